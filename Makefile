@@ -1,0 +1,52 @@
+# Two commands on a fresh machine: `make run` and `make test`. Everything else is below.
+SHELL := /bin/sh
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+STAMP := $(VENV)/.installed
+BENCH_STAMP := $(VENV)/.installed-bench
+OUT ?= runs/main-job
+export FLWR_TELEMETRY_ENABLED := 0
+export FLWR_DISABLE_UPDATE_CHECK := 1
+export RAY_USAGE_STATS_ENABLED := 0
+
+.PHONY: run test check bench format clean help install
+.DEFAULT_GOAL := help
+
+help: ## list the targets
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-14s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+
+run: $(STAMP) ## set up, then run the main job on bundled data (OUT=folder)
+	@rm -rf "$(OUT)"
+	$(BIN)/fedmuon run --out "$(OUT)"
+
+test: $(STAMP) ## set up, then run the tests
+	$(BIN)/python -m pytest -n 2
+
+check: $(STAMP) ## format, lint, types and import rules
+	$(BIN)/ruff format --check .
+	$(BIN)/ruff check .
+	$(BIN)/pyright
+	$(BIN)/python -m pytest -q tests/test_house.py
+
+format: $(STAMP) ## format and fix what can be fixed
+	$(BIN)/ruff format .
+	$(BIN)/ruff check --fix .
+
+bench: $(BENCH_STAMP) ## side by side with Flower and pfl-research: ratios
+	$(BIN)/python -m benchmarks.rounds
+
+install: $(STAMP) ## set up only
+
+clean: ## remove the environment, caches and runs
+	rm -rf $(VENV) runs dist build .pytest_cache .ruff_cache .hypothesis
+	find . -name __pycache__ -type d -prune -exec rm -rf {} +
+
+$(STAMP): pyproject.toml constraints.txt
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/pip install --quiet --constraint constraints.txt --editable '.[dev]'
+	@touch $@
+
+$(BENCH_STAMP): $(STAMP)
+	$(BIN)/pip install --quiet --constraint constraints.txt --editable '.[bench]'
+	@touch $@

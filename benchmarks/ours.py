@@ -1,0 +1,130 @@
+"""The benchmark's work on the embedded engine, in a process of its own.
+
+    python -m benchmarks.ours WORK.npz OUT.npz --stack S --dtype float32
+
+A stack of S replicas is a piece of suite A1: 20 pairs (eta, lambda), each with one run and its
+neighbours, sharing data, schedule and start. S = 1 is one ordinary run.
+"""
+
+import argparse
+import json
+import time
+
+import numpy as np
+import torch
+from fedmuon.data.neighbours import Neighbours
+
+from fedmuon.config import Config, parse
+from fedmuon.federated import setup
+from fedmuon.federated.aggregate import begin
+from fedmuon.federated.plan import Plan
+from fedmuon.federated.shards import Shards
+from fedmuon.federated.simulate import Experiment, rounds
+from fedmuon.gemm import fastest, rate, supported
+from fedmuon.tasks.base import Batch
+from fedmuon.tasks.matrix import MatrixTask
+from fedmuon.transforms.recipes import build
+
+
+def config(dtype: str, seed: int = 0) -> Config:
+    """N = 20, K = 5, R = 50, E = 1, full batch, 784 x 10, 20,000 samples (001, Table 1)."""
+    return parse(
+        {
+            "data": {"name": "fashion-mnist", "train": 20000, "test": 5000},
+            "federation": {"seed": seed},
+            "engine": {"dtype": dtype, "device": "cpu", "kernel": "auto"},
+        }
+    )
+
+
+def grid(stack: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """eta and lambda per replica: the 20 pairs of A1 in turn; the first is the peers' pair."""
+    etas, lambdas = (0.01, 0.005, 0.03, 0.05), (1e-1, 1e-3, 3e-3, 1e-2, 3e-2)
+    pairs = [(eta, lam) for eta in etas for lam in lambdas]
+    chosen = [pairs[(s // 11) % 20] for s in range(stack)]
+    return torch.tensor([eta for eta, _ in chosen]), torch.tensor([lam for _, lam in chosen])
+
+
+def neighbours(work: dict[str, np.ndarray], order: np.ndarray, stack: int) -> Neighbours:
+    """Every eleventh replica is a base run; the others replace one sample by another's copy."""
+    rng, rows = np.random.default_rng(1), len(order)
+    client = work["client"][order].astype(np.int64)
+    chosen, copied = rng.integers(rows, size=stack), rng.integers(rows, size=stack)
+    first = np.searchsorted(client, client[chosen])
+    changed = np.arange(stack) % 11 != 0
+    inputs = np.where(changed[:, None], work["inputs"][order][copied], 0).astype(np.float64)
+    return Neighbours(
+        client=np.where(changed, client[chosen], -1),
+        position=np.where(changed, chosen - first, -1),
+        replacement=np.where(changed, order[copied], -1),
+        inputs=inputs,
+        labels=work["labels"][order][copied],
+    )
+
+
+def experiment(work: dict[str, np.ndarray], stack: int, dtype: str, kernel: str) -> Experiment:
+    """The work file's experiment for S replicas."""
+    table, order = config(dtype), np.argsort(work["client"], kind="stable")
+    kind, device = setup.DTYPES[dtype], torch.device("cpu")
+    labels = torch.from_numpy(work["labels"][order])
+    clients = int(work["client"].max()) + 1
+    offsets = np.concatenate([[0], np.cumsum(np.bincount(work["client"], minlength=clients))])
+    inputs = torch.from_numpy(work["inputs"][order]).to(kind)
+    shards = Shards(
+        inputs,
+        labels,
+        offsets,
+        Batch(inputs[:1], labels[:1]),
+        neighbours(work, order, stack) if stack > 1 else None,
+    )
+    lr, lam = grid(stack) if stack > 1 else (None, None)
+    recipe = build(table.local, table.orthogonalizer, lr, lam)
+    task = MatrixTask(784, 10, kind, device, kernel)
+    schedule = work["schedule"]
+    plan = Plan(0, clients, schedule.shape[1], len(schedule), fixed=schedule)
+    return Experiment(recipe, task, plan, shards)
+
+
+def main() -> None:
+    """Run, and print one JSON line."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("work")
+    parser.add_argument("out")
+    parser.add_argument("--stack", type=int, default=1)
+    parser.add_argument("--dtype", default="float32")
+    asked = parser.parse_args()
+    with np.load(asked.work) as file:
+        work = {name: file[name] for name in file.files}
+    kind, device = setup.DTYPES[asked.dtype], torch.device("cpu")
+    kernel = fastest(10 * asked.stack, 784, 1000, kind, device) if asked.stack > 1 else "torch"
+    best = max(rate(name, 4096, 4096, 4096, kind, device, 2) for name in supported(kind, device))
+    what = experiment(work, asked.stack, asked.dtype, kernel)
+    state = begin(what.recipe, what.task, 0, asked.stack)
+    start_model = torch.from_numpy(work["x0"]).to(kind).T.contiguous().repeat(asked.stack, 1, 1).mT
+    state = type(state)(0, {"weight": start_model}, state.states)
+    start = time.perf_counter()
+    for finished in rounds(what, state):
+        state = finished.state
+    seconds = time.perf_counter() - start
+    np.savez(asked.out, x=state.params["weight"][0].numpy(), seconds=seconds)
+    samples = sum(what.shards[int(i)].size for i in work["schedule"].ravel())
+    flops = 2 * 2 * 7840.0 * samples * asked.stack
+    print(
+        json.dumps(
+            {
+                "peer": "fedmuon",
+                "stack": asked.stack,
+                "dtype": asked.dtype,
+                "kernel": kernel,
+                "seconds": seconds,
+                "seconds_per_trajectory": seconds / asked.stack,
+                "gflops": flops / seconds / 1e9,
+                "best_gflops": best / 1e9,
+                "share": flops / seconds / best,
+            }
+        )
+    )
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,93 @@
+"""FedMuon as a plain Flower app: a ServerApp over the message API, on the Ray simulation backend.
+
+    python flower_app.py WORK.npz OUT.npz
+
+Twenty supernodes, one CPU per client, Flower's defaults for everything else. Node ids are
+random, so the server asks each node once for its partition before the clock starts; that also
+starts the workers, which is in Flower's favour.
+"""
+
+from __future__ import annotations
+
+import os
+
+# Read at import: nothing here may call home or measure the network.
+os.environ["FLWR_TELEMETRY_ENABLED"] = "0"
+os.environ["FLWR_DISABLE_UPDATE_CHECK"] = "1"
+os.environ["RAY_USAGE_STATS_ENABLED"] = "0"
+
+from collections.abc import Iterable
+from time import perf_counter, sleep
+
+import torch
+from flower_client import app as client_app
+from flwr.app import ArrayRecord, ConfigRecord, Context, Message, MessageType, RecordDict
+from flwr.serverapp import Grid, ServerApp
+from flwr.simulation import run_simulation
+from torch import Tensor
+from work import Work, load_work, paths, report
+
+
+def exchange(grid: Grid, nodes: Iterable[int], kind: str, records: dict) -> list[Message]:
+    """Send the same records to these nodes and wait for all replies; an error reply raises."""
+    outgoing = [Message(RecordDict(records), dst_node_id=node, message_type=kind) for node in nodes]
+    replies = list(grid.send_and_receive(outgoing))
+    for reply in replies:
+        if reply.has_error():
+            raise RuntimeError(reply.error.reason)
+    return replies
+
+
+def node_of_partition(grid: Grid, clients: int, config: ConfigRecord) -> dict[int, int]:
+    """Wait for all nodes, then ask each for its partition."""
+    while len(nodes := list(grid.get_node_ids())) < clients:
+        sleep(0.1)
+    replies = exchange(grid, nodes, MessageType.QUERY, {"config": config})
+    return {
+        int(reply.content.config_records["node"]["partition"]): reply.metadata.src_node_id  # type: ignore[arg-type]
+        for reply in replies
+    }
+
+
+def average(replies: list[Message]) -> dict[str, Tensor]:
+    """Mean of X and of M over the replies, weight 1/K each."""
+    states = [reply.content.array_records["arrays"].to_torch_state_dict() for reply in replies]
+    return {key: torch.stack([state[key] for state in states]).mean(dim=0) for key in states[0]}
+
+
+def serve(grid: Grid, work: Work, config: ConfigRecord) -> tuple[Tensor, list[float]]:
+    """Run every round of the schedule; final X [d, c] and R + 1 clock readings."""
+    node = node_of_partition(grid, work.clients, config)
+    weight = torch.from_numpy(work.x0.T.copy())
+    state = {"weight": weight, "momentum": torch.zeros_like(weight)}
+    stamps = [perf_counter()]
+    for chosen in work.schedule.tolist():
+        records = {"arrays": ArrayRecord(state), "config": config}
+        nodes = [node[client] for client in chosen]
+        state = average(exchange(grid, nodes, MessageType.TRAIN, records))
+        stamps.append(perf_counter())
+    return state["weight"].T, stamps
+
+
+def main() -> None:
+    """Simulate the work file's trajectory and report it."""
+    path, out = paths("usage: flower_app.py WORK.npz OUT.npz")
+    work = load_work(path)
+    config = ConfigRecord({"work": path, "lr": work.lr, "lam": work.lam, "beta": work.beta})
+    server_app = ServerApp()
+
+    @server_app.main()
+    def run(grid: Grid, context: Context) -> None:
+        x, stamps = serve(grid, work, config)
+        report("flower", out, x.numpy(), stamps)
+
+    run_simulation(
+        server_app=server_app,
+        client_app=client_app,
+        num_supernodes=work.clients,
+        backend_config={"client_resources": {"num_cpus": 1, "num_gpus": 0.0}},
+    )
+
+
+if __name__ == "__main__":
+    main()

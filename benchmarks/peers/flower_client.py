@@ -1,0 +1,63 @@
+"""The ClientApp of the plain Flower peer, as a Flower user would write it in PyTorch.
+
+It lives in its own module, like `client_app.py` in Flower's quickstart: the worker processes
+import it by name, so what `partitions` caches survives from one message to the next. X and M
+travel transposed, [c, d], the shape of the weight of a `torch.nn.Linear`.
+"""
+
+from __future__ import annotations
+
+from functools import cache
+
+import torch
+from flwr.app import ArrayRecord, ConfigRecord, Context, Message, MetricRecord, RecordDict
+from flwr.clientapp import ClientApp
+from torch import Tensor
+from torch.nn.functional import linear
+from work import load_work
+
+app = ClientApp()
+
+
+@cache
+def partitions(path: str) -> list[tuple[Tensor, Tensor]]:
+    """Inputs [n_i, d] and labels [n_i] of every client, read once per worker process."""
+    work = load_work(path)
+    rows = (work.rows(client) for client in range(work.clients))
+    return [(torch.from_numpy(inputs), torch.from_numpy(labels)) for inputs, labels in rows]
+
+
+def smoothed_polar(m: Tensor, lam: float) -> Tensor:
+    """(m mᵀ + λI)^(-1/2) m of a wide m [c, d], through its c × c Gram matrix."""
+    eigenvalues, vectors = torch.linalg.eigh(m @ m.T)
+    scale = torch.rsqrt(eigenvalues.clamp(min=0) + lam)
+    return (vectors * scale) @ vectors.T @ m
+
+
+@app.query()
+def query(message: Message, context: Context) -> Message:
+    """Tell the server which partition this node holds, and read the data meanwhile."""
+    partitions(str(message.content.config_records["config"]["work"]))
+    partition = int(context.node_config["partition-id"])
+    content = RecordDict({"node": ConfigRecord({"partition": partition})})
+    return Message(content, reply_to=message)
+
+
+@app.train()
+def train(message: Message, context: Context) -> Message:
+    """One full-batch FedMuon step from the server's X and M; replies with the client's own."""
+    config = message.content.config_records["config"]
+    lr, lam, beta = (float(config[key]) for key in ("lr", "lam", "beta"))  # type: ignore[arg-type]
+    inputs, labels = partitions(str(config["work"]))[int(context.node_config["partition-id"])]
+    state = message.content.array_records["arrays"].to_torch_state_dict()
+    weight = state["weight"].requires_grad_()
+    p = torch.softmax(linear(inputs, weight), dim=1)
+    loss = 1 - p.gather(1, labels[:, None]).mean()
+    loss.backward()
+    assert weight.grad is not None
+    with torch.no_grad():
+        momentum = beta * state["momentum"] + (1 - beta) * weight.grad
+        weight = weight - lr * smoothed_polar(momentum, lam)
+    arrays = ArrayRecord({"weight": weight, "momentum": momentum})
+    metrics = MetricRecord({"train_loss": loss.item(), "num-examples": len(labels)})
+    return Message(RecordDict({"arrays": arrays, "metrics": metrics}), reply_to=message)

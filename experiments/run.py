@@ -1,0 +1,38 @@
+"""`fedmuon run`: one experiment on the engine that its config names."""
+
+from pathlib import Path
+
+from fedmuon import config as tables
+from fedmuon.config import Config
+from fedmuon.errors import InputError
+from fedmuon.federated import setup
+from fedmuon.federated.simulate import rounds
+from fedmuon.run import Begin, Watch, drive, prepare
+from fedmuon.storage import Record
+
+
+def execute(
+    config: Config | None,
+    out: Path,
+    resume: bool = False,
+    watch: Watch = lambda record: None,
+    begun: Begin = lambda done, total: None,
+) -> Record:
+    """Run, or go on with, the experiment in `out`; returns its summary."""
+    config = _agreed(config, out) if resume else (config or Config())
+    prepared = prepare(setup.resolve(config), out, resume)
+    return drive(prepared, rounds, watch, begun)
+
+
+def _agreed(config: Config | None, out: Path) -> Config:
+    """The config of the run to resume; one that is given must say the same."""
+    file = out / "config.toml"
+    if not file.exists():
+        return config or Config()
+    held = tables.load(file)
+    if config is not None and setup.resolve(config) != held:
+        raise InputError(
+            f"{file} is another experiment than the config given: leave the config out to resume "
+            "it, or choose another folder with --out"
+        )
+    return held

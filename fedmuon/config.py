@@ -1,0 +1,241 @@
+"""An experiment as frozen typed tables: TOML <-> tables <-> Flower's flat run config.
+
+Tables hold scalars only, because Flower's run config has no lists: a coefficient schedule is named.
+Whatever is wrong is refused in one sentence that names the key and the mend.
+"""
+
+import difflib
+import tomllib
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+import tomli_w
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+from pydantic_core import ErrorDetails
+
+from fedmuon.errors import InputError
+from fedmuon.orthogonalize.coefficients import schedule
+
+Scalar = str | int | float | bool
+Count = Annotated[int, Field(ge=1)]
+Natural = Annotated[int, Field(ge=0)]
+Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
+Share = Annotated[float, Field(ge=0, le=1)]
+
+SourceName = Literal["synthetic", "digits", "mnist5k", "fashion-mnist", "mnist", "cifar10", "idx"]
+Recipe = Literal["fedavg", "fedavgm", "local-muon", "fedmuon", "fedmuon-aligned"]
+Orthogonalizer = Literal[
+    "smoothed-polar",
+    "newton-schulz",
+    "gaussian-smoothed-sign",
+    "exact-sign",
+    "clipped-sign",
+    "randomized-polar",
+]
+
+
+class Table(BaseModel):
+    """A table: keys are kebab-case in files; unknown keys and silent conversions are refused."""
+
+    model_config = ConfigDict(
+        extra="forbid",
+        frozen=True,
+        strict=True,
+        populate_by_name=True,
+        alias_generator=lambda name: name.rstrip("_").replace("_", "-"),
+    )
+
+
+class Data(Table):
+    """Which samples, and how unevenly their labels fall on the clients."""
+
+    name: SourceName = "mnist5k"
+    train: Count = 4000
+    test: Count = 1000
+    alpha: Annotated[float, Field(gt=0)] = 0.5  # Dirichlet concentration; inf is an even split
+    minimum: Count = 10  # samples that every client is guaranteed
+    normalize: Literal["unit", "ball"] = "unit"
+    folder: str = ""  # where the files of a local source are, if not in its usual place
+    dimension: Count = 20  # of `synthetic`
+    classes: Annotated[int, Field(ge=2)] = 4  # of `synthetic`
+
+
+class Federation(Table):
+    """N clients, K of them a round, R rounds (001, Algorithm 1)."""
+
+    clients: Count = 20
+    per_round: Count = 5
+    rounds: Count = 50
+    weights: Literal["size", "uniform"] = "size"  # p_i = n_i / n, or 1 / N
+    seed: Natural = 0
+
+
+class TaskTable(Table):
+    """What is learned: `matrix` is the classifier whose constants are proved."""
+
+    name: Literal["matrix"] = "matrix"
+
+
+class Local(Table):
+    """A client's round: E steps of a named chain."""
+
+    recipe: Recipe = "fedmuon"
+    steps: Count = 1
+    batch: Natural = 0  # 0 is the full batch
+    lr: Positive = 0.01
+    momentum: Annotated[float, Field(ge=0, lt=1)] = 0.9  # beta, the memory coefficient
+    alignment: Share = 0.5  # alpha of 001 Remark 3.2
+    server_momentum: Annotated[float, Field(ge=0, lt=1)] = 0.9  # of fedavgm
+
+
+class OrthogonalizerTable(Table):
+    """The map Orth and its parameters; each map reads its own."""
+
+    name: Orthogonalizer = "smoothed-polar"
+    lambda_: Positive = 0.1
+    steps: Natural = 5
+    coefficients: str = "cubic"
+    eps: Positive = 1e-7
+    normalization: Literal["plus", "max", "unit"] = "plus"
+    sigma: Positive = 0.01
+    gamma: Positive = 0.1
+    rank: Count = 5
+    oversample: Natural = 2
+    power: Natural = 1
+    sketch: Literal["gaussian", "kaczmarz"] = "gaussian"
+
+
+class Engine(Table):
+    """Where the arithmetic happens. `kernel = auto` measures the GEMM kernels of this machine."""
+
+    name: Literal["inline"] = "inline"
+    dtype: Literal["float32", "float64"] = "float32"
+    device: str = "auto"
+    kernel: Literal["torch", "channels-last", "numpy", "auto"] = "torch"
+
+
+class Output(Table):
+    """How often a run looks at itself, in rounds; the last round always counts."""
+
+    evaluate_every: Count = 10
+    checkpoint_every: Count = 10
+
+
+class Config(Table):
+    """The whole experiment."""
+
+    data: Data = Data()
+    federation: Federation = Federation()
+    task: TaskTable = TaskTable()
+    local: Local = Local()
+    orthogonalizer: OrthogonalizerTable = OrthogonalizerTable()
+    engine: Engine = Engine()
+    output: Output = Output()
+
+    @model_validator(mode="after")
+    def _possible(self) -> "Config":
+        for problem in _impossible(self):
+            raise ValueError(problem)
+        return self
+
+
+def _impossible(config: Config) -> list[str]:
+    data, federation = config.data, config.federation
+    problems = []
+    if federation.per_round > federation.clients:
+        problems.append(
+            f"[federation] per-round = {federation.per_round} exceeds clients = "
+            f"{federation.clients}: sample at most as many clients as there are"
+        )
+    if federation.clients * data.minimum > data.train:
+        problems.append(
+            f"[data] train = {data.train} cannot give {federation.clients} clients minimum = "
+            f"{data.minimum} samples each: raise train, or lower minimum or [federation] clients"
+        )
+    try:
+        schedule(config.orthogonalizer.coefficients, config.orthogonalizer.steps)
+    except ValueError as error:
+        problems.append(f"[orthogonalizer] coefficients: {error}")
+    return problems
+
+
+def parse(tables: Mapping[str, Any]) -> Config:
+    """Nested tables -> Config, or InputError with one sentence."""
+    try:
+        return Config.model_validate(dict(tables))
+    except ValidationError as error:
+        raise InputError(_sentence(error.errors(include_url=False)[0])) from None
+
+
+def load(path: Path | None, overrides: list[str] | tuple[str, ...] = ()) -> Config:
+    """The TOML file at `path` (or the defaults), with `table.key=value` overrides applied."""
+    tables = _read(path) if path else {}
+    for override in overrides:
+        table, key, value = _override(override)
+        section = tables.setdefault(table, {})
+        if not isinstance(section, dict):
+            raise InputError(f"{table} must be a table in {path}: write [{table}] above its keys")
+        section[key] = value
+    return parse(tables)
+
+
+def dump(config: Config) -> str:
+    """Config -> TOML text, every key resolved."""
+    return tomli_w.dumps(config.model_dump(by_alias=True))
+
+
+def flatten(config: Config) -> dict[str, Scalar]:
+    """Config -> Flower's flat run config, keys `table.key`."""
+    tables = config.model_dump(by_alias=True)
+    return {
+        f"{table}.{key}": value for table, keys in tables.items() for key, value in keys.items()
+    }
+
+
+def unflatten(flat: Mapping[str, Scalar]) -> Config:
+    """Flower's flat run config -> Config."""
+    tables: dict[str, dict[str, Scalar]] = {}
+    for name, value in flat.items():
+        table, _, key = name.partition(".")
+        tables.setdefault(table, {})[key] = value
+    return parse(tables)
+
+
+def _read(path: Path) -> dict[str, Any]:
+    try:
+        return tomllib.loads(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise InputError(
+            f"cannot read the config {path} ({error.strerror}): check the path"
+        ) from None
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise InputError(f"{path} is not valid TOML ({error}): mend that line") from None
+
+
+def _override(text: str) -> tuple[str, str, Scalar]:
+    name, equals, value = text.partition("=")
+    table, dot, key = name.strip().partition(".")
+    if not (equals and dot and table and key):
+        raise InputError(f"--set {text!r} is not table.key=value, for example local.lr=0.02")
+    try:
+        return table, key, tomllib.loads(f"value = {value.strip()}")["value"]
+    except tomllib.TOMLDecodeError:
+        return table, key, value.strip()  # a bare word is a string
+
+
+def _sentence(error: ErrorDetails) -> str:
+    place, given = [str(part) for part in error["loc"]], error.get("input")
+    name = f"[{place[0]}] {' '.join(place[1:])}".strip() if place else "config"
+    if error["type"] == "extra_forbidden":
+        return f"unknown key {name}: {_suggestion(place)}"
+    if error["type"] == "value_error":
+        return str(error["ctx"]["error"]) if "ctx" in error else error["msg"]
+    return f"{name} = {given!r} is refused: {error['msg'][0].lower()}{error['msg'][1:]}"
+
+
+def _suggestion(place: list[str]) -> str:
+    tables = Config().model_dump(by_alias=True)
+    known = list(tables if len(place) == 1 else tables[place[0]])
+    close = difflib.get_close_matches(place[-1], known, n=1)
+    return f"did you mean {close[0]}?" if close else f"known here are {', '.join(known)}"

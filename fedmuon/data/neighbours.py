@@ -1,0 +1,102 @@
+"""Replace-one neighbours: data sets that differ from the base in one sample of one client.
+
+A neighbour is three numbers and one row, so hundreds of them travel beside one copy of the data.
+"""
+
+import dataclasses
+from dataclasses import dataclass
+
+import numpy as np
+
+from fedmuon.data.federated import FederatedData
+from fedmuon.data.source import Source, unit_rows
+from fedmuon.errors import InputError
+from fedmuon.randomness import Draw, generator
+
+
+@dataclass(frozen=True)
+class Neighbours:
+    """S data sets; number s has, as client[s]'s sample position[s], the source's replacement[s].
+
+    `client`, `position`, `replacement` and `labels` are [S] int64, `inputs` is [S, d]. An unchanged
+    data set has client, position and replacement -1, and a row and a label of zeros.
+    """
+
+    client: np.ndarray
+    position: np.ndarray
+    replacement: np.ndarray
+    inputs: np.ndarray
+    labels: np.ndarray
+
+
+@dataclass(frozen=True)
+class _Pool:
+    """Held-out samples by label: those of label y are index[starts[y]:starts[y + 1]]."""
+
+    index: np.ndarray
+    starts: np.ndarray
+
+    @classmethod
+    def of(cls, index: np.ndarray, source: Source) -> "_Pool":
+        labels = source.labels[index]
+        order = np.argsort(labels, kind="stable")
+        starts = np.searchsorted(labels[order], np.arange(source.classes + 1))
+        return cls(index[order], starts)
+
+    def __getitem__(self, label: int) -> np.ndarray:
+        return self.index[self.starts[label] : self.starts[label + 1]]
+
+
+def draw_neighbours(
+    data: FederatedData, source: Source, trials: int, seed: int, normalize: str = "unit"
+) -> Neighbours:
+    """The unchanged data set, then one neighbour per trial: S = trials + 1.
+
+    Trial t draws the sample to replace uniformly from all n, a label from the same client's own
+    labels, and a held-out sample of that label: one that is neither train nor test, or a test
+    sample where no such sample has the label. It is a function of (seed, t), not of `trials`.
+    """
+    pools = _pools(data, source)
+    drawn = [_draw(data, pools, generator(seed, Draw.NEIGHBOUR, round=t)) for t in range(trials)]
+    client, position, replacement = np.array([(-1, -1, -1), *drawn], np.int64).T
+    inputs = np.zeros((len(client), data.inputs.shape[1]))
+    inputs[1:] = unit_rows(source.inputs[replacement[1:]], normalize)
+    labels = np.zeros(len(client), np.int64)
+    labels[1:] = source.labels[replacement[1:]]
+    return Neighbours(client.copy(), position.copy(), replacement.copy(), inputs, labels)
+
+
+def replace(data: FederatedData, neighbours: Neighbours, s: int) -> FederatedData:
+    """Neighbour s as an ordinary data set, a copy of its own."""
+    inputs, labels, train_index = data.inputs.copy(), data.labels.copy(), data.train_index.copy()
+    if neighbours.client[s] >= 0:
+        row = data.offsets[neighbours.client[s]] + neighbours.position[s]
+        inputs[row], labels[row] = neighbours.inputs[s], neighbours.labels[s]
+        train_index[data.order[row]] = neighbours.replacement[s]
+    return dataclasses.replace(data, inputs=inputs, labels=labels, train_index=train_index)
+
+
+def _pools(data: FederatedData, source: Source) -> tuple[_Pool, _Pool]:
+    """Samples in neither part, and test samples: no pool holds a train sample, so a replacement is
+    never the sample that it replaces."""
+    unused = np.ones(len(source.labels), bool)
+    unused[data.train_index] = unused[data.test_index] = False
+    return _Pool.of(np.flatnonzero(unused), source), _Pool.of(np.sort(data.test_index), source)
+
+
+def _draw(
+    data: FederatedData, pools: tuple[_Pool, _Pool], rng: np.random.Generator
+) -> tuple[int, int, int]:
+    """(client, position, replacement) of one trial."""
+    row = int(rng.integers(len(data.labels)))
+    client = int(np.searchsorted(data.offsets, row, side="right")) - 1
+    start, stop = int(data.offsets[client]), int(data.offsets[client + 1])
+    label = int(data.labels[rng.integers(start, stop)])
+    for pool in pools:
+        candidates = pool[label]
+        if len(candidates):
+            return client, row - start, int(candidates[rng.integers(len(candidates))])
+    raise InputError(
+        f"no held-out sample has label {label}, so none can replace a sample of client {client}: "
+        "lower [data] train so that samples of every label remain"
+    )

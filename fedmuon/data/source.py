@@ -1,0 +1,101 @@
+"""What a source of samples is, and the map that every single sample passes through."""
+
+import math
+from dataclasses import dataclass
+
+import numpy as np
+
+from fedmuon.errors import InputError
+
+NORMALIZATIONS = ("unit", "ball")
+CHUNK = 512  # rows mapped at once: temporaries stay in cache, and small beside the result
+
+
+@dataclass(frozen=True)
+class Source:
+    """Labelled samples in the source's order, as they were stored.
+
+    `inputs` [n, ...] keeps its native shape and type, `labels` [n] int64 lie in [0, classes);
+    samples from `official_test` on are the source's own test part, if it has one.
+    """
+
+    name: str
+    inputs: np.ndarray
+    labels: np.ndarray
+    classes: int
+    official_test: int | None
+    where: str
+
+    def __post_init__(self) -> None:
+        """Refuse samples that no run could use."""
+        problem = self._wrong_shape() or self._wrong_label() or self._wrong_value()
+        if problem:
+            raise InputError(f"{self.name} ({self.where}) {problem}")
+
+    def _wrong_shape(self) -> str:
+        samples, labels = self.inputs.shape, self.labels.shape
+        if self.inputs.ndim < 2 or self.labels.ndim != 1 or samples[0] != labels[0]:
+            return (
+                f"has inputs of shape {samples} but labels of shape {labels}: "
+                "give one label for each sample"
+            )
+        if 0 in samples:
+            return f"holds no values, its inputs have shape {samples}: give it samples"
+        return ""
+
+    def _wrong_label(self) -> str:
+        low, high = int(self.labels.min()), int(self.labels.max())
+        if low >= 0 and high < self.classes:
+            return ""
+        return f"has labels from {low} to {high}: relabel them 0 to {self.classes - 1}"
+
+    def _wrong_value(self) -> str:
+        if self.inputs.dtype.kind not in "uif":
+            return f"holds values of type {self.inputs.dtype}: convert them to real numbers"
+        if self.inputs.dtype.kind != "f":
+            return ""
+        finite = np.isfinite(self.inputs).all(axis=tuple(range(1, self.inputs.ndim)))
+        if finite.all():
+            return ""
+        return f"holds NaN or infinity in sample {int(finite.argmin())}: mend or remove it"
+
+
+def unit_rows(raw: np.ndarray, normalize: str = "unit") -> np.ndarray:
+    """Raw samples [m, ...] -> [m, d] float64 with ||u||_2 <= 1, each row mapped on its own.
+
+    `unit` is u / ||u||_2 (zero stays zero), `ball` is u / max(1, ||u||_2). uint8 images are
+    divided by 255 first. A scale taken from many samples would let one replaced sample move all
+    the others, and a replace-one neighbour would then differ in more than one row.
+    """
+    if normalize not in NORMALIZATIONS:
+        raise InputError(
+            f"[data] normalize = '{normalize}' is unknown: use {' or '.join(NORMALIZATIONS)}"
+        )
+    rows = raw.reshape(len(raw), math.prod(raw.shape[1:]))
+    mapped = np.empty(rows.shape)
+    for start in range(0, len(rows), CHUNK):
+        part = slice(start, start + CHUNK)
+        mapped[part] = _inside(rows[part], normalize)
+    return mapped
+
+
+def _inside(rows: np.ndarray, normalize: str) -> np.ndarray:
+    """Rows [m, d] moved into the ball, so that ||u||_2 <= 1 is true of the doubles returned.
+
+    A sum of d squares in any order, its root and the divisions by it err by less than
+    (d/2 + 4) 2^-53 in relative terms: dividing by a norm enlarged by twice that is enough.
+    """
+    u = rows.astype(np.float64)
+    if rows.dtype == np.uint8:
+        u /= 255
+    # Scaled by a power of two, which is exact: squares of 1e200 or 1e-200 would be lost.
+    _, exponent = np.frexp(np.abs(u).max(axis=1, keepdims=True))
+    scale = np.ldexp(1.0, exponent - 1)
+    scaled = u / scale
+    norm = np.sqrt(np.einsum("nd,nd->n", scaled, scaled))[:, None]
+    norm *= 1 + (u.shape[1] + 8) * 2.0**-53
+    if normalize == "ball":
+        with np.errstate(over="ignore"):
+            outside = norm * scale > 1
+        return np.where(outside, scaled / np.maximum(norm, 1), u)
+    return np.divide(scaled, norm, out=scaled, where=norm > 0)

@@ -1,0 +1,42 @@
+"""Risks of a stack of models: the empirical risk F-hat, and the risk on held-out samples."""
+
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from fedmuon.tasks.base import Batch, Params, Task
+
+CHUNK = 1 << 24  # logits held at once
+
+
+@dataclass(frozen=True)
+class Risk:
+    """Weighted mean loss and accuracy, each [S] in float64."""
+
+    loss: np.ndarray
+    accuracy: np.ndarray
+
+
+def risk(
+    task: Task, params: Params, inputs: Tensor, labels: Tensor, weights: Tensor | None = None
+) -> Risk:
+    """Means over samples, weighted by `weights` [n] that sum to 1; None is the plain mean."""
+    rows = len(labels)
+    if weights is None:
+        weights = torch.full((rows,), 1 / rows, dtype=torch.float64, device=labels.device)
+    stack = len(next(iter(params.values())))
+    step = max(1, CHUNK // (16 * stack))
+    loss, right = torch.zeros(2, stack, dtype=torch.float64, device=labels.device)
+    for start in range(0, rows, step):
+        part = slice(start, start + step)
+        losses, correct = task.losses(params, Batch(inputs[part], labels[part]))
+        loss += losses.double() @ weights[part]
+        right += correct.double() @ weights[part]
+    return Risk(loss.cpu().numpy(), right.cpu().numpy())
+
+
+def sample_weights(sizes: np.ndarray, client_weights: np.ndarray) -> Tensor:
+    """w_ij = p_i / n_i for samples sorted by client, shape [n] (001, section 3)."""
+    return torch.from_numpy(np.repeat(client_weights / sizes, sizes))

@@ -1,0 +1,50 @@
+"""All data-independent randomness of a run (001, Assumption 4.2), a function of its seed."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+
+import numpy as np
+
+from fedmuon.randomness import Draw, generator
+
+
+@dataclass(frozen=True)
+class Plan:
+    """Who takes part when, and what every draw of a run will be."""
+
+    seed: int
+    clients: int
+    per_round: int
+    rounds: int
+    steps: int = 1
+    batch: int = 0  # 0 is the full batch
+    fixed: np.ndarray | None = None  # a schedule [R, K] given in advance instead of drawn
+
+    def participants(self, round: int) -> np.ndarray:
+        """C_r [K], sorted: K of N uniformly without replacement, in memory O(K)."""
+        if self.fixed is not None:
+            return np.sort(self.fixed[round])
+        rng = generator(self.seed, Draw.SCHEDULE, round=round)
+        return np.sort(rng.choice(self.clients, self.per_round, replace=False))
+
+    def schedule(self) -> np.ndarray:
+        """All rounds' participants [R, K]."""
+        return np.stack([self.participants(round) for round in range(self.rounds)])
+
+    def rows(self, round: int, client: int, step: int, size: int) -> np.ndarray | None:
+        """The mini-batch's rows of the client's data [b], without replacement; None is all."""
+        if self.batch == 0 or self.batch >= size:
+            return None
+        rng = generator(self.seed, Draw.BATCH, round=round, client=client, step=step)
+        return rng.choice(size, self.batch, replace=False)
+
+    def draws(self, round: int, client: int, step: int) -> Callable[..., np.random.Generator]:
+        """draw(what, block=...) for one local step."""
+        return partial(_draw, self.seed, round, client, step)
+
+
+def _draw(
+    seed: int, round: int, client: int, step: int, what: Draw, block: int = 0
+) -> np.random.Generator:
+    return generator(seed, what, round=round, client=client, step=step, block=block)

@@ -1,0 +1,115 @@
+"""From a config to an experiment: the one place where tables become objects, for every engine."""
+
+import torch
+
+from fedmuon.config import Config
+from fedmuon.data.federated import FederatedData, federate
+from fedmuon.data.neighbours import Neighbours
+from fedmuon.data.partition import dirichlet_partition
+from fedmuon.data.sources import Source, read
+from fedmuon.data.split import split
+from fedmuon.errors import InputError
+from fedmuon.federated.plan import Plan
+from fedmuon.federated.shards import Shards
+from fedmuon.federated.simulate import Experiment
+from fedmuon.gemm import fastest, supported
+from fedmuon.randomness import Draw, generator
+from fedmuon.tasks.matrix import MatrixTask
+from fedmuon.transforms.base import Number
+from fedmuon.transforms.recipes import build
+
+DTYPES = {"float32": torch.float32, "float64": torch.float64}
+
+
+def source(config: Config) -> Source:
+    """The configured source, read whole."""
+    table, options = config.data, {}
+    if table.folder:
+        options["folder"] = table.folder
+    if table.name == "synthetic":
+        options = {
+            "n": table.train + table.test,
+            "dimension": table.dimension,
+            "classes": table.classes,
+            "seed": config.federation.seed,
+        }
+    return read(table.name, **options)
+
+
+def federated_data(config: Config, samples: Source) -> FederatedData:
+    """Train and test samples drawn from the source, the train samples dealt to the clients."""
+    table, federation = config.data, config.federation
+    train, test = split(
+        samples.labels, samples.official_test, table.train, table.test, federation.seed
+    )
+    rng = generator(federation.seed, Draw.PARTITION)
+    client = dirichlet_partition(
+        samples.labels[train], federation.clients, table.alpha, table.minimum, rng
+    )
+    return federate(samples, train, client, test, table.normalize)
+
+
+def plan(config: Config) -> Plan:
+    """The run's randomness."""
+    federation, local = config.federation, config.local
+    return Plan(
+        federation.seed,
+        federation.clients,
+        federation.per_round,
+        federation.rounds,
+        local.steps,
+        local.batch,
+    )
+
+
+def task(config: Config, dimension: int, classes: int) -> MatrixTask:
+    """The configured task in the run's precision, on its device, with its kernel."""
+    engine = config.engine
+    return MatrixTask(
+        dimension, classes, DTYPES[engine.dtype], torch.device(engine.device), engine.kernel
+    )
+
+
+def experiment(
+    config: Config,
+    data: FederatedData,
+    classes: int,
+    neighbours: Neighbours | None = None,
+    lr: Number | None = None,
+    regularization: Number | None = None,
+) -> Experiment:
+    """Recipe, task, plan and shards of a resolved config; per-replica lr and lambda if given."""
+    what = task(config, data.inputs.shape[1], classes)
+    return Experiment(
+        build(config.local, config.orthogonalizer, lr, regularization),
+        what,
+        plan(config),
+        Shards.of(data, what.dtype, what.device, neighbours),
+    )
+
+
+def resolve(config: Config) -> Config:
+    """Fix what depends on the machine (device, kernel), so that the run can be repeated."""
+    device = _device(config.engine.device)
+    dtype, kernel = DTYPES[config.engine.dtype], config.engine.kernel
+    if kernel == "auto":
+        kernel = fastest(2048, 784, 1024, dtype, device)
+    if kernel not in supported(dtype, device):
+        raise InputError(
+            f"[engine] kernel = '{kernel}' cannot run {config.engine.dtype} on {device.type}: "
+            f"choose one of {', '.join(supported(dtype, device))}, or auto"
+        )
+    engine = config.engine.model_copy(update={"device": str(device), "kernel": kernel})
+    return config.model_copy(update={"engine": engine})
+
+
+def _device(name: str) -> torch.device:
+    if name == "auto":
+        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    try:
+        device = torch.device(name)
+    except RuntimeError:
+        raise InputError(f"[engine] device = '{name}' is unknown: use auto, cpu or cuda") from None
+    if device.type == "cuda" and not torch.cuda.is_available():
+        raise InputError(f"[engine] device = '{name}' is not on this machine: use auto or cpu")
+    return device

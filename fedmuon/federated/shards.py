@@ -1,0 +1,92 @@
+"""Clients' samples as tensors: one array sorted by client, of which each client is a slice."""
+
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from fedmuon.data.federated import FederatedData
+from fedmuon.data.neighbours import Neighbours
+from fedmuon.tasks.base import Batch, Replaced
+
+
+@dataclass(frozen=True)
+class Shard:
+    """One client's rows, and the samples that some replicas replace among them."""
+
+    data: Batch
+
+    @property
+    def size(self) -> int:
+        """n_i."""
+        return len(self.data.labels)
+
+    def batch(self, rows: np.ndarray | None) -> Batch:
+        """The given rows in the given order; None is the full batch, without a copy."""
+        if rows is None:
+            return self.data
+        chosen = torch.from_numpy(rows).to(self.data.labels.device)
+        replaced = self.data.replaced and _within(self.data.replaced, chosen, self.size)
+        return Batch(self.data.inputs[chosen], self.data.labels[chosen], replaced)
+
+
+@dataclass(frozen=True)
+class Shards:
+    """All clients' rows; `inputs` [n, d], `labels` [n], `offsets` [N + 1]; and held-out rows."""
+
+    inputs: Tensor
+    labels: Tensor
+    offsets: np.ndarray
+    held_out: Batch
+    neighbours: Neighbours | None = None
+
+    @classmethod
+    def of(
+        cls,
+        data: FederatedData,
+        dtype: torch.dtype,
+        device: torch.device,
+        neighbours: Neighbours | None = None,
+    ) -> "Shards":
+        """The data on a device, in the precision of the run."""
+        inputs, test = (
+            torch.from_numpy(rows).to(device, dtype) for rows in (data.inputs, data.test_inputs)
+        )
+        labels, answers = (
+            torch.from_numpy(values).to(device) for values in (data.labels, data.test_labels)
+        )
+        return cls(inputs, labels, data.offsets, Batch(test, answers), neighbours)
+
+    def __getitem__(self, client: int) -> Shard:
+        """Client i's shard: views, no copies."""
+        rows = slice(int(self.offsets[client]), int(self.offsets[client + 1]))
+        inputs, labels = self.inputs[rows], self.labels[rows]
+        return Shard(Batch(inputs, labels, self._replaced(client)))
+
+    def _replaced(self, client: int) -> Replaced | None:
+        if self.neighbours is None:
+            return None
+        there = np.flatnonzero(self.neighbours.client == client)
+        if not there.size:
+            return None
+        device, labels = self.labels.device, torch.from_numpy(self.neighbours.labels[there])
+        return Replaced(
+            torch.from_numpy(there).to(device),
+            torch.from_numpy(self.neighbours.position[there]).to(device),
+            torch.from_numpy(self.neighbours.inputs[there]).to(device, self.inputs.dtype),
+            labels.to(device),
+        )
+
+
+def _within(replaced: Replaced, rows: Tensor, size: int) -> Replaced | None:
+    """The replaced samples that the mini-batch holds, by their place in it."""
+    place = torch.full((size,), -1, dtype=torch.int64, device=rows.device)
+    place[rows] = torch.arange(len(rows), device=rows.device)
+    position = place[replaced.position]
+    held = position >= 0
+    if not bool(held.any()):
+        return None
+    return Replaced(
+        replaced.replica[held], position[held], replaced.inputs[held], replaced.labels[held]
+    )

@@ -1,0 +1,57 @@
+"""The embedded engine: the federated loop in this process, with no serialization."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import numpy as np
+
+from fedmuon.federated.aggregate import ServerState, aggregate, broadcast, mean_loss
+from fedmuon.federated.local import client_round
+from fedmuon.federated.plan import Plan
+from fedmuon.federated.shards import Shards
+from fedmuon.tasks.base import Task
+from fedmuon.transforms.recipes import Recipe
+
+
+@dataclass(frozen=True)
+class Experiment:
+    """What stays the same from round to round."""
+
+    recipe: Recipe
+    task: Task
+    plan: Plan
+    shards: Shards
+
+
+@dataclass(frozen=True)
+class Round:
+    """One finished round: the new state, who took part, and their mean loss per replica [S]."""
+
+    state: ServerState
+    participants: np.ndarray
+    loss: np.ndarray
+
+
+def rounds(experiment: Experiment, state: ServerState) -> Iterator[Round]:
+    """The rounds that remain after `state` (001, Algorithm 1)."""
+    recipe, task, plan, shards = (
+        experiment.recipe,
+        experiment.task,
+        experiment.plan,
+        experiment.shards,
+    )
+    for number in range(state.round, plan.rounds):
+        participants, sent = plan.participants(number), broadcast(recipe, state)
+        replies = [
+            client_round(recipe, task, plan, int(client), shards[int(client)], sent)
+            for client in participants
+        ]
+        state = aggregate(recipe, state, replies)
+        yield Round(state, participants, mean_loss(replies))
+
+
+def simulate(experiment: Experiment, state: ServerState) -> ServerState:
+    """Run to the end and return the last state."""
+    for finished in rounds(experiment, state):
+        state = finished.state
+    return state

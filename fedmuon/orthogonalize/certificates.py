@@ -1,0 +1,158 @@
+"""Lipschitz constants of the maps: for all M, M', ||Orth(M) - Orth(M')||_F <= L ||M - M'||_F.
+
+`paper` is the constant as printed in 001, `sharp` one that is proved here and never larger. Both
+are certificates: a map for which no constant holds is refused with `Uncertified`, never guessed.
+
+The proofs share one tool. For an odd f, the map M = U S V^T -> U f(S) V^T has in the bases U, V a
+derivative that multiplies the symmetric part of entry pair (i, j) by the divided difference
+f[s_i, s_j] and the antisymmetric part by f[s_i, -s_j], and entries against the null space of a
+rectangular M by f[s_i, 0] (Daleckii-Krein, on the dilation [[0, M], [M^T, 0]]). Divided
+differences are slopes of chords of f, hence if f is L-Lipschitz on [-r, r], the map is
+L-Lipschitz in Frobenius norm on the ball of operator norm r, which is convex.
+"""
+
+import math
+from collections.abc import Callable
+from typing import Any, Literal
+
+from scipy.stats import chi2
+
+from fedmuon.errors import InputError
+from fedmuon.orthogonalize.coefficients import Coefficients, Schedule, schedule
+from fedmuon.orthogonalize.newton_schulz import divisor_floor
+from fedmuon.orthogonalize.slope import steepest
+
+Kind = Literal["paper", "sharp"]
+
+_ANTI_CONCENTRATION = 2.35  # C_ac of 001 Lemma D.8
+
+
+class Uncertified(InputError):
+    """No Lipschitz constant is known to hold for this map with these parameters."""
+
+
+def lipschitz(name: str, kind: Kind, **parameters: Any) -> float:
+    """The constant L of the named map; `parameters` are the ones that its function below takes."""
+    if kind not in ("paper", "sharp"):
+        raise InputError(f"No certificate is called {kind!r}: use 'paper' or 'sharp'.")
+    if name not in _CERTIFICATES:
+        raise InputError(f"No map is called {name!r}: use one of {', '.join(_CERTIFICATES)}.")
+    return _CERTIFICATES[name](kind, **parameters)
+
+
+def _smoothed_polar(kind: Kind, *, lam: float) -> float:
+    """1/sqrt(lam) (001 Lemma D.1), for both: the slope of s/sqrt(s^2 + lam) at 0 attains it."""
+    return 1 / math.sqrt(_positive("lam", lam))
+
+
+def _clipped_sign(kind: Kind, *, gamma: float) -> float:
+    """1/gamma (001 Lemma D.9), for both: below gamma the map is M/gamma, which attains it."""
+    return 1 / _positive("gamma", gamma)
+
+
+def _newton_schulz(
+    kind: Kind,
+    *,
+    steps: int,
+    coefficients: Coefficients = "cubic",
+    eps: float = 1e-7,
+    normalization: str = "plus",
+) -> float:
+    """Lambda_T of 001 Lemma D.3, or the steepest slope of p_T on [0, 1] over the floor.
+
+    *sharp.* The normalization is 1/floor-Lipschitz into the unit ball. `plus`: the derivative of
+    M/(|M| + e) at M is (1/(|M| + e)) (I - (|M|/(|M| + e)) m m^T), m = M/|M|: a contraction times at
+    most 1/e. `max`: M/max(|M|, e) is the projection onto the ball of radius e, over e. `unit`: the
+    same with e = 1. The iteration acts on the singular values, all in [0, 1], by the odd p_T.
+    At 0 both factors can be met together, so a maximum of |p_T'| there makes the constant exact.
+
+    *paper.* The recurrence needs of the normalization only that it is Lambda_0-Lipschitz into the
+    unit ball; 001 prints Lambda_0 = 2/eps for `plus`, and 2/floor holds a fortiori for the others.
+    """
+    polynomials = schedule(coefficients, steps)
+    floor = divisor_floor(eps, normalization)
+    if kind == "paper":
+        return _recurrence(polynomials, 2 / floor)
+    slope = steepest(polynomials)
+    if slope is None:
+        raise Uncertified(
+            "The slope of this schedule cannot be bounded in doubles: use fewer steps."
+        )
+    return math.nextafter(slope / floor, math.inf)
+
+
+def _recurrence(polynomials: Schedule, constant: float) -> float:
+    """Lambda_T of 001 Lemma D.3 for odd polynomials of any degree; infinite where it overflows."""
+    radius = 1.0
+    for step in polynomials:
+        try:
+            powers = [abs(c) * radius ** (2 * k) for k, c in enumerate(step)]
+        except OverflowError:
+            return math.inf
+        constant *= sum((2 * k + 1) * p for k, p in enumerate(powers))
+        radius *= sum(powers)
+    return constant if math.isfinite(constant) else math.inf
+
+
+def _gaussian_smoothed_sign(
+    kind: Kind, *, sigma: float, alpha: float, calls: int, shape: tuple[int, int]
+) -> float:
+    """1/gamma, gamma a floor of s_q(M + sigma H) in all `calls` with probability 1 - alpha.
+
+    On that event the sign equals the clipped sign at gamma (001 Corollary D.11).
+
+    *paper* (001 Lemma D.10): gamma = sigma alpha / (2.35 sqrt(q) calls).
+
+    *sharp.* Let M be d1 x q, d1 >= q (else transpose). Given the others, column j of M + sigma H is
+    Gaussian, and its distance to their span is sigma times a noncentral chi with at least
+    d1 - q + 1 degrees of freedom, which exceeds any t at least as often as the central one. A unit
+    x has an entry with |x_j| >= 1/sqrt(q), and |(M + sigma H) x| >= |x_j| dist_j, so
+    s_q >= min_j dist_j / sqrt(q), and P(s_q <= t) <= q P(chi^2_{d1-q+1} <= q t^2 / sigma^2). Take
+    the t that makes this alpha / calls. The larger of both gammas holds, as each does on its own.
+    """
+    _positive("sigma", sigma)
+    if not 0 < alpha < 1 or calls < 1:
+        raise InputError(f"alpha is {alpha}, calls {calls}: choose 0 < alpha < 1 and calls >= 1.")
+    d1, q = max(shape), min(shape)
+    gamma = sigma * alpha / (_ANTI_CONCENTRATION * math.sqrt(q) * calls)
+    if kind == "sharp":
+        quantile = float(chi2.ppf(alpha / (q * calls), d1 - q + 1))
+        gamma = max(gamma, sigma * math.sqrt(quantile / q))
+    return 1 / gamma
+
+
+def _exact_sign(kind: Kind, *, gamma: float | None = None) -> float:
+    """2/gamma (001 Lemma D.12) or 1/gamma for pairs in the tube s_q >= gamma.
+
+    *sharp*: in the tube the sign equals the clipped sign at gamma, which is 1/gamma-Lipschitz
+    (also 001 Lemma D.7).
+    """
+    if gamma is None:
+        raise Uncertified(
+            "The exact sign jumps wherever a singular value crosses 0, so it has no Lipschitz "
+            "constant: name a gamma that the smallest singular value keeps, or smooth the sign."
+        )
+    return (2 if kind == "paper" else 1) / _positive("gamma", gamma)
+
+
+def _randomized_polar(kind: Kind, **parameters: Any) -> float:
+    raise Uncertified(
+        "The randomized polar factor is not Lipschitz, a sketch may miss a direction by any small "
+        "change: it has a quality (gamma, nu) instead, so choose another map for a bound."
+    )
+
+
+def _positive(name: str, value: float) -> float:
+    if not 0 < value < math.inf:
+        raise InputError(f"{name} is {value}: choose {name} > 0, or no Lipschitz constant exists.")
+    return float(value)
+
+
+_CERTIFICATES: dict[str, Callable[..., float]] = {
+    "smoothed-polar": _smoothed_polar,
+    "newton-schulz": _newton_schulz,
+    "clipped-sign": _clipped_sign,
+    "gaussian-smoothed-sign": _gaussian_smoothed_sign,
+    "exact-sign": _exact_sign,
+    "randomized-polar": _randomized_polar,
+}

@@ -1,0 +1,96 @@
+"""Newton–Schulz coefficients as data: what one step does to a singular value, with its source.
+
+A step is the odd polynomial a x + b x^3 + c x^5 + ..., held as `(a, b, c, ...)`.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from math import comb
+from typing import cast
+
+from fedmuon.errors import InputError
+
+Step = tuple[float, ...]  # (a, b, c, ...): a x + b x^3 + c x^5 + ...
+Schedule = tuple[Step, ...]
+Coefficients = str | Sequence[float] | Sequence[Sequence[float]]
+
+
+@dataclass(frozen=True)
+class Table:
+    """Steps in order (the last one repeats) and where they come from."""
+
+    steps: Schedule
+    source: str
+
+
+def _taylor(degree: int) -> Step:
+    """x p(x^2), p the degree-`degree` Taylor polynomial of l^(-1/2) at l = 1 (004).
+
+    p(l) = sum_s (2s)! / (4^s s!^2) (1 - l)^s; the coefficient of l^j follows from the binomial
+    theorem. All are dyadic, hence exact doubles.
+    """
+    series = [comb(2 * s, s) / 4**s for s in range(degree + 1)]
+    powers = range(degree + 1)
+    step = [(-1.0) ** j * sum(series[s] * comb(s, j) for s in powers if s >= j) for j in powers]
+    return tuple(step + [0.0] * (3 - len(step)))
+
+
+_POLAR_EXPRESS_E2 = (
+    (8.1566, -22.4833, 15.8788),
+    (4.0429, -2.8089, 0.5000),
+    (3.8917, -2.7725, 0.5061),
+    (3.2858, -2.3681, 0.4645),
+    (2.3005, -1.6112, 0.3833),
+    (1.8631, -1.2042, 0.3422),
+    (1.8383, -1.1779, 0.3397),
+    (1.8382, -1.1779, 0.3396),
+    (1.8750, -1.2500, 0.3750),
+)
+_POLAR_EXPRESS_E3 = (
+    (8.2872, -23.5959, 17.3004),
+    (4.1071, -2.9478, 0.5448),
+    (3.9487, -2.9089, 0.5518),
+    (3.3184, -2.4885, 0.5100),
+    (2.3007, -1.6689, 0.4188),
+    (1.8913, -1.2680, 0.3768),
+    (1.8750, -1.2500, 0.3750),
+    (1.8750, -1.2500, 0.3750),
+    (1.8750, -1.2500, 0.3750),
+)
+
+COEFFICIENTS: dict[str, Table] = {
+    "cubic": Table(((3 / 2, -1 / 2, 0.0),), "001 Lemma D.3: the classical step"),
+    "quintic": Table(((15 / 8, -10 / 8, 3 / 8),), "004: Taylor degree 2"),
+    "jordan": Table(((3.4445, -4.7750, 2.0315),), "Jordan's Muon: steep at 0, settles near 1"),
+    "polar-express-e2": Table(_POLAR_EXPRESS_E2, "002 Appendix E.2"),
+    "polar-express-e3": Table(_POLAR_EXPRESS_E3, "002 Appendix E.3"),
+    **{f"taylor-{k}": Table((_taylor(k),), f"004: Taylor degree {k}") for k in range(1, 7)},
+}
+
+
+def schedule(coefficients: Coefficients, steps: int) -> Schedule:
+    """The `steps` polynomials of a named or given schedule, each with at least (a, b, c).
+
+    A schedule that is too short repeats its last step; one that is too long is cut. A single
+    `(a, b, c)` is a schedule of one.
+    """
+    if isinstance(steps, bool) or not isinstance(steps, int) or steps < 0:
+        raise InputError(f"steps is {steps!r}: give a whole number of steps, 0 or more.")
+    given = _named(coefficients) if isinstance(coefficients, str) else _listed(coefficients)
+    return tuple(given[min(t, len(given) - 1)] for t in range(steps))
+
+
+def _named(name: str) -> Schedule:
+    if name not in COEFFICIENTS:
+        raise InputError(
+            f"No coefficients are called {name!r}: use one of {', '.join(COEFFICIENTS)}."
+        )
+    return COEFFICIENTS[name].steps
+
+
+def _listed(given: Sequence[float] | Sequence[Sequence[float]]) -> Schedule:
+    single = bool(given) and not isinstance(given[0], Sequence)
+    rows = cast("Sequence[Sequence[float]]", [given] if single else given)
+    if not rows or not all(rows):
+        raise InputError("The coefficient list is empty: give at least one (a, b, c).")
+    return tuple(tuple(float(c) for c in row) + (0.0,) * (3 - len(row)) for row in rows)

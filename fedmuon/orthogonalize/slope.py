@@ -1,0 +1,142 @@
+"""How steep a composition of odd polynomials gets on [0, 1]: a proof by intervals.
+
+`steepest` returns a number that is never below max |p_T'(x)|, x in [0, 1], and at most 1e-9
+above it. Intervals are pairs of arrays; every operation rounds outward by one unit in the last
+place, more than round-to-nearest can err.
+"""
+
+from functools import lru_cache
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fedmuon.orthogonalize.coefficients import Schedule, Step
+
+Array = NDArray[np.float64]
+Interval = tuple[Array, Array]  # (lower ends, upper ends)
+
+_GAP = 1e-9
+_START, _SPLIT, _MOST = 512, 8, 1 << 20  # boxes at first, pieces of a box, boxes at most
+
+
+@lru_cache(maxsize=256)
+def steepest(polynomials: Schedule) -> float | None:
+    """max over [0, 1] of |p_T'|, rounded up by at most a relative 1e-9; None if out of reach.
+
+    Branch and bound: a box is dropped once its enclosure says that it cannot beat by the gap the
+    best slope seen at a point. Where p_T' peaks at 0 and its steps' slopes fall from there, the
+    enclosure of a small box [0, h] is already exact, so prod a_t comes out to the last digits.
+    """
+    edges = np.linspace(0.0, 1.0, _START + 1)
+    low, high = edges[:-1], edges[1:]
+    points = np.array([0.0, 1.0])
+    best = _at_least(polynomials, points)
+    settled = 0.0
+    with np.errstate(all="ignore"):
+        while len(low):
+            middle = low + (high - low) / 2
+            best = max(best, _at_least(polynomials, middle))
+            bound = _at_most(polynomials, low, middle, high)
+            open_ = ~(bound <= best * (1 + _GAP / 2) + np.finfo(float).tiny)
+            settled = max(settled, float(bound[~open_].max(initial=0.0)))
+            low, high = _split(low[open_], high[open_])
+            if len(low) > _MOST or np.any(high - low < 4 * np.spacing(high)):
+                return None
+    return settled
+
+
+def _at_least(polynomials: Schedule, points: Array) -> float:
+    """A number that |p_T'| reaches at one of the points."""
+    with np.errstate(all="ignore"):
+        low, high = _slope(polynomials, points, points, points)
+    reached = np.maximum(np.maximum(low, -high), 0.0)
+    return float(reached[np.isfinite(reached)].max(initial=0.0))
+
+
+def _at_most(polynomials: Schedule, low: Array, middle: Array, high: Array) -> Array:
+    """Upper bounds of |p_T'| on the boxes; infinite where the arithmetic overflows."""
+    lower, upper = _slope(polynomials, low, middle, high)
+    bound = np.maximum(np.abs(lower), np.abs(upper))
+    return np.where(np.isnan(bound), np.inf, bound)
+
+
+def _slope(polynomials: Schedule, low: Array, middle: Array, high: Array) -> Interval:
+    """Enclosures of p_T' on boxes [low, high], through p_t, p_t' and p_t'' step by step.
+
+    The chain rule on ranges errs by the width of a box, and once more in every step. So each range
+    is cut by the mean value theorem around the middle, on the composed p_t and p_t' rather than on
+    single steps: p_t(box) is in p_t(middle) + p_t'(box) (box - middle). This errs by the width
+    squared, so that the flat parts near 1 and the peaks inside (0, 1) need few boxes.
+    """
+    one = np.ones_like(low)
+    around = _outward(low - middle, high - middle)
+    at, at_slope = (middle, middle), (one, one)
+    x, slope, bend = (low, high), (one, one), (0 * one, 0 * one)
+    for step in polynomials:
+        value, first, second = _step(step)
+        u, at_u = _square(x), _square(at)
+        bend = _add(
+            _times(_times(x, _horner(second, u)), _square(slope)), _times(_horner(first, u), bend)
+        )
+        at_slope = _times(_horner(first, at_u), at_slope)
+        slope = _times(_horner(first, u), slope)
+        slope = _both(slope, _add(at_slope, _times(bend, around)))
+        at = _times(at, _horner(value, at_u))
+        x = _both(_times(x, _horner(value, u)), _add(at, _times(slope, around)))
+    return slope
+
+
+def _step(step: Step) -> tuple[list[float], list[float], list[float]]:
+    """f(x)/x, f'(x) and f''(x)/x of f = a x + b x^3 + ... as polynomials in x^2."""
+    powers = [2 * k + 1 for k in range(len(step))]
+    first = [n * c for n, c in zip(powers, step, strict=True)]
+    second = [(n - 1) * c for n, c in zip(powers, first, strict=True)]
+    return list(step), first, second[1:]
+
+
+def _horner(coefficients: list[float], u: Interval) -> Interval:
+    """Enclosure of sum_k c_k u^k for intervals u >= 0.
+
+    Nesting c_0 + u (c_1 + ...) keeps c_0 as an exact upper end while the bracket is negative. The
+    integer factors in the coefficients round once: their intervals are a unit wide either way.
+    """
+    ends = [
+        (np.nextafter(c, -np.inf), np.nextafter(c, np.inf)) if c else (c, c) for c in coefficients
+    ]
+    exact = np.zeros_like(u[0])
+    out: Interval = (exact, exact)
+    for lower, upper in reversed(ends):
+        out = _add(_times(u, out), (exact + lower, exact + upper))
+    return out
+
+
+def _outward(low: Array, high: Array) -> Interval:
+    return np.nextafter(low, -np.inf), np.nextafter(high, np.inf)
+
+
+def _add(a: Interval, b: Interval) -> Interval:
+    return _outward(a[0] + b[0], a[1] + b[1])
+
+
+def _times(a: Interval, b: Interval) -> Interval:
+    products = np.stack([a[0] * b[0], a[0] * b[1], a[1] * b[0], a[1] * b[1]])
+    return _outward(products.min(0), products.max(0))
+
+
+def _square(a: Interval) -> Interval:
+    size = np.maximum(np.abs(a[0]), np.abs(a[1]))
+    least = np.maximum(np.maximum(a[0], -a[1]), 0.0)
+    low, high = _outward(least * least, size * size)
+    return np.maximum(low, 0.0), high
+
+
+def _both(a: Interval, b: Interval) -> Interval:
+    """The intersection of two enclosures; a NaN (an overflow) in one leaves the other."""
+    return np.fmax(a[0], b[0]), np.fmin(a[1], b[1])
+
+
+def _split(low: Array, high: Array) -> Interval:
+    """Every box in _SPLIT pieces that share their edges, so that nothing falls between."""
+    edges = low[:, None] + (high - low)[:, None] * np.linspace(0.0, 1.0, _SPLIT + 1)
+    edges[:, -1] = high
+    return edges[:, :-1].ravel(), edges[:, 1:].ravel()

@@ -1,0 +1,155 @@
+"""The shared core: an odd function f applied to the singular values of a stack of matrices.
+
+O = U diag(f(s)) V^T = f(s)/s applied to the smaller Gram matrix, times M: two large products and
+a q x q eigenproblem, q the smaller side. Forming the Gram matrix squares the condition number, so
+this runs only where a bound says that it costs no digits; an SVD in float64 does the rest.
+"""
+
+from collections.abc import Callable
+
+import torch
+from torch import Tensor
+
+from fedmuon.errors import InputError, NonFinite
+
+Divisor = Callable[[Tensor, Tensor], Tensor]  # (s [..., q], root [..., 1]) -> s / f(s)
+
+# Relative error that the Gram path may cost, by dtype of the input; ten times below what the
+# tests demand, to leave room for the constants of the eigensolver.
+_TARGET = {torch.float32: 1e-6, torch.float64: 1e-12}
+_LADDER = {torch.float32: (torch.float32, torch.float64)}  # cheapest first
+
+
+def target(dtype: torch.dtype) -> float:
+    """The relative error allowed to the Gram path for inputs of this dtype."""
+    return _TARGET.get(dtype, 1e-6)
+
+
+def ladder(dtype: torch.dtype) -> tuple[torch.dtype, ...]:
+    """The dtypes worth trying for inputs of this dtype, cheapest first."""
+    return _LADDER.get(dtype, (torch.float64,))
+
+
+def wide(matrix: Tensor) -> tuple[Tensor, bool]:
+    """A view [..., q, d] with q <= d of M [..., m, n], and whether it is transposed.
+
+    Squares are turned so that the last axis is contiguous. A batch that no GEMM can read in place
+    (neither it nor its transpose is packed) is copied once.
+    """
+    rows, columns = matrix.shape[-2:]
+    flipped = rows > columns or (rows == columns and matrix.stride(-1) != 1)
+    view = matrix.mT if flipped else matrix
+    packed = view.is_contiguous() or view.mT.is_contiguous()
+    return (view if packed else view.contiguous()), flipped
+
+
+def left(small: Tensor, stack: Tensor, like: Tensor | None = None) -> Tensor:
+    """[..., q, k] times [..., k, d], laid out in memory like the second, or as `like` is."""
+    if (stack if like is None else like).stride(-1) == 1:
+        return small @ stack
+    return (stack.mT @ small.mT).mT
+
+
+def gram(view: Tensor, work: torch.dtype) -> Tensor:
+    """M M^T [..., q, q] in the dtype `work`, from M [..., q, d]."""
+    stacks = (piece.to(work) for piece in _pieces(view, work))
+    products = torch.cat([stack @ stack.mT for stack in stacks])
+    return products.view(*view.shape[:-1], view.shape[-2])
+
+
+def apply(small: Tensor, view: Tensor, work: torch.dtype) -> Tensor:
+    """[..., q, q] times M [..., q, d], in the dtype `work`, back in M's dtype and layout."""
+    if view.dtype == work:
+        return left(small.to(work), view)
+    out = torch.empty_like(view)
+    pieces = _pieces(view, work)
+    parts = small.reshape(-1, *small.shape[-2:]).split(len(pieces[0]))
+    for target, part, piece in zip(_pieces(out, work), parts, pieces, strict=True):
+        target.copy_(left(part.to(work), piece.to(work)))
+    return out
+
+
+def _pieces(view: Tensor, work: torch.dtype) -> tuple[Tensor, ...]:
+    """M as matrices [k, q, d]; where `work` asks for a conversion on a CPU, in pieces of 1 MiB.
+
+    A converted copy of the whole stack would cost more in fresh memory than its arithmetic.
+    """
+    flat = view.view(-1, *view.shape[-2:])
+    whole = view.dtype == work or view.device.type != "cpu"
+    return flat.split(len(flat) if whole else max(1, 2**17 // flat[0].numel()))
+
+
+def norm(stack: Tensor) -> Tensor:
+    """Frobenius norms [...] in float64; infinite where the input's own dtype overflows."""
+    return torch.linalg.vector_norm(stack, dim=(-2, -1)).double()
+
+
+def per_matrix(
+    name: str, value: float | Tensor, matrix: Tensor, mend: str, zero: bool = False
+) -> Tensor:
+    """`value` as float64 [...] or [], checked to be finite, positive (or zero) and to broadcast."""
+    parameter = torch.as_tensor(value, dtype=torch.float64, device=matrix.device)
+    allowed = (parameter >= 0 if zero else parameter > 0) & parameter.isfinite()
+    if not bool(allowed.all()):
+        raise InputError(f"{name} is {value}: {mend}")
+    lead, own = matrix.shape[:-2], parameter.shape
+    fits = len(own) <= len(lead) and all(
+        a in (1, b) for a, b in zip(reversed(own), reversed(lead), strict=False)
+    )
+    if not fits:
+        raise InputError(
+            f"{name} has shape {tuple(own)}: give one value, or one for each of {tuple(lead)}."
+        )
+    return parameter
+
+
+def spectral_map(matrix: Tensor, root: Tensor, divisor: Divisor) -> Tensor:
+    """U diag(s / divisor(s, root)) V^T for M [..., m, n] and root [...] or [], divisor >= root.
+
+    The Gram matrix carries an error of about eps ||M||_F^2. As a function of it, 1/divisor has
+    divided differences (times the factor s that M brings) of at most 1/root^2, so the relative
+    error of the output is about eps ||M||_F^2 / root^2, which decides the dtype to work in.
+    """
+    if matrix.numel() == 0:
+        return matrix.clone()
+    view, flipped = wide(matrix)
+    work = _accurate(norm(view), root.square(), matrix.dtype)
+    out = by_svd(view, root, divisor) if work is None else _by_gram(view, root, divisor, work)
+    return out.mT if flipped else out
+
+
+def _accurate(size: Tensor, floor: Tensor, dtype: torch.dtype) -> torch.dtype | None:
+    """The cheapest dtype whose Gram matrix is accurate for the whole stack, or None."""
+    largest = size.square()
+    for work in ladder(dtype):
+        info = torch.finfo(work)
+        accurate = info.eps * largest <= target(dtype) * floor
+        representable = (largest <= info.max / 4) & (floor >= info.tiny / info.eps)
+        if bool((accurate & representable).all()):
+            return work
+    return None
+
+
+def _by_gram(view: Tensor, root: Tensor, divisor: Divisor, work: torch.dtype) -> Tensor:
+    values, vectors = torch.linalg.eigh(gram(view, work))
+    small = inverse(values.clamp_min(0).sqrt(), vectors, root, divisor)
+    return apply(small, view, work)
+
+
+def inverse(s: Tensor, vectors: Tensor, root: Tensor, divisor: Divisor) -> Tensor:
+    """V diag(1 / divisor(s)) V^T [..., q, q] from singular values [..., q] and vectors V."""
+    weights = divisor(s, root.to(s.dtype).unsqueeze(-1)).reciprocal()
+    return (vectors * weights.unsqueeze(-2)) @ vectors.mT
+
+
+def by_svd(view: Tensor, root: Tensor, divisor: Divisor) -> Tensor:
+    """The same through a float64 SVD of M / max(max|M|, root): nothing overflows on the way."""
+    stack = view.double()
+    peak = stack.abs().amax((-2, -1))
+    if not bool(peak.isfinite().all()):
+        raise NonFinite("A matrix to orthogonalize holds NaN or infinity: lower the learning rate.")
+    scale = torch.maximum(peak, root)
+    scale = torch.where(scale > 0, scale, 1.0)
+    u, s, vh = torch.linalg.svd(stack / scale[..., None, None], full_matrices=False)
+    weights = s / divisor(s, (root / scale).unsqueeze(-1))
+    return left(u * weights.unsqueeze(-2), vh, like=view).to(view.dtype)

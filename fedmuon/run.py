@@ -1,0 +1,161 @@
+"""One run, whatever the engine: config -> run directory, resumable at any moment.
+
+An engine is a function that yields finished rounds; the loop around it, here, looks, logs and
+checkpoints. The embedded engine and the Flower server share it.
+"""
+
+import importlib.metadata
+import platform
+import subprocess
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from fedmuon import config as tables
+from fedmuon.config import Config
+from fedmuon.data.federated import FederatedData
+from fedmuon.data.partition import weights
+from fedmuon.errors import NonFinite
+from fedmuon.federated import setup
+from fedmuon.federated.aggregate import ServerState, begin
+from fedmuon.federated.evaluate import risk, sample_weights
+from fedmuon.federated.simulate import Experiment, Round
+from fedmuon.storage import Record, RunDirectory, array_bytes, npy_bytes, tensor_bytes
+
+Engine = Callable[[Experiment, ServerState], Iterator[Round]]
+Watch = Callable[[Record], None]
+Begin = Callable[[int, int], None]  # (rounds already done, rounds in all)
+
+
+@dataclass(frozen=True)
+class Run:
+    """An experiment with its data and its folder."""
+
+    config: Config
+    data: FederatedData
+    experiment: Experiment
+    directory: RunDirectory
+
+
+def prepare(config: Config, out: Path, resume: bool = False) -> Run:
+    """Read the data, deal it, and write down everything that is fixed before the first round."""
+    source = setup.source(config)
+    data = setup.federated_data(config, source)
+    experiment = setup.experiment(config, data, source.classes)
+    directory = RunDirectory(out)
+    directory.create(resume)
+    directory.fix("config.toml", tables.dump(config).encode())
+    directory.fix(
+        "partition.npz",
+        array_bytes(train_index=data.train_index, client=data.client, test_index=data.test_index),
+    )
+    directory.fix("schedule.npy", npy_bytes(experiment.plan.schedule()))
+    fresh = begin(experiment.recipe, experiment.task, config.federation.seed)
+    directory.fix("initial.safetensors", tensor_bytes(fresh.params))
+    return Run(config, data, experiment, directory)
+
+
+def drive(
+    run: Run,
+    engine: Engine,
+    watch: Watch = lambda record: None,
+    begun: Begin = lambda done, total: None,
+) -> Record:
+    """Run the rounds that remain, and return the summary; a finished run is left alone."""
+    directory, seed = run.directory, run.config.federation.seed
+    if (finished := directory.summary()) is not None:
+        return finished
+    state = directory.restore(begin(run.experiment.recipe, run.experiment.task, seed))
+    directory.cut_back(state.round)
+    begun(state.round, run.config.federation.rounds)
+    start, last = time.monotonic() - _spent(directory), run.config.federation.rounds
+    for done in engine(run.experiment, state):
+        state, record = done.state, _record(run, done, time.monotonic() - start)
+        directory.append(record)
+        watch(record)
+        if state.round % run.config.output.checkpoint_every == 0 and state.round < last:
+            directory.checkpoint(state)
+    return _finish(run, state, time.monotonic() - start)
+
+
+def _record(run: Run, finished: Round, seconds: float) -> Record:
+    state = finished.state
+    record: Record = {
+        "round": state.round,
+        "participants": finished.participants.tolist(),
+        "client_loss": float(finished.loss[0]),
+    }
+    if state.round % run.config.output.evaluate_every == 0:
+        record |= evaluate(run, state)
+    return {**record, "seconds": round(seconds, 4)}
+
+
+def evaluate(run: Run, state: ServerState) -> Record:
+    """Weighted train loss, test loss, their gap, and accuracy on the test samples."""
+    task, shards = run.experiment.task, run.experiment.shards
+    sizes = run.data.sizes
+    shares = sample_weights(sizes, weights(sizes, run.config.federation.weights))
+    train = risk(task, state.params, shards.inputs, shards.labels, shares.to(shards.labels.device))
+    held = shards.held_out
+    test = risk(task, state.params, held.inputs, held.labels)
+    losses = float(train.loss[0]), float(test.loss[0])
+    if not np.isfinite(losses).all():
+        raise NonFinite("the model is not finite after the last round: lower [local] lr")
+    return {
+        "train_loss": losses[0],
+        "test_loss": losses[1],
+        "gap": losses[1] - losses[0],
+        "accuracy": float(test.accuracy[0]),
+    }
+
+
+def _finish(run: Run, state: ServerState, seconds: float) -> Record:
+    engine = run.config.engine
+    summary = {
+        **evaluate(run, state),
+        "seconds": round(seconds, 3),
+        "engine": engine.name,
+        "seed": run.config.federation.seed,
+        "rounds": state.round,
+        "recipe": run.config.local.recipe,
+        "data": run.config.data.name,
+        "dtype": engine.dtype,
+        "device": engine.device,
+        "versions": versions(),
+        "git_commit": commit(),
+    }
+    run.directory.finish(state, summary)
+    return summary
+
+
+def versions() -> dict[str, str]:
+    """The versions that a result depends on."""
+    names = ("fedmuon", "torch", "numpy", "scipy", "flwr", "ray")
+    found = {"python": platform.python_version()}
+    for name in names:
+        try:
+            found[name] = importlib.metadata.version(name)
+        except importlib.metadata.PackageNotFoundError:
+            found[name] = "not installed"
+    return found
+
+
+def commit() -> str | None:
+    """The git commit of this source tree; None for an installed package."""
+    here = Path(__file__).resolve().parent.parent
+    if not (here / ".git").exists():
+        return None
+    command = ["git", "-C", str(here), "rev-parse", "HEAD"]
+    try:
+        return subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip()
+    except (OSError, subprocess.CalledProcessError):
+        return None
+
+
+def _spent(directory: RunDirectory) -> float:
+    """Seconds that the kept rounds took before the run was interrupted."""
+    records = directory.records()
+    return float(records[-1]["seconds"]) if records else 0.0

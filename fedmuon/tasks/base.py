@@ -1,0 +1,48 @@
+"""What a task is: loss and gradients as pure functions of a stack of parameters.
+
+Parameters are `dict[str, Tensor]` whose first axis is the replica: S coupled runs held as one.
+"""
+
+from dataclasses import dataclass
+from typing import Protocol
+
+import numpy as np
+from torch import Tensor
+
+Params = dict[str, Tensor]
+
+
+@dataclass(frozen=True)
+class Replaced:
+    """Samples that differ in some replicas: replica `replica[t]` has, at row `position[t]` of the
+    batch, the sample (`inputs[t]`, `labels[t]`) instead of the shared one. All have length T."""
+
+    replica: Tensor
+    position: Tensor
+    inputs: Tensor
+    labels: Tensor
+
+
+@dataclass(frozen=True)
+class Batch:
+    """Rows that all replicas share, inputs [n, d] and labels [n], and those that differ."""
+
+    inputs: Tensor
+    labels: Tensor
+    replaced: Replaced | None = None
+
+
+class Task(Protocol):
+    """Loss and gradients; every method maps over the replica axis."""
+
+    def initial(self, rng: np.random.Generator, stack: int = 1) -> Params:
+        """The first parameters, the same for all S replicas."""
+        ...
+
+    def gradient(self, params: Params, batch: Batch) -> tuple[Tensor, Params]:
+        """The mean loss [S] and its gradient at the parameters of each replica."""
+        ...
+
+    def losses(self, params: Params, batch: Batch) -> tuple[Tensor, Tensor]:
+        """Per-sample losses [S, n] and whether each prediction is right [S, n] (bool)."""
+        ...

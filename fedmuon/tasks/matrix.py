@@ -1,0 +1,114 @@
+"""The controlled task of 001, section 5: a matrix classifier whose constants are proved.
+
+X [d, c], sample (u, y) with ||u||_2 <= rho, p = softmax(X^T u), loss(X, (u, y)) = 1 - p_y. For
+every X and every sample:
+
+    0 <= loss <= B = 1
+    ||grad|| <= L_loss = G_max = (sqrt(2) / 4) rho
+    ||grad(X) - grad(X')||_F <= Lg ||X - X'||_F,   Lg = rho^2 / (3 sqrt(3))
+
+Proof. With s = X^T u, grad_s = -p_y (e_y - p), whose square is p_y^2 ((1-p_y)^2 + sum_{k != y}
+p_k^2) <= 2 p_y^2 (1-p_y)^2 <= 1/8, and grad_X = u grad_s^T. The Hessian in s peaks when one other
+class holds all the rest of the mass, where with q = p_y it is q(1-q)(1-2q) times a matrix of norm
+2; max of 2 q(1-q)|1-2q| is 1/(3 sqrt(3)), and X -> s has norm rho.
+"""
+
+import math
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from fedmuon.gemm import multiply
+from fedmuon.tasks.base import Batch, Params, Replaced
+
+CPU = torch.device("cpu")
+
+
+@dataclass(frozen=True)
+class Constants:
+    """Assumptions 4.3 and 4.4 of 001 with numbers: loss bound, Lipschitz, gradient, smoothness."""
+
+    loss_bound: float
+    lipschitz: float
+    gradient_bound: float
+    smoothness: float
+
+
+def constants(radius: float = 1.0) -> Constants:
+    """The proved constants for samples in the ball of the given radius."""
+    slope = math.sqrt(2) / 4 * radius
+    return Constants(1.0, slope, slope, radius**2 / (3 * math.sqrt(3)))
+
+
+@dataclass(frozen=True)
+class MatrixTask:
+    """The classifier on stacks {"weight": [S, d, c]}, held class-major as a transposed [S, c, d].
+
+    Then the logits of all replicas are one product [S c, d] x [d, n], the softmax runs along
+    contiguous samples, and the gradients of all replicas are one product [S c, n] x [n, d].
+    """
+
+    dimension: int
+    classes: int
+    dtype: torch.dtype = torch.float32
+    device: torch.device = CPU
+    kernel: str = "torch"
+
+    def initial(self, rng: np.random.Generator, stack: int = 1) -> Params:
+        """Gaussian entries of variance 1/d: logits of a unit sample start of order 1/sqrt(d)."""
+        weight = rng.standard_normal((self.dimension, self.classes)) / math.sqrt(self.dimension)
+        class_major = torch.from_numpy(weight.T.copy()).to(self.device, self.dtype)
+        return {"weight": class_major.repeat(stack, 1, 1).mT}
+
+    def gradient(self, params: Params, batch: Batch) -> tuple[Tensor, Params]:
+        """Mean loss [S] and gradient [S, d, c]; replaced rows cost one rank-one update each."""
+        weight = params["weight"].mT
+        right, slope = _slope_(self._logits(weight, batch.inputs), batch.labels)
+        loss = 1 - right.mean(-1)
+        if batch.replaced is None:
+            return loss, {"weight": self._pull_back(slope, batch.inputs).mT}
+        there = batch.replaced
+        before = right[there.replica, there.position]
+        slope[there.replica, :, there.position] = 0.0
+        gradient = self._pull_back(slope, batch.inputs)
+        after = _add_replaced_(gradient, weight, there, len(batch.labels))
+        loss.index_add_(0, there.replica, (before - after) / len(batch.labels))
+        return loss, {"weight": gradient.mT}
+
+    def losses(self, params: Params, batch: Batch) -> tuple[Tensor, Tensor]:
+        """Per-sample losses and correctness, both [S, n]."""
+        logits = self._logits(params["weight"].mT, batch.inputs)
+        right = logits.argmax(1) == batch.labels
+        labels = batch.labels.expand(len(logits), 1, -1)
+        return 1 - logits.softmax(1).gather(1, labels)[:, 0], right
+
+    def _logits(self, weight: Tensor, inputs: Tensor) -> Tensor:
+        stack, classes, dimension = weight.shape
+        flat = multiply(weight.reshape(-1, dimension), inputs.T, self.kernel)
+        return flat.view(stack, classes, -1)
+
+    def _pull_back(self, slope: Tensor, inputs: Tensor) -> Tensor:
+        stack, classes, rows = slope.shape
+        return multiply(slope.view(-1, rows), inputs, self.kernel).view(stack, classes, -1)
+
+
+def _slope_(logits: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
+    """p_y [S, n], and the mean loss's slope in the logits (p_y p - p_y e_y) / n, in place."""
+    rows = labels.expand(len(logits), 1, -1)
+    logits.sub_(logits.amax(1, keepdim=True)).exp_()
+    total = logits.sum(1, keepdim=True)
+    right = logits.gather(1, rows).div_(total)
+    scaled = right / logits.shape[-1]
+    slope = logits.mul_(scaled / total).scatter_add_(1, rows, scaled.neg_())
+    return right[:, 0], slope
+
+
+def _add_replaced_(gradient: Tensor, weight: Tensor, there: Replaced, rows: int) -> Tensor:
+    """Add the replaced samples' share of the mean gradient [S, c, d]; return their p_y [T]."""
+    logits = torch.einsum("tcd,td->tc", weight[there.replica], there.inputs)
+    right, slope = _slope_(logits[:, :, None], there.labels[:, None, None])
+    share = slope / rows * there.inputs[:, None, :]
+    gradient.index_add_(0, there.replica, share)
+    return right[:, 0]

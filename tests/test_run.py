@@ -1,0 +1,256 @@
+"""Runs as a user sees them: the command, its directory, resume after a kill, and bad input."""
+
+import hashlib
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+from conftest import small
+from safetensors.numpy import load_file
+from typer.testing import CliRunner
+
+from experiments.cli import app, main
+from experiments.run import execute
+from fedmuon import config as tables
+from fedmuon.data import load
+from fedmuon.errors import InputError
+
+ROOT = Path(__file__).resolve().parent.parent
+FILES = {
+    "config.toml",
+    "partition.npz",
+    "schedule.npy",
+    "initial.safetensors",
+    "model.safetensors",
+    "momentum.safetensors",
+    "rounds.jsonl",
+    "summary.json",
+}
+
+
+def digest(folder: Path) -> dict[str, str]:
+    """A hash per file of the run that must not depend on when it was made."""
+    return {
+        name: hashlib.sha256((folder / name).read_bytes()).hexdigest()
+        for name in FILES - {"rounds.jsonl", "summary.json"}
+    }
+
+
+def command(*arguments: str, **options) -> subprocess.CompletedProcess:
+    """`fedmuon ...` in a process of its own."""
+    return subprocess.run(
+        [sys.executable, "-m", "experiments.cli", *arguments],
+        capture_output=True,
+        text=True,
+        cwd=ROOT,
+        **options,
+    )
+
+
+def test_one_seed_one_model_another_seed_another(tmp_path: Path) -> None:
+    a, b = small(), small(federation={"seed": 4})
+    execute(a, tmp_path / "1")
+    execute(a, tmp_path / "2")
+    execute(b, tmp_path / "3")
+    assert digest(tmp_path / "1") == digest(tmp_path / "2")
+    other = digest(tmp_path / "3")
+    assert all(other[name] != value for name, value in digest(tmp_path / "1").items())
+
+
+def test_the_directory_can_be_replayed_by_hand(tmp_path: Path) -> None:
+    """From the files alone, in numpy: FedMuon with smoothed polar, and the summary's numbers."""
+    config = small(data={"name": "digits", "train": 300, "test": 200})
+    summary = execute(config, tmp_path / "run")
+    assert {file.name for file in (tmp_path / "run").iterdir()} == FILES
+    inputs, labels = load("digits")
+    with np.load(tmp_path / "run" / "partition.npz") as split:
+        train, client, test = split["train_index"], split["client"], split["test_index"]
+    schedule = np.load(tmp_path / "run" / "schedule.npy")
+    assert schedule.shape == (8, 3) and len(train) == len(client) == 300
+    X = load_file(tmp_path / "run" / "initial.safetensors")["weight"]
+    M = np.zeros_like(X)
+    for row in schedule:
+        Xs, Ms = [], []
+        for i in row:
+            U, y = inputs[train[client == i]], labels[train[client == i]]
+            P = np.exp(U @ X)
+            P /= P.sum(1, keepdims=True)
+            right = P[np.arange(len(y)), y][:, None]
+            Mi = 0.9 * M + 0.1 * U.T @ (right * (P - np.eye(10)[y])) / len(y)
+            u, s, v = np.linalg.svd(Mi, full_matrices=False)
+            Xs.append(X - 0.05 * (u * (s / np.sqrt(s**2 + 0.1))) @ v)
+            Ms.append(Mi)
+        X, M = np.mean(Xs, 0), np.mean(Ms, 0)
+    held = load_file(tmp_path / "run" / "model.safetensors")["weight"]
+    np.testing.assert_allclose(held, X, rtol=1e-10, atol=1e-13)
+    P = np.exp(inputs @ X)
+    P /= P.sum(1, keepdims=True)
+    losses = 1 - P[np.arange(len(labels)), labels]
+    assert summary["train_loss"] == pytest.approx(losses[train].mean(), rel=1e-9)
+    assert summary["test_loss"] == pytest.approx(losses[test].mean(), rel=1e-9)
+    assert summary["gap"] == pytest.approx(losses[test].mean() - losses[train].mean(), rel=1e-6)
+    assert summary["accuracy"] == pytest.approx((P.argmax(1) == labels)[test].mean())
+    assert {"seconds", "engine", "seed", "versions"} <= set(summary)
+
+
+class Stop(Exception):
+    """What a test raises to end a run in the middle."""
+
+
+@pytest.mark.parametrize("last", [1, 2, 3, 5, 7])
+def test_resume_after_any_round_gives_the_same_bytes(tmp_path: Path, last: int) -> None:
+    config = small(local={"recipe": "fedmuon-aligned", "steps": 2, "batch": 5})
+    execute(config, tmp_path / "whole")
+
+    def stop(record: dict) -> None:
+        if record["round"] == last:
+            raise Stop
+
+    with pytest.raises(Stop):
+        execute(config, tmp_path / "cut", watch=stop)
+    execute(None, tmp_path / "cut", resume=True)
+    assert digest(tmp_path / "cut") == digest(tmp_path / "whole")
+    lines = [
+        [
+            json.loads(line)["round"]
+            for line in (tmp_path / run / "rounds.jsonl").read_text().splitlines()
+        ]
+        for run in ("cut", "whole")
+    ]
+    assert lines[0] == lines[1] == list(range(1, 9))
+
+
+def test_resume_after_kill_9(tmp_path: Path) -> None:
+    settings = [
+        "--set=data.name=digits", "--set=data.train=1000", "--set=data.test=500",
+        "--set=federation.rounds=600", "--set=engine.device=cpu",
+    ]  # fmt: skip
+    process = subprocess.Popen(
+        [sys.executable, "-m", "experiments.cli", "run", "--out", str(tmp_path / "cut"), *settings],
+        cwd=ROOT,
+        stdout=subprocess.DEVNULL,
+    )
+    deadline = time.monotonic() + 60
+    while not (tmp_path / "cut" / "checkpoint.safetensors").exists():
+        assert time.monotonic() < deadline and process.poll() is None
+        time.sleep(0.01)
+    time.sleep(0.3)
+    process.send_signal(signal.SIGKILL)
+    process.wait()
+    assert not (tmp_path / "cut" / "summary.json").exists()
+    again = command("run", "--out", str(tmp_path / "cut"), "--resume")
+    assert again.returncode == 0, again.stderr
+    assert command("run", "--out", str(tmp_path / "whole"), *settings).returncode == 0
+    assert digest(tmp_path / "cut") == digest(tmp_path / "whole")
+
+
+def test_a_finished_run_is_left_alone(tmp_path: Path) -> None:
+    execute(small(), tmp_path / "a")
+    before = digest(tmp_path / "a")
+    assert execute(None, tmp_path / "a", resume=True)["rounds"] == 8
+    with pytest.raises(InputError, match="not empty"):
+        execute(small(), tmp_path / "a")
+    with pytest.raises(InputError, match="another experiment"):
+        execute(small(local={"lr": 0.5}), tmp_path / "a", resume=True)
+    assert digest(tmp_path / "a") == before
+
+
+@pytest.mark.parametrize("victim", ["checkpoint.safetensors", "partition.npz", "schedule.npy"])
+def test_a_damaged_run_is_refused(tmp_path: Path, victim: str) -> None:
+    def stop(record: dict) -> None:
+        if record["round"] == 5:
+            raise Stop
+
+    with pytest.raises(Stop):
+        execute(small(), tmp_path / "a", watch=stop)
+    file = tmp_path / "a" / victim
+    file.write_bytes(file.read_bytes()[:-7])
+    with pytest.raises(InputError, match=victim):
+        execute(None, tmp_path / "a", resume=True)
+
+
+def test_a_foreign_folder_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "thesis.tex").write_text("x")
+    with pytest.raises(InputError, match="no run directory"):
+        execute(small(), tmp_path, resume=True)
+    assert [file.name for file in tmp_path.iterdir()] == ["thesis.tex"]
+
+
+BAD = [
+    (["--set", "data.name=imagenet"], "imagenet"),
+    (["--set", "federation.per-round=30"], "per-round"),
+    (["--set", "orthogonalizer.lambda=0"], "lambda"),
+    (["--set", "data.train=4990"], "4990"),
+    (["missing.toml"], "missing.toml"),
+    (["--resume"], "--out"),
+    (["--set", "engine.device=cuda:9"], "cuda:9"),
+    (["--set", "data.name=fashion-mnist", "--set", "data.folder=/nowhere"], "/nowhere"),
+]
+
+
+@pytest.mark.parametrize(("arguments", "words"), BAD)
+def test_bad_input_is_one_sentence_and_exit_code_2(
+    arguments: list[str], words: str, capsys: pytest.CaptureFixture, tmp_path: Path
+) -> None:
+    out = [] if "--resume" in arguments else ["--out", str(tmp_path / "out")]
+    with pytest.raises(SystemExit) as end:
+        main(["run", *arguments, *out])
+    captured = capsys.readouterr()
+    assert end.value.code == 2
+    assert words in captured.err.replace("\n", "") and "Traceback" not in captured.err
+    assert not (tmp_path / "out").exists()
+
+
+def test_no_room_on_the_disk_leaves_nothing_half_written(tmp_path: Path) -> None:
+    """A process whose files may not pass 4 kB: the writes fail as on a full disk."""
+    code = (
+        "import resource, signal, sys; signal.signal(signal.SIGXFSZ, signal.SIG_IGN);"
+        "resource.setrlimit(resource.RLIMIT_FSIZE, (4096, 4096));"
+        "from experiments.cli import main; main(sys.argv[1:])"
+    )
+    arguments = ["run", "--out", str(tmp_path / "out"), "--set", "data.name=digits",
+                 "--set", "data.train=1000", "--set", "data.test=500"]  # fmt: skip
+    process = subprocess.run(
+        [sys.executable, "-c", code, *arguments], capture_output=True, text=True, cwd=ROOT
+    )
+    assert process.returncode == 2 and "cannot write" in process.stderr, process.stderr
+    assert all(file.stat().st_size < 4096 for file in (tmp_path / "out").iterdir())
+    assert not [file for file in (tmp_path / "out").iterdir() if file.name.startswith(".")]
+
+
+def test_a_folder_that_cannot_be_made() -> None:
+    with pytest.raises(InputError, match="cannot create"):
+        execute(small(), Path("/proc/nowhere/run"))
+
+
+def test_the_command_reads_well() -> None:
+    runner = CliRunner()
+    for arguments in (["--help"], ["run", "--help"]):
+        shown = runner.invoke(app, arguments, env={"COLUMNS": "100"})
+        assert shown.exit_code == 0
+    assert "--resume" in shown.output and "--set" in shown.output
+
+
+def test_doctor_names_every_source() -> None:
+    shown = CliRunner().invoke(app, ["doctor"], env={"COLUMNS": "140"})
+    assert shown.exit_code == 0, shown.output
+    for name in ("mnist5k", "fashion-mnist", "cifar10", "torch", "GFLOP/s"):
+        assert name in shown.output
+
+
+def test_the_default_config_is_written_whole(tmp_path: Path) -> None:
+    execute(small(), tmp_path / "a")
+    assert tables.load(tmp_path / "a" / "config.toml") == small()
+
+
+def test_the_environment_is_left_as_it_was() -> None:
+    before = dict(os.environ)
+    with pytest.raises(SystemExit):
+        main(["--help"])
+    assert dict(os.environ) == before
