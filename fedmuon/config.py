@@ -109,10 +109,25 @@ class OrthogonalizerTable(Table):
 class Engine(Table):
     """Where the arithmetic happens. `kernel = auto` measures the GEMM kernels of this machine."""
 
-    name: Literal["inline"] = "inline"
+    name: Literal["inline", "ray", "deployment"] = "inline"
     dtype: Literal["float32", "float64"] = "float32"
     device: str = "auto"
     kernel: Literal["torch", "channels-last", "numpy", "auto"] = "torch"
+    cpus_per_client: Positive = 1.0  # of the workers of `ray`
+    gpus_per_client: Annotated[float, Field(ge=0)] = 0.0  # a fraction shares one GPU
+    ray_address: str = ""  # of a running cluster; empty starts a local one
+
+
+class Faults(Table):
+    """What happens when a participant gives no sound reply (engines `ray` and `deployment`).
+
+    `strict` asks again and then stops, resumable; `drop` averages over those who answered, which
+    the run says and the bound no longer covers.
+    """
+
+    policy: Literal["strict", "drop"] = "strict"
+    retries: Natural = 2
+    deadline: Positive = 600.0  # seconds for one attempt, and for all nodes to appear
 
 
 class Output(Table):
@@ -131,6 +146,7 @@ class Config(Table):
     local: Local = Local()
     orthogonalizer: OrthogonalizerTable = OrthogonalizerTable()
     engine: Engine = Engine()
+    faults: Faults = Faults()
     output: Output = Output()
 
     @model_validator(mode="after")

@@ -4,6 +4,8 @@ An engine is a function that yields finished rounds; the loop around it, here, l
 checkpoints. The embedded engine and the Flower server share it.
 """
 
+import contextlib
+import dataclasses
 import importlib.metadata
 import platform
 import subprocess
@@ -18,7 +20,7 @@ from fedmuon import config as tables
 from fedmuon.config import Config
 from fedmuon.data.federated import FederatedData
 from fedmuon.data.partition import weights
-from fedmuon.errors import NonFinite
+from fedmuon.errors import InputError, NonFinite
 from fedmuon.federated import setup
 from fedmuon.federated.aggregate import ServerState, begin
 from fedmuon.federated.evaluate import risk, sample_weights
@@ -72,12 +74,17 @@ def drive(
     directory.cut_back(state.round)
     begun(state.round, run.config.federation.rounds)
     start, last = time.monotonic() - _spent(directory), run.config.federation.rounds
-    for done in engine(run.experiment, state):
-        state, record = done.state, _record(run, done, time.monotonic() - start)
-        directory.append(record)
-        watch(record)
-        if state.round % run.config.output.checkpoint_every == 0 and state.round < last:
+    try:
+        for done in engine(run.experiment, state):
+            state, record = done.state, _record(run, done, time.monotonic() - start)
+            directory.append(record)
+            watch(record)
+            if state.round % run.config.output.checkpoint_every == 0 and state.round < last:
+                directory.checkpoint(state)
+    except (InputError, KeyboardInterrupt):
+        with contextlib.suppress(InputError):  # what stopped the run is the news
             directory.checkpoint(state)
+        raise
     return _finish(run, state, time.monotonic() - start)
 
 
@@ -88,6 +95,10 @@ def _record(run: Run, finished: Round, seconds: float) -> Record:
         "participants": finished.participants.tolist(),
         "client_loss": float(finished.loss[0]),
     }
+    if finished.faults:
+        record["faults"] = [dataclasses.asdict(fault) for fault in finished.faults]
+    if dropped := sorted(set(record["participants"]) - set(finished.answered.tolist())):
+        record["dropped"] = dropped
     if state.round % run.config.output.evaluate_every == 0:
         record |= evaluate(run, state)
     return {**record, "seconds": round(seconds, 4)}
@@ -124,6 +135,7 @@ def _finish(run: Run, state: ServerState, seconds: float) -> Record:
         "data": run.config.data.name,
         "dtype": engine.dtype,
         "device": engine.device,
+        "rounds_with_drops": sum("dropped" in record for record in run.directory.records()),
         "versions": versions(),
         "git_commit": commit(),
     }

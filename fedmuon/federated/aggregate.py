@@ -47,10 +47,11 @@ def aggregate(recipe: Recipe, state: ServerState, replies: Iterable[Reply]) -> S
 
 def average(trees: Sequence[Params]) -> Params:
     """The entrywise mean of K trees."""
-    total = dict(trees[0])
+    total = {name: value / len(trees) for name, value in trees[0].items()}
     for tree in trees[1:]:
-        total = {name: total[name] + value for name, value in tree.items()}
-    return {name: value / len(trees) for name, value in total.items()}
+        for name, value in tree.items():
+            total[name].add_(value, alpha=1 / len(trees))
+    return total
 
 
 def mean_loss(replies: Sequence[Reply]) -> np.ndarray:

@@ -38,7 +38,7 @@ def client_round(
 ) -> Reply:
     """X_i, M_i <- E local steps from (X, M); links whose state is not sent start afresh."""
     params = broadcast.params
-    states = {**recipe.chain.init(params), **broadcast.states}
+    states = recipe.chain.init(params, broadcast.states)
     for step in range(plan.steps):
         batch = shard.batch(plan.rows(broadcast.round, client, step, shard.size))
         context = Context(

@@ -1,22 +1,27 @@
 """From a config to an experiment: the one place where tables become objects, for every engine."""
 
+from dataclasses import dataclass
+
+import numpy as np
 import torch
 
 from fedmuon.config import Config
 from fedmuon.data.federated import FederatedData, federate
 from fedmuon.data.neighbours import Neighbours
 from fedmuon.data.partition import dirichlet_partition
-from fedmuon.data.sources import Source, read
+from fedmuon.data.source import Source, unit_rows
+from fedmuon.data.sources import read
 from fedmuon.data.split import split
 from fedmuon.errors import InputError
 from fedmuon.federated.plan import Plan
-from fedmuon.federated.shards import Shards
+from fedmuon.federated.shards import Shard, Shards
 from fedmuon.federated.simulate import Experiment
 from fedmuon.gemm import fastest, supported
 from fedmuon.randomness import Draw, generator
+from fedmuon.tasks.base import Batch, Params
 from fedmuon.tasks.matrix import MatrixTask
 from fedmuon.transforms.base import Number
-from fedmuon.transforms.recipes import build
+from fedmuon.transforms.recipes import Recipe, build
 
 DTYPES = {"float32": torch.float32, "float64": torch.float64}
 
@@ -36,8 +41,8 @@ def source(config: Config) -> Source:
     return read(table.name, **options)
 
 
-def federated_data(config: Config, samples: Source) -> FederatedData:
-    """Train and test samples drawn from the source, the train samples dealt to the clients."""
+def deal(config: Config, samples: Source) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Train indices [n], the client of each [n], and test indices, all into the source's order."""
     table, federation = config.data, config.federation
     train, test = split(
         samples.labels, samples.official_test, table.train, table.test, federation.seed
@@ -46,7 +51,13 @@ def federated_data(config: Config, samples: Source) -> FederatedData:
     client = dirichlet_partition(
         samples.labels[train], federation.clients, table.alpha, table.minimum, rng
     )
-    return federate(samples, train, client, test, table.normalize)
+    return train, client, test
+
+
+def federated_data(config: Config, samples: Source) -> FederatedData:
+    """Train and test samples drawn from the source, the train samples dealt to the clients."""
+    train, client, test = deal(config, samples)
+    return federate(samples, train, client, test, config.data.normalize)
 
 
 def plan(config: Config) -> Plan:
@@ -86,6 +97,36 @@ def experiment(
         plan(config),
         Shards.of(data, what.dtype, what.device, neighbours),
     )
+
+
+@dataclass(frozen=True)
+class LoneClient:
+    """What one client needs of an experiment: everybody's rules, its own samples."""
+
+    recipe: Recipe
+    task: MatrixTask
+    plan: Plan
+    shard: Shard
+
+    def like(self, stack: int) -> Params:
+        """Parameters of the right shape, precision and place, to fit received arrays to."""
+        return self.task.initial(generator(0, Draw.INITIAL), stack)
+
+
+def lone_client(config: Config, client: int) -> LoneClient:
+    """Client i of a config; of the source's samples only its own are mapped."""
+    config = resolve(config)
+    samples = source(config)
+    train, owner, _ = deal(config, samples)
+    rows = train[owner == client]
+    inputs = unit_rows(samples.inputs[rows], config.data.normalize)
+    what = task(config, inputs.shape[1], samples.classes)
+    batch = Batch(
+        torch.from_numpy(inputs).to(what.device, what.dtype),
+        torch.from_numpy(samples.labels[rows]).to(what.device),
+    )
+    recipe = build(config.local, config.orthogonalizer)
+    return LoneClient(recipe, what, plan(config), Shard(batch))
 
 
 def resolve(config: Config) -> Config:

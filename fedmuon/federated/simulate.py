@@ -24,12 +24,24 @@ class Experiment:
 
 
 @dataclass(frozen=True)
+class Fault:
+    """A participant that gave no sound reply at an attempt, and why."""
+
+    client: int
+    attempt: int
+    why: str
+
+
+@dataclass(frozen=True)
 class Round:
-    """One finished round: the new state, who took part, and their mean loss per replica [S]."""
+    """One finished round: the new state, who was to take part, and who answered; the mean loss of
+    those is per replica [S]. A client in no `answered` was dropped, which voids the bound."""
 
     state: ServerState
     participants: np.ndarray
+    answered: np.ndarray
     loss: np.ndarray
+    faults: tuple[Fault, ...] = ()
 
 
 def rounds(experiment: Experiment, state: ServerState) -> Iterator[Round]:
@@ -47,7 +59,7 @@ def rounds(experiment: Experiment, state: ServerState) -> Iterator[Round]:
             for client in participants
         ]
         state = aggregate(recipe, state, replies)
-        yield Round(state, participants, mean_loss(replies))
+        yield Round(state, participants, participants, mean_loss(replies))
 
 
 def simulate(experiment: Experiment, state: ServerState) -> ServerState:

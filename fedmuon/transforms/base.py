@@ -45,9 +45,12 @@ class Chain:
 
     links: tuple[Link, ...] = field(default_factory=tuple)
 
-    def init(self, params: Params) -> States:
-        """The states of all links for a fresh local round."""
-        return {link.name: link.init(params) for link in self.links}
+    def init(self, params: Params, given: States) -> States:
+        """The states of all links at the start of a local round: those given, the others fresh."""
+        return {
+            link.name: given[link.name] if link.name in given else link.init(params)
+            for link in self.links
+        }
 
     def step(self, params: Params, states: States, context: Context) -> tuple[Params, States]:
         """One local step: X + direction, and the links' next states."""

@@ -1,0 +1,103 @@
+"""The ClientApp: unpack a message, call the core, pack the reply.
+
+Clients keep nothing between rounds except what can be made again: the samples of the partitions
+that this worker process has served, and the objects that the config describes.
+"""
+
+import os
+from functools import lru_cache
+
+import torch
+from flwr.app import ArrayRecord, ConfigRecord, Context, Message, MetricRecord, RecordDict
+from flwr.clientapp import ClientApp
+
+from fedmuon.config import Scalar, unflatten
+from fedmuon.errors import InputError
+from fedmuon.federated.evaluate import risk
+from fedmuon.federated.local import Broadcast, client_round
+from fedmuon.federated.setup import LoneClient, lone_client
+from fedmuon.federated.wire import pack, unpack
+from fedmuon.tasks.base import Params
+
+FlatConfig = tuple[tuple[str, Scalar], ...]
+
+app = ClientApp()
+
+
+@app.query()
+def query(message: Message, context: Context) -> Message:
+    """Which partition this node holds: node ids are random, partition ids are not."""
+    return _reply(message, {"who": ConfigRecord({"partition": _partition(context)})})
+
+
+@app.train()
+def train(message: Message, context: Context) -> Message:
+    """One client's round of local steps."""
+    config, round, stack = _request(message)
+    number = _partition(context)
+    lone = _client(config, number)
+    params, states = unpack(_arrays(message), lone.like(stack), lone.recipe.sent)
+    sent = Broadcast(round, params, states)
+    reply = client_round(lone.recipe, lone.task, lone.plan, number, lone.shard, sent)
+    return _reply(
+        message,
+        {
+            "arrays": ArrayRecord(_on_cpu(pack(reply.params, reply.states))),
+            "metrics": MetricRecord({"loss": reply.loss.double().tolist()}),
+            "who": ConfigRecord({"partition": number, "round": round}),
+        },
+    )
+
+
+@app.evaluate()
+def evaluate(message: Message, context: Context) -> Message:
+    """The model's loss and accuracy on this client's own samples, per replica."""
+    config, round, stack = _request(message)
+    number = _partition(context)
+    lone = _client(config, number)
+    params, _ = unpack(_arrays(message), lone.like(stack), ())
+    found = risk(lone.task, params, lone.shard.data.inputs, lone.shard.data.labels)
+    return _reply(
+        message,
+        {
+            "metrics": MetricRecord(
+                {"loss": found.loss.tolist(), "accuracy": found.accuracy.tolist()}
+            ),
+            "who": ConfigRecord({"partition": number, "round": round}),
+        },
+    )
+
+
+@lru_cache(maxsize=64)
+def _client(config: FlatConfig, client: int) -> LoneClient:
+    """What the config says of one client, made once per worker process."""
+    torch.set_num_threads(int(os.environ.get("FEDMUON_CLIENT_THREADS", "1")))
+    return lone_client(unflatten(dict(config)), client)
+
+
+def _request(message: Message) -> tuple[FlatConfig, int, int]:
+    """The config (hashable), the round, and the number of replicas that a message speaks of."""
+    flat = dict(message.content.config_records["config"])
+    round, stack = int(flat.pop("round")), int(flat.pop("stack"))  # type: ignore[arg-type]
+    return tuple(sorted(flat.items())), round, stack  # type: ignore[return-value]
+
+
+def _arrays(message: Message) -> Params:
+    record = message.content.array_records["arrays"]
+    return {name: torch.from_numpy(array.numpy()) for name, array in record.items()}
+
+
+def _on_cpu(tensors: Params) -> dict:
+    return {name: value.detach().cpu() for name, value in tensors.items()}
+
+
+def _partition(context: Context) -> int:
+    if "partition-id" not in context.node_config:
+        raise InputError(
+            "this SuperNode has no partition-id: start it with --node-config 'partition-id=0'"
+        )
+    return int(context.node_config["partition-id"])
+
+
+def _reply(message: Message, records: dict) -> Message:
+    return Message(RecordDict(records), reply_to=message)

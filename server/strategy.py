@@ -1,0 +1,157 @@
+"""The server's half of a round over Flower: messages out, replies in, the core in between.
+
+Flower's node ids are random, so every node is asked once which partition it holds, and clients are
+sampled as indices from the plan. What a round may not survive is named, counted and either retried
+or recorded; it is never a silent change of the schedule.
+"""
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field
+from logging import INFO
+
+import numpy as np
+import torch
+from flwr.app import ArrayRecord, ConfigRecord, Message, MessageType, MetricRecord, RecordDict
+from flwr.common.logger import log
+from flwr.serverapp import Grid
+from flwr.serverapp.strategy import Strategy
+
+from fedmuon.config import Config, flatten
+from fedmuon.errors import InputError
+from fedmuon.federated.aggregate import ServerState, aggregate, broadcast, mean_loss
+from fedmuon.federated.local import Reply
+from fedmuon.federated.simulate import Experiment, Fault, Round
+from fedmuon.federated.wire import pack, unpack
+from server.exchange import exchange, meet, partition_of
+
+
+class RoundFailed(InputError):
+    """A round that the policy does not let pass; the run can be resumed at its start."""
+
+
+@dataclass
+class FedMuonStrategy(Strategy):
+    """Every recipe of the core as a Flower strategy; `state` is the server's, round by round."""
+
+    config: Config
+    experiment: Experiment
+    state: ServerState
+    nodes: dict[int, int] = field(default_factory=dict)  # partition -> node id
+
+    def rounds(self, grid: Grid) -> Iterator[Round]:
+        """The rounds that remain, under the config's fault policy: the engine of a run."""
+        while self.state.round < self.experiment.plan.rounds:
+            participants = self.experiment.plan.participants(self.state.round)
+            replies, faults = self._collect(grid, [int(i) for i in participants])
+            self.state = aggregate(self.experiment.recipe, self.state, replies)
+            answered = np.sort([reply.client for reply in replies])
+            yield Round(self.state, participants, answered, mean_loss(replies), tuple(faults))
+
+    def configure_train(
+        self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
+    ) -> Iterable[Message]:
+        """The round's messages; Flower counts rounds from 1, the plan from 0."""
+        participants = [int(i) for i in self.experiment.plan.participants(server_round - 1)]
+        return self._messages(grid, MessageType.TRAIN, participants)
+
+    def aggregate_train(
+        self, server_round: int, replies: Iterable[Message]
+    ) -> tuple[ArrayRecord, MetricRecord]:
+        """The next state from replies that must all be sound."""
+        sound = [self._read(reply) for reply in replies]
+        self.state = aggregate(self.experiment.recipe, self.state, sound)
+        return self.arrays(), MetricRecord({"loss": mean_loss(sound).tolist()})
+
+    def configure_evaluate(
+        self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
+    ) -> Iterable[Message]:
+        """None: the server holds the test samples and evaluates by itself."""
+        return []
+
+    def aggregate_evaluate(
+        self, server_round: int, replies: Iterable[Message]
+    ) -> MetricRecord | None:
+        """Nothing to aggregate."""
+        return None
+
+    def summary(self) -> None:
+        """Name the recipe and the sampling in Flower's log."""
+        table = self.config.federation
+        log(INFO, "%s: %s of %s", self.config.local.recipe, table.per_round, table.clients)
+
+    def arrays(self) -> ArrayRecord:
+        """What participants receive: the model, and the states that the recipe sends."""
+        sent = broadcast(self.experiment.recipe, self.state)
+        packed = pack(sent.params, sent.states)
+        return ArrayRecord({name: value.detach().cpu() for name, value in packed.items()})
+
+    def _messages(self, grid: Grid, kind: str, clients: list[int]) -> list[Message]:
+        deadline = self.config.faults.deadline
+        if not set(clients) <= set(self.nodes):
+            self.nodes = meet(grid, self.nodes, clients, deadline)
+        stack = len(next(iter(self.state.params.values())))
+        request = {"round": self.state.round, "stack": stack}
+        records = {
+            "arrays": self.arrays(),
+            "config": ConfigRecord({**flatten(self.config), **request}),
+        }
+        return [
+            Message(RecordDict(records), self.nodes[client], kind, ttl=deadline)
+            for client in clients
+        ]
+
+    def _collect(self, grid: Grid, clients: list[int]) -> tuple[list[Reply], list[Fault]]:
+        """Sound replies of the participants: all of them under `strict`, or a failed round."""
+        table, faults = self.config.faults, []
+        replies: dict[int, Reply] = {}
+        for attempt in range(1 + (table.retries if table.policy == "strict" else 0)):
+            missing = [client for client in clients if client not in replies]
+            if missing:
+                found, new = self._attempt(grid, missing, attempt)
+                replies |= found
+                faults += new
+        missing = [client for client in clients if client not in replies]
+        if missing and (table.policy == "strict" or not replies):
+            why = "; ".join(f"client {one.client}: {one.why}" for one in faults[-len(missing) :])
+            raise RoundFailed(
+                f"round {self.state.round} has no sound reply of {len(missing)} of {len(clients)} "
+                f"participants ({why}): mend the cause and go on with --resume"
+            )
+        return list(replies.values()), faults
+
+    def _attempt(
+        self, grid: Grid, clients: list[int], attempt: int
+    ) -> tuple[dict[int, Reply], list[Fault]]:
+        """Ask the given clients once; those without a sound reply are faults, and met anew."""
+        messages = self._messages(grid, MessageType.TRAIN, clients)
+        asked = {self.nodes[client]: client for client in clients}
+        found: dict[int, Reply] = {}
+        why = dict.fromkeys(clients, f"no answer within {self.config.faults.deadline:g} s")
+        for message in exchange(grid, messages, self.config.faults.deadline):
+            client = asked.get(message.metadata.src_node_id)
+            try:
+                reply = self._read(message)
+                found[reply.client] = reply
+            except InputError as error:
+                if client is not None:
+                    why[client] = str(error)
+        faults = [Fault(i, attempt, why[i]) for i in clients if i not in found]
+        for fault in faults:
+            self.nodes.pop(fault.client, None)
+        return found, faults
+
+    def _read(self, message: Message) -> Reply:
+        """A client's reply, refused unless it is of this round, of the right shapes, and finite."""
+        if message.has_error():
+            raise InputError((message.error.reason or "it failed").strip().splitlines()[-1])
+        content, recipe = message.content, self.experiment.recipe
+        round = content.config_records["who"]["round"]
+        if round != self.state.round:
+            raise InputError(f"it answers round {round}, not {self.state.round}")
+        arrays = content.array_records["arrays"]
+        tensors = {name: torch.from_numpy(array.numpy()) for name, array in arrays.items()}
+        params, states = unpack(tensors, self.state.params, recipe.returned)
+        if not all(bool(tensor.isfinite().all()) for tensor in tensors.values()):
+            raise InputError("it returns values that are not finite")
+        loss = torch.tensor(content.metric_records["metrics"]["loss"], dtype=torch.float64)
+        return Reply(partition_of(message), params, states, loss)
