@@ -43,6 +43,15 @@ def run(
     resume: Annotated[
         bool, typer.Option("--resume", help="Go on with the run in --out, to the same bytes.")
     ] = False,
+    engine: Annotated[
+        str | None, typer.Option("--engine", help="inline, or ray: Flower's client processes.")
+    ] = None,
+    ray_address: Annotated[
+        str | None, typer.Option("--ray-address", help="A running Ray cluster to use.")
+    ] = None,
+    verbose: Annotated[
+        bool, typer.Option("--verbose", help="Show what Flower and Ray have to say.")
+    ] = False,
 ) -> None:
     """Run one federated experiment and write its run directory.
 
@@ -51,12 +60,15 @@ def run(
     from experiments.run import execute
     from experiments.show import Progress, summary_table
 
-    chosen = _config(config, overrides, resume)
+    changes = [*(overrides or [])]
+    changes += [f"engine.name={engine}"] if engine else []
+    changes += [f"engine.ray-address={ray_address}"] if ray_address else []
+    chosen = _config(config, changes, resume)
     if resume and out is None:
         _refuse("--resume needs --out: name the run directory to go on with")
     folder = out or _fresh_folder(chosen)
     with Progress(console) as progress:
-        summary = execute(chosen, folder, resume, progress.watch, progress.begin)
+        summary = execute(chosen, folder, resume, progress.watch, progress.begin, verbose)
     console.print(summary_table(summary))
     console.print(f"Results are in [bold]{folder}[/]")
 
@@ -69,11 +81,11 @@ def doctor() -> None:
     report(console)
 
 
-def _config(file: Path | None, overrides: list[str] | None, resume: bool) -> "Config | None":
+def _config(file: Path | None, overrides: list[str], resume: bool) -> "Config | None":
     """The experiment asked for; None when a resumed run shall bring its own."""
     from fedmuon import config
 
-    return None if resume and not (file or overrides) else config.load(file, overrides or [])
+    return None if resume and not (file or overrides) else config.load(file, overrides)
 
 
 def _fresh_folder(config: "Config | None") -> Path:

@@ -17,10 +17,15 @@ def execute(
     resume: bool = False,
     watch: Watch = lambda record: None,
     begun: Begin = lambda done, total: None,
+    verbose: bool = False,
 ) -> Record:
     """Run, or go on with, the experiment in `out`; returns its summary."""
     config = _agreed(config, out) if resume else (config or Config())
     prepared = prepare(setup.resolve(config), out, resume)
+    if config.engine.name == "ray":
+        from experiments.ray_engine import run_on_ray
+
+        return run_on_ray(prepared, watch, begun, verbose)
     return drive(prepared, rounds, watch, begun)
 
 

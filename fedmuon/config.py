@@ -81,9 +81,9 @@ class Local(Table):
     """A client's round: E steps of a named chain."""
 
     recipe: Recipe = "fedmuon"
-    steps: Count = 1
+    steps: Count = 5
     batch: Natural = 0  # 0 is the full batch
-    lr: Positive = 0.01
+    lr: Positive = 1.0
     momentum: Annotated[float, Field(ge=0, lt=1)] = 0.9  # beta, the memory coefficient
     alignment: Share = 0.5  # alpha of 001 Remark 3.2
     server_momentum: Annotated[float, Field(ge=0, lt=1)] = 0.9  # of fedavgm
@@ -93,7 +93,7 @@ class OrthogonalizerTable(Table):
     """The map Orth and its parameters; each map reads its own."""
 
     name: Orthogonalizer = "smoothed-polar"
-    lambda_: Positive = 0.1
+    lambda_: Positive = 1e-4
     steps: Natural = 5
     coefficients: str = "cubic"
     eps: Positive = 1e-7

@@ -136,6 +136,13 @@ def test_synthetic_classes_are_apart() -> None:
     assert accuracy(0.0) < 0.5
 
 
+def test_synthetic_noise_knows_nothing_of_the_centres() -> None:
+    noise, far = (read("synthetic", n=50, separation=s) for s in (0.0, 1e9))
+    centres = np.stack([far.inputs[far.labels == c][0] for c in range(4)])
+    cosines = unit_rows(noise.inputs) @ unit_rows(centres).T
+    assert np.abs(cosines).max() < 0.9  # 200 cosines in 20 dimensions, of deviation 0.22 each
+
+
 def test_load_maps_everything() -> None:
     inputs, labels = load("synthetic", n=30, dimension=4)
     source = read("synthetic", n=30, dimension=4)
@@ -581,6 +588,9 @@ def test_neighbours_have_the_right_distribution() -> None:
         return float(((seen - expected)[kept] ** 2 / expected[kept]).sum())
 
     assert all(distance(i, data.samples(i)[1]) < 2 + 5 * 2 for i in range(4))
+    pool = np.setdiff1d(np.arange(3000), np.concatenate([data.train_index, data.test_index]))
+    times = np.bincount(drawn.replacement[1:], minlength=3000)[pool]
+    assert times.sum() == 4000 and times.max() < 20  # 1.5 each, were the labels evenly drawn
     # Negative control: the labels are the client's own, not those of all clients together.
     assert max(distance(i, data.labels) for i in range(4)) > 100
 

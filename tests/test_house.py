@@ -18,7 +18,7 @@ MAY_IMPORT = {
 }
 ONLY_IN = {
     "flwr": ("clients", "server", "experiments"),
-    "ray": ("experiments/sweep.py", "experiments/engines"),
+    "ray": ("experiments/sweep.py", "experiments/ray_engine.py"),
     "matplotlib": ("analysis/figures",),
     "typer": ("experiments/cli.py",),
     "rich": ("experiments",),

@@ -86,12 +86,34 @@ def test_filling_moves_no_more_than_it_must() -> None:
     assert (np.bincount(after[moved], minlength=20) == short).all()
 
 
+def test_which_samples_a_client_gets_is_random() -> None:
+    """Neither a run of neighbours in the source's order, nor always the first when some move."""
+    labels = np.zeros(1000, int)
+    client = dealt(labels, 2, 10.0, 0)
+    assert 300 < np.count_nonzero(np.diff(client)) < 700
+    moved = np.flatnonzero(dealt(labels, 50, 0.05, 10) != dealt(labels, 50, 0.05, 0))
+    # The mean of m uniform indices deviates by about 289 / sqrt(m): 100 is more than 5 of them.
+    assert len(moved) > 225 and abs(moved.mean() - 500) < 100
+
+
+def test_scarce_samples_of_even_shares_reach_most_clients() -> None:
+    """Ten classes of 200 among 1000 clients: rounding every class alike would reach 200 clients."""
+    labels = np.arange(2000) % 10
+    assert (np.bincount(dealt(labels, 1000, 1e9, 0), minlength=1000) > 0).sum() > 600
+
+
 def test_alpha_decides_the_skew() -> None:
     labels = np.arange(10_000) % 10
-    found = [purity(labels, dealt(labels, 20, alpha, 0), 20) for alpha in (0.01, 0.5, 10, 1e6)]
-    assert found == sorted(found, reverse=True)
-    assert found[0] > 0.9 and found[1] > 0.2
-    assert found[3] == pytest.approx(0.1, abs=0.005)
+
+    def found(alpha: float) -> float:
+        return float(
+            np.mean([purity(labels, dealt(labels, 20, alpha, 0, s), 20) for s in range(9)])
+        )
+
+    at = [found(alpha) for alpha in (0.01, 0.5, 10, 1e6)]
+    assert at == sorted(at, reverse=True)
+    assert at[0] > 0.7 and at[1] > 0.2
+    assert at[3] == pytest.approx(0.1, abs=0.005)
     assert purity(labels, dealt(labels, 20, math.inf, 0), 20) == pytest.approx(0.1)
 
 
@@ -106,17 +128,18 @@ def test_an_infinite_alpha_is_even(n: int, clients: int) -> None:
 
 @pytest.mark.parametrize("alpha", [0.3, 2.0])
 def test_shares_are_dirichlet(alpha: float) -> None:
-    """Mean 1/N and variance (N - 1) / (N^2 (N alpha + 1)) of a client's share, to 5 deviations."""
+    """E share_i = 1/N and E sum_i share_i^2 = (alpha + 1) / (N alpha + 1), to 5 deviations."""
     clients, draws, labels = 5, 4000, np.zeros(1000, int)
     rng = generator(0, Draw.PARTITION)
     dealings = (dirichlet_partition(labels, clients, alpha, 0, rng) for _ in range(draws))
     shares = np.array([np.bincount(dealing, minlength=clients) for dealing in dealings]) / 1000
-    variance = (clients - 1) / (clients**2 * (clients * alpha + 1))
-    assert np.abs(shares.mean(axis=0) - 1 / clients).max() < 5 * math.sqrt(variance / draws)
-    # The variance of a bounded share is known to a relative sqrt(kurtosis / draws), below 3 / 63.
-    assert np.abs(shares.var(axis=0) / variance - 1).max() < 5 * 3 / math.sqrt(draws)
-    other = (clients - 1) / (clients**2 * (clients * 2 * alpha + 1))
-    assert np.abs(shares.var(axis=0) / other - 1).max() > 5 * 3 / math.sqrt(draws)
+    means, squares = shares.mean(axis=0), (shares**2).sum(axis=1)
+    deviation = 5 / math.sqrt(draws)
+    assert (np.abs(means - 1 / clients) < deviation * shares.std(axis=0)).all()
+    expected = (alpha + 1) / (clients * alpha + 1)
+    assert abs(squares.mean() - expected) < deviation * squares.std()
+    other = (1.1 * alpha + 1) / (clients * 1.1 * alpha + 1)
+    assert abs(squares.mean() - other) > deviation * squares.std()
 
 
 def test_the_draw_is_a_function_of_the_generator() -> None:

@@ -15,7 +15,8 @@ Params = dict[str, Tensor]
 @dataclass(frozen=True)
 class Replaced:
     """Samples that differ in some replicas: replica `replica[t]` has, at row `position[t]` of the
-    batch, the sample (`inputs[t]`, `labels[t]`) instead of the shared one. All have length T."""
+    batch, the sample (`inputs[t]`, `labels[t]`) instead of the shared one. All have length T, and
+    no replica appears twice."""
 
     replica: Tensor
     position: Tensor

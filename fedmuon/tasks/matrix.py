@@ -74,7 +74,7 @@ class MatrixTask:
         slope[there.replica, :, there.position] = 0.0
         gradient = self._pull_back(slope, batch.inputs)
         after = _add_replaced_(gradient, weight, there, len(batch.labels))
-        loss.index_add_(0, there.replica, (before - after) / len(batch.labels))
+        loss[there.replica] += (before - after) / len(batch.labels)
         return loss, {"weight": gradient.mT}
 
     def losses(self, params: Params, batch: Batch) -> tuple[Tensor, Tensor]:
@@ -95,20 +95,26 @@ class MatrixTask:
 
 
 def _slope_(logits: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
-    """p_y [S, n], and the mean loss's slope in the logits (p_y p - p_y e_y) / n, in place."""
-    rows = labels.expand(len(logits), 1, -1)
+    """p_y [S, n], and the mean loss's slope in the logits (p_y p - p_y e_y) / n, in place.
+
+    `labels` is [n], or [S, n] where they differ. Subtracting e_y as a dense mask costs a quarter
+    of a scatter.
+    """
+    classes, rows = logits.shape[-2:]
+    chosen = labels.unsqueeze(-2).expand(len(logits), 1, rows)
+    mask = labels.unsqueeze(-2) == torch.arange(classes, device=labels.device)[:, None]
     logits.sub_(logits.amax(1, keepdim=True)).exp_()
     total = logits.sum(1, keepdim=True)
-    right = logits.gather(1, rows).div_(total)
-    scaled = right / logits.shape[-1]
-    slope = logits.mul_(scaled / total).scatter_add_(1, rows, scaled.neg_())
+    right = logits.gather(1, chosen).div_(total)
+    scaled = right / rows
+    slope = logits.mul_(scaled / total).addcmul_(mask.to(logits.dtype), scaled, value=-1)
     return right[:, 0], slope
 
 
 def _add_replaced_(gradient: Tensor, weight: Tensor, there: Replaced, rows: int) -> Tensor:
     """Add the replaced samples' share of the mean gradient [S, c, d]; return their p_y [T]."""
     logits = torch.einsum("tcd,td->tc", weight[there.replica], there.inputs)
-    right, slope = _slope_(logits[:, :, None], there.labels[:, None, None])
+    right, slope = _slope_(logits[:, :, None], there.labels[:, None])
     share = slope / rows * there.inputs[:, None, :]
-    gradient.index_add_(0, there.replica, share)
+    gradient[there.replica] += share
     return right[:, 0]
