@@ -119,10 +119,8 @@ def compare(pairs: int, skip_flower: bool) -> None:
 
 
 def per_trajectory(result: dict) -> float:
-    """Seconds of one trajectory; Flower's first round starts workers and is left out."""
-    if result["peer"] == "flower":
-        return result["median_warm_seconds_per_round"] * result["rounds"]
-    return result.get("seconds_per_trajectory", result["seconds"])
+    """Seconds of one trajectory: rounds times the median round, the first (lazy start) left out."""
+    return result["median_warm_seconds_per_round"] * result["rounds"] / result.get("stack", 1)
 
 
 def print_table(results: dict[str, list[dict]]) -> None:
@@ -171,6 +169,7 @@ def _wide(clients: int):
             "data": {"name": "synthetic", "train": 2 * clients, "test": 100, "minimum": 2,
                      "dimension": 16, "alpha": 10.0},
             "federation": {"clients": clients, "per-round": 10, "rounds": 100},
+            "local": {"steps": 1},
         }
     )  # fmt: skip
 

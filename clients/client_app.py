@@ -14,7 +14,7 @@ from flwr.clientapp import ClientApp
 from fedmuon.config import Scalar, unflatten
 from fedmuon.errors import InputError
 from fedmuon.federated.evaluate import risk
-from fedmuon.federated.local import Broadcast, client_round
+from fedmuon.federated.local import Broadcast, cohort_round
 from fedmuon.federated.setup import LoneClient, lone_client
 from fedmuon.federated.wire import pack, unpack
 from fedmuon.tasks.base import Params
@@ -38,7 +38,7 @@ def train(message: Message, context: Context) -> Message:
     lone = _client(config, number)
     params, states = unpack(_arrays(message), lone.like(stack), lone.recipe.sent)
     sent = Broadcast(round, params, states)
-    reply = client_round(lone.recipe, lone.task, lone.plan, number, lone.shard, sent)
+    (reply,) = cohort_round(lone.recipe, lone.task, lone.plan, [(number, lone.shard)], sent)
     return _reply(
         message,
         {

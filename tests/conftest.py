@@ -23,7 +23,8 @@ def small(**tables: dict) -> Config:
     base = {
         "data": {"name": "synthetic", "train": 90, "test": 60, "dimension": 7, "classes": 3},
         "federation": {"clients": 6, "per-round": 3, "rounds": 8, "seed": 3},
-        "local": {"lr": 0.05},
+        "local": {"lr": 0.05, "steps": 1},
+        "orthogonalizer": {"lambda": 0.1},
         "engine": {"dtype": "float64", "device": "cpu"},
         "output": {"evaluate-every": 4, "checkpoint-every": 2},
     }

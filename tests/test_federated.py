@@ -233,5 +233,5 @@ def test_a_loss_that_is_no_number_is_refused() -> None:
     experiment = setup.experiment(config, data, source.classes)
     experiment.shards.inputs[:] = math.nan
     state = begin(experiment.recipe, experiment.task, 0)
-    with pytest.raises(NonFinite, match=r"client \d+, round 0"):
+    with pytest.raises(NonFinite, match=r"clients .*, round 0"):
         next(rounds(experiment, state))

@@ -52,7 +52,7 @@ def test_gradient_is_the_naive_loop(
     weight, inputs = stack_of(rng, size, d, c, scale), unit(rng, n, d)
     labels = torch.from_numpy(rng.integers(c, size=n))
     loss, gradient = MatrixTask(d, c, torch.float64).gradient(
-        {"weight": weight}, Batch(inputs, labels)
+        {"weight": weight}, [Batch(inputs, labels)]
     )
     for replica in range(size):
         expected_loss, expected = naive(weight[replica], inputs, labels)
@@ -71,7 +71,7 @@ def test_replaced_samples_are_really_replaced(seed: int, size: int, n: int) -> N
     news, answers = unit(rng, size - 1, d), torch.from_numpy(rng.integers(c, size=size - 1))
     replaced = Replaced(replica, position, news, answers)
     loss, gradient = MatrixTask(d, c, torch.float64).gradient(
-        {"weight": weight}, Batch(inputs, labels, replaced)
+        {"weight": weight}, [Batch(inputs, labels, replaced)]
     )
     for s in range(size):
         own_inputs, own_labels = inputs.clone(), labels.clone()
@@ -104,12 +104,12 @@ def worst(kind: str) -> float:
     for z in np.linspace(-4, 4, 2001):
         weight = torch.tensor([[[z, 0.0]]], dtype=torch.float64)
         batch = Batch(torch.ones(1, 1, dtype=torch.float64), torch.zeros(1, dtype=torch.int64))
-        gradient = task.gradient({"weight": weight}, batch)[1]["weight"]
+        gradient = task.gradient({"weight": weight}, [batch])[1]["weight"]
         if kind == "gradient":
             best = max(best, float(gradient.norm()))
             continue
         step = 1e-6 * torch.tensor([[[1.0, -1.0]]], dtype=torch.float64) / math.sqrt(2)
-        moved = task.gradient({"weight": weight + step}, batch)[1]["weight"]
+        moved = task.gradient({"weight": weight + step}, [batch])[1]["weight"]
         best = max(best, float((moved - gradient).norm() / step.norm()))
     return best
 
@@ -131,7 +131,7 @@ def test_no_sample_beats_the_constants(seed: int, c: int, scale: float) -> None:
     batch = Batch(unit(rng, 1, d), torch.from_numpy(rng.integers(c, size=1)))
     here, there = stack_of(rng, 1, d, c, scale), stack_of(rng, 1, d, c, scale)
     (loss, slope), (other, slope_there) = (
-        task.gradient({"weight": weight}, batch) for weight in (here, there)
+        task.gradient({"weight": weight}, [batch]) for weight in (here, there)
     )
     distance = float((here - there).norm()) * (1 + 1e-12)
     assert 0 <= float(loss) <= proved.loss_bound

@@ -1,9 +1,10 @@
 """A client's round: E steps of the chain from the server's model (001, Algorithm 1, lines 4-11)."""
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
+import torch
 from torch import Tensor
 
 from fedmuon.errors import NonFinite
@@ -33,29 +34,70 @@ class Reply:
     loss: Tensor
 
 
-def client_round(
-    recipe: Recipe, task: Task, plan: Plan, client: int, shard: Shard, broadcast: Broadcast
-) -> Reply:
-    """X_i, M_i <- E local steps from (X, M); links whose state is not sent start afresh."""
-    params = broadcast.params
-    states = recipe.chain.init(params, broadcast.states)
+def cohort_round(
+    recipe: Recipe,
+    task: Task,
+    plan: Plan,
+    cohort: Sequence[tuple[int, Shard]],
+    broadcast: Broadcast,
+) -> list[Reply]:
+    """X_i, M_i <- E local steps from (X, M) for the K clients of a cohort, held as one stack.
+
+    Clients are replicas that see other samples: the stack has K blocks of S. Links whose state is
+    not sent start afresh.
+    """
+    clients = [client for client, _ in cohort]
+    params = _repeated(broadcast.params, len(cohort))
+    sent = {name: _repeated(state, len(cohort)) for name, state in broadcast.states.items()}
+    states = recipe.chain.init(params, sent)
     for step in range(plan.steps):
-        batch = shard.batch(plan.rows(broadcast.round, client, step, shard.size))
+        batches = [
+            shard.batch(plan.rows(broadcast.round, client, step, shard.size))
+            for client, shard in cohort
+        ]
         context = Context(
             params,
-            _checked(task, batch, f"client {client}, round {broadcast.round}, step {step}"),
-            plan.draws(broadcast.round, client, step),
+            _checked(task, batches, f"clients {clients}, round {broadcast.round}, step {step}"),
+            [plan.draws(broadcast.round, client, step) for client in clients],
         )
         params, states = recipe.chain.step(params, states, context)
-    loss = states["gradient"]["loss"]
-    return Reply(client, params, {name: states[name] for name in recipe.returned}, loss)
+    return _replies(recipe, clients, params, states)
 
 
-def _checked(task: Task, batch: Batch, where: str) -> Callable[[Params], tuple[Tensor, Params]]:
+def _replies(recipe: Recipe, clients: Sequence[int], params: Params, states: States) -> list[Reply]:
+    """One reply a client: its block of the stack."""
+    blocks = _split(params, len(clients))
+    kept = {name: _split(states[name], len(clients)) for name in recipe.returned}
+    losses = states["gradient"]["loss"].chunk(len(clients))
+    return [
+        Reply(client, blocks[k], {name: kept[name][k] for name in kept}, losses[k])
+        for k, client in enumerate(clients)
+    ]
+
+
+def _repeated(tree: Params, times: int) -> Params:
+    """K copies one after the other along the replica axis; class-major matrices stay so."""
+    if times == 1:
+        return tree
+    turned = {name: value.ndim > 2 and value.mT.is_contiguous() for name, value in tree.items()}
+    return {
+        name: torch.cat([value.mT] * times).mT if turned[name] else torch.cat([value] * times)
+        for name, value in tree.items()
+    }
+
+
+def _split(tree: Params, parts: int) -> list[Params]:
+    chunks = {name: value.chunk(parts) for name, value in tree.items()}
+    return [{name: chunks[name][k] for name in tree} for k in range(parts)]
+
+
+def _checked(
+    task: Task, batches: Sequence[Batch], where: str
+) -> Callable[[Params], tuple[Tensor, Params]]:
     """The task's gradient, refused at the first loss that is not a number."""
 
     def gradient(at: Params) -> tuple[Tensor, Params]:
-        loss, slope = task.gradient(at, batch)
+        loss, slope = task.gradient(at, batches)
         if not math.isfinite(float(loss.sum())):
             raise NonFinite(f"the loss is not finite ({where}): lower [local] lr or mend the data")
         return loss, slope

@@ -6,11 +6,13 @@ from dataclasses import dataclass
 import numpy as np
 
 from fedmuon.federated.aggregate import ServerState, aggregate, broadcast, mean_loss
-from fedmuon.federated.local import client_round
+from fedmuon.federated.local import cohort_round
 from fedmuon.federated.plan import Plan
-from fedmuon.federated.shards import Shards
+from fedmuon.federated.shards import Shard, Shards
 from fedmuon.tasks.base import Task
 from fedmuon.transforms.recipes import Recipe
+
+COHORT = 1 << 18  # parameters stepped together: enough to hide a call's cost, small enough to cache
 
 
 @dataclass(frozen=True)
@@ -46,20 +48,26 @@ class Round:
 
 def rounds(experiment: Experiment, state: ServerState) -> Iterator[Round]:
     """The rounds that remain after `state` (001, Algorithm 1)."""
-    recipe, task, plan, shards = (
-        experiment.recipe,
-        experiment.task,
-        experiment.plan,
-        experiment.shards,
-    )
+    recipe, plan = experiment.recipe, experiment.plan
     for number in range(state.round, plan.rounds):
         participants, sent = plan.participants(number), broadcast(recipe, state)
         replies = [
-            client_round(recipe, task, plan, int(client), shards[int(client)], sent)
-            for client in participants
+            reply
+            for cohort in _cohorts(experiment, participants, state)
+            for reply in cohort_round(recipe, experiment.task, plan, cohort, sent)
         ]
         state = aggregate(recipe, state, replies)
         yield Round(state, participants, participants, mean_loss(replies))
+
+
+def _cohorts(
+    experiment: Experiment, participants: np.ndarray, state: ServerState
+) -> Iterator[list[tuple[int, Shard]]]:
+    """Participants in groups that are stepped together while their stack stays small."""
+    entries = sum(value.numel() for value in state.params.values())
+    size = max(1, COHORT // entries)
+    for start in range(0, len(participants), size):
+        yield [(int(i), experiment.shards[int(i)]) for i in participants[start : start + size]]
 
 
 def simulate(experiment: Experiment, state: ServerState) -> ServerState:

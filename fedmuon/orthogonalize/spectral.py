@@ -5,6 +5,7 @@ a q x q eigenproblem, q the smaller side. Forming the Gram matrix squares the co
 this runs only where a bound says that it costs no digits; an SVD in float64 does the rest.
 """
 
+import math
 from collections.abc import Callable
 
 import torch
@@ -89,8 +90,8 @@ def per_matrix(
 ) -> Tensor:
     """`value` as float64 [...] or [], checked to be finite, positive (or zero) and to broadcast."""
     parameter = torch.as_tensor(value, dtype=torch.float64, device=matrix.device)
-    allowed = (parameter >= 0 if zero else parameter > 0) & parameter.isfinite()
-    if not bool(allowed.all()):
+    least, most = (float(end) for end in parameter.detach().aminmax())
+    if not (least >= 0 if zero else least > 0) or not most < math.inf:
         raise InputError(f"{name} is {value}: {mend}")
     lead, own = matrix.shape[:-2], parameter.shape
     fits = len(own) <= len(lead) and all(
@@ -113,19 +114,21 @@ def spectral_map(matrix: Tensor, root: Tensor, divisor: Divisor) -> Tensor:
     if matrix.numel() == 0:
         return matrix.clone()
     view, flipped = wide(matrix)
-    work = _accurate(norm(view), root.square(), matrix.dtype)
+    work = _accurate(norm(view), root, matrix.dtype)
     out = by_svd(view, root, divisor) if work is None else _by_gram(view, root, divisor, work)
     return out.mT if flipped else out
 
 
-def _accurate(size: Tensor, floor: Tensor, dtype: torch.dtype) -> torch.dtype | None:
-    """The cheapest dtype whose Gram matrix is accurate for the whole stack, or None."""
-    largest = size.square()
+def _accurate(size: Tensor, root: Tensor, dtype: torch.dtype) -> torch.dtype | None:
+    """The cheapest dtype whose Gram matrix is accurate for the whole stack, or None.
+
+    Its largest norm is held against its smallest root: two numbers, decided without tensors.
+    """
+    largest, floor = (float(end.detach().square()) for end in (size.max(), root.min()))
     for work in ladder(dtype):
         info = torch.finfo(work)
         accurate = info.eps * largest <= target(dtype) * floor
-        representable = (largest <= info.max / 4) & (floor >= info.tiny / info.eps)
-        if bool((accurate & representable).all()):
+        if accurate and largest <= info.max / 4 and floor >= info.tiny / info.eps:
             return work
     return None
 

@@ -3,6 +3,7 @@
 Parameters are `dict[str, Tensor]` whose first axis is the replica: S coupled runs held as one.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -40,8 +41,11 @@ class Task(Protocol):
         """The first parameters, the same for all S replicas."""
         ...
 
-    def gradient(self, params: Params, batch: Batch) -> tuple[Tensor, Params]:
-        """The mean loss [S] and its gradient at the parameters of each replica."""
+    def gradient(self, params: Params, batches: Sequence[Batch]) -> tuple[Tensor, Params]:
+        """The mean loss [K S] and its gradient at the parameters of each replica.
+
+        The stack is K blocks of S replicas, one block for each of the K batches.
+        """
         ...
 
     def losses(self, params: Params, batch: Batch) -> tuple[Tensor, Tensor]:

@@ -14,6 +14,7 @@ class holds all the rest of the mass, where with q = p_y it is q(1-q)(1-2q) time
 """
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -62,20 +63,37 @@ class MatrixTask:
         class_major = torch.from_numpy(weight.T.copy()).to(self.device, self.dtype)
         return {"weight": class_major.repeat(stack, 1, 1).mT}
 
-    def gradient(self, params: Params, batch: Batch) -> tuple[Tensor, Params]:
-        """Mean loss [S] and gradient [S, d, c]; replaced rows cost one rank-one update each."""
-        weight = params["weight"].mT
-        right, slope = _slope_(self._logits(weight, batch.inputs), batch.labels)
-        loss = 1 - right.mean(-1)
-        if batch.replaced is None:
-            return loss, {"weight": self._pull_back(slope, batch.inputs).mT}
-        there = batch.replaced
-        before = right[there.replica, there.position]
+    def gradient(self, params: Params, batches: Sequence[Batch]) -> tuple[Tensor, Params]:
+        """Mean loss [K S] and gradient [K S, d, c]; a replaced row costs one rank-one update.
+
+        The logits of all batches stand side by side, [S, c, n_1 + ... + n_K], so that a cohort of
+        clients shares every operation but the products with its members' own samples.
+        """
+        blocks = params["weight"].mT.chunk(len(batches))
+        parts = [self._logits(w, batch.inputs) for w, batch in zip(blocks, batches, strict=True)]
+        sizes = [len(batch.labels) for batch in batches]
+        labels = _joined([batch.labels for batch in batches])
+        right, slope = _slope_(_joined(parts), labels, _shares(sizes, parts[0]))
+        pieces = zip(blocks, batches, right.split(sizes, -1), slope.split(sizes, -1), strict=True)
+        losses, gradients = zip(*(self._pull_back(*piece) for piece in pieces), strict=True)
+        return _joined(losses), {"weight": _joined(gradients, 0).mT}
+
+    def _pull_back(
+        self, weight: Tensor, batch: Batch, right: Tensor, slope: Tensor
+    ) -> tuple[Tensor, Tensor]:
+        """Loss [S] and gradient [S, c, d] of one batch from its p_y [S, n] and slope [S, c, n]."""
+        there, loss = batch.replaced, 1 - right.mean(-1)
+        if there is None:
+            return loss, self._product(slope, batch.inputs)
         slope[there.replica, :, there.position] = 0.0
-        gradient = self._pull_back(slope, batch.inputs)
-        after = _add_replaced_(gradient, weight, there, len(batch.labels))
-        loss[there.replica] += (before - after) / len(batch.labels)
-        return loss, {"weight": gradient.mT}
+        gradient, rows = self._product(slope, batch.inputs), len(batch.labels)
+        after = _add_replaced_(gradient, weight, there, rows)
+        loss[there.replica] += (right[there.replica, there.position] - after) / rows
+        return loss, gradient
+
+    def _product(self, slope: Tensor, inputs: Tensor) -> Tensor:
+        flat = multiply(slope.flatten(0, 1), inputs, self.kernel)
+        return flat.view(*slope.shape[:2], -1)
 
     def losses(self, params: Params, batch: Batch) -> tuple[Tensor, Tensor]:
         """Per-sample losses and correctness, both [S, n]."""
@@ -89,13 +107,9 @@ class MatrixTask:
         flat = multiply(weight.reshape(-1, dimension), inputs.T, self.kernel)
         return flat.view(stack, classes, -1)
 
-    def _pull_back(self, slope: Tensor, inputs: Tensor) -> Tensor:
-        stack, classes, rows = slope.shape
-        return multiply(slope.view(-1, rows), inputs, self.kernel).view(stack, classes, -1)
 
-
-def _slope_(logits: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
-    """p_y [S, n], and the mean loss's slope in the logits (p_y p - p_y e_y) / n, in place.
+def _slope_(logits: Tensor, labels: Tensor, shares: Tensor | float) -> tuple[Tensor, Tensor]:
+    """p_y [S, n], and the slope in the logits (p_y p - p_y e_y) times `shares` [n], in place.
 
     `labels` is [n], or [S, n] where they differ. Subtracting e_y as a dense mask costs a quarter
     of a scatter.
@@ -106,15 +120,26 @@ def _slope_(logits: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
     logits.sub_(logits.amax(1, keepdim=True)).exp_()
     total = logits.sum(1, keepdim=True)
     right = logits.gather(1, chosen).div_(total)
-    scaled = right / rows
+    scaled = right * shares
     slope = logits.mul_(scaled / total).addcmul_(mask.to(logits.dtype), scaled, value=-1)
     return right[:, 0], slope
+
+
+def _shares(sizes: list[int], like: Tensor) -> Tensor | float:
+    """1 / n_k for every sample of every batch [n_1 + ... + n_K]; one number for one batch."""
+    if len(sizes) == 1:
+        return 1 / sizes[0]
+    counts = torch.tensor(sizes)
+    return counts.to(like.dtype).reciprocal().repeat_interleave(counts).to(like.device)
+
+
+def _joined(tensors: Sequence[Tensor], axis: int = -1) -> Tensor:
+    return tensors[0] if len(tensors) == 1 else torch.cat(list(tensors), axis)
 
 
 def _add_replaced_(gradient: Tensor, weight: Tensor, there: Replaced, rows: int) -> Tensor:
     """Add the replaced samples' share of the mean gradient [S, c, d]; return their p_y [T]."""
     logits = torch.einsum("tcd,td->tc", weight[there.replica], there.inputs)
-    right, slope = _slope_(logits[:, :, None], there.labels[:, None])
-    share = slope / rows * there.inputs[:, None, :]
-    gradient[there.replica] += share
+    right, slope = _slope_(logits[:, :, None], there.labels[:, None], 1 / rows)
+    gradient[there.replica] += slope * there.inputs[:, None, :]
     return right[:, 0]

@@ -7,7 +7,7 @@ ones turn it into an update, and `step` adds the last direction to the parameter
 is a new link or a new chain of links, never a new loop.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -23,11 +23,15 @@ States = dict[str, State]
 
 @dataclass(frozen=True)
 class Context:
-    """What one local step may see besides its direction."""
+    """What one local step of a cohort may see besides its direction.
+
+    The stack is K blocks of S replicas, one block for each client of the cohort; every client has
+    its own draws, shared by its replicas.
+    """
 
     params: Params
-    gradient: Callable[[Params], tuple[Tensor, Params]]  # params -> (loss [S], gradient)
-    draw: Callable[..., np.random.Generator]  # draw(what, block=...) -> this step's generator
+    gradient: Callable[[Params], tuple[Tensor, Params]]  # params -> (loss [K S], gradient)
+    draws: Sequence[Callable[..., np.random.Generator]]  # draws[k](what, block=...) of this step
 
 
 @dataclass(frozen=True)
@@ -71,8 +75,14 @@ def zeros(params: Params) -> State:
     return {name: torch.zeros_like(value) for name, value in params.items()}
 
 
-def per_replica(number: Number, like: Tensor) -> Number:
-    """A number per replica [S], made to broadcast against like [S, ...]; floats pass unchanged."""
+def tiled(number: Number, like: Tensor) -> Number:
+    """A number per replica [S], repeated for the K blocks of like [K S, ...]; floats pass."""
     if isinstance(number, float | int):
         return float(number)
-    return number.to(like.device, like.dtype).reshape(-1, *[1] * (like.ndim - 1))
+    return number.to(like.device, like.dtype).repeat(len(like) // len(number))
+
+
+def per_replica(number: Number, like: Tensor) -> Number:
+    """The same, made to broadcast against like [K S, ...]."""
+    number = tiled(number, like)
+    return number if isinstance(number, float | int) else number.view(-1, *[1] * (like.ndim - 1))
