@@ -5,7 +5,6 @@ VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 BENCH_STAMP := $(VENV)/.installed-bench
-OUT ?= runs/main-job
 export FLWR_TELEMETRY_ENABLED := 0
 export FLWR_DISABLE_UPDATE_CHECK := 1
 export RAY_USAGE_STATS_ENABLED := 0
@@ -16,9 +15,8 @@ export RAY_USAGE_STATS_ENABLED := 0
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-14s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
-run: $(STAMP) ## set up, then run the main job on bundled data (OUT=folder)
-	@rm -rf "$(OUT)"
-	$(BIN)/fedmuon run --out "$(OUT)"
+run: $(STAMP) ## set up, then run the main job on bundled data
+	$(BIN)/fedmuon run
 
 test: $(STAMP) ## set up, then run the tests
 	$(BIN)/python -m pytest -n 2

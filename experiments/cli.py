@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich.console import Console
+from rich.text import Text
 
 if TYPE_CHECKING:
     from fedmuon.config import Config
@@ -31,7 +32,7 @@ Overrides = Annotated[
     typer.Option("--set", metavar="TABLE.KEY=VALUE", help="Change one key; may be repeated."),
 ]
 OutFolder = Annotated[
-    Path | None, typer.Option("--out", help="The run directory [default: runs/<a new name>].")
+    Path | None, typer.Option("--out", help="The run directory; a new one below runs/ by default.")
 ]
 
 
@@ -114,6 +115,12 @@ def prefer_wide_vectors() -> None:
         os.environ.setdefault("OPENBLAS_CORETYPE", "SkylakeX")
 
 
+def _complain(sentence: str) -> None:
+    """One sentence on stderr; its [brackets] are tables of the config, not markup."""
+    text = Text.assemble(("fedmuon: ", "bold red"), sentence)
+    Console(stderr=True).print(text, highlight=False, soft_wrap=True)
+
+
 def main(arguments: list[str] | None = None) -> Any:
     """Entry point: exit code 0 when done, 2 when the user can mend it, 130 when interrupted."""
     prefer_wide_vectors()
@@ -122,7 +129,7 @@ def main(arguments: list[str] | None = None) -> Any:
     try:
         return app(arguments)
     except InputError as error:
-        Console(stderr=True).print(f"[bold red]fedmuon:[/] {error}", highlight=False, markup=True)
+        _complain(str(error))
         raise SystemExit(2) from None
     except KeyboardInterrupt:
         Console(stderr=True).print("interrupted: go on with [bold]--resume[/]")

@@ -4,10 +4,11 @@ import os
 import platform
 
 import torch
-from fedmuon.data.sources import available
 from rich.console import Console
+from rich.markup import escape
 from rich.table import Table
 
+from fedmuon.data.sources import available
 from fedmuon.gemm import rate, supported
 from fedmuon.run import versions
 
@@ -44,7 +45,7 @@ def _sources() -> Table:
     for column in ("name", "here", "where, or how to get it"):
         table.add_column(column)
     for name, found, where in available():
-        table.add_row(name, "[green]yes[/]" if found else "[yellow]no[/]", where)
+        table.add_row(name, "[green]yes[/]" if found else "[yellow]no[/]", escape(where))
     return table
 
 

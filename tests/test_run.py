@@ -183,9 +183,9 @@ def test_a_foreign_folder_is_refused(tmp_path: Path) -> None:
 
 
 BAD = [
-    (["--set", "data.name=imagenet"], "imagenet"),
+    (["--set", "data.name=imagenet"], "[data] name = 'imagenet'"),
     (["--set", "federation.per-round=30"], "per-round"),
-    (["--set", "orthogonalizer.lambda=0"], "lambda"),
+    (["--set", "orthogonalizer.lambda=0"], "[orthogonalizer] lambda = 0"),
     (["--set", "data.train=4990"], "4990"),
     (["missing.toml"], "missing.toml"),
     (["--resume"], "--out"),
@@ -240,7 +240,7 @@ def test_the_command_reads_well() -> None:
 def test_doctor_names_every_source() -> None:
     shown = CliRunner().invoke(app, ["doctor"], env={"COLUMNS": "140"})
     assert shown.exit_code == 0, shown.output
-    for name in ("mnist5k", "fashion-mnist", "cifar10", "torch", "GFLOP/s"):
+    for name in ("mnist5k", "fashion-mnist", "cifar10", "torch", "GFLOP/s", "[data] folder"):
         assert name in shown.output
 
 
