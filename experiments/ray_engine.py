@@ -10,11 +10,14 @@ import shutil
 import tempfile
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from fedmuon.errors import InputError
 from fedmuon.run import Begin, Run, Watch
 from fedmuon.storage import Record
+
+if TYPE_CHECKING:
+    from flwr.clientapp import ClientApp
 
 QUIET = {
     "FLWR_TELEMETRY_ENABLED": "0",
@@ -33,7 +36,13 @@ class Outcome:
     error: BaseException | None = None
 
 
-def run_on_ray(run: Run, watch: Watch, begun: Begin, verbose: bool = False) -> Record:
+def run_on_ray(
+    run: Run,
+    watch: Watch = lambda record: None,
+    begun: Begin = lambda done, total: None,
+    verbose: bool = False,
+    client_app: "ClientApp | None" = None,
+) -> Record:
     """Drive a run with Flower's ServerApp here and its ClientApps on Ray."""
     os.environ.update(QUIET)  # read when flwr and ray are imported
     os.environ["FEDMUON_CLIENT_THREADS"] = str(max(1, int(run.config.engine.cpus_per_client)))
@@ -41,7 +50,7 @@ def run_on_ray(run: Run, watch: Watch, begun: Begin, verbose: bool = False) -> R
     from flwr.serverapp import Grid, ServerApp
     from flwr.simulation import run_simulation
 
-    from clients.client_app import app as client_app
+    from clients.client_app import app
     from server.server_app import serve
 
     outcome, server_app = Outcome(), ServerApp()
@@ -57,7 +66,7 @@ def run_on_ray(run: Run, watch: Watch, begun: Begin, verbose: bool = False) -> R
         try:
             run_simulation(
                 server_app=server_app,
-                client_app=client_app,
+                client_app=client_app or app,
                 num_supernodes=run.config.federation.clients,
                 backend_config={"init_args": started, "client_resources": _resources(run)},
                 verbose_logging=verbose,

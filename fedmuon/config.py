@@ -127,7 +127,8 @@ class Faults(Table):
 
     policy: Literal["strict", "drop"] = "strict"
     retries: Natural = 2
-    deadline: Positive = 600.0  # seconds for one attempt, and for all nodes to appear
+    deadline: Positive = 600.0  # seconds for one attempt
+    patience: Positive = 120.0  # seconds for all nodes to appear at first
 
 
 class Output(Table):

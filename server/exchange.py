@@ -6,8 +6,6 @@ from collections.abc import Iterable, Sequence
 from flwr.app import Message, MessageType, RecordDict
 from flwr.serverapp import Grid
 
-from fedmuon.errors import InputError
-
 FIRST_PAUSE, LAST_PAUSE = 0.005, 0.1  # seconds between looks; small rounds should not wait
 
 
@@ -26,29 +24,22 @@ def exchange(grid: Grid, messages: Sequence[Message], deadline: float) -> list[M
 
 
 def meet(
-    grid: Grid, known: dict[int, int], wanted: Iterable[int], deadline: float
+    grid: Grid, known: dict[int, int], wanted: Iterable[int], patience: float
 ) -> dict[int, int]:
-    """Partition -> node id for all wanted partitions, asking only nodes that are not yet known.
+    """Partition -> node id, complete for `wanted` unless patience ends first.
 
-    A node that came back under another id takes its partition over; nodes that left are forgotten.
+    Only nodes that are not yet known are asked. A node that came back under another id takes its
+    partition over; nodes that left are forgotten.
     """
-    wanted, end = set(wanted), time.monotonic() + deadline
+    wanted, end = set(wanted), time.monotonic() + patience
     nodes, asked = dict(known), set(known.values())
     while True:
         present = set(grid.get_node_ids())
         nodes = {partition: node for partition, node in nodes.items() if node in present}
-        fresh = present - asked
-        left = max(end - time.monotonic(), 0.0)
-        nodes |= _ask(grid, fresh, left)
-        asked |= fresh
-        if wanted <= set(nodes):
+        nodes |= _ask(grid, present - asked, max(end - time.monotonic(), 0.0))
+        asked |= present
+        if wanted <= set(nodes) or time.monotonic() > end:
             return nodes
-        if time.monotonic() > end:
-            missing = sorted(wanted - set(nodes))
-            raise InputError(
-                f"no node holds the partitions {_short(missing)} after {deadline:.0f} s: start a "
-                "SuperNode for each, or raise [faults] deadline"
-            )
         time.sleep(LAST_PAUSE)
 
 
@@ -61,8 +52,3 @@ def _ask(grid: Grid, nodes: Iterable[int], deadline: float) -> dict[int, int]:
 def partition_of(reply: Message) -> int:
     """The partition that a reply says it comes from."""
     return int(reply.content.config_records["who"]["partition"])  # type: ignore[arg-type]
-
-
-def _short(numbers: list[int]) -> str:
-    shown = ", ".join(map(str, numbers[:5]))
-    return f"{shown} and {len(numbers) - 5} more" if len(numbers) > 5 else shown

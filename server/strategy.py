@@ -22,7 +22,7 @@ from fedmuon.federated.aggregate import ServerState, aggregate, broadcast, mean_
 from fedmuon.federated.local import Reply
 from fedmuon.federated.simulate import Experiment, Fault, Round
 from fedmuon.federated.wire import pack, unpack
-from server.exchange import exchange, meet, partition_of
+from server.exchange import exchange, meet
 
 
 class RoundFailed(InputError):
@@ -52,13 +52,15 @@ class FedMuonStrategy(Strategy):
     ) -> Iterable[Message]:
         """The round's messages; Flower counts rounds from 1, the plan from 0."""
         participants = [int(i) for i in self.experiment.plan.participants(server_round - 1)]
-        return self._messages(grid, MessageType.TRAIN, participants)
+        self._meet(grid, participants)
+        return self._messages(MessageType.TRAIN, participants)
 
     def aggregate_train(
         self, server_round: int, replies: Iterable[Message]
     ) -> tuple[ArrayRecord, MetricRecord]:
         """The next state from replies that must all be sound."""
-        sound = [self._read(reply) for reply in replies]
+        holders = {node: client for client, node in self.nodes.items()}
+        sound = [self._read(reply, holders[reply.metadata.src_node_id]) for reply in replies]
         self.state = aggregate(self.experiment.recipe, self.state, sound)
         return self.arrays(), MetricRecord({"loss": mean_loss(sound).tolist()})
 
@@ -85,20 +87,14 @@ class FedMuonStrategy(Strategy):
         packed = pack(sent.params, sent.states)
         return ArrayRecord({name: value.detach().cpu() for name, value in packed.items()})
 
-    def _messages(self, grid: Grid, kind: str, clients: list[int]) -> list[Message]:
-        deadline = self.config.faults.deadline
-        if not set(clients) <= set(self.nodes):
-            self.nodes = meet(grid, self.nodes, clients, deadline)
+    def _messages(self, kind: str, clients: Iterable[int]) -> list[Message]:
+        """The same records for every client; each array is serialized once."""
         stack = len(next(iter(self.state.params.values())))
         request = {"round": self.state.round, "stack": stack}
-        records = {
-            "arrays": self.arrays(),
-            "config": ConfigRecord({**flatten(self.config), **request}),
-        }
-        return [
-            Message(RecordDict(records), self.nodes[client], kind, ttl=deadline)
-            for client in clients
-        ]
+        config = ConfigRecord({**flatten(self.config), **request})
+        content = RecordDict({"arrays": self.arrays(), "config": config})
+        deadline = self.config.faults.deadline
+        return [Message(content, self.nodes[client], kind, ttl=deadline) for client in clients]
 
     def _collect(self, grid: Grid, clients: list[int]) -> tuple[list[Reply], list[Fault]]:
         """Sound replies of the participants: all of them under `strict`, or a failed round."""
@@ -123,35 +119,44 @@ class FedMuonStrategy(Strategy):
         self, grid: Grid, clients: list[int], attempt: int
     ) -> tuple[dict[int, Reply], list[Fault]]:
         """Ask the given clients once; those without a sound reply are faults, and met anew."""
-        messages = self._messages(grid, MessageType.TRAIN, clients)
-        asked = {self.nodes[client]: client for client in clients}
-        found: dict[int, Reply] = {}
-        why = dict.fromkeys(clients, f"no answer within {self.config.faults.deadline:g} s")
-        for message in exchange(grid, messages, self.config.faults.deadline):
-            client = asked.get(message.metadata.src_node_id)
+        table, found = self.config.faults, {}
+        self._meet(grid, clients)
+        asked = {self.nodes[client]: client for client in clients if client in self.nodes}
+        why = {client: f"no node holds partition {client}" for client in clients}
+        why |= dict.fromkeys(asked.values(), f"no answer within {table.deadline:g} s")
+        messages = self._messages(MessageType.TRAIN, asked.values())
+        for message in exchange(grid, messages, table.deadline):
+            client = asked[message.metadata.src_node_id]
             try:
-                reply = self._read(message)
-                found[reply.client] = reply
+                found[client] = self._read(message, client)
             except InputError as error:
-                if client is not None:
-                    why[client] = str(error)
-        faults = [Fault(i, attempt, why[i]) for i in clients if i not in found]
-        for fault in faults:
-            self.nodes.pop(fault.client, None)
-        return found, faults
+                why[client] = str(error)
+        for client in set(clients) - set(found):
+            self.nodes.pop(client, None)
+        return found, [Fault(i, attempt, why[i]) for i in clients if i not in found]
 
-    def _read(self, message: Message) -> Reply:
+    def _meet(self, grid: Grid, clients: list[int]) -> None:
+        """Know the nodes of these clients; at first wait for all of them to appear."""
+        table = self.config.faults
+        if not set(clients) <= set(self.nodes):
+            everyone = range(self.config.federation.clients)
+            wanted, patience = (
+                (clients, table.deadline) if self.nodes else (everyone, table.patience)
+            )
+            self.nodes = meet(grid, self.nodes, wanted, patience)
+
+    def _read(self, message: Message, client: int) -> Reply:
         """A client's reply, refused unless it is of this round, of the right shapes, and finite."""
         if message.has_error():
             raise InputError((message.error.reason or "it failed").strip().splitlines()[-1])
         content, recipe = message.content, self.experiment.recipe
-        round = content.config_records["who"]["round"]
-        if round != self.state.round:
-            raise InputError(f"it answers round {round}, not {self.state.round}")
+        who = content.config_records["who"]
+        if (who["round"], who["partition"]) != (self.state.round, client):
+            raise InputError(f"it answers for partition {who['partition']}, round {who['round']}")
         arrays = content.array_records["arrays"]
         tensors = {name: torch.from_numpy(array.numpy()) for name, array in arrays.items()}
         params, states = unpack(tensors, self.state.params, recipe.returned)
         if not all(bool(tensor.isfinite().all()) for tensor in tensors.values()):
             raise InputError("it returns values that are not finite")
         loss = torch.tensor(content.metric_records["metrics"]["loss"], dtype=torch.float64)
-        return Reply(partition_of(message), params, states, loss)
+        return Reply(client, params, states, loss)

@@ -1,0 +1,158 @@
+"""One config, one trajectory: the embedded engine against Flower's client processes on a real Ray
+cluster of two nodes; and what happens when clients misbehave."""
+
+import json
+import os
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+from conftest import small
+from safetensors.numpy import load_file
+
+from experiments.ray_engine import QUIET, run_on_ray
+from experiments.run import execute
+from fedmuon.config import Config
+from fedmuon.errors import InputError
+from fedmuon.federated import setup
+from fedmuon.run import prepare
+from fedmuon.storage import Record
+
+os.environ.update(QUIET)
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(300), pytest.mark.xdist_group("ray")]
+
+
+@pytest.fixture(scope="module")
+def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    """The address of a Ray cluster of two nodes, one CPU each, on this machine."""
+    import ray
+    from ray.cluster_utils import Cluster
+
+    os.environ["FEDMUON_FAULTS"] = str(tmp_path_factory.mktemp("faults"))
+    path = os.pathsep.join([str(Path(__file__).parent), str(Path(__file__).parent.parent)])
+    os.environ["PYTHONPATH"] = path
+    nodes = Cluster(
+        initialize_head=True, head_node_args={"num_cpus": 1, "include_dashboard": False}
+    )
+    nodes.add_node(num_cpus=1)
+    nodes.wait_for_nodes()
+    yield nodes.address
+    ray.shutdown()
+    nodes.shutdown()
+
+
+def config(address: str, **given: dict) -> Config:
+    given = {table: dict(keys) for table, keys in given.items()}
+    given.setdefault("engine", {}).update({"name": "ray", "ray-address": address})
+    return small(**given)
+
+
+def on_ray(what: Config, out: Path, faulty: bool = False, resume: bool = False) -> Record:
+    """Run on the cluster, with the misbehaving ClientApp if asked."""
+    if not faulty:
+        return execute(None if resume else what, out, resume)
+    from faulty_client import app
+
+    return run_on_ray(prepare(setup.resolve(what), out, resume), client_app=app)
+
+
+def distance(a: Path, b: Path) -> float:
+    """The largest relative difference of models and momenta."""
+    found = []
+    for name in ("model", "momentum"):
+        one, other = (load_file(run / f"{name}.safetensors")["weight"] for run in (a, b))
+        found.append(np.linalg.norm(one - other) / max(np.linalg.norm(one), 1e-300))
+    return float(max(found))
+
+
+CASES = [
+    *[({"recipe": r, "batch": b}, {}) for b in (0, 4) for r in ("fedavg", "fedavgm", "local-muon")],
+    *[({"recipe": r, "batch": b}, {}) for b in (0, 4) for r in ("fedmuon", "fedmuon-aligned")],
+    *[({"batch": b}, {"name": "newton-schulz"}) for b in (0, 4)],
+    *[({"batch": b}, {"name": "gaussian-smoothed-sign"}) for b in (0, 4)],
+    ({"batch": 4}, {"name": "randomized-polar", "rank": 2, "oversample": 1}),
+]
+
+
+@pytest.mark.parametrize(("local", "orthogonalizer"), CASES)
+def test_ray_is_inline(cluster: str, tmp_path: Path, local: dict, orthogonalizer: dict) -> None:
+    tables = {"local": {**local, "steps": 2}, "orthogonalizer": orthogonalizer}
+    execute(small(**tables), tmp_path / "inline")
+    on_ray(config(cluster, **tables), tmp_path / "ray")
+    assert distance(tmp_path / "inline", tmp_path / "ray") <= 1e-12
+    assert load_file(tmp_path / "ray" / "model.safetensors")["weight"].std() > 0
+    lines = [(tmp_path / run / "rounds.jsonl").read_text() for run in ("inline", "ray")]
+    first, second = ([json.loads(line) for line in text.splitlines()] for text in lines)
+    assert [one["participants"] for one in first] == [one["participants"] for one in second]
+
+
+def test_another_seed_is_another_trajectory(cluster: str, tmp_path: Path) -> None:
+    """Negative control of the agreement."""
+    execute(small(), tmp_path / "inline")
+    on_ray(config(cluster, federation={"seed": 4}), tmp_path / "ray")
+    assert distance(tmp_path / "inline", tmp_path / "ray") > 1e-3
+
+
+def order(kind: str, times: int) -> dict:
+    """Tell the client that takes part in round 3 to misbehave there."""
+    client = int(setup.plan(small()).participants(3)[1])
+    folder = Path(os.environ["FEDMUON_FAULTS"])
+    shutil.rmtree(folder)
+    folder.mkdir()
+    given = {"kind": kind, "client": client, "round": 3, "times": times}
+    (folder / "orders.json").write_text(json.dumps(given))
+    return given
+
+
+def faults(run: Path) -> list[dict]:
+    lines = (run / "rounds.jsonl").read_text().splitlines()
+    return [fault for line in lines for fault in json.loads(line).get("faults", [])]
+
+
+WORDS = {
+    "raise": "on fire",
+    "nan": "not finite",
+    "shape": "not the expected",
+    "wrong-round": "round 99",
+    "silent": "no answer within",
+    "kill": "",
+}
+
+
+@pytest.mark.parametrize("kind", WORDS)
+def test_strict_survives_what_passes(cluster: str, tmp_path: Path, kind: str) -> None:
+    """One bad attempt: the round is asked again with the same participants, and nothing is lost."""
+    execute(small(), tmp_path / "inline")
+    what = config(cluster, faults={"deadline": 6.0})
+    given = order(kind, 1)
+    on_ray(what, tmp_path / "ray", faulty=True)
+    assert distance(tmp_path / "inline", tmp_path / "ray") <= 1e-12
+    if kind != "kill":  # Ray restarts a killed worker and asks it again before Flower notices
+        (fault,) = faults(tmp_path / "ray")
+        assert fault["client"] == given["client"] and WORDS[kind] in fault["why"]
+
+
+def test_strict_stops_where_it_can_be_resumed(cluster: str, tmp_path: Path) -> None:
+    execute(small(), tmp_path / "inline")
+    what = config(cluster, faults={"retries": 1})
+    given = order("raise", 99)
+    with pytest.raises(InputError, match=f"round 3 .* client {given['client']}.*on fire"):
+        on_ray(what, tmp_path / "ray", faulty=True)
+    order("raise", 0)
+    on_ray(what, tmp_path / "ray", faulty=True, resume=True)
+    assert distance(tmp_path / "inline", tmp_path / "ray") <= 1e-12
+
+
+@pytest.mark.parametrize("kind", ["raise", "nan", "silent"])
+def test_drop_averages_the_others_and_says_so(cluster: str, tmp_path: Path, kind: str) -> None:
+    execute(small(), tmp_path / "inline")
+    what = config(cluster, faults={"policy": "drop", "deadline": 6.0})
+    given = order(kind, 99)
+    summary = on_ray(what, tmp_path / "ray", faulty=True)
+    assert summary["rounds_with_drops"] == 1
+    lines = [json.loads(line) for line in (tmp_path / "ray" / "rounds.jsonl").read_text().splitlines()]
+    assert [line.get("dropped") for line in lines].index([given["client"]]) == 3
+    assert lines[3]["participants"] == setup.plan(small()).participants(3).tolist()
+    assert distance(tmp_path / "inline", tmp_path / "ray") > 1e-6
