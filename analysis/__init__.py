@@ -1,0 +1,73 @@
+"""The theory: stability recursion, exposure, and generalization bounds of FedMuon (001)."""
+
+from analysis.alignment import aligned_amplification
+from analysis.corollaries import (
+    Realized,
+    Run,
+    Uniform,
+    certificate,
+    gaussian_smoothed_sign,
+    newton_schulz,
+    smoothed_polar,
+    stability,
+    theorem,
+)
+from analysis.gap import MeasuredGap, label_shares, measured_gap
+from analysis.generalization import Bound, bound, g_alone
+from analysis.obstruction import Obstruction, scalar_obstruction
+from analysis.participation import (
+    batch_exposure,
+    exposure,
+    full_batch_sensitivity,
+    loss_stability,
+    mini_batch_sensitivity,
+    perturbation,
+    psi,
+)
+from analysis.rates import Rate, full_participation, partial_participation
+from analysis.recursion import (
+    amplification,
+    spectral_radius,
+    spectral_radius_bound,
+    step_amplification,
+    transition,
+)
+from analysis.tube import Tube, certify
+
+__all__ = [
+    "Bound",
+    "MeasuredGap",
+    "Obstruction",
+    "Rate",
+    "Realized",
+    "Run",
+    "Tube",
+    "Uniform",
+    "aligned_amplification",
+    "amplification",
+    "batch_exposure",
+    "bound",
+    "certificate",
+    "certify",
+    "exposure",
+    "full_batch_sensitivity",
+    "full_participation",
+    "g_alone",
+    "gaussian_smoothed_sign",
+    "label_shares",
+    "loss_stability",
+    "measured_gap",
+    "mini_batch_sensitivity",
+    "newton_schulz",
+    "partial_participation",
+    "perturbation",
+    "psi",
+    "scalar_obstruction",
+    "smoothed_polar",
+    "spectral_radius",
+    "spectral_radius_bound",
+    "stability",
+    "step_amplification",
+    "theorem",
+    "transition",
+]

@@ -1,50 +1,92 @@
-"""The two-state stability recursion of 001, section 4.2."""
+"""The two-state stability recursion of 001, section 4.2: how perturbations grow."""
 
 import math
 
 import numpy as np
 
+from analysis.checks import at_least, memory, whole
 from fedmuon.errors import InputError
+
+
+def transition(lr: float, beta: float, l_orth: float, l_g: float) -> tuple[np.ndarray, np.ndarray]:
+    """A and b of 001 (6), (7): one local step on (||dX||, ||dM||), and a unit gradient's kick."""
+    increment, kick = _increment(lr, beta, l_orth, l_g)
+    increment[0, 0] += 1
+    increment[1, 1] = beta  # adding 1 back would lose a small beta
+    return increment, kick
+
+
+def step_amplification(
+    lr: float, beta: float, l_orth: float, l_g: float, rounds: int, local_steps: int = 1
+) -> np.ndarray:
+    """a_{s,k} = e1^T A^{E(R-1-s)+E-1-k} b of 001, Appendix J: a [R, E] array.
+
+    How far a unit perturbation of one gradient, in round s at local step k, moves X^R.
+    """
+    rounds, local_steps = whole("rounds", rounds), whole("local_steps", local_steps)
+    increment, kick = _increment(lr, beta, l_orth, l_g)
+    with np.errstate(over="ignore", invalid="ignore"):
+        moved = first_rows(increment, rounds * local_steps)
+        backwards = kick[0] + moved @ kick
+    return finite(backwards)[::-1].reshape(rounds, local_steps)
 
 
 def amplification(
     lr: float, beta: float, l_orth: float, l_g: float, rounds: int, local_steps: int = 1
 ) -> np.ndarray:
-    """a_s of 001 (8) for s = 0 .. R-1: how far a unit perturbation in round s moves X^R.
+    """a_s of 001 (8), [R]: a unit perturbation of all of a client's gradients in round s.
 
-    a_s = e1^T A^{E(R-1-s)} (sum_k A^k) b, read from the last round backwards: the row vector
-    v = e1^T A^{E(R-1-s)} is multiplied by A^E once a round, so the cost is O(R + E).
+    a_s = e1^T A^{E(R-1-s)} (sum_k A^k) b = sum_k a_{s,k}.
     """
-    step, kick = transition(lr, beta, l_orth, l_g)
-    power, total = np.eye(2), np.zeros(2)
-    with np.errstate(over="ignore", invalid="ignore"):
-        for _ in range(local_steps):
-            total, power = total + power @ kick, power @ step
-        backwards = _rows(power, rounds) @ total
-    if not np.isfinite(backwards).all():
-        raise InputError(
-            "the amplification a_s overflows a double: shorten the horizon, lower lr, or use an "
-            "orthogonalization with a smaller Lipschitz constant"
-        )
-    return backwards[::-1]
+    return finite(step_amplification(lr, beta, l_orth, l_g, rounds, local_steps).sum(axis=1))
 
 
-def transition(lr: float, beta: float, l_orth: float, l_g: float) -> tuple[np.ndarray, np.ndarray]:
-    """A and b of 001 (6), (7): one local step on (||dX||, ||dM||), and a unit gradient's kick."""
-    if not all(math.isfinite(value) and value >= 0 for value in (lr, l_orth, l_g)):
-        raise InputError("lr, l_orth and l_g must be finite and not negative")
-    if not 0 <= beta <= 1:
-        raise InputError(f"beta = {beta} is refused: the memory coefficient lies in [0, 1]")
-    push = lr * l_orth
-    step = np.array([[1 + push * (1 - beta) * l_g, push * beta], [(1 - beta) * l_g, beta]])
-    return step, np.array([push * (1 - beta), 1 - beta])
+def spectral_radius(lr: float, beta: float, l_orth: float, l_g: float) -> float:
+    """rho(A) in closed form (001, Proposition K.1); det A = beta gives the discriminant."""
+    growth = _growth(lr, beta, l_orth, l_g)
+    root = math.sqrt((1 - beta + growth) ** 2 + 4 * beta * growth)
+    return (1 + beta + growth + root) / 2
 
 
-def _rows(power: np.ndarray, rounds: int) -> np.ndarray:
-    """e1^T P^j for j = 0 .. R-1, shape [R, 2]."""
-    rows = np.empty((rounds, 2))
-    row = np.array([1.0, 0.0])
-    for j in range(rounds):
-        rows[j] = row
-        row = row @ power
+def spectral_radius_bound(lr: float, l_orth: float, l_g: float) -> float:
+    """1 + eta L Lg >= rho(A), for every beta (001, Proposition K.1)."""
+    return 1 + at_least("lr", lr) * at_least("l_orth", l_orth) * at_least("l_g", l_g)
+
+
+def first_rows(increment: np.ndarray, count: int) -> np.ndarray:
+    """e1^T ((I + increment)^j - I) for j = 0 .. count-1, a [count, d] array, by doubling.
+
+    With D_m = (I + increment)^m - I one has D_{m+j} = D_m + D_j + D_j D_m. Powers of A itself
+    would lose the digits of a small increment when 1 is added, and lose them again at each of 10^6
+    steps; D keeps them. Each doubling is one vectorized product.
+    """
+    rows, power = np.zeros((1, len(increment))), increment
+    while len(rows) < count:
+        first = rows[: count - len(rows)]
+        rows = np.concatenate([rows, power[0] + first + first @ power])
+        power = 2 * power + power @ power
     return rows
+
+
+def finite(amplified: np.ndarray) -> np.ndarray:
+    """The array itself, or a refusal where it overflowed."""
+    if not np.isfinite(amplified).all():
+        raise InputError(
+            "The amplification a_s overflows a double: shorten the horizon, lower lr, or use an "
+            "orthogonalization with a smaller Lipschitz constant."
+        )
+    return amplified
+
+
+def _increment(lr: float, beta: float, l_orth: float, l_g: float) -> tuple[np.ndarray, np.ndarray]:
+    """A - I and b."""
+    push, fresh = lr * l_orth, 1 - memory(beta)
+    growth = _growth(lr, beta, l_orth, l_g)
+    increment = np.array([[growth, push * beta], [fresh * l_g, -fresh]])
+    return increment, np.array([push * fresh, fresh])
+
+
+def _growth(lr: float, beta: float, l_orth: float, l_g: float) -> float:
+    """c = eta L (1 - beta) Lg of Proposition K.1."""
+    push = at_least("lr", lr) * at_least("l_orth", l_orth)
+    return push * (1 - memory(beta)) * at_least("l_g", l_g)

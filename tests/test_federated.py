@@ -9,8 +9,7 @@ from conftest import small
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from analysis.exposure import exposure, full_batch_sensitivity
-from analysis.recursion import amplification
+from analysis import amplification, exposure, full_batch_sensitivity
 from fedmuon import orthogonalize as maps
 from fedmuon.config import Config
 from fedmuon.data.neighbours import draw_neighbours, replace

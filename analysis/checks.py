@@ -1,0 +1,75 @@
+"""What the formulas refuse, each in one sentence."""
+
+import math
+
+import numpy as np
+from numpy.typing import ArrayLike
+
+from fedmuon.errors import InputError
+
+
+def probability(name: str, value: float) -> float:
+    """A failure probability in (0, 1)."""
+    if not 0 < value < 1:
+        raise InputError(f"{name} is {value}: a failure probability lies strictly in (0, 1).")
+    return float(value)
+
+
+def at_least(name: str, value: float, floor: float = 0.0) -> float:
+    """A finite number that is not below the floor."""
+    if not (math.isfinite(value) and value >= floor):
+        raise InputError(f"{name} is {value}: give a finite number that is at least {floor:g}.")
+    return float(value)
+
+
+def whole(name: str, value: int, floor: int = 1) -> int:
+    """A whole number that is not below the floor."""
+    if int(value) != value or value < floor:
+        raise InputError(f"{name} is {value}: give a whole number that is at least {floor}.")
+    return int(value)
+
+
+def memory(beta: float) -> float:
+    """The memory coefficient; outside [0, 1] the recursion of 001 would need |beta|, |1 - beta|."""
+    if not 0 <= beta <= 1:
+        raise InputError(f"beta = {beta} is refused: the memory coefficient lies in [0, 1].")
+    return float(beta)
+
+
+def values(name: str, given: ArrayLike, size: int | None = None) -> np.ndarray:
+    """A vector of doubles without NaN or negative entries; infinity passes."""
+    array = np.asarray(given, dtype=float)
+    if array.ndim != 1 or not array.size or (size is not None and array.size != size):
+        raise InputError(f"{name} has shape {array.shape}: give one number for each of {size}.")
+    if not (array >= 0).all():
+        raise InputError(f"{name} holds a negative number or a NaN: every entry must be >= 0.")
+    return array
+
+
+def sample_sizes(given: ArrayLike) -> np.ndarray:
+    """n_i [N], whole numbers from 1 on."""
+    sizes = values("sizes", given)
+    if not (np.isfinite(sizes) & (sizes >= 1) & (sizes == np.floor(sizes))).all():
+        raise InputError("sizes must be whole numbers from 1 on: drop clients without samples.")
+    return sizes
+
+
+def client_weights(given: ArrayLike, clients: int) -> np.ndarray:
+    """p_i [N], which sum to 1."""
+    weights = values("weights", given, clients)
+    if not abs(weights.sum() - 1) <= 1e-9:
+        raise InputError(f"weights sum to {weights.sum():.12g}: divide them by their sum.")
+    return weights
+
+
+def rounds_of(schedule: ArrayLike, clients: int) -> np.ndarray:
+    """C [R, K]: K different clients of 0 .. N-1 in each round."""
+    array = np.asarray(schedule)
+    if array.ndim != 2 or not array.size or not np.issubdtype(array.dtype, np.integer):
+        raise InputError("the schedule must be whole numbers of shape [rounds, per round].")
+    if array.min() < 0 or array.max() >= clients:
+        raise InputError(f"the schedule names a client outside 0 .. {clients - 1}.")
+    ordered = np.sort(array, axis=1)
+    if (ordered[:, 1:] == ordered[:, :-1]).any():
+        raise InputError("the schedule names a client twice in one round.")
+    return array

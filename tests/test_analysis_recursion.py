@@ -1,0 +1,169 @@
+"""The recursion and its three-state extension against 50-digit and brute-force definitions."""
+
+import math
+import time
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from mpmath import matrix, mp, mpf
+
+from analysis import (
+    aligned_amplification,
+    amplification,
+    spectral_radius,
+    spectral_radius_bound,
+    step_amplification,
+    transition,
+)
+from fedmuon.errors import InputError
+
+mp.dps = 50
+DIGITS = 1e-12  # relative: a hundred roundings of 1e-16 with room, far below any modelling error
+
+LR = st.floats(1e-6, 0.3)
+BETA = st.one_of(st.floats(1e-9, 1), st.sampled_from([0.0, 0.9, 0.999999, 1.0]))
+L_ORTH = st.floats(1e-2, 30)
+L_G = st.one_of(st.just(0.0), st.floats(1e-9, 2))  # no subnormal products: they have few digits
+
+
+def exact_transition(lr: float, beta: float, l_orth: float, l_g: float):
+    """(6), (7) from the doubles as they are, without rounding."""
+    e, b, big, g = (mpf(value) for value in (lr, beta, l_orth, l_g))
+    step = matrix([[1 + e * big * (1 - b) * g, e * big * b], [(1 - b) * g, b]])
+    return step, matrix([e * big * (1 - b), 1 - b])
+
+
+def close(found, wanted, tolerance: float = DIGITS) -> bool:
+    """Relative agreement with 50-digit numbers."""
+    pairs = zip(np.asarray(found).ravel(), np.ravel(wanted), strict=True)
+    return all(abs(mpf(float(a)) - b) <= tolerance * abs(b) for a, b in pairs)
+
+
+@settings(max_examples=40, deadline=None)
+@given(LR, BETA, L_ORTH, L_G, st.integers(1, 12), st.integers(1, 5))
+def test_amplification_is_its_definition(lr, beta, l_orth, l_g, rounds, steps) -> None:
+    step, kick = exact_transition(lr, beta, l_orth, l_g)
+    one = [
+        [(step ** (steps * (rounds - 1 - s) + steps - 1 - k) * kick)[0] for k in range(steps)]
+        for s in range(rounds)
+    ]
+    per_step = step_amplification(lr, beta, l_orth, l_g, rounds, steps)
+    assert per_step.shape == (rounds, steps)
+    assert close(per_step, one)
+    assert close(amplification(lr, beta, l_orth, l_g, rounds, steps), [sum(row) for row in one])
+    found_step, found_kick = transition(lr, beta, l_orth, l_g)
+    assert close(found_step, step.tolist()) and close(found_kick, list(kick))
+
+
+def test_a_wrong_recursion_is_seen() -> None:
+    """Negative control: the model moving before the momentum, or one power too many."""
+    step, kick = exact_transition(0.05, 0.9, 4.0, 0.2)
+    a = amplification(0.05, 0.9, 4.0, 0.2, 5, 2)
+    off = [((step ** (2 * (4 - s) + 1)) * (kick + step * kick))[0] for s in range(5)]
+    lagging, _ = exact_transition(0.05, 0.9, 4.0, 0.2)
+    lagging[0, 0] = mpf(1)
+    late = [((lagging ** (2 * (4 - s))) * (kick + lagging * kick))[0] for s in range(5)]
+    assert not close(a, off) and not close(a, late)
+
+
+def test_a_million_steps_are_quick_and_keep_their_digits() -> None:
+    """A small increment 1e-9 a step would be blurred by 1e6 roundings of 1 + 1e-9."""
+    lr, beta, l_orth, l_g, count = 1e-6, 0.9, 1.0, 0.3, 10**6
+    start = time.process_time()  # a busy machine does not count
+    a = amplification(lr, beta, l_orth, l_g, count)
+    assert time.process_time() - start < 0.5
+    step, kick = exact_transition(lr, beta, l_orth, l_g)
+    for s in (0, 1, 123_456, count - 2, count - 1):
+        assert close(a[s], [(step ** (count - 1 - s) * kick)[0]])
+    assert (np.diff(a) <= 0).all()
+
+
+@pytest.mark.parametrize("steps", [1, 3])
+def test_geometric_sums(steps: int) -> None:
+    """sum_s a_s = e1^T (A^{ER} - I)(A - I)^{-1} b, and beta = 0 in closed form."""
+    step, kick = exact_transition(0.02, 0.8, 5.0, 0.4)
+    eye = mp.eye(2)
+    total = ((step ** (20 * steps) - eye) * mp.inverse(step - eye) * kick)[0]
+    assert close(amplification(0.02, 0.8, 5.0, 0.4, 20, steps).sum(), [total])
+    push = mpf(0.02) * 5
+    growth = 1 + push * mpf(0.4)
+    plain = [push * growth ** (20 * steps - 1 - j) for j in range(20 * steps)]
+    assert close(step_amplification(0.02, 0.0, 5.0, 0.4, 20, steps), plain)
+
+
+@settings(max_examples=60, deadline=None)
+@given(LR, BETA, L_ORTH, L_G)
+def test_spectral_radius(lr, beta, l_orth, l_g) -> None:
+    step, _ = exact_transition(lr, beta, l_orth, l_g)
+    trace, determinant = step[0, 0] + step[1, 1], mpf(beta)
+    root = (trace + mp.sqrt(trace**2 - 4 * determinant)) / 2
+    radius = spectral_radius(lr, beta, l_orth, l_g)
+    assert close(radius, [root])
+    bound = spectral_radius_bound(lr, l_orth, l_g)
+    assert close(bound, [1 + mpf(lr) * mpf(l_orth) * mpf(l_g)])
+    assert radius <= bound * (1 + 1e-15)
+
+
+def test_the_radius_is_the_growth_rate() -> None:
+    a = amplification(0.1, 0.7, 10.0, 0.2, 400)
+    assert math.isclose(a[0] / a[1], spectral_radius(0.1, 0.7, 10.0, 0.2), rel_tol=1e-12)
+    assert a[0] / a[1] < spectral_radius_bound(0.1, 10.0, 0.2) - 1e-3
+
+
+def test_overflow_and_bad_input_are_refused() -> None:
+    with pytest.raises(InputError, match="shorten the horizon"):
+        amplification(1.0, 0.9, 1e3, 1.0, 1000)
+    for bad in ({"beta": 1.1}, {"beta": -0.1}, {"lr": math.nan}, {"lr": -1}, {"l_orth": math.inf}):
+        with pytest.raises(InputError):
+            amplification(**{"lr": 0.1, "beta": 0.9, "l_orth": 1, "l_g": 1, **bad}, rounds=3)
+    for rounds, steps in ((0, 1), (3, 0), (2.5, 1)):
+        with pytest.raises(InputError, match="whole number"):
+            amplification(0.1, 0.9, 1, 1, rounds, steps)  # type: ignore[arg-type]
+
+
+def aligned_by_force(lr, beta, l_orth, l_g, steps, alpha, schedule, client):
+    """The three norms propagated call by call, D from the mean of the directions really taken."""
+    e, b, big, g, share = (mpf(value) for value in (lr, beta, l_orth, l_g, alpha))
+    x = m = d = mpf(0)
+    for cohort in schedule.tolist():
+        ends = []
+        for i in cohort:
+            xi, mi, taken = x, m, mpf(0)
+            for _ in range(steps):
+                mi = b * mi + (1 - b) * (g * xi + (1 if i == client else 0))
+                direction = (1 - share) * big * mi + share * d
+                xi, taken = xi + e * direction, taken + direction
+            ends.append((xi, mi, taken / steps))
+        x, m, d = (sum(end[j] for end in ends) / len(cohort) for j in range(3))
+    return x
+
+
+@settings(max_examples=25, deadline=None)
+@given(
+    LR, BETA, L_ORTH, L_G, st.integers(1, 4), st.floats(0, 1), st.integers(0, 99), st.integers(0, 5)
+)
+def test_alignment_is_brute_force(lr, beta, l_orth, l_g, steps, alpha, seed, client) -> None:
+    rng = np.random.default_rng(seed)
+    schedule = np.stack([rng.choice(6, 3, replace=False) for _ in range(7)])
+    a = aligned_amplification(lr, beta, l_orth, l_g, 7, steps, alpha)
+    exposure = sum(mpf(float(a[s])) for s in range(7) if client in schedule[s]) / 3
+    wanted = aligned_by_force(lr, beta, l_orth, l_g, steps, alpha, schedule, client)
+    assert abs(exposure - wanted) <= DIGITS * wanted
+
+
+def test_alignment_without_alignment_is_the_paper() -> None:
+    plain = amplification(0.05, 0.9, 4.0, 0.2, 30, 3)
+    np.testing.assert_allclose(aligned_amplification(0.05, 0.9, 4.0, 0.2, 30, 3), plain, rtol=1e-13)
+    # Negative control: shrinking L alone forgets that D carries the perturbation on.
+    shrunk = amplification(0.05, 0.9, 2.0, 0.2, 30, 3)
+    half = aligned_amplification(0.05, 0.9, 4.0, 0.2, 30, 3, alignment=0.5)
+    assert (half[:-1] > shrunk[:-1] * 1.01).all()
+    for bad in (-0.1, 1.1):
+        with pytest.raises(InputError, match="share"):
+            aligned_amplification(0.05, 0.9, 4.0, 0.2, 3, 1, bad)
+    with pytest.raises(InputError, match="divides"):
+        aligned_amplification(0.0, 0.9, 4.0, 0.2, 3, 1, 0.1)
+    with pytest.raises(InputError, match="overflows"):
+        aligned_amplification(1.0, 0.9, 1e3, 1.0, 1000, 1, 0.5)
