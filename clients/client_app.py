@@ -4,7 +4,10 @@ Clients keep nothing between rounds except what can be made again: the samples o
 that this worker process has served, and the objects that the config describes.
 """
 
+import faulthandler
 import os
+from collections.abc import Iterator
+from contextlib import contextmanager
 from functools import lru_cache
 
 import torch
@@ -24,6 +27,17 @@ FlatConfig = tuple[tuple[str, Scalar], ...]
 app = ClientApp()
 
 
+@contextmanager
+def deadline(message: Message) -> Iterator[None]:
+    """End this worker process if the message outlives its time: a client that hangs must not keep
+    the simulation, which waits for its workers, from ending. The watchdog needs no Python."""
+    faulthandler.dump_traceback_later(message.metadata.ttl, exit=True)
+    try:
+        yield
+    finally:
+        faulthandler.cancel_dump_traceback_later()
+
+
 @app.query()
 def query(message: Message, context: Context) -> Message:
     """Which partition this node holds: node ids are random, partition ids are not."""
@@ -35,10 +49,11 @@ def train(message: Message, context: Context) -> Message:
     """One client's round of local steps."""
     config, round, stack = _request(message)
     number = _partition(context)
-    lone = _client(config, number)
-    params, states = unpack(_arrays(message), lone.like(stack), lone.recipe.sent)
-    sent = Broadcast(round, params, states)
-    (reply,) = cohort_round(lone.recipe, lone.task, lone.plan, [(number, lone.shard)], sent)
+    with deadline(message):
+        lone = _client(config, number)
+        params, states = unpack(_arrays(message), lone.like(stack), lone.recipe.sent)
+        sent = Broadcast(round, params, states)
+        (reply,) = cohort_round(lone.recipe, lone.task, lone.plan, [(number, lone.shard)], sent)
     return _reply(
         message,
         {

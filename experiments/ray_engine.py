@@ -81,13 +81,12 @@ def run_on_ray(
 
 
 def _resources(run: Run) -> dict[str, Any]:
-    """Flower hands these to Ray's actor options: a killed worker comes back and is asked again."""
+    """Flower hands these to Ray's actor options: a killed worker comes back for the next try."""
     engine = run.config.engine
     return {
         "num_cpus": engine.cpus_per_client,
         "num_gpus": engine.gpus_per_client,
         "max_restarts": -1,
-        "max_task_retries": 1,
     }
 
 

@@ -9,16 +9,20 @@ from flwr.serverapp import Grid
 FIRST_PAUSE, LAST_PAUSE = 0.005, 0.1  # seconds between looks; small rounds should not wait
 
 
-def exchange(grid: Grid, messages: Sequence[Message], deadline: float) -> list[Message]:
-    """Send all, and collect the replies that come within `deadline` seconds, in any order."""
-    waiting = {one for one in grid.push_messages(messages) if one}
-    replies: list[Message] = []
+def exchange(grid: Grid, messages: Sequence[Message], deadline: float) -> dict[int, Message]:
+    """Send all, and collect what is answered within `deadline` seconds: message number -> reply.
+
+    Replies are told apart by the message that they answer, since the SuperLink answers in place of
+    a node whose time is up.
+    """
+    waiting = {one: number for number, one in enumerate(grid.push_messages(messages)) if one}
+    replies: dict[int, Message] = {}
     end, pause = time.monotonic() + deadline, FIRST_PAUSE
     while waiting and time.monotonic() < end:
         time.sleep(pause)
-        found = list(grid.pull_messages(waiting))
-        waiting -= {reply.metadata.reply_to_message_id for reply in found}
-        replies += found
+        found = list(grid.pull_messages(set(waiting)))
+        for reply in found:
+            replies[waiting.pop(reply.metadata.reply_to_message_id)] = reply
         pause = FIRST_PAUSE if found else min(1.5 * pause, LAST_PAUSE)
     return replies
 
@@ -44,11 +48,23 @@ def meet(
 
 
 def _ask(grid: Grid, nodes: Iterable[int], deadline: float) -> dict[int, int]:
-    questions = [Message(RecordDict(), node, MessageType.QUERY, ttl=deadline + 1) for node in nodes]
-    answers = [reply for reply in exchange(grid, questions, deadline) if not reply.has_error()]
-    return {partition_of(reply): reply.metadata.src_node_id for reply in answers}
+    """Partition -> node id of those nodes that answer."""
+    asked = list(nodes)
+    questions = [Message(RecordDict(), node, MessageType.QUERY, ttl=deadline + 1) for node in asked]
+    answers = exchange(grid, questions, deadline)
+    return {
+        _partition(reply): asked[number]
+        for number, reply in answers.items()
+        if not reply.has_error()
+    }
 
 
-def partition_of(reply: Message) -> int:
-    """The partition that a reply says it comes from."""
+def _partition(reply: Message) -> int:
     return int(reply.content.config_records["who"]["partition"])  # type: ignore[arg-type]
+
+
+def reason(reply: Message) -> str:
+    """Why a reply is an error, without the wrapping that Flower and Ray put around it."""
+    text = (reply.error.reason or "it failed").strip()
+    inner = text.rsplit("Message: ", 1)[-1].splitlines()[0]
+    return inner.removeprefix("<class 'ray.exceptions.").rstrip("'>")

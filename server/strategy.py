@@ -5,6 +5,7 @@ sampled as indices from the plan. What a round may not survive is named, counted
 or recorded; it is never a silent change of the schedule.
 """
 
+import time
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from logging import INFO
@@ -22,7 +23,9 @@ from fedmuon.federated.aggregate import ServerState, aggregate, broadcast, mean_
 from fedmuon.federated.local import Reply
 from fedmuon.federated.simulate import Experiment, Fault, Round
 from fedmuon.federated.wire import pack, unpack
-from server.exchange import exchange, meet
+from server.exchange import exchange, meet, reason
+
+PAUSE = 2.0  # seconds more before every further attempt: a killed worker needs them to return
 
 
 class RoundFailed(InputError):
@@ -103,6 +106,7 @@ class FedMuonStrategy(Strategy):
         for attempt in range(1 + (table.retries if table.policy == "strict" else 0)):
             missing = [client for client in clients if client not in replies]
             if missing:
+                time.sleep(attempt * PAUSE)
                 found, new = self._attempt(grid, missing, attempt)
                 replies |= found
                 faults += new
@@ -121,16 +125,15 @@ class FedMuonStrategy(Strategy):
         """Ask the given clients once; those without a sound reply are faults, and met anew."""
         table, found = self.config.faults, {}
         self._meet(grid, clients)
-        asked = {self.nodes[client]: client for client in clients if client in self.nodes}
+        asked = [client for client in clients if client in self.nodes]
         why = {client: f"no node holds partition {client}" for client in clients}
-        why |= dict.fromkeys(asked.values(), f"no answer within {table.deadline:g} s")
-        messages = self._messages(MessageType.TRAIN, asked.values())
-        for message in exchange(grid, messages, table.deadline):
-            client = asked[message.metadata.src_node_id]
+        why |= dict.fromkeys(asked, f"no answer within {table.deadline:g} s")
+        messages = self._messages(MessageType.TRAIN, asked)
+        for number, message in exchange(grid, messages, table.deadline).items():
             try:
-                found[client] = self._read(message, client)
+                found[asked[number]] = self._read(message, asked[number])
             except InputError as error:
-                why[client] = str(error)
+                why[asked[number]] = str(error)
         for client in set(clients) - set(found):
             self.nodes.pop(client, None)
         return found, [Fault(i, attempt, why[i]) for i in clients if i not in found]
@@ -148,7 +151,7 @@ class FedMuonStrategy(Strategy):
     def _read(self, message: Message, client: int) -> Reply:
         """A client's reply, refused unless it is of this round, of the right shapes, and finite."""
         if message.has_error():
-            raise InputError((message.error.reason or "it failed").strip().splitlines()[-1])
+            raise InputError(reason(message))
         content, recipe = message.content, self.experiment.recipe
         who = content.config_records["who"]
         if (who["round"], who["partition"]) != (self.state.round, client):

@@ -13,7 +13,7 @@ from flwr.app import Array, ArrayRecord, ConfigRecord, Context, Message
 from flwr.clientapp import ClientApp
 
 from clients.client_app import app as sound
-from clients.client_app import query
+from clients.client_app import deadline, query
 
 app = ClientApp()
 app.query()(query)
@@ -28,7 +28,8 @@ def train(message: Message, context: Context) -> Message:
     if order == "kill":
         os.kill(os.getpid(), 9)
     if order == "silent":
-        time.sleep(600)
+        with deadline(message):
+            time.sleep(600)
     reply = sound(message, context)
     if order:
         _spoil(reply, order)

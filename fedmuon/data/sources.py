@@ -78,15 +78,17 @@ def _packaged(name: str, found: bool, package: str) -> tuple[str, bool, str]:
 
 
 def _on_disk(name: str) -> tuple[str, bool, str]:
-    for place in _places(name):
+    for place in folders(name):
         if FILES[name].present(place):
             return name, True, str(place)
     hub = f"downloaded on first use from {HUB[name][0]}" if installed() else _mend(name)
     return name, False, hub
 
 
-def _places(name: str) -> list[Path]:
-    """Folders searched, in order."""
+def folders(name: str, folder: str | Path = "") -> list[Path]:
+    """Folders searched for a data set, in order; a given one alone."""
+    if folder:
+        return [Path(folder).expanduser()]
     root = os.environ.get("FEDMUON_DATA")
     first = [Path(root).expanduser() / name] if root else []
     return [*first, *FILES[name].places, Path("data") / name]
@@ -98,7 +100,7 @@ def _mend(name: str) -> str:
 
 def _from_files(name: str, folder: str | Path = "") -> Source:
     files = FILES[name]
-    places = [Path(folder).expanduser()] if folder else _places(name)
+    places = folders(name, folder)
     for place in places:
         if files.present(place):
             return Source(name, *_ordered(files.read(place), 10), str(place))

@@ -7,6 +7,7 @@ import torch
 
 from fedmuon.config import Config
 from fedmuon.data.federated import FederatedData, federate
+from fedmuon.data.mapped import mapped
 from fedmuon.data.neighbours import Neighbours
 from fedmuon.data.partition import dirichlet_partition
 from fedmuon.data.source import Source, unit_rows
@@ -28,7 +29,13 @@ DTYPES = {"float32": torch.float32, "float64": torch.float64}
 
 def source(config: Config) -> Source:
     """The configured source, read whole."""
-    table, options = config.data, {}
+    return read(config.data.name, **_options(config))
+
+
+def _options(config: Config) -> dict[str, str | int]:
+    """What the configured source's reader wants to know."""
+    table = config.data
+    options: dict[str, str | int] = {}
     if table.folder:
         options["folder"] = table.folder
     if table.name == "synthetic":
@@ -38,7 +45,7 @@ def source(config: Config) -> Source:
             "classes": table.classes,
             "seed": config.federation.seed,
         }
-    return read(table.name, **options)
+    return options
 
 
 def deal(config: Config, samples: Source) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
@@ -116,7 +123,7 @@ class LoneClient:
 def lone_client(config: Config, client: int) -> LoneClient:
     """Client i of a config; of the source's samples only its own are mapped."""
     config = resolve(config)
-    samples = source(config)
+    samples = mapped(config.data.name, tuple(sorted(_options(config).items())))
     train, owner, _ = deal(config, samples)
     rows = train[owner == client]
     inputs = unit_rows(samples.inputs[rows], config.data.normalize)
