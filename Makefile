@@ -9,7 +9,7 @@ export FLWR_TELEMETRY_ENABLED := 0
 export FLWR_DISABLE_UPDATE_CHECK := 1
 export RAY_USAGE_STATS_ENABLED := 0
 
-.PHONY: run test check bench format clean help install
+.PHONY: run test check bench deploy-demo format clean help install
 .DEFAULT_GOAL := help
 
 help: ## list the targets
@@ -19,7 +19,7 @@ run: $(STAMP) ## set up, then run the main job on bundled data
 	$(BIN)/fedmuon run
 
 test: $(STAMP) ## set up, then run the tests
-	$(BIN)/python -m pytest -n 2
+	$(BIN)/python -m pytest -n 2 --dist loadgroup
 
 check: $(STAMP) ## format, lint, types and import rules
 	$(BIN)/ruff format --check .
@@ -33,6 +33,11 @@ format: $(STAMP) ## format and fix what can be fixed
 
 bench: $(BENCH_STAMP) ## side by side with Flower and pfl-research: ratios
 	$(BIN)/python -m benchmarks.rounds
+	$(BIN)/python -m benchmarks.engine_overhead
+
+deploy-demo: $(STAMP) ## SuperLink and SuperNodes as processes: with TLS and keys, then without
+	$(BIN)/fedmuon deploy-demo
+	$(BIN)/fedmuon deploy-demo --insecure
 
 install: $(STAMP) ## set up only
 

@@ -45,7 +45,8 @@ def run(
         bool, typer.Option("--resume", help="Go on with the run in --out, to the same bytes.")
     ] = False,
     engine: Annotated[
-        str | None, typer.Option("--engine", help="inline, or ray: Flower's client processes.")
+        str | None,
+        typer.Option("--engine", help="inline, ray or deployment: who runs the clients."),
     ] = None,
     ray_address: Annotated[
         str | None, typer.Option("--ray-address", help="A running Ray cluster to use.")
@@ -74,12 +75,140 @@ def run(
     console.print(f"Results are in [bold]{folder}[/]")
 
 
+@app.command("deploy-demo")
+def deploy_demo(
+    config: ConfigFile = None,
+    out: OutFolder = None,
+    overrides: Overrides = None,
+    insecure: Annotated[
+        bool, typer.Option("--insecure", help="Without TLS and without SuperNode keys.")
+    ] = False,
+) -> None:
+    """Run one experiment on a SuperLink and a SuperNode a client, started and stopped here.
+
+    Without a config: 3 rounds of 2 of 3 clients on synthetic data.
+    Example: [bold]fedmuon deploy-demo --set federation.rounds=5 --out runs/deployed[/]
+    """
+    from experiments.deploy import DEMO, deploy
+    from experiments.show import Progress, summary_table
+
+    chosen = _config(config, [*([] if config else DEMO), *(overrides or [])], False)
+    assert chosen is not None
+    folder = out or _fresh_folder(chosen)
+    with Progress(console) as progress:
+        summary = deploy(chosen, folder, not insecure, progress.watch, progress.begin)
+    console.print(summary_table(summary))
+    console.print(f"Results are in [bold]{folder}[/], what each process said in {folder}/logs")
+
+
 @app.command()
 def doctor() -> None:
     """Say what this machine has: devices, data sources and how to get the others, versions."""
     from experiments.doctor import report
 
     report(console)
+
+
+@app.command()
+def stability(
+    config: ConfigFile = None,
+    out: OutFolder = None,
+    overrides: Overrides = None,
+    trials: Annotated[
+        int | None, typer.Option("--trials", help="How many random neighbours; 10 by default.")
+    ] = None,
+    every: Annotated[
+        bool, typer.Option("--all", help="The census: replace each sample once.")
+    ] = False,
+    resume: Annotated[
+        bool, typer.Option("--resume", help="Go on with --out where it was interrupted.")
+    ] = False,
+) -> None:
+    """Run an experiment beside neighbours that differ in one sample, and hold them to the bound.
+
+    In float64 unless the config names a precision.
+    Example: [bold]fedmuon stability --set local.lr=0.02 --trials 20 --out runs/s[/]
+    """
+    from experiments.stability import NeighbourProgress, execute, in_doubles, verdict_table
+
+    if every and trials is not None:
+        _refuse("--all runs every neighbour there is: leave --trials out")
+    changes = [*(overrides or [])]
+    changes += [f"stability.trials={trials}"] if trials is not None else []
+    changes += ["stability.neighbours=all"] if every else []
+    chosen = _config(config, changes, resume)
+    if resume and out is None:
+        _refuse("--resume needs --out: name the run directory to go on with")
+    chosen = chosen and in_doubles(chosen)
+    if chosen and chosen.engine.dtype == "float32":
+        _complain("float32 hides small perturbations in rounding: prefer engine.dtype=float64")
+    folder = out or _fresh_folder(chosen)
+    with NeighbourProgress(console) as progress:
+        record = execute(chosen, folder, resume, progress.watch, progress.begin)
+    console.print(verdict_table(folder, record))
+    console.print("Results are in", Text(str(folder), style="bold"))
+
+
+@app.command()
+def bound(
+    run_dir: Annotated[
+        Path | None, typer.Argument(help="A run directory; without one, the options below.")
+    ] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="One JSON object, no table.")] = False,
+    overrides: Overrides = None,
+    lr: Annotated[float | None, typer.Option("--lr", help="eta")] = None,
+    beta: Annotated[float | None, typer.Option("--beta", help="Memory of the momentum.")] = None,
+    l_orth: Annotated[
+        float | None, typer.Option("--l-orth", help="Lipschitz constant of Orth; else the map's.")
+    ] = None,
+    l_g: Annotated[
+        float | None, typer.Option("--l-g", help="Lg; else proved, of the matrix task.")
+    ] = None,
+    lam: Annotated[
+        float | None, typer.Option("--lambda", help="lambda of the smoothed polar map.")
+    ] = None,
+    rounds: Annotated[int | None, typer.Option("--rounds", help="R")] = None,
+    local_steps: Annotated[int | None, typer.Option("--local-steps", help="E")] = None,
+    clients: Annotated[int | None, typer.Option("--clients", help="N")] = None,
+    per_round: Annotated[int | None, typer.Option("--per-round", help="K")] = None,
+    size: Annotated[
+        int | None, typer.Option("--size", help="Samples of every client; 200 by default.")
+    ] = None,
+    batch: Annotated[int | None, typer.Option("--batch", help="0 is the full batch.")] = None,
+    delta: Annotated[float | None, typer.Option("--delta", help="Failure of the bound.")] = None,
+    c_hp: Annotated[
+        str | None, typer.Option("--c-hp", help="explicit, sharp, or a number of yours.")
+    ] = None,
+    kind: Annotated[
+        str | None, typer.Option("--kind", help="Constant of the map: sharp, or paper (printed).")
+    ] = None,
+    rho: Annotated[
+        float | None,
+        typer.Option("--rho", help="Failure of random participation; 0.01, for K < N."),
+    ] = None,
+) -> None:
+    """The generalization bound as a number, with what it stands on.
+
+    Example: [bold]fedmuon bound --lr 0.01 --lambda 0.1 --rounds 50 --local-steps 1 --size 1000[/]
+    """
+    import json
+
+    from experiments import bound as calculator
+
+    options = {
+        "local.lr": lr, "local.momentum": beta, "local.steps": local_steps, "local.batch": batch,
+        "orthogonalizer.lambda": lam, "federation.rounds": rounds, "federation.clients": clients,
+        "federation.per-round": per_round, "stability.delta": delta, "stability.c-hp": c_hp,
+        "stability.kind": kind,
+    }  # fmt: skip
+    changes = [f"{name}={value}" for name, value in options.items() if value is not None]
+    given = {"size": size, "rho": rho, "l_orth": l_orth, "l_g": l_g}
+    case = calculator.find(run_dir, [*changes, *(overrides or [])], given)
+    record = calculator.report(case, calculator.judge(case))
+    if as_json:
+        typer.echo(json.dumps(record, indent=2, allow_nan=False))
+    else:
+        console.print(calculator.table(record))
 
 
 def _config(file: Path | None, overrides: list[str], resume: bool) -> "Config | None":

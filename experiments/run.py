@@ -21,6 +21,10 @@ def execute(
 ) -> Record:
     """Run, or go on with, the experiment in `out`; returns its summary."""
     config = _agreed(config, out) if resume else (config or Config())
+    if config.engine.name == "deployment":
+        from experiments.deploy import deploy
+
+        return deploy(config, out, True, watch, begun, resume)
     prepared = prepare(setup.resolve(config), out, resume)
     if config.engine.name == "ray":
         from experiments.ray_engine import run_on_ray

@@ -5,13 +5,21 @@ Whatever is wrong is refused in one sentence that names the key and the mend.
 """
 
 import difflib
+import math
 import tomllib
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
 import tomli_w
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    ConfigDict,
+    Field,
+    ValidationError,
+    model_validator,
+)
 from pydantic_core import ErrorDetails
 
 from fedmuon.errors import InputError
@@ -22,6 +30,7 @@ Count = Annotated[int, Field(ge=1)]
 Natural = Annotated[int, Field(ge=0)]
 Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 Share = Annotated[float, Field(ge=0, le=1)]
+Chance = Annotated[float, Field(gt=0, lt=1)]
 
 SourceName = Literal["synthetic", "digits", "mnist5k", "fashion-mnist", "mnist", "cifar10", "idx"]
 Recipe = Literal["fedavg", "fedavgm", "local-muon", "fedmuon", "fedmuon-aligned"]
@@ -131,6 +140,27 @@ class Faults(Table):
     patience: Positive = 120.0  # seconds for all nodes to appear at first
 
 
+def _constant(value: float | str) -> float | str:
+    """C_hp: a number that the user answers for, or the name of a proved form."""
+    known = value in ("explicit", "sharp") if isinstance(value, str) else 0 < value < math.inf
+    if not known:
+        raise ValueError(
+            f"[stability] c-hp = {value!r} is refused: give a positive number, explicit or sharp"
+        )
+    return value
+
+
+class Stability(Table):
+    """Which neighbours `fedmuon stability` runs, and what its bound stands on."""
+
+    trials: Count = 10  # of neighbours = own
+    neighbours: Literal["own", "all"] = "own"  # all: every sample is replaced once, the census
+    delta: Chance = 0.05
+    kind: Literal["paper", "sharp"] = "sharp"  # of the map's Lipschitz constant
+    c_hp: Annotated[float | str, AfterValidator(_constant)] = "explicit"
+    alpha_smoothing: Chance = 0.05  # may fail for gaussian-smoothed-sign (001, D.11)
+
+
 class Output(Table):
     """How often a run looks at itself, in rounds; the last round always counts."""
 
@@ -148,6 +178,7 @@ class Config(Table):
     orthogonalizer: OrthogonalizerTable = OrthogonalizerTable()
     engine: Engine = Engine()
     faults: Faults = Faults()
+    stability: Stability = Stability()
     output: Output = Output()
 
     @model_validator(mode="after")

@@ -1,29 +1,40 @@
 """The ServerApp of `flwr run`: run config -> run directory, round by round."""
 
 import os
+import time
+from logging import ERROR, INFO
 from pathlib import Path
 
 from flwr.app import Context
+from flwr.common.logger import log
 from flwr.serverapp import Grid, ServerApp
+from flwr.superlink.grid import InMemoryGrid
 
-from fedmuon.config import unflatten
+from fedmuon.config import Config, unflatten
+from fedmuon.errors import InputError
 from fedmuon.federated import setup
 from fedmuon.run import Begin, Run, Watch, drive, prepare
 from fedmuon.storage import Record
 from server.strategy import FedMuonStrategy
+
+SIMULATED_PATIENCE = 5.0  # seconds: simulated nodes are there at once
+PAUSE = 0.1
 
 app = ServerApp()
 
 
 @app.main()
 def main(grid: Grid, context: Context) -> None:
-    """Run the experiment that the run config describes."""
-    flat = dict(context.run_config)
-    root = Path(os.environ.get("FEDMUON_RUNS", str(flat.pop("out", "") or "runs")))
-    config = setup.resolve(unflatten(flat))
-    run = prepare(config, root / str(context.run_id), resume=True)
-    summary = serve(run, grid)
-    print(f"Results are in {run.directory.path}: {summary}")
+    """Run the experiment that the run config describes; what the user can mend is one line."""
+    try:
+        run = prepare(_config(grid, context), _folder(context), resume=True)
+        log(INFO, "fedmuon writes %s", run.directory.path.resolve())
+        await_nodes(run.config, grid)
+        serve(run, grid)
+    except InputError as error:
+        log(ERROR, "fedmuon: %s", error)
+        raise
+    log(INFO, "fedmuon: results are in %s", run.directory.path.resolve())
 
 
 def serve(
@@ -39,3 +50,37 @@ def serve(
         watch,
         begun,
     )
+
+
+def await_nodes(config: Config, grid: Grid) -> None:
+    """Under `strict`, refuse a federation that stays smaller than the experiment."""
+    wanted, patience = config.federation.clients, config.faults.patience
+    if config.faults.policy != "strict":
+        return
+    end = time.monotonic() + (min(patience, SIMULATED_PATIENCE) if _simulated(grid) else patience)
+    while (found := len(list(grid.get_node_ids()))) < wanted:
+        if time.monotonic() > end:
+            simulated = f"run with --federation-config num-supernodes={wanted}"
+            mend = simulated if _simulated(grid) else f"start {wanted} SuperNodes"
+            raise InputError(
+                f"[federation] clients = {wanted}, but the federation has {found} SuperNodes: "
+                f"{mend}, or lower federation.clients"
+            )
+        time.sleep(PAUSE)
+
+
+def _config(grid: Grid, context: Context) -> Config:
+    """The experiment, with the engine that in truth runs it."""
+    flat = {key: value for key, value in context.run_config.items() if key != "out"}
+    flat["engine.name"] = "ray" if _simulated(grid) else "deployment"
+    return setup.resolve(unflatten(flat))
+
+
+def _folder(context: Context) -> Path:
+    """The run directory: `out`, or a folder named after the run."""
+    out = str(context.run_config.get("out", ""))
+    return Path(out) if out else Path(os.environ.get("FEDMUON_RUNS", "runs"), str(context.run_id))
+
+
+def _simulated(grid: Grid) -> bool:
+    return isinstance(grid, InMemoryGrid)

@@ -15,7 +15,7 @@ import math
 from collections.abc import Callable
 from typing import Any, Literal
 
-from scipy.stats import chi2
+from scipy.special import gammaincinv
 
 from fedmuon.errors import InputError
 from fedmuon.orthogonalize.coefficients import Coefficients, Schedule, schedule
@@ -116,7 +116,7 @@ def _gaussian_smoothed_sign(
     d1, q = max(shape), min(shape)
     gamma = sigma * alpha / (_ANTI_CONCENTRATION * math.sqrt(q) * calls)
     if kind == "sharp":
-        quantile = float(chi2.ppf(alpha / (q * calls), d1 - q + 1))
+        quantile = 2 * float(gammaincinv((d1 - q + 1) / 2, alpha / (q * calls)))  # of chi-squared
         gamma = max(gamma, sigma * math.sqrt(quantile / q))
     return 1 / gamma
 

@@ -1,0 +1,305 @@
+"""`fedmuon stability`: a run beside its replace-one neighbours, each held to its certificate.
+
+Replica 0 of every stack is the unperturbed run and replica s the neighbour s - 1; all share one
+realization of the run's randomness, and ||X_s^R - X_0^R||_F is what replacing one sample did. For
+the Gaussian-smoothed sign a certificate may fail with probability 2 alpha, as both runs must stay
+clear of clipping (001, Corollary D.11).
+"""
+
+import dataclasses
+import json
+import os
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import torch
+from rich.markup import escape
+from rich.table import Table
+
+from analysis import MeasuredGap, label_shares, measured_gap
+from experiments import bound
+from experiments.run import execute as run
+from experiments.show import Progress
+from fedmuon import config as tables
+from fedmuon.config import Config
+from fedmuon.data.federated import FederatedData
+from fedmuon.data.neighbours import Neighbours, _pools, draw_neighbours
+from fedmuon.data.partition import weights
+from fedmuon.data.source import Source, unit_rows
+from fedmuon.errors import InputError, NonFinite
+from fedmuon.federated import setup
+from fedmuon.federated.aggregate import begin
+from fedmuon.federated.simulate import Experiment, simulate
+from fedmuon.randomness import Draw, generator
+from fedmuon.run import Begin, Watch
+from fedmuon.storage import Record, mendable, read_tensors, write_bytes
+from fedmuon.tasks.base import Batch, Params
+
+HEADER = "trial,client,index,replacement,perturbation,exposure,certificate\n"
+MEMORY, MOST = 1 << 30, 256  # bytes and neighbours of one stack
+
+
+@dataclass(frozen=True)
+class Laboratory:
+    """A finished run with what its neighbours need."""
+
+    config: Config
+    source: Source
+    data: FederatedData
+    experiment: Experiment
+    out: Path
+
+    @classmethod
+    def open(cls, out: Path) -> "Laboratory":
+        """The run in the directory, with its samples."""
+        config = tables.load(out / "config.toml")
+        source = setup.source(config)
+        data = setup.federated_data(config, source)
+        return cls(config, source, data, setup.experiment(config, data, source.classes), out)
+
+
+def in_doubles(config: Config) -> Config:
+    """The config in float64, unless it names a precision: rounding hides small perturbations."""
+    if "dtype" in config.engine.model_fields_set:
+        return config
+    engine = config.engine.model_copy(update={"dtype": "float64"})
+    return config.model_copy(update={"engine": engine})
+
+
+def execute(
+    config: Config | None,
+    out: Path,
+    resume: bool = False,
+    watch: Watch = lambda record: None,
+    begun: Begin = lambda done, total: None,
+) -> Record:
+    """The run in `out`, its neighbours.csv and its bound.json, whose content is returned.
+
+    The neighbours run in this process, whatever the engine; `watch` sees each finished stack.
+    """
+    run(config, out, resume)
+    laboratory = Laboratory.open(out)
+    case = bound.from_directory(out)
+    verdict = bound.judge(case)
+    measure(laboratory, verdict, watch, begun)
+    record = bound.report(case, verdict) | _gap(laboratory)
+    write_bytes(out / "bound.json", (json.dumps(record, indent=2, allow_nan=False) + "\n").encode())
+    return record
+
+
+def measure(laboratory: Laboratory, verdict: bound.Verdict, watch: Watch, begun: Begin) -> None:
+    """Run the neighbours that neighbours.csv lacks, stack by stack, and append their lines."""
+    drawn = pick(laboratory)
+    heads = _heads(laboratory.data, drawn)
+    file, size = laboratory.out / "neighbours.csv", stack_size(laboratory)
+    done = _cut_back(file, heads, size)
+    begun(done, len(drawn))
+    for start in range(done, len(drawn), size):
+        part = slice(start, start + size)
+        moved = perturbations(laboratory, drawn[part])
+        tails = _tails(verdict, drawn[part, 0], moved)
+        _append(file, [a + b for a, b in zip(heads[part], tails, strict=True)])
+        watch({"done": start + len(moved), "largest": float(moved.max())})
+
+
+def pick(laboratory: Laboratory) -> np.ndarray:
+    """(client, position, replacement) of every neighbour, [T, 3] int64."""
+    config, data, source = laboratory.config, laboratory.data, laboratory.source
+    seed, table = config.federation.seed, config.stability
+    if table.neighbours == "all":
+        return census(data, source, seed)
+    drawn = draw_neighbours(data, source, table.trials, seed, config.data.normalize)
+    return np.stack([drawn.client, drawn.position, drawn.replacement], axis=1)[1:]
+
+
+def census(data: FederatedData, source: Source, seed: int) -> np.ndarray:
+    """Each of the n samples replaced once, [n, 3]; neighbour t replaces row t of `data`.
+
+    Label and replacement are drawn as in `draw_neighbours`, a function of (seed, t); `block` tells
+    these draws from those of the trials.
+    """
+    pools, client = _pools(data, source), np.repeat(np.arange(len(data.sizes)), data.sizes)
+    drawn = np.empty((len(client), 3), np.int64)
+    for t, i in enumerate(client.tolist()):
+        rng = generator(seed, Draw.NEIGHBOUR, round=t, block=1)
+        start, stop = int(data.offsets[i]), int(data.offsets[i + 1])
+        label = int(data.labels[rng.integers(start, stop)])
+        held = next((pool[label] for pool in pools if len(pool[label])), None)
+        if held is None:
+            raise InputError(f"no held-out sample has label {label}: lower [data] train")
+        drawn[t] = i, t - start, held[rng.integers(len(held))]
+    return drawn
+
+
+def stack_size(laboratory: Laboratory) -> int:
+    """How many neighbours fit into one stack: a function of the config, so that runs repeat.
+
+    A replica holds about 8 copies of its parameters, two a reply, and 4 of the cohort's logits.
+    """
+    federation, task = laboratory.config.federation, laboratory.experiment.task
+    shape = task.initial(generator(0, Draw.INITIAL))["weight"].shape
+    rows = int(np.sort(laboratory.data.sizes)[-federation.per_round :].sum())
+    doubles = shape[1] * shape[2] * (8 + 2 * federation.per_round) + 4 * shape[2] * rows
+    return max(1, min(MOST, MEMORY // (8 * doubles) - 1))
+
+
+def perturbations(laboratory: Laboratory, drawn: np.ndarray) -> np.ndarray:
+    """||X_s^R - X_0^R||_F of the neighbours drawn [T, 3], [T].
+
+    Neighbours in a client that never took part are 0 without a run: no step reads its samples, but
+    a replica's place in the stack can change its last bit.
+    """
+    moved = np.zeros(len(drawn))
+    taking_part = np.isin(drawn[:, 0], laboratory.experiment.plan.schedule())
+    if taking_part.any():
+        moved[taking_part] = _simulated(laboratory, drawn[taking_part])
+    if not np.isfinite(moved).all():
+        raise NonFinite("a neighbour is not finite after the last round: lower [local] lr")
+    return moved
+
+
+def _simulated(laboratory: Laboratory, drawn: np.ndarray) -> np.ndarray:
+    """The same by one stack with the run itself as replica 0."""
+    experiment, seed = laboratory.experiment, laboratory.config.federation.seed
+    shards = dataclasses.replace(experiment.shards, neighbours=_stack(laboratory, drawn))
+    experiment = dataclasses.replace(experiment, shards=shards)
+    fresh = begin(experiment.recipe, experiment.task, seed, len(drawn) + 1)
+    return distances(simulate(experiment, fresh).params)
+
+
+def distances(params: Params) -> np.ndarray:
+    """The Frobenius distance of replicas 1 .. S-1 from replica 0, over all matrices, [S - 1]."""
+    apart = [(value[1:] - value[:1]).double().flatten(1) for value in params.values()]
+    return torch.linalg.vector_norm(torch.cat(apart, 1), dim=1).cpu().numpy()
+
+
+def _stack(laboratory: Laboratory, drawn: np.ndarray) -> Neighbours:
+    """The unchanged data set, then the neighbours drawn."""
+    source = laboratory.source
+    client, position, replacement = np.concatenate([[[-1, -1, -1]], drawn]).T
+    inputs = np.zeros((len(client), laboratory.data.inputs.shape[1]))
+    labels = np.zeros(len(client), np.int64)
+    chosen = source.inputs[drawn[:, 2]]
+    inputs[1:] = unit_rows(chosen, laboratory.config.data.normalize)
+    labels[1:] = source.labels[drawn[:, 2]]
+    return Neighbours(client, position, replacement, inputs, labels)
+
+
+def _heads(data: FederatedData, drawn: np.ndarray) -> list[str]:
+    """`trial,client,index,replacement,` of every line; indices count in the source's order."""
+    index = data.train_index[data.order[data.offsets[drawn[:, 0]] + drawn[:, 1]]]
+    rows = zip(drawn[:, 0].tolist(), index.tolist(), drawn[:, 2].tolist(), strict=True)
+    return [f"{t},{client},{old},{new}," for t, (client, old, new) in enumerate(rows)]
+
+
+def _tails(verdict: bound.Verdict, client: np.ndarray, moved: np.ndarray) -> list[str]:
+    """`perturbation,exposure,certificate`; nan where the certificate is refused."""
+    unknown = np.full(len(moved), np.nan)
+    promised = [
+        unknown if every is None else every[client]
+        for every in (verdict.exposures, verdict.certificates)
+    ]
+    return [f"{a!r},{b!r},{c!r}\n" for a, b, c in np.stack([moved, *promised], 1).tolist()]
+
+
+def _cut_back(file: Path, heads: list[str], size: int) -> int:
+    """Keep the header and the whole stacks of an interrupted file; how many neighbours they are."""
+    text = file.read_text(encoding="utf-8") if file.exists() else ""
+    lines = [line for line in text.splitlines(keepends=True) if line.endswith("\n")]
+    done = max(0, len(lines) - 1)
+    kept = lines[1:] if done == len(heads) else lines[1 : 1 + done // size * size]
+    fits = [line.startswith(head) for line, head in zip(kept, heads, strict=False)]
+    if len(kept) > len(heads) or not all(fits) or (lines and lines[0] != HEADER):
+        raise InputError(
+            f"{file} is not of this config and data: start afresh in another folder with --out"
+        )
+    write_bytes(file, "".join([HEADER, *kept]).encode())
+    return len(kept)
+
+
+def _append(file: Path, lines: list[str]) -> None:
+    with mendable(file, "write"), file.open("a", encoding="utf-8") as log:
+        log.write("".join(lines))
+        log.flush()
+        os.fsync(log.fileno())
+
+
+def _gap(laboratory: Laboratory) -> Record:
+    """gap, gap_low and gap_high, or nulls and `gap_refusal` where no interval can be had."""
+    try:
+        found = gap(laboratory)
+    except InputError as error:
+        return {"gap": None, "gap_low": None, "gap_high": None, "gap_refusal": str(error)}
+    return {"gap": found.gap, "gap_low": found.low, "gap_high": found.high}
+
+
+def gap(laboratory: Laboratory) -> MeasuredGap:
+    """F - F_hat of the finished model, F at the clients' own label shares."""
+    data, shards = laboratory.data, laboratory.experiment.shards
+    held = read_tensors(laboratory.out / "model.safetensors")[0]
+    params = {name: value[None].to(shards.inputs.device) for name, value in held.items()}
+    train, test = (
+        laboratory.experiment.task.losses(params, batch)[0][0].double().cpu().numpy()
+        for batch in (Batch(shards.inputs, shards.labels), shards.held_out)
+    )
+    clients, sizes = len(data.sizes), data.sizes
+    owner = np.repeat(np.arange(clients), sizes)
+    return measured_gap(
+        np.bincount(owner, train, clients) / sizes,
+        weights(sizes, laboratory.config.federation.weights),
+        label_shares(data.labels, owner, clients, laboratory.source.classes),
+        test,
+        data.test_labels,
+    )
+
+
+class NeighbourProgress(Progress):
+    """One live bar over the neighbours."""
+
+    def begin(self, done: int, total: int) -> None:
+        """Show the bar, `done` neighbours in."""
+        self._bar = self._bars.add_task("neighbours", total=total, completed=done, note="")
+
+    def watch(self, record: Record) -> None:
+        """Move the bar to a finished stack."""
+        if self._bar is not None:
+            note = f"largest {record['largest']:.3g}"
+            self._bars.update(self._bar, completed=record["done"], note=note)
+
+
+def verdict_table(out: Path, record: Record) -> Table:
+    """Perturbations beside certificates, the gap beside the bound."""
+    moved, promised = np.loadtxt(
+        out / "neighbours.csv", delimiter=",", skiprows=1, usecols=(4, 6), ndmin=2
+    ).T
+    title = f"{len(moved)} neighbours; bound with {bound.constant_of(record)}: {record['status']}"
+    shown = Table("", "", title=escape(title), title_justify="left")
+    if tables.load(out / "config.toml").engine.dtype == "float32":
+        shown.add_row("float32", "rounding hides small perturbations: prefer float64")
+    shown.add_row("largest perturbation", f"{moved.max():.4g}")
+    shown.add_row("mean perturbation", f"{moved.mean():.4g}")
+    if record["value"] is None:
+        shown.add_row("refused", escape(record["refusal"]))
+    else:
+        used = promised > 0
+        ratio = (moved[used] / promised[used]).max() if used.any() else 0.0
+        shown.add_row("largest share of its certificate", f"{ratio:.3g}")
+        shown.add_row("perturbations within", _yes(bool((moved <= promised).all())))
+        shown.add_row("bound", f"{record['value']:.4g}")
+    return _with_gap(shown, record)
+
+
+def _with_gap(shown: Table, record: Record) -> Table:
+    if record["gap"] is None:
+        shown.add_row("gap", escape(record["gap_refusal"]))
+        return shown
+    interval = f"{record['gap']:+.4g} [{record['gap_low']:+.4g}, {record['gap_high']:+.4g}]"
+    shown.add_row("gap", escape(interval))
+    if record["value"] is not None:
+        shown.add_row("gap within", _yes(record["gap"] <= record["value"]))
+    return shown
+
+
+def _yes(holds: bool) -> str:
+    return "yes" if holds else "[bold red]no[/]"

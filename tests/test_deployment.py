@@ -1,0 +1,227 @@
+"""The app as Flower packs it, and as separate processes with TLS and known keys run it."""
+
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+import tomllib
+import zipfile
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+from conftest import small
+from cryptography import x509
+from flwr.common.config import flatten_dict
+from safetensors.numpy import load_file
+
+from experiments.credentials import make_node_key, make_server_files
+from experiments.deploy import APP, SETTINGS, Deployment, deployed
+from experiments.processes import SCRIPTS, Processes, descendants, free_ports
+from experiments.run import execute
+from fedmuon.config import Config, dump, flatten
+from fedmuon.errors import InputError
+from fedmuon.federated import setup
+
+pytestmark = [pytest.mark.timeout(240), pytest.mark.xdist_group("deployment")]
+needs_proc = pytest.mark.skipif(not Path("/proc").exists(), reason="looks processes up in /proc")
+NODES = 3
+SIX = ("--federation-config", "num-supernodes=6")
+
+
+@pytest.fixture(scope="module")
+def deployment() -> Iterator[Deployment]:
+    """Three known SuperNodes with TLS; nothing of them is left afterwards."""
+    with deployed(NODES, secure=True) as one:
+        folder = one.processes.folder
+        yield one
+    assert not descendants(folder)
+    assert not folder.exists()
+
+
+@pytest.fixture(scope="module")
+def stranger(deployment: Deployment) -> subprocess.Popen[bytes]:
+    """A SuperNode with a key of its own that nobody registered."""
+    return deployment.add_stranger()
+
+
+def tiny(rounds: int, **tables: dict) -> Config:
+    federation = {"clients": NODES, "per-round": 2, "rounds": rounds}
+    return small(**{"federation": federation, **tables})
+
+
+def distance(a: Path, b: Path) -> float:
+    """The relative difference of two files' weights."""
+    one, other = (load_file(file)["weight"] for file in (a, b))
+    return float(np.linalg.norm(one - other) / np.linalg.norm(one))
+
+
+CASES = [
+    (1, {"steps": 2}, {"name": "smoothed-polar"}),  # full batch: no draws that a round may mix up
+    (2, {"steps": 2, "batch": 4}, {"name": "gaussian-smoothed-sign"}),
+]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("rounds", "local", "orthogonalizer"), CASES)
+def test_deployment_is_inline(
+    deployment: Deployment,
+    stranger: subprocess.Popen[bytes],
+    tmp_path: Path,
+    rounds: int,
+    local: dict,
+    orthogonalizer: dict,
+) -> None:
+    config, seen = tiny(rounds, local=local, orthogonalizer=orthogonalizer), []
+    inline, out = tmp_path / "inline", tmp_path / "deployed"
+    execute(config, inline)
+    summary = deployment.execute(config, out, lambda record: seen.append(record["round"]))
+    assert seen == [*range(1, rounds + 1)] and summary["engine"] == "deployment"
+    for name in ("model.safetensors", "momentum.safetensors"):
+        assert distance(inline / name, out / name) <= 1e-12
+    assert distance(inline / "model.safetensors", out / "initial.safetensors") > 1e-3
+    assert (inline / "schedule.npy").read_bytes() == (out / "schedule.npy").read_bytes()
+
+
+@pytest.mark.slow
+def test_a_supernode_that_dies_and_returns(deployment: Deployment, tmp_path: Path) -> None:
+    """Killed after the first round, it comes back, is asked again, and nothing is lost."""
+    config = tiny(3, faults={"deadline": 40.0, "retries": 3})
+    victim = int(setup.plan(config).participants(1)[0])
+    inline, out = tmp_path / "inline", tmp_path / "deployed"
+    execute(config, inline)
+
+    revival = threading.Thread(target=deployment.revive, args=(victim,))
+
+    def kill(record: dict) -> None:
+        if record["round"] == 1:
+            deployment.kill(victim)
+            revival.start()
+
+    deployment.execute(config, out, kill)
+    revival.join()
+    assert distance(inline / "model.safetensors", out / "model.safetensors") <= 1e-12
+    records = [json.loads(line) for line in (out / "rounds.jsonl").read_text().splitlines()]
+    assert {fault["client"] for record in records for fault in record.get("faults", [])} == {victim}
+
+
+@pytest.mark.slow
+def test_an_unregistered_supernode_is_refused(
+    deployment: Deployment, stranger: subprocess.Popen[bytes]
+) -> None:
+    assert stranger.wait(60) != 0
+    said = deployment.processes.log(f"supernode-{NODES}")
+    assert "Failed to activate" in said and "Receiving" not in said
+    end = time.monotonic() + 60
+    while (admitted := deployment.processes.log("superlink").count("Activated node")) < NODES:
+        assert time.monotonic() < end
+        time.sleep(0.2)
+    assert admitted == NODES
+
+
+@pytest.mark.slow
+def test_too_few_supernodes_are_one_sentence(deployment: Deployment, tmp_path: Path) -> None:
+    federation = {"clients": NODES + 2, "per-round": 2, "rounds": 1}
+    config = small(federation=federation, faults={"patience": 0.5})
+    with pytest.raises(InputError, match="clients = 5, but the federation has") as refusal:
+        deployment.execute(config, tmp_path / "out")
+    assert "\n" not in str(refusal.value)
+
+
+@pytest.mark.slow
+def test_an_interrupt_leaves_the_logs_and_nothing_else(tmp_path: Path) -> None:
+    started: list[Deployment] = []
+    with pytest.raises(KeyboardInterrupt), deployed(1, False, tmp_path / "logs") as one:
+        started.append(one)
+        os.kill(os.getpid(), signal.SIGTERM)
+        time.sleep(10)
+    folder = started[0].processes.folder
+    assert not descendants(folder) and not folder.exists()
+    with socket.socket() as probe:
+        assert probe.connect_ex(("127.0.0.1", started[0].port)) != 0
+    assert (tmp_path / "logs" / "superlink.log").stat().st_size
+
+
+@needs_proc
+def test_children_in_other_groups_are_ended_too() -> None:
+    """A child that makes a session of its own and does not listen to SIGTERM."""
+    deaf = "import signal, time; signal.signal(15, signal.SIG_IGN); print('up'); time.sleep(60)"
+    parent = (
+        "import subprocess, sys, time\n"
+        f"subprocess.Popen([sys.executable, '-uc', {deaf!r}], start_new_session=True)\n"
+        "time.sleep(60)"
+    )
+    processes = Processes({})
+    processes.start("parent", [sys.executable, "-c", parent])
+    end = time.monotonic() + 30
+    while "up" not in processes.log("parent") and time.monotonic() < end:
+        time.sleep(0.05)
+    assert len(descendants(processes.folder)) == 2
+    processes.stop()
+    time.sleep(0.2)
+    assert not descendants(processes.folder)
+    assert not processes.folder.exists()
+
+
+def test_every_port_is_another() -> None:
+    assert len(set(free_ports(50))) == 50
+
+
+def test_secrets_are_private_and_name_loopback(tmp_path: Path) -> None:
+    files = make_server_files(tmp_path)
+    key = make_node_key(tmp_path / "node.key")
+    assert [file.stat().st_mode & 0o077 for file in (files.key, key)] == [0, 0]
+    server = x509.load_pem_x509_certificate(files.certificate.read_bytes())
+    server.verify_directly_issued_by(x509.load_pem_x509_certificate(files.authority.read_bytes()))
+    names = server.extensions.get_extension_for_class(x509.SubjectAlternativeName).value
+    assert names.get_values_for_type(x509.DNSName) == ["localhost"]
+    assert Path(f"{key}.pub").read_text().startswith("ecdsa-sha2-nistp384 ")
+
+
+def test_the_run_config_holds_every_default() -> None:
+    table = tomllib.loads((APP / "pyproject.toml").read_text())["tool"]["flwr"]["app"]["config"]
+    held = flatten_dict(table)
+    assert held.pop("out") == ""
+    wanted = flatten(Config())
+    assert held == wanted
+    assert {key: type(value) for key, value in held.items()} == {
+        key: type(value) for key, value in wanted.items()
+    }
+
+
+def test_the_bundle_is_small_and_holds_the_app_only(tmp_path: Path) -> None:
+    command = [f"{SCRIPTS}/flwr", "build", "--app", str(APP)]
+    environment = {**os.environ, **SETTINGS, "FLWR_HOME": str(tmp_path / "home")}
+    subprocess.run(command, cwd=tmp_path, env=environment, check=True, timeout=120)
+    (bundle,) = tmp_path.glob("*.fab")
+    assert bundle.stat().st_size < 250_000  # Flower stores it uncompressed
+    tops = {name.partition("/")[0] for name in zipfile.ZipFile(bundle).namelist()}
+    assert tops == {"pyproject.toml", "LICENSE", "clients", "fedmuon", "server", ".info"}
+
+
+@pytest.mark.slow
+@needs_proc
+def test_flwr_run_as_in_the_readme(tmp_path: Path) -> None:
+    """`flwr run .` simulates on a Ray of its own; the SuperLink that it leaves is ended here."""
+    config = small(federation={"rounds": 2})
+    execute(config, tmp_path / "inline")
+    processes = Processes({**SETTINGS, "RAY_ADDRESS": "local"})
+    try:
+        file, out = processes.folder / "run.toml", tmp_path / "out"
+        file.write_text(f'out = "{out}"\n' + dump(config))
+        run = processes.start(
+            "run",
+            ["flwr", "run", APP, "--stream", *SIX, "--run-config", file],
+        )
+        assert run.wait(150) == 0, processes.log("run")
+        assert (
+            distance(tmp_path / "inline" / "model.safetensors", out / "model.safetensors") <= 1e-12
+        )
+    finally:
+        processes.stop()
+    assert not descendants(processes.folder)
