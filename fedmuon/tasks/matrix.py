@@ -129,8 +129,7 @@ def _shares(sizes: list[int], like: Tensor) -> Tensor | float:
     """1 / n_k for every sample of every batch [n_1 + ... + n_K]; one number for one batch."""
     if len(sizes) == 1:
         return 1 / sizes[0]
-    counts = torch.tensor(sizes)
-    return counts.to(like.dtype).reciprocal().repeat_interleave(counts).to(like.device)
+    return torch.cat([like.new_full((size,), 1 / size) for size in sizes])
 
 
 def _joined(tensors: Sequence[Tensor], axis: int = -1) -> Tensor:
