@@ -9,7 +9,7 @@ export FLWR_TELEMETRY_ENABLED := 0
 export FLWR_DISABLE_UPDATE_CHECK := 1
 export RAY_USAGE_STATS_ENABLED := 0
 
-.PHONY: run test check bench deploy-demo format clean help install
+.PHONY: run test test-long check bench deploy-demo format clean help install
 .DEFAULT_GOAL := help
 
 help: ## list the targets
@@ -20,6 +20,9 @@ run: $(STAMP) ## set up, then run the main job on bundled data
 
 test: $(STAMP) ## set up, then run the tests
 	$(BIN)/python -m pytest -n 2 --dist loadgroup
+
+test-long: $(STAMP) ## the tests that take minutes each: a SuperNode that dies and returns
+	$(BIN)/python -m pytest -m long
 
 check: $(STAMP) ## format, lint, types and import rules
 	$(BIN)/ruff format --check .
