@@ -57,7 +57,7 @@ def train(message: Message, context: Context) -> Message:
     return _reply(
         message,
         {
-            "arrays": ArrayRecord(_on_cpu(pack(reply.params, reply.states))),
+            "arrays": ArrayRecord(pack(reply.params, reply.states)),
             "metrics": MetricRecord({"loss": reply.loss.double().tolist()}),
             "who": ConfigRecord({"partition": number, "round": round}),
         },
@@ -100,10 +100,6 @@ def _request(message: Message) -> tuple[FlatConfig, int, int]:
 def _arrays(message: Message) -> Params:
     record = message.content.array_records["arrays"]
     return {name: torch.from_numpy(array.numpy()) for name, array in record.items()}
-
-
-def _on_cpu(tensors: Params) -> dict:
-    return {name: value.detach().cpu() for name, value in tensors.items()}
 
 
 def _partition(context: Context) -> int:

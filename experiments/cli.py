@@ -4,7 +4,7 @@ import os
 import sys
 import time
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, NoReturn
 
 import typer
 from rich.console import Console
@@ -66,9 +66,7 @@ def run(
     changes += [f"engine.name={engine}"] if engine else []
     changes += [f"engine.ray-address={ray_address}"] if ray_address else []
     chosen = _config(config, changes, resume)
-    if resume and out is None:
-        _refuse("--resume needs --out: name the run directory to go on with")
-    folder = out or _fresh_folder(chosen)
+    folder = _folder(out, chosen, resume)
     with Progress(console) as progress:
         summary = execute(chosen, folder, resume, progress.watch, progress.begin, verbose)
     console.print(summary_table(summary))
@@ -94,7 +92,7 @@ def deploy_demo(
 
     chosen = _config(config, [*([] if config else DEMO), *(overrides or [])], False)
     assert chosen is not None
-    folder = out or _fresh_folder(chosen)
+    folder = _folder(out, chosen)
     with Progress(console) as progress:
         summary = deploy(chosen, folder, not insecure, progress.watch, progress.begin)
     console.print(summary_table(summary))
@@ -137,12 +135,10 @@ def stability(
     changes += [f"stability.trials={trials}"] if trials is not None else []
     changes += ["stability.neighbours=all"] if every else []
     chosen = _config(config, changes, resume)
-    if resume and out is None:
-        _refuse("--resume needs --out: name the run directory to go on with")
     chosen = chosen and in_doubles(chosen)
     if chosen and chosen.engine.dtype == "float32":
         _complain("float32 hides small perturbations in rounding: prefer engine.dtype=float64")
-    folder = out or _fresh_folder(chosen)
+    folder = _folder(out, chosen, resume)
     with NeighbourProgress(console) as progress:
         record = execute(chosen, folder, resume, progress.watch, progress.begin)
     console.print(verdict_table(folder, record))
@@ -218,14 +214,18 @@ def _config(file: Path | None, overrides: list[str], resume: bool) -> "Config | 
     return None if resume and not (file or overrides) else config.load(file, overrides)
 
 
-def _fresh_folder(config: "Config | None") -> Path:
-    assert config is not None
+def _folder(out: Path | None, config: "Config | None", resume: bool = False) -> Path:
+    """Where results go: the folder given, or a new one; there is nothing to resume in a new one."""
+    if out is not None:
+        return out
+    if resume or config is None:
+        _refuse("--resume needs --out: name the run directory to go on with")
     stamp = time.strftime("%Y%m%d-%H%M%S")
     name = f"{config.data.name}-{config.local.recipe}-seed{config.federation.seed}-{stamp}"
     return Path("runs") / name
 
 
-def _refuse(sentence: str) -> None:
+def _refuse(sentence: str) -> NoReturn:
     from fedmuon.errors import InputError
 
     raise InputError(sentence)

@@ -24,9 +24,9 @@ from experiments.show import Progress
 from fedmuon import config as tables
 from fedmuon.config import Config
 from fedmuon.data.federated import FederatedData
-from fedmuon.data.neighbours import Neighbours, _pools, draw_neighbours
+from fedmuon.data.neighbours import census, draw, stack
 from fedmuon.data.partition import weights
-from fedmuon.data.source import Source, unit_rows
+from fedmuon.data.source import Source
 from fedmuon.errors import InputError, NonFinite
 from fedmuon.federated import setup
 from fedmuon.federated.aggregate import begin
@@ -109,27 +109,7 @@ def pick(laboratory: Laboratory) -> np.ndarray:
     seed, table = config.federation.seed, config.stability
     if table.neighbours == "all":
         return census(data, source, seed)
-    drawn = draw_neighbours(data, source, table.trials, seed, config.data.normalize)
-    return np.stack([drawn.client, drawn.position, drawn.replacement], axis=1)[1:]
-
-
-def census(data: FederatedData, source: Source, seed: int) -> np.ndarray:
-    """Each of the n samples replaced once, [n, 3]; neighbour t replaces row t of `data`.
-
-    Label and replacement are drawn as in `draw_neighbours`, a function of (seed, t); `block` tells
-    these draws from those of the trials.
-    """
-    pools, client = _pools(data, source), np.repeat(np.arange(len(data.sizes)), data.sizes)
-    drawn = np.empty((len(client), 3), np.int64)
-    for t, i in enumerate(client.tolist()):
-        rng = generator(seed, Draw.NEIGHBOUR, round=t, block=1)
-        start, stop = int(data.offsets[i]), int(data.offsets[i + 1])
-        label = int(data.labels[rng.integers(start, stop)])
-        held = next((pool[label] for pool in pools if len(pool[label])), None)
-        if held is None:
-            raise InputError(f"no held-out sample has label {label}: lower [data] train")
-        drawn[t] = i, t - start, held[rng.integers(len(held))]
-    return drawn
+    return draw(data, source, table.trials, seed)
 
 
 def stack_size(laboratory: Laboratory) -> int:
@@ -162,7 +142,9 @@ def perturbations(laboratory: Laboratory, drawn: np.ndarray) -> np.ndarray:
 def _simulated(laboratory: Laboratory, drawn: np.ndarray) -> np.ndarray:
     """The same by one stack with the run itself as replica 0."""
     experiment, seed = laboratory.experiment, laboratory.config.federation.seed
-    shards = dataclasses.replace(experiment.shards, neighbours=_stack(laboratory, drawn))
+    normalize = laboratory.config.data.normalize
+    coupled = stack(laboratory.data, laboratory.source, drawn, normalize)
+    shards = dataclasses.replace(experiment.shards, neighbours=coupled)
     experiment = dataclasses.replace(experiment, shards=shards)
     fresh = begin(experiment.recipe, experiment.task, seed, len(drawn) + 1)
     return distances(simulate(experiment, fresh).params)
@@ -172,18 +154,6 @@ def distances(params: Params) -> np.ndarray:
     """The Frobenius distance of replicas 1 .. S-1 from replica 0, over all matrices, [S - 1]."""
     apart = [(value[1:] - value[:1]).double().flatten(1) for value in params.values()]
     return torch.linalg.vector_norm(torch.cat(apart, 1), dim=1).cpu().numpy()
-
-
-def _stack(laboratory: Laboratory, drawn: np.ndarray) -> Neighbours:
-    """The unchanged data set, then the neighbours drawn."""
-    source = laboratory.source
-    client, position, replacement = np.concatenate([[[-1, -1, -1]], drawn]).T
-    inputs = np.zeros((len(client), laboratory.data.inputs.shape[1]))
-    labels = np.zeros(len(client), np.int64)
-    chosen = source.inputs[drawn[:, 2]]
-    inputs[1:] = unit_rows(chosen, laboratory.config.data.normalize)
-    labels[1:] = source.labels[drawn[:, 2]]
-    return Neighbours(client, position, replacement, inputs, labels)
 
 
 def _heads(data: FederatedData, drawn: np.ndarray) -> list[str]:

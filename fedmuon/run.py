@@ -27,6 +27,7 @@ from fedmuon.federated.evaluate import risk, sample_weights
 from fedmuon.federated.simulate import Experiment, Round
 from fedmuon.storage import Record, RunDirectory, array_bytes, npy_bytes, tensor_bytes
 
+MEASURES = ("train_loss", "test_loss", "gap", "accuracy")
 Engine = Callable[[Experiment, ServerState], Iterator[Round]]
 Watch = Callable[[Record], None]
 Begin = Callable[[int, int], None]  # (rounds already done, rounds in all)
@@ -70,7 +71,7 @@ def drive(
     directory, seed = run.directory, run.config.federation.seed
     if (finished := directory.summary()) is not None:
         return finished
-    state = directory.restore(begin(run.experiment.recipe, run.experiment.task, seed))
+    state, record = directory.restore(begin(run.experiment.recipe, run.experiment.task, seed)), {}
     directory.cut_back(state.round)
     begun(state.round, run.config.federation.rounds)
     start, last = time.monotonic() - _spent(directory), run.config.federation.rounds
@@ -85,7 +86,8 @@ def drive(
         with contextlib.suppress(InputError):  # what stopped the run is the news
             directory.checkpoint(state)
         raise
-    return _finish(run, state, time.monotonic() - start)
+    measured = {name: record[name] for name in MEASURES if name in record}
+    return _finish(run, state, measured or evaluate(run, state), time.monotonic() - start)
 
 
 def _record(run: Run, finished: Round, seconds: float) -> Record:
@@ -123,10 +125,10 @@ def evaluate(run: Run, state: ServerState) -> Record:
     }
 
 
-def _finish(run: Run, state: ServerState, seconds: float) -> Record:
+def _finish(run: Run, state: ServerState, measured: Record, seconds: float) -> Record:
     engine = run.config.engine
     summary = {
-        **evaluate(run, state),
+        **measured,
         "seconds": round(seconds, 3),
         "engine": engine.name,
         "seed": run.config.federation.seed,

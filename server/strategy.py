@@ -87,8 +87,7 @@ class FedMuonStrategy(Strategy):
     def arrays(self) -> ArrayRecord:
         """What participants receive: the model, and the states that the recipe sends."""
         sent = broadcast(self.experiment.recipe, self.state)
-        packed = pack(sent.params, sent.states)
-        return ArrayRecord({name: value.detach().cpu() for name, value in packed.items()})
+        return ArrayRecord(pack(sent.params, sent.states))
 
     def _messages(self, kind: str, clients: Iterable[int]) -> list[Message]:
         """The same records for every client; each array is serialized once."""

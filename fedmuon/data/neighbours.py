@@ -50,7 +50,12 @@ class _Pool:
 def draw_neighbours(
     data: FederatedData, source: Source, trials: int, seed: int, normalize: str = "unit"
 ) -> Neighbours:
-    """The unchanged data set, then one neighbour per trial: S = trials + 1.
+    """The unchanged data set, then one neighbour per trial: S = trials + 1 (see `draw`)."""
+    return stack(data, source, draw(data, source, trials, seed), normalize)
+
+
+def draw(data: FederatedData, source: Source, trials: int, seed: int) -> np.ndarray:
+    """(client, position, replacement) of random neighbours, [trials, 3] int64.
 
     Trial t draws the sample to replace uniformly from all n, a label from the same client's own
     labels, and a held-out sample of that label: one that is neither train nor test, or a test
@@ -58,12 +63,32 @@ def draw_neighbours(
     """
     pools = _pools(data, source)
     drawn = [_draw(data, pools, generator(seed, Draw.NEIGHBOUR, round=t)) for t in range(trials)]
-    client, position, replacement = np.array([(-1, -1, -1), *drawn], np.int64).T
+    return np.array(drawn, np.int64).reshape(trials, 3)
+
+
+def census(data: FederatedData, source: Source, seed: int) -> np.ndarray:
+    """Each of the n samples replaced once, [n, 3]; neighbour t replaces row t of `data`.
+
+    Replacements are drawn as in `draw`, a function of (seed, t); `block` tells them apart.
+    """
+    pools, client = _pools(data, source), np.repeat(np.arange(len(data.sizes)), data.sizes)
+    drawn = np.empty((len(client), 3), np.int64)
+    for t, i in enumerate(client.tolist()):
+        rng = generator(seed, Draw.NEIGHBOUR, round=t, block=1)
+        drawn[t] = i, t - data.offsets[i], _replacement(data, pools, i, rng)
+    return drawn
+
+
+def stack(
+    data: FederatedData, source: Source, drawn: np.ndarray, normalize: str = "unit"
+) -> Neighbours:
+    """The unchanged data set, then the neighbours drawn [T, 3]: S = T + 1."""
+    client, position, replacement = np.concatenate([[[-1, -1, -1]], drawn]).T.copy()
     inputs = np.zeros((len(client), data.inputs.shape[1]))
     inputs[1:] = unit_rows(source.inputs[replacement[1:]], normalize)
     labels = np.zeros(len(client), np.int64)
     labels[1:] = source.labels[replacement[1:]]
-    return Neighbours(client.copy(), position.copy(), replacement.copy(), inputs, labels)
+    return Neighbours(client, position, replacement, inputs, labels)
 
 
 def replace(data: FederatedData, neighbours: Neighbours, s: int) -> FederatedData:
@@ -90,12 +115,18 @@ def _draw(
     """(client, position, replacement) of one trial."""
     row = int(rng.integers(len(data.labels)))
     client = int(np.searchsorted(data.offsets, row, side="right")) - 1
-    start, stop = int(data.offsets[client]), int(data.offsets[client + 1])
-    label = int(data.labels[rng.integers(start, stop)])
+    return client, row - int(data.offsets[client]), _replacement(data, pools, client, rng)
+
+
+def _replacement(
+    data: FederatedData, pools: tuple[_Pool, _Pool], client: int, rng: np.random.Generator
+) -> int:
+    """A held-out sample with a label drawn from the client's own."""
+    label = int(data.labels[rng.integers(data.offsets[client], data.offsets[client + 1])])
     for pool in pools:
         candidates = pool[label]
         if len(candidates):
-            return client, row - start, int(candidates[rng.integers(len(candidates))])
+            return int(candidates[rng.integers(len(candidates))])
     raise InputError(
         f"no held-out sample has label {label}, so none can replace a sample of client {client}: "
         "lower [data] train so that samples of every label remain"

@@ -1,6 +1,7 @@
 """From a config to an experiment: the one place where tables become objects, for every engine."""
 
 from dataclasses import dataclass
+from functools import lru_cache
 
 import numpy as np
 import torch
@@ -117,7 +118,13 @@ class LoneClient:
 
     def like(self, stack: int) -> Params:
         """Parameters of the right shape, precision and place, to fit received arrays to."""
-        return self.task.initial(generator(0, Draw.INITIAL), stack)
+        return _template(self.task, stack)
+
+
+@lru_cache(maxsize=1)
+def _template(task: MatrixTask, stack: int) -> Params:
+    """Made once for all messages; nobody writes to it."""
+    return task.initial(generator(0, Draw.INITIAL), stack)
 
 
 def lone_client(config: Config, client: int) -> LoneClient:

@@ -58,10 +58,6 @@ class Shards:
         )
         return cls(inputs, labels, data.offsets, Batch(test, answers), neighbours)
 
-    def sizes(self, clients: np.ndarray) -> np.ndarray:
-        """n_i of the given clients."""
-        return self.offsets[clients + 1] - self.offsets[clients]
-
     def __getitem__(self, client: int) -> Shard:
         """Client i's shard: views, no copies."""
         rows = slice(int(self.offsets[client]), int(self.offsets[client + 1]))

@@ -14,10 +14,12 @@ from fedmuon.transforms.base import States
 
 
 def pack(params: Params, states: States) -> dict[str, Tensor]:
-    """Model and states -> flat tensors."""
+    """Model and states -> flat tensors on the CPU."""
     trees = {"model": params, **states}
     return {
-        f"{tree}.{name}": value for tree, values in trees.items() for name, value in values.items()
+        f"{tree}.{name}": value.detach().cpu()
+        for tree, values in trees.items()
+        for name, value in values.items()
     }
 
 
