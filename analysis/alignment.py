@@ -24,7 +24,7 @@ Delta 1{c in C_r} / K times kappa, the same rows of (sum_k A^k) b. As d^0 = 0,
 import numpy as np
 
 from analysis.checks import at_least, memory, whole
-from analysis.recursion import finite, first_rows
+from analysis.recursion import first_rows, saturated
 from fedmuon.errors import InputError
 
 
@@ -37,11 +37,11 @@ def aligned_amplification(
     local_steps: int = 1,
     alignment: float = 0.0,
 ) -> np.ndarray:
-    """a_s of the aligned run, [R]; with alignment 0 it is 001 (8)."""
+    """a_s of the aligned run, [R], infinite where it overflows; with alignment 0 it is 001 (8)."""
     with np.errstate(over="ignore", invalid="ignore"):
         increment, kick = aligned_round(lr, beta, l_orth, l_g, local_steps, alignment)
         backwards = kick[0] + first_rows(increment, whole("rounds", rounds)) @ kick
-    return finite(backwards)[::-1]
+    return saturated(backwards)[::-1]
 
 
 def aligned_round(
@@ -49,10 +49,13 @@ def aligned_round(
 ) -> tuple[np.ndarray, np.ndarray]:
     """Q - I [3, 3] and kappa [3]: one round on (||dX||, ||dM||, ||dD||)."""
     step, kick = _local_step(lr, beta, l_orth, l_g, alignment)
-    power, total = np.zeros((3, 3)), np.zeros(3)  # A^k - I, and sum_{j<k} A^j b
-    for _ in range(whole("local_steps", local_steps)):
-        total = total + kick + power @ kick
-        power = power + step + power @ step
+    power, total = np.zeros((3, 3)), np.zeros(3)  # A^k - I and sum_{j<k} A^j b, at first for k = 0
+    left = whole("local_steps", local_steps)
+    while left:  # step and kick are the same for 1, 2, 4, ... local steps
+        if left % 2:
+            power, total = power + step + power @ step, total + kick + power @ kick
+        step, kick = 2 * step + step @ step, 2 * kick + step @ kick
+        left //= 2
     power[2] = power[0] / (lr * local_steps)
     power[2, 2] -= 1
     total[2] = total[0] / (lr * local_steps)

@@ -49,10 +49,9 @@ import math
 from typing import Literal
 
 import numpy as np
-from scipy.optimize import minimize_scalar
-from scipy.special import gammaln
 
 from analysis.checks import at_least
+from analysis.search import least
 from fedmuon.errors import InputError
 
 Constant = float | Literal["explicit", "sharp"]
@@ -63,9 +62,9 @@ def effective_size(sizes: np.ndarray, weights: np.ndarray) -> float:
     return float(1 / (np.square(weights) / sizes).sum())
 
 
-def spread(eps: np.ndarray, sizes: np.ndarray, weights: np.ndarray) -> float:
+def spread(eps: np.ndarray, sizes: np.ndarray, n_eff: float) -> float:
     """S = (sum_i n_i eps_i^2 / n_eff)^(1/2)."""
-    return math.sqrt((sizes * np.square(eps)).sum() / effective_size(sizes, weights))
+    return math.sqrt((sizes * np.square(eps)).sum() / n_eff)
 
 
 def levels(samples: int) -> int:
@@ -82,8 +81,9 @@ def sharp_stability(
     c_hp: Constant,
 ) -> float:
     """H_delta of 001 (10), or what this module proves in its place."""
-    base, deviation = loss_bound / math.sqrt(effective_size(sizes, weights)), 0.0
-    scale, samples = spread(eps, sizes, weights), int(sizes.sum())
+    n_eff, deviation = effective_size(sizes, weights), 0.0
+    base, scale = loss_bound / math.sqrt(n_eff), spread(eps, sizes, n_eff)
+    samples = int(sizes.sum())
     if c_hp == "explicit":
         deviation = _explicit(base, scale, samples, delta)
     elif c_hp == "sharp":
@@ -109,7 +109,7 @@ def bounded_differences(
 
 def difference_moment(r: float) -> float:
     """k(r): ||H - EH||_r <= k(r) (sum c_j^2)^(1/2) for bounded differences c_j, r >= 2."""
-    return math.exp((math.log(2) + float(gammaln(r / 2 + 1))) / r) / math.sqrt(2)
+    return math.exp((math.log(2) + math.lgamma(r / 2 + 1)) / r) / math.sqrt(2)
 
 
 def moment(r: float, base: float, scale: float, samples: int) -> float:
@@ -129,5 +129,4 @@ def _sharpest(base: float, scale: float, samples: int, delta: float) -> float:
     def tail(r: float) -> float:
         return math.exp(log / r) * moment(r, base, scale, samples)
 
-    found = minimize_scalar(tail, bounds=(2, 4 + 3 * log), method="bounded")
-    return min(tail(float(found.x)), tail(2.0))  # type: ignore[attr-defined]
+    return min(tail(least(tail, 2, 4 + 3 * log)), tail(2.0))

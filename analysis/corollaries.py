@@ -23,11 +23,11 @@ from analysis.participation import (
     perturbation,
     psi,
 )
-from analysis.recursion import step_amplification
+from analysis.recursion import of_rounds, step_amplification
 from fedmuon.errors import InputError
 from fedmuon.orthogonalize import Uncertified, lipschitz
 from fedmuon.orthogonalize.certificates import Kind
-from fedmuon.tasks.matrix import Constants
+from fedmuon.tasks.constants import Constants
 
 COUPLING = "The schedule, batches and noise ignore the samples, and all who were drawn answered."
 LIPSCHITZ_LOSS = "Every loss is L_loss-Lipschitz in Frobenius norm (Assumption 4.3)."
@@ -124,12 +124,12 @@ def certificate(run: Run, l_orth: float, participation: Participation) -> np.nda
     )
     clients, top = len(run.sizes), run.constants.gradient_bound
     if isinstance(participation, Uniform):
-        most = psi(steps.sum(axis=1), clients, participation.per_round, participation.rho)
+        most = psi(of_rounds(steps), clients, participation.per_round, participation.rho)
         return perturbation(sensitivity(run), np.full(clients, most))
     if run.batch and participation.rows is not None:
         drawn = batch_exposure(steps, participation.schedule, run.sizes, participation.rows)
-        return 2 * top * drawn
-    realized = exposure(steps.sum(axis=1), participation.schedule, clients)
+        return perturbation(np.full(clients, 2 * top), drawn)
+    realized = exposure(of_rounds(steps), participation.schedule, clients)
     return perturbation(sensitivity(run), realized)
 
 

@@ -14,7 +14,6 @@ from typing import Literal
 
 import numpy as np
 from numpy.typing import ArrayLike
-from scipy.special import ndtri
 
 from analysis.checks import at_least, client_weights, probability, values
 from fedmuon.errors import InputError
@@ -127,6 +126,8 @@ def _bernstein(strata: Strata, failure: float, top: float) -> float:
 
 def _normal(strata: Strata, failure: float, top: float) -> float:
     _need_pairs(strata)
+    from scipy.special import ndtri  # here, because it takes long to load
+
     variance = (np.square(strata.weights) * strata.variances / strata.counts).sum()
     return float(ndtri(1 - failure / 2)) * math.sqrt(variance)
 

@@ -26,6 +26,7 @@ def exposure(a: ArrayLike, schedule: ArrayLike, clients: int) -> np.ndarray:
     return np.bincount(chosen.reshape(-1), weights=weights, minlength=clients)
 
 
+@np.errstate(over="ignore")
 def batch_exposure(
     steps: np.ndarray, schedule: ArrayLike, sizes: ArrayLike, rows: Rows
 ) -> np.ndarray:
@@ -42,7 +43,8 @@ def batch_exposure(
     for (s, k), weight in np.ndenumerate(steps):
         for i in chosen[s].tolist():
             load = loads.setdefault(i, np.zeros(counts[i]))
-            load += weight * batch_shares(rows(s, i, k, int(counts[i])), int(counts[i]))
+            shares = batch_shares(rows(s, i, k, int(counts[i])), int(counts[i]))
+            load += weight * shares if math.isfinite(weight) else product(shares, weight)
     result = np.zeros(len(counts))
     for i, load in loads.items():
         result[i] = load.max() / chosen.shape[1]
@@ -66,14 +68,15 @@ def psi(a: ArrayLike, clients: int, per_round: int, rho: float) -> float:
     clients, per_round = whole("clients", clients), whole("per_round", per_round)
     if per_round > clients:
         raise InputError(f"per_round = {per_round} exceeds the {clients} clients.")
-    if per_round == clients:
-        return float(weights.sum() / clients)
+    with np.errstate(over="ignore"):
+        total, top = float(weights.sum()), float(weights.max())
+    if per_round == clients or math.isinf(total):
+        return total / clients
     share, log = per_round / clients, math.log(2 * clients / rho)
-    top = weights.max()
     # Scaled by the largest weight, as the squares of a_s overflow long before a_s does.
     norm = top * math.sqrt(np.square(weights / top).sum()) if top > 0 else 0.0
     deviation = math.sqrt(2 * share * (1 - share) * log) * norm
-    return float((share * weights.sum() + deviation + top / 3 * log) / per_round)
+    return (share * total + deviation + top / 3 * log) / per_round
 
 
 def full_batch_sensitivity(gradient_bound: float, sizes: ArrayLike) -> np.ndarray:
@@ -94,12 +97,18 @@ def mini_batch_sensitivity(gradient_bound: float, batch: int, sizes: ArrayLike) 
 def perturbation(sensitivity: ArrayLike, exposures: ArrayLike) -> np.ndarray:
     """Delta_i Y_i, [N]: no neighbour in client i ends further away than this (Appendix F)."""
     moved = values("sensitivity", sensitivity)
-    return moved * values("exposures", exposures, len(moved))
+    return product(moved, values("exposures", exposures, len(moved)))
 
 
 def loss_stability(
     perturbations: ArrayLike, lipschitz: float, loss_bound: float = 1.0
 ) -> np.ndarray:
-    """eps_i = min(B, L_loss Delta_i Y_i) of 001 (13), [N]."""
-    moved = at_least("lipschitz", lipschitz) * values("perturbations", perturbations)
+    """eps_i = min(B, L_loss Delta_i Y_i) of 001 (13), [N]; B where Y_i is infinite."""
+    moved = product(at_least("lipschitz", lipschitz), values("perturbations", perturbations))
     return np.minimum(at_least("loss_bound", loss_bound), moved)
+
+
+def product(factor: ArrayLike, size: ArrayLike) -> np.ndarray:
+    """factor times size, where infinity is a size that overflowed: 0 times it is 0."""
+    with np.errstate(over="ignore", invalid="ignore"):
+        return np.where(np.equal(factor, 0), 0.0, np.multiply(factor, size))

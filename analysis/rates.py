@@ -9,7 +9,8 @@ from analysis.concentration import Constant
 from analysis.corollaries import Run, Uniform, equal_clients, theorem
 from analysis.generalization import Bound
 from analysis.participation import psi
-from analysis.recursion import amplification
+from analysis.recursion import OVERFLOW, amplification
+from fedmuon.errors import InputError
 
 
 @dataclass(frozen=True)
@@ -57,7 +58,10 @@ def partial_participation(
 
 def _amplified(run: Run, l_orth: float) -> np.ndarray:
     smoothness = run.constants.smoothness
-    return amplification(run.lr, run.beta, l_orth, smoothness, run.rounds, run.local_steps)
+    a = amplification(run.lr, run.beta, l_orth, smoothness, run.rounds, run.local_steps)
+    if not math.isfinite(float(a.max()) * len(a)):
+        raise InputError(f"There is no rate to give, because {OVERFLOW}")
+    return a
 
 
 def _ratio(total: float, pace: float) -> float:

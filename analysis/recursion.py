@@ -5,7 +5,12 @@ import math
 import numpy as np
 
 from analysis.checks import at_least, memory, whole
-from fedmuon.errors import InputError
+
+# What an overflow is, and its mend.
+OVERFLOW = (
+    "the amplification exceeds 1e308: shorten the horizon, lower lr, or use an orthogonalization "
+    "with a smaller Lipschitz constant."
+)
 
 
 def transition(lr: float, beta: float, l_orth: float, l_g: float) -> tuple[np.ndarray, np.ndarray]:
@@ -21,14 +26,15 @@ def step_amplification(
 ) -> np.ndarray:
     """a_{s,k} = e1^T A^{E(R-1-s)+E-1-k} b of 001, Appendix J: a [R, E] array.
 
-    How far a unit perturbation of one gradient, in round s at local step k, moves X^R.
+    How far a unit perturbation of one gradient, in round s at local step k, moves X^R; infinite
+    where that overflows a double.
     """
     rounds, local_steps = whole("rounds", rounds), whole("local_steps", local_steps)
     increment, kick = _increment(lr, beta, l_orth, l_g)
     with np.errstate(over="ignore", invalid="ignore"):
         moved = first_rows(increment, rounds * local_steps)
         backwards = kick[0] + moved @ kick
-    return finite(backwards)[::-1].reshape(rounds, local_steps)
+    return saturated(backwards)[::-1].reshape(rounds, local_steps)
 
 
 def amplification(
@@ -38,7 +44,13 @@ def amplification(
 
     a_s = e1^T A^{E(R-1-s)} (sum_k A^k) b = sum_k a_{s,k}.
     """
-    return finite(step_amplification(lr, beta, l_orth, l_g, rounds, local_steps).sum(axis=1))
+    return of_rounds(step_amplification(lr, beta, l_orth, l_g, rounds, local_steps))
+
+
+def of_rounds(steps: np.ndarray) -> np.ndarray:
+    """a_s = sum_k a_{s,k}, [R], from [R, E]."""
+    with np.errstate(over="ignore"):
+        return steps.sum(axis=1)
 
 
 def spectral_radius(lr: float, beta: float, l_orth: float, l_g: float) -> float:
@@ -60,22 +72,17 @@ def first_rows(increment: np.ndarray, count: int) -> np.ndarray:
     would lose the digits of a small increment when 1 is added, and lose them again at each of 10^6
     steps; D keeps them. Each doubling is one vectorized product.
     """
-    rows, power = np.zeros((1, len(increment))), increment
-    while len(rows) < count:
-        first = rows[: count - len(rows)]
-        rows = np.concatenate([rows, power[0] + first + first @ power])
-        power = 2 * power + power @ power
+    rows, power, done = np.zeros((count, len(increment))), increment, 1
+    while done < count:
+        first = rows[: min(done, count - done)]
+        rows[done : 2 * done] = power[0] + first + first @ power
+        power, done = 2 * power + power @ power, 2 * done
     return rows
 
 
-def finite(amplified: np.ndarray) -> np.ndarray:
-    """The array itself, or a refusal where it overflowed."""
-    if not np.isfinite(amplified).all():
-        raise InputError(
-            "The amplification a_s overflows a double: shorten the horizon, lower lr, or use an "
-            "orthogonalization with a smaller Lipschitz constant."
-        )
-    return amplified
+def saturated(amplified: np.ndarray) -> np.ndarray:
+    """Infinity wherever something overflowed on the way: an upper bound, whatever the number is."""
+    return np.where(np.isfinite(amplified), amplified, np.inf)
 
 
 def _increment(lr: float, beta: float, l_orth: float, l_g: float) -> tuple[np.ndarray, np.ndarray]:

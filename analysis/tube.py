@@ -23,10 +23,10 @@ from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import ArrayLike
-from scipy.optimize import minimize_scalar
 
 from analysis.checks import rounds_of, values
 from analysis.recursion import transition
+from analysis.search import least
 from fedmuon.errors import InputError
 from fedmuon.orthogonalize import Uncertified
 from fedmuon.orthogonalize.certificates import Kind
@@ -125,14 +125,9 @@ def _sharp_gap(run: _Run) -> float:
 
 
 def _least(violation: Callable[[float], float], top: float) -> float:
-    """Where the violation is smallest on (0, top]; infinities are cut, or the search would stop."""
-    found = minimize_scalar(
-        lambda log: min(violation(top * math.exp(log)), 1e300),
-        bounds=(-30, 0),
-        method="bounded",
-        options={"xatol": 1e-6},
-    )
-    return min((top * math.exp(found.x), top), key=violation)  # type: ignore[attr-defined]
+    """Where the violation is smallest on (0, top]; where gamma is small it may be infinite."""
+    found = least(lambda log: violation(top * math.exp(log)), -30, 0)
+    return min((top * math.exp(found), top), key=violation)
 
 
 def _right_end(violation: Callable[[float], float], good: float, bad: float) -> float:

@@ -9,17 +9,20 @@ import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import lru_cache
+from typing import Any
 
+import numpy as np
 import torch
 from flwr.app import ArrayRecord, ConfigRecord, Context, Message, MetricRecord, RecordDict
 from flwr.clientapp import ClientApp
 
-from fedmuon.config import Scalar, unflatten
+from fedmuon.config import unflatten
 from fedmuon.errors import InputError
 from fedmuon.federated.evaluate import risk
 from fedmuon.federated.local import Broadcast, cohort_round
 from fedmuon.federated.setup import LoneClient, lone_client
 from fedmuon.federated.wire import pack, unpack
+from fedmuon.tables import Scalar
 from fedmuon.tasks.base import Params
 
 FlatConfig = tuple[tuple[str, Scalar], ...]
@@ -47,13 +50,14 @@ def query(message: Message, context: Context) -> Message:
 @app.train()
 def train(message: Message, context: Context) -> Message:
     """One client's round of local steps."""
-    config, round, stack = _request(message)
+    config, round, stack, rows = _request(message)
     number = _partition(context)
     with deadline(message):
         lone = _client(config, number)
+        shard = lone.shard if rows is None else lone.beside(rows)
         params, states = unpack(_arrays(message), lone.like(stack), lone.recipe.sent)
         sent = Broadcast(round, params, states)
-        (reply,) = cohort_round(lone.recipe, lone.task, lone.plan, [(number, lone.shard)], sent)
+        (reply,) = cohort_round(lone.recipe, lone.task, lone.plan, [(number, shard)], sent)
     return _reply(
         message,
         {
@@ -67,7 +71,7 @@ def train(message: Message, context: Context) -> Message:
 @app.evaluate()
 def evaluate(message: Message, context: Context) -> Message:
     """The model's loss and accuracy on this client's own samples, per replica."""
-    config, round, stack = _request(message)
+    config, round, stack, _ = _request(message)
     number = _partition(context)
     lone = _client(config, number)
     params, _ = unpack(_arrays(message), lone.like(stack), ())
@@ -90,11 +94,13 @@ def _client(config: FlatConfig, client: int) -> LoneClient:
     return lone_client(unflatten(dict(config)), client)
 
 
-def _request(message: Message) -> tuple[FlatConfig, int, int]:
-    """The config (hashable), the round, and the number of replicas that a message speaks of."""
-    flat = dict(message.content.config_records["config"])
-    round, stack = int(flat.pop("round")), int(flat.pop("stack"))  # type: ignore[arg-type]
-    return tuple(sorted(flat.items())), round, stack  # type: ignore[return-value]
+def _request(message: Message) -> tuple[FlatConfig, int, int, np.ndarray | None]:
+    """The config (hashable), the round, the number of replicas that a message speaks of, and the
+    data sets that they see (`Neighbours.rows`), if not all the same."""
+    flat: dict[str, Any] = dict(message.content.config_records["config"])
+    round, stack, rows = int(flat.pop("round")), int(flat.pop("stack")), flat.pop("rows", None)
+    held = None if rows is None else np.array(rows, np.int64).reshape(stack, 3)
+    return tuple(sorted(flat.items())), round, stack, held
 
 
 def _arrays(message: Message) -> Params:

@@ -8,17 +8,21 @@ import logging
 import os
 import shutil
 import tempfile
-from collections.abc import Iterator
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
+from fedmuon.config import Config
 from fedmuon.errors import InputError
+from fedmuon.federated.simulate import Engine
 from fedmuon.run import Begin, Run, Watch
 from fedmuon.storage import Record
 
 if TYPE_CHECKING:
     from flwr.clientapp import ClientApp
+    from flwr.serverapp import Grid
 
+Result = TypeVar("Result")
 QUIET = {
     "FLWR_TELEMETRY_ENABLED": "0",
     "FLWR_DISABLE_UPDATE_CHECK": "1",
@@ -29,10 +33,10 @@ QUIET = {
 
 
 @dataclass
-class Outcome:
-    """What the server's thread leaves behind: a summary, or the user's error."""
+class Outcome(Generic[Result]):
+    """What the server's thread leaves behind: its results, or the user's error."""
 
-    summary: Record | None = None
+    results: list[Result] = field(default_factory=list)
     error: BaseException | None = None
 
 
@@ -44,45 +48,67 @@ def run_on_ray(
     client_app: "ClientApp | None" = None,
 ) -> Record:
     """Drive a run with Flower's ServerApp here and its ClientApps on Ray."""
+
+    def work(grid: "Grid") -> Record:
+        from server.server_app import serve
+
+        return serve(run, grid, watch, begun)
+
+    return on_grid(run.config, work, verbose, client_app)
+
+
+def engine(config: Config, grid: "Grid") -> Engine:
+    """Rounds of any experiment of this config, with the clients behind the grid."""
+    from server.strategy import FedMuonStrategy
+
+    return lambda experiment, state: FedMuonStrategy(config, experiment, state).rounds(grid)
+
+
+def on_grid(
+    config: Config,
+    work: Callable[["Grid"], Result],
+    verbose: bool = False,
+    client_app: "ClientApp | None" = None,
+) -> Result:
+    """Do `work` as Flower's ServerApp, with a simulated node for each client of the config."""
     os.environ.update(QUIET)  # read when flwr and ray are imported
-    os.environ["FEDMUON_CLIENT_THREADS"] = str(max(1, int(run.config.engine.cpus_per_client)))
+    os.environ["FEDMUON_CLIENT_THREADS"] = str(max(1, int(config.engine.cpus_per_client)))
     from flwr.app import Context
-    from flwr.serverapp import Grid, ServerApp
+    from flwr.serverapp import ServerApp
     from flwr.simulation import run_simulation
 
     from clients.client_app import app
-    from server.server_app import serve
 
-    outcome, server_app = Outcome(), ServerApp()
+    outcome, server_app = Outcome[Result](), ServerApp()
 
     @server_app.main()
-    def main(grid: Grid, context: Context) -> None:
+    def main(grid: "Grid", context: Context) -> None:
         try:
-            outcome.summary = serve(run, grid, watch, begun)
+            outcome.results.append(work(grid))
         except BaseException as error:
             outcome.error = error
 
-    with _ray(run, verbose) as started, _folded_logs(verbose):
+    address = config.engine.ray_address
+    with ray_arguments(address, verbose) as started, _folded_logs(verbose):
         try:
             run_simulation(
                 server_app=server_app,
                 client_app=client_app or app,
-                num_supernodes=run.config.federation.clients,
-                backend_config={"init_args": started, "client_resources": _resources(run)},
+                num_supernodes=config.federation.clients,
+                backend_config={"init_args": started, "client_resources": _resources(config)},
                 verbose_logging=verbose,
             )
         except RuntimeError as error:
-            if outcome.error is None and outcome.summary is None:
-                raise InputError(_why(error, run)) from error
+            if outcome.error is None and not outcome.results:
+                raise InputError(_why(error, config)) from error
     if outcome.error is not None:
         raise outcome.error
-    assert outcome.summary is not None
-    return outcome.summary
+    return outcome.results[0]
 
 
-def _resources(run: Run) -> dict[str, Any]:
+def _resources(config: Config) -> dict[str, Any]:
     """Flower hands these to Ray's actor options: a killed worker comes back for the next try."""
-    engine = run.config.engine
+    engine = config.engine
     return {
         "num_cpus": engine.cpus_per_client,
         "num_gpus": engine.gpus_per_client,
@@ -91,11 +117,11 @@ def _resources(run: Run) -> dict[str, Any]:
 
 
 @contextlib.contextmanager
-def _ray(run: Run, verbose: bool) -> Iterator[dict[str, Any]]:
+def ray_arguments(address: str, verbose: bool) -> Iterator[dict[str, Any]]:
     """Arguments for ray.init; what a local Ray wrote is removed afterwards."""
     quiet = {"log_to_driver": verbose, "logging_level": "INFO" if verbose else "ERROR"}
-    if run.config.engine.ray_address:
-        yield {"address": run.config.engine.ray_address, **quiet}
+    if address:
+        yield {"address": address, **quiet}
         return
     # Ray's sockets live in this folder, and a socket's path may have 107 characters.
     folder = tempfile.mkdtemp(prefix="fm-ray-", dir="/tmp" if os.name == "posix" else None)
@@ -121,9 +147,9 @@ def _folded_logs(verbose: bool) -> Iterator[None]:
         logger.setLevel(before)
 
 
-def _why(error: BaseException, run: Run) -> str:
+def _why(error: BaseException, config: Config) -> str:
     cause = error.__cause__ or error
-    engine = run.config.engine
+    engine = config.engine
     return (
         f"the Ray engine could not run ({str(cause).splitlines()[0]}): check [engine] "
         f"cpus-per-client = {engine.cpus_per_client}, gpus-per-client = {engine.gpus_per_client} "

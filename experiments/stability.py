@@ -6,35 +6,33 @@ the Gaussian-smoothed sign a certificate may fail with probability 2 alpha, as b
 clear of clipping (001, Corollary D.11).
 """
 
-import dataclasses
 import json
 import os
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
-import torch
 from rich.markup import escape
 from rich.table import Table
 
-from analysis import MeasuredGap, label_shares, measured_gap
+from analysis import MeasuredGap
 from experiments import bound
+from experiments.influence import worst
+from experiments.measure import measured_losses
 from experiments.run import execute as run
-from experiments.show import Progress
 from fedmuon import config as tables
 from fedmuon.config import Config
 from fedmuon.data.federated import FederatedData
 from fedmuon.data.neighbours import census, draw, stack
-from fedmuon.data.partition import weights
 from fedmuon.data.source import Source
 from fedmuon.errors import InputError, NonFinite
 from fedmuon.federated import setup
-from fedmuon.federated.aggregate import begin
-from fedmuon.federated.simulate import Experiment, simulate
+from fedmuon.federated.coupled import coupled, distances
+from fedmuon.federated.simulate import Engine, Experiment, rounds
 from fedmuon.randomness import Draw, generator
 from fedmuon.run import Begin, Watch
 from fedmuon.storage import Record, mendable, read_tensors, write_bytes
-from fedmuon.tasks.base import Batch, Params
 
 HEADER = "trial,client,index,replacement,perturbation,exposure,certificate\n"
 MEMORY, MOST = 1 << 30, 256  # bytes and neighbours of one stack
@@ -76,40 +74,61 @@ def execute(
 ) -> Record:
     """The run in `out`, its neighbours.csv and its bound.json, whose content is returned.
 
-    The neighbours run in this process, whatever the engine; `watch` sees each finished stack.
+    `watch` sees each finished stack of neighbours.
     """
     run(config, out, resume)
     laboratory = Laboratory.open(out)
     case = bound.from_directory(out)
     verdict = bound.judge(case)
-    measure(laboratory, verdict, watch, begun)
+    on_engine(laboratory.config, lambda engine: measure(laboratory, verdict, watch, begun, engine))
     record = bound.report(case, verdict) | _gap(laboratory)
     write_bytes(out / "bound.json", (json.dumps(record, indent=2, allow_nan=False) + "\n").encode())
     return record
 
 
-def measure(laboratory: Laboratory, verdict: bound.Verdict, watch: Watch, begun: Begin) -> None:
+def on_engine(config: Config, work: Callable[[Engine], None]) -> None:
+    """Do `work` with the engine that the config names."""
+    if config.engine.name == "inline":
+        return work(rounds)
+    if config.engine.name == "deployment":
+        raise InputError(
+            "neighbours run on [engine] name = 'inline' or 'ray': a deployment runs one model"
+        )
+    from experiments import ray_engine
+
+    return ray_engine.on_grid(config, lambda grid: work(ray_engine.engine(config, grid)))
+
+
+def measure(
+    laboratory: Laboratory,
+    verdict: bound.Verdict,
+    watch: Watch,
+    begun: Begin,
+    engine: Engine = rounds,
+) -> None:
     """Run the neighbours that neighbours.csv lacks, stack by stack, and append their lines."""
-    drawn = pick(laboratory)
+    drawn = pick(laboratory, verdict)
     heads = _heads(laboratory.data, drawn)
     file, size = laboratory.out / "neighbours.csv", stack_size(laboratory)
     done = _cut_back(file, heads, size)
     begun(done, len(drawn))
     for start in range(done, len(drawn), size):
         part = slice(start, start + size)
-        moved = perturbations(laboratory, drawn[part])
+        moved = perturbations(laboratory, drawn[part], engine)
         tails = _tails(verdict, drawn[part, 0], moved)
         _append(file, [a + b for a, b in zip(heads[part], tails, strict=True)])
         watch({"done": start + len(moved), "largest": float(moved.max())})
 
 
-def pick(laboratory: Laboratory) -> np.ndarray:
+def pick(laboratory: Laboratory, verdict: bound.Verdict) -> np.ndarray:
     """(client, position, replacement) of every neighbour, [T, 3] int64."""
     config, data, source = laboratory.config, laboratory.data, laboratory.source
     seed, table = config.federation.seed, config.stability
     if table.neighbours == "all":
         return census(data, source, seed)
-    return draw(data, source, table.trials, seed)
+    if table.neighbours == "worst":
+        return worst(laboratory.out, config, data, source, laboratory.experiment, verdict.exposures)
+    return draw(data, source, table.trials, seed, table.neighbours)
 
 
 def stack_size(laboratory: Laboratory) -> int:
@@ -124,7 +143,7 @@ def stack_size(laboratory: Laboratory) -> int:
     return max(1, min(MOST, MEMORY // (8 * doubles) - 1))
 
 
-def perturbations(laboratory: Laboratory, drawn: np.ndarray) -> np.ndarray:
+def perturbations(laboratory: Laboratory, drawn: np.ndarray, engine: Engine) -> np.ndarray:
     """||X_s^R - X_0^R||_F of the neighbours drawn [T, 3], [T].
 
     Neighbours in a client that never took part are 0 without a run: no step reads its samples, but
@@ -133,27 +152,18 @@ def perturbations(laboratory: Laboratory, drawn: np.ndarray) -> np.ndarray:
     moved = np.zeros(len(drawn))
     taking_part = np.isin(drawn[:, 0], laboratory.experiment.plan.schedule())
     if taking_part.any():
-        moved[taking_part] = _simulated(laboratory, drawn[taking_part])
+        moved[taking_part] = _simulated(laboratory, drawn[taking_part], engine)
     if not np.isfinite(moved).all():
         raise NonFinite("a neighbour is not finite after the last round: lower [local] lr")
     return moved
 
 
-def _simulated(laboratory: Laboratory, drawn: np.ndarray) -> np.ndarray:
+def _simulated(laboratory: Laboratory, drawn: np.ndarray, engine: Engine) -> np.ndarray:
     """The same by one stack with the run itself as replica 0."""
-    experiment, seed = laboratory.experiment, laboratory.config.federation.seed
-    normalize = laboratory.config.data.normalize
-    coupled = stack(laboratory.data, laboratory.source, drawn, normalize)
-    shards = dataclasses.replace(experiment.shards, neighbours=coupled)
-    experiment = dataclasses.replace(experiment, shards=shards)
-    fresh = begin(experiment.recipe, experiment.task, seed, len(drawn) + 1)
-    return distances(simulate(experiment, fresh).params)
-
-
-def distances(params: Params) -> np.ndarray:
-    """The Frobenius distance of replicas 1 .. S-1 from replica 0, over all matrices, [S - 1]."""
-    apart = [(value[1:] - value[:1]).double().flatten(1) for value in params.values()]
-    return torch.linalg.vector_norm(torch.cat(apart, 1), dim=1).cpu().numpy()
+    table = laboratory.config
+    neighbours = stack(laboratory.source, drawn, table.data.normalize)
+    ends = coupled(laboratory.experiment, neighbours, table.federation.seed, engine)
+    return distances(ends)[0]
 
 
 def _heads(data: FederatedData, drawn: np.ndarray) -> list[str]:
@@ -206,36 +216,11 @@ def _gap(laboratory: Laboratory) -> Record:
 
 def gap(laboratory: Laboratory) -> MeasuredGap:
     """F - F_hat of the finished model, F at the clients' own label shares."""
-    data, shards = laboratory.data, laboratory.experiment.shards
+    experiment = laboratory.experiment
     held = read_tensors(laboratory.out / "model.safetensors")[0]
-    params = {name: value[None].to(shards.inputs.device) for name, value in held.items()}
-    train, test = (
-        laboratory.experiment.task.losses(params, batch)[0][0].double().cpu().numpy()
-        for batch in (Batch(shards.inputs, shards.labels), shards.held_out)
-    )
-    clients, sizes = len(data.sizes), data.sizes
-    owner = np.repeat(np.arange(clients), sizes)
-    return measured_gap(
-        np.bincount(owner, train, clients) / sizes,
-        weights(sizes, laboratory.config.federation.weights),
-        label_shares(data.labels, owner, clients, laboratory.source.classes),
-        test,
-        data.test_labels,
-    )
-
-
-class NeighbourProgress(Progress):
-    """One live bar over the neighbours."""
-
-    def begin(self, done: int, total: int) -> None:
-        """Show the bar, `done` neighbours in."""
-        self._bar = self._bars.add_task("neighbours", total=total, completed=done, note="")
-
-    def watch(self, record: Record) -> None:
-        """Move the bar to a finished stack."""
-        if self._bar is not None:
-            note = f"largest {record['largest']:.3g}"
-            self._bars.update(self._bar, completed=record["done"], note=note)
+    params = {name: value[None].to(experiment.shards.inputs.device) for name, value in held.items()}
+    classes = laboratory.source.classes
+    return measured_losses(laboratory.config, laboratory.data, classes, experiment, params)[0].gap
 
 
 def verdict_table(out: Path, record: Record) -> Table:

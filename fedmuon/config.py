@@ -1,31 +1,19 @@
 """An experiment as frozen typed tables: TOML <-> tables <-> Flower's flat run config.
 
 Tables hold scalars only, because Flower's run config has no lists: a coefficient schedule is named.
-Whatever is wrong is refused in one sentence that names the key and the mend.
 """
 
-import difflib
 import math
-import tomllib
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
 import tomli_w
-from pydantic import (
-    AfterValidator,
-    BaseModel,
-    ConfigDict,
-    Field,
-    ValidationError,
-    model_validator,
-)
-from pydantic_core import ErrorDetails
+from pydantic import AfterValidator, Field, model_validator
 
-from fedmuon.errors import InputError
 from fedmuon.orthogonalize.coefficients import schedule
+from fedmuon.tables import Scalar, Table, override, read_toml, validate
 
-Scalar = str | int | float | bool
 Count = Annotated[int, Field(ge=1)]
 Natural = Annotated[int, Field(ge=0)]
 Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
@@ -42,18 +30,6 @@ Orthogonalizer = Literal[
     "clipped-sign",
     "randomized-polar",
 ]
-
-
-class Table(BaseModel):
-    """A table: keys are kebab-case in files; unknown keys and silent conversions are refused."""
-
-    model_config = ConfigDict(
-        extra="forbid",
-        frozen=True,
-        strict=True,
-        populate_by_name=True,
-        alias_generator=lambda name: name.rstrip("_").replace("_", "-"),
-    )
 
 
 class Data(Table):
@@ -153,8 +129,9 @@ def _constant(value: float | str) -> float | str:
 class Stability(Table):
     """Which neighbours `fedmuon stability` runs, and what its bound stands on."""
 
-    trials: Count = 10  # of neighbours = own
-    neighbours: Literal["own", "all"] = "own"  # all: every sample is replaced once, the census
+    trials: Count = 10  # if not all
+    # a sample drawn like the client's own, like anybody's, the worst; or each sample once: a census
+    neighbours: Literal["own", "any", "worst", "all"] = "own"
     delta: Chance = 0.05
     kind: Literal["paper", "sharp"] = "sharp"  # of the map's Lipschitz constant
     c_hp: Annotated[float | str, AfterValidator(_constant)] = "explicit"
@@ -210,22 +187,12 @@ def _impossible(config: Config) -> list[str]:
 
 def parse(tables: Mapping[str, Any]) -> Config:
     """Nested tables -> Config, or InputError with one sentence."""
-    try:
-        return Config.model_validate(dict(tables))
-    except ValidationError as error:
-        raise InputError(_sentence(error.errors(include_url=False)[0])) from None
+    return validate(Config, tables)
 
 
-def load(path: Path | None, overrides: list[str] | tuple[str, ...] = ()) -> Config:
+def load(path: Path | None, overrides: Sequence[str] = ()) -> Config:
     """The TOML file at `path` (or the defaults), with `table.key=value` overrides applied."""
-    tables = _read(path) if path else {}
-    for override in overrides:
-        table, key, value = _override(override)
-        section = tables.setdefault(table, {})
-        if not isinstance(section, dict):
-            raise InputError(f"{table} must be a table in {path}: write [{table}] above its keys")
-        section[key] = value
-    return parse(tables)
+    return parse(override(read_toml(path) if path else {}, overrides))
 
 
 def dump(config: Config) -> str:
@@ -248,42 +215,3 @@ def unflatten(flat: Mapping[str, Scalar]) -> Config:
         table, _, key = name.partition(".")
         tables.setdefault(table, {})[key] = value
     return parse(tables)
-
-
-def _read(path: Path) -> dict[str, Any]:
-    try:
-        return tomllib.loads(path.read_text(encoding="utf-8"))
-    except OSError as error:
-        raise InputError(
-            f"cannot read the config {path} ({error.strerror}): check the path"
-        ) from None
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-        raise InputError(f"{path} is not valid TOML ({error}): mend that line") from None
-
-
-def _override(text: str) -> tuple[str, str, Scalar]:
-    name, equals, value = text.partition("=")
-    table, dot, key = name.strip().partition(".")
-    if not (equals and dot and table and key):
-        raise InputError(f"--set {text!r} is not table.key=value, for example local.lr=0.02")
-    try:
-        return table, key, tomllib.loads(f"value = {value.strip()}")["value"]
-    except tomllib.TOMLDecodeError:
-        return table, key, value.strip()  # a bare word is a string
-
-
-def _sentence(error: ErrorDetails) -> str:
-    place, given = [str(part) for part in error["loc"]], error.get("input")
-    name = f"[{place[0]}] {' '.join(place[1:])}".strip() if place else "config"
-    if error["type"] == "extra_forbidden":
-        return f"unknown key {name}: {_suggestion(place)}"
-    if error["type"] == "value_error":
-        return str(error["ctx"]["error"]) if "ctx" in error else error["msg"]
-    return f"{name} = {given!r} is refused: {error['msg'][0].lower()}{error['msg'][1:]}"
-
-
-def _suggestion(place: list[str]) -> str:
-    tables = Config().model_dump(by_alias=True)
-    known = list(tables if len(place) == 1 else tables[place[0]])
-    close = difflib.get_close_matches(place[-1], known, n=1)
-    return f"did you mean {close[0]}?" if close else f"known here are {', '.join(known)}"

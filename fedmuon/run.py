@@ -10,7 +10,7 @@ import importlib.metadata
 import platform
 import subprocess
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -24,11 +24,10 @@ from fedmuon.errors import InputError, NonFinite
 from fedmuon.federated import setup
 from fedmuon.federated.aggregate import ServerState, begin
 from fedmuon.federated.evaluate import risk, sample_weights
-from fedmuon.federated.simulate import Experiment, Round
+from fedmuon.federated.simulate import Engine, Experiment, Round
 from fedmuon.storage import Record, RunDirectory, array_bytes, npy_bytes, tensor_bytes
 
 MEASURES = ("train_loss", "test_loss", "gap", "accuracy")
-Engine = Callable[[Experiment, ServerState], Iterator[Round]]
 Watch = Callable[[Record], None]
 Begin = Callable[[int, int], None]  # (rounds already done, rounds in all)
 

@@ -94,6 +94,8 @@ class FedMuonStrategy(Strategy):
         stack = len(next(iter(self.state.params.values())))
         request = {"round": self.state.round, "stack": stack}
         config = ConfigRecord({**flatten(self.config), **request})
+        if (neighbours := self.experiment.shards.neighbours) is not None:
+            config["rows"] = neighbours.rows.ravel().tolist()
         content = RecordDict({"arrays": self.arrays(), "config": config})
         deadline = self.config.faults.deadline
         return [Message(content, self.nodes[client], kind, ttl=deadline) for client in clients]

@@ -10,6 +10,7 @@ from mpmath import mp, mpf
 
 from analysis import bound, g_alone
 from analysis.concentration import difference_moment, levels, moment
+from analysis.search import least
 from fedmuon.errors import InputError
 
 mp.dps = 50
@@ -99,6 +100,14 @@ def test_moments_to_twelve_digits(r, base, scale, samples) -> None:
     assert levels(samples) == tree
     wanted = k * (mpf(base) + 2 * mp.sqrt(mpf(r) - 1) * tree * mpf(scale))
     assert abs(mpf(moment(r, base, scale, samples)) - wanted) <= DIGITS * wanted + 1e-300
+
+
+@given(st.floats(-3, 3), st.floats(-5, 2.9))
+def test_the_search_finds_the_minimum_beside_infinities(place: float, wall: float) -> None:
+    wall = min(wall, place - 0.1)
+    found = least(lambda x: abs(x - place) if x > wall else math.inf, -5, 5)
+    assert abs(found - place) < 1e-5
+    assert least(lambda x: x, -5, 5) < -5 + 1e-5 and least(lambda x: -x, -5, 5) > 5 - 1e-5
 
 
 def test_shares_of_delta() -> None:

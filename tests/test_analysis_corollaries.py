@@ -5,7 +5,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from mpmath import mp, mpf
+from mpmath import matrix, mp, mpf
 
 from analysis import (
     Realized,
@@ -116,8 +116,6 @@ def test_status_and_refusals() -> None:
     with pytest.raises(Uncertified, match="kind='sharp'"):
         table = {"steps": 6, "coefficients": "jordan", "eps": 1e-7}
         newton_schulz(RUN, SEEN, 0.05, kind="paper", polynomial=table)
-    with pytest.raises(InputError, match="overflows"):
-        smoothed_polar(replace(RUN, lr=1e3, rounds=12), 1e-60, SEEN, 0.05)
     with pytest.raises(InputError):
         theorem(RUN, 3.0, Realized(PLAN.schedule()[:5]), 0.05)
     with pytest.raises(InputError):
@@ -127,6 +125,32 @@ def test_status_and_refusals() -> None:
 def test_shares_pass_through() -> None:
     whole = theorem(RUN, 3.0, SEEN, 0.05, shares=(1.0, 1.0))
     assert whole.g == pytest.approx(g_alone(by_hand(3.0), SIZES, RUN.weights, 0.05), rel=1e-13)
+
+
+def test_what_overflows_counts_as_the_loss_bound() -> None:
+    """eps_i = min(B, L Delta Y) is B for clients of the early rounds, whatever their Y is."""
+    late = np.array([[0, 1]] * 1199 + [[2, 3]])
+    run = replace(RUN, lr=1.0, rounds=1200)
+    e, b, g, big = mpf(1), mpf(0.9), mpf(run.constants.smoothness), mpf(100)
+    step = matrix([[1 + e * big * (1 - b) * g, e * big * b], [(1 - b) * g, b]])
+    kick = matrix([e * big * (1 - b), 1 - b])
+    last = kick[0] + (step * kick)[0]
+    top, slope = mpf(run.constants.gradient_bound), mpf(run.constants.lipschitz)
+    wanted = [1.0, 1.0, *(slope * 2 * top / n * last / 2 for n in (300, 1200)), 0.0, 0.0]
+    assert (step**2400 * kick)[0] > mpf(10) ** 308 and 0 < wanted[2] < 0.05
+    found = stability(run, 100.0, Realized(late))
+    assert found == pytest.approx([float(value) for value in wanted], rel=1e-12)
+    given = theorem(run, 100.0, Realized(late), 0.05)
+    assert given.value == bound(found, SIZES, run.weights, 0.05).value
+    whole = theorem(run, 100.0, Uniform(2, 0.01), 0.05)
+    assert whole.value == bound(np.ones(6), SIZES, run.weights, 0.05).value
+    assert given.value < whole.value
+    batches = Plan(3, 6, 2, 12, 2, batch=4)
+    small = replace(RUN, lr=1e3, batch=4)
+    drawn = stability(small, 1e30, Realized(batches.schedule(), batches.rows))
+    assert (drawn == 1.0).all()
+    with pytest.raises(InputError, match="exceeds 1e308: shorten"):
+        full_participation(replace(EQUAL, lr=1.0, rounds=1200), 100.0, 0.05)
 
 
 EQUAL = replace(RUN, sizes=np.full(6, 500), weights=np.full(6, 1 / 6))

@@ -93,6 +93,22 @@ def test_a_full_batch_is_the_plain_exposure_over_n() -> None:
     assert (partial >= full * (1 - 1e-13)).all() and (partial > 1.1 * full).any()
 
 
+def test_an_infinite_weight_reaches_who_took_part_and_no_one_else() -> None:
+    a, schedule = np.array([math.inf, 2.0]), np.array([[0, 1], [1, 2]])
+    assert exposure(a, schedule, 4).tolist() == [math.inf, math.inf, 1.0, 0.0]
+    rows = {(0, 0): [0, 1], (0, 1): [2, 3], (1, 1): [0, 1], (1, 2): [0, 1]}
+    taken = batch_exposure(
+        a[:, None], schedule, [4, 4, 4, 4], lambda s, i, k, n: np.array(rows[s, i])
+    )
+    assert taken.tolist() == [math.inf, math.inf, 0.5, 0.0]
+    assert psi(a, 4, 2, 0.1) == psi(a, 4, 4, 0.1) == math.inf
+    assert psi([1e308] * 3, 4, 2, 0.1) == math.inf
+    moved = perturbation([0.0, 1.0, 1e300], [math.inf, math.inf, 1e300])
+    assert moved.tolist() == [0.0, math.inf, math.inf]
+    assert loss_stability(moved, 0.5, 2.0).tolist() == [0.0, 2.0, 2.0]
+    assert loss_stability(moved, 0.0, 2.0).tolist() == [0.0, 0.0, 0.0]
+
+
 def test_a_row_drawn_twice_counts_twice() -> None:
     schedule = np.array([[0]])
     found = batch_exposure(np.ones((1, 1)), schedule, [4], lambda *_: np.array([2, 2, 1]))

@@ -17,6 +17,7 @@ from analysis import (
     step_amplification,
     transition,
 )
+from analysis.recursion import of_rounds
 from fedmuon.errors import InputError
 
 mp.dps = 50
@@ -112,9 +113,25 @@ def test_the_radius_is_the_growth_rate() -> None:
     assert a[0] / a[1] < spectral_radius_bound(0.1, 10.0, 0.2) - 1e-3
 
 
-def test_overflow_and_bad_input_are_refused() -> None:
-    with pytest.raises(InputError, match="shorten the horizon"):
-        amplification(1.0, 0.9, 1e3, 1.0, 1000)
+@pytest.mark.parametrize("steps", [1, 3])
+def test_infinite_is_what_overflows_and_nothing_else(steps: int) -> None:
+    step, moved = exact_transition(1.0, 0.9, 1e3, 1.0)
+    wanted = []
+    for _ in range(400 * steps):
+        wanted.append(moved[0])
+        moved = step * moved
+    found = step_amplification(1.0, 0.9, 1e3, 1.0, 400, steps).ravel()[::-1]
+    kept = np.isfinite(found)
+    assert kept.any() and (found[~kept] == np.inf).all()
+    assert [value < 1.7e308 for value in wanted] == kept.tolist()
+    assert close(found[kept], np.array(wanted)[kept])
+    a = amplification(1.0, 0.9, 1e3, 1.0, 400, steps)
+    assert np.isfinite(a[-1]) and np.isinf(a[0])
+    # A sum may overflow where no term does.
+    assert np.isinf(of_rounds(np.full((1, 2), 1e308)))
+
+
+def test_bad_input_is_refused() -> None:
     for bad in ({"beta": 1.1}, {"beta": -0.1}, {"lr": math.nan}, {"lr": -1}, {"l_orth": math.inf}):
         with pytest.raises(InputError):
             amplification(**{"lr": 0.1, "beta": 0.9, "l_orth": 1, "l_g": 1, **bad}, rounds=3)
@@ -165,5 +182,16 @@ def test_alignment_without_alignment_is_the_paper() -> None:
             aligned_amplification(0.05, 0.9, 4.0, 0.2, 3, 1, bad)
     with pytest.raises(InputError, match="divides"):
         aligned_amplification(0.0, 0.9, 4.0, 0.2, 3, 1, 0.1)
-    with pytest.raises(InputError, match="overflows"):
-        aligned_amplification(1.0, 0.9, 1e3, 1.0, 1000, 1, 0.5)
+    long = aligned_amplification(1.0, 0.9, 1e3, 1.0, 1000, 2, 0.5)
+    assert np.isinf(long[0])  # a_s knows how many rounds follow, not how many went before
+    assert (long[-20:] == aligned_amplification(1.0, 0.9, 1e3, 1.0, 20, 2, 0.5)).all()
+
+
+def test_many_local_steps_with_alignment() -> None:
+    """Local steps are doubled too: 777 has zeros and ones in binary."""
+    schedule = np.array([[0, 1], [1, 2], [0, 1]])
+    a = aligned_amplification(1e-3, 0.9, 3.0, 0.2, 3, 777, 0.4)
+    wanted = aligned_by_force(1e-3, 0.9, 3.0, 0.2, 777, 0.4, schedule, 1)
+    assert abs(sum(mpf(float(value)) for value in a) / 2 - wanted) <= DIGITS * wanted
+    off = aligned_amplification(1e-3, 0.9, 3.0, 0.2, 3, 776, 0.4)
+    assert abs(sum(mpf(float(value)) for value in off) / 2 - wanted) > 1e-4 * wanted

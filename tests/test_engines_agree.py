@@ -15,6 +15,7 @@ from safetensors.numpy import load_file
 
 from experiments.ray_engine import QUIET, run_on_ray
 from experiments.run import execute
+from experiments.stability import execute as stability
 from fedmuon.config import Config
 from fedmuon.errors import InputError
 from fedmuon.federated import setup
@@ -87,6 +88,28 @@ def test_ray_is_inline(cluster: str, tmp_path: Path, local: dict, orthogonalizer
     lines = [(tmp_path / run / "rounds.jsonl").read_text() for run in ("inline", "ray")]
     first, second = ([json.loads(line) for line in text.splitlines()] for text in lines)
     assert [one["participants"] for one in first] == [one["participants"] for one in second]
+
+
+@pytest.mark.parametrize("batch", [0, 4])
+@pytest.mark.parametrize("neighbours", ["own", "worst"])
+def test_neighbours_on_ray_are_those_inline(
+    cluster: str, tmp_path: Path, batch: int, neighbours: str
+) -> None:
+    """A stack of data sets travels through Flower; each client replaces its own samples in it."""
+    tables = {
+        "local": {"batch": batch, "steps": 2},
+        "stability": {"trials": 5, "neighbours": neighbours},
+        "engine": {"dtype": "float64"},
+    }
+    stability(small(**tables), tmp_path / "inline")
+    stability(config(cluster, **tables), tmp_path / "ray")
+    found = [
+        np.loadtxt(tmp_path / run / "neighbours.csv", delimiter=",", skiprows=1)
+        for run in ("inline", "ray")
+    ]
+    np.testing.assert_array_equal(found[0][:, :4], found[1][:, :4])
+    np.testing.assert_allclose(found[1][:, 4], found[0][:, 4], rtol=1e-9, atol=1e-15)
+    assert found[0][:, 4].max() > 1e-6
 
 
 def test_another_seed_is_another_trajectory(cluster: str, tmp_path: Path) -> None:

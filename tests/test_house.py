@@ -20,7 +20,7 @@ ONLY_IN = {
     "flwr": ("clients", "server", "experiments"),
     "ray": ("experiments/sweep.py", "experiments/ray_engine.py"),
     "matplotlib": ("analysis/figures",),
-    "typer": ("experiments/cli.py",),
+    "typer": ("experiments/cli/",),
     "rich": ("experiments",),
 }
 

@@ -6,8 +6,11 @@ eps times the slope at 0 wherever that is more: rounding the normalized input al
 """
 
 import math
+import subprocess
+import sys
 from collections.abc import Callable
 from dataclasses import dataclass
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -294,6 +297,20 @@ def test_nan_and_infinity_do_not_pass_silently(name, bad):
             stack[1, 0, 0] = bad
             with pytest.raises(ValueError, match="NaN or infinity"):
                 MAPS[name].apply(stack)
+
+
+@pytest.mark.parametrize("module", ["polynomial", "randomized", "sign"])
+def test_public_names_are_the_maps_whatever_was_imported_before(module: str):
+    """Importing a module puts it into its package: it must not take the place of a map."""
+    code = (
+        f"import fedmuon.orthogonalize.{module}\n"
+        "from fedmuon import orthogonalize as maps\n"
+        "from fedmuon.orthogonalize import newton_schulz, lipschitz\n"
+        "modules = [name for name in maps.__all__ if type(getattr(maps, name)) is type(maps)]\n"
+        "assert not modules and callable(newton_schulz), modules\n"
+        "assert maps.newton_schulz is newton_schulz and not hasattr(maps, 'newton')\n"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True, cwd=Path(__file__).parent.parent)
 
 
 def test_empty_stacks_pass_through():

@@ -4,7 +4,9 @@ A neighbour is three numbers and one row, so hundreds of them travel beside one 
 """
 
 import dataclasses
+import math
 from dataclasses import dataclass
+from typing import Literal
 
 import numpy as np
 
@@ -12,6 +14,8 @@ from fedmuon.data.federated import FederatedData
 from fedmuon.data.source import Source, unit_rows
 from fedmuon.errors import InputError
 from fedmuon.randomness import Draw, generator
+
+Law = Literal["own", "any"]
 
 
 @dataclass(frozen=True)
@@ -27,6 +31,27 @@ class Neighbours:
     replacement: np.ndarray
     inputs: np.ndarray
     labels: np.ndarray
+
+    @property
+    def rows(self) -> np.ndarray:
+        """(client, position, replacement) of every data set, [S, 3]: what `of` makes it from."""
+        return np.stack([self.client, self.position, self.replacement], 1)
+
+    @classmethod
+    def of(cls, source: Source, rows: np.ndarray, normalize: str = "unit") -> "Neighbours":
+        """The data sets that rows [S, 3] name; -1 in all three is the unchanged one."""
+        client, position, replacement = rows.T.copy()
+        changed = client >= 0
+        inputs = np.zeros((len(rows), math.prod(source.inputs.shape[1:])))
+        inputs[changed] = unit_rows(source.inputs[replacement[changed]], normalize)
+        labels = np.zeros(len(rows), np.int64)
+        labels[changed] = source.labels[replacement[changed]]
+        return cls(client, position, replacement, inputs, labels)
+
+    def repeated(self, times: int) -> "Neighbours":
+        """The same S data sets `times` times over, [times S]."""
+        fields = (self.client, self.position, self.replacement, self.inputs, self.labels)
+        return Neighbours(*(np.concatenate([values] * times) for values in fields))
 
 
 @dataclass(frozen=True)
@@ -51,18 +76,23 @@ def draw_neighbours(
     data: FederatedData, source: Source, trials: int, seed: int, normalize: str = "unit"
 ) -> Neighbours:
     """The unchanged data set, then one neighbour per trial: S = trials + 1 (see `draw`)."""
-    return stack(data, source, draw(data, source, trials, seed), normalize)
+    return stack(source, draw(data, source, trials, seed), normalize)
 
 
-def draw(data: FederatedData, source: Source, trials: int, seed: int) -> np.ndarray:
+def draw(
+    data: FederatedData, source: Source, trials: int, seed: int, law: Law = "own"
+) -> np.ndarray:
     """(client, position, replacement) of random neighbours, [trials, 3] int64.
 
     Trial t draws the sample to replace uniformly from all n, a label from the same client's own
-    labels, and a held-out sample of that label: one that is neither train nor test, or a test
-    sample where no such sample has the label. It is a function of (seed, t), not of `trials`.
+    labels (law `own`) or from everybody's (`any`), and a held-out sample of that label: one that is
+    neither train nor test, or a test sample where no such sample has the label. It is a function of
+    (seed, t), not of `trials`.
     """
     pools = _pools(data, source)
-    drawn = [_draw(data, pools, generator(seed, Draw.NEIGHBOUR, round=t)) for t in range(trials)]
+    drawn = [
+        _draw(data, pools, generator(seed, Draw.NEIGHBOUR, round=t), law) for t in range(trials)
+    ]
     return np.array(drawn, np.int64).reshape(trials, 3)
 
 
@@ -79,16 +109,9 @@ def census(data: FederatedData, source: Source, seed: int) -> np.ndarray:
     return drawn
 
 
-def stack(
-    data: FederatedData, source: Source, drawn: np.ndarray, normalize: str = "unit"
-) -> Neighbours:
+def stack(source: Source, drawn: np.ndarray, normalize: str = "unit") -> Neighbours:
     """The unchanged data set, then the neighbours drawn [T, 3]: S = T + 1."""
-    client, position, replacement = np.concatenate([[[-1, -1, -1]], drawn]).T.copy()
-    inputs = np.zeros((len(client), data.inputs.shape[1]))
-    inputs[1:] = unit_rows(source.inputs[replacement[1:]], normalize)
-    labels = np.zeros(len(client), np.int64)
-    labels[1:] = source.labels[replacement[1:]]
-    return Neighbours(client, position, replacement, inputs, labels)
+    return Neighbours.of(source, np.concatenate([[[-1, -1, -1]], drawn]), normalize)
 
 
 def replace(data: FederatedData, neighbours: Neighbours, s: int) -> FederatedData:
@@ -101,6 +124,12 @@ def replace(data: FederatedData, neighbours: Neighbours, s: int) -> FederatedDat
     return dataclasses.replace(data, inputs=inputs, labels=labels, train_index=train_index)
 
 
+def held_out(data: FederatedData, source: Source, client: int) -> np.ndarray:
+    """Every sample that may replace one of client i's: all that `draw` could draw for it."""
+    pools, labels = _pools(data, source), np.unique(data.samples(client)[1])
+    return np.concatenate([next(pool[y] for pool in pools if len(pool[y])) for y in labels])
+
+
 def _pools(data: FederatedData, source: Source) -> tuple[_Pool, _Pool]:
     """Samples in neither part, and test samples: no pool holds a train sample, so a replacement is
     never the sample that it replaces."""
@@ -110,19 +139,25 @@ def _pools(data: FederatedData, source: Source) -> tuple[_Pool, _Pool]:
 
 
 def _draw(
-    data: FederatedData, pools: tuple[_Pool, _Pool], rng: np.random.Generator
+    data: FederatedData, pools: tuple[_Pool, _Pool], rng: np.random.Generator, law: Law
 ) -> tuple[int, int, int]:
     """(client, position, replacement) of one trial."""
     row = int(rng.integers(len(data.labels)))
     client = int(np.searchsorted(data.offsets, row, side="right")) - 1
-    return client, row - int(data.offsets[client]), _replacement(data, pools, client, rng)
+    replacement = _replacement(data, pools, client, rng, law)
+    return client, row - int(data.offsets[client]), replacement
 
 
 def _replacement(
-    data: FederatedData, pools: tuple[_Pool, _Pool], client: int, rng: np.random.Generator
+    data: FederatedData,
+    pools: tuple[_Pool, _Pool],
+    client: int,
+    rng: np.random.Generator,
+    law: Law = "own",
 ) -> int:
-    """A held-out sample with a label drawn from the client's own."""
-    label = int(data.labels[rng.integers(data.offsets[client], data.offsets[client + 1])])
+    """A held-out sample with a label drawn from the client's own, or from everybody's."""
+    labels = data.samples(client)[1] if law == "own" else data.labels
+    label = int(labels[rng.integers(len(labels))])
     for pool in pools:
         candidates = pool[label]
         if len(candidates):

@@ -1,5 +1,6 @@
 """From a config to an experiment: the one place where tables become objects, for every engine."""
 
+import dataclasses
 from dataclasses import dataclass
 from functools import lru_cache
 
@@ -16,7 +17,7 @@ from fedmuon.data.sources import read
 from fedmuon.data.split import split
 from fedmuon.errors import InputError
 from fedmuon.federated.plan import Plan
-from fedmuon.federated.shards import Shard, Shards
+from fedmuon.federated.shards import Shard, Shards, replaced
 from fedmuon.federated.simulate import Experiment
 from fedmuon.gemm import fastest, supported
 from fedmuon.randomness import Draw, generator
@@ -29,8 +30,13 @@ DTYPES = {"float32": torch.float32, "float64": torch.float64}
 
 
 def source(config: Config) -> Source:
-    """The configured source, read whole."""
-    return read(config.data.name, **_options(config))
+    """The configured source, read whole; the last one is kept, as nobody writes to it."""
+    return _read(config.data.name, tuple(sorted(_options(config).items())))
+
+
+@lru_cache(maxsize=1)
+def _read(name: str, options: tuple[tuple[str, str | int], ...]) -> Source:
+    return read(name, **dict(options))
 
 
 def _options(config: Config) -> dict[str, str | int]:
@@ -111,10 +117,20 @@ def experiment(
 class LoneClient:
     """What one client needs of an experiment: everybody's rules, its own samples."""
 
+    client: int
     recipe: Recipe
     task: MatrixTask
     plan: Plan
     shard: Shard
+    samples: Source
+    normalize: str
+
+    def beside(self, rows: np.ndarray) -> Shard:
+        """Its shard in a stack of the data sets that rows [S, 3] name (see `Neighbours.of`)."""
+        neighbours = Neighbours.of(self.samples, rows, self.normalize)
+        own = dataclasses.replace(self.shard.data, replaced=None)
+        there = replaced(neighbours, self.client, own)
+        return Shard(dataclasses.replace(own, replaced=there))
 
     def like(self, stack: int) -> Params:
         """Parameters of the right shape, precision and place, to fit received arrays to."""
@@ -140,7 +156,9 @@ def lone_client(config: Config, client: int) -> LoneClient:
         torch.from_numpy(samples.labels[rows]).to(what.device),
     )
     recipe = build(config.local, config.orthogonalizer)
-    return LoneClient(recipe, what, plan(config), Shard(batch))
+    return LoneClient(
+        client, recipe, what, plan(config), Shard(batch), samples, config.data.normalize
+    )
 
 
 def resolve(config: Config) -> Config:

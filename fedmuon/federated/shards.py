@@ -1,5 +1,6 @@
 """Clients' samples as tensors: one array sorted by client, of which each client is a slice."""
 
+import dataclasses
 from dataclasses import dataclass
 
 import numpy as np
@@ -61,22 +62,22 @@ class Shards:
     def __getitem__(self, client: int) -> Shard:
         """Client i's shard: views, no copies."""
         rows = slice(int(self.offsets[client]), int(self.offsets[client + 1]))
-        inputs, labels = self.inputs[rows], self.labels[rows]
-        return Shard(Batch(inputs, labels, self._replaced(client)))
+        own = Batch(self.inputs[rows], self.labels[rows])
+        return Shard(dataclasses.replace(own, replaced=replaced(self.neighbours, client, own)))
 
-    def _replaced(self, client: int) -> Replaced | None:
-        if self.neighbours is None:
-            return None
-        there = np.flatnonzero(self.neighbours.client == client)
-        if not there.size:
-            return None
-        device, labels = self.labels.device, torch.from_numpy(self.neighbours.labels[there])
-        return Replaced(
-            torch.from_numpy(there).to(device),
-            torch.from_numpy(self.neighbours.position[there]).to(device),
-            torch.from_numpy(self.neighbours.inputs[there]).to(device, self.inputs.dtype),
-            labels.to(device),
-        )
+
+def replaced(neighbours: Neighbours | None, client: int, like: Batch) -> Replaced | None:
+    """The samples of one client that some data sets of a stack replace, as tensors like its own."""
+    there = np.flatnonzero(neighbours.client == client) if neighbours else np.array([])
+    if neighbours is None or not there.size:
+        return None
+    device, labels = like.labels.device, torch.from_numpy(neighbours.labels[there])
+    return Replaced(
+        torch.from_numpy(there).to(device),
+        torch.from_numpy(neighbours.position[there]).to(device),
+        torch.from_numpy(neighbours.inputs[there]).to(device, like.inputs.dtype),
+        labels.to(device),
+    )
 
 
 def _within(replaced: Replaced, rows: Tensor, size: int) -> Replaced | None:

@@ -1,6 +1,6 @@
 """The embedded engine: the federated loop in this process, with no serialization."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 import numpy as np
@@ -46,6 +46,9 @@ class Round:
     faults: tuple[Fault, ...] = ()
 
 
+Engine = Callable[[Experiment, ServerState], Iterator[Round]]
+
+
 def rounds(experiment: Experiment, state: ServerState) -> Iterator[Round]:
     """The rounds that remain after `state` (001, Algorithm 1)."""
     recipe, plan = experiment.recipe, experiment.plan
@@ -70,8 +73,8 @@ def _cohorts(
         yield [(int(i), experiment.shards[int(i)]) for i in participants[start : start + size]]
 
 
-def simulate(experiment: Experiment, state: ServerState) -> ServerState:
+def simulate(experiment: Experiment, state: ServerState, engine: Engine = rounds) -> ServerState:
     """Run to the end and return the last state."""
-    for finished in rounds(experiment, state):
+    for finished in engine(experiment, state):
         state = finished.state
     return state

@@ -15,11 +15,9 @@ import math
 from collections.abc import Callable
 from typing import Any, Literal
 
-from scipy.special import gammaincinv
-
 from fedmuon.errors import InputError
 from fedmuon.orthogonalize.coefficients import Coefficients, Schedule, schedule
-from fedmuon.orthogonalize.newton_schulz import divisor_floor
+from fedmuon.orthogonalize.normalization import divisor_floor
 from fedmuon.orthogonalize.slope import steepest
 
 Kind = Literal["paper", "sharp"]
@@ -116,6 +114,9 @@ def _gaussian_smoothed_sign(
     d1, q = max(shape), min(shape)
     gamma = sigma * alpha / (_ANTI_CONCENTRATION * math.sqrt(q) * calls)
     if kind == "sharp":
+        # Imported here: scipy takes longer to load than any other certificate to compute.
+        from scipy.special import gammaincinv
+
         quantile = 2 * float(gammaincinv((d1 - q + 1) / 2, alpha / (q * calls)))  # of chi-squared
         gamma = max(gamma, sigma * math.sqrt(quantile / q))
     return 1 / gamma

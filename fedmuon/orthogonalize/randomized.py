@@ -6,7 +6,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fedmuon.orthogonalize.newton_schulz import newton_schulz
+from fedmuon.orthogonalize.polynomial import newton_schulz
 
 TINY = 1e-30  # keeps the zero matrix at zero; below any norm that matters
 

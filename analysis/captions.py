@@ -1,0 +1,49 @@
+"""What a reader should see in each figure of a report."""
+
+TITLES = {
+    "phase": "Step size and regularization (001, Figure 2)",
+    "scaling-lr": "Step size",
+    "scaling-lambda": "Regularization",
+    "scaling-n": "Sample size (001, Figures 3a and 3b)",
+    "exposure": "Exposure and perturbation (001, Figure 3c)",
+    "gap": "Gap beside bound (001, Table 2)",
+    "census": "Every neighbour beside its client's certificate",
+}
+_LINES = (
+    "Points are runs and lines their means, on log axes; every other setting is averaged over. "
+    "The certificate is the mean over the neighbours that were tried. "
+)
+CAPTIONS = {
+    "phase": (
+        "Left the bound, right the mean perturbation ‖X − X′‖_F, averaged over all runs with that "
+        "η and λ; colours are on a log scale. Both should grow to the right and upwards. A bound "
+        "of 1 or more is vacuous, because no loss exceeds 1."
+    ),
+    "scaling-lr": _LINES + "Bound and perturbation should rise with η.",
+    "scaling-lambda": _LINES + "Bound and perturbation should rise with 1/√λ.",
+    "scaling-n": _LINES
+    + (
+        "Both should fall with n. The perturbation should run beside slope −1, as replacing one of "
+        "n samples moves a client's gradient by at most 2G/n_i; the bound falls more slowly, "
+        "because part of it shrinks only like 1/√n."
+    ),
+    "exposure": (
+        "Each point is a run and one neighbour of it. Samples of clients that took part more, and "
+        "that hold fewer samples, should move the model more; no point may lie above the "
+        "certificate. Neighbours of clients that never took part moved nothing; they are counted, "
+        "and marked at the foot, because a log axis has no zero."
+    ),
+    "gap": (
+        "Each run's measured gap, with the interval for its finite held-out set, should lie below "
+        "its bound. Diamonds are the same bound with C_hp = 1, a value that nothing proves. Where "
+        "bounds dwarf the gaps, the axis is linear near zero and logarithmic beyond."
+    ),
+    "census": (
+        "Left, every neighbour that was run, client by client with the smallest perturbation at "
+        "the left of its strip, and the client's certificate as a bar: no point may lie above its "
+        "bar. Clients that never took part have perturbation 0, which a log axis cannot show; "
+        "crosses mark them. Right, how many neighbours reach which share of their certificate, "
+        "zeros included; with 100 neighbours or more, a dashed line is the largest that 10 random "
+        "ones of them would show on average."
+    ),
+}

@@ -1,0 +1,100 @@
+"""The CSV and JSON files of finished runs as columns, refused whole where anything is damaged."""
+
+import csv
+import json
+import math
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from fedmuon.errors import InputError
+
+Table = dict[str, np.ndarray]
+SETTING = ("suite", "data", "n", "lr", "lambda", "alpha", "per_round", "seed")
+RUNS = (*SETTING, "gap", "bound", "mean_perturbation", "max_perturbation", "within", "gap_low",
+        "gap_high", "table_gap", "bound_one", "share")  # fmt: skip
+TRIALS = ("trial", "client", "index", "replacement", "perturbation", "exposure", "certificate")
+NEIGHBOURS = (*SETTING, *TRIALS, "size")
+WORDS = ("suite", "data", "within")
+# What the theory may refuse, and a gap that no held-out sample measures.
+MAY_BE_NAN = ("exposure", "certificate", "bound", "bound_one", "share", "gap", "gap_low",
+              "gap_high")  # fmt: skip
+MEND = "make it afresh"
+
+
+def read_csv(file: Path, names: Sequence[str]) -> Table:
+    """The named columns of a CSV file, each [rows]: words as str, all others as float64."""
+    header, *rows = _cells(file)
+    if missing := [name for name in names if name not in header]:
+        raise InputError(f"{file} lacks the column {missing[0]}: {MEND}")
+    if not rows:
+        raise InputError(f"{file} holds no rows: {MEND}")
+    for number, row in enumerate(rows, 2):
+        if len(row) != len(header):
+            raise InputError(f"{file} is cut off in line {number}: {MEND}")
+    cells = dict(zip(header, zip(*rows, strict=True), strict=True))
+    return {name: _column(file, name, cells[name]) for name in names}
+
+
+def read_json(file: Path, names: Sequence[str]) -> dict[str, Any]:
+    """A JSON object that has these names."""
+    try:
+        found = json.loads(file.read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        raise InputError(f"{file} is missing or no JSON: {MEND}") from None
+    if not isinstance(found, dict):
+        raise InputError(f"{file} is not a JSON object: {MEND}")
+    if missing := [name for name in names if name not in found]:
+        raise InputError(f"{file} lacks {missing[0]}: {MEND}")
+    return found
+
+
+def require_matching(runs: Table, neighbours: Table, folder: Path) -> None:
+    """Each run has its neighbours, as many as every other: a cut table shows here."""
+    keys, count = (_count(table) for table in (runs, neighbours))
+    if set(keys) != set(count) or len(set(count.values())) != 1 or set(keys.values()) != {1}:
+        raise InputError(f"{folder}: runs.csv and neighbours.csv do not belong together: {MEND}")
+
+
+def require_consistent(runs: Table, folder: Path) -> None:
+    """Every gap lies in its interval, and `within` says whether gap <= bound."""
+    gap, bound, within = runs["gap"], runs["bound"], runs["within"] == "True"
+    outside = (gap < runs["gap_low"]) | (gap > runs["gap_high"])
+    if outside.any() or (within != (gap <= bound))[~np.isnan(gap + bound)].any():
+        raise InputError(f"{folder / 'runs.csv'} contradicts itself: {MEND}")
+
+
+def _count(table: Table) -> dict[tuple, int]:
+    rows, found = zip(*(table[name].tolist() for name in SETTING), strict=True), {}
+    for row in rows:
+        found[row] = found.get(row, 0) + 1
+    return found
+
+
+def _cells(file: Path) -> list[list[str]]:
+    try:
+        text = file.read_text(encoding="utf-8")
+        rows = list(csv.reader(text.splitlines(), strict=True))
+    except (OSError, UnicodeDecodeError, csv.Error):
+        raise InputError(f"{file} is missing or no CSV: {MEND}") from None
+    if not rows or not text.endswith("\n"):
+        raise InputError(f"{file} is cut off: {MEND}")
+    return rows
+
+
+def _column(file: Path, name: str, cells: Sequence[str]) -> np.ndarray:
+    if name in WORDS:
+        return np.array(cells)
+    try:
+        values = np.array(cells, dtype=float)
+    except ValueError:
+        raise InputError(f"{file}: column {name} holds what is no number: {MEND}") from None
+    if np.isnan(values).any() and name not in MAY_BE_NAN:
+        raise InputError(f"{file}: column {name} holds a nan: {MEND}")
+    if name in ("perturbation", "mean_perturbation") and (
+        (values < 0).any() or math.isinf(values.max())
+    ):
+        raise InputError(f"{file}: a {name} is negative or infinite: {MEND}")
+    return values

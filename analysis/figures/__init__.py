@@ -1,0 +1,12 @@
+"""The figures of 001, section 5, and of the census of one run.
+
+Each function takes columns and returns a `matplotlib.figure.Figure`: about 17 cm wide, or 9 cm
+with `narrow`, for one column of print or a telephone. Nothing is global: no pyplot, no window.
+"""
+
+from analysis.figures.census import census
+from analysis.figures.gap import gap_and_bound
+from analysis.figures.style import png, save
+from analysis.figures.suites import exposure, phase, scaling
+
+__all__ = ["census", "exposure", "gap_and_bound", "phase", "png", "save", "scaling"]

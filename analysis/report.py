@@ -1,0 +1,106 @@
+"""`report.html`: what suites and censuses found, verdict first, in one file without a network.
+
+A folder is a suite (runs.csv, neighbours.csv, suite.json), a run with neighbours (neighbours.csv,
+bound.json, config.toml), or holds such folders, which then share one page.
+"""
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+from analysis import figures, page
+from analysis.claims import Claim
+from analysis.findings import Findings, Picture, of_run, of_suite
+from fedmuon.errors import InputError
+from fedmuon.storage import mendable, write_bytes
+
+SUITE, RUN = ("runs.csv", "suite.json"), ("bound.json", "neighbours.csv")
+
+
+def write_report(folder: Path) -> Path:
+    """Write FOLDER/report.html, and its figures as PDF and PNG below FOLDER/figures/.
+
+    Nothing is written where anything in the folder is damaged.
+    """
+    found = gather(folder)
+    single = len(found) == 1
+    places = [folder / "figures" / ("" if single else part.name) for part in found]
+    pictures = [_draw(part, place) for part, place in zip(found, places, strict=True)]
+    target = folder / "report.html"
+    write_bytes(target, _page(found, pictures).encode())
+    return target
+
+
+def gather(folder: Path) -> list[Findings]:
+    """What the folder, or each of its subfolders that is a suite or a run, holds."""
+    if not folder.is_dir():
+        raise InputError(f"{folder} is no folder: name one that `fedmuon suite` wrote")
+    if kind := _kind(folder):
+        return [kind(folder)]
+    with mendable(folder, "read"):
+        below = sorted(entry for entry in folder.iterdir() if entry.is_dir())
+    found = [kind(entry) for entry in below if (kind := _kind(entry))]
+    if not found:
+        raise InputError(
+            f"{folder} holds neither a finished suite nor a run with neighbours: name a folder "
+            "that `fedmuon suite` or `fedmuon stability` wrote, or finish it with --resume"
+        )
+    return found
+
+
+def _kind(folder: Path) -> Callable[[Path], Findings] | None:
+    """Which reader the folder's files ask for; one file of a kind is enough."""
+    if any((folder / name).exists() for name in SUITE):
+        return of_suite
+    return of_run if any((folder / name).exists() for name in RUN) else None
+
+
+def _draw(part: Findings, place: Path) -> list[str]:
+    """Save every figure, and return them as HTML; the page has them wide and narrow."""
+    with mendable(place, "create"):
+        place.mkdir(parents=True, exist_ok=True)
+    return [_save(picture, place) for picture in part.pictures]
+
+
+def _save(picture: Picture, place: Path) -> str:
+    wide, narrow = picture.draw(False), figures.png(picture.draw(True))
+    saved = figures.save(wide, place / picture.name)[1].read_bytes()
+    return page.figure(saved, narrow, picture.title, picture.caption)
+
+
+def verdict(claims: Sequence[Claim], data: str = "") -> str:
+    """`7 of 8 claims hold on fashion-mnist; 1 cannot be judged`."""
+    held, open_ = (sum(claim.holds is value for claim in claims) for value in (True, None))
+    where, tail = f" on {data}" if data else "", f"; {open_} cannot be judged" if open_ else ""
+    return f"{held} of {len(claims)} claims {'holds' if held == 1 else 'hold'}{where}{tail}"
+
+
+def _page(found: Sequence[Findings], pictures: Sequence[Sequence[str]]) -> str:
+    single = len(found) == 1
+    claims = [claim for part in found for claim in part.claims]
+    result = verdict(claims, ", ".join(dict.fromkeys(part.data for part in found)))
+    title = found[0].title if single else "Stability of federated Muon"
+    body = [page.heading(1, title), page.paragraph(result, "verdict")]
+    if not single:
+        body.append(page.links([(part.title, verdict(part.claims)) for part in found]))
+    for number, (part, drawn) in enumerate(zip(found, pictures, strict=True)):
+        body += [] if single else [page.heading(2, part.title, f"part-{number}")]
+        body += _section(part, drawn)
+    return page.document(f"{title}: {result}", body)
+
+
+def _section(part: Findings, pictures: Sequence[str]) -> list[str]:
+    """Verdict, numbers, figures, assumptions, and how to have it again."""
+    return [
+        page.claims_table(part.claims),
+        page.heading(3, part.numbers_title),
+        page.table(part.head, part.numbers, part.numbers_title),
+        page.paragraph(part.note),
+        page.heading(3, "Figures"),
+        *pictures,
+        page.heading(3, "What the bound stands on"),
+        page.paragraph(part.stands_on),
+        page.items(part.assumptions),
+        page.heading(3, "How to reproduce"),
+        page.paragraph(part.again),
+        page.facts(part.circumstances),
+    ]

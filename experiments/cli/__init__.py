@@ -1,0 +1,53 @@
+"""The `fedmuon` command: it parses, shows, and turns user errors into exit code 2."""
+
+import os
+import sys
+from pathlib import Path
+from typing import Any
+
+import typer
+from rich.console import Console
+
+from experiments.cli.laboratory import bound, report, stability, suite
+from experiments.cli.options import complain
+from experiments.cli.runs import deploy_demo, doctor, run
+
+app = typer.Typer(
+    help="A laboratory for orthogonalized-momentum (Muon) optimization in federated and private "
+    "learning: simulate rounds, and check what the theory promises against what happens.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    rich_markup_mode="rich",
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+for command in (run, stability, suite, report, bound, deploy_demo, doctor):
+    app.command(command.__name__.replace("_", "-"))(command)
+
+
+def prefer_wide_vectors() -> None:
+    """Let OpenBLAS use AVX-512 on AMD processors, where it would choose a narrower kernel.
+
+    It reads the variable when numpy is first imported, hence before anything else.
+    """
+    try:
+        processor = Path("/proc/cpuinfo").read_text(encoding="utf-8")
+    except OSError:
+        return
+    if "AuthenticAMD" in processor and "avx512f" in processor and "numpy" not in sys.modules:
+        os.environ.setdefault("OPENBLAS_CORETYPE", "SkylakeX")
+
+
+def main(arguments: list[str] | None = None) -> Any:
+    """Entry point: exit code 0 when done, 2 when the user can mend it, 130 when interrupted."""
+    prefer_wide_vectors()
+    from fedmuon.errors import InputError
+
+    try:
+        return app(arguments)
+    except InputError as error:
+        complain(str(error))
+        raise SystemExit(2) from None
+    except KeyboardInterrupt:
+        Console(stderr=True).print("interrupted: go on with [bold]--resume[/]")
+        raise SystemExit(130) from None

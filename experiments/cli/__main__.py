@@ -1,0 +1,5 @@
+"""`python -m experiments.cli` is `fedmuon`."""
+
+from experiments.cli import main
+
+main()

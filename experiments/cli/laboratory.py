@@ -1,0 +1,177 @@
+"""Commands of the stability laboratory: `stability`, `suite`, `report`, `bound`."""
+
+import time
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.text import Text
+
+from experiments.cli.options import (
+    ConfigFile,
+    OutFolder,
+    Overrides,
+    chosen_config,
+    chosen_folder,
+    complain,
+    console,
+    refuse,
+)
+
+
+def stability(
+    config: ConfigFile = None,
+    out: OutFolder = None,
+    overrides: Overrides = None,
+    trials: Annotated[
+        int | None, typer.Option("--trials", help="How many random neighbours; 10 by default.")
+    ] = None,
+    every: Annotated[
+        bool, typer.Option("--all", help="The census: replace each sample once.")
+    ] = False,
+    hardest: Annotated[
+        bool, typer.Option("--worst", help="The neighbours that influence says hurt most.")
+    ] = False,
+    resume: Annotated[
+        bool, typer.Option("--resume", help="Go on with --out where it was interrupted.")
+    ] = False,
+) -> None:
+    """Run an experiment beside neighbours that differ in one sample, and hold them to the bound.
+
+    In float64 unless the config names a precision.
+    Example: [bold]fedmuon stability --set local.lr=0.02 --trials 20 --out runs/s[/]
+    """
+    from experiments.show import Progress
+    from experiments.stability import execute, in_doubles, verdict_table
+
+    if every and (hardest or trials is not None):
+        refuse("--all runs every neighbour there is: leave --worst and --trials out")
+    changes = [*(overrides or [])]
+    changes += [f"stability.trials={trials}"] if trials is not None else []
+    changes += ["stability.neighbours=all"] if every else []
+    changes += ["stability.neighbours=worst"] if hardest else []
+    chosen = chosen_config(config, changes, resume)
+    chosen = chosen and in_doubles(chosen)
+    if chosen and chosen.engine.dtype == "float32":
+        complain("float32 hides small perturbations in rounding: prefer engine.dtype=float64")
+    folder = chosen_folder(out, chosen, resume)
+    with Progress(console, "neighbours") as progress:
+        record = execute(chosen, folder, resume, progress.watch, progress.begin)
+    console.print(verdict_table(folder, record))
+    console.print("Results are in", Text(str(folder), style="bold"))
+
+
+def suite(
+    name: Annotated[str, typer.Argument(help="A1, A2, A3, or a TOML file of your own.")],
+    data: Annotated[str, typer.Option("--data", help="A source that `doctor` lists.")] = "mnist5k",
+    scale: Annotated[
+        str, typer.Option("--scale", help="full: the published grid; small: seconds.")
+    ] = "full",
+    out: OutFolder = None,
+    overrides: Overrides = None,
+    resume: Annotated[
+        bool, typer.Option("--resume", help="Compute only the stacks that --out lacks.")
+    ] = False,
+    ray_address: Annotated[
+        str | None,
+        typer.Option("--ray-address", help="Spread over a Ray cluster; `local` starts one here."),
+    ] = None,
+    cpus: Annotated[float, typer.Option("--cpus", help="Cores of a Ray task.")] = 1.0,
+    gpus: Annotated[float, typer.Option("--gpus", help="GPUs of a Ray task.")] = 0.0,
+) -> None:
+    """Run a published grid: every run beside its neighbours, bound against gap, and a report.
+
+    Example: [bold]fedmuon suite A1 --data fashion-mnist --out runs/A1[/]
+    """
+    from analysis.report import write_report
+    from experiments.show import Progress, suite_table
+    from experiments.suite import Work, execute, here
+    from fedmuon.tables import override
+
+    work = Work.of(name, data, scale, override({}, overrides or []))
+    folder = out or Path("runs") / f"{work.name}-{data}-{scale}-{time.strftime('%Y%m%d-%H%M%S')}"
+    by = here
+    if ray_address:
+        from experiments.sweep import Spread
+
+        by = Spread(ray_address, cpus, gpus)
+    with Progress(console, "trajectories") as progress:
+        record = execute(work, folder, resume, by, progress.watch, progress.begin)
+    page = write_report(folder)
+    console.print(suite_table(record))
+    console.print("The report is", Text(str(page), style="bold"))
+
+
+def report(
+    folder: Annotated[
+        Path, typer.Argument(help="What suite or stability wrote, or a folder of such folders.")
+    ],
+) -> None:
+    """Write figures and one self-contained HTML page: which claims hold, by how much.
+
+    Example: [bold]fedmuon report runs/A1[/]
+    """
+    from analysis.report import write_report
+
+    console.print("The report is", Text(str(write_report(folder)), style="bold"))
+
+
+def bound(
+    run_dir: Annotated[
+        Path | None, typer.Argument(help="A run directory; without one, the options below.")
+    ] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="One JSON object, no table.")] = False,
+    overrides: Overrides = None,
+    lr: Annotated[float | None, typer.Option("--lr", help="eta")] = None,
+    beta: Annotated[float | None, typer.Option("--beta", help="Memory of the momentum.")] = None,
+    l_orth: Annotated[
+        float | None, typer.Option("--l-orth", help="Lipschitz constant of Orth; else the map's.")
+    ] = None,
+    l_g: Annotated[
+        float | None, typer.Option("--l-g", help="Lg; else proved, of the matrix task.")
+    ] = None,
+    lam: Annotated[
+        float | None, typer.Option("--lambda", help="lambda of the smoothed polar map.")
+    ] = None,
+    rounds: Annotated[int | None, typer.Option("--rounds", help="R")] = None,
+    local_steps: Annotated[int | None, typer.Option("--local-steps", help="E")] = None,
+    clients: Annotated[int | None, typer.Option("--clients", help="N")] = None,
+    per_round: Annotated[int | None, typer.Option("--per-round", help="K")] = None,
+    size: Annotated[
+        int | None, typer.Option("--size", help="Samples of every client; 200 by default.")
+    ] = None,
+    batch: Annotated[int | None, typer.Option("--batch", help="0 is the full batch.")] = None,
+    delta: Annotated[float | None, typer.Option("--delta", help="Failure of the bound.")] = None,
+    c_hp: Annotated[
+        str | None, typer.Option("--c-hp", help="explicit, sharp, or a number of yours.")
+    ] = None,
+    kind: Annotated[
+        str | None, typer.Option("--kind", help="Constant of the map: sharp, or paper (printed).")
+    ] = None,
+    rho: Annotated[
+        float | None,
+        typer.Option("--rho", help="Failure of random participation; 0.01, for K < N."),
+    ] = None,
+) -> None:
+    """The generalization bound as a number, with what it stands on.
+
+    Example: [bold]fedmuon bound --lr 0.01 --lambda 0.1 --rounds 50 --local-steps 1 --size 1000[/]
+    """
+    import json
+
+    from experiments import bound as calculator
+
+    options = {
+        "local.lr": lr, "local.momentum": beta, "local.steps": local_steps, "local.batch": batch,
+        "orthogonalizer.lambda": lam, "federation.rounds": rounds, "federation.clients": clients,
+        "federation.per-round": per_round, "stability.delta": delta, "stability.c-hp": c_hp,
+        "stability.kind": kind,
+    }  # fmt: skip
+    changes = [f"{name}={value}" for name, value in options.items() if value is not None]
+    given = {"size": size, "rho": rho, "l_orth": l_orth, "l_g": l_g}
+    case = calculator.find(run_dir, [*changes, *(overrides or [])], given)
+    record = calculator.report(case, calculator.judge(case))
+    if as_json:
+        typer.echo(json.dumps(record, indent=2, allow_nan=False))
+    else:
+        console.print(calculator.table(record))

@@ -1,0 +1,55 @@
+"""What several commands share: option types, the console, and where results go."""
+
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, NoReturn
+
+import typer
+from rich.console import Console
+from rich.text import Text
+
+if TYPE_CHECKING:
+    from fedmuon.config import Config
+
+console = Console()
+
+ConfigFile = Annotated[
+    Path | None, typer.Argument(help="A TOML file; without one, the defaults: mnist5k, N=20, K=5.")
+]
+Overrides = Annotated[
+    list[str] | None,
+    typer.Option("--set", metavar="TABLE.KEY=VALUE", help="Change one key; may be repeated."),
+]
+OutFolder = Annotated[
+    Path | None, typer.Option("--out", help="The run directory; a new one below runs/ by default.")
+]
+
+
+def chosen_config(file: Path | None, overrides: list[str], resume: bool) -> "Config | None":
+    """The experiment asked for; None when a resumed run shall bring its own."""
+    from fedmuon import config
+
+    return None if resume and not (file or overrides) else config.load(file, overrides)
+
+
+def chosen_folder(out: Path | None, config: "Config | None", resume: bool = False) -> Path:
+    """Where results go: the folder given, or a new one; there is nothing to resume in a new one."""
+    if out is not None:
+        return out
+    if resume or config is None:
+        refuse("--resume needs --out: name the run directory to go on with")
+    stamp = time.strftime("%Y%m%d-%H%M%S")
+    name = f"{config.data.name}-{config.local.recipe}-seed{config.federation.seed}-{stamp}"
+    return Path("runs") / name
+
+
+def refuse(sentence: str) -> NoReturn:
+    from fedmuon.errors import InputError
+
+    raise InputError(sentence)
+
+
+def complain(sentence: str) -> None:
+    """One sentence on stderr; its [brackets] are tables of the config, not markup."""
+    text = Text.assemble(("fedmuon: ", "bold red"), sentence)
+    Console(stderr=True).print(text, highlight=False, soft_wrap=True)

@@ -1,0 +1,82 @@
+"""Commands that run experiments: `run`, `deploy-demo`; and `doctor`, before the first of them."""
+
+from typing import Annotated
+
+import typer
+
+from experiments.cli.options import (
+    ConfigFile,
+    OutFolder,
+    Overrides,
+    chosen_config,
+    chosen_folder,
+    console,
+)
+
+
+def run(
+    config: ConfigFile = None,
+    out: OutFolder = None,
+    overrides: Overrides = None,
+    resume: Annotated[
+        bool, typer.Option("--resume", help="Go on with the run in --out, to the same bytes.")
+    ] = False,
+    engine: Annotated[
+        str | None,
+        typer.Option("--engine", help="inline, ray or deployment: who runs the clients."),
+    ] = None,
+    ray_address: Annotated[
+        str | None, typer.Option("--ray-address", help="A running Ray cluster to use.")
+    ] = None,
+    verbose: Annotated[
+        bool, typer.Option("--verbose", help="Show what Flower and Ray have to say.")
+    ] = False,
+) -> None:
+    """Run one federated experiment and write its run directory.
+
+    Example: [bold]fedmuon run --set local.lr=0.02 --set data.name=fashion-mnist --out runs/a[/]
+    """
+    from experiments.run import execute
+    from experiments.show import Progress, summary_table
+
+    changes = [*(overrides or [])]
+    changes += [f"engine.name={engine}"] if engine else []
+    changes += [f"engine.ray-address={ray_address}"] if ray_address else []
+    chosen = chosen_config(config, changes, resume)
+    folder = chosen_folder(out, chosen, resume)
+    with Progress(console) as progress:
+        summary = execute(chosen, folder, resume, progress.watch, progress.begin, verbose)
+    console.print(summary_table(summary))
+    console.print(f"Results are in [bold]{folder}[/]")
+
+
+def deploy_demo(
+    config: ConfigFile = None,
+    out: OutFolder = None,
+    overrides: Overrides = None,
+    insecure: Annotated[
+        bool, typer.Option("--insecure", help="Without TLS and without SuperNode keys.")
+    ] = False,
+) -> None:
+    """Run one experiment on a SuperLink and a SuperNode a client, started and stopped here.
+
+    Without a config: 3 rounds of 2 of 3 clients on synthetic data.
+    Example: [bold]fedmuon deploy-demo --set federation.rounds=5 --out runs/deployed[/]
+    """
+    from experiments.deploy import DEMO, deploy
+    from experiments.show import Progress, summary_table
+
+    chosen = chosen_config(config, [*([] if config else DEMO), *(overrides or [])], False)
+    assert chosen is not None
+    folder = chosen_folder(out, chosen)
+    with Progress(console) as progress:
+        summary = deploy(chosen, folder, not insecure, progress.watch, progress.begin)
+    console.print(summary_table(summary))
+    console.print(f"Results are in [bold]{folder}[/], what each process said in {folder}/logs")
+
+
+def doctor() -> None:
+    """Say what this machine has: devices, data sources and how to get the others, versions."""
+    from experiments.doctor import report
+
+    report(console)

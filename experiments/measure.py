@@ -1,0 +1,40 @@
+"""What a finished model lost: the gap F - F_hat with its interval, and the plain difference."""
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from analysis import MeasuredGap, label_shares, measured_gap
+from fedmuon.config import Config
+from fedmuon.data.federated import FederatedData
+from fedmuon.data.partition import weights
+from fedmuon.federated.simulate import Experiment
+from fedmuon.tasks.base import Batch, Params
+
+
+@dataclass(frozen=True)
+class Loss:
+    """The gap at the clients' label shares; plain test minus weighted train loss (001, Table 2)."""
+
+    gap: MeasuredGap
+    plain: float
+
+
+def measured_losses(
+    config: Config, data: FederatedData, classes: int, experiment: Experiment, params: Params
+) -> list[Loss]:
+    """The losses of every model of a stack [S, ...]; all share the data of `experiment`."""
+    shards, clients = experiment.shards, len(data.sizes)
+    owner = np.repeat(np.arange(clients), data.sizes)
+    shares = label_shares(data.labels, owner, clients, classes)
+    chances = weights(data.sizes, config.federation.weights)
+    train, test = (
+        experiment.task.losses(params, batch)[0].double().cpu().numpy()
+        for batch in (Batch(shards.inputs, shards.labels), shards.held_out)
+    )
+    found = []
+    for fitted, held in zip(train, test, strict=True):
+        means = np.bincount(owner, fitted, clients) / data.sizes
+        gap = measured_gap(means, chances, shares, held, data.test_labels)
+        found.append(Loss(gap, float(held.mean() - gap.empirical)))
+    return found

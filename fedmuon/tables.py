@@ -1,0 +1,96 @@
+"""Typed tables and TOML: whatever is wrong is refused in one sentence that names key and mend."""
+
+import difflib
+import tomllib
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, TypeVar
+
+from pydantic import BaseModel, ConfigDict, ValidationError
+from pydantic_core import ErrorDetails
+
+from fedmuon.errors import InputError
+
+Scalar = str | int | float | bool
+Model = TypeVar("Model", bound=BaseModel)
+
+
+class Table(BaseModel):
+    """A table: keys are kebab-case in files; unknown keys and silent conversions are refused."""
+
+    model_config = ConfigDict(
+        extra="forbid",
+        frozen=True,
+        strict=True,
+        populate_by_name=True,
+        alias_generator=lambda name: name.rstrip("_").replace("_", "-"),
+    )
+
+
+def validate(model: type[Model], tables: Mapping[str, Any]) -> Model:
+    """Nested tables -> one of our models, or InputError with one sentence."""
+    try:
+        return model.model_validate(dict(tables))
+    except ValidationError as error:
+        found = error.errors(include_url=False)
+        odd = [one for one in found if one["type"] == "extra_forbidden"]  # says what is misspelt
+        raise InputError(_sentence(model, (odd or found)[0])) from None
+
+
+def override(tables: dict[str, Any], overrides: Sequence[str]) -> dict[str, Any]:
+    """Nested tables with `table.key=value` overrides put into them."""
+    for text in overrides:
+        table, key, value = _override(text)
+        section = tables.setdefault(table, {})
+        if not isinstance(section, dict):
+            raise InputError(f"{table} must be a table: write [{table}] above its keys")
+        section[key] = value
+    return tables
+
+
+def read_toml(path: Path) -> dict[str, Any]:
+    """A TOML file as nested tables."""
+    try:
+        return tomllib.loads(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise InputError(
+            f"cannot read the config {path} ({error.strerror}): check the path"
+        ) from None
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise InputError(f"{path} is not valid TOML ({error}): mend that line") from None
+
+
+def _override(text: str) -> tuple[str, str, Scalar]:
+    name, equals, value = text.partition("=")
+    table, dot, key = name.strip().partition(".")
+    if not (equals and dot and table and key):
+        raise InputError(f"--set {text!r} is not table.key=value, for example local.lr=0.02")
+    try:
+        return table, key, tomllib.loads(f"value = {value.strip()}")["value"]
+    except tomllib.TOMLDecodeError:
+        return table, key, value.strip()  # a bare word is a string
+
+
+def _sentence(model: type[BaseModel], error: ErrorDetails) -> str:
+    place, given = [str(part) for part in error["loc"]], error.get("input")
+    name = f"[{place[0]}] {' '.join(place[1:])}".strip() if place else "config"
+    if error["type"] == "extra_forbidden":
+        return f"unknown key {name}: {_suggestion(model, place)}"
+    if error["type"] == "missing":
+        return f"{name} is missing: add it"
+    if error["type"] == "value_error":
+        return str(error["ctx"]["error"]) if "ctx" in error else error["msg"]
+    return f"{name} = {given!r} is refused: {error['msg'][0].lower()}{error['msg'][1:]}"
+
+
+def _suggestion(model: type[BaseModel], place: list[str]) -> str:
+    for part in place[:-1]:
+        model = _keys(model)[part]
+    known = list(_keys(model))
+    close = difflib.get_close_matches(place[-1], known, n=1)
+    return f"did you mean {close[0]}?" if close else f"known here are {', '.join(known)}"
+
+
+def _keys(model: type[BaseModel]) -> dict[str, Any]:
+    """Key as files spell it -> its type."""
+    return {field.alias or name: field.annotation for name, field in model.model_fields.items()}

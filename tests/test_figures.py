@@ -1,0 +1,230 @@
+"""What a figure shows is read back from it; what it saves repeats to the byte."""
+
+import struct
+from pathlib import Path
+
+import matplotlib
+import numpy as np
+import pytest
+from made_suite import changed, made, phase_grid
+from matplotlib.axes import Axes
+from matplotlib.container import ErrorbarContainer
+from matplotlib.figure import Figure
+from matplotlib.lines import Line2D
+from matplotlib.text import Text
+
+from analysis import figures
+from analysis.claims import expected_maximum, share
+from analysis.figures.census import by_exposure
+from analysis.figures.style import compact
+
+
+def line(axes: Axes, label: str) -> Line2D:
+    """The line whose label begins so."""
+    (found,) = [one for one in axes.lines if str(one.get_label()).startswith(label)]
+    return found
+
+
+def points(axes: Axes, label: str) -> np.ndarray:
+    return np.column_stack([np.asarray(part, float) for part in line(axes, label).get_data()])
+
+
+def labels(axes: Axes) -> list[str]:
+    return axes.get_legend_handles_labels()[1]
+
+
+def every_figure(narrow: bool = False) -> dict[str, Figure]:
+    grid, sizes, cohorts = phase_grid(), made(n=[500, 1000, 2000]), made(per_round=[2, 5])
+    return {
+        "phase": figures.phase(grid[0], narrow),
+        "scaling": figures.scaling(*sizes, "n", narrow),
+        "exposure": figures.exposure(cohorts[1], narrow),
+        "gap": figures.gap_and_bound(grid[0], narrow),
+        "census": figures.census(made(per_round=[2], trials=50)[1], narrow),
+    }
+
+
+def test_the_phase_maps_hold_the_means() -> None:
+    runs, _ = phase_grid()
+    figure = figures.phase(runs)
+    for axes, name in zip(figure.axes, ("bound", "mean_perturbation"), strict=True):
+        shown = np.asarray(axes.images[0].get_array())
+        xs = [text.get_text() for text in axes.get_xticklabels()]
+        ys = [text.get_text() for text in axes.get_yticklabels()]
+        assert xs == ["0.005", "0.01", "0.03"] and ys == ["3.16", "10", "31.6"]
+        written = {text.get_position(): text.get_text() for text in axes.texts}
+        for row, lam in enumerate([1e-1, 1e-2, 1e-3]):  # rising 1/sqrt(lambda)
+            for column, lr in enumerate([0.005, 0.01, 0.03]):
+                here = (runs["lr"] == lr) & (runs["lambda"] == lam)
+                assert here.sum() == 2
+                assert shown[row, column] == pytest.approx(runs[name][here].mean(), rel=1e-15)
+                assert written[(column, row)] == compact(shown[row, column])
+
+
+def test_a_missing_cell_is_said() -> None:
+    runs, _ = phase_grid()
+    kept = ~((runs["lr"] == 0.01) & (runs["lambda"] == 1e-2))
+    axes = figures.phase({name: column[kept] for name, column in runs.items()}).axes[0]
+    assert [text.get_text() for text in axes.texts].count("–") == 1
+
+
+def test_numbers_in_cells() -> None:
+    assert [compact(value) for value in (0.0507, 0.4, 12.3, 1.18e-5, -0.02, 0.0)] == [
+        "0.051", "0.40", "12", "1.2e−5", "−0.020", "0.0",
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize("factor", ["n", "lr", "lambda"])
+def test_scaling_shows_runs_means_and_certificates(factor: str) -> None:
+    levels = {"n": [500, 1000, 2000], "lr": [0.01, 0.02], "lambda": [0.01, 0.1]}[factor]
+    runs, neighbours = made(**{factor: levels})
+    left, right = figures.scaling(runs, neighbours, factor).axes
+    at = runs[factor] if factor != "lambda" else runs[factor] ** -0.5
+    beside = neighbours[factor] if factor != "lambda" else neighbours[factor] ** -0.5
+    np.testing.assert_allclose(points(left, "runs"), np.column_stack([at, runs["bound"]]))
+    moved = np.column_stack([at, runs["mean_perturbation"]])
+    np.testing.assert_allclose(points(right, "runs"), moved)
+    for axes, label, x, y in (
+        (left, "bound", at, runs["bound"]),
+        (right, "mean perturbation", at, runs["mean_perturbation"]),
+        (right, "mean certificate", beside, neighbours["certificate"]),
+    ):
+        wanted = [(level, y[x == level].mean()) for level in np.unique(x)]
+        np.testing.assert_allclose(points(axes, label), wanted)
+        assert axes.get_xscale() == axes.get_yscale() == "log"
+    assert ("slope −1" in labels(left)) == (factor == "n")
+    if factor == "n":
+        guide = points(right, "slope")
+        np.testing.assert_allclose(guide[:, 0] * guide[:, 1], guide[0].prod())
+
+
+def test_every_neighbour_is_a_point_or_is_counted() -> None:
+    _, neighbours = made(per_round=[2, 5], trials=20)
+    x, y = neighbours["exposure"] / neighbours["size"], neighbours["perturbation"]
+    (axes,) = figures.exposure(neighbours).axes
+    for K in (2, 5):
+        part = (neighbours["per_round"] == K) & (y > 0)
+        drawn = line(axes, f"$K$ = {K}")
+        np.testing.assert_array_equal(points(axes, f"$K$ = {K}"), np.column_stack([x, y])[part])
+        assert drawn.get_rasterized()
+    zeros = int((y == 0).sum())
+    assert zeros and len(points(axes, "zero")) == zeros and str(zeros) in labels(axes)[-2]
+    promise = points(axes, "certificate")
+    np.testing.assert_allclose(promise[:, 1] / promise[:, 0], 2.0)
+    assert "ρ = " in axes.get_title(loc="left")
+
+
+def test_a_certificate_that_is_no_line_is_not_drawn_as_one() -> None:
+    _, neighbours = made(per_round=[5, 10])
+    bent = changed(neighbours, "certificate", 0, 9.0)
+    assert "certificate" not in labels(figures.exposure(bent).axes[0])
+
+
+def test_infinite_exposures_are_counted() -> None:
+    _, neighbours = made(per_round=[5, 10])
+    (axes,) = figures.exposure(changed(neighbours, "exposure", 0, np.inf)).axes
+    assert "exposure unknown or infinite: 1" in labels(axes)
+
+
+def test_every_gap_stands_beside_its_bound() -> None:
+    runs, _ = phase_grid()
+    (axes,) = figures.gap_and_bound(runs).axes
+    order = np.argsort(runs["bound"], kind="stable")
+    (bound,) = [one for one in axes.lines if one.get_label() == "bound"]
+    np.testing.assert_array_equal(np.asarray(bound.get_ydata()), runs["bound"][order])
+    np.testing.assert_array_equal(points(axes, "bound with")[:, 1], runs["bound_one"][order])
+    (bars,) = [one for one in axes.containers if isinstance(one, ErrorbarContainer)]
+    np.testing.assert_array_equal(bars.lines[0].get_ydata(), runs["gap"][order])
+    ends = np.array([segment[:, 1] for segment in bars.lines[2][0].get_segments()])
+    wanted = np.column_stack([runs["gap_low"][order], runs["gap_high"][order]])
+    np.testing.assert_allclose(ends, wanted)
+    flat = [one for one in axes.lines if list(np.asarray(one.get_ydata())) == [0, 0]]
+    assert len(flat) == 1  # the zero line
+
+
+def test_the_census_shows_every_neighbour_and_both_maxima() -> None:
+    _, neighbours = made(per_round=[2], trials=50)
+    left, right = figures.census(neighbours).axes
+    moved = neighbours["perturbation"]
+    drawn = points(left, "one neighbour")
+    np.testing.assert_array_equal(np.sort(drawn[:, 1]), np.sort(moved[moved > 0]))
+    clients = by_exposure(neighbours)
+    for place, i in enumerate(clients, 1):
+        mine = np.sort(moved[(neighbours["client"] == i) & (moved > 0)])
+        inside = drawn[np.abs(drawn[:, 0] - place) < 0.5]
+        np.testing.assert_array_equal(np.sort(inside[:, 1]), mine)
+    assert f"{(moved == 0).sum()} of {len(moved)}" in " ".join(labels(left))
+    assert "random" not in " ".join(labels(figures.census(made()[1]).axes[1]))  # ten of twelve
+    (bars,) = left.collections
+    heights = sorted({segment[0, 1] for segment in bars.get_segments()})  # type: ignore[attr-defined]
+    positive = neighbours["certificate"][neighbours["certificate"] > 0]
+    np.testing.assert_array_equal(heights, np.unique(positive))
+    part = share(neighbours)
+    x, y = line(right, "all").get_data()
+    np.testing.assert_array_equal(np.asarray(x)[1:], np.sort(part))
+    assert np.asarray(y)[-1] == 1
+    assert line(right, "largest: ").get_xdata()[0] == part.max()  # type: ignore[index]
+    assert line(right, "largest of 10").get_xdata()[0] == expected_maximum(part, 10)  # type: ignore[index]
+
+
+def test_a_census_without_certificates() -> None:
+    _, neighbours = made(trials=20)
+    lost = np.full(len(neighbours["n"]), np.nan)
+    left, right = figures.census({**neighbours, "exposure": lost, "certificate": lost}).axes
+    assert "certificate" not in labels(left) and "certificate" not in right.get_xlabel()
+    assert line(right, "largest: ").get_xdata()[0] == neighbours["perturbation"].max()  # type: ignore[index]
+
+
+def test_what_the_theory_refuses_is_left_out() -> None:
+    """No certificate, exposure or bound, or infinite ones: the measurements are still drawn."""
+    for value in (np.nan, np.inf):
+        runs, neighbours = phase_grid(per_round=[2, 5], n=[500, 1000])
+        runs |= dict.fromkeys(("bound", "bound_one"), np.full(len(runs["n"]), value))
+        unknown = np.full(len(neighbours["n"]), value)
+        neighbours |= {"certificate": unknown, "exposure": unknown}
+        drawn = [figures.scaling(runs, neighbours, "n"), figures.phase(runs)]
+        drawn += [figures.exposure(neighbours), figures.gap_and_bound(runs)]
+        for figure in drawn:
+            figure.draw_without_rendering()
+        moved = points(drawn[0].axes[1], "runs")[:, 1]
+        np.testing.assert_array_equal(moved, runs["mean_perturbation"])
+        assert all(text.get_text() == "–" for text in drawn[1].axes[0].texts)
+
+
+@pytest.mark.parametrize("narrow", [False, True])
+def test_text_is_readable_and_nothing_is_clipped(narrow: bool) -> None:
+    for name, figure in every_figure(narrow).items():
+        assert figure.get_figwidth() <= (3.5 if narrow else 6.8), name
+        figure.draw_without_rendering()
+        box = figure.bbox
+        for text in figure.findobj(Text):
+            assert isinstance(text, Text)
+            if text.get_text().strip() and text.get_visible():
+                assert float(text.get_fontsize()) >= 8, (name, text.get_text())
+        for axes in figure.axes:
+            tight = axes.get_tightbbox(figure.canvas.get_renderer())  # type: ignore[attr-defined]
+            assert tight is not None
+            assert tight.x0 >= box.x0 - 1 and tight.x1 <= box.x1 + 1, name
+            assert tight.y0 >= box.y0 - 1 and tight.y1 <= box.y1 + 1, name
+
+
+def test_saved_bytes_repeat(tmp_path: Path) -> None:
+    """With text, vectors, and points as pixels."""
+    _, neighbours = made(per_round=[2, 5])
+    first = figures.exposure(neighbours)
+    one = figures.save(first, tmp_path / "a.b")
+    two = figures.save(figures.exposure(neighbours), tmp_path / "c")
+    assert [file.name for file in one] == ["a.b.pdf", "a.b.png"]
+    assert [file.read_bytes() for file in one] == [file.read_bytes() for file in two]
+    pdf, png = (file.read_bytes() for file in one)
+    assert b"CreationDate" not in pdf and b"/Type3" not in pdf
+    assert struct.unpack(">I", png[16:20])[0] == 1360  # 6.8 inches at 200 dpi
+    assert figures.png(figures.exposure(neighbours, narrow=True)) != png
+
+
+def test_settings_of_the_caller_neither_matter_nor_change() -> None:
+    runs, _ = phase_grid()
+    plain = figures.png(figures.gap_and_bound(runs))
+    with matplotlib.rc_context({"font.size": 30, "axes.facecolor": "red"}):
+        assert figures.png(figures.gap_and_bound(runs)) == plain
+        assert matplotlib.rcParams["font.size"] == 30

@@ -1,0 +1,286 @@
+"""The report: complete, self-contained, escaped, refused when damaged, and fit for a telephone."""
+
+import json
+import re
+import shutil
+import subprocess
+from collections.abc import Callable
+from html.parser import HTMLParser
+from pathlib import Path
+
+import numpy as np
+import pytest
+from conftest import small
+from made_suite import made, phase_grid, write
+
+from analysis.claims import suite_claims
+from analysis.report import gather, write_report
+from experiments.stability import execute
+from fedmuon.errors import InputError
+
+VOID = {"meta", "source", "img", "br", "link"}
+
+
+class Page(HTMLParser):
+    """Text, tags and addresses of a page; open tags must be closed in order."""
+
+    def __init__(self, text: str) -> None:
+        super().__init__()
+        self.words, self.tags, self.addresses = [], [], []
+        self.open: list[str] = []
+        self.feed(text)
+        self.close()
+        assert not self.open
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.tags.append(tag)
+        self.open += [] if tag in VOID else [tag]
+        self.addresses += [
+            value or "" for name, value in attrs if name in ("src", "href", "srcset")
+        ]
+
+    def handle_endtag(self, tag: str) -> None:
+        assert self.open.pop() == tag
+
+    def handle_data(self, data: str) -> None:
+        self.words += [data] if self.open[-1:] != ["style"] else []
+
+    @property
+    def text(self) -> str:
+        return " ".join(" ".join(self.words).split())
+
+
+def read(file: Path) -> Page:
+    return Page(file.read_text(encoding="utf-8"))
+
+
+@pytest.fixture(scope="module")
+def suite(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A suite with its report."""
+    folder = write(tmp_path_factory.mktemp("suite") / "A1", *phase_grid())
+    write_report(folder)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def census(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A real census, without a report."""
+    folder = tmp_path_factory.mktemp("run") / "census"
+    execute(small(stability={"neighbours": "all"}), folder)
+    return folder
+
+
+def test_the_verdict_comes_first_and_every_claim_is_there(suite: Path) -> None:
+    page = read(suite / "report.html")
+    claims = suite_claims(*phase_grid())
+    assert page.text.count("6 of 6 claims hold on fashion-mnist") == 2  # title and verdict
+    places = [page.text.index(claim.sentence) for claim in claims]
+    assert places == sorted(places) and all(
+        " ".join(claim.detail.split()) in page.text for claim in claims
+    )
+    assert page.text.count("✓ yes") == 6 and "✗" not in page.text
+    assert page.text.index("claims hold") < places[0] < page.text.index("Measured beside published")
+    assert page.tags.count("img") == 2 and page.tags.count("figcaption") == 2
+
+
+def test_it_says_what_it_stands_on_and_what_is_comparable(suite: Path) -> None:
+    text = read(suite / "report.html").text
+    runs, _ = phase_grid()
+    for words in (
+        "The published line is of MNIST", "0.05061", "1.18e−05", "Every loss lies in [0, B].",
+        "certified", "C_hp = the explicit form, which is proved", "sharp Lipschitz", "δ = 0.05",
+        "torch 2.13", "52.8", "41%", "small", "fedmuon suite A1 --data fashion-mnist",
+        f"{runs['bound'].mean():.4g}",
+    ):  # fmt: skip
+        assert words in text, words
+
+
+def test_a_failed_claim_is_said_in_words(tmp_path: Path) -> None:
+    runs, neighbours = made()
+    for name, value in (("gap", 9.0), ("gap_high", 9.1)):
+        runs[name][0] = value
+    runs["within"] = np.array(["False", "True"])
+    text = read(write_report(write(tmp_path / "a", runs, neighbours))).text
+    assert "1 of 2 claims holds" in text and "✗ NO 1 of 2 runs" in text
+    runs["bound"][:] = np.nan
+    text = read(write_report(write(tmp_path / "b", runs, neighbours))).text
+    assert "1 cannot be judged" in text and "? cannot say" in text
+
+
+def test_the_page_needs_nothing_else(suite: Path) -> None:
+    page = read(suite / "report.html")
+    assert page.addresses and "script" not in page.tags and "link" not in page.tags
+    assert all(address.startswith(("data:image/png;base64,", "#")) for address in page.addresses)
+    text = (suite / "report.html").read_text(encoding="utf-8")
+    assert not re.search(r"https?://|@import|url\(", text) and "prefers-color-scheme" in text
+    assert 'name="viewport"' in text
+
+
+def test_figures_lie_beside_it_and_all_bytes_repeat(suite: Path, tmp_path: Path) -> None:
+    held = {file.name for file in (suite / "figures").iterdir()}
+    assert held == {"phase.pdf", "phase.png", "gap.pdf", "gap.png"}
+    again = write_report(write(tmp_path / "A1", *phase_grid()))
+    assert again.read_bytes() == (suite / "report.html").read_bytes()
+    assert not [file for file in suite.iterdir() if file.name.startswith(".")]  # no half files
+
+
+@pytest.mark.parametrize(
+    ("levels", "names"),
+    [
+        ({"n": [500, 1000]}, {"scaling-n", "gap"}),
+        ({"lambda": [0.01, 0.1]}, {"scaling-lambda", "gap"}),
+        ({"lr": [0.01, 0.1], "alpha": [0.1, 0.5]}, {"scaling-lr", "exposure", "gap"}),
+    ],
+)
+def test_what_varies_decides_the_figures(levels: dict, names: set[str], tmp_path: Path) -> None:
+    folder = write(tmp_path / "own", *made(**levels), published=None, compared_with="")
+    (part,) = gather(folder)
+    assert {picture.name for picture in part.pictures} == names
+    assert all(picture.draw(True).axes and picture.caption for picture in part.pictures)
+    assert part.numbers_title == "Measured" and part.head == ("", "measured") and not part.note
+
+
+def test_all_text_is_escaped(tmp_path: Path) -> None:
+    evil = "<script>alert('x')</script>\"&"
+    about = dict.fromkeys(("suite", "data", "title", "compared_with", "status", "kind"), evil)
+    folder = write(tmp_path / "a", *made(), **about, assumptions=[evil], versions={evil: evil})
+    page = read(write_report(folder))
+    assert "script" not in page.tags and evil in page.text
+
+
+def test_a_census(census: Path) -> None:
+    page = read(write_report(census))
+    record = json.loads((census / "bound.json").read_text())
+    assert "census of all 90 neighbours" in page.text and "4 claims" in page.text
+    assert f"{record['value']:.4g}" in page.text and record["assumptions"][0] in page.text
+    assert {file.name for file in (census / "figures").iterdir()} == {"census.pdf", "census.png"}
+
+
+def test_a_refused_bound(tmp_path: Path) -> None:
+    execute(small(local={"recipe": "fedavg"}, stability={"trials": 3}), tmp_path / "a")
+    text = read(write_report(tmp_path / "a")).text
+    assert "0 of 3 claims hold on synthetic; 3 cannot be judged" in text
+    assert "Refused:" in text and "recipe fedavg" in text and "3 random neighbours" in text
+
+
+def test_many_folders_share_a_page(census: Path, tmp_path: Path) -> None:
+    write(tmp_path / "A 1", *made(), title="First")
+    write(tmp_path / "A-1", *made(), title="Second")
+    shutil.copytree(census, tmp_path / "run")
+    (tmp_path / "notes").mkdir()
+    page = read(write_report(tmp_path))
+    assert page.tags.count("h1") == 1 and page.tags.count("h2") == 3
+    assert [link for link in page.addresses if link.startswith("#")] == [
+        "#part-0", "#part-1", "#part-2",
+    ]  # fmt: skip
+    assert "First" in page.text and "Second" in page.text and "2 of 2 claims hold" in page.text
+    for name in ("A 1/gap", "A-1/gap", "run/census"):
+        assert (tmp_path / "figures" / f"{name}.pdf").exists()
+    assert not (tmp_path / "A 1" / "figures").exists()
+    assert len(gather(tmp_path)) == 3  # its own figures are no suite
+
+
+def cut(name: str, change: Callable[[str], str]) -> Callable[[Path], None]:
+    def damage(folder: Path) -> None:
+        file = folder / name
+        file.write_text(change(file.read_text(encoding="utf-8")), encoding="utf-8")
+
+    return damage
+
+
+def without_last_line(text: str) -> str:
+    return text[: text.rindex("\n", 0, -1) + 1]
+
+
+DAMAGES = {
+    "a column is missing": (cut("runs.csv", lambda t: t.replace("gap_low", "low", 1)), "gap_low"),
+    "cut within a line": (cut("neighbours.csv", lambda t: t[:-9]), "cut off"),
+    "cut within a row": (cut("runs.csv", lambda t: t[:-30] + "\n"), "cut off in line"),
+    "cut between lines": (cut("neighbours.csv", without_last_line), "do not belong together"),
+    "a run is missing": (cut("runs.csv", without_last_line), "do not belong together"),
+    "a header alone": (cut("runs.csv", lambda t: t.splitlines()[0] + "\n"), "no rows"),
+    "empty": (cut("neighbours.csv", lambda t: ""), "cut off"),
+    "not a number": (cut("runs.csv", lambda t: t.replace("0.005", "abc")), "no number"),
+    "a nan perturbation": (
+        cut("neighbours.csv", lambda t: re.sub(r"[^,]+(,[^,]+,[^,]+)\n$", r"nan\1\n", t)), "a nan"),
+    "another verdict": (cut("runs.csv", lambda t: t.replace("True", "False", 1)), "contradicts"),
+    "no csv": (lambda folder: (folder / "neighbours.csv").unlink(), "missing"),
+    "no json": (lambda folder: (folder / "suite.json").unlink(), "missing"),
+    "broken json": (cut("suite.json", lambda t: t[:-5]), "no JSON"),
+    "a list": (cut("suite.json", lambda t: "[]"), "not a JSON object"),
+    "a key is missing": (cut("suite.json", lambda t: t.replace('"delta"', '"d"')), "lacks delta"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", DAMAGES)
+def test_a_damaged_suite_is_refused_in_one_sentence(name: str, tmp_path: Path) -> None:
+    damage, why = DAMAGES[name]
+    folder = write(tmp_path / "a", *phase_grid())
+    damage(folder)
+    with pytest.raises(InputError, match=why) as error:
+        write_report(folder)
+    assert str(folder) in str(error.value) and "\n" not in str(error.value)
+    assert not (folder / "report.html").exists() and not (folder / "figures").exists()
+
+
+@pytest.mark.parametrize(
+    ("damage", "why"),
+    [
+        (cut("neighbours.csv", without_last_line), "unfinished census"),
+        (cut("config.toml", lambda text: "["), "damaged"),
+        (cut("bound.json", lambda text: "{}"), "lacks value"),
+        (lambda folder: (folder / "bound.json").unlink(), "missing"),
+        (lambda folder: (folder / "partition.npz").unlink(), "damaged"),
+    ],
+)
+def test_a_damaged_census_is_refused(
+    damage: Callable[[Path], None], why: str, census: Path, tmp_path: Path
+) -> None:
+    folder = tmp_path / "a"
+    shutil.copytree(census, folder, ignore=shutil.ignore_patterns("figures", "report.html"))
+    damage(folder)
+    with pytest.raises(InputError, match=why):
+        write_report(folder)
+    assert not (folder / "report.html").exists()
+
+
+def test_other_folders_are_refused(tmp_path: Path) -> None:
+    with pytest.raises(InputError, match="neither a finished suite nor a run"):
+        write_report(tmp_path)
+    with pytest.raises(InputError, match="no folder"):
+        write_report(tmp_path / "nowhere")
+
+
+def scroll_width(page: Path, width: int, folder: Path) -> int:
+    """How wide Chromium lays the page out in a frame of that width, where phones fit too.
+
+    A headless window has a least width of its own, a frame has not.
+    """
+    inner, outer = folder / "inner.html", folder / "outer.html"
+    inner.write_text(page.read_text(encoding="utf-8"), encoding="utf-8")
+    outer.write_text(
+        f'<body style="margin:0"><iframe id="f" src="inner.html" style="border:0;width:{width}px;'
+        'height:800px"></iframe><script>onload = () => { const d = document.getElementById("f")'
+        '.contentDocument; document.body.textContent = "w" + d.documentElement.scrollWidth + '
+        '"of" + d.documentElement.clientWidth; }</script></body>',
+        encoding="utf-8",
+    )
+    shown = subprocess.run(
+        ["chromium", "--headless", "--no-sandbox", "--disable-gpu", "--window-size=1400,900",
+         "--allow-file-access-from-files", f"--user-data-dir={folder / 'profile'}", "--dump-dom",
+         outer.as_uri()],
+        capture_output=True, text=True, timeout=60, check=True,
+    )  # fmt: skip
+    found = re.search(r"w(\d+)of(\d+)", shown.stdout)
+    assert found and abs(int(found[2]) - width) <= 20, shown.stdout[-300:]
+    return int(found[1])
+
+
+@pytest.mark.skipif(not shutil.which("chromium"), reason="needs Chromium")
+def test_the_page_does_not_scroll_sideways(suite: Path, tmp_path: Path) -> None:
+    for width in (1280, 390):
+        assert scroll_width(suite / "report.html", width, tmp_path) <= width
+    wide = tmp_path / "wide.html"
+    text = (suite / "report.html").read_text(encoding="utf-8")
+    wide.write_text(text.replace("<h1>", '<h1 style="width:900px">'), encoding="utf-8")
+    assert scroll_width(wide, 390, tmp_path) > 390  # the test would see it

@@ -1,0 +1,249 @@
+"""Suites: stacks against runs made one by one, resuming, Ray, and what is refused."""
+
+import csv
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from experiments import grid, suite
+from experiments.cli import main
+from experiments.grid import Stack
+from experiments.stack import compute
+from fedmuon.data.neighbours import draw, replace, stack
+from fedmuon.errors import InputError
+from fedmuon.federated import setup
+from fedmuon.federated.aggregate import begin
+from fedmuon.federated.simulate import simulate
+
+OWN = """
+title = "Two by two"
+seeds = [0, 1]
+trials = 3
+
+[grid]
+train = [300, 600]
+per-round = [2]
+alpha = [0.5]
+lr = [0.01, 0.05]
+lambda = [1e-2, 1e-1]
+
+[base.federation]
+clients = 5
+rounds = 6
+
+[small]
+seeds = [0]
+
+[for.digits]
+trials = 2
+"""
+
+
+@pytest.fixture
+def own(tmp_path: Path) -> str:
+    file = tmp_path / "own.toml"
+    file.write_text(OWN)
+    return str(file)
+
+
+def work(name: str, data: str = "digits", scale: str = "full") -> suite.Work:
+    return suite.Work.of(name, data, scale, {})
+
+
+@pytest.mark.parametrize(
+    ("name", "runs", "trajectories"), [("A1", 60, 660), ("A2", 30, 630), ("A3", 36, 756)]
+)
+def test_published_suites_have_the_published_size(name: str, runs: int, trajectories: int) -> None:
+    held = grid.load(name, "mnist", "full")
+    stacks = grid.stacks(held, None, {})
+    assert sum(len(one.pairs) for one in stacks) == runs == held.published["mnist"].runs
+    assert sum(one.trajectories for one in stacks) == trajectories
+    assert {one.config.federation.clients for one in stacks} == {20}
+    assert {one.config.federation.rounds for one in stacks} == {50}
+    assert {one.config.local.momentum for one in stacks} == {0.9}
+    assert {one.config.engine.dtype for one in stacks} == {"float64"}
+    assert len({one.name for one in stacks}) == len(stacks)
+
+
+def test_data_and_scale_change_a_suite(own: str) -> None:
+    assert grid.load("A1", "cifar10", "full").grid.train == [10000]
+    assert grid.load(own, "digits", "full").trials == 2
+    assert grid.load(own, "mnist5k", "full").trials == 3
+    assert grid.load(own, "digits", "small").seeds == [0]
+
+
+def test_sizes_are_cut_to_what_the_source_holds() -> None:
+    sizes = {one.config.data.train for one in work("A2", "mnist5k").stacks}
+    assert sizes == {500, 1000, 2000, 4000}
+    assert {one.config.data.test for one in work("A2", "mnist5k").stacks} == {1000}
+
+
+def one_by_one(what: Stack, pair: grid.Pair) -> np.ndarray:
+    """||X' - X||_F of a run's neighbours, every data set built and run on its own."""
+    config = setup.resolve(what.at(pair))
+    source = setup.source(config)
+    data = setup.federated_data(config, source)
+    neighbours = stack(source, draw(data, source, what.trials, config.federation.seed))
+    ends = []
+    for s in range(1 + what.trials):
+        alone = setup.experiment(config, replace(data, neighbours, s), source.classes)
+        fresh = begin(alone.recipe, alone.task, config.federation.seed)
+        ends.append(simulate(alone, fresh).params["weight"][0].numpy())
+    return np.array([np.linalg.norm(end - ends[0]) for end in ends[1:]])
+
+
+def test_a_stack_is_its_runs_one_by_one(own: str) -> None:
+    what = work(own).stacks[0]
+    record = compute(what)
+    moved = [line["perturbation"] for line in record["neighbours"]]
+    expected = np.concatenate([one_by_one(what, pair) for pair in what.pairs])
+    np.testing.assert_allclose(moved, expected, rtol=1e-9, atol=1e-15)
+    wrong = np.concatenate([one_by_one(what, pair) for pair in what.pairs[::-1]])
+    assert not np.allclose(moved, wrong, rtol=1e-3)
+
+
+def test_a_run_of_a_suite_is_the_run_of_the_stability_command(own: str, tmp_path: Path) -> None:
+    what = work(own).stacks[0]
+    from experiments.stability import execute
+    from fedmuon import config as tables
+
+    trials = what.at(what.pairs[2], trials=what.trials)
+    record = execute(tables.parse(trials.model_dump(by_alias=True)), tmp_path / "run")
+    run = compute(what)["runs"][2]
+    for name, same in (("gap", "gap"), ("bound", "value"), ("gap_low", "gap_low")):
+        assert run[name] == pytest.approx(record[same], rel=1e-9)
+
+
+def read(file: Path) -> list[dict[str, str]]:
+    with file.open() as text:
+        return list(csv.DictReader(text))
+
+
+HEAD = """
+suite data n lr lambda alpha per_round seed gap bound mean_perturbation max_perturbation within
+"""
+
+
+def test_tables(own: str, tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    summary = suite.execute(work(own), out)
+    runs, lines = read(out / "runs.csv"), read(out / "neighbours.csv")
+    assert list(runs[0])[:13] == HEAD.split()
+    assert (len(runs), len(lines), summary["trajectories"]) == (16, 32, 48)
+    assert {row["within"] for row in runs} == {"True"}
+    assert all(float(row["perturbation"]) <= float(row["certificate"]) for row in lines)
+    first = [float(row["perturbation"]) for row in lines[:2]]
+    assert float(runs[0]["mean_perturbation"]) == pytest.approx(np.mean(first), rel=1e-12)
+    assert float(runs[0]["max_perturbation"]) == max(first)
+    beside = read(out / "summary.csv")
+    assert [row["source"] for row in beside] == ["measured"]  # nothing is published of digits
+    means = np.mean([float(row["table_gap"]) for row in runs])
+    assert float(beside[0]["mean_gap"]) == pytest.approx(means, rel=1e-12)
+
+
+TABLES = ("runs.csv", "neighbours.csv", "summary.csv")
+
+
+def test_an_interrupted_suite_goes_on_to_the_same_bytes(own: str, tmp_path: Path) -> None:
+    whole, broken = tmp_path / "whole", tmp_path / "broken"
+    suite.execute(work(own), whole)
+
+    def interrupted(stacks):
+        yield stacks[0], compute(stacks[0])
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        suite.execute(work(own), broken, by=interrupted)
+    asked = []
+
+    def counted(stacks):
+        asked.extend(stacks)
+        return suite.here(stacks)
+
+    suite.execute(work(own), broken, resume=True, by=counted)
+    assert len(asked) == 3
+    for name in TABLES:
+        assert (broken / name).read_bytes() == (whole / name).read_bytes()
+
+
+@pytest.mark.xdist_group("processes")
+@pytest.mark.timeout(300)
+def test_ray_tasks_give_the_same_results(own: str, tmp_path: Path) -> None:
+    from experiments.sweep import Spread
+
+    suite.execute(work(own, scale="small"), tmp_path / "here")
+    suite.execute(work(own, scale="small"), tmp_path / "ray", by=Spread("local"))
+    for name in ("runs.csv", "neighbours.csv"):
+        one, other = read(tmp_path / "here" / name), read(tmp_path / "ray" / name)
+        assert len(one) == len(other)
+        for a, b in zip(one, other, strict=True):
+            for key in a:
+                if a[key] != b[key]:
+                    assert float(a[key]) == pytest.approx(float(b[key]), rel=1e-9, abs=1e-15), key
+
+
+def test_what_is_refused(own: str, tmp_path: Path) -> None:
+    def refused(sentence: str, *arguments: str) -> None:
+        with pytest.raises(InputError, match=sentence):
+            suite.Work.of(*arguments, {})  # type: ignore[call-arg]
+
+    refused("there is no suite A9: name one of A1, A2, A3", "A9", "digits", "full")
+    refused("--scale big is unknown", "A1", "digits", "big")
+    Path(own).write_text(OWN.replace("trials = 3", "trails = 3"))
+    refused("did you mean trials", own, "synthetic", "full")
+    Path(own).write_text(OWN.replace("lr = [0.01, 0.05]", "lr = []"))
+    refused("lr", own, "digits", "full")
+    Path(own).write_text(OWN.replace("clients = 5", "clinets = 5"))
+    refused("did you mean clients", own, "digits", "full")
+
+
+def test_folders_that_are_refused(own: str, tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    suite.execute(work(own, scale="small"), out)
+    with pytest.raises(InputError, match="not empty"):
+        suite.execute(work(own, scale="small"), out)
+    with pytest.raises(InputError, match="another suite, data or scale"):
+        suite.execute(work(own), out, resume=True)
+    before = (out / "runs.csv").read_bytes()
+    file = sorted((out / "stacks").iterdir())[0]
+    file.write_text(file.read_text()[:-5])
+    with pytest.raises(InputError, match="is damaged: remove it"):
+        suite.execute(work(own, scale="small"), out, resume=True)
+    assert (out / "runs.csv").read_bytes() == before
+    with pytest.raises(SystemExit) as ended:
+        main(["suite", "A1", "--data", "digits", "--scale", "small", "--out", str(out)])
+    assert ended.value.code == 2
+
+
+def test_the_command_writes_a_report(
+    own: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    out = tmp_path / "out"
+    main_result = ["suite", own, "--data", "digits", "--scale", "small", "--out", str(out)]
+    with pytest.raises(SystemExit) as ended:
+        main(main_result)
+    assert ended.value.code == 0
+    assert (out / "report.html").exists()
+    assert json.loads((out / "suite.json").read_text())["trajectories"] == 24
+    assert "Two by two on digits" in capsys.readouterr().out
+
+
+def test_a_replacement_may_follow_anybodys_law(own: str) -> None:
+    """Under `own` labels are the client's, under `any` everybody's; the census is no suite."""
+    what = work(own).stacks[0]
+    config = setup.resolve(what.config)
+    source = setup.source(config)
+    data = setup.federated_data(config, source)
+    foreign = {}
+    for law in ("own", "any"):
+        drawn = draw(data, source, 400, 0, law)  # type: ignore[arg-type]
+        labels = source.labels[drawn[:, 2]]
+        held = [set(data.samples(int(client))[1].tolist()) for client in drawn[:, 0]]
+        foreign[law] = sum(int(y) not in own for y, own in zip(labels, held, strict=True))
+    assert foreign["own"] == 0 < foreign["any"]
+    with pytest.raises(InputError, match=r"set stability\.neighbours to own or any"):
+        compute(
+            suite.Work.of(own, "digits", "full", {"stability": {"neighbours": "all"}}).stacks[0]
+        )
