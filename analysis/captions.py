@@ -30,8 +30,9 @@ CAPTIONS = {
     "exposure": (
         "Each point is a run and one neighbour of it. Samples of clients that took part more, and "
         "that hold fewer samples, should move the model more; no point may lie above the "
-        "certificate. Neighbours of clients that never took part moved nothing; they are counted, "
-        "and marked at the foot, because a log axis has no zero."
+        "certificate. A replacement that keeps the label moves the model less than one that does "
+        "not, so each kind has its own mark. Neighbours of clients that never took part moved "
+        "nothing; they are counted, and marked at the foot, because a log axis has no zero."
     ),
     "gap": (
         "Each run's measured gap, with the interval for its finite held-out set, should lie below "

@@ -150,7 +150,16 @@ def exposure_ranks(neighbours: Columns) -> Claim:
         alone = spearman(x[active], y[active])
         detail += f"; {alone:.3f} without the {idle} of clients that never took part"
     detail += f"; run by run between {min(inside):.2f} and {max(inside):.2f}"
+    for said, part in zip(("another", "the same"), by_label(neighbours), strict=True):
+        if not np.isnan(alone := spearman(x[part], y[part])):
+            detail += f"; {alone:.3f} over the {part.sum()} with {said} label"
     return Claim(_RANKS, bool(rho >= PUBLISHED_RHO), detail)
+
+
+def by_label(neighbours: Columns) -> tuple[np.ndarray, np.ndarray]:
+    """Replacements that bring another label, and those that keep it and move the model less."""
+    other = neighbours["old_label"] != neighbours["new_label"]
+    return other, ~other
 
 
 def spearman(x: np.ndarray, y: np.ndarray) -> float:

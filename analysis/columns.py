@@ -16,7 +16,7 @@ SETTING = ("suite", "data", "n", "lr", "lambda", "alpha", "per_round", "seed")
 RUNS = (*SETTING, "gap", "bound", "mean_perturbation", "max_perturbation", "within", "gap_low",
         "gap_high", "table_gap", "bound_one", "share")  # fmt: skip
 TRIALS = ("trial", "client", "index", "replacement", "perturbation", "exposure", "certificate")
-NEIGHBOURS = (*SETTING, *TRIALS, "size")
+NEIGHBOURS = (*SETTING, *TRIALS, "size", "old_label", "new_label")
 WORDS = ("suite", "data", "within")
 # What the theory may refuse, and a gap that no held-out sample measures.
 MAY_BE_NAN = ("exposure", "certificate", "bound", "bound_one", "share", "gap", "gap_low",

@@ -45,7 +45,7 @@ def compute(what: Stack) -> Record:
         "neighbours": [
             line
             for pair, (verdict, _), _, far in told
-            for line in _neighbours(what, data, drawn, pair, verdict, far)
+            for line in _neighbours(what, data, drawn, source.labels, pair, verdict, far)
         ],
         "status": [verdict.bound.status if verdict.bound else "refused" for verdict, _ in judged],
         "assumes": list(judged[0][0].bound.assumptions if judged[0][0].bound else ()),
@@ -114,8 +114,8 @@ def _setting(what: Stack, pair: Pair) -> Record:
 
 
 def _neighbours(
-    what: Stack, data: FederatedData, drawn: np.ndarray, pair: Pair, verdict: Verdict,
-    moved: np.ndarray,
+    what: Stack, data: FederatedData, drawn: np.ndarray, labels: np.ndarray, pair: Pair,
+    verdict: Verdict, moved: np.ndarray,
 ) -> list[Record]:  # fmt: skip
     """The lines of one run's neighbours; nan where the theory refuses."""
     client = drawn[:, 0]
@@ -124,15 +124,18 @@ def _neighbours(
         unknown if every is None else every[client]
         for every in (verdict.exposures, verdict.certificates)
     )
+    index = data.train_index[data.order[data.offsets[client] + drawn[:, 1]]]
     columns = {
         "trial": np.arange(len(drawn)),
         "client": client,
-        "index": data.train_index[data.order[data.offsets[client] + drawn[:, 1]]],
+        "index": index,
         "replacement": drawn[:, 2],
         "size": data.sizes[client],
         "perturbation": moved,
         "exposure": exposure,
         "certificate": certificate,
+        "old_label": labels[index],
+        "new_label": labels[drawn[:, 2]],
     }
     rows = zip(*(values.tolist() for values in columns.values()), strict=True)
     return [_setting(what, pair) | dict(zip(columns, row, strict=True)) for row in rows]

@@ -43,7 +43,7 @@ def made(trials: int = 6, **levels: Any) -> tuple[Table, Table]:
             neighbours.append({
                 **head, "trial": t, "client": i, "index": t, "replacement": 9000 + t,
                 "size": sizes[i], "perturbation": moved[t], "exposure": exposure[i],
-                "certificate": promised[t],
+                "certificate": promised[t], "old_label": t % 3, "new_label": t // 3 % 3,
             })  # fmt: skip
         runs.append({
             **head, "gap": gap, "bound": bound, "mean_perturbation": moved.mean(),

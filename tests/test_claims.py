@@ -163,6 +163,10 @@ def test_exposure_ranks_the_perturbations() -> None:
     assert found.holds == (rho >= 0.87) and f"ρ = {rho:.3f}" in found.detail
     alone = spearmanr(x[active], y[active])
     assert f"{alone:.3f} without the {(~active).sum()} of clients" in found.detail
+    other = neighbours["old_label"] != neighbours["new_label"]
+    for said, part in (("another", other), ("the same", ~other)):
+        alone = spearmanr(x[part], y[part])
+        assert f"{alone:.3f} over the {part.sum()} with {said} label" in found.detail
     ranked = exposure_ranks({**neighbours, "perturbation": x})
     assert ranked.holds and "ρ = 1.000" in ranked.detail
     mixed = {**neighbours, "perturbation": np.random.default_rng(0).permutation(y)}

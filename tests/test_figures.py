@@ -102,10 +102,11 @@ def test_every_neighbour_is_a_point_or_is_counted() -> None:
     _, neighbours = made(per_round=[2, 5], trials=20)
     x, y = neighbours["exposure"] / neighbours["size"], neighbours["perturbation"]
     (axes,) = figures.exposure(neighbours).axes
-    for K in (2, 5):
-        part = (neighbours["per_round"] == K) & (y > 0)
-        drawn = line(axes, f"$K$ = {K}")
-        np.testing.assert_array_equal(points(axes, f"$K$ = {K}"), np.column_stack([x, y])[part])
+    other = neighbours["old_label"] != neighbours["new_label"]
+    for name, kind in (("another label", other), ("the same label", ~other)):
+        part = kind & (y > 0)
+        drawn = line(axes, name)
+        np.testing.assert_array_equal(points(axes, name), np.column_stack([x, y])[part])
         assert drawn.get_rasterized()
     zeros = int((y == 0).sum())
     assert zeros and len(points(axes, "zero")) == zeros and str(zeros) in labels(axes)[-2]

@@ -11,6 +11,7 @@ from typing import Any, ParamSpec
 import matplotlib
 import numpy as np
 from matplotlib.axes import Axes
+from matplotlib.axis import Axis
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter, NullLocator
@@ -51,7 +52,6 @@ NAMES = {
     "bound": "bound on the gap",
     "mean_perturbation": r"mean perturbation $\Vert X-X'\Vert_F$",
 }
-SHORT = {"alpha": r"$\alpha$", "per_round": "$K$"}
 
 
 def styled(draw: Callable[Given, Figure]) -> Callable[Given, Figure]:
@@ -108,17 +108,25 @@ def compact(value: float) -> str:
     return f"{mantissa}e{int(power)}".replace("-", "−")
 
 
+def log_x(axes: Axes) -> None:
+    """A log x axis: powers of ten, or 1, 2, 5 where they would be too few."""
+    axes.set_xscale("log")
+    _log_ticks(axes.xaxis, *axes.get_xlim())
+
+
 def log_y(axes: Axes) -> None:
-    """A log y axis: powers of ten, or 1, 2, 5 where they would be too few; linear if empty."""
+    """The same for y; it stays linear where nothing positive is drawn."""
     every = np.concatenate([np.asarray(line.get_ydata(), dtype=float) for line in axes.lines])
-    if not (np.isfinite(every) & (every > 0)).any():
-        return
-    axes.set_yscale("log")
-    low, high = axes.get_ylim()
+    if (np.isfinite(every) & (every > 0)).any():
+        axes.set_yscale("log")
+        _log_ticks(axes.yaxis, *axes.get_ylim())
+
+
+def _log_ticks(axis: Axis, low: float, high: float) -> None:
     if high / low < 100:
-        axes.yaxis.set_major_locator(LogLocator(subs=(1.0, 2.0, 5.0)))
-        axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: _tick(value)))
-    axes.yaxis.set_minor_formatter(NullFormatter())
+        axis.set_major_locator(LogLocator(subs=(1.0, 2.0, 5.0)))
+        axis.set_major_formatter(FuncFormatter(lambda value, _: _tick(value)))
+    axis.set_minor_formatter(NullFormatter())
 
 
 def _tick(value: float) -> str:

@@ -5,7 +5,7 @@ from matplotlib.axes import Axes
 from matplotlib.colors import LogNorm
 from matplotlib.figure import Figure
 
-from analysis.claims import spearman
+from analysis.claims import by_label, spearman
 from analysis.figures.style import (
     BLACK,
     BLUE,
@@ -13,12 +13,12 @@ from analysis.figures.style import (
     NAMES,
     ORANGE,
     SERIES,
-    SHORT,
     Columns,
     canvas,
     compact,
     legend,
     levels_on_x,
+    log_x,
     log_y,
     plain,
     styled,
@@ -137,7 +137,7 @@ def exposure(neighbours: Columns, narrow: bool = False) -> Figure:
         axes.plot([], [], " ", label=f"exposure unknown or infinite: {(~finite).sum()}")
     _promise(axes, x, neighbours["certificate"])
     if positive.any():
-        axes.set_xscale("log")
+        log_x(axes)
     log_y(axes)
     axes.set_xlabel(r"exposure per sample $Y_i(C)/n_i$")
     axes.set_ylabel(r"perturbation $\Vert X-X'\Vert_F$")
@@ -153,16 +153,9 @@ def _floor(values: np.ndarray) -> float:
 
 
 def _kinds(neighbours: Columns) -> list[tuple[str, np.ndarray, tuple[str, str]]]:
-    """One series for each K, or else for each alpha; the last mark serves all that remain."""
-    for factor in ("per_round", "alpha"):
-        levels = np.unique(neighbours[factor])
-        if len(levels) > 1:
-            marks = [SERIES[min(k, len(SERIES) - 1)] for k in range(len(levels))]
-            return [
-                (f"{SHORT[factor]} = {plain(level)}", neighbours[factor] == level, mark)
-                for level, mark in zip(levels, marks, strict=True)
-            ]
-    return [("neighbours", np.full(len(neighbours["exposure"]), True), SERIES[0])]
+    """One series for replacements that bring another label, one for those that do not."""
+    names = ("another label", "the same label")
+    return list(zip(names, by_label(neighbours), SERIES[:2], strict=True))
 
 
 def _promise(axes: Axes, x: np.ndarray, promised: np.ndarray) -> None:
