@@ -202,7 +202,7 @@ DAMAGES = {
     "empty": (cut("neighbours.csv", lambda t: ""), "cut off"),
     "not a number": (cut("runs.csv", lambda t: t.replace("0.005", "abc")), "no number"),
     "a nan perturbation": (
-        cut("neighbours.csv", lambda t: re.sub(r"[^,]+(,[^,]+,[^,]+)\n$", r"nan\1\n", t)), "a nan"),
+        cut("neighbours.csv", lambda t: re.sub(r"[^,]+((,[^,]+){4})\n$", r"nan\1\n", t)), "a nan"),
     "another verdict": (cut("runs.csv", lambda t: t.replace("True", "False", 1)), "contradicts"),
     "no csv": (lambda folder: (folder / "neighbours.csv").unlink(), "missing"),
     "no json": (lambda folder: (folder / "suite.json").unlink(), "missing"),
