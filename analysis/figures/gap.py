@@ -3,7 +3,7 @@
 import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
-from matplotlib.ticker import FuncFormatter, SymmetricalLogLocator
+from matplotlib.ticker import FuncFormatter, MaxNLocator, SymmetricalLogLocator
 
 from analysis.figures.style import BLACK, BLUE, GREY, ORANGE, Columns, canvas, legend, styled
 
@@ -28,6 +28,7 @@ def gap_and_bound(runs: Columns, narrow: bool = False) -> Figure:
     _scale(axes, runs)
     if (runs["bound"] >= 1).any():
         axes.axhline(1, color=GREY, lw=1, ls=":", label="vacuous from 1 on")
+    axes.xaxis.set_major_locator(MaxNLocator(integer=True))
     axes.set_xlabel("run, in order of its bound")
     axes.set_ylabel(r"test minus train risk $F-\hat F$")
     legend(axes, 2 if narrow else 4)
