@@ -41,5 +41,7 @@ def test_every_command_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
 
 
 def test_python_lines_run() -> None:
-    (block,) = re.findall(r"```python\n(.*?)```", README, re.DOTALL)
-    exec(block, {})
+    blocks = re.findall(r"```python\n(.*?)```", README, re.DOTALL)
+    assert len(blocks) == 2
+    for block in blocks:
+        exec(block, {})

@@ -14,7 +14,7 @@ from torch import Tensor
 from fedmuon.errors import NonFinite
 from fedmuon.orthogonalize.coefficients import Coefficients, Schedule, Step, schedule
 from fedmuon.orthogonalize.normalization import NORMALIZATIONS, divisor_floor
-from fedmuon.orthogonalize.spectral import apply, gram, ladder, left, norm, wide
+from fedmuon.orthogonalize.spectral import apply, gram, ladder, norm, wide
 
 # Largest relative error that a rearranged computation may cost, by dtype of the input.
 _TOLERANCE = {torch.float32: 1e-5, torch.float64: 1e-10}
@@ -55,16 +55,17 @@ def newton_schulz(
     return out.mT if flipped else out
 
 
-def native_half(device: torch.device) -> bool:
-    """Whether bfloat16 products run in hardware: on a CPU, whether oneDNN takes them."""
-    return device.type != "cpu" or bool(torch.ops.mkldnn._is_mkldnn_bf16_supported())
+def native_half(dtype: torch.dtype, device: torch.device) -> bool:
+    """Whether products of that half precision run in hardware; on a CPU, oneDNN knows."""
+    if device.type != "cpu":
+        return True
+    return dtype == torch.bfloat16 and bool(torch.ops.mkldnn._is_mkldnn_bf16_supported())
 
 
 def _on_matrix(stack: Tensor, polynomials: Schedule, floor: float, normalization: str) -> Tensor:
     """The iteration on Z [B, q, d] itself, in the input's dtype: two large products a step."""
     z = _normalized(stack, floor, normalization)
-    emulated = z.dtype in _HALF and not (z.dtype == _HALF[0] and native_half(z.device))
-    if not emulated:
+    if z.dtype not in _HALF or native_half(z.dtype, z.device):
         return _iterated(polynomials, z, lambda x: x)
     return _iterated(polynomials, z.float(), lambda x: x.to(stack.dtype).float()).to(stack.dtype)
 
@@ -72,7 +73,7 @@ def _on_matrix(stack: Tensor, polynomials: Schedule, floor: float, normalization
 def _iterated(polynomials: Schedule, z: Tensor, rounded: Callable[[Tensor], Tensor]) -> Tensor:
     """Z_T [B, q, d]: every step is Z <- a Z + U Z with U = b G + c G^2 + ... of G = Z Z^T."""
     for step in polynomials:
-        if degree(step) == 0:
+        if _degree(step) == 0:
             z = rounded(z * step[0])
             continue
         g = rounded(_sum(0.0, None, 1.0, z, z.mT))
@@ -85,7 +86,7 @@ def _bracket(
     step: Step, g: Tensor, rounded: Callable[[Tensor], Tensor] = lambda x: x
 ) -> tuple[Tensor, float]:
     """U [B, q, q] and s with s U = b G + c G^2 + ..., by Horner's rule; the degree is 1 or more."""
-    top = degree(step)
+    top = _degree(step)
     if top == 1:
         return g, step[1]
     out = rounded(_sum(step[top - 1], g, step[top], g, g))
@@ -94,7 +95,7 @@ def _bracket(
     return out, 1.0
 
 
-def degree(step: Step) -> int:
+def _degree(step: Step) -> int:
     """The largest k with a term x^(2k+1)."""
     return max((k for k, c in enumerate(step) if c), default=0)
 
@@ -133,7 +134,7 @@ def _on_gram(
         divisor = NORMALIZATIONS[normalization](size, floor)
         if _in_range(divisor):
             small = _composed(polynomials, product / divisor.square()[..., None, None])
-            mild = torch.finfo(view.dtype).eps * gain <= tolerance
+            mild = torch.finfo(view.dtype).eps * gain <= 10 * tolerance
             return apply(small / divisor[..., None, None], view, view.dtype if mild else work)
     return None
 
@@ -150,7 +151,7 @@ def _composed(polynomials: Schedule, g: Tensor) -> Tensor:
 
 def _polynomial(step: Step, g: Tensor) -> Tensor:
     """a I + b G + c G^2 + ... [B, q, q]."""
-    if degree(step) == 0:
+    if _degree(step) == 0:
         out = torch.zeros_like(g)
     else:
         small, scale = _bracket(step, g)

@@ -1,0 +1,132 @@
+"""One optimizer step side by side with torch.optim.Muon, on the same parameters, in one process.
+
+    python -m benchmarks.optimizer [--device cpu] [--shapes 12x768x768 ...] [--budget 20]
+
+torch.optim.Muon orthogonalizes in bfloat16. `bf16` is this package in the same precision, with the
+same trajectory; `f32` is its default and `polar` the smoothed polar factor, which torch lacks. The
+contestants take turns, in an order that rotates; times are medians, the ratio is the median over
+turns of torch's time by ours. Then five Newton-Schulz steps against the best rate of a product in
+the same dtype.
+"""
+
+import argparse
+import time
+from collections.abc import Callable
+from functools import partial
+from statistics import median
+
+import torch
+from torch import Tensor
+from torch.optim import Optimizer
+
+from fedmuon.gemm import rate, supported
+from fedmuon.optim import Muon
+from fedmuon.orthogonalize import newton_schulz, smoothed_polar
+
+SHAPES = ("12x768x768", "48x256x256", "12x784x10", "220x784x10", "1x2048x2048")
+LARGE = ("1x4096x4096", "256x128x128")  # besides, on a GPU
+JORDAN = (3.4445, -4.7750, 2.0315)
+Make = Callable[[list[Tensor]], Optimizer]
+
+CONTESTANTS: dict[str, Make] = {
+    "torch": torch.optim.Muon,
+    "bf16": partial(Muon, ns_dtype=torch.bfloat16),
+    "f32": Muon,
+    "polar": partial(Muon, orthogonalizer=partial(smoothed_polar, lam=1e-4)),
+}
+
+
+def parameters(shape: str, device: str) -> list[Tensor]:
+    """`count x m x n`: that many random matrices with random gradients."""
+    count, m, n = map(int, shape.split("x"))
+    generator = torch.Generator().manual_seed(0)
+    found = []
+    for _ in range(count):
+        param = torch.randn(m, n, generator=generator).to(device).requires_grad_()
+        param.grad = torch.randn(m, n, generator=generator).to(device)
+        found.append(param)
+    return found
+
+
+def seconds(work: Callable[[], object], device: str) -> float:
+    """How long one call takes."""
+    if device == "cuda":
+        torch.cuda.synchronize()
+    start = time.perf_counter()
+    work()
+    if device == "cuda":
+        torch.cuda.synchronize()
+    return time.perf_counter() - start
+
+
+def turns(works: dict[str, Callable[[], object]], device: str, budget: float) -> list[dict]:
+    """Seconds of each work in each turn, until the budget is spent; one turn at least, 50 at most.
+
+    The first call of a work warms it up, unless it alone takes a quarter of the budget.
+    """
+    first = {name: seconds(work, device) for name, work in works.items()}
+    if sum(first.values()) > budget / 4:
+        return [first]
+    found, start, names = [], time.perf_counter(), list(works)
+    while not found or (len(found) < 50 and time.perf_counter() - start < budget):
+        shift = len(found) % len(names)
+        found.append({name: seconds(works[name], device) for name in names[shift:] + names[:shift]})
+    return found
+
+
+def compare(shape: str, device: str, budget: float) -> None:
+    """Print a line for one shape."""
+    smallest = min(map(int, shape.split("x")[1:]))
+    made = {
+        name: make(parameters(shape, device))
+        for name, make in CONTESTANTS.items()
+        if name != "polar" or smallest <= 768  # an eigenproblem of that size
+    }
+    found = turns({name: one.step for name, one in made.items()}, device, budget)
+    times = {name: 1e3 * median(turn[name] for turn in found) for name in made}
+    ratio = {name: median(turn["torch"] / turn[name] for turn in found) for name in made}
+    cells = [f"{name} {times[name]:9.2f}" for name in made]
+    gains = [f"{name} {ratio[name]:7.2f}" for name in made if name != "torch"]
+    print(f"{shape:>12}  ms: {'  '.join(cells)}  | torch / ours: {'  '.join(gains)}"
+          f"  ({len(found)} turns)", flush=True)  # fmt: skip
+
+
+def iteration(side: int, dtype: torch.dtype, device: str, budget: float) -> None:
+    """Print the arithmetic rate of five steps, 15 products of 2 n^3 flop, and its share."""
+    matrix = torch.randn(side, side).to(device, dtype)
+    place = torch.device(device)
+    products = {
+        name: partial(rate, name, side, side, side, dtype, place, 1)
+        for name in supported(dtype, place)
+        if dtype.itemsize > 2 or name == "torch"
+    }
+    ours, best = [], []
+    start = time.perf_counter()
+    while not ours or (len(ours) < 9 and time.perf_counter() - start < budget):
+        best.append(max(product() for product in products.values()))
+        work = partial(newton_schulz, matrix, 5, JORDAN, 1e-7, "max")
+        ours.append(15 * 2 * side**3 / seconds(work, device))
+    share = median(mine / theirs for mine, theirs in zip(ours, best, strict=True))
+    print(f"Newton-Schulz {side} x {side} {dtype}: {median(ours) / 1e9:.1f} GFLOP/s, best product "
+          f"{median(best) / 1e9:.1f}: {share:.0%}", flush=True)  # fmt: skip
+
+
+def main() -> None:
+    """Parse and run."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--device", default="cpu", choices=("cpu", "cuda"))
+    parser.add_argument("--shapes", nargs="*")
+    parser.add_argument("--budget", type=float, default=20.0, help="seconds for each shape")
+    parser.add_argument("--side", type=int, default=2048)
+    asked = parser.parse_args()
+    default = SHAPES + LARGE * (asked.device == "cuda")
+    shapes = default if asked.shapes is None else asked.shapes
+    print(f"torch {torch.__version__} on {asked.device}, {torch.get_num_threads()} threads")
+    for shape in shapes:
+        compare(shape, asked.device, asked.budget)
+    for dtype in (torch.float32, torch.bfloat16):
+        iteration(asked.side, dtype, asked.device, asked.budget)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,210 @@
+"""Muon: momentum, orthogonalized, with decoupled weight decay.
+
+    B <- mu B + (1 - mu) G            averages, as in torch.optim.Muon and 001 (1)
+    M  = (1 - mu) G + mu B            with Nesterov; else M = B
+    X <- (1 - eta lambda) X - eta s(m, n) Orth(M)
+
+001 (1)-(3) is M = B and s = 1 without decay. The other convention, B <- mu B + G, is this B over
+1 - mu: the step is the same wherever Orth ignores scale, which a regularized map (lambda, or eps
+above the norm of M) does not.
+"""
+
+import math
+from collections.abc import Callable, Iterable, Mapping
+from functools import partial
+from typing import Any
+
+import torch
+from torch import (
+    Tensor,
+    _foreach_add_,  # pyright: ignore[reportPrivateImportUsage]
+    _foreach_lerp_,  # pyright: ignore[reportPrivateImportUsage]
+    _foreach_mul_,  # pyright: ignore[reportPrivateImportUsage]
+)
+from torch._compile import _disable_dynamo
+
+from fedmuon.errors import InputError
+from fedmuon.optim.matrices import Member, matrix_shape, restored, stacked, together, wide_in_memory
+from fedmuon.optim.portable import PortableOptimizer
+from fedmuon.orthogonalize import clipped_sign, exact_sign, newton_schulz, schedule, smoothed_polar
+from fedmuon.orthogonalize.coefficients import Coefficients
+
+Orthogonalizer = Callable[[Tensor], Tensor]  # [B, m, n] -> [B, m, n]
+
+# Maps by name, with the regularization that `fedmuon run` takes where none is given.
+NAMED: dict[str, Orthogonalizer] = {
+    "smoothed-polar": partial(smoothed_polar, lam=1e-4),
+    "clipped-sign": partial(clipped_sign, gamma=0.1),
+    "exact-sign": exact_sign,
+}
+_ADJUSTMENTS: dict[str | None, Callable[[int, int], float]] = {
+    None: lambda m, n: math.sqrt(max(1.0, m / n)),
+    "original": lambda m, n: math.sqrt(max(1.0, m / n)),
+    "match_rms_adamw": lambda m, n: 0.2 * math.sqrt(max(m, n)),
+}
+
+
+class Muon(PortableOptimizer):
+    """torch.optim.Muon for tensors of two or more axes, with any orthogonalization map.
+
+    The first nine arguments, their defaults and the trajectory are torch.optim.Muon's; it iterates
+    in bfloat16, which is `ns_dtype=torch.bfloat16` here. A tensor [out, ...] is the matrix
+    [out, -1]; a group with `blocks: k` cuts each of its matrices into k along the longer side.
+
+    `ns_coefficients` is (a, b, c), a list of those for successive steps, or a name of
+    `fedmuon.orthogonalize.COEFFICIENTS`. `orthogonalizer` replaces Newton-Schulz: a function on
+    stacks [B, m, n] of any matrices of one shape, which leaves its argument as it is (that may be
+    the momentum), or a name of `NAMED`.
+    `step` is never compiled: torch.compile runs it as it is, beside compiled models.
+    """
+
+    def __init__(
+        self,
+        params: Iterable[Any],
+        lr: float | Tensor = 1e-3,
+        weight_decay: float = 0.1,
+        momentum: float = 0.95,
+        nesterov: bool = True,
+        ns_coefficients: Coefficients = (3.4445, -4.7750, 2.0315),
+        eps: float = 1e-7,
+        ns_steps: int = 5,
+        adjust_lr_fn: str | None = None,
+        *,
+        ns_dtype: torch.dtype = torch.float32,
+        orthogonalizer: Orthogonalizer | str | None = None,
+    ) -> None:
+        defaults = {
+            "lr": lr,
+            "weight_decay": weight_decay,
+            "momentum": momentum,
+            "nesterov": nesterov,
+            "ns_coefficients": ns_coefficients,
+            "eps": eps,
+            "ns_steps": ns_steps,
+            "adjust_lr_fn": adjust_lr_fn,
+            "ns_dtype": ns_dtype,
+            "orthogonalizer": orthogonalizer,
+            "blocks": 1,
+        }
+        super().__init__(params, defaults)
+
+    def add_param_group(self, param_group: dict[str, Any]) -> None:
+        """As in torch, with the group's options and shapes checked."""
+        super().add_param_group(param_group)
+        try:
+            _check(self.param_groups[-1])
+        except InputError:
+            self.param_groups.pop()
+            raise
+
+    @_disable_dynamo
+    @torch.no_grad()
+    def step(self, closure: Callable[[], Any] | None = None) -> Any:  # type: ignore[override]
+        """One step; parameters without a gradient stay."""
+        loss = None
+        if closure is not None:
+            with torch.enable_grad():
+                loss = closure()
+        for group in self.param_groups:
+            self._step(group)
+        return loss
+
+    def _step(self, group: dict[str, Any]) -> None:
+        members = [
+            Member(param, gradient, self._momentum(param, gradient))
+            for param in group["params"]
+            if (gradient := _gradient(param)) is not None
+        ]
+        orthogonalize = _map(group)
+        for some in together(members, group["ns_dtype"]):
+            direction = _direction(some, group).to(group["ns_dtype"])
+            found = orthogonalize(wide_in_memory(direction))
+            _descend([one.param for one in some], found, group)
+
+    def _momentum(self, param: Tensor, gradient: Tensor) -> Tensor:
+        state = self.state[param]
+        if "momentum_buffer" not in state:
+            state["momentum_buffer"] = torch.zeros_like(gradient)
+        return state["momentum_buffer"]
+
+
+def _direction(members: list[Member], group: Mapping[str, Any]) -> Tensor:
+    """B <- mu B + (1 - mu) G, then M [B, m, n]: B, or with Nesterov (1 - mu) G + mu B."""
+    memory, blocks = group["momentum"], group["blocks"]
+    momenta, gradients = [one.momentum for one in members], [one.gradient for one in members]
+    _foreach_lerp_(momenta, gradients, 1 - memory)
+    ahead = stacked(momenta, blocks)
+    return stacked(gradients, blocks).lerp(ahead, memory) if group["nesterov"] else ahead
+
+
+def _descend(params: list[Tensor], found: Tensor, group: Mapping[str, Any]) -> None:
+    """X <- (1 - eta lambda) X - eta s O for parameters of one shape, O [B, m, n] in their order."""
+    lr, shape, blocks = float(group["lr"]), params[0].shape, group["blocks"]
+    if torch.promote_types(found.dtype, params[0].dtype) == params[0].dtype:
+        found = found.to(params[0].dtype)  # exact, and spares a conversion for each tensor
+    directions = restored(found, shape, blocks)
+    adjusted = lr * _ADJUSTMENTS[group["adjust_lr_fn"]](*matrix_shape(shape, blocks))
+    _foreach_mul_(params, 1 - lr * group["weight_decay"])
+    _foreach_add_(params, directions, alpha=-adjusted)
+
+
+def _map(group: Mapping[str, Any]) -> Orthogonalizer:
+    """The group's orthogonalization."""
+    given = group["orthogonalizer"]
+    if given is not None and given != "newton-schulz":
+        return NAMED[given] if isinstance(given, str) else given
+    return partial(
+        newton_schulz,
+        steps=group["ns_steps"],
+        coefficients=group["ns_coefficients"],
+        eps=group["eps"],
+        normalization="max",
+    )
+
+
+def _gradient(param: Tensor) -> Tensor | None:
+    gradient = param.grad
+    if gradient is not None and gradient.layout != torch.strided:
+        raise InputError(
+            f"A parameter of shape {tuple(param.shape)} has a sparse gradient: give it to another "
+            "optimizer, or make its layer dense (nn.Embedding(..., sparse=False))."
+        )
+    return gradient
+
+
+def _check(group: Mapping[str, Any]) -> None:
+    for name in ("lr", "weight_decay", "momentum"):
+        value = group[name]
+        if isinstance(value, Tensor) and value.numel() != 1:
+            raise InputError(f"{name} is a tensor of {value.numel()} values: give one value.")
+        if not float(value) >= 0:
+            raise InputError(f"{name} is {value}: choose {name} >= 0.")
+    if group["adjust_lr_fn"] not in _ADJUSTMENTS:
+        names = ", ".join(repr(name) for name in _ADJUSTMENTS)
+        raise InputError(f"adjust_lr_fn is {group['adjust_lr_fn']!r}: use one of {names}.")
+    given = group["orthogonalizer"]
+    if isinstance(given, str) and given not in ("newton-schulz", *NAMED):
+        names = ", ".join(("newton-schulz", *NAMED))
+        raise InputError(f"No orthogonalizer is called {given!r}: use a function or {names}.")
+    if not group["ns_dtype"].is_floating_point:
+        raise InputError(
+            f"ns_dtype is {group['ns_dtype']}: use a floating dtype, as torch.float32."
+        )
+    schedule(group["ns_coefficients"], group["ns_steps"])
+    for param in group["params"]:
+        _check_shape(param, group["blocks"])
+
+
+def _check_shape(param: Tensor, blocks: int) -> None:
+    shape = tuple(param.shape)
+    if param.ndim < 2:
+        raise InputError(
+            f"Muon takes matrices, not a parameter of shape {shape}: use MuonWithAux with "
+            "param_groups_for_muon(model), which gives such ones to another optimizer."
+        )
+    if param.is_complex():
+        raise InputError(f"A parameter of shape {shape} is complex: give Muon real ones.")
+    if blocks < 1 or max(shape[0], param.shape[1:].numel()) % blocks:
+        raise InputError(
+            f"A matrix of shape {shape} has no {blocks} equal blocks: set blocks to 1."
+        )

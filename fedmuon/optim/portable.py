@@ -1,0 +1,32 @@
+"""State dictionaries without code in them, and tolerant of options that they do not know."""
+
+from typing import Any
+
+from torch.optim import Optimizer
+
+
+class PortableOptimizer(Optimizer):
+    """An optimizer whose groups may hold functions: they are not saved, and loading keeps them.
+
+    Whatever a saved group lacks keeps its present value, so that another optimizer's state with
+    fewer options loads too.
+    """
+
+    def state_dict(self) -> dict[str, Any]:
+        """As in torch, less the options that are functions."""
+        whole = super().state_dict()
+        groups = [
+            {key: value for key, value in group.items() if not callable(value)}
+            for group in whole["param_groups"]
+        ]
+        return {**whole, "param_groups": groups}
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """As in torch, with the options that the saved groups lack left as they are."""
+        saved = state_dict["param_groups"]
+        if len(saved) == len(self.param_groups):
+            saved = [
+                {**{key: value for key, value in own.items() if key != "params"}, **group}
+                for own, group in zip(self.param_groups, saved, strict=True)
+            ]
+        super().load_state_dict({**state_dict, "param_groups": saved})

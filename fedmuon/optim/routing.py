@@ -1,0 +1,174 @@
+"""Which parameter goes to Muon: an explicit rule, and a table that shows what it did.
+
+Muon takes the hidden matrices. To the auxiliary optimizer go: vectors and scalars (biases, norms),
+parameters of embeddings and of normalizations, and the first and the last layer, which are the
+first and last modules, in the order of registration, that own a tensor of two or more axes. A
+parameter with several names (tied weights) is hidden only if it is hidden under all of them.
+"""
+
+from collections.abc import Iterator, Mapping, Sequence
+from fnmatch import fnmatchcase
+from typing import Any, NamedTuple
+
+from torch import Tensor, nn
+from torch.nn.modules.batchnorm import _NormBase
+
+from fedmuon.errors import InputError
+from fedmuon.optim.matrices import matrix_shape
+
+FUSED = {"in_proj_weight": 3, "c_attn": 3, "qkv": 3}  # part of a name -> matrices in one
+_EMBEDDINGS = (nn.Embedding, nn.EmbeddingBag)
+_NORMS = (_NormBase, nn.LayerNorm, nn.GroupNorm, nn.RMSNorm)
+
+
+class Route(NamedTuple):
+    """One parameter: `matrices` is (count, m, n) as Muon sees it, None for the auxiliary."""
+
+    name: str
+    shape: tuple[int, ...]
+    matrices: tuple[int, int, int] | None
+    optimizer: str  # "muon" or "aux"
+    reason: str
+    param: Tensor
+
+
+class RoutingTable(tuple[Route, ...]):
+    """The routes of a model; print it."""
+
+    __slots__ = ()
+
+    def __str__(self) -> str:
+        head = [("name", "shape", "matrices", "optimizer", "reason")]
+        rows = head + [
+            (one.name, _times(one.shape), _view(one.matrices), one.optimizer, one.reason)
+            for one in self
+        ]
+        widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+        lines = ("  ".join(map(str.ljust, row, widths)).rstrip() for row in rows)
+        return "\n".join(lines)
+
+
+def routing_table(
+    model: nn.Module,
+    *,
+    to_muon: Sequence[str] = (),
+    to_aux: Sequence[str] = (),
+    fused: Mapping[str, int] = FUSED,
+) -> RoutingTable:
+    """Every trainable parameter once, with its optimizer and the reason.
+
+    `to_muon` and `to_aux` are name patterns ("blocks.*.weight") that overrule the rule. A matrix
+    [k d, d] or [d, k d] whose name holds a key of `fused` is cut into its k square matrices.
+    """
+    owners = _owners(model)
+    _all_match([*to_muon, *to_aux], [name for _, uses in owners.values() for name, _ in uses])
+    layers = [module for module, _, param in _owned(model) if param.ndim >= 2]
+    ends = {id(layers[0]): "first layer", id(layers[-1]): "last layer"} if layers else {}
+    rows = []
+    for param, uses in owners.values():
+        names = [name for name, _ in uses]
+        reasons = [_reason(param, module, ends.get(id(module))) for _, module in uses]
+        reason = next(filter(None, reasons), "")
+        for patterns, forced in ((to_muon, ""), (to_aux, "named")):
+            if any(fnmatchcase(name, pattern) for name in names for pattern in patterns):
+                reason = forced
+        rows.append(_route(names, param, reason, fused))
+    return RoutingTable(rows)
+
+
+def param_groups_for_muon(
+    model: nn.Module,
+    *,
+    to_muon: Sequence[str] = (),
+    to_aux: Sequence[str] = (),
+    fused: Mapping[str, int] = FUSED,
+) -> list[dict[str, Any]]:
+    """Groups for `MuonWithAux`: hidden matrices by their number of blocks, then all others.
+
+    Each has `use_muon`, `blocks` if that is True, and its parameters with their names.
+    """
+    table = routing_table(model, to_muon=to_muon, to_aux=to_aux, fused=fused)
+    hidden: dict[int, list[tuple[str, Tensor]]] = {}
+    for one in table:
+        if one.matrices:
+            hidden.setdefault(one.matrices[0], []).append((one.name, one.param))
+    if not hidden:
+        raise InputError(
+            "No parameter of this model is a hidden matrix, so Muon would never act: name some by "
+            'to_muon=["*.weight"], or use torch.optim.AdamW alone.'
+        )
+    groups: list[dict[str, Any]] = [
+        {"params": params, "use_muon": True, "blocks": blocks}
+        for blocks, params in sorted(hidden.items())
+    ]
+    others = [(one.name, one.param) for one in table if not one.matrices]
+    return [*groups, {"params": others, "use_muon": False}] if others else groups
+
+
+Use = tuple[str, nn.Module]  # a parameter's name and the module that owns it under that name
+
+
+def _owned(model: nn.Module) -> Iterator[tuple[nn.Module, str, Tensor]]:
+    """Every trainable parameter under every name it has."""
+    for prefix, module in model.named_modules(remove_duplicate=False):
+        for name, param in module.named_parameters(recurse=False, remove_duplicate=False):
+            if param.requires_grad:
+                yield module, f"{prefix}.{name}" if prefix else name, param
+
+
+def _owners(model: nn.Module) -> dict[int, tuple[Tensor, list[Use]]]:
+    """Parameters by identity, with all their uses."""
+    found: dict[int, tuple[Tensor, list[Use]]] = {}
+    for module, name, param in _owned(model):
+        found.setdefault(id(param), (param, []))[1].append((name, module))
+    return found
+
+
+def _all_match(patterns: list[str], names: list[str]) -> None:
+    for pattern in patterns:
+        if not any(fnmatchcase(name, pattern) for name in names):
+            raise InputError(
+                f"No parameter is called like {pattern!r}: print(routing_table(model)) lists them."
+            )
+
+
+def _reason(param: Tensor, module: nn.Module, end: str | None) -> str:
+    """Why the parameter is no hidden matrix; empty if it is one."""
+    if param.ndim < 2:
+        return "norm" if isinstance(module, _NORMS) else "vector"
+    if isinstance(module, _EMBEDDINGS):
+        return "embedding"
+    return "norm" if isinstance(module, _NORMS) else end or ""
+
+
+def _route(names: list[str], param: Tensor, reason: str, fused: Mapping[str, int]) -> Route:
+    shape, name = tuple(param.shape), names[0]
+    if reason:
+        return Route(name, shape, None, "aux", reason, param)
+    if param.ndim < 2:
+        raise InputError(f"{name} of shape {shape} is no matrix: take it out of to_muon.")
+    blocks = _blocks(names, param, fused)
+    matrices = (blocks, *matrix_shape(param.shape, blocks))
+    return Route(name, shape, matrices, "muon", "fused" if blocks > 1 else "hidden", param)
+
+
+def _blocks(names: list[str], param: Tensor, fused: Mapping[str, int]) -> int:
+    """How many square matrices the parameter holds side by side."""
+    short, long = sorted((param.shape[0], param.shape[1:].numel()))
+    counts = (
+        count
+        for part, count in fused.items()
+        if long == count * short and any(part in name for name in names)
+    )
+    return next(counts, 1)
+
+
+def _times(shape: tuple[int, ...]) -> str:
+    return " x ".join(map(str, shape)) or "scalar"
+
+
+def _view(matrices: tuple[int, int, int] | None) -> str:
+    if matrices is None:
+        return "-"
+    count, *shape = matrices
+    return f"{count} of {_times(tuple(shape))}" if count > 1 else _times(tuple(shape))
