@@ -71,12 +71,18 @@ def from_directory(
         with np.load(folder / "partition.npz") as split:
             sizes = np.bincount(split["client"], minlength=plan.clients)
         realized = Realized(np.load(folder / "schedule.npy"), plan.rows if plan.batch else None)
-        weight = read_tensors(folder / "initial.safetensors")[0]["weight"]
+        start = read_tensors(folder / "initial.safetensors")[0]
+        shape = _shape(start["weight"]) if config.task.name == "matrix" else None
     except (OSError, ValueError, KeyError, EOFError, zipfile.BadZipFile) as error:
         raise InputError(f"{folder} is damaged ({error}): make the run afresh") from None
     part = realized if rho is None else Uniform(plan.per_round, rho)
     dropped = any("dropped" in record for record in RunDirectory(folder).records())
-    return Case(config, sizes, part, (weight.shape[0], weight.shape[1]), dropped=dropped)
+    return Case(config, sizes, part, shape, dropped=dropped)
+
+
+def _shape(weight: Any) -> tuple[int, int]:
+    """(d, c) of the matrix task's one matrix."""
+    return weight.shape[0], weight.shape[1]
 
 
 def report(case: Case, verdict: Verdict) -> dict[str, Any]:

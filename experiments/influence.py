@@ -15,7 +15,8 @@ from torch import Tensor
 from fedmuon.config import Config
 from fedmuon.data.federated import FederatedData
 from fedmuon.data.neighbours import held_out
-from fedmuon.data.source import Source, unit_rows
+from fedmuon.data.source import Source, flat_rows
+from fedmuon.errors import InputError
 from fedmuon.federated.simulate import Experiment
 from fedmuon.randomness import Draw, generator
 from fedmuon.storage import read_tensors
@@ -57,8 +58,12 @@ def farthest(
         rng = generator(config.federation.seed, Draw.NEIGHBOUR, client=client, block=2)
         pool = np.sort(rng.choice(pool, POOL, replace=False))
     own, task = experiment.shards[client].data, experiment.task
-    assert isinstance(task, MatrixTask)
-    inputs = torch.from_numpy(unit_rows(source.inputs[pool], config.data.normalize))
+    if not isinstance(task, MatrixTask):
+        raise InputError(
+            "the worst neighbours are ranked by gradients in closed form, which a network has not: "
+            "set [stability] neighbours to own, any or all"
+        )
+    inputs = torch.from_numpy(flat_rows(source.inputs[pool], config.data.normalize))
     labels = torch.from_numpy(source.labels[pool]).to(own.labels.device)
     others = Batch(inputs.to(own.inputs.device, own.inputs.dtype), labels)
     models = [read_tensors(out / f"{name}.safetensors")[0] for name in ("initial", "model")]

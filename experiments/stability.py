@@ -137,9 +137,9 @@ def stack_size(laboratory: Laboratory) -> int:
     A replica holds about 8 copies of its parameters, two a reply, and 4 of the cohort's logits.
     """
     federation, task = laboratory.config.federation, laboratory.experiment.task
-    shape = task.initial(generator(0, Draw.INITIAL))["weight"].shape
+    entries = sum(value.numel() for value in task.initial(generator(0, Draw.INITIAL)).values())
     rows = int(np.sort(laboratory.data.sizes)[-federation.per_round :].sum())
-    doubles = shape[1] * shape[2] * (8 + 2 * federation.per_round) + 4 * shape[2] * rows
+    doubles = entries * (8 + 2 * federation.per_round) + 4 * laboratory.source.classes * rows
     return max(1, min(MOST, MEMORY // (8 * doubles) - 1))
 
 

@@ -26,6 +26,10 @@ def compute(what: Stack) -> Record:
     """Lines for runs.csv and neighbours.csv, and the work done: flop in products, and seconds."""
     start = time.perf_counter()
     config = setup.resolve(what.config)
+    if config.task.name != "matrix":
+        raise InputError(
+            "a suite holds runs to their bound: set task.name = 'matrix', which has one"
+        )
     source = setup.source(config)
     data = setup.federated_data(config, source)
     drawn = draw(data, source, what.trials, config.federation.seed, law(config))

@@ -145,6 +145,11 @@ def _is_aligned(case: Case) -> bool:
 
 def _require_covered(case: Case) -> None:
     recipe = case.config.local.recipe
+    if case.config.task.name == "network":
+        raise Uncertified(
+            "Cross-entropy is unbounded, and the constants of a network are not proved (B, L_loss, "
+            "Lg, G_max): only perturbations are measured; for a bound set [task] name = 'matrix'."
+        )
     if recipe not in ("fedmuon", "fedmuon-aligned"):
         raise Uncertified(
             f"The recursion of 001 follows a model and a momentum that the server averages, which "

@@ -21,6 +21,7 @@ Share = Annotated[float, Field(ge=0, le=1)]
 Chance = Annotated[float, Field(gt=0, lt=1)]
 
 SourceName = Literal["synthetic", "digits", "mnist5k", "fashion-mnist", "mnist", "cifar10", "idx"]
+Model = Literal["mlp", "cnn", "cifarnet", "wrn-16-2"]
 Recipe = Literal["fedavg", "fedavgm", "local-muon", "fedmuon", "fedmuon-aligned"]
 Orthogonalizer = Literal[
     "smoothed-polar",
@@ -40,7 +41,9 @@ class Data(Table):
     test: Count = 1000
     alpha: Annotated[float, Field(gt=0)] = 0.5  # Dirichlet concentration; inf is an even split
     minimum: Count = 10  # samples that every client is guaranteed
-    normalize: Literal["unit", "ball"] = "unit"
+    # unit and ball put samples into the unit ball; pixels divides uint8 images by 255; auto is unit
+    # for the matrix task and pixels for a network
+    normalize: Literal["auto", "unit", "ball", "pixels"] = "auto"
     folder: str = ""  # where the files of a local source are, if not in its usual place
     dimension: Count = 20  # of `synthetic`
     classes: Annotated[int, Field(ge=2)] = 4  # of `synthetic`
@@ -57,9 +60,10 @@ class Federation(Table):
 
 
 class TaskTable(Table):
-    """What is learned: `matrix` is the classifier whose constants are proved."""
+    """What is learned: the classifier with proved constants, or a network with cross-entropy."""
 
-    name: Literal["matrix"] = "matrix"
+    name: Literal["matrix", "network"] = "matrix"
+    model: Model = "cnn"  # of `network`
 
 
 class Local(Table):
@@ -72,6 +76,14 @@ class Local(Table):
     momentum: Annotated[float, Field(ge=0, lt=1)] = 0.9  # beta, the memory coefficient
     alignment: Share = 0.5  # alpha of 001 Remark 3.2
     server_momentum: Annotated[float, Field(ge=0, lt=1)] = 0.9  # of fedavgm
+    # A network's parameters to orthogonalize: all matrices but the first and the last layer's, or
+    # all. The others take the step -aux-lr M (sgd), or that of AdamW begun afresh every round.
+    route: Literal["hidden", "all-matrices"] = "hidden"
+    aux: Literal["sgd", "adamw"] = "sgd"
+    aux_lr: Annotated[float, Field(ge=0, allow_inf_nan=False)] = 0.0  # 0: 0.05, or 1e-3 for adamw
+    # Scale of a network's orthogonalized [m, n] step, as in torch.optim.Muon: 1,
+    # sqrt(max(1, m / n)), or 0.2 sqrt(max(m, n))
+    adjust: Literal["none", "original", "match-rms"] = "none"
 
 
 class OrthogonalizerTable(Table):
@@ -158,6 +170,20 @@ class Config(Table):
     stability: Stability = Stability()
     output: Output = Output()
 
+    @model_validator(mode="before")
+    @classmethod
+    def _normalized(cls, tables: Any) -> Any:
+        """`normalize = auto` becomes what the task asks for, so that a config says what it does."""
+        if not isinstance(tables, Mapping):
+            return tables
+        data, task = (tables.get(name, {}) for name in ("data", "task"))
+        if not (isinstance(data, Mapping) and isinstance(task, Mapping)):
+            return tables
+        if data.get("normalize", "auto") != "auto":
+            return tables
+        found = "pixels" if task.get("name") == "network" else "unit"
+        return {**tables, "data": {**data, "normalize": found}}
+
     @model_validator(mode="after")
     def _possible(self) -> "Config":
         for problem in _impossible(self):
@@ -177,6 +203,16 @@ def _impossible(config: Config) -> list[str]:
         problems.append(
             f"[data] train = {data.train} cannot give {federation.clients} clients minimum = "
             f"{data.minimum} samples each: raise train, or lower minimum or [federation] clients"
+        )
+    if config.task.name == "matrix" and data.normalize == "pixels":
+        problems.append(
+            "[data] normalize = 'pixels' leaves the unit ball, where the constants of the matrix "
+            "task are proved: use unit or ball, or [task] name = 'network'"
+        )
+    if config.task.name == "matrix" and config.local.adjust != "none":
+        problems.append(
+            f"[local] adjust = '{config.local.adjust}' is for networks: the matrix task has one "
+            "matrix, whose scale is lr, so set adjust = 'none'"
         )
     try:
         schedule(config.orthogonalizer.coefficients, config.orthogonalizer.steps)

@@ -26,6 +26,8 @@ from fedmuon.federated.aggregate import ServerState, begin
 from fedmuon.federated.evaluate import risk, sample_weights
 from fedmuon.federated.simulate import Engine, Experiment, Round
 from fedmuon.storage import Record, RunDirectory, array_bytes, npy_bytes, tensor_bytes
+from fedmuon.tasks.networks import NetworkTask
+from fedmuon.tasks.routing import routes
 
 MEASURES = ("train_loss", "test_loss", "gap", "accuracy")
 Watch = Callable[[Record], None]
@@ -55,6 +57,9 @@ def prepare(config: Config, out: Path, resume: bool = False) -> Run:
         array_bytes(train_index=data.train_index, client=data.client, test_index=data.test_index),
     )
     directory.fix("schedule.npy", npy_bytes(experiment.plan.schedule()))
+    if isinstance(experiment.task, NetworkTask):
+        table = routes(experiment.task.module, config.local.route)
+        directory.fix("routes.txt", f"{table}\n".encode())
     fresh = begin(experiment.recipe, experiment.task, config.federation.seed)
     directory.fix("initial.safetensors", tensor_bytes(fresh.params))
     return Run(config, data, experiment, directory)

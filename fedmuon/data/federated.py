@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from fedmuon.data.source import Source, unit_rows
+from fedmuon.data.source import Source, flat_rows
 from fedmuon.errors import InputError
 
 
@@ -18,7 +18,8 @@ class FederatedData:
     `inputs` [n, d] and `labels` [n] are sorted by client, in the order of `train_index` within a
     client; client i has the rows offsets[i] to offsets[i + 1]. `order` [n] says which entry of
     `train_index` [n] each row is, and `client` [n] to whom each entry of `train_index` belongs.
-    `train_index` and `test_index` count in the source's order.
+    `train_index` and `test_index` count in the source's order. `shape` is that of a sample as it
+    was stored, before it was laid out as a row of length d.
     """
 
     inputs: np.ndarray
@@ -30,6 +31,7 @@ class FederatedData:
     train_index: np.ndarray
     test_index: np.ndarray
     client: np.ndarray
+    shape: tuple[int, ...] = ()
 
     @property
     def sizes(self) -> np.ndarray:
@@ -65,13 +67,14 @@ def federate(
     sizes = np.bincount(client, minlength=clients or 0)
     rows = train_index[order]
     return FederatedData(
-        inputs=unit_rows(source.inputs[rows], normalize),
+        inputs=flat_rows(source.inputs[rows], normalize),
         labels=source.labels[rows],
         offsets=np.concatenate([[0], np.cumsum(sizes)]),
-        test_inputs=unit_rows(source.inputs[test_index], normalize),
+        test_inputs=flat_rows(source.inputs[test_index], normalize),
         test_labels=source.labels[test_index],
         order=order,
         train_index=train_index,
         test_index=test_index,
         client=client,
+        shape=source.inputs.shape[1:],
     )

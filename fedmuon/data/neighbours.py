@@ -11,7 +11,7 @@ from typing import Literal
 import numpy as np
 
 from fedmuon.data.federated import FederatedData
-from fedmuon.data.source import Source, unit_rows
+from fedmuon.data.source import Source, flat_rows
 from fedmuon.errors import InputError
 from fedmuon.randomness import Draw, generator
 
@@ -43,7 +43,7 @@ class Neighbours:
         client, position, replacement = rows.T.copy()
         changed = client >= 0
         inputs = np.zeros((len(rows), math.prod(source.inputs.shape[1:])))
-        inputs[changed] = unit_rows(source.inputs[replacement[changed]], normalize)
+        inputs[changed] = flat_rows(source.inputs[replacement[changed]], normalize)
         labels = np.zeros(len(rows), np.int64)
         labels[changed] = source.labels[replacement[changed]]
         return cls(client, position, replacement, inputs, labels)

@@ -8,6 +8,7 @@ import numpy as np
 from fedmuon.errors import InputError
 
 NORMALIZATIONS = ("unit", "ball")
+PIXELS = "pixels"
 CHUNK = 512  # rows mapped at once: temporaries stay in cache, and small beside the result
 
 
@@ -58,6 +59,19 @@ class Source:
         if finite.all():
             return ""
         return f"holds NaN or infinity in sample {int(finite.argmin())}: mend or remove it"
+
+
+def flat_rows(raw: np.ndarray, normalize: str) -> np.ndarray:
+    """Raw samples [m, ...] -> [m, d], each row mapped on its own: `pixels` or `unit_rows`.
+
+    `pixels` divides uint8 images by 255, in float32, and leaves other samples as they are.
+    """
+    if normalize != PIXELS:
+        return unit_rows(raw, normalize)
+    rows = raw.reshape(len(raw), math.prod(raw.shape[1:]))
+    if rows.dtype == np.uint8:
+        return np.divide(rows, 255, dtype=np.float32)
+    return rows if rows.dtype in (np.float32, np.float64) else rows.astype(np.float64)
 
 
 def unit_rows(raw: np.ndarray, normalize: str = "unit") -> np.ndarray:

@@ -1,6 +1,7 @@
 """From a config to an experiment: the one place where tables become objects, for every engine."""
 
 import dataclasses
+import math
 from dataclasses import dataclass
 from functools import lru_cache
 
@@ -12,7 +13,7 @@ from fedmuon.data.federated import FederatedData, federate
 from fedmuon.data.mapped import mapped
 from fedmuon.data.neighbours import Neighbours
 from fedmuon.data.partition import dirichlet_partition
-from fedmuon.data.source import Source, unit_rows
+from fedmuon.data.source import Source, flat_rows
 from fedmuon.data.sources import read
 from fedmuon.data.split import split
 from fedmuon.errors import InputError
@@ -21,8 +22,11 @@ from fedmuon.federated.shards import Shard, Shards, replaced
 from fedmuon.federated.simulate import Experiment
 from fedmuon.gemm import fastest, supported
 from fedmuon.randomness import Draw, generator
-from fedmuon.tasks.base import Batch, Params
+from fedmuon.tasks.base import Batch, Params, Task
 from fedmuon.tasks.matrix import MatrixTask
+from fedmuon.tasks.models import network, seen
+from fedmuon.tasks.networks import NetworkTask
+from fedmuon.tasks.routing import hidden
 from fedmuon.transforms.base import Number
 from fedmuon.transforms.recipes import Recipe, build
 
@@ -87,12 +91,33 @@ def plan(config: Config) -> Plan:
     )
 
 
-def task(config: Config, dimension: int, classes: int) -> MatrixTask:
-    """The configured task in the run's precision, on its device, with its kernel."""
+def task(config: Config, shape: tuple[int, ...], classes: int) -> Task:
+    """The configured task for samples of that stored shape, in the run's precision, on its device,
+    with its kernel."""
     engine = config.engine
-    return MatrixTask(
-        dimension, classes, DTYPES[engine.dtype], torch.device(engine.device), engine.kernel
-    )
+    dtype, device = DTYPES[engine.dtype], torch.device(engine.device)
+    if config.task.name == "network":
+        return _network(config.task.model, shape, classes, dtype, device)
+    return MatrixTask(math.prod(shape), classes, dtype, device, engine.kernel)
+
+
+@lru_cache(maxsize=4)
+def _network(
+    model: str, shape: tuple[int, ...], classes: int, dtype: torch.dtype, device: torch.device
+) -> NetworkTask:
+    """Made once for all clients of a worker process."""
+    return NetworkTask(network(model, shape, classes), seen(shape), dtype, device)
+
+
+def recipe(
+    config: Config, what: Task, lr: Number | None = None, regularization: Number | None = None
+) -> Recipe:
+    """The configured recipe, with the routes of a network's parameters."""
+    routed = None
+    if isinstance(what, NetworkTask) and "muon" in config.local.recipe:
+        chosen = hidden(what.module, config.local.route)
+        routed = {name: name in chosen for name, _ in what.module.named_parameters()}
+    return build(config.local, config.orthogonalizer, lr, regularization, routed)
 
 
 def experiment(
@@ -104,9 +129,9 @@ def experiment(
     regularization: Number | None = None,
 ) -> Experiment:
     """Recipe, task, plan and shards of a resolved config; per-replica lr and lambda if given."""
-    what = task(config, data.inputs.shape[1], classes)
+    what = task(config, data.shape or data.inputs.shape[1:], classes)
     return Experiment(
-        build(config.local, config.orthogonalizer, lr, regularization),
+        recipe(config, what, lr, regularization),
         what,
         plan(config),
         Shards.of(data, what.dtype, what.device, neighbours),
@@ -119,7 +144,7 @@ class LoneClient:
 
     client: int
     recipe: Recipe
-    task: MatrixTask
+    task: Task
     plan: Plan
     shard: Shard
     samples: Source
@@ -138,7 +163,7 @@ class LoneClient:
 
 
 @lru_cache(maxsize=1)
-def _template(task: MatrixTask, stack: int) -> Params:
+def _template(task: Task, stack: int) -> Params:
     """Made once for all messages; nobody writes to it."""
     return task.initial(generator(0, Draw.INITIAL), stack)
 
@@ -149,15 +174,15 @@ def lone_client(config: Config, client: int) -> LoneClient:
     samples = mapped(config.data.name, tuple(sorted(_options(config).items())))
     train, owner, _ = deal(config, samples)
     rows = train[owner == client]
-    inputs = unit_rows(samples.inputs[rows], config.data.normalize)
-    what = task(config, inputs.shape[1], samples.classes)
+    inputs = flat_rows(samples.inputs[rows], config.data.normalize)
+    what = task(config, samples.inputs.shape[1:], samples.classes)
     batch = Batch(
         torch.from_numpy(inputs).to(what.device, what.dtype),
         torch.from_numpy(samples.labels[rows]).to(what.device),
     )
-    recipe = build(config.local, config.orthogonalizer)
+    rules = recipe(config, what)
     return LoneClient(
-        client, recipe, what, plan(config), Shard(batch), samples, config.data.normalize
+        client, rules, what, plan(config), Shard(batch), samples, config.data.normalize
     )
 
 

@@ -12,8 +12,6 @@ from fedmuon.federated.shards import Shard, Shards
 from fedmuon.tasks.base import Task
 from fedmuon.transforms.recipes import Recipe
 
-COHORT = 1 << 18  # parameters stepped together: enough to hide a call's cost, small enough to cache
-
 
 @dataclass(frozen=True)
 class Experiment:
@@ -68,7 +66,7 @@ def _cohorts(
 ) -> Iterator[list[tuple[int, Shard]]]:
     """Participants in groups that are stepped together while their stack stays small."""
     entries = sum(value.numel() for value in state.params.values())
-    size = max(1, COHORT // entries)
+    size = max(1, experiment.task.together // entries)
     for start in range(0, len(participants), size):
         yield [(int(i), experiment.shards[int(i)]) for i in participants[start : start + size]]
 

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 import numpy as np
+import torch
 from torch import Tensor
 
 Params = dict[str, Tensor]
@@ -27,7 +28,10 @@ class Replaced:
 
 @dataclass(frozen=True)
 class Batch:
-    """Rows that all replicas share, inputs [n, d] and labels [n], and those that differ."""
+    """Rows that all replicas share, inputs [n, d] and labels [n], and those that differ.
+
+    Images are laid out as rows too; a network knows their shape.
+    """
 
     inputs: Tensor
     labels: Tensor
@@ -36,6 +40,21 @@ class Batch:
 
 class Task(Protocol):
     """Loss and gradients; every method maps over the replica axis."""
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """The precision of the parameters."""
+        ...
+
+    @property
+    def device(self) -> torch.device:
+        """Where they are."""
+        ...
+
+    @property
+    def together(self) -> int:
+        """How many parameters of a cohort's stack are worth stepping together."""
+        ...
 
     def initial(self, rng: np.random.Generator, stack: int = 1) -> Params:
         """The first parameters, the same for all S replicas."""

@@ -35,6 +35,11 @@ class MatrixTask:
     device: torch.device = CPU
     kernel: str = "torch"
 
+    @property
+    def together(self) -> int:
+        """Enough to hide a call's cost, small enough to cache."""
+        return 1 << 18
+
     def initial(self, rng: np.random.Generator, stack: int = 1) -> Params:
         """Gaussian entries of variance 1/d: logits of a unit sample start of order 1/sqrt(d)."""
         weight = rng.standard_normal((self.dimension, self.classes)) / math.sqrt(self.dimension)

@@ -1,6 +1,11 @@
-"""Orthogonalization as a link: any map of `fedmuon.orthogonalize` by its configured name."""
+"""Orthogonalization as a link: any map of `fedmuon.orthogonalize` by its configured name.
 
-from collections.abc import Callable
+A tensor [out, ...] of a network is the matrix [out, -1]; tensors of one shape share a program while
+they are small, unless the map draws, as every matrix has draws of its own.
+"""
+
+import math
+from collections.abc import Callable, Iterator
 
 import numpy as np
 import torch
@@ -15,16 +20,48 @@ from fedmuon.transforms.base import Context, Link, Number, stateless, tiled
 Map = Callable[[Tensor, Context, int], Tensor]  # (M [S, m, n], context, block number) -> [S, m, n]
 
 
-def orthogonalize(apply: Map) -> Link:
-    """Replace every matrix by its orthogonalization (001 (2))."""
+TOGETHER = {"cpu": 1 << 18, "cuda": 1 << 26}  # entries that are worth stacking, as in optim
+DRAWING = ("gaussian-smoothed-sign", "randomized-polar")
+# s(m, n) of an orthogonalized step, as torch.optim.Muon names them
+ADJUSTMENTS: dict[str, Callable[[int, int], float]] = {
+    "none": lambda m, n: 1.0,
+    "original": lambda m, n: math.sqrt(max(1.0, m / n)),
+    "match-rms": lambda m, n: 0.2 * math.sqrt(max(m, n)),
+}
+
+
+def orthogonalize(apply: Map, adjust: str = "none", grouped: bool = False) -> Link:
+    """Replace every matrix by its orthogonalization (001 (2)), times s(m, n) of `adjust`.
+
+    `grouped` lets small matrices of one shape be one stack for the map.
+    """
 
     def update(direction: Params, context: Context) -> Params:
-        return {
-            name: apply(matrix, context, block)
-            for block, (name, matrix) in enumerate(direction.items())
-        }
+        number = {name: block for block, name in enumerate(direction)}
+        found: Params = {}
+        for names in _groups(direction, grouped):
+            views = [direction[name].flatten(2) for name in names]
+            stack = views[0] if len(views) == 1 else torch.cat(views)
+            scale = ADJUSTMENTS[adjust](*stack.shape[-2:])
+            done = apply(stack, context, number[names[0]])
+            done = done if scale == 1 else done * scale
+            for name, part in zip(names, done.chunk(len(names)), strict=True):
+                found[name] = part.reshape(direction[name].shape)
+        return found
 
     return stateless("orthogonalize", update)
+
+
+def _groups(direction: Params, grouped: bool) -> Iterator[list[str]]:
+    """Names of tensors to stack: of one shape, and small enough to gain by it."""
+    alike: dict[object, list[str]] = {}
+    for name, value in direction.items():
+        alike.setdefault((value.shape, value.device) if grouped else name, []).append(name)
+    for names in alike.values():
+        first = direction[names[0]]
+        size = max(1, TOGETHER.get(first.device.type, 1 << 26) // max(1, first.numel()))
+        for start in range(0, len(names), size):
+            yield names[start : start + size]
 
 
 def named(table: OrthogonalizerTable, regularization: Number | None = None) -> Map:

@@ -5,15 +5,16 @@ A recipe says which link states travel to the clients (`sent`), which come back 
 a federated round is the same for all.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 
 from fedmuon.config import Local, OrthogonalizerTable
 from fedmuon.tasks.base import Params
-from fedmuon.transforms.base import Chain, Number, State, States, per_replica, zeros
+from fedmuon.transforms.base import Chain, Link, Number, State, States, per_replica, zeros
 from fedmuon.transforms.momentum import ema
 from fedmuon.transforms.oracle import gradient
-from fedmuon.transforms.orthogonal import named, orthogonalize
+from fedmuon.transforms.orthogonal import DRAWING, named, orthogonalize
+from fedmuon.transforms.route import adamw, only
 from fedmuon.transforms.step import align, descend
 
 # (old model, mean of the clients' models, states) -> (next model, next states)
@@ -47,12 +48,14 @@ def server_momentum(memory: float) -> ServerRule:
     return rule
 
 
-def remember_direction(lr: Number, steps: int) -> ServerRule:
-    """Delta_G <- (X - mean) / (eta E): the last global update direction (001 Remark 3.2)."""
+def remember_direction(lr: Number, steps: int, others: Mapping[str, Number]) -> ServerRule:
+    """Delta_G <- (X - mean) / (eta E): the last global update direction (001 Remark 3.2); `others`
+    names the parameters with a step size of their own."""
 
     def rule(old: Params, mean: Params, states: States) -> tuple[Params, States]:
         direction: State = {
-            name: (old[name] - mean[name]) / (per_replica(lr, old[name]) * steps) for name in old
+            name: (old[name] - mean[name]) / (per_replica(others.get(name, lr), old[name]) * steps)
+            for name in old
         }
         return mean, {**states, "global-direction": direction}
 
@@ -64,12 +67,18 @@ def build(
     orthogonalizer: OrthogonalizerTable,
     lr: Number | None = None,
     regularization: Number | None = None,
+    routed: Mapping[str, bool] | None = None,
 ) -> Recipe:
-    """The recipe that the config names; lr and lambda may be given per replica [S]."""
+    """The recipe that the config names; lr and lambda may be given per replica [S].
+
+    `routed` says of every parameter of a network whether a Muon recipe orthogonalizes it; the
+    others take the auxiliary step. Without it all are matrices, and orthogonalized.
+    """
     rate = local.lr if lr is None else lr
-    descent = descend(rate)
-    muon = (gradient(), ema(local.momentum), orthogonalize(named(orthogonalizer, regularization)))
-    sgd, plain = Chain((gradient(), descent)), Chain((*muon, descent))
+    others = {name: _aux_rate(local) for name, yes in (routed or {}).items() if not yes}
+    descent = descend(rate, others)
+    muon = _muon(local, _orthogonalize(local, orthogonalizer, regularization), others)
+    sgd, plain = Chain((gradient(), descend(rate))), Chain((*muon, descent))
     shared = ("momentum",)
     aligned = Chain((*muon, align(local.alignment), descent))
     recipes = {
@@ -79,13 +88,39 @@ def build(
         "fedmuon": Recipe(plain, replace_by_mean, shared, shared, shared),
         "fedmuon-aligned": Recipe(
             aligned,
-            remember_direction(rate, local.steps),
+            remember_direction(rate, local.steps, others),
             sent=("momentum", "global-direction"),
             returned=shared,
             kept=("momentum", "global-direction"),
         ),
     }
     return recipes[local.recipe]
+
+
+def _orthogonalize(local: Local, table: OrthogonalizerTable, regularization: Number | None) -> Link:
+    apply = named(table, regularization)
+    return orthogonalize(apply, local.adjust, grouped=table.name not in DRAWING)
+
+
+def _muon(local: Local, orthogonal: Link, others: Collection[str]) -> tuple[Link, ...]:
+    """Gradient, momentum, orthogonalization; `others` keep M (sgd), or take AdamW's step. AdamW's
+    moments are not sent: it begins every local round afresh, and M stays 0 where it acts."""
+    momentum = ema(local.momentum)
+    if not others:
+        return gradient(), momentum, orthogonal
+
+    def hidden(name: str) -> bool:
+        return name not in others
+
+    if local.aux == "sgd":
+        return gradient(), momentum, only(hidden, orthogonal)
+    beside = only(others.__contains__, adamw())
+    return gradient(), beside, only(hidden, momentum), only(hidden, orthogonal)
+
+
+def _aux_rate(local: Local) -> float:
+    """The auxiliary step size; by default that of FedAvg in 001 (Table 3), or torch's for AdamW."""
+    return local.aux_lr or (0.05 if local.aux == "sgd" else 1e-3)
 
 
 def initial_states(recipe: Recipe, params: Params) -> States:

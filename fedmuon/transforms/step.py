@@ -1,5 +1,7 @@
 """The last links: mixing with the global direction, and the step itself."""
 
+from collections.abc import Mapping
+
 from fedmuon.tasks.base import Params
 from fedmuon.transforms.base import Context, Link, Number, State, per_replica, stateless, zeros
 
@@ -14,10 +16,15 @@ def align(share: float) -> Link:
     return Link("global-direction", zeros, update)
 
 
-def descend(lr: Number) -> Link:
-    """-eta times the direction (001 (3)); eta may differ per replica."""
+def descend(lr: Number, others: Mapping[str, Number] | None = None) -> Link:
+    """-eta times the direction (001 (3)); eta may differ per replica, and by parameter: `others`
+    names those that do not take `lr`."""
+    rates = others or {}
 
     def update(direction: Params, context: Context) -> Params:
-        return {name: value * -per_replica(lr, value) for name, value in direction.items()}
+        return {
+            name: value * -per_replica(rates.get(name, lr), value)
+            for name, value in direction.items()
+        }
 
     return stateless("descend", update)

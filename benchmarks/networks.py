@@ -1,0 +1,171 @@
+"""A CNN's local training side by side: this package, pfl-research, and a plain Flower app.
+
+    python -m benchmarks.networks [--rounds 3] [--pairs 2] [--skip-flower]
+
+K = 5 of N = 20 clients train McMahan et al.'s CNN for one local epoch of mini-batches of 64 with
+SGD, on 12,000 images of Fashion-MNIST's size (or mnist5k's 4,000). Every contestant makes the same
+steps from the same start in a process of its own, and must end at the same model. Most of the time
+is the convolutions', which all share; FedMuon's own cost is its products beside them.
+"""
+
+import argparse
+import importlib.util
+import sys
+import tempfile
+from pathlib import Path
+from statistics import median
+from time import perf_counter
+from typing import Any
+
+import numpy as np
+
+from benchmarks.rounds import PEERS, run
+from fedmuon.config import Config, parse
+from fedmuon.errors import InputError
+from fedmuon.federated import setup
+from fedmuon.federated.aggregate import begin
+from fedmuon.federated.simulate import Experiment, rounds
+
+BATCH = 64
+
+
+def config(data: str, count: int, recipe: str = "fedavg") -> Config:
+    """The job as a config: an even split, so that an epoch is the same for all."""
+    train = 12_000 if data == "fashion-mnist" else 4_000
+    return parse(
+        {
+            "data": {"name": data, "train": train, "test": 1_000, "alpha": 1e6},
+            "federation": {"rounds": count},
+            "task": {"name": "network", "model": "cnn"},
+            "local": {"recipe": recipe, "steps": train // 20 // BATCH, "batch": BATCH, "lr": 0.05},
+            "orthogonalizer": {"name": "newton-schulz"},
+            "engine": {"device": "cpu"},
+        }
+    )
+
+
+def experiment_of(table: Config) -> Experiment:
+    """The experiment with its data."""
+    source = setup.source(table)
+    return setup.experiment(table, setup.federated_data(table, source), source.classes)
+
+
+def available() -> str:
+    """Fashion-MNIST where it is installed, else mnist5k."""
+    try:
+        setup.source(config("fashion-mnist", 1))
+        return "fashion-mnist"
+    except InputError:
+        return "mnist5k"
+
+
+def make_job(path: Path, table: Config) -> None:
+    """Write down everything that is drawn (see `peers/cnn_work.py`)."""
+    what = experiment_of(table)
+    plan, shards = what.plan, what.shards
+    schedule, sizes = plan.schedule(), np.diff(shards.offsets)
+    rows = [
+        [[plan.rows(r, i, e, int(sizes[i])) for e in range(plan.steps)] for i in chosen]
+        for r, chosen in enumerate(schedule.tolist())
+    ]
+    start = begin(what.recipe, what.task, table.federation.seed).params
+    arrays: dict[str, Any] = {f"start {name}": value[0].numpy() for name, value in start.items()}
+    arrays |= {"inputs": shards.inputs.numpy(), "labels": shards.labels.numpy()}
+    arrays |= {"offsets": shards.offsets, "schedule": schedule, "rows": np.array(rows)}
+    np.savez(path, allow_pickle=False, lr=np.array(table.local.lr), **arrays)
+
+
+def work(kind: str, data: str, count: int, path: str, out: str) -> None:
+    """One contestant of ours, in this process: its clock and its last model."""
+    sys.path.insert(0, str(PEERS))
+    from cnn_work import (  # pyright: ignore[reportMissingImports]
+        cnn,
+        load,
+        put,
+        report,
+        train,
+    )
+
+    if kind != "loop":
+        what = experiment_of(config(data, count, kind))
+        state = begin(what.recipe, what.task, 0)
+        stamps = [perf_counter()]
+        for finished in rounds(what, state):
+            stamps.append(perf_counter())
+            state = finished.state
+        report(out, {name: value[0] for name, value in state.params.items()}, stamps)
+        return
+    job, model = load(path), cnn()
+    state, stamps = job.start, [perf_counter()]
+    for r, chosen in enumerate(job.schedule.tolist()):
+        ends = []
+        for k, client in enumerate(chosen):
+            put(model, state)
+            train(model, *job.client(client), job.rows[r, k], job.lr)
+            ends.append([value.detach().clone() for value in model.parameters()])
+        state = dict(zip(state, [sum(v) / len(ends) for v in zip(*ends, strict=True)], strict=True))
+        stamps.append(perf_counter())
+    report(out, state, stamps)
+
+
+def contestants(data: str, count: int, skip_flower: bool) -> dict[str, list[str]]:
+    """Name -> the command that runs it; pfl-research only where it is installed."""
+    python, names = sys.executable, {"ours": "fedavg", "ours, FedMuon": "fedmuon"}
+    ours = [python, "-m", "benchmarks.networks", "--data", data, "--rounds", str(count), "--work"]
+    field = {name: [*ours, kind] for name, kind in names.items()}
+    field["torch loop"] = [*ours, "loop"]
+    if importlib.util.find_spec("pfl"):
+        field["pfl-research"] = [python, str(PEERS / "cnn_pfl.py")]
+    return field if skip_flower else {**field, "Flower": [python, str(PEERS / "cnn_flower.py")]}
+
+
+def compare(count: int, pairs: int, skip_flower: bool) -> None:
+    """Run all in turn; medians of warm rounds, and ratios pair by pair."""
+    data = available()
+    field = contestants(data, count, skip_flower)
+    seconds: dict[str, list[float]] = {name: [] for name in field}
+    with tempfile.TemporaryDirectory() as folder:
+        job = Path(folder) / "job.npz"
+        make_job(job, config(data, count))
+        for turn in range(pairs):
+            for name, command in field.items():
+                found = run(command, job, Path(folder) / f"{name}.npy")
+                seconds[name].append(median(found["round_seconds"][1:] or found["round_seconds"]))
+                away = _distance(Path(folder), name)
+                print(f"  {turn + 1}/{pairs} {name}: {seconds[name][-1]:.2f} s a round{away}",
+                      flush=True)  # fmt: skip
+    print(f"\n{data}, one local epoch of the CNN for K = 5 clients")
+    for name, times in seconds.items():
+        ratio = median(t / o for t, o in zip(times, seconds["ours"], strict=True))
+        print(f"{name:16}{median(times):>8.2f} s a round{ratio:>8.2f} x ours")
+
+
+def _distance(folder: Path, name: str) -> str:
+    """How far the contestant's model ends from ours; too far is an error."""
+    if name in ("ours", "ours, FedMuon"):
+        return ""
+    one, other = (np.load(folder / f"{which}.npy") for which in ("ours", name))
+    away = float(np.linalg.norm(one - other) / np.linalg.norm(one))
+    if away > 1e-3:
+        raise SystemExit(f"{name} ends {away:.1e} away from our model")
+    return f", {away:.1e} from our model"
+
+
+def main() -> None:
+    """Parse and run."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--pairs", type=int, default=2)
+    parser.add_argument("--skip-flower", action="store_true")
+    parser.add_argument("--data", help=argparse.SUPPRESS)
+    parser.add_argument("--work", help=argparse.SUPPRESS)
+    parser.add_argument("files", nargs="*", help=argparse.SUPPRESS)
+    asked = parser.parse_args()
+    if asked.work:
+        work(asked.work, asked.data, asked.rounds, *asked.files)
+    else:
+        compare(asked.rounds, asked.pairs, asked.skip_flower)
+
+
+if __name__ == "__main__":
+    main()

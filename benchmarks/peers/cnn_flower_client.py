@@ -1,0 +1,41 @@
+"""The ClientApp of the CNN job: the ordinary torch loop of Flower's quickstart."""
+
+from __future__ import annotations
+
+from functools import cache
+
+import torch
+from cnn_work import Job, cnn, load, train
+from flwr.app import ArrayRecord, ConfigRecord, Context, Message, RecordDict
+from flwr.clientapp import ClientApp
+
+app = ClientApp()
+
+
+@cache
+def job_at(path: str) -> Job:
+    """The job, read once per worker process."""
+    torch.set_num_threads(1)
+    return load(path)
+
+
+@app.query()
+def query(message: Message, context: Context) -> Message:
+    """Tell the server which partition this node holds, and read the data meanwhile."""
+    job_at(str(message.content.config_records["config"]["work"]))
+    partition = int(context.node_config["partition-id"])
+    content = RecordDict({"node": ConfigRecord({"partition": partition})})
+    return Message(content, reply_to=message)
+
+
+@app.train()
+def learn(message: Message, context: Context) -> Message:
+    """One local epoch from the server's model."""
+    config = message.content.config_records["config"]
+    job, round = job_at(str(config["work"])), int(config["round"])  # type: ignore[arg-type]
+    client = int(context.node_config["partition-id"])
+    place = job.schedule[round].tolist().index(client)
+    model = cnn()
+    model.load_state_dict(message.content.array_records["arrays"].to_torch_state_dict())
+    train(model, *job.client(client), job.rows[round, place], job.lr)
+    return Message(RecordDict({"arrays": ArrayRecord(model.state_dict())}), reply_to=message)

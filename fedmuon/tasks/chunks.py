@@ -1,0 +1,90 @@
+"""How many samples a network sees at once: bounded by memory, halved where that runs out."""
+
+import contextlib
+import gc
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import TypeVar
+
+import torch
+from torch import Tensor, nn
+from torch.autograd.graph import saved_tensors_hooks
+from torch.func import functional_call
+
+from fedmuon.errors import InputError
+
+Found = TypeVar("Found")
+
+
+@dataclass
+class Chunks:
+    """Samples in groups of `most`, counted once for every replica that sees them together.
+
+    `most` falls where a device runs out of memory and stays there: it changes rounding only.
+    """
+
+    most: int
+
+    def each(self, work: Callable[[slice], Found], rows: int, replicas: int = 1) -> Iterator[Found]:
+        """work(rows a to b) for the groups of 0 to `rows`, in order."""
+        start = 0
+        while start < rows:
+            part = slice(start, min(rows, start + max(1, self.most // replicas)))
+            try:
+                found = work(part)
+            except torch.OutOfMemoryError:
+                self._halve(part, replicas)
+                continue
+            yield found
+            start = part.stop
+
+    def _halve(self, part: slice, replicas: int) -> None:
+        size = part.stop - part.start
+        if size == 1:
+            raise InputError(
+                f"a single sample of {replicas} replicas does not fit into the device's memory: "
+                "use fewer trials, a smaller [task] model, or [engine] device = 'cpu'"
+            )
+        self.most = size // 2 * replicas
+        gc.collect()  # what the failed attempt held
+        torch.cuda.empty_cache()
+
+
+def saved_entries(module: nn.Module, shape: tuple[int, ...]) -> int:
+    """Numbers that autograd keeps for one sample: what two samples keep more than one.
+
+    On torch's `meta` device, where nothing is computed.
+    """
+    params = {
+        name: torch.empty_like(value, device="meta").requires_grad_()
+        for name, value in module.named_parameters()
+    }
+    buffers = {name: value.to("meta") for name, value in module.named_buffers()}
+    counts = []
+    for rows in (1, 2):
+        kept: list[int] = []
+        with saved_tensors_hooks(_counter(kept), lambda tensor: tensor):
+            like = torch.empty(rows, *shape, device="meta")
+            functional_call(module, {**params, **buffers}, (like,))
+        counts.append(sum(kept))
+    return counts[1] - counts[0]
+
+
+def _counter(kept: list[int]) -> Callable[[Tensor], Tensor]:
+    def count(tensor: Tensor) -> Tensor:
+        kept.append(tensor.numel())
+        return tensor
+
+    return count
+
+
+@contextlib.contextmanager
+def exact_on(device: torch.device) -> Iterator[None]:
+    """float32 as it says, and the same sums every time: cuDNN otherwise rounds convolutions to
+    TF32 and may choose algorithms that add in no fixed order."""
+    if device.type != "cuda":
+        yield
+        return
+    flags = torch.backends.cudnn.flags
+    with flags(enabled=True, benchmark=False, deterministic=True, allow_tf32=False):
+        yield

@@ -1,0 +1,163 @@
+"""Networks by name, for samples of any shape that they can read; none has a BatchNorm.
+
+A builder takes the shape of one sample, (d,) or (C, H, W), and the number of classes. Modules are
+made on torch's `meta` device: they hold shapes and no numbers, and draw nothing.
+"""
+
+import math
+from collections import OrderedDict
+from collections.abc import Callable
+
+import torch
+from torch import Tensor, nn
+
+from fedmuon.errors import InputError
+
+Shape = tuple[int, ...]
+GROUPS = 16  # of every GroupNorm
+
+
+def network(name: str, shape: Shape, classes: int) -> nn.Module:
+    """The named network; images without a channel axis, (H, W), get one."""
+    if name not in MODELS:
+        raise InputError(f"[task] model = '{name}' is unknown: use one of {', '.join(MODELS)}")
+    shape, least = seen(shape), LEAST.get(name)
+    if least and (len(shape) != 3 or min(shape[1:]) < least):
+        raise InputError(
+            f"[task] model = '{name}' reads images of {least} x {least} pixels or more, not "
+            f"samples of shape {shape}: use mlp, or other [data]"
+        )
+    with torch.device("meta"):
+        return MODELS[name](shape, classes)
+
+
+def seen(shape: Shape) -> Shape:
+    """The shape in which a network sees a stored sample: (d,) or (C, H, W)."""
+    return (1, *shape) if len(shape) == 2 else shape
+
+
+def mlp(shape: Shape, classes: int) -> nn.Module:
+    """d-512-256-c with ReLU; 0.5M parameters for 28 x 28 pixels and ten classes (004)."""
+    return _sequence(
+        flat=nn.Flatten(),
+        first=nn.Linear(math.prod(shape), 512),
+        first_relu=nn.ReLU(),
+        hidden=nn.Linear(512, 256),
+        hidden_relu=nn.ReLU(),
+        head=nn.Linear(256, classes),
+    )
+
+
+def cnn(shape: Shape, classes: int) -> nn.Module:
+    """Two 5 x 5 convolutions of 32 and 64 channels, each with 2 x 2 pooling, and 512 hidden units.
+
+    The network of McMahan et al. 2017 (FedAvg); 1,663,370 parameters on MNIST. 001 does not print
+    the architecture of its CNN.
+    """
+    channels, height, width = shape
+    return _sequence(
+        conv1=nn.Conv2d(channels, 32, 5, padding=2),
+        relu1=nn.ReLU(),
+        pool1=nn.MaxPool2d(2),
+        conv2=nn.Conv2d(32, 64, 5, padding=2),
+        relu2=nn.ReLU(),
+        pool2=nn.MaxPool2d(2),
+        flat=nn.Flatten(),
+        hidden=nn.Linear(64 * (height // 4) * (width // 4), 512),
+        relu3=nn.ReLU(),
+        head=nn.Linear(512, classes),
+    )
+
+
+def cifarnet(shape: Shape, classes: int) -> nn.Module:
+    """A 2 x 2 convolution and three pairs of 3 x 3 ones, of 64, 256, 256 channels; 2M parameters.
+
+    The CifarNet of 004 and of Jordan's speed runs, with two changes that federated averaging needs:
+    the first convolution is learned, not whitened from the data, and the norms are GroupNorms.
+    """
+    pairs = [_pair(24, 64), _pair(64, 256), _pair(256, 256)]
+    return _sequence(
+        conv=nn.Conv2d(shape[0], 24, 2),
+        gelu=nn.GELU(),
+        pairs=nn.Sequential(*pairs),
+        top=_Largest(),
+        head=nn.Linear(256, classes, bias=False),
+    )
+
+
+def wide_resnet(depth: int, widen: int) -> Callable[[Shape, int], nn.Module]:
+    """WRN-depth-widen (Zagoruyko and Komodakis 2016) with GroupNorm in place of BatchNorm."""
+
+    def build(shape: Shape, classes: int) -> nn.Module:
+        count, widths = (depth - 4) // 6, [16 * widen * 2**stage for stage in range(3)]
+        blocks, inner = [], 16
+        for stage, width in enumerate(widths):
+            for number in range(count):
+                blocks.append(_Residual(inner, width, 2 if stage and not number else 1))
+                inner = width
+        return _sequence(
+            conv=nn.Conv2d(shape[0], 16, 3, padding=1, bias=False),
+            blocks=nn.Sequential(*blocks),
+            norm=nn.GroupNorm(GROUPS, inner),
+            relu=nn.ReLU(),
+            mean=_Mean(),
+            head=nn.Linear(inner, classes),
+        )
+
+    return build
+
+
+MODELS: dict[str, Callable[[Shape, int], nn.Module]] = {
+    "mlp": mlp,
+    "cnn": cnn,
+    "cifarnet": cifarnet,
+    "wrn-16-2": wide_resnet(16, 2),
+}
+LEAST = {"cnn": 4, "cifarnet": 9, "wrn-16-2": 4}  # pixels along the shorter side
+
+
+class _Residual(nn.Module):
+    """A pre-activation block; its shortcut is the identity where widths agree."""
+
+    def __init__(self, inner: int, outer: int, stride: int) -> None:
+        super().__init__()
+        self.norm1 = nn.GroupNorm(GROUPS, inner)
+        self.conv1 = nn.Conv2d(inner, outer, 3, stride, padding=1, bias=False)
+        self.norm2 = nn.GroupNorm(GROUPS, outer)
+        self.conv2 = nn.Conv2d(outer, outer, 3, padding=1, bias=False)
+        self.shortcut = None if inner == outer else nn.Conv2d(inner, outer, 1, stride, bias=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        ready = torch.relu(self.norm1(x))
+        beside = x if self.shortcut is None else self.shortcut(ready)
+        return beside + self.conv2(torch.relu(self.norm2(self.conv1(ready))))
+
+
+class _Mean(nn.Module):
+    """[n, C, H, W] -> [n, C]."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x.mean((-2, -1))
+
+
+class _Largest(nn.Module):
+    """[n, C, H, W] -> [n, C]."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x.amax((-2, -1))
+
+
+def _pair(inner: int, outer: int) -> nn.Module:
+    return nn.Sequential(
+        nn.Conv2d(inner, outer, 3, padding=1, bias=False),
+        nn.MaxPool2d(2),
+        nn.GroupNorm(GROUPS, outer),
+        nn.GELU(),
+        nn.Conv2d(outer, outer, 3, padding=1, bias=False),
+        nn.GroupNorm(GROUPS, outer),
+        nn.GELU(),
+    )
+
+
+def _sequence(**layers: nn.Module) -> nn.Module:
+    return nn.Sequential(OrderedDict(layers))
