@@ -55,7 +55,7 @@ def train(message: Message, context: Context) -> Message:
     with deadline(message):
         lone = _client(config, number)
         shard = lone.shard if rows is None else lone.beside(rows)
-        params, states = unpack(_arrays(message), lone.like(stack), lone.recipe.sent)
+        params, states = unpack(_arrays(message), *lone.like(stack))
         sent = Broadcast(round, params, states)
         (reply,) = cohort_round(lone.recipe, lone.task, lone.plan, [(number, shard)], sent)
     return _reply(
@@ -74,7 +74,7 @@ def evaluate(message: Message, context: Context) -> Message:
     config, round, stack, _ = _request(message)
     number = _partition(context)
     lone = _client(config, number)
-    params, _ = unpack(_arrays(message), lone.like(stack), ())
+    params, _ = unpack(_arrays(message), lone.like(stack)[0], {})
     found = risk(lone.task, params, lone.shard.data.inputs, lone.shard.data.labels)
     return _reply(
         message,

@@ -155,7 +155,13 @@ def _require_covered(case: Case) -> None:
             f"The recursion of 001 follows a model and a momentum that the server averages, which "
             f"recipe {recipe} does not do: it has no certificate, use fedmuon or fedmuon-aligned."
         )
-    if _is_aligned(case) and case.config.local.batch:
+    local = case.config.local
+    if (local.momentum_form, local.weight_decay, local.schedule) != ("ema", 0.0, "constant"):
+        raise Uncertified(
+            "The recursion of 001 has one form of momentum, no weight decay and constant steps: "
+            "set [local] momentum-form = 'ema', weight-decay = 0 and schedule = 'constant'."
+        )
+    if _is_aligned(case) and local.batch:
         raise Uncertified(
             "Alignment (Remark 3.2) is certified for full batches only: set [local] batch = 0."
         )

@@ -22,7 +22,10 @@ Chance = Annotated[float, Field(gt=0, lt=1)]
 
 SourceName = Literal["synthetic", "digits", "mnist5k", "fashion-mnist", "mnist", "cifar10", "idx"]
 Model = Literal["mlp", "cnn", "cifarnet", "wrn-16-2"]
-Recipe = Literal["fedavg", "fedavgm", "local-muon", "fedmuon", "fedmuon-aligned"]
+Recipe = Literal[
+    "fedavg", "fedavgm", "local-muon", "fedmuon", "fedmuon-aligned",
+    "sgd", "normalized-sgd", "adamw", "muon",  # of one client, mostly: all their states are kept
+]  # fmt: skip
 Orthogonalizer = Literal[
     "smoothed-polar",
     "newton-schulz",
@@ -74,6 +77,12 @@ class Local(Table):
     batch: Natural = 0  # 0 is the full batch
     lr: Positive = 1.0
     momentum: Annotated[float, Field(ge=0, lt=1)] = 0.9  # beta, the memory coefficient
+    momentum_form: Literal["ema", "ema-nesterov", "polyak", "nesterov"] = "ema"
+    weight_decay: Annotated[float, Field(ge=0, allow_inf_nan=False)] = 0.0  # decoupled: lr decay X
+    # heavy-tailed: lr is times, and momentum is, what 002 has for so many steps; tail-index is its
+    # alpha, 0 if unknown
+    schedule: Literal["constant", "heavy-tailed"] = "constant"
+    tail_index: Annotated[float, Field(ge=0, le=2)] = 0.0
     alignment: Share = 0.5  # alpha of 001 Remark 3.2
     server_momentum: Annotated[float, Field(ge=0, lt=1)] = 0.9  # of fedavgm
     # A network's parameters to orthogonalize: all matrices but the first and the last layer's, or
@@ -213,6 +222,11 @@ def _impossible(config: Config) -> list[str]:
         problems.append(
             f"[local] adjust = '{config.local.adjust}' is for networks: the matrix task has one "
             "matrix, whose scale is lr, so set adjust = 'none'"
+        )
+    if 0 < config.local.tail_index <= 1:
+        problems.append(
+            f"[local] tail-index = {config.local.tail_index} leaves the noise without a mean: "
+            "choose it in (1, 2], or 0 if unknown"
         )
     try:
         schedule(config.orthogonalizer.coefficients, config.orthogonalizer.steps)

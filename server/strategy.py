@@ -159,7 +159,9 @@ class FedMuonStrategy(Strategy):
             raise InputError(f"it answers for partition {who['partition']}, round {who['round']}")
         arrays = content.array_records["arrays"]
         tensors = {name: torch.from_numpy(array.numpy()) for name, array in arrays.items()}
-        params, states = unpack(tensors, self.state.params, recipe.returned)
+        params, states = unpack(
+            tensors, self.state.params, {name: self.state.states[name] for name in recipe.returned}
+        )
         if not all(bool(tensor.isfinite().all()) for tensor in tensors.values()):
             raise InputError("it returns values that are not finite")
         loss = torch.tensor(content.metric_records["metrics"]["loss"], dtype=torch.float64)

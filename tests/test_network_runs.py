@@ -185,8 +185,7 @@ def test_adamw_beside_muon_is_that_of_torch() -> None:
     X, M = by_hand(config, step)
     _, state = trained(config)
     assert_alike(state.params, X)
-    assert_alike(state.states["momentum"], M)
-    assert float(state.states["momentum"]["head.weight"].abs().sum()) == 0
+    assert_alike(state.states["momentum"], {"hidden.weight": M["hidden.weight"]})
 
 
 def digest(run: Path) -> str:

@@ -8,7 +8,7 @@ from functools import lru_cache
 import numpy as np
 import torch
 
-from fedmuon.config import Config
+from fedmuon.config import Config, Local
 from fedmuon.data.federated import FederatedData, federate
 from fedmuon.data.mapped import mapped
 from fedmuon.data.neighbours import Neighbours
@@ -22,13 +22,14 @@ from fedmuon.federated.shards import Shard, Shards, replaced
 from fedmuon.federated.simulate import Experiment
 from fedmuon.gemm import fastest, supported
 from fedmuon.randomness import Draw, generator
+from fedmuon.schedules import heavy_tailed
 from fedmuon.tasks.base import Batch, Params, Task
 from fedmuon.tasks.matrix import MatrixTask
 from fedmuon.tasks.models import network, seen
 from fedmuon.tasks.networks import NetworkTask
 from fedmuon.tasks.routing import hidden
-from fedmuon.transforms.base import Number
-from fedmuon.transforms.recipes import Recipe, build
+from fedmuon.transforms.base import Number, States
+from fedmuon.transforms.recipes import Recipe, build, initial_states
 
 DTYPES = {"float32": torch.float32, "float64": torch.float64}
 
@@ -157,15 +158,24 @@ class LoneClient:
         there = replaced(neighbours, self.client, own)
         return Shard(dataclasses.replace(own, replaced=there))
 
-    def like(self, stack: int) -> Params:
-        """Parameters of the right shape, precision and place, to fit received arrays to."""
-        return _template(self.task, stack)
+    def like(self, stack: int) -> tuple[Params, States]:
+        """Parameters and the states that are sent, of the right shape, precision and place, to fit
+        received arrays to."""
+        return _template(self.task, self.recipe, stack)
 
 
 @lru_cache(maxsize=1)
-def _template(task: Task, stack: int) -> Params:
+def _rules(config: Config, what: Task) -> Recipe:
+    """One recipe for all clients of a worker process."""
+    return recipe(config, what)
+
+
+@lru_cache(maxsize=1)
+def _template(task: Task, recipe: Recipe, stack: int) -> tuple[Params, States]:
     """Made once for all messages; nobody writes to it."""
-    return task.initial(generator(0, Draw.INITIAL), stack)
+    params = task.initial(generator(0, Draw.INITIAL), stack)
+    states = initial_states(recipe, params)
+    return params, {name: states[name] for name in recipe.sent}
 
 
 def lone_client(config: Config, client: int) -> LoneClient:
@@ -180,14 +190,20 @@ def lone_client(config: Config, client: int) -> LoneClient:
         torch.from_numpy(inputs).to(what.device, what.dtype),
         torch.from_numpy(samples.labels[rows]).to(what.device),
     )
-    rules = recipe(config, what)
     return LoneClient(
-        client, rules, what, plan(config), Shard(batch), samples, config.data.normalize
+        client,
+        _rules(config, what),
+        what,
+        plan(config),
+        Shard(batch),
+        samples,
+        config.data.normalize,
     )
 
 
 def resolve(config: Config) -> Config:
-    """Fix what depends on the machine (device, kernel), so that the run can be repeated."""
+    """Fix what depends on the machine (device, kernel) or follows from a rule (the schedule), so
+    that the run can be repeated."""
     device = _device(config.engine.device)
     dtype, kernel = DTYPES[config.engine.dtype], config.engine.kernel
     if kernel == "auto":
@@ -198,7 +214,17 @@ def resolve(config: Config) -> Config:
             f"choose one of {', '.join(supported(dtype, device))}, or auto"
         )
     engine = config.engine.model_copy(update={"device": str(device), "kernel": kernel})
-    return config.model_copy(update={"engine": engine})
+    return config.model_copy(update={"engine": engine, "local": _scheduled(config)})
+
+
+def _scheduled(config: Config) -> Local:
+    """[local] with the numbers that its schedule names."""
+    local = config.local
+    if local.schedule == "constant":
+        return local
+    factor, memory = heavy_tailed(config.federation.rounds * local.steps, local.tail_index or None)
+    found = {"lr": local.lr * factor, "momentum": memory, "schedule": "constant"}
+    return local.model_copy(update=found)
 
 
 def _device(name: str) -> torch.device:

@@ -3,7 +3,7 @@
 Names are `model.<parameter>` and `<link>.<parameter>`; each array appears once.
 """
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 
 import torch
 from torch import Tensor
@@ -23,23 +23,19 @@ def pack(params: Params, states: States) -> dict[str, Tensor]:
     }
 
 
-def unpack(
-    tensors: Mapping[str, Tensor], like: Params, links: Iterable[str]
-) -> tuple[Params, States]:
-    """Flat tensors -> model and the states of `links`, each shaped and placed like the parameters.
+def unpack(tensors: Mapping[str, Tensor], like: Params, states: States) -> tuple[Params, States]:
+    """Flat tensors -> model and states of links, shaped and placed like the given ones.
 
     Anything missing, left over, or of another shape or precision is refused.
     """
-    trees = ("model", *links)
-    wanted = {f"{tree}.{name}" for tree in trees for name in like}
+    trees = {"model": like, **states}
+    wanted = {f"{tree}.{name}" for tree, values in trees.items() for name in values}
     if wanted != set(tensors):
         odd = sorted(wanted ^ set(tensors))
         raise InputError(f"the arrays {', '.join(odd)} are missing or not expected")
     found = {
-        tree: {
-            name: _fitted(tensors[f"{tree}.{name}"], model, name) for name, model in like.items()
-        }
-        for tree in trees
+        tree: {name: _fitted(tensors[f"{tree}.{name}"], one, name) for name, one in values.items()}
+        for tree, values in trees.items()
     }
     return found.pop("model"), found
 

@@ -11,11 +11,11 @@ from dataclasses import dataclass
 from fedmuon.config import Local, OrthogonalizerTable
 from fedmuon.tasks.base import Params
 from fedmuon.transforms.base import Chain, Link, Number, State, States, per_replica, zeros
-from fedmuon.transforms.momentum import ema
+from fedmuon.transforms.momentum import momentum
 from fedmuon.transforms.oracle import gradient
 from fedmuon.transforms.orthogonal import DRAWING, named, orthogonalize
 from fedmuon.transforms.route import adamw, only
-from fedmuon.transforms.step import align, descend
+from fedmuon.transforms.step import align, descend, normalize
 
 # (old model, mean of the clients' models, states) -> (next model, next states)
 ServerRule = Callable[[Params, Params, States], tuple[Params, States]]
@@ -23,7 +23,7 @@ ServerRule = Callable[[Params, Params, States], tuple[Params, States]]
 
 @dataclass(frozen=True)
 class Recipe:
-    """A local chain with its server: `kept` are the server's states, zero at the start."""
+    """A local chain with its server: `kept` are the server's states between rounds."""
 
     chain: Chain
     server: ServerRule
@@ -76,12 +76,16 @@ def build(
     """
     rate = local.lr if lr is None else lr
     others = {name: _aux_rate(local) for name, yes in (routed or {}).items() if not yes}
-    descent = descend(rate, others)
+    descent, heavy = descend(rate, others, local.weight_decay), _momentum(local)
     muon = _muon(local, _orthogonalize(local, orthogonalizer, regularization), others)
-    sgd, plain = Chain((gradient(), descend(rate))), Chain((*muon, descent))
+    sgd, plain = Chain((gradient(), descent)), Chain((*muon, descent))
     shared = ("momentum",)
     aligned = Chain((*muon, align(local.alignment), descent))
     recipes = {
+        "sgd": _kept(gradient(), heavy, descent),
+        "normalized-sgd": _kept(gradient(), heavy, normalize(), descent),
+        "adamw": _kept(gradient(), adamw(decay=0.0), descent),
+        "muon": _kept(*muon, descent),
         "fedavg": Recipe(sgd, replace_by_mean),
         "fedavgm": Recipe(sgd, server_momentum(local.server_momentum), kept=shared),
         "local-muon": Recipe(plain, replace_by_mean),
@@ -97,6 +101,17 @@ def build(
     return recipes[local.recipe]
 
 
+def _kept(*links: Link) -> Recipe:
+    """The chain of a centralised optimizer: every state lives from round to round, and is averaged
+    where there are several clients."""
+    held = tuple(link.name for link in links if link.name in ("momentum", "adamw"))
+    return Recipe(Chain(links), replace_by_mean, held, held, held)
+
+
+def _momentum(local: Local) -> Link:
+    return momentum(local.momentum, local.momentum_form)
+
+
 def _orthogonalize(local: Local, table: OrthogonalizerTable, regularization: Number | None) -> Link:
     apply = named(table, regularization)
     return orthogonalize(apply, local.adjust, grouped=table.name not in DRAWING)
@@ -104,18 +119,18 @@ def _orthogonalize(local: Local, table: OrthogonalizerTable, regularization: Num
 
 def _muon(local: Local, orthogonal: Link, others: Collection[str]) -> tuple[Link, ...]:
     """Gradient, momentum, orthogonalization; `others` keep M (sgd), or take AdamW's step. AdamW's
-    moments are not sent: it begins every local round afresh, and M stays 0 where it acts."""
-    momentum = ema(local.momentum)
+    moments are not sent by the federated recipes: it begins every local round afresh."""
+    heavy = _momentum(local)
     if not others:
-        return gradient(), momentum, orthogonal
+        return gradient(), heavy, orthogonal
 
     def hidden(name: str) -> bool:
         return name not in others
 
     if local.aux == "sgd":
-        return gradient(), momentum, only(hidden, orthogonal)
+        return gradient(), heavy, only(hidden, orthogonal)
     beside = only(others.__contains__, adamw())
-    return gradient(), beside, only(hidden, momentum), only(hidden, orthogonal)
+    return gradient(), beside, only(hidden, heavy), only(hidden, orthogonal)
 
 
 def _aux_rate(local: Local) -> float:
@@ -124,5 +139,6 @@ def _aux_rate(local: Local) -> float:
 
 
 def initial_states(recipe: Recipe, params: Params) -> States:
-    """The server's states before the first round."""
-    return {name: zeros(params) for name in recipe.kept}
+    """The server's states before the first round: those of its links, and 0 for its own."""
+    made = {link.name: link.init for link in recipe.chain.links}
+    return {name: made.get(name, zeros)(params) for name in recipe.kept}

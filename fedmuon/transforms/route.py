@@ -20,34 +20,38 @@ def only(chosen: Callable[[str], bool], link: Link) -> Link:
         found, after = link.update(mine, state, context)
         return direction | found, state | after
 
-    return Link(link.name, link.init, update)
+    def init(params: Params) -> State:
+        return link.init({name: value for name, value in params.items() if chosen(name)})
+
+    return Link(link.name, init, update)
 
 
-def adamw() -> Link:
+def adamw(decay: float = DECAY) -> Link:
     """m / (sqrt(v) + eps) + decay X with bias-corrected moments, to be scaled by -lr (Loshchilov
-    and Hutter 2019). The state holds m and v of every parameter met, and the steps made."""
+    and Hutter 2019). The state holds m and v of every parameter, and the steps made [S]."""
+
+    def init(params: Params) -> State:
+        first = next(iter(params.values()))
+        state = {"steps": first.new_zeros(len(first))}
+        for name, value in params.items():
+            state |= {f"{which} {name}": torch.zeros_like(value) for which in ("mean", "square")}
+        return state
 
     def update(direction: Params, state: State, context: Context) -> tuple[Params, State]:
-        done = state.get("steps", torch.zeros(())) + 1
-        after, found = {"steps": done}, {}
+        after, found = {"steps": state["steps"] + 1}, {}
+        done = float(after["steps"][0])
         for name, value in direction.items():
-            first, second = (state.get(f"{which} {name}") for which in ("mean", "square"))
-            mean = _ema(first, value, MEMORY)
-            square = _ema(second, value.square(), SQUARE_MEMORY)
-            step = _corrected(mean, MEMORY, done) / (
-                _corrected(square, SQUARE_MEMORY, done).sqrt() + FLOOR
-            )
-            found[name] = step.add_(context.params[name], alpha=DECAY)
+            mean = state[f"mean {name}"].lerp(value, 1 - MEMORY)
+            square = state[f"square {name}"].lerp(value.square(), 1 - SQUARE_MEMORY)
+            root = _corrected(square, SQUARE_MEMORY, done).sqrt_().add_(FLOOR)
+            step = _corrected(mean, MEMORY, done).div_(root)
+            found[name] = step.add_(context.params[name], alpha=decay)
             after |= {f"mean {name}": mean, f"square {name}": square}
         return found, after
 
-    return Link("adamw", lambda params: {}, update)
+    return Link("adamw", init, update)
 
 
-def _ema(old: Tensor | None, value: Tensor, memory: float) -> Tensor:
-    return value * (1 - memory) if old is None else old.lerp(value, 1 - memory)
-
-
-def _corrected(moment: Tensor, memory: float, steps: Tensor) -> Tensor:
+def _corrected(moment: Tensor, memory: float, steps: float) -> Tensor:
     """An average that began at 0, over the weight it has had so far."""
-    return moment / (1 - memory ** float(steps))
+    return moment / (1 - memory**steps)

@@ -1,6 +1,8 @@
-"""The last links: mixing with the global direction, and the step itself."""
+"""The last links: scaling, mixing with the global direction, and the step itself."""
 
 from collections.abc import Mapping
+
+import torch
 
 from fedmuon.tasks.base import Params
 from fedmuon.transforms.base import Context, Link, Number, State, per_replica, stateless, zeros
@@ -16,12 +18,29 @@ def align(share: float) -> Link:
     return Link("global-direction", zeros, update)
 
 
-def descend(lr: Number, others: Mapping[str, Number] | None = None) -> Link:
-    """-eta times the direction (001 (3)); eta may differ per replica, and by parameter: `others`
-    names those that do not take `lr`."""
+def normalize() -> Link:
+    """D / ||D||_F over all parameters of a replica together; 0 stays 0."""
+
+    def update(direction: Params, context: Context) -> Params:
+        squares = sum(value.flatten(1).square().sum(1) for value in direction.values())
+        size = torch.as_tensor(squares).sqrt()
+        inverse = torch.where(size > 0, 1 / size, size)
+        return {name: value * per_replica(inverse, value) for name, value in direction.items()}
+
+    return stateless("normalize", update)
+
+
+def descend(lr: Number, others: Mapping[str, Number] | None = None, decay: float = 0.0) -> Link:
+    """-eta times the direction (001 (3)), and times decay X beside it; eta may differ per replica,
+    and by parameter: `others` names those that do not take `lr`."""
     rates = others or {}
 
     def update(direction: Params, context: Context) -> Params:
+        if decay:
+            direction = {
+                name: value.add(context.params[name], alpha=decay)
+                for name, value in direction.items()
+            }
         return {
             name: value * -per_replica(rates.get(name, lr), value)
             for name, value in direction.items()
