@@ -6,7 +6,8 @@ from functools import cache
 
 import torch
 from cnn_work import Job, cnn, load, train
-from flwr.app import ArrayRecord, ConfigRecord, Context, Message, RecordDict
+from flower_common import introduction, partition, work_path
+from flwr.app import ArrayRecord, Context, Message, RecordDict
 from flwr.clientapp import ClientApp
 
 app = ClientApp()
@@ -22,18 +23,16 @@ def job_at(path: str) -> Job:
 @app.query()
 def query(message: Message, context: Context) -> Message:
     """Tell the server which partition this node holds, and read the data meanwhile."""
-    job_at(str(message.content.config_records["config"]["work"]))
-    partition = int(context.node_config["partition-id"])
-    content = RecordDict({"node": ConfigRecord({"partition": partition})})
-    return Message(content, reply_to=message)
+    job_at(work_path(message))
+    return introduction(message, context)
 
 
 @app.train()
 def learn(message: Message, context: Context) -> Message:
     """One local epoch from the server's model."""
     config = message.content.config_records["config"]
-    job, round = job_at(str(config["work"])), int(config["round"])  # type: ignore[arg-type]
-    client = int(context.node_config["partition-id"])
+    job, round = job_at(work_path(message)), int(config["round"])  # type: ignore[arg-type]
+    client = partition(context)
     place = job.schedule[round].tolist().index(client)
     model = cnn()
     model.load_state_dict(message.content.array_records["arrays"].to_torch_state_dict())

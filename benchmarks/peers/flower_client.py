@@ -10,7 +10,8 @@ from __future__ import annotations
 from functools import cache
 
 import torch
-from flwr.app import ArrayRecord, ConfigRecord, Context, Message, MetricRecord, RecordDict
+from flower_common import introduction, partition, work_path
+from flwr.app import ArrayRecord, Context, Message, MetricRecord, RecordDict
 from flwr.clientapp import ClientApp
 from torch import Tensor
 from torch.nn.functional import linear
@@ -37,10 +38,8 @@ def smoothed_polar(m: Tensor, lam: float) -> Tensor:
 @app.query()
 def query(message: Message, context: Context) -> Message:
     """Tell the server which partition this node holds, and read the data meanwhile."""
-    partitions(str(message.content.config_records["config"]["work"]))
-    partition = int(context.node_config["partition-id"])
-    content = RecordDict({"node": ConfigRecord({"partition": partition})})
-    return Message(content, reply_to=message)
+    partitions(work_path(message))
+    return introduction(message, context)
 
 
 @app.train()
@@ -48,7 +47,7 @@ def train(message: Message, context: Context) -> Message:
     """One full-batch FedMuon step from the server's X and M; replies with the client's own."""
     config = message.content.config_records["config"]
     lr, lam, beta = (float(config[key]) for key in ("lr", "lam", "beta"))  # type: ignore[arg-type]
-    inputs, labels = partitions(str(config["work"]))[int(context.node_config["partition-id"])]
+    inputs, labels = partitions(work_path(message))[partition(context)]
     state = message.content.array_records["arrays"].to_torch_state_dict()
     weight = state["weight"].requires_grad_()
     p = torch.softmax(linear(inputs, weight), dim=1)

@@ -1,10 +1,8 @@
 """Muon for the hidden matrices and another optimizer for the rest, as one optimizer."""
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
-import torch
-from torch._compile import _disable_dynamo
 from torch.optim import AdamW, Optimizer
 
 from fedmuon.errors import InputError
@@ -61,17 +59,9 @@ class MuonWithAux(PortableOptimizer):
         self._parts[which] = make([group], **options)
         self._parts[which].state = self.state
 
-    @_disable_dynamo
-    @torch.no_grad()
-    def step(self, closure: Callable[[], Any] | None = None) -> Any:  # type: ignore[override]
-        """One step of both."""
-        loss = None
-        if closure is not None:
-            with torch.enable_grad():
-                loss = closure()
+    def _update(self) -> None:
         for part in self._parts.values():
             part.step()
-        return loss
 
     def __getstate__(self) -> dict[str, Any]:
         return {**super().__getstate__(), "_parts": self._parts, "_make": self._make}

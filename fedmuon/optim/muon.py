@@ -21,7 +21,6 @@ from torch import (
     _foreach_lerp_,  # pyright: ignore[reportPrivateImportUsage]
     _foreach_mul_,  # pyright: ignore[reportPrivateImportUsage]
 )
-from torch._compile import _disable_dynamo
 
 from fedmuon.errors import InputError
 from fedmuon.optim.matrices import Member, matrix_shape, restored, stacked, together, wide_in_memory
@@ -97,17 +96,9 @@ class Muon(PortableOptimizer):
             self.param_groups.pop()
             raise
 
-    @_disable_dynamo
-    @torch.no_grad()
-    def step(self, closure: Callable[[], Any] | None = None) -> Any:  # type: ignore[override]
-        """One step; parameters without a gradient stay."""
-        loss = None
-        if closure is not None:
-            with torch.enable_grad():
-                loss = closure()
+    def _update(self) -> None:
         for group in self.param_groups:
             self._step(group)
-        return loss
 
     def _step(self, group: dict[str, Any]) -> None:
         members = [

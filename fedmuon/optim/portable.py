@@ -1,7 +1,11 @@
-"""State dictionaries without code in them, and tolerant of options that they do not know."""
+"""What our optimizers share: the step around their updates, and state dictionaries without code in
+them, tolerant of options that they do not know."""
 
+from collections.abc import Callable
 from typing import Any
 
+import torch
+from torch._compile import _disable_dynamo
 from torch.optim import Optimizer
 
 
@@ -11,6 +15,21 @@ class PortableOptimizer(Optimizer):
     Whatever a saved group lacks keeps its present value, so that another optimizer's state with
     fewer options loads too.
     """
+
+    @_disable_dynamo
+    @torch.no_grad()
+    def step(self, closure: Callable[[], Any] | None = None) -> Any:  # type: ignore[override]
+        """One step; parameters without a gradient stay."""
+        loss = None
+        if closure is not None:
+            with torch.enable_grad():
+                loss = closure()
+        self._update()
+        return loss
+
+    def _update(self) -> None:
+        """Move the parameters by their gradients."""
+        raise NotImplementedError
 
     def state_dict(self) -> dict[str, Any]:
         """As in torch, less the options that are functions."""

@@ -11,10 +11,9 @@ from math import prod
 import torch
 from torch import Tensor
 
-from fedmuon.errors import NonFinite
 from fedmuon.orthogonalize.coefficients import Coefficients, Schedule, Step, schedule
 from fedmuon.orthogonalize.normalization import NORMALIZATIONS, divisor_floor
-from fedmuon.orthogonalize.spectral import apply, gram, ladder, norm, wide
+from fedmuon.orthogonalize.spectral import apply, gram, ladder, norm, peak, wide
 
 # Largest relative error that a rearranged computation may cost, by dtype of the input.
 _TOLERANCE = {torch.float32: 1e-5, torch.float64: 1e-10}
@@ -183,9 +182,7 @@ def _normalized(view: Tensor, floor: float, normalization: str) -> Tensor:
     if _in_range(divisor):
         return view / divisor[..., None, None]
     stack = view.double()
-    peak = stack.abs().amax((-2, -1))
-    if not bool(peak.isfinite().all()):
-        raise NonFinite("A matrix to orthogonalize holds NaN or infinity: lower the learning rate.")
-    scale = torch.where(peak > 0, peak, 1.0)
+    largest = peak(stack)
+    scale = torch.where(largest > 0, largest, 1.0)
     unit = stack / scale[..., None, None]
     return (unit / divide(norm(unit), floor / scale)[..., None, None]).to(view.dtype)

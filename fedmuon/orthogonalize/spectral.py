@@ -85,6 +85,14 @@ def norm(stack: Tensor) -> Tensor:
     return torch.linalg.vector_norm(stack, dim=(-2, -1)).double()
 
 
+def peak(stack: Tensor) -> Tensor:
+    """max|M| [...] of matrices that must be finite."""
+    largest = stack.abs().amax((-2, -1))
+    if not bool(largest.isfinite().all()):
+        raise NonFinite("A matrix to orthogonalize holds NaN or infinity: lower the learning rate.")
+    return largest
+
+
 def per_matrix(
     name: str, value: float | Tensor, matrix: Tensor, mend: str, zero: bool = False
 ) -> Tensor:
@@ -148,10 +156,7 @@ def inverse(s: Tensor, vectors: Tensor, root: Tensor, divisor: Divisor) -> Tenso
 def by_svd(view: Tensor, root: Tensor, divisor: Divisor) -> Tensor:
     """The same through a float64 SVD of M / max(max|M|, root): nothing overflows on the way."""
     stack = view.double()
-    peak = stack.abs().amax((-2, -1))
-    if not bool(peak.isfinite().all()):
-        raise NonFinite("A matrix to orthogonalize holds NaN or infinity: lower the learning rate.")
-    scale = torch.maximum(peak, root)
+    scale = torch.maximum(peak(stack), root)
     scale = torch.where(scale > 0, scale, 1.0)
     u, s, vh = torch.linalg.svd(stack / scale[..., None, None], full_matrices=False)
     weights = s / divisor(s, (root / scale).unsqueeze(-1))
