@@ -19,7 +19,7 @@ run: $(STAMP) ## set up, then run the main job on bundled data
 	$(BIN)/fedmuon run
 
 test: $(STAMP) ## set up, then run the tests
-	$(BIN)/python -m pytest -n 2 --dist loadgroup
+	$(BIN)/python -m pytest -n 2
 
 test-long: $(STAMP) ## the tests that take minutes each: a SuperNode that dies and returns
 	$(BIN)/python -m pytest -m long

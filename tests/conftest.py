@@ -8,8 +8,34 @@ os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
 
 import pytest
 import torch
+from xdist.remote import Producer
+from xdist.scheduler import LoadScopeScheduling
 
 from fedmuon.config import Config, parse
+
+# These start clusters and deployments, which would fight for the cores and starve one another.
+PROCESSES = (
+    "tests/test_deployment.py",
+    "tests/test_engines_agree.py",
+    "tests/test_suite.py::test_ray_tasks_give_the_same_results",
+)
+
+
+class OneForProcesses(LoadScopeScheduling):
+    """Tests go to whichever worker is free, those of `PROCESSES` all to the same.
+
+    The mark xdist_group is for this, but with pytest 9.2 pytest-xdist 3.8 passes it over in silence
+    (pytest-dev/pytest-xdist#1386).
+    """
+
+    def _split_scope(self, nodeid: str) -> str:
+        return "processes" if nodeid.startswith(PROCESSES) else nodeid
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Producer) -> OneForProcesses:
+    """How `pytest -n 2` shares the tests out."""
+    return OneForProcesses(config, log)
 
 
 @pytest.fixture(autouse=True, scope="session")

@@ -28,7 +28,7 @@ from fedmuon.config import Config, dump, flatten, unflatten
 from fedmuon.errors import InputError
 from fedmuon.federated import setup
 
-pytestmark = [pytest.mark.timeout(400), pytest.mark.xdist_group("processes")]
+pytestmark = pytest.mark.timeout(400)
 needs_proc = pytest.mark.skipif(not Path("/proc").exists(), reason="looks processes up in /proc")
 NODES = 3
 SIX = ("--federation-config", "num-supernodes=6")

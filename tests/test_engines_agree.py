@@ -4,8 +4,9 @@ cluster of two nodes; and what happens when clients misbehave."""
 import json
 import os
 import shutil
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import numpy as np
 import pytest
@@ -13,17 +14,23 @@ import torch
 from conftest import small
 from safetensors.numpy import load_file
 
-from experiments.ray_engine import QUIET, run_on_ray
+from experiments import bound
+from experiments.ray_engine import QUIET, engine, on_grid, run_on_ray
 from experiments.run import execute
+from experiments.stability import Laboratory, measure
 from experiments.stability import execute as stability
 from fedmuon.config import Config
 from fedmuon.errors import InputError
 from fedmuon.federated import setup
+from fedmuon.federated.simulate import Engine
 from fedmuon.run import prepare
 from fedmuon.storage import Record
 
+if TYPE_CHECKING:
+    from flwr.serverapp import Grid
+
 os.environ.update(QUIET)
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(300), pytest.mark.xdist_group("processes")]
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 
 
 @pytest.fixture(scope="module")
@@ -80,55 +87,97 @@ CASES = [
 ]
 
 
-@pytest.mark.parametrize(("local", "orthogonalizer"), CASES)
-def test_ray_is_inline(cluster: str, tmp_path: Path, local: dict, orthogonalizer: dict) -> None:
-    tables = {"local": {**local, "steps": 2}, "orthogonalizer": orthogonalizer}
-    execute(small(**tables), tmp_path / "inline")
-    on_ray(config(cluster, **tables), tmp_path / "ray")
-    assert distance(tmp_path / "inline", tmp_path / "ray") <= 1e-12
-    assert load_file(tmp_path / "ray" / "model.safetensors")["weight"].std() > 0
-    lines = [(tmp_path / run / "rounds.jsonl").read_text() for run in ("inline", "ray")]
-    first, second = ([json.loads(line) for line in text.splitlines()] for text in lines)
-    assert [one["participants"] for one in first] == [one["participants"] for one in second]
-
-
-@pytest.mark.parametrize("batch", [0, 4])
-def test_a_network_on_ray_is_that_inline(cluster: str, tmp_path: Path, batch: int) -> None:
-    """A CNN's parameters travel by name. Convolutions and eigenvectors lose a few more digits."""
-    tables = {
+NETWORKS = [
+    {
         "data": {"name": "digits", "train": 120},
         "federation": {"rounds": 2},
         "task": {"name": "network", "model": "cnn"},
         "local": {"batch": batch, "steps": 2, "lr": 0.01},
     }
+    for batch in (0, 4)
+]
+MATRICES = [{"local": {**one, "steps": 2}, "orthogonalizer": other} for one, other in CASES]
+NEIGHBOURS = [
+    {
+        "local": {"batch": batch, "steps": 2},
+        "stability": {"trials": 5, "neighbours": neighbours},
+        "engine": {"dtype": "float64"},
+    }
+    for batch in (0, 4)
+    for neighbours in ("own", "worst")
+]
+SHARED = {"matrix": MATRICES, "network": NETWORKS, "neighbours": NEIGHBOURS[1:]}
+
+
+@pytest.fixture(scope="module")
+def shared(cluster: str, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Experiments one after the other through the same two workers, which hold what they cached."""
+    out = tmp_path_factory.mktemp("shared")
+    runs = [
+        prepare(setup.resolve(config(cluster, **tables)), out / f"{kind}{number}", False)
+        for kind, held in SHARED.items()
+        for number, tables in enumerate(held)
+    ]
+
+    def work(grid: "Grid") -> None:
+        from server.server_app import serve
+
+        for run in runs:
+            serve(run, grid)
+            if run.directory.path.name.startswith("neighbours"):
+                _measure(run.directory.path, lambda held: engine(held, grid))
+
+    on_grid(runs[0].config, work)
+    return out
+
+
+def _measure(run: Path, by: Callable[[Config], Engine]) -> None:
+    """neighbours.csv of a run."""
+    laboratory = Laboratory.open(run)
+    verdict = bound.judge(bound.from_directory(run))
+    measure(laboratory, verdict, lambda record: None, lambda *_: None, by(laboratory.config))
+
+
+@pytest.mark.parametrize("number", range(len(MATRICES)))
+def test_ray_is_inline(shared: Path, tmp_path: Path, number: int) -> None:
+    ray = shared / f"matrix{number}"
+    execute(small(**MATRICES[number]), tmp_path / "inline")
+    assert distance(tmp_path / "inline", ray) <= 1e-12
+    assert load_file(ray / "model.safetensors")["weight"].std() > 0
+    lines = [(run / "rounds.jsonl").read_text() for run in (tmp_path / "inline", ray)]
+    first, second = ([json.loads(line) for line in text.splitlines()] for text in lines)
+    assert [one["participants"] for one in first] == [one["participants"] for one in second]
+
+
+@pytest.mark.parametrize("number", range(len(NETWORKS)))
+def test_a_network_on_ray_is_that_inline(shared: Path, tmp_path: Path, number: int) -> None:
+    """A CNN's parameters travel by name. Convolutions and eigenvectors lose a few more digits."""
+    tables = NETWORKS[number]
     execute(small(**tables), tmp_path / "inline")
-    on_ray(config(cluster, **tables), tmp_path / "ray")
-    assert distance(tmp_path / "inline", tmp_path / "ray") <= 1e-10
+    assert distance(tmp_path / "inline", shared / f"network{number}") <= 1e-10
     execute(small(**{**tables, "task": {"name": "network", "model": "mlp"}}), tmp_path / "mlp")
     with pytest.raises(AssertionError):
         distance(tmp_path / "inline", tmp_path / "mlp")
 
 
-@pytest.mark.parametrize("batch", [0, 4])
-@pytest.mark.parametrize("neighbours", ["own", "worst"])
-def test_neighbours_on_ray_are_those_inline(
-    cluster: str, tmp_path: Path, batch: int, neighbours: str
-) -> None:
+def same_neighbours(inline: Path, ray: Path) -> None:
     """A stack of data sets travels through Flower; each client replaces its own samples in it."""
-    tables = {
-        "local": {"batch": batch, "steps": 2},
-        "stability": {"trials": 5, "neighbours": neighbours},
-        "engine": {"dtype": "float64"},
-    }
-    stability(small(**tables), tmp_path / "inline")
-    stability(config(cluster, **tables), tmp_path / "ray")
-    found = [
-        np.loadtxt(tmp_path / run / "neighbours.csv", delimiter=",", skiprows=1)
-        for run in ("inline", "ray")
-    ]
+    found = [np.loadtxt(run / "neighbours.csv", delimiter=",", skiprows=1) for run in (inline, ray)]
     np.testing.assert_array_equal(found[0][:, :4], found[1][:, :4])
     np.testing.assert_allclose(found[1][:, 4], found[0][:, 4], rtol=1e-9, atol=1e-15)
     assert found[0][:, 4].max() > 1e-6
+
+
+@pytest.mark.parametrize("number", range(len(NEIGHBOURS) - 1))
+def test_neighbours_on_ray_are_those_inline(shared: Path, tmp_path: Path, number: int) -> None:
+    stability(small(**SHARED["neighbours"][number]), tmp_path / "inline")
+    same_neighbours(tmp_path / "inline", shared / f"neighbours{number}")
+
+
+def test_the_stability_command_on_ray_is_that_inline(cluster: str, tmp_path: Path) -> None:
+    stability(small(**NEIGHBOURS[0]), tmp_path / "inline")
+    stability(config(cluster, **NEIGHBOURS[0]), tmp_path / "ray")
+    same_neighbours(tmp_path / "inline", tmp_path / "ray")
 
 
 def test_another_seed_is_another_trajectory(cluster: str, tmp_path: Path) -> None:

@@ -168,7 +168,6 @@ def test_an_interrupted_suite_goes_on_to_the_same_bytes(own: str, tmp_path: Path
         assert (broken / name).read_bytes() == (whole / name).read_bytes()
 
 
-@pytest.mark.xdist_group("processes")
 @pytest.mark.timeout(300)
 def test_ray_tasks_give_the_same_results(own: str, tmp_path: Path) -> None:
     from experiments.sweep import Spread
