@@ -2,6 +2,8 @@
 
 import os
 
+# One thread each, in processes that tests start too, is faster than two fighting.
+os.environ.setdefault("OMP_NUM_THREADS", "1")
 os.environ.setdefault("FLWR_TELEMETRY_ENABLED", "0")
 os.environ.setdefault("FLWR_DISABLE_UPDATE_CHECK", "1")
 os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
@@ -40,7 +42,7 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Producer) -> OneForP
 
 @pytest.fixture(autouse=True, scope="session")
 def _one_thread() -> None:
-    """Tests run beside each other: one thread each is faster than two fighting."""
+    """Tests run beside each other, and numbers should not hang on the machine."""
     torch.set_num_threads(1)
 
 

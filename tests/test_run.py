@@ -129,7 +129,7 @@ def test_resume_after_any_round_gives_the_same_bytes(tmp_path: Path, last: int) 
 def test_resume_after_kill_9(tmp_path: Path) -> None:
     settings = [
         "--set=data.name=digits", "--set=data.train=1000", "--set=data.test=500",
-        "--set=federation.rounds=600", "--set=engine.device=cpu",
+        "--set=federation.rounds=150", "--set=engine.device=cpu",
     ]  # fmt: skip
     process = subprocess.Popen(
         [sys.executable, "-m", "experiments.cli", "run", "--out", str(tmp_path / "cut"), *settings],
@@ -140,7 +140,7 @@ def test_resume_after_kill_9(tmp_path: Path) -> None:
     while not (tmp_path / "cut" / "checkpoint.safetensors").exists():
         assert time.monotonic() < deadline and process.poll() is None
         time.sleep(0.01)
-    time.sleep(0.3)
+    time.sleep(0.2)
     process.send_signal(signal.SIGKILL)
     process.wait()
     assert not (tmp_path / "cut" / "summary.json").exists()
