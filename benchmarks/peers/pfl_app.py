@@ -87,7 +87,8 @@ def trajectory(work: Work) -> tuple[Tensor, list[float]]:
     """Final X [d, c] and R + 1 clock readings."""
     module = MatrixClassifier(torch.from_numpy(work.x0))
     users = [user_dataset(work, client) for client in range(work.clients)]
-    params = FedMuonParams(*work.schedule.shape, work.lr, work.lam, work.beta)
+    rounds, cohort_size = work.schedule.shape
+    params = FedMuonParams(rounds, cohort_size, work.lr, work.lam, work.beta)
     with torch.inference_mode():
         stamps = simulate(FedMuon(), params, module, Scheduled(users, work.schedule))
     return module.weight.detach().T, stamps
