@@ -77,7 +77,12 @@ def from_directory(
         raise InputError(f"{folder} is damaged ({error}): make the run afresh") from None
     part = realized if rho is None else Uniform(plan.per_round, rho)
     dropped = any("dropped" in record for record in RunDirectory(folder).records())
-    return Case(config, sizes, part, shape, dropped=dropped)
+    case = Case(config, sizes, part, shape, dropped=dropped)
+    if config.task.name == "matrix":
+        return case
+    from experiments.estimate import with_estimates
+
+    return with_estimates(case, folder)
 
 
 def _shape(weight: Any) -> tuple[int, int]:
@@ -92,7 +97,7 @@ def report(case: Case, verdict: Verdict) -> dict[str, Any]:
         **{name: getattr(found, name, None) for name in ("value", "h", "g", "failure")},
         "delta": stability.delta,
         "c_hp": stability.c_hp,
-        "kind": stability.kind if case.l_orth is None else "given",
+        "kind": stability.kind if case.l_orth is None or case.constants else "given",
         "l_orth": verdict.l_orth,
         "kinds": by_kind(case),
         "n_eff": found.n_eff if found else effective_size(run.sizes, run.weights),

@@ -20,7 +20,7 @@ from fedmuon.config import Config
 from fedmuon.data.partition import weights
 from fedmuon.errors import InputError
 from fedmuon.orthogonalize import Uncertified, lipschitz
-from fedmuon.tasks.constants import constants
+from fedmuon.tasks.constants import Constants, constants
 
 ALIGNED = "(X, M) and the global direction obey the three-state recursion of Remark 3.2."
 TUBE = (
@@ -35,8 +35,9 @@ CALLER = "The caller gave {} = {:g}: nothing here proves it."
 class Case:
     """A run to judge: sizes n_i [N], the model's shape if known, and who took part.
 
-    `l_orth` and `l_g` replace the proved constants by the caller's. `dropped` says that a
-    participant was left out of some round.
+    `l_orth` and `l_g` replace the proved constants by the caller's, `constants` those of the task
+    by estimates, with their caveats. `dropped` says that a participant was left out of some round;
+    `refusal` why there is no bound.
     """
 
     config: Config
@@ -46,11 +47,15 @@ class Case:
     l_orth: float | None = None
     l_g: float | None = None
     dropped: bool = False
+    constants: Constants | None = None
+    caveats: tuple[str, ...] = ()
+    refusal: str = ""
 
     @cached_property
     def run(self) -> Run:
         """The same in the words of `analysis`."""
-        federation, local, proved = self.config.federation, self.config.local, constants()
+        federation, local = self.config.federation, self.config.local
+        proved = self.constants or constants()
         smoothness = proved.smoothness if self.l_g is None else self.l_g
         return Run(
             lr=local.lr,
@@ -65,9 +70,10 @@ class Case:
 
     @property
     def given(self) -> tuple[str, ...]:
-        """What rests on the caller's word."""
-        named = (("L_orth", self.l_orth), ("Lg", self.l_g))
-        return tuple(CALLER.format(name, value) for name, value in named if value is not None)
+        """What rests on estimates, or on the caller's word."""
+        named = (("L_orth", None if self.constants else self.l_orth), ("Lg", self.l_g))
+        said = (CALLER.format(name, value) for name, value in named if value is not None)
+        return (*self.caveats, *said)
 
 
 @dataclass(frozen=True)
@@ -145,11 +151,6 @@ def _is_aligned(case: Case) -> bool:
 
 def _require_covered(case: Case) -> None:
     recipe = case.config.local.recipe
-    if case.config.task.name == "network":
-        raise Uncertified(
-            "Cross-entropy is unbounded, and the constants of a network are not proved (B, L_loss, "
-            "Lg, G_max): only perturbations are measured; for a bound set [task] name = 'matrix'."
-        )
     if recipe not in ("fedmuon", "fedmuon-aligned"):
         raise Uncertified(
             f"The recursion of 001 follows a model and a momentum that the server averages, which "
@@ -161,6 +162,13 @@ def _require_covered(case: Case) -> None:
             "The recursion of 001 has one form of momentum, no weight decay and constant steps: "
             "set [local] momentum-form = 'ema', weight-decay = 0 and schedule = 'constant'."
         )
+    if case.config.task.name == "network" and not (case.constants or case.refusal):
+        raise Uncertified(
+            "The constants of a network are not proved (B, L_loss, Lg, G_max): make the run, whose "
+            "folder has estimates, or set [task] name = 'matrix'."
+        )
+    if case.refusal:
+        raise Uncertified(case.refusal)
     if _is_aligned(case) and local.batch:
         raise Uncertified(
             "Alignment (Remark 3.2) is certified for full batches only: set [local] batch = 0."

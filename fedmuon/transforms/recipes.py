@@ -75,7 +75,7 @@ def build(
     others take the auxiliary step. Without it all are matrices, and orthogonalized.
     """
     rate = local.lr if lr is None else lr
-    others = {name: _aux_rate(local) for name, yes in (routed or {}).items() if not yes}
+    others = {name: aux_rate(local) for name, yes in (routed or {}).items() if not yes}
     descent, heavy = descend(rate, others, local.weight_decay), _momentum(local)
     muon = _muon(local, _orthogonalize(local, orthogonalizer, regularization), others)
     sgd, plain = Chain((gradient(), descent)), Chain((*muon, descent))
@@ -133,7 +133,7 @@ def _muon(local: Local, orthogonal: Link, others: Collection[str]) -> tuple[Link
     return gradient(), beside, only(hidden, heavy), only(hidden, orthogonal)
 
 
-def _aux_rate(local: Local) -> float:
+def aux_rate(local: Local) -> float:
     """The auxiliary step size; by default that of FedAvg in 001 (Table 3), or torch's for AdamW."""
     return local.aux_lr or (0.05 if local.aux == "sgd" else 1e-3)
 
