@@ -8,6 +8,7 @@ from typing import Any
 import typer
 from rich.console import Console
 
+from experiments.cli.flops import flops
 from experiments.cli.laboratory import bound, report, stability, suite
 from experiments.cli.options import complain
 from experiments.cli.runs import deploy_demo, doctor, run
@@ -21,7 +22,7 @@ app = typer.Typer(
     rich_markup_mode="rich",
     context_settings={"help_option_names": ["-h", "--help"]},
 )
-for command in (run, stability, suite, report, bound, deploy_demo, doctor):
+for command in (run, stability, suite, report, bound, flops, deploy_demo, doctor):
     app.command(command.__name__.replace("_", "-"))(command)
 
 

@@ -72,7 +72,7 @@ def _on_matrix(stack: Tensor, polynomials: Schedule, floor: float, normalization
 def _iterated(polynomials: Schedule, z: Tensor, rounded: Callable[[Tensor], Tensor]) -> Tensor:
     """Z_T [B, q, d]: every step is Z <- a Z + U Z with U = b G + c G^2 + ... of G = Z Z^T."""
     for step in polynomials:
-        if _degree(step) == 0:
+        if degree(step) == 0:
             z = rounded(z * step[0])
             continue
         g = rounded(_sum(0.0, None, 1.0, z, z.mT))
@@ -85,7 +85,7 @@ def _bracket(
     step: Step, g: Tensor, rounded: Callable[[Tensor], Tensor] = lambda x: x
 ) -> tuple[Tensor, float]:
     """U [B, q, q] and s with s U = b G + c G^2 + ..., by Horner's rule; the degree is 1 or more."""
-    top = _degree(step)
+    top = degree(step)
     if top == 1:
         return g, step[1]
     out = rounded(_sum(step[top - 1], g, step[top], g, g))
@@ -94,7 +94,7 @@ def _bracket(
     return out, 1.0
 
 
-def _degree(step: Step) -> int:
+def degree(step: Step) -> int:
     """The largest k with a term x^(2k+1)."""
     return max((k for k, c in enumerate(step) if c), default=0)
 
@@ -119,23 +119,38 @@ def _on_gram(
     eps gain^2, against the eps gain that rounding Z_0 costs the direct iteration. Hence the dtype
     to iterate in is the first whose eps gain^2 is within tolerance.
     """
-    if view.dtype in _HALF or not polynomials:
-        return None
-    gain = prod(max(1.0, abs(step[0])) for step in polynomials)
-    tolerance = _TOLERANCE.get(view.dtype, 1e-5)
-    for work in ladder(view.dtype):
-        if torch.finfo(work).eps * gain**2 > tolerance:
-            continue
-        if not _shorter(view.shape, len(polynomials), _WIDER if work != view.dtype else 1):
-            return None
+    for work in gram_dtypes(view.shape[-2], view.shape[-1], view.dtype, polynomials):
         product = gram(view, work)
         size = product.diagonal(dim1=-2, dim2=-1).sum(-1).sqrt()
         divisor = NORMALIZATIONS[normalization](size, floor)
         if _in_range(divisor):
             small = _composed(polynomials, product / divisor.square()[..., None, None])
-            mild = torch.finfo(view.dtype).eps * gain <= 10 * tolerance
+            mild = torch.finfo(view.dtype).eps * _gain(polynomials) <= 10 * _tolerance(view.dtype)
             return apply(small / divisor[..., None, None], view, view.dtype if mild else work)
     return None
+
+
+def gram_dtypes(
+    short: int, long: int, dtype: torch.dtype, polynomials: Schedule
+) -> tuple[torch.dtype, ...]:
+    """The dtypes to iterate in on the Gram matrix of [short, long], best first; none: on Z."""
+    if dtype in _HALF or not polynomials:
+        return ()
+    gain, steps = _gain(polynomials), len(polynomials)
+    allowed = _tolerance(dtype) / gain**2
+    found = [work for work in ladder(dtype) if torch.finfo(work).eps <= allowed]
+    if found and not _shorter(short, long, steps, _WIDER if found[0] != dtype else 1):
+        return ()
+    return tuple(found)
+
+
+def _gain(polynomials: Schedule) -> float:
+    """A bound of the composed polynomial's slope at 0."""
+    return prod(max(1.0, abs(step[0])) for step in polynomials)
+
+
+def _tolerance(dtype: torch.dtype) -> float:
+    return _TOLERANCE.get(dtype, 1e-5)
 
 
 def _composed(polynomials: Schedule, g: Tensor) -> Tensor:
@@ -150,7 +165,7 @@ def _composed(polynomials: Schedule, g: Tensor) -> Tensor:
 
 def _polynomial(step: Step, g: Tensor) -> Tensor:
     """a I + b G + c G^2 + ... [B, q, q]."""
-    if _degree(step) == 0:
+    if degree(step) == 0:
         out = torch.zeros_like(g)
     else:
         small, scale = _bracket(step, g)
@@ -159,13 +174,13 @@ def _polynomial(step: Step, g: Tensor) -> Tensor:
     return out
 
 
-def _shorter(shape: torch.Size, steps: int, price: int) -> bool:
+def _shorter(short: int, long: int, steps: int, price: int) -> bool:
     """Whether the Gram side is worth it: less arithmetic, or small enough to save passes over Z.
 
     In units of 2 q^3 flop, d = r q, quintic steps: 2 r + 4 T - 3 at `price` each; T (2 r + 1) on Z.
     """
-    aspect = shape[-1] / shape[-2]
-    if shape[-2] < _SMALL:
+    aspect = long / short
+    if short < _SMALL:
         return aspect >= 2
     return price * (2 * aspect + 4 * steps - 3) < steps * (2 * aspect + 1)
 
