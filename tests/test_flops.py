@@ -2,6 +2,7 @@
 
 import json
 import math
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -138,6 +139,10 @@ def test_a_step_of_muon_performs_the_products_counted(nesterov: bool) -> None:
         for param in group["params"]:
             param.grad = torch.randn_like(param)
     assert counted(optimizer.step) == sum(one.performed for one in found) > 0
+    for group in optimizer.param_groups:
+        group.update(orthogonalizer="randomized-polar", rank=10, oversample=4, power=2)
+    drawn = costs(parts(table), replace(rule, sketch=Sketch(10, 4, 2)))
+    assert counted(optimizer.step) == sum(one.performed for one in drawn)
     other = costs(parts(table), Rule(nesterov=nesterov, coefficients="cubic"))
     assert counted(optimizer.step) != sum(one.performed for one in other)
 

@@ -4,14 +4,17 @@
     M  = (1 - mu) G + mu B            with Nesterov; else M = B
     X <- (1 - eta lambda) X - eta s(m, n) Orth(M)
 
-001 (1)-(3) is M = B and s = 1 without decay. The other convention, B <- mu B + G, is this B over
-1 - mu: the step is the same wherever Orth ignores scale, which a regularized map (lambda, or eps
-above the norm of M) does not.
+001 (1)-(3) is M = B and s = 1 without decay. The other convention is 002's, `polyak`:
+
+    C <- mu C + G                     sums
+    M  = G + mu C                     with Nesterov; else M = C
+
+C is B over 1 - mu, and so is M: the step is the same wherever Orth ignores scale, which a
+regularized map (lambda, or eps above the norm of M) does not.
 """
 
 import math
 from collections.abc import Callable, Iterable, Mapping
-from functools import partial
 from typing import Any
 
 import torch
@@ -23,19 +26,13 @@ from torch import (
 )
 
 from fedmuon.errors import InputError
+from fedmuon.optim.maps import NAMED, Orthogonalizer, check_orthogonalizer, orthogonalizer
 from fedmuon.optim.matrices import Member, matrix_shape, restored, stacked, together, wide_in_memory
 from fedmuon.optim.portable import PortableOptimizer
-from fedmuon.orthogonalize import clipped_sign, exact_sign, newton_schulz, schedule, smoothed_polar
+from fedmuon.orthogonalize import schedule
 from fedmuon.orthogonalize.coefficients import Coefficients
 
-Orthogonalizer = Callable[[Tensor], Tensor]  # [B, m, n] -> [B, m, n]
-
-# Maps by name, with the regularization that `fedmuon run` takes where none is given.
-NAMED: dict[str, Orthogonalizer] = {
-    "smoothed-polar": partial(smoothed_polar, lam=1e-4),
-    "clipped-sign": partial(clipped_sign, gamma=0.1),
-    "exact-sign": exact_sign,
-}
+__all__ = ["NAMED", "Muon", "Orthogonalizer"]
 _ADJUSTMENTS: dict[str | None, Callable[[int, int], float]] = {
     None: lambda m, n: math.sqrt(max(1.0, m / n)),
     "original": lambda m, n: math.sqrt(max(1.0, m / n)),
@@ -53,7 +50,9 @@ class Muon(PortableOptimizer):
     `ns_coefficients` is (a, b, c), a list of those for successive steps, or a name of
     `fedmuon.orthogonalize.COEFFICIENTS`. `orthogonalizer` replaces Newton-Schulz: a function on
     stacks [B, m, n] of any matrices of one shape, which leaves its argument as it is (that may be
-    the momentum), or a name of `NAMED`.
+    the momentum), a name of `NAMED`, or "randomized-polar" (002) with `rank`, `oversample`,
+    `power`, `sketch` ("gaussian" or "kaczmarz") and `seed`; the state dictionary says which sketch
+    is next. `momentum_form` is "ema" or "polyak".
     `step` is never compiled: torch.compile runs it as it is, beside compiled models.
     """
 
@@ -71,6 +70,12 @@ class Muon(PortableOptimizer):
         *,
         ns_dtype: torch.dtype = torch.float32,
         orthogonalizer: Orthogonalizer | str | None = None,
+        momentum_form: str = "ema",
+        rank: int = 32,
+        oversample: int = 10,
+        power: int = 1,
+        sketch: str = "gaussian",
+        seed: int = 0,
     ) -> None:
         defaults = {
             "lr": lr,
@@ -83,6 +88,13 @@ class Muon(PortableOptimizer):
             "adjust_lr_fn": adjust_lr_fn,
             "ns_dtype": ns_dtype,
             "orthogonalizer": orthogonalizer,
+            "momentum_form": momentum_form,
+            "rank": rank,
+            "oversample": oversample,
+            "power": power,
+            "sketch": sketch,
+            "seed": seed,
+            "draws": 0,  # steps taken, hence sketches drawn
             "blocks": 1,
         }
         super().__init__(params, defaults)
@@ -106,11 +118,12 @@ class Muon(PortableOptimizer):
             for param in group["params"]
             if (gradient := _gradient(param)) is not None
         ]
-        orthogonalize = _map(group)
+        orthogonalize = orthogonalizer(group)
         for some in together(members, group["ns_dtype"]):
             direction = _direction(some, group).to(group["ns_dtype"])
             found = orthogonalize(wide_in_memory(direction))
             _descend([one.param for one in some], found, group)
+        group["draws"] += 1
 
     def _momentum(self, param: Tensor, gradient: Tensor) -> Tensor:
         state = self.state[param]
@@ -120,12 +133,20 @@ class Muon(PortableOptimizer):
 
 
 def _direction(members: list[Member], group: Mapping[str, Any]) -> Tensor:
-    """B <- mu B + (1 - mu) G, then M [B, m, n]: B, or with Nesterov (1 - mu) G + mu B."""
+    """The momentum moved on, and M [B, m, n]."""
     memory, blocks = group["momentum"], group["blocks"]
     momenta, gradients = [one.momentum for one in members], [one.gradient for one in members]
-    _foreach_lerp_(momenta, gradients, 1 - memory)
+    if group["momentum_form"] == "polyak":
+        _foreach_mul_(momenta, memory)
+        _foreach_add_(momenta, gradients)
+    else:
+        _foreach_lerp_(momenta, gradients, 1 - memory)
     ahead = stacked(momenta, blocks)
-    return stacked(gradients, blocks).lerp(ahead, memory) if group["nesterov"] else ahead
+    if not group["nesterov"]:
+        return ahead
+    if group["momentum_form"] == "polyak":
+        return stacked(gradients, blocks).add(ahead, alpha=memory)
+    return stacked(gradients, blocks).lerp(ahead, memory)
 
 
 def _descend(params: list[Tensor], found: Tensor, group: Mapping[str, Any]) -> None:
@@ -137,20 +158,6 @@ def _descend(params: list[Tensor], found: Tensor, group: Mapping[str, Any]) -> N
     adjusted = lr * _ADJUSTMENTS[group["adjust_lr_fn"]](*matrix_shape(shape, blocks))
     _foreach_mul_(params, 1 - lr * group["weight_decay"])
     _foreach_add_(params, directions, alpha=-adjusted)
-
-
-def _map(group: Mapping[str, Any]) -> Orthogonalizer:
-    """The group's orthogonalization."""
-    given = group["orthogonalizer"]
-    if given is not None and given != "newton-schulz":
-        return NAMED[given] if isinstance(given, str) else given
-    return partial(
-        newton_schulz,
-        steps=group["ns_steps"],
-        coefficients=group["ns_coefficients"],
-        eps=group["eps"],
-        normalization="max",
-    )
 
 
 def _gradient(param: Tensor) -> Tensor | None:
@@ -173,15 +180,14 @@ def _check(group: Mapping[str, Any]) -> None:
     if group["adjust_lr_fn"] not in _ADJUSTMENTS:
         names = ", ".join(repr(name) for name in _ADJUSTMENTS)
         raise InputError(f"adjust_lr_fn is {group['adjust_lr_fn']!r}: use one of {names}.")
-    given = group["orthogonalizer"]
-    if isinstance(given, str) and given not in ("newton-schulz", *NAMED):
-        names = ", ".join(("newton-schulz", *NAMED))
-        raise InputError(f"No orthogonalizer is called {given!r}: use a function or {names}.")
+    if group["momentum_form"] not in ("ema", "polyak"):
+        raise InputError(f"momentum_form is {group['momentum_form']!r}: use 'ema' or 'polyak'.")
     if not group["ns_dtype"].is_floating_point:
         raise InputError(
             f"ns_dtype is {group['ns_dtype']}: use a floating dtype, as torch.float32."
         )
     schedule(group["ns_coefficients"], group["ns_steps"])
+    check_orthogonalizer(group)
     for param in group["params"]:
         _check_shape(param, group["blocks"])
 
