@@ -92,7 +92,8 @@ def test_the_products_of_the_randomized_map(kind: str, power: int) -> None:
     seen = counted(lambda: randomized_polar(matrix, 20, 5, power, 3, "cubic", kind, rng))
     passes = 4 * power + (6 if kind == "gaussian" else 4)
     inner = performed_newton_schulz(25, side, schedule("cubic", 3), torch.float32)
-    assert seen == passes * side * side * 25 + inner
+    products, bases = passes * side * side * 25 + inner, 8 * (1 + 2 * power) * side * 25**2
+    assert products <= seen <= products + bases  # a basis may be made by products, twice 4 m l^2
     model = randomized_flops(side, side, schedule("cubic", 3), sketch)
     wanted = passes * side**2 * 25 + 3 * 4 * side * 25**2
     assert model == wanted + (kind == "kaczmarz") * (2 * side**2 + 25 * side)
@@ -142,7 +143,10 @@ def test_a_step_of_muon_performs_the_products_counted(nesterov: bool) -> None:
     for group in optimizer.param_groups:
         group.update(orthogonalizer="randomized-polar", rank=10, oversample=4, power=2)
     drawn = costs(parts(table), replace(rule, sketch=Sketch(10, 4, 2)))
-    assert counted(optimizer.step) == sum(one.performed for one in drawn)
+    wide = [one.matrices for one in table if one.matrices]
+    bases = 8 * (1 + 2 * 2) * 14**2 * sum(count * max(m, n) for count, m, n in wide)
+    products = sum(one.performed for one in drawn)
+    assert products <= counted(optimizer.step) <= products + bases
     other = costs(parts(table), Rule(nesterov=nesterov, coefficients="cubic"))
     assert counted(optimizer.step) != sum(one.performed for one in other)
 

@@ -156,7 +156,10 @@ def performed_newton_schulz(m: int, n: int, polynomials: Schedule, dtype: torch.
 def performed_randomized(
     m: int, n: int, polynomials: Schedule, sketch: Sketch, dtype: torch.dtype
 ) -> float:
-    """The products of `Muon(orthogonalizer="randomized-polar")`: the shorter side is sampled."""
+    """The products of `Muon(orthogonalizer="randomized-polar")`: the shorter side is sampled.
+
+    Those inside an orthonormal basis, 1 + 2 h of them, are a matter of its algorithm and not here.
+    """
     short, long = sorted((m, n))
     if sketch.width >= short:
         return performed_newton_schulz(m, n, polynomials, dtype)
