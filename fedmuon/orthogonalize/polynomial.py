@@ -23,6 +23,9 @@ _RANGE = {
     torch.float32: (1e-15, 1e15),
     torch.float64: (1e-140, 1e140),
 }
+Floor = float | Tensor  # one for all matrices, or [B]
+Divide = Callable[[Tensor, Tensor], Tensor] | Callable[[Tensor, Tensor | float], Tensor]
+
 _HALF = (torch.bfloat16, torch.float16)
 _SMALL = 64  # below this side, products take as long as reading their operands
 _WIDER = 2  # how much longer a product takes in the next wider dtype
@@ -43,13 +46,28 @@ def newton_schulz(
     """
     polynomials = schedule(coefficients, steps)
     floor = divisor_floor(eps, normalization)
+    return _applied(matrix, polynomials, floor, NORMALIZATIONS[normalization])
+
+
+def scaled_newton_schulz(
+    matrix: Tensor, divisor: Tensor, steps: int, coefficients: Coefficients = "cubic"
+) -> Tensor:
+    """p_T(M / divisor) for a caller whose divisor [...] > 0 is at least ||M||_op (002, section 2).
+
+    M [..., m, n] -> [..., m, n]. Nothing else normalizes M: below ||M||_op the iteration diverges.
+    """
+    floor = divisor.expand(matrix.shape[:-2]).reshape(-1)
+    return _applied(matrix, schedule(coefficients, steps), floor, lambda size, own: own.to(size))
+
+
+def _applied(matrix: Tensor, polynomials: Schedule, floor: Floor, divide: Divide) -> Tensor:
     if matrix.numel() == 0:
         return matrix.clone()
     view, flipped = wide(matrix)
     stack = view.view(-1, *view.shape[-2:])
-    out = _on_gram(stack, polynomials, floor, normalization)
+    out = _on_gram(stack, polynomials, floor, divide)
     if out is None:
-        out = _on_matrix(stack, polynomials, floor, normalization)
+        out = _on_matrix(stack, polynomials, floor, divide)
     out = out.view(view.shape)
     return out.mT if flipped else out
 
@@ -61,9 +79,9 @@ def native_half(dtype: torch.dtype, device: torch.device) -> bool:
     return dtype == torch.bfloat16 and bool(torch.ops.mkldnn._is_mkldnn_bf16_supported())
 
 
-def _on_matrix(stack: Tensor, polynomials: Schedule, floor: float, normalization: str) -> Tensor:
+def _on_matrix(stack: Tensor, polynomials: Schedule, floor: Floor, divide: Divide) -> Tensor:
     """The iteration on Z [B, q, d] itself, in the input's dtype: two large products a step."""
-    z = _normalized(stack, floor, normalization)
+    z = _normalized(stack, floor, divide)
     if z.dtype not in _HALF or native_half(z.dtype, z.device):
         return _iterated(polynomials, z, lambda x: x)
     return _iterated(polynomials, z.float(), lambda x: x.to(stack.dtype).float()).to(stack.dtype)
@@ -108,9 +126,7 @@ def _sum(beta: float, c: Tensor | None, alpha: float, a: Tensor, b: Tensor) -> T
     return torch.baddbmm(c, a, b, beta=beta, alpha=alpha)
 
 
-def _on_gram(
-    view: Tensor, polynomials: Schedule, floor: float, normalization: str
-) -> Tensor | None:
+def _on_gram(view: Tensor, polynomials: Schedule, floor: Floor, divide: Divide) -> Tensor | None:
     """The iteration on G = Z Z^T [B, q, q] alone: two large products in all, or None.
 
     Z_T = P Z_0 with P the product of the small Q_t = a I + b G_t + c G_t^2 + ..., all polynomials
@@ -122,7 +138,7 @@ def _on_gram(
     for work in gram_dtypes(view.shape[-2], view.shape[-1], view.dtype, polynomials):
         product = gram(view, work)
         size = product.diagonal(dim1=-2, dim2=-1).sum(-1).sqrt()
-        divisor = NORMALIZATIONS[normalization](size, floor)
+        divisor = divide(size, floor)
         if _in_range(divisor):
             small = _composed(polynomials, product / divisor.square()[..., None, None])
             mild = torch.finfo(view.dtype).eps * _gain(polynomials) <= 10 * _tolerance(view.dtype)
@@ -190,9 +206,8 @@ def _in_range(divisor: Tensor) -> bool:
     return bool(((divisor >= low) & (divisor <= high)).all())
 
 
-def _normalized(view: Tensor, floor: float, normalization: str) -> Tensor:
+def _normalized(view: Tensor, floor: Floor, divide: Divide) -> Tensor:
     """M over its divisor, same shape and dtype; matrices of extreme size go through max|M|."""
-    divide = NORMALIZATIONS[normalization]
     divisor = divide(norm(view).to(view.dtype), floor)
     if _in_range(divisor):
         return view / divisor[..., None, None]

@@ -1,14 +1,27 @@
-"""Randomized low-rank polar maps (002, Algorithms 1 and 2): a quality, not a Lipschitz constant."""
+"""Randomized low-rank polar maps (002, Algorithms 1 and 2): a quality, not a Lipschitz constant.
 
-from collections.abc import Sequence
+With Q an orthonormal basis of the range of Y = (M M^T)^h M Omega, the map is Q p_T(Q^T M / delta).
+It depends on Y through its range alone, so between the products any well-conditioned basis may
+stand for Y: powers lose no digits, and in exact arithmetic nothing changes.
+"""
 
-import numpy as np
+from typing import Literal
+
 import torch
 from torch import Tensor
 
-from fedmuon.orthogonalize.polynomial import newton_schulz
+from fedmuon.errors import InputError, NonFinite
+from fedmuon.orthogonalize.basis import conditioned, multiply, orthonormal
+from fedmuon.orthogonalize.coefficients import Coefficients
+from fedmuon.orthogonalize.polynomial import scaled_newton_schulz
+from fedmuon.orthogonalize.sketches import SKETCHES, Generators, listed
+from fedmuon.orthogonalize.spectral import gram, per_matrix
 
-TINY = 1e-30  # keeps the zero matrix at zero; below any norm that matters
+Axis = Literal["columns", "rows"]
+Delta = Literal["frobenius", "operator"]
+
+DELTAS: dict[str, Delta] = {"gaussian": "frobenius", "kaczmarz": "operator"}  # as 002 pairs them
+_LOW, _HIGH = 1e-15, 1e15  # norms between these square safely in float32
 
 
 def randomized_polar(
@@ -17,57 +30,90 @@ def randomized_polar(
     oversample: int = 2,
     power: int = 1,
     steps: int = 5,
-    coefficients: str | Sequence[Sequence[float]] = "quintic",
+    coefficients: Coefficients = "quintic",
     sketch: str = "gaussian",
-    generator: np.random.Generator | None = None,
+    generator: Generators = None,
+    axis: Axis = "columns",
+    delta: Delta | float | Tensor | None = None,
 ) -> Tensor:
-    """Q Z_q with Q a basis of (M M^T)^h M Omega and Z_q Newton-Schulz on Q^T M / ||M||_F.
+    """Q p_T(Q^T M / delta) of rank at most l = rank + oversample: M [..., m, n] -> [..., m, n].
 
-    M is [..., m, n], the columns are sketched; the output has rank at most l = rank + oversample.
-    One realization of the sketch serves the whole stack, so that coupled runs stay coupled.
+    `axis` is what the sketch mixes or samples: columns as in 002, or rows, which is the same map of
+    M^T. `delta` divides B = Q^T M: ||M||_F ("frobenius", of Algorithm 1), ||B||_op ("operator", of
+    Algorithm 2), or numbers [...] that are at least ||M||_op; None is the sketch's own algorithm's.
+    `generator` is one for all matrices, or k for k equal runs of consecutive ones.
     """
-    width = rank + oversample
-    if not 1 <= width <= min(M.shape[-2:]):
-        raise ValueError(
-            f"rank + oversample = {width} must lie in 1..{min(M.shape[-2:])} for matrices of shape "
-            f"{tuple(M.shape[-2:])}: lower rank or oversample"
+    if axis not in ("columns", "rows"):
+        raise InputError(f"axis is {axis!r}: sample 'columns' or 'rows'.")
+    if axis == "rows":
+        return randomized_polar(
+            M.mT, rank, oversample, power, steps, coefficients, sketch, generator, "columns", delta
+        ).mT
+    width = _width(M, rank, oversample, power, sketch)
+    if M.numel() == 0:
+        return M.clone()
+    work = M.dtype if M.dtype in (torch.float32, torch.float64) else torch.float32
+    stack, scale = _in_range(M.reshape(-1, *M.shape[-2:]).to(work))
+    samples = SKETCHES[sketch](stack, width, listed(generator, len(stack)))
+    basis = _range(stack, samples, power)
+    reduced = multiply(basis.mT, stack)
+    divisor = _divisor(DELTAS[sketch] if delta is None else delta, M, stack, reduced, scale)
+    small = scaled_newton_schulz(reduced, divisor, steps, coefficients)
+    return multiply(basis, small).view(M.shape).to(M.dtype)
+
+
+def _width(M: Tensor, rank: int, oversample: int, power: int, sketch: str) -> int:
+    """l = rank + oversample, once everything that decides the sketch is checked."""
+    width, most = rank + oversample, min(M.shape[-2:])
+    if rank < 1 or oversample < 0 or width > most:
+        raise InputError(
+            f"rank is {rank}, oversample {oversample}: choose rank >= 1, oversample >= 0 and "
+            f"rank + oversample <= {most} for matrices of shape {tuple(M.shape[-2:])}."
         )
-    rng = np.random.default_rng() if generator is None else generator
+    if power < 0 or power != int(power):
+        raise InputError(f"power is {power!r}: give a whole number of power iterations, 0 or more.")
     if sketch not in SKETCHES:
-        raise ValueError(f"sketch '{sketch}' is unknown: choose one of {', '.join(SKETCHES)}")
-    scale = M.abs().amax((-2, -1), keepdim=True).clamp_min(TINY)
-    Z = M / scale
-    Z = Z / torch.linalg.matrix_norm(Z, keepdim=True).clamp_min(TINY)
-    basis = _range(Z, SKETCHES[sketch](Z, width, rng), power)
-    reduced = newton_schulz(basis.mT @ Z, steps, coefficients, normalization="unit")
-    return basis @ reduced
+        raise InputError(f"No sketch is called {sketch!r}: use one of {', '.join(SKETCHES)}.")
+    return width
 
 
-def _range(Z: Tensor, samples: Tensor, power: int) -> Tensor:
-    """An orthonormal basis [..., m, l] of (Z Z^T)^h samples, orthonormalized between the powers."""
-    basis = torch.linalg.qr(samples).Q
+def _in_range(stack: Tensor) -> tuple[Tensor, Tensor]:
+    """Matrices whose squares are safe, and the factors [B] that were taken out."""
+    size = torch.linalg.vector_norm(stack, dim=(-2, -1))
+    if bool(((size >= _LOW) & (size <= _HIGH)).all()):
+        return stack, torch.ones_like(size)
+    peak = stack.abs().amax((-2, -1))
+    if not bool(peak.isfinite().all()):
+        raise NonFinite("A matrix to orthogonalize holds NaN or infinity: lower the learning rate.")
+    scale = torch.where(peak > 0, peak, 1.0)
+    return stack / scale[:, None, None], scale
+
+
+def _range(stack: Tensor, samples: Tensor, power: int) -> Tensor:
+    """An orthonormal basis [B, m, l] of (M M^T)^h samples, reconditioned before every product."""
     for _ in range(power):
-        basis = torch.linalg.qr(Z @ torch.linalg.qr(Z.mT @ basis).Q).Q
-    return basis
+        across = multiply(stack.mT, conditioned(samples))
+        samples = multiply(stack, conditioned(across))
+    return orthonormal(samples)
 
 
-def _gaussian(Z: Tensor, width: int, rng: np.random.Generator) -> Tensor:
-    """Z Omega with Omega [n, l] standard Gaussian (002, Algorithm 1, line 1)."""
-    omega = torch.from_numpy(rng.standard_normal((Z.shape[-1], width)))
-    return Z @ omega.to(Z.device, Z.dtype)
+def _divisor(
+    delta: Delta | float | Tensor, M: Tensor, stack: Tensor, reduced: Tensor, scale: Tensor
+) -> Tensor:
+    """delta [B] in the units of the stack; 1 for a matrix that is zero."""
+    if isinstance(delta, str):
+        if delta not in ("frobenius", "operator"):
+            raise InputError(f"delta is {delta!r}: use 'frobenius', 'operator' or a number.")
+        size = _operator_norm(reduced) if delta == "operator" else _frobenius_norm(stack)
+        return torch.where(size > 0, size, 1.0)
+    given = per_matrix("delta", delta, M, "choose delta > 0, at least ||M||_op.")
+    return given.expand(M.shape[:-2]).reshape(-1) / scale
 
 
-def _kaczmarz(Z: Tensor, width: int, rng: np.random.Generator) -> Tensor:
-    """l columns drawn with probability pi_j = ||Z_j||^2 / ||Z||_F^2, scaled by 1/sqrt(l pi_j)
-    (002, Algorithm 2); all matrices of a stack invert their own distribution at shared uniforms."""
-    share = Z.square().sum(-2).double()
-    edges = share.cumsum(-1)
-    uniforms = torch.from_numpy(rng.random(width)).to(Z.device)
-    points = uniforms * edges[..., -1:]
-    chosen = torch.searchsorted(edges, points.contiguous(), right=True).clamp_max(Z.shape[-1] - 1)
-    probability = (share / edges[..., -1:].clamp_min(TINY)).gather(-1, chosen).clamp_min(TINY)
-    columns = Z.gather(-1, chosen[..., None, :].expand(*Z.shape[:-1], width))
-    return columns * (width * probability).rsqrt()[..., None, :].to(Z.dtype)
+def _frobenius_norm(stack: Tensor) -> Tensor:
+    return torch.linalg.vector_norm(stack, dim=(-2, -1)).double()
 
 
-SKETCHES = {"gaussian": _gaussian, "kaczmarz": _kaczmarz}
+def _operator_norm(reduced: Tensor) -> Tensor:
+    """||B||_op [B] of the wide B, from the largest eigenvalue of B B^T."""
+    return torch.linalg.eigvalsh(gram(reduced, torch.float64))[:, -1].clamp_min(0).sqrt()

@@ -1,0 +1,107 @@
+"""Randomized against full Newton-Schulz, and an exact polar factor against either, in one run.
+
+    python -m benchmarks.randomized [--device cpu] [--sides 2048 4096] [--rank 254] [--exact 1024]
+
+The contestants take turns on the same matrix, in an order that rotates; times are medians, ratios
+are medians over turns. Beside the ratio of times stands that of the arithmetic as 002, section 2
+counts it: q (4 d1 d0^2 + 2 d0^3) in full, (4 h + 6) m n l + q (4 n l^2 + 2 l^3) randomized. `share`
+is the rate of that arithmetic over the best rate of a square product.
+"""
+
+import argparse
+from collections.abc import Callable
+from functools import partial
+from statistics import median
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from benchmarks.optimizer import turns
+from fedmuon.gemm import rate, supported
+from fedmuon.orthogonalize import exact_sign, newton_schulz, randomized_polar
+
+Works = dict[str, Callable[[], object]]
+
+
+def matrix(side: int, device: str) -> Tensor:
+    return torch.randn(side, side, generator=torch.Generator().manual_seed(0)).to(device)
+
+
+def best_product(side: int, device: str) -> float:
+    """The best rate of a square float32 product here, in flop/s."""
+    place = torch.device(device)
+    kernels = supported(torch.float32, place)
+    return max(rate(name, side, side, side, torch.float32, place, 1) for name in kernels)
+
+
+def arithmetic(side: int, width: int, power: int, steps: int) -> tuple[float, float]:
+    """Flop of the full and of the randomized map of a square matrix, as 002 counts them."""
+    full = steps * 6 * side**3
+    small = steps * (4 * side * width**2 + 2 * width**3)
+    return full, (4 * power + 6) * side**2 * width + small
+
+
+def low_rank(side: int, asked: argparse.Namespace) -> None:
+    """Print full Newton-Schulz against both sketches."""
+    m, width = matrix(side, asked.device), asked.rank + 2
+    sketched = partial(randomized_polar, m, asked.rank, 2, asked.power, asked.steps)
+    works: Works = {"full": partial(newton_schulz, m, asked.steps, "quintic")}
+    for sketch in ("gaussian", "kaczmarz"):
+        works[sketch] = partial(
+            lambda name: sketched(sketch=name, generator=np.random.default_rng(0)), sketch
+        )
+    found = turns(works, asked.device, asked.budget)
+    full, small = arithmetic(side, width, asked.power, asked.steps)
+    peak = best_product(min(side, 2048), asked.device)
+    print(f"{side} x {side}, l = {width}, q = {asked.steps}, h = {asked.power}: flop ratio "
+          f"{full / small:.1f}, best product {peak / 1e9:.0f} GFLOP/s ({len(found)} turns)")  # fmt: skip
+    for name in works:
+        seconds = median(turn[name] for turn in found)
+        ratio = median(turn["full"] / turn[name] for turn in found)
+        share = (full if name == "full" else small) / seconds / peak
+        print(f"  {name:>9} {1e3 * seconds:10.1f} ms  full / this {ratio:6.1f}  share {share:4.0%}",
+              flush=True)  # fmt: skip
+
+
+def exact(side: int, asked: argparse.Namespace) -> None:
+    """Print what an exact polar factor costs beside the steps that approximate it."""
+    m = matrix(side, asked.device)
+    works: Works = {
+        "steps": partial(newton_schulz, m, asked.steps, "quintic"),
+        "SVD": partial(_by_svd, m),
+        "exact_sign": partial(exact_sign, m),
+    }
+    found = turns(works, asked.device, asked.budget)
+    print(f"{side} x {side}, exact against q = {asked.steps} ({len(found)} turns)")
+    for name in works:
+        seconds = median(turn[name] for turn in found)
+        ratio = median(turn[name] / turn["steps"] for turn in found)
+        print(f"  {name:>10} {1e3 * seconds:10.1f} ms  this / steps {ratio:6.1f}", flush=True)
+
+
+def _by_svd(m: Tensor) -> Tensor:
+    u, _, vh = torch.linalg.svd(m, full_matrices=False)
+    return u @ vh
+
+
+def main() -> None:
+    """Parse and run."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--device", default="cpu", choices=("cpu", "cuda"))
+    parser.add_argument("--sides", nargs="*", type=int, default=[2048, 4096])
+    parser.add_argument("--exact", type=int, default=1024, help="0 leaves the exact factor out")
+    parser.add_argument("--rank", type=int, default=254)
+    parser.add_argument("--power", type=int, default=1)
+    parser.add_argument("--steps", type=int, default=5)
+    parser.add_argument("--budget", type=float, default=60.0, help="seconds for each size")
+    asked = parser.parse_args()
+    print(f"torch {torch.__version__} on {asked.device}, {torch.get_num_threads()} threads")
+    for side in asked.sides:
+        low_rank(side, asked)
+    if asked.exact:
+        exact(asked.exact, asked)
+
+
+if __name__ == "__main__":
+    main()

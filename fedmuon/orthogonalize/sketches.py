@@ -1,0 +1,61 @@
+"""What a sketch sees of a stack of matrices [B, m, n]: samples [B, m, l] of their column space.
+
+Each generator draws one sketch, the same numbers for any dtype and device. k of them serve a stack
+in k equal runs of consecutive matrices: coupled replicas share a sketch, others need not.
+"""
+
+from collections.abc import Callable, Sequence
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from fedmuon.errors import InputError
+from fedmuon.orthogonalize.basis import multiply
+
+Generators = np.random.Generator | Sequence[np.random.Generator] | None
+Sketch = Callable[[Tensor, int, list[np.random.Generator]], Tensor]
+
+
+def listed(generator: Generators, count: int) -> list[np.random.Generator]:
+    """The generators of a stack of `count` matrices; without any, one that nobody can repeat."""
+    if generator is None:
+        return [np.random.default_rng()]
+    found = [generator] if isinstance(generator, np.random.Generator) else list(generator)
+    if not found or count % len(found):
+        raise InputError(
+            f"{len(found)} generators cannot share {count} matrices evenly: give one, or one for "
+            "each run of as many matrices."
+        )
+    return found
+
+
+def gaussian(stack: Tensor, width: int, generators: list[np.random.Generator]) -> Tensor:
+    """M Omega with Omega [n, l] standard Gaussian (002, Algorithm 1, line 1)."""
+    shape = (stack.shape[-1], width)
+    omega = torch.from_numpy(np.stack([draw.standard_normal(shape) for draw in generators]))
+    runs = stack.reshape(len(generators), -1, shape[0])
+    samples = multiply(runs, omega.to(stack.device, stack.dtype))
+    return samples.view(*stack.shape[:-1], width)
+
+
+def kaczmarz(stack: Tensor, width: int, generators: list[np.random.Generator]) -> Tensor:
+    """l columns, drawn with probability pi_j = ||M_j||^2 / ||M||_F^2 (002, Algorithm 2, lines 1-3).
+
+    Matrices that share a generator invert their own distributions at the same uniforms. The factor
+    1/sqrt(l pi_j) and repeated draws change the samples, not their range, which is all that is
+    used: a column drawn again is left zero instead of asking the basis to see that it is the same.
+    """
+    share = torch.linalg.vector_norm(stack, dim=-2).double().square()
+    edges = share.cumsum(-1)
+    uniforms = torch.from_numpy(np.stack([draw.random(width) for draw in generators]))
+    uniforms = uniforms.to(stack.device).repeat_interleave(len(stack) // len(generators), 0)
+    points = (uniforms * edges[..., -1:]).sort(-1).values
+    chosen = torch.searchsorted(edges, points, right=True).clamp_max(stack.shape[-1] - 1)
+    columns = stack.gather(-1, chosen.unsqueeze(-2).expand(*stack.shape[:-1], width))
+    repeated = chosen[..., 1:] == chosen[..., :-1]
+    columns[..., 1:].masked_fill_(repeated.unsqueeze(-2), 0.0)
+    return columns
+
+
+SKETCHES: dict[str, Sketch] = {"gaussian": gaussian, "kaczmarz": kaczmarz}
