@@ -12,6 +12,7 @@ from experiments.cli.flops import flops
 from experiments.cli.laboratory import bound, report, stability, suite
 from experiments.cli.options import complain
 from experiments.cli.runs import deploy_demo, doctor, run
+from experiments.cli.theory import stationarity
 
 app = typer.Typer(
     help="A laboratory for orthogonalized-momentum (Muon) optimization in federated and private "
@@ -22,7 +23,7 @@ app = typer.Typer(
     rich_markup_mode="rich",
     context_settings={"help_option_names": ["-h", "--help"]},
 )
-for command in (run, stability, suite, report, bound, flops, deploy_demo, doctor):
+for command in (run, stability, suite, report, bound, stationarity, flops, deploy_demo, doctor):
     app.command(command.__name__.replace("_", "-"))(command)
 
 

@@ -1,0 +1,58 @@
+"""Commands that answer from theory alone: `stationarity`."""
+
+from typing import Annotated
+
+import typer
+
+from experiments.cli.options import console, refuse
+
+
+def stationarity(
+    paper: Annotated[
+        str, typer.Option("--paper", help="002: Nesterov, heavy tails; 004: Newton-Schulz.")
+    ] = "002",
+    steps: Annotated[int, typer.Option("--steps", help="The horizon, K or T.")] = 1000,
+    rule: Annotated[
+        str, typer.Option("--schedule", help="heavy-tailed, or alpha-free; of 002.")
+    ] = "heavy-tailed",
+    alpha: Annotated[float, typer.Option("--alpha", help="Tail index of the noise.")] = 2.0,
+    gap: Annotated[float, typer.Option("--gap", help="f(X_0) - f*")] = 1.0,
+    smoothness: Annotated[float, typer.Option("--smoothness", "--l0", help="L")] = 1.0,
+    sigma0: Annotated[float, typer.Option("--sigma0", help="Noise of a sample.")] = 1.0,
+    sigma1: Annotated[
+        float, typer.Option("--sigma1", help="Noise in proportion to the gradient.")
+    ] = 0.0,
+    batch: Annotated[int, typer.Option("--batch", help="Samples of a gradient.")] = 1,
+    rank: Annotated[int, typer.Option("--rank", help="min(m, n), which bounds the rank.")] = 10,
+    gamma: Annotated[float, typer.Option("--gamma", help="Alignment lost; of 002.")] = 0.0,
+    nu: Annotated[float, typer.Option("--nu", help="Overshoot of the map; of 002.")] = 0.0,
+    delta0: Annotated[
+        float, typer.Option("--delta0", help="Initial residual, 1 - (s_r / |M|_F)^2; of 004.")
+    ] = 0.99,
+    degree: Annotated[int, typer.Option("--degree", help="Taylor degree; of 004.")] = 2,
+    iterations: Annotated[int, typer.Option("--q", help="Newton-Schulz steps; of 004.")] = 5,
+    lr: Annotated[float | None, typer.Option("--lr", help="eta, instead of the rule's.")] = None,
+    beta: Annotated[float | None, typer.Option("--beta", help="Instead of the rule's.")] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="One JSON object, no table.")] = False,
+) -> None:
+    """How small the gradient gets, as a number, with the schedule and what it stands on.
+
+    Example: [bold]fedmuon stationarity --paper 002 --steps 100000 --alpha 1.5 --batch 64[/]
+    """
+    import json
+
+    from experiments import stationarity as calculator
+
+    problem = calculator.Problem(
+        steps, gap, smoothness, sigma0, sigma1, alpha, batch, rank, lr, beta
+    )
+    if paper == "002":
+        record = calculator.nesterov(problem, rule, gamma, nu)
+    elif paper == "004":
+        record = calculator.newton_schulz(problem, delta0, degree, iterations)
+    else:
+        refuse(f"no bound of paper {paper!r} is known: use 002 or 004")
+    if as_json:
+        typer.echo(json.dumps(record, indent=2, allow_nan=False))
+    else:
+        console.print(calculator.table(record))
