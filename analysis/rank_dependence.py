@@ -4,7 +4,8 @@ Norms: f is L-smooth from ||.||_op to ||.||_*, D = f(X_0) - f*, r bounds the ran
 E ||G - grad||_F^2 <= sigma^2, B of them make a batch, and the momentum is M <- beta M + (1 - beta)
 G from 0. With C the same average of the true gradients, S = grad - M = (grad - C) + (C - M):
 
-- (C - M) is (1 - beta) sum_s beta^(t-s) xi_s, so E ||C - M||_F^2 <= (1 - beta)/(1 + beta) sigma^2/B.
+- (C - M) is (1 - beta) sum_s beta^(t-s) xi_s, so E ||C - M||_F^2 <= (1 - beta)/(1 + beta)
+  sigma^2/B.
 - A_t = grad f(X_t) - C_t obeys A_t = beta (A_{t-1} + grad f(X_t) - grad f(X_{t-1})) and
   A_0 = beta grad f(X_0), where ||grad f(X_0)||_* <= sqrt(2 L D) by smoothness.
 
@@ -46,7 +47,9 @@ def muon(
     eta, beta, steps = _checked(schedule, gap, smoothness, sigma, rank, batch)
     chi = slowdown(polar_error)
     if not math.isfinite(chi):
-        raise InputError("The polar error bound is 1 in doubles: take more steps, or a degree more.")
+        raise InputError(
+            "The polar error bound is 1 in doubles: take more steps, or a degree more."
+        )
     cost = 2 - polar_error
     start = beta * math.sqrt(2 * smoothness * gap) / (1 - beta)
     spread = sigma * math.sqrt(rank * (1 - beta) / ((1 + beta) * batch))
@@ -57,7 +60,7 @@ def muon(
         "drift": chi * cost * beta * smoothness * eta / (1 - beta),
         "noise": chi * cost * spread,
     }
-    stood_on = (SMOOTH, VARIANCE, AVERAGE, POLAR) + (TAYLOR,) * (polar_error > 0)
+    stood_on = (SMOOTH, VARIANCE, AVERAGE, POLAR) + ((TAYLOR,) if polar_error else ())
     return Stationarity(MEASURE, sum(terms.values()), terms, schedule, 1 / chi, stood_on)
 
 
@@ -97,7 +100,8 @@ def _checked(
     """eta, beta and T, once every constant is a number that the theorems know."""
     for name, value in (("gap", gap), ("smoothness", smoothness), ("sigma", sigma)):
         at_least(name, value)
-    whole("rank", rank), whole("batch", batch)
+    whole("rank", rank)
+    whole("batch", batch)
     if not (schedule.lr > 0 and 0 <= schedule.beta < 1):
         raise InputError(
             f"lr is {schedule.lr}, beta {schedule.beta}: choose lr > 0 and 0 <= beta < 1."

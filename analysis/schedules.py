@@ -28,7 +28,7 @@ def heavy_tailed(steps: int, alpha: float) -> Schedule:
 
 
 def alpha_free(steps: int) -> Schedule:
-    """eta = K^(-3/4), 1 - beta = K^(-1/2) (002, Corollary 3.6); with alpha = 2 the same as above."""
+    """eta = K^(-3/4), 1 - beta = K^(-1/2) (002, Corollary 3.6): the rule above at alpha = 2."""
     horizon = whole("steps", steps, 2)
     return Schedule(horizon**-0.75, 1 - horizon**-0.5, horizon, "alpha-free")
 

@@ -47,7 +47,8 @@ class Noise:
 
     def __post_init__(self) -> None:
         tail_index(self.alpha)
-        at_least("sigma0", self.sigma0), at_least("sigma1", self.sigma1)
+        at_least("sigma0", self.sigma0)
+        at_least("sigma1", self.sigma1)
         whole("batch", self.batch)
 
     @property
@@ -102,7 +103,7 @@ def nesterov_muon(
         "growing noise": spread * noise.sigma1 * slope / schedule.steps,
     }
     terms = {name: term / rho for name, term in terms.items()}
-    stood_on = (SMOOTH, MOMENT, INEXACT, NESTEROV) + (PREDICTABLE,) * (noise.sigma1 > 0)
+    stood_on = (SMOOTH, MOMENT, INEXACT, NESTEROV) + ((PREDICTABLE,) if noise.sigma1 else ())
     return Stationarity(
         "min_k E |grad f(X_k)|_F", sum(terms.values()), terms, schedule, rho, stood_on
     )

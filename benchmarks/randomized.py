@@ -54,8 +54,10 @@ def low_rank(side: int, asked: argparse.Namespace) -> None:
     found = turns(works, asked.device, asked.budget)
     full, small = arithmetic(side, width, asked.power, asked.steps)
     peak = best_product(min(side, 2048), asked.device)
-    print(f"{side} x {side}, l = {width}, q = {asked.steps}, h = {asked.power}: flop ratio "
-          f"{full / small:.1f}, best product {peak / 1e9:.0f} GFLOP/s ({len(found)} turns)")  # fmt: skip
+    print(
+        f"{side} x {side}, l = {width}, q = {asked.steps}, h = {asked.power}: flop ratio "
+        f"{full / small:.1f}, best product {peak / 1e9:.0f} GFLOP/s, {len(found)} turns"
+    )
     for name in works:
         seconds = median(turn[name] for turn in found)
         ratio = median(turn["full"] / turn[name] for turn in found)

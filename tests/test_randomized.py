@@ -58,7 +58,7 @@ def printed(
         powers = [z]
         for _ in step[1:]:
             powers.append(z @ (z.T @ powers[-1]))
-        z = sum(c * x for c, x in zip(step, powers, strict=True))
+        z = np.tensordot(step, powers, 1)
     return q @ z
 
 

@@ -24,7 +24,7 @@ _RANGE = {
     torch.float64: (1e-140, 1e140),
 }
 Floor = float | Tensor  # one for all matrices, or [B]
-Divide = Callable[[Tensor, Tensor], Tensor] | Callable[[Tensor, Tensor | float], Tensor]
+Divide = Callable[[Tensor, Floor], Tensor]  # of ||M||_F [B] and a floor
 
 _HALF = (torch.bfloat16, torch.float16)
 _SMALL = 64  # below this side, products take as long as reading their operands
@@ -57,7 +57,11 @@ def scaled_newton_schulz(
     M [..., m, n] -> [..., m, n]. Nothing else normalizes M: below ||M||_op the iteration diverges.
     """
     floor = divisor.expand(matrix.shape[:-2]).reshape(-1)
-    return _applied(matrix, schedule(coefficients, steps), floor, lambda size, own: own.to(size))
+    return _applied(matrix, schedule(coefficients, steps), floor, _given)
+
+
+def _given(size: Tensor, divisor: Floor) -> Tensor:
+    return torch.as_tensor(divisor).to(size)
 
 
 def _applied(matrix: Tensor, polynomials: Schedule, floor: Floor, divide: Divide) -> Tensor:
