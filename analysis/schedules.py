@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 from analysis.checks import at_least, whole
 from fedmuon.errors import InputError
+from fedmuon.schedules import heavy_tailed as powers
 
 
 @dataclass(frozen=True)
@@ -22,15 +23,14 @@ class Schedule:
 
 def heavy_tailed(steps: int, alpha: float) -> Schedule:
     """eta = K^(-(2a-1)/(3a-2)), 1 - beta = K^(-a/(3a-2)) (002, Theorems 3.4 and 3.5)."""
-    horizon, a = whole("steps", steps, 2), tail_index(alpha)
-    lr = horizon ** (-(2 * a - 1) / (3 * a - 2))
-    return Schedule(lr, 1 - horizon ** (-a / (3 * a - 2)), horizon, "heavy-tailed")
+    horizon = whole("steps", steps, 2)
+    return Schedule(*powers(horizon, tail_index(alpha)), horizon, "heavy-tailed")
 
 
 def alpha_free(steps: int) -> Schedule:
     """eta = K^(-3/4), 1 - beta = K^(-1/2) (002, Corollary 3.6): the rule above at alpha = 2."""
     horizon = whole("steps", steps, 2)
-    return Schedule(horizon**-0.75, 1 - horizon**-0.5, horizon, "alpha-free")
+    return Schedule(*powers(horizon), horizon, "alpha-free")
 
 
 def tuned_muon(

@@ -46,7 +46,9 @@ def kaczmarz(stack: Tensor, width: int, generators: list[np.random.Generator]) -
     1/sqrt(l pi_j) and repeated draws change the samples, not their range, which is all that is
     used: a column drawn again is left zero instead of asking the basis to see that it is the same.
     """
-    share = torch.linalg.vector_norm(stack, dim=-2).double().square()
+    # In blocks of rows that fit a cache: several times faster than one reduction on a CPU.
+    blocks = [rows.square().sum(-2).double() for rows in stack.split(256, dim=-2)]
+    share = torch.stack(blocks).sum(0)
     edges = share.cumsum(-1)
     uniforms = torch.from_numpy(np.stack([draw.random(width) for draw in generators]))
     uniforms = uniforms.to(stack.device).repeat_interleave(len(stack) // len(generators), 0)
