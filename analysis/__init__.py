@@ -1,4 +1,4 @@
-"""The theory: stability recursion, exposure, and generalization bounds of FedMuon (001)."""
+"""The theory: stability and generalization of FedMuon (001), stationarity of Muon (002, 004)."""
 
 from analysis.alignment import aligned_amplification
 from analysis.corollaries import (
@@ -32,18 +32,24 @@ from analysis.recursion import (
     step_amplification,
     transition,
 )
+from analysis.schedules import Schedule, alpha_free, heavy_tailed
+from analysis.stationarity import Noise, Stationarity, nesterov_muon
 from analysis.tube import Tube, certify
 
 __all__ = [
     "Bound",
     "MeasuredGap",
+    "Noise",
     "Obstruction",
     "Rate",
     "Realized",
     "Run",
+    "Schedule",
+    "Stationarity",
     "Tube",
     "Uniform",
     "aligned_amplification",
+    "alpha_free",
     "amplification",
     "batch_exposure",
     "bound",
@@ -54,10 +60,12 @@ __all__ = [
     "full_participation",
     "g_alone",
     "gaussian_smoothed_sign",
+    "heavy_tailed",
     "label_shares",
     "loss_stability",
     "measured_gap",
     "mini_batch_sensitivity",
+    "nesterov_muon",
     "newton_schulz",
     "partial_participation",
     "perturbation",
