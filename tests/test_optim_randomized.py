@@ -108,7 +108,8 @@ def test_one_step_is_the_map_on_the_shorter_side(sketch: str, shape: tuple[int, 
     wanted = wanted if shape[0] > shape[1] else wanted.mT
     found = -param.detach() / max(1, shape[0] / shape[1]) ** 0.5
     torch.testing.assert_close(found, wanted)
-    assert torch.linalg.matrix_rank(found) == 6
+    rank = int(torch.linalg.matrix_rank(found))
+    assert rank == 6 if sketch == "gaussian" else 2 <= rank <= 6  # a column may be drawn twice
 
 
 def test_a_sketch_of_the_whole_side_is_the_full_map() -> None:
