@@ -192,7 +192,7 @@ def lone_client(config: Config, client: int) -> LoneClient:
     )
     return LoneClient(
         client,
-        _rules(config, what),
+        _rules(config, what),  # pyright: ignore[reportArgumentType]  frozen, so it has a hash
         what,
         plan(config),
         Shard(batch),
