@@ -49,11 +49,17 @@ def require(record: Mapping[str, Any], names: Sequence[str], file: Path) -> None
         raise InputError(f"{file} lacks {missing[0]}: {MEND}")
 
 
-def read_table(file: Path, names: Sequence[str] = ()) -> Table:
-    """All columns of a CSV file that has at least these: float64 where all cells are numbers."""
-    header, *rows = _whole(file, names)
+def read_table(file: Path, names: Sequence[str] = (), words: Sequence[str] = ()) -> Table:
+    """All columns of a CSV file that has at least these: float64 where all cells are numbers.
+
+    The columns named in `words` stay words.
+    """
+    header, *rows = _whole(file, (*names, *words))
     cells = zip(*rows, strict=True)
-    return {name: _numbers_or_words(column) for name, column in zip(header, cells, strict=True)}
+    return {
+        name: np.array(column) if name in words else _numbers_or_words(column)
+        for name, column in zip(header, cells, strict=True)
+    }
 
 
 def require_matching(runs: Table, neighbours: Table, folder: Path) -> None:

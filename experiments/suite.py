@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar, Protocol
 
-from experiments.contents import Asked
+from experiments.contents import Asked, merged
 from fedmuon.errors import InputError
 from fedmuon.run import Begin, Watch, versions
 from fedmuon.storage import Record, mendable, write_bytes
@@ -145,7 +145,7 @@ def _write(work: Work, out: Path, records: list[Record]) -> Record:
         "machine": {"cores": os.cpu_count()},
         "versions": versions(),
     }
-    summary = shared | work.summary(records)
+    summary = merged(shared, work.summary(records))
     write_bytes(out / "suite.json", (json.dumps(summary, indent=2) + "\n").encode())
     return summary
 

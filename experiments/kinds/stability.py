@@ -85,6 +85,7 @@ class Stability(Work):
             "note": COMPARED.format(source, data, scale) if self.published else "",
             "constant": config.stability.kind,
             "delta": config.stability.delta,
+            "machine": {"device": config.engine.device},
             "status": _agreed(status for record in records for status in record["status"]),
             "assumptions": list(
                 dict.fromkeys(one for record in records for one in record["assumes"])
