@@ -11,6 +11,7 @@ from analysis.figures.style import BLACK, GREY, SERIES, Columns, canvas, log_x, 
 
 LINES = (*SERIES, (BLACK, "X"), (GREY, "*"))
 AXES = {"round": "round", "train_seconds": "seconds of training"}
+HUGE = 1e6  # a loss from here on is a divergence
 MOST = 4  # marks and legend columns that a wide figure has room for
 
 
@@ -40,14 +41,14 @@ def curves(
 def _means(rows: Columns, variant: str, x: float, by: str, measure: str) -> np.ndarray:
     """Place, mean, minimum and maximum over seeds at every evaluated round, [rounds, 4].
 
-    A round that a run did not reach, or at which it was not finite, ends the line.
+    A round that a run did not reach, or at which it had diverged, ends the line.
     """
     mine = here(rows, variant, x)
     seeds, found = len(np.unique(rows["seed"][mine])), []
     for number in np.unique(rows["round"][mine]):
         now = mine & (rows["round"] == number)
         values = rows[measure][now]
-        if len(values) < seeds or np.isnan(values).any():
+        if len(values) < seeds or not (np.abs(values) < HUGE).all():
             break
         found.append((rows[by][now].mean(), values.mean(), values.min(), values.max()))
     return np.array(found).reshape(-1, 4)
