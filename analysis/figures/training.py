@@ -29,7 +29,7 @@ def curves(
             (loss, "test_loss", "-"), (loss, "train_loss", "--"), (accuracy, "accuracy", "-"),
         ):  # fmt: skip
             _line(axes, _means(rows, name, x, by, measure), place, dash, name)
-    for axes, label in ((loss, "loss: held out solid, train dashed"), (accuracy, "accuracy")):
+    for axes, label in ((loss, "loss (train dashed)"), (accuracy, "accuracy")):
         axes.set_xlabel(AXES[by])
         axes.set_ylabel(label)
         axes.set_xlim(left=0)
