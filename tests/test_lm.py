@@ -391,9 +391,9 @@ def test_a_decoder_learns_more_than_how_often_letters_come(tmp_path: Path) -> No
     """Its test loss falls below the entropy of single bytes, which needs what came before."""
     config = tiny(
         data={"train": 2000, "test": 400, "context": 16, "alpha": 5.0},
-        federation={"clients": 2, "per-round": 2, "rounds": 8},
-        task={"width": 32}, engine={"dtype": "float32"}, output={"evaluate-every": 8},
-        local={"steps": 25, "batch": 32, "lr": 0.02, "aux": "adamw", "aux-lr": 0.01,
+        federation={"clients": 2, "per-round": 2, "rounds": 6},
+        task={"width": 32}, engine={"dtype": "float32"}, output={"evaluate-every": 6},
+        local={"steps": 15, "batch": 24, "lr": 0.02, "aux": "adamw", "aux-lr": 0.01,
                "adjust": "match-rms"},
         orthogonalizer={"name": "newton-schulz"},
     )  # fmt: skip
@@ -401,7 +401,7 @@ def test_a_decoder_learns_more_than_how_often_letters_come(tmp_path: Path) -> No
     share = np.bincount(source.inputs.ravel()) / source.inputs.size
     entropy = -float(sum(p * math.log(p) for p in share if p))
     summary = execute(config, tmp_path / "run")
-    assert summary["test_loss"] < entropy < math.log(256)
+    assert summary["test_loss"] < entropy - 0.3 < math.log(256)
     assert summary["accuracy"] > share.max()
 
 
