@@ -222,6 +222,13 @@ def test_weights_at_hand_are_where_it_starts(tmp_path: Path, dtype: torch.dtype)
         )
 
 
+def test_clients_need_no_weights(tmp_path: Path) -> None:
+    """Only the server reads them; a client fits what it receives to their shapes."""
+    config = tiny(task={"weights": str(tmp_path / "elsewhere")})
+    params, _ = setup.lone_client(config, 1).like(2)
+    assert params["transformer.wte.weight"].shape == (2, 256, 16)
+
+
 def test_weights_that_cannot_be_had_are_refused(tmp_path: Path) -> None:
     rng = generator(0, Draw.INITIAL)
     with pytest.raises(InputError, match=r"no \.safetensors file"):

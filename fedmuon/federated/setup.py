@@ -204,7 +204,9 @@ def lone_client(config: Config, client: int) -> LoneClient:
     train, owner, _ = deal(config, samples)
     rows = train[owner == client]
     inputs = flat_rows(samples.inputs[rows], config.data.normalize)
-    what = task(config, samples.inputs.shape[1:], samples.classes, samples.vocabulary)
+    # Only the server begins a run: stored weights need not be where its clients are.
+    bare = config.model_copy(update={"task": config.task.model_copy(update={"weights": ""})})
+    what = task(bare, samples.inputs.shape[1:], samples.classes, samples.vocabulary)
     batch = Batch(
         torch.from_numpy(inputs).to(what.device, what.dtype),
         torch.from_numpy(samples.labels[rows]).to(what.device),
