@@ -20,8 +20,11 @@ Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 Share = Annotated[float, Field(ge=0, le=1)]
 Chance = Annotated[float, Field(gt=0, lt=1)]
 
-SourceName = Literal["synthetic", "digits", "mnist5k", "fashion-mnist", "mnist", "cifar10", "idx"]
-Model = Literal["mlp", "cnn", "cifarnet", "wrn-16-2"]
+SourceName = Literal[
+    "synthetic", "digits", "mnist5k", "fashion-mnist", "mnist", "cifar10", "idx", "pydoc", "text"
+]
+TEXTS = ("pydoc", "text")
+Model = Literal["mlp", "cnn", "cifarnet", "wrn-16-2", "gpt"]
 Recipe = Literal[
     "fedavg", "fedavgm", "local-muon", "fedmuon", "fedmuon-aligned",
     "sgd", "normalized-sgd", "adamw", "muon",  # of one client, mostly: all their states are kept
@@ -44,10 +47,11 @@ class Data(Table):
     test: Count = 1000
     alpha: Annotated[float, Field(gt=0)] = 0.5  # Dirichlet concentration; inf is an even split
     minimum: Count = 10  # samples that every client is guaranteed
-    # unit and ball put samples into the unit ball; pixels divides uint8 images by 255; auto is unit
-    # for the matrix task and pixels for a network
-    normalize: Literal["auto", "unit", "ball", "pixels"] = "auto"
+    # unit and ball put samples into the unit ball; pixels divides uint8 images by 255; tokens are
+    # left alone; auto is tokens for text, unit for the matrix task and pixels for a network
+    normalize: Literal["auto", "unit", "ball", "pixels", "tokens"] = "auto"
     folder: str = ""  # where the files of a local source are, if not in its usual place
+    context: Count = 64  # tokens seen by a window of text
     dimension: Count = 20  # of `synthetic`
     classes: Annotated[int, Field(ge=2)] = 4  # of `synthetic`
 
@@ -67,6 +71,10 @@ class TaskTable(Table):
 
     name: Literal["matrix", "network"] = "matrix"
     model: Model = "cnn"  # of `network`
+    width: Count = 128  # of `gpt`, as are the next three
+    depth: Count = 4
+    heads: Count = 4
+    weights: str = ""  # a .safetensors file, or a folder of them, to start from
 
 
 class Local(Table):
@@ -191,6 +199,7 @@ class Config(Table):
         if data.get("normalize", "auto") != "auto":
             return tables
         found = "pixels" if task.get("name") == "network" else "unit"
+        found = "tokens" if data.get("name") in TEXTS else found
         return {**tables, "data": {**data, "normalize": found}}
 
     @model_validator(mode="after")
@@ -228,10 +237,32 @@ def _impossible(config: Config) -> list[str]:
             f"[local] tail-index = {config.local.tail_index} leaves the noise without a mean: "
             "choose it in (1, 2], or 0 if unknown"
         )
+    problems += _unreadable(config)
     try:
         schedule(config.orthogonalizer.coefficients, config.orthogonalizer.steps)
     except ValueError as error:
         problems.append(f"[orthogonalizer] coefficients: {error}")
+    return problems
+
+
+def _unreadable(config: Config) -> list[str]:
+    """Text without a decoder, a decoder without text."""
+    data, task = config.data, config.task
+    problems, is_text = [], data.name in TEXTS
+    if is_text != (task.name == "network" and task.model == "gpt"):
+        problems.append(
+            f"[task] model = '{task.model}' ({task.name}) cannot read [data] name = '{data.name}': "
+            "text is for [task] name = 'network' with model = 'gpt', which reads nothing else"
+        )
+    if is_text != (data.normalize == "tokens"):
+        problems.append(
+            f"[data] normalize = '{data.normalize}' is not for name = '{data.name}': use auto"
+        )
+    if task.model == "gpt" and task.width % task.heads:
+        problems.append(
+            f"[task] width = {task.width} cannot be shared by heads = {task.heads}: make it a "
+            "multiple"
+        )
     return problems
 
 

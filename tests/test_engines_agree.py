@@ -106,7 +106,15 @@ NEIGHBOURS = [
     for batch in (0, 4)
     for neighbours in ("own", "worst")
 ]
-SHARED = {"matrix": MATRICES, "network": NETWORKS, "neighbours": NEIGHBOURS[1:]}
+TEXT = {
+    "data": {"name": "pydoc", "context": 12},
+    "federation": {"rounds": 2},
+    "task": {"name": "network", "model": "gpt", "width": 16, "depth": 1, "heads": 2},
+    "local": {"batch": 4, "steps": 2, "lr": 0.01},
+}
+SHARED = {
+    "matrix": MATRICES, "network": NETWORKS, "text": [TEXT], "neighbours": NEIGHBOURS[1:],
+}  # fmt: skip
 
 
 @pytest.fixture(scope="module")
@@ -158,6 +166,12 @@ def test_a_network_on_ray_is_that_inline(shared: Path, tmp_path: Path, number: i
     execute(small(**{**tables, "task": {"name": "network", "model": "mlp"}}), tmp_path / "mlp")
     with pytest.raises(AssertionError):
         distance(tmp_path / "inline", tmp_path / "mlp")
+
+
+def test_a_decoder_on_ray_is_that_inline(shared: Path, tmp_path: Path) -> None:
+    """Every client reads the text for itself; fused projections are cut there."""
+    execute(small(**TEXT), tmp_path / "inline")
+    assert distance(tmp_path / "inline", shared / "text0") <= 1e-10
 
 
 def same_neighbours(inline: Path, ray: Path) -> None:

@@ -19,7 +19,7 @@ class FederatedData:
     client; client i has the rows offsets[i] to offsets[i + 1]. `order` [n] says which entry of
     `train_index` [n] each row is, and `client` [n] to whom each entry of `train_index` belongs.
     `train_index` and `test_index` count in the source's order. `shape` is that of a sample as it
-    was stored, before it was laid out as a row of length d.
+    was stored, before it was laid out as a row of length d; `vocabulary` is the source's.
     """
 
     inputs: np.ndarray
@@ -32,6 +32,7 @@ class FederatedData:
     test_index: np.ndarray
     client: np.ndarray
     shape: tuple[int, ...] = ()
+    vocabulary: int = 0
 
     @property
     def sizes(self) -> np.ndarray:
@@ -77,4 +78,5 @@ def federate(
         test_index=test_index,
         client=client,
         shape=source.inputs.shape[1:],
+        vocabulary=source.vocabulary,
     )

@@ -18,8 +18,9 @@ import numpy as np
 from fedmuon.data.bundled import mnist5k_path
 from fedmuon.data.source import Source
 from fedmuon.data.sources import FILES, folders, read
+from fedmuon.data.text import text_files
 
-VERSION = 1  # of what is stored; raise it when a reader changes
+VERSION = 2  # of what is stored; raise it when a reader changes
 
 
 @lru_cache(maxsize=4)
@@ -44,6 +45,8 @@ def _origin(name: str, options: dict[str, Any]) -> list[Path]:
     """The files that a source is read from; none if it is made, or comes from the hub."""
     if name == "mnist5k":
         return [path] if (path := mnist5k_path()) else []
+    if name == "text":
+        return text_files(options["folder"]) if options.get("folder") else []
     if name not in FILES:
         return []
     for folder in folders(name, options.get("folder", "")):
@@ -65,7 +68,8 @@ def _write(source: Source, place: Path) -> None:
         np.save(draft / "inputs.npy", source.inputs, allow_pickle=False)
         np.save(draft / "labels.npy", source.labels, allow_pickle=False)
         official = -1 if source.official_test is None else source.official_test
-        np.save(draft / "facts.npy", np.array([source.classes, official]), allow_pickle=False)
+        facts = np.array([source.classes, official, source.vocabulary])
+        np.save(draft / "facts.npy", facts, allow_pickle=False)
         draft.rename(place)
     finally:
         shutil.rmtree(draft, ignore_errors=True)
@@ -74,5 +78,6 @@ def _write(source: Source, place: Path) -> None:
 def _open(name: str, place: Path) -> Source:
     inputs = np.load(place / "inputs.npy", mmap_mode="r", allow_pickle=False)
     labels = np.load(place / "labels.npy", allow_pickle=False)
-    classes, official = np.load(place / "facts.npy", allow_pickle=False).tolist()
-    return Source(name, inputs, labels, classes, None if official < 0 else official, str(place))
+    classes, official, vocabulary = np.load(place / "facts.npy", allow_pickle=False).tolist()
+    start = None if official < 0 else official
+    return Source(name, inputs, labels, classes, start, str(place), vocabulary)

@@ -8,7 +8,7 @@ import numpy as np
 from fedmuon.errors import InputError
 
 NORMALIZATIONS = ("unit", "ball")
-PIXELS = "pixels"
+PIXELS, TOKENS = "pixels", "tokens"
 CHUNK = 512  # rows mapped at once: temporaries stay in cache, and small beside the result
 
 
@@ -17,7 +17,8 @@ class Source:
     """Labelled samples in the source's order, as they were stored.
 
     `inputs` [n, ...] keeps its native shape and type, `labels` [n] int64 lie in [0, classes);
-    samples from `official_test` on are the source's own test part, if it has one.
+    samples from `official_test` on are the source's own test part, if it has one. `vocabulary` is
+    V where samples are windows of tokens 0 to V - 1, and 0 elsewhere.
     """
 
     name: str
@@ -26,6 +27,7 @@ class Source:
     classes: int
     official_test: int | None
     where: str
+    vocabulary: int = 0
 
     def __post_init__(self) -> None:
         """Refuse samples that no run could use."""
@@ -62,13 +64,16 @@ class Source:
 
 
 def flat_rows(raw: np.ndarray, normalize: str) -> np.ndarray:
-    """Raw samples [m, ...] -> [m, d], each row mapped on its own: `pixels` or `unit_rows`.
+    """Raw samples [m, ...] -> [m, d], each row on its own: `pixels`, `tokens` or `unit_rows`.
 
-    `pixels` divides uint8 images by 255, in float32, and leaves other samples as they are.
+    `pixels` divides uint8 images by 255, in float32, and leaves other samples as they are; `tokens`
+    are numbers below 2^24, which float32 holds exactly.
     """
-    if normalize != PIXELS:
+    if normalize not in (PIXELS, TOKENS):
         return unit_rows(raw, normalize)
     rows = raw.reshape(len(raw), math.prod(raw.shape[1:]))
+    if normalize == TOKENS:
+        return rows.astype(np.float32)
     if rows.dtype == np.uint8:
         return np.divide(rows, 255, dtype=np.float32)
     return rows if rows.dtype in (np.float32, np.float64) else rows.astype(np.float64)

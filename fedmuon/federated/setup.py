@@ -7,8 +7,9 @@ from functools import lru_cache
 
 import numpy as np
 import torch
+from torch import nn
 
-from fedmuon.config import Config, Local
+from fedmuon.config import TEXTS, Config, Local
 from fedmuon.data.federated import FederatedData, federate
 from fedmuon.data.mapped import mapped
 from fedmuon.data.neighbours import Neighbours
@@ -16,6 +17,7 @@ from fedmuon.data.partition import dirichlet_partition
 from fedmuon.data.source import Source, flat_rows
 from fedmuon.data.sources import read
 from fedmuon.data.split import split
+from fedmuon.data.weights import read_weights
 from fedmuon.errors import InputError
 from fedmuon.federated.plan import Plan
 from fedmuon.federated.shards import Shard, Shards, replaced
@@ -24,10 +26,11 @@ from fedmuon.gemm import fastest, supported
 from fedmuon.randomness import Draw, generator
 from fedmuon.schedules import heavy_tailed
 from fedmuon.tasks.base import Batch, Params, Task
+from fedmuon.tasks.decoder import Form, decoder, fitted, gpt2_law, next_tokens
 from fedmuon.tasks.matrix import MatrixTask
 from fedmuon.tasks.models import network, seen
 from fedmuon.tasks.networks import NetworkTask
-from fedmuon.tasks.routing import hidden
+from fedmuon.tasks.routing import counts
 from fedmuon.transforms.base import Number, States
 from fedmuon.transforms.recipes import Recipe, build, initial_states
 
@@ -50,6 +53,8 @@ def _options(config: Config) -> dict[str, str | int]:
     options: dict[str, str | int] = {}
     if table.folder:
         options["folder"] = table.folder
+    if table.name in TEXTS:
+        options["context"] = table.context
     if table.name == "synthetic":
         options = {
             "n": table.train + table.test,
@@ -92,12 +97,16 @@ def plan(config: Config) -> Plan:
     )
 
 
-def task(config: Config, shape: tuple[int, ...], classes: int) -> Task:
+def task(config: Config, shape: tuple[int, ...], classes: int, vocabulary: int = 0) -> Task:
     """The configured task for samples of that stored shape, in the run's precision, on its device,
-    with its kernel."""
+    with its kernel; `vocabulary` is that of windows of text."""
     engine = config.engine
     dtype, device = DTYPES[engine.dtype], torch.device(engine.device)
     if config.task.name == "network":
+        if config.task.model == "gpt":
+            of = config.task
+            form = Form(vocabulary, shape[0] - 1, of.width, of.depth, of.heads)
+            return _decoder(form, of.weights, dtype, device)
         return _network(config.task.model, shape, classes, dtype, device)
     return MatrixTask(math.prod(shape), classes, dtype, device, engine.kernel)
 
@@ -110,14 +119,24 @@ def _network(
     return NetworkTask(network(model, shape, classes), seen(shape), dtype, device)
 
 
+@lru_cache(maxsize=4)
+def _decoder(form: Form, weights: str, dtype: torch.dtype, device: torch.device) -> NetworkTask:
+    """The same for windows of text, begun from stored weights if there are any."""
+
+    def stored(module: nn.Module, rng: np.random.Generator) -> dict[str, np.ndarray]:
+        return fitted(read_weights(weights), module)
+
+    start, shape = stored if weights else gpt2_law, (form.context + 1,)
+    return NetworkTask(decoder(form), shape, dtype, device, targets=next_tokens, start=start)
+
+
 def recipe(
     config: Config, what: Task, lr: Number | None = None, regularization: Number | None = None
 ) -> Recipe:
     """The configured recipe, with the routes of a network's parameters."""
     routed = None
     if isinstance(what, NetworkTask) and "muon" in config.local.recipe:
-        chosen = hidden(what.module, config.local.route)
-        routed = {name: name in chosen for name, _ in what.module.named_parameters()}
+        routed = counts(what.module, config.local.route)
     return build(config.local, config.orthogonalizer, lr, regularization, routed)
 
 
@@ -130,7 +149,7 @@ def experiment(
     regularization: Number | None = None,
 ) -> Experiment:
     """Recipe, task, plan and shards of a resolved config; per-replica lr and lambda if given."""
-    what = task(config, data.shape or data.inputs.shape[1:], classes)
+    what = task(config, data.shape or data.inputs.shape[1:], classes, data.vocabulary)
     return Experiment(
         recipe(config, what, lr, regularization),
         what,
@@ -185,7 +204,9 @@ def lone_client(config: Config, client: int) -> LoneClient:
     train, owner, _ = deal(config, samples)
     rows = train[owner == client]
     inputs = flat_rows(samples.inputs[rows], config.data.normalize)
-    what = task(config, samples.inputs.shape[1:], samples.classes)
+    # Only the server begins a run: stored weights need not be where its clients are.
+    bare = config.model_copy(update={"task": config.task.model_copy(update={"weights": ""})})
+    what = task(bare, samples.inputs.shape[1:], samples.classes, samples.vocabulary)
     batch = Batch(
         torch.from_numpy(inputs).to(what.device, what.dtype),
         torch.from_numpy(samples.labels[rows]).to(what.device),

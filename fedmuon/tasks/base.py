@@ -68,5 +68,6 @@ class Task(Protocol):
         ...
 
     def losses(self, params: Params, batch: Batch) -> tuple[Tensor, Tensor]:
-        """Per-sample losses [S, n] and whether each prediction is right [S, n] (bool)."""
+        """Per-sample losses [S, n] and whether each prediction is right [S, n] (bool), or which
+        share of it is."""
         ...

@@ -23,13 +23,21 @@ CPU = torch.device("cpu")
 MEMORY = {"cpu": 1 << 28, "cuda": 1 << 32}  # bytes of activations held at once
 TOGETHER = {"cpu": 1 << 23, "cuda": 1 << 27}  # parameters of clients stepped together
 SMALL = 1 << 21  # activations of a replica, up to which convolutions gain by sharing a call
-Loss = Callable[[Tensor, Tensor], Tensor]  # (outputs [n, c], labels [n]) -> losses [n]
+Loss = Callable[[Tensor, Tensor], Tensor]  # (outputs [n, ..., c], targets [n, ...]) -> losses [n]
+Targets = Callable[[Tensor, Tensor], Tensor]  # (inputs [n, d], labels [n]) -> targets [n, ...]
+Start = Callable[[nn.Module, np.random.Generator], dict[str, np.ndarray]]
 Found = tuple[Tensor, Params]
 
 
-def cross_entropy(outputs: Tensor, labels: Tensor) -> Tensor:
-    """-log p_y of each sample."""
-    return functional.cross_entropy(outputs, labels, reduction="none")
+def cross_entropy(outputs: Tensor, targets: Tensor) -> Tensor:
+    """-log p_y of each sample; of a sample with many targets, the mean over them."""
+    each = functional.cross_entropy(outputs.movedim(-1, 1), targets, reduction="none")
+    return each.flatten(1).mean(1) if each.ndim > 1 else each
+
+
+def given_labels(inputs: Tensor, labels: Tensor) -> Tensor:
+    """The labels are what is to be predicted."""
+    return labels
 
 
 class Samples(NamedTuple):
@@ -49,6 +57,7 @@ class Samples(NamedTuple):
 class NetworkTask:
     """A module for samples of the given shape, with a loss of each sample.
 
+    `targets` says what the outputs are compared with, `start` by which law parameters begin.
     `vectorized` says whether replicas share one call (torch.vmap) or take turns; None takes what
     was measured to be faster (see `_vectorizes`). The module's parameters may be on `meta`.
     """
@@ -58,6 +67,8 @@ class NetworkTask:
     dtype: torch.dtype = torch.float32
     device: torch.device = CPU
     loss: Loss = cross_entropy
+    targets: Targets = given_labels
+    start: Start = fresh
     vectorized: bool | None = None
     saved: int = field(init=False)  # activations kept for one sample
     chunks: Chunks = field(init=False)
@@ -92,8 +103,10 @@ class NetworkTask:
         return convolves(self.module)
 
     def initial(self, rng: np.random.Generator, stack: int = 1) -> Params:
-        """torch's default laws, drawn in the order of the module's parameters (see `fresh`)."""
-        start = {name: torch.from_numpy(value) for name, value in fresh(self.module, rng).items()}
+        """Drawn in the order of the module's parameters; by torch's default laws (see `fresh`),
+        unless `start` is another's."""
+        drawn = self.start(self.module, rng)
+        start = {name: torch.from_numpy(value) for name, value in drawn.items()}
         return {
             name: value.to(self.device, self.dtype).repeat(stack, *[1] * value.ndim)
             for name, value in start.items()
@@ -110,7 +123,7 @@ class NetworkTask:
         return _joined(losses), {name: _joined([one[name] for one in gradients]) for name in params}
 
     def losses(self, params: Params, batch: Batch) -> tuple[Tensor, Tensor]:
-        """Per-sample losses and correctness, both [S, n]."""
+        """Per-sample losses and correctness, or the share of right targets, both [S, n]."""
         seen = Samples(batch.inputs[None], batch.labels[None], batch.labels[None])
         rows, replicas = len(batch.labels), _size(params)
         shared = replicas > 1 and self._vectorizes(rows)
@@ -180,7 +193,7 @@ class NetworkTask:
         return functional_call(self.module, params, (inputs.reshape(-1, *self.shape),))
 
     def _total(self, params: Params, inputs: Tensor, labels: Tensor, weights: Tensor) -> Tensor:
-        return self.loss(self._outputs(params, inputs), labels) @ weights
+        return self.loss(self._outputs(params, inputs), self.targets(inputs, labels)) @ weights
 
     def _slope(
         self, params: Params, inputs: Tensor, labels: Tensor, weights: Tensor
@@ -194,8 +207,10 @@ class NetworkTask:
     def _looked_at(
         self, params: Params, inputs: Tensor, labels: Tensor, weights: Tensor
     ) -> tuple[Tensor, Tensor]:
-        outputs = self._outputs(params, inputs)
-        return self.loss(outputs, labels), outputs.argmax(-1) == labels
+        outputs, targets = self._outputs(params, inputs), self.targets(inputs, labels)
+        right = outputs.argmax(-1) == targets
+        share = right.flatten(1).to(self.dtype).mean(1) if right.ndim > 1 else right
+        return self.loss(outputs, targets), share
 
 
 def _size(params: Params) -> int:

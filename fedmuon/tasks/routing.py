@@ -11,17 +11,24 @@ def routes(network: nn.Module, rule: str) -> RoutingTable:
 
     `hidden` leaves vectors, embeddings, norms, the first and the last layer to the auxiliary
     optimizer (see `fedmuon.optim.routing`); `all-matrices` only what has fewer than two axes.
+    Fused projections are cut into their matrices.
     """
     every = [name for name, param in network.named_parameters() if param.ndim >= 2]
-    return routing_table(network, to_muon=every if rule == "all-matrices" else (), fused={})
+    return routing_table(network, to_muon=every if rule == "all-matrices" else ())
 
 
-def hidden(network: nn.Module, rule: str) -> frozenset[str]:
-    """The names of the parameters to orthogonalize; a rule that finds none is refused."""
-    found = frozenset(one.name for one in routes(network, rule) if one.matrices)
-    if not found:
+def counts(network: nn.Module, rule: str) -> dict[str, int]:
+    """Into how many matrices each parameter is cut to be orthogonalized: 0 for the auxiliary
+    optimizer's, 1 unless it is fused. A rule that finds none is refused."""
+    found = {one.name: one.matrices[0] if one.matrices else 0 for one in routes(network, rule)}
+    if not any(found.values()):
         raise InputError(
             f"[local] route = '{rule}' finds no matrix to orthogonalize in this network: set "
             "route = 'all-matrices', take a deeper [task] model, or recipe = 'fedavg'"
         )
     return found
+
+
+def hidden(network: nn.Module, rule: str) -> frozenset[str]:
+    """The names of the parameters to orthogonalize."""
+    return frozenset(name for name, count in counts(network, rule).items() if count)

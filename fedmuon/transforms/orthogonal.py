@@ -1,11 +1,12 @@
 """Orthogonalization as a link: any map of `fedmuon.orthogonalize` by its configured name.
 
-A tensor [out, ...] of a network is the matrix [out, -1]; tensors of one shape share a program while
-they are small, unless the map draws, as every matrix has draws of its own.
+A tensor [out, ...] of a network is the matrix [out, -1], or several of them side by side, as in a
+fused projection; matrices of one shape share a program while they are small, unless the map draws,
+as every matrix has draws of its own.
 """
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 
 import numpy as np
 import torch
@@ -18,7 +19,7 @@ from fedmuon.tasks.base import Params
 from fedmuon.transforms.base import Context, Link, Number, stateless, tiled
 
 Map = Callable[[Tensor, Context, int], Tensor]  # (M [S, m, n], context, block number) -> [S, m, n]
-
+Pieces = dict[tuple[str, int], Tensor]  # (name, place in it) -> matrices [S, m, n]
 
 TOGETHER = {"cpu": 1 << 18, "cuda": 1 << 26}  # entries that are worth stacking, as in optim
 DRAWING = ("gaussian-smoothed-sign", "randomized-polar")
@@ -30,35 +31,67 @@ ADJUSTMENTS: dict[str, Callable[[int, int], float]] = {
 }
 
 
-def orthogonalize(apply: Map, adjust: str = "none", grouped: bool = False) -> Link:
+def orthogonalize(
+    apply: Map,
+    adjust: str = "none",
+    grouped: bool = False,
+    blocks: Mapping[str, int] | None = None,
+) -> Link:
     """Replace every matrix by its orthogonalization (001 (2)), times s(m, n) of `adjust`.
 
-    `grouped` lets small matrices of one shape be one stack for the map.
+    `grouped` lets small matrices of one shape be one stack for the map; `blocks` says how many
+    matrices a named parameter holds, if more than one.
     """
 
     def update(direction: Params, context: Context) -> Params:
-        number = {name: block for block, name in enumerate(direction)}
-        found: Params = {}
-        for names in _groups(direction, grouped):
-            views = [direction[name].flatten(2) for name in names]
+        pieces = _cut(direction, blocks or {})
+        number = {piece: block for block, piece in enumerate(pieces)}
+        found: Pieces = {}
+        for names in _groups(pieces, grouped):
+            views = [pieces[name] for name in names]
             stack = views[0] if len(views) == 1 else torch.cat(views)
             scale = ADJUSTMENTS[adjust](*stack.shape[-2:])
             done = apply(stack, context, number[names[0]])
             done = done if scale == 1 else done * scale
-            for name, part in zip(names, done.chunk(len(names)), strict=True):
-                found[name] = part.reshape(direction[name].shape)
-        return found
+            found |= zip(names, done.chunk(len(names)), strict=True)
+        return _uncut(found, direction)
 
     return stateless("orthogonalize", update)
 
 
-def _groups(direction: Params, grouped: bool) -> Iterator[list[str]]:
-    """Names of tensors to stack: of one shape, and small enough to gain by it."""
-    alike: dict[object, list[str]] = {}
-    for name, value in direction.items():
+def _cut(direction: Params, blocks: Mapping[str, int]) -> Pieces:
+    """Tensors [S, out, ...] as matrices [S, out, -1], cut along the longer side."""
+    return {
+        (name, place): piece
+        for name, value in direction.items()
+        for place, piece in enumerate(value.flatten(2).chunk(blocks.get(name, 1), _longer(value)))
+    }
+
+
+def _uncut(pieces: Pieces, like: Params) -> Params:
+    """The inverse of `_cut`, for tensors of the shapes in `like`."""
+    parts: dict[str, list[Tensor]] = {name: [] for name in like}
+    for name, place in sorted(pieces):
+        parts[name].append(pieces[name, place])
+    whole = {
+        name: found[0] if len(found) == 1 else torch.cat(found, _longer(like[name]))
+        for name, found in parts.items()
+    }
+    return {name: value.reshape(like[name].shape) for name, value in whole.items()}
+
+
+def _longer(value: Tensor) -> int:
+    """The longer axis of the matrices [S, out, -1]."""
+    return 1 if value.shape[1] >= value.shape[2:].numel() else 2
+
+
+def _groups(pieces: Pieces, grouped: bool) -> Iterator[list[tuple[str, int]]]:
+    """Names of matrices to stack: of one shape, and small enough to gain by it."""
+    alike: dict[object, list[tuple[str, int]]] = {}
+    for name, value in pieces.items():
         alike.setdefault((value.shape, value.device) if grouped else name, []).append(name)
     for names in alike.values():
-        first = direction[names[0]]
+        first = pieces[names[0]]
         size = max(1, TOGETHER.get(first.device.type, 1 << 26) // max(1, first.numel()))
         for start in range(0, len(names), size):
             yield names[start : start + size]

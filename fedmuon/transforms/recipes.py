@@ -67,17 +67,17 @@ def build(
     orthogonalizer: OrthogonalizerTable,
     lr: Number | None = None,
     regularization: Number | None = None,
-    routed: Mapping[str, bool] | None = None,
+    routed: Mapping[str, int] | None = None,
 ) -> Recipe:
     """The recipe that the config names; lr and lambda may be given per replica [S].
 
-    `routed` says of every parameter of a network whether a Muon recipe orthogonalizes it; the
-    others take the auxiliary step. Without it all are matrices, and orthogonalized.
+    `routed` says of every parameter of a network into how many matrices a Muon recipe cuts it to
+    orthogonalize them; those with 0 take the auxiliary step. Without it all are matrices.
     """
     rate = local.lr if lr is None else lr
-    others = {name: aux_rate(local) for name, yes in (routed or {}).items() if not yes}
+    others = {name: aux_rate(local) for name, count in (routed or {}).items() if not count}
     descent, heavy = descend(rate, others, local.weight_decay), _momentum(local)
-    muon = _muon(local, _orthogonalize(local, orthogonalizer, regularization), others)
+    muon = _muon(local, _orthogonalize(local, orthogonalizer, regularization, routed), others)
     sgd, plain = Chain((gradient(), descent)), Chain((*muon, descent))
     shared = ("momentum",)
     aligned = Chain((*muon, align(local.alignment), descent))
@@ -112,9 +112,14 @@ def _momentum(local: Local) -> Link:
     return momentum(local.momentum, local.momentum_form)
 
 
-def _orthogonalize(local: Local, table: OrthogonalizerTable, regularization: Number | None) -> Link:
+def _orthogonalize(
+    local: Local,
+    table: OrthogonalizerTable,
+    regularization: Number | None,
+    blocks: Mapping[str, int] | None,
+) -> Link:
     apply = named(table, regularization)
-    return orthogonalize(apply, local.adjust, grouped=table.name not in DRAWING)
+    return orthogonalize(apply, local.adjust, table.name not in DRAWING, blocks)
 
 
 def _muon(local: Local, orthogonal: Link, others: Collection[str]) -> tuple[Link, ...]:

@@ -1,0 +1,36 @@
+"""Stored parameters of a network, from safetensors alone: reading them runs no code."""
+
+from pathlib import Path
+
+import numpy as np
+import torch
+from safetensors import SafetensorError, safe_open
+
+from fedmuon.errors import InputError
+
+
+def read_weights(place: str | Path) -> dict[str, np.ndarray]:
+    """Every array of a .safetensors file, or of all such files in a folder, by name."""
+    path = Path(place).expanduser()
+    files = [path] if path.is_file() else sorted(path.glob("*.safetensors"))
+    if not files:
+        raise InputError(f"[task] weights = '{place}' has no .safetensors file: check the path")
+    found: dict[str, np.ndarray] = {}
+    for file in files:
+        found |= _arrays(file)
+    return found
+
+
+def _arrays(file: Path) -> dict[str, np.ndarray]:
+    try:
+        with safe_open(file, framework="pt") as opened:
+            return {name: _array(opened.get_tensor(name)) for name in opened.keys()}  # noqa: SIM118
+    except (SafetensorError, OSError) as error:
+        raise InputError(
+            f"[task] weights: {file} is no readable safetensors file ({error}): get it again"
+        ) from None
+
+
+def _array(tensor: torch.Tensor) -> np.ndarray:
+    """numpy knows no bfloat16."""
+    return (tensor.float() if tensor.itemsize < 4 else tensor).numpy()

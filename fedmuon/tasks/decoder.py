@@ -1,0 +1,109 @@
+"""A GPT-2-shaped decoder: the blocks of transformers under their names, with draws of our own.
+
+A sample is a row of T + 1 tokens, of which each but the first is to be predicted from those before
+it. Rows hold tokens as floating-point numbers, exactly, like the samples of any other task.
+
+transformers keeps projections as [in, out]; a fused query-key-value projection is [d, 3 d]. So in a
+run's files every parameter has the name and the shape that GPT2LMHeadModel has for it.
+"""
+
+import math
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from fedmuon.errors import InputError
+
+SPREAD = 0.02  # of a first weight's entries
+
+
+class Form(NamedTuple):
+    """The numbers that make a decoder; width 768 with 12 blocks of 12 heads is GPT-2."""
+
+    vocabulary: int
+    context: int
+    width: int
+    depth: int
+    heads: int
+
+
+class Decoder(nn.Module):
+    """Windows [n, T + 1] -> logits [n, T, V] of the tokens that follow.
+
+    GPT2LMHeadModel's own `forward` reads entries of its mask, and torch's `meta` has none.
+    """
+
+    def __init__(self, model: nn.Module) -> None:
+        """The parts of a GPT2LMHeadModel; head and embedding are one parameter."""
+        super().__init__()
+        self.transformer: Any = model.transformer
+        self.lm_head: Any = model.lm_head
+
+    def forward(self, windows: Tensor) -> Tensor:
+        """Embeddings, blocks under a causal mask, the head."""
+        tokens, body = windows[:, :-1].long(), self.transformer
+        place = torch.arange(tokens.shape[1], device=tokens.device)
+        hidden = body.wte(tokens) + body.wpe(place)
+        later = hidden.new_full((len(place), len(place)), -math.inf).triu(1)
+        for block in body.h:
+            hidden = block(hidden, attention_mask=later)
+        return self.lm_head(body.ln_f(hidden))
+
+
+def decoder(form: Form) -> Decoder:
+    """A decoder on torch's `meta` device, where it holds shapes and no numbers."""
+    try:
+        from transformers import GPT2Config, GPT2LMHeadModel
+    except ImportError:
+        raise InputError(
+            "[task] model = 'gpt' needs transformers: pip install 'fedmuon[lm]'"
+        ) from None
+    shape = GPT2Config(
+        vocab_size=form.vocabulary, n_positions=form.context, n_embd=form.width,
+        n_layer=form.depth, n_head=form.heads,
+        resid_pdrop=0.0, embd_pdrop=0.0, attn_pdrop=0.0, use_cache=False,
+        bos_token_id=None, eos_token_id=None,
+        activation_function="gelu_pytorch_tanh",  # GPT-2's function, in one kernel
+    )  # fmt: skip
+    shape._attn_implementation = "eager"  # products that torch.vmap and `meta` know
+    with torch.device("meta"):
+        return Decoder(GPT2LMHeadModel(shape))
+
+
+def next_tokens(inputs: Tensor, labels: Tensor) -> Tensor:
+    """What is to be predicted of windows [n, T + 1]: [n, T]. Labels say whose the window is."""
+    return inputs[:, 1:].long()
+
+
+def gpt2_law(network: nn.Module, rng: np.random.Generator) -> dict[str, np.ndarray]:
+    """GPT-2's first parameters: entries N(0, 0.02^2), divided by sqrt(2 depth) where a block adds
+    to its input; biases 0, norms 1 and 0."""
+    params = dict(network.named_parameters())
+    adding = sum(name.endswith("c_proj.weight") for name in params)  # two in a block
+    return {name: _drawn(rng, name, tuple(value.shape), adding) for name, value in params.items()}
+
+
+def _drawn(rng: np.random.Generator, name: str, shape: tuple[int, ...], adding: int) -> np.ndarray:
+    if len(shape) < 2:
+        return np.full(shape, 1.0 if name.endswith("weight") else 0.0)
+    spread = SPREAD / math.sqrt(adding) if name.endswith("c_proj.weight") else SPREAD
+    return spread * rng.standard_normal(shape)
+
+
+def fitted(weights: Mapping[str, np.ndarray], network: nn.Module) -> dict[str, np.ndarray]:
+    """A network's parameters among stored arrays, whose names may lack the first part, as those
+    that GPT-2 was published with do; arrays that it has no use for are left."""
+    found = {}
+    for name, value in network.named_parameters():
+        stored = weights.get(name, weights.get(name.removeprefix("transformer.")))
+        if stored is None or stored.shape != tuple(value.shape):
+            has = "is missing" if stored is None else f"has shape {stored.shape}"
+            raise InputError(
+                f"[task] weights do not fit: {name} of shape {tuple(value.shape)} {has} in them; "
+                "set width, depth, heads and [data] context to theirs"
+            )
+        found[name] = stored
+    return found
