@@ -6,7 +6,7 @@ Tables hold scalars only, because Flower's run config has no lists: a coefficien
 import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, get_args
 
 import tomli_w
 from pydantic import AfterValidator, Field, model_validator
@@ -25,7 +25,10 @@ Model = Literal["mlp", "cnn", "cifarnet", "wrn-16-2"]
 Recipe = Literal[
     "fedavg", "fedavgm", "local-muon", "fedmuon", "fedmuon-aligned",
     "sgd", "normalized-sgd", "adamw", "muon",  # of one client, mostly: all their states are kept
+    "dp-sgd", "dp-adam", "dp-muon", "dp-muonbc",  # the same on what a Gaussian mechanism releases
+    "disk-sgd", "disk-adam", "disk-muon", "disk-muonbc",  # and through a Kalman filter
 ]  # fmt: skip
+PRIVATE = tuple(name for name in get_args(Recipe) if name.startswith(("dp-", "disk-")))
 Orthogonalizer = Literal[
     "smoothed-polar",
     "newton-schulz",
@@ -112,6 +115,27 @@ class OrthogonalizerTable(Table):
     sketch: Literal["gaussian", "kaczmarz"] = "gaussian"
 
 
+class Privacy(Table):
+    """What the recipes dp-* and disk-* release: example-level privacy within each client.
+
+    Each example's gradient is clipped to `bound` in every matrix block (the auxiliary parameters
+    are one block), in one norm (flat), or scaled to it (automatic); a lot's sum over `lot` has
+    noise of standard deviation `noise` times `bound` over `lot` in every entry.
+    """
+
+    clipping: Literal["block", "flat", "automatic", "automatic-flat"] = "block"
+    bound: Annotated[float, Field(gt=0)] = 1.0  # C; inf clips nothing
+    noise: Annotated[float, Field(ge=0, allow_inf_nan=False)] = 0.0  # sigma
+    lot: Positive = 64.0  # samples of a Poisson lot, on average
+    epsilon: Annotated[float, Field(ge=0, allow_inf_nan=False)] = 0.0  # finds `noise`, if that is 0
+    delta: Annotated[float, Field(ge=0, lt=1)] = 0.0  # 0: n_i^-1.1 of the smallest client
+    level: Literal["example", "client"] = "example"
+    kappa: Annotated[float, Field(gt=0, le=1)] = 0.7  # gain of DiSK's filter
+    gamma: Positive = 0.5  # how far ahead DiSK looks
+    probes: Annotated[int, Field(ge=1, le=1024)] = 1  # antithetic pairs of DP-MuonBC
+    insecure_reproducible_noise: bool = False  # lots and noise from the run's seed
+
+
 class Engine(Table):
     """Where the arithmetic happens. `kernel = auto` measures the GEMM kernels of this machine."""
 
@@ -174,6 +198,7 @@ class Config(Table):
     task: TaskTable = TaskTable()
     local: Local = Local()
     orthogonalizer: OrthogonalizerTable = OrthogonalizerTable()
+    privacy: Privacy = Privacy()
     engine: Engine = Engine()
     faults: Faults = Faults()
     stability: Stability = Stability()
@@ -228,10 +253,36 @@ def _impossible(config: Config) -> list[str]:
             f"[local] tail-index = {config.local.tail_index} leaves the noise without a mean: "
             "choose it in (1, 2], or 0 if unknown"
         )
+    if config.local.recipe in PRIVATE:
+        problems += _unprivate(config)
     try:
         schedule(config.orthogonalizer.coefficients, config.orthogonalizer.steps)
     except ValueError as error:
         problems.append(f"[orthogonalizer] coefficients: {error}")
+    return problems
+
+
+def _unprivate(config: Config) -> list[str]:
+    """What a private recipe cannot be combined with."""
+    privacy, local = config.privacy, config.local
+    problems = []
+    if privacy.level == "client":
+        problems.append(
+            "[privacy] level = 'client' is not offered: releases protect single examples within a "
+            "client, so set level = 'example'"
+        )
+    if local.batch:
+        problems.append(
+            f"[local] batch = {local.batch} is a shuffled batch of fixed size, which the "
+            "accountant does not cover: set batch = 0, and [privacy] lot for Poisson lots"
+        )
+    if privacy.noise and math.isinf(privacy.bound):
+        problems.append("[privacy] noise needs a finite bound: set bound, or noise = 0")
+    if local.recipe.endswith("muonbc") and local.momentum_form not in ("ema", "polyak"):
+        problems.append(
+            f"[local] momentum-form = '{local.momentum_form}' has no bias correction: set ema or "
+            "polyak"
+        )
     return problems
 
 

@@ -118,7 +118,7 @@ def recipe(
     if isinstance(what, NetworkTask) and "muon" in config.local.recipe:
         chosen = hidden(what.module, config.local.route)
         routed = {name: name in chosen for name, _ in what.module.named_parameters()}
-    return build(config.local, config.orthogonalizer, lr, regularization, routed)
+    return build(config.local, config.orthogonalizer, lr, regularization, routed, config.privacy)
 
 
 def experiment(
