@@ -276,6 +276,11 @@ def _unprivate(config: Config) -> list[str]:
             f"[local] batch = {local.batch} is a shuffled batch of fixed size, which the "
             "accountant does not cover: set batch = 0, and [privacy] lot for Poisson lots"
         )
+    if config.engine.name != "inline" and config.faults.retries:
+        problems.append(
+            "[faults] retries would ask a client for a second release in the same round, which no "
+            "ledger foresaw: set retries = 0; a run that stops can be resumed"
+        )
     if privacy.noise and math.isinf(privacy.bound):
         problems.append("[privacy] noise needs a finite bound: set bound, or noise = 0")
     if local.recipe.endswith("muonbc") and local.momentum_form not in ("ema", "polyak"):
