@@ -10,6 +10,7 @@ from rich.console import Console
 
 from experiments.cli.laboratory import bound, report, stability, suite
 from experiments.cli.options import complain
+from experiments.cli.privacy import app as privacy
 from experiments.cli.runs import deploy_demo, doctor, run
 
 app = typer.Typer(
@@ -23,6 +24,7 @@ app = typer.Typer(
 )
 for command in (run, stability, suite, report, bound, deploy_demo, doctor):
     app.command(command.__name__.replace("_", "-"))(command)
+app.add_typer(privacy, name="privacy")
 
 
 def prefer_wide_vectors() -> None:
