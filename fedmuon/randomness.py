@@ -22,6 +22,8 @@ class Draw(IntEnum):
     SMOOTHING = 7
     SKETCH = 8
     NEIGHBOUR = 9
+    NOISE = 10
+    LOT = 11
 
 
 def generator(
