@@ -8,7 +8,14 @@ TITLES = {
     "exposure": "Exposure and perturbation (001, Figure 3c)",
     "gap": "Gap beside bound (001, Table 2)",
     "census": "Every neighbour beside its client's certificate",
+    "curves": "Loss and accuracy by round",
+    "curves-seconds": "Loss and accuracy by seconds of training",
+    "terminal": "Where the variants end",
 }
+_BANDS = (
+    "Lines are means over seeds, bands reach from the smallest to the largest. A line ends where a "
+    "run diverged. "
+)
 _LINES = (
     "Points are runs and lines their means, on log axes; every other setting is averaged over. "
     "The certificate is the mean over the neighbours that were tried. "
@@ -47,4 +54,16 @@ CAPTIONS = {
         "zeros included; with 100 neighbours or more, a dashed line is the largest that 10 random "
         "ones of them would show on average."
     ),
+    "curves": _BANDS
+    + (
+        "Left the losses, held out solid and train dashed, on a log axis; right the accuracy on "
+        "held-out samples. Lower on the left and higher on the right is better, and a solid line "
+        "that leaves its dashed one upwards is a growing gap."
+    ),
+    "curves-seconds": _BANDS
+    + (
+        "The same against the seconds that the rounds took, evaluation left out: a variant that "
+        "needs fewer rounds wins here only if its rounds are not dearer by more."
+    ),
+    "terminal": _BANDS + "Each point is the end of the runs with that value.",
 }

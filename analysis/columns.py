@@ -3,7 +3,7 @@
 import csv
 import json
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -26,14 +26,7 @@ MEND = "make it afresh"
 
 def read_csv(file: Path, names: Sequence[str]) -> Table:
     """The named columns of a CSV file, each [rows]: words as str, all others as float64."""
-    header, *rows = _cells(file)
-    if missing := [name for name in names if name not in header]:
-        raise InputError(f"{file} lacks the column {missing[0]}: {MEND}")
-    if not rows:
-        raise InputError(f"{file} holds no rows: {MEND}")
-    for number, row in enumerate(rows, 2):
-        if len(row) != len(header):
-            raise InputError(f"{file} is cut off in line {number}: {MEND}")
+    header, *rows = _whole(file, names)
     cells = dict(zip(header, zip(*rows, strict=True), strict=True))
     return {name: _column(file, name, cells[name]) for name in names}
 
@@ -46,9 +39,27 @@ def read_json(file: Path, names: Sequence[str]) -> dict[str, Any]:
         raise InputError(f"{file} is missing or no JSON: {MEND}") from None
     if not isinstance(found, dict):
         raise InputError(f"{file} is not a JSON object: {MEND}")
-    if missing := [name for name in names if name not in found]:
-        raise InputError(f"{file} lacks {missing[0]}: {MEND}")
+    require(found, names, file)
     return found
+
+
+def require(record: Mapping[str, Any], names: Sequence[str], file: Path) -> None:
+    """The record of that file has these names."""
+    if missing := [name for name in names if name not in record]:
+        raise InputError(f"{file} lacks {missing[0]}: {MEND}")
+
+
+def read_table(file: Path, names: Sequence[str] = (), words: Sequence[str] = ()) -> Table:
+    """All columns of a CSV file that has at least these: float64 where all cells are numbers.
+
+    The columns named in `words` stay words.
+    """
+    header, *rows = _whole(file, (*names, *words))
+    cells = zip(*rows, strict=True)
+    return {
+        name: np.array(column) if name in words else _numbers_or_words(column)
+        for name, column in zip(header, cells, strict=True)
+    }
 
 
 def require_matching(runs: Table, neighbours: Table, folder: Path) -> None:
@@ -71,6 +82,26 @@ def _count(table: Table) -> dict[tuple, int]:
     for row in rows:
         found[row] = found.get(row, 0) + 1
     return found
+
+
+def _whole(file: Path, names: Sequence[str]) -> list[list[str]]:
+    """Header and rows, of equal length; the header has these names."""
+    header, *rows = _cells(file)
+    if missing := [name for name in names if name not in header]:
+        raise InputError(f"{file} lacks the column {missing[0]}: {MEND}")
+    if not rows:
+        raise InputError(f"{file} holds no rows: {MEND}")
+    for number, row in enumerate(rows, 2):
+        if len(row) != len(header):
+            raise InputError(f"{file} is cut off in line {number}: {MEND}")
+    return [header, *rows]
+
+
+def _numbers_or_words(cells: Sequence[str]) -> np.ndarray:
+    try:
+        return np.array(cells, dtype=float)
+    except ValueError:
+        return np.array(cells)
 
 
 def _cells(file: Path) -> list[list[str]]:

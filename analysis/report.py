@@ -1,7 +1,7 @@
 """`report.html`: what suites and censuses found, verdict first, in one file without a network.
 
-A folder is a suite (runs.csv, neighbours.csv, suite.json), a run with neighbours (neighbours.csv,
-bound.json, config.toml), or holds such folders, which then share one page.
+A folder is a suite (suite.json, whose `kind` says what else), a run with neighbours
+(neighbours.csv, bound.json, config.toml), or holds such folders, which then share one page.
 """
 
 from collections.abc import Callable, Sequence
@@ -9,7 +9,8 @@ from pathlib import Path
 
 from analysis import figures, page
 from analysis.claims import Claim
-from analysis.findings import Findings, Picture, of_run, of_suite
+from analysis.findings import Findings, Picture
+from analysis.kinds import neighbours, of_suite
 from fedmuon.errors import InputError
 from fedmuon.storage import mendable, write_bytes
 
@@ -51,7 +52,7 @@ def _kind(folder: Path) -> Callable[[Path], Findings] | None:
     """Which reader the folder's files ask for; one file of a kind is enough."""
     if any((folder / name).exists() for name in SUITE):
         return of_suite
-    return of_run if any((folder / name).exists() for name in RUN) else None
+    return neighbours.findings if any((folder / name).exists() for name in RUN) else None
 
 
 def _draw(part: Findings, place: Path) -> list[str]:
@@ -78,7 +79,7 @@ def _page(found: Sequence[Findings], pictures: Sequence[Sequence[str]]) -> str:
     single = len(found) == 1
     claims = [claim for part in found for claim in part.claims]
     result = verdict(claims, ", ".join(dict.fromkeys(part.data for part in found)))
-    title = found[0].title if single else "Stability of federated Muon"
+    title = found[0].title if single else "Federated and private Muon"
     body = [page.heading(1, title), page.paragraph(result, "verdict")]
     if not single:
         body.append(page.links([(part.title, verdict(part.claims)) for part in found]))
@@ -95,9 +96,9 @@ def _section(part: Findings, pictures: Sequence[str]) -> list[str]:
         page.heading(3, part.numbers_title),
         page.table(part.head, part.numbers, part.numbers_title),
         page.paragraph(part.note),
-        page.heading(3, "Figures"),
+        *([page.heading(3, "Figures")] if pictures else []),
         *pictures,
-        page.heading(3, "What the bound stands on"),
+        *([page.heading(3, "What this stands on")] if part.stands_on else []),
         page.paragraph(part.stands_on),
         page.items(part.assumptions),
         page.heading(3, "How to reproduce"),

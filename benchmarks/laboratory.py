@@ -14,7 +14,7 @@ import time
 from pathlib import Path
 
 from benchmarks.rounds import PEERS, make_work, per_trajectory, run
-from experiments import stability, suite
+from experiments import kinds, stability, suite
 from fedmuon import config as tables
 from fedmuon.config import Config
 from fedmuon.federated import setup
@@ -24,7 +24,7 @@ def suites(names: list[str], data: str, device: str, folder: Path) -> float:
     """Run suites at full size; seconds of a trajectory of A1, theory and evaluation included."""
     total = count = cost = 0.0
     for name in names:
-        work = suite.Work.of(name, data, "full", {"engine": {"device": device}})
+        work = kinds.find(name, data, "full", {"engine": {"device": device}})
         start = time.perf_counter()
         found = suite.execute(work, folder / name)
         seconds = time.perf_counter() - start

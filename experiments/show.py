@@ -4,8 +4,10 @@ from types import TracebackType
 
 from rich import progress as bars
 from rich.console import Console
+from rich.markup import escape
 from rich.table import Table
 
+from analysis.findings import Findings
 from fedmuon.storage import Record
 
 
@@ -50,12 +52,12 @@ class Progress:
 
 
 def _note(record: Record) -> str:
-    """What a finished round or stack has to say for itself."""
+    """What a finished round or cell has to say for itself."""
     said = {
         "client_loss": "loss {:.4f}",
         "accuracy": "accuracy {:.3f}",
         "largest": "largest {:.3g}",
-        "stack": "{}",
+        "cell": "{}",
     }
     return "  ".join(text.format(record[name]) for name, text in said.items() if name in record)
 
@@ -77,23 +79,15 @@ def summary_table(summary: Record) -> Table:
     return table
 
 
-def suite_table(record: Record) -> Table:
-    """The columns of 001, Table 2, beside the published ones, and the speed."""
-    title = (
-        f"{record['title']} on {record['data']}: {record['trajectories']} trajectories in "
-        f"{record['seconds']:.1f} s ({record['trajectories_per_second']:.1f} a second)"
-    )
-    table = Table(title=title, title_justify="left")
-    for name in ("", "runs", "gap within bound", "mean gap", "mean bound", "mean perturbation"):
-        table.add_column(name, justify="right" if name else "left")
-    for name, row in (("measured", record["measured"]), ("published", record["published"])):
-        if row:
-            table.add_row(
-                name,
-                str(row["runs"]),
-                f"{row['gap_within_bound']:.0%}",
-                f"{row['mean_gap']:+.5f}",
-                f"{row['mean_bound']:.5f}",
-                f"{row['mean_perturbation']:.3g}",
-            )
-    return table
+def suite_tables(found: Findings) -> list[Table]:
+    """A suite's claims, and its numbers."""
+    claims = Table("claim", "holds", "by how much", title=escape(found.title), title_justify="left")
+    for claim in found.claims:
+        said = {True: "[green]yes[/]", False: "[red]NO[/]", None: "cannot say"}[claim.holds]
+        claims.add_row(escape(claim.sentence), said, escape(claim.detail))
+    numbers = Table(title=found.numbers_title, title_justify="left")
+    for place, name in enumerate(found.head):
+        numbers.add_column(escape(name), justify="right" if place else "left")
+    for row in found.numbers:
+        numbers.add_row(*map(escape, row))
+    return [claims, numbers]

@@ -3,6 +3,7 @@
 import dataclasses
 import math
 import time
+from dataclasses import dataclass
 
 import numpy as np
 import torch
@@ -10,7 +11,6 @@ import torch
 from analysis import Realized
 from experiments import bound
 from experiments.bound import Verdict
-from experiments.grid import Pair, Stack
 from experiments.measure import Loss, measured_losses
 from fedmuon.config import Config
 from fedmuon.data.federated import FederatedData
@@ -20,6 +20,48 @@ from fedmuon.federated import setup
 from fedmuon.federated.coupled import coupled, distances
 from fedmuon.federated.plan import Plan
 from fedmuon.storage import Record
+from fedmuon.tables import Scalar
+
+Pair = tuple[float, float]  # eta and lambda
+
+
+@dataclass(frozen=True)
+class Stack:
+    """Runs that share samples and schedule; `config` has the first pair (eta, lambda)."""
+
+    config: Config
+    pairs: tuple[Pair, ...]
+    trials: int
+
+    @property
+    def name(self) -> str:
+        """What tells it from the other stacks of its suite."""
+        data, federation = self.config.data, self.config.federation
+        lr, lam = self.pairs[0]
+        return (
+            f"n{data.train}-alpha{data.alpha:g}-k{federation.per_round}-seed{federation.seed}"
+            f"-lr{lr:g}-lambda{lam:g}"
+        )
+
+    @property
+    def size(self) -> int:
+        """Trajectories: runs and neighbours."""
+        return len(self.pairs) * (1 + self.trials)
+
+    def compute(self) -> Record:
+        """Its lines of the tables, and the work done."""
+        return compute(self)
+
+    def at(self, pair: Pair, **stability: Scalar) -> Config:
+        """The config of one of its runs."""
+        config = self.config
+        return config.model_copy(
+            update={
+                "local": config.local.model_copy(update={"lr": pair[0]}),
+                "orthogonalizer": config.orthogonalizer.model_copy(update={"lambda_": pair[1]}),
+                "stability": config.stability.model_copy(update=stability),
+            }
+        )
 
 
 def compute(what: Stack) -> Record:
@@ -53,7 +95,7 @@ def compute(what: Stack) -> Record:
         ],
         "status": [verdict.bound.status if verdict.bound else "refused" for verdict, _ in judged],
         "assumes": list(judged[0][0].bound.assumptions if judged[0][0].bound else ()),
-        "flop": 4.0 * d * c * float(seen) * what.trajectories,
+        "flop": 4.0 * d * c * float(seen) * what.size,
         "seconds": time.perf_counter() - start,
     }
 

@@ -1,75 +1,89 @@
-"""`fedmuon suite`: a published grid of runs, each beside its neighbours and its bound.
+"""`fedmuon suite`: many cells of work, each computed once, and the tables made of them.
 
-Every finished stack is one file below `stacks/`, so a suite can be resumed, and its stacks can be
-computed anywhere; the tables are made from those files alone.
+Every finished cell is one file, so a suite can be resumed, and its cells can be computed anywhere;
+the tables are made from those files alone. What a cell is, its kind says (`experiments.kinds`).
 """
 
 import csv
 import io
 import json
 import os
+import time
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar, Protocol
 
-import numpy as np
-import torch
-
-from experiments import grid
-from experiments.grid import PUBLISHED_FOR, Published, Stack, Suite
-from experiments.stack import compute
-from fedmuon import config as tables
+from experiments.contents import Asked, merged
 from fedmuon.errors import InputError
-from fedmuon.federated import setup
-from fedmuon.gemm import rate, supported
 from fedmuon.run import Begin, Watch, versions
 from fedmuon.storage import Record, mendable, write_bytes
 
-Compute = Callable[[Sequence[Stack]], Iterable[tuple[Stack, Record]]]
-COMPARED = (
-    "Published values are of {}, these of {} ({} scale): compare signs, orders and trends, not "
-    "digits. The paper prints neither its C_hp nor its start."
-)
+Rows = Sequence[Mapping[str, Any]]
+
+
+class Cell(Protocol):
+    """A part of a suite that needs no other: picklable, and it computes the same anywhere."""
+
+    @property
+    def name(self) -> str:
+        """What tells it from the other cells; its file's name."""
+        ...
+
+    @property
+    def size(self) -> int:
+        """Its weight in the progress bar."""
+        ...
+
+    def compute(self) -> Record:
+        """Its results, as JSON can hold them."""
+        ...
+
+
+Compute = Callable[[Sequence[Cell]], Iterable[tuple[Cell, Record]]]
 
 
 @dataclass(frozen=True)
-class Work:
-    """A suite on a data set at a scale, as stacks."""
+class Work(ABC):
+    """A suite on a data set at a scale, as cells."""
 
-    name: str
-    data: str
-    scale: str
-    suite: Suite
-    stacks: list[Stack]
-
-    @classmethod
-    def of(cls, name: str, data: str, scale: str, changes: Mapping[str, Any]) -> "Work":
-        """What the command line asks for; `changes` are config tables."""
-        suite = grid.load(name, data, scale)
-        changes = grid.merged(changes, {"data": {"name": data}})
-        source = None if data == "synthetic" else setup.source(tables.parse(changes))
-        return cls(Path(name).stem, data, scale, suite, grid.stacks(suite, source, changes))
+    asked: Asked
+    kind: str
+    title: str
+    cells: Sequence[Cell]
+    place: ClassVar[str] = "cells"  # the folder of the cells' files
+    counted: ClassVar[str] = "cells"  # what their sizes add up to
 
     @property
+    @abstractmethod
     def lock(self) -> bytes:
         """Everything that decides the results."""
-        settings = [
-            [one.name, one.pairs, one.trials, one.config.model_dump(by_alias=True)]
-            for one in self.stacks
-        ]
-        return (json.dumps([self.name, self.scale, settings], indent=1) + "\n").encode()
 
-    @property
-    def published(self) -> Published | None:
-        """The line of 001, Table 2 to put beside this."""
-        return self.suite.published.get(PUBLISHED_FOR.get(self.data, ""))
+    @abstractmethod
+    def tables(self, records: list[Record]) -> Mapping[str, Rows]:
+        """NAME -> the rows of NAME.csv, from the cells' records in the cells' order."""
+
+    @abstractmethod
+    def summary(self, records: list[Record]) -> Record:
+        """What suite.json holds beside the things that all kinds share."""
+
+    def within(self, out: Path) -> Sequence[Cell]:
+        """The cells of the suite in that folder, for kinds whose cells write there."""
+        return self.cells
 
 
-def here(stacks: Sequence[Stack]) -> Iterator[tuple[Stack, Record]]:
-    """Compute stacks one after the other in this process."""
-    for one in stacks:
-        yield one, compute(one)
+def here(cells: Sequence[Cell]) -> Iterator[tuple[Cell, Record]]:
+    """Compute cells one after the other in this process."""
+    for one in cells:
+        yield one, timed(one)
+
+
+def timed(cell: Cell) -> Record:
+    """The cell's record, with the seconds that it took unless it counts them itself."""
+    start = time.perf_counter()
+    record = cell.compute()
+    return {"seconds": time.perf_counter() - start} | record
 
 
 def execute(
@@ -80,20 +94,21 @@ def execute(
     watch: Watch = lambda record: None,
     begun: Begin = lambda done, total: None,
 ) -> Record:
-    """Compute the stacks that `out` lacks, and write the tables; returns suite.json's content."""
+    """Compute the cells that `out` lacks, and write the tables; returns suite.json's content."""
     files = _open(work, out, resume)
-    done = {one: _read(file) for one, file in files.items() if file.exists()}
-    count = sum(one.trajectories for one in done)
-    begun(count, sum(one.trajectories for one in work.stacks))
-    for one, record in by([one for one in work.stacks if one not in done]):
-        write_bytes(files[one], json.dumps(record).encode())
-        done[one], count = record, count + one.trajectories
-        watch({"done": count, "stack": one.name})
-    return _write_tables(work, out, [done[one] for one in work.stacks])
+    cells = work.within(out)
+    done = {name: _read(file) for name, file in files.items() if file.exists()}
+    count = sum(one.size for one in cells if one.name in done)
+    begun(count, sum(one.size for one in cells))
+    for one, record in by([one for one in cells if one.name not in done]):
+        write_bytes(files[one.name], json.dumps(record).encode())
+        done[one.name], count = record, count + one.size
+        watch({"done": count, "cell": one.name})
+    return _write(work, out, [done[one.name] for one in cells])
 
 
-def _open(work: Work, out: Path, resume: bool) -> dict[Stack, Path]:
-    """The file of every stack, in a folder that is new, or that holds this very suite."""
+def _open(work: Work, out: Path, resume: bool) -> dict[str, Path]:
+    """The file of every cell, in a folder that is new, or that holds this very suite."""
     lock = out / "suite.lock"
     with mendable(out, "create"):
         out.mkdir(parents=True, exist_ok=True)
@@ -102,9 +117,9 @@ def _open(work: Work, out: Path, resume: bool) -> dict[Stack, Path]:
             raise InputError(f"{out} is not empty: choose another folder with --out, or --resume")
         if held and lock.read_bytes() != work.lock:
             raise InputError(f"{out} holds another suite, data or scale: choose another --out")
-        (out / "stacks").mkdir(exist_ok=True)
+        (out / work.place).mkdir(exist_ok=True)
     write_bytes(lock, work.lock)
-    return {one: out / "stacks" / f"{one.name}.json" for one in work.stacks}
+    return {one.name: out / work.place / f"{one.name}.json" for one in work.cells}
 
 
 def _read(file: Path) -> Record:
@@ -114,68 +129,28 @@ def _read(file: Path) -> Record:
         raise InputError(f"{file} is damaged: remove it and go on with --resume") from None
 
 
-def _write_tables(work: Work, out: Path, records: list[Record]) -> Record:
-    """runs.csv, neighbours.csv, summary.csv and suite.json from the stacks' records."""
-    head = {"suite": work.name, "data": work.data}
-    runs = [head | run for record in records for run in record["runs"]]
-    measured, published = _aggregate(runs), work.published
-    beside = [head | {"source": "measured"} | measured]
-    if published:
-        beside.append(head | {"source": "001, Table 2"} | published.model_dump())
-    lines = [head | line for record in records for line in record["neighbours"]]
-    for name, rows in (("runs", runs), ("neighbours", lines), ("summary", beside)):
+def _write(work: Work, out: Path, records: list[Record]) -> Record:
+    """A CSV file a table, and suite.json."""
+    for name, rows in work.tables(records).items():
         write_bytes(out / f"{name}.csv", csv_bytes(rows))
-    summary = head | _summary(work, records, measured)
+    asked = work.asked
+    shared = {
+        "kind": work.kind,
+        "title": work.title,
+        "suite": asked.stem,
+        "data": asked.data,
+        "scale": asked.scale,
+        "again": asked.again,
+        "seconds": sum(record["seconds"] for record in records),
+        "machine": {"cores": os.cpu_count()},
+        "versions": versions(),
+    }
+    summary = merged(shared, work.summary(records))
     write_bytes(out / "suite.json", (json.dumps(summary, indent=2) + "\n").encode())
     return summary
 
 
-def _summary(work: Work, records: list[Record], measured: Record) -> Record:
-    """What was done, how fast, and what it stands on."""
-    config, source = setup.resolve(work.stacks[0].config), PUBLISHED_FOR.get(work.data, "")
-    published = work.published and {"data": source} | work.published.model_dump()
-    seconds = sum(record["seconds"] for record in records)
-    count = sum(one.trajectories for one in work.stacks)
-    return {
-        "title": work.suite.title,
-        "scale": work.scale,
-        "trajectories": count,
-        "seconds": seconds,
-        "trajectories_per_second": count / seconds,
-        "share_of_gemm": sum(record["flop"] for record in records) / seconds / best_rate(config),
-        "measured": measured,
-        "published": published,
-        "compared_with": COMPARED.format(source, work.data, work.scale) if published else "",
-        "kind": config.stability.kind,
-        "delta": config.stability.delta,
-        "status": _agreed(status for record in records for status in record["status"]),
-        "assumptions": list(dict.fromkeys(one for record in records for one in record["assumes"])),
-        "machine": {"cores": os.cpu_count(), "device": config.engine.device},
-        "versions": versions(),
-    }
-
-
-def _agreed(values: Iterable[str]) -> str:
-    """The value that all share, or `mixed`."""
-    found = set(values)
-    return found.pop() if len(found) == 1 else "mixed"
-
-
-def _aggregate(runs: list[Record]) -> Record:
-    """The columns of 001, Table 2 over all runs; its gap is test minus weighted train loss."""
-    means = {
-        name: float(np.mean([run[column] for run in runs]))
-        for name, column in (
-            ("gap_within_bound", "within"),
-            ("mean_gap", "table_gap"),
-            ("mean_bound", "bound"),
-            ("mean_perturbation", "mean_perturbation"),
-        )
-    }
-    return {"runs": len(runs), **means}
-
-
-def csv_bytes(rows: Sequence[Mapping[str, Any]]) -> bytes:
+def csv_bytes(rows: Rows) -> bytes:
     """Rows of equal keys as CSV; floats are written so that they read back exactly."""
     text = io.StringIO()
     if rows:
@@ -183,9 +158,3 @@ def csv_bytes(rows: Sequence[Mapping[str, Any]]) -> bytes:
         writer.writeheader()
         writer.writerows(rows)
     return text.getvalue().encode()
-
-
-def best_rate(config: tables.Config) -> float:
-    """Flop per second of this machine's best large product, in the precision of the runs."""
-    dtype, device = setup.DTYPES[config.engine.dtype], torch.device(config.engine.device)
-    return max(rate(name, 2048, 2048, 2048, dtype, device) for name in supported(dtype, device))

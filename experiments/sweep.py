@@ -1,13 +1,12 @@
-"""Stacks of a suite as Ray tasks: on this machine's cores, or spread over a running cluster."""
+"""Cells of a suite as Ray tasks: on this machine's cores, or spread over a running cluster."""
 
 import os
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 
-from experiments.grid import Stack
 from experiments.ray_engine import QUIET, ray_arguments
-from experiments.stack import compute
+from experiments.suite import Cell, timed
 from fedmuon.errors import InputError
 from fedmuon.storage import Record
 
@@ -22,9 +21,9 @@ class Spread:
     cpus: float = 1.0
     gpus: float = 0.0
 
-    def __call__(self, stacks: Sequence[Stack]) -> Iterator[tuple[Stack, Record]]:
-        """Yield every stack with its record, in the order in which they finish."""
-        if not stacks:
+    def __call__(self, cells: Sequence[Cell]) -> Iterator[tuple[Cell, Record]]:
+        """Yield every cell with its record, in the order in which they finish."""
+        if not cells:
             return
         os.environ.update(QUIET)  # read when ray is imported
         import ray
@@ -41,15 +40,15 @@ class Spread:
                 ) from None
             until.callback(ray.shutdown)
             task = ray.remote(num_cpus=self.cpus, num_gpus=self.gpus)(_compute)
-            waiting = {task.remote(one, self.cpus): one for one in stacks}
+            waiting = {task.remote(one, self.cpus): one for one in cells}
             while waiting:
                 (finished,), _ = ray.wait(list(waiting), num_returns=1)
                 yield waiting.pop(finished), ray.get(finished)
 
 
-def _compute(what: Stack, cpus: float) -> Record:
-    """A task: one stack, on as many threads as it was given cores."""
+def _compute(cell: Cell, cpus: float) -> Record:
+    """A task: one cell, on as many threads as it was given cores."""
     import torch
 
     torch.set_num_threads(max(1, int(cpus)))
-    return compute(what)
+    return timed(cell)

@@ -10,7 +10,7 @@ import importlib.metadata
 import platform
 import subprocess
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -79,9 +79,11 @@ def drive(
     directory.cut_back(state.round)
     begun(state.round, run.config.federation.rounds)
     start, last = time.monotonic() - _spent(directory), run.config.federation.rounds
+    trained = _spent(directory, "train_seconds")
     try:
-        for done in engine(run.experiment, state):
-            state, record = done.state, _record(run, done, time.monotonic() - start)
+        for done, spent in _timed(engine(run.experiment, state)):
+            state, trained = done.state, trained + spent
+            record = _record(run, done, trained, time.monotonic() - start)
             directory.append(record)
             watch(record)
             if state.round % run.config.output.checkpoint_every == 0 and state.round < last:
@@ -94,7 +96,16 @@ def drive(
     return _finish(run, state, measured or evaluate(run, state), time.monotonic() - start)
 
 
-def _record(run: Run, finished: Round, seconds: float) -> Record:
+def _timed(rounds: Iterator[Round]) -> Iterator[tuple[Round, float]]:
+    """Every round with the seconds that the engine took for it: no evaluation, no writing."""
+    while True:
+        start = time.monotonic()
+        if (done := next(rounds, None)) is None:
+            return
+        yield done, time.monotonic() - start
+
+
+def _record(run: Run, finished: Round, trained: float, seconds: float) -> Record:
     state = finished.state
     record: Record = {
         "round": state.round,
@@ -107,7 +118,7 @@ def _record(run: Run, finished: Round, seconds: float) -> Record:
         record["dropped"] = dropped
     if state.round % run.config.output.evaluate_every == 0:
         record |= evaluate(run, state)
-    return {**record, "seconds": round(seconds, 4)}
+    return {**record, "train_seconds": round(trained, 4), "seconds": round(seconds, 4)}
 
 
 def evaluate(run: Run, state: ServerState) -> Record:
@@ -173,7 +184,7 @@ def commit() -> str | None:
         return None
 
 
-def _spent(directory: RunDirectory) -> float:
+def _spent(directory: RunDirectory, name: str = "seconds") -> float:
     """Seconds that the kept rounds took before the run was interrupted."""
     records = directory.records()
-    return float(records[-1]["seconds"]) if records else 0.0
+    return float(records[-1].get(name, 0.0)) if records else 0.0

@@ -133,7 +133,7 @@ def test_figures_lie_beside_it_and_all_bytes_repeat(suite: Path, tmp_path: Path)
     ],
 )
 def test_what_varies_decides_the_figures(levels: dict, names: set[str], tmp_path: Path) -> None:
-    folder = write(tmp_path / "own", *made(**levels), published=None, compared_with="")
+    folder = write(tmp_path / "own", *made(**levels), published=None, note="")
     (part,) = gather(folder)
     assert {picture.name for picture in part.pictures} == names
     assert all(picture.draw(True).axes and picture.caption for picture in part.pictures)
@@ -142,7 +142,7 @@ def test_what_varies_decides_the_figures(levels: dict, names: set[str], tmp_path
 
 def test_all_text_is_escaped(tmp_path: Path) -> None:
     evil = "<script>alert('x')</script>\"&"
-    about = dict.fromkeys(("suite", "data", "title", "compared_with", "status", "kind"), evil)
+    about = dict.fromkeys(("suite", "data", "title", "note", "status", "constant", "again"), evil)
     folder = write(tmp_path / "a", *made(), **about, assumptions=[evil], versions={evil: evil})
     page = read(write_report(folder))
     assert "script" not in page.tags and evil in page.text

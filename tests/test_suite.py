@@ -7,10 +7,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from experiments import grid, suite
+from experiments import grid, kinds, suite
 from experiments.cli import main
-from experiments.grid import Stack
-from experiments.stack import compute
+from experiments.contents import Tables
+from experiments.kinds.stability import Stability
+from experiments.stack import Pair, Stack, compute
 from fedmuon.data.neighbours import draw, replace, stack
 from fedmuon.errors import InputError
 from fedmuon.federated import setup
@@ -48,8 +49,12 @@ def own(tmp_path: Path) -> str:
     return str(file)
 
 
-def work(name: str, data: str = "digits", scale: str = "full") -> suite.Work:
-    return suite.Work.of(name, data, scale, {})
+def work(
+    name: str, data: str = "digits", scale: str = "full", changes: Tables | None = None
+) -> Stability:
+    found = kinds.find(name, data, scale, changes or {})
+    assert isinstance(found, Stability)
+    return found
 
 
 @pytest.mark.parametrize(
@@ -59,7 +64,7 @@ def test_published_suites_have_the_published_size(name: str, runs: int, trajecto
     held = grid.load(name, "mnist", "full")
     stacks = grid.stacks(held, None, {})
     assert sum(len(one.pairs) for one in stacks) == runs == held.published["mnist"].runs
-    assert sum(one.trajectories for one in stacks) == trajectories
+    assert sum(one.size for one in stacks) == trajectories
     assert {one.config.federation.clients for one in stacks} == {20}
     assert {one.config.federation.rounds for one in stacks} == {50}
     assert {one.config.local.momentum for one in stacks} == {0.9}
@@ -75,12 +80,12 @@ def test_data_and_scale_change_a_suite(own: str) -> None:
 
 
 def test_sizes_are_cut_to_what_the_source_holds() -> None:
-    sizes = {one.config.data.train for one in work("A2", "mnist5k").stacks}
+    sizes = {one.config.data.train for one in work("A2", "mnist5k").cells}
     assert sizes == {500, 1000, 2000, 4000}
-    assert {one.config.data.test for one in work("A2", "mnist5k").stacks} == {1000}
+    assert {one.config.data.test for one in work("A2", "mnist5k").cells} == {1000}
 
 
-def one_by_one(what: Stack, pair: grid.Pair) -> np.ndarray:
+def one_by_one(what: Stack, pair: Pair) -> np.ndarray:
     """||X' - X||_F of a run's neighbours, every data set built and run on its own."""
     config = setup.resolve(what.at(pair))
     source = setup.source(config)
@@ -95,7 +100,7 @@ def one_by_one(what: Stack, pair: grid.Pair) -> np.ndarray:
 
 
 def test_a_stack_is_its_runs_one_by_one(own: str) -> None:
-    what = work(own).stacks[0]
+    what = work(own).cells[0]
     record = compute(what)
     moved = [line["perturbation"] for line in record["neighbours"]]
     expected = np.concatenate([one_by_one(what, pair) for pair in what.pairs])
@@ -105,7 +110,7 @@ def test_a_stack_is_its_runs_one_by_one(own: str) -> None:
 
 
 def test_a_run_of_a_suite_is_the_run_of_the_stability_command(own: str, tmp_path: Path) -> None:
-    what = work(own).stacks[0]
+    what = work(own).cells[0]
     from experiments.stability import execute
     from fedmuon import config as tables
 
@@ -151,7 +156,7 @@ def test_an_interrupted_suite_goes_on_to_the_same_bytes(own: str, tmp_path: Path
     suite.execute(work(own), whole)
 
     def interrupted(stacks):
-        yield stacks[0], compute(stacks[0])
+        yield stacks[0], suite.timed(stacks[0])
         raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
@@ -186,7 +191,7 @@ def test_ray_tasks_give_the_same_results(own: str, tmp_path: Path) -> None:
 def test_what_is_refused(own: str, tmp_path: Path) -> None:
     def refused(sentence: str, *arguments: str) -> None:
         with pytest.raises(InputError, match=sentence):
-            suite.Work.of(*arguments, {})  # type: ignore[call-arg]
+            kinds.find(*arguments, {})  # type: ignore[call-arg]
 
     refused("there is no suite A9: name one of A1, A2, A3", "A9", "digits", "full")
     refused("--scale big is unknown", "A1", "digits", "big")
@@ -231,7 +236,7 @@ def test_the_command_writes_a_report(
 
 def test_a_replacement_may_follow_anybodys_law(own: str) -> None:
     """Under `own` labels are the client's, under `any` everybody's; the census is no suite."""
-    what = work(own).stacks[0]
+    what = work(own).cells[0]
     config = setup.resolve(what.config)
     source = setup.source(config)
     data = setup.federated_data(config, source)
@@ -243,6 +248,4 @@ def test_a_replacement_may_follow_anybodys_law(own: str) -> None:
         foreign[law] = sum(int(y) not in own for y, own in zip(labels, held, strict=True))
     assert foreign["own"] == 0 < foreign["any"]
     with pytest.raises(InputError, match=r"set stability\.neighbours to own or any"):
-        compute(
-            suite.Work.of(own, "digits", "full", {"stability": {"neighbours": "all"}}).stacks[0]
-        )
+        compute(work(own, changes={"stability": {"neighbours": "all"}}).cells[0])

@@ -1,4 +1,4 @@
-"""The figures of 001, section 5, and of the census of one run.
+"""The figures of suites, and of the census of one run.
 
 Each function takes columns and returns a `matplotlib.figure.Figure`: about 17 cm wide, or 9 cm
 with `narrow`, for one column of print or a telephone. Nothing is global: no pyplot, no window.
@@ -8,5 +8,7 @@ from analysis.figures.census import census
 from analysis.figures.gap import gap_and_bound
 from analysis.figures.style import png, save
 from analysis.figures.suites import exposure, phase, scaling
+from analysis.figures.training import curves, terminal
 
-__all__ = ["census", "exposure", "gap_and_bound", "phase", "png", "save", "scaling"]
+__all__ = ["census", "curves", "exposure", "gap_and_bound", "phase", "png", "save", "scaling",
+           "terminal"]  # fmt: skip

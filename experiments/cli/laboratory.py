@@ -62,15 +62,18 @@ def stability(
 
 
 def suite(
-    name: Annotated[str, typer.Argument(help="A1, A2, A3, or a TOML file of your own.")],
-    data: Annotated[str, typer.Option("--data", help="A source that `doctor` lists.")] = "mnist5k",
+    name: Annotated[str, typer.Argument(help="A1, A2, A3, cnn, or a TOML file of your own.")],
+    data: Annotated[
+        str | None,
+        typer.Option("--data", help="A source that `doctor` lists; else the suite's own."),
+    ] = None,
     scale: Annotated[
         str, typer.Option("--scale", help="full: the published grid; small: seconds.")
     ] = "full",
     out: OutFolder = None,
     overrides: Overrides = None,
     resume: Annotated[
-        bool, typer.Option("--resume", help="Compute only the stacks that --out lacks.")
+        bool, typer.Option("--resume", help="Compute only the cells that --out lacks.")
     ] = False,
     ray_address: Annotated[
         str | None,
@@ -79,26 +82,29 @@ def suite(
     cpus: Annotated[float, typer.Option("--cpus", help="Cores of a Ray task.")] = 1.0,
     gpus: Annotated[float, typer.Option("--gpus", help="GPUs of a Ray task.")] = 0.0,
 ) -> None:
-    """Run a published grid: every run beside its neighbours, bound against gap, and a report.
+    """Run what a published table or figure shows, hold its claims to it, and write a report.
 
     Example: [bold]fedmuon suite A1 --data fashion-mnist --out runs/A1[/]
     """
-    from analysis.report import write_report
-    from experiments.show import Progress, suite_table
-    from experiments.suite import Work, execute, here
+    from analysis.report import gather, write_report
+    from experiments.kinds import find
+    from experiments.show import Progress, suite_tables
+    from experiments.suite import execute, here
     from fedmuon.tables import override
 
-    work = Work.of(name, data, scale, override({}, overrides or []))
-    folder = out or Path("runs") / f"{work.name}-{data}-{scale}-{time.strftime('%Y%m%d-%H%M%S')}"
+    work = find(name, data, scale, override({}, overrides or []))
+    parts = (work.asked.stem, work.asked.data, scale, time.strftime("%Y%m%d-%H%M%S"))
+    folder = out or Path("runs") / "-".join(part for part in parts if part)
     by = here
     if ray_address:
         from experiments.sweep import Spread
 
         by = Spread(ray_address, cpus, gpus)
-    with Progress(console, "trajectories") as progress:
-        record = execute(work, folder, resume, by, progress.watch, progress.begin)
+    with Progress(console, work.counted) as progress:
+        execute(work, folder, resume, by, progress.watch, progress.begin)
     page = write_report(folder)
-    console.print(suite_table(record))
+    for table in suite_tables(*gather(folder)):
+        console.print(table)
     console.print("The report is", Text(str(page), style="bold"))
 
 

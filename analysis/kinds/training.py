@@ -1,0 +1,100 @@
+"""Kind `training`: variants of a run over seeds, their curves, and who ends lower or sooner."""
+
+import functools
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from analysis import figures
+from analysis.claims import Columns
+from analysis.columns import MEND, read_table, require
+from analysis.comparisons import here, judged, levels, name_of
+from analysis.findings import Findings, Picture, Rows, circumstances, number, titled
+from fedmuon.errors import InputError
+
+KEYS = ("variants", "sweep", "claims", "published", "source", "note")
+HEAD = ("x", "seed", "round", "train_seconds")
+MEASURES = ("train_loss", "test_loss", "accuracy")
+
+
+def findings(folder: Path, about: Mapping[str, Any]) -> Findings:
+    """The findings of such a folder, whose suite.json is `about`."""
+    require(about, KEYS, folder / "suite.json")
+    curves = read_table(folder / "curves.csv", (*HEAD, *MEASURES), ("variant",))
+    runs = read_table(folder / "runs.csv", (*HEAD, *MEASURES), ("variant", "note"))
+    _require_matching(curves, runs, about, folder)
+    label = str(about["sweep"]["label"]) if about["sweep"] else ""
+    head, numbers = _numbers(runs, about)
+    return Findings(
+        name=folder.resolve().name,
+        title=titled(about),
+        data=str(about["data"]),
+        claims=[judged(claim, runs, curves, label) for claim in about["claims"]],
+        numbers_title="Terminal values, mean ± standard deviation over seeds",
+        head=head,
+        numbers=numbers,
+        note=str(about["note"]),
+        pictures=_pictures(curves, runs, about),
+        stands_on="",
+        assumptions=(),
+        again=str(about["again"]),
+        circumstances=circumstances(about, ("suite", "data", "scale", "runs", "seconds")),
+    )
+
+
+def _require_matching(
+    curves: Columns, runs: Columns, about: Mapping[str, Any], folder: Path
+) -> None:
+    """Both tables have the suite's variants, and every run ends where its curve does."""
+    ends = [
+        curves["round"][here(curves, variant, x) & (curves["seed"] == seed)].max(initial=-1)
+        for variant, x, seed in zip(runs["variant"], runs["x"], runs["seed"], strict=True)
+    ]
+    same = set(runs["variant"]) == set(curves["variant"]) == set(about["variants"])
+    count = len(about["variants"]) * len(levels(runs)) * len(np.unique(runs["seed"]))
+    if not same or len(ends) != count or not np.array_equal(ends, runs["round"]):
+        raise InputError(f"{folder}: curves.csv and runs.csv do not belong together: {MEND}")
+
+
+def _numbers(runs: Columns, about: Mapping[str, Any]) -> tuple[tuple[str, ...], Rows]:
+    """A line a variant and value, and its published line below it."""
+    swept = bool(about["sweep"])
+    names = (*MEASURES, "train_seconds")
+    head = ("variant", *([about["sweep"]["label"]] if swept else []), *map(name_of, names))
+    rows: Rows = []
+    for variant in about["variants"]:
+        for x in levels(runs):
+            mine = here(runs, variant, x)
+            cells = [_spread(runs[name][mine]) for name in names]
+            rows.append((variant, *([f"{x:g}"] if swept else []), *cells))
+        if (held := about["published"].get(variant)) and not swept:
+            rows.append((f"  {about['source']}", *(number(held.get(name)) for name in names)))
+    return head, rows
+
+
+def _spread(values: np.ndarray) -> str:
+    """Mean and standard deviation, or that it diverged."""
+    lost = int(np.isnan(values).sum())
+    if lost:
+        return f"{lost} of {len(values)} diverged"
+    more = f" ± {values.std(ddof=1):.2g}" if len(values) > 1 else ""
+    return number(float(values.mean())) + more
+
+
+def _pictures(curves: Columns, runs: Columns, about: Mapping[str, Any]) -> list[Picture]:
+    """Terminal values along the sweep, and curves by round and by seconds."""
+    variants, sweep, at, where = about["variants"], about["sweep"], np.nan, ""
+    found = []
+    if sweep:
+        at = sweep["values"][-1] if sweep["curves"] is None else sweep["curves"]
+        where = f" at {sweep['label']} = {at:g}"
+        draw = functools.partial(
+            figures.terminal, runs, variants, ("test_loss", "accuracy"), sweep["label"]
+        )
+        found.append(Picture.known("terminal", draw))
+    for by, name in (("round", "curves"), ("train_seconds", "curves-seconds")):
+        known = Picture.known(name, functools.partial(figures.curves, curves, variants, by, at))
+        found.append(Picture(name, known.draw, known.title + where, known.caption))
+    return found

@@ -1,0 +1,54 @@
+"""Numerical studies: a module here, named as the suite's kind with _ for -, has `findings`.
+
+It has the columns of its tables judged (`claims`), drawn (`pictures`) and told (`numbers`), and
+`assemble` makes a section of a report of them.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from pkgutil import iter_modules
+from typing import Any
+
+from analysis.claims import Claim, Columns
+from analysis.columns import read_table
+from analysis.findings import Findings, Picture, Rows, circumstances, titled
+
+CIRCUMSTANCES = ("suite", "kind", "data", "scale", "seconds")
+
+
+def known() -> list[str]:
+    """The names of the studies, as suite.json has them."""
+    return [found.name.replace("_", "-") for found in iter_modules(__path__)]
+
+
+def assemble(
+    folder: Path,
+    about: Mapping[str, Any],
+    claims: Callable[..., Sequence[Claim]],
+    pictures: Callable[..., Sequence[Picture]],
+    numbers: Callable[..., Rows],
+    tables: Sequence[str] = ("rows",),
+    stands_on: str = "",
+    assumptions: Sequence[str] = (),
+) -> Findings:
+    """A section of a report; the functions are given the columns of each table in turn.
+
+    The first row that `numbers` returns is the head of the table.
+    """
+    columns: list[Columns] = [read_table(folder / f"{name}.csv") for name in tables]
+    head, *rows = numbers(*columns)
+    return Findings(
+        name=folder.resolve().name,
+        title=titled(about),
+        data=str(about["data"]),
+        claims=claims(*columns),
+        numbers_title="Numbers",
+        head=head,
+        numbers=rows,
+        note=str(about.get("note", "")),
+        pictures=pictures(*columns),
+        stands_on=stands_on,
+        assumptions=assumptions,
+        again=str(about["again"]),
+        circumstances=circumstances(about, CIRCUMSTANCES),
+    )

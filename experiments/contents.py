@@ -1,0 +1,86 @@
+"""A suite's TOML file, as it is for a data set at a scale; what it says is its kind's to read."""
+
+import sys
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal, get_args
+
+from fedmuon.data.source import Source
+from fedmuon.errors import InputError
+from fedmuon.tables import Scalar, read_toml
+
+FOLDER = Path(__file__).parent / "suites"
+DATA = "mnist5k"  # of a suite whose file names none
+PUBLISHED_FOR = {"mnist": "mnist", "fashion-mnist": "mnist", "mnist5k": "mnist",
+                 "cifar10": "cifar10"}  # fmt: skip
+TEST = 5000  # held-out samples (001, Table 1), or a fifth of a small source
+Scale = Literal["small", "full"]
+Tables = Mapping[str, Mapping[str, Scalar]]
+
+
+@dataclass(frozen=True)
+class Asked:
+    """What the command line asks for; `data` is empty where the suite has none by itself.
+
+    `changes` are config tables that override the suite's own.
+    """
+
+    name: str
+    data: str
+    scale: str
+    changes: Tables
+
+    @property
+    def stem(self) -> str:
+        """The suite's name, also where a file was named."""
+        return Path(self.name).stem
+
+    @property
+    def again(self) -> str:
+        """The command that asks for the same."""
+        told = [
+            f"--set {table}.{key}={str(value).lower() if isinstance(value, bool) else value}"
+            for table, keys in self.changes.items()
+            for key, value in keys.items()
+        ]
+        where = [f"--data {self.data}"] if self.data else []
+        return " ".join(["fedmuon suite", self.name, *where, f"--scale {self.scale}", *told])
+
+
+def read(name: str) -> dict[str, Any]:
+    """The file of that name, or the TOML file at that path."""
+    file = FOLDER / f"{name}.toml"
+    file = file if file.exists() else Path(name)
+    if not file.is_file():
+        known = ", ".join(sorted(path.stem for path in FOLDER.glob("*.toml")))
+        raise InputError(f"there is no suite {name}: name one of {known}, or a TOML file")
+    return read_toml(file)
+
+
+def at(content: Mapping[str, Any], data: str, scale: str) -> dict[str, Any]:
+    """The content for a data set ([for.DATA]) at a scale ([small])."""
+    if scale not in get_args(Scale):
+        raise InputError(f"--scale {scale} is unknown: choose {' or '.join(get_args(Scale))}")
+    small, variants = content.get("small", {}), content.get("for", {})
+    content = {key: value for key, value in content.items() if key not in ("small", "for")}
+    content = merged(content, variants.get(data, {}))
+    return merged(content, small) if scale == "small" else content
+
+
+def merged(below: Mapping[str, Any], above: Mapping[str, Any]) -> dict[str, Any]:
+    """Nested tables, those of `above` on top."""
+    both = {**below, **above}
+    for key in set(below) & set(above):
+        if isinstance(below[key], Mapping) and isinstance(above[key], Mapping):
+            both[key] = merged(below[key], above[key])
+    return both
+
+
+def room(source: Source | None, test: Scalar = TEST) -> tuple[int, int]:
+    """Held-out samples, and the most that can be trained on; None is a source without an end."""
+    if source is None:
+        return int(test), sys.maxsize
+    n, parted = len(source.labels), source.official_test
+    held = min(int(test), n - parted if parted else n // 5)
+    return held, parted or n - held

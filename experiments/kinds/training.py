@@ -1,0 +1,263 @@
+"""Kind `training`: variants of a run over seeds, perhaps along a swept key, as real runs.
+
+Every cell is a run directory below runs/, which resumes and replays like any other.
+"""
+
+import dataclasses
+import itertools
+import json
+import math
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Any, ClassVar, Literal
+
+import numpy as np
+from pydantic import Field
+
+from experiments.contents import PUBLISHED_FOR, TEST, Asked, Tables, merged, room
+from experiments.run import execute
+from experiments.suite import Rows, Work
+from fedmuon import config as tables
+from fedmuon.config import Config, Natural
+from fedmuon.errors import InputError, NonFinite
+from fedmuon.federated import setup
+from fedmuon.run import MEASURES
+from fedmuon.storage import Record, RunDirectory
+from fedmuon.tables import Scalar, Table, validate
+
+Key = Annotated[str, Field(pattern=r"^[a-z-]+\.[a-z-]+$")]
+Nested = dict[str, dict[str, Scalar]]
+NOT_MEASURED = ("round", "seconds", "train_seconds", "client_loss")
+
+
+class Sweep(Table):
+    """A config key whose values multiply every variant; curves are drawn at one of them."""
+
+    key: Key
+    values: Annotated[list[float | int], Field(min_length=1)]
+    label: str
+    curves: float | int | None = None  # the last if it is not said
+
+
+class Claim(Table):
+    """`better` ends at or below `than` (above in accuracy), or reaches its train loss sooner."""
+
+    better: str
+    than: str
+    kind: Literal["terminal", "sooner"] = "terminal"
+    measure: str = "train_loss"
+    sentence: str = ""
+
+
+class Suite(Table):
+    """The file; `published` has numbers by data set and variant, which `source` names."""
+
+    title: str
+    seeds: Annotated[list[Natural], Field(min_length=1)]
+    variants: Annotated[dict[str, Nested], Field(min_length=1)]
+    base: Nested = Field(default_factory=dict)
+    sweep: Sweep | None = None
+    claims: dict[str, Claim] = Field(default_factory=dict)
+    published: dict[str, dict[str, dict[str, float]]] = Field(default_factory=dict)
+    source: str = "published"
+    note: str = ""
+
+
+@dataclass(frozen=True)
+class Trained:
+    """One run: a variant at a value of the sweep, with a seed."""
+
+    variant: str
+    x: float | None
+    config: Config
+    folder: Path | None = None
+
+    @property
+    def name(self) -> str:
+        """The run directory's name."""
+        at = "" if self.x is None else f"-{self.x:g}"
+        return f"{slug(self.variant)}{at}-seed{self.config.federation.seed}"
+
+    @property
+    def size(self) -> int:
+        """Rounds."""
+        return self.config.federation.rounds
+
+    def compute(self) -> Record:
+        """The run, made or gone on with; its evaluated rounds, and what stopped it if it diverged.
+
+        A run that diverged has no summary, and ends with a row of nan.
+        """
+        assert self.folder is not None
+        note, last = "", dict.fromkeys(MEASURES, math.nan)
+        try:
+            last = execute(self.config, self.folder, resume=True)
+        except NonFinite as error:
+            note = str(error)
+        records = RunDirectory(self.folder).records()
+        rows = [_measured(record) for record in records if MEASURES[0] in record]
+        if note or not rows or rows[-1]["round"] < self.size:
+            final = records[-1] if records else {"round": 0, "train_seconds": 0.0}
+            rows.append(_measured(final) | {name: last[name] for name in MEASURES})
+        head = {"variant": self.variant, "x": self.x, "seed": self.config.federation.seed}
+        found: Record = {"head": head, "run": self.name, "rows": rows, "note": note}
+        return found | ({"seconds": records[-1]["seconds"]} if records else {})
+
+
+def slug(name: str) -> str:
+    """A variant as part of a file's name: FedAvg, E = 1 is fedavg-e-1."""
+    return re.sub(r"[^a-z0-9.]+", "-", name.lower()).strip("-")
+
+
+def _measured(record: Record) -> Record:
+    """Round, seconds of training, and every number that the run tells of that round."""
+    more = {
+        name: value
+        for name, value in record.items()
+        if name not in NOT_MEASURED and isinstance(value, int | float)
+    }
+    return {"round": record["round"], "train_seconds": record["train_seconds"], **more}
+
+
+def work(content: dict[str, Any], asked: Asked) -> "Training":
+    """The suite as runs."""
+    suite = validate(Suite, content)
+    _require_known(suite)
+    cells = _cells(suite, asked)
+    if len({one.name for one in cells}) < len(cells):
+        raise InputError("two [variants] or [sweep] values share a name: make their names differ")
+    return Training(asked, "training", suite.title, cells, suite)
+
+
+def _require_known(suite: Suite) -> None:
+    """Claims and published numbers are of variants that there are."""
+    named = [(f"claims.{key}", claim.better) for key, claim in suite.claims.items()]
+    named += [(f"claims.{key}", claim.than) for key, claim in suite.claims.items()]
+    named += [
+        (f"published.{data}", name) for data, held in suite.published.items() for name in held
+    ]
+    for place, name in named:
+        if name not in suite.variants:
+            known = ", ".join(suite.variants)
+            raise InputError(f"[{place}] names {name!r}, which is no variant: {known}")
+
+
+def _cells(suite: Suite, asked: Asked) -> list[Trained]:
+    """Every variant at every value with every seed; sizes are cut to what the source holds."""
+    base = merged(suite.base, merged(asked.changes, {"data": {"name": asked.data}}))
+    base = merged(base, {"data": _sizes(base)})
+    values = suite.sweep.values if suite.sweep else [None]
+    found = []
+    for (name, own), x, seed in itertools.product(suite.variants.items(), values, suite.seeds):
+        setting = merged(merged(base, own), _swept(suite.sweep, x))
+        setting = merged(merged(setting, asked.changes), {"federation": {"seed": seed}})
+        found.append(Trained(name, x, setup.resolve(tables.parse(setting))))
+    return found
+
+
+def _sizes(base: Tables) -> dict[str, int]:
+    data = base["data"]
+    if data["name"] == "synthetic":
+        return {}
+    held, most = room(setup.source(tables.parse({"data": data})), data.get("test", TEST))
+    return {"train": min(int(data.get("train", most)), most), "test": held}
+
+
+def _swept(sweep: Sweep | None, x: float | None) -> dict[str, dict[str, Any]]:
+    if sweep is None:
+        return {}
+    table, _, key = sweep.key.partition(".")
+    return {table: {key: x}}
+
+
+@dataclass(frozen=True)
+class Training(Work):
+    """Runs of variants; `suite` is the file's content."""
+
+    cells: Sequence[Trained]
+    suite: Suite
+    counted: ClassVar[str] = "rounds"
+
+    @property
+    def lock(self) -> bytes:
+        """Everything that decides the results."""
+        settings = [[one.name, one.config.model_dump(by_alias=True)] for one in self.cells]
+        return (json.dumps([self.kind, self.asked.stem, self.asked.scale, settings], indent=1)
+                + "\n").encode()  # fmt: skip
+
+    def within(self, out: Path) -> Sequence[Trained]:
+        """The cells, each with its run directory."""
+        folder = out.absolute() / "runs"
+        folder.mkdir(exist_ok=True)
+        return [dataclasses.replace(one, folder=folder / one.name) for one in self.cells]
+
+    @property
+    def published(self) -> dict[str, dict[str, float]]:
+        """Numbers to put beside these, by variant."""
+        held = self.suite.published
+        return held.get(self.asked.data) or held.get(PUBLISHED_FOR.get(self.asked.data, ""), {})
+
+    def tables(self, records: list[Record]) -> Mapping[str, Rows]:
+        """curves.csv, runs.csv and summary.csv."""
+        names = _measures([*records, {"rows": list(self.published.values())}])
+        unknown = dict.fromkeys(("round", "train_seconds", *names), math.nan)
+        heads = [
+            one["head"] | ({"x": math.nan} if one["head"]["x"] is None else {}) for one in records
+        ]
+        both = list(zip(heads, records, strict=True))
+        curves = [head | unknown | row for head, one in both for row in one["rows"]]
+        ends = [
+            head | {"run": one["run"]} | unknown | one["rows"][-1] | {"note": one["note"]}
+            for head, one in both
+        ]
+        return {"curves": curves, "runs": ends, "summary": self._beside(ends, names)}
+
+    def _beside(self, ends: list[Record], names: list[str]) -> list[Record]:
+        """Means over seeds with their standard deviations, and the published numbers."""
+        rows = []
+        for (variant, _), group in itertools.groupby(ends, _setting):
+            runs = list(group)
+            head = {"variant": variant, "x": runs[0]["x"]}
+            mean = {"source": "measured", "runs": len(runs),
+                    "diverged": sum(bool(row["note"]) for row in runs)}  # fmt: skip
+            for name in ("train_seconds", *names):
+                values = np.array([row[name] for row in runs])
+                deviation = values.std(ddof=1) if len(values) > 1 else math.nan
+                mean |= {name: float(values.mean()), f"{name}_sd": float(deviation)}
+            rows.append(head | mean)
+            if variant in self.published and math.isnan(head["x"]):
+                empty = dict.fromkeys(mean, "")
+                rows.append(head | empty | {"source": self.suite.source} | self.published[variant])
+        return rows
+
+    def summary(self, records: list[Record]) -> Record:
+        """What the report needs to judge and draw."""
+        source = self.asked.data
+        if source not in self.suite.published:
+            source = PUBLISHED_FOR.get(source, source)
+        return {
+            "note": self.suite.note,
+            "runs": len(records),
+            "variants": list(self.suite.variants),
+            "sweep": self.suite.sweep and self.suite.sweep.model_dump(),
+            "claims": [claim.model_dump() for claim in self.suite.claims.values()],
+            "published": self.published,
+            "source": f"{self.suite.source} ({source})",
+            "machine": {"device": self.cells[0].config.engine.device},
+        }
+
+
+def _setting(row: Record) -> tuple[str, str]:
+    """Variant and value as text: a nan is not equal to itself."""
+    return row["variant"], str(row["x"])
+
+
+def _measures(records: list[Record]) -> list[str]:
+    """All measured names, in order; a run may lack one that others have."""
+    found = dict.fromkeys(MEASURES)
+    for record in records:
+        for row in record["rows"]:
+            found |= dict.fromkeys(row)
+    return [name for name in found if name not in ("round", "train_seconds")]

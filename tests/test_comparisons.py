@@ -1,0 +1,70 @@
+"""Who ends lower and who gets there sooner: from made columns, each with a negative control."""
+
+import numpy as np
+
+from analysis import figures
+from analysis.comparisons import sooner, terminal
+
+
+def columns(**ends: list[list[float]]) -> tuple[dict, dict]:
+    """runs and curves of variants, each a list of train losses by round (its seconds) a seed."""
+    rows = [
+        (name, np.nan, seed, number, number * (2.0 if name == "slow" else 1.0), loss)
+        for name, seeds in ends.items()
+        for seed, losses in enumerate(seeds)
+        for number, loss in enumerate(losses, 1)
+    ]
+    names = ("variant", "x", "seed", "round", "train_seconds", "train_loss")
+    curves = {name: np.array(column) for name, column in zip(names, zip(*rows, strict=True))}  # noqa: B905
+    last = np.append(np.diff(curves["round"]) <= 0, True)
+    more = {"accuracy": 1 - curves["train_loss"], "test_loss": curves["train_loss"]}
+    return {name: column[last] for name, column in (curves | more).items()}, curves | more
+
+
+def test_terminal_claims_are_about_means_over_seeds() -> None:
+    runs, _ = columns(good=[[0.9, 0.2], [0.9, 0.5]], bad=[[0.9, 0.4], [0.9, 0.4]])
+    claim = terminal("good", "bad", "train_loss", runs)
+    assert claim.holds and claim.detail == "0.35 against 0.4"
+    assert terminal("bad", "good", "train_loss", runs).holds is False
+    assert terminal("good", "bad", "accuracy", runs).holds  # higher is better
+    assert terminal("bad", "good", "accuracy", runs).holds is False
+    assert terminal("good", "good", "train_loss", runs).holds  # at or below
+    assert terminal("good", "bad", "epsilon", runs).holds is None
+    runs["train_loss"][1] = 0.61  # one seed worse, and the mean with it
+    assert terminal("good", "bad", "train_loss", runs).holds is False
+
+
+def test_a_diverged_run_is_infinitely_bad() -> None:
+    runs, curves = columns(good=[[0.9, 0.2]], lost=[[0.9, np.nan]])
+    for measure in ("train_loss", "accuracy"):
+        assert terminal("good", "lost", measure, runs).holds
+        assert terminal("lost", "good", measure, runs).holds is False
+    assert "diverged" in terminal("good", "lost", "train_loss", runs).detail
+    assert sooner("good", "lost", runs, curves).holds is None
+    assert sooner("lost", "good", runs, curves).holds is False
+
+
+def test_sooner_is_about_seconds_and_not_rounds() -> None:
+    good, slow = [[0.5, 0.3, 0.2]] * 2, [[0.5, 0.4, 0.3]] * 2
+    runs, curves = columns(good=good, slow=slow)
+    claim = sooner("good", "slow", runs, curves)
+    assert claim.holds and claim.detail == "2 of 2 runs get there, after 2 s against 6 s"
+    assert sooner("slow", "good", runs, curves).holds is False  # never gets there
+    runs, curves = columns(slow=[[0.5, 0.3]], other=[[0.5, 0.4, 0.3]])  # 2 rounds of 2 s each
+    assert sooner("slow", "other", runs, curves).holds is False
+    curves["train_seconds"][1] = 2.9
+    assert sooner("slow", "other", runs, curves).holds
+
+
+def test_curves_show_mean_and_band() -> None:
+    _, curves = columns(good=[[0.9, 0.2], [0.7, 0.4]], bad=[[0.9, 0.4], [0.8, np.nan]])
+    figure = figures.curves(curves, ["good", "bad"], "round")
+    loss, accuracy = figure.axes
+    solid, dashed, other, _ = loss.lines
+    np.testing.assert_allclose(np.asarray(dashed.get_ydata()), [0.8, 0.3])
+    np.testing.assert_allclose(np.asarray(solid.get_xdata()), [1, 2])
+    assert (solid.get_linestyle(), dashed.get_linestyle()) == ("-", "--")
+    assert len(np.asarray(other.get_xdata())) == 1  # it ends where a seed diverged
+    extent = np.asarray(loss.collections[0].get_paths()[0].vertices)[:, 1]
+    assert (extent.min(), extent.max()) == (0.2, 0.9)
+    assert len(accuracy.lines) == 2 and len(figure.legends[0].get_texts()) == 2

@@ -1,0 +1,263 @@
+"""Suites of training runs: real runs, resuming, divergence, sweeps, and what is refused."""
+
+import csv
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from analysis.report import gather, write_report
+from experiments import contents, kinds, suite
+from experiments.kinds.training import Trained, Training
+from fedmuon import config as tables
+from fedmuon.errors import InputError
+from fedmuon.federated.simulate import rounds
+from fedmuon.run import MEASURES, drive, prepare
+from fedmuon.storage import RunDirectory
+
+TINY = """
+kind = "training"
+title = "Two recipes"
+data = "digits"
+seeds = [0, 1]
+source = "a table"
+note = "A note."
+
+[base.federation]
+clients = 5
+per-round = 2
+rounds = 5
+
+[base.local]
+steps = 1
+
+[base.engine]
+dtype = "float64"
+device = "cpu"
+
+[base.output]
+evaluate-every = 2
+checkpoint-every = 1
+
+[variants."FedMuon, E = 1".local]
+recipe = "fedmuon"
+lr = 0.5
+
+[variants.FedAvg.local]
+recipe = "fedavg"
+lr = 0.5
+
+[claims.loss]
+better = "FedMuon, E = 1"
+than = "FedAvg"
+
+[claims.reversed]
+measure = "accuracy"
+better = "FedAvg"
+than = "FedMuon, E = 1"
+
+[claims.time]
+kind = "sooner"
+better = "FedMuon, E = 1"
+than = "FedAvg"
+
+[published.digits.FedAvg]
+train_loss = 0.25
+
+[for.mnist5k.variants.FedAvg.local]
+lr = 0.25
+
+[small]
+seeds = [0]
+"""
+SWEEP = """
+[sweep]
+key = "local.steps"
+values = [1, 3]
+label = "local steps"
+"""
+
+
+def training(folder: Path, text: str = TINY, data: str | None = None, **asked: str) -> Training:
+    file = folder / "own.toml"
+    file.write_text(text)
+    found = kinds.find(str(file), data, asked.get("scale", "full"), {})
+    assert isinstance(found, Training)
+    return found
+
+
+def read(file: Path) -> list[dict[str, str]]:
+    with file.open() as text:
+        return list(csv.DictReader(text))
+
+
+@pytest.fixture(scope="module")
+def done(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A finished suite with its report."""
+    folder = tmp_path_factory.mktemp("training")
+    suite.execute(training(folder), folder / "out")
+    write_report(folder / "out")
+    return folder / "out"
+
+
+def test_every_cell_is_a_run_of_its_own(done: Path) -> None:
+    cells = training(done.parent).cells
+    assert [one.name for one in cells] == [
+        "fedmuon-e-1-seed0", "fedmuon-e-1-seed1", "fedavg-seed0", "fedavg-seed1",
+    ]  # fmt: skip
+    for one, row in zip(cells, read(done / "runs.csv"), strict=True):
+        folder = RunDirectory(done / "runs" / one.name)
+        held, summary = tables.load(folder.path / "config.toml"), folder.summary()
+        assert held == one.config and summary is not None
+        assert row["run"] == one.name and int(row["seed"]) == held.federation.seed
+        assert [float(row[name]) for name in MEASURES] == [summary[name] for name in MEASURES]
+
+
+def test_curves_are_the_evaluated_rounds_and_the_end(done: Path) -> None:
+    rows = [row for row in read(done / "curves.csv") if row["variant"] == "FedAvg"]
+    assert [int(row["round"]) for row in rows] == [2, 4, 5, 2, 4, 5]  # 5 is the last, unevaluated
+    records = RunDirectory(done / "runs" / "fedavg-seed0").records()
+    for row in rows[:2]:
+        record = records[int(row["round"]) - 1]
+        assert float(row["train_loss"]) == record["train_loss"]
+        assert float(row["train_seconds"]) == record["train_seconds"]
+
+
+def test_training_seconds_leave_evaluation_out(done: Path) -> None:
+    for folder in (done / "runs").iterdir():
+        records = RunDirectory(folder).records()
+        trained = [record["train_seconds"] for record in records]
+        assert trained == sorted(trained) and trained[0] > 0
+        assert all(record["train_seconds"] <= record["seconds"] for record in records)
+        assert trained[-1] < records[-1]["seconds"]  # rounds 2 and 4 were evaluated
+
+
+def test_the_summary_has_means_beside_published_values(done: Path) -> None:
+    rows, runs = read(done / "summary.csv"), read(done / "runs.csv")
+    assert [row["source"] for row in rows] == ["measured", "measured", "a table"]
+    values = [float(row["test_loss"]) for row in runs if row["variant"] == "FedAvg"]
+    assert float(rows[1]["test_loss"]) == pytest.approx(np.mean(values), rel=1e-12)
+    assert float(rows[1]["test_loss_sd"]) == pytest.approx(np.std(values, ddof=1), rel=1e-12)
+    assert rows[2]["train_loss"] == "0.25" and rows[2]["accuracy"] == ""
+
+
+def test_the_report_judges_and_draws(done: Path) -> None:
+    (part,) = gather(done)
+    assert [claim.holds for claim in part.claims[:2]] == [True, False]
+    assert {picture.name for picture in part.pictures} == {"curves", "curves-seconds"}
+    assert ("  a table (digits)", "0.25", "–", "–", "–") in part.numbers
+    text = (done / "report.html").read_text()
+    assert "Two recipes on digits" in text and "A note." in text and "What this" not in text
+    assert json.loads((done / "suite.json").read_text())["kind"] == "training"
+
+
+def test_data_scale_and_sizes(tmp_path: Path) -> None:
+    assert training(tmp_path, data="mnist5k").cells[2].config.local.lr == 0.25
+    assert len(training(tmp_path, scale="small").cells) == 2
+    first = training(tmp_path).cells[0].config.data
+    assert (first.train, first.test) == (1438, 359)  # all of 1,797 digits
+
+
+def stop_after(three: int, one: Trained) -> None:
+    """Drive a cell's run as it would itself, up to an interrupt."""
+
+    def engine(experiment, state):
+        for finished in rounds(experiment, state):
+            if finished.state.round > three:
+                raise KeyboardInterrupt
+            yield finished
+
+    assert one.folder is not None
+    drive(prepare(one.config, one.folder), engine)
+
+
+def test_an_interrupted_suite_goes_on(tmp_path: Path, done: Path) -> None:
+    """The second run stops after three rounds, and ends as if it never had."""
+    out, work = tmp_path / "out", training(tmp_path, (done.parent / "own.toml").read_text())
+
+    def interrupted(cells):
+        yield cells[0], suite.timed(cells[0])
+        stop_after(3, cells[1])
+
+    with pytest.raises(KeyboardInterrupt):
+        suite.execute(work, out, by=interrupted)
+    broken = RunDirectory(out / "runs" / work.cells[1].name)
+    before = broken.records()[-1]
+    assert before["round"] == 3
+    suite.execute(work, out, resume=True)
+    after = broken.records()
+    assert after[2] == before and after[3]["train_seconds"] > before["train_seconds"]
+    names = ("variant", "seed", "round", *MEASURES)
+    one, other = (
+        [[row[name] for name in names] for row in read(folder / "curves.csv")]
+        for folder in (out, done)
+    )
+    assert one == other
+
+
+def test_a_run_that_diverges_is_a_row(tmp_path: Path) -> None:
+    text = TINY.replace(
+        "[base.local]", '[base.task]\nname = "network"\nmodel = "mlp"\n\n[base.local]'
+    )
+    text = text.replace('recipe = "fedavg"\nlr = 0.5', 'recipe = "fedavg"\nlr = 1e30')
+    text = text.replace('recipe = "fedmuon"\nlr = 0.5', 'recipe = "fedavg"\nlr = 0.05')
+    work = training(tmp_path, text, scale="small")
+    suite.execute(work, tmp_path / "out")
+    rows = read(tmp_path / "out" / "runs.csv")
+    assert rows[0]["note"] == "" and "finite" in rows[1]["note"]
+    assert rows[1]["train_loss"] == "nan" and float(rows[0]["train_loss"]) > 0
+    write_report(tmp_path / "out")
+    (part,) = gather(tmp_path / "out")
+    assert [claim.holds for claim in part.claims] == [True, False, None]
+    assert "1 of 1 diverged" in part.numbers[1]
+
+
+def test_a_sweep_multiplies_the_variants(tmp_path: Path) -> None:
+    work = training(tmp_path, TINY + SWEEP, scale="small")
+    assert [(one.variant, one.x, one.config.local.steps) for one in work.cells][1::2] == [
+        ("FedMuon, E = 1", 3, 3), ("FedAvg", 3, 3),
+    ]  # fmt: skip
+    suite.execute(work, tmp_path / "out")
+    (part,) = gather(tmp_path / "out")
+    assert "at every local steps" in part.claims[0].sentence and part.claims[0].holds
+    assert part.claims[0].detail.startswith("2 of 2 values")
+    assert part.pictures[0].name == "terminal"
+    assert part.pictures[1].title.endswith("at local steps = 3")
+    assert all(picture.draw(narrow).axes for picture in part.pictures for narrow in (True, False))
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "why"),
+    [
+        ('than = "FedAvg"', 'than = "FedAdam"', "no variant"),
+        ("[published.digits.FedAvg]", "[published.digits.SGD]", "no variant"),
+        ('kind = "sooner"', 'kind = "later"', "refused"),
+        ("lr = 0.25", "rate = 0.25", "did you mean"),
+        ('kind = "training"', 'kind = "trainig"', "no kind of suite: choose one of"),
+        ("[variants.FedAvg.local]", '[variants."fedmuon e 1".local]', "share a name"),
+    ],
+)
+def test_what_is_refused(old: str, new: str, why: str, tmp_path: Path) -> None:
+    text = TINY.replace(old, new) if "variants" not in old else "".join(
+        part for part in TINY.replace(old, new).partition("[claims.loss]")[:1])  # fmt: skip
+    with pytest.raises(InputError, match=why):
+        training(tmp_path, text, data="mnist5k")
+
+
+def test_damaged_tables_are_refused(done: Path, tmp_path: Path) -> None:
+    for name in ("suite.json", "curves.csv", "runs.csv"):
+        (tmp_path / name).write_bytes((done / name).read_bytes())
+    lines = (tmp_path / "curves.csv").read_text().splitlines(keepends=True)
+    (tmp_path / "curves.csv").write_text("".join(lines[:-1]))
+    with pytest.raises(InputError, match="do not belong together"):
+        gather(tmp_path)
+
+
+def test_the_published_suite_is_the_published_one() -> None:
+    for data, rate, batch in (("mnist", {0.05, 0.01}, 64), ("cifar10", {0.03, 0.005}, 128)):
+        content = contents.at(contents.read("cnn"), data, "full")
+        held = {table["local"]["lr"] for table in content["variants"].values()}
+        assert held == rate and content["base"]["local"]["batch"] == batch
+        assert len(content["seeds"]) == 3 and len(content["variants"]) == 6
+        assert content["base"]["federation"] == {"clients": 20, "per-round": 5, "rounds": 50}
