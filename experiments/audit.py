@@ -33,6 +33,7 @@ __all__ = ["CODES", "audit", "likelihood_ratio", "real_lots", "real_release", "t
 def real_release(setting: Setting, lot: float, bound: float = BOUND) -> Observe:
     """The release of training, with one canary whose gradient is clipped in every block."""
     import torch
+
     from fedmuon.privacy.clipping import Clipping
     from fedmuon.privacy.release import release
 

@@ -26,7 +26,9 @@ DIAGNOSTICS = (
     "Losses and accuracies of this simulation are measured on the data themselves and are not "
     "released: publishing them would cost privacy that no ledger counts."
 )
-REPEATABLE = "Lots and noise follow from the seed (insecure-reproducible-noise): nothing is private."
+REPEATABLE = (
+    "Lots and noise follow from the seed (insecure-reproducible-noise): nothing is private."
+)
 
 
 def calibrated(config: Config, experiment: Experiment, sizes: np.ndarray, params: Params) -> Config:

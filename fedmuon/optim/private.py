@@ -84,7 +84,6 @@ class Private(Optimizer):
             self._open, self._drawn = self._drawn, self._drawn + 1
             yield Lot(torch.from_numpy(rows), self._open)
 
-    @torch.no_grad()
     def step(self, lot: Lot, inputs: Tensor, labels: Tensor) -> None:  # type: ignore[override]
         """One private step on the examples of a lot that `lots` has just drawn."""
         if lot.number != self._open:
@@ -99,8 +98,9 @@ class Private(Optimizer):
         moved, self._states = self._recipe.chain.step(
             params, self._states, self._context(lot, params, inputs, labels)
         )
-        for name, value in moved.items():
-            self._named[name].copy_(value[0])
+        with torch.no_grad():
+            for name, value in moved.items():
+                self._named[name].copy_(value[0])
 
     def _context(self, lot: Lot, params: Params, inputs: Tensor, labels: Tensor) -> Context:
         first = next(iter(self._named.values()))
