@@ -62,6 +62,22 @@ def _note(record: Record) -> str:
     return "  ".join(text.format(record[name]) for name, text in said.items() if name in record)
 
 
+def privacy_lines(private: Record) -> dict[str, str]:
+    """What a private run spent, and what that stands on."""
+    if private["epsilon"] is None:
+        return {"epsilon": "infinite", "note": private["note"]}
+    bracket = (
+        f"{private['epsilon']:.3f} (at least {private['lower']:.3f}, RDP {private['rdp']:.3f})"
+    )
+    stands = f"{private['mode']}, {private['adjacency']}, {private['sampling']} lots"
+    return {
+        "epsilon": f"{bracket} at delta = {private['delta']:.3g}",
+        "stands on": f"{stands}, {private['blocks']} blocks of multiplier {private['noise']:.4g}",
+        "certified": "yes" if private["certified"] else "NO",
+        "note": private["note"],
+    }
+
+
 def summary_table(summary: Record) -> Table:
     """The numbers of a finished run."""
     title = f"{summary['recipe']} on {summary['data']}, {summary['rounds']} rounds"
@@ -73,6 +89,8 @@ def summary_table(summary: Record) -> Table:
         "accuracy": f"{summary['accuracy']:.2%}",
         "seconds": f"{summary['seconds']:.2f}",
     }
+    if private := summary.get("privacy"):
+        shown |= privacy_lines(private)
     for name in shown:
         table.add_column(name, justify="right")
     table.add_row(*shown.values())

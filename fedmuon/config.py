@@ -11,7 +11,8 @@ from typing import Annotated, Any, Literal
 import tomli_w
 from pydantic import AfterValidator, Field, model_validator
 
-from fedmuon.orthogonalize.coefficients import schedule
+from fedmuon.combinations import impossible
+from fedmuon.names import TEXTS, Model, Orthogonalizer, Recipe, SourceName
 from fedmuon.tables import Scalar, Table, override, read_toml, validate
 
 Count = Annotated[int, Field(ge=1)]
@@ -19,24 +20,6 @@ Natural = Annotated[int, Field(ge=0)]
 Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 Share = Annotated[float, Field(ge=0, le=1)]
 Chance = Annotated[float, Field(gt=0, lt=1)]
-
-SourceName = Literal[
-    "synthetic", "digits", "mnist5k", "fashion-mnist", "mnist", "cifar10", "idx", "pydoc", "text"
-]
-TEXTS = ("pydoc", "text")
-Model = Literal["mlp", "cnn", "cifarnet", "wrn-16-2", "gpt"]
-Recipe = Literal[
-    "fedavg", "fedavgm", "local-muon", "fedmuon", "fedmuon-aligned",
-    "sgd", "normalized-sgd", "adamw", "muon",  # of one client, mostly: all their states are kept
-]  # fmt: skip
-Orthogonalizer = Literal[
-    "smoothed-polar",
-    "newton-schulz",
-    "gaussian-smoothed-sign",
-    "exact-sign",
-    "clipped-sign",
-    "randomized-polar",
-]
 
 
 class Data(Table):
@@ -120,6 +103,27 @@ class OrthogonalizerTable(Table):
     sketch: Literal["gaussian", "kaczmarz"] = "gaussian"
 
 
+class Privacy(Table):
+    """What the recipes dp-* and disk-* release: example-level privacy within each client.
+
+    Each example's gradient is clipped to `bound` in every matrix block (the auxiliary parameters
+    are one block), in one norm (flat), or scaled to it (automatic); a lot's sum over `lot` has
+    noise of standard deviation `noise` times `bound` over `lot` in every entry.
+    """
+
+    clipping: Literal["block", "flat", "automatic", "automatic-flat"] = "block"
+    bound: Annotated[float, Field(gt=0)] = 1.0  # C; inf clips nothing
+    noise: Annotated[float, Field(ge=0, allow_inf_nan=False)] = 0.0  # sigma
+    lot: Positive = 64.0  # samples of a Poisson lot, on average
+    epsilon: Annotated[float, Field(ge=0, allow_inf_nan=False)] = 0.0  # finds `noise`, if that is 0
+    delta: Annotated[float, Field(ge=0, lt=1)] = 0.0  # 0: n_i^-1.1 of the smallest client
+    level: Literal["example", "client"] = "example"
+    kappa: Annotated[float, Field(gt=0, le=1)] = 0.7  # gain of DiSK's filter
+    gamma: Positive = 0.5  # how far ahead DiSK looks
+    probes: Annotated[int, Field(ge=1, le=1024)] = 1  # antithetic pairs of DP-MuonBC
+    insecure_reproducible_noise: bool = False  # lots and noise from the run's seed
+
+
 class Engine(Table):
     """Where the arithmetic happens. `kernel = auto` measures the GEMM kernels of this machine."""
 
@@ -182,6 +186,7 @@ class Config(Table):
     task: TaskTable = TaskTable()
     local: Local = Local()
     orthogonalizer: OrthogonalizerTable = OrthogonalizerTable()
+    privacy: Privacy = Privacy()
     engine: Engine = Engine()
     faults: Faults = Faults()
     stability: Stability = Stability()
@@ -204,66 +209,9 @@ class Config(Table):
 
     @model_validator(mode="after")
     def _possible(self) -> "Config":
-        for problem in _impossible(self):
+        for problem in impossible(self):
             raise ValueError(problem)
         return self
-
-
-def _impossible(config: Config) -> list[str]:
-    data, federation = config.data, config.federation
-    problems = []
-    if federation.per_round > federation.clients:
-        problems.append(
-            f"[federation] per-round = {federation.per_round} exceeds clients = "
-            f"{federation.clients}: sample at most as many clients as there are"
-        )
-    if federation.clients * data.minimum > data.train:
-        problems.append(
-            f"[data] train = {data.train} cannot give {federation.clients} clients minimum = "
-            f"{data.minimum} samples each: raise train, or lower minimum or [federation] clients"
-        )
-    if config.task.name == "matrix" and data.normalize == "pixels":
-        problems.append(
-            "[data] normalize = 'pixels' leaves the unit ball, where the constants of the matrix "
-            "task are proved: use unit or ball, or [task] name = 'network'"
-        )
-    if config.task.name == "matrix" and config.local.adjust != "none":
-        problems.append(
-            f"[local] adjust = '{config.local.adjust}' is for networks: the matrix task has one "
-            "matrix, whose scale is lr, so set adjust = 'none'"
-        )
-    if 0 < config.local.tail_index <= 1:
-        problems.append(
-            f"[local] tail-index = {config.local.tail_index} leaves the noise without a mean: "
-            "choose it in (1, 2], or 0 if unknown"
-        )
-    problems += _unreadable(config)
-    try:
-        schedule(config.orthogonalizer.coefficients, config.orthogonalizer.steps)
-    except ValueError as error:
-        problems.append(f"[orthogonalizer] coefficients: {error}")
-    return problems
-
-
-def _unreadable(config: Config) -> list[str]:
-    """Text without a decoder, a decoder without text."""
-    data, task = config.data, config.task
-    problems, is_text = [], data.name in TEXTS
-    if is_text != (task.name == "network" and task.model == "gpt"):
-        problems.append(
-            f"[task] model = '{task.model}' ({task.name}) cannot read [data] name = '{data.name}': "
-            "text is for [task] name = 'network' with model = 'gpt', which reads nothing else"
-        )
-    if is_text != (data.normalize == "tokens"):
-        problems.append(
-            f"[data] normalize = '{data.normalize}' is not for name = '{data.name}': use auto"
-        )
-    if task.model == "gpt" and task.width % task.heads:
-        problems.append(
-            f"[task] width = {task.width} cannot be shared by heads = {task.heads}: make it a "
-            "multiple"
-        )
-    return problems
 
 
 def parse(tables: Mapping[str, Any]) -> Config:

@@ -22,6 +22,9 @@ class Draw(IntEnum):
     SMOOTHING = 7
     SKETCH = 8
     NEIGHBOUR = 9
+    NOISE = 10
+    LOT = 11
+    PROBE = 12
 
 
 def generator(

@@ -25,6 +25,7 @@ from fedmuon.federated import setup
 from fedmuon.federated.aggregate import ServerState, begin
 from fedmuon.federated.evaluate import risk, sample_weights
 from fedmuon.federated.simulate import Engine, Experiment, Round
+from fedmuon.federated.spending import Spending, calibrated
 from fedmuon.storage import Record, RunDirectory, array_bytes, npy_bytes, tensor_bytes
 from fedmuon.tasks.networks import NetworkTask
 from fedmuon.tasks.routing import routes
@@ -49,6 +50,10 @@ def prepare(config: Config, out: Path, resume: bool = False) -> Run:
     source = setup.source(config)
     data = setup.federated_data(config, source)
     experiment = setup.experiment(config, data, source.classes)
+    fresh = begin(experiment.recipe, experiment.task, config.federation.seed)
+    if (found := calibrated(config, experiment, data.sizes, fresh.params)) is not config:
+        config, rules = found, setup.recipe(found, experiment.task)
+        experiment = dataclasses.replace(experiment, recipe=rules)
     directory = RunDirectory(out)
     directory.create(resume)
     directory.fix("config.toml", tables.dump(config).encode())
@@ -60,7 +65,6 @@ def prepare(config: Config, out: Path, resume: bool = False) -> Run:
     if isinstance(experiment.task, NetworkTask):
         table = routes(experiment.task.module, config.local.route)
         directory.fix("routes.txt", f"{table}\n".encode())
-    fresh = begin(experiment.recipe, experiment.task, config.federation.seed)
     directory.fix("initial.safetensors", tensor_bytes(fresh.params))
     return Run(config, data, experiment, directory)
 
@@ -77,23 +81,33 @@ def drive(
         return finished
     state, record = directory.restore(begin(run.experiment.recipe, run.experiment.task, seed)), {}
     directory.cut_back(state.round)
+    spending = Spending.open(
+        directory.path / "ledger.jsonl", run.config, run.experiment, run.data.sizes, state.params
+    )
+    # What is released is spent, so that losing it to a kill would waste privacy.
+    every = 1 if spending else run.config.output.checkpoint_every
     begun(state.round, run.config.federation.rounds)
     start, last = time.monotonic() - _spent(directory), run.config.federation.rounds
     trained = _spent(directory, "train_seconds")
     try:
-        for done, spent in _timed(engine(run.experiment, state)):
+        rounds = engine(run.experiment, state)
+        rounds = spending.ahead(rounds, state.round) if spending else rounds
+        for done, spent in _timed(rounds):
             state, trained = done.state, trained + spent
             record = _record(run, done, trained, time.monotonic() - start)
             directory.append(record)
             watch(record)
-            if state.round % run.config.output.checkpoint_every == 0 and state.round < last:
+            if state.round % every == 0 and state.round < last:
                 directory.checkpoint(state)
     except (InputError, KeyboardInterrupt):
         with contextlib.suppress(InputError):  # what stopped the run is the news
             directory.checkpoint(state)
         raise
     measured = {name: record[name] for name in MEASURES if name in record}
-    return _finish(run, state, measured or evaluate(run, state), time.monotonic() - start)
+    measured = measured or evaluate(run, state)
+    if spending:
+        measured |= {"privacy": spending.summary()}
+    return _finish(run, state, measured, time.monotonic() - start)
 
 
 def _timed(rounds: Iterator[Round]) -> Iterator[tuple[Round, float]]:
@@ -110,8 +124,9 @@ def _record(run: Run, finished: Round, trained: float, seconds: float) -> Record
     record: Record = {
         "round": state.round,
         "participants": finished.participants.tolist(),
-        "client_loss": float(finished.loss[0]),
     }
+    if np.isfinite(finished.loss[0]):  # a private client tells no loss
+        record["client_loss"] = float(finished.loss[0])
     if finished.faults:
         record["faults"] = [dataclasses.asdict(fault) for fault in finished.faults]
     if dropped := sorted(set(record["participants"]) - set(finished.answered.tolist())):

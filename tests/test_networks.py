@@ -10,8 +10,8 @@ from torch import Tensor, nn
 from torch.func import functional_call
 from torch.nn.functional import cross_entropy
 
-from fedmuon.config import Model
 from fedmuon.errors import InputError
+from fedmuon.names import Model
 from fedmuon.orthogonalize import smoothed_polar
 from fedmuon.randomness import Draw, generator
 from fedmuon.tasks.base import Batch, Params, Replaced

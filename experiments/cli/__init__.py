@@ -11,6 +11,7 @@ from rich.console import Console
 from experiments.cli.flops import flops
 from experiments.cli.laboratory import bound, report, stability, suite
 from experiments.cli.options import complain
+from experiments.cli.privacy import app as privacy
 from experiments.cli.runs import deploy_demo, doctor, run
 from experiments.cli.theory import stationarity
 
@@ -25,6 +26,7 @@ app = typer.Typer(
 )
 for command in (run, stability, suite, report, bound, stationarity, flops, deploy_demo, doctor):
     app.command(command.__name__.replace("_", "-"))(command)
+app.add_typer(privacy, name="privacy")
 
 
 def prefer_wide_vectors() -> None:

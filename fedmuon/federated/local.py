@@ -51,24 +51,46 @@ def cohort_round(
     sent = {name: _repeated(state, len(cohort)) for name, state in broadcast.states.items()}
     states = recipe.chain.init(params, sent)
     for step in range(plan.steps):
-        batches = [
-            shard.batch(plan.rows(broadcast.round, client, step, shard.size))
-            for client, shard in cohort
-        ]
-        context = Context(
-            params,
-            _checked(task, batches, f"clients {clients}, round {broadcast.round}, step {step}"),
-            [plan.draws(broadcast.round, client, step) for client in clients],
-        )
+        context = _context(recipe, task, plan, cohort, params, (broadcast.round, step))
         params, states = recipe.chain.step(params, states, context)
     return _replies(recipe, clients, params, states)
+
+
+def _context(
+    recipe: Recipe,
+    task: Task,
+    plan: Plan,
+    cohort: Sequence[tuple[int, Shard]],
+    params: Params,
+    now: tuple[int, int],
+) -> Context:
+    """What the links of a step may see: gradients of a mini-batch, or what a mechanism releases."""
+    round, step = now
+    draws = [plan.draws(round, client, step) for client, _ in cohort]
+    if recipe.mechanism is None:
+        rows = [plan.rows(round, client, step, shard.size) for client, shard in cohort]
+    else:
+        pairs = zip(draws, cohort, strict=True)
+        rows = [recipe.mechanism.rows(draw, shard.size) for draw, (_, shard) in pairs]
+    batches = [shard.batch(held) for held, (_, shard) in zip(rows, cohort, strict=True)]
+    if recipe.mechanism is not None:
+        return Context(params, _hidden, draws, recipe.mechanism.releases(task, batches, draws))
+    clients = [client for client, _ in cohort]
+    where = f"clients {clients}, round {round}, step {step}"
+    return Context(params, _checked(task, batches, where), draws)
+
+
+def _hidden(at: Params) -> tuple[Tensor, Params]:
+    raise AssertionError("a link of a private chain asked for a gradient that is not released")
 
 
 def _replies(recipe: Recipe, clients: Sequence[int], params: Params, states: States) -> list[Reply]:
     """One reply a client: its block of the stack."""
     blocks = _split(params, len(clients))
     kept = {name: _split(states[name], len(clients)) for name in recipe.returned}
-    losses = states["gradient"]["loss"].chunk(len(clients))
+    entries = next(iter(params.values()))
+    unknown = entries.new_full((len(entries),), math.nan)  # a private chain tells no loss
+    losses = states["gradient"].get("loss", unknown).chunk(len(clients))
     return [
         Reply(client, blocks[k], {name: kept[name][k] for name in kept}, losses[k])
         for k, client in enumerate(clients)

@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from torch import nn
 
-from fedmuon.config import TEXTS, Config, Local
+from fedmuon.config import Config, Local
 from fedmuon.data.federated import FederatedData, federate
 from fedmuon.data.mapped import mapped
 from fedmuon.data.neighbours import Neighbours
@@ -23,6 +23,7 @@ from fedmuon.federated.plan import Plan
 from fedmuon.federated.shards import Shard, Shards, replaced
 from fedmuon.federated.simulate import Experiment
 from fedmuon.gemm import fastest, supported
+from fedmuon.names import TEXTS
 from fedmuon.randomness import Draw, generator
 from fedmuon.schedules import heavy_tailed
 from fedmuon.tasks.base import Batch, Params, Task
@@ -137,7 +138,7 @@ def recipe(
     routed = None
     if isinstance(what, NetworkTask) and "muon" in config.local.recipe:
         routed = counts(what.module, config.local.route)
-    return build(config.local, config.orthogonalizer, lr, regularization, routed)
+    return build(config.local, config.orthogonalizer, lr, regularization, routed, config.privacy)
 
 
 def experiment(

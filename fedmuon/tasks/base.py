@@ -11,7 +11,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from fedmuon.privacy.clipping import Clipping
+
 Params = dict[str, Tensor]
+Points = Sequence[tuple[float, Params]]  # sum_k c_k (gradient at X_k), as the pairs (c_k, X_k)
 
 
 @dataclass(frozen=True)
@@ -64,6 +67,16 @@ class Task(Protocol):
         """The mean loss [K S] and its gradient at the parameters of each replica.
 
         The stack is K blocks of S replicas, one block for each of the K batches.
+        """
+        ...
+
+    def clipped(
+        self, points: Points, batches: Sequence[Batch], clipping: Clipping
+    ) -> tuple[Tensor, Params]:
+        """The mean loss [K S] at the last point, and the *sum* over the batch of each example's
+        sum_k c_k (gradient at X_k), clipped once. Zero for an empty batch.
+
+        Neither may be shown to anyone: see `fedmuon.privacy.release`.
         """
         ...
 

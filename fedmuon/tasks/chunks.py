@@ -36,6 +36,7 @@ class Chunks:
                 self._halve(part, replicas)
                 continue
             yield found
+            del found  # before the next group is made
             start = part.stop
 
     def _halve(self, part: slice, replicas: int) -> None:

@@ -13,12 +13,15 @@ import torch
 from torch import Tensor
 
 from fedmuon.gemm import multiply
-from fedmuon.tasks.base import Batch, Params, Replaced
+from fedmuon.privacy.clipping import Clipping
+from fedmuon.tasks.base import Batch, Params, Points, Replaced
+from fedmuon.tasks.clipped import unclipped
 from fedmuon.tasks.constants import Constants, constants
 
 __all__ = ["Constants", "MatrixTask", "constants"]
 
 CPU = torch.device("cpu")
+Weights = Sequence[tuple[float, Tensor]]  # (c_k, X_k [S, c, d]) of the points
 
 
 @dataclass(frozen=True)
@@ -60,6 +63,43 @@ class MatrixTask:
         pieces = zip(blocks, batches, right.split(sizes, -1), slope.split(sizes, -1), strict=True)
         losses, gradients = zip(*(self._pull_back(*piece) for piece in pieces), strict=True)
         return _joined(losses), {"weight": _joined(gradients, 0).mT}
+
+    def clipped(
+        self, points: Points, batches: Sequence[Batch], clipping: Clipping
+    ) -> tuple[Tensor, Params]:
+        """Mean loss [K S] at the last point and the clipped sums [K S, d, c].
+
+        A sample's gradient is u s^T, of norm ||u|| ||s||, and its combination over points has the
+        same u: nothing is stored but slopes.
+        """
+        if whole := unclipped(self.gradient, points, batches, clipping):
+            return whole
+        blocks = [(c, params["weight"].mT.chunk(len(batches))) for c, params in points]
+        found = [
+            self._clipped([(c, block[k]) for c, block in blocks], batch, clipping)
+            for k, batch in enumerate(batches)
+        ]
+        losses, sums = zip(*found, strict=True)
+        return _joined(losses), {"weight": _joined(sums, 0).mT}
+
+    def _clipped(self, points: Weights, batch: Batch, clipping: Clipping) -> tuple[Tensor, Tensor]:
+        """Loss [S] and clipped sum [S, c, d] of one batch."""
+        there, rows, stack = batch.replaced, len(batch.labels), len(points[0][1])
+        if rows == 0:
+            return points[0][1].new_zeros(stack), torch.zeros_like(points[0][1])
+        logits = [(c, self._logits(weight, batch.inputs)) for c, weight in points]
+        right, slope = _contributions(logits, batch.inputs, batch.labels, clipping)
+        loss = 1 - right.mean(-1)
+        if there is None:
+            return loss, self._product(slope, batch.inputs)
+        slope[there.replica, :, there.position] = 0.0
+        logits = [(c, _own_logits(weight, there)) for c, weight in points]
+        labels, inputs = there.labels[:, None], there.inputs[:, None]
+        after, own = _contributions(logits, inputs, labels, clipping)
+        total = self._product(slope, batch.inputs)
+        total[there.replica] += own * inputs
+        loss[there.replica] += (right[there.replica, there.position] - after[:, 0]) / rows
+        return loss, total
 
     def _pull_back(
         self, weight: Tensor, batch: Batch, right: Tensor, slope: Tensor
@@ -113,6 +153,20 @@ def _slope_(logits: Tensor, labels: Tensor, shares: Tensor | float) -> tuple[Ten
     return right[:, 0], slope
 
 
+def _contributions(
+    logits: Weights, inputs: Tensor, labels: Tensor, clipping: Clipping
+) -> tuple[Tensor, Tensor]:
+    """p_y [S, n] at the last point and the slopes sum_k c_k s_k [S, c, n], each sample's clipped.
+
+    `inputs` is [n, d], or [S, n, d] where they differ.
+    """
+    found = [(c, *_slope_(values, labels, 1.0)) for c, values in logits]
+    slope = torch.stack([c * one for c, _, one in found]).sum(0)
+    squares = slope.square().sum(1) * inputs.square().sum(-1)
+    factors = clipping.factors({"weight": squares})["weight"]
+    return found[-1][1], slope.mul_(factors[:, None])
+
+
 def _shares(sizes: list[int], like: Tensor) -> Tensor | float:
     """1 / n_k for every sample of every batch [n_1 + ... + n_K]; one number for one batch."""
     if len(sizes) == 1:
@@ -126,7 +180,11 @@ def _joined(tensors: Sequence[Tensor], axis: int = -1) -> Tensor:
 
 def _add_replaced_(gradient: Tensor, weight: Tensor, there: Replaced, rows: int) -> Tensor:
     """Add the replaced samples' share of the mean gradient [S, c, d]; return their p_y [T]."""
-    logits = torch.einsum("tcd,td->tc", weight[there.replica], there.inputs)
-    right, slope = _slope_(logits[:, :, None], there.labels[:, None], 1 / rows)
+    right, slope = _slope_(_own_logits(weight, there), there.labels[:, None], 1 / rows)
     gradient[there.replica] += slope * there.inputs[:, None, :]
     return right[:, 0]
+
+
+def _own_logits(weight: Tensor, there: Replaced) -> Tensor:
+    """The replaced samples' logits, each in its replica [T, c, 1]."""
+    return torch.einsum("tcd,td->tc", weight[there.replica], there.inputs)[:, :, None]

@@ -15,8 +15,11 @@ from torch import Tensor, nn
 from torch.func import functional_call, grad_and_value, vmap
 from torch.nn import functional
 
-from fedmuon.tasks.base import Batch, Params
+from fedmuon.privacy.clipping import Clipping
+from fedmuon.tasks.base import Batch, Params, Points
 from fedmuon.tasks.chunks import Chunks, exact_on, saved_entries
+from fedmuon.tasks.clipped import ClippedSums, unclipped
+from fedmuon.tasks.ghost import ghostly
 from fedmuon.tasks.layers import convolves, fresh, refuse
 
 CPU = torch.device("cpu")
@@ -121,6 +124,16 @@ class NetworkTask:
             parts = [self._mean(block, one) for block, one in zip(blocks, batches, strict=True)]
         losses, gradients = zip(*parts, strict=True)
         return _joined(losses), {name: _joined([one[name] for one in gradients]) for name in params}
+
+    def clipped(self, points: Points, batches: Sequence[Batch], clipping: Clipping) -> Found:
+        """Mean loss [K S] at the last point and the sums of clipped per-example gradients."""
+        whole = unclipped(self.gradient, points, batches, clipping)
+        return self._clipped_sums(points, batches, clipping) if whole is None else whole
+
+    @cached_property
+    def _clipped_sums(self) -> ClippedSums:
+        found = ghostly(self.module, self.shape)
+        return ClippedSums(self.module, self.shape, self.loss, self.device, self.saved, found)
 
     def losses(self, params: Params, batch: Batch) -> tuple[Tensor, Tensor]:
         """Per-sample losses and correctness, or the share of right targets, both [S, n]."""

@@ -14,11 +14,17 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fedmuon.tasks.base import Params
+from fedmuon.errors import InputError
+from fedmuon.privacy.release import Released
+from fedmuon.tasks.base import Params, Points
 
 Number = float | Tensor  # one value for all replicas, or one per replica [S]
 State = Params
 States = dict[str, State]
+
+
+def _nothing(points: Points) -> Released:
+    raise InputError("this chain is private, but its step was given no release")
 
 
 @dataclass(frozen=True)
@@ -26,21 +32,25 @@ class Context:
     """What one local step of a cohort may see besides its direction.
 
     The stack is K blocks of S replicas, one block for each client of the cohort; every client has
-    its own draws, shared by its replicas.
+    its own draws, shared by its replicas. Links of a private chain see no gradient: they ask for
+    what is released of the lot's gradients at some points.
     """
 
     params: Params
     gradient: Callable[[Params], tuple[Tensor, Params]]  # params -> (loss [K S], gradient)
     draws: Sequence[Callable[..., np.random.Generator]]  # draws[k](what, block=...) of this step
+    released: Callable[[Points], Released] = _nothing
 
 
 @dataclass(frozen=True)
 class Link:
-    """A named transformation; the name is where its state is kept."""
+    """A named transformation; the name is where its state is kept. A `lasting` state is worth
+    keeping from round to round."""
 
     name: str
     init: Callable[[Params], State]
     update: Callable[[Params, State, Context], tuple[Params, State]]
+    lasting: bool = False
 
 
 @dataclass(frozen=True)

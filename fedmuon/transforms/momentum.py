@@ -30,4 +30,4 @@ def momentum(memory: float, form: str = "ema") -> Link:
         state = mixed(state, direction)
         return (mixed(state, direction) if ahead else state), state
 
-    return Link("momentum", zeros, update)
+    return Link("momentum", zeros, update, lasting=True)

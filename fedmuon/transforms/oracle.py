@@ -12,3 +12,12 @@ def gradient() -> Link:
         return slope, {"loss": loss}
 
     return Link("gradient", lambda params: {}, update)
+
+
+def released() -> Link:
+    """What the Gaussian mechanism releases of the lot's gradient at X; no loss leaves the data."""
+
+    def update(direction: Params, state: State, context: Context) -> tuple[Params, State]:
+        return context.released([(1.0, context.params)]).gradient, state
+
+    return Link("gradient", lambda params: {}, update)

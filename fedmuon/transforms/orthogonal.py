@@ -22,6 +22,7 @@ Map = Callable[[Tensor, Context, int], Tensor]  # (M [S, m, n], context, block n
 Pieces = dict[tuple[str, int], Tensor]  # (name, place in it) -> matrices [S, m, n]
 
 TOGETHER = {"cpu": 1 << 18, "cuda": 1 << 26}  # entries that are worth stacking, as in optim
+PROBES = 1024  # most probe draws of a matrix at a step
 DRAWING = ("gaussian-smoothed-sign", "randomized-polar")
 # s(m, n) of an orthogonalized step, as torch.optim.Muon names them
 ADJUSTMENTS: dict[str, Callable[[int, int], float]] = {
@@ -122,6 +123,15 @@ def _noise(matrix: Tensor, context: Context, block: int) -> Tensor:
     draws = [draw(Draw.SMOOTHING, block=block).standard_normal(shape) for draw in context.draws]
     noise = torch.from_numpy(np.stack(draws)).to(matrix.device, matrix.dtype)
     return noise.repeat_interleave(len(matrix) // clients, 0)
+
+
+def probe(matrix: Tensor, context: Context, block: int, number: int) -> Tensor:
+    """The Gaussian probe of that number for a tensor [K S, ...], one a client."""
+    key = block * PROBES + number
+    draws = [draw(Draw.PROBE, block=key) for draw in context.draws]
+    each = np.stack([rng.standard_normal(tuple(matrix.shape[1:])) for rng in draws])
+    spread = torch.from_numpy(each).to(matrix.device, matrix.dtype)
+    return spread.repeat_interleave(len(matrix) // len(draws), 0)
 
 
 def _sketched(table: OrthogonalizerTable, matrix: Tensor, context: Context, block: int) -> Tensor:

@@ -5,15 +5,30 @@ A recipe says which link states travel to the clients (`sent`), which come back 
 a federated round is the same for all.
 """
 
+import dataclasses
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 
-from fedmuon.config import Local, OrthogonalizerTable
+from fedmuon.config import Local, OrthogonalizerTable, Privacy
+from fedmuon.names import PRIVATE
+from fedmuon.privacy.clipping import Clipping
+from fedmuon.privacy.mechanism import Mechanism
 from fedmuon.tasks.base import Params
-from fedmuon.transforms.base import Chain, Link, Number, State, States, per_replica, zeros
+from fedmuon.transforms.base import (
+    Chain,
+    Context,
+    Link,
+    Number,
+    State,
+    States,
+    per_replica,
+    zeros,
+)
+from fedmuon.transforms.bias import corrected
+from fedmuon.transforms.kalman import filtered
 from fedmuon.transforms.momentum import momentum
-from fedmuon.transforms.oracle import gradient
-from fedmuon.transforms.orthogonal import DRAWING, named, orthogonalize
+from fedmuon.transforms.oracle import gradient, released
+from fedmuon.transforms.orthogonal import DRAWING, named, orthogonalize, probe
 from fedmuon.transforms.route import adamw, only
 from fedmuon.transforms.step import align, descend, normalize
 
@@ -23,13 +38,15 @@ ServerRule = Callable[[Params, Params, States], tuple[Params, States]]
 
 @dataclass(frozen=True)
 class Recipe:
-    """A local chain with its server: `kept` are the server's states between rounds."""
+    """A local chain with its server: `kept` are the server's states between rounds. A private chain
+    has a mechanism, which is all that it sees of the data."""
 
     chain: Chain
     server: ServerRule
     sent: tuple[str, ...] = ()
     returned: tuple[str, ...] = ()
     kept: tuple[str, ...] = ()
+    mechanism: Mechanism | None = None
 
 
 def replace_by_mean(old: Params, mean: Params, states: States) -> tuple[Params, States]:
@@ -68,6 +85,7 @@ def build(
     lr: Number | None = None,
     regularization: Number | None = None,
     routed: Mapping[str, int] | None = None,
+    privacy: Privacy | None = None,
 ) -> Recipe:
     """The recipe that the config names; lr and lambda may be given per replica [S].
 
@@ -77,7 +95,10 @@ def build(
     rate = local.lr if lr is None else lr
     others = {name: aux_rate(local) for name, count in (routed or {}).items() if not count}
     descent, heavy = descend(rate, others, local.weight_decay), _momentum(local)
-    muon = _muon(local, _orthogonalize(local, orthogonalizer, regularization, routed), others)
+    orthogonal = _orthogonalize(local, orthogonalizer, regularization, routed)
+    if local.recipe in PRIVATE:
+        return _private(local, privacy or Privacy(), orthogonal, others, descent)
+    muon = (gradient(), *_muon(local, orthogonal, others))
     sgd, plain = Chain((gradient(), descent)), Chain((*muon, descent))
     shared = ("momentum",)
     aligned = Chain((*muon, align(local.alignment), descent))
@@ -104,8 +125,45 @@ def build(
 def _kept(*links: Link) -> Recipe:
     """The chain of a centralised optimizer: every state lives from round to round, and is averaged
     where there are several clients."""
-    held = tuple(link.name for link in links if link.name in ("momentum", "adamw"))
+    held = tuple(link.name for link in links if link.lasting)
     return Recipe(Chain(links), replace_by_mean, held, held, held)
+
+
+def _private(
+    local: Local, privacy: Privacy, orthogonal: Link, others: Mapping[str, Number], descent: Link
+) -> Recipe:
+    """dp-BASE and disk-BASE (000, 003): a base optimizer on what the mechanism releases, plain or
+    through the Kalman filter."""
+    first, base = local.recipe.split("-")
+    disk, mechanism = first == "disk", mechanism_of(privacy, others)
+    oracle = filtered(privacy.kappa, privacy.gamma) if disk else released()
+    if base == "muonbc":
+        gain = privacy.kappa if disk else 1.0
+        orthogonal = _unbiased(local, privacy, orthogonal, mechanism.spread, gain)
+    links = {
+        "sgd": (_momentum(local),),
+        "adam": (adamw(decay=0.0),),
+        "muon": _muon(local, orthogonal, others),
+        "muonbc": _muon(local, orthogonal, others),
+    }
+    chain = _kept(oracle, *links[base], descent)
+    return dataclasses.replace(chain, mechanism=mechanism)
+
+
+def mechanism_of(privacy: Privacy, others: Collection[str]) -> Mechanism:
+    """What the [privacy] table says; the auxiliary parameters `others` are one block."""
+    clipping = Clipping(privacy.clipping, privacy.bound, frozenset(others))
+    return Mechanism(clipping, privacy.noise, privacy.lot, privacy.insecure_reproducible_noise)
+
+
+def _unbiased(local: Local, privacy: Privacy, orthogonal: Link, spread: float, gain: float) -> Link:
+    """The orthogonalization with DP-MuonBC's correction."""
+
+    def apply(direction: Params, context: Context) -> Params:
+        return orthogonal.update(direction, {}, context)[0]
+
+    average = local.momentum_form == "ema"
+    return corrected(apply, probe, privacy.probes, spread, local.momentum, average, gain)
 
 
 def _momentum(local: Local) -> Link:
@@ -123,19 +181,19 @@ def _orthogonalize(
 
 
 def _muon(local: Local, orthogonal: Link, others: Collection[str]) -> tuple[Link, ...]:
-    """Gradient, momentum, orthogonalization; `others` keep M (sgd), or take AdamW's step. AdamW's
+    """Momentum, orthogonalization; `others` keep M (sgd), or take AdamW's step. AdamW's
     moments are not sent by the federated recipes: it begins every local round afresh."""
     heavy = _momentum(local)
     if not others:
-        return gradient(), heavy, orthogonal
+        return heavy, orthogonal
 
     def hidden(name: str) -> bool:
         return name not in others
 
     if local.aux == "sgd":
-        return gradient(), heavy, only(hidden, orthogonal)
+        return heavy, only(hidden, orthogonal)
     beside = only(others.__contains__, adamw())
-    return gradient(), beside, only(hidden, heavy), only(hidden, orthogonal)
+    return beside, only(hidden, heavy), only(hidden, orthogonal)
 
 
 def aux_rate(local: Local) -> float:

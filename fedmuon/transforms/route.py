@@ -23,7 +23,7 @@ def only(chosen: Callable[[str], bool], link: Link) -> Link:
     def init(params: Params) -> State:
         return link.init({name: value for name, value in params.items() if chosen(name)})
 
-    return Link(link.name, init, update)
+    return Link(link.name, init, update, link.lasting)
 
 
 def adamw(decay: float = DECAY) -> Link:
@@ -49,7 +49,7 @@ def adamw(decay: float = DECAY) -> Link:
             after |= {f"mean {name}": mean, f"square {name}": square}
         return found, after
 
-    return Link("adamw", init, update)
+    return Link("adamw", init, update, lasting=True)
 
 
 def _corrected(moment: Tensor, memory: float, steps: float) -> Tensor:

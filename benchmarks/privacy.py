@@ -1,0 +1,221 @@
+"""Per-example clipping side by side with Opacus, in one run: this package, and its three ways.
+
+    python -m benchmarks.privacy [--device cpu] [--lot 1024] [--pairs 3] [--threads 2]
+
+The same CNN and MLP see one lot of 28 x 28 images; every example's gradient is clipped to C in its
+whole norm and the clipped gradients are summed, without noise. Each contestant is a process of its
+own: its time is the median of warm calls (and what processors spent on one, which a busy machine
+disturbs less), its memory what a first call adds to the process (on a GPU, torch's peak). Opacus's
+`hooks` store every gradient; `fast` and `ghost` (its fast gradient clipping and ghost clipping)
+keep norms and go backward twice.
+"""
+
+import argparse
+import json
+import os
+import resource
+import subprocess
+import sys
+import tempfile
+import warnings
+from collections.abc import Callable
+from pathlib import Path
+from statistics import median
+from time import perf_counter, process_time
+from typing import Any
+
+import numpy as np
+import torch
+from torch import nn
+
+from fedmuon.privacy.clipping import Clipping
+from fedmuon.randomness import Draw, generator
+from fedmuon.tasks.base import Batch, Params
+from fedmuon.tasks.models import network
+from fedmuon.tasks.networks import NetworkTask
+
+SHAPE, CLASSES, BOUND = (1, 28, 28), 10, 1
+CONTESTANTS = ("ours", "hooks", "fast", "ghost")
+Work = Callable[[], Params]  # -> the clipped sums, by parameter
+
+
+def lot_of(size: int, device: str) -> Batch:
+    """Images of Fashion-MNIST's size with random pixels, as rows."""
+    rng = generator(0, Draw.SYNTHETIC)
+    inputs = torch.from_numpy(rng.random((size, 784), np.float32)).to(device)
+    return Batch(inputs, torch.from_numpy(rng.integers(CLASSES, size=size)).to(device))
+
+
+def start_of(model: str, device: str) -> tuple[NetworkTask, Params]:
+    """The task and its first parameters, a stack of one."""
+    task = NetworkTask(network(model, SHAPE, CLASSES), SHAPE, device=torch.device(device))
+    return task, task.initial(generator(0, Draw.INITIAL))
+
+
+def ours(model: str, lot: int, device: str) -> Work:
+    """`Task.clipped`."""
+    task, params = start_of(model, device)
+    batch, clipping = lot_of(lot, device), Clipping("flat", BOUND)
+    none = Batch(batch.inputs[:0], batch.labels[:0])
+    task.clipped([(1.0, params)], [none], clipping)  # looks at the module, as Opacus has by now
+    return lambda: task.clipped([(1.0, params)], [batch], clipping)[1]
+
+
+def module_of(model: str, device: str) -> nn.Module:
+    """The same network with the same numbers, as a plain module."""
+    _, params = start_of(model, device)
+    module = network(model, SHAPE, CLASSES).to_empty(device=device)
+    module.load_state_dict({name: value[0] for name, value in params.items()})
+    return module
+
+
+def opacus(kind: str, model: str, lot: int, device: str) -> Work:
+    """One of Opacus's ways, without its noise and its step."""
+    from opacus.grad_sample import GradSampleModule
+    from opacus.grad_sample.grad_sample_module_fast_gradient_clipping import (
+        GradSampleModuleFastGradientClipping,
+    )
+    from opacus.optimizers import DPOptimizer
+    from opacus.optimizers.optimizer_fast_gradient_clipping import (
+        DPOptimizerFastGradientClipping,
+    )
+    from opacus.utils.fast_gradient_clipping_utils import (
+        DPLossFastGradientClipping,
+    )
+
+    plain, batch = module_of(model, device), lot_of(lot, device)
+    settings: dict[str, Any] = {
+        "noise_multiplier": 0.0,
+        "max_grad_norm": BOUND,
+        "expected_batch_size": lot,
+    }
+    optimizer = torch.optim.SGD(plain.parameters(), lr=0.1)
+    criterion = nn.CrossEntropyLoss()
+    private: Any
+    if kind == "hooks":
+        module, loss = GradSampleModule(plain), criterion
+        private = DPOptimizer(optimizer, **settings)
+        gather = private.clip_and_accumulate
+    else:
+        module = GradSampleModuleFastGradientClipping(
+            plain, max_grad_norm=BOUND, use_ghost_clipping=kind == "ghost"
+        )
+        private = DPOptimizerFastGradientClipping(optimizer, **settings)
+        loss = DPLossFastGradientClipping(module, private, criterion)
+        gather = private.accumulate
+    images = batch.inputs.view(-1, *SHAPE)
+
+    def work() -> Params:
+        private.zero_grad(set_to_none=True)
+        loss(module(images), batch.labels).backward()
+        gather()
+        return {name: getattr(param, "summed_grad") for name, param in plain.named_parameters()}  # noqa: B009
+
+    return work
+
+
+def resident() -> int:
+    """Bytes of this process in memory now."""
+    pages = int(Path("/proc/self/statm").read_text().split()[1])
+    return pages * os.sysconf("SC_PAGE_SIZE")
+
+
+def first(work: Work, device: str) -> int:
+    """Bytes that the first call adds at its peak."""
+    if device == "cuda":
+        before = torch.cuda.memory_allocated()
+        torch.cuda.reset_peak_memory_stats()
+        work()
+        return torch.cuda.max_memory_allocated() - before
+    before = resident()
+    work()
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024 - before
+
+
+def seconds(work: Work, device: str) -> tuple[float, float]:
+    """How long one call takes, and how long processors worked at it."""
+    start = perf_counter(), process_time()
+    work()
+    if device == "cuda":
+        torch.cuda.synchronize()
+    return perf_counter() - start[0], process_time() - start[1]
+
+
+def contest(kind: str, model: str, asked: argparse.Namespace) -> None:
+    """One contestant in this process: its figures to stdout, its sums to a file."""
+    warnings.simplefilter("ignore")
+    torch.set_num_threads(asked.threads)
+    if asked.device == "cuda":
+        torch.zeros(1, device="cuda")  # the context
+    size = (model, asked.lot, asked.device)
+    work = ours(*size) if kind == "ours" else opacus(kind, *size)
+    memory = first(work, asked.device)
+    times = [seconds(work, asked.device) for _ in range(asked.calls)]
+    sums = {name: value.reshape(-1).cpu().numpy() for name, value in work().items()}
+    np.savez(asked.out, allow_pickle=False, **sums)
+    elapsed, busy = (1e3 * median(column) for column in zip(*times, strict=True))
+    print(json.dumps({"ms": elapsed, "CPU ms": busy, "MiB": memory / 2**20}))
+
+
+def run(kind: str, model: str, asked: argparse.Namespace, out: Path) -> dict[str, float]:
+    """The same in a process of its own."""
+    options = ("device", "lot", "calls", "threads")
+    command = [sys.executable, "-m", "benchmarks.privacy", "--work", kind, "--models", model]
+    command += [f"--{name}={getattr(asked, name)}" for name in options] + [f"--out={out}"]
+    done = subprocess.run(command, capture_output=True, text=True)
+    if done.returncode:
+        raise SystemExit(f"{kind} failed:\n{done.stderr}")
+    return json.loads(done.stdout.splitlines()[-1])
+
+
+def distance(folder: Path, kind: str) -> float:
+    """The largest relative difference of a parameter's clipped sum from ours."""
+    with np.load(folder / "ours.npz") as own, np.load(folder / f"{kind}.npz") as other:
+        return max(
+            float(np.linalg.norm(own[name] - other[name]) / np.linalg.norm(own[name]))
+            for name in own
+        )
+
+
+def compare(model: str, asked: argparse.Namespace) -> None:
+    """Contestants in turn, pairs of runs; the ratios are medians over the pairs."""
+    found: dict[str, list[dict[str, float]]] = {kind: [] for kind in CONTESTANTS}
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        for _ in range(asked.pairs):
+            for kind, figures in found.items():
+                figures.append(run(kind, model, asked, folder / f"{kind}.npz"))
+        away = {kind: distance(folder, kind) for kind in CONTESTANTS}
+    print(f"\n{model}, lot {asked.lot}, flat clipping to {BOUND:g}, {asked.device}")
+    for kind, figures in found.items():
+        cells = []
+        for unit in ("ms", "CPU ms", "MiB"):
+            ratio = median(f[unit] / o[unit] for f, o in zip(figures, found["ours"], strict=True))
+            cells.append(f"{median(f[unit] for f in figures):9.1f} {unit}{ratio:8.2f} x ours")
+        print(f"{kind:7}{'   '.join(cells)}   sums {away[kind]:.1e} away", flush=True)
+        if away[kind] > 1e-5:
+            raise SystemExit(f"{kind}'s sums are not ours")
+
+
+def main() -> None:
+    """Parse and run."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--device", default="cpu", choices=("cpu", "cuda"))
+    parser.add_argument("--lot", type=int, default=1024)
+    parser.add_argument("--pairs", type=int, default=3)
+    parser.add_argument("--calls", type=int, default=3)
+    parser.add_argument("--threads", type=int, default=torch.get_num_threads())
+    parser.add_argument("--models", nargs="*", default=["cnn", "mlp"])
+    parser.add_argument("--work", help=argparse.SUPPRESS)
+    parser.add_argument("--out", help=argparse.SUPPRESS)
+    asked = parser.parse_args()
+    if asked.work:
+        contest(asked.work, asked.models[0], asked)
+        return
+    print(f"torch {torch.__version__}, {asked.threads} threads")
+    for model in asked.models:
+        compare(model, asked)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,152 @@
+"""Commands of the accountant: `privacy epsilon`, `privacy sigma`, `privacy audit`."""
+
+import json
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from experiments.cli.options import console, refuse
+
+if TYPE_CHECKING:
+    from rich.table import Table
+
+    from fedmuon.privacy.accounting import Answer
+
+app = typer.Typer(
+    help="What a private run spends: epsilon for a noise, noise for an epsilon, and an audit.",
+    no_args_is_help=True,
+)
+
+Noise = Annotated[
+    float, typer.Option("--noise", help="sigma: noise of one block over its clipping bound C.")
+]
+Lot = Annotated[float, typer.Option("--lot", help="Expected size of a Poisson lot.")]
+Population = Annotated[int, typer.Option("--population", help="Examples of the client.")]
+Steps = Annotated[int, typer.Option("--steps", help="T: noisy releases over the whole run.")]
+Delta = Annotated[float, typer.Option("--delta", help="Should be well below 1/population.")]
+Blocks = Annotated[
+    int, typer.Option("--blocks", help="m: blocks clipped to C each, released together.")
+]
+Mode = Annotated[
+    str, typer.Option("--mode", help="joint certifies; per-release reproduces 000's Table 3.")
+]
+Adjacency = Annotated[str, typer.Option("--adjacency", help="add-remove; others are refused.")]
+Sampling = Annotated[str, typer.Option("--sampling", help="poisson; others are refused.")]
+Accountant = Annotated[
+    str,
+    typer.Option("--accountant", help="pld: quick; dp-accounting: that library, slower to start."),
+]
+AsJson = Annotated[bool, typer.Option("--json", help="One JSON object, no table.")]
+
+
+def rate(lot: float, population: int) -> float:
+    """The probability with which an example is in a lot."""
+    if population < 1 or not 0 < lot <= population:
+        refuse(f"lot = {lot:g} must be positive and at most the population = {population}")
+    return lot / population
+
+
+@app.command()
+def epsilon(
+    noise: Noise,
+    lot: Lot,
+    population: Population,
+    steps: Steps,
+    delta: Delta,
+    blocks: Blocks = 1,
+    mode: Mode = "joint",
+    adjacency: Adjacency = "add-remove",
+    sampling: Sampling = "poisson",
+    accountant: Accountant = "pld",
+    as_json: AsJson = False,
+) -> None:
+    """The epsilon that a noise multiplier spends, with both ends of the bracket.
+
+    Example: [bold]fedmuon privacy epsilon --noise 1.1 --lot 256 --population 60000 --steps 2000
+    --delta 1e-5[/]
+    """
+    from fedmuon.privacy import accounting
+
+    accounting.require_supported(adjacency, sampling)
+    share = rate(lot, population)
+    answer = accounting.epsilon(
+        noise, share, steps, delta, blocks, mode, adjacency, accountant=accountant
+    )
+    show(answer, as_json)
+
+
+@app.command()
+def sigma(
+    epsilon: Annotated[float, typer.Option("--epsilon", help="The most that may be spent.")],
+    lot: Lot,
+    population: Population,
+    steps: Steps,
+    delta: Delta,
+    blocks: Blocks = 1,
+    mode: Mode = "joint",
+    adjacency: Adjacency = "add-remove",
+    sampling: Sampling = "poisson",
+    as_json: AsJson = False,
+) -> None:
+    """The least noise multiplier of a block that spends at most an epsilon.
+
+    Example: [bold]fedmuon privacy sigma --epsilon 8 --lot 256 --population 60000 --steps 2000
+    --delta 1e-5 --blocks 4[/]
+    """
+    from fedmuon.privacy import accounting
+    from fedmuon.privacy.calibration import noise_for
+
+    accounting.require_supported(adjacency, sampling)
+    noise, answer = noise_for(epsilon, rate(lot, population), steps, delta, blocks, mode, adjacency)
+    show(answer, as_json, noise=noise)
+
+
+@app.command()
+def audit(
+    noise: Noise,
+    lot: Lot,
+    population: Population,
+    steps: Steps,
+    delta: Delta,
+    blocks: Blocks = 1,
+    trials: Annotated[
+        int, typer.Option("--trials", help="Runs with the canary, and as many without.")
+    ] = 100_000,
+    seed: Annotated[int, typer.Option("--seed", help="Of the trials.")] = 0,
+    code: Annotated[
+        str,
+        typer.Option("--code", help="projected: along the canary only; release: real tensors."),
+    ] = "projected",
+    as_json: AsJson = False,
+) -> None:
+    """A lower bound on epsilon from canaries, beside what both modes of the accountant claim.
+
+    Example: [bold]fedmuon privacy audit --noise 2.3395 --lot 1024 --population 42043 --steps 410
+    --delta 8e-6 --blocks 49[/]
+    """
+    from experiments import audit as canaries
+    from fedmuon.privacy.audit import Setting
+
+    setting = Setting(noise, rate(lot, population), steps, blocks)
+    record = canaries.audit(setting, delta, trials, seed, code, lot, population)
+    tell(record, canaries.table(record), as_json)
+
+
+def show(answer: "Answer", as_json: bool, **more: float) -> None:
+    """An answer of the accountant, for machines or for people."""
+    from rich.table import Table
+
+    record = {**more, **answer.__dict__}
+    shown = Table("", "", show_header=False)
+    for name, value in record.items():
+        if value != "":
+            shown.add_row(name, f"{value:.6g}" if isinstance(value, float) else str(value))
+    tell(record, shown, as_json)
+
+
+def tell(record: dict[str, Any], shown: "Table", as_json: bool) -> None:
+    """One JSON object on stdout, or a table."""
+    if as_json:
+        typer.echo(json.dumps(record, indent=2, allow_nan=False))
+    else:
+        console.print(shown)

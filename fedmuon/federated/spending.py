@@ -1,0 +1,131 @@
+"""What a private run spends: noise found for a target, a ledger ahead of every round, a summary.
+
+Every client has its own account, since it has its own samples and its own rounds: rate lot / n_i, E
+releases a round in which it takes part. Who takes part is public, and amplifies nothing.
+"""
+
+import dataclasses
+import hashlib
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from fedmuon import config as tables
+from fedmuon.config import Config
+from fedmuon.federated.simulate import Experiment, Round
+from fedmuon.privacy.accounting import Answer
+from fedmuon.privacy.calibration import noise_for
+from fedmuon.privacy.ledger import Ledger
+from fedmuon.privacy.mechanism import Mechanism
+from fedmuon.tasks.base import Params
+
+DIAGNOSTICS = (
+    "Losses and accuracies of this simulation are measured on the data themselves and are not "
+    "released: publishing them would cost privacy that no ledger counts."
+)
+REPEATABLE = (
+    "Lots and noise follow from the seed (insecure-reproducible-noise): nothing is private."
+)
+
+
+def calibrated(config: Config, experiment: Experiment, sizes: np.ndarray, params: Params) -> Config:
+    """The config with the least noise that keeps every client within [privacy] epsilon."""
+    privacy, mechanism = config.privacy, experiment.recipe.mechanism
+    if mechanism is None or privacy.noise or not privacy.epsilon:
+        return config
+    blocks, taken = mechanism.clipping.blocks(params), _rounds_taken(experiment)
+    demands = _hardest(
+        {(mechanism.rate(int(sizes[i])), int(count)) for i, count in enumerate(taken) if count}
+    )
+    steps, goal = experiment.plan.steps, delta_of(config, sizes)
+    noise = max(
+        noise_for(privacy.epsilon, rate, count * steps, goal, blocks)[0] for rate, count in demands
+    )
+    return config.model_copy(update={"privacy": privacy.model_copy(update={"noise": noise})})
+
+
+def delta_of(config: Config, sizes: np.ndarray) -> float:
+    """[privacy] delta, or n_i^-1.1 of the smallest client (003)."""
+    return config.privacy.delta or float(sizes.min()) ** -1.1
+
+
+def _rounds_taken(experiment: Experiment) -> np.ndarray:
+    """How often each client takes part [N]."""
+    return np.bincount(experiment.plan.schedule().ravel(), minlength=experiment.plan.clients)
+
+
+def _hardest(demands: set[tuple[float, int]]) -> list[tuple[float, int]]:
+    """The (rate, rounds) that no other exceeds in both: the rest spends less."""
+    return [
+        one
+        for one in sorted(demands)
+        if not any(other != one and other[0] >= one[0] and other[1] >= one[1] for other in demands)
+    ]
+
+
+@dataclass(frozen=True)
+class Spending:
+    """The account of a run; open it before the first release."""
+
+    config: Config
+    mechanism: Mechanism
+    ledger: Ledger
+    sizes: np.ndarray
+    blocks: int
+    experiment: Experiment
+
+    @classmethod
+    def open(
+        cls, path: Path, config: Config, experiment: Experiment, sizes: np.ndarray, params: Params
+    ) -> "Spending | None":
+        """The account kept in the file at `path`; None for a run that is not private."""
+        mechanism = experiment.recipe.mechanism
+        if mechanism is None:
+            return None
+        mark = hashlib.sha256(tables.dump(config).encode()).hexdigest()
+        ledger, blocks = Ledger.open(path, mark), mechanism.clipping.blocks(params)
+        return cls(config, mechanism, ledger, sizes, blocks, experiment)
+
+    def ahead(self, rounds: Iterator[Round], done: int) -> Iterator[Round]:
+        """The rounds after the first `done`, each in the ledger before anything of it is drawn."""
+        self.ledger.require(done)
+        plan = self.experiment.plan
+        for number in range(done, plan.rounds):
+            chosen = plan.participants(number)
+            rates = [self.mechanism.rate(int(self.sizes[client])) for client in chosen]
+            self._begin(number, chosen, rates, plan.steps)
+            yield next(rounds)
+
+    def _begin(self, number: int, chosen: np.ndarray, rates: list[float], steps: int) -> None:
+        """Without noise there is nothing to account for: what is released is the data."""
+        if self.mechanism.noise:
+            noise = self.mechanism.noise
+            self.ledger.begin(number, chosen, rates, noise, self.blocks, steps)
+
+    def summary(self) -> dict[str, Any]:
+        """What summary.json says: the client that spent most, and what the number stands on."""
+        mechanism, goal = self.mechanism, delta_of(self.config, self.sizes)
+        about = {
+            "noise": mechanism.noise,
+            "bound": mechanism.clipping.bound,
+            "blocks": self.blocks,
+            "lot": mechanism.lot,
+            "delta": goal,
+            "unit": "example within its client",
+        }
+        if not mechanism.noise:
+            note = "Without noise nothing is private: epsilon is infinite."
+            return {**about, "epsilon": None, "certified": False, "note": f"{note} {DIAGNOSTICS}"}
+        answers = self.ledger.epsilons(goal)
+        worst = max(answers, key=lambda client: answers[client].upper)
+        held = dataclasses.asdict(answers[worst])
+        note = " ".join(filter(None, (self._caveat(answers[worst]), DIAGNOSTICS)))
+        held |= {"certified": held["certified"] and not mechanism.repeatable, "note": note}
+        clients = {str(client): one.upper for client, one in sorted(answers.items())}
+        return {**about, **held, "client": worst, "clients": clients}
+
+    def _caveat(self, answer: Answer) -> str:
+        return f"{REPEATABLE} {answer.note}".strip() if self.mechanism.repeatable else answer.note

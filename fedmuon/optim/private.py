@@ -1,0 +1,161 @@
+"""Private training in a loop of your own: the recipes dp-* and disk-* on any module.
+
+    private = Private(model, population=len(inputs), recipe="dp-muon", lr=0.02,
+                      privacy={"bound": 0.1, "noise": 2.0, "lot": 256.0})
+    for lot in private.lots(steps=100):
+        private.step(lot, inputs[lot.rows], labels[lot.rows])
+    private.epsilon(delta=1e-5)  # joint, both ends of the bracket
+
+Who clips, adds noise and orthogonalizes are the links of the simulator, so a trajectory here is one
+there. No `.grad` is read or written: gradients of single examples exist only inside a release.
+"""
+
+from collections.abc import Callable, Iterator, Mapping
+from functools import partial
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+from torch.optim import Optimizer
+
+from fedmuon.config import Local, OrthogonalizerTable, Privacy
+from fedmuon.errors import InputError
+from fedmuon.names import PRIVATE
+from fedmuon.optim.routing import routing_table
+from fedmuon.privacy.accounting import Answer, account, event
+from fedmuon.randomness import Draw, generator
+from fedmuon.tables import validate
+from fedmuon.tasks.base import Batch, Params
+from fedmuon.tasks.networks import Loss, NetworkTask, cross_entropy
+from fedmuon.transforms.base import Context
+from fedmuon.transforms.recipes import Recipe, build
+
+
+class Lot(NamedTuple):
+    """The rows of a Poisson lot, for one step; there may be none."""
+
+    rows: Tensor
+    number: int
+
+
+class Private(Optimizer):
+    """A private optimizer over all trainable parameters of a module.
+
+    `population` is the number of examples that lots are drawn from. `local`, `orthogonalizer` and
+    `privacy` hold the keys of these tables of a config (lr and recipe may be given by name). Hidden
+    matrices are routed as in `routing_table`; learning-rate schedulers see one group.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        *,
+        population: int,
+        recipe: str = "dp-muon",
+        lr: float = 0.02,
+        loss: Loss = cross_entropy,
+        local: Mapping[str, Any] | None = None,
+        orthogonalizer: Mapping[str, Any] | None = None,
+        privacy: Mapping[str, Any] | None = None,
+        seed: int = 0,
+    ) -> None:
+        if recipe not in PRIVATE:
+            raise InputError(f"recipe '{recipe}' is not private: use one of {', '.join(PRIVATE)}")
+        self._local = validate(Local, {**(local or {}), "recipe": recipe, "lr": lr})
+        self._map = validate(OrthogonalizerTable, orthogonalizer or {})
+        self._privacy = validate(Privacy, privacy or {})
+        self._model, self._loss, self._population, self._seed = model, loss, population, seed
+        self._routed = {
+            one.name: one.matrices[0] if one.matrices else 0 for one in routing_table(model)
+        }
+        self._named = {name: p for name, p in model.named_parameters() if p.requires_grad}
+        if "muon" in recipe and not any(self._routed.values()):
+            raise InputError("no parameter of this model is a hidden matrix: use dp-adam or dp-sgd")
+        super().__init__(list(self._named.values()), {"lr": lr})
+        self._recipe = self._built()
+        self._states = self._recipe.chain.init(self._params(), {})
+        self._drawn, self._open = 0, None
+
+    def lots(self, steps: int) -> Iterator[Lot]:
+        """So many Poisson lots, each to be given to `step` before the next is drawn."""
+        mechanism = self._mechanism()
+        for _ in range(steps):
+            if self._open is not None:
+                raise InputError(f"lot {self._open} was drawn and not used: give it to step()")
+            rows = mechanism.rows(partial(self._draw, self._drawn), self._population)
+            self._open, self._drawn = self._drawn, self._drawn + 1
+            yield Lot(torch.from_numpy(rows), self._open)
+
+    def step(self, lot: Lot, inputs: Tensor, labels: Tensor) -> None:  # type: ignore[override]
+        """One private step on the examples of a lot that `lots` has just drawn."""
+        if lot.number != self._open:
+            raise InputError(
+                "this lot was not drawn by lots() for this step: the accountant covers its Poisson "
+                "lots only, each used once"
+            )
+        if not len(lot.rows) == len(inputs) == len(labels):
+            raise InputError(f"lot {lot.number} has {len(lot.rows)} rows: give these, no others")
+        self._open, self._recipe = None, self._built()
+        params = self._params()
+        moved, self._states = self._recipe.chain.step(
+            params, self._states, self._context(lot, params, inputs, labels)
+        )
+        with torch.no_grad():
+            for name, value in moved.items():
+                self._named[name].copy_(value[0])
+
+    def _context(self, lot: Lot, params: Params, inputs: Tensor, labels: Tensor) -> Context:
+        first = next(iter(self._named.values()))
+        task = NetworkTask(
+            self._model, tuple(inputs.shape[1:]), first.dtype, first.device, self._loss
+        )
+        draws = [partial(self._draw, lot.number)]
+        released = self._mechanism().releases(task, [Batch(inputs, labels)], draws)
+        return Context(params, _no_gradient, draws, released)
+
+    def epsilon(self, delta: float) -> Answer:
+        """What all lots drawn so far have spent, used or not."""
+        mechanism = self._mechanism()
+        if not self._drawn:
+            return account([], delta)
+        blocks = mechanism.clipping.blocks(self._named)
+        rate = mechanism.rate(self._population)
+        return account([event(mechanism.noise, rate, self._drawn, blocks)], delta)
+
+    def state_dict(self) -> dict[str, Any]:
+        """As in torch, with the states of the chain and the number of lots drawn."""
+        return {**super().state_dict(), "chain": self._states, "drawn": self._drawn}
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """As in torch; what was drawn stays spent, and is counted."""
+        held = dict(state_dict)
+        self._states = held.pop("chain")
+        self._drawn, self._open = max(self._drawn, held.pop("drawn")), None
+        super().load_state_dict(held)
+
+    def _built(self) -> Recipe:
+        local = self._local.model_copy(update={"lr": float(self.param_groups[0]["lr"])})
+        routed = self._routed if "muon" in local.recipe else None
+        return build(local, self._map, routed=routed, privacy=self._privacy)
+
+    def _mechanism(self) -> Any:
+        assert self._recipe.mechanism is not None
+        return self._recipe.mechanism
+
+    def _params(self) -> Params:
+        return {name: param.detach()[None].clone() for name, param in self._named.items()}
+
+    def _draw(self, number: int, what: Draw, block: int = 0) -> np.random.Generator:
+        return generator(self._seed, what, step=number, block=block)
+
+
+def _no_gradient(at: Params) -> tuple[Tensor, Params]:
+    raise AssertionError("a link of a private chain asked for a gradient that is not released")
+
+
+Make = Callable[..., Private]
+DPSGD: Make = partial(Private, recipe="dp-sgd")
+DPAdam: Make = partial(Private, recipe="dp-adam")
+DPMuon: Make = partial(Private, recipe="dp-muon")
+DPMuonBC: Make = partial(Private, recipe="dp-muonbc")

@@ -1,0 +1,168 @@
+"""Events in, epsilon out: what a private run spends, with both ends of the bracket.
+
+The m blocks of a step are clipped to C each and share their lot: together they are one Gaussian
+release of sensitivity C sqrt(m) and noise sigma C, that is of multiplier sigma / sqrt(m) (000,
+Theorem 2.1). This is `joint`, the only mode that certifies. `per-release` counts m T releases as if
+each had drawn a lot of its own: it reproduces 000's Table 3, and no mechanism that was run.
+"""
+
+import math
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+from fedmuon.errors import InputError
+from fedmuon.privacy import loss, renyi
+from fedmuon.privacy.loss import Event
+
+MODES = ("joint", "per-release")
+ACCOUNTANTS = ("pld", "dp-accounting")
+LEAST_DELTA = 1e-12  # below, the rounding of the transforms would be all there is
+NOTHING = (
+    "per-release composes releases that share one lot as if each had its own: it reproduces a "
+    "printed table and certifies nothing; the joint epsilon is the one that holds"
+)
+COARSE = "the two ends are far apart here: the upper end holds, the lower end says little"
+
+
+@dataclass(frozen=True)
+class Answer:
+    """An epsilon and what it stands on; `epsilon` is the upper end."""
+
+    epsilon: float
+    lower: float
+    upper: float
+    rdp: float
+    mode: str
+    accountant: str
+    adjacency: str
+    sampling: str
+    certified: bool
+    note: str
+
+
+def require_supported(
+    adjacency: str = "add-remove", sampling: str = "poisson", unit: str = "example"
+) -> None:
+    """Refuse what the accountant does not cover."""
+    if adjacency != "add-remove":
+        raise InputError(
+            f"adjacency '{adjacency}' is not accounted for: replacing an example moves a sum by 2C "
+            "where adding or removing one moves it by C, so use add-remove"
+        )
+    if sampling != "poisson":
+        raise InputError(
+            f"sampling '{sampling}' is not accounted for: amplification holds for Poisson lots, "
+            "each example with probability lot/population, not for shuffled lots of fixed size"
+        )
+    if unit != "example":
+        raise InputError(
+            f"unit '{unit}' is not accounted for: the guarantee is for one example within its "
+            "client, so use example"
+        )
+
+
+def event(
+    noise_multiplier: float,
+    sampling_probability: float,
+    steps: int,
+    blocks: int = 1,
+    mode: str = "joint",
+) -> Event:
+    """T steps of m blocks as one kind of release."""
+    if mode not in MODES:
+        raise InputError(f"mode '{mode}' is unknown: use {' or '.join(MODES)}")
+    if not 0 <= noise_multiplier < math.inf:
+        raise InputError(f"noise = {noise_multiplier} must be a finite number that is not negative")
+    if not 0 < sampling_probability <= 1:
+        raise InputError(
+            f"sampling probability {sampling_probability} must lie in (0, 1]: the lot may be at "
+            "most the population"
+        )
+    for name, value in (("steps", steps), ("blocks", blocks)):
+        if value < 1 or value != int(value):
+            raise InputError(f"{name} = {value} must be a whole number, at least 1")
+    if mode == "per-release":
+        return Event(sampling_probability, noise_multiplier, steps * blocks)
+    return Event(sampling_probability, noise_multiplier / math.sqrt(blocks), steps)
+
+
+def epsilon(
+    noise_multiplier: float,
+    sampling_probability: float,
+    steps: int,
+    delta: float,
+    blocks: int = 1,
+    mode: str = "joint",
+    adjacency: str = "add-remove",
+    accountant: str = "pld",
+) -> Answer:
+    """What T steps spend at delta; the multiplier is that of each block."""
+    require_supported(adjacency)
+    spent = event(noise_multiplier, sampling_probability, steps, blocks, mode)
+    if spent.noise_multiplier == 0:
+        raise InputError("noise = 0 releases the sums themselves, epsilon is infinite: give noise")
+    return account([spent], delta, mode, accountant)
+
+
+def account(
+    events: Iterable[Event], delta: float, mode: str = "joint", accountant: str = "pld"
+) -> Answer:
+    """What several kinds of releases spend together, as a ledger lists them."""
+    if not LEAST_DELTA <= delta < 1:
+        raise InputError(f"delta = {delta} must lie in [{LEAST_DELTA:g}, 1)")
+    if accountant not in ACCOUNTANTS:
+        raise InputError(f"accountant '{accountant}' is unknown: use {' or '.join(ACCOUNTANTS)}")
+    merged = merge(events)
+    if not merged:
+        return _answer(0.0, 0.0, 0.0, mode, accountant, "nothing was released")
+    if any(spent.noise_multiplier == 0 for spent in merged):
+        note = "a release without noise: epsilon is infinite"
+        return _answer(math.inf, math.inf, math.inf, mode, accountant, note)
+    lower, upper, rdp = _ends(merged, delta, mode, accountant)
+    upper = rdp if mode == "per-release" else min(upper, rdp)
+    return _answer(min(lower, upper), upper, rdp, mode, accountant)
+
+
+def _ends(
+    merged: Sequence[Event], delta: float, mode: str, accountant: str
+) -> tuple[float, float, float]:
+    if accountant == "dp-accounting":
+        from fedmuon.privacy.library import ends
+
+        return ends(merged, delta)
+    rdp = renyi.epsilon(merged, delta)
+    grid = loss.grid_for(merged, delta, rdp)
+    upper = rdp if mode == "per-release" else loss.upper(merged, delta, grid)
+    return loss.lower(merged, delta, grid), upper, rdp
+
+
+def merge(events: Iterable[Event]) -> list[Event]:
+    """Equal releases as one kind, those that cannot hold the example left out."""
+    counts: dict[tuple[float, float], int] = {}
+    for spent in events:
+        if spent.count > 0 and spent.sampling_probability > 0:
+            kind = (spent.sampling_probability, spent.noise_multiplier)
+            counts[kind] = counts.get(kind, 0) + spent.count
+    return [Event(*kind, count) for kind, count in counts.items()]
+
+
+def _answer(
+    lower: float, upper: float, rdp: float, mode: str, accountant: str, note: str = ""
+) -> Answer:
+    if mode == "per-release":
+        note, name = NOTHING, f"RDP, {accountant} below"
+    else:
+        name = f"{accountant}, RDP beside"
+        note = note or (COARSE if lower < 0.5 * upper else "")
+    return Answer(
+        epsilon=upper,
+        lower=lower,
+        upper=upper,
+        rdp=rdp,
+        mode=mode,
+        accountant=name,
+        adjacency="add-remove",
+        sampling="poisson",
+        certified=mode == "joint" and math.isfinite(upper),
+        note=note,
+    )

@@ -1,0 +1,173 @@
+"""An empirical lower bound on epsilon: a canary, there or not, is looked for in what is released.
+
+White box, worst case: one example's clipped gradient is known, has norm C in all m blocks at once,
+and all other examples contribute nothing. With or without it, step t releases in block w the noise
+sigma xi plus b_t (in units of C, along the canary), where b_t says whether the Poisson lot drew it.
+The sum over blocks over sqrt(m) is sufficient: s_t = sqrt(m) b_t + sigma N(0, 1), and the strongest
+statistic is the log-likelihood ratio, sum_t ln(1 - q + q exp((sqrt(m) s_t - m / 2) / sigma^2)).
+
+Two bounds. `counted` trusts nothing about the release: it counts how often the statistic passes a
+threshold with and without the canary, the threshold chosen on half of the trials, Clopper-Pearson
+on the others; N trials can show no epsilon above about ln N. `tilted` uses that, where the noise
+is the declared Gaussian, delta(epsilon) = E_with max(0, 1 - exp(epsilon - statistic)) is the very
+definition of the hockey-stick divergence: a coin with that bias is thrown in each trial, and
+Clopper-Pearson on its heads bounds delta(epsilon) from below, so it reaches any epsilon.
+"""
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import numpy as np
+from scipy.special import betaincinv
+
+from fedmuon.errors import InputError
+
+FEWEST = 100
+LEVEL = 0.01  # between the epsilons that are tested
+CHUNK = 2**22  # normal numbers held at a time
+
+
+class Setting(NamedTuple):
+    """What is audited: the noise is that of one block, the blocks share their lots."""
+
+    noise_multiplier: float
+    sampling_probability: float
+    steps: int
+    blocks: int
+
+
+class Statistics(NamedTuple):
+    """The log-likelihood ratio in trials with and without the canary."""
+
+    present: np.ndarray
+    absent: np.ndarray
+
+
+@dataclass(frozen=True)
+class Found:
+    """A lower bound on epsilon at delta that holds with this confidence."""
+
+    epsilon: float
+    method: str
+    delta: float
+    confidence: float
+    trials: int
+
+
+# Whether each lot holds the canary, [trials, steps] -> the aligned sums s, [trials, steps].
+Observe = Callable[[np.random.Generator, np.ndarray], np.ndarray]
+# How many trials and steps, and the rate -> whether each lot holds the canary.
+Lots = Callable[[np.random.Generator, tuple[int, int], float], np.ndarray]
+
+
+def poisson(rng: np.random.Generator, shape: tuple[int, int], rate: float) -> np.ndarray:
+    """Each lot holds the canary with this probability, independently."""
+    return rng.random(shape) < rate
+
+
+def projected(setting: Setting) -> Observe:
+    """The aligned sums without the tensors around them."""
+
+    def observe(rng: np.random.Generator, held: np.ndarray) -> np.ndarray:
+        noise = setting.noise_multiplier * rng.standard_normal(held.shape)
+        return math.sqrt(setting.blocks) * held + noise
+
+    return observe
+
+
+def likelihood_ratio(setting: Setting, sums: np.ndarray) -> np.ndarray:
+    """ln P(s_1, ..., s_T | with) / P(s_1, ..., s_T | without), from sums [trials, steps]."""
+    q, noise = setting.sampling_probability, setting.noise_multiplier
+    exponent = (math.sqrt(setting.blocks) * sums - setting.blocks / 2) / noise**2
+    if q == 1:
+        return exponent.sum(1)
+    return np.logaddexp(math.log1p(-q), math.log(q) + exponent).sum(1)
+
+
+def trials(
+    setting: Setting,
+    observe: Observe,
+    count: int,
+    rng: np.random.Generator,
+    lots: Lots = poisson,
+) -> Statistics:
+    """`count` trials with the canary, and as many without it."""
+    if count < FEWEST:
+        raise InputError(f"trials = {count} can show nothing: use at least {FEWEST}")
+    if not setting.noise_multiplier > 0:
+        raise InputError("noise = 0 hides nothing, epsilon is infinite: give noise")
+    size = max(1, CHUNK // setting.steps)
+    found: tuple[list[np.ndarray], list[np.ndarray]] = ([], [])
+    for start in range(0, count, size):
+        shape = (min(size, count - start), setting.steps)
+        drawn = lots(rng, shape, setting.sampling_probability)
+        for kept, held in zip(found, (drawn, np.zeros_like(drawn)), strict=True):
+            kept.append(likelihood_ratio(setting, observe(rng, held)))
+    return Statistics(np.concatenate(found[0]), np.concatenate(found[1]))
+
+
+def at_least(hits: int, of: int, failure: float) -> float:
+    """Clopper-Pearson: the true probability is smaller with a chance of `failure` at most."""
+    return float(betaincinv(hits, of - hits + 1, failure)) if hits else 0.0
+
+
+def at_most(hits: int, of: int, failure: float) -> float:
+    """Clopper-Pearson from the other side."""
+    return float(betaincinv(hits + 1, of - hits, 1 - failure)) if hits < of else 1.0
+
+
+def counted(found: Statistics, delta: float, confidence: float = 0.95) -> Found:
+    """From counts alone: P_with(A) <= e^epsilon P_without(A) + delta, and the other way round.
+
+    The event A is a half-line of the statistic, chosen on the first half of the trials together
+    with its direction; the failure is shared by the two probabilities.
+    """
+    half, failure = len(found.present) // 2, (1 - confidence) / 2
+    first = Statistics(*(part[:half] for part in found))
+    second = Statistics(*(part[half:] for part in found))
+    choices = [
+        (_bound(first, threshold, up, delta, failure), float(threshold), up)
+        for threshold in np.quantile(np.concatenate(first), np.linspace(0, 1, 401))
+        for up in (True, False)
+    ]
+    _, threshold, up = max(choices)
+    value = max(0.0, _bound(second, threshold, up, delta, failure))
+    return Found(value, "counted", delta, confidence, len(second.present))
+
+
+def _bound(found: Statistics, threshold: float, up: bool, delta: float, failure: float) -> float:
+    """ln((P(A) - delta) / P'(A)), P(A) bounded from below and P'(A) from above.
+
+    A is what lies above the threshold and P is with the canary, or both are turned around.
+    """
+    if up:
+        hits, false = (int((part > threshold).sum()) for part in found)
+    else:
+        false, hits = (int((part <= threshold).sum()) for part in found)
+    of = len(found.present)
+    seen = at_least(hits, of, failure) - delta
+    return math.log(seen / at_most(false, of, failure)) if seen > 0 else -math.inf
+
+
+def tilted(
+    found: Statistics, delta: float, rng: np.random.Generator, confidence: float = 0.999
+) -> Found:
+    """From the declared noise: the largest epsilon at which delta is surely exceeded.
+
+    Heads of coins with mean delta(epsilon) are counted at epsilon = 0, LEVEL, 2 LEVEL, ... until
+    delta is no longer surely exceeded. A claim that is false needs a first false one, at a level
+    fixed beforehand, so the confidence of that one test is the confidence of all.
+    """
+    coins, of = rng.random(len(found.present)), len(found.present)
+
+    def exceeded(level: int) -> bool:
+        bias = -np.expm1(np.minimum(0.0, level * LEVEL - found.present))
+        return at_least(int((coins < bias).sum()), of, 1 - confidence) > delta
+
+    low, high = 0, max(1, math.ceil(found.present.max() / LEVEL))  # heads get fewer with the level
+    while low < high:
+        middle = (low + high + 1) // 2
+        low, high = (middle, high) if exceeded(middle) else (low, middle - 1)
+    return Found(low * LEVEL, "tilted", delta, confidence, of)

@@ -1,0 +1,86 @@
+"""How far one example can move a sum: clipping rules and their sensitivity (000, section 2).
+
+Of a family G = (G_1, ..., G_m) of blocks, one for each parameter tensor, an example contributes
+
+    block            min(1, C / ||G_i||_F) G_i           its whole is at most C sqrt(m)
+    flat             min(1, C / ||G||) G                 at most C
+    automatic        C G_i / ||G_i||_F                   at most C sqrt(m)
+    automatic-flat   C G / ||G||                         at most C
+
+and 0 where the gradient is 0. Automatic clipping (003, section 5) needs no threshold to tune.
+"""
+
+import math
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from fedmuon.errors import InputError
+
+RULES = ("block", "flat", "automatic", "automatic-flat")
+
+
+@dataclass(frozen=True)
+class Clipping:
+    """A rule and its bound C, the same for every block; C = inf clips nothing.
+
+    The tensors named in `together` are one block: 000 releases all that Muon leaves to another
+    optimizer as one.
+    """
+
+    rule: str = "block"
+    bound: float = 1.0
+    together: frozenset[str] = frozenset()
+
+    def __post_init__(self) -> None:
+        """Refuse rules that do not exist and bounds that bound nothing."""
+        if self.rule not in RULES:
+            raise InputError(f"clipping rule '{self.rule}' is unknown: use {', '.join(RULES)}")
+        if not self.bound > 0 or (self.automatic and math.isinf(self.bound)):
+            raise InputError(
+                f"clipping bound = {self.bound} must be positive (finite if automatic)"
+            )
+
+    @property
+    def automatic(self) -> bool:
+        """Whether every gradient is scaled to C, short ones too."""
+        return self.rule.startswith("automatic")
+
+    @property
+    def joint(self) -> bool:
+        """Whether one norm is taken over all parameters."""
+        return self.rule.endswith("flat")
+
+    def blocks(self, params: Collection[str]) -> int:
+        """m: how many vectors of norm at most C one example contributes to a release."""
+        return 1 if self.joint else len(self._groups(params))
+
+    def sensitivity(self, params: Collection[str]) -> float:
+        """The L2 norm of all that one example adds to the sums: C sqrt(m)."""
+        return self.bound * math.sqrt(self.blocks(params))
+
+    def factors(self, squares: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """Squared norms of each example's blocks [..., n] -> what each block is multiplied by."""
+        found: dict[str, Tensor] = {}
+        for names in self._groups(squares):
+            whole = torch.stack([squares[name] for name in names]).sum(0)
+            found |= dict.fromkeys(names, self._factor(whole))
+        return found
+
+    def _groups(self, names: Collection[str]) -> list[list[str]]:
+        """The names of each block's tensors."""
+        if self.joint:
+            return [list(names)]
+        several = [name for name in names if name in self.together]
+        alone = [[name] for name in names if name not in self.together]
+        return [*alone, several] if several else alone
+
+    def _factor(self, square: Tensor) -> Tensor:
+        if math.isinf(self.bound):
+            return torch.ones_like(square)
+        ratio = self.bound * square.clamp(min=0).rsqrt()  # inf where the gradient is 0
+        if self.automatic:
+            return torch.where(square > 0, ratio, torch.zeros_like(ratio))
+        return ratio.clamp(max=1.0)

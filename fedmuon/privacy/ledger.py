@@ -1,0 +1,206 @@
+"""What each client has spent: an append-only file that is always ahead of what was released.
+
+A line is on the disk before the lots that it announces are drawn. So what a killed run released is
+in the ledger, and what is in the ledger counts as spent, whether or not a model came of it. A run
+that resumes from an older model begins its rounds again as new attempts, whose lots and noise are
+drawn anew: the draws are keyed by the attempt, and no lot is released twice. Each line carries a
+hash of all before it; a model remembers the last one and is refused beside another ledger.
+"""
+
+import hashlib
+import json
+import os
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from fedmuon.errors import InputError
+from fedmuon.privacy.accounting import Answer, account, event
+from fedmuon.privacy.loss import Event
+from fedmuon.storage import mendable
+
+FORMAT = 1
+AFRESH = "start afresh in another folder with --out"
+
+
+@dataclass(frozen=True)
+class Entry:
+    """One attempt at a round: client participants[k] draws lots at rates[k], `steps` times.
+
+    The multiplier is that of each of the m blocks, which share the lot.
+    """
+
+    round: int
+    attempt: int
+    participants: tuple[int, ...]
+    rates: tuple[float, ...]
+    noise_multiplier: float
+    blocks: int
+    steps: int
+
+    def spent(self, client: int) -> list[Event]:
+        """What this attempt took from a client: one joint release a step, or nothing."""
+        return [
+            event(self.noise_multiplier, rate, self.steps, self.blocks)
+            for held, rate in zip(self.participants, self.rates, strict=True)
+            if held == client
+        ]
+
+
+@dataclass
+class Ledger:
+    """The lines of one run's ledger; `open` reads them, `begin` adds one."""
+
+    path: Path
+    head: str  # the hash of everything so far
+    entries: list[Entry] = field(default_factory=list)
+    heads: list[str] = field(default_factory=list)  # after each line, the first one included
+
+    @classmethod
+    def open(cls, path: Path, fingerprint: str) -> "Ledger":
+        """The ledger of the run with this fingerprint (a hash of its config); begun if not there.
+
+        A last line that a kill cut off was not yet durable, so nothing of it was released: it is
+        cut away. Any other damage, and another run's ledger, are refused.
+        """
+        first = {
+            "ledger": FORMAT,
+            "fingerprint": fingerprint,
+            "adjacency": "add-remove",
+            "sampling": "poisson",
+        }
+        ledger = cls(path, "")
+        if not path.exists():
+            ledger._append(first)
+            return ledger
+        with mendable(path, "read"):
+            content = path.read_bytes()
+        whole = content[: content.rfind(b"\n") + 1]
+        if len(whole) < len(content):
+            with mendable(path, "write"):
+                os.truncate(path, len(whole))
+        ledger._replay(whole.splitlines(), first)
+        return ledger
+
+    def _replay(self, lines: Sequence[bytes], first: dict[str, Any]) -> None:
+        if not lines:
+            self._append(first)
+            return
+        for number, line in enumerate(lines):
+            record = self._checked(line, number)
+            if number:
+                self.entries.append(self._entry(record, number))
+            elif record != first:
+                raise InputError(f"{self.path} is the ledger of another run: {AFRESH}")
+
+    def _checked(self, line: bytes, number: int) -> dict[str, Any]:
+        """The record of a line, if its hash is that of all that stands before it."""
+        try:
+            record = json.loads(line)
+            head = str(record.pop("head"))
+        except (ValueError, KeyError, AttributeError, TypeError):
+            head, record = "", {}
+        if head != _chained(self.head, record):
+            raise InputError(
+                f"line {number + 1} of {self.path} is damaged or changed, so what was spent is "
+                f"unknown: {AFRESH}"
+            )
+        self.head = head
+        self.heads.append(head)
+        return record
+
+    def _entry(self, record: dict[str, Any], number: int) -> Entry:
+        try:
+            clients, rates = record.pop("participants"), record.pop("rates")
+            return Entry(participants=tuple(clients), rates=tuple(rates), **record)
+        except (KeyError, TypeError):
+            raise InputError(
+                f"line {number + 1} of {self.path} is not of this version: {AFRESH}"
+            ) from None
+
+    def begin(
+        self,
+        round: int,
+        participants: Iterable[int],
+        rates: Iterable[float],
+        noise_multiplier: float,
+        blocks: int,
+        steps: int,
+    ) -> int:
+        """Write down, durably, that these clients are about to release; returns the attempt.
+
+        Key the lots and the noise of the round by it, and draw none before this returns.
+        """
+        attempt = sum(entry.round == round for entry in self.entries)
+        clients, shares = tuple(map(int, participants)), tuple(map(float, rates))
+        if len(clients) != len(shares) or len(set(clients)) != len(clients):
+            raise InputError(f"round {round}: give each participant once, with one rate")
+        for rate in shares:  # refuses what no accountant covers before anything is released
+            event(noise_multiplier, rate, steps, blocks)
+        entry = Entry(round, attempt, clients, shares, float(noise_multiplier), blocks, steps)
+        self._append(entry.__dict__)
+        self.entries.append(entry)
+        return attempt
+
+    def _append(self, record: dict[str, Any]) -> None:
+        head = _chained(self.head, record)
+        fresh = not self.path.exists()
+        with mendable(self.path, "write"):
+            with self.path.open("ab") as file:
+                file.write(json.dumps({**record, "head": head}).encode() + b"\n")
+                file.flush()
+                os.fsync(file.fileno())
+            if fresh:
+                _sync_folder(self.path.parent)
+        self.head = head
+        self.heads.append(head)
+
+    def require(self, done: int, head: str | None = None) -> None:
+        """Refuse a ledger that lacks what a model has behind it: `done` rounds, 0, 1, ...
+
+        `head` is the ledger's own when the model was saved. Lines beyond it are kept: they were
+        written before lots were released, so they are spent.
+        """
+        missing = set(range(done)) - {entry.round for entry in self.entries}
+        if missing:
+            raise InputError(
+                f"{self.path} says nothing of round {min(missing)}, which the model has behind "
+                f"it, so what was spent is unknown: {AFRESH}"
+            )
+        if head is not None and head not in self.heads:
+            raise InputError(
+                f"{self.path} is not the ledger that the model was saved with: {AFRESH}"
+            )
+
+    def clients(self) -> list[int]:
+        """All who ever took part, in order."""
+        return sorted({client for entry in self.entries for client in entry.participants})
+
+    def events(self, client: int) -> list[Event]:
+        """All that was released about this client's examples, every attempt included."""
+        return [spent for entry in self.entries for spent in entry.spent(client)]
+
+    def epsilons(self, delta: float) -> dict[int, Answer]:
+        """Each client's own epsilon at delta; clients that spent the same are accounted once."""
+        known: dict[tuple[Event, ...], Answer] = {}
+        answers = {}
+        for client in self.clients():
+            spent = tuple(sorted(self.events(client)))
+            if spent not in known:
+                known[spent] = account(spent, delta)
+            answers[client] = known[spent]
+        return answers
+
+
+def _chained(head: str, record: dict[str, Any]) -> str:
+    return hashlib.sha256(f"{head} {json.dumps(record, sort_keys=True)}".encode()).hexdigest()[:32]
+
+
+def _sync_folder(folder: Path) -> None:
+    """Make a new file's name durable, too."""
+    handle = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)

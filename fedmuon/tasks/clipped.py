@@ -1,0 +1,178 @@
+"""Sums of clipped per-example gradients of a network, over a stack of parameters.
+
+Two exact ways: by records of what the layers saw (`fedmuon.tasks.ghost`), and, for modules that
+these do not tell all about, by `torch.func`'s per-example gradients. Both take samples in groups
+that fit into a bounded memory; a group's norms are complete, so its sum is final.
+"""
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+from torch.func import functional_call, grad_and_value, vmap
+
+from fedmuon.privacy.clipping import Clipping
+from fedmuon.tasks.base import Batch, Params, Points
+from fedmuon.tasks.chunks import Chunks, exact_on
+from fedmuon.tasks.ghost import Ghosts, Record, Seen, record
+from fedmuon.tasks.ghost_layers import Use, parts, shaped
+from fedmuon.tasks.per_example import Explicit, PerExample
+
+MEMORY = {"cpu": 1 << 26, "cuda": 1 << 32}  # bytes held at once for a group of samples
+MOST = {"cpu": 512}  # samples of a group, beyond which a processor gains nothing
+Loss = Callable[[Tensor, Tensor], Tensor]
+Gradient = Callable[[Params, Sequence[Batch]], tuple[Tensor, Params]]
+Found = tuple[Tensor, dict[str, PerExample]]  # losses [n], gradients by parameter
+
+
+def unclipped(
+    gradient: Gradient, points: Points, batches: Sequence[Batch], clipping: Clipping
+) -> tuple[Tensor, Params] | None:
+    """The sums where C = inf: the mean gradient times the batch's size, with nothing per example;
+    None where there is something to clip, or an empty batch."""
+    sizes = [len(batch.labels) for batch in batches]
+    if math.isfinite(clipping.bound) or 0 in sizes:
+        return None
+    loss, total = torch.empty(0), Params()
+    for c, params in points:
+        loss, slope = gradient(params, batches)
+        for key, value in slope.items():
+            more = c * value
+            total[key] = total[key] + more if key in total else more
+    many = torch.tensor(sizes).repeat_interleave(len(loss) // len(sizes)).to(loss.device)
+    return loss, {key: v * many.view(-1, *[1] * (v.ndim - 1)) for key, v in total.items()}
+
+
+@dataclass(frozen=True, eq=False)
+class ClippedSums:
+    """The sums for one module; `loss` maps (outputs [n, c], labels [n]) to losses [n].
+
+    `kept` counts the activations that autograd keeps for a sample. `ghosts` is None where torch's
+    per-example gradients are all that is exact.
+    """
+
+    module: nn.Module
+    shape: tuple[int, ...]
+    loss: Loss
+    device: torch.device
+    kept: int
+    ghosts: Ghosts | None
+
+    def __call__(
+        self, points: Points, batches: Sequence[Batch], clipping: Clipping
+    ) -> tuple[Tensor, Params]:
+        """As `Task.clipped`, one replica after the other."""
+        stack = len(next(iter(points[0][1].values())))
+        replicas = stack // len(batches)
+        losses, sums = [], []
+        with exact_on(self.device):
+            for row in range(stack):
+                own = [(c, {key: value[row] for key, value in at.items()}) for c, at in points]
+                inputs, labels = _seen(batches[row // replicas], row % replicas)
+                loss, total = self.one(own, inputs, labels, clipping)
+                losses.append(loss)
+                sums.append(total)
+        return torch.stack(losses), {key: _stacked([one[key] for one in sums]) for key in sums[0]}
+
+    def one(
+        self, points: Points, inputs: Tensor, labels: Tensor, clipping: Clipping
+    ) -> tuple[Tensor, Params]:
+        """Mean loss [] at the last point and the clipped sum, for one replica's parameters."""
+        find = self._by_example if self.ghosts is None else self._by_layer
+        params, rows = points[-1][1], len(labels)
+        like = next(iter(params.values()))
+        loss, totals = like.new_zeros(()), dict[str, Tensor]()
+
+        def work(part: slice) -> Found:
+            return find(points, inputs[part].reshape(-1, *self.shape), labels[part])
+
+        for losses, found in self.chunks(params, len(points)).each(work, rows):
+            factors = clipping.factors({key: one.squares() for key, one in found.items()})
+            for key, one in found.items():
+                if key not in totals:
+                    totals[key] = like.new_zeros(one.shape)
+                one.add_to_(totals[key], factors[key])
+            loss += losses.sum()
+            del found, factors  # before the next group is made
+        return loss / max(rows, 1), self._laid_out(params, totals)
+
+    def chunks(self, params: Params, points: int) -> Chunks:
+        """Samples in groups whose activations and gradients fit into `MEMORY`."""
+        entry = next(iter(params.values())).element_size()
+        weights = sum(value.numel() for value in params.values())
+        held = (points + 1) * weights if self.ghosts is None else points * self.ghosts.entries
+        one = entry * (3 * self.kept + held)
+        most = MEMORY.get(self.device.type, 1 << 32) // one
+        return Chunks(max(1, min(most, MOST.get(self.device.type, most))))
+
+    def _by_layer(self, points: Points, inputs: Tensor, labels: Tensor) -> Found:
+        """From records of the layers at each point."""
+        assert self.ghosts is not None
+        layers, records, losses = self.ghosts.layers, [], inputs.new_zeros(0)
+        for c, params in points:
+            losses, seen = record(
+                self.module, layers, params, inputs, lambda outputs: self.loss(outputs, labels)
+            )
+            records.append((c, seen))
+        found = {
+            f"{name}.{key}" if name else key: one
+            for name, layer in layers.items()
+            for key, one in parts(layer, _uses(records, name)).items()
+        }
+        return losses, found
+
+    def _by_example(self, points: Points, inputs: Tensor, labels: Tensor) -> Found:
+        """By torch.func: every example's gradient of every parameter."""
+        each = vmap(grad_and_value(self._loss), (None, 0, 0))
+        total, losses = Params(), inputs.new_zeros(0)
+        for c, params in points:
+            slopes, losses = each(params, inputs, labels)
+            for key, slope in slopes.items():
+                more = slope if c == 1 else c * slope
+                total[key] = total[key] + more if key in total else more
+        return losses, {key: Explicit(value) for key, value in total.items()}
+
+    def _loss(self, params: Params, one: Tensor, label: Tensor) -> Tensor:
+        return self.loss(functional_call(self.module, params, (one[None],)), label[None])[0]
+
+    def _laid_out(self, params: Params, totals: Params) -> Params:
+        """Totals as the parameters are laid out; zeros where nothing was added."""
+        found = {key: torch.zeros_like(value) for key, value in params.items()}
+        for key, total in totals.items():
+            owner, _, own = key.rpartition(".")
+            layer = None if self.ghosts is None else self.ghosts.layers[owner]
+            found[key] = total if layer is None else shaped(layer, own, total)
+        return found
+
+
+def _seen(batch: Batch, replica: int) -> tuple[Tensor, Tensor]:
+    """The rows that one replica sees."""
+    there = batch.replaced
+    own = [] if there is None else (there.replica == replica).nonzero().flatten().tolist()
+    if there is None or not own:
+        return batch.inputs, batch.labels
+    inputs, labels = batch.inputs.clone(), batch.labels.clone()
+    inputs[there.position[own]] = there.inputs[own]
+    labels[there.position[own]] = there.labels[own]
+    return inputs, labels
+
+
+def _uses(records: Sequence[tuple[float, Record]], name: str) -> list[Use]:
+    """A layer's uses, each with what it read at every point and the slopes times c."""
+    uses = zip(*(found.seen[name] for _, found in records), strict=True)
+    weights = [c for c, _ in records]
+    return [
+        ([at.read for at in use], [_times(c, at) for c, at in zip(weights, use, strict=True)])
+        for use in uses
+    ]
+
+
+def _times(c: float, use: Seen) -> Tensor:
+    assert use.slope is not None  # or `ghostly` would have refused the module
+    return use.slope if c == 1 else c * use.slope
+
+
+def _stacked(tensors: list[Tensor]) -> Tensor:
+    return tensors[0][None] if len(tensors) == 1 else torch.stack(tensors)

@@ -1,0 +1,184 @@
+"""From what a layer read, and the loss's slope in what it gave, to its per-example gradients.
+
+A rule takes, for every use of the layer, what it read at each of the points and the slopes there,
+already multiplied by the points' coefficients, and returns the layer's parameters by their names.
+"""
+
+from collections.abc import Callable, Sequence
+from itertools import pairwise
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+from torch.nn.modules.conv import _ConvNd
+from torch.nn.modules.instancenorm import _InstanceNorm
+
+from fedmuon.tasks.per_example import Explicit, Lookup, Outer, PerExample
+
+Use = tuple[Sequence[Tensor], Sequence[Tensor]]  # (reads, slopes), one of each for every point
+Parts = dict[str, PerExample]
+
+
+def known(layer: nn.Module) -> bool:
+    """Whether there is a rule for the layer; a subclass may compute anything."""
+    if isinstance(layer, _ConvNd) and layer.padding_mode != "zeros":
+        return False
+    if isinstance(layer, nn.Embedding) and (layer.max_norm or layer.scale_grad_by_freq):
+        return False
+    return type(layer) in RULES
+
+
+def parts(layer: nn.Module, uses: Sequence[Use]) -> Parts:
+    """The per-example gradients of the layer's own parameters."""
+    found = RULES[type(layer)](layer, uses)
+    return {key: found[key] for key, _ in layer.named_parameters(recurse=False)}
+
+
+def entries(layer: nn.Module, read: Tensor, output: Tensor) -> int:
+    """Numbers that the rule holds for one use of a layer."""
+    held = read.numel() + output.numel()
+    if isinstance(layer, _ConvNd):
+        length, weights = output[0, 0].numel(), layer.weight.numel()
+        patches = length * layer.weight[0].numel() * layer.groups
+        held += len(read) * (patches + min(weights, 2 * layer.groups * length**2))
+    return held
+
+
+def shaped(layer: nn.Module, key: str, total: Tensor) -> Tensor:
+    """A total as the parameter is laid out: a convolution's was held with its channels last."""
+    shape = getattr(layer, key).shape
+    if isinstance(layer, _ConvNd) and key == "weight":
+        return total.view(shape[0], *shape[2:], shape[1]).movedim(-1, 1).contiguous()
+    return total.view(shape)
+
+
+def _linear(layer: nn.Linear, uses: Sequence[Use]) -> Parts:
+    flat = [pair for use in uses for pair in zip(*_telescoped(*use), strict=True)]
+    read, slope = (_joined([_sequence(v) for v in column], 1) for column in zip(*flat, strict=True))
+    shift = [_sequence(slope).sum(1) for _, slopes in uses for slope in slopes]
+    weight = Outer(read[:, None], slope[:, None])
+    return {"weight": weight.cheaper(), "bias": Explicit(_summed(shift))}
+
+
+def _convolution(layer: _ConvNd, uses: Sequence[Use]) -> Parts:
+    flat = [pair for use in uses for pair in zip(*_telescoped(*use), strict=True)]
+    read = _joined([_patches(layer, read) for read, _ in flat], 2)
+    slope = _joined([slope.flatten(2) for _, slope in flat], 2)
+    shift = [slope.flatten(2).sum(2) for _, slopes in uses for slope in slopes]
+    weight = Outer(read, slope.unflatten(1, (layer.groups, -1)).mT)
+    return {"weight": weight.cheaper(), "bias": Explicit(_summed(shift))}
+
+
+def _embedding(layer: nn.Embedding, uses: Sequence[Use]) -> Parts:
+    pairs = [pair for use in uses for pair in zip(*use, strict=True)]
+    read = _joined([read.reshape(len(read), -1) for read, _ in pairs], 1)
+    slope = _joined([_sequence(slope) for _, slope in pairs], 1)
+    if layer.padding_idx is not None:
+        slope = slope * (read != layer.padding_idx)[..., None]
+    return {"weight": Lookup(read, slope, layer.num_embeddings)}
+
+
+def _norm(
+    normalized: Callable[..., Tensor], channels: bool
+) -> Callable[[nn.Module, Sequence[Use]], Parts]:
+    """A norm's scale sees slope * normalized input, its shift the slope alone."""
+
+    def rule(layer: nn.Module, uses: Sequence[Use]) -> Parts:
+        pairs = [pair for use in uses for pair in zip(*use, strict=True)]
+        scale = [_kept(layer, slope * normalized(layer, read), channels) for read, slope in pairs]
+        shift = [_kept(layer, slope, channels) for _, slope in pairs]
+        return {"weight": Explicit(_summed(scale)), "bias": Explicit(_summed(shift))}
+
+    return rule
+
+
+def _kept(layer: nn.Module, values: Tensor, channels: bool) -> Tensor:
+    """Summed over all but the samples and the axes that have parameters of their own."""
+    shape = (values.shape[1], -1) if channels else (-1, *layer.get_parameter("weight").shape)
+    return values.reshape(len(values), *shape).sum(2 if channels else 1)
+
+
+def _telescoped(
+    reads: Sequence[Tensor], slopes: Sequence[Tensor]
+) -> tuple[Sequence[Tensor], Sequence[Tensor]]:
+    """b_1 a_1^T + b_2 a_2^T = b_1 (a_1 - a_2)^T + (b_1 + b_2) a_2^T, and so on.
+
+    Points lie close together while their coefficients are large and opposite (003 has 18 and -17
+    for kappa = 0.1, gamma = 0.5): so written, a norm does not lose its digits to cancellation.
+    """
+    if len(reads) == 1:
+        return reads, slopes
+    steps = [a - b for a, b in pairwise(reads)]
+    return [*steps, reads[-1]], list(torch.stack(list(slopes)).cumsum(0))
+
+
+def _sequence(values: Tensor) -> Tensor:
+    """[n, ..., d] -> [n, T, d]."""
+    return values.reshape(len(values), -1, values.shape[-1])
+
+
+def _joined(tensors: Sequence[Tensor], axis: int) -> Tensor:
+    """Side by side along the positions."""
+    return tensors[0] if len(tensors) == 1 else torch.cat(list(tensors), axis)
+
+
+def _summed(tensors: Sequence[Tensor]) -> Tensor:
+    return tensors[0] if len(tensors) == 1 else torch.stack(list(tensors)).sum(0)
+
+
+def _patches(layer: _ConvNd, read: Tensor) -> Tensor:
+    """What each output position sees: [n, C, H, W] -> [n, g, H' W', kh kw C / g].
+
+    Channels last, so that a row of a patch is one run of memory: measured at an eighth of the time
+    of patches with channels first.
+    """
+    kernel, stride, dilation = layer.kernel_size, layer.stride, layer.dilation
+    if read.ndim == 3:  # one-dimensional: an image of height 1
+        read, kernel, stride, dilation = (
+            read[:, :, None],
+            (1, *kernel),
+            (1, *stride),
+            (1, *dilation),
+        )
+    padded = functional.pad(read, layer._reversed_padding_repeated_twice)
+    n, channels, height, width = padded.shape
+    last = padded.permute(0, 2, 3, 1).contiguous()
+    down, across = width * channels, channels  # memory between rows, between columns
+    rows = (height - dilation[0] * (kernel[0] - 1) - 1) // stride[0] + 1
+    columns = (width - dilation[1] * (kernel[1] - 1) - 1) // stride[1] + 1
+    inner = channels // layer.groups
+    view = last.as_strided(
+        (n, layer.groups, rows, columns, *kernel, inner),
+        (height * down, inner, stride[0] * down, stride[1] * across, dilation[0] * down,
+         dilation[1] * across, 1),
+    )  # fmt: skip
+    return view.reshape(n, layer.groups, rows * columns, -1)
+
+
+def _group(layer: nn.GroupNorm, read: Tensor) -> Tensor:
+    return functional.group_norm(read, layer.num_groups, eps=layer.eps)
+
+
+def _layer(layer: nn.LayerNorm, read: Tensor) -> Tensor:
+    return functional.layer_norm(read, layer.normalized_shape, eps=layer.eps)
+
+
+def _root(layer: nn.RMSNorm, read: Tensor) -> Tensor:
+    return functional.rms_norm(read, layer.normalized_shape, eps=layer.eps)
+
+
+def _instance(layer: _InstanceNorm, read: Tensor) -> Tensor:
+    return functional.instance_norm(read, eps=layer.eps)
+
+
+RULES: dict[type[nn.Module], Callable[..., Parts]] = {
+    nn.Linear: _linear,
+    nn.Conv1d: _convolution,
+    nn.Conv2d: _convolution,
+    nn.Embedding: _embedding,
+    nn.GroupNorm: _norm(_group, True),
+    nn.LayerNorm: _norm(_layer, False),
+    nn.RMSNorm: _norm(_root, False),
+    nn.InstanceNorm1d: _norm(_instance, True),
+    nn.InstanceNorm2d: _norm(_instance, True),
+}

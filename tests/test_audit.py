@@ -1,0 +1,148 @@
+"""Canaries against the accountant: below what holds, above what does not."""
+
+import json
+import math
+
+import mpmath
+import numpy as np
+import pytest
+from scipy import stats
+from typer.testing import CliRunner
+
+from experiments.audit import real_lots, real_release
+from experiments.cli import app
+from fedmuon.errors import InputError
+from fedmuon.privacy import audit
+from fedmuon.privacy.accounting import epsilon
+from fedmuon.privacy.audit import Setting, Statistics, counted, likelihood_ratio, projected, tilted
+
+E2E = Setting(2.3395, 1024 / 42043, 410, 49)
+SMALL = Setting(1.2, 0.25, 12, 4)
+
+
+def found(setting: Setting, count: int, seed: int = 0) -> Statistics:
+    return audit.trials(setting, projected(setting), count, np.random.default_rng(seed))
+
+
+def test_the_published_claim_is_refuted_and_the_joint_one_is_not() -> None:
+    """000's own setting: printed 7.985, joint 61.98; counts alone show more than 7.985."""
+    shown = counted(found(E2E, 60_000), 8e-6)
+    joint = epsilon(E2E.noise_multiplier, E2E.sampling_probability, E2E.steps, 8e-6, E2E.blocks)
+    assert 7.9852 < shown.epsilon < joint.lower
+
+
+@pytest.mark.parametrize(
+    "setting", [SMALL, Setting(3.0, 0.5, 20, 1), Setting(2.0, 1.0, 3, 2), Setting(0.8, 0.05, 30, 1)]
+)
+def test_both_bounds_stay_below_the_joint_epsilon(setting: Setting) -> None:
+    delta, statistics = 1e-3, found(setting, 20_000)
+    joint = epsilon(*setting[:3], delta, setting.blocks).upper
+    by_counts = counted(statistics, delta)
+    by_tilt = tilted(statistics, delta, np.random.default_rng(1))
+    assert 0 < by_counts.epsilon < joint
+    assert 0.5 * joint < by_tilt.epsilon < joint
+
+
+def test_an_audit_of_a_wrong_claim_fails_it() -> None:
+    """Negative control: five times less noise than the accountant was told."""
+    delta, claimed = 1e-3, Setting(5 * SMALL.noise_multiplier, *SMALL[1:])
+    joint = epsilon(*claimed[:3], delta, claimed.blocks).upper
+    assert counted(found(claimed, 20_000), delta).epsilon < joint
+    assert counted(found(SMALL, 20_000), delta).epsilon > joint
+
+
+def test_the_bounds_hold_with_their_confidence() -> None:
+    """A Gaussian whose epsilon is known exactly: of 100 audits about 5 may claim more."""
+    delta, setting = 0.05, Setting(1.0, 1.0, 1, 1)
+    exact = epsilon(1.0, 1.0, 1, delta).upper
+    above = {counted: 0, tilted: 0}
+    for seed in range(100):
+        statistics = found(setting, 1000, seed)
+        above[counted] += counted(statistics, delta).epsilon > exact
+        above[tilted] += (
+            tilted(statistics, delta, np.random.default_rng(seed), 0.95).epsilon > exact
+        )
+    assert max(above.values()) <= 12
+
+
+def test_the_statistic_is_the_likelihood_ratio() -> None:
+    sums = np.array([[0.3, -1.2, 4.0], [0.0, 7.5, -2.0]])
+    for row, value in zip(sums, likelihood_ratio(SMALL, sums), strict=True):
+        exact = mpmath.mpf(0)
+        for at in row:
+            without = mpmath.npdf(at, 0, SMALL.noise_multiplier)
+            within = mpmath.npdf(at, math.sqrt(SMALL.blocks), SMALL.noise_multiplier)
+            exact += mpmath.log(0.75 + 0.25 * within / without)
+        assert value == pytest.approx(float(exact), rel=1e-12)
+
+
+def test_the_ratio_is_stronger_than_the_plain_sum() -> None:
+    """The optimal test, against adding up the aligned sums."""
+    rng, setting = np.random.default_rng(0), Setting(1.0, 0.05, 100, 4)
+    lots = rng.random((4000, 100)) < 0.05
+    sums = [projected(setting)(rng, held) for held in (lots, np.zeros_like(lots))]
+    ratio = Statistics(*(likelihood_ratio(setting, part) for part in sums))
+    plain = Statistics(*(part.sum(1) for part in sums))
+    assert counted(ratio, 1e-3).epsilon > counted(plain, 1e-3).epsilon
+
+
+def test_clopper_pearson_by_its_definition() -> None:
+    low, high = audit.at_least(7, 50, 0.025), audit.at_most(7, 50, 0.025)
+    tail = [math.comb(50, k) for k in range(51)]
+    at = lambda p, ks: sum(tail[k] * p**k * (1 - p) ** (50 - k) for k in ks)  # noqa: E731
+    assert at(low, range(7, 51)) == pytest.approx(0.025)
+    assert at(high, range(8)) == pytest.approx(0.025)
+    assert audit.at_least(0, 50, 0.05) == 0
+    assert audit.at_most(50, 50, 0.05) == 1
+
+
+def test_the_release_of_training_is_what_is_projected() -> None:
+    """Real clipping, real lots and the real release: the sums have the projected law."""
+    rng = np.random.default_rng(0)
+    observe = real_release(SMALL, 64.0)
+    held = real_lots(40)(rng, (600, SMALL.steps), SMALL.sampling_probability)
+    assert abs(held.mean() - 0.25) < 5 * math.sqrt(0.25 * 0.75 / held.size)
+    centred = observe(rng, held) - math.sqrt(SMALL.blocks) * held
+    scaled = centred.ravel() / SMALL.noise_multiplier
+    assert stats.kstest(scaled, "norm")[1] > 1e-3
+    assert stats.kstest(1.2 * scaled, "norm")[1] < 1e-3
+
+
+def test_an_audit_of_the_release_of_training() -> None:
+    delta, rng = 1e-2, np.random.default_rng(3)
+    statistics = audit.trials(SMALL, real_release(SMALL, 64.0), 3000, rng, real_lots(40))
+    joint = epsilon(*SMALL[:3], delta, SMALL.blocks)
+    weak = epsilon(*SMALL[:3], delta, SMALL.blocks, "per-release")
+    shown = counted(statistics, delta).epsilon
+    assert 1.0 < shown < joint.upper
+    assert tilted(statistics, delta, rng).epsilon < joint.upper
+    assert weak.rdp < joint.upper
+    straight = counted(found(SMALL, 3000), delta).epsilon
+    assert shown == pytest.approx(straight, abs=0.7)
+
+
+def test_what_shows_nothing_is_refused() -> None:
+    with pytest.raises(InputError, match="trials"):
+        found(SMALL, 10)
+    with pytest.raises(InputError, match="noise"):
+        found(Setting(0.0, 0.1, 2, 1), 1000)
+
+
+@pytest.mark.parametrize("code", ["projected", "release"])
+def test_the_command(code: str) -> None:
+    arguments = ["privacy", "audit", "--noise", "1.2", "--lot", "10", "--population", "40",
+                 "--steps", "12", "--delta", "1e-2", "--blocks", "4", "--trials", "1000",
+                 "--code", code]  # fmt: skip
+    done = CliRunner().invoke(app, [*arguments, "--json"])
+    assert done.exit_code == 0, done.output + str(done.exception)
+    record = json.loads(done.output)
+    assert 0 < record["counted"] <= record["epsilon_at_least"] < record["joint"]
+    assert record["below_joint"]
+    assert CliRunner().invoke(app, arguments).exit_code == 0
+
+
+def test_the_command_refuses_another_code() -> None:
+    done = CliRunner().invoke(app, ["privacy", "audit", "--noise", "1", "--lot", "1",
+                                    "--population", "9", "--steps", "1", "--delta", "1e-2",
+                                    "--code", "mine"])  # fmt: skip
+    assert isinstance(done.exception, InputError)

@@ -1,0 +1,177 @@
+"""A private run from config to summary: calibration, ledger, a kill; and a loop of one's own."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from conftest import small
+from torch import nn
+
+from experiments.run import execute
+from fedmuon import run as runs
+from fedmuon.config import Config
+from fedmuon.errors import InputError
+from fedmuon.federated import setup
+from fedmuon.federated.simulate import rounds
+from fedmuon.optim.private import Private
+from fedmuon.privacy.accounting import epsilon
+from fedmuon.run import drive, prepare
+
+
+def private(epsilon: float = 4.0, **privacy: Any) -> Config:
+    """Six clients, four rounds, calibrated noise."""
+    given = {"epsilon": epsilon, "lot": 6.0, "bound": 0.2, "delta": 1e-3} | privacy
+    return small(
+        federation={"rounds": 4},
+        local={"recipe": "dp-sgd", "lr": 0.1, "steps": 2},
+        privacy=given,
+    )
+
+
+def lines(out: Path) -> list[dict]:
+    text = (out / "ledger.jsonl").read_text().splitlines()
+    return [json.loads(line) for line in text[1:]]
+
+
+def test_a_target_is_met_by_every_client_and_nearly_reached_by_one(tmp_path: Path) -> None:
+    summary = execute(private(), tmp_path)
+    spent = summary["privacy"]
+    assert 3.9 < spent["epsilon"] <= 4.0 and spent["certified"]
+    assert spent["epsilon"] == max(spent["clients"].values())
+    assert spent["noise"] > 0.3 and "not released" in spent["note"]
+    worst = spent["client"]
+    sizes = np.bincount(np.load(tmp_path / "partition.npz")["client"])
+    taken = sum(worst in entry["participants"] for entry in lines(tmp_path))
+    alone = epsilon(spent["noise"], min(1.0, 6 / int(sizes[worst])), 2 * taken, 1e-3)
+    assert spent["epsilon"] == pytest.approx(alone.epsilon, rel=1e-3)
+    assert not any("client_loss" in json.loads(line) for line in
+                   (tmp_path / "rounds.jsonl").read_text().splitlines())  # fmt: skip
+
+
+def test_a_killed_round_stays_spent_and_is_released_anew(tmp_path: Path) -> None:
+    """The engine dies after the ledger's line of round 2 is written, before its model is."""
+    config = setup.resolve(private())
+    run = prepare(config, tmp_path)
+
+    def dying(experiment: Any, state: Any) -> Any:
+        for done in rounds(experiment, state):
+            if done.state.round == 3:
+                raise KeyboardInterrupt
+            yield done
+
+    with pytest.raises(KeyboardInterrupt):
+        drive(run, dying)
+    assert [entry["round"] for entry in lines(tmp_path)] == [0, 1, 2]
+    summary = execute(None, tmp_path, resume=True)
+    told = [(entry["round"], entry["attempt"]) for entry in lines(tmp_path)]
+    assert told == [(0, 0), (1, 0), (2, 0), (2, 1), (3, 0)]
+    assert summary["privacy"]["epsilon"] > 4.0  # the lost round counts, and is said to
+
+
+def test_a_model_beside_a_shorter_ledger_is_refused(tmp_path: Path) -> None:
+    run = prepare(setup.resolve(private()), tmp_path)
+    with pytest.raises(KeyboardInterrupt):
+        drive(run, _stopped_after(2))
+    ledger = tmp_path / "ledger.jsonl"
+    ledger.write_text("".join(ledger.read_text().splitlines(keepends=True)[:2]))
+    with pytest.raises(InputError, match="says nothing of round 1"):
+        execute(None, tmp_path, resume=True)
+
+
+def _stopped_after(count: int) -> Any:
+    def engine(experiment: Any, state: Any) -> Any:
+        for done in rounds(experiment, state):
+            yield done
+            if done.state.round == count:
+                raise KeyboardInterrupt
+
+    return engine
+
+
+def test_without_noise_nothing_is_called_private(tmp_path: Path) -> None:
+    spent = execute(private(epsilon=0.0), tmp_path)["privacy"]
+    assert spent["epsilon"] is None and not spent["certified"]
+
+
+def test_repeatable_noise_is_never_certified(tmp_path: Path) -> None:
+    changes = {"insecure-reproducible-noise": True, "noise": 1.0}
+    first = execute(private(**changes), tmp_path / "a")
+    execute(private(**changes), tmp_path / "b")
+    assert not first["privacy"]["certified"] and "follow from the seed" in first["privacy"]["note"]
+    models = [(tmp_path / name / "model.safetensors").read_bytes() for name in "ab"]
+    assert models[0] == models[1]
+
+
+def test_retries_would_release_twice() -> None:
+    tables = {"local": {"recipe": "dp-sgd"}, "engine": {"name": "ray"}}
+    with pytest.raises(InputError, match="retries = 0"):
+        small(**tables)
+    small(**tables, faults={"retries": 0})
+
+
+def network() -> nn.Sequential:
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Linear(6, 8), nn.Tanh(), nn.Linear(8, 8), nn.Tanh(), nn.Linear(8, 3))
+
+
+INPUTS, LABELS = torch.randn(200, 6), torch.randint(0, 3, (200,))
+OPTIONS: dict[str, Any] = {"population": 200, "orthogonalizer": {"name": "newton-schulz"}}
+
+
+@torch.no_grad()
+def loss(model: nn.Module, inputs: torch.Tensor, labels: torch.Tensor) -> float:
+    return float(nn.functional.cross_entropy(model(inputs), labels))
+
+
+@pytest.mark.parametrize("recipe", ["dp-sgd", "dp-adam", "dp-muon", "dp-muonbc", "disk-muon"])
+def test_a_loop_of_ones_own(recipe: str) -> None:
+    torch.manual_seed(1)
+    teacher = torch.randn(6, 3)
+    inputs = torch.randn(200, 6)
+    labels = (inputs @ teacher).argmax(1)
+    model = network()
+    made = Private(
+        model, recipe=recipe, lr=0.02 if recipe != "dp-sgd" else 0.5,
+        privacy={"noise": 0.3, "lot": 50.0, "bound": 1.0}, **OPTIONS,
+    )  # fmt: skip
+    before = loss(model, inputs, labels)
+    for lot in made.lots(steps=40):
+        made.step(lot, inputs[lot.rows], labels[lot.rows])
+    assert loss(model, inputs, labels) < before - 0.02
+    blocks = 6 if recipe in ("dp-sgd", "dp-adam") else 2  # one hidden matrix, and all the rest
+    assert made.epsilon(1e-5).epsilon == epsilon(0.3, 0.25, 40, 1e-5, blocks).epsilon
+
+
+def test_a_lot_of_ones_own_is_refused() -> None:
+    made = Private(network(), privacy={"noise": 1.0, "lot": 20.0}, **OPTIONS)
+    lots = made.lots(3)
+    lot = next(lots)
+    with pytest.raises(InputError, match="not used"):
+        next(made.lots(1))
+    with pytest.raises(InputError, match="no others"):
+        made.step(lot, INPUTS[:3], LABELS[:3])
+    made.step(lot, INPUTS[lot.rows], LABELS[lot.rows])
+    with pytest.raises(InputError, match="each used once"):
+        made.step(lot, INPUTS[lot.rows], LABELS[lot.rows])
+
+
+def test_the_users_loop_remembers_what_it_spent() -> None:
+    privacy = {"noise": 1.0, "lot": 20.0}
+    made, other = (Private(network(), privacy=privacy, **OPTIONS) for _ in range(2))
+    for lot in made.lots(3):
+        made.step(lot, INPUTS[lot.rows], LABELS[lot.rows])
+    other.load_state_dict(made.state_dict())
+    assert other.epsilon(1e-5) == made.epsilon(1e-5) and other.epsilon(1e-5).epsilon > 0
+    assert runs.versions()["torch"] == torch.__version__
+
+
+def test_a_scheduler_changes_the_step() -> None:
+    made = Private(network(), lr=0.1, privacy={"noise": 0.0, "lot": 20.0}, **OPTIONS)
+    schedule = torch.optim.lr_scheduler.StepLR(made, 1, 0.5)
+    for lot in made.lots(2):
+        made.step(lot, INPUTS[lot.rows], LABELS[lot.rows])
+        schedule.step()
+    assert made.param_groups[0]["lr"] == pytest.approx(0.025)
