@@ -12,6 +12,7 @@ from conftest import small
 from torch import Tensor, nn
 from transformers import GPT2Config, GPT2LMHeadModel
 
+from experiments.kinds import find
 from experiments.run import execute
 from fedmuon.config import Config
 from fedmuon.data.mapped import mapped
@@ -427,6 +428,18 @@ def test_what_makes_no_sense_is_refused(tables: dict, words: str) -> None:
     with pytest.raises(InputError) as refusal:
         tiny(**tables)
     assert words in str(refusal.value) and "\n" not in str(refusal.value)
+
+
+def test_the_suite_is_four_optimizers_on_one_text() -> None:
+    """Each at its own step size, and all else the same: 002's comparison."""
+    work = find("lm", None, "small", {})
+    configs = {one.variant: one.config for one in work.cells}  # type: ignore[attr-defined]
+    assert [config.local.recipe for config in configs.values()] == ["sgd", "adamw", "muon", "muon"]
+    assert configs["Randomized Muon"].orthogonalizer.name == "randomized-polar"
+    for config in configs.values():
+        assert config.federation.clients == 1 and config.local.momentum_form == "ema-nesterov"
+        assert config.data.name == "pydoc" and config.data.normalize == "tokens"
+    assert find("lm", "pydoc", "full", {}).cells[0].config.task.width == 128  # type: ignore[attr-defined]
 
 
 def test_the_decoder_is_made_without_numbers() -> None:

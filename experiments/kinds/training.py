@@ -161,7 +161,8 @@ def _sizes(base: Tables) -> dict[str, int]:
     data = base["data"]
     if data["name"] == "synthetic":
         return {}
-    held, most = room(setup.source(tables.parse({"data": data})), data.get("test", TEST))
+    read = {"data": data, "task": base.get("task", {})}  # text is read by a decoder alone
+    held, most = room(setup.source(tables.parse(read)), data.get("test", TEST))
     return {"train": min(int(data.get("train", most)), most), "test": held}
 
 
