@@ -3,7 +3,7 @@
 from types import TracebackType
 
 from rich import progress as bars
-from rich.console import Console
+from rich.console import Console, Group
 from rich.markup import escape
 from rich.table import Table
 
@@ -62,8 +62,15 @@ def _note(record: Record) -> str:
     return "  ".join(text.format(record[name]) for name, text in said.items() if name in record)
 
 
-def privacy_lines(private: Record) -> dict[str, str]:
+def privacy_table(private: Record) -> Table:
     """What a private run spent, and what that stands on."""
+    table = Table("", "", title="privacy", title_justify="left", show_header=False)
+    for name, value in _privacy_lines(private).items():
+        table.add_row(name, escape(value))
+    return table
+
+
+def _privacy_lines(private: Record) -> dict[str, str]:
     if private["epsilon"] is None:
         return {"epsilon": "infinite", "note": private["note"]}
     bracket = (
@@ -78,8 +85,13 @@ def privacy_lines(private: Record) -> dict[str, str]:
     }
 
 
-def summary_table(summary: Record) -> Table:
-    """The numbers of a finished run."""
+def summary_table(summary: Record) -> Group:
+    """The numbers of a finished run; a private one says what it spent."""
+    private = summary.get("privacy")
+    return Group(_numbers(summary), *([privacy_table(private)] if private else []))
+
+
+def _numbers(summary: Record) -> Table:
     title = f"{summary['recipe']} on {summary['data']}, {summary['rounds']} rounds"
     table = Table(title=title, title_justify="left")
     shown = {
@@ -89,8 +101,6 @@ def summary_table(summary: Record) -> Table:
         "accuracy": f"{summary['accuracy']:.2%}",
         "seconds": f"{summary['seconds']:.2f}",
     }
-    if private := summary.get("privacy"):
-        shown |= privacy_lines(private)
     for name in shown:
         table.add_column(name, justify="right")
     table.add_row(*shown.values())

@@ -116,7 +116,7 @@ class Privacy(Table):
     noise: Annotated[float, Field(ge=0, allow_inf_nan=False)] = 0.0  # sigma
     lot: Positive = 64.0  # samples of a Poisson lot, on average
     epsilon: Annotated[float, Field(ge=0, allow_inf_nan=False)] = 0.0  # finds `noise`, if that is 0
-    delta: Annotated[float, Field(ge=0, lt=1)] = 0.0  # 0: n_i^-1.1 of the smallest client
+    delta: Annotated[float, Field(ge=0, lt=1)] = 0.0  # 0: n_i^-1.1, 1e-5 at most
     level: Literal["example", "client"] = "example"
     kappa: Annotated[float, Field(gt=0, le=1)] = 0.7  # gain of DiSK's filter
     gamma: Positive = 0.5  # how far ahead DiSK looks

@@ -18,7 +18,7 @@ ELSEWHERE = (
 def commands() -> list[list[str]]:
     """Arguments of every `fedmuon` line of the README's shell blocks, in their order."""
     blocks = re.findall(r"```sh\n(.*?)```", README, re.DOTALL)
-    lines = [line for block in blocks for line in block.splitlines()]
+    lines = [line for block in blocks for line in block.replace("\\\n", " ").splitlines()]
     return [
         shlex.split(line, comments=True)[1:]
         for line in lines

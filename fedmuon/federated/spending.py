@@ -22,6 +22,7 @@ from fedmuon.privacy.ledger import Ledger
 from fedmuon.privacy.mechanism import Mechanism
 from fedmuon.tasks.base import Params
 
+MOST_DELTA = 1e-5
 DIAGNOSTICS = (
     "Losses and accuracies of this simulation are measured on the data themselves and are not "
     "released: publishing them would cost privacy that no ledger counts."
@@ -48,8 +49,9 @@ def calibrated(config: Config, experiment: Experiment, sizes: np.ndarray, params
 
 
 def delta_of(config: Config, sizes: np.ndarray) -> float:
-    """[privacy] delta, or n_i^-1.1 of the smallest client (003)."""
-    return config.privacy.delta or float(sizes.min()) ** -1.1
+    """[privacy] delta, or n^-1.1 of the largest client (003), and 1e-5 at most: small clients
+    would make it large, and a delta near 1 / n_i protects nobody."""
+    return config.privacy.delta or min(MOST_DELTA, float(sizes.max()) ** -1.1)
 
 
 def _rounds_taken(experiment: Experiment) -> np.ndarray:
