@@ -12,19 +12,20 @@ from the same start, so a map that ignores scale cannot tell them apart; one wit
 """
 
 from fedmuon.tasks.base import Params
-from fedmuon.transforms.base import Context, Link, State, zeros
+from fedmuon.transforms.base import Context, Link, Number, State, per_replica, zeros
 
 FORMS = ("ema", "ema-nesterov", "polyak", "nesterov")
 
 
-def momentum(memory: float, form: str = "ema") -> Link:
-    """The link of one of `FORMS`; `memory` is beta."""
+def momentum(memory: Number, form: str = "ema") -> Link:
+    """The link of one of `FORMS`; `memory` is beta, which may differ per replica."""
     average, ahead = form.startswith("ema"), form.endswith("nesterov")
 
     def mixed(state: State, direction: Params) -> State:
+        kept = {name: per_replica(memory, value) for name, value in direction.items()}
         if average:
-            return {name: state[name].lerp(value, 1 - memory) for name, value in direction.items()}
-        return {name: value + memory * state[name] for name, value in direction.items()}
+            return {name: state[name].lerp(value, 1 - kept[name]) for name, value in direction.items()}
+        return {name: value + kept[name] * state[name] for name, value in direction.items()}
 
     def update(direction: Params, state: State, context: Context) -> tuple[Params, State]:
         state = mixed(state, direction)

@@ -1,0 +1,165 @@
+"""Study `disk-regression`: noisy gradient descent on a linear regression, plain, through a low-pass
+filter, and through DiSK's Kalman filter (003, Figure 5a).
+
+The gradient of the whole data is clipped nowhere, and Gaussian noise is added to it at every step.
+One cell has one filter, and holds all step sizes, noise levels and seeds as one stack; the noise of
+a seed is the same for all filters.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Annotated
+
+import numpy as np
+import torch
+from pydantic import Field
+from torch import Tensor
+
+from experiments.contents import Asked
+from experiments.studies import Call
+from experiments.walk import walk
+from fedmuon.config import Count, Positive
+from fedmuon.randomness import Draw, generator
+from fedmuon.storage import Record
+from fedmuon.tables import Table
+from fedmuon.tasks.base import Params
+from fedmuon.transforms.base import Chain, Context, Link, State
+from fedmuon.transforms.momentum import momentum
+from fedmuon.transforms.oracle import gradient
+from fedmuon.transforms.step import descend
+
+SEED = 0
+PLAIN, LOW_PASS, DISK = "noisy-gd", "low-pass", "disk"
+Gain = Annotated[float, Field(gt=0, le=1)]
+
+
+class Settings(Table):
+    """What the suite's file holds; `gain` and `reach` are 003's kappa and gamma."""
+
+    noises: Annotated[list[Positive], Field(min_length=2)]
+    lrs: Annotated[list[Positive], Field(min_length=1)]
+    gains: Annotated[list[Gain], Field(min_length=1)]
+    reach: Positive
+    seeds: Annotated[int, Field(ge=2)]
+    steps: Count
+    samples: Count
+    features: Count
+    condition: Annotated[float, Field(ge=1)]  # of the inputs' second moments
+    label_noise: Positive
+
+
+def cells(settings: Settings, asked: Asked) -> Sequence[Call]:
+    """A cell for plain descent, and one for each filter and gain."""
+    given = settings.model_dump(exclude={"gains"})
+    every = [(PLAIN, 1.0), *((name, gain) for name in (LOW_PASS, DISK) for gain in settings.gains)]
+    return [
+        Call(f"{name}-{gain:g}", measured, {"method": name, "gain": gain, **given})
+        for name, gain in every
+    ]
+
+
+@dataclass(frozen=True)
+class Regression:
+    """F(x) = (x - x*)' H (x - x*) / 2 + F*, the mean of (a'x - y)^2 / 2 over the samples."""
+
+    hessian: Tensor  # [d, d], largest eigenvalue 1
+    best: Tensor  # [d, 1]
+    floor: float
+
+    def loss(self, at: Tensor) -> Tensor:
+        """F [S] at x [S, d, 1]."""
+        away = at - self.best
+        return (away * (self.hessian @ away)).sum((1, 2)) / 2 + self.floor
+
+    def gradient(self, at: Tensor) -> Tensor:
+        """The gradient [S, d, 1]."""
+        return self.hessian @ (at - self.best)
+
+
+def regression(samples: int, features: int, condition: float, label_noise: float) -> Regression:
+    """Synthetic data: a = D z with z standard normal, y = a'w + noise, scaled to be 1-smooth."""
+    rng = generator(SEED, Draw.SYNTHETIC)
+    scale = np.sqrt(np.geomspace(1, 1 / condition, features))
+    inputs = rng.standard_normal((samples, features)) * scale
+    truth = rng.standard_normal(features)
+    labels = inputs @ truth + label_noise * rng.standard_normal(samples)
+    top = np.linalg.norm(inputs, 2) / np.sqrt(samples)
+    inputs, labels = inputs / top, labels / top
+    best = np.linalg.lstsq(inputs, labels, rcond=None)[0]
+    floor = float(np.square(inputs @ best - labels).mean() / 2)
+    hessian = torch.from_numpy(inputs.T @ inputs / samples)
+    return Regression(hessian, torch.from_numpy(best)[:, None], floor)
+
+
+def measured(
+    method: str, gain: float, noises: list[float], lrs: list[float], reach: float, seeds: int,
+    steps: int, samples: int, features: int, condition: float, label_noise: float,
+) -> Record:  # fmt: skip
+    """A row for each step size, noise level and seed: the loss of the last iterate."""
+    problem = regression(samples, features, condition, label_noise)
+    shape = (len(lrs), len(noises), seeds)
+    grid = torch.tensor([[(lr, noise) for noise in noises] for lr in lrs], dtype=torch.float64)
+    lr, noise = (part[..., None].expand(shape).flatten() for part in grid.unbind(-1))
+    chain = Chain((*_filter(method, gain, reach), descend(lr)))
+
+    def oracle(step: int, params: Params) -> tuple[Tensor, Params]:
+        """The gradient with this step's noise: the same at all points of a step."""
+        rng = generator(SEED, Draw.BATCH, step=step)
+        drawn = torch.from_numpy(rng.standard_normal((seeds, features, 1)))
+        shift = noise[:, None, None] * drawn.repeat(len(noise) // seeds, 1, 1)
+        return problem.loss(params["x"]), {"x": problem.gradient(params["x"]) + shift}
+
+    params = {"x": torch.zeros((lr.numel(), features, 1), dtype=torch.float64)}
+    for _, now in walk(chain, params, oracle, steps, partial(generator, SEED)):
+        params = now
+    return {"rows": _rows(method, gain, grid, problem, problem.loss(params["x"]).view(shape))}
+
+
+def _filter(method: str, gain: float, reach: float) -> tuple[Link, ...]:
+    """Where directions come from; DiSK with one-point gradients would be the low-pass filter."""
+    if method == DISK:
+        return (_kalman(gain, reach),)
+    return (gradient(),) if method == PLAIN else (gradient(), momentum(1 - gain))
+
+
+def _rows(
+    method: str, gain: float, grid: Tensor, problem: Regression, losses: Tensor
+) -> list[Record]:
+    """A diverged run has an infinite loss."""
+    return [
+        {
+            "method": method,
+            "gain": gain,
+            "lr": float(grid[i, j, 0]),
+            "noise": float(grid[i, j, 1]),
+            "seed": seed,
+            "loss": float(losses[i, j, seed].nan_to_num(torch.inf, torch.inf)),
+            "floor": problem.floor,
+        }
+        for i, j, seed in np.ndindex(*losses.shape)
+    ]
+
+
+def _kalman(gain: float, reach: float) -> Link:
+    """g~ <- (1 - kappa) g~ + kappa g, g~_{-1} = g_0, where g is c grad(x + gamma d) + (1 - c)
+    grad(x) with c = (1 - kappa) / (kappa gamma), and d the last move (003, Algorithm 2)."""
+    share = (1 - gain) / (gain * reach)
+
+    def update(direction: Params, state: State, context: Context) -> tuple[Params, State]:
+        now, found = context.params, {}
+        here = context.gradient(now)[1]
+        if not state:
+            return here, {f"smooth {name}": here[name] for name in now} | {
+                f"before {name}": now[name] for name in now
+            }
+        ahead = {name: x + reach * (x - state[f"before {name}"]) for name, x in now.items()}
+        there = context.gradient(ahead)[1]
+        for name in now:
+            seen = share * there[name] + (1 - share) * here[name]
+            found[name] = state[f"smooth {name}"].lerp(seen, gain)
+        return found, {f"smooth {name}": found[name] for name in now} | {
+            f"before {name}": now[name] for name in now
+        }
+
+    return Link("kalman", lambda params: {}, update)
