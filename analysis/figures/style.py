@@ -3,7 +3,7 @@
 import contextlib
 import io
 import logging
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import wraps
 from pathlib import Path
 from typing import Any, ParamSpec
@@ -65,13 +65,27 @@ def styled(draw: Callable[Given, Figure]) -> Callable[Given, Figure]:
     return inside
 
 
-def canvas(panels: int, narrow: bool, height: float) -> tuple[Figure, list[Axes]]:
-    """Panels side by side, or one below the other if narrow; `height` is that of one, in inches."""
-    rows, columns = (panels, 1) if narrow else (1, panels)
+def canvas(
+    panels: int, narrow: bool, height: float, across: int | None = None
+) -> tuple[Figure, list[Axes]]:
+    """Panels side by side, `across` to a row, or one below the other if narrow; `height` is that
+    of one, in inches."""
+    columns = 1 if narrow else across or panels
+    rows = -(-panels // columns)
     size = (NARROW if narrow else WIDE, height * rows)
     figure = Figure(figsize=size, dpi=DPI, layout="constrained")
     FigureCanvasAgg(figure)
-    return figure, list(figure.subplots(rows, columns, squeeze=False).flat)
+    every = list(figure.subplots(rows, columns, squeeze=False).flat)
+    for spare in every[panels:]:
+        spare.remove()
+    return figure, every[:panels]
+
+
+def legend_below(figure: Figure, axes: Axes, columns: int) -> None:
+    """The labels of one panel, which all share, below the whole figure."""
+    handles, labels = axes.get_legend_handles_labels()
+    figure.legend(handles, labels, loc="outside lower center", ncols=columns, handlelength=1.6,
+                  columnspacing=1.2, handletextpad=0.5)  # fmt: skip
 
 
 def legend(axes: Axes, columns: int) -> None:
@@ -91,6 +105,20 @@ def levels_on_x(axes: Axes, levels: np.ndarray) -> None:
     axes.set_xticks(levels)
     axes.xaxis.set_minor_locator(NullLocator())
     axes.xaxis.set_minor_formatter(NullFormatter())
+
+
+def alike(panels: Sequence[Axes]) -> None:
+    """The y axis of all panels from the lowest to the highest end of any."""
+    ends = np.array([axes.get_ylim() for axes in panels])
+    for axes in panels:
+        axes.set_ylim(ends[:, 0].min(), ends[:, 1].max())
+
+
+def powers_of_2(axes: Axes, levels: np.ndarray) -> None:
+    """A log x axis in powers of 2, with a tick at every second level at most."""
+    axes.set_xscale("log", base=2)
+    axes.set_xticks(levels[:: max(1, -(-len(levels) // 4))])
+    axes.xaxis.set_minor_locator(NullLocator())
 
 
 def plain(value: float) -> str:

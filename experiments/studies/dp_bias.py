@@ -1,4 +1,4 @@
-"""Study `dp-bias`: what Gaussian noise does to a Newton-Schulz direction on average (000, section 4).
+"""Study `dp-bias`: what noise does to a Newton-Schulz direction on average (000, section 4).
 
 The released momentum is M = H + rho E. Averages are over E and over the probes U of the correction
 O = 2 Q(M) - (Q(M + rho U) + Q(M - rho U)) / 2, so the uncorrected bias is P_rho Q(H) - Q(H) and
@@ -49,7 +49,9 @@ def cells(settings: Settings, asked: Asked) -> Sequence[Call]:
         ways.append((shape, by_monte_carlo, {"samples": settings.samples}))
         ways.append((shape, by_taylor, {"spacing": settings.spacing}))
     return [
-        Call(f"{made.__name__}-{shape.replace(' × ', 'x')}", made, {"shape": shape, **shared, **own})
+        Call(
+            f"{made.__name__}-{shape.replace(' × ', 'x')}", made, {"shape": shape, **shared, **own}
+        )
         for shape, made, own in ways
     ]
 

@@ -75,7 +75,7 @@ def cells(settings: Settings, asked: Asked) -> Sequence[Call]:
 class Objective:
     """f(X) = (1/3) sum h((A X B)_ij) with h(s) = s^2 / 2 + sin^2 s, and ||A|| = ||B|| = 1.
 
-    h'' = 1 + 2 cos 2s lies in [-1, 3]: f is not convex, 1-smooth in Frobenius norm, and f >= 0 = f*.
+    h'' = 1 + 2 cos 2s lies in [-1, 3]: f is not convex, is 1-smooth in Frobenius norm, and f* = 0.
     """
 
     left: Tensor
@@ -115,7 +115,7 @@ class Noise:
 
     @cached_property
     def index(self) -> np.ndarray:
-        """The stable index of every run [A seeds, 1, 1]: above alpha, so that E |S|^alpha exists."""
+        """The stable index of every run [A seeds, 1, 1], above alpha: E |S|^alpha exists."""
         above = np.minimum(2, np.array(self.alphas) + self.margin)
         return np.repeat(above, self.seeds)[:, None, None]
 
@@ -157,9 +157,7 @@ def groups(method: str, alphas: Sequence[float], given: Record, steps: int) -> l
         rate = steps**-0.5
         factors = given["factors"]
         return [Group(a, CLASSICAL, c, c * rate, 0.0, 0.0) for a in alphas for c in factors]
-    known = [
-        Group(a, THEOREM, 1.0, *heavy_tailed(steps, a), given["sigma1"]) for a in alphas
-    ]
+    known = [Group(a, THEOREM, 1.0, *heavy_tailed(steps, a), given["sigma1"]) for a in alphas]
     return known + [Group(a, FREE, 1.0, *heavy_tailed(steps), 0.0) for a in alphas]
 
 

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from experiments.contents import Asked
 from experiments.studies import Call
-from experiments.walk import Oracle, walk
+from experiments.walk import walk
 from fedmuon.config import Count, OrthogonalizerTable, Positive
 from fedmuon.randomness import Draw, generator
 from fedmuon.storage import Record

@@ -24,7 +24,9 @@ def momentum(memory: Number, form: str = "ema") -> Link:
     def mixed(state: State, direction: Params) -> State:
         kept = {name: per_replica(memory, value) for name, value in direction.items()}
         if average:
-            return {name: state[name].lerp(value, 1 - kept[name]) for name, value in direction.items()}
+            return {
+                name: state[name].lerp(value, 1 - kept[name]) for name, value in direction.items()
+            }
         return {name: value + kept[name] * state[name] for name, value in direction.items()}
 
     def update(direction: Params, state: State, context: Context) -> tuple[Params, State]:
