@@ -107,11 +107,15 @@ def levels_on_x(axes: Axes, levels: np.ndarray) -> None:
     axes.xaxis.set_minor_formatter(NullFormatter())
 
 
-def alike(panels: Sequence[Axes]) -> None:
-    """The y axis of all panels from the lowest to the highest end of any."""
+def alike(panels: Sequence[Axes], log: bool = False) -> None:
+    """The y axis of all panels, logarithmic if asked, from the lowest to the highest end of any."""
+    for axes in panels if log else ():
+        axes.set_yscale("log")
     ends = np.array([axes.get_ylim() for axes in panels])
     for axes in panels:
         axes.set_ylim(ends[:, 0].min(), ends[:, 1].max())
+        if log:
+            _log_ticks(axes.yaxis, *axes.get_ylim())
 
 
 def powers_of_2(axes: Axes, levels: np.ndarray) -> None:

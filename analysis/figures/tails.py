@@ -11,7 +11,6 @@ from analysis.figures.style import (
     alike,
     canvas,
     legend_below,
-    log_y,
     powers_of_2,
     styled,
 )
@@ -33,9 +32,7 @@ def curves(rows: Columns, narrow: bool = False) -> Figure:
         axes.set_title(f"α = {alpha:g}", loc="left")
         powers_of_2(axes, np.unique(rows["steps"]))
         axes.set_xlabel("steps $K$")
-    alike(panels)
-    for axes in panels:
-        log_y(axes)
+    alike(panels, log=True)
     for axes in panels[:: 1 if narrow else min(3, len(alphas))]:
         axes.set_ylabel(r"mean of $\Vert\nabla f(X_k)\Vert_F$")
     legend_below(figure, panels[0], 2 if narrow else 3)

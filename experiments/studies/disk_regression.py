@@ -20,6 +20,7 @@ from experiments.contents import Asked
 from experiments.studies import Call
 from experiments.walk import walk
 from fedmuon.config import Count, Positive
+from fedmuon.errors import InputError
 from fedmuon.randomness import Draw, generator
 from fedmuon.storage import Record
 from fedmuon.tables import Table
@@ -41,6 +42,8 @@ class Settings(Table):
     lrs: Annotated[list[Positive], Field(min_length=1)]
     gains: Annotated[list[Gain], Field(min_length=1)]
     reach: Positive
+    shared_lr: Positive  # one of lrs, and of all methods under `as printed`
+    shared_gain: Gain  # one of gains, likewise
     seeds: Annotated[int, Field(ge=2)]
     steps: Count
     samples: Count
@@ -51,6 +54,8 @@ class Settings(Table):
 
 def cells(settings: Settings, asked: Asked) -> Sequence[Call]:
     """A cell for plain descent, and one for each filter and gain."""
+    if settings.shared_lr not in settings.lrs or settings.shared_gain not in settings.gains:
+        raise InputError("shared-lr and shared-gain must be among lrs and gains: add them there")
     given = settings.model_dump(exclude={"gains"})
     every = [(PLAIN, 1.0), *((name, gain) for name in (LOW_PASS, DISK) for gain in settings.gains)]
     return [
@@ -93,7 +98,8 @@ def regression(samples: int, features: int, condition: float, label_noise: float
 
 
 def measured(
-    method: str, gain: float, noises: list[float], lrs: list[float], reach: float, seeds: int,
+    method: str, gain: float, noises: list[float], lrs: list[float], reach: float,
+    shared_lr: float, shared_gain: float, seeds: int,
     steps: int, samples: int, features: int, condition: float, label_noise: float,
 ) -> Record:  # fmt: skip
     """A row for each step size, noise level and seed: the loss of the last iterate."""
@@ -113,7 +119,9 @@ def measured(
     params = {"x": torch.zeros((lr.numel(), features, 1), dtype=torch.float64)}
     for _, now in walk(chain, params, oracle, steps, partial(generator, SEED)):
         params = now
-    return {"rows": _rows(method, gain, grid, problem, problem.loss(params["x"]).view(shape))}
+    losses = problem.loss(params["x"]).view(shape)
+    usual = shared_lr if gain == shared_gain or method == PLAIN else None
+    return {"rows": _rows(method, gain, grid, problem, losses, usual)}
 
 
 def _filter(method: str, gain: float, reach: float) -> tuple[Link, ...]:
@@ -124,15 +132,16 @@ def _filter(method: str, gain: float, reach: float) -> tuple[Link, ...]:
 
 
 def _rows(
-    method: str, gain: float, grid: Tensor, problem: Regression, losses: Tensor
+    method: str, gain: float, grid: Tensor, problem: Regression, losses: Tensor, usual: float | None
 ) -> list[Record]:
-    """A diverged run has an infinite loss."""
+    """A diverged run has an infinite loss; `usual` is the step size that all methods share."""
     return [
         {
             "method": method,
             "gain": gain,
             "lr": float(grid[i, j, 0]),
             "noise": float(grid[i, j, 1]),
+            "shared": int(float(grid[i, j, 0]) == usual),
             "seed": seed,
             "loss": float(losses[i, j, seed].nan_to_num(torch.inf, torch.inf)),
             "floor": problem.floor,
