@@ -8,7 +8,6 @@ from analysis.claims import Columns
 from analysis.slopes import NORMAL
 
 NAMES = ("noisy-gd", "low-pass", "disk")
-DISK = "disk"
 
 
 @dataclass(frozen=True)
@@ -38,12 +37,14 @@ def chosen(
     return min(every, key=lambda one: one[2].mean())
 
 
-def compared(rows: Columns, setting: Setting, other: str, noise: float) -> tuple[float, float]:
-    """DiSK's excess loss minus the other's, over the mean of the other's: a 95% interval.
+def compared(
+    rows: Columns, setting: Setting, name: str, other: str, noise: float
+) -> tuple[float, float]:
+    """A method's excess loss minus another's, over the mean of the other's: a 95% interval.
 
     Runs of one seed share their noise, so the differences are taken seed by seed.
     """
-    mine, theirs = (chosen(rows, setting, name, noise)[2] for name in (DISK, other))
+    mine, theirs = (chosen(rows, setting, one, noise)[2] for one in (name, other))
     change = (mine - theirs) / theirs.mean()
     reach = NORMAL * change.std(ddof=1) / np.sqrt(len(change))
     return float(change.mean() - reach), float(change.mean() + reach)

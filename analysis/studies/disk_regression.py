@@ -37,7 +37,7 @@ def lowest(rows: Columns, setting: Setting) -> Claim:
     """DiSK against each of the others, level by level, on the same noise."""
     told, held = [], []
     for noise in np.unique(rows["noise"]):
-        others = {name: compared(rows, setting, name, float(noise)) for name in NAMES[:2]}
+        others = {name: compared(rows, setting, "disk", name, float(noise)) for name in NAMES[:2]}
         held += [high < 0 for _, high in others.values()]
         told += [
             f"σ = {noise:g}: {_percent(low, high)} against {name}"
@@ -46,7 +46,8 @@ def lowest(rows: Columns, setting: Setting) -> Claim:
     return Claim(
         f"DiSK has a lower excess loss than both others at every noise level, {setting.name}.",
         all(held),
-        f"{sum(held)} of {len(held)} beyond doubt; DiSK's loss relative to theirs (95%): {'; '.join(told)}",
+        f"{sum(held)} of {len(held)} beyond doubt; DiSK's loss relative to theirs (95%): "
+        + "; ".join(told),
     )
 
 
@@ -62,9 +63,8 @@ def pictures(rows: Columns) -> Sequence[Picture]:
             functools.partial(filters.by_noise, rows),
             "Excess loss of the last iterate by noise level",
             "Relative to noisy gradient descent, which is 1; below 1 is better. Intervals are 95% "
-            "over seeds, of means; runs of one seed share their noise, so differences are known "
-            "better than that. Left one step size for all, right each method's best step size "
-            "and gain at each level.",
+            "of the mean difference from it: runs of one seed share their noise. Left one step "
+            "size for all, right each method's best step size and gain at each level.",
         )
     ]
 

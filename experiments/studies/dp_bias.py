@@ -44,7 +44,9 @@ class Settings(Table):
 def cells(settings: Settings, asked: Asked) -> Sequence[Call]:
     """Every way to know the bias, for each matrix: quadrature where there are few entries."""
     shared = settings.model_dump(include={"rhos", "norm", "steps", "coefficients"})
-    ways = [("2 × 2", by_quadrature, {"nodes": settings.nodes})]
+    ways: list[tuple[str, Callable[..., Record], Record]] = [
+        ("2 × 2", by_quadrature, {"nodes": settings.nodes})
+    ]
     for shape in SHAPES:
         ways.append((shape, by_monte_carlo, {"samples": settings.samples}))
         ways.append((shape, by_taylor, {"spacing": settings.spacing}))

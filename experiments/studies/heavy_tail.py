@@ -182,7 +182,8 @@ def measured(
     params = {"X": torch.from_numpy(start * distance).repeat(len(every) * seeds, 1, 1)}
     links = chain(method, *(_each(every, seeds, key) for key in ("rate", "memory")))
     oracle = _oracle(objective, field, every, seeds, steps)
-    total, least = torch.zeros(len(every) * seeds, dtype=torch.float64), math.inf
+    total = torch.zeros(len(every) * seeds, dtype=torch.float64)
+    least = np.full(len(every), np.inf)
     for step, now in walk(links, params, oracle, steps, _sketches(steps)):
         if step < steps:
             size = torch.linalg.matrix_norm(objective.gradient(now["X"]))
