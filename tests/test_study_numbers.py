@@ -84,7 +84,7 @@ def _naive_normalized(
     c, total = np.zeros((6, 4)), 0.0
     for k in range(steps):
         slope = objective.gradient(torch.from_numpy(x)).numpy()
-        size = np.linalg.norm(slope)
+        size = float(np.linalg.norm(slope))
         total += size
         g = slope + (0.1 + growth * size) * draws[k]
         c = beta * c + g
