@@ -12,7 +12,7 @@ NORMAL = 1.96  # of a 95% interval
 
 @dataclass(frozen=True)
 class Slope:
-    """A fitted slope and its 95% interval."""
+    """A fitted slope, or another estimate, and its 95% interval."""
 
     value: float
     low: float
@@ -66,12 +66,26 @@ class Curve:
         """The slope over all sizes."""
         return fitted(list(self.sizes), self.runs)
 
+    @property
+    def late(self) -> Slope:
+        """The slope over the larger half of the sizes, where lower orders matter less."""
+        first = (len(self.sizes) - 1) // 2
+        return fitted(list(self.sizes[first:]), self.runs[first:])
+
 
 def curve(rows: Columns, size: str, value: str, **where: str | float) -> Curve:
     """The values of the rows that have these entries, by size."""
     chosen = np.all([rows[name] == wanted for name, wanted in where.items()], axis=0)
     sizes = np.unique(rows[size][chosen])
     return Curve(sizes, [rows[value][chosen & (rows[size] == one)] for one in sizes])
+
+
+def quotient(above: np.ndarray, below: np.ndarray) -> Slope:
+    """mean(above) / mean(below) of independent runs and its 95% interval, to first order."""
+    value = float(above.mean() / below.mean())
+    means = np.array([above.mean(), below.mean()])
+    reach = NORMAL * value * float(np.linalg.norm(_errors([above, below]) / means))
+    return Slope(value, value - reach, value + reach)
 
 
 def _signed(value: float) -> str:

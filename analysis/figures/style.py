@@ -119,9 +119,10 @@ def alike(panels: Sequence[Axes], log: bool = False) -> None:
 
 
 def powers_of_2(axes: Axes, levels: np.ndarray) -> None:
-    """A log x axis in powers of 2, with a tick at every second level at most."""
+    """A log x axis with up to four ticks, at levels that are powers of 2."""
+    whole = levels[np.log2(levels) % 1 == 0]
     axes.set_xscale("log", base=2)
-    axes.set_xticks(levels[:: max(1, -(-len(levels) // 4))])
+    axes.set_xticks(whole[:: max(1, -(-len(whole) // 4))])
     axes.xaxis.set_minor_locator(NullLocator())
 
 
