@@ -4,12 +4,14 @@ from collections.abc import Callable, Iterator
 from functools import partial
 
 import numpy as np
+import torch
 from torch import Tensor
 
-from fedmuon.tasks.base import Params
+from fedmuon.privacy.release import Released
+from fedmuon.tasks.base import Params, Points
 from fedmuon.transforms.base import Chain, Context
 
-# (step, params) -> (loss [S], gradient); what is random in it is drawn for that step
+# (step, params) -> (loss [S], gradient); what is random in it is a function of the step
 Oracle = Callable[[int, Params], tuple[Tensor, Params]]
 Draws = Callable[..., np.random.Generator]  # (what, step=..., block=...)
 
@@ -21,6 +23,18 @@ def walk(
     states = chain.init(params, {})
     for step in range(steps):
         yield step, params
-        context = Context(params, partial(oracle, step), [partial(draws, step=step)])
+        at_step = partial(oracle, step)
+        context = Context(params, at_step, [partial(draws, step=step)], partial(_released, at_step))
         params, states = chain.step(params, states, context)
     yield steps, params
+
+
+def _released(gradient: Callable[[Params], tuple[Tensor, Params]], points: Points) -> Released:
+    """sum_k c_k (noisy gradient at X_k): as sum_k c_k = 1, it has the step's noise once."""
+    found = [(share, gradient(at)[1]) for share, at in points]
+    return Released(
+        {
+            name: torch.stack([share * slope[name] for share, slope in found]).sum(0)
+            for name in found[0][1]
+        }
+    )

@@ -25,9 +25,10 @@ from fedmuon.randomness import Draw, generator
 from fedmuon.storage import Record
 from fedmuon.tables import Table
 from fedmuon.tasks.base import Params
-from fedmuon.transforms.base import Chain, Context, Link, State
+from fedmuon.transforms.base import Chain, Link
+from fedmuon.transforms.kalman import filtered
 from fedmuon.transforms.momentum import momentum
-from fedmuon.transforms.oracle import gradient
+from fedmuon.transforms.oracle import released
 from fedmuon.transforms.step import descend
 
 SEED = 0
@@ -127,8 +128,8 @@ def measured(
 def _filter(method: str, gain: float, reach: float) -> tuple[Link, ...]:
     """Where directions come from; DiSK with one-point gradients would be the low-pass filter."""
     if method == DISK:
-        return (_kalman(gain, reach),)
-    return (gradient(),) if method == PLAIN else (gradient(), momentum(1 - gain))
+        return (filtered(gain, reach),)
+    return (released(),) if method == PLAIN else (released(), momentum(1 - gain))
 
 
 def _rows(
@@ -148,27 +149,3 @@ def _rows(
         }
         for i, j, seed in np.ndindex(*losses.shape)
     ]
-
-
-def _kalman(gain: float, reach: float) -> Link:
-    """g~ <- (1 - kappa) g~ + kappa g, g~_{-1} = g_0, where g is c grad(x + gamma d) + (1 - c)
-    grad(x) with c = (1 - kappa) / (kappa gamma), and d the last move (003, Algorithm 2)."""
-    share = (1 - gain) / (gain * reach)
-
-    def update(direction: Params, state: State, context: Context) -> tuple[Params, State]:
-        now, found = context.params, {}
-        here = context.gradient(now)[1]
-        if not state:
-            return here, {f"smooth {name}": here[name] for name in now} | {
-                f"before {name}": now[name] for name in now
-            }
-        ahead = {name: x + reach * (x - state[f"before {name}"]) for name, x in now.items()}
-        there = context.gradient(ahead)[1]
-        for name in now:
-            seen = share * there[name] + (1 - share) * here[name]
-            found[name] = state[f"smooth {name}"].lerp(seen, gain)
-        return found, {f"smooth {name}": found[name] for name in now} | {
-            f"before {name}": now[name] for name in now
-        }
-
-    return Link("kalman", lambda params: {}, update)
