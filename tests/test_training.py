@@ -260,4 +260,4 @@ def test_the_published_suite_is_the_published_one() -> None:
         held = {table["local"]["lr"] for table in content["variants"].values()}
         assert held == rate and content["base"]["local"]["batch"] == batch
         assert len(content["seeds"]) == 3 and len(content["variants"]) == 6
-        assert content["base"]["federation"] == {"clients": 20, "per-round": 5, "rounds": 50}
+        assert content["base"]["federation"] == {"clients": 20, "per-round": 5, "rounds": 30}
