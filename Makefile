@@ -34,9 +34,13 @@ format: $(STAMP) ## format and fix what can be fixed
 	$(BIN)/ruff format .
 	$(BIN)/ruff check --fix .
 
-bench: $(BENCH_STAMP) ## side by side with Flower and pfl-research: ratios
+bench: $(BENCH_STAMP) ## side by side with Flower, pfl-research, torch and Opacus: ratios
 	$(BIN)/python -m benchmarks.rounds
 	$(BIN)/python -m benchmarks.engine_overhead
+	$(BIN)/python -m benchmarks.networks
+	$(BIN)/python -m benchmarks.optimizer
+	$(BIN)/python -m benchmarks.randomized
+	$(BIN)/python -m benchmarks.privacy
 
 deploy-demo: $(STAMP) ## SuperLink and SuperNodes as processes: with TLS and keys, then without
 	$(BIN)/fedmuon deploy-demo

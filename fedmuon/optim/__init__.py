@@ -3,12 +3,13 @@
 import torch
 from fedmuon.optim import MuonWithAux, param_groups_for_muon, routing_table
 
-layers = [torch.nn.Linear(a, b) for a, b in ((20, 64), (64, 64), (64, 2))]
-model = torch.nn.Sequential(layers[0], torch.nn.ReLU(), layers[1], torch.nn.ReLU(), layers[2])
+ends = torch.nn.Conv2d(1, 16, 3, 2), torch.nn.Linear(1152, 10)
+hidden = torch.nn.ReLU(), torch.nn.Conv2d(16, 32, 3, 2), torch.nn.ReLU(), torch.nn.Flatten()
+model = torch.nn.Sequential(ends[0], *hidden, ends[1])
 print(routing_table(model))  # who takes which parameter, and why
 optimizer = MuonWithAux(param_groups_for_muon(model), muon={"lr": 0.02}, aux={"lr": 3e-3})
-inputs, labels = torch.randn(256, 20), torch.randint(2, (256,))
-for _ in range(50):
+inputs, labels = torch.randn(64, 1, 28, 28), torch.randint(10, (64,))
+for _ in range(20):
     optimizer.zero_grad()
     loss = torch.nn.functional.cross_entropy(model(inputs), labels)
     loss.backward()
@@ -17,11 +18,18 @@ for _ in range(50):
 
 from fedmuon.optim.auxiliary import MuonWithAux
 from fedmuon.optim.muon import Muon
+from fedmuon.optim.private import DPSGD, DPAdam, DPMuon, DPMuonBC, Lot, Private
 from fedmuon.optim.routing import Route, RoutingTable, param_groups_for_muon, routing_table
 
 __all__ = [
+    "DPSGD",
+    "DPAdam",
+    "DPMuon",
+    "DPMuonBC",
+    "Lot",
     "Muon",
     "MuonWithAux",
+    "Private",
     "Route",
     "RoutingTable",
     "param_groups_for_muon",
