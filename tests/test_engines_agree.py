@@ -93,8 +93,9 @@ NETWORKS = [
         "federation": {"rounds": 2},
         "task": {"name": "network", "model": "cnn"},
         "local": {"batch": batch, "steps": 2, "lr": 0.01},
+        "engine": {"dtype": dtype},
     }
-    for batch in (0, 4)
+    for batch, dtype in ((0, "float64"), (4, "float64"), (4, "float32"))
 ]
 MATRICES = [{"local": {**one, "steps": 2}, "orthogonalizer": other} for one, other in CASES]
 NEIGHBOURS = [
@@ -159,10 +160,17 @@ def test_ray_is_inline(shared: Path, tmp_path: Path, number: int) -> None:
 
 @pytest.mark.parametrize("number", range(len(NETWORKS)))
 def test_a_network_on_ray_is_that_inline(shared: Path, tmp_path: Path, number: int) -> None:
-    """A CNN's parameters travel by name. Convolutions and eigenvectors lose a few more digits."""
+    """A CNN's parameters travel by name. Convolutions and eigenvectors lose more digits: inline
+    steps the clients as one stack, whose sums have another order. float32 has 1e-7 to lose, which
+    four steps of a smoothed polar map multiply by its slope at small singular values."""
     tables = NETWORKS[number]
-    execute(small(**tables), tmp_path / "inline")
-    assert distance(tmp_path / "inline", shared / f"network{number}") <= 1e-10
+    torch.use_deterministic_algorithms(True)
+    try:
+        execute(small(**tables), tmp_path / "inline")
+    finally:
+        torch.use_deterministic_algorithms(False)
+    allowed = 1e-10 if tables["engine"]["dtype"] == "float64" else 1e-4
+    assert distance(tmp_path / "inline", shared / f"network{number}") <= allowed
     execute(small(**{**tables, "task": {"name": "network", "model": "mlp"}}), tmp_path / "mlp")
     with pytest.raises(AssertionError):
         distance(tmp_path / "inline", tmp_path / "mlp")
