@@ -11,6 +11,7 @@ TITLES = {
     "curves": "Loss and accuracy by round",
     "curves-seconds": "Loss and accuracy by seconds of training",
     "terminal": "Where the variants end",
+    "followed": "Loss and accuracy along the sweep: ",
 }
 _BANDS = (
     "Lines are means over seeds, bands reach from the smallest to the largest. A line ends where a "
@@ -65,5 +66,7 @@ CAPTIONS = {
         "The same against the seconds that the rounds took, evaluation left out: a variant that "
         "needs fewer rounds wins here only if its rounds are not dearer by more."
     ),
+    "followed": _BANDS
+    + "Every line is one value of the sweep, or a variant that the sweep leaves alone.",
     "terminal": _BANDS + "Each point is the end of the runs with that value.",
 }

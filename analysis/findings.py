@@ -52,6 +52,7 @@ class Findings:
     assumptions: Sequence[str]
     again: str
     circumstances: Rows
+    more: Sequence[tuple[str, tuple[str, ...], Rows]] = ()  # tables: title, head, rows
 
 
 def titled(about: Mapping[str, Any]) -> str:

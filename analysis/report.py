@@ -9,7 +9,7 @@ from pathlib import Path
 
 from analysis import figures, page
 from analysis.claims import Claim
-from analysis.findings import Findings, Picture
+from analysis.findings import Findings, Picture, Rows
 from analysis.kinds import neighbours, of_suite
 from fedmuon.errors import InputError
 from fedmuon.storage import mendable, write_bytes
@@ -93,8 +93,8 @@ def _section(part: Findings, pictures: Sequence[str]) -> list[str]:
     """Verdict, numbers, figures, assumptions, and how to have it again."""
     return [
         page.claims_table(part.claims),
-        page.heading(3, part.numbers_title),
-        page.table(part.head, part.numbers, part.numbers_title),
+        *_table(part.numbers_title, part.head, part.numbers),
+        *(line for one in part.more for line in _table(*one)),
         page.paragraph(part.note),
         *([page.heading(3, "Figures")] if pictures else []),
         *pictures,
@@ -105,3 +105,7 @@ def _section(part: Findings, pictures: Sequence[str]) -> list[str]:
         page.paragraph(part.again),
         page.facts(part.circumstances),
     ]
+
+
+def _table(title: str, head: Sequence[str], rows: Rows) -> list[str]:
+    return [page.heading(3, title), page.table(head, rows, title)]

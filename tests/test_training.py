@@ -1,95 +1,20 @@
-"""Suites of training runs: real runs, resuming, divergence, sweeps, and what is refused."""
+"""Suites of training runs: real runs, resuming, divergence, and damaged tables."""
 
-import csv
 import json
 from pathlib import Path
 
 import numpy as np
 import pytest
+from made_training import TINY, read, training
 
 from analysis.report import gather, write_report
-from experiments import contents, kinds, suite
-from experiments.kinds.training import Trained, Training
+from experiments import suite
+from experiments.kinds.training import Trained
 from fedmuon import config as tables
 from fedmuon.errors import InputError
 from fedmuon.federated.simulate import rounds
 from fedmuon.run import MEASURES, drive, prepare
 from fedmuon.storage import RunDirectory
-
-TINY = """
-kind = "training"
-title = "Two recipes"
-data = "digits"
-seeds = [0, 1]
-source = "a table"
-note = "A note."
-
-[base.federation]
-clients = 5
-per-round = 2
-rounds = 5
-
-[base.local]
-steps = 1
-
-[base.engine]
-dtype = "float64"
-device = "cpu"
-
-[base.output]
-evaluate-every = 2
-checkpoint-every = 1
-
-[variants."FedMuon, E = 1".local]
-recipe = "fedmuon"
-lr = 0.5
-
-[variants.FedAvg.local]
-recipe = "fedavg"
-lr = 0.5
-
-[claims.loss]
-better = "FedMuon, E = 1"
-than = "FedAvg"
-
-[claims.reversed]
-measure = "accuracy"
-better = "FedAvg"
-than = "FedMuon, E = 1"
-
-[claims.time]
-kind = "sooner"
-better = "FedMuon, E = 1"
-than = "FedAvg"
-
-[published.digits.FedAvg]
-train_loss = 0.25
-
-[for.mnist5k.variants.FedAvg.local]
-lr = 0.25
-
-[small]
-seeds = [0]
-"""
-SWEEP = """
-[sweep]
-key = "local.steps"
-values = [1, 3]
-label = "local steps"
-"""
-
-
-def training(folder: Path, text: str = TINY, data: str | None = None, **asked: str) -> Training:
-    file = folder / "own.toml"
-    file.write_text(text)
-    found = kinds.find(str(file), data, asked.get("scale", "full"), {})
-    assert isinstance(found, Training)
-    return found
-
-
-def read(file: Path) -> list[dict[str, str]]:
-    with file.open() as text:
-        return list(csv.DictReader(text))
 
 
 @pytest.fixture(scope="module")
@@ -213,38 +138,6 @@ def test_a_run_that_diverges_is_a_row(tmp_path: Path) -> None:
     assert "1 of 1 diverged" in part.numbers[1]
 
 
-def test_a_sweep_multiplies_the_variants(tmp_path: Path) -> None:
-    work = training(tmp_path, TINY + SWEEP, scale="small")
-    assert [(one.variant, one.x, one.config.local.steps) for one in work.cells][1::2] == [
-        ("FedMuon, E = 1", 3, 3), ("FedAvg", 3, 3),
-    ]  # fmt: skip
-    suite.execute(work, tmp_path / "out")
-    (part,) = gather(tmp_path / "out")
-    assert "at every local steps" in part.claims[0].sentence and part.claims[0].holds
-    assert part.claims[0].detail.startswith("2 of 2 values")
-    assert part.pictures[0].name == "terminal"
-    assert part.pictures[1].title.endswith("at local steps = 3")
-    assert all(picture.draw(narrow).axes for picture in part.pictures for narrow in (True, False))
-
-
-@pytest.mark.parametrize(
-    ("old", "new", "why"),
-    [
-        ('than = "FedAvg"', 'than = "FedAdam"', "no variant"),
-        ("[published.digits.FedAvg]", "[published.digits.SGD]", "no variant"),
-        ('kind = "sooner"', 'kind = "later"', "refused"),
-        ("lr = 0.25", "rate = 0.25", "did you mean"),
-        ('kind = "training"', 'kind = "trainig"', "no kind of suite: choose one of"),
-        ("[variants.FedAvg.local]", '[variants."fedmuon e 1".local]', "share a name"),
-    ],
-)
-def test_what_is_refused(old: str, new: str, why: str, tmp_path: Path) -> None:
-    text = TINY.replace(old, new) if "variants" not in old else "".join(
-        part for part in TINY.replace(old, new).partition("[claims.loss]")[:1])  # fmt: skip
-    with pytest.raises(InputError, match=why):
-        training(tmp_path, text, data="mnist5k")
-
-
 def test_damaged_tables_are_refused(done: Path, tmp_path: Path) -> None:
     for name in ("suite.json", "curves.csv", "runs.csv"):
         (tmp_path / name).write_bytes((done / name).read_bytes())
@@ -252,12 +145,3 @@ def test_damaged_tables_are_refused(done: Path, tmp_path: Path) -> None:
     (tmp_path / "curves.csv").write_text("".join(lines[:-1]))
     with pytest.raises(InputError, match="do not belong together"):
         gather(tmp_path)
-
-
-def test_the_published_suite_is_the_published_one() -> None:
-    for data, rate, batch in (("mnist", {0.05, 0.01}, 64), ("cifar10", {0.03, 0.005}, 128)):
-        content = contents.at(contents.read("cnn"), data, "full")
-        held = {table["local"]["lr"] for table in content["variants"].values()}
-        assert held == rate and content["base"]["local"]["batch"] == batch
-        assert len(content["seeds"]) == 3 and len(content["variants"]) == 6
-        assert content["base"]["federation"] == {"clients": 20, "per-round": 5, "rounds": 30}

@@ -8,10 +8,12 @@ from typing import Any
 import numpy as np
 
 from analysis import figures
-from analysis.claims import Columns
+from analysis.claims import Claim, Columns
 from analysis.columns import MEND, read_table, require
 from analysis.comparisons import here, judged, levels, name_of
 from analysis.findings import Findings, Picture, Rows, circumstances, number, titled
+from analysis.sweeps import TRENDS, followed, trend
+from analysis.timetable import timetable
 from fedmuon.errors import InputError
 
 KEYS = ("variants", "sweep", "claims", "published", "source", "note")
@@ -31,7 +33,7 @@ def findings(folder: Path, about: Mapping[str, Any]) -> Findings:
         name=folder.resolve().name,
         title=titled(about),
         data=str(about["data"]),
-        claims=[judged(claim, runs, curves, label) for claim in about["claims"]],
+        claims=[_judged(claim, runs, curves, label) for claim in about["claims"]],
         numbers_title="Terminal values, mean ± standard deviation over seeds",
         head=head,
         numbers=numbers,
@@ -41,7 +43,14 @@ def findings(folder: Path, about: Mapping[str, Any]) -> Findings:
         assumptions=(),
         again=str(about["again"]),
         circumstances=circumstances(about, ("suite", "data", "scale", "runs", "seconds")),
+        more=[timetable(curves, about)] if about.get("times") else (),
     )
+
+
+def _judged(claim: Mapping[str, Any], runs: Columns, curves: Columns, label: str) -> Claim:
+    if claim["kind"] in TRENDS:
+        return trend(claim, runs, label)
+    return judged(claim, runs, curves, label)
 
 
 def _require_matching(
@@ -97,4 +106,8 @@ def _pictures(curves: Columns, runs: Columns, about: Mapping[str, Any]) -> list[
     for by, name in (("round", "curves"), ("train_seconds", "curves-seconds")):
         known = Picture.known(name, functools.partial(figures.curves, curves, variants, by, at))
         found.append(Picture(name, known.draw, known.title + where, known.caption))
+    if sweep and sweep.get("follow"):
+        draw = functools.partial(figures.curves, *followed(curves, sweep), "round")
+        known = Picture.known("followed", draw)
+        found.append(Picture("followed", draw, known.title + sweep["follow"], known.caption))
     return found

@@ -8,61 +8,25 @@ import itertools
 import json
 import math
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any, ClassVar, Literal
+from typing import Any, ClassVar
 
 import numpy as np
-from pydantic import Field
 
 from experiments.contents import PUBLISHED_FOR, TEST, Asked, Tables, merged, room
 from experiments.run import execute
 from experiments.suite import Rows, Work
+from experiments.variants import Suite, Sweep, suite_of
 from fedmuon import config as tables
-from fedmuon.config import Config, Natural
+from fedmuon.config import Config
 from fedmuon.errors import InputError, NonFinite
 from fedmuon.federated import setup
 from fedmuon.run import MEASURES
 from fedmuon.storage import Record, RunDirectory
-from fedmuon.tables import Scalar, Table, validate
 
-Key = Annotated[str, Field(pattern=r"^[a-z-]+\.[a-z-]+$")]
-Nested = dict[str, dict[str, Scalar]]
 NOT_MEASURED = ("round", "seconds", "train_seconds", "client_loss")
-
-
-class Sweep(Table):
-    """A config key whose values multiply every variant; curves are drawn at one of them."""
-
-    key: Key
-    values: Annotated[list[float | int], Field(min_length=1)]
-    label: str
-    curves: float | int | None = None  # the last if it is not said
-
-
-class Claim(Table):
-    """`better` ends at or below `than` (above in accuracy), or reaches its train loss sooner."""
-
-    better: str
-    than: str
-    kind: Literal["terminal", "sooner"] = "terminal"
-    measure: str = "train_loss"
-    sentence: str = ""
-
-
-class Suite(Table):
-    """The file; `published` has numbers by data set and variant, which `source` names."""
-
-    title: str
-    seeds: Annotated[list[Natural], Field(min_length=1)]
-    variants: Annotated[dict[str, Nested], Field(min_length=1)]
-    base: Nested = Field(default_factory=dict)
-    sweep: Sweep | None = None
-    claims: dict[str, Claim] = Field(default_factory=dict)
-    published: dict[str, dict[str, dict[str, float]]] = Field(default_factory=dict)
-    source: str = "published"
-    note: str = ""
 
 
 @dataclass(frozen=True)
@@ -123,38 +87,31 @@ def _measured(record: Record) -> Record:
 
 def work(content: dict[str, Any], asked: Asked) -> "Training":
     """The suite as runs."""
-    suite = validate(Suite, content)
-    _require_known(suite)
+    suite = suite_of(content)
     cells = _cells(suite, asked)
     if len({one.name for one in cells}) < len(cells):
         raise InputError("two [variants] or [sweep] values share a name: make their names differ")
     return Training(asked, "training", suite.title, cells, suite)
 
 
-def _require_known(suite: Suite) -> None:
-    """Claims and published numbers are of variants that there are."""
-    named = [(f"claims.{key}", claim.better) for key, claim in suite.claims.items()]
-    named += [(f"claims.{key}", claim.than) for key, claim in suite.claims.items()]
-    named += [
-        (f"published.{data}", name) for data, held in suite.published.items() for name in held
-    ]
-    for place, name in named:
-        if name not in suite.variants:
-            known = ", ".join(suite.variants)
-            raise InputError(f"[{place}] names {name!r}, which is no variant: {known}")
-
-
 def _cells(suite: Suite, asked: Asked) -> list[Trained]:
     """Every variant at every value with every seed; sizes are cut to what the source holds."""
     base = merged(suite.base, merged(asked.changes, {"data": {"name": asked.data}}))
     base = merged(base, {"data": _sizes(base)})
-    values = suite.sweep.values if suite.sweep else [None]
-    found = []
-    for (name, own), x, seed in itertools.product(suite.variants.items(), values, suite.seeds):
-        setting = merged(merged(base, own), _swept(suite.sweep, x))
-        setting = merged(merged(setting, asked.changes), {"federation": {"seed": seed}})
-        found.append(Trained(name, x, setup.resolve(tables.parse(setting))))
-    return found
+    return [
+        Trained(name, x, setup.resolve(tables.parse(setting)))
+        for name, x, setting in settings(suite, base, asked.changes)
+    ]
+
+
+def settings(
+    suite: Suite, base: Tables, changes: Tables
+) -> Iterator[tuple[str, float | None, dict[str, Any]]]:
+    """Variant, value of the sweep and config tables of every run, over those of `base`."""
+    for name, own in suite.variants.items():
+        for x, seed in itertools.product(_levels(suite.sweep, name), suite.seeds):
+            setting = merged(merged(base, own), _swept(suite.sweep, x))
+            yield name, x, merged(merged(setting, changes), {"federation": {"seed": seed}})
 
 
 def _sizes(base: Tables) -> dict[str, int]:
@@ -166,11 +123,16 @@ def _sizes(base: Tables) -> dict[str, int]:
     return {"train": min(int(data.get("train", most)), most), "test": held}
 
 
+def _levels(sweep: Sweep | None, variant: str) -> Sequence[float | None]:
+    """The values at which a variant runs; None is a run without one."""
+    return [None] if sweep is None or variant in sweep.fixed else sweep.values
+
+
 def _swept(sweep: Sweep | None, x: float | None) -> dict[str, dict[str, Any]]:
-    if sweep is None:
+    if sweep is None or x is None:
         return {}
     table, _, key = sweep.key.partition(".")
-    return {table: {key: x}}
+    return {table: {key: sweep.spelled(x)}}
 
 
 @dataclass(frozen=True)
@@ -202,6 +164,7 @@ class Training(Work):
 
     def tables(self, records: list[Record]) -> Mapping[str, Rows]:
         """curves.csv, runs.csv and summary.csv."""
+        records = list(_everywhere(records, self.suite.sweep))
         names = _measures([*records, {"rows": list(self.published.values())}])
         unknown = dict.fromkeys(("round", "train_seconds", *names), math.nan)
         heads = [
@@ -233,6 +196,13 @@ class Training(Work):
                 rows.append(head | empty | {"source": self.suite.source} | self.published[variant])
         return rows
 
+    def _times(self, source: str) -> Record | None:
+        """What is asked of the table of losses by seconds, with what is published of it."""
+        if self.suite.times is None:
+            return None
+        held = self.suite.times.published.get(source)
+        return self.suite.times.model_dump() | {"published": held and held.model_dump()}
+
     def summary(self, records: list[Record]) -> Record:
         """What the report needs to judge and draw."""
         source = self.asked.data
@@ -243,11 +213,20 @@ class Training(Work):
             "runs": len(records),
             "variants": list(self.suite.variants),
             "sweep": self.suite.sweep and self.suite.sweep.model_dump(),
+            "times": self._times(source),
             "claims": [claim.model_dump() for claim in self.suite.claims.values()],
             "published": self.published,
             "source": f"{self.suite.source} ({source})",
             "machine": {"device": self.cells[0].config.engine.device},
         }
+
+
+def _everywhere(records: list[Record], sweep: Sweep | None) -> Iterator[Record]:
+    """The records; one of a variant that is not swept stands at every value of the sweep."""
+    for x in sweep.values if sweep else [None]:
+        for one in records:
+            if one["head"]["x"] in (x, None):
+                yield one | {"head": one["head"] | {"x": x}}
 
 
 def _setting(row: Record) -> tuple[str, str]:

@@ -1,0 +1,198 @@
+"""Files of training suites: sweeps, what is refused, and that every shipped one can be run."""
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from made_training import TINY, read, training
+
+from analysis import figures
+from analysis.report import gather, write_report
+from analysis.sweeps import followed, trend
+from analysis.timetable import at_seconds, parts
+from experiments import contents, kinds, suite
+from experiments.kinds.training import settings
+from experiments.variants import suite_of
+from fedmuon import config as tables
+from fedmuon.errors import InputError
+
+SWEEP = """
+[sweep]
+key = "local.steps"
+values = [1, 3]
+label = "local steps"
+"""
+
+
+def test_a_sweep_multiplies_the_variants(tmp_path: Path) -> None:
+    work = training(tmp_path, TINY + SWEEP, scale="small")
+    assert [(one.variant, one.x, one.config.local.steps) for one in work.cells][1::2] == [
+        ("FedMuon, E = 1", 3, 3), ("FedAvg", 3, 3),
+    ]  # fmt: skip
+    suite.execute(work, tmp_path / "out")
+    (part,) = gather(tmp_path / "out")
+    assert "at every local steps" in part.claims[0].sentence and part.claims[0].holds
+    assert part.claims[0].detail.startswith("2 of 2 values")
+    assert part.pictures[0].name == "terminal"
+    assert part.pictures[1].title.endswith("at local steps = 3")
+    assert all(picture.draw(narrow).axes for picture in part.pictures for narrow in (True, False))
+
+
+SPELLED = """
+[sweep]
+key = "orthogonalizer.coefficients"
+values = [1, 2, 5]
+written = "taylor-{}"
+label = "degree"
+fixed = ["FedAvg"]
+follow = "FedMuon, E = 1"
+
+[claims.trend]
+kind = "rising"
+better = "FedMuon, E = 1"
+measure = "train_seconds"
+"""
+TIMES = """
+[times]
+of = "FedAvg"
+parts = 3
+
+[times.published.digits]
+seconds = [10, 20]
+
+[times.published.digits.losses]
+FedAvg = [0.75, 0.125]
+"""
+
+
+def test_a_fixed_variant_runs_once_and_stands_at_every_value(tmp_path: Path) -> None:
+    work = training(tmp_path, TINY + SPELLED, scale="small")
+    assert [(one.variant, one.x, one.config.orthogonalizer.coefficients) for one in work.cells] == [
+        ("FedMuon, E = 1", 1, "taylor-1"), ("FedMuon, E = 1", 2, "taylor-2"),
+        ("FedMuon, E = 1", 5, "taylor-5"), ("FedAvg", None, "cubic"),
+    ]  # fmt: skip
+    suite.execute(work, tmp_path / "out")
+    rows = read(tmp_path / "out" / "runs.csv")
+    fixed = [row for row in rows if row["variant"] == "FedAvg"]
+    assert [float(row["x"]) for row in fixed] == [1, 2, 5]
+    assert len({row["train_loss"] for row in fixed}) == 1 and len(rows) == 6
+    write_report(tmp_path / "out")
+    (part,) = gather(tmp_path / "out")
+    lines = next(one for one in part.pictures if one.name == "followed").draw(False).axes[1].lines
+    assert [line.get_label() for line in lines] == [
+        "degree = 1", "degree = 2", "degree = 5", "FedAvg",
+    ]  # fmt: skip
+
+
+def test_losses_by_seconds_beside_published_ones(tmp_path: Path) -> None:
+    suite.execute(training(tmp_path, TINY + TIMES, scale="small"), tmp_path / "out")
+    (part,) = gather(tmp_path / "out")
+    ((_, head, rows),) = part.more
+    assert len(head) == 4 and [row[0] for row in rows] == [
+        "a table (digits)", "FedMuon, E = 1", "FedAvg", "  a table (digits)",
+    ]  # fmt: skip
+    assert rows[0][1:] == ("at 10 s", "at 20 s", "–") and rows[3][1:] == ("0.75", "0.125", "–")
+    ended = read(tmp_path / "out" / "runs.csv")[1]
+    assert float(rows[2][3]) == pytest.approx(float(ended["train_loss"]), rel=1e-3)
+
+
+def line(losses: list[float], seconds: list[float], seed: int, x: float = np.nan) -> list[tuple]:
+    made = enumerate(zip(losses, seconds, strict=True), 1)
+    return [("muon", x, seed, number, second, loss) for number, (loss, second) in made]
+
+
+def columns(*lines: list[tuple]) -> dict[str, np.ndarray]:
+    names = ("variant", "x", "seed", "round", "train_seconds", "train_loss")
+    cells = zip(*(row for one in lines for row in one), strict=True)
+    return {name: np.array(column) for name, column in zip(names, cells, strict=True)}
+
+
+def test_interpolation_in_time_is_within_a_seed() -> None:
+    """Means of interpolated losses: 2 s is 0.5 in one run, and 0.4 in the other, twice as slow."""
+    curves = columns(line([0.6, 0.4], [1, 3], seed=0), line([0.8, 0.4], [0, 2], seed=1))
+    np.testing.assert_allclose(parts(curves, "muon", 2), [1, 2])  # of the shorter run
+    np.testing.assert_allclose(at_seconds(curves, "muon", np.array([1.0, 2.0])), [0.6, 0.45])
+    assert np.isnan(at_seconds(curves, "muon", np.array([0.5, 2.5]))).all()
+
+
+def test_trends_are_from_each_value_to_the_next() -> None:
+    claim = {"better": "muon", "measure": "train_loss", "kind": "falling", "sentence": ""}
+    runs = columns(line([0.5], [1], 0, 1), line([0.4], [1], 0, 2), line([0.3], [1], 0, 3))
+    assert trend(claim, runs, "rank").holds
+    assert trend(claim | {"kind": "rising"}, runs, "rank").holds is False
+    runs["train_loss"][1] = 0.55  # lower at the end than at the start, and yet not falling
+    found = trend(claim, runs, "rank")
+    assert found.holds is False and found.detail == "0.5 at 1, 0.55 at 2, 0.3 at 3"
+    runs["train_loss"][1] = np.nan
+    assert trend(claim, runs, "rank").holds is None
+    assert trend(claim | {"measure": "epsilon"}, runs, "rank").holds is None
+
+
+def test_followed_curves_are_those_of_one_variant() -> None:
+    curves = columns(line([0.5, 0.4], [1, 2], 0, 1.0), line([0.3, 0.2], [1, 2], 0, 2.0))
+    rows, names = followed(curves, {"label": "q", "follow": "muon", "fixed": []})
+    assert names == ["q = 1", "q = 2"] and list(rows["variant"]) == ["q = 1"] * 2 + ["q = 2"] * 2
+    np.testing.assert_array_equal(rows["train_loss"], curves["train_loss"])
+    more = rows | dict.fromkeys(("test_loss", "accuracy"), rows["train_loss"])
+    assert len(figures.curves(more, names, "round").axes[1].lines) == 2
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "why"),
+    [
+        ('than = "FedAvg"', 'than = "FedAdam"', "no variant"),
+        ("[published.digits.FedAvg]", "[published.digits.SGD]", "no variant"),
+        ('kind = "sooner"', 'kind = "later"', "refused"),
+        ("lr = 0.25", "rate = 0.25", "did you mean"),
+        ('kind = "training"', 'kind = "trainig"', "no kind of suite: choose one of"),
+        ('kind = "sooner"', 'kind = "falling"', "needs a "),
+        ("[small]", '[times]\nof = "SGD"\n\n[small]', "no variant"),
+        ("[small]", TIMES + SWEEP + "[small]", "leave one of them out"),
+        ("[small]", SWEEP + 'follow = "SGD"\n\n[small]', "no variant"),
+        ("[small]", SWEEP + 'written = "taylor"\n\n[small]', "written"),
+        ("[variants.FedAvg.local]", '[variants."fedmuon e 1".local]', "share a name"),
+    ],
+)
+def test_what_is_refused(old: str, new: str, why: str, tmp_path: Path) -> None:
+    text = TINY.replace(old, new) if "variants" not in old else "".join(
+        part for part in TINY.replace(old, new).partition("[claims.loss]")[:1])  # fmt: skip
+    with pytest.raises(InputError, match=why):
+        training(tmp_path, text, data="mnist5k")
+
+
+def shipped() -> Iterator[tuple[str, str, str]]:
+    """Every suite at both scales, for its own data and for all that its file names."""
+    for file in sorted(contents.FOLDER.glob("*.toml")):
+        content = contents.read(file.stem)
+        named = {content.get("data", ""), *content.get("for", {}), *content.get("published", {})}
+        for data in sorted(named - {""}) or [""]:
+            yield from ((file.stem, data, scale) for scale in ("small", "full"))
+
+
+@pytest.mark.parametrize(("name", "data", "scale"), list(shipped()))
+def test_every_shipped_suite_can_be_run(name: str, data: str, scale: str) -> None:
+    """Its settings are sound configs; no data are read, which not every machine has."""
+    whole: dict[str, Any] = contents.read(name)
+    if whole.get("kind") != "training":
+        assert kinds.find(name, None, scale, {}).cells
+        return
+    held = {key: value for key, value in whole.items() if key not in ("kind", "data")}
+    found = suite_of(contents.at(held, data, scale))
+    base = contents.merged(found.base, {"data": {"name": data}})
+    made = [(one, x, tables.parse(setting)) for one, x, setting in settings(found, base, {})]
+    assert len(made) >= 2 * len(found.seeds)
+    assert {one for one, _, _ in made} == set(found.variants)
+    configs = {config.model_dump_json() for _, _, config in made}
+    assert len(configs) == len(made)  # no two runs are the same
+
+
+def test_the_published_suite_is_the_published_one() -> None:
+    for data, rate, batch in (("mnist", {0.05, 0.01}, 64), ("cifar10", {0.03, 0.005}, 128)):
+        content = contents.at(contents.read("cnn"), data, "full")
+        held = {table["local"]["lr"] for table in content["variants"].values()}
+        assert held == rate and content["base"]["local"]["batch"] == batch
+        assert len(content["seeds"]) == 3 and len(content["variants"]) == 6
+        federation = content["base"]["federation"]
+        assert (federation["clients"], federation["per-round"]) == (20, 5)
