@@ -9,7 +9,7 @@ import pytest
 from made_training import TINY, read, training
 
 from analysis import figures
-from analysis.report import gather, write_report
+from analysis.report import gather
 from analysis.sweeps import followed, trend
 from analysis.timetable import at_seconds, parts
 from experiments import contents, kinds, suite
@@ -78,7 +78,6 @@ def test_a_fixed_variant_runs_once_and_stands_at_every_value(tmp_path: Path) -> 
     fixed = [row for row in rows if row["variant"] == "FedAvg"]
     assert [float(row["x"]) for row in fixed] == [1, 2, 5]
     assert len({row["train_loss"] for row in fixed}) == 1 and len(rows) == 6
-    write_report(tmp_path / "out")
     (part,) = gather(tmp_path / "out")
     lines = next(one for one in part.pictures if one.name == "followed").draw(False).axes[1].lines
     assert [line.get_label() for line in lines] == [
