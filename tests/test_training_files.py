@@ -83,6 +83,9 @@ def test_a_fixed_variant_runs_once_and_stands_at_every_value(tmp_path: Path) -> 
     assert [line.get_label() for line in lines] == [
         "degree = 1", "degree = 2", "degree = 5", "FedAvg",
     ]  # fmt: skip
+    drawn = [np.asarray(line.get_ydata())[-1] for line in lines]
+    ends = [float(row["accuracy"]) for row in (*rows[:1], *rows[2:3], *rows[4:])]
+    np.testing.assert_allclose(drawn, ends)
 
 
 def test_losses_by_seconds_beside_published_ones(tmp_path: Path) -> None:

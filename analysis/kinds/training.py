@@ -107,7 +107,7 @@ def _pictures(curves: Columns, runs: Columns, about: Mapping[str, Any]) -> list[
         known = Picture.known(name, functools.partial(figures.curves, curves, variants, by, at))
         found.append(Picture(name, known.draw, known.title + where, known.caption))
     if sweep and sweep.get("follow"):
-        draw = functools.partial(figures.curves, *followed(curves, sweep), "round")
+        draw = functools.partial(figures.curves, *followed(curves, sweep), "round", np.nan)
         known = Picture.known("followed", draw)
         found.append(Picture("followed", draw, known.title + sweep["follow"], known.caption))
     return found
