@@ -197,4 +197,4 @@ def test_the_published_suite_is_the_published_one() -> None:
         assert held == rate and content["base"]["local"]["batch"] == batch
         assert len(content["seeds"]) == 3 and len(content["variants"]) == 6
         federation = content["base"]["federation"]
-        assert (federation["clients"], federation["per-round"]) == (20, 5)
+        assert federation == {"clients": 20, "per-round": 5, "rounds": 30}
