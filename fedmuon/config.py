@@ -35,6 +35,7 @@ class Data(Table):
     normalize: Literal["auto", "unit", "ball", "pixels", "tokens"] = "auto"
     folder: str = ""  # where the files of a local source are, if not in its usual place
     context: Count = 64  # tokens seen by a window of text
+    tokenizer: str = ""  # of e2e and dart: a folder with GPT-2's, or empty for bytes
     dimension: Count = 20  # of `synthetic`
     classes: Annotated[int, Field(ge=2)] = 4  # of `synthetic`
 

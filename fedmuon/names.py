@@ -3,9 +3,11 @@
 from typing import Literal, get_args
 
 SourceName = Literal[
-    "synthetic", "digits", "mnist5k", "fashion-mnist", "mnist", "cifar10", "idx", "pydoc", "text"
-]
-TEXTS = ("pydoc", "text")
+    "synthetic", "digits", "mnist5k", "fashion-mnist", "mnist", "cifar10", "idx",
+    "pydoc", "text", "e2e", "dart",
+]  # fmt: skip
+TABLES = ("e2e", "dart")  # of which the source is not to be predicted
+TEXTS = ("pydoc", "text", *TABLES)
 Model = Literal["mlp", "cnn", "cifarnet", "wrn-16-2", "gpt"]
 Recipe = Literal[
     "fedavg", "fedavgm", "local-muon", "fedmuon", "fedmuon-aligned",

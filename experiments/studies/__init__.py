@@ -8,8 +8,9 @@ rows.csv. Of its own accord a module may have `tables(records)`, which names oth
 
 import json
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from importlib import import_module
+from pathlib import Path
 from pkgutil import iter_modules
 from typing import Any, Protocol, cast
 
@@ -71,6 +72,15 @@ class Study(Work):
             content = merged(content, {"base": asked.changes})
         settings = validate(module.Settings, content)
         return cls(asked, kind, title, module.cells(settings, asked), module, settings, note)
+
+    def within(self, out: Path) -> Sequence[Cell]:
+        """The cells; those that are dataclasses with a `folder` get one of their own in `out`."""
+        return [
+            replace(one, folder=out.absolute() / "runs" / one.name)  # pyright: ignore
+            if hasattr(one, "folder")
+            else one
+            for one in self.cells
+        ]
 
     @property
     def lock(self) -> bytes:

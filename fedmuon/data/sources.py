@@ -16,8 +16,10 @@ from fedmuon.data.cifar import has_cifar, read_cifar_folder
 from fedmuon.data.hub import HUB, installed, read_hub
 from fedmuon.data.idx import has_train_files, read_idx_folder, read_mnist_folder
 from fedmuon.data.source import Source, unit_rows
+from fedmuon.data.table_text import table_files, table_text
 from fedmuon.data.text import pydoc, text
 from fedmuon.errors import InputError
+from fedmuon.names import TABLES
 
 __all__ = ["READERS", "Source", "available", "load", "read", "unit_rows"]
 
@@ -73,6 +75,7 @@ def available() -> list[tuple[str, bool, str]]:
         *(_on_disk(name) for name in FILES),
         ("idx", False, "set [data] folder to a folder of IDX files"),
         ("text", False, "set [data] folder to a text file, or to a folder of them"),
+        *(_tabled(name) for name in TABLES),
     ]
 
 
@@ -88,13 +91,21 @@ def _on_disk(name: str) -> tuple[str, bool, str]:
     return name, False, hub
 
 
+def _tabled(name: str) -> tuple[str, bool, str]:
+    for place in folders(name):
+        if "train" in table_files(name, place):
+            return name, True, str(place)
+    return name, False, "set [data] folder to its files, or make some up by `fedmuon make-text`"
+
+
 def folders(name: str, folder: str | Path = "") -> list[Path]:
     """Folders searched for a data set, in order; a given one alone."""
     if folder:
         return [Path(folder).expanduser()]
     root = os.environ.get("FEDMUON_DATA")
     first = [Path(root).expanduser() / name] if root else []
-    return [*first, *FILES[name].places, Path("data") / name]
+    places = FILES[name].places if name in FILES else ()
+    return [*first, *places, Path("data") / name]
 
 
 def _mend(name: str) -> str:
@@ -115,6 +126,13 @@ def _from_files(name: str, folder: str | Path = "") -> Source:
             f"{name} is in none of {looked} and the hub's client is not installed: {_mend(name)}"
         )
     return Source(name, *_ordered(read_hub(name), 10), f"hub: {HUB[name][0]}")
+
+
+def _tables(name: str, folder: str | Path = "", context: int = 64, tokenizer: str = "") -> Source:
+    """The folder given, or the first of the usual ones that has the files."""
+    places = folders(name, folder)
+    found = [place for place in places if "train" in table_files(name, place)]
+    return table_text(name, (found or places)[0], context, tokenizer)
 
 
 def _idx(folder: str | Path = "") -> Source:
@@ -143,4 +161,5 @@ READERS: dict[str, Callable[..., Source]] = {
     "idx": _idx,
     "pydoc": pydoc,
     "text": text,
+    **{name: partial(_tables, name) for name in TABLES},
 }

@@ -3,7 +3,7 @@
 import dataclasses
 import math
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import lru_cache, partial
 
 import numpy as np
 import torch
@@ -23,11 +23,11 @@ from fedmuon.federated.plan import Plan
 from fedmuon.federated.shards import Shard, Shards, replaced
 from fedmuon.federated.simulate import Experiment
 from fedmuon.gemm import fastest, supported
-from fedmuon.names import TEXTS
+from fedmuon.names import TABLES, TEXTS
 from fedmuon.randomness import Draw, generator
 from fedmuon.schedules import heavy_tailed
 from fedmuon.tasks.base import Batch, Params, Task
-from fedmuon.tasks.decoder import Form, decoder, fitted, gpt2_law, next_tokens
+from fedmuon.tasks.decoder import Form, decoder, fitted, gpt2_law, next_tokens, sentence_tokens
 from fedmuon.tasks.matrix import MatrixTask
 from fedmuon.tasks.models import network, seen
 from fedmuon.tasks.networks import NetworkTask
@@ -56,6 +56,8 @@ def _options(config: Config) -> dict[str, str | int]:
         options["folder"] = table.folder
     if table.name in TEXTS:
         options["context"] = table.context
+    if table.name in TABLES and table.tokenizer:
+        options["tokenizer"] = table.tokenizer
     if table.name == "synthetic":
         options = {
             "n": table.train + table.test,
@@ -105,9 +107,8 @@ def task(config: Config, shape: tuple[int, ...], classes: int, vocabulary: int =
     dtype, device = DTYPES[engine.dtype], torch.device(engine.device)
     if config.task.name == "network":
         if config.task.model == "gpt":
-            of = config.task
-            form = Form(vocabulary, shape[0] - 1, of.width, of.depth, of.heads)
-            return _decoder(form, of.weights, dtype, device)
+            form, tables = form_of(config, shape, vocabulary), config.data.name in TABLES
+            return _decoder(form, config.task.weights, tables, dtype, device)
         return _network(config.task.model, shape, classes, dtype, device)
     return MatrixTask(math.prod(shape), classes, dtype, device, engine.kernel)
 
@@ -121,14 +122,24 @@ def _network(
 
 
 @lru_cache(maxsize=4)
-def _decoder(form: Form, weights: str, dtype: torch.dtype, device: torch.device) -> NetworkTask:
-    """The same for windows of text, begun from stored weights if there are any."""
+def _decoder(
+    form: Form, weights: str, tables: bool, dtype: torch.dtype, device: torch.device
+) -> NetworkTask:
+    """The same for windows of text, begun from stored weights if there are any; of `tables` with
+    sentences only the sentences are predicted."""
 
     def stored(module: nn.Module, rng: np.random.Generator) -> dict[str, np.ndarray]:
         return fitted(read_weights(weights), module)
 
     start, shape = stored if weights else gpt2_law, (form.context + 1,)
-    return NetworkTask(decoder(form), shape, dtype, device, targets=next_tokens, start=start)
+    targets = partial(sentence_tokens, form.vocabulary - 1) if tables else next_tokens
+    return NetworkTask(decoder(form), shape, dtype, device, targets=targets, start=start)
+
+
+def form_of(config: Config, shape: tuple[int, ...], vocabulary: int) -> Form:
+    """The decoder that reads windows of that shape."""
+    of = config.task
+    return Form(vocabulary, shape[0] - 1, of.width, of.depth, of.heads)
 
 
 def recipe(

@@ -18,7 +18,7 @@ from fedmuon.tasks.base import Batch, Params, Points
 from fedmuon.tasks.chunks import Chunks, exact_on
 from fedmuon.tasks.ghost import Ghosts, Record, Seen, record
 from fedmuon.tasks.ghost_layers import Use, parts, shaped
-from fedmuon.tasks.per_example import Explicit, PerExample
+from fedmuon.tasks.per_example import Explicit, Lookup, Outer, PerExample, Tied
 
 MEMORY = {"cpu": 1 << 26, "cuda": 1 << 32}  # bytes held at once for a group of samples
 MOST = {"cpu": 512}  # samples of a group, beyond which a processor gains nothing
@@ -121,6 +121,8 @@ class ClippedSums:
             for name, layer in layers.items()
             for key, one in parts(layer, _uses(records, name)).items()
         }
+        for name, first in self.ghosts.tied.items():
+            found[first] = _both(found[first], found.pop(name))
         return losses, found
 
     def _by_example(self, points: Points, inputs: Tensor, labels: Tensor) -> Found:
@@ -167,6 +169,11 @@ def _uses(records: Sequence[tuple[float, Record]], name: str) -> list[Use]:
         ([at.read for at in use], [_times(c, at) for c, at in zip(weights, use, strict=True)])
         for use in uses
     ]
+
+
+def _both(embedding: PerExample, head: PerExample) -> Tied:
+    assert isinstance(embedding, Lookup) and isinstance(head, Outer | Explicit)
+    return Tied(embedding, head)
 
 
 def _times(c: float, use: Seen) -> Tensor:

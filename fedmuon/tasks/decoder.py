@@ -16,6 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from fedmuon.errors import InputError
+from fedmuon.tasks.networks import IGNORED
 
 SPREAD = 0.02  # of a first weight's entries
 
@@ -45,9 +46,10 @@ class Decoder(nn.Module):
     def forward(self, windows: Tensor) -> Tensor:
         """Embeddings, blocks under a causal mask, the head."""
         tokens, body = windows[:, :-1].long(), self.transformer
-        place = torch.arange(tokens.shape[1], device=tokens.device)
+        length = tokens.shape[1]
+        place = torch.arange(length, device=tokens.device).expand_as(tokens)  # a row each: ghosts
         hidden = body.wte(tokens) + body.wpe(place)
-        later = hidden.new_full((len(place), len(place)), -math.inf).triu(1)
+        later = hidden.new_full((length, length), -math.inf).triu(1)
         for block in body.h:
             hidden = block(hidden, attention_mask=later)
         return self.lm_head(body.ln_f(hidden))
@@ -55,6 +57,12 @@ class Decoder(nn.Module):
 
 def decoder(form: Form) -> Decoder:
     """A decoder on torch's `meta` device, where it holds shapes and no numbers."""
+    with torch.device("meta"):
+        return Decoder(published(form))
+
+
+def published(form: Form, end: int | None = None) -> Any:
+    """A GPT2LMHeadModel of that form on the current device; `end` ends what it generates."""
     try:
         from transformers import GPT2Config, GPT2LMHeadModel
     except ImportError:
@@ -64,18 +72,24 @@ def decoder(form: Form) -> Decoder:
     shape = GPT2Config(
         vocab_size=form.vocabulary, n_positions=form.context, n_embd=form.width,
         n_layer=form.depth, n_head=form.heads,
-        resid_pdrop=0.0, embd_pdrop=0.0, attn_pdrop=0.0, use_cache=False,
-        bos_token_id=None, eos_token_id=None,
+        resid_pdrop=0.0, embd_pdrop=0.0, attn_pdrop=0.0, use_cache=end is not None,
+        bos_token_id=None, eos_token_id=end, pad_token_id=end,
         activation_function="gelu_pytorch_tanh",  # GPT-2's function, in one kernel
     )  # fmt: skip
     shape._attn_implementation = "eager"  # products that torch.vmap and `meta` know
-    with torch.device("meta"):
-        return Decoder(GPT2LMHeadModel(shape))
+    return GPT2LMHeadModel(shape)
 
 
 def next_tokens(inputs: Tensor, labels: Tensor) -> Tensor:
     """What is to be predicted of windows [n, T + 1]: [n, T]. Labels say whose the window is."""
     return inputs[:, 1:].long()
+
+
+def sentence_tokens(end: int, inputs: Tensor, labels: Tensor) -> Tensor:
+    """Of windows `table END sentence END ...`, the tokens after the first END up to the second;
+    IGNORED elsewhere, so that the table is seen and not learned (000, Appendix)."""
+    ended = (inputs[:, :-1] == end).cumsum(1)
+    return inputs[:, 1:].long().where(ended == 1, IGNORED)
 
 
 def gpt2_law(network: nn.Module, rng: np.random.Generator) -> dict[str, np.ndarray]:

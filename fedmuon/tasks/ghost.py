@@ -88,10 +88,14 @@ def record(
 
 @dataclass(frozen=True)
 class Ghosts:
-    """The layers that own parameters, by name, and how many numbers they hold for a sample."""
+    """The layers that own parameters, by name, and how many numbers they hold for a sample.
+
+    `tied` says of a linear layer's weight which embedding it is.
+    """
 
     layers: dict[str, nn.Module]
     entries: int
+    tied: dict[str, str] = field(default_factory=dict)
 
 
 def ghostly(module: nn.Module, shape: tuple[int, ...]) -> Ghosts | None:
@@ -106,8 +110,8 @@ def ghostly(module: nn.Module, shape: tuple[int, ...]) -> Ghosts | None:
         for name, layer in module.named_modules()
         if any(True for _ in layer.parameters(recurse=False))
     }
-    ids = [id(p) for owner in owners.values() for p in owner.parameters(recurse=False)]
-    if not all(map(known, owners.values())) or len(ids) != len(set(ids)):
+    tied = _ties(owners)
+    if not all(map(known, owners.values())) or tied is None:
         return None
     looks = [_look(module, owners, (rows, *shape)) for rows in (2, 3)]
     if not all(look.tells_all for look in looks):
@@ -115,7 +119,24 @@ def ghostly(module: nn.Module, shape: tuple[int, ...]) -> Ghosts | None:
     _, found = record(module, owners, _meta(module), _like((2, *shape)), lambda out: out.flatten(1))
     if any(use.slope is None for uses in found.seen.values() for use in uses):
         return None
-    return Ghosts(owners, looks[1].entries - looks[0].entries)
+    return Ghosts(owners, looks[1].entries - looks[0].entries, tied)
+
+
+def _ties(owners: dict[str, nn.Module]) -> dict[str, str] | None:
+    """Linear layers' weights that are an embedding's too; None where others are shared."""
+    first: dict[int, tuple[str, nn.Module]] = {}
+    tied: dict[str, str] = {}
+    for name, owner in owners.items():
+        for key, param in owner.named_parameters(recurse=False):
+            whole = f"{name}.{key}" if name else key
+            other, at = first.setdefault(id(param), (whole, owner))
+            if other == whole:
+                continue
+            pair = isinstance(at, nn.Embedding) and isinstance(owner, nn.Linear)
+            if not pair or other in tied.values():
+                return None
+            tied[whole] = other
+    return tied
 
 
 @dataclass

@@ -25,12 +25,14 @@ def known(layer: nn.Module) -> bool:
         return False
     if isinstance(layer, nn.Embedding) and (layer.max_norm or layer.scale_grad_by_freq):
         return False
-    return type(layer) in RULES
+    return _rule(layer) is not None
 
 
 def parts(layer: nn.Module, uses: Sequence[Use]) -> Parts:
     """The per-example gradients of the layer's own parameters."""
-    found = RULES[type(layer)](layer, uses)
+    rule = _rule(layer)
+    assert rule is not None  # or `ghostly` would have refused the module
+    found = rule(layer, uses)
     return {key: found[key] for key, _ in layer.named_parameters(recurse=False)}
 
 
@@ -52,12 +54,28 @@ def shaped(layer: nn.Module, key: str, total: Tensor) -> Tensor:
     return total.view(shape)
 
 
-def _linear(layer: nn.Linear, uses: Sequence[Use]) -> Parts:
+def _rule(layer: nn.Module) -> Callable[..., Parts] | None:
+    kind = type(layer)
+    return RULES.get(kind) or NAMED.get(f"{kind.__module__}.{kind.__qualname__}")
+
+
+def _linear(layer: nn.Module, uses: Sequence[Use]) -> Parts:
+    read, slope, shift = _read_and_slope(uses)
+    return {"weight": Outer(read, slope).cheaper(), "bias": shift}
+
+
+def _projection(layer: nn.Module, uses: Sequence[Use]) -> Parts:
+    """A linear layer whose weight is [in, out]."""
+    read, slope, shift = _read_and_slope(uses)
+    return {"weight": Outer(slope, read).cheaper(), "bias": shift}
+
+
+def _read_and_slope(uses: Sequence[Use]) -> tuple[Tensor, Tensor, Explicit]:
+    """[n, 1, T, in] and [n, 1, T, out] with T over positions and points, and a bias's gradients."""
     flat = [pair for use in uses for pair in zip(*_telescoped(*use), strict=True)]
     read, slope = (_joined([_sequence(v) for v in column], 1) for column in zip(*flat, strict=True))
     shift = [_sequence(slope).sum(1) for _, slopes in uses for slope in slopes]
-    weight = Outer(read[:, None], slope[:, None])
-    return {"weight": weight.cheaper(), "bias": Explicit(_summed(shift))}
+    return read[:, None], slope[:, None], Explicit(_summed(shift))
 
 
 def _convolution(layer: _ConvNd, uses: Sequence[Use]) -> Parts:
@@ -182,3 +200,5 @@ RULES: dict[type[nn.Module], Callable[..., Parts]] = {
     nn.InstanceNorm1d: _norm(_instance, True),
     nn.InstanceNorm2d: _norm(_instance, True),
 }
+# By name, as transformers need not be installed.
+NAMED: dict[str, Callable[..., Parts]] = {"transformers.pytorch_utils.Conv1D": _projection}

@@ -5,7 +5,7 @@ Parameters are the module's own, by name, with the replica first: a weight [out,
 """
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property, reduce
 from typing import Any, NamedTuple
 
@@ -26,6 +26,7 @@ CPU = torch.device("cpu")
 MEMORY = {"cpu": 1 << 28, "cuda": 1 << 32}  # bytes of activations held at once
 TOGETHER = {"cpu": 1 << 23, "cuda": 1 << 27}  # parameters of clients stepped together
 SMALL = 1 << 21  # activations of a replica, up to which convolutions gain by sharing a call
+IGNORED = -100  # a target that no loss counts, as torch has it
 Loss = Callable[[Tensor, Tensor], Tensor]  # (outputs [n, ..., c], targets [n, ...]) -> losses [n]
 Targets = Callable[[Tensor, Tensor], Tensor]  # (inputs [n, d], labels [n]) -> targets [n, ...]
 Start = Callable[[nn.Module, np.random.Generator], dict[str, np.ndarray]]
@@ -33,9 +34,16 @@ Found = tuple[Tensor, Params]
 
 
 def cross_entropy(outputs: Tensor, targets: Tensor) -> Tensor:
-    """-log p_y of each sample; of a sample with many targets, the mean over them."""
-    each = functional.cross_entropy(outputs.movedim(-1, 1), targets, reduction="none")
-    return each.flatten(1).mean(1) if each.ndim > 1 else each
+    """-log p_y of each sample; of a sample with many targets, the mean over those that count."""
+    each = functional.cross_entropy(
+        outputs.movedim(-1, 1), targets, reduction="none", ignore_index=IGNORED
+    )
+    return _mean_of(each, targets) if each.ndim > 1 else each
+
+
+def _mean_of(values: Tensor, targets: Tensor) -> Tensor:
+    """The mean [n] of values [n, ...] that are 0 where the target is IGNORED."""
+    return values.flatten(1).sum(1) / (targets != IGNORED).flatten(1).sum(1).clamp(min=1)
 
 
 def given_labels(inputs: Tensor, labels: Tensor) -> Tensor:
@@ -128,7 +136,16 @@ class NetworkTask:
     def clipped(self, points: Points, batches: Sequence[Batch], clipping: Clipping) -> Found:
         """Mean loss [K S] at the last point and the sums of clipped per-example gradients."""
         whole = unclipped(self.gradient, points, batches, clipping)
-        return self._clipped_sums(points, batches, clipping) if whole is None else whole
+        if whole is not None:
+            return whole
+        return self._clipped_sums(points, [self._aimed(batch) for batch in batches], clipping)
+
+    def _aimed(self, batch: Batch) -> Batch:
+        """The batch with targets for labels."""
+        there = batch.replaced
+        if there is not None:
+            there = replace(there, labels=self.targets(there.inputs, there.labels))
+        return Batch(batch.inputs, self.targets(batch.inputs, batch.labels), there)
 
     @cached_property
     def _clipped_sums(self) -> ClippedSums:
@@ -222,7 +239,7 @@ class NetworkTask:
     ) -> tuple[Tensor, Tensor]:
         outputs, targets = self._outputs(params, inputs), self.targets(inputs, labels)
         right = outputs.argmax(-1) == targets
-        share = right.flatten(1).to(self.dtype).mean(1) if right.ndim > 1 else right
+        share = _mean_of(right.to(self.dtype), targets) if right.ndim > 1 else right
         return self.loss(outputs, targets), share
 
 

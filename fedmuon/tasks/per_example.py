@@ -113,3 +113,35 @@ class Lookup:
         """total[index_it] += factors_i slope_it."""
         weighted = (self.slopes * factors[:, None, None]).flatten(0, 1)
         total.index_add_(0, self.indices.flatten(), weighted)
+
+
+@dataclass(frozen=True)
+class Tied:
+    """Gradients of an embedding that is the last layer's weight too: E_i + H_i, of both uses."""
+
+    lookup: Lookup
+    head: Outer | Explicit
+
+    @property
+    def shape(self) -> Shape:
+        """The embedding's."""
+        return self.lookup.shape
+
+    def squares(self) -> Tensor:
+        """||E_i||^2 + ||H_i||^2 + 2 <E_i, H_i> [n]."""
+        return self.lookup.squares() + self.head.squares() + 2 * self._inner()
+
+    def add_to_(self, total: Tensor, factors: Tensor) -> None:
+        """total += sum_i factors_i (E_i + H_i)."""
+        self.lookup.add_to_(total, factors)
+        self.head.add_to_(total.view(self.head.shape), factors)
+
+    def _inner(self) -> Tensor:
+        """<E_i, H_i> = sum_s (slope_s . row index_s of H_i) [n]; rows are looked up, not formed."""
+        at, slopes = self.lookup.indices, self.lookup.slopes
+        if isinstance(self.head, Explicit):
+            whole = self.head.values.view(len(at), *self.shape)
+            return (whole.gather(1, at[..., None].expand_as(slopes)) * slopes).sum((1, 2))
+        reads, falls = self.head.reads[:, 0], self.head.slopes[:, 0]
+        picked = falls.gather(2, at[:, None].expand(-1, falls.shape[1], -1))
+        return (picked * (reads @ slopes.mT)).sum((1, 2))

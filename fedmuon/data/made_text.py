@@ -1,0 +1,127 @@
+"""Made-up tables and sentences in the files of E2E and DART, for where the corpora are not at hand.
+
+Nothing in them is from the corpora: places, names and wordings are this file's own. `restaurants`
+are what a private run learns; `lodgings`, with other names and wordings, may be public.
+"""
+
+import csv
+import io
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from fedmuon.errors import InputError
+from fedmuon.randomness import Draw, generator
+
+PARTS = {"train": 0.8, "dev": 0.1, "test": 0.1}  # of the tables
+LEAST, MOST = 10, 5000  # tables: each part has one, and there are more than so many
+FORMATS = ("e2e", "dart")
+DOMAINS = ("restaurants", "lodgings")
+SYLLABLES = ("ba", "do", "ka", "li", "mo", "na", "po", "ra", "su", "ti", "vel", "zan")
+VALUES: dict[str, dict[str, tuple[str, ...]]] = {
+    "restaurants": {
+        "food": ("Thai", "Greek", "Indian", "Welsh"),
+        "area": ("riverside", "centre", "harbour"),
+        "price": ("cheap", "moderate", "high"),
+    },
+    "lodgings": {
+        "view": ("garden", "lake", "street", "castle"),
+        "area": ("old town", "hills", "station"),
+        "rooms": ("small", "large", "quiet"),
+    },
+}
+WORDINGS: dict[str, dict[str, tuple[str, ...]]] = {
+    "restaurants": {
+        "name": ("{} serves", "At {} you eat"),
+        "food": (" {} food", " {} dishes"),
+        "area": (" by the {}", " at the {}"),
+        "price": (" at {} prices", ", prices are {}"),
+    },
+    "lodgings": {
+        "name": ("{} offers rooms", "Guests sleep at {}"),
+        "view": (" facing the {}", " over the {}"),
+        "area": (" in the {}", " near the {}"),
+        "rooms": (", they are {}", " that are {}"),
+    },
+}
+
+
+def make_text(
+    folder: str | Path, form: str, tables: int = 500, domain: str = "restaurants", seed: int = 0
+) -> list[Path]:
+    """Write made-up-train, -dev and -test; no table is in two of them. It has one sentence or two."""
+    if form not in FORMATS or domain not in DOMAINS:
+        raise InputError(
+            f"no text of the format {form} is made up about {domain}: choose a format of "
+            f"{', '.join(FORMATS)} and a domain of {', '.join(DOMAINS)}"
+        )
+    if not LEAST <= tables <= MOST:
+        raise InputError(f"{tables} tables cannot be made up: ask for {LEAST} to {MOST}")
+    place, entries = Path(folder).expanduser(), _entries(tables, domain, seed)
+    place.mkdir(parents=True, exist_ok=True)
+    edges = np.cumsum([0.0, *PARTS.values()]) * len(entries)
+    written = []
+    for part, low, high in zip(PARTS, edges, edges[1:], strict=False):
+        of = entries[round(low) : round(high)]
+        file = place / f"made-up-{part}{'.csv' if form == 'e2e' else '.json'}"
+        file.write_text(_csv(of) if form == "e2e" else _json(of), encoding="utf-8", newline="")
+        written.append(file)
+    return written
+
+
+Entry = tuple[dict[str, str], list[str]]  # fields in order, name first; sentences
+
+
+def _entries(tables: int, domain: str, seed: int) -> list[Entry]:
+    rng = generator(seed, Draw.SYNTHETIC, block=DOMAINS.index(domain))
+    found: dict[str, Entry] = {}
+    while len(found) < tables:
+        fields = _fields(domain, rng)
+        told = {_sentence(domain, fields, rng) for _ in range(2)}
+        found.setdefault(str(fields), (fields, sorted(told)))
+    return list(found.values())
+
+
+def _fields(domain: str, rng: np.random.Generator) -> dict[str, str]:
+    """A name, a first field, and each of the others by a coin."""
+    name = "".join(_pick(SYLLABLES, rng) for _ in range(2)).capitalize()
+    first, *others = VALUES[domain]
+    kept = [first, *(field for field in others if rng.random() < 0.5)]
+    return {"name": name, **{field: _pick(VALUES[domain][field], rng) for field in kept}}
+
+
+def _sentence(domain: str, fields: dict[str, str], rng: np.random.Generator) -> str:
+    words = WORDINGS[domain]
+    return "".join(_pick(words[field], rng).format(fields[field]) for field in fields) + "."
+
+
+def _pick(choices: Sequence[str], rng: np.random.Generator) -> str:
+    return choices[int(rng.integers(len(choices)))]
+
+
+def _csv(entries: list[Entry]) -> str:
+    text = io.StringIO()
+    writer = csv.writer(text, lineterminator="\n")
+    writer.writerow(("mr", "ref"))
+    for fields, told in entries:
+        table = ", ".join(f"{field}[{value}]" for field, value in fields.items())
+        writer.writerows((table, sentence) for sentence in told)
+    return text.getvalue()
+
+
+def _json(entries: list[Entry]) -> str:
+    held: list[dict[str, Any]] = [
+        {
+            "tripleset": [
+                [fields["name"], field.upper(), value]
+                for field, value in fields.items()
+                if field != "name"
+            ],
+            "annotations": [{"source": "made-up", "text": sentence} for sentence in told],
+        }
+        for fields, told in entries
+    ]
+    return json.dumps(held, indent=1) + "\n"
