@@ -1,6 +1,7 @@
 """How near generated sentences come to those that people wrote: BLEU and ROUGE-L as in 000."""
 
 from collections.abc import Sequence
+from typing import Any
 
 from fedmuon.errors import InputError
 
@@ -12,7 +13,9 @@ def bleu(written: Sequence[str], references: Sequence[Sequence[str]]) -> float:
     except ImportError:
         raise InputError("BLEU needs sacrebleu: pip install 'fedmuon[text]'") from None
     most = max(map(len, references))
-    columns = [[told[k] if k < len(told) else None for told in references] for k in range(most)]
+    columns: list[Any] = [
+        [told[k] if k < len(told) else None for told in references] for k in range(most)
+    ]
     return float(BLEU(effective_order=True).corpus_score(list(written), columns).score)
 
 

@@ -13,6 +13,7 @@ from experiments.cli.laboratory import bound, report, stability, suite
 from experiments.cli.options import complain
 from experiments.cli.privacy import app as privacy
 from experiments.cli.runs import deploy_demo, doctor, run
+from experiments.cli.text import make_text
 from experiments.cli.theory import stationarity
 
 app = typer.Typer(
@@ -24,7 +25,18 @@ app = typer.Typer(
     rich_markup_mode="rich",
     context_settings={"help_option_names": ["-h", "--help"]},
 )
-for command in (run, stability, suite, report, bound, stationarity, flops, deploy_demo, doctor):
+for command in (
+    run,
+    stability,
+    suite,
+    report,
+    bound,
+    stationarity,
+    flops,
+    make_text,
+    deploy_demo,
+    doctor,
+):
     app.command(command.__name__.replace("_", "-"))(command)
 app.add_typer(privacy, name="privacy")
 

@@ -52,7 +52,7 @@ WORDINGS: dict[str, dict[str, tuple[str, ...]]] = {
 def make_text(
     folder: str | Path, form: str, tables: int = 500, domain: str = "restaurants", seed: int = 0
 ) -> list[Path]:
-    """Write made-up-train, -dev and -test; no table is in two of them. It has one sentence or two."""
+    """Write made-up-train, -dev and -test; no table is in two. A table has a sentence or two."""
     if form not in FORMATS or domain not in DOMAINS:
         raise InputError(
             f"no text of the format {form} is made up about {domain}: choose a format of "

@@ -107,7 +107,7 @@ def read_dart(file: Path) -> Iterator[Pair]:
     for place, entry in enumerate(entries):
         try:
             yield from _annotated(entry)
-        except (TypeError, KeyError, ValueError):
+        except (AttributeError, TypeError, KeyError, ValueError):
             raise InputError(
                 f"{file}, entry {place}: a tripleset of [subject, relation, object] and "
                 "annotations with a text are needed: mend that entry"
