@@ -1,4 +1,4 @@
-"""Clipped sums of the decoder: tied head, [in, out] projections and a masked loss, against loops."""
+"""Clipped sums of the decoder: tied head, [in, out] projections, a masked loss, against loops."""
 
 import dataclasses
 
@@ -22,7 +22,7 @@ LONG, WIDE = Form(13, 9, 8, 2, 2), Form(13, 4, 16, 1, 2)  # heads held as Gram m
 
 def task_of(form: Form, masked: bool) -> NetworkTask:
     def targets(inputs: Tensor, labels: Tensor) -> Tensor:
-        return (sentence_tokens(END, inputs, labels) if masked else next_tokens(inputs, labels))  # fmt: skip
+        return sentence_tokens(END, inputs, labels) if masked else next_tokens(inputs, labels)
 
     return NetworkTask(
         decoder(form), (form.context + 1,), torch.float64, targets=targets, start=gpt2_law
@@ -99,7 +99,7 @@ def test_clipped_sums_are_the_loops(
 
 
 def test_the_norm_of_a_tied_gradient_has_a_mixed_term() -> None:
-    """Against the gradients themselves, with tokens that come twice; squares alone do not add up."""
+    """Against the gradients themselves, with tokens that come twice; squares do not add up."""
     torch.manual_seed(0)
     at, falls = torch.randint(0, 5, (3, 6)), torch.randn(3, 6, 4).double()
     reads, slopes = torch.randn(3, 1, 6, 4).double(), torch.randn(3, 1, 6, 5).double()

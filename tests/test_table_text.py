@@ -1,4 +1,4 @@
-"""Tables and sentences: readers on literal files, the mask, what is written and how it is judged."""
+"""Tables and sentences: readers on literal files, the mask, what is written, how it is judged."""
 
 import json
 import math

@@ -24,7 +24,8 @@ STANDS_ON = (
     "All releases of a step are accounted jointly, by Poisson lots, add or remove one; a private "
     "example is one pair of a table and a sentence, so a table with several sentences is several "
     "examples. DP-SGD and DP-Adam clip the whole gradient, the Muon methods each matrix and, as "
-    "one block, all that is left, as in 000. Step sizes were chosen without accounting for the "
+    "one block, all that is left, as in 000. Head and embedding are one parameter, which 000 "
+    "keeps as two. Step sizes were chosen without accounting for the "
     "choice. BLEU is sacrebleu's with effective order, ROUGE-L rouge-score's F1 with stems, of the "
     "nearest reference."
 )

@@ -6,9 +6,8 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
+from fedmuon.data.text import BYTES
 from fedmuon.errors import InputError
-
-BYTES = 256
 
 
 @dataclass(frozen=True)
