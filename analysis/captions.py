@@ -12,6 +12,7 @@ TITLES = {
     "curves-seconds": "Loss and accuracy by seconds of training",
     "terminal": "Where the variants end",
     "followed": "Loss and accuracy along the sweep: ",
+    "clients": "What each client has spent",
 }
 _BANDS = (
     "Lines are means over seeds, bands reach from the smallest to the largest. A line ends where a "
@@ -68,5 +69,11 @@ CAPTIONS = {
     ),
     "followed": _BANDS
     + "Every line is one value of the sweep, or a variant that the sweep leaves alone.",
+    "clients": (
+        "Every client has an account of its own: how large its share of examples in a lot is, and "
+        "how often it took part. The noise is the least that keeps the client with the most below "
+        "the target, so that no point may lie above the dashed line. Optimizers that clip alike "
+        "spend alike, so a line stands for all of them."
+    ),
     "terminal": _BANDS + "Each point is the end of the runs with that value.",
 }

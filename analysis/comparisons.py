@@ -13,7 +13,8 @@ from analysis.claims import Claim, Columns
 
 HIGHER = ("accuracy",)  # is better
 NAMES = {"train_loss": "train loss", "test_loss": "test loss", "gap": "gap",
-         "accuracy": "accuracy", "train_seconds": "seconds of training"}  # fmt: skip
+         "accuracy": "accuracy", "train_seconds": "seconds of training",
+         "epsilon": "certified ε"}  # fmt: skip
 
 
 def judged(claim: Mapping[str, Any], runs: Columns, curves: Columns, label: str = "") -> Claim:
@@ -36,9 +37,8 @@ def terminal(
     """The terminal mean over seeds is at or below the other's (above in accuracy) at every x."""
     up = measure in HIGHER
     word, at = name_of(measure), f" at every {label}" if label else ""
-    sentence = sentence or (
-        f"{better} ends with a {word} at or {'above' if up else 'below'} that of {than}{at}."
-    )
+    article, side = "an" if word[0] in "aeiou" else "a", "above" if up else "below"
+    sentence = sentence or (f"{better} ends with {article} {word} at or {side} that of {than}{at}.")
     if measure not in runs:
         return Claim(sentence, None, f"no run measured {word}")
     pairs = np.array([(ended(runs, better, x, measure), ended(runs, than, x, measure))

@@ -1,12 +1,14 @@
-"""`fedmuon stationarity`: the bounds of 002 and 004 as numbers; numpy is all they need."""
+"""`fedmuon stationarity`: the bounds of 000, 002 and 004 as numbers; numpy is all they need."""
 
+import math
 from dataclasses import dataclass, replace
 from typing import Any
 
 from rich.markup import escape
 from rich.table import Table
 
-from analysis import rank_dependence, schedules
+from analysis import private_stationarity, rank_dependence, schedules
+from analysis.private_stationarity import GIVEN, TAILED, Release
 from analysis.schedules import Schedule
 from analysis.stationarity import Noise, Stationarity, nesterov_muon
 from fedmuon.errors import InputError
@@ -15,7 +17,7 @@ from fedmuon.orthogonalize.guarantees import polar_error_bound, residual
 
 @dataclass(frozen=True)
 class Problem:
-    """What both papers ask of a problem; `sides` is min(m, n), which bounds every rank."""
+    """What the papers ask of a problem; `sides` is min(m, n), which bounds every rank."""
 
     steps: int
     gap: float = 1.0
@@ -71,6 +73,49 @@ def newton_schulz(
     }
 
 
+@dataclass(frozen=True)
+class Private:
+    """What 000 asks for beside: the noise multiplier, the larger side, and how gradients are cut.
+
+    `clip` is C, by default that of the light-tailed rule for K = `tail`; `excess` bounds
+    E(||G||_F - C)_+, by default as the tail does.
+    """
+
+    noise: float = 1.0
+    columns: int = 0
+    tail: float = 1.0
+    clip: float | None = None
+    excess: float | None = None
+
+
+def dp_muon(
+    problem: Problem, private: Private, delta0: float = 0.99, degree: int = 2, iterations: int = 5
+) -> dict[str, Any]:
+    """000: DP-Muon on one block, with the rule of its Corollary 3.5 at eta_0 = sqrt(D / L)."""
+    p, q = problem, residual(delta0, degree, iterations)
+    if not (p.gap > 0 and p.smoothness > 0):
+        raise InputError("The rule of 000 needs gap > 0 and smoothness > 0: give both.")
+    scale = math.sqrt(p.gap / p.smoothness)
+    plan, cut = private_stationarity.light_tailed(p.steps, private.tail, scale)
+    clip = cut if private.clip is None else private.clip
+    excess = private.excess
+    if excess is None:
+        excess = private_stationarity.tail_excess(private.tail, clip)
+    shape = (p.sides, private.columns or p.sides)
+    release = Release(clip, private.noise, p.batch, shape, excess)
+    found = private_stationarity.dp_muon(
+        _given(plan, p), release, p.gap, p.smoothness, polar_error_bound(q)
+    )
+    record = _record(found)
+    stood_on = TAILED if private.excess is None else GIVEN
+    record["assumptions"] += [stood_on]
+    more = {"clip": clip, "excess": excess, "noise_of_a_release": release.spread}
+    return {
+        "paper": "000", **record, **more, "delta_q": q, "eps_q": polar_error_bound(q),
+        "chi_q": 1 / found.contraction,
+    }  # fmt: skip
+
+
 def _given(plan: Schedule, problem: Problem) -> Schedule:
     """The rule's schedule, with what the caller sets instead."""
     if problem.lr is None and problem.beta is None:
@@ -99,7 +144,7 @@ def table(record: dict[str, Any]) -> Table:
     """The same for people."""
     shown = Table("", "", title=escape(f"{record['measure']}, {record['paper']}"))
     for name in ("value", "lr", "beta", "steps", "rule", "power_of_steps", "contraction",
-                 "delta_q", "eps_q", "chi_q"):  # fmt: skip
+                 "clip", "excess", "noise_of_a_release", "delta_q", "eps_q", "chi_q"):  # fmt: skip
         if record.get(name) is not None:
             held = record[name]
             shown.add_row(name, f"{held:.6g}" if isinstance(held, float) else str(held))

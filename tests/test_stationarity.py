@@ -252,14 +252,14 @@ def test_the_command_answers_without_torch_and_refuses_with_the_mend():
         "except SystemExit as end:\n    assert not end.code, end.code\n"
         "assert not {'torch', 'scipy', 'matplotlib', 'ray', 'flwr'} & set(sys.modules)\n"
     )
-    for paper in ("002", "004"):
+    for paper in ("000", "002", "004"):
         done = subprocess.run(
             [sys.executable, "-c", code, "--paper", paper],
             cwd=ROOT, capture_output=True, text=True, check=True,
         )  # fmt: skip
         assert "assumes" in done.stdout
     for arguments, word in [
-        (["--paper", "003"], "002 or 004"),
+        (["--paper", "003"], "000, 002 or 004"),
         (["--alpha", "1"], "lies in"),
         (["--schedule", "cosine"], "heavy-tailed or alpha-free"),
         (["--paper", "004", "--alpha", "1.5"], "leave alpha at 2"),

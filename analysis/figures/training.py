@@ -34,7 +34,7 @@ def curves(
         axes.set_ylabel(label)
         axes.set_xlim(left=0)
     log_y(loss)
-    _legend(figure, accuracy, narrow)
+    legend_of_all(figure, accuracy, narrow)
     return figure
 
 
@@ -62,7 +62,7 @@ def _line(axes: Axes, points: np.ndarray, place: int, dash: str, label: str) -> 
     axes.fill_between(at, low, high, color=colour, alpha=0.15, lw=0)
 
 
-def _legend(figure: Figure, axes: Axes, narrow: bool) -> None:
+def legend_of_all(figure: Figure, axes: Axes, narrow: bool) -> None:
     """One legend for all panels, below them."""
     handles, labels = axes.get_legend_handles_labels()
     short = max(map(len, labels), default=0) <= 22
@@ -94,5 +94,5 @@ def terminal(
         axes.set_ylabel(f"terminal {name_of(measure)}")
         if measure not in ("accuracy", "gap"):
             log_y(axes)
-    _legend(figure, panels[-1], narrow)
+    legend_of_all(figure, panels[-1], narrow)
     return figure

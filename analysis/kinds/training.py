@@ -12,6 +12,7 @@ from analysis.claims import Claim, Columns
 from analysis.columns import MEND, read_table, require
 from analysis.comparisons import here, judged, levels, name_of
 from analysis.findings import Findings, Picture, Rows, circumstances, number, titled
+from analysis.spending import kept, several
 from analysis.sweeps import TRENDS, followed, trend
 from analysis.timetable import timetable
 from fedmuon.errors import InputError
@@ -28,17 +29,19 @@ def findings(folder: Path, about: Mapping[str, Any]) -> Findings:
     runs = read_table(folder / "runs.csv", (*HEAD, *MEASURES), ("variant", "note"))
     _require_matching(curves, runs, about, folder)
     label = str(about["sweep"]["label"]) if about["sweep"] else ""
+    clients = _clients(folder)
+    claims = [_judged(claim, runs, curves, label) for claim in about["claims"]]
     head, numbers = _numbers(runs, about)
     return Findings(
         name=folder.resolve().name,
         title=titled(about),
         data=str(about["data"]),
-        claims=[_judged(claim, runs, curves, label) for claim in about["claims"]],
+        claims=claims if clients is None else [*claims, kept(runs, clients)],
         numbers_title="Terminal values, mean ± standard deviation over seeds",
         head=head,
         numbers=numbers,
         note=str(about["note"]),
-        pictures=_pictures(curves, runs, about),
+        pictures=[*_pictures(curves, runs, about), *_accounts(clients, about)],
         stands_on="",
         assumptions=(),
         again=str(about["again"]),
@@ -51,6 +54,13 @@ def _judged(claim: Mapping[str, Any], runs: Columns, curves: Columns, label: str
     if claim["kind"] in TRENDS:
         return trend(claim, runs, label)
     return judged(claim, runs, curves, label)
+
+
+def _clients(folder: Path) -> Columns | None:
+    """The accounts of the clients of private runs, or None."""
+    file = folder / "clients.csv"
+    names = ("x", "seed", "client", "epsilon", "target")
+    return read_table(file, names, ("variant",)) if file.exists() else None
 
 
 def _require_matching(
@@ -70,7 +80,7 @@ def _require_matching(
 def _numbers(runs: Columns, about: Mapping[str, Any]) -> tuple[tuple[str, ...], Rows]:
     """A line a variant and value, and its published line below it."""
     swept = bool(about["sweep"])
-    names = (*MEASURES, "train_seconds")
+    names = (*MEASURES, "train_seconds", *(["epsilon"] if "epsilon" in runs else []))
     head = ("variant", *([about["sweep"]["label"]] if swept else []), *map(name_of, names))
     rows: Rows = []
     for variant in about["variants"]:
@@ -92,12 +102,19 @@ def _spread(values: np.ndarray) -> str:
     return number(float(values.mean())) + more
 
 
+def _accounts(clients: Columns | None, about: Mapping[str, Any]) -> list[Picture]:
+    """Every client's epsilon, where there is more than one client."""
+    if clients is None or not several(clients):
+        return []
+    draw = functools.partial(figures.by_client, clients, about["variants"], _drawn_at(about))
+    return [Picture.known("clients", draw)]
+
+
 def _pictures(curves: Columns, runs: Columns, about: Mapping[str, Any]) -> list[Picture]:
     """Terminal values along the sweep, and curves by round and by seconds."""
-    variants, sweep, at, where = about["variants"], about["sweep"], np.nan, ""
+    variants, sweep, at, where = about["variants"], about["sweep"], _drawn_at(about), ""
     found = []
     if sweep:
-        at = sweep["values"][-1] if sweep["curves"] is None else sweep["curves"]
         where = f" at {sweep['label']} = {at:g}"
         draw = functools.partial(
             figures.terminal, runs, variants, ("test_loss", "accuracy"), sweep["label"]
@@ -111,3 +128,11 @@ def _pictures(curves: Columns, runs: Columns, about: Mapping[str, Any]) -> list[
         known = Picture.known("followed", draw)
         found.append(Picture("followed", draw, known.title + sweep["follow"], known.caption))
     return found
+
+
+def _drawn_at(about: Mapping[str, Any]) -> float:
+    """The value of the sweep that curves are drawn at; nan without one."""
+    sweep = about["sweep"]
+    if not sweep:
+        return np.nan
+    return sweep["values"][-1] if sweep["curves"] is None else sweep["curves"]

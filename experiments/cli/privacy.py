@@ -1,6 +1,7 @@
-"""Commands of the accountant: `privacy epsilon`, `privacy sigma`, `privacy audit`."""
+"""Commands of the accountant: `privacy epsilon`, `sigma`, `audit` and `spent`."""
 
 import json
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -130,6 +131,24 @@ def audit(
     setting = Setting(noise, rate(lot, population), steps, blocks)
     record = canaries.audit(setting, delta, trials, seed, code, lot, population)
     tell(record, canaries.table(record), as_json)
+
+
+@app.command()
+def spent(
+    folder: Annotated[Path, typer.Argument(help="The folder of a private run.")],
+    delta: Annotated[
+        float | None, typer.Option("--delta", help="Instead of the delta of the run.")
+    ] = None,
+    as_json: AsJson = False,
+) -> None:
+    """What each client of a run has spent, by the run's ledger; a run may still be going on.
+
+    Example: [bold]fedmuon privacy spent runs/private[/]
+    """
+    from experiments import spending
+
+    record = spending.spent(folder, delta)
+    tell(record, spending.table(record), as_json)
 
 
 def show(answer: "Answer", as_json: bool, **more: float) -> None:

@@ -9,7 +9,10 @@ from experiments.cli.options import console, refuse
 
 def stationarity(
     paper: Annotated[
-        str, typer.Option("--paper", help="002: Nesterov, heavy tails; 004: Newton-Schulz.")
+        str,
+        typer.Option(
+            "--paper", help="000: DP-Muon; 002: Nesterov, heavy tails; 004: Newton-Schulz."
+        ),
     ] = "002",
     steps: Annotated[int, typer.Option("--steps", help="The horizon, K or T.")] = 1000,
     rule: Annotated[
@@ -22,15 +25,33 @@ def stationarity(
     sigma1: Annotated[
         float, typer.Option("--sigma1", help="Noise in proportion to the gradient.")
     ] = 0.0,
-    batch: Annotated[int, typer.Option("--batch", help="Samples of a gradient.")] = 1,
+    batch: Annotated[
+        int, typer.Option("--batch", help="Samples of a gradient, or of a lot on average.")
+    ] = 1,
     rank: Annotated[int, typer.Option("--rank", help="min(m, n), which bounds the rank.")] = 10,
     gamma: Annotated[float, typer.Option("--gamma", help="Alignment lost; of 002.")] = 0.0,
     nu: Annotated[float, typer.Option("--nu", help="Overshoot of the map; of 002.")] = 0.0,
     delta0: Annotated[
-        float, typer.Option("--delta0", help="Initial residual, 1 - (s_r / |M|_F)^2; of 004.")
+        float, typer.Option("--delta0", help="Initial residual, 1 - (s_r / |M|_F)^2; of 000, 004.")
     ] = 0.99,
-    degree: Annotated[int, typer.Option("--degree", help="Taylor degree; of 004.")] = 2,
-    iterations: Annotated[int, typer.Option("--q", help="Newton-Schulz steps; of 004.")] = 5,
+    degree: Annotated[int, typer.Option("--degree", help="Taylor degree; of 000, 004.")] = 2,
+    iterations: Annotated[int, typer.Option("--q", help="Newton-Schulz steps; of 000, 004.")] = 5,
+    noise: Annotated[
+        float, typer.Option("--noise", help="Noise of a lot's sum over the clip; of 000.")
+    ] = 1.0,
+    columns: Annotated[
+        int, typer.Option("--columns", help="max(m, n), 0 for a square; of 000.")
+    ] = 0,
+    tail: Annotated[
+        float, typer.Option("--tail", help="K with E exp(|G|_F^2 / K^2) <= e; of 000.")
+    ] = 1.0,
+    clip: Annotated[
+        float | None, typer.Option("--clip", help="C, instead of the rule's; of 000.")
+    ] = None,
+    excess: Annotated[
+        float | None,
+        typer.Option("--excess", help="E(|G|_F - C)_+, instead of what the tail has; of 000."),
+    ] = None,
     lr: Annotated[float | None, typer.Option("--lr", help="eta, instead of the rule's.")] = None,
     beta: Annotated[float | None, typer.Option("--beta", help="Instead of the rule's.")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="One JSON object, no table.")] = False,
@@ -46,12 +67,15 @@ def stationarity(
     problem = calculator.Problem(
         steps, gap, smoothness, sigma0, sigma1, alpha, batch, rank, lr, beta
     )
-    if paper == "002":
+    if paper == "000":
+        private = calculator.Private(noise, columns, tail, clip, excess)
+        record = calculator.dp_muon(problem, private, delta0, degree, iterations)
+    elif paper == "002":
         record = calculator.nesterov(problem, rule, gamma, nu)
     elif paper == "004":
         record = calculator.newton_schulz(problem, delta0, degree, iterations)
     else:
-        refuse(f"no bound of paper {paper!r} is known: use 002 or 004")
+        refuse(f"no bound of paper {paper!r} is known: use 000, 002 or 004")
     if as_json:
         typer.echo(json.dumps(record, indent=2, allow_nan=False))
     else:

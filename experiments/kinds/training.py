@@ -15,6 +15,7 @@ from typing import Any, ClassVar
 
 import numpy as np
 
+from experiments import spending
 from experiments.contents import PUBLISHED_FOR, TEST, Asked, Tables, merged, room
 from experiments.run import execute
 from experiments.suite import Rows, Work
@@ -67,6 +68,7 @@ class Trained:
             rows.append(_measured(final) | {name: last[name] for name in MEASURES})
         head = {"variant": self.variant, "x": self.x, "seed": self.config.federation.seed}
         found: Record = {"head": head, "run": self.name, "rows": rows, "note": note}
+        found |= spending.told(self.config, last)
         return found | ({"seconds": records[-1]["seconds"]} if records else {})
 
 
@@ -176,7 +178,8 @@ class Training(Work):
             head | {"run": one["run"]} | unknown | one["rows"][-1] | {"note": one["note"]}
             for head, one in both
         ]
-        return {"curves": curves, "runs": ends, "summary": self._beside(ends, names)}
+        found = {"curves": curves, "runs": ends, "summary": self._beside(ends, names)}
+        return spending.added(found, heads, records)
 
     def _beside(self, ends: list[Record], names: list[str]) -> list[Record]:
         """Means over seeds with their standard deviations, and the published numbers."""

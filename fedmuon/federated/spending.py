@@ -8,6 +8,7 @@ import dataclasses
 import hashlib
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -27,6 +28,7 @@ DIAGNOSTICS = (
     "Losses and accuracies of this simulation are measured on the data themselves and are not "
     "released: publishing them would cost privacy that no ledger counts."
 )
+least_noise = cache(noise_for)  # a second of work, and all runs of a suite ask the same
 REPEATABLE = (
     "Lots and noise follow from the seed (insecure-reproducible-noise): nothing is private."
 )
@@ -43,7 +45,8 @@ def calibrated(config: Config, experiment: Experiment, sizes: np.ndarray, params
     )
     steps, goal = experiment.plan.steps, delta_of(config, sizes)
     noise = max(
-        noise_for(privacy.epsilon, rate, count * steps, goal, blocks)[0] for rate, count in demands
+        least_noise(privacy.epsilon, rate, count * steps, goal, blocks)[0]
+        for rate, count in demands
     )
     return config.model_copy(update={"privacy": privacy.model_copy(update={"noise": noise})})
 
