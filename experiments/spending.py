@@ -66,14 +66,14 @@ def told(config: Config, summary: Mapping[str, Any]) -> Record:
 
 
 def added(
-    tables: Mapping[str, Rows], heads: Sequence[Record], records: Sequence[Record]
+    made: Mapping[str, Rows], heads: Sequence[Record], records: Sequence[Record]
 ) -> Mapping[str, Rows]:
     """The tables of a suite; where runs are private, with what each certifies, and clients.csv."""
     rows = _clients(heads, records)
     if not rows:
-        return tables
-    runs = [{**row, **_certified(one)} for row, one in zip(tables["runs"], records, strict=True)]
-    return {**tables, "runs": runs, "clients": rows}
+        return made
+    runs = [{**row, **_certified(one)} for row, one in zip(made["runs"], records, strict=True)]
+    return {**made, "runs": runs, "clients": rows}
 
 
 def _certified(record: Record) -> Record:

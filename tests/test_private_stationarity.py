@@ -81,10 +81,10 @@ class Seen:
         centre, w = points.mean(0), np.zeros((runs, ROWS, COLUMNS))
         memory, size, self.error, self.excess = np.zeros_like(w), 0.0, 0.0, 0.0
         for _ in range(plan.steps):
-            size += np.linalg.svd(w - centre, compute_uv=False).sum(-1).mean()
+            size += float(np.linalg.svd(w - centre, compute_uv=False).sum(-1).mean())
             g = w[:, None] - points
             norm = np.linalg.norm(g, axis=(-2, -1), keepdims=True)
-            self.excess = max(self.excess, np.maximum(norm - release.clip, 0).mean())
+            self.excess = max(self.excess, float(np.maximum(norm - release.clip, 0).mean()))
             chosen = rng.random((runs, PEOPLE, 1, 1)) < release.lot / PEOPLE
             total = (chosen * g * np.minimum(1, release.clip / norm)).sum(1)
             total += release.noise * release.clip * rng.standard_normal(w.shape)
@@ -94,7 +94,7 @@ class Seen:
             self.error = max(self.error, float(wrong))
             w = w - plan.lr * step
         self.size = size / plan.steps
-        self.gap = (centre**2).sum() / 2
+        self.gap = float((centre**2).sum() / 2)
 
 
 @pytest.mark.parametrize("noise", [0.0, 1.0, 4.0])

@@ -164,7 +164,7 @@ def test_the_suites_files_are_valid(name: str, scale: str) -> None:
     assert joint == {"flat"}
 
 
-E2E = {"population": 42043, "lot": 1024, "steps": 410, "delta": 8e-6}
+E2E: dict[str, Any] = {"population": 42043, "lot": 1024, "steps": 410, "delta": 8e-6}
 
 
 def test_the_printed_table_is_per_release(tmp_path: Path) -> None:
