@@ -137,7 +137,7 @@ def test_followed_curves_are_those_of_one_variant() -> None:
     rows, names = followed(curves, {"label": "q", "follow": "muon", "fixed": []})
     assert names == ["q = 1", "q = 2"] and list(rows["variant"]) == ["q = 1"] * 2 + ["q = 2"] * 2
     np.testing.assert_array_equal(rows["train_loss"], curves["train_loss"])
-    more = rows | dict.fromkeys(("test_loss", "accuracy"), rows["train_loss"])
+    more = dict(rows) | dict.fromkeys(("test_loss", "accuracy"), rows["train_loss"])
     assert len(figures.curves(more, names, "round").axes[1].lines) == 2
 
 

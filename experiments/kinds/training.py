@@ -56,7 +56,8 @@ class Trained:
         A run that diverged has no summary, and ends with a row of nan.
         """
         assert self.folder is not None
-        note, last = "", dict.fromkeys(MEASURES, math.nan)
+        note = ""
+        last: Record = {name: math.nan for name in MEASURES}
         try:
             last = execute(self.config, self.folder, resume=True)
         except NonFinite as error:
