@@ -57,7 +57,7 @@ class Trained:
         """
         assert self.folder is not None
         note = ""
-        last: Record = {name: math.nan for name in MEASURES}
+        last: Record = dict.fromkeys(MEASURES, math.nan)
         try:
             last = execute(self.config, self.folder, resume=True)
         except NonFinite as error:

@@ -168,10 +168,15 @@ def _written(run: Run, params: Params, settings: Settings) -> tuple[Record, list
     rows = generate(form, params, [asked[told] for told in short], tokens.end, settings.beams)
     found, wanted = [tokens.decode(row) for row in rows], [held[told] for told in short]
     shown = [
-        {"table": told, "written": one, "reference": references[0]}
+        {"table": told, "written": _printable(one), "reference": references[0]}
         for told, one, references in zip(short, found, wanted, strict=True)
     ]
     return {"bleu": bleu(found, wanted), "rouge_l": rouge_l(found, wanted)}, shown[:SHOWN]
+
+
+def _printable(text: str) -> str:
+    """The same on one line: an untrained decoder writes control characters, too."""
+    return "".join(sign if sign.isprintable() else "\N{MIDDLE DOT}" for sign in text)
 
 
 def _end(run: Run, measured: Record, privacy: Mapping[str, Any], note: str) -> Record:
