@@ -10,6 +10,9 @@ disturbs less), its memory what a first call adds to the process (on a GPU, torc
 keep norms and go backward twice.
 """
 
+# pyright: reportMissingImports=false
+# opacus comes with the `bench` extra only.
+
 import argparse
 import json
 import os
