@@ -570,4 +570,4 @@ def test_the_lines_of_the_manual_run(capsys: pytest.CaptureFixture[str]) -> None
     torch.manual_seed(0)
     exec(textwrap.dedent(lines), found)
     assert found["loss"].item() < 0.2
-    assert "64 x 64   muon" in capsys.readouterr().out
+    assert "32 x 144  muon" in capsys.readouterr().out
