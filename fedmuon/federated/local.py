@@ -11,7 +11,7 @@ from fedmuon.errors import NonFinite
 from fedmuon.federated.plan import Plan
 from fedmuon.federated.shards import Shard
 from fedmuon.tasks.base import Batch, Params, Task
-from fedmuon.transforms.base import Context, States
+from fedmuon.transforms.base import Context, States, withheld
 from fedmuon.transforms.recipes import Recipe
 
 
@@ -74,14 +74,10 @@ def _context(
         rows = [recipe.mechanism.rows(draw, shard.size) for draw, (_, shard) in pairs]
     batches = [shard.batch(held) for held, (_, shard) in zip(rows, cohort, strict=True)]
     if recipe.mechanism is not None:
-        return Context(params, _hidden, draws, recipe.mechanism.releases(task, batches, draws))
+        return Context(params, withheld, draws, recipe.mechanism.releases(task, batches, draws))
     clients = [client for client, _ in cohort]
     where = f"clients {clients}, round {round}, step {step}"
     return Context(params, _checked(task, batches, where), draws)
-
-
-def _hidden(at: Params) -> tuple[Tensor, Params]:
-    raise AssertionError("a link of a private chain asked for a gradient that is not released")
 
 
 def _replies(recipe: Recipe, clients: Sequence[int], params: Params, states: States) -> list[Reply]:

@@ -28,7 +28,7 @@ from fedmuon.randomness import Draw, generator
 from fedmuon.tables import validate
 from fedmuon.tasks.base import Batch, Params
 from fedmuon.tasks.networks import Loss, NetworkTask, cross_entropy
-from fedmuon.transforms.base import Context
+from fedmuon.transforms.base import Context, withheld
 from fedmuon.transforms.recipes import Recipe, build
 
 
@@ -73,6 +73,7 @@ class Private(Optimizer):
         if "muon" in recipe and not any(self._routed.values()):
             raise InputError("no parameter of this model is a hidden matrix: use dp-adam or dp-sgd")
         super().__init__(list(self._named.values()), {"lr": lr})
+        self._tasks: dict[tuple[int, ...], NetworkTask] = {}
         self._recipe = self._built()
         self._states = self._recipe.chain.init(self._params(), {})
         self._drawn, self._open = 0, None
@@ -106,13 +107,18 @@ class Private(Optimizer):
                 self._named[name].copy_(value[0])
 
     def _context(self, lot: Lot, params: Params, inputs: Tensor, labels: Tensor) -> Context:
-        first = next(iter(self._named.values()))
-        task = NetworkTask(
-            self._model, tuple(inputs.shape[1:]), first.dtype, first.device, self._loss
-        )
+        task = self._task_for(tuple(inputs.shape[1:]))
         draws = [partial(self._draw, lot.number)]
         released = self._mechanism().releases(task, [Batch(inputs, labels)], draws)
-        return Context(params, _no_gradient, draws, released)
+        return Context(params, withheld, draws, released)
+
+    def _task_for(self, shape: tuple[int, ...]) -> NetworkTask:
+        """Made once for a shape: a task looks through the whole module."""
+        if shape not in self._tasks:
+            first = next(iter(self._named.values()))
+            task = NetworkTask(self._model, shape, first.dtype, first.device, self._loss)
+            self._tasks[shape] = task
+        return self._tasks[shape]
 
     def epsilon(self, delta: float) -> Answer:
         """What all lots drawn so far have spent, used or not."""
@@ -148,10 +154,6 @@ class Private(Optimizer):
 
     def _draw(self, number: int, what: Draw, block: int = 0) -> np.random.Generator:
         return generator(self._seed, what, step=number, block=block)
-
-
-def _no_gradient(at: Params) -> tuple[Tensor, Params]:
-    raise AssertionError("a link of a private chain asked for a gradient that is not released")
 
 
 Make = Callable[..., Private]

@@ -9,9 +9,9 @@ import secrets
 from collections.abc import Callable, Sequence
 
 import numpy as np
-import torch
 from torch import Tensor
 
+from fedmuon.coupling import normal
 from fedmuon.randomness import Draw
 
 Shape = tuple[int, ...]
@@ -26,21 +26,12 @@ def secret_generator() -> np.random.Generator:
 def secret(clients: int = 1) -> Normal:
     """Fresh noise for each client, shared by its replicas; no two calls agree."""
     rng = secret_generator()
-    return lambda shape, block: _spread([rng] * clients, shape)
+    return lambda shape, block: normal([rng] * clients, shape)
 
 
 def keyed(draws: Sequence[Callable[..., np.random.Generator]]) -> Normal:
     """Noise that is a function of (seed, round, client, step, block); draws[k] is client k's."""
-    return lambda shape, block: _spread([draw(Draw.NOISE, block=block) for draw in draws], shape)
-
-
-def _spread(rngs: Sequence[np.random.Generator], shape: Shape) -> Tensor:
-    """One Gaussian tensor for each of the K clients, for all S replicas of its: [K S, ...].
-
-    Coupled replicas see one realization, as neighbouring runs must.
-    """
-    each = np.stack([rng.standard_normal(shape[1:]) for rng in rngs])
-    return torch.from_numpy(each).repeat_interleave(shape[0] // len(rngs), 0)
+    return lambda shape, block: normal([draw(Draw.NOISE, block=block) for draw in draws], shape)
 
 
 def poisson_rows(rng: np.random.Generator, size: int, rate: float) -> np.ndarray:

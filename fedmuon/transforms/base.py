@@ -85,6 +85,16 @@ def zeros(params: Params) -> State:
     return {name: torch.zeros_like(value) for name, value in params.items()}
 
 
+def withheld(at: Params) -> tuple[Tensor, Params]:
+    """The gradient oracle of a private step: there is none."""
+    raise AssertionError("a link of a private chain asked for a gradient that is not released")
+
+
+def begun(state: State) -> Tensor:
+    """1 [S] once a state with `steps` [S] has seen a step, 0 before."""
+    return (state["steps"] > 0).to(state["steps"].dtype)
+
+
 def tiled(number: Number, like: Tensor) -> Number:
     """A number per replica [S], repeated for the K blocks of like [K S, ...]; floats pass."""
     if isinstance(number, float | int):

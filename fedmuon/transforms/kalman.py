@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from fedmuon.tasks.base import Params, Points
-from fedmuon.transforms.base import Context, Link, State, per_replica
+from fedmuon.transforms.base import Context, Link, State, begun, per_replica
 
 EQUAL = 1e-12  # how near to 1 c counts as 1: gamma is a rounded quotient
 
@@ -31,7 +31,7 @@ def filtered(gain: float, reach: float) -> Link:
 
     def update(direction: Params, state: State, context: Context) -> tuple[Params, State]:
         found = context.released(_points(share, reach, context.params, state)).gradient
-        weight = 1 + _begun(state) * (gain - 1)
+        weight = 1 + begun(state) * (gain - 1)
         after, smooth = {"steps": state["steps"] + 1}, {}
         for name, value in found.items():
             held = state[f"gradient {name}"]
@@ -54,9 +54,4 @@ def _points(share: float, reach: float, params: Params, state: State) -> Points:
 
 def _moved(value: Tensor, name: str, state: State) -> Tensor:
     """d [K S, ...]: 0 before the first step, whatever the first model is."""
-    return per_replica(_begun(state), value) * (value - state[f"before {name}"])
-
-
-def _begun(state: State) -> Tensor:
-    """1 [S] after the first step, 0 before."""
-    return (state["steps"] > 0).to(state["steps"].dtype)
+    return per_replica(begun(state), value) * (value - state[f"before {name}"])

@@ -8,12 +8,12 @@ as every matrix has draws of its own.
 import math
 from collections.abc import Callable, Iterator, Mapping
 
-import numpy as np
 import torch
 from torch import Tensor
 
 from fedmuon import orthogonalize as maps
 from fedmuon.config import OrthogonalizerTable
+from fedmuon.coupling import normal
 from fedmuon.randomness import Draw
 from fedmuon.tasks.base import Params
 from fedmuon.transforms.base import Context, Link, Number, stateless, tiled
@@ -119,19 +119,15 @@ def named(table: OrthogonalizerTable, regularization: Number | None = None) -> M
 
 def _noise(matrix: Tensor, context: Context, block: int) -> Tensor:
     """A Gaussian matrix for each client [K S, m, n], shared by its replicas: they stay coupled."""
-    shape, clients = tuple(matrix.shape[-2:]), len(context.draws)
-    draws = [draw(Draw.SMOOTHING, block=block).standard_normal(shape) for draw in context.draws]
-    noise = torch.from_numpy(np.stack(draws)).to(matrix.device, matrix.dtype)
-    return noise.repeat_interleave(len(matrix) // clients, 0)
+    draws = [draw(Draw.SMOOTHING, block=block) for draw in context.draws]
+    return normal(draws, tuple(matrix.shape)).to(matrix.device, matrix.dtype)
 
 
 def probe(matrix: Tensor, context: Context, block: int, number: int) -> Tensor:
     """The Gaussian probe of that number for a tensor [K S, ...], one a client."""
     key = block * PROBES + number
     draws = [draw(Draw.PROBE, block=key) for draw in context.draws]
-    each = np.stack([rng.standard_normal(tuple(matrix.shape[1:])) for rng in draws])
-    spread = torch.from_numpy(each).to(matrix.device, matrix.dtype)
-    return spread.repeat_interleave(len(matrix) // len(draws), 0)
+    return normal(draws, tuple(matrix.shape)).to(matrix.device, matrix.dtype)
 
 
 def _sketched(table: OrthogonalizerTable, matrix: Tensor, context: Context, block: int) -> Tensor:
