@@ -20,7 +20,7 @@ from fedmuon.config import unflatten
 from fedmuon.errors import InputError
 from fedmuon.federated.evaluate import risk
 from fedmuon.federated.local import Broadcast, cohort_round
-from fedmuon.federated.setup import LoneClient, lone_client
+from fedmuon.federated.lone import LoneClient, lone_client
 from fedmuon.federated.wire import pack, unpack
 from fedmuon.tables import Scalar
 from fedmuon.tasks.base import Params

@@ -13,7 +13,8 @@ from fedmuon.randomness import Draw, generator
 from fedmuon.tasks.base import Batch, Params
 from fedmuon.tasks.decoder import Form, decoder, gpt2_law, next_tokens, sentence_tokens
 from fedmuon.tasks.ghost import ghostly
-from fedmuon.tasks.networks import IGNORED, NetworkTask
+from fedmuon.tasks.losses import IGNORED
+from fedmuon.tasks.networks import NetworkTask
 from fedmuon.tasks.per_example import Explicit, Lookup, Outer, Tied
 
 END = 12

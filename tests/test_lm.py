@@ -23,6 +23,7 @@ from fedmuon.data.text import windows
 from fedmuon.errors import InputError
 from fedmuon.federated import setup
 from fedmuon.federated.aggregate import begin
+from fedmuon.federated.lone import lone_client
 from fedmuon.federated.simulate import simulate
 from fedmuon.orthogonalize import smoothed_polar
 from fedmuon.randomness import Draw, generator
@@ -226,7 +227,7 @@ def test_weights_at_hand_are_where_it_starts(tmp_path: Path, dtype: torch.dtype)
 def test_clients_need_no_weights(tmp_path: Path) -> None:
     """Only the server reads them; a client fits what it receives to their shapes."""
     config = tiny(task={"weights": str(tmp_path / "elsewhere")})
-    params, _ = setup.lone_client(config, 1).like(2)
+    params, _ = lone_client(config, 1).like(2)
     assert params["transformer.wte.weight"].shape == (2, 256, 16)
 
 

@@ -18,7 +18,7 @@ from fedmuon.tasks.base import Batch, Params, Replaced
 from fedmuon.tasks.chunks import Chunks
 from fedmuon.tasks.models import LEAST, MODELS, network, seen
 from fedmuon.tasks.networks import NetworkTask
-from fedmuon.tasks.routing import hidden, routes
+from fedmuon.tasks.routing import counts, routes
 from fedmuon.transforms.orthogonal import orthogonalize
 
 TOY = (2, 6, 6)
@@ -255,15 +255,17 @@ def test_routes_of_the_cnn() -> None:
         " ".join(line.split()) == "conv2.weight 64 x 32 x 5 x 5 64 x 800 muon hidden"
         for line in text
     )
-    every = hidden(module, "all-matrices")
-    assert every == {f"{layer}.weight" for layer in ("conv1", "conv2", "hidden", "head")}
+    matrices = {f"{layer}.weight": 1 for layer in ("conv1", "conv2", "hidden", "head")}
+    biases = {name: 0 for name, param in module.named_parameters() if param.ndim == 1}
+    assert counts(module, "all-matrices") == matrices | biases
 
 
 def test_a_rule_that_finds_nothing_is_refused() -> None:
     shallow = nn.Sequential(nn.Linear(4, 3), nn.ReLU(), nn.Linear(3, 2))
     with pytest.raises(InputError, match=r"finds no matrix to orthogonalize.*all-matrices"):
-        hidden(shallow, "hidden")
-    assert hidden(shallow, "all-matrices") == {"0.weight", "2.weight"}
+        counts(shallow, "hidden")
+    found = counts(shallow, "all-matrices")
+    assert found == {"0.weight": 1, "0.bias": 0, "2.weight": 1, "2.bias": 0}
 
 
 def test_matrices_of_one_shape_share_a_call_and_change_nothing() -> None:

@@ -23,7 +23,8 @@ from fedmuon.randomness import Draw, generator
 from fedmuon.tasks.base import Batch
 from fedmuon.tasks.decoder import Form, sentence_tokens
 from fedmuon.tasks.generation import generate
-from fedmuon.tasks.networks import IGNORED, NetworkTask
+from fedmuon.tasks.losses import IGNORED
+from fedmuon.tasks.networks import NetworkTask
 
 END = 256
 E2E = """mr,ref

@@ -32,7 +32,8 @@ from fedmuon.storage import Record
 from fedmuon.tables import Scalar, Table
 from fedmuon.tasks.base import Params
 from fedmuon.tasks.generation import LEAST, generate
-from fedmuon.tasks.networks import IGNORED, NetworkTask
+from fedmuon.tasks.losses import IGNORED
+from fedmuon.tasks.networks import NetworkTask
 
 Nested = dict[str, dict[str, Scalar]]
 SHOWN = 10  # written sentences kept for a reader

@@ -1,8 +1,6 @@
 """From a config to an experiment: the one place where tables become objects, for every engine."""
 
-import dataclasses
 import math
-from dataclasses import dataclass
 from functools import lru_cache, partial
 
 import numpy as np
@@ -11,36 +9,35 @@ from torch import nn
 
 from fedmuon.config import Config, Local
 from fedmuon.data.federated import FederatedData, federate
-from fedmuon.data.mapped import mapped
 from fedmuon.data.neighbours import Neighbours
 from fedmuon.data.partition import dirichlet_partition
-from fedmuon.data.source import Source, flat_rows
+from fedmuon.data.source import Source
 from fedmuon.data.sources import read
 from fedmuon.data.split import split
 from fedmuon.data.weights import read_weights
 from fedmuon.errors import InputError
 from fedmuon.federated.plan import Plan
-from fedmuon.federated.shards import Shard, Shards, replaced
+from fedmuon.federated.shards import Shards
 from fedmuon.federated.simulate import Experiment
 from fedmuon.gemm import fastest, supported
 from fedmuon.names import TABLES, TEXTS
 from fedmuon.randomness import Draw, generator
 from fedmuon.schedules import heavy_tailed
-from fedmuon.tasks.base import Batch, Params, Task
+from fedmuon.tasks.base import Task
 from fedmuon.tasks.decoder import Form, decoder, fitted, gpt2_law, next_tokens, sentence_tokens
 from fedmuon.tasks.matrix import MatrixTask
 from fedmuon.tasks.models import network, seen
 from fedmuon.tasks.networks import NetworkTask
 from fedmuon.tasks.routing import counts
-from fedmuon.transforms.base import Number, States
-from fedmuon.transforms.recipes import Recipe, build, initial_states
+from fedmuon.transforms.base import Number
+from fedmuon.transforms.recipes import Recipe, build
 
 DTYPES = {"float32": torch.float32, "float64": torch.float64}
 
 
 def source(config: Config) -> Source:
     """The configured source, read whole; the last one is kept, as nobody writes to it."""
-    return _read(config.data.name, tuple(sorted(_options(config).items())))
+    return _read(config.data.name, tuple(sorted(options_of(config).items())))
 
 
 @lru_cache(maxsize=1)
@@ -48,7 +45,7 @@ def _read(name: str, options: tuple[tuple[str, str | int], ...]) -> Source:
     return read(name, **dict(options))
 
 
-def _options(config: Config) -> dict[str, str | int]:
+def options_of(config: Config) -> dict[str, str | int]:
     """What the configured source's reader wants to know."""
     table = config.data
     options: dict[str, str | int] = {}
@@ -167,70 +164,6 @@ def experiment(
         what,
         plan(config),
         Shards.of(data, what.dtype, what.device, neighbours),
-    )
-
-
-@dataclass(frozen=True)
-class LoneClient:
-    """What one client needs of an experiment: everybody's rules, its own samples."""
-
-    client: int
-    recipe: Recipe
-    task: Task
-    plan: Plan
-    shard: Shard
-    samples: Source
-    normalize: str
-
-    def beside(self, rows: np.ndarray) -> Shard:
-        """Its shard in a stack of the data sets that rows [S, 3] name (see `Neighbours.of`)."""
-        neighbours = Neighbours.of(self.samples, rows, self.normalize)
-        own = dataclasses.replace(self.shard.data, replaced=None)
-        there = replaced(neighbours, self.client, own)
-        return Shard(dataclasses.replace(own, replaced=there))
-
-    def like(self, stack: int) -> tuple[Params, States]:
-        """Parameters and the states that are sent, of the right shape, precision and place, to fit
-        received arrays to."""
-        return _template(self.task, self.recipe, stack)
-
-
-@lru_cache(maxsize=1)
-def _rules(config: Config, what: Task) -> Recipe:
-    """One recipe for all clients of a worker process."""
-    return recipe(config, what)
-
-
-@lru_cache(maxsize=1)
-def _template(task: Task, recipe: Recipe, stack: int) -> tuple[Params, States]:
-    """Made once for all messages; nobody writes to it."""
-    params = task.initial(generator(0, Draw.INITIAL), stack)
-    states = initial_states(recipe, params)
-    return params, {name: states[name] for name in recipe.sent}
-
-
-def lone_client(config: Config, client: int) -> LoneClient:
-    """Client i of a config; of the source's samples only its own are mapped."""
-    config = resolve(config)
-    samples = mapped(config.data.name, tuple(sorted(_options(config).items())))
-    train, owner, _ = deal(config, samples)
-    rows = train[owner == client]
-    inputs = flat_rows(samples.inputs[rows], config.data.normalize)
-    # Only the server begins a run: stored weights need not be where its clients are.
-    bare = config.model_copy(update={"task": config.task.model_copy(update={"weights": ""})})
-    what = task(bare, samples.inputs.shape[1:], samples.classes, samples.vocabulary)
-    batch = Batch(
-        torch.from_numpy(inputs).to(what.device, what.dtype),
-        torch.from_numpy(samples.labels[rows]).to(what.device),
-    )
-    return LoneClient(
-        client,
-        _rules(config, what),  # pyright: ignore[reportArgumentType]  frozen, so it has a hash
-        what,
-        plan(config),
-        Shard(batch),
-        samples,
-        config.data.normalize,
     )
 
 

@@ -27,7 +27,8 @@ from fedmuon.privacy.accounting import Answer, account, event
 from fedmuon.randomness import Draw, generator
 from fedmuon.tables import validate
 from fedmuon.tasks.base import Batch, Params
-from fedmuon.tasks.networks import Loss, NetworkTask, cross_entropy
+from fedmuon.tasks.losses import Loss, cross_entropy
+from fedmuon.tasks.networks import NetworkTask
 from fedmuon.transforms.base import Context, withheld
 from fedmuon.transforms.recipes import Recipe, build
 

@@ -18,11 +18,11 @@ from fedmuon.tasks.base import Batch, Params, Points
 from fedmuon.tasks.chunks import Chunks, exact_on
 from fedmuon.tasks.ghost import Ghosts, Record, Seen, record
 from fedmuon.tasks.ghost_layers import Use, parts, shaped
+from fedmuon.tasks.losses import Loss
 from fedmuon.tasks.per_example import Explicit, Lookup, Outer, PerExample, Tied
 
 MEMORY = {"cpu": 1 << 26, "cuda": 1 << 32}  # bytes held at once for a group of samples
 MOST = {"cpu": 512}  # samples of a group, beyond which a processor gains nothing
-Loss = Callable[[Tensor, Tensor], Tensor]
 Gradient = Callable[[Params, Sequence[Batch]], tuple[Tensor, Params]]
 Found = tuple[Tensor, dict[str, PerExample]]  # losses [n], gradients by parameter
 

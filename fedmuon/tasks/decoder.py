@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from fedmuon.errors import InputError
-from fedmuon.tasks.networks import IGNORED
+from fedmuon.tasks.losses import IGNORED
 
 SPREAD = 0.02  # of a first weight's entries
 

@@ -13,7 +13,6 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.func import functional_call, grad_and_value, vmap
-from torch.nn import functional
 
 from fedmuon.privacy.clipping import Clipping
 from fedmuon.tasks.base import Batch, Params, Points
@@ -21,34 +20,14 @@ from fedmuon.tasks.chunks import Chunks, exact_on, saved_entries
 from fedmuon.tasks.clipped import ClippedSums, unclipped
 from fedmuon.tasks.ghost import ghostly
 from fedmuon.tasks.layers import convolves, fresh, refuse
+from fedmuon.tasks.losses import Loss, Targets, cross_entropy, given_labels, mean_of
 
 CPU = torch.device("cpu")
 MEMORY = {"cpu": 1 << 28, "cuda": 1 << 32}  # bytes of activations held at once
 TOGETHER = {"cpu": 1 << 23, "cuda": 1 << 27}  # parameters of clients stepped together
 SMALL = 1 << 21  # activations of a replica, up to which convolutions gain by sharing a call
-IGNORED = -100  # a target that no loss counts, as torch has it
-Loss = Callable[[Tensor, Tensor], Tensor]  # (outputs [n, ..., c], targets [n, ...]) -> losses [n]
-Targets = Callable[[Tensor, Tensor], Tensor]  # (inputs [n, d], labels [n]) -> targets [n, ...]
 Start = Callable[[nn.Module, np.random.Generator], dict[str, np.ndarray]]
 Found = tuple[Tensor, Params]
-
-
-def cross_entropy(outputs: Tensor, targets: Tensor) -> Tensor:
-    """-log p_y of each sample; of a sample with many targets, the mean over those that count."""
-    each = functional.cross_entropy(
-        outputs.movedim(-1, 1), targets, reduction="none", ignore_index=IGNORED
-    )
-    return _mean_of(each, targets) if each.ndim > 1 else each
-
-
-def _mean_of(values: Tensor, targets: Tensor) -> Tensor:
-    """The mean [n] of values [n, ...] that are 0 where the target is IGNORED."""
-    return values.flatten(1).sum(1) / (targets != IGNORED).flatten(1).sum(1).clamp(min=1)
-
-
-def given_labels(inputs: Tensor, labels: Tensor) -> Tensor:
-    """The labels are what is to be predicted."""
-    return labels
 
 
 class Samples(NamedTuple):
@@ -239,7 +218,7 @@ class NetworkTask:
     ) -> tuple[Tensor, Tensor]:
         outputs, targets = self._outputs(params, inputs), self.targets(inputs, labels)
         right = outputs.argmax(-1) == targets
-        share = _mean_of(right.to(self.dtype), targets) if right.ndim > 1 else right
+        share = mean_of(right.to(self.dtype), targets) if right.ndim > 1 else right
         return self.loss(outputs, targets), share
 
 

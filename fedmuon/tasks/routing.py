@@ -27,8 +27,3 @@ def counts(network: nn.Module, rule: str) -> dict[str, int]:
             "route = 'all-matrices', take a deeper [task] model, or recipe = 'fedavg'"
         )
     return found
-
-
-def hidden(network: nn.Module, rule: str) -> frozenset[str]:
-    """The names of the parameters to orthogonalize."""
-    return frozenset(name for name, count in counts(network, rule).items() if count)

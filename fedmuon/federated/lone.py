@@ -1,0 +1,84 @@
+"""One client apart from all others: what a worker process of a deployment holds."""
+
+import dataclasses
+from dataclasses import dataclass
+from functools import lru_cache
+
+import numpy as np
+import torch
+
+from fedmuon.config import Config
+from fedmuon.data.mapped import mapped
+from fedmuon.data.neighbours import Neighbours
+from fedmuon.data.source import Source, flat_rows
+from fedmuon.federated.plan import Plan
+from fedmuon.federated.setup import deal, options_of, plan, recipe, resolve, task
+from fedmuon.federated.shards import Shard, replaced
+from fedmuon.randomness import Draw, generator
+from fedmuon.tasks.base import Batch, Params, Task
+from fedmuon.transforms.base import States
+from fedmuon.transforms.recipes import Recipe, initial_states
+
+
+@dataclass(frozen=True)
+class LoneClient:
+    """What one client needs of an experiment: everybody's rules, its own samples."""
+
+    client: int
+    recipe: Recipe
+    task: Task
+    plan: Plan
+    shard: Shard
+    samples: Source
+    normalize: str
+
+    def beside(self, rows: np.ndarray) -> Shard:
+        """Its shard in a stack of the data sets that rows [S, 3] name (see `Neighbours.of`)."""
+        neighbours = Neighbours.of(self.samples, rows, self.normalize)
+        own = dataclasses.replace(self.shard.data, replaced=None)
+        there = replaced(neighbours, self.client, own)
+        return Shard(dataclasses.replace(own, replaced=there))
+
+    def like(self, stack: int) -> tuple[Params, States]:
+        """Parameters and the states that are sent, of the right shape, precision and place, to fit
+        received arrays to."""
+        return _template(self.task, self.recipe, stack)
+
+
+@lru_cache(maxsize=1)
+def _rules(config: Config, what: Task) -> Recipe:
+    """One recipe for all clients of a worker process."""
+    return recipe(config, what)
+
+
+@lru_cache(maxsize=1)
+def _template(task: Task, recipe: Recipe, stack: int) -> tuple[Params, States]:
+    """Made once for all messages; nobody writes to it."""
+    params = task.initial(generator(0, Draw.INITIAL), stack)
+    states = initial_states(recipe, params)
+    return params, {name: states[name] for name in recipe.sent}
+
+
+def lone_client(config: Config, client: int) -> LoneClient:
+    """Client i of a config; of the source's samples only its own are mapped."""
+    config = resolve(config)
+    samples = mapped(config.data.name, tuple(sorted(options_of(config).items())))
+    train, owner, _ = deal(config, samples)
+    rows = train[owner == client]
+    inputs = flat_rows(samples.inputs[rows], config.data.normalize)
+    # Only the server begins a run: stored weights need not be where its clients are.
+    bare = config.model_copy(update={"task": config.task.model_copy(update={"weights": ""})})
+    what = task(bare, samples.inputs.shape[1:], samples.classes, samples.vocabulary)
+    batch = Batch(
+        torch.from_numpy(inputs).to(what.device, what.dtype),
+        torch.from_numpy(samples.labels[rows]).to(what.device),
+    )
+    return LoneClient(
+        client,
+        _rules(config, what),  # pyright: ignore[reportArgumentType]  frozen, so it has a hash
+        what,
+        plan(config),
+        Shard(batch),
+        samples,
+        config.data.normalize,
+    )

@@ -1,0 +1,28 @@
+"""What a network's outputs are held against, and the loss of each sample."""
+
+from collections.abc import Callable
+
+from torch import Tensor
+from torch.nn import functional
+
+IGNORED = -100  # a target that no loss counts, as torch has it
+Loss = Callable[[Tensor, Tensor], Tensor]  # (outputs [n, ..., c], targets [n, ...]) -> losses [n]
+Targets = Callable[[Tensor, Tensor], Tensor]  # (inputs [n, d], labels [n]) -> targets [n, ...]
+
+
+def cross_entropy(outputs: Tensor, targets: Tensor) -> Tensor:
+    """-log p_y of each sample; of a sample with many targets, the mean over those that count."""
+    each = functional.cross_entropy(
+        outputs.movedim(-1, 1), targets, reduction="none", ignore_index=IGNORED
+    )
+    return mean_of(each, targets) if each.ndim > 1 else each
+
+
+def mean_of(values: Tensor, targets: Tensor) -> Tensor:
+    """The mean [n] of values [n, ...] that are 0 where the target is IGNORED."""
+    return values.flatten(1).sum(1) / (targets != IGNORED).flatten(1).sum(1).clamp(min=1)
+
+
+def given_labels(inputs: Tensor, labels: Tensor) -> Tensor:
+    """The labels are what is to be predicted."""
+    return labels
