@@ -16,7 +16,7 @@ TITLES = {
 }
 _BANDS = (
     "Lines are means over seeds, bands reach from the smallest to the largest. A line ends where a "
-    "run diverged. "
+    "run diverged. Of more than four variants only means are drawn, and held-out losses alone. "
 )
 _LINES = (
     "Points are runs and lines their means, on log axes; every other setting is averaged over. "
@@ -75,5 +75,10 @@ CAPTIONS = {
         "the target, so that no point may lie above the dashed line. Optimizers that clip alike "
         "spend alike, so a line stands for all of them."
     ),
-    "terminal": _BANDS + "Each point is the end of the runs with that value.",
+    "terminal": (
+        "Each mark is the mean over seeds of where the runs with that value end; bars, set side by "
+        "side, reach from the smallest to the largest. Where bars of two variants overlap widely, "
+        "these seeds do not tell them apart. A hollow mark adds something to the full mark of its "
+        "colour."
+    ),
 }

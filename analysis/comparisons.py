@@ -4,10 +4,12 @@ Columns are those of runs.csv and curves.csv: `variant`, `x` (nan without a swee
 measures. A run that diverged ends with nan, and counts as infinitely bad.
 """
 
-from collections.abc import Mapping
+import math
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
+from scipy.stats import t as student
 
 from analysis.claims import Claim, Columns
 
@@ -47,7 +49,21 @@ def terminal(
         return Claim(sentence, None, "both diverged")
     signed = -pairs if up else pairs
     held = np.isfinite(signed[:, 0]) & (signed[:, 0] <= signed[:, 1])
-    return Claim(sentence, bool(held.all()), _by_how_much(pairs, held, levels(runs)))
+    margins = [margin(runs, better, than, x, measure) for x in levels(runs)]
+    return Claim(sentence, bool(held.all()), _by_how_much(pairs, margins, held, levels(runs)))
+
+
+def margin(runs: Columns, variant: str, other: str, x: float, measure: str) -> tuple[float, float]:
+    """The mean difference of the two seed by seed, and half of its 95% interval (Student's t)."""
+    mine, theirs = here(runs, variant, x), here(runs, other, x)
+    seeds = np.intersect1d(runs["seed"][mine], runs["seed"][theirs])
+    one, two = (np.array([runs[measure][rows & (runs["seed"] == seed)][0] for seed in seeds])
+                for rows in (mine, theirs))  # fmt: skip
+    away = one - two
+    if len(away) < 2 or not np.isfinite(away).all():
+        return np.nan, np.nan
+    half = student.ppf(0.975, len(away) - 1) * away.std(ddof=1) / math.sqrt(len(away))
+    return float(away.mean()), float(half)
 
 
 def ended(runs: Columns, variant: str, x: float, measure: str) -> float:
@@ -68,12 +84,18 @@ def here(columns: Columns, variant: str, x: float) -> np.ndarray:
     return (columns["variant"] == variant) & same
 
 
-def _by_how_much(pairs: np.ndarray, held: np.ndarray, values: np.ndarray) -> str:
-    told = [f"{_said(a)} against {_said(b)}" for a, b in pairs]
-    if len(told) == 1:
-        return told[0]
-    worst = "; ".join(f"{text} at {x:g}" for text, x in zip(told, values, strict=True))
-    return f"{held.sum()} of {len(held)} values: {worst}"
+def _by_how_much(
+    pairs: np.ndarray, margins: Sequence[tuple[float, float]], held: np.ndarray, values: np.ndarray
+) -> str:
+    told = [
+        f"{_said(a)} against {_said(b)}" + ("" if np.isnan(by) else f" ({by:+.2g} ± {half:.2g})")
+        for (a, b), (by, half) in zip(pairs, margins, strict=True)
+    ]
+    several = len(told) > 1
+    places = [f"{text} at {x:g}" if several else text for text, x in zip(told, values, strict=True)]
+    count = f"{held.sum()} of {len(held)} values: " if several else ""
+    paired = "" if np.isnan(margins).all() else "; ± is 95%, paired by seed"
+    return count + "; ".join(places) + paired
 
 
 def _said(value: float) -> str:

@@ -1,9 +1,10 @@
 """Who ends lower and who gets there sooner: from made columns, each with a negative control."""
 
 import numpy as np
+from scipy.stats import ttest_rel
 
 from analysis import figures
-from analysis.comparisons import sooner, terminal
+from analysis.comparisons import margin, sooner, terminal
 
 
 def columns(**ends: list[list[float]]) -> tuple[dict, dict]:
@@ -24,7 +25,7 @@ def columns(**ends: list[list[float]]) -> tuple[dict, dict]:
 def test_terminal_claims_are_about_means_over_seeds() -> None:
     runs, _ = columns(good=[[0.9, 0.2], [0.9, 0.5]], bad=[[0.9, 0.4], [0.9, 0.4]])
     claim = terminal("good", "bad", "train_loss", runs)
-    assert claim.holds and claim.detail == "0.35 against 0.4"
+    assert claim.holds and claim.detail.startswith("0.35 against 0.4 (-0.05 ± 1.9); ± is 95%")
     assert terminal("bad", "good", "train_loss", runs).holds is False
     assert terminal("good", "bad", "accuracy", runs).holds  # higher is better
     assert terminal("bad", "good", "accuracy", runs).holds is False
@@ -32,6 +33,24 @@ def test_terminal_claims_are_about_means_over_seeds() -> None:
     assert terminal("good", "bad", "epsilon", runs).holds is None
     runs["train_loss"][1] = 0.61  # one seed worse, and the mean with it
     assert terminal("good", "bad", "train_loss", runs).holds is False
+
+
+def test_margins_are_paired_by_seed() -> None:
+    """Against scipy's interval of a paired test, with the seeds of one variant out of order."""
+    mine, other = np.array([0.2, 0.5, 0.3, 0.9]), np.array([0.3, 0.52, 0.45, 0.8])
+    runs, _ = columns(good=[[v] for v in mine], bad=[[v] for v in other])
+    known = ttest_rel(mine, other).confidence_interval(0.95)
+    middle, half = (known.high + known.low) / 2, (known.high - known.low) / 2
+    order = np.array([0, 1, 2, 3, 6, 4, 7, 5])
+    shuffled = {name: column[order] for name, column in runs.items()}
+    for rows in (runs, shuffled):
+        np.testing.assert_allclose(
+            margin(rows, "good", "bad", np.nan, "train_loss"), (middle, half), rtol=1e-12
+        )
+    unpaired = runs | {"train_loss": shuffled["train_loss"]}  # negative control
+    assert abs(margin(unpaired, "good", "bad", np.nan, "train_loss")[1] - half) > 0.01
+    alone, _ = columns(good=[[0.2]], bad=[[0.3]])
+    assert np.isnan(margin(alone, "good", "bad", np.nan, "train_loss")).all()
 
 
 def test_a_diverged_run_is_infinitely_bad() -> None:

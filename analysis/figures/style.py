@@ -14,7 +14,7 @@ from matplotlib.axes import Axes
 from matplotlib.axis import Axis
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
-from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter, NullLocator
+from matplotlib.ticker import FuncFormatter, LogLocator, MaxNLocator, NullFormatter, NullLocator
 
 from fedmuon.storage import write_bytes
 
@@ -156,7 +156,11 @@ def log_y(axes: Axes) -> None:
 
 
 def _log_ticks(axis: Axis, low: float, high: float) -> None:
-    if high / low < 100:
+    if high / low < 4:  # few of 1, 2, 5 would be within
+        axis.set_major_locator(MaxNLocator(5))
+        axis.set_major_formatter(FuncFormatter(lambda value, _: _tick(value)))
+        axis.set_minor_locator(NullLocator())
+    elif high / low < 100:
         axis.set_major_locator(LogLocator(subs=(1.0, 2.0, 5.0)))
         axis.set_major_formatter(FuncFormatter(lambda value, _: _tick(value)))
     axis.set_minor_formatter(NullFormatter())
