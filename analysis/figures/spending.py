@@ -4,6 +4,7 @@ from collections.abc import Iterator, Sequence
 
 import numpy as np
 from matplotlib.figure import Figure
+from matplotlib.ticker import MaxNLocator
 
 from analysis.comparisons import here
 from analysis.figures.style import BLACK, Columns, canvas, styled
@@ -30,6 +31,7 @@ def by_client(
     axes.set_xlabel("clients that took part, from the least spent")
     axes.set_ylabel("ε of the client (joint, upper end)")
     axes.set_ylim(bottom=0)
+    axes.xaxis.set_major_locator(MaxNLocator(integer=True))
     legend_of_all(figure, axes, narrow)
     return figure
 

@@ -157,7 +157,7 @@ def log_y(axes: Axes) -> None:
 
 def _log_ticks(axis: Axis, low: float, high: float) -> None:
     if high / low < 4:  # few of 1, 2, 5 would be within
-        axis.set_major_locator(MaxNLocator(5))
+        axis.set_major_locator(MaxNLocator(6, steps=[1, 2, 5, 10]))
         axis.set_major_formatter(FuncFormatter(lambda value, _: _tick(value)))
         axis.set_minor_locator(NullLocator())
     elif high / low < 100:
