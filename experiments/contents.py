@@ -49,13 +49,24 @@ class Asked:
 
 
 def read(name: str) -> dict[str, Any]:
-    """The file of that name, or the TOML file at that path."""
+    """The file of that name, or the TOML file at that path, on top of the suite it is `like`."""
+    content = read_toml(_file(name))
+    like = content.pop("like", None)
+    if like is None:
+        return content
+    below = read_toml(_file(like)) if isinstance(like, str) else {"like": like}
+    if "like" in below:
+        raise InputError(f"{name}: like = {like!r} must name a suite that is like no other")
+    return merged(below, content)
+
+
+def _file(name: str) -> Path:
     file = FOLDER / f"{name}.toml"
     file = file if file.exists() else Path(name)
     if not file.is_file():
         known = ", ".join(sorted(path.stem for path in FOLDER.glob("*.toml")))
         raise InputError(f"there is no suite {name}: name one of {known}, or a TOML file")
-    return read_toml(file)
+    return file
 
 
 def at(content: Mapping[str, Any], data: str, scale: str) -> dict[str, Any]:

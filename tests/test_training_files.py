@@ -198,3 +198,16 @@ def test_the_published_suite_is_the_published_one() -> None:
         assert len(content["seeds"]) == 3 and len(content["variants"]) == 6
         federation = content["base"]["federation"]
         assert federation == {"clients": 20, "per-round": 5, "rounds": 30}
+
+
+def test_a_suite_may_build_on_another(tmp_path: Path) -> None:
+    """Tables are laid over those of the suite that it is like, which is like no other."""
+    file = tmp_path / "mine.toml"
+    file.write_text('like = "dp-classification"\ntitle = "mine"\n[base.task]\nmodel = "tanh-cnn"\n')
+    mine, below = contents.read(str(file)), contents.read("dp-classification")
+    assert mine["title"] == "mine" and mine["base"]["task"]["model"] == "tanh-cnn"
+    assert mine["variants"] == below["variants"] and below["base"]["task"]["model"] == "mlp"
+    for like, why in ((f'"{file}"', "like no other"), ("3", "like no other"), ('"no"', "no suite")):
+        file.write_text(f"like = {like}\n")
+        with pytest.raises(InputError, match=why):
+            contents.read(str(file))
