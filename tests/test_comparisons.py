@@ -5,6 +5,7 @@ from scipy.stats import ttest_rel
 
 from analysis import figures
 from analysis.comparisons import margin, sooner, terminal
+from analysis.figures.training import looks
 
 
 def columns(**ends: list[list[float]]) -> tuple[dict, dict]:
@@ -87,3 +88,20 @@ def test_curves_show_mean_and_band() -> None:
     extent = np.asarray(loss.collections[0].get_paths()[0].vertices)[:, 1]
     assert (extent.min(), extent.max()) == (0.2, 0.9)
     assert len(accuracy.lines) == 2 and len(figure.legends[0].get_texts()) == 2
+
+
+def test_what_adds_to_another_variant_has_its_colour() -> None:
+    found = looks(["SGD", "SGD + DiSK", "Muon", "Adam + DiSK", "Muon + A", "Muon + B"])
+    assert found["SGD + DiSK"].colour == found["SGD"].colour and found["SGD + DiSK"].added
+    alone = [found[name] for name in ("SGD", "Muon", "Adam + DiSK", "Muon + A", "Muon + B")]
+    assert len({look.colour for look in alone}) == 5 and not any(look.added for look in alone)
+
+
+def test_terminal_bars_reach_from_smallest_to_largest_and_are_seen() -> None:
+    runs, _ = columns(a=[[0.2], [0.4], [0.1], [0.9]])
+    runs["x"] = np.array([1.0, 1.0, 8.0, 8.0])
+    (axes,) = figures.terminal(runs, ["a"], ["accuracy"], "eps").axes
+    bars = np.array([np.asarray(path.vertices)[:, 1] for path in axes.collections[0].get_paths()])
+    np.testing.assert_allclose(bars, [[0.6, 0.8], [0.1, 0.9]])
+    assert axes.get_ylim()[0] < 0.1 and axes.get_ylim()[1] > 0.9
+    np.testing.assert_allclose(np.asarray(axes.lines[0].get_ydata()), [0.7, 0.5])
