@@ -94,8 +94,16 @@ def _by_how_much(
     several = len(told) > 1
     places = [f"{text} at {x:g}" if several else text for text, x in zip(told, values, strict=True)]
     count = f"{held.sum()} of {len(held)} values: " if several else ""
-    paired = "" if np.isnan(margins).all() else "; ± is 95%, paired by seed"
-    return count + "; ".join(places) + paired
+    return count + "; ".join(places) + _clear(np.array(margins))
+
+
+def _clear(margins: np.ndarray) -> str:
+    """How many of the differences [x, (mean, half of its interval)] the seeds can tell from 0."""
+    known = margins[~np.isnan(margins).any(axis=1)]
+    if not len(known):
+        return ""
+    clear = int((np.abs(known[:, 0]) > known[:, 1]).sum())
+    return f"; ± is 95%, paired by seed: {clear} of {len(known)} clear of 0"
 
 
 def _said(value: float) -> str:
