@@ -88,7 +88,7 @@ def _by_how_much(
     pairs: np.ndarray, margins: Sequence[tuple[float, float]], held: np.ndarray, values: np.ndarray
 ) -> str:
     told = [
-        f"{_said(a)} against {_said(b)}" + ("" if np.isnan(by) else f" ({by:+.2g} ± {half:.2g})")
+        f"{_said(a)} against {_said(b)}" + ("" if np.isnan(by) else f" ({round(by, 12):+.2g} ± {half:.2g})")
         for (a, b), (by, half) in zip(pairs, margins, strict=True)
     ]
     several = len(told) > 1

@@ -14,6 +14,7 @@ from fedmuon.config import Config
 from fedmuon.errors import InputError
 from fedmuon.federated.spending import delta_of
 from fedmuon.privacy.ledger import Ledger
+from fedmuon.privacy.mechanism import REPEATABLE
 from fedmuon.storage import Record
 
 
@@ -24,18 +25,37 @@ def spent(folder: Path, delta: float | None = None) -> Record:
     if not file.exists():
         raise InputError(f"{folder} has no ledger.jsonl: name the folder of a private run")
     goal = _delta(folder) if delta is None else delta
-    answers = Ledger.read(file).epsilons(goal)
+    ledger = Ledger.read(file)
+    answers = ledger.epsilons(goal)
+    repeatable = ledger.about["noise"] == "repeatable"
+    names = ("epsilon", "lower", "upper", "rdp")
     clients = {
-        str(client): {"epsilon": one.epsilon, "lower": one.lower, "upper": one.upper,
-                      "rdp": one.rdp}
+        str(client): {name: _finite(getattr(one, name)) for name in names}
         for client, one in answers.items()
-    }  # fmt: skip
+    }
     most = max((one.upper for one in answers.values()), default=0.0)
-    return {"delta": goal, "mode": "joint", "epsilon": most, "clients": clients}
+    notes = (
+        REPEATABLE if repeatable else "",
+        "" if answers else "Nothing was released yet.",
+        "" if math.isfinite(most) else "A release without noise: epsilon is infinite.",
+    )
+    return {
+        "delta": goal,
+        "mode": "joint",
+        "epsilon": _finite(most),
+        "certified": math.isfinite(most) and not repeatable,
+        "note": " ".join(filter(None, notes)),
+        "clients": clients,
+    }
+
+
+def _finite(value: float) -> float | None:
+    """None for an infinite epsilon, which JSON has no word for."""
+    return value if math.isfinite(value) else None
 
 
 def _delta(folder: Path) -> float:
-    """[privacy] delta of the run, or what its smallest client makes of 0."""
+    """[privacy] delta of the run, or what its largest client makes of 0."""
     file, split = folder / "config.toml", folder / "partition.npz"
     if not (file.exists() and split.exists()):
         raise InputError(f"{folder} does not say at which delta: give --delta")
@@ -50,10 +70,15 @@ def table(record: Record) -> Table:
         "client", "epsilon", "at least", "RDP", title=f"joint, delta {record['delta']:.3g}"
     )
     for client, held in record["clients"].items():
-        shown.add_row(client, *(f"{held[name]:.4f}" for name in ("upper", "lower", "rdp")))
+        shown.add_row(client, *(_said(held[name]) for name in ("upper", "lower", "rdp")))
     shown.add_section()
-    shown.add_row("most", f"{record['epsilon']:.4f}", "", "")
+    shown.add_row("most", _said(record["epsilon"]), "", "")
+    shown.caption = record["note"] or None
     return shown
+
+
+def _said(value: float | None) -> str:
+    return "infinite" if value is None else f"{value:.4f}"
 
 
 def told(config: Config, summary: Mapping[str, Any]) -> Record:

@@ -70,7 +70,17 @@ def _unreadable(config: Config) -> list[str]:
 
 def _unprivate(config: Config) -> list[str]:
     """What a private recipe cannot be combined with."""
-    privacy, local = config.privacy, config.local
+    problems = unprivate(config.privacy, config.local)
+    if config.engine.name != "inline" and config.faults.retries:
+        problems.append(
+            "[faults] retries would ask a client for a second release in the same round, which no "
+            "ledger foresaw: set retries = 0; a run that stops can be resumed"
+        )
+    return problems
+
+
+def unprivate(privacy: Any, local: Any) -> list[str]:
+    """What [privacy] and [local] cannot hold in a private recipe."""
     problems = []
     if privacy.level == "client":
         problems.append(
@@ -81,11 +91,6 @@ def _unprivate(config: Config) -> list[str]:
         problems.append(
             f"[local] batch = {local.batch} is a shuffled batch of fixed size, which the "
             "accountant does not cover: set batch = 0, and [privacy] lot for Poisson lots"
-        )
-    if config.engine.name != "inline" and config.faults.retries:
-        problems.append(
-            "[faults] retries would ask a client for a second release in the same round, which no "
-            "ledger foresaw: set retries = 0; a run that stops can be resumed"
         )
     if privacy.noise and math.isinf(privacy.bound):
         problems.append("[privacy] noise needs a finite bound: set bound, or noise = 0")

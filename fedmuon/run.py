@@ -84,7 +84,13 @@ def drive(
     spending = Spending.open(
         directory.path / "ledger.jsonl", run.config, run.experiment, run.data.sizes, state.params
     )
+
+    def keep(state: ServerState) -> None:
+        directory.checkpoint(state, spending.ledger.head if spending else "")
+
     # What is released is spent, so that losing it to a kill would waste privacy.
+    if spending:
+        spending.ledger.require(state.round, directory.ledger_head())
     every = 1 if spending else run.config.output.checkpoint_every
     begun(state.round, run.config.federation.rounds)
     start, last = time.monotonic() - _spent(directory), run.config.federation.rounds
@@ -98,10 +104,10 @@ def drive(
             directory.append(record)
             watch(record)
             if state.round % every == 0 and state.round < last:
-                directory.checkpoint(state)
+                keep(state)
     except (InputError, KeyboardInterrupt):
         with contextlib.suppress(InputError):  # what stopped the run is the news
-            directory.checkpoint(state)
+            keep(state)
         raise
     measured = {name: record[name] for name in MEASURES if name in record}
     measured = measured or evaluate(run, state)

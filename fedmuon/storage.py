@@ -125,12 +125,14 @@ class RunDirectory:
                 "start afresh in another folder with --out"
             )
 
-    def checkpoint(self, state: ServerState) -> None:
-        """Replace the checkpoint by this state."""
+    def checkpoint(self, state: ServerState, ledger: str = "") -> None:
+        """Replace the checkpoint by this state; `ledger` is the head of a private run's."""
         tensors = {
             name: value.contiguous() for name, value in pack(state.params, state.states).items()
         }
-        write_bytes(self.path / CHECKPOINT, save(tensors, {"round": str(state.round)}))
+        write_bytes(
+            self.path / CHECKPOINT, save(tensors, {"round": str(state.round), "ledger": ledger})
+        )
 
     def restore(self, fresh: ServerState) -> ServerState:
         """The checkpoint's state, shaped and placed like the fresh one; fresh if there is none."""
@@ -145,6 +147,11 @@ class RunDirectory:
             raise InputError(
                 f"{file} does not fit this config ({error}): start afresh with another --out"
             ) from None
+
+    def ledger_head(self) -> str | None:
+        """The ledger's head when the checkpoint was written; None without a checkpoint."""
+        file = self.path / CHECKPOINT
+        return (read_tensors(file)[1].get("ledger") or None) if file.exists() else None
 
     def append(self, record: Record) -> None:
         """Add one line to rounds.jsonl."""

@@ -1,6 +1,8 @@
 """A private run from config to summary: calibration, ledger, a kill; and a loop of one's own."""
 
+import copy
 import json
+import math
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +12,7 @@ import torch
 from conftest import small
 from torch import nn
 
+from experiments import spending
 from experiments.run import execute
 from fedmuon import run as runs
 from fedmuon.config import Config
@@ -17,7 +20,9 @@ from fedmuon.errors import InputError
 from fedmuon.federated import setup
 from fedmuon.federated.simulate import rounds
 from fedmuon.optim.private import Private
-from fedmuon.privacy.accounting import epsilon
+from fedmuon.privacy.accounting import account, epsilon, event
+from fedmuon.privacy.clipping import Clipping
+from fedmuon.privacy.ledger import Ledger
 from fedmuon.run import drive, prepare
 
 
@@ -53,17 +58,8 @@ def test_a_target_is_met_by_every_client_and_nearly_reached_by_one(tmp_path: Pat
 
 def test_a_killed_round_stays_spent_and_is_released_anew(tmp_path: Path) -> None:
     """The engine dies after the ledger's line of round 2 is written, before its model is."""
-    config = setup.resolve(private())
-    run = prepare(config, tmp_path)
-
-    def dying(experiment: Any, state: Any) -> Any:
-        for done in rounds(experiment, state):
-            if done.state.round == 3:
-                raise KeyboardInterrupt
-            yield done
-
     with pytest.raises(KeyboardInterrupt):
-        drive(run, dying)
+        drive(prepare(setup.resolve(private()), tmp_path), _dying_at(3))
     assert [entry["round"] for entry in lines(tmp_path)] == [0, 1, 2]
     summary = execute(None, tmp_path, resume=True)
     told = [(entry["round"], entry["attempt"]) for entry in lines(tmp_path)]
@@ -81,6 +77,43 @@ def test_a_model_beside_a_shorter_ledger_is_refused(tmp_path: Path) -> None:
         execute(None, tmp_path, resume=True)
 
 
+def test_a_tail_cut_off_behind_the_model_is_refused(tmp_path: Path) -> None:
+    """Also where every round is there, but not every attempt."""
+    run = prepare(setup.resolve(private()), tmp_path)
+    with pytest.raises(KeyboardInterrupt):
+        drive(run, _dying_at(2))
+    again = prepare(setup.resolve(private()), tmp_path, resume=True)
+    with pytest.raises(KeyboardInterrupt):
+        drive(again, _stopped_after(3))
+    ledger = tmp_path / "ledger.jsonl"
+    whole = ledger.read_text().splitlines(keepends=True)
+    assert [(e["round"], e["attempt"]) for e in lines(tmp_path)] == [
+        (0, 0), (1, 0), (1, 1), (2, 0), (3, 0)]  # fmt: skip
+    ledger.write_text("".join(whole[:-2]))
+    with pytest.raises(InputError, match="says nothing of round 2"):
+        execute(None, tmp_path, resume=True)
+    first = json.loads(whole[0])  # the same rounds, without the attempt that was lost
+    other = Ledger(tmp_path / "other.jsonl", "")
+    other._append({key: value for key, value in first.items() if key != "head"})
+    for entry in [*lines(tmp_path)[:2], *map(json.loads, whole[-2:])]:
+        other._append({key: value for key, value in entry.items() if key != "head"})
+    ledger.write_bytes(other.path.read_bytes())
+    with pytest.raises(InputError, match="not the ledger that the model was saved with"):
+        execute(None, tmp_path, resume=True)
+    ledger.write_text("".join(whole))
+    assert execute(None, tmp_path, resume=True)["privacy"]["epsilon"] > 4.0
+
+
+def _dying_at(count: int) -> Any:
+    def engine(experiment: Any, state: Any) -> Any:
+        for done in rounds(experiment, state):
+            if done.state.round == count:
+                raise KeyboardInterrupt
+            yield done
+
+    return engine
+
+
 def _stopped_after(count: int) -> Any:
     def engine(experiment: Any, state: Any) -> Any:
         for done in rounds(experiment, state):
@@ -92,8 +125,14 @@ def _stopped_after(count: int) -> Any:
 
 
 def test_without_noise_nothing_is_called_private(tmp_path: Path) -> None:
-    spent = execute(private(epsilon=0.0), tmp_path)["privacy"]
+    """Nor forgotten: its ledger says so, and a stopped one goes on."""
+    with pytest.raises(KeyboardInterrupt):
+        drive(prepare(setup.resolve(private(epsilon=0.0)), tmp_path), _stopped_after(2))
+    spent = execute(None, tmp_path, resume=True)["privacy"]
     assert spent["epsilon"] is None and not spent["certified"]
+    told = spending.spent(tmp_path)
+    assert told["epsilon"] is None and not told["certified"] and "infinite" in told["note"]
+    assert json.loads(json.dumps(told, allow_nan=False)) == told
 
 
 def test_repeatable_noise_is_never_certified(tmp_path: Path) -> None:
@@ -103,6 +142,9 @@ def test_repeatable_noise_is_never_certified(tmp_path: Path) -> None:
     assert not first["privacy"]["certified"] and "follow from the seed" in first["privacy"]["note"]
     models = [(tmp_path / name / "model.safetensors").read_bytes() for name in "ab"]
     assert models[0] == models[1]
+    told = spending.spent(tmp_path / "a")
+    assert not told["certified"] and "follow from the seed" in told["note"]
+    assert told["epsilon"] == pytest.approx(first["privacy"]["epsilon"])
 
 
 def test_retries_would_release_twice() -> None:
@@ -175,3 +217,50 @@ def test_a_scheduler_changes_the_step() -> None:
         made.step(lot, INPUTS[lot.rows], LABELS[lot.rows])
         schedule.step()
     assert made.param_groups[0]["lr"] == pytest.approx(0.025)
+
+
+def sgd(noise: float, lot: float) -> Private:
+    privacy = {"noise": noise, "lot": lot}
+    return Private(network(), recipe="dp-sgd", lr=0.1, privacy=privacy, **OPTIONS)
+
+
+def test_a_loaded_account_keeps_the_noise_it_was_drawn_at() -> None:
+    """Against the accountant itself; and going back to an earlier state takes nothing back."""
+    loud = sgd(0.5, 40.0)
+    early = None
+    for lot in loud.lots(steps=5):
+        loud.step(lot, INPUTS[lot.rows], LABELS[lot.rows])
+        early = early or copy.deepcopy(loud.state_dict())
+    quiet = sgd(9.0, 4.0)
+    quiet.load_state_dict(loud.state_dict())
+    for lot in quiet.lots(steps=2):
+        quiet.step(lot, INPUTS[lot.rows], LABELS[lot.rows])
+    blocks = Clipping().blocks(dict(network().named_parameters()))
+    events = [event(0.5, 0.2, 5, blocks), event(9.0, 0.02, 2, blocks)]
+    assert quiet.epsilon(1e-5).upper == account(events, 1e-5).upper
+    before = loud.epsilon(1e-5).upper
+    assert early is not None
+    loud.load_state_dict(early)
+    assert loud.epsilon(1e-5).upper == before
+    again = sgd(0.5, 40.0)
+    again.load_state_dict(early)
+    assert again.epsilon(1e-5).upper == account([event(0.5, 0.2, 1, blocks)], 1e-5).upper < before
+
+
+@pytest.mark.parametrize(("privacy", "why"), [
+    ({"level": "client", "noise": 1.0}, "level = 'client' is not offered"),
+    ({"epsilon": 3.0}, "fedmuon privacy sigma"),
+    ({"noise": 1.0, "bound": math.inf}, "finite bound"),
+])  # fmt: skip
+def test_a_loop_of_ones_own_refuses_what_a_run_does(privacy: dict[str, Any], why: str) -> None:
+    with pytest.raises(InputError, match=why):
+        Private(network(), recipe="dp-sgd", privacy=privacy, **OPTIONS)
+
+
+def test_a_loop_with_repeatable_noise_is_not_certified() -> None:
+    privacy = {"noise": 1.0, "insecure-reproducible-noise": True}
+    loop = Private(network(), recipe="dp-sgd", privacy=privacy, **OPTIONS)
+    for lot in loop.lots(steps=1):
+        loop.step(lot, INPUTS[lot.rows], LABELS[lot.rows])
+    answer = loop.epsilon(1e-5)
+    assert not answer.certified and "follow from the seed" in answer.note

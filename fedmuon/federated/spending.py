@@ -17,10 +17,9 @@ import numpy as np
 from fedmuon import config as tables
 from fedmuon.config import Config
 from fedmuon.federated.simulate import Experiment, Round
-from fedmuon.privacy.accounting import Answer
 from fedmuon.privacy.calibration import noise_for
 from fedmuon.privacy.ledger import Ledger
-from fedmuon.privacy.mechanism import Mechanism
+from fedmuon.privacy.mechanism import Mechanism, uncertified
 from fedmuon.tasks.base import Params
 
 MOST_DELTA = 1e-5
@@ -29,9 +28,6 @@ DIAGNOSTICS = (
     "released: publishing them would cost privacy that no ledger counts."
 )
 least_noise = cache(noise_for)  # a second of work, and all runs of a suite ask the same
-REPEATABLE = (
-    "Lots and noise follow from the seed (insecure-reproducible-noise): nothing is private."
-)
 
 
 def calibrated(config: Config, experiment: Experiment, sizes: np.ndarray, params: Params) -> Config:
@@ -91,24 +87,18 @@ class Spending:
         if mechanism is None:
             return None
         mark = hashlib.sha256(tables.dump(config).encode()).hexdigest()
-        ledger, blocks = Ledger.open(path, mark), mechanism.clipping.blocks(params)
+        ledger = Ledger.open(path, mark, mechanism.repeatable)
+        blocks = mechanism.clipping.blocks(params)
         return cls(config, mechanism, ledger, sizes, blocks, experiment)
 
     def ahead(self, rounds: Iterator[Round], done: int) -> Iterator[Round]:
         """The rounds after the first `done`, each in the ledger before anything of it is drawn."""
-        self.ledger.require(done)
-        plan = self.experiment.plan
+        plan, blocks = self.experiment.plan, self.blocks
         for number in range(done, plan.rounds):
             chosen = plan.participants(number)
             rates = [self.mechanism.rate(int(self.sizes[client])) for client in chosen]
-            self._begin(number, chosen, rates, plan.steps)
+            self.ledger.begin(number, chosen, rates, self.mechanism.noise, blocks, plan.steps)
             yield next(rounds)
-
-    def _begin(self, number: int, chosen: np.ndarray, rates: list[float], steps: int) -> None:
-        """Without noise there is nothing to account for: what is released is the data."""
-        if self.mechanism.noise:
-            noise = self.mechanism.noise
-            self.ledger.begin(number, chosen, rates, noise, self.blocks, steps)
 
     def summary(self) -> dict[str, Any]:
         """What summary.json says: the client that spent most, and what the number stands on."""
@@ -126,11 +116,7 @@ class Spending:
             return {**about, "epsilon": None, "certified": False, "note": f"{note} {DIAGNOSTICS}"}
         answers = self.ledger.epsilons(goal)
         worst = max(answers, key=lambda client: answers[client].upper)
-        held = dataclasses.asdict(answers[worst])
-        note = " ".join(filter(None, (self._caveat(answers[worst]), DIAGNOSTICS)))
-        held |= {"certified": held["certified"] and not mechanism.repeatable, "note": note}
+        most = uncertified(answers[worst]) if mechanism.repeatable else answers[worst]
+        held = dataclasses.asdict(most) | {"note": f"{most.note} {DIAGNOSTICS}".strip()}
         clients = {str(client): one.upper for client, one in sorted(answers.items())}
         return {**about, **held, "client": worst, "clients": clients}
-
-    def _caveat(self, answer: Answer) -> str:
-        return f"{REPEATABLE} {answer.note}".strip() if self.mechanism.repeatable else answer.note

@@ -10,6 +10,7 @@ Who clips, adds noise and orthogonalizes are the links of the simulator, so a tr
 there. No `.grad` is read or written: gradients of single examples exist only inside a release.
 """
 
+import secrets
 from collections.abc import Callable, Iterator, Mapping
 from functools import partial
 from typing import Any, NamedTuple
@@ -19,11 +20,14 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
+from fedmuon.combinations import unprivate
 from fedmuon.config import Local, OrthogonalizerTable, Privacy
 from fedmuon.errors import InputError
 from fedmuon.names import PRIVATE
 from fedmuon.optim.routing import routing_table
 from fedmuon.privacy.accounting import Answer, account, event
+from fedmuon.privacy.loss import Event
+from fedmuon.privacy.mechanism import uncertified
 from fedmuon.randomness import Draw, generator
 from fedmuon.tables import validate
 from fedmuon.tasks.base import Batch, Params
@@ -31,6 +35,8 @@ from fedmuon.tasks.losses import Loss, cross_entropy
 from fedmuon.tasks.networks import NetworkTask
 from fedmuon.transforms.base import Context, withheld
 from fedmuon.transforms.recipes import Recipe, build
+
+Spent = dict[str, list[list[float]]]  # object -> (rate, joint multiplier, lots) in turn
 
 
 class Lot(NamedTuple):
@@ -66,6 +72,7 @@ class Private(Optimizer):
         self._local = validate(Local, {**(local or {}), "recipe": recipe, "lr": lr})
         self._map = validate(OrthogonalizerTable, orthogonalizer or {})
         self._privacy = validate(Privacy, privacy or {})
+        _require_sound(self._privacy, self._local)
         self._model, self._loss, self._population, self._seed = model, loss, population, seed
         self._routed = {
             one.name: one.matrices[0] if one.matrices else 0 for one in routing_table(model)
@@ -78,6 +85,8 @@ class Private(Optimizer):
         self._recipe = self._built()
         self._states = self._recipe.chain.init(self._params(), {})
         self._drawn, self._open = 0, None
+        self._mine = secrets.token_hex(8)  # tells this object's lots from those of a loaded state
+        self._spent: Spent = {}
 
     def lots(self, steps: int) -> Iterator[Lot]:
         """So many Poisson lots, each to be given to `step` before the next is drawn."""
@@ -87,6 +96,7 @@ class Private(Optimizer):
                 raise InputError(f"lot {self._open} was drawn and not used: give it to step()")
             rows = mechanism.rows(partial(self._draw, self._drawn), self._population)
             self._open, self._drawn = self._drawn, self._drawn + 1
+            self._count()
             yield Lot(torch.from_numpy(rows), self._open)
 
     def step(self, lot: Lot, inputs: Tensor, labels: Tensor) -> None:  # type: ignore[override]
@@ -122,23 +132,36 @@ class Private(Optimizer):
         return self._tasks[shape]
 
     def epsilon(self, delta: float) -> Answer:
-        """What all lots drawn so far have spent, used or not."""
-        mechanism = self._mechanism()
-        if not self._drawn:
-            return account([], delta)
+        """What all lots drawn so far have spent, used or not, at the noise they were drawn for."""
+        every = (one for lots in self._spent.values() for one in lots)
+        events = [Event(rate, multiplier, int(count)) for rate, multiplier, count in every]
+        answer = account(events, delta)
+        return uncertified(answer) if self._mechanism().repeatable else answer
+
+    def _count(self) -> None:
+        """One more lot, before anybody sees it."""
+        mechanism, lots = self._mechanism(), self._spent.setdefault(self._mine, [])
         blocks = mechanism.clipping.blocks(self._named)
-        rate = mechanism.rate(self._population)
-        return account([event(mechanism.noise, rate, self._drawn, blocks)], delta)
+        one = event(mechanism.noise, mechanism.rate(self._population), 1, blocks)
+        kind = (one.sampling_probability, one.noise_multiplier)
+        last = lots.pop() if lots and tuple(lots[-1][:2]) == kind else [*kind, 0]
+        lots.append([*kind, int(last[2]) + 1])
 
     def state_dict(self) -> dict[str, Any]:
-        """As in torch, with the states of the chain and the number of lots drawn."""
-        return {**super().state_dict(), "chain": self._states, "drawn": self._drawn}
+        """As in torch, with the states of the chain and the account of the lots drawn."""
+        spent = {mine: [list(one) for one in lots] for mine, lots in self._spent.items()}
+        held = {"chain": self._states, "drawn": self._drawn, "spent": spent}
+        return {**super().state_dict(), **held}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """As in torch; what was drawn stays spent, and is counted."""
+        """As in torch; what was drawn stays spent, here and where the state comes from, and a
+        state that goes back to an earlier step of this object takes nothing back."""
         held = dict(state_dict)
         self._states = held.pop("chain")
         self._drawn, self._open = max(self._drawn, held.pop("drawn")), None
+        for mine, lots in held.pop("spent").items():
+            known = self._spent.get(mine, [])
+            self._spent[mine] = max(known, [list(one) for one in lots], key=_lots_in)
         super().load_state_dict(held)
 
     def _built(self) -> Recipe:
@@ -155,6 +178,22 @@ class Private(Optimizer):
 
     def _draw(self, number: int, what: Draw, block: int = 0) -> np.random.Generator:
         return generator(self._seed, what, step=number, block=block)
+
+
+def _lots_in(lots: list[list[float]]) -> int:
+    return int(sum(count for _, _, count in lots))
+
+
+def _require_sound(privacy: Privacy, local: Local) -> None:
+    """Refuse what the accountant cannot cover, or what only a run of known length can mean."""
+    problems = unprivate(privacy, local)
+    if privacy.epsilon and not privacy.noise:
+        problems.append(
+            "privacy epsilon is a target that only a known number of steps can be held to: set "
+            "noise, for instance to what `fedmuon privacy sigma` finds"
+        )
+    if problems:
+        raise InputError("; ".join(problems))
 
 
 Make = Callable[..., Private]

@@ -2,9 +2,10 @@
 
 A line is on the disk before the lots that it announces are drawn. So what a killed run released is
 in the ledger, and what is in the ledger counts as spent, whether or not a model came of it. A run
-that resumes from an older model begins its rounds again as new attempts, whose lots and noise are
-drawn anew: the draws are keyed by the attempt, and no lot is released twice. Each line carries a
-hash of all before it; a model remembers the last one and is refused beside another ledger.
+that resumes from an older model begins its rounds again as new attempts, and all of them count;
+secret lots and noise are drawn anew, so that no lot is released twice. Each line carries a hash of
+all before it; a model remembers the last one and is refused beside another ledger. Lines after the
+last model cannot be missed: the run that wrote them left nothing else.
 """
 
 import hashlib
@@ -20,7 +21,7 @@ from fedmuon.privacy.accounting import Answer, account, event
 from fedmuon.privacy.loss import Event
 from fedmuon.storage import mendable
 
-FORMAT = 1
+FORMAT = 2
 AFRESH = "start afresh in another folder with --out"
 
 
@@ -54,12 +55,14 @@ class Ledger:
 
     path: Path
     head: str  # the hash of everything so far
+    about: dict[str, Any] = field(default_factory=dict)  # the first line
     entries: list[Entry] = field(default_factory=list)
     heads: list[str] = field(default_factory=list)  # after each line, the first one included
 
     @classmethod
-    def open(cls, path: Path, fingerprint: str) -> "Ledger":
+    def open(cls, path: Path, fingerprint: str, repeatable: bool = False) -> "Ledger":
         """The ledger of the run with this fingerprint (a hash of its config); begun if not there.
+        `repeatable` noise follows from a seed.
 
         A last line that a kill cut off was not yet durable, so nothing of it was released: it is
         cut away. Any other damage, and another run's ledger, are refused.
@@ -69,8 +72,9 @@ class Ledger:
             "fingerprint": fingerprint,
             "adjacency": "add-remove",
             "sampling": "poisson",
+            "noise": "repeatable" if repeatable else "secret",
         }
-        ledger = cls(path, "")
+        ledger = cls(path, "", first)
         if not path.exists():
             ledger._append(first)
             return ledger
@@ -94,6 +98,8 @@ class Ledger:
             record = ledger._checked(line, number)
             if number:
                 ledger.entries.append(ledger._entry(record, number))
+            else:
+                ledger.about = record
         return ledger
 
     def _replay(self, lines: Sequence[bytes], first: dict[str, Any]) -> None:
@@ -143,7 +149,7 @@ class Ledger:
     ) -> int:
         """Write down, durably, that these clients are about to release; returns the attempt.
 
-        Key the lots and the noise of the round by it, and draw none before this returns.
+        Draw neither lots nor noise before this returns.
         """
         attempt = sum(entry.round == round for entry in self.entries)
         clients, shares = tuple(map(int, participants)), tuple(map(float, rates))

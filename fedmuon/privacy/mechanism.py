@@ -1,5 +1,6 @@
 """One private step of a client: a Poisson lot, clipped sums, noise (000, Algorithm 1)."""
 
+import dataclasses
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -7,13 +8,23 @@ from dataclasses import dataclass
 import numpy as np
 
 from fedmuon.errors import NonFinite
+from fedmuon.privacy.accounting import Answer
 from fedmuon.privacy.clipping import Clipping
 from fedmuon.privacy.noise import Normal, keyed, poisson_rows, secret, secret_generator
 from fedmuon.privacy.release import Released, release
 from fedmuon.randomness import Draw
 from fedmuon.tasks.base import Batch, Points, Task
 
+REPEATABLE = (
+    "Lots and noise follow from the seed (insecure-reproducible-noise): nothing is private."
+)
 Draws = Callable[..., np.random.Generator]  # draw(what, block=...) of one client's local step
+
+
+def uncertified(answer: Answer) -> Answer:
+    """What is left of an answer where the noise is repeatable."""
+    note = f"{REPEATABLE} {answer.note}".strip()
+    return dataclasses.replace(answer, certified=False, note=note)
 
 
 @dataclass(frozen=True)
