@@ -63,7 +63,7 @@ def margin(runs: Columns, variant: str, other: str, x: float, measure: str) -> t
     if len(away) < 2 or not np.isfinite(away).all():
         return np.nan, np.nan
     half = student.ppf(0.975, len(away) - 1) * away.std(ddof=1) / math.sqrt(len(away))
-    return float(away.mean()), float(half)
+    return round(float(away.mean()), 12), float(half)
 
 
 def ended(runs: Columns, variant: str, x: float, measure: str) -> float:
@@ -88,7 +88,7 @@ def _by_how_much(
     pairs: np.ndarray, margins: Sequence[tuple[float, float]], held: np.ndarray, values: np.ndarray
 ) -> str:
     told = [
-        f"{_said(a)} against {_said(b)}" + ("" if np.isnan(by) else f" ({round(by, 12):+.2g} ± {half:.2g})")
+        f"{_said(a)} against {_said(b)}" + ("" if np.isnan(by) else f" ({by:+.2g} ± {half:.2g})")
         for (a, b), (by, half) in zip(pairs, margins, strict=True)
     ]
     several = len(told) > 1

@@ -6,6 +6,7 @@ from typing import Any
 from fedmuon.names import PRIVATE, TEXTS
 from fedmuon.orthogonalize.coefficients import schedule
 
+LEAST_DELTA = 1e-12  # of the accountant
 Config = Any  # a `fedmuon.config.Config`, which asks here while it is made
 
 
@@ -91,6 +92,11 @@ def unprivate(privacy: Any, local: Any) -> list[str]:
         problems.append(
             f"[local] batch = {local.batch} is a shuffled batch of fixed size, which the "
             "accountant does not cover: set batch = 0, and [privacy] lot for Poisson lots"
+        )
+    if 0 < privacy.delta < LEAST_DELTA:
+        problems.append(
+            f"[privacy] delta = {privacy.delta} is below {LEAST_DELTA:g}, where an accountant sees "
+            "nothing but rounding: raise it, or set 0 for 1e-5 or less"
         )
     if privacy.noise and math.isinf(privacy.bound):
         problems.append("[privacy] noise needs a finite bound: set bound, or noise = 0")

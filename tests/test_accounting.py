@@ -103,6 +103,16 @@ def test_without_sampling_it_is_the_analytic_gaussian(noise: float, delta: float
     assert found.upper == pytest.approx(exact, rel=1e-3, abs=2e-4)
 
 
+@pytest.mark.parametrize("noise", [0.003, 0.05])
+def test_little_noise_is_answered_on_a_coarser_grid(noise: float) -> None:
+    """400 releases without sampling are one, whose loss would take 1e8 points of the grid."""
+    exact = gaussian_epsilon(noise / 20, 1e-6)
+    found = epsilon(noise, 1.0, 400, 1e-6)
+    assert found.lower <= exact <= found.upper <= 1.2 * exact
+    sampled = epsilon(noise, 0.01, 2000, 1e-5)
+    assert 0.5 * sampled.upper < sampled.lower <= sampled.upper <= sampled.rdp
+
+
 def test_many_gaussians_are_one_and_many_blocks_are_one() -> None:
     exact = gaussian_epsilon(20 / math.sqrt(100), 1e-5)
     steps, blocks = epsilon(20, 1.0, 100, 1e-5), epsilon(20, 1.0, 1, 1e-5, blocks=100)

@@ -104,6 +104,27 @@ def test_a_tail_cut_off_behind_the_model_is_refused(tmp_path: Path) -> None:
     assert execute(None, tmp_path, resume=True)["privacy"]["epsilon"] > 4.0
 
 
+def test_a_noise_that_misses_its_target_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(InputError, match="more than epsilon = 4: leave one of them out"):
+        execute(private(noise=0.5), tmp_path / "loud")
+    assert not (tmp_path / "loud").exists()
+    assert execute(private(noise=9.0), tmp_path / "quiet")["privacy"]["epsilon"] < 4
+
+
+def test_lots_that_no_client_can_fill_are_refused_and_small_clients_told(tmp_path: Path) -> None:
+    with pytest.raises(InputError, match="samples of the largest client"):
+        execute(private(lot=500.0), tmp_path / "large")
+    sizes = np.bincount(np.load(_ran(private(), tmp_path / "fit") / "partition.npz")["client"])
+    out = _ran(private(lot=float(sizes.max())), tmp_path / "tight")
+    note = json.loads((out / "summary.json").read_text())["privacy"]["note"]
+    assert f"{(sizes < sizes.max()).sum()} of 6 clients have fewer samples than a lot" in note
+
+
+def _ran(config: Config, out: Path) -> Path:
+    execute(config, out)
+    return out
+
+
 def _dying_at(count: int) -> Any:
     def engine(experiment: Any, state: Any) -> Any:
         for done in rounds(experiment, state):
@@ -136,7 +157,7 @@ def test_without_noise_nothing_is_called_private(tmp_path: Path) -> None:
 
 
 def test_repeatable_noise_is_never_certified(tmp_path: Path) -> None:
-    changes = {"insecure-reproducible-noise": True, "noise": 1.0}
+    changes = {"insecure-reproducible-noise": True, "noise": 1.0, "epsilon": 0.0}
     first = execute(private(**changes), tmp_path / "a")
     execute(private(**changes), tmp_path / "b")
     assert not first["privacy"]["certified"] and "follow from the seed" in first["privacy"]["note"]
@@ -251,6 +272,8 @@ def test_a_loaded_account_keeps_the_noise_it_was_drawn_at() -> None:
     ({"level": "client", "noise": 1.0}, "level = 'client' is not offered"),
     ({"epsilon": 3.0}, "fedmuon privacy sigma"),
     ({"noise": 1.0, "bound": math.inf}, "finite bound"),
+    ({"noise": 1.0, "lot": 201.0}, "exceeds population = 200"),
+    ({"noise": 1.0, "delta": 1e-15}, "below 1e-12"),
 ])  # fmt: skip
 def test_a_loop_of_ones_own_refuses_what_a_run_does(privacy: dict[str, Any], why: str) -> None:
     with pytest.raises(InputError, match=why):

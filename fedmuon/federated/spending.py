@@ -15,8 +15,10 @@ from typing import Any
 import numpy as np
 
 from fedmuon import config as tables
-from fedmuon.config import Config
+from fedmuon.config import Config, Privacy
+from fedmuon.errors import InputError
 from fedmuon.federated.simulate import Experiment, Round
+from fedmuon.privacy.accounting import Answer, epsilon
 from fedmuon.privacy.calibration import noise_for
 from fedmuon.privacy.ledger import Ledger
 from fedmuon.privacy.mechanism import Mechanism, uncertified
@@ -31,20 +33,47 @@ least_noise = cache(noise_for)  # a second of work, and all runs of a suite ask 
 
 
 def calibrated(config: Config, experiment: Experiment, sizes: np.ndarray, params: Params) -> Config:
-    """The config with the least noise that keeps every client within [privacy] epsilon."""
+    """The config with the least noise that keeps every client within [privacy] epsilon; a noise
+    that is given must do so."""
     privacy, mechanism = config.privacy, experiment.recipe.mechanism
-    if mechanism is None or privacy.noise or not privacy.epsilon:
+    if mechanism is None:
+        return config
+    _require_lot(mechanism.lot, sizes)
+    if not privacy.epsilon:
         return config
     blocks, taken = mechanism.clipping.blocks(params), _rounds_taken(experiment)
     demands = _hardest(
         {(mechanism.rate(int(sizes[i])), int(count)) for i, count in enumerate(taken) if count}
     )
     steps, goal = experiment.plan.steps, delta_of(config, sizes)
+    if privacy.noise:
+        _require_within(privacy, [
+            epsilon(privacy.noise, rate, count * steps, goal, blocks) for rate, count in demands
+        ])  # fmt: skip
+        return config
     noise = max(
         least_noise(privacy.epsilon, rate, count * steps, goal, blocks)[0]
         for rate, count in demands
     )
     return config.model_copy(update={"privacy": privacy.model_copy(update={"noise": noise})})
+
+
+def _require_lot(lot: float, sizes: np.ndarray) -> None:
+    if lot > sizes.max():
+        raise InputError(
+            f"[privacy] lot = {lot:g} exceeds the {sizes.max()} samples of the largest client: "
+            "lower it, or raise [data] train"
+        )
+
+
+def _require_within(privacy: Privacy, answers: list[Answer]) -> None:
+    """Refuse a noise that does not reach the target that stands beside it."""
+    most = max((one.upper for one in answers), default=0.0)
+    if most > privacy.epsilon:
+        raise InputError(
+            f"[privacy] noise = {privacy.noise:g} spends {most:.4g}, more than epsilon = "
+            f"{privacy.epsilon:g}: leave one of them out"
+        )
 
 
 def delta_of(config: Config, sizes: np.ndarray) -> float:
@@ -117,6 +146,17 @@ class Spending:
         answers = self.ledger.epsilons(goal)
         worst = max(answers, key=lambda client: answers[client].upper)
         most = uncertified(answers[worst]) if mechanism.repeatable else answers[worst]
-        held = dataclasses.asdict(most) | {"note": f"{most.note} {DIAGNOSTICS}".strip()}
+        notes = filter(None, (most.note, self._small(), DIAGNOSTICS))
+        held = dataclasses.asdict(most) | {"note": " ".join(notes)}
         clients = {str(client): one.upper for client, one in sorted(answers.items())}
         return {**about, **held, "client": worst, "clients": clients}
+
+    def _small(self) -> str:
+        """What to know of clients that have fewer samples than a lot."""
+        few = int((self.sizes < self.mechanism.lot).sum())
+        if not few:
+            return ""
+        return (
+            f"{few} of {len(self.sizes)} clients have fewer samples than a lot: every lot holds "
+            f"all of theirs, and their sums are divided by {self.mechanism.lot:g} all the same."
+        )

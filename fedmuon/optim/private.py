@@ -72,7 +72,7 @@ class Private(Optimizer):
         self._local = validate(Local, {**(local or {}), "recipe": recipe, "lr": lr})
         self._map = validate(OrthogonalizerTable, orthogonalizer or {})
         self._privacy = validate(Privacy, privacy or {})
-        _require_sound(self._privacy, self._local)
+        _require_sound(self._privacy, self._local, population)
         self._model, self._loss, self._population, self._seed = model, loss, population, seed
         self._routed = {
             one.name: one.matrices[0] if one.matrices else 0 for one in routing_table(model)
@@ -184,13 +184,17 @@ def _lots_in(lots: list[list[float]]) -> int:
     return int(sum(count for _, _, count in lots))
 
 
-def _require_sound(privacy: Privacy, local: Local) -> None:
+def _require_sound(privacy: Privacy, local: Local, population: int) -> None:
     """Refuse what the accountant cannot cover, or what only a run of known length can mean."""
     problems = unprivate(privacy, local)
     if privacy.epsilon and not privacy.noise:
         problems.append(
             "privacy epsilon is a target that only a known number of steps can be held to: set "
             "noise, for instance to what `fedmuon privacy sigma` finds"
+        )
+    if privacy.lot > population:
+        problems.append(
+            f"privacy lot = {privacy.lot:g} exceeds population = {population}: lower it"
         )
     if problems:
         raise InputError("; ".join(problems))

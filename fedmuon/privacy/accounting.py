@@ -10,13 +10,13 @@ import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
+from fedmuon.combinations import LEAST_DELTA
 from fedmuon.errors import InputError
 from fedmuon.privacy import loss, renyi
 from fedmuon.privacy.loss import Event
 
 MODES = ("joint", "per-release")
 ACCOUNTANTS = ("pld", "dp-accounting")
-LEAST_DELTA = 1e-12  # below, the rounding of the transforms would be all there is
 NOTHING = (
     "per-release composes releases that share one lot as if each had its own: it reproduces a "
     "printed table and certifies nothing; the joint epsilon is the one that holds"
@@ -109,7 +109,10 @@ def account(
 ) -> Answer:
     """What several kinds of releases spend together, as a ledger lists them."""
     if not LEAST_DELTA <= delta < 1:
-        raise InputError(f"delta = {delta} must lie in [{LEAST_DELTA:g}, 1)")
+        raise InputError(
+            f"delta = {delta} must lie in [{LEAST_DELTA:g}, 1): well below 1 over the number of "
+            "examples, say 1e-5"
+        )
     if accountant not in ACCOUNTANTS:
         raise InputError(f"accountant '{accountant}' is unknown: use {' or '.join(ACCOUNTANTS)}")
     merged = merge(events)

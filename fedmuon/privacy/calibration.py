@@ -28,7 +28,7 @@ def noise_for(
     """
     require_supported(adjacency)
     if not 0 < epsilon < math.inf:
-        raise InputError(f"epsilon = {epsilon} must be a positive number")
+        raise InputError(f"epsilon = {epsilon} must be a positive number, say 8")
 
     def answer(noise: float) -> Answer:
         return account([event(noise, sampling_probability, steps, blocks, mode)], delta, mode)
@@ -38,8 +38,8 @@ def noise_for(
 
     def spent(noise: float) -> float:
         spending = [event(noise, sampling_probability, steps, blocks, mode)]
-        grid = max(loss.GRID, loss.finest(spending))
-        return min(renyi_spent(noise), loss.upper(spending, delta, grid))
+        about = renyi_spent(noise)
+        return min(about, loss.upper(spending, delta, loss.coarsest(spending, delta, about)))
 
     answer(math.sqrt(blocks))  # refuses what cannot be accounted for before the search begins
     by_renyi = mode == "per-release"

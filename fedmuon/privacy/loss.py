@@ -19,6 +19,7 @@ from scipy.special import ndtr
 REACH = 10.0  # standard deviations of the noise on the grid; 1e-23 lies beyond
 ROUNDING = float(np.finfo(float).eps)
 GRID = 1e-3
+LARGE = 100.0  # an epsilon from which on the composed loss may be wide
 SINGLE, COMPOSED = 2**17, 2**20  # points that one release and their sum may take
 
 
@@ -220,12 +221,21 @@ def width(events: Sequence[Event], delta: float, grid: float) -> float:
     return (high - low) * grid
 
 
+def coarsest(events: Sequence[Event], delta: float, about: float) -> float:
+    """`GRID`, or coarser where one release or the sum of all would take too many points: ends on
+    any grid hold, and far apart they say so."""
+    coarse = max(GRID, finest(events))
+    if about < LARGE:
+        return coarse
+    return max(coarse, width(events, delta, coarse) / COMPOSED)
+
+
 def grid_for(events: Sequence[Event], delta: float, about: float) -> float:
     """A grid at which the two ends are about 1% apart, if a moderate number of points can do that.
 
     Rounding down costs about half a point for each release; `about` is what epsilon roughly is.
     """
-    coarse = max(GRID, finest(events))
+    coarse = coarsest(events, delta, about)
     wanted = 0.02 * max(min(about, 1e3), 0.05) / sum(event.count for event in events)
     if wanted >= coarse:
         return coarse
