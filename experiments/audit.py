@@ -49,8 +49,8 @@ def _released(
     """Trials of real steps; `rng` draws the network's parameters, and lots and noise are secret."""
     if 2 * count * setting.steps * (setting.blocks + 2) > MOST:
         raise InputError(
-            f"{count} trials of {setting.steps} steps with {setting.blocks} blocks would run for "
-            "hours as code = 'release': use fewer trials, steps or blocks, or code = 'projected'"
+            f"{count} trials of {setting.steps} steps with {setting.blocks} blocks run for half "
+            "an hour or more as --code release: use fewer, or --code projected"
         )
     from experiments.canary import step  # imports torch, which `projected` has no use for
 
@@ -96,7 +96,7 @@ def table(record: dict[str, Any]) -> Table:
     for name, (sign, meaning) in TOLD.items():
         if name in record:
             shown.add_row(escape(name), f"{sign} {record[name]:.4f}", meaning)
-    shown.caption = _caption(record)
+    shown.caption, shown.caption_justify = _caption(record), "left"
     return shown
 
 

@@ -113,7 +113,7 @@ def test_what_shows_nothing_is_refused() -> None:
 @pytest.mark.parametrize("code", ["projected", "release"])
 def test_the_command(code: str) -> None:
     arguments = ["privacy", "audit", "--noise", "1.2", "--lot", "10", "--population", "40",
-                 "--steps", "1", "--delta", "0.1", "--blocks", "2", "--trials", "150",
+                 "--steps", "2", "--delta", "0.1", "--blocks", "2", "--trials", "100",
                  "--code", code]  # fmt: skip
     done = CliRunner().invoke(app, [*arguments, "--json"])
     assert done.exit_code == 0, done.output + str(done.exception)

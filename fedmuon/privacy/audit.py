@@ -69,9 +69,8 @@ def projected(setting: Setting, rng: np.random.Generator) -> Observe:
 
     def observe(shape: tuple[int, int], present: bool) -> np.ndarray:
         held = present * (rng.random(shape) < setting.sampling_probability)
-        return math.sqrt(setting.blocks) * held + setting.noise_multiplier * rng.standard_normal(
-            shape
-        )
+        noise = setting.noise_multiplier * rng.standard_normal(shape)
+        return math.sqrt(setting.blocks) * held + noise
 
     return observe
 
