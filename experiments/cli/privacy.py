@@ -111,12 +111,22 @@ def audit(
     delta: Delta,
     blocks: Blocks = 1,
     trials: Annotated[
-        int, typer.Option("--trials", help="Runs with the canary, and as many without.")
-    ] = 100_000,
-    seed: Annotated[int, typer.Option("--seed", help="Of the trials.")] = 0,
+        int | None,
+        typer.Option(
+            "--trials",
+            help="Runs with the canary, and as many without: 100000, or 2000 where real steps run.",
+        ),
+    ] = None,
+    seed: Annotated[
+        int, typer.Option("--seed", help="Of the trials; the lots and noise of steps are secret.")
+    ] = 0,
     code: Annotated[
         str,
-        typer.Option("--code", help="projected: along the canary only; release: real tensors."),
+        typer.Option(
+            "--code",
+            help="projected: what a release is along the canary; release: real private steps of a "
+            "small network (for a few steps and blocks).",
+        ),
     ] = "projected",
     as_json: AsJson = False,
 ) -> None:
@@ -124,6 +134,9 @@ def audit(
 
     Example: [bold]fedmuon privacy audit --noise 2.3395 --lot 1024 --population 42043 --steps 410
     --delta 8e-6 --blocks 49[/]
+
+    Of the code that trains: [bold]fedmuon privacy audit --code release --noise 1 --lot 8
+    --population 16 --steps 2 --delta 0.05 --blocks 2[/]
     """
     from experiments import audit as canaries
     from fedmuon.privacy.audit import Setting

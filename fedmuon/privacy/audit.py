@@ -11,7 +11,10 @@ threshold with and without the canary, the threshold chosen on half of the trial
 on the others; N trials can show no epsilon above about ln N. `tilted` uses that, where the noise
 is the declared Gaussian, delta(epsilon) = E_with max(0, 1 - exp(epsilon - statistic)) is the very
 definition of the hockey-stick divergence: a coin with that bias is thrown in each trial, and
-Clopper-Pearson on its heads bounds delta(epsilon) from below, so it reaches any epsilon.
+Clopper-Pearson on its heads bounds delta(epsilon) from below, so it reaches any epsilon. It asks
+whether the accountant is right about that noise, not whether a release draws it.
+
+The larger of two bounds of confidence 1 - f / 2 each is one of confidence 1 - f: see `together`.
 """
 
 import math
@@ -25,6 +28,7 @@ from scipy.special import betaincinv
 from fedmuon.errors import InputError
 
 FEWEST = 100
+CONFIDENCE = 0.95
 LEVEL = 0.01  # between the epsilons that are tested
 CHUNK = 2**22  # normal numbers held at a time
 
@@ -56,22 +60,16 @@ class Found:
     trials: int
 
 
-# Whether each lot holds the canary, [trials, steps] -> the aligned sums s, [trials, steps].
-Observe = Callable[[np.random.Generator, np.ndarray], np.ndarray]
-# How many trials and steps, and the rate -> whether each lot holds the canary.
-Lots = Callable[[np.random.Generator, tuple[int, int], float], np.ndarray]
+# How many (trials, steps), and whether the canary is there -> the aligned sums s, so many.
+Observe = Callable[[tuple[int, int], bool], np.ndarray]
 
 
-def poisson(rng: np.random.Generator, shape: tuple[int, int], rate: float) -> np.ndarray:
-    """Each lot holds the canary with this probability, independently."""
-    return rng.random(shape) < rate
-
-
-def projected(setting: Setting) -> Observe:
+def projected(setting: Setting, rng: np.random.Generator) -> Observe:
     """The aligned sums without the tensors around them."""
 
-    def observe(rng: np.random.Generator, held: np.ndarray) -> np.ndarray:
-        noise = setting.noise_multiplier * rng.standard_normal(held.shape)
+    def observe(shape: tuple[int, int], present: bool) -> np.ndarray:
+        held = present * (rng.random(shape) < setting.sampling_probability)
+        noise = setting.noise_multiplier * rng.standard_normal(shape)
         return math.sqrt(setting.blocks) * held + noise
 
     return observe
@@ -86,13 +84,7 @@ def likelihood_ratio(setting: Setting, sums: np.ndarray) -> np.ndarray:
     return np.logaddexp(math.log1p(-q), math.log(q) + exponent).sum(1)
 
 
-def trials(
-    setting: Setting,
-    observe: Observe,
-    count: int,
-    rng: np.random.Generator,
-    lots: Lots = poisson,
-) -> Statistics:
+def trials(setting: Setting, observe: Observe, count: int) -> Statistics:
     """`count` trials with the canary, and as many without it."""
     if count < FEWEST:
         raise InputError(f"trials = {count} can show nothing: use at least {FEWEST}")
@@ -102,9 +94,8 @@ def trials(
     found: tuple[list[np.ndarray], list[np.ndarray]] = ([], [])
     for start in range(0, count, size):
         shape = (min(size, count - start), setting.steps)
-        drawn = lots(rng, shape, setting.sampling_probability)
-        for kept, held in zip(found, (drawn, np.zeros_like(drawn)), strict=True):
-            kept.append(likelihood_ratio(setting, observe(rng, held)))
+        for kept, present in zip(found, (True, False), strict=True):
+            kept.append(likelihood_ratio(setting, observe(shape, present)))
     return Statistics(np.concatenate(found[0]), np.concatenate(found[1]))
 
 
@@ -118,7 +109,7 @@ def at_most(hits: int, of: int, failure: float) -> float:
     return float(betaincinv(hits + 1, of - hits, 1 - failure)) if hits < of else 1.0
 
 
-def counted(found: Statistics, delta: float, confidence: float = 0.95) -> Found:
+def counted(found: Statistics, delta: float, confidence: float = CONFIDENCE) -> Found:
     """From counts alone: P_with(A) <= e^epsilon P_without(A) + delta, and the other way round.
 
     The event A is a half-line of the statistic, chosen on the first half of the trials together
@@ -152,7 +143,7 @@ def _bound(found: Statistics, threshold: float, up: bool, delta: float, failure:
 
 
 def tilted(
-    found: Statistics, delta: float, rng: np.random.Generator, confidence: float = 0.999
+    found: Statistics, delta: float, rng: np.random.Generator, confidence: float = CONFIDENCE
 ) -> Found:
     """From the declared noise: the largest epsilon at which delta is surely exceeded.
 
@@ -171,3 +162,12 @@ def tilted(
         middle = (low + high + 1) // 2
         low, high = (middle, high) if exceeded(middle) else (low, middle - 1)
     return Found(low * LEVEL, "tilted", delta, confidence, of)
+
+
+def together(
+    found: Statistics, delta: float, rng: np.random.Generator, confidence: float = CONFIDENCE
+) -> tuple[Found, Found]:
+    """Both bounds, each with half of the failure: with this confidence both hold, and so does the
+    larger one."""
+    each = (1 + confidence) / 2
+    return counted(found, delta, each), tilted(found, delta, rng, each)
