@@ -8,6 +8,12 @@ Of a family G = (G_1, ..., G_m) of blocks, one for each parameter tensor, an exa
     automatic-flat   C G / ||G||                         at most C
 
 and 0 where the gradient is 0. Automatic clipping (003, section 5) needs no threshold to tune.
+
+In floating point a clipped norm may exceed C by rounding, at most by the factor 1 + `slack`: for
+that much more noise is drawn (`fedmuon.privacy.release`), while the sums stay what they are. An
+example whose gradient is not finite contributes 0, which is a function of that example alone.
+Squared norms below the smallest normal number over eps have lost their digits: automatic rules make
+0 of such a gradient, too, and the others take it for no shorter than that.
 """
 
 import math
@@ -20,6 +26,11 @@ from torch import Tensor
 from fedmuon.errors import InputError
 
 RULES = ("block", "flat", "automatic", "automatic-flat")
+
+
+def slack(dtype: torch.dtype) -> float:
+    """How far a clipped norm that was computed in this precision may exceed C, relatively."""
+    return 1024 * torch.finfo(dtype).eps
 
 
 @dataclass(frozen=True)
@@ -62,7 +73,8 @@ class Clipping:
         return self.bound * math.sqrt(self.blocks(params))
 
     def factors(self, squares: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        """Squared norms of each example's blocks [..., n] -> what each block is multiplied by."""
+        """Squared norms of each example's blocks [..., n] -> what each block is multiplied by; 0
+        where the square is not finite."""
         found: dict[str, Tensor] = {}
         for names in self._groups(squares):
             whole = torch.stack([squares[name] for name in names]).sum(0)
@@ -80,7 +92,10 @@ class Clipping:
     def _factor(self, square: Tensor) -> Tensor:
         if math.isinf(self.bound):
             return torch.ones_like(square)
-        ratio = self.bound * square.clamp(min=0).rsqrt()  # inf where the gradient is 0
-        if self.automatic:
-            return torch.where(square > 0, ratio, torch.zeros_like(ratio))
-        return ratio.clamp(max=1.0)
+        info = torch.finfo(square.dtype)
+        known = info.tiny / info.eps
+        ratio = self.bound * square.clamp(min=known).rsqrt()
+        if not self.automatic:
+            ratio = ratio.clamp(max=1.0)
+        there = square.isfinite() & (square >= known if self.automatic else True)
+        return torch.where(there, ratio, 0.0)

@@ -4,7 +4,7 @@ import math
 from dataclasses import dataclass
 
 from fedmuon.errors import InputError
-from fedmuon.privacy.clipping import Clipping
+from fedmuon.privacy.clipping import Clipping, slack
 from fedmuon.privacy.noise import Normal
 from fedmuon.tasks.base import Params
 
@@ -26,7 +26,8 @@ def release(
     expected_lot: float,
     normal: Normal,
 ) -> Released:
-    """(sum + N(0, (sigma C)^2)) / expected lot size, block by block.
+    """(sum + N(0, (sigma C')^2)) / expected lot size, block by block; C' = C (1 + slack), so that
+    the multiplier sigma holds for norms as they are computed (`fedmuon.privacy.clipping`).
 
     The divisor is the *expected* size of a lot, which is public; the size that was drawn is not.
     An empty lot's sums are zero and release noise like any other's. All m blocks are one release
@@ -41,8 +42,8 @@ def release(
         return Released({name: value / expected_lot for name, value in sums.items()})
     if math.isinf(clipping.bound):
         raise InputError("noise needs a finite clipping bound: set one, or noise = 0")
-    scale, found = noise_multiplier * clipping.bound, {}
+    scale, found = noise_multiplier * clipping.bound, Params()
     for block, (name, value) in enumerate(sums.items()):
         drawn = normal(tuple(value.shape), block).to(value.device, value.dtype)
-        found[name] = (value + scale * drawn) / expected_lot
+        found[name] = (value + scale * (1 + slack(value.dtype)) * drawn) / expected_lot
     return Released(found)

@@ -89,7 +89,7 @@ class ClippedSums:
             return find(points, inputs[part].reshape(-1, *self.shape), labels[part])
 
         for losses, found in self.chunks(params, len(points)).each(work, rows):
-            factors = clipping.factors({key: one.squares() for key, one in found.items()})
+            found, factors = _clipped(found, clipping)
             for key, one in found.items():
                 if key not in totals:
                     totals[key] = like.new_zeros(one.shape)
@@ -123,7 +123,8 @@ class ClippedSums:
         }
         for name, first in self.ghosts.tied.items():
             found[first] = _both(found[first], found.pop(name))
-        return losses, found
+        asked = points[-1][1]  # a frozen parameter is not
+        return losses, {key: one for key, one in found.items() if key in asked}
 
     def _by_example(self, points: Points, inputs: Tensor, labels: Tensor) -> Found:
         """By torch.func: every example's gradient of every parameter."""
@@ -147,6 +148,19 @@ class ClippedSums:
             layer = None if self.ghosts is None else self.ghosts.layers[owner]
             found[key] = total if layer is None else shaped(layer, own, total)
         return found
+
+
+def _clipped(
+    found: dict[str, PerExample], clipping: Clipping
+) -> tuple[dict[str, PerExample], dict[str, Tensor]]:
+    """Gradients and their factors, without the examples that have a norm which is not finite: their
+    entries would make NaN of any factor, and so of the others' sum."""
+    squares = {key: one.squares() for key, one in found.items()}
+    finite = torch.stack([each.isfinite() for each in squares.values()]).all(0)
+    if not bool(finite.all()):
+        found = {key: one.rows(finite) for key, one in found.items()}
+        squares = {key: each[finite] for key, each in squares.items()}
+    return found, clipping.factors(squares)
 
 
 def _seen(batch: Batch, replica: int) -> tuple[Tensor, Tensor]:

@@ -13,7 +13,7 @@ from torch.nn import functional
 from torch.nn.modules.conv import _ConvNd
 from torch.nn.modules.instancenorm import _InstanceNorm
 
-from fedmuon.tasks.per_example import Explicit, Lookup, Outer, PerExample
+from fedmuon.tasks.per_example import Explicit, Lookup, Outer, PerExample, forms
 
 Use = tuple[Sequence[Tensor], Sequence[Tensor]]  # (reads, slopes), one of each for every point
 Parts = dict[str, PerExample]
@@ -40,9 +40,10 @@ def entries(layer: nn.Module, read: Tensor, output: Tensor) -> int:
     """Numbers that the rule holds for one use of a layer."""
     held = read.numel() + output.numel()
     if isinstance(layer, _ConvNd):
-        length, weights = output[0, 0].numel(), layer.weight.numel()
-        patches = length * layer.weight[0].numel() * layer.groups
-        held += len(read) * (patches + min(weights, 2 * layer.groups * length**2))
+        length, groups = output[0, 0].numel(), layer.groups
+        p, d = layer.out_channels // groups, layer.weight[0].numel()
+        more = p * d if forms(length, p, d) else 2 * length**2
+        held += len(read) * groups * (length * d + more)
     return held
 
 

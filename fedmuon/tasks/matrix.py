@@ -17,6 +17,7 @@ from fedmuon.privacy.clipping import Clipping
 from fedmuon.tasks.base import Batch, Params, Points, Replaced
 from fedmuon.tasks.clipped import unclipped
 from fedmuon.tasks.constants import Constants, constants
+from fedmuon.tasks.lengths import lengths
 
 __all__ = ["Constants", "MatrixTask", "constants"]
 
@@ -162,9 +163,10 @@ def _contributions(
     """
     found = [(c, *_slope_(values, labels, 1.0)) for c, values in logits]
     slope = torch.stack([c * one for c, _, one in found]).sum(0)
-    squares = slope.square().sum(1) * inputs.square().sum(-1)
+    squares = (lengths(slope.mT) * lengths(inputs)).square_()
     factors = clipping.factors({"weight": squares})["weight"]
-    return found[-1][1], slope.mul_(factors[:, None])
+    slope = slope.mul_(factors[:, None]).masked_fill_(~squares.isfinite()[:, None], 0.0)
+    return found[-1][1], slope
 
 
 def _shares(sizes: list[int], like: Tensor) -> Tensor | float:

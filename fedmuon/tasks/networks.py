@@ -21,6 +21,7 @@ from fedmuon.tasks.clipped import ClippedSums, unclipped
 from fedmuon.tasks.ghost import ghostly
 from fedmuon.tasks.layers import convolves, fresh, refuse
 from fedmuon.tasks.losses import Loss, Targets, cross_entropy, given_labels, mean_of
+from fedmuon.tasks.mixing import refuse_mixing
 
 CPU = torch.device("cpu")
 MEMORY = {"cpu": 1 << 28, "cuda": 1 << 32}  # bytes of activations held at once
@@ -129,6 +130,8 @@ class NetworkTask:
     @cached_property
     def _clipped_sums(self) -> ClippedSums:
         found = ghostly(self.module, self.shape)
+        if found is not None:  # else each sample goes through the network alone
+            refuse_mixing(self.module, found.layers, self.shape)
         return ClippedSums(self.module, self.shape, self.loss, self.device, self.saved, found)
 
     def losses(self, params: Params, batch: Batch) -> tuple[Tensor, Tensor]:
