@@ -42,7 +42,7 @@ def compared(
 ) -> tuple[float, float]:
     """A method's excess loss minus another's, over the mean of the other's: a 95% interval.
 
-    Runs of one seed share their noise, so the differences are taken seed by seed.
+    At one level, runs of one seed share their noise, so the differences are taken seed by seed.
     """
     mine, theirs = (chosen(rows, setting, one, noise)[2] for one in (name, other))
     change = (mine - theirs) / theirs.mean()

@@ -1,5 +1,6 @@
 """What the numerical studies compute, held against naive loops, closed forms and Monte Carlo."""
 
+import itertools
 import math
 
 import numpy as np
@@ -290,20 +291,45 @@ def _naive(
     noise: float,
     seed: int,
 ) -> Tensor:
-    """003, Algorithm 2, one run at a time, with gamma = 1/2; or its base, or a filter."""
+    """003, Algorithm 2, one run at a time, with gamma = 1/2; or its base; or with one point."""
     x = torch.zeros(5, 1, dtype=torch.float64)
     smooth, before = torch.zeros_like(x), x
     c = (1 - gain) / (gain * 0.5)
     for step in range(12):
-        drawn = generator(0, Draw.BATCH, step=step).standard_normal((3, 5, 1))[seed]
+        rng = generator(0, Draw.BATCH, step=step, block=DISK["noises"].index(noise))
+        drawn = rng.standard_normal((3, 5, 1))[seed]
         g = problem.gradient(x)
         if method == "disk":
             g = c * problem.gradient(x + 0.5 * (x - before)) + (1 - c) * problem.gradient(x)
         g = g + noise * torch.from_numpy(drawn)
-        first = method == "disk" and step == 0
-        smooth = g if first or method == "noisy-gd" else (1 - gain) * smooth + gain * g
+        smooth = g if step == 0 or method == "noisy-gd" else (1 - gain) * smooth + gain * g
         before, x = x, x - lr * smooth
     return x
+
+
+def test_all_filters_start_from_the_first_gradient() -> None:
+    def losses(method: str, gain: float, steps: int) -> list[float]:
+        rows = disk_regression.measured(method, gain, seeds=3, **{**DISK, "steps": steps})["rows"]
+        return [row["loss"] for row in rows]
+
+    plain, low_pass, disk = (
+        [losses(method, gain, steps) for steps in (1, 2)]
+        for method, gain in (("noisy-gd", 1.0), ("low-pass", 0.7), ("disk", 0.7))
+    )
+    assert low_pass[0] == pytest.approx(plain[0], rel=1e-12)
+    assert disk[0] == pytest.approx(plain[0], rel=1e-12)
+    for one, other in itertools.combinations((plain[1], low_pass[1], disk[1]), 2):
+        assert one != pytest.approx(other, rel=1e-3)
+
+
+def test_levels_have_independent_noise_and_theirs_is_scaled() -> None:
+    low, high, twin = disk_regression._noise(3, [0.5, 2.0, 2.0], 4000, 2).view(3, -1)
+    for drawn, level in ((low, 0.5), (high, 2.0), (twin, 2.0)):
+        assert abs(float(drawn.std()) / level - 1) < 5 / math.sqrt(2 * 8000)
+    for one, other in itertools.combinations((low, high, twin), 2):
+        assert abs(float(torch.corrcoef(torch.stack([one, other]))[0, 1])) < 5 / math.sqrt(8000)
+    again = disk_regression._noise(3, [2.0, 2.0], 4000, 2).view(2, -1)
+    assert float(torch.corrcoef(torch.stack([low, again[0]]))[0, 1]) == pytest.approx(1)
 
 
 def test_plain_descent_has_its_closed_form() -> None:

@@ -19,7 +19,9 @@ STANDS_ON = (
     "003 prints neither the data nor the step size of its figure. Under `one step size` all share "
     "it, at all levels, and κ = 0.7, γ = 0.5, 003's defaults; under `tuned` each has its own "
     "best step size and κ at each level. The low-pass filter is the first-order one that DiSK "
-    "becomes when it looks at one point. Tuning takes the lowest mean of the runs that are shown."
+    "becomes when it looks at one point; both start from the first gradient. Levels have noise of "
+    "their own, but on a quadratic losses scale as σ² once the transient is over: that levels "
+    "agree is then theory, not evidence. Tuning takes the lowest mean of the runs that are shown."
 )
 
 
@@ -63,8 +65,8 @@ def pictures(rows: Columns) -> Sequence[Picture]:
             functools.partial(filters.by_noise, rows),
             "Excess loss of the last iterate by noise level",
             "Relative to noisy gradient descent, which is 1; below 1 is better. Intervals are 95% "
-            "of the mean difference from it: runs of one seed share their noise. Left one step "
-            "size for all, right each method's best step size and gain at each level.",
+            "of the mean difference from it: methods share the noise of a seed and level. Left one "
+            "step size for all, right each method's best step size and gain at each level.",
         )
     ]
 

@@ -2,10 +2,11 @@
 filter, and through DiSK's Kalman filter (003, Figure 5a).
 
 The gradient of the whole data is clipped nowhere, and Gaussian noise is added to it at every step.
-One cell has one filter, and holds all step sizes, noise levels and seeds as one stack; the noise of
-a seed is the same for all filters.
+One cell has one filter, and holds all step sizes, noise levels and seeds as one stack. A seed's
+noise at a level is the same for all filters and step sizes; levels are independent of each other.
 """
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -27,7 +28,6 @@ from fedmuon.tables import Table
 from fedmuon.tasks.base import Params
 from fedmuon.transforms.base import Chain, Link
 from fedmuon.transforms.kalman import filtered
-from fedmuon.transforms.momentum import momentum
 from fedmuon.transforms.oracle import released
 from fedmuon.transforms.step import descend
 
@@ -107,14 +107,12 @@ def measured(
     problem = regression(samples, features, condition, label_noise)
     shape = (len(lrs), len(noises), seeds)
     grid = torch.tensor([[(lr, noise) for noise in noises] for lr in lrs], dtype=torch.float64)
-    lr, noise = (part[..., None].expand(shape).flatten() for part in grid.unbind(-1))
-    chain = Chain((*_filter(method, gain, reach), descend(lr)))
+    lr = grid[..., :1].expand(shape).flatten()
+    chain = Chain((_filter(method, gain, reach), descend(lr)))
 
     def oracle(step: int, params: Params) -> tuple[Tensor, Params]:
         """The gradient with this step's noise: the same at all points of a step."""
-        rng = generator(SEED, Draw.BATCH, step=step)
-        drawn = torch.from_numpy(rng.standard_normal((seeds, features, 1)))
-        shift = noise[:, None, None] * drawn.repeat(len(noise) // seeds, 1, 1)
+        shift = _noise(step, noises, seeds, features).repeat(len(lrs), 1, 1)
         return problem.loss(params["x"]), {"x": problem.gradient(params["x"]) + shift}
 
     params = {"x": torch.zeros((lr.numel(), features, 1), dtype=torch.float64)}
@@ -125,11 +123,22 @@ def measured(
     return {"rows": _rows(method, gain, grid, problem, losses, usual)}
 
 
-def _filter(method: str, gain: float, reach: float) -> tuple[Link, ...]:
-    """Where directions come from; DiSK with one-point gradients would be the low-pass filter."""
-    if method == DISK:
-        return (filtered(gain, reach),)
-    return (released(),) if method == PLAIN else (released(), momentum(1 - gain))
+def _noise(step: int, noises: list[float], seeds: int, features: int) -> Tensor:
+    """A step's noise [levels * seeds, d, 1]. Draws are keyed by level too: on a quadratic, shared
+    ones would show a single comparison at every level, scaled."""
+    sources = [generator(SEED, Draw.BATCH, step=step, block=level) for level in range(len(noises))]
+    drawn = [rng.standard_normal((seeds, features, 1)) for rng in sources]
+    return torch.cat(
+        [noise * torch.from_numpy(one) for noise, one in zip(noises, drawn, strict=True)]
+    )
+
+
+def _filter(method: str, gain: float, reach: float) -> Link:
+    """Where directions come from. The low-pass filter is DiSK at one point, from the same start:
+    with gamma = inf the point ahead has the weight c = 0."""
+    if method == PLAIN:
+        return released()
+    return filtered(gain, reach if method == DISK else math.inf)
 
 
 def _rows(

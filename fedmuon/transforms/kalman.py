@@ -5,7 +5,8 @@
     d_t = x_{t+1} - x_t,   c = (1 - kappa) / (kappa gamma)
 
 The two gradients of an example are combined before its one clip, so a step has the sensitivity of
-DP-SGD's. At gamma = (1 - kappa) / kappa it needs one evaluation; kappa = 1 is no filter.
+DP-SGD's. At gamma = (1 - kappa) / kappa it needs one evaluation; kappa = 1 is no filter;
+gamma = inf leaves the low-pass filter of the gradients at x_t.
 """
 
 import torch
