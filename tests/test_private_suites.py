@@ -192,4 +192,6 @@ def test_the_printed_table_from_its_command_to_its_report(tmp_path: Path) -> Non
     assert shown.exit_code == 0, shown.output
     held = gather(tmp_path / "out")[0]
     assert [claim.holds for claim in held.claims] == [True, None, True]
+    assert "would be certified for Poisson lots" in held.claims[2].sentence
+    assert "000's own runs drew no Poisson lots" in dp_muon_printed.STANDS_ON
     assert held.pictures[0].draw(True).axes and len(held.numbers) == 1
