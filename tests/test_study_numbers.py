@@ -208,13 +208,16 @@ def test_quadrature_smooths_polynomials_exactly() -> None:
     torch.testing.assert_close(found, expected, rtol=1e-12, atol=1e-12)
 
 
+BIAS = {"norm": 2.0, "steps": 5, "coefficients": "quintic", "spacing": 0.02}
+
+
 def test_orders_by_quadrature_and_a_wrong_correction() -> None:
     rhos = [1 / 64, 1 / 32]
-    given = {"rhos": rhos, "norm": 2.0, "steps": 5, "coefficients": "quintic"}
+    given = {**BIAS, "rhos": rhos}
     one, two = dp_bias.by_quadrature("2 × 2", nodes=8, **given)["rows"]
     assert math.log2(two["plain"] / one["plain"]) == pytest.approx(2, abs=0.02)
     assert math.log2(two["corrected"] / one["corrected"]) == pytest.approx(4, abs=0.05)
-    term = dp_bias.by_taylor("2 × 2", spacing=0.02, **given)["rows"][0]
+    term = dp_bias.by_taylor("2 × 2", **given)["rows"][0]
     assert one["plain"] == pytest.approx(term["plain"], rel=0.01)
     assert one["corrected"] == pytest.approx(term["corrected"], rel=0.02)
     # Probes of twice the width leave a bias of order 2.
@@ -229,8 +232,25 @@ def test_orders_by_quadrature_and_a_wrong_correction() -> None:
     assert math.log2(sizes[1] / sizes[0]) == pytest.approx(2, abs=0.05)
 
 
+def test_biases_have_the_sign_and_direction_of_their_terms() -> None:
+    rhos, shape = [1 / 64, 1 / 32], "2 × 2"
+    apply, at = dp_bias.output_map(5, "quintic"), dp_bias.momentum(shape, 2.0)
+    terms = dp_bias.leading_terms(apply, at, rhos, 0.02)
+    heat = [dp_bias._smoothed(apply, at, rho, 8) - apply(at) for rho in rhos]
+    ahead = [torch.linalg.vector_norm(one - term) for one, term in zip(heat, terms[0], strict=True)]
+    rows = dp_bias.by_quadrature(shape, nodes=8, rhos=rhos, **BIAS)["rows"]
+    assert [row["plain_off"] for row in rows] == pytest.approx([float(size) for size in ahead])
+    for row in rows:
+        for kind in ("plain", "corrected"):
+            assert row[f"{kind}_off"] < 0.01 * row[kind]
+    # The wrong sign and a turned matrix have the term's norm, and are far away.
+    for changed in ([-one for one in terms[0]], [one.flip(0) for one in terms[0]]):
+        wrong = dp_bias._rows(shape, "quadrature", rhos, (heat, heat), (changed, changed))
+        assert all(row["plain_off"] > 0.5 * row["plain"] for row in wrong)
+
+
 def test_monte_carlo_agrees_with_quadrature() -> None:
-    given = {"rhos": [1 / 16], "norm": 2.0, "steps": 5, "coefficients": "quintic"}
+    given = {**BIAS, "rhos": [1 / 16]}
     (exact,) = dp_bias.by_quadrature("2 × 2", nodes=8, **given)["rows"]
     (found,) = dp_bias.by_monte_carlo("2 × 2", samples=4000, **given)["rows"]
     for kind in ("plain", "corrected"):

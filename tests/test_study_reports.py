@@ -159,6 +159,8 @@ def test_rank_claims_hold_and_fail() -> None:
 
 
 def _biases(plain: float = 2, corrected: float = 4, factor: float = 1.0) -> Columns:
+    """Leading terms rho^2 and rho^4, measured biases rho^plain and factor rho^corrected beside a
+    next term."""
     rows = []
     for shape, way in itertools.product(("2 × 2", "3 × 4"), ("monte-carlo", "taylor")):
         for rho in (1 / 128, 1 / 64, 1 / 32):
@@ -166,7 +168,9 @@ def _biases(plain: float = 2, corrected: float = 4, factor: float = 1.0) -> Colu
             rows.append({
                 "shape": shape, "way": way, "rho": rho,
                 "plain": rho**2 if term else rho**plain,
-                "corrected": rho**4 if term else factor * rho**corrected,
+                "corrected": rho**4 if term else abs(factor) * rho**corrected,
+                "plain_off": 0.0 if term else abs(rho**plain - rho**2) + rho**4,
+                "corrected_off": 0.0 if term else abs(factor * rho**corrected - rho**4) + rho**6,
                 "plain_error": 0.0, "corrected_error": 0.0,
                 "plain_spread": 0.1, "corrected_spread": 0.105,
             })  # fmt: skip
@@ -177,8 +181,12 @@ def test_bias_claims_hold_and_fail() -> None:
     assert all(_verdicts(dp_bias.claims(_biases())))
     assert _verdicts(dp_bias.claims(_biases(corrected=2.5)))[1] is False
     assert _verdicts(dp_bias.claims(_biases(plain=1.8)))[0] is False
-    found = _verdicts(dp_bias.claims(_biases(factor=1.3)))
-    assert found == [True, True, True, False, True, True]
+    for factor in (1.3, -1.0):  # of another size, or of the wrong sign
+        found = _verdicts(dp_bias.claims(_biases(factor=factor)))
+        assert found == [True, True, True, False, True, True]
+    near = _biases()
+    near["corrected_off"] = np.where(near["way"] == "taylor", 0.0, 0.05 * near["corrected"])
+    assert _verdicts(dp_bias.claims(near))[3] is False  # small, but never smaller
 
 
 def _filters(disk: float) -> Columns:

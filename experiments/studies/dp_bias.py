@@ -23,6 +23,7 @@ from fedmuon.storage import Record
 from fedmuon.tables import Table
 
 Map = Callable[[Tensor], Tensor]  # [..., m, n] -> [..., m, n]
+Biases = tuple[Sequence[Tensor], Sequence[Tensor]]  # plain and corrected, for each rho
 SEED = 0
 AT_ONCE = 1 << 14  # samples of a chunk
 SHAPES = {"2 × 2": (2, 2), "3 × 4": (3, 4)}
@@ -43,13 +44,13 @@ class Settings(Table):
 
 def cells(settings: Settings, asked: Asked) -> Sequence[Call]:
     """Every way to know the bias, for each matrix: quadrature where there are few entries."""
-    shared = settings.model_dump(include={"rhos", "norm", "steps", "coefficients"})
+    shared = settings.model_dump(include={"rhos", "norm", "steps", "coefficients", "spacing"})
     ways: list[tuple[str, Callable[..., Record], Record]] = [
         ("2 × 2", by_quadrature, {"nodes": settings.nodes})
     ]
     for shape in SHAPES:
         ways.append((shape, by_monte_carlo, {"samples": settings.samples}))
-        ways.append((shape, by_taylor, {"spacing": settings.spacing}))
+        ways.append((shape, by_taylor, {}))
     return [
         Call(
             f"{made.__name__}-{shape.replace(' × ', 'x')}", made, {"shape": shape, **shared, **own}
@@ -73,14 +74,16 @@ def momentum(shape: str, norm: float) -> Tensor:
 
 
 def by_quadrature(
-    shape: str, rhos: list[float], norm: float, steps: int, coefficients: str, nodes: int
-) -> Record:
+    shape: str, rhos: list[float], norm: float, steps: int, coefficients: str, spacing: float,
+    nodes: int,
+) -> Record:  # fmt: skip
     """Both biases to many digits: Gauss-Hermite quadrature over all entries."""
     apply, at = output_map(steps, coefficients), momentum(shape, norm)
     heat = [_smoothed(apply, at, rho, nodes) - apply(at) for rho in rhos]
     twice = [_smoothed(apply, at, math.sqrt(2) * rho, nodes) - apply(at) for rho in rhos]
     corrected = [2 * one - two for one, two in zip(heat, twice, strict=True)]
-    return {"rows": _rows(shape, QUADRATURE, rhos, heat, corrected)}
+    terms = leading_terms(apply, at, rhos, spacing)
+    return {"rows": _rows(shape, QUADRATURE, rhos, (heat, corrected), terms)}
 
 
 def _smoothed(apply: Map, at: Tensor, rho: float, nodes: int) -> Tensor:
@@ -96,8 +99,9 @@ def _smoothed(apply: Map, at: Tensor, rho: float, nodes: int) -> Tensor:
 
 
 def by_monte_carlo(
-    shape: str, rhos: list[float], norm: float, steps: int, coefficients: str, samples: int
-) -> Record:
+    shape: str, rhos: list[float], norm: float, steps: int, coefficients: str, spacing: float,
+    samples: int,
+) -> Record:  # fmt: skip
     """Both biases from draws of (E, U), with their standard errors and the error of one direction.
 
     phi(E) = (Q(H + rho E) + Q(H - rho E)) / 2 - Q(H) is averaged for the plain bias. Exchanging E
@@ -107,7 +111,8 @@ def by_monte_carlo(
     apply, at = output_map(steps, coefficients), momentum(shape, norm)
     found = [_sampled(apply, at, rho, samples) for rho in rhos]
     heat, corrected, errors, spreads = zip(*found, strict=True)
-    return {"rows": _rows(shape, MONTE_CARLO, rhos, heat, corrected, errors, spreads)}
+    terms = leading_terms(apply, at, rhos, spacing)
+    return {"rows": _rows(shape, MONTE_CARLO, rhos, (heat, corrected), terms, errors, spreads)}
 
 
 Pair = tuple[float, float]
@@ -147,12 +152,16 @@ def _chunk(apply: Map, at: Tensor, e: Tensor, u: Tensor, rho: float) -> tuple[Te
 def by_taylor(
     shape: str, rhos: list[float], norm: float, steps: int, coefficients: str, spacing: float
 ) -> Record:
-    """The leading terms rho^2 / 2 Lap Q(H) and -rho^4 / 4 Lap^2 Q(H), by finite differences."""
+    """The leading terms alone, in the place of biases."""
     apply, at = output_map(steps, coefficients), momentum(shape, norm)
+    terms = leading_terms(apply, at, rhos, spacing)
+    return {"rows": _rows(shape, TAYLOR, rhos, terms, terms)}
+
+
+def leading_terms(apply: Map, at: Tensor, rhos: Sequence[float], spacing: float) -> Biases:
+    """rho^2 / 2 Lap Q(H) and -rho^4 / 4 Lap^2 Q(H) for each rho, by finite differences."""
     first, second = laplacians(apply, at, spacing)
-    heat = [rho**2 / 2 * first for rho in rhos]
-    corrected = [-(rho**4) / 4 * second for rho in rhos]
-    return {"rows": _rows(shape, TAYLOR, rhos, heat, corrected)}
+    return [rho**2 / 2 * first for rho in rhos], [-(rho**4) / 4 * second for rho in rhos]
 
 
 def laplacians(apply: Map, at: Tensor, spacing: float) -> tuple[Tensor, Tensor]:
@@ -174,22 +183,38 @@ def _stencils(apply: Map, at: Tensor, spacing: float) -> tuple[Tensor, Tensor]:
 
 
 def _rows(
-    shape: str, way: str, rhos: Sequence[float], heat: Sequence[Tensor],
-    corrected: Sequence[Tensor], errors: Sequence[Pair] = (), spreads: Sequence[Pair] = (),
+    shape: str, way: str, rhos: Sequence[float], biases: Biases, terms: Biases,
+    errors: Sequence[Pair] = (), spreads: Sequence[Pair] = (),
 ) -> list[Record]:  # fmt: skip
+    """Norms of the biases, `off`: of what is left of them without their leading terms, and errors.
+
+    A norm alone would take a term of the wrong sign or direction for the bias.
+    """
     nothing = [(0.0, 0.0)] * len(rhos)
-    lines = zip(rhos, heat, corrected, errors or nothing, spreads or nothing, strict=True)
+    sizes, away = _norms(biases), _norms(biases, terms)
+    lines = zip(rhos, sizes, away, errors or nothing, spreads or nothing, strict=True)
     return [
         {
             "shape": shape,
             "way": way,
             "rho": rho,
-            "plain": float(torch.linalg.matrix_norm(one)),
-            "corrected": float(torch.linalg.matrix_norm(two)),
+            "plain": size[0],
+            "corrected": size[1],
+            "plain_off": off[0],
+            "corrected_off": off[1],
             "plain_error": error[0],
             "corrected_error": error[1],
             "plain_spread": spread[0],
             "corrected_spread": spread[1],
         }
-        for rho, one, two, error, spread in lines
+        for rho, size, off, error, spread in lines
     ]
+
+
+def _norms(biases: Biases, terms: Biases | None = None) -> list[Pair]:
+    """||.||_F of both kinds for each rho, of the biases or of their distances from the terms."""
+    left = [torch.stack(list(part)) for part in biases]
+    if terms is not None:
+        left = [one - torch.stack(list(term)) for one, term in zip(left, terms, strict=True)]
+    heat, corrected = (torch.linalg.matrix_norm(part).tolist() for part in left)
+    return list(zip(heat, corrected, strict=True))
