@@ -56,7 +56,9 @@ def leading(rows: Columns, kind: str) -> Claim:
     found, held = [], []
     for shape, way in _measured(rows):
         away, reach = _distance(rows, shape, way, kind)
-        found.append(f"{shape}, {MEASURED[way]} {away[0]:.2g} (± {reach[0]:.2g}), {away[-1]:.2g}")
+        sure = f" (± {reach[0]:.2g})" if reach[0] else ""
+        told = f"{number(away[0])}{sure}, {number(away[-1])}"
+        found.append(f"{shape}, {MEASURED[way]} {told}")
         held.append(away[0] <= NEAR + reach[0] and (np.diff(away) > -reach[:-1]).all())
     return Claim(
         f"{WORDS[kind]} the leading term is {TERMS[kind]}, sign and direction included.",
