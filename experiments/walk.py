@@ -1,6 +1,6 @@
 """Following a chain of links on an oracle of one's own: the loop that numerical studies share."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 
 import numpy as np
@@ -17,14 +17,19 @@ Draws = Callable[..., np.random.Generator]  # (what, step=..., block=...)
 
 
 def walk(
-    chain: Chain, params: Params, oracle: Oracle, steps: int, draws: Draws
+    chain: Chain, params: Params, oracle: Oracle, steps: int, draws: Draws | Sequence[Draws]
 ) -> Iterator[tuple[int, Params]]:
-    """(k, X_k) for k = 0 .. steps - 1, and then (steps, X_steps), each before its step is made."""
+    """(k, X_k) for k = 0 .. steps - 1, and then (steps, X_steps), each before its step is made.
+
+    A sequence of draws has one for each replica, which then share none.
+    """
     states = chain.init(params, {})
+    every = draws if isinstance(draws, Sequence) else [draws]
     for step in range(steps):
         yield step, params
         at_step = partial(oracle, step)
-        context = Context(params, at_step, [partial(draws, step=step)], partial(_released, at_step))
+        now = [partial(draw, step=step) for draw in every]
+        context = Context(params, at_step, now, partial(_released, at_step))
         params, states = chain.step(params, states, context)
     yield steps, params
 
