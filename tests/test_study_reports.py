@@ -24,6 +24,8 @@ TINY: dict[str, dict[str, Any]] = {
     "dp-bias": {"rhos": [0.015625, 0.03125], "nodes": 4, "samples": 200},
     "disk-regression": {"noises": [0.1, 1.0], "lrs": [0.1, 0.5], "gains": [0.7], "seeds": 2,
                         "steps": 5, "samples": 20, "features": 3},
+    "dp-stationarity": {"noises": [0.0, 4.0], "steps": [4, 8], "seeds": 2, "rows": 2, "columns": 3,
+                        "people": 20, "lot": 5.0},
 }  # fmt: skip
 
 

@@ -28,7 +28,7 @@ def beside(rows: Columns, names: Mapping[str, str], narrow: bool = False) -> Fig
         for noise, (colour, marker) in zip(np.unique(rows["noise"]), SERIES, strict=False):
             _pair(axes, rows, {"method": method, "noise": float(noise)}, colour, marker)
         axes.plot([], [], "--", color=BLACK, lw=1.2, label="bound (Theorem 3.4)")
-        axes.axhline(rows["ceiling"][0], color=GREY, lw=1, ls=":", label="of any gradient")
+        axes.axhline(rows["ceiling"][0], color=GREY, lw=1, ls=":", label="most of any gradient")
         axes.set_title(told, loc="left")
         levels_on_x(axes, np.unique(rows["steps"]))
         axes.set_xlabel("steps $T$")

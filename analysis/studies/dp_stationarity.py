@@ -15,6 +15,7 @@ from analysis.studies import assemble
 
 MUON, CORRECTED = "dp-muon", "dp-muonbc"
 NAMES = {MUON: "DP-Muon", CORRECTED: "DP-MuonBC"}
+TITLES = {**NAMES, CORRECTED: "DP-MuonBC, outside the theorem"}
 TERMS = ("descent", "step", "clipping", "noise", "drift")
 STANDS_ON = (
     "f is a mean over people of c√(c² + ‖W − Aᵢ‖²) − c²: convex, L = min(m, n) from ‖·‖_op to "
@@ -129,7 +130,7 @@ def pictures(rows: Columns) -> Sequence[Picture]:
     return [
         Picture(
             "dp-stationarity",
-            functools.partial(stationary.beside, rows, NAMES),
+            functools.partial(stationary.beside, rows, TITLES),
             "Mean nuclear norm of the gradient beside its bound",
             "Points are means over seeds, with 95% intervals, which are mostly smaller than the "
             "points; dashed lines of the same colour are Theorem 3.4's bound. On the right it is "

@@ -23,6 +23,7 @@ from experiments.contents import Asked
 from experiments.studies import Call
 from experiments.walk import Oracle, walk
 from fedmuon.config import Count, Local, OrthogonalizerTable, Positive, Privacy
+from fedmuon.names import Recipe as Name
 from fedmuon.privacy.mechanism import Mechanism
 from fedmuon.privacy.noise import keyed
 from fedmuon.privacy.release import release
@@ -34,7 +35,9 @@ from fedmuon.transforms.recipes import Recipe, build
 
 SEED = 0  # of the data
 REFINED = 50  # steps towards the minimum
-MUON, CORRECTED = METHODS = ("dp-muon", "dp-muonbc")
+MUON: Name = "dp-muon"
+CORRECTED: Name = "dp-muonbc"
+METHODS = (MUON, CORRECTED)
 
 
 class Settings(Table):
@@ -133,7 +136,7 @@ class Location:
 
 
 def measured(
-    method: str, noise: float, steps: int, seeds: int, rows: int, columns: int, people: int,
+    method: Name, noise: float, steps: int, seeds: int, rows: int, columns: int, people: int,
     lot: float, slope: float, clip: float, distance: float, spread: float, iterations: int,
     probes: int,
 ) -> Record:  # fmt: skip
@@ -177,7 +180,7 @@ def schedule(steps: int, gap: float, smoothness: float) -> Schedule:
     return theorem.light_tailed(steps, 1.0, math.sqrt(gap / smoothness))[0]
 
 
-def recipe_of(method: str, plan: Schedule, privacy: Privacy, iterations: int) -> Recipe:
+def recipe_of(method: Name, plan: Schedule, privacy: Privacy, iterations: int) -> Recipe:
     """DP-Muon as 000 has it, or with the correction."""
     local = Local(recipe=method, lr=plan.lr, momentum=plan.beta, momentum_form="polyak")
     table = OrthogonalizerTable(
@@ -187,7 +190,7 @@ def recipe_of(method: str, plan: Schedule, privacy: Privacy, iterations: int) ->
 
 
 def trajectory(
-    problem: Location, method: str, plan: Schedule, privacy: Privacy, iterations: int,
+    problem: Location, method: Name, plan: Schedule, privacy: Privacy, iterations: int,
     seeds: int, shape: tuple[int, int],
 ) -> Iterator[Tensor]:  # fmt: skip
     """W_0 = 0, ..., W_T of all seeds [S, m, n]."""
