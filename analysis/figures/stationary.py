@@ -14,7 +14,7 @@ from analysis.figures.style import (
     alike,
     canvas,
     legend_below,
-    levels_on_x,
+    powers_of_2,
     styled,
 )
 from analysis.slopes import curve
@@ -28,9 +28,9 @@ def beside(rows: Columns, names: Mapping[str, str], narrow: bool = False) -> Fig
         for noise, (colour, marker) in zip(np.unique(rows["noise"]), SERIES, strict=False):
             _pair(axes, rows, {"method": method, "noise": float(noise)}, colour, marker)
         axes.plot([], [], "--", color=BLACK, lw=1.2, label="bound (Theorem 3.4)")
-        axes.axhline(rows["ceiling"][0], color=GREY, lw=1, ls=":", label="most of any gradient")
+        axes.axhline(rows["ceiling"][0], color=GREY, lw=1, ls=":", label="largest of any gradient")
         axes.set_title(told, loc="left")
-        levels_on_x(axes, np.unique(rows["steps"]))
+        powers_of_2(axes, np.unique(rows["steps"]))
         axes.set_xlabel("steps $T$")
     alike(panels, log=True)
     panels[0].set_ylabel(r"mean of $\Vert\nabla f(W_t)\Vert_*$")

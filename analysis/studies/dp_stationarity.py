@@ -144,7 +144,7 @@ def pictures(rows: Columns) -> Sequence[Picture]:
 def numbers(rows: Columns) -> Rows:
     """The bound's terms by noise and T, and what was measured, as a share of the bound."""
     return [
-        ("σ", "T", *TERMS, "ε", "bound", *NAMES.values()),
+        ("σ", "T", *TERMS, "bound", *NAMES.values()),
         *(
             _line(rows, noise, steps)
             for noise in _noises(rows)
@@ -155,12 +155,12 @@ def numbers(rows: Columns) -> Rows:
 
 def _line(rows: Columns, noise: float, steps: float) -> tuple[str, ...]:
     parts = [_at(_of(rows, name), noise=noise, steps=steps) for name in NAMES]
-    names = (*(f"term_{name}" for name in TERMS), "polar_error", "bound")
+    names = (*(f"term_{name}" for name in TERMS), "bound")
     return (
         f"{noise:g}",
         f"{steps:.0f}",
-        *(f"{parts[0][name][0]:.3g}" for name in names),
-        *(f"{part['mean_nuclear'].mean():.3g} ({_share(part).mean():.0%})" for part in parts),
+        *(f"{parts[0][name][0]:.2f}" for name in names),
+        *(f"{part['mean_nuclear'].mean():.2f} ({_share(part).mean():.0%})" for part in parts),
     )
 
 
