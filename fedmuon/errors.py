@@ -1,4 +1,6 @@
-"""The one kind of error that a user causes and can mend."""
+"""The errors that a user causes and can mend, and the wish to stop."""
+
+import signal
 
 
 class InputError(ValueError):
@@ -7,3 +9,16 @@ class InputError(ValueError):
 
 class NonFinite(InputError):
     """A loss, gradient or model that is NaN or infinite."""
+
+
+class Interrupted(BaseException):
+    """Somebody asks the program to stop; no `KeyboardInterrupt`, which other libraries catch."""
+
+    def __init__(self, number: int = signal.SIGINT) -> None:
+        super().__init__(number)
+        self.number = int(number)
+
+    @property
+    def exit_code(self) -> int:
+        """As shells count: 130 after Ctrl-C, 143 after SIGTERM."""
+        return 128 + self.number
