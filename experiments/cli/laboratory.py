@@ -5,7 +5,6 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
-from rich.text import Text
 
 from experiments.cli.options import (
     ConfigFile,
@@ -17,6 +16,7 @@ from experiments.cli.options import (
     console,
     refuse,
 )
+from experiments.printable import named
 
 
 def stability(
@@ -58,7 +58,7 @@ def stability(
     with Progress(console, "neighbours") as progress:
         record = execute(chosen, folder, resume, progress.watch, progress.begin)
     console.print(verdict_table(folder, record))
-    console.print("Results are in", Text(str(folder), style="bold"))
+    console.print("Results are in", named(folder))
 
 
 def suite(
@@ -105,7 +105,7 @@ def suite(
     page = write_report(folder)
     for table in suite_tables(*gather(folder)):
         console.print(table)
-    console.print("The report is", Text(str(page), style="bold"))
+    console.print("The report is", named(page))
 
 
 def report(
@@ -119,7 +119,7 @@ def report(
     """
     from analysis.report import write_report
 
-    console.print("The report is", Text(str(write_report(folder)), style="bold"))
+    console.print("The report is", named(write_report(folder)))
 
 
 def bound(

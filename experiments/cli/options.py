@@ -8,6 +8,8 @@ import typer
 from rich.console import Console
 from rich.text import Text
 
+from experiments.printable import visible
+
 if TYPE_CHECKING:
     from fedmuon.config import Config
 
@@ -50,6 +52,6 @@ def refuse(sentence: str) -> NoReturn:
 
 
 def complain(sentence: str) -> None:
-    """One sentence on stderr; its [brackets] are tables of the config, not markup."""
-    text = Text.assemble(("fedmuon: ", "bold red"), sentence)
+    """One sentence on one line of stderr; its [brackets] are tables of the config, not markup."""
+    text = Text.assemble(("fedmuon: ", "bold red"), visible(sentence))
     Console(stderr=True).print(text, highlight=False, soft_wrap=True)

@@ -12,6 +12,7 @@ from experiments.cli.options import (
     chosen_folder,
     console,
 )
+from experiments.printable import named
 
 
 def run(
@@ -47,7 +48,7 @@ def run(
     with Progress(console) as progress:
         summary = execute(chosen, folder, resume, progress.watch, progress.begin, verbose)
     console.print(summary_table(summary))
-    console.print(f"Results are in [bold]{folder}[/]")
+    console.print("Results are in", named(folder))
 
 
 def deploy_demo(
@@ -72,7 +73,8 @@ def deploy_demo(
     with Progress(console) as progress:
         summary = deploy(chosen, folder, not insecure, progress.watch, progress.begin)
     console.print(summary_table(summary))
-    console.print(f"Results are in [bold]{folder}[/], what each process said in {folder}/logs")
+    console.print("Results are in", named(folder))
+    console.print("What each process said is in", named(folder / "logs"))
 
 
 def doctor() -> None:

@@ -4,9 +4,9 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
-from rich.text import Text
 
 from experiments.cli.options import console
+from experiments.printable import named
 
 
 def make_text(
@@ -26,4 +26,4 @@ def make_text(
     from fedmuon.data.made_text import make_text as write
 
     for file in write(folder, form, tables, domain, seed):
-        console.print("made up", Text(str(file), style="bold"))
+        console.print("made up", named(file))

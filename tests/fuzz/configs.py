@@ -85,8 +85,11 @@ def _fitting(rng: Random, name: str, field: FieldInfo) -> str:
         return rng.choice(("true", "false"))
     low, high = _limits(field)
     if kind is int:
-        return str(rng.choice((max(low, 1), max(low, 2), int(low) + 3, rng.randrange(1, 9)))
-                   if name in LONG or rng.random() < 0.6 else rng.choice(values.INTEGERS))  # fmt: skip
+        return str(
+            rng.choice((max(low, 1), max(low, 2), int(low) + 3, rng.randrange(1, 9)))
+            if name in LONG or rng.random() < 0.6
+            else rng.choice(values.INTEGERS)
+        )
     if kind is str:
         return values.quoted(values.text(rng))
     top = 10.0 if math.isinf(high) else high
@@ -101,25 +104,37 @@ def _numeric(kind: Any) -> bool:
 def _limits(field: FieldInfo) -> tuple[float, float]:
     low, high = 0.0, math.inf
     for one in field.metadata:
-        low = max(low, float(getattr(one, "ge", getattr(one, "gt", low)))) if isinstance(
-            one, Ge | Gt) else low  # fmt: skip
-        high = float(getattr(one, "le", getattr(one, "lt", high))) if isinstance(
-            one, Le | Lt) else high  # fmt: skip
+        low = (
+            max(low, float(getattr(one, "ge", getattr(one, "gt", low))))
+            if isinstance(one, Ge | Gt)
+            else low
+        )
+        high = (
+            float(getattr(one, "le", getattr(one, "lt", high)))
+            if isinstance(one, Le | Lt)
+            else high
+        )
     return low, high
 
 
 def _suite(rng: Random) -> str:
     """A small suite with one of its lines changed, left out or doubled."""
-    lines = base.SUITE.splitlines()
+    lines: list[str] = base.SUITE.splitlines()
     for _ in range(rng.choice((1, 1, 2))):
         at = rng.randrange(len(lines))
         key = re.split(r"\s*=", lines[at])[0]
         odd = values.toml(rng)
         lines[at : at + 1] = rng.choice(
-            ([], [lines[at]] * 2, [f"{key} = {odd}"], [f"{key} = [{odd}]"], [f"{odd} = 1"],
-             [lines[at], f'like = "{rng.choice(("A1", "cnn", "odd", ""))}"'],
-             [lines[at], f'kind = "{rng.choice(("training", "dp-bias", "stability", "odd"))}"'])
-        )  # fmt: skip
+            (
+                [],
+                [lines[at]] * 2,
+                [f"{key} = {odd}"],
+                [f"{key} = [{odd}]"],
+                [f"{odd} = 1"],
+                [lines[at], f'like = "{rng.choice(("A1", "cnn", "odd", ""))}"'],
+                [lines[at], f'kind = "{rng.choice(("training", "dp-bias", "stability", "odd"))}"'],
+            )
+        )
     return "\n".join(lines) + "\n"
 
 

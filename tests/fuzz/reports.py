@@ -1,5 +1,6 @@
 """Reports of folders whose names, words and numbers try to be more than words and numbers."""
 
+import csv
 from html.parser import HTMLParser
 from pathlib import Path
 from random import Random
@@ -10,14 +11,70 @@ from tests.fuzz.calls import call, judged, snapshot
 from tests.fuzz.outcome import Case, Outcome, other
 
 KIND = "reports"
-TAGS = {"html", "head", "meta", "title", "style", "body", "h1", "h2", "h3", "p", "ul", "li", "a", "table",
-        "thead", "tbody", "tr", "th", "td", "span", "div", "figure", "picture", "source", "img",
-        "figcaption", "strong"}  # fmt: skip
-ATTRIBUTES = {"lang", "charset", "name", "content", "class", "id", "tabindex", "role", "aria-label", "href",
-              "src", "srcset", "media", "alt"}  # fmt: skip
+TAGS = {
+    "html",
+    "head",
+    "meta",
+    "title",
+    "style",
+    "body",
+    "h1",
+    "h2",
+    "h3",
+    "p",
+    "ul",
+    "li",
+    "a",
+    "table",
+    "thead",
+    "tbody",
+    "tr",
+    "th",
+    "td",
+    "span",
+    "div",
+    "figure",
+    "picture",
+    "source",
+    "img",
+    "figcaption",
+    "strong",
+}
+ATTRIBUTES = {
+    "lang",
+    "charset",
+    "name",
+    "content",
+    "class",
+    "id",
+    "tabindex",
+    "role",
+    "aria-label",
+    "href",
+    "src",
+    "srcset",
+    "media",
+    "alt",
+}
 HOSTILE = [one for one in values.TEXTS if "\0" not in one]
-NAMES = ("title", "data", "suite", "scale", "again", "note", "constant", "status", "assumptions",
-         "machine", "versions", "published", "seconds", "trajectories", "delta", "kind")  # fmt: skip
+NAMES = (
+    "title",
+    "data",
+    "suite",
+    "scale",
+    "again",
+    "note",
+    "constant",
+    "status",
+    "assumptions",
+    "machine",
+    "versions",
+    "published",
+    "seconds",
+    "trajectories",
+    "delta",
+    "kind",
+)
 FORMULAS = "=+-@\t\r"
 
 
@@ -27,58 +84,14 @@ def draw(rng: Random) -> Case:
     case: Case = {"kind": KIND, "what": what, "text": rng.choice(HOSTILE), "at": rng.random()}
     if what == "made":
         changes = {rng.choice(NAMES): _odd(rng) for _ in range(rng.choice((1, 1, 2, 4)))}
-        cells = [_cell(rng) for _ in range(rng.choice((0, 0, 1, 2)))]
-        case |= {"about": changes, "cells": cells}
-    if what == "stability":
-        file = rng.choice(("bound.json", "summary.json", "neighbours.csv", "config.toml"))
-        case |= {"file": file, "how": mutations.drawn(rng, Path(file).suffix)}
-    return case
-
-
-def perform(case: Case, place: Path) -> Outcome:
-    """Write the report, or the suite's tables, and look into what came out."""
-    if case["what"] == "csv":
-        return _tables(case, place)
-    folder = _folder(case, place)
-    before = snapshot(place)
-    outcome = judged(call(["report", folder.name], place), place, before)
-    pages = [
-        page for page in place.rglob("report.html") if str(page.relative_to(place)) not in before
-    ]
-    found = [odd for page in pages for odd in leaks(page.read_text(encoding="utf-8"))]
-    return other(f"the page holds {found[0]}") if found and outcome.end == "done" else outcome
-
-
-def _folder(case: Case, place: Path) -> Path:
-    from tests import made_suite
-
-    if case["what"] == "stability":
-        held = templates.copied(place.parent, "stability", place)
-        mutations.spoil(held, [{"file": 0.0, **case["how"]}], Path(case["file"]).suffix)
-        return held
-    name = _name(case["text"]) if case["what"] == "folder" else "made"
-    runs, neighbours = made_suite.made(trials=2)
-    for cell in case.get("cells", ()):
-        table = (runs, neighbours)[cell["table"]]
-        column = list(table)[int(cell["column"] * len(table))]
-        table[column] = table[column].astype(object)
-        table[column][0] = cell["text"]
-    return made_suite.write(place / name, runs, neighbours, **case.get("about", {}))
-
-
-def _tables(case: Case, place: Path) -> Outcome:
-    """No cell that a suite writes begins like a formula, unless it is a number."""
-    file = place / f"{_name(case['text'])}.toml"
-    title = base.SUITE.replace("Two by two", "T").replace('"T"', values.quoted(case["text"]), 1)
-    base.write(file, title)
-    before = snapshot(place)
-    outcome = judged(call(["suite", f"./{file.name}", "--out", "out"], place), place, before)
-    cells = [cell for table in place.rglob("*.csv") for line in table.read_text().splitlines()
-             for cell in line.split(",")]  # fmt: skip
-    odd = [
-        cell for cell in cells if cell.lstrip('"')[:1] in FORMULAS and cell and not _number(cell)
-    ]
+        cells = [cell for table in place.rglob("*.csv") for cell in _cells(table)]
+    odd = [cell for cell in cells if cell[:1] and cell[0] in FORMULAS and not _number(cell)]
     return other(f"a cell is a formula: {odd[0]!r:.80}") if odd else outcome
+
+
+def _cells(table: Path) -> list[str]:
+    with table.open(newline="", encoding="utf-8") as file:
+        return [cell for row in csv.reader(file) for cell in row]
 
 
 def _number(cell: str) -> bool:
@@ -95,14 +108,35 @@ def _name(text: str) -> str:
 
 
 def _odd(rng: Random) -> Any:
-    return rng.choice(HOSTILE) if rng.random() < 0.6 else rng.choice(
-        (None, True, -1, 1e308, float("nan"), 10**400, [], {}, [["<script>"]], {"<b>": "<i>"},
-         {"data": "<script>", "runs": "x"}, ["<img src=x>"], {"runs": 10**400}))  # fmt: skip
+    return (
+        rng.choice(HOSTILE)
+        if rng.random() < 0.6
+        else rng.choice(
+            (
+                None,
+                True,
+                -1,
+                1e308,
+                float("nan"),
+                10**400,
+                [],
+                {},
+                [["<script>"]],
+                {"<b>": "<i>"},
+                {"data": "<script>", "runs": "x"},
+                ["<img src=x>"],
+                {"runs": 10**400},
+            )
+        )
+    )
 
 
 def _cell(rng: Random) -> dict[str, Any]:
-    return {"table": rng.randrange(2), "column": rng.random(),
-            "text": rng.choice((*HOSTILE, "1e308", "-1e308", "1e999", "9" * 400, "0x1"))}  # fmt: skip
+    return {
+        "table": rng.randrange(2),
+        "column": rng.random(),
+        "text": rng.choice((*HOSTILE, "1e308", "-1e308", "1e999", "9" * 400, "0x1")),
+    }
 
 
 class _Reader(HTMLParser):
