@@ -1,5 +1,6 @@
 """A suite's TOML file, as it is for a data set at a scale; what it says is its kind's to read."""
 
+import shlex
 import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -40,12 +41,18 @@ class Asked:
     def again(self) -> str:
         """The command that asks for the same."""
         told = [
-            f"--set {table}.{key}={str(value).lower() if isinstance(value, bool) else value}"
+            f"--set {shlex.quote(f'{table}.{key}={_spelled(value)}')}"
             for table, keys in self.changes.items()
             for key, value in keys.items()
         ]
         where = [f"--data {self.data}"] if self.data else []
-        return " ".join(["fedmuon suite", self.name, *where, f"--scale {self.scale}", *told])
+        return " ".join(
+            ["fedmuon suite", shlex.quote(self.name), *where, f"--scale {self.scale}", *told]
+        )
+
+
+def _spelled(value: Scalar) -> str:
+    return str(value).lower() if isinstance(value, bool) else str(value)
 
 
 def read(name: str) -> dict[str, Any]:

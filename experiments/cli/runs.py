@@ -11,6 +11,8 @@ from experiments.cli.options import (
     chosen_config,
     chosen_folder,
     console,
+    resumable,
+    where,
 )
 
 
@@ -44,10 +46,10 @@ def run(
     changes += [f"engine.ray-address={ray_address}"] if ray_address else []
     chosen = chosen_config(config, changes, resume)
     folder = chosen_folder(out, chosen, resume)
-    with Progress(console) as progress:
+    with resumable(folder, ["run"]), Progress(console) as progress:
         summary = execute(chosen, folder, resume, progress.watch, progress.begin, verbose)
     console.print(summary_table(summary))
-    console.print(f"Results are in [bold]{folder}[/]")
+    console.print("Results are in", where(folder), soft_wrap=True)
 
 
 def deploy_demo(
@@ -69,10 +71,11 @@ def deploy_demo(
     chosen = chosen_config(config, [*([] if config else DEMO), *(overrides or [])], False)
     assert chosen is not None
     folder = chosen_folder(out, chosen)
-    with Progress(console) as progress:
+    with resumable(folder, ["run"]), Progress(console) as progress:
         summary = deploy(chosen, folder, not insecure, progress.watch, progress.begin)
     console.print(summary_table(summary))
-    console.print(f"Results are in [bold]{folder}[/], what each process said in {folder}/logs")
+    console.print("Results are in", where(folder), soft_wrap=True)
+    console.print("What each process said is in", where(folder / "logs"), soft_wrap=True)
 
 
 def doctor() -> None:
