@@ -9,12 +9,14 @@ from pathlib import Path
 from typing import Annotated, Any, Literal
 
 import tomli_w
-from pydantic import AfterValidator, Field, model_validator
+from pydantic import AfterValidator, Field, ValidationInfo, model_validator
 
 from fedmuon.combinations import impossible
 from fedmuon.names import TEXTS, Model, Orthogonalizer, Recipe, SourceName
+from fedmuon.reading import refusal, unread
 from fedmuon.tables import Scalar, Table, override, read_toml, validate
 
+UNFINISHED = {"unfinished": True}  # tables that are to be changed before they are held to anything
 Count = Annotated[int, Field(ge=1)]
 Natural = Annotated[int, Field(ge=0)]
 Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
@@ -209,15 +211,29 @@ class Config(Table):
         return {**tables, "data": {**data, "normalize": found}}
 
     @model_validator(mode="after")
-    def _possible(self) -> "Config":
+    def _possible(self, info: ValidationInfo) -> "Config":
+        if info.context == UNFINISHED:
+            return self
         for problem in impossible(self):
             raise ValueError(problem)
+        for name in unread(self):
+            raise ValueError(refusal(self, name))
         return self
 
 
 def parse(tables: Mapping[str, Any]) -> Config:
     """Nested tables -> Config, or InputError with one sentence."""
     return validate(Config, tables)
+
+
+def only_read(tables: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
+    """Nested tables without the keys that nothing reads: what several configs share means "where
+    it is read"."""
+    left_out = unread(validate(Config, tables, UNFINISHED))
+    return {
+        table: {key: value for key, value in keys.items() if f"{table}.{key}" not in left_out}
+        for table, keys in tables.items()
+    }
 
 
 def load(path: Path | None, overrides: Sequence[str] = ()) -> Config:

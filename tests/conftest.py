@@ -13,7 +13,8 @@ import torch
 from xdist.remote import Producer
 from xdist.scheduler import LoadScopeScheduling
 
-from fedmuon.config import Config, parse
+from experiments.contents import merged
+from fedmuon.config import Config, only_read, parse
 
 # These start clusters and deployments, which would fight for the cores and starve one another.
 PROCESSES = (
@@ -57,6 +58,5 @@ def small(**tables: dict) -> Config:
         "output": {"evaluate-every": 4, "checkpoint-every": 2},
     }
     base["data"]["minimum"] = 5
-    for table, keys in tables.items():
-        base.setdefault(table, {}).update(keys)
-    return parse(base)
+    shared = only_read(merged(base, tables))  # the base means "where it is read"
+    return parse(merged(shared, tables))

@@ -15,7 +15,6 @@ from analysis.timetable import at_seconds, parts
 from experiments import contents, kinds, suite
 from experiments.kinds.training import settings
 from experiments.variants import suite_of
-from fedmuon import config as tables
 from fedmuon.errors import InputError
 
 SWEEP = """
@@ -183,7 +182,7 @@ def test_every_shipped_suite_can_be_run(name: str, data: str, scale: str) -> Non
     held = {key: value for key, value in whole.items() if key not in ("kind", "data")}
     found = suite_of(contents.at(held, data, scale))
     base = contents.merged(found.base, {"data": {"name": data}})
-    made = [(one, x, tables.parse(setting)) for one, x, setting in settings(found, base, {})]
+    made = [(one, x, cell(setting)) for one, x, setting in settings(found, base, {})]
     assert len(made) >= 2 * len(found.seeds)
     assert {one for one, _, _ in made} == set(found.variants)
     configs = {config.model_dump_json() for _, _, config in made}

@@ -22,6 +22,7 @@ from fedmuon.federated.simulate import Experiment
 from fedmuon.gemm import fastest, supported
 from fedmuon.names import TABLES, TEXTS
 from fedmuon.randomness import Draw, generator
+from fedmuon.reading import reads
 from fedmuon.schedules import heavy_tailed
 from fedmuon.tasks.base import Task
 from fedmuon.tasks.decoder import Form, decoder, fitted, gpt2_law, next_tokens, sentence_tokens
@@ -172,7 +173,7 @@ def resolve(config: Config) -> Config:
     that the run can be repeated."""
     device = _device(config.engine.device)
     dtype, kernel = DTYPES[config.engine.dtype], config.engine.kernel
-    if kernel == "auto":
+    if kernel == "auto" and reads(config, "engine.kernel"):
         kernel = fastest(2048, 784, 1024, dtype, device)
     if kernel not in supported(dtype, device):
         raise InputError(
@@ -189,8 +190,10 @@ def _scheduled(config: Config) -> Local:
     if local.schedule == "constant":
         return local
     factor, memory = heavy_tailed(config.federation.rounds * local.steps, local.tail_index or None)
-    found = {"lr": local.lr * factor, "momentum": memory, "schedule": "constant"}
-    return local.model_copy(update=found)
+    found = {"lr": local.lr * factor, "schedule": "constant", "tail_index": 0.0}
+    local = local.model_copy(update=found)
+    heavy = reads(config.model_copy(update={"local": local}), "local.momentum")
+    return local.model_copy(update={"momentum": memory}) if heavy else local
 
 
 def _device(name: str) -> torch.device:
