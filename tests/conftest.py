@@ -47,8 +47,9 @@ def _one_thread() -> None:
     torch.set_num_threads(1)
 
 
-def small(**tables: dict) -> Config:
-    """A quick experiment: 6 clients of 3 classes in 7 dimensions, float64."""
+def small(below: dict | None = None, **tables: dict) -> Config:
+    """A quick experiment: 6 clients of 3 classes in 7 dimensions, float64; what it has by itself,
+    and what `below` has, means "where it is read"."""
     base = {
         "data": {"name": "synthetic", "train": 90, "test": 60, "dimension": 7, "classes": 3},
         "federation": {"clients": 6, "per-round": 3, "rounds": 8, "seed": 3},
@@ -58,5 +59,4 @@ def small(**tables: dict) -> Config:
         "output": {"evaluate-every": 4, "checkpoint-every": 2},
     }
     base["data"]["minimum"] = 5
-    shared = only_read(merged(base, tables))  # the base means "where it is read"
-    return parse(merged(shared, tables))
+    return parse(merged(only_read(merged(merged(base, below or {}), tables)), tables))
