@@ -5,7 +5,7 @@ from functools import lru_cache, partial
 
 import numpy as np
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from fedmuon.config import Config, Local
 from fedmuon.data.federated import FederatedData, federate
@@ -16,6 +16,7 @@ from fedmuon.data.sources import read
 from fedmuon.data.split import split
 from fedmuon.data.weights import read_weights
 from fedmuon.errors import InputError
+from fedmuon.federated.memory import require_room, require_room_for_model
 from fedmuon.federated.plan import Plan
 from fedmuon.federated.shards import Shards
 from fedmuon.federated.simulate import Experiment
@@ -38,6 +39,8 @@ DTYPES = {"float32": torch.float32, "float64": torch.float64}
 
 def source(config: Config) -> Source:
     """The configured source, read whole; the last one is kept, as nobody writes to it."""
+    if config.data.name == "synthetic":
+        require_room(config, (config.data.dimension,), config.data.classes)
     return _read(config.data.name, tuple(sorted(options_of(config).items())))
 
 
@@ -81,6 +84,8 @@ def deal(config: Config, samples: Source) -> tuple[np.ndarray, np.ndarray, np.nd
 
 def federated_data(config: Config, samples: Source) -> FederatedData:
     """Train and test samples drawn from the source, the train samples dealt to the clients."""
+    held = samples.inputs
+    require_room(config, held.shape[1:], samples.classes, len(held), held.itemsize)
     train, client, test = deal(config, samples)
     return federate(samples, train, client, test, config.data.normalize)
 
@@ -160,6 +165,10 @@ def experiment(
 ) -> Experiment:
     """Recipe, task, plan and shards of a resolved config; per-replica lr and lambda if given."""
     what = task(config, data.shape or data.inputs.shape[1:], classes, data.vocabulary)
+    replicas = max(
+        [1, *(len(value) for value in (lr, regularization) if isinstance(value, Tensor))]
+    )
+    require_room_for_model(config, what, classes, len(data.labels), replicas)
     return Experiment(
         recipe(config, what, lr, regularization),
         what,
