@@ -65,7 +65,7 @@ class TaskTable(Table):
     name: Literal["matrix", "network"] = "matrix"
     model: Model = "cnn"  # of `network`
     width: Count = 128  # of `gpt`, as are the next three
-    depth: Annotated[int, Field(ge=1, le=1000)] = 4
+    depth: Annotated[int, Field(ge=1, le=256)] = 4
     heads: Count = 4
     weights: str = ""  # a .safetensors file, or a folder of them, to start from
 

@@ -8,6 +8,7 @@ import os
 from pathlib import Path
 
 import numpy as np
+import torch
 
 from fedmuon.config import Config
 from fedmuon.errors import InputError
@@ -38,16 +39,21 @@ def require_room(
     _refuse(_of_data(config, shape, stored, itemsize))
 
 
-def require_room_for_parameters(config: Config, entries: int, size: int, replicas: int = 1) -> None:
-    """The same for `replicas` models of so many parameters of `size` bytes."""
-    _refuse({"model": _of_parameters(config, entries, size, replicas)})
+def require_room_for_parameters(
+    config: Config, entries: int, size: int, device: torch.device
+) -> None:
+    """The same for a model of so many parameters of `size` bytes, not made yet."""
+    if device.type == "cpu":
+        _refuse({"model": _of_parameters(config, entries, size, 1)})
 
 
 def require_room_for_model(
     config: Config, task: Task, classes: int, rows: int, replicas: int = 1
 ) -> None:
-    """The same for `replicas` models of the task, learnt from so many rows."""
-    _refuse(_of_model(config, task, classes, rows, replicas))
+    """The same for `replicas` models of the task, learnt from so many rows; another device's memory
+    is its own, and says itself when it runs out."""
+    if task.device.type == "cpu":
+        _refuse(_of_model(config, task, classes, rows, replicas))
 
 
 def _of_data(config: Config, shape: tuple[int, ...], stored: int, itemsize: int) -> dict[str, int]:

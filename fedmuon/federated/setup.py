@@ -16,7 +16,11 @@ from fedmuon.data.sources import read
 from fedmuon.data.split import split
 from fedmuon.data.weights import read_weights
 from fedmuon.errors import InputError
-from fedmuon.federated.memory import require_room, require_room_for_model
+from fedmuon.federated.memory import (
+    require_room,
+    require_room_for_model,
+    require_room_for_parameters,
+)
 from fedmuon.federated.plan import Plan
 from fedmuon.federated.shards import Shards
 from fedmuon.federated.simulate import Experiment
@@ -40,7 +44,7 @@ DTYPES = {"float32": torch.float32, "float64": torch.float64}
 def source(config: Config) -> Source:
     """The configured source, read whole; the last one is kept, as nobody writes to it."""
     if config.data.name == "synthetic":
-        require_room(config, (config.data.dimension,), config.data.classes)
+        require_room(config, (config.data.dimension,))
     return _read(config.data.name, tuple(sorted(options_of(config).items())))
 
 
@@ -85,7 +89,7 @@ def deal(config: Config, samples: Source) -> tuple[np.ndarray, np.ndarray, np.nd
 def federated_data(config: Config, samples: Source) -> FederatedData:
     """Train and test samples drawn from the source, the train samples dealt to the clients."""
     held = samples.inputs
-    require_room(config, held.shape[1:], samples.classes, len(held), held.itemsize)
+    require_room(config, held.shape[1:], len(held), held.itemsize)
     train, client, test = deal(config, samples)
     return federate(samples, train, client, test, config.data.normalize)
 
@@ -111,6 +115,7 @@ def task(config: Config, shape: tuple[int, ...], classes: int, vocabulary: int =
     if config.task.name == "network":
         if config.task.model == "gpt":
             form, tables = form_of(config, shape, vocabulary), config.data.name in TABLES
+            require_room_for_parameters(config, form.entries, dtype.itemsize, device)
             return _decoder(form, config.task.weights, tables, dtype, device)
         return _network(config.task.model, shape, classes, dtype, device)
     return MatrixTask(math.prod(shape), classes, dtype, device, engine.kernel)
@@ -165,10 +170,8 @@ def experiment(
 ) -> Experiment:
     """Recipe, task, plan and shards of a resolved config; per-replica lr and lambda if given."""
     what = task(config, data.shape or data.inputs.shape[1:], classes, data.vocabulary)
-    replicas = max(
-        [1, *(len(value) for value in (lr, regularization) if isinstance(value, Tensor))]
-    )
-    require_room_for_model(config, what, classes, len(data.labels), replicas)
+    stacks = [len(value) for value in (lr, regularization) if isinstance(value, Tensor)]
+    require_room_for_model(config, what, classes, len(data.labels), max(stacks, default=1))
     return Experiment(
         recipe(config, what, lr, regularization),
         what,
