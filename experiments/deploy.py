@@ -35,6 +35,7 @@ SETTINGS = {
     "FLWR_SUPEREXEC_TASK_POLL_INTERVAL": "0.2",  # seconds; Flower's default is 1
     "PYTHONUNBUFFERED": "1",
 }
+DEPLOYED = ("engine.name=deployment",)
 DEMO = (  # one process a message and two cores: small, or nobody waits for it
     "data.name=synthetic",
     "data.train=300",

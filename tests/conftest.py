@@ -13,7 +13,8 @@ import torch
 from xdist.remote import Producer
 from xdist.scheduler import LoadScopeScheduling
 
-from fedmuon.config import Config, parse
+from experiments.contents import merged
+from fedmuon.config import Config, only_read, parse
 
 # These start clusters and deployments, which would fight for the cores and starve one another.
 PROCESSES = (
@@ -46,8 +47,9 @@ def _one_thread() -> None:
     torch.set_num_threads(1)
 
 
-def small(**tables: dict) -> Config:
-    """A quick experiment: 6 clients of 3 classes in 7 dimensions, float64."""
+def small(below: dict | None = None, **tables: dict) -> Config:
+    """A quick experiment: 6 clients of 3 classes in 7 dimensions, float64; what it has by itself,
+    and what `below` has, means "where it is read"."""
     base = {
         "data": {"name": "synthetic", "train": 90, "test": 60, "dimension": 7, "classes": 3},
         "federation": {"clients": 6, "per-round": 3, "rounds": 8, "seed": 3},
@@ -57,6 +59,4 @@ def small(**tables: dict) -> Config:
         "output": {"evaluate-every": 4, "checkpoint-every": 2},
     }
     base["data"]["minimum"] = 5
-    for table, keys in tables.items():
-        base.setdefault(table, {}).update(keys)
-    return parse(base)
+    return parse(merged(only_read(merged(merged(base, below or {}), tables)), tables))

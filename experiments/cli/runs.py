@@ -65,10 +65,11 @@ def deploy_demo(
     Without a config: 3 rounds of 2 of 3 clients on synthetic data.
     Example: [bold]fedmuon deploy-demo --set federation.rounds=5 --out runs/deployed[/]
     """
-    from experiments.deploy import DEMO, deploy
+    from experiments.deploy import DEMO, DEPLOYED, deploy
     from experiments.show import Progress, summary_table
 
-    chosen = chosen_config(config, [*([] if config else DEMO), *(overrides or [])], False)
+    changes = [*DEPLOYED, *([] if config else DEMO), *(overrides or [])]
+    chosen = chosen_config(config, changes, False)
     assert chosen is not None
     folder = chosen_folder(out, chosen)
     with resumable(folder, ["run"]), Progress(console) as progress:
