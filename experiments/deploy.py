@@ -1,14 +1,17 @@
 """`fedmuon deploy-demo`: Flower's deployment on this machine, from first process to last.
 
 One SuperLink and one SuperNode a client run as processes of their own, talk over loopback (with
-TLS and known keys, unless told otherwise) and are stopped with all that they started.
+TLS and known keys, unless told otherwise) and are stopped with all that they started. Only this
+process may submit apps, and only the SuperExecs that it starts may take tasks.
 """
 
 import contextlib
+import os
 import re
 import shutil
 import ssl
 import subprocess
+import sys
 import time
 import urllib.request
 from collections.abc import Iterator
@@ -16,19 +19,26 @@ from pathlib import Path
 
 import tomli_w
 
-from experiments.credentials import make_node_key, make_server_files
-from experiments.processes import Processes, ended_as_interrupted, free_ports
-from experiments.ray_engine import QUIET
+from experiments.credentials import (
+    make_node_key,
+    make_secret,
+    make_server_files,
+    store_control_key,
+)
+from experiments.processes import Processes, free_ports
+from experiments.ray_cluster import QUIET
+from experiments.signals import interruptible
 from fedmuon import config as tables
 from fedmuon.config import Config
-from fedmuon.errors import InputError
+from fedmuon.errors import InputError, Interrupted
 from fedmuon.federated import setup
 from fedmuon.run import Begin, Watch
 from fedmuon.storage import Record, RunDirectory
 
 APP = Path(__file__).resolve().parent.parent
+GATE = APP / "experiments" / "flower_gate.py"
 HOST, LINK = "127.0.0.1", "demo"
-START, PAUSE = 60.0, 0.1  # seconds
+START, PAUSE, SAVING = 60.0, 0.1, 20.0  # seconds
 SETTINGS = {
     **QUIET,
     "FLWR_DISABLE_RUNTIME_DEPENDENCY_INSTALLATION": "1",  # the packages are here
@@ -53,8 +63,10 @@ class Deployment:
     def __init__(self, processes: Processes, nodes: int, secure: bool) -> None:
         self.processes, self.nodes = processes, nodes
         self._files = make_server_files(processes.folder) if secure else None
+        self._control_key = make_secret(processes.folder / "control.key")
         self.port, *ports = free_ports(1 + nodes)
         self._superlink = processes.start("superlink", self._superlink_command())
+        self._start_superexec("superlink", self.port)
         self._await_superlink()
         keys = [self._key(number) for number in range(nodes)] if secure else []
         self._register([f"{key}.pub" for key in keys])
@@ -74,8 +86,12 @@ class Deployment:
         seen = len(directory.records())
         submitted = self._submit(config, directory.path)
         begun(seen, config.federation.rounds)
-        for record in self._new_records(submitted, directory, seen, _longest_silence(config)):
-            watch(record)
+        try:
+            for record in self._new_records(submitted, directory, seen, _longest_silence(config)):
+                watch(record)
+        except Interrupted:
+            self._await_saving()
+            raise
         if (summary := directory.summary()) is None:
             raise InputError(self._why())
         return summary
@@ -95,9 +111,18 @@ class Deployment:
                 raise InputError(f"the run has been silent for {limit:.0f} s")
             time.sleep(PAUSE)
 
+    def _await_saving(self) -> None:
+        """Let the ServerApp, if it runs, save its state and end."""
+        asked = self.processes.ask_to_end(_executor("superlink"), "flwr-serverapp")
+        end = time.monotonic() + SAVING
+        while any(map(alive, asked)) and time.monotonic() < end:
+            time.sleep(PAUSE)
+
     def kill(self, number: int) -> None:
         """End a SuperNode as a power cut would, with its children."""
-        self.processes.kill(self._supernodes[number], f"supernode-{number}")
+        name = f"supernode-{number}"
+        self.processes.kill(name, _executor(name))
+        self._supernodes[number].wait()
 
     def revive(self, number: int) -> None:
         """Start a SuperNode again until the SuperLink admits it, which believes for a minute that
@@ -114,22 +139,40 @@ class Deployment:
         self._key(self.nodes)
         return self._start_supernode(self.nodes, free_ports(1)[0])
 
-    def _superlink_command(self) -> list[str]:
-        command = ["flower-superlink", "--host", HOST, "--port", str(self.port)]
+    def _superlink_command(self) -> list[str | Path]:
+        command = [*_gate("superlink"), self._control_key]
+        command += ["--host", HOST, "--port", str(self.port)]
+        command += self._tasks_for("superlink")
         if self._files is None:
             return [*command, "--insecure"]
         return [*command, *self._files.options(), "--enable-supernode-auth"]
 
     def _start_supernode(self, number: int, port: int) -> subprocess.Popen[bytes]:
-        command = ["flower-supernode", "--superlink", f"{HOST}:{self.port}"]
+        name = f"supernode-{number}"
+        command: list[str | Path] = ["flower-supernode", "--superlink", f"{HOST}:{self.port}"]
         command += ["--host", HOST, "--port", str(port)]
         command += ["--node-config", f"partition-id={number} num-partitions={self.nodes}"]
+        command += self._tasks_for(name)
         if self._files is None:
             command += ["--insecure"]
         else:
-            command += ["--root-certificates", str(self._files.authority), *self._files.options()]
-            command += ["--auth-supernode-private-key", str(self._key_file(number))]
-        return self.processes.start(f"supernode-{number}", command)
+            command += ["--root-certificates", self._files.authority, *self._files.options()]
+            command += ["--auth-supernode-private-key", self._key_file(number)]
+        supernode = self.processes.start(name, command)
+        self._start_superexec(name, port)
+        return supernode
+
+    def _tasks_for(self, name: str) -> list[str | Path]:
+        """Options of a SuperLink or SuperNode that leaves its apps to the holder of a secret."""
+        file = self.processes.folder / f"{name}.secret"
+        return ["--isolation", "process", "--superexec-auth-secret-file", make_secret(file)]
+
+    def _start_superexec(self, name: str, port: int) -> None:
+        """What starts the apps of the SuperLink or SuperNode of this name, and proves it may."""
+        command = [*_gate("superexec"), "--runtime-api-address", f"{HOST}:{port}"]
+        command += ["--superexec-auth-secret-file", self.processes.folder / f"{name}.secret"]
+        trust = ["--root-certificates", self._files.authority] if self._files else ["--insecure"]
+        self.processes.start(_executor(name), [*command, *trust])
 
     def _await_superlink(self) -> None:
         """Until it answers over HTTP."""
@@ -181,6 +224,7 @@ class Deployment:
         home.mkdir(exist_ok=True)
         known = {"superlink": {"default": LINK, LINK: link}}
         (home / "config.toml").write_text(tomli_w.dumps(known), encoding="utf-8")
+        store_control_key(home / "credentials.yaml", link["address"], self._control_key)
         return self.processes.start(name, ["flwr", *arguments])
 
     def _why(self) -> str:
@@ -188,6 +232,24 @@ class Deployment:
         said = re.sub(r"\x1b\[[0-9;]*m", "", self.processes.log("run"))
         sentences = re.findall(r"ERROR\s*:\s*fedmuon: (.*)", said)
         return sentences[-1] if sentences else f"the run ended without a result: {said[-300:]}"
+
+
+def _gate(role: str) -> list[str | Path]:
+    """A program of `flower_gate`; -P, because its folder is none to import from."""
+    return [sys.executable, "-P", GATE, role]
+
+
+def _executor(name: str) -> str:
+    return f"{name}-exec"
+
+
+def alive(process: int) -> bool:
+    """Whether a process of this number runs."""
+    try:
+        os.kill(process, 0)
+    except OSError:
+        return False
+    return True
 
 
 def _longest_silence(config: Config) -> float:
@@ -203,7 +265,7 @@ def deployed(nodes: int, secure: bool = True, logs: Path | None = None) -> Itera
         raise InputError(
             f"{APP} is no source tree, and Flower builds its app from one: use a clone"
         )
-    with ended_as_interrupted():
+    with interruptible():
         processes = Processes(SETTINGS)
         try:
             yield Deployment(processes, nodes, secure)
