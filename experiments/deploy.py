@@ -6,7 +6,6 @@ process may submit apps, and only the SuperExecs that it starts may take tasks.
 """
 
 import contextlib
-import os
 import re
 import shutil
 import ssl
@@ -113,9 +112,10 @@ class Deployment:
 
     def _await_saving(self) -> None:
         """Let the ServerApp, if it runs, save its state and end."""
-        asked = self.processes.ask_to_end(_executor("superlink"), "flwr-serverapp")
         end = time.monotonic() + SAVING
-        while any(map(alive, asked)) and time.monotonic() < end:
+        name, app = _executor("superlink"), "flwr-serverapp"
+        self.processes.ask_to_end(name, app)
+        while self.processes.running(name, app) and time.monotonic() < end:
             time.sleep(PAUSE)
 
     def kill(self, number: int) -> None:
@@ -241,15 +241,6 @@ def _gate(role: str) -> list[str | Path]:
 
 def _executor(name: str) -> str:
     return f"{name}-exec"
-
-
-def alive(process: int) -> bool:
-    """Whether a process of this number runs."""
-    try:
-        os.kill(process, 0)
-    except OSError:
-        return False
-    return True
 
 
 def _longest_silence(config: Config) -> float:

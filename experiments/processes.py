@@ -58,15 +58,16 @@ class Processes:
         for name in names:
             kill(descendants(self.home(name)))
 
-    def ask_to_end(self, name: str, command: str) -> set[int]:
-        """SIGTERM to those processes of this name that run the given command."""
-        asked = {
-            one for one in descendants(self.home(name)) if command.encode() in _command_line(one)
-        }
-        for number in asked:
+    def running(self, name: str, command: str) -> set[int]:
+        """Those processes of this name that run the given command."""
+        found = descendants(self.home(name))
+        return {one for one in found if command.encode() in _command_line(one)}
+
+    def ask_to_end(self, name: str, command: str) -> None:
+        """SIGTERM to these."""
+        for number in self.running(name, command):
             with contextlib.suppress(OSError):
                 os.kill(number, signal.SIGTERM)
-        return asked
 
     def stop(self) -> None:
         """End all, at once since nothing of theirs is kept, and remove the folder."""

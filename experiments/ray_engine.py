@@ -7,12 +7,14 @@ code and Ray's from the inside: the wish to stop is handed on, and the state is 
 import contextlib
 import logging
 import os
+import signal
 import threading
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 from experiments.ray_cluster import QUIET, connected, kill_clients
+from experiments.signals import interruptible
 from fedmuon.config import Config
 from fedmuon.errors import InputError, Interrupted
 from fedmuon.federated.simulate import Engine
@@ -95,7 +97,8 @@ def on_grid(
             verbose_logging=verbose,
         )
 
-    with connected(config.engine.ray_address, verbose), _folded_logs(verbose):
+    address = config.engine.ray_address
+    with interruptible(), _folded_logs(verbose), connected(address, verbose):
         try:
             _beside(simulate, outcome.done)
         except RuntimeError as error:
@@ -123,8 +126,8 @@ def _beside(simulate: Callable[[], None], done: threading.Event) -> None:
     thread.start()
     try:
         thread.join()
-    except Interrupted as wish:
-        stopping.ask(wish.number)
+    except BaseException as wish:
+        stopping.ask(wish.number if isinstance(wish, Interrupted) else signal.SIGINT)
         done.wait(SAVING)
         thread.join(ENDING)
         kill_clients()  # Flower waits for clients that still compute
