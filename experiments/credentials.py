@@ -76,7 +76,7 @@ def store_control_key(file: Path, address: str, key: Path) -> None:
     """Let `flwr` show the key to the SuperLink at the address, as if it had logged in there."""
     from flwr.cli.auth_plugin.oidc_cli_plugin import OidcCliPlugin
     from flwr.supercore.auth.typing import AccountAuthCredentials
-    from flwr.supercore.credential_store import FileCredentialStore
+    from flwr.supercore.credential_store.file_credential_store import FileCredentialStore
 
     plugin = OidcCliPlugin(address)
     plugin.store = FileCredentialStore(file)

@@ -73,7 +73,7 @@ def superexec() -> None:
     command.flower_superexec()
 
 
-def _start(command: list[str], **given: Any) -> subprocess.Popen[bytes]:
+def _start(command: list[str], **given: Any) -> subprocess.Popen:
     return subprocess.Popen(_without_secrets(command), **given)
 
 

@@ -48,12 +48,13 @@ def connected(address: str, verbose: bool = False) -> Iterator[None]:
         else:
             given |= until.enter_context(_own())
         import ray
+        from ray.exceptions import RayError
 
         until.callback(ray.shutdown)
         try:
             with _signals_kept():
                 ray.init(**given)
-        except (ConnectionError, ValueError, RuntimeError, ray.exceptions.RayError) as error:
+        except (ConnectionError, ValueError, RuntimeError, RayError) as error:
             raise InputError(_why(error, address)) from error
         yield
 
@@ -106,7 +107,7 @@ def _read_again() -> None:
     """Make an imported Ray forget what it has read of the environment (its own tests do so)."""
     if "ray" not in sys.modules:
         return
-    constants = importlib.import_module("ray._private.ray_constants")
+    constants: Any = importlib.import_module("ray._private.ray_constants")
     elsewhere = sys.platform in ("darwin", "win32")
     constants.ENABLE_RAY_CLUSTER = constants.env_bool(LOOPBACK, not elsewhere)
     core = importlib.import_module("ray._raylet")
@@ -134,7 +135,7 @@ def kill_clients() -> None:
     import ray
 
     private = importlib.import_module("ray._private.state")
-    core = ray._private.worker.global_worker.core_worker
+    core = importlib.import_module("ray._private.worker").global_worker.core_worker
     mine = ray.get_runtime_context().get_job_id()
     for number, actor in private.actors().items():
         if actor["JobID"] == mine and actor["State"] != "DEAD":

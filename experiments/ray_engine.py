@@ -165,6 +165,6 @@ def _why(error: BaseException, config: Config) -> str:
     engine = config.engine
     return (
         f"the Ray engine could not run ({str(cause).splitlines()[0]}): check [engine] "
-        f"cpus-per-client = {engine.cpus_per_client} and gpus-per-client = {engine.gpus_per_client}, "
-        "or see --verbose"
+        f"cpus-per-client = {engine.cpus_per_client} and "
+        f"gpus-per-client = {engine.gpus_per_client}, or see --verbose"
     )

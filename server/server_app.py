@@ -13,6 +13,7 @@ from flwr.superlink.grid import InMemoryGrid
 from fedmuon.config import Config, unflatten
 from fedmuon.errors import InputError
 from fedmuon.federated import setup
+from fedmuon.locks import held
 from fedmuon.run import Begin, Run, Watch, drive, prepare
 from fedmuon.storage import Record
 from server import stopping
@@ -28,7 +29,7 @@ app = ServerApp()
 def main(grid: Grid, context: Context) -> None:
     """Run the experiment that the run config describes; what the user can mend is one line."""
     try:
-        with stopping.heard():
+        with stopping.heard(), held(_folder(context)):
             run = prepare(_config(grid, context), _folder(context), resume=True)
             log(INFO, "fedmuon writes %s", run.directory.path.resolve())
             await_nodes(run.config, grid)
