@@ -1,0 +1,4 @@
+from .laboratory import Laboratory
+
+
+def scenario(lab: Laboratory) -> None: ...
