@@ -31,7 +31,7 @@ def main() -> int:
     parser.add_argument("--seed", type=int, default=random.randrange(10**6))
     parser.add_argument("--real", action="store_true", help="no forks: whole processes, slower")
     asked = parser.parse_args()
-    place = Path(tempfile.mkdtemp(prefix="fedmuon-chaos-"))
+    place = Path(tempfile.mkdtemp(prefix="chaos-"))
     with nursery(place, asked.real) as children:
         lab = Laboratory(place, children, asked.seed, asked.kills)
         for name in asked.only:

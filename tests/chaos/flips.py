@@ -1,4 +1,4 @@
-"""Bits that flip, and files cut short, lengthened, emptied or gone; then everything that reads them.
+"""Bits that flip, and files cut short, lengthened or gone; then everything that reads them.
 
 What is read must come out as from the undamaged folder, or be refused.
 """

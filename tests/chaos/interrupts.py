@@ -24,10 +24,12 @@ def scenario(lab: Laboratory) -> None:
                     trial.verdict = interrupted(trial, job, sign, moment)
 
 
-def interrupted(trial: Trial, job: Job, sign: signal.Signals, moment: float) -> Verdict:
+def interrupted(
+    trial: Trial, job: Job, sign: signal.Signals, moment: float, real: bool = False
+) -> Verdict:
     """Interrupt it, do what it says, and compare."""
     nursery = trial.laboratory.nursery
-    child = nursery.start(job.start(trial.out))
+    child = nursery.start(job.start(trial.out), real=real)
     time.sleep(moment)
     child.send(sign)
     ended = child.wait()
@@ -39,7 +41,7 @@ def interrupted(trial: Trial, job: Job, sign: signal.Signals, moment: float) -> 
     found = COMMAND.search(said)
     if not found or not said.startswith("fedmuon: ") or len(said.splitlines()) != 1:
         return OTHER, f"not one sentence with the command to go on: {said[-1500:]}"
-    again = nursery.run(shlex.split(found[1]))
+    again = nursery.run(shlex.split(found[1]), 240, real=real)
     if again.code:
         return OTHER, f"{found[0]} fails with {again.code}: {again.err[-800:]}"
     outcome, why = trial.compare(job)

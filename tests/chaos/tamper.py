@@ -109,15 +109,14 @@ def _failing(below: str, number: int, code: str, again: bool) -> None:
             raise OSError(refused, os.strerror(refused), path)
 
     def hook(event: str, given: tuple[Any, ...]) -> None:
-        if event == "open" and isinstance(given[2], int) and given[2] & CHANGES:
-            operate(event, _path(given[0]))
-        elif event in MOVES:
+        opened = event == "open" and isinstance(given[2], int) and given[2] & CHANGES
+        if opened or event in MOVES:
             operate(event, _path(given[0]))
 
     flush = os.fsync
 
     def fsync(handle: int) -> None:
-        operate("os.fsync", os.readlink(f"/proc/self/fd/{handle}"))
+        operate("os.fsync", str(Path(f"/proc/self/fd/{handle}").readlink()))
         flush(handle)
 
     os.fsync = fsync
@@ -126,7 +125,7 @@ def _failing(below: str, number: int, code: str, again: bool) -> None:
 
 def _path(given: Any) -> str:
     if isinstance(given, int):
-        return os.readlink(f"/proc/self/fd/{given}") if given >= 0 else ""
+        return str(Path(f"/proc/self/fd/{given}").readlink()) if given >= 0 else ""
     return os.fsdecode(given) if isinstance(given, str | bytes | os.PathLike) else ""
 
 
