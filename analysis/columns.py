@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 
 from fedmuon.errors import InputError
+from fedmuon.files import require_sound
 
 Table = dict[str, np.ndarray]
 SETTING = ("suite", "data", "n", "lr", "lambda", "alpha", "per_round", "seed")
@@ -33,6 +34,7 @@ def read_csv(file: Path, names: Sequence[str]) -> Table:
 
 def read_json(file: Path, names: Sequence[str]) -> dict[str, Any]:
     """A JSON object that has these names."""
+    require_sound(file.parent, [file.name])
     try:
         found = json.loads(file.read_text(encoding="utf-8"))
     except (OSError, ValueError):
@@ -105,6 +107,7 @@ def _numbers_or_words(cells: Sequence[str]) -> np.ndarray:
 
 
 def _cells(file: Path) -> list[list[str]]:
+    require_sound(file.parent, [file.name])
     try:
         text = file.read_text(encoding="utf-8")
         rows = list(csv.reader(text.splitlines(), strict=True))

@@ -12,7 +12,7 @@ from analysis.claims import Claim
 from analysis.findings import Findings, Picture, Rows
 from analysis.kinds import neighbours, of_suite
 from fedmuon.errors import InputError
-from fedmuon.storage import mendable, write_bytes
+from fedmuon.files import mendable, write_bytes
 
 SUITE, RUN = ("runs.csv", "suite.json"), ("bound.json", "neighbours.csv")
 

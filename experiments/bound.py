@@ -65,6 +65,7 @@ def from_directory(
 
     if not (folder / "config.toml").exists():
         raise InputError(f"{folder} holds no config.toml and is no run directory: check the path")
+    RunDirectory(folder).require_sound()
     config = tables.load(folder / "config.toml", changes)
     plan = setup.plan(config)
     try:

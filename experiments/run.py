@@ -7,8 +7,9 @@ from fedmuon.config import Config
 from fedmuon.errors import InputError
 from fedmuon.federated import setup
 from fedmuon.federated.simulate import rounds
+from fedmuon.locks import held
 from fedmuon.run import Begin, Watch, drive, prepare
-from fedmuon.storage import Record
+from fedmuon.storage import Record, RunDirectory
 
 
 def execute(
@@ -25,23 +26,29 @@ def execute(
         from experiments.deploy import deploy
 
         return deploy(config, out, True, watch, begun, resume)
-    prepared = prepare(setup.resolve(config), out, resume)
-    if config.engine.name == "ray":
-        from experiments.ray_engine import run_on_ray
+    with held(out):
+        prepared = prepare(setup.resolve(config), out, resume)
+        if config.engine.name == "ray":
+            from experiments.ray_engine import run_on_ray
 
-        return run_on_ray(prepared, watch, begun, verbose)
-    return drive(prepared, rounds, watch, begun)
+            return run_on_ray(prepared, watch, begun, verbose)
+        return drive(prepared, rounds, watch, begun)
 
 
 def _agreed(config: Config | None, out: Path) -> Config:
     """The config of the run to resume; one that is given must say the same."""
     file = out / "config.toml"
     if not file.exists():
-        return config or Config()
-    held = tables.load(file)
-    if config is not None and setup.resolve(config) != held:
+        if config is None:
+            raise InputError(
+                f"{out} holds no config.toml, so there is nothing to resume: begin without --resume"
+            )
+        return config
+    RunDirectory(out).require_config()
+    there = tables.load(file)
+    if config is not None and setup.resolve(config) != there:
         raise InputError(
             f"{file} is another experiment than the config given: leave the config out to resume "
             "it, or choose another folder with --out"
         )
-    return held
+    return there

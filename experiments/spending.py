@@ -15,7 +15,7 @@ from fedmuon.errors import InputError
 from fedmuon.federated.spending import delta_of
 from fedmuon.privacy.ledger import Ledger
 from fedmuon.privacy.mechanism import REPEATABLE
-from fedmuon.storage import Record
+from fedmuon.storage import Record, RunDirectory
 
 
 def spent(folder: Path, delta: float | None = None) -> Record:
@@ -24,8 +24,13 @@ def spent(folder: Path, delta: float | None = None) -> Record:
     file = folder / "ledger.jsonl"
     if not file.exists():
         raise InputError(f"{folder} has no ledger.jsonl: name the folder of a private run")
+    directory = RunDirectory(folder)
+    if (folder / "config.toml").exists():
+        directory.require_sound()
+    # The run may be going on: what is read first is behind what is read last.
+    done, head, ledger = len(directory.records()), directory.ledger_head(), Ledger.read(file)
+    ledger.require(done, head)
     goal = _delta(folder) if delta is None else delta
-    ledger = Ledger.read(file)
     answers = ledger.epsilons(goal)
     repeatable = ledger.about["noise"] == "repeatable"
     names = ("epsilon", "lower", "upper", "rdp")

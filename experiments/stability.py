@@ -7,7 +7,6 @@ clear of clipping (001, Corollary D.11).
 """
 
 import json
-import os
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -30,11 +29,26 @@ from fedmuon.errors import InputError, NonFinite
 from fedmuon.federated import setup
 from fedmuon.federated.coupled import coupled, distances
 from fedmuon.federated.simulate import Engine, Experiment, rounds
+from fedmuon.files import (
+    AFRESH,
+    announce,
+    append,
+    crc,
+    mendable,
+    require_sound,
+    sealed,
+    sums_of,
+    unsealed,
+    whole_lines,
+    write_bytes,
+)
+from fedmuon.locks import held
 from fedmuon.randomness import Draw, generator
 from fedmuon.run import Begin, Watch
-from fedmuon.storage import Record, mendable, read_tensors, write_bytes
+from fedmuon.storage import Record, read_tensors
 
 HEADER = "trial,client,index,replacement,perturbation,exposure,certificate\n"
+CENSUS, PROGRESS = "neighbours.csv", ".neighbours.progress"
 MEMORY, MOST = 1 << 30, 256  # bytes and neighbours of one stack
 
 
@@ -76,14 +90,26 @@ def execute(
 
     `watch` sees each finished stack of neighbours.
     """
-    run(config, out, resume)
-    laboratory = Laboratory.open(out)
-    case = bound.from_directory(out)
-    verdict = bound.judge(case)
-    on_engine(laboratory.config, lambda engine: measure(laboratory, verdict, watch, begun, engine))
-    record = bound.report(case, verdict) | _gap(laboratory)
-    write_bytes(out / "bound.json", (json.dumps(record, indent=2, allow_nan=False) + "\n").encode())
+    with held(out):
+        run(config, out, resume)
+        laboratory = Laboratory.open(out)
+        case = bound.from_directory(out)
+        verdict = bound.judge(case)
+        on_engine(
+            laboratory.config, lambda engine: measure(laboratory, verdict, watch, begun, engine)
+        )
+        record = bound.report(case, verdict) | _gap(laboratory)
+        _write(out, record)
     return record
+
+
+def _write(out: Path, record: Record) -> None:
+    """bound.json, and the sums of it and of neighbours.csv, to which no line is added any more."""
+    content = (json.dumps(record, indent=2, allow_nan=False) + "\n").encode()
+    announce(out, {"bound.json": content, CENSUS: (out / CENSUS).read_bytes()})
+    write_bytes(out / "bound.json", content)
+    with mendable(out, "write to"):
+        (out / PROGRESS).unlink(missing_ok=True)
 
 
 def on_engine(config: Config, work: Callable[[Engine], None]) -> None:
@@ -109,15 +135,18 @@ def measure(
     """Run the neighbours that neighbours.csv lacks, stack by stack, and append their lines."""
     drawn = pick(laboratory, verdict)
     heads = _heads(laboratory.data, drawn)
-    file, size = laboratory.out / "neighbours.csv", stack_size(laboratory)
-    done = _cut_back(file, heads, size)
+    file, size = laboratory.out / CENSUS, stack_size(laboratory)
+    done, mark = _cut_back(file, heads)
     begun(done, len(drawn))
     for start in range(done, len(drawn), size):
         part = slice(start, start + size)
         moved = perturbations(laboratory, drawn[part], engine)
         tails = _tails(verdict, drawn[part, 0], moved)
-        _append(file, [a + b for a, b in zip(heads[part], tails, strict=True)])
-        watch({"done": start + len(moved), "largest": float(moved.max())})
+        lines = [a + b for a, b in zip(heads[part], tails, strict=True)]
+        append(file, lines, durable=True)
+        done, mark = done + len(lines), crc("".join(lines), mark)
+        write_bytes(file.with_name(PROGRESS), sealed({"lines": done, "crc": mark}).encode())
+        watch({"done": done, "largest": float(moved.max())})
 
 
 def pick(laboratory: Laboratory, verdict: bound.Verdict) -> np.ndarray:
@@ -183,26 +212,30 @@ def _tails(verdict: bound.Verdict, client: np.ndarray, moved: np.ndarray) -> lis
     return [f"{a!r},{b!r},{c!r}\n" for a, b, c in np.stack([moved, *promised], 1).tolist()]
 
 
-def _cut_back(file: Path, heads: list[str], size: int) -> int:
-    """Keep the header and the whole stacks of an interrupted file; how many neighbours they are."""
-    text = file.read_text(encoding="utf-8") if file.exists() else ""
-    lines = [line for line in text.splitlines(keepends=True) if line.endswith("\n")]
-    done = max(0, len(lines) - 1)
-    kept = lines[1:] if done == len(heads) else lines[1 : 1 + done // size * size]
+def _cut_back(file: Path, heads: list[str]) -> tuple[int, int]:
+    """Keep the header and the whole stacks of an interrupted file, as the progress beside it knows
+    them; how many neighbours they are, and their check."""
+    _, *lines = whole_lines(file) or [HEADER]
+    count, mark = _known(file, lines)
+    kept = lines[:count]
     fits = [line.startswith(head) for line, head in zip(kept, heads, strict=False)]
-    if len(kept) > len(heads) or not all(fits) or (lines and lines[0] != HEADER):
-        raise InputError(
-            f"{file} is not of this config and data: start afresh in another folder with --out"
-        )
+    if sum(fits) < count or crc("".join(kept)) != mark:
+        raise InputError(f"{file} is damaged, or not of this config and data: {AFRESH}")
     write_bytes(file, "".join([HEADER, *kept]).encode())
-    return len(kept)
+    return count, mark
 
 
-def _append(file: Path, lines: list[str]) -> None:
-    with mendable(file, "write"), file.open("a", encoding="utf-8") as log:
-        log.write("".join(lines))
-        log.flush()
-        os.fsync(log.fileno())
+def _known(file: Path, lines: list[str]) -> tuple[int, int]:
+    """How many lines are known to be whole, and their check; all of a file that has its sum."""
+    progress = file.with_name(PROGRESS)
+    if not progress.exists() and CENSUS in sums_of(file.parent):
+        require_sound(file.parent, [CENSUS])
+        return len(lines), crc("".join(lines))
+    noted = whole_lines(progress)
+    record = unsealed(noted[0]) if noted else {"lines": 0, "crc": 0}
+    if record is None:
+        raise InputError(f"{progress} is damaged: {AFRESH}")
+    return record["lines"], record["crc"]
 
 
 def _gap(laboratory: Laboratory) -> Record:
@@ -217,17 +250,17 @@ def _gap(laboratory: Laboratory) -> Record:
 def gap(laboratory: Laboratory) -> MeasuredGap:
     """F - F_hat of the finished model, F at the clients' own label shares."""
     experiment = laboratory.experiment
-    held = read_tensors(laboratory.out / "model.safetensors")[0]
-    params = {name: value[None].to(experiment.shards.inputs.device) for name, value in held.items()}
+    found = read_tensors(laboratory.out / "model.safetensors")[0]
+    params = {
+        name: value[None].to(experiment.shards.inputs.device) for name, value in found.items()
+    }
     classes = laboratory.source.classes
     return measured_losses(laboratory.config, laboratory.data, classes, experiment, params)[0].gap
 
 
 def verdict_table(out: Path, record: Record) -> Table:
     """Perturbations beside certificates, the gap beside the bound."""
-    moved, promised = np.loadtxt(
-        out / "neighbours.csv", delimiter=",", skiprows=1, usecols=(4, 6), ndmin=2
-    ).T
+    moved, promised = np.loadtxt(out / CENSUS, delimiter=",", skiprows=1, usecols=(4, 6), ndmin=2).T
     title = f"{len(moved)} neighbours; bound with {bound.constant_of(record)}: {record['status']}"
     shown = Table("", "", title=escape(title), title_justify="left")
     if tables.load(out / "config.toml").engine.dtype == "float32":

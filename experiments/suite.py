@@ -17,8 +17,18 @@ from typing import Any, ClassVar, Protocol
 
 from experiments.contents import Asked, merged
 from fedmuon.errors import InputError
+from fedmuon.files import (
+    announce,
+    mendable,
+    remove_drafts,
+    sealed,
+    unsealed,
+    whole_lines,
+    write_bytes,
+)
+from fedmuon.locks import held
 from fedmuon.run import Begin, Watch, versions
-from fedmuon.storage import Record, mendable, write_bytes
+from fedmuon.storage import Record
 
 Rows = Sequence[Mapping[str, Any]]
 
@@ -95,16 +105,17 @@ def execute(
     begun: Begin = lambda done, total: None,
 ) -> Record:
     """Compute the cells that `out` lacks, and write the tables; returns suite.json's content."""
-    files = _open(work, out, resume)
-    cells = work.within(out)
-    done = {name: _read(file) for name, file in files.items() if file.exists()}
-    count = sum(one.size for one in cells if one.name in done)
-    begun(count, sum(one.size for one in cells))
-    for one, record in by([one for one in cells if one.name not in done]):
-        write_bytes(files[one.name], json.dumps(record).encode())
-        done[one.name], count = record, count + one.size
-        watch({"done": count, "cell": one.name})
-    return _write(work, out, [done[one.name] for one in cells])
+    with held(out):
+        files = _open(work, out, resume)
+        cells = work.within(out)
+        done = {name: _read(file) for name, file in files.items() if file.exists()}
+        count = sum(one.size for one in cells if one.name in done)
+        begun(count, sum(one.size for one in cells))
+        for one, record in by([one for one in cells if one.name not in done]):
+            write_bytes(files[one.name], sealed(record).encode())
+            done[one.name], count = record, count + one.size
+            watch({"done": count, "cell": one.name})
+        return _write(work, out, [done[one.name] for one in cells])
 
 
 def _open(work: Work, out: Path, resume: bool) -> dict[str, Path]:
@@ -112,27 +123,29 @@ def _open(work: Work, out: Path, resume: bool) -> dict[str, Path]:
     lock = out / "suite.lock"
     with mendable(out, "create"):
         out.mkdir(parents=True, exist_ok=True)
-        held = sorted(entry.name for entry in out.iterdir() if not entry.name.startswith("."))
-        if held and not (resume and lock.exists()):
+        full = any(not entry.name.startswith(".") for entry in out.iterdir())
+        if full and not (resume and lock.exists()):
             raise InputError(f"{out} is not empty: choose another folder with --out, or --resume")
-        if held and lock.read_bytes() != work.lock:
-            raise InputError(f"{out} holds another suite, data or scale: choose another --out")
+        if full and lock.read_bytes() != work.lock:
+            raise InputError(
+                f"{lock} is of another suite, data or scale, or damaged: choose another --out"
+            )
+        remove_drafts(out)
         (out / work.place).mkdir(exist_ok=True)
     write_bytes(lock, work.lock)
     return {one.name: out / work.place / f"{one.name}.json" for one in work.cells}
 
 
 def _read(file: Path) -> Record:
-    try:
-        return json.loads(file.read_text(encoding="utf-8"))
-    except (OSError, ValueError):
-        raise InputError(f"{file} is damaged: remove it and go on with --resume") from None
+    lines = whole_lines(file)
+    if len(lines) != 1 or (record := unsealed(lines[0])) is None:
+        raise InputError(f"{file} is damaged: remove it and go on with --resume")
+    return record
 
 
 def _write(work: Work, out: Path, records: list[Record]) -> Record:
     """A CSV file a table, and suite.json."""
-    for name, rows in work.tables(records).items():
-        write_bytes(out / f"{name}.csv", csv_bytes(rows))
+    contents = {f"{name}.csv": csv_bytes(rows) for name, rows in work.tables(records).items()}
     asked = work.asked
     shared = {
         "kind": work.kind,
@@ -146,7 +159,10 @@ def _write(work: Work, out: Path, records: list[Record]) -> Record:
         "versions": versions(),
     }
     summary = merged(shared, work.summary(records))
-    write_bytes(out / "suite.json", (json.dumps(summary, indent=2) + "\n").encode())
+    contents["suite.json"] = (json.dumps(summary, indent=2) + "\n").encode()
+    announce(out, contents)
+    for name, content in contents.items():
+        write_bytes(out / name, content)
     return summary
 
 

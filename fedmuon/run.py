@@ -20,7 +20,7 @@ from fedmuon import config as tables
 from fedmuon.config import Config
 from fedmuon.data.federated import FederatedData
 from fedmuon.data.partition import weights
-from fedmuon.errors import InputError, NonFinite
+from fedmuon.errors import InputError, Interrupted, NonFinite
 from fedmuon.federated import setup
 from fedmuon.federated.aggregate import ServerState, begin
 from fedmuon.federated.evaluate import risk, sample_weights
@@ -56,16 +56,17 @@ def prepare(config: Config, out: Path, resume: bool = False) -> Run:
         experiment = dataclasses.replace(experiment, recipe=rules)
     directory = RunDirectory(out)
     directory.create(resume)
-    directory.fix("config.toml", tables.dump(config).encode())
-    directory.fix(
-        "partition.npz",
-        array_bytes(train_index=data.train_index, client=data.client, test_index=data.test_index),
-    )
-    directory.fix("schedule.npy", npy_bytes(experiment.plan.schedule()))
+    split = {"train_index": data.train_index, "client": data.client, "test_index": data.test_index}
+    fixed = {
+        "config.toml": tables.dump(config).encode(),
+        "partition.npz": array_bytes(**split),
+        "schedule.npy": npy_bytes(experiment.plan.schedule()),
+        "initial.safetensors": tensor_bytes(fresh.params),
+    }
     if isinstance(experiment.task, NetworkTask):
         table = routes(experiment.task.module, config.local.route)
-        directory.fix("routes.txt", f"{table}\n".encode())
-    directory.fix("initial.safetensors", tensor_bytes(fresh.params))
+        fixed["routes.txt"] = f"{table}\n".encode()
+    directory.fix(fixed)
     return Run(config, data, experiment, directory)
 
 
@@ -78,6 +79,8 @@ def drive(
     """Run the rounds that remain, and return the summary; a finished run is left alone."""
     directory, seed = run.directory, run.config.federation.seed
     if (finished := directory.summary()) is not None:
+        directory.require_sound()
+        directory.forget_checkpoints()
         return finished
     state, record = directory.restore(begin(run.experiment.recipe, run.experiment.task, seed)), {}
     directory.cut_back(state.round)
@@ -99,13 +102,14 @@ def drive(
         rounds = engine(run.experiment, state)
         rounds = spending.ahead(rounds, state.round) if spending else rounds
         for done, spent in _timed(rounds):
-            state, trained = done.state, trained + spent
+            trained += spent
             record = _record(run, done, trained, time.monotonic() - start)
             directory.append(record)
+            state = done.state  # now that its record is there: a signal may come at any moment
             watch(record)
             if state.round % every == 0 and state.round < last:
                 keep(state)
-    except (InputError, KeyboardInterrupt):
+    except (InputError, Interrupted, KeyboardInterrupt):
         with contextlib.suppress(InputError):  # what stopped the run is the news
             keep(state)
         raise

@@ -1,18 +1,19 @@
 """A run directory: every file is written whole or not at all, and a killed run can go on.
 
-While a run lasts, `checkpoint.safetensors` is its only truth: model, server states and round in
-one atomically replaced file. `rounds.jsonl` may be ahead of it and is cut back on resume.
+While a run lasts, `checkpoint.safetensors` is its only truth: model, server states and round in one
+atomically replaced file, with a digest in it; the one before it is kept, should it be damaged.
+`rounds.jsonl` may be ahead of it and is cut back on resume. What no longer changes is named in
+`SHA256SUMS`.
 """
 
-import contextlib
+import hashlib
 import io
 import json
+import logging
 import os
-import tempfile
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import torch
@@ -23,36 +24,29 @@ from torch import Tensor
 from fedmuon.errors import InputError
 from fedmuon.federated.aggregate import ServerState
 from fedmuon.federated.wire import pack, unpack
+from fedmuon.files import (
+    AFRESH,
+    SUMS,
+    Record,
+    announce,
+    append,
+    mendable,
+    remove_drafts,
+    require_sound,
+    sealed,
+    unsealed,
+    whole_lines,
+    write_bytes,
+)
+from fedmuon.locks import DRIVER, LOCK
 
-Record = dict[str, Any]
-CHECKPOINT = "checkpoint.safetensors"
+__all__ = ["Record", "RunDirectory", "array_bytes", "npy_bytes", "read_tensors", "tensor_bytes"]
 
-
-@contextlib.contextmanager
-def mendable(path: Path, doing: str) -> Iterator[None]:
-    """Turn the operating system's refusals into one sentence."""
-    try:
-        yield
-    except OSError as error:
-        raise InputError(
-            f"cannot {doing} {path} ({error.strerror}): choose a folder that is writable and has "
-            "room with --out"
-        ) from None
-
-
-def write_bytes(path: Path, content: bytes) -> None:
-    """Replace the file atomically: a reader sees the old bytes or the new ones, never a part."""
-    with mendable(path, "write"):
-        handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
-        try:
-            with os.fdopen(handle, "wb") as file:
-                file.write(content)
-                file.flush()
-                os.fsync(file.fileno())
-            Path(name).replace(path)
-        except BaseException:
-            Path(name).unlink(missing_ok=True)
-            raise
+CHECKPOINTS = ("checkpoint.safetensors", "checkpoint-previous.safetensors")
+FIXED = ("config.toml", "partition.npz", "schedule.npy", "initial.safetensors")
+ENDS = ("model.safetensors", "momentum.safetensors", "rounds.jsonl", "summary.json")
+MAYBE = ("routes.txt", "ledger.jsonl")
+logger = logging.getLogger(__name__)
 
 
 def array_bytes(**arrays: np.ndarray) -> bytes:
@@ -85,9 +79,7 @@ def read_tensors(path: Path) -> tuple[dict[str, Tensor], dict[str, str]]:
             names = list(file.keys())
             return {name: file.get_tensor(name) for name in names}, file.metadata() or {}
     except (SafetensorError, OSError) as error:
-        raise InputError(
-            f"{path} is not a readable safetensors file ({error}): start afresh in another folder"
-        ) from None
+        raise InputError(f"{path} is not a readable safetensors file ({error}): {AFRESH}") from None
 
 
 @dataclass(frozen=True)
@@ -100,97 +92,166 @@ class RunDirectory:
         """Make the folder; refuse one that holds anything unless it is a run to resume."""
         with mendable(self.path, "create"):
             self.path.mkdir(parents=True, exist_ok=True)
-            held = sorted(entry.name for entry in self.path.iterdir())
+            held = {entry.name for entry in self.path.iterdir()} - {LOCK, DRIVER}
         if held and not resume:
             raise InputError(
                 f"{self.path} is not empty: choose another folder with --out, or --resume it"
             )
-        if resume and any(not name.startswith(".") for name in held):
-            self._require_run(held)
-
-    def _require_run(self, held: list[str]) -> None:
-        if "config.toml" not in held:
+        if "config.toml" not in held and any(not name.startswith(".") for name in held - {SUMS}):
             raise InputError(
                 f"{self.path} holds no config.toml and is no run directory: check --out"
             )
+        remove_drafts(self.path)
 
-    def fix(self, name: str, content: bytes) -> None:
-        """Write a file that the config determines, or check that it is as the config says."""
-        file = self.path / name
-        if not file.exists():
-            write_bytes(file, content)
-        elif file.read_bytes() != content:
-            raise InputError(
-                f"{file} is not what this config gives (damaged, another config or other data): "
-                "start afresh in another folder with --out"
-            )
+    def fix(self, contents: Mapping[str, bytes]) -> None:
+        """Write files that the config determines, or check that they are as the config says."""
+        for name, content in contents.items():
+            file = self.path / name
+            with mendable(file, "read"):
+                other = file.exists() and file.read_bytes() != content
+            if other:
+                raise InputError(
+                    f"{file} is not what this config gives (damaged, another config or other "
+                    f"data): {AFRESH}"
+                )
+        announce(self.path, contents)
+        for name, content in contents.items():
+            if not (self.path / name).exists():
+                write_bytes(self.path / name, content)
+
+    def require_sound(self) -> None:
+        """Refuse a run of which a file is damaged: what was fixed, and once finished all."""
+        finished, held = (self.path / "summary.json").exists(), self._held
+        maybe = [name for name in MAYBE if name in held and (finished or name != "ledger.jsonl")]
+        require_sound(self.path, [*FIXED, *maybe, *(ENDS if finished else ())])
+
+    def require_config(self) -> None:
+        """Refuse a config that is damaged: all else may be missing when a run was killed early."""
+        require_sound(self.path, ["config.toml"])
+
+    @property
+    def _held(self) -> set[str]:
+        with mendable(self.path, "read"):
+            return {entry.name for entry in self.path.iterdir()}
 
     def checkpoint(self, state: ServerState, ledger: str = "") -> None:
         """Replace the checkpoint by this state; `ledger` is the head of a private run's."""
         tensors = {
             name: value.contiguous() for name, value in pack(state.params, state.states).items()
         }
-        write_bytes(
-            self.path / CHECKPOINT, save(tensors, {"round": str(state.round), "ledger": ledger})
-        )
+        about = {"round": str(state.round), "ledger": ledger}
+        content = save(tensors, {**about, "digest": _digest(tensors, about)})
+        last, previous = (self.path / name for name in CHECKPOINTS)
+        with mendable(last, "write"):
+            with (self.path / "rounds.jsonl").open("ab") as log:
+                os.fsync(log.fileno())  # the rounds that the checkpoint has behind it
+            if last.exists():
+                last.replace(previous)
+        write_bytes(last, content)
 
     def restore(self, fresh: ServerState) -> ServerState:
-        """The checkpoint's state, shaped and placed like the fresh one; fresh if there is none."""
-        file = self.path / CHECKPOINT
-        if not file.exists():
-            return fresh
-        tensors, metadata = read_tensors(file)
-        try:
-            params, states = unpack(tensors, fresh.params, fresh.states)
-            return ServerState(int(metadata["round"]), params, states)
-        except (InputError, KeyError, ValueError) as error:
-            raise InputError(
-                f"{file} does not fit this config ({error}): start afresh with another --out"
-            ) from None
+        """The last sound checkpoint's state, shaped and placed like the fresh one; fresh if there
+        is none."""
+        for tensors, about in self._checkpoints():
+            try:
+                params, states = unpack(tensors, fresh.params, fresh.states)
+                return ServerState(int(about["round"]), params, states)
+            except (InputError, KeyError, ValueError) as error:
+                raise InputError(
+                    f"the checkpoint in {self.path} does not fit this config ({error}): {AFRESH}"
+                ) from None
+        return fresh
+
+    def _checkpoints(self) -> list[tuple[dict[str, Tensor], dict[str, str]]]:
+        """The newest sound checkpoint, or none; where all there are are damaged, a refusal."""
+        held = [self.path / name for name in CHECKPOINTS if (self.path / name).exists()]
+        for file in held:
+            try:
+                return [_sound(file)]
+            except InputError as error:
+                logger.warning("fedmuon: %s, so the checkpoint before it is used", error)
+        if held:
+            raise InputError(f"every checkpoint in {self.path} is damaged: {AFRESH}")
+        return []
 
     def ledger_head(self) -> str | None:
-        """The ledger's head when the checkpoint was written; None without a checkpoint."""
-        file = self.path / CHECKPOINT
-        return (read_tensors(file)[1].get("ledger") or None) if file.exists() else None
+        """The ledger's head at the last checkpoint, or at the end; None if nothing was saved."""
+        if summary := self.summary():
+            return summary.get("privacy", {}).get("ledger")
+        return next((about.get("ledger") or None for _, about in self._checkpoints()), None)
 
     def append(self, record: Record) -> None:
         """Add one line to rounds.jsonl."""
-        file = self.path / "rounds.jsonl"
-        with mendable(file, "write"), file.open("a", encoding="utf-8") as log:
-            log.write(json.dumps(record) + "\n")
+        append(self.path / "rounds.jsonl", [sealed(record)])
 
     def records(self) -> list[Record]:
-        """The whole lines of rounds.jsonl; a line cut off by a kill is left out."""
-        file = self.path / "rounds.jsonl"
-        lines = file.read_text(encoding="utf-8").splitlines() if file.exists() else []
-        records = []
-        for line in lines:
-            with contextlib.suppress(json.JSONDecodeError):
-                records.append(json.loads(line))
-        return records
+        """The rounds of rounds.jsonl up to the first line that is damaged."""
+        return _records(whole_lines(self.path / "rounds.jsonl"))
 
     def cut_back(self, round: int) -> None:
-        """Keep the records of the first `round` rounds."""
-        kept = [record for record in self.records() if record["round"] <= round]
-        write_bytes(
-            self.path / "rounds.jsonl",
-            "".join(json.dumps(record) + "\n" for record in kept).encode(),
-        )
+        """Keep the records of the first `round` rounds, all of which must be there."""
+        file = self.path / "rounds.jsonl"
+        lines = whole_lines(file)[:round]
+        if len(kept := _records(lines)) < round:
+            raise InputError(f"line {len(kept) + 1} of {file} is damaged or missing: {AFRESH}")
+        write_bytes(file, "".join(lines).encode())
 
     def finish(self, state: ServerState, summary: Record) -> None:
-        """Write the model, the momentum and the summary; the checkpoint has served."""
+        """Write the model, the momentum and, last, the summary; the checkpoints have served."""
         momentum = state.states.get(
             "momentum", {name: torch.zeros_like(value) for name, value in state.params.items()}
         )
-        write_bytes(self.path / "model.safetensors", tensor_bytes(state.params))
-        write_bytes(self.path / "momentum.safetensors", tensor_bytes(momentum))
-        write_bytes(self.path / "summary.json", (json.dumps(summary, indent=2) + "\n").encode())
-        (self.path / CHECKPOINT).unlink(missing_ok=True)
+        contents = {
+            "model.safetensors": tensor_bytes(state.params),
+            "momentum.safetensors": tensor_bytes(momentum),
+            "summary.json": (json.dumps(summary, indent=2) + "\n").encode(),
+        }
+        logs = [self.path / name for name in ("rounds.jsonl", "ledger.jsonl")]
+        with mendable(self.path, "read"):
+            ended = {file.name: file.read_bytes() for file in logs if file.exists()}
+        announce(self.path, {**ended, **contents})
+        for name, content in contents.items():
+            write_bytes(self.path / name, content)
+        self.forget_checkpoints()
+
+    def forget_checkpoints(self) -> None:
+        """Remove what a finished run needs no more."""
+        with mendable(self.path, "write to"):
+            for name in CHECKPOINTS:
+                (self.path / name).unlink(missing_ok=True)
 
     def summary(self) -> Record | None:
         """The summary of a finished run, None while it is unfinished."""
         file = self.path / "summary.json"
-        try:
-            return json.loads(file.read_text(encoding="utf-8")) if file.exists() else None
-        except (ValueError, OSError):
-            raise InputError(f"{file} is damaged: start afresh in another folder") from None
+        if not file.exists():
+            return None
+        require_sound(self.path, [file.name])
+        return json.loads(file.read_text(encoding="utf-8"))
+
+
+def _records(lines: Sequence[str]) -> list[Record]:
+    """The records of rounds 1, 2, ... as far as the lines are sound."""
+    found: list[Record] = []
+    for number, line in enumerate(lines, 1):
+        record = unsealed(line)
+        if record is None or record.get("round") != number:
+            break
+        found.append(record)
+    return found
+
+
+def _sound(file: Path) -> tuple[dict[str, Tensor], dict[str, str]]:
+    """The tensors and metadata of a checkpoint, refused unless its digest is theirs."""
+    tensors, about = read_tensors(file)
+    if about.pop("digest", "") != _digest(tensors, about):
+        raise InputError(f"{file} is damaged")
+    return tensors, about
+
+
+def _digest(tensors: Mapping[str, Tensor], about: Mapping[str, str]) -> str:
+    """SHA-256 of names, types, shapes, bytes and metadata."""
+    found = hashlib.sha256(json.dumps(about, sort_keys=True).encode())
+    for name, value in sorted(tensors.items()):
+        found.update(f"{name} {value.dtype} {tuple(value.shape)}".encode())
+        found.update(value.contiguous().reshape(-1).view(torch.uint8).numpy().data)
+    return found.hexdigest()

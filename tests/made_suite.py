@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 
 from analysis.columns import WORDS
+from fedmuon.files import announce
 
 Table = dict[str, np.ndarray]
 ABOUT = {
@@ -85,4 +86,10 @@ def write(folder: Path, runs: Table, neighbours: Table, **about: object) -> Path
             writer.writerow(table)
             writer.writerows(zip(*(column.tolist() for column in table.values()), strict=True))
     (folder / "suite.json").write_text(json.dumps({**ABOUT, **about}), encoding="utf-8")
+    return summed(folder)
+
+
+def summed(folder: Path) -> Path:
+    """The folder, with the sums of its files as they are now."""
+    announce(folder, {file.name: file.read_bytes() for file in folder.iterdir() if file.is_file()})
     return folder

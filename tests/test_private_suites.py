@@ -22,6 +22,7 @@ from experiments.suite import execute as make
 from fedmuon.errors import InputError
 from fedmuon.federated import spending
 from fedmuon.privacy.accounting import epsilon
+from fedmuon.run import Watch
 
 TINY = """
 kind = "training"
@@ -109,10 +110,20 @@ def test_the_claim_about_accounts_can_fail() -> None:
     assert kept(*columns(target=np.array([0.0, 0.0]))).holds is None
 
 
-def private_run(out: Path) -> dict[str, Any]:
+def private_run(out: Path, watch: Watch = lambda record: None) -> dict[str, Any]:
     given = {"epsilon": 4.0, "lot": 6.0, "bound": 0.2}
     local = {"recipe": "dp-sgd", "lr": 0.1, "steps": 2}
-    return execute(small(federation={"rounds": 4}, local=local, privacy=given), out)
+    config = small(federation={"rounds": 4}, local=local, privacy=given)
+    return execute(config, out, watch=watch)
+
+
+class Stopped(Exception):
+    """What ends a run in the middle."""
+
+
+def stopping(record: dict[str, Any]) -> None:
+    if record["round"] == 3:
+        raise Stopped
 
 
 def test_the_ledger_of_a_run_is_read_for_people(tmp_path: Path) -> None:
@@ -129,7 +140,8 @@ def test_the_ledger_of_a_run_is_read_for_people(tmp_path: Path) -> None:
 
 
 def test_a_running_ledger_is_left_alone_and_a_changed_one_refused(tmp_path: Path) -> None:
-    private_run(tmp_path)
+    with pytest.raises(Stopped):
+        private_run(tmp_path, stopping)
     before = spent(tmp_path)
     file = tmp_path / "ledger.jsonl"
     file.write_bytes(file.read_bytes() + b'{"round": 4, "att')  # a line that is being written
@@ -140,7 +152,11 @@ def test_a_running_ledger_is_left_alone_and_a_changed_one_refused(tmp_path: Path
     file.write_bytes(b"\n".join(lines))
     with pytest.raises(InputError, match="line 3 of"):
         spent(tmp_path)
+    (tmp_path / "ledger.jsonl").write_bytes(b"\n".join(held.split(b"\n")[:3]) + b"\n")
+    with pytest.raises(InputError, match="says nothing of round 2"):
+        spent(tmp_path)
     (tmp_path / "config.toml").unlink()
+    (tmp_path / "ledger.jsonl").write_bytes(held)
     with pytest.raises(InputError, match="give --delta"):
         spent(tmp_path)
     with pytest.raises(InputError, match="no ledger"):

@@ -11,7 +11,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from conftest import small
-from made_suite import made, phase_grid, write
+from made_suite import made, phase_grid, summed, write
 
 from analysis.claims import suite_claims
 from analysis.report import gather, write_report
@@ -181,9 +181,12 @@ def test_many_folders_share_a_page(census: Path, tmp_path: Path) -> None:
 
 
 def cut(name: str, change: Callable[[str], str]) -> Callable[[Path], None]:
+    """A damage that whoever did it also put into the sums: the tables must show it."""
+
     def damage(folder: Path) -> None:
         file = folder / name
         file.write_text(change(file.read_text(encoding="utf-8")), encoding="utf-8")
+        summed(folder)
 
     return damage
 
@@ -210,6 +213,21 @@ DAMAGES = {
     "a list": (cut("suite.json", lambda t: "[]"), "not a JSON object"),
     "a key is missing": (cut("suite.json", lambda t: t.replace('"delta"', '"d"')), "lacks delta"),
 }  # fmt: skip
+
+
+@pytest.mark.parametrize("name", ["runs.csv", "neighbours.csv", "suite.json"])
+def test_a_flipped_bit_is_seen(name: str, tmp_path: Path) -> None:
+    """In a digit, so that the table stays whole and likely."""
+    folder = write(tmp_path / "a", *phase_grid())
+    file, content = folder / name, bytearray((folder / name).read_bytes())
+    place = next(i for i in range(len(content) // 2, len(content)) if chr(content[i]) in "2468")
+    content[place] ^= 1
+    file.write_bytes(content)
+    with pytest.raises(InputError, match=f"{name} is not as .*SHA256SUMS says"):
+        write_report(folder)
+    content[place] ^= 1
+    file.write_bytes(content)
+    assert write_report(folder).exists()
 
 
 @pytest.mark.parametrize("name", DAMAGES)

@@ -20,10 +20,12 @@ from experiments.run import execute
 from fedmuon import config as tables
 from fedmuon.data import load
 from fedmuon.errors import InputError
+from fedmuon.storage import FIXED
 
 ROOT = Path(__file__).resolve().parent.parent
 FILES = {
     "config.toml",
+    "SHA256SUMS",
     "partition.npz",
     "schedule.npy",
     "initial.safetensors",
@@ -38,7 +40,7 @@ def digest(folder: Path) -> dict[str, str]:
     """A hash per file of the run that must not depend on when it was made."""
     return {
         name: hashlib.sha256((folder / name).read_bytes()).hexdigest()
-        for name in FILES - {"rounds.jsonl", "summary.json"}
+        for name in FILES - {"rounds.jsonl", "summary.json", "SHA256SUMS"}
     }
 
 
@@ -161,7 +163,7 @@ def test_a_finished_run_is_left_alone(tmp_path: Path) -> None:
     assert digest(tmp_path / "a") == before
 
 
-@pytest.mark.parametrize("victim", ["checkpoint.safetensors", "partition.npz", "schedule.npy"])
+@pytest.mark.parametrize("victim", sorted(FIXED))
 def test_a_damaged_run_is_refused(tmp_path: Path, victim: str) -> None:
     def stop(record: dict) -> None:
         if record["round"] == 5:

@@ -24,6 +24,7 @@ from fedmuon.errors import InputError
 from fedmuon.federated import setup
 from fedmuon.federated.aggregate import begin
 from fedmuon.federated.simulate import simulate
+from fedmuon.files import announce, sealed
 from fedmuon.orthogonalize import lipschitz
 from fedmuon.tasks.matrix import constants
 
@@ -157,7 +158,7 @@ def test_the_run_is_that_of_fedmuon_run(tmp_path: Path) -> None:
         "neighbours.csv",
         "bound.json",
     }
-    for name in names - {"rounds.jsonl", "summary.json"}:
+    for name in names - {"rounds.jsonl", "summary.json", "SHA256SUMS"}:
         assert (tmp_path / "a" / name).read_bytes() == (tmp_path / "b" / name).read_bytes()
 
 
@@ -243,7 +244,7 @@ def test_neighbours_of_another_run_are_refused(tmp_path: Path) -> None:
     execute(small(), tmp_path / "a")
     file = tmp_path / "a" / "neighbours.csv"
     file.write_text(file.read_text().replace("\n0,", "\n5,"))
-    with pytest.raises(InputError, match=r"neighbours\.csv is not of this config"):
+    with pytest.raises(InputError, match=r"neighbours\.csv is not as"):
         execute(None, tmp_path / "a", resume=True)
 
 
@@ -372,7 +373,8 @@ def test_a_run_directory_keeps_its_parameters(tmp_path: Path) -> None:
     shown = CliRunner().invoke(app, ["bound", str(tmp_path / "a"), "--lr", "2"])
     assert isinstance(shown.exception, InputError) and "its own" in str(shown.exception)
     log = tmp_path / "a" / "rounds.jsonl"
-    log.write_text(log.read_text() + '{"round": 8, "dropped": [1]}\n')
+    log.write_text(log.read_text() + sealed({"round": 9, "dropped": [1]}))
+    announce(tmp_path / "a", {log.name: log.read_bytes()})
     assert "dropped out" in command("bound", str(tmp_path / "a"))
 
 

@@ -5,6 +5,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from made_suite import summed
 
 import analysis.studies
 import experiments.studies
@@ -91,6 +92,7 @@ def test_a_study_is_computed_judged_and_told(study: str, tmp_path: Path) -> None
     (part,) = gather(out)
     assert part.title == "Squares" and part.again == f"fedmuon suite {study} --scale full"
     (out / "rows.csv").write_text("n,word,square\n1,a,1\n2,aa,5\n")
+    summed(out)
     assert gather(out)[0].claims[0].holds is False
 
 
@@ -127,5 +129,6 @@ def test_a_folder_of_an_unknown_kind_is_refused(study: str, tmp_path: Path) -> N
     suite.execute(kinds.find(study, None, "small", {}), tmp_path / "out")
     file = tmp_path / "out" / "suite.json"
     file.write_text(file.read_text().replace("made-up", "sharp"))
+    summed(file.parent)
     with pytest.raises(InputError, match="unknown kind 'sharp'"):
         gather(tmp_path / "out")

@@ -5,6 +5,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from made_suite import summed
 from made_training import TINY, read, training
 
 from analysis.report import gather, write_report
@@ -143,5 +144,6 @@ def test_damaged_tables_are_refused(done: Path, tmp_path: Path) -> None:
         (tmp_path / name).write_bytes((done / name).read_bytes())
     lines = (tmp_path / "curves.csv").read_text().splitlines(keepends=True)
     (tmp_path / "curves.csv").write_text("".join(lines[:-1]))
+    summed(tmp_path)
     with pytest.raises(InputError, match="do not belong together"):
         gather(tmp_path)

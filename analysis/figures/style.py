@@ -16,7 +16,7 @@ from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter, LogLocator, MaxNLocator, NullFormatter, NullLocator
 
-from fedmuon.storage import write_bytes
+from fedmuon.files import write_bytes
 
 Columns = Mapping[str, np.ndarray]
 Given = ParamSpec("Given")

@@ -13,6 +13,7 @@ from analysis.columns import MEND, TRIALS, read_csv, read_json
 from analysis.findings import Findings, Picture, circumstances, number
 from analysis.kinds.stability import stands_on
 from fedmuon.errors import InputError
+from fedmuon.files import require_sound
 
 BOUND_KEYS = ("value", "h", "g", "delta", "c_hp", "kind", "l_orth", "n_eff", "gap", "gap_low",
               "gap_high", "status", "assumptions", "refusal")  # fmt: skip
@@ -55,6 +56,7 @@ def findings(folder: Path) -> Findings:
 
 def _mode(folder: Path, neighbours: Columns) -> str:
     """[stability] neighbours of the run; a census that lacks samples is refused."""
+    require_sound(folder, ["config.toml", "partition.npz"])
     try:
         config = tomllib.loads((folder / "config.toml").read_text(encoding="utf-8"))
         mode = str(config["stability"]["neighbours"])

@@ -139,6 +139,7 @@ class Spending:
             "lot": mechanism.lot,
             "delta": goal,
             "unit": "example within its client",
+            "ledger": self.ledger.head,
         }
         if not mechanism.noise:
             note = "Without noise nothing is private: epsilon is infinite."

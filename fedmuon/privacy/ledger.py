@@ -17,12 +17,11 @@ from pathlib import Path
 from typing import Any
 
 from fedmuon.errors import InputError
+from fedmuon.files import AFRESH, mendable
 from fedmuon.privacy.accounting import Answer, account, event
 from fedmuon.privacy.loss import Event
-from fedmuon.storage import mendable
 
 FORMAT = 2
-AFRESH = "start afresh in another folder with --out"
 
 
 @dataclass(frozen=True)

@@ -1,0 +1,131 @@
+"""Files that are written whole or not at all, and that say when they are damaged.
+
+Two kinds of witness: `SHA256SUMS` in a folder, as the command `sha256sum` writes it, names every
+file that no longer changes; every line of a file that grows ends in a check of its own. They find
+accidents, not forgers, who would mend them as well.
+"""
+
+import contextlib
+import hashlib
+import json
+import os
+import tempfile
+import zlib
+from collections.abc import Iterable, Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from fedmuon.errors import InputError
+
+Record = dict[str, Any]
+SUMS, PART = "SHA256SUMS", ".part"
+AFRESH = "start afresh in another folder with --out"
+
+
+@contextlib.contextmanager
+def mendable(path: Path, doing: str) -> Iterator[None]:
+    """Turn the operating system's refusals into one sentence."""
+    try:
+        yield
+    except OSError as error:
+        raise InputError(
+            f"cannot {doing} {path} ({error.strerror}): choose a folder that is writable and has "
+            "room with --out"
+        ) from None
+
+
+def write_bytes(path: Path, content: bytes) -> None:
+    """Replace the file atomically: a reader sees the old bytes or the new ones, never a part."""
+    with mendable(path, "write"):
+        handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.", suffix=PART)
+        try:
+            with os.fdopen(handle, "wb") as file:
+                file.write(content)
+                file.flush()
+                os.fsync(file.fileno())
+            Path(name).replace(path)
+        except BaseException:
+            Path(name).unlink(missing_ok=True)
+            raise
+
+
+def append(path: Path, lines: Iterable[str], durable: bool = False) -> None:
+    """Add lines at the end of a file."""
+    with mendable(path, "write"), path.open("a", encoding="utf-8") as log:
+        log.write("".join(lines))
+        if durable:
+            log.flush()
+            os.fsync(log.fileno())
+
+
+def remove_drafts(folder: Path) -> None:
+    """Remove what killed writers of `write_bytes` left; only whoever holds the folder may."""
+    with mendable(folder, "write to"):
+        for draft in folder.glob(f".*{PART}"):
+            draft.unlink(missing_ok=True)
+
+
+def sealed(record: Record) -> str:
+    """A record as one line of JSON whose last key, `check`, is the CRC-32 of all before it."""
+    body = json.dumps(record)[:-1]
+    return f'{body}, "check": "{crc(body):08x}"}}\n'
+
+
+def unsealed(line: str) -> Record | None:
+    """The record of a sealed line; None where the line is damaged or not sealed."""
+    body, found, _ = line.rpartition(', "check": "')
+    if not found or line != f'{body}{found}{crc(body):08x}"}}\n':
+        return None
+    return json.loads(body + "}")
+
+
+def crc(text: str, before: int = 0) -> int:
+    """The CRC-32 of a text, behind another whose CRC-32 is `before`."""
+    return zlib.crc32(text.encode(), before)
+
+
+def whole_lines(path: Path) -> list[str]:
+    """The lines of a text file, each with its end; none where there is no file.
+
+    A last line that a kill cut off is left out; bytes that are no text become signs that no check
+    agrees with.
+    """
+    if not path.exists():
+        return []
+    with mendable(path, "read"):
+        content = path.read_bytes()
+    text = content[: content.rfind(b"\n") + 1].decode("utf-8", errors="replace")
+    return [line + "\n" for line in text.split("\n")[:-1]]
+
+
+def sums_of(folder: Path) -> dict[str, str]:
+    """File name -> SHA-256, as the folder's SHA256SUMS has them; none without such a file."""
+    entries = [line.rstrip("\n").partition("  ") for line in whole_lines(folder / SUMS)]
+    return {name: digest for digest, _, name in entries}
+
+
+def announce(folder: Path, contents: Mapping[str, bytes]) -> None:
+    """Put the sums of files that are about to be written into SHA256SUMS.
+
+    Sums come first, so that a file beside which no sum stands was never written by us.
+    """
+    sums = sums_of(folder) | {name: digest(content) for name, content in contents.items()}
+    lines = [f"{value}  {name}\n" for name, value in sorted(sums.items())]
+    write_bytes(folder / SUMS, "".join(lines).encode())
+
+
+def digest(content: bytes) -> str:
+    """SHA-256 in hexadecimal digits."""
+    return hashlib.sha256(content).hexdigest()
+
+
+def require_sound(folder: Path, names: Iterable[str]) -> None:
+    """Refuse files that are missing, or other than SHA256SUMS says."""
+    sums = sums_of(folder)
+    for name in names:
+        file = folder / name
+        with mendable(file, "read"):
+            held = digest(file.read_bytes()) if file.exists() else ""
+        if not held or sums.get(name) != held:
+            what = "is not as" if held else "is missing or not as"
+            raise InputError(f"{file} {what} {folder / SUMS} says: it is damaged, so {AFRESH}")

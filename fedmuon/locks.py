@@ -1,0 +1,107 @@
+"""Who writes to a folder: one process at a time, for as long as it lives.
+
+The lock is the operating system's (flock), so it ends with its holder, however that ends. The file
+that carries it says who holds it, and is gone when it was given back.
+"""
+
+import contextlib
+import fcntl
+import os
+import shlex
+import socket
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+from fedmuon.errors import InputError
+from fedmuon.files import mendable
+
+LOCK, DRIVER = ".lock", ".driver.lock"
+PAUSE = 0.1
+_mine: dict[Path, int] = {}  # the locks of this process, and how often each was taken
+_guard = threading.Lock()
+
+
+@contextlib.contextmanager
+def held(folder: Path, name: str = LOCK, patience: float = 0.0) -> Iterator[None]:
+    """Be the only process that writes to the folder, which is made if need be; a process may take
+    its own lock again. Another holder is waited for at most `patience` seconds, then named."""
+    with mendable(folder, "create"):
+        file = folder.resolve() / name
+        made = not folder.exists()
+        folder.mkdir(parents=True, exist_ok=True)
+    with _guard:
+        again = file in _mine
+        _mine[file] = _mine.get(file, 0) + 1
+    try:
+        with contextlib.nullcontext() if again else _locked(file, patience):
+            yield
+    finally:
+        with _guard:
+            _mine[file] -= 1
+            if not _mine[file]:
+                del _mine[file]
+        if made:
+            with contextlib.suppress(OSError):  # it holds something
+                file.parent.rmdir()
+
+
+@contextlib.contextmanager
+def _locked(file: Path, patience: float) -> Iterator[None]:
+    handle, end = _try(file), time.monotonic() + patience
+    while handle is None:
+        if time.monotonic() > end:
+            raise InputError(
+                f"{file.parent} is being written by {_holder(file)}: wait until it has ended, or "
+                "choose another folder with --out"
+            )
+        time.sleep(PAUSE)
+        handle = _try(file)
+    try:
+        os.pwrite(handle, _myself().encode(), 0)
+        yield
+    finally:
+        with contextlib.suppress(OSError):
+            file.unlink(missing_ok=True)
+        os.close(handle)
+
+
+def _try(file: Path) -> int | None:
+    """A handle that holds the lock, or None while somebody else does."""
+    with mendable(file, "lock"):
+        handle = os.open(file, os.O_RDWR | os.O_CREAT, 0o644)
+        try:
+            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            if _is_still(file, handle):
+                os.ftruncate(handle, 0)
+                return handle
+        except BlockingIOError:
+            pass
+        except BaseException:
+            os.close(handle)
+            raise
+        os.close(handle)
+        return None
+
+
+def _is_still(file: Path, handle: int) -> bool:
+    """Whether the file is the one opened: its holder may have removed it in between."""
+    try:
+        return os.path.samestat(file.stat(), os.fstat(handle))
+    except FileNotFoundError:
+        return False
+
+
+def _holder(file: Path) -> str:
+    """Who holds the lock, in words."""
+    try:
+        return file.read_text(encoding="utf-8", errors="replace").strip() or "another process"
+    except OSError:
+        return "another process"
+
+
+def _myself() -> str:
+    command = shlex.join([Path(sys.argv[0]).name, *sys.argv[1:]])
+    return f"process {os.getpid()} on {socket.gethostname()} ({command[:200]})"
