@@ -5,7 +5,6 @@ Ten seconds after a driver's death none of its processes is alive, and no folder
 
 import contextlib
 import os
-import re
 import signal
 import subprocess
 import sys
@@ -18,11 +17,10 @@ from .interrupts import interrupted
 from .jobs import Job
 from .laboratory import OTHER, SAME, Laboratory, Trial, Verdict, improper
 from .nursery import ROOT, Child
+from .processes import MARK, command, marked, places
 
 SHARES = {"ray driver": 8, "ray worker": 4, "ray node": 2, "deployment driver": 5, "supernode": 2}
 SIGNALS = (signal.SIGINT, signal.SIGTERM)
-MARK = "FEDMUON_CHAOS"  # in the environment of all that a trial starts
-FOLDERS = re.compile(rb"/tmp/(?:[^\s\0]*/)?(?:fm-ray-|fedmuon-)[A-Za-z0-9_]+")
 LONG, SOON = 240.0, 10.0  # seconds
 
 
@@ -40,7 +38,7 @@ def scenario(lab: Laboratory) -> None:
             with _marked(lab, f"interrupt: {job.name}", f"{sign.name} at {moment:.3f}") as trial:
                 seconds = moment * lab.reference(job, real=True).seconds
                 trial.verdict = interrupted(trial, job, sign, seconds, real=True)
-                _look_for_rest(trial, set())
+                _look_for_rest(trial)
 
 
 def _job(engine: str) -> Job:
@@ -56,7 +54,7 @@ def _each(lab: Laboratory, kind: str, act: Callable[[Trial, float], Verdict]) ->
         share = (number + draws.random()) / count
         with _marked(lab, f"kill -9: {kind}", f"at {share:.3f} of the time") as trial:
             trial.verdict = act(trial, share)
-            _look_for_rest(trial, set())
+            _look_for_rest(trial)
 
 
 @contextlib.contextmanager
@@ -77,10 +75,10 @@ def _driver(trial: Trial, job: Job, share: float) -> Verdict:
     lab = trial.laboratory
     child = lab.nursery.start(job.start(trial.out), real=True)
     time.sleep(share * lab.reference(job, real=True).seconds)
-    places = _places(trial)
+    left = places(str(trial.folder))
     child.send(signal.SIGKILL)
     child.wait()
-    rest = _rest(trial, places)
+    rest = _rest(trial, left)
     outcome, why = _gone_on(trial, job)
     return (OTHER, rest) if rest else (outcome, why)
 
@@ -92,7 +90,7 @@ def _gone_on(trial: Trial, job: Job) -> Verdict:
     return trial.compare(job)
 
 
-def _rest(trial: Trial, places: set[Path]) -> str:
+def _rest(trial: Trial, folders: set[Path]) -> str:
     """What is left of a dead driver after a while."""
     end = time.monotonic() + SOON
     while (left := _marked_processes(trial)) and time.monotonic() < end:
@@ -100,13 +98,13 @@ def _rest(trial: Trial, places: set[Path]) -> str:
     if left:
         return f"{SOON:g} s later these live on: {sorted(map(_named, left))}"
     time.sleep(0.2)
-    held = [str(place) for place in places if place.exists()]
+    held = [str(place) for place in folders if place.exists()]
     return f"{SOON:g} s later these folders are left: {held}" if held else ""
 
 
-def _look_for_rest(trial: Trial, places: set[Path]) -> None:
+def _look_for_rest(trial: Trial) -> None:
     """Nothing may be left of a trial that ended by itself either."""
-    if trial.verdict[0] != OTHER and (rest := _rest(trial, places)):
+    if trial.verdict[0] != OTHER and (rest := _rest(trial, set())):
         trial.verdict = OTHER, rest
 
 
@@ -132,7 +130,7 @@ def _kill_one(trial: Trial, child: Child, wanted: Callable[[bytes], bool]) -> bo
     """Kill the first process of that kind once a round is done; whether there was one."""
     end, log = time.monotonic() + LONG, trial.out / "rounds.jsonl"
     while time.monotonic() < end and Path(f"/proc/{child.number}").exists():
-        found = [number for number in _marked_processes(trial) if wanted(_command(number))]
+        found = [number for number in _marked_processes(trial) if wanted(command(number))]
         if found and log.exists() and log.stat().st_size:
             os.kill(found[0], signal.SIGKILL)
             return True
@@ -195,36 +193,8 @@ def _awaited(file: Path) -> str:
 
 
 def _marked_processes(trial: Trial) -> list[int]:
-    """Processes alive that this trial has started, however far down."""
-    wanted, found, parents = f"{MARK}={trial.folder}\0".encode(), set(), {}
-    for entry in Path("/proc").glob("[0-9]*"):
-        with contextlib.suppress(OSError):
-            line = (entry / "stat").read_bytes().rpartition(b")")[2].split()
-            if line[0] in b"ZX" or int(entry.name) == os.getpid():
-                continue
-            parents[int(entry.name)] = int(line[1])
-            if wanted in (entry / "environ").read_bytes() + b"\0":
-                found.add(int(entry.name))
-    while more := {one for one, parent in parents.items() if parent in found} - found:
-        found |= more
-    return sorted(found)
-
-
-def _command(number: int) -> bytes:
-    with contextlib.suppress(OSError):
-        return Path(f"/proc/{number}/cmdline").read_bytes()
-    return b""
+    return marked(str(trial.folder))
 
 
 def _named(number: int) -> str:
-    return f"{number} {_command(number)[:80].decode(errors='replace')}".replace("\0", " ")
-
-
-def _places(trial: Trial) -> set[Path]:
-    """Temporary folders that the trial's processes speak of."""
-    found: set[Path] = set()
-    for number in _marked_processes(trial):
-        with contextlib.suppress(OSError):
-            told = Path(f"/proc/{number}/environ").read_bytes() + _command(number)
-            found |= {Path(os.fsdecode(one)) for one in FOLDERS.findall(told)}
-    return {place for place in found if trial.laboratory.place not in place.parents}
+    return f"{number} {command(number)[:80].decode(errors='replace')}".replace("\0", " ")

@@ -7,7 +7,7 @@ import json
 from pathlib import Path
 from typing import Any
 
-CLOCK = {"seconds", "train_seconds", "trajectories_per_second", "share_of_gemm"}
+CLOCK = ("seconds", "per_second", "share_of_gemm")  # parts of names
 SUMS = {"check", "digest"}  # of lines and cells that hold seconds
 PICTURES = {".html", ".png", ".pdf"}  # seconds are drawn and told there
 LISTED = "SHA256SUMS"
@@ -55,12 +55,12 @@ def _read(file: Path) -> Any:
 def timeless(value: Any) -> Any:
     """A record without its seconds."""
     if isinstance(value, dict):
-        return {
-            key: timeless(held)
-            for key, held in value.items()
-            if key not in CLOCK and key not in SUMS
-        }
+        return {key: timeless(held) for key, held in value.items() if not _clocked(key)}
     return [timeless(one) for one in value] if isinstance(value, list) else value
+
+
+def _clocked(key: str) -> bool:
+    return key in SUMS or any(part in key for part in CLOCK)
 
 
 def _listed(file: Path) -> dict[str, bool]:

@@ -52,11 +52,11 @@ class Laboratory:
         """One job of each kind."""
         return jobs.every(self.place / "suites")
 
-    def reference(self, job: Job, **how: bool) -> Reference:
+    def reference(self, job: Job, real: bool = False) -> Reference:
         """The job done undisturbed, once."""
         if job.name not in self._references:
             folder = self.place / f"reference-{len(self._references)}"
-            ended = self.nursery.run(job.start(folder), 300, **how)
+            ended = self.nursery.run(job.start(folder), 300, real=real)
             assert ended.code == 0, f"{job.name} fails undisturbed: {ended}"
             held = contents(folder)
             self._references[job.name] = Reference(folder, held, ended.seconds, ended.out)
@@ -109,9 +109,9 @@ class Trial:
         """Begin with what another folder holds."""
         shutil.copytree(folder, self.out)
 
-    def kill_after(self, arguments: list[str], seconds: float, **how: bool) -> Ended:
+    def kill_after(self, arguments: list[str], seconds: float) -> Ended:
         """Run the command for so long, and end it as a power cut would."""
-        child = self.laboratory.nursery.start(arguments, **how)
+        child = self.laboratory.nursery.start(arguments)
         time.sleep(seconds)
         child.send(signal.SIGKILL)
         return child.wait()

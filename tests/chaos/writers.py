@@ -10,18 +10,17 @@ from .jobs import Job
 from .laboratory import OTHER, Laboratory, Trial, Verdict
 from .nursery import Child, Ended
 
-GAPS = (0.0, 0.3, 0.7)  # of the first one's time, until the second one starts
+STARTS = ((0.0, False), (0.5, True))  # share of the first one's time, whether the second resumes
 NAMED = re.compile(r"process (\d+)")
 
 
 def scenario(lab: Laboratory) -> None:
     """All pairs, the second one now as a new run, now as one that goes on."""
     for first, second in itertools.product(lab.jobs(), repeat=2):
-        for gap in GAPS:
-            for resumed in (False, True):
-                how = f"{second.name}{' --resume' if resumed else ''} after {gap} of {first.name}"
-                with lab.trial("two writers", how) as trial:
-                    trial.verdict = _pair(trial, first, second, gap, resumed)
+        for gap, resumed in STARTS:
+            how = f"{second.name}{' --resume' if resumed else ''} after {gap} of {first.name}"
+            with lab.trial("two writers", how) as trial:
+                trial.verdict = _pair(trial, first, second, gap, resumed)
 
 
 def _pair(trial: Trial, first: Job, second: Job, gap: float, resumed: bool) -> Verdict:
