@@ -8,7 +8,7 @@ from rich.markup import escape
 from rich.table import Table
 
 from analysis.findings import Findings
-from experiments.printable import visible
+from experiments.cli.options import said
 from fedmuon.storage import Record
 
 
@@ -110,7 +110,7 @@ def _numbers(summary: Record) -> Table:
 
 def _said(text: str) -> str:
     """Words of a file as a table may hold them: no markup, no control characters."""
-    return escape(visible(text))
+    return escape(said(text))
 
 
 def suite_tables(found: Findings) -> list[Table]:

@@ -5,8 +5,7 @@ from typing import Annotated
 
 import typer
 
-from experiments.cli.options import console
-from experiments.printable import named
+from experiments.cli.options import console, where
 
 
 def make_text(
@@ -26,4 +25,4 @@ def make_text(
     from fedmuon.data.made_text import make_text as write
 
     for file in write(folder, form, tables, domain, seed):
-        console.print("made up", named(file))
+        console.print("made up", where(file))

@@ -84,7 +84,53 @@ def draw(rng: Random) -> Case:
     case: Case = {"kind": KIND, "what": what, "text": rng.choice(HOSTILE), "at": rng.random()}
     if what == "made":
         changes = {rng.choice(NAMES): _odd(rng) for _ in range(rng.choice((1, 1, 2, 4)))}
-        cells = [cell for table in place.rglob("*.csv") for cell in _cells(table)]
+        cells = [_cell(rng) for _ in range(rng.choice((0, 0, 1, 2)))]
+        case |= {"about": changes, "cells": cells}
+    if what == "stability":
+        file = rng.choice(("bound.json", "summary.json", "neighbours.csv", "config.toml"))
+        case |= {"file": file, "how": mutations.drawn(rng, Path(file).suffix)}
+    return case
+
+
+def perform(case: Case, place: Path) -> Outcome:
+    """Write the report, or the suite's tables, and look into what came out."""
+    if case["what"] == "csv":
+        return _tables(case, place)
+    folder = _folder(case, place)
+    before = snapshot(place)
+    outcome = judged(call(["report", folder.name], place), place, before)
+    pages = [
+        page for page in place.rglob("report.html") if str(page.relative_to(place)) not in before
+    ]
+    found = [odd for page in pages for odd in leaks(page.read_text(encoding="utf-8"))]
+    return other(f"the page holds {found[0]}") if found and outcome.end == "done" else outcome
+
+
+def _folder(case: Case, place: Path) -> Path:
+    from tests import made_suite
+
+    if case["what"] == "stability":
+        held = templates.copied(place.parent, "stability", place)
+        mutations.spoil(held, [{"file": 0.0, **case["how"]}], Path(case["file"]).suffix)
+        return held
+    name = _name(case["text"]) if case["what"] == "folder" else "made"
+    runs, neighbours = made_suite.made(trials=2)
+    for cell in case.get("cells", ()):
+        table = (runs, neighbours)[cell["table"]]
+        column = list(table)[int(cell["column"] * len(table))]
+        table[column] = table[column].astype(object)
+        table[column][0] = cell["text"]
+    return made_suite.write(place / name, runs, neighbours, **case.get("about", {}))
+
+
+def _tables(case: Case, place: Path) -> Outcome:
+    """No cell that a suite writes begins like a formula, unless it is a number."""
+    file = place / f"{_name(case['text'])}.toml"
+    title = base.SUITE.replace("Two by two", "T").replace('"T"', values.quoted(case["text"]), 1)
+    base.write(file, title)
+    before = snapshot(place)
+    outcome = judged(call(["suite", f"./{file.name}", "--out", "out"], place), place, before)
+    cells = [cell for table in place.rglob("*.csv") for cell in _cells(table)]
     odd = [cell for cell in cells if cell[:1] and cell[0] in FORMULAS and not _number(cell)]
     return other(f"a cell is a formula: {odd[0]!r:.80}") if odd else outcome
 
