@@ -49,7 +49,7 @@ def perform(case: Case, place: Path) -> Outcome:
     folder.mkdir()
     samples.MAKERS[case["form"]](folder, case)
     mutations.spoil(folder, case["mutations"])
-    base.write(place / "c.toml", base.toml(base.tables(_layer(case, folder))))
+    base.write(place / "c.toml", base.toml(base.tables(base.READ, _layer(case, folder))))
     before = snapshot(place)
     return judged(call(["run", "c.toml", "--out", "out"], place), place, before)
 

@@ -127,8 +127,9 @@ def _peers(recipe: str, policy: str) -> Peers:
     tables = base.tables(
         {
             "local": {**base.TINY["local"], "recipe": recipe},
-            "engine": {**base.TINY["engine"], "dtype": "float64"},
-        }
+            "engine": {**base.TINY["engine"], "dtype": "float64", "name": "ray"},
+        },
+        base.NO_MAP if recipe.startswith("fedavg") else {},
     )
     tables["faults"] = {
         "policy": f'"{policy}"',
