@@ -22,6 +22,7 @@ from fedmuon.storage import Record, RunDirectory
 
 PATIENCE = 10.0  # seconds for what a killed driver has left behind to end
 logger = logging.getLogger(__name__)
+DEPLOYED = ("engine.name=deployment",)
 DEMO = (  # one process a message and two cores: small, or nobody waits for it
     "data.name=synthetic",
     "data.train=300",

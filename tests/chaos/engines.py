@@ -1,0 +1,200 @@
+"""kill -9 and signals where many processes work: Ray, its workers and nodes; deployments.
+
+Ten seconds after a driver's death none of its processes is alive, and no folder of it is left.
+"""
+
+import contextlib
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+from . import jobs
+from .interrupts import interrupted
+from .jobs import Job
+from .laboratory import OTHER, SAME, Laboratory, Trial, Verdict, improper
+from .nursery import ROOT, Child
+from .processes import MARK, command, marked, places
+
+SHARES = {"ray driver": 8, "ray worker": 4, "ray node": 2, "deployment driver": 5, "supernode": 2}
+SIGNALS = (signal.SIGINT, signal.SIGTERM)
+LONG, SOON = 240.0, 10.0  # seconds
+
+
+def scenario(lab: Laboratory) -> None:
+    """The kills that are left, and two signals an engine."""
+    ray, deployed = _job("ray"), _job("deployment")
+    for job, kind in ((ray, "ray driver"), (deployed, "deployment driver")):
+        _each(lab, kind, lambda trial, share, job=job: _driver(trial, job, share))
+    _each(lab, "ray worker", lambda trial, share: _worker(trial, ray))
+    _each(lab, "ray node", lambda trial, share: _node(trial))
+    _each(lab, "supernode", lambda trial, share: _supernode(trial, deployed))
+    for job in (ray, deployed):
+        for sign in SIGNALS:
+            moment = lab.draws(f"{job.name} {sign}").random()
+            with _marked(lab, f"interrupt: {job.name}", f"{sign.name} at {moment:.3f}") as trial:
+                seconds = moment * lab.reference(job, real=True).seconds
+                trial.verdict = interrupted(trial, job, sign, seconds, real=True)
+                _look_for_rest(trial)
+
+
+def _job(engine: str) -> Job:
+    changes = (f"engine.name={engine}", "faults.deadline=15", "faults.retries=1")
+    few = ("federation.clients=2", "federation.per-round=1", "federation.rounds=3")
+    return jobs.run(*changes, *(few if engine == "deployment" else ()), name=engine)
+
+
+def _each(lab: Laboratory, kind: str, act: Callable[[Trial, float], Verdict]) -> None:
+    draws = lab.draws(kind)
+    count = max(1, round(lab.kills * SHARES[kind] / 100))
+    for number in range(count):
+        share = (number + draws.random()) / count
+        with _marked(lab, f"kill -9: {kind}", f"at {share:.3f} of the time") as trial:
+            trial.verdict = act(trial, share)
+            _look_for_rest(trial)
+
+
+@contextlib.contextmanager
+def _marked(lab: Laboratory, scenario: str, how: str) -> Iterator[Trial]:
+    """A trial whose processes can be found, and are ended with it whatever it leaves."""
+    with lab.trial(scenario, how) as trial:
+        os.environ[MARK] = str(trial.folder)
+        try:
+            yield trial
+        finally:
+            del os.environ[MARK]
+            for number in _marked_processes(trial):
+                with contextlib.suppress(OSError):
+                    os.kill(number, signal.SIGKILL)
+
+
+def _driver(trial: Trial, job: Job, share: float) -> Verdict:
+    lab = trial.laboratory
+    child = lab.nursery.start(job.start(trial.out), real=True)
+    time.sleep(share * lab.reference(job, real=True).seconds)
+    left = places(str(trial.folder))
+    child.send(signal.SIGKILL)
+    child.wait()
+    rest = _rest(trial, left)
+    outcome, why = _gone_on(trial, job)
+    return (OTHER, rest) if rest else (outcome, why)
+
+
+def _gone_on(trial: Trial, job: Job) -> Verdict:
+    ended = trial.laboratory.nursery.run(job.resume(trial.out), LONG, real=True)
+    if ended.code:
+        return OTHER, f"lost: exit code {ended.code}: {ended.err[-1500:]}"
+    return trial.compare(job)
+
+
+def _rest(trial: Trial, folders: set[Path]) -> str:
+    """What is left of a dead driver after a while."""
+    end = time.monotonic() + SOON
+    while (left := _marked_processes(trial)) and time.monotonic() < end:
+        time.sleep(0.1)
+    if left:
+        return f"{SOON:g} s later these live on: {sorted(map(_named, left))}"
+    time.sleep(0.2)
+    held = [str(place) for place in folders if place.exists()]
+    return f"{SOON:g} s later these folders are left: {held}" if held else ""
+
+
+def _look_for_rest(trial: Trial) -> None:
+    """Nothing may be left of a trial that ended by itself either."""
+    if trial.verdict[0] != OTHER and (rest := _rest(trial, set())):
+        trial.verdict = OTHER, rest
+
+
+def _worker(trial: Trial, job: Job) -> Verdict:
+    """A client's process dies in the middle of a run, which asks again and ends by itself."""
+    lab = trial.laboratory
+    lab.reference(job, real=True)
+    child = lab.nursery.start(job.start(trial.out), real=True)
+    killed = _kill_one(trial, child, lambda name: name.startswith(b"ray::"))
+    return _ended(trial, job, child, killed)
+
+
+def _supernode(trial: Trial, job: Job) -> Verdict:
+    """A SuperNode dies and stays dead: the run ends, resumable, or was done without it."""
+    lab = trial.laboratory
+    lab.reference(job, real=True)
+    child = lab.nursery.start(job.start(trial.out), real=True)
+    killed = _kill_one(trial, child, lambda name: b"flower-supernode" in name)
+    return _ended(trial, job, child, killed)
+
+
+def _kill_one(trial: Trial, child: Child, wanted: Callable[[bytes], bool]) -> bool:
+    """Kill the first process of that kind once a round is done; whether there was one."""
+    end, log = time.monotonic() + LONG, trial.out / "rounds.jsonl"
+    while time.monotonic() < end and Path(f"/proc/{child.number}").exists():
+        found = [number for number in _marked_processes(trial) if wanted(command(number))]
+        if found and log.exists() and log.stat().st_size:
+            os.kill(found[0], signal.SIGKILL)
+            return True
+        if (trial.out / "summary.json").exists():
+            return False
+        time.sleep(0.002)
+    return False
+
+
+def _ended(trial: Trial, job: Job, child: Child, killed: bool) -> Verdict:
+    ended = child.wait(LONG)
+    if not killed:
+        return OTHER, f"nothing was there to be killed: {ended}"
+    if ended.code == 0:
+        return trial.compare(job)
+    why = improper(ended, {}, {})
+    return (OTHER, why) if why else _gone_on(trial, job)
+
+
+def _node(trial: Trial) -> Verdict:
+    """Of a cluster of two nodes one dies, and the run ends on the other."""
+    lab, stop = trial.laboratory, trial.folder / "stop"
+    helper = [sys.executable, "-m", "tests.chaos.cluster", str(trial.folder)]
+    cluster = subprocess.Popen(helper, cwd=ROOT, stdout=subprocess.DEVNULL)
+    try:
+        address = _awaited(trial.folder / "address")
+        job = jobs.run(
+            "engine.name=ray", f"engine.ray-address={address}", "federation.rounds=40",
+            "faults.deadline=30", "faults.retries=4", name="cluster",
+        )  # fmt: skip
+        child = lab.nursery.start(job.start(trial.out), real=True)
+        _awaited(trial.out / "rounds.jsonl")
+        (trial.folder / "kill").touch()
+        ended = child.wait(LONG)
+        if ended.code:
+            return OTHER, f"exit code {ended.code}: {ended.err[-1500:]}"
+        own = jobs.run("engine.name=ray", "federation.rounds=40", name="ray, 40 rounds")
+        lab.reference(own, real=True)
+        return _same_model(trial, lab.reference(own).folder)
+    finally:
+        stop.touch()
+        cluster.wait(60)
+
+
+def _same_model(trial: Trial, wanted: Path) -> Verdict:
+    """The config names another address, so only the results are compared."""
+    for name in ("model.safetensors", "momentum.safetensors", "schedule.npy", "partition.npz"):
+        if (trial.out / name).read_bytes() != (wanted / name).read_bytes():
+            return OTHER, f"{name} differs"
+    return SAME, ""
+
+
+def _awaited(file: Path) -> str:
+    end = time.monotonic() + 120
+    while not (file.exists() and file.stat().st_size):
+        if time.monotonic() > end:
+            raise TimeoutError(f"{file} does not come")
+        time.sleep(0.01)
+    return file.read_text()
+
+
+def _marked_processes(trial: Trial) -> list[int]:
+    return marked(str(trial.folder))
+
+
+def _named(number: int) -> str:
+    return f"{number} {command(number)[:80].decode(errors='replace')}".replace("\0", " ")

@@ -1,0 +1,105 @@
+"""What a folder of results holds, without what only the clock and the machine's speed decide."""
+
+import csv
+import hashlib
+import io
+import json
+from pathlib import Path
+from typing import Any
+
+CLOCK = ("seconds", "per_second", "share_of_gemm")  # parts of names
+SUMS = {"check", "digest"}  # of lines and cells that hold seconds
+PICTURES = {".html", ".png", ".pdf"}  # seconds are drawn and told there
+LISTED = "SHA256SUMS"
+Contents = dict[str, Any]
+
+
+def contents(folder: Path, repeated: bool = False) -> Contents:
+    """File -> what it holds. `repeated` private rounds leave more in a ledger, and cost more."""
+    held = {
+        str(file.relative_to(folder)): _read(file)
+        for file in sorted(folder.rglob("*"))
+        if file.is_file() and not _passing(file.relative_to(folder))
+    }
+    if repeated:
+        held = {name: value for name, value in held.items() if Path(name).name != "ledger.jsonl"}
+        for name, value in held.items():
+            if Path(name).name == "summary.json":
+                held[name] = {key: value[key] for key in value if key not in ("privacy", "ledger")}
+    return held
+
+
+def _passing(file: Path) -> bool:
+    """Locks and what a kill leaves half written; and what processes have said."""
+    return any(part.startswith(".") or part == "logs" for part in file.parts)
+
+
+def _read(file: Path) -> Any:
+    if file.suffix in PICTURES:
+        return file.stat().st_size > 0
+    content = file.read_bytes()
+    try:
+        if file.name == LISTED:
+            return _listed(file)
+        if file.suffix == ".jsonl":
+            return [timeless(json.loads(line)) for line in content.splitlines()]
+        if file.suffix == ".json":
+            return timeless(json.loads(content))
+        if file.suffix == ".csv":
+            return [timeless(row) for row in csv.DictReader(io.StringIO(content.decode()))]
+    except (ValueError, KeyError, AttributeError) as error:
+        return f"unreadable: {error}"
+    return hashlib.sha256(content).hexdigest()
+
+
+def timeless(value: Any) -> Any:
+    """A record without its seconds."""
+    if isinstance(value, dict):
+        return {key: timeless(held) for key, held in value.items() if not _clocked(key)}
+    return [timeless(one) for one in value] if isinstance(value, list) else value
+
+
+def _clocked(key: str) -> bool:
+    return key in SUMS or any(part in key for part in CLOCK)
+
+
+def _listed(file: Path) -> dict[str, bool]:
+    """Name -> whether the file is the one that was listed."""
+    lines = [line.split(maxsplit=1) for line in file.read_text().splitlines()]
+    return {
+        name: hashlib.sha256((file.parent / name).read_bytes()).hexdigest() == digest
+        for digest, name in lines
+    }
+
+
+def difference(found: Contents, wanted: Contents) -> str:
+    """Where two folders differ; nothing if they do not."""
+    for name in sorted(set(found) | set(wanted)):
+        if name not in found or name not in wanted:
+            return f"{name} is {'missing' if name not in found else 'new'}"
+        if found[name] != wanted[name]:
+            return f"{name} differs: {_brief(found[name])} for {_brief(wanted[name])}"
+    return ""
+
+
+def _brief(value: Any) -> str:
+    text = json.dumps(value, default=str)
+    return text if len(text) < 300 else f"{text[:140]} ... {text[-140:]}"
+
+
+def digests(folder: Path) -> dict[str, str]:
+    """File -> hash of every byte; but for hidden files, which are locks."""
+    if not folder.exists():
+        return {}
+    return {
+        str(file.relative_to(folder)): hashlib.sha256(file.read_bytes()).hexdigest()
+        for file in folder.rglob("*")
+        if file.is_file() and not any(p.startswith(".") for p in file.relative_to(folder).parts)
+    }
+
+
+def ledger_lines(folder: Path) -> list[bytes]:
+    """The whole lines of a private run's ledger."""
+    file = folder / "ledger.jsonl"
+    content = file.read_bytes() if file.exists() else b""
+    return content[: content.rfind(b"\n") + 1].splitlines(keepends=True)

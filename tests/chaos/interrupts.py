@@ -1,0 +1,48 @@
+"""Ctrl-C and SIGTERM at random moments: a sentence with the command to go on, and that it works."""
+
+import re
+import shlex
+import signal
+import time
+
+from .jobs import Job
+from .laboratory import OTHER, SAME, Laboratory, Trial, Verdict
+
+TRIALS = 6  # of each signal and job
+COMMAND = re.compile(r"fedmuon ((?:run|stability|suite|deploy-demo) .*?--resume)\b")
+
+
+def scenario(lab: Laboratory) -> None:
+    """Every job, both signals."""
+    draws = lab.draws("interrupt")
+    for job in lab.jobs():
+        for sign in (signal.SIGINT, signal.SIGTERM):
+            for number in range(TRIALS):
+                moment = (number + draws.random()) / TRIALS * lab.reference(job).seconds
+                how = f"{sign.name} after {moment:.4f} s"
+                with lab.trial(f"interrupt: {job.name}", how) as trial:
+                    trial.verdict = interrupted(trial, job, sign, moment)
+
+
+def interrupted(
+    trial: Trial, job: Job, sign: signal.Signals, moment: float, real: bool = False
+) -> Verdict:
+    """Interrupt it, do what it says, and compare."""
+    nursery = trial.laboratory.nursery
+    child = nursery.start(job.start(trial.out), real=real)
+    time.sleep(moment)
+    child.send(sign)
+    ended = child.wait()
+    if ended.code == 0:  # it was done
+        return trial.compare(job)
+    if ended.code != 128 + sign:
+        return OTHER, f"exit code {ended.code}: {ended.err[-1500:]}"
+    said = ended.err.strip()
+    found = COMMAND.search(said)
+    if not found or not said.startswith("fedmuon: ") or len(said.splitlines()) != 1:
+        return OTHER, f"not one sentence with the command to go on: {said[-1500:]}"
+    again = nursery.run(shlex.split(found[1]), 240, real=real)
+    if again.code:
+        return OTHER, f"{found[0]} fails with {again.code}: {again.err[-800:]}"
+    outcome, why = trial.compare(job)
+    return (outcome, why) if outcome == SAME else (OTHER, f"after {found[0]}: {why}")

@@ -1,0 +1,158 @@
+"""The commands that are disturbed: small, quick, and one of each kind that writes a folder."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+RUN = (
+    "data.name=synthetic", "data.train=60", "data.test=40", "data.dimension=5", "data.classes=3",
+    "data.minimum=5", "federation.clients=4", "federation.per-round=2", "federation.rounds=8",
+    "federation.seed=3", "local.lr=0.05", "local.steps=1", "orthogonalizer.lambda=0.1",
+    "engine.dtype=float64", "engine.device=cpu", "output.evaluate-every=4",
+    "output.checkpoint-every=2",
+)  # fmt: skip
+PRIVATE = (
+    "local.recipe=dp-sgd", "privacy.epsilon=4", "privacy.lot=5", "privacy.bound=0.2",
+    "privacy.delta=1e-3", "federation.rounds=4",
+)  # fmt: skip
+TRAINING = """
+kind = "training"
+title = "Two recipes"
+data = "synthetic"
+seeds = [0, 1]
+
+[base.data]
+train = 60
+test = 40
+dimension = 5
+classes = 3
+minimum = 5
+
+[base.federation]
+clients = 4
+per-round = 2
+rounds = 5
+
+[base.local]
+steps = 1
+lr = 0.05
+
+[base.engine]
+dtype = "float64"
+device = "cpu"
+
+[base.output]
+evaluate-every = 2
+checkpoint-every = 1
+
+[variants.FedMuon.local]
+recipe = "fedmuon"
+
+[variants.FedAvg.local]
+recipe = "fedavg"
+
+[claims.loss]
+better = "FedMuon"
+than = "FedAvg"
+"""
+STABILITY = """
+title = "Two by one"
+seeds = [0]
+trials = 2
+
+[grid]
+train = [100, 200]
+per-round = [2]
+alpha = [0.5]
+lr = [0.01, 0.05]
+lambda = [0.1]
+
+[base.federation]
+clients = 4
+rounds = 4
+
+[base.data]
+name = "synthetic"
+dimension = 5
+classes = 3
+test = 40
+minimum = 5
+
+[base.engine]
+device = "cpu"
+"""
+STUDY = """
+kind = "rank-dependence"
+title = "Ranks"
+ranks = [2, 4]
+steps = [2, 4]
+seeds = 2
+inputs = 8
+batch = 16
+label-noise = 0.1
+memory = 0.9
+lr-sgd = 1.0
+lr-muon = 0.02
+"""
+SUITES = {"training": TRAINING, "stability": STABILITY, "study": STUDY}
+
+
+@dataclass(frozen=True)
+class Job:
+    """`fedmuon COMMAND GIVEN --out FOLDER`. Secret noise has no bytes to compare with."""
+
+    name: str
+    command: str
+    given: tuple[str, ...]
+    secret: bool = False
+
+    def start(self, out: Path) -> list[str]:
+        """The command line that begins it."""
+        return [self.command, *self.given, "--out", str(out)]
+
+    def resume(self, out: Path) -> list[str]:
+        """The one that goes on with it, or begins it if nothing was written yet."""
+        begun = self.command != "suite" and (out / "config.toml").exists()
+        given = [self.command, "--out", str(out)] if begun else self.start(out)
+        return [*given, "--resume"]
+
+
+def settings(*changes: Sequence[str]) -> tuple[str, ...]:
+    """Tables' keys as options."""
+    return tuple(f"--set={one}" for group in changes for one in group)
+
+
+def run(*changes: str, name: str = "run") -> Job:
+    """A plain run."""
+    return Job(name, "run", settings(RUN, changes))
+
+
+def private(name: str = "private run") -> Job:
+    """Of secret noise."""
+    return Job(name, "run", settings(RUN, PRIVATE), secret=True)
+
+
+def repeatable() -> Job:
+    """A private run whose noise follows from the seed, so that bytes can be compared."""
+    changes = ("privacy.insecure-reproducible-noise=true",)
+    return Job("repeatable run", "run", settings(RUN, PRIVATE, changes))
+
+
+def census() -> Job:
+    """A run and all of its neighbours, in several stacks."""
+    return Job("census", "stability", (*settings(RUN, ["stability.neighbours=all"]),))
+
+
+def suite(place: Path, kind: str) -> Job:
+    """A suite of that kind, whose file is written to `place`."""
+    place.mkdir(parents=True, exist_ok=True)
+    file = place / f"{kind}.toml"
+    file.write_text(SUITES[kind])
+    data = () if kind != "stability" else ("--data", "synthetic")
+    return Job(f"suite: {kind}", "suite", (str(file), *data))
+
+
+def every(place: Path) -> list[Job]:
+    """One of each; suites' files are written to `place`."""
+    suites = [suite(place, kind) for kind in SUITES]
+    return [run(), private(), repeatable(), census(), *suites]

@@ -1,0 +1,174 @@
+"""What all scenarios share: references, how a trial is judged, and the table of all of them."""
+
+import contextlib
+import json
+import random
+import shutil
+import signal
+import sys
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from . import jobs
+from .folders import Contents, contents, difference, digests, ledger_lines
+from .jobs import Job
+from .nursery import HUNG, Ended, Nursery
+
+SAME, REFUSED, OTHER = "same bytes", "refused", "other"
+Verdict = tuple[str, str]  # one of these, and why
+GOES_ON = 5  # times that an interrupted command is asked to go on before that counts as a failure
+
+
+@dataclass(frozen=True)
+class Reference:
+    """What a job gives when nothing disturbs it, and how long that takes."""
+
+    folder: Path
+    held: Contents
+    seconds: float
+    out: str
+
+
+@dataclass
+class Laboratory:
+    """A place for trials. Everything that is drawn comes of the seed."""
+
+    place: Path
+    nursery: Nursery
+    seed: int
+    kills: int
+    table: dict[str, Counter[str]] = field(default_factory=dict)
+    findings: list[str] = field(default_factory=list)
+    _references: dict[str, Reference] = field(default_factory=dict)
+
+    def draws(self, scenario: str) -> random.Random:
+        """Random numbers of one scenario, whichever others run."""
+        return random.Random(f"{self.seed} {scenario}")
+
+    def jobs(self) -> list[Job]:
+        """One job of each kind."""
+        return jobs.every(self.place / "suites")
+
+    def reference(self, job: Job, real: bool = False) -> Reference:
+        """The job done undisturbed, once."""
+        if job.name not in self._references:
+            folder = self.place / f"reference-{len(self._references)}"
+            ended = self.nursery.run(job.start(folder), 300, real=real)
+            assert ended.code == 0, f"{job.name} fails undisturbed: {ended}"
+            held = contents(folder)
+            self._references[job.name] = Reference(folder, held, ended.seconds, ended.out)
+        return self._references[job.name]
+
+    @contextlib.contextmanager
+    def trial(self, scenario: str, how: str) -> Iterator["Trial"]:
+        """A folder for one trial, which is kept if the trial ends as no trial should."""
+        number = sum(sum(counts.values()) for counts in self.table.values())
+        one = Trial(self, self.place / f"trial-{number}")
+        one.folder.mkdir()
+        try:
+            yield one
+        except Exception as error:
+            one.verdict = OTHER, f"the trial itself failed: {error!r}"
+        self.table.setdefault(scenario, Counter())[one.verdict[0]] += 1
+        if one.verdict[0] != OTHER:
+            shutil.rmtree(one.folder)
+            return
+        said = f"{scenario}, seed {self.seed}: {how}: {one.verdict[1]} (kept: {one.folder})"
+        self.findings.append(said)
+        print(f"OTHER {said}", file=sys.stderr, flush=True)
+
+    def show(self) -> str:
+        """The table of what was tried."""
+        lines = [f"{'scenario':<36}{'tried':>8}{SAME:>12}{REFUSED:>10}{OTHER:>8}"]
+        total: Counter[str] = sum(self.table.values(), Counter())
+        for name, counts in [*self.table.items(), ("all", total)]:
+            numbers = [sum(counts.values()), *(counts[one] for one in (SAME, REFUSED, OTHER))]
+            lines.append(
+                f"{name:<36}{numbers[0]:>8}{numbers[1]:>12}{numbers[2]:>10}{numbers[3]:>8}"
+            )
+        return "\n".join(lines)
+
+
+@dataclass
+class Trial:
+    """One disturbance: `out` is disturbed, then `verdict` says what came of it."""
+
+    laboratory: Laboratory
+    folder: Path
+    verdict: Verdict = (OTHER, "no verdict")
+
+    @property
+    def out(self) -> Path:
+        """The folder that the command writes."""
+        return self.folder / "out"
+
+    def copy(self, folder: Path) -> None:
+        """Begin with what another folder holds."""
+        shutil.copytree(folder, self.out)
+
+    def kill_after(self, arguments: list[str], seconds: float) -> Ended:
+        """Run the command for so long, and end it as a power cut would."""
+        child = self.laboratory.nursery.start(arguments)
+        time.sleep(seconds)
+        child.send(signal.SIGKILL)
+        return child.wait()
+
+    def go_on(self, job: Job, between: Callable[[int], None] = lambda time: None) -> Verdict:
+        """Resume until the job is done, and compare; `between` disturbs it again."""
+        for number in range(GOES_ON):
+            between(number)
+            before, ledger = digests(self.out), ledger_lines(self.out)
+            ended = self.laboratory.nursery.run(job.resume(self.out), 300)
+            if ended.code != 0:
+                why = improper(ended, before, digests(self.out))
+                return (OTHER, why) if why else (REFUSED, ended.err)
+            if ledger_lines(self.out)[: len(ledger)] != ledger:
+                return OTHER, "lines of the ledger were lost or changed"
+            return self.compare(job)
+        return OTHER, f"not done after {GOES_ON} times"
+
+    def compare(self, job: Job) -> Verdict:
+        """The finished job beside its reference; of secret noise, what can be known."""
+        reference = self.laboratory.reference(job)
+        if job.secret:
+            why = self._accounted(reference)
+        else:
+            repeated = (self.out / "ledger.jsonl").exists()
+            wanted = contents(reference.folder, repeated) if repeated else reference.held
+            why = difference(contents(self.out, repeated), wanted)
+        return (OTHER, why) if why else (SAME, "")
+
+    def _accounted(self, reference: Reference) -> str:
+        """What is wrong with a finished private run of secret noise."""
+        found, wanted = contents(self.out), reference.held
+        for name in ("config.toml", "partition.npz", "schedule.npy", "initial.safetensors"):
+            if found.get(name) != wanted[name]:
+                return f"{name} differs"
+        rounds = [(one["round"], one["participants"]) for one in wanted["rounds.jsonl"]]
+        if [(one["round"], one["participants"]) for one in found["rounds.jsonl"]] != rounds:
+            return "rounds.jsonl differs"
+        told = [json.loads(line)["round"] for line in ledger_lines(self.out)[1:]]
+        if not {one[0] - 1 for one in rounds} <= set(told):
+            return f"the ledger has rounds {told}"
+        spent = self.laboratory.nursery.run(["privacy", "spent", str(self.out), "--json"])
+        if spent.code:
+            return f"spent: {spent.err}"
+        clients = {key: one["upper"] for key, one in json.loads(spent.out)["clients"].items()}
+        certified = found["summary.json"]["privacy"]["clients"]
+        return "" if clients == certified else f"spent {clients}, certified {certified}"
+
+
+def improper(ended: Ended, before: dict[str, str], after: dict[str, str]) -> str:
+    """What is wrong with a refusal: nothing, if it is one sentence and touches nothing."""
+    said = ended.err.strip()
+    if ended.code == HUNG:
+        return "it hung"
+    if ended.code != 2 or "Traceback" in said:
+        return f"exit code {ended.code}: {said[-1500:]}"
+    if not said.startswith("fedmuon: ") or len(said.splitlines()) != 1:
+        return f"not one sentence: {said}"
+    changed = [name for name, digest in before.items() if after.get(name) != digest]
+    return f"refused, but changed {changed}: {said}" if changed else ""
