@@ -51,7 +51,7 @@ def _rules(config: Config, what: Task) -> Recipe:
     return recipe(config, what)
 
 
-@lru_cache(maxsize=1)
+@lru_cache(maxsize=2)  # one replica, and a stack of them
 def _template(task: Task, recipe: Recipe, stack: int) -> tuple[Params, States]:
     """Made once for all messages; nobody writes to it."""
     params = task.initial(generator(0, Draw.INITIAL), stack)
