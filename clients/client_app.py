@@ -97,7 +97,9 @@ def evaluate(message: Message, context: Context) -> Message:
 def _client(config: FlatConfig, client: int) -> LoneClient:
     """What the config says of one client, made once per worker process."""
     torch.set_num_threads(int(os.environ.get("FEDMUON_CLIENT_THREADS", "1")))
-    return lone_client(unflatten(dict(config)), client)
+    with distrusted():
+        read = unflatten(dict(config))
+    return lone_client(read, client)
 
 
 def _request(message: Message) -> tuple[FlatConfig, int, int, np.ndarray | None]:

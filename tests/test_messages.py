@@ -1,4 +1,4 @@
-"""What comes in a message was written by a stranger: it is refused in one sentence, or it is sound."""
+"""What comes in a message was written by a stranger: it is sound, or refused in one sentence."""
 
 import tracemalloc
 from collections.abc import Callable, Iterator
@@ -19,6 +19,7 @@ from flwr.app import (
     RecordDict,
 )
 from flwr.serverapp import Grid
+from flwr.supercore.task_identity import TaskIdentity
 
 from clients.client_app import app
 from fedmuon.errors import InputError, Interrupted
@@ -68,7 +69,7 @@ def promise(shape: str, held: int = 0) -> bytes:
 def put(data: bytes, kind: str = "numpy.ndarray", name: str = "model.weight") -> Spoil:
     def spoil(content: RecordDict) -> None:
         arrays = dict(content.array_records["arrays"])
-        arrays[name] = Array("float64", (1, 3, 7), kind, data)
+        arrays[name] = Array("float64", (1, 7, 3), kind, data)
         content["arrays"] = ArrayRecord(arrays)
 
     return spoil
@@ -95,17 +96,17 @@ ARRAYS: dict[str, Spoil] = {
     "an array more": put(npy(np.zeros(1)), name="model.\r\n\x1b[31m" + "x" * 5000),
     "an empty file": put(b""),
     "rubbish": put(b"PK\x03\x04" + bytes(range(256))),
-    "cut": put(npy(np.zeros((1, 3, 7)))[:-5]),
-    "too long": put(npy(np.zeros((1, 3, 7))) + b"0"),
+    "cut": put(npy(np.zeros((1, 7, 3)))[:-5]),
+    "too long": put(npy(np.zeros((1, 7, 3))) + b"0"),
     "objects": put(npy(np.array([[{}]], dtype=object))),
     "words": put(npy(np.array([["a"]]))),
     "dates": put(npy(np.array([["2020-01-01"]], dtype="datetime64[D]"))),
-    "complex": put(npy(np.zeros((1, 3, 7), complex))),
-    "single": put(npy(np.zeros((1, 3, 7), np.float32))),
-    "transposed": put(npy(np.zeros((1, 7, 3)))),
+    "complex": put(npy(np.zeros((1, 7, 3), complex))),
+    "single": put(npy(np.zeros((1, 7, 3), np.float32))),
+    "transposed": put(npy(np.zeros((1, 3, 7)))),
     "a large promise": put(promise("(1000000000000,)")),
     "a promise kept in part": put(promise("(134217728,)", 1000)),
-    "a negative shape": put(promise("(-1, 3, 7)")),
+    "a negative shape": put(promise("(-1, 7, 3)")),
     "a deep header": put(promise("(" * 500)),
     "a long number": put(promise(f"({'9' * 6000},)")),
 }
@@ -122,7 +123,7 @@ REPLIES: dict[str, Spoil] = {
     "no loss": change("metrics", loss=None),
     "a lone loss": change("metrics", loss=0.5),
     "losses too many": change("metrics", loss=[0.5] * 1000),
-    "not finite": put(npy(np.full((1, 3, 7), np.nan))),
+    "not finite": put(npy(np.full((1, 7, 3), np.nan))),
 }
 REQUESTS: dict[str, Spoil] = {
     **ARRAYS,
@@ -142,6 +143,18 @@ REQUESTS: dict[str, Spoil] = {
     "bytes": change("config", **{"data.name": b"synthetic"}),
 }
 BOUND = 8 << 20  # bytes: nothing that a stranger names is allocated
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _somebody() -> Iterator[None]:
+    """Messages have a sender, which Flower's own processes are told at their start."""
+    names = ("_task_id", "_run_id", "_node_id")
+    before = {name: getattr(TaskIdentity, name) for name in names}
+    for name in names:
+        setattr(TaskIdentity, name, 1)
+    yield
+    for name in names:
+        setattr(TaskIdentity, name, before[name])
 
 
 @pytest.fixture(scope="module")

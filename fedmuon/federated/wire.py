@@ -92,8 +92,8 @@ def distrusted() -> Iterator[None]:
     """Whatever a stranger's message breaks is the stranger's fault, and one sentence."""
     try:
         yield
-    except InputError:
-        raise
+    except InputError as error:
+        raise InputError(plain(error, 500)) from None
     except Exception as error:
         said = f"{type(error).__name__}: {plain(error)}"
         raise InputError(f"its message is malformed ({said})") from None
