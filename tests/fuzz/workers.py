@@ -8,10 +8,12 @@ import shutil
 import signal
 import sys
 import time
-from collections.abc import Sequence
+import warnings
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from tests.fuzz.calls import bar
 from tests.fuzz.outcome import Case, Outcome, other
 
 MEMORY = 2 << 30  # bytes that a case may ask for beyond what is loaded
@@ -78,22 +80,43 @@ def _after(
 def _fork(cases: Sequence[Case], share: list[int], folder: Path) -> Child:
     """A child for these cases."""
     reader, writer = os.pipe()
-    sys.stdout.flush()
-    pid = os.fork()
-    if pid:
-        os.close(writer)
-        return Child(pid, reader, list(share))
-    try:
+
+    def work() -> None:
         os.close(reader)
         _limit()
         for number in share:
             outcome = alone(cases[number], folder / f"case-{os.getpid()}-{number}")
             line = json.dumps([number, outcome.end, outcome.why]) + "\n"
             os.write(writer, line.encode())
+
+    pid = _begin(work)
+    os.close(writer)
+    return Child(pid, reader, list(share))
+
+
+def apart(work: Callable[[], None]) -> None:
+    """Do it in a child, so that nothing of it stays in this process."""
+    if os.waitpid(_begin(work), 0)[1]:
+        raise RuntimeError("the child failed, and said why on stderr")
+
+
+def _begin(work: Callable[[], None]) -> int:
+    """The id of a child that does it, barred from processes and networks."""
+    sys.stdout.flush()
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # torch keeps threads, which a child does without
+        pid = os.fork()
+    if pid:
+        return pid
+    status = 1
+    try:
+        bar()
+        work()
+        status = 0
     except BaseException as error:
         os.write(2, f"worker: {error!r}\n".encode())
     finally:
-        os._exit(0)
+        os._exit(status)
 
 
 def alone(case: Case, place: Path) -> Outcome:
