@@ -37,7 +37,7 @@ def perform_all(
     """How each case ended; None for those not begun by `end`."""
     found: list[Outcome | None] = [None] * len(cases)
     shares = [list(range(worker, len(cases), workers)) for worker in range(workers)]
-    children = [_fork(cases, share, folder) for share in shares if share]
+    children = [_fork(cases, share, folder, end) for share in shares if share]
     while children:
         ready, _, _ = select.select([one.pipe for one in children], [], [], 0.5)
         for child in list(children):
@@ -74,17 +74,19 @@ def _after(
     killed = os.WIFSIGNALED(status) and time.monotonic() - child.heard > GRACE
     found[child.left[0]] = other("it hangs" if killed else f"the process died, status {status}")
     rest = child.left[1:]
-    return [_fork(cases, rest, folder)] if rest else []
+    return [_fork(cases, rest, folder, end)] if rest else []
 
 
-def _fork(cases: Sequence[Case], share: list[int], folder: Path) -> Child:
-    """A child for these cases."""
+def _fork(cases: Sequence[Case], share: list[int], folder: Path, end: float) -> Child:
+    """A child for these cases, as far as it gets by `end`."""
     reader, writer = os.pipe()
 
     def work() -> None:
         os.close(reader)
         _limit()
         for number in share:
+            if time.monotonic() > end:
+                return
             outcome = alone(cases[number], folder / f"case-{os.getpid()}-{number}")
             line = json.dumps([number, outcome.end, outcome.why]) + "\n"
             os.write(writer, line.encode())
