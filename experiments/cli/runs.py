@@ -3,6 +3,7 @@
 from typing import Annotated
 
 import typer
+from rich.text import Text
 
 from experiments.cli.options import (
     ConfigFile,
@@ -47,7 +48,7 @@ def run(
     with Progress(console) as progress:
         summary = execute(chosen, folder, resume, progress.watch, progress.begin, verbose)
     console.print(summary_table(summary))
-    console.print(f"Results are in [bold]{folder}[/]")
+    console.print("Results are in", Text(str(folder), style="bold"))
 
 
 def deploy_demo(
@@ -73,7 +74,8 @@ def deploy_demo(
     with Progress(console) as progress:
         summary = deploy(chosen, folder, not insecure, progress.watch, progress.begin)
     console.print(summary_table(summary))
-    console.print(f"Results are in [bold]{folder}[/], what each process said in {folder}/logs")
+    console.print("Results are in", Text(str(folder), style="bold"))
+    console.print("What each process said is in", Text(f"{folder}/logs"))
 
 
 def doctor() -> None:
