@@ -25,7 +25,7 @@ from experiments.deploy import APP, SETTINGS, Deployment, deployed
 from experiments.processes import SCRIPTS, Processes, descendants, free_ports
 from experiments.run import execute
 from fedmuon.config import Config, dump, flatten, unflatten
-from fedmuon.errors import InputError
+from fedmuon.errors import InputError, Interrupted
 from fedmuon.federated import setup
 
 pytestmark = pytest.mark.timeout(400)
@@ -139,7 +139,7 @@ def test_too_few_supernodes_are_one_sentence(deployment: Deployment, tmp_path: P
 @pytest.mark.slow
 def test_an_interrupt_leaves_the_logs_and_nothing_else(tmp_path: Path) -> None:
     started: list[Deployment] = []
-    with pytest.raises(KeyboardInterrupt), deployed(1, False, tmp_path / "logs") as one:
+    with pytest.raises(Interrupted), deployed(1, False, tmp_path / "logs") as one:
         started.append(one)
         os.kill(os.getpid(), signal.SIGTERM)
         time.sleep(10)
