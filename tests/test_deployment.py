@@ -40,14 +40,22 @@ def deployment() -> Iterator[Deployment]:
     with deployed(NODES, secure=True) as one:
         folder = one.processes.folder
         yield one
-    assert not descendants(folder)
-    assert not folder.exists()
+    assert gone(folder)
 
 
 @pytest.fixture(scope="module")
 def stranger(deployment: Deployment) -> subprocess.Popen[bytes]:
     """A SuperNode with a key of its own that nobody registered."""
     return deployment.add_stranger()
+
+
+def gone(folder: Path) -> bool:
+    """Whether all that was started below the folder ends, and the folder with it: what was killed
+    takes a moment of a busy machine."""
+    end = time.monotonic() + 60
+    while descendants(folder) and time.monotonic() < end:
+        time.sleep(0.05)
+    return not descendants(folder) and not folder.exists()
 
 
 def tiny(rounds: int, **tables: dict) -> Config:
@@ -115,10 +123,10 @@ def test_a_supernode_that_dies_and_returns(deployment: Deployment, tmp_path: Pat
 def test_an_unregistered_supernode_is_refused(
     deployment: Deployment, stranger: subprocess.Popen[bytes]
 ) -> None:
-    assert stranger.wait(60) != 0
+    assert stranger.wait(200) != 0
     said = deployment.processes.log(f"supernode-{NODES}")
     assert "Failed to activate" in said and "Receiving" not in said
-    end = time.monotonic() + 60
+    end = time.monotonic() + 200
     while (admitted := deployment.processes.log("superlink").count("Activated node")) < NODES:
         assert time.monotonic() < end
         time.sleep(0.2)
@@ -141,8 +149,7 @@ def test_an_interrupt_leaves_the_logs_and_nothing_else(tmp_path: Path) -> None:
         started.append(one)
         os.kill(os.getpid(), signal.SIGTERM)
         time.sleep(10)
-    folder = started[0].processes.folder
-    assert not descendants(folder) and not folder.exists()
+    assert gone(started[0].processes.folder)
     with socket.socket() as probe:
         assert probe.connect_ex(("127.0.0.1", started[0].port)) != 0
     assert (tmp_path / "logs" / "superlink.log").stat().st_size
@@ -159,14 +166,12 @@ def test_children_in_other_groups_are_ended_too() -> None:
     )
     processes = Processes({})
     processes.start("parent", [sys.executable, "-c", parent])
-    end = time.monotonic() + 30
+    end = time.monotonic() + 200
     while "up" not in processes.log("parent") and time.monotonic() < end:
         time.sleep(0.05)
     assert len(descendants(processes.folder)) == 2
     processes.stop()
-    time.sleep(0.2)
-    assert not descendants(processes.folder)
-    assert not processes.folder.exists()
+    assert gone(processes.folder)
 
 
 def test_every_port_is_another() -> None:
@@ -226,4 +231,4 @@ def test_flwr_run_as_in_the_readme(tmp_path: Path) -> None:
         )
     finally:
         processes.stop()
-    assert not descendants(processes.folder)
+    assert gone(processes.folder)
