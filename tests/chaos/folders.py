@@ -7,7 +7,7 @@ import json
 from pathlib import Path
 from typing import Any
 
-CLOCK = ("seconds", "per_second", "share_of_gemm")  # parts of names
+CLOCK = ("seconds", "per_second", "share_of_gemm", "git_commit")  # parts of names
 SUMS = {"check", "digest"}  # of lines and cells that hold seconds
 PICTURES = {".html", ".png", ".pdf"}  # seconds are drawn and told there
 LISTED = "SHA256SUMS"
@@ -66,10 +66,11 @@ def _clocked(key: str) -> bool:
 def _listed(file: Path) -> dict[str, bool]:
     """Name -> whether the file is the one that was listed."""
     lines = [line.split(maxsplit=1) for line in file.read_text().splitlines()]
-    return {
-        name: hashlib.sha256((file.parent / name).read_bytes()).hexdigest() == digest
-        for digest, name in lines
-    }
+    return {name: _hash(file.parent / name) == digest for digest, name in lines}
+
+
+def _hash(file: Path) -> str:
+    return hashlib.sha256(file.read_bytes()).hexdigest() if file.exists() else ""
 
 
 def difference(found: Contents, wanted: Contents) -> str:
