@@ -5,6 +5,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 BENCH_STAMP := $(VENV)/.installed-bench
+VERIFIED := $(BIN)/pip install --quiet --require-hashes --no-deps
 export FLWR_TELEMETRY_ENABLED := 0
 export FLWR_DISABLE_UPDATE_CHECK := 1
 export RAY_USAGE_STATS_ENABLED := 0
@@ -52,11 +53,21 @@ clean: ## remove the environment, caches and runs
 	rm -rf $(VENV) runs dist build .pytest_cache .ruff_cache .hypothesis
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
-$(STAMP): pyproject.toml constraints.txt
+# Every file is verified by its hash. Of torch, the build that this machine prefers is taken where
+# requirements/ knows it, else the registry's; a build for CUDA needs more.
+$(STAMP): pyproject.toml constraints.txt $(wildcard requirements/*.txt)
 	$(PYTHON) -m venv $(VENV)
-	$(BIN)/pip install --quiet --constraint constraints.txt --editable '.[dev]'
+	$(VERIFIED) -r requirements/build.txt
+	$(BIN)/pip download --quiet --no-deps --only-binary :all: -c constraints.txt -d $(VENV)/torch torch
+	$(VERIFIED) --no-index --find-links $(VENV)/torch -r requirements/torch.txt || \
+	  $(VERIFIED) -r requirements/torch.txt
+	rm -rf $(VENV)/torch
+	if $(BIN)/pip check | grep -q '^torch.* requires \(nvidia\|cuda\)'; then \
+	  $(VERIFIED) -r requirements/cuda.txt; fi
+	$(VERIFIED) --no-build-isolation -r requirements/dev.txt
+	$(BIN)/pip install --quiet --no-deps --no-build-isolation --editable .
 	@touch $@
 
 $(BENCH_STAMP): $(STAMP)
-	$(BIN)/pip install --quiet --constraint constraints.txt --editable '.[bench]'
+	$(VERIFIED) -r requirements/bench.txt
 	@touch $@

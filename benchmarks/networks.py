@@ -20,7 +20,7 @@ from typing import Any
 import numpy as np
 
 from benchmarks.rounds import PEERS, run
-from fedmuon.config import Config, parse
+from fedmuon.config import Config, only_read, parse
 from fedmuon.errors import InputError
 from fedmuon.federated import setup
 from fedmuon.federated.aggregate import begin
@@ -32,16 +32,15 @@ BATCH = 64
 def config(data: str, count: int, recipe: str = "fedavg") -> Config:
     """The job as a config: an even split, so that an epoch is the same for all."""
     train = 12_000 if data == "fashion-mnist" else 4_000
-    return parse(
-        {
-            "data": {"name": data, "train": train, "test": 1_000, "alpha": 1e6},
-            "federation": {"rounds": count},
-            "task": {"name": "network", "model": "cnn"},
-            "local": {"recipe": recipe, "steps": train // 20 // BATCH, "batch": BATCH, "lr": 0.05},
-            "orthogonalizer": {"name": "newton-schulz"},
-            "engine": {"device": "cpu"},
-        }
-    )
+    shared = {
+        "data": {"name": data, "train": train, "test": 1_000, "alpha": 1e6},
+        "federation": {"rounds": count},
+        "task": {"name": "network", "model": "cnn"},
+        "local": {"recipe": recipe, "steps": train // 20 // BATCH, "batch": BATCH, "lr": 0.05},
+        "orthogonalizer": {"name": "newton-schulz"},
+        "engine": {"device": "cpu"},
+    }
+    return parse(only_read(shared))
 
 
 def experiment_of(table: Config) -> Experiment:

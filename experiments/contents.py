@@ -1,13 +1,16 @@
 """A suite's TOML file, as it is for a data set at a scale; what it says is its kind's to read."""
 
+import shlex
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, get_args
 
+from fedmuon.config import Config, only_read, parse
 from fedmuon.data.source import Source
 from fedmuon.errors import InputError
+from fedmuon.reading import is_default, reads, refusal
 from fedmuon.tables import Scalar, read_toml
 
 FOLDER = Path(__file__).parent / "suites"
@@ -40,12 +43,18 @@ class Asked:
     def again(self) -> str:
         """The command that asks for the same."""
         told = [
-            f"--set {table}.{key}={str(value).lower() if isinstance(value, bool) else value}"
+            f"--set {shlex.quote(f'{table}.{key}={_spelled(value)}')}"
             for table, keys in self.changes.items()
             for key, value in keys.items()
         ]
         where = [f"--data {self.data}"] if self.data else []
-        return " ".join(["fedmuon suite", self.name, *where, f"--scale {self.scale}", *told])
+        return " ".join(
+            ["fedmuon suite", shlex.quote(self.name), *where, f"--scale {self.scale}", *told]
+        )
+
+
+def _spelled(value: Scalar) -> str:
+    return str(value).lower() if isinstance(value, bool) else str(value)
 
 
 def read(name: str) -> dict[str, Any]:
@@ -86,6 +95,36 @@ def merged(below: Mapping[str, Any], above: Mapping[str, Any]) -> dict[str, Any]
         if isinstance(below[key], Mapping) and isinstance(above[key], Mapping):
             both[key] = merged(below[key], above[key])
     return both
+
+
+def cell(*layers: Tables) -> Config:
+    """A cell's config: tables, each on top of the one before, without what this cell does not read:
+    what all cells share means "where it is read"."""
+    setting: dict[str, Any] = {}
+    for layer in layers:
+        setting = merged(setting, layer)
+    return parse(only_read(setting))
+
+
+def require_read(place: str, asked: Tables, cells: Sequence[Config]) -> None:
+    """Refuse a key that the place of a suite asks for and none of these cells reads."""
+    for table, keys in asked.items():
+        for key, value in keys.items():
+            name = f"{table}.{key.replace('_', '-')}"
+            useless = not any(reads(config, name) for config in cells)
+            if useless and not is_default(cells[0], name, value):
+                raise InputError(f"{place}: {refusal(cells[0], name, value)}")
+
+
+def require_free(changes: Tables, settled: Mapping[str, str]) -> None:
+    """Refuse changes to keys that the suite itself settles: `table.key` -> where."""
+    for table, keys in changes.items():
+        for key in keys:
+            if where := settled.get(f"{table}.{key}"):
+                raise InputError(
+                    f"--set {table}.{key} has no effect: {where} settles it, so leave it out, or "
+                    "change a copy of the suite's file"
+                )
 
 
 def room(source: Source | None, test: Scalar = TEST) -> tuple[int, int]:

@@ -2,6 +2,7 @@
 
 import datetime
 import ipaddress
+import secrets
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -63,6 +64,23 @@ def make_node_key(file: Path) -> Path:
     public = key.public_key().public_bytes(Encoding.OpenSSH, PublicFormat.OpenSSH)
     Path(f"{file}.pub").write_bytes(public)
     return file
+
+
+def make_secret(file: Path) -> Path:
+    """256 random bits in hexadecimal digits."""
+    _write_secret(file, secrets.token_hex(32).encode())
+    return file
+
+
+def store_control_key(file: Path, address: str, key: Path) -> None:
+    """Let `flwr` show the key to the SuperLink at the address, as if it had logged in there."""
+    from flwr.cli.auth_plugin.oidc_cli_plugin import OidcCliPlugin
+    from flwr.supercore.auth.typing import AccountAuthCredentials
+    from flwr.supercore.credential_store.file_credential_store import FileCredentialStore
+
+    plugin = OidcCliPlugin(address)
+    plugin.store = FileCredentialStore(file)
+    plugin.store_tokens(AccountAuthCredentials(key.read_text(encoding="ascii"), "none"))
 
 
 def _key() -> ec.EllipticCurvePrivateKey:

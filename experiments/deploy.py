@@ -1,40 +1,28 @@
 """`fedmuon deploy-demo`: Flower's deployment on this machine, from first process to last.
 
-One SuperLink and one SuperNode a client run as processes of their own, talk over loopback (with
-TLS and known keys, unless told otherwise) and are stopped with all that they started.
+One SuperLink and one SuperNode a client run as processes of their own (with TLS and known keys,
+unless told otherwise) and are stopped with all that they started, however this process ends.
 """
 
 import contextlib
-import re
+import logging
 import shutil
-import ssl
-import subprocess
-import time
-import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
 
-import tomli_w
-
-from experiments.credentials import make_node_key, make_server_files
-from experiments.processes import Processes, ended_as_interrupted, free_ports
-from experiments.ray_engine import QUIET
-from fedmuon import config as tables
+from experiments.deployment import APP, SETTINGS, Deployment
+from experiments.processes import Processes
+from experiments.signals import interruptible
 from fedmuon.config import Config
 from fedmuon.errors import InputError
 from fedmuon.federated import setup
+from fedmuon.locks import DRIVER, held
 from fedmuon.run import Begin, Watch
 from fedmuon.storage import Record, RunDirectory
 
-APP = Path(__file__).resolve().parent.parent
-HOST, LINK = "127.0.0.1", "demo"
-START, PAUSE = 60.0, 0.1  # seconds
-SETTINGS = {
-    **QUIET,
-    "FLWR_DISABLE_RUNTIME_DEPENDENCY_INSTALLATION": "1",  # the packages are here
-    "FLWR_SUPEREXEC_TASK_POLL_INTERVAL": "0.2",  # seconds; Flower's default is 1
-    "PYTHONUNBUFFERED": "1",
-}
+PATIENCE = 10.0  # seconds for what a killed driver has left behind to end
+logger = logging.getLogger(__name__)
+DEPLOYED = ("engine.name=deployment",)
 DEMO = (  # one process a message and two cores: small, or nobody waits for it
     "data.name=synthetic",
     "data.train=300",
@@ -47,155 +35,6 @@ DEMO = (  # one process a message and two cores: small, or nobody waits for it
 )
 
 
-class Deployment:
-    """A SuperLink and its SuperNodes, one a partition; `deployed` makes one and ends it."""
-
-    def __init__(self, processes: Processes, nodes: int, secure: bool) -> None:
-        self.processes, self.nodes = processes, nodes
-        self._files = make_server_files(processes.folder) if secure else None
-        self.port, *ports = free_ports(1 + nodes)
-        self._superlink = processes.start("superlink", self._superlink_command())
-        self._await_superlink()
-        keys = [self._key(number) for number in range(nodes)] if secure else []
-        self._register([f"{key}.pub" for key in keys])
-        self._supernodes = [
-            self._start_supernode(number, port) for number, port in enumerate(ports)
-        ]
-
-    def execute(
-        self,
-        config: Config,
-        out: Path,
-        watch: Watch = lambda record: None,
-        begun: Begin = lambda done, total: None,
-    ) -> Record:
-        """Run the experiment, or go on with it, in `out`; returns its summary."""
-        directory = RunDirectory(out.resolve())
-        seen = len(directory.records())
-        submitted = self._submit(config, directory.path)
-        begun(seen, config.federation.rounds)
-        for record in self._new_records(submitted, directory, seen, _longest_silence(config)):
-            watch(record)
-        if (summary := directory.summary()) is None:
-            raise InputError(self._why())
-        return summary
-
-    def _new_records(
-        self, submitted: subprocess.Popen[bytes], directory: RunDirectory, seen: int, limit: float
-    ) -> Iterator[Record]:
-        """The rounds as they come, until `flwr run` ends."""
-        ended, end = False, time.monotonic() + limit
-        while not ended:
-            ended = submitted.poll() is not None  # before the last look at the records
-            self._require_superlink()
-            if new := directory.records()[seen:]:
-                seen, end = seen + len(new), time.monotonic() + limit
-                yield from new
-            if time.monotonic() > end:
-                raise InputError(f"the run has been silent for {limit:.0f} s")
-            time.sleep(PAUSE)
-
-    def kill(self, number: int) -> None:
-        """End a SuperNode as a power cut would, with its children."""
-        self.processes.kill(self._supernodes[number], f"supernode-{number}")
-
-    def revive(self, number: int) -> None:
-        """Start a SuperNode again until the SuperLink admits it, which believes for a minute that
-        the dead one still lives."""
-        for _ in range(20):
-            self._supernodes[number] = self._start_supernode(number, free_ports(1)[0])
-            with contextlib.suppress(subprocess.TimeoutExpired):
-                self._supernodes[number].wait(10)
-                continue  # it ended: not admitted yet
-            return
-
-    def add_stranger(self) -> subprocess.Popen[bytes]:
-        """Start a SuperNode whose key nobody registered."""
-        self._key(self.nodes)
-        return self._start_supernode(self.nodes, free_ports(1)[0])
-
-    def _superlink_command(self) -> list[str]:
-        command = ["flower-superlink", "--host", HOST, "--port", str(self.port)]
-        if self._files is None:
-            return [*command, "--insecure"]
-        return [*command, *self._files.options(), "--enable-supernode-auth"]
-
-    def _start_supernode(self, number: int, port: int) -> subprocess.Popen[bytes]:
-        command = ["flower-supernode", "--superlink", f"{HOST}:{self.port}"]
-        command += ["--host", HOST, "--port", str(port)]
-        command += ["--node-config", f"partition-id={number} num-partitions={self.nodes}"]
-        if self._files is None:
-            command += ["--insecure"]
-        else:
-            command += ["--root-certificates", str(self._files.authority), *self._files.options()]
-            command += ["--auth-supernode-private-key", str(self._key_file(number))]
-        return self.processes.start(f"supernode-{number}", command)
-
-    def _await_superlink(self) -> None:
-        """Until it answers over HTTP."""
-        secure, end = self._files is not None, time.monotonic() + START
-        url = f"{'https' if secure else 'http'}://{HOST}:{self.port}/health"
-        trust = ssl.create_default_context(cafile=self._files.authority) if self._files else None
-        while True:
-            self._require_superlink()
-            with contextlib.suppress(OSError):
-                urllib.request.urlopen(url, timeout=5, context=trust).close()
-                return
-            if time.monotonic() > end:
-                raise InputError(f"the SuperLink does not answer after {START:.0f} s")
-            time.sleep(PAUSE)
-
-    def _require_superlink(self) -> None:
-        if (code := self._superlink.poll()) is not None:
-            last = (self.processes.log("superlink").strip().splitlines() or ["no words"])[-1]
-            raise InputError(f"the SuperLink ended (exit code {code}): {last}")
-
-    def _key_file(self, number: int) -> Path:
-        return self.processes.folder / f"supernode-{number}.key"
-
-    def _key(self, number: int) -> Path:
-        return make_node_key(self._key_file(number))
-
-    def _register(self, keys: list[str]) -> None:
-        """Tell the SuperLink which SuperNodes to admit."""
-        calls = [
-            self._flwr(f"register-{number}", "supernode", "register", key, LINK)
-            for number, key in enumerate(keys)
-        ]
-        for call in calls:
-            if call.wait(START) != 0:
-                raise InputError("the SuperLink does not register a SuperNode's key")
-
-    def _submit(self, config: Config, out: Path) -> subprocess.Popen[bytes]:
-        """`flwr run`, which stays until the run has ended."""
-        file = self.processes.folder / "run.toml"
-        file.write_text(tomli_w.dumps({"out": str(out)}) + tables.dump(config), encoding="utf-8")
-        return self._flwr("run", "run", APP, LINK, "--run-config", str(file), "--stream")
-
-    def _flwr(self, name: str, *arguments: str | Path) -> subprocess.Popen[bytes]:
-        """A Flower command that knows this SuperLink, and nothing of the user's own."""
-        link = {"address": f"{HOST}:{self.port}", "insecure": self._files is None}
-        if self._files is not None:
-            link["root-certificates"] = str(self._files.authority)
-        home = self.processes.home(name)
-        home.mkdir(exist_ok=True)
-        known = {"superlink": {"default": LINK, LINK: link}}
-        (home / "config.toml").write_text(tomli_w.dumps(known), encoding="utf-8")
-        return self.processes.start(name, ["flwr", *arguments])
-
-    def _why(self) -> str:
-        """What the ServerApp has said of its end, or the last words of `flwr run`."""
-        said = re.sub(r"\x1b\[[0-9;]*m", "", self.processes.log("run"))
-        sentences = re.findall(r"ERROR\s*:\s*fedmuon: (.*)", said)
-        return sentences[-1] if sentences else f"the run ended without a result: {said[-300:]}"
-
-
-def _longest_silence(config: Config) -> float:
-    """Seconds within which the ServerApp itself gives up, and then some."""
-    faults = config.faults
-    return 2 * START + faults.patience + 2 * (1 + faults.retries) * faults.deadline
-
-
 @contextlib.contextmanager
 def deployed(nodes: int, secure: bool = True, logs: Path | None = None) -> Iterator[Deployment]:
     """A running deployment; at the end it is gone, but for its logs if a folder is given."""
@@ -203,7 +42,7 @@ def deployed(nodes: int, secure: bool = True, logs: Path | None = None) -> Itera
         raise InputError(
             f"{APP} is no source tree, and Flower builds its app from one: use a clone"
         )
-    with ended_as_interrupted():
+    with interruptible():
         processes = Processes(SETTINGS)
         try:
             yield Deployment(processes, nodes, secure)
@@ -222,7 +61,24 @@ def deploy(
     resume: bool = False,
 ) -> Record:
     """Run a config in a deployment of its own; the logs are kept in out/logs."""
-    RunDirectory(out).create(resume)
+    with held(out, DRIVER):
+        _await_writer(out)
+        RunDirectory(out).create(resume)
+        return _deploy(config, out, secure, watch, begun)
+
+
+def _await_writer(out: Path) -> None:
+    """Until nobody writes to the folder: the server of a driver that was killed may still do."""
+    try:
+        with held(out):
+            return
+    except InputError as error:
+        logger.warning("fedmuon: waiting %g s, because %s", PATIENCE, error)
+    with held(out, patience=PATIENCE):
+        pass
+
+
+def _deploy(config: Config, out: Path, secure: bool, watch: Watch, begun: Begin) -> Record:
     engine = config.engine.model_copy(update={"name": "deployment"})
     config = setup.resolve(config.model_copy(update={"engine": engine}))
     try:

@@ -12,11 +12,12 @@ from typing import Annotated, Any
 from pydantic import Field
 
 from experiments import contents
-from experiments.contents import TEST, Tables, merged, room
+from experiments.contents import TEST, Tables, cell, merged, require_free, require_read, room
 from experiments.stack import Stack
-from fedmuon import config as tables
-from fedmuon.config import Count, Natural, Positive
+from fedmuon.config import Config, Count, Natural, Positive
 from fedmuon.data.source import Source
+from fedmuon.errors import InputError
+from fedmuon.reading import reads, refusal
 from fedmuon.tables import Scalar, Table, validate
 
 REPLICAS = 256  # of one stack, at most
@@ -26,6 +27,16 @@ BASE: dict[str, dict[str, Scalar]] = {
     "local": {"recipe": "fedmuon", "steps": 1, "momentum": 0.9},
     "orthogonalizer": {"name": "smoothed-polar"},
     "engine": {"dtype": "float64"},
+}
+SETTLED = {
+    "data.train": "[grid]",
+    "data.alpha": "[grid]",
+    "data.name": "--data",
+    "federation.per-round": "[grid]",
+    "federation.seed": "seeds",
+    "local.lr": "[grid]",
+    "orthogonalizer.lambda": "[grid]",
+    "stability.trials": "trials",
 }
 
 
@@ -75,6 +86,7 @@ def stacks(suite: Suite, source: Source | None, changes: Tables) -> list[Stack]:
 
     Sizes are cut to what the source holds; None is a source without an end.
     """
+    require_free(changes, SETTLED)
     base = merged(merged(BASE, suite.base), changes)
     test, most = room(source, base.get("data", {}).get("test", TEST))
     grid, share = suite.grid, max(1, REPLICAS // (1 + suite.trials))
@@ -90,9 +102,22 @@ def stacks(suite: Suite, source: Source | None, changes: Tables) -> list[Stack]:
             "local": {"lr": pairs[0][0]},
             "orthogonalizer": {"lambda": pairs[0][1]},
         }
-        shared = tables.parse(merged(base, setting))
+        shared = cell(base, setting)
+        _require_used(suite, shared)
         for first in range(0, len(pairs), share):
             several = tuple(pairs[first : first + share])
             stack = Stack(shared, several, suite.trials)
             found.append(dataclasses.replace(stack, config=stack.at(several[0])))
+    require_read("--set", changes, [stack.config for stack in found])
     return found
+
+
+def _require_used(suite: Suite, config: Config) -> None:
+    """Refuse an engine that no stack asks, and several lambdas that no map reads."""
+    if config.engine.name != "inline":
+        raise InputError(
+            f"[engine] name = '{config.engine.name}' has no effect: a stack is one program, so "
+            "leave it out, and spread the stacks with --ray-address"
+        )
+    if len(suite.grid.lambda_) > 1 and not reads(config, "orthogonalizer.lambda"):
+        raise InputError(f"[grid] {refusal(config, 'orthogonalizer.lambda', suite.grid.lambda_)}")

@@ -2,31 +2,28 @@
 
 import contextlib
 import os
-import re
-import shutil
 import signal
 import socket
 import subprocess
 import sysconfig
-import tempfile
-import threading
-import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
-PATIENCE = 10.0  # seconds that a process may take to end by itself
+from experiments.guard import GuardedFolder, descendants, kill
+
 SCRIPTS = sysconfig.get_path("scripts")
 
 
 class Processes:
-    """Commands with a log file and a home each, below one temporary folder.
+    """Commands with a log file and a home each, below one guarded folder.
 
     A child may start children of its own, in other process groups: they are known by the folder,
     which their environment names.
     """
 
     def __init__(self, settings: dict[str, str]) -> None:
-        self.folder = Path(tempfile.mkdtemp(prefix="fedmuon-"))
+        self._guarded = GuardedFolder("fedmuon-")
+        self.folder = self._guarded.path
         self.logs = self.folder / "logs"
         self._settings = settings
         self._running: list[subprocess.Popen[bytes]] = []
@@ -56,22 +53,30 @@ class Processes:
         """What a process has said so far."""
         return (self.logs / f"{name}.log").read_text(encoding="utf-8", errors="replace")
 
-    def kill(self, process: subprocess.Popen[bytes], name: str) -> None:
-        """End a process and all that it started, at once and without a word."""
-        for number in {process.pid, *descendants(self.home(name))}:
-            with contextlib.suppress(ProcessLookupError):
-                os.kill(number, signal.SIGKILL)
-        process.wait()
+    def kill(self, *names: str) -> None:
+        """End the processes of these names and all that they started, at once."""
+        for name in names:
+            kill(descendants(self.home(name)))
+
+    def running(self, name: str, command: str) -> set[int]:
+        """Those processes of this name that run the given command."""
+        found = descendants(self.home(name))
+        return {one for one in found if command.encode() in _command_line(one)}
+
+    def ask_to_end(self, name: str, command: str) -> None:
+        """SIGTERM to these."""
+        for number in self.running(name, command):
+            with contextlib.suppress(OSError):
+                os.kill(number, signal.SIGTERM)
 
     def stop(self) -> None:
-        """End all, the first one last because the others talk to it; then remove the folder."""
-        _end(self._running[1:])
-        _end(self._running[:1])
+        """End all, at once since nothing of theirs is kept, and remove the folder."""
+        self._guarded.close()
+        for process in self._running:
+            if process.poll() is None:  # where there is no /proc, the guard finds nothing
+                os.killpg(process.pid, signal.SIGKILL)
+            process.wait()
         self._running.clear()
-        for number in descendants(self.folder):
-            with contextlib.suppress(ProcessLookupError):
-                os.kill(number, signal.SIGKILL)
-        shutil.rmtree(self.folder, ignore_errors=True)
 
     def _environment(self, name: str) -> dict[str, str]:
         path = os.pathsep.join([SCRIPTS, os.environ.get("PATH", "")])
@@ -79,14 +84,10 @@ class Processes:
         return {**os.environ, **self._settings, **places}
 
 
-def descendants(folder: Path) -> list[int]:
-    """Numbers of the processes whose environment names the folder; none where there is no /proc."""
-    found = []
-    for entry in Path("/proc").glob("[0-9]*/environ"):
-        with contextlib.suppress(OSError):
-            if re.search(rb"=" + re.escape(str(folder).encode()) + rb"(/|\0)", entry.read_bytes()):
-                found.append(int(entry.parent.name))
-    return found
+def _command_line(process: int) -> bytes:
+    with contextlib.suppress(OSError):
+        return Path(f"/proc/{process}/cmdline").read_bytes()
+    return b""
 
 
 def free_ports(count: int) -> list[int]:
@@ -96,31 +97,3 @@ def free_ports(count: int) -> list[int]:
         for each in sockets:
             each.bind(("127.0.0.1", 0))
         return [each.getsockname()[1] for each in sockets]
-
-
-@contextlib.contextmanager
-def ended_as_interrupted() -> Iterator[None]:
-    """Let SIGTERM and SIGHUP unwind the program as Ctrl-C does, so that `finally` blocks run."""
-    ends = (signal.SIGTERM, signal.SIGHUP)
-    if threading.current_thread() is not threading.main_thread():
-        yield
-        return
-    before = [signal.signal(end, signal.default_int_handler) for end in ends]
-    try:
-        yield
-    finally:
-        for end, handler in zip(ends, before, strict=True):
-            signal.signal(end, handler)
-
-
-def _end(processes: Sequence[subprocess.Popen[bytes]]) -> None:
-    """Ask all to end, and kill the groups of those that do not."""
-    for process in processes:
-        process.terminate()
-    end = time.monotonic() + PATIENCE
-    for process in processes:
-        with contextlib.suppress(subprocess.TimeoutExpired):
-            process.wait(max(end - time.monotonic(), 0.0))
-        with contextlib.suppress(ProcessLookupError, PermissionError):
-            os.killpg(process.pid, signal.SIGKILL)
-        process.wait()

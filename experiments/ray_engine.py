@@ -1,19 +1,22 @@
 """`fedmuon run --engine ray`: Flower's simulation, with clients in Ray's worker processes.
 
-A local Ray is started, and stopped with everything it made; a cluster is only joined and left.
+Flower runs in a thread of its own, so that signals, which the main thread hears, do not unwind its
+code and Ray's from the inside: the wish to stop is handed on, and the state is saved, first.
 """
 
 import contextlib
 import logging
 import os
-import shutil
-import tempfile
+import signal
+import threading
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
+from experiments.ray_cluster import QUIET, connected, kill_clients
+from experiments.signals import interruptible
 from fedmuon.config import Config
-from fedmuon.errors import InputError
+from fedmuon.errors import InputError, Interrupted
 from fedmuon.federated.simulate import Engine
 from fedmuon.run import Begin, Run, Watch
 from fedmuon.storage import Record
@@ -23,13 +26,7 @@ if TYPE_CHECKING:
     from flwr.serverapp import Grid
 
 Result = TypeVar("Result")
-QUIET = {
-    "FLWR_TELEMETRY_ENABLED": "0",
-    "FLWR_DISABLE_UPDATE_CHECK": "1",
-    "RAY_USAGE_STATS_ENABLED": "0",
-    "RAY_DEDUP_LOGS": "1",
-    "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",
-}
+SAVING, ENDING = 20.0, 2.0  # seconds for the server to save its state, and for Flower to end
 
 
 @dataclass
@@ -38,6 +35,7 @@ class Outcome(Generic[Result]):
 
     results: list[Result] = field(default_factory=list)
     error: BaseException | None = None
+    done: threading.Event = field(default_factory=threading.Event)
 
 
 def run_on_ray(
@@ -71,7 +69,7 @@ def on_grid(
     client_app: "ClientApp | None" = None,
 ) -> Result:
     """Do `work` as Flower's ServerApp, with a simulated node for each client of the config."""
-    os.environ.update(QUIET)  # read when flwr and ray are imported
+    os.environ.update(QUIET)  # read when flwr is imported
     os.environ["FEDMUON_CLIENT_THREADS"] = str(max(1, int(config.engine.cpus_per_client)))
     from flwr.app import Context
     from flwr.serverapp import ServerApp
@@ -87,23 +85,56 @@ def on_grid(
             outcome.results.append(work(grid))
         except BaseException as error:
             outcome.error = error
+        finally:
+            outcome.done.set()
+
+    def simulate() -> None:
+        run_simulation(
+            server_app=server_app,
+            client_app=client_app or app,
+            num_supernodes=config.federation.clients,
+            backend_config={"client_resources": _resources(config)},
+            verbose_logging=verbose,
+        )
 
     address = config.engine.ray_address
-    with ray_arguments(address, verbose) as started, _folded_logs(verbose):
+    with interruptible(), _folded_logs(verbose), connected(address, verbose):
         try:
-            run_simulation(
-                server_app=server_app,
-                client_app=client_app or app,
-                num_supernodes=config.federation.clients,
-                backend_config={"init_args": started, "client_resources": _resources(config)},
-                verbose_logging=verbose,
-            )
+            _beside(simulate, outcome.done)
         except RuntimeError as error:
             if outcome.error is None and not outcome.results:
                 raise InputError(_why(error, config)) from error
     if outcome.error is not None:
         raise outcome.error
     return outcome.results[0]
+
+
+def _beside(simulate: Callable[[], None], done: threading.Event) -> None:
+    """Flower in a thread; when somebody wants to stop, the server saves its state, then all end."""
+    from server import stopping
+
+    raised: list[Exception] = []
+
+    def main() -> None:
+        try:
+            simulate()
+        except Exception as error:
+            raised.append(error)
+
+    stopping.forget()
+    thread = threading.Thread(target=main, name="flower", daemon=True)
+    thread.start()
+    try:
+        thread.join()
+    except BaseException as wish:
+        stopping.ask(wish.number if isinstance(wish, Interrupted) else signal.SIGINT)
+        done.wait(SAVING)
+        thread.join(ENDING)
+        kill_clients()  # Flower waits for clients that still compute
+        thread.join(ENDING)
+        raise
+    if raised:
+        raise raised[0]
 
 
 def _resources(config: Config) -> dict[str, Any]:
@@ -114,24 +145,6 @@ def _resources(config: Config) -> dict[str, Any]:
         "num_gpus": engine.gpus_per_client,
         "max_restarts": -1,
     }
-
-
-@contextlib.contextmanager
-def ray_arguments(address: str, verbose: bool) -> Iterator[dict[str, Any]]:
-    """Arguments for ray.init; what a local Ray wrote is removed afterwards."""
-    quiet = {"log_to_driver": verbose, "logging_level": "INFO" if verbose else "ERROR"}
-    if address:
-        yield {"address": address, **quiet}
-        return
-    # Ray's sockets live in this folder, and a socket's path may have 107 characters.
-    folder = tempfile.mkdtemp(prefix="fm-ray-", dir="/tmp" if os.name == "posix" else None)
-    try:
-        yield {"_temp_dir": folder, **quiet}
-    finally:
-        import ray
-
-        ray.shutdown()
-        shutil.rmtree(folder, ignore_errors=True)
 
 
 @contextlib.contextmanager
@@ -152,6 +165,6 @@ def _why(error: BaseException, config: Config) -> str:
     engine = config.engine
     return (
         f"the Ray engine could not run ({str(cause).splitlines()[0]}): check [engine] "
-        f"cpus-per-client = {engine.cpus_per_client}, gpus-per-client = {engine.gpus_per_client} "
-        f"and ray-address = '{engine.ray_address}', or see --verbose"
+        f"cpus-per-client = {engine.cpus_per_client} and "
+        f"gpus-per-client = {engine.gpus_per_client}, or see --verbose"
     )

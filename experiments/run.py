@@ -46,9 +46,17 @@ def _agreed(config: Config | None, out: Path) -> Config:
         return config
     RunDirectory(out).require_config()
     there = tables.load(file)
-    if config is not None and setup.resolve(config) != there:
+    if config is not None and _with_noise_of(there, setup.resolve(config)) != there:
         raise InputError(
             f"{file} is another experiment than the config given: leave the config out to resume "
             "it, or choose another folder with --out"
         )
     return there
+
+
+def _with_noise_of(there: Config, given: Config) -> Config:
+    """The config with the noise that was found for the epsilon that it asks for."""
+    if given.privacy.noise or not given.privacy.epsilon:
+        return given
+    privacy = given.privacy.model_copy(update={"noise": there.privacy.noise})
+    return given.model_copy(update={"privacy": privacy})

@@ -14,8 +14,10 @@ ENDS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 @contextlib.contextmanager
 def interruptible() -> Iterator[None]:
     """The first of these signals raises `Interrupted` in the main thread; a second one does what
-    the system does, in case that saving hangs: files are written whole or not at all."""
-    if threading.current_thread() is not threading.main_thread():
+    the system does, in case that saving hangs: files are written whole or not at all. Inside
+    another of its kind it changes nothing."""
+    nested = signal.getsignal(signal.SIGINT) is _unwind
+    if nested or threading.current_thread() is not threading.main_thread():
         yield
         return
     before = [signal.getsignal(end) for end in ENDS]

@@ -28,11 +28,6 @@ def impossible(config: Config) -> list[str]:
             "[data] normalize = 'pixels' leaves the unit ball, where the constants of the matrix "
             "task are proved: use unit or ball, or [task] name = 'network'"
         )
-    if config.task.name == "matrix" and config.local.adjust != "none":
-        problems.append(
-            f"[local] adjust = '{config.local.adjust}' is for networks: the matrix task has one "
-            "matrix, whose scale is lr, so set adjust = 'none'"
-        )
     if 0 < config.local.tail_index <= 1:
         problems.append(
             f"[local] tail-index = {config.local.tail_index} leaves the noise without a mean: "
@@ -61,7 +56,7 @@ def _unreadable(config: Config) -> list[str]:
         problems.append(
             f"[data] normalize = '{data.normalize}' is not for name = '{data.name}': use auto"
         )
-    if task.model == "gpt" and task.width % task.heads:
+    if task.name == "network" and task.model == "gpt" and task.width % task.heads:
         problems.append(
             f"[task] width = {task.width} cannot be shared by heads = {task.heads}: make it a "
             "multiple"

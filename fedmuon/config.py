@@ -9,15 +9,24 @@ from pathlib import Path
 from typing import Annotated, Any, Literal
 
 import tomli_w
-from pydantic import AfterValidator, Field, model_validator
+from pydantic import AfterValidator, Field, ValidationInfo, model_validator
 
 from fedmuon.combinations import impossible
 from fedmuon.names import TEXTS, Model, Orthogonalizer, Recipe, SourceName
+from fedmuon.reading import refusal, unread
 from fedmuon.tables import Scalar, Table, override, read_toml, validate
 
-Count = Annotated[int, Field(ge=1)]
-Natural = Annotated[int, Field(ge=0)]
-Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
+UNFINISHED = {"unfinished": True}  # tables that are to be changed before they are held to anything
+# Numbers that a run can have: counts that end before the first round, sizes that a library's own
+# integers hold, and reals that float32 holds with their squares.
+SAMPLES, ROUNDS, CLIENTS, LARGE = 10**9, 10**6, 10**7, 1e15
+Samples = Annotated[int, Field(ge=1, le=SAMPLES)]
+Count = Annotated[int, Field(ge=1, le=10**6)]
+Natural = Annotated[int, Field(ge=0, le=2**63 - 1)]
+Few = Annotated[int, Field(ge=0, le=1000)]
+Positive = Annotated[float, Field(ge=1 / LARGE, le=LARGE)]
+Amount = Annotated[float, Field(ge=0, le=LARGE)]
+Seconds = Annotated[float, Field(gt=0, le=1e7)]
 Share = Annotated[float, Field(ge=0, le=1)]
 Chance = Annotated[float, Field(gt=0, lt=1)]
 
@@ -26,26 +35,26 @@ class Data(Table):
     """Which samples, and how unevenly their labels fall on the clients."""
 
     name: SourceName = "mnist5k"
-    train: Count = 4000
-    test: Count = 1000
-    alpha: Annotated[float, Field(gt=0)] = 0.5  # Dirichlet concentration; inf is an even split
-    minimum: Count = 10  # samples that every client is guaranteed
+    train: Samples = 4000
+    test: Samples = 1000
+    alpha: Annotated[float, Field(ge=1 / LARGE)] = 0.5  # Dirichlet's; inf is an even split
+    minimum: Samples = 10  # samples that every client is guaranteed
     # unit and ball put samples into the unit ball; pixels divides uint8 images by 255; tokens are
     # left alone; auto is tokens for text, unit for the matrix task and pixels for a network
     normalize: Literal["auto", "unit", "ball", "pixels", "tokens"] = "auto"
     folder: str = ""  # where the files of a local source are, if not in its usual place
     context: Count = 64  # tokens seen by a window of text
     tokenizer: str = ""  # of e2e and dart: a folder with GPT-2's, or empty for bytes
-    dimension: Count = 20  # of `synthetic`
-    classes: Annotated[int, Field(ge=2)] = 4  # of `synthetic`
+    dimension: Samples = 20  # of `synthetic`
+    classes: Annotated[int, Field(ge=2, le=10**6)] = 4  # of `synthetic`
 
 
 class Federation(Table):
     """N clients, K of them a round, R rounds (001, Algorithm 1)."""
 
-    clients: Count = 20
-    per_round: Count = 5
-    rounds: Count = 50
+    clients: Annotated[int, Field(ge=1, le=CLIENTS)] = 20
+    per_round: Annotated[int, Field(ge=1, le=CLIENTS)] = 5
+    rounds: Annotated[int, Field(ge=1, le=ROUNDS)] = 50
     weights: Literal["size", "uniform"] = "size"  # p_i = n_i / n, or 1 / N
     seed: Natural = 0
 
@@ -56,7 +65,7 @@ class TaskTable(Table):
     name: Literal["matrix", "network"] = "matrix"
     model: Model = "cnn"  # of `network`
     width: Count = 128  # of `gpt`, as are the next three
-    depth: Count = 4
+    depth: Annotated[int, Field(ge=1, le=256)] = 4
     heads: Count = 4
     weights: str = ""  # a .safetensors file, or a folder of them, to start from
 
@@ -66,11 +75,11 @@ class Local(Table):
 
     recipe: Recipe = "fedmuon"
     steps: Count = 5
-    batch: Natural = 0  # 0 is the full batch
+    batch: Annotated[int, Field(ge=0, le=SAMPLES)] = 0  # 0 is the full batch
     lr: Positive = 1.0
     momentum: Annotated[float, Field(ge=0, lt=1)] = 0.9  # beta, the memory coefficient
     momentum_form: Literal["ema", "ema-nesterov", "polyak", "nesterov"] = "ema"
-    weight_decay: Annotated[float, Field(ge=0, allow_inf_nan=False)] = 0.0  # decoupled: lr decay X
+    weight_decay: Amount = 0.0  # decoupled: lr decay X
     # heavy-tailed: lr is times, and momentum is, what 002 has for so many steps; tail-index is its
     # alpha, 0 if unknown
     schedule: Literal["constant", "heavy-tailed"] = "constant"
@@ -81,7 +90,7 @@ class Local(Table):
     # all. The others take the step -aux-lr M (sgd), or that of AdamW begun afresh every round.
     route: Literal["hidden", "all-matrices"] = "hidden"
     aux: Literal["sgd", "adamw"] = "sgd"
-    aux_lr: Annotated[float, Field(ge=0, allow_inf_nan=False)] = 0.0  # 0: 0.05, or 1e-3 for adamw
+    aux_lr: Amount = 0.0  # 0: 0.05, or 1e-3 for adamw
     # Scale of a network's orthogonalized [m, n] step, as in torch.optim.Muon: 1,
     # sqrt(max(1, m / n)), or 0.2 sqrt(max(m, n))
     adjust: Literal["none", "original", "match-rms"] = "none"
@@ -92,15 +101,15 @@ class OrthogonalizerTable(Table):
 
     name: Orthogonalizer = "smoothed-polar"
     lambda_: Positive = 1e-4
-    steps: Natural = 5
+    steps: Few = 5
     coefficients: str = "cubic"
     eps: Positive = 1e-7
     normalization: Literal["plus", "max", "unit"] = "plus"
     sigma: Positive = 0.01
     gamma: Positive = 0.1
     rank: Count = 5
-    oversample: Natural = 2
-    power: Natural = 1
+    oversample: Annotated[int, Field(ge=0, le=10**6)] = 2
+    power: Few = 1
     sketch: Literal["gaussian", "kaczmarz"] = "gaussian"
 
 
@@ -113,10 +122,10 @@ class Privacy(Table):
     """
 
     clipping: Literal["block", "flat", "automatic", "automatic-flat"] = "block"
-    bound: Annotated[float, Field(gt=0)] = 1.0  # C; inf clips nothing
-    noise: Annotated[float, Field(ge=0, allow_inf_nan=False)] = 0.0  # sigma
+    bound: Annotated[float, Field(ge=1 / LARGE)] = 1.0  # C; inf clips nothing
+    noise: Amount = 0.0  # sigma
     lot: Positive = 64.0  # samples of a Poisson lot, on average
-    epsilon: Annotated[float, Field(ge=0, allow_inf_nan=False)] = 0.0  # finds `noise`, if that is 0
+    epsilon: Amount = 0.0  # finds `noise`, if that is 0
     delta: Annotated[float, Field(ge=0, lt=1)] = 0.0  # 0: n_i^-1.1, 1e-5 at most
     level: Literal["example", "client"] = "example"
     kappa: Annotated[float, Field(gt=0, le=1)] = 0.7  # gain of DiSK's filter
@@ -133,7 +142,7 @@ class Engine(Table):
     device: str = "auto"
     kernel: Literal["torch", "channels-last", "numpy", "auto"] = "torch"
     cpus_per_client: Positive = 1.0  # of the workers of `ray`
-    gpus_per_client: Annotated[float, Field(ge=0)] = 0.0  # a fraction shares one GPU
+    gpus_per_client: Amount = 0.0  # a fraction shares one GPU
     ray_address: str = ""  # of a running cluster; empty starts a local one
 
 
@@ -145,9 +154,9 @@ class Faults(Table):
     """
 
     policy: Literal["strict", "drop"] = "strict"
-    retries: Natural = 2
-    deadline: Positive = 600.0  # seconds for one attempt
-    patience: Positive = 120.0  # seconds for all nodes to appear at first
+    retries: Few = 2
+    deadline: Seconds = 600.0  # for one attempt
+    patience: Seconds = 120.0  # for all nodes to appear at first
 
 
 def _constant(value: float | str) -> float | str:
@@ -175,8 +184,8 @@ class Stability(Table):
 class Output(Table):
     """How often a run looks at itself, in rounds; the last round always counts."""
 
-    evaluate_every: Count = 10
-    checkpoint_every: Count = 10
+    evaluate_every: Samples = 10
+    checkpoint_every: Samples = 10
 
 
 class Config(Table):
@@ -209,15 +218,29 @@ class Config(Table):
         return {**tables, "data": {**data, "normalize": found}}
 
     @model_validator(mode="after")
-    def _possible(self) -> "Config":
+    def _possible(self, info: ValidationInfo) -> "Config":
+        if info.context == UNFINISHED:
+            return self
         for problem in impossible(self):
             raise ValueError(problem)
+        for name in unread(self):
+            raise ValueError(refusal(self, name))
         return self
 
 
 def parse(tables: Mapping[str, Any]) -> Config:
     """Nested tables -> Config, or InputError with one sentence."""
     return validate(Config, tables)
+
+
+def only_read(tables: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
+    """Nested tables without the keys that nothing reads: what several configs share means "where
+    it is read"."""
+    left_out = unread(validate(Config, tables, UNFINISHED))
+    return {
+        table: {key: value for key, value in keys.items() if f"{table}.{key}" not in left_out}
+        for table, keys in tables.items()
+    }
 
 
 def load(path: Path | None, overrides: Sequence[str] = ()) -> Config:

@@ -13,6 +13,8 @@ from fedmuon.errors import InputError
 
 Scalar = str | int | float | bool
 Model = TypeVar("Model", bound=BaseModel)
+NESTED = "arrays or tables are nested too deeply"
+LONG = 120  # characters of a value in a sentence
 
 
 class Table(BaseModel):
@@ -27,10 +29,13 @@ class Table(BaseModel):
     )
 
 
-def validate(model: type[Model], tables: Mapping[str, Any]) -> Model:
-    """Nested tables -> one of our models, or InputError with one sentence."""
+def validate(
+    model: type[Model], tables: Mapping[str, Any], context: Mapping[str, bool] | None = None
+) -> Model:
+    """Nested tables -> one of our models, or InputError with one sentence; a model's own checks
+    may look at the context."""
     try:
-        return model.model_validate(dict(tables))
+        return model.model_validate(dict(tables), context=context)
     except ValidationError as error:
         found = error.errors(include_url=False)
         odd = [one for one in found if one["type"] == "extra_forbidden"]  # says what is misspelt
@@ -56,7 +61,9 @@ def read_toml(path: Path) -> dict[str, Any]:
         raise InputError(
             f"cannot read the config {path} ({error.strerror}): check the path"
         ) from None
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+    except RecursionError:
+        raise InputError(f"{path} is not valid TOML ({NESTED}): mend it") from None
+    except ValueError as error:  # also a number of more digits than Python reads
         raise InputError(f"{path} is not valid TOML ({error}): mend that line") from None
 
 
@@ -69,6 +76,11 @@ def _override(text: str) -> tuple[str, str, Scalar]:
         return table, key, tomllib.loads(f"value = {value.strip()}")["value"]
     except tomllib.TOMLDecodeError:
         return table, key, value.strip()  # a bare word is a string
+    except RecursionError:
+        why = NESTED
+    except ValueError:
+        why = "the number has too many digits"
+    raise InputError(f"--set {table}.{key} is refused ({why}): give a plain value")
 
 
 def _sentence(model: type[BaseModel], error: ErrorDetails) -> str:
@@ -80,7 +92,21 @@ def _sentence(model: type[BaseModel], error: ErrorDetails) -> str:
         return f"{name} is missing: add it"
     if error["type"] == "value_error":
         return str(error["ctx"]["error"]) if "ctx" in error else error["msg"]
-    return f"{name} = {given!r} is refused: {error['msg'][0].lower()}{error['msg'][1:]}"
+    return f"{name} = {shown(given)} is refused: {error['msg'][0].lower()}{error['msg'][1:]}"
+
+
+def shown(value: Any) -> str:
+    """A value as a sentence has it, cut where it is long."""
+    try:
+        text = repr(value)
+    except ValueError:  # Python prints no number of more than 4300 digits
+        return "a number of thousands of digits"
+    return text if len(text) <= LONG else f"{text[: LONG // 2]}...{text[-LONG // 4 :]}"
+
+
+def attribute(model: type[BaseModel], key: str) -> str:
+    """The attribute that files spell `key`."""
+    return next(name for name, field in model.model_fields.items() if key in (field.alias, name))
 
 
 def _suggestion(model: type[BaseModel], place: list[str]) -> str:

@@ -6,6 +6,8 @@ from collections.abc import Iterable, Sequence
 from flwr.app import Message, MessageType, RecordDict
 from flwr.serverapp import Grid
 
+from server import stopping
+
 FIRST_PAUSE, LAST_PAUSE = 0.005, 0.1  # seconds between looks; small rounds should not wait
 
 
@@ -19,7 +21,7 @@ def exchange(grid: Grid, messages: Sequence[Message], deadline: float) -> dict[i
     replies: dict[int, Message] = {}
     end, pause = time.monotonic() + deadline, FIRST_PAUSE
     while waiting and time.monotonic() < end:
-        time.sleep(pause)
+        stopping.pause(pause)
         found = list(grid.pull_messages(set(waiting)))
         for reply in found:
             replies[waiting.pop(reply.metadata.reply_to_message_id)] = reply
@@ -44,7 +46,7 @@ def meet(
         asked |= present
         if wanted <= set(nodes) or time.monotonic() > end:
             return nodes
-        time.sleep(LAST_PAUSE)
+        stopping.pause(LAST_PAUSE)
 
 
 def _ask(grid: Grid, nodes: Iterable[int], deadline: float) -> dict[int, int]:

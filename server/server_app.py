@@ -13,8 +13,10 @@ from flwr.superlink.grid import InMemoryGrid
 from fedmuon.config import Config, unflatten
 from fedmuon.errors import InputError
 from fedmuon.federated import setup
+from fedmuon.locks import held
 from fedmuon.run import Begin, Run, Watch, drive, prepare
 from fedmuon.storage import Record
+from server import stopping
 from server.strategy import FedMuonStrategy
 
 SIMULATED_PATIENCE = 5.0  # seconds: simulated nodes are there at once
@@ -27,10 +29,11 @@ app = ServerApp()
 def main(grid: Grid, context: Context) -> None:
     """Run the experiment that the run config describes; what the user can mend is one line."""
     try:
-        run = prepare(_config(grid, context), _folder(context), resume=True)
-        log(INFO, "fedmuon writes %s", run.directory.path.resolve())
-        await_nodes(run.config, grid)
-        serve(run, grid)
+        with stopping.heard(), held(_folder(context)):
+            run = prepare(_config(grid, context), _folder(context), resume=True)
+            log(INFO, "fedmuon writes %s", run.directory.path.resolve())
+            await_nodes(run.config, grid)
+            serve(run, grid)
     except InputError as error:
         log(ERROR, "fedmuon: %s", error)
         raise
@@ -66,7 +69,7 @@ def await_nodes(config: Config, grid: Grid) -> None:
                 f"[federation] clients = {wanted}, but the federation has {found} SuperNodes: "
                 f"{mend}, or lower federation.clients"
             )
-        time.sleep(PAUSE)
+        stopping.pause(PAUSE)
 
 
 def _config(grid: Grid, context: Context) -> Config:

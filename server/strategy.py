@@ -5,7 +5,6 @@ sampled as indices from the plan. What a round may not survive is named, counted
 or recorded; it is never a silent change of the schedule.
 """
 
-import time
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from logging import INFO
@@ -23,6 +22,7 @@ from fedmuon.federated.aggregate import ServerState, aggregate, broadcast, mean_
 from fedmuon.federated.local import Reply
 from fedmuon.federated.simulate import Experiment, Fault, Round
 from fedmuon.federated.wire import pack, unpack
+from server import stopping
 from server.exchange import exchange, meet, reason
 
 PAUSE = 2.0  # seconds more before every further attempt: a killed worker needs them to return
@@ -107,7 +107,7 @@ class FedMuonStrategy(Strategy):
         for attempt in range(1 + (table.retries if table.policy == "strict" else 0)):
             missing = [client for client in clients if client not in replies]
             if missing:
-                time.sleep(attempt * PAUSE)
+                stopping.pause(attempt * PAUSE)
                 found, new = self._attempt(grid, missing, attempt)
                 replies |= found
                 faults += new

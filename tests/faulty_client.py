@@ -38,6 +38,8 @@ def train(message: Message, context: Context) -> Message:
 
 def _order(message: Message, context: Context) -> str | None:
     folder = Path(os.environ["FEDMUON_FAULTS"])
+    if not (folder / "orders.json").exists():
+        return None
     order = json.loads((folder / "orders.json").read_text())
     here = int(context.node_config["partition-id"])
     round = message.content.config_records["config"]["round"]

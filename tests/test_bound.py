@@ -27,7 +27,7 @@ from fedmuon.tasks.constants import constants
 ROOT = Path(__file__).resolve().parent.parent
 HEAVY = {"torch", "ray", "flwr", "matplotlib", "sklearn", "scipy", "pandas", "safetensors"}
 MILLION = ["--rounds", "1000000", "--local-steps", "1", "--clients", "1000000", "--per-round", "10",
-           "--size", "1000", "--lr", "1e-6", "--lambda", "0.1"]  # fmt: skip
+           "--size", "1000", "--lr", "1e-6"]  # fmt: skip
 
 
 def loaded(*arguments: str) -> set[str]:
@@ -52,7 +52,7 @@ def loaded(*arguments: str) -> set[str]:
 @pytest.mark.parametrize(
     "more",
     [
-        [],
+        ["--lambda", "0.1"],
         ["--json"],
         ["--json", "--c-hp", "sharp", "--batch", "10"],
         ["--json", "--set", "local.recipe=fedmuon-aligned"],

@@ -3,19 +3,18 @@ cluster of two nodes; and what happens when clients misbehave."""
 
 import json
 import os
-import shutil
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import numpy as np
 import pytest
 import torch
 from conftest import small
+from live_grid import LiveGrid
 from safetensors.numpy import load_file
 
 from experiments import bound
-from experiments.ray_engine import QUIET, engine, on_grid, run_on_ray
+from experiments.ray_engine import QUIET, engine
 from experiments.run import execute
 from experiments.stability import Laboratory, measure
 from experiments.stability import execute as stability
@@ -25,9 +24,6 @@ from fedmuon.federated import setup
 from fedmuon.federated.simulate import Engine
 from fedmuon.run import prepare
 from fedmuon.storage import Record
-
-if TYPE_CHECKING:
-    from flwr.serverapp import Grid
 
 os.environ.update(QUIET)
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
@@ -52,19 +48,28 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     nodes.shutdown()
 
 
+@pytest.fixture(scope="module")
+def live(cluster: str) -> Iterator[LiveGrid]:
+    """Workers of the cluster, warm for all tests, with the ClientApp that misbehaves on order."""
+    from faulty_client import app
+
+    grid = LiveGrid(config(cluster), app)
+    yield grid
+    grid.close()
+
+
 def config(address: str, **given: dict) -> Config:
     given = {table: dict(keys) for table, keys in given.items()}
     given.setdefault("engine", {}).update({"name": "ray", "ray-address": address})
     return small(**given)
 
 
-def on_ray(what: Config, out: Path, faulty: bool = False, resume: bool = False) -> Record:
-    """Run on the cluster, with the misbehaving ClientApp if asked."""
-    if not faulty:
-        return execute(None if resume else what, out, resume)
-    from faulty_client import app
+def on_ray(live: LiveGrid, what: Config, out: Path, resume: bool = False) -> Record:
+    """A run with the live workers."""
+    from server.server_app import serve
 
-    return run_on_ray(prepare(setup.resolve(what), out, resume), client_app=app)
+    run = prepare(setup.resolve(what), out, resume)
+    return live.do(lambda grid: serve(run, grid))
 
 
 def distance(a: Path, b: Path) -> float:
@@ -113,31 +118,6 @@ TEXT = {
     "task": {"name": "network", "model": "gpt", "width": 16, "depth": 1, "heads": 2},
     "local": {"batch": 4, "steps": 2, "lr": 0.01},
 }
-SHARED = {
-    "matrix": MATRICES, "network": NETWORKS, "text": [TEXT], "neighbours": NEIGHBOURS[1:],
-}  # fmt: skip
-
-
-@pytest.fixture(scope="module")
-def shared(cluster: str, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Experiments one after the other through the same two workers, which hold what they cached."""
-    out = tmp_path_factory.mktemp("shared")
-    runs = [
-        prepare(setup.resolve(config(cluster, **tables)), out / f"{kind}{number}", False)
-        for kind, held in SHARED.items()
-        for number, tables in enumerate(held)
-    ]
-
-    def work(grid: "Grid") -> None:
-        from server.server_app import serve
-
-        for run in runs:
-            serve(run, grid)
-            if run.directory.path.name.startswith("neighbours"):
-                _measure(run.directory.path, lambda held: engine(held, grid))
-
-    on_grid(runs[0].config, work)
-    return out
 
 
 def _measure(run: Path, by: Callable[[Config], Engine]) -> None:
@@ -148,8 +128,10 @@ def _measure(run: Path, by: Callable[[Config], Engine]) -> None:
 
 
 @pytest.mark.parametrize("number", range(len(MATRICES)))
-def test_ray_is_inline(shared: Path, tmp_path: Path, number: int) -> None:
-    ray = shared / f"matrix{number}"
+def test_ray_is_inline(live: LiveGrid, tmp_path: Path, number: int) -> None:
+    """One experiment after the other through the same workers, which hold what they cached."""
+    ray = tmp_path / "ray"
+    on_ray(live, small(**MATRICES[number]), ray)
     execute(small(**MATRICES[number]), tmp_path / "inline")
     assert distance(tmp_path / "inline", ray) <= 1e-12
     assert load_file(ray / "model.safetensors")["weight"].std() > 0
@@ -159,7 +141,7 @@ def test_ray_is_inline(shared: Path, tmp_path: Path, number: int) -> None:
 
 
 @pytest.mark.parametrize("number", range(len(NETWORKS)))
-def test_a_network_on_ray_is_that_inline(shared: Path, tmp_path: Path, number: int) -> None:
+def test_a_network_on_ray_is_that_inline(live: LiveGrid, tmp_path: Path, number: int) -> None:
     """A CNN's parameters travel by name. Convolutions and eigenvectors lose more digits: inline
     steps the clients as one stack, whose sums have another order. float32 has 1e-7 to lose, which
     four steps of a smoothed polar map multiply by its slope at small singular values."""
@@ -170,16 +152,18 @@ def test_a_network_on_ray_is_that_inline(shared: Path, tmp_path: Path, number: i
     finally:
         torch.use_deterministic_algorithms(False)
     allowed = 1e-10 if tables["engine"]["dtype"] == "float64" else 1e-4
-    assert distance(tmp_path / "inline", shared / f"network{number}") <= allowed
+    on_ray(live, small(**tables), tmp_path / "ray")
+    assert distance(tmp_path / "inline", tmp_path / "ray") <= allowed
     execute(small(**{**tables, "task": {"name": "network", "model": "mlp"}}), tmp_path / "mlp")
     with pytest.raises(AssertionError):
         distance(tmp_path / "inline", tmp_path / "mlp")
 
 
-def test_a_decoder_on_ray_is_that_inline(shared: Path, tmp_path: Path) -> None:
+def test_a_decoder_on_ray_is_that_inline(live: LiveGrid, tmp_path: Path) -> None:
     """Every client reads the text for itself; fused projections are cut there."""
     execute(small(**TEXT), tmp_path / "inline")
-    assert distance(tmp_path / "inline", shared / "text0") <= 1e-10
+    on_ray(live, small(**TEXT), tmp_path / "ray")
+    assert distance(tmp_path / "inline", tmp_path / "ray") <= 1e-10
 
 
 def same_neighbours(inline: Path, ray: Path) -> None:
@@ -190,34 +174,47 @@ def same_neighbours(inline: Path, ray: Path) -> None:
     assert found[0][:, 4].max() > 1e-6
 
 
-@pytest.mark.parametrize("number", range(len(NEIGHBOURS) - 1))
-def test_neighbours_on_ray_are_those_inline(shared: Path, tmp_path: Path, number: int) -> None:
-    stability(small(**SHARED["neighbours"][number]), tmp_path / "inline")
-    same_neighbours(tmp_path / "inline", shared / f"neighbours{number}")
-
-
-def test_the_stability_command_on_ray_is_that_inline(cluster: str, tmp_path: Path) -> None:
-    stability(small(**NEIGHBOURS[0]), tmp_path / "inline")
-    stability(config(cluster, **NEIGHBOURS[0]), tmp_path / "ray")
+@pytest.mark.parametrize("number", range(1, len(NEIGHBOURS)))
+def test_neighbours_on_ray_are_those_inline(live: LiveGrid, tmp_path: Path, number: int) -> None:
+    what = small(**NEIGHBOURS[number])
+    stability(what, tmp_path / "inline")
+    on_ray(live, what, tmp_path / "ray")
+    live.do(lambda grid: _measure(tmp_path / "ray", lambda held: engine(held, grid)))
     same_neighbours(tmp_path / "inline", tmp_path / "ray")
 
 
-def test_another_seed_is_another_trajectory(cluster: str, tmp_path: Path) -> None:
+def test_another_seed_is_another_trajectory(live: LiveGrid, tmp_path: Path) -> None:
     """Negative control of the agreement."""
     execute(small(), tmp_path / "inline")
-    on_ray(config(cluster, federation={"seed": 4}), tmp_path / "ray")
+    on_ray(live, small(federation={"seed": 4}), tmp_path / "ray")
     assert distance(tmp_path / "inline", tmp_path / "ray") > 1e-3
 
 
-def order(kind: str, times: int) -> dict:
-    """Tell the client that takes part in round 3 to misbehave there."""
-    client = int(setup.plan(small()).participants(3)[1])
+@pytest.fixture
+def order(cluster: str) -> Iterator[Callable[[str, int], dict]]:
+    """Tell a client that takes part in round 3 to misbehave there; the order ends with the test.
+
+    One whose worker ends by it does so in the last round: no other has to wait for the next one.
+    """
     folder = Path(os.environ["FEDMUON_FAULTS"])
-    shutil.rmtree(folder)
-    folder.mkdir()
-    given = {"kind": kind, "client": client, "round": 3, "times": times}
-    (folder / "orders.json").write_text(json.dumps(given))
-    return given
+
+    def given(kind: str, times: int) -> dict:
+        for file in folder.iterdir():
+            file.unlink()
+        round = 7 if kind == "silent" else 3
+        client = int(setup.plan(small()).participants(round)[1])
+        one = {"kind": kind, "client": client, "round": round, "times": times}
+        (folder / "orders.json").write_text(json.dumps(one))
+        return one
+
+    yield given
+    given("none", 0)
+
+
+@pytest.fixture
+def hurried(monkeypatch: pytest.MonkeyPatch) -> None:
+    """No pauses between attempts, which are for workers that have died."""
+    monkeypatch.setattr("server.strategy.PAUSE", 0.0)
 
 
 def faults(run: Path) -> list[dict]:
@@ -233,44 +230,66 @@ WORDS = {
     "silent": "",
     "kill": "Actor",
 }
+LONGEST = {"silent": 6.0}  # seconds that are waited to their end; the others are answered at once
 
 
 @pytest.mark.parametrize("kind", WORDS)
-def test_strict_survives_what_passes(cluster: str, tmp_path: Path, kind: str) -> None:
+def test_strict_survives_what_passes(
+    live: LiveGrid, order: Callable, tmp_path: Path, kind: str, request: pytest.FixtureRequest
+) -> None:
     """One bad attempt: the round is asked again with the same participants, and nothing is lost."""
+    if kind not in ("silent", "kill"):
+        request.getfixturevalue("hurried")
     execute(small(), tmp_path / "inline")
-    what = config(cluster, faults={"deadline": 20.0, "retries": 4})
+    on_ray(live, small(), tmp_path / "warm")  # so that no worker still starts when time is short
     given = order(kind, 1)
-    on_ray(what, tmp_path / "ray", faulty=True)
+    table = {"deadline": LONGEST.get(kind, 60.0), "retries": 6}
+    on_ray(live, small(faults=table), tmp_path / "ray")
     assert distance(tmp_path / "inline", tmp_path / "ray") <= 1e-12
-    fault = faults(tmp_path / "ray")[0]
-    assert fault["client"] == given["client"] and WORDS[kind] in fault["why"]
+    fault = next(one for one in faults(tmp_path / "ray") if one["client"] == given["client"])
+    assert WORDS[kind] in fault["why"]
 
 
-def test_strict_stops_where_it_can_be_resumed(cluster: str, tmp_path: Path) -> None:
+def test_strict_stops_where_it_can_be_resumed(
+    live: LiveGrid, order: Callable, tmp_path: Path, hurried: None
+) -> None:
     execute(small(), tmp_path / "inline")
-    what = config(cluster, faults={"retries": 1})
+    what = small(faults={"retries": 1})
     given = order("raise", 99)
     with pytest.raises(InputError, match=f"round 3 .*client {given['client']}: .*on fire"):
-        on_ray(what, tmp_path / "ray", faulty=True)
+        on_ray(live, what, tmp_path / "ray")
     order("raise", 0)
-    on_ray(what, tmp_path / "ray", faulty=True, resume=True)
+    on_ray(live, what, tmp_path / "ray", resume=True)
     assert distance(tmp_path / "inline", tmp_path / "ray") <= 1e-12
 
 
 @pytest.mark.parametrize("kind", ["raise", "nan", "silent"])
-def test_drop_averages_the_others_and_says_so(cluster: str, tmp_path: Path, kind: str) -> None:
+def test_drop_averages_the_others_and_says_so(
+    live: LiveGrid, order: Callable, tmp_path: Path, kind: str
+) -> None:
     execute(small(), tmp_path / "inline")
-    what = config(cluster, faults={"policy": "drop", "deadline": 20.0})
+    on_ray(live, small(), tmp_path / "warm")
     given = order(kind, 99)
-    summary = on_ray(what, tmp_path / "ray", faulty=True)
+    table = {"policy": "drop", "deadline": LONGEST.get(kind, 60.0)}
+    summary = on_ray(live, small(faults=table), tmp_path / "ray")
     assert summary["rounds_with_drops"] == 1
     lines = [
         json.loads(line) for line in (tmp_path / "ray" / "rounds.jsonl").read_text().splitlines()
     ]
-    assert [line.get("dropped") for line in lines].index([given["client"]]) == 3
-    assert lines[3]["participants"] == setup.plan(small()).participants(3).tolist()
+    assert [line.get("dropped") for line in lines].index([given["client"]]) == given["round"]
+    participants = setup.plan(small()).participants(given["round"]).tolist()
+    assert lines[given["round"]]["participants"] == participants
     assert distance(tmp_path / "inline", tmp_path / "ray") > 1e-6
+
+
+def test_the_stability_command_on_ray_is_that_inline(
+    cluster: str, live: LiveGrid, tmp_path: Path
+) -> None:
+    """The command's own grid, and the sound ClientApp."""
+    live.close()
+    stability(small(**NEIGHBOURS[0]), tmp_path / "inline")
+    stability(config(cluster, **NEIGHBOURS[0]), tmp_path / "ray")
+    same_neighbours(tmp_path / "inline", tmp_path / "ray")
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device on this machine")

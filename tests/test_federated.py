@@ -163,8 +163,8 @@ def test_a_grid_is_a_loop_over_configs() -> None:
 @pytest.mark.parametrize("steps", [1, 3])
 def test_no_neighbour_beats_its_certificate(name: str, steps: int) -> None:
     """||X^R - X'^R||_F <= Delta_i Y_i(C), pathwise, for every neighbour tried."""
-    table = {"name": name, "lambda": 0.05, "eps": 0.1, "gamma": 0.2}
-    config = small(orthogonalizer=table, local={"steps": steps})
+    table = {"lambda": 0.05, "eps": 0.1, "gamma": 0.2}
+    config = small({"orthogonalizer": table}, orthogonalizer={"name": name}, local={"steps": steps})
     source = setup.source(config)
     data = setup.federated_data(config, source)
     neighbours = draw_neighbours(data, source, 40, 1, config.data.normalize)

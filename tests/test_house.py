@@ -18,7 +18,7 @@ MAY_IMPORT = {
 }
 ONLY_IN = {
     "flwr": ("clients", "server", "experiments"),
-    "ray": ("experiments/sweep.py", "experiments/ray_engine.py"),
+    "ray": ("experiments/sweep.py", "experiments/ray_cluster.py"),
     "matplotlib": ("analysis/figures",),
     "typer": ("experiments/cli/",),
     "rich": ("experiments",),

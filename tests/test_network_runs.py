@@ -41,9 +41,7 @@ def digits(model: str = "mlp", **tables: dict) -> Config:
         "task": {"name": "network", "model": model},
         "local": {"steps": 2, "lr": 0.05, "aux-lr": 0.02},
     }
-    for table, keys in tables.items():
-        base.setdefault(table, {}).update(keys)
-    return small(**base)
+    return small(base, **tables)
 
 
 def trained(config: Config, data=None, neighbours=None) -> tuple[NetworkTask, ServerState]:
@@ -280,7 +278,7 @@ def test_samples_reach_a_network_as_pixels() -> None:
     ("tables", "words"),
     [
         ({"data": {"normalize": "pixels"}}, "leaves the unit ball"),
-        ({"local": {"adjust": "original"}}, "is for networks"),
+        ({"local": {"adjust": "original"}}, "only networks read it"),
         ({"local": {"route": "first"}}, "'hidden' or 'all-matrices'"),
         ({"local": {"aux": "adam"}}, "'sgd' or 'adamw'"),
         ({"local": {"aux-lr": -1.0}}, "[local] aux-lr = -1.0"),

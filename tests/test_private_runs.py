@@ -228,7 +228,8 @@ def test_the_users_loop_remembers_what_it_spent() -> None:
         made.step(lot, INPUTS[lot.rows], LABELS[lot.rows])
     other.load_state_dict(made.state_dict())
     assert other.epsilon(1e-5) == made.epsilon(1e-5) and other.epsilon(1e-5).epsilon > 0
-    assert runs.versions()["torch"] == torch.__version__
+    seen, own = runs.versions()["torch"], torch.__version__  # of which only one may name the build
+    assert seen.partition("+")[0] == own.partition("+")[0]
 
 
 def test_a_scheduler_changes_the_step() -> None:

@@ -26,8 +26,7 @@ SGD, ADAMW = torch.optim.SGD, torch.optim.AdamW
 
 def central(**local: Any) -> Config:
     """One client with all data, 4 rounds of 3 steps."""
-    given = {"lr": 0.3, "steps": 3, "momentum": 0.8} | local
-    return small(federation=LONE, local=given)
+    return small({"local": {"lr": 0.3, "steps": 3, "momentum": 0.8}}, federation=LONE, local=local)
 
 
 def by_torch(config: Config, make: type[torch.optim.Optimizer], **options: Any) -> torch.Tensor:

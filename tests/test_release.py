@@ -355,7 +355,7 @@ def test_one_example_moves_the_sums_by_the_sensitivity_at_most(rule: str, kind: 
     batch, clipping = batch_of(1, 36, 3, 0, torch.float32), Clipping(rule, 0.05)
     _, sums = task.clipped([(180.0, near), (-179.0, start)], [batch], clipping)
     moved = math.sqrt(sum(float(value.double().square().sum()) for value in sums.values()))
-    assert moved <= clipping.sensitivity(start) * (1 + 2e-6)  # float32 rounding; slack is 1.2e-4
+    assert moved <= clipping.sensitivity(start) * (1 + 2e-6)  # float32 rounding; slack is 4.9e-4
     assert not clipping.automatic or moved >= clipping.sensitivity(start) * (1 - 2e-6)
     assert clipping.blocks(start) == (1 if rule.endswith("flat") else len(start))
 
@@ -406,7 +406,7 @@ def test_a_release_is_the_sum_over_the_expected_lot() -> None:
 
     sums = {"a": torch.ones(2, 3), "b": torch.zeros(2, 2, 2)}
     found = release(sums, Clipping("block", 0.5), 4.0, 8.0, normal).gradient
-    more = 1 + 1024 * 2.0**-23  # what a norm may exceed C by in float32
+    more = 1 + 4096 * 2.0**-23  # what a norm may exceed C by in float32
     torch.testing.assert_close(
         found["a"], torch.full((2, 3), (1 + 2 * more) / 8), rtol=1e-7, atol=0
     )

@@ -15,8 +15,8 @@ from analysis.timetable import at_seconds, parts
 from experiments import contents, kinds, suite
 from experiments.kinds.training import settings
 from experiments.variants import suite_of
-from fedmuon import config as tables
 from fedmuon.errors import InputError
+from fedmuon.reading import reads
 
 SWEEP = """
 [sweep]
@@ -68,7 +68,8 @@ FedAvg = [0.75, 0.125]
 
 
 def test_a_fixed_variant_runs_once_and_stands_at_every_value(tmp_path: Path) -> None:
-    work = training(tmp_path, TINY + SPELLED, scale="small")
+    named = '[base.orthogonalizer]\nname = "newton-schulz"\n'
+    work = training(tmp_path, TINY + named + SPELLED, scale="small")
     assert [(one.variant, one.x, one.config.orthogonalizer.coefficients) for one in work.cells] == [
         ("FedMuon, E = 1", 1, "taylor-1"), ("FedMuon, E = 1", 2, "taylor-2"),
         ("FedMuon, E = 1", 5, "taylor-5"), ("FedAvg", None, "cubic"),
@@ -183,11 +184,12 @@ def test_every_shipped_suite_can_be_run(name: str, data: str, scale: str) -> Non
     held = {key: value for key, value in whole.items() if key not in ("kind", "data")}
     found = suite_of(contents.at(held, data, scale))
     base = contents.merged(found.base, {"data": {"name": data}})
-    made = [(one, x, tables.parse(setting)) for one, x, setting in settings(found, base, {})]
+    made = [(one, x, contents.cell(setting)) for one, x, setting in settings(found, base, {})]
     assert len(made) >= 2 * len(found.seeds)
     assert {one for one, _, _ in made} == set(found.variants)
-    configs = {config.model_dump_json() for _, _, config in made}
-    assert len(configs) == len(made)  # no two runs are the same
+    key = found.sweep.key if found.sweep else "data.name"
+    told = {(one.model_dump_json(), None if reads(one, key) else x) for _, x, one in made}
+    assert len(told) == len(made)  # no two runs are the same, but for draws beside a swept key
 
 
 def test_the_published_suite_is_the_published_one() -> None:

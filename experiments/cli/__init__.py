@@ -6,7 +6,6 @@ from pathlib import Path
 from typing import Any
 
 import typer
-from rich.console import Console
 
 from experiments.cli.flops import flops
 from experiments.cli.laboratory import bound, report, stability, suite
@@ -55,15 +54,20 @@ def prefer_wide_vectors() -> None:
 
 
 def main(arguments: list[str] | None = None) -> Any:
-    """Entry point: exit code 0 when done, 2 when the user can mend it, 130 when interrupted."""
+    """Entry point: exit code 0 when done, 2 when the user can mend it, 130 or 143 when stopped."""
     prefer_wide_vectors()
-    from fedmuon.errors import InputError
+    from experiments.signals import interruptible
+    from fedmuon.errors import InputError, Interrupted
 
-    try:
-        return app(arguments)
-    except InputError as error:
-        complain(str(error))
-        raise SystemExit(2) from None
-    except KeyboardInterrupt:
-        Console(stderr=True).print("interrupted: go on with [bold]--resume[/]")
-        raise SystemExit(130) from None
+    with interruptible():
+        try:
+            return app(arguments)
+        except InputError as error:
+            complain(str(error))
+            raise SystemExit(2) from None
+        except Interrupted as wish:
+            complain("interrupted, and nothing was written")
+            raise SystemExit(wish.exit_code) from None
+        except MemoryError:
+            complain("the memory of this machine does not suffice: make the experiment smaller")
+            raise SystemExit(2) from None

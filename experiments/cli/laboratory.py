@@ -1,11 +1,11 @@
 """Commands of the stability laboratory: `stability`, `suite`, `report`, `bound`."""
 
+import shlex
 import time
 from pathlib import Path
 from typing import Annotated
 
 import typer
-from rich.text import Text
 
 from experiments.cli.options import (
     ConfigFile,
@@ -16,6 +16,8 @@ from experiments.cli.options import (
     complain,
     console,
     refuse,
+    resumable,
+    where,
 )
 
 
@@ -55,10 +57,10 @@ def stability(
     if chosen and chosen.engine.dtype == "float32":
         complain("float32 hides small perturbations in rounding: prefer engine.dtype=float64")
     folder = chosen_folder(out, chosen, resume)
-    with Progress(console, "neighbours") as progress:
+    with resumable(folder, ["stability"]), Progress(console, "neighbours") as progress:
         record = execute(chosen, folder, resume, progress.watch, progress.begin)
     console.print(verdict_table(folder, record))
-    console.print("Results are in", Text(str(folder), style="bold"))
+    console.print("Results are in", where(folder), soft_wrap=True)
 
 
 def suite(
@@ -100,12 +102,20 @@ def suite(
         from experiments.sweep import Spread
 
         by = Spread(ray_address, cpus, gpus)
-    with Progress(console, work.counted) as progress:
+    again = shlex.split(work.asked.again)[1:] + _spread(ray_address, cpus, gpus)
+    with resumable(folder, again), Progress(console, work.counted) as progress:
         execute(work, folder, resume, by, progress.watch, progress.begin)
     page = write_report(folder)
     for table in suite_tables(*gather(folder)):
         console.print(table)
-    console.print("The report is", Text(str(page), style="bold"))
+    console.print("The report is", where(page), soft_wrap=True)
+
+
+def _spread(address: str | None, cpus: float, gpus: float) -> list[str]:
+    """The options that spread a suite, as they were given."""
+    if not address:
+        return []
+    return ["--ray-address", address, "--cpus", f"{cpus:g}", "--gpus", f"{gpus:g}"]
 
 
 def report(
@@ -119,7 +129,7 @@ def report(
     """
     from analysis.report import write_report
 
-    console.print("The report is", Text(str(write_report(folder)), style="bold"))
+    console.print("The report is", where(write_report(folder)), soft_wrap=True)
 
 
 def bound(

@@ -1,6 +1,9 @@
 """What several commands share: option types, the console, and where results go."""
 
+import contextlib
+import shlex
 import time
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, NoReturn
 
@@ -43,13 +46,38 @@ def chosen_folder(out: Path | None, config: "Config | None", resume: bool = Fals
     return Path("runs") / name
 
 
+@contextlib.contextmanager
+def resumable(folder: Path, command: Sequence[str]) -> Iterator[None]:
+    """Where work on the folder is interrupted, say what was saved and how to go on."""
+    from fedmuon.errors import Interrupted
+
+    try:
+        yield
+    except Interrupted as wish:
+        again = shlex.join(["fedmuon", *command, "--out", str(folder), "--resume"])
+        begun = any(not entry.name.startswith(".") for entry in folder.glob("*"))
+        saved = f"what was finished is saved, go on with: {again}"
+        complain(f"interrupted: {saved if begun else 'nothing was written yet'}")
+        raise SystemExit(wish.exit_code) from None
+
+
 def refuse(sentence: str) -> NoReturn:
     from fedmuon.errors import InputError
 
     raise InputError(sentence)
 
 
+def said(text: object) -> str:
+    """The text as one line that does nothing to a terminal: control characters become visible."""
+    return "".join(one if one.isprintable() else repr(one)[1:-1] for one in str(text))
+
+
+def where(folder: Path) -> Text:
+    """A path to be printed."""
+    return Text(said(folder), style="bold")
+
+
 def complain(sentence: str) -> None:
     """One sentence on stderr; its [brackets] are tables of the config, not markup."""
-    text = Text.assemble(("fedmuon: ", "bold red"), sentence)
+    text = Text.assemble(("fedmuon: ", "bold red"), said(sentence))
     Console(stderr=True).print(text, highlight=False, soft_wrap=True)

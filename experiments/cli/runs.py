@@ -11,6 +11,8 @@ from experiments.cli.options import (
     chosen_config,
     chosen_folder,
     console,
+    resumable,
+    where,
 )
 
 
@@ -44,10 +46,10 @@ def run(
     changes += [f"engine.ray-address={ray_address}"] if ray_address else []
     chosen = chosen_config(config, changes, resume)
     folder = chosen_folder(out, chosen, resume)
-    with Progress(console) as progress:
+    with resumable(folder, ["run"]), Progress(console) as progress:
         summary = execute(chosen, folder, resume, progress.watch, progress.begin, verbose)
     console.print(summary_table(summary))
-    console.print(f"Results are in [bold]{folder}[/]")
+    console.print("Results are in", where(folder), soft_wrap=True)
 
 
 def deploy_demo(
@@ -63,16 +65,18 @@ def deploy_demo(
     Without a config: 3 rounds of 2 of 3 clients on synthetic data.
     Example: [bold]fedmuon deploy-demo --set federation.rounds=5 --out runs/deployed[/]
     """
-    from experiments.deploy import DEMO, deploy
+    from experiments.deploy import DEMO, DEPLOYED, deploy
     from experiments.show import Progress, summary_table
 
-    chosen = chosen_config(config, [*([] if config else DEMO), *(overrides or [])], False)
+    changes = [*DEPLOYED, *([] if config else DEMO), *(overrides or [])]
+    chosen = chosen_config(config, changes, False)
     assert chosen is not None
     folder = chosen_folder(out, chosen)
-    with Progress(console) as progress:
+    with resumable(folder, ["run"]), Progress(console) as progress:
         summary = deploy(chosen, folder, not insecure, progress.watch, progress.begin)
     console.print(summary_table(summary))
-    console.print(f"Results are in [bold]{folder}[/], what each process said in {folder}/logs")
+    console.print("Results are in", where(folder), soft_wrap=True)
+    console.print("What each process said is in", where(folder / "logs"), soft_wrap=True)
 
 
 def doctor() -> None:

@@ -4,9 +4,8 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
-from rich.text import Text
 
-from experiments.cli.options import console
+from experiments.cli.options import console, where
 
 
 def make_text(
@@ -26,4 +25,4 @@ def make_text(
     from fedmuon.data.made_text import make_text as write
 
     for file in write(folder, form, tables, domain, seed):
-        console.print("made up", Text(str(file), style="bold"))
+        console.print("made up", where(file))

@@ -9,11 +9,11 @@ import numpy as np
 import torch
 
 from experiments import grid
-from experiments.contents import PUBLISHED_FOR, Asked, merged
+from experiments.contents import PUBLISHED_FOR, Asked, cell, merged
 from experiments.grid import Published
 from experiments.stack import Stack
 from experiments.suite import Rows, Work
-from fedmuon import config as tables
+from fedmuon.config import Config
 from fedmuon.federated import setup
 from fedmuon.gemm import rate, supported
 from fedmuon.storage import Record
@@ -27,11 +27,12 @@ COMPARED = (
 def work(content: dict[str, Any], asked: Asked) -> "Stability":
     """The suite as stacks of runs that share samples and schedule."""
     suite = grid.parse(content)
-    changes = merged(asked.changes, {"data": {"name": asked.data}})
-    source = None if asked.data == "synthetic" else setup.source(tables.parse(changes))
-    return Stability(
-        asked, "stability", suite.title, grid.stacks(suite, source, changes), suite.published
-    )
+    named = {"data": {"name": asked.data}}
+    read = merged(merged(suite.base, asked.changes), named)
+    source = setup.source(cell({"data": read["data"]})) if asked.data != "synthetic" else None
+    suite = suite.model_copy(update={"base": merged(suite.base, named)})
+    stacks = grid.stacks(suite, source, asked.changes)
+    return Stability(asked, "stability", suite.title, stacks, suite.published)
 
 
 @dataclass(frozen=True)
@@ -114,7 +115,7 @@ def _aggregate(records: list[Record]) -> Record:
     return {"runs": len(runs), **means}
 
 
-def best_rate(config: tables.Config) -> float:
+def best_rate(config: Config) -> float:
     """Flop per second of this machine's best large product, in the precision of the runs."""
     dtype, device = setup.DTYPES[config.engine.dtype], torch.device(config.engine.device)
     return max(rate(name, 2048, 2048, 2048, dtype, device) for name in supported(dtype, device))

@@ -15,18 +15,27 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from experiments import spending
-from experiments.contents import PUBLISHED_FOR, TEST, Asked, Tables, merged, room
+from experiments import contents, spending
+from experiments.contents import (
+    PUBLISHED_FOR,
+    TEST,
+    Asked,
+    Tables,
+    merged,
+    require_free,
+    require_read,
+    room,
+)
 from experiments.run import execute
 from experiments.suite import Rows, Work
 from experiments.variants import Suite, Sweep, suite_of
-from fedmuon import config as tables
 from fedmuon.config import Config
 from fedmuon.errors import InputError, NonFinite
 from fedmuon.federated import setup
 from fedmuon.run import MEASURES
 from fedmuon.storage import Record, RunDirectory
 
+SETTLED = {"federation.seed": "seeds", "data.name": "--data"}
 NOT_MEASURED = ("round", "seconds", "train_seconds", "client_loss")
 
 
@@ -99,12 +108,26 @@ def work(content: dict[str, Any], asked: Asked) -> "Training":
 
 def _cells(suite: Suite, asked: Asked) -> list[Trained]:
     """Every variant at every value with every seed; sizes are cut to what the source holds."""
+    require_free(asked.changes, SETTLED)
     base = merged(suite.base, merged(asked.changes, {"data": {"name": asked.data}}))
     base = merged(base, {"data": _sizes(base)})
-    return [
-        Trained(name, x, setup.resolve(tables.parse(setting)))
+    cells = [
+        Trained(name, x, contents.cell(setting))
         for name, x, setting in settings(suite, base, asked.changes)
     ]
+    _require_read(suite, asked, cells)
+    return [dataclasses.replace(one, config=setup.resolve(one.config)) for one in cells]
+
+
+def _require_read(suite: Suite, asked: Asked, cells: Sequence[Trained]) -> None:
+    """Refuse what a variant, the sweep or the command line asks for in vain."""
+    for name, own in suite.variants.items():
+        configs = [one.config for one in cells if one.variant == name]
+        require_read(f"[variants.{name!r}]", own, configs)
+    every = [one.config for one in cells]
+    require_read("--set", asked.changes, every)
+    if suite.sweep:
+        require_read("[sweep]", _swept(suite.sweep, suite.sweep.values[0]), every)
 
 
 def settings(
@@ -121,8 +144,9 @@ def _sizes(base: Tables) -> dict[str, int]:
     data = base["data"]
     if data["name"] == "synthetic":
         return {}
-    read = {"data": data, "task": base.get("task", {})}  # text is read by a decoder alone
-    held, most = room(setup.source(tables.parse(read)), data.get("test", TEST))
+    # text is read by a decoder alone
+    read = contents.cell({"data": data, "task": base.get("task", {})})
+    held, most = room(setup.source(read), data.get("test", TEST))
     return {"train": min(int(data.get("train", most)), most), "test": held}
 
 

@@ -16,9 +16,8 @@ import torch
 from pydantic import Field
 from torch import Tensor
 
-from experiments.contents import Asked, merged
+from experiments.contents import Asked, cell, merged, require_read
 from experiments.text_metrics import bleu, rouge_l
-from fedmuon import config as tables_of
 from fedmuon.config import Config, Count, Natural
 from fedmuon.data.made_text import DOMAINS, make_text
 from fedmuon.data.table_text import corpus, prompts
@@ -55,6 +54,13 @@ class Settings(Table):
 
 def cells(settings: Settings, asked: Asked) -> Sequence["Tuned"]:
     """A cell for each seed."""
+    named = {"data": {"name": asked.data}}
+    configs = [
+        cell(settings.base, own, named) for own in (settings.public, *settings.variants.values())
+    ]
+    require_read("--set", asked.changes, configs)
+    for (name, own), config in zip(settings.variants.items(), configs[1:], strict=True):
+        require_read(f"[variants.{name!r}]", own, [config])
     return [Tuned(settings, asked.data, seed) for seed in settings.seeds]
 
 
@@ -118,7 +124,7 @@ class Tuned:
         setting = merged(self.settings.base, own)
         data = {"name": self.form, "folder": str(text)}
         last = {"data": data, "task": {"weights": weights}, "federation": {"seed": self.seed}}
-        read = tables_of.parse(merged(setting, last))
+        read = cell(setting, last)
         source = setup.source(read)
         held = source.official_test or len(source.labels) * 4 // 5
         asked = setting.get("data", {})
@@ -126,7 +132,7 @@ class Tuned:
             "train": min(int(asked.get("train", held)), held),
             "test": min(int(asked.get("test", len(source.labels))), len(source.labels) - held),
         }
-        return setup.resolve(tables_of.parse(merged(setting, merged(last, {"data": sizes}))))
+        return setup.resolve(cell(setting, last, {"data": sizes}))
 
 
 def tuned(config: Config, out: Path, settings: Settings) -> Mapping[str, list[Record]]:

@@ -5,7 +5,7 @@ from functools import lru_cache, partial
 
 import numpy as np
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from fedmuon.config import Config, Local
 from fedmuon.data.federated import FederatedData, federate
@@ -16,12 +16,18 @@ from fedmuon.data.sources import read
 from fedmuon.data.split import split
 from fedmuon.data.weights import read_weights
 from fedmuon.errors import InputError
+from fedmuon.federated.memory import (
+    require_room,
+    require_room_for_model,
+    require_room_for_parameters,
+)
 from fedmuon.federated.plan import Plan
 from fedmuon.federated.shards import Shards
 from fedmuon.federated.simulate import Experiment
 from fedmuon.gemm import fastest, supported
 from fedmuon.names import TABLES, TEXTS
 from fedmuon.randomness import Draw, generator
+from fedmuon.reading import reads
 from fedmuon.schedules import heavy_tailed
 from fedmuon.tasks.base import Task
 from fedmuon.tasks.decoder import Form, decoder, fitted, gpt2_law, next_tokens, sentence_tokens
@@ -37,6 +43,8 @@ DTYPES = {"float32": torch.float32, "float64": torch.float64}
 
 def source(config: Config) -> Source:
     """The configured source, read whole; the last one is kept, as nobody writes to it."""
+    if config.data.name == "synthetic":
+        require_room(config, (config.data.dimension,))
     return _read(config.data.name, tuple(sorted(options_of(config).items())))
 
 
@@ -80,6 +88,8 @@ def deal(config: Config, samples: Source) -> tuple[np.ndarray, np.ndarray, np.nd
 
 def federated_data(config: Config, samples: Source) -> FederatedData:
     """Train and test samples drawn from the source, the train samples dealt to the clients."""
+    held = samples.inputs
+    require_room(config, held.shape[1:], len(held), held.itemsize)
     train, client, test = deal(config, samples)
     return federate(samples, train, client, test, config.data.normalize)
 
@@ -105,6 +115,7 @@ def task(config: Config, shape: tuple[int, ...], classes: int, vocabulary: int =
     if config.task.name == "network":
         if config.task.model == "gpt":
             form, tables = form_of(config, shape, vocabulary), config.data.name in TABLES
+            require_room_for_parameters(config, form.entries, dtype.itemsize, device)
             return _decoder(form, config.task.weights, tables, dtype, device)
         return _network(config.task.model, shape, classes, dtype, device)
     return MatrixTask(math.prod(shape), classes, dtype, device, engine.kernel)
@@ -159,6 +170,8 @@ def experiment(
 ) -> Experiment:
     """Recipe, task, plan and shards of a resolved config; per-replica lr and lambda if given."""
     what = task(config, data.shape or data.inputs.shape[1:], classes, data.vocabulary)
+    stacks = [len(value) for value in (lr, regularization) if isinstance(value, Tensor)]
+    require_room_for_model(config, what, classes, len(data.labels), max(stacks, default=1))
     return Experiment(
         recipe(config, what, lr, regularization),
         what,
@@ -172,7 +185,7 @@ def resolve(config: Config) -> Config:
     that the run can be repeated."""
     device = _device(config.engine.device)
     dtype, kernel = DTYPES[config.engine.dtype], config.engine.kernel
-    if kernel == "auto":
+    if kernel == "auto" and reads(config, "engine.kernel"):
         kernel = fastest(2048, 784, 1024, dtype, device)
     if kernel not in supported(dtype, device):
         raise InputError(
@@ -189,8 +202,10 @@ def _scheduled(config: Config) -> Local:
     if local.schedule == "constant":
         return local
     factor, memory = heavy_tailed(config.federation.rounds * local.steps, local.tail_index or None)
-    found = {"lr": local.lr * factor, "momentum": memory, "schedule": "constant"}
-    return local.model_copy(update=found)
+    found = {"lr": local.lr * factor, "schedule": "constant", "tail_index": 0.0}
+    local = local.model_copy(update=found)
+    heavy = reads(config.model_copy(update={"local": local}), "local.momentum")
+    return local.model_copy(update={"momentum": memory}) if heavy else local
 
 
 def _device(name: str) -> torch.device:

@@ -76,7 +76,7 @@ def _newton_schulz(
         raise Uncertified(
             "The slope of this schedule cannot be bounded in doubles: use fewer steps."
         )
-    return math.nextafter(slope / floor, math.inf)
+    return math.nextafter(slope / floor, math.inf) if slope else 0.0  # of a constant map
 
 
 def _recurrence(polynomials: Schedule, constant: float) -> float:

@@ -5,7 +5,7 @@ A step is the odd polynomial a x + b x^3 + c x^5 + ..., held as `(a, b, c, ...)`
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from math import comb
+from math import comb, isfinite
 from typing import cast
 
 from fedmuon.errors import InputError
@@ -93,4 +93,6 @@ def _listed(given: Sequence[float] | Sequence[Sequence[float]]) -> Schedule:
     rows = cast("Sequence[Sequence[float]]", [given] if single else given)
     if not rows or not all(rows):
         raise InputError("The coefficient list is empty: give at least one (a, b, c).")
+    if not all(isfinite(c) for row in rows for c in row):
+        raise InputError(f"The coefficients {given!r} are not all finite: give numbers.")
     return tuple(tuple(float(c) for c in row) + (0.0,) * (3 - len(row)) for row in rows)

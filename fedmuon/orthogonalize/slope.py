@@ -17,6 +17,9 @@ Interval = tuple[Array, Array]  # (lower ends, upper ends)
 
 _GAP = 1e-9
 _NARROW = 32  # units in the last place
+# Slopes below this are settled at their own bounds: near underflow the outward steps are no longer
+# small beside a number, and the steps that follow multiply them.
+_NOTHING = 1e-200
 _START, _SPLIT, _MOST = 512, 8, 1 << 20  # boxes at first, pieces of a box, boxes at most
 
 
@@ -30,7 +33,10 @@ def steepest(polynomials: Schedule) -> float | None:
     Branch and bound: a box is dropped once its enclosure says that it cannot beat by the gap the
     best slope seen at a point. Where p_T' peaks at 0 and its steps' slopes fall from there, the
     enclosure of a small box [0, h] is already exact, so prod a_t comes out to the last digits.
+    A step that is 0 makes a map that is constant: odd polynomials keep 0, so p_T = 0.
     """
+    if not all(any(step) for step in polynomials):
+        return 0.0
     edges = np.linspace(0.0, 1.0, _START + 1)
     low, high = edges[:-1], edges[1:]
     points = np.array([0.0, 1.0])
@@ -41,7 +47,7 @@ def steepest(polynomials: Schedule) -> float | None:
             middle = low + (high - low) / 2
             best = max(best, _at_least(polynomials, middle))
             bound = _at_most(polynomials, low, middle, high)
-            open_ = ~(bound <= best * (1 + _GAP / 2) + np.finfo(float).tiny)
+            open_ = ~(bound <= best * (1 + _GAP / 2) + _NOTHING)
             open_ &= high - low >= _NARROW * np.spacing(high)
             settled = max(settled, float(bound[~open_].max(initial=0.0)))
             low, high = _split(low[open_], high[open_])

@@ -97,8 +97,10 @@ class Ledger:
             record = ledger._checked(line, number)
             if number:
                 ledger.entries.append(ledger._entry(record, number))
-            else:
+            elif "noise" in record:
                 ledger.about = record
+            else:
+                raise InputError(f"{path} is not of this version: {AFRESH}")
         return ledger
 
     def _replay(self, lines: Sequence[bytes], first: dict[str, Any]) -> None:

@@ -44,7 +44,7 @@ class Mechanism:
     @property
     def spread(self) -> float:
         """The standard deviation of the noise in an entry of a released gradient, without the
-        slack of `release`: 1.2e-4 of it in float32, which no correction of a bias can tell."""
+        slack of `release`: 4.9e-4 of it in float32, which no correction of a bias can tell."""
         return self.noise * self.clipping.bound / self.lot if self.noise else 0.0
 
     def rows(self, draw: Draws, size: int) -> np.ndarray:

@@ -30,6 +30,12 @@ class Form(NamedTuple):
     depth: int
     heads: int
 
+    @property
+    def entries(self) -> int:
+        """The parameters of its matrices, all but those of biases and norms."""
+        blocks = 12 * self.depth * self.width**2
+        return blocks + (self.vocabulary + self.context) * self.width
+
 
 class Decoder(nn.Module):
     """Windows [n, T + 1] -> logits [n, T, V] of the tokens that follow.

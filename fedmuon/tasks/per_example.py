@@ -11,16 +11,18 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Protocol
 
-import torch
 from torch import Tensor
 
 from fedmuon.tasks.lengths import length, lengths
+from fedmuon.tasks.products import (
+    certain,
+    inner_error,
+    inner_products,
+    least,
+    sum_error,
+    sum_of_products,
+)
 
-# How many times longer the terms of a gradient may be, together, than their sum. Inner products of
-# two vectors are taken to be within 24 eps of the product of their norms (blocked summation: 20 is
-# the most seen, of equal numbers), so a square is within 24 * 8^2 eps, its root within 768 eps, and
-# the sum's own rounding, 24 * 8 eps, adds up to less than the slack's 1024 eps.
-LOST = 8.0
 Shape = tuple[int, ...]
 
 
@@ -95,8 +97,16 @@ class Outer:
         rows that are formed instead."""
         if self.reads.shape[2] == 1:
             return (lengths(self.reads) * lengths(self.slopes)).square_().sum((1, 2)), []
-        grams = [values @ values.mT for values in (self.reads, self.slopes)]
-        return _mended((grams[0] * grams[1]).sum((1, 2, 3)), self.terms(), self._alone)
+        grams = [inner_products(values, values) for values in (self.reads, self.slopes)]
+        squares = sum_of_products(*grams)
+        return _mended(squares, self.terms(), self.error, self.reads.shape[2], self._alone)
+
+    @property
+    def error(self) -> float:
+        """By how many eps of the squared terms the Gram matrices may miss a square."""
+        _, groups, count, size = self.reads.shape
+        products = inner_error(size) + inner_error(self.slopes.shape[3])
+        return products + sum_error(self.reads.dtype, count, count, groups)
 
     def terms(self) -> Tensor:
         """sum_t |slope_t| |read_t|, the root of its squares' sum over groups [n]."""
@@ -183,11 +193,15 @@ class Tied:
     @cached_property
     def measured(self) -> tuple[Tensor, list[int]]:
         """||E_i||^2 + ||H_i||^2 + 2 <E_i, H_i> [n]; and the rows that are formed instead."""
-        one, other = self.lookup.squares(), self.head.squares()
-        terms = self.head.terms() if isinstance(self.head, Outer) else other.sqrt()
-        least = _least(one.dtype)  # of norms, below which a square has lost its digits
-        whole = one.sqrt() + terms + 2 * least
-        return _mended(one + other + 2 * self._inner(), whole, self._alone)
+        one, head = _square(self.lookup.merged), self.head
+        outer = isinstance(head, Outer)
+        other = head.squares() if outer else _square(head.values)
+        terms = head.terms() if outer else other.sqrt()
+        count = 1 + (head.reads.shape[2] if outer else 1)
+        error = 2 + max(head.error if outer else 0.0, self._inner_error)
+        # Norms too short for squares with digits are raised.
+        whole = one.sqrt() + terms + 2 * least(one.dtype)
+        return _mended(one + other + 2 * self._inner(), whole, error, count, self._alone)
 
     def _alone(self, row: int) -> Tensor:
         """One gradient [rows of the embedding, p]."""
@@ -210,10 +224,19 @@ class Tied:
         at, slopes = self.lookup.indices, self.lookup.merged
         if isinstance(self.head, Explicit):
             whole = self.head.values.view(len(at), *self.shape)
-            return (whole.gather(1, at[..., None].expand_as(slopes)) * slopes).sum((1, 2))
+            rows = whole.gather(1, at[..., None].expand_as(slopes))
+            return sum_of_products(rows[:, None], slopes[:, None])
         reads, falls = self.head.reads[:, 0], self.head.slopes[:, 0]
         picked = falls.gather(2, at[:, None].expand(-1, falls.shape[1], -1))
-        return (picked * (reads @ slopes.mT)).sum((1, 2))
+        return sum_of_products(picked[:, None], inner_products(reads, slopes)[:, None])
+
+    @property
+    def _inner_error(self) -> float:
+        """By how many eps of ||E_i|| times the head's terms <E_i, H_i> may be missed, and in
+        float64 ||E_i||^2 and ||H_i||^2, which are summed no wider."""
+        _, count, size = self.lookup.slopes.shape
+        dtype = self.lookup.slopes.dtype
+        return inner_error(size) + sum_error(dtype, 2048, count, size)
 
 
 def forms(length: int, p: int, d: int) -> bool:
@@ -222,25 +245,25 @@ def forms(length: int, p: int, d: int) -> bool:
     return length > 1 and length * (p + d) > p * d
 
 
-def _least(dtype: torch.dtype) -> float:
-    """Norms below it may have squares without digits."""
-    info = torch.finfo(dtype)
-    return (info.tiny / info.eps) ** 0.5
+def _square(values: Tensor) -> Tensor:
+    """||G_i||_F^2 [n], summed in float64."""
+    return length(values.flatten(1).double()).square_().to(values.dtype)
 
 
 def _above(values: Tensor) -> Tensor:
     """Norms over the last axis, raised by what underflow can take from an inner product."""
-    return length(values).add_(_least(values.dtype) * values.shape[-1] ** 0.5)
+    return length(values).add_(least(values.dtype) * values.shape[-1] ** 0.5)
 
 
 def _mended(
-    squares: Tensor, terms: Tensor, alone: Callable[[int], Tensor]
+    squares: Tensor, terms: Tensor, error: float, count: int, alone: Callable[[int], Tensor]
 ) -> tuple[Tensor, list[int]]:
     """Squares, those that lost their digits taken from the gradients; and the rows of these."""
-    kept = terms.square() <= LOST**2 * squares  # not where either is NaN
+    most = certain(squares.dtype, error, count)
+    kept = terms.square() <= most**2 * squares  # not where either is NaN
     lost = (~kept).nonzero().flatten().tolist()
     for row in lost:
-        squares[row] = length(alone(row).flatten()).square()
+        squares[row] = _square(alone(row)[None])[0]
     return squares, lost
 
 

@@ -1,0 +1,127 @@
+"""A folder whose processes do not outlive its owner, however that ends.
+
+What the owner starts names the folder in its environment. A guard, a process in a session of its
+own, waits until the owner's end of a pipe is closed (kill -9 closes it, too), then kills all that
+belongs to the folder and removes it. If the guard was killed as well, whoever makes the next such
+folder clears away those without an owner. The guard runs this file as a program, without the
+packages of the environment, hence only the standard library.
+"""
+
+import contextlib
+import fcntl
+import os
+import re
+import shutil
+import signal
+import stat
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+OWNER = ".owner"  # a file that the owner holds locked
+PATIENCE = 8.0  # seconds: a process in the kernel's hands dies when they let go of it
+PAUSE = 0.02
+
+
+class GuardedFolder:
+    """A folder for its owner's eyes alone (0700); `close` ends what belongs to it."""
+
+    def __init__(self, prefix: str, place: str | None = None) -> None:
+        clear_abandoned(Path(place or tempfile.gettempdir()), prefix)
+        self.path = Path(tempfile.mkdtemp(prefix=prefix, dir=place))
+        self._held = _hold(self.path)
+        self._guard = subprocess.Popen(
+            [sys.executable, "-I", "-S", __file__, self.path],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+            cwd="/",
+            env={},
+            start_new_session=True,  # signals to the owner's group do not reach it
+        )
+
+    def close(self) -> None:
+        """Kill all that belongs to the folder and remove it: the guard's work, or ours."""
+        with contextlib.suppress(OSError):
+            self._guard.communicate(timeout=PATIENCE)
+        end(self.path)
+        os.close(self._held)
+
+
+def _hold(folder: Path) -> int:
+    """A locked file that appears when it is locked, so that nobody takes a new folder for old."""
+    held = os.open(folder / f"{OWNER}.new", os.O_CREAT | os.O_RDWR | os.O_CLOEXEC, 0o600)
+    fcntl.flock(held, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    (folder / f"{OWNER}.new").rename(folder / OWNER)
+    return held
+
+
+def clear_abandoned(place: Path, prefix: str) -> None:
+    """End the folders of this user whose owner and guard are both dead."""
+    for folder in place.glob(f"{prefix}*"):
+        if _abandoned(folder):
+            end(folder)
+
+
+def _abandoned(folder: Path) -> bool:
+    with contextlib.suppress(OSError):
+        found = folder.lstat()
+        if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.geteuid():
+            return False
+        held = os.open(folder / OWNER, os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC)
+        try:
+            fcntl.flock(held, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            return True
+        finally:
+            os.close(held)
+    return False
+
+
+def end(folder: Path) -> None:
+    """Kill all that belongs to the folder, until a second look finds nothing more; remove it."""
+    limit, quiet = time.monotonic() + PATIENCE, 0
+    while quiet < 2 and time.monotonic() < limit:
+        found = descendants(folder)
+        kill(found)
+        quiet = 0 if found else quiet + 1
+        time.sleep(PAUSE if found else 0)
+    shutil.rmtree(folder, ignore_errors=True)
+
+
+def kill(processes: set[int]) -> None:
+    """At once and without a word."""
+    for number in processes:
+        with contextlib.suppress(OSError):
+            os.kill(number, signal.SIGKILL)
+
+
+def descendants(folder: Path) -> set[int]:
+    """Numbers of the processes whose environment names the folder, and of their descendants, which
+    may have overwritten theirs; none where there is no /proc."""
+    named = re.compile(rb"=" + re.escape(os.fsencode(folder)) + rb"(/|\0)")
+    members, parents = set(), {}
+    for entry in Path("/proc").glob("[0-9]*"):
+        with contextlib.suppress(OSError):
+            number = int(entry.name)
+            line = (entry / "stat").read_bytes().rpartition(b")")[2].split()
+            if line[0] in b"ZX":  # dead, but nobody has asked how it ended
+                continue
+            parents[number] = int(line[1])
+            if named.search((entry / "environ").read_bytes()):
+                members.add(number)
+    while more := {one for one, parent in parents.items() if parent in members} - members:
+        members |= more
+    return members - {os.getpid()}
+
+
+def _wait_and_end(folder: Path) -> None:
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        signal.signal(number, signal.SIG_IGN)
+    sys.stdin.buffer.read()
+    end(folder)
+
+
+if __name__ == "__main__":
+    _wait_and_end(Path(sys.argv[1]))

@@ -1,0 +1,197 @@
+"""Which keys of a config something reads, and the sentence that refuses one that nothing reads.
+
+A value that nothing reads looks as if it held: `epsilon = 8` beside a recipe without privacy. So
+`NEEDS` says of every key on which others it hangs; one that differs from its default must be read.
+The needs of a key begin with those of the keys that they name, so leaving one out changes no other.
+"""
+
+from collections.abc import Callable, Collection
+from dataclasses import dataclass
+from typing import Any, get_args
+
+from fedmuon.names import PRIVATE, TABLES, TEXTS, Recipe
+from fedmuon.tables import attribute, shown
+
+Config = Any  # a `fedmuon.config.Config`, which asks here while it is made
+
+
+@dataclass(frozen=True)
+class Need:
+    """What the key `key` must be, for the `readers` of another one to look at that."""
+
+    key: str
+    holds: Callable[[Any], bool]
+    readers: str  # follows "only"
+    mend: str  # follows "so"
+
+
+def _one_of(key: str, values: Collection[str], readers: str, mend: str = "") -> Need:
+    table, _, name = key.partition(".")
+    known = list(values)
+    said = f"= '{known[0]}'" if len(known) == 1 else f"to one of {', '.join(known)}"
+    return Need(key, known.__contains__, readers, mend or f"set [{table}] {name} {said}")
+
+
+def _recipes(readers: str, chosen: Callable[[str], bool], mend: str = "") -> Need:
+    names = [name for name in get_args(Recipe) if chosen(name)]
+    return _one_of("local.recipe", names, readers, mend)
+
+
+def _map(*names: str) -> tuple[Need, ...]:
+    readers = f"the map {names[0]} reads" if len(names) == 1 else f"{' and '.join(names)} read"
+    return MUON, _one_of("orthogonalizer.name", names, readers)
+
+
+WITHOUT = ("fedavg", "fedavgm", "adamw", "dp-adam", "disk-adam")  # local momentum of their own
+MUON = _recipes("Muon's recipes read", lambda name: "muon" in name, "choose a recipe ...muon...")
+PRIVATELY = _recipes(
+    "private recipes read", PRIVATE.__contains__, "choose a recipe dp-... or disk-..."
+)
+NETWORK = _one_of("task.name", ["network"], "networks read")
+DECODER = NETWORK, _one_of("task.model", ["gpt"], "the model gpt reads")
+ROUTED = NETWORK, MUON
+HEAVY = (
+    _recipes("recipes with local momentum read", lambda name: name not in WITHOUT),
+    _one_of("local.schedule", ["constant"], "a constant schedule reads"),
+)
+TAILED = _one_of("local.schedule", ["heavy-tailed"], "the heavy-tailed schedule reads")
+MATRIX = _one_of("task.name", ["matrix"], "the matrix task reads")
+RAY = _one_of("engine.name", ["ray"], "the engine ray reads")
+REMOTE = _one_of("engine.name", ["ray", "deployment"], "engines with client processes read")
+DISK = PRIVATELY, _recipes("recipes disk-... read", lambda name: name.startswith("disk-"))
+STEPS = _map("newton-schulz", "randomized-polar")
+SCHULZ, SKETCHED = _map("newton-schulz"), _map("randomized-polar")
+FILES = ("fashion-mnist", "mnist", "cifar10", "idx", "text", *TABLES)
+ALWAYS: tuple[Need, ...] = ()
+
+
+def _data(*names: str) -> tuple[Need, ...]:
+    return (_one_of("data.name", names, f"{', '.join(names)} read{'s' * (len(names) == 1)}"),)
+
+
+NEEDS: dict[str, dict[str, tuple[Need, ...]]] = {
+    "data": {
+        **dict.fromkeys(("name", "train", "test", "alpha", "minimum", "normalize"), ALWAYS),
+        "folder": _data(*FILES),
+        "context": _data(*TEXTS),
+        "tokenizer": _data(*TABLES),
+        **dict.fromkeys(("dimension", "classes"), _data("synthetic")),
+    },
+    "federation": dict.fromkeys(("clients", "per-round", "rounds", "weights", "seed"), ALWAYS),
+    "task": {
+        "name": ALWAYS,
+        "model": (NETWORK,),
+        **dict.fromkeys(("width", "depth", "heads", "weights"), DECODER),
+    },
+    "local": {
+        **dict.fromkeys(("recipe", "steps", "batch", "lr", "weight-decay", "schedule"), ALWAYS),
+        "momentum": HEAVY,
+        "momentum-form": HEAVY[:1],
+        "tail-index": (TAILED,),
+        "alignment": (_recipes("fedmuon-aligned reads", "fedmuon-aligned".__eq__),),
+        "server-momentum": (_recipes("fedavgm reads", "fedavgm".__eq__),),
+        **dict.fromkeys(("route", "aux", "aux-lr", "adjust"), ROUTED),
+    },
+    "orthogonalizer": {
+        "name": (MUON,),
+        "lambda": _map("smoothed-polar"),
+        **dict.fromkeys(("steps", "coefficients"), STEPS),
+        "normalization": SCHULZ,
+        "eps": (
+            *SCHULZ,
+            _one_of("orthogonalizer.normalization", ["plus", "max"], "plus and max read"),
+        ),
+        "sigma": _map("gaussian-smoothed-sign"),
+        "gamma": _map("clipped-sign"),
+        **dict.fromkeys(("rank", "oversample", "power", "sketch"), SKETCHED),
+    },
+    "privacy": {
+        **dict.fromkeys(
+            ("clipping", "bound", "noise", "lot", "epsilon", "delta", "level",
+             "insecure-reproducible-noise"),
+            (PRIVATELY,),
+        ),
+        "kappa": DISK,
+        "gamma": (
+            *DISK,
+            Need("privacy.kappa", lambda kappa: kappa < 1, "a filter reads", "set kappa below 1"),
+        ),
+        "probes": (
+            PRIVATELY,
+            _recipes("recipes ...-muonbc read", lambda name: name.endswith("muonbc")),
+        ),
+    },
+    "engine": {
+        **dict.fromkeys(("name", "dtype", "device"), ALWAYS),
+        "kernel": (MATRIX,),
+        **dict.fromkeys(("cpus-per-client", "gpus-per-client", "ray-address"), (RAY,)),
+    },
+    "faults": dict.fromkeys(("policy", "retries", "deadline", "patience"), (REMOTE,)),
+    "stability": {
+        **dict.fromkeys(("neighbours", "delta", "kind", "c-hp"), ALWAYS),
+        "trials": (
+            _one_of("stability.neighbours", ["own", "any", "worst"], "neighbours drawn or ranked"
+                    " read"),
+        ),
+        "alpha-smoothing": _map("gaussian-smoothed-sign"),
+    },
+    "output": {
+        "evaluate-every": ALWAYS,
+        "checkpoint-every": (
+            _recipes(
+                "a run without privacy reads",
+                lambda name: name not in PRIVATE,
+                "choose one without privacy (a private run keeps every round)",
+            ),
+        ),
+    },
+}  # fmt: skip
+
+
+def reads(config: Config, name: str) -> bool:
+    """Whether anything reads the key `table.key` under the rest of the config."""
+    return _missing(config, name) is None
+
+
+def unread(config: Config) -> list[str]:
+    """The keys `table.key` that differ from their defaults though nothing reads them."""
+    names = [f"{table}.{key}" for table, keys in NEEDS.items() for key in keys]
+    return [
+        name
+        for name in names
+        if not reads(config, name) and not is_default(config, name, _held(config, name))
+    ]
+
+
+def is_default(config: Config, name: str, value: Any) -> bool:
+    """Whether that is the value of the key where none is set."""
+    table, _, key = name.partition(".")
+    model = type(getattr(config, table))
+    return value == model.model_fields[attribute(model, key)].default
+
+
+def refusal(config: Config, name: str, value: Any = None) -> str:
+    """What is set, why nothing reads it, and the mend; the value is the config's if not given."""
+    need = _missing(config, name)
+    assert need is not None
+    value = _held(config, name) if value is None else value
+    return (
+        f"{_spelled(name)} = {shown(value)} has no effect: only {need.readers} it, and here "
+        f"{_spelled(need.key)} = {shown(_held(config, need.key))}, so {need.mend}, or leave "
+        f"{name.partition('.')[2]} out"
+    )
+
+
+def _missing(config: Config, name: str) -> Need | None:
+    table, _, key = name.partition(".")
+    return next((n for n in NEEDS[table][key] if not n.holds(_held(config, n.key))), None)
+
+
+def _held(config: Config, name: str) -> Any:
+    table, _, key = name.partition(".")
+    return getattr(getattr(config, table), attribute(type(getattr(config, table)), key))
+
+
+def _spelled(name: str) -> str:
+    table, _, key = name.partition(".")
+    return f"[{table}] {key}"

@@ -1,0 +1,66 @@
+"""The small experiment that cases disturb."""
+
+from pathlib import Path
+
+from tests.fuzz.values import written
+
+Tables = dict[str, dict[str, str]]  # table -> key -> the value's TOML text
+
+TINY = {
+    "data": {"name": "synthetic", "train": 60, "test": 30, "dimension": 5, "classes": 3,
+             "minimum": 5},
+    "federation": {"clients": 4, "per-round": 2, "rounds": 3},
+    "local": {"lr": 0.05, "steps": 1},
+    "orthogonalizer": {"lambda": 0.1},
+    "engine": {"device": "cpu"},
+    "output": {"evaluate-every": 2, "checkpoint-every": 1},
+}  # fmt: skip
+PRIVATE = {
+    "local": {"recipe": "dp-muon", "lr": 0.05, "steps": 1},
+    "privacy": {"noise": 1.0, "lot": 4.0, "insecure-reproducible-noise": True},
+}
+NETWORK = {"task": {"name": "network", "model": "mlp"}, "local": {"lr": 0.05, "batch": 4}}
+SUITE = """title = "Two by two"
+data = "synthetic"
+seeds = [0]
+trials = 2
+
+[grid]
+train = [60]
+per-round = [2]
+alpha = [0.5]
+lr = [0.01, 0.05]
+lambda = [0.1]
+
+[base.data]
+dimension = 5
+test = 30
+minimum = 5
+
+[base.federation]
+clients = 4
+rounds = 3
+"""
+
+
+def tables(*layers: dict[str, dict]) -> Tables:
+    """Layers of tables, the later on top, as TOML texts."""
+    found: Tables = {}
+    for layer in (TINY, *layers):
+        for table, keys in layer.items():
+            found.setdefault(table, {}).update({key: written(one) for key, one in keys.items()})
+    return found
+
+
+def toml(content: Tables) -> str:
+    """The tables as a TOML file."""
+    return "\n".join(
+        f"[{table}]\n" + "".join(f"{key} = {value}\n" for key, value in keys.items())
+        for table, keys in content.items()
+    )
+
+
+def write(file: Path, text: str) -> Path:
+    """The text in a file, byte for byte; what is no UTF-8 in it came from bytes."""
+    file.write_bytes(text.encode("utf-8", "surrogateescape"))
+    return file

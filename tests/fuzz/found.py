@@ -1,0 +1,37 @@
+"""Cases that once ended as none may, one small JSON file each; they are replayed for ever."""
+
+import hashlib
+import json
+import re
+from pathlib import Path
+
+from tests.fuzz.outcome import Case
+
+FOLDER = Path(__file__).resolve().parent / "found"
+
+
+def save(case: Case, why: str) -> Path | None:
+    """Write the case; None when one with the same ending was saved already."""
+    name = f"{case['kind']}-{hashlib.sha256(_gist(why).encode()).hexdigest()[:10]}.json"
+    file = FOLDER / name
+    if file.exists():
+        return None
+    FOLDER.mkdir(exist_ok=True)
+    file.write_text(json.dumps({**case, "why": why}, indent=1) + "\n", encoding="utf-8")
+    return file
+
+
+def saved() -> list[Path]:
+    """The files of all saved cases."""
+    return sorted(FOLDER.glob("*.json"))
+
+
+def load(file: Path) -> Case:
+    """A saved case."""
+    return json.loads(file.read_text(encoding="utf-8"))
+
+
+def _gist(why: str) -> str:
+    """The ending without numbers, names and paths, so that one cause is saved once."""
+    what, at, where = why.partition(" at ")
+    return where if at else re.sub(r"[\d/][\w./-]*", "", what)[:60]

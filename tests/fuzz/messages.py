@@ -1,0 +1,303 @@
+"""Flower messages to the ClientApp, and replies to the server's strategy, as no honest peer sends."""
+
+import base64
+import io
+import struct
+from collections.abc import Callable, Iterable
+from functools import lru_cache
+from pathlib import Path
+from random import Random
+from typing import Any
+
+import numpy as np
+
+from tests.fuzz import base, values
+from tests.fuzz.calls import TooLong, clock
+from tests.fuzz.outcome import Case, Outcome, done, other, refused
+from tests.fuzz.peers import Peers, context
+
+KIND = "messages"
+SHAPES = ((), (0,), (1,), (5, 3), (1, 5, 3), (2, 5, 3), (1, 3, 5), (1, 5, 3, 1), (1, 5, 4))
+DTYPES = ("float64", "float16", "int64", "uint8", "bool", "complex128", "U3", "S4", "datetime64[s]")
+HUGE = ((10**12,), (2**62, 4), (1 << 40, 1 << 40), (2**31, 2**31), (10**6, 10**6), (-1,), (5, -3))
+NUMBERS = (-1, 0, 1, 2, 7, 2**31, 2**63 - 1, -(2**63))
+ASKED = ("train", "evaluate", "query")
+
+
+def draw(rng: Random) -> Case:
+    """A side, a recipe, and what is wrong with the message."""
+    side = rng.choice(("client", "server", "server"))
+    pools = {
+        "arrays": _arrays,
+        "config" if side == "client" else "who": _numbers,
+        "records": _records,
+    }
+    wrongs = []
+    for _ in range(rng.choice((1, 1, 2))):
+        where = rng.choice(list(pools))
+        wrongs.append({"where": where, **pools[where](rng)})
+    return {
+        "kind": KIND,
+        "side": side,
+        "recipe": rng.choice(("fedmuon", "fedavg", "fedavgm", "fedmuon-aligned")),
+        "policy": rng.choice(("strict", "drop", "drop")),
+        "asked": rng.choice(ASKED),
+        "wrongs": wrongs,
+    }
+
+
+def perform(case: Case, place: Path) -> Outcome:
+    """Send it, and see whether it is answered, refused in a sentence, or worse."""
+    try:
+        with clock(10.0):
+            return (_to_client if case["side"] == "client" else _to_server)(case)
+    except TooLong:
+        return other("it hangs")
+
+
+def _to_client(case: Case) -> Outcome:
+    from clients import client_app
+    from fedmuon.errors import InputError
+
+    peers = _peers(case["recipe"], "strict")
+    message = peers.request(case["asked"])
+    for wrong in case["wrongs"]:
+        disturb(message.content, wrong, "config")
+    try:
+        reply = getattr(client_app, case["asked"])(message, context(0))
+    except InputError as error:
+        return _sentence(str(error))
+    except Exception as error:
+        return other(
+            f"the client ends with {type(error).__name__}: {error!s:.150} at {_where(error)}"
+        )
+    return done() if not reply.has_error() else other("the client returns an error of its own")
+
+
+def _to_server(case: Case) -> Outcome:
+    """One of two participants lies; under `drop` the round is the honest one's alone, or the lie
+    was none."""
+    from fedmuon.errors import InputError
+
+    peers = _peers(case["recipe"], case["policy"])
+
+    def lie(content: Any) -> None:
+        for wrong in case["wrongs"]:
+            disturb(content, wrong, "who")
+
+    try:
+        state, faults = peers.round(lie)
+    except InputError as error:
+        return _sentence(str(error)) if case["policy"] == "strict" else other(f"drop: {error}")
+    except Exception as error:
+        return other(
+            f"the server ends with {type(error).__name__}: {error!s:.150} at {_where(error)}"
+        )
+    if any("\n" in fault.why or len(fault.why) > 1000 for fault in faults):
+        return other(f"a fault of several lines: {faults[0].why!r:.200}")
+    return _weighed(peers, state, bool(faults))
+
+
+def _weighed(peers: Peers, state: Any, dropped: bool) -> Outcome:
+    wanted = peers.alone if dropped else peers.both
+    same = all(np.array_equal(value, wanted[name]) for name, value in state.items())
+    finite = all(np.isfinite(value).all() for value in state.values())
+    if dropped and not same:
+        return other("a refused reply changed the average")
+    return (
+        (refused("a fault") if dropped else done()) if finite else other("the model is not finite")
+    )
+
+
+def _sentence(text: str) -> Outcome:
+    return refused(text) if text and "\n" not in text else other(f"no sentence: {text!r:.200}")
+
+
+def _where(error: BaseException) -> str:
+    trace, last = error.__traceback__, ""
+    while trace:
+        file = Path(trace.tb_frame.f_code.co_filename)
+        last = f"{file.parent.name}/{file.name}:{trace.tb_lineno}"
+        trace = trace.tb_next
+    return last
+
+
+@lru_cache(maxsize=8)
+def _peers(recipe: str, policy: str) -> Peers:
+    tables = base.tables({"local": {**base.TINY["local"], "recipe": recipe},
+                          "engine": {**base.TINY["engine"], "dtype": "float64"}})  # fmt: skip
+    tables["faults"] = {
+        "policy": f'"{policy}"',
+        "retries": "0",
+        "deadline": "0.5",
+        "patience": "0.1",
+    }
+    return Peers(base.toml(tables))
+
+
+def _arrays(rng: Random) -> dict[str, Any]:
+    """What is wrong with one array, or with the names."""
+    what = rng.choice(("shape", "dtype", "huge", "bytes", "nan", "name", "missing", "extra", "stype",
+                       "large", "pickle", "declared"))  # fmt: skip
+    found: dict[str, Any] = {"what": what, "which": rng.random()}
+    if what == "shape":
+        found["shape"] = rng.choice(SHAPES)
+    if what == "dtype":
+        found["dtype"] = rng.choice(DTYPES)
+    if what in ("huge", "declared"):
+        found["shape"] = rng.choice(HUGE)
+    if what == "bytes":
+        found["cut"] = rng.random()
+    if what == "nan":
+        found["value"] = rng.choice(("nan", "inf", "-inf", "1e308"))
+    if what in ("name", "extra", "stype"):
+        found["text"] = values.text(rng)
+    return found
+
+
+def _numbers(rng: Random) -> dict[str, Any]:
+    """A wrong value in the record of numbers, or a key too few or too many."""
+    value: Any = rng.choice(
+        (*NUMBERS, 0.5, float("nan"), "", "x", "0", True, [1, 2], [], ["a"], None)
+    )
+    key = rng.choice(("round", "partition", "stack", "rows", "data.train", "local.lr", "odd",
+                      "task.name", "engine.device", "data.name", "federation.clients"))  # fmt: skip
+    return {"what": rng.choice(("value", "value", "value", "remove")), "key": key, "value": value}
+
+
+def _records(rng: Random) -> dict[str, Any]:
+    return {"what": rng.choice(("drop", "swap", "clear", "metrics")), "which": rng.random(),
+            "value": rng.choice(([], [1.0, 2.0], [float("nan")], 1, [10**30], [[1]], "x"))}  # fmt: skip
+
+
+def disturb(content: Any, wrong: dict[str, Any], numbers: str) -> None:
+    """Put one wrong into the records of a message."""
+    try:
+        if wrong["where"] == "arrays":
+            ARRAYS[wrong["what"]](content.array_records["arrays"], wrong)
+        elif wrong["where"] == "records":
+            _disturb_records(content, wrong, numbers)
+        else:
+            _disturb_numbers(content.config_records[numbers], wrong)
+    except (KeyError, TypeError, ValueError, IndexError, OverflowError):
+        return  # Flower itself would not send this, or an earlier wrong took it away
+
+
+def _disturb_numbers(record: Any, wrong: dict[str, Any]) -> None:
+    if wrong["what"] == "remove" or wrong["value"] is None:
+        del record[wrong["key"]]
+    else:
+        record[wrong["key"]] = wrong["value"]
+
+
+def _disturb_records(content: Any, wrong: dict[str, Any], numbers: str) -> None:
+    from flwr.app import ArrayRecord, ConfigRecord, MetricRecord
+
+    names = sorted(content)
+    name = names[int(wrong["which"] * len(names))]
+    if wrong["what"] == "clear":
+        content.clear()
+    elif wrong["what"] == "drop":
+        del content[name]
+    elif wrong["what"] == "swap":
+        content[name] = ConfigRecord({}) if name == "arrays" else ArrayRecord({})
+    else:
+        content["metrics"] = MetricRecord({"loss": wrong["value"]})
+
+
+def _chosen(record: Any, wrong: dict[str, Any]) -> tuple[str, np.ndarray]:
+    names = sorted(record)
+    name = names[int(wrong["which"] * len(names))]
+    return name, np.load(io.BytesIO(record[name].data), allow_pickle=False)
+
+
+def _put(record: Any, name: str, array: np.ndarray) -> None:
+    from flwr.app import Array
+
+    record[name] = Array(array)
+
+
+def _raw(
+    record: Any, name: str, content: bytes, shape: Iterable[int], stype: str | None = None
+) -> None:
+    """An array as bytes of the sender's own making."""
+    from flwr.app import Array
+
+    one = record[name]
+    record[name] = Array(one.dtype, tuple(shape), one.stype if stype is None else stype, content)
+
+
+def _shape(record: Any, wrong: dict[str, Any]) -> None:
+    name, array = _chosen(record, wrong)
+    _put(record, name, np.ones(wrong["shape"], array.dtype))
+
+
+def _dtype(record: Any, wrong: dict[str, Any]) -> None:
+    name, array = _chosen(record, wrong)
+    _put(record, name, np.zeros(array.shape, wrong["dtype"]))
+
+
+def _huge(record: Any, wrong: dict[str, Any]) -> None:
+    """A header that promises more than follows."""
+    name, _ = _chosen(record, wrong)
+    head = f"{{'descr': '<f8', 'fortran_order': False, 'shape': {tuple(wrong['shape'])}, }}"
+    head = head.ljust(117) + "\n"
+    content = b"\x93NUMPY\x01\x00" + struct.pack("<H", len(head)) + head.encode() + bytes(64)
+    _raw(record, name, content, wrong["shape"])
+
+
+def _declared(record: Any, wrong: dict[str, Any]) -> None:
+    name, _ = _chosen(record, wrong)
+    _raw(record, name, record[name].data, wrong["shape"])
+
+
+def _cut(record: Any, wrong: dict[str, Any]) -> None:
+    name, array = _chosen(record, wrong)
+    data = record[name].data
+    _raw(record, name, data[: int(wrong["cut"] * len(data))], array.shape)
+
+
+def _not_finite(record: Any, wrong: dict[str, Any]) -> None:
+    name, array = _chosen(record, wrong)
+    array.flat[int(wrong["which"] * array.size)] = float(wrong["value"])
+    _put(record, name, array)
+
+
+def _named(record: Any, wrong: dict[str, Any]) -> None:
+    name, array = _chosen(record, wrong)
+    del record[name]
+    _put(record, wrong["text"], array)
+
+
+def _extra(record: Any, wrong: dict[str, Any]) -> None:
+    _put(record, wrong["text"], np.ones(3))
+
+
+def _missing(record: Any, wrong: dict[str, Any]) -> None:
+    del record[_chosen(record, wrong)[0]]
+
+
+def _stype(record: Any, wrong: dict[str, Any]) -> None:
+    name, array = _chosen(record, wrong)
+    _raw(record, name, record[name].data, array.shape, wrong["text"])
+
+
+def _large(record: Any, wrong: dict[str, Any]) -> None:
+    name, _ = _chosen(record, wrong)
+    _put(record, name, np.zeros((1, 3000, 1000)))
+
+
+def _pickled(record: Any, wrong: dict[str, Any]) -> None:
+    """What numpy would unpickle, if it were allowed to."""
+    name, array = _chosen(record, wrong)
+    content = (
+        "k05VTVBZAQB2AHsnZGVzY3InOiAnfE8nLCAnZm9ydHJhbl9vcmRlcic6IEZhbHNlLCAnc2hhcGUnOiAoMSwpLCB9"
+    )
+    _raw(record, name, base64.b64decode(content).ljust(127) + b"\ngASVAAAAAAAAAAAu", array.shape)
+
+
+ARRAYS: dict[str, Callable[[Any, dict[str, Any]], None]] = {
+    "shape": _shape, "dtype": _dtype, "huge": _huge, "declared": _declared, "bytes": _cut,
+    "nan": _not_finite, "name": _named, "extra": _extra, "missing": _missing, "stype": _stype,
+    "large": _large, "pickle": _pickled,
+}  # fmt: skip

@@ -1,0 +1,1 @@
+"""What this package stands on and what it is sent out as: pins, licences, archives."""

@@ -1,0 +1,106 @@
+"""Ctrl-C and SIGTERM: what was done is saved, one sentence says how to go on, and it is true."""
+
+import os
+import shlex
+import signal
+import threading
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import pytest
+
+from experiments.cli import main
+from experiments.signals import interruptible
+from fedmuon.errors import Interrupted
+
+DATA = ("--set=data.name=synthetic", "--set=data.train=400", "--set=data.test=100")
+LONG = (*DATA, "--set=federation.rounds=400", "--set=output.checkpoint-every=1000")
+
+
+def lines(file: Path) -> int:
+    return file.read_bytes().count(b"\n") if file.exists() else 0
+
+
+def stopped(arguments: Sequence[str], ready: Callable[[], bool], number: signal.Signals) -> int:
+    """The exit code of a command that is sent a signal as soon as it is ready."""
+
+    def send() -> None:
+        while not ready():
+            time.sleep(0.002)
+        os.kill(os.getpid(), number)
+
+    sender = threading.Thread(target=send, daemon=True)
+    sender.start()
+    with pytest.raises(SystemExit) as end:
+        main(list(arguments))
+    sender.join()
+    return int(end.value.code or 0)
+
+
+def again(said: str) -> list[str]:
+    """The command of the one sentence on stderr, as somebody would paste it."""
+    assert said.startswith("fedmuon: interrupted: ") and said.count("\n") == 1, said
+    return shlex.split(said.split("go on with: ")[1])[1:]
+
+
+def same(a: Path, b: Path, *names: str) -> bool:
+    return all((a / name).read_bytes() == (b / name).read_bytes() for name in names)
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_run(tmp_path: Path, capsys: pytest.CaptureFixture, number: signal.Signals) -> None:
+    out, whole = tmp_path / "my run", tmp_path / "whole"
+    log = out / "rounds.jsonl"
+    run = ["run", "--out", str(out), *LONG]
+    assert stopped(run, lambda: lines(log) > 20, number) == 128 + number
+    assert (out / "checkpoint.safetensors").exists() and lines(log) > 20
+    command = again(capsys.readouterr().err)
+    before = lines(log)
+    main_ends(command)
+    main_ends(["run", "--out", str(whole), *LONG])
+    assert before > 20 and same(out, whole, "model.safetensors", "momentum.safetensors")
+    assert lines(log) == lines(whole / "rounds.jsonl") == 400
+
+
+def main_ends(arguments: list[str]) -> None:
+    with pytest.raises(SystemExit) as end:
+        main(arguments)
+    assert not end.value.code
+
+
+def test_before_anything_was_written(tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
+    def ready() -> bool:
+        return signal.getsignal(signal.SIGTERM) is not signal.SIG_DFL
+
+    text = ("--set=data.name=pydoc", "--set=task.name=network", "--set=task.model=gpt")
+    arguments = ["run", "--out", str(tmp_path / "out"), *text]
+    assert stopped(arguments, ready, signal.SIGTERM) == 143
+    said = capsys.readouterr().err
+    assert said.count("\n") == 1 and "nothing was written" in said
+    assert not (tmp_path / "out").exists()
+
+
+def test_a_census_and_a_suite(tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
+    rows = tmp_path / "s" / "neighbours.csv"
+    run = ["stability", "--all", *DATA, "--set=federation.rounds=40", "--set=local.lr=0.01"]
+    assert (
+        stopped([*run, "--out", str(rows.parent)], lambda: lines(rows) > 1, signal.SIGTERM) == 143
+    )
+    command = again(capsys.readouterr().err)
+    main_ends(command)
+    main_ends([*run, "--out", str(tmp_path / "whole")])
+    assert same(rows.parent, tmp_path / "whole", "neighbours.csv", "model.safetensors")
+    cells = tmp_path / "f" / "cells"
+    study = ["suite", "dp-muon-printed", "--scale", "small", "--out", str(cells.parent)]
+    assert stopped(study, lambda: any(cells.glob("*.json")), signal.SIGINT) == 130
+    command = again(capsys.readouterr().err)
+    assert command[:2] == ["suite", "dp-muon-printed"] and command[-1] == "--resume"
+
+
+def test_a_second_signal_is_not_held_up(tmp_path: Path) -> None:
+    """After the first, the system's own way of ending is back: saving may hang."""
+    with interruptible():
+        with pytest.raises(Interrupted):
+            os.kill(os.getpid(), signal.SIGTERM)
+        assert signal.getsignal(signal.SIGTERM) is signal.SIG_DFL

@@ -1,0 +1,116 @@
+"""What is pinned has hashes, what is built holds what it should, whoever builds it."""
+
+import tomllib
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from packages import archives, pins
+from packages.pins import Pin, Pins
+
+
+@pytest.fixture(scope="module")
+def built(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    """The sdist, the wheel of the tree, and the wheel of what the sdist holds."""
+    folder = tmp_path_factory.mktemp("archives")
+    sdist = archives.build(archives.ROOT, folder, "sdist")
+    tree = archives.unpack(sdist, folder)
+    return {
+        "sdist": sdist,
+        "wheel": archives.build(archives.ROOT, folder / "tree", "wheel"),
+        "again": archives.build(tree, folder / "sdist", "wheel"),
+    }
+
+
+def all_pins() -> tuple[Pins, dict[str, Pins]]:
+    constraints = pins.parse(pins.CONSTRAINTS.read_text(encoding="utf-8"))
+    return constraints, {name: pins.read(name) for name in pins.NAMES}
+
+
+def test_every_pin_has_hashes_and_every_hash_a_pin() -> None:
+    constraints, files = all_pins()
+    assert pins.flaws(constraints, files) == []
+    assert len(constraints) > 100 and set(files["torch"]) == {"torch"}
+    assert not any(name.startswith(pins.CUDA) for name in files["dev"])  # not for processors alone
+
+
+def without_hash(files: dict[str, Pins]) -> None:
+    files["dev"]["six"] = replace(files["dev"]["six"], hashes=())
+
+
+def missing(files: dict[str, Pins]) -> None:
+    del files["bench"]["pfl"]
+
+
+def added(files: dict[str, Pins]) -> None:
+    files["dev"]["unheard-of"] = Pin("unheard-of", "1.0", hashes=("0" * 64,))
+
+
+def another_version(files: dict[str, Pins]) -> None:
+    files["dev"]["six"] = replace(files["dev"]["six"], version="1.16.0")
+
+
+def twice(files: dict[str, Pins]) -> None:
+    files["bench"]["six"] = files["dev"]["six"]
+
+
+@pytest.mark.parametrize(("change", "said"), [
+    (without_hash, "six in dev has no hash."),
+    (missing, "pfl has no hashes."),
+    (added, "unheard-of in dev is not in constraints.txt."),
+    (another_version, "six in dev has another version than in constraints.txt."),
+    (twice, "six is in dev and in bench."),
+])  # fmt: skip
+def test_a_wrong_pin_is_seen(change: Callable[[dict[str, Pins]], None], said: str) -> None:
+    constraints, files = all_pins()
+    change(files)
+    assert pins.flaws(constraints, files) == [said]
+
+
+@pytest.mark.parametrize("line", ["six>=1", "six", "-e .", "six==1 --hash=sha256:ab", "a==1\nA==1"])
+def test_what_is_no_pin_is_refused(line: str) -> None:
+    with pytest.raises(ValueError, match="pin"):
+        pins.parse(line)
+
+
+def test_pins_are_read_as_they_are_written() -> None:
+    pin = Pin("nvidia-nvtx", "13.0.85", "sys_platform == 'linux'", ("ab" * 32, "cd" * 32))
+    assert pins.parse(f"# why\n{pin}\n") == {"nvidia-nvtx": pin}
+
+
+def test_every_requirement_of_ours_is_pinned() -> None:
+    project = tomllib.loads((pins.ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+    extras = project["optional-dependencies"]
+    wanted = project["dependencies"] + [
+        one for name in extras if name != "hub" for one in extras[name]
+    ]
+    named = {pins.normal(one.partition("[")[0].split(">")[0].split("=")[0]) for one in wanted}
+    assert named - {"fedmuon"} <= set(all_pins()[0])
+
+
+def test_the_wheel_holds_the_rooms_and_nothing_else(built: dict[str, Path]) -> None:
+    rooms = archives.tracked(*archives.ROOMS)
+    held = archives.names(built["wheel"])
+    assert archives.differences(held, rooms) == []
+    assert "experiments/suites/A1.toml" in held and "fedmuon/py.typed" in held
+    stray = held - {"experiments/suites/A1.toml"} | {"tests/conftest.py"}
+    assert archives.differences(stray, rooms) == [
+        "without experiments/suites/A1.toml",
+        "with tests/conftest.py",
+    ]
+
+
+def test_the_sdist_holds_the_tests_and_the_pins(built: dict[str, Path]) -> None:
+    held = archives.names(built["sdist"])
+    assert archives.tracked("tests", "benchmarks", "requirements", *archives.ROOMS) <= held
+    assert {"Makefile", "constraints.txt", "pyproject.toml", "LICENSE", "README.md"} <= held
+    assert not any(name.startswith(("runs/", ".ci/", ".venv/")) for name in held)
+
+
+def test_archives_are_the_same_bytes(built: dict[str, Path], tmp_path: Path) -> None:
+    """Built a second time, and from the sdist instead of the tree."""
+    for target in ("sdist", "wheel"):
+        second = archives.build(archives.ROOT, tmp_path / target, target)
+        assert second.read_bytes() == built[target].read_bytes()
+    assert built["again"].read_bytes() == built["wheel"].read_bytes()
