@@ -56,8 +56,8 @@ def test_two_writers(lab: Laboratory) -> None:
 
 def test_damage(lab: Laboratory) -> None:
     for case in flips.cases(lab)[:2]:
-        flips.tried(lab, case, list(flips.damages(case.folder, lab.draws("flips"), 1))[::5])
-    none_other(lab, 10)
+        flips.tried(lab, case, list(flips.damages(case.folder, lab.draws("flips"), 1))[::8])
+    none_other(lab, 6)
 
 
 @pytest.mark.parametrize("sign", [signal.SIGINT, signal.SIGTERM])
