@@ -12,18 +12,13 @@ from typing import Any
 
 import pytest
 from conftest import small
-from typer.testing import CliRunner
 
-from experiments import contents, deploy, kinds, ray_engine
 from experiments.bound import from_directory, judge
 from experiments.bound import report as verdict_of
-from experiments.cli import app
-from experiments.run import execute
-from fedmuon import config as tables
-from fedmuon.config import Config, load, parse
+from fedmuon.config import Config
 from fedmuon.errors import InputError
 from fedmuon.federated import setup
-from fedmuon.reading import NEEDS, is_default, reads, unread
+from fedmuon.reading import NEEDS, reads
 from fedmuon.tables import attribute
 
 NAMES = [f"{table}.{key}" for table, keys in NEEDS.items() for key in keys]
@@ -116,8 +111,8 @@ def with_other(config: Config, name: str) -> Config:
 def left_behind(config: Config, out: Path) -> dict[str, Any]:
     """All that a run is: its files but for the config and the seconds, and its bound; or the
     sentence that refuses it."""
-    from fedmuon.run import drive, prepare
     from fedmuon.federated.simulate import rounds
+    from fedmuon.run import drive, prepare
 
     try:
         run = prepare(setup.resolve(config), out)

@@ -25,7 +25,9 @@ def find(name: str, data: str | None, scale: str, changes: Tables) -> Work:
     content = contents.read(name)
     kind, own = content.pop("kind", "stability"), content.pop("data", None)
     if not (isinstance(kind, str) and isinstance(own, str | None)):
-        raise InputError(f"{name}: kind = {kind!r} and data = {own!r} must be words: mend that line")
+        raise InputError(
+            f"{name}: kind = {kind!r} and data = {own!r} must be words: mend that line"
+        )
     if kind in KINDS:
         chosen = data or own or contents.DATA
         maker = cast(Kind, import_module(f"experiments.kinds.{kind}"))
