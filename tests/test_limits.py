@@ -152,23 +152,25 @@ def test_the_accountant_says_what_it_cannot_compute(
     assert accounting.epsilon(1e-6, 0.01, 10, 1e-5).upper > 0  # the control: the ends are open
 
 
-def test_markup_in_a_path_is_a_path(tmp_path: Path) -> None:
+def test_markup_in_a_path_is_a_path(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     """Folders may be called [/x], which is a tag to the console."""
     out = tmp_path / "[/x]"
     file = tmp_path / "small.toml"
     file.write_text(dump(small(federation={"rounds": 1})))
     done = CliRunner().invoke(app, ["run", str(file), "--out", str(out)])
     assert done.exit_code == 0 and "[/x]" in done.output.replace("\n", "")
-    done = CliRunner().invoke(app, ["run", "--out", "a\0b"])
-    assert isinstance(done.exception, InputError) and "NUL" in str(done.exception)
-
-
-def test_a_config_is_no_suite(tmp_path: Path) -> None:
-    file = tmp_path / "config.toml"
-    file.write_text(dump(Config()))
     with pytest.raises(SystemExit) as end:
-        main(["suite", str(file)])
-    assert end.value.code == 2
+        main(["run", "--out", "a\0b"])
+    assert end.value.code == 2 and "NUL" in capfd.readouterr().err
+
+
+@pytest.mark.parametrize("text", [dump(Config()), "small = 3", "for = 3", "for.mnist5k = 3"])
+def test_a_config_is_no_suite(text: str, tmp_path: Path) -> None:
+    file = tmp_path / "config.toml"
+    file.write_text(text)
+    with pytest.raises(SystemExit) as end:
+        main(["suite", str(file), "--out", str(tmp_path / "out")])
+    assert end.value.code == 2 and not (tmp_path / "out").exists()
 
 
 def test_a_million_clients_are_still_judged_in_a_moment() -> None:

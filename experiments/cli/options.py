@@ -34,8 +34,6 @@ def chosen_config(file: Path | None, overrides: list[str], resume: bool) -> "Con
 
 def chosen_folder(out: Path | None, config: "Config | None", resume: bool = False) -> Path:
     """Where results go: the folder given, or a new one; there is nothing to resume in a new one."""
-    if out is not None and "\0" in str(out):
-        refuse("--out holds a NUL character, which no path has: leave it out")
     if out is not None:
         return out
     if resume or config is None:
@@ -43,6 +41,14 @@ def chosen_folder(out: Path | None, config: "Config | None", resume: bool = Fals
     stamp = time.strftime("%Y%m%d-%H%M%S")
     name = f"{config.data.name}-{config.local.recipe}-seed{config.federation.seed}-{stamp}"
     return Path("runs") / name
+
+
+def sound(arguments: list[str] | None) -> list[str] | None:
+    """The arguments of a command, none of which a system call can refuse to see whole."""
+    for argument in arguments or ():
+        if "\0" in argument:
+            refuse(f"the argument {argument!r} holds a NUL character: leave it out")
+    return arguments
 
 
 def refuse(sentence: str) -> NoReturn:
