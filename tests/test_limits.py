@@ -152,6 +152,24 @@ def test_the_accountant_says_what_it_cannot_compute(
     assert accounting.epsilon(1e-6, 0.01, 10, 1e-5).upper > 0  # the control: the ends are open
 
 
+@pytest.mark.parametrize(
+    ("command", "words"),
+    [
+        ("flops --steps 10000000000", "steps = 1e+10"),
+        ("flops --rank 1000000000000000", "rank = 1e+15"),
+        ("stationarity --paper 000 --noise 1e300", "noise = 1e+300"),
+        ("stationarity --paper 004 --q 100000000", "q = 1e+08"),
+    ],
+)
+def test_calculators_have_limits(
+    command: str, words: str, capfd: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit) as end:
+        main(command.split())
+    said = capfd.readouterr().err.strip()
+    assert end.value.code == 2 and words in said and "\n" not in said
+
+
 def test_markup_in_a_path_is_a_path(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     """Folders may be called [/x], which is a tag to the console."""
     out = tmp_path / "[/x]"

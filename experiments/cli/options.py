@@ -51,6 +51,13 @@ def sound(arguments: list[str] | None) -> list[str] | None:
     return arguments
 
 
+def require_at_most(most: float, **given: float | None) -> None:
+    """Refuse numbers beyond which nothing is computed, or not in anybody's time."""
+    for name, value in given.items():
+        if value is not None and abs(value) > most:
+            refuse(f"{name} = {value:.6g} is refused: give a number of at most {most:g}")
+
+
 def refuse(sentence: str) -> NoReturn:
     from fedmuon.errors import InputError
 
