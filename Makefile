@@ -10,7 +10,7 @@ export FLWR_TELEMETRY_ENABLED := 0
 export FLWR_DISABLE_UPDATE_CHECK := 1
 export RAY_USAGE_STATS_ENABLED := 0
 
-.PHONY: run test test-long check bench deploy-demo format clean help install
+.PHONY: run test test-long check bench deploy-demo packages audit format clean help install
 .DEFAULT_GOAL := help
 
 help: ## list the targets
@@ -46,6 +46,13 @@ bench: $(BENCH_STAMP) ## side by side with Flower, pfl-research, torch and Opacu
 deploy-demo: $(STAMP) ## SuperLink and SuperNodes as processes: with TLS and keys, then without
 	$(BIN)/fedmuon deploy-demo
 	$(BIN)/fedmuon deploy-demo --insecure
+
+packages: $(STAMP) ## licences; wheel and sdist, tried in every Python from 3.11 that is here
+	PYTHONPATH=tests $(BIN)/python -m packages.licences
+	PYTHONPATH=tests $(BIN)/python -m packages.environments
+
+audit: $(STAMP) ## ask whether a pinned version is known to be vulnerable
+	PYTHONPATH=tests $(BIN)/python -m packages.audit
 
 install: $(STAMP) ## set up only
 

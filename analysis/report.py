@@ -4,16 +4,19 @@ A folder is a suite (suite.json, whose `kind` says what else), a run with neighb
 (neighbours.csv, bound.json, config.toml), or holds such folders, which then share one page.
 """
 
-from collections.abc import Callable, Sequence
+import contextlib
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 from analysis import figures, page
 from analysis.claims import Claim
+from analysis.columns import MEND
 from analysis.findings import Findings, Picture, Rows
 from analysis.kinds import neighbours, of_suite
 from fedmuon.errors import InputError
 from fedmuon.files import mendable, write_bytes
 
+ODD = (ArithmeticError, AttributeError, LookupError, TypeError, ValueError)
 SUITE, RUN = ("runs.csv", "suite.json"), ("bound.json", "neighbours.csv")
 
 
@@ -36,16 +39,34 @@ def gather(folder: Path) -> list[Findings]:
     if not folder.is_dir():
         raise InputError(f"{folder} is no folder: name one that `fedmuon suite` wrote")
     if kind := _kind(folder):
-        return [kind(folder)]
+        return [_found(kind, folder)]
     with mendable(folder, "read"):
         below = sorted(entry for entry in folder.iterdir() if entry.is_dir())
-    found = [kind(entry) for entry in below if (kind := _kind(entry))]
+    found = [_found(kind, entry) for entry in below if (kind := _kind(entry))]
     if not found:
         raise InputError(
             f"{folder} holds neither a finished suite nor a run with neighbours: name a folder "
             "that `fedmuon suite` or `fedmuon stability` wrote, or finish it with --resume"
         )
     return found
+
+
+@contextlib.contextmanager
+def _as_written(folder: Path) -> Iterator[None]:
+    """Refuse what is sound CSV and JSON, but holds other things than fedmuon writes there."""
+    try:
+        yield
+    except InputError:
+        raise
+    except ODD as error:
+        raise InputError(
+            f"{folder} was changed by hand, or written by another version ({error!r:.80}): {MEND}"
+        ) from error
+
+
+def _found(kind: Callable[[Path], Findings], folder: Path) -> Findings:
+    with _as_written(folder):
+        return kind(folder)
 
 
 def _kind(folder: Path) -> Callable[[Path], Findings] | None:
@@ -59,7 +80,8 @@ def _draw(part: Findings, place: Path) -> list[str]:
     """Save every figure, and return them as HTML; the page has them wide and narrow."""
     with mendable(place, "create"):
         place.mkdir(parents=True, exist_ok=True)
-    return [_save(picture, place) for picture in part.pictures]
+    with _as_written(place):
+        return [_save(picture, place) for picture in part.pictures]
 
 
 def _save(picture: Picture, place: Path) -> str:

@@ -21,9 +21,10 @@ from fedmuon.errors import InputError
 from fedmuon.federated.evaluate import risk
 from fedmuon.federated.local import Broadcast, cohort_round
 from fedmuon.federated.lone import LoneClient, lone_client
-from fedmuon.federated.wire import pack, unpack
+from fedmuon.federated.wire import distrusted, named, pack, plain, received
 from fedmuon.tables import Scalar
 from fedmuon.tasks.base import Params
+from fedmuon.transforms.base import States
 
 FlatConfig = tuple[tuple[str, Scalar], ...]
 
@@ -31,10 +32,10 @@ app = ClientApp()
 
 
 @contextmanager
-def deadline(message: Message) -> Iterator[None]:
-    """End this worker process if the message outlives its time: a client that hangs must not keep
+def deadline(seconds: float) -> Iterator[None]:
+    """End this worker process if a message outlives its time: a client that hangs must not keep
     the simulation, which waits for its workers, from ending. The watchdog needs no Python."""
-    faulthandler.dump_traceback_later(message.metadata.ttl, exit=True)
+    faulthandler.dump_traceback_later(seconds, exit=True)
     try:
         yield
     finally:
@@ -50,12 +51,15 @@ def query(message: Message, context: Context) -> Message:
 @app.train()
 def train(message: Message, context: Context) -> Message:
     """One client's round of local steps."""
-    config, round, stack, rows = _request(message)
     number = _partition(context)
-    with deadline(message):
+    with distrusted():
+        config, round, stack, rows = _request(message)
+        most = float(message.metadata.ttl)
+    with deadline(most):
         lone = _client(config, number)
-        shard = lone.shard if rows is None else lone.beside(rows)
-        params, states = unpack(_arrays(message), *lone.like(stack))
+        with distrusted():
+            shard = lone.shard if rows is None else lone.beside(rows)
+            params, states = _arrays(message, lone, stack)
         sent = Broadcast(round, params, states)
         (reply,) = cohort_round(lone.recipe, lone.task, lone.plan, [(number, shard)], sent)
     return _reply(
@@ -71,10 +75,12 @@ def train(message: Message, context: Context) -> Message:
 @app.evaluate()
 def evaluate(message: Message, context: Context) -> Message:
     """The model's loss and accuracy on this client's own samples, per replica."""
-    config, round, stack, _ = _request(message)
     number = _partition(context)
+    with distrusted():
+        config, round, stack, _ = _request(message)
     lone = _client(config, number)
-    params, _ = unpack(_arrays(message), lone.like(stack)[0], {})
+    with distrusted():
+        params, _ = _arrays(message, lone, stack, states=False)
     found = risk(lone.task, params, lone.shard.data.inputs, lone.shard.data.labels)
     return _reply(
         message,
@@ -91,21 +97,37 @@ def evaluate(message: Message, context: Context) -> Message:
 def _client(config: FlatConfig, client: int) -> LoneClient:
     """What the config says of one client, made once per worker process."""
     torch.set_num_threads(int(os.environ.get("FEDMUON_CLIENT_THREADS", "1")))
-    return lone_client(unflatten(dict(config)), client)
+    with distrusted():
+        read = unflatten(dict(config))
+    return lone_client(read, client)
 
 
 def _request(message: Message) -> tuple[FlatConfig, int, int, np.ndarray | None]:
     """The config (hashable), the round, the number of replicas that a message speaks of, and the
     data sets that they see (`Neighbours.rows`), if not all the same."""
     flat: dict[str, Any] = dict(message.content.config_records["config"])
-    round, stack, rows = int(flat.pop("round")), int(flat.pop("stack")), flat.pop("rows", None)
+    round, stack, rows = flat.pop("round"), flat.pop("stack"), flat.pop("rows", None)
+    if type(round) is not int or type(stack) is not int or round < 0 or stack < 1:
+        raise InputError("the message names no round and number of replicas")
+    if odd := [name for name, value in flat.items() if not isinstance(value, Scalar)]:
+        raise InputError(f"the message's {plain(odd[0], 60)} is no single value")
+    if rows is not None and len(rows) != 3 * stack:
+        raise InputError("the message does not name one data set a replica")
     held = None if rows is None else np.array(rows, np.int64).reshape(stack, 3)
     return tuple(sorted(flat.items())), round, stack, held
 
 
-def _arrays(message: Message) -> Params:
+def _arrays(
+    message: Message, lone: LoneClient, stack: int, states: bool = True
+) -> tuple[Params, States]:
+    """The model and, if wanted, the states: of as many replicas as there are bytes for."""
     record = message.content.array_records["arrays"]
-    return {name: torch.from_numpy(array.numpy()) for name, array in record.items()}
+    arrays = {name: array.data for name, array in record.items()}
+    one = named(lone.like(1)[0], {})
+    if any(stack * value.nbytes > len(arrays.get(name, b"")) for name, value in one.items()):
+        raise InputError(f"the message's arrays are not those of {plain(stack, 20)} replicas")
+    params, like = lone.like(stack)
+    return received(arrays, params, like if states else {})
 
 
 def _partition(context: Context) -> int:

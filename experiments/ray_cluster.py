@@ -88,7 +88,12 @@ def _closed_to_others(folder: Path) -> Iterator[None]:
     token = folder / "token"
     token.touch(mode=0o600)
     token.write_text(secrets.token_hex(32), encoding="utf-8")
-    wanted = {LOOPBACK: "0", "RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN_PATH": str(token)}
+    wanted = {
+        LOOPBACK: "0",
+        "RAY_AUTH_MODE": "token",
+        "RAY_AUTH_TOKEN_PATH": str(token),
+        "SPT_NOENV": "1",  # Ray's agents shall not overwrite the environment they are known by
+    }
     held = {name: os.environ.get(name) for name in (*wanted, "RAY_AUTH_TOKEN", "RAY_ADDRESS")}
     for name in held:
         os.environ.pop(name, None)

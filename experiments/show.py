@@ -8,6 +8,7 @@ from rich.markup import escape
 from rich.table import Table
 
 from analysis.findings import Findings
+from experiments.cli.options import said
 from fedmuon.storage import Record
 
 
@@ -107,15 +108,20 @@ def _numbers(summary: Record) -> Table:
     return table
 
 
+def _said(text: str) -> str:
+    """Words of a file as a table may hold them: no markup, no control characters."""
+    return escape(said(text))
+
+
 def suite_tables(found: Findings) -> list[Table]:
     """A suite's claims, and its numbers."""
-    claims = Table("claim", "holds", "by how much", title=escape(found.title), title_justify="left")
+    claims = Table("claim", "holds", "by how much", title=_said(found.title), title_justify="left")
     for claim in found.claims:
         said = {True: "[green]yes[/]", False: "[red]NO[/]", None: "cannot say"}[claim.holds]
-        claims.add_row(escape(claim.sentence), said, escape(claim.detail))
+        claims.add_row(_said(claim.sentence), said, _said(claim.detail))
     numbers = Table(title=found.numbers_title, title_justify="left")
     for place, name in enumerate(found.head):
-        numbers.add_column(escape(name), justify="right" if place else "left")
+        numbers.add_column(_said(name), justify="right" if place else "left")
     for row in found.numbers:
-        numbers.add_row(*map(escape, row))
+        numbers.add_row(*map(_said, row))
     return [claims, numbers]

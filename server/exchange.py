@@ -1,11 +1,14 @@
 """Messages to nodes and back, with a deadline."""
 
+import contextlib
 import time
 from collections.abc import Iterable, Sequence
 
 from flwr.app import Message, MessageType, RecordDict
 from flwr.serverapp import Grid
 
+from fedmuon.errors import InputError
+from fedmuon.federated.wire import distrusted, plain
 from server import stopping
 
 FIRST_PAUSE, LAST_PAUSE = 0.005, 0.1  # seconds between looks; small rounds should not wait
@@ -24,7 +27,9 @@ def exchange(grid: Grid, messages: Sequence[Message], deadline: float) -> dict[i
         stopping.pause(pause)
         found = list(grid.pull_messages(set(waiting)))
         for reply in found:
-            replies[waiting.pop(reply.metadata.reply_to_message_id)] = reply
+            number = waiting.pop(reply.metadata.reply_to_message_id, None)
+            if number is not None:  # nobody was asked twice
+                replies[number] = reply
         pause = FIRST_PAUSE if found else min(1.5 * pause, LAST_PAUSE)
     return replies
 
@@ -34,15 +39,15 @@ def meet(
 ) -> dict[int, int]:
     """Partition -> node id, complete for `wanted` unless patience ends first.
 
-    Only nodes that are not yet known are asked. A node that came back under another id takes its
-    partition over; nodes that left are forgotten.
+    Only nodes that are not yet known are asked. Nodes that left are forgotten, so that one that
+    came back under another id takes its partition over; but none takes what another one holds.
     """
     wanted, end = set(wanted), time.monotonic() + patience
     nodes, asked = dict(known), set(known.values())
     while True:
         present = set(grid.get_node_ids())
         nodes = {partition: node for partition, node in nodes.items() if node in present}
-        nodes |= _ask(grid, present - asked, max(end - time.monotonic(), 0.0))
+        nodes = _ask(grid, present - asked, max(end - time.monotonic(), 0.0)) | nodes
         asked |= present
         if wanted <= set(nodes) or time.monotonic() > end:
             return nodes
@@ -54,19 +59,32 @@ def _ask(grid: Grid, nodes: Iterable[int], deadline: float) -> dict[int, int]:
     asked = list(nodes)
     questions = [Message(RecordDict(), node, MessageType.QUERY, ttl=deadline + 1) for node in asked]
     answers = exchange(grid, questions, deadline)
+    claims = [(_partition(reply), asked[number]) for number, reply in answers.items()]
+    held = [partition for partition, _ in claims]
     return {
-        _partition(reply): asked[number]
-        for number, reply in answers.items()
-        if not reply.has_error()
+        partition: node
+        for partition, node in claims
+        if partition is not None and held.count(partition) == 1
     }
 
 
-def _partition(reply: Message) -> int:
-    return int(reply.content.config_records["who"]["partition"])  # type: ignore[arg-type]
+def _partition(reply: Message) -> int | None:
+    """The partition that a node says it holds; None if it says nothing of the kind."""
+    with contextlib.suppress(InputError), distrusted():
+        if not reply.has_error():
+            found = reply.content.config_records["who"]["partition"]
+            return found if type(found) is int else None
+    return None
 
 
 def reason(reply: Message) -> str:
     """Why a reply is an error, without the wrapping that Flower and Ray put around it."""
-    text = (reply.error.reason or "it failed").strip()
-    inner = text.rsplit("Message: ", 1)[-1].splitlines()[0]
-    return inner.removeprefix("<class 'ray.exceptions.").rstrip("'>")
+    text = (reply.error.reason or "").strip() or "it failed"
+    inner = (text.rsplit("Message: ", 1)[-1].strip() or text).splitlines()[0]
+    return plain(inner.removeprefix("<class 'ray.exceptions.").rstrip("'>"))
+
+
+def arrays_of(content: RecordDict) -> dict[str, bytes]:
+    """The arrays of a message, each as the bytes of an .npy file."""
+    record = content.array_records["arrays"]
+    return {name: array.data for name, array in record.items()}

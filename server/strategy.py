@@ -21,9 +21,9 @@ from fedmuon.errors import InputError
 from fedmuon.federated.aggregate import ServerState, aggregate, broadcast, mean_loss
 from fedmuon.federated.local import Reply
 from fedmuon.federated.simulate import Experiment, Fault, Round
-from fedmuon.federated.wire import pack, unpack
+from fedmuon.federated.wire import distrusted, pack, plain, received
 from server import stopping
-from server.exchange import exchange, meet, reason
+from server.exchange import arrays_of, exchange, meet, reason
 
 PAUSE = 2.0  # seconds more before every further attempt: a killed worker needs them to return
 
@@ -153,16 +153,26 @@ class FedMuonStrategy(Strategy):
         """A client's reply, refused unless it is of this round, of the right shapes, and finite."""
         if message.has_error():
             raise InputError(reason(message))
-        content, recipe = message.content, self.experiment.recipe
-        who = content.config_records["who"]
+        if message.metadata.src_node_id != self.nodes.get(client):
+            raise InputError("it was answered by a node that was not asked")
+        with distrusted():
+            return self._reply(message.content, client)
+
+    def _reply(self, content: RecordDict, client: int) -> Reply:
+        """The same of a message that may hold anything."""
+        recipe, who = self.experiment.recipe, content.config_records["who"]
         if (who["round"], who["partition"]) != (self.state.round, client):
-            raise InputError(f"it answers for partition {who['partition']}, round {who['round']}")
-        arrays = content.array_records["arrays"]
-        tensors = {name: torch.from_numpy(array.numpy()) for name, array in arrays.items()}
-        params, states = unpack(
-            tensors, self.state.params, {name: self.state.states[name] for name in recipe.returned}
+            about = f"partition {plain(who['partition'], 20)}, round {plain(who['round'], 20)}"
+            raise InputError(f"it answers for {about}")
+        params, states = received(
+            arrays_of(content),
+            self.state.params,
+            {name: self.state.states[name] for name in recipe.returned},
         )
-        if not all(bool(tensor.isfinite().all()) for tensor in tensors.values()):
+        found = [one for tree in (params, *states.values()) for one in tree.values()]
+        if not all(bool(tensor.isfinite().all()) for tensor in found):
             raise InputError("it returns values that are not finite")
         loss = torch.tensor(content.metric_records["metrics"]["loss"], dtype=torch.float64)
+        if loss.shape != (len(found[0]),):
+            raise InputError("it does not return one loss a replica")
         return Reply(client, params, states, loss)

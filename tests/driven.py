@@ -1,9 +1,10 @@
-"""`fedmuon` as a process of its own that computes with the help of others, and what is left of it.
+"""`fedmuon` as a process of its own that computes with the help of others, and what is left.
 
-`python -m tests.driven` kills every kind of driver with -9, and counts processes and key files 2 and
-10 seconds later.
+`python -m tests.driven` kills every kind of driver with -9, and counts processes and key files 2
+and 10 seconds later.
 """
 
+import contextlib
 import os
 import signal
 import subprocess
@@ -61,11 +62,8 @@ class Driver:
     @property
     def folder(self) -> Path | None:
         """The guarded folder that it holds locked."""
-        for link in Path(f"/proc/{self.process.pid}/fd").iterdir():
-            target = Path(os.readlink(link)) if link.is_symlink() else link
-            if target.name == OWNER:
-                return target.parent
-        return None
+        owned = [file for file in _open_files(self.process.pid) if file.name == OWNER]
+        return owned[0].parent if owned else None
 
     def helpers(self) -> set[int]:
         """Numbers of the processes that compute for it."""
@@ -96,19 +94,23 @@ def key_files(folder: Path) -> list[Path]:
 
 def listening(processes: set[int]) -> set[str]:
     """Local addresses, as the kernel writes them, on which these processes wait for connections."""
-    inodes = set()
-    for process in processes:
-        try:
-            links = [os.readlink(link) for link in Path(f"/proc/{process}/fd").iterdir()]
-        except OSError:
-            continue
-        inodes |= {link[8:-1] for link in links if link.startswith("socket:[")}
+    held = [file.name for one in processes for file in _open_files(one)]
+    inodes = {name[8:-1] for name in held if name.startswith("socket:[")}
     rows = [
         line.split()
         for name in ("tcp", "tcp6")
         for line in Path(f"/proc/net/{name}").read_text().splitlines()[1:]
     ]
     return {row[1] for row in rows if row[3] == "0A" and row[9] in inodes}
+
+
+def _open_files(process: int) -> list[Path]:
+    found = []
+    with contextlib.suppress(OSError):
+        for link in Path(f"/proc/{process}/fd").iterdir():
+            with contextlib.suppress(OSError):
+                found.append(link.readlink())
+    return found
 
 
 def is_loopback(address: str) -> bool:

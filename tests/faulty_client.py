@@ -28,7 +28,7 @@ def train(message: Message, context: Context) -> Message:
     if order == "kill":
         os.kill(os.getpid(), 9)
     if order == "silent":
-        with deadline(message):
+        with deadline(message.metadata.ttl):
             time.sleep(600)
     reply = sound(message, context)
     if order:

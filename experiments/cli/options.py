@@ -37,6 +37,8 @@ def chosen_config(file: Path | None, overrides: list[str], resume: bool) -> "Con
 
 def chosen_folder(out: Path | None, config: "Config | None", resume: bool = False) -> Path:
     """Where results go: the folder given, or a new one; there is nothing to resume in a new one."""
+    if out is not None and "\0" in str(out):
+        refuse("--out holds a NUL character, which no path has: leave it out")
     if out is not None:
         return out
     if resume or config is None:

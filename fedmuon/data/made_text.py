@@ -7,7 +7,7 @@ are what a private run learns; `lodgings`, with other names and wordings, may be
 import csv
 import io
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -61,15 +61,26 @@ def make_text(
     if not LEAST <= tables <= MOST:
         raise InputError(f"{tables} tables cannot be made up: ask for {LEAST} to {MOST}")
     place, entries = Path(folder).expanduser(), _entries(tables, domain, seed)
-    place.mkdir(parents=True, exist_ok=True)
     edges = np.cumsum([0.0, *PARTS.values()]) * len(entries)
-    written = []
+    contents = {}
     for part, low, high in zip(PARTS, edges, edges[1:], strict=False):
         of = entries[round(low) : round(high)]
         file = place / f"made-up-{part}{'.csv' if form == 'e2e' else '.json'}"
-        file.write_text(_csv(of) if form == "e2e" else _json(of), encoding="utf-8", newline="")
-        written.append(file)
-    return written
+        contents[file] = _csv(of) if form == "e2e" else _json(of)
+    _write(place, contents)
+    return list(contents)
+
+
+def _write(place: Path, contents: Mapping[Path, str]) -> None:
+    try:
+        place.mkdir(parents=True, exist_ok=True)
+        for file, text in contents.items():
+            file.write_text(text, encoding="utf-8", newline="")
+    except (OSError, ValueError) as error:  # ValueError: a name with a null character
+        raise InputError(
+            f"cannot write to {place} ({getattr(error, 'strerror', error)}): name a folder that is "
+            "writable and has room"
+        ) from None
 
 
 Entry = tuple[dict[str, str], list[str]]  # fields in order, name first; sentences

@@ -56,9 +56,10 @@ def tokens_of(folder: str) -> Tokens:
     try:
         place = Path(folder).expanduser()
         pieces = AutoTokenizer.from_pretrained(str(place), local_files_only=True)
-    except (OSError, ValueError) as error:
+    except Exception as error:  # damaged files fail in any way, in several libraries
+        why = next(iter(str(error).splitlines()), type(error).__name__)
         raise InputError(
-            f"[data] tokenizer = '{folder}' holds no tokenizer ({str(error).splitlines()[0]}): "
+            f"[data] tokenizer = '{folder}' holds no tokenizer ({why}): "
             "name a folder with tokenizer.json, or leave it out for bytes"
         ) from None
     if pieces.eos_token_id != len(pieces) - 1:

@@ -11,6 +11,7 @@ from fedmuon.config import Config
 from fedmuon.data.mapped import mapped
 from fedmuon.data.neighbours import Neighbours
 from fedmuon.data.source import Source, flat_rows
+from fedmuon.errors import InputError
 from fedmuon.federated.plan import Plan
 from fedmuon.federated.setup import deal, options_of, plan, recipe, resolve, task
 from fedmuon.federated.shards import Shard, replaced
@@ -34,6 +35,10 @@ class LoneClient:
 
     def beside(self, rows: np.ndarray) -> Shard:
         """Its shard in a stack of the data sets that rows [S, 3] name (see `Neighbours.of`)."""
+        own_rows = rows[rows[:, 0] == self.client]
+        most = [len(self.shard.data.labels), len(self.samples.labels)]
+        if not ((own_rows[:, 1:] >= 0) & (own_rows[:, 1:] < most)).all():
+            raise InputError(f"client {self.client} has no such samples to replace")
         neighbours = Neighbours.of(self.samples, rows, self.normalize)
         own = dataclasses.replace(self.shard.data, replaced=None)
         there = replaced(neighbours, self.client, own)
@@ -51,7 +56,7 @@ def _rules(config: Config, what: Task) -> Recipe:
     return recipe(config, what)
 
 
-@lru_cache(maxsize=1)
+@lru_cache(maxsize=2)  # one replica, and a stack of them
 def _template(task: Task, recipe: Recipe, stack: int) -> tuple[Params, States]:
     """Made once for all messages; nobody writes to it."""
     params = task.initial(generator(0, Draw.INITIAL), stack)

@@ -1,10 +1,14 @@
 """A server state as one flat dictionary of named tensors, for messages and for files.
 
-Names are `model.<parameter>` and `<link>.<parameter>`; each array appears once.
+Names are `model.<parameter>` and `<link>.<parameter>`; each array appears once. What comes in a
+message was written by a stranger: it is compared with what is expected before it is read.
 """
 
-from collections.abc import Mapping
+import contextlib
+import io
+from collections.abc import Iterable, Iterator, Mapping
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -15,11 +19,14 @@ from fedmuon.transforms.base import States
 
 def pack(params: Params, states: States) -> dict[str, Tensor]:
     """Model and states -> flat tensors on the CPU."""
+    return {name: value.detach().cpu() for name, value in named(params, states).items()}
+
+
+def named(params: Params, states: States) -> dict[str, Tensor]:
+    """Model and states under their flat names, wherever they are."""
     trees = {"model": params, **states}
     return {
-        f"{tree}.{name}": value.detach().cpu()
-        for tree, values in trees.items()
-        for name, value in values.items()
+        f"{tree}.{name}": value for tree, values in trees.items() for name, value in values.items()
     }
 
 
@@ -31,8 +38,7 @@ def unpack(tensors: Mapping[str, Tensor], like: Params, states: States) -> tuple
     trees = {"model": like, **states}
     wanted = {f"{tree}.{name}" for tree, values in trees.items() for name in values}
     if wanted != set(tensors):
-        odd = sorted(wanted ^ set(tensors))
-        raise InputError(f"the arrays {', '.join(odd)} are missing or not expected")
+        raise InputError(f"the arrays {_some(wanted ^ set(tensors))} are missing or not expected")
     found = {
         tree: {name: _fitted(tensors[f"{tree}.{name}"], one, name) for name, one in values.items()}
         for tree, values in trees.items()
@@ -48,3 +54,59 @@ def _fitted(tensor: Tensor, like: Tensor, name: str) -> Tensor:
             f"{tuple(like.shape)} {like.dtype}"
         )
     return torch.empty_like(like).copy_(tensor)
+
+
+def received(arrays: Mapping[str, bytes], like: Params, states: States) -> tuple[Params, States]:
+    """As `unpack`, from the bytes of .npy files: no more is allocated than is expected."""
+    wanted = named(like, states)
+    known = {
+        name: _read(data, wanted[name], name) for name, data in arrays.items() if name in wanted
+    }
+    others = {name: torch.empty(0) for name in arrays if name not in wanted}
+    return unpack({**known, **others}, like, states)
+
+
+def _read(data: bytes, like: Tensor, name: str) -> Tensor:
+    """The array, if the header says what is expected and the bytes are as many as it says."""
+    file = io.BytesIO(data)
+    try:
+        if np.lib.format.read_magic(file) != (1, 0):
+            raise ValueError
+        shape, columns, dtype = np.lib.format.read_array_header_1_0(file)
+    except Exception:  # numpy's parser ends in a dozen ways
+        raise InputError(f"the array {name} is no .npy file") from None
+    expected = torch.empty(0, dtype=like.dtype).numpy().dtype
+    if shape != tuple(like.shape) or dtype != expected:
+        raise InputError(
+            f"the array {name} is {plain(shape)} {plain(dtype)}, not the expected "
+            f"{tuple(like.shape)} {expected}"
+        )
+    if len(data) - file.tell() != like.nbytes:
+        raise InputError(f"the array {name} is cut or has more bytes than its header says")
+    values = np.frombuffer(data, dtype, offset=file.tell())
+    return torch.from_numpy(values.reshape(shape, order="F" if columns else "C").copy())
+
+
+@contextlib.contextmanager
+def distrusted() -> Iterator[None]:
+    """Whatever a stranger's message breaks is the stranger's fault, and one sentence."""
+    try:
+        yield
+    except InputError as error:
+        raise InputError(plain(error, 500)) from None
+    except Exception as error:
+        said = f"{type(error).__name__}: {plain(error)}"
+        raise InputError(f"its message is malformed ({said})") from None
+
+
+def plain(what: object, most: int = 200) -> str:
+    """A stranger's words as part of a line: printable, and not too long."""
+    text = "".join(one if one.isprintable() else " " for one in str(what)[: most + 1])
+    return text if len(text) <= most else f"{text[:most]}..."
+
+
+def _some(names: Iterable[str], most: int = 3) -> str:
+    """Names for a sentence."""
+    held = sorted(names)
+    more = f" and {len(held) - most} more" if len(held) > most else ""
+    return ", ".join(plain(name, 60) for name in held[:most]) + more

@@ -18,8 +18,11 @@ TINY = {
 PRIVATE = {
     "local": {"recipe": "dp-muon", "lr": 0.05, "steps": 1},
     "privacy": {"noise": 1.0, "lot": 4.0, "insecure-reproducible-noise": True},
+    "output": {"checkpoint-every": None},
 }
 NETWORK = {"task": {"name": "network", "model": "mlp"}, "local": {"lr": 0.05, "batch": 4}}
+NO_MAP = {"orthogonalizer": {"lambda": None}}
+READ = {"data": {"dimension": None, "classes": None}}  # what only generated samples have
 SUITE = """title = "Two by two"
 data = "synthetic"
 seeds = [0]
@@ -44,11 +47,12 @@ rounds = 3
 
 
 def tables(*layers: dict[str, dict]) -> Tables:
-    """Layers of tables, the later on top, as TOML texts."""
+    """Layers of tables, the later on top, as TOML texts; None takes a key away."""
     found: Tables = {}
     for layer in (TINY, *layers):
         for table, keys in layer.items():
-            found.setdefault(table, {}).update({key: written(one) for key, one in keys.items()})
+            held = {**found.get(table, {}), **{key: written(one) for key, one in keys.items()}}
+            found[table] = {key: held[key] for key in held if keys.get(key, "") is not None}
     return found
 
 

@@ -12,13 +12,57 @@ from tests.fuzz.calls import call, judged, snapshot
 from tests.fuzz.outcome import Case, Outcome
 
 KIND = "commands"
-PLACES = ("tiny.toml", "suite.toml", "run", "private", "stability", "suite", "empty", "new", "missing",
-          "tiny.toml/x", "run/config.toml", "run/partition.npz", "run/model.safetensors")  # fmt: skip
+PLACES = (
+    "tiny.toml",
+    "suite.toml",
+    "run",
+    "private",
+    "stability",
+    "suite",
+    "empty",
+    "new",
+    "missing",
+    "tiny.toml/x",
+    "run/config.toml",
+    "run/partition.npz",
+    "run/model.safetensors",
+)
 # Words that some option knows, so that not every case ends at the parser.
-WORDS = ("small", "full", "synthetic", "paper", "sharp", "explicit", "muon", "adamw", "sgd", "gpt",
-         "cnn", "nanogpt", "cubic", "quintic", "jordan", "taylor-4", "gaussian", "kaczmarz", "e2e",
-         "dart", "restaurants", "lodgings", "inline", "ray", "deployment", "local", "poisson",
-         "add-remove", "joint", "per-release", "001", "002", "003")  # fmt: skip
+WORDS = (
+    "small",
+    "full",
+    "synthetic",
+    "paper",
+    "sharp",
+    "explicit",
+    "muon",
+    "adamw",
+    "sgd",
+    "gpt",
+    "cnn",
+    "nanogpt",
+    "cubic",
+    "quintic",
+    "jordan",
+    "taylor-4",
+    "gaussian",
+    "kaczmarz",
+    "e2e",
+    "dart",
+    "restaurants",
+    "lodgings",
+    "inline",
+    "ray",
+    "deployment",
+    "local",
+    "poisson",
+    "add-remove",
+    "joint",
+    "per-release",
+    "001",
+    "002",
+    "003",
+)
 ORDINARY = {"int": ("1", "2", "3", "10", "100"), "float": ("0.5", "1", "0.01", "2", "64", "1e-5")}
 
 
@@ -39,8 +83,11 @@ def draw(rng: Random) -> Case:
 
 def perform(case: Case, place: Path) -> Outcome:
     """Run it beside copies of the templates that it names."""
-    named = {Path(word).parts[0] for word in case["arguments"] if word and "\0" not in word
-             and Path(word).parts}  # fmt: skip
+    named = {
+        Path(word).parts[0]
+        for word in case["arguments"]
+        if word and "\0" not in word and Path(word).parts
+    }
     for name in templates.NAMES:
         if name in named:
             templates.copied(place.parent, name, place)

@@ -2,6 +2,7 @@
 
 import math
 import re
+import tomllib
 from pathlib import Path
 from random import Random
 from typing import Any, get_args, get_origin
@@ -9,7 +10,8 @@ from typing import Any, get_args, get_origin
 from annotated_types import Ge, Gt, Le, Lt
 from pydantic.fields import FieldInfo
 
-from fedmuon.config import Config
+from fedmuon.config import UNFINISHED, Config
+from fedmuon.reading import unread
 from tests.fuzz import base, values
 from tests.fuzz.calls import call, judged, snapshot
 from tests.fuzz.outcome import Case, Outcome
@@ -31,9 +33,11 @@ def draw(rng: Random) -> Case:
     command = rng.choice(COMMANDS)
     if command[0] == "suite":
         return {"kind": KIND, "toml": _suite(rng), "command": command}
-    content = base.tables(rng.choice(STARTS))
+    content = _start(rng)
     for _ in range(rng.choice((1, 1, 1, 2, 3, 6))):
         _change(rng, content)
+    if rng.random() < 0.8:
+        _without_unread(content)
     text = base.toml(content)
     text = _disturbed(rng, text) if rng.random() < 0.15 else text
     changes = [f"--set={override(rng)}" for _ in range(rng.choice((0, 0, 0, 1)))]
@@ -45,6 +49,31 @@ def perform(case: Case, place: Path) -> Outcome:
     base.write(place / "c.toml", case["toml"].replace("{here}", str(place)))
     before = snapshot(place)
     return judged(call(case["command"], place), place, before)
+
+
+def _start(rng: Random) -> base.Tables:
+    """A small experiment of any recipe, map and task."""
+    content = base.tables(rng.choice(STARTS))
+    for table, key in (("local", "recipe"), ("orthogonalizer", "name")):
+        if rng.random() < 0.6:
+            content.setdefault(table, {})[key] = _fitting(rng, key, _keys(table)[key])
+    if content["local"].get("recipe", "").startswith(('"dp-', '"disk-')):
+        content["local"].pop("batch", None)
+        content["privacy"] = {"noise": "1.0", "lot": "4.0"}
+        content["faults"] = {"retries": "0"}
+    return content
+
+
+def _without_unread(content: base.Tables) -> None:
+    """Leave out what nothing reads beside the rest, or most cases would end at that."""
+    try:
+        tables = tomllib.loads(base.toml(content))
+        config = Config.model_validate(tables, context=UNFINISHED)
+    except (ValueError, RecursionError):
+        return
+    for name in unread(config):
+        table, _, key = name.partition(".")
+        content.get(table, {}).pop(key, None)
 
 
 def _change(rng: Random, content: base.Tables) -> None:
@@ -67,7 +96,7 @@ def _setting(rng: Random) -> tuple[str, str, str]:
         return rng.choice((table, "odd")), rng.choice(("odd", "é", name.upper())), "1"
     if (table, name) == ("engine", "name") and rng.random() < 0.7:
         return table, name, '"inline"'
-    fits = rng.random() < 0.55
+    fits = rng.random() < 0.75
     return table, name, _fitting(rng, name, keys[name]) if fits else values.toml(rng)
 
 
@@ -85,8 +114,11 @@ def _fitting(rng: Random, name: str, field: FieldInfo) -> str:
         return rng.choice(("true", "false"))
     low, high = _limits(field)
     if kind is int:
-        return str(rng.choice((max(low, 1), max(low, 2), int(low) + 3, rng.randrange(1, 9)))
-                   if name in LONG or rng.random() < 0.6 else rng.choice(values.INTEGERS))  # fmt: skip
+        return str(
+            rng.choice((max(int(low), 1), max(int(low), 2), int(low) + 3, rng.randrange(1, 9)))
+            if name in LONG or rng.random() < 0.75
+            else rng.choice(values.INTEGERS)
+        )
     if kind is str:
         return values.quoted(values.text(rng))
     top = 10.0 if math.isinf(high) else high
@@ -101,25 +133,37 @@ def _numeric(kind: Any) -> bool:
 def _limits(field: FieldInfo) -> tuple[float, float]:
     low, high = 0.0, math.inf
     for one in field.metadata:
-        low = max(low, float(getattr(one, "ge", getattr(one, "gt", low)))) if isinstance(
-            one, Ge | Gt) else low  # fmt: skip
-        high = float(getattr(one, "le", getattr(one, "lt", high))) if isinstance(
-            one, Le | Lt) else high  # fmt: skip
+        low = (
+            max(low, float(getattr(one, "ge", getattr(one, "gt", low))))
+            if isinstance(one, Ge | Gt)
+            else low
+        )
+        high = (
+            float(getattr(one, "le", getattr(one, "lt", high)))
+            if isinstance(one, Le | Lt)
+            else high
+        )
     return low, high
 
 
 def _suite(rng: Random) -> str:
     """A small suite with one of its lines changed, left out or doubled."""
-    lines = base.SUITE.splitlines()
+    lines = [*base.SUITE.splitlines()]
     for _ in range(rng.choice((1, 1, 2))):
         at = rng.randrange(len(lines))
         key = re.split(r"\s*=", lines[at])[0]
         odd = values.toml(rng)
         lines[at : at + 1] = rng.choice(
-            ([], [lines[at]] * 2, [f"{key} = {odd}"], [f"{key} = [{odd}]"], [f"{odd} = 1"],
-             [lines[at], f'like = "{rng.choice(("A1", "cnn", "odd", ""))}"'],
-             [lines[at], f'kind = "{rng.choice(("training", "dp-bias", "stability", "odd"))}"'])
-        )  # fmt: skip
+            (
+                [],
+                [lines[at]] * 2,
+                [f"{key} = {odd}"],
+                [f"{key} = [{odd}]"],
+                [f"{odd} = 1"],
+                [lines[at], f'like = "{rng.choice(("A1", "cnn", "odd", ""))}"'],
+                [lines[at], f'kind = "{rng.choice(("training", "dp-bias", "stability", "odd"))}"'],
+            )
+        )
     return "\n".join(lines) + "\n"
 
 

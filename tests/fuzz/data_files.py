@@ -49,7 +49,7 @@ def perform(case: Case, place: Path) -> Outcome:
     folder.mkdir()
     samples.MAKERS[case["form"]](folder, case)
     mutations.spoil(folder, case["mutations"])
-    base.write(place / "c.toml", base.toml(base.tables(_layer(case, folder))))
+    base.write(place / "c.toml", base.toml(base.tables(base.READ, _layer(case, folder))))
     before = snapshot(place)
     return judged(call(["run", "c.toml", "--out", "out"], place), place, before)
 
@@ -85,9 +85,15 @@ def _header(rng: Random) -> dict[str, Any]:
     elif what == "dimensions":
         found["dimensions"] = rng.choice((0, 1, 2, 4, 33, 64, 255))
     elif what == "value":
-        found |= {"of": "images", "type": rng.choice((0x0D, 0x0E)),
-                  "value": rng.choice(("nan", "inf", "-inf", "3e38", "1e308", "5e-324"))}  # fmt: skip
+        found |= {
+            "of": "images",
+            "type": rng.choice((0x0D, 0x0E)),
+            "value": rng.choice(("nan", "inf", "-inf", "3e38", "1e308", "5e-324")),
+        }
     else:
-        found |= {"of": "labels", "type": rng.choice((0x08, 0x09, 0x0B, 0x0C)),
-                  "label": rng.choice(ENDS)}  # fmt: skip
+        found |= {
+            "of": "labels",
+            "type": rng.choice((0x08, 0x09, 0x0B, 0x0C)),
+            "label": rng.choice(ENDS),
+        }
     return found

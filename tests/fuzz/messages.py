@@ -1,4 +1,4 @@
-"""Flower messages to the ClientApp, and replies to the server's strategy, as no honest peer sends."""
+"""Flower messages to the ClientApp and replies to the strategy, as no honest peer sends them."""
 
 import base64
 import io
@@ -124,8 +124,13 @@ def _where(error: BaseException) -> str:
 
 @lru_cache(maxsize=8)
 def _peers(recipe: str, policy: str) -> Peers:
-    tables = base.tables({"local": {**base.TINY["local"], "recipe": recipe},
-                          "engine": {**base.TINY["engine"], "dtype": "float64"}})  # fmt: skip
+    tables = base.tables(
+        {
+            "local": {**base.TINY["local"], "recipe": recipe},
+            "engine": {**base.TINY["engine"], "dtype": "float64", "name": "ray"},
+        },
+        base.NO_MAP if recipe.startswith("fedavg") else {},
+    )
     tables["faults"] = {
         "policy": f'"{policy}"',
         "retries": "0",
@@ -137,8 +142,22 @@ def _peers(recipe: str, policy: str) -> Peers:
 
 def _arrays(rng: Random) -> dict[str, Any]:
     """What is wrong with one array, or with the names."""
-    what = rng.choice(("shape", "dtype", "huge", "bytes", "nan", "name", "missing", "extra", "stype",
-                       "large", "pickle", "declared"))  # fmt: skip
+    what = rng.choice(
+        (
+            "shape",
+            "dtype",
+            "huge",
+            "bytes",
+            "nan",
+            "name",
+            "missing",
+            "extra",
+            "stype",
+            "large",
+            "pickle",
+            "declared",
+        )
+    )
     found: dict[str, Any] = {"what": what, "which": rng.random()}
     if what == "shape":
         found["shape"] = rng.choice(SHAPES)
@@ -160,14 +179,30 @@ def _numbers(rng: Random) -> dict[str, Any]:
     value: Any = rng.choice(
         (*NUMBERS, 0.5, float("nan"), "", "x", "0", True, [1, 2], [], ["a"], None)
     )
-    key = rng.choice(("round", "partition", "stack", "rows", "data.train", "local.lr", "odd",
-                      "task.name", "engine.device", "data.name", "federation.clients"))  # fmt: skip
+    key = rng.choice(
+        (
+            "round",
+            "partition",
+            "stack",
+            "rows",
+            "data.train",
+            "local.lr",
+            "odd",
+            "task.name",
+            "engine.device",
+            "data.name",
+            "federation.clients",
+        )
+    )
     return {"what": rng.choice(("value", "value", "value", "remove")), "key": key, "value": value}
 
 
 def _records(rng: Random) -> dict[str, Any]:
-    return {"what": rng.choice(("drop", "swap", "clear", "metrics")), "which": rng.random(),
-            "value": rng.choice(([], [1.0, 2.0], [float("nan")], 1, [10**30], [[1]], "x"))}  # fmt: skip
+    return {
+        "what": rng.choice(("drop", "swap", "clear", "metrics")),
+        "which": rng.random(),
+        "value": rng.choice(([], [1.0, 2.0], [float("nan")], 1, [10**30], [[1]], "x")),
+    }
 
 
 def disturb(content: Any, wrong: dict[str, Any], numbers: str) -> None:
@@ -297,7 +332,16 @@ def _pickled(record: Any, wrong: dict[str, Any]) -> None:
 
 
 ARRAYS: dict[str, Callable[[Any, dict[str, Any]], None]] = {
-    "shape": _shape, "dtype": _dtype, "huge": _huge, "declared": _declared, "bytes": _cut,
-    "nan": _not_finite, "name": _named, "extra": _extra, "missing": _missing, "stype": _stype,
-    "large": _large, "pickle": _pickled,
-}  # fmt: skip
+    "shape": _shape,
+    "dtype": _dtype,
+    "huge": _huge,
+    "declared": _declared,
+    "bytes": _cut,
+    "nan": _not_finite,
+    "name": _named,
+    "extra": _extra,
+    "missing": _missing,
+    "stype": _stype,
+    "large": _large,
+    "pickle": _pickled,
+}

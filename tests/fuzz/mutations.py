@@ -50,7 +50,7 @@ def spoil(folder: Path, mutations: list[dict[str, Any]], suffix: str = "") -> No
         files = [file for file in files if "figures" not in file.parts]
         fit = [file for file in files if file.suffix == suffix] or files
         if fit:  # an earlier mutation may have left nothing to mutate
-            with contextlib.suppress(ValueError, IndexError, TypeError):
+            with contextlib.suppress(ValueError, IndexError, TypeError, csv.Error):
                 damage(fit[int(one["file"] * len(fit))], one, files)
 
 

@@ -1,5 +1,6 @@
 """Reports of folders whose names, words and numbers try to be more than words and numbers."""
 
+import csv
 from html.parser import HTMLParser
 from pathlib import Path
 from random import Random
@@ -10,14 +11,70 @@ from tests.fuzz.calls import call, judged, snapshot
 from tests.fuzz.outcome import Case, Outcome, other
 
 KIND = "reports"
-TAGS = {"html", "head", "meta", "title", "style", "body", "h1", "h2", "h3", "p", "ul", "li", "a", "table",
-        "thead", "tbody", "tr", "th", "td", "span", "div", "figure", "picture", "source", "img",
-        "figcaption", "strong"}  # fmt: skip
-ATTRIBUTES = {"lang", "charset", "name", "content", "class", "id", "tabindex", "role", "aria-label", "href",
-              "src", "srcset", "media", "alt"}  # fmt: skip
+TAGS = {
+    "html",
+    "head",
+    "meta",
+    "title",
+    "style",
+    "body",
+    "h1",
+    "h2",
+    "h3",
+    "p",
+    "ul",
+    "li",
+    "a",
+    "table",
+    "thead",
+    "tbody",
+    "tr",
+    "th",
+    "td",
+    "span",
+    "div",
+    "figure",
+    "picture",
+    "source",
+    "img",
+    "figcaption",
+    "strong",
+}
+ATTRIBUTES = {
+    "lang",
+    "charset",
+    "name",
+    "content",
+    "class",
+    "id",
+    "tabindex",
+    "role",
+    "aria-label",
+    "href",
+    "src",
+    "srcset",
+    "media",
+    "alt",
+}
 HOSTILE = [one for one in values.TEXTS if "\0" not in one]
-NAMES = ("title", "data", "suite", "scale", "again", "note", "constant", "status", "assumptions",
-         "machine", "versions", "published", "seconds", "trajectories", "delta", "kind")  # fmt: skip
+NAMES = (
+    "title",
+    "data",
+    "suite",
+    "scale",
+    "again",
+    "note",
+    "constant",
+    "status",
+    "assumptions",
+    "machine",
+    "versions",
+    "published",
+    "seconds",
+    "trajectories",
+    "delta",
+    "kind",
+)
 FORMULAS = "=+-@\t\r"
 
 
@@ -73,12 +130,14 @@ def _tables(case: Case, place: Path) -> Outcome:
     base.write(file, title)
     before = snapshot(place)
     outcome = judged(call(["suite", f"./{file.name}", "--out", "out"], place), place, before)
-    cells = [cell for table in place.rglob("*.csv") for line in table.read_text().splitlines()
-             for cell in line.split(",")]  # fmt: skip
-    odd = [
-        cell for cell in cells if cell.lstrip('"')[:1] in FORMULAS and cell and not _number(cell)
-    ]
+    cells = [cell for table in place.rglob("*.csv") for cell in _cells(table)]
+    odd = [cell for cell in cells if cell[:1] and cell[0] in FORMULAS and not _number(cell)]
     return other(f"a cell is a formula: {odd[0]!r:.80}") if odd else outcome
+
+
+def _cells(table: Path) -> list[str]:
+    with table.open(newline="", encoding="utf-8") as file:
+        return [cell for row in csv.reader(file) for cell in row]
 
 
 def _number(cell: str) -> bool:
@@ -95,14 +154,35 @@ def _name(text: str) -> str:
 
 
 def _odd(rng: Random) -> Any:
-    return rng.choice(HOSTILE) if rng.random() < 0.6 else rng.choice(
-        (None, True, -1, 1e308, float("nan"), 10**400, [], {}, [["<script>"]], {"<b>": "<i>"},
-         {"data": "<script>", "runs": "x"}, ["<img src=x>"], {"runs": 10**400}))  # fmt: skip
+    return (
+        rng.choice(HOSTILE)
+        if rng.random() < 0.6
+        else rng.choice(
+            (
+                None,
+                True,
+                -1,
+                1e308,
+                float("nan"),
+                10**400,
+                [],
+                {},
+                [["<script>"]],
+                {"<b>": "<i>"},
+                {"data": "<script>", "runs": "x"},
+                ["<img src=x>"],
+                {"runs": 10**400},
+            )
+        )
+    )
 
 
 def _cell(rng: Random) -> dict[str, Any]:
-    return {"table": rng.randrange(2), "column": rng.random(),
-            "text": rng.choice((*HOSTILE, "1e308", "-1e308", "1e999", "9" * 400, "0x1"))}  # fmt: skip
+    return {
+        "table": rng.randrange(2),
+        "column": rng.random(),
+        "text": rng.choice((*HOSTILE, "1e308", "-1e308", "1e999", "9" * 400, "0x1")),
+    }
 
 
 class _Reader(HTMLParser):
