@@ -55,7 +55,7 @@ def resumable(folder: Path, command: Sequence[str]) -> Iterator[None]:
         yield
     except Interrupted as wish:
         again = shlex.join(["fedmuon", *command, "--out", str(folder), "--resume"])
-        begun = any(not entry.name.startswith(".") for entry in folder.glob("*"))
+        begun = any((folder / name).exists() for name in ("config.toml", "suite.lock"))
         saved = f"what was finished is saved, go on with: {again}"
         complain(f"interrupted: {saved if begun else 'nothing was written yet'}")
         raise SystemExit(wish.exit_code) from None
