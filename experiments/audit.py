@@ -25,6 +25,7 @@ from fedmuon.privacy.audit import (
 
 TRIALS = {"projected": 100_000, "release": 2_000}  # unless told
 MOST = 4_000_000  # tensors that are released, and two for each release: about half an hour
+MOST_TRIALS = 10**7  # each is a few numbers
 TOLD = {
     "counted": (">=", "counts of the trials alone; up to about ln(trials)"),
     "tilted": (">=", "where the noise is the declared Gaussian; needs more trials than 1/delta"),
@@ -71,6 +72,11 @@ def audit(
     if code not in TRIALS:
         raise InputError(f"code '{code}' is unknown: use {' or '.join(TRIALS)}")
     count = TRIALS[code] if count is None else count
+    if not 1 <= count <= MOST_TRIALS or seed < 0:
+        raise InputError(
+            f"{count} trials with seed {seed} cannot be: give 1 to {MOST_TRIALS:,} trials and a "
+            "seed that is not negative"
+        )
     shown = bounds(setting, delta, count, seed, code, lot, population)
     joint, printed = (epsilon(*setting[:3], delta, setting.blocks, mode) for mode in
                       ("joint", "per-release"))  # fmt: skip

@@ -27,6 +27,7 @@ Few = Annotated[int, Field(ge=0, le=1000)]
 Positive = Annotated[float, Field(ge=1 / LARGE, le=LARGE)]
 Amount = Annotated[float, Field(ge=0, le=LARGE)]
 Seconds = Annotated[float, Field(gt=0, le=1e7)]
+Text = Annotated[str, Field(max_length=4096, pattern=r"^[^\x00-\x1f\x7f]*$")]
 Share = Annotated[float, Field(ge=0, le=1)]
 Chance = Annotated[float, Field(gt=0, lt=1)]
 
@@ -42,9 +43,9 @@ class Data(Table):
     # unit and ball put samples into the unit ball; pixels divides uint8 images by 255; tokens are
     # left alone; auto is tokens for text, unit for the matrix task and pixels for a network
     normalize: Literal["auto", "unit", "ball", "pixels", "tokens"] = "auto"
-    folder: str = ""  # where the files of a local source are, if not in its usual place
+    folder: Text = ""  # where the files of a local source are, if not in its usual place
     context: Count = 64  # tokens seen by a window of text
-    tokenizer: str = ""  # of e2e and dart: a folder with GPT-2's, or empty for bytes
+    tokenizer: Text = ""  # of e2e and dart: a folder with GPT-2's, or empty for bytes
     dimension: Samples = 20  # of `synthetic`
     classes: Annotated[int, Field(ge=2, le=10**6)] = 4  # of `synthetic`
 
@@ -67,7 +68,7 @@ class TaskTable(Table):
     width: Count = 128  # of `gpt`, as are the next three
     depth: Annotated[int, Field(ge=1, le=256)] = 4
     heads: Count = 4
-    weights: str = ""  # a .safetensors file, or a folder of them, to start from
+    weights: Text = ""  # a .safetensors file, or a folder of them, to start from
 
 
 class Local(Table):
@@ -101,8 +102,8 @@ class OrthogonalizerTable(Table):
 
     name: Orthogonalizer = "smoothed-polar"
     lambda_: Positive = 1e-4
-    steps: Few = 5
-    coefficients: str = "cubic"
+    steps: Annotated[int, Field(ge=0, le=100)] = 5
+    coefficients: Text = "cubic"
     eps: Positive = 1e-7
     normalization: Literal["plus", "max", "unit"] = "plus"
     sigma: Positive = 0.01
@@ -124,8 +125,8 @@ class Privacy(Table):
     clipping: Literal["block", "flat", "automatic", "automatic-flat"] = "block"
     bound: Annotated[float, Field(ge=1 / LARGE)] = 1.0  # C; inf clips nothing
     noise: Amount = 0.0  # sigma
-    lot: Positive = 64.0  # samples of a Poisson lot, on average
-    epsilon: Amount = 0.0  # finds `noise`, if that is 0
+    lot: Annotated[float, Field(ge=1e-3, le=SAMPLES)] = 64.0  # samples of a Poisson lot, on average
+    epsilon: Annotated[float, Field(ge=0, le=1e6)] = 0.0  # finds `noise`, if that is 0
     delta: Annotated[float, Field(ge=0, lt=1)] = 0.0  # 0: n_i^-1.1, 1e-5 at most
     level: Literal["example", "client"] = "example"
     kappa: Annotated[float, Field(gt=0, le=1)] = 0.7  # gain of DiSK's filter
@@ -139,11 +140,11 @@ class Engine(Table):
 
     name: Literal["inline", "ray", "deployment"] = "inline"
     dtype: Literal["float32", "float64"] = "float32"
-    device: str = "auto"
+    device: Text = "auto"
     kernel: Literal["torch", "channels-last", "numpy", "auto"] = "torch"
     cpus_per_client: Positive = 1.0  # of the workers of `ray`
     gpus_per_client: Amount = 0.0  # a fraction shares one GPU
-    ray_address: str = ""  # of a running cluster; empty starts a local one
+    ray_address: Text = ""  # of a running cluster; empty starts a local one
 
 
 class Faults(Table):

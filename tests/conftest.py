@@ -36,6 +36,7 @@ PROCESSES = {
     "deployments": ("tests/test_deployment.py",),
     "clusters": (
         "tests/test_engines_agree.py",
+        "tests/test_process_life.py",
         "tests/test_suite.py::test_ray_tasks_give_the_same_results",
     ),
     "readme": ("tests/test_readme.py",),  # later commands read what earlier ones wrote

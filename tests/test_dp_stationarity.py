@@ -113,7 +113,8 @@ def test_what_is_measured_is_what_a_naive_loop_measures(method: str, noise: floa
         assert row["mean_nuclear"] == pytest.approx(np.mean(run.sizes), rel=1e-9)
         assert row["longest_step"] == pytest.approx(max(one.longest for one in runs), rel=1e-9)
         wanted = max(one.error for one in runs) if method == "dp-muon" else 0.0
-        assert row["polar_error"] == pytest.approx(wanted, rel=1e-9)
+        # Its steps multiply the last digits, which hang on the processor.
+        assert row["polar_error"] == pytest.approx(wanted, rel=1e-7)
     assert len({row["mean_nuclear"] for row in rows(method, noise)}) == 3  # seeds share no draws
 
 

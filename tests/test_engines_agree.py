@@ -3,6 +3,8 @@ cluster of two nodes; and what happens when clients misbehave."""
 
 import json
 import os
+import shutil
+import tempfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -38,14 +40,16 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     os.environ["FEDMUON_FAULTS"] = str(tmp_path_factory.mktemp("faults"))
     path = os.pathsep.join([str(Path(__file__).parent), str(Path(__file__).parent.parent)])
     os.environ["PYTHONPATH"] = path
-    nodes = Cluster(
-        initialize_head=True, head_node_args={"num_cpus": 1, "include_dashboard": False}
-    )
+    # A folder of its own, with a short name because of the sockets, whoever owns /tmp/ray.
+    folder = tempfile.mkdtemp(prefix="fm-ray-", dir="/tmp" if os.name == "posix" else None)
+    head = {"num_cpus": 1, "include_dashboard": False, "temp_dir": folder}
+    nodes = Cluster(initialize_head=True, head_node_args=head)
     nodes.add_node(num_cpus=1)
     nodes.wait_for_nodes()
     yield str(nodes.address)
     ray.shutdown()
     nodes.shutdown()
+    shutil.rmtree(folder, ignore_errors=True)
 
 
 @pytest.fixture(scope="module")
@@ -230,7 +234,9 @@ WORDS = {
     "silent": "",
     "kill": "Actor",
 }
-LONGEST = {"silent": 6.0}  # seconds that are waited to their end; the others are answered at once
+# Seconds that are waited to their end; of a killed worker's messages some are never answered, and
+# the others are at once.
+LONGEST = {"silent": 6.0, "kill": 20.0}
 
 
 @pytest.mark.parametrize("kind", WORDS)

@@ -1,12 +1,13 @@
 """What is pinned has hashes, what is built holds what it should, whoever builds it."""
 
+import re
 import tomllib
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from packages import archives, pins
+from packages import archives, audit, licences, pins
 from packages.pins import Pin, Pins
 
 
@@ -21,6 +22,11 @@ def built(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
         "wheel": archives.build(archives.ROOT, folder / "tree", "wheel"),
         "again": archives.build(tree, folder / "sdist", "wheel"),
     }
+
+
+@pytest.fixture(scope="module")
+def judged() -> dict[str, str]:
+    return licences.judged()
 
 
 def all_pins() -> tuple[Pins, dict[str, Pins]]:
@@ -114,3 +120,51 @@ def test_archives_are_the_same_bytes(built: dict[str, Path], tmp_path: Path) -> 
         second = archives.build(archives.ROOT, tmp_path / target, target)
         assert second.read_bytes() == built[target].read_bytes()
     assert built["again"].read_bytes() == built["wheel"].read_bytes()
+
+
+def test_every_licence_is_accepted(judged: dict[str, str]) -> None:
+    assert licences.refused(judged) == []
+    assert {"torch", "flwr", "ray", "numpy", "certifi"} <= set(judged) and len(judged) > 80
+
+
+@pytest.mark.parametrize("terms", [
+    "GPL-3.0-only",
+    "AGPL-3.0-or-later",
+    "MIT AND GPL-2.0-only",
+    "Apache-2.0 WITH Unheard-exception",
+    "LicenseRef-Ours",
+    "unknown",
+    "",
+])  # fmt: skip
+def test_a_licence_that_nobody_accepted_is_refused(terms: str) -> None:
+    (said,) = licences.refused({"mit-one": "MIT", "other": terms})
+    assert said.startswith("other comes under ")
+
+
+@pytest.mark.parametrize("terms", ["GPL-3.0-only OR MIT", "(MIT AND PSF-2.0)", "MPL-2.0"])
+def test_a_choice_of_licences_is_enough(terms: str) -> None:
+    assert licences.refused({"one": terms}) == []
+
+
+def test_the_page_names_every_dependency_and_its_version(judged: dict[str, str]) -> None:
+    """docs/dependencies.md has what `python -m packages.licences` prints."""
+    page = (pins.ROOT / "docs" / "dependencies.md").read_text(encoding="utf-8")
+    rows = dict(re.findall(r"^\| ([\w.-]+) \| (\d[\w.]*) \| ", page, re.MULTILINE))
+    constraints = all_pins()[0]
+    assert {name: pin.version for name, pin in constraints.items() if name in rows} == rows
+    assert set(judged) <= set(rows)
+
+
+def said(**of: object) -> dict[str, list[dict[str, object]]]:
+    """What pip-audit writes of one package."""
+    return {"dependencies": [{"name": "six", **of}]}
+
+
+def test_no_answer_is_not_called_sound() -> None:
+    flaw = {"id": "CVE-1", "fix_versions": ["1.18"]}
+    assert audit.verdict(said(version="1.17.0", vulns=[]))[0] == 0
+    assert audit.verdict(said(version="1.17.0", vulns=[flaw])) == (
+        1,
+        "six 1.17.0 has CVE-1, mended in 1.18.",
+    )
+    assert audit.verdict(said(skip_reason="not found"))[0] == audit.verdict(None)[0] == 2

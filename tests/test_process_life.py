@@ -3,10 +3,14 @@
 import json
 import os
 import signal
+import ssl
 import stat
 import subprocess
 import sys
 import time
+import tomllib
+import urllib.error
+import urllib.request
 from pathlib import Path
 
 import pytest
@@ -193,3 +197,62 @@ def test_ray_is_interrupted_with_its_state_saved(tmp_path: Path) -> None:
     assert (out / "checkpoint.safetensors").exists()
     lines = [json.loads(line) for line in (out / "rounds.jsonl").read_text().splitlines()]
     assert [line["round"] for line in lines] == [*range(1, len(lines) + 1)]
+
+
+def status(driver: Driver, out: Path, path: str, key: str = "") -> int:
+    """The HTTP status with which the SuperLink answers an empty request."""
+    assert driver.folder is not None
+    headers = {"Content-Type": "application/protobuf"}
+    headers |= {"Authorization": f"Bearer {key}"} if key else {}
+    trust = ssl.create_default_context(cafile=driver.folder / "ca.pem")
+    config = (driver.folder / "home" / "run" / "config.toml").read_text()
+    address = tomllib.loads(config)["superlink"]["demo"]["address"]
+    asked = urllib.request.Request(f"https://{address}{path}", b"", headers, method="POST")
+    try:
+        with urllib.request.urlopen(asked, timeout=60, context=trust) as answer:
+            return answer.status
+    except urllib.error.HTTPError as error:
+        return error.code
+
+
+@pytest.mark.slow
+def test_a_deployment_is_closed_and_ends_with_its_driver(tmp_path: Path) -> None:
+    """Whoever has the certificate and the address may ask, and is told nothing."""
+    out = tmp_path / "out"
+    with Driver("run", "--engine", "deployment", "--out", out, *settings()) as driver:
+        driver.until(lambda: rounds(out))
+        folder, helpers = driver.folder, driver.helpers()
+        assert folder is not None and stat.S_IMODE(folder.stat().st_mode) == 0o700
+        assert len(helpers) > 5 and len(key_files(folder)) > 5  # negative control
+        heard = listening(helpers | {driver.process.pid})
+        assert len(heard) == 2 and all(map(is_loopback, heard))
+        key = (folder / "control.key").read_text()
+        control = [f"/v1/control/{name}" for name in ("start-run", "list-runs", "stop-run")]
+        for path in (*control, "/v1/control/register-node", "/v1/runtime/acquire-task"):
+            assert status(driver, out, path) == 401, path
+            assert status(driver, out, path, "0" * 64) == 401, path
+        assert status(driver, out, "/v1/control/list-runs", key) == 200
+        assert status(driver, out, "/v1/runtime/acquire-task", key) == 401  # another secret
+        commands = b"".join(Path(f"/proc/{one}/cmdline").read_bytes() for one in helpers)
+        assert b"flwr-serverapp" in commands and b"--token-file" in commands
+        assert b"--token\0" not in commands and key.encode() not in commands
+        driver.end(signal.SIGKILL, group=True)
+        assert gone(folder, helpers)
+
+
+@pytest.mark.long
+def test_a_deployment_is_interrupted_and_goes_on(tmp_path: Path) -> None:
+    """kill -9, then --resume, then SIGTERM: no round is lost that a checkpoint holds."""
+    out = tmp_path / "out"
+    with Driver("run", "--engine", "deployment", "--out", out, *settings()) as driver:
+        driver.until(lambda: rounds(out))
+        driver.end(signal.SIGKILL)
+    before = rounds(out)
+    with Driver("run", "--resume", "--out", out) as driver:
+        driver.until(lambda: rounds(out) > before)
+        folder, helpers = driver.folder, driver.helpers()
+        code = driver.end(signal.SIGTERM)
+        said = driver.said.read_text()
+        assert code == 143 and "Traceback" not in said and "--resume" in said, said
+        assert folder is not None and gone(folder, helpers)
+    assert (out / "checkpoint.safetensors").exists() and rounds(out) > before

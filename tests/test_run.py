@@ -138,17 +138,16 @@ def test_resume_after_kill_9(tmp_path: Path) -> None:
         cwd=ROOT,
         stdout=subprocess.DEVNULL,
     )
-    deadline = time.monotonic() + 60
-    while not (tmp_path / "cut" / "checkpoint.safetensors").exists():
+    deadline = time.monotonic() + 200
+    while not (tmp_path / "cut" / "checkpoint.safetensors").exists():  # of round 10 of 150
         assert time.monotonic() < deadline and process.poll() is None
         time.sleep(0.01)
-    time.sleep(0.2)
     process.send_signal(signal.SIGKILL)
     process.wait()
     assert not (tmp_path / "cut" / "summary.json").exists()
     again = command("run", "--out", str(tmp_path / "cut"), "--resume")
     assert again.returncode == 0, again.stderr
-    assert command("run", "--out", str(tmp_path / "whole"), *settings).returncode == 0
+    execute(tables.load(tmp_path / "cut" / "config.toml"), tmp_path / "whole")
     assert digest(tmp_path / "cut") == digest(tmp_path / "whole")
 
 

@@ -55,10 +55,25 @@ def resumable(folder: Path, command: Sequence[str]) -> Iterator[None]:
         yield
     except Interrupted as wish:
         again = shlex.join(["fedmuon", *command, "--out", str(folder), "--resume"])
-        begun = any(not entry.name.startswith(".") for entry in folder.glob("*"))
+        begun = any((folder / name).exists() for name in ("config.toml", "suite.lock"))
         saved = f"what was finished is saved, go on with: {again}"
         complain(f"interrupted: {saved if begun else 'nothing was written yet'}")
         raise SystemExit(wish.exit_code) from None
+
+
+def sound(arguments: list[str] | None) -> list[str] | None:
+    """The arguments of a command, none of which a system call can refuse to see whole."""
+    for argument in arguments or ():
+        if "\0" in argument:
+            refuse(f"the argument {argument!r} holds a NUL character: leave it out")
+    return arguments
+
+
+def require_at_most(most: float, **given: float | None) -> None:
+    """Refuse numbers beyond which nothing is computed, or not in anybody's time."""
+    for name, value in given.items():
+        if value is not None and abs(value) > most:
+            refuse(f"{name} = {value:.6g} is refused: give a number of at most {most:g}")
 
 
 def refuse(sentence: str) -> NoReturn:

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from experiments.cli.options import console, refuse
+from fedmuon.tables import shown
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -37,12 +38,15 @@ Accountant = Annotated[
     str,
     typer.Option("--accountant", help="pld: quick; dp-accounting: that library, slower to start."),
 ]
+MOST_PEOPLE = 10**12
 AsJson = Annotated[bool, typer.Option("--json", help="One JSON object, no table.")]
 
 
 def rate(lot: float, population: int) -> float:
     """The probability with which an example is in a lot."""
-    if population < 1 or not 0 < lot <= population:
+    if not 1 <= population <= MOST_PEOPLE:
+        refuse(f"population = {shown(population)} must lie between 1 and {MOST_PEOPLE:,}")
+    if not 0 < lot <= population:
         refuse(f"lot = {lot:g} must be positive and at most the population = {population}")
     return lot / population
 
@@ -166,14 +170,16 @@ def spent(
 
 def show(answer: "Answer", as_json: bool, **more: float) -> None:
     """An answer of the accountant, for machines or for people."""
+    from rich.markup import escape
     from rich.table import Table
 
     record = {**more, **answer.__dict__}
-    shown = Table("", "", show_header=False)
+    rows = Table("", "", show_header=False)
     for name, value in record.items():
         if value != "":
-            shown.add_row(name, f"{value:.6g}" if isinstance(value, float) else str(value))
-    tell(record, shown, as_json)
+            held = f"{value:.6g}" if isinstance(value, float) else str(value)
+            rows.add_row(name, escape(held))
+    tell(record, rows, as_json)
 
 
 def tell(record: dict[str, Any], shown: "Table", as_json: bool) -> None:

@@ -213,8 +213,12 @@ def _device(name: str) -> torch.device:
         return torch.device("cuda" if torch.cuda.is_available() else "cpu")
     try:
         device = torch.device(name)
-    except RuntimeError:
+    except (RuntimeError, ValueError):
         raise InputError(f"[engine] device = '{name}' is unknown: use auto, cpu or cuda") from None
-    if device.type == "cuda" and not torch.cuda.is_available():
+    if device.type not in ("cpu", "cuda"):
+        raise InputError(
+            f"[engine] device = '{name}' is none that runs are checked on: use auto, cpu or cuda"
+        )
+    if device.type == "cuda" and (device.index or 0) >= torch.cuda.device_count():
         raise InputError(f"[engine] device = '{name}' is not on this machine: use auto or cpu")
     return device

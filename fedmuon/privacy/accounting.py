@@ -14,9 +14,11 @@ from fedmuon.combinations import LEAST_DELTA
 from fedmuon.errors import InputError
 from fedmuon.privacy import loss, renyi
 from fedmuon.privacy.loss import Event
+from fedmuon.tables import shown
 
 MODES = ("joint", "per-release")
 ACCOUNTANTS = ("pld", "dp-accounting")
+LEAST_NOISE, MOST_NOISE, LEAST_RATE, MOST_COUNT = 1e-6, 1e16, 1e-15, 10**9
 NOTHING = (
     "per-release composes releases that share one lot as if each had its own: it reproduces a "
     "printed table and certifies nothing; the joint epsilon is the one that holds"
@@ -71,16 +73,21 @@ def event(
     """T steps of m blocks as one kind of release."""
     if mode not in MODES:
         raise InputError(f"mode '{mode}' is unknown: use {' or '.join(MODES)}")
-    if not 0 <= noise_multiplier < math.inf:
-        raise InputError(f"noise = {noise_multiplier} must be a finite number that is not negative")
-    if not 0 < sampling_probability <= 1:
+    if noise_multiplier and not LEAST_NOISE <= noise_multiplier <= MOST_NOISE:
         raise InputError(
-            f"sampling probability {sampling_probability} must lie in (0, 1]: the lot may be at "
-            "most the population"
+            f"noise = {noise_multiplier} must be 0 or lie in [{LEAST_NOISE:g}, {MOST_NOISE:g}], "
+            "where the accountant computes"
+        )
+    if not LEAST_RATE <= sampling_probability <= 1:
+        raise InputError(
+            f"sampling probability {sampling_probability} must lie in [{LEAST_RATE:g}, 1]: the lot "
+            "may be at most the population"
         )
     for name, value in (("steps", steps), ("blocks", blocks)):
-        if value < 1 or value != int(value):
-            raise InputError(f"{name} = {value} must be a whole number, at least 1")
+        if not 1 <= value <= MOST_COUNT or value != int(value):
+            raise InputError(
+                f"{name} = {shown(value)} must be a whole number from 1 to {MOST_COUNT:,}"
+            )
     if mode == "per-release":
         return Event(sampling_probability, noise_multiplier, steps * blocks)
     return Event(sampling_probability, noise_multiplier / math.sqrt(blocks), steps)

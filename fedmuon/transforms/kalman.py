@@ -27,7 +27,8 @@ def filtered(gain: float, reach: float) -> Link:
         first = next(iter(params.values()))
         state = {"steps": first.new_zeros(len(first))}
         for name, value in params.items():
-            state |= {f"gradient {name}": torch.zeros_like(value), f"before {name}": value}
+            # A copy: a file of states holds no tensor twice.
+            state |= {f"gradient {name}": torch.zeros_like(value), f"before {name}": value.clone()}
         return state
 
     def update(direction: Params, state: State, context: Context) -> tuple[Params, State]:

@@ -37,7 +37,8 @@ def main() -> int:
         for name in asked.only:
             start = time.monotonic()
             SCENARIOS[name](lab)
-            print(f"{name}: {time.monotonic() - start:.0f} s", file=sys.stderr, flush=True)
+            took = f"{name}: {time.monotonic() - start:.0f} s"
+            print(f"{took}\n{lab.show()}", file=sys.stderr, flush=True)
     print(f"seed {asked.seed}\n{lab.show()}")
     if lab.findings:
         print("\n".join(["", *lab.findings]))

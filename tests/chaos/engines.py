@@ -21,7 +21,7 @@ from .processes import MARK, command, marked, places
 
 SHARES = {"ray driver": 8, "ray worker": 4, "ray node": 2, "deployment driver": 5, "supernode": 2}
 SIGNALS = (signal.SIGINT, signal.SIGTERM)
-LONG, SOON = 240.0, 10.0  # seconds
+LONG, SOON = 400.0, 10.0  # seconds
 
 
 def scenario(lab: Laboratory) -> None:
@@ -42,7 +42,7 @@ def scenario(lab: Laboratory) -> None:
 
 
 def _job(engine: str) -> Job:
-    changes = (f"engine.name={engine}", "faults.deadline=15", "faults.retries=1")
+    changes = (f"engine.name={engine}", "faults.deadline=90", "faults.retries=1")
     few = ("federation.clients=2", "federation.per-round=1", "federation.rounds=3")
     return jobs.run(*changes, *(few if engine == "deployment" else ()), name=engine)
 

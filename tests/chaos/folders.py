@@ -7,7 +7,7 @@ import json
 from pathlib import Path
 from typing import Any
 
-CLOCK = ("seconds", "per_second", "share_of_gemm")  # parts of names
+CLOCK = ("seconds", "per_second", "share_of_gemm", "git_commit")  # parts of names
 SUMS = {"check", "digest"}  # of lines and cells that hold seconds
 PICTURES = {".html", ".png", ".pdf"}  # seconds are drawn and told there
 LISTED = "SHA256SUMS"
@@ -63,13 +63,17 @@ def _clocked(key: str) -> bool:
     return key in SUMS or any(part in key for part in CLOCK)
 
 
-def _listed(file: Path) -> dict[str, bool]:
-    """Name -> whether the file is the one that was listed."""
-    lines = [line.split(maxsplit=1) for line in file.read_text().splitlines()]
-    return {
-        name: hashlib.sha256((file.parent / name).read_bytes()).hexdigest() == digest
-        for digest, name in lines
-    }
+def _listed(file: Path) -> list[str]:
+    """The files that are as it says; damage may have left other lines in it."""
+    pairs = [
+        line.split(maxsplit=1) for line in file.read_bytes().decode(errors="replace").splitlines()
+    ]
+    known = [pair for pair in pairs if len(pair) == 2 and "\0" not in pair[1]]
+    return sorted({name for digest, name in known if _hash(file.parent / name) == digest})
+
+
+def _hash(file: Path) -> str:
+    return hashlib.sha256(file.read_bytes()).hexdigest() if file.is_file() else ""
 
 
 def difference(found: Contents, wanted: Contents) -> str:

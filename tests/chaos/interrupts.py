@@ -5,10 +5,12 @@ import shlex
 import signal
 import time
 
+from .folders import digests
 from .jobs import Job
 from .laboratory import OTHER, SAME, Laboratory, Trial, Verdict
 
 TRIALS = 6  # of each signal and job
+NOTHING = "nothing was written"
 COMMAND = re.compile(r"fedmuon ((?:run|stability|suite|deploy-demo) .*?--resume)\b")
 
 
@@ -38,11 +40,22 @@ def interrupted(
     if ended.code != 128 + sign:
         return OTHER, f"exit code {ended.code}: {ended.err[-1500:]}"
     said = ended.err.strip()
-    found = COMMAND.search(said)
-    if not found or not said.startswith("fedmuon: ") or len(said.splitlines()) != 1:
-        return OTHER, f"not one sentence with the command to go on: {said[-1500:]}"
+    if not said.startswith("fedmuon: ") or len(said.splitlines()) != 1:
+        return OTHER, f"not one sentence: {said[-1500:]}"
+    if NOTHING in said:
+        return _afresh(trial, job, real)
+    if not (found := COMMAND.search(said)):
+        return OTHER, f"no command to go on: {said[-1500:]}"
     again = nursery.run(shlex.split(found[1]), 240, real=real)
     if again.code:
         return OTHER, f"{found[0]} fails with {again.code}: {again.err[-800:]}"
     outcome, why = trial.compare(job)
     return (outcome, why) if outcome == SAME else (OTHER, f"after {found[0]}: {why}")
+
+
+def _afresh(trial: Trial, job: Job, real: bool) -> Verdict:
+    """It says that nothing was written: then nothing may be there, and the job can begin anew."""
+    if held := digests(trial.out):
+        return OTHER, f"it says that nothing was written, but there are {sorted(held)}"
+    again = trial.laboratory.nursery.run(job.start(trial.out), 240, real=real)
+    return (OTHER, again.err[-800:]) if again.code else trial.compare(job)

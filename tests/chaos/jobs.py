@@ -4,13 +4,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-RUN = (
+BASE = (
     "data.name=synthetic", "data.train=60", "data.test=40", "data.dimension=5", "data.classes=3",
     "data.minimum=5", "federation.clients=4", "federation.per-round=2", "federation.rounds=8",
-    "federation.seed=3", "local.lr=0.05", "local.steps=1", "orthogonalizer.lambda=0.1",
+    "federation.seed=3", "local.lr=0.05", "local.steps=1",
     "engine.dtype=float64", "engine.device=cpu", "output.evaluate-every=4",
-    "output.checkpoint-every=2",
 )  # fmt: skip
+RUN = (*BASE, "orthogonalizer.lambda=0.1", "output.checkpoint-every=2")
 PRIVATE = (
     "local.recipe=dp-sgd", "privacy.epsilon=4", "privacy.lot=5", "privacy.bound=0.2",
     "privacy.delta=1e-3", "federation.rounds=4",
@@ -129,13 +129,13 @@ def run(*changes: str, name: str = "run") -> Job:
 
 def private(name: str = "private run") -> Job:
     """Of secret noise."""
-    return Job(name, "run", settings(RUN, PRIVATE), secret=True)
+    return Job(name, "run", settings(BASE, PRIVATE), secret=True)
 
 
 def repeatable() -> Job:
     """A private run whose noise follows from the seed, so that bytes can be compared."""
     changes = ("privacy.insecure-reproducible-noise=true",)
-    return Job("repeatable run", "run", settings(RUN, PRIVATE, changes))
+    return Job("repeatable run", "run", settings(BASE, PRIVATE, changes))
 
 
 def census() -> Job:
@@ -152,7 +152,7 @@ def suite(place: Path, kind: str) -> Job:
     return Job(f"suite: {kind}", "suite", (str(file), *data))
 
 
-def every(place: Path) -> list[Job]:
-    """One of each; suites' files are written to `place`."""
-    suites = [suite(place, kind) for kind in SUITES]
+def every(place: Path, quick: bool = False) -> list[Job]:
+    """One of each; suites' files are written to `place`. Quick: without suites."""
+    suites = [suite(place, kind) for kind in (() if quick else SUITES)]
     return [run(), private(), repeatable(), census(), *suites]

@@ -40,6 +40,7 @@ class Laboratory:
     nursery: Nursery
     seed: int
     kills: int
+    quick: bool = False
     table: dict[str, Counter[str]] = field(default_factory=dict)
     findings: list[str] = field(default_factory=list)
     _references: dict[str, Reference] = field(default_factory=dict)
@@ -49,8 +50,8 @@ class Laboratory:
         return random.Random(f"{self.seed} {scenario}")
 
     def jobs(self) -> list[Job]:
-        """One job of each kind."""
-        return jobs.every(self.place / "suites")
+        """One job of each kind; quick: those that draw no figures."""
+        return jobs.every(self.place / "suites", self.quick)
 
     def reference(self, job: Job, real: bool = False) -> Reference:
         """The job done undisturbed, once."""

@@ -66,10 +66,10 @@ class Child:
 class Nursery:
     """Starts children; `nursery()` makes one and ends it."""
 
-    def __init__(self, place: Path, real: bool = False) -> None:
-        self.place, self.real = place, real
+    def __init__(self, place: Path, real: bool = False, quick: bool = False) -> None:
+        self.place = place
         self._running: dict[int, subprocess.Popen[bytes]] = {}
-        self._parent = None if real else self._begin()
+        self._parent = None if real else self._begin(["quick"] if quick else [])
 
     def start(
         self,
@@ -93,13 +93,14 @@ class Nursery:
     def close(self) -> None:
         """End the process that forks."""
         if self._parent is not None:
-            assert self._parent.stdin
+            assert self._parent.stdin and self._parent.stdout
             self._parent.stdin.close()
             self._parent.wait(10)
+            self._parent.stdout.close()
 
-    def _begin(self) -> "subprocess.Popen[str]":
+    def _begin(self, how: list[str]) -> "subprocess.Popen[str]":
         return subprocess.Popen(
-            [sys.executable, "-m", "tests.chaos.nursery", str(self.place)],
+            [sys.executable, "-m", "tests.chaos.nursery", str(self.place), *how],
             stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, cwd=ROOT,
             env={**os.environ, **QUICK},
         )  # fmt: skip
@@ -134,20 +135,20 @@ class Nursery:
 
 
 @contextlib.contextmanager
-def nursery(place: Path, real: bool = False) -> Iterator[Nursery]:
+def nursery(place: Path, real: bool = False, quick: bool = False) -> Iterator[Nursery]:
     """A nursery, ended afterwards."""
-    one = Nursery(place, real)
+    one = Nursery(place, real, quick)
     try:
         yield one
     finally:
         one.close()
 
 
-def serve(place: Path) -> None:
+def serve(place: Path, quick: bool) -> None:
     """The process that forks: an order a line on stdin, an answer a line on stdout."""
     answers = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)  # nothing but answers goes to stdout
-    _warm(place)
+    _warm(place, quick)
     for line in sys.stdin:
         order = json.loads(line)
         said = _fork(order["start"]) if "start" in order else _wait(order["wait"], order["seconds"])
@@ -155,7 +156,7 @@ def serve(place: Path) -> None:
         answers.flush()
 
 
-def _warm(place: Path) -> None:
+def _warm(place: Path, quick: bool) -> None:
     """Load what commands load when they are first used."""
     import torch
 
@@ -169,7 +170,7 @@ def _warm(place: Path) -> None:
     stability.best_rate = lambda config: 1e10
     folder = Path(tempfile.mkdtemp(prefix="warm-", dir=place))
     with contextlib.redirect_stdout(None), contextlib.redirect_stderr(None):
-        for number, job in enumerate(jobs.every(folder)):
+        for number, job in enumerate(jobs.every(folder, quick)):
             command(job.start(folder / str(number)))
     shutil.rmtree(folder)
 
@@ -200,4 +201,4 @@ def _wait(number: int, seconds: float) -> int | None:
 
 
 if __name__ == "__main__":
-    serve(Path(sys.argv[1]))
+    serve(Path(sys.argv[1]), "quick" in sys.argv[2:])

@@ -20,10 +20,11 @@ def scenario(lab: Laboratory) -> None:
         for gap, resumed in STARTS:
             how = f"{second.name}{' --resume' if resumed else ''} after {gap} of {first.name}"
             with lab.trial("two writers", how) as trial:
-                trial.verdict = _pair(trial, first, second, gap, resumed)
+                trial.verdict = pair(trial, first, second, gap, resumed)
 
 
-def _pair(trial: Trial, first: Job, second: Job, gap: float, resumed: bool) -> Verdict:
+def pair(trial: Trial, first: Job, second: Job, gap: float, resumed: bool) -> Verdict:
+    """The second one starts after that share of the first one's time."""
     lab = trial.laboratory
     children = [lab.nursery.start(first.start(trial.out))]
     time.sleep(gap * lab.reference(first).seconds)

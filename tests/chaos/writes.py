@@ -20,13 +20,13 @@ def scenario(lab: Laboratory) -> None:
     """Every job: a plain run at each of its writes, others at every third or eighth."""
     for job in lab.jobs():
         for code, again in FAULTS:
-            _each(lab, job, code, again, STRIDES.get(job.name, 8))
+            each(lab, job, code, again, STRIDES.get(job.name, 8))
         for size in SIZES:
             with lab.trial(f"no room: {job.name}", f"files end at {size} bytes") as trial:
                 _tried(trial, job, {"longest": size})
 
 
-def _each(lab: Laboratory, job: Job, code: str, again: bool, stride: int) -> None:
+def each(lab: Laboratory, job: Job, code: str, again: bool, stride: int) -> None:
     """Until the job does not come to a k-th write."""
     start = lab.draws(f"{job.name} {code}").randint(1, stride)
     for number in range(start, MOST, stride):

@@ -11,7 +11,7 @@ newest release, then:
 import re
 import subprocess
 import sys
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -134,7 +134,7 @@ def _home(name: str, dev: Pins, build: Pins) -> str:
     return "build" if name in build else "dev" if name in dev else "bench"
 
 
-def write(homes: dict[str, Iterable[Pin]]) -> None:
+def write(homes: Mapping[str, Iterable[Pin]]) -> None:
     """Put the pins into their files, and their versions into constraints.txt."""
     FOLDER.mkdir(exist_ok=True)
     how = "# Made from constraints.txt by `PYTHONPATH=tests python -m packages.pins`.\n"
