@@ -169,6 +169,9 @@ def load() -> None:
     import experiments.ray_engine
     import experiments.sweep  # noqa: F401
     import server.server_app  # noqa: F401
+    from fedmuon.tasks.decoder import Form, decoder
+
+    decoder(Form(256, 4, 8, 1, 1))  # what builds it is imported at the first one
 
 
 def bar() -> None:
