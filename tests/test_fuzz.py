@@ -11,7 +11,7 @@ from tests.fuzz import campaign, found, reports, templates, workers
 from tests.fuzz.calls import Ending, judged, load, snapshot
 from tests.fuzz.outcome import Case
 
-CASES, SEED = 120, 20
+CASES, SEED = 80, 20
 
 
 @pytest.fixture(scope="module")
