@@ -15,7 +15,7 @@ import pytest
 from conftest import small
 
 from analysis import Realized
-from experiments import contents, deploy, grid, kinds, ray_engine
+from experiments import contents, deployment, grid, kinds, ray_engine
 from experiments.bound import Case, judge
 from experiments.bound import report as verdict_of
 from experiments.cli import main
@@ -228,7 +228,7 @@ def test_what_other_engines_read_is_asked_for() -> None:
     spied: Any = type("Spied", (), {"engine": engine, "faults": faults})
     ray_engine._resources(spied)
     ray_engine._why(ValueError("no"), spied)
-    deploy._longest_silence(spied)
+    deployment._longest_silence(spied)
     assert engine.names == {"cpus_per_client", "gpus_per_client", "ray_address"}
     assert faults.names == {"patience", "retries", "deadline"}
 
