@@ -26,6 +26,7 @@ from fedmuon.federated.aggregate import ServerState
 from fedmuon.federated.wire import pack, unpack
 from fedmuon.files import (
     AFRESH,
+    PART,
     SUMS,
     Record,
     announce,
@@ -34,6 +35,7 @@ from fedmuon.files import (
     remove_drafts,
     require_sound,
     sealed,
+    sums_of,
     unsealed,
     whole_lines,
     write_bytes,
@@ -93,6 +95,8 @@ class RunDirectory:
         with mendable(self.path, "create"):
             self.path.mkdir(parents=True, exist_ok=True)
             held = {entry.name for entry in self.path.iterdir()} - {LOCK, DRIVER}
+        if "config.toml" not in held:  # a run that ended before its first file was there is new
+            held -= {name for name in held if name.endswith(PART)} | self._announced
         if held and not resume:
             raise InputError(
                 f"{self.path} is not empty: choose another folder with --out, or --resume it"
@@ -114,6 +118,9 @@ class RunDirectory:
                     f"{file} is not what this config gives (damaged, another config or other "
                     f"data): {AFRESH}"
                 )
+        if (self.path / "summary.json").exists():
+            self.require_sound()
+            return
         announce(self.path, contents)
         for name, content in contents.items():
             if not (self.path / name).exists():
@@ -121,13 +128,18 @@ class RunDirectory:
 
     def require_sound(self) -> None:
         """Refuse a run of which a file is damaged: what was fixed, and once finished all."""
-        finished, held = (self.path / "summary.json").exists(), self._held
-        maybe = [name for name in MAYBE if name in held and (finished or name != "ledger.jsonl")]
+        finished, known = (self.path / "summary.json").exists(), self._held | {*sums_of(self.path)}
+        maybe = [name for name in MAYBE if name in known and (finished or name != "ledger.jsonl")]
         require_sound(self.path, [*FIXED, *maybe, *(ENDS if finished else ())])
 
     def require_config(self) -> None:
         """Refuse a config that is damaged: all else may be missing when a run was killed early."""
         require_sound(self.path, ["config.toml"])
+
+    @property
+    def _announced(self) -> set[str]:
+        """SHA256SUMS, if it is one of ours."""
+        return {SUMS} if set(sums_of(self.path)) <= {*FIXED, *MAYBE} else set()
 
     @property
     def _held(self) -> set[str]:

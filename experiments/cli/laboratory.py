@@ -57,10 +57,11 @@ def stability(
     if chosen and chosen.engine.dtype == "float32":
         complain("float32 hides small perturbations in rounding: prefer engine.dtype=float64")
     folder = chosen_folder(out, chosen, resume)
-    with resumable(folder, ["stability"]), Progress(console, "neighbours") as progress:
-        record = execute(chosen, folder, resume, progress.watch, progress.begin)
-    console.print(verdict_table(folder, record))
-    console.print("Results are in", where(folder), soft_wrap=True)
+    with resumable(folder, ["stability"]):
+        with Progress(console, "neighbours") as progress:
+            record = execute(chosen, folder, resume, progress.watch, progress.begin)
+        console.print(verdict_table(folder, record))
+        console.print("Results are in", where(folder), soft_wrap=True)
 
 
 def suite(
@@ -103,12 +104,13 @@ def suite(
 
         by = Spread(ray_address, cpus, gpus)
     again = shlex.split(work.asked.again)[1:] + _spread(ray_address, cpus, gpus)
-    with resumable(folder, again), Progress(console, work.counted) as progress:
-        execute(work, folder, resume, by, progress.watch, progress.begin)
-    page = write_report(folder)
-    for table in suite_tables(*gather(folder)):
-        console.print(table)
-    console.print("The report is", where(page), soft_wrap=True)
+    with resumable(folder, again):
+        with Progress(console, work.counted) as progress:
+            execute(work, folder, resume, by, progress.watch, progress.begin)
+        page = write_report(folder)
+        for table in suite_tables(*gather(folder)):
+            console.print(table)
+        console.print("The report is", where(page), soft_wrap=True)
 
 
 def _spread(address: str | None, cpus: float, gpus: float) -> list[str]:

@@ -46,10 +46,11 @@ def run(
     changes += [f"engine.ray-address={ray_address}"] if ray_address else []
     chosen = chosen_config(config, changes, resume)
     folder = chosen_folder(out, chosen, resume)
-    with resumable(folder, ["run"]), Progress(console) as progress:
-        summary = execute(chosen, folder, resume, progress.watch, progress.begin, verbose)
-    console.print(summary_table(summary))
-    console.print("Results are in", where(folder), soft_wrap=True)
+    with resumable(folder, ["run"]):
+        with Progress(console) as progress:
+            summary = execute(chosen, folder, resume, progress.watch, progress.begin, verbose)
+        console.print(summary_table(summary))
+        console.print("Results are in", where(folder), soft_wrap=True)
 
 
 def deploy_demo(
@@ -72,11 +73,12 @@ def deploy_demo(
     chosen = chosen_config(config, changes, False)
     assert chosen is not None
     folder = chosen_folder(out, chosen)
-    with resumable(folder, ["run"]), Progress(console) as progress:
-        summary = deploy(chosen, folder, not insecure, progress.watch, progress.begin)
-    console.print(summary_table(summary))
-    console.print("Results are in", where(folder), soft_wrap=True)
-    console.print("What each process said is in", where(folder / "logs"), soft_wrap=True)
+    with resumable(folder, ["run"]):
+        with Progress(console) as progress:
+            summary = deploy(chosen, folder, not insecure, progress.watch, progress.begin)
+        console.print(summary_table(summary))
+        console.print("Results are in", where(folder), soft_wrap=True)
+        console.print("What each process said is in", where(folder / "logs"), soft_wrap=True)
 
 
 def doctor() -> None:
