@@ -57,6 +57,9 @@ def _spelled(value: Scalar) -> str:
     return str(value).lower() if isinstance(value, bool) else str(value)
 
 
+FORMULAS = "=+-@\t\r\n"
+
+
 def read(name: str) -> dict[str, Any]:
     """The file of that name, or the TOML file at that path, on top of the suite it is `like`."""
     content = read_toml(_file(name))
@@ -69,10 +72,21 @@ def read(name: str) -> dict[str, Any]:
     return merged(below, content)
 
 
+def require_plain(word: str, what: str) -> None:
+    """Refuse names that tables would hold as formulas: spreadsheets compute what they are given."""
+    if word[:1] in FORMULAS and word:
+        raise InputError(f"{what} {word!r} begins like a spreadsheet's formula: rename it")
+
+
 def _file(name: str) -> Path:
+    require_plain(Path(name).stem, "the suite's name")
     file = FOLDER / f"{name}.toml"
-    file = file if file.exists() else Path(name)
-    if not file.is_file():
+    try:
+        file = file if file.exists() else Path(name)
+        found = file.is_file()
+    except (OSError, ValueError):  # no file can be called so
+        found = False
+    if not found:
         known = ", ".join(sorted(path.stem for path in FOLDER.glob("*.toml")))
         raise InputError(f"there is no suite {name}: name one of {known}, or a TOML file")
     return file

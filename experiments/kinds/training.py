@@ -23,6 +23,7 @@ from experiments.contents import (
     Tables,
     merged,
     require_free,
+    require_plain,
     require_read,
     room,
 )
@@ -122,6 +123,7 @@ def _cells(suite: Suite, asked: Asked) -> list[Trained]:
 def _require_read(suite: Suite, asked: Asked, cells: Sequence[Trained]) -> None:
     """Refuse what a variant, the sweep or the command line asks for in vain."""
     for name, own in suite.variants.items():
+        require_plain(name, "the variant")
         configs = [one.config for one in cells if one.variant == name]
         require_read(f"[variants.{name!r}]", own, configs)
     every = [one.config for one in cells]

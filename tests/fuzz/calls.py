@@ -7,8 +7,9 @@ import os
 import re
 import signal
 import traceback
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from types import FrameType
 from typing import Any
@@ -158,13 +159,27 @@ def _places(trace: str) -> str:
     return f" at {' > '.join(named)}"
 
 
-def prepare() -> None:
-    """Load what commands load, so that forked workers need not, and bar processes and networks."""
+def load() -> None:
+    """Import what commands import, so that forked workers need not."""
+    import transformers  # noqa: F401
+
+    import clients.client_app  # noqa: F401
+    import experiments.deploy
+    import experiments.kinds.training
+    import experiments.ray_engine
+    import experiments.sweep  # noqa: F401
+    import server.server_app  # noqa: F401
+    from fedmuon.tasks.decoder import Form, decoder
+
+    decoder(Form(256, 4, 8, 1, 1))  # what builds it is imported at the first one
+
+
+def bar() -> None:
+    """In a worker: no process is started, no network asked, no kernel timed, no figure polished."""
     import logging
     import socket
 
     import torch
-    import transformers  # noqa: F401
 
     import experiments.deploy
     import experiments.ray_engine
@@ -172,26 +187,29 @@ def prepare() -> None:
     from analysis.figures import style
     from fedmuon import gemm
 
-    def bar(*ignored: object, **named: object) -> None:
-        raise WouldStart
-
-    real = style._bytes
-
-    def sketch(figure: Any, kind: str, metadata: dict, dpi: int) -> bytes:
-        """Drawn once, coarsely: what cannot be drawn at all shows all the same."""
-        if not hasattr(figure, "sketched"):
-            figure.sketched = real(figure, "png", {"Software": None}, 20)
-        return figure.sketched
-
-    def offline(*ignored: object, **named: object) -> None:
-        raise OSError(101, "Network is unreachable")
-
     torch.set_num_threads(1)
-    gemm._best = lambda work, device, repeats: 1.0  # how fast the kernels are does not matter here
-    experiments.deploy.deploy = bar  # type: ignore[assignment]
-    experiments.ray_engine.run_on_ray = bar  # type: ignore[assignment]
-    experiments.sweep.Spread = bar  # type: ignore[assignment, misc]
-    socket.socket.connect = offline  # type: ignore[method-assign, assignment]
-    socket.getaddrinfo = offline  # type: ignore[assignment]
-    style._bytes = sketch
+    for module, name in (
+        (experiments.deploy, "deploy"),
+        (experiments.ray_engine, "run_on_ray"),
+        (experiments.sweep, "Spread"),
+    ):
+        setattr(module, name, _would_start)
+    socket.socket.connect = socket.getaddrinfo = _offline  # type: ignore[assignment]
+    gemm._best = lambda work, device, repeats: 1.0
+    style._bytes = partial(_sketch, style._bytes)
     logging.getLogger("flwr").setLevel(logging.CRITICAL)
+
+
+def _would_start(*ignored: object, **named: object) -> None:
+    raise WouldStart
+
+
+def _offline(*ignored: object, **named: object) -> None:
+    raise OSError(101, "Network is unreachable")
+
+
+def _sketch(draw: Callable[..., bytes], figure: Any, *ignored: object) -> bytes:
+    """Drawn once, coarsely: what cannot be drawn at all shows all the same."""
+    if not hasattr(figure, "sketched"):
+        figure.sketched = draw(figure, "png", {"Software": None}, 20)
+    return figure.sketched

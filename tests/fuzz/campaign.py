@@ -19,9 +19,9 @@ from tests.fuzz import (
     reports,
     templates,
 )
-from tests.fuzz.calls import prepare
+from tests.fuzz.calls import load
 from tests.fuzz.outcome import ENDS, Case, Outcome
-from tests.fuzz.workers import perform_all
+from tests.fuzz.workers import apart, perform_all
 
 KINDS: dict[str, ModuleType] = {
     one.KIND: one for one in (configs, commands, folders, data_files, messages, reports)
@@ -44,8 +44,8 @@ def campaign(
     """Draw and perform at most so many cases until `end`; findings are printed and saved."""
     tried: list[Tried] = []
     with tempfile.TemporaryDirectory(prefix="fuzz-") as folder:
-        prepare()
-        templates.make(Path(folder))
+        load()
+        apart(lambda: templates.make(Path(folder)))
         while len(tried) < cases and time.monotonic() < end:
             count = min(BATCH, cases - len(tried))
             drawn = [draw(kinds, seed, len(tried) + number) for number in range(count)]

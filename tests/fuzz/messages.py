@@ -134,7 +134,7 @@ def _peers(recipe: str, policy: str) -> Peers:
     tables["faults"] = {
         "policy": f'"{policy}"',
         "retries": "0",
-        "deadline": "0.5",
+        "deadline": "60.0",
         "patience": "0.1",
     }
     return Peers(base.toml(tables))

@@ -8,10 +8,12 @@ import shutil
 import signal
 import sys
 import time
-from collections.abc import Sequence
+import warnings
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from tests.fuzz.calls import bar
 from tests.fuzz.outcome import Case, Outcome, other
 
 MEMORY = 2 << 30  # bytes that a case may ask for beyond what is loaded
@@ -35,7 +37,7 @@ def perform_all(
     """How each case ended; None for those not begun by `end`."""
     found: list[Outcome | None] = [None] * len(cases)
     shares = [list(range(worker, len(cases), workers)) for worker in range(workers)]
-    children = [_fork(cases, share, folder) for share in shares if share]
+    children = [_fork(cases, share, folder, end) for share in shares if share]
     while children:
         ready, _, _ = select.select([one.pipe for one in children], [], [], 0.5)
         for child in list(children):
@@ -72,28 +74,51 @@ def _after(
     killed = os.WIFSIGNALED(status) and time.monotonic() - child.heard > GRACE
     found[child.left[0]] = other("it hangs" if killed else f"the process died, status {status}")
     rest = child.left[1:]
-    return [_fork(cases, rest, folder)] if rest else []
+    return [_fork(cases, rest, folder, end)] if rest else []
 
 
-def _fork(cases: Sequence[Case], share: list[int], folder: Path) -> Child:
-    """A child for these cases."""
+def _fork(cases: Sequence[Case], share: list[int], folder: Path, end: float) -> Child:
+    """A child for these cases, as far as it gets by `end`."""
     reader, writer = os.pipe()
-    sys.stdout.flush()
-    pid = os.fork()
-    if pid:
-        os.close(writer)
-        return Child(pid, reader, list(share))
-    try:
+
+    def work() -> None:
         os.close(reader)
         _limit()
         for number in share:
+            if time.monotonic() > end:
+                return
             outcome = alone(cases[number], folder / f"case-{os.getpid()}-{number}")
             line = json.dumps([number, outcome.end, outcome.why]) + "\n"
             os.write(writer, line.encode())
+
+    pid = _begin(work)
+    os.close(writer)
+    return Child(pid, reader, list(share))
+
+
+def apart(work: Callable[[], None]) -> None:
+    """Do it in a child, so that nothing of it stays in this process."""
+    if os.waitpid(_begin(work), 0)[1]:
+        raise RuntimeError("the child failed, and said why on stderr")
+
+
+def _begin(work: Callable[[], None]) -> int:
+    """The id of a child that does it, barred from processes and networks."""
+    sys.stdout.flush()
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # torch keeps threads, which a child does without
+        pid = os.fork()
+    if pid:
+        return pid
+    status = 1
+    try:
+        bar()
+        work()
+        status = 0
     except BaseException as error:
         os.write(2, f"worker: {error!r}\n".encode())
     finally:
-        os._exit(0)
+        os._exit(status)
 
 
 def alone(case: Case, place: Path) -> Outcome:

@@ -1,0 +1,104 @@
+"""The fuzzer's short form: cases once found, some hundred new ones, and what it would notice."""
+
+import os
+import signal
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.fuzz import campaign, found, reports, templates, workers
+from tests.fuzz.calls import Ending, judged, load, snapshot
+from tests.fuzz.outcome import Case
+
+CASES, SEED = 120, 20
+
+
+@pytest.fixture(scope="module")
+def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with the templates; cases run in children, which alone are barred from networks."""
+    folder = tmp_path_factory.mktemp("fuzz")
+    load()
+    workers.apart(lambda: templates.make(folder))
+    return folder
+
+
+def ends(cases: list[Case], place: Path) -> dict[str, str]:
+    """Case -> why it ended as none may, of those that did."""
+    ended = workers.perform_all(cases, place, 1)
+    return {
+        str(case)[:300]: "never begun" if one is None else one.why
+        for case, one in zip(cases, ended, strict=True)
+        if one is None or one.end == "other"
+    }  # fmt: skip
+
+
+def test_what_was_found_stays_mended(place: Path) -> None:
+    assert ends([found.load(file) for file in found.saved()], place) == {}
+
+
+def test_new_cases_end_as_they_may(place: Path) -> None:
+    kinds = list(campaign.KINDS)
+    assert ends([campaign.draw(kinds, SEED, number) for number in range(CASES)], place) == {}
+
+
+def test_a_seed_gives_the_same_cases() -> None:
+    kinds = list(campaign.KINDS)
+    first, again, another = (
+        [campaign.draw(kinds, seed, number) for number in range(20)] for seed in (1, 1, 2)
+    )
+    assert str(first) == str(again) != str(another)
+
+
+REFUSAL = "fedmuon: no: mend it\n"
+
+
+@pytest.mark.parametrize(
+    ("ending", "wanted"),
+    [
+        (Ending(0, "fine", ""), "done"),
+        (Ending(2, "", REFUSAL), "refused"),
+        (Ending(2, "", "no\n"), "other"),
+        (Ending(2, "", REFUSAL + "and more\n"), "other"),
+        (Ending(1, "", REFUSAL), "other"),
+        (Ending(0, "", "a warning\n"), "other"),
+        (Ending(0, "\x1b[31m", ""), "other"),
+        (Ending(None, "", "", "traceback: KeyError"), "other"),
+        (Ending(None, "", "", "it hangs at x.py:1"), "other"),
+    ],
+)  # fmt: skip
+def test_endings_are_told_apart(ending: Ending, wanted: str, tmp_path: Path) -> None:
+    assert judged(ending, tmp_path, {}).end == wanted
+
+
+def test_a_refusal_that_touched_a_file_is_seen(tmp_path: Path) -> None:
+    (tmp_path / "model").write_text("1")
+    before = snapshot(tmp_path)
+    assert judged(Ending(2, "", REFUSAL), tmp_path, before).end == "refused"
+    (tmp_path / "model").write_text("2")
+    assert "model" in judged(Ending(2, "", REFUSAL), tmp_path, before).why
+
+
+@pytest.mark.parametrize("act", ["crash", "exit", "memory"])
+def test_a_worker_that_dies_is_a_finding_and_the_rest_goes_on(
+    act: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def perform(case: Any, place: Path) -> Any:
+        if case["kind"] == "crash":
+            os.kill(os.getpid(), signal.SIGKILL)
+        if case["kind"] == "exit":
+            os._exit(3)
+        bytearray(8 << 30)  # refused by the limit
+
+    monkeypatch.setattr(campaign, "perform", perform)
+    first, last = workers.perform_all([{"kind": act}, {"kind": "exit"}], tmp_path, 1)
+    assert first is not None and last is not None
+    assert (first.end, last.end) == ("other", "other")
+
+
+def test_markup_that_got_through_is_seen() -> None:
+    page = "<!DOCTYPE html><html><style></style><p>&lt;script&gt;</p></html>"
+    assert reports.leaks(page) == []
+    assert reports.leaks(page.replace("&lt;script&gt;", "<script>1</script>"))
+    assert reports.leaks(page.replace("<p>", '<p onclick="x">'))
+    assert reports.leaks(page.replace("<p>", '<a href="http://x">'))
