@@ -93,13 +93,13 @@ def _gone_on(trial: Trial, job: Job) -> Verdict:
 def _rest(trial: Trial, folders: set[Path]) -> str:
     """What is left of a dead driver after a while."""
     end = time.monotonic() + SOON
-    while (left := _marked_processes(trial)) and time.monotonic() < end:
+    while time.monotonic() < end:
+        if not _marked_processes(trial) and not any(one.exists() for one in folders):
+            return ""
         time.sleep(0.1)
-    if left:
-        return f"{SOON:g} s later these live on: {sorted(map(_named, left))}"
-    time.sleep(0.2)
-    held = [str(place) for place in folders if place.exists()]
-    return f"{SOON:g} s later these folders are left: {held}" if held else ""
+    lives = sorted(map(_named, _marked_processes(trial)))
+    held = [str(one) for one in folders if one.exists()]
+    return f"{SOON:g} s later these live on: {lives}, these folders are left: {held}"
 
 
 def _look_for_rest(trial: Trial) -> None:
