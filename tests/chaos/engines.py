@@ -15,7 +15,7 @@ from pathlib import Path
 from . import jobs
 from .interrupts import interrupted
 from .jobs import Job
-from .laboratory import OTHER, SAME, Laboratory, Trial, Verdict, improper
+from .laboratory import GOES_ON, OTHER, SAME, Laboratory, Trial, Verdict, improper
 from .nursery import ROOT, Child
 from .processes import MARK, command, marked, places
 
@@ -165,8 +165,13 @@ def _node(trial: Trial) -> Verdict:
         _awaited(trial.out / "rounds.jsonl")
         (trial.folder / "kill").touch()
         ended = child.wait(LONG)
+        why = ""
+        for _ in range(GOES_ON):  # it stops, resumable, while nobody answers for the dead node
+            if ended.code == 0 or (why := improper(ended, {}, {})):
+                break
+            ended = lab.nursery.run(job.resume(trial.out), LONG, real=True)
         if ended.code:
-            return OTHER, f"exit code {ended.code}: {ended.err[-1500:]}"
+            return OTHER, why or f"lost: {ended.err[-1500:]}"
         own = jobs.run("engine.name=ray", "federation.rounds=40", name="ray, 40 rounds")
         lab.reference(own, real=True)
         return _same_model(trial, lab.reference(own).folder)
