@@ -1,6 +1,7 @@
 # Two commands on a fresh machine: `make run` and `make test`. Everything else is below.
 SHELL := /bin/sh
 PYTHON ?= python3
+SECONDS ?= 600
 VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
@@ -10,7 +11,7 @@ export FLWR_TELEMETRY_ENABLED := 0
 export FLWR_DISABLE_UPDATE_CHECK := 1
 export RAY_USAGE_STATS_ENABLED := 0
 
-.PHONY: run test test-long check bench deploy-demo packages audit format clean help install
+.PHONY: run test test-long check bench chaos fuzz soak packages audit deploy-demo format clean help install
 .DEFAULT_GOAL := help
 
 help: ## list the targets
@@ -42,6 +43,15 @@ bench: $(BENCH_STAMP) ## side by side with Flower, pfl-research, torch and Opacu
 	$(BIN)/python -m benchmarks.optimizer
 	$(BIN)/python -m benchmarks.randomized
 	$(BIN)/python -m benchmarks.privacy
+
+chaos: $(STAMP) ## kill, fill, flip, interrupt at random: the same bytes or a refusal, as a table
+	$(BIN)/python -m tests.chaos
+
+fuzz: $(STAMP) ## configs, commands, folders, data, messages at random, for SECONDS=600
+	$(BIN)/python -m tests.fuzz --seconds $(SECONDS)
+
+soak: $(STAMP) ## 10,000 rounds here, 500 on Ray, 50 deployed: nothing may grow
+	$(BIN)/python -m tests.soak
 
 deploy-demo: $(STAMP) ## SuperLink and SuperNodes as processes: with TLS and keys, then without
 	$(BIN)/fedmuon deploy-demo

@@ -11,7 +11,7 @@ from fedmuon.config import Config, only_read, parse
 from fedmuon.data.source import Source
 from fedmuon.errors import InputError
 from fedmuon.reading import is_default, reads, refusal
-from fedmuon.tables import Scalar, read_toml
+from fedmuon.tables import Scalar, read_toml, shown
 
 FOLDER = Path(__file__).parent / "suites"
 DATA = "mnist5k"  # of a suite whose file names none
@@ -83,9 +83,16 @@ def at(content: Mapping[str, Any], data: str, scale: str) -> dict[str, Any]:
     if scale not in get_args(Scale):
         raise InputError(f"--scale {scale} is unknown: choose {' or '.join(get_args(Scale))}")
     small, variants = content.get("small", {}), content.get("for", {})
+    for name, held in (("small", small), ("for", variants), (f"for.{data}", _of(variants, data))):
+        if not isinstance(held, Mapping):
+            raise InputError(f"{name} = {shown(held)} must be a table: write [{name}] above it")
     content = {key: value for key, value in content.items() if key not in ("small", "for")}
     content = merged(content, variants.get(data, {}))
     return merged(content, small) if scale == "small" else content
+
+
+def _of(variants: Any, data: str) -> Any:
+    return variants.get(data, {}) if isinstance(variants, Mapping) else {}
 
 
 def merged(below: Mapping[str, Any], above: Mapping[str, Any]) -> dict[str, Any]:

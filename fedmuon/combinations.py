@@ -28,6 +28,11 @@ def impossible(config: Config) -> list[str]:
             "[data] normalize = 'pixels' leaves the unit ball, where the constants of the matrix "
             "task are proved: use unit or ball, or [task] name = 'network'"
         )
+    if config.task.name == "matrix" and config.local.adjust != "none":
+        problems.append(
+            f"[local] adjust = '{config.local.adjust}' is for networks: the matrix task has one "
+            "matrix, whose scale is lr, so set adjust = 'none'"
+        )
     if 0 < config.local.tail_index <= 1:
         problems.append(
             f"[local] tail-index = {config.local.tail_index} leaves the noise without a mean: "

@@ -90,7 +90,8 @@ NEEDS: dict[str, dict[str, tuple[Need, ...]]] = {
         "tail-index": (TAILED,),
         "alignment": (_recipes("fedmuon-aligned reads", "fedmuon-aligned".__eq__),),
         "server-momentum": (_recipes("fedavgm reads", "fedavgm".__eq__),),
-        **dict.fromkeys(("route", "aux", "aux-lr", "adjust"), ROUTED),
+        **dict.fromkeys(("route", "aux", "aux-lr"), ROUTED),
+        "adjust": (MUON,),  # and refused where there is but one matrix
     },
     "orthogonalizer": {
         "name": (MUON,),

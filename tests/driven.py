@@ -17,7 +17,7 @@ from pathlib import Path
 from experiments.guard import OWNER, descendants
 
 ROOT = Path(__file__).resolve().parent.parent
-START = 150.0  # seconds, on a busy machine
+START = 500.0  # seconds, on a busy machine
 TINY = (
     *("data.name=synthetic", "data.train=60", "data.test=60", "data.minimum=5"),
     *("federation.clients=1", "federation.per-round=1", "federation.rounds=100000"),

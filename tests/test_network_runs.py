@@ -278,7 +278,7 @@ def test_samples_reach_a_network_as_pixels() -> None:
     ("tables", "words"),
     [
         ({"data": {"normalize": "pixels"}}, "leaves the unit ball"),
-        ({"local": {"adjust": "original"}}, "only networks read it"),
+        ({"local": {"adjust": "original"}}, "is for networks"),
         ({"local": {"route": "first"}}, "'hidden' or 'all-matrices'"),
         ({"local": {"aux": "adam"}}, "'sgd' or 'adamw'"),
         ({"local": {"aux-lr": -1.0}}, "[local] aux-lr = -1.0"),

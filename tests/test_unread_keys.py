@@ -6,6 +6,7 @@ look.
 """
 
 import json
+import tomllib
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -13,13 +14,20 @@ from typing import Any
 import pytest
 from conftest import small
 
-from experiments.bound import from_directory, judge
+from analysis import Realized
+from experiments import contents, deployment, grid, kinds, ray_engine
+from experiments.bound import Case, judge
 from experiments.bound import report as verdict_of
-from fedmuon.config import Config
+from experiments.cli import main
+from fedmuon import config as tables
+from fedmuon.config import Config, load, parse
 from fedmuon.errors import InputError
 from fedmuon.federated import setup
-from fedmuon.reading import NEEDS, reads
+from fedmuon.federated.simulate import rounds
+from fedmuon.reading import NEEDS, is_default, reads, unread
+from fedmuon.run import Run, drive, prepare
 from fedmuon.tables import attribute
+from fedmuon.tasks.matrix import MatrixTask
 
 NAMES = [f"{table}.{key}" for table, keys in NEEDS.items() for key in keys]
 # Another value of every key, one that a tiny run can have.
@@ -27,11 +35,11 @@ OTHER: dict[str, Any] = {
     "data.name": "digits", "data.train": 60, "data.test": 30, "data.alpha": 5.0,
     "data.minimum": 12, "data.normalize": "ball", "data.folder": "nowhere", "data.context": 8,
     "data.tokenizer": "nowhere", "data.dimension": 9, "data.classes": 4,
-    "federation.clients": 4, "federation.per-round": 2, "federation.rounds": 1,
+    "federation.clients": 4, "federation.per-round": 2, "federation.rounds": 3,
     "federation.weights": "uniform", "federation.seed": 9,
     "task.name": "network", "task.model": "tanh-cnn", "task.width": 12, "task.depth": 1,
     "task.heads": 4, "task.weights": "nowhere",
-    "local.recipe": "sgd", "local.steps": 1, "local.batch": 4, "local.lr": 0.02,
+    "local.recipe": "sgd", "local.steps": 3, "local.batch": 4, "local.lr": 0.02,
     "local.momentum": 0.5, "local.momentum-form": "polyak", "local.weight-decay": 0.3,
     "local.schedule": "heavy-tailed", "local.tail-index": 1.5, "local.alignment": 0.9,
     "local.server-momentum": 0.4, "local.route": "all-matrices", "local.aux": "adamw",
@@ -43,7 +51,7 @@ OTHER: dict[str, Any] = {
     "orthogonalizer.oversample": 1, "orthogonalizer.power": 0,
     "orthogonalizer.sketch": "kaczmarz",
     "privacy.clipping": "automatic", "privacy.bound": 0.003, "privacy.noise": 2.0,
-    "privacy.lot": 3.0, "privacy.epsilon": 1e5, "privacy.delta": 0.01,
+    "privacy.lot": 3.0, "privacy.epsilon": 0.01, "privacy.delta": 0.01,
     "privacy.level": "client", "privacy.kappa": 0.4, "privacy.gamma": 2.0, "privacy.probes": 2,
     "privacy.insecure-reproducible-noise": False,
     "engine.name": "ray", "engine.dtype": "float32", "engine.device": "cuda:99",
@@ -55,9 +63,10 @@ OTHER: dict[str, Any] = {
     "stability.kind": "paper", "stability.c-hp": "sharp", "stability.alpha-smoothing": 0.2,
     "output.evaluate-every": 1, "output.checkpoint-every": 1,
 }  # fmt: skip
-PRIVATE = {"insecure-reproducible-noise": True, "lot": 8.0, "noise": 0.5, "bound": 0.05}
+PRIVATE = {"insecure-reproducible-noise": True, "lot": 8.0, "noise": 0.5, "bound": 0.3}
 NETWORK = {
     "data": {"name": "digits", "train": 60, "test": 20},
+    "federation": {"rounds": 1, "per-round": 1},
     "task": {"name": "network", "model": "mlp"},
 }
 RANKS = {"rank": 2, "oversample": 0}
@@ -82,17 +91,18 @@ SETTINGS: dict[str, dict[str, dict[str, Any]]] = {
     "network-sgd": {**NETWORK, "local": {"recipe": "sgd"}},
     "text": {
         "data": {"name": "pydoc", "context": 12},
+        "federation": {"rounds": 1},
         "task": {"name": "network", "model": "gpt", "width": 8, "depth": 2, "heads": 2},
         "local": {"recipe": "sgd"},
     },
 }
 # Read where these runs do not look: by sources that need files, by other engines, by the neighbours
-# that `fedmuon stability` runs, and by what keeps a run's progress.
+# that `fedmuon stability` runs, by what keeps a run's progress, and by what refuses combinations.
 ELSEWHERE = {
     "data.folder", "data.tokenizer", "task.weights", "engine.name", "engine.cpus-per-client",
     "engine.gpus-per-client", "engine.ray-address", "faults.policy", "faults.retries",
     "faults.deadline", "faults.patience", "stability.trials", "stability.neighbours",
-    "output.checkpoint-every",
+    "output.checkpoint-every", "privacy.level",
 }  # fmt: skip
 
 
@@ -100,25 +110,22 @@ def tiny(setting: Mapping[str, dict[str, Any]]) -> Config:
     return small({"federation": {"rounds": 2}}, **setting)
 
 
-def with_other(config: Config, name: str) -> Config:
-    """The config with another value of one key, without asking whether anything reads it."""
-    table, _, key = name.partition(".")
-    held = getattr(config, table)
-    changed = held.model_copy(update={attribute(type(held), key): OTHER[name]})
-    return config.model_copy(update={table: changed})
+def with_others(config: Config, names: list[str]) -> Config:
+    """The config with other values of some keys, without asking whether anything reads them."""
+    for name in names:
+        table, _, key = name.partition(".")
+        held = getattr(config, table)
+        changed = held.model_copy(update={attribute(type(held), key): OTHER[name]})
+        config = config.model_copy(update={table: changed})
+    return config
 
 
 def left_behind(config: Config, out: Path) -> dict[str, Any]:
     """All that a run is: its files but for the config and the seconds, and its bound; or the
     sentence that refuses it."""
-    from fedmuon.federated.simulate import rounds
-    from fedmuon.run import drive, prepare
-
     try:
         run = prepare(setup.resolve(config), out)
         drive(run, rounds)
-        case = from_directory(out)
-        bound = verdict_of(case, judge(case))
     except InputError as error:
         return {"refused": str(error)}
     files = {
@@ -128,7 +135,16 @@ def left_behind(config: Config, out: Path) -> dict[str, Any]:
     }
     told = [untimed(json.loads(line)) for line in (out / "rounds.jsonl").read_text().splitlines()]
     summary = untimed(json.loads((out / "summary.json").read_text()))
-    return {**files, "rounds": told, "summary": summary, "bound": bound}
+    return {**files, "rounds": told, "summary": summary, "bound": bound_of(run)}
+
+
+def bound_of(run: Run) -> dict[str, Any]:
+    """What `fedmuon bound` says of it, by the config as it is in memory."""
+    plan, task = run.experiment.plan, run.experiment.task
+    shape = (task.dimension, task.classes) if isinstance(task, MatrixTask) else None
+    part = Realized(plan.schedule(), plan.rows if plan.batch else None)
+    case = Case(run.config, run.data.sizes, part, shape)
+    return verdict_of(case, judge(case))
 
 
 def untimed(record: dict[str, Any]) -> dict[str, Any]:
@@ -152,8 +168,8 @@ def without_metadata(left: dict[str, Any]) -> dict[str, Any]:
 def test_every_key_is_in_the_table_and_has_another_value() -> None:
     for table, field in Config.model_fields.items():
         model: Any = field.annotation
-        assert [one.alias for one in model.model_fields.values()] == list(NEEDS[table])
-    assert list(OTHER) == NAMES
+        assert {one.alias for one in model.model_fields.values()} == set(NEEDS[table])
+    assert set(OTHER) == set(NAMES) and set(NAMES) > ELSEWHERE
 
 
 def test_needs_begin_with_those_of_the_keys_they_name() -> None:
@@ -166,22 +182,174 @@ def test_needs_begin_with_those_of_the_keys_they_name() -> None:
 
 
 @pytest.mark.parametrize("setting", SETTINGS)
-def test_what_the_table_says_is_so(setting: str, tmp_path: Path) -> None:
-    """A negative control of the first kind is in the second: keys that are read do change runs."""
+def test_keys_that_nothing_reads_change_nothing(setting: str, tmp_path: Path) -> None:
+    """All of them at once, by other values than the defaults."""
     config = tiny(SETTINGS[setting])
-    first = without_metadata(left_behind(config, tmp_path / "run"))
-    assert "refused" not in first
-    unchanged = []
-    for place, name in enumerate(NAMES):
-        if name in ELSEWHERE and reads(config, name):
-            continue
-        found = left_behind(with_other(config, name), tmp_path / str(place))
-        if without_metadata(found) == first:
-            unchanged.append(name)
-    assert [name for name in NAMES if not reads(config, name) and name not in unchanged] == []
-    hidden = {name for name in unchanged if reads(config, name)}
-    assert hidden <= UNSEEN.get(setting, set()) | UNSEEN[""]
+    # A folder in vain is also refused by the source itself.
+    ignored = [n for n in NAMES if not reads(config, n) and n != "data.folder"]
+    first = left_behind(config, tmp_path / "one")
+    other = left_behind(with_others(config, ignored), tmp_path / "other")
+    assert len(ignored) > 20 and "refused" not in first
+    assert without_metadata(first) == without_metadata(other)
 
 
-# Keys that are read here and do not show in so small a run: the same share for all, and so on.
-UNSEEN: dict[str, set[str]] = {"": {"engine.kernel"}}
+@pytest.mark.parametrize("name", [name for name in NAMES if name not in ELSEWHERE])
+def test_keys_that_are_read_change_something(name: str, tmp_path: Path) -> None:
+    """The control of the above, in a setting where the table says that it is read."""
+    for setting in CHOSEN.get(name, SETTINGS):
+        config = tiny(SETTINGS[setting])
+        if reads(config, name):
+            first = left_behind(config, tmp_path / "one")
+            other = left_behind(with_others(config, [name]), tmp_path / "other")
+            assert without_metadata(first) != without_metadata(other)
+            return
+    raise AssertionError(f"{name} is read in no setting")
+
+
+# Where a key shows, if not in the first setting that reads it.
+CHOSEN = {"data.normalize": ["network-sgd"]}
+
+
+class Seen:
+    """A table that notes which of its keys are asked for."""
+
+    def __init__(self, table: object) -> None:
+        self.table, self.names = table, set()
+
+    def __getattr__(self, name: str) -> object:
+        self.names.add(name)
+        return getattr(self.table, name)
+
+
+def test_what_other_engines_read_is_asked_for() -> None:
+    """The keys of `ELSEWHERE` that only Ray and deployments see."""
+    config = parse({"engine": {"name": "ray"}})
+    engine, faults = Seen(config.engine), Seen(config.faults)
+    spied: Any = type("Spied", (), {"engine": engine, "faults": faults})
+    ray_engine._resources(spied)
+    ray_engine._why(ValueError("no"), spied)
+    deployment._longest_silence(spied)
+    assert engine.names == {"cpus_per_client", "gpus_per_client", "ray_address"}
+    assert faults.names == {"patience", "retries", "deadline"}
+
+
+REFUSED = {
+    "privacy.epsilon=8": "[privacy] epsilon = 8.0 has no effect: only private recipes read it, and "
+    "here [local] recipe = 'fedmuon', so choose a recipe dp-... or disk-..., or leave epsilon out",
+    "task.model=wrn-16-2": "set [task] name = 'network', or leave model out",
+    "local.recipe=fedavg orthogonalizer.name=newton-schulz": "choose a recipe ...muon...",
+    "orthogonalizer.coefficients=quintic": "here [orthogonalizer] name = 'smoothed-polar'",
+    "orthogonalizer.name=newton-schulz orthogonalizer.lambda=0.1": "only the map smoothed-polar",
+    "engine.ray-address=1.2.3.4:5": "so set [engine] name = 'ray', or leave ray-address out",
+    "faults.policy=drop": "only engines with client processes read it",
+    "local.tail-index=1.5": "set [local] schedule = 'heavy-tailed'",
+    "local.schedule=heavy-tailed local.momentum=0.5": "only a constant schedule reads it",
+    "data.dimension=3": "only synthetic reads it",
+    "stability.neighbours=all stability.trials=3": "leave trials out",
+    "stability.alpha-smoothing=0.1": "set [orthogonalizer] name = 'gaussian-smoothed-sign'",
+}
+
+
+@pytest.mark.parametrize("changes", REFUSED)
+@pytest.mark.parametrize("command", ["run", "stability", "bound"])
+def test_refusals_are_one_sentence_and_exit_code_2(
+    changes: str, command: str, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    given = [part for change in changes.split() for part in ("--set", change)]
+    out = [] if command == "bound" else ["--out", str(tmp_path / "run")]
+    with pytest.raises(SystemExit) as end:
+        main([command, *given, *out])
+    said = capfd.readouterr().err.strip()
+    assert end.value.code == 2 and REFUSED[changes] in said and said.count("\n") == 0
+    assert not (tmp_path / "run").exists()
+
+
+def test_defaults_are_always_accepted() -> None:
+    assert load(None, ["privacy.epsilon=0", "task.model=cnn", "faults.retries=2"]) == Config()
+
+
+@pytest.mark.parametrize("setting", SETTINGS)
+def test_a_resolved_config_loads_again(setting: str) -> None:
+    """Resolving sets nothing that would then be read by nothing."""
+    config = setup.resolve(tiny(SETTINGS[setting]))
+    assert parse(tomllib.loads(tables.dump(config))) == config
+    assert unread(config) == []
+
+
+@pytest.mark.parametrize("recipe", ["fedavg", "sgd"])
+def test_a_schedule_is_resolved_where_momentum_is_and_is_not_read(recipe: str) -> None:
+    local = {"recipe": recipe, "schedule": "heavy-tailed", "tail-index": 1.5}
+    config = setup.resolve(small(local=local))
+    assert unread(config) == [] and config.local.tail_index == 0
+    assert (config.local.momentum != Config().local.momentum) == (recipe == "sgd")
+
+
+def test_a_kernel_of_the_matrix_task_is_not_looked_for_by_networks() -> None:
+    config = setup.resolve(tiny({**NETWORK, "engine": {"dtype": "float32"}}))
+    assert is_default(config, "engine.kernel", config.engine.kernel)
+
+
+SHARED = """
+kind = "training"
+title = "Shared keys"
+data = "digits"
+seeds = [0]
+[base.federation]
+clients = 3
+per-round = 2
+rounds = 2
+[base.orthogonalizer]
+name = "newton-schulz"
+[base.local]
+server-momentum = 0.5
+[variants.FedMuon.local]
+recipe = "fedmuon"
+[variants.FedAvg.local]
+recipe = "fedavg"
+"""
+IN_VAIN = {
+    "own": (SHARED + "momentum = 0.3\n", {}, "[variants.'FedAvg']: [local] momentum = 0.3"),
+    "swept": (
+        SHARED + '[sweep]\nkey = "privacy.noise"\nvalues = [1.0, 2.0]\nlabel = "s"\n',
+        {},
+        "[sweep]: [privacy] noise",
+    ),
+    "set": (SHARED, {"privacy": {"epsilon": 8.0}}, "--set: [privacy] epsilon = 8.0"),
+    "settled": (SHARED, {"federation": {"seed": 3}}, "--set federation.seed has no effect"),
+}
+
+
+def test_the_base_of_a_suite_means_where_it_is_read(tmp_path: Path) -> None:
+    (tmp_path / "own.toml").write_text(SHARED)
+    changes = {"orthogonalizer": {"steps": 3}}
+    work: Any = kinds.find(str(tmp_path / "own.toml"), None, "full", changes)
+    muon, average = (one.config for one in work.cells)
+    assert (muon.orthogonalizer.name, muon.orthogonalizer.steps) == ("newton-schulz", 3)
+    assert average.orthogonalizer == Config().orthogonalizer
+    assert muon.local.server_momentum == average.local.server_momentum == 0.9
+
+
+@pytest.mark.parametrize("case", IN_VAIN)
+def test_what_a_suite_asks_for_in_vain_is_refused(case: str, tmp_path: Path) -> None:
+    text, changes, words = IN_VAIN[case]
+    (tmp_path / "own.toml").write_text(text)
+    with pytest.raises(InputError) as refusal:
+        kinds.find(str(tmp_path / "own.toml"), None, "full", changes)
+    assert words in str(refusal.value) and "\n" not in str(refusal.value)
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        ({"privacy": {"epsilon": 8.0}}, "only private recipes"),
+        ({"local": {"recipe": "fedavg"}}, "[grid] [orthogonalizer] lambda = "),
+        ({"local": {"lr": 0.5}}, "[grid] settles it"),
+        ({"engine": {"name": "ray"}}, "--ray-address"),
+        ({"stability": {"trials": 3}}, "trials settles it"),
+    ],
+)
+def test_a_stability_suite_refuses_what_it_does_not_read(change: dict, words: str) -> None:
+    content = contents.at(contents.read("A1"), "synthetic", "small")
+    with pytest.raises(InputError) as refusal:
+        grid.stacks(grid.parse(content), None, change)
+    assert words in str(refusal.value)

@@ -9,7 +9,7 @@ import typer
 
 from experiments.cli.flops import flops
 from experiments.cli.laboratory import bound, report, stability, suite
-from experiments.cli.options import complain
+from experiments.cli.options import complain, sound
 from experiments.cli.privacy import app as privacy
 from experiments.cli.runs import deploy_demo, doctor, run
 from experiments.cli.text import make_text
@@ -61,7 +61,7 @@ def main(arguments: list[str] | None = None) -> Any:
 
     with interruptible():
         try:
-            return app(arguments)
+            return app(sound(arguments))
         except InputError as error:
             complain(str(error))
             raise SystemExit(2) from None

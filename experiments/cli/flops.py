@@ -4,7 +4,7 @@ from typing import Annotated
 
 import typer
 
-from experiments.cli.options import console
+from experiments.cli.options import console, require_at_most
 
 
 def flops(
@@ -39,6 +39,8 @@ def flops(
     from experiments import flops as account
     from fedmuon.optim.flops import Rule, Sketch
 
+    require_at_most(1000, steps=steps, power=power)
+    require_at_most(1e9, rank=rank, oversample=oversample)
     drawn = Sketch(rank, oversample, power, sketch) if rank else None
     rest = Rule(aux, nesterov, decay)
     rule = Rule(optimizer, nesterov, decay, steps, coefficients, drawn, rest)

@@ -37,8 +37,6 @@ def chosen_config(file: Path | None, overrides: list[str], resume: bool) -> "Con
 
 def chosen_folder(out: Path | None, config: "Config | None", resume: bool = False) -> Path:
     """Where results go: the folder given, or a new one; there is nothing to resume in a new one."""
-    if out is not None and "\0" in str(out):
-        refuse("--out holds a NUL character, which no path has: leave it out")
     if out is not None:
         return out
     if resume or config is None:
@@ -61,6 +59,21 @@ def resumable(folder: Path, command: Sequence[str]) -> Iterator[None]:
         saved = f"what was finished is saved, go on with: {again}"
         complain(f"interrupted: {saved if begun else 'nothing was written yet'}")
         raise SystemExit(wish.exit_code) from None
+
+
+def sound(arguments: list[str] | None) -> list[str] | None:
+    """The arguments of a command, none of which a system call can refuse to see whole."""
+    for argument in arguments or ():
+        if "\0" in argument:
+            refuse(f"the argument {argument!r} holds a NUL character: leave it out")
+    return arguments
+
+
+def require_at_most(most: float, **given: float | None) -> None:
+    """Refuse numbers beyond which nothing is computed, or not in anybody's time."""
+    for name, value in given.items():
+        if value is not None and abs(value) > most:
+            refuse(f"{name} = {value:.6g} is refused: give a number of at most {most:g}")
 
 
 def refuse(sentence: str) -> NoReturn:

@@ -4,7 +4,7 @@ from typing import Annotated
 
 import typer
 
-from experiments.cli.options import console, refuse
+from experiments.cli.options import console, refuse, require_at_most
 
 
 def stationarity(
@@ -64,6 +64,12 @@ def stationarity(
 
     from experiments import stationarity as calculator
 
+    require_at_most(1000, q=iterations, degree=degree)
+    require_at_most(
+        1e15, steps=steps, alpha=alpha, gap=gap, smoothness=smoothness, sigma0=sigma0,
+        sigma1=sigma1, batch=batch, rank=rank, gamma=gamma, nu=nu, noise=noise, columns=columns,
+        tail=tail, clip=clip, excess=excess, lr=lr, beta=beta,
+    )  # fmt: skip
     problem = calculator.Problem(
         steps, gap, smoothness, sigma0, sigma1, alpha, batch, rank, lr, beta
     )

@@ -24,9 +24,9 @@ def find(name: str, data: str | None, scale: str, changes: Tables) -> Work:
     """The suite that the command line asks for; without data, on the suite's own default."""
     content = contents.read(name)
     kind, own = content.pop("kind", "stability"), content.pop("data", None)
-    if not (isinstance(kind, str) and isinstance(own, str | None)):
+    if not isinstance(kind, str) or not isinstance(own, str | None):
         raise InputError(
-            f"{name}: kind = {kind!r} and data = {own!r} must be words: mend that line"
+            f"{name} is no suite, in which kind and data are names: give a config to `fedmuon run`"
         )
     if kind in KINDS:
         chosen = data or own or contents.DATA
