@@ -80,8 +80,9 @@ def _say_all() -> None:
     with contextlib.suppress(BaseException):
         sys.stdout.flush()
         sys.stderr.flush()
-    for stream, number in PIPES.items():
+    for stream in PIPES:  # all of them first: the later one's process holds the earlier one's end
         os.close(stream)
+    for number in PIPES.values():
         os.waitpid(number, 0)
 
 
