@@ -60,7 +60,8 @@ def _locked(file: Path, patience: float) -> Iterator[None]:
         time.sleep(PAUSE)
         handle = _try(file)
     try:
-        os.pwrite(handle, _myself().encode(), 0)
+        with mendable(file, "lock"):
+            os.pwrite(handle, _myself().encode(), 0)
         yield
     finally:
         with contextlib.suppress(OSError):
