@@ -60,7 +60,8 @@ def _locked(file: Path, patience: float) -> Iterator[None]:
         time.sleep(PAUSE)
         handle = _try(file)
     try:
-        os.pwrite(handle, _myself().encode(), 0)
+        with mendable(file, "lock"):
+            os.pwrite(handle, _myself().encode(), 0)
         yield
     finally:
         with contextlib.suppress(OSError):
@@ -103,5 +104,7 @@ def _holder(file: Path) -> str:
 
 
 def _myself() -> str:
-    command = shlex.join([Path(sys.argv[0]).name, *sys.argv[1:]])
-    return f"process {os.getpid()} on {socket.gethostname()} ({command[:200]})"
+    """The process and its command, without options: these may be secrets."""
+    words = [Path(sys.argv[0]).name, *sys.argv[1:2]]
+    command = shlex.join(word for word in words if not word.startswith("-"))
+    return f"process {os.getpid()} on {socket.gethostname()} ({command})"

@@ -11,7 +11,7 @@ import io
 import json
 import logging
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -118,19 +118,20 @@ class RunDirectory:
                     f"{file} is not what this config gives (damaged, another config or other "
                     f"data): {AFRESH}"
                 )
-        if (self.path / "summary.json").exists():
-            self.require_sound()
-            return
-        announce(self.path, contents)
-        for name, content in contents.items():
-            if not (self.path / name).exists():
-                write_bytes(self.path / name, content)
+        missing = {name for name in contents if not (self.path / name).exists()}
+        if (self.path / "summary.json").exists():  # its sums are there, and are not made anew
+            self.require_sound(but=missing)
+        else:
+            announce(self.path, contents)
+        for name in sorted(missing):
+            write_bytes(self.path / name, contents[name])
 
-    def require_sound(self) -> None:
+    def require_sound(self, but: Collection[str] = ()) -> None:
         """Refuse a run of which a file is damaged: what was fixed, and once finished all."""
         finished, known = (self.path / "summary.json").exists(), self._held | {*sums_of(self.path)}
         maybe = [name for name in MAYBE if name in known and (finished or name != "ledger.jsonl")]
-        require_sound(self.path, [*FIXED, *maybe, *(ENDS if finished else ())])
+        names = [*FIXED, *maybe, *(ENDS if finished else ())]
+        require_sound(self.path, [name for name in names if name not in but])
 
     def require_config(self) -> None:
         """Refuse a config that is damaged: all else may be missing when a run was killed early."""

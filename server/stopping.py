@@ -25,9 +25,11 @@ def forget() -> None:
 
 
 def pause(seconds: float) -> None:
-    """Sleep, unless somebody wants to stop."""
+    """Sleep, unless somebody wants to stop or the program is about to end."""
     if _event.wait(seconds):
         raise Interrupted(_asked[0])
+    if not threading.main_thread().is_alive():
+        raise Interrupted(signal.SIGTERM)
 
 
 @contextlib.contextmanager

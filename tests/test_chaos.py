@@ -42,7 +42,10 @@ def test_kills(lab: Laboratory) -> None:
 def test_failing_writes(lab: Laboratory) -> None:
     for code, again in writes.FAULTS:
         writes.each(lab, lab.jobs()[0], code, again, 16)
-    none_other(lab, 9)
+    for size in (0, 700):
+        with lab.trial("no room", f"files end at {size} bytes") as trial:
+            assert writes.tried(trial, lab.jobs()[0], {"longest": size})
+    none_other(lab, 11)
 
 
 def test_two_writers(lab: Laboratory) -> None:

@@ -250,7 +250,7 @@ def test_strict_survives_what_passes(
     on_ray(live, small(), tmp_path / "warm")  # so that no worker still starts when time is short
     given = order(kind, 1)
     table = {"deadline": LONGEST.get(kind, 60.0), "retries": 6}
-    on_ray(live, small(faults=table), tmp_path / "ray")
+    on_ray(live, small(faults=table, engine={"name": "ray"}), tmp_path / "ray")
     assert distance(tmp_path / "inline", tmp_path / "ray") <= 1e-12
     fault = next(one for one in faults(tmp_path / "ray") if one["client"] == given["client"])
     assert WORDS[kind] in fault["why"]
@@ -260,7 +260,7 @@ def test_strict_stops_where_it_can_be_resumed(
     live: LiveGrid, order: Callable, tmp_path: Path, hurried: None
 ) -> None:
     execute(small(), tmp_path / "inline")
-    what = small(faults={"retries": 1})
+    what = small(faults={"retries": 1}, engine={"name": "ray"})
     given = order("raise", 99)
     with pytest.raises(InputError, match=f"round 3 .*client {given['client']}: .*on fire"):
         on_ray(live, what, tmp_path / "ray")
@@ -277,7 +277,7 @@ def test_drop_averages_the_others_and_says_so(
     on_ray(live, small(), tmp_path / "warm")
     given = order(kind, 99)
     table = {"policy": "drop", "deadline": LONGEST.get(kind, 60.0)}
-    summary = on_ray(live, small(faults=table), tmp_path / "ray")
+    summary = on_ray(live, small(faults=table, engine={"name": "ray"}), tmp_path / "ray")
     assert summary["rounds_with_drops"] == 1
     lines = [
         json.loads(line) for line in (tmp_path / "ray" / "rounds.jsonl").read_text().splitlines()

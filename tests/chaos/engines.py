@@ -15,7 +15,7 @@ from pathlib import Path
 from . import jobs
 from .interrupts import interrupted
 from .jobs import Job
-from .laboratory import OTHER, SAME, Laboratory, Trial, Verdict, improper
+from .laboratory import GOES_ON, OTHER, SAME, Laboratory, Trial, Verdict, improper
 from .nursery import ROOT, Child
 from .processes import MARK, command, marked, places
 
@@ -93,13 +93,13 @@ def _gone_on(trial: Trial, job: Job) -> Verdict:
 def _rest(trial: Trial, folders: set[Path]) -> str:
     """What is left of a dead driver after a while."""
     end = time.monotonic() + SOON
-    while (left := _marked_processes(trial)) and time.monotonic() < end:
+    while time.monotonic() < end:
+        if not _marked_processes(trial) and not any(one.exists() for one in folders):
+            return ""
         time.sleep(0.1)
-    if left:
-        return f"{SOON:g} s later these live on: {sorted(map(_named, left))}"
-    time.sleep(0.2)
-    held = [str(place) for place in folders if place.exists()]
-    return f"{SOON:g} s later these folders are left: {held}" if held else ""
+    lives = sorted(map(_named, _marked_processes(trial)))
+    held = [str(one) for one in folders if one.exists()]
+    return f"{SOON:g} s later these live on: {lives}, these folders are left: {held}"
 
 
 def _look_for_rest(trial: Trial) -> None:
@@ -165,8 +165,13 @@ def _node(trial: Trial) -> Verdict:
         _awaited(trial.out / "rounds.jsonl")
         (trial.folder / "kill").touch()
         ended = child.wait(LONG)
+        why = ""
+        for _ in range(GOES_ON):  # it stops, resumable, while nobody answers for the dead node
+            if ended.code == 0 or (why := improper(ended, {}, {})):
+                break
+            ended = lab.nursery.run(job.resume(trial.out), LONG, real=True)
         if ended.code:
-            return OTHER, f"exit code {ended.code}: {ended.err[-1500:]}"
+            return OTHER, why or f"lost: {ended.err[-1500:]}"
         own = jobs.run("engine.name=ray", "federation.rounds=40", name="ray, 40 rounds")
         lab.reference(own, real=True)
         return _same_model(trial, lab.reference(own).folder)

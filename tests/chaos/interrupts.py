@@ -5,7 +5,7 @@ import shlex
 import signal
 import time
 
-from .folders import digests
+from .folders import LISTED, digests
 from .jobs import Job
 from .laboratory import OTHER, SAME, Laboratory, Trial, Verdict
 
@@ -37,6 +37,8 @@ def interrupted(
     ended = child.wait()
     if ended.code == 0:  # it was done
         return trial.compare(job)
+    if ended.code == -sign and not ended.err:  # before its first line or behind its last one
+        return trial.go_on(job)
     if ended.code != 128 + sign:
         return OTHER, f"exit code {ended.code}: {ended.err[-1500:]}"
     said = ended.err.strip()
@@ -55,7 +57,7 @@ def interrupted(
 
 def _afresh(trial: Trial, job: Job, real: bool) -> Verdict:
     """It says that nothing was written: then nothing may be there, and the job can begin anew."""
-    if held := digests(trial.out):
+    if held := set(digests(trial.out)) - {LISTED}:
         return OTHER, f"it says that nothing was written, but there are {sorted(held)}"
     again = trial.laboratory.nursery.run(job.start(trial.out), 240, real=real)
     return (OTHER, again.err[-800:]) if again.code else trial.compare(job)

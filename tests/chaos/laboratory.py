@@ -77,7 +77,7 @@ class Laboratory:
         if one.verdict[0] != OTHER:
             shutil.rmtree(one.folder)
             return
-        said = f"{scenario}, seed {self.seed}: {how}: {one.verdict[1]} (kept: {one.folder})"
+        said = f"{scenario}, seed {self.seed}: {how}: {one.verdict[1][:1500]} (kept: {one.folder})"
         self.findings.append(said)
         print(f"OTHER {said}", file=sys.stderr, flush=True)
 

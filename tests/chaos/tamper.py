@@ -51,8 +51,9 @@ def child(order: Mapping[str, Any], tell: int) -> NoReturn:
 
 
 def _settle(folder: Path) -> None:
-    """A session and files of its own for what it says."""
+    """A session and files of its own for what it says; Ctrl-C ends it as it would any program."""
     os.setsid()
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
     for stream, path in ((0, os.devnull), (1, folder / "out"), (2, folder / "err")):
         handle = os.open(path, os.O_RDWR | os.O_CREAT)
         os.dup2(handle, stream)
@@ -79,8 +80,9 @@ def _say_all() -> None:
     with contextlib.suppress(BaseException):
         sys.stdout.flush()
         sys.stderr.flush()
-    for stream, number in PIPES.items():
+    for stream in PIPES:  # all of them first: the later one's process holds the earlier one's end
         os.close(stream)
+    for number in PIPES.values():
         os.waitpid(number, 0)
 
 

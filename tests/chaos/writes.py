@@ -23,7 +23,7 @@ def scenario(lab: Laboratory) -> None:
             each(lab, job, code, again, STRIDES.get(job.name, 8))
         for size in SIZES:
             with lab.trial(f"no room: {job.name}", f"files end at {size} bytes") as trial:
-                _tried(trial, job, {"longest": size})
+                tried(trial, job, {"longest": size})
 
 
 def each(lab: Laboratory, job: Job, code: str, again: bool, stride: int) -> None:
@@ -33,12 +33,12 @@ def each(lab: Laboratory, job: Job, code: str, again: bool, stride: int) -> None
         how = f"{code} at write {number}{' and after' if again else ''}"
         with lab.trial(f"{code}: {job.name}", how) as trial:
             fault = {"fail": number, "code": code, "again": again, "below": str(trial.folder)}
-            if not _tried(trial, job, fault):
+            if not tried(trial, job, fault):
                 return
     raise AssertionError(f"{job.name} writes more than {MOST} times")
 
 
-def _tried(trial: Trial, job: Job, fault: dict[str, Any]) -> bool:
+def tried(trial: Trial, job: Job, fault: dict[str, Any]) -> bool:
     """Whether the fault was felt; the verdict is the trial's."""
     ended = trial.laboratory.nursery.run(job.start(trial.out), 120, tamper=fault)
     if ended.code == 0:
