@@ -71,9 +71,11 @@ def sound(arguments: list[str] | None) -> list[str] | None:
 
 def require_at_most(most: float, **given: float | None) -> None:
     """Refuse numbers beyond which nothing is computed, or not in anybody's time."""
+    from fedmuon.tables import shown
+
     for name, value in given.items():
         if value is not None and abs(value) > most:
-            refuse(f"{name} = {value:.6g} is refused: give a number of at most {most:g}")
+            refuse(f"{name} = {shown(value)} is refused: give a number of at most {most:g}")
 
 
 def refuse(sentence: str) -> NoReturn:

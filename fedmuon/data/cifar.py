@@ -1,5 +1,6 @@
 """CIFAR-10 from its binary batches, or from its Python ones without trusting the pickle."""
 
+import contextlib
 import pickle
 from pathlib import Path
 from typing import Any, TypeGuard
@@ -134,7 +135,8 @@ def _array(value: Any) -> np.ndarray | None:
 def _plain(value: Any) -> Any:
     """Bytes that came as (text, "latin1")."""
     if isinstance(value, _Inert) and value.given[1:] == ("latin1",):
-        return value.given[0].encode("latin1")
+        with contextlib.suppress(AttributeError, UnicodeEncodeError):  # then it is no bytes
+            return value.given[0].encode("latin1")
     return value
 
 

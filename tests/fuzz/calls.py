@@ -94,7 +94,8 @@ def judged(
         return done("still training")
     if ending.trouble:
         return other(ending.trouble)
-    if ESCAPE.search(ending.out + ending.err):
+    # The parser's own errors repeat the argument to the terminal that it was typed at.
+    if not ending.err.startswith(USAGE) and ESCAPE.search(ending.out + ending.err):
         return other(f"control characters reach the terminal: {(ending.out + ending.err)!r:.300}")
     if ending.code == 0:
         return _sound(ending)
