@@ -75,7 +75,8 @@ def require_at_most(most: float, **given: float | None) -> None:
 
     for name, value in given.items():
         if value is not None and abs(value) > most:
-            refuse(f"{name} = {shown(value)} is refused: give a number of at most {most:g}")
+            text = f"{value:.6g}" if abs(value) < 1e300 else shown(value)  # no float holds more
+            refuse(f"{name} = {text} is refused: give a number of at most {most:g}")
 
 
 def refuse(sentence: str) -> NoReturn:
