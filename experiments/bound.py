@@ -4,6 +4,7 @@ From parameters it needs numpy only; torch is loaded to read a run.
 """
 
 import dataclasses
+import math
 import zipfile
 from pathlib import Path
 from typing import Any
@@ -95,7 +96,7 @@ def report(case: Case, verdict: Verdict) -> dict[str, Any]:
     """The verdict as one JSON object; what a refused bound has no number for is null."""
     run, stability, found = case.run, case.config.stability, verdict.bound
     return {
-        **{name: getattr(found, name, None) for name in ("value", "h", "g", "failure")},
+        **{name: _finite(getattr(found, name, None)) for name in ("value", "h", "g", "failure")},
         "delta": stability.delta,
         "c_hp": stability.c_hp,
         "kind": stability.kind if case.l_orth is None or case.constants else "given",
@@ -124,6 +125,11 @@ def _note(case: Case, verdict: Verdict) -> str:
     if lost:
         return f"{lost} of {clients} clients count with the trivial eps_i = B, because {OVERFLOW}"
     return f"The bound is vacuous: no gap exceeds B = {top:g}." if found.value >= top else ""
+
+
+def _finite(value: float | None) -> float | None:
+    """None for what overflowed."""
+    return value if value is not None and math.isfinite(value) else None
 
 
 def _largest(every: np.ndarray | None) -> float | None:

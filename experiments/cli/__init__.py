@@ -1,5 +1,6 @@
 """The `fedmuon` command: it parses, shows, and turns user errors into exit code 2."""
 
+import errno
 import os
 import sys
 from pathlib import Path
@@ -68,6 +69,11 @@ def main(arguments: list[str] | None = None) -> Any:
         except Interrupted as wish:
             complain("interrupted, and nothing was written")
             raise SystemExit(wish.exit_code) from None
+        except OSError as error:
+            if error.errno != errno.ENAMETOOLONG:
+                raise
+            complain("a path is longer than file names can be: choose a shorter one")
+            raise SystemExit(2) from None
         except MemoryError:
             complain("the memory of this machine does not suffice: make the experiment smaller")
             raise SystemExit(2) from None

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from experiments.cli.options import console, refuse
+from experiments.cli.options import console, refuse, require_at_most
 from fedmuon.tables import shown
 
 if TYPE_CHECKING:
@@ -145,6 +145,7 @@ def audit(
     from experiments import audit as canaries
     from fedmuon.privacy.audit import Setting
 
+    require_at_most(1e9, noise=noise)
     setting = Setting(noise, rate(lot, population), steps, blocks)
     record = canaries.audit(setting, delta, trials, seed, code, lot, population)
     tell(record, canaries.table(record), as_json)
