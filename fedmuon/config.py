@@ -101,7 +101,7 @@ class OrthogonalizerTable(Table):
     """The map Orth and its parameters; each map reads its own."""
 
     name: Orthogonalizer = "smoothed-polar"
-    lambda_: Positive = 1e-4
+    lambda_: Annotated[float, Field(ge=1e-300, le=LARGE)] = 1e-4
     steps: Annotated[int, Field(ge=0, le=100)] = 5
     coefficients: Text = "cubic"
     eps: Positive = 1e-7

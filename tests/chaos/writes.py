@@ -12,15 +12,15 @@ from .laboratory import OTHER, SAME, Laboratory, Trial, Verdict
 # What fails, and whether all that follows does: a full disk stays full, a moment's refusal passes.
 FAULTS = (("ENOSPC", True), ("EROFS", True), ("EACCES", False))
 MOST = 400  # operations of one job
-STRIDES = {"run": 1, "private run": 3, "repeatable run": 3, "census": 3}  # others: 8
+STRIDES = {"run": 2, "private run": 4, "repeatable run": 4, "census": 4}  # others: 12
 SIZES = (0, 1, 100, 250, 700, 1000, 1400, 2000, 3000, 5000, 20000, 100000)  # bytes
 
 
 def scenario(lab: Laboratory) -> None:
-    """Every job: a plain run at each of its writes, others at every third or eighth."""
+    """Every job: a plain run at every second of its writes, others at every fourth or twelfth."""
     for job in lab.jobs():
         for code, again in FAULTS:
-            each(lab, job, code, again, STRIDES.get(job.name, 8))
+            each(lab, job, code, again, STRIDES.get(job.name, 12))
         for size in SIZES:
             with lab.trial(f"no room: {job.name}", f"files end at {size} bytes") as trial:
                 tried(trial, job, {"longest": size})
