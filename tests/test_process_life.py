@@ -163,6 +163,7 @@ def test_flower_may_have_left_ray_before_its_clients_are_ended(
     done = threading.Event()
 
     def simulate() -> None:
+        time.sleep(0.5)  # until somebody waits for it
         os.kill(os.getpid(), signal.SIGTERM)
         with pytest.raises(Interrupted):
             stopping.pause(60)
