@@ -12,6 +12,7 @@ import tomllib
 import zipfile
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -170,12 +171,15 @@ def test_the_folder_of_a_deployment_that_never_began_is_new(tmp_path: Path) -> N
 def test_logs_that_cannot_be_kept_hide_nothing(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr("experiments.deploy.Deployment", lambda processes, *given: processes)
+    monkeypatch.setattr(
+        "experiments.deploy.Deployment",
+        lambda processes, *given: SimpleNamespace(processes=processes),
+    )
     (tmp_path / "logs").touch()
     with pytest.raises(InputError, match="the news"), deployed(1, logs=tmp_path / "logs") as one:
         raise InputError("the news")
     assert "logs cannot be written" in caplog.text
-    assert not one.folder.exists()
+    assert not one.processes.folder.exists()
 
 
 @needs_proc
