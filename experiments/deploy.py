@@ -18,7 +18,7 @@ from fedmuon.errors import InputError
 from fedmuon.federated import setup
 from fedmuon.locks import DRIVER, held
 from fedmuon.run import Begin, Watch
-from fedmuon.storage import Record, RunDirectory
+from fedmuon.storage import LOGS, Record, RunDirectory
 
 PATIENCE = 10.0  # seconds for what a killed driver has left behind to end
 logger = logging.getLogger(__name__)
@@ -47,9 +47,19 @@ def deployed(nodes: int, secure: bool = True, logs: Path | None = None) -> Itera
         try:
             yield Deployment(processes, nodes, secure)
         finally:
-            if logs is not None:
-                shutil.copytree(processes.logs, logs, dirs_exist_ok=True)
-            processes.stop()
+            try:
+                if logs is not None:
+                    _keep(processes.logs, logs)
+            finally:
+                processes.stop()
+
+
+def _keep(logs: Path, place: Path) -> None:
+    """Copy the logs; where that fails, why the run ended is still the news."""
+    try:
+        shutil.copytree(logs, place, dirs_exist_ok=True)
+    except OSError:
+        logger.warning("fedmuon: the logs cannot be written to %s", place)
 
 
 def deploy(
@@ -82,7 +92,7 @@ def _deploy(config: Config, out: Path, secure: bool, watch: Watch, begun: Begin)
     engine = config.engine.model_copy(update={"name": "deployment"})
     config = setup.resolve(config.model_copy(update={"engine": engine}))
     try:
-        with deployed(config.federation.clients, secure, out / "logs") as deployment:
+        with deployed(config.federation.clients, secure, out / LOGS) as deployment:
             return deployment.execute(config, out, watch, begun)
     except InputError as error:
-        raise InputError(f"{error} (what each process said is in {out}/logs)") from None
+        raise InputError(f"{error} (what each process said is in {out / LOGS})") from None

@@ -44,7 +44,7 @@ class GuardedFolder:
 
     def close(self) -> None:
         """Kill all that belongs to the folder and remove it: the guard's work, or ours."""
-        with contextlib.suppress(OSError):
+        with contextlib.suppress(OSError, subprocess.TimeoutExpired):
             self._guard.communicate(timeout=PATIENCE)
         end(self.path)
         os.close(self._held)

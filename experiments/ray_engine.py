@@ -130,7 +130,9 @@ def _beside(simulate: Callable[[], None], done: threading.Event) -> None:
         stopping.ask(wish.number if isinstance(wish, Interrupted) else signal.SIGINT)
         done.wait(SAVING)
         thread.join(ENDING)
-        kill_clients()  # Flower waits for clients that still compute
+        if thread.is_alive():  # it waits for clients that still compute
+            with contextlib.suppress(Exception):  # it may leave Ray at this very moment
+                kill_clients()
         thread.join(ENDING)
         raise
     if raised:

@@ -15,22 +15,27 @@ ENDS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 def interruptible() -> Iterator[None]:
     """The first of these signals raises `Interrupted` in the main thread; a second one does what
     the system does, in case that saving hangs: files are written whole or not at all. Inside
-    another of its kind it changes nothing."""
+    another of its kind it changes nothing, and under nohup a hangup stays ignored."""
     nested = signal.getsignal(signal.SIGINT) is _unwind
     if nested or threading.current_thread() is not threading.main_thread():
         yield
         return
-    before = [signal.getsignal(end) for end in ENDS]
-    for end in ENDS:
+    before = {end: signal.getsignal(end) for end in ENDS if not _under_nohup(end)}
+    for end in before:
         signal.signal(end, _unwind)
     try:
         yield
     finally:
-        for end, handler in zip(ENDS, before, strict=True):
+        for end, handler in before.items():
             signal.signal(end, handler)
+
+
+def _under_nohup(end: signal.Signals) -> bool:
+    return end == signal.SIGHUP and signal.getsignal(end) is signal.SIG_IGN
 
 
 def _unwind(number: int, frame: FrameType | None) -> None:
     for end in ENDS:
-        signal.signal(end, signal.SIG_DFL)
+        if not _under_nohup(end):
+            signal.signal(end, signal.SIG_DFL)
     raise Interrupted(number)

@@ -29,7 +29,7 @@ def held(folder: Path, name: str = LOCK, patience: float = 0.0) -> Iterator[None
     """Be the only process that writes to the folder, which is made if need be; a process may take
     its own lock again. Another holder is waited for at most `patience` seconds, then named."""
     with mendable(folder, "create"):
-        file = folder.resolve() / name
+        file = Path(os.path.realpath(folder), name)  # `resolve` refuses links in a circle
         made = not folder.exists()
         folder.mkdir(parents=True, exist_ok=True)
     with _guard:

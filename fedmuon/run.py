@@ -109,15 +109,15 @@ def drive(
             watch(record)
             if state.round % every == 0 and state.round < last:
                 keep(state)
+        measured = {name: record[name] for name in MEASURES if name in record}
+        measured = measured or evaluate(run, state)
+        if spending:
+            measured |= {"privacy": spending.summary()}
+        return _finish(run, state, measured, time.monotonic() - start)
     except (InputError, Interrupted, KeyboardInterrupt):
         with contextlib.suppress(InputError):  # what stopped the run is the news
             keep(state)
         raise
-    measured = {name: record[name] for name in MEASURES if name in record}
-    measured = measured or evaluate(run, state)
-    if spending:
-        measured |= {"privacy": spending.summary()}
-    return _finish(run, state, measured, time.monotonic() - start)
 
 
 def _timed(rounds: Iterator[Round]) -> Iterator[tuple[Round, float]]:

@@ -48,6 +48,7 @@ CHECKPOINTS = ("checkpoint.safetensors", "checkpoint-previous.safetensors")
 FIXED = ("config.toml", "partition.npz", "schedule.npy", "initial.safetensors")
 ENDS = ("model.safetensors", "momentum.safetensors", "rounds.jsonl", "summary.json")
 MAYBE = ("routes.txt", "ledger.jsonl")
+LOGS = "logs"  # of a deployment, which may have ended before the run began
 logger = logging.getLogger(__name__)
 
 
@@ -96,7 +97,7 @@ class RunDirectory:
             self.path.mkdir(parents=True, exist_ok=True)
             held = {entry.name for entry in self.path.iterdir()} - {LOCK, DRIVER}
         if "config.toml" not in held:  # a run that ended before its first file was there is new
-            held -= {name for name in held if name.endswith(PART)} | self._announced
+            held -= {name for name in held if name.endswith(PART)} | self._announced | {LOGS}
         if held and not resume:
             raise InputError(
                 f"{self.path} is not empty: choose another folder with --out, or --resume it"

@@ -12,6 +12,7 @@ import tomllib
 import zipfile
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -27,6 +28,7 @@ from experiments.run import execute
 from fedmuon.config import Config, dump, flatten, unflatten
 from fedmuon.errors import InputError, Interrupted
 from fedmuon.federated import setup
+from fedmuon.storage import RunDirectory
 
 pytestmark = pytest.mark.timeout(400)
 needs_proc = pytest.mark.skipif(not Path("/proc").exists(), reason="looks processes up in /proc")
@@ -155,6 +157,29 @@ def test_an_interrupt_leaves_the_logs_and_nothing_else(tmp_path: Path) -> None:
     with socket.socket() as probe:
         assert probe.connect_ex(("127.0.0.1", started[0].port)) != 0
     assert (tmp_path / "logs" / "superlink.log").stat().st_size
+
+
+def test_the_folder_of_a_deployment_that_never_began_is_new(tmp_path: Path) -> None:
+    (tmp_path / "logs").mkdir()
+    RunDirectory(tmp_path).create(resume=False)
+    (tmp_path / "mine.txt").touch()
+    with pytest.raises(InputError, match="not empty"):
+        RunDirectory(tmp_path).create(resume=False)
+
+
+@needs_proc
+def test_logs_that_cannot_be_kept_hide_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(
+        "experiments.deploy.Deployment",
+        lambda processes, *given: SimpleNamespace(processes=processes),
+    )
+    (tmp_path / "logs").touch()
+    with pytest.raises(InputError, match="the news"), deployed(1, logs=tmp_path / "logs") as one:
+        raise InputError("the news")
+    assert "logs cannot be written" in caplog.text
+    assert not one.processes.folder.exists()
 
 
 @needs_proc

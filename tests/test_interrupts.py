@@ -9,11 +9,14 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import pytest
+from conftest import small
 
 from experiments import signals
 from experiments.cli import main
+from experiments.run import execute
 from experiments.signals import interruptible
 from fedmuon.errors import Interrupted
+from fedmuon.storage import RunDirectory
 
 DATA = ("--set=data.name=synthetic", "--set=data.train=400", "--set=data.test=100")
 LONG = (*DATA, "--set=federation.rounds=400", "--set=output.checkpoint-every=1000")
@@ -62,6 +65,28 @@ def test_a_run(tmp_path: Path, capsys: pytest.CaptureFixture, number: signal.Sig
     main_ends(["run", "--out", str(whole), *LONG])
     assert before > 20 and same(out, whole, "model.safetensors", "momentum.safetensors")
     assert lines(log) == lines(whole / "rounds.jsonl") == 400
+
+
+def test_behind_the_last_round(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The last look at a model may take longer than the rounds: they are saved, too."""
+    config = small(output={"evaluate-every": 1000, "checkpoint-every": 1000})
+    directory, rounds = RunDirectory(tmp_path / "run"), config.federation.rounds
+    with monkeypatch.context() as patch:
+        patch.setattr("fedmuon.run.evaluate", interrupted)
+        with pytest.raises(Interrupted):
+            execute(config, directory.path)
+    assert len(directory.records()) == rounds
+    (_, about), *_ = directory._checkpoints()
+    assert int(about["round"]) == rounds
+    monkeypatch.setattr("fedmuon.federated.simulate.cohort_round", interrupted)  # none is left
+    execute(None, directory.path, resume=True)
+    monkeypatch.undo()
+    execute(config, tmp_path / "whole")
+    assert same(directory.path, tmp_path / "whole", "model.safetensors", "momentum.safetensors")
+
+
+def interrupted(*given: object) -> None:
+    raise Interrupted
 
 
 def main_ends(arguments: list[str]) -> None:

@@ -131,3 +131,9 @@ def test_two_private_runs_release_each_round_once(tmp_path: Path) -> None:
     assert "is being written by process" in refusal or "is not empty" in refusal
     lines = (out / "ledger.jsonl").read_text().splitlines()[1:]
     assert [json.loads(line)["round"] for line in lines] == list(range(30))
+
+
+def test_links_in_a_circle_are_one_sentence(tmp_path: Path) -> None:
+    (tmp_path / "circle").symlink_to(tmp_path / "circle")
+    with pytest.raises(InputError, match="cannot create"), held(tmp_path / "circle"):
+        pass

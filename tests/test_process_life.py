@@ -7,6 +7,7 @@ import ssl
 import stat
 import subprocess
 import sys
+import threading
 import time
 import tomllib
 import urllib.error
@@ -25,9 +26,11 @@ from driven import (
     settings,
 )
 
+from experiments import ray_engine
 from experiments.guard import OWNER, GuardedFolder, clear_abandoned
 from experiments.signals import interruptible
 from fedmuon.errors import Interrupted
+from server import stopping
 
 ROOT = Path(__file__).resolve().parent.parent
 GONE = 30.0  # seconds: a fifth of a second on an idle machine
@@ -110,6 +113,18 @@ def test_the_next_owner_clears_what_lost_its_guard_too(tmp_path: Path) -> None:
     assert not new.path.exists()
 
 
+def test_a_guard_that_hangs_is_not_waited_for(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("experiments.guard.PATIENCE", 0.3)
+    folder = GuardedFolder("held-", str(tmp_path))
+    os.kill(folder._guard.pid, signal.SIGSTOP)
+    folder.close()
+    folder._guard.kill()
+    folder._guard.wait()
+    assert not folder.path.exists()
+
+
 def test_interrupts_nest_and_the_second_is_the_systems() -> None:
     with interruptible(), pytest.raises(Interrupted):
         with interruptible():
@@ -127,6 +142,37 @@ def test_interrupts_nest_and_the_second_is_the_systems() -> None:
         "        os.kill(os.getpid(), 15); time.sleep(10)\n"
     )
     assert subprocess.run([sys.executable, "-c", code], cwd=ROOT).returncode == -signal.SIGTERM
+
+
+def test_a_hangup_is_ignored_under_nohup() -> None:
+    before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    try:
+        with interruptible():
+            os.kill(os.getpid(), signal.SIGHUP)
+            with pytest.raises(Interrupted):
+                os.kill(os.getpid(), signal.SIGTERM)
+            os.kill(os.getpid(), signal.SIGHUP)  # while the state is saved
+        assert signal.getsignal(signal.SIGHUP) is signal.SIG_IGN
+    finally:
+        signal.signal(signal.SIGHUP, before)
+
+
+def test_flower_may_have_left_ray_before_its_clients_are_ended(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    done = threading.Event()
+
+    def simulate() -> None:
+        time.sleep(0.5)  # until somebody waits for it
+        os.kill(os.getpid(), signal.SIGTERM)
+        with pytest.raises(Interrupted):
+            stopping.pause(60)
+        done.set()
+
+    monkeypatch.setattr(ray_engine, "kill_clients", lambda: pytest.fail("Ray is gone"))
+    with interruptible(), pytest.raises(Interrupted):
+        ray_engine._beside(simulate, done)
+    stopping.forget()
 
 
 ASK = """
