@@ -137,14 +137,14 @@ def require_read(place: str, asked: Tables, cells: Sequence[Config]) -> None:
                 raise InputError(f"{place}: {refusal(cells[0], name, value)}")
 
 
-def require_free(changes: Tables, settled: Mapping[str, str]) -> None:
-    """Refuse changes to keys that the suite itself settles: `table.key` -> where."""
+def require_free(place: str, changes: Tables, settled: Mapping[str, str]) -> None:
+    """Refuse keys that the suite settles elsewhere: `table.key` -> where."""
     for table, keys in changes.items():
         for key in keys:
             if where := settled.get(f"{table}.{key}"):
                 raise InputError(
-                    f"--set {table}.{key} has no effect: {where} settles it, so leave it out, or "
-                    "change a copy of the suite's file"
+                    f"{place} {table}.{key} has no effect: {where} settles it, so leave it out, or "
+                    "change that in a copy of the suite's file"
                 )
 
 

@@ -86,7 +86,8 @@ def stacks(suite: Suite, source: Source | None, changes: Tables) -> list[Stack]:
 
     Sizes are cut to what the source holds; None is a source without an end.
     """
-    require_free(changes, SETTLED)
+    require_free("--set", changes, SETTLED)
+    require_free("[base]", suite.base, {**SETTLED, "data.name": ""})
     base = merged(merged(BASE, suite.base), changes)
     test, most = room(source, base.get("data", {}).get("test", TEST))
     grid, share = suite.grid, max(1, REPLICAS // (1 + suite.trials))
@@ -108,7 +109,8 @@ def stacks(suite: Suite, source: Source | None, changes: Tables) -> list[Stack]:
             several = tuple(pairs[first : first + share])
             stack = Stack(shared, several, suite.trials)
             found.append(dataclasses.replace(stack, config=stack.at(several[0])))
-    require_read("--set", changes, [stack.config for stack in found])
+    for place, asked in (("--set", changes), ("[base]", suite.base)):
+        require_read(place, asked, [stack.config for stack in found])
     return found
 
 

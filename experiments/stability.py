@@ -42,10 +42,10 @@ from fedmuon.files import (
     whole_lines,
     write_bytes,
 )
-from fedmuon.locks import held
+from fedmuon.locks import held, require_place
 from fedmuon.randomness import Draw, generator
 from fedmuon.run import Begin, Watch
-from fedmuon.storage import Record, read_tensors
+from fedmuon.storage import Record, RunDirectory, read_tensors
 
 HEADER = "trial,client,index,replacement,perturbation,exposure,certificate\n"
 CENSUS, PROGRESS = "neighbours.csv", ".neighbours.progress"
@@ -143,6 +143,7 @@ def measure(
         moved = perturbations(laboratory, drawn[part], engine)
         tails = _tails(verdict, drawn[part, 0], moved)
         lines = [a + b for a, b in zip(heads[part], tails, strict=True)]
+        require_place(laboratory.out)
         append(file, lines, durable=True)
         done, mark = done + len(lines), crc("".join(lines), mark)
         write_bytes(file.with_name(PROGRESS), sealed({"lines": done, "crc": mark}).encode())
@@ -216,23 +217,24 @@ def _cut_back(file: Path, heads: list[str]) -> tuple[int, int]:
     """Keep the header and the whole stacks of an interrupted file, as the progress beside it knows
     them; how many neighbours they are, and their check."""
     _, *lines = whole_lines(file) or [HEADER]
-    count, mark = _known(file, lines)
+    start = crc(RunDirectory(file.parent).mark)  # lines of another run have another check
+    count, mark = _known(file, lines, start)
     kept = lines[:count]
     fits = [line.startswith(head) for line, head in zip(kept, heads, strict=False)]
-    if sum(fits) < count or crc("".join(kept)) != mark:
+    if sum(fits) < count or crc("".join(kept), start) != mark:
         raise InputError(f"{file} is damaged, or not of this config and data: {AFRESH}")
     write_bytes(file, "".join([HEADER, *kept]).encode())
     return count, mark
 
 
-def _known(file: Path, lines: list[str]) -> tuple[int, int]:
+def _known(file: Path, lines: list[str], start: int) -> tuple[int, int]:
     """How many lines are known to be whole, and their check; all of a file that has its sum."""
     progress = file.with_name(PROGRESS)
     if not progress.exists() and CENSUS in sums_of(file.parent):
         require_sound(file.parent, [CENSUS])
-        return len(lines), crc("".join(lines))
+        return len(lines), crc("".join(lines), start)
     noted = whole_lines(progress)
-    record = unsealed(noted[0]) if noted else {"lines": 0, "crc": 0}
+    record = unsealed(noted[0]) if noted else {"lines": 0, "crc": start}
     if record is None:
         raise InputError(f"{progress} is damaged: {AFRESH}")
     return record["lines"], record["crc"]

@@ -19,6 +19,7 @@ from experiments.contents import Asked, merged
 from fedmuon.errors import InputError
 from fedmuon.files import (
     announce,
+    digest,
     mendable,
     remove_drafts,
     sealed,
@@ -26,7 +27,7 @@ from fedmuon.files import (
     whole_lines,
     write_bytes,
 )
-from fedmuon.locks import held
+from fedmuon.locks import held, require_place
 from fedmuon.run import Begin, Watch, versions
 from fedmuon.storage import Record
 
@@ -108,11 +109,14 @@ def execute(
     with held(out):
         files = _open(work, out, resume)
         cells = work.within(out)
-        done = {name: _read(file) for name, file in files.items() if file.exists()}
+        done = {
+            name: _read(file, _home(work, name)) for name, file in files.items() if file.exists()
+        }
         count = sum(one.size for one in cells if one.name in done)
         begun(count, sum(one.size for one in cells))
         for one, record in by([one for one in cells if one.name not in done]):
-            write_bytes(files[one.name], sealed(record).encode())
+            require_place(out)
+            write_bytes(files[one.name], sealed(record, _home(work, one.name)).encode())
             done[one.name], count = record, count + one.size
             watch({"done": count, "cell": one.name})
         return _write(work, out, [done[one.name] for one in cells])
@@ -136,10 +140,15 @@ def _open(work: Work, out: Path, resume: bool) -> dict[str, Path]:
     return {one.name: out / work.place / f"{one.name}.json" for one in work.cells}
 
 
-def _read(file: Path) -> Record:
+def _home(work: Work, cell: str) -> str:
+    """What tells the record of a cell from those of others."""
+    return f"{digest(work.lock)} {cell}"
+
+
+def _read(file: Path, home: str) -> Record:
     lines = whole_lines(file)
-    if len(lines) != 1 or (record := unsealed(lines[0])) is None:
-        raise InputError(f"{file} is damaged: remove it and go on with --resume")
+    if len(lines) != 1 or (record := unsealed(lines[0], home)) is None:
+        raise InputError(f"{file} is damaged or of another cell: remove it and go on with --resume")
     return record
 
 

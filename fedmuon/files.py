@@ -65,16 +65,17 @@ def remove_drafts(folder: Path) -> None:
             draft.unlink(missing_ok=True)
 
 
-def sealed(record: Record) -> str:
-    """A record as one line of JSON whose last key, `check`, is the CRC-32 of all before it."""
+def sealed(record: Record, home: str = "") -> str:
+    """A record as one line of JSON whose last key, `check`, is the CRC-32 of all before it, behind
+    that of its `home`: it is no line of another one."""
     body = json.dumps(record)[:-1]
-    return f'{body}, "check": "{crc(body):08x}"}}\n'
+    return f'{body}, "check": "{crc(body, crc(home)):08x}"}}\n'
 
 
-def unsealed(line: str) -> Record | None:
-    """The record of a sealed line; None where the line is damaged or not sealed."""
+def unsealed(line: str, home: str = "") -> Record | None:
+    """The record of a line sealed for that home; None where it is damaged or of another one."""
     body, found, _ = line.rpartition(', "check": "')
-    if not found or line != f'{body}{found}{crc(body):08x}"}}\n':
+    if not found or line != f'{body}{found}{crc(body, crc(home)):08x}"}}\n':
         return None
     return json.loads(body + "}")
 
@@ -127,5 +128,10 @@ def require_sound(folder: Path, names: Iterable[str]) -> None:
         with mendable(file, "read"):
             held = digest(file.read_bytes()) if file.exists() else ""
         if not held or sums.get(name) != held:
+            if held and name not in sums:
+                raise InputError(
+                    f"{file} has no sum in {folder / SUMS}: that is damaged or lost, or an older "
+                    f"version wrote the folder, so {AFRESH}"
+                )
             what = "is not as" if held else "is missing or not as"
             raise InputError(f"{file} {what} {folder / SUMS} says: it is damaged, so {AFRESH}")

@@ -21,6 +21,7 @@ from fedmuon.files import mendable
 LOCK, DRIVER = ".lock", ".driver.lock"
 PAUSE = 0.1
 _mine: dict[Path, int] = {}  # the locks of this process, and how often each was taken
+_handles: dict[Path, int] = {}
 _guard = threading.Lock()
 
 
@@ -60,12 +61,14 @@ def _locked(file: Path, patience: float) -> Iterator[None]:
         time.sleep(PAUSE)
         handle = _try(file)
     try:
+        _handles[file] = handle
         with mendable(file, "lock"):
             os.pwrite(handle, _myself().encode(), 0)
         yield
     finally:
-        with contextlib.suppress(OSError):
-            file.unlink(missing_ok=True)
+        if _is_still(file, _handles.pop(file, handle)):
+            with contextlib.suppress(OSError):
+                file.unlink(missing_ok=True)
         os.close(handle)
 
 
@@ -93,6 +96,18 @@ def _is_still(file: Path, handle: int) -> bool:
         return os.path.samestat(file.stat(), os.fstat(handle))
     except FileNotFoundError:
         return False
+
+
+def require_place(folder: Path) -> None:
+    """Refuse to write to a folder of ours that was moved away or replaced: whoever holds what is
+    there now would not know."""
+    place = Path(os.path.realpath(folder))
+    for file, handle in list(_handles.items()):
+        if file.parent == place and not _is_still(file, handle):
+            raise InputError(
+                f"{folder} was moved or replaced while it was written: put it back, and go on with "
+                "--resume"
+            )
 
 
 def _holder(file: Path) -> str:

@@ -26,6 +26,7 @@ from fedmuon.federated.aggregate import ServerState, begin
 from fedmuon.federated.evaluate import risk, sample_weights
 from fedmuon.federated.simulate import Engine, Experiment, Round
 from fedmuon.federated.spending import Spending, calibrated
+from fedmuon.files import AFRESH
 from fedmuon.storage import Record, RunDirectory, array_bytes, npy_bytes, tensor_bytes
 from fedmuon.tasks.networks import NetworkTask
 from fedmuon.tasks.routing import routes
@@ -177,12 +178,19 @@ def _finish(run: Run, state: ServerState, measured: Record, seconds: float) -> R
         "data": run.config.data.name,
         "dtype": engine.dtype,
         "device": engine.device,
-        "rounds_with_drops": sum("dropped" in record for record in run.directory.records()),
+        "rounds_with_drops": sum("dropped" in record for record in _all_records(run, state)),
         "versions": versions(),
         "git_commit": commit(),
     }
     run.directory.finish(state, summary)
     return summary
+
+
+def _all_records(run: Run, state: ServerState) -> list[Record]:
+    records = run.directory.records()
+    if len(records) != state.round:
+        raise InputError(f"a line of {run.directory.path}/rounds.jsonl was damaged: {AFRESH}")
+    return records
 
 
 def versions() -> dict[str, str]:

@@ -31,6 +31,7 @@ from fedmuon.files import (
     Record,
     announce,
     append,
+    digest,
     mendable,
     remove_drafts,
     require_sound,
@@ -40,7 +41,7 @@ from fedmuon.files import (
     whole_lines,
     write_bytes,
 )
-from fedmuon.locks import DRIVER, LOCK
+from fedmuon.locks import DRIVER, LOCK, require_place
 
 __all__ = ["Record", "RunDirectory", "array_bytes", "npy_bytes", "read_tensors", "tensor_bytes"]
 
@@ -148,12 +149,19 @@ class RunDirectory:
         with mendable(self.path, "read"):
             return {entry.name for entry in self.path.iterdir()}
 
+    @property
+    def mark(self) -> str:
+        """What tells this run from others: the sums of what was fixed before its first round."""
+        sums = sums_of(self.path)
+        return digest("".join(sums.get(name, "") for name in FIXED).encode())
+
     def checkpoint(self, state: ServerState, ledger: str = "") -> None:
         """Replace the checkpoint by this state; `ledger` is the head of a private run's."""
         tensors = {
             name: value.contiguous() for name, value in pack(state.params, state.states).items()
         }
-        about = {"round": str(state.round), "ledger": ledger}
+        require_place(self.path)
+        about = {"round": str(state.round), "ledger": ledger, "run": self.mark}
         content = save(tensors, {**about, "digest": _digest(tensors, about)})
         last, previous = (self.path / name for name in CHECKPOINTS)
         with mendable(last, "write"):
@@ -181,11 +189,13 @@ class RunDirectory:
         held = [self.path / name for name in CHECKPOINTS if (self.path / name).exists()]
         for file in held:
             try:
-                return [_sound(file)]
+                return [_sound(file, self.mark)]
             except InputError as error:
                 logger.warning("fedmuon: %s, so the checkpoint before it is used", error)
         if held:
-            raise InputError(f"every checkpoint in {self.path} is damaged: {AFRESH}")
+            raise InputError(
+                f"every checkpoint in {self.path} is damaged or of another run: {AFRESH}"
+            )
         return []
 
     def ledger_head(self) -> str | None:
@@ -196,18 +206,21 @@ class RunDirectory:
 
     def append(self, record: Record) -> None:
         """Add one line to rounds.jsonl."""
-        append(self.path / "rounds.jsonl", [sealed(record)])
+        require_place(self.path)
+        append(self.path / "rounds.jsonl", [sealed(record, self.mark)])
 
     def records(self) -> list[Record]:
         """The rounds of rounds.jsonl up to the first line that is damaged."""
-        return _records(whole_lines(self.path / "rounds.jsonl"))
+        return _records(whole_lines(self.path / "rounds.jsonl"), self.mark)
 
     def cut_back(self, round: int) -> None:
         """Keep the records of the first `round` rounds, all of which must be there."""
         file = self.path / "rounds.jsonl"
         lines = whole_lines(file)[:round]
-        if len(kept := _records(lines)) < round:
-            raise InputError(f"line {len(kept) + 1} of {file} is damaged or missing: {AFRESH}")
+        if len(kept := _records(lines, self.mark)) < round:
+            raise InputError(
+                f"line {len(kept) + 1} of {file} is damaged, missing or of another run: {AFRESH}"
+            )
         write_bytes(file, "".join(lines).encode())
 
     def finish(self, state: ServerState, summary: Record) -> None:
@@ -243,22 +256,24 @@ class RunDirectory:
         return json.loads(file.read_text(encoding="utf-8"))
 
 
-def _records(lines: Sequence[str]) -> list[Record]:
-    """The records of rounds 1, 2, ... as far as the lines are sound."""
+def _records(lines: Sequence[str], run: str) -> list[Record]:
+    """The records of rounds 1, 2, ... as far as the lines are sound and of the run."""
     found: list[Record] = []
     for number, line in enumerate(lines, 1):
-        record = unsealed(line)
+        record = unsealed(line, run)
         if record is None or record.get("round") != number:
             break
         found.append(record)
     return found
 
 
-def _sound(file: Path) -> tuple[dict[str, Tensor], dict[str, str]]:
-    """The tensors and metadata of a checkpoint, refused unless its digest is theirs."""
+def _sound(file: Path, run: str) -> tuple[dict[str, Tensor], dict[str, str]]:
+    """The tensors and metadata of a checkpoint, refused unless its digest and its run are right."""
     tensors, about = read_tensors(file)
     if about.pop("digest", "") != _digest(tensors, about):
         raise InputError(f"{file} is damaged")
+    if about.get("run") != run:
+        raise InputError(f"{file} is of another run")
     return tensors, about
 
 

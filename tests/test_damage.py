@@ -108,8 +108,37 @@ def test_the_checkpoint_before_a_damaged_one_is_used_and_said(
     assert finished(tmp_path / "x", whole)
     assert "checkpoint.safetensors is damaged, so the checkpoint before it is used" in caplog.text
     flipped(tmp_path / "y" / previous.name, 200)
-    with pytest.raises(InputError, match=r"every checkpoint in .* is damaged"):
+    with pytest.raises(InputError, match=r"every checkpoint in .* is damaged or of"):
         execute(None, tmp_path / "y", resume=True)
+
+
+@pytest.mark.parametrize("names", [CHECKPOINTS, ("rounds.jsonl",)])
+def test_files_of_another_run_are_refused(
+    names: tuple[str, ...], cut: Path, tmp_path: Path
+) -> None:
+    """Sound files, of a run with another seed: they were mixed up."""
+    with pytest.raises(Stopped):
+        execute(small(federation={"seed": 4}), tmp_path / "other", watch=stopping)
+    shutil.copytree(cut, tmp_path / "x")
+    for name in names:
+        shutil.copy(tmp_path / "other" / name, tmp_path / "x" / name)
+    with pytest.raises(InputError, match="of another run"):
+        execute(None, tmp_path / "x", resume=True)
+
+
+def test_a_folder_that_is_moved_away_is_written_no_more(tmp_path: Path) -> None:
+    """A second run may have begun in its place, and neither would know of the other."""
+    out = tmp_path / "out"
+
+    def move(record: dict) -> None:
+        if record["round"] == 3:
+            out.rename(tmp_path / "moved")
+            out.mkdir()
+
+    with pytest.raises(InputError, match="was moved or replaced"):
+        execute(small(), out, watch=move)
+    assert not out.exists() or not any(out.iterdir())
+    assert execute(None, tmp_path / "moved", resume=True)["rounds"] == 8
 
 
 def test_a_damaged_model_is_not_called_a_result(whole: Path, tmp_path: Path) -> None:
@@ -135,7 +164,7 @@ def test_rounds_that_a_checkpoint_has_behind_it_are_not_made_up(cut: Path, tmp_p
     log = tmp_path / "x" / "rounds.jsonl"
     lines = log.read_text().splitlines(keepends=True)
     log.write_text("".join([*lines[:2], *lines[3:]]))
-    with pytest.raises(InputError, match=r"line 3 of .*rounds\.jsonl is damaged or missing"):
+    with pytest.raises(InputError, match=r"line 3 of .*rounds\.jsonl is damaged, missing or of"):
         execute(None, tmp_path / "x", resume=True)
 
 

@@ -90,6 +90,7 @@ def test_a_private_suite_says_what_its_runs_certify(tmp_path: Path) -> None:
 
 def test_runs_without_privacy_say_nothing_of_it(tmp_path: Path) -> None:
     text = TINY.replace("dp-sgd", "fedavg").replace("disk-sgd", "local-muon")
+    text = text.replace("[base.privacy]\nlot = 20.0\ndelta = 1e-3\n", "").replace("lr = 0.1\n", "")
     out = made(tmp_path, text.replace("privacy.epsilon", "local.lr").replace("8.0", "3.0"))
     assert "epsilon" not in read(out / "runs.csv")[0] and not (out / "clients.csv").exists()
     assert "certified ε" not in gather(out)[0].head

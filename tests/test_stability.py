@@ -26,6 +26,7 @@ from fedmuon.federated.aggregate import begin
 from fedmuon.federated.simulate import simulate
 from fedmuon.files import announce, sealed
 from fedmuon.orthogonalize import lipschitz
+from fedmuon.storage import RunDirectory
 from fedmuon.tasks.matrix import constants
 
 COLUMNS = ["trial", "client", "index", "replacement", "perturbation", "exposure", "certificate"]
@@ -373,7 +374,9 @@ def test_a_run_directory_keeps_its_parameters(tmp_path: Path) -> None:
     shown = CliRunner().invoke(app, ["bound", str(tmp_path / "a"), "--lr", "2"])
     assert isinstance(shown.exception, InputError) and "its own" in str(shown.exception)
     log = tmp_path / "a" / "rounds.jsonl"
-    log.write_text(log.read_text() + sealed({"round": 9, "dropped": [1]}))
+    log.write_text(
+        log.read_text() + sealed({"round": 9, "dropped": [1]}, RunDirectory(log.parent).mark)
+    )
     announce(tmp_path / "a", {log.name: log.read_bytes()})
     assert "dropped out" in command("bound", str(tmp_path / "a"))
 

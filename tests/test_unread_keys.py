@@ -301,14 +301,19 @@ per-round = 2
 rounds = 2
 [base.orthogonalizer]
 name = "newton-schulz"
-[base.local]
-server-momentum = 0.5
 [variants.FedMuon.local]
 recipe = "fedmuon"
 [variants.FedAvg.local]
 recipe = "fedavg"
 """
 IN_VAIN = {
+    "base": (SHARED + "[base.privacy]\nepsilon = 8.0\n", {}, "[base]: [privacy] epsilon = 8.0"),
+    "seed": (SHARED + "[variants.A.federation]\nseed = 7\n", {}, "[variants.'A'] federation.seed"),
+    "both": (
+        SHARED + 'lr = 0.3\n[sweep]\nkey = "local.lr"\nvalues = [0.1, 0.2]\nlabel = "s"\n',
+        {},
+        "[variants.'FedAvg'] local.lr has no effect: [sweep]",
+    ),
     "own": (SHARED + "momentum = 0.3\n", {}, "[variants.'FedAvg']: [local] momentum = 0.3"),
     "swept": (
         SHARED + '[sweep]\nkey = "privacy.noise"\nvalues = [1.0, 2.0]\nlabel = "s"\n',
@@ -327,7 +332,6 @@ def test_the_base_of_a_suite_means_where_it_is_read(tmp_path: Path) -> None:
     muon, average = (one.config for one in work.cells)
     assert (muon.orthogonalizer.name, muon.orthogonalizer.steps) == ("newton-schulz", 3)
     assert average.orthogonalizer == Config().orthogonalizer
-    assert muon.local.server_momentum == average.local.server_momentum == 0.9
 
 
 @pytest.mark.parametrize("case", IN_VAIN)

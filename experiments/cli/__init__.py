@@ -1,6 +1,5 @@
 """The `fedmuon` command: it parses, shows, and turns user errors into exit code 2."""
 
-import errno
 import os
 import sys
 from pathlib import Path
@@ -67,12 +66,11 @@ def main(arguments: list[str] | None = None) -> Any:
             complain(str(error))
             raise SystemExit(2) from None
         except Interrupted as wish:
-            complain("interrupted, and nothing was written")
+            complain("interrupted: give the command again")
             raise SystemExit(wish.exit_code) from None
-        except OSError as error:
-            if error.errno != errno.ENAMETOOLONG:
-                raise
-            complain("a path is longer than file names can be: choose a shorter one")
+        except OSError as error:  # a full or closed terminal, temporary folder, name of a file
+            place = error.filename or "the output, or the folder of temporary files (TMPDIR)"
+            complain(f"the system refuses {place} ({error.strerror}): make room, or choose another")
             raise SystemExit(2) from None
         except MemoryError:
             complain("the memory of this machine does not suffice: make the experiment smaller")

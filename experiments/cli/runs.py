@@ -46,11 +46,13 @@ def run(
     changes += [f"engine.ray-address={ray_address}"] if ray_address else []
     chosen = chosen_config(config, changes, resume)
     folder = chosen_folder(out, chosen, resume)
+    ended = resume and (folder / "summary.json").exists()
     with resumable(folder, ["run"]):
         with Progress(console) as progress:
             summary = execute(chosen, folder, resume, progress.watch, progress.begin, verbose)
         console.print(summary_table(summary))
-        console.print("Results are in", where(folder), soft_wrap=True)
+        said = "The run had ended before; its results are in" if ended else "Results are in"
+        console.print(said, where(folder), soft_wrap=True)
 
 
 def deploy_demo(

@@ -109,7 +109,10 @@ def work(content: dict[str, Any], asked: Asked) -> "Training":
 
 def _cells(suite: Suite, asked: Asked) -> list[Trained]:
     """Every variant at every value with every seed; sizes are cut to what the source holds."""
-    require_free(asked.changes, SETTLED)
+    require_free("--set", asked.changes, SETTLED)
+    require_free("[base]", suite.base, {**SETTLED, "data.name": ""})
+    for name, own in suite.variants.items():
+        require_free(f"[variants.{name!r}]", own, SETTLED | _swept_keys(suite.sweep, name))
     base = merged(suite.base, merged(asked.changes, {"data": {"name": asked.data}}))
     base = merged(base, {"data": _sizes(base)})
     cells = [
@@ -128,6 +131,7 @@ def _require_read(suite: Suite, asked: Asked, cells: Sequence[Trained]) -> None:
         require_read(f"[variants.{name!r}]", own, configs)
     every = [one.config for one in cells]
     require_read("--set", asked.changes, every)
+    require_read("[base]", suite.base, every)
     if suite.sweep:
         require_read("[sweep]", _swept(suite.sweep, suite.sweep.values[0]), every)
 
@@ -155,6 +159,11 @@ def _sizes(base: Tables) -> dict[str, int]:
 def _levels(sweep: Sweep | None, variant: str) -> Sequence[float | None]:
     """The values at which a variant runs; None is a run without one."""
     return [None] if sweep is None or variant in sweep.fixed else sweep.values
+
+
+def _swept_keys(sweep: Sweep | None, variant: str) -> dict[str, str]:
+    """The key that the sweep settles for a variant, as `require_free` takes it."""
+    return {} if sweep is None or variant in sweep.fixed else {sweep.key: "[sweep]"}
 
 
 def _swept(sweep: Sweep | None, x: float | None) -> dict[str, dict[str, Any]]:

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import partial
+from functools import cached_property, partial
 
 import numpy as np
 
@@ -29,8 +29,14 @@ class Plan:
         return np.sort(rng.choice(self.clients, self.per_round, replace=False))
 
     def schedule(self) -> np.ndarray:
-        """All rounds' participants [R, K]."""
-        return np.stack([self.participants(round) for round in range(self.rounds)])
+        """All rounds' participants [R, K], drawn once."""
+        return self._schedule
+
+    @cached_property
+    def _schedule(self) -> np.ndarray:
+        drawn = np.stack([self.participants(round) for round in range(self.rounds)])
+        drawn.flags.writeable = False
+        return drawn
 
     def rows(self, round: int, client: int, step: int, size: int) -> np.ndarray | None:
         """The mini-batch's rows of the client's data [b], without replacement; None is all."""

@@ -18,6 +18,7 @@ from typing import Any
 
 from fedmuon.errors import InputError
 from fedmuon.files import AFRESH, mendable
+from fedmuon.locks import require_place
 from fedmuon.privacy.accounting import Answer, account, event
 from fedmuon.privacy.loss import Event
 
@@ -166,6 +167,7 @@ class Ledger:
     def _append(self, record: dict[str, Any]) -> None:
         head = _chained(self.head, record)
         fresh = not self.path.exists()
+        require_place(self.path.parent)
         with mendable(self.path, "write"):
             with self.path.open("ab") as file:
                 file.write(json.dumps({**record, "head": head}).encode() + b"\n")
