@@ -40,7 +40,7 @@ def parts(curves: Columns, variant: str, count: int) -> np.ndarray:
     mine = curves["variant"] == variant
     ends = [curves["train_seconds"][mine & (curves["seed"] == seed)].max()
             for seed in np.unique(curves["seed"][mine])]  # fmt: skip
-    return np.min(ends) * np.arange(1, count + 1) / count
+    return np.linspace(0, np.min(ends), count + 1)[1:]  # whose last is the end to the last bit
 
 
 def at_seconds(curves: Columns, variant: str, moments: np.ndarray) -> np.ndarray:

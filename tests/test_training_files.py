@@ -106,6 +106,15 @@ def line(losses: list[float], seconds: list[float], seed: int, x: float = np.nan
     return [("muon", x, seed, number, second, loss) for number, (loss, second) in made]
 
 
+def test_the_last_part_is_the_end_to_the_last_bit() -> None:
+    """End times whose third, three times, is a bit more: the last loss would be no number."""
+    for end in (0.8469, 1.7365, 0.4848):
+        assert end * 3 / 3 > end
+        curves = columns(line([1.0, 0.5], [end / 2, end], 0))
+        assert parts(curves, "muon", 3)[-1] == end
+        assert at_seconds(curves, "muon", parts(curves, "muon", 3))[-1] == 0.5
+
+
 def columns(*lines: list[tuple]) -> dict[str, np.ndarray]:
     names = ("variant", "x", "seed", "round", "train_seconds", "train_loss")
     cells = zip(*(row for one in lines for row in one), strict=True)
