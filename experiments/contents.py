@@ -150,8 +150,10 @@ def require_free(place: str, changes: Tables, settled: Mapping[str, str]) -> Non
 
 def room(source: Source | None, test: Scalar = TEST) -> tuple[int, int]:
     """Held-out samples, and the most that can be trained on; None is a source without an end."""
+    if not isinstance(test, int) or isinstance(test, bool):
+        raise InputError(f"[data] test = {test!r} is refused: give a whole number")
     if source is None:
-        return int(test), sys.maxsize
+        return test, sys.maxsize
     n, parted = len(source.labels), source.official_test
-    held = min(int(test), n - parted if parted else n // 5)
+    held = min(test, n - parted if parted else n // 5)
     return held, parted or n - held

@@ -83,6 +83,10 @@ class Work(ABC):
         """The cells of the suite in that folder, for kinds whose cells write there."""
         return self.cells
 
+    def require_sound(self, cells: Sequence[Cell]) -> None:
+        """Refuse damage in what finished cells of `within` left behind beside their records."""
+        return
+
 
 def here(cells: Sequence[Cell]) -> Iterator[tuple[Cell, Record]]:
     """Compute cells one after the other in this process."""
@@ -112,6 +116,7 @@ def execute(
         done = {
             name: _read(file, _home(work, name)) for name, file in files.items() if file.exists()
         }
+        work.require_sound([one for one in cells if one.name in done])
         count = sum(one.size for one in cells if one.name in done)
         begun(count, sum(one.size for one in cells))
         for one, record in by([one for one in cells if one.name not in done]):

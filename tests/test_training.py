@@ -1,6 +1,7 @@
 """Suites of training runs: real runs, resuming, divergence, and damaged tables."""
 
 import json
+import shutil
 from pathlib import Path
 
 import numpy as np
@@ -148,3 +149,21 @@ def test_damaged_tables_are_refused(done: Path, tmp_path: Path) -> None:
     summed(tmp_path)
     with pytest.raises(InputError, match="do not belong together"):
         gather(tmp_path)
+
+
+def test_a_damaged_run_of_a_finished_suite_is_refused(done: Path, tmp_path: Path) -> None:
+    shutil.copytree(done, tmp_path / "out")
+    work = training(tmp_path, (done.parent / "own.toml").read_text())
+    suite.execute(work, tmp_path / "out", resume=True)
+    model = tmp_path / "out" / "runs" / work.cells[0].name / "model.safetensors"
+    model.write_bytes(model.read_bytes()[:-1] + b"?")
+    with pytest.raises(InputError, match=r"model\.safetensors is not as"):
+        suite.execute(work, tmp_path / "out", resume=True)
+
+
+@pytest.mark.parametrize("key", ["train", "test"])
+def test_sizes_that_are_no_numbers_are_refused(key: str, tmp_path: Path) -> None:
+    text = TINY.replace("[base.federation]", f'[base.data]\n{key} = "\\r\\n"\n\n[base.federation]')
+    assert text != TINY
+    with pytest.raises(InputError, match=rf"\[data\] {key} = .* is refused"):
+        training(tmp_path, text)

@@ -28,7 +28,7 @@ from experiments.contents import (
     room,
 )
 from experiments.run import execute
-from experiments.suite import Rows, Work
+from experiments.suite import Cell, Rows, Work
 from experiments.variants import Suite, Sweep, suite_of
 from fedmuon.config import Config
 from fedmuon.errors import InputError, NonFinite
@@ -193,6 +193,12 @@ class Training(Work):
         folder = out.absolute() / "runs"
         folder.mkdir(exist_ok=True)
         return [dataclasses.replace(one, folder=folder / one.name) for one in self.cells]
+
+    def require_sound(self, cells: Sequence[Cell]) -> None:
+        """Their run directories, where they were kept."""
+        for one in cells:
+            if isinstance(one, Trained) and one.folder and one.folder.exists():
+                RunDirectory(one.folder).require_sound()
 
     @property
     def published(self) -> dict[str, dict[str, float]]:
