@@ -125,7 +125,8 @@ def _celled(content: bytes, how: dict[str, Any]) -> bytes:
     """A CSV with one cell replaced."""
     rows = list(csv.reader(io.StringIO(content.decode())))
     row = rows[int(how["at"] * len(rows))]
-    row[how["which"] % len(row)] = how["text"].replace("\0", "")
+    if row:
+        row[how["which"] % len(row)] = how["text"].replace("\0", "")
     text = io.StringIO()
     csv.writer(text, lineterminator="\n").writerows(rows)
     return text.getvalue().encode("utf-8", "replace")
