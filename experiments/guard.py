@@ -38,7 +38,7 @@ class GuardedFolder:
             stdout=subprocess.DEVNULL,
             stderr=subprocess.DEVNULL,
             cwd="/",
-            env={},
+            env={name: os.environ[name] for name in ("LD_LIBRARY_PATH",) if name in os.environ},
             start_new_session=True,  # signals to the owner's group do not reach it
         )
 
@@ -87,6 +87,17 @@ def end(folder: Path) -> None:
         kill(found)
         quiet = 0 if found else quiet + 1
         time.sleep(PAUSE if found else 0)
+    _remove(folder)
+
+
+def _remove(folder: Path) -> None:
+    """What tells that it was one of ours goes last, so that half of a folder is found again."""
+    with contextlib.suppress(OSError):
+        for held in [one for one in folder.iterdir() if one.name != OWNER]:
+            if held.is_dir() and not held.is_symlink():
+                shutil.rmtree(held, ignore_errors=True)
+            else:
+                held.unlink(missing_ok=True)
     shutil.rmtree(folder, ignore_errors=True)
 
 

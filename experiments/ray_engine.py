@@ -43,7 +43,6 @@ def run_on_ray(
     watch: Watch = lambda record: None,
     begun: Begin = lambda done, total: None,
     verbose: bool = False,
-    client_app: "ClientApp | None" = None,
 ) -> Record:
     """Drive a run with Flower's ServerApp here and its ClientApps on Ray."""
 
@@ -52,7 +51,7 @@ def run_on_ray(
 
         return serve(run, grid, watch, begun)
 
-    return on_grid(run.config, work, verbose, client_app)
+    return on_grid(run.config, work, verbose)
 
 
 def engine(config: Config, grid: "Grid") -> Engine:

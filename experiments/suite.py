@@ -140,8 +140,9 @@ def _open(work: Work, out: Path, resume: bool) -> dict[str, Path]:
                 f"{lock} is of another suite, data or scale, or damaged: choose another --out"
             )
         remove_drafts(out)
+        if not full:  # first of all: what holds no lock is no suite that could be gone on with
+            write_bytes(lock, work.lock)
         (out / work.place).mkdir(exist_ok=True)
-    write_bytes(lock, work.lock)
     return {one.name: out / work.place / f"{one.name}.json" for one in work.cells}
 
 

@@ -162,6 +162,21 @@ def test_a_finished_run_is_left_alone(tmp_path: Path) -> None:
     assert digest(tmp_path / "a") == before
 
 
+def test_a_command_is_resumed_by_saying_it_again(tmp_path: Path) -> None:
+    out = tmp_path / "run"
+    command = ["run", "--set=data.name=synthetic", "--set=federation.rounds=2", f"--out={out}"]
+    assert CliRunner().invoke(app, command).exit_code == 0
+    model = (out / "model.safetensors").read_bytes()
+    for more in ([], ["--engine=inline"], ["--set=federation.rounds=2"]):
+        assert (
+            CliRunner().invoke(app, [*command[:2], command[-1], *more, "--resume"]).exit_code == 0
+        )
+    other = [*command, "--set=federation.rounds=3", "--resume"]
+    with pytest.raises(InputError, match="another experiment"):
+        CliRunner().invoke(app, other, catch_exceptions=False)
+    assert (out / "model.safetensors").read_bytes() == model
+
+
 @pytest.mark.parametrize("victim", sorted(FIXED))
 def test_a_damaged_run_is_refused(tmp_path: Path, victim: str) -> None:
     def stop(record: dict) -> None:

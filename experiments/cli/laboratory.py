@@ -52,7 +52,7 @@ def stability(
     changes += [f"stability.trials={trials}"] if trials is not None else []
     changes += ["stability.neighbours=all"] if every else []
     changes += ["stability.neighbours=worst"] if hardest else []
-    chosen = chosen_config(config, changes, resume)
+    chosen = chosen_config(config, changes, resume, out)
     chosen = chosen and in_doubles(chosen)
     if chosen and chosen.engine.dtype == "float32":
         complain("float32 hides small perturbations in rounding: prefer engine.dtype=float64")

@@ -28,11 +28,17 @@ OutFolder = Annotated[
 ]
 
 
-def chosen_config(file: Path | None, overrides: list[str], resume: bool) -> "Config | None":
-    """The experiment asked for; None when a resumed run shall bring its own."""
+def chosen_config(
+    file: Path | None, overrides: list[str], resume: bool, out: Path | None = None
+) -> "Config | None":
+    """The experiment asked for; None when a resumed run shall bring its own. What a command to
+    resume sets without a file is held against the config in `out`."""
     from fedmuon import config
 
-    return None if resume and not (file or overrides) else config.load(file, overrides)
+    if resume and not file and not overrides:
+        return None
+    there = out / "config.toml" if resume and out else None
+    return config.load(file or (there if there and there.exists() else None), overrides)
 
 
 def chosen_folder(out: Path | None, config: "Config | None", resume: bool = False) -> Path:

@@ -44,7 +44,7 @@ def run(
     changes = [*(overrides or [])]
     changes += [f"engine.name={engine}"] if engine else []
     changes += [f"engine.ray-address={ray_address}"] if ray_address else []
-    chosen = chosen_config(config, changes, resume)
+    chosen = chosen_config(config, changes, resume, out)
     folder = chosen_folder(out, chosen, resume)
     ended = resume and (folder / "summary.json").exists()
     with resumable(folder, ["run"]):

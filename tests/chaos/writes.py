@@ -12,21 +12,20 @@ from .laboratory import OTHER, SAME, Laboratory, Trial, Verdict
 # What fails, and whether all that follows does: a full disk stays full, a moment's refusal passes.
 FAULTS = (("ENOSPC", True), ("EROFS", True), ("EACCES", False))
 MOST = 400  # operations of one job
-STRIDES = {"run": 2, "private run": 4, "repeatable run": 4, "census": 4}  # others: 12
 SIZES = (0, 1, 100, 250, 700, 1000, 1400, 2000, 3000, 5000, 20000, 100000)  # bytes
 
 
 def scenario(lab: Laboratory) -> None:
-    """Every job: a plain run at every second of its writes, others at every fourth or twelfth."""
+    """Every job, at each of its writes; and with room for so many bytes a file."""
     for job in lab.jobs():
         for code, again in FAULTS:
-            each(lab, job, code, again, STRIDES.get(job.name, 12))
+            each(lab, job, code, again)
         for size in SIZES:
             with lab.trial(f"no room: {job.name}", f"files end at {size} bytes") as trial:
                 tried(trial, job, {"longest": size})
 
 
-def each(lab: Laboratory, job: Job, code: str, again: bool, stride: int) -> None:
+def each(lab: Laboratory, job: Job, code: str, again: bool, stride: int = 1) -> None:
     """Until the job does not come to a k-th write."""
     start = lab.draws(f"{job.name} {code}").randint(1, stride)
     for number in range(start, MOST, stride):
