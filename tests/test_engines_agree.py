@@ -43,7 +43,10 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     # A folder of its own, with a short name because of the sockets, whoever owns /tmp/ray.
     folder = tempfile.mkdtemp(prefix="fm-ray-", dir="/tmp" if os.name == "posix" else None)
     head = {"num_cpus": 1, "include_dashboard": False, "temp_dir": folder}
-    nodes = Cluster(initialize_head=True, head_node_args=head)
+    Path(folder, "ray").mkdir()
+    with pytest.MonkeyPatch.context() as patch:  # where the head's address is written down
+        patch.setenv("RAY_TMPDIR", folder)
+        nodes = Cluster(initialize_head=True, head_node_args=head)
     nodes.add_node(num_cpus=1)
     nodes.wait_for_nodes()
     yield str(nodes.address)
