@@ -28,7 +28,7 @@ class LiveGrid:
         self._asked: queue.Queue[tuple[Work, Future[Any]] | None] = queue.Queue()
         self._thread: threading.Thread | None = None
 
-    def do(self, work: Callable[["Grid"], Result], seconds: float = 250.0) -> Result:
+    def do(self, work: Callable[["Grid"], Result], seconds: float = 500.0) -> Result:
         """What `work` returns or raises, called with the grid as a ServerApp is."""
         if self._thread is None:
             self._thread = threading.Thread(target=self._live, daemon=True)
