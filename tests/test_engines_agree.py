@@ -251,7 +251,7 @@ def test_strict_survives_what_passes(
         request.getfixturevalue("hurried")
     execute(small(), tmp_path / "inline")
     # So that no worker still starts when time is short; what one that dies now took is asked again.
-    on_ray(live, small(faults={"deadline": 60.0}), tmp_path / "warm")
+    on_ray(live, config("", faults={"deadline": 60.0}), tmp_path / "warm")
     given = order(kind, 1)
     table = {"deadline": LONGEST.get(kind, 60.0), "retries": 6}
     on_ray(live, small(faults=table, engine={"name": "ray"}), tmp_path / "ray")
