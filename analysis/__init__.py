@@ -1,7 +1,7 @@
 """The theory: stability and generalization of FedMuon (001), stationarity of Muon (002, 004)."""
 
-from analysis.alignment import aligned_amplification
-from analysis.corollaries import (
+from fedmuon.analysis.theory.alignment import aligned_amplification
+from fedmuon.analysis.theory.corollaries import (
     Realized,
     Run,
     Uniform,
@@ -12,10 +12,10 @@ from analysis.corollaries import (
     stability,
     theorem,
 )
-from analysis.gap import MeasuredGap, label_shares, measured_gap
-from analysis.generalization import Bound, bound, g_alone
-from analysis.obstruction import Obstruction, scalar_obstruction
-from analysis.participation import (
+from fedmuon.analysis.theory.gap import MeasuredGap, label_shares, measured_gap
+from fedmuon.analysis.theory.generalization import Bound, bound, g_alone
+from fedmuon.analysis.theory.obstruction import Obstruction, scalar_obstruction
+from fedmuon.analysis.theory.participation import (
     batch_exposure,
     exposure,
     full_batch_sensitivity,
@@ -24,17 +24,17 @@ from analysis.participation import (
     perturbation,
     psi,
 )
-from analysis.rates import Rate, full_participation, partial_participation
-from analysis.recursion import (
+from fedmuon.analysis.theory.rates import Rate, full_participation, partial_participation
+from fedmuon.analysis.theory.recursion import (
     amplification,
     spectral_radius,
     spectral_radius_bound,
     step_amplification,
     transition,
 )
-from analysis.schedules import Schedule, alpha_free, heavy_tailed
-from analysis.stationarity import Noise, Stationarity, nesterov_muon
-from analysis.tube import Tube, certify
+from fedmuon.analysis.theory.schedules import Schedule, alpha_free, heavy_tailed
+from fedmuon.analysis.theory.stationarity import Noise, Stationarity, nesterov_muon
+from fedmuon.analysis.theory.tube import Tube, certify
 
 __all__ = [
     "Bound",

@@ -14,9 +14,11 @@ import time
 from pathlib import Path
 
 from benchmarks.rounds import PEERS, make_work, per_trajectory, run
-from experiments import kinds, stability, suite
 from fedmuon import config as tables
 from fedmuon.config import Config
+from fedmuon.experiments.laboratory import stability
+from fedmuon.experiments.studies import find as kinds
+from fedmuon.experiments.suites import suite
 from fedmuon.federated import setup
 
 

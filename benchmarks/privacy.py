@@ -32,9 +32,9 @@ import numpy as np
 import torch
 from torch import nn
 
-from fedmuon.privacy.clipping import Clipping
 from fedmuon.randomness import Draw, generator
 from fedmuon.tasks.base import Batch, Params
+from fedmuon.tasks.clipping import Clipping
 from fedmuon.tasks.models import network
 from fedmuon.tasks.networks import NetworkTask
 

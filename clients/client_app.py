@@ -6,9 +6,9 @@ that this worker process has served, and the objects that the config describes.
 
 import faulthandler
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from functools import lru_cache
+from functools import lru_cache, partial
 from typing import Any
 
 import numpy as np
@@ -20,15 +20,21 @@ from fedmuon.config import unflatten
 from fedmuon.errors import InputError
 from fedmuon.federated.evaluate import risk
 from fedmuon.federated.local import Broadcast, cohort_round
-from fedmuon.federated.lone import LoneClient, lone_client
 from fedmuon.federated.wire import distrusted, named, pack, plain, received
+from fedmuon.federated.worker import Worker, worker
+from fedmuon.own import NOTHING, Own
 from fedmuon.tables import Scalar
 from fedmuon.tasks.base import Params
 from fedmuon.transforms.base import States
 
 FlatConfig = tuple[tuple[str, Scalar], ...]
 
-app = ClientApp()
+Fetch = Callable[[], Own]  # what the caller handed over in Python, the same object each time
+
+
+def nothing() -> Own:
+    """All that a client needs is named in its config."""
+    return NOTHING
 
 
 @contextmanager
@@ -42,23 +48,21 @@ def deadline(seconds: float) -> Iterator[None]:
         faulthandler.cancel_dump_traceback_later()
 
 
-@app.query()
 def query(message: Message, context: Context) -> Message:
     """Which partition this node holds: node ids are random, partition ids are not."""
     return _reply(message, {"who": ConfigRecord({"partition": _partition(context)})})
 
 
-@app.train()
-def train(message: Message, context: Context) -> Message:
+def train(message: Message, context: Context, fetch: Fetch = nothing) -> Message:
     """One client's round of local steps."""
     number = _partition(context)
     with distrusted():
         config, round, stack, rows = _request(message)
         most = float(message.metadata.ttl)
     with deadline(most):
-        lone = _client(config, number)
+        lone = _client(config, number, fetch())
         with distrusted():
-            shard = lone.shard if rows is None else lone.beside(rows)
+            shard = lone.shard if rows is None else lone.with_neighbours(rows)
             params, states = _arrays(message, lone, stack)
         sent = Broadcast(round, params, states)
         (reply,) = cohort_round(lone.recipe, lone.task, lone.plan, [(number, shard)], sent)
@@ -72,13 +76,12 @@ def train(message: Message, context: Context) -> Message:
     )
 
 
-@app.evaluate()
-def evaluate(message: Message, context: Context) -> Message:
+def evaluate(message: Message, context: Context, fetch: Fetch = nothing) -> Message:
     """The model's loss and accuracy on this client's own samples, per replica."""
     number = _partition(context)
     with distrusted():
         config, round, stack, _ = _request(message)
-    lone = _client(config, number)
+    lone = _client(config, number, fetch())
     with distrusted():
         params, _ = _arrays(message, lone, stack, states=False)
     found = risk(lone.task, params, lone.shard.data.inputs, lone.shard.data.labels)
@@ -86,7 +89,8 @@ def evaluate(message: Message, context: Context) -> Message:
         message,
         {
             "metrics": MetricRecord(
-                {"loss": found.loss.tolist(), "accuracy": found.accuracy.tolist()}
+                {"loss": found.loss.tolist()}
+                | {name: values.tolist() for name, values in found.scores.items()}
             ),
             "who": ConfigRecord({"partition": number, "round": round}),
         },
@@ -94,12 +98,12 @@ def evaluate(message: Message, context: Context) -> Message:
 
 
 @lru_cache(maxsize=64)
-def _client(config: FlatConfig, client: int) -> LoneClient:
+def _client(config: FlatConfig, client: int, own: Own) -> Worker:
     """What the config says of one client, made once per worker process."""
     torch.set_num_threads(int(os.environ.get("FEDMUON_CLIENT_THREADS", "1")))
     with distrusted():
         read = unflatten(dict(config))
-    return lone_client(read, client)
+    return worker(read, client, own)
 
 
 def _request(message: Message) -> tuple[FlatConfig, int, int, np.ndarray | None]:
@@ -118,15 +122,15 @@ def _request(message: Message) -> tuple[FlatConfig, int, int, np.ndarray | None]
 
 
 def _arrays(
-    message: Message, lone: LoneClient, stack: int, states: bool = True
+    message: Message, lone: Worker, stack: int, states: bool = True
 ) -> tuple[Params, States]:
     """The model and, if wanted, the states: of as many replicas as there are bytes for."""
     record = message.content.array_records["arrays"]
     arrays = {name: array.data for name, array in record.items()}
-    one = named(lone.like(1)[0], {})
+    one = named(lone.template(1)[0], {})
     if any(stack * value.nbytes > len(arrays.get(name, b"")) for name, value in one.items()):
         raise InputError(f"the message's arrays are not those of {plain(stack, 20)} replicas")
-    params, like = lone.like(stack)
+    params, like = lone.template(stack)
     return received(arrays, params, like if states else {})
 
 
@@ -140,3 +144,15 @@ def _partition(context: Context) -> int:
 
 def _reply(message: Message, records: dict) -> Message:
     return Message(RecordDict(records), reply_to=message)
+
+
+def client_app(fetch: Fetch = nothing) -> ClientApp:
+    """The ClientApp of clients that are handed those objects."""
+    made = ClientApp()
+    made.query()(query)
+    made.train()(partial(train, fetch=fetch))
+    made.evaluate()(partial(evaluate, fetch=fetch))
+    return made
+
+
+app = client_app()

@@ -1,14 +1,18 @@
 """`fedmuon run`: one experiment on the engine that its config names."""
 
+from collections.abc import Sequence
 from pathlib import Path
 
 from fedmuon import config as tables
+from fedmuon.callbacks import Callback, Heard
 from fedmuon.config import Config
+from fedmuon.drive import Begin, Watch, drive, prepare
 from fedmuon.errors import InputError
 from fedmuon.federated import setup
 from fedmuon.federated.simulate import rounds
 from fedmuon.locks import held
-from fedmuon.run import Begin, Watch, drive, prepare
+from fedmuon.own import NOTHING, Own
+from fedmuon.places import with_files
 from fedmuon.storage import Record, RunDirectory
 
 
@@ -19,23 +23,36 @@ def execute(
     watch: Watch = lambda record: None,
     begun: Begin = lambda done, total: None,
     verbose: bool = False,
+    own: Own = NOTHING,
+    callbacks: Sequence[Callback | Heard] = (),
 ) -> Record:
     """Run, or go on with, the experiment in `out`; returns its summary."""
-    config = _agreed(config, out) if resume else (config or Config())
+    if config is not None and config.engine.name == "deployment":  # whose processes are elsewhere
+        config = with_files(config)
+    config = _agreed(config, out, own) if resume else (config or Config())
     if config.engine.name == "deployment":
-        from experiments.deploy import deploy
+        _require_importable(own, callbacks)
+        from fedmuon.experiments.engines.deploy import deploy
 
         return deploy(config, out, True, watch, begun, resume)
     with held(out):
-        prepared = prepare(setup.resolve(config), out, resume)
+        prepared = prepare(setup.resolve(config, own), out, resume, own, callbacks)
         if config.engine.name == "ray":
-            from experiments.ray_engine import run_on_ray
+            from fedmuon.experiments.engines.ray_engine import run_on_ray
 
             return run_on_ray(prepared, watch, begun, verbose)
         return drive(prepared, rounds, watch, begun)
 
 
-def _agreed(config: Config | None, out: Path) -> Config:
+def _require_importable(own: Own, callbacks: Sequence[Callback | Heard]) -> None:
+    if own is not NOTHING or callbacks:
+        raise InputError(
+            "a deployment's processes cannot be handed objects: name them in the config as "
+            "package.module:object, installed where they run, or use [engine] name = 'ray'"
+        )
+
+
+def _agreed(config: Config | None, out: Path, own: Own) -> Config:
     """The config of the run to resume; one that is given must say the same."""
     file = out / "config.toml"
     if not file.exists():
@@ -46,7 +63,7 @@ def _agreed(config: Config | None, out: Path) -> Config:
         return config
     RunDirectory(out).require_config()
     there = tables.load(file)
-    if config is not None and _with_noise_of(there, setup.resolve(config)) != there:
+    if config is not None and _with_noise_of(there, setup.resolve(config, own)) != there:
         raise InputError(
             f"{file} is another experiment than the config given: leave the config out to resume "
             "it, or choose another folder with --out"

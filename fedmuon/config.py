@@ -1,192 +1,35 @@
-"""An experiment as frozen typed tables: TOML <-> tables <-> Flower's flat run config.
+"""An experiment as frozen typed tables: TOML <-> tables <-> Flower's flat run config."""
 
-Tables hold scalars only, because Flower's run config has no lists: a coefficient schedule is named.
-"""
-
-import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Any
 
 import tomli_w
-from pydantic import AfterValidator, Field, ValidationInfo, model_validator
+from pydantic import (
+    ValidationInfo,
+    model_validator,
+)
 
 from fedmuon.combinations import impossible
-from fedmuon.names import TEXTS, Model, Orthogonalizer, Recipe, SourceName
+from fedmuon.names import (
+    TEXTS,
+)
 from fedmuon.reading import refusal, unread
-from fedmuon.tables import Scalar, Table, override, read_toml, validate
+from fedmuon.settings import (
+    Data,
+    Engine,
+    Faults,
+    Federation,
+    Local,
+    OrthogonalizerTable,
+    Output,
+    Privacy,
+    Stability,
+    TaskTable,
+)
+from fedmuon.tables import Scalar, Table, override, put, read_toml, validate
 
 UNFINISHED = {"unfinished": True}  # tables that are to be changed before they are held to anything
-# Numbers that a run can have: counts that end before the first round, sizes that a library's own
-# integers hold, and reals that float32 holds with their squares.
-SAMPLES, ROUNDS, CLIENTS, LARGE = 10**9, 10**6, 10**7, 1e15
-Samples = Annotated[int, Field(ge=1, le=SAMPLES)]
-Count = Annotated[int, Field(ge=1, le=10**6)]
-Natural = Annotated[int, Field(ge=0, le=2**63 - 1)]
-Few = Annotated[int, Field(ge=0, le=1000)]
-Positive = Annotated[float, Field(ge=1 / LARGE, le=LARGE)]
-Amount = Annotated[float, Field(ge=0, le=LARGE)]
-Seconds = Annotated[float, Field(gt=0, le=1e7)]
-Text = Annotated[str, Field(max_length=4096, pattern=r"^[^\x00-\x1f\x7f]*$")]
-Share = Annotated[float, Field(ge=0, le=1)]
-Chance = Annotated[float, Field(gt=0, lt=1)]
-
-
-class Data(Table):
-    """Which samples, and how unevenly their labels fall on the clients."""
-
-    name: SourceName = "mnist5k"
-    train: Samples = 4000
-    test: Samples = 1000
-    alpha: Annotated[float, Field(ge=1 / LARGE)] = 0.5  # Dirichlet's; inf is an even split
-    minimum: Samples = 10  # samples that every client is guaranteed
-    # unit and ball put samples into the unit ball; pixels divides uint8 images by 255; tokens are
-    # left alone; auto is tokens for text, unit for the matrix task and pixels for a network
-    normalize: Literal["auto", "unit", "ball", "pixels", "tokens"] = "auto"
-    folder: Text = ""  # where the files of a local source are, if not in its usual place
-    context: Count = 64  # tokens seen by a window of text
-    tokenizer: Text = ""  # of e2e and dart: a folder with GPT-2's, or empty for bytes
-    dimension: Samples = 20  # of `synthetic`
-    classes: Annotated[int, Field(ge=2, le=10**6)] = 4  # of `synthetic`
-
-
-class Federation(Table):
-    """N clients, K of them a round, R rounds (001, Algorithm 1)."""
-
-    clients: Annotated[int, Field(ge=1, le=CLIENTS)] = 20
-    per_round: Annotated[int, Field(ge=1, le=CLIENTS)] = 5
-    rounds: Annotated[int, Field(ge=1, le=ROUNDS)] = 50
-    weights: Literal["size", "uniform"] = "size"  # p_i = n_i / n, or 1 / N
-    seed: Natural = 0
-
-
-class TaskTable(Table):
-    """What is learned: the classifier with proved constants, or a network with cross-entropy."""
-
-    name: Literal["matrix", "network"] = "matrix"
-    model: Model = "cnn"  # of `network`
-    width: Count = 128  # of `gpt`, as are the next three
-    depth: Annotated[int, Field(ge=1, le=256)] = 4
-    heads: Count = 4
-    weights: Text = ""  # a .safetensors file, or a folder of them, to start from
-
-
-class Local(Table):
-    """A client's round: E steps of a named chain."""
-
-    recipe: Recipe = "fedmuon"
-    steps: Count = 5
-    batch: Annotated[int, Field(ge=0, le=SAMPLES)] = 0  # 0 is the full batch
-    lr: Positive = 1.0
-    momentum: Annotated[float, Field(ge=0, lt=1)] = 0.9  # beta, the memory coefficient
-    momentum_form: Literal["ema", "ema-nesterov", "polyak", "nesterov"] = "ema"
-    weight_decay: Amount = 0.0  # decoupled: lr decay X
-    # heavy-tailed: lr is times, and momentum is, what 002 has for so many steps; tail-index is its
-    # alpha, 0 if unknown
-    schedule: Literal["constant", "heavy-tailed"] = "constant"
-    tail_index: Annotated[float, Field(ge=0, le=2)] = 0.0
-    alignment: Share = 0.5  # alpha of 001 Remark 3.2
-    server_momentum: Annotated[float, Field(ge=0, lt=1)] = 0.9  # of fedavgm
-    # A network's parameters to orthogonalize: all matrices but the first and the last layer's, or
-    # all. The others take the step -aux-lr M (sgd), or that of AdamW begun afresh every round.
-    route: Literal["hidden", "all-matrices"] = "hidden"
-    aux: Literal["sgd", "adamw"] = "sgd"
-    aux_lr: Amount = 0.0  # 0: 0.05, or 1e-3 for adamw
-    # Scale of a network's orthogonalized [m, n] step, as in torch.optim.Muon: 1,
-    # sqrt(max(1, m / n)), or 0.2 sqrt(max(m, n))
-    adjust: Literal["none", "original", "match-rms"] = "none"
-
-
-class OrthogonalizerTable(Table):
-    """The map Orth and its parameters; each map reads its own."""
-
-    name: Orthogonalizer = "smoothed-polar"
-    lambda_: Annotated[float, Field(ge=1e-300, le=LARGE)] = 1e-4
-    steps: Annotated[int, Field(ge=0, le=100)] = 5
-    coefficients: Text = "cubic"
-    eps: Positive = 1e-7
-    normalization: Literal["plus", "max", "unit"] = "plus"
-    sigma: Positive = 0.01
-    gamma: Positive = 0.1
-    rank: Count = 5
-    oversample: Annotated[int, Field(ge=0, le=10**6)] = 2
-    power: Few = 1
-    sketch: Literal["gaussian", "kaczmarz"] = "gaussian"
-
-
-class Privacy(Table):
-    """What the recipes dp-* and disk-* release: example-level privacy within each client.
-
-    Each example's gradient is clipped to `bound` in every matrix block (the auxiliary parameters
-    are one block), in one norm (flat), or scaled to it (automatic); a lot's sum over `lot` has
-    noise of standard deviation `noise` times `bound` over `lot` in every entry.
-    """
-
-    clipping: Literal["block", "flat", "automatic", "automatic-flat"] = "block"
-    bound: Annotated[float, Field(ge=1 / LARGE)] = 1.0  # C; inf clips nothing
-    noise: Amount = 0.0  # sigma
-    lot: Annotated[float, Field(ge=1e-3, le=SAMPLES)] = 64.0  # samples of a Poisson lot, on average
-    epsilon: Annotated[float, Field(ge=0, le=1e6)] = 0.0  # finds `noise`, if that is 0
-    delta: Annotated[float, Field(ge=0, lt=1)] = 0.0  # 0: n_i^-1.1, 1e-5 at most
-    level: Literal["example", "client"] = "example"
-    kappa: Annotated[float, Field(gt=0, le=1)] = 0.7  # gain of DiSK's filter
-    gamma: Positive = 0.5  # how far ahead DiSK looks
-    probes: Annotated[int, Field(ge=1, le=1024)] = 1  # antithetic pairs of DP-MuonBC
-    insecure_reproducible_noise: bool = False  # lots and noise from the run's seed
-
-
-class Engine(Table):
-    """Where the arithmetic happens. `kernel = auto` measures the GEMM kernels of this machine."""
-
-    name: Literal["inline", "ray", "deployment"] = "inline"
-    dtype: Literal["float32", "float64"] = "float32"
-    device: Text = "auto"
-    kernel: Literal["torch", "channels-last", "numpy", "auto"] = "torch"
-    cpus_per_client: Positive = 1.0  # of the workers of `ray`
-    gpus_per_client: Amount = 0.0  # a fraction shares one GPU
-    ray_address: Text = ""  # of a running cluster; empty starts a local one
-
-
-class Faults(Table):
-    """What happens when a participant gives no sound reply (engines `ray` and `deployment`).
-
-    `strict` asks again and then stops, resumable; `drop` averages over those who answered, which
-    the run says and the bound no longer covers.
-    """
-
-    policy: Literal["strict", "drop"] = "strict"
-    retries: Few = 2
-    deadline: Seconds = 600.0  # for one attempt
-    patience: Seconds = 120.0  # for all nodes to appear at first
-
-
-def _constant(value: float | str) -> float | str:
-    """C_hp: a number that the user answers for, or the name of a proved form."""
-    known = value in ("explicit", "sharp") if isinstance(value, str) else 0 < value < math.inf
-    if not known:
-        raise ValueError(
-            f"[stability] c-hp = {value!r} is refused: give a positive number, explicit or sharp"
-        )
-    return value
-
-
-class Stability(Table):
-    """Which neighbours `fedmuon stability` runs, and what its bound stands on."""
-
-    trials: Count = 10  # if not all
-    # a sample drawn like the client's own, like anybody's, the worst; or each sample once: a census
-    neighbours: Literal["own", "any", "worst", "all"] = "own"
-    delta: Chance = 0.05
-    kind: Literal["paper", "sharp"] = "sharp"  # of the map's Lipschitz constant
-    c_hp: Annotated[float | str, AfterValidator(_constant)] = "explicit"
-    alpha_smoothing: Chance = 0.05  # may fail for gaussian-smoothed-sign (001, D.11)
-
-
-class Output(Table):
-    """How often a run looks at itself, in rounds; the last round always counts."""
-
-    evaluate_every: Samples = 10
-    checkpoint_every: Samples = 10
 
 
 class Config(Table):
@@ -206,17 +49,22 @@ class Config(Table):
     @model_validator(mode="before")
     @classmethod
     def _normalized(cls, tables: Any) -> Any:
-        """`normalize = auto` becomes what the task asks for, so that a config says what it does."""
+        """What follows from other keys: `normalize = auto` becomes what the task asks for, and few
+        clients take part all, so that a config says what it does."""
         if not isinstance(tables, Mapping):
             return tables
-        data, task = (tables.get(name, {}) for name in ("data", "task"))
-        if not (isinstance(data, Mapping) and isinstance(task, Mapping)):
+        held = {name: tables.get(name, {}) for name in ("data", "task", "federation")}
+        if not all(isinstance(one, Mapping) for one in held.values()):
             return tables
-        if data.get("normalize", "auto") != "auto":
-            return tables
-        found = "pixels" if task.get("name") == "network" else "unit"
-        found = "tokens" if data.get("name") in TEXTS else found
-        return {**tables, "data": {**data, "normalize": found}}
+        data, federation = dict(held["data"]), dict(held["federation"])
+        if data.get("normalize", "auto") == "auto":
+            found = "unit" if held["task"].get("name", "matrix") == "matrix" else "pixels"
+            data["normalize"] = "tokens" if data.get("name") in TEXTS else found
+        clients = federation.get("clients")
+        if isinstance(clients, int) and "per-round" not in federation:
+            most = Federation.model_fields["per_round"].default
+            federation.setdefault("per_round", max(1, min(most, clients)))
+        return {**tables, "data": data, "federation": federation}
 
     @model_validator(mode="after")
     def _possible(self, info: ValidationInfo) -> "Config":
@@ -249,23 +97,35 @@ def load(path: Path | None, overrides: Sequence[str] = ()) -> Config:
     return parse(override(read_toml(path) if path else {}, overrides))
 
 
+def nested(config: Config) -> dict[str, dict[str, Any]]:
+    """Config -> nested tables, every key resolved; empty options are left out."""
+    tables = config.model_dump(by_alias=True)
+    for keys in tables.values():
+        if not keys.get("options", True):
+            del keys["options"]
+    return tables
+
+
 def dump(config: Config) -> str:
     """Config -> TOML text, every key resolved."""
-    return tomli_w.dumps(config.model_dump(by_alias=True))
+    return tomli_w.dumps(nested(config))
 
 
 def flatten(config: Config) -> dict[str, Scalar]:
-    """Config -> Flower's flat run config, keys `table.key`."""
-    tables = config.model_dump(by_alias=True)
-    return {
-        f"{table}.{key}": value for table, keys in tables.items() for key, value in keys.items()
-    }
+    """Config -> Flower's flat run config, keys `table.key` and `table.options.key`."""
+    flat: dict[str, Scalar] = {}
+    for table, keys in nested(config).items():
+        for key, value in keys.items():
+            if key == "options":
+                flat |= {f"{table}.options.{name}": one for name, one in value.items()}
+            else:
+                flat[f"{table}.{key}"] = value
+    return flat
 
 
 def unflatten(flat: Mapping[str, Scalar]) -> Config:
     """Flower's flat run config -> Config."""
-    tables: dict[str, dict[str, Scalar]] = {}
+    tables: dict[str, dict[str, Any]] = {}
     for name, value in flat.items():
-        table, _, key = name.partition(".")
-        tables.setdefault(table, {})[key] = value
+        put(tables, name, value)
     return parse(tables)

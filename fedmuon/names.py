@@ -1,10 +1,10 @@
-"""What can be named in a config."""
+"""What can be named in a config, beside objects of the user's own (see `fedmuon.registry`)."""
 
 from typing import Literal, get_args
 
 SourceName = Literal[
     "synthetic", "digits", "mnist5k", "fashion-mnist", "mnist", "cifar10", "idx",
-    "pydoc", "text", "e2e", "dart",
+    "pydoc", "text", "e2e", "dart", "npz", "csv", "parquet",
 ]  # fmt: skip
 TABLES = ("e2e", "dart")  # of which the source is not to be predicted
 TEXTS = ("pydoc", "text", *TABLES)
@@ -24,3 +24,14 @@ Orthogonalizer = Literal[
     "clipped-sign",
     "randomized-polar",
 ]
+Partition = Literal["dirichlet", "iid", "shards", "quantity", "column"]
+Aggregate = Literal["mean", "by-samples", "median", "trimmed-mean", "krum"]
+Schedule = Literal["constant", "heavy-tailed", "cosine", "step", "warm-up"]
+CallbackName = Literal["none", "early-stopping", "tensorboard", "mlflow", "wandb"]
+GIVEN = "given"  # what a caller handed over in Python
+
+
+def is_own(name: str) -> bool:
+    """Whether the name is none of ours: an object of the user's, `package.module:object`,
+    `./file.py:object` or `given`."""
+    return name == GIVEN or ":" in name

@@ -9,7 +9,7 @@ from collections.abc import Callable, Collection
 from dataclasses import dataclass
 from typing import Any, get_args
 
-from fedmuon.names import PRIVATE, TABLES, TEXTS, Recipe
+from fedmuon.names import PRIVATE, TABLES, TEXTS, Recipe, is_own
 from fedmuon.tables import attribute, shown
 
 Config = Any  # a `fedmuon.config.Config`, which asks here while it is made
@@ -29,7 +29,11 @@ def _one_of(key: str, values: Collection[str], readers: str, mend: str = "") -> 
     table, _, name = key.partition(".")
     known = list(values)
     said = f"= '{known[0]}'" if len(known) == 1 else f"to one of {', '.join(known)}"
-    return Need(key, known.__contains__, readers, mend or f"set [{table}] {name} {said}")
+
+    def holds(value: str) -> bool:  # what an object of the user's reads, is seen when it is made
+        return value in known or is_own(value)
+
+    return Need(key, holds, readers, mend or f"set [{table}] {name} {said}")
 
 
 def _recipes(readers: str, chosen: Callable[[str], bool], mend: str = "") -> Need:
@@ -52,7 +56,12 @@ DECODER = NETWORK, _one_of("task.model", ["gpt"], "the model gpt reads")
 ROUTED = NETWORK, MUON
 HEAVY = (
     _recipes("recipes with local momentum read", lambda name: name not in WITHOUT),
-    _one_of("local.schedule", ["constant"], "a constant schedule reads"),
+    Need(
+        "local.schedule",
+        lambda name: name != "heavy-tailed",
+        "schedules but heavy-tailed read",
+        "choose another [local] schedule",
+    ),
 )
 TAILED = _one_of("local.schedule", ["heavy-tailed"], "the heavy-tailed schedule reads")
 MATRIX = _one_of("task.name", ["matrix"], "the matrix task reads")
@@ -61,7 +70,7 @@ REMOTE = _one_of("engine.name", ["ray", "deployment"], "engines with client proc
 DISK = PRIVATELY, _recipes("recipes disk-... read", lambda name: name.startswith("disk-"))
 STEPS = _map("newton-schulz", "randomized-polar")
 SCHULZ, SKETCHED = _map("newton-schulz"), _map("randomized-polar")
-FILES = ("fashion-mnist", "mnist", "cifar10", "idx", "text", *TABLES)
+FILES = ("fashion-mnist", "mnist", "cifar10", "idx", "npz", "csv", "parquet", "text", *TABLES)
 ALWAYS: tuple[Need, ...] = ()
 
 
@@ -71,20 +80,32 @@ def _data(*names: str) -> tuple[Need, ...]:
 
 NEEDS: dict[str, dict[str, tuple[Need, ...]]] = {
     "data": {
-        **dict.fromkeys(("name", "train", "test", "alpha", "minimum", "normalize"), ALWAYS),
+        **dict.fromkeys(("name", "train", "test", "minimum", "normalize", "options"), ALWAYS),
+        "alpha": (
+            _one_of(
+                "federation.partition", ["dirichlet", "quantity"],
+                "the partitions dirichlet and quantity read",
+            ),
+        ),
         "folder": _data(*FILES),
         "context": _data(*TEXTS),
         "tokenizer": _data(*TABLES),
         **dict.fromkeys(("dimension", "classes"), _data("synthetic")),
     },
-    "federation": dict.fromkeys(("clients", "per-round", "rounds", "weights", "seed"), ALWAYS),
+    "federation": dict.fromkeys(
+        ("clients", "per-round", "rounds", "risk-weights", "aggregate", "partition", "seed",
+         "options"),
+        ALWAYS,
+    ),
     "task": {
-        "name": ALWAYS,
+        **dict.fromkeys(("name", "options"), ALWAYS),
         "model": (NETWORK,),
         **dict.fromkeys(("width", "depth", "heads", "weights"), DECODER),
     },
     "local": {
-        **dict.fromkeys(("recipe", "steps", "batch", "lr", "weight-decay", "schedule"), ALWAYS),
+        **dict.fromkeys(
+            ("recipe", "steps", "batch", "lr", "weight-decay", "schedule", "options"), ALWAYS
+        ),
         "momentum": HEAVY,
         "momentum-form": HEAVY[:1],
         "tail-index": (TAILED,),
@@ -95,6 +116,7 @@ NEEDS: dict[str, dict[str, tuple[Need, ...]]] = {
     },
     "orthogonalizer": {
         "name": (MUON,),
+        "options": ALWAYS,
         "lambda": _map("smoothed-polar"),
         **dict.fromkeys(("steps", "coefficients"), STEPS),
         "normalization": SCHULZ,
@@ -103,7 +125,7 @@ NEEDS: dict[str, dict[str, tuple[Need, ...]]] = {
             _one_of("orthogonalizer.normalization", ["plus", "max"], "plus and max read"),
         ),
         "sigma": _map("gaussian-smoothed-sign"),
-        "gamma": _map("clipped-sign"),
+        "clip-level": _map("clipped-sign"),
         **dict.fromkeys(("rank", "oversample", "power", "sketch"), SKETCHED),
     },
     "privacy": {
@@ -113,7 +135,7 @@ NEEDS: dict[str, dict[str, tuple[Need, ...]]] = {
             (PRIVATELY,),
         ),
         "kappa": DISK,
-        "gamma": (
+        "lookahead": (
             *DISK,
             Need("privacy.kappa", lambda kappa: kappa < 1, "a filter reads", "set kappa below 1"),
         ),
@@ -129,7 +151,7 @@ NEEDS: dict[str, dict[str, tuple[Need, ...]]] = {
     },
     "faults": dict.fromkeys(("policy", "retries", "deadline", "patience"), (REMOTE,)),
     "stability": {
-        **dict.fromkeys(("neighbours", "delta", "kind", "c-hp"), ALWAYS),
+        **dict.fromkeys(("neighbours", "delta", "lipschitz", "c-hp"), ALWAYS),
         "trials": (
             _one_of("stability.neighbours", ["own", "any", "worst"], "neighbours drawn or ranked"
                     " read"),
@@ -137,7 +159,7 @@ NEEDS: dict[str, dict[str, tuple[Need, ...]]] = {
         "alpha-smoothing": _map("gaussian-smoothed-sign"),
     },
     "output": {
-        "evaluate-every": ALWAYS,
+        **dict.fromkeys(("evaluate-every", "callback", "options"), ALWAYS),
         "checkpoint-every": (
             _recipes(
                 "a run without privacy reads",

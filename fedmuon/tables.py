@@ -15,6 +15,12 @@ Scalar = str | int | float | bool
 Model = TypeVar("Model", bound=BaseModel)
 NESTED = "arrays or tables are nested too deeply"
 LONG = 120  # characters of a value in a sentence
+RENAMED: dict[tuple[str, ...], str] = {
+    ("federation", "weights"): "risk-weights",
+    ("orthogonalizer", "gamma"): "clip-level",
+    ("privacy", "gamma"): "lookahead",
+    ("stability", "kind"): "lipschitz",
+}
 
 
 class Table(BaseModel):
@@ -46,11 +52,21 @@ def override(tables: dict[str, Any], overrides: Sequence[str]) -> dict[str, Any]
     """Nested tables with `table.key=value` overrides put into them."""
     for text in overrides:
         table, key, value = _override(text)
-        section = tables.setdefault(table, {})
-        if not isinstance(section, dict):
-            raise InputError(f"{table} must be a table: write [{table}] above its keys")
-        section[key] = value
+        put(tables, f"{table}.{key}", value)
     return tables
+
+
+def put(tables: dict[str, Any], name: str, value: Any) -> None:
+    """Set the key `table.key`, or `table.options.key`, of nested tables."""
+    *places, key = name.split(".", 2)
+    if len(places) == 2 and places[1] != "options":
+        places, key = places[:1], f"{places[1]}.{key}"
+    section = tables
+    for place in places:
+        section = section.setdefault(place, {})
+        if not isinstance(section, dict):
+            raise InputError(f"{place} must be a table: write [{place}] above its keys")
+    section[key] = value
 
 
 def read_toml(path: Path) -> dict[str, Any]:
@@ -86,12 +102,16 @@ def _override(text: str) -> tuple[str, str, Scalar]:
 def _sentence(model: type[BaseModel], error: ErrorDetails) -> str:
     place, given = [str(part) for part in error["loc"]], error.get("input")
     name = f"[{place[0]}] {' '.join(place[1:])}".strip() if place else "config"
+    if error["type"] == "extra_forbidden" and (new := RENAMED.get(tuple(place))):
+        return f"{name} is called {new} now: rename it"
     if error["type"] == "extra_forbidden":
         return f"unknown key {name}: {_suggestion(model, place)}"
     if error["type"] == "missing":
         return f"{name} is missing: add it"
     if error["type"] == "value_error":
-        return str(error["ctx"]["error"]) if "ctx" in error else error["msg"]
+        said = str(error["ctx"]["error"]) if "ctx" in error else error["msg"]
+        whole = said.startswith("[") or not place
+        return said if whole else f"{name} = {shown(given)} is refused: {said}"
     return f"{name} = {shown(given)} is refused: {error['msg'][0].lower()}{error['msg'][1:]}"
 
 

@@ -9,7 +9,7 @@ from flwr.serverapp import Grid
 
 from fedmuon.errors import InputError
 from fedmuon.federated.wire import distrusted, plain
-from server import stopping
+from fedmuon.server import stopping
 
 FIRST_PAUSE, LAST_PAUSE = 0.005, 0.1  # seconds between looks; small rounds should not wait
 

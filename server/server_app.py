@@ -10,14 +10,15 @@ from flwr.common.logger import log
 from flwr.serverapp import Grid, ServerApp
 from flwr.superlink.grid import InMemoryGrid
 
-from fedmuon.config import Config, unflatten
+from fedmuon.config import Config
+from fedmuon.drive import Begin, Run, Watch, drive, prepare
 from fedmuon.errors import InputError
 from fedmuon.federated import setup
 from fedmuon.locks import held
-from fedmuon.run import Begin, Run, Watch, drive, prepare
+from fedmuon.server import stopping
+from fedmuon.server.run_config import OUT, unpacked
+from fedmuon.server.strategy import FedMuonStrategy
 from fedmuon.storage import Record
-from server import stopping
-from server.strategy import FedMuonStrategy
 
 SIMULATED_PATIENCE = 5.0  # seconds: simulated nodes are there at once
 PAUSE = 0.1
@@ -74,14 +75,13 @@ def await_nodes(config: Config, grid: Grid) -> None:
 
 def _config(grid: Grid, context: Context) -> Config:
     """The experiment, with the engine that in truth runs it."""
-    flat = {key: value for key, value in context.run_config.items() if key != "out"}
-    flat["engine.name"] = "ray" if _simulated(grid) else "deployment"
-    return setup.resolve(unflatten(flat))
+    engine = "ray" if _simulated(grid) else "deployment"
+    return setup.resolve(unpacked(context.run_config, engine))
 
 
 def _folder(context: Context) -> Path:
     """The run directory: `out`, or a folder named after the run."""
-    out = str(context.run_config.get("out", ""))
+    out = str(context.run_config.get(OUT, ""))
     return Path(out) if out else Path(os.environ.get("FEDMUON_RUNS", "runs"), str(context.run_id))
 
 

@@ -22,8 +22,8 @@ from fedmuon.federated.aggregate import ServerState, aggregate, broadcast, mean_
 from fedmuon.federated.local import Reply
 from fedmuon.federated.simulate import Experiment, Fault, Round
 from fedmuon.federated.wire import distrusted, pack, plain, received
-from server import stopping
-from server.exchange import arrays_of, exchange, meet, reason
+from fedmuon.server import stopping
+from fedmuon.server.exchange import arrays_of, exchange, meet, reason
 
 PAUSE = 2.0  # seconds more before every further attempt: a killed worker needs them to return
 
@@ -46,7 +46,7 @@ class FedMuonStrategy(Strategy):
         while self.state.round < self.experiment.plan.rounds:
             participants = self.experiment.plan.participants(self.state.round)
             replies, faults = self._collect(grid, [int(i) for i in participants])
-            self.state = aggregate(self.experiment.recipe, self.state, replies)
+            self._take(replies)
             answered = np.sort([reply.client for reply in replies])
             yield Round(self.state, participants, answered, mean_loss(replies), tuple(faults))
 
@@ -64,7 +64,7 @@ class FedMuonStrategy(Strategy):
         """The next state from replies that must all be sound."""
         holders = {node: client for client, node in self.nodes.items()}
         sound = [self._read(reply, holders[reply.metadata.src_node_id]) for reply in replies]
-        self.state = aggregate(self.experiment.recipe, self.state, sound)
+        self._take(sound)
         return self.arrays(), MetricRecord({"loss": mean_loss(sound).tolist()})
 
     def configure_evaluate(
@@ -83,6 +83,11 @@ class FedMuonStrategy(Strategy):
         """Name the recipe and the sampling in Flower's log."""
         table = self.config.federation
         log(INFO, "%s: %s of %s", self.config.local.recipe, table.per_round, table.clients)
+
+    def _take(self, replies: list[Reply]) -> None:
+        """The next state from these."""
+        factor = self.experiment.plan.factor_at(self.state.round)
+        self.state = aggregate(self.experiment.recipe, self.state, replies, factor)
 
     def arrays(self) -> ArrayRecord:
         """What participants receive: the model, and the states that the recipe sends."""
@@ -175,4 +180,5 @@ class FedMuonStrategy(Strategy):
         loss = torch.tensor(content.metric_records["metrics"]["loss"], dtype=torch.float64)
         if loss.shape != (len(found[0]),):
             raise InputError("it does not return one loss a replica")
-        return Reply(client, params, states, loss)
+        samples = self.experiment.shards.size(client)
+        return Reply(client, params, states, loss, samples)

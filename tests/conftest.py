@@ -14,8 +14,8 @@ from replay import replayed
 from xdist.remote import Producer
 from xdist.scheduler import LoadScopeScheduling
 
-from experiments.contents import merged
 from fedmuon.config import Config, only_read, parse
+from fedmuon.experiments.suites.contents import merged
 from fedmuon.privacy import noise
 
 # The same examples each time; `make fuzz` looks elsewhere, and what it finds is replayed.
@@ -33,9 +33,11 @@ settings.load_profile("repeatable")
 # These start clusters and deployments. Each group has one worker, which starts its tests one after
 # the other: two clusters would fight for the cores and starve one another.
 PROCESSES = {
-    "deployments": ("tests/test_deployment.py",),
+    "deployments": ("tests/test_deployment.py", "tests/test_project.py"),
     "clusters": (
         "tests/test_engines_agree.py",
+        "tests/test_examples.py::test_an_example_on_ray_is_that_inline",
+        "tests/test_examples.py::test_named_objects_are_the_same_on_ray",
         "tests/test_process_life.py",
         "tests/test_suite.py::test_ray_tasks_give_the_same_results",
     ),

@@ -14,7 +14,7 @@ import time
 from collections.abc import Callable, Iterable
 from pathlib import Path
 
-from experiments.guard import OWNER, descendants
+from fedmuon.experiments.engines.guard import OWNER, descendants
 
 ROOT = Path(__file__).resolve().parent.parent
 START = 500.0  # seconds, on a busy machine
@@ -33,7 +33,7 @@ class Driver:
         self.said = Path(tempfile.mkstemp(prefix="driven-")[1])
         with self.said.open("wb") as said:
             self.process = subprocess.Popen(
-                [sys.executable, "-m", "experiments.cli", *arguments],
+                [sys.executable, "-m", "fedmuon.experiments.cli", *arguments],
                 cwd=ROOT,
                 env={**os.environ, "PYTHONPATH": str(ROOT)},
                 stdin=subprocess.DEVNULL,

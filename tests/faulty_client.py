@@ -12,8 +12,8 @@ from pathlib import Path
 from flwr.app import Array, ArrayRecord, ConfigRecord, Context, Message
 from flwr.clientapp import ClientApp
 
-from clients.client_app import app as sound
-from clients.client_app import deadline, query
+from fedmuon.clients.client_app import app as sound
+from fedmuon.clients.client_app import deadline, query
 
 app = ClientApp()
 app.query()(query)

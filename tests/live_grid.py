@@ -6,8 +6,8 @@ from collections.abc import Callable
 from concurrent.futures import Future
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from experiments.ray_engine import on_grid
 from fedmuon.config import Config
+from fedmuon.experiments.engines.ray_engine import on_grid
 
 if TYPE_CHECKING:
     from flwr.clientapp import ClientApp

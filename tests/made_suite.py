@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from analysis.columns import WORDS
+from fedmuon.analysis.report.columns import WORDS
 from fedmuon.files import announce
 
 Table = dict[str, np.ndarray]

@@ -3,8 +3,8 @@
 import csv
 from pathlib import Path
 
-from experiments import kinds
-from experiments.kinds.training import Training
+from fedmuon.experiments.studies import find as kinds
+from fedmuon.experiments.studies.training.cells import Training
 
 TINY = """
 kind = "training"

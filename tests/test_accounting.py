@@ -16,8 +16,8 @@ import pytest
 from dp_accounting import NeighboringRelation
 from typer.testing import CliRunner
 
-from experiments.cli import app
 from fedmuon.errors import InputError
+from fedmuon.experiments.cli import app
 from fedmuon.privacy import library, loss, renyi
 from fedmuon.privacy.accounting import account, epsilon, event, require_supported
 from fedmuon.privacy.calibration import noise_for
@@ -292,7 +292,7 @@ def test_the_command_answers_quickly_without_heavy_packages(mode: str) -> None:
     """A second of processor time, start-up included; ten, so that no machine is too slow."""
     code = (
         "import sys\n"
-        "from experiments.cli import main\n"
+        "from fedmuon.experiments.cli import main\n"
         "try:\n"
         "    main(sys.argv[1:])\n"
         "except SystemExit as end:\n"

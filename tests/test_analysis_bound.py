@@ -8,9 +8,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from mpmath import mp, mpf
 
-from analysis import bound, g_alone
-from analysis.concentration import difference_moment, levels, moment
-from analysis.search import least
+from fedmuon.analysis import bound, g_alone
+from fedmuon.analysis.theory.concentration import difference_moment, levels, moment
+from fedmuon.analysis.theory.search import least
 from fedmuon.errors import InputError
 
 mp.dps = 50

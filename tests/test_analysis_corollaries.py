@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from mpmath import matrix, mp, mpf
 
-from analysis import (
+from fedmuon.analysis import (
     Realized,
     Run,
     Uniform,
@@ -27,7 +27,7 @@ from analysis import (
     step_amplification,
     theorem,
 )
-from analysis.corollaries import exact_sign
+from fedmuon.analysis.theory.corollaries import exact_sign
 from fedmuon.errors import InputError
 from fedmuon.federated.plan import Plan
 from fedmuon.orthogonalize import Uncertified, lipschitz

@@ -7,8 +7,8 @@ import numpy as np
 import pytest
 from mpmath import mp, mpf
 
-from analysis import label_shares, measured_gap
-from analysis.gap import Interval
+from fedmuon.analysis import label_shares, measured_gap
+from fedmuon.analysis.theory.gap import Interval
 from fedmuon.errors import InputError
 
 mp.dps = 50

@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from mpmath import mp, mpf
 
-from analysis import (
+from fedmuon.analysis import (
     aligned_amplification,
     amplification,
     batch_exposure,

@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from mpmath import matrix, mp, mpf
 
-from analysis import (
+from fedmuon.analysis import (
     aligned_amplification,
     amplification,
     spectral_radius,
@@ -17,7 +17,7 @@ from analysis import (
     step_amplification,
     transition,
 )
-from analysis.recursion import of_rounds
+from fedmuon.analysis.theory.recursion import of_rounds
 from fedmuon.errors import InputError
 
 mp.dps = 50

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from mpmath import mp, mpf
 
-from analysis import amplification, certify, exposure, scalar_obstruction
+from fedmuon.analysis import amplification, certify, exposure, scalar_obstruction
 from fedmuon.errors import InputError
 from fedmuon.orthogonalize import Uncertified
 

@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 from typer.testing import CliRunner
 
-from experiments.cli import app
 from fedmuon.errors import InputError
+from fedmuon.experiments.cli import app
 from fedmuon.privacy import audit
 from fedmuon.privacy.accounting import epsilon
 from fedmuon.privacy.audit import Setting, Statistics, counted, likelihood_ratio, projected, tilted

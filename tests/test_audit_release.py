@@ -7,7 +7,7 @@ import pytest
 import torch
 from scipy import stats
 
-from experiments.canary import Step, examples, step
+from fedmuon.experiments.laboratory.canary import Step, examples, step
 from fedmuon.federated.shards import Shard
 from fedmuon.privacy import audit
 from fedmuon.privacy.accounting import epsilon

@@ -13,12 +13,12 @@ import torch
 from conftest import small
 from typer.testing import CliRunner
 
-import analysis
-from experiments import bound
-from experiments.cli import app
-from experiments.run import execute as run
-from experiments.stability import execute, verdict_table
+from fedmuon import analysis
 from fedmuon.config import parse
+from fedmuon.experiments.cli import app
+from fedmuon.experiments.laboratory import bound
+from fedmuon.experiments.laboratory.stability import execute, verdict_table
+from fedmuon.experiments.run import execute as run
 from fedmuon.federated import setup
 from fedmuon.federated.aggregate import begin
 from fedmuon.orthogonalize import lipschitz
@@ -34,7 +34,7 @@ def loaded(*arguments: str) -> set[str]:
     """The heavy packages that a process holds when the command has answered."""
     code = (
         "import sys\n"
-        "from experiments.cli import main\n"
+        "from fedmuon.experiments.cli import main\n"
         "try:\n"
         "    main(sys.argv[1:])\n"
         "except SystemExit as end:\n"

@@ -9,7 +9,7 @@ import pytest
 from made_suite import Table, changed, made, phase_grid
 from scipy import stats
 
-from analysis.claims import (
+from fedmuon.analysis.report.claims import (
     Claim,
     adjacent,
     census_needed,

@@ -11,11 +11,11 @@ from torch.nn import functional
 
 from fedmuon.errors import InputError, NonFinite
 from fedmuon.optim.private import Private
-from fedmuon.privacy.clipping import RULES, Clipping, slack
 from fedmuon.privacy.mechanism import Mechanism
 from fedmuon.privacy.release import release
 from fedmuon.randomness import Draw, generator
 from fedmuon.tasks.base import Batch, Params
+from fedmuon.tasks.clipping import RULES, Clipping, slack
 from fedmuon.tasks.decoder import Form, decoder, gpt2_law, next_tokens
 from fedmuon.tasks.lengths import length, lengths
 from fedmuon.tasks.matrix import MatrixTask

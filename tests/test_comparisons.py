@@ -3,9 +3,9 @@
 import numpy as np
 from scipy.stats import ttest_rel
 
-from analysis import figures
-from analysis.comparisons import margin, sooner, terminal
-from analysis.figures.training import looks
+from fedmuon.analysis.report.comparisons import margin, sooner, terminal
+from fedmuon.experiments.studies.training import figure
+from fedmuon.experiments.studies.training.figure import looks
 
 
 def columns(**ends: list[list[float]]) -> tuple[dict, dict]:
@@ -81,8 +81,8 @@ def test_sooner_is_about_seconds_and_not_rounds() -> None:
 
 def test_curves_show_mean_and_band() -> None:
     _, curves = columns(good=[[0.9, 0.2], [0.7, 0.4]], bad=[[0.9, 0.4], [0.8, np.nan]])
-    figure = figures.curves(curves, ["good", "bad"], "round")
-    loss, accuracy = figure.axes
+    drawn = figure.curves(curves, ["good", "bad"], "round")
+    loss, accuracy = drawn.axes
     solid, dashed, other, _ = loss.lines
     np.testing.assert_allclose(np.asarray(dashed.get_ydata()), [0.8, 0.3])
     np.testing.assert_allclose(np.asarray(solid.get_xdata()), [1, 2])
@@ -90,7 +90,7 @@ def test_curves_show_mean_and_band() -> None:
     assert len(np.asarray(other.get_xdata())) == 1  # it ends where a seed diverged
     extent = np.asarray(loss.collections[0].get_paths()[0].vertices)[:, 1]
     assert (extent.min(), extent.max()) == (0.2, 0.9)
-    assert len(accuracy.lines) == 2 and len(figure.legends[0].get_texts()) == 2
+    assert len(accuracy.lines) == 2 and len(drawn.legends[0].get_texts()) == 2
 
 
 def test_what_adds_to_another_variant_has_its_colour() -> None:
@@ -103,7 +103,7 @@ def test_what_adds_to_another_variant_has_its_colour() -> None:
 def test_terminal_bars_reach_from_smallest_to_largest_and_are_seen() -> None:
     runs, _ = columns(a=[[0.2], [0.4], [0.1], [0.9]])
     runs["x"] = np.array([1.0, 1.0, 8.0, 8.0])
-    (axes,) = figures.terminal(runs, ["a"], ["accuracy"], "eps").axes
+    (axes,) = figure.terminal(runs, ["a"], ["accuracy"], "eps").axes
     bars = np.array([np.asarray(path.vertices)[:, 1] for path in axes.collections[0].get_paths()])
     np.testing.assert_allclose(bars, [[0.6, 0.8], [0.1, 0.9]])
     assert axes.get_ylim()[0] < 0.1 and axes.get_ylim()[1] > 0.9

@@ -37,7 +37,7 @@ def test_overrides_win_over_the_file(tmp_path: Path) -> None:
         ("data.minimum=500", "train = 4000 cannot give 20 clients minimum = 500"),
         ("orthogonalizer.lambda=0", "[orthogonalizer] lambda = 0"),
         ("orthogonalizer.coefficients=septic", "septic"),
-        ("local.recipe=fedprox", "'fedavg', 'fedavgm', 'local-muon', 'fedmuon'"),
+        ("local.recipe=fedprox", "fedavg, fedavgm, local-muon, fedmuon"),
         ("data.name=imagenet", "mnist5k"),
         ("nonsense", "table.key=value"),
     ],
@@ -55,3 +55,8 @@ def test_a_file_that_is_no_toml(tmp_path: Path) -> None:
         load(file)
     with pytest.raises(InputError, match="cannot read"):
         load(tmp_path / "missing.toml")
+
+
+@pytest.mark.parametrize("name", ["npz", "csv", "parquet"])
+def test_a_table_of_ones_own_has_a_folder(name: str) -> None:
+    assert load(None, [f"data.name={name}", "data.folder=mine"]).data.folder == "mine"

@@ -11,9 +11,9 @@ import numpy as np
 import pytest
 from conftest import small
 
-from experiments import bound, spending, stability
-from experiments.run import execute
 from fedmuon.errors import InputError
+from fedmuon.experiments.laboratory import bound, spending, stability
+from fedmuon.experiments.run import execute
 from fedmuon.files import sealed, unsealed
 from fedmuon.storage import CHECKPOINTS, RunDirectory
 

@@ -8,9 +8,9 @@ from torch import Tensor, nn
 from torch.nn import functional
 from transformers import GPT2Config, GPT2LMHeadModel
 
-from fedmuon.privacy.clipping import Clipping
 from fedmuon.randomness import Draw, generator
 from fedmuon.tasks.base import Batch, Params
+from fedmuon.tasks.clipping import Clipping
 from fedmuon.tasks.decoder import Form, decoder, gpt2_law, next_tokens, sentence_tokens
 from fedmuon.tasks.ghost import ghostly
 from fedmuon.tasks.losses import IGNORED

@@ -10,8 +10,8 @@ import pytest
 import torch
 from scipy.optimize import minimize
 
-from analysis.studies.dp_stationarity import CORRECTED, NAMES, TERMS, claims
-from experiments.studies import dp_stationarity as study
+from fedmuon.experiments.studies.dp_stationarity import cells as study
+from fedmuon.experiments.studies.dp_stationarity.findings import CORRECTED, NAMES, TERMS, claims
 from fedmuon.randomness import Draw, generator
 from fedmuon.transforms.orthogonal import PROBES
 

@@ -8,11 +8,12 @@ from typing import Any
 import numpy as np
 import pytest
 
-from analysis.studies import dp_text
-from experiments import contents, kinds
-from experiments.cli import main
-from experiments.contents import merged
-from experiments.suite import execute
+from fedmuon.experiments.cli import main
+from fedmuon.experiments.studies import find as kinds
+from fedmuon.experiments.studies.dp_text import findings as dp_text
+from fedmuon.experiments.suites import contents
+from fedmuon.experiments.suites.contents import merged
+from fedmuon.experiments.suites.suite import execute
 
 TINY: dict[str, Any] = {
     "made-tables": 20, "public-tables": 10, "prompts": 2, "beams": 2,

@@ -15,16 +15,17 @@ from conftest import small
 from live_grid import LiveGrid
 from safetensors.numpy import load_file
 
-from experiments import bound
-from experiments.ray_engine import QUIET, engine
-from experiments.run import execute
-from experiments.stability import Laboratory, measure
-from experiments.stability import execute as stability
 from fedmuon.config import Config
+from fedmuon.drive import prepare
 from fedmuon.errors import InputError
+from fedmuon.experiments.engines.ray_engine import QUIET, engine
+from fedmuon.experiments.laboratory import bound
+from fedmuon.experiments.laboratory.stability import Laboratory, measure
+from fedmuon.experiments.laboratory.stability import execute as stability
+from fedmuon.experiments.run import execute
 from fedmuon.federated import setup
+from fedmuon.federated.aggregate import begin
 from fedmuon.federated.simulate import Engine
-from fedmuon.run import prepare
 from fedmuon.storage import Record
 
 os.environ.update(QUIET)
@@ -73,7 +74,7 @@ def config(address: str, **given: dict) -> Config:
 
 def on_ray(live: LiveGrid, what: Config, out: Path, resume: bool = False) -> Record:
     """A run with the live workers."""
-    from server.server_app import serve
+    from fedmuon.server.server_app import serve
 
     run = prepare(setup.resolve(what), out, resume)
     return live.do(lambda grid: serve(run, grid))
@@ -145,6 +146,21 @@ def test_ray_is_inline(live: LiveGrid, tmp_path: Path, number: int) -> None:
     lines = [(run / "rounds.jsonl").read_text() for run in (tmp_path / "inline", ray)]
     first, second = ([json.loads(line) for line in text.splitlines()] for text in lines)
     assert [one["participants"] for one in first] == [one["participants"] for one in second]
+
+
+def test_flowers_own_loop_drives_the_strategy(live: LiveGrid, tmp_path: Path) -> None:
+    """`Strategy.start` calls the hooks that `rounds` does without."""
+    from fedmuon.server.strategy import FedMuonStrategy
+
+    what = small(local={"schedule": "cosine", "recipe": "fedmuon-aligned", "steps": 2})
+    execute(what, tmp_path / "inline")
+    run = prepare(setup.resolve(what), tmp_path / "flower")
+    fresh = begin(run.experiment.recipe, run.experiment.task, what.federation.seed)
+    strategy = FedMuonStrategy(run.config, run.experiment, fresh)
+    live.do(lambda grid: strategy.start(grid, strategy.arrays(), what.federation.rounds))
+    assert strategy.state.round == what.federation.rounds
+    found = load_file(tmp_path / "inline" / "model.safetensors")["weight"]
+    np.testing.assert_allclose(strategy.state.params["weight"][0], found, rtol=1e-12)
 
 
 @pytest.mark.parametrize("number", range(len(NETWORKS)))
@@ -221,7 +237,7 @@ def order(cluster: str) -> Iterator[Callable[[str, int], dict]]:
 @pytest.fixture
 def hurried(monkeypatch: pytest.MonkeyPatch) -> None:
     """No pauses between attempts, which are for workers that have died."""
-    monkeypatch.setattr("server.strategy.PAUSE", 0.0)
+    monkeypatch.setattr("fedmuon.server.strategy.PAUSE", 0.0)
 
 
 def faults(run: Path) -> list[dict]:

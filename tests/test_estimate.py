@@ -7,9 +7,9 @@ import pytest
 import torch
 from conftest import small
 
-from experiments import bound
-from experiments.estimate import curvature, seen_constants
-from experiments.run import execute
+from fedmuon.experiments.laboratory import bound
+from fedmuon.experiments.laboratory.estimate import curvature, seen_constants
+from fedmuon.experiments.run import execute
 from fedmuon.federated import setup
 from fedmuon.tasks.base import Batch
 from fedmuon.tasks.constants import constants

@@ -9,8 +9,8 @@ from conftest import small
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from analysis import amplification, exposure, full_batch_sensitivity
 from fedmuon import orthogonalize as maps
+from fedmuon.analysis import amplification, exposure, full_batch_sensitivity
 from fedmuon.config import Config
 from fedmuon.data.neighbours import draw_neighbours, replace
 from fedmuon.errors import NonFinite
@@ -62,7 +62,7 @@ def orth(M: np.ndarray, config: Config, round: int, client: int, step: int) -> n
     U, s, V = np.linalg.svd(M, full_matrices=False)
     maps_of_s = {
         "smoothed-polar": s / np.sqrt(s**2 + table.lambda_),
-        "clipped-sign": np.minimum(s / table.gamma, 1),
+        "clipped-sign": np.minimum(s / table.clip_level, 1),
         # The softmax's gradient has columns that sum to 0: its last singular value is noise.
         "exact-sign": (s > 1e-12 * s[0]).astype(float),
         "gaussian-smoothed-sign": np.ones_like(s),
@@ -163,7 +163,7 @@ def test_a_grid_is_a_loop_over_configs() -> None:
 @pytest.mark.parametrize("steps", [1, 3])
 def test_no_neighbour_beats_its_certificate(name: str, steps: int) -> None:
     """||X^R - X'^R||_F <= Delta_i Y_i(C), pathwise, for every neighbour tried."""
-    table = {"lambda": 0.05, "eps": 0.1, "gamma": 0.2}
+    table = {"lambda": 0.05, "eps": 0.1, "clip-level": 0.2}
     config = small({"orthogonalizer": table}, orthogonalizer={"name": name}, local={"steps": steps})
     source = setup.source(config)
     data = setup.federated_data(config, source)
@@ -192,7 +192,7 @@ def parameters(name: str, config: Config) -> dict:
             "coefficients": table.coefficients,
             "eps": table.eps,
         },
-        "clipped-sign": {"gamma": table.gamma},
+        "clipped-sign": {"gamma": table.clip_level},
     }[name]
 
 

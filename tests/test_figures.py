@@ -13,10 +13,13 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.text import Text
 
-from analysis import figures
-from analysis.claims import expected_maximum, share
-from analysis.figures.census import by_exposure
-from analysis.figures.style import compact
+from fedmuon.analysis.report import style
+from fedmuon.analysis.report.claims import expected_maximum, share
+from fedmuon.analysis.report.figure import by_round
+from fedmuon.analysis.report.style import compact
+from fedmuon.experiments.laboratory.figure import by_exposure, census
+from fedmuon.experiments.studies.stability.figure import exposure, phase, scaling
+from fedmuon.experiments.studies.stability.gap_figure import gap_and_bound
 
 
 def line(axes: Axes, label: str) -> Line2D:
@@ -36,17 +39,17 @@ def labels(axes: Axes) -> list[str]:
 def every_figure(narrow: bool = False) -> dict[str, Figure]:
     grid, sizes, cohorts = phase_grid(), made(n=[500, 1000, 2000]), made(per_round=[2, 5])
     return {
-        "phase": figures.phase(grid[0], narrow),
-        "scaling": figures.scaling(*sizes, "n", narrow),
-        "exposure": figures.exposure(cohorts[1], narrow),
-        "gap": figures.gap_and_bound(grid[0], narrow),
-        "census": figures.census(made(per_round=[2], trials=50)[1], narrow),
+        "phase": phase(grid[0], narrow),
+        "scaling": scaling(*sizes, "n", narrow),
+        "exposure": exposure(cohorts[1], narrow),
+        "gap": gap_and_bound(grid[0], narrow),
+        "census": census(made(per_round=[2], trials=50)[1], narrow),
     }
 
 
 def test_the_phase_maps_hold_the_means() -> None:
     runs, _ = phase_grid()
-    figure = figures.phase(runs)
+    figure = phase(runs)
     for axes, name in zip(figure.axes, ("bound", "mean_perturbation"), strict=True):
         shown = np.asarray(axes.images[0].get_array())
         xs = [text.get_text() for text in axes.get_xticklabels()]
@@ -64,7 +67,7 @@ def test_the_phase_maps_hold_the_means() -> None:
 def test_a_missing_cell_is_said() -> None:
     runs, _ = phase_grid()
     kept = ~((runs["lr"] == 0.01) & (runs["lambda"] == 1e-2))
-    axes = figures.phase({name: column[kept] for name, column in runs.items()}).axes[0]
+    axes = phase({name: column[kept] for name, column in runs.items()}).axes[0]
     assert [text.get_text() for text in axes.texts].count("–") == 1
 
 
@@ -78,7 +81,7 @@ def test_numbers_in_cells() -> None:
 def test_scaling_shows_runs_means_and_certificates(factor: str) -> None:
     levels = {"n": [500, 1000, 2000], "lr": [0.01, 0.02], "lambda": [0.01, 0.1]}[factor]
     runs, neighbours = made(**{factor: levels})
-    left, right = figures.scaling(runs, neighbours, factor).axes
+    left, right = scaling(runs, neighbours, factor).axes
     at = runs[factor] if factor != "lambda" else runs[factor] ** -0.5
     beside = neighbours[factor] if factor != "lambda" else neighbours[factor] ** -0.5
     np.testing.assert_allclose(points(left, "runs"), np.column_stack([at, runs["bound"]]))
@@ -101,7 +104,7 @@ def test_scaling_shows_runs_means_and_certificates(factor: str) -> None:
 def test_every_neighbour_is_a_point_or_is_counted() -> None:
     _, neighbours = made(per_round=[2, 5], trials=20)
     x, y = neighbours["exposure"] / neighbours["size"], neighbours["perturbation"]
-    (axes,) = figures.exposure(neighbours).axes
+    (axes,) = exposure(neighbours).axes
     other = neighbours["old_label"] != neighbours["new_label"]
     for name, kind in (("another label", other), ("the same label", ~other)):
         part = kind & (y > 0)
@@ -118,18 +121,18 @@ def test_every_neighbour_is_a_point_or_is_counted() -> None:
 def test_a_certificate_that_is_no_line_is_not_drawn_as_one() -> None:
     _, neighbours = made(per_round=[5, 10])
     bent = changed(neighbours, "certificate", 0, 9.0)
-    assert "certificate" not in labels(figures.exposure(bent).axes[0])
+    assert "certificate" not in labels(exposure(bent).axes[0])
 
 
 def test_infinite_exposures_are_counted() -> None:
     _, neighbours = made(per_round=[5, 10])
-    (axes,) = figures.exposure(changed(neighbours, "exposure", 0, np.inf)).axes
+    (axes,) = exposure(changed(neighbours, "exposure", 0, np.inf)).axes
     assert "exposure unknown or infinite: 1" in labels(axes)
 
 
 def test_every_gap_stands_beside_its_bound() -> None:
     runs, _ = phase_grid()
-    (axes,) = figures.gap_and_bound(runs).axes
+    (axes,) = gap_and_bound(runs).axes
     order = np.argsort(runs["bound"], kind="stable")
     (bound,) = [one for one in axes.lines if one.get_label() == "bound"]
     np.testing.assert_array_equal(np.asarray(bound.get_ydata()), runs["bound"][order])
@@ -145,7 +148,7 @@ def test_every_gap_stands_beside_its_bound() -> None:
 
 def test_the_census_shows_every_neighbour_and_both_maxima() -> None:
     _, neighbours = made(per_round=[2], trials=50)
-    left, right = figures.census(neighbours).axes
+    left, right = census(neighbours).axes
     moved = neighbours["perturbation"]
     drawn = points(left, "one neighbour")
     np.testing.assert_array_equal(np.sort(drawn[:, 1]), np.sort(moved[moved > 0]))
@@ -155,7 +158,7 @@ def test_the_census_shows_every_neighbour_and_both_maxima() -> None:
         inside = drawn[np.abs(drawn[:, 0] - place) < 0.5]
         np.testing.assert_array_equal(np.sort(inside[:, 1]), mine)
     assert f"{(moved == 0).sum()} of {len(moved)}" in " ".join(labels(left))
-    assert "random" not in " ".join(labels(figures.census(made()[1]).axes[1]))  # ten of twelve
+    assert "random" not in " ".join(labels(census(made()[1]).axes[1]))  # ten of twelve
     (bars,) = left.collections
     heights = sorted({segment[0, 1] for segment in bars.get_segments()})  # type: ignore[attr-defined]
     positive = neighbours["certificate"][neighbours["certificate"] > 0]
@@ -171,7 +174,7 @@ def test_the_census_shows_every_neighbour_and_both_maxima() -> None:
 def test_a_census_without_certificates() -> None:
     _, neighbours = made(trials=20)
     lost = np.full(len(neighbours["n"]), np.nan)
-    left, right = figures.census({**neighbours, "exposure": lost, "certificate": lost}).axes
+    left, right = census({**neighbours, "exposure": lost, "certificate": lost}).axes
     assert "certificate" not in labels(left) and "certificate" not in right.get_xlabel()
     assert line(right, "largest: ").get_xdata()[0] == neighbours["perturbation"].max()  # type: ignore[index]
 
@@ -183,8 +186,8 @@ def test_what_the_theory_refuses_is_left_out() -> None:
         runs |= dict.fromkeys(("bound", "bound_one"), np.full(len(runs["n"]), value))
         unknown = np.full(len(neighbours["n"]), value)
         neighbours |= {"certificate": unknown, "exposure": unknown}
-        drawn = [figures.scaling(runs, neighbours, "n"), figures.phase(runs)]
-        drawn += [figures.exposure(neighbours), figures.gap_and_bound(runs)]
+        drawn = [scaling(runs, neighbours, "n"), phase(runs)]
+        drawn += [exposure(neighbours), gap_and_bound(runs)]
         for figure in drawn:
             figure.draw_without_rendering()
         moved = points(drawn[0].axes[1], "runs")[:, 1]
@@ -212,20 +215,30 @@ def test_text_is_readable_and_nothing_is_clipped(narrow: bool) -> None:
 def test_saved_bytes_repeat(tmp_path: Path) -> None:
     """With text, vectors, and points as pixels."""
     _, neighbours = made(per_round=[2, 5])
-    first = figures.exposure(neighbours)
-    one = figures.save(first, tmp_path / "a.b")
-    two = figures.save(figures.exposure(neighbours), tmp_path / "c")
+    first = exposure(neighbours)
+    one = style.save(first, tmp_path / "a.b")
+    two = style.save(exposure(neighbours), tmp_path / "c")
     assert [file.name for file in one] == ["a.b.pdf", "a.b.png"]
     assert [file.read_bytes() for file in one] == [file.read_bytes() for file in two]
     pdf, png = (file.read_bytes() for file in one)
     assert b"CreationDate" not in pdf and b"/Type3" not in pdf
     assert struct.unpack(">I", png[16:20])[0] == 1360  # 6.8 inches at 200 dpi
-    assert figures.png(figures.exposure(neighbours, narrow=True)) != png
+    assert style.png(exposure(neighbours, narrow=True)) != png
 
 
 def test_settings_of_the_caller_neither_matter_nor_change() -> None:
     runs, _ = phase_grid()
-    plain = figures.png(figures.gap_and_bound(runs))
+    plain = style.png(gap_and_bound(runs))
     with matplotlib.rc_context({"font.size": 30, "axes.facecolor": "red"}):
-        assert figures.png(figures.gap_and_bound(runs)) == plain
+        assert style.png(gap_and_bound(runs)) == plain
         assert matplotlib.rcParams["font.size"] == 30
+
+
+@pytest.mark.parametrize(("long", "columns"), [(5, 4), (35, 2), (400, 1)])
+def test_a_legend_of_long_names_has_fewer_columns(long: int, columns: int) -> None:
+    records = [{"round": r, "train_loss": 1 / r, "test_loss": 2 / r} for r in (1, 2)]
+    figure = by_round({str(k) * long: [records] for k in range(4)})
+    (legend,) = figure.legends
+    assert vars(legend)["_ncols"] <= columns
+    assert legend.get_window_extent().width <= figure.bbox.width or long == 400
+    assert len(legend.get_texts()) == 8

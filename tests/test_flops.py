@@ -10,9 +10,9 @@ import torch
 from torch import nn
 from torch.utils.flop_counter import FlopCounterMode
 
-from experiments import flops as account
-from experiments.cli import main
 from fedmuon.errors import InputError
+from fedmuon.experiments.cli import main
+from fedmuon.experiments.laboratory import flops as account
 from fedmuon.optim import Muon, routing_table
 from fedmuon.optim.flops import (
     Part,

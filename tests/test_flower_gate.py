@@ -13,8 +13,8 @@ from flwr.cli.auth_plugin.oidc_cli_plugin import OidcCliPlugin
 from flwr.common.constant import ACCESS_TOKEN_KEY
 from flwr.supercore.credential_store.file_credential_store import FileCredentialStore
 
-from experiments.credentials import make_secret, store_control_key
-from experiments.flower_gate import OneKey, _start
+from fedmuon.experiments.engines.credentials import make_secret, store_control_key
+from fedmuon.experiments.engines.flower_gate import OneKey, _start
 
 
 def test_only_the_key_opens(tmp_path: Path) -> None:
@@ -76,7 +76,7 @@ def test_what_is_replaced_is_where_it_was() -> None:
 @pytest.mark.parametrize("role", ["superlink", "superexec"])
 def test_the_gate_starts_flowers_own_commands(tmp_path: Path, role: str) -> None:
     """With imports of its own folder off, for modules there have the names of others."""
-    import experiments.flower_gate as gate
+    import fedmuon.experiments.engines.flower_gate as gate
 
     key = [str(make_secret(tmp_path / "key"))] if role == "superlink" else []
     command = [sys.executable, "-P", str(gate.__file__), role, *key, "--help"]

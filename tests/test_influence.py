@@ -7,10 +7,10 @@ import pytest
 import torch
 from conftest import small
 
-from experiments.influence import farthest, gradient_distances, worst
-from experiments.run import execute as run
-from experiments.stability import Laboratory, execute
 from fedmuon.data.neighbours import held_out
+from fedmuon.experiments.laboratory.influence import farthest, gradient_distances, worst
+from fedmuon.experiments.laboratory.stability import Laboratory, execute
+from fedmuon.experiments.run import execute as run
 from fedmuon.tasks.base import Batch
 from fedmuon.tasks.matrix import MatrixTask
 

@@ -11,11 +11,11 @@ from pathlib import Path
 import pytest
 from conftest import small
 
-from experiments import signals
-from experiments.cli import main
-from experiments.run import execute
-from experiments.signals import interruptible
 from fedmuon.errors import Interrupted
+from fedmuon.experiments.cli import main
+from fedmuon.experiments.engines import signals
+from fedmuon.experiments.engines.signals import interruptible
+from fedmuon.experiments.run import execute
 from fedmuon.storage import RunDirectory
 
 DATA = ("--set=data.name=synthetic", "--set=data.train=400", "--set=data.test=100")
@@ -72,7 +72,7 @@ def test_behind_the_last_round(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
     config = small(output={"evaluate-every": 1000, "checkpoint-every": 1000})
     directory, rounds = RunDirectory(tmp_path / "run"), config.federation.rounds
     with monkeypatch.context() as patch:
-        patch.setattr("fedmuon.run.evaluate", interrupted)
+        patch.setattr("fedmuon.drive.evaluate", interrupted)
         with pytest.raises(Interrupted):
             execute(config, directory.path)
     assert len(directory.records()) == rounds

@@ -7,9 +7,9 @@ import pytest
 from conftest import small
 from typer.testing import CliRunner
 
-from experiments.cli import app, main
 from fedmuon.config import Config, dump, load
 from fedmuon.errors import InputError
+from fedmuon.experiments.cli import app, main
 from fedmuon.federated import memory, setup
 from fedmuon.privacy import accounting
 

@@ -12,8 +12,6 @@ from conftest import small
 from torch import Tensor, nn
 from transformers import GPT2Config, GPT2LMHeadModel
 
-from experiments.kinds import find
-from experiments.run import execute
 from fedmuon.config import Config
 from fedmuon.data.mapped import mapped
 from fedmuon.data.neighbours import draw_neighbours, replace
@@ -21,16 +19,18 @@ from fedmuon.data.source import Source, flat_rows
 from fedmuon.data.sources import read
 from fedmuon.data.text import windows
 from fedmuon.errors import InputError
+from fedmuon.experiments.run import execute
+from fedmuon.experiments.studies.find import find
 from fedmuon.federated import setup
 from fedmuon.federated.aggregate import begin
-from fedmuon.federated.lone import lone_client
+from fedmuon.federated.routing import counts, routes
 from fedmuon.federated.simulate import simulate
+from fedmuon.federated.worker import worker
 from fedmuon.orthogonalize import smoothed_polar
 from fedmuon.randomness import Draw, generator
 from fedmuon.tasks.base import Batch, Params
 from fedmuon.tasks.decoder import Decoder, Form, decoder, gpt2_law
 from fedmuon.tasks.networks import NetworkTask
-from fedmuon.tasks.routing import counts, routes
 from fedmuon.transforms.orthogonal import orthogonalize
 
 FORM = Form(256, context=12, width=16, depth=2, heads=2)
@@ -161,7 +161,7 @@ def test_loss_and_accuracy_of_a_window_are_those_of_transformers() -> None:
     task, source = task_of(config), setup.source(config)
     stored = {name: value.detach()[None] for name, value in model.named_parameters()}
     seen = torch.from_numpy(source.inputs[:5].astype(np.int64))
-    losses, right = task.losses(stored, Batch(seen.double(), torch.zeros(5, dtype=torch.int64)))
+    losses, scores = task.losses(stored, Batch(seen.double(), torch.zeros(5, dtype=torch.int64)))
     for row, window in enumerate(seen):
         logits = model(window[None, :-1]).logits[0].detach()
         expected = torch.nn.functional.cross_entropy(logits, window[1:])
@@ -169,7 +169,7 @@ def test_loss_and_accuracy_of_a_window_are_those_of_transformers() -> None:
         torch.testing.assert_close(losses[0, row], expected, rtol=1e-12, atol=0)
         torch.testing.assert_close(losses[0, row].float(), own, rtol=1e-6, atol=0)  # in float32
         share = (logits.argmax(-1) == window[1:]).double().mean()
-        torch.testing.assert_close(right[0, row], share)
+        torch.testing.assert_close(scores["accuracy"][0, row], share)
     swapped = seen[:, [1, 0, *range(2, 13)]].double()
     other, _ = task.losses(stored, Batch(swapped, torch.zeros(5, dtype=torch.int64)))
     assert not torch.allclose(losses, other, rtol=1e-6)
@@ -228,7 +228,7 @@ def test_weights_at_hand_are_where_it_starts(tmp_path: Path, dtype: torch.dtype)
 def test_clients_need_no_weights(tmp_path: Path) -> None:
     """Only the server reads them; a client fits what it receives to their shapes."""
     config = tiny(task={"weights": str(tmp_path / "elsewhere")})
-    params, _ = lone_client(config, 1).like(2)
+    params, _ = worker(config, 1).template(2)
     assert params["transformer.wte.weight"].shape == (2, 256, 16)
 
 

@@ -15,9 +15,10 @@ from pathlib import Path
 import pytest
 from conftest import small
 
-from experiments import stability, suite
-from experiments.run import execute
 from fedmuon.errors import InputError
+from fedmuon.experiments.laboratory import stability
+from fedmuon.experiments.run import execute
+from fedmuon.experiments.suites import suite
 from fedmuon.locks import LOCK, held
 
 HOLD = (
@@ -113,7 +114,7 @@ def test_two_private_runs_release_each_round_once(tmp_path: Path) -> None:
     """Two commands at once on one folder: one runs, the other is refused."""
     out = tmp_path / "out"
     command = [
-        sys.executable, "-m", "experiments.cli", "run", "--out", str(out),
+        sys.executable, "-m", "fedmuon.experiments.cli", "run", "--out", str(out),
         "--set=data.name=synthetic", "--set=local.recipe=dp-sgd", "--set=privacy.noise=1.0",
         "--set=privacy.lot=20.0", "--set=data.train=400", "--set=data.test=100",
         "--set=federation.rounds=30", "--set=local.steps=2",

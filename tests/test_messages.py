@@ -21,13 +21,13 @@ from flwr.app import (
 from flwr.serverapp import Grid
 from flwr.supercore.task_identity import TaskIdentity
 
-from clients.client_app import app
+from fedmuon.clients.client_app import app
 from fedmuon.errors import InputError, Interrupted
 from fedmuon.federated import setup
 from fedmuon.federated.aggregate import begin
-from server import stopping
-from server.exchange import exchange, meet, reason
-from server.strategy import FedMuonStrategy
+from fedmuon.server import stopping
+from fedmuon.server.exchange import exchange, meet, reason
+from fedmuon.server.strategy import FedMuonStrategy
 
 CLIENT = 2
 Spoil = Callable[[RecordDict], Any]

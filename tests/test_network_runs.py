@@ -15,13 +15,13 @@ from torch import Tensor, nn
 from torch.func import functional_call
 from torch.nn.functional import cross_entropy
 
-from experiments import bound
-from experiments.run import execute
-from experiments.stability import execute as stability
 from fedmuon.config import Config, parse
 from fedmuon.data.neighbours import draw_neighbours, replace
 from fedmuon.data.source import flat_rows
 from fedmuon.errors import InputError
+from fedmuon.experiments.laboratory import bound
+from fedmuon.experiments.laboratory.stability import execute as stability
+from fedmuon.experiments.run import execute
 from fedmuon.federated import setup
 from fedmuon.federated.aggregate import ServerState, begin
 from fedmuon.federated.simulate import simulate
@@ -282,7 +282,7 @@ def test_samples_reach_a_network_as_pixels() -> None:
         ({"local": {"route": "first"}}, "'hidden' or 'all-matrices'"),
         ({"local": {"aux": "adam"}}, "'sgd' or 'adamw'"),
         ({"local": {"aux-lr": -1.0}}, "[local] aux-lr = -1.0"),
-        ({"task": {"model": "vgg"}}, "'mlp', 'cnn'"),
+        ({"task": {"model": "vgg"}}, "mlp, cnn"),
     ],
 )
 def test_what_makes_no_sense_is_refused(tables: dict, words: str) -> None:

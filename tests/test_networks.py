@@ -11,6 +11,7 @@ from torch.func import functional_call
 from torch.nn.functional import cross_entropy
 
 from fedmuon.errors import InputError
+from fedmuon.federated.routing import counts, routes
 from fedmuon.names import Model
 from fedmuon.orthogonalize import smoothed_polar
 from fedmuon.randomness import Draw, generator
@@ -18,7 +19,6 @@ from fedmuon.tasks.base import Batch, Params, Replaced
 from fedmuon.tasks.chunks import Chunks
 from fedmuon.tasks.models import LEAST, MODELS, network, seen
 from fedmuon.tasks.networks import NetworkTask
-from fedmuon.tasks.routing import counts, routes
 from fedmuon.transforms.orthogonal import orthogonalize
 
 TOY = (2, 6, 6)
@@ -116,7 +116,8 @@ def test_losses_are_those_of_each_sample(vectorized: bool) -> None:
     task = NetworkTask(module, TOY, torch.float64, vectorized=vectorized)
     task.chunks.most = 4
     params = stack_of(module, 3)
-    losses, right = task.losses(params, batch)
+    losses, scores = task.losses(params, batch)
+    right = scores["accuracy"]
     assert losses.shape == right.shape == (3, 7) and right.dtype == torch.bool
     for r in range(3):
         own = {name: value[r] for name, value in params.items()}

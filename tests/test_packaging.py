@@ -1,5 +1,6 @@
 """What is pinned has hashes, what is built holds what it should, whoever builds it."""
 
+import json
 import re
 import tomllib
 from collections.abc import Callable
@@ -7,20 +8,25 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from packages import archives, audit, licences, pins
+from packages import apart, archives, audit, licences, pins
 from packages.pins import Pin, Pins
 
 
 @pytest.fixture(scope="module")
 def built(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
-    """The sdist, the wheel of the tree, and the wheel of what the sdist holds."""
+    """The sdist, the wheel of the tree, and both of what the sdist holds, with the type checker's
+    links in it."""
     folder = tmp_path_factory.mktemp("archives")
     sdist = archives.build(archives.ROOT, folder, "sdist")
     tree = archives.unpack(sdist, folder)
+    (tree / ".house").mkdir()
+    for room in archives.ROOMS:
+        (tree / ".house" / room).symlink_to(f"../{room}")
     return {
         "sdist": sdist,
         "wheel": archives.build(archives.ROOT, folder / "tree", "wheel"),
         "again": archives.build(tree, folder / "sdist", "wheel"),
+        "sdist again": archives.build(tree, folder / "sdist", "sdist"),
     }
 
 
@@ -85,26 +91,48 @@ def test_pins_are_read_as_they_are_written() -> None:
     assert pins.parse(f"# why\n{pin}\n") == {"nvidia-nvtx": pin}
 
 
+UNPINNED = ("hub", "mlflow", "tensorboard", "wandb")  # services of others, taken as they are
+
+
 def test_every_requirement_of_ours_is_pinned() -> None:
     project = tomllib.loads((pins.ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
     extras = project["optional-dependencies"]
     wanted = project["dependencies"] + [
-        one for name in extras if name != "hub" for one in extras[name]
+        one for name in extras if name not in UNPINNED for one in extras[name]
     ]
     named = {pins.normal(one.partition("[")[0].split(">")[0].split("=")[0]) for one in wanted}
     assert named - {"fedmuon"} <= set(all_pins()[0])
 
 
 def test_the_wheel_holds_the_rooms_and_nothing_else(built: dict[str, Path]) -> None:
-    rooms = archives.tracked(*archives.ROOMS)
+    rooms = archives.installed(archives.tracked(*archives.ROOMS))
     held = archives.names(built["wheel"])
     assert archives.differences(held, rooms) == []
-    assert "experiments/suites/A1.toml" in held and "fedmuon/py.typed" in held
-    stray = held - {"experiments/suites/A1.toml"} | {"tests/conftest.py"}
-    assert archives.differences(stray, rooms) == [
-        "without experiments/suites/A1.toml",
-        "with tests/conftest.py",
-    ]
+    suite = "fedmuon/experiments/suites/A1.toml"
+    assert {suite, "fedmuon/py.typed", "fedmuon/experiments/project/model.py.tmpl"} <= held
+    assert {name.partition("/")[0] for name in held if ".dist-info/" not in name} == {"fedmuon"}
+    stray = held - {suite} | {"tests/conftest.py"}
+    assert archives.differences(stray, rooms) == [f"without {suite}", "with tests/conftest.py"]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("editable", [False, True], ids=["wheel", "editable"])
+def test_one_name_is_enough(built: dict[str, Path], tmp_path: Path, editable: bool) -> None:
+    """Installed, everything is found beside folders that are called as our rooms are."""
+    what = ("--editable", archives.ROOT) if editable else (built["wheel"],)
+    bins = apart.environment(tmp_path / "home", *what)
+    folder = apart.folder_of_others(tmp_path / "mine")
+    (folder / "use.py").write_text(apart.SCRIPT.read_text())
+    lie = apart.said((bins / "python", "use.py", "inline"), folder).split()
+    root = archives.ROOT if editable else tmp_path / "home"
+    assert len(lie) == 5 and all(Path(place).is_relative_to(root) for place in lie)
+    with pytest.raises(RuntimeError, match="the wrong analysis"):  # the control
+        apart.said((bins / "python", "-c", "import analysis"), folder)
+    for path in ("", "."):
+        bound = apart.said((bins / "fedmuon", "bound", "--lr", "0.001", "--json"), folder, path)
+        assert json.loads(bound)["status"] == "certified"
+    apart.said((bins / "fedmuon", "new", "demo"), folder, ".")
+    assert (folder / "demo" / "pyproject.toml").exists()
 
 
 def test_the_sdist_holds_the_tests_and_the_pins(built: dict[str, Path]) -> None:
@@ -120,6 +148,7 @@ def test_archives_are_the_same_bytes(built: dict[str, Path], tmp_path: Path) -> 
         second = archives.build(archives.ROOT, tmp_path / target, target)
         assert second.read_bytes() == built[target].read_bytes()
     assert built["again"].read_bytes() == built["wheel"].read_bytes()
+    assert built["sdist again"].read_bytes() == built["sdist"].read_bytes()
 
 
 def test_every_licence_is_accepted(judged: dict[str, str]) -> None:

@@ -95,7 +95,9 @@ class Lots:
 def test_disk_is_its_algorithm_line_by_line() -> None:
     """003, Algorithm 2 with SGD as the base, over two rounds of three steps."""
     config = central(
-        "disk-sgd", momentum=0.0, privacy={"noise": 0.7, "bound": 0.15, "kappa": 0.6, "gamma": 0.5}
+        "disk-sgd",
+        momentum=0.0,
+        privacy={"noise": 0.7, "bound": 0.15, "kappa": 0.6, "lookahead": 0.5},
     )
     lots, c = Lots(config), 0.4 / (0.6 * 0.5)
     X, d, smooth = lots.start(), 0.0, None
@@ -109,7 +111,9 @@ def test_disk_is_its_algorithm_line_by_line() -> None:
 
 def test_one_evaluation_where_two_points_are_one() -> None:
     """gamma = (1 - kappa) / kappa."""
-    config = central("disk-sgd", momentum=0.0, privacy={"noise": 0.3, "gamma": 0.25, "kappa": 0.8})
+    config = central(
+        "disk-sgd", momentum=0.0, privacy={"noise": 0.3, "lookahead": 0.25, "kappa": 0.8}
+    )
     lots, X, d, smooth = Lots(config), Lots(config).start(), 0.0, None
     for t in range(6):
         g = lots.released(t, [(1.0, X + 0.25 * d)])

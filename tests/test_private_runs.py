@@ -12,18 +12,18 @@ import torch
 from conftest import small
 from torch import nn
 
-from experiments import spending
-from experiments.run import execute
-from fedmuon import run as runs
+from fedmuon import drive as runs
 from fedmuon.config import Config
+from fedmuon.drive import drive, prepare
 from fedmuon.errors import InputError
+from fedmuon.experiments.laboratory import spending
+from fedmuon.experiments.run import execute
 from fedmuon.federated import setup
 from fedmuon.federated.simulate import rounds
 from fedmuon.optim.private import Private
 from fedmuon.privacy.accounting import account, epsilon, event
-from fedmuon.privacy.clipping import Clipping
 from fedmuon.privacy.ledger import Ledger
-from fedmuon.run import drive, prepare
+from fedmuon.tasks.clipping import Clipping
 
 
 def private(epsilon: float = 4.0, **privacy: Any) -> Config:

@@ -7,7 +7,7 @@ import pytest
 from scipy.integrate import quad
 from test_stationarity import answer, polar
 
-from analysis.private_stationarity import (
+from fedmuon.analysis.theory.private_stationarity import (
     SINGLE,
     Release,
     averages,
@@ -15,7 +15,7 @@ from analysis.private_stationarity import (
     light_tailed,
     tail_excess,
 )
-from analysis.schedules import Schedule
+from fedmuon.analysis.theory.schedules import Schedule
 from fedmuon.errors import InputError
 
 ROWS, COLUMNS, PEOPLE = 3, 5, 100

@@ -10,19 +10,19 @@ import pytest
 from conftest import small
 from typer.testing import CliRunner
 
-from analysis.report import gather
-from analysis.spending import kept
-from analysis.studies import dp_muon_printed
-from experiments import kinds
-from experiments.cli import app
-from experiments.run import execute
-from experiments.spending import spent
-from experiments.studies.dp_muon_printed import accounted
-from experiments.suite import execute as make
+from fedmuon.analysis.report.spending import kept
+from fedmuon.drive import Watch
 from fedmuon.errors import InputError
+from fedmuon.experiments.cli import app
+from fedmuon.experiments.laboratory.spending import spent
+from fedmuon.experiments.report import gather
+from fedmuon.experiments.run import execute
+from fedmuon.experiments.studies import find as kinds
+from fedmuon.experiments.studies.dp_muon_printed import findings as dp_muon_printed
+from fedmuon.experiments.studies.dp_muon_printed.cells import accounted
+from fedmuon.experiments.suites.suite import execute as make
 from fedmuon.federated import spending
 from fedmuon.privacy.accounting import epsilon
-from fedmuon.run import Watch
 
 TINY = """
 kind = "training"

@@ -26,11 +26,11 @@ from driven import (
     settings,
 )
 
-from experiments import ray_engine
-from experiments.guard import OWNER, GuardedFolder, clear_abandoned
-from experiments.signals import interruptible
 from fedmuon.errors import Interrupted
-from server import stopping
+from fedmuon.experiments.engines import ray_engine
+from fedmuon.experiments.engines.guard import OWNER, GuardedFolder, clear_abandoned
+from fedmuon.experiments.engines.signals import interruptible
+from fedmuon.server import stopping
 
 ROOT = Path(__file__).resolve().parent.parent
 GONE = 30.0  # seconds: a fifth of a second on an idle machine
@@ -42,7 +42,7 @@ pytestmark = [
 DEAF = "import signal, time; signal.signal(15, signal.SIG_IGN); time.sleep(600)"
 OWNING = f"""
 import os, subprocess, sys, time
-from experiments.guard import GuardedFolder
+from fedmuon.experiments.engines.guard import GuardedFolder
 held = GuardedFolder("held-", sys.argv[1])
 named = dict(os.environ, TOLD=str(held.path))
 for alone in (True, False):
@@ -116,7 +116,7 @@ def test_the_next_owner_clears_what_lost_its_guard_too(tmp_path: Path) -> None:
 def test_a_guard_that_hangs_is_not_waited_for(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("experiments.guard.PATIENCE", 0.3)
+    monkeypatch.setattr("fedmuon.experiments.engines.guard.PATIENCE", 0.3)
     folder = GuardedFolder("held-", str(tmp_path))
     os.kill(folder._guard.pid, signal.SIGSTOP)
     folder.close()
@@ -133,7 +133,7 @@ def test_interrupts_nest_and_the_second_is_the_systems() -> None:
         pytest.fail("the inner one swallows the signal")
     code = (
         "import os, time\n"
-        "from experiments.signals import interruptible\n"
+        "from fedmuon.experiments.engines.signals import interruptible\n"
         "with interruptible():\n"
         "    try:\n"
         "        with interruptible():\n"

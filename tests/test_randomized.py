@@ -219,3 +219,20 @@ def test_impossible_sketches_are_refused_with_the_mend():
         m[1, 1] = bad
         with pytest.raises(ValueError, match="NaN or infinity"):
             randomized_polar(m, 1)
+
+
+def test_torch_generators_are_asked() -> None:
+    m = torch.randn(12, 9, dtype=torch.float64, generator=torch.Generator().manual_seed(1))
+
+    def drawn(seed: int) -> torch.Tensor:
+        return randomized_polar(m, 3, generator=torch.Generator().manual_seed(seed))
+
+    assert torch.equal(drawn(4), drawn(4)) and not torch.equal(drawn(4), drawn(5))
+    going = torch.Generator().manual_seed(4)
+    first, second = (randomized_polar(m, 3, generator=going) for _ in range(2))
+    assert torch.equal(first, drawn(4)) and not torch.equal(first, second)
+    with torch.random.fork_rng():
+        torch.manual_seed(7)
+        one = randomized_polar(m, 3)
+        torch.manual_seed(7)
+        assert torch.equal(one, randomized_polar(m, 3))

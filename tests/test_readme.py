@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from experiments.cli import main
+from fedmuon.experiments.cli import main
 
 README = (Path(__file__).resolve().parent.parent / "README.md").read_text(encoding="utf-8")
 ELSEWHERE = (
@@ -88,6 +88,6 @@ def test_the_commands_are_found() -> None:
 
 def test_python_lines_run() -> None:
     blocks = re.findall(r"```python\n(.*?)```", README, re.DOTALL)
-    assert len(blocks) == 3
+    assert len(blocks) == 4
     for block in blocks:
         exec(block, {})

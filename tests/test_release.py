@@ -15,13 +15,13 @@ from torch.func import functional_call
 from torch.nn import functional
 
 from fedmuon.errors import InputError
-from fedmuon.privacy.clipping import RULES, Clipping
 from fedmuon.privacy.noise import keyed, poisson_rows, secret, secret_generator
 from fedmuon.privacy.release import Released, release
 from fedmuon.randomness import Draw, generator
 from fedmuon.tasks import clipped as clipped_module
 from fedmuon.tasks.base import Batch, Params, Points, Replaced
 from fedmuon.tasks.clipped import ClippedSums
+from fedmuon.tasks.clipping import RULES, Clipping
 from fedmuon.tasks.ghost import ghostly
 from fedmuon.tasks.matrix import MatrixTask
 from fedmuon.tasks.models import MODELS, network, seen

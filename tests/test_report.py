@@ -13,10 +13,10 @@ import pytest
 from conftest import small
 from made_suite import made, phase_grid, summed, write
 
-from analysis.claims import suite_claims
-from analysis.report import gather, write_report
-from experiments.stability import execute
+from fedmuon.analysis.report.claims import suite_claims
 from fedmuon.errors import InputError
+from fedmuon.experiments.laboratory.stability import execute
+from fedmuon.experiments.report import gather, write_report
 
 VOID = {"meta", "source", "img", "br", "link"}
 

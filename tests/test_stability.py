@@ -10,17 +10,23 @@ from conftest import small
 from safetensors.numpy import load_file
 from typer.testing import CliRunner
 
-import analysis
-from analysis.corollaries import exact_sign
-from experiments import stability
-from experiments.cli import app
-from experiments.run import execute as run
-from experiments.stability import Laboratory, census, execute, in_doubles, verdict_table
+from fedmuon import analysis
 from fedmuon import config as tables
+from fedmuon.analysis.theory.corollaries import exact_sign
 from fedmuon.config import Config, parse
 from fedmuon.data import load
 from fedmuon.data.neighbours import draw_neighbours, replace
 from fedmuon.errors import InputError
+from fedmuon.experiments.cli import app
+from fedmuon.experiments.laboratory import stability
+from fedmuon.experiments.laboratory.stability import (
+    Laboratory,
+    census,
+    execute,
+    in_doubles,
+    verdict_table,
+)
+from fedmuon.experiments.run import execute as run
 from fedmuon.federated import setup
 from fedmuon.federated.aggregate import begin
 from fedmuon.federated.simulate import simulate
@@ -93,7 +99,7 @@ VARIANTS = [
     {},
     {"local": {"batch": 4, "steps": 2}},
     {"local": {"recipe": "fedmuon-aligned", "alignment": 0.3, "steps": 2}},
-    {"orthogonalizer": {"name": "clipped-sign", "gamma": 0.2}},
+    {"orthogonalizer": {"name": "clipped-sign", "clip-level": 0.2}},
     {"orthogonalizer": {"name": "newton-schulz", "eps": 0.1}},
     {"orthogonalizer": {"name": "gaussian-smoothed-sign", "sigma": 0.3}},
     {"federation": {"rounds": 1, "per-round": 1}},  # five clients never take part

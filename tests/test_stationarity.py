@@ -10,10 +10,17 @@ import numpy as np
 import pytest
 from typer.testing import CliRunner
 
-from analysis import rank_dependence as vector_or_matrix
-from analysis.schedules import Schedule, alpha_free, heavy_tailed, rate, tuned_muon, tuned_sgd
-from analysis.stationarity import Noise, contraction, least_batch, nesterov_muon
-from experiments.cli import app
+from fedmuon.analysis.theory import rank_dependence as vector_or_matrix
+from fedmuon.analysis.theory.schedules import (
+    Schedule,
+    alpha_free,
+    heavy_tailed,
+    rate,
+    tuned_muon,
+    tuned_sgd,
+)
+from fedmuon.analysis.theory.stationarity import Noise, contraction, least_batch, nesterov_muon
+from fedmuon.experiments.cli import app
 from fedmuon.orthogonalize.guarantees import polar_error_bound, residual
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -247,7 +254,7 @@ def test_the_command_gives_the_numbers_of_analysis():
 
 def test_the_command_answers_without_torch_and_refuses_with_the_mend():
     code = (
-        "import sys\nfrom experiments.cli import main\n"
+        "import sys\nfrom fedmuon.experiments.cli import main\n"
         "try:\n    main(['stationarity', *sys.argv[1:]])\n"
         "except SystemExit as end:\n    assert not end.code, end.code\n"
         "assert not {'torch', 'scipy', 'matplotlib', 'ray', 'flwr'} & set(sys.modules)\n"

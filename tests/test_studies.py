@@ -1,4 +1,4 @@
-"""A study is a module in two rooms: its cells are computed, its rows judged and told."""
+"""A study is a folder: its cells are computed, its rows judged and told."""
 
 import sys
 from collections.abc import Iterator
@@ -7,15 +7,15 @@ from pathlib import Path
 import pytest
 from made_suite import summed
 
-import analysis.studies
-import experiments.studies
-from analysis.report import gather, write_report
-from experiments import kinds, suite
 from fedmuon.errors import InputError
+from fedmuon.experiments import studies
+from fedmuon.experiments.report import gather, write_report
+from fedmuon.experiments.studies import find as kinds
+from fedmuon.experiments.suites import suite
 
 CELLS = """
-from experiments.contents import Asked
-from experiments.studies import Call
+from fedmuon.experiments.suites.contents import Asked
+from fedmuon.experiments.studies.study import Call
 from fedmuon.tables import Table
 
 class Settings(Table):
@@ -32,8 +32,8 @@ def summary(records: list) -> dict:
     return {"largest": max(record["rows"][0]["square"] for record in records)}
 """
 JUDGED = """
-from analysis.claims import Claim
-from analysis.studies import assemble
+from fedmuon.analysis.report.claims import Claim
+from fedmuon.experiments.studies.findings import assemble
 
 def claims(rows):
     held = rows["square"] == rows["n"] ** 2
@@ -59,16 +59,16 @@ sizes = [1]
 @pytest.fixture
 def study(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
     """The name of a suite whose study lies in a folder of its own."""
-    for room, text in ((experiments.studies, CELLS), (analysis.studies, JUDGED)):
-        place = tmp_path / room.__name__
-        place.mkdir()
-        (place / "made_up.py").write_text(text)
-        monkeypatch.setattr(room, "__path__", [*room.__path__, str(place)])
+    folder = tmp_path / "studies" / "made_up"
+    folder.mkdir(parents=True)
+    for part, text in (("__init__", ""), ("cells", CELLS), ("findings", JUDGED)):
+        (folder / f"{part}.py").write_text(text)
+    monkeypatch.setattr(studies, "__path__", [*studies.__path__, str(folder.parent)])
     file = tmp_path / "own.toml"
     file.write_text(FILE)
     yield str(file)
-    for room in ("experiments", "analysis"):
-        sys.modules.pop(f"{room}.studies.made_up", None)
+    for name in [name for name in sys.modules if name.startswith(f"{studies.__name__}.made_up")]:
+        del sys.modules[name]
 
 
 def test_a_study_is_computed_judged_and_told(study: str, tmp_path: Path) -> None:

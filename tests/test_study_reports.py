@@ -9,14 +9,18 @@ from typing import Any
 import numpy as np
 import pytest
 
-from analysis.claims import Claim, Columns
-from analysis.filtering import compared
-from analysis.slopes import curve, fitted, quotient
-from analysis.studies import disk_regression, dp_bias, heavy_tail, rank_dependence
-from analysis.tail_rates import FREE, THEOREM, promised
-from experiments import contents, kinds
-from experiments.cli import main
-from experiments.suite import execute
+from fedmuon.analysis.report.claims import Claim, Columns
+from fedmuon.analysis.report.slopes import curve, fitted, quotient
+from fedmuon.experiments.cli import main
+from fedmuon.experiments.studies import find as kinds
+from fedmuon.experiments.studies.disk_regression import findings as disk_regression
+from fedmuon.experiments.studies.disk_regression.filtering import compared
+from fedmuon.experiments.studies.dp_bias import findings as dp_bias
+from fedmuon.experiments.studies.heavy_tail import findings as heavy_tail
+from fedmuon.experiments.studies.heavy_tail.rates import FREE, THEOREM, promised
+from fedmuon.experiments.studies.rank_dependence import findings as rank_dependence
+from fedmuon.experiments.suites import contents
+from fedmuon.experiments.suites.suite import execute
 
 TINY: dict[str, dict[str, Any]] = {
     "heavy-tail": {"alphas": [1.4, 2.0], "steps": [4, 16], "seeds": 2, "factors": [0.5, 1.0]},

@@ -7,13 +7,15 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from experiments import grid, kinds, suite
-from experiments.cli import main
-from experiments.contents import Tables
-from experiments.kinds.stability import Stability
-from experiments.stack import Pair, Stack, compute
 from fedmuon.data.neighbours import draw, replace, stack
 from fedmuon.errors import InputError
+from fedmuon.experiments.cli import main
+from fedmuon.experiments.studies import find as kinds
+from fedmuon.experiments.studies.stability import grid
+from fedmuon.experiments.studies.stability.cells import Stability
+from fedmuon.experiments.studies.stability.stack import Pair, Stack, compute
+from fedmuon.experiments.suites import suite
+from fedmuon.experiments.suites.contents import Tables
 from fedmuon.federated import setup
 from fedmuon.federated.aggregate import begin
 from fedmuon.federated.simulate import simulate
@@ -111,8 +113,8 @@ def test_a_stack_is_its_runs_one_by_one(own: str) -> None:
 
 def test_a_run_of_a_suite_is_the_run_of_the_stability_command(own: str, tmp_path: Path) -> None:
     what = work(own).cells[0]
-    from experiments.stability import execute
     from fedmuon import config as tables
+    from fedmuon.experiments.laboratory.stability import execute
 
     trials = what.at(what.pairs[2], trials=what.trials)
     record = execute(tables.parse(trials.model_dump(by_alias=True)), tmp_path / "run")
@@ -175,7 +177,7 @@ def test_an_interrupted_suite_goes_on_to_the_same_bytes(own: str, tmp_path: Path
 
 @pytest.mark.timeout(300)
 def test_ray_tasks_give_the_same_results(own: str, tmp_path: Path) -> None:
-    from experiments.sweep import Spread
+    from fedmuon.experiments.suites.sweep import Spread
 
     suite.execute(work(own, scale="small"), tmp_path / "here")
     suite.execute(work(own, scale="small"), tmp_path / "ray", by=Spread("local"))

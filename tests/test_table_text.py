@@ -11,13 +11,13 @@ from conftest import small
 from torch import Tensor
 from torch.nn import functional
 
-from experiments.text_metrics import bleu, rouge_l
 from fedmuon.config import Config
 from fedmuon.data.made_text import make_text
 from fedmuon.data.sources import read
 from fedmuon.data.table_text import Pair, corpus, prompts
 from fedmuon.data.tokens import tokens_of
 from fedmuon.errors import InputError
+from fedmuon.experiments.studies.dp_text.metrics import bleu, rouge_l
 from fedmuon.federated import setup
 from fedmuon.randomness import Draw, generator
 from fedmuon.tasks.base import Batch
@@ -227,7 +227,8 @@ def test_the_loss_is_the_mean_over_the_sentence(tmp_path: Path) -> None:
     params = task.initial(generator(2, Draw.INITIAL))
     one = {name: value[0] for name, value in params.items()}
     labels = torch.zeros(len(windows), dtype=torch.int64)
-    losses, right = task.losses(params, Batch(windows, labels))
+    losses, scores = task.losses(params, Batch(windows, labels))
+    right = scores["accuracy"]
     for row, window in enumerate(windows.long()):
         first, second = (window == END).nonzero().flatten().tolist()[:2]
         logits = torch.func.functional_call(task.module, one, (window[None].double(),))[0]

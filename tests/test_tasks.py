@@ -88,14 +88,16 @@ def test_losses_and_predictions() -> None:
     rng, (d, c) = np.random.default_rng(5), (6, 4)
     weight, inputs = stack_of(rng, 3, d, c, 3.0), unit(rng, 20, d)
     labels = torch.from_numpy(rng.integers(c, size=20))
-    losses, right = MatrixTask(d, c, torch.float64).losses(
+    losses, scores = MatrixTask(d, c, torch.float64).losses(
         {"weight": weight}, Batch(inputs, labels)
     )
     for s in range(3):
         for j in range(20):
             one = loss_of_one(weight[s], inputs[j], labels[j])
             torch.testing.assert_close(losses[s, j], one)
-            assert bool(right[s, j]) == bool((weight[s].T @ inputs[j]).argmax() == labels[j])
+            assert bool(scores["accuracy"][s, j]) == bool(
+                (weight[s].T @ inputs[j]).argmax() == labels[j]
+            )
 
 
 def worst(kind: str) -> float:

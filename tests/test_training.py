@@ -9,13 +9,13 @@ import pytest
 from made_suite import summed
 from made_training import TINY, read, training
 
-from analysis.report import gather, write_report
-from experiments import suite
-from experiments.kinds.training import Trained
 from fedmuon import config as tables
+from fedmuon.drive import drive, prepare
 from fedmuon.errors import InputError
+from fedmuon.experiments.report import gather, write_report
+from fedmuon.experiments.studies.training.cells import MEASURES, Trained
+from fedmuon.experiments.suites import suite
 from fedmuon.federated.simulate import rounds
-from fedmuon.run import MEASURES, drive, prepare
 from fedmuon.storage import RunDirectory
 
 

@@ -8,14 +8,15 @@ import numpy as np
 import pytest
 from made_training import TINY, read, training
 
-from analysis import figures
-from analysis.report import gather
-from analysis.sweeps import followed, trend
-from analysis.timetable import at_seconds, parts
-from experiments import contents, kinds, suite
-from experiments.kinds.training import settings
-from experiments.variants import suite_of
+from fedmuon.analysis.report.sweeps import followed, trend
+from fedmuon.analysis.report.timetable import at_seconds, parts
 from fedmuon.errors import InputError
+from fedmuon.experiments.report import gather
+from fedmuon.experiments.studies import find as kinds
+from fedmuon.experiments.studies.training import figure
+from fedmuon.experiments.studies.training.cells import settings
+from fedmuon.experiments.studies.training.variants import suite_of
+from fedmuon.experiments.suites import contents, suite
 from fedmuon.reading import reads
 
 SWEEP = """
@@ -148,7 +149,7 @@ def test_followed_curves_are_those_of_one_variant() -> None:
     assert names == ["q = 1", "q = 2"] and list(rows["variant"]) == ["q = 1"] * 2 + ["q = 2"] * 2
     np.testing.assert_array_equal(rows["train_loss"], curves["train_loss"])
     more = dict(rows) | dict.fromkeys(("test_loss", "accuracy"), rows["train_loss"])
-    assert len(figures.curves(more, names, "round").axes[1].lines) == 2
+    assert len(figure.curves(more, names, "round").axes[1].lines) == 2
 
 
 @pytest.mark.parametrize(

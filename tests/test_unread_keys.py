@@ -14,18 +14,21 @@ from typing import Any
 import pytest
 from conftest import small
 
-from analysis import Realized
-from experiments import contents, deployment, grid, kinds, ray_engine
-from experiments.bound import Case, judge
-from experiments.bound import report as verdict_of
-from experiments.cli import main
 from fedmuon import config as tables
+from fedmuon.analysis import Realized
 from fedmuon.config import Config, load, parse
+from fedmuon.drive import Run, drive, prepare
 from fedmuon.errors import InputError
+from fedmuon.experiments.cli import main
+from fedmuon.experiments.engines import deployment, ray_engine
+from fedmuon.experiments.laboratory.bound import Case, judge
+from fedmuon.experiments.laboratory.bound import report as verdict_of
+from fedmuon.experiments.studies import find as kinds
+from fedmuon.experiments.studies.stability import grid
+from fedmuon.experiments.suites import contents
 from fedmuon.federated import setup
 from fedmuon.federated.simulate import rounds
 from fedmuon.reading import NEEDS, is_default, reads, unread
-from fedmuon.run import Run, drive, prepare
 from fedmuon.tables import attribute
 from fedmuon.tasks.matrix import MatrixTask
 
@@ -35,8 +38,12 @@ OTHER: dict[str, Any] = {
     "data.name": "digits", "data.train": 60, "data.test": 30, "data.alpha": 5.0,
     "data.minimum": 12, "data.normalize": "ball", "data.folder": "nowhere", "data.context": 8,
     "data.tokenizer": "nowhere", "data.dimension": 9, "data.classes": 4,
+    "data.options": (("odd", 1),), "federation.options": (("odd", 1),),
+    "task.options": (("odd", 1),), "local.options": (("odd", 1),),
+    "orthogonalizer.options": (("odd", 1),),
+    "federation.aggregate": "median", "federation.partition": "iid",
     "federation.clients": 4, "federation.per-round": 2, "federation.rounds": 3,
-    "federation.weights": "uniform", "federation.seed": 9,
+    "federation.risk-weights": "uniform", "federation.seed": 9,
     "task.name": "network", "task.model": "tanh-cnn", "task.width": 12, "task.depth": 1,
     "task.heads": 4, "task.weights": "nowhere",
     "local.recipe": "sgd", "local.steps": 3, "local.batch": 4, "local.lr": 0.02,
@@ -47,12 +54,12 @@ OTHER: dict[str, Any] = {
     "orthogonalizer.name": "newton-schulz", "orthogonalizer.lambda": 0.7,
     "orthogonalizer.steps": 2, "orthogonalizer.coefficients": "jordan",
     "orthogonalizer.eps": 0.5, "orthogonalizer.normalization": "unit",
-    "orthogonalizer.sigma": 0.4, "orthogonalizer.gamma": 0.02, "orthogonalizer.rank": 1,
+    "orthogonalizer.sigma": 0.4, "orthogonalizer.clip-level": 0.02, "orthogonalizer.rank": 1,
     "orthogonalizer.oversample": 1, "orthogonalizer.power": 0,
     "orthogonalizer.sketch": "kaczmarz",
     "privacy.clipping": "automatic", "privacy.bound": 0.003, "privacy.noise": 2.0,
     "privacy.lot": 3.0, "privacy.epsilon": 0.01, "privacy.delta": 0.01,
-    "privacy.level": "client", "privacy.kappa": 0.4, "privacy.gamma": 2.0, "privacy.probes": 2,
+    "privacy.level": "client", "privacy.kappa": 0.4, "privacy.lookahead": 2.0, "privacy.probes": 2,
     "privacy.insecure-reproducible-noise": False,
     "engine.name": "ray", "engine.dtype": "float32", "engine.device": "cuda:99",
     "engine.kernel": "numpy", "engine.cpus-per-client": 2.0, "engine.gpus-per-client": 0.5,
@@ -60,7 +67,8 @@ OTHER: dict[str, Any] = {
     "faults.policy": "drop", "faults.retries": 0, "faults.deadline": 7.0,
     "faults.patience": 8.0,
     "stability.trials": 3, "stability.neighbours": "all", "stability.delta": 0.2,
-    "stability.kind": "paper", "stability.c-hp": "sharp", "stability.alpha-smoothing": 0.2,
+    "stability.lipschitz": "paper", "stability.c-hp": "sharp", "stability.alpha-smoothing": 0.2,
+    "output.callback": "early-stopping", "output.options": (("odd", 1),),
     "output.evaluate-every": 1, "output.checkpoint-every": 1,
 }  # fmt: skip
 PRIVATE = {"insecure-reproducible-noise": True, "lot": 8.0, "noise": 0.5, "bound": 0.3}
@@ -102,7 +110,7 @@ ELSEWHERE = {
     "data.folder", "data.tokenizer", "task.weights", "engine.name", "engine.cpus-per-client",
     "engine.gpus-per-client", "engine.ray-address", "faults.policy", "faults.retries",
     "faults.deadline", "faults.patience", "stability.trials", "stability.neighbours",
-    "output.checkpoint-every", "privacy.level",
+    "output.checkpoint-every", "output.callback", "privacy.level",
 }  # fmt: skip
 
 
@@ -244,7 +252,7 @@ REFUSED = {
     "engine.ray-address=1.2.3.4:5": "so set [engine] name = 'ray', or leave ray-address out",
     "faults.policy=drop": "only engines with client processes read it",
     "local.tail-index=1.5": "set [local] schedule = 'heavy-tailed'",
-    "local.schedule=heavy-tailed local.momentum=0.5": "only a constant schedule reads it",
+    "local.schedule=heavy-tailed local.momentum=0.5": "only schedules but heavy-tailed read it",
     "data.dimension=3": "only synthetic reads it",
     "stability.neighbours=all stability.trials=3": "leave trials out",
     "stability.alpha-smoothing=0.1": "set [orthogonalizer] name = 'gaussian-smoothed-sign'",

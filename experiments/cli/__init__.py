@@ -7,13 +7,15 @@ from typing import Any
 
 import typer
 
-from experiments.cli.flops import flops
-from experiments.cli.laboratory import bound, report, stability, suite
-from experiments.cli.options import complain, sound
-from experiments.cli.privacy import app as privacy
-from experiments.cli.runs import deploy_demo, doctor, run
-from experiments.cli.text import make_text
-from experiments.cli.theory import stationarity
+from fedmuon.experiments.cli.flops import flops
+from fedmuon.experiments.cli.laboratory import bound, report, stability, suite
+from fedmuon.experiments.cli.options import complain, sound
+from fedmuon.experiments.cli.privacy import app as privacy
+from fedmuon.experiments.cli.project import new
+from fedmuon.experiments.cli.results import compare
+from fedmuon.experiments.cli.runs import deploy_demo, doctor, run
+from fedmuon.experiments.cli.text import make_text
+from fedmuon.experiments.cli.theory import stationarity
 
 app = typer.Typer(
     help="A laboratory for orthogonalized-momentum (Muon) optimization in federated and private "
@@ -29,11 +31,13 @@ for command in (
     stability,
     suite,
     report,
+    compare,
     bound,
     stationarity,
     flops,
     make_text,
     deploy_demo,
+    new,
     doctor,
 ):
     app.command(command.__name__.replace("_", "-"))(command)
@@ -56,8 +60,8 @@ def prefer_wide_vectors() -> None:
 def main(arguments: list[str] | None = None) -> Any:
     """Entry point: exit code 0 when done, 2 when the user can mend it, 130 or 143 when stopped."""
     prefer_wide_vectors()
-    from experiments.signals import interruptible
     from fedmuon.errors import InputError, Interrupted
+    from fedmuon.experiments.engines.signals import interruptible
 
     with interruptible():
         try:

@@ -1,5 +1,5 @@
-"""`python -m experiments.cli` is `fedmuon`."""
+"""`python -m fedmuon.experiments.cli` is `fedmuon`."""
 
-from experiments.cli import main
+from fedmuon.experiments.cli import main
 
 main()

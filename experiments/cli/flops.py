@@ -4,7 +4,7 @@ from typing import Annotated
 
 import typer
 
-from experiments.cli.options import console, require_at_most
+from fedmuon.experiments.cli.options import console, require_at_most
 
 
 def flops(
@@ -36,7 +36,7 @@ def flops(
     """
     import json
 
-    from experiments import flops as account
+    from fedmuon.experiments.laboratory import flops as account
     from fedmuon.optim.flops import Rule, Sketch
 
     require_at_most(1000, steps=steps, power=power)

@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from experiments.cli.options import (
+from fedmuon.experiments.cli.options import (
     ConfigFile,
     OutFolder,
     Overrides,
@@ -43,8 +43,8 @@ def stability(
     In float64 unless the config names a precision.
     Example: [bold]fedmuon stability --set local.lr=0.02 --trials 20 --out runs/s[/]
     """
-    from experiments.show import Progress
-    from experiments.stability import execute, in_doubles, verdict_table
+    from fedmuon.experiments.cli.show import Progress
+    from fedmuon.experiments.laboratory.stability import execute, in_doubles, verdict_table
 
     if every and (hardest or trials is not None):
         refuse("--all runs every neighbour there is: leave --worst and --trials out")
@@ -89,10 +89,10 @@ def suite(
 
     Example: [bold]fedmuon suite A1 --data fashion-mnist --out runs/A1[/]
     """
-    from analysis.report import gather, write_report
-    from experiments.kinds import find
-    from experiments.show import Progress, suite_tables
-    from experiments.suite import execute, here
+    from fedmuon.experiments.cli.show import Progress, suite_tables
+    from fedmuon.experiments.report import gather, write_report
+    from fedmuon.experiments.studies.find import find
+    from fedmuon.experiments.suites.suite import execute, here
     from fedmuon.tables import override
 
     work = find(name, data, scale, override({}, overrides or []))
@@ -100,7 +100,7 @@ def suite(
     folder = out or Path("runs") / "-".join(part for part in parts if part)
     by = here
     if ray_address:
-        from experiments.sweep import Spread
+        from fedmuon.experiments.suites.sweep import Spread
 
         by = Spread(ray_address, cpus, gpus)
     again = shlex.split(work.asked.again)[1:] + _spread(ray_address, cpus, gpus)
@@ -129,7 +129,7 @@ def report(
 
     Example: [bold]fedmuon report runs/A1[/]
     """
-    from analysis.report import write_report
+    from fedmuon.experiments.report import write_report
 
     console.print("The report is", where(write_report(folder)), soft_wrap=True)
 
@@ -177,13 +177,13 @@ def bound(
     """
     import json
 
-    from experiments import bound as calculator
+    from fedmuon.experiments.laboratory import bound as calculator
 
     options = {
         "local.lr": lr, "local.momentum": beta, "local.steps": local_steps, "local.batch": batch,
         "orthogonalizer.lambda": lam, "federation.rounds": rounds, "federation.clients": clients,
         "federation.per-round": per_round, "stability.delta": delta, "stability.c-hp": c_hp,
-        "stability.kind": kind,
+        "stability.lipschitz": kind,
     }  # fmt: skip
     changes = [f"{name}={value}" for name, value in options.items() if value is not None]
     given = {"size": size, "rho": rho, "l_orth": l_orth, "l_g": l_g}

@@ -6,8 +6,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from experiments.cli.options import console, refuse, require_at_most
-from fedmuon.tables import shown
+from fedmuon.experiments.cli.options import console, refuse, require_at_most
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -44,6 +43,8 @@ AsJson = Annotated[bool, typer.Option("--json", help="One JSON object, no table.
 
 def rate(lot: float, population: int) -> float:
     """The probability with which an example is in a lot."""
+    from fedmuon.tables import shown
+
     if not 1 <= population <= MOST_PEOPLE:
         refuse(f"population = {shown(population)} must lie between 1 and {MOST_PEOPLE:,}")
     if not 0 < lot <= population:
@@ -142,7 +143,7 @@ def audit(
     Of the code that trains: [bold]fedmuon privacy audit --code release --noise 1 --lot 8
     --population 16 --steps 2 --delta 0.05 --blocks 2[/]
     """
-    from experiments import audit as canaries
+    from fedmuon.experiments.laboratory import audit as canaries
     from fedmuon.privacy.audit import Setting
 
     require_at_most(1e9, noise=noise)
@@ -163,7 +164,7 @@ def spent(
 
     Example: [bold]fedmuon privacy spent runs/private[/]
     """
-    from experiments import spending
+    from fedmuon.experiments.laboratory import spending
 
     record = spending.spent(folder, delta)
     tell(record, spending.table(record), as_json)

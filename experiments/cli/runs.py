@@ -4,7 +4,7 @@ from typing import Annotated
 
 import typer
 
-from experiments.cli.options import (
+from fedmuon.experiments.cli.options import (
     ConfigFile,
     OutFolder,
     Overrides,
@@ -38,8 +38,8 @@ def run(
 
     Example: [bold]fedmuon run --set local.lr=0.02 --set data.name=fashion-mnist --out runs/a[/]
     """
-    from experiments.run import execute
-    from experiments.show import Progress, summary_table
+    from fedmuon.experiments.cli.show import Progress, summary_table
+    from fedmuon.experiments.run import execute
 
     changes = [*(overrides or [])]
     changes += [f"engine.name={engine}"] if engine else []
@@ -68,8 +68,8 @@ def deploy_demo(
     Without a config: 3 rounds of 2 of 3 clients on synthetic data.
     Example: [bold]fedmuon deploy-demo --set federation.rounds=5 --out runs/deployed[/]
     """
-    from experiments.deploy import DEMO, DEPLOYED, deploy
-    from experiments.show import Progress, summary_table
+    from fedmuon.experiments.cli.show import Progress, summary_table
+    from fedmuon.experiments.engines.deploy import DEMO, DEPLOYED, deploy
 
     changes = [*DEPLOYED, *([] if config else DEMO), *(overrides or [])]
     chosen = chosen_config(config, changes, False)
@@ -85,6 +85,6 @@ def deploy_demo(
 
 def doctor() -> None:
     """Say what this machine has: devices, data sources and how to get the others, versions."""
-    from experiments.doctor import report
+    from fedmuon.experiments.cli.doctor import report
 
     report(console)

@@ -5,7 +5,7 @@ from typing import Annotated
 
 import typer
 
-from experiments.cli.options import console, where
+from fedmuon.experiments.cli.options import console, where
 
 
 def make_text(

@@ -4,7 +4,7 @@ from typing import Annotated
 
 import typer
 
-from experiments.cli.options import console, refuse, require_at_most
+from fedmuon.experiments.cli.options import console, refuse, require_at_most
 
 
 def stationarity(
@@ -62,7 +62,7 @@ def stationarity(
     """
     import json
 
-    from experiments import stationarity as calculator
+    from fedmuon.experiments.laboratory import stationarity as calculator
 
     require_at_most(1000, q=iterations, degree=degree)
     require_at_most(

@@ -33,6 +33,7 @@ class FederatedData:
     client: np.ndarray
     shape: tuple[int, ...] = ()
     vocabulary: int = 0
+    stored: np.dtype | None = None  # the type in which inputs were stored
 
     @property
     def sizes(self) -> np.ndarray:
@@ -79,4 +80,5 @@ def federate(
         client=client,
         shape=source.inputs.shape[1:],
         vocabulary=source.vocabulary,
+        stored=source.inputs.dtype,
     )

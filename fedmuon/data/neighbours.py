@@ -22,8 +22,9 @@ Law = Literal["own", "any"]
 class Neighbours:
     """S data sets; number s has, as client[s]'s sample position[s], the source's replacement[s].
 
-    `client`, `position`, `replacement` and `labels` are [S] int64, `inputs` is [S, d]. An unchanged
-    data set has client, position and replacement -1, and a row and a label of zeros.
+    `client`, `position` and `replacement` are [S] int64, `labels` are like the source's, `inputs`
+    is [S, d]. An unchanged data set has client, position and replacement -1, and a row and a label
+    of zeros.
     """
 
     client: np.ndarray
@@ -44,7 +45,7 @@ class Neighbours:
         changed = client >= 0
         inputs = np.zeros((len(rows), math.prod(source.inputs.shape[1:])))
         inputs[changed] = flat_rows(source.inputs[replacement[changed]], normalize)
-        labels = np.zeros(len(rows), np.int64)
+        labels = np.zeros((len(rows), *source.labels.shape[1:]), source.labels.dtype)
         labels[changed] = source.labels[replacement[changed]]
         return cls(client, position, replacement, inputs, labels)
 
@@ -63,9 +64,9 @@ class _Pool:
 
     @classmethod
     def of(cls, index: np.ndarray, source: Source) -> "_Pool":
-        labels = source.labels[index]
+        labels = classes_of(source.labels[index])
         order = np.argsort(labels, kind="stable")
-        starts = np.searchsorted(labels[order], np.arange(source.classes + 1))
+        starts = np.searchsorted(labels[order], np.arange(max(1, source.classes) + 1))
         return cls(index[order], starts)
 
     def __getitem__(self, label: int) -> np.ndarray:
@@ -126,8 +127,13 @@ def replace(data: FederatedData, neighbours: Neighbours, s: int) -> FederatedDat
 
 def held_out(data: FederatedData, source: Source, client: int) -> np.ndarray:
     """Every sample that may replace one of client i's: all that `draw` could draw for it."""
-    pools, labels = _pools(data, source), np.unique(data.samples(client)[1])
+    pools, labels = _pools(data, source), np.unique(classes_of(data.samples(client)[1]))
     return np.concatenate([next(pool[y] for pool in pools if len(pool[y])) for y in labels])
+
+
+def classes_of(labels: np.ndarray) -> np.ndarray:
+    """The class of each sample [n]; samples with real targets are of one class."""
+    return labels if labels.dtype.kind == "i" else np.zeros(len(labels), np.int64)
 
 
 def _pools(data: FederatedData, source: Source) -> tuple[_Pool, _Pool]:
@@ -156,7 +162,7 @@ def _replacement(
     law: Law = "own",
 ) -> int:
     """A held-out sample with a label drawn from the client's own, or from everybody's."""
-    labels = data.samples(client)[1] if law == "own" else data.labels
+    labels = classes_of(data.samples(client)[1] if law == "own" else data.labels)
     label = int(labels[rng.integers(len(labels))])
     for pool in pools:
         candidates = pool[label]

@@ -1,13 +1,109 @@
-"""Who holds which sample: Dirichlet label skew with a guaranteed minimum, at any scale.
+"""Who holds which sample: Dirichlet label skew with a guaranteed minimum, at any scale, and others.
 
-Memory is a few arrays of length n and N: no client is ever a Python object.
+Memory is a few arrays of length n and N: no client is ever a Python object. A partition is a
+function (labels [n], clients, rng) -> the client [n] of each sample, or one index array a client.
 """
 
 import math
+from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 
 from fedmuon.errors import InputError
+from fedmuon.registry import Registry
+
+Partition = Callable[[np.ndarray, int, np.random.Generator], Any]
+PARTITIONS: Registry[Partition] = Registry()
+
+
+@PARTITIONS.add("dirichlet")
+def dirichlet(alpha: float, minimum: int) -> Partition:
+    """See `dirichlet_partition`."""
+    return lambda labels, clients, rng: dirichlet_partition(labels, clients, alpha, minimum, rng)
+
+
+@PARTITIONS.add("iid")
+def iid() -> Partition:
+    """Shuffled and dealt like cards: sizes differ by at most one."""
+
+    def deal(labels: np.ndarray, clients: int, rng: np.random.Generator) -> np.ndarray:
+        return _evenly(np.zeros(len(labels), np.int64), clients, rng)
+
+    return deal
+
+
+@PARTITIONS.add("shards")
+def shards(per_client: int = 2) -> Partition:
+    """Sorted by label and cut into N per_client shards, of which every client gets `per_client` at
+    random: few labels each (McMahan et al. 2017)."""
+    if per_client < 1:
+        raise InputError(f"[federation.options] per-client = {per_client}: give 1 or more")
+
+    def deal(labels: np.ndarray, clients: int, rng: np.random.Generator) -> np.ndarray:
+        order = np.lexsort((rng.permutation(len(labels)), labels))
+        owner = rng.permutation(np.repeat(np.arange(clients), per_client))
+        client = np.empty(len(labels), np.int64)
+        for one, part in zip(owner, np.array_split(order, len(owner)), strict=True):
+            client[part] = one
+        return client
+
+    return deal
+
+
+@PARTITIONS.add("quantity")
+def quantity(alpha: float, minimum: int) -> Partition:
+    """Sizes drawn from Dir(alpha 1_N), whatever the labels; none below `minimum`."""
+
+    def deal(labels: np.ndarray, clients: int, rng: np.random.Generator) -> np.ndarray:
+        return dirichlet_partition(np.zeros(len(labels), np.int64), clients, alpha, minimum, rng)
+
+    return deal
+
+
+def as_clients(found: Any, n: int, clients: int) -> np.ndarray:
+    """What a partition returned, as the client [n] of each sample; whoever has none is refused."""
+    if isinstance(found, np.ndarray) and found.ndim == 1:
+        client = found
+        if client.shape != (n,) or client.dtype.kind not in "iu":
+            raise InputError(f"the partition names no client for each of {n} samples")
+    else:
+        index, client = indices(found, n)
+        if len(index) != n:
+            raise InputError(f"the partition deals {len(index)} of {n} samples: deal each once")
+        client = client[np.argsort(index)]
+    if not ((client >= 0) & (client < clients)).all():
+        raise InputError(f"the partition names clients beyond 0 to {clients - 1}")
+    return client.astype(np.int64)
+
+
+def indices(parts: Any, n: int) -> tuple[np.ndarray, np.ndarray]:
+    """Samples, and the client of each, from one index array a client; none may be dealt twice."""
+    try:
+        arrays = [np.asarray(part).reshape(-1) for part in parts]
+    except (TypeError, ValueError):
+        raise InputError("a partition is one array of indices a client") from None
+    for client, part in enumerate(arrays):
+        if part.size and part.dtype.kind not in "iu":
+            raise InputError(f"the indices of client {client} are {part.dtype}, not whole numbers")
+    index = np.concatenate([*arrays, np.empty(0, np.int64)]).astype(np.int64)
+    if not ((index >= 0) & (index < n)).all():
+        raise InputError(f"the partition names samples beyond 0 to {n - 1}")
+    if len(np.unique(index)) < len(index):
+        raise InputError("the partition deals a sample twice: each has one client")
+    return index, np.repeat(np.arange(len(arrays)), [len(part) for part in arrays])
+
+
+def require_samples(client: np.ndarray, clients: int, minimum: int) -> None:
+    """Refuse a client with fewer samples than `minimum`, and one with none."""
+    sizes = np.bincount(client, minlength=clients)
+    least = max(1, minimum)
+    if few := np.flatnonzero(sizes < least).tolist():
+        lower = f"lower it to {sizes.min()}, or " if sizes.min() else ""
+        raise InputError(
+            f"client {few[0]} has {sizes[few[0]]} samples (and {len(few) - 1} others have too "
+            f"few), and [data] minimum = {minimum}: {lower}deal every client some"
+        )
 
 
 def dirichlet_partition(
@@ -35,7 +131,7 @@ def weights(sizes: np.ndarray, kind: str) -> np.ndarray:
         return sizes / sizes.sum()
     if kind == "uniform":
         return np.full(len(sizes), 1 / len(sizes))
-    raise InputError(f"[federation] weights = '{kind}' is unknown: use size or uniform")
+    raise InputError(f"[federation] risk-weights = '{kind}' is unknown: use size or uniform")
 
 
 def _require_possible(n: int, clients: int, alpha: float, minimum: int) -> None:

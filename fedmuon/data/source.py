@@ -16,7 +16,8 @@ CHUNK = 512  # rows mapped at once: temporaries stay in cache, and small beside 
 class Source:
     """Labelled samples in the source's order, as they were stored.
 
-    `inputs` [n, ...] keeps its native shape and type, `labels` [n] int64 lie in [0, classes);
+    `inputs` [n, ...] keeps its native shape and type, `labels` [n] int64 lie in [0, classes), or
+    are real targets [n, ...], of which `classes` is 0; `owner` [n] says whose each sample is;
     samples from `official_test` on are the source's own test part, if it has one. `vocabulary` is
     V where samples are windows of tokens 0 to V - 1, and 0 elsewhere.
     """
@@ -28,6 +29,7 @@ class Source:
     official_test: int | None
     where: str
     vocabulary: int = 0
+    owner: np.ndarray | None = None
 
     def __post_init__(self) -> None:
         """Refuse samples that no run could use."""
@@ -37,7 +39,8 @@ class Source:
 
     def _wrong_shape(self) -> str:
         samples, labels = self.inputs.shape, self.labels.shape
-        if self.inputs.ndim < 2 or self.labels.ndim != 1 or samples[0] != labels[0]:
+        odd = self.labels.ndim != 1 and self.classes
+        if self.inputs.ndim < 2 or odd or samples[0] != labels[:1][0]:
             return (
                 f"has inputs of shape {samples} but labels of shape {labels}: "
                 "give one label for each sample"
@@ -47,6 +50,8 @@ class Source:
         return ""
 
     def _wrong_label(self) -> str:
+        if not self.classes:
+            return "" if np.isfinite(self.labels).all() else "has targets that are not finite"
         low, high = int(self.labels.min()), int(self.labels.max())
         if low >= 0 and high < self.classes:
             return ""

@@ -15,6 +15,7 @@ from fedmuon.data.bundled import digits, mnist5k, mnist5k_path, synthetic
 from fedmuon.data.cifar import has_cifar, read_cifar_folder
 from fedmuon.data.hub import HUB, installed, read_hub
 from fedmuon.data.idx import has_train_files, read_idx_folder, read_mnist_folder
+from fedmuon.data.own import comma_separated, npz, parquet
 from fedmuon.data.source import Source, unit_rows
 from fedmuon.data.table_text import table_files, table_text
 from fedmuon.data.text import pydoc, text
@@ -76,6 +77,9 @@ def available() -> list[tuple[str, bool, str]]:
         ("idx", False, "set [data] folder to a folder of IDX files"),
         ("text", False, "set [data] folder to a text file, or to a folder of them"),
         *(_tabled(name) for name in TABLES),
+        ("npz", False, "set [data] folder to an .npz file of inputs and labels"),
+        ("csv", False, "set [data] folder to a .csv file; [data.options] label names a column"),
+        ("parquet", False, "the same of a .parquet file"),
     ]
 
 
@@ -161,5 +165,8 @@ READERS: dict[str, Callable[..., Source]] = {
     "idx": _idx,
     "pydoc": pydoc,
     "text": text,
+    "npz": npz,
+    "csv": comma_separated,
+    "parquet": parquet,
     **{name: partial(_tables, name) for name in TABLES},
 }

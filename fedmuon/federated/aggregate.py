@@ -1,11 +1,15 @@
 """The server's round: average what the clients return, then apply the recipe's rule."""
 
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
 
 import numpy as np
+import torch
 from torch import Tensor
 
+from fedmuon.aggregators import Aggregator
+from fedmuon.errors import InputError
 from fedmuon.federated.local import Broadcast, Reply
 from fedmuon.randomness import Draw, generator
 from fedmuon.tasks.base import Params, Task
@@ -33,25 +37,64 @@ def broadcast(recipe: Recipe, state: ServerState) -> Broadcast:
     return Broadcast(state.round, state.params, {name: state.states[name] for name in recipe.sent})
 
 
-def aggregate(recipe: Recipe, state: ServerState, replies: Iterable[Reply]) -> ServerState:
-    """X, M <- means over the participants with weight 1/K each (001 (4), (5)), then the rule.
+def aggregate(
+    recipe: Recipe, state: ServerState, replies: Iterable[Reply], factor: float = 1.0
+) -> ServerState:
+    """X, M <- the recipe's aggregate of the participants' (001 (4), (5)), then the server's rule;
+    step sizes were times `factor`.
 
     Replies are added in the order of the schedule, so that every engine rounds alike.
     """
     ordered = sorted(replies, key=lambda reply: reply.client)
-    mean = average([reply.params for reply in ordered])
-    states = {name: average([reply.states[name] for reply in ordered]) for name in recipe.returned}
-    params, states = recipe.server(state.params, mean, {**state.states, **states})
+    mean = combined(recipe.aggregate, ordered)
+    states = {
+        name: combined(
+            recipe.aggregate, [replace(reply, params=reply.states[name]) for reply in ordered]
+        )
+        for name in recipe.returned
+    }
+    rule = partial(recipe.server, factor=factor) if recipe.scaled else recipe.server
+    params, states = rule(state.params, mean, {**state.states, **states})
     return ServerState(state.round + 1, params, states)
 
 
-def average(trees: Sequence[Params]) -> Params:
-    """The entrywise mean of K trees."""
-    total = {name: value / len(trees) for name, value in trees[0].items()}
-    for tree in trees[1:]:
-        for name, value in tree.items():
-            total[name].add_(value, alpha=1 / len(trees))
-    return total
+def combined(aggregator: Aggregator, replies: Sequence[Reply]) -> Params:
+    """What the aggregator makes of the replies; one that knows no stacks sees model by model."""
+    like = replies[0].params
+    if aggregator.stacked:
+        return _checked(aggregator.apply(replies), like)
+    found = []
+    for s in range(len(next(iter(like.values())))):
+        one = {name: value[s] for name, value in like.items()}
+        found.append(_checked(aggregator.apply([_alone(reply, s) for reply in replies]), one))
+    return {name: torch.stack([one[name] for one in found]) for name in like}
+
+
+def _alone(reply: Reply, s: int) -> Reply:
+    """The reply of one replica."""
+    params = {name: value[s] for name, value in reply.params.items()}
+    states = {
+        link: {name: value[s] for name, value in state.items()}
+        for link, state in reply.states.items()
+    }
+    return replace(reply, params=params, states=states, loss=reply.loss[s])
+
+
+def _checked(found: Mapping[str, Tensor], like: Params) -> Params:
+    """Refuse what is no model like the clients'."""
+    if not isinstance(found, Mapping) or set(found) != set(like):
+        raise InputError(
+            "[federation] aggregate returns no tensor for each parameter: return a mapping of "
+            f"{', '.join(sorted(like)[:3])}{', ...' if len(like) > 3 else ''} to tensors"
+        )
+    for name, value in found.items():
+        held = like[name]
+        if not isinstance(value, Tensor) or (value.shape, value.dtype) != (held.shape, held.dtype):
+            raise InputError(
+                f"[federation] aggregate returns for {name} what is not {tuple(held.shape)} "
+                f"{held.dtype}: return tensors like those of the replies"
+            )
+    return dict(found)
 
 
 def mean_loss(replies: Sequence[Reply]) -> np.ndarray:

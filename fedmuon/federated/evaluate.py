@@ -13,10 +13,10 @@ CHUNK = 1 << 24  # logits held at once
 
 @dataclass(frozen=True)
 class Risk:
-    """Weighted mean loss and accuracy, each [S] in float64."""
+    """Weighted mean loss, and by name the means of what else the task measures: [S] float64."""
 
     loss: np.ndarray
-    accuracy: np.ndarray
+    scores: dict[str, np.ndarray]
 
 
 def risk(
@@ -28,13 +28,15 @@ def risk(
         weights = torch.full((rows,), 1 / rows, dtype=torch.float64, device=labels.device)
     stack = len(next(iter(params.values())))
     step = max(1, CHUNK // (16 * stack))
-    loss, right = torch.zeros(2, stack, dtype=torch.float64, device=labels.device)
+    loss = torch.zeros(stack, dtype=torch.float64, device=labels.device)
+    means: dict[str, Tensor] = {}
     for start in range(0, rows, step):
         part = slice(start, start + step)
-        losses, correct = task.losses(params, Batch(inputs[part], labels[part]))
+        losses, scores = task.losses(params, Batch(inputs[part], labels[part]))
         loss += losses.double() @ weights[part]
-        right += correct.double() @ weights[part]
-    return Risk(loss.cpu().numpy(), right.cpu().numpy())
+        for name, values in scores.items():
+            means[name] = means.get(name, 0) + values.double() @ weights[part]
+    return Risk(loss.cpu().numpy(), {name: value.cpu().numpy() for name, value in means.items()})
 
 
 def sample_weights(sizes: np.ndarray, client_weights: np.ndarray) -> Tensor:

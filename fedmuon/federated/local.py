@@ -11,7 +11,7 @@ from fedmuon.errors import NonFinite
 from fedmuon.federated.plan import Plan
 from fedmuon.federated.shards import Shard
 from fedmuon.tasks.base import Batch, Params, Task
-from fedmuon.transforms.base import Context, States, withheld
+from fedmuon.transforms.base import Context, States, forbidden_gradient
 from fedmuon.transforms.recipes import Recipe
 
 
@@ -26,12 +26,13 @@ class Broadcast:
 
 @dataclass(frozen=True)
 class Reply:
-    """What a client sends back, with its loss [S] at its last step's start."""
+    """What a client sends back, with its loss [S] at its last step's start; `samples` is n_i."""
 
     client: int
     params: Params
     states: States
     loss: Tensor
+    samples: int = 1
 
 
 def cohort_round(
@@ -53,7 +54,8 @@ def cohort_round(
     for step in range(plan.steps):
         context = _context(recipe, task, plan, cohort, params, (broadcast.round, step))
         params, states = recipe.chain.step(params, states, context)
-    return _replies(recipe, clients, params, states)
+    sizes = [shard.size for _, shard in cohort]
+    return _replies(recipe, clients, sizes, params, states)
 
 
 def _context(
@@ -66,6 +68,7 @@ def _context(
 ) -> Context:
     """What the links of a step may see: gradients of a mini-batch, or what a mechanism releases."""
     round, step = now
+    factor = plan.factor_at(round)
     draws = [plan.draws(round, client, step) for client, _ in cohort]
     if recipe.mechanism is None:
         rows = [plan.rows(round, client, step, shard.size) for client, shard in cohort]
@@ -74,21 +77,24 @@ def _context(
         rows = [recipe.mechanism.rows(draw, shard.size) for draw, (_, shard) in pairs]
     batches = [shard.batch(held) for held, (_, shard) in zip(rows, cohort, strict=True)]
     if recipe.mechanism is not None:
-        return Context(params, withheld, draws, recipe.mechanism.releases(task, batches, draws))
+        release = recipe.mechanism.releases(task, batches, draws)
+        return Context(params, forbidden_gradient, draws, release, factor)
     clients = [client for client, _ in cohort]
     where = f"clients {clients}, round {round}, step {step}"
-    return Context(params, _checked(task, batches, where), draws)
+    return Context(params, _checked(task, batches, where), draws, factor=factor)
 
 
-def _replies(recipe: Recipe, clients: Sequence[int], params: Params, states: States) -> list[Reply]:
+def _replies(
+    recipe: Recipe, clients: Sequence[int], sizes: Sequence[int], params: Params, states: States
+) -> list[Reply]:
     """One reply a client: its block of the stack."""
     blocks = _split(params, len(clients))
     kept = {name: _split(states[name], len(clients)) for name in recipe.returned}
     entries = next(iter(params.values()))
     unknown = entries.new_full((len(entries),), math.nan)  # a private chain tells no loss
-    losses = states["gradient"].get("loss", unknown).chunk(len(clients))
+    losses = states.get("gradient", {}).get("loss", unknown).chunk(len(clients))
     return [
-        Reply(client, blocks[k], {name: kept[name][k] for name in kept}, losses[k])
+        Reply(client, blocks[k], {name: kept[name][k] for name in kept}, losses[k], sizes[k])
         for k, client in enumerate(clients)
     ]
 

@@ -1,11 +1,14 @@
 """All data-independent randomness of a run (001, Assumption 4.2), a function of its seed."""
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property, partial
+from typing import SupportsFloat
 
 import numpy as np
 
+from fedmuon.errors import InputError
 from fedmuon.randomness import Draw, generator
 
 
@@ -20,6 +23,22 @@ class Plan:
     steps: int = 1
     batch: int = 0  # 0 is the full batch
     fixed: np.ndarray | None = None  # a schedule [R, K] given in advance instead of drawn
+    factor: Callable[[int], float] | None = None  # what step sizes are times, by round
+
+    def factors(self) -> np.ndarray | None:
+        """What step sizes are times in each round [R]; None if they stay as they are."""
+        if self.factor is None:
+            return None
+        return np.array([self.factor_at(round) for round in range(self.rounds)])
+
+    def factor_at(self, round: int) -> float:
+        """What step sizes are times in that round: a number of 0 or more."""
+        found = 1.0 if self.factor is None else self.factor(round)
+        if not isinstance(found, SupportsFloat) or not 0 <= (found := float(found)) < math.inf:
+            raise InputError(
+                f"[local] schedule gives {found} in round {round}: return a number of 0 or more"
+            )
+        return found
 
     def participants(self, round: int) -> np.ndarray:
         """C_r [K], sorted: K of N uniformly without replacement, in memory O(K)."""

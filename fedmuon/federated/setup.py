@@ -2,20 +2,21 @@
 
 import math
 from functools import lru_cache, partial
+from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 
-from fedmuon.config import Config, Local
+from fedmuon.config import Config
 from fedmuon.data.federated import FederatedData, federate
 from fedmuon.data.neighbours import Neighbours
-from fedmuon.data.partition import dirichlet_partition
 from fedmuon.data.source import Source
 from fedmuon.data.sources import read
-from fedmuon.data.split import split
 from fedmuon.data.weights import read_weights
 from fedmuon.errors import InputError
+from fedmuon.federated import rules
+from fedmuon.federated.dealing import deal, fitted, own_source
 from fedmuon.federated.memory import (
     require_room,
     require_room_for_model,
@@ -26,37 +27,45 @@ from fedmuon.federated.shards import Shards
 from fedmuon.federated.simulate import Experiment
 from fedmuon.gemm import fastest, supported
 from fedmuon.names import TABLES, TEXTS
-from fedmuon.randomness import Draw, generator
+from fedmuon.own import NOTHING, Own, own_objects, schedule_of
+from fedmuon.own import options as own_options
+from fedmuon.places import with_objects
 from fedmuon.reading import reads
 from fedmuon.schedules import heavy_tailed
+from fedmuon.settings import Local
+from fedmuon.tables import Scalar
+from fedmuon.tasks import decoder as decoders
 from fedmuon.tasks.base import Task
-from fedmuon.tasks.decoder import Form, decoder, fitted, gpt2_law, next_tokens, sentence_tokens
+from fedmuon.tasks.decoder import Form, decoder, gpt2_law, next_tokens, sentence_tokens
 from fedmuon.tasks.matrix import MatrixTask
 from fedmuon.tasks.models import network, seen
 from fedmuon.tasks.networks import NetworkTask
-from fedmuon.tasks.routing import counts
+from fedmuon.tasks.own import Task as OwnTask
+from fedmuon.tasks.own import as_task, own_network
 from fedmuon.transforms.base import Number
-from fedmuon.transforms.recipes import Recipe, build
 
 DTYPES = {"float32": torch.float32, "float64": torch.float64}
 
 
-def source(config: Config) -> Source:
+def source(config: Config, own: Own = NOTHING) -> Source:
     """The configured source, read whole; the last one is kept, as nobody writes to it."""
+    own = own_objects(config, own)
+    if own.data is not None:
+        return own_source(own, config)
     if config.data.name == "synthetic":
         require_room(config, (config.data.dimension,))
     return _read(config.data.name, tuple(sorted(options_of(config).items())))
 
 
 @lru_cache(maxsize=1)
-def _read(name: str, options: tuple[tuple[str, str | int], ...]) -> Source:
+def _read(name: str, options: tuple[tuple[str, Scalar], ...]) -> Source:
     return read(name, **dict(options))
 
 
-def options_of(config: Config) -> dict[str, str | int]:
+def options_of(config: Config) -> dict[str, Scalar]:
     """What the configured source's reader wants to know."""
     table = config.data
-    options: dict[str, str | int] = {}
+    options: dict[str, Scalar] = dict(own_options(config, "data"))
     if table.folder:
         options["folder"] = table.folder
     if table.name in TEXTS:
@@ -64,7 +73,7 @@ def options_of(config: Config) -> dict[str, str | int]:
     if table.name in TABLES and table.tokenizer:
         options["tokenizer"] = table.tokenizer
     if table.name == "synthetic":
-        options = {
+        options |= {
             "n": table.train + table.test,
             "dimension": table.dimension,
             "classes": table.classes,
@@ -73,29 +82,19 @@ def options_of(config: Config) -> dict[str, str | int]:
     return options
 
 
-def deal(config: Config, samples: Source) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Train indices [n], the client of each [n], and test indices, all into the source's order."""
-    table, federation = config.data, config.federation
-    train, test = split(
-        samples.labels, samples.official_test, table.train, table.test, federation.seed
-    )
-    rng = generator(federation.seed, Draw.PARTITION)
-    client = dirichlet_partition(
-        samples.labels[train], federation.clients, table.alpha, table.minimum, rng
-    )
-    return train, client, test
-
-
-def federated_data(config: Config, samples: Source) -> FederatedData:
+def federated_data(config: Config, samples: Source, own: Own = NOTHING) -> FederatedData:
     """Train and test samples drawn from the source, the train samples dealt to the clients."""
+    own = own_objects(config, own)
     held = samples.inputs
     require_room(config, held.shape[1:], len(held), held.itemsize)
-    train, client, test = deal(config, samples)
-    return federate(samples, train, client, test, config.data.normalize)
+    train, client, test = deal(config, samples, own)
+    clients = config.federation.clients
+    return federate(samples, train, client, test, config.data.normalize, clients)
 
 
-def plan(config: Config) -> Plan:
-    """The run's randomness."""
+def plan(config: Config, own: Own = NOTHING) -> Plan:
+    """The run's randomness, and what its step sizes are times."""
+    own = own_objects(config, own)
     federation, local = config.federation, config.local
     return Plan(
         federation.seed,
@@ -104,14 +103,32 @@ def plan(config: Config) -> Plan:
         federation.rounds,
         local.steps,
         local.batch,
+        factor=schedule_of(config, own),
     )
 
 
-def task(config: Config, shape: tuple[int, ...], classes: int, vocabulary: int = 0) -> Task:
-    """The configured task for samples of that stored shape, in the run's precision, on its device,
-    with its kernel; `vocabulary` is that of windows of text."""
+def task(
+    config: Config,
+    shape: tuple[int, ...],
+    classes: int,
+    vocabulary: int = 0,
+    own: Own = NOTHING,
+    stored: np.dtype | None = None,
+) -> Task:
+    """The configured task for samples of that shape and stored type, in the run's precision, on its
+    device, with its kernel; `vocabulary` is that of windows of text."""
+    own = own_objects(config, own)
     engine = config.engine
     dtype, device = DTYPES[engine.dtype], torch.device(engine.device)
+    if own.task is not None:
+        facts = (("classes", classes), ("shape", shape), ("vocabulary", vocabulary))
+        whole = stored is not None and stored.kind in "iu" and stored != np.uint8
+        return _own(own, config, facts, whole, dtype, device)
+    if not classes:
+        raise InputError(
+            "the targets are real numbers, which the tasks of this package do not predict: bring a "
+            "task of your own"
+        )
     if config.task.name == "network":
         if config.task.model == "gpt":
             form, tables = form_of(config, shape, vocabulary), config.data.name in TABLES
@@ -119,6 +136,22 @@ def task(config: Config, shape: tuple[int, ...], classes: int, vocabulary: int =
             return _decoder(form, config.task.weights, tables, dtype, device)
         return _network(config.task.model, shape, classes, dtype, device)
     return MatrixTask(math.prod(shape), classes, dtype, device, engine.kernel)
+
+
+@lru_cache(maxsize=4)
+def _own(
+    own: Own,
+    config: Config,
+    facts: tuple[tuple[str, Any], ...],
+    whole: bool,
+    dtype: torch.dtype,
+    device: torch.device,
+) -> NetworkTask:
+    """The user's, made once for all clients of a worker process."""
+    known = dict(facts)
+    torch.manual_seed(config.federation.seed)  # a class draws its first weights when it is called
+    found = as_task(own.value("task", config, (nn.Module, OwnTask, tuple), known))
+    return own_network(found, known["shape"], known["classes"], whole, dtype, device)
 
 
 @lru_cache(maxsize=4)
@@ -137,7 +170,7 @@ def _decoder(
     sentences only the sentences are predicted."""
 
     def stored(module: nn.Module, rng: np.random.Generator) -> dict[str, np.ndarray]:
-        return fitted(read_weights(weights), module)
+        return decoders.fitted(read_weights(weights), module)
 
     start, shape = stored if weights else gpt2_law, (form.context + 1,)
     targets = partial(sentence_tokens, form.vocabulary - 1) if tables else next_tokens
@@ -150,16 +183,6 @@ def form_of(config: Config, shape: tuple[int, ...], vocabulary: int) -> Form:
     return Form(vocabulary, shape[0] - 1, of.width, of.depth, of.heads)
 
 
-def recipe(
-    config: Config, what: Task, lr: Number | None = None, regularization: Number | None = None
-) -> Recipe:
-    """The configured recipe, with the routes of a network's parameters."""
-    routed = None
-    if isinstance(what, NetworkTask) and "muon" in config.local.recipe:
-        routed = counts(what.module, config.local.route)
-    return build(config.local, config.orthogonalizer, lr, regularization, routed, config.privacy)
-
-
 def experiment(
     config: Config,
     data: FederatedData,
@@ -167,22 +190,27 @@ def experiment(
     neighbours: Neighbours | None = None,
     lr: Number | None = None,
     regularization: Number | None = None,
+    own: Own = NOTHING,
 ) -> Experiment:
     """Recipe, task, plan and shards of a resolved config; per-replica lr and lambda if given."""
-    what = task(config, data.shape or data.inputs.shape[1:], classes, data.vocabulary)
+    own = own_objects(config, own)
+    shape = data.shape or data.inputs.shape[1:]
+    what = task(config, shape, classes, data.vocabulary, own, data.stored)
     stacks = [len(value) for value in (lr, regularization) if isinstance(value, Tensor)]
     require_room_for_model(config, what, classes, len(data.labels), max(stacks, default=1))
     return Experiment(
-        recipe(config, what, lr, regularization),
+        rules.recipe(config, what, lr, regularization, own),
         what,
-        plan(config),
+        plan(config, own),
         Shards.of(data, what.dtype, what.device, neighbours),
     )
 
 
-def resolve(config: Config) -> Config:
-    """Fix what depends on the machine (device, kernel) or follows from a rule (the schedule), so
-    that the run can be repeated."""
+def resolve(config: Config, own: Own = NOTHING) -> Config:
+    """Fix what depends on the machine (device, kernel), follows from a rule (002's step sizes) or
+    from what the user brings (how many samples, where), so that the run can be repeated."""
+    own = own_objects(config, own)
+    config = with_objects(fitted(config, own))
     device = _device(config.engine.device)
     dtype, kernel = DTYPES[config.engine.dtype], config.engine.kernel
     if kernel == "auto" and reads(config, "engine.kernel"):
@@ -199,7 +227,7 @@ def resolve(config: Config) -> Config:
 def _scheduled(config: Config) -> Local:
     """[local] with the numbers that its schedule names."""
     local = config.local
-    if local.schedule == "constant":
+    if local.schedule != "heavy-tailed":
         return local
     factor, memory = heavy_tailed(config.federation.rounds * local.steps, local.tail_index or None)
     found = {"lr": local.lr * factor, "schedule": "constant", "tail_index": 0.0}

@@ -55,9 +55,13 @@ class Shards:
             torch.from_numpy(rows).to(device, dtype) for rows in (data.inputs, data.test_inputs)
         )
         labels, answers = (
-            torch.from_numpy(values).to(device) for values in (data.labels, data.test_labels)
+            targets_on(device, dtype, values) for values in (data.labels, data.test_labels)
         )
         return cls(inputs, labels, data.offsets, Batch(test, answers), neighbours)
+
+    def size(self, client: int) -> int:
+        """n_i."""
+        return int(self.offsets[client + 1] - self.offsets[client])
 
     def __getitem__(self, client: int) -> Shard:
         """Client i's shard: views, no copies."""
@@ -66,17 +70,24 @@ class Shards:
         return Shard(dataclasses.replace(own, replaced=replaced(self.neighbours, client, own)))
 
 
+def targets_on(device: torch.device, dtype: torch.dtype, values: np.ndarray) -> Tensor:
+    """Labels as they are; real targets in the precision of the run."""
+    found = torch.from_numpy(values).to(device)
+    return found.to(dtype) if found.is_floating_point() else found
+
+
 def replaced(neighbours: Neighbours | None, client: int, like: Batch) -> Replaced | None:
     """The samples of one client that some data sets of a stack replace, as tensors like its own."""
     there = np.flatnonzero(neighbours.client == client) if neighbours else np.array([])
     if neighbours is None or not there.size:
         return None
-    device, labels = like.labels.device, torch.from_numpy(neighbours.labels[there])
+    device = like.labels.device
+    labels = targets_on(device, like.inputs.dtype, neighbours.labels[there])
     return Replaced(
         torch.from_numpy(there).to(device),
         torch.from_numpy(neighbours.position[there]).to(device),
         torch.from_numpy(neighbours.inputs[there]).to(device, like.inputs.dtype),
-        labels.to(device),
+        labels,
     )
 
 

@@ -57,7 +57,7 @@ def rounds(experiment: Experiment, state: ServerState) -> Iterator[Round]:
             for cohort in _cohorts(experiment, participants, state)
             for reply in cohort_round(recipe, experiment.task, plan, cohort, sent)
         ]
-        state = aggregate(recipe, state, replies)
+        state = aggregate(recipe, state, replies, plan.factor_at(number))
         yield Round(state, participants, participants, mean_loss(replies))
 
 

@@ -15,13 +15,14 @@ from typing import Any
 import numpy as np
 
 from fedmuon import config as tables
-from fedmuon.config import Config, Privacy
+from fedmuon.config import Config
 from fedmuon.errors import InputError
 from fedmuon.federated.simulate import Experiment, Round
 from fedmuon.privacy.accounting import Answer, epsilon
 from fedmuon.privacy.calibration import noise_for
 from fedmuon.privacy.ledger import Ledger
 from fedmuon.privacy.mechanism import Mechanism, uncertified
+from fedmuon.settings import Privacy
 from fedmuon.tasks.base import Params
 
 MOST_DELTA = 1e-5

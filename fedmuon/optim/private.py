@@ -21,7 +21,6 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from fedmuon.combinations import unprivate
-from fedmuon.config import Local, OrthogonalizerTable, Privacy
 from fedmuon.errors import InputError
 from fedmuon.names import PRIVATE
 from fedmuon.optim.routing import routing_table
@@ -29,11 +28,12 @@ from fedmuon.privacy.accounting import Answer, account, event
 from fedmuon.privacy.loss import Event
 from fedmuon.privacy.mechanism import uncertified
 from fedmuon.randomness import Draw, generator
+from fedmuon.settings import Local, OrthogonalizerTable, Privacy
 from fedmuon.tables import validate
 from fedmuon.tasks.base import Batch, Params
 from fedmuon.tasks.losses import Loss, cross_entropy
 from fedmuon.tasks.networks import NetworkTask
-from fedmuon.transforms.base import Context, withheld
+from fedmuon.transforms.base import Context, forbidden_gradient
 from fedmuon.transforms.recipes import Recipe, build
 
 Spent = dict[str, list[list[float]]]  # object -> (rate, joint multiplier, lots) in turn
@@ -121,7 +121,7 @@ class Private(Optimizer):
         task = self._task_for(tuple(inputs.shape[1:]))
         draws = [partial(self._draw, lot.number)]
         released = self._mechanism().releases(task, [Batch(inputs, labels)], draws)
-        return Context(params, withheld, draws, released)
+        return Context(params, forbidden_gradient, draws, released)
 
     def _task_for(self, shape: tuple[int, ...]) -> NetworkTask:
         """Made once for a shape: a task looks through the whole module."""

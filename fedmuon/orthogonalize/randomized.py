@@ -41,7 +41,8 @@ def randomized_polar(
     `axis` is what the sketch mixes or samples: columns as in 002, or rows, which is the same map of
     M^T. `delta` divides B = Q^T M: ||M||_F ("frobenius", of Algorithm 1), ||B||_op ("operator", of
     Algorithm 2), or numbers [...] that are at least ||M||_op; None is the sketch's own algorithm's.
-    `generator` is one for all matrices, or k for k equal runs of consecutive ones.
+    `generator`, numpy's or torch's, is one for all matrices, or k for k equal runs of consecutive
+    ones; without it torch's default one is asked, which `torch.manual_seed` seeds.
     """
     if axis not in ("columns", "rows"):
         raise InputError(f"axis is {axis!r}: sample 'columns' or 'rows'.")

@@ -13,21 +13,29 @@ from torch import Tensor
 from fedmuon.errors import InputError
 from fedmuon.orthogonalize.basis import multiply
 
-Generators = np.random.Generator | Sequence[np.random.Generator] | None
+Generator = np.random.Generator | torch.Generator
+Generators = Generator | Sequence[Generator] | None
 Sketch = Callable[[Tensor, int, list[np.random.Generator]], Tensor]
 
 
 def listed(generator: Generators, count: int) -> list[np.random.Generator]:
-    """The generators of a stack of `count` matrices; without any, one that nobody can repeat."""
-    if generator is None:
-        return [np.random.default_rng()]
-    found = [generator] if isinstance(generator, np.random.Generator) else list(generator)
+    """The generators of a stack of `count` matrices; without any, torch's own is asked. One of
+    torch's gives a seed, and so goes on by a number at each call."""
+    alone = generator is None or isinstance(generator, Generator)
+    asked = [generator] if alone else list(generator)  # pyright: ignore[reportArgumentType]
+    found = [one if isinstance(one, np.random.Generator) else _seeded(one) for one in asked]
     if not found or count % len(found):
         raise InputError(
             f"{len(found)} generators cannot share {count} matrices evenly: give one, or one for "
             "each run of as many matrices."
         )
     return found
+
+
+def _seeded(generator: torch.Generator | None) -> np.random.Generator:
+    place = "cpu" if generator is None else generator.device
+    seed = torch.randint(2**63 - 1, (), generator=generator, device=place)
+    return np.random.default_rng(int(seed))
 
 
 def gaussian(stack: Tensor, width: int, generators: list[np.random.Generator]) -> Tensor:

@@ -11,10 +11,9 @@ convolutions. These are the two estimates of dp-accounting's PLD, without its st
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
-from scipy.special import ndtr
 
 REACH = 10.0  # standard deviations of the noise on the grid; 1e-23 lies beyond
 ROUNDING = float(np.finfo(float).eps)
@@ -68,6 +67,13 @@ def outcome(event: Event, loss: np.ndarray) -> np.ndarray:
     with np.errstate(invalid="ignore", divide="ignore", over="ignore"):
         exponent = loss + np.log(q * np.exp(-loss) - np.expm1(-loss)) - math.log(q)
     return np.where(loss > math.log1p(-q), s * exponent + 0.5 / s, -np.inf)
+
+
+def ndtr(x: Any) -> Any:
+    """The standard normal's distribution function."""
+    from scipy.special import ndtr as found  # here: it takes longer to load than all else of ours
+
+    return found(x)
 
 
 def _between(ends: np.ndarray) -> np.ndarray:

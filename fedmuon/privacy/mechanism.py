@@ -9,11 +9,11 @@ import numpy as np
 
 from fedmuon.errors import NonFinite
 from fedmuon.privacy.accounting import Answer
-from fedmuon.privacy.clipping import Clipping
 from fedmuon.privacy.noise import Normal, keyed, poisson_rows, secret, secret_generator
 from fedmuon.privacy.release import Released, release
 from fedmuon.randomness import Draw
 from fedmuon.tasks.base import Batch, Params, Points, Task
+from fedmuon.tasks.clipping import Clipping
 
 REPEATABLE = (
     "Lots and noise follow from the seed (insecure-reproducible-noise): nothing is private."

@@ -4,9 +4,9 @@ import math
 from dataclasses import dataclass
 
 from fedmuon.errors import InputError
-from fedmuon.privacy.clipping import Clipping, slack
 from fedmuon.privacy.noise import Normal
 from fedmuon.tasks.base import Params
+from fedmuon.tasks.clipping import Clipping, slack
 
 
 @dataclass(frozen=True)
@@ -27,7 +27,7 @@ def release(
     normal: Normal,
 ) -> Released:
     """(sum + N(0, (sigma C')^2)) / expected lot size, block by block; C' = C (1 + slack), so that
-    the multiplier sigma holds for norms as they are computed (`fedmuon.privacy.clipping`).
+    the multiplier sigma holds for norms as they are computed (`fedmuon.tasks.clipping`).
 
     The divisor is the *expected* size of a lot, which is public; the size that was drawn is not.
     An empty lot's sums are zero and release noise like any other's. All m blocks are one release

@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fedmuon.privacy.clipping import Clipping
+from fedmuon.tasks.clipping import Clipping
 
 Params = dict[str, Tensor]
 Points = Sequence[tuple[float, Params]]  # sum_k c_k (gradient at X_k), as the pairs (c_k, X_k)
@@ -80,7 +80,7 @@ class Task(Protocol):
         """
         ...
 
-    def losses(self, params: Params, batch: Batch) -> tuple[Tensor, Tensor]:
-        """Per-sample losses [S, n] and whether each prediction is right [S, n] (bool), or which
-        share of it is."""
+    def losses(self, params: Params, batch: Batch) -> tuple[Tensor, Params]:
+        """Per-sample losses [S, n], and by name what else is measured of each sample [S, n]:
+        `accuracy`, whether its prediction is right or which share of it is."""
         ...

@@ -51,7 +51,7 @@ class Chunks:
         torch.cuda.empty_cache()
 
 
-def saved_entries(module: nn.Module, shape: tuple[int, ...]) -> int:
+def saved_entries(module: nn.Module, shape: tuple[int, ...], whole: bool = False) -> int:
     """Numbers that autograd keeps for one sample: what two samples keep more than one.
 
     On torch's `meta` device, where nothing is computed.
@@ -66,6 +66,7 @@ def saved_entries(module: nn.Module, shape: tuple[int, ...]) -> int:
         kept: list[int] = []
         with saved_tensors_hooks(_counter(kept), lambda tensor: tensor):
             like = torch.empty(rows, *shape, device="meta")
+            like = like.long() if whole else like
             functional_call(module, {**params, **buffers}, (like,))
         counts.append(sum(kept))
     return counts[1] - counts[0]

@@ -13,9 +13,9 @@ import torch
 from torch import Tensor, nn
 from torch.func import functional_call, grad_and_value, vmap
 
-from fedmuon.privacy.clipping import Clipping
 from fedmuon.tasks.base import Batch, Params, Points
 from fedmuon.tasks.chunks import Chunks, exact_on
+from fedmuon.tasks.clipping import Clipping
 from fedmuon.tasks.ghost import Ghosts, Record, Seen, record
 from fedmuon.tasks.ghost_layers import Use, parts, shaped
 from fedmuon.tasks.losses import Loss

@@ -13,9 +13,9 @@ import torch
 from torch import Tensor
 
 from fedmuon.gemm import multiply
-from fedmuon.privacy.clipping import Clipping
 from fedmuon.tasks.base import Batch, Params, Points, Replaced
 from fedmuon.tasks.clipped import unclipped
+from fedmuon.tasks.clipping import Clipping
 from fedmuon.tasks.constants import Constants, constants
 from fedmuon.tasks.lengths import lengths
 
@@ -124,12 +124,12 @@ class MatrixTask:
         logits = self._logits(params["weight"].mT, batch.inputs)
         return _slope_(logits, batch.labels, 1.0)[1].mT
 
-    def losses(self, params: Params, batch: Batch) -> tuple[Tensor, Tensor]:
-        """Per-sample losses and correctness, both [S, n]."""
+    def losses(self, params: Params, batch: Batch) -> tuple[Tensor, Params]:
+        """Per-sample losses and `accuracy`, whether each is right, both [S, n]."""
         logits = self._logits(params["weight"].mT, batch.inputs)
         right = logits.argmax(1) == batch.labels
         labels = batch.labels.expand(len(logits), 1, -1)
-        return 1 - logits.softmax(1).gather(1, labels)[:, 0], right
+        return 1 - logits.softmax(1).gather(1, labels)[:, 0], {"accuracy": right}
 
     def _logits(self, weight: Tensor, inputs: Tensor) -> Tensor:
         stack, classes, dimension = weight.shape

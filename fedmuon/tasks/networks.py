@@ -4,7 +4,7 @@ Parameters are the module's own, by name, with the replica first: a weight [out,
 [S, out, in]. The numbers that the module itself holds are never read.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property, reduce
 from typing import Any, NamedTuple
@@ -14,10 +14,10 @@ import torch
 from torch import Tensor, nn
 from torch.func import functional_call, grad_and_value, vmap
 
-from fedmuon.privacy.clipping import Clipping
 from fedmuon.tasks.base import Batch, Params, Points
 from fedmuon.tasks.chunks import Chunks, exact_on, saved_entries
 from fedmuon.tasks.clipped import ClippedSums, unclipped
+from fedmuon.tasks.clipping import Clipping
 from fedmuon.tasks.ghost import ghostly
 from fedmuon.tasks.layers import convolves, fresh, refuse
 from fedmuon.tasks.losses import Loss, Targets, cross_entropy, given_labels, mean_of
@@ -48,9 +48,10 @@ class Samples(NamedTuple):
 class NetworkTask:
     """A module for samples of the given shape, with a loss of each sample.
 
-    `targets` says what the outputs are compared with, `start` by which law parameters begin.
-    `vectorized` says whether replicas share one call (torch.vmap) or take turns; None takes what
-    was measured to be faster (see `_vectorizes`). The module's parameters may be on `meta`.
+    `targets` says what the outputs are compared with, `start` by which law parameters begin,
+    `metrics` what evaluations tell beside the loss. `vectorized` says whether replicas share one
+    call (torch.vmap) or take turns; None takes what was measured to be faster (see `_vectorizes`).
+    The module's parameters may be on `meta`.
     """
 
     module: nn.Module
@@ -61,6 +62,8 @@ class NetworkTask:
     targets: Targets = given_labels
     start: Start = fresh
     vectorized: bool | None = None
+    metrics: Mapping[str, Loss] | None = None  # of each sample; None is the accuracy
+    whole: bool = False  # inputs are whole numbers, which the module reads as such
     saved: int = field(init=False)  # activations kept for one sample
     chunks: Chunks = field(init=False)
 
@@ -68,7 +71,7 @@ class NetworkTask:
         """Refuse modules whose samples are not independent, or whose draws are not keyed."""
         refuse(self.module)
         entry = torch.empty((), dtype=self.dtype).element_size()
-        saved = max(1, saved_entries(self.module, self.shape))
+        saved = max(1, saved_entries(self.module, self.shape, self.whole))
         one = 3 * entry * saved  # with gradients and temporaries
         chunks = Chunks(max(1, MEMORY.get(self.device.type, 1 << 32) // one))
         object.__setattr__(self, "saved", saved)
@@ -134,8 +137,8 @@ class NetworkTask:
             refuse_mixing(self.module, found.layers, self.shape)
         return ClippedSums(self.module, self.shape, self.loss, self.device, self.saved, found)
 
-    def losses(self, params: Params, batch: Batch) -> tuple[Tensor, Tensor]:
-        """Per-sample losses and correctness, or the share of right targets, both [S, n]."""
+    def losses(self, params: Params, batch: Batch) -> tuple[Tensor, Params]:
+        """Per-sample losses [S, n], and by name what else is measured of each sample."""
         seen = Samples(batch.inputs[None], batch.labels[None], batch.labels[None])
         rows, replicas = len(batch.labels), _size(params)
         shared = replicas > 1 and self._vectorizes(rows)
@@ -145,8 +148,10 @@ class NetworkTask:
 
         with torch.no_grad(), exact_on(self.device):
             parts = list(self.chunks.each(work, rows, replicas if shared else 1))
-        losses, right = zip(*parts, strict=True)
-        return _joined(losses, 1), _joined(right, 1)
+        losses, scores = zip(*parts, strict=True)
+        return _joined(losses, 1), {
+            name: _joined([one[name] for one in scores], 1) for name in scores[0]
+        }
 
     def _is_one_call(self, params: Params, batches: Sequence[Batch]) -> bool:
         """Whether the clients are replicas of one call: one model each, and alike in size."""
@@ -202,7 +207,8 @@ class NetworkTask:
         return _stacked(found)
 
     def _outputs(self, params: Params, inputs: Tensor) -> Tensor:
-        return functional_call(self.module, params, (inputs.reshape(-1, *self.shape),))
+        seen = inputs.reshape(-1, *self.shape)
+        return functional_call(self.module, params, (seen.long() if self.whole else seen,))
 
     def _total(self, params: Params, inputs: Tensor, labels: Tensor, weights: Tensor) -> Tensor:
         return self.loss(self._outputs(params, inputs), self.targets(inputs, labels)) @ weights
@@ -218,11 +224,17 @@ class NetworkTask:
 
     def _looked_at(
         self, params: Params, inputs: Tensor, labels: Tensor, weights: Tensor
-    ) -> tuple[Tensor, Tensor]:
+    ) -> tuple[Tensor, Params]:
         outputs, targets = self._outputs(params, inputs), self.targets(inputs, labels)
+        wanted = {"accuracy": self._right} if self.metrics is None else self.metrics
+        return self.loss(outputs, targets), {
+            name: measure(outputs, targets) for name, measure in wanted.items()
+        }
+
+    def _right(self, outputs: Tensor, targets: Tensor) -> Tensor:
+        """Whether each prediction is right, or which share of the sample's is."""
         right = outputs.argmax(-1) == targets
-        share = mean_of(right.to(self.dtype), targets) if right.ndim > 1 else right
-        return self.loss(outputs, targets), share
+        return mean_of(right.to(self.dtype), targets) if right.ndim > 1 else right
 
 
 def _size(params: Params) -> int:

@@ -2,7 +2,7 @@
 
 Each form knows the squared norms [n] of n gradients and adds their weighted sum to a total. What is
 measured is what is added: a norm that comes from inner products is right to `slack` (see
-`fedmuon.privacy.clipping`), and gradients whose terms cancel so far that it would not be are formed
+`fedmuon.tasks.clipping`), and gradients whose terms cancel so far that it would not be are formed
 one by one, for the norm and for the sum.
 """
 

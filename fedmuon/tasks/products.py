@@ -13,7 +13,7 @@ import math
 import torch
 from torch import Tensor
 
-from fedmuon.privacy.clipping import slack
+from fedmuon.tasks.clipping import slack
 
 PIECE = 64  # numbers in a piece, at least: shorter ones keep a processor waiting
 MOST = 8.0  # how many times longer the terms of a gradient may be than their sum, at most

@@ -40,6 +40,7 @@ class Context:
     gradient: Callable[[Params], tuple[Tensor, Params]]  # params -> (loss [K S], gradient)
     draws: Sequence[Callable[..., np.random.Generator]]  # draws[k](what, block=...) of this step
     released: Callable[[Points], Released] = _nothing
+    factor: float = 1.0  # what step sizes are times in this round
 
 
 @dataclass(frozen=True)
@@ -85,17 +86,17 @@ def zeros(params: Params) -> State:
     return {name: torch.zeros_like(value) for name, value in params.items()}
 
 
-def withheld(at: Params) -> tuple[Tensor, Params]:
+def forbidden_gradient(at: Params) -> tuple[Tensor, Params]:
     """The gradient oracle of a private step: there is none."""
     raise AssertionError("a link of a private chain asked for a gradient that is not released")
 
 
-def begun(state: State) -> Tensor:
+def has_stepped(state: State) -> Tensor:
     """1 [S] once a state with `steps` [S] has seen a step, 0 before."""
     return (state["steps"] > 0).to(state["steps"].dtype)
 
 
-def tiled(number: Number, like: Tensor) -> Number:
+def per_client(number: Number, like: Tensor) -> Number:
     """A number per replica [S], repeated for the K blocks of like [K S, ...]; floats pass."""
     if isinstance(number, float | int):
         return float(number)
@@ -104,5 +105,5 @@ def tiled(number: Number, like: Tensor) -> Number:
 
 def per_replica(number: Number, like: Tensor) -> Number:
     """The same, made to broadcast against like [K S, ...]."""
-    number = tiled(number, like)
+    number = per_client(number, like)
     return number if isinstance(number, float | int) else number.view(-1, *[1] * (like.ndim - 1))

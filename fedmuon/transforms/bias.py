@@ -13,7 +13,7 @@ from collections.abc import Callable
 from torch import Tensor
 
 from fedmuon.tasks.base import Params
-from fedmuon.transforms.base import Context, Link, State, begun, per_replica
+from fedmuon.transforms.base import Context, Link, State, has_stepped, per_replica
 
 Correct = Callable[[Params, Context], Params]  # an orthogonalization link's update, without state
 Probe = Callable[[Tensor, Context, int, int], Tensor]  # (M, context, block, j) -> Gaussian like M
@@ -78,7 +78,7 @@ def spread(state: State, memory: float, gain: float) -> State:
     Without a filter the last is (1 - mu^(2t)) / (1 - mu^2), and over s_t^2 it is 000's
     (1 - mu) / (1 + mu) (1 + mu^t) / (1 - mu^t).
     """
-    weight = 1 + begun(state) * (gain - 1)
+    weight = 1 + has_stepped(state) * (gain - 1)
     kept = 1 - weight
     filtered = kept**2 * state["filter"] + weight**2
     carried = memory * kept * state["cross"]

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from fedmuon.tasks.base import Params, Points
-from fedmuon.transforms.base import Context, Link, State, begun, per_replica
+from fedmuon.transforms.base import Context, Link, State, has_stepped, per_replica
 
 EQUAL = 1e-12  # how near to 1 c counts as 1: gamma is a rounded quotient
 
@@ -33,7 +33,7 @@ def filtered(gain: float, reach: float) -> Link:
 
     def update(direction: Params, state: State, context: Context) -> tuple[Params, State]:
         found = context.released(_points(share, reach, context.params, state)).gradient
-        weight = 1 + begun(state) * (gain - 1)
+        weight = 1 + has_stepped(state) * (gain - 1)
         after, smooth = {"steps": state["steps"] + 1}, {}
         for name, value in found.items():
             held = state[f"gradient {name}"]
@@ -56,4 +56,4 @@ def _points(share: float, reach: float, params: Params, state: State) -> Points:
 
 def _moved(value: Tensor, name: str, state: State) -> Tensor:
     """d [K S, ...]: 0 before the first step, whatever the first model is."""
-    return per_replica(begun(state), value) * (value - state[f"before {name}"])
+    return per_replica(has_stepped(state), value) * (value - state[f"before {name}"])

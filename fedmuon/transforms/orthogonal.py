@@ -12,18 +12,20 @@ import torch
 from torch import Tensor
 
 from fedmuon import orthogonalize as maps
-from fedmuon.config import OrthogonalizerTable
 from fedmuon.coupling import normal
+from fedmuon.errors import InputError
+from fedmuon.orthogonalize.value import Orthogonalizer
 from fedmuon.randomness import Draw
+from fedmuon.settings import OrthogonalizerTable
 from fedmuon.tasks.base import Params
-from fedmuon.transforms.base import Context, Link, Number, stateless, tiled
+from fedmuon.transforms.base import Context, Link, Number, per_client, stateless
 
 Map = Callable[[Tensor, Context, int], Tensor]  # (M [S, m, n], context, block number) -> [S, m, n]
 Pieces = dict[tuple[str, int], Tensor]  # (name, place in it) -> matrices [S, m, n]
 
-TOGETHER = {"cpu": 1 << 18, "cuda": 1 << 26}  # entries that are worth stacking, as in optim
+STACKED_ENTRIES = {"cpu": 1 << 18, "cuda": 1 << 26}  # entries that are worth stacking, as in optim
 PROBES = 1024  # most probe draws of a matrix at a step
-DRAWING = ("gaussian-smoothed-sign", "randomized-polar")
+RANDOMIZED_MAPS = ("gaussian-smoothed-sign", "randomized-polar")
 # s(m, n) of an orthogonalized step, as torch.optim.Muon names them
 ADJUSTMENTS: dict[str, Callable[[int, int], float]] = {
     "none": lambda m, n: 1.0,
@@ -93,9 +95,24 @@ def _groups(pieces: Pieces, grouped: bool) -> Iterator[list[tuple[str, int]]]:
         alike.setdefault((value.shape, value.device) if grouped else name, []).append(name)
     for names in alike.values():
         first = pieces[names[0]]
-        size = max(1, TOGETHER.get(first.device.type, 1 << 26) // max(1, first.numel()))
+        size = max(1, STACKED_ENTRIES.get(first.device.type, 1 << 26) // max(1, first.numel()))
         for start in range(0, len(names), size):
             yield names[start : start + size]
+
+
+def of_value(value: Orthogonalizer) -> Map:
+    """A map of the user's, which draws nothing; what it returns must be as what it was given."""
+
+    def apply(m: Tensor, context: Context, block: int) -> Tensor:
+        found = value.apply(m)
+        if not isinstance(found, Tensor) or found.shape != m.shape or found.dtype != m.dtype:
+            raise InputError(
+                f"the map returns {getattr(found, 'shape', type(found).__name__)} "
+                f"{getattr(found, 'dtype', '')} for {m.shape} {m.dtype}: return a like stack"
+            )
+        return found
+
+    return apply
 
 
 def named(table: OrthogonalizerTable, regularization: Number | None = None) -> Map:
@@ -103,11 +120,11 @@ def named(table: OrthogonalizerTable, regularization: Number | None = None) -> M
     lam = table.lambda_ if regularization is None else regularization
     steps, eps, kind = table.steps, table.eps, table.normalization
     table_of_maps: dict[str, Map] = {
-        "smoothed-polar": lambda m, context, block: maps.smoothed_polar(m, tiled(lam, m)),
+        "smoothed-polar": lambda m, context, block: maps.smoothed_polar(m, per_client(lam, m)),
         "newton-schulz": lambda m, context, block: maps.newton_schulz(
             m, steps, table.coefficients, eps, kind
         ),
-        "clipped-sign": lambda m, context, block: maps.clipped_sign(m, table.gamma),
+        "clipped-sign": lambda m, context, block: maps.clipped_sign(m, table.clip_level),
         "exact-sign": lambda m, context, block: maps.exact_sign(m),
         "gaussian-smoothed-sign": lambda m, context, block: maps.gaussian_smoothed_sign(
             m, table.sigma, _noise(m, context, block)

@@ -7,13 +7,19 @@ a federated round is the same for all.
 
 import dataclasses
 from collections.abc import Callable, Collection, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from typing import Any
 
-from fedmuon.config import Local, OrthogonalizerTable, Privacy
+import torch
+
+from fedmuon.aggregators import Aggregator, mean
+from fedmuon.errors import InputError
 from fedmuon.names import PRIVATE
-from fedmuon.privacy.clipping import Clipping
+from fedmuon.orthogonalize.value import Orthogonalizer
 from fedmuon.privacy.mechanism import Mechanism
+from fedmuon.settings import Local, OrthogonalizerTable, Privacy
 from fedmuon.tasks.base import Params
+from fedmuon.tasks.clipping import Clipping
 from fedmuon.transforms.base import (
     Chain,
     Context,
@@ -28,12 +34,12 @@ from fedmuon.transforms.bias import corrected
 from fedmuon.transforms.kalman import filtered
 from fedmuon.transforms.momentum import momentum
 from fedmuon.transforms.oracle import gradient, released
-from fedmuon.transforms.orthogonal import DRAWING, named, orthogonalize, probe
+from fedmuon.transforms.orthogonal import RANDOMIZED_MAPS, named, of_value, orthogonalize, probe
 from fedmuon.transforms.route import adamw, only
 from fedmuon.transforms.step import align, descend, normalize
 
 # (old model, mean of the clients' models, states) -> (next model, next states)
-ServerRule = Callable[[Params, Params, States], tuple[Params, States]]
+ServerRule = Callable[..., tuple[Params, States]]
 
 
 @dataclass(frozen=True)
@@ -47,6 +53,8 @@ class Recipe:
     returned: tuple[str, ...] = ()
     kept: tuple[str, ...] = ()
     mechanism: Mechanism | None = None
+    aggregate: Aggregator = field(default_factory=mean)
+    scaled: bool = False  # the server's rule also takes what the round's step sizes were times
 
 
 def replace_by_mean(old: Params, mean: Params, states: States) -> tuple[Params, States]:
@@ -65,13 +73,20 @@ def server_momentum(memory: float) -> ServerRule:
     return rule
 
 
-def remember_direction(lr: Number, steps: int, others: Mapping[str, Number]) -> ServerRule:
+def remember_direction(
+    lr: Number, steps: int, others: Mapping[str, Number]
+) -> Callable[..., tuple[Params, States]]:
     """Delta_G <- (X - mean) / (eta E): the last global update direction (001 Remark 3.2); `others`
     names the parameters with a step size of their own."""
 
-    def rule(old: Params, mean: Params, states: States) -> tuple[Params, States]:
+    def rule(
+        old: Params, mean: Params, states: States, factor: float = 1.0
+    ) -> tuple[Params, States]:
+        count = factor * steps
         direction: State = {
-            name: (old[name] - mean[name]) / (per_replica(others.get(name, lr), old[name]) * steps)
+            name: (old[name] - mean[name]) / (per_replica(others.get(name, lr), old[name]) * count)
+            if count
+            else torch.zeros_like(old[name])
             for name in old
         }
         return mean, {**states, "global-direction": direction}
@@ -86,8 +101,10 @@ def build(
     regularization: Number | None = None,
     routed: Mapping[str, int] | None = None,
     privacy: Privacy | None = None,
+    own_map: Orthogonalizer | None = None,
 ) -> Recipe:
-    """The recipe that the config names; lr and lambda may be given per replica [S].
+    """The recipe that the config names, with `own_map` for the map if given; lr and lambda may be
+    given per replica [S].
 
     `routed` says of every parameter of a network into how many matrices a Muon recipe cuts it to
     orthogonalize them; those with 0 take the auxiliary step. Without it all are matrices.
@@ -95,7 +112,7 @@ def build(
     rate = local.lr if lr is None else lr
     others = {name: aux_rate(local) for name, count in (routed or {}).items() if not count}
     descent, heavy = descend(rate, others, local.weight_decay), _momentum(local)
-    orthogonal = _orthogonalize(local, orthogonalizer, regularization, routed)
+    orthogonal = _orthogonalize(local, orthogonalizer, regularization, routed, own_map)
     if local.recipe in PRIVATE:
         return _private(local, privacy or Privacy(), orthogonal, others, descent)
     muon = (gradient(), *_muon(local, orthogonal, others))
@@ -117,9 +134,23 @@ def build(
             sent=("momentum", "global-direction"),
             returned=shared,
             kept=("momentum", "global-direction"),
+            scaled=True,
         ),
     }
     return recipes[local.recipe]
+
+
+def as_recipe(found: Any) -> Recipe:
+    """What was given: a recipe, or a chain or its links, of which lasting states are kept."""
+    if isinstance(found, Recipe):
+        return found
+    links = found.links if isinstance(found, Chain) else found
+    if isinstance(links, tuple | list) and links and all(isinstance(one, Link) for one in links):
+        return _kept(*links)
+    raise InputError(
+        f"a recipe of type {type(found).__name__} is none: give a fedmuon.Recipe, a fedmuon.Chain "
+        "or a list of links"
+    )
 
 
 def _kept(*links: Link) -> Recipe:
@@ -136,7 +167,7 @@ def _private(
     through the Kalman filter."""
     first, base = local.recipe.split("-")
     disk, mechanism = first == "disk", mechanism_of(privacy, others)
-    oracle = filtered(privacy.kappa, privacy.gamma) if disk else released()
+    oracle = filtered(privacy.kappa, privacy.lookahead) if disk else released()
     if base == "muonbc":
         gain = privacy.kappa if disk else 1.0
         orthogonal = _unbiased(local, privacy, orthogonal, mechanism.spread, gain)
@@ -175,9 +206,12 @@ def _orthogonalize(
     table: OrthogonalizerTable,
     regularization: Number | None,
     blocks: Mapping[str, int] | None,
+    own_map: Orthogonalizer | None,
 ) -> Link:
+    if own_map is not None:
+        return orthogonalize(of_value(own_map), local.adjust, True, blocks)
     apply = named(table, regularization)
-    return orthogonalize(apply, local.adjust, table.name not in DRAWING, blocks)
+    return orthogonalize(apply, local.adjust, table.name not in RANDOMIZED_MAPS, blocks)
 
 
 def _muon(local: Local, orthogonal: Link, others: Collection[str]) -> tuple[Link, ...]:

@@ -31,8 +31,9 @@ def normalize() -> Link:
 
 
 def descend(lr: Number, others: Mapping[str, Number] | None = None, decay: float = 0.0) -> Link:
-    """-eta times the direction (001 (3)), and times decay X beside it; eta may differ per replica,
-    and by parameter: `others` names those that do not take `lr`."""
+    """-eta times the direction (001 (3)), and times decay X beside it; eta is times the round's
+    factor, and may differ per replica, and by parameter: `others` names those that do not take
+    `lr`."""
     rates = others or {}
 
     def update(direction: Params, context: Context) -> Params:
@@ -41,9 +42,12 @@ def descend(lr: Number, others: Mapping[str, Number] | None = None, decay: float
                 name: value.add(context.params[name], alpha=decay)
                 for name, value in direction.items()
             }
-        return {
+        moved = {
             name: value * -per_replica(rates.get(name, lr), value)
             for name, value in direction.items()
         }
+        if context.factor == 1:
+            return moved
+        return {name: value * context.factor for name, value in moved.items()}
 
     return stateless("descend", update)

@@ -116,7 +116,7 @@ class Nursery:
 
     def _spawn(self, order: Mapping[str, Any], environment: Mapping[str, str]) -> int:
         folder = Path(order["folder"])
-        command = [sys.executable, "-m", "experiments.cli", *order["arguments"]]
+        command = [sys.executable, "-m", "fedmuon.experiments.cli", *order["arguments"]]
         if order["tamper"]:
             command = [sys.executable, "-m", "tests.chaos.tamper", json.dumps(order)]
         with (folder / "out").open("wb") as out, (folder / "err").open("wb") as err:
@@ -161,7 +161,7 @@ def _warm(place: Path, quick: bool) -> None:
     import torch
 
     torch.set_num_threads(1)
-    from experiments.kinds import stability
+    from fedmuon.experiments.studies.stability import cells as stability
 
     from . import jobs
     from .tamper import command

@@ -25,7 +25,7 @@ PIPES: dict[int, int] = {}  # stream -> the process that carries it on
 
 def command(arguments: Sequence[str]) -> int:
     """`fedmuon ARGUMENTS` here; the exit code."""
-    from experiments.cli import main
+    from fedmuon.experiments.cli import main
 
     try:
         main(list(arguments))

@@ -61,7 +61,7 @@ def clock(seconds: float) -> Iterator[None]:
 
 def call(arguments: Sequence[str], place: Path, seconds: float = SECONDS) -> Ending:
     """Run `fedmuon ARGUMENTS` in that folder."""
-    from experiments.cli import main
+    from fedmuon.experiments.cli import main
 
     code, trouble, out, err = None, "", io.StringIO(), io.StringIO()
     before = Path.cwd()
@@ -164,12 +164,12 @@ def load() -> None:
     """Import what commands import, so that forked workers need not."""
     import transformers  # noqa: F401
 
-    import clients.client_app  # noqa: F401
-    import experiments.deploy
-    import experiments.kinds.training
-    import experiments.ray_engine
-    import experiments.sweep  # noqa: F401
-    import server.server_app  # noqa: F401
+    import fedmuon.clients.client_app
+    import fedmuon.experiments.engines.deploy
+    import fedmuon.experiments.engines.ray_engine
+    import fedmuon.experiments.studies.training.cells
+    import fedmuon.experiments.suites.sweep
+    import fedmuon.server.server_app  # noqa: F401
     from fedmuon.tasks.decoder import Form, decoder
 
     decoder(Form(256, 4, 8, 1, 1))  # what builds it is imported at the first one
@@ -182,17 +182,17 @@ def bar() -> None:
 
     import torch
 
-    import experiments.deploy
-    import experiments.ray_engine
-    import experiments.sweep
-    from analysis.figures import style
+    import fedmuon.experiments.engines.deploy
+    import fedmuon.experiments.engines.ray_engine
+    import fedmuon.experiments.suites.sweep
     from fedmuon import gemm
+    from fedmuon.analysis.report import style
 
     torch.set_num_threads(1)
     for module, name in (
-        (experiments.deploy, "deploy"),
-        (experiments.ray_engine, "run_on_ray"),
-        (experiments.sweep, "Spread"),
+        (fedmuon.experiments.engines.deploy, "deploy"),
+        (fedmuon.experiments.engines.ray_engine, "run_on_ray"),
+        (fedmuon.experiments.suites.sweep, "Spread"),
     ):
         setattr(module, name, _would_start)
     socket.socket.connect = socket.getaddrinfo = _offline  # type: ignore[assignment]

@@ -106,7 +106,7 @@ def _commands() -> list[tuple[tuple[str, ...], click.Command]]:
     """Every command with the words that call it."""
     import typer.main
 
-    from experiments.cli import app
+    from fedmuon.experiments.cli import app
 
     def walk(path: tuple[str, ...], one: Any) -> list[tuple[tuple[str, ...], click.Command]]:
         if not hasattr(one, "commands"):

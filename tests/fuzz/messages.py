@@ -56,7 +56,7 @@ def perform(case: Case, place: Path) -> Outcome:
 
 
 def _to_client(case: Case) -> Outcome:
-    from clients import client_app
+    from fedmuon.clients import client_app
     from fedmuon.errors import InputError
 
     peers = _peers(case["recipe"], "strict")

@@ -9,12 +9,12 @@ import numpy as np
 from flwr.app import ConfigRecord, Context, Error, Message, MessageType, RecordDict
 from flwr.supercore.task_identity import TaskIdentity
 
-from clients import client_app
+from fedmuon.clients import client_app
 from fedmuon.config import parse
 from fedmuon.federated import setup
 from fedmuon.federated.aggregate import begin
 from fedmuon.federated.simulate import Fault
-from server.strategy import FedMuonStrategy
+from fedmuon.server.strategy import FedMuonStrategy
 
 Lie = Callable[[Any], None]
 

@@ -52,8 +52,8 @@ def _call(place: Path, *arguments: str) -> None:
 
 def _stopped(config: Path, out: Path) -> None:
     """A run that ends without a word after its second round."""
-    from experiments.run import execute
     from fedmuon.config import load
+    from fedmuon.experiments.run import execute
 
     def watch(record: dict) -> None:
         if record["round"] == 2:

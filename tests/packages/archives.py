@@ -47,6 +47,11 @@ def tracked(*rooms: str) -> set[str]:
     return {name for name in listed.stdout.splitlines() if (ROOT / name).exists()}
 
 
+def installed(rooms: set[str]) -> set[str]:
+    """Where files of the tree lie when they are installed: below one name."""
+    return {name if name.startswith("fedmuon/") else f"fedmuon/{name}" for name in rooms}
+
+
 def differences(wheel: set[str], rooms: set[str]) -> list[str]:
     """What a wheel lacks of the rooms, and what it has beside them and its own notes."""
     held = {name for name in wheel if ".dist-info/" not in name}

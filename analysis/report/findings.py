@@ -1,0 +1,86 @@
+"""What a report says of one folder: its claims, numbers, figures, assumptions, circumstances."""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from fedmuon.analysis.report.captions import CAPTIONS, TITLES
+from fedmuon.analysis.report.claims import Claim
+
+Rows = list[tuple[str, ...]]
+SHARED = (
+    "kind",
+    "title",
+    "suite",
+    "data",
+    "scale",
+    "again",
+    "seconds",
+    "versions",
+)  # of all suites
+
+
+@dataclass(frozen=True)
+class Picture:
+    """A figure to draw, wide or narrow, what it shows, and what a reader should see in it."""
+
+    name: str
+    draw: Callable[[bool], Any]
+    title: str
+    caption: str
+
+    @classmethod
+    def known(cls, name: str, draw: Callable[[bool], Any]) -> "Picture":
+        """One whose title and caption are in `fedmuon.analysis.report.captions`."""
+        return cls(name, draw, TITLES[name], CAPTIONS[name])
+
+
+@dataclass(frozen=True)
+class Findings:
+    """One section of a report; all strings are plain text."""
+
+    name: str  # of the folder
+    title: str
+    data: str
+    claims: Sequence[Claim]
+    numbers_title: str
+    head: tuple[str, ...]
+    numbers: Rows
+    note: str
+    pictures: Sequence[Picture]
+    stands_on: str
+    assumptions: Sequence[str]
+    again: str
+    circumstances: Rows
+    more: Sequence[tuple[str, tuple[str, ...], Rows]] = ()  # tables: title, head, rows
+
+
+def titled(about: Mapping[str, Any]) -> str:
+    """A suite's title, and its data if it has any."""
+    return f"{about['title']} on {about['data']}" if about["data"] else str(about["title"])
+
+
+def circumstances(record: Mapping[str, Any], names: Sequence[str]) -> Rows:
+    """What was run where: the named values, the machine and the versions."""
+    rows: Rows = [
+        (name.replace("_", " "), text(record[name]))
+        for name in names
+        if record.get(name) not in (None, "")
+    ]
+    if isinstance(share := record.get("share_of_gemm"), float):
+        rows.append(("share of the machine's best matrix product", f"{share:.0%}"))
+    for group in ("machine", "versions"):
+        if held := record.get(group):
+            rows.append((group, ", ".join(f"{name} {text(held[name])}" for name in held)))
+    return rows
+
+
+def number(value: Any) -> str:
+    """Four digits; a dash for what is unknown."""
+    unknown = value is None or not isinstance(value, int | float) or value != value
+    return "–" if unknown else f"{value:.4g}".replace("-", "−")
+
+
+def text(value: Any) -> str:
+    """Any value in words."""
+    return f"{value:.4g}" if isinstance(value, float) else str(value)

@@ -1,0 +1,226 @@
+"""What all figures share: sizes, colours that survive grey print, and bytes that repeat."""
+
+import contextlib
+import io
+import logging
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import wraps
+from pathlib import Path
+from typing import Any, ParamSpec
+
+import matplotlib
+import numpy as np
+from matplotlib.axes import Axes
+from matplotlib.axis import Axis
+from matplotlib.backends.backend_agg import FigureCanvasAgg
+from matplotlib.figure import Figure
+from matplotlib.ticker import FuncFormatter, LogLocator, MaxNLocator, NullFormatter, NullLocator
+
+from fedmuon.errors import InputError
+from fedmuon.files import write_bytes
+
+Columns = Mapping[str, np.ndarray]
+Given = ParamSpec("Given")
+WIDE, NARROW = 6.8, 3.5  # inches
+DPI = 200
+# Okabe and Ito's palette, from dark to light.
+BLUE, RED, GREEN, ORANGE, SKY, PINK = (
+    "#0072B2", "#D55E00", "#009E73", "#E69F00", "#56B4E9", "#CC79A7",
+)  # fmt: skip
+BLACK, GREY = "#000000", "#707070"
+SERIES = ((BLUE, "o"), (ORANGE, "s"), (GREEN, "^"), (RED, "D"), (PINK, "v"), (SKY, "P"))
+STYLE = {
+    "font.size": 8.5,
+    "font.family": "DejaVu Sans",
+    "axes.titlesize": 9,
+    "axes.labelsize": 9,
+    "xtick.labelsize": 8,
+    "ytick.labelsize": 8,
+    "legend.fontsize": 8,
+    "legend.frameon": False,
+    "axes.spines.top": False,
+    "axes.spines.right": False,
+    "axes.linewidth": 0.7,
+    "pdf.fonttype": 42,
+    "svg.hashsalt": "fedmuon",
+}
+NAMES = {
+    "n": "training samples $n$",
+    "lr": r"step size $\eta$",
+    "lambda": r"$1/\sqrt{\lambda}$",
+    "alpha": r"label skew $\alpha$",
+    "per_round": "participants a round $K$",
+    "bound": "bound on the gap",
+    "mean_perturbation": r"mean perturbation $\Vert X-X'\Vert_F$",
+}
+
+
+def styled(draw: Callable[Given, Figure]) -> Callable[Given, Figure]:
+    """Draw in this style whatever the caller's settings are, and leave those as they were."""
+
+    @wraps(draw)
+    def inside(*args: Given.args, **kwargs: Given.kwargs) -> Figure:
+        with matplotlib.rc_context(_settings()):
+            return draw(*args, **kwargs)
+
+    return inside
+
+
+def canvas(
+    panels: int, narrow: bool, height: float, across: int | None = None
+) -> tuple[Figure, list[Axes]]:
+    """Panels side by side, `across` to a row, or one below the other if narrow; `height` is that
+    of one, in inches."""
+    columns = 1 if narrow else across or panels
+    rows = -(-panels // columns)
+    size = (NARROW if narrow else WIDE, height * rows)
+    figure = Figure(figsize=size, dpi=DPI, layout="constrained")
+    FigureCanvasAgg(figure)
+    every = list(figure.subplots(rows, columns, squeeze=False).flat)
+    for spare in every[panels:]:
+        spare.remove()
+    return figure, every[:panels]
+
+
+def legend_below(figure: Figure, axes: Axes, columns: int) -> None:
+    """The labels of one panel, which all share, below the whole figure; in fewer columns than
+    asked for where labels are long."""
+    handles, labels = axes.get_legend_handles_labels()
+    for count in range(columns, 0, -1):
+        made = figure.legend(handles, labels, loc="outside lower center", ncols=count,
+                             handlelength=1.6, columnspacing=1.2, handletextpad=0.5)  # fmt: skip
+        if count == 1 or made.get_window_extent().width <= figure.bbox.width:
+            return
+        made.remove()
+
+
+def legend(axes: Axes, columns: int) -> None:
+    """The panel's labels below its axis, so that they never cover data."""
+    handles, labels = axes.get_legend_handles_labels()
+    if handles:
+        axes.legend(
+            handles, labels, loc="upper center", bbox_to_anchor=(0.5, -0.25), ncols=columns,
+            handlelength=1.6, columnspacing=1.0, handletextpad=0.5, borderaxespad=0.0,
+        )  # fmt: skip
+
+
+def levels_on_x(axes: Axes, levels: np.ndarray) -> None:
+    """A log x axis with a tick at each level that was run."""
+    axes.set_xscale("log")
+    axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: plain(value)))
+    axes.set_xticks(levels)
+    axes.xaxis.set_minor_locator(NullLocator())
+    axes.xaxis.set_minor_formatter(NullFormatter())
+
+
+def alike(panels: Sequence[Axes], log: bool = False) -> None:
+    """The y axis of all panels, logarithmic if asked, from the lowest to the highest end of any."""
+    for axes in panels if log else ():
+        axes.set_yscale("log")
+    ends = np.array([axes.get_ylim() for axes in panels])
+    for axes in panels:
+        axes.set_ylim(ends[:, 0].min(), ends[:, 1].max())
+        if log:
+            _log_ticks(axes.yaxis, *axes.get_ylim())
+
+
+def powers_of_2(axes: Axes, levels: np.ndarray) -> None:
+    """A log x axis with up to four ticks, at levels that are powers of 2."""
+    whole = levels[np.log2(levels) % 1 == 0]
+    axes.set_xscale("log", base=2)
+    axes.set_xticks(whole[:: max(1, -(-len(whole) // 4))])
+    axes.xaxis.set_minor_locator(NullLocator())
+
+
+def plain(value: float) -> str:
+    """A level as short as can be: 20000 is 20k, 0.005 stays."""
+    return f"{value / 1000:g}k" if value >= 1000 and value % 100 == 0 else f"{value:.3g}"
+
+
+def compact(value: float) -> str:
+    """Two digits for a cell: 0.051, 12, 1.2e−5."""
+    if not np.isfinite(value):
+        return "–"
+    if value == 0 or 0.01 <= abs(value) < 1000:
+        return f"{value:#.2g}".rstrip(".").replace("-", "−")
+    mantissa, power = f"{value:.1e}".split("e")
+    return f"{mantissa}e{int(power)}".replace("-", "−")
+
+
+def log_x(axes: Axes) -> None:
+    """A log x axis: powers of ten, or 1, 2, 5 where they would be too few."""
+    axes.set_xscale("log")
+    _log_ticks(axes.xaxis, *axes.get_xlim())
+
+
+def log_y(axes: Axes) -> None:
+    """The same for y; it stays linear where nothing positive is drawn."""
+    every = np.concatenate([np.asarray(line.get_ydata(), dtype=float) for line in axes.lines])
+    if (np.isfinite(every) & (every > 0)).any():
+        axes.set_yscale("log")
+        _log_ticks(axes.yaxis, *axes.get_ylim())
+
+
+def _log_ticks(axis: Axis, low: float, high: float) -> None:
+    if high / low < 4:  # few of 1, 2, 5 would be within
+        axis.set_major_locator(MaxNLocator(6, steps=[1, 2, 5, 10]))
+        axis.set_major_formatter(FuncFormatter(lambda value, _: _tick(value)))
+        axis.set_minor_locator(NullLocator())
+    elif high / low < 100:
+        axis.set_major_locator(LogLocator(subs=(1.0, 2.0, 5.0)))
+        axis.set_major_formatter(FuncFormatter(lambda value, _: _tick(value)))
+    axis.set_minor_formatter(NullFormatter())
+
+
+def _tick(value: float) -> str:
+    if 1e-3 <= value < 1e4:
+        return f"{value:g}"
+    mantissa, power = f"{value:.0e}".split("e")
+    return f"{mantissa}e{int(power)}".replace("-", "−")
+
+
+def png(figure: Figure, dpi: int = DPI) -> bytes:
+    """The figure as a PNG, the same bytes each time."""
+    return _bytes(figure, "png", {"Software": None}, dpi)
+
+
+def save(figure: Figure, stem: Path) -> tuple[Path, Path]:
+    """STEM.pdf (vectors, embedded TrueType) and STEM.png at 200 dpi; same bytes each time."""
+    pdf, picture = stem.with_name(f"{stem.name}.pdf"), stem.with_name(f"{stem.name}.png")
+    write_bytes(pdf, _bytes(figure, "pdf", {"CreationDate": None}, DPI))
+    write_bytes(picture, png(figure))
+    return pdf, picture
+
+
+def saved_as(figure: Figure, file: Path) -> None:
+    """The figure as the file's ending says: .png, .pdf or .svg."""
+    kind = file.suffix.removeprefix(".").lower()
+    if kind not in ("png", "pdf", "svg"):
+        raise InputError(f"{file} ends in no kind of picture: call it .png, .pdf or .svg")
+    date = {"pdf": {"CreationDate": None}, "svg": {"Date": None}}.get(kind, {})
+    write_bytes(file, _bytes(figure, kind, date, DPI))
+
+
+def _bytes(figure: Figure, kind: str, metadata: dict, dpi: int) -> bytes:
+    buffer = io.BytesIO()
+    with matplotlib.rc_context(_settings()), _quiet():
+        figure.savefig(buffer, format=kind, metadata=metadata, dpi=dpi, facecolor="white")
+    return buffer.getvalue()
+
+
+@contextlib.contextmanager
+def _quiet() -> Iterator[None]:
+    """Without the font writer's warning that DejaVu's own date is old."""
+    log = logging.getLogger("fontTools")
+    level = log.level
+    log.setLevel(logging.ERROR)
+    try:
+        yield
+    finally:
+        log.setLevel(level)
+
+
+def _settings() -> dict[Any, Any]:
+    """matplotlib's own settings below ours; the backend stays, as no figure here asks for one."""
+    default = matplotlib.rcParamsDefault
+    return {key: default[key] for key in default if key != "backend"} | STYLE

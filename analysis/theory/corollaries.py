@@ -1,0 +1,224 @@
+"""The corollaries of 001: each composes a map's constant, an exposure, and the bound.
+
+A `Run` says what was trained, a participation what is known of who took part. The named map
+functions (D.2, D.5, D.11) fetch L and call `theorem`, which is Theorem 4.1 with Corollary 4.2 (full
+batches), Corollary 4.3 (random participation) or Theorem J.1 (realized batches).
+"""
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from fedmuon.analysis.theory.checks import probability
+from fedmuon.analysis.theory.concentration import Constant
+from fedmuon.analysis.theory.generalization import INDEPENDENCE, RANGE, Bound, bound
+from fedmuon.analysis.theory.participation import (
+    Rows,
+    batch_exposure,
+    exposure,
+    full_batch_sensitivity,
+    loss_stability,
+    mini_batch_sensitivity,
+    perturbation,
+    psi,
+)
+from fedmuon.analysis.theory.recursion import (
+    of_rounds,
+    scheduled_amplification,
+    step_amplification,
+)
+from fedmuon.errors import InputError
+from fedmuon.orthogonalize import Uncertified, lipschitz
+from fedmuon.orthogonalize.certificates import Kind
+from fedmuon.tasks.constants import Constants
+
+COUPLING = "The schedule, batches and noise ignore the samples, and all who were drawn answered."
+LIPSCHITZ_LOSS = "Every loss is L_loss-Lipschitz in Frobenius norm (Assumption 4.3)."
+GRADIENTS = "Sample gradients are Lg-Lipschitz and at most G_max (Assumption 4.4)."
+GLOBAL_MAP = "Every orthogonalization call is L_orth-Lipschitz on all matrices (Condition 4.1)."
+UNIFORM = "Each round draws K of N clients uniformly, alone (Corollary 4.3: failure + rho)."
+NO_CLIPPING = "Fresh Gaussian noise keeps s_q above gamma at every call (D.11: failure + alpha)."
+MEASURED = "The constants L_loss, Lg, G_max are estimates: no proof covers this model."
+
+
+@dataclass(frozen=True)
+class Run:
+    """What was trained: Algorithm 1 of 001, and the constants of its task (`proved` or not).
+
+    `batch` is the mini-batch size, 0 for full batches; `factors` [R] are what lr is times in each
+    round, if not always 1.
+    """
+
+    lr: float
+    beta: float
+    rounds: int
+    local_steps: int
+    sizes: np.ndarray
+    weights: np.ndarray
+    constants: Constants
+    proved: bool = True
+    batch: int = 0
+    factors: np.ndarray | None = None
+
+
+@dataclass(frozen=True)
+class Realized:
+    """The schedule [R, K] as drawn, and the batches as drawn (`Plan.rows`) if there were any.
+
+    Without the rows of a mini-batch run every batch of a client may hold the replaced sample.
+    """
+
+    schedule: np.ndarray
+    rows: Rows | None = None
+
+    @property
+    def per_round(self) -> int:
+        return self.schedule.shape[1]
+
+
+@dataclass(frozen=True)
+class Uniform:
+    """Only the law of the schedule: K of N each round; the bound then fails by rho more."""
+
+    per_round: int
+    rho: float
+
+
+Participation = Realized | Uniform
+
+
+def theorem(
+    run: Run,
+    l_orth: float,
+    participation: Participation,
+    delta: float,
+    c_hp: Constant = "explicit",
+    *,
+    shares: tuple[float, float] = (0.5, 0.5),
+    assumptions: tuple[str, ...] = (GLOBAL_MAP,),
+    other_failure: float = 0.0,
+) -> Bound:
+    """001 (14) or (17) for any map with a proved constant L_orth, with full or mini-batches."""
+    stood_on = (INDEPENDENCE, RANGE, LIPSCHITZ_LOSS, GRADIENTS, COUPLING, *assumptions)
+    if isinstance(participation, Uniform) and participation.per_round < len(run.sizes):
+        stood_on, other_failure = (*stood_on, UNIFORM), other_failure + participation.rho
+    return bound(
+        stability(run, l_orth, participation),
+        run.sizes,
+        run.weights,
+        delta,
+        run.constants.loss_bound,
+        c_hp,
+        shares=shares,
+        status="certified" if run.proved else "estimated",
+        assumptions=stood_on if run.proved else (*stood_on, MEASURED),
+        other_failure=other_failure,
+    )
+
+
+def stability(run: Run, l_orth: float, participation: Participation) -> np.ndarray:
+    """eps_i of 001 (13), (16) or Theorem J.1, [N]."""
+    moved = certificate(run, l_orth, participation)
+    return loss_stability(moved, run.constants.lipschitz, run.constants.loss_bound)
+
+
+def certificate(run: Run, l_orth: float, participation: Participation) -> np.ndarray:
+    """How far X^R can move for any neighbour in client i, [N]: Delta_i Y_i (Appendices F, J)."""
+    steps = amplified(run, l_orth)
+    clients, top = len(run.sizes), run.constants.gradient_bound
+    if isinstance(participation, Uniform):
+        most = psi(of_rounds(steps), clients, participation.per_round, participation.rho)
+        return perturbation(sensitivity(run), np.full(clients, most))
+    if run.batch and participation.rows is not None:
+        drawn = batch_exposure(steps, participation.schedule, run.sizes, participation.rows)
+        return perturbation(np.full(clients, 2 * top), drawn)
+    realized = exposure(of_rounds(steps), participation.schedule, clients)
+    return perturbation(sensitivity(run), realized)
+
+
+def amplified(run: Run, l_orth: float) -> np.ndarray:
+    """a_{s,k} of the run, [R, E]."""
+    smoothness = run.constants.smoothness
+    if run.factors is None:
+        return step_amplification(run.lr, run.beta, l_orth, smoothness, run.rounds, run.local_steps)
+    return scheduled_amplification(
+        run.lr, run.beta, l_orth, smoothness, run.factors, run.local_steps
+    )
+
+
+def sensitivity(run: Run) -> np.ndarray:
+    """Delta_i, [N]: 2 G_max / n_i, or 2 G_max / b with mini-batches (Remark 4.1)."""
+    top = run.constants.gradient_bound
+    if run.batch:
+        return mini_batch_sensitivity(top, run.batch, run.sizes)
+    return full_batch_sensitivity(top, run.sizes)
+
+
+def smoothed_polar(
+    run: Run, lam: float, participation: Participation, delta: float, **given: Any
+) -> Bound:
+    """Corollary D.2: L = 1/sqrt(lambda)."""
+    return theorem(
+        run, lipschitz("smoothed-polar", "sharp", lam=lam), participation, delta, **given
+    )
+
+
+def newton_schulz(
+    run: Run,
+    participation: Participation,
+    delta: float,
+    *,
+    kind: Kind = "sharp",
+    polynomial: dict[str, Any],
+    **given: Any,
+) -> Bound:
+    """Corollary D.5; `polynomial` holds steps, coefficients, eps, normalization of the map."""
+    l_orth = lipschitz("newton-schulz", kind, **polynomial)
+    if not np.isfinite(l_orth):
+        raise Uncertified("The constant of this Newton-Schulz map overflows: use kind='sharp'.")
+    return theorem(run, l_orth, participation, delta, **given)
+
+
+def gaussian_smoothed_sign(
+    run: Run,
+    participation: Participation,
+    delta: float,
+    *,
+    sigma: float,
+    alpha: float,
+    shape: tuple[int, int],
+    kind: Kind = "sharp",
+    **given: Any,
+) -> Bound:
+    """Corollary D.11: sign(M + sigma H) at R E K calls of one matrix; the bound fails alpha more.
+
+    It equals the run with the clipped sign, for which the theorem holds, unless some call clips.
+    """
+    calls = run.rounds * run.local_steps * participation.per_round
+    alpha = probability("alpha", alpha)
+    l_orth = lipschitz(
+        "gaussian-smoothed-sign", kind, sigma=sigma, alpha=alpha, calls=calls, shape=shape
+    )
+    kept = (NO_CLIPPING,)
+    return theorem(
+        run, l_orth, participation, delta, assumptions=kept, other_failure=alpha, **given
+    )
+
+
+def exact_sign(run: Run, **_: Any) -> Bound:
+    """No bound: a tube certifies one run, while the theorem needs it for every sample."""
+    raise Uncertified(
+        "The exact sign jumps at rank changes, and a tube around one run (Lemma D.12) says nothing "
+        "of other samples (Remark D.2): smooth or clip the sign to get a bound."
+    )
+
+
+def equal_clients(run: Run) -> int:
+    """m, the common n_i of Corollaries K.2 and K.3, which also ask for p_i = 1/N."""
+    sizes, weights = np.asarray(run.sizes), np.asarray(run.weights)
+    if (sizes != sizes[0]).any() or not np.allclose(weights, 1 / len(sizes), rtol=1e-9):
+        raise InputError("K.2 and K.3 are for clients with equal n_i and p_i = 1/N: use `theorem`.")
+    if run.batch:
+        raise InputError("K.2 and K.3 are for full batches: use `theorem`.")
+    return int(sizes[0])

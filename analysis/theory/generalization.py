@@ -1,0 +1,95 @@
+"""The generalization bound of 001, Theorem 4.1, as a number that says what it stands on."""
+
+from dataclasses import dataclass
+from typing import Literal
+
+import numpy as np
+from numpy.typing import ArrayLike
+
+from fedmuon.analysis.theory.checks import (
+    at_least,
+    client_weights,
+    probability,
+    sample_sizes,
+    values,
+)
+from fedmuon.analysis.theory.concentration import (
+    Constant,
+    bounded_differences,
+    effective_size,
+    sharp_stability,
+)
+from fedmuon.errors import InputError
+
+Status = Literal["certified", "estimated"]
+
+INDEPENDENCE = "The samples are independent, those of client i draws of one law (Assumption 4.1)."
+STABILITY = "Replacing one sample of client i changes every loss by at most eps_i, whatever it is."
+RANGE = "Every loss lies in [0, B]."
+
+
+@dataclass(frozen=True)
+class Bound:
+    """F - F_hat <= value, except with probability `failure`; only the gap's upper side.
+
+    `h` and `g` are the branches 001 (10), (11) at their shares of delta, `value` the smaller.
+    `failure` adds to delta whatever else may go wrong. `status` is certified when every constant
+    is proved, and estimated otherwise; both hold only under `assumptions`.
+    """
+
+    value: float
+    h: float
+    g: float
+    n_eff: float
+    c_hp: Constant
+    delta: float
+    failure: float
+    status: Status
+    assumptions: tuple[str, ...]
+
+
+def bound(
+    eps: ArrayLike,
+    sizes: ArrayLike,
+    weights: ArrayLike,
+    delta: float,
+    loss_bound: float = 1.0,
+    c_hp: Constant = "explicit",
+    *,
+    shares: tuple[float, float] = (0.5, 0.5),
+    status: Status = "certified",
+    assumptions: tuple[str, ...] = (INDEPENDENCE, STABILITY, RANGE),
+    other_failure: float = 0.0,
+) -> Bound:
+    """B_delta of 001 (12): min(H, G) at delta/2 each, from eps, sizes n_i and weights p_i, all [N].
+
+    `shares` are the parts of delta given to H and to G. The eps_i do not depend on the sample, so
+    the minimum is one of two fixed numbers, known before the data: it fails no more often than
+    that one. Hence any shares up to (1, 1), fixed in advance, hold at level delta; the halves are
+    the paper's.
+    """
+    counts = sample_sizes(sizes)
+    chances = client_weights(weights, len(counts))
+    top, delta = at_least("loss_bound", loss_bound), probability("delta", delta)
+    capped = np.minimum(top, values("eps", eps, len(counts)))
+    if not all(0 < share <= 1 for share in shares):
+        raise InputError(f"shares are {shares}: give H and G each a part of delta in (0, 1].")
+    h = sharp_stability(capped, counts, chances, shares[0] * delta, top, c_hp)
+    g = bounded_differences(capped, counts, chances, shares[1] * delta, top)
+    if not isinstance(c_hp, str) and h < g:
+        status = "estimated"
+        assumptions = (*assumptions, f"C_hp = {c_hp:g} is the caller's: nothing proves it.")
+    failure = delta + at_least("other_failure", other_failure)
+    n_eff = effective_size(counts, chances)
+    return Bound(min(h, g), h, g, n_eff, c_hp, delta, failure, status, assumptions)
+
+
+def g_alone(
+    eps: ArrayLike, sizes: ArrayLike, weights: ArrayLike, delta: float, loss_bound: float = 1.0
+) -> float:
+    """G at the full delta (001, Lemmas C.1 and C.5): no split, and no constant left open."""
+    counts = sample_sizes(sizes)
+    chances = client_weights(weights, len(counts))
+    top = at_least("loss_bound", loss_bound)
+    capped = np.minimum(top, values("eps", eps, len(counts)))
+    return bounded_differences(capped, counts, chances, probability("delta", delta), top)

@@ -1,0 +1,121 @@
+"""From amplification to stability: who took part, with which samples, and how much that moves.
+
+Everything here is deterministic given the schedule and the batches. For every neighbour in client
+i, ||X^R(S) - X^R(S')||_F <= Delta_i Y_i(C) (001, Appendix F).
+"""
+
+import math
+from collections.abc import Callable
+
+import numpy as np
+from numpy.typing import ArrayLike
+
+from fedmuon.analysis.theory.checks import (
+    at_least,
+    probability,
+    rounds_of,
+    sample_sizes,
+    values,
+    whole,
+)
+from fedmuon.errors import InputError
+
+# (round, client, local step, samples of the client) -> the rows in the batch; None is all of them.
+# `fedmuon.federated.plan.Plan.rows` is one.
+Rows = Callable[[int, int, int, int], np.ndarray | None]
+
+
+def exposure(a: ArrayLike, schedule: ArrayLike, clients: int) -> np.ndarray:
+    """Y_i(C) = (1/K) sum_s a_s 1{i in C_s} (001 (9)), [N], from a [R] and a schedule [R, K]."""
+    chosen = rounds_of(schedule, clients)
+    per_round = chosen.shape[1]
+    weights = np.repeat(values("a", a, len(chosen)), per_round) / per_round
+    return np.bincount(chosen.reshape(-1), weights=weights, minlength=clients)
+
+
+@np.errstate(over="ignore")
+def batch_exposure(
+    steps: np.ndarray, schedule: ArrayLike, sizes: ArrayLike, rows: Rows
+) -> np.ndarray:
+    """Y_i^mb(C, B) of 001, Appendix J, [N], from a_{s,k} [R, E] and the batches really drawn.
+
+    Y_i^mb = max_j (1/K) sum_s 1{i in C_s} sum_k a_{s,k} (1/b) 1{j in B_i^{s,k}}. A row that stands
+    twice in a batch counts twice. Multiply by 2 G_max: the 1/b is already inside.
+    """
+    counts = sample_sizes(sizes).astype(int)
+    chosen = rounds_of(schedule, len(counts))
+    if steps.ndim != 2 or len(steps) != len(chosen):
+        raise InputError("a_{s,k} must have shape [rounds, local steps], like the schedule.")
+    loads: dict[int, np.ndarray] = {}
+    for (s, k), weight in np.ndenumerate(steps):
+        for i in chosen[s].tolist():
+            load = loads.setdefault(i, np.zeros(counts[i]))
+            shares = batch_shares(rows(s, i, k, int(counts[i])), int(counts[i]))
+            load += weight * shares if math.isfinite(weight) else product(shares, weight)
+    result = np.zeros(len(counts))
+    for i, load in loads.items():
+        result[i] = load.max() / chosen.shape[1]
+    return result
+
+
+def batch_shares(rows: np.ndarray | None, size: int) -> np.ndarray:
+    """The weight of each of the client's samples in the batch mean, [n_i]."""
+    if rows is None:
+        return np.full(size, 1 / size)
+    return np.bincount(rows, minlength=size) / len(rows)
+
+
+def psi(a: ArrayLike, clients: int, per_round: int, rho: float) -> float:
+    """Psi(rho) of 001 (15): with probability 1 - rho, Y_i(C) <= Psi for all clients at once.
+
+    For K < N it is Bernstein's inequality for each client and a union over the N of them. The
+    paper's logarithm holds 2N, although these one-sided tails need N only; we keep the 2.
+    """
+    weights, rho = values("a", a), probability("rho", rho)
+    clients, per_round = whole("clients", clients), whole("per_round", per_round)
+    if per_round > clients:
+        raise InputError(f"per_round = {per_round} exceeds the {clients} clients.")
+    with np.errstate(over="ignore"):
+        total, top = float(weights.sum()), float(weights.max())
+    if per_round == clients or math.isinf(total):
+        return total / clients
+    share, log = per_round / clients, math.log(2 * clients / rho)
+    # Scaled by the largest weight, as the squares of a_s overflow long before a_s does.
+    norm = top * math.sqrt(np.square(weights / top).sum()) if top > 0 else 0.0
+    deviation = math.sqrt(2 * share * (1 - share) * log) * norm
+    return (share * total + deviation + top / 3 * log) / per_round
+
+
+def full_batch_sensitivity(gradient_bound: float, sizes: ArrayLike) -> np.ndarray:
+    """Delta_i = 2 G_max / n_i, the replacement sensitivity of full batches (001, Lemma E.1)."""
+    return 2 * at_least("gradient_bound", gradient_bound) / sample_sizes(sizes)
+
+
+def mini_batch_sensitivity(gradient_bound: float, batch: int, sizes: ArrayLike) -> np.ndarray:
+    """Delta_i = 2 G_max / b on every path (001, Remark 4.1), [N].
+
+    The average over batches is 2 G_max / n_i, but no path is promised that. A client with at most
+    b samples uses all of them.
+    """
+    used = np.minimum(whole("batch", batch), sample_sizes(sizes))
+    return 2 * at_least("gradient_bound", gradient_bound) / used
+
+
+def perturbation(sensitivity: ArrayLike, exposures: ArrayLike) -> np.ndarray:
+    """Delta_i Y_i, [N]: no neighbour in client i ends further away than this (Appendix F)."""
+    moved = values("sensitivity", sensitivity)
+    return product(moved, values("exposures", exposures, len(moved)))
+
+
+def loss_stability(
+    perturbations: ArrayLike, lipschitz: float, loss_bound: float = 1.0
+) -> np.ndarray:
+    """eps_i = min(B, L_loss Delta_i Y_i) of 001 (13), [N]; B where Y_i is infinite."""
+    moved = product(at_least("lipschitz", lipschitz), values("perturbations", perturbations))
+    return np.minimum(at_least("loss_bound", loss_bound), moved)
+
+
+def product(factor: ArrayLike, size: ArrayLike) -> np.ndarray:
+    """factor times size, where infinity is a size that overflowed: 0 times it is 0."""
+    with np.errstate(over="ignore", invalid="ignore"):
+        return np.where(np.equal(factor, 0), 0.0, np.multiply(factor, size))

@@ -1,0 +1,150 @@
+"""The exact sign inside a spectral-gap tube: 001, Lemma D.12, for one realized run.
+
+Let sigma_tau be the smallest singular value s_q of the run's momentum at sign call tau. A gap
+gamma certifies the run if at every call, for every replaced client c,
+
+    radius_{c,tau}(L) + gamma <= sigma_tau,     L = 1/gamma,
+
+where radius is Delta_c times the momentum component of the recursion up to this call. For then, by
+induction over the calls, the neighbour's momentum at tau is within the radius (the momentum moves
+before the sign is taken, so this uses the sign's constant at earlier calls only), Weyl's inequality
+keeps its s_q >= gamma, both momenta lie in {s_q >= gamma}, and there the sign is 1/gamma-Lipschitz
+(Lemma D.7). The paper asks for more, sigma >= 2 gamma and radius <= gamma, at L = 2/gamma.
+
+Which gamma? The radius is a polynomial in L with coefficients >= 0, so it is convex in gamma at
+L = 1/gamma, and so is the worst violation over all calls: the good gammas form an interval. Its
+right end gives the smallest L. In the paper's form the radius only falls as gamma grows, so
+gamma = min sigma / 2 is the best and the only one to try.
+"""
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import ArrayLike
+
+from fedmuon.analysis.theory.checks import rounds_of, values
+from fedmuon.analysis.theory.recursion import transition
+from fedmuon.analysis.theory.search import least
+from fedmuon.errors import InputError
+from fedmuon.orthogonalize import Uncertified
+from fedmuon.orthogonalize.certificates import Kind
+
+SCOPE = (
+    "It certifies this run on this sample against its neighbours; Theorem 4.1 would need the same "
+    "tube for every sample (Remark D.2)."
+)
+
+
+@dataclass(frozen=True)
+class Tube:
+    """A gap that every neighbour keeps, the sign's constant there, and what follows."""
+
+    gamma: float
+    l_orth: float
+    perturbation: np.ndarray  # [N]: ||X^R(S) - X^R(S')||_F for every neighbour in client i
+    scope: str = SCOPE
+
+
+def certify(
+    smallest: ArrayLike,
+    schedule: ArrayLike,
+    sensitivity: ArrayLike,
+    lr: float,
+    beta: float,
+    l_g: float,
+    local_steps: int = 1,
+    kind: Kind = "sharp",
+) -> Tube:
+    """The certificate of Lemma D.12, or a refusal that names the first call which fails.
+
+    `smallest` is a floor of s_q(M) at all calls, or one number for each call, [R, E, K] in the
+    order of the schedule [R, K]; `sensitivity` is Delta_i [N].
+    """
+    moved = values("sensitivity", sensitivity)
+    chosen = rounds_of(schedule, len(moved))
+    calls = (len(chosen), local_steps, chosen.shape[1])
+    given = np.asarray(smallest, dtype=float)
+    if given.ndim and given.shape != calls:
+        raise InputError(f"smallest has shape {given.shape}: give one number or an array {calls}.")
+    gaps = np.broadcast_to(given, calls)
+    run = _Run(gaps, chosen, moved, lr, beta, l_g)
+    gamma = _paper_gap(run) if kind == "paper" else _sharp_gap(run)
+    l_orth = (2 if kind == "paper" else 1) / gamma
+    return Tube(gamma, l_orth, run.propagate(l_orth)[1])
+
+
+@dataclass(frozen=True)
+class _Run:
+    gaps: np.ndarray
+    schedule: np.ndarray
+    sensitivity: np.ndarray
+    lr: float
+    beta: float
+    l_g: float
+
+    def propagate(self, l_orth: float) -> tuple[np.ndarray, np.ndarray]:
+        """max_c radius_{c,tau} [R, E, K] and ||dX^R|| for a replacement in each client [N]."""
+        step, kick = transition(self.lr, self.beta, l_orth, self.l_g)
+        server = np.zeros((len(self.sensitivity), 2))
+        radii = np.empty(self.gaps.shape)
+        with np.errstate(over="ignore", invalid="ignore"):
+            for r, cohort in enumerate(self.schedule):
+                others = own = server
+                for k in range(self.gaps.shape[1]):
+                    others = others @ step.T
+                    own = own @ step.T + self.sensitivity[:, None] * kick
+                    # Another client's radius never exceeds its own, so c = i need not be left out.
+                    radii[r, k] = np.maximum(own[cohort, 1], others[:, 1].max())
+                server = others.copy()
+                server[cohort] += (own[cohort] - others[cohort]) / len(cohort)
+        return np.nan_to_num(radii, nan=np.inf, posinf=np.inf), server[:, 0]
+
+
+def _paper_gap(run: _Run) -> float:
+    gamma = float(run.gaps.min()) / 2
+    _refuse_unless(gamma > 0, run.gaps <= 0, run, "the momentum has no full rank")
+    outside = run.propagate(2 / gamma)[0] > gamma
+    _refuse_unless(not outside.any(), outside, run, f"a neighbour leaves the tube of {gamma:.3g}")
+    return gamma
+
+
+def _sharp_gap(run: _Run) -> float:
+    """The largest gamma whose worst violation is at most 0; the violation is convex in gamma."""
+    top = float(run.gaps.min())
+    _refuse_unless(top > 0, run.gaps <= 0, run, "the momentum has no full rank")
+
+    def violation(gamma: float) -> float:
+        return float((run.propagate(1 / gamma)[0] + gamma - run.gaps).max())
+
+    lowest = _least(violation, top)
+    outside = run.propagate(1 / lowest)[0] + lowest > run.gaps
+    _refuse_unless(not outside.any(), outside, run, "a neighbour may lose the gap for every gamma")
+    return _right_end(violation, lowest, top)
+
+
+def _least(violation: Callable[[float], float], top: float) -> float:
+    """Where the violation is smallest on (0, top]; where gamma is small it may be infinite."""
+    found = least(lambda log: violation(top * math.exp(log)), -30, 0)
+    return min((top * math.exp(found), top), key=violation)
+
+
+def _right_end(violation: Callable[[float], float], good: float, bad: float) -> float:
+    """Bisection that never leaves the good side; `bad` itself may be good."""
+    if violation(bad) <= 0:
+        return bad
+    for _ in range(60):
+        middle = (good + bad) / 2
+        good, bad = (middle, bad) if violation(middle) <= 0 else (good, middle)
+    return good
+
+
+def _refuse_unless(holds: bool, failing: np.ndarray, run: _Run, why: str) -> None:
+    if holds:
+        return
+    r, k, position = np.unravel_index(int(np.argmax(failing)), failing.shape)
+    raise Uncertified(
+        f"No tube: at round {r}, local step {k}, client {run.schedule[r, position]}, {why} "
+        f"(s_q = {run.gaps[r, k, position]:.3g})."
+    )

@@ -1,0 +1,25 @@
+"""Stopping early, and a callback of one's own: `callbacks.py [inline | ray]`."""
+
+import sys
+
+from fedmuon import callbacks, run
+
+CONFIG = {
+    "data": {"name": "digits", "train": 800, "test": 400},
+    "local": {"lr": 20.0, "steps": 2},
+    "engine": {"name": (*sys.argv, "inline")[1], "dtype": "float64"},
+    "output": {"evaluate-every": 1},
+}
+
+
+class Losses(callbacks.Callback):
+    def __init__(self):
+        self.found = []
+
+    def on_round(self, record, state):
+        self.found.append(round(record["test_loss"], 3))
+
+
+if __name__ == "__main__":
+    mine = [Losses(), callbacks.EarlyStopping(patience=2)]
+    print("stopped:", run(CONFIG, callbacks=mine).summary.get("stopped"), mine[0].found)

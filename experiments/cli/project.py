@@ -1,0 +1,84 @@
+"""`fedmuon new`: a project of the user's own, as a Flower app."""
+
+import keyword
+import re
+import tomllib
+from importlib.util import find_spec
+from pathlib import Path
+from string import Template
+from typing import Annotated, Any
+
+import typer
+
+from fedmuon.experiments.cli.options import console, refuse, where
+
+TEMPLATES = Path(__file__).resolve().parents[1] / "project"
+LONGEST = 32  # of a Flower app's name
+TAKEN = ("tests", "runs")  # folders of the project
+NODES = 2  # that Flower simulates by default
+
+
+def new(
+    project: Annotated[Path, typer.Argument(help="A new folder; its name is the package's.")],
+) -> None:
+    """Write a project with a model, data and a recipe of its own: run it by fedmuon or Flower.
+
+    Example: [bold]fedmuon new demo[/], then [bold]cd demo[/] and [bold]pytest[/]
+    """
+    name = project.absolute().name
+    _require_name(name)
+    if project.exists() and not (project.is_dir() and not any(project.iterdir())):
+        refuse(f"{project} is there already: choose a new or an empty folder")
+    for place, text in _files(name).items():
+        file = project / place
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.write_text(text, encoding="utf-8")
+    console.print("The project is in", where(project), soft_wrap=True)
+    console.print("Its two commands are in", where(project / "README.md"), soft_wrap=True)
+
+
+def _require_name(name: str) -> None:
+    """Refuse what names no package, no Flower app, or one that is installed."""
+    found = find_spec(name) if name.isidentifier() else None
+    if keyword.iskeyword(name) or not re.fullmatch("[a-z][a-z0-9_]*", name):
+        close = re.sub("[^a-z0-9]+", "_", name.lower()).strip("_0123456789")
+        mend = f"try {close}" if close and not keyword.iskeyword(close) else "choose another"
+        refuse(f"{name!r} is no name of a Python package (small letters, digits, _): {mend}")
+    if len(name) > LONGEST:
+        refuse(f"{name!r} is longer than {LONGEST} characters, as long as Flower's apps are called")
+    if name in TAKEN or (found is not None and found.origin is not None):
+        refuse(f"{name!r} is the name of another package: choose one of your own")
+
+
+def _files(name: str) -> dict[str, str]:
+    """Place in the project -> content."""
+    written = {
+        "README.md": "README.md",
+        ".gitignore": "gitignore",
+        "config.toml": "config.toml",
+        f"{name}/__init__.py": "__init__.py",
+        f"{name}/model.py": "model.py",
+        f"{name}/data.py": "data.py",
+        f"{name}/recipe.py": "recipe.py",
+        f"tests/test_{name}.py": "test.py",
+    }
+    found = {place: _filled(template, name) for place, template in written.items()}
+    run_config = _run_config(found["config.toml"])
+    return {"pyproject.toml": f"{_filled('pyproject.toml', name)}{run_config}", **found}
+
+
+def _filled(template: str, name: str) -> str:
+    text = (TEMPLATES / f"{template}.tmpl").read_text(encoding="utf-8")
+    return Template(text).substitute(package=name, app=name.replace("_", "-"))
+
+
+def _run_config(text: str) -> str:
+    """The experiment as Flower's run config: every key, for as many clients as it simulates."""
+    import tomli_w
+
+    from fedmuon.config import nested, parse
+
+    tables: dict[str, Any] = tomllib.loads(text)
+    tables["federation"] |= {"clients": NODES, "per-round": NODES}
+    held = {"out": "", "options": "", **nested(parse(tables))}
+    return tomli_w.dumps({"tool": {"flwr": {"app": {"config": held}}}})

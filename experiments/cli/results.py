@@ -1,0 +1,55 @@
+"""Commands that look at finished runs: `compare`."""
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from fedmuon.experiments.cli.options import console, where
+
+
+def compare(
+    folders: Annotated[list[Path], typer.Argument(help="Run directories, or folders of them.")],
+    figure: Annotated[
+        Path | None, typer.Option("--figure", help="Draw the curves into this .png or .pdf file.")
+    ] = None,
+) -> None:
+    """Finished runs side by side: mean and spread over seeds, and the keys in which they differ.
+
+    Example: [bold]fedmuon compare runs/a runs/b --figure curves.png[/]
+    """
+    from rich.markup import escape
+    from rich.table import Table
+
+    from fedmuon.library import compare as compared
+
+    found = compared([run for folder in folders for run in _runs(folder)])
+    names = [name for name in found.measures if not name.endswith((" ±", "gap", "seconds"))]
+    table = Table("", "seeds", *(name.replace("_", " ") for name in names))
+    for number, row in enumerate(found.rows, 1):
+        cells = [_spread(row, name) for name in names]
+        table.add_row(str(number), str(row["seeds"]), *cells)
+    console.print(table)
+    for number, row in enumerate(found.rows, 1):
+        console.print(f"{number}  {escape(str(row['run']))}", highlight=False)
+    if figure is not None:
+        from fedmuon.analysis.report.style import saved_as
+
+        saved_as(found.plot(), figure)
+        console.print("The curves are in", where(figure), soft_wrap=True)
+
+
+def _runs(folder: Path) -> list[Path]:
+    """The folder, or the finished runs right below it."""
+    if (folder / "config.toml").exists() or not folder.is_dir():
+        return [folder]
+    below = sorted(one.parent for one in folder.glob("*/summary.json"))
+    return below or [folder]
+
+
+def _spread(row: dict[str, object], name: str) -> str:
+    """Mean, and standard deviation over seeds if there are several."""
+    if name not in row:
+        return "-"
+    spread = row.get(f"{name} ±")
+    return f"{row[name]:.4g}" + (f" ± {spread:.2g}" if spread is not None else "")

@@ -1,0 +1,144 @@
+"""What a person sees while a run lasts and when it has ended."""
+
+import contextlib
+from collections.abc import Iterator
+from types import TracebackType
+from typing import TYPE_CHECKING
+
+from rich import progress as bars
+from rich.console import Console, Group
+from rich.markup import escape
+from rich.table import Table
+
+from fedmuon.drive import Begin, Watch
+from fedmuon.experiments.cli.options import said
+from fedmuon.storage import Record
+
+if TYPE_CHECKING:
+    from fedmuon.analysis.report.findings import Findings
+
+
+@contextlib.contextmanager
+def shown(counted: str) -> Iterator[tuple[Watch, Begin]]:
+    """A bar for callers who have no console of their own."""
+    with Progress(Console(), counted) as progress:
+        yield progress.watch, progress.begin
+
+
+FORMATS = {"train_loss": "{:.5f}", "test_loss": "{:.5f}", "test_gap": "{:+.5f}",
+           "accuracy": "{:.2%}"}  # fmt: skip
+
+
+class Progress:
+    """One live bar: what is counted, a note, time left; silent where there is no terminal."""
+
+    def __init__(self, console: Console, counted: str = "rounds") -> None:
+        self._counted = counted
+        self._bars = bars.Progress(
+            bars.TextColumn("[bold]{task.description}"),
+            bars.BarColumn(),
+            bars.MofNCompleteColumn(),
+            bars.TextColumn("{task.fields[note]}"),
+            bars.TimeElapsedColumn(),
+            bars.TimeRemainingColumn(),
+            console=console,
+            disable=not console.is_terminal,
+        )
+        self._bar: bars.TaskID | None = None
+
+    def __enter__(self) -> "Progress":
+        self._bars.start()
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self._bars.stop()
+
+    def begin(self, done: int, total: int) -> None:
+        """Show the bar, `done` of it in."""
+        self._bar = self._bars.add_task(self._counted, total=total, completed=done, note="")
+
+    def watch(self, record: Record) -> None:
+        """Move the bar to what the record says is done."""
+        if self._bar is not None:
+            done = record["done"] if "done" in record else record["round"]
+            self._bars.update(self._bar, completed=done, note=_note(record))
+
+
+def _note(record: Record) -> str:
+    """What a finished round or cell has to say for itself."""
+    said = {
+        "client_loss": "loss {:.4f}",
+        "accuracy": "accuracy {:.3f}",
+        "largest": "largest {:.3g}",
+        "cell": "{}",
+    }
+    return "  ".join(text.format(record[name]) for name, text in said.items() if name in record)
+
+
+def privacy_table(private: Record) -> Table:
+    """What a private run spent, and what that stands on."""
+    table = Table("", "", title="privacy", title_justify="left", show_header=False)
+    for name, value in _privacy_lines(private).items():
+        table.add_row(name, escape(value))
+    return table
+
+
+def _privacy_lines(private: Record) -> dict[str, str]:
+    if private["epsilon"] is None:
+        return {"epsilon": "infinite", "note": private["note"]}
+    bracket = (
+        f"{private['epsilon']:.3f} (at least {private['lower']:.3f}, RDP {private['rdp']:.3f})"
+    )
+    stands = f"{private['mode']}, {private['adjacency']}, {private['sampling']} lots"
+    return {
+        "epsilon": f"{bracket} at delta = {private['delta']:.3g}",
+        "stands on": f"{stands}, {private['blocks']} blocks of multiplier {private['noise']:.4g}",
+        "certified": "yes" if private["certified"] else "NO",
+        "note": private["note"],
+    }
+
+
+def summary_table(summary: Record) -> Group:
+    """The numbers of a finished run; a private one says what it spent."""
+    private = summary.get("privacy")
+    return Group(_numbers(summary), *([privacy_table(private)] if private else []))
+
+
+def _numbers(summary: Record) -> Table:
+    title = f"{summary['recipe']} on {summary['data']}, {summary['rounds']} rounds"
+    table = Table(title=title, title_justify="left")
+    known = list(summary)[: list(summary).index("seconds")]
+    measured = {name: summary[name] for name in known if isinstance(summary[name], float)}
+    shown = {
+        name.replace("_", " "): FORMATS.get(name, "{:.5g}").format(value)
+        for name, value in measured.items()
+    }
+    shown["seconds"] = f"{summary['seconds']:.2f}"
+    for name in shown:
+        table.add_column(name, justify="right")
+    table.add_row(*shown.values())
+    return table
+
+
+def _said(text: str) -> str:
+    """Words of a file as a table may hold them: no markup, no control characters."""
+    return escape(said(text))
+
+
+def suite_tables(found: "Findings") -> list[Table]:
+    """A suite's claims, and its numbers."""
+    claims = Table("claim", "holds", "by how much", title=_said(found.title), title_justify="left")
+    for claim in found.claims:
+        said = {True: "[green]yes[/]", False: "[red]NO[/]", None: "cannot say"}[claim.holds]
+        claims.add_row(_said(claim.sentence), said, _said(claim.detail))
+    numbers = Table(title=found.numbers_title, title_justify="left")
+    for place, name in enumerate(found.head):
+        numbers.add_column(_said(name), justify="right" if place else "left")
+    for row in found.numbers:
+        numbers.add_row(*map(_said, row))
+    return [claims, numbers]

@@ -1,0 +1,99 @@
+"""`fedmuon deploy-demo`: Flower's deployment on this machine, from first process to last.
+
+One SuperLink and one SuperNode a client run as processes of their own (with TLS and known keys,
+unless told otherwise) and are stopped with all that they started, however this process ends.
+"""
+
+import contextlib
+import logging
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+
+from fedmuon.config import Config
+from fedmuon.drive import Begin, Watch
+from fedmuon.errors import InputError
+from fedmuon.experiments.engines.deployment import APP, SETTINGS, Deployment
+from fedmuon.experiments.engines.processes import Processes, importable
+from fedmuon.experiments.engines.signals import interruptible
+from fedmuon.federated import setup
+from fedmuon.locks import DRIVER, held
+from fedmuon.places import with_files
+from fedmuon.storage import LOGS, Record, RunDirectory
+
+PATIENCE = 10.0  # seconds for what a killed driver has left behind to end
+logger = logging.getLogger(__name__)
+DEPLOYED = ("engine.name=deployment",)
+DEMO = (  # one process a message and two cores: small, or nobody waits for it
+    "data.name=synthetic",
+    "data.train=300",
+    "data.test=300",
+    "federation.clients=3",
+    "federation.per-round=2",
+    "federation.rounds=3",
+    "local.lr=0.1",
+    "engine.dtype=float64",
+)
+
+
+@contextlib.contextmanager
+def deployed(nodes: int, secure: bool = True, logs: Path | None = None) -> Iterator[Deployment]:
+    """A running deployment; at the end it is gone, but for its logs if a folder is given."""
+    if not (APP / "pyproject.toml").exists():
+        raise InputError(
+            f"{APP} is no source tree, and Flower builds its app from one: use a clone"
+        )
+    with interruptible():
+        processes = Processes({**SETTINGS, "PYTHONPATH": importable()})
+        try:
+            yield Deployment(processes, nodes, secure)
+        finally:
+            try:
+                if logs is not None:
+                    _keep(processes.logs, logs)
+            finally:
+                processes.stop()
+
+
+def _keep(logs: Path, place: Path) -> None:
+    """Copy the logs; where that fails, why the run ended is still the news."""
+    try:
+        shutil.copytree(logs, place, dirs_exist_ok=True)
+    except OSError:
+        logger.warning("fedmuon: the logs cannot be written to %s", place)
+
+
+def deploy(
+    config: Config,
+    out: Path,
+    secure: bool = True,
+    watch: Watch = lambda record: None,
+    begun: Begin = lambda done, total: None,
+    resume: bool = False,
+) -> Record:
+    """Run a config in a deployment of its own; the logs are kept in out/logs."""
+    with held(out, DRIVER):
+        _await_writer(out)
+        RunDirectory(out).create(resume)
+        return _deploy(config, out, secure, watch, begun)
+
+
+def _await_writer(out: Path) -> None:
+    """Until nobody writes to the folder: the server of a driver that was killed may still do."""
+    try:
+        with held(out):
+            return
+    except InputError as error:
+        logger.warning("fedmuon: waiting %g s, because %s", PATIENCE, error)
+    with held(out, patience=PATIENCE):
+        pass
+
+
+def _deploy(config: Config, out: Path, secure: bool, watch: Watch, begun: Begin) -> Record:
+    engine = config.engine.model_copy(update={"name": "deployment"})
+    config = setup.resolve(with_files(config.model_copy(update={"engine": engine})))
+    try:
+        with deployed(config.federation.clients, secure, out / LOGS) as deployment:
+            return deployment.execute(config, out, watch, begun)
+    except InputError as error:
+        raise InputError(f"{error} (what each process said is in {out / LOGS})") from None

@@ -1,0 +1,234 @@
+"""A SuperLink and its SuperNodes as processes of this machine, which talk over loopback.
+
+Only this process may submit apps, and only the SuperExecs that it starts may take tasks.
+"""
+
+import contextlib
+import re
+import ssl
+import subprocess
+import sys
+import time
+import urllib.request
+from collections.abc import Iterator
+from pathlib import Path
+
+import tomli_w
+
+from fedmuon.config import Config
+from fedmuon.drive import Begin, Watch
+from fedmuon.errors import InputError, Interrupted
+from fedmuon.experiments.engines.credentials import (
+    make_node_key,
+    make_secret,
+    make_server_files,
+    store_control_key,
+)
+from fedmuon.experiments.engines.processes import Processes, free_ports
+from fedmuon.experiments.engines.ray_cluster import QUIET
+from fedmuon.server.run_config import packed
+from fedmuon.storage import Record, RunDirectory
+
+APP = Path(__file__).resolve().parents[2]
+GATE = APP / "experiments" / "engines" / "flower_gate.py"
+HOST, LINK = "127.0.0.1", "demo"
+START, PAUSE, SAVING = 60.0, 0.1, 20.0  # seconds
+SETTINGS = {
+    **QUIET,
+    "FLWR_DISABLE_RUNTIME_DEPENDENCY_INSTALLATION": "1",  # the packages are here
+    "FLWR_SUPEREXEC_TASK_POLL_INTERVAL": "0.2",  # seconds; Flower's default is 1
+    "PYTHONUNBUFFERED": "1",
+}
+
+
+class Deployment:
+    """A SuperLink and its SuperNodes, one a partition; `deployed` makes one and ends it."""
+
+    def __init__(self, processes: Processes, nodes: int, secure: bool) -> None:
+        self.processes, self.nodes = processes, nodes
+        self._files = make_server_files(processes.folder) if secure else None
+        self._control_key = make_secret(processes.folder / "control.key")
+        self.port, *ports = free_ports(1 + nodes)
+        self._superlink = processes.start("superlink", self._superlink_command())
+        self._start_superexec("superlink", self.port)
+        self._await_superlink()
+        keys = [self._key(number) for number in range(nodes)] if secure else []
+        self._register([f"{key}.pub" for key in keys])
+        self._supernodes = [
+            self._start_supernode(number, port) for number, port in enumerate(ports)
+        ]
+
+    def execute(
+        self,
+        config: Config,
+        out: Path,
+        watch: Watch = lambda record: None,
+        begun: Begin = lambda done, total: None,
+    ) -> Record:
+        """Run the experiment, or go on with it, in `out`; returns its summary."""
+        directory = RunDirectory(out.resolve())
+        seen = len(directory.records())
+        submitted = self._submit(config, directory.path)
+        begun(seen, config.federation.rounds)
+        try:
+            for record in self._new_records(submitted, directory, seen, _longest_silence(config)):
+                watch(record)
+        except Interrupted:
+            self._await_saving()
+            raise
+        if (summary := directory.summary()) is None:
+            raise InputError(self._why())
+        return summary
+
+    def _new_records(
+        self, submitted: subprocess.Popen[bytes], directory: RunDirectory, seen: int, limit: float
+    ) -> Iterator[Record]:
+        """The rounds as they come, until `flwr run` ends."""
+        ended, end = False, time.monotonic() + limit
+        while not ended:
+            ended = submitted.poll() is not None  # before the last look at the records
+            self._require_superlink()
+            if new := directory.records()[seen:]:
+                seen, end = seen + len(new), time.monotonic() + limit
+                yield from new
+            if time.monotonic() > end:
+                raise InputError(f"the run has been silent for {limit:.0f} s")
+            time.sleep(PAUSE)
+
+    def _await_saving(self) -> None:
+        """Let the ServerApp, if it runs, save its state and end."""
+        end = time.monotonic() + SAVING
+        name, app = _executor("superlink"), "flwr-serverapp"
+        self.processes.ask_to_end(name, app)
+        while self.processes.running(name, app) and time.monotonic() < end:
+            time.sleep(PAUSE)
+
+    def kill(self, number: int) -> None:
+        """End a SuperNode as a power cut would, with its children."""
+        name = f"supernode-{number}"
+        self.processes.kill(name, _executor(name))
+        self._supernodes[number].wait()
+
+    def revive(self, number: int) -> None:
+        """Start a SuperNode again until the SuperLink admits it, which believes for a minute that
+        the dead one still lives."""
+        for _ in range(20):
+            self._supernodes[number] = self._start_supernode(number, free_ports(1)[0])
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                self._supernodes[number].wait(10)
+                continue  # it ended: not admitted yet
+            return
+
+    def add_stranger(self) -> subprocess.Popen[bytes]:
+        """Start a SuperNode whose key nobody registered."""
+        self._key(self.nodes)
+        return self._start_supernode(self.nodes, free_ports(1)[0])
+
+    def _superlink_command(self) -> list[str | Path]:
+        command = [*_gate("superlink"), self._control_key]
+        command += ["--host", HOST, "--port", str(self.port)]
+        command += self._tasks_for("superlink")
+        if self._files is None:
+            return [*command, "--insecure"]
+        return [*command, *self._files.options(), "--enable-supernode-auth"]
+
+    def _start_supernode(self, number: int, port: int) -> subprocess.Popen[bytes]:
+        name = f"supernode-{number}"
+        command: list[str | Path] = ["flower-supernode", "--superlink", f"{HOST}:{self.port}"]
+        command += ["--host", HOST, "--port", str(port)]
+        command += ["--node-config", f"partition-id={number} num-partitions={self.nodes}"]
+        command += self._tasks_for(name)
+        if self._files is None:
+            command += ["--insecure"]
+        else:
+            command += ["--root-certificates", self._files.authority, *self._files.options()]
+            command += ["--auth-supernode-private-key", self._key_file(number)]
+        supernode = self.processes.start(name, command)
+        self._start_superexec(name, port)
+        return supernode
+
+    def _tasks_for(self, name: str) -> list[str | Path]:
+        """Options of a SuperLink or SuperNode that leaves its apps to the holder of a secret."""
+        file = self.processes.folder / f"{name}.secret"
+        return ["--isolation", "process", "--superexec-auth-secret-file", make_secret(file)]
+
+    def _start_superexec(self, name: str, port: int) -> None:
+        """What starts the apps of the SuperLink or SuperNode of this name, and proves it may."""
+        command = [*_gate("superexec"), "--runtime-api-address", f"{HOST}:{port}"]
+        command += ["--superexec-auth-secret-file", self.processes.folder / f"{name}.secret"]
+        trust = ["--root-certificates", self._files.authority] if self._files else ["--insecure"]
+        self.processes.start(_executor(name), [*command, *trust])
+
+    def _await_superlink(self) -> None:
+        """Until it answers over HTTP."""
+        secure, end = self._files is not None, time.monotonic() + START
+        url = f"{'https' if secure else 'http'}://{HOST}:{self.port}/health"
+        trust = ssl.create_default_context(cafile=self._files.authority) if self._files else None
+        while True:
+            self._require_superlink()
+            with contextlib.suppress(OSError):
+                urllib.request.urlopen(url, timeout=5, context=trust).close()
+                return
+            if time.monotonic() > end:
+                raise InputError(f"the SuperLink does not answer after {START:.0f} s")
+            time.sleep(PAUSE)
+
+    def _require_superlink(self) -> None:
+        if (code := self._superlink.poll()) is not None:
+            last = (self.processes.log("superlink").strip().splitlines() or ["no words"])[-1]
+            raise InputError(f"the SuperLink ended (exit code {code}): {last}")
+
+    def _key_file(self, number: int) -> Path:
+        return self.processes.folder / f"supernode-{number}.key"
+
+    def _key(self, number: int) -> Path:
+        return make_node_key(self._key_file(number))
+
+    def _register(self, keys: list[str]) -> None:
+        """Tell the SuperLink which SuperNodes to admit."""
+        calls = [
+            self._flwr(f"register-{number}", "supernode", "register", key, LINK)
+            for number, key in enumerate(keys)
+        ]
+        for call in calls:
+            if call.wait(START) != 0:
+                raise InputError("the SuperLink does not register a SuperNode's key")
+
+    def _submit(self, config: Config, out: Path) -> subprocess.Popen[bytes]:
+        """`flwr run`, which stays until the run has ended."""
+        file = self.processes.folder / "run.toml"
+        file.write_text(tomli_w.dumps(packed(config, out)), encoding="utf-8")
+        return self._flwr("run", "run", APP, LINK, "--run-config", str(file), "--stream")
+
+    def _flwr(self, name: str, *arguments: str | Path) -> subprocess.Popen[bytes]:
+        """A Flower command that knows this SuperLink, and nothing of the user's own."""
+        link = {"address": f"{HOST}:{self.port}", "insecure": self._files is None}
+        if self._files is not None:
+            link["root-certificates"] = str(self._files.authority)
+        home = self.processes.home(name)
+        home.mkdir(exist_ok=True)
+        known = {"superlink": {"default": LINK, LINK: link}}
+        (home / "config.toml").write_text(tomli_w.dumps(known), encoding="utf-8")
+        store_control_key(home / "credentials.yaml", link["address"], self._control_key)
+        return self.processes.start(name, ["flwr", *arguments])
+
+    def _why(self) -> str:
+        """What the ServerApp has said of its end, or the last words of `flwr run`."""
+        said = re.sub(r"\x1b\[[0-9;]*m", "", self.processes.log("run"))
+        sentences = re.findall(r"ERROR\s*:\s*fedmuon: (.*)", said)
+        return sentences[-1] if sentences else f"the run ended without a result: {said[-300:]}"
+
+
+def _gate(role: str) -> list[str | Path]:
+    """A program of `flower_gate`; -P, because its folder is none to import from."""
+    return [sys.executable, "-P", GATE, role]
+
+
+def _executor(name: str) -> str:
+    return f"{name}-exec"
+
+
+def _longest_silence(config: Config) -> float:
+    """Seconds within which the ServerApp itself gives up, and then some."""
+    faults = config.faults
+    return 2 * START + faults.patience + 2 * (1 + faults.retries) * faults.deadline

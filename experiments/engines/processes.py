@@ -1,0 +1,108 @@
+"""Processes that are started together and leave nothing behind: no process, port or folder."""
+
+import contextlib
+import os
+import signal
+import socket
+import subprocess
+import sys
+import sysconfig
+from collections.abc import Sequence
+from pathlib import Path
+
+from fedmuon.experiments.engines.guard import GuardedFolder, descendants, kill
+
+SCRIPTS = sysconfig.get_path("scripts")
+
+
+class Processes:
+    """Commands with a log file and a home each, below one guarded folder.
+
+    A child may start children of its own, in other process groups: they are known by the folder,
+    which their environment names.
+    """
+
+    def __init__(self, settings: dict[str, str]) -> None:
+        self._guarded = GuardedFolder("fedmuon-")
+        self.folder = self._guarded.path
+        self.logs = self.folder / "logs"
+        self._settings = settings
+        self._running: list[subprocess.Popen[bytes]] = []
+        for name in ("logs", "home", "tmp"):
+            (self.folder / name).mkdir()
+
+    def start(self, name: str, command: Sequence[str | Path]) -> subprocess.Popen[bytes]:
+        """Start a command of this environment; what it says goes to logs/name.log."""
+        with (self.logs / f"{name}.log").open("ab") as log:
+            process = subprocess.Popen(
+                [Path(SCRIPTS, command[0]), *command[1:]],
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=subprocess.STDOUT,
+                cwd=self.folder,
+                env=self._environment(name),
+                start_new_session=True,
+            )
+        self._running.append(process)
+        return process
+
+    def home(self, name: str) -> Path:
+        """The FLWR_HOME of one process: two that unpacked an app into one would collide."""
+        return self.folder / "home" / name
+
+    def log(self, name: str) -> str:
+        """What a process has said so far."""
+        return (self.logs / f"{name}.log").read_text(encoding="utf-8", errors="replace")
+
+    def kill(self, *names: str) -> None:
+        """End the processes of these names and all that they started, at once."""
+        for name in names:
+            kill(descendants(self.home(name)))
+
+    def running(self, name: str, command: str) -> set[int]:
+        """Those processes of this name that run the given command."""
+        found = descendants(self.home(name))
+        return {one for one in found if command.encode() in _command_line(one)}
+
+    def ask_to_end(self, name: str, command: str) -> None:
+        """SIGTERM to these."""
+        for number in self.running(name, command):
+            with contextlib.suppress(OSError):
+                os.kill(number, signal.SIGTERM)
+
+    def stop(self) -> None:
+        """End all, at once since nothing of theirs is kept, and remove the folder."""
+        self._guarded.close()
+        for process in self._running:
+            if process.poll() is None:  # where there is no /proc, the guard finds nothing
+                os.killpg(process.pid, signal.SIGKILL)
+            process.wait()
+        self._running.clear()
+
+    def _environment(self, name: str) -> dict[str, str]:
+        path = os.pathsep.join([SCRIPTS, os.environ.get("PATH", "")])
+        places = {"PATH": path, "FLWR_HOME": str(self.home(name)), "TMPDIR": f"{self.folder}/tmp"}
+        return {**os.environ, **self._settings, **places}
+
+
+def importable() -> str:
+    """PYTHONPATH by which another process finds all that we can import, in our order; what lies
+    in this folder comes last."""
+    places = [*sys.path, *os.environ.get("PYTHONPATH", "").split(os.pathsep)]
+    places = [*filter(None, places), "."]
+    return os.pathsep.join(dict.fromkeys(str(Path(place).absolute()) for place in places))
+
+
+def _command_line(process: int) -> bytes:
+    with contextlib.suppress(OSError):
+        return Path(f"/proc/{process}/cmdline").read_bytes()
+    return b""
+
+
+def free_ports(count: int) -> list[int]:
+    """Ports of the loopback that nobody listens on now."""
+    with contextlib.ExitStack() as held:
+        sockets = [held.enter_context(socket.socket()) for _ in range(count)]
+        for each in sockets:
+            each.bind(("127.0.0.1", 0))
+        return [each.getsockname()[1] for each in sockets]

@@ -1,0 +1,181 @@
+"""The Ray that a run computes on: a cluster that is joined and left, or one of our own.
+
+Our own listens on loopback alone, asks every caller for a token that is made for it, keeps its
+files in a folder for this user alone, and ends with this process, however that ends. A cluster is
+whoever's who runs it: `RAY_AUTH_MODE` and its token, if it has one, are taken from the environment.
+"""
+
+import contextlib
+import importlib
+import os
+import secrets
+import signal
+import sys
+import threading
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+from fedmuon.errors import InputError, Interrupted
+from fedmuon.experiments.engines.guard import GuardedFolder
+from fedmuon.experiments.engines.processes import importable
+from fedmuon.experiments.engines.signals import ENDS
+
+QUIET = {
+    "FLWR_TELEMETRY_ENABLED": "0",
+    "FLWR_DISABLE_UPDATE_CHECK": "1",
+    "RAY_USAGE_STATS_ENABLED": "0",
+    "RAY_DEDUP_LOGS": "1",
+    "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",
+    "RAY_task_events_report_interval_ms": "0",  # or Ray's memory grows with every task
+    "RAY_ENABLE_AUTO_CONNECT": "0",  # a late call would start another Ray, open to everyone
+}
+# Ray takes loopback for a node's address only where it believes that clusters do not work.
+LOOPBACK = "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER"
+
+
+@contextlib.contextmanager
+def connected(address: str, verbose: bool = False) -> Iterator[None]:
+    """Ray's driver is this process; at the end it has left, and a Ray of our own is gone."""
+    os.environ.update(QUIET)  # read when ray is imported
+    given: dict[str, Any] = {
+        "log_to_driver": verbose,
+        "logging_level": "INFO" if verbose else "ERROR",
+        "runtime_env": {"env_vars": {"PYTHONPATH": importable()}},
+    }
+    with contextlib.ExitStack() as until:
+        if address:
+            given["address"] = address
+        else:
+            given |= until.enter_context(_own())
+        import ray
+        from ray.exceptions import RayError
+
+        until.callback(ray.shutdown)
+        try:
+            with _signals_kept():
+                ray.init(**given)
+        except (ConnectionError, ValueError, RuntimeError, RayError) as error:
+            raise InputError(_why(error, address)) from error
+        yield
+
+
+def _why(error: Exception, address: str) -> str:
+    said = (str(error).strip() or type(error).__name__).splitlines()[0]
+    if not address:
+        return f"Ray does not start on this machine ({said}): see --verbose"
+    return (
+        f"no Ray cluster answers at {address} ({said}): start one with `ray start --head`, set "
+        "RAY_AUTH_MODE and RAY_AUTH_TOKEN_PATH if it wants a token, or let a local one be started"
+    )
+
+
+@contextlib.contextmanager
+def _own() -> Iterator[dict[str, Any]]:
+    """Arguments that start a Ray; its folder and its processes are gone afterwards."""
+    # Ray's sockets live in this folder, and a socket's path may have 107 characters. Ray opens what
+    # it makes to everyone (0777), hence a folder within the folder.
+    folder = GuardedFolder("fm-ray-", "/tmp" if os.name == "posix" else None)
+    try:
+        with _closed_to_others(folder.path):
+            yield {"_temp_dir": str(folder.path / "ray"), "include_dashboard": False}
+    finally:
+        folder.close()
+
+
+@contextlib.contextmanager
+def _closed_to_others(folder: Path) -> Iterator[None]:
+    """What Ray reads of the environment: loopback, and a new token that its processes inherit."""
+    token = folder / "token"
+    token.touch(mode=0o600)
+    token.write_text(secrets.token_hex(32), encoding="utf-8")
+    wanted = {
+        LOOPBACK: "0",
+        "RAY_AUTH_MODE": "token",
+        "RAY_AUTH_TOKEN_PATH": str(token),
+        "SPT_NOENV": "1",  # Ray's agents shall not overwrite the environment they are known by
+    }
+    held = {name: os.environ.get(name) for name in (*wanted, "RAY_AUTH_TOKEN", "RAY_ADDRESS")}
+    for name in held:
+        os.environ.pop(name, None)
+    os.environ.update(wanted)
+    _read_again()
+    try:
+        yield
+    finally:
+        for name, value in held.items():
+            os.environ.pop(name, None)
+            os.environ.update({} if value is None else {name: value})
+        _read_again()
+
+
+def _read_again() -> None:
+    """Make an imported Ray forget what it has read of the environment (its own tests do so)."""
+    if "ray" not in sys.modules:
+        return
+    constants: Any = importlib.import_module("ray._private.ray_constants")
+    elsewhere = sys.platform in ("darwin", "win32")
+    constants.ENABLE_RAY_CLUSTER = constants.env_bool(LOOPBACK, not elsewhere)
+    core = importlib.import_module("ray._raylet")
+    if hasattr(core, "AuthenticationTokenLoader"):  # since Ray 2.52
+        core.AuthenticationTokenLoader.instance().reset_cache()
+        core.Config.initialize("")
+
+
+@contextlib.contextmanager
+def _signals_kept() -> Iterator[None]:
+    """Ray installs handlers of its own for SIGTERM, which leave the program: keep ours."""
+    before = [signal.getsignal(end) for end in ENDS]
+    try:
+        yield
+    except SystemExit:
+        raise Interrupted(signal.SIGTERM) from None
+    finally:
+        if threading.current_thread() is threading.main_thread():
+            for end, handler in zip(ENDS, before, strict=True):
+                signal.signal(end, handler)
+
+
+def kill_clients() -> None:
+    """End the actors of this driver for good, whatever they are doing."""
+    import ray
+
+    private = importlib.import_module("ray._private.state")
+    core = importlib.import_module("ray._private.worker").global_worker.core_worker
+    mine = ray.get_runtime_context().get_job_id()
+    for number, actor in private.actors().items():
+        if actor["JobID"] == mine and actor["State"] != "DEAD":
+            core.kill_actor(ray.ActorID(bytes.fromhex(number)), True)
+
+
+@dataclass(frozen=True)
+class Handed:
+    """An object of the caller's in Ray's store, of which every worker takes one copy."""
+
+    place: Any  # a reference
+
+    @classmethod
+    def over(cls, held: Any) -> "Handed":
+        """Put it there; what cannot travel is refused."""
+        import ray
+
+        try:
+            return cls(ray.put(held))
+        except Exception as error:  # whatever the object's own pickling does
+            raise InputError(
+                f"what was handed over cannot be sent to Ray's workers ({error!s:.200}): keep open "
+                "files, locks and generators out of it"
+            ) from error
+
+    def __call__(self) -> Any:
+        """The same object each time, in one process."""
+        return _fetched(self.place)
+
+
+@lru_cache(maxsize=2)
+def _fetched(place: Any) -> Any:
+    import ray
+
+    return ray.get(place)

@@ -1,0 +1,121 @@
+"""`fedmuon privacy audit`: canaries against the accountant, through the code that trains.
+
+`projected` draws what a release is along the canary, fast, to try the accountant's claim. `release`
+runs private steps of a small network, to try whether they keep it.
+"""
+
+from typing import Any
+
+import numpy as np
+from rich.markup import escape
+from rich.table import Table
+
+from fedmuon.errors import InputError
+from fedmuon.privacy.accounting import epsilon
+from fedmuon.privacy.audit import (
+    CONFIDENCE,
+    Found,
+    Setting,
+    Statistics,
+    counted,
+    projected,
+    together,
+    trials,
+)
+
+TRIALS = {"projected": 100_000, "release": 2_000}  # unless told
+MOST = 4_000_000  # tensors that are released, and two for each release: about half an hour
+MOST_TRIALS = 10**7  # each is a few numbers
+TOLD = {
+    "counted": (">=", "counts of the trials alone; up to about ln(trials)"),
+    "tilted": (">=", "where the noise is the declared Gaussian; needs more trials than 1/delta"),
+    "joint": ("<=", "what the accountant certifies"),
+    "per_release": ("<=", "what composing the blocks as if each drew its own lot would claim"),
+}
+
+
+def bounds(
+    setting: Setting, delta: float, count: int, seed: int, code: str, lot: float, population: int
+) -> tuple[Found, ...]:
+    """Lower bounds that hold together. What `release` draws is itself in doubt: counts alone."""
+    rng = np.random.default_rng(seed)
+    if code == "projected":
+        return together(trials(setting, projected(setting, rng), count), delta, rng)
+    return (counted(_released(setting, count, lot, population, rng), delta),)
+
+
+def _released(
+    setting: Setting, count: int, lot: float, population: int, rng: np.random.Generator
+) -> Statistics:
+    """Trials of real steps; `rng` draws the network's parameters, and lots and noise are secret."""
+    if 2 * count * setting.steps * (setting.blocks + 2) > MOST:
+        raise InputError(
+            f"{count} trials of {setting.steps} steps with {setting.blocks} blocks run for half "
+            "an hour or more as --code release: use fewer, or --code projected"
+        )
+    from fedmuon.experiments.laboratory.canary import (
+        step,  # imports torch, which `projected` has no use for
+    )
+
+    own = step(setting.noise_multiplier, lot, population, setting.blocks, rng)
+    return trials(setting, own.observe, count)
+
+
+def audit(
+    setting: Setting,
+    delta: float,
+    count: int | None,
+    seed: int,
+    code: str,
+    lot: float,
+    population: int,
+) -> dict[str, Any]:
+    """What canaries show, beside what the accountant claims in both of its modes."""
+    if code not in TRIALS:
+        raise InputError(f"code '{code}' is unknown: use {' or '.join(TRIALS)}")
+    count = TRIALS[code] if count is None else count
+    if not 1 <= count <= MOST_TRIALS or seed < 0:
+        raise InputError(
+            f"{count} trials with seed {seed} cannot be: give 1 to {MOST_TRIALS:,} trials and a "
+            "seed that is not negative"
+        )
+    shown = bounds(setting, delta, count, seed, code, lot, population)
+    joint, printed = (epsilon(*setting[:3], delta, setting.blocks, mode) for mode in
+                      ("joint", "per-release"))  # fmt: skip
+    best = max(bound.epsilon for bound in shown)
+    return {
+        "epsilon_at_least": best,
+        **{bound.method: bound.epsilon for bound in shown},
+        "joint": joint.upper,
+        "per_release": printed.rdp,
+        "below_joint": best <= joint.upper,
+        "refutes_per_release": shown[0].epsilon > printed.rdp,
+        "confidence": CONFIDENCE,
+        "trials": count,
+        "code": code,
+        "delta": delta,
+        **setting._asdict(),
+    }
+
+
+def table(record: dict[str, Any]) -> Table:
+    """The same for people."""
+    shown = Table("epsilon", "", "", title="audit by canaries", title_justify="left")
+    for name, (sign, meaning) in TOLD.items():
+        if name in record:
+            shown.add_row(escape(name), f"{sign} {record[name]:.4f}", meaning)
+    shown.caption, shown.caption_justify = _caption(record), "left"
+    return shown
+
+
+def _caption(record: dict[str, Any]) -> str:
+    hold = "lower bounds hold together" if "tilted" in record else "lower bound holds"
+    words = [
+        f"{record['trials']} trials with and as many without the canary ({record['code']}), "
+        f"delta = {record['delta']:g}. The {hold} with {record['confidence']:.0%} confidence."
+    ]
+    if not record["below_joint"]:
+        words.append("The joint claim is refuted: the code releases more than it accounts for.")
+    if record["refutes_per_release"]:
+        words.append("The per-release claim is refuted.")
+    return " ".join(words)

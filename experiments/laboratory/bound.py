@@ -1,0 +1,176 @@
+"""`fedmuon bound`: Theorem 4.1 of 001 as a number, from parameters or from a run directory.
+
+From parameters it needs numpy only; torch is loaded to read a run.
+"""
+
+import dataclasses
+import math
+import zipfile
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from rich.markup import escape
+from rich.table import Table
+
+from fedmuon import config as tables
+from fedmuon.analysis import Realized, Uniform
+from fedmuon.analysis.theory.checks import at_least, whole
+from fedmuon.analysis.theory.concentration import effective_size
+from fedmuon.analysis.theory.recursion import OVERFLOW
+from fedmuon.config import Config
+from fedmuon.errors import InputError
+from fedmuon.experiments.laboratory.verdict import Case, Verdict, by_kind, judge
+from fedmuon.own import NOTHING, Own, own_objects, schedule_of
+
+__all__ = ["Case", "Verdict", "constant_of", "find", "from_directory", "from_parameters", "judge",
+           "report", "table"]  # fmt: skip
+
+
+def find(folder: Path | None, changes: list[str], given: dict[str, Any]) -> Case:
+    """The case that the command line describes; `given` holds size, rho, l_orth and l_g."""
+    named = {name: value for name, value in given.items() if value is not None}
+    for name in {"l_orth", "l_g"} & set(named):
+        at_least(name, named[name])
+    if folder is None:
+        sizes = whole("size", named.pop("size", 200))
+        config = tables.load(None, ["data.train=1_000_000_000", "data.minimum=1", *changes])
+        return from_parameters(config, sizes, **named)
+    own = [change for change in changes if not change.startswith("stability.")]
+    if own or "size" in named:
+        raise InputError(
+            f"{folder} has its own parameters: beside a run directory give only --delta, --c-hp, "
+            "--kind, --rho, --l-orth or --l-g"
+        )
+    rho = named.pop("rho", None)
+    return dataclasses.replace(from_directory(folder, changes, rho), **named)
+
+
+def from_parameters(
+    config: Config,
+    size: int,
+    rho: float = 0.01,
+    l_orth: float | None = None,
+    l_g: float | None = None,
+) -> Case:
+    """N clients of `size` samples each, on any schedule that is drawn uniformly."""
+    sizes, per_round = np.full(config.federation.clients, size), config.federation.per_round
+    schedule = schedule_of(config, own_objects(config))
+    factors = schedule and np.array([schedule(r) for r in range(config.federation.rounds)])
+    return Case(config, sizes, Uniform(per_round, rho), None, l_orth, l_g, factors=factors)
+
+
+def from_directory(
+    folder: Path,
+    changes: list[str] | tuple[str, ...] = (),
+    rho: float | None = None,
+    own: Own = NOTHING,
+) -> Case:
+    """A run that was made, on its schedule as drawn; with rho, on any uniform schedule."""
+    from fedmuon.federated import rules, setup
+    from fedmuon.storage import RunDirectory, read_tensors
+
+    if not (folder / "config.toml").exists():
+        raise InputError(f"{folder} holds no config.toml and is no run directory: check the path")
+    RunDirectory(folder).require_sound()
+    config = tables.load(folder / "config.toml", changes)
+    own = own_objects(config, own)
+    plan = setup.plan(config, own)
+    try:
+        with np.load(folder / "partition.npz") as split:
+            sizes = np.bincount(split["client"], minlength=plan.clients)
+        realized = Realized(np.load(folder / "schedule.npy"), plan.rows if plan.batch else None)
+        start = read_tensors(folder / "initial.safetensors")[0]
+        shape = _shape(start["weight"]) if config.task.name == "matrix" else None
+    except (OSError, ValueError, KeyError, EOFError, zipfile.BadZipFile) as error:
+        raise InputError(f"{folder} is damaged ({error}): make the run afresh") from None
+    part = realized if rho is None else Uniform(plan.per_round, rho)
+    run = RunDirectory(folder)
+    dropped = any("dropped" in record for record in run.records())
+    stopped = str((run.summary() or {}).get("stopped", ""))
+    l_own = None if (own_map := rules.own_map(config, own)) is None else own_map.lipschitz
+    case = Case(
+        config, sizes, part, shape, l_map=l_own, dropped=dropped, stopped=stopped,
+        factors=plan.factors(),
+    )  # fmt: skip
+    if config.task.name == "matrix":
+        return case
+    from fedmuon.experiments.laboratory.estimate import with_estimates
+
+    return with_estimates(case, folder, own)
+
+
+def _shape(weight: Any) -> tuple[int, int]:
+    """(d, c) of the matrix task's one matrix."""
+    return weight.shape[0], weight.shape[1]
+
+
+def report(case: Case, verdict: Verdict) -> dict[str, Any]:
+    """The verdict as one JSON object; what a refused bound has no number for is null."""
+    run, stability, found = case.run, case.config.stability, verdict.bound
+    return {
+        **{name: _finite(getattr(found, name, None)) for name in ("value", "h", "g", "failure")},
+        "delta": stability.delta,
+        "c_hp": stability.c_hp,
+        "kind": stability.lipschitz if case.l_orth is None or case.constants else "given",
+        "l_orth": verdict.l_orth,
+        "kinds": by_kind(case),
+        "n_eff": found.n_eff if found else effective_size(run.sizes, run.weights),
+        "max_exposure": _largest(verdict.exposures),
+        "max_certificate": _largest(verdict.certificates),
+        "status": found.status if found else "refused",
+        "assumptions": list(found.assumptions) if found else [],
+        "note": _note(case, verdict),
+        "refusal": verdict.refusal,
+    }
+
+
+def _note(case: Case, verdict: Verdict) -> str:
+    """What to know of a bound that says nothing, or of clients of whom nothing is known."""
+    found, clients, top = verdict.bound, len(case.sizes), case.run.constants.loss_bound
+    if found is None or verdict.exposures is None:
+        return ""
+    lost = np.count_nonzero(np.isinf(verdict.exposures))
+    if lost and found.value >= top:
+        return (
+            f"The bound is vacuous (eps_i = B for {lost} of {clients} clients), because {OVERFLOW}"
+        )
+    if lost:
+        return f"{lost} of {clients} clients count with the trivial eps_i = B, because {OVERFLOW}"
+    return f"The bound is vacuous: no gap exceeds B = {top:g}." if found.value >= top else ""
+
+
+def _finite(value: float | None) -> float | None:
+    """None for what overflowed."""
+    return value if value is not None and math.isfinite(value) else None
+
+
+def _largest(every: np.ndarray | None) -> float | None:
+    """The maximum; none where it overflowed, as JSON has no infinity."""
+    return float(every.max()) if every is not None and np.isfinite(every).all() else None
+
+
+def constant_of(record: dict[str, Any]) -> str:
+    """The constants that a bound stands on, to stand beside it."""
+    return f"C_hp = {record['c_hp']}, {record['kind']} L_orth"
+
+
+def table(record: dict[str, Any]) -> Table:
+    """The same for people."""
+    shown = Table("", "", title=escape(f"bound with {constant_of(record)}"), title_justify="left")
+    names = ("value", "h", "g", "delta", "failure", "n_eff", "l_orth", "max_exposure",
+             "max_certificate", "status")  # fmt: skip
+    for name in names:
+        held = record[name]
+        shown.add_row(name, f"{held:.6g}" if isinstance(held, float) else escape(str(held or "-")))
+    for kind, other in record["kinds"].items():
+        if kind != record["kind"] and other["l_orth"] != record["l_orth"]:
+            constant = "overflows" if other["l_orth"] is None else f"{other['l_orth']:.6g}"
+            value = "-" if other["value"] is None else f"{other['value']:.6g}"
+            shown.add_row(f"with {kind} L_orth", f"value {value}, l_orth {constant}")
+    for number, sentence in enumerate(record["assumptions"]):
+        shown.add_row("" if number else "assumes", escape(sentence))
+    for name, heading in (("note", "note"), ("refusal", "why")):
+        if record[name]:
+            shown.add_row(heading, escape(record[name]))
+    return shown

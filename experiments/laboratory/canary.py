@@ -1,0 +1,119 @@
+"""The code of a private step under audit: lots, clipped sums and noise, with and without a canary.
+
+At fixed parameters, in the precision of training. Nothing here clips, draws a lot or adds noise:
+`Mechanism` and `Task` do, as in a run. The adversary knows the parameters and the canary's own
+gradient, sees all that is released, and adds it up along the canary.
+"""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from fedmuon.federated.shards import Shard
+from fedmuon.privacy.mechanism import Mechanism
+from fedmuon.tasks.base import Batch, Params, Task
+from fedmuon.tasks.clipping import Clipping
+from fedmuon.tasks.networks import NetworkTask
+
+FEATURES, CLASSES = 4, 3
+BOUND = 0.01  # C; no number of an audit depends on it
+SHORT = 0.01  # the length of other examples, where the canary's is 1
+
+
+class Beside(nn.Module):
+    """Logits sum_w W_w x_w of x [n, m, d]: m blocks, each with features of its own."""
+
+    def __init__(self, blocks: int) -> None:
+        """Linear layers without biases."""
+        super().__init__()
+        layers = (nn.Linear(FEATURES, CLASSES, bias=False) for _ in range(blocks))
+        self.layers = nn.ModuleList(layers)
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        """Each layer reads its own part of a sample."""
+        read = zip(self.layers, inputs.unbind(1), strict=True)
+        return torch.stack([layer(part) for layer, part in read]).sum(0)
+
+
+def network(blocks: int) -> NetworkTask:
+    """A classifier in float32 with that many matrix blocks."""
+    with torch.device("meta"):
+        return NetworkTask(Beside(blocks), (blocks, FEATURES))
+
+
+def examples(population: int, blocks: int) -> Batch:
+    """Rows of which the last is the canary: its gradient is long in every block, the others' are
+    short and orthogonal to it. In block w a gradient is slope x_w^T; no other x_w has a part of
+    the canary's, e_1.
+    """
+    inputs = torch.zeros(population, blocks, FEATURES)
+    other = torch.arange(population - 1)
+    inputs[other, :, 1 + other % (FEATURES - 1)] = SHORT
+    inputs[-1, :, 0] = 1
+    return Batch(inputs / math.sqrt(blocks), torch.arange(population) % CLASSES)
+
+
+@dataclass(frozen=True, eq=False)
+class Step:
+    """Private steps of a client whose last row is the canary, at the parameters `at` [1, ...].
+
+    A repeatable mechanism draws from `rng`; any other, as in a run, where nobody can repeat it.
+    """
+
+    task: Task
+    shard: Shard
+    mechanism: Mechanism
+    at: Params
+    rng: np.random.Generator
+
+    def observe(self, shape: tuple[int, int], present: bool) -> np.ndarray:
+        """The aligned sums s [trials, steps]: a release times L / C, along the canary.
+
+        Without the canary lots are drawn alike, and its row is left out of them.
+        """
+        return np.stack([self._sums(shape[0], present) for _ in range(shape[1])], 1)
+
+    def _sums(self, trials: int, present: bool) -> np.ndarray:
+        """One step in every trial; the trials are clients of one cohort."""
+        size, draws = self.shard.size, [self._draw] * trials
+        lots = [self.mechanism.rows(draw, size) for draw in draws]
+        seen = lots if present else [rows[rows < size - 1] for rows in lots]
+        batches = [self.shard.batch(rows) for rows in seen]
+        released = self.mechanism.releases(self.task, batches, draws)
+        params = {name: value.repeat_interleave(trials, 0) for name, value in self.at.items()}
+        gradient = released([(1.0, params)]).gradient
+        along = torch.stack(
+            [(gradient[name] * unit).flatten(1).sum(1) for name, unit in self.directions.items()]
+        )
+        sums = along.double().sum(0) / math.sqrt(len(along))
+        return sums.numpy() * self.mechanism.lot / self.mechanism.clipping.bound
+
+    @cached_property
+    def directions(self) -> Params:
+        """The canary's gradient [1, ...] in each block, of norm 1."""
+        return {name: value / norm for name, value, norm in self._canary()}
+
+    @property
+    def lengths(self) -> list[float]:
+        """The norms of the canary's gradient in the blocks, before any clipping."""
+        return [norm for _, _, norm in self._canary()]
+
+    def _canary(self) -> Sequence[tuple[str, Tensor, float]]:
+        last = self.shard.batch(np.array([self.shard.size - 1]))
+        gradient = self.task.gradient(self.at, [last])[1]
+        return [(name, value, float(value.norm())) for name, value in gradient.items()]
+
+    def _draw(self, what: object, block: int = 0) -> np.random.Generator:
+        return self.rng
+
+
+def step(noise: float, lot: float, population: int, blocks: int, rng: np.random.Generator) -> Step:
+    """The private step of a run with so many matrix blocks."""
+    task = network(blocks)
+    mechanism = Mechanism(Clipping("block", BOUND), noise, lot)
+    return Step(task, Shard(examples(population, blocks)), mechanism, task.initial(rng), rng)

@@ -1,0 +1,112 @@
+"""All neighbours of one run, client by client, each client beside its certificate."""
+
+import numpy as np
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+
+from fedmuon.analysis.report.claims import DRAWS, expected_maximum, share
+from fedmuon.analysis.report.style import (
+    BLACK,
+    BLUE,
+    GREY,
+    ORANGE,
+    RED,
+    Columns,
+    canvas,
+    legend,
+    log_y,
+    styled,
+)
+
+
+@styled
+def census(neighbours: Columns, narrow: bool = False) -> Figure:
+    """Perturbations [T] by client with their certificates; and their shares of them, all clients.
+
+    Without certificates the second panel shows the perturbations themselves.
+    """
+    figure, (left, right) = canvas(2, narrow, 3.3)
+    _strips(left, neighbours)
+    legend(left, 1 if narrow else 2)
+    _shares(right, neighbours)
+    legend(right, 1)
+    return figure
+
+
+def by_exposure(neighbours: Columns) -> np.ndarray:
+    """The clients in rising order of exposure; of their largest perturbation if that is unknown."""
+    clients = np.unique(neighbours["client"])
+    known = not np.isnan(neighbours["exposure"]).any()
+    key = neighbours["exposure" if known else "perturbation"]
+    most = [key[neighbours["client"] == i].max() for i in clients]
+    return clients[np.argsort(most, kind="stable")]
+
+
+def _strips(axes: Axes, neighbours: Columns) -> None:
+    clients, moved = by_exposure(neighbours), neighbours["perturbation"]
+    rank = np.empty(len(moved))
+    for place, i in enumerate(clients, 1):
+        mine = np.flatnonzero(neighbours["client"] == i)
+        rank[mine] = place + spread(len(mine))[np.argsort(np.argsort(moved[mine], kind="stable"))]
+    up, size = moved > 0, 1.8 if len(moved) > 300 else 3.5
+    axes.plot(rank[up], moved[up], "o", color=BLUE, ms=size, mew=0, alpha=0.5, rasterized=True,
+              label="one neighbour")  # fmt: skip
+    _certificates(axes, neighbours, clients)
+    _idle(axes, neighbours, clients)
+    log_y(axes)
+    axes.set_xlim(0.3, len(clients) + 0.7)
+    _name_clients(axes, clients)
+    axes.set_ylabel(r"perturbation $\Vert X-X'\Vert_F$")
+
+
+def spread(count: int) -> np.ndarray:
+    """Places within a client's strip [count], smallest perturbation left: a quantile plot."""
+    return (np.arange(count) + 0.5) / count * 0.7 - 0.35
+
+
+def _certificates(axes: Axes, neighbours: Columns, clients: np.ndarray) -> None:
+    """A bar over each client that has a positive, finite certificate."""
+    every = np.array([neighbours["certificate"][neighbours["client"] == i].max() for i in clients])
+    places = np.arange(1, len(clients) + 1)
+    known = (every > 0) & np.isfinite(every)
+    if known.any():
+        axes.hlines(every[known], places[known] - 0.4, places[known] + 0.4, color=BLACK, lw=1.6,
+                    label="certificate")  # fmt: skip
+
+
+def _idle(axes: Axes, neighbours: Columns, clients: np.ndarray) -> None:
+    """Clients with neighbours that moved nothing: a log axis has no zero, so a mark at its foot."""
+    still = neighbours["perturbation"] == 0
+    places = [k for k, i in enumerate(clients, 1) if still[neighbours["client"] == i].any()]
+    if places:
+        axes.plot(places, [0.02] * len(places), "x", color=RED, ms=5,
+                  transform=axes.get_xaxis_transform(),
+                  label=f"0, off the log axis: {still.sum()} of {len(still)}")  # fmt: skip
+
+
+def _name_clients(axes: Axes, clients: np.ndarray) -> None:
+    """Their numbers while these can be read; places in the order otherwise."""
+    if len(clients) <= 20:
+        turn = 90 if len(clients) > 10 else 0
+        axes.set_xticks(range(1, len(clients) + 1), [f"{i:.0f}" for i in clients], rotation=turn)
+        axes.set_xlabel("client, in rising order of exposure $Y_i(C)$")
+    else:
+        axes.set_xlabel("clients in rising order of exposure $Y_i(C)$")
+
+
+def _shares(axes: Axes, neighbours: Columns) -> None:
+    """How many neighbours have at most this share of their certificate, and the two maxima."""
+    part, name = share(neighbours), "perturbation / certificate"
+    if np.isnan(part).any():
+        part, name = neighbours["perturbation"], r"perturbation $\Vert X-X'\Vert_F$"
+    axes.ecdf(part, color=BLUE, lw=1.6, label=f"all {len(part)} neighbours")
+    axes.axvline(part.max(), color=BLACK, lw=1.2, label=f"largest: {part.max():.3g}")
+    if len(part) >= 10 * DRAWS:  # fewer say little of what other draws would show
+        mean = expected_maximum(part, DRAWS)
+        label = f"largest of {DRAWS} random, on average: {mean:.3g}"
+        axes.axvline(mean, color=ORANGE, lw=1.4, ls="--", label=label)
+    axes.set_xlim(left=0)
+    axes.set_ylim(0, 1.02)
+    axes.grid(axis="y", color=GREY, alpha=0.25, lw=0.6)
+    axes.set_xlabel(name)
+    axes.set_ylabel("share of neighbours")

@@ -1,0 +1,83 @@
+"""A run beside its neighbours, as `fedmuon stability` leaves it."""
+
+import functools
+import tomllib
+import zipfile
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from fedmuon.analysis.report.claims import Columns, run_claims
+from fedmuon.analysis.report.columns import MEND, TRIALS, read_csv, read_json
+from fedmuon.analysis.report.findings import Findings, Picture, circumstances, number
+from fedmuon.errors import InputError
+from fedmuon.experiments.laboratory import figure
+from fedmuon.files import require_sound
+
+BOUND_KEYS = ("value", "h", "g", "delta", "c_hp", "kind", "l_orth", "n_eff", "gap", "gap_low",
+              "gap_high", "status", "assumptions", "refusal")  # fmt: skip
+BOUND_NAMES = {"value": "bound", "h": "sharp-stability branch H", "g": "bounded-difference "
+               "branch G", "delta": "δ", "l_orth": "Lipschitz constant of the map",
+               "n_eff": "effective sample size", "gap": "measured gap",
+               "gap_low": "lower end of its 95% interval",
+               "gap_high": "upper end of its 95% interval"}  # fmt: skip
+MODES = {"all": "census of all {} neighbours", "own": "{} random neighbours",
+         "worst": "the {} neighbours predicted to be worst"}  # fmt: skip
+
+
+def findings(folder: Path) -> Findings:
+    """The findings of a run with neighbours; a census must be whole."""
+    record = read_json(folder / "bound.json", BOUND_KEYS)
+    summary = read_json(folder / "summary.json", ("recipe", "data", "rounds", "seconds"))
+    neighbours = read_csv(folder / "neighbours.csv", TRIALS)
+    mode = _mode(folder, neighbours)
+    census = mode == "all"
+    count = len(neighbours["trial"])
+    what = MODES.get(mode, "{} neighbours").format(count)
+    return Findings(
+        name=folder.resolve().name,
+        title=f"{summary['recipe']} on {summary['data']}: {what}",
+        data=str(summary["data"]),
+        claims=run_claims(neighbours, record, census),
+        numbers_title="The bound",
+        head=("", "value"),
+        numbers=[(text, number(record[name])) for name, text in BOUND_NAMES.items()],
+        note=f"Refused: {record['refusal']}" if record["refusal"] else "",
+        pictures=[Picture.known("census", functools.partial(figure.census, neighbours))],
+        stands_on=stands_on(record, str(record["kind"])),
+        assumptions=[str(text) for text in record["assumptions"]],
+        again="fedmuon stability config.toml --out FOLDER, with the run's own config.toml",
+        circumstances=circumstances(
+            summary, ("recipe", "data", "rounds", "seed", "dtype", "engine", "device", "seconds")
+        ),
+    )
+
+
+def _mode(folder: Path, neighbours: Columns) -> str:
+    """[stability] neighbours of the run; a census that lacks samples is refused."""
+    require_sound(folder, ["config.toml", "partition.npz"])
+    try:
+        config = tomllib.loads((folder / "config.toml").read_text(encoding="utf-8"))
+        mode = str(config["stability"]["neighbours"])
+        with np.load(folder / "partition.npz") as split:
+            every = np.sort(split["train_index"])
+    except (OSError, ValueError, KeyError, TypeError, EOFError, zipfile.BadZipFile):
+        raise InputError(f"{folder}: config.toml or partition.npz is damaged: {MEND}") from None
+    if mode == "all" and not np.array_equal(np.sort(neighbours["index"]), every):
+        raise InputError(f"{folder} holds an unfinished census: finish it with --resume")
+    return mode
+
+
+def stands_on(record: Mapping[str, Any], lipschitz: str) -> str:
+    """Status and constants in one sentence."""
+    if not record["assumptions"]:
+        return f"Status: {record['status']}."
+    named = isinstance(c_hp := record["c_hp"], str)
+    constant = f"the {c_hp} form, which is proved" if named else f"{c_hp}, which nothing proves"
+    return (
+        f"Status: {record['status']}. The bound is that of 001, Theorem 4.1 at δ = "
+        f"{record['delta']}, with C_hp = {constant}, and the {lipschitz} Lipschitz constant "
+        "of the map. It assumes:"
+    )

@@ -1,0 +1,126 @@
+"""What private runs have spent: of a run's folder, and as columns of a suite's tables."""
+
+import math
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from rich.table import Table
+
+from fedmuon import config as tables
+from fedmuon.config import Config
+from fedmuon.errors import InputError
+from fedmuon.federated.spending import delta_of
+from fedmuon.privacy.ledger import Ledger
+from fedmuon.privacy.mechanism import REPEATABLE
+from fedmuon.storage import Record, RunDirectory
+
+Rows = Sequence[Mapping[str, Any]]
+
+
+def spent(folder: Path, delta: float | None = None) -> Record:
+    """Each client's epsilon with its bracket, from the ledger of a run; delta is the run's own
+    unless it is given."""
+    file = folder / "ledger.jsonl"
+    if not file.exists():
+        raise InputError(f"{folder} has no ledger.jsonl: name the folder of a private run")
+    directory = RunDirectory(folder)
+    if (folder / "config.toml").exists():
+        directory.require_sound()
+    # The run may be going on: what is read first is behind what is read last.
+    done, head, ledger = len(directory.records()), directory.ledger_head(), Ledger.read(file)
+    ledger.require(done, head)
+    goal = _delta(folder) if delta is None else delta
+    answers = ledger.epsilons(goal)
+    repeatable = ledger.about["noise"] == "repeatable"
+    names = ("epsilon", "lower", "upper", "rdp")
+    clients = {
+        str(client): {name: _finite(getattr(one, name)) for name in names}
+        for client, one in answers.items()
+    }
+    most = max((one.upper for one in answers.values()), default=0.0)
+    notes = (
+        REPEATABLE if repeatable else "",
+        "" if answers else "Nothing was released yet.",
+        "" if math.isfinite(most) else "A release without noise: epsilon is infinite.",
+    )
+    return {
+        "delta": goal,
+        "mode": "joint",
+        "epsilon": _finite(most),
+        "certified": math.isfinite(most) and not repeatable,
+        "note": " ".join(filter(None, notes)),
+        "clients": clients,
+    }
+
+
+def _finite(value: float) -> float | None:
+    """None for an infinite epsilon, which JSON has no word for."""
+    return value if math.isfinite(value) else None
+
+
+def _delta(folder: Path) -> float:
+    """[privacy] delta of the run, or what its largest client makes of 0."""
+    file, split = folder / "config.toml", folder / "partition.npz"
+    if not (file.exists() and split.exists()):
+        raise InputError(f"{folder} does not say at which delta: give --delta")
+    with np.load(split) as held:
+        sizes = np.bincount(held["client"])
+    return delta_of(tables.load(file), sizes)
+
+
+def table(record: Record) -> Table:
+    """The same for people."""
+    shown = Table(
+        "client", "epsilon", "at least", "RDP", title=f"joint, delta {record['delta']:.3g}"
+    )
+    for client, held in record["clients"].items():
+        shown.add_row(client, *(_said(held[name]) for name in ("upper", "lower", "rdp")))
+    shown.add_section()
+    shown.add_row("most", _said(record["epsilon"]), "", "")
+    shown.caption = record["note"] or None
+    return shown
+
+
+def _said(value: float | None) -> str:
+    return "infinite" if value is None else f"{value:.4f}"
+
+
+def told(config: Config, summary: Mapping[str, Any]) -> Record:
+    """What a cell keeps of the summary of a private run; nothing of others."""
+    private = summary.get("privacy")
+    if private is None:
+        return {}
+    held = {name: private.get(name) for name in ("epsilon", "certified", "clients", "noise")}
+    return {"privacy": {**held, "target": config.privacy.epsilon}}
+
+
+def added(
+    made: Mapping[str, Rows], heads: Sequence[Record], records: Sequence[Record]
+) -> Mapping[str, Rows]:
+    """The tables of a suite; where runs are private, with what each certifies, and clients.csv."""
+    rows = _clients(heads, records)
+    if not rows:
+        return made
+    runs = [{**row, **_certified(one)} for row, one in zip(made["runs"], records, strict=True)]
+    return {**made, "runs": runs, "clients": rows}
+
+
+def _certified(record: Record) -> Record:
+    """The epsilon that a run certifies, and whether it does; nan for one that did not end."""
+    held = record.get("privacy") or {}
+    known = held.get("epsilon")
+    return {
+        "epsilon": math.nan if known is None else known,
+        "certified": bool(held.get("certified")),
+    }
+
+
+def _clients(heads: Sequence[Record], records: Sequence[Record]) -> Rows:
+    """Every client that took part in a private run, with its own epsilon and the target."""
+    return [
+        head | {"client": int(client), "epsilon": value, "target": one["privacy"]["target"]}
+        for head, one in zip(heads, records, strict=True)
+        for client, value in (one.get("privacy", {}).get("clients") or {}).items()
+    ]

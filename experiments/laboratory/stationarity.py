@@ -1,0 +1,157 @@
+"""`fedmuon stationarity`: the bounds of 000, 002 and 004 as numbers; numpy is all they need."""
+
+import math
+from dataclasses import dataclass, replace
+from typing import Any
+
+from rich.markup import escape
+from rich.table import Table
+
+from fedmuon.analysis.theory import private_stationarity, rank_dependence, schedules
+from fedmuon.analysis.theory.private_stationarity import GIVEN, TAILED, Release
+from fedmuon.analysis.theory.schedules import Schedule
+from fedmuon.analysis.theory.stationarity import Noise, Stationarity, nesterov_muon
+from fedmuon.errors import InputError
+from fedmuon.orthogonalize.guarantees import polar_error_bound, residual
+
+
+@dataclass(frozen=True)
+class Problem:
+    """What the papers ask of a problem; `sides` is min(m, n), which bounds every rank."""
+
+    steps: int
+    gap: float = 1.0
+    smoothness: float = 1.0
+    sigma0: float = 1.0
+    sigma1: float = 0.0
+    alpha: float = 2.0
+    batch: int = 1
+    sides: int = 10
+    lr: float | None = None
+    beta: float | None = None
+
+
+def nesterov(problem: Problem, rule: str, gamma: float = 0.0, nu: float = 0.0) -> dict[str, Any]:
+    """002: the rule's schedule, the rate it has, and the bound with its terms."""
+    if rule == "alpha-free":
+        plan = schedules.alpha_free(problem.steps)
+    elif rule == "heavy-tailed":
+        plan = schedules.heavy_tailed(problem.steps, problem.alpha)
+    else:
+        raise InputError(f"No rule is called {rule!r}: use heavy-tailed or alpha-free.")
+    noise = Noise(problem.alpha, problem.sigma0, problem.sigma1, problem.batch)
+    shape = (problem.sides, problem.sides)
+    found = nesterov_muon(
+        _given(plan, problem), noise, problem.gap, problem.smoothness, shape, gamma, nu
+    )
+    power = None if found.schedule.rule == "given" else -schedules.rate(problem.alpha, rule)
+    return {"paper": "002", **_record(found), "power_of_steps": power}
+
+
+def newton_schulz(
+    problem: Problem, delta0: float = 0.99, degree: int = 2, iterations: int = 5
+) -> dict[str, Any]:
+    """004: Muon with that many Newton-Schulz iterations, beside Muon with an SVD and SGD."""
+    if problem.alpha != 2 or problem.sigma1:
+        raise InputError("004 is about bounded variance: leave alpha at 2 and sigma1 at 0.")
+    p, q = problem, residual(delta0, degree, iterations)
+    plan = schedules.tuned_muon(p.steps, p.gap, p.smoothness, p.sigma0, p.sides, p.batch)
+    vector = schedules.tuned_sgd(p.steps, p.gap, p.smoothness, p.sigma0, p.batch)
+    terms = (p.gap, p.smoothness, p.sigma0, p.sides, p.batch)
+    found = rank_dependence.muon(_given(plan, p), *terms, polar_error_bound(q))
+    return {
+        "paper": "004",
+        **_record(found),
+        "power_of_steps": None if found.schedule.rule == "given" else -0.25,
+        "delta_q": q,
+        "eps_q": polar_error_bound(q),
+        "chi_q": 1 / found.contraction,
+        "others": {
+            "muon-svd": _record(rank_dependence.muon(plan, *terms)),
+            "sgd-momentum": _record(rank_dependence.sgd_momentum(vector, *terms)),
+        },
+    }
+
+
+@dataclass(frozen=True)
+class Private:
+    """What 000 asks for beside: the noise multiplier, the larger side, and how gradients are cut.
+
+    `clip` is C, by default that of the light-tailed rule for K = `tail`; `excess` bounds
+    E(||G||_F - C)_+, by default as the tail does.
+    """
+
+    noise: float = 1.0
+    columns: int = 0
+    tail: float = 1.0
+    clip: float | None = None
+    excess: float | None = None
+
+
+def dp_muon(
+    problem: Problem, private: Private, delta0: float = 0.99, degree: int = 2, iterations: int = 5
+) -> dict[str, Any]:
+    """000: DP-Muon on one block, with the rule of its Corollary 3.5 at eta_0 = sqrt(D / L)."""
+    p, q = problem, residual(delta0, degree, iterations)
+    if not (p.gap > 0 and p.smoothness > 0):
+        raise InputError("The rule of 000 needs gap > 0 and smoothness > 0: give both.")
+    scale = math.sqrt(p.gap / p.smoothness)
+    plan, cut = private_stationarity.light_tailed(p.steps, private.tail, scale)
+    clip = cut if private.clip is None else private.clip
+    excess = private.excess
+    if excess is None:
+        excess = private_stationarity.tail_excess(private.tail, clip)
+    shape = (p.sides, private.columns or p.sides)
+    release = Release(clip, private.noise, p.batch, shape, excess)
+    found = private_stationarity.dp_muon(
+        _given(plan, p), release, p.gap, p.smoothness, polar_error_bound(q)
+    )
+    record = _record(found)
+    stood_on = TAILED if private.excess is None else GIVEN
+    record["assumptions"] += [stood_on]
+    more = {"clip": clip, "excess": excess, "noise_of_a_release": release.spread}
+    return {
+        "paper": "000", **record, **more, "delta_q": q, "eps_q": polar_error_bound(q),
+        "chi_q": 1 / found.contraction,
+    }  # fmt: skip
+
+
+def _given(plan: Schedule, problem: Problem) -> Schedule:
+    """The rule's schedule, with what the caller sets instead."""
+    if problem.lr is None and problem.beta is None:
+        return plan
+    lr = plan.lr if problem.lr is None else problem.lr
+    beta = plan.beta if problem.beta is None else problem.beta
+    return replace(plan, lr=lr, beta=beta, rule="given")
+
+
+def _record(found: Stationarity) -> dict[str, Any]:
+    plan = found.schedule
+    return {
+        "measure": found.measure,
+        "value": found.value,
+        "terms": found.terms,
+        "lr": plan.lr,
+        "beta": plan.beta,
+        "steps": plan.steps,
+        "rule": plan.rule,
+        "contraction": found.contraction,
+        "assumptions": list(found.assumptions),
+    }
+
+
+def table(record: dict[str, Any]) -> Table:
+    """The same for people."""
+    shown = Table("", "", title=escape(f"{record['measure']}, {record['paper']}"))
+    for name in ("value", "lr", "beta", "steps", "rule", "power_of_steps", "contraction",
+                 "clip", "excess", "noise_of_a_release", "delta_q", "eps_q", "chi_q"):  # fmt: skip
+        if record.get(name) is not None:
+            held = record[name]
+            shown.add_row(name, f"{held:.6g}" if isinstance(held, float) else str(held))
+    for name, term in record["terms"].items():
+        shown.add_row(f"of that, {name}", f"{term:.6g}")
+    for name, other in record.get("others", {}).items():
+        shown.add_row(f"beside it, {name}", f"{other['value']:.6g}")
+    for number, sentence in enumerate(record["assumptions"]):
+        shown.add_row("" if number else "assumes", escape(sentence))
+    return shown

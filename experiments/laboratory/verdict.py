@@ -1,0 +1,274 @@
+"""What 001 promises of a run: which of its results the config falls under, and the bound they give.
+
+`analysis` holds the formulas. What none of them covers is refused, with the sentence that says why.
+"""
+
+import dataclasses
+import math
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+
+from fedmuon import analysis
+from fedmuon.analysis import Bound, Realized, Run, Uniform
+from fedmuon.analysis.theory import corollaries as says
+from fedmuon.analysis.theory.corollaries import sensitivity
+from fedmuon.analysis.theory.generalization import INDEPENDENCE, RANGE
+from fedmuon.config import Config
+from fedmuon.data.partition import weights
+from fedmuon.errors import InputError
+from fedmuon.names import is_own
+from fedmuon.orthogonalize import Uncertified, lipschitz
+from fedmuon.tasks.constants import Constants, constants
+
+HEAVY = "heavy-tailed"  # a run resolves it to constant steps
+ALIGNED = "(X, M) and the global direction obey the three-state recursion of Remark 3.2."
+TUBE = (
+    "The exact sign jumps where the smallest singular value is 0, so it has no constant, and the "
+    "tube of Lemma D.12 fails at round 0, local step 0: the softmax makes the classes' columns of "
+    "every gradient sum to 0, so the momentum never has full rank. Use smoothed-polar."
+)
+CALLER = "The caller gave {} = {:g}: nothing here proves it."
+
+
+@dataclass(frozen=True)
+class Case:
+    """A run to judge: sizes n_i [N], the model's shape if known, and who took part.
+
+    `l_orth` and `l_g` replace the proved constants by the caller's, `constants` those of the task
+    by estimates, with their caveats; `l_map` is what the user's own map promises of itself.
+    `dropped` says that a participant was left out of some round, `stopped` why a callback ended the
+    run, `refusal` why there is no bound; `factors` [R] are what step sizes are times.
+    """
+
+    config: Config
+    sizes: np.ndarray
+    participation: Realized | Uniform
+    shape: tuple[int, int] | None = None
+    l_orth: float | None = None
+    l_g: float | None = None
+    dropped: bool = False
+    constants: Constants | None = None
+    caveats: tuple[str, ...] = ()
+    refusal: str = ""
+    l_map: float | None = None
+    stopped: str = ""
+    factors: np.ndarray | None = None
+
+    @cached_property
+    def run(self) -> Run:
+        """The same in the words of `analysis`."""
+        federation, local = self.config.federation, self.config.local
+        proved = self.constants or constants()
+        smoothness = proved.smoothness if self.l_g is None else self.l_g
+        return Run(
+            lr=local.lr,
+            beta=local.momentum,
+            rounds=federation.rounds,
+            local_steps=local.steps,
+            sizes=self.sizes,
+            weights=weights(self.sizes, federation.risk_weights),
+            constants=dataclasses.replace(proved, smoothness=smoothness),
+            batch=local.batch,
+            factors=self.factors,
+        )
+
+    @property
+    def given(self) -> tuple[str, ...]:
+        """What rests on estimates, or on the caller's word."""
+        named = (("L_orth", None if self.constants else self.l_orth), ("Lg", self.l_g))
+        said = (CALLER.format(name, value) for name, value in named if value is not None)
+        return (*self.caveats, *said)
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """Y_i and Delta_i Y_i [N] and the bound, or the sentence that refuses them."""
+
+    l_orth: float | None
+    exposures: np.ndarray | None = None
+    certificates: np.ndarray | None = None
+    bound: Bound | None = None
+    refusal: str = ""
+
+
+def judge(case: Case) -> Verdict:
+    """What the theory promises of this run."""
+    l_orth = None
+    try:
+        _require_covered(case)
+        l_orth = map_constant(case) if case.l_orth is None else case.l_orth
+        return _certified(case, l_orth)
+    except InputError as error:
+        return Verdict(l_orth, refusal=str(error))
+
+
+def by_kind(case: Case) -> dict[str, dict[str, float | None]]:
+    """L_orth and the bound with the printed constant of the map, and with the proved one."""
+    found: dict[str, dict[str, float | None]] = {}
+    for kind in ("paper", "sharp") if case.l_orth is None else ():
+        stability = case.config.stability.model_copy(update={"lipschitz": kind})
+        config = case.config.model_copy(update={"stability": stability})
+        verdict = judge(dataclasses.replace(case, config=config))
+        value = verdict.bound.value if verdict.bound else None
+        found[kind] = {"l_orth": verdict.l_orth, "value": value}
+    return found
+
+
+def map_constant(case: Case) -> float:
+    """L_orth of the configured map, of the configured kind (`fedmuon.orthogonalize.lipschitz`)."""
+    table, stability = case.config.orthogonalizer, case.config.stability
+    if is_own(table.name):
+        if case.l_map is None:
+            raise Uncertified(
+                "Your map comes without a Lipschitz constant, so no bound stands on it: give "
+                "fedmuon.Orthogonalizer(apply, lipschitz=L) if you can prove one."
+            )
+        return case.l_map
+    if table.name == "exact-sign":
+        raise Uncertified(TUBE)
+    if table.name == "gaussian-smoothed-sign" and case.shape is None:
+        raise InputError("The smoothed sign's constant depends on the model's shape: give L_orth.")
+    parameters: dict[str, dict[str, Any]] = {
+        "smoothed-polar": {"lam": table.lambda_},
+        "clipped-sign": {"gamma": table.clip_level},
+        "newton-schulz": {
+            "steps": table.steps,
+            "coefficients": table.coefficients,
+            "eps": table.eps,
+            "normalization": table.normalization,
+        },
+        "gaussian-smoothed-sign": {
+            "sigma": table.sigma,
+            "alpha": stability.alpha_smoothing,
+            "calls": _calls(case.config),
+            "shape": case.shape,
+        },
+    }
+    found = lipschitz(table.name, stability.lipschitz, **parameters.get(table.name, {}))
+    if not math.isfinite(found):
+        raise Uncertified(
+            "The printed constant of this map overflows: use [stability] lipschitz = 'sharp'."
+        )
+    return found
+
+
+def _calls(config: Config) -> int:
+    """T_sign = R E K (001, Corollary D.11)."""
+    federation = config.federation
+    return federation.rounds * config.local.steps * federation.per_round
+
+
+def _is_aligned(case: Case) -> bool:
+    return case.config.local.recipe == "fedmuon-aligned"
+
+
+def _require_covered(case: Case) -> None:
+    recipe = case.config.local.recipe
+    if recipe not in ("fedmuon", "fedmuon-aligned"):
+        raise Uncertified(
+            f"The recursion of 001 follows a model and a momentum that the server averages, which "
+            f"recipe {recipe} does not do: it has no certificate, use fedmuon or fedmuon-aligned."
+        )
+    local = case.config.local
+    if (local.momentum_form, local.weight_decay) != ("ema", 0.0) or local.schedule == HEAVY:
+        raise Uncertified(
+            "The recursion of 001 has one form of momentum and no weight decay, and steps that are "
+            "fixed by then: set [local] momentum-form = 'ema', weight-decay = 0 and another "
+            "schedule than heavy-tailed."
+        )
+    if case.config.federation.aggregate != "mean":
+        raise Uncertified(
+            "The recursion of 001 follows plain means of what the participants return: set "
+            "[federation] aggregate = 'mean'."
+        )
+    if _is_aligned(case) and case.factors is not None:
+        raise Uncertified(
+            "Alignment (Remark 3.2) is certified for constant steps: set [local] schedule."
+        )
+    if _is_aligned(case) and local.batch:
+        raise Uncertified(
+            "Alignment (Remark 3.2) is certified for full batches only: set [local] batch = 0."
+        )
+    _require_constants(case)
+    _require_as_planned(case)
+
+
+def _require_constants(case: Case) -> None:
+    if case.config.task.name != "matrix" and not (case.constants or case.refusal):
+        raise Uncertified(
+            "The constants of a network are not proved (B, L_loss, Lg, G_max): make the run, whose "
+            "folder has estimates, or set [task] name = 'matrix'."
+        )
+    if case.refusal:
+        raise Uncertified(case.refusal)
+
+
+def _require_as_planned(case: Case) -> None:
+    """Nothing that was seen of the data may have changed who took part, or for how long."""
+    if case.stopped:
+        raise Uncertified(
+            "The run was ended by what it saw of its data, which no schedule drawn in advance "
+            "covers: run without early stopping."
+        )
+    if case.dropped:
+        raise Uncertified(
+            "A participant dropped out of some round, which no schedule drawn in advance covers: "
+            "run with [faults] policy strict."
+        )
+
+
+def _certified(case: Case, l_orth: float) -> Verdict:
+    """001, Theorem 4.1 with Corollary 4.2, Corollary 4.3, Theorem J.1 or Remark 3.2."""
+    run, stability = case.run, case.config.stability
+    exposures, moved = _aligned(case, l_orth) if _is_aligned(case) else _plain(case, l_orth)
+    assumed, failure = _assumed(case)
+    found = analysis.bound(
+        analysis.loss_stability(moved, run.constants.lipschitz, run.constants.loss_bound),
+        run.sizes,
+        run.weights,
+        stability.delta,
+        run.constants.loss_bound,
+        stability.c_hp,  # type: ignore[arg-type]
+        status="estimated" if case.given else "certified",
+        assumptions=assumed,
+        other_failure=failure,
+    )
+    return Verdict(l_orth, exposures, moved, found)
+
+
+def _assumed(case: Case) -> tuple[tuple[str, ...], float]:
+    """What the bound stands on, and how often it fails beyond delta: failures add up."""
+    part, failure = case.participation, 0.0
+    assumed = [INDEPENDENCE, RANGE, says.LIPSCHITZ_LOSS, says.GRADIENTS, says.COUPLING]
+    if case.config.orthogonalizer.name == "gaussian-smoothed-sign" and case.l_orth is None:
+        assumed, failure = [*assumed, says.NO_CLIPPING], case.config.stability.alpha_smoothing
+    else:
+        assumed.append(says.GLOBAL_MAP)
+    if isinstance(part, Uniform) and part.per_round < len(case.sizes):
+        assumed, failure = [*assumed, says.UNIFORM], failure + part.rho
+    return (*assumed, *([ALIGNED] if _is_aligned(case) else []), *case.given), failure
+
+
+def _plain(case: Case, l_orth: float) -> tuple[np.ndarray, np.ndarray]:
+    """Y_i (or Y_i^mb, or Psi) and Delta_i Y_i, each [N]."""
+    run, part = case.run, case.participation
+    moved = analysis.certificate(run, l_orth, part)
+    drawn = isinstance(part, Realized) and part.rows is not None
+    return moved / (2 * run.constants.gradient_bound if drawn else sensitivity(run)), moved
+
+
+def _aligned(case: Case, l_orth: float) -> tuple[np.ndarray, np.ndarray]:
+    """The same with alignment, where a_s is that of `fedmuon.analysis.theory.alignment`."""
+    run, part, clients = case.run, case.participation, len(case.sizes)
+    a = analysis.aligned_amplification(
+        run.lr, run.beta, l_orth, run.constants.smoothness, run.rounds, run.local_steps,
+        case.config.local.alignment,
+    )  # fmt: skip
+    if isinstance(part, Realized):
+        exposures = analysis.exposure(a, part.schedule, clients)
+    else:
+        exposures = np.full(clients, analysis.psi(a, clients, part.per_round, part.rho))
+    return exposures, analysis.perturbation(sensitivity(run), exposures)

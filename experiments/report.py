@@ -1,0 +1,62 @@
+"""`fedmuon report`: what suites and censuses found, gathered from their folders.
+
+A folder is a suite (suite.json, whose `kind` says what else), a run with neighbours
+(neighbours.csv, bound.json, config.toml), or holds such folders, which then share one page.
+"""
+
+from collections.abc import Callable
+from pathlib import Path
+
+from fedmuon.analysis.report.columns import MEND, read_json
+from fedmuon.analysis.report.findings import SHARED, Findings
+from fedmuon.analysis.report.write import as_written, write_page
+from fedmuon.errors import InputError
+from fedmuon.experiments.laboratory.findings import findings as of_neighbours
+from fedmuon.experiments.studies import known, part
+from fedmuon.files import mendable
+
+SUITE, RUN = ("runs.csv", "suite.json"), ("bound.json", "neighbours.csv")
+
+
+def write_report(folder: Path) -> Path:
+    """Write FOLDER/report.html and its figures; nothing where the folder is damaged."""
+    return write_page(folder, gather(folder))
+
+
+def gather(folder: Path) -> list[Findings]:
+    """What the folder, or each of its subfolders that is a suite or a run, holds."""
+    if not folder.is_dir():
+        raise InputError(f"{folder} is no folder: name one that `fedmuon suite` wrote")
+    if kind := _kind(folder):
+        return [_found(kind, folder)]
+    with mendable(folder, "read"):
+        below = sorted(entry for entry in folder.iterdir() if entry.is_dir())
+    found = [_found(kind, entry) for entry in below if (kind := _kind(entry))]
+    if not found:
+        raise InputError(
+            f"{folder} holds neither a finished suite nor a run with neighbours: name a folder "
+            "that `fedmuon suite` or `fedmuon stability` wrote, or finish it with --resume"
+        )
+    return found
+
+
+def _found(kind: Callable[[Path], Findings], folder: Path) -> Findings:
+    with as_written(folder):
+        return kind(folder)
+
+
+def _kind(folder: Path) -> Callable[[Path], Findings] | None:
+    """Which reader the folder's files ask for; one file of a kind is enough."""
+    if any((folder / name).exists() for name in SUITE):
+        return of_suite
+    return of_neighbours if any((folder / name).exists() for name in RUN) else None
+
+
+def of_suite(folder: Path) -> Findings:
+    """The findings of a suite folder: suite.json's `kind` chooses who reads it."""
+    file = folder / "suite.json"
+    about = read_json(file, SHARED)
+    kind = str(about["kind"])
+    if kind not in known():
+        raise InputError(f"{file} is of an unknown kind {kind!r}: {MEND}")
+    return part(kind, "findings").findings(folder, about)

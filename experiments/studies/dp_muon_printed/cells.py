@@ -1,0 +1,65 @@
+"""Study `dp-muon-printed`: what the settings of 000's Table 3 spend, by both modes."""
+
+from collections.abc import Sequence
+from typing import Annotated
+
+from pydantic import Field
+
+from fedmuon.experiments.studies.study import Call
+from fedmuon.experiments.suites.contents import Asked
+from fedmuon.privacy.accounting import epsilon
+from fedmuon.privacy.calibration import noise_for
+from fedmuon.settings import Chance, Count, Positive
+from fedmuon.storage import Record
+from fedmuon.tables import Table
+
+
+class Row(Table):
+    """A printed setting: T steps of m blocks on Poisson lots, and the epsilon beside them."""
+
+    population: Count
+    lot: Positive
+    steps: Count
+    blocks: Count
+    delta: Chance
+    noise: Positive
+    printed: Positive
+
+
+class Settings(Table):
+    """What the suite's file holds: rows by name."""
+
+    rows: Annotated[dict[str, Row], Field(min_length=1)]
+
+
+def cells(settings: Settings, asked: Asked) -> Sequence[Call]:
+    """A cell a row."""
+    return [
+        Call(f"row-{number}", accounted, {"name": name, **row.model_dump()})
+        for number, (name, row) in enumerate(settings.rows.items())
+    ]
+
+
+def accounted(
+    name: str, population: int, lot: float, steps: int, blocks: int, delta: float, noise: float,
+    printed: float,
+) -> Record:  # fmt: skip
+    """The printed epsilon beside that of both modes, and the noise that it would take jointly."""
+    rate = lot / population
+    joint = epsilon(noise, rate, steps, delta, blocks)
+    apart = epsilon(noise, rate, steps, delta, blocks, "per-release")
+    needed, _ = noise_for(printed, rate, steps, delta, blocks)
+    row = {
+        "name": name,
+        "steps": steps,
+        "blocks": blocks,
+        "delta": delta,
+        "noise": noise,
+        "printed": printed,
+        "per_release": apart.epsilon,
+        "joint_lower": joint.lower,
+        "joint_upper": joint.upper,
+        "joint_rdp": joint.rdp,
+        "needed": needed,
+    }
+    return {"rows": [row]}

@@ -1,0 +1,94 @@
+"""Study `dp-muon-printed`: how the epsilons of 000's Table 3 came about, and which hold."""
+
+import functools
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from fedmuon.analysis.report.claims import Claim, Columns
+from fedmuon.analysis.report.findings import Findings, Picture, Rows, number
+from fedmuon.experiments.studies.dp_muon_printed import figure as accounts
+from fedmuon.experiments.studies.findings import assemble
+
+NEAR = 0.003  # of the printed value
+STANDS_ON = (
+    "Joint: Poisson lots, add-remove, m blocks clipped to C each and released on one lot, which is "
+    "one Gaussian release of sensitivity C√m; both ends of the bracket come from privacy loss "
+    "distributions. Per-release: Rényi accounting of m T releases as if each had a lot of its own, "
+    "which no mechanism here has; it certifies nothing. 000's own runs drew no Poisson lots, which "
+    "every ε here assumes: its appendix names a shuffled fixed-size sampler, for which q = 1024/N "
+    "is an approximation."
+)
+
+
+def findings(folder: Path, about: Mapping[str, Any]) -> Findings:
+    """The findings of such a folder."""
+    return assemble(folder, about, claims, pictures, numbers, stands_on=STANDS_ON)
+
+
+def claims(rows: Columns) -> Sequence[Claim]:
+    """Where the print comes from, and what it means with many blocks and with one."""
+    return [reproduced(rows), exceeded(rows), kept(rows)]
+
+
+def reproduced(rows: Columns) -> Claim:
+    """Per-release accounting gives every printed number."""
+    off = np.abs(rows["per_release"] / rows["printed"] - 1)
+    return Claim(
+        "Per-release accounting gives every printed ε to 0.3%.",
+        bool((off <= NEAR).all()),
+        f"{(off <= NEAR).sum()} of {len(off)} do; the furthest is off by {off.max():.2%}",
+    )
+
+
+def exceeded(rows: Columns) -> Claim:
+    """With several blocks even the lower end of the joint bracket is above the print."""
+    many = rows["blocks"] > 1
+    sentence = "With many blocks on one lot, the joint ε is far above the printed one."
+    if not many.any():
+        return Claim(sentence, None, "no row has more than one block")
+    times = rows["joint_lower"][many] / rows["printed"][many]
+    told = f"at least {times.min():.3g} to {times.max():.3g} times as large"
+    return Claim(sentence, bool((times > 2).all()), told)
+
+
+def kept(rows: Columns) -> Claim:
+    """With one block the modes agree, and Poisson lots would spend no more than the print."""
+    one = rows["blocks"] == 1
+    sentence = "With one block a step the printed ε would be certified for Poisson lots."
+    if not one.any():
+        return Claim(sentence, None, "every row has more than one block")
+    share = rows["joint_upper"][one] / rows["printed"][one]
+    told = f"then certified ε is {share.min():.3g} to {share.max():.3g} times the printed one"
+    return Claim(sentence, bool((share <= 1 + NEAR).all()), told)
+
+
+def pictures(rows: Columns) -> Sequence[Picture]:
+    """Printed against certified."""
+    return [
+        Picture(
+            "dp-muon-printed",
+            functools.partial(accounts.printed, rows),
+            "Printed ε against certified ε",
+            "Circles are printed, crosses reproduce them by counting releases that share a lot as "
+            "if each had its own, and squares are what Poisson lots spend, with their bracket "
+            "(narrower than the mark). With one block a step it is a little below the print, as "
+            "privacy loss distributions are tighter than Rényi accounting.",
+        )
+    ]
+
+
+def numbers(rows: Columns) -> Rows:
+    """Every row, with the noise that the printed epsilon would take."""
+    found: Rows = [
+        ("setting", "m", "δ", "σ", "printed ε", "per-release ε", "joint ε", "σ for printed ε")
+    ]
+    for at in range(len(rows["name"])):
+        held = {name: column[at] for name, column in rows.items()}
+        bracket = f"{number(float(held['joint_lower']))} – {number(float(held['joint_upper']))}"
+        cells = [f"{held['blocks']:g}", f"{held['delta']:.0e}".replace("e-0", "e−")]
+        cells += [f"{held[name]:.5g}" for name in ("noise", "printed", "per_release")]
+        found.append((str(held["name"]), *cells, bracket, f"{held['needed']:.5g}"))
+    return found

@@ -1,0 +1,240 @@
+"""Study `dp-stationarity`: 000's Theorem 3.4 beside the nuclear norm that it bounds.
+
+All that the theorem asks of the problem is known: the gradients of single people are shorter than
+c, the mean is smooth with L = min(m, n) in the theorem's norms, and convex, so that its gap is too.
+Step size and memory are those of Corollary 3.5. One cell has one method, noise and horizon, and
+holds all seeds as one stack; lots and noise of a seed are the same for both methods.
+"""
+
+import math
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from functools import cached_property, partial
+from typing import Annotated
+
+import numpy as np
+import torch
+from pydantic import Field
+from torch import Tensor
+
+from fedmuon.analysis.theory import private_stationarity as theorem
+from fedmuon.analysis.theory.schedules import Schedule
+from fedmuon.experiments.studies.study import Call
+from fedmuon.experiments.studies.walk import Oracle, walk
+from fedmuon.experiments.suites.contents import Asked
+from fedmuon.names import Recipe as Name
+from fedmuon.privacy.mechanism import Mechanism
+from fedmuon.privacy.noise import keyed
+from fedmuon.privacy.release import release
+from fedmuon.randomness import Draw, generator
+from fedmuon.settings import Count, Local, OrthogonalizerTable, Positive, Privacy
+from fedmuon.storage import Record
+from fedmuon.tables import Table
+from fedmuon.tasks.base import Params
+from fedmuon.transforms.recipes import Recipe, build
+
+SEED = 0  # of the data
+REFINED = 50  # steps towards the minimum
+MUON: Name = "dp-muon"
+CORRECTED: Name = "dp-muonbc"
+METHODS = (MUON, CORRECTED)
+
+
+class Settings(Table):
+    """What the suite's file holds; `slope` is c, which no gradient of a person reaches."""
+
+    noises: Annotated[list[Annotated[float, Field(ge=0)]], Field(min_length=2)]
+    steps: Annotated[list[Annotated[int, Field(ge=2)]], Field(min_length=2)]
+    seeds: Annotated[int, Field(ge=2)]
+    rows: Count
+    columns: Count
+    people: Count
+    lot: Positive
+    slope: Positive
+    clip: Positive
+    distance: Positive  # of the centre from the start, in spectral norm
+    spread: Positive  # of an entry of a person's matrix about the centre
+    iterations: Count  # of Newton-Schulz
+    probes: Count  # antithetic pairs of DP-MuonBC
+
+
+def cells(settings: Settings, asked: Asked) -> Sequence[Call]:
+    """A cell for each method, noise and horizon."""
+    given = settings.model_dump(exclude={"noises", "steps"})
+    return [
+        Call(
+            f"{method}-{noise:g}-{steps}",
+            measured,
+            {"method": method, "noise": noise, "steps": steps, **given},
+            steps,
+        )
+        for method in METHODS
+        for noise in settings.noises
+        for steps in settings.steps
+    ]
+
+
+@dataclass(frozen=True)
+class Location:
+    """f(W) = (1/N) sum_i h(|W - A_i|_F) with h(u) = c sqrt(c^2 + u^2) - c^2, for A [N, m n].
+
+    h' is below c, and both h'' and h'(u)/u lie in (0, 1]: f is convex and 1-smooth in Frobenius
+    norm, so ||grad f(X) - grad f(Y)||_* <= sqrt(r) |X - Y|_F <= r ||X - Y||_op, r = min(m, n).
+    """
+
+    points: Tensor
+    slope: float
+
+    @classmethod
+    def of(
+        cls, people: int, shape: tuple[int, int], distance: float, spread: float, slope: float
+    ) -> "Location":
+        """People about a centre whose singular values are all `distance`."""
+        rng, short = generator(SEED, Draw.SYNTHETIC), min(shape)
+        left, right = (np.linalg.qr(rng.standard_normal((size, short)))[0] for size in shape)
+        away = spread * rng.standard_normal((people, *shape))
+        return cls(torch.from_numpy(distance * left @ right.T + away).flatten(1), slope)
+
+    def squares(self, at: Tensor) -> Tensor:
+        """|W - A_i|_F^2 [S, N] at W [S, m n]."""
+        found = at.square().sum(1)[:, None] + self._lengths - 2 * at @ self.points.mT
+        return found.clamp_min(0)
+
+    @cached_property
+    def _lengths(self) -> Tensor:
+        return self.points.square().sum(1)
+
+    def weights(self, squares: Tensor) -> Tensor:
+        """h'(u) / u: a person's gradient is that times W - A_i."""
+        return self.slope * (self.slope**2 + squares).rsqrt()
+
+    def combined(self, at: Tensor, shares: Tensor) -> Tensor:
+        """sum_i shares_i (W - A_i) [S, m n]."""
+        return shares.sum(1)[:, None] * at - shares @ self.points
+
+    def value(self, squares: Tensor) -> Tensor:
+        """f [S], from the squared distances."""
+        return (self.slope * (self.slope**2 + squares).sqrt() - self.slope**2).mean(1)
+
+    def gradient(self, at: Tensor) -> Tensor:
+        """The gradient [S, m n]."""
+        return self.combined(at, self.weights(self.squares(at)) / len(self.points))
+
+    def gap(self) -> float:
+        """A ceiling of f(0) - f*, to rounding f(0) - f*.
+
+        W <- the weighted mean goes down to the minimum. As f is convex and both W and W* lie
+        among the A_i, f(W) - f* <= |grad f(W)|_F 2 max |A_i|_F.
+        """
+        start = torch.zeros_like(self.points[:1])
+        best = start
+        for _ in range(REFINED):
+            weights = self.weights(self.squares(best))
+            best = weights @ self.points / weights.sum()
+        rest = 2 * self.gradient(best).norm() * self.points.norm(dim=1).max()
+        return float(self.value(self.squares(start)) - self.value(self.squares(best)) + rest)
+
+
+def measured(
+    method: Name, noise: float, steps: int, seeds: int, rows: int, columns: int, people: int,
+    lot: float, slope: float, clip: float, distance: float, spread: float, iterations: int,
+    probes: int,
+) -> Record:  # fmt: skip
+    """A row for each seed: the mean of ||grad f(W_k)||_* over k < T, and the bound with its terms.
+
+    Newton-Schulz with polynomials that keep (0, 1] leaves singular vectors alone, so its distance
+    from the polar factor is 1 less the least singular value of O: the largest of any step and seed
+    is what the bound is given.
+    """
+    shape = (rows, columns)
+    problem = Location.of(people, shape, distance, spread, slope)
+    gap = problem.gap()
+    plan = schedule(steps, gap, min(shape))
+    privacy = Privacy(
+        bound=clip, noise=noise, lot=lot, probes=probes, insecure_reproducible_noise=True
+    )
+    path = trajectory(problem, method, plan, privacy, iterations, seeds, shape)
+    sizes, least, most = watched(path, problem, plan)
+    error = max(0.0, 1 - least) if method == MUON else 0.0
+    release = theorem.Release(clip, noise, lot, shape, max(0.0, slope - clip))
+    bound = theorem.dp_muon(plan, release, gap, min(shape), error)
+    shared = {
+        "method": method,
+        "noise": noise,
+        "steps": steps,
+        "bound": bound.value,
+        **{f"term_{name}": term for name, term in bound.terms.items()},
+        "ceiling": math.sqrt(min(shape)) * slope,  # of any gradient's nuclear norm
+        "polar_error": error,
+        "longest_step": most,
+    }
+    return {
+        "rows": [
+            {**shared, "seed": seed, "mean_nuclear": float(size)} for seed, size in enumerate(sizes)
+        ]
+    }
+
+
+def schedule(steps: int, gap: float, smoothness: float) -> Schedule:
+    """The step size and memory of 000, Corollary 3.5, with eta_0 = sqrt(D / L)."""
+    return theorem.light_tailed(steps, 1.0, math.sqrt(gap / smoothness))[0]
+
+
+def recipe_of(method: Name, plan: Schedule, privacy: Privacy, iterations: int) -> Recipe:
+    """DP-Muon as 000 has it, or with the correction."""
+    local = Local(recipe=method, lr=plan.lr, momentum=plan.beta, momentum_form="polyak")
+    table = OrthogonalizerTable(
+        name="newton-schulz", coefficients="quintic", steps=iterations, normalization="unit"
+    )
+    return build(local, table, privacy=privacy)
+
+
+def trajectory(
+    problem: Location, method: Name, plan: Schedule, privacy: Privacy, iterations: int,
+    seeds: int, shape: tuple[int, int],
+) -> Iterator[Tensor]:  # fmt: skip
+    """W_0 = 0, ..., W_T of all seeds [S, m, n]."""
+    recipe = recipe_of(method, plan, privacy, iterations)
+    assert recipe.mechanism is not None
+    draws = [partial(generator, seed, round=plan.steps) for seed in range(seeds)]
+    oracle = _oracle(problem, recipe.mechanism, draws)
+    start = {"W": torch.zeros((seeds, *shape), dtype=torch.float64)}
+    for _, now in walk(recipe.chain, start, oracle, plan.steps, draws):
+        yield now["W"]
+
+
+def _oracle(
+    problem: Location, mechanism: Mechanism, draws: Sequence[Callable[..., np.random.Generator]]
+) -> Oracle:
+    """The loss [S], which no link sees, and what is released of a Poisson lot for each seed."""
+    people = len(problem.points)
+
+    def oracle(step: int, params: Params) -> tuple[Tensor, Params]:
+        at, now = params["W"].flatten(1), [partial(draw, step=step) for draw in draws]
+        lots = torch.zeros((len(at), people), dtype=at.dtype)
+        for lot, draw in zip(lots, now, strict=True):
+            lot[mechanism.rows(draw, people)] = 1
+        squares = problem.squares(at)
+        weights = problem.weights(squares)
+        factors = mechanism.clipping.factors({"W": weights.square() * squares})["W"]
+        sums = {"W": problem.combined(at, lots * factors * weights).view_as(params["W"])}
+        found = release(sums, mechanism.clipping, mechanism.noise, mechanism.lot, keyed(now))
+        return problem.value(squares), found.gradient
+
+    return oracle
+
+
+def watched(
+    path: Iterator[Tensor], problem: Location, plan: Schedule
+) -> tuple[Tensor, float, float]:
+    """The mean nuclear norm of the true gradient [S], and the least and largest singular value of
+    any direction O."""
+    before = next(path)
+    total, least, most = torch.zeros(len(before), dtype=before.dtype), math.inf, 0.0
+    for after in path:
+        gradient = problem.gradient(before.flatten(1)).view_as(before)
+        total += torch.linalg.svdvals(gradient).sum(-1)
+        turned = torch.linalg.svdvals((before - after) / plan.lr)
+        least, most = min(least, float(turned.min())), max(most, float(turned.max()))
+        before = after
+    return total / plan.steps, least, most

@@ -1,0 +1,24 @@
+"""How private fine-tuning gets on, by step."""
+
+import numpy as np
+from matplotlib.figure import Figure
+
+from fedmuon.analysis.report.style import SERIES, Columns, canvas, legend_below, styled
+
+
+@styled
+def learning(rows: Columns, narrow: bool = False) -> Figure:
+    """Held-out loss by step: means over seeds, with bands from the least to the largest."""
+    figure, (axes,) = canvas(1, narrow, 3.0)
+    methods = list(dict.fromkeys(rows["method"].tolist()))
+    for name, (colour, marker) in zip(methods, SERIES, strict=False):
+        mine = rows["method"] == name
+        steps = np.unique(rows["step"][mine])
+        runs = [rows["loss"][mine & (rows["step"] == step)] for step in steps]
+        low, mean, high = np.array([(v.min(), v.mean(), v.max()) for v in runs]).T
+        axes.plot(steps, mean, color=colour, lw=1.4, marker=marker, ms=4, mfc="none", label=name)
+        axes.fill_between(steps, low, high, color=colour, alpha=0.15, lw=0)
+    axes.set_xlabel("private step")
+    axes.set_ylabel("held-out NLL of a target token")
+    legend_below(figure, axes, 2 if narrow else len(methods))
+    return figure

@@ -1,0 +1,112 @@
+"""Study `dp-text`: private fine-tuning on tables and sentences, beside 000, Tables 1 and 2."""
+
+import functools
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from fedmuon.analysis.report.claims import Claim, Columns
+from fedmuon.analysis.report.findings import Findings, Picture, Rows, number
+from fedmuon.experiments.studies.dp_text import figure as text
+from fedmuon.experiments.studies.findings import assemble
+
+MEASURES = {"nll": "NLL per target token", "bleu": "BLEU", "rouge_l": "ROUGE-L"}
+PAIRS = (
+    ("DP-Adam", "DP-SGD", "nll"),
+    ("DP-Muon", "DP-Adam", "nll"),
+    ("DP-MuonBC", "DP-Muon", "nll"),
+    ("DP-Muon", "DP-Adam", "bleu"),
+    ("DP-Muon", "DP-Adam", "rouge_l"),
+)  # better, than, in what: what 000 prints for E2E
+STANDS_ON = (
+    "All releases of a step are accounted jointly, by Poisson lots, add or remove one; a private "
+    "example is one pair of a table and a sentence, so a table with several sentences is several "
+    "examples. DP-SGD and DP-Adam clip the whole gradient, the Muon methods each matrix and, as "
+    "one block, all that is left, as in 000. Head and embedding are one parameter, which 000 "
+    "keeps as two. Step sizes were chosen without accounting for the "
+    "choice. BLEU is sacrebleu's with effective order, ROUGE-L rouge-score's F1 with stems, of the "
+    "nearest reference."
+)
+MADE_UP = (
+    " The text is made up: a small grammar writes tables and sentences in the corpus's format, and "
+    "the decoder begins from public text of the same kind about something else. Numbers on it say "
+    "nothing about the real corpora."
+)
+
+
+def findings(folder: Path, about: Mapping[str, Any]) -> Findings:
+    """The findings of such a folder."""
+    published = about["settings"]["published"].get(about["data"], {})
+    return assemble(
+        folder,
+        about,
+        claims,
+        pictures,
+        functools.partial(numbers, published),
+        tables=("ends", "curves"),
+        stands_on=STANDS_ON + (MADE_UP if about["made_up"] else ""),
+    )
+
+
+def claims(ends: Columns, curves: Columns) -> Sequence[Claim]:
+    """What was spent, and 000's orders."""
+    return [within(ends), *(ordered(ends, *pair) for pair in PAIRS)]
+
+
+def within(ends: Columns) -> Claim:
+    """The ledger of every run answers at most the epsilon that was asked for."""
+    spent, target = ends["epsilon"], ends["target"]
+    return Claim(
+        "Every run spends at most its ε, all releases of a step accounted jointly.",
+        bool((spent <= target).all()),
+        f"{spent.min():.4f} to {spent.max():.4f} of {number(float(target.max()))}, "
+        f"δ = {ends['delta'].max():.3g}, up to {ends['blocks'].max():.0f} blocks a step",
+    )
+
+
+def ordered(ends: Columns, better: str, than: str, measure: str) -> Claim:
+    """The mean over seeds is better, with every seed counted too."""
+    sign = 1 if measure == "nll" else -1
+    one, other = (ends[measure][ends["method"] == name] for name in (better, than))
+    word = "lower" if sign > 0 else "higher"
+    sentence = f"{better} has a {word} {MEASURES[measure]} than {than}."
+    if not len(one) or len(one) != len(other):
+        return Claim(sentence, None, "one of them was not run")
+    if not np.isfinite([one.mean(), other.mean()]).all():
+        return Claim(sentence, False if np.isnan(one).any() else None, "a run diverged")
+    wins = int((sign * one < sign * other).sum())
+    detail = f"{number(one.mean())} against {number(other.mean())}; in {wins} of {len(one)} seeds"
+    return Claim(sentence, bool(sign * one.mean() < sign * other.mean()), detail)
+
+
+def pictures(ends: Columns, curves: Columns) -> Sequence[Picture]:
+    """The held-out loss by step."""
+    return [
+        Picture(
+            "dp-text",
+            functools.partial(text.learning, curves),
+            "Held-out negative log-likelihood by private step",
+            "The mean over held-out sentences of the mean over their tokens; lower is better. All "
+            "methods begin from one decoder and spend the same joint ε in all. A line is the mean "
+            "over seeds, its band their least and largest.",
+        )
+    ]
+
+
+def numbers(published: Mapping[str, Mapping[str, float]], ends: Columns, curves: Columns) -> Rows:
+    """Means over seeds with standard deviations, and below each what 000 prints."""
+    found: Rows = [("method", "noise σ", "blocks", *MEASURES.values())]
+    for name in dict.fromkeys(ends["method"].tolist()):
+        mine = ends["method"] == name
+        about = (number(float(ends[key][mine].mean())) for key in ("noise", "blocks"))
+        found.append((name, *about, *(_spread(ends[key][mine]) for key in MEASURES)))
+        if held := published.get(name):
+            found.append(("  000, GPT-2", "", "", *(number(held.get(key)) for key in MEASURES)))
+    return found
+
+
+def _spread(values: np.ndarray) -> str:
+    more = f" ± {values.std(ddof=1):.2g}" if len(values) > 1 else ""
+    return number(float(values.mean())) + more

@@ -1,0 +1,121 @@
+"""Kind `stability`: a published grid of runs, each beside its neighbours and its bound."""
+
+import json
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import numpy as np
+import torch
+
+from fedmuon.config import Config
+from fedmuon.experiments.studies.stability import grid
+from fedmuon.experiments.studies.stability.grid import Published
+from fedmuon.experiments.studies.stability.stack import Stack
+from fedmuon.experiments.suites.contents import PUBLISHED_FOR, Asked, cell, merged
+from fedmuon.experiments.suites.suite import Rows, Work
+from fedmuon.federated import setup
+from fedmuon.gemm import rate, supported
+from fedmuon.storage import Record
+
+COMPARED = (
+    "Published values are of {}, these of {} ({} scale): compare signs, orders and trends, not "
+    "digits. The paper prints neither its C_hp nor its start."
+)
+
+
+def work(content: dict[str, Any], asked: Asked) -> "Stability":
+    """The suite as stacks of runs that share samples and schedule."""
+    suite = grid.parse(content)
+    named = {"data": {"name": asked.data}}
+    read = merged(merged(suite.base, asked.changes), named)
+    source = setup.source(cell({"data": read["data"]})) if asked.data != "synthetic" else None
+    suite = suite.model_copy(update={"base": merged(suite.base, named)})
+    stacks = grid.stacks(suite, source, asked.changes)
+    return Stability(asked, "stability", suite.title, stacks, suite.published)
+
+
+@dataclass(frozen=True)
+class Stability(Work):
+    """A grid as stacks; `lines` are those of 001, Table 2, by data set."""
+
+    cells: Sequence[Stack]
+    lines: Mapping[str, Published]
+    place: ClassVar[str] = "stacks"
+    counted: ClassVar[str] = "trajectories"
+
+    @property
+    def lock(self) -> bytes:
+        """Everything that decides the results."""
+        settings = [
+            [one.name, one.pairs, one.trials, one.config.model_dump(by_alias=True)]
+            for one in self.cells
+        ]
+        return (json.dumps([self.asked.stem, self.asked.scale, settings], indent=1) + "\n").encode()
+
+    @property
+    def published(self) -> Published | None:
+        """The line of 001, Table 2 to put beside this."""
+        return self.lines.get(PUBLISHED_FOR.get(self.asked.data, ""))
+
+    def tables(self, records: list[Record]) -> Mapping[str, Rows]:
+        """runs.csv, neighbours.csv and summary.csv."""
+        head = {"suite": self.asked.stem, "data": self.asked.data}
+        beside = [head | {"source": "measured"} | _aggregate(records)]
+        if self.published:
+            beside.append(head | {"source": "001, Table 2"} | self.published.model_dump())
+        return {
+            "runs": [head | run for record in records for run in record["runs"]],
+            "neighbours": [head | line for record in records for line in record["neighbours"]],
+            "summary": beside,
+        }
+
+    def summary(self, records: list[Record]) -> Record:
+        """What was done, how fast, and what it stands on."""
+        data, scale = self.asked.data, self.asked.scale
+        config, source = setup.resolve(self.cells[0].config), PUBLISHED_FOR.get(data, "")
+        seconds = sum(record["seconds"] for record in records)
+        count = sum(one.size for one in self.cells)
+        flop = sum(record["flop"] for record in records)
+        return {
+            "trajectories": count,
+            "trajectories_per_second": count / seconds,
+            "share_of_gemm": flop / seconds / best_rate(config),
+            "measured": _aggregate(records),
+            "published": self.published and {"data": source} | self.published.model_dump(),
+            "note": COMPARED.format(source, data, scale) if self.published else "",
+            "constant": config.stability.lipschitz,
+            "delta": config.stability.delta,
+            "machine": {"device": config.engine.device},
+            "status": _agreed(status for record in records for status in record["status"]),
+            "assumptions": list(
+                dict.fromkeys(one for record in records for one in record["assumes"])
+            ),
+        }
+
+
+def _agreed(values: Iterable[str]) -> str:
+    """The value that all share, or `mixed`."""
+    found = set(values)
+    return found.pop() if len(found) == 1 else "mixed"
+
+
+def _aggregate(records: list[Record]) -> Record:
+    """The columns of 001, Table 2 over all runs; its gap is test minus weighted train loss."""
+    runs = [run for record in records for run in record["runs"]]
+    means = {
+        name: float(np.mean([run[column] for run in runs]))
+        for name, column in (
+            ("gap_within_bound", "within"),
+            ("mean_gap", "table_gap"),
+            ("mean_bound", "bound"),
+            ("mean_perturbation", "mean_perturbation"),
+        )
+    }
+    return {"runs": len(runs), **means}
+
+
+def best_rate(config: Config) -> float:
+    """Flop per second of this machine's best large product, in the precision of the runs."""
+    dtype, device = setup.DTYPES[config.engine.dtype], torch.device(config.engine.device)
+    return max(rate(name, 2048, 2048, 2048, dtype, device) for name in supported(dtype, device))

@@ -1,0 +1,167 @@
+"""What 001, Figures 2 and 3 show, from the columns of runs.csv and neighbours.csv."""
+
+import numpy as np
+from matplotlib.axes import Axes
+from matplotlib.colors import LogNorm
+from matplotlib.figure import Figure
+
+from fedmuon.analysis.report.claims import by_label, spearman
+from fedmuon.analysis.report.style import (
+    BLACK,
+    BLUE,
+    GREY,
+    NAMES,
+    ORANGE,
+    SERIES,
+    Columns,
+    canvas,
+    compact,
+    legend,
+    levels_on_x,
+    log_x,
+    log_y,
+    plain,
+    styled,
+)
+
+QUANTITIES = ("bound", "mean_perturbation")
+
+
+@styled
+def phase(runs: Columns, narrow: bool = False) -> Figure:
+    """Bound and mean perturbation over (eta, 1/sqrt(lambda)) (001, Figure 2); means over all else.
+
+    The columns are those of runs.csv, each [S]; a cell without a run stays white.
+    """
+    figure, panels = canvas(2, narrow, 2.7)
+    for axes, name in zip(panels, QUANTITIES, strict=True):
+        _heat_map(axes, *means(runs, name))
+        axes.set_title(NAMES[name])
+    return figure
+
+
+def means(runs: Columns, quantity: str) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """eta [A], 1/sqrt(lambda) [B] in rising order, and the mean of the runs at each, [B, A]."""
+    lrs, lambdas = np.unique(runs["lr"]), np.unique(runs["lambda"])[::-1]
+    table = np.full((len(lambdas), len(lrs)), np.nan)
+    for row, lam in enumerate(lambdas):
+        for column, lr in enumerate(lrs):
+            here = (runs["lr"] == lr) & (runs["lambda"] == lam)
+            if here.any():
+                table[row, column] = runs[quantity][here].mean()
+    return lrs, 1 / np.sqrt(lambdas), table
+
+
+def _heat_map(axes: Axes, lrs: np.ndarray, roots: np.ndarray, table: np.ndarray) -> None:
+    shown = np.ma.masked_where(~np.isfinite(table) | (table <= 0), table)
+    norm = LogNorm(shown.min(), shown.max()) if shown.count() else None
+    image = axes.imshow(shown, origin="lower", aspect="auto", cmap="viridis", norm=norm)
+    for (row, column), value in np.ndenumerate(table):
+        filled = not np.ma.is_masked(shown[row, column])
+        dark = filled and np.dot(image.to_rgba(value)[:3], (0.3, 0.59, 0.11)) < 0.5
+        axes.text(column, row, compact(value), ha="center", va="center", fontsize=8,
+                  color="white" if dark else "black")  # fmt: skip
+    axes.set_xticks(range(len(lrs)), [plain(value) for value in lrs])
+    axes.set_yticks(range(len(roots)), [f"{value:.3g}" for value in roots])
+    axes.tick_params(length=0)
+    axes.spines[:].set_visible(False)
+    axes.set_xlabel(NAMES["lr"])
+    axes.set_ylabel(NAMES["lambda"])
+
+
+@styled
+def scaling(runs: Columns, neighbours: Columns, factor: str, narrow: bool = False) -> Figure:
+    """Bound, mean perturbation and certificate along n (001, Figures 3a, 3b), eta or lambda.
+
+    Points are runs, lines their means; the mean certificate is over a level's neighbours.
+    """
+    figure, (left, right) = canvas(2, narrow, 2.9)
+    x, moved = _place(runs, factor), runs["mean_perturbation"]
+    levels = np.unique(x)
+    _series(left, x, runs["bound"], BLUE, "o", "bound")
+    _series(right, x, moved, BLUE, "o", "mean perturbation")
+    beside = _place(neighbours, factor)
+    promised = [neighbours["certificate"][beside == level].mean() for level in levels]
+    right.plot(levels, promised, "--", color=ORANGE, marker="s", ms=4, label="mean certificate")
+    for axes, values in ((left, runs["bound"]), (right, moved)):
+        levels_on_x(axes, levels)
+        axes.set_xlabel(NAMES[factor])
+        if factor == "n":
+            _guide(axes, levels, np.array([values[x == level].mean() for level in levels]))
+        log_y(axes)
+        legend(axes, 2)
+    left.set_ylabel(NAMES["bound"])
+    right.set_ylabel(r"perturbation $\Vert X-X'\Vert_F$")
+    return figure
+
+
+def _place(columns: Columns, factor: str) -> np.ndarray:
+    return 1 / np.sqrt(columns["lambda"]) if factor == "lambda" else columns[factor]
+
+
+def _series(axes: Axes, x: np.ndarray, y: np.ndarray, colour: str, marker: str, label: str) -> None:
+    """Every run as a faint point, and a line through the means of each level."""
+    levels = np.unique(x)
+    axes.plot(x, y, marker, color=colour, ms=3, alpha=0.45, mew=0, label="runs")
+    average = [y[x == level].mean() for level in levels]
+    axes.plot(levels, average, color=colour, marker=marker, ms=4.5, label=label)
+
+
+def _guide(axes: Axes, levels: np.ndarray, average: np.ndarray) -> None:
+    """Slope -1 through the first mean."""
+    guide = average[0] * levels[0] / levels
+    axes.plot(levels, guide, ":", color=GREY, lw=1.2, label="slope −1")
+
+
+@styled
+def exposure(neighbours: Columns, narrow: bool = False) -> Figure:
+    """Exposure per sample Y_i(C)/n_i against perturbation (001, Figure 3c), a point a neighbour.
+
+    A log axis has no zero: such neighbours stand below the rest, with their own mark and number.
+    Those of infinite exposure, which overflowed, are only counted.
+    """
+    figure, (axes,) = canvas(1, narrow, 3.6)
+    x, y = neighbours["exposure"] / neighbours["size"], neighbours["perturbation"]
+    floors = _floor(x), _floor(y)
+    at = np.where(x > 0, x, floors[0]), np.where(y > 0, y, floors[1])
+    finite, positive = np.isfinite(x), (x > 0) & (y > 0) & np.isfinite(x)
+    for label, part, (colour, marker) in _kinds(neighbours):
+        here = part & positive
+        axes.plot(at[0][here], at[1][here], marker, color=colour, ms=3, alpha=0.55, mew=0,
+                  rasterized=True, label=label)  # fmt: skip
+    zero = finite & ~positive
+    if zero.any():
+        axes.plot(at[0][zero], at[1][zero], "x", color=BLACK, ms=6, clip_on=False,
+                  label=f"zero, off the log axes: {zero.sum()}")  # fmt: skip
+    if not finite.all():
+        axes.plot([], [], " ", label=f"exposure unknown or infinite: {(~finite).sum()}")
+    _promise(axes, x, neighbours["certificate"])
+    if positive.any():
+        log_x(axes)
+    log_y(axes)
+    axes.set_xlabel(r"exposure per sample $Y_i(C)/n_i$")
+    axes.set_ylabel(r"perturbation $\Vert X-X'\Vert_F$")
+    axes.set_title(f"Spearman's ρ = {spearman(x, y):.3f}, {len(x)} neighbours", loc="left")
+    legend(axes, 2 if narrow else 4)
+    return figure
+
+
+def _floor(values: np.ndarray) -> float:
+    """A third of the smallest positive value."""
+    positive = values[values > 0]
+    return float(positive.min()) / 3 if len(positive) else 1.0
+
+
+def _kinds(neighbours: Columns) -> list[tuple[str, np.ndarray, tuple[str, str]]]:
+    """One series for replacements that bring another label, one for those that do not."""
+    names = ("another label", "the same label")
+    return list(zip(names, by_label(neighbours), SERIES[:2], strict=True))
+
+
+def _promise(axes: Axes, x: np.ndarray, promised: np.ndarray) -> None:
+    """The certificate 2 G_max Y_i / n_i as a line, where it is proportional to the exposure."""
+    used = (x > 0) & np.isfinite(x) & np.isfinite(promised)
+    ratio = promised[used] / x[used]
+    if len(ratio) and np.ptp(ratio) <= 1e-6 * ratio.max():
+        ends = np.array([x[used].min(), x[used].max()])
+        axes.plot(ends, ratio[0] * ends, color=BLACK, lw=1, label="certificate")

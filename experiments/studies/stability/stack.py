@@ -1,0 +1,187 @@
+"""One stack of a suite: all its runs and neighbours as one program, then the theory on each run."""
+
+import dataclasses
+import math
+import time
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+
+from fedmuon.analysis import Realized
+from fedmuon.config import Config
+from fedmuon.data.federated import FederatedData
+from fedmuon.data.neighbours import Law, draw, stack
+from fedmuon.errors import InputError
+from fedmuon.experiments.laboratory import bound
+from fedmuon.experiments.laboratory.bound import Verdict
+from fedmuon.experiments.laboratory.measure import Loss, measured_losses
+from fedmuon.federated import setup
+from fedmuon.federated.coupled import coupled, distances
+from fedmuon.federated.plan import Plan
+from fedmuon.storage import Record
+from fedmuon.tables import Scalar
+
+Pair = tuple[float, float]  # eta and lambda
+
+
+@dataclass(frozen=True)
+class Stack:
+    """Runs that share samples and schedule; `config` has the first pair (eta, lambda)."""
+
+    config: Config
+    pairs: tuple[Pair, ...]
+    trials: int
+
+    @property
+    def name(self) -> str:
+        """What tells it from the other stacks of its suite."""
+        data, federation = self.config.data, self.config.federation
+        lr, lam = self.pairs[0]
+        return (
+            f"n{data.train}-alpha{data.alpha:g}-k{federation.per_round}-seed{federation.seed}"
+            f"-lr{lr:g}-lambda{lam:g}"
+        )
+
+    @property
+    def size(self) -> int:
+        """Trajectories: runs and neighbours."""
+        return len(self.pairs) * (1 + self.trials)
+
+    def compute(self) -> Record:
+        """Its lines of the tables, and the work done."""
+        return compute(self)
+
+    def at(self, pair: Pair, **stability: Scalar) -> Config:
+        """The config of one of its runs."""
+        config = self.config
+        return config.model_copy(
+            update={
+                "local": config.local.model_copy(update={"lr": pair[0]}),
+                "orthogonalizer": config.orthogonalizer.model_copy(update={"lambda_": pair[1]}),
+                "stability": config.stability.model_copy(update=stability),
+            }
+        )
+
+
+def compute(what: Stack) -> Record:
+    """Lines for runs.csv and neighbours.csv, and the work done: flop in products, and seconds."""
+    start = time.perf_counter()
+    config = setup.resolve(what.config)
+    if config.task.name != "matrix":
+        raise InputError(
+            "a suite holds runs to their bound: set task.name = 'matrix', which has one"
+        )
+    source = setup.source(config)
+    data = setup.federated_data(config, source)
+    drawn = draw(data, source, what.trials, config.federation.seed, law(config))
+    experiment = setup.experiment(config, data, source.classes, None, *_per_replica(what))
+    neighbours = stack(source, drawn, config.data.normalize).repeated(len(what.pairs))
+    params = coupled(experiment, neighbours, config.federation.seed)
+    runs = {name: value[:: 1 + what.trials] for name, value in params.items()}
+    losses = measured_losses(config, data, source.classes, experiment, runs)
+    moved, (d, c) = distances(params, len(what.pairs)), params["weight"].shape[-2:]
+    # No step reads a sample of a client that never takes part: what is left there is rounding.
+    moved[:, ~np.isin(drawn[:, 0], experiment.plan.schedule())] = 0.0
+    judged = [_judge(what, pair, data, experiment.plan, (d, c)) for pair in what.pairs]
+    told = list(zip(what.pairs, judged, losses, moved, strict=True))
+    seen = data.sizes[experiment.plan.schedule()].sum() * config.local.steps
+    return {
+        "runs": [_run(what, data, drawn, *one) for one in told],
+        "neighbours": [
+            line
+            for pair, (verdict, _), _, far in told
+            for line in _neighbours(what, data, drawn, source.labels, pair, verdict, far)
+        ],
+        "status": [verdict.bound.status if verdict.bound else "refused" for verdict, _ in judged],
+        "assumes": list(judged[0][0].bound.assumptions if judged[0][0].bound else ()),
+        "flop": 4.0 * d * c * float(seen) * what.size,
+        "seconds": time.perf_counter() - start,
+    }
+
+
+def law(config: Config) -> Law:
+    """How a suite draws its neighbours."""
+    if config.stability.neighbours in ("own", "any"):
+        return config.stability.neighbours
+    raise InputError("a suite draws neighbours at random: set stability.neighbours to own or any")
+
+
+def _per_replica(what: Stack) -> torch.Tensor:
+    """eta and lambda [2, S]: each pair for its run and all its neighbours."""
+    pairs = torch.tensor(what.pairs, dtype=torch.float64)
+    return pairs.repeat_interleave(1 + what.trials, 0).T.contiguous()
+
+
+def _judge(
+    what: Stack, pair: Pair, data: FederatedData, plan: Plan, shape: tuple[int, int]
+) -> tuple[Verdict, Verdict]:
+    """What the theory promises of one run, and what it would with C_hp = 1."""
+    part = Realized(plan.schedule(), plan.rows if plan.batch else None)
+    case = bound.Case(what.at(pair), data.sizes, part, shape)
+    one = dataclasses.replace(case, config=what.at(pair, c_hp=1.0))
+    return bound.judge(case), bound.judge(one)
+
+
+def _run(
+    what: Stack, data: FederatedData, drawn: np.ndarray, pair: Pair,
+    verdicts: tuple[Verdict, Verdict], loss: Loss, moved: np.ndarray,
+) -> Record:  # fmt: skip
+    """A run's line of runs.csv."""
+    value, one = (each.bound.value if each.bound else math.nan for each in verdicts)
+    certificates = verdicts[0].certificates
+    promised = np.full(len(moved), np.nan) if certificates is None else certificates[drawn[:, 0]]
+    sampled = promised != 0
+    return {
+        **_setting(what, pair),
+        "gap": loss.gap.gap,
+        "bound": value,
+        "mean_perturbation": float(moved.mean()) if len(moved) else math.nan,
+        "max_perturbation": float(moved.max(initial=0.0)),
+        "within": loss.gap.gap <= value,
+        "gap_low": loss.gap.low,
+        "gap_high": loss.gap.high,
+        "table_gap": loss.plain,
+        "bound_one": one,
+        "share": float((moved[sampled] / promised[sampled]).max(initial=0.0)),
+    }
+
+
+def _setting(what: Stack, pair: Pair) -> Record:
+    data, federation = what.config.data, what.config.federation
+    return {
+        "n": data.train,
+        "lr": pair[0],
+        "lambda": pair[1],
+        "alpha": data.alpha,
+        "per_round": federation.per_round,
+        "seed": federation.seed,
+    }
+
+
+def _neighbours(
+    what: Stack, data: FederatedData, drawn: np.ndarray, labels: np.ndarray, pair: Pair,
+    verdict: Verdict, moved: np.ndarray,
+) -> list[Record]:  # fmt: skip
+    """The lines of one run's neighbours; nan where the theory refuses."""
+    client = drawn[:, 0]
+    unknown = np.full(len(drawn), np.nan)
+    exposure, certificate = (
+        unknown if every is None else every[client]
+        for every in (verdict.exposures, verdict.certificates)
+    )
+    index = data.train_index[data.order[data.offsets[client] + drawn[:, 1]]]
+    columns = {
+        "trial": np.arange(len(drawn)),
+        "client": client,
+        "index": index,
+        "replacement": drawn[:, 2],
+        "size": data.sizes[client],
+        "perturbation": moved,
+        "exposure": exposure,
+        "certificate": certificate,
+        "old_label": labels[index],
+        "new_label": labels[drawn[:, 2]],
+    }
+    rows = zip(*(values.tolist() for values in columns.values()), strict=True)
+    return [_setting(what, pair) | dict(zip(columns, row, strict=True)) for row in rows]

@@ -1,0 +1,290 @@
+"""Kind `training`: variants of a run over seeds, perhaps along a swept key, as real runs.
+
+Every cell is a run directory below runs/, which resumes and replays like any other.
+"""
+
+import dataclasses
+import itertools
+import json
+import math
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, ClassVar
+
+import numpy as np
+
+from fedmuon.config import Config
+from fedmuon.errors import InputError, NonFinite
+from fedmuon.experiments.laboratory import spending
+from fedmuon.experiments.run import execute
+from fedmuon.experiments.studies.training.variants import Suite, Sweep, suite_of
+from fedmuon.experiments.suites import contents
+from fedmuon.experiments.suites.contents import (
+    PUBLISHED_FOR,
+    TEST,
+    Asked,
+    Tables,
+    merged,
+    require_free,
+    require_plain,
+    require_read,
+    room,
+)
+from fedmuon.experiments.suites.suite import Cell, Rows, Work
+from fedmuon.federated import setup
+from fedmuon.storage import Record, RunDirectory
+
+SETTLED = {"federation.seed": "seeds", "data.name": "--data"}
+NOT_MEASURED = ("round", "seconds", "train_seconds", "client_loss")
+
+MEASURES = ("train_loss", "test_loss", "test_gap", "accuracy")
+
+
+@dataclass(frozen=True)
+class Trained:
+    """One run: a variant at a value of the sweep, with a seed."""
+
+    variant: str
+    x: float | None
+    config: Config
+    folder: Path | None = None
+
+    @property
+    def name(self) -> str:
+        """The run directory's name."""
+        at = "" if self.x is None else f"-{self.x:g}"
+        return f"{slug(self.variant)}{at}-seed{self.config.federation.seed}"
+
+    @property
+    def size(self) -> int:
+        """Rounds."""
+        return self.config.federation.rounds
+
+    def compute(self) -> Record:
+        """The run, made or gone on with; its evaluated rounds, and what stopped it if it diverged.
+
+        A run that diverged has no summary, and ends with a row of nan.
+        """
+        assert self.folder is not None
+        note = ""
+        last: Record = dict.fromkeys(MEASURES, math.nan)
+        try:
+            last = execute(self.config, self.folder, resume=True)
+        except NonFinite as error:
+            note = str(error)
+        records = RunDirectory(self.folder).records()
+        rows = [_measured(record) for record in records if MEASURES[0] in record]
+        if note or not rows or rows[-1]["round"] < self.size:
+            final = records[-1] if records else {"round": 0, "train_seconds": 0.0}
+            rows.append(_measured(final) | {name: last[name] for name in MEASURES})
+        head = {"variant": self.variant, "x": self.x, "seed": self.config.federation.seed}
+        found: Record = {"head": head, "run": self.name, "rows": rows, "note": note}
+        found |= spending.told(self.config, last)
+        return found | ({"seconds": records[-1]["seconds"]} if records else {})
+
+
+def slug(name: str) -> str:
+    """A variant as part of a file's name: FedAvg, E = 1 is fedavg-e-1."""
+    return re.sub(r"[^a-z0-9.]+", "-", name.lower()).strip("-")
+
+
+def _measured(record: Record) -> Record:
+    """Round, seconds of training, and every number that the run tells of that round."""
+    more = {
+        name: value
+        for name, value in record.items()
+        if name not in NOT_MEASURED and isinstance(value, int | float)
+    }
+    return {"round": record["round"], "train_seconds": record["train_seconds"], **more}
+
+
+def work(content: dict[str, Any], asked: Asked) -> "Training":
+    """The suite as runs."""
+    suite = suite_of(content)
+    cells = _cells(suite, asked)
+    if len({one.name for one in cells}) < len(cells):
+        raise InputError("two [variants] or [sweep] values share a name: make their names differ")
+    return Training(asked, "training", suite.title, cells, suite)
+
+
+def _cells(suite: Suite, asked: Asked) -> list[Trained]:
+    """Every variant at every value with every seed; sizes are cut to what the source holds."""
+    require_free("--set", asked.changes, SETTLED)
+    require_free("[base]", suite.base, {**SETTLED, "data.name": ""})
+    for name, own in suite.variants.items():
+        require_free(f"[variants.{name!r}]", own, SETTLED | _swept_keys(suite.sweep, name))
+    base = merged(suite.base, merged(asked.changes, {"data": {"name": asked.data}}))
+    base = merged(base, {"data": _sizes(base)})
+    cells = [
+        Trained(name, x, contents.cell(setting))
+        for name, x, setting in settings(suite, base, asked.changes)
+    ]
+    _require_read(suite, asked, cells)
+    return [dataclasses.replace(one, config=setup.resolve(one.config)) for one in cells]
+
+
+def _require_read(suite: Suite, asked: Asked, cells: Sequence[Trained]) -> None:
+    """Refuse what a variant, the sweep or the command line asks for in vain."""
+    for name, own in suite.variants.items():
+        require_plain(name, "the variant")
+        configs = [one.config for one in cells if one.variant == name]
+        require_read(f"[variants.{name!r}]", own, configs)
+    every = [one.config for one in cells]
+    require_read("--set", asked.changes, every)
+    require_read("[base]", suite.base, every)
+    if suite.sweep:
+        require_read("[sweep]", _swept(suite.sweep, suite.sweep.values[0]), every)
+
+
+def settings(
+    suite: Suite, base: Tables, changes: Tables
+) -> Iterator[tuple[str, float | None, dict[str, Any]]]:
+    """Variant, value of the sweep and config tables of every run, over those of `base`."""
+    for name, own in suite.variants.items():
+        for x, seed in itertools.product(_levels(suite.sweep, name), suite.seeds):
+            setting = merged(merged(base, own), _swept(suite.sweep, x))
+            yield name, x, merged(merged(setting, changes), {"federation": {"seed": seed}})
+
+
+def _sizes(base: Tables) -> dict[str, int]:
+    data = base["data"]
+    if data["name"] == "synthetic":
+        return {}
+    # text is read by a decoder alone
+    read = contents.cell({"data": data, "task": base.get("task", {})})
+    held, most = room(setup.source(read), data.get("test", TEST))
+    return {"train": min(int(data.get("train", most)), most), "test": held}
+
+
+def _levels(sweep: Sweep | None, variant: str) -> Sequence[float | None]:
+    """The values at which a variant runs; None is a run without one."""
+    return [None] if sweep is None or variant in sweep.fixed else sweep.values
+
+
+def _swept_keys(sweep: Sweep | None, variant: str) -> dict[str, str]:
+    """The key that the sweep settles for a variant, as `require_free` takes it."""
+    return {} if sweep is None or variant in sweep.fixed else {sweep.key: "[sweep]"}
+
+
+def _swept(sweep: Sweep | None, x: float | None) -> dict[str, dict[str, Any]]:
+    if sweep is None or x is None:
+        return {}
+    table, _, key = sweep.key.partition(".")
+    return {table: {key: sweep.spelled(x)}}
+
+
+@dataclass(frozen=True)
+class Training(Work):
+    """Runs of variants; `suite` is the file's content."""
+
+    cells: Sequence[Trained]
+    suite: Suite
+    counted: ClassVar[str] = "rounds"
+
+    @property
+    def lock(self) -> bytes:
+        """Everything that decides the results."""
+        settings = [[one.name, one.config.model_dump(by_alias=True)] for one in self.cells]
+        return (json.dumps([self.kind, self.asked.stem, self.asked.scale, settings], indent=1)
+                + "\n").encode()  # fmt: skip
+
+    def within(self, out: Path) -> Sequence[Trained]:
+        """The cells, each with its run directory."""
+        folder = out.absolute() / "runs"
+        folder.mkdir(exist_ok=True)
+        return [dataclasses.replace(one, folder=folder / one.name) for one in self.cells]
+
+    def require_sound(self, cells: Sequence[Cell]) -> None:
+        """Their run directories, where they were kept."""
+        for one in cells:
+            if isinstance(one, Trained) and one.folder and one.folder.exists():
+                RunDirectory(one.folder).require_sound()
+
+    @property
+    def published(self) -> dict[str, dict[str, float]]:
+        """Numbers to put beside these, by variant."""
+        held = self.suite.published
+        return held.get(self.asked.data) or held.get(PUBLISHED_FOR.get(self.asked.data, ""), {})
+
+    def tables(self, records: list[Record]) -> Mapping[str, Rows]:
+        """curves.csv, runs.csv and summary.csv."""
+        records = list(_everywhere(records, self.suite.sweep))
+        names = _measures([*records, {"rows": list(self.published.values())}])
+        unknown = dict.fromkeys(("round", "train_seconds", *names), math.nan)
+        heads = [
+            one["head"] | ({"x": math.nan} if one["head"]["x"] is None else {}) for one in records
+        ]
+        both = list(zip(heads, records, strict=True))
+        curves = [head | unknown | row for head, one in both for row in one["rows"]]
+        ends = [
+            head | {"run": one["run"]} | unknown | one["rows"][-1] | {"note": one["note"]}
+            for head, one in both
+        ]
+        found = {"curves": curves, "runs": ends, "summary": self._beside(ends, names)}
+        return spending.added(found, heads, records)
+
+    def _beside(self, ends: list[Record], names: list[str]) -> list[Record]:
+        """Means over seeds with their standard deviations, and the published numbers."""
+        rows = []
+        for (variant, _), group in itertools.groupby(ends, _setting):
+            runs = list(group)
+            head = {"variant": variant, "x": runs[0]["x"]}
+            mean = {"source": "measured", "runs": len(runs),
+                    "diverged": sum(bool(row["note"]) for row in runs)}  # fmt: skip
+            for name in ("train_seconds", *names):
+                values = np.array([row[name] for row in runs])
+                deviation = values.std(ddof=1) if len(values) > 1 else math.nan
+                mean |= {name: float(values.mean()), f"{name}_sd": float(deviation)}
+            rows.append(head | mean)
+            if variant in self.published and math.isnan(head["x"]):
+                empty = dict.fromkeys(mean, "")
+                rows.append(head | empty | {"source": self.suite.source} | self.published[variant])
+        return rows
+
+    def _times(self, source: str) -> Record | None:
+        """What is asked of the table of losses by seconds, with what is published of it."""
+        if self.suite.times is None:
+            return None
+        held = self.suite.times.published.get(source)
+        return self.suite.times.model_dump() | {"published": held and held.model_dump()}
+
+    def summary(self, records: list[Record]) -> Record:
+        """What the report needs to judge and draw."""
+        source = self.asked.data
+        if source not in self.suite.published:
+            source = PUBLISHED_FOR.get(source, source)
+        return {
+            "note": self.suite.note,
+            "runs": len(records),
+            "variants": list(self.suite.variants),
+            "sweep": self.suite.sweep and self.suite.sweep.model_dump(),
+            "times": self._times(source),
+            "claims": [claim.model_dump() for claim in self.suite.claims.values()],
+            "published": self.published,
+            "source": f"{self.suite.source} ({source})",
+            "machine": {"device": self.cells[0].config.engine.device},
+        }
+
+
+def _everywhere(records: list[Record], sweep: Sweep | None) -> Iterator[Record]:
+    """The records; one of a variant that is not swept stands at every value of the sweep."""
+    for x in sweep.values if sweep else [None]:
+        for one in records:
+            if one["head"]["x"] in (x, None):
+                yield one | {"head": one["head"] | {"x": x}}
+
+
+def _setting(row: Record) -> tuple[str, str]:
+    """Variant and value as text: a nan is not equal to itself."""
+    return row["variant"], str(row["x"])
+
+
+def _measures(records: list[Record]) -> list[str]:
+    """All measured names, in order; a run may lack one that others have."""
+    found = dict.fromkeys(MEASURES)
+    for record in records:
+        for row in record["rows"]:
+            found |= dict.fromkeys(row)
+    return [name for name in found if name not in ("round", "train_seconds")]

@@ -1,0 +1,168 @@
+"""Curves of trained variants, and where they end along a sweep."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.transforms import ScaledTranslation
+
+from fedmuon.analysis.report.comparisons import here, levels, name_of
+from fedmuon.analysis.report.style import (  # fmt: skip
+    BLACK,
+    GREY,
+    SERIES,
+    Columns,
+    canvas,
+    levels_on_x,
+    log_x,
+    log_y,
+    styled,
+)
+
+LINES = (*SERIES, (BLACK, "X"), (GREY, "*"))
+AXES = {"round": "round", "train_seconds": "seconds of training"}
+HUGE = 1e6  # a loss from here on is a divergence
+MOST = 4  # variants whose bands and train losses stay apart; legend columns of a wide figure
+APART = 2.5  # points between the bars of two variants at one value
+
+
+@dataclass(frozen=True)
+class Look:
+    """How a variant is drawn; `added` is one that adds something to another, which is solid."""
+
+    colour: str
+    marker: str
+    added: bool
+
+
+def looks(variants: Sequence[str]) -> dict[str, Look]:
+    """A look for each; the only "A + B" beside an "A" is A's, hollow and dotted."""
+    heads = [name.rpartition(" + ")[0] for name in variants]
+    base = {name: head if head in variants and heads.count(head) == 1 else name
+            for name, head in zip(variants, heads, strict=True)}  # fmt: skip
+    places = [name for name in variants if base[name] == name]
+    return {name: Look(*LINES[places.index(base[name]) % len(LINES)], base[name] != name)
+            for name in variants}  # fmt: skip
+
+
+@styled
+def curves(
+    rows: Columns, variants: Sequence[str], by: str, x: float = np.nan, narrow: bool = False
+) -> Figure:
+    """Held-out loss solid, train loss dashed, and accuracy, by round or by seconds of training.
+
+    A line is the mean over seeds, its band their minimum and maximum; more than `MOST` variants
+    have no bands and no train losses. `x` is a value of the sweep.
+    """
+    figure, (loss, accuracy) = canvas(2, narrow, 2.9)
+    few = len(variants) <= MOST
+    for name, look in looks(variants).items():
+        for axes, measure in ((loss, "test_loss"), (accuracy, "accuracy")):
+            _line(axes, _means(rows, name, x, by, measure), look, name, few)
+        if few:
+            _dashed(loss, _means(rows, name, x, by, "train_loss"), look)
+    named = "loss (train dashed)" if few else "held-out loss"
+    for axes, label in ((loss, named), (accuracy, "accuracy")):
+        axes.set_xlabel(AXES[by])
+        axes.set_ylabel(label)
+        axes.set_xlim(left=0)
+    log_y(loss)
+    legend_of_all(figure, accuracy, narrow)
+    return figure
+
+
+def _means(rows: Columns, variant: str, x: float, by: str, measure: str) -> np.ndarray:
+    """Place, mean, minimum and maximum over seeds at every evaluated round, [rounds, 4].
+
+    A round that a run did not reach, or at which it had diverged, ends the line.
+    """
+    mine = here(rows, variant, x)
+    seeds, found = len(np.unique(rows["seed"][mine])), []
+    for number in np.unique(rows["round"][mine]):
+        now = mine & (rows["round"] == number)
+        values = rows[measure][now]
+        if len(values) < seeds or not (np.abs(values) < HUGE).all():
+            break
+        found.append((rows[by][now].mean(), values.mean(), values.min(), values.max()))
+    return np.array(found).reshape(-1, 4)
+
+
+def _line(axes: Axes, points: np.ndarray, look: Look, label: str, band: bool) -> None:
+    at, mean, low, high = points.T
+    axes.plot(at, mean, ":" if look.added else "-", color=look.colour, lw=1.4, marker=look.marker,
+              ms=3.5, mfc="white" if look.added else look.colour, markevery=max(1, len(at) // 6),
+              label=label)  # fmt: skip
+    if band:
+        axes.fill_between(at, low, high, color=look.colour, alpha=0.15, lw=0)
+
+
+def _dashed(axes: Axes, points: np.ndarray, look: Look) -> None:
+    at, mean, low, high = points.T
+    axes.plot(at, mean, "--", color=look.colour, lw=1.4)
+    axes.fill_between(at, low, high, color=look.colour, alpha=0.15, lw=0)
+
+
+def _bars(axes: Axes, points: np.ndarray, shift: float, look: Look) -> None:
+    """From the smallest to the largest, beside the bars of other variants."""
+    figure = axes.get_figure(root=True)
+    assert figure is not None
+    aside = axes.transData + ScaledTranslation(shift / 72, 0, figure.dpi_scale_trans)
+    axes.vlines(points[:, 0], points[:, 2], points[:, 3], color=look.colour, lw=0.9, alpha=0.7,
+                transform=aside)  # fmt: skip
+    ends = np.concatenate([points[:, [0, 2]], points[:, [0, 3]]])
+    axes.update_datalim(ends[np.isfinite(ends).all(axis=1)])
+    axes.autoscale_view()
+
+
+def legend_of_all(figure: Figure, axes: Axes, narrow: bool) -> None:
+    """One legend for all panels, below them."""
+    handles, labels = axes.get_legend_handles_labels()
+    short = max(map(len, labels), default=0) <= 22
+    columns = (2 if short else 1) if narrow else (MOST if short else 2)
+    columns = min(columns, len(labels))
+    if len(labels) % columns and not len(labels) % (columns - 1 or 1):
+        columns -= 1
+    figure.legend(handles, labels, loc="outside lower center", ncols=columns, handlelength=1.8,
+                  columnspacing=1.2)  # fmt: skip
+
+
+@styled
+def terminal(
+    runs: Columns, variants: Sequence[str], measures: Sequence[str], label: str,
+    narrow: bool = False,
+) -> Figure:  # fmt: skip
+    """Terminal measures along the sweep: means over seeds, and bars from minimum to maximum."""
+    figure, panels = canvas(len(measures), narrow, 2.9)
+    values = levels(runs)
+    for axes, measure in zip(panels, measures, strict=True):
+        for place, (name, look) in enumerate(looks(variants).items()):
+            points = _ends(runs, name, values, measure)
+            _line(axes, points, look, name, band=False)
+            _bars(axes, points, APART * (place - (len(variants) - 1) / 2), look)
+        _spread_out(axes, values)
+        axes.set_xlabel(label)
+        axes.set_ylabel(f"terminal {name_of(measure)}")
+        if measure not in ("accuracy", "test_gap"):
+            log_y(axes)
+    legend_of_all(figure, panels[-1], narrow)
+    return figure
+
+
+def _ends(runs: Columns, variant: str, values: np.ndarray, measure: str) -> np.ndarray:
+    """Value, mean, minimum and maximum over seeds, [values, 4]."""
+    every = [(x, runs[measure][here(runs, variant, x)]) for x in values]
+    found = [(x, of.mean(), of.min(), of.max()) for x, of in every if len(of)]
+    return np.array(found).reshape(-1, 4)
+
+
+def _spread_out(axes: Axes, values: np.ndarray) -> None:
+    """A log x axis for values far apart, with a tick at each where these are few."""
+    if not (values > 0).all() or values.max() < 5 * values.min():
+        return
+    if len(values) <= 6:
+        levels_on_x(axes, values)
+        axes.margins(x=0.1)
+    else:
+        log_x(axes)

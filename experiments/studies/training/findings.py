@@ -1,0 +1,140 @@
+"""Kind `training`: variants of a run over seeds, their curves, and who ends lower or sooner."""
+
+import functools
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from fedmuon.analysis.report.claims import Claim, Columns
+from fedmuon.analysis.report.columns import MEND, read_table, require
+from fedmuon.analysis.report.comparisons import here, judged, levels, name_of
+from fedmuon.analysis.report.findings import Findings, Picture, Rows, circumstances, number, titled
+from fedmuon.analysis.report.spending import kept, several
+from fedmuon.analysis.report.sweeps import TRENDS, followed, trend
+from fedmuon.analysis.report.timetable import timetable
+from fedmuon.errors import InputError
+from fedmuon.experiments.studies.training import figure, spending_figure
+
+KEYS = ("variants", "sweep", "claims", "published", "source", "note")
+HEAD = ("x", "seed", "round", "train_seconds")
+MEASURES = ("train_loss", "test_loss", "accuracy")
+
+
+def findings(folder: Path, about: Mapping[str, Any]) -> Findings:
+    """The findings of such a folder, whose suite.json is `about`."""
+    require(about, KEYS, folder / "suite.json")
+    curves = read_table(folder / "curves.csv", (*HEAD, *MEASURES), ("variant",))
+    runs = read_table(folder / "runs.csv", (*HEAD, *MEASURES), ("variant", "note"))
+    _require_matching(curves, runs, about, folder)
+    label = str(about["sweep"]["label"]) if about["sweep"] else ""
+    clients = _clients(folder)
+    claims = [_judged(claim, runs, curves, label) for claim in about["claims"]]
+    head, numbers = _numbers(runs, about)
+    return Findings(
+        name=folder.resolve().name,
+        title=titled(about),
+        data=str(about["data"]),
+        claims=claims if clients is None else [*claims, kept(runs, clients)],
+        numbers_title="Terminal values, mean ± standard deviation over seeds",
+        head=head,
+        numbers=numbers,
+        note=str(about["note"]),
+        pictures=[*_pictures(curves, runs, about), *_accounts(clients, about)],
+        stands_on="",
+        assumptions=(),
+        again=str(about["again"]),
+        circumstances=circumstances(about, ("suite", "data", "scale", "runs", "seconds")),
+        more=[timetable(curves, about)] if about.get("times") else (),
+    )
+
+
+def _judged(claim: Mapping[str, Any], runs: Columns, curves: Columns, label: str) -> Claim:
+    if claim["kind"] in TRENDS:
+        return trend(claim, runs, label)
+    return judged(claim, runs, curves, label)
+
+
+def _clients(folder: Path) -> Columns | None:
+    """The accounts of the clients of private runs, or None."""
+    file = folder / "clients.csv"
+    names = ("x", "seed", "client", "epsilon", "target")
+    return read_table(file, names, ("variant",)) if file.exists() else None
+
+
+def _require_matching(
+    curves: Columns, runs: Columns, about: Mapping[str, Any], folder: Path
+) -> None:
+    """Both tables have the suite's variants, and every run ends where its curve does."""
+    ends = [
+        curves["round"][here(curves, variant, x) & (curves["seed"] == seed)].max(initial=-1)
+        for variant, x, seed in zip(runs["variant"], runs["x"], runs["seed"], strict=True)
+    ]
+    same = set(runs["variant"]) == set(curves["variant"]) == set(about["variants"])
+    count = len(about["variants"]) * len(levels(runs)) * len(np.unique(runs["seed"]))
+    if not same or len(ends) != count or not np.array_equal(ends, runs["round"]):
+        raise InputError(f"{folder}: curves.csv and runs.csv do not belong together: {MEND}")
+
+
+def _numbers(runs: Columns, about: Mapping[str, Any]) -> tuple[tuple[str, ...], Rows]:
+    """A line a variant and value, and its published line below it."""
+    swept = bool(about["sweep"])
+    names = (*MEASURES, "train_seconds", *(["epsilon"] if "epsilon" in runs else []))
+    head = ("variant", *([about["sweep"]["label"]] if swept else []), *map(name_of, names))
+    rows: Rows = []
+    for variant in about["variants"]:
+        for x in levels(runs):
+            mine = here(runs, variant, x)
+            cells = [_spread(runs[name][mine]) for name in names]
+            rows.append((variant, *([f"{x:g}"] if swept else []), *cells))
+        if (held := about["published"].get(variant)) and not swept:
+            rows.append((f"  {about['source']}", *(number(held.get(name)) for name in names)))
+    return head, rows
+
+
+def _spread(values: np.ndarray) -> str:
+    """Mean and standard deviation, or that it diverged."""
+    lost = int(np.isnan(values).sum())
+    if lost:
+        return f"{lost} of {len(values)} diverged"
+    more = f" ± {values.std(ddof=1):.2g}" if len(values) > 1 else ""
+    return number(float(values.mean())) + more
+
+
+def _accounts(clients: Columns | None, about: Mapping[str, Any]) -> list[Picture]:
+    """Every client's epsilon, where there is more than one client."""
+    if clients is None or not several(clients):
+        return []
+    draw = functools.partial(
+        spending_figure.by_client, clients, about["variants"], _drawn_at(about)
+    )
+    return [Picture.known("clients", draw)]
+
+
+def _pictures(curves: Columns, runs: Columns, about: Mapping[str, Any]) -> list[Picture]:
+    """Terminal values along the sweep, and curves by round and by seconds."""
+    variants, sweep, at, where = about["variants"], about["sweep"], _drawn_at(about), ""
+    found = []
+    if sweep:
+        where = f" at {sweep['label']} = {at:g}"
+        draw = functools.partial(
+            figure.terminal, runs, variants, ("test_loss", "accuracy"), sweep["label"]
+        )
+        found.append(Picture.known("terminal", draw))
+    for by, name in (("round", "curves"), ("train_seconds", "curves-seconds")):
+        known = Picture.known(name, functools.partial(figure.curves, curves, variants, by, at))
+        found.append(Picture(name, known.draw, known.title + where, known.caption))
+    if sweep and sweep.get("follow"):
+        draw = functools.partial(figure.curves, *followed(curves, sweep), "round", np.nan)
+        known = Picture.known("followed", draw)
+        found.append(Picture("followed", draw, known.title + sweep["follow"], known.caption))
+    return found
+
+
+def _drawn_at(about: Mapping[str, Any]) -> float:
+    """The value of the sweep that curves are drawn at; nan without one."""
+    sweep = about["sweep"]
+    if not sweep:
+        return np.nan
+    return sweep["values"][-1] if sweep["curves"] is None else sweep["curves"]

@@ -1,0 +1,108 @@
+"""What the file of a suite of training runs says: variants, a sweep, claims, published numbers."""
+
+from collections.abc import Iterator
+from typing import Annotated, Any, Literal
+
+from pydantic import Field
+
+from fedmuon.errors import InputError
+from fedmuon.settings import Natural
+from fedmuon.tables import Scalar, Table, validate
+
+Key = Annotated[str, Field(pattern=r"^[a-z-]+\.[a-z-]+$")]
+Nested = dict[str, dict[str, Scalar]]
+
+
+class Sweep(Table):
+    """A config key whose values multiply every variant; curves are drawn at one of them."""
+
+    key: Key
+    values: Annotated[list[float | int], Field(min_length=1)]
+    label: str
+    curves: float | int | None = None  # the last if it is not said
+    written: Annotated[str, Field(pattern=r"^$|\{\}")] = (
+        ""  # how a config spells a value, if not as a number: taylor-{}
+    )
+    fixed: list[str] = Field(
+        default_factory=list
+    )  # variants that run once, the same at every value
+    follow: str = ""  # the variant whose curves are drawn at all values
+
+    def spelled(self, x: float) -> Scalar:
+        """The value as a config has it."""
+        return self.written.format(f"{x:g}") if self.written else x
+
+
+class Claim(Table):
+    """`better` ends at or below `than` (above in accuracy), or reaches its train loss sooner.
+
+    Along a sweep, falling and rising say it of the variant `better` from each value to the next.
+    """
+
+    better: str
+    than: str = ""
+    kind: Literal["terminal", "sooner", "falling", "rising"] = "terminal"
+    measure: str = "train_loss"
+    sentence: str = ""
+
+
+class PublishedTimes(Table):
+    """Train losses of variants at seconds of the paper's own machine."""
+
+    seconds: Annotated[list[float], Field(min_length=1)]
+    losses: dict[str, list[float]]
+
+
+class Times(Table):
+    """A table of train losses at even parts of the training seconds of the variant `of`."""
+
+    of: str
+    parts: Annotated[int, Field(ge=2)] = 5
+    published: dict[str, PublishedTimes] = Field(default_factory=dict)  # by data set
+
+
+class Suite(Table):
+    """The file; `published` has numbers by data set and variant, which `source` names."""
+
+    title: str
+    seeds: Annotated[list[Natural], Field(min_length=1)]
+    variants: Annotated[dict[str, Nested], Field(min_length=1)]
+    base: Nested = Field(default_factory=dict)
+    sweep: Sweep | None = None
+    times: Times | None = None
+    claims: dict[str, Claim] = Field(default_factory=dict)
+    published: dict[str, dict[str, dict[str, float]]] = Field(default_factory=dict)
+    source: str = "published"
+    note: str = ""
+
+
+def suite_of(content: dict[str, Any]) -> Suite:
+    """The file's content, with every variant that it names among its variants."""
+    suite = validate(Suite, content)
+    for place, name in _named(suite):
+        if name not in suite.variants:
+            known = ", ".join(suite.variants)
+            raise InputError(f"[{place}] names {name!r}, which is no variant: {known}")
+    for key, claim in suite.claims.items():
+        if claim.kind in ("falling", "rising") and not suite.sweep:
+            raise InputError(f"[claims.{key}] kind = '{claim.kind}' needs a [sweep]: add one")
+    if suite.times and suite.sweep:
+        raise InputError("[times] is for a suite without a [sweep]: leave one of them out")
+    return suite
+
+
+def _named(suite: Suite) -> Iterator[tuple[str, str]]:
+    """The places of the file that name a variant."""
+    for key, claim in suite.claims.items():
+        yield f"claims.{key}", claim.better
+        if claim.kind in ("terminal", "sooner"):
+            yield f"claims.{key}", claim.than
+    for data, held in suite.published.items():
+        yield from ((f"published.{data}", name) for name in held)
+    if suite.sweep:
+        yield from (("sweep", name) for name in suite.sweep.fixed)
+        yield from (("sweep", name) for name in filter(None, [suite.sweep.follow]))
+    if suite.times:
+        yield "times", suite.times.of
+        for data, table in suite.times.published.items():
+            yield from ((f"times.published.{data}", name) for name in table.losses)

@@ -1,0 +1,165 @@
+"""A suite's TOML file, as it is for a data set at a scale; what it says is its kind's to read."""
+
+import shlex
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal, get_args
+
+from fedmuon.config import Config, only_read, parse
+from fedmuon.data.source import Source
+from fedmuon.errors import InputError
+from fedmuon.reading import is_default, reads, refusal
+from fedmuon.tables import Scalar, read_toml, shown
+
+FOLDER = Path(__file__).parent
+STUDIES = FOLDER.parent / "studies"
+DATA = "mnist5k"  # of a suite whose file names none
+PUBLISHED_FOR = {"mnist": "mnist", "fashion-mnist": "mnist", "mnist5k": "mnist",
+                 "cifar10": "cifar10"}  # fmt: skip
+TEST = 5000  # held-out samples (001, Table 1), or a fifth of a small source
+Scale = Literal["small", "full"]
+Tables = Mapping[str, Mapping[str, Scalar]]
+
+
+@dataclass(frozen=True)
+class Asked:
+    """What the command line asks for; `data` is empty where the suite has none by itself.
+
+    `changes` are config tables that override the suite's own.
+    """
+
+    name: str
+    data: str
+    scale: str
+    changes: Tables
+
+    @property
+    def stem(self) -> str:
+        """The suite's name, also where a file was named."""
+        return Path(self.name).stem
+
+    @property
+    def again(self) -> str:
+        """The command that asks for the same."""
+        told = [
+            f"--set {shlex.quote(f'{table}.{key}={_spelled(value)}')}"
+            for table, keys in self.changes.items()
+            for key, value in keys.items()
+        ]
+        where = [f"--data {self.data}"] if self.data else []
+        return " ".join(
+            ["fedmuon suite", shlex.quote(self.name), *where, f"--scale {self.scale}", *told]
+        )
+
+
+def _spelled(value: Scalar) -> str:
+    return str(value).lower() if isinstance(value, bool) else str(value)
+
+
+FORMULAS = "=+-@\t\r\n"
+
+
+def read(name: str) -> dict[str, Any]:
+    """The file of that name, or the TOML file at that path, on top of the suite it is `like`."""
+    content = read_toml(_file(name))
+    like = content.pop("like", None)
+    if like is None:
+        return content
+    below = read_toml(_file(like)) if isinstance(like, str) else {"like": like}
+    if "like" in below:
+        raise InputError(f"{name}: like = {like!r} must name a suite that is like no other")
+    return merged(below, content)
+
+
+def require_plain(word: str, what: str) -> None:
+    """Refuse names that tables would hold as formulas: spreadsheets compute what they are given."""
+    if word[:1] in FORMULAS and word:
+        raise InputError(f"{what} {word!r} begins like a spreadsheet's formula: rename it")
+
+
+def shipped() -> dict[str, Path]:
+    """The suites that come with the package: those of runs lie here, each study has its own."""
+    own = {file.parent.name.replace("_", "-"): file for file in STUDIES.glob("*/suite.toml")}
+    return {file.stem: file for file in FOLDER.glob("*.toml")} | own
+
+
+def _file(name: str) -> Path:
+    require_plain(Path(name).stem, "the suite's name")
+    file = shipped().get(name) or Path(name)
+    try:
+        found = file.is_file()
+    except (OSError, ValueError):  # no file can be called so
+        found = False
+    if not found:
+        known = ", ".join(sorted(shipped()))
+        raise InputError(f"there is no suite {name}: name one of {known}, or a TOML file")
+    return file
+
+
+def at(content: Mapping[str, Any], data: str, scale: str) -> dict[str, Any]:
+    """The content for a data set ([for.DATA]) at a scale ([small])."""
+    if scale not in get_args(Scale):
+        raise InputError(f"--scale {scale} is unknown: choose {' or '.join(get_args(Scale))}")
+    small, variants = content.get("small", {}), content.get("for", {})
+    for name, held in (("small", small), ("for", variants), (f"for.{data}", _of(variants, data))):
+        if not isinstance(held, Mapping):
+            raise InputError(f"{name} = {shown(held)} must be a table: write [{name}] above it")
+    content = {key: value for key, value in content.items() if key not in ("small", "for")}
+    content = merged(content, variants.get(data, {}))
+    return merged(content, small) if scale == "small" else content
+
+
+def _of(variants: Any, data: str) -> Any:
+    return variants.get(data, {}) if isinstance(variants, Mapping) else {}
+
+
+def merged(below: Mapping[str, Any], above: Mapping[str, Any]) -> dict[str, Any]:
+    """Nested tables, those of `above` on top."""
+    both = {**below, **above}
+    for key in set(below) & set(above):
+        if isinstance(below[key], Mapping) and isinstance(above[key], Mapping):
+            both[key] = merged(below[key], above[key])
+    return both
+
+
+def cell(*layers: Tables) -> Config:
+    """A cell's config: tables, each on top of the one before, without what this cell does not read:
+    what all cells share means "where it is read"."""
+    setting: dict[str, Any] = {}
+    for layer in layers:
+        setting = merged(setting, layer)
+    return parse(only_read(setting))
+
+
+def require_read(place: str, asked: Tables, cells: Sequence[Config]) -> None:
+    """Refuse a key that the place of a suite asks for and none of these cells reads."""
+    for table, keys in asked.items():
+        for key, value in keys.items():
+            name = f"{table}.{key.replace('_', '-')}"
+            useless = not any(reads(config, name) for config in cells)
+            if useless and not is_default(cells[0], name, value):
+                raise InputError(f"{place}: {refusal(cells[0], name, value)}")
+
+
+def require_free(place: str, changes: Tables, settled: Mapping[str, str]) -> None:
+    """Refuse keys that the suite settles elsewhere: `table.key` -> where."""
+    for table, keys in changes.items():
+        for key in keys:
+            if where := settled.get(f"{table}.{key}"):
+                raise InputError(
+                    f"{place} {table}.{key} has no effect: {where} settles it, so leave it out, or "
+                    "change that in a copy of the suite's file"
+                )
+
+
+def room(source: Source | None, test: Scalar = TEST) -> tuple[int, int]:
+    """Held-out samples, and the most that can be trained on; None is a source without an end."""
+    if not isinstance(test, int) or isinstance(test, bool):
+        raise InputError(f"[data] test = {test!r} is refused: give a whole number")
+    if source is None:
+        return test, sys.maxsize
+    n, parted = len(source.labels), source.official_test
+    held = min(test, n - parted if parted else n // 5)
+    return held, parted or n - held

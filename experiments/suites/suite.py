@@ -1,0 +1,191 @@
+"""`fedmuon suite`: many cells of work, each computed once, and the tables made of them.
+
+Every finished cell is one file, so a suite can be resumed, and its cells can be computed anywhere;
+the tables are made from those files alone. What a cell is, its kind says (`find`).
+"""
+
+import csv
+import io
+import json
+import os
+import time
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, ClassVar, Protocol
+
+from fedmuon.drive import Begin, Watch, versions
+from fedmuon.errors import InputError
+from fedmuon.experiments.suites.contents import Asked, merged
+from fedmuon.files import (
+    announce,
+    digest,
+    mendable,
+    remove_drafts,
+    sealed,
+    unsealed,
+    whole_lines,
+    write_bytes,
+)
+from fedmuon.locks import held, require_place
+from fedmuon.storage import Record
+
+Rows = Sequence[Mapping[str, Any]]
+
+
+class Cell(Protocol):
+    """A part of a suite that needs no other: picklable, and it computes the same anywhere."""
+
+    @property
+    def name(self) -> str:
+        """What tells it from the other cells; its file's name."""
+        ...
+
+    @property
+    def size(self) -> int:
+        """Its weight in the progress bar."""
+        ...
+
+    def compute(self) -> Record:
+        """Its results, as JSON can hold them."""
+        ...
+
+
+Compute = Callable[[Sequence[Cell]], Iterable[tuple[Cell, Record]]]
+
+
+@dataclass(frozen=True)
+class Work(ABC):
+    """A suite on a data set at a scale, as cells."""
+
+    asked: Asked
+    kind: str
+    title: str
+    cells: Sequence[Cell]
+    place: ClassVar[str] = "cells"  # the folder of the cells' files
+    counted: ClassVar[str] = "cells"  # what their sizes add up to
+
+    @property
+    @abstractmethod
+    def lock(self) -> bytes:
+        """Everything that decides the results."""
+
+    @abstractmethod
+    def tables(self, records: list[Record]) -> Mapping[str, Rows]:
+        """NAME -> the rows of NAME.csv, from the cells' records in the cells' order."""
+
+    @abstractmethod
+    def summary(self, records: list[Record]) -> Record:
+        """What suite.json holds beside the things that all kinds share."""
+
+    def within(self, out: Path) -> Sequence[Cell]:
+        """The cells of the suite in that folder, for kinds whose cells write there."""
+        return self.cells
+
+    def require_sound(self, cells: Sequence[Cell]) -> None:
+        """Refuse damage in what finished cells of `within` left behind beside their records."""
+        return
+
+
+def here(cells: Sequence[Cell]) -> Iterator[tuple[Cell, Record]]:
+    """Compute cells one after the other in this process."""
+    for one in cells:
+        yield one, timed(one)
+
+
+def timed(cell: Cell) -> Record:
+    """The cell's record, with the seconds that it took unless it counts them itself."""
+    start = time.perf_counter()
+    record = cell.compute()
+    return {"seconds": time.perf_counter() - start} | record
+
+
+def execute(
+    work: Work,
+    out: Path,
+    resume: bool = False,
+    by: Compute = here,
+    watch: Watch = lambda record: None,
+    begun: Begin = lambda done, total: None,
+) -> Record:
+    """Compute the cells that `out` lacks, and write the tables; returns suite.json's content."""
+    with held(out):
+        files = _open(work, out, resume)
+        cells = work.within(out)
+        done = {
+            name: _read(file, _home(work, name)) for name, file in files.items() if file.exists()
+        }
+        work.require_sound([one for one in cells if one.name in done])
+        count = sum(one.size for one in cells if one.name in done)
+        begun(count, sum(one.size for one in cells))
+        for one, record in by([one for one in cells if one.name not in done]):
+            require_place(out)
+            write_bytes(files[one.name], sealed(record, _home(work, one.name)).encode())
+            done[one.name], count = record, count + one.size
+            watch({"done": count, "cell": one.name})
+        return _write(work, out, [done[one.name] for one in cells])
+
+
+def _open(work: Work, out: Path, resume: bool) -> dict[str, Path]:
+    """The file of every cell, in a folder that is new, or that holds this very suite."""
+    lock = out / "suite.lock"
+    with mendable(out, "create"):
+        out.mkdir(parents=True, exist_ok=True)
+        full = any(not entry.name.startswith(".") for entry in out.iterdir())
+        if full and not (resume and lock.exists()):
+            raise InputError(f"{out} is not empty: choose another folder with --out, or --resume")
+        if full and lock.read_bytes() != work.lock:
+            raise InputError(
+                f"{lock} is of another suite, data or scale, or damaged: choose another --out"
+            )
+        remove_drafts(out)
+        if not full:  # first of all: what holds no lock is no suite that could be gone on with
+            write_bytes(lock, work.lock)
+        (out / work.place).mkdir(exist_ok=True)
+    return {one.name: out / work.place / f"{one.name}.json" for one in work.cells}
+
+
+def _home(work: Work, cell: str) -> str:
+    """What tells the record of a cell from those of others."""
+    return f"{digest(work.lock)} {cell}"
+
+
+def _read(file: Path, home: str) -> Record:
+    lines = whole_lines(file)
+    if len(lines) != 1 or (record := unsealed(lines[0], home)) is None:
+        raise InputError(f"{file} is damaged or of another cell: remove it and go on with --resume")
+    return record
+
+
+def _write(work: Work, out: Path, records: list[Record]) -> Record:
+    """A CSV file a table, and suite.json."""
+    contents = {f"{name}.csv": csv_bytes(rows) for name, rows in work.tables(records).items()}
+    asked = work.asked
+    shared = {
+        "kind": work.kind,
+        "title": work.title,
+        "suite": asked.stem,
+        "data": asked.data,
+        "scale": asked.scale,
+        "again": asked.again,
+        "seconds": sum(record["seconds"] for record in records),
+        "machine": {"cores": os.cpu_count()},
+        "versions": versions(),
+    }
+    summary = merged(shared, work.summary(records))
+    contents["suite.json"] = (json.dumps(summary, indent=2) + "\n").encode()
+    announce(out, contents)
+    for name, content in contents.items():
+        write_bytes(out / name, content)
+    return summary
+
+
+def csv_bytes(rows: Rows) -> bytes:
+    """Rows of equal keys as CSV; floats are written so that they read back exactly."""
+    text = io.StringIO()
+    if rows:
+        writer = csv.DictWriter(text, list(rows[0]), lineterminator="\n")
+        writer.writeheader()
+        writer.writerows(rows)
+    return text.getvalue().encode()

@@ -1,0 +1,45 @@
+"""Cells of a suite as Ray tasks: on this machine's cores, or spread over a running cluster."""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+from fedmuon.experiments.engines.ray_cluster import connected
+from fedmuon.experiments.suites.suite import Cell, timed
+from fedmuon.storage import Record
+
+LOCAL = "local"  # the address that starts a Ray of our own
+PAUSE = 0.2  # seconds
+
+
+@dataclass(frozen=True)
+class Spread:
+    """How `fedmuon suite --ray-address` computes: each task gets `cpus` cores and `gpus`."""
+
+    address: str
+    cpus: float = 1.0
+    gpus: float = 0.0
+
+    def __call__(self, cells: Sequence[Cell]) -> Iterator[tuple[Cell, Record]]:
+        """Yield every cell with its record, in the order in which they finish."""
+        if not cells:
+            return
+        address = "" if self.address == LOCAL else self.address
+        with connected(address):
+            yield from self._finished(cells)
+
+    def _finished(self, cells: Sequence[Cell]) -> Iterator[tuple[Cell, Record]]:
+        import ray
+
+        task = ray.remote(num_cpus=self.cpus, num_gpus=self.gpus)(_compute)
+        waiting = {task.remote(one, self.cpus): one for one in cells}
+        while waiting:  # briefly each time: signals are heard between two waits
+            for done in ray.wait(list(waiting), num_returns=1, timeout=PAUSE)[0]:
+                yield waiting.pop(done), ray.get(done)
+
+
+def _compute(cell: Cell, cpus: float) -> Record:
+    """A task: one cell, on as many threads as it was given cores."""
+    import torch
+
+    torch.set_num_threads(max(1, int(cpus)))
+    return timed(cell)

@@ -1,0 +1,139 @@
+"""What the server makes of a round's replies: a function of them, by name or the user's own.
+
+A function sees one model at a time: `replies` have `.client`, `.params` and `.states` (name ->
+tensor), `.samples` (n_i) and `.loss`, in order of the client, and it returns name -> tensor like
+`.params`. States that come back are combined by the same function, as their parameters would be.
+The theory of 001 follows the plain mean: of any other there is no certificate.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, cast
+
+import torch
+from torch import Tensor
+
+from fedmuon.errors import InputError
+from fedmuon.registry import Registry
+
+Function = Callable[[Sequence[Any]], Mapping[str, Tensor]]
+
+
+@dataclass(frozen=True)
+class Aggregator:
+    """A function of replies; `stacked` ones take those of a whole stack [S, ...] at once."""
+
+    apply: Function
+    stacked: bool = False
+    averages: bool = False  # with weight 1/K: what the theory follows
+
+    def __call__(self, replies: Sequence[Any]) -> Mapping[str, Tensor]:
+        """What it makes of the replies."""
+        return self.apply(replies)
+
+
+def as_aggregator(found: Any) -> Aggregator:
+    """What was given: a value, or a function of replies."""
+    if isinstance(found, Aggregator):
+        return found
+    if callable(found):
+        return Aggregator(cast(Function, found))
+    raise InputError(f"an aggregate of type {type(found).__name__} is none: give a function")
+
+
+AGGREGATORS: Registry[Aggregator] = Registry()
+
+
+@AGGREGATORS.add("mean")
+def mean() -> Aggregator:
+    """Weight 1/K for each of the K replies (001 (4), (5))."""
+
+    def apply(replies: Sequence[Any]) -> Params:
+        return average([one.params for one in replies])
+
+    return Aggregator(apply, stacked=True, averages=True)
+
+
+@AGGREGATORS.add("by-samples")
+def by_samples() -> Aggregator:
+    """Weight n_i / sum of the participants' n_j: FedAvg of McMahan et al. 2017."""
+
+    def apply(replies: Sequence[Any]) -> Params:
+        total = sum(one.samples for one in replies)
+        return weighted([one.params for one in replies], [one.samples / total for one in replies])
+
+    return Aggregator(apply, stacked=True)
+
+
+@AGGREGATORS.add("median")
+def median() -> Aggregator:
+    """The median of every entry; of an even number of replies, the mean of the middle two."""
+    return Aggregator(lambda replies: _entrywise(replies, _middle), stacked=True)
+
+
+@AGGREGATORS.add("trimmed-mean")
+def trimmed_mean(trim: float = 0.2) -> Aggregator:
+    """The mean of every entry without its floor(trim K) smallest and largest values (Yin et al.
+    2018)."""
+    if not 0 <= trim < 0.5:
+        raise InputError(f"[federation.options] trim = {trim} is refused: give a share below 0.5")
+
+    def kept(values: Tensor) -> Tensor:
+        cut = int(trim * len(values))
+        return values.sort(0).values[cut : len(values) - cut].mean(0)
+
+    return Aggregator(lambda replies: _entrywise(replies, kept), stacked=True)
+
+
+@AGGREGATORS.add("krum")
+def krum(faulty: int = 1) -> Aggregator:
+    """The reply whose K - faulty - 2 nearest others are nearest (Blanchard et al. 2017)."""
+
+    def apply(replies: Sequence[Any]) -> Params:
+        count = len(replies) - faulty - 2
+        if faulty < 0 or count < 1:
+            raise InputError(
+                f"krum with faulty = {faulty} needs more than {faulty + 2} replies a round and has "
+                f"{len(replies)}: raise [federation] per-round or lower faulty"
+            )
+        flat = torch.stack([_flat(one.params) for one in replies])
+        apart = torch.cdist(flat[None], flat[None], compute_mode="donot_use_mm_for_euclid_dist")[0]
+        nearest = apart.square().sort(1).values[:, 1 : count + 1].sum(1)
+        return dict(replies[int(nearest.argmin())].params)
+
+    return Aggregator(apply)
+
+
+Params = dict[str, Tensor]
+
+
+def average(trees: Sequence[Params]) -> Params:
+    """The entrywise mean of K trees."""
+    total = {name: value / len(trees) for name, value in trees[0].items()}
+    for tree in trees[1:]:
+        for name, value in tree.items():
+            total[name].add_(value, alpha=1 / len(trees))
+    return total
+
+
+def weighted(trees: Sequence[Params], shares: Sequence[float]) -> Params:
+    """The entrywise sum of trees with weights."""
+    total = {name: value * shares[0] for name, value in trees[0].items()}
+    for tree, share in zip(trees[1:], shares[1:], strict=True):
+        for name, value in tree.items():
+            total[name].add_(value, alpha=share)
+    return total
+
+
+def _entrywise(replies: Sequence[Any], kept: Callable[[Tensor], Tensor]) -> Params:
+    names = replies[0].params
+    return {name: kept(torch.stack([one.params[name] for one in replies])) for name in names}
+
+
+def _middle(values: Tensor) -> Tensor:
+    ordered, half = values.sort(0).values, (len(values) - 1) // 2
+    return (ordered[half] + ordered[len(values) - 1 - half]) / 2
+
+
+def _flat(params: Params) -> Tensor:
+    return torch.cat([value.flatten() for value in params.values()])

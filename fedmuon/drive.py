@@ -1,0 +1,283 @@
+"""One run, whatever the engine: config -> run directory, resumable at any moment.
+
+An engine is a function that yields finished rounds; the loop around it, here, looks, logs and
+checkpoints. The embedded engine and the Flower server share it.
+"""
+
+import contextlib
+import dataclasses
+import importlib.metadata
+import platform
+import subprocess
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from fedmuon import config as tables
+from fedmuon.callbacks import CALLBACKS, Callback, Heard, as_callback
+from fedmuon.config import Config
+from fedmuon.data.federated import FederatedData
+from fedmuon.data.partition import weights
+from fedmuon.errors import InputError, Interrupted, NonFinite
+from fedmuon.federated import rules, setup
+from fedmuon.federated.aggregate import ServerState, begin
+from fedmuon.federated.evaluate import risk, sample_weights
+from fedmuon.federated.routing import routes
+from fedmuon.federated.simulate import Engine, Experiment, Round
+from fedmuon.federated.spending import Spending, calibrated
+from fedmuon.files import AFRESH
+from fedmuon.own import NOTHING, Own, options, own_objects
+from fedmuon.registry import made
+from fedmuon.storage import Record, RunDirectory, array_bytes, npy_bytes, tensor_bytes
+from fedmuon.tasks.networks import NetworkTask
+
+# What a round's record holds beside what was measured of the model.
+OF_A_ROUND = (
+    "round",
+    "participants",
+    "client_loss",
+    "faults",
+    "dropped",
+    "train_seconds",
+    "seconds",
+)
+Watch = Callable[[Record], None]
+Begin = Callable[[int, int], None]  # (rounds already done, rounds in all)
+
+
+@dataclass(frozen=True)
+class Run:
+    """An experiment with its data and its folder."""
+
+    config: Config
+    data: FederatedData
+    experiment: Experiment
+    directory: RunDirectory
+    own: Own = NOTHING
+    callbacks: tuple[Callback, ...] = ()
+
+
+def prepare(
+    config: Config,
+    out: Path,
+    resume: bool = False,
+    own: Own = NOTHING,
+    callbacks: Sequence[Callback | Heard] = (),
+) -> Run:
+    """Read the data, deal it, and write down everything that is fixed before the first round."""
+    source = setup.source(config, own)
+    data = setup.federated_data(config, source, own)
+    experiment = setup.experiment(config, data, source.classes, own=own)
+    fresh = begin(experiment.recipe, experiment.task, config.federation.seed)
+    if (found := calibrated(config, experiment, data.sizes, fresh.params)) is not config:
+        config, changed = found, rules.recipe(found, experiment.task, own=own)
+        experiment = dataclasses.replace(experiment, recipe=changed)
+    directory = RunDirectory(out)
+    directory.create(resume)
+    split = {"train_index": data.train_index, "client": data.client, "test_index": data.test_index}
+    fixed = {
+        "config.toml": tables.dump(config).encode(),
+        "partition.npz": array_bytes(**split),
+        "schedule.npy": npy_bytes(experiment.plan.schedule()),
+        "initial.safetensors": tensor_bytes(fresh.params),
+    }
+    if isinstance(experiment.task, NetworkTask):
+        table = routes(experiment.task.module, config.local.route)
+        fixed["routes.txt"] = f"{table}\n".encode()
+    directory.fix(fixed)
+    told = [*map(as_callback, callbacks), *_named_callback(config, own)]
+    return Run(config, data, experiment, directory, own, tuple(told))
+
+
+def _named_callback(config: Config, own: Own) -> list[Callback]:
+    """What the config names to be told of each round."""
+    own = own_objects(config, own)
+    if own.callback is not None:
+        return [as_callback(own.value("callback", config, (Callback,)))]
+    maker = CALLBACKS.get(config.output.callback)
+    return [made(maker, options(config, "output"))] if maker else []
+
+
+def drive(
+    run: Run,
+    engine: Engine,
+    watch: Watch = lambda record: None,
+    begun: Begin = lambda done, total: None,
+) -> Record:
+    """Run the rounds that remain, and return the summary; a finished run is left alone."""
+    directory, seed = run.directory, run.config.federation.seed
+    if (finished := _finished(directory)) is not None:
+        return finished
+    state, record = directory.restore(begin(run.experiment.recipe, run.experiment.task, seed)), {}
+    directory.cut_back(state.round)
+    spending = _spending(run, state)
+
+    def keep(state: ServerState) -> None:
+        directory.checkpoint(state, spending.ledger.head if spending else "")
+
+    # What is released is spent, so that losing it to a kill would waste privacy.
+    every = 1 if spending else run.config.output.checkpoint_every
+    begun(state.round, run.config.federation.rounds)
+    start, last = time.monotonic() - _spent(directory), run.config.federation.rounds
+    trained = _spent(directory, "train_seconds")
+    stopped = ""
+    try:
+        rounds = engine(run.experiment, state)
+        rounds = spending.ahead(rounds, state.round) if spending else rounds
+        for done, spent in _timed(rounds):
+            trained += spent
+            record = _record(run, done, trained, time.monotonic() - start)
+            directory.append(record)
+            state = done.state  # now that its record is there: a signal may come at any moment
+            watch(record)
+            if stopped := _heard(run, record, state):
+                break
+            if state.round % every == 0 and state.round < last:
+                keep(state)
+        measured = _measured(run, state, record, stopped)
+        if spending:
+            measured |= {"privacy": spending.summary()}
+        return _finish(run, state, measured, time.monotonic() - start)
+    except (InputError, Interrupted, KeyboardInterrupt):
+        with contextlib.suppress(InputError):  # what stopped the run is the news
+            keep(state)
+        raise
+
+
+def _spending(run: Run, state: ServerState) -> Spending | None:
+    """A private run's account, which must know all that the model has behind it."""
+    ledger = run.directory.path / "ledger.jsonl"
+    found = Spending.open(ledger, run.config, run.experiment, run.data.sizes, state.params)
+    if found:
+        found.ledger.require(state.round, run.directory.ledger_head())
+    return found
+
+
+def _finished(directory: RunDirectory) -> Record | None:
+    """The summary of a run that has ended, and whose files are sound."""
+    if (summary := directory.summary()) is not None:
+        directory.require_sound()
+        directory.forget_checkpoints()
+    return summary
+
+
+def _measured(run: Run, state: ServerState, record: Record, stopped: str) -> Record:
+    """What the last round's record has of the model, or a look at it; and why it was the last."""
+    known = {name: value for name, value in record.items() if name not in OF_A_ROUND}
+    return (known or evaluate(run, state)) | ({"stopped": stopped} if stopped else {})
+
+
+def _heard(run: Run, record: Record, state: ServerState) -> str:
+    """What callbacks say to the round: why to stop, if one of them returns that it should."""
+    for one in run.callbacks:
+        if answer := one.on_round(record, state):
+            return answer if isinstance(answer, str) else type(one).__name__
+    return ""
+
+
+def _timed(rounds: Iterator[Round]) -> Iterator[tuple[Round, float]]:
+    """Every round with the seconds that the engine took for it: no evaluation, no writing."""
+    while True:
+        start = time.monotonic()
+        if (done := next(rounds, None)) is None:
+            return
+        yield done, time.monotonic() - start
+
+
+def _record(run: Run, finished: Round, trained: float, seconds: float) -> Record:
+    state = finished.state
+    record: Record = {
+        "round": state.round,
+        "participants": finished.participants.tolist(),
+    }
+    if np.isfinite(finished.loss[0]):  # a private client tells no loss
+        record["client_loss"] = float(finished.loss[0])
+    if finished.faults:
+        record["faults"] = [dataclasses.asdict(fault) for fault in finished.faults]
+    if dropped := sorted(set(record["participants"]) - set(finished.answered.tolist())):
+        record["dropped"] = dropped
+    if state.round % run.config.output.evaluate_every == 0:
+        record |= evaluate(run, state)
+    return {**record, "train_seconds": round(trained, 4), "seconds": round(seconds, 4)}
+
+
+def evaluate(run: Run, state: ServerState) -> Record:
+    """Weighted train loss; test loss, their gap and what else the task measures on the test
+    samples, where there are any."""
+    task, shards = run.experiment.task, run.experiment.shards
+    sizes = run.data.sizes
+    shares = sample_weights(sizes, weights(sizes, run.config.federation.risk_weights))
+    train = risk(task, state.params, shards.inputs, shards.labels, shares.to(shards.labels.device))
+    found = {"train_loss": float(train.loss[0])}
+    if len((held := shards.held_out).labels):
+        test = risk(task, state.params, held.inputs, held.labels)
+        found["test_loss"] = float(test.loss[0])
+        found["test_gap"] = found["test_loss"] - found["train_loss"]
+        scores = {name: float(value[0]) for name, value in test.scores.items()}
+    else:
+        scores = {}
+    if not np.isfinite(list(found.values())).all():
+        raise NonFinite("the model is not finite after the last round: lower [local] lr")
+    return found | scores
+
+
+def _finish(run: Run, state: ServerState, measured: Record, seconds: float) -> Record:
+    engine = run.config.engine
+    summary = {
+        **measured,
+        "seconds": round(seconds, 3),
+        "engine": engine.name,
+        "seed": run.config.federation.seed,
+        "rounds": state.round,
+        "recipe": run.config.local.recipe,
+        "data": run.config.data.name,
+        "dtype": engine.dtype,
+        "device": engine.device,
+        "rounds_with_drops": sum("dropped" in record for record in _all_records(run, state)),
+        "versions": versions(),
+        "git_commit": commit(),
+    }
+    run.directory.finish(state, summary)
+    for one in run.callbacks:
+        one.on_end(summary)
+    return summary
+
+
+def _all_records(run: Run, state: ServerState) -> list[Record]:
+    records = run.directory.records()
+    if len(records) != state.round:
+        raise InputError(f"a line of {run.directory.path}/rounds.jsonl was damaged: {AFRESH}")
+    return records
+
+
+def versions() -> dict[str, str]:
+    """The versions that a result depends on."""
+    names = ("fedmuon", "torch", "numpy", "scipy", "flwr", "ray")
+    found = {"python": platform.python_version()}
+    for name in names:
+        try:
+            found[name] = importlib.metadata.version(name)
+        except importlib.metadata.PackageNotFoundError:
+            found[name] = "not installed"
+    return found
+
+
+def commit() -> str | None:
+    """The git commit of this source tree; None for an installed package."""
+    here = Path(__file__).resolve().parent.parent
+    if not (here / ".git").exists():
+        return None
+    command = ["git", "-C", str(here), "rev-parse", "HEAD"]
+    try:
+        return subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip()
+    except (OSError, subprocess.CalledProcessError):
+        return None
+
+
+def _spent(directory: RunDirectory, name: str = "seconds") -> float:
+    """Seconds that the kept rounds took before the run was interrupted."""
+    records = directory.records()
+    return float(records[-1].get(name, 0.0)) if records else 0.0

@@ -1,0 +1,160 @@
+"""From what was named or given to samples and their clients."""
+
+from functools import lru_cache
+from typing import Any
+
+import numpy as np
+
+from fedmuon.config import Config, nested, parse
+from fedmuon.data.own import as_source, digest
+from fedmuon.data.partition import PARTITIONS, as_clients, indices, require_samples
+from fedmuon.data.source import Source
+from fedmuon.data.split import split
+from fedmuon.errors import InputError
+from fedmuon.names import GIVEN, is_own
+from fedmuon.own import NOTHING, Own, options
+from fedmuon.randomness import Draw, generator
+from fedmuon.registry import function, made, takes
+
+TEST = 5  # a fifth of a small source is held out, where nobody says how many
+
+
+def own_source(own: Own, config: Config) -> Source:
+    """The samples that the user brings, read or made once for what the reader asks for."""
+    asked = takes(own.data, own.known("data", config)) if callable(own.data) else {}
+    return _read(own, tuple(sorted(asked.items())), config.data.name)
+
+
+@lru_cache(maxsize=2)
+def _read(own: Own, asked: tuple[tuple[str, Any], ...], where: str) -> Source:
+    return as_source(made(own.data, dict(asked), (Source, tuple, list)), own.test, where)
+
+
+def deal(
+    config: Config, samples: Source, own: Own = NOTHING
+) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Train indices [n], the client of each [n], and test indices, all into the source's order."""
+    table, federation = config.data, config.federation
+    if _is_list(own.partition):
+        return _listed(config, samples, own)
+    train, test = split(
+        samples.labels, samples.official_test, table.train, table.test, federation.seed
+    )
+    rng = generator(federation.seed, Draw.PARTITION)
+    if federation.partition == "column":
+        client = _by_column(samples, train, federation.clients)
+    else:
+        found = _partition(config, own)(samples.labels[train], federation.clients, rng)
+        client = as_clients(found, len(train), federation.clients)
+    filled = federation.partition in ("dirichlet", "quantity")  # which give everybody enough
+    require_samples(client, federation.clients, 1 if filled else table.minimum)
+    return train, client, test
+
+
+def _partition(config: Config, own: Own) -> Any:
+    """The function that deals."""
+    if own.partition is not None:
+        if hasattr(own.partition, "load_partition"):
+            return lambda labels, clients, rng: _by_partitioner(own.partition, labels, clients)
+        mend = "index arrays, one a client, or a function (labels, clients, rng)"
+        return function(own.value("partition", config), "partition", mend)
+    facts = {"alpha": config.data.alpha, "minimum": config.data.minimum}
+    maker = PARTITIONS[config.federation.partition]
+    return made(maker, facts | takes(maker, options(config, "federation")))
+
+
+def _by_partitioner(partitioner: Any, labels: np.ndarray, clients: int) -> list[np.ndarray]:
+    """Indices by a partitioner of flwr-datasets, which sees a data set of `label` and `index`."""
+    try:
+        from datasets import Dataset  # pyright: ignore[reportMissingImports]
+    except ImportError:
+        raise InputError("a partitioner needs its package: pip install flwr-datasets") from None
+    columns = {"label": labels.tolist(), "index": list(range(len(labels)))}
+    if not partitioner.is_dataset_assigned():
+        partitioner.dataset = Dataset.from_dict(columns)
+    return [np.asarray(partitioner.load_partition(i)["index"], np.int64) for i in range(clients)]
+
+
+def _by_column(samples: Source, train: np.ndarray, clients: int) -> np.ndarray:
+    if samples.owner is None:
+        raise InputError(
+            "[federation] partition = 'column' needs a source with a column of clients: read npz, "
+            "csv or parquet with [data.options] client = 'its name'"
+        )
+    found = samples.owner[train]
+    if found.max() >= clients:
+        raise InputError(
+            f"the column names {int(samples.owner.max()) + 1} clients: set [federation] clients "
+            "to that"
+        )
+    return found
+
+
+def _is_list(partition: Any) -> bool:
+    return isinstance(partition, tuple | list)
+
+
+def _listed(config: Config, samples: Source, own: Own) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Index arrays into the data: what they leave out may be held out."""
+    n = len(samples.labels) if samples.official_test is None else samples.official_test
+    train, client = indices(own.partition, n)
+    require_samples(client, config.federation.clients, config.data.minimum)
+    if samples.official_test is not None:
+        return train, client, np.arange(n, len(samples.labels))
+    rest = np.setdiff1d(np.arange(n), train)
+    drawn = generator(config.federation.seed, Draw.SPLIT).permutation(rest)
+    return train, client, drawn[: config.data.test]
+
+
+def fitted(config: Config, own: Own) -> Config:
+    """The config with the numbers that follow from what was brought, where it says nothing."""
+    if own.data is None and not _is_list(own.partition):
+        return config
+    changes: dict[str, dict[str, Any]] = {"data": {}, "federation": {}}
+    federation = config.federation
+    if _is_list(own.partition):
+        changes["federation"]["clients"] = _count(config, len(own.partition))
+        changes["data"] |= _of_parts(config, own.partition)
+    if own.data is not None:
+        source = own_source(own, config)
+        changes["data"] = _samples(config, own, source) | changes["data"]
+        if config.data.name == GIVEN:
+            changes["data"]["options"] = {**dict(config.data.options), "digest": digest(source)}
+        if not source.classes and "partition" not in federation.model_fields_set:
+            changes["federation"].setdefault("partition", "iid")
+    clients = changes["federation"].get("clients", federation.clients)
+    if "per_round" not in federation.model_fields_set:
+        changes["federation"]["per-round"] = min(federation.per_round, clients)
+    tables = nested(config)
+    return parse({**tables, **{name: tables[name] | held for name, held in changes.items()}})
+
+
+def _count(config: Config, parts: int) -> int:
+    asked = config.federation
+    if "clients" in asked.model_fields_set and asked.clients != parts:
+        raise InputError(
+            f"[federation] clients = {asked.clients}, and the partition is of {parts}: leave "
+            "clients out"
+        )
+    return parts
+
+
+def _of_parts(config: Config, parts: Any) -> dict[str, int]:
+    """How many samples the parts deal, and how few one of them has."""
+    sizes = [len(part) for part in parts]
+    least = max(1, min(sizes, default=1))
+    return {"train": max(1, sum(sizes)), "minimum": min(config.data.minimum, least)}
+
+
+def _samples(config: Config, own: Own, source: Source) -> dict[str, Any]:
+    """How many samples train and how many are held out, and how few a client may have."""
+    table, n = config.data, len(source.labels)
+    given = table.model_fields_set
+    if source.official_test is not None and own.test is not None:
+        found = {"train": source.official_test, "test": n - source.official_test}
+    else:
+        test = table.test if "test" in given else min(table.test, max(1, n // TEST))
+        found = {"train": table.train if "train" in given else max(1, n - test), "test": test}
+    if "minimum" not in given and not is_own(config.federation.partition):
+        found["minimum"] = min(table.minimum, max(1, found["train"] // config.federation.clients))
+    return found

@@ -1,0 +1,101 @@
+"""One client apart from all others: what a worker process of a deployment holds."""
+
+import dataclasses
+from dataclasses import dataclass
+from functools import lru_cache
+
+import numpy as np
+import torch
+
+from fedmuon.config import Config
+from fedmuon.data.mapped import mapped
+from fedmuon.data.neighbours import Neighbours
+from fedmuon.data.source import Source, flat_rows
+from fedmuon.errors import InputError
+from fedmuon.federated.dealing import deal, own_source
+from fedmuon.federated.plan import Plan
+from fedmuon.federated.rules import recipe
+from fedmuon.federated.setup import options_of, plan, resolve, task
+from fedmuon.federated.shards import Shard, replaced, targets_on
+from fedmuon.own import NOTHING, Own, own_objects
+from fedmuon.randomness import Draw, generator
+from fedmuon.tasks.base import Batch, Params, Task
+from fedmuon.transforms.base import States
+from fedmuon.transforms.recipes import Recipe, initial_states
+
+
+@dataclass(frozen=True)
+class Worker:
+    """What one client needs of an experiment: everybody's rules, its own samples."""
+
+    client: int
+    recipe: Recipe
+    task: Task
+    plan: Plan
+    shard: Shard
+    samples: Source
+    normalize: str
+
+    def with_neighbours(self, rows: np.ndarray) -> Shard:
+        """Its shard in a stack of the data sets that rows [S, 3] name (see `Neighbours.of`)."""
+        own_rows = rows[rows[:, 0] == self.client]
+        most = [len(self.shard.data.labels), len(self.samples.labels)]
+        if not ((own_rows[:, 1:] >= 0) & (own_rows[:, 1:] < most)).all():
+            raise InputError(f"client {self.client} has no such samples to replace")
+        neighbours = Neighbours.of(self.samples, rows, self.normalize)
+        own = dataclasses.replace(self.shard.data, replaced=None)
+        there = replaced(neighbours, self.client, own)
+        return Shard(dataclasses.replace(own, replaced=there))
+
+    def template(self, stack: int) -> tuple[Params, States]:
+        """Parameters and the states that are sent, of the right shape, precision and place, to fit
+        received arrays to."""
+        return _template(self.task, self.recipe, stack)
+
+
+def _samples(config: Config, own: Own) -> Source:
+    if own.data is not None:
+        return own_source(own, config)
+    return mapped(config.data.name, tuple(sorted(options_of(config).items())))
+
+
+@lru_cache(maxsize=1)
+def _rules(config: Config, what: Task, own: Own) -> Recipe:
+    """One recipe for all clients of a worker process."""
+    return recipe(config, what, own=own)
+
+
+@lru_cache(maxsize=2)  # one replica, and a stack of them
+def _template(task: Task, recipe: Recipe, stack: int) -> tuple[Params, States]:
+    """Made once for all messages; nobody writes to it."""
+    params = task.initial(generator(0, Draw.INITIAL), stack)
+    states = initial_states(recipe, params)
+    return params, {name: states[name] for name in recipe.sent}
+
+
+def worker(config: Config, client: int, given: Own = NOTHING) -> Worker:
+    """Client i of a config; of the source's samples only its own are mapped. Of what the config
+    names, the objects `given` are there already."""
+    config = resolve(config, given)
+    own = own_objects(config, given)
+    samples = _samples(config, own)
+    train, owner, _ = deal(config, samples, own)
+    rows = train[owner == client]
+    inputs = flat_rows(samples.inputs[rows], config.data.normalize)
+    # Only the server begins a run: stored weights need not be where its clients are.
+    bare = config.model_copy(update={"task": config.task.model_copy(update={"weights": ""})})
+    shape = samples.inputs.shape[1:]
+    what = task(bare, shape, samples.classes, samples.vocabulary, own, samples.inputs.dtype)
+    batch = Batch(
+        torch.from_numpy(inputs).to(what.device, what.dtype),
+        targets_on(what.device, what.dtype, samples.labels[rows]),
+    )
+    return Worker(
+        client,
+        _rules(config, what, own),  # pyright: ignore[reportArgumentType]  frozen, so it has a hash
+        what,
+        plan(config, own),
+        Shard(batch),
+        samples,
+        config.data.normalize,
+    )

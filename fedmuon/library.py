@@ -1,0 +1,220 @@
+"""What a notebook calls: `run`, `stability`, `bound`, `compare`, and the results they return.
+
+Everything here is what the commands of the same names do, with objects in place of names. What a
+caller does not name with `out` is written below a temporary folder, whose path the result has.
+"""
+
+import tempfile
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from fedmuon import config as tables
+from fedmuon.config import Config
+from fedmuon.errors import InputError
+from fedmuon.names import GIVEN
+from fedmuon.own import NAMED, NOTHING, Own
+from fedmuon.results import Comparison, Record, Result, StabilityResult
+
+if TYPE_CHECKING:
+    from fedmuon.callbacks import Callback, Heard
+
+Configured = Config | Mapping[str, Any] | str | Path | None
+
+
+def run(
+    config: Configured = None,
+    *,
+    data: Any = None,
+    test: Any = None,
+    partition: Any = None,
+    task: Any = None,
+    recipe: Any = None,
+    orthogonalizer: Any = None,
+    aggregate: Any = None,
+    schedule: Any = None,
+    callbacks: "Sequence[Callback | Heard]" = (),
+    out: str | Path | None = None,
+    resume: bool = False,
+    progress: bool = False,
+) -> Result:
+    """Run a federated experiment, or go on with it; every keyword overrides what `config` names.
+
+    `config` is the path of a TOML file, nested tables as in one, or a `Config`. A keyword is a name
+    as in the config, or an object:
+
+    - `data`: (inputs, labels), a torch Dataset, or a function that returns either; `test`: the
+      same, held out;
+    - `partition`: index arrays into `data`, one a client, or a function (labels, clients, rng);
+    - `task`: an nn.Module, (module, loss), or `fedmuon.Task(module, loss, metrics)`;
+    - `recipe`: a `fedmuon.Recipe`, a `fedmuon.Chain`, or links;
+    - `orthogonalizer`: `fedmuon.Orthogonalizer(apply, lipschitz)`, or a function on stacks;
+    - `aggregate`: a function of a round's replies; `schedule`: one of the round.
+
+    >>> import fedmuon
+    >>> small = {"data": {"name": "synthetic", "train": 60, "test": 40, "dimension": 5},
+    ...          "federation": {"clients": 3, "per-round": 2, "rounds": 2}}
+    >>> result = fedmuon.run(small)
+    >>> result.summary["rounds"], sorted(result.model)
+    (2, ['weight'])
+    """
+    from fedmuon.experiments.run import execute
+
+    objects = {
+        "data": data, "partition": partition, "task": task, "recipe": recipe,
+        "orthogonalizer": orthogonalizer, "aggregate": aggregate, "schedule": schedule,
+    }  # fmt: skip
+    chosen, own = _chosen(config, objects, test, resume, out)
+    folder = _folder(out, resume)
+    with _shown(progress, "rounds") as (watch, begin):
+        execute(chosen, folder, resume, watch, begin, own=own, callbacks=callbacks)
+    return Result(folder, own)
+
+
+def stability(
+    config: Configured = None,
+    *,
+    trials: int | None = None,
+    neighbours: str | None = None,
+    data: Any = None,
+    test: Any = None,
+    partition: Any = None,
+    task: Any = None,
+    recipe: Any = None,
+    orthogonalizer: Any = None,
+    aggregate: Any = None,
+    schedule: Any = None,
+    out: str | Path | None = None,
+    resume: bool = False,
+    progress: bool = False,
+) -> StabilityResult:
+    """Run beside neighbours that differ in one sample, and hold them to the bound (001); keywords
+    are those of `run`. `neighbours` is own, any, worst or all, `trials` how many, if not all.
+
+    In float64 unless the config names a precision.
+    """
+    from fedmuon.experiments.laboratory.stability import execute, in_doubles
+
+    objects = {
+        "data": data, "partition": partition, "task": task, "recipe": recipe,
+        "orthogonalizer": orthogonalizer, "aggregate": aggregate, "schedule": schedule,
+    }  # fmt: skip
+    asked = {"trials": trials, "neighbours": neighbours}
+    table = {name: value for name, value in asked.items() if value is not None}
+    more = {"stability": table} if table else {}
+    chosen, own = _chosen(config, objects, test, resume, out, more)
+    folder = _folder(out, resume)
+    with _shown(progress, "neighbours") as (watch, begin):
+        execute(chosen and in_doubles(chosen), folder, resume, watch, begin, own)
+    return StabilityResult(folder, own)
+
+
+def bound(
+    run: "Result | str | Path | None" = None,
+    *,
+    config: Configured = None,
+    size: int | None = None,
+    rho: float | None = None,
+    l_orth: float | None = None,
+    l_g: float | None = None,
+) -> Record:
+    """Theorem 4.1 of 001 as a number, of a run or of parameters (`size` samples a client); the
+    content is that of bound.json, with what it stands on.
+
+    >>> import fedmuon
+    >>> tables = {"federation": {"clients": 100, "per-round": 10, "rounds": 100},
+    ...           "local": {"lr": 1e-4, "steps": 1}, "orthogonalizer": {"lambda": 0.1}}
+    >>> fedmuon.bound(config=tables, size=1000)["status"]
+    'certified'
+    """
+    import dataclasses
+
+    from fedmuon.experiments.laboratory import bound as of
+
+    given = {"l_orth": l_orth, "l_g": l_g}
+    named = {name: value for name, value in given.items() if value is not None}
+    if run is None:
+        chosen = _unchecked(config)
+        case = of.from_parameters(chosen, size or 200, 0.01 if rho is None else rho, **named)
+    elif size is not None or config is not None:
+        raise InputError("a run has its own config and sizes: give rho, l_orth or l_g alone")
+    else:
+        made = run if isinstance(run, Result) else Result(Path(run))
+        case = dataclasses.replace(of.from_directory(made.path, rho=rho, own=made.own), **named)
+    return of.report(case, of.judge(case))
+
+
+def compare(runs: "Sequence[Result | str | Path]") -> Comparison:
+    """Finished runs beside each other: mean and spread over seeds, and the keys in which they
+    differ."""
+    from fedmuon.comparing import compared
+
+    found = [one if isinstance(one, Result) else Result(Path(one)) for one in runs]
+    if not found:
+        raise InputError("there is nothing to compare: name at least one finished run")
+    return Comparison(*compared([(one.path, one.config, one.summary, one.rounds) for one in found]))
+
+
+def _unchecked(config: Configured) -> Config:
+    """A config for a bound of parameters, whose clients' samples come from no source."""
+    held = _nested(config)
+    data = {"train": 1_000_000_000, "minimum": 1} | held.get("data", {})
+    return tables.parse({**held, "data": data})
+
+
+def _nested(config: Configured) -> dict[str, Any]:
+    if config is None:
+        return {}
+    if isinstance(config, Config):
+        return config.model_dump(by_alias=True, exclude_unset=True)
+    if isinstance(config, Mapping):
+        return {name: dict(held) if isinstance(held, Mapping) else held
+                for name, held in config.items()}  # fmt: skip
+    return tables.read_toml(Path(config))
+
+
+def _chosen(
+    config: Configured,
+    objects: Mapping[str, Any],
+    test: Any,
+    resume: bool,
+    out: str | Path | None,
+    more: Mapping[str, Mapping[str, Any]] | None = None,
+) -> tuple[Config | None, Own]:
+    """The config, None for that of the run to resume, and the objects that it says are given."""
+    held, kept = _nested(config), {}
+    for kind, (table, key) in NAMED.items():
+        inside = held.get(table, {}).get(key) if isinstance(held.get(table), dict) else None
+        found = objects[kind] if objects.get(kind) is not None else inside
+        if found is None or (isinstance(found, str) and found is inside):
+            continue
+        if not isinstance(found, str):
+            kept[kind], found = found, GIVEN
+        held.setdefault(table, {})[key] = found
+    for name, values in (more or {}).items():
+        held[name] = held.get(name, {}) | dict(values)
+    if test is not None and "data" not in kept:
+        raise InputError("test is held out beside data that are given: give data, too")
+    own = Own(**kept, test=test) if kept else NOTHING
+    alone = resume and config is None and not more
+    if alone and out is not None and (Path(out) / "config.toml").exists():
+        return None, own
+    return tables.parse(held), own
+
+
+def _folder(out: str | Path | None, resume: bool) -> Path:
+    if out is None and resume:
+        raise InputError("resume=True needs out: name the run directory to go on with")
+    return Path(out) if out is not None else Path(tempfile.mkdtemp(prefix="fedmuon-"))
+
+
+def _shown(progress: bool, counted: str) -> Any:
+    """A bar if it is asked for; silence otherwise."""
+    import contextlib
+
+    if not progress:
+        silent: tuple[Callable[..., None], ...] = (lambda record: None, lambda done, total: None)
+        return contextlib.nullcontext(silent)
+    from fedmuon.experiments.cli.show import shown
+
+    return shown(counted)

@@ -1,0 +1,47 @@
+"""Links of a local chain, as factories: what `fedmuon.Chain` strings together.
+
+    links.gradient(), links.momentum(0.9), links.orthogonalize(map), links.descend(0.1)
+
+A link of one's own is a `fedmuon.Link(name, init, update)` or `links.stateless(name, update)`.
+"""
+
+from collections.abc import Mapping
+from typing import Any
+
+from fedmuon.orthogonalize.value import as_orthogonalizer
+from fedmuon.tasks.base import Params
+from fedmuon.transforms import orthogonal
+from fedmuon.transforms.base import Chain, Context, Link, stateless, zeros
+from fedmuon.transforms.momentum import momentum
+from fedmuon.transforms.oracle import gradient
+from fedmuon.transforms.route import adamw, only
+from fedmuon.transforms.step import align, descend, normalize
+
+__all__ = ["Chain", "Context", "Link", "Params", "adamw", "align", "descend", "gradient",
+           "momentum", "normalize", "only", "orthogonalize", "stateless", "zeros"]  # fmt: skip
+
+
+def orthogonalize(
+    orthogonalizer: Any, adjust: str = "none", routes: Mapping[str, int] | None = None
+) -> Link:
+    """Replace matrices by their image under a map: a `fedmuon.Orthogonalizer` or a function.
+
+    `routes` says which parameters, and into how many matrices each is cut (a recipe that is a
+    function gets them by that name); without it, all that have two axes or more.
+    """
+    apply = orthogonal.of_value(as_orthogonalizer(orthogonalizer))
+    link = orthogonal.orthogonalize(apply, adjust, True, routes)
+    if routes is None:
+        return _matrices(link)
+    return only(lambda name: bool(routes.get(name)), link)
+
+
+def _matrices(link: Link) -> Link:
+    """The link for parameters of two axes or more."""
+
+    def update(direction: Params, state: Any, context: Context) -> tuple[Params, Any]:
+        mine = {name: value for name, value in direction.items() if value.ndim > 2}
+        found, after = link.update(mine, state, context)
+        return direction | found, after
+
+    return Link(link.name, link.init, update, link.lasting)

@@ -1,0 +1,212 @@
+"""What the user brings: objects handed over in Python, or named in the config, one of each kind.
+
+An object is the value itself, or a function that makes it of what it asks for by its parameters'
+names: keys of its own table, options (`[local.options]`), and facts such as the shape of a sample.
+"""
+
+import dataclasses
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import TYPE_CHECKING, Any
+
+from fedmuon.config import Config
+from fedmuon.errors import InputError
+from fedmuon.names import GIVEN, is_own
+from fedmuon.reading import is_default
+from fedmuon.registry import default, function, imported, made, takes
+from fedmuon.tables import attribute
+
+if TYPE_CHECKING:
+    from fedmuon.schedules import Schedule
+
+# Kind -> the table and key that name it.
+NAMED = {
+    "data": ("data", "name"),
+    "partition": ("federation", "partition"),
+    "aggregate": ("federation", "aggregate"),
+    "task": ("task", "name"),
+    "recipe": ("local", "recipe"),
+    "schedule": ("local", "schedule"),
+    "orthogonalizer": ("orthogonalizer", "name"),
+    "callback": ("output", "callback"),
+}
+# Keys of a table that its object may ask for; those of them that it does not must be left alone.
+OFFERED = {
+    "data": ("folder", "context", "tokenizer", "dimension", "classes"),
+    "partition": ("alpha",),
+    "task": ("width", "depth", "heads", "weights"),
+    "recipe": (
+        "lr", "momentum", "momentum-form", "weight-decay", "alignment", "server-momentum", "route",
+        "aux", "aux-lr", "adjust",
+    ),
+    "orthogonalizer": (
+        "lambda", "steps", "coefficients", "eps", "normalization", "sigma", "clip-level", "rank",
+        "oversample", "power", "sketch",
+    ),
+}  # fmt: skip
+SHARED = {"recipe": ("steps",), "data": ("train", "test"), "partition": ("minimum",)}  # read anyway
+
+
+@dataclass(frozen=True, eq=False)
+class Own:
+    """The objects themselves; None where the config names one of ours."""
+
+    data: Any = None
+    test: Any = None
+    partition: Any = None
+    task: Any = None
+    recipe: Any = None
+    orthogonalizer: Any = None
+    aggregate: Any = None
+    schedule: Any = None
+    callback: Any = None
+
+    def value(
+        self,
+        kind: str,
+        config: Config,
+        values: tuple[type, ...] = (),
+        facts: Mapping[str, Any] | None = None,
+    ) -> Any:
+        """The object of that kind, or what it makes of what it asks for."""
+        return made(getattr(self, kind), self.known(kind, config) | dict(facts or {}), values)
+
+    @staticmethod
+    def known(kind: str, config: Config) -> dict[str, Any]:
+        """By the name of a parameter: keys of the object's table, then options."""
+        table, _ = NAMED[kind]
+        held = getattr(config, "data" if kind == "partition" else table)
+        keys = (*OFFERED.get(kind, ()), *SHARED.get(kind, ()))
+        known = {_spelled(key): getattr(held, attribute(type(held), key)) for key in keys}
+        federation = config.federation
+        known |= {"seed": federation.seed, "rounds": federation.rounds}
+        return known | options(config, table)
+
+
+NOTHING = Own()
+
+
+def own_objects(config: Config, given: Own = NOTHING) -> Own:
+    """What was given, and what the config names besides; refused where something is set that no
+    object asks for. What is whole already is returned as it is."""
+    return _whole(config, given)  # pyright: ignore[reportArgumentType]  frozen, so it has a hash
+
+
+@lru_cache(maxsize=8)
+def _whole(config: Config, given: Own) -> Own:
+    found = {
+        kind: given_one if (given_one := getattr(given, kind)) is not None else _named(config, kind)
+        for kind in NAMED
+    }
+    whole = all(getattr(given, kind) is found[kind] for kind in NAMED)
+    own = given if whole else dataclasses.replace(given, **found)
+    for kind in NAMED:
+        if found[kind] is not None:
+            _require_keys(config, kind, found[kind])
+    for table in {place for place, _ in NAMED.values()}:
+        _require_options(config, table, own)
+    return own
+
+
+def _named(config: Config, kind: str) -> Any:
+    """The object that the config names, None where that is one of ours."""
+    table, key = NAMED[kind]
+    name = getattr(getattr(config, table), key)
+    if kind == "task" and not is_own(name) and is_own(config.task.model):
+        name, key = config.task.model, "model"
+    return _imported(name, f"[{table}] {key}") if is_own(name) else None
+
+
+@lru_cache(maxsize=64)
+def _imported(name: str, key: str) -> Any:
+    return imported(name, key)
+
+
+def options(config: Config, table: str) -> dict[str, Any]:
+    """The options of a table by the names of parameters."""
+    return {_spelled(key): value for key, value in getattr(config, table).options}
+
+
+def _spelled(key: str) -> str:
+    """The parameter that a key of files is; `lambda` is a word of Python's."""
+    return "lam" if key == "lambda" else key.replace("-", "_")
+
+
+def _require_keys(config: Config, kind: str, found: Any) -> None:
+    """Refuse a key that is set and that the object, which alone could read it, does not ask for."""
+    table = "data" if kind == "partition" else NAMED[kind][0]
+    held = getattr(config, table)
+    for key in OFFERED.get(kind, ()):
+        value = getattr(held, attribute(type(held), key))
+        if not is_default(config, f"{table}.{key}", value) and not takes(found, {_spelled(key): 0}):
+            raise InputError(
+                f"[{table}] {key} = {value!r} has no effect: your {kind} does not ask for it by a "
+                f"parameter `{_spelled(key)}`, so add that to it, or leave {key} out"
+            )
+
+
+def _require_options(config: Config, table: str, own: Own) -> None:
+    """Refuse an option that nothing named in its table takes."""
+    given = options(config, table)
+    if not given:
+        return
+    readers = _readers(config, table, own)
+    for name, value in given.items():
+        if (table, name) == ("data", "digest") and config.data.name == GIVEN:
+            continue  # written there by us
+        takers = [one for one in readers if takes(one, {name: value})]
+        if not takers:
+            raise InputError(
+                f"[{table}.options] {name} = {value!r} has no effect: nothing that [{table}] names "
+                "takes it, so leave it out"
+            )
+        for one in takers:
+            _require_number(f"[{table}.options] {name} = {value!r}", value, default(one, name))
+
+
+def _require_number(said: str, value: Any, usual: Any) -> None:
+    """Refuse a word, a switch or a fraction where a number, or a whole one, is usual."""
+    wanted = {int: int, float: int | float}.get(type(usual))
+    if wanted and (isinstance(value, bool) or not isinstance(value, wanted)):
+        kind = "whole number" if wanted is int else "number"
+        raise InputError(f"{said} is refused: give a {kind}, such as {usual}")
+
+
+def _readers(config: Config, table: str, own: Own) -> list[Callable[..., Any]]:
+    """What takes options of a table: the user's objects, and the makers of ours."""
+    from fedmuon.aggregators import AGGREGATORS
+    from fedmuon.callbacks import CALLBACKS
+    from fedmuon.data.partition import PARTITIONS
+    from fedmuon.schedules import SCHEDULES
+
+    ours = {
+        "partition": PARTITIONS, "aggregate": AGGREGATORS, "schedule": SCHEDULES,
+        "callback": CALLBACKS,
+    }  # fmt: skip
+    found = []
+    for kind, (place, key) in NAMED.items():
+        if place == table:
+            name = getattr(getattr(config, table), key)
+            mine = getattr(own, kind)
+            known = kind in ours and name in ours[kind]
+            found.append(mine if mine is not None else ours[kind][name] if known else None)
+    return [one for one in found if one is not None] + _reader_of_data(config, table)
+
+
+def _reader_of_data(config: Config, table: str) -> list[Callable[..., Any]]:
+    from fedmuon.data.sources import READERS
+
+    return [READERS[config.data.name]] if table == "data" and config.data.name in READERS else []
+
+
+def schedule_of(config: Config, own: Own = NOTHING) -> "Schedule | None":
+    """What the step size is times by round; None if it stays."""
+    if own.schedule is not None:
+        return function(own.value("schedule", config), "schedule", "a function of the round")
+    from fedmuon.schedules import SCHEDULES
+
+    maker = SCHEDULES.get(config.local.schedule)
+    if maker is None:
+        return None
+    return made(maker, {"rounds": config.federation.rounds} | options(config, "local"))

@@ -1,0 +1,161 @@
+"""Values by name: built-in ones and the user's own, found by one call.
+
+Whatever a config can name is a value: a source, partition, task, recipe, map, aggregator, schedule.
+Its name is one that was added here, or `package.module:object`, or `./file.py:object`. `given` is
+what a caller handed over in Python; a config only remembers that it was.
+"""
+
+import importlib
+import importlib.util
+import inspect
+import sys
+from collections.abc import Callable, Iterator, Mapping
+from hashlib import sha256
+from pathlib import Path
+from types import ModuleType
+from typing import Any, Generic, TypeVar
+
+from fedmuon.errors import InputError
+from fedmuon.names import GIVEN
+
+Value = TypeVar("Value")
+Maker = TypeVar("Maker", bound=Callable[..., Any])
+
+
+class Registry(Generic[Value]):
+    """What makes each value of one kind, by its name."""
+
+    def __init__(self) -> None:
+        self._makers: dict[str, Callable[..., Value]] = {}
+
+    def add(self, name: str) -> Callable[[Maker], Maker]:
+        """Decorate what makes, or is, the value of that name."""
+
+        def keep(maker: Maker) -> Maker:
+            self._makers[name] = maker
+            return maker
+
+        return keep
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._makers)
+
+    def get(self, name: str) -> Callable[..., Value] | None:
+        """What makes the value of that name, None if nothing does."""
+        return self._makers.get(name)
+
+    def __getitem__(self, name: str) -> Callable[..., Value]:
+        return self._makers[name]
+
+
+def imported(name: str, key: str) -> Any:
+    """The object that `package.module:object` or `./file.py:object` names; `key` is where."""
+    if name == GIVEN:
+        raise InputError(
+            f"{key} = '{GIVEN}' was handed over in Python, where this run has to be gone on with"
+        )
+    place, _, path = name.rpartition(":")
+    try:
+        found: Any = _file(Path(place)) if place.endswith(".py") else _module(place)
+        for part in path.split("."):
+            found = getattr(found, part)
+    except Exception as error:  # whatever the user's module does when it is imported
+        raise InputError(
+            f"{key} = '{name}' cannot be imported ({type(error).__name__}: {error}): name an "
+            "object as package.module:object or ./file.py:object"
+        ) from error
+    return found
+
+
+def settled(name: str) -> str:
+    """The same object's name in every folder: a file is named by its whole path."""
+    place, _, path = name.rpartition(":")
+    return f"{Path(place).expanduser().resolve()}:{path}" if place.endswith(".py") else name
+
+
+def _module(name: str) -> ModuleType:
+    """An installed module, or one that lies where the command was given."""
+    here = str(Path.cwd())
+    if here not in sys.path:
+        sys.path.append(here)
+    return importlib.import_module(name)
+
+
+def _file(path: Path) -> ModuleType:
+    """A file as a module, read once; its neighbours can be imported by it."""
+    path = path.expanduser().resolve()
+    name = f"fedmuon_own_{sha256(str(path).encode()).hexdigest()[:12]}"
+    if name in sys.modules:
+        return sys.modules[name]
+    spec = importlib.util.spec_from_file_location(name, path)
+    if spec is None or spec.loader is None or not path.is_file():
+        raise FileNotFoundError(f"there is no file {path}")
+    if str(path.parent) not in sys.path:
+        sys.path.append(str(path.parent))
+    module = sys.modules[name] = importlib.util.module_from_spec(spec)
+    try:
+        spec.loader.exec_module(module)
+    except BaseException:
+        del sys.modules[name]
+        raise
+    return module
+
+
+def takes(found: Any, known: Mapping[str, Any]) -> dict[str, Any]:
+    """Those of the known facts that the object has a parameter for."""
+    parameters = _parameters(found)
+    if any(one.kind is one.VAR_KEYWORD for one in parameters.values()):
+        return dict(known)
+    return {
+        name: value
+        for name, value in known.items()
+        if name in parameters and parameters[name].kind not in (inspect.Parameter.POSITIONAL_ONLY,)
+    }
+
+
+def default(found: Any, name: str) -> Any:
+    """What a parameter is where nobody gives it; None if it has to be given."""
+    parameter = _parameters(found).get(name)
+    return None if parameter is None or parameter.default is parameter.empty else parameter.default
+
+
+def made(found: Any, known: Mapping[str, Any], values: tuple[type, ...] = ()) -> Any:
+    """The value that an object is, or makes of the facts that it takes.
+
+    Objects of the types `values` are values. A function that can be called with the facts alone
+    makes the value; one that needs more is the value, with the facts filled in.
+    """
+    if isinstance(found, values) or not callable(found):
+        return found
+    facts = takes(found, known)
+    try:
+        inspect.signature(found).bind(**facts)
+    except TypeError:
+        return _Filled(found, facts) if facts else found
+    except ValueError:  # of a builtin
+        return found
+    return found(**facts)
+
+
+def function(found: Any, kind: str, mend: str) -> Any:
+    """What was given for a function, refused if it cannot be called."""
+    if not callable(found):
+        raise InputError(f"a {kind} of type {type(found).__name__} is none: give {mend}")
+    return found
+
+
+class _Filled:
+    """A function with some of its parameters filled in; two of the same are equal."""
+
+    def __init__(self, function: Callable[..., Any], facts: Mapping[str, Any]) -> None:
+        self.function, self.facts = function, dict(facts)
+
+    def __call__(self, *given: Any, **named: Any) -> Any:
+        return self.function(*given, **{**self.facts, **named})
+
+
+def _parameters(found: Any) -> Mapping[str, inspect.Parameter]:
+    try:
+        return inspect.signature(found).parameters
+    except (TypeError, ValueError):
+        return {}

@@ -1,0 +1,150 @@
+"""What a notebook gets back: the folder of a finished run, and what lies in it as plain Python."""
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from fedmuon import config as tables
+from fedmuon.config import Config
+from fedmuon.errors import InputError
+from fedmuon.own import NOTHING, Own
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+    from torch import Tensor
+
+Record = dict[str, Any]
+
+
+@dataclass(frozen=True)
+class Result:
+    """A finished run: its folder, and what lies in it as plain Python."""
+
+    path: Path
+    own: Own = field(default=NOTHING, repr=False, compare=False)  # objects that were handed over
+
+    @cached_property
+    def summary(self) -> Record:
+        """The content of summary.json."""
+        from fedmuon.storage import RunDirectory
+
+        found = RunDirectory(self.path).summary()
+        if found is None:
+            raise InputError(
+                f"{self.path} holds no finished run: name one, or finish it with resume"
+            )
+        return found
+
+    @cached_property
+    def rounds(self) -> list[Record]:
+        """The records of rounds.jsonl."""
+        from fedmuon.storage import RunDirectory
+
+        return RunDirectory(self.path).records()
+
+    @cached_property
+    def config(self) -> Config:
+        """The config with every key resolved."""
+        return tables.load(self.path / "config.toml")
+
+    @cached_property
+    def model(self) -> "dict[str, Tensor]":
+        """The last model: parameter's name -> tensor."""
+        from fedmuon.storage import read_tensors
+
+        return read_tensors(self.path / "model.safetensors")[0]
+
+    def to_pandas(self) -> Any:
+        """The rounds as a DataFrame, where pandas is installed."""
+        return _frame(self.rounds)
+
+    def plot(self) -> "Figure":
+        """Losses and what else was measured, by round."""
+        from fedmuon.analysis.report.figure import by_round
+
+        return by_round({self.path.name: [self.rounds]})
+
+
+@dataclass(frozen=True)
+class StabilityResult(Result):
+    """A run beside its neighbours, and the bound."""
+
+    @cached_property
+    def neighbours(self) -> list[Record]:
+        """The rows of neighbours.csv: perturbation, exposure and certificate of each neighbour."""
+        import csv
+
+        whole = ("trial", "client", "index", "replacement")
+        with (self.path / "neighbours.csv").open(encoding="utf-8") as file:
+            return [
+                {k: int(v) if k in whole else float(v) for k, v in row.items()}
+                for row in csv.DictReader(file)
+            ]
+
+    @cached_property
+    def bound(self) -> Record:
+        """The content of bound.json."""
+        return json.loads((self.path / "bound.json").read_text(encoding="utf-8"))
+
+    def to_pandas(self) -> Any:
+        """The neighbours as a DataFrame, where pandas is installed."""
+        return _frame(self.neighbours)
+
+    def plot(self) -> "Figure":
+        """Perturbations by client with their certificates."""
+        import numpy as np
+
+        from fedmuon.experiments.laboratory.figure import census
+
+        columns = {
+            name: np.array([one[name] for one in self.neighbours]) for name in self.neighbours[0]
+        }
+        return census(columns)
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """Runs beside each other: those that differ in the seed alone are one line of `rows`."""
+
+    rows: list[Record]
+    curves: dict[str, list[list[Record]]]
+
+    @property
+    def measures(self) -> list[str]:
+        """What was measured, as the rows name it; `NAME ±` is its spread over seeds."""
+        first = self.rows[0]
+        return list(first)[list(first).index("seeds") + 1 :]
+
+    def to_pandas(self) -> Any:
+        """The rows as a DataFrame, where pandas is installed."""
+        return _frame(self.rows)
+
+    def plot(self) -> "Figure":
+        """Curves by round, mean and spread over seeds."""
+        from fedmuon.analysis.report.figure import by_round
+
+        return by_round(self.curves)
+
+    def __str__(self) -> str:
+        heads = list(dict.fromkeys(name for row in self.rows for name in row))
+        cells = [heads, *([_said(row.get(name, "")) for name in heads] for row in self.rows)]
+        widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
+        return "\n".join(
+            "  ".join(word.ljust(n) for word, n in zip(line, widths, strict=True)).rstrip()
+            for line in cells
+        )
+
+
+def _frame(rows: Sequence[Record]) -> Any:
+    try:
+        import pandas
+    except ImportError:
+        raise InputError("pandas is not installed: pip install pandas") from None
+    return pandas.DataFrame(rows)
+
+
+def _said(value: Any) -> str:
+    return f"{value:.4g}" if isinstance(value, float) else str(value)

@@ -1,0 +1,133 @@
+"""A module of the user's as a task: its own first weights, loss and metrics.
+
+Parameters may stand anywhere in the module and be tied; its buffers stay what they are.
+"""
+
+import copy
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from fedmuon.errors import InputError
+from fedmuon.tasks.losses import Loss, cross_entropy
+from fedmuon.tasks.networks import NetworkTask
+
+Metric = Callable[[Tensor, Tensor], Tensor]  # (outputs, targets) -> one value a sample
+
+
+@dataclass(frozen=True, eq=False)
+class Task:
+    """A module with a loss of each sample, and what else is measured of each.
+
+    `loss` is cross-entropy where targets are classes and the squared error where they are real;
+    without `metrics`, classes have `accuracy`.
+    """
+
+    module: nn.Module
+    loss: Loss | None = None
+    metrics: Mapping[str, Metric] = field(default_factory=dict)
+
+
+def as_task(found: Any) -> Task:
+    """What was given as `task`: a module, a module with its loss, or a Task."""
+    if isinstance(found, Task):
+        return found
+    if isinstance(found, nn.Module):
+        return Task(found)
+    if isinstance(found, tuple) and found and isinstance(found[0], nn.Module):
+        return Task(*found)
+    raise InputError(
+        f"a task of type {type(found).__name__} is none: give an nn.Module, (module, loss), or "
+        "fedmuon.Task(module, loss, metrics)"
+    )
+
+
+def own_network(
+    task: Task, shape: tuple[int, ...], classes: int, whole: bool, dtype: torch.dtype,
+    device: torch.device,
+) -> NetworkTask:  # fmt: skip
+    """The task for samples of that shape; targets are real if there are no `classes`, inputs
+    `whole` numbers such as tokens."""
+    _require_learning(task.module)
+    module = copy.deepcopy(task.module).to(device, dtype).train()
+    loss = task.loss or (cross_entropy if classes else squared_error)
+    metrics = dict(task.metrics) or (None if classes and not task.loss else {})
+    measures = metrics and {name: _each(one, f"metric {name}") for name, one in metrics.items()}
+    try:
+        found = NetworkTask(
+            module, shape, dtype, device, loss=_each(loss, "loss"), start=as_they_are,
+            metrics=measures, whole=whole,
+        )  # fmt: skip
+        outputs = _width(found)
+    except InputError:
+        raise
+    except (RuntimeError, ValueError, IndexError, TypeError) as error:  # of the module's layers
+        raise InputError(
+            f"the module cannot read samples of shape {shape} ({_line(error)}): fit its first "
+            "layer to the data"
+        ) from error
+    if task.loss is None and outputs < classes:
+        raise InputError(
+            f"the module has {outputs} outputs for {classes} classes: widen its last layer, or "
+            "give a loss of your own"
+        )
+    return found
+
+
+def _require_learning(module: nn.Module) -> None:
+    params = dict(module.named_parameters())
+    if not params:
+        raise InputError("the module has no parameters, so nothing is learned: give it some")
+    for name, param in params.items():
+        if not param.requires_grad:
+            raise InputError(
+                f"the parameter {name} is frozen (requires_grad = False): make it a buffer, or "
+                "let it learn"
+            )
+
+
+def _each(measure: Metric, what: str) -> Metric:
+    """The same, refused where it is not one value a sample."""
+
+    def checked(outputs: Tensor, targets: Tensor) -> Tensor:
+        values = measure(outputs, targets)
+        if getattr(values, "shape", None) != outputs.shape[:1]:
+            raise InputError(
+                f"the {what} is {tuple(getattr(values, 'shape', ()))} for {len(outputs)} samples: "
+                "return one value for each, without a mean over them"
+            )
+        return values
+
+    return checked
+
+
+def _width(task: NetworkTask) -> int:
+    """How many outputs there are for a sample."""
+    sample = torch.zeros(1, *task.shape, dtype=task.dtype, device=task.device)
+    with torch.no_grad():
+        outputs = task.module(sample.long() if task.whole else sample)
+    if not isinstance(outputs, Tensor) or outputs.ndim < 1 or len(outputs) != 1:
+        raise InputError("the module returns no tensor with a row for each sample: let it")
+    return outputs.shape[-1]
+
+
+def _line(error: Exception) -> str:
+    return (str(error).strip() or type(error).__name__).splitlines()[0]
+
+
+def as_they_are(module: nn.Module, rng: np.random.Generator) -> dict[str, np.ndarray]:
+    """The weights that the module came with."""
+    return {name: value.detach().cpu().numpy().copy() for name, value in module.named_parameters()}
+
+
+def squared_error(outputs: Tensor, targets: Tensor) -> Tensor:
+    """The mean squared error of each sample."""
+    if outputs.ndim == targets.ndim + 1 and outputs.shape[-1] == 1:
+        outputs = outputs.squeeze(-1)
+    each = functional.mse_loss(outputs, targets, reduction="none")
+    return each.flatten(1).mean(1) if each.ndim > 1 else each

@@ -1,0 +1,45 @@
+"""Flower's run config: the tables of an experiment, the folder of its results, and options.
+
+Flower refuses a key that does not stand in the app's pyproject.toml, and nobody knows beforehand
+how the user's options are called: so all of them may stand in one key, `options`, as JSON.
+"""
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from fedmuon.config import Config, nested, unflatten
+from fedmuon.errors import InputError
+from fedmuon.tables import Scalar
+
+OUT, OPTIONS = "out", "options"
+
+
+def packed(config: Config, out: Path) -> dict[str, Any]:
+    """Config -> the content of a file for `flwr run --run-config`."""
+    tables = nested(config)
+    options = {name: keys.pop(OPTIONS) for name, keys in tables.items() if OPTIONS in keys}
+    return {OUT: str(out), OPTIONS: json.dumps(options) if options else "", **tables}
+
+
+def unpacked(run_config: Mapping[str, Scalar], engine: str) -> Config:
+    """The run config as Flower hands it over -> Config, with the engine that in truth runs it."""
+    flat = {key: value for key, value in run_config.items() if key not in (OUT, OPTIONS)}
+    flat |= _options(str(run_config.get(OPTIONS, "")))
+    return unflatten({**flat, "engine.name": engine})
+
+
+def _options(text: str) -> dict[str, Any]:
+    try:
+        found = json.loads(text or "{}")
+        return {
+            f"{table}.{OPTIONS}.{name}": value
+            for table, options in found.items()
+            for name, value in options.items()
+        }
+    except (ValueError, AttributeError, RecursionError):
+        raise InputError(
+            f"options = {text!r:.200} is no JSON of tables: write "
+            '\'{"local": {"name": 1}}\', or leave it empty'
+        ) from None

@@ -1,0 +1,29 @@
+"""Samples and a module as a user brings them, for a small run."""
+
+from typing import Any
+
+import numpy as np
+from torch import nn
+
+RNG = np.random.default_rng(0)
+X = RNG.normal(size=(60, 3))
+Y = X @ [1.0, 2.0, 3.0] + 1
+CLASSES = (Y > 1).astype(int)
+SMALL = {
+    "federation": {"clients": 3, "per-round": 2, "rounds": 2},
+    "local": {"steps": 1, "recipe": "fedavg"},
+    "engine": {"dtype": "float64", "device": "cpu"},
+}
+
+
+def tables(**changes: dict[str, Any]) -> dict[str, dict[str, Any]]:
+    """`SMALL` with changes."""
+    return {name: SMALL.get(name, {}) | changes.get(name, {}) for name in {*SMALL, *changes}}
+
+
+def linear() -> nn.Module:
+    return nn.Linear(3, 1)
+
+
+DATA = {"data": (X, Y)}
+PLAIN = {**DATA, "task": linear}

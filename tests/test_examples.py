@@ -1,0 +1,185 @@
+"""The examples: short, and the same on every engine; and objects that a config names."""
+
+import hashlib
+import os
+import runpy
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from functools import partial
+from pathlib import Path
+
+import pytest
+import torch
+from torch import Tensor
+
+from fedmuon.experiments.engines import ray_engine
+from fedmuon.storage import read_tensors
+
+ROOT = Path(__file__).resolve().parent.parent
+EXAMPLES = ROOT / "examples"
+FILES = sorted(EXAMPLES.glob("*.py"))
+RUN = [file for file in FILES if file.name != "named.py"]  # which `named.toml` is run with
+LINES = 25
+LONG = pytest.mark.long
+Models = list[dict[str, Tensor]]
+Example = Callable[..., Models]
+
+
+@pytest.fixture
+def example(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture
+) -> Example:
+    """Says `python example.py engine ...`, and returns the models of its runs in order."""
+
+    def say(file: Path, engine: str, *more: str) -> Models:
+        (folder := tmp_path / engine).mkdir()
+        monkeypatch.setattr(tempfile, "tempdir", str(folder))
+        monkeypatch.setattr(sys, "argv", [str(file), engine, *more])
+        runpy.run_path(str(file), run_name="__main__")
+        assert capsys.readouterr().out.count("\n") == 1
+        made = sorted(folder.glob("*/config.toml"), key=lambda one: one.stat().st_mtime_ns)
+        assert all(f'name = "{engine}"' in one.read_text() for one in made)
+        return [read_tensors(one.parent / "model.safetensors")[0] for one in made]
+
+    return say
+
+
+@pytest.mark.parametrize("file", FILES, ids=lambda file: file.stem)
+def test_an_example_is_short_and_documented(file: Path) -> None:
+    text = file.read_text(encoding="utf-8")
+    assert len(text.splitlines()) <= LINES
+    assert text.startswith('"""') and (file not in RUN or '\nif __name__ == "__main__":' in text)
+
+
+@pytest.mark.parametrize("file", RUN, ids=lambda file: file.stem)
+def test_an_example_runs(file: Path, example: Example) -> None:
+    models = example(file, "inline")
+    assert models and all(value.isfinite().all() for model in models for value in model.values())
+
+
+def test_robust_aggregates_withstand_the_client_that_the_mean_does_not(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture
+) -> None:
+    """And the figure is written where it is asked for."""
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    monkeypatch.setattr(sys, "argv", ["", "inline", str(tmp_path / "by-round.png")])
+    runpy.run_path(str(EXAMPLES / "aggregate.py"), run_name="__main__")
+    clipped, mean, *robust = map(float, capsys.readouterr().out.split()[1:])
+    assert mean < 0.2 < clipped and min(robust) > 0.6
+    assert (tmp_path / "by-round.png").read_bytes()[:4] == b"\x89PNG"
+
+
+def test_a_map_has_a_bound_where_its_constant_is_given(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture
+) -> None:
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    monkeypatch.setattr(sys, "argv", ["", "inline"])
+    runpy.run_path(str(EXAMPLES / "maps.py"), run_name="__main__")
+    assert capsys.readouterr().out == "without a constant refused and with one certified\n"
+
+
+@pytest.fixture(scope="module")
+def cluster() -> Iterator[str]:
+    """The address of a Ray cluster on this machine, which all examples join and leave."""
+    os.environ.update(ray_engine.QUIET)
+    import ray
+    from ray.cluster_utils import Cluster
+
+    folder = tempfile.mkdtemp(prefix="fm-ray-", dir="/tmp" if os.name == "posix" else None)
+    Path(folder, "ray").mkdir()
+    head = {"num_cpus": 2, "include_dashboard": False, "temp_dir": folder}
+    with pytest.MonkeyPatch.context() as patch:  # where the head's address is written down
+        patch.setenv("RAY_TMPDIR", folder)
+        nodes = Cluster(initialize_head=True, head_node_args=head)
+    yield str(nodes.address)
+    ray.shutdown()
+    nodes.shutdown()
+    shutil.rmtree(folder, ignore_errors=True)
+
+
+# A Ray of its own for each of its runs takes an example a while: `make test-long` has the others.
+ON_RAY = [
+    pytest.param(file, id=file.stem, marks=[] if file.stem in ("task", "recipe") else [LONG])
+    for file in RUN
+]
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize("file", ON_RAY)
+def test_an_example_on_ray_is_that_inline(
+    cluster: str, file: Path, example: Example, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Objects of the example's own, which no module holds, reach the client processes."""
+    joined = ray_engine.connected
+    monkeypatch.setattr(ray_engine, "connected", lambda address, *more: joined(cluster, *more))
+    inline, ray = example(file, "inline"), example(file, "ray")
+    assert len(inline) == len(ray)
+    for mine, theirs in zip(inline, ray, strict=True):
+        same_models(mine, theirs)
+
+
+def same_models(a: dict[str, Tensor], b: dict[str, Tensor]) -> None:
+    """To 1e-12 in float64."""
+    assert set(a) == set(b)
+    for name, value in a.items():
+        assert value.dtype == torch.float64
+        assert (value - b[name]).norm() <= 1e-12 * value.norm(), name
+
+
+# The command, in the folder of a config that names objects by file and by module.
+SAID = [sys.executable, "-m", "fedmuon.experiments.cli", "run"]
+PLACE = {"cwd": EXAMPLES, "env": os.environ | {"PYTHONPATH": str(ROOT)}}
+command = partial(subprocess.run, capture_output=True, text=True, **PLACE)
+
+
+def model(run: Path) -> dict[str, Tensor]:
+    return read_tensors(run / "model.safetensors")[0]
+
+
+def digest(run: Path) -> dict[str, str]:
+    """A hash of each file of a run that does not depend on when it was made."""
+    return {
+        file.name: hashlib.sha256(file.read_bytes()).hexdigest()
+        for file in run.iterdir()
+        if file.suffix not in (".jsonl", ".json") and file.name != "SHA256SUMS"
+    }
+
+
+@pytest.mark.slow
+def test_named_objects_are_the_same_on_ray(tmp_path: Path) -> None:
+    for engine in ("inline", "ray"):
+        said = command([*SAID, "named.toml", f"--engine={engine}", f"--out={tmp_path / engine}"])
+        assert said.returncode == 0, said.stderr
+    same_models(model(tmp_path / "inline"), model(tmp_path / "ray"))
+
+
+def test_named_objects_after_kill_9(tmp_path: Path) -> None:
+    """Options and all: the resumed run has the bytes of one that nobody killed."""
+    cut, whole = tmp_path / "cut", tmp_path / "whole"
+    settings = ["named.toml", "--set=federation.rounds=300"]
+    process = subprocess.Popen(
+        [*SAID, *settings, f"--out={cut}"], stdout=subprocess.DEVNULL, **PLACE
+    )
+    deadline = time.monotonic() + 200
+    while not (cut / "checkpoint.safetensors").exists():  # of round 10 of 300
+        assert time.monotonic() < deadline and process.poll() is None
+        time.sleep(0.01)
+    process.send_signal(signal.SIGKILL)
+    process.wait()
+    assert not (cut / "summary.json").exists()
+    for arguments in ([f"--out={cut}", "--resume"], [*settings, f"--out={whole}"]):
+        said = command([*SAID, *arguments])
+        assert said.returncode == 0, said.stderr
+    assert digest(cut) == digest(whole)
+
+
+def test_an_option_that_is_missing_or_misspelled_is_one_sentence(tmp_path: Path) -> None:
+    said = command([*SAID, "named.toml", "--set=local.options.power=2", f"--out={tmp_path / 'a'}"])
+    assert said.returncode == 2 and "Traceback" not in said.stderr
+    assert "power = 2 has no effect" in said.stderr.replace("\n", " ")

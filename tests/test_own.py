@@ -1,0 +1,215 @@
+"""What the user brings: gone on with to the same bytes, refused where it is unsound."""
+
+import tempfile
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from brought import CLASSES, DATA, PLAIN, X, Y, linear, tables
+from torch import nn
+
+import fedmuon
+from fedmuon import links
+from fedmuon.data.own import as_source
+from fedmuon.errors import InputError
+
+LAMBDA = {"orthogonalizer": {"lambda": 1.0}}
+MUON = {"local": {"recipe": "fedmuon", "route": "all-matrices"}}
+
+
+@pytest.fixture(autouse=True)
+def _here(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Runs that name no folder lie among the tests' own."""
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path_factory.mktemp("runs")))
+
+
+class Stop(Exception):
+    """What a test raises to end a run in the middle."""
+
+
+class Stopping(fedmuon.callbacks.Callback):
+    """Raises after round 3."""
+
+    def on_round(self, record: Any, state: Any) -> None:
+        if record["round"] == 3:
+            raise Stop
+
+
+def test_a_run_of_handed_over_objects_is_gone_on_with_by_the_same_ones(tmp_path: Path) -> None:
+    """To the same bytes; other samples, or none, are refused."""
+    config = tables(federation={"rounds": 6}, output={"checkpoint-every": 2})
+    given = {**PLAIN, "aggregate": "by-samples", "schedule": lambda round: 1 / (round + 1)}
+    whole = fedmuon.run(config, **given)
+    with pytest.raises(Stop):
+        fedmuon.run(config, **given, out=tmp_path, callbacks=[Stopping()])
+    other = {**given, "data": (X, Y + 1)}
+    for config_again in (config, None):
+        with pytest.raises(InputError):
+            fedmuon.run(config_again, **other, out=tmp_path, resume=True)
+    with pytest.raises(InputError, match="was handed over in Python"):
+        fedmuon.run(out=tmp_path, resume=True)
+    again = fedmuon.run(**given, out=tmp_path, resume=True)
+    for name in ("model.safetensors", "partition.npz", "schedule.npy", "config.toml"):
+        assert (again.path / name).read_bytes() == (whole.path / name).read_bytes()
+    assert [one["round"] for one in again.rounds] == [1, 2, 3, 4, 5, 6]
+
+
+def module(*layers: nn.Module) -> nn.Module:
+    return nn.Sequential(nn.Linear(3, 1), *layers)
+
+
+def options(table: str, **given: Any) -> dict[str, Any]:
+    """A table with those options."""
+    return {table: {"options": given}}
+
+
+REFUSED: dict[str, tuple[dict[str, Any], str]] = {
+    # what is learned
+    "frozen": ({**DATA, "task": nn.Linear(3, 1).requires_grad_(False)}, "make it a buffer"),
+    "dropout": ({**DATA, "task": module(nn.Dropout())}, "take it out"),
+    "batch-norm": ({**DATA, "task": module(nn.BatchNorm1d(1))}, "use GroupNorm"),
+    "no-parameters": ({**DATA, "task": nn.Flatten()}, "give it some"),
+    "no-task": ({**DATA, "task": 3}, "give an nn.Module"),
+    "first-layer": ({**DATA, "task": nn.Linear(4, 1)}, "fit its first layer"),
+    "last-layer": ({"data": (X, CLASSES + 3), "task": nn.Linear(3, 2)}, "widen its last layer"),
+    "mean-loss": ({**DATA, "task": (nn.Linear(3, 1), lambda y, t: y.mean())}, "one value for each"),
+    "metric": (
+        {**DATA, "task": fedmuon.Task(linear(), None, {"m": lambda y, t: y.mean()})},
+        "metric m is .* return one value for each",
+    ),
+    "real-targets": (DATA, "bring a task of your own"),
+    # what is named
+    "option": ({**PLAIN, "config": options("local", x=1)}, "x = 1 .* leave it out"),
+    "option-of-data": ({**PLAIN, "config": options("data", x=1)}, "leave it out"),
+    "word": (
+        {**PLAIN, "aggregate": "trimmed-mean", "config": options("federation", trim="a")},
+        "give a number, such as 0.2",
+    ),
+    "fraction": (
+        {**PLAIN, "partition": "shards", "config": options("federation", **{"per-client": 1.5})},
+        "give a whole number, such as 2",
+    ),
+    "key": (
+        {**PLAIN, "orthogonalizer": lambda m: m, "config": MUON | LAMBDA},
+        "does not ask for it by a parameter `lam`",
+    ),
+    "no-module": ({**PLAIN, "task": "nowhere.at:all"}, "package.module:object"),
+    "no-file": ({**PLAIN, "task": "./nowhere.py:all"}, r"there is no file .* \./file.py:object"),
+    "no-object": ({**PLAIN, "task": "torch.nn:Linnear"}, "Linnear"),
+    "no-name": ({**PLAIN, "schedule": "cosin"}, "did you mean cosine"),
+    # maps
+    "map-shape": (
+        {**PLAIN, "orthogonalizer": lambda m: m[..., :1], "config": MUON}, "return a like stack"
+    ),
+    "map-type": (
+        {**PLAIN, "orthogonalizer": lambda m: m.float(), "config": MUON}, "return a like stack"
+    ),
+    "no-map": ({**PLAIN, "orthogonalizer": 3, "config": MUON}, "give a function on stacks"),
+    "unread-map": ({**PLAIN, "orthogonalizer": lambda m: m}, "choose a recipe"),
+    # aggregates
+    "less": ({**PLAIN, "aggregate": lambda r: {"bias": r[0].params["bias"]}}, "mapping of bias"),
+    "nothing": ({**PLAIN, "aggregate": lambda r: None}, "mapping of bias"),
+    "other-shape": (
+        {**PLAIN, "aggregate": lambda r: {n: v[None] for n, v in r[0].params.items()}},
+        "return tensors like those",
+    ),
+    "no-aggregate": ({**PLAIN, "aggregate": 3}, "give a function"),
+    "krum": ({**PLAIN, "aggregate": "krum"}, "raise .* per-round or lower faulty"),
+    "trim": (
+        {**PLAIN, "aggregate": "trimmed-mean", "config": options("federation", trim=0.5)},
+        "give a share below 0.5",
+    ),
+    # schedules
+    "nan": ({**PLAIN, "schedule": lambda r: float("nan")}, "return a number of 0 or more"),
+    "negative": ({**PLAIN, "schedule": lambda r: -1}, "return a number of 0 or more"),
+    "no-number": ({**PLAIN, "schedule": lambda r: None}, "return a number of 0 or more"),
+    "no-schedule": ({**PLAIN, "schedule": 3}, "give a function of the round"),
+    "warm": (
+        {**PLAIN, "schedule": "warm-up", "config": options("local", warm=-1)},
+        "give 0 rounds or more",
+    ),
+    # recipes
+    "no-recipe": ({**PLAIN, "recipe": 3}, "give a fedmuon.Recipe"),
+    "no-links": ({**PLAIN, "recipe": []}, "give a fedmuon.Recipe"),
+    "unasked-lr": (
+        {**PLAIN, "recipe": [links.gradient()], "config": {"local": {"lr": 0.1}}},
+        "by a parameter `lr`",
+    ),
+    # partitions
+    "twice": ({**PLAIN, "partition": [[0, 1], [1, 2], [3]]}, "each has one client"),
+    "beyond": ({**PLAIN, "partition": [[0, 1], [60], [3]]}, "beyond 0 to 59"),
+    "before": ({**PLAIN, "partition": [[0, 1], [-1], [3]]}, "beyond 0 to 59"),
+    "empty": ({**PLAIN, "partition": [[0, 1], [], [3]]}, "deal every client some"),
+    "count": ({**PLAIN, "partition": [[0, 1], [2]]}, "leave clients out"),
+    "halves": ({**PLAIN, "partition": [[0, 1], [2.5], [3]]}, "not whole numbers"),
+    "no-partition": ({**PLAIN, "partition": 3}, "give index arrays"),
+    "left-out": ({**PLAIN, "partition": lambda y, n, rng: [range(10)]}, "deal each once"),
+    "short": ({**PLAIN, "partition": lambda y, n, rng: y[:3] > 0}, "no client for each"),
+    "who": ({**PLAIN, "partition": lambda y, n, rng: np.full(len(y), n)}, "beyond 0 to 2"),
+    "idle": ({**PLAIN, "partition": lambda y, n, rng: np.zeros(len(y), int)}, "deal every client"),
+    "no-column": ({**PLAIN, "partition": "column"}, "read npz, csv or parquet"),
+    # samples
+    "no-data": ({**PLAIN, "data": 3}, "give .inputs, labels."),
+    "no-labels": ({**PLAIN, "data": (X,)}, "give .inputs, labels."),
+    "lengths": ({**PLAIN, "data": (X, Y[:-1])}, "one label for each sample"),
+    "words": ({**PLAIN, "data": (X, ["a"] * 60)}, "number the classes from 0"),
+    "below-0": ({**PLAIN, "data": (X, CLASSES - 1)}, "relabel them"),
+    "not-finite": ({**PLAIN, "data": (X * np.nan, Y)}, "mend or remove it"),
+    "ragged": ({**PLAIN, "data": ([[1, 2], [3]], [1.0, 2.0])}, "the samples are not alike"),
+    "test-alone": ({"test": (X, Y)}, "give data, too"),
+    "unlike-test": ({**PLAIN, "test": (X[:, :2], Y)}, "are not like data"),
+    "no-csv": (
+        {"config": {"data": {"name": "csv", "folder": "/nowhere.csv"}}}, "no .csv file: name one"
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", list(REFUSED))
+def test_what_cannot_be_used_is_one_sentence_with_its_mend(name: str, tmp_path: Path) -> None:
+    given, mend = REFUSED[name]
+    given = dict(given)
+    config = tables(**given.pop("config", {}))
+    with pytest.raises(InputError, match=mend) as refused:
+        fedmuon.run(config, **given, out=tmp_path / "run")
+    assert "\n" not in str(refused.value)
+    fedmuon.run(tables(), **PLAIN)  # what is sound is taken
+
+
+@pytest.mark.parametrize("constant", [-1.0, float("nan"), float("inf")])
+def test_no_constant_is_refused(constant: float) -> None:
+    with pytest.raises(InputError, match="give a number of 0 or more"):
+        fedmuon.Orthogonalizer(lambda m: m, constant)
+
+
+@pytest.mark.parametrize(
+    ("table", "words"),
+    [
+        ("a,b\n1,2", "no column 'label': choose one of a, b"),
+        ("a,label\nx,1\ny,0", "column 'a' holds words"),
+        ("a,label\n1,1\n2", "no readable table"),
+        ("", "no readable table"),
+    ],
+)
+def test_a_table_that_cannot_be_read(tmp_path: Path, table: str, words: str) -> None:
+    (file := tmp_path / "held.csv").write_text(table)
+    with pytest.raises(InputError, match=words):
+        fedmuon.run({"data": {"name": "csv", "folder": str(file)}})
+
+
+def test_samples_of_every_kind_are_the_same_source() -> None:
+    from torch.utils.data import TensorDataset
+
+    x, y = torch.from_numpy(X), torch.from_numpy(CLASSES)
+    kinds = (
+        (X, CLASSES),
+        [x, y],
+        (X.tolist(), CLASSES.tolist()),
+        TensorDataset(x, y),
+        (x, y[:, None]),
+    )
+    for kind in kinds:
+        found = as_source(kind)
+        assert np.array_equal(found.inputs, X) and np.array_equal(found.labels, CLASSES)
+        assert found.classes == 2

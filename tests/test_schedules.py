@@ -1,0 +1,130 @@
+"""Schedules: the recursion against products of matrices, and certificates against neighbours."""
+
+import tempfile
+from dataclasses import replace
+from typing import Any
+
+import mpmath
+import numpy as np
+import pytest
+from brought import PLAIN, tables
+
+import fedmuon
+from fedmuon import analysis
+from fedmuon.analysis.theory.recursion import scheduled_amplification, step_amplification
+from fedmuon.tasks.matrix import constants
+
+
+@pytest.fixture(autouse=True)
+def _here(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Runs that name no folder lie among the tests' own."""
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path_factory.mktemp("runs")))
+
+
+def naive(lr: float, beta: float, l_orth: float, l_g: float, factors: list, steps: int) -> list:
+    """a_t = e1^T A_{T-1} ... A_{t+1} b_t, every product of matrices written out."""
+    mpmath.mp.dps = 50
+    made_of = []
+    for factor in factors:
+        push = mpmath.mpf(lr) * mpmath.mpf(factor) * l_orth
+        fresh = 1 - mpmath.mpf(beta)
+        A = mpmath.matrix([[1 + push * fresh * l_g, push * beta], [fresh * l_g, beta]])
+        made_of += [(A, mpmath.matrix([push * fresh, fresh]))] * steps
+    found = []
+    for t, (_, b) in enumerate(made_of):
+        for A, _ in made_of[t + 1 :]:
+            b = A * b
+        found.append(b[0])
+    return found
+
+
+@pytest.mark.parametrize("steps", [1, 3])
+@pytest.mark.parametrize("lr", [1e-6, 0.05, 2.0])
+def test_scheduled_amplification_is_the_product_of_its_matrices(lr: float, steps: int) -> None:
+    factors = [1.0, 0.3, 0.0, 2.5, 0.7, 0.7]
+    found = scheduled_amplification(lr, 0.9, 3.0, 0.8, np.array(factors), steps)
+    wanted = np.array(naive(lr, 0.9, 3.0, 0.8, factors, steps), float).reshape(len(factors), steps)
+    np.testing.assert_allclose(found, wanted, rtol=1e-13, atol=1e-300)
+    backwards = scheduled_amplification(lr, 0.9, 3.0, 0.8, np.array(factors[::-1]), steps)
+    assert np.abs(backwards / wanted.clip(1e-300) - 1).max() > 0.1  # the order counts
+
+
+@pytest.mark.parametrize(("rounds", "steps"), [(1, 1), (7, 3), (500, 2)])
+def test_factors_of_one_change_nothing(rounds: int, steps: int) -> None:
+    given = (0.01, 0.9, 3.0, 0.8)
+    one = scheduled_amplification(*given, np.ones(rounds), steps)
+    np.testing.assert_allclose(one, step_amplification(*given, rounds, steps), rtol=1e-12)
+
+
+def test_what_overflows_is_infinite() -> None:
+    found = scheduled_amplification(1e200, 0.9, 1e200, 1.0, np.ones(5), 2)
+    assert np.isinf(found[0]).all() and not np.isnan(found).any()
+
+
+SCHEDULES = {
+    "cosine": {"schedule": "cosine"},
+    "step": {"schedule": "step", "options": {"every": 3, "factor": 0.1}},
+    "warm-up": {"schedule": "warm-up", "options": {"warm": 4}},
+    "own": {"schedule": lambda round: 4.0},
+}
+
+
+def census(schedule: dict[str, Any]) -> tuple[fedmuon.StabilityResult, np.ndarray, np.ndarray]:
+    """All neighbours of a run with samples +-e_1, for which the constants are tight."""
+    rng = np.random.default_rng(0)
+    data = rng.choice([-1.0, 1.0], (40, 1)) * np.eye(1, 200), rng.integers(0, 2, 40)
+    run = fedmuon.stability(
+        {
+            "data": {"train": 20, "test": 20, "minimum": 2},
+            "federation": {"clients": 2, "per-round": 1, "rounds": 4, "partition": "iid"},
+            "local": {"lr": 1e-3, "steps": 2, **schedule},
+            "engine": {"device": "cpu"},
+        },
+        data=data, neighbours="all", orthogonalizer=fedmuon.Orthogonalizer(lambda m: m, 1.0),
+    )  # fmt: skip
+    found = [np.array([row[name] for row in run.neighbours]) for name in ("perturbation", "client")]
+    return run, found[0], found[1].astype(int)
+
+
+@pytest.mark.parametrize("name", list(SCHEDULES))
+def test_a_scheduled_certificate_holds_and_is_not_idle(name: str) -> None:
+    """Negative controls: half of the certificate, or one without the factors, is exceeded."""
+    run, moved, client = census(SCHEDULES[name])
+    promised = np.array([row["certificate"] for row in run.neighbours])
+    assert run.bound["status"] == "certified"
+    assert (moved <= promised).all() and (moved > promised / 2).any()
+    if name != "own":
+        return
+    with np.load(run.path / "partition.npz") as held:
+        sizes = np.bincount(held["client"])
+    part = analysis.Realized(np.load(run.path / "schedule.npy"))
+    what = analysis.Run(1e-3, 0.9, 4, 2, sizes, sizes / 20, constants(), factors=np.full(4, 4.0))
+    np.testing.assert_allclose(analysis.certificate(what, 1.0, part)[client], promised, rtol=1e-12)
+    without = analysis.certificate(replace(what, factors=None), 1.0, part)[client]
+    assert (moved > without).any()
+
+
+def weights(lr: float, rounds: int, schedule: Any = None) -> np.ndarray:
+    """Where gradient steps of that size lead."""
+    config = tables(local={"lr": lr}, federation={"rounds": rounds})
+    return fedmuon.run(config, **PLAIN, partition="iid", schedule=schedule).model["weight"].numpy()
+
+
+def test_a_schedule_is_what_lr_is_times() -> None:
+    """Half of lr in all rounds is half lr; 1, then 0, is one round."""
+    half = weights(0.1, 3, lambda round: 0.5)
+    np.testing.assert_allclose(half, weights(0.05, 3), rtol=1e-12)
+    once = weights(0.1, 2, lambda round: 1.0 - round)
+    np.testing.assert_allclose(once, weights(0.1, 1), rtol=1e-12)
+    assert np.abs(once - weights(0.1, 2)).max() > 1e-6
+
+
+def test_the_bound_of_a_result_knows_what_was_handed_over() -> None:
+    given = {
+        "federation": {"clients": 4, "per-round": 2, "rounds": 3},
+        "local": {"lr": 0.01, "steps": 1},
+        "data": {"name": "synthetic", "train": 60, "test": 20, "minimum": 2},
+    }
+    constant = fedmuon.bound(fedmuon.run(given))
+    less = fedmuon.bound(fedmuon.run(given, schedule=lambda round: 0.1))
+    assert less["status"] == "certified" and less["max_certificate"] < constant["max_certificate"]
