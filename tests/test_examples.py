@@ -104,8 +104,7 @@ def cluster() -> Iterator[str]:
 
 # A Ray of its own for each of its runs takes an example a while: `make test-long` has the others.
 ON_RAY = [
-    pytest.param(file, id=file.stem, marks=[] if file.stem in ("task", "recipe") else [LONG])
-    for file in RUN
+    pytest.param(file, id=file.stem, marks=[] if file.stem == "task" else [LONG]) for file in RUN
 ]
 
 

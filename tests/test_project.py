@@ -107,7 +107,7 @@ def test_flwr_run_in_the_project(project: Path) -> None:
     assert distance(summary.parent, inline(project, "runs/beside-flwr")) <= 1e-12
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_a_deployment_of_ones_own(project: Path) -> None:
     """With a file's object and options, which the processes must find in folders of their own."""
     changes = [*TWO, f"local.recipe=./{NAME}/recipe.py:mine"]
