@@ -205,7 +205,7 @@ def _chosen(
 def _folder(out: str | Path | None, resume: bool) -> Path:
     if out is None and resume:
         raise InputError("resume=True needs out: name the run directory to go on with")
-    return Path(out) if out is not None else Path(tempfile.mkdtemp(prefix="fedmuon-"))
+    return Path(out) if out is not None else Path(tempfile.mkdtemp(prefix="out-of-fedmuon-"))
 
 
 def _shown(progress: bool, counted: str) -> Any:
