@@ -1,7 +1,7 @@
 """Runs beside each other, as plain numbers: groups that differ in the seed alone, and what else
 tells them apart."""
 
-import math
+import statistics
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -43,9 +43,7 @@ def _measures(members: Sequence[Found]) -> Record:
         held = [summary.get(name) for _, _, summary, _ in members]
         values = [value for value in held if isinstance(value, float)]
         if values and len(values) == len(held):
-            mean = sum(values) / len(values)
-            found[name] = mean
+            found[name] = statistics.fmean(values)
             if len(values) > 1:
-                squares = sum((value - mean) ** 2 for value in values)
-                found[f"{name} ±"] = math.sqrt(squares / (len(values) - 1))
+                found[f"{name} ±"] = statistics.stdev(values)
     return found

@@ -178,11 +178,12 @@ def _readers(config: Config, table: str, own: Own) -> list[Callable[..., Any]]:
     from fedmuon.aggregators import AGGREGATORS
     from fedmuon.callbacks import CALLBACKS
     from fedmuon.data.partition import PARTITIONS
+    from fedmuon.data.sources import READERS
     from fedmuon.schedules import SCHEDULES
 
     ours = {
-        "partition": PARTITIONS, "aggregate": AGGREGATORS, "schedule": SCHEDULES,
-        "callback": CALLBACKS,
+        "data": READERS, "partition": PARTITIONS, "aggregate": AGGREGATORS,
+        "schedule": SCHEDULES, "callback": CALLBACKS,
     }  # fmt: skip
     found = []
     for kind, (place, key) in NAMED.items():
@@ -191,13 +192,7 @@ def _readers(config: Config, table: str, own: Own) -> list[Callable[..., Any]]:
             mine = getattr(own, kind)
             known = kind in ours and name in ours[kind]
             found.append(mine if mine is not None else ours[kind][name] if known else None)
-    return [one for one in found if one is not None] + _reader_of_data(config, table)
-
-
-def _reader_of_data(config: Config, table: str) -> list[Callable[..., Any]]:
-    from fedmuon.data.sources import READERS
-
-    return [READERS[config.data.name]] if table == "data" and config.data.name in READERS else []
+    return [one for one in found if one is not None]
 
 
 def schedule_of(config: Config, own: Own = NOTHING) -> "Schedule | None":

@@ -145,7 +145,7 @@ def function(found: Any, kind: str, mend: str) -> Any:
 
 
 class _Filled:
-    """A function with some of its parameters filled in; two of the same are equal."""
+    """A function with some of its parameters filled in."""
 
     def __init__(self, function: Callable[..., Any], facts: Mapping[str, Any]) -> None:
         self.function, self.facts = function, dict(facts)

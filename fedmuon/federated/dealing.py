@@ -16,18 +16,29 @@ from fedmuon.own import NOTHING, Own, options
 from fedmuon.randomness import Draw, generator
 from fedmuon.registry import function, made, takes
 
+Asked = tuple[tuple[str, Any], ...]
 TEST = 5  # a fifth of a small source is held out, where nobody says how many
 
 
 def own_source(own: Own, config: Config) -> Source:
     """The samples that the user brings, read or made once for what the reader asks for."""
-    asked = takes(own.data, own.known("data", config)) if callable(own.data) else {}
-    return _read(own, tuple(sorted(asked.items())), config.data.name)
+    return _read(own, _asked(own, config), config.data.name)
+
+
+def _asked(own: Own, config: Config) -> Asked:
+    known = takes(own.data, own.known("data", config)) if callable(own.data) else {}
+    return tuple(sorted(known.items()))
 
 
 @lru_cache(maxsize=2)
-def _read(own: Own, asked: tuple[tuple[str, Any], ...], where: str) -> Source:
+def _read(own: Own, asked: Asked, where: str) -> Source:
     return as_source(made(own.data, dict(asked), (Source, tuple, list)), own.test, where)
+
+
+@lru_cache(maxsize=2)
+def _digest(own: Own, asked: Asked, where: str) -> str:
+    """Hashed once: a worker resolves the config for each of its clients."""
+    return digest(_read(own, asked, where))
 
 
 def deal(
@@ -60,7 +71,7 @@ def _partition(config: Config, own: Own) -> Any:
         return function(own.value("partition", config), "partition", mend)
     facts = {"alpha": config.data.alpha, "minimum": config.data.minimum}
     maker = PARTITIONS[config.federation.partition]
-    return made(maker, facts | takes(maker, options(config, "federation")))
+    return made(maker, facts | options(config, "federation"))
 
 
 def _by_partitioner(partitioner: Any, labels: np.ndarray, clients: int) -> list[np.ndarray]:
@@ -119,7 +130,8 @@ def fitted(config: Config, own: Own) -> Config:
         source = own_source(own, config)
         changes["data"] = _samples(config, own, source) | changes["data"]
         if config.data.name == GIVEN:
-            changes["data"]["options"] = {**dict(config.data.options), "digest": digest(source)}
+            found = _digest(own, _asked(own, config), config.data.name)
+            changes["data"]["options"] = {**dict(config.data.options), "digest": found}
         if not source.classes and "partition" not in federation.model_fields_set:
             changes["federation"].setdefault("partition", "iid")
     clients = changes["federation"].get("clients", federation.clients)

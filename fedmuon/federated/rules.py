@@ -59,4 +59,4 @@ def _aggregator(config: Config, own: Own) -> Aggregator:
     if own.aggregate is not None:
         return as_aggregator(own.value("aggregate", config, (Aggregator,)))
     maker = AGGREGATORS[config.federation.aggregate]
-    return made(maker, takes(maker, options(config, "federation")))
+    return made(maker, options(config, "federation"))
