@@ -103,7 +103,7 @@ def _client(config: FlatConfig, client: int, own: Own) -> Worker:
     torch.set_num_threads(int(os.environ.get("FEDMUON_CLIENT_THREADS", "1")))
     with distrusted():
         read = unflatten(dict(config))
-    return worker(read, client, own)
+    return worker(read.beside(own), client)
 
 
 def _request(message: Message) -> tuple[FlatConfig, int, int, np.ndarray | None]:

@@ -11,7 +11,7 @@ from fedmuon.errors import InputError
 from fedmuon.federated import setup
 from fedmuon.federated.simulate import rounds
 from fedmuon.locks import held
-from fedmuon.own import NOTHING, Own
+from fedmuon.own import NOTHING
 from fedmuon.places import with_files
 from fedmuon.storage import Record, RunDirectory
 
@@ -23,20 +23,19 @@ def execute(
     watch: Watch = lambda record: None,
     begun: Begin = lambda done, total: None,
     verbose: bool = False,
-    own: Own = NOTHING,
     callbacks: Sequence[Callback | Heard] = (),
 ) -> Record:
     """Run, or go on with, the experiment in `out`; returns its summary."""
     if config is not None and config.engine.name == "deployment":  # whose processes are elsewhere
         config = with_files(config)
-    config = _agreed(config, out, own) if resume else (config or Config())
+    config = _agreed(config, out) if resume else (config or Config())
     if config.engine.name == "deployment":
-        _require_importable(own, callbacks)
+        _require_importable(config, callbacks)
         from fedmuon.experiments.engines.deploy import deploy
 
         return deploy(config, out, True, watch, begun, resume)
     with held(out):
-        prepared = prepare(setup.resolve(config, own), out, resume, own, callbacks)
+        prepared = prepare(setup.resolve(config), out, resume, callbacks)
         if config.engine.name == "ray":
             from fedmuon.experiments.engines.ray_engine import run_on_ray
 
@@ -44,15 +43,15 @@ def execute(
         return drive(prepared, rounds, watch, begun)
 
 
-def _require_importable(own: Own, callbacks: Sequence[Callback | Heard]) -> None:
-    if own is not NOTHING or callbacks:
+def _require_importable(config: Config, callbacks: Sequence[Callback | Heard]) -> None:
+    if config.given != NOTHING or callbacks:
         raise InputError(
             "a deployment's processes cannot be handed objects: name them in the config as "
             "package.module:object, installed where they run, or use [engine] name = 'ray'"
         )
 
 
-def _agreed(config: Config | None, out: Path, own: Own) -> Config:
+def _agreed(config: Config | None, out: Path) -> Config:
     """The config of the run to resume; one that is given must say the same."""
     file = out / "config.toml"
     if not file.exists():
@@ -63,10 +62,13 @@ def _agreed(config: Config | None, out: Path, own: Own) -> Config:
         return config
     RunDirectory(out).require_config()
     there = tables.load(file)
-    if config is not None and _with_noise_of(there, setup.resolve(config, own)) != there:
+    if config is None:
+        return there
+    there = there.beside(config.given)
+    if _with_noise_of(there, setup.resolve(config)) != there:
         raise InputError(
-            f"{file} is another experiment than the config given: leave the config out to resume "
-            "it, or choose another folder with --out"
+            f"{file} is another experiment than the config given: leave the config out, and give "
+            "the same objects if there were any, to resume it, or choose another folder with --out"
         )
     return there
 

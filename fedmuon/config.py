@@ -5,15 +5,11 @@ from pathlib import Path
 from typing import Any
 
 import tomli_w
-from pydantic import (
-    ValidationInfo,
-    model_validator,
-)
+from pydantic import PrivateAttr, ValidationInfo, model_validator
 
 from fedmuon.combinations import impossible
-from fedmuon.names import (
-    TEXTS,
-)
+from fedmuon.names import TEXTS
+from fedmuon.own import NOTHING, Own
 from fedmuon.reading import refusal, unread
 from fedmuon.settings import (
     Data,
@@ -33,7 +29,8 @@ UNFINISHED = {"unfinished": True}  # tables that are to be changed before they a
 
 
 class Config(Table):
-    """The whole experiment."""
+    """The whole experiment: tables as in a file, and beside them the objects `given` in Python,
+    which no file holds."""
 
     data: Data = Data()
     federation: Federation = Federation()
@@ -45,6 +42,18 @@ class Config(Table):
     faults: Faults = Faults()
     stability: Stability = Stability()
     output: Output = Output()
+    _given: Own = PrivateAttr(default=NOTHING)
+
+    @property
+    def given(self) -> Own:
+        """What the caller handed over in Python."""
+        return self._given
+
+    def beside(self, given: Own) -> "Config":
+        """The same tables beside these objects."""
+        made = self.model_copy()
+        made._given = given
+        return made
 
     @model_validator(mode="before")
     @classmethod

@@ -29,8 +29,7 @@ from fedmuon.federated.routing import routes
 from fedmuon.federated.simulate import Engine, Experiment, Round
 from fedmuon.federated.spending import Spending, calibrated
 from fedmuon.files import AFRESH
-from fedmuon.own import NOTHING, Own, options, own_objects
-from fedmuon.registry import made
+from fedmuon.own import value
 from fedmuon.storage import Record, RunDirectory, array_bytes, npy_bytes, tensor_bytes
 from fedmuon.tasks.networks import NetworkTask
 
@@ -56,7 +55,6 @@ class Run:
     data: FederatedData
     experiment: Experiment
     directory: RunDirectory
-    own: Own = NOTHING
     callbacks: tuple[Callback, ...] = ()
 
 
@@ -64,16 +62,15 @@ def prepare(
     config: Config,
     out: Path,
     resume: bool = False,
-    own: Own = NOTHING,
     callbacks: Sequence[Callback | Heard] = (),
 ) -> Run:
     """Read the data, deal it, and write down everything that is fixed before the first round."""
-    source = setup.source(config, own)
-    data = setup.federated_data(config, source, own)
-    experiment = setup.experiment(config, data, source.classes, own=own)
+    source = setup.source(config)
+    data = setup.federated_data(config, source)
+    experiment = setup.experiment(config, data, source.classes)
     fresh = begin(experiment.recipe, experiment.task, config.federation.seed)
     if (found := calibrated(config, experiment, data.sizes, fresh.params)) is not config:
-        config, changed = found, rules.recipe(found, experiment.task, own=own)
+        config, changed = found, rules.recipe(found, experiment.task)
         experiment = dataclasses.replace(experiment, recipe=changed)
     directory = RunDirectory(out)
     directory.create(resume)
@@ -88,17 +85,9 @@ def prepare(
         table = routes(experiment.task.module, config.local.route)
         fixed["routes.txt"] = f"{table}\n".encode()
     directory.fix(fixed)
-    told = [*map(as_callback, callbacks), *_named_callback(config, own)]
-    return Run(config, data, experiment, directory, own, tuple(told))
-
-
-def _named_callback(config: Config, own: Own) -> list[Callback]:
-    """What the config names to be told of each round."""
-    own = own_objects(config, own)
-    if own.callback is not None:
-        return [as_callback(own.value("callback", config, (Callback,)))]
-    maker = CALLBACKS.get(config.output.callback)
-    return [made(maker, options(config, "output"))] if maker else []
+    named = value(config, "callback", CALLBACKS, (Callback,))
+    listeners = [*callbacks, *([] if named is None else [named])]
+    return Run(config, data, experiment, directory, tuple(map(as_callback, listeners)))
 
 
 def drive(

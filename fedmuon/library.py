@@ -4,6 +4,7 @@ Everything here is what the commands of the same names do, with objects in place
 caller does not name with `out` is written below a temporary folder, whose path the result has.
 """
 
+import dataclasses
 import tempfile
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -13,7 +14,7 @@ from fedmuon import config as tables
 from fedmuon.config import Config
 from fedmuon.errors import InputError
 from fedmuon.names import GIVEN
-from fedmuon.own import NAMED, NOTHING, Own
+from fedmuon.own import NAMED, NOTHING
 from fedmuon.results import Comparison, Record, Result, StabilityResult
 
 if TYPE_CHECKING:
@@ -64,11 +65,10 @@ def run(
         "data": data, "partition": partition, "task": task, "recipe": recipe,
         "orthogonalizer": orthogonalizer, "aggregate": aggregate, "schedule": schedule,
     }  # fmt: skip
-    chosen, own = _chosen(config, objects, test, resume, out)
-    folder = _folder(out, resume)
+    chosen, folder = _chosen(config, objects, test, resume, out), _folder(out, resume)
     with _shown(progress, "rounds") as (watch, begin):
-        execute(chosen, folder, resume, watch, begin, own=own, callbacks=callbacks)
-    return Result(folder, own)
+        execute(chosen, folder, resume, watch, begin, callbacks=callbacks)
+    return Result(folder, chosen.given)
 
 
 def stability(
@@ -102,11 +102,10 @@ def stability(
     asked = {"trials": trials, "neighbours": neighbours}
     table = {name: value for name, value in asked.items() if value is not None}
     more = {"stability": table} if table else {}
-    chosen, own = _chosen(config, objects, test, resume, out, more)
-    folder = _folder(out, resume)
+    chosen, folder = _chosen(config, objects, test, resume, out, more), _folder(out, resume)
     with _shown(progress, "neighbours") as (watch, begin):
-        execute(chosen and in_doubles(chosen), folder, resume, watch, begin, own)
-    return StabilityResult(folder, own)
+        execute(in_doubles(chosen), folder, resume, watch, begin)
+    return StabilityResult(folder, chosen.given)
 
 
 def bound(
@@ -127,8 +126,6 @@ def bound(
     >>> fedmuon.bound(config=tables, size=1000)["status"]
     'certified'
     """
-    import dataclasses
-
     from fedmuon.experiments.laboratory import bound as of
 
     given = {"l_orth": l_orth, "l_g": l_g}
@@ -140,7 +137,7 @@ def bound(
         raise InputError("a run has its own config and sizes: give rho, l_orth or l_g alone")
     else:
         made = run if isinstance(run, Result) else Result(Path(run))
-        case = dataclasses.replace(of.from_directory(made.path, rho=rho, own=made.own), **named)
+        case = dataclasses.replace(of.from_directory(made.path, rho=rho, given=made.given), **named)
     return of.report(case, of.judge(case))
 
 
@@ -180,8 +177,8 @@ def _chosen(
     resume: bool,
     out: str | Path | None,
     more: Mapping[str, Mapping[str, Any]] | None = None,
-) -> tuple[Config | None, Own]:
-    """The config, None for that of the run to resume, and the objects that it says are given."""
+) -> Config:
+    """The config, that of the run to resume where nothing is said, beside the objects given."""
     held, kept = _nested(config), {}
     for kind, (table, key) in NAMED.items():
         inside = held.get(table, {}).get(key) if isinstance(held.get(table), dict) else None
@@ -193,13 +190,15 @@ def _chosen(
         held.setdefault(table, {})[key] = found
     for name, values in (more or {}).items():
         held[name] = held.get(name, {}) | dict(values)
-    if test is not None and "data" not in kept:
-        raise InputError("test is held out beside data that are given: give data, too")
-    own = Own(**kept, test=test) if kept else NOTHING
-    alone = resume and config is None and not more
-    if alone and out is not None and (Path(out) / "config.toml").exists():
-        return None, own
-    return tables.parse(held), own
+    if test is not None:
+        if "data" not in kept:
+            raise InputError("test is held out beside data that are given: give data, too")
+        kept["test"] = test
+    given = dataclasses.replace(config.given if isinstance(config, Config) else NOTHING, **kept)
+    there = Path(out or "") / "config.toml"
+    if resume and config is None and not more and out is not None and there.exists():
+        return tables.load(there).beside(given)
+    return tables.parse(held).beside(given)
 
 
 def _folder(out: str | Path | None, resume: bool) -> Path:

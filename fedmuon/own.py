@@ -8,17 +8,15 @@ import dataclasses
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from fedmuon.config import Config
 from fedmuon.errors import InputError
 from fedmuon.names import GIVEN, is_own
 from fedmuon.reading import is_default
-from fedmuon.registry import default, function, imported, made, takes
+from fedmuon.registry import Registry, default, function, imported, made, takes
 from fedmuon.tables import attribute
 
-if TYPE_CHECKING:
-    from fedmuon.schedules import Schedule
+Config = Any  # a `fedmuon.config.Config`, which holds what was given
 
 # Kind -> the table and key that name it.
 NAMED = {
@@ -62,45 +60,53 @@ class Own:
     schedule: Any = None
     callback: Any = None
 
-    def value(
-        self,
-        kind: str,
-        config: Config,
-        values: tuple[type, ...] = (),
-        facts: Mapping[str, Any] | None = None,
-    ) -> Any:
-        """The object of that kind, or what it makes of what it asks for."""
-        return made(getattr(self, kind), self.known(kind, config) | dict(facts or {}), values)
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Own) and self._ids() == other._ids()
 
-    @staticmethod
-    def known(kind: str, config: Config) -> dict[str, Any]:
-        """By the name of a parameter: keys of the object's table, then options."""
-        table, _ = NAMED[kind]
-        held = getattr(config, "data" if kind == "partition" else table)
-        keys = (*OFFERED.get(kind, ()), *SHARED.get(kind, ()))
-        known = {_spelled(key): getattr(held, attribute(type(held), key)) for key in keys}
-        federation = config.federation
-        known |= {"seed": federation.seed, "rounds": federation.rounds}
-        return known | options(config, table)
+    def __hash__(self) -> int:
+        return hash(self._ids())
+
+    def _ids(self) -> tuple[int, ...]:
+        """Arrays have no truth of equality, so objects are known by being the same."""
+        return tuple(id(getattr(self, field.name)) for field in dataclasses.fields(self))
 
 
 NOTHING = Own()
 
 
-def own_objects(config: Config, given: Own = NOTHING) -> Own:
-    """What was given, and what the config names besides; refused where something is set that no
-    object asks for. What is whole already is returned as it is."""
-    return _whole(config, given)  # pyright: ignore[reportArgumentType]  frozen, so it has a hash
+def value(
+    config: Config,
+    kind: str,
+    ours: Registry[Any] | None = None,
+    values: tuple[type, ...] = (),
+    facts: Mapping[str, Any] | None = None,
+) -> Any:
+    """What the config says of that kind: the user's object, or what it makes of what it asks for;
+    else what the registry makes by that name; else None."""
+    found = getattr(own_objects(config), kind)
+    if found is None and ours is not None:
+        found = ours.get(_name(config, kind))
+    return None if found is None else made(found, known(config, kind) | dict(facts or {}), values)
+
+
+def known(config: Config, kind: str) -> dict[str, Any]:
+    """By the name of a parameter: keys of the object's table, then options."""
+    table, _ = NAMED[kind]
+    held = getattr(config, "data" if kind == "partition" else table)
+    keys = (*OFFERED.get(kind, ()), *SHARED.get(kind, ()))
+    facts = {_spelled(key): getattr(held, attribute(type(held), key)) for key in keys}
+    if kind != "callback":  # those pass on to trackers what they do not know
+        facts |= {"seed": config.federation.seed, "rounds": config.federation.rounds}
+    return facts | options(config, table)
 
 
 @lru_cache(maxsize=8)
-def _whole(config: Config, given: Own) -> Own:
-    found = {
-        kind: given_one if (given_one := getattr(given, kind)) is not None else _named(config, kind)
-        for kind in NAMED
-    }
-    whole = all(getattr(given, kind) is found[kind] for kind in NAMED)
-    own = given if whole else dataclasses.replace(given, **found)
+def own_objects(config: Config) -> Own:
+    """What was given beside the config, and what it names besides; refused where something is set
+    that no object asks for."""
+    given = config.given
+    found = {kind: _one_of(getattr(given, kind), config, kind) for kind in NAMED}
+    own = dataclasses.replace(given, **found)
     for kind in NAMED:
         if found[kind] is not None:
             _require_keys(config, kind, found[kind])
@@ -109,10 +115,18 @@ def _whole(config: Config, given: Own) -> Own:
     return own
 
 
+def _name(config: Config, kind: str) -> str:
+    table, key = NAMED[kind]
+    return getattr(getattr(config, table), key)
+
+
+def _one_of(given: Any, config: Config, kind: str) -> Any:
+    return given if given is not None else _named(config, kind)
+
+
 def _named(config: Config, kind: str) -> Any:
     """The object that the config names, None where that is one of ours."""
-    table, key = NAMED[kind]
-    name = getattr(getattr(config, table), key)
+    (table, key), name = NAMED[kind], _name(config, kind)
     if kind == "task" and not is_own(name) and is_own(config.task.model):
         name, key = config.task.model, "model"
     return _imported(name, f"[{table}] {key}") if is_own(name) else None
@@ -186,22 +200,18 @@ def _readers(config: Config, table: str, own: Own) -> list[Callable[..., Any]]:
         "schedule": SCHEDULES, "callback": CALLBACKS,
     }  # fmt: skip
     found = []
-    for kind, (place, key) in NAMED.items():
+    for kind, (place, _) in NAMED.items():
         if place == table:
-            name = getattr(getattr(config, table), key)
             mine = getattr(own, kind)
-            known = kind in ours and name in ours[kind]
-            found.append(mine if mine is not None else ours[kind][name] if known else None)
+            found.append(
+                ours[kind].get(_name(config, kind)) if mine is None and kind in ours else mine
+            )
     return [one for one in found if one is not None]
 
 
-def schedule_of(config: Config, own: Own = NOTHING) -> "Schedule | None":
+def schedule_of(config: Config) -> Callable[[int], float] | None:
     """What the step size is times by round; None if it stays."""
-    if own.schedule is not None:
-        return function(own.value("schedule", config), "schedule", "a function of the round")
     from fedmuon.schedules import SCHEDULES
 
-    maker = SCHEDULES.get(config.local.schedule)
-    if maker is None:
-        return None
-    return made(maker, {"rounds": config.federation.rounds} | options(config, "local"))
+    found = value(config, "schedule", SCHEDULES)
+    return found and function(found, "schedule", "a function of the round")

@@ -24,7 +24,7 @@ class Result:
     """A finished run: its folder, and what lies in it as plain Python."""
 
     path: Path
-    own: Own = field(default=NOTHING, repr=False, compare=False)  # objects that were handed over
+    given: Own = field(default=NOTHING, repr=False, compare=False)  # objects handed over in Python
 
     @cached_property
     def summary(self) -> Record:

@@ -80,7 +80,7 @@ def test_given_objects_are_needed_again(tmp_path: Path) -> None:
         fedmuon.run(out=tmp_path / "a", resume=True)
     other = data[0] + 1, data[1]
     (tmp_path / "a" / "summary.json").unlink()
-    with pytest.raises(fedmuon.InputError, match="not what this config gives"):
+    with pytest.raises(fedmuon.InputError, match="give the same objects"):
         fedmuon.run(data=other, out=tmp_path / "a", resume=True)
 
 

@@ -19,7 +19,7 @@ from fedmuon.errors import InputError, Interrupted
 from fedmuon.experiments.engines.ray_cluster import QUIET, Handed, connected, kill_clients
 from fedmuon.experiments.engines.signals import interruptible
 from fedmuon.federated.simulate import Engine
-from fedmuon.own import NOTHING, Own
+from fedmuon.own import NOTHING
 from fedmuon.storage import Record
 
 if TYPE_CHECKING:
@@ -52,7 +52,7 @@ def run_on_ray(
 
         return serve(run, grid, watch, begun)
 
-    return on_grid(run.config, work, verbose, own=run.own)
+    return on_grid(run.config, work, verbose)
 
 
 def engine(config: Config, grid: "Grid") -> Engine:
@@ -67,10 +67,9 @@ def on_grid(
     work: Callable[["Grid"], Result],
     verbose: bool = False,
     client_app: "ClientApp | None" = None,
-    own: Own = NOTHING,
 ) -> Result:
     """Do `work` as Flower's ServerApp, with a simulated node for each client of the config; clients
-    are handed the objects in `own`."""
+    are handed the objects that the config was given."""
     os.environ.update(QUIET)  # read when flwr is imported
     os.environ["FEDMUON_CLIENT_THREADS"] = str(max(1, int(config.engine.cpus_per_client)))
     from flwr.app import Context
@@ -103,8 +102,8 @@ def on_grid(
 
     address = config.engine.ray_address
     with interruptible(), _folded_logs(verbose), connected(address, verbose):
-        if own is not NOTHING:
-            handed[0] = clients.client_app(Handed.over(own))
+        if config.given != NOTHING:
+            handed[0] = clients.client_app(Handed.over(config.given))
         try:
             _beside(simulate, outcome.done)
         except RuntimeError as error:

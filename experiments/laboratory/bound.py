@@ -21,7 +21,7 @@ from fedmuon.analysis.theory.recursion import OVERFLOW
 from fedmuon.config import Config
 from fedmuon.errors import InputError
 from fedmuon.experiments.laboratory.verdict import Case, Verdict, by_kind, judge
-from fedmuon.own import NOTHING, Own, own_objects, schedule_of
+from fedmuon.own import NOTHING, Own, schedule_of
 
 __all__ = ["Case", "Verdict", "constant_of", "find", "from_directory", "from_parameters", "judge",
            "report", "table"]  # fmt: skip
@@ -55,7 +55,7 @@ def from_parameters(
 ) -> Case:
     """N clients of `size` samples each, on any schedule that is drawn uniformly."""
     sizes, per_round = np.full(config.federation.clients, size), config.federation.per_round
-    schedule = schedule_of(config, own_objects(config))
+    schedule = schedule_of(config)
     factors = schedule and np.array([schedule(r) for r in range(config.federation.rounds)])
     return Case(config, sizes, Uniform(per_round, rho), None, l_orth, l_g, factors=factors)
 
@@ -64,7 +64,7 @@ def from_directory(
     folder: Path,
     changes: list[str] | tuple[str, ...] = (),
     rho: float | None = None,
-    own: Own = NOTHING,
+    given: Own = NOTHING,
 ) -> Case:
     """A run that was made, on its schedule as drawn; with rho, on any uniform schedule."""
     from fedmuon.federated import rules, setup
@@ -73,9 +73,8 @@ def from_directory(
     if not (folder / "config.toml").exists():
         raise InputError(f"{folder} holds no config.toml and is no run directory: check the path")
     RunDirectory(folder).require_sound()
-    config = tables.load(folder / "config.toml", changes)
-    own = own_objects(config, own)
-    plan = setup.plan(config, own)
+    config = tables.load(folder / "config.toml", changes).beside(given)
+    plan = setup.plan(config)
     try:
         with np.load(folder / "partition.npz") as split:
             sizes = np.bincount(split["client"], minlength=plan.clients)
@@ -88,7 +87,7 @@ def from_directory(
     run = RunDirectory(folder)
     dropped = any("dropped" in record for record in run.records())
     stopped = str((run.summary() or {}).get("stopped", ""))
-    l_own = None if (own_map := rules.own_map(config, own)) is None else own_map.lipschitz
+    l_own = None if (own_map := rules.own_map(config)) is None else own_map.lipschitz
     case = Case(
         config, sizes, part, shape, l_map=l_own, dropped=dropped, stopped=stopped,
         factors=plan.factors(),
@@ -97,7 +96,7 @@ def from_directory(
         return case
     from fedmuon.experiments.laboratory.estimate import with_estimates
 
-    return with_estimates(case, folder, own)
+    return with_estimates(case, folder)
 
 
 def _shape(weight: Any) -> tuple[int, int]:

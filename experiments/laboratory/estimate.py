@@ -17,7 +17,6 @@ from fedmuon.errors import InputError
 from fedmuon.experiments.laboratory.verdict import Case, map_constant
 from fedmuon.federated import setup
 from fedmuon.federated.routing import routes
-from fedmuon.own import NOTHING, Own
 from fedmuon.storage import read_tensors
 from fedmuon.tasks.base import Batch, Params, Task
 from fedmuon.tasks.constants import Constants
@@ -33,12 +32,12 @@ SEEN = (
 ROUTED = "Orth and the auxiliary step together have the larger of their two constants."
 
 
-def with_estimates(case: Case, folder: Path, own: Own = NOTHING) -> Case:
+def with_estimates(case: Case, folder: Path) -> Case:
     """The case of a network's run with constants seen in its folder."""
-    config = setup.resolve(case.config, own)
-    source = setup.source(config, own)
-    data = setup.federated_data(config, source, own)
-    experiment = setup.experiment(config, data, source.classes, own=own)
+    config = setup.resolve(case.config)
+    source = setup.source(config)
+    data = setup.federated_data(config, source)
+    experiment = setup.experiment(config, data, source.classes)
     task, count = experiment.task, min(SAMPLES, len(data.labels))
     models = [_model(folder / f"{name}.safetensors", task) for name in ("initial", "model")]
     chosen = torch.from_numpy(np.linspace(0, len(data.labels) - 1, count).astype(np.int64))

@@ -62,16 +62,15 @@ class Laboratory:
     data: FederatedData
     experiment: Experiment
     out: Path
-    own: Own = NOTHING
 
     @classmethod
-    def open(cls, out: Path, own: Own = NOTHING) -> "Laboratory":
-        """The run in the directory, with its samples."""
-        config = tables.load(out / "config.toml")
-        source = setup.source(config, own)
-        data = setup.federated_data(config, source, own)
-        experiment = setup.experiment(config, data, source.classes, own=own)
-        return cls(config, source, data, experiment, out, own)
+    def open(cls, out: Path, given: Own = NOTHING) -> "Laboratory":
+        """The run in the directory, with its samples, some of which may have been given."""
+        config = tables.load(out / "config.toml").beside(given)
+        source = setup.source(config)
+        data = setup.federated_data(config, source)
+        experiment = setup.experiment(config, data, source.classes)
+        return cls(config, source, data, experiment, out)
 
 
 def in_doubles(config: Config) -> Config:
@@ -88,21 +87,19 @@ def execute(
     resume: bool = False,
     watch: Watch = lambda record: None,
     begun: Begin = lambda done, total: None,
-    own: Own = NOTHING,
 ) -> Record:
     """The run in `out`, its neighbours.csv and its bound.json, whose content is returned.
 
     `watch` sees each finished stack of neighbours.
     """
     with held(out):
-        run(config, out, resume, own=own)
-        laboratory = Laboratory.open(out, own)
-        case = bound.from_directory(out, own=own)
+        run(config, out, resume)
+        given = config.given if config else NOTHING
+        laboratory = Laboratory.open(out, given)
+        case = bound.from_directory(out, given=given)
         verdict = bound.judge(case)
         on_engine(
-            laboratory.config,
-            lambda engine: measure(laboratory, verdict, watch, begun, engine),
-            own,
+            laboratory.config, lambda engine: measure(laboratory, verdict, watch, begun, engine)
         )
         record = bound.report(case, verdict) | _gap(laboratory)
         _write(out, record)
@@ -118,7 +115,7 @@ def _write(out: Path, record: Record) -> None:
         (out / PROGRESS).unlink(missing_ok=True)
 
 
-def on_engine(config: Config, work: Callable[[Engine], None], own: Own = NOTHING) -> None:
+def on_engine(config: Config, work: Callable[[Engine], None]) -> None:
     """Do `work` with the engine that the config names."""
     if config.engine.name == "inline":
         return work(rounds)
@@ -128,7 +125,7 @@ def on_engine(config: Config, work: Callable[[Engine], None], own: Own = NOTHING
         )
     from fedmuon.experiments.engines import ray_engine
 
-    return ray_engine.on_grid(config, lambda grid: work(ray_engine.engine(config, grid)), own=own)
+    return ray_engine.on_grid(config, lambda grid: work(ray_engine.engine(config, grid)))
 
 
 def measure(

@@ -12,7 +12,7 @@ from fedmuon.data.source import Source
 from fedmuon.data.split import split
 from fedmuon.errors import InputError
 from fedmuon.names import GIVEN, is_own
-from fedmuon.own import NOTHING, Own, options
+from fedmuon.own import Own, known, own_objects, value
 from fedmuon.randomness import Draw, generator
 from fedmuon.registry import function, made, takes
 
@@ -20,14 +20,15 @@ Asked = tuple[tuple[str, Any], ...]
 TEST = 5  # a fifth of a small source is held out, where nobody says how many
 
 
-def own_source(own: Own, config: Config) -> Source:
+def own_source(config: Config) -> Source:
     """The samples that the user brings, read or made once for what the reader asks for."""
-    return _read(own, _asked(own, config), config.data.name)
+    return _read(*_asked(config))
 
 
-def _asked(own: Own, config: Config) -> Asked:
-    known = takes(own.data, own.known("data", config)) if callable(own.data) else {}
-    return tuple(sorted(known.items()))
+def _asked(config: Config) -> tuple[Own, Asked, str]:
+    own = own_objects(config)
+    facts = takes(own.data, known(config, "data")) if callable(own.data) else {}
+    return own, tuple(sorted(facts.items())), config.data.name
 
 
 @lru_cache(maxsize=2)
@@ -41,13 +42,11 @@ def _digest(own: Own, asked: Asked, where: str) -> str:
     return digest(_read(own, asked, where))
 
 
-def deal(
-    config: Config, samples: Source, own: Own = NOTHING
-) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+def deal(config: Config, samples: Source) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """Train indices [n], the client of each [n], and test indices, all into the source's order."""
     table, federation = config.data, config.federation
-    if _is_list(own.partition):
-        return _listed(config, samples, own)
+    if (parts := _listed(config)) is not None:
+        return _parts(config, samples, parts)
     train, test = split(
         samples.labels, samples.official_test, table.train, table.test, federation.seed
     )
@@ -55,23 +54,20 @@ def deal(
     if federation.partition == "column":
         client = _by_column(samples, train, federation.clients)
     else:
-        found = _partition(config, own)(samples.labels[train], federation.clients, rng)
+        found = _partition(config)(samples.labels[train], federation.clients, rng)
         client = as_clients(found, len(train), federation.clients)
     filled = federation.partition in ("dirichlet", "quantity")  # which give everybody enough
     require_samples(client, federation.clients, 1 if filled else table.minimum)
     return train, client, test
 
 
-def _partition(config: Config, own: Own) -> Any:
+def _partition(config: Config) -> Any:
     """The function that deals."""
-    if own.partition is not None:
-        if hasattr(own.partition, "load_partition"):
-            return lambda labels, clients, rng: _by_partitioner(own.partition, labels, clients)
-        mend = "index arrays, one a client, or a function (labels, clients, rng)"
-        return function(own.value("partition", config), "partition", mend)
-    facts = {"alpha": config.data.alpha, "minimum": config.data.minimum}
-    maker = PARTITIONS[config.federation.partition]
-    return made(maker, facts | options(config, "federation"))
+    found = value(config, "partition", PARTITIONS)
+    if hasattr(found, "load_partition"):
+        return lambda labels, clients, rng: _by_partitioner(found, labels, clients)
+    mend = "index arrays, one a client, or a function (labels, clients, rng)"
+    return function(found, "partition", mend)
 
 
 def _by_partitioner(partitioner: Any, labels: np.ndarray, clients: int) -> list[np.ndarray]:
@@ -101,14 +97,18 @@ def _by_column(samples: Source, train: np.ndarray, clients: int) -> np.ndarray:
     return found
 
 
-def _is_list(partition: Any) -> bool:
-    return isinstance(partition, tuple | list)
+def _listed(config: Config) -> tuple | list | None:
+    """The user's index arrays, one a client, if that is what the partition is."""
+    found = own_objects(config).partition
+    return found if isinstance(found, tuple | list) else None
 
 
-def _listed(config: Config, samples: Source, own: Own) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+def _parts(
+    config: Config, samples: Source, parts: tuple | list
+) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """Index arrays into the data: what they leave out may be held out."""
     n = len(samples.labels) if samples.official_test is None else samples.official_test
-    train, client = indices(own.partition, n)
+    train, client = indices(parts, n)
     require_samples(client, config.federation.clients, config.data.minimum)
     if samples.official_test is not None:
         return train, client, np.arange(n, len(samples.labels))
@@ -117,28 +117,31 @@ def _listed(config: Config, samples: Source, own: Own) -> tuple[np.ndarray, np.n
     return train, client, drawn[: config.data.test]
 
 
-def fitted(config: Config, own: Own) -> Config:
+def fitted(config: Config) -> Config:
     """The config with the numbers that follow from what was brought, where it says nothing."""
-    if own.data is None and not _is_list(own.partition):
+    own, parts = own_objects(config), _listed(config)
+    if own.data is None and parts is None:
         return config
     changes: dict[str, dict[str, Any]] = {"data": {}, "federation": {}}
     federation = config.federation
-    if _is_list(own.partition):
-        changes["federation"]["clients"] = _count(config, len(own.partition))
-        changes["data"] |= _of_parts(config, own.partition)
+    if parts is not None:
+        changes["federation"]["clients"] = _count(config, len(parts))
+        changes["data"] |= _of_parts(config, parts)
     if own.data is not None:
-        source = own_source(own, config)
-        changes["data"] = _samples(config, own, source) | changes["data"]
+        source = own_source(config)
+        changes["data"] = _samples(config, source) | changes["data"]
         if config.data.name == GIVEN:
-            found = _digest(own, _asked(own, config), config.data.name)
-            changes["data"]["options"] = {**dict(config.data.options), "digest": found}
+            changes["data"]["options"] = {
+                **dict(config.data.options), "digest": _digest(*_asked(config))
+            }  # fmt: skip
         if not source.classes and "partition" not in federation.model_fields_set:
             changes["federation"].setdefault("partition", "iid")
     clients = changes["federation"].get("clients", federation.clients)
     if "per_round" not in federation.model_fields_set:
         changes["federation"]["per-round"] = min(federation.per_round, clients)
     tables = nested(config)
-    return parse({**tables, **{name: tables[name] | held for name, held in changes.items()}})
+    whole = {**tables, **{name: tables[name] | held for name, held in changes.items()}}
+    return parse(whole).beside(config.given)
 
 
 def _count(config: Config, parts: int) -> int:
@@ -158,11 +161,11 @@ def _of_parts(config: Config, parts: Any) -> dict[str, int]:
     return {"train": max(1, sum(sizes)), "minimum": min(config.data.minimum, least)}
 
 
-def _samples(config: Config, own: Own, source: Source) -> dict[str, Any]:
+def _samples(config: Config, source: Source) -> dict[str, Any]:
     """How many samples train and how many are held out, and how few a client may have."""
     table, n = config.data, len(source.labels)
     given = table.model_fields_set
-    if source.official_test is not None and own.test is not None:
+    if source.official_test is not None and config.given.test is not None:
         found = {"train": source.official_test, "test": n - source.official_test}
     else:
         test = table.test if "test" in given else min(table.test, max(1, n // TEST))

@@ -27,8 +27,8 @@ from fedmuon.federated.shards import Shards
 from fedmuon.federated.simulate import Experiment
 from fedmuon.gemm import fastest, supported
 from fedmuon.names import TABLES, TEXTS
-from fedmuon.own import NOTHING, Own, own_objects, schedule_of
 from fedmuon.own import options as own_options
+from fedmuon.own import own_objects, schedule_of, value
 from fedmuon.places import with_objects
 from fedmuon.reading import reads
 from fedmuon.schedules import heavy_tailed
@@ -47,11 +47,10 @@ from fedmuon.transforms.base import Number
 DTYPES = {"float32": torch.float32, "float64": torch.float64}
 
 
-def source(config: Config, own: Own = NOTHING) -> Source:
+def source(config: Config) -> Source:
     """The configured source, read whole; the last one is kept, as nobody writes to it."""
-    own = own_objects(config, own)
-    if own.data is not None:
-        return own_source(own, config)
+    if own_objects(config).data is not None:
+        return own_source(config)
     if config.data.name == "synthetic":
         require_room(config, (config.data.dimension,))
     return _read(config.data.name, tuple(sorted(options_of(config).items())))
@@ -82,19 +81,17 @@ def options_of(config: Config) -> dict[str, Scalar]:
     return options
 
 
-def federated_data(config: Config, samples: Source, own: Own = NOTHING) -> FederatedData:
+def federated_data(config: Config, samples: Source) -> FederatedData:
     """Train and test samples drawn from the source, the train samples dealt to the clients."""
-    own = own_objects(config, own)
     held = samples.inputs
     require_room(config, held.shape[1:], len(held), held.itemsize)
-    train, client, test = deal(config, samples, own)
+    train, client, test = deal(config, samples)
     clients = config.federation.clients
     return federate(samples, train, client, test, config.data.normalize, clients)
 
 
-def plan(config: Config, own: Own = NOTHING) -> Plan:
+def plan(config: Config) -> Plan:
     """The run's randomness, and what its step sizes are times."""
-    own = own_objects(config, own)
     federation, local = config.federation, config.local
     return Plan(
         federation.seed,
@@ -103,7 +100,7 @@ def plan(config: Config, own: Own = NOTHING) -> Plan:
         federation.rounds,
         local.steps,
         local.batch,
-        factor=schedule_of(config, own),
+        factor=schedule_of(config),
     )
 
 
@@ -112,18 +109,16 @@ def task(
     shape: tuple[int, ...],
     classes: int,
     vocabulary: int = 0,
-    own: Own = NOTHING,
     stored: np.dtype | None = None,
 ) -> Task:
     """The configured task for samples of that shape and stored type, in the run's precision, on its
     device, with its kernel; `vocabulary` is that of windows of text."""
-    own = own_objects(config, own)
     engine = config.engine
     dtype, device = DTYPES[engine.dtype], torch.device(engine.device)
-    if own.task is not None:
+    if own_objects(config).task is not None:
         facts = (("classes", classes), ("shape", shape), ("vocabulary", vocabulary))
         whole = stored is not None and stored.kind in "iu" and stored != np.uint8
-        return _own(own, config, facts, whole, dtype, device)
+        return _own(config, facts, whole, dtype, device)
     if not classes:
         raise InputError(
             "the targets are real numbers, which the tasks of this package do not predict: bring a "
@@ -140,7 +135,6 @@ def task(
 
 @lru_cache(maxsize=4)
 def _own(
-    own: Own,
     config: Config,
     facts: tuple[tuple[str, Any], ...],
     whole: bool,
@@ -150,7 +144,7 @@ def _own(
     """The user's, made once for all clients of a worker process."""
     known = dict(facts)
     torch.manual_seed(config.federation.seed)  # a class draws its first weights when it is called
-    found = as_task(own.value("task", config, (nn.Module, OwnTask, tuple), known))
+    found = as_task(value(config, "task", values=(nn.Module, OwnTask, tuple), facts=known))
     return own_network(found, known["shape"], known["classes"], whole, dtype, device)
 
 
@@ -190,27 +184,24 @@ def experiment(
     neighbours: Neighbours | None = None,
     lr: Number | None = None,
     regularization: Number | None = None,
-    own: Own = NOTHING,
 ) -> Experiment:
     """Recipe, task, plan and shards of a resolved config; per-replica lr and lambda if given."""
-    own = own_objects(config, own)
     shape = data.shape or data.inputs.shape[1:]
-    what = task(config, shape, classes, data.vocabulary, own, data.stored)
+    what = task(config, shape, classes, data.vocabulary, data.stored)
     stacks = [len(value) for value in (lr, regularization) if isinstance(value, Tensor)]
     require_room_for_model(config, what, classes, len(data.labels), max(stacks, default=1))
     return Experiment(
-        rules.recipe(config, what, lr, regularization, own),
+        rules.recipe(config, what, lr, regularization),
         what,
-        plan(config, own),
+        plan(config),
         Shards.of(data, what.dtype, what.device, neighbours),
     )
 
 
-def resolve(config: Config, own: Own = NOTHING) -> Config:
+def resolve(config: Config) -> Config:
     """Fix what depends on the machine (device, kernel), follows from a rule (002's step sizes) or
     from what the user brings (how many samples, where), so that the run can be repeated."""
-    own = own_objects(config, own)
-    config = with_objects(fitted(config, own))
+    config = with_objects(fitted(config))
     device = _device(config.engine.device)
     dtype, kernel = DTYPES[config.engine.dtype], config.engine.kernel
     if kernel == "auto" and reads(config, "engine.kernel"):

@@ -17,7 +17,7 @@ from fedmuon.federated.plan import Plan
 from fedmuon.federated.rules import recipe
 from fedmuon.federated.setup import options_of, plan, resolve, task
 from fedmuon.federated.shards import Shard, replaced, targets_on
-from fedmuon.own import NOTHING, Own, own_objects
+from fedmuon.own import own_objects
 from fedmuon.randomness import Draw, generator
 from fedmuon.tasks.base import Batch, Params, Task
 from fedmuon.transforms.base import States
@@ -53,16 +53,16 @@ class Worker:
         return _template(self.task, self.recipe, stack)
 
 
-def _samples(config: Config, own: Own) -> Source:
-    if own.data is not None:
-        return own_source(own, config)
+def _samples(config: Config) -> Source:
+    if own_objects(config).data is not None:
+        return own_source(config)
     return mapped(config.data.name, tuple(sorted(options_of(config).items())))
 
 
 @lru_cache(maxsize=1)
-def _rules(config: Config, what: Task, own: Own) -> Recipe:
+def _rules(config: Config, what: Task) -> Recipe:
     """One recipe for all clients of a worker process."""
-    return recipe(config, what, own=own)
+    return recipe(config, what)
 
 
 @lru_cache(maxsize=2)  # one replica, and a stack of them
@@ -73,28 +73,26 @@ def _template(task: Task, recipe: Recipe, stack: int) -> tuple[Params, States]:
     return params, {name: states[name] for name in recipe.sent}
 
 
-def worker(config: Config, client: int, given: Own = NOTHING) -> Worker:
-    """Client i of a config; of the source's samples only its own are mapped. Of what the config
-    names, the objects `given` are there already."""
-    config = resolve(config, given)
-    own = own_objects(config, given)
-    samples = _samples(config, own)
-    train, owner, _ = deal(config, samples, own)
+def worker(config: Config, client: int) -> Worker:
+    """Client i of a config; of the source's samples only its own are mapped."""
+    config = resolve(config)
+    samples = _samples(config)
+    train, owner, _ = deal(config, samples)
     rows = train[owner == client]
     inputs = flat_rows(samples.inputs[rows], config.data.normalize)
     # Only the server begins a run: stored weights need not be where its clients are.
     bare = config.model_copy(update={"task": config.task.model_copy(update={"weights": ""})})
     shape = samples.inputs.shape[1:]
-    what = task(bare, shape, samples.classes, samples.vocabulary, own, samples.inputs.dtype)
+    what = task(bare, shape, samples.classes, samples.vocabulary, samples.inputs.dtype)
     batch = Batch(
         torch.from_numpy(inputs).to(what.device, what.dtype),
         targets_on(what.device, what.dtype, samples.labels[rows]),
     )
     return Worker(
         client,
-        _rules(config, what, own),  # pyright: ignore[reportArgumentType]  frozen, so it has a hash
+        _rules(config, what),  # pyright: ignore[reportArgumentType]  frozen, so it has a hash
         what,
-        plan(config, own),
+        plan(config),
         Shard(batch),
         samples,
         config.data.normalize,
