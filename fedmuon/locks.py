@@ -1,4 +1,4 @@
-"""Who writes to a folder: one process at a time, for as long as it lives.
+"""Who writes to a folder: one thread of one process at a time, for as long as it lives.
 
 The lock is the operating system's (flock), so it ends with its holder, however that ends. The file
 that carries it says who holds it, and is gone when it was given back.
@@ -20,30 +20,31 @@ from fedmuon.files import mendable
 
 LOCK, DRIVER = ".lock", ".driver.lock"
 PAUSE = 0.1
-_mine: dict[Path, int] = {}  # the locks of this process, and how often each was taken
+_mine: dict[tuple[Path, int], int] = {}  # locks by thread, and how often each was taken
 _handles: dict[Path, int] = {}
 _guard = threading.Lock()
 
 
 @contextlib.contextmanager
 def held(folder: Path, name: str = LOCK, patience: float = 0.0) -> Iterator[None]:
-    """Be the only process that writes to the folder, which is made if need be; a process may take
-    its own lock again. Another holder is waited for at most `patience` seconds, then named."""
+    """Be the only one that writes to the folder, which is made if need be; a thread may take its
+    own lock again. Another holder is waited for at most `patience` seconds, then named."""
     with mendable(folder, "create"):
         file = Path(os.path.realpath(folder), name)  # `resolve` refuses links in a circle
         made = not folder.exists()
         folder.mkdir(parents=True, exist_ok=True)
+    mine = file, threading.get_ident()
     with _guard:
-        again = file in _mine
-        _mine[file] = _mine.get(file, 0) + 1
+        again = mine in _mine
+        _mine[mine] = _mine.get(mine, 0) + 1
     try:
         with contextlib.nullcontext() if again else _locked(file, patience):
             yield
     finally:
         with _guard:
-            _mine[file] -= 1
-            if not _mine[file]:
-                del _mine[file]
+            _mine[mine] -= 1
+            if not _mine[mine]:
+                del _mine[mine]
         if made:
             with contextlib.suppress(OSError):  # it holds something
                 file.parent.rmdir()

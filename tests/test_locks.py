@@ -72,7 +72,23 @@ def test_a_lock_that_is_given_back_is_waited_for(tmp_path: Path) -> None:
     assert not (tmp_path / LOCK).exists()
 
 
-def test_a_process_may_take_its_own_lock_again(tmp_path: Path) -> None:
+def test_another_thread_is_another_writer(tmp_path: Path) -> None:
+    refused: list[str] = []
+
+    def write() -> None:
+        try:
+            execute(small(), tmp_path / "out")
+        except InputError as error:
+            refused.append(str(error))
+
+    with held(tmp_path / "out"):
+        thread = threading.Thread(target=write)
+        thread.start()
+        thread.join()
+    assert len(refused) == 1 and f"process {os.getpid()}" in refused[0]
+
+
+def test_a_thread_may_take_its_own_lock_again(tmp_path: Path) -> None:
     with held(tmp_path), held(tmp_path):
         assert (tmp_path / LOCK).exists()
     assert not (tmp_path / LOCK).exists()
