@@ -12,7 +12,8 @@ from fedmuon.analysis.report.findings import SHARED, Findings
 from fedmuon.analysis.report.write import as_written, write_page
 from fedmuon.errors import InputError
 from fedmuon.experiments.laboratory.findings import findings as of_neighbours
-from fedmuon.experiments.studies import known, part
+from fedmuon.experiments.studies import known
+from fedmuon.experiments.studies.findings import findings
 from fedmuon.files import mendable
 
 SUITE, RUN = ("runs.csv", "suite.json"), ("bound.json", "neighbours.csv")
@@ -59,4 +60,4 @@ def of_suite(folder: Path) -> Findings:
     kind = str(about["kind"])
     if kind not in known():
         raise InputError(f"{file} is of an unknown kind {kind!r}: {MEND}")
-    return part(kind, "findings").findings(folder, about)
+    return findings(kind, folder, about)

@@ -21,10 +21,11 @@ TINY: dict[str, Any] = {
     "rows": ROWS, "columns": COLUMNS, "people": PEOPLE, "slope": SLOPE, "clip": 1.5, "lot": 5.0,
     "distance": 3.0, "spread": 1.0, "iterations": 3, "probes": 2, "seeds": 3,
 }  # fmt: skip
+SETTINGS = study.Settings(**TINY, noises=[0.0, 2.0], steps=[STEPS, 2 * STEPS])
 
 
 def problem() -> study.Location:
-    return study.Location.of(PEOPLE, (ROWS, COLUMNS), 3.0, 1.0, SLOPE)
+    return study.Location.of(SETTINGS)
 
 
 def test_the_problem_has_the_constants_that_the_theorem_asks_for() -> None:
@@ -102,7 +103,7 @@ class Naive:
 
 @functools.cache
 def rows(method: Any, noise: float) -> list[dict[str, Any]]:
-    return study.measured(method, noise, STEPS, **TINY)["rows"]
+    return study.measured(SETTINGS, method, noise, STEPS)["rows"]
 
 
 @pytest.mark.parametrize("noise", [0.0, 2.0])

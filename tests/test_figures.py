@@ -18,8 +18,7 @@ from fedmuon.analysis.report.claims import expected_maximum, share
 from fedmuon.analysis.report.figure import by_round
 from fedmuon.analysis.report.style import compact
 from fedmuon.experiments.laboratory.figure import by_exposure, census
-from fedmuon.experiments.studies.stability.figure import exposure, phase, scaling
-from fedmuon.experiments.studies.stability.gap_figure import gap_and_bound
+from fedmuon.experiments.studies.stability.figure import exposure, gap_and_bound, phase, scaling
 
 
 def line(axes: Axes, label: str) -> Line2D:

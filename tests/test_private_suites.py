@@ -19,7 +19,7 @@ from fedmuon.experiments.report import gather
 from fedmuon.experiments.run import execute
 from fedmuon.experiments.studies import find as kinds
 from fedmuon.experiments.studies.dp_muon_printed import findings as dp_muon_printed
-from fedmuon.experiments.studies.dp_muon_printed.cells import accounted
+from fedmuon.experiments.studies.dp_muon_printed.cells import Row, accounted
 from fedmuon.experiments.suites.suite import execute as make
 from fedmuon.federated import spending
 from fedmuon.privacy.accounting import epsilon
@@ -185,7 +185,8 @@ E2E: dict[str, Any] = {"population": 42043, "lot": 1024, "steps": 410, "delta": 
 
 
 def test_the_printed_table_is_per_release(tmp_path: Path) -> None:
-    row = accounted("E2E", blocks=49, noise=2.3395, printed=7.9852, **E2E)["rows"][0]
+    asked = Row(blocks=49, noise=2.3395, printed=7.9852, **E2E)
+    row = accounted("E2E", asked)["rows"][0]
     assert row["per_release"] == pytest.approx(7.98505, rel=1e-4)
     assert (row["joint_lower"], row["joint_upper"]) == pytest.approx((61.78, 61.98), abs=0.02)
     again = epsilon(row["needed"], 1024 / 42043, 410, 8e-6, 49)

@@ -14,6 +14,8 @@ from fedmuon.experiments.studies import find as kinds
 from fedmuon.experiments.suites import suite
 
 CELLS = """
+from functools import partial
+
 from fedmuon.experiments.suites.contents import Asked
 from fedmuon.experiments.studies.study import Call
 from fedmuon.tables import Table
@@ -23,7 +25,7 @@ class Settings(Table):
     base: dict = {}
 
 def cells(settings: Settings, asked: Asked) -> list[Call]:
-    return [Call(f"n{n}", square, {"n": n}, size=n) for n in settings.sizes]
+    return [Call(f"n{n}", partial(square, n), size=n) for n in settings.sizes]
 
 def square(n: int) -> dict:
     return {"rows": [{"n": n, "word": "a" * n, "square": n * n}]}
@@ -33,7 +35,8 @@ def summary(records: list) -> dict:
 """
 JUDGED = """
 from fedmuon.analysis.report.claims import Claim
-from fedmuon.experiments.studies.findings import assemble
+
+STANDS_ON = "Arithmetic."
 
 def claims(rows):
     held = rows["square"] == rows["n"] ** 2
@@ -41,9 +44,6 @@ def claims(rows):
 
 def numbers(rows):
     return [("n", "square"), *zip(rows["word"], map(str, rows["square"]))]
-
-def findings(folder, about):
-    return assemble(folder, about, claims, lambda rows: [], numbers, stands_on="Arithmetic.")
 """
 FILE = """
 kind = "made-up"
@@ -61,7 +61,8 @@ def study(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
     """The name of a suite whose study lies in a folder of its own."""
     folder = tmp_path / "studies" / "made_up"
     folder.mkdir(parents=True)
-    for part, text in (("__init__", ""), ("cells", CELLS), ("findings", JUDGED)):
+    parts = {"__init__": "", "cells": CELLS, "findings": JUDGED, "figure": "PICTURES = ()"}
+    for part, text in parts.items():
         (folder / f"{part}.py").write_text(text)
     monkeypatch.setattr(studies, "__path__", [*studies.__path__, str(folder.parent)])
     file = tmp_path / "own.toml"

@@ -2,6 +2,7 @@
 
 import itertools
 import math
+from typing import Any
 
 import numpy as np
 import pytest
@@ -15,6 +16,12 @@ from fedmuon.experiments.studies.heavy_tail import noise as tails
 from fedmuon.experiments.studies.rank_dependence import cells as rank_dependence
 from fedmuon.randomness import Draw, generator
 from fedmuon.schedules import heavy_tailed
+
+
+def settings(study: Any, **given: Any) -> Any:
+    """The study's table of settings, unchecked: a test may ask for less than a suite's file may."""
+    return study.Settings.model_construct(**given)
+
 
 # heavy-tail
 
@@ -61,14 +68,20 @@ def _top(symmetric: Tensor) -> Tensor:
     return torch.linalg.eigh(symmetric)[1][:, -1]
 
 
-HEAVY = {"noise": 0.1, "margin": 0.1, "rows": 6, "columns": 4, "distance": 0.5, "factors": [0.5]}
+HEAVY = {"noise": 0.1, "margin": 0.1, "rows": 6, "columns": 4, "distance": 0.5, "factors": [0.5],
+         "seeds": 2, "sigma1": 0.0}  # fmt: skip
+
+
+def heavy(alphas: list[float], **given: Any) -> Any:
+    return settings(heavy_tail, **{**HEAVY, "alphas": alphas, **given})
 
 
 def test_normalized_descent_is_the_naive_loop() -> None:
     steps, alpha = 7, 1.4
-    record = heavy_tail.measured("normalized-sgd", steps, [alpha], 2, sigma1=0.04, **HEAVY)
+    asked = heavy([alpha], sigma1=0.04)
+    record = heavy_tail.measured(asked, "normalized-sgd", steps)
     rows = {(row["schedule"], row["seed"]): row for row in record["rows"]}
-    field = heavy_tail.Noise([alpha], 2, (6, 4), 0.1, 0.1)
+    field = heavy_tail.Noise(asked)
     draws = field.drawn(steps, 0).numpy()
     for schedule, index, sigma1 in (("theorem", alpha, 0.04), ("alpha-free", None, 0.0)):
         eta, beta = heavy_tailed(steps, index)
@@ -98,8 +111,8 @@ def _naive_normalized(
 
 
 def test_all_methods_see_the_same_noise_and_sgd_has_its_step_sizes() -> None:
-    record = heavy_tail.measured("sgd", 9, [1.5, 2.0], 2, sigma1=0.0, **HEAVY)
-    draws = heavy_tail.Noise([1.5, 2.0], 2, (6, 4), 0.1, 0.1).drawn(9, 0)
+    record = heavy_tail.measured(heavy([1.5, 2.0]), "sgd", 9)
+    draws = heavy_tail.Noise(heavy([1.5, 2.0])).drawn(9, 0)
     objective = heavy_tail.Objective.of(6, 4)
     start = np.linalg.qr(generator(0, Draw.INITIAL).standard_normal((6, 4)))[0]
     x, total = torch.from_numpy(start * 0.5), 0.0
@@ -114,14 +127,14 @@ def test_all_methods_see_the_same_noise_and_sgd_has_its_step_sizes() -> None:
 
 @pytest.mark.parametrize("method", heavy_tail.METHODS)
 def test_every_method_moves_towards_the_minimum(method: str) -> None:
-    given = {**HEAVY, "noise": 1e-6, "factors": [2.0]}
-    rows = heavy_tail.measured(method, 64, [2.0], 2, sigma1=0.0, **given)["rows"]
-    start = heavy_tail.measured(method, 1, [2.0], 2, sigma1=0.0, **given)["rows"]
+    asked = heavy([2.0], noise=1e-6, factors=[2.0])
+    rows = heavy_tail.measured(asked, method, 64)["rows"]
+    start = heavy_tail.measured(asked, method, 1)["rows"]
     assert all(row["least_mean"] < 0.5 * start[0]["mean_gradient"] for row in rows)
 
 
 def test_the_noise_obeys_the_assumption() -> None:
-    field = heavy_tail.Noise([2.0], 4, (6, 4), 0.3, 0.1)
+    field = heavy_tail.Noise(heavy([2.0], seeds=4, noise=0.3))
     assert field.sigma0(2.0, 0.0) == pytest.approx(0.3 * math.sqrt(2 * 24))
     seen = torch.cat([field.drawn(50, block) for block in range(40)]).flatten(0, 1)
     square = (0.3 * seen).square().sum((1, 2))
@@ -135,7 +148,8 @@ def test_the_noise_obeys_the_assumption() -> None:
 
 # rank-dependence
 
-RANK = {"inputs": 8, "batch": 16, "label_noise": 0.1, "memory": 0.9, "lr_sgd": 1.0, "lr_muon": 0.05}
+RANK = {"inputs": 8, "batch": 16, "label_noise": 0.1, "memory": 0.9, "lr_sgd": 1.0, "lr_muon": 0.05,
+        "seeds": 2}  # fmt: skip
 
 
 def test_constants_do_not_depend_on_the_rank() -> None:
@@ -165,7 +179,8 @@ def test_gradients_average_to_the_slope() -> None:
 
 
 def test_sgd_with_momentum_is_the_naive_loop() -> None:
-    rows = rank_dependence.measured("sgd-m", 3, [2, 6], 2, **RANK)["rows"]
+    asked = settings(rank_dependence, **RANK, steps=[2, 6])
+    rows = rank_dependence.measured(asked, "sgd-m", 3)["rows"]
     goal = rank_dependence.targets(3, 8, 2)
     x, m, sizes = torch.zeros_like(goal), torch.zeros_like(goal), []
     for step in range(6):
@@ -180,8 +195,8 @@ def test_sgd_with_momentum_is_the_naive_loop() -> None:
 
 def test_the_exact_map_is_flat_where_one_step_is_not() -> None:
     def mean(method: str, rank: int) -> float:
-        given = {**RANK, "inputs": 32, "batch": 128, "lr_muon": 0.02}
-        rows = rank_dependence.measured(method, rank, [64], 2, **given)["rows"]
+        given = {**RANK, "inputs": 32, "batch": 128, "lr_muon": 0.02, "steps": [64]}
+        rows = rank_dependence.measured(settings(rank_dependence, **given), method, rank)["rows"]
         return float(np.mean([row["mean_nuclear"] for row in rows]))
 
     assert mean("muon-svd", 32) / mean("muon-svd", 4) == pytest.approx(1, abs=0.05)
@@ -211,20 +226,24 @@ def test_quadrature_smooths_polynomials_exactly() -> None:
     torch.testing.assert_close(found, expected, rtol=1e-12, atol=1e-12)
 
 
-BIAS = {"norm": 2.0, "steps": 5, "coefficients": "quintic", "spacing": 0.02}
+BIAS = {"norm": 2.0, "steps": 5, "coefficients": "quintic", "spacing": 0.02, "nodes": 8,
+        "samples": 4000}  # fmt: skip
+
+
+def bias(rhos: list[float]) -> Any:
+    return settings(dp_bias, **BIAS, rhos=rhos)
 
 
 def test_orders_by_quadrature_and_a_wrong_correction() -> None:
     rhos = [1 / 64, 1 / 32]
-    given = {**BIAS, "rhos": rhos}
-    one, two = dp_bias.by_quadrature("2 × 2", nodes=8, **given)["rows"]
+    one, two = dp_bias.by_quadrature(bias(rhos), "2 × 2")["rows"]
     assert math.log2(two["plain"] / one["plain"]) == pytest.approx(2, abs=0.02)
     assert math.log2(two["corrected"] / one["corrected"]) == pytest.approx(4, abs=0.05)
-    term = dp_bias.by_taylor("2 × 2", **given)["rows"][0]
+    term = dp_bias.by_taylor(bias(rhos), "2 × 2")["rows"][0]
     assert one["plain"] == pytest.approx(term["plain"], rel=0.01)
     assert one["corrected"] == pytest.approx(term["corrected"], rel=0.02)
     # Probes of twice the width leave a bias of order 2.
-    apply, at = dp_bias.output_map(5, "quintic"), dp_bias.momentum("2 × 2", 2.0)
+    apply, at = dp_bias.output_map(bias(rhos)), dp_bias.momentum("2 × 2", 2.0)
     wrong = [
         2 * dp_bias._smoothed(apply, at, rho, 8)
         - dp_bias._smoothed(apply, at, math.sqrt(5) * rho, 8)
@@ -237,11 +256,11 @@ def test_orders_by_quadrature_and_a_wrong_correction() -> None:
 
 def test_biases_have_the_sign_and_direction_of_their_terms() -> None:
     rhos, shape = [1 / 64, 1 / 32], "2 × 2"
-    apply, at = dp_bias.output_map(5, "quintic"), dp_bias.momentum(shape, 2.0)
+    apply, at = dp_bias.output_map(bias(rhos)), dp_bias.momentum(shape, 2.0)
     terms = dp_bias.leading_terms(apply, at, rhos, 0.02)
     heat = [dp_bias._smoothed(apply, at, rho, 8) - apply(at) for rho in rhos]
     ahead = [torch.linalg.vector_norm(one - term) for one, term in zip(heat, terms[0], strict=True)]
-    rows = dp_bias.by_quadrature(shape, nodes=8, rhos=rhos, **BIAS)["rows"]
+    rows = dp_bias.by_quadrature(bias(rhos), shape)["rows"]
     assert [row["plain_off"] for row in rows] == pytest.approx([float(size) for size in ahead])
     for row in rows:
         for kind in ("plain", "corrected"):
@@ -253,9 +272,8 @@ def test_biases_have_the_sign_and_direction_of_their_terms() -> None:
 
 
 def test_monte_carlo_agrees_with_quadrature() -> None:
-    given = {**BIAS, "rhos": [1 / 16]}
-    (exact,) = dp_bias.by_quadrature("2 × 2", nodes=8, **given)["rows"]
-    (found,) = dp_bias.by_monte_carlo("2 × 2", samples=4000, **given)["rows"]
+    (exact,) = dp_bias.by_quadrature(bias([1 / 16]), "2 × 2")["rows"]
+    (found,) = dp_bias.by_monte_carlo(bias([1 / 16]), "2 × 2")["rows"]
     for kind in ("plain", "corrected"):
         assert abs(found[kind] - exact[kind]) < 5 * found[f"{kind}_error"]
     assert found["corrected_error"] < found["plain_error"] / 50  # what the exchange is for
@@ -285,6 +303,10 @@ DISK = {
 }
 
 
+def disk(**given: Any) -> Any:
+    return settings(disk_regression, **{**DISK, **given})
+
+
 def test_the_regression_is_what_it_says() -> None:
     problem = disk_regression.regression(40, 5, 4.0, 0.1)
     assert float(torch.linalg.eigvalsh(problem.hessian)[-1]) == pytest.approx(1)
@@ -298,7 +320,7 @@ def test_the_regression_is_what_it_says() -> None:
 
 @pytest.mark.parametrize(("method", "gain"), [("noisy-gd", 1.0), ("low-pass", 0.7), ("disk", 0.7)])
 def test_filters_are_the_naive_loops(method: str, gain: float) -> None:
-    rows = disk_regression.measured(method, gain, seeds=3, **DISK)["rows"]
+    rows = disk_regression.measured(disk(seeds=3), method, gain)["rows"]
     problem = disk_regression.regression(40, 5, 4.0, 0.1)
     for row in rows:
         final = _naive(problem, method, gain, row["lr"], row["noise"], int(row["seed"]))
@@ -332,16 +354,16 @@ def _naive(
 
 def test_all_filters_start_from_the_first_gradient() -> None:
     def losses(method: str, gain: float, steps: int) -> list[float]:
-        rows = disk_regression.measured(method, gain, seeds=3, **{**DISK, "steps": steps})["rows"]
+        rows = disk_regression.measured(disk(seeds=3, steps=steps), method, gain)["rows"]
         return [row["loss"] for row in rows]
 
-    plain, low_pass, disk = (
+    plain, low_pass, kalman = (
         [losses(method, gain, steps) for steps in (1, 2)]
         for method, gain in (("noisy-gd", 1.0), ("low-pass", 0.7), ("disk", 0.7))
     )
     assert low_pass[0] == pytest.approx(plain[0], rel=1e-12)
-    assert disk[0] == pytest.approx(plain[0], rel=1e-12)
-    for one, other in itertools.combinations((plain[1], low_pass[1], disk[1]), 2):
+    assert kalman[0] == pytest.approx(plain[0], rel=1e-12)
+    for one, other in itertools.combinations((plain[1], low_pass[1], kalman[1]), 2):
         assert one != pytest.approx(other, rel=1e-3)
 
 
@@ -364,6 +386,6 @@ def test_plain_descent_has_its_closed_form() -> None:
     for _ in range(12):
         mean, spread = (1 - 0.2 * values) * mean, (1 - 0.2 * values) ** 2 * spread + 0.2**2
     expected = float((values * (mean**2 + spread)).sum() / 2) + problem.floor
-    rows = disk_regression.measured("noisy-gd", 1.0, seeds=2000, **DISK)["rows"]
+    rows = disk_regression.measured(disk(seeds=2000), "noisy-gd", 1.0)["rows"]
     losses = np.array([row["loss"] for row in rows if (row["lr"], row["noise"]) == (0.2, 1.0)])
     assert abs(losses.mean() - expected) < 5 * losses.std() / math.sqrt(len(losses))

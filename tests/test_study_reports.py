@@ -14,10 +14,10 @@ from fedmuon.analysis.report.slopes import curve, fitted, quotient
 from fedmuon.experiments.cli import main
 from fedmuon.experiments.studies import find as kinds
 from fedmuon.experiments.studies.disk_regression import findings as disk_regression
-from fedmuon.experiments.studies.disk_regression.filtering import compared
+from fedmuon.experiments.studies.disk_regression.findings import compared
 from fedmuon.experiments.studies.dp_bias import findings as dp_bias
 from fedmuon.experiments.studies.heavy_tail import findings as heavy_tail
-from fedmuon.experiments.studies.heavy_tail.rates import FREE, THEOREM, promised
+from fedmuon.experiments.studies.heavy_tail.findings import FREE, THEOREM, promised
 from fedmuon.experiments.studies.rank_dependence import findings as rank_dependence
 from fedmuon.experiments.suites import contents
 from fedmuon.experiments.suites.suite import execute
@@ -215,7 +215,7 @@ def test_filter_claims_hold_and_fail() -> None:
     assert _verdicts(disk_regression.claims(_filters(0.95))) == [True, True]
     assert _verdicts(disk_regression.claims(_filters(0.99))) == [False, False]
     # Seed by seed the difference is sharp, although the losses scatter by 30%.
-    low, high = compared(_filters(0.95), disk_regression.SETTINGS[0], "disk", "noisy-gd", 1.0)
+    low, high = compared(_filters(0.95), "one step size", "disk", "noisy-gd", 1.0)
     assert low < -0.05 < high < -0.03
 
 

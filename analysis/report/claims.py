@@ -13,7 +13,8 @@ from typing import Any
 import numpy as np
 from scipy.stats import rankdata
 
-Columns = Mapping[str, np.ndarray]
+from fedmuon.analysis.report.columns import Columns
+
 FACTORS = ("n", "lr", "lambda", "alpha", "per_round")
 SETTING = (*FACTORS, "seed")
 PUBLISHED_RHO = 0.87  # 001, Figure 3(c)

@@ -1,8 +1,10 @@
 """The CSV and JSON files of finished runs as columns, refused whole where anything is damaged."""
 
+import contextlib
 import csv
 import json
 import math
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -12,6 +14,7 @@ import numpy as np
 from fedmuon.errors import InputError
 from fedmuon.files import require_sound
 
+Columns = Mapping[str, np.ndarray]
 Table = dict[str, np.ndarray]
 SETTING = ("suite", "data", "n", "lr", "lambda", "alpha", "per_round", "seed")
 RUNS = (*SETTING, "gap", "bound", "mean_perturbation", "max_perturbation", "within", "gap_low",
@@ -64,6 +67,12 @@ def read_table(file: Path, names: Sequence[str] = (), words: Sequence[str] = ())
     }
 
 
+def where(columns: Columns, **wanted: str | float) -> Columns:
+    """The rows that have these entries."""
+    chosen = np.all([columns[name] == value for name, value in wanted.items()], axis=0)
+    return {name: column[chosen] for name, column in columns.items()}
+
+
 def require_matching(runs: Table, neighbours: Table, folder: Path) -> None:
     """Each run has its neighbours, as many as every other: a cut table shows here."""
     keys, count = (_count(table) for table in (runs, neighbours))
@@ -79,11 +88,8 @@ def require_consistent(runs: Table, folder: Path) -> None:
         raise InputError(f"{folder / 'runs.csv'} contradicts itself: {MEND}")
 
 
-def _count(table: Table) -> dict[tuple, int]:
-    rows, found = zip(*(table[name].tolist() for name in SETTING), strict=True), {}
-    for row in rows:
-        found[row] = found.get(row, 0) + 1
-    return found
+def _count(table: Table) -> Counter[tuple]:
+    return Counter(zip(*(table[name].tolist() for name in SETTING), strict=True))
 
 
 def _whole(file: Path, names: Sequence[str]) -> list[list[str]]:
@@ -100,10 +106,9 @@ def _whole(file: Path, names: Sequence[str]) -> list[list[str]]:
 
 
 def _numbers_or_words(cells: Sequence[str]) -> np.ndarray:
-    try:
+    with contextlib.suppress(ValueError):
         return np.array(cells, dtype=float)
-    except ValueError:
-        return np.array(cells)
+    return np.array(cells)
 
 
 def _cells(file: Path) -> list[list[str]]:

@@ -1,8 +1,12 @@
 """What a report says of one folder: its claims, numbers, figures, assumptions, circumstances."""
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import partial
+from pathlib import Path
 from typing import Any
+
+import numpy as np
 
 from fedmuon.analysis.report.captions import CAPTIONS, TITLES
 from fedmuon.analysis.report.claims import Claim
@@ -25,14 +29,19 @@ class Picture:
     """A figure to draw, wide or narrow, what it shows, and what a reader should see in it."""
 
     name: str
-    draw: Callable[[bool], Any]
+    draw: Callable[..., Any]
     title: str
     caption: str
 
     @classmethod
-    def known(cls, name: str, draw: Callable[[bool], Any]) -> "Picture":
-        """One whose title and caption are in `fedmuon.analysis.report.captions`."""
-        return cls(name, draw, TITLES[name], CAPTIONS[name])
+    def known(cls, name: str, draw: Callable[..., Any], *given: Any, where: str = "") -> "Picture":
+        """One whose title and caption are in `fedmuon.analysis.report.captions`, of what `draw` is
+        given before `narrow`."""
+        return cls(name, draw, TITLES[name] + where, CAPTIONS[name]).of(*given)
+
+    def of(self, *given: Any) -> "Picture":
+        """The same with all that `draw` asks for but `narrow`."""
+        return replace(self, draw=partial(self.draw, *given))
 
 
 @dataclass(frozen=True)
@@ -48,16 +57,26 @@ class Findings:
     numbers: Rows
     note: str
     pictures: Sequence[Picture]
-    stands_on: str
-    assumptions: Sequence[str]
     again: str
     circumstances: Rows
+    stands_on: str = ""
+    assumptions: Sequence[str] = ()
     more: Sequence[tuple[str, tuple[str, ...], Rows]] = ()  # tables: title, head, rows
 
-
-def titled(about: Mapping[str, Any]) -> str:
-    """A suite's title, and its data if it has any."""
-    return f"{about['title']} on {about['data']}" if about["data"] else str(about["title"])
+    @classmethod
+    def of_suite(
+        cls, folder: Path, about: Mapping[str, Any], told: Sequence[str], **held: Any
+    ) -> "Findings":
+        """Those of a suite, whose suite.json is `about`; `told` are its circumstances."""
+        return cls(
+            name=folder.resolve().name,
+            title=f"{about['title']} on {about['data']}" if about["data"] else str(about["title"]),
+            data=str(about["data"]),
+            note=str(about.get("note", "")),
+            again=str(about["again"]),
+            circumstances=circumstances(about, told),
+            **held,
+        )
 
 
 def circumstances(record: Mapping[str, Any], names: Sequence[str]) -> Rows:
@@ -79,6 +98,12 @@ def number(value: Any) -> str:
     """Four digits; a dash for what is unknown."""
     unknown = value is None or not isinstance(value, int | float) or value != value
     return "–" if unknown else f"{value:.4g}".replace("-", "−")
+
+
+def spread(values: np.ndarray) -> str:
+    """Mean and standard deviation, if there are several."""
+    more = f" ± {values.std(ddof=1):.2g}" if len(values) > 1 else ""
+    return number(float(values.mean())) + more
 
 
 def text(value: Any) -> str:

@@ -3,7 +3,7 @@
 import contextlib
 import io
 import logging
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import wraps
 from pathlib import Path
 from typing import Any, ParamSpec
@@ -16,10 +16,10 @@ from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter, LogLocator, MaxNLocator, NullFormatter, NullLocator
 
+from fedmuon.analysis.report.columns import Columns as Columns
 from fedmuon.errors import InputError
 from fedmuon.files import write_bytes
 
-Columns = Mapping[str, np.ndarray]
 Given = ParamSpec("Given")
 WIDE, NARROW = 6.8, 3.5  # inches
 DPI = 200
@@ -102,6 +102,14 @@ def legend(axes: Axes, columns: int) -> None:
             handles, labels, loc="upper center", bbox_to_anchor=(0.5, -0.25), ncols=columns,
             handlelength=1.6, columnspacing=1.0, handletextpad=0.5, borderaxespad=0.0,
         )  # fmt: skip
+
+
+def errorbars(
+    axes: Axes, x: np.ndarray, y: np.ndarray, reach: Any, look: tuple[str, str], label: str = ""
+) -> None:
+    """Hollow marks on a line, with their intervals; `look` is one of SERIES."""
+    axes.errorbar(x, y, reach, color=look[0], marker=look[1], ms=4, mfc="none", lw=1.2,
+                  elinewidth=0.9, label=label)  # fmt: skip
 
 
 def levels_on_x(axes: Axes, levels: np.ndarray) -> None:

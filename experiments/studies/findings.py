@@ -4,41 +4,43 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from fedmuon.analysis.report.claims import Claim, Columns
+from fedmuon.analysis.report.claims import Claim
 from fedmuon.analysis.report.columns import read_table
-from fedmuon.analysis.report.findings import Findings, Picture, Rows, circumstances, titled
+from fedmuon.analysis.report.findings import Findings, Rows
+from fedmuon.experiments.studies import part
 
-CIRCUMSTANCES = ("suite", "kind", "data", "scale", "seconds")
+
+def findings(kind: str, folder: Path, about: Mapping[str, Any]) -> Findings:
+    """The findings of a suite's folder, whose suite.json is `about`."""
+    own = part(kind, "findings")
+    if hasattr(own, "findings"):
+        return own.findings(folder, about)
+    return assemble(kind, folder, about, own.claims, own.numbers, own.STANDS_ON)
 
 
 def assemble(
+    kind: str,
     folder: Path,
     about: Mapping[str, Any],
     claims: Callable[..., Sequence[Claim]],
-    pictures: Callable[..., Sequence[Picture]],
     numbers: Callable[..., Rows],
+    stands_on: str,
     tables: Sequence[str] = ("rows",),
-    stands_on: str = "",
-    assumptions: Sequence[str] = (),
 ) -> Findings:
-    """A section of a report; the functions are given the columns of each table in turn.
+    """What a study comes to; its functions and pictures are given the columns of each table.
 
     The first row that `numbers` returns is the head of the table.
     """
-    columns: list[Columns] = [read_table(folder / f"{name}.csv") for name in tables]
+    columns = [read_table(folder / f"{name}.csv") for name in tables]
     head, *rows = numbers(*columns)
-    return Findings(
-        name=folder.resolve().name,
-        title=titled(about),
-        data=str(about["data"]),
+    return Findings.of_suite(
+        folder,
+        about,
         claims=claims(*columns),
         numbers_title="Numbers",
         head=head,
         numbers=rows,
-        note=str(about.get("note", "")),
-        pictures=pictures(*columns),
+        pictures=[one.of(*columns) for one in part(kind, "figure").PICTURES],
         stands_on=stands_on,
-        assumptions=assumptions,
-        again=str(about["again"]),
-        circumstances=circumstances(about, CIRCUMSTANCES),
+        told=("suite", "kind", "data", "scale", "seconds"),
     )

@@ -11,7 +11,7 @@ import os
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, ClassVar, Protocol
 
@@ -68,8 +68,13 @@ class Work(ABC):
 
     @property
     @abstractmethod
+    def decisive(self) -> list[Any]:
+        """Everything that decides the results, as JSON can hold it."""
+
+    @property
     def lock(self) -> bytes:
-        """Everything that decides the results."""
+        """The same as a file: what has another is another suite."""
+        return (json.dumps(self.decisive, indent=1) + "\n").encode()
 
     @abstractmethod
     def tables(self, records: list[Record]) -> Mapping[str, Rows]:
@@ -80,8 +85,12 @@ class Work(ABC):
         """What suite.json holds beside the things that all kinds share."""
 
     def within(self, out: Path) -> Sequence[Cell]:
-        """The cells of the suite in that folder, for kinds whose cells write there."""
-        return self.cells
+        """The cells; those that are dataclasses with a `folder` get one of their own in `out`."""
+        runs = out.absolute() / "runs"
+        return [
+            replace(one, folder=runs / one.name) if hasattr(one, "folder") else one  # pyright: ignore
+            for one in self.cells
+        ]
 
     def require_sound(self, cells: Sequence[Cell]) -> None:
         """Refuse damage in what finished cells of `within` left behind beside their records."""

@@ -57,11 +57,9 @@ def cells(settings: Settings, asked: Asked) -> Sequence[Call]:
     """A cell for plain descent, and one for each filter and gain."""
     if settings.shared_lr not in settings.lrs or settings.shared_gain not in settings.gains:
         raise InputError("shared-lr and shared-gain must be among lrs and gains: add them there")
-    given = settings.model_dump(exclude={"gains"})
     every = [(PLAIN, 1.0), *((name, gain) for name in (LOW_PASS, DISK) for gain in settings.gains)]
     return [
-        Call(f"{name}-{gain:g}", measured, {"method": name, "gain": gain, **given})
-        for name, gain in every
+        Call(f"{name}-{gain:g}", partial(measured, settings, name, gain)) for name, gain in every
     ]
 
 
@@ -98,29 +96,39 @@ def regression(samples: int, features: int, condition: float, label_noise: float
     return Regression(hessian, torch.from_numpy(best)[:, None], floor)
 
 
-def measured(
-    method: str, gain: float, noises: list[float], lrs: list[float], reach: float,
-    shared_lr: float, shared_gain: float, seeds: int,
-    steps: int, samples: int, features: int, condition: float, label_noise: float,
-) -> Record:  # fmt: skip
-    """A row for each step size, noise level and seed: the loss of the last iterate."""
-    problem = regression(samples, features, condition, label_noise)
-    shape = (len(lrs), len(noises), seeds)
-    grid = torch.tensor([[(lr, noise) for noise in noises] for lr in lrs], dtype=torch.float64)
-    lr = grid[..., :1].expand(shape).flatten()
-    chain = Chain((_filter(method, gain, reach), descend(lr)))
+def measured(asked: Settings, method: str, gain: float) -> Record:
+    """A row for each step size, noise level and seed: the loss of the last iterate, infinite if it
+    diverged; `shared` marks the step size and gain that all methods have under `as printed`."""
+    problem = regression(asked.samples, asked.features, asked.condition, asked.label_noise)
+    shape = (len(asked.lrs), len(asked.noises), asked.seeds)
+    lr = torch.tensor(asked.lrs, dtype=torch.float64)[:, None, None].expand(shape).flatten()
+    chain = Chain((_filter(method, gain, asked.reach), descend(lr)))
 
     def oracle(step: int, params: Params) -> tuple[Tensor, Params]:
         """The gradient with this step's noise: the same at all points of a step."""
-        shift = _noise(step, noises, seeds, features).repeat(len(lrs), 1, 1)
+        shift = _noise(step, asked.noises, asked.seeds, asked.features).repeat(shape[0], 1, 1)
         return problem.loss(params["x"]), {"x": problem.gradient(params["x"]) + shift}
 
-    params = {"x": torch.zeros((lr.numel(), features, 1), dtype=torch.float64)}
-    for _, now in walk(chain, params, oracle, steps, partial(generator, SEED)):
+    params = {"x": torch.zeros((lr.numel(), asked.features, 1), dtype=torch.float64)}
+    for _, now in walk(chain, params, oracle, asked.steps, partial(generator, SEED)):
         params = now
-    losses = problem.loss(params["x"]).view(shape)
-    usual = shared_lr if gain == shared_gain or method == PLAIN else None
-    return {"rows": _rows(method, gain, grid, problem, losses, usual)}
+    losses = problem.loss(params["x"]).view(shape).nan_to_num(math.inf, math.inf)
+    usual = gain == asked.shared_gain or method == PLAIN
+    return {
+        "rows": [
+            {
+                "method": method,
+                "gain": gain,
+                "lr": asked.lrs[i],
+                "noise": asked.noises[j],
+                "shared": int(usual and asked.lrs[i] == asked.shared_lr),
+                "seed": seed,
+                "loss": float(losses[i, j, seed]),
+                "floor": problem.floor,
+            }
+            for i, j, seed in np.ndindex(shape)
+        ]
+    }
 
 
 def _noise(step: int, noises: list[float], seeds: int, features: int) -> Tensor:
@@ -139,22 +147,3 @@ def _filter(method: str, gain: float, reach: float) -> Link:
     if method == PLAIN:
         return released()
     return filtered(gain, reach if method == DISK else math.inf)
-
-
-def _rows(
-    method: str, gain: float, grid: Tensor, problem: Regression, losses: Tensor, usual: float | None
-) -> list[Record]:
-    """A diverged run has an infinite loss; `usual` is the step size that all methods share."""
-    return [
-        {
-            "method": method,
-            "gain": gain,
-            "lr": float(grid[i, j, 0]),
-            "noise": float(grid[i, j, 1]),
-            "shared": int(float(grid[i, j, 0]) == usual),
-            "seed": seed,
-            "loss": float(losses[i, j, seed].nan_to_num(torch.inf, torch.inf)),
-            "floor": problem.floor,
-        }
-        for i, j, seed in np.ndindex(*losses.shape)
-    ]

@@ -1,24 +1,16 @@
 """Study `disk-regression`: which filter has the lowest loss at each noise level (003, Fig. 5a)."""
 
-import functools
-from collections.abc import Mapping, Sequence
-from pathlib import Path
-from typing import Any
+from collections.abc import Sequence
 
 import numpy as np
 
 from fedmuon.analysis.report.claims import Claim, Columns
-from fedmuon.analysis.report.findings import Findings, Picture, Rows, number
-from fedmuon.experiments.studies.disk_regression import figure as filters
-from fedmuon.experiments.studies.disk_regression.filtering import (
-    NAMES,
-    SETTINGS,
-    Setting,
-    chosen,
-    compared,
-)
-from fedmuon.experiments.studies.findings import assemble
+from fedmuon.analysis.report.findings import Rows, number
+from fedmuon.analysis.report.slopes import NORMAL
 
+NAMES = {"noisy-gd": "noisy gradient descent", "low-pass": "low-pass filter", "disk": "DiSK"}
+# Whether each method has its best step size and gain at each level, or all share theirs.
+TUNED = {"one step size": False, "tuned": True}
 STANDS_ON = (
     "The loss is a quadratic with largest curvature 1, its gradient is that of all samples, and "
     "Gaussian noise of the given level is added to every entry at every step; nothing is clipped. "
@@ -31,61 +23,64 @@ STANDS_ON = (
 )
 
 
-def findings(folder: Path, about: Mapping[str, Any]) -> Findings:
-    """The findings of such a folder."""
-    return assemble(folder, about, claims, pictures, numbers, stands_on=STANDS_ON)
+def chosen(rows: Columns, setting: str, name: str, noise: float) -> tuple[float, float, np.ndarray]:
+    """(gain, step size, excess losses of the seeds) of a method at a noise level: of the runs of
+    the setting, those with the lowest mean."""
+    mine = (rows["method"] == name) & (rows["noise"] == noise)
+    mine &= TUNED[setting] | (rows["shared"] == 1)
+    excess = rows["loss"] - rows["floor"]
+    kinds = np.unique(np.stack([rows["gain"][mine], rows["lr"][mine]], 1), axis=0)
+    every = [
+        (float(gain), float(lr), excess[mine & (rows["gain"] == gain) & (rows["lr"] == lr)])
+        for gain, lr in kinds
+    ]
+    return min(every, key=lambda one: one[2].mean())
+
+
+def compared(
+    rows: Columns, setting: str, name: str, other: str, noise: float
+) -> tuple[float, float]:
+    """A method's excess loss minus another's, over the mean of the other's: a 95% interval.
+
+    At one level, runs of one seed share their noise, so the differences are taken seed by seed.
+    """
+    mine, theirs = (chosen(rows, setting, one, noise)[2] for one in (name, other))
+    change = (mine - theirs) / theirs.mean()
+    reach = NORMAL * change.std(ddof=1) / np.sqrt(len(change))
+    return float(change.mean() - reach), float(change.mean() + reach)
 
 
 def claims(rows: Columns) -> Sequence[Claim]:
     """DiSK has the lowest loss at every level, in each setting."""
-    return [lowest(rows, setting) for setting in SETTINGS]
+    return [lowest(rows, setting) for setting in TUNED]
 
 
-def lowest(rows: Columns, setting: Setting) -> Claim:
+def lowest(rows: Columns, setting: str) -> Claim:
     """DiSK against each of the others, level by level, on the same noise."""
-    told, held = [], []
+    shares, held = [], []
     for noise in np.unique(rows["noise"]):
-        others = {name: compared(rows, setting, "disk", name, float(noise)) for name in NAMES[:2]}
-        held += [high < 0 for _, high in others.values()]
-        told += [
-            f"σ = {noise:g}: {_percent(low, high)} against {name}"
-            for name, (low, high) in others.items()
-        ]
+        for name in ("noisy-gd", "low-pass"):
+            low, high = compared(rows, setting, "disk", name, float(noise))
+            held.append(high < 0)
+            percent = f"{low:+.1%} to {high:+.1%}".replace("-", "−")
+            shares.append(f"σ = {noise:g}: {percent} against {name}")
     return Claim(
-        f"DiSK has a lower excess loss than both others at every noise level, {setting.name}.",
+        f"DiSK has a lower excess loss than both others at every noise level, {setting}.",
         all(held),
         f"{sum(held)} of {len(held)} beyond doubt; DiSK's loss relative to theirs (95%): "
-        + "; ".join(told),
+        + "; ".join(shares),
     )
-
-
-def _percent(low: float, high: float) -> str:
-    return f"{low:+.1%} to {high:+.1%}".replace("-", "−")
-
-
-def pictures(rows: Columns) -> Sequence[Picture]:
-    """Excess loss by noise level, in each setting."""
-    return [
-        Picture(
-            "disk-regression",
-            functools.partial(filters.by_noise, rows),
-            "Excess loss of the last iterate by noise level",
-            "Relative to noisy gradient descent, which is 1; below 1 is better. Intervals are 95% "
-            "of the mean difference from it: methods share the noise of a seed and level. Left one "
-            "step size for all, right each method's best step size and gain at each level.",
-        )
-    ]
 
 
 def numbers(rows: Columns) -> Rows:
     """Mean excess losses, with what was chosen."""
-    found: Rows = [("setting", "noise σ", *NAMES)]
-    for setting in SETTINGS:
+    lines: Rows = [("setting", "noise σ", *NAMES)]
+    for setting in TUNED:
         for noise in np.unique(rows["noise"]):
             cells = []
             for name in NAMES:
                 gain, lr, losses = chosen(rows, setting, name, float(noise))
-                kept = f", κ = {gain:g}" if name != NAMES[0] else ""
+                kept = f", κ = {gain:g}" if name != "noisy-gd" else ""
                 cells.append(f"{number(losses.mean())} (η = {lr:g}{kept})")
-            found.append((setting.name, f"{noise:g}", *cells))
-    return found
+            lines.append((setting, f"{noise:g}", *cells))
+    return lines

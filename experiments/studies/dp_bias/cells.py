@@ -7,6 +7,7 @@ the corrected one (2 P_rho - P_(sqrt 2 rho)) Q(H) - Q(H), P the Gaussian heat op
 
 import math
 from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from typing import Annotated
 
 import numpy as np
@@ -44,23 +45,17 @@ class Settings(Table):
 
 def cells(settings: Settings, asked: Asked) -> Sequence[Call]:
     """Every way to know the bias, for each matrix: quadrature where there are few entries."""
-    shared = settings.model_dump(include={"rhos", "norm", "steps", "coefficients", "spacing"})
-    ways: list[tuple[str, Callable[..., Record], Record]] = [
-        ("2 × 2", by_quadrature, {"nodes": settings.nodes})
-    ]
-    for shape in SHAPES:
-        ways.append((shape, by_monte_carlo, {"samples": settings.samples}))
-        ways.append((shape, by_taylor, {}))
+    ways = [("2 × 2", by_quadrature)]
+    ways += [(shape, made) for shape in SHAPES for made in (by_monte_carlo, by_taylor)]
     return [
-        Call(
-            f"{made.__name__}-{shape.replace(' × ', 'x')}", made, {"shape": shape, **shared, **own}
-        )
-        for shape, made, own in ways
+        Call(f"{made.__name__}-{shape.replace(' × ', 'x')}", partial(made, settings, shape))
+        for shape, made in ways
     ]
 
 
-def output_map(steps: int, coefficients: str) -> Map:
+def output_map(settings: Settings) -> Map:
     """Q of 000: Newton-Schulz from M / max(1, ||M||_F)."""
+    steps, coefficients = settings.steps, settings.coefficients
     return lambda matrix: newton_schulz(matrix, steps, coefficients, normalization="unit")
 
 
@@ -73,16 +68,15 @@ def momentum(shape: str, norm: float) -> Tensor:
     return torch.from_numpy(left * (norm * values / np.linalg.norm(values)) @ right.T)
 
 
-def by_quadrature(
-    shape: str, rhos: list[float], norm: float, steps: int, coefficients: str, spacing: float,
-    nodes: int,
-) -> Record:  # fmt: skip
+def by_quadrature(settings: Settings, shape: str) -> Record:
     """Both biases to many digits: Gauss-Hermite quadrature over all entries."""
-    apply, at = output_map(steps, coefficients), momentum(shape, norm)
-    heat = [_smoothed(apply, at, rho, nodes) - apply(at) for rho in rhos]
-    twice = [_smoothed(apply, at, math.sqrt(2) * rho, nodes) - apply(at) for rho in rhos]
+    apply, at, rhos = output_map(settings), momentum(shape, settings.norm), settings.rhos
+    heat, twice = (
+        [_smoothed(apply, at, width * rho, settings.nodes) - apply(at) for rho in rhos]
+        for width in (1, math.sqrt(2))
+    )
     corrected = [2 * one - two for one, two in zip(heat, twice, strict=True)]
-    terms = leading_terms(apply, at, rhos, spacing)
+    terms = leading_terms(apply, at, rhos, settings.spacing)
     return {"rows": _rows(shape, QUADRATURE, rhos, (heat, corrected), terms)}
 
 
@@ -98,20 +92,17 @@ def _smoothed(apply: Map, at: Tensor, rho: float, nodes: int) -> Tensor:
     return torch.einsum("b,bij->ij", weight.flatten(), apply(moved))
 
 
-def by_monte_carlo(
-    shape: str, rhos: list[float], norm: float, steps: int, coefficients: str, spacing: float,
-    samples: int,
-) -> Record:  # fmt: skip
+def by_monte_carlo(settings: Settings, shape: str) -> Record:
     """Both biases from draws of (E, U), with their standard errors and the error of one direction.
 
     phi(E) = (Q(H + rho E) + Q(H - rho E)) / 2 - Q(H) is averaged for the plain bias. Exchanging E
     and U, which have one law, the corrected direction is on average phi(E) + phi(U) - (phi(E + U)
     + phi(E - U)) / 2: its terms of order rho^2 cancel draw by draw, by the parallelogram law.
     """
-    apply, at = output_map(steps, coefficients), momentum(shape, norm)
-    found = [_sampled(apply, at, rho, samples) for rho in rhos]
-    heat, corrected, errors, spreads = zip(*found, strict=True)
-    terms = leading_terms(apply, at, rhos, spacing)
+    apply, at, rhos = output_map(settings), momentum(shape, settings.norm), settings.rhos
+    means = [_sampled(apply, at, rho, settings.samples) for rho in rhos]
+    heat, corrected, errors, spreads = zip(*means, strict=True)
+    terms = leading_terms(apply, at, rhos, settings.spacing)
     return {"rows": _rows(shape, MONTE_CARLO, rhos, (heat, corrected), terms, errors, spreads)}
 
 
@@ -149,13 +140,11 @@ def _chunk(apply: Map, at: Tensor, e: Tensor, u: Tensor, rho: float) -> tuple[Te
     return even[0], corrected, plain.square().sum((-2, -1)), one.square().sum((-2, -1))
 
 
-def by_taylor(
-    shape: str, rhos: list[float], norm: float, steps: int, coefficients: str, spacing: float
-) -> Record:
+def by_taylor(settings: Settings, shape: str) -> Record:
     """The leading terms alone, in the place of biases."""
-    apply, at = output_map(steps, coefficients), momentum(shape, norm)
-    terms = leading_terms(apply, at, rhos, spacing)
-    return {"rows": _rows(shape, TAYLOR, rhos, terms, terms)}
+    apply, at = output_map(settings), momentum(shape, settings.norm)
+    terms = leading_terms(apply, at, settings.rhos, settings.spacing)
+    return {"rows": _rows(shape, TAYLOR, settings.rhos, terms, terms)}
 
 
 def leading_terms(apply: Map, at: Tensor, rhos: Sequence[float], spacing: float) -> Biases:
@@ -190,31 +179,23 @@ def _rows(
 
     A norm alone would take a term of the wrong sign or direction for the bias.
     """
-    nothing = [(0.0, 0.0)] * len(rhos)
-    sizes, away = _norms(biases), _norms(biases, terms)
-    lines = zip(rhos, sizes, away, errors or nothing, spreads or nothing, strict=True)
+    nothing, left = [(0.0, 0.0)] * len(rhos), []
+    for bias, term in zip(biases, terms, strict=True):
+        left.append([one - other for one, other in zip(bias, term, strict=True)])
+    columns = {"": _norms(biases), "_off": _norms(left), "_error": errors or nothing,
+               "_spread": spreads or nothing}  # fmt: skip
     return [
-        {
-            "shape": shape,
-            "way": way,
-            "rho": rho,
-            "plain": size[0],
-            "corrected": size[1],
-            "plain_off": off[0],
-            "corrected_off": off[1],
-            "plain_error": error[0],
-            "corrected_error": error[1],
-            "plain_spread": spread[0],
-            "corrected_spread": spread[1],
+        {"shape": shape, "way": way, "rho": rho}
+        | {
+            f"{kind}{what}": pairs[place][which]
+            for what, pairs in columns.items()
+            for which, kind in enumerate(("plain", "corrected"))
         }
-        for rho, size, off, error, spread in lines
+        for place, rho in enumerate(rhos)
     ]
 
 
-def _norms(biases: Biases, terms: Biases | None = None) -> list[Pair]:
-    """||.||_F of both kinds for each rho, of the biases or of their distances from the terms."""
-    left = [torch.stack(list(part)) for part in biases]
-    if terms is not None:
-        left = [one - torch.stack(list(term)) for one, term in zip(left, terms, strict=True)]
-    heat, corrected = (torch.linalg.matrix_norm(part).tolist() for part in left)
-    return list(zip(heat, corrected, strict=True))
+def _norms(both: Sequence[Sequence[Tensor]]) -> list[Pair]:
+    """||.||_F of the plain and of the corrected one for each rho."""
+    plain, corrected = (torch.linalg.matrix_norm(torch.stack(list(one))) for one in both)
+    return list(zip(plain.tolist(), corrected.tolist(), strict=True))

@@ -1,6 +1,7 @@
 """Study `dp-muon-printed`: what the settings of 000's Table 3 spend, by both modes."""
 
 from collections.abc import Sequence
+from functools import partial
 from typing import Annotated
 
 from pydantic import Field
@@ -35,31 +36,20 @@ class Settings(Table):
 def cells(settings: Settings, asked: Asked) -> Sequence[Call]:
     """A cell a row."""
     return [
-        Call(f"row-{number}", accounted, {"name": name, **row.model_dump()})
+        Call(f"row-{number}", partial(accounted, name, row))
         for number, (name, row) in enumerate(settings.rows.items())
     ]
 
 
-def accounted(
-    name: str, population: int, lot: float, steps: int, blocks: int, delta: float, noise: float,
-    printed: float,
-) -> Record:  # fmt: skip
+def accounted(name: str, row: Row) -> Record:
     """The printed epsilon beside that of both modes, and the noise that it would take jointly."""
-    rate = lot / population
-    joint = epsilon(noise, rate, steps, delta, blocks)
-    apart = epsilon(noise, rate, steps, delta, blocks, "per-release")
-    needed, _ = noise_for(printed, rate, steps, delta, blocks)
-    row = {
-        "name": name,
-        "steps": steps,
-        "blocks": blocks,
-        "delta": delta,
-        "noise": noise,
-        "printed": printed,
-        "per_release": apart.epsilon,
+    releases = row.lot / row.population, row.steps, row.delta, row.blocks
+    joint = epsilon(row.noise, *releases)
+    spent = {
+        "per_release": epsilon(row.noise, *releases, "per-release").epsilon,
         "joint_lower": joint.lower,
         "joint_upper": joint.upper,
         "joint_rdp": joint.rdp,
-        "needed": needed,
+        "needed": noise_for(row.printed, *releases)[0],
     }
-    return {"rows": [row]}
+    return {"rows": [{"name": name} | row.model_dump(exclude={"population", "lot"}) | spent]}

@@ -1,16 +1,11 @@
 """Study `dp-muon-printed`: how the epsilons of 000's Table 3 came about, and which hold."""
 
-import functools
-from collections.abc import Mapping, Sequence
-from pathlib import Path
-from typing import Any
+from collections.abc import Sequence
 
 import numpy as np
 
 from fedmuon.analysis.report.claims import Claim, Columns
-from fedmuon.analysis.report.findings import Findings, Picture, Rows, number
-from fedmuon.experiments.studies.dp_muon_printed import figure as accounts
-from fedmuon.experiments.studies.findings import assemble
+from fedmuon.analysis.report.findings import Rows, number
 
 NEAR = 0.003  # of the printed value
 STANDS_ON = (
@@ -21,11 +16,6 @@ STANDS_ON = (
     "every ε here assumes: its appendix names a shuffled fixed-size sampler, for which q = 1024/N "
     "is an approximation."
 )
-
-
-def findings(folder: Path, about: Mapping[str, Any]) -> Findings:
-    """The findings of such a folder."""
-    return assemble(folder, about, claims, pictures, numbers, stands_on=STANDS_ON)
 
 
 def claims(rows: Columns) -> Sequence[Claim]:
@@ -50,8 +40,8 @@ def exceeded(rows: Columns) -> Claim:
     if not many.any():
         return Claim(sentence, None, "no row has more than one block")
     times = rows["joint_lower"][many] / rows["printed"][many]
-    told = f"at least {times.min():.3g} to {times.max():.3g} times as large"
-    return Claim(sentence, bool((times > 2).all()), told)
+    detail = f"at least {times.min():.3g} to {times.max():.3g} times as large"
+    return Claim(sentence, bool((times > 2).all()), detail)
 
 
 def kept(rows: Columns) -> Claim:
@@ -61,28 +51,13 @@ def kept(rows: Columns) -> Claim:
     if not one.any():
         return Claim(sentence, None, "every row has more than one block")
     share = rows["joint_upper"][one] / rows["printed"][one]
-    told = f"then certified ε is {share.min():.3g} to {share.max():.3g} times the printed one"
-    return Claim(sentence, bool((share <= 1 + NEAR).all()), told)
-
-
-def pictures(rows: Columns) -> Sequence[Picture]:
-    """Printed against certified."""
-    return [
-        Picture(
-            "dp-muon-printed",
-            functools.partial(accounts.printed, rows),
-            "Printed ε against certified ε",
-            "Circles are printed, crosses reproduce them by counting releases that share a lot as "
-            "if each had its own, and squares are what Poisson lots spend, with their bracket "
-            "(narrower than the mark). With one block a step it is a little below the print, as "
-            "privacy loss distributions are tighter than Rényi accounting.",
-        )
-    ]
+    detail = f"then certified ε is {share.min():.3g} to {share.max():.3g} times the printed one"
+    return Claim(sentence, bool((share <= 1 + NEAR).all()), detail)
 
 
 def numbers(rows: Columns) -> Rows:
     """Every row, with the noise that the printed epsilon would take."""
-    found: Rows = [
+    lines: Rows = [
         ("setting", "m", "δ", "σ", "printed ε", "per-release ε", "joint ε", "σ for printed ε")
     ]
     for at in range(len(rows["name"])):
@@ -90,5 +65,5 @@ def numbers(rows: Columns) -> Rows:
         bracket = f"{number(float(held['joint_lower']))} – {number(float(held['joint_upper']))}"
         cells = [f"{held['blocks']:g}", f"{held['delta']:.0e}".replace("e-0", "e−")]
         cells += [f"{held[name]:.5g}" for name in ("noise", "printed", "per_release")]
-        found.append((str(held["name"]), *cells, bracket, f"{held['needed']:.5g}"))
-    return found
+        lines.append((str(held["name"]), *cells, bracket, f"{held['needed']:.5g}"))
+    return lines

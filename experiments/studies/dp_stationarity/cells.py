@@ -6,6 +6,7 @@ Step size and memory are those of Corollary 3.5. One cell has one method, noise 
 holds all seeds as one stack; lots and noise of a seed are the same for both methods.
 """
 
+import itertools
 import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -57,20 +58,20 @@ class Settings(Table):
     iterations: Count  # of Newton-Schulz
     probes: Count  # antithetic pairs of DP-MuonBC
 
+    @property
+    def shape(self) -> tuple[int, int]:
+        """Of W."""
+        return self.rows, self.columns
+
 
 def cells(settings: Settings, asked: Asked) -> Sequence[Call]:
     """A cell for each method, noise and horizon."""
-    given = settings.model_dump(exclude={"noises", "steps"})
+    every = itertools.product(METHODS, settings.noises, settings.steps)
     return [
         Call(
-            f"{method}-{noise:g}-{steps}",
-            measured,
-            {"method": method, "noise": noise, "steps": steps, **given},
-            steps,
+            f"{method}-{noise:g}-{steps}", partial(measured, settings, method, noise, steps), steps
         )
-        for method in METHODS
-        for noise in settings.noises
-        for steps in settings.steps
+        for method, noise, steps in every
     ]
 
 
@@ -86,19 +87,18 @@ class Location:
     slope: float
 
     @classmethod
-    def of(
-        cls, people: int, shape: tuple[int, int], distance: float, spread: float, slope: float
-    ) -> "Location":
+    def of(cls, asked: Settings) -> "Location":
         """People about a centre whose singular values are all `distance`."""
-        rng, short = generator(SEED, Draw.SYNTHETIC), min(shape)
-        left, right = (np.linalg.qr(rng.standard_normal((size, short)))[0] for size in shape)
-        away = spread * rng.standard_normal((people, *shape))
-        return cls(torch.from_numpy(distance * left @ right.T + away).flatten(1), slope)
+        rng, shape = generator(SEED, Draw.SYNTHETIC), asked.shape
+        left, right = (np.linalg.qr(rng.standard_normal((size, min(shape))))[0] for size in shape)
+        away = asked.spread * rng.standard_normal((asked.people, *shape))
+        points = asked.distance * left @ right.T + away
+        return cls(torch.from_numpy(points).flatten(1), asked.slope)
 
     def squares(self, at: Tensor) -> Tensor:
         """|W - A_i|_F^2 [S, N] at W [S, m n]."""
-        found = at.square().sum(1)[:, None] + self._lengths - 2 * at @ self.points.mT
-        return found.clamp_min(0)
+        squares = at.square().sum(1)[:, None] + self._lengths - 2 * at @ self.points.mT
+        return squares.clamp_min(0)
 
     @cached_property
     def _lengths(self) -> Tensor:
@@ -135,44 +135,33 @@ class Location:
         return float(self.value(self.squares(start)) - self.value(self.squares(best)) + rest)
 
 
-def measured(
-    method: Name, noise: float, steps: int, seeds: int, rows: int, columns: int, people: int,
-    lot: float, slope: float, clip: float, distance: float, spread: float, iterations: int,
-    probes: int,
-) -> Record:  # fmt: skip
+def measured(asked: Settings, method: Name, noise: float, steps: int) -> Record:
     """A row for each seed: the mean of ||grad f(W_k)||_* over k < T, and the bound with its terms.
 
     Newton-Schulz with polynomials that keep (0, 1] leaves singular vectors alone, so its distance
     from the polar factor is 1 less the least singular value of O: the largest of any step and seed
     is what the bound is given.
     """
-    shape = (rows, columns)
-    problem = Location.of(people, shape, distance, spread, slope)
+    problem, short = Location.of(asked), min(asked.shape)
     gap = problem.gap()
-    plan = schedule(steps, gap, min(shape))
-    privacy = Privacy(
-        bound=clip, noise=noise, lot=lot, probes=probes, insecure_reproducible_noise=True
-    )
-    path = trajectory(problem, method, plan, privacy, iterations, seeds, shape)
-    sizes, least, most = watched(path, problem, plan)
+    plan = schedule(steps, gap, short)
+    sizes, least, most = watched(trajectory(problem, asked, method, noise, plan), problem, plan)
     error = max(0.0, 1 - least) if method == MUON else 0.0
-    release = theorem.Release(clip, noise, lot, shape, max(0.0, slope - clip))
-    bound = theorem.dp_muon(plan, release, gap, min(shape), error)
+    excess = max(0.0, asked.slope - asked.clip)
+    release = theorem.Release(asked.clip, noise, asked.lot, asked.shape, excess)
+    bound = theorem.dp_muon(plan, release, gap, short, error)
     shared = {
         "method": method,
         "noise": noise,
         "steps": steps,
         "bound": bound.value,
         **{f"term_{name}": term for name, term in bound.terms.items()},
-        "ceiling": math.sqrt(min(shape)) * slope,  # of any gradient's nuclear norm
+        "ceiling": math.sqrt(short) * asked.slope,  # of any gradient's nuclear norm
         "polar_error": error,
         "longest_step": most,
     }
-    return {
-        "rows": [
-            {**shared, "seed": seed, "mean_nuclear": float(size)} for seed, size in enumerate(sizes)
-        ]
-    }
+    rows = [shared | {"seed": seed, "mean_nuclear": float(size)} for seed, size in enumerate(sizes)]
+    return {"rows": rows}
 
 
 def schedule(steps: int, gap: float, smoothness: float) -> Schedule:
@@ -180,25 +169,26 @@ def schedule(steps: int, gap: float, smoothness: float) -> Schedule:
     return theorem.light_tailed(steps, 1.0, math.sqrt(gap / smoothness))[0]
 
 
-def recipe_of(method: Name, plan: Schedule, privacy: Privacy, iterations: int) -> Recipe:
+def recipe_of(asked: Settings, method: Name, noise: float, plan: Schedule) -> Recipe:
     """DP-Muon as 000 has it, or with the correction."""
     local = Local(recipe=method, lr=plan.lr, momentum=plan.beta, momentum_form="polyak")
     table = OrthogonalizerTable(
-        name="newton-schulz", coefficients="quintic", steps=iterations, normalization="unit"
+        name="newton-schulz", coefficients="quintic", steps=asked.iterations, normalization="unit"
     )
+    privacy = Privacy(bound=asked.clip, noise=noise, lot=asked.lot, probes=asked.probes,
+                      insecure_reproducible_noise=True)  # fmt: skip
     return build(local, table, privacy=privacy)
 
 
 def trajectory(
-    problem: Location, method: Name, plan: Schedule, privacy: Privacy, iterations: int,
-    seeds: int, shape: tuple[int, int],
-) -> Iterator[Tensor]:  # fmt: skip
+    problem: Location, asked: Settings, method: Name, noise: float, plan: Schedule
+) -> Iterator[Tensor]:
     """W_0 = 0, ..., W_T of all seeds [S, m, n]."""
-    recipe = recipe_of(method, plan, privacy, iterations)
+    recipe = recipe_of(asked, method, noise, plan)
     assert recipe.mechanism is not None
-    draws = [partial(generator, seed, round=plan.steps) for seed in range(seeds)]
+    draws = [partial(generator, seed, round=plan.steps) for seed in range(asked.seeds)]
     oracle = _oracle(problem, recipe.mechanism, draws)
-    start = {"W": torch.zeros((seeds, *shape), dtype=torch.float64)}
+    start = {"W": torch.zeros((asked.seeds, *asked.shape), dtype=torch.float64)}
     for _, now in walk(recipe.chain, start, oracle, plan.steps, draws):
         yield now["W"]
 
@@ -218,8 +208,8 @@ def _oracle(
         weights = problem.weights(squares)
         factors = mechanism.clipping.factors({"W": weights.square() * squares})["W"]
         sums = {"W": problem.combined(at, lots * factors * weights).view_as(params["W"])}
-        found = release(sums, mechanism.clipping, mechanism.noise, mechanism.lot, keyed(now))
-        return problem.value(squares), found.gradient
+        released = release(sums, mechanism.clipping, mechanism.noise, mechanism.lot, keyed(now))
+        return problem.value(squares), released.gradient
 
     return oracle
 

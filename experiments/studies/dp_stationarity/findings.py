@@ -1,21 +1,17 @@
 """Study `dp-stationarity`: measured nuclear norms beside the bound of 000, Theorem 3.4."""
 
-import functools
-from collections.abc import Mapping, Sequence
-from pathlib import Path
-from typing import Any
+import itertools
+from collections.abc import Sequence
 
 import numpy as np
 
 from fedmuon.analysis.report.claims import Claim, Columns
-from fedmuon.analysis.report.findings import Findings, Picture, Rows
+from fedmuon.analysis.report.columns import where
+from fedmuon.analysis.report.findings import Rows
 from fedmuon.analysis.report.slopes import Curve, curve
-from fedmuon.experiments.studies.dp_stationarity import figure as stationary
-from fedmuon.experiments.studies.findings import assemble
 
 MUON, CORRECTED = "dp-muon", "dp-muonbc"
 NAMES = {MUON: "DP-Muon", CORRECTED: "DP-MuonBC"}
-TITLES = {**NAMES, CORRECTED: "DP-MuonBC, outside the theorem"}
 TERMS = ("descent", "step", "clipping", "noise", "drift")
 STANDS_ON = (
     "f is a mean over people of c√(c² + ‖W − Aᵢ‖²) − c²: convex, L = min(m, n) from ‖·‖_op to "
@@ -29,11 +25,6 @@ STANDS_ON = (
 )
 
 
-def findings(folder: Path, about: Mapping[str, Any]) -> Findings:
-    """The findings of such a folder."""
-    return assemble(folder, about, claims, pictures, numbers, stands_on=STANDS_ON)
-
-
 def claims(rows: Columns) -> Sequence[Claim]:
     """Below the bound, for both methods; falling; how loose the bound is, and what it is made of;
     whether it says much."""
@@ -43,7 +34,7 @@ def claims(rows: Columns) -> Sequence[Claim]:
 
 def within(rows: Columns) -> Claim:
     """DP-Muon, run by run."""
-    part = _of(rows, MUON)
+    part = where(rows, method=MUON)
     return Claim(
         "DP-Muon: the mean nuclear norm of the gradient is at most the bound of Theorem 3.4 in "
         "every run.",
@@ -54,19 +45,16 @@ def within(rows: Columns) -> Claim:
 
 def outside(rows: Columns) -> Claim:
     """DP-MuonBC, of which the theorem says nothing, run by run, and beside DP-Muon."""
-    part = _of(rows, CORRECTED)
-    last = float(rows["steps"].max())
-    both = [[_curve(rows, name, noise).means[-1] for name in NAMES] for noise in _noises(rows)]
-    told = "; ".join(
-        f"σ = {noise:g}: {corrected / plain:.3f}"
-        for noise, (plain, corrected) in zip(_noises(rows), both, strict=True)
-    )
+    part, ratios = where(rows, method=CORRECTED), []
+    for noise in _noises(rows):
+        plain, corrected = (_curve(rows, name, noise).means[-1] for name in NAMES)
+        ratios.append(f"σ = {noise:g}: {corrected / plain:.3f}")
     return Claim(
         "DP-MuonBC, which the theorem does not cover, keeps to the bound for exact polar factors "
         "in every run.",
         bool((part["mean_nuclear"] <= part["bound"]).all()),
         f"{_held(part)}; longest step {part['longest_step'].max():.3g} in spectral norm; its norm "
-        f"over DP-Muon's at T = {last:.0f}: {told}",
+        f"over DP-Muon's at T = {rows['steps'].max():.0f}: {'; '.join(ratios)}",
     )
 
 
@@ -83,7 +71,7 @@ def falling(rows: Columns, method: str) -> Claim:
 
 def tight(rows: Columns) -> Claim:
     """How much of the bound is used."""
-    part = _of(rows, MUON)
+    part = where(rows, method=MUON)
     shares = {noise: _share(part)[part["noise"] == noise] for noise in _noises(rows)}
     return Claim(
         "The bound is within a factor of 10 of what DP-Muon does, in every run.",
@@ -95,73 +83,44 @@ def tight(rows: Columns) -> Claim:
 
 def made_of(rows: Columns) -> Claim:
     """Which term is the largest at the largest T."""
-    part = _at(_of(rows, MUON), steps=rows["steps"].max())
-    largest, told = [], []
+    part = where(rows, method=MUON, steps=rows["steps"].max())
+    largest, shares = [], []
     for noise in _noises(rows):
-        one = _at(part, noise=noise)
+        one = where(part, noise=noise)
         terms = {name: float(one[f"term_{name}"][0]) for name in TERMS}
         largest.append(max(terms, key=lambda name: terms[name]))
-        told.append(f"σ = {noise:g}: {largest[-1]}, {terms[largest[-1]] / one['bound'][0]:.0%}")
+        shares.append(f"σ = {noise:g}: {largest[-1]}, {terms[largest[-1]] / one['bound'][0]:.0%}")
     return Claim(
         "The bound's largest term is the momentum's drift at the smallest noise, and the noise's "
         "at the largest.",
         largest[0] == "drift" and largest[-1] == "noise",
-        "; ".join(told) + f" of the bound at T = {rows['steps'].max():.0f}",
+        "; ".join(shares) + f" of the bound at T = {rows['steps'].max():.0f}",
     )
 
 
 def telling(rows: Columns) -> Claim:
     """Whether the bound is below what holds of any gradient of this problem."""
-    part = _at(_of(rows, MUON), steps=rows["steps"].max())
-    told = [
-        f"σ = {noise:g}: {_at(part, noise=noise)['bound'][0] / part['ceiling'][0]:.2f} times that"
-        for noise in _noises(rows)
-    ]
+    part = where(rows, method=MUON, steps=rows["steps"].max())
+    ratio = part["bound"] / part["ceiling"]
+    shown = [(noise, ratio[part["noise"] == noise][0]) for noise in _noises(rows)]
     return Claim(
         "At the largest T and the smallest noise the bound says more than ‖∇f‖_* ≤ √r c, which "
         "holds everywhere.",
-        bool((part["bound"] < part["ceiling"])[part["noise"] == _noises(rows)[0]].all()),
-        "; ".join(told),
+        bool((ratio < 1)[part["noise"] == part["noise"].min()].all()),
+        "; ".join(f"σ = {noise:g}: {value:.2f} times that" for noise, value in shown),
     )
-
-
-def pictures(rows: Columns) -> Sequence[Picture]:
-    """Measured norms and bounds against T."""
-    return [
-        Picture(
-            "dp-stationarity",
-            functools.partial(stationary.beside, rows, TITLES),
-            "Mean nuclear norm of the gradient beside its bound",
-            "Points are means over seeds, with 95% intervals, which are mostly smaller than the "
-            "points; dashed lines of the same colour are Theorem 3.4's bound. On the right it is "
-            "drawn for comparison only: the theorem does not cover the correction. The dotted "
-            "line is the nuclear norm that no gradient of this problem exceeds: a bound above it "
-            "says nothing.",
-        )
-    ]
 
 
 def numbers(rows: Columns) -> Rows:
     """The bound's terms by noise and T, and what was measured, as a share of the bound."""
-    return [
-        ("σ", "T", *TERMS, "bound", *NAMES.values()),
-        *(
-            _line(rows, noise, steps)
-            for noise in _noises(rows)
-            for steps in np.unique(rows["steps"]).tolist()
-        ),
-    ]
-
-
-def _line(rows: Columns, noise: float, steps: float) -> tuple[str, ...]:
-    parts = [_at(_of(rows, name), noise=noise, steps=steps) for name in NAMES]
+    lines: Rows = [("σ", "T", *TERMS, "bound", *NAMES.values())]
     names = (*(f"term_{name}" for name in TERMS), "bound")
-    return (
-        f"{noise:g}",
-        f"{steps:.0f}",
-        *(f"{parts[0][name][0]:.2f}" for name in names),
-        *(f"{part['mean_nuclear'].mean():.2f} ({_share(part).mean():.0%})" for part in parts),
-    )
+    for noise, steps in itertools.product(_noises(rows), np.unique(rows["steps"]).tolist()):
+        parts = [where(rows, method=name, noise=noise, steps=steps) for name in NAMES]
+        bound = [f"{parts[0][name][0]:.2f}" for name in names]
+        norms = [f"{one['mean_nuclear'].mean():.2f} ({_share(one).mean():.0%})" for one in parts]
+        lines.append((f"{noise:g}", f"{steps:.0f}", *bound, *norms))
+    return lines
 
 
 def _held(part: Columns) -> str:
@@ -171,15 +130,6 @@ def _held(part: Columns) -> str:
 
 def _share(part: Columns) -> np.ndarray:
     return part["mean_nuclear"] / part["bound"]
-
-
-def _of(rows: Columns, method: str) -> Columns:
-    return _at(rows, method=method)
-
-
-def _at(rows: Columns, **where: Any) -> Columns:
-    chosen = np.all([rows[name] == wanted for name, wanted in where.items()], axis=0)
-    return {name: column[chosen] for name, column in rows.items()}
 
 
 def _noises(rows: Columns) -> list[float]:

@@ -1,15 +1,14 @@
 """Study `dp-text`: private fine-tuning on tables and sentences, beside 000, Tables 1 and 2."""
 
-import functools
 from collections.abc import Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from fedmuon.analysis.report.claims import Claim, Columns
-from fedmuon.analysis.report.findings import Findings, Picture, Rows, number
-from fedmuon.experiments.studies.dp_text import figure as text
+from fedmuon.analysis.report.findings import Findings, Rows, number, spread
 from fedmuon.experiments.studies.findings import assemble
 
 MEASURES = {"nll": "NLL per target token", "bleu": "BLEU", "rouge_l": "ROUGE-L"}
@@ -39,15 +38,9 @@ MADE_UP = (
 def findings(folder: Path, about: Mapping[str, Any]) -> Findings:
     """The findings of such a folder."""
     published = about["settings"]["published"].get(about["data"], {})
-    return assemble(
-        folder,
-        about,
-        claims,
-        pictures,
-        functools.partial(numbers, published),
-        tables=("ends", "curves"),
-        stands_on=STANDS_ON + (MADE_UP if about["made_up"] else ""),
-    )
+    stands_on = STANDS_ON + (MADE_UP if about["made_up"] else "")
+    table = partial(numbers, published)
+    return assemble("dp-text", folder, about, claims, table, stands_on, ("ends", "curves"))
 
 
 def claims(ends: Columns, curves: Columns) -> Sequence[Claim]:
@@ -81,32 +74,13 @@ def ordered(ends: Columns, better: str, than: str, measure: str) -> Claim:
     return Claim(sentence, bool(sign * one.mean() < sign * other.mean()), detail)
 
 
-def pictures(ends: Columns, curves: Columns) -> Sequence[Picture]:
-    """The held-out loss by step."""
-    return [
-        Picture(
-            "dp-text",
-            functools.partial(text.learning, curves),
-            "Held-out negative log-likelihood by private step",
-            "The mean over held-out sentences of the mean over their tokens; lower is better. All "
-            "methods begin from one decoder and spend the same joint ε in all. A line is the mean "
-            "over seeds, its band their least and largest.",
-        )
-    ]
-
-
 def numbers(published: Mapping[str, Mapping[str, float]], ends: Columns, curves: Columns) -> Rows:
     """Means over seeds with standard deviations, and below each what 000 prints."""
-    found: Rows = [("method", "noise σ", "blocks", *MEASURES.values())]
+    lines: Rows = [("method", "noise σ", "blocks", *MEASURES.values())]
     for name in dict.fromkeys(ends["method"].tolist()):
         mine = ends["method"] == name
         about = (number(float(ends[key][mine].mean())) for key in ("noise", "blocks"))
-        found.append((name, *about, *(_spread(ends[key][mine]) for key in MEASURES)))
+        lines.append((name, *about, *(spread(ends[key][mine]) for key in MEASURES)))
         if held := published.get(name):
-            found.append(("  000, GPT-2", "", "", *(number(held.get(key)) for key in MEASURES)))
-    return found
-
-
-def _spread(values: np.ndarray) -> str:
-    more = f" ± {values.std(ddof=1):.2g}" if len(values) > 1 else ""
-    return number(float(values.mean())) + more
+            lines.append(("  000, GPT-2", "", "", *(number(held.get(key)) for key in MEASURES)))
+    return lines

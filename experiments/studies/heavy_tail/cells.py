@@ -6,10 +6,10 @@ one stack; the noise of a seed is the same for all methods.
 """
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import cached_property
-from typing import Annotated, Any
+from functools import cached_property, lru_cache, partial
+from typing import Annotated
 
 import numpy as np
 import torch
@@ -18,7 +18,7 @@ from torch import Tensor
 
 from fedmuon.experiments.studies.heavy_tail import noise as tails
 from fedmuon.experiments.studies.study import Call
-from fedmuon.experiments.studies.walk import walk
+from fedmuon.experiments.studies.walk import Oracle, walk
 from fedmuon.experiments.suites.contents import Asked
 from fedmuon.randomness import Draw, generator
 from fedmuon.schedules import heavy_tailed
@@ -32,7 +32,7 @@ from fedmuon.transforms.oracle import gradient
 from fedmuon.transforms.orthogonal import named, orthogonalize
 from fedmuon.transforms.step import descend, normalize
 
-TOGETHER = 128  # steps whose noise is drawn at once
+BLOCK = 128  # steps whose noise is drawn at once
 SEED = 0
 MAPS = {
     "muon-exact": OrthogonalizerTable(name="exact-sign"),
@@ -60,12 +60,16 @@ class Settings(Table):
     rows: Count = 6
     columns: Count = 4
 
+    @property
+    def shape(self) -> tuple[int, int]:
+        """Of X."""
+        return self.rows, self.columns
+
 
 def cells(settings: Settings, asked: Asked) -> Sequence[Call]:
     """A cell for each method and number of steps."""
-    given = settings.model_dump(exclude={"steps"})
     return [
-        Call(f"{method}-{steps}", measured, {"method": method, "steps": steps, **given}, steps)
+        Call(f"{method}-{steps}", partial(measured, settings, method, steps), steps)
         for method in METHODS
         for steps in settings.steps
     ]
@@ -107,35 +111,31 @@ def _symmetric(size: int, rng: np.random.Generator) -> Tensor:
 class Noise:
     """(s + t ||grad f||_F) S at every step, S [A seeds, m, n] of stable entries."""
 
-    alphas: Sequence[float]
-    seeds: int
-    shape: tuple[int, int]
-    scale: float
-    margin: float
+    settings: Settings
 
     @cached_property
     def index(self) -> np.ndarray:
         """The stable index of every run [A seeds, 1, 1], above alpha: E |S|^alpha exists."""
-        above = np.minimum(2, np.array(self.alphas) + self.margin)
-        return np.repeat(above, self.seeds)[:, None, None]
+        above = np.minimum(2, np.array(self.settings.alphas) + self.settings.margin)
+        return np.repeat(above, self.settings.seeds)[:, None, None]
 
     def size(self, alpha: float) -> float:
         """(sum_ij E |S_ij|^alpha)^(1/alpha), which bounds (E ||S||_F^alpha)^(1/alpha)."""
-        each = tails.moment(min(2.0, alpha + self.margin), alpha)
-        return (math.prod(self.shape) * each) ** (1 / alpha)
+        each = tails.moment(min(2.0, alpha + self.settings.margin), alpha)
+        return (math.prod(self.settings.shape) * each) ** (1 / alpha)
 
     def sigma0(self, alpha: float, sigma1: float) -> float:
         """The sigma_0 of 002 (2); (a + b)^alpha <= 2^(alpha - 1) (a^alpha + b^alpha) joins two."""
-        return (2 ** (1 - 1 / alpha) if sigma1 else 1.0) * self.scale * self.size(alpha)
+        return (2 ** (1 - 1 / alpha) if sigma1 else 1.0) * self.settings.noise * self.size(alpha)
 
     def growth(self, alpha: float, sigma1: float) -> float:
         """The t that makes the noise grow with the gradient by this sigma_1."""
         return sigma1 / (2 ** (1 - 1 / alpha) * self.size(alpha))
 
     def drawn(self, steps: int, block: int) -> Tensor:
-        """S of the steps of one block, [TOGETHER, A seeds, m, n]."""
+        """S of the steps of one block, [BLOCK, A seeds, m, n]."""
         rng = generator(SEED, Draw.BATCH, round=steps, step=block)
-        shape = (TOGETHER, len(self.index), *self.shape)
+        shape = (BLOCK, len(self.index), *self.settings.shape)
         return torch.from_numpy(tails.stable(self.index, shape, rng))
 
 
@@ -151,13 +151,12 @@ class Group:
     sigma1: float
 
 
-def groups(method: str, alphas: Sequence[float], given: Record, steps: int) -> list[Group]:
+def groups(asked: Settings, method: str, steps: int) -> list[Group]:
     """What is run of a method; SGD has the step size for bounded variance, times each factor."""
+    alphas, rate = asked.alphas, steps**-0.5
     if method == "sgd":
-        rate = steps**-0.5
-        factors = given["factors"]
-        return [Group(a, CLASSICAL, c, c * rate, 0.0, 0.0) for a in alphas for c in factors]
-    known = [Group(a, THEOREM, 1.0, *heavy_tailed(steps, a), given["sigma1"]) for a in alphas]
+        return [Group(a, CLASSICAL, c, c * rate, 0.0, 0.0) for a in alphas for c in asked.factors]
+    known = [Group(a, THEOREM, 1.0, *heavy_tailed(steps, a), asked.sigma1) for a in alphas]
     return known + [Group(a, FREE, 1.0, *heavy_tailed(steps), 0.0) for a in alphas]
 
 
@@ -170,82 +169,62 @@ def chain(method: str, rate: Tensor, memory: Tensor) -> Chain:
     return Chain((gradient(), momentum(memory, "nesterov"), direction, step))
 
 
-def measured(
-    method: str, steps: int, alphas: list[float], seeds: int, noise: float, margin: float,
-    rows: int, columns: int, distance: float, **given: Any,
-) -> Record:  # fmt: skip
+def measured(asked: Settings, method: str, steps: int) -> Record:
     """A row for each run: the mean of ||grad f(X_k)||_F over k < K."""
-    objective = Objective.of(rows, columns)
-    field = Noise(alphas, seeds, (rows, columns), noise, margin)
-    every = groups(method, alphas, given, steps)
-    start = np.linalg.qr(generator(SEED, Draw.INITIAL).standard_normal((rows, columns)))[0]
-    params = {"X": torch.from_numpy(start * distance).repeat(len(every) * seeds, 1, 1)}
-    links = chain(method, *(_each(every, seeds, key) for key in ("rate", "memory")))
-    oracle = _oracle(objective, field, every, seeds, steps)
+    objective, field = Objective.of(*asked.shape), Noise(asked)
+    every, seeds = groups(asked, method, steps), asked.seeds
+    start = np.linalg.qr(generator(SEED, Draw.INITIAL).standard_normal(asked.shape))[0]
+    params = {"X": torch.from_numpy(start * asked.distance).repeat(len(every) * seeds, 1, 1)}
+    rate, memory = (
+        _per_run([getattr(one, key) for one in every], seeds) for key in ("rate", "memory")
+    )
+    oracle = _oracle(objective, field, every, steps)
     total = torch.zeros(len(every) * seeds, dtype=torch.float64)
     least = np.full(len(every), np.inf)
-    for step, now in walk(links, params, oracle, steps, _sketches(steps)):
+    draws = partial(generator, SEED, round=steps)  # a sketch serves all runs of its step
+    for step, now in walk(chain(method, rate, memory), params, oracle, steps, draws):
         if step < steps:
             size = torch.linalg.matrix_norm(objective.gradient(now["X"]))
             total += size
             least = np.minimum(least, size.view(-1, seeds).mean(1).numpy())
-    return {"rows": _rows(method, steps, every, total.view(-1, seeds) / steps, least, field)}
+    mean = total.view(-1, seeds) / steps
+    return {
+        "rows": [
+            {
+                "method": method,
+                "schedule": one.schedule,
+                "alpha": one.alpha,
+                "factor": one.factor,
+                "steps": steps,
+                "seed": seed,
+                "sigma0": field.sigma0(one.alpha, one.sigma1),
+                "sigma1": one.sigma1,
+                "mean_gradient": float(mean[place, seed]),
+                "least_mean": float(least[place]),
+            }
+            for place, one in enumerate(every)
+            for seed in range(seeds)
+        ]
+    }
 
 
-def _oracle(
-    objective: Objective, field: Noise, every: Sequence[Group], seeds: int, steps: int
-) -> Callable[[int, Params], tuple[Tensor, Params]]:
+def _oracle(objective: Objective, field: Noise, every: Sequence[Group], steps: int) -> Oracle:
     """Loss and noisy gradient; every group has the same draws for the same alpha and seed."""
-    grow = _expanded([field.growth(one.alpha, one.sigma1) for one in every], seeds)[:, None, None]
-    place = torch.tensor([list(field.alphas).index(one.alpha) for one in every])
-    held: dict[int, Tensor] = {}
+    alphas, seeds, shape = field.settings.alphas, field.settings.seeds, field.settings.shape
+    grow = _per_run([field.growth(one.alpha, one.sigma1) for one in every], seeds)[:, None, None]
+    place = torch.tensor([alphas.index(one.alpha) for one in every])
+    drawn = lru_cache(1)(partial(field.drawn, steps))
 
     def oracle(step: int, params: Params) -> tuple[Tensor, Params]:
-        block, within = divmod(step, TOGETHER)
-        if block not in held:
-            held.clear()
-            held[block] = field.drawn(steps, block)
-        draws = held[block][within].view(len(field.alphas), seeds, *field.shape)[place]
+        block, within = divmod(step, BLOCK)
+        draws = drawn(block)[within].view(len(alphas), seeds, *shape)[place]
         slope = objective.gradient(params["X"])
-        size = field.scale + grow * torch.linalg.matrix_norm(slope, keepdim=True)
+        size = field.settings.noise + grow * torch.linalg.matrix_norm(slope, keepdim=True)
         return objective.value(params["X"]), {"X": slope + size * draws.flatten(0, 1)}
 
     return oracle
 
 
-def _sketches(steps: int) -> Callable[..., np.random.Generator]:
-    """A sketch serves all runs of its step."""
-
-    def draws(what: Draw, *, step: int, block: int = 0) -> np.random.Generator:
-        return generator(SEED, what, round=steps, step=step, block=block)
-
-    return draws
-
-
-def _each(every: Sequence[Group], seeds: int, key: str) -> Tensor:
-    return _expanded([getattr(one, key) for one in every], seeds)
-
-
-def _expanded(values: Sequence[float], seeds: int) -> Tensor:
+def _per_run(values: Sequence[float], seeds: int) -> Tensor:
+    """A number for each run, from one for each group."""
     return torch.tensor(values, dtype=torch.float64).repeat_interleave(seeds)
-
-
-def _rows(
-    method: str, steps: int, every: Sequence[Group], mean: Tensor, least: np.ndarray, field: Noise
-) -> list[Record]:
-    return [
-        {
-            "method": method,
-            "schedule": one.schedule,
-            "alpha": one.alpha,
-            "factor": one.factor,
-            "steps": steps,
-            "seed": seed,
-            "sigma0": field.sigma0(one.alpha, one.sigma1),
-            "sigma1": one.sigma1,
-            "mean_gradient": float(mean[place, seed]),
-            "least_mean": float(least[place]),
-        }
-        for place, one in enumerate(every)
-        for seed in range(mean.shape[1])
-    ]

@@ -1,26 +1,25 @@
 """Study `heavy-tail`: fitted rates beside those of 002, Theorem 3.4 and Corollary 3.6."""
 
-import functools
-from collections.abc import Mapping, Sequence
-from pathlib import Path
+import itertools
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 
 from fedmuon.analysis.report.claims import Claim, Columns
-from fedmuon.analysis.report.findings import Findings, Picture, Rows, number
+from fedmuon.analysis.report.columns import where
+from fedmuon.analysis.report.findings import Rows, number
 from fedmuon.analysis.report.slopes import Curve, Slope, curve, quotient
-from fedmuon.experiments.studies.findings import assemble
-from fedmuon.experiments.studies.heavy_tail import figure as tails
-from fedmuon.experiments.studies.heavy_tail.rates import (
-    FREE,
-    MUON,
-    NAMES,
-    THEOREM,
-    best_sgd,
-    promised,
-)
+from fedmuon.analysis.theory.schedules import rate
 
+THEOREM, FREE = "theorem", "alpha-free"
+SCHEDULES = {THEOREM: "schedule that knows α", FREE: "schedule without α"}
+MUON = {
+    "muon-exact": "Muon, exact",
+    "muon-ns": "Muon, Newton–Schulz",
+    "muon-randomized": "Muon, randomized",
+}
+NAMES = {**MUON, "normalized-sgd": "normalized SGD", "sgd": "SGD"}
 TOLERANCE = 0.03  # what terms of lower order may do to a slope at such K
 STANDS_ON = (
     "The objective is 1-smooth and not convex, its minimum is 0. The entries of the noise are "
@@ -32,9 +31,27 @@ STANDS_ON = (
 )
 
 
-def findings(folder: Path, about: Mapping[str, Any]) -> Findings:
-    """The findings of such a folder."""
-    return assemble(folder, about, claims, pictures, numbers, stands_on=STANDS_ON)
+def promised(alpha: float, schedule: str) -> float:
+    """The exponent of K (002, Theorem 3.4), or without alpha that of Corollary 3.6."""
+    return -rate(alpha, "heavy-tailed" if schedule == THEOREM else FREE)
+
+
+def norms(rows: Columns, method: str, alpha: float, schedule: str = THEOREM) -> Curve:
+    """The mean gradient norms of a method by K; SGD has its best step size and no schedule."""
+    if method == "sgd":
+        return best_sgd(rows, alpha)[1]
+    given: dict[str, Any] = {"method": method, "schedule": schedule, "alpha": alpha}
+    return curve(rows, "steps", "mean_gradient", **given)
+
+
+def best_sgd(rows: Columns, alpha: float) -> tuple[float, Curve]:
+    """SGD's step-size factor of the smallest mean at the largest K, and its curve."""
+    mine = where(rows, method="sgd", alpha=alpha)
+    every = {
+        float(factor): curve(mine, "steps", "mean_gradient", factor=float(factor))
+        for factor in np.unique(mine["factor"])
+    }
+    return min(every.items(), key=lambda pair: pair[1].means[-1])
 
 
 def claims(rows: Columns) -> Sequence[Claim]:
@@ -45,114 +62,81 @@ def claims(rows: Columns) -> Sequence[Claim]:
 
 def rate_kept(rows: Columns, method: str, schedule: str) -> Claim:
     """The fitted slope is at most the theory's, up to lower orders, at every alpha."""
-    sentence = (
-        f"{NAMES[method]} on the {SCHEDULES[schedule]}: the gradient shrinks at least at the "
-        f"promised rate at every α, up to {TOLERANCE} in the slope."
-    )
-    held, strictly, told = [], 0, []
+    held, strictly, slopes = [], 0, []
     for alpha in np.unique(rows["alpha"]):
-        slope = _curve(rows, method, schedule, alpha).slope
-        rate = promised(alpha, schedule)
-        held.append(slope.low <= rate + TOLERANCE)
-        strictly += slope.low <= rate
-        told.append(f"α = {alpha:g}: {slope} for {_minus(rate)}")
-    detail = f"{'; '.join(told)}; without the allowance in {strictly} of {len(held)}"
-    return Claim(sentence, all(held), detail)
+        slope, wanted = norms(rows, method, alpha, schedule).slope, promised(alpha, schedule)
+        held.append(slope.low <= wanted + TOLERANCE)
+        strictly += slope.low <= wanted
+        slopes.append(f"α = {alpha:g}: {slope} for {_minus(wanted)}")
+    return Claim(
+        f"{NAMES[method]} on the {SCHEDULES[schedule]}: the gradient shrinks at least at the "
+        f"promised rate at every α, up to {TOLERANCE} in the slope.",
+        all(held),
+        f"{'; '.join(slopes)}; without the allowance in {strictly} of {len(held)}",
+    )
 
 
 def sgd_loses_ground(rows: Columns) -> Claim:
     """SGD's measure over exact Muon's, at the largest K, falls as alpha rises."""
-    found = _against_sgd(rows)
-    values = [ratio.value for ratio in found.values()]
+    ratios = _against_sgd(rows)
     return Claim(
         "The heavier the tail, the more SGD loses against exact Muon.",
-        bool(np.all(np.diff(values) < 0)),
-        _ratios(rows, found),
+        bool(np.all(np.diff([ratio.value for ratio in ratios.values()]) < 0)),
+        _in_words(rows, ratios),
     )
 
 
 def sgd_behind(rows: Columns) -> Claim:
     """At the smallest alpha the ratio is above 1, beyond its 95% interval."""
-    found = _against_sgd(rows)
-    heaviest = min(found)
+    heaviest, ratio = min(_against_sgd(rows).items())
     return Claim(
         f"At the heaviest tail, α = {heaviest:g}, SGD is behind exact Muon beyond doubt.",
-        found[heaviest].low > 1,
-        _ratios(rows, {heaviest: found[heaviest]}),
+        ratio.low > 1,
+        _in_words(rows, {heaviest: ratio}),
     )
 
 
 def _against_sgd(rows: Columns) -> dict[float, Slope]:
     """By alpha, at the largest K: SGD with its best step size over Muon with its best schedule."""
-    found = {}
+    ratios = {}
     for alpha in np.unique(rows["alpha"]):
-        muon = [_curve(rows, "muon-exact", schedule, alpha).runs[-1] for schedule in SCHEDULES]
+        muon = [norms(rows, "muon-exact", alpha, schedule).runs[-1] for schedule in SCHEDULES]
         best = min(muon, key=lambda runs: runs.mean())
-        found[float(alpha)] = quotient(best_sgd(rows, alpha)[1].runs[-1], best)
-    return found
+        ratios[float(alpha)] = quotient(norms(rows, "sgd", alpha).runs[-1], best)
+    return ratios
 
 
-def _ratios(rows: Columns, found: Mapping[float, Slope]) -> str:
-    told = "; ".join(
-        f"α = {alpha:g}: {ratio.value:.2f} ({ratio.low:.2f} to {ratio.high:.2f})"
-        for alpha, ratio in found.items()
-    )
+def _in_words(rows: Columns, ratios: dict[float, Slope]) -> str:
     return (
         "SGD's mean gradient norm with the best of its step sizes over Muon's with the better "
-        f"schedule, at K = {rows['steps'].max():.0f}: {told}"
+        f"schedule, at K = {rows['steps'].max():.0f}: "
+    ) + "; ".join(
+        f"α = {alpha:g}: {ratio.value:.2f} ({ratio.low:.2f} to {ratio.high:.2f})"
+        for alpha, ratio in ratios.items()
     )
-
-
-def pictures(rows: Columns) -> Sequence[Picture]:
-    """Curves with their rates, and all slopes."""
-    return [
-        Picture(
-            "heavy-tail",
-            functools.partial(tails.curves, rows),
-            "Mean gradient norm against the number of steps, by tail index",
-            "The Muon maps and normalized SGD on the schedule of 002, Theorem 3.4, SGD with its "
-            "best step size at each α; 95% intervals over seeds. The dashed line has the slope "
-            "−(α − 1)/(3α − 2) of the theorem: curves at least as steep bear it out.",
-        ),
-        Picture(
-            "heavy-tail-slopes",
-            functools.partial(tails.slopes, rows),
-            "Fitted slopes beside the promised ones",
-            "Points at or below the line shrink at least as fast as promised. Left with the "
-            "schedule that knows α, right with the one that does not, whose guarantee is weaker.",
-        ),
-    ]
 
 
 def numbers(rows: Columns) -> Rows:
     """Slopes by method, schedule and alpha, and the measure at the largest K."""
-    head = ("method", "schedule", "α", "slope (95%)", "larger half of K", "promised", "at the end")
-    found: Rows = [head]
-    for schedule in (THEOREM, FREE):
-        for method in (*MUON, "normalized-sgd"):
-            for alpha in np.unique(rows["alpha"]):
-                one = _curve(rows, method, schedule, alpha)
-                found.append((NAMES[method], SCHEDULES[schedule], *_line(one, alpha, schedule)))
-    for alpha in np.unique(rows["alpha"]):
+    alphas = np.unique(rows["alpha"])
+    lines: Rows = [
+        ("method", "schedule", "α", "slope (95%)", "larger half of K", "promised", "at the end")
+    ]
+    for schedule, told in SCHEDULES.items():
+        for method, alpha in itertools.product((*MUON, "normalized-sgd"), alphas):
+            wanted = _minus(promised(alpha, schedule))
+            one = norms(rows, method, alpha, schedule)
+            lines.append((NAMES[method], told, *_line(one, alpha, wanted)))
+    for alpha in alphas:
         factor, one = best_sgd(rows, alpha)
-        rule = f"{factor:g} / √K, the best"
-        found.append((NAMES["sgd"], rule, *_line(one, alpha, None)))
-    return found
+        lines.append((NAMES["sgd"], f"{factor:g} / √K, the best", *_line(one, alpha, "–")))
+    return lines
 
 
-def _line(one: Curve, alpha: float, schedule: str | None) -> tuple[str, ...]:
+def _line(one: Curve, alpha: float, wanted: str) -> tuple[str, ...]:
     """alpha, both slopes, what is promised and the measure at the largest K."""
-    rate = _minus(promised(alpha, schedule)) if schedule else "–"
-    return f"{alpha:g}", str(one.slope), str(one.late), rate, number(one.means[-1])
-
-
-def _curve(rows: Columns, method: str, schedule: str, alpha: float) -> Curve:
-    where: dict[str, Any] = {"method": method, "schedule": schedule, "alpha": alpha}
-    return curve(rows, "steps", "mean_gradient", **where)
+    return f"{alpha:g}", str(one.slope), str(one.late), wanted, number(one.means[-1])
 
 
 def _minus(value: float) -> str:
     return f"{value:.3f}".replace("-", "−")
-
-
-SCHEDULES = {THEOREM: "schedule that knows α", FREE: "schedule without α"}

@@ -5,7 +5,7 @@ networks are trained on. Then D_0 = f(0) - f* = 1/2 and L = 1, in the operator n
 004 has them, whatever r is: what grows with r is the optimizer's doing.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from functools import partial
 from typing import Annotated
 
@@ -54,38 +54,28 @@ class Settings(Table):
 
 def cells(settings: Settings, asked: Asked) -> Sequence[Call]:
     """A cell for each method and rank; all seeds are one stack."""
-    given = settings.model_dump(exclude={"ranks"})
     return [
-        Call(f"{method}-r{rank}", measured, {"method": method, "rank": rank, **given}, rank)
+        Call(f"{method}-r{rank}", partial(measured, settings, method, rank), rank)
         for method in METHODS
         for rank in settings.ranks
     ]
 
 
-def measured(
-    method: str, rank: int, steps: list[int], seeds: int, inputs: int, batch: int,
-    label_noise: float, memory: float, lr_sgd: float, lr_muon: float,
-) -> Record:  # fmt: skip
+def measured(asked: Settings, method: str, rank: int) -> Record:
     """A row for each length K and seed: the mean of ||grad f(X_k)||_* over k < K."""
-    goal = targets(rank, inputs, seeds)
-    chain = _chain(method, memory, lr_muon if method in MAPS else lr_sgd)
-    oracle = partial(_oracle, goal, batch, label_noise)
-    path = walk(chain, {"X": torch.zeros_like(goal)}, oracle, max(steps), partial(generator, rank))
-    sizes = torch.stack(list(_nuclear(path, goal, max(steps))))
-    means = {length: sizes[:length].mean(0) for length in steps}
-    return {
-        "rows": [
-            {
-                "method": method,
-                "rank": rank,
-                "steps": length,
-                "seed": seed,
-                "mean_nuclear": float(mean[seed]),
-            }
-            for length, mean in means.items()
-            for seed in range(seeds)
-        ]
-    }
+    goal, longest = targets(rank, asked.inputs, asked.seeds), max(asked.steps)
+    turned = [orthogonalize(named(MAPS[method]))] if method in MAPS else []
+    rate = asked.lr_muon if method in MAPS else asked.lr_sgd
+    chain = Chain((gradient(), momentum(asked.memory), *turned, descend(rate)))
+    oracle = partial(_oracle, goal, asked.batch, asked.label_noise)
+    path = walk(chain, {"X": torch.zeros_like(goal)}, oracle, longest, partial(generator, rank))
+    sizes = torch.stack([nuclear(slope(now["X"], goal)) for step, now in path if step < longest])
+    rows = []
+    for length in asked.steps:
+        head = {"method": method, "rank": rank, "steps": length}
+        mean = sizes[:length].mean(0).tolist()
+        rows += [head | {"seed": seed, "mean_nuclear": size} for seed, size in enumerate(mean)]
+    return {"rows": rows}
 
 
 def targets(rank: int, inputs: int, seeds: int) -> Tensor:
@@ -111,14 +101,6 @@ def _oracle(
     return error.square().sum(1).mean(1) / (2 * rank), {"X": error @ x.mT / (batch * rank)}
 
 
-def _chain(method: str, memory: float, rate: float) -> Chain:
-    turned = [orthogonalize(named(MAPS[method]))] if method in MAPS else []
-    return Chain((gradient(), momentum(memory), *turned, descend(rate)))
-
-
-def _nuclear(path: Iterator[tuple[int, Params]], goal: Tensor, steps: int) -> Iterator[Tensor]:
-    """||grad f(X_k)||_* [S] for k < K, from the eigenvalues of the smaller Gram matrix."""
-    for step, now in path:
-        if step < steps:
-            at = slope(now["X"], goal)
-            yield torch.linalg.eigvalsh(at @ at.mT).clamp_min(0).sqrt().sum(-1)
+def nuclear(at: Tensor) -> Tensor:
+    """||A||_* [S] of A [S, r, n], from the eigenvalues of the smaller Gram matrix."""
+    return torch.linalg.eigvalsh(at @ at.mT).clamp_min(0).sqrt().sum(-1)

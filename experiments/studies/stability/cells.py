@@ -1,6 +1,5 @@
 """Kind `stability`: a published grid of runs, each beside its neighbours and its bound."""
 
-import json
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
@@ -45,13 +44,13 @@ class Stability(Work):
     counted: ClassVar[str] = "trajectories"
 
     @property
-    def lock(self) -> bytes:
-        """Everything that decides the results."""
+    def decisive(self) -> list[Any]:
+        """The settings of every stack."""
         settings = [
             [one.name, one.pairs, one.trials, one.config.model_dump(by_alias=True)]
             for one in self.cells
         ]
-        return (json.dumps([self.asked.stem, self.asked.scale, settings], indent=1) + "\n").encode()
+        return [self.asked.stem, self.asked.scale, settings]
 
     @property
     def published(self) -> Published | None:

@@ -4,39 +4,24 @@ import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.colors import LogNorm
 from matplotlib.figure import Figure
+from matplotlib.ticker import FuncFormatter, MaxNLocator, SymmetricalLogLocator
 
-from fedmuon.analysis.report.claims import by_label, spearman
-from fedmuon.analysis.report.style import (
-    BLACK,
-    BLUE,
-    GREY,
-    NAMES,
-    ORANGE,
-    SERIES,
-    Columns,
-    canvas,
-    compact,
-    legend,
-    levels_on_x,
-    log_x,
-    log_y,
-    plain,
-    styled,
-)
+from fedmuon.analysis.report import style
+from fedmuon.analysis.report.claims import Columns, by_label, spearman
 
 QUANTITIES = ("bound", "mean_perturbation")
 
 
-@styled
+@style.styled
 def phase(runs: Columns, narrow: bool = False) -> Figure:
     """Bound and mean perturbation over (eta, 1/sqrt(lambda)) (001, Figure 2); means over all else.
 
     The columns are those of runs.csv, each [S]; a cell without a run stays white.
     """
-    figure, panels = canvas(2, narrow, 2.7)
+    figure, panels = style.canvas(2, narrow, 2.7)
     for axes, name in zip(panels, QUANTITIES, strict=True):
         _heat_map(axes, *means(runs, name))
-        axes.set_title(NAMES[name])
+        axes.set_title(style.NAMES[name])
     return figure
 
 
@@ -59,38 +44,40 @@ def _heat_map(axes: Axes, lrs: np.ndarray, roots: np.ndarray, table: np.ndarray)
     for (row, column), value in np.ndenumerate(table):
         filled = not np.ma.is_masked(shown[row, column])
         dark = filled and np.dot(image.to_rgba(value)[:3], (0.3, 0.59, 0.11)) < 0.5
-        axes.text(column, row, compact(value), ha="center", va="center", fontsize=8,
+        axes.text(column, row, style.compact(value), ha="center", va="center", fontsize=8,
                   color="white" if dark else "black")  # fmt: skip
-    axes.set_xticks(range(len(lrs)), [plain(value) for value in lrs])
+    axes.set_xticks(range(len(lrs)), [style.plain(value) for value in lrs])
     axes.set_yticks(range(len(roots)), [f"{value:.3g}" for value in roots])
     axes.tick_params(length=0)
     axes.spines[:].set_visible(False)
-    axes.set_xlabel(NAMES["lr"])
-    axes.set_ylabel(NAMES["lambda"])
+    axes.set_xlabel(style.NAMES["lr"])
+    axes.set_ylabel(style.NAMES["lambda"])
 
 
-@styled
+@style.styled
 def scaling(runs: Columns, neighbours: Columns, factor: str, narrow: bool = False) -> Figure:
     """Bound, mean perturbation and certificate along n (001, Figures 3a, 3b), eta or lambda.
 
     Points are runs, lines their means; the mean certificate is over a level's neighbours.
     """
-    figure, (left, right) = canvas(2, narrow, 2.9)
+    figure, (left, right) = style.canvas(2, narrow, 2.9)
     x, moved = _place(runs, factor), runs["mean_perturbation"]
     levels = np.unique(x)
-    _series(left, x, runs["bound"], BLUE, "o", "bound")
-    _series(right, x, moved, BLUE, "o", "mean perturbation")
+    _series(left, x, runs["bound"], style.BLUE, "o", "bound")
+    _series(right, x, moved, style.BLUE, "o", "mean perturbation")
     beside = _place(neighbours, factor)
     promised = [neighbours["certificate"][beside == level].mean() for level in levels]
-    right.plot(levels, promised, "--", color=ORANGE, marker="s", ms=4, label="mean certificate")
+    right.plot(
+        levels, promised, "--", color=style.ORANGE, marker="s", ms=4, label="mean certificate"
+    )
     for axes, values in ((left, runs["bound"]), (right, moved)):
-        levels_on_x(axes, levels)
-        axes.set_xlabel(NAMES[factor])
+        style.levels_on_x(axes, levels)
+        axes.set_xlabel(style.NAMES[factor])
         if factor == "n":
             _guide(axes, levels, np.array([values[x == level].mean() for level in levels]))
-        log_y(axes)
-        legend(axes, 2)
-    left.set_ylabel(NAMES["bound"])
+        style.log_y(axes)
+        style.legend(axes, 2)
+    left.set_ylabel(style.NAMES["bound"])
     right.set_ylabel(r"perturbation $\Vert X-X'\Vert_F$")
     return figure
 
@@ -110,17 +97,17 @@ def _series(axes: Axes, x: np.ndarray, y: np.ndarray, colour: str, marker: str, 
 def _guide(axes: Axes, levels: np.ndarray, average: np.ndarray) -> None:
     """Slope -1 through the first mean."""
     guide = average[0] * levels[0] / levels
-    axes.plot(levels, guide, ":", color=GREY, lw=1.2, label="slope −1")
+    axes.plot(levels, guide, ":", color=style.GREY, lw=1.2, label="slope −1")
 
 
-@styled
+@style.styled
 def exposure(neighbours: Columns, narrow: bool = False) -> Figure:
     """Exposure per sample Y_i(C)/n_i against perturbation (001, Figure 3c), a point a neighbour.
 
     A log axis has no zero: such neighbours stand below the rest, with their own mark and number.
     Those of infinite exposure, which overflowed, are only counted.
     """
-    figure, (axes,) = canvas(1, narrow, 3.6)
+    figure, (axes,) = style.canvas(1, narrow, 3.6)
     x, y = neighbours["exposure"] / neighbours["size"], neighbours["perturbation"]
     floors = _floor(x), _floor(y)
     at = np.where(x > 0, x, floors[0]), np.where(y > 0, y, floors[1])
@@ -131,18 +118,18 @@ def exposure(neighbours: Columns, narrow: bool = False) -> Figure:
                   rasterized=True, label=label)  # fmt: skip
     zero = finite & ~positive
     if zero.any():
-        axes.plot(at[0][zero], at[1][zero], "x", color=BLACK, ms=6, clip_on=False,
+        axes.plot(at[0][zero], at[1][zero], "x", color=style.BLACK, ms=6, clip_on=False,
                   label=f"zero, off the log axes: {zero.sum()}")  # fmt: skip
     if not finite.all():
         axes.plot([], [], " ", label=f"exposure unknown or infinite: {(~finite).sum()}")
     _promise(axes, x, neighbours["certificate"])
     if positive.any():
-        log_x(axes)
-    log_y(axes)
+        style.log_x(axes)
+    style.log_y(axes)
     axes.set_xlabel(r"exposure per sample $Y_i(C)/n_i$")
     axes.set_ylabel(r"perturbation $\Vert X-X'\Vert_F$")
     axes.set_title(f"Spearman's ρ = {spearman(x, y):.3f}, {len(x)} neighbours", loc="left")
-    legend(axes, 2 if narrow else 4)
+    style.legend(axes, 2 if narrow else 4)
     return figure
 
 
@@ -155,7 +142,7 @@ def _floor(values: np.ndarray) -> float:
 def _kinds(neighbours: Columns) -> list[tuple[str, np.ndarray, tuple[str, str]]]:
     """One series for replacements that bring another label, one for those that do not."""
     names = ("another label", "the same label")
-    return list(zip(names, by_label(neighbours), SERIES[:2], strict=True))
+    return list(zip(names, by_label(neighbours), style.SERIES[:2], strict=True))
 
 
 def _promise(axes: Axes, x: np.ndarray, promised: np.ndarray) -> None:
@@ -164,4 +151,46 @@ def _promise(axes: Axes, x: np.ndarray, promised: np.ndarray) -> None:
     ratio = promised[used] / x[used]
     if len(ratio) and np.ptp(ratio) <= 1e-6 * ratio.max():
         ends = np.array([x[used].min(), x[used].max()])
-        axes.plot(ends, ratio[0] * ends, color=BLACK, lw=1, label="certificate")
+        axes.plot(ends, ratio[0] * ends, color=style.BLACK, lw=1, label="certificate")
+
+
+@style.styled
+def gap_and_bound(runs: Columns, narrow: bool = False) -> Figure:
+    """Every run [S] in order of its bound: gap with its 95% interval, bound, bound with C_hp = 1.
+
+    Where bounds dwarf the gaps, the axis is linear around zero and logarithmic above.
+    """
+    figure, (axes,) = style.canvas(1, narrow, 3.2)
+    order = np.argsort(runs["bound"], kind="stable")
+    place, gap = np.arange(1, len(order) + 1), runs["gap"][order]
+    reach = np.stack([gap - runs["gap_low"][order], runs["gap_high"][order] - gap])
+    axes.axhline(0, color=style.GREY, lw=0.8)
+    size = max(2.0, min(6.0, (300 if not narrow else 130) / len(order)))
+    axes.errorbar(place, gap, reach, fmt="o", color=style.BLUE, ms=min(size, 4), elinewidth=0.9,
+                  label="gap, 95% interval")  # fmt: skip
+    axes.plot(
+        place, runs["bound"][order], "_", color=style.BLACK, ms=size + 1, mew=1.6, label="bound"
+    )
+    axes.plot(place, runs["bound_one"][order], "d", color=style.ORANGE, ms=size, mfc="none",
+              label="bound with $C_{hp}$ = 1")  # fmt: skip
+    _scale(axes, runs)
+    if (runs["bound"] >= 1).any():
+        axes.axhline(1, color=style.GREY, lw=1, ls=":", label="vacuous from 1 on")
+    axes.xaxis.set_major_locator(MaxNLocator(integer=True))
+    axes.set_xlabel("run, in order of its bound")
+    axes.set_ylabel(r"test minus train risk $F-\hat F$")
+    style.legend(axes, 2 if narrow else 4)
+    return figure
+
+
+def _scale(axes: Axes, runs: Columns) -> None:
+    """Symmetric log where the largest bound is ten times any end of an interval."""
+    ends = np.abs(np.concatenate([runs["gap_low"], runs["gap_high"]]))
+    ends, bounds = (values[np.isfinite(values)] for values in (ends, runs["bound"]))
+    if len(ends) and len(bounds) and bounds.max() > 10 * ends.max():
+        linear = 10 ** np.ceil(np.log10(ends.max()))
+        axes.set_yscale("symlog", linthresh=linear)
+        axes.yaxis.set_minor_locator(
+            SymmetricalLogLocator(base=10, linthresh=linear, subs=list(range(2, 10)))
+        )
+        axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))

@@ -1,6 +1,6 @@
 """Kind `stability`: runs of a published grid, each beside its neighbours and its bound."""
 
-import functools
+import itertools
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -14,14 +14,13 @@ from fedmuon.analysis.report.columns import (
     require_consistent,
     require_matching,
 )
-from fedmuon.analysis.report.findings import Findings, Picture, Rows, circumstances, number, titled
+from fedmuon.analysis.report.findings import Findings, Picture, Rows, number
 from fedmuon.experiments.laboratory.findings import stands_on
-from fedmuon.experiments.studies.stability import figure, gap_figure
+from fedmuon.experiments.studies.stability import figure
 
 KEYS = ("trajectories", "published", "trajectories_per_second", "note", "constant", "delta",
         "status", "assumptions")  # fmt: skip
-TABLE_2 = {"gap_within_bound": "gap ≤ bound", "mean_gap": "mean gap",
-           "mean_bound": "mean bound", "mean_perturbation": "mean perturbation"}  # fmt: skip
+TABLE_2 = ("gap_within_bound", "mean_gap", "mean_bound", "mean_perturbation")
 
 
 def findings(folder: Path, about: Mapping[str, Any]) -> Findings:
@@ -32,57 +31,47 @@ def findings(folder: Path, about: Mapping[str, Any]) -> Findings:
     require_matching(runs, neighbours, folder)
     require_consistent(runs, folder)
     head, numbers = _beside(runs, about["published"])
-    return Findings(
-        name=folder.resolve().name,
-        title=titled(about),
-        data=str(about["data"]),
+    return Findings.of_suite(
+        folder,
+        about,
         claims=suite_claims(runs, neighbours),
         numbers_title="Measured beside published" if about["published"] else "Measured",
         head=head,
         numbers=numbers,
-        note=str(about["note"]),
-        pictures=_suite_pictures(runs, neighbours),
+        pictures=_pictures(runs, neighbours),
         stands_on=stands_on({**about, "c_hp": "explicit"}, str(about["constant"])),
         assumptions=[str(text) for text in about["assumptions"]],
-        again=str(about["again"]),
-        circumstances=circumstances(
-            about, ("suite", "data", "scale", "trajectories", "seconds", "trajectories_per_second")
-        ),
+        told=("suite", "data", "scale", "trajectories", "seconds", "trajectories_per_second"),
     )
 
 
-def _suite_pictures(runs: Columns, neighbours: Columns) -> list[Picture]:
+def _pictures(runs: Columns, neighbours: Columns) -> list[Picture]:
     """The figures that what varies asks for; the gap beside its bound always."""
     factors, chosen = varying(runs), []
     if {"lr", "lambda"} <= set(factors):
-        chosen.append(Picture.known("phase", functools.partial(figure.phase, runs)))
+        chosen.append(Picture.known("phase", figure.phase, runs))
     for factor in ("lr", "lambda", "n"):
         if factor in factors and not (factor != "n" and chosen and chosen[0].name == "phase"):
-            draw = functools.partial(figure.scaling, runs, neighbours, factor)
-            chosen.append(Picture.known(f"scaling-{factor}", draw))
+            name = f"scaling-{factor}"
+            chosen.append(Picture.known(name, figure.scaling, runs, neighbours, factor))
     if {"per_round", "alpha"} & set(factors):
-        chosen.append(Picture.known("exposure", functools.partial(figure.exposure, neighbours)))
-    return [*chosen, Picture.known("gap", functools.partial(gap_figure.gap_and_bound, runs))]
+        chosen.append(Picture.known("exposure", figure.exposure, neighbours))
+    return [*chosen, Picture.known("gap", figure.gap_and_bound, runs)]
 
 
 def _beside(runs: Columns, published: Mapping[str, Any] | None) -> tuple[tuple[str, ...], Rows]:
     """The columns of 001, Table 2 over all runs, and the published line where there is one."""
     measured = {
-        "gap_within_bound": float((runs["gap"] <= runs["bound"]).mean()),
-        "mean_gap": float(runs["table_gap"].mean()),
-        "mean_bound": float(runs["bound"].mean()),
-        "mean_perturbation": float(runs["mean_perturbation"].mean()),
+        "runs": str(len(runs["gap"])),
+        "gap ≤ bound": number(float((runs["gap"] <= runs["bound"]).mean())),
+        "mean gap": number(float(runs["table_gap"].mean())),
+        "mean bound": number(float(runs["bound"].mean())),
+        "mean perturbation": number(float(runs["mean_perturbation"].mean())),
+        "mean bound with C_hp = 1": number(float(runs["bound_one"].mean())),
+        "mean gap at the clients' label shares": number(float(runs["gap"].mean())),
     }
-    rows: Rows = [("runs", str(len(runs["gap"])))]
-    rows += [(text, number(measured[name])) for name, text in TABLE_2.items()]
-    extra: Rows = [
-        ("mean bound with C_hp = 1", number(float(runs["bound_one"].mean()))),
-        ("mean gap at the clients' label shares", number(float(runs["gap"].mean()))),
-    ]
     if not published:
-        return ("", "measured"), rows + extra
-    held = [str(published.get("runs", "–"))]
-    held += [number(published.get(name)) for name in TABLE_2]
-    both = [(*row, value) for row, value in zip(rows, held, strict=True)]
-    top = ("", "measured", f"001, Table 2 ({published.get('data', '')})")
-    return top, [*both, *((*row, "–") for row in extra)]
+        return ("", "measured"), list(measured.items())
+    held = [str(published.get("runs", "–")), *(number(published.get(name)) for name in TABLE_2)]
+    rows = itertools.zip_longest(measured, measured.values(), held, fillvalue="–")
+    return ("", "measured", f"001, Table 2 ({published.get('data', '')})"), list(rows)

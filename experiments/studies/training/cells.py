@@ -5,7 +5,6 @@ Every cell is a run directory below runs/, which resumes and replays like any ot
 
 import dataclasses
 import itertools
-import json
 import math
 import re
 from collections.abc import Iterator, Mapping, Sequence
@@ -184,17 +183,10 @@ class Training(Work):
     counted: ClassVar[str] = "rounds"
 
     @property
-    def lock(self) -> bytes:
-        """Everything that decides the results."""
+    def decisive(self) -> list[Any]:
+        """The config of every run."""
         settings = [[one.name, one.config.model_dump(by_alias=True)] for one in self.cells]
-        return (json.dumps([self.kind, self.asked.stem, self.asked.scale, settings], indent=1)
-                + "\n").encode()  # fmt: skip
-
-    def within(self, out: Path) -> Sequence[Trained]:
-        """The cells, each with its run directory."""
-        folder = out.absolute() / "runs"
-        folder.mkdir(exist_ok=True)
-        return [dataclasses.replace(one, folder=folder / one.name) for one in self.cells]
+        return [self.kind, self.asked.stem, self.asked.scale, settings]
 
     def require_sound(self, cells: Sequence[Cell]) -> None:
         """Their run directories, where they were kept."""

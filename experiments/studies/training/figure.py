@@ -1,27 +1,19 @@
 """Curves of trained variants, and where they end along a sweep."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
+from matplotlib.ticker import MaxNLocator
 from matplotlib.transforms import ScaledTranslation
 
+from fedmuon.analysis.report import style
+from fedmuon.analysis.report.claims import Columns
 from fedmuon.analysis.report.comparisons import here, levels, name_of
-from fedmuon.analysis.report.style import (  # fmt: skip
-    BLACK,
-    GREY,
-    SERIES,
-    Columns,
-    canvas,
-    levels_on_x,
-    log_x,
-    log_y,
-    styled,
-)
 
-LINES = (*SERIES, (BLACK, "X"), (GREY, "*"))
+LINES = (*style.SERIES, (style.BLACK, "X"), (style.GREY, "*"))
 AXES = {"round": "round", "train_seconds": "seconds of training"}
 HUGE = 1e6  # a loss from here on is a divergence
 MOST = 4  # variants whose bands and train losses stay apart; legend columns of a wide figure
@@ -47,7 +39,7 @@ def looks(variants: Sequence[str]) -> dict[str, Look]:
             for name in variants}  # fmt: skip
 
 
-@styled
+@style.styled
 def curves(
     rows: Columns, variants: Sequence[str], by: str, x: float = np.nan, narrow: bool = False
 ) -> Figure:
@@ -56,7 +48,7 @@ def curves(
     A line is the mean over seeds, its band their minimum and maximum; more than `MOST` variants
     have no bands and no train losses. `x` is a value of the sweep.
     """
-    figure, (loss, accuracy) = canvas(2, narrow, 2.9)
+    figure, (loss, accuracy) = style.canvas(2, narrow, 2.9)
     few = len(variants) <= MOST
     for name, look in looks(variants).items():
         for axes, measure in ((loss, "test_loss"), (accuracy, "accuracy")):
@@ -68,7 +60,7 @@ def curves(
         axes.set_xlabel(AXES[by])
         axes.set_ylabel(label)
         axes.set_xlim(left=0)
-    log_y(loss)
+    style.log_y(loss)
     legend_of_all(figure, accuracy, narrow)
     return figure
 
@@ -128,13 +120,13 @@ def legend_of_all(figure: Figure, axes: Axes, narrow: bool) -> None:
                   columnspacing=1.2)  # fmt: skip
 
 
-@styled
+@style.styled
 def terminal(
     runs: Columns, variants: Sequence[str], measures: Sequence[str], label: str,
     narrow: bool = False,
 ) -> Figure:  # fmt: skip
     """Terminal measures along the sweep: means over seeds, and bars from minimum to maximum."""
-    figure, panels = canvas(len(measures), narrow, 2.9)
+    figure, panels = style.canvas(len(measures), narrow, 2.9)
     values = levels(runs)
     for axes, measure in zip(panels, measures, strict=True):
         for place, (name, look) in enumerate(looks(variants).items()):
@@ -145,7 +137,7 @@ def terminal(
         axes.set_xlabel(label)
         axes.set_ylabel(f"terminal {name_of(measure)}")
         if measure not in ("accuracy", "test_gap"):
-            log_y(axes)
+            style.log_y(axes)
     legend_of_all(figure, panels[-1], narrow)
     return figure
 
@@ -162,7 +154,48 @@ def _spread_out(axes: Axes, values: np.ndarray) -> None:
     if not (values > 0).all() or values.max() < 5 * values.min():
         return
     if len(values) <= 6:
-        levels_on_x(axes, values)
+        style.levels_on_x(axes, values)
         axes.margins(x=0.1)
     else:
-        log_x(axes)
+        style.log_x(axes)
+
+
+@style.styled
+def by_client(
+    rows: Columns, variants: Sequence[str], x: float = np.nan, narrow: bool = False
+) -> Figure:
+    """The clients' own epsilons in rising order, below their target: a line a seed.
+
+    What is spent does not depend on the optimizer, so variants lie on each other unless they clip
+    differently.
+    """
+    figure, (axes,) = style.canvas(1, narrow, 2.9)
+    for place, seed in enumerate(np.unique(rows["seed"])):
+        colour, marker = LINES[place % len(LINES)]
+        for number, spent in enumerate(_distinct(rows, variants, x, seed)):
+            axes.plot(np.arange(1, len(spent) + 1), spent, color=colour, marker=marker, ms=3.5,
+                      lw=1, mfc="none", label="" if number else f"seed {seed:g}")  # fmt: skip
+    for target in np.unique(rows["target"][_at(rows, x)]):
+        axes.axhline(target, color=style.BLACK, lw=1, ls="--", label="target")
+    axes.set_xlabel("clients that took part, from the least spent")
+    axes.set_ylabel("ε of the client (joint, upper end)")
+    axes.set_ylim(bottom=0)
+    axes.xaxis.set_major_locator(MaxNLocator(integer=True))
+    legend_of_all(figure, axes, narrow)
+    return figure
+
+
+def _distinct(
+    rows: Columns, variants: Sequence[str], x: float, seed: float
+) -> Iterator[np.ndarray]:
+    """The epsilons of a seed in rising order, once for all variants that spent the same."""
+    seen = set()
+    for name in variants:
+        spent = np.sort(rows["epsilon"][here(rows, name, x) & (rows["seed"] == seed)])
+        if tuple(spent) not in seen:
+            seen.add(tuple(spent))
+            yield spent
+
+
+def _at(rows: Columns, x: float) -> np.ndarray:
+    return np.isnan(rows["x"]) if np.isnan(x) else rows["x"] == x

@@ -1,6 +1,5 @@
 """Kind `training`: variants of a run over seeds, their curves, and who ends lower or sooner."""
 
-import functools
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -10,12 +9,12 @@ import numpy as np
 from fedmuon.analysis.report.claims import Claim, Columns
 from fedmuon.analysis.report.columns import MEND, read_table, require
 from fedmuon.analysis.report.comparisons import here, judged, levels, name_of
-from fedmuon.analysis.report.findings import Findings, Picture, Rows, circumstances, number, titled
+from fedmuon.analysis.report.findings import Findings, Picture, Rows, number, spread
 from fedmuon.analysis.report.spending import kept, several
 from fedmuon.analysis.report.sweeps import TRENDS, followed, trend
 from fedmuon.analysis.report.timetable import timetable
 from fedmuon.errors import InputError
-from fedmuon.experiments.studies.training import figure, spending_figure
+from fedmuon.experiments.studies.training import figure
 
 KEYS = ("variants", "sweep", "claims", "published", "source", "note")
 HEAD = ("x", "seed", "round", "train_seconds")
@@ -32,20 +31,15 @@ def findings(folder: Path, about: Mapping[str, Any]) -> Findings:
     clients = _clients(folder)
     claims = [_judged(claim, runs, curves, label) for claim in about["claims"]]
     head, numbers = _numbers(runs, about)
-    return Findings(
-        name=folder.resolve().name,
-        title=titled(about),
-        data=str(about["data"]),
+    return Findings.of_suite(
+        folder,
+        about,
         claims=claims if clients is None else [*claims, kept(runs, clients)],
         numbers_title="Terminal values, mean ± standard deviation over seeds",
         head=head,
         numbers=numbers,
-        note=str(about["note"]),
         pictures=[*_pictures(curves, runs, about), *_accounts(clients, about)],
-        stands_on="",
-        assumptions=(),
-        again=str(about["again"]),
-        circumstances=circumstances(about, ("suite", "data", "scale", "runs", "seconds")),
+        told=("suite", "data", "scale", "runs", "seconds"),
         more=[timetable(curves, about)] if about.get("times") else (),
     )
 
@@ -96,39 +90,31 @@ def _numbers(runs: Columns, about: Mapping[str, Any]) -> tuple[tuple[str, ...], 
 def _spread(values: np.ndarray) -> str:
     """Mean and standard deviation, or that it diverged."""
     lost = int(np.isnan(values).sum())
-    if lost:
-        return f"{lost} of {len(values)} diverged"
-    more = f" ± {values.std(ddof=1):.2g}" if len(values) > 1 else ""
-    return number(float(values.mean())) + more
+    return f"{lost} of {len(values)} diverged" if lost else spread(values)
 
 
 def _accounts(clients: Columns | None, about: Mapping[str, Any]) -> list[Picture]:
     """Every client's epsilon, where there is more than one client."""
     if clients is None or not several(clients):
         return []
-    draw = functools.partial(
-        spending_figure.by_client, clients, about["variants"], _drawn_at(about)
-    )
-    return [Picture.known("clients", draw)]
+    return [
+        Picture.known("clients", figure.by_client, clients, about["variants"], _drawn_at(about))
+    ]
 
 
 def _pictures(curves: Columns, runs: Columns, about: Mapping[str, Any]) -> list[Picture]:
     """Terminal values along the sweep, and curves by round and by seconds."""
-    variants, sweep, at, where = about["variants"], about["sweep"], _drawn_at(about), ""
-    found = []
+    variants, sweep, at, where, found = about["variants"], about["sweep"], _drawn_at(about), "", []
     if sweep:
-        where = f" at {sweep['label']} = {at:g}"
-        draw = functools.partial(
-            figure.terminal, runs, variants, ("test_loss", "accuracy"), sweep["label"]
+        where, ends = f" at {sweep['label']} = {at:g}", ("test_loss", "accuracy")
+        found.append(
+            Picture.known("terminal", figure.terminal, runs, variants, ends, sweep["label"])
         )
-        found.append(Picture.known("terminal", draw))
     for by, name in (("round", "curves"), ("train_seconds", "curves-seconds")):
-        known = Picture.known(name, functools.partial(figure.curves, curves, variants, by, at))
-        found.append(Picture(name, known.draw, known.title + where, known.caption))
-    if sweep and sweep.get("follow"):
-        draw = functools.partial(figure.curves, *followed(curves, sweep), "round", np.nan)
-        known = Picture.known("followed", draw)
-        found.append(Picture("followed", draw, known.title + sweep["follow"], known.caption))
+        found.append(Picture.known(name, figure.curves, curves, variants, by, at, where=where))
+    if sweep and (name := sweep.get("follow")):
+        given = *followed(curves, sweep), "round", np.nan
+        found.append(Picture.known("followed", figure.curves, *given, where=name))
     return found
 
 
