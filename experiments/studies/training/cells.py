@@ -37,7 +37,6 @@ from fedmuon.storage import Record, RunDirectory
 
 SETTLED = {"federation.seed": "seeds", "data.name": "--data"}
 NOT_MEASURED = ("round", "seconds", "train_seconds", "client_loss")
-
 MEASURES = ("train_loss", "test_loss", "test_gap", "accuracy")
 
 
@@ -91,12 +90,12 @@ def slug(name: str) -> str:
 
 def _measured(record: Record) -> Record:
     """Round, seconds of training, and every number that the run tells of that round."""
-    more = {
+    head = {name: record[name] for name in ("round", "train_seconds")}
+    return head | {
         name: value
         for name, value in record.items()
         if name not in NOT_MEASURED and isinstance(value, int | float)
     }
-    return {"round": record["round"], "train_seconds": record["train_seconds"], **more}
 
 
 def work(content: dict[str, Any], asked: Asked) -> "Training":
@@ -113,7 +112,8 @@ def _cells(suite: Suite, asked: Asked) -> list[Trained]:
     require_free("--set", asked.changes, SETTLED)
     require_free("[base]", suite.base, {**SETTLED, "data.name": ""})
     for name, own in suite.variants.items():
-        require_free(f"[variants.{name!r}]", own, SETTLED | _swept_keys(suite.sweep, name))
+        swept = {suite.sweep.key: "[sweep]"} if suite.sweep and suite.sweeps(name) else {}
+        require_free(f"[variants.{name!r}]", own, SETTLED | swept)
     base = merged(suite.base, merged(asked.changes, {"data": {"name": asked.data}}))
     base = merged(base, {"data": _sizes(base)})
     cells = [
@@ -134,7 +134,7 @@ def _require_read(suite: Suite, asked: Asked, cells: Sequence[Trained]) -> None:
     require_read("--set", asked.changes, every)
     require_read("[base]", suite.base, every)
     if suite.sweep:
-        require_read("[sweep]", _swept(suite.sweep, suite.sweep.values[0]), every)
+        require_read("[sweep]", suite.sweep.at(suite.sweep.values[0]), every)
 
 
 def settings(
@@ -142,9 +142,11 @@ def settings(
 ) -> Iterator[tuple[str, float | None, dict[str, Any]]]:
     """Variant, value of the sweep and config tables of every run, over those of `base`."""
     for name, own in suite.variants.items():
-        for x, seed in itertools.product(_levels(suite.sweep, name), suite.seeds):
-            setting = merged(merged(base, own), _swept(suite.sweep, x))
-            yield name, x, merged(merged(setting, changes), {"federation": {"seed": seed}})
+        values = suite.sweep.values if suite.sweep and suite.sweeps(name) else [None]
+        for x, seed in itertools.product(values, suite.seeds):
+            swept = suite.sweep.at(x) if suite.sweep and x is not None else {}
+            setting = merged(merged(merged(base, own), swept), changes)
+            yield name, x, merged(setting, {"federation": {"seed": seed}})
 
 
 def _sizes(base: Tables) -> dict[str, int]:
@@ -155,23 +157,6 @@ def _sizes(base: Tables) -> dict[str, int]:
     read = contents.cell({"data": data, "task": base.get("task", {})})
     held, most = room(setup.source(read), data.get("test", TEST))
     return {"train": min(int(data.get("train", most)), most), "test": held}
-
-
-def _levels(sweep: Sweep | None, variant: str) -> Sequence[float | None]:
-    """The values at which a variant runs; None is a run without one."""
-    return [None] if sweep is None or variant in sweep.fixed else sweep.values
-
-
-def _swept_keys(sweep: Sweep | None, variant: str) -> dict[str, str]:
-    """The key that the sweep settles for a variant, as `require_free` takes it."""
-    return {} if sweep is None or variant in sweep.fixed else {sweep.key: "[sweep]"}
-
-
-def _swept(sweep: Sweep | None, x: float | None) -> dict[str, dict[str, Any]]:
-    if sweep is None or x is None:
-        return {}
-    table, _, key = sweep.key.partition(".")
-    return {table: {key: sweep.spelled(x)}}
 
 
 @dataclass(frozen=True)
@@ -205,24 +190,21 @@ class Training(Work):
         records = list(_everywhere(records, self.suite.sweep))
         names = _measures([*records, {"rows": list(self.published.values())}])
         unknown = dict.fromkeys(("round", "train_seconds", *names), math.nan)
-        heads = [
-            one["head"] | ({"x": math.nan} if one["head"]["x"] is None else {}) for one in records
-        ]
-        both = list(zip(heads, records, strict=True))
-        curves = [head | unknown | row for head, one in both for row in one["rows"]]
+        curves = [one["head"] | unknown | row for one in records for row in one["rows"]]
         ends = [
-            head | {"run": one["run"]} | unknown | one["rows"][-1] | {"note": one["note"]}
-            for head, one in both
+            one["head"] | {"run": one["run"]} | unknown | one["rows"][-1] | {"note": one["note"]}
+            for one in records
         ]
         found = {"curves": curves, "runs": ends, "summary": self._beside(ends, names)}
-        return spending.added(found, heads, records)
+        return spending.added(found, [one["head"] for one in records], records)
 
     def _beside(self, ends: list[Record], names: list[str]) -> list[Record]:
         """Means over seeds with their standard deviations, and the published numbers."""
         rows = []
-        for (variant, _), group in itertools.groupby(ends, _setting):
+        # as text: a nan is not equal to itself
+        for _, group in itertools.groupby(ends, lambda row: (row["variant"], str(row["x"]))):
             runs = list(group)
-            head = {"variant": variant, "x": runs[0]["x"]}
+            head = {name: runs[0][name] for name in ("variant", "x")}
             mean = {"source": "measured", "runs": len(runs),
                     "diverged": sum(bool(row["note"]) for row in runs)}  # fmt: skip
             for name in ("train_seconds", *names):
@@ -230,53 +212,44 @@ class Training(Work):
                 deviation = values.std(ddof=1) if len(values) > 1 else math.nan
                 mean |= {name: float(values.mean()), f"{name}_sd": float(deviation)}
             rows.append(head | mean)
-            if variant in self.published and math.isnan(head["x"]):
+            if head["variant"] in self.published and math.isnan(head["x"]):
                 empty = dict.fromkeys(mean, "")
-                rows.append(head | empty | {"source": self.suite.source} | self.published[variant])
+                rows.append(
+                    head | empty | {"source": self.suite.source} | self.published[head["variant"]]
+                )
         return rows
 
-    def _times(self, source: str) -> Record | None:
-        """What is asked of the table of losses by seconds, with what is published of it."""
-        if self.suite.times is None:
-            return None
-        held = self.suite.times.published.get(source)
-        return self.suite.times.model_dump() | {"published": held and held.model_dump()}
-
     def summary(self, records: list[Record]) -> Record:
-        """What the report needs to judge and draw."""
-        source = self.asked.data
-        if source not in self.suite.published:
+        """What the report needs to judge and draw; `times` with what is published of these data."""
+        source, suite = self.asked.data, self.suite
+        if source not in suite.published:
             source = PUBLISHED_FOR.get(source, source)
+        times = suite.times and suite.times.model_dump()
+        if times:
+            times |= {"published": times["published"].get(source)}
         return {
-            "note": self.suite.note,
+            "note": suite.note,
             "runs": len(records),
-            "variants": list(self.suite.variants),
-            "sweep": self.suite.sweep and self.suite.sweep.model_dump(),
-            "times": self._times(source),
-            "claims": [claim.model_dump() for claim in self.suite.claims.values()],
+            "variants": list(suite.variants),
+            "sweep": suite.sweep and suite.sweep.model_dump(),
+            "times": times,
+            "claims": [claim.model_dump() for claim in suite.claims.values()],
             "published": self.published,
-            "source": f"{self.suite.source} ({source})",
+            "source": f"{suite.source} ({source})",
             "machine": {"device": self.cells[0].config.engine.device},
         }
 
 
 def _everywhere(records: list[Record], sweep: Sweep | None) -> Iterator[Record]:
-    """The records; one of a variant that is not swept stands at every value of the sweep."""
-    for x in sweep.values if sweep else [None]:
+    """The records; one of a variant that is not swept stands at every value, nan without a sweep."""
+    for x in sweep.values if sweep else [math.nan]:
         for one in records:
             if one["head"]["x"] in (x, None):
                 yield one | {"head": one["head"] | {"x": x}}
 
 
-def _setting(row: Record) -> tuple[str, str]:
-    """Variant and value as text: a nan is not equal to itself."""
-    return row["variant"], str(row["x"])
-
-
 def _measures(records: list[Record]) -> list[str]:
     """All measured names, in order; a run may lack one that others have."""
-    found = dict.fromkeys(MEASURES)
-    for record in records:
-        for row in record["rows"]:
-            found |= dict.fromkeys(row)
-    return [name for name in found if name not in ("round", "train_seconds")]
+    rows = (row for record in records for row in record["rows"])
+    names = dict.fromkeys(itertools.chain(MEASURES, *rows))
+    return [name for name in names if name not in ("round", "train_seconds")]

@@ -54,14 +54,16 @@ def curves(
         for axes, measure in ((loss, "test_loss"), (accuracy, "accuracy")):
             _line(axes, _means(rows, name, x, by, measure), look, name, few)
         if few:
-            _dashed(loss, _means(rows, name, x, by, "train_loss"), look)
+            points = _means(rows, name, x, by, "train_loss")
+            loss.plot(points[:, 0], points[:, 1], "--", color=look.colour, lw=1.4)
+            _band(loss, points, look)
     named = "loss (train dashed)" if few else "held-out loss"
     for axes, label in ((loss, named), (accuracy, "accuracy")):
         axes.set_xlabel(AXES[by])
         axes.set_ylabel(label)
         axes.set_xlim(left=0)
     style.log_y(loss)
-    legend_of_all(figure, accuracy, narrow)
+    style.legend_below(figure, accuracy, 2 if narrow else MOST)
     return figure
 
 
@@ -82,17 +84,16 @@ def _means(rows: Columns, variant: str, x: float, by: str, measure: str) -> np.n
 
 
 def _line(axes: Axes, points: np.ndarray, look: Look, label: str, band: bool) -> None:
-    at, mean, low, high = points.T
+    at, mean, _, _ = points.T
     axes.plot(at, mean, ":" if look.added else "-", color=look.colour, lw=1.4, marker=look.marker,
               ms=3.5, mfc="white" if look.added else look.colour, markevery=max(1, len(at) // 6),
               label=label)  # fmt: skip
     if band:
-        axes.fill_between(at, low, high, color=look.colour, alpha=0.15, lw=0)
+        _band(axes, points, look)
 
 
-def _dashed(axes: Axes, points: np.ndarray, look: Look) -> None:
-    at, mean, low, high = points.T
-    axes.plot(at, mean, "--", color=look.colour, lw=1.4)
+def _band(axes: Axes, points: np.ndarray, look: Look) -> None:
+    at, _, low, high = points.T
     axes.fill_between(at, low, high, color=look.colour, alpha=0.15, lw=0)
 
 
@@ -106,18 +107,6 @@ def _bars(axes: Axes, points: np.ndarray, shift: float, look: Look) -> None:
     ends = np.concatenate([points[:, [0, 2]], points[:, [0, 3]]])
     axes.update_datalim(ends[np.isfinite(ends).all(axis=1)])
     axes.autoscale_view()
-
-
-def legend_of_all(figure: Figure, axes: Axes, narrow: bool) -> None:
-    """One legend for all panels, below them."""
-    handles, labels = axes.get_legend_handles_labels()
-    short = max(map(len, labels), default=0) <= 22
-    columns = (2 if short else 1) if narrow else (MOST if short else 2)
-    columns = min(columns, len(labels))
-    if len(labels) % columns and not len(labels) % (columns - 1 or 1):
-        columns -= 1
-    figure.legend(handles, labels, loc="outside lower center", ncols=columns, handlelength=1.8,
-                  columnspacing=1.2)  # fmt: skip
 
 
 @style.styled
@@ -138,7 +127,7 @@ def terminal(
         axes.set_ylabel(f"terminal {name_of(measure)}")
         if measure not in ("accuracy", "test_gap"):
             style.log_y(axes)
-    legend_of_all(figure, panels[-1], narrow)
+    style.legend_below(figure, panels[-1], 2 if narrow else MOST)
     return figure
 
 
@@ -181,7 +170,7 @@ def by_client(
     axes.set_ylabel("ε of the client (joint, upper end)")
     axes.set_ylim(bottom=0)
     axes.xaxis.set_major_locator(MaxNLocator(integer=True))
-    legend_of_all(figure, axes, narrow)
+    style.legend_below(figure, axes, 2 if narrow else MOST)
     return figure
 
 

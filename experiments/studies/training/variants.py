@@ -20,17 +20,16 @@ class Sweep(Table):
     values: Annotated[list[float | int], Field(min_length=1)]
     label: str
     curves: float | int | None = None  # the last if it is not said
-    written: Annotated[str, Field(pattern=r"^$|\{\}")] = (
-        ""  # how a config spells a value, if not as a number: taylor-{}
-    )
-    fixed: list[str] = Field(
-        default_factory=list
-    )  # variants that run once, the same at every value
+    # how a config spells a value, if not as a number: taylor-{}
+    written: Annotated[str, Field(pattern=r"^$|\{\}")] = ""
+    # variants that run once, the same at every value
+    fixed: list[str] = Field(default_factory=list)
     follow: str = ""  # the variant whose curves are drawn at all values
 
-    def spelled(self, x: float) -> Scalar:
-        """The value as a config has it."""
-        return self.written.format(f"{x:g}") if self.written else x
+    def at(self, x: float) -> Nested:
+        """The config's table with the key at this value."""
+        table, _, key = self.key.partition(".")
+        return {table: {key: self.written.format(f"{x:g}") if self.written else x}}
 
 
 class Claim(Table):
@@ -58,7 +57,8 @@ class Times(Table):
 
     of: str
     parts: Annotated[int, Field(ge=2)] = 5
-    published: dict[str, PublishedTimes] = Field(default_factory=dict)  # by data set
+    # by data set
+    published: dict[str, PublishedTimes] = Field(default_factory=dict)
 
 
 class Suite(Table):
@@ -74,6 +74,10 @@ class Suite(Table):
     published: dict[str, dict[str, dict[str, float]]] = Field(default_factory=dict)
     source: str = "published"
     note: str = ""
+
+    def sweeps(self, variant: str) -> bool:
+        """Whether the variant runs at every value of a sweep."""
+        return self.sweep is not None and variant not in self.sweep.fixed
 
 
 def suite_of(content: dict[str, Any]) -> Suite:
@@ -94,14 +98,13 @@ def suite_of(content: dict[str, Any]) -> Suite:
 def _named(suite: Suite) -> Iterator[tuple[str, str]]:
     """The places of the file that name a variant."""
     for key, claim in suite.claims.items():
-        yield f"claims.{key}", claim.better
-        if claim.kind in ("terminal", "sooner"):
-            yield f"claims.{key}", claim.than
+        others = [claim.than] if claim.kind in ("terminal", "sooner") else []
+        yield from ((f"claims.{key}", name) for name in (claim.better, *others))
     for data, held in suite.published.items():
         yield from ((f"published.{data}", name) for name in held)
-    if suite.sweep:
-        yield from (("sweep", name) for name in suite.sweep.fixed)
-        yield from (("sweep", name) for name in filter(None, [suite.sweep.follow]))
+    if sweep := suite.sweep:
+        followed = [sweep.follow] if sweep.follow else []
+        yield from (("sweep", name) for name in (*sweep.fixed, *followed))
     if suite.times:
         yield "times", suite.times.of
         for data, table in suite.times.published.items():
