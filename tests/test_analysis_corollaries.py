@@ -27,7 +27,6 @@ from fedmuon.analysis import (
     step_amplification,
     theorem,
 )
-from fedmuon.analysis.theory.corollaries import exact_sign
 from fedmuon.errors import InputError
 from fedmuon.federated.plan import Plan
 from fedmuon.orthogonalize import Uncertified, lipschitz
@@ -111,8 +110,6 @@ def test_status_and_refusals() -> None:
     guessed = theorem(replace(RUN, proved=False), 3.0, SEEN, 0.05)
     assert guessed.status == "estimated" and "estimates" in guessed.assumptions[-1]
     assert theorem(RUN, 3.0, SEEN, 0.05, 1.0).h < theorem(RUN, 3.0, SEEN, 0.05).h
-    with pytest.raises(Uncertified, match="a tube around one run"):
-        exact_sign(RUN)
     with pytest.raises(Uncertified, match="kind='sharp'"):
         table = {"steps": 6, "coefficients": "jordan", "eps": 1e-7}
         newton_schulz(RUN, SEEN, 0.05, kind="paper", polynomial=table)

@@ -12,7 +12,6 @@ from typer.testing import CliRunner
 
 from fedmuon import analysis
 from fedmuon import config as tables
-from fedmuon.analysis.theory.corollaries import exact_sign
 from fedmuon.config import Config, parse
 from fedmuon.data import load
 from fedmuon.data.neighbours import draw_neighbours, replace
@@ -385,9 +384,3 @@ def test_a_run_directory_keeps_its_parameters(tmp_path: Path) -> None:
     )
     announce(tmp_path / "a", {log.name: log.read_bytes()})
     assert "dropped out" in command("bound", str(tmp_path / "a"))
-
-
-def test_the_exact_sign_is_refused_by_analysis_too(tmp_path: Path) -> None:
-    run(small(), tmp_path / "a")
-    with pytest.raises(InputError, match="tube"):
-        exact_sign(the_run(small(), tmp_path / "a"))

@@ -13,12 +13,13 @@ from fedmuon.experiments.cli import main
 from fedmuon.experiments.studies import find as kinds
 from fedmuon.experiments.studies.stability import grid
 from fedmuon.experiments.studies.stability.cells import Stability
-from fedmuon.experiments.studies.stability.stack import Pair, Stack, compute
-from fedmuon.experiments.suites import suite
+from fedmuon.experiments.studies.stability.stack import Pair, Stack
+from fedmuon.experiments.suites import contents, suite
 from fedmuon.experiments.suites.contents import Tables
 from fedmuon.federated import setup
 from fedmuon.federated.aggregate import begin
 from fedmuon.federated.simulate import simulate
+from fedmuon.tables import validate
 
 OWN = """
 title = "Two by two"
@@ -59,11 +60,16 @@ def work(
     return found
 
 
+def load(name: str, data: str, scale: str) -> grid.Suite:
+    """The stability suite of that name, or in that file, for a data set at a scale."""
+    return validate(grid.Suite, contents.at(contents.read(name), data, scale))
+
+
 @pytest.mark.parametrize(
     ("name", "runs", "trajectories"), [("A1", 60, 660), ("A2", 30, 630), ("A3", 36, 756)]
 )
 def test_published_suites_have_the_published_size(name: str, runs: int, trajectories: int) -> None:
-    held = grid.load(name, "mnist", "full")
+    held = load(name, "mnist", "full")
     stacks = grid.stacks(held, None, {})
     assert sum(len(one.pairs) for one in stacks) == runs == held.published["mnist"].runs
     assert sum(one.size for one in stacks) == trajectories
@@ -75,10 +81,10 @@ def test_published_suites_have_the_published_size(name: str, runs: int, trajecto
 
 
 def test_data_and_scale_change_a_suite(own: str) -> None:
-    assert grid.load("A1", "cifar10", "full").grid.train == [10000]
-    assert grid.load(own, "digits", "full").trials == 2
-    assert grid.load(own, "mnist5k", "full").trials == 3
-    assert grid.load(own, "digits", "small").seeds == [0]
+    assert load("A1", "cifar10", "full").grid.train == [10000]
+    assert load(own, "digits", "full").trials == 2
+    assert load(own, "mnist5k", "full").trials == 3
+    assert load(own, "digits", "small").seeds == [0]
 
 
 def test_sizes_are_cut_to_what_the_source_holds() -> None:
@@ -103,7 +109,7 @@ def one_by_one(what: Stack, pair: Pair) -> np.ndarray:
 
 def test_a_stack_is_its_runs_one_by_one(own: str) -> None:
     what = work(own).cells[0]
-    record = compute(what)
+    record = what.compute()
     moved = [line["perturbation"] for line in record["neighbours"]]
     expected = np.concatenate([one_by_one(what, pair) for pair in what.pairs])
     np.testing.assert_allclose(moved, expected, rtol=1e-9, atol=1e-15)
@@ -118,7 +124,7 @@ def test_a_run_of_a_suite_is_the_run_of_the_stability_command(own: str, tmp_path
 
     trials = what.at(what.pairs[2], trials=what.trials)
     record = execute(tables.parse(trials.model_dump(by_alias=True)), tmp_path / "run")
-    run = compute(what)["runs"][2]
+    run = what.compute()["runs"][2]
     for name, same in (("gap", "gap"), ("bound", "value"), ("gap_low", "gap_low")):
         assert run[name] == pytest.approx(record[same], rel=1e-9)
 
@@ -250,4 +256,4 @@ def test_a_replacement_may_follow_anybodys_law(own: str) -> None:
         foreign[law] = sum(int(y) not in own for y, own in zip(labels, held, strict=True))
     assert foreign["own"] == 0 < foreign["any"]
     with pytest.raises(InputError, match=r"set stability\.neighbours to own or any"):
-        compute(work(own, changes={"stability": {"neighbours": "all"}}).cells[0])
+        work(own, changes={"stability": {"neighbours": "all"}}).cells[0].compute()

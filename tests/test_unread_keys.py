@@ -29,7 +29,7 @@ from fedmuon.experiments.suites import contents
 from fedmuon.federated import setup
 from fedmuon.federated.simulate import rounds
 from fedmuon.reading import NEEDS, is_default, reads, unread
-from fedmuon.tables import attribute
+from fedmuon.tables import attribute, validate
 from fedmuon.tasks.matrix import MatrixTask
 
 NAMES = [f"{table}.{key}" for table, keys in NEEDS.items() for key in keys]
@@ -364,5 +364,5 @@ def test_what_a_suite_asks_for_in_vain_is_refused(case: str, tmp_path: Path) -> 
 def test_a_stability_suite_refuses_what_it_does_not_read(change: dict, words: str) -> None:
     content = contents.at(contents.read("A1"), "synthetic", "small")
     with pytest.raises(InputError) as refusal:
-        grid.stacks(grid.parse(content), None, change)
+        grid.stacks(validate(grid.Suite, content), None, change)
     assert words in str(refusal.value)

@@ -50,26 +50,26 @@ def suite_claims(runs: Columns, neighbours: Columns) -> list[Claim]:
 
 def run_claims(neighbours: Columns, bound: Mapping[str, Any], census: bool) -> list[Claim]:
     """What holds of one run, from its neighbours and its bound.json; a census has them all."""
-    names = ("gap", "gap_low", "gap_high", "value")
-    row = {name: np.array([_number(bound[name])]) for name in names}
-    claims = [gap_within_bound({**row, "bound": row["value"]}), within_certificate(neighbours)]
+    names = {"gap": "gap", "gap_high": "gap_high", "bound": "value"}
+    row = {name: np.array([bound[key]], dtype=float) for name, key in names.items()}  # None is nan
+    claims = [gap_within_bound(row), within_certificate(neighbours)]
     claims.append(client_by_client(neighbours, census))
     return [*claims, census_needed(neighbours)] if census else claims
 
 
 def gap_within_bound(runs: Columns) -> Claim:
     """gap <= bound (001, Table 2) in every run [S]; vacuous bounds are counted apart."""
-    gap, bound, high = runs["gap"], runs["bound"], runs["gap_high"]
-    judged = ~np.isnan(gap) & ~np.isnan(bound)
-    held, margin = (gap <= bound)[judged], (bound - gap)[judged]
+    judged = ~np.isnan(runs["gap"] + runs["bound"])
     if not judged.any():
-        return Claim(_GAP, None, _unknown(len(gap), "a gap or a bound"))
+        return Claim(_GAP, None, _unknown(len(judged), "a gap or a bound"))
+    gap, bound, high = (runs[name][judged] for name in ("gap", "bound", "gap_high"))
+    held, vacuous = gap <= bound, int((bound >= 1).sum())
     detail = (
-        f"{held.sum()} of {_count(len(held), 'run')} ({(high <= bound)[judged].sum()} even at the "
-        f"upper end of the gap's 95% interval); smallest bound − gap {_signed(margin.min())}; "
-        f"{_vacuous(int((bound >= 1)[judged].sum()))}"
+        f"{held.sum()} of {_count(len(held), 'run')} ({(high <= bound).sum()} even at the "
+        f"upper end of the gap's 95% interval); smallest bound − gap {_signed((bound - gap).min())}"
+        f"; {vacuous} of the bounds {'is' if vacuous == 1 else 'are'} vacuous (≥\u00a01)"
     )
-    return Claim(_GAP, _verdict(held, judged), detail + _skipped(judged, "run"))
+    return _judged(_GAP, held, judged, detail, "run")
 
 
 def within_certificate(neighbours: Columns) -> Claim:
@@ -85,15 +85,14 @@ def within_certificate(neighbours: Columns) -> Claim:
     )
     if idle := int(((promised == 0) & (moved == 0)).sum()):
         detail += f"; {idle} of clients that never took part are 0 ≤ 0"
-    return Claim(_WITHIN, _verdict(held, judged), detail + _skipped(judged, "neighbour"))
+    return _judged(_WITHIN, held, judged, detail, "neighbour")
 
 
 def share(neighbours: Columns) -> np.ndarray:
     """Perturbation / certificate [T]: 0 where both are 0, infinite where only the second is."""
     moved, promised = neighbours["perturbation"], neighbours["certificate"]
-    found = np.where(moved > 0, np.inf, 0.0)
-    np.divide(moved, promised, out=found, where=~(promised == 0))
-    return found
+    unbounded = np.where(moved > 0, np.inf, 0.0)
+    return np.divide(moved, promised, out=unbounded, where=promised != 0)
 
 
 def monotone(runs: Columns, factor: str, quantity: str) -> Claim:
@@ -112,19 +111,19 @@ def monotone(runs: Columns, factor: str, quantity: str) -> Claim:
         detail += f"; {_count(ties, 'tie')} counted against it"
     if factor == "n" and not np.isnan(fitted := slope(runs["n"], runs[quantity])):
         detail += f"; fitted slope on log-log axes {_signed(fitted)}"
-    return Claim(sentence, _verdict(low < high, judged), detail + _skipped(judged, "pair"))
+    return _judged(sentence, low < high, judged, detail, "pair")
 
 
 def adjacent(runs: Columns, factor: str, quantity: str) -> np.ndarray:
     """Means over seeds at neighbouring levels of a factor, all others equal, [pairs, 2]."""
     others = [runs[name] for name in FACTORS if name != factor]
-    found = []
+    pairs = []
     for setting in np.unique(np.stack(others, axis=1), axis=0):
         same = np.all([column == value for column, value in zip(others, setting, strict=True)], 0)
         levels = np.unique(runs[factor][same])
         means = [runs[quantity][same & (runs[factor] == level)].mean() for level in levels]
-        found += list(itertools.pairwise(means))
-    return np.array(found, dtype=float).reshape(-1, 2)
+        pairs += itertools.pairwise(means)
+    return np.array(pairs, dtype=float).reshape(-1, 2)
 
 
 def slope(sizes: np.ndarray, values: np.ndarray) -> float:
@@ -132,9 +131,7 @@ def slope(sizes: np.ndarray, values: np.ndarray) -> float:
     used = (values > 0) & np.isfinite(values)
     if len(np.unique(sizes[used])) < 2:
         return float("nan")
-    x, y = np.log(sizes[used].astype(float)), np.log(values[used])
-    centred = x - x.mean()
-    return float(centred @ y / (centred @ centred))
+    return float(np.polyfit(np.log(sizes[used]), np.log(values[used]), 1)[0])
 
 
 def exposure_ranks(neighbours: Columns) -> Claim:
@@ -144,7 +141,11 @@ def exposure_ranks(neighbours: Columns) -> Claim:
     if np.isnan(rho):
         return Claim(_RANKS, None, "no exposure is known, or all are equal")
     active = neighbours["exposure"] > 0
-    inside = [spearman(x[part], y[part]) for part in _schedules(neighbours)]
+    settings = np.stack([neighbours[name] for name in SETTING], axis=1)
+    _, run = np.unique(settings, axis=0, return_inverse=True)
+    inside = [
+        spearman(x[run.ravel() == one], y[run.ravel() == one]) for one in range(run.max() + 1)
+    ]
     inside = [value for value in inside if not np.isnan(value)] or [rho]
     detail = f"ρ = {rho:.3f} over {_count(len(x), 'neighbour')} (published {PUBLISHED_RHO})"
     if idle := int((~active).sum()):
@@ -180,13 +181,11 @@ def client_by_client(neighbours: Columns, census: bool) -> Claim:
         return Claim(sentence, None, _unknown(len(every), "a certificate"))
     moved = most > 0
     ratio = promised[moved] / most[moved]
-    detail = "; ".join(
-        [
-            f"{(most <= promised).sum()} of {_count(len(every), 'client')}",
-            *([_RATIO.format(ratio.min(), np.median(ratio), ratio.max())] if len(ratio) else []),
-            *([f"nothing moved in {_count(idle, 'client')}"] if (idle := (~moved).sum()) else []),
-        ]
-    )
+    detail = f"{(most <= promised).sum()} of {_count(len(every), 'client')}"
+    if len(ratio):
+        detail += _RATIO.format(ratio.min(), np.median(ratio), ratio.max())
+    if idle := (~moved).sum():
+        detail += f"; nothing moved in {_count(idle, 'client')}"
     return Claim(sentence, bool((most <= promised).all()), detail)
 
 
@@ -212,20 +211,11 @@ def expected_maximum(values: np.ndarray, draws: int) -> float:
     return float(np.sort(values) @ np.diff(chances**draws))
 
 
-def _schedules(neighbours: Columns) -> list[np.ndarray]:
-    """The neighbours of one run each, as masks."""
-    rows = np.stack([neighbours[name] for name in SETTING], axis=1)
-    kind = np.unique(rows, axis=0, return_inverse=True)[1].ravel()
-    return [kind == label for label in range(kind.max() + 1)]
-
-
-def _verdict(held: np.ndarray, judged: np.ndarray) -> bool | None:
-    """False with one exception; True only if all could be judged."""
-    return False if not held.all() else True if judged.all() else None
-
-
-def _number(value: float | None) -> float:
-    return float("nan") if value is None else float(value)
+def _judged(sentence: str, held: np.ndarray, judged: np.ndarray, detail: str, noun: str) -> Claim:
+    """The verdict: False with one exception, True only if all could be judged."""
+    if missing := int((~judged).sum()):
+        detail += f"; {_count(missing, noun)} could not be judged"
+    return Claim(sentence, False if not held.all() else True if judged.all() else None, detail)
 
 
 def _signed(value: float) -> str:
@@ -240,15 +230,6 @@ def _unknown(number: int, what: str) -> str:
     return f"{what} is refused or unknown in all {number}"
 
 
-def _skipped(judged: np.ndarray, noun: str) -> str:
-    missing = int((~judged).sum())
-    return f"; {_count(missing, noun)} could not be judged" if missing else ""
-
-
-def _vacuous(number: int) -> str:
-    return f"{number} of the bounds {'is' if number == 1 else 'are'} vacuous (≥\u00a01)"
-
-
 _GAP = "Every measured gap is at most its bound."
 _WITHIN = "Every perturbation is at most its certificate."
 _MONOTONE = {
@@ -259,6 +240,6 @@ _MONOTONE = {
 _RANKS = f"Exposure per sample ranks the perturbations: Spearman's ρ ≥ {PUBLISHED_RHO}."
 _CLIENTS = "Each client's certificate covers the largest perturbation of {}."
 _RATIO = (
-    "certificate / largest perturbation is {:.3g} at least, {:.3g} in the median, {:.3g} at most"
+    "; certificate / largest perturbation is {:.3g} at least, {:.3g} in the median, {:.3g} at most"
 )
 _CENSUS = f"{DRAWS} random neighbours miss the worst case: on average by more than 10%."

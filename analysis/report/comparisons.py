@@ -5,7 +5,7 @@ measures. A run that diverged ends with nan, and counts as infinitely bad.
 """
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
@@ -23,9 +23,8 @@ def judged(claim: Mapping[str, Any], runs: Columns, curves: Columns, label: str 
     """The verdict on one claim of a suite's file; `label` names what is swept."""
     if claim["kind"] == "sooner":
         return sooner(claim["better"], claim["than"], runs, curves, claim["sentence"], label)
-    return terminal(
-        claim["better"], claim["than"], claim["measure"], runs, claim["sentence"], label
-    )
+    given = (claim[name] for name in ("better", "than", "measure"))
+    return terminal(*given, runs, claim["sentence"], label)
 
 
 def name_of(measure: str) -> str:
@@ -43,13 +42,13 @@ def terminal(
     sentence = sentence or (f"{better} ends with {article} {word} at or {side} that of {than}{at}.")
     if measure not in runs:
         return Claim(sentence, None, f"no run measured {word}")
-    pairs = np.array([(ended(runs, better, x, measure), ended(runs, than, x, measure))
-                      for x in levels(runs)])  # fmt: skip
+    ends = [[ended(runs, name, x, measure) for name in (better, than)] for x in levels(runs)]
+    pairs = np.array(ends)
     if not np.isfinite(pairs).any():
         return Claim(sentence, None, "both diverged")
     signed = -pairs if up else pairs
     held = np.isfinite(signed[:, 0]) & (signed[:, 0] <= signed[:, 1])
-    margins = [margin(runs, better, than, x, measure) for x in levels(runs)]
+    margins = np.array([margin(runs, better, than, x, measure) for x in levels(runs)])
     return Claim(sentence, bool(held.all()), _by_how_much(pairs, margins, held, levels(runs)))
 
 
@@ -85,29 +84,20 @@ def here(columns: Columns, variant: str, x: float) -> np.ndarray:
 
 
 def _by_how_much(
-    pairs: np.ndarray, margins: Sequence[tuple[float, float]], held: np.ndarray, values: np.ndarray
+    pairs: np.ndarray, margins: np.ndarray, held: np.ndarray, values: np.ndarray
 ) -> str:
-    told = [
-        f"{_said(a)} against {_said(b)}" + ("" if np.isnan(by) else f" ({by:+.2g} ± {half:.2g})")
-        for (a, b), (by, half) in zip(pairs, margins, strict=True)
-    ]
-    several = len(told) > 1
-    places = [f"{text} at {x:g}" if several else text for text, x in zip(told, values, strict=True)]
+    """The ends [x, 2] and their differences [x, (mean, half of its interval)] in words, and how
+    many of these the seeds can tell from 0."""
+    several, places = len(values) > 1, []
+    for ends, (by, half), x in zip(pairs, margins, values, strict=True):
+        one, other = (f"{end:.4g}" if np.isfinite(end) else "diverged" for end in ends)
+        more = "" if np.isnan(by) else f" ({by:+.2g} ± {half:.2g})"
+        places.append(f"{one} against {other}{more}" + (f" at {x:g}" if several else ""))
     count = f"{held.sum()} of {len(held)} values: " if several else ""
-    return count + "; ".join(places) + _clear(np.array(margins))
-
-
-def _clear(margins: np.ndarray) -> str:
-    """How many of the differences [x, (mean, half of its interval)] the seeds can tell from 0."""
     known = margins[~np.isnan(margins).any(axis=1)]
-    if not len(known):
-        return ""
     clear = int((np.abs(known[:, 0]) > known[:, 1]).sum())
-    return f"; ± is 95%, paired by seed: {clear} of {len(known)} clear of 0"
-
-
-def _said(value: float) -> str:
-    return f"{value:.4g}" if np.isfinite(value) else "diverged"
+    tail = f"; ± is 95%, paired by seed: {clear} of {len(known)} clear of 0" if len(known) else ""
+    return count + "; ".join(places) + tail
 
 
 def sooner(
@@ -121,34 +111,28 @@ def sooner(
     sentence = sentence or (
         f"{better} reaches the terminal train loss of {than} in less training time{at}."
     )
-    found, told = [], []
+    held, details = [], []
     for x in levels(runs):
         times = _times(better, than, runs, curves, float(x))
         reached = np.isfinite(times[:, 0])
         if not len(times):
             return Claim(sentence, None, f"{than} diverged")
         mine, theirs = times[reached].mean(axis=0) if reached.any() else (np.nan, np.nan)
-        found.append(bool(reached.all() and mine < theirs))
+        held.append(bool(reached.all() and mine < theirs))
         place = "" if np.isnan(x) else f" at {x:g}"
-        told.append(f"{reached.sum()} of {len(times)} runs get there{place}" + (
-            f", after {mine:.3g} s against {theirs:.3g} s" if reached.any() else ""))  # fmt: skip
-    return Claim(sentence, all(found), "; ".join(told))
+        after = f", after {mine:.3g} s against {theirs:.3g} s" if reached.any() else ""
+        details.append(f"{reached.sum()} of {len(times)} runs get there{place}{after}")
+    return Claim(sentence, all(held), "; ".join(details))
 
 
 def _times(better: str, than: str, runs: Columns, curves: Columns, x: float) -> np.ndarray:
     """Seconds until each reaches the terminal train loss of `than`, [seeds, 2]; inf for never."""
     mine, theirs = here(curves, better, x), here(curves, than, x)
-    found = []
+    times = []
     for seed in np.unique(curves["seed"][theirs]):
         goal = runs["train_loss"][here(runs, than, x) & (runs["seed"] == seed)]
         if len(goal) == 1 and not np.isnan(goal[0]):
-            found.append([
-                _first(curves, part & (curves["seed"] == seed), goal[0]) for part in (mine, theirs)
-            ])  # fmt: skip
-    return np.array(found).reshape(-1, 2)
-
-
-def _first(curves: Columns, rows: np.ndarray, goal: float) -> float:
-    """The first moment at which the train loss is at or below the goal."""
-    reached = rows & (curves["train_loss"] <= goal)
-    return float(curves["train_seconds"][reached].min(initial=np.inf))
+            low = (curves["seed"] == seed) & (curves["train_loss"] <= goal[0])
+            moments = (curves["train_seconds"][low & part] for part in (mine, theirs))
+            times.append([one.min(initial=np.inf) for one in moments])
+    return np.array(times).reshape(-1, 2)

@@ -21,9 +21,8 @@ def by_round(curves: Mapping[str, Sequence[Records]], narrow: bool = False) -> F
     for place, (name, runs) in enumerate(curves.items()):
         colour = SERIES[place % len(SERIES)][0]
         for loss, style in LOSSES.items():
-            label = (
-                f"{name}, {loss.replace('_', ' ')}" if len(curves) > 1 else loss.replace("_", " ")
-            )
+            label = loss.replace("_", " ")
+            label = f"{name}, {label}" if len(curves) > 1 else label
             _draw(panels[0], runs, loss, colour, style, label)
         for axes, measure in zip(panels[1:], measures, strict=True):
             _draw(axes, runs, measure, colour, "-", "")

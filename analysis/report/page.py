@@ -6,7 +6,8 @@ from html import escape
 
 from fedmuon.analysis.report.claims import Claim
 
-WORDS = {True: ("yes", "✓"), False: ("NO", "✗"), None: ("cannot say", "?")}
+# class, and what is seen
+VERDICTS = {True: ("yes", "✓ yes"), False: ("no", "✗ NO"), None: ("unknown", "? cannot say")}
 STYLE = """
 :root { color-scheme: light dark; --ink: #1a1a1a; --paper: #fff; --line: #ccc; --soft: #f4f4f2;
   --good: #00664b; --bad: #a33c00; --quiet: #555; }
@@ -91,9 +92,8 @@ def claims_table(claims: Sequence[Claim]) -> str:
 
 def mark(holds: bool | None) -> str:
     """yes, NO or cannot say: in words, with a sign, and in colour."""
-    kind = {True: "yes", False: "no", None: "unknown"}[holds]
-    word, sign = WORDS[holds]
-    return f'<span class="{kind}">{sign} {word}</span>'
+    kind, words = VERDICTS[holds]
+    return f'<span class="{kind}">{words}</span>'
 
 
 def table(head: Sequence[str], rows: Sequence[Sequence[str]], label: str) -> str:

@@ -4,8 +4,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
+from numpy.typing import ArrayLike
 
-from fedmuon.analysis.report.claims import Columns
+from fedmuon.analysis.report import columns
+from fedmuon.analysis.report.columns import Columns
 
 NORMAL = 1.96  # of a 95% interval
 
@@ -20,11 +22,10 @@ class Slope:
 
     def __str__(self) -> str:
         """`−0.244 (−0.251 to −0.237)`."""
-        low, value, high = (_signed(one) for one in (self.low, self.value, self.high))
-        return f"{value} ({low} to {high})"
+        return f"{self.value:+.3f} ({self.low:+.3f} to {self.high:+.3f})".replace("-", "−")
 
 
-def fitted(sizes: Sequence[float], runs: Sequence[np.ndarray]) -> Slope:
+def fitted(sizes: ArrayLike, runs: Sequence[np.ndarray]) -> Slope:
     """The least-squares slope of log mean(runs[k]) on log sizes[k].
 
     It is sum_k w_k log mean_k with w = (x - x_mean) / ||x - x_mean||^2, so its variance is
@@ -35,9 +36,11 @@ def fitted(sizes: Sequence[float], runs: Sequence[np.ndarray]) -> Slope:
     centred = x - x.mean()
     weights = centred / (centred @ centred)
     means = np.array([values.mean() for values in runs])
-    value = float(weights @ np.log(means))
-    reach = NORMAL * float(np.sqrt(weights**2 @ (_errors(runs) / means) ** 2))
-    return Slope(value, value - reach, value + reach)
+    return _within(weights @ np.log(means), np.linalg.norm(weights * _errors(runs) / means))
+
+
+def _within(value: float, error: float) -> Slope:
+    return Slope(float(value), float(value - NORMAL * error), float(value + NORMAL * error))
 
 
 def _errors(runs: Sequence[np.ndarray]) -> np.ndarray:
@@ -64,29 +67,24 @@ class Curve:
     @property
     def slope(self) -> Slope:
         """The slope over all sizes."""
-        return fitted(list(self.sizes), self.runs)
+        return fitted(self.sizes, self.runs)
 
     @property
     def late(self) -> Slope:
         """The slope over the larger half of the sizes, where lower orders matter less."""
         first = (len(self.sizes) - 1) // 2
-        return fitted(list(self.sizes[first:]), self.runs[first:])
+        return fitted(self.sizes[first:], self.runs[first:])
 
 
 def curve(rows: Columns, size: str, value: str, **where: str | float) -> Curve:
     """The values of the rows that have these entries, by size."""
-    chosen = np.all([rows[name] == wanted for name, wanted in where.items()], axis=0)
-    sizes = np.unique(rows[size][chosen])
-    return Curve(sizes, [rows[value][chosen & (rows[size] == one)] for one in sizes])
+    chosen = columns.where(rows, **where)
+    sizes = np.unique(chosen[size])
+    return Curve(sizes, [chosen[value][chosen[size] == one] for one in sizes])
 
 
 def quotient(above: np.ndarray, below: np.ndarray) -> Slope:
     """mean(above) / mean(below) of independent runs and its 95% interval, to first order."""
-    value = float(above.mean() / below.mean())
     means = np.array([above.mean(), below.mean()])
-    reach = NORMAL * value * float(np.linalg.norm(_errors([above, below]) / means))
-    return Slope(value, value - reach, value + reach)
-
-
-def _signed(value: float) -> str:
-    return f"{value:+.3f}".replace("-", "−")
+    value = means[0] / means[1]
+    return _within(value, value * np.linalg.norm(_errors([above, below]) / means))

@@ -7,27 +7,19 @@ import numpy as np
 
 from fedmuon.analysis.report.claims import Claim, Columns
 
-CERTIFIED = "True"
-
 
 def kept(runs: Columns, clients: Columns) -> Claim:
     """Every run is certified, and no client of it spends more than the run's target."""
     sentence = "Every run is certified, and no client spends more than its target ε, jointly."
     if not (clients["target"] > 0).all():
         return Claim(sentence, None, "no target was given")
-    certified, over = _certified(runs), clients["epsilon"] > clients["target"]
-    share = float((clients["epsilon"] / clients["target"]).max())
-    told = (
+    certified = runs["certified"][~np.isnan(runs["epsilon"])] == "True"  # of the runs that ended
+    over, share = clients["epsilon"] > clients["target"], clients["epsilon"] / clients["target"]
+    detail = (
         f"{certified.sum()} of {len(certified)} runs are certified; {over.sum()} of {len(over)} "
-        f"accounts are above their target, and the largest is {share:.2%} of it"
+        f"accounts are above their target, and the largest is {share.max():.2%} of it"
     )
-    return Claim(sentence, bool(certified.all() and not over.any()), told)
-
-
-def _certified(runs: Columns) -> np.ndarray:
-    """Which runs are, of those that ended."""
-    ended = ~np.isnan(runs["epsilon"])
-    return runs["certified"][ended] == CERTIFIED
+    return Claim(sentence, bool(certified.all() and not over.any()), detail)
 
 
 def several(clients: Columns) -> bool:

@@ -29,6 +29,7 @@ BLUE, RED, GREEN, ORANGE, SKY, PINK = (
 )  # fmt: skip
 BLACK, GREY = "#000000", "#707070"
 SERIES = ((BLUE, "o"), (ORANGE, "s"), (GREEN, "^"), (RED, "D"), (PINK, "v"), (SKY, "P"))
+VARIES = {"png": "Software", "pdf": "CreationDate", "svg": "Date"}  # what is left out of each kind
 STYLE = {
     "font.size": 8.5,
     "font.family": "DejaVu Sans",
@@ -151,7 +152,11 @@ def compact(value: float) -> str:
         return "–"
     if value == 0 or 0.01 <= abs(value) < 1000:
         return f"{value:#.2g}".rstrip(".").replace("-", "−")
-    mantissa, power = f"{value:.1e}".split("e")
+    return _scientific(value, 1)
+
+
+def _scientific(value: float, digits: int) -> str:
+    mantissa, power = f"{value:.{digits}e}".split("e")
     return f"{mantissa}e{int(power)}".replace("-", "−")
 
 
@@ -172,45 +177,41 @@ def log_y(axes: Axes) -> None:
 def _log_ticks(axis: Axis, low: float, high: float) -> None:
     if high / low < 4:  # few of 1, 2, 5 would be within
         axis.set_major_locator(MaxNLocator(6, steps=[1, 2, 5, 10]))
-        axis.set_major_formatter(FuncFormatter(lambda value, _: _tick(value)))
         axis.set_minor_locator(NullLocator())
     elif high / low < 100:
         axis.set_major_locator(LogLocator(subs=(1.0, 2.0, 5.0)))
-        axis.set_major_formatter(FuncFormatter(lambda value, _: _tick(value)))
+    if high / low < 100:
+        axis.set_major_formatter(FuncFormatter(_tick))
     axis.set_minor_formatter(NullFormatter())
 
 
-def _tick(value: float) -> str:
-    if 1e-3 <= value < 1e4:
-        return f"{value:g}"
-    mantissa, power = f"{value:.0e}".split("e")
-    return f"{mantissa}e{int(power)}".replace("-", "−")
+def _tick(value: float, _: object) -> str:
+    return f"{value:g}" if 1e-3 <= value < 1e4 else _scientific(value, 0)
 
 
 def png(figure: Figure, dpi: int = DPI) -> bytes:
     """The figure as a PNG, the same bytes each time."""
-    return _bytes(figure, "png", {"Software": None}, dpi)
+    return _bytes(figure, "png", dpi)
 
 
 def save(figure: Figure, stem: Path) -> tuple[Path, Path]:
     """STEM.pdf (vectors, embedded TrueType) and STEM.png at 200 dpi; same bytes each time."""
-    pdf, picture = stem.with_name(f"{stem.name}.pdf"), stem.with_name(f"{stem.name}.png")
-    write_bytes(pdf, _bytes(figure, "pdf", {"CreationDate": None}, DPI))
-    write_bytes(picture, png(figure))
+    pdf, picture = (stem.with_name(f"{stem.name}.{kind}") for kind in ("pdf", "png"))
+    for file in (pdf, picture):
+        saved_as(figure, file)
     return pdf, picture
 
 
 def saved_as(figure: Figure, file: Path) -> None:
     """The figure as the file's ending says: .png, .pdf or .svg."""
     kind = file.suffix.removeprefix(".").lower()
-    if kind not in ("png", "pdf", "svg"):
+    if kind not in VARIES:
         raise InputError(f"{file} ends in no kind of picture: call it .png, .pdf or .svg")
-    date = {"pdf": {"CreationDate": None}, "svg": {"Date": None}}.get(kind, {})
-    write_bytes(file, _bytes(figure, kind, date, DPI))
+    write_bytes(file, _bytes(figure, kind, DPI))
 
 
-def _bytes(figure: Figure, kind: str, metadata: dict, dpi: int) -> bytes:
-    buffer = io.BytesIO()
+def _bytes(figure: Figure, kind: str, dpi: int) -> bytes:
+    buffer, metadata = io.BytesIO(), {VARIES[kind]: None}
     with matplotlib.rc_context(_settings()), _quiet():
         figure.savefig(buffer, format=kind, metadata=metadata, dpi=dpi, facecolor="white")
     return buffer.getvalue()

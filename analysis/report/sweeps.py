@@ -23,9 +23,9 @@ def trend(claim: Mapping[str, Any], runs: Columns, label: str) -> Claim:
         return Claim(sentence, None, f"no run measured {word}")
     ends = np.array([ended(runs, variant, x, measure) for x in levels(runs)])
     steps = np.diff(ends) if kind == "rising" else -np.diff(ends)
-    told = ", ".join(f"{value:.4g} at {x:g}" for value, x in zip(ends, levels(runs), strict=True))
+    along = ", ".join(f"{end:.4g} at {x:g}" for end, x in zip(ends, levels(runs), strict=True))
     held = bool((steps > 0).all()) if len(steps) and np.isfinite(ends).all() else None
-    return Claim(sentence, held, told)
+    return Claim(sentence, held, along)
 
 
 def followed(curves: Columns, sweep: Mapping[str, Any]) -> tuple[Columns, Sequence[str]]:

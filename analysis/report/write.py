@@ -7,7 +7,7 @@ from pathlib import Path
 from fedmuon.analysis.report import page, style
 from fedmuon.analysis.report.claims import Claim
 from fedmuon.analysis.report.columns import MEND
-from fedmuon.analysis.report.findings import Findings, Picture, Rows
+from fedmuon.analysis.report.findings import Findings, Rows
 from fedmuon.errors import InputError
 from fedmuon.files import mendable, write_bytes
 
@@ -16,10 +16,8 @@ ODD = (ArithmeticError, AttributeError, LookupError, TypeError, ValueError)
 
 def write_page(folder: Path, found: Sequence[Findings]) -> Path:
     """Write FOLDER/report.html, and its figures as PDF and PNG below FOLDER/figures/."""
-    single = len(found) == 1
-    places = [folder / "figures" / ("" if single else part.name) for part in found]
-    pictures = [_draw(part, place) for part, place in zip(found, places, strict=True)]
-    target = folder / "report.html"
+    figures, target = folder / "figures", folder / "report.html"
+    pictures = [_draw(one, figures / one.name if len(found) > 1 else figures) for one in found]
     write_bytes(target, _page(found, pictures).encode())
     return target
 
@@ -42,13 +40,15 @@ def _draw(part: Findings, place: Path) -> list[str]:
     with mendable(place, "create"):
         place.mkdir(parents=True, exist_ok=True)
     with as_written(place):
-        return [_save(picture, place) for picture in part.pictures]
-
-
-def _save(picture: Picture, place: Path) -> str:
-    wide, narrow = picture.draw(False), style.png(picture.draw(True))
-    saved = style.save(wide, place / picture.name)[1].read_bytes()
-    return page.figure(saved, narrow, picture.title, picture.caption)
+        return [
+            page.figure(
+                style.save(picture.draw(False), place / picture.name)[1].read_bytes(),
+                style.png(picture.draw(True)),
+                picture.title,
+                picture.caption,
+            )
+            for picture in part.pictures
+        ]
 
 
 def verdict(claims: Sequence[Claim], data: str = "") -> str:

@@ -22,6 +22,13 @@ def at_least(name: str, value: float, floor: float = 0.0) -> float:
     return float(value)
 
 
+def positive(name: str, value: float) -> float:
+    """A finite number above 0."""
+    if not at_least(name, value) > 0:
+        raise InputError(f"{name} is {value}: choose {name} > 0.")
+    return float(value)
+
+
 def whole(name: str, value: int, floor: int = 1) -> int:
     """A whole number that is not below the floor."""
     if int(value) != value or value < floor:

@@ -10,24 +10,12 @@ from typing import Any
 
 import numpy as np
 
+from fedmuon.analysis.theory import participation as taken
+from fedmuon.analysis.theory import recursion
 from fedmuon.analysis.theory.checks import probability
 from fedmuon.analysis.theory.concentration import Constant
 from fedmuon.analysis.theory.generalization import INDEPENDENCE, RANGE, Bound, bound
-from fedmuon.analysis.theory.participation import (
-    Rows,
-    batch_exposure,
-    exposure,
-    full_batch_sensitivity,
-    loss_stability,
-    mini_batch_sensitivity,
-    perturbation,
-    psi,
-)
-from fedmuon.analysis.theory.recursion import (
-    of_rounds,
-    scheduled_amplification,
-    step_amplification,
-)
+from fedmuon.analysis.theory.participation import Rows
 from fedmuon.errors import InputError
 from fedmuon.orthogonalize import Uncertified, lipschitz
 from fedmuon.orthogonalize.certificates import Kind
@@ -120,7 +108,7 @@ def theorem(
 def stability(run: Run, l_orth: float, participation: Participation) -> np.ndarray:
     """eps_i of 001 (13), (16) or Theorem J.1, [N]."""
     moved = certificate(run, l_orth, participation)
-    return loss_stability(moved, run.constants.lipschitz, run.constants.loss_bound)
+    return taken.loss_stability(moved, run.constants.lipschitz, run.constants.loss_bound)
 
 
 def certificate(run: Run, l_orth: float, participation: Participation) -> np.ndarray:
@@ -128,40 +116,39 @@ def certificate(run: Run, l_orth: float, participation: Participation) -> np.nda
     steps = amplified(run, l_orth)
     clients, top = len(run.sizes), run.constants.gradient_bound
     if isinstance(participation, Uniform):
-        most = psi(of_rounds(steps), clients, participation.per_round, participation.rho)
-        return perturbation(sensitivity(run), np.full(clients, most))
+        most = taken.psi(
+            recursion.of_rounds(steps), clients, participation.per_round, participation.rho
+        )
+        return taken.perturbation(sensitivity(run), np.full(clients, most))
     if run.batch and participation.rows is not None:
-        drawn = batch_exposure(steps, participation.schedule, run.sizes, participation.rows)
-        return perturbation(np.full(clients, 2 * top), drawn)
-    realized = exposure(of_rounds(steps), participation.schedule, clients)
-    return perturbation(sensitivity(run), realized)
+        drawn = taken.batch_exposure(steps, participation.schedule, run.sizes, participation.rows)
+        return taken.perturbation(np.full(clients, 2 * top), drawn)
+    realized = taken.exposure(recursion.of_rounds(steps), participation.schedule, clients)
+    return taken.perturbation(sensitivity(run), realized)
 
 
 def amplified(run: Run, l_orth: float) -> np.ndarray:
     """a_{s,k} of the run, [R, E]."""
-    smoothness = run.constants.smoothness
+    step = run.lr, run.beta, l_orth, run.constants.smoothness
     if run.factors is None:
-        return step_amplification(run.lr, run.beta, l_orth, smoothness, run.rounds, run.local_steps)
-    return scheduled_amplification(
-        run.lr, run.beta, l_orth, smoothness, run.factors, run.local_steps
-    )
+        return recursion.step_amplification(*step, run.rounds, run.local_steps)
+    return recursion.scheduled_amplification(*step, run.factors, run.local_steps)
 
 
 def sensitivity(run: Run) -> np.ndarray:
     """Delta_i, [N]: 2 G_max / n_i, or 2 G_max / b with mini-batches (Remark 4.1)."""
     top = run.constants.gradient_bound
     if run.batch:
-        return mini_batch_sensitivity(top, run.batch, run.sizes)
-    return full_batch_sensitivity(top, run.sizes)
+        return taken.mini_batch_sensitivity(top, run.batch, run.sizes)
+    return taken.full_batch_sensitivity(top, run.sizes)
 
 
 def smoothed_polar(
     run: Run, lam: float, participation: Participation, delta: float, **given: Any
 ) -> Bound:
     """Corollary D.2: L = 1/sqrt(lambda)."""
-    return theorem(
-        run, lipschitz("smoothed-polar", "sharp", lam=lam), participation, delta, **given
-    )
+    l_orth = lipschitz("smoothed-polar", "sharp", lam=lam)
+    return theorem(run, l_orth, participation, delta, **given)
 
 
 def newton_schulz(
@@ -197,21 +184,10 @@ def gaussian_smoothed_sign(
     """
     calls = run.rounds * run.local_steps * participation.per_round
     alpha = probability("alpha", alpha)
-    l_orth = lipschitz(
-        "gaussian-smoothed-sign", kind, sigma=sigma, alpha=alpha, calls=calls, shape=shape
-    )
-    kept = (NO_CLIPPING,)
-    return theorem(
-        run, l_orth, participation, delta, assumptions=kept, other_failure=alpha, **given
-    )
-
-
-def exact_sign(run: Run, **_: Any) -> Bound:
-    """No bound: a tube certifies one run, while the theorem needs it for every sample."""
-    raise Uncertified(
-        "The exact sign jumps at rank changes, and a tube around one run (Lemma D.12) says nothing "
-        "of other samples (Remark D.2): smooth or clip the sign to get a bound."
-    )
+    noise = {"sigma": sigma, "alpha": alpha, "calls": calls, "shape": shape}
+    l_orth = lipschitz("gaussian-smoothed-sign", kind, **noise)
+    given |= {"assumptions": (NO_CLIPPING,), "other_failure": alpha}
+    return theorem(run, l_orth, participation, delta, **given)
 
 
 def equal_clients(run: Run) -> int:

@@ -6,19 +6,8 @@ from typing import Literal
 import numpy as np
 from numpy.typing import ArrayLike
 
-from fedmuon.analysis.theory.checks import (
-    at_least,
-    client_weights,
-    probability,
-    sample_sizes,
-    values,
-)
-from fedmuon.analysis.theory.concentration import (
-    Constant,
-    bounded_differences,
-    effective_size,
-    sharp_stability,
-)
+from fedmuon.analysis.theory import checks, concentration
+from fedmuon.analysis.theory.concentration import Constant
 from fedmuon.errors import InputError
 
 Status = Literal["certified", "estimated"]
@@ -68,19 +57,17 @@ def bound(
     that one. Hence any shares up to (1, 1), fixed in advance, hold at level delta; the halves are
     the paper's.
     """
-    counts = sample_sizes(sizes)
-    chances = client_weights(weights, len(counts))
-    top, delta = at_least("loss_bound", loss_bound), probability("delta", delta)
-    capped = np.minimum(top, values("eps", eps, len(counts)))
+    stable = _checked(eps, sizes, weights, loss_bound)
+    delta = checks.probability("delta", delta)
     if not all(0 < share <= 1 for share in shares):
         raise InputError(f"shares are {shares}: give H and G each a part of delta in (0, 1].")
-    h = sharp_stability(capped, counts, chances, shares[0] * delta, top, c_hp)
-    g = bounded_differences(capped, counts, chances, shares[1] * delta, top)
+    h = concentration.sharp_stability(*stable, shares[0] * delta, loss_bound, c_hp)
+    g = concentration.bounded_differences(*stable, shares[1] * delta, loss_bound)
     if not isinstance(c_hp, str) and h < g:
         status = "estimated"
         assumptions = (*assumptions, f"C_hp = {c_hp:g} is the caller's: nothing proves it.")
-    failure = delta + at_least("other_failure", other_failure)
-    n_eff = effective_size(counts, chances)
+    failure = delta + checks.at_least("other_failure", other_failure)
+    n_eff = concentration.effective_size(*stable[1:])
     return Bound(min(h, g), h, g, n_eff, c_hp, delta, failure, status, assumptions)
 
 
@@ -88,8 +75,15 @@ def g_alone(
     eps: ArrayLike, sizes: ArrayLike, weights: ArrayLike, delta: float, loss_bound: float = 1.0
 ) -> float:
     """G at the full delta (001, Lemmas C.1 and C.5): no split, and no constant left open."""
-    counts = sample_sizes(sizes)
-    chances = client_weights(weights, len(counts))
-    top = at_least("loss_bound", loss_bound)
-    capped = np.minimum(top, values("eps", eps, len(counts)))
-    return bounded_differences(capped, counts, chances, probability("delta", delta), top)
+    stable, delta = _checked(eps, sizes, weights, loss_bound), checks.probability("delta", delta)
+    return concentration.bounded_differences(*stable, delta, loss_bound)
+
+
+def _checked(
+    eps: ArrayLike, sizes: ArrayLike, weights: ArrayLike, loss_bound: float
+) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """min(B, eps_i), n_i and p_i."""
+    counts = checks.sample_sizes(sizes)
+    chances = checks.client_weights(weights, len(counts))
+    top = checks.at_least("loss_bound", loss_bound)
+    return np.minimum(top, checks.values("eps", eps, len(counts))), counts, chances

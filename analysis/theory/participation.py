@@ -10,14 +10,7 @@ from collections.abc import Callable
 import numpy as np
 from numpy.typing import ArrayLike
 
-from fedmuon.analysis.theory.checks import (
-    at_least,
-    probability,
-    rounds_of,
-    sample_sizes,
-    values,
-    whole,
-)
+from fedmuon.analysis.theory import checks
 from fedmuon.errors import InputError
 
 # (round, client, local step, samples of the client) -> the rows in the batch; None is all of them.
@@ -27,9 +20,9 @@ Rows = Callable[[int, int, int, int], np.ndarray | None]
 
 def exposure(a: ArrayLike, schedule: ArrayLike, clients: int) -> np.ndarray:
     """Y_i(C) = (1/K) sum_s a_s 1{i in C_s} (001 (9)), [N], from a [R] and a schedule [R, K]."""
-    chosen = rounds_of(schedule, clients)
+    chosen = checks.rounds_of(schedule, clients)
     per_round = chosen.shape[1]
-    weights = np.repeat(values("a", a, len(chosen)), per_round) / per_round
+    weights = np.repeat(checks.values("a", a, len(chosen)), per_round) / per_round
     return np.bincount(chosen.reshape(-1), weights=weights, minlength=clients)
 
 
@@ -42,8 +35,8 @@ def batch_exposure(
     Y_i^mb = max_j (1/K) sum_s 1{i in C_s} sum_k a_{s,k} (1/b) 1{j in B_i^{s,k}}. A row that stands
     twice in a batch counts twice. Multiply by 2 G_max: the 1/b is already inside.
     """
-    counts = sample_sizes(sizes).astype(int)
-    chosen = rounds_of(schedule, len(counts))
+    counts = checks.sample_sizes(sizes).astype(int)
+    chosen = checks.rounds_of(schedule, len(counts))
     if steps.ndim != 2 or len(steps) != len(chosen):
         raise InputError("a_{s,k} must have shape [rounds, local steps], like the schedule.")
     loads: dict[int, np.ndarray] = {}
@@ -71,8 +64,8 @@ def psi(a: ArrayLike, clients: int, per_round: int, rho: float) -> float:
     For K < N it is Bernstein's inequality for each client and a union over the N of them. The
     paper's logarithm holds 2N, although these one-sided tails need N only; we keep the 2.
     """
-    weights, rho = values("a", a), probability("rho", rho)
-    clients, per_round = whole("clients", clients), whole("per_round", per_round)
+    weights, rho = checks.values("a", a), checks.probability("rho", rho)
+    clients, per_round = checks.whole("clients", clients), checks.whole("per_round", per_round)
     if per_round > clients:
         raise InputError(f"per_round = {per_round} exceeds the {clients} clients.")
     with np.errstate(over="ignore"):
@@ -88,7 +81,7 @@ def psi(a: ArrayLike, clients: int, per_round: int, rho: float) -> float:
 
 def full_batch_sensitivity(gradient_bound: float, sizes: ArrayLike) -> np.ndarray:
     """Delta_i = 2 G_max / n_i, the replacement sensitivity of full batches (001, Lemma E.1)."""
-    return 2 * at_least("gradient_bound", gradient_bound) / sample_sizes(sizes)
+    return 2 * checks.at_least("gradient_bound", gradient_bound) / checks.sample_sizes(sizes)
 
 
 def mini_batch_sensitivity(gradient_bound: float, batch: int, sizes: ArrayLike) -> np.ndarray:
@@ -97,22 +90,24 @@ def mini_batch_sensitivity(gradient_bound: float, batch: int, sizes: ArrayLike) 
     The average over batches is 2 G_max / n_i, but no path is promised that. A client with at most
     b samples uses all of them.
     """
-    used = np.minimum(whole("batch", batch), sample_sizes(sizes))
-    return 2 * at_least("gradient_bound", gradient_bound) / used
+    used = np.minimum(checks.whole("batch", batch), checks.sample_sizes(sizes))
+    return 2 * checks.at_least("gradient_bound", gradient_bound) / used
 
 
 def perturbation(sensitivity: ArrayLike, exposures: ArrayLike) -> np.ndarray:
     """Delta_i Y_i, [N]: no neighbour in client i ends further away than this (Appendix F)."""
-    moved = values("sensitivity", sensitivity)
-    return product(moved, values("exposures", exposures, len(moved)))
+    moved = checks.values("sensitivity", sensitivity)
+    return product(moved, checks.values("exposures", exposures, len(moved)))
 
 
 def loss_stability(
     perturbations: ArrayLike, lipschitz: float, loss_bound: float = 1.0
 ) -> np.ndarray:
     """eps_i = min(B, L_loss Delta_i Y_i) of 001 (13), [N]; B where Y_i is infinite."""
-    moved = product(at_least("lipschitz", lipschitz), values("perturbations", perturbations))
-    return np.minimum(at_least("loss_bound", loss_bound), moved)
+    moved = product(
+        checks.at_least("lipschitz", lipschitz), checks.values("perturbations", perturbations)
+    )
+    return np.minimum(checks.at_least("loss_bound", loss_bound), moved)
 
 
 def product(factor: ArrayLike, size: ArrayLike) -> np.ndarray:

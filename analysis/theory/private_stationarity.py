@@ -23,11 +23,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from fedmuon.analysis.theory.checks import at_least, whole
+from fedmuon.analysis.theory.checks import at_least, positive, whole
 from fedmuon.analysis.theory.schedules import Schedule
-from fedmuon.analysis.theory.stationarity import Stationarity
-from fedmuon.errors import InputError
-from fedmuon.orthogonalize.guarantees import slowdown
+from fedmuon.analysis.theory.stationarity import Stationarity, slowdown_of
 
 SMOOTH = "||grad f(X) - grad f(Y)||_* <= L ||X - Y||_op, f is bounded below (000, Assumption 3.1)."
 LOTS = (
@@ -56,11 +54,10 @@ class Release:
     excess: float = 0.0
 
     def __post_init__(self) -> None:
-        for name in ("noise", "excess"):
-            at_least(name, getattr(self, name))
-        for name in ("clip", "lot"):
-            if not at_least(name, getattr(self, name)) > 0:
-                raise InputError(f"{name} is {getattr(self, name)}: choose {name} > 0.")
+        at_least("noise", self.noise)
+        at_least("excess", self.excess)
+        positive("clip", self.clip)
+        positive("lot", self.lot)
         whole("rows", self.shape[0])
         whole("columns", self.shape[1])
 
@@ -75,12 +72,8 @@ def dp_muon(
     schedule: Schedule, release: Release, gap: float, smoothness: float, polar_error: float = 0.0
 ) -> Stationarity:
     """000, Theorem 3.4: chi [D/(eta T) + L eta/2 + (2 - eps)(clipping + noise + drift)]."""
-    eta, beta, steps = schedule.lr, schedule.beta, whole("steps", schedule.steps)
-    if not (eta > 0 and 0 <= beta < 1):
-        raise InputError(f"lr is {eta}, beta {beta}: choose lr > 0 and 0 <= beta < 1.")
-    chi, cost, root = slowdown(polar_error), 2 - polar_error, math.sqrt(min(release.shape))
-    if not math.isfinite(chi):
-        raise InputError("The polar error is 1 in doubles: take more steps, or a degree more.")
+    eta, beta, steps = schedule.checked()
+    chi, cost, root = slowdown_of(polar_error), 2 - polar_error, math.sqrt(min(release.shape))
     memory, age = averages(beta, steps)
     terms = {
         "descent": chi * at_least("gap", gap) / (eta * steps),
@@ -121,10 +114,10 @@ def _blocks(steps: int) -> tuple[np.ndarray, np.ndarray]:
 def light_tailed(steps: int, tail: float, scale: float = 1.0) -> tuple[Schedule, float]:
     """eta = eta_0 T^(-3/4), 1 - beta = T^(-1/2) and C = K sqrt(2 log T) (000, Corollary 3.5)."""
     horizon = whole("steps", steps, 2)
-    if not (tail > 0 and scale > 0):
-        raise InputError(f"tail is {tail}, scale {scale}: choose both > 0.")
-    plan = Schedule(scale * horizon**-0.75, 1 - horizon**-0.5, horizon, "light-tailed")
-    return plan, tail * math.sqrt(2 * math.log(horizon))
+    plan = Schedule(
+        positive("scale", scale) * horizon**-0.75, 1 - horizon**-0.5, horizon, "light-tailed"
+    )
+    return plan, positive("tail", tail) * math.sqrt(2 * math.log(horizon))
 
 
 def tail_excess(tail: float, clip: float) -> float:

@@ -16,9 +16,8 @@ import math
 
 from fedmuon.analysis.theory.checks import at_least, whole
 from fedmuon.analysis.theory.schedules import Schedule
-from fedmuon.analysis.theory.stationarity import Stationarity
+from fedmuon.analysis.theory.stationarity import Stationarity, slowdown_of
 from fedmuon.errors import InputError
-from fedmuon.orthogonalize.guarantees import slowdown
 
 SMOOTH = "||grad f(X) - grad f(Y)||_* <= L ||X - Y||_op, f is bounded below (004, Assumption 1)."
 VARIANCE = "Batches are independent and unbiased, E|G - grad|_F^2 <= sigma^2 each (Assumption 2)."
@@ -45,12 +44,7 @@ def muon(
     nuclear norm of C - M is at most sqrt(r) times its Frobenius norm.
     """
     eta, beta, steps = _checked(schedule, gap, smoothness, sigma, rank, batch)
-    chi = slowdown(polar_error)
-    if not math.isfinite(chi):
-        raise InputError(
-            "The polar error bound is 1 in doubles: take more steps, or a degree more."
-        )
-    cost = 2 - polar_error
+    chi, cost = slowdown_of(polar_error), 2 - polar_error
     start = beta * math.sqrt(2 * smoothness * gap) / (1 - beta)
     spread = sigma * math.sqrt(rank * (1 - beta) / ((1 + beta) * batch))
     terms = {
@@ -102,8 +96,4 @@ def _checked(
         at_least(name, value)
     whole("rank", rank)
     whole("batch", batch)
-    if not (schedule.lr > 0 and 0 <= schedule.beta < 1):
-        raise InputError(
-            f"lr is {schedule.lr}, beta {schedule.beta}: choose lr > 0 and 0 <= beta < 1."
-        )
-    return schedule.lr, schedule.beta, whole("steps", schedule.steps)
+    return schedule.checked()

@@ -6,7 +6,7 @@ The rules of 002 need neither the smoothness nor the noise level; those of 004 n
 import math
 from dataclasses import dataclass
 
-from fedmuon.analysis.theory.checks import at_least, whole
+from fedmuon.analysis.theory.checks import at_least, positive, whole
 from fedmuon.errors import InputError
 from fedmuon.schedules import heavy_tailed as powers
 
@@ -19,6 +19,12 @@ class Schedule:
     beta: float
     steps: int
     rule: str
+
+    def checked(self) -> tuple[float, float, int]:
+        """eta > 0, beta in [0, 1) and the steps."""
+        if not 0 <= self.beta < 1:
+            raise InputError(f"beta is {self.beta}: choose 0 <= beta < 1.")
+        return positive("lr", self.lr), self.beta, whole("steps", self.steps)
 
 
 def heavy_tailed(steps: int, alpha: float) -> Schedule:

@@ -7,9 +7,10 @@ and so does the number here.
 import math
 from dataclasses import dataclass
 
-from fedmuon.analysis.theory.checks import at_least, whole
+from fedmuon.analysis.theory.checks import at_least, positive, whole
 from fedmuon.analysis.theory.schedules import Schedule, tail_index
 from fedmuon.errors import InputError
+from fedmuon.orthogonalize.guarantees import slowdown
 
 SMOOTH = "f is L-smooth in Frobenius norm and bounded below (002, Assumption 3.1)."
 MOMENT = (
@@ -18,6 +19,7 @@ MOMENT = (
 )
 INEXACT = "Every call keeps <M, T(M)> and ||T(M)|| within gamma and nu (002, Assumption 2.1)."
 NESTEROV = "C <- beta C + G from C = 0, M = beta C + G, X <- X - eta T(M) (002 (1))."
+MEASURE = "min_k E |grad f(X_k)|_F"
 PREDICTABLE = "The martingale inequality A.8 holds with conditional moments, as 002 uses it."
 
 
@@ -34,6 +36,13 @@ class Stationarity:
     schedule: Schedule
     contraction: float
     assumptions: tuple[str, ...]
+
+
+def slowdown_of(polar_error: float) -> float:
+    """chi = 1 / (1 - eps), by which an error of the polar factor slows descent."""
+    if not math.isfinite(chi := slowdown(polar_error)):
+        raise InputError("The polar error is 1 in doubles: take more steps, or a degree more.")
+    return chi
 
 
 @dataclass(frozen=True)
@@ -83,7 +92,9 @@ def nesterov_muon(
     `gap` is f(X_0) - f*, `gradient` |grad f(X_0)|_F, at most sqrt(2 L gap) by smoothness. `start`
     is E |S_0|_F: M_0 (1 - beta) = (1 - beta^2) G_0, so S_0 = -beta^2 grad + (1 - beta^2) xi_0.
     """
-    side, eta, beta = _side(shape), _positive("lr", schedule.lr), _open("beta", schedule.beta)
+    side, eta, beta = _side(shape), positive("lr", schedule.lr), schedule.beta
+    if not 0 < beta < 1:
+        raise InputError(f"beta is {beta}: the theorem asks for beta strictly in (0, 1).")
     top = math.sqrt(2 * at_least("smoothness", smoothness) * at_least("gap", gap))
     slope = top if gradient is None else at_least("gradient", gradient)
     if start is None:
@@ -104,9 +115,7 @@ def nesterov_muon(
     }
     terms = {name: term / rho for name, term in terms.items()}
     stood_on = (SMOOTH, MOMENT, INEXACT, NESTEROV) + ((PREDICTABLE,) if noise.sigma1 else ())
-    return Stationarity(
-        "min_k E |grad f(X_k)|_F", sum(terms.values()), terms, schedule, rho, stood_on
-    )
+    return Stationarity(MEASURE, sum(terms.values()), terms, schedule, rho, stood_on)
 
 
 def contraction(noise: Noise, shape: tuple[int, int], gamma: float = 0.0, nu: float = 0.0) -> float:
@@ -134,15 +143,3 @@ def least_batch(noise: Noise, shape: tuple[int, int], gamma: float = 0.0, nu: fl
 def _side(shape: tuple[int, int]) -> int:
     """d0 = min(m, n)."""
     return min(whole("rows", shape[0]), whole("columns", shape[1]))
-
-
-def _positive(name: str, value: float) -> float:
-    if not (at_least(name, value) > 0):
-        raise InputError(f"{name} is {value}: choose {name} > 0.")
-    return value
-
-
-def _open(name: str, value: float) -> float:
-    if not 0 < value < 1:
-        raise InputError(f"{name} is {value}: the theorem asks for {name} strictly in (0, 1).")
-    return value

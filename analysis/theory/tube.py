@@ -18,7 +18,6 @@ gamma = min sigma / 2 is the best and the only one to try.
 """
 
 import math
-from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
@@ -70,6 +69,7 @@ def certify(
         raise InputError(f"smallest has shape {given.shape}: give one number or an array {calls}.")
     gaps = np.broadcast_to(given, calls)
     run = _Run(gaps, chosen, moved, lr, beta, l_g)
+    run.refuse_where(gaps <= 0, "the momentum has no full rank")
     gamma = _paper_gap(run) if kind == "paper" else _sharp_gap(run)
     l_orth = (2 if kind == "paper" else 1) / gamma
     return Tube(gamma, l_orth, run.propagate(l_orth)[1])
@@ -101,50 +101,39 @@ class _Run:
                 server[cohort] += (own[cohort] - others[cohort]) / len(cohort)
         return np.nan_to_num(radii, nan=np.inf, posinf=np.inf), server[:, 0]
 
+    def refuse_where(self, failing: np.ndarray, why: str) -> None:
+        """Name the first call that fails, if one does."""
+        if failing.any():
+            r, k, position = np.argwhere(failing)[0]
+            raise Uncertified(
+                f"No tube: at round {r}, local step {k}, client {self.schedule[r, position]}, "
+                f"{why} (s_q = {self.gaps[r, k, position]:.3g})."
+            )
+
 
 def _paper_gap(run: _Run) -> float:
     gamma = float(run.gaps.min()) / 2
-    _refuse_unless(gamma > 0, run.gaps <= 0, run, "the momentum has no full rank")
-    outside = run.propagate(2 / gamma)[0] > gamma
-    _refuse_unless(not outside.any(), outside, run, f"a neighbour leaves the tube of {gamma:.3g}")
+    run.refuse_where(
+        run.propagate(2 / gamma)[0] > gamma, f"a neighbour leaves the tube of {gamma:.3g}"
+    )
     return gamma
 
 
 def _sharp_gap(run: _Run) -> float:
     """The largest gamma whose worst violation is at most 0; the violation is convex in gamma."""
     top = float(run.gaps.min())
-    _refuse_unless(top > 0, run.gaps <= 0, run, "the momentum has no full rank")
 
     def violation(gamma: float) -> float:
         return float((run.propagate(1 / gamma)[0] + gamma - run.gaps).max())
 
-    lowest = _least(violation, top)
-    outside = run.propagate(1 / lowest)[0] + lowest > run.gaps
-    _refuse_unless(not outside.any(), outside, run, "a neighbour may lose the gap for every gamma")
-    return _right_end(violation, lowest, top)
-
-
-def _least(violation: Callable[[float], float], top: float) -> float:
-    """Where the violation is smallest on (0, top]; where gamma is small it may be infinite."""
-    found = least(lambda log: violation(top * math.exp(log)), -30, 0)
-    return min((top * math.exp(found), top), key=violation)
-
-
-def _right_end(violation: Callable[[float], float], good: float, bad: float) -> float:
-    """Bisection that never leaves the good side; `bad` itself may be good."""
+    # where gamma is small the violation may be infinite
+    found = top * math.exp(least(lambda log: violation(top * math.exp(log)), -30, 0))
+    good, bad = min((found, top), key=violation), top
+    outside = run.propagate(1 / good)[0] + good > run.gaps
+    run.refuse_where(outside, "a neighbour may lose the gap for every gamma")
     if violation(bad) <= 0:
         return bad
-    for _ in range(60):
+    for _ in range(60):  # bisection that never leaves the good side
         middle = (good + bad) / 2
         good, bad = (middle, bad) if violation(middle) <= 0 else (good, middle)
     return good
-
-
-def _refuse_unless(holds: bool, failing: np.ndarray, run: _Run, why: str) -> None:
-    if holds:
-        return
-    r, k, position = np.unravel_index(int(np.argmax(failing)), failing.shape)
-    raise Uncertified(
-        f"No tube: at round {r}, local step {k}, client {run.schedule[r, position]}, {why} "
-        f"(s_q = {run.gaps[r, k, position]:.3g})."
-    )

@@ -1,7 +1,8 @@
 """Kind `stability`: a published grid of runs, each beside its neighbours and its bound."""
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from itertools import chain
 from typing import Any, ClassVar
 
 import numpy as np
@@ -16,6 +17,7 @@ from fedmuon.experiments.suites.suite import Rows, Work
 from fedmuon.federated import setup
 from fedmuon.gemm import rate, supported
 from fedmuon.storage import Record
+from fedmuon.tables import validate
 
 COMPARED = (
     "Published values are of {}, these of {} ({} scale): compare signs, orders and trends, not "
@@ -25,7 +27,7 @@ COMPARED = (
 
 def work(content: dict[str, Any], asked: Asked) -> "Stability":
     """The suite as stacks of runs that share samples and schedule."""
-    suite = grid.parse(content)
+    suite = validate(grid.Suite, content)
     named = {"data": {"name": asked.data}}
     read = merged(merged(suite.base, asked.changes), named)
     source = setup.source(cell({"data": read["data"]})) if asked.data != "synthetic" else None
@@ -76,6 +78,7 @@ class Stability(Work):
         seconds = sum(record["seconds"] for record in records)
         count = sum(one.size for one in self.cells)
         flop = sum(record["flop"] for record in records)
+        status = set(chain(*(record["status"] for record in records)))
         return {
             "trajectories": count,
             "trajectories_per_second": count / seconds,
@@ -86,31 +89,17 @@ class Stability(Work):
             "constant": config.stability.lipschitz,
             "delta": config.stability.delta,
             "machine": {"device": config.engine.device},
-            "status": _agreed(status for record in records for status in record["status"]),
-            "assumptions": list(
-                dict.fromkeys(one for record in records for one in record["assumes"])
-            ),
+            "status": status.pop() if len(status) == 1 else "mixed",
+            "assumptions": list(dict.fromkeys(chain(*(record["assumes"] for record in records)))),
         }
-
-
-def _agreed(values: Iterable[str]) -> str:
-    """The value that all share, or `mixed`."""
-    found = set(values)
-    return found.pop() if len(found) == 1 else "mixed"
 
 
 def _aggregate(records: list[Record]) -> Record:
     """The columns of 001, Table 2 over all runs; its gap is test minus weighted train loss."""
     runs = [run for record in records for run in record["runs"]]
-    means = {
-        name: float(np.mean([run[column] for run in runs]))
-        for name, column in (
-            ("gap_within_bound", "within"),
-            ("mean_gap", "table_gap"),
-            ("mean_bound", "bound"),
-            ("mean_perturbation", "mean_perturbation"),
-        )
-    }
+    columns = {"gap_within_bound": "within", "mean_gap": "table_gap", "mean_bound": "bound",
+               "mean_perturbation": "mean_perturbation"}  # fmt: skip
+    means = {name: float(np.mean([run[of] for run in runs])) for name, of in columns.items()}
     return {"runs": len(runs), **means}
 
 

@@ -6,8 +6,7 @@ all pairs (eta, lambda), each a run with its neighbours, stand side by side in i
 
 import dataclasses
 import itertools
-from collections.abc import Mapping
-from typing import Annotated, Any
+from typing import Annotated
 
 from pydantic import Field
 
@@ -16,18 +15,10 @@ from fedmuon.data.source import Source
 from fedmuon.errors import InputError
 from fedmuon.experiments.studies.stability.stack import Stack
 from fedmuon.experiments.suites import contents
-from fedmuon.experiments.suites.contents import (
-    TEST,
-    Tables,
-    cell,
-    merged,
-    require_free,
-    require_read,
-    room,
-)
+from fedmuon.experiments.suites.contents import TEST, Tables, cell, merged
 from fedmuon.reading import reads, refusal
 from fedmuon.settings import Count, Natural, Positive
-from fedmuon.tables import Scalar, Table, validate
+from fedmuon.tables import Scalar, Table
 
 REPLICAS = 256  # of one stack, at most
 # 001, section 5 and Table 1; float64, because float32 hides perturbations of 1e-5.
@@ -80,32 +71,21 @@ class Suite(Table):
     published: dict[str, Published] = Field(default_factory=dict)
 
 
-def load(name: str, data: str, scale: str) -> Suite:
-    """The stability suite of that name, or in that file, for a data set at a scale."""
-    return parse(contents.at(contents.read(name), data, scale))
-
-
-def parse(content: Mapping[str, Any]) -> Suite:
-    """The content of such a file."""
-    return validate(Suite, content)
-
-
 def stacks(suite: Suite, source: Source | None, changes: Tables) -> list[Stack]:
     """The suite's stacks; `changes` are config tables that override its own.
 
     Sizes are cut to what the source holds; None is a source without an end.
     """
-    require_free("--set", changes, SETTLED)
-    require_free("[base]", suite.base, {**SETTLED, "data.name": ""})
+    contents.require_free("--set", changes, SETTLED)
+    contents.require_free("[base]", suite.base, {**SETTLED, "data.name": ""})
     base = merged(merged(BASE, suite.base), changes)
-    test, most = room(source, base.get("data", {}).get("test", TEST))
+    test, most = contents.room(source, base.get("data", {}).get("test", TEST))
     grid, share = suite.grid, max(1, REPLICAS // (1 + suite.trials))
     pairs = list(itertools.product(grid.lr, grid.lambda_))
     sizes = sorted({min(n, most) for n in grid.train})
+    every = itertools.product(sizes, grid.alpha, grid.per_round, suite.seeds)
     found = []
-    for train, alpha, per_round, seed in itertools.product(
-        sizes, grid.alpha, grid.per_round, suite.seeds
-    ):
+    for train, alpha, per_round, seed in every:
         setting: dict[str, dict[str, Scalar]] = {
             "data": {"train": train, "test": test, "alpha": alpha},
             "federation": {"per-round": per_round, "seed": seed},
@@ -119,7 +99,7 @@ def stacks(suite: Suite, source: Source | None, changes: Tables) -> list[Stack]:
             stack = Stack(shared, several, suite.trials)
             found.append(dataclasses.replace(stack, config=stack.at(several[0])))
     for place, asked in (("--set", changes), ("[base]", suite.base)):
-        require_read(place, asked, [stack.config for stack in found])
+        contents.require_read(place, asked, [stack.config for stack in found])
     return found
 
 

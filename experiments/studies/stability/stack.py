@@ -49,8 +49,49 @@ class Stack:
         return len(self.pairs) * (1 + self.trials)
 
     def compute(self) -> Record:
-        """Its lines of the tables, and the work done."""
-        return compute(self)
+        """Lines of runs.csv and neighbours.csv, and the work: flop in products, and seconds."""
+        start = time.perf_counter()
+        config = setup.resolve(self.config)
+        if config.task.name != "matrix":
+            raise InputError(
+                "a suite holds runs to their bound: set task.name = 'matrix', which has one"
+            )
+        source = setup.source(config)
+        data = setup.federated_data(config, source)
+        drawn = draw(data, source, self.trials, config.federation.seed, _law(config))
+        # eta and lambda [2, S]: each pair for its run and all its neighbours
+        pairs = torch.tensor(self.pairs, dtype=torch.float64).repeat_interleave(1 + self.trials, 0)
+        experiment = setup.experiment(config, data, source.classes, None, *pairs.T.contiguous())
+        neighbours = stack(source, drawn, config.data.normalize).repeated(len(self.pairs))
+        params = coupled(experiment, neighbours, config.federation.seed)
+        runs = {name: value[:: 1 + self.trials] for name, value in params.items()}
+        losses = measured_losses(config, data, source.classes, experiment, runs)
+        moved, (d, c) = distances(params, len(self.pairs)), params["weight"].shape[-2:]
+        schedule = experiment.plan.schedule()
+        # No step reads a sample of a client that never takes part: what is left there is rounding.
+        moved[:, ~np.isin(drawn[:, 0], schedule)] = 0.0
+        judged = [self._judge(pair, data, experiment.plan, (d, c)) for pair in self.pairs]
+        lines = list(zip(map(self._setting, self.pairs), judged, moved, strict=True))
+        bounds = [verdict.bound for verdict, _ in judged]
+        return {
+            "runs": [
+                head | _run(verdicts, loss, far, drawn[:, 0])
+                for (head, verdicts, far), loss in zip(lines, losses, strict=True)
+            ],
+            "neighbours": [
+                head | row
+                for head, (verdict, _), far in lines
+                for row in _neighbours(data, drawn, source.labels, verdict, far)
+            ],
+            "status": [bound.status if bound else "refused" for bound in bounds],
+            "assumes": list(bounds[0].assumptions if bounds[0] else ()),
+            "flop": 4.0
+            * d
+            * c
+            * float(data.sizes[schedule].sum() * config.local.steps)
+            * self.size,
+            "seconds": time.perf_counter() - start,
+        }
 
     def at(self, pair: Pair, **stability: Scalar) -> Config:
         """The config of one of its runs."""
@@ -63,77 +104,42 @@ class Stack:
             }
         )
 
+    def _judge(
+        self, pair: Pair, data: FederatedData, plan: Plan, shape: tuple[int, int]
+    ) -> tuple[Verdict, Verdict]:
+        """What the theory promises of one run, and what it would with C_hp = 1."""
+        part = Realized(plan.schedule(), plan.rows if plan.batch else None)
+        case = bound.Case(self.at(pair), data.sizes, part, shape)
+        one = dataclasses.replace(case, config=self.at(pair, c_hp=1.0))
+        return bound.judge(case), bound.judge(one)
 
-def compute(what: Stack) -> Record:
-    """Lines for runs.csv and neighbours.csv, and the work done: flop in products, and seconds."""
-    start = time.perf_counter()
-    config = setup.resolve(what.config)
-    if config.task.name != "matrix":
-        raise InputError(
-            "a suite holds runs to their bound: set task.name = 'matrix', which has one"
-        )
-    source = setup.source(config)
-    data = setup.federated_data(config, source)
-    drawn = draw(data, source, what.trials, config.federation.seed, law(config))
-    experiment = setup.experiment(config, data, source.classes, None, *_per_replica(what))
-    neighbours = stack(source, drawn, config.data.normalize).repeated(len(what.pairs))
-    params = coupled(experiment, neighbours, config.federation.seed)
-    runs = {name: value[:: 1 + what.trials] for name, value in params.items()}
-    losses = measured_losses(config, data, source.classes, experiment, runs)
-    moved, (d, c) = distances(params, len(what.pairs)), params["weight"].shape[-2:]
-    # No step reads a sample of a client that never takes part: what is left there is rounding.
-    moved[:, ~np.isin(drawn[:, 0], experiment.plan.schedule())] = 0.0
-    judged = [_judge(what, pair, data, experiment.plan, (d, c)) for pair in what.pairs]
-    told = list(zip(what.pairs, judged, losses, moved, strict=True))
-    seen = data.sizes[experiment.plan.schedule()].sum() * config.local.steps
-    return {
-        "runs": [_run(what, data, drawn, *one) for one in told],
-        "neighbours": [
-            line
-            for pair, (verdict, _), _, far in told
-            for line in _neighbours(what, data, drawn, source.labels, pair, verdict, far)
-        ],
-        "status": [verdict.bound.status if verdict.bound else "refused" for verdict, _ in judged],
-        "assumes": list(judged[0][0].bound.assumptions if judged[0][0].bound else ()),
-        "flop": 4.0 * d * c * float(seen) * what.size,
-        "seconds": time.perf_counter() - start,
-    }
+    def _setting(self, pair: Pair) -> Record:
+        data, federation = self.config.data, self.config.federation
+        return {
+            "n": data.train,
+            "lr": pair[0],
+            "lambda": pair[1],
+            "alpha": data.alpha,
+            "per_round": federation.per_round,
+            "seed": federation.seed,
+        }
 
 
-def law(config: Config) -> Law:
+def _law(config: Config) -> Law:
     """How a suite draws its neighbours."""
     if config.stability.neighbours in ("own", "any"):
         return config.stability.neighbours
     raise InputError("a suite draws neighbours at random: set stability.neighbours to own or any")
 
 
-def _per_replica(what: Stack) -> torch.Tensor:
-    """eta and lambda [2, S]: each pair for its run and all its neighbours."""
-    pairs = torch.tensor(what.pairs, dtype=torch.float64)
-    return pairs.repeat_interleave(1 + what.trials, 0).T.contiguous()
-
-
-def _judge(
-    what: Stack, pair: Pair, data: FederatedData, plan: Plan, shape: tuple[int, int]
-) -> tuple[Verdict, Verdict]:
-    """What the theory promises of one run, and what it would with C_hp = 1."""
-    part = Realized(plan.schedule(), plan.rows if plan.batch else None)
-    case = bound.Case(what.at(pair), data.sizes, part, shape)
-    one = dataclasses.replace(case, config=what.at(pair, c_hp=1.0))
-    return bound.judge(case), bound.judge(one)
-
-
 def _run(
-    what: Stack, data: FederatedData, drawn: np.ndarray, pair: Pair,
-    verdicts: tuple[Verdict, Verdict], loss: Loss, moved: np.ndarray,
-) -> Record:  # fmt: skip
+    verdicts: tuple[Verdict, Verdict], loss: Loss, moved: np.ndarray, client: np.ndarray
+) -> Record:
     """A run's line of runs.csv."""
     value, one = (each.bound.value if each.bound else math.nan for each in verdicts)
-    certificates = verdicts[0].certificates
-    promised = np.full(len(moved), np.nan) if certificates is None else certificates[drawn[:, 0]]
+    promised = _known(verdicts[0].certificates, client)
     sampled = promised != 0
     return {
-        **_setting(what, pair),
         "gap": loss.gap.gap,
         "bound": value,
         "mean_perturbation": float(moved.mean()) if len(moved) else math.nan,
@@ -147,29 +153,16 @@ def _run(
     }
 
 
-def _setting(what: Stack, pair: Pair) -> Record:
-    data, federation = what.config.data, what.config.federation
-    return {
-        "n": data.train,
-        "lr": pair[0],
-        "lambda": pair[1],
-        "alpha": data.alpha,
-        "per_round": federation.per_round,
-        "seed": federation.seed,
-    }
+def _known(values: np.ndarray | None, client: np.ndarray) -> np.ndarray:
+    """Those of the clients; nan where the theory refuses."""
+    return np.full(len(client), np.nan) if values is None else values[client]
 
 
 def _neighbours(
-    what: Stack, data: FederatedData, drawn: np.ndarray, labels: np.ndarray, pair: Pair,
-    verdict: Verdict, moved: np.ndarray,
-) -> list[Record]:  # fmt: skip
-    """The lines of one run's neighbours; nan where the theory refuses."""
+    data: FederatedData, drawn: np.ndarray, labels: np.ndarray, verdict: Verdict, moved: np.ndarray
+) -> list[Record]:
+    """The lines of one run's neighbours."""
     client = drawn[:, 0]
-    unknown = np.full(len(drawn), np.nan)
-    exposure, certificate = (
-        unknown if every is None else every[client]
-        for every in (verdict.exposures, verdict.certificates)
-    )
     index = data.train_index[data.order[data.offsets[client] + drawn[:, 1]]]
     columns = {
         "trial": np.arange(len(drawn)),
@@ -178,10 +171,10 @@ def _neighbours(
         "replacement": drawn[:, 2],
         "size": data.sizes[client],
         "perturbation": moved,
-        "exposure": exposure,
-        "certificate": certificate,
+        "exposure": _known(verdict.exposures, client),
+        "certificate": _known(verdict.certificates, client),
         "old_label": labels[index],
         "new_label": labels[drawn[:, 2]],
     }
     rows = zip(*(values.tolist() for values in columns.values()), strict=True)
-    return [_setting(what, pair) | dict(zip(columns, row, strict=True)) for row in rows]
+    return [dict(zip(columns, row, strict=True)) for row in rows]

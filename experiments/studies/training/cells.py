@@ -241,7 +241,7 @@ class Training(Work):
 
 
 def _everywhere(records: list[Record], sweep: Sweep | None) -> Iterator[Record]:
-    """The records; one of a variant that is not swept stands at every value, nan without a sweep."""
+    """The records; variants that are not swept stand at every value, or at nan without a sweep."""
     for x in sweep.values if sweep else [math.nan]:
         for one in records:
             if one["head"]["x"] in (x, None):
