@@ -10,7 +10,6 @@ import pytest
 from conftest import small
 from typer.testing import CliRunner
 
-from fedmuon.analysis.report.spending import kept
 from fedmuon.drive import Watch
 from fedmuon.errors import InputError
 from fedmuon.experiments.cli import app
@@ -20,6 +19,7 @@ from fedmuon.experiments.run import execute
 from fedmuon.experiments.studies import find as kinds
 from fedmuon.experiments.studies.dp_muon_printed import findings as dp_muon_printed
 from fedmuon.experiments.studies.dp_muon_printed.cells import Row, accounted
+from fedmuon.experiments.studies.training.findings import kept
 from fedmuon.experiments.suites.suite import execute as make
 from fedmuon.federated import spending
 from fedmuon.privacy.accounting import epsilon

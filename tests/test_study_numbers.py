@@ -266,8 +266,10 @@ def test_biases_have_the_sign_and_direction_of_their_terms() -> None:
         for kind in ("plain", "corrected"):
             assert row[f"{kind}_off"] < 0.01 * row[kind]
     # The wrong sign and a turned matrix have the term's norm, and are far away.
-    for changed in ([-one for one in terms[0]], [one.flip(0) for one in terms[0]]):
-        wrong = dp_bias._rows(shape, "quadrature", rhos, (heat, heat), (changed, changed))
+    right = list(terms[0])
+    for changed in ([-one for one in right], [one.flip(0) for one in right]):
+        both, terms = (torch.stack([torch.stack(one)] * 2) for one in (heat, changed))
+        wrong = dp_bias._record(shape, "quadrature", rhos, both, terms)["rows"]
         assert all(row["plain_off"] > 0.5 * row["plain"] for row in wrong)
 
 

@@ -1,11 +1,11 @@
-"""Claims that compare trained variants: who ends lower, and who gets there sooner.
+"""Claims that compare trained variants, and curves side by side along a sweep.
 
 Columns are those of runs.csv and curves.csv: `variant`, `x` (nan without a sweep), `seed`, and the
 measures. A run that diverged ends with nan, and counts as infinitely bad.
 """
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -21,6 +21,8 @@ NAMES = {"train_loss": "train loss", "test_loss": "test loss", "test_gap": "test
 
 def judged(claim: Mapping[str, Any], runs: Columns, curves: Columns, label: str = "") -> Claim:
     """The verdict on one claim of a suite's file; `label` names what is swept."""
+    if claim["kind"] in ("falling", "rising"):
+        return trend(claim, runs, label)
     if claim["kind"] == "sooner":
         return sooner(claim["better"], claim["than"], runs, curves, claim["sentence"], label)
     given = (claim[name] for name in ("better", "than", "measure"))
@@ -79,8 +81,12 @@ def levels(columns: Columns) -> np.ndarray:
 
 def here(columns: Columns, variant: str, x: float) -> np.ndarray:
     """The rows of a variant at a value, as a mask."""
-    same = np.isnan(columns["x"]) if np.isnan(x) else columns["x"] == x
-    return (columns["variant"] == variant) & same
+    return (columns["variant"] == variant) & at_level(columns, x)
+
+
+def at_level(columns: Columns, x: float) -> np.ndarray:
+    """The rows at a value, as a mask; a nan is at itself."""
+    return np.isnan(columns["x"]) if np.isnan(x) else columns["x"] == x
 
 
 def _by_how_much(
@@ -136,3 +142,34 @@ def _times(better: str, than: str, runs: Columns, curves: Columns, x: float) -> 
             moments = (curves["train_seconds"][low & part] for part in (mine, theirs))
             times.append([one.min(initial=np.inf) for one in moments])
     return np.array(times).reshape(-1, 2)
+
+
+def trend(claim: Mapping[str, Any], runs: Columns, label: str) -> Claim:
+    """The terminal mean over seeds falls, or rises, from each value of the sweep to the next."""
+    variant, measure, kind = claim["better"], claim["measure"], claim["kind"]
+    word = name_of(measure)
+    sentence = claim["sentence"] or (
+        f"The {word} of {variant} is {'lower' if kind == 'falling' else 'higher'} "
+        f"at every next {label}."
+    )
+    if measure not in runs:
+        return Claim(sentence, None, f"no run measured {word}")
+    ends = np.array([ended(runs, variant, x, measure) for x in levels(runs)])
+    steps = np.diff(ends) if kind == "rising" else -np.diff(ends)
+    along = ", ".join(f"{end:.4g} at {x:g}" for end, x in zip(ends, levels(runs), strict=True))
+    held = bool((steps > 0).all()) if len(steps) and np.isfinite(ends).all() else None
+    return Claim(sentence, held, along)
+
+
+def followed(curves: Columns, sweep: Mapping[str, Any]) -> tuple[Columns, Sequence[str]]:
+    """The curves of one variant, each value of the sweep as a variant of its own, beside those
+    that are not swept; and their names."""
+    values, names = levels(curves), {}
+    for x in values:
+        names[f"{sweep['label']} = {x:g}"] = here(curves, sweep["follow"], x)
+    names |= {name: here(curves, name, values[-1]) for name in sweep["fixed"]}
+    rows = {name: np.concatenate([column[mask] for mask in names.values()])
+            for name, column in curves.items()}  # fmt: skip
+    rows["variant"] = np.repeat(list(names), [mask.sum() for mask in names.values()])
+    rows["x"] = np.full(len(rows["variant"]), np.nan)
+    return rows, list(names)

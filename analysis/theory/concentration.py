@@ -81,11 +81,13 @@ def sharp_stability(
     c_hp: Constant,
 ) -> float:
     """H_delta of 001 (10), or what this module proves in its place."""
-    n_eff, deviation = effective_size(sizes, weights), 0.0
+    n_eff = effective_size(sizes, weights)
     base, scale = loss_bound / math.sqrt(n_eff), spread(eps, sizes, n_eff)
     samples = int(sizes.sum())
     if c_hp == "explicit":
-        deviation = _explicit(base, scale, samples, delta)
+        r = max(2.0, math.log(1 / delta))
+        tree = math.sqrt(2) * r * levels(samples) * scale
+        deviation = math.e * (base * math.sqrt(r) + tree)
     elif c_hp == "sharp":
         deviation = _sharpest(base, scale, samples, delta)
     elif isinstance(c_hp, str):
@@ -115,11 +117,6 @@ def difference_moment(r: float) -> float:
 def moment(r: float, base: float, scale: float, samples: int) -> float:
     """The bound on ||sum_a w_a g_a||_r, for base = B / sqrt(n_eff) and scale = S."""
     return difference_moment(r) * (base + 2 * math.sqrt(r - 1) * levels(samples) * scale)
-
-
-def _explicit(base: float, scale: float, samples: int, delta: float) -> float:
-    r = max(2.0, math.log(1 / delta))
-    return math.e * (base * math.sqrt(r) + math.sqrt(2) * r * levels(samples) * scale)
 
 
 def _sharpest(base: float, scale: float, samples: int, delta: float) -> float:

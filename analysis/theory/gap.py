@@ -71,6 +71,8 @@ def measured_gap(
     empirical, population = float(chances @ fitted), float(strata.weights @ strata.means)
     if interval not in _HALF_WIDTHS:
         raise InputError(f"interval is {interval!r}: use one of {', '.join(_HALF_WIDTHS)}.")
+    if interval != "hoeffding" and (strata.counts < 2).any():
+        raise InputError("a class has a single held-out sample: use interval='hoeffding'.")
     half = _HALF_WIDTHS[interval](strata, probability("1 - confidence", 1 - confidence), top)
     gap = population - empirical
     return MeasuredGap(gap, gap - half, gap + half, population, empirical, interval)
@@ -104,9 +106,8 @@ def stratify(class_weight: np.ndarray, losses: ArrayLike, labels: ArrayLike) -> 
     groups = [lost[names == y] for y in present]
     if not all(len(group) for group in groups):
         raise InputError("a class that clients hold has no held-out sample: hold out more.")
-    variances = [np.var(group, ddof=1) if len(group) > 1 else math.nan for group in groups]
-    means, counts = [group.mean() for group in groups], [len(group) for group in groups]
-    return Strata(class_weight[present], np.array(means), np.array(variances), np.array(counts))
+    each = [(one.mean(), one.var(ddof=1) if len(one) > 1 else math.nan, len(one)) for one in groups]
+    return Strata(class_weight[present], *np.array(each).T)
 
 
 def _hoeffding(strata: Strata, failure: float, top: float) -> float:
@@ -118,23 +119,16 @@ def _hoeffding(strata: Strata, failure: float, top: float) -> float:
 def _bernstein(strata: Strata, failure: float, top: float) -> float:
     """sum_y w_y (sqrt(2 V_y l / T_y) + 7 B l / (3 (T_y - 1))), l = log(4 classes / failure)."""
     log = math.log(4 * len(strata.counts) / failure)
-    _need_pairs(strata)
     first = np.sqrt(2 * strata.variances * log / strata.counts)
     second = 7 * top * log / (3 * (strata.counts - 1))
     return float(strata.weights @ (first + second))
 
 
 def _normal(strata: Strata, failure: float, top: float) -> float:
-    _need_pairs(strata)
     from scipy.special import ndtri  # here, because it takes long to load
 
     variance = (np.square(strata.weights) * strata.variances / strata.counts).sum()
     return float(ndtri(1 - failure / 2)) * math.sqrt(variance)
-
-
-def _need_pairs(strata: Strata) -> None:
-    if (strata.counts < 2).any():
-        raise InputError("a class has a single held-out sample: use interval='hoeffding'.")
 
 
 _HALF_WIDTHS: dict[str, Callable[[Strata, float, float], float]] = {

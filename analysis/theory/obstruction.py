@@ -36,9 +36,9 @@ def scalar_obstruction(
     other[0] = -1.0
     rate, count = at_least("lr", lr), whole("steps", steps)
     first, second = (_descend(z, slope, rate, count) for z in (data, other))
-    gradient_gap = abs(_gradient(0.0, data, slope) - _gradient(0.0, other, slope))
+    gradients = [_gradient(0.0, z, slope) for z in (data, other)]
     loss_gap = slope * abs(math.tanh(first[-1]) - math.tanh(second[-1]))
-    return Obstruction(first, second, gradient_gap, loss_gap)
+    return Obstruction(first, second, abs(gradients[0] - gradients[1]), loss_gap)
 
 
 def _gradient(x: float, data: np.ndarray, slope: float) -> float:

@@ -37,8 +37,8 @@ def full_participation(run: Run, l_orth: float, delta: float, c_hp: Constant = "
     order = slope * total / samples + run.constants.loss_bound / math.sqrt(samples)
     # At K = N nothing about the schedule is random, so this rho enters nothing.
     found = theorem(run, l_orth, Uniform(clients, 0.5), delta, c_hp)
-    pace = run.lr * l_orth * run.local_steps * run.rounds
-    return Rate(found, 2 * slope / samples * total, _ratio(total, pace), order)
+    pace = run.lr * l_orth * run.local_steps * run.rounds  # 0 for a run that does not move
+    return Rate(found, 2 * slope / samples * total, total / pace if pace else 0.0, order)
 
 
 def partial_participation(
@@ -53,7 +53,8 @@ def partial_participation(
     reach = float(a.max()) * (mean + wave + log / per_round)
     order = slope / size * reach + run.constants.loss_bound / math.sqrt(size * clients)
     found = theorem(run, l_orth, Uniform(per_round, rho), delta, c_hp)
-    return Rate(found, eps, _ratio(float(a.max()), run.lr * l_orth * run.local_steps), order)
+    pace = run.lr * l_orth * run.local_steps
+    return Rate(found, eps, float(a.max()) / pace if pace else 0.0, order)
 
 
 def _amplified(run: Run, l_orth: float) -> np.ndarray:
@@ -62,8 +63,3 @@ def _amplified(run: Run, l_orth: float) -> np.ndarray:
     if not math.isfinite(float(a.max()) * len(a)):
         raise InputError(f"There is no rate to give, because {OVERFLOW}")
     return a
-
-
-def _ratio(total: float, pace: float) -> float:
-    """total / pace, or 0 for a run that does not move."""
-    return total / pace if pace > 0 else 0.0

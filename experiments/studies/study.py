@@ -1,9 +1,9 @@
 """Numerical studies: suites of other things than runs.
 
 The module `cells` of one has `Settings`, the table of what its TOML file holds beside `kind`,
-`title` and `data`, and `cells(settings, asked)`. Each cell's record holds `rows`, which all
-together become rows.csv. Of its own accord it may have `tables(records)`, which names others, and
-`summary(records)`, for suite.json. `findings` judges, and `figure` draws.
+`title` and `data`, and `cells(settings, asked)`. Each cell's record holds `rows`, or other lists,
+which all together become rows.csv. It may have `summary(records)`, for suite.json. `findings`
+judges, and `figure` draws.
 """
 
 from collections.abc import Callable, Mapping
@@ -47,18 +47,16 @@ class Study(Work):
 
     @property
     def decisive(self) -> list[Any]:
-        """The settings, and the cells that they come to."""
         asked, settings = self.asked, self.settings.model_dump(by_alias=True)
         cells = [one.name for one in self.cells]
         return [asked.stem, self.kind, asked.data, asked.scale, settings, cells]
 
     def tables(self, records: list[Record]) -> Mapping[str, Rows]:
-        """What the module makes of the records, or all their rows."""
-        made = getattr(self.module, "tables", None)
-        return made(records) if made else {"rows": [row for one in records for row in one["rows"]]}
+        """NAME.csv for every list that the records hold, of all of them in turn."""
+        names = [name for name, held in records[0].items() if isinstance(held, list)]
+        return {name: [row for one in records for row in one[name]] for name in names}
 
     def summary(self, records: list[Record]) -> Record:
-        """The settings, and what the module adds."""
         more = getattr(self.module, "summary", lambda records: {})
         settings = self.settings.model_dump(by_alias=True)
         return {"note": self.note, "settings": settings} | more(records)

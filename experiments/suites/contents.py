@@ -1,9 +1,11 @@
 """A suite's TOML file, as it is for a data set at a scale; what it says is its kind's to read."""
 
+import contextlib
 import shlex
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import reduce
 from pathlib import Path
 from typing import Any, Literal, get_args
 
@@ -18,6 +20,7 @@ STUDIES = FOLDER.parent / "studies"
 DATA = "mnist5k"  # of a suite whose file names none
 PUBLISHED_FOR = {"mnist": "mnist", "fashion-mnist": "mnist", "mnist5k": "mnist",
                  "cifar10": "cifar10"}  # fmt: skip
+FORMULAS = ("=", "+", "-", "@", "\t", "\r", "\n")  # what a spreadsheet's begin with
 TEST = 5000  # held-out samples (001, Table 1), or a fifth of a small source
 Scale = Literal["small", "full"]
 Tables = Mapping[str, Mapping[str, Scalar]]
@@ -37,28 +40,17 @@ class Asked:
 
     @property
     def stem(self) -> str:
-        """The suite's name, also where a file was named."""
         return Path(self.name).stem
 
     @property
     def again(self) -> str:
-        """The command that asks for the same."""
-        told = [
-            f"--set {shlex.quote(f'{table}.{key}={_spelled(value)}')}"
-            for table, keys in self.changes.items()
-            for key, value in keys.items()
-        ]
-        where = [f"--data {self.data}"] if self.data else []
-        return " ".join(
-            ["fedmuon suite", shlex.quote(self.name), *where, f"--scale {self.scale}", *told]
-        )
-
-
-def _spelled(value: Scalar) -> str:
-    return str(value).lower() if isinstance(value, bool) else str(value)
-
-
-FORMULAS = "=+-@\t\r\n"
+        words = ["fedmuon", "suite", self.name, *(["--data", self.data] if self.data else [])]
+        words += ["--scale", self.scale]
+        for table, keys in self.changes.items():
+            for key, value in keys.items():
+                spelled = str(value).lower() if isinstance(value, bool) else value
+                words += ["--set", f"{table}.{key}={spelled}"]
+        return shlex.join(words)
 
 
 def read(name: str) -> dict[str, Any]:
@@ -75,7 +67,7 @@ def read(name: str) -> dict[str, Any]:
 
 def require_plain(word: str, what: str) -> None:
     """Refuse names that tables would hold as formulas: spreadsheets compute what they are given."""
-    if word[:1] in FORMULAS and word:
+    if word.startswith(FORMULAS):
         raise InputError(f"{what} {word!r} begins like a spreadsheet's formula: rename it")
 
 
@@ -88,31 +80,29 @@ def shipped() -> dict[str, Path]:
 def _file(name: str) -> Path:
     require_plain(Path(name).stem, "the suite's name")
     file = shipped().get(name) or Path(name)
-    try:
-        found = file.is_file()
-    except (OSError, ValueError):  # no file can be called so
-        found = False
-    if not found:
-        known = ", ".join(sorted(shipped()))
-        raise InputError(f"there is no suite {name}: name one of {known}, or a TOML file")
-    return file
+    with contextlib.suppress(OSError, ValueError):  # no file can be called so
+        if file.is_file():
+            return file
+    known = ", ".join(sorted(shipped()))
+    raise InputError(f"there is no suite {name}: name one of {known}, or a TOML file")
 
 
 def at(content: Mapping[str, Any], data: str, scale: str) -> dict[str, Any]:
     """The content for a data set ([for.DATA]) at a scale ([small])."""
     if scale not in get_args(Scale):
         raise InputError(f"--scale {scale} is unknown: choose {' or '.join(get_args(Scale))}")
-    small, variants = content.get("small", {}), content.get("for", {})
-    for name, held in (("small", small), ("for", variants), (f"for.{data}", _of(variants, data))):
-        if not isinstance(held, Mapping):
-            raise InputError(f"{name} = {shown(held)} must be a table: write [{name}] above it")
-    content = {key: value for key, value in content.items() if key not in ("small", "for")}
-    content = merged(content, variants.get(data, {}))
+    content = dict(content)
+    small, variants = _table(content, "small"), _table(content, "for")
+    content = merged(content, _table(variants, data, "for."))
     return merged(content, small) if scale == "small" else content
 
 
-def _of(variants: Any, data: str) -> Any:
-    return variants.get(data, {}) if isinstance(variants, Mapping) else {}
+def _table(content: dict[str, Any], name: str, above: str = "") -> dict[str, Any]:
+    """Take the table of that name out of the content."""
+    held, name = content.pop(name, {}), above + name
+    if not isinstance(held, Mapping):
+        raise InputError(f"{name} = {shown(held)} must be a table: write [{name}] above it")
+    return dict(held)
 
 
 def merged(below: Mapping[str, Any], above: Mapping[str, Any]) -> dict[str, Any]:
@@ -127,10 +117,7 @@ def merged(below: Mapping[str, Any], above: Mapping[str, Any]) -> dict[str, Any]
 def cell(*layers: Tables) -> Config:
     """A cell's config: tables, each on top of the one before, without what this cell does not read:
     what all cells share means "where it is read"."""
-    setting: dict[str, Any] = {}
-    for layer in layers:
-        setting = merged(setting, layer)
-    return parse(only_read(setting))
+    return parse(only_read(reduce(merged, layers, {})))
 
 
 def require_read(place: str, asked: Tables, cells: Sequence[Config]) -> None:

@@ -15,19 +15,10 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, ClassVar, Protocol
 
+from fedmuon import files
 from fedmuon.drive import Begin, Watch, versions
 from fedmuon.errors import InputError
 from fedmuon.experiments.suites.contents import Asked, merged
-from fedmuon.files import (
-    announce,
-    digest,
-    mendable,
-    remove_drafts,
-    sealed,
-    unsealed,
-    whole_lines,
-    write_bytes,
-)
 from fedmuon.locks import held, require_place
 from fedmuon.storage import Record
 
@@ -35,21 +26,16 @@ Rows = Sequence[Mapping[str, Any]]
 
 
 class Cell(Protocol):
-    """A part of a suite that needs no other: picklable, and it computes the same anywhere."""
+    """A part of a suite that needs no other: picklable, and it computes the same anywhere.
+
+    Its name is also that of its file, its size the weight in the progress bar.
+    """
 
     @property
-    def name(self) -> str:
-        """What tells it from the other cells; its file's name."""
-        ...
-
+    def name(self) -> str: ...
     @property
-    def size(self) -> int:
-        """Its weight in the progress bar."""
-        ...
-
-    def compute(self) -> Record:
-        """Its results, as JSON can hold them."""
-        ...
+    def size(self) -> int: ...
+    def compute(self) -> Record: ...
 
 
 Compute = Callable[[Sequence[Cell]], Iterable[tuple[Cell, Record]]]
@@ -120,17 +106,17 @@ def execute(
 ) -> Record:
     """Compute the cells that `out` lacks, and write the tables; returns suite.json's content."""
     with held(out):
-        files = _open(work, out, resume)
+        homes = _open(work, out, resume)
         cells = work.within(out)
         done = {
-            name: _read(file, _home(work, name)) for name, file in files.items() if file.exists()
+            name: _read(file, _home(work, name)) for name, file in homes.items() if file.exists()
         }
         work.require_sound([one for one in cells if one.name in done])
         count = sum(one.size for one in cells if one.name in done)
         begun(count, sum(one.size for one in cells))
         for one, record in by([one for one in cells if one.name not in done]):
             require_place(out)
-            write_bytes(files[one.name], sealed(record, _home(work, one.name)).encode())
+            files.write_bytes(homes[one.name], files.sealed(record, _home(work, one.name)).encode())
             done[one.name], count = record, count + one.size
             watch({"done": count, "cell": one.name})
         return _write(work, out, [done[one.name] for one in cells])
@@ -139,7 +125,7 @@ def execute(
 def _open(work: Work, out: Path, resume: bool) -> dict[str, Path]:
     """The file of every cell, in a folder that is new, or that holds this very suite."""
     lock = out / "suite.lock"
-    with mendable(out, "create"):
+    with files.mendable(out, "create"):
         out.mkdir(parents=True, exist_ok=True)
         full = any(not entry.name.startswith(".") for entry in out.iterdir())
         if full and not (resume and lock.exists()):
@@ -148,21 +134,21 @@ def _open(work: Work, out: Path, resume: bool) -> dict[str, Path]:
             raise InputError(
                 f"{lock} is of another suite, data or scale, or damaged: choose another --out"
             )
-        remove_drafts(out)
+        files.remove_drafts(out)
         if not full:  # first of all: what holds no lock is no suite that could be gone on with
-            write_bytes(lock, work.lock)
+            files.write_bytes(lock, work.lock)
         (out / work.place).mkdir(exist_ok=True)
     return {one.name: out / work.place / f"{one.name}.json" for one in work.cells}
 
 
 def _home(work: Work, cell: str) -> str:
     """What tells the record of a cell from those of others."""
-    return f"{digest(work.lock)} {cell}"
+    return f"{files.digest(work.lock)} {cell}"
 
 
 def _read(file: Path, home: str) -> Record:
-    lines = whole_lines(file)
-    if len(lines) != 1 or (record := unsealed(lines[0], home)) is None:
+    lines = files.whole_lines(file)
+    if len(lines) != 1 or (record := files.unsealed(lines[0], home)) is None:
         raise InputError(f"{file} is damaged or of another cell: remove it and go on with --resume")
     return record
 
@@ -184,9 +170,9 @@ def _write(work: Work, out: Path, records: list[Record]) -> Record:
     }
     summary = merged(shared, work.summary(records))
     contents["suite.json"] = (json.dumps(summary, indent=2) + "\n").encode()
-    announce(out, contents)
+    files.announce(out, contents)
     for name, content in contents.items():
-        write_bytes(out / name, content)
+        files.write_bytes(out / name, content)
     return summary
 
 

@@ -24,7 +24,6 @@ from fedmuon.storage import Record
 from fedmuon.tables import Table
 
 Map = Callable[[Tensor], Tensor]  # [..., m, n] -> [..., m, n]
-Biases = tuple[Sequence[Tensor], Sequence[Tensor]]  # plain and corrected, for each rho
 SEED = 0
 AT_ONCE = 1 << 14  # samples of a chunk
 SHAPES = {"2 × 2": (2, 2), "3 × 4": (3, 4)}
@@ -72,12 +71,11 @@ def by_quadrature(settings: Settings, shape: str) -> Record:
     """Both biases to many digits: Gauss-Hermite quadrature over all entries."""
     apply, at, rhos = output_map(settings), momentum(shape, settings.norm), settings.rhos
     heat, twice = (
-        [_smoothed(apply, at, width * rho, settings.nodes) - apply(at) for rho in rhos]
+        torch.stack([_smoothed(apply, at, width * rho, settings.nodes) - apply(at) for rho in rhos])
         for width in (1, math.sqrt(2))
     )
-    corrected = [2 * one - two for one, two in zip(heat, twice, strict=True)]
     terms = leading_terms(apply, at, rhos, settings.spacing)
-    return {"rows": _rows(shape, QUADRATURE, rhos, (heat, corrected), terms)}
+    return _record(shape, QUADRATURE, rhos, torch.stack([heat, 2 * heat - twice]), terms)
 
 
 def _smoothed(apply: Map, at: Tensor, rho: float, nodes: int) -> Tensor:
@@ -100,24 +98,20 @@ def by_monte_carlo(settings: Settings, shape: str) -> Record:
     + phi(E - U)) / 2: its terms of order rho^2 cancel draw by draw, by the parallelogram law.
     """
     apply, at, rhos = output_map(settings), momentum(shape, settings.norm), settings.rhos
-    means = [_sampled(apply, at, rho, settings.samples) for rho in rhos]
-    heat, corrected, errors, spreads = zip(*means, strict=True)
+    sampled = [_sampled(apply, at, rho, settings.samples) for rho in rhos]
+    biases, errors, spreads = (torch.stack(part, 1) for part in zip(*sampled, strict=True))
     terms = leading_terms(apply, at, rhos, settings.spacing)
-    return {"rows": _rows(shape, MONTE_CARLO, rhos, (heat, corrected), terms, errors, spreads)}
+    return _record(shape, MONTE_CARLO, rhos, biases, terms, errors, spreads)
 
 
-Pair = tuple[float, float]
-
-
-def _sampled(apply: Map, at: Tensor, rho: float, samples: int) -> tuple[Tensor, Tensor, Pair, Pair]:
-    """Means of both biases, their standard errors, and the root mean square errors of one O."""
+def _sampled(apply: Map, at: Tensor, rho: float, samples: int) -> tuple[Tensor, Tensor, Tensor]:
+    """Both biases [2, m, n], their standard errors [2] and those of a single O [2], each the root
+    of a mean square."""
     chunks = [_chunk(apply, at, *pair, rho) for pair in _pairs(at, samples)]
-    heat, corrected, alone, bettered = (torch.cat(part) for part in zip(*chunks, strict=True))
-    errors = tuple(
-        float((values.var(0).sum() / len(values)).sqrt()) for values in (heat, corrected)
-    )
-    spreads = tuple(float(values.mean().sqrt()) for values in (alone, bettered))
-    return heat.mean(0), corrected.mean(0), errors, spreads  # type: ignore[return-value]
+    *both, alone, bettered = (torch.cat(part) for part in zip(*chunks, strict=True))
+    errors = [(one.var(0).sum() / samples).sqrt() for one in both]
+    spreads = [one.mean().sqrt() for one in (alone, bettered)]
+    return torch.stack([one.mean(0) for one in both]), torch.stack(errors), torch.stack(spreads)
 
 
 def _pairs(at: Tensor, samples: int) -> Iterator[tuple[Tensor, Tensor]]:
@@ -144,13 +138,14 @@ def by_taylor(settings: Settings, shape: str) -> Record:
     """The leading terms alone, in the place of biases."""
     apply, at = output_map(settings), momentum(shape, settings.norm)
     terms = leading_terms(apply, at, settings.rhos, settings.spacing)
-    return {"rows": _rows(shape, TAYLOR, settings.rhos, terms, terms)}
+    return _record(shape, TAYLOR, settings.rhos, terms, terms)
 
 
-def leading_terms(apply: Map, at: Tensor, rhos: Sequence[float], spacing: float) -> Biases:
-    """rho^2 / 2 Lap Q(H) and -rho^4 / 4 Lap^2 Q(H) for each rho, by finite differences."""
+def leading_terms(apply: Map, at: Tensor, rhos: Sequence[float], spacing: float) -> Tensor:
+    """rho^2 / 2 Lap Q(H) and -rho^4 / 4 Lap^2 Q(H), by finite differences, [2, rhos, m, n]."""
     first, second = laplacians(apply, at, spacing)
-    return [rho**2 / 2 * first for rho in rhos], [-(rho**4) / 4 * second for rho in rhos]
+    both = [rho**2 / 2 * first for rho in rhos], [-(rho**4) / 4 * second for rho in rhos]
+    return torch.stack([torch.stack(one) for one in both])
 
 
 def laplacians(apply: Map, at: Tensor, spacing: float) -> tuple[Tensor, Tensor]:
@@ -171,31 +166,25 @@ def _stencils(apply: Map, at: Tensor, spacing: float) -> tuple[Tensor, Tensor]:
     return once, torch.einsum("a,b,abij->ij", weights, weights, values)
 
 
-def _rows(
-    shape: str, way: str, rhos: Sequence[float], biases: Biases, terms: Biases,
-    errors: Sequence[Pair] = (), spreads: Sequence[Pair] = (),
-) -> list[Record]:  # fmt: skip
-    """Norms of the biases, `off`: of what is left of them without their leading terms, and errors.
+def _record(
+    shape: str, way: str, rhos: Sequence[float], biases: Tensor, terms: Tensor,
+    errors: Tensor | None = None, spreads: Tensor | None = None,
+) -> Record:  # fmt: skip
+    """A row for each rho. Norms of both biases [2, rhos, m, n], plain and corrected; `off`: of what
+    is left of them without their leading terms; and errors [2, rhos].
 
     A norm alone would take a term of the wrong sign or direction for the bias.
     """
-    nothing, left = [(0.0, 0.0)] * len(rhos), []
-    for bias, term in zip(biases, terms, strict=True):
-        left.append([one - other for one, other in zip(bias, term, strict=True)])
-    columns = {"": _norms(biases), "_off": _norms(left), "_error": errors or nothing,
-               "_spread": spreads or nothing}  # fmt: skip
-    return [
-        {"shape": shape, "way": way, "rho": rho}
-        | {
-            f"{kind}{what}": pairs[place][which]
-            for what, pairs in columns.items()
-            for which, kind in enumerate(("plain", "corrected"))
-        }
-        for place, rho in enumerate(rhos)
-    ]
-
-
-def _norms(both: Sequence[Sequence[Tensor]]) -> list[Pair]:
-    """||.||_F of the plain and of the corrected one for each rho."""
-    plain, corrected = (torch.linalg.matrix_norm(torch.stack(list(one))) for one in both)
-    return list(zip(plain.tolist(), corrected.tolist(), strict=True))
+    nothing = torch.zeros(biases.shape[:2])
+    columns = {
+        "": torch.linalg.matrix_norm(biases),
+        "_off": torch.linalg.matrix_norm(biases - terms),
+        "_error": nothing if errors is None else errors,
+        "_spread": nothing if spreads is None else spreads,
+    }
+    rows = [{"shape": shape, "way": way, "rho": rho} for rho in rhos]
+    for what, pair in columns.items():
+        for kind, values in zip(("plain", "corrected"), pair.tolist(), strict=True):
+            for row, value in zip(rows, values, strict=True):
+                row[f"{kind}{what}"] = value
+    return {"rows": rows}

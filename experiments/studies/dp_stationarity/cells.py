@@ -60,12 +60,10 @@ class Settings(Table):
 
     @property
     def shape(self) -> tuple[int, int]:
-        """Of W."""
         return self.rows, self.columns
 
 
 def cells(settings: Settings, asked: Asked) -> Sequence[Call]:
-    """A cell for each method, noise and horizon."""
     every = itertools.product(METHODS, settings.noises, settings.steps)
     return [
         Call(
@@ -117,7 +115,6 @@ class Location:
         return (self.slope * (self.slope**2 + squares).sqrt() - self.slope**2).mean(1)
 
     def gradient(self, at: Tensor) -> Tensor:
-        """The gradient [S, m n]."""
         return self.combined(at, self.weights(self.squares(at)) / len(self.points))
 
     def gap(self) -> float:

@@ -17,7 +17,7 @@ from pydantic import Field
 from torch import Tensor
 
 from fedmuon.config import Config
-from fedmuon.data.made_text import DOMAINS, make_text
+from fedmuon.data.made_text import make_text
 from fedmuon.data.table_text import corpus, prompts
 from fedmuon.data.tokens import tokens_of
 from fedmuon.data.weights import read_weights
@@ -54,7 +54,6 @@ class Settings(Table):
 
 
 def cells(settings: Settings, asked: Asked) -> Sequence["Tuned"]:
-    """A cell for each seed."""
     named = {"data": {"name": asked.data}}
     configs = [
         cell(settings.base, own, named) for own in (settings.public, *settings.variants.values())
@@ -76,57 +75,47 @@ class Tuned:
 
     @property
     def name(self) -> str:
-        """The name of its folder."""
         return f"{self.form}-seed{self.seed}"
 
     @property
     def size(self) -> int:
-        """Trainings."""
         return 1 + len(self.settings.variants)
 
     def compute(self) -> Record:
         """Rows `ends`, `curves` and `written` of every method."""
-        assert self.folder is not None
-        weights = str(self.settings.base.get("task", {}).get("weights", "")) or self._begun()
-        found: Record = {"ends": [], "curves": [], "written": []}
+        base, folder = self.settings.base, self.folder
+        assert folder is not None
+        weights = str(base.get("task", {}).get("weights", "")) or self._public_weights(folder)
+        given = str(base.get("data", {}).get("folder", ""))
+        text = Path(given or self._made_up(folder, "restaurants", self.settings.made_tables))
+        record: Record = {"ends": [], "curves": [], "written": []}
         for place, (method, own) in enumerate(self.settings.variants.items()):
-            config = self._config(own, self._text("restaurants"), weights)
-            told = tuned(config, self.folder / f"method-{place}", self.settings)
+            config = self._config(own, text, weights)
+            tables = tuned(config, folder / f"method-{place}", self.settings)
             head = {"method": method, "seed": self.seed}
-            for name, rows in told.items():
-                found[name] += [head | row for row in rows]
-        return found | {"made_up": not self._given}
+            for name, rows in tables.items():
+                record[name] += [head | row for row in rows]
+        return record | {"made_up": not given}
 
-    @property
-    def _given(self) -> str:
-        """The corpus's folder, if there is one."""
-        return str(self.settings.base.get("data", {}).get("folder", ""))
+    def _made_up(self, folder: Path, domain: str, count: int) -> Path:
+        """Text of that domain, made up once."""
+        make_text(folder / domain, self.form, count, domain, self.seed)
+        return folder / domain
 
-    def _text(self, domain: str) -> Path:
-        """The corpus, or text of that domain, made up once."""
-        if self._given and domain == "restaurants":
-            return Path(self._given)
-        assert self.folder is not None
-        place = self.folder / domain
-        count = self.settings.made_tables if domain == DOMAINS[0] else self.settings.public_tables
-        make_text(place, self.form, count, domain, self.seed)
-        return place
-
-    def _begun(self) -> str:
-        """Weights of a decoder trained on public text, without privacy."""
-        assert self.folder is not None
-        config = self._config(self.settings.public, self._text("lodgings"), "")
-        run = prepare(config, self.folder / "public", resume=True)
-        drive(run, rounds)
-        return str(run.directory.path / "model.safetensors")
+    def _public_weights(self, folder: Path) -> str:
+        """A decoder trained on public text, without privacy."""
+        text = self._made_up(folder, "lodgings", self.settings.public_tables)
+        drive(
+            prepare(self._config(self.settings.public, text, ""), folder / "public", True), rounds
+        )
+        return str(folder / "public" / "model.safetensors")
 
     def _config(self, own: Nested, text: Path, weights: str) -> Config:
         """The settings of one training, on all pairs that its text has."""
         setting = merged(self.settings.base, own)
         data = {"name": self.form, "folder": str(text)}
         last = {"data": data, "task": {"weights": weights}, "federation": {"seed": self.seed}}
-        read = cell(setting, last)
-        source = setup.source(read)
+        source = setup.source(cell(setting, last))
         held = source.official_test or len(source.labels) * 4 // 5
         asked = setting.get("data", {})
         sizes = {
@@ -146,13 +135,9 @@ def tuned(config: Config, out: Path, settings: Settings) -> Mapping[str, list[Re
     stored = read_weights(out / "model.safetensors")
     task = run.experiment.task
     params = {name: torch.from_numpy(v).to(task.device, task.dtype) for name, v in stored.items()}
-    told, written = _written(run, params, settings)
-    measured = {"nll": nll(run, params), **told}
-    return {
-        "ends": [_end(run, measured, summary["privacy"], "")],
-        "curves": _curve(run),
-        "written": written,
-    }
+    scores, written = _written(run, params, settings)
+    end = _end(run, {"nll": nll(run, params), **scores}, summary["privacy"], "")
+    return {"ends": [end], "curves": _curve(run), "written": written}
 
 
 def nll(run: Run, params: Params) -> float:
@@ -169,17 +154,18 @@ def _written(run: Run, params: Params, settings: Settings) -> tuple[Record, list
     table, tokens = run.config.data, tokens_of(run.config.data.tokenizer)
     parts = corpus(table.name, table.folder)
     held = prompts(parts.get("test") or parts.get("dev") or parts["train"])
-    asked = {told: tokens.prompt(told) for told in held}
-    short = [told for told, row in asked.items() if len(row) + LEAST <= table.context]
+    asked = {prompt: tokens.prompt(prompt) for prompt in held}
+    short = [prompt for prompt, row in asked.items() if len(row) + LEAST <= table.context]
     short = short[: settings.prompts]
     form = setup.form_of(run.config, run.data.shape, run.data.vocabulary)
-    rows = generate(form, params, [asked[told] for told in short], tokens.end, settings.beams)
-    found, wanted = [tokens.decode(row) for row in rows], [held[told] for told in short]
+    rows = generate(form, params, [asked[prompt] for prompt in short], tokens.end, settings.beams)
+    sentences, wanted = [tokens.decode(row) for row in rows], [held[prompt] for prompt in short]
     shown = [
-        {"table": told, "written": _printable(one), "reference": references[0]}
-        for told, one, references in zip(short, found, wanted, strict=True)
+        {"table": prompt, "written": _printable(one), "reference": references[0]}
+        for prompt, one, references in zip(short, sentences, wanted, strict=True)
     ]
-    return {"bleu": bleu(found, wanted), "rouge_l": rouge_l(found, wanted)}, shown[:SHOWN]
+    scores = {"bleu": bleu(sentences, wanted), "rouge_l": rouge_l(sentences, wanted)}
+    return scores, shown[:SHOWN]
 
 
 def _printable(text: str) -> str:
@@ -188,14 +174,13 @@ def _printable(text: str) -> str:
 
 
 def _end(run: Run, measured: Record, privacy: Mapping[str, Any], note: str) -> Record:
-    """A row of ends.csv."""
     unknown = dict.fromkeys(("nll", "bleu", "rouge_l"), math.nan)
     spent = {name: privacy.get(name, math.nan) for name in ("epsilon", "delta", "noise", "blocks")}
-    local = run.config.local
-    steps = run.config.federation.rounds * local.steps
-    told = {"recipe": local.recipe, "target": run.config.privacy.epsilon, "steps": steps,
-            "pairs": run.config.data.train, "lot": run.config.privacy.lot}  # fmt: skip
-    return {**told, **unknown, **measured, **spent, "note": note}
+    config = run.config
+    steps = config.federation.rounds * config.local.steps
+    head = {"recipe": config.local.recipe, "target": config.privacy.epsilon, "steps": steps,
+            "pairs": config.data.train, "lot": config.privacy.lot}  # fmt: skip
+    return {**head, **unknown, **measured, **spent, "note": note}
 
 
 def _curve(run: Run) -> list[Record]:
@@ -206,14 +191,6 @@ def _curve(run: Run) -> list[Record]:
         for record in run.directory.records()
         if "test_loss" in record
     ]
-
-
-def tables(records: list[Record]) -> Mapping[str, list[Record]]:
-    """ends.csv, curves.csv and written.csv."""
-    return {
-        name: [row for record in records for row in record[name]]
-        for name in ("ends", "curves", "written")
-    }
 
 
 def summary(records: list[Record]) -> Record:

@@ -6,13 +6,8 @@ from matplotlib.figure import Figure
 from fedmuon.analysis.report import style
 from fedmuon.analysis.report.claims import Columns
 from fedmuon.analysis.report.findings import Picture
-from fedmuon.experiments.studies.heavy_tail.findings import (
-    NAMES,
-    SCHEDULES,
-    THEOREM,
-    norms,
-    promised,
-)
+from fedmuon.experiments.studies.heavy_tail import findings
+from fedmuon.experiments.studies.heavy_tail.findings import NAMES, norms, promised
 
 LOOKS = dict(zip(NAMES, style.SERIES, strict=False))
 
@@ -28,7 +23,9 @@ def curves(rows: Columns, narrow: bool = False) -> Figure:
             one = norms(rows, name, alpha)
             style.errorbars(axes, one.sizes, one.means, one.reach, look, NAMES[name])
         one = norms(rows, "muon-exact", alpha)  # which the line is a little above
-        line = 1.25 * one.means[-1] * (one.sizes / one.sizes[-1]) ** promised(alpha, THEOREM)
+        line = (
+            1.25 * one.means[-1] * (one.sizes / one.sizes[-1]) ** promised(alpha, findings.THEOREM)
+        )
         axes.plot(one.sizes, line, "--", color=style.BLACK, lw=1, label="slope of the theorem")
         axes.set_title(f"α = {alpha:g}", loc="left")
         style.powers_of_2(axes, np.unique(rows["steps"]))
@@ -45,7 +42,7 @@ def slopes(rows: Columns, narrow: bool = False) -> Figure:
     """Fitted slopes with 95% intervals against alpha, for both schedules."""
     figure, panels = style.canvas(2, narrow, 2.9)
     alphas = np.unique(rows["alpha"])
-    for axes, (schedule, title) in zip(panels, SCHEDULES.items(), strict=True):
+    for axes, (schedule, title) in zip(panels, findings.SCHEDULES.items(), strict=True):
         for place, (name, (colour, marker)) in enumerate(list(LOOKS.items())[:-1]):  # SGD has none
             fits = [norms(rows, name, alpha, schedule).slope for alpha in alphas]
             value, low, high = np.array([(one.value, one.low, one.high) for one in fits]).T

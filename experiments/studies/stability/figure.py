@@ -63,8 +63,8 @@ def scaling(runs: Columns, neighbours: Columns, factor: str, narrow: bool = Fals
     figure, (left, right) = style.canvas(2, narrow, 2.9)
     x, moved = _place(runs, factor), runs["mean_perturbation"]
     levels = np.unique(x)
-    _series(left, x, runs["bound"], style.BLUE, "o", "bound")
-    _series(right, x, moved, style.BLUE, "o", "mean perturbation")
+    _series(left, x, runs["bound"], "bound")
+    _series(right, x, moved, "mean perturbation")
     beside = _place(neighbours, factor)
     promised = [neighbours["certificate"][beside == level].mean() for level in levels]
     right.plot(
@@ -74,7 +74,9 @@ def scaling(runs: Columns, neighbours: Columns, factor: str, narrow: bool = Fals
         style.levels_on_x(axes, levels)
         axes.set_xlabel(style.NAMES[factor])
         if factor == "n":
-            _guide(axes, levels, np.array([values[x == level].mean() for level in levels]))
+            first = values[x == levels[0]].mean()  # which a line of slope -1 goes through
+            axes.plot(levels, first * levels[0] / levels, ":", color=style.GREY, lw=1.2,
+                      label="slope −1")  # fmt: skip
         style.log_y(axes)
         style.legend(axes, 2)
     left.set_ylabel(style.NAMES["bound"])
@@ -86,18 +88,12 @@ def _place(columns: Columns, factor: str) -> np.ndarray:
     return 1 / np.sqrt(columns["lambda"]) if factor == "lambda" else columns[factor]
 
 
-def _series(axes: Axes, x: np.ndarray, y: np.ndarray, colour: str, marker: str, label: str) -> None:
+def _series(axes: Axes, x: np.ndarray, y: np.ndarray, label: str) -> None:
     """Every run as a faint point, and a line through the means of each level."""
     levels = np.unique(x)
-    axes.plot(x, y, marker, color=colour, ms=3, alpha=0.45, mew=0, label="runs")
+    axes.plot(x, y, "o", color=style.BLUE, ms=3, alpha=0.45, mew=0, label="runs")
     average = [y[x == level].mean() for level in levels]
-    axes.plot(levels, average, color=colour, marker=marker, ms=4.5, label=label)
-
-
-def _guide(axes: Axes, levels: np.ndarray, average: np.ndarray) -> None:
-    """Slope -1 through the first mean."""
-    guide = average[0] * levels[0] / levels
-    axes.plot(levels, guide, ":", color=style.GREY, lw=1.2, label="slope −1")
+    axes.plot(levels, average, color=style.BLUE, marker="o", ms=4.5, label=label)
 
 
 @style.styled
@@ -112,7 +108,9 @@ def exposure(neighbours: Columns, narrow: bool = False) -> Figure:
     floors = _floor(x), _floor(y)
     at = np.where(x > 0, x, floors[0]), np.where(y > 0, y, floors[1])
     finite, positive = np.isfinite(x), (x > 0) & (y > 0) & np.isfinite(x)
-    for label, part, (colour, marker) in _kinds(neighbours):
+    names = ("another label", "the same label")
+    kinds = zip(names, by_label(neighbours), style.SERIES, strict=False)
+    for label, part, (colour, marker) in kinds:
         here = part & positive
         axes.plot(at[0][here], at[1][here], marker, color=colour, ms=3, alpha=0.55, mew=0,
                   rasterized=True, label=label)  # fmt: skip
@@ -137,12 +135,6 @@ def _floor(values: np.ndarray) -> float:
     """A third of the smallest positive value."""
     positive = values[values > 0]
     return float(positive.min()) / 3 if len(positive) else 1.0
-
-
-def _kinds(neighbours: Columns) -> list[tuple[str, np.ndarray, tuple[str, str]]]:
-    """One series for replacements that bring another label, one for those that do not."""
-    names = ("another label", "the same label")
-    return list(zip(names, by_label(neighbours), style.SERIES[:2], strict=True))
 
 
 def _promise(axes: Axes, x: np.ndarray, promised: np.ndarray) -> None:

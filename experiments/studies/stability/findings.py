@@ -5,15 +5,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from fedmuon.analysis.report import columns
 from fedmuon.analysis.report.claims import Columns, suite_claims, varying
-from fedmuon.analysis.report.columns import (
-    NEIGHBOURS,
-    RUNS,
-    read_csv,
-    require,
-    require_consistent,
-    require_matching,
-)
 from fedmuon.analysis.report.findings import Findings, Picture, Rows, number
 from fedmuon.experiments.laboratory.findings import stands_on
 from fedmuon.experiments.studies.stability import figure
@@ -24,12 +17,11 @@ TABLE_2 = ("gap_within_bound", "mean_gap", "mean_bound", "mean_perturbation")
 
 
 def findings(folder: Path, about: Mapping[str, Any]) -> Findings:
-    """The findings of such a folder, whose suite.json is `about`."""
-    require(about, KEYS, folder / "suite.json")
-    runs = read_csv(folder / "runs.csv", RUNS)
-    neighbours = read_csv(folder / "neighbours.csv", NEIGHBOURS)
-    require_matching(runs, neighbours, folder)
-    require_consistent(runs, folder)
+    columns.require(about, KEYS, folder / "suite.json")
+    runs = columns.read_csv(folder / "runs.csv", columns.RUNS)
+    neighbours = columns.read_csv(folder / "neighbours.csv", columns.NEIGHBOURS)
+    columns.require_matching(runs, neighbours, folder)
+    columns.require_consistent(runs, folder)
     head, numbers = _beside(runs, about["published"])
     return Findings.of_suite(
         folder,

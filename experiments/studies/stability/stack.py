@@ -35,7 +35,6 @@ class Stack:
 
     @property
     def name(self) -> str:
-        """What tells it from the other stacks of its suite."""
         data, federation = self.config.data, self.config.federation
         lr, lam = self.pairs[0]
         return (
@@ -135,7 +134,6 @@ def _law(config: Config) -> Law:
 def _run(
     verdicts: tuple[Verdict, Verdict], loss: Loss, moved: np.ndarray, client: np.ndarray
 ) -> Record:
-    """A run's line of runs.csv."""
     value, one = (each.bound.value if each.bound else math.nan for each in verdicts)
     promised = _known(verdicts[0].certificates, client)
     sampled = promised != 0
@@ -161,7 +159,6 @@ def _known(values: np.ndarray | None, client: np.ndarray) -> np.ndarray:
 def _neighbours(
     data: FederatedData, drawn: np.ndarray, labels: np.ndarray, verdict: Verdict, moved: np.ndarray
 ) -> list[Record]:
-    """The lines of one run's neighbours."""
     client = drawn[:, 0]
     index = data.train_index[data.order[data.offsets[client] + drawn[:, 1]]]
     columns = {

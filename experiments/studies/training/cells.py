@@ -20,17 +20,7 @@ from fedmuon.experiments.laboratory import spending
 from fedmuon.experiments.run import execute
 from fedmuon.experiments.studies.training.variants import Suite, Sweep, suite_of
 from fedmuon.experiments.suites import contents
-from fedmuon.experiments.suites.contents import (
-    PUBLISHED_FOR,
-    TEST,
-    Asked,
-    Tables,
-    merged,
-    require_free,
-    require_plain,
-    require_read,
-    room,
-)
+from fedmuon.experiments.suites.contents import PUBLISHED_FOR, Asked, Tables, merged
 from fedmuon.experiments.suites.suite import Cell, Rows, Work
 from fedmuon.federated import setup
 from fedmuon.storage import Record, RunDirectory
@@ -51,13 +41,11 @@ class Trained:
 
     @property
     def name(self) -> str:
-        """The run directory's name."""
         at = "" if self.x is None else f"-{self.x:g}"
         return f"{slug(self.variant)}{at}-seed{self.config.federation.seed}"
 
     @property
     def size(self) -> int:
-        """Rounds."""
         return self.config.federation.rounds
 
     def compute(self) -> Record:
@@ -99,7 +87,6 @@ def _measured(record: Record) -> Record:
 
 
 def work(content: dict[str, Any], asked: Asked) -> "Training":
-    """The suite as runs."""
     suite = suite_of(content)
     cells = _cells(suite, asked)
     if len({one.name for one in cells}) < len(cells):
@@ -109,11 +96,11 @@ def work(content: dict[str, Any], asked: Asked) -> "Training":
 
 def _cells(suite: Suite, asked: Asked) -> list[Trained]:
     """Every variant at every value with every seed; sizes are cut to what the source holds."""
-    require_free("--set", asked.changes, SETTLED)
-    require_free("[base]", suite.base, {**SETTLED, "data.name": ""})
+    contents.require_free("--set", asked.changes, SETTLED)
+    contents.require_free("[base]", suite.base, {**SETTLED, "data.name": ""})
     for name, own in suite.variants.items():
         swept = {suite.sweep.key: "[sweep]"} if suite.sweep and suite.sweeps(name) else {}
-        require_free(f"[variants.{name!r}]", own, SETTLED | swept)
+        contents.require_free(f"[variants.{name!r}]", own, SETTLED | swept)
     base = merged(suite.base, merged(asked.changes, {"data": {"name": asked.data}}))
     base = merged(base, {"data": _sizes(base)})
     cells = [
@@ -127,14 +114,14 @@ def _cells(suite: Suite, asked: Asked) -> list[Trained]:
 def _require_read(suite: Suite, asked: Asked, cells: Sequence[Trained]) -> None:
     """Refuse what a variant, the sweep or the command line asks for in vain."""
     for name, own in suite.variants.items():
-        require_plain(name, "the variant")
+        contents.require_plain(name, "the variant")
         configs = [one.config for one in cells if one.variant == name]
-        require_read(f"[variants.{name!r}]", own, configs)
+        contents.require_read(f"[variants.{name!r}]", own, configs)
     every = [one.config for one in cells]
-    require_read("--set", asked.changes, every)
-    require_read("[base]", suite.base, every)
+    contents.require_read("--set", asked.changes, every)
+    contents.require_read("[base]", suite.base, every)
     if suite.sweep:
-        require_read("[sweep]", suite.sweep.at(suite.sweep.values[0]), every)
+        contents.require_read("[sweep]", suite.sweep.at(suite.sweep.values[0]), every)
 
 
 def settings(
@@ -155,7 +142,7 @@ def _sizes(base: Tables) -> dict[str, int]:
         return {}
     # text is read by a decoder alone
     read = contents.cell({"data": data, "task": base.get("task", {})})
-    held, most = room(setup.source(read), data.get("test", TEST))
+    held, most = contents.room(setup.source(read), data.get("test", contents.TEST))
     return {"train": min(int(data.get("train", most)), most), "test": held}
 
 
@@ -169,12 +156,10 @@ class Training(Work):
 
     @property
     def decisive(self) -> list[Any]:
-        """The config of every run."""
         settings = [[one.name, one.config.model_dump(by_alias=True)] for one in self.cells]
         return [self.kind, self.asked.stem, self.asked.scale, settings]
 
     def require_sound(self, cells: Sequence[Cell]) -> None:
-        """Their run directories, where they were kept."""
         for one in cells:
             if isinstance(one, Trained) and one.folder and one.folder.exists():
                 RunDirectory(one.folder).require_sound()
@@ -186,7 +171,6 @@ class Training(Work):
         return held.get(self.asked.data) or held.get(PUBLISHED_FOR.get(self.asked.data, ""), {})
 
     def tables(self, records: list[Record]) -> Mapping[str, Rows]:
-        """curves.csv, runs.csv and summary.csv."""
         records = list(_everywhere(records, self.suite.sweep))
         names = _measures([*records, {"rows": list(self.published.values())}])
         unknown = dict.fromkeys(("round", "train_seconds", *names), math.nan)

@@ -11,7 +11,7 @@ from matplotlib.transforms import ScaledTranslation
 
 from fedmuon.analysis.report import style
 from fedmuon.analysis.report.claims import Columns
-from fedmuon.analysis.report.comparisons import here, levels, name_of
+from fedmuon.analysis.report.comparisons import at_level, here, levels, name_of
 
 LINES = (*style.SERIES, (style.BLACK, "X"), (style.GREY, "*"))
 AXES = {"round": "round", "train_seconds": "seconds of training"}
@@ -164,7 +164,7 @@ def by_client(
         for number, spent in enumerate(_distinct(rows, variants, x, seed)):
             axes.plot(np.arange(1, len(spent) + 1), spent, color=colour, marker=marker, ms=3.5,
                       lw=1, mfc="none", label="" if number else f"seed {seed:g}")  # fmt: skip
-    for target in np.unique(rows["target"][_at(rows, x)]):
+    for target in np.unique(rows["target"][at_level(rows, x)]):
         axes.axhline(target, color=style.BLACK, lw=1, ls="--", label="target")
     axes.set_xlabel("clients that took part, from the least spent")
     axes.set_ylabel("ε of the client (joint, upper end)")
@@ -184,7 +184,3 @@ def _distinct(
         if tuple(spent) not in seen:
             seen.add(tuple(spent))
             yield spent
-
-
-def _at(rows: Columns, x: float) -> np.ndarray:
-    return np.isnan(rows["x"]) if np.isnan(x) else rows["x"] == x

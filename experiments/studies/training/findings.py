@@ -8,10 +8,8 @@ import numpy as np
 
 from fedmuon.analysis.report.claims import Claim, Columns
 from fedmuon.analysis.report.columns import MEND, read_table, require
-from fedmuon.analysis.report.comparisons import here, judged, levels, name_of
+from fedmuon.analysis.report.comparisons import followed, here, judged, levels, name_of
 from fedmuon.analysis.report.findings import Findings, Picture, Rows, number, spread
-from fedmuon.analysis.report.spending import kept, several
-from fedmuon.analysis.report.sweeps import TRENDS, followed, trend
 from fedmuon.analysis.report.timetable import timetable
 from fedmuon.errors import InputError
 from fedmuon.experiments.studies.training import figure
@@ -22,14 +20,13 @@ MEASURES = ("train_loss", "test_loss", "accuracy")
 
 
 def findings(folder: Path, about: Mapping[str, Any]) -> Findings:
-    """The findings of such a folder, whose suite.json is `about`."""
     require(about, KEYS, folder / "suite.json")
     curves = read_table(folder / "curves.csv", (*HEAD, *MEASURES), ("variant",))
     runs = read_table(folder / "runs.csv", (*HEAD, *MEASURES), ("variant", "note"))
     _require_matching(curves, runs, about, folder)
     label = str(about["sweep"]["label"]) if about["sweep"] else ""
     clients = _clients(folder)
-    claims = [_judged(claim, runs, curves, label) for claim in about["claims"]]
+    claims = [judged(claim, runs, curves, label) for claim in about["claims"]]
     head, numbers = _numbers(runs, about)
     return Findings.of_suite(
         folder,
@@ -44,17 +41,25 @@ def findings(folder: Path, about: Mapping[str, Any]) -> Findings:
     )
 
 
-def _judged(claim: Mapping[str, Any], runs: Columns, curves: Columns, label: str) -> Claim:
-    if claim["kind"] in TRENDS:
-        return trend(claim, runs, label)
-    return judged(claim, runs, curves, label)
-
-
 def _clients(folder: Path) -> Columns | None:
     """The accounts of the clients of private runs, or None."""
     file = folder / "clients.csv"
     names = ("x", "seed", "client", "epsilon", "target")
     return read_table(file, names, ("variant",)) if file.exists() else None
+
+
+def kept(runs: Columns, clients: Columns) -> Claim:
+    """Every run is certified, and no client of it spends more than the run's target."""
+    sentence = "Every run is certified, and no client spends more than its target ε, jointly."
+    if not (clients["target"] > 0).all():
+        return Claim(sentence, None, "no target was given")
+    certified = runs["certified"][~np.isnan(runs["epsilon"])] == "True"  # of the runs that ended
+    over, share = clients["epsilon"] > clients["target"], clients["epsilon"] / clients["target"]
+    detail = (
+        f"{certified.sum()} of {len(certified)} runs are certified; {over.sum()} of {len(over)} "
+        f"accounts are above their target, and the largest is {share.max():.2%} of it"
+    )
+    return Claim(sentence, bool(certified.all() and not over.any()), detail)
 
 
 def _require_matching(
@@ -95,7 +100,7 @@ def _spread(values: np.ndarray) -> str:
 
 def _accounts(clients: Columns | None, about: Mapping[str, Any]) -> list[Picture]:
     """Every client's epsilon, where there is more than one client."""
-    if clients is None or not several(clients):
+    if clients is None or len(np.unique(clients["client"])) == 1:
         return []
     return [
         Picture.known("clients", figure.by_client, clients, about["variants"], _drawn_at(about))
