@@ -2,19 +2,22 @@
 
 from fedmuon.analysis.theory.alignment import aligned_amplification
 from fedmuon.analysis.theory.corollaries import (
+    Rate,
     Realized,
     Run,
     Uniform,
     certificate,
+    full_participation,
     gaussian_smoothed_sign,
     newton_schulz,
+    partial_participation,
     smoothed_polar,
     stability,
     theorem,
 )
+from fedmuon.analysis.theory.exact_sign import Obstruction, Tube, certify, scalar_obstruction
 from fedmuon.analysis.theory.gap import MeasuredGap, label_shares, measured_gap
 from fedmuon.analysis.theory.generalization import Bound, bound, g_alone
-from fedmuon.analysis.theory.obstruction import Obstruction, scalar_obstruction
 from fedmuon.analysis.theory.participation import (
     batch_exposure,
     exposure,
@@ -24,7 +27,6 @@ from fedmuon.analysis.theory.participation import (
     perturbation,
     psi,
 )
-from fedmuon.analysis.theory.rates import Rate, full_participation, partial_participation
 from fedmuon.analysis.theory.recursion import (
     amplification,
     spectral_radius,
@@ -34,7 +36,6 @@ from fedmuon.analysis.theory.recursion import (
 )
 from fedmuon.analysis.theory.schedules import Schedule, alpha_free, heavy_tailed
 from fedmuon.analysis.theory.stationarity import Noise, Stationarity, nesterov_muon
-from fedmuon.analysis.theory.tube import Tube, certify
 
 __all__ = [
     "Bound",

@@ -28,11 +28,10 @@ def gather(folder: Path) -> list[Findings]:
     """What the folder, or each of its subfolders that is a suite or a run, holds."""
     if not folder.is_dir():
         raise InputError(f"{folder} is no folder: name one that `fedmuon suite` wrote")
-    if kind := _kind(folder):
-        return [_found(kind, folder)]
     with mendable(folder, "read"):
         below = sorted(entry for entry in folder.iterdir() if entry.is_dir())
-    found = [_found(kind, entry) for entry in below if (kind := _kind(entry))]
+    places = [folder] if _kind(folder) else below
+    found = [_found(kind, place) for place in places if (kind := _kind(place))]
     if not found:
         raise InputError(
             f"{folder} holds neither a finished suite nor a run with neighbours: name a folder "

@@ -8,8 +8,7 @@ import numpy as np
 import pytest
 from made_training import TINY, read, training
 
-from fedmuon.analysis.report.comparisons import followed, trend
-from fedmuon.analysis.report.timetable import at_seconds, parts
+from fedmuon.analysis.report.comparisons import at_seconds, followed, parts, trend
 from fedmuon.errors import InputError
 from fedmuon.experiments.report import gather
 from fedmuon.experiments.studies import find as kinds

@@ -1,6 +1,7 @@
 """Losses and what else was measured, by round, of one run or of several side by side."""
 
 from collections.abc import Mapping, Sequence
+from itertools import chain
 from typing import Any
 
 import numpy as np
@@ -9,7 +10,7 @@ from matplotlib.figure import Figure
 from fedmuon.analysis.report.style import SERIES, canvas, legend_below, styled
 
 Records = Sequence[Mapping[str, Any]]
-LEFT_OUT = ("train_seconds", "seconds", "round", "test_gap")
+LEFT_OUT = ("train_seconds", "seconds", "round", "test_gap", "client_loss")
 LOSSES = {"train_loss": "-", "test_loss": "--"}
 
 
@@ -26,10 +27,8 @@ def by_round(curves: Mapping[str, Sequence[Records]], narrow: bool = False) -> F
             _draw(panels[0], runs, loss, colour, style, label)
         for axes, measure in zip(panels[1:], measures, strict=True):
             _draw(axes, runs, measure, colour, "-", "")
-    panels[0].set_ylabel("loss")
-    for axes, measure in zip(panels[1:], measures, strict=True):
+    for axes, measure in zip(panels, ["loss", *measures], strict=True):
         axes.set_ylabel(measure.replace("_", " "))
-    for axes in panels:
         axes.set_xlabel("round")
     legend_below(figure, panels[0], 1 if narrow else 2)
     return figure
@@ -37,16 +36,15 @@ def by_round(curves: Mapping[str, Sequence[Records]], narrow: bool = False) -> F
 
 def _measures(curves: Mapping[str, Sequence[Records]]) -> list[str]:
     """What is measured beside the losses."""
-    found = {
-        name: None
-        for runs in curves.values()
-        for records in runs
+    records = chain(*chain(*curves.values()))
+    numbers = [
+        name
         for record in records
         if "train_loss" in record
         for name, value in record.items()
-        if isinstance(value, float) and name not in (*LEFT_OUT, *LOSSES, "client_loss")
-    }
-    return list(found)[:2]
+        if isinstance(value, float)
+    ]
+    return [name for name in dict.fromkeys(numbers) if name not in (*LEFT_OUT, *LOSSES)][:2]
 
 
 def _draw(

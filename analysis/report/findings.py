@@ -65,16 +65,16 @@ class Findings:
 
     @classmethod
     def of_suite(
-        cls, folder: Path, about: Mapping[str, Any], told: Sequence[str], **held: Any
+        cls, folder: Path, about: Mapping[str, Any], facts: Sequence[str], **held: Any
     ) -> "Findings":
-        """Those of a suite, whose suite.json is `about`; `told` are its circumstances."""
+        """Those of a suite, whose suite.json is `about`; `facts` are its circumstances."""
         return cls(
             name=folder.resolve().name,
             title=f"{about['title']} on {about['data']}" if about["data"] else str(about["title"]),
             data=str(about["data"]),
             note=str(about.get("note", "")),
             again=str(about["again"]),
-            circumstances=circumstances(about, told),
+            circumstances=circumstances(about, facts),
             **held,
         )
 

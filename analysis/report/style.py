@@ -33,14 +33,9 @@ VARIES = {"png": "Software", "pdf": "CreationDate", "svg": "Date"}  # what is le
 STYLE = {
     "font.size": 8.5,
     "font.family": "DejaVu Sans",
-    "axes.titlesize": 9,
-    "axes.labelsize": 9,
-    "xtick.labelsize": 8,
-    "ytick.labelsize": 8,
-    "legend.fontsize": 8,
-    "legend.frameon": False,
-    "axes.spines.top": False,
-    "axes.spines.right": False,
+    **dict.fromkeys(("axes.titlesize", "axes.labelsize"), 9),
+    **dict.fromkeys(("xtick.labelsize", "ytick.labelsize", "legend.fontsize"), 8),
+    **dict.fromkeys(("legend.frameon", "axes.spines.top", "axes.spines.right"), False),
     "axes.linewidth": 0.7,
     "pdf.fonttype": 42,
     "svg.hashsalt": "fedmuon",
@@ -189,9 +184,9 @@ def _tick(value: float, _: object) -> str:
     return f"{value:g}" if 1e-3 <= value < 1e4 else _scientific(value, 0)
 
 
-def png(figure: Figure, dpi: int = DPI) -> bytes:
+def png(figure: Figure) -> bytes:
     """The figure as a PNG, the same bytes each time."""
-    return _bytes(figure, "png", dpi)
+    return _bytes(figure, "png")
 
 
 def save(figure: Figure, stem: Path) -> tuple[Path, Path]:
@@ -207,13 +202,13 @@ def saved_as(figure: Figure, file: Path) -> None:
     kind = file.suffix.removeprefix(".").lower()
     if kind not in VARIES:
         raise InputError(f"{file} ends in no kind of picture: call it .png, .pdf or .svg")
-    write_bytes(file, _bytes(figure, kind, DPI))
+    write_bytes(file, _bytes(figure, kind))
 
 
-def _bytes(figure: Figure, kind: str, dpi: int) -> bytes:
+def _bytes(figure: Figure, kind: str) -> bytes:
     buffer, metadata = io.BytesIO(), {VARIES[kind]: None}
     with matplotlib.rc_context(_settings()), _quiet():
-        figure.savefig(buffer, format=kind, metadata=metadata, dpi=dpi, facecolor="white")
+        figure.savefig(buffer, format=kind, metadata=metadata, dpi=DPI, facecolor="white")
     return buffer.getvalue()
 
 

@@ -23,8 +23,8 @@ Delta 1{c in C_r} / K times kappa, the same rows of (sum_k A^k) b. As d^0 = 0,
 
 import numpy as np
 
-from fedmuon.analysis.theory.checks import at_least, memory, whole
-from fedmuon.analysis.theory.recursion import first_rows, saturated
+from fedmuon.analysis.theory.checks import at_least, whole
+from fedmuon.analysis.theory.recursion import first_rows, increment, saturated
 from fedmuon.errors import InputError
 
 
@@ -39,8 +39,8 @@ def aligned_amplification(
 ) -> np.ndarray:
     """a_s of the aligned run, [R], infinite where it overflows; with alignment 0 it is 001 (8)."""
     with np.errstate(over="ignore", invalid="ignore"):
-        increment, kick = aligned_round(lr, beta, l_orth, l_g, local_steps, alignment)
-        backwards = kick[0] + first_rows(increment, whole("rounds", rounds)) @ kick
+        moved, kick = aligned_round(lr, beta, l_orth, l_g, local_steps, alignment)
+        backwards = kick[0] + first_rows(moved, whole("rounds", rounds)) @ kick
     return saturated(backwards)[::-1]
 
 
@@ -70,7 +70,7 @@ def _local_step(
         raise InputError(f"alignment = {alignment} is refused: it is a share in [0, 1].")
     if at_least("lr", lr) == 0:
         raise InputError("lr = 0 is refused: the global direction divides by it.")
-    push, fresh = lr * (1 - alignment) * at_least("l_orth", l_orth), 1 - memory(beta)
-    rise = fresh * at_least("l_g", l_g)
-    step = [[push * rise, push * beta, lr * alignment], [rise, -fresh, 0.0], [0.0, 0.0, 0.0]]
-    return np.array(step), np.array([push * fresh, fresh, 0.0])
+    step = np.zeros((3, 3))
+    step[:2, :2], kick = increment(lr * (1 - alignment), beta, l_orth, l_g)
+    step[0, 2] = lr * alignment
+    return step, np.append(kick, 0.0)

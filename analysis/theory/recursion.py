@@ -15,10 +15,10 @@ OVERFLOW = (
 
 def transition(lr: float, beta: float, l_orth: float, l_g: float) -> tuple[np.ndarray, np.ndarray]:
     """A and b of 001 (6), (7): one local step on (||dX||, ||dM||), and a unit gradient's kick."""
-    increment, kick = _increment(lr, beta, l_orth, l_g)
-    increment[0, 0] += 1
-    increment[1, 1] = beta  # adding 1 back would lose a small beta
-    return increment, kick
+    matrix, kick = increment(lr, beta, l_orth, l_g)
+    matrix[0, 0] += 1
+    matrix[1, 1] = beta  # adding 1 back would lose a small beta
+    return matrix, kick
 
 
 def step_amplification(
@@ -30,9 +30,9 @@ def step_amplification(
     where that overflows a double.
     """
     rounds, local_steps = whole("rounds", rounds), whole("local_steps", local_steps)
-    increment, kick = _increment(lr, beta, l_orth, l_g)
+    change, kick = increment(lr, beta, l_orth, l_g)
     with np.errstate(over="ignore", invalid="ignore"):
-        moved = first_rows(increment, rounds * local_steps)
+        moved = first_rows(change, rounds * local_steps)
         backwards = kick[0] + moved @ kick
     return saturated(backwards)[::-1].reshape(rounds, local_steps)
 
@@ -49,10 +49,10 @@ def scheduled_amplification(
     found, row = np.empty((rounds, local_steps)), np.array([1.0, 0.0])
     with np.errstate(over="ignore", invalid="ignore"):
         for r in reversed(range(rounds)):
-            increment, kick = _increment(lr * float(factors[r]), beta, l_orth, l_g)
+            change, kick = increment(lr * float(factors[r]), beta, l_orth, l_g)
             rows = [row]
             for _ in range(local_steps):
-                rows.append(rows[-1] + rows[-1] @ increment)
+                rows.append(rows[-1] + rows[-1] @ change)
             found[r] = [one @ kick for one in rows[local_steps - 1 :: -1]]
             row = rows[-1]
     return saturated(found)
@@ -106,12 +106,11 @@ def saturated(amplified: np.ndarray) -> np.ndarray:
     return np.where(np.isfinite(amplified), amplified, np.inf)
 
 
-def _increment(lr: float, beta: float, l_orth: float, l_g: float) -> tuple[np.ndarray, np.ndarray]:
+def increment(lr: float, beta: float, l_orth: float, l_g: float) -> tuple[np.ndarray, np.ndarray]:
     """A - I and b."""
     push, fresh = lr * l_orth, 1 - memory(beta)
     growth = _growth(lr, beta, l_orth, l_g)
-    increment = np.array([[growth, push * beta], [fresh * l_g, -fresh]])
-    return increment, np.array([push * fresh, fresh])
+    return np.array([[growth, push * beta], [fresh * l_g, -fresh]]), np.array([push * fresh, fresh])
 
 
 def _growth(lr: float, beta: float, l_orth: float, l_g: float) -> float:

@@ -19,15 +19,11 @@ def find(name: str, data: str | None, scale: str, changes: Tables) -> Work:
             f"{name} is no suite, in which kind and data are names: give a config to `fedmuon run`"
         )
     if kind not in known():
-        others = [one for one in known() if one not in OF_RUNS]
-        raise InputError(
-            f"kind = {kind!r} is no kind of suite: choose one of {', '.join([*OF_RUNS, *others])}"
-        )
-    cells = part(kind, "cells")
-    if kind in OF_RUNS:
-        chosen = data or own or contents.DATA
-        return cells.work(contents.at(content, chosen, scale), Asked(name, chosen, scale, changes))
-    if data and not own:
+        every = ", ".join(sorted(known(), key=lambda one: one not in OF_RUNS))
+        raise InputError(f"kind = {kind!r} is no kind of suite: choose one of {every}")
+    of_runs, cells = kind in OF_RUNS, part(kind, "cells")
+    if data and not own and not of_runs:
         raise InputError(f"the suite {name} has no data: leave --data out")
-    asked = Asked(name, data or own or "", scale, changes)
-    return Study.of(kind, cells, contents.at(content, asked.data, scale), asked)
+    asked = Asked(name, data or own or (contents.DATA if of_runs else ""), scale, changes)
+    content = contents.at(content, asked.data, scale)
+    return cells.work(content, asked) if of_runs else Study.of(kind, cells, content, asked)

@@ -42,5 +42,5 @@ def assemble(
         numbers=rows,
         pictures=[one.of(*columns) for one in part(kind, "figure").PICTURES],
         stands_on=stands_on,
-        told=("suite", "kind", "data", "scale", "seconds"),
+        facts=("suite", "kind", "data", "scale", "seconds"),
     )

@@ -23,18 +23,14 @@ class Spread:
         """Yield every cell with its record, in the order in which they finish."""
         if not cells:
             return
-        address = "" if self.address == LOCAL else self.address
-        with connected(address):
-            yield from self._finished(cells)
-
-    def _finished(self, cells: Sequence[Cell]) -> Iterator[tuple[Cell, Record]]:
         import ray
 
-        task = ray.remote(num_cpus=self.cpus, num_gpus=self.gpus)(_compute)
-        waiting = {task.remote(one, self.cpus): one for one in cells}
-        while waiting:  # briefly each time: signals are heard between two waits
-            for done in ray.wait(list(waiting), num_returns=1, timeout=PAUSE)[0]:
-                yield waiting.pop(done), ray.get(done)
+        with connected("" if self.address == LOCAL else self.address):
+            task = ray.remote(num_cpus=self.cpus, num_gpus=self.gpus)(_compute)
+            waiting = {task.remote(one, self.cpus): one for one in cells}
+            while waiting:  # briefly each time: signals are heard between two waits
+                for done in ray.wait(list(waiting), num_returns=1, timeout=PAUSE)[0]:
+                    yield waiting.pop(done), ray.get(done)
 
 
 def _compute(cell: Cell, cpus: float) -> Record:

@@ -12,7 +12,7 @@ from fedmuon.experiments.studies.dp_stationarity.findings import CORRECTED, NAME
 
 
 @style.styled
-def beside(rows: Columns, narrow: bool = False) -> Figure:
+def norms_and_bounds(rows: Columns, narrow: bool = False) -> Figure:
     """A panel for each method: mean nuclear norms and bounds against T, a colour for each noise."""
     figure, panels = style.canvas(len(NAMES), narrow, 2.9)
     for axes, (method, name) in zip(panels, NAMES.items(), strict=True):
@@ -42,7 +42,7 @@ def _pair(axes: Axes, rows: Columns, method: str, noise: float, look: tuple[str,
 PICTURES = (
     Picture(
         "dp-stationarity",
-        beside,
+        norms_and_bounds,
         "Mean nuclear norm of the gradient beside its bound",
         "Points are means over seeds, with 95% intervals, which are mostly smaller than the "
         "points; dashed lines of the same colour are Theorem 3.4's bound. On the right it is "

@@ -14,7 +14,7 @@ def bleu(written: Sequence[str], references: Sequence[Sequence[str]]) -> float:
         raise InputError("BLEU needs sacrebleu: pip install 'fedmuon[text]'") from None
     most = max(map(len, references))
     columns: list[Any] = [
-        [told[k] if k < len(told) else None for told in references] for k in range(most)
+        [several[k] if k < len(several) else None for several in references] for k in range(most)
     ]
     return float(BLEU(effective_order=True).corpus_score(list(written), columns).score)
 
@@ -27,7 +27,7 @@ def rouge_l(written: Sequence[str], references: Sequence[Sequence[str]]) -> floa
         raise InputError("ROUGE-L needs rouge-score: pip install 'fedmuon[text]'") from None
     scorer = RougeScorer(["rougeL"], use_stemmer=True)
     nearest = [
-        max(scorer.score(one, sentence)["rougeL"].fmeasure for one in told)
-        for sentence, told in zip(written, references, strict=True)
+        max(scorer.score(one, sentence)["rougeL"].fmeasure for one in several)
+        for sentence, several in zip(written, references, strict=True)
     ]
     return 100 * sum(nearest) / len(nearest)

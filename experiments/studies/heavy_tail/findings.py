@@ -119,11 +119,11 @@ def numbers(rows: Columns) -> Rows:
     lines: Rows = [
         ("method", "schedule", "α", "slope (95%)", "larger half of K", "promised", "at the end")
     ]
-    for schedule, told in SCHEDULES.items():
+    for schedule, name in SCHEDULES.items():
         for method, alpha in itertools.product((*MUON, "normalized-sgd"), alphas):
             wanted = _minus(promised(alpha, schedule))
             one = norms(rows, method, alpha, schedule)
-            lines.append((NAMES[method], told, *_line(one, alpha, wanted)))
+            lines.append((NAMES[method], name, *_line(one, alpha, wanted)))
     for alpha in alphas:
         factor, one = best_sgd(rows, alpha)
         lines.append((NAMES["sgd"], f"{factor:g} / √K, the best", *_line(one, alpha, "–")))

@@ -59,13 +59,13 @@ class Stability(Work):
 
     def tables(self, records: list[Record]) -> Mapping[str, Rows]:
         head = {"suite": self.asked.stem, "data": self.asked.data}
-        beside = [head | {"source": "measured"} | _aggregate(records)]
+        lines = [head | {"source": "measured"} | _aggregate(records)]
         if self.published:
-            beside.append(head | {"source": "001, Table 2"} | self.published.model_dump())
+            lines.append(head | {"source": "001, Table 2"} | self.published.model_dump())
         return {
             "runs": [head | run for record in records for run in record["runs"]],
             "neighbours": [head | line for record in records for line in record["neighbours"]],
-            "summary": beside,
+            "summary": lines,
         }
 
     def summary(self, records: list[Record]) -> Record:

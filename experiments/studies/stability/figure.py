@@ -65,8 +65,8 @@ def scaling(runs: Columns, neighbours: Columns, factor: str, narrow: bool = Fals
     levels = np.unique(x)
     _series(left, x, runs["bound"], "bound")
     _series(right, x, moved, "mean perturbation")
-    beside = _place(neighbours, factor)
-    promised = [neighbours["certificate"][beside == level].mean() for level in levels]
+    at = _place(neighbours, factor)
+    promised = [neighbours["certificate"][at == level].mean() for level in levels]
     right.plot(
         levels, promised, "--", color=style.ORANGE, marker="s", ms=4, label="mean certificate"
     )

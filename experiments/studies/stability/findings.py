@@ -33,7 +33,7 @@ def findings(folder: Path, about: Mapping[str, Any]) -> Findings:
         pictures=_pictures(runs, neighbours),
         stands_on=stands_on({**about, "c_hp": "explicit"}, str(about["constant"])),
         assumptions=[str(text) for text in about["assumptions"]],
-        told=("suite", "data", "scale", "trajectories", "seconds", "trajectories_per_second"),
+        facts=("suite", "data", "scale", "trajectories", "seconds", "trajectories_per_second"),
     )
 
 

@@ -1,6 +1,6 @@
 """Curves of trained variants, and where they end along a sweep."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -161,7 +161,9 @@ def by_client(
     figure, (axes,) = style.canvas(1, narrow, 2.9)
     for place, seed in enumerate(np.unique(rows["seed"])):
         colour, marker = LINES[place % len(LINES)]
-        for number, spent in enumerate(_distinct(rows, variants, x, seed)):
+        every = [rows["epsilon"][here(rows, name, x) & (rows["seed"] == seed)] for name in variants]
+        distinct = dict.fromkeys(tuple(np.sort(spent)) for spent in every)
+        for number, spent in enumerate(distinct):
             axes.plot(np.arange(1, len(spent) + 1), spent, color=colour, marker=marker, ms=3.5,
                       lw=1, mfc="none", label="" if number else f"seed {seed:g}")  # fmt: skip
     for target in np.unique(rows["target"][at_level(rows, x)]):
@@ -172,15 +174,3 @@ def by_client(
     axes.xaxis.set_major_locator(MaxNLocator(integer=True))
     style.legend_below(figure, axes, 2 if narrow else MOST)
     return figure
-
-
-def _distinct(
-    rows: Columns, variants: Sequence[str], x: float, seed: float
-) -> Iterator[np.ndarray]:
-    """The epsilons of a seed in rising order, once for all variants that spent the same."""
-    seen = set()
-    for name in variants:
-        spent = np.sort(rows["epsilon"][here(rows, name, x) & (rows["seed"] == seed)])
-        if tuple(spent) not in seen:
-            seen.add(tuple(spent))
-            yield spent

@@ -8,9 +8,15 @@ import numpy as np
 
 from fedmuon.analysis.report.claims import Claim, Columns
 from fedmuon.analysis.report.columns import MEND, read_table, require
-from fedmuon.analysis.report.comparisons import followed, here, judged, levels, name_of
+from fedmuon.analysis.report.comparisons import (
+    followed,
+    here,
+    judged,
+    levels,
+    name_of,
+    timetable,
+)
 from fedmuon.analysis.report.findings import Findings, Picture, Rows, number, spread
-from fedmuon.analysis.report.timetable import timetable
 from fedmuon.errors import InputError
 from fedmuon.experiments.studies.training import figure
 
@@ -36,7 +42,7 @@ def findings(folder: Path, about: Mapping[str, Any]) -> Findings:
         head=head,
         numbers=numbers,
         pictures=[*_pictures(curves, runs, about), *_accounts(clients, about)],
-        told=("suite", "data", "scale", "runs", "seconds"),
+        facts=("suite", "data", "scale", "runs", "seconds"),
         more=[timetable(curves, about)] if about.get("times") else (),
     )
 
