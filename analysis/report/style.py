@@ -205,10 +205,10 @@ def saved_as(figure: Figure, file: Path) -> None:
     write_bytes(file, _bytes(figure, kind))
 
 
-def _bytes(figure: Figure, kind: str) -> bytes:
+def _bytes(figure: Figure, kind: str, dpi: int = DPI) -> bytes:
     buffer, metadata = io.BytesIO(), {VARIES[kind]: None}
     with matplotlib.rc_context(_settings()), _quiet():
-        figure.savefig(buffer, format=kind, metadata=metadata, dpi=DPI, facecolor="white")
+        figure.savefig(buffer, format=kind, metadata=metadata, dpi=dpi, facecolor="white")
     return buffer.getvalue()
 
 

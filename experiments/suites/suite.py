@@ -106,17 +106,18 @@ def execute(
 ) -> Record:
     """Compute the cells that `out` lacks, and write the tables; returns suite.json's content."""
     with held(out):
-        homes = _open(work, out, resume)
-        cells = work.within(out)
+        cells, places = work.within(out), _open(work, out, resume)
+        suite = files.digest(work.lock)  # tells the record of a cell from those of other suites
         done = {
-            name: _read(file, _home(work, name)) for name, file in homes.items() if file.exists()
+            name: _read(file, f"{suite} {name}") for name, file in places.items() if file.exists()
         }
         work.require_sound([one for one in cells if one.name in done])
         count = sum(one.size for one in cells if one.name in done)
         begun(count, sum(one.size for one in cells))
         for one, record in by([one for one in cells if one.name not in done]):
             require_place(out)
-            files.write_bytes(homes[one.name], files.sealed(record, _home(work, one.name)).encode())
+            line = files.sealed(record, f"{suite} {one.name}")
+            files.write_bytes(places[one.name], line.encode())
             done[one.name], count = record, count + one.size
             watch({"done": count, "cell": one.name})
         return _write(work, out, [done[one.name] for one in cells])
@@ -139,11 +140,6 @@ def _open(work: Work, out: Path, resume: bool) -> dict[str, Path]:
             files.write_bytes(lock, work.lock)
         (out / work.place).mkdir(exist_ok=True)
     return {one.name: out / work.place / f"{one.name}.json" for one in work.cells}
-
-
-def _home(work: Work, cell: str) -> str:
-    """What tells the record of a cell from those of others."""
-    return f"{files.digest(work.lock)} {cell}"
 
 
 def _read(file: Path, home: str) -> Record:

@@ -212,5 +212,5 @@ def _offline(*ignored: object, **named: object) -> None:
 def _sketch(draw: Callable[..., bytes], figure: Any, *ignored: object) -> bytes:
     """Drawn once, coarsely: what cannot be drawn at all shows all the same."""
     if not hasattr(figure, "sketched"):
-        figure.sketched = draw(figure, "png", {"Software": None}, 20)
+        figure.sketched = draw(figure, "png", 20)
     return figure.sketched
