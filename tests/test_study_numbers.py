@@ -12,7 +12,6 @@ from torch import Tensor
 from fedmuon.experiments.studies.disk_regression import cells as disk_regression
 from fedmuon.experiments.studies.dp_bias import cells as dp_bias
 from fedmuon.experiments.studies.heavy_tail import cells as heavy_tail
-from fedmuon.experiments.studies.heavy_tail import noise as tails
 from fedmuon.experiments.studies.rank_dependence import cells as rank_dependence
 from fedmuon.randomness import Draw, generator
 from fedmuon.schedules import heavy_tailed
@@ -28,7 +27,7 @@ def settings(study: Any, **given: Any) -> Any:
 
 @pytest.mark.parametrize("index", [1.3, 1.7, 2.0])
 def test_stable_draws_have_their_characteristic_function(index: float) -> None:
-    draws = tails.stable(np.array(index), (200_000,), np.random.default_rng(0))
+    draws = heavy_tail.stable(np.array(index), (200_000,), np.random.default_rng(0))
     for t in (0.3, 1.0, 2.0):
         # Cosines have a variance of at most 1/2: five standard errors.
         assert abs(np.cos(t * draws).mean() - math.exp(-(t**index))) < 5 * 0.71 / 447
@@ -38,11 +37,11 @@ def test_stable_draws_have_their_characteristic_function(index: float) -> None:
 
 @pytest.mark.parametrize("index", [1.3, 1.7, 2.0])
 def test_moments_of_stable_draws(index: float) -> None:
-    draws = np.abs(tails.stable(np.array(index), (400_000,), np.random.default_rng(1))) ** 0.4
+    draws = np.abs(heavy_tail.stable(np.array(index), (400_000,), np.random.default_rng(1))) ** 0.4
     error = draws.std() / math.sqrt(len(draws))
-    assert abs(draws.mean() - tails.moment(index, 0.4)) < 5 * error
-    assert tails.moment(2, 2) == pytest.approx(2)  # normal of variance 2
-    assert tails.moment(1.5, 1.5) == math.inf
+    assert abs(draws.mean() - heavy_tail.moment(index, 0.4)) < 5 * error
+    assert heavy_tail.moment(2, 2) == pytest.approx(2)  # normal of variance 2
+    assert heavy_tail.moment(1.5, 1.5) == math.inf
 
 
 def test_the_objective_is_smooth_not_convex_and_has_its_gradient() -> None:

@@ -61,7 +61,7 @@ def terminal(
 
 def margin(runs: Columns, variant: str, other: str, x: float, measure: str) -> tuple[float, float]:
     """The mean difference of the two seed by seed, and half of its 95% interval (Student's t)."""
-    mine, theirs = here(runs, variant, x), here(runs, other, x)
+    mine, theirs = rows_of(runs, variant, x), rows_of(runs, other, x)
     seeds = np.intersect1d(runs["seed"][mine], runs["seed"][theirs])
     one, two = (np.array([runs[measure][rows & (runs["seed"] == seed)][0] for seed in seeds])
                 for rows in (mine, theirs))  # fmt: skip
@@ -74,7 +74,7 @@ def margin(runs: Columns, variant: str, other: str, x: float, measure: str) -> t
 
 def ended(runs: Columns, variant: str, x: float, measure: str) -> float:
     """The terminal mean over seeds; infinitely bad where one diverged."""
-    values = runs[measure][here(runs, variant, x)]
+    values = runs[measure][rows_of(runs, variant, x)]
     worst = -np.inf if measure in HIGHER else np.inf
     return float(worst if np.isnan(values).any() or not len(values) else values.mean())
 
@@ -84,7 +84,7 @@ def levels(columns: Columns) -> np.ndarray:
     return np.unique(columns["x"])
 
 
-def here(columns: Columns, variant: str, x: float) -> np.ndarray:
+def rows_of(columns: Columns, variant: str, x: float) -> np.ndarray:
     """The rows of a variant at a value, as a mask."""
     return (columns["variant"] == variant) & at_level(columns, x)
 
@@ -138,10 +138,10 @@ def sooner(
 
 def _times(better: str, than: str, runs: Columns, curves: Columns, x: float) -> np.ndarray:
     """Seconds until each reaches the terminal train loss of `than`, [seeds, 2]; inf for never."""
-    mine, theirs = here(curves, better, x), here(curves, than, x)
+    mine, theirs = rows_of(curves, better, x), rows_of(curves, than, x)
     times = []
     for seed in np.unique(curves["seed"][theirs]):
-        goal = runs["train_loss"][here(runs, than, x) & (runs["seed"] == seed)]
+        goal = runs["train_loss"][rows_of(runs, than, x) & (runs["seed"] == seed)]
         if len(goal) == 1 and not np.isnan(goal[0]):
             low = (curves["seed"] == seed) & (curves["train_loss"] <= goal[0])
             moments = (curves["train_seconds"][low & part] for part in (mine, theirs))
@@ -171,8 +171,8 @@ def followed(curves: Columns, sweep: Mapping[str, Any]) -> tuple[Columns, Sequen
     that are not swept; and their names."""
     values, names = levels(curves), {}
     for x in values:
-        names[f"{sweep['label']} = {x:g}"] = here(curves, sweep["follow"], x)
-    names |= {name: here(curves, name, values[-1]) for name in sweep["fixed"]}
+        names[f"{sweep['label']} = {x:g}"] = rows_of(curves, sweep["follow"], x)
+    names |= {name: rows_of(curves, name, values[-1]) for name in sweep["fixed"]}
     rows = {name: np.concatenate([column[mask] for mask in names.values()])
             for name, column in curves.items()}  # fmt: skip
     rows["variant"] = np.repeat(list(names), [mask.sum() for mask in names.values()])

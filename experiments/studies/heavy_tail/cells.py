@@ -14,9 +14,9 @@ from typing import Annotated
 import numpy as np
 import torch
 from pydantic import Field
+from scipy.special import gamma
 from torch import Tensor
 
-from fedmuon.experiments.studies.heavy_tail import noise as tails
 from fedmuon.experiments.studies.study import Call
 from fedmuon.experiments.studies.walk import Oracle, walk
 from fedmuon.experiments.suites.contents import Asked
@@ -117,7 +117,7 @@ class Noise:
 
     def size(self, alpha: float) -> float:
         """(sum_ij E |S_ij|^alpha)^(1/alpha), which bounds (E ||S||_F^alpha)^(1/alpha)."""
-        each = tails.moment(min(2.0, alpha + self.settings.margin), alpha)
+        each = moment(min(2.0, alpha + self.settings.margin), alpha)
         return (math.prod(self.settings.shape) * each) ** (1 / alpha)
 
     def sigma0(self, alpha: float, sigma1: float) -> float:
@@ -132,7 +132,7 @@ class Noise:
         """S of the steps of one block, [BLOCK, A seeds, m, n]."""
         rng = generator(SEED, Draw.BATCH, round=steps, step=block)
         shape = (BLOCK, len(self.index), *self.settings.shape)
-        return torch.from_numpy(tails.stable(self.index, shape, rng))
+        return torch.from_numpy(stable(self.index, shape, rng))
 
 
 @dataclass(frozen=True)
@@ -224,3 +224,24 @@ def _oracle(objective: Objective, field: Noise, every: Sequence[Group], steps: i
 def _per_run(values: Sequence[float], seeds: int) -> Tensor:
     """A number for each run, from one for each group."""
     return torch.tensor(values, dtype=torch.float64).repeat_interleave(seeds)
+
+
+def stable(index: np.ndarray, shape: tuple[int, ...], rng: np.random.Generator) -> np.ndarray:
+    """Draws of characteristic function exp(-|t|^a), a = `index` in (1, 2] broadcast to `shape`.
+
+    The method of Chambers, Mallows and Stuck (1976); at a = 2 they are normal of variance 2.
+    """
+    angle = (rng.random(shape) - 0.5) * math.pi
+    wait = rng.exponential(size=shape)
+    turned = np.cos((1 - index) * angle) / wait
+    return np.sin(index * angle) / np.cos(angle) ** (1 / index) * turned ** ((1 - index) / index)
+
+
+def moment(index: float, order: float) -> float:
+    """E |X|^p of one such draw; infinite from p = a on, unless a = 2."""
+    if index == 2:
+        return 2**order * gamma((1 + order) / 2) / math.sqrt(math.pi)
+    if order >= index:
+        return math.inf
+    top = 2 ** (order + 1) * gamma((order + 1) / 2) * gamma(-order / index)
+    return float(top / (index * math.sqrt(math.pi) * gamma(-order / 2)))

@@ -11,7 +11,7 @@ from matplotlib.transforms import ScaledTranslation
 
 from fedmuon.analysis.report import style
 from fedmuon.analysis.report.claims import Columns
-from fedmuon.analysis.report.comparisons import at_level, here, levels, name_of
+from fedmuon.analysis.report.comparisons import at_level, levels, name_of, rows_of
 
 LINES = (*style.SERIES, (style.BLACK, "X"), (style.GREY, "*"))
 AXES = {"round": "round", "train_seconds": "seconds of training"}
@@ -72,7 +72,7 @@ def _means(rows: Columns, variant: str, x: float, by: str, measure: str) -> np.n
 
     A round that a run did not reach, or at which it had diverged, ends the line.
     """
-    mine = here(rows, variant, x)
+    mine = rows_of(rows, variant, x)
     seeds, found = len(np.unique(rows["seed"][mine])), []
     for number in np.unique(rows["round"][mine]):
         now = mine & (rows["round"] == number)
@@ -133,7 +133,7 @@ def terminal(
 
 def _ends(runs: Columns, variant: str, values: np.ndarray, measure: str) -> np.ndarray:
     """Value, mean, minimum and maximum over seeds, [values, 4]."""
-    every = [(x, runs[measure][here(runs, variant, x)]) for x in values]
+    every = [(x, runs[measure][rows_of(runs, variant, x)]) for x in values]
     found = [(x, of.mean(), of.min(), of.max()) for x, of in every if len(of)]
     return np.array(found).reshape(-1, 4)
 
@@ -161,7 +161,9 @@ def by_client(
     figure, (axes,) = style.canvas(1, narrow, 2.9)
     for place, seed in enumerate(np.unique(rows["seed"])):
         colour, marker = LINES[place % len(LINES)]
-        every = [rows["epsilon"][here(rows, name, x) & (rows["seed"] == seed)] for name in variants]
+        every = [
+            rows["epsilon"][rows_of(rows, name, x) & (rows["seed"] == seed)] for name in variants
+        ]
         distinct = dict.fromkeys(tuple(np.sort(spent)) for spent in every)
         for number, spent in enumerate(distinct):
             axes.plot(np.arange(1, len(spent) + 1), spent, color=colour, marker=marker, ms=3.5,

@@ -10,10 +10,10 @@ from fedmuon.analysis.report.claims import Claim, Columns
 from fedmuon.analysis.report.columns import MEND, read_table, require
 from fedmuon.analysis.report.comparisons import (
     followed,
-    here,
     judged,
     levels,
     name_of,
+    rows_of,
     timetable,
 )
 from fedmuon.analysis.report.findings import Findings, Picture, Rows, number, spread
@@ -73,7 +73,7 @@ def _require_matching(
 ) -> None:
     """Both tables have the suite's variants, and every run ends where its curve does."""
     ends = [
-        curves["round"][here(curves, variant, x) & (curves["seed"] == seed)].max(initial=-1)
+        curves["round"][rows_of(curves, variant, x) & (curves["seed"] == seed)].max(initial=-1)
         for variant, x, seed in zip(runs["variant"], runs["x"], runs["seed"], strict=True)
     ]
     same = set(runs["variant"]) == set(curves["variant"]) == set(about["variants"])
@@ -90,7 +90,7 @@ def _numbers(runs: Columns, about: Mapping[str, Any]) -> tuple[tuple[str, ...], 
     rows: Rows = []
     for variant in about["variants"]:
         for x in levels(runs):
-            mine = here(runs, variant, x)
+            mine = rows_of(runs, variant, x)
             cells = [_spread(runs[name][mine]) for name in names]
             rows.append((variant, *([f"{x:g}"] if swept else []), *cells))
         if (held := about["published"].get(variant)) and not swept:
