@@ -28,10 +28,10 @@ def judged(claim: Mapping[str, Any], runs: Columns, curves: Columns, label: str 
     """The verdict on one claim of a suite's file; `label` names what is swept."""
     if claim["kind"] in ("falling", "rising"):
         return trend(claim, runs, label)
+    better, than = claim["better"], claim["than"]
     if claim["kind"] == "sooner":
-        return sooner(claim["better"], claim["than"], runs, curves, claim["sentence"], label)
-    given = (claim[name] for name in ("better", "than", "measure"))
-    return terminal(*given, runs, claim["sentence"], label)
+        return sooner(better, than, runs, curves, claim["sentence"], label)
+    return terminal(better, than, claim["measure"], runs, claim["sentence"], label)
 
 
 def name_of(measure: str) -> str:

@@ -36,7 +36,7 @@ def fitted(sizes: ArrayLike, runs: Sequence[np.ndarray]) -> Slope:
     centred = x - x.mean()
     weights = centred / (centred @ centred)
     means = np.array([values.mean() for values in runs])
-    return _within(weights @ np.log(means), np.linalg.norm(weights * _errors(runs) / means))
+    return _within(weights @ np.log(means), float(np.linalg.norm(weights * _errors(runs) / means)))
 
 
 def _within(value: float, error: float) -> Slope:

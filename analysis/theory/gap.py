@@ -107,7 +107,7 @@ def stratify(class_weight: np.ndarray, losses: ArrayLike, labels: ArrayLike) -> 
     if not all(len(group) for group in groups):
         raise InputError("a class that clients hold has no held-out sample: hold out more.")
     each = [(one.mean(), one.var(ddof=1) if len(one) > 1 else math.nan, len(one)) for one in groups]
-    return Strata(class_weight[present], *np.array(each).T)
+    return Strata(class_weight[present], *np.array(list(zip(*each, strict=True))))
 
 
 def _hoeffding(strata: Strata, failure: float, top: float) -> float:
