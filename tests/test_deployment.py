@@ -24,7 +24,7 @@ from safetensors.numpy import load_file
 from fedmuon.config import Config, dump, flatten, unflatten
 from fedmuon.errors import InputError, Interrupted
 from fedmuon.experiments.engines.credentials import make_node_key, make_server_files
-from fedmuon.experiments.engines.deploy import APP, SETTINGS, Deployment, deployed
+from fedmuon.experiments.engines.deploy import SETTINGS, Deployment, deployed
 from fedmuon.experiments.engines.processes import SCRIPTS, Processes, descendants, free_ports
 from fedmuon.experiments.run import execute
 from fedmuon.federated import setup
@@ -32,6 +32,7 @@ from fedmuon.storage import RunDirectory
 
 pytestmark = pytest.mark.timeout(400)
 needs_proc = pytest.mark.skipif(not Path("/proc").exists(), reason="looks processes up in /proc")
+ROOT = Path(__file__).resolve().parent.parent
 NODES = 3
 SIX = ("--federation-config", "num-supernodes=6")
 
@@ -217,7 +218,7 @@ def test_secrets_are_private_and_name_loopback(tmp_path: Path) -> None:
 
 
 def test_the_run_config_holds_every_default() -> None:
-    table = tomllib.loads((APP / "pyproject.toml").read_text())["tool"]["flwr"]["app"]["config"]
+    table = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["flwr"]["app"]["config"]
     held = flatten_dict(table)
     assert held.pop("out") == held.pop("options") == ""
     wanted = flatten(Config())
@@ -229,7 +230,7 @@ def test_the_run_config_holds_every_default() -> None:
 
 
 def test_the_bundle_is_small_and_holds_the_app_only(tmp_path: Path) -> None:
-    command = [f"{SCRIPTS}/flwr", "build", "--app", str(APP)]
+    command = [f"{SCRIPTS}/flwr", "build", "--app", str(ROOT)]
     environment = {**os.environ, **SETTINGS, "FLWR_HOME": str(tmp_path / "home")}
     subprocess.run(command, cwd=tmp_path, env=environment, check=True, timeout=120)
     (bundle,) = tmp_path.glob("*.fab")
@@ -256,7 +257,7 @@ def test_flwr_run_as_in_the_readme(tmp_path: Path) -> None:
         file.write_text(f'out = "{out}"\n' + dump(config))
         code, late = 1, "Failed to start local SuperLink within"
         for attempt in range(1, 6):
-            command = ["flwr", "run", APP, "--stream", *SIX, "--run-config", file]
+            command = ["flwr", "run", ROOT, "--stream", *SIX, "--run-config", file]
             code = processes.start("run", command).wait(300)
             if processes.log("run").count(late) < attempt:
                 break

@@ -13,7 +13,6 @@ from flwr.common.config import flatten_dict, fuse_dicts
 
 from fedmuon.config import Config, flatten, load, nested
 from fedmuon.errors import InputError
-from fedmuon.experiments.engines.deploy import APP
 from fedmuon.experiments.engines.processes import importable
 from fedmuon.federated import setup
 from fedmuon.places import with_files
@@ -25,6 +24,7 @@ from fedmuon import links
 def mine(lr, bound=1.0, whole=1, word="a", switch=True):
     return [links.gradient(), links.descend(lr * bound)]
 """
+ROOT = Path(__file__).resolve().parent.parent
 OPTIONS = {"bound": 0.5, "whole": 2, "word": 'it\'s "b" = c', "switch": False}
 
 
@@ -45,7 +45,7 @@ def own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Config:
 
 def by_flower(file: str) -> dict:
     """What the ServerApp is handed of a file for --run-config."""
-    table = tomllib.loads((APP / "pyproject.toml").read_text())["tool"]["flwr"]["app"]["config"]
+    table = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["flwr"]["app"]["config"]
     return fuse_dicts(flatten_dict(table), flatten_dict(tomllib.loads(file)))
 
 

@@ -13,7 +13,7 @@ from pathlib import Path
 from fedmuon.config import Config
 from fedmuon.drive import Begin, Watch
 from fedmuon.errors import InputError
-from fedmuon.experiments.engines.deployment import APP, SETTINGS, Deployment
+from fedmuon.experiments.engines.deployment import SETTINGS, Deployment
 from fedmuon.experiments.engines.processes import Processes, importable
 from fedmuon.experiments.engines.signals import interruptible
 from fedmuon.federated import setup
@@ -39,10 +39,6 @@ DEMO = (  # one process a message and two cores: small, or nobody waits for it
 @contextlib.contextmanager
 def deployed(nodes: int, secure: bool = True, logs: Path | None = None) -> Iterator[Deployment]:
     """A running deployment; at the end it is gone, but for its logs if a folder is given."""
-    if not (APP / "pyproject.toml").exists():
-        raise InputError(
-            f"{APP} is no source tree, and Flower builds its app from one: use a clone"
-        )
     with interruptible():
         processes = Processes({**SETTINGS, "PYTHONPATH": importable()})
         try:

@@ -12,6 +12,7 @@ import time
 import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import tomli_w
 
@@ -29,8 +30,11 @@ from fedmuon.experiments.engines.ray_cluster import QUIET
 from fedmuon.server.run_config import packed
 from fedmuon.storage import Record, RunDirectory
 
-APP = Path(__file__).resolve().parents[2]
-GATE = APP / "experiments" / "engines" / "flower_gate.py"
+GATE = Path(__file__).resolve().with_name("flower_gate.py")
+COMPONENTS = {
+    "serverapp": "fedmuon.server.server_app:app",
+    "clientapp": "fedmuon.clients.client_app:app",
+}
 HOST, LINK = "127.0.0.1", "demo"
 START, PAUSE, SAVING = 60.0, 0.1, 20.0  # seconds
 SETTINGS = {
@@ -196,9 +200,8 @@ class Deployment:
 
     def _submit(self, config: Config, out: Path) -> subprocess.Popen[bytes]:
         """`flwr run`, which stays until the run has ended."""
-        file = self.processes.folder / "run.toml"
-        file.write_text(tomli_w.dumps(packed(config, out)), encoding="utf-8")
-        return self._flwr("run", "run", APP, LINK, "--run-config", str(file), "--stream")
+        app = write_app(self.processes.folder / "app", packed(config, out))
+        return self._flwr("run", "run", app, LINK, "--stream")
 
     def _flwr(self, name: str, *arguments: str | Path) -> subprocess.Popen[bytes]:
         """A Flower command that knows this SuperLink, and nothing of the user's own."""
@@ -217,6 +220,16 @@ class Deployment:
         said = re.sub(r"\x1b\[[0-9;]*m", "", self.processes.log("run"))
         sentences = re.findall(r"ERROR\s*:\s*fedmuon: (.*)", said)
         return sentences[-1] if sentences else f"the run ended without a result: {said[-300:]}"
+
+
+def write_app(folder: Path, run_config: dict[str, Any]) -> Path:
+    """A Flower app without code of its own: its processes have the fedmuon that runs here."""
+    project = {"name": "fedmuon", "version": "0", "description": "as installed", "license": "None"}
+    app = {"publisher": "fedmuon", "components": COMPONENTS, "config": run_config}
+    folder.mkdir(exist_ok=True)
+    text = tomli_w.dumps({"project": project, "tool": {"flwr": {"app": app}}})
+    (folder / "pyproject.toml").write_text(text, encoding="utf-8")
+    return folder
 
 
 def _gate(role: str) -> list[str | Path]:
