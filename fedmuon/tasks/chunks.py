@@ -12,6 +12,7 @@ from torch.autograd.graph import saved_tensors_hooks
 from torch.func import functional_call
 
 from fedmuon.errors import InputError
+from fedmuon.tasks.shapes import inputs_like, stand_ins
 
 Found = TypeVar("Found")
 
@@ -52,22 +53,15 @@ class Chunks:
 
 
 def saved_entries(module: nn.Module, shape: tuple[int, ...], whole: bool = False) -> int:
-    """Numbers that autograd keeps for one sample: what two samples keep more than one.
-
-    On torch's `meta` device, where nothing is computed.
-    """
-    params = {
-        name: torch.empty_like(value, device="meta").requires_grad_()
-        for name, value in module.named_parameters()
-    }
-    buffers = {name: value.to("meta") for name, value in module.named_buffers()}
+    """Numbers that autograd keeps for one sample: what two samples keep more than one."""
+    held = stand_ins(module)
+    for name, _ in module.named_parameters():
+        held[name].requires_grad_()
     counts = []
     for rows in (1, 2):
         kept: list[int] = []
         with saved_tensors_hooks(_counter(kept), lambda tensor: tensor):
-            like = torch.empty(rows, *shape, device="meta")
-            like = like.long() if whole else like
-            functional_call(module, {**params, **buffers}, (like,))
+            functional_call(module, held, (inputs_like(held, (rows, *shape), whole),))
         counts.append(sum(kept))
     return counts[1] - counts[0]
 
