@@ -8,6 +8,7 @@ import numpy as np
 from fedmuon.config import Config, nested, parse
 from fedmuon.data.own import as_source, digest
 from fedmuon.data.partition import PARTITIONS, as_clients, indices, require_samples
+from fedmuon.data.partitioner import COLUMN, by_partitioner, deals_to, is_partitioner, of_one_line
 from fedmuon.data.source import Source
 from fedmuon.data.split import split
 from fedmuon.errors import InputError
@@ -63,23 +64,27 @@ def deal(config: Config, samples: Source) -> tuple[np.ndarray, np.ndarray, np.nd
 
 def _partition(config: Config) -> Any:
     """The function that deals."""
-    found = value(config, "partition", PARTITIONS)
-    if hasattr(found, "load_partition"):
-        return lambda labels, clients, rng: _by_partitioner(found, labels, clients)
+    brought = own_objects(config).partition
+    if isinstance(brought, type) and is_partitioner(brought):
+        found = _made_partitioner(config, brought)
+    else:
+        found = value(config, "partition", PARTITIONS)
+    if is_partitioner(found):
+        return lambda labels, clients, rng: by_partitioner(found, labels, clients)
     mend = "index arrays, one a client, or a function (labels, clients, rng)"
     return function(found, "partition", mend)
 
 
-def _by_partitioner(partitioner: Any, labels: np.ndarray, clients: int) -> list[np.ndarray]:
-    """Indices by a partitioner of flwr-datasets, which sees a data set of `label` and `index`."""
+def _made_partitioner(config: Config, kind: type) -> Any:
+    """A partitioner of that class, which is told of the clients, and of the labels' column."""
+    facts = {"num_partitions": config.federation.clients, **COLUMN, **known(config, "partition")}
     try:
-        from datasets import Dataset  # pyright: ignore[reportMissingImports]
-    except ImportError:
-        raise InputError("a partitioner needs its package: pip install flwr-datasets") from None
-    columns = {"label": labels.tolist(), "index": list(range(len(labels)))}
-    if not partitioner.is_dataset_assigned():
-        partitioner.dataset = Dataset.from_dict(columns)
-    return [np.asarray(partitioner.load_partition(i)["index"], np.int64) for i in range(clients)]
+        return kind(**takes(kind, facts))
+    except Exception as error:  # of the partitioner's own checks
+        raise InputError(
+            f"{kind.__name__} cannot be made ({of_one_line(error)}): say what it needs in "
+            "[federation.options]"
+        ) from error
 
 
 def _by_column(samples: Source, train: np.ndarray, clients: int) -> np.ndarray:
@@ -120,12 +125,14 @@ def _parts(
 def fitted(config: Config) -> Config:
     """The config with the numbers that follow from what was brought, where it says nothing."""
     own, parts = own_objects(config), _listed(config)
-    if own.data is None and parts is None:
+    count = deals_to(own.partition) if parts is None else len(parts)
+    if own.data is None and count is None:
         return config
     changes: dict[str, dict[str, Any]] = {"data": {}, "federation": {}}
     federation = config.federation
+    if count is not None:
+        changes["federation"]["clients"] = _count(config, count)
     if parts is not None:
-        changes["federation"]["clients"] = _count(config, len(parts))
         changes["data"] |= _of_parts(config, parts)
     if own.data is not None:
         source = own_source(config)
