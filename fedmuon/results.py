@@ -57,6 +57,15 @@ class Result:
 
         return read_tensors(self.path / "model.safetensors")[0]
 
+    def _repr_html_(self) -> str:
+        """What a notebook shows: what was measured, and where it lies."""
+        return _table(self._measured(), f"{self.path}")
+
+    def _measured(self) -> list[Record]:
+        known = self.summary
+        of = {"recipe": known["recipe"], "data": known["data"], "rounds": known["rounds"]}
+        return [of | {name: one for name, one in known.items() if isinstance(one, float)}]
+
     def to_pandas(self) -> Any:
         """The rounds as a DataFrame, where pandas is installed."""
         return _frame(self.rounds)
@@ -89,6 +98,11 @@ class StabilityResult(Result):
         """The content of bound.json."""
         return json.loads((self.path / "bound.json").read_text(encoding="utf-8"))
 
+    def _measured(self) -> list[Record]:
+        most = max(one["perturbation"] for one in self.neighbours)
+        found = {"bound": self.bound["value"], "status": self.bound["status"]}
+        return [{"neighbours": len(self.neighbours), "largest perturbation": most, **found}]
+
     def to_pandas(self) -> Any:
         """The neighbours as a DataFrame, where pandas is installed."""
         return _frame(self.neighbours)
@@ -105,7 +119,7 @@ class StabilityResult(Result):
         return census(columns)
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Comparison:
     """Runs beside each other: those that differ in the seed alone are one line of `rows`."""
 
@@ -129,13 +143,35 @@ class Comparison:
         return by_round(self.curves)
 
     def __str__(self) -> str:
-        heads = list(dict.fromkeys(name for row in self.rows for name in row))
-        cells = [heads, *([_said(row.get(name, "")) for name in heads] for row in self.rows)]
+        cells = _cells(self.rows)
         widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
         return "\n".join(
             "  ".join(word.ljust(n) for word, n in zip(line, widths, strict=True)).rstrip()
             for line in cells
         )
+
+    __repr__ = __str__
+
+    def _repr_html_(self) -> str:
+        """What a notebook shows."""
+        return _table(self.rows)
+
+
+def _table(rows: Sequence[Record], below: str = "") -> str:
+    """Rows as HTML, with a line below them."""
+    from html import escape
+
+    head, *body = ([escape(word) for word in line] for line in _cells(rows))
+    lines = ["".join(f"<th>{word}</th>" for word in head)]
+    lines += ["".join(f"<td>{word}</td>" for word in line) for line in body]
+    found = "".join(f"<tr>{line}</tr>" for line in lines)
+    return f"<table>{found}</table>" + (f"<code>{escape(below)}</code>" if below else "")
+
+
+def _cells(rows: Sequence[Record]) -> list[list[str]]:
+    """A line of names, and one for each row."""
+    heads = list(dict.fromkeys(name for row in rows for name in row))
+    return [heads, *([_said(row.get(name, "")) for name in heads] for row in rows)]
 
 
 def _frame(rows: Sequence[Record]) -> Any:

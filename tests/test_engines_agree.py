@@ -18,7 +18,8 @@ from safetensors.numpy import load_file
 from fedmuon.config import Config
 from fedmuon.drive import prepare
 from fedmuon.errors import InputError
-from fedmuon.experiments.engines.ray_engine import QUIET, engine
+from fedmuon.experiments.engines.ray_cluster import quieten
+from fedmuon.experiments.engines.ray_engine import engine
 from fedmuon.experiments.laboratory import bound
 from fedmuon.experiments.laboratory.stability import Laboratory, measure
 from fedmuon.experiments.laboratory.stability import execute as stability
@@ -28,7 +29,7 @@ from fedmuon.federated.aggregate import begin
 from fedmuon.federated.simulate import Engine
 from fedmuon.storage import Record
 
-os.environ.update(QUIET)
+quieten()
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
 
 

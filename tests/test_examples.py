@@ -17,7 +17,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from fedmuon.experiments.engines import ray_engine
+from fedmuon.experiments.engines import ray_cluster, ray_engine
 from fedmuon.storage import read_tensors
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -86,7 +86,7 @@ def test_a_map_has_a_bound_where_its_constant_is_given(
 @pytest.fixture(scope="module")
 def cluster() -> Iterator[str]:
     """The address of a Ray cluster on this machine, which all examples join and leave."""
-    os.environ.update(ray_engine.QUIET)
+    ray_cluster.quieten()
     import ray
     from ray.cluster_utils import Cluster
 

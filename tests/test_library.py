@@ -144,9 +144,12 @@ def test_runs_side_by_side(tmp_path: Path) -> None:
     losses = [one.summary["test_loss"] for one in found[:2]]
     assert compared.rows[0]["test_loss"] == pytest.approx(np.mean(losses))
     assert compared.rows[0]["test_loss ±"] == pytest.approx(np.std(losses, ddof=1))
-    assert "recipe=fedavg" in str(compared) and len(compared.to_pandas()) == 2
+    assert "recipe=fedavg" in repr(compared) and len(compared.to_pandas()) == 2
+    assert "<td>recipe=fedavg</td>" in compared._repr_html_()
+    assert "<th>accuracy</th>" in found[0]._repr_html_()
     loss, _ = compared.plot().axes
     assert len(loss.lines) == 4 and len(loss.collections) == 4
+    assert compared.plot()._repr_png_()[0][:4] == b"\x89PNG"  # pyright: ignore
     with pytest.raises(fedmuon.InputError, match="nothing to compare"):
         fedmuon.compare([])
 

@@ -22,7 +22,7 @@ from fedmuon.files import write_bytes
 
 Given = ParamSpec("Given")
 WIDE, NARROW = 6.8, 3.5  # inches
-DPI = 200
+DPI, SCREEN = 200, 100
 # Okabe and Ito's palette, from dark to light.
 BLUE, RED, GREEN, ORANGE, SKY, PINK = (
     "#0072B2", "#D55E00", "#009E73", "#E69F00", "#56B4E9", "#CC79A7",
@@ -62,6 +62,13 @@ def styled(draw: Callable[Given, Figure]) -> Callable[Given, Figure]:
     return inside
 
 
+class Picture(Figure):
+    """A figure that notebooks show, though no window or backend knows of it."""
+
+    def _repr_png_(self) -> tuple[bytes, dict[str, int]]:
+        return png(self), {"width": round(self.get_figwidth() * SCREEN)}
+
+
 def canvas(
     panels: int, narrow: bool, height: float, across: int | None = None
 ) -> tuple[Figure, list[Axes]]:
@@ -70,7 +77,7 @@ def canvas(
     columns = 1 if narrow else across or panels
     rows = -(-panels // columns)
     size = (NARROW if narrow else WIDE, height * rows)
-    figure = Figure(figsize=size, dpi=DPI, layout="constrained")
+    figure = Picture(figsize=size, dpi=DPI, layout="constrained")
     FigureCanvasAgg(figure)
     every = list(figure.subplots(rows, columns, squeeze=False).flat)
     for spare in every[panels:]:

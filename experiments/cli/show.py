@@ -1,9 +1,10 @@
 """What a person sees while a run lasts and when it has ended."""
 
 import contextlib
+import time
 from collections.abc import Iterator
 from types import TracebackType
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from rich import progress as bars
 from rich.console import Console, Group
@@ -20,8 +21,12 @@ if TYPE_CHECKING:
 
 @contextlib.contextmanager
 def shown(counted: str) -> Iterator[tuple[Watch, Begin]]:
-    """A bar for callers who have no console of their own."""
-    with Progress(Console(), counted) as progress:
+    """A bar for callers who have no console of their own; in a notebook, one that it can show."""
+    if (console := Console()).is_jupyter:
+        line = NotebookLine(counted)
+        yield line.watch, line.begin
+        return
+    with Progress(console, counted) as progress:
         yield progress.watch, progress.begin
 
 
@@ -67,6 +72,33 @@ class Progress:
         if self._bar is not None:
             done = record["done"] if "done" in record else record["round"]
             self._bars.update(self._bar, completed=done, note=_note(record))
+
+
+class NotebookLine:
+    """A bar below a notebook's cell, written over ten times a second at most."""
+
+    def __init__(self, counted: str) -> None:
+        self._counted, self._total, self._next = counted, 0, 0.0
+        self._shown: Any = None
+
+    def begin(self, done: int, total: int) -> None:
+        """Show it, `done` of it in."""
+        from IPython.display import display  # pyright: ignore[reportMissingImports]
+
+        self._total = total
+        self._shown = display(self._line(done, ""), raw=True, display_id=True)
+
+    def watch(self, record: Record) -> None:
+        """Move it to what the record says is done."""
+        done = record["done"] if "done" in record else record["round"]
+        if self._shown and (done == self._total or time.monotonic() >= self._next):
+            self._next = time.monotonic() + 0.1
+            self._shown.update(self._line(done, _note(record)), raw=True)
+
+    def _line(self, done: int, note: str) -> dict[str, str]:
+        said = f"{self._counted} {done}/{self._total}  {note}"
+        bar = f'<progress value="{done}" max="{self._total}"></progress> {said}'
+        return {"text/plain": said, "text/html": bar}
 
 
 def _note(record: Record) -> str:

@@ -7,6 +7,7 @@ whoever's who runs it: `RAY_AUTH_MODE` and its token, if it has one, are taken f
 
 import contextlib
 import importlib
+import logging
 import os
 import secrets
 import signal
@@ -36,10 +37,16 @@ QUIET = {
 LOOPBACK = "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER"
 
 
+def quieten() -> None:
+    """Tell Ray and Flower, before they are imported, what they are not wanted to do or say."""
+    os.environ.update(QUIET)
+    logging.getLogger("ray.widgets").setLevel(logging.WARNING)  # which it would like in notebooks
+
+
 @contextlib.contextmanager
 def connected(address: str, verbose: bool = False) -> Iterator[None]:
     """Ray's driver is this process; at the end it has left, and a Ray of our own is gone."""
-    os.environ.update(QUIET)  # read when ray is imported
+    quieten()
     given: dict[str, Any] = {
         "log_to_driver": verbose,
         "logging_level": "INFO" if verbose else "ERROR",

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, Generic, TypeVar
 from fedmuon.config import Config
 from fedmuon.drive import Begin, Run, Watch
 from fedmuon.errors import InputError, Interrupted
-from fedmuon.experiments.engines.ray_cluster import QUIET, Handed, connected, kill_clients
+from fedmuon.experiments.engines.ray_cluster import Handed, connected, kill_clients, quieten
 from fedmuon.experiments.engines.signals import interruptible
 from fedmuon.federated.simulate import Engine
 from fedmuon.own import NOTHING
@@ -70,7 +70,7 @@ def on_grid(
 ) -> Result:
     """Do `work` as Flower's ServerApp, with a simulated node for each client of the config; clients
     are handed the objects that the config was given."""
-    os.environ.update(QUIET)  # read when flwr is imported
+    quieten()
     os.environ["FEDMUON_CLIENT_THREADS"] = str(max(1, int(config.engine.cpus_per_client)))
     from flwr.app import Context
     from flwr.serverapp import ServerApp
