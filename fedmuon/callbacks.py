@@ -104,15 +104,16 @@ class MLflow(Callback):
         if uri is not None:
             self._mlflow.set_tracking_uri(uri if "://" in uri else _database(Path(uri)))
         self._mlflow.set_experiment(experiment)
-        self._run = self._mlflow.start_run(**run)
+        self._run = self._mlflow.start_run(**run).info.run_id
+        self._mlflow.end_run("RUNNING")  # for this process: one that is interrupted bars no other
 
     def on_round(self, record: Mapping[str, Any], state: Any) -> None:
         """Every number of the record."""
-        self._mlflow.log_metrics(_numbers(record), step=record["round"])
+        self._mlflow.log_metrics(_numbers(record), step=record["round"], run_id=self._run)
 
     def on_end(self, result: Any) -> None:
         """End the run there."""
-        self._mlflow.end_run()
+        self._mlflow.MlflowClient().set_terminated(self._run)
 
 
 @CALLBACKS.add("wandb")

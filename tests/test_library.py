@@ -3,6 +3,7 @@
 import doctest
 import inspect
 import json
+import struct
 import sys
 from collections.abc import Mapping
 from pathlib import Path
@@ -198,6 +199,7 @@ def test_a_network_without_test_samples(tmp_path: Path) -> None:
     assert (result.config.federation.clients, result.config.data.train) == (3, 30)
 
 
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")  # what trackers stand on
 def test_trackers_are_fed_from_the_records(tmp_path: Path) -> None:
     """MLflow's own store and TensorBoard's own file, where they are installed."""
     mlflow = pytest.importorskip("mlflow")
@@ -209,10 +211,49 @@ def test_trackers_are_fed_from_the_records(tmp_path: Path) -> None:
     result = fedmuon.run(TINY, callbacks=trackers, out=tmp_path / "a")
     (run,) = mlflow.search_runs(experiment_names=["told"], output_format="list")
     assert run.data.metrics["test_loss"] == result.summary["test_loss"]
+    assert run.info.status == "FINISHED"
+    fedmuon.callbacks.mlflow("told").on_round({"round": 1, "seconds": 1.0}, None)  # and no end
+    fedmuon.callbacks.mlflow("told").on_end({})
     board = accumulated.EventAccumulator(str(tmp_path / "board"))
     board.Reload()
     losses = {one["round"]: one["test_loss"] for one in result.rounds if "test_loss" in one}
     assert {one.step: one.value for one in board.Scalars("test_loss")} == pytest.approx(losses)
+
+
+def logged(file: Path) -> list[bytes]:
+    """The records in a file of wandb's: LevelDB's log behind a head of seven bytes."""
+    data, place, found, parts = file.read_bytes(), 7, [], b""
+    while place + 7 <= len(data):
+        if (left := 32768 - place % 32768) < 7:  # no record begins in a block's last bytes
+            place += left
+            continue
+        _, size, kind = struct.unpack_from("<IHB", data, place)
+        parts, place = parts + data[place + 7 : place + 7 + size], place + 7 + size
+        if kind in (1, 4):  # whole, or the last part
+            found, parts = [*found, parts], b""
+    return found
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+def test_wandb_is_fed_from_the_records(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """Offline, its own file has every number of rounds.jsonl."""
+    monkeypatch.setenv("WANDB_MODE", "offline")
+    pytest.importorskip("wandb")
+    proto = pytest.importorskip("wandb.proto.wandb_internal_pb2")
+    tracker = fedmuon.callbacks.wandb("told", dir=str(tmp_path))
+    result = fedmuon.run(TINY, callbacks=[tracker], out=tmp_path / "a")
+    (file,) = tmp_path.glob("wandb/offline-run-*/*.wandb")
+    records = [proto.Record.FromString(one) for one in logged(file)]
+    kept = [one.history.item for one in records if one.WhichOneof("record_type") == "history"]
+    found = [{one.key or one.nested_key[0]: json.loads(one.value_json) for one in items}
+             for items in kept]  # fmt: skip
+    ours = [{"_step" if k == "round" else k: v for k, v in one.items() if k != "participants"}
+            for one in result.rounds]  # fmt: skip
+    assert len(found) == len(ours) == 4
+    assert all(one.items() <= theirs.items() for one, theirs in zip(ours, found, strict=True))
+    capfd.readouterr()
 
 
 def test_a_tracker_that_is_not_installed(monkeypatch: pytest.MonkeyPatch) -> None:
