@@ -46,7 +46,8 @@ def run(
 
     - `data`: (inputs, labels), a torch Dataset, or a function that returns either; `test`: the
       same, held out;
-    - `partition`: index arrays into `data`, one a client, or a function (labels, clients, rng);
+    - `partition`: index arrays into `data`, one a client, a function (labels, clients, rng), or a
+      partitioner of flwr-datasets;
     - `task`: an nn.Module, (module, loss), or `fedmuon.Task(module, loss, metrics)`;
     - `recipe`: a `fedmuon.Recipe`, a `fedmuon.Chain`, or links;
     - `orthogonalizer`: `fedmuon.Orthogonalizer(apply, lipschitz)`, or a function on stacks;
