@@ -2,6 +2,8 @@
 
 import dataclasses
 import math
+import subprocess
+import sys
 
 import numpy as np
 import pytest
@@ -15,8 +17,9 @@ from fedmuon.federated.routing import counts, routes
 from fedmuon.names import Model
 from fedmuon.orthogonalize import smoothed_polar
 from fedmuon.randomness import Draw, generator
+from fedmuon.tasks import shapes
 from fedmuon.tasks.base import Batch, Params, Replaced
-from fedmuon.tasks.chunks import Chunks
+from fedmuon.tasks.chunks import Chunks, saved_entries
 from fedmuon.tasks.models import LEAST, MODELS, network, seen
 from fedmuon.tasks.networks import NetworkTask
 from fedmuon.transforms.orthogonal import orthogonalize
@@ -300,3 +303,25 @@ def test_matrices_of_one_shape_share_a_call_and_change_nothing() -> None:
             for r in range(2):
                 one = smoothed_polar(value[r].flatten(1), 0.1).view(shapes[name])
                 torch.testing.assert_close(found[name][r], scale * one, rtol=1e-9, atol=1e-12)
+
+
+@pytest.mark.parametrize("name", sorted(MODELS))
+def test_activations_are_counted_by_trying_as_on_meta(
+    name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Small modules are tried with numbers, large ones without: the counts are the same."""
+    module = network(name, (3, 16, 16), 10)
+    tried = saved_entries(module, seen((3, 16, 16)))
+    monkeypatch.setattr(shapes, "SMALL", 0)
+    assert tried == saved_entries(module, seen((3, 16, 16))) > 0
+
+
+def test_a_network_does_not_load_a_compiler() -> None:
+    code = (
+        "import sys\n"
+        "from fedmuon.tasks.models import network, seen\n"
+        "from fedmuon.tasks.networks import NetworkTask\n"
+        "NetworkTask(network('cnn', (1, 28, 28), 10), seen((1, 28, 28)))\n"
+        "assert not {'torch._dynamo', 'sympy'} & set(sys.modules)"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True, timeout=200)
