@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from fedmuon.config import Config
     from fedmuon.errors import InputError
     from fedmuon.library import bound, compare, run, stability
-    from fedmuon.orthogonalize.value import Orthogonalizer
+    from fedmuon.orthogonalizers import Orthogonalizer
     from fedmuon.results import Comparison, Result, StabilityResult
     from fedmuon.tasks.own import Task
     from fedmuon.transforms.base import Chain, Context, Link
@@ -48,7 +48,7 @@ _PLACES = {
     "Context": "transforms.base",
     "InputError": "errors",
     "Link": "transforms.base",
-    "Orthogonalizer": "orthogonalize.value",
+    "Orthogonalizer": "orthogonalizers",
     "Recipe": "transforms.recipes",
     "Result": "results",
     "StabilityResult": "results",

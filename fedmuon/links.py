@@ -8,14 +8,12 @@ A link of one's own is a `fedmuon.Link(name, init, update)` or `links.stateless(
 from collections.abc import Mapping
 from typing import Any
 
-from fedmuon.orthogonalize.value import as_orthogonalizer
+from fedmuon.orthogonalizers import as_orthogonalizer
 from fedmuon.tasks.base import Params
 from fedmuon.transforms import orthogonal
 from fedmuon.transforms.base import Chain, Context, Link, stateless, zeros
-from fedmuon.transforms.momentum import momentum
 from fedmuon.transforms.oracle import gradient
-from fedmuon.transforms.route import adamw, only
-from fedmuon.transforms.step import align, descend, normalize
+from fedmuon.transforms.step import adamw, align, descend, momentum, normalize, only
 
 __all__ = ["Chain", "Context", "Link", "Params", "adamw", "align", "descend", "gradient",
            "momentum", "normalize", "only", "orthogonalize", "stateless", "zeros"]  # fmt: skip
@@ -32,16 +30,5 @@ def orthogonalize(
     apply = orthogonal.of_value(as_orthogonalizer(orthogonalizer))
     link = orthogonal.orthogonalize(apply, adjust, True, routes)
     if routes is None:
-        return _matrices(link)
-    return only(lambda name: bool(routes.get(name)), link)
-
-
-def _matrices(link: Link) -> Link:
-    """The link for parameters of two axes or more."""
-
-    def update(direction: Params, state: Any, context: Context) -> tuple[Params, Any]:
-        mine = {name: value for name, value in direction.items() if value.ndim > 2}
-        found, after = link.update(mine, state, context)
-        return direction | found, after
-
-    return Link(link.name, link.init, update, link.lasting)
+        return only(lambda name, value: value.ndim > 2, link)
+    return only(lambda name, value: bool(routes.get(name)), link)

@@ -1,15 +1,43 @@
 """The maps as values: `fedmuon.orthogonalizers.smoothed_polar(lam=0.1)`, with their constants."""
 
+from collections.abc import Callable
+from dataclasses import dataclass
 from functools import partial
+from typing import Any
 
 from torch import Tensor
 
 from fedmuon import orthogonalize as maps
+from fedmuon.errors import InputError
 from fedmuon.orthogonalize import lipschitz
 from fedmuon.orthogonalize.coefficients import Coefficients
-from fedmuon.orthogonalize.value import Orthogonalizer
+from fedmuon.registry import function
 
 __all__ = ["Orthogonalizer", "clipped_sign", "newton_schulz", "smoothed_polar"]
+
+
+@dataclass(frozen=True)
+class Orthogonalizer:
+    """`apply` maps stacks of matrices [..., m, n] to stacks of the same shape, each matrix alone.
+
+    `lipschitz` is an L with ||apply(M) - apply(M')||_F <= L ||M - M'||_F for all M, M', which its
+    author answers for; without one, perturbations are measured and bounds refused.
+    """
+
+    apply: Callable[[Tensor], Tensor]
+    lipschitz: float | None = None
+
+    def __post_init__(self) -> None:
+        if self.lipschitz is not None and not 0 <= self.lipschitz < float("inf"):
+            raise InputError(f"lipschitz = {self.lipschitz} is refused: give a number of 0 or more")
+
+
+def as_orthogonalizer(found: Any) -> Orthogonalizer:
+    """What was given as a map: a value, or a function on stacks."""
+    mend = "a function on stacks [..., m, n], or fedmuon.Orthogonalizer(apply, lipschitz)"
+    return (
+        found if isinstance(found, Orthogonalizer) else Orthogonalizer(function(found, "map", mend))
+    )
 
 
 def smoothed_polar(lam: float = 1e-4) -> Orthogonalizer:
@@ -26,13 +54,15 @@ def newton_schulz(
     normalization: str = "plus",
 ) -> Orthogonalizer:
     """Newton-Schulz steps behind a normalization with a floor (001, D.3)."""
-    given = {"steps": steps, "coefficients": coefficients, "eps": eps}
-    constant = lipschitz("newton-schulz", "sharp", **given, normalization=normalization)
-
-    def apply(m: Tensor) -> Tensor:
-        return maps.newton_schulz(m, steps, coefficients, eps, normalization)
-
-    return Orthogonalizer(apply, constant)
+    given: dict[str, Any] = {
+        "steps": steps,
+        "coefficients": coefficients,
+        "eps": eps,
+        "normalization": normalization,
+    }
+    return Orthogonalizer(
+        partial(maps.newton_schulz, **given), lipschitz("newton-schulz", "sharp", **given)
+    )
 
 
 def clipped_sign(gamma: float = 0.1) -> Orthogonalizer:

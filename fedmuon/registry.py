@@ -140,8 +140,13 @@ def made(found: Any, known: Mapping[str, Any], values: tuple[type, ...] = ()) ->
 def function(found: Any, kind: str, mend: str) -> Any:
     """What was given for a function, refused if it cannot be called."""
     if not callable(found):
-        raise InputError(f"a {kind} of type {type(found).__name__} is none: give {mend}")
+        raise unfit(found, kind, mend)
     return found
+
+
+def unfit(found: Any, kind: str, mend: str) -> InputError:
+    """What refuses an object that is no value of its kind."""
+    return InputError(f"a {kind} of type {type(found).__name__} is none: give {mend}")
 
 
 class _Filled:

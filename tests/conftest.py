@@ -15,8 +15,11 @@ from xdist.remote import Producer
 from xdist.scheduler import LoadScopeScheduling
 
 from fedmuon.config import Config, only_read, parse
+from fedmuon.data.federated import FederatedData
+from fedmuon.data.neighbours import Neighbours, draw, stack
+from fedmuon.data.source import Source
 from fedmuon.experiments.suites.contents import merged
-from fedmuon.privacy import noise
+from fedmuon.privacy import mechanism
 
 # The same examples each time; `make fuzz` looks elsewhere, and what it finds is replayed.
 settings.register_profile("repeatable", derandomize=True, deadline=None, database=None)
@@ -93,7 +96,7 @@ def _no_chance(monkeypatch: pytest.MonkeyPatch) -> None:
     random.seed(0)
     np.random.seed(0)  # noqa: NPY002
     torch.manual_seed(0)
-    monkeypatch.setattr(noise, "secrets", Entropy())
+    monkeypatch.setattr(mechanism, "secrets", Entropy())
 
 
 def small(below: dict | None = None, **tables: dict) -> Config:
@@ -109,3 +112,10 @@ def small(below: dict | None = None, **tables: dict) -> Config:
     }
     base["data"]["minimum"] = 5
     return parse(merged(only_read(merged(merged(base, below or {}), tables)), tables))
+
+
+def draw_neighbours(
+    data: FederatedData, source: Source, trials: int, seed: int, normalize: str = "unit"
+) -> Neighbours:
+    """The unchanged data set, then one neighbour per trial: S = trials + 1."""
+    return stack(source, draw(data, source, trials, seed), normalize)

@@ -228,7 +228,6 @@ def test_replace_one_is_refused_and_why() -> None:
         (lambda: epsilon(1, 0.1, 10, 1e-5, mode="each"), "mode"),
         (lambda: epsilon(1, 0.1, 10, 1e-5, accountant="mine"), "accountant"),
         (lambda: require_supported(sampling="shuffled"), "Poisson"),
-        (lambda: require_supported(unit="client"), "one example"),
         (lambda: noise_for(0, 0.1, 10, 1e-5), "epsilon"),
         (lambda: noise_for(1, 0.1, 10, 1e-5, adjacency="replace-one"), "2C"),
     ],

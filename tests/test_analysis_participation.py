@@ -4,7 +4,7 @@ import math
 
 import numpy as np
 import pytest
-from conftest import small
+from conftest import draw_neighbours, small
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from mpmath import mp, mpf
@@ -21,7 +21,6 @@ from fedmuon.analysis import (
     psi,
     step_amplification,
 )
-from fedmuon.data.neighbours import draw_neighbours
 from fedmuon.errors import InputError
 from fedmuon.federated import setup
 from fedmuon.federated.aggregate import begin

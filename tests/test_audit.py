@@ -66,7 +66,7 @@ def test_the_bounds_hold_with_their_confidence() -> None:
 def test_both_bounds_hold_together() -> None:
     """The larger one has the confidence asked for: each may fail half as often."""
     statistics, seed = found(SMALL, 20_000), np.random.default_rng
-    both = audit.together(statistics, 1e-3, seed(1), 0.9)
+    both = audit.both_bounds(statistics, 1e-3, seed(1), 0.9)
     by_counts = counted(statistics, 1e-3, 0.95)
     assert both == (by_counts, tilted(statistics, 1e-3, seed(1), 0.95))
     assert {bound.confidence for bound in both} == {0.95}

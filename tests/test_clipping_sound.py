@@ -11,17 +11,15 @@ from torch.nn import functional
 
 from fedmuon.errors import InputError, NonFinite
 from fedmuon.optim.private import Private
-from fedmuon.privacy.mechanism import Mechanism
-from fedmuon.privacy.release import release
+from fedmuon.privacy.mechanism import Mechanism, release
 from fedmuon.randomness import Draw, generator
 from fedmuon.tasks.base import Batch, Params
 from fedmuon.tasks.clipping import RULES, Clipping, slack
 from fedmuon.tasks.decoder import Form, decoder, gpt2_law, next_tokens
-from fedmuon.tasks.lengths import length, lengths
 from fedmuon.tasks.matrix import MatrixTask
 from fedmuon.tasks.networks import NetworkTask
 from fedmuon.tasks.per_example import Explicit, Lookup, Outer, PerExample, Tied
-from fedmuon.tasks.products import certain, inner_error, inner_products
+from fedmuon.tasks.products import certain, inner_error, inner_products, length, lengths
 
 SLACK = 4096 * 2.0**-23
 

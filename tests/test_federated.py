@@ -5,14 +5,14 @@ import math
 import numpy as np
 import pytest
 import torch
-from conftest import small
+from conftest import draw_neighbours, small
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fedmuon import orthogonalize as maps
 from fedmuon.analysis import amplification, exposure, full_batch_sensitivity
 from fedmuon.config import Config
-from fedmuon.data.neighbours import draw_neighbours, replace
+from fedmuon.data.neighbours import replace
 from fedmuon.errors import NonFinite
 from fedmuon.federated import setup
 from fedmuon.federated.aggregate import ServerState, begin

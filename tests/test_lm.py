@@ -8,13 +8,13 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from conftest import small
+from conftest import draw_neighbours, small
 from torch import Tensor, nn
 from transformers import GPT2Config, GPT2LMHeadModel
 
 from fedmuon.config import Config
 from fedmuon.data.mapped import mapped
-from fedmuon.data.neighbours import draw_neighbours, replace
+from fedmuon.data.neighbours import replace
 from fedmuon.data.source import Source, flat_rows
 from fedmuon.data.sources import read
 from fedmuon.data.text import windows

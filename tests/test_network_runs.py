@@ -9,14 +9,14 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from conftest import small
+from conftest import draw_neighbours, small
 from safetensors.numpy import load_file
 from torch import Tensor, nn
 from torch.func import functional_call
 from torch.nn.functional import cross_entropy
 
 from fedmuon.config import Config, parse
-from fedmuon.data.neighbours import draw_neighbours, replace
+from fedmuon.data.neighbours import replace
 from fedmuon.data.source import flat_rows
 from fedmuon.errors import InputError
 from fedmuon.experiments.laboratory import bound

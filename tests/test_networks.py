@@ -20,7 +20,7 @@ from fedmuon.randomness import Draw, generator
 from fedmuon.tasks import shapes
 from fedmuon.tasks.base import Batch, Params, Replaced
 from fedmuon.tasks.chunks import Chunks, saved_entries
-from fedmuon.tasks.models import LEAST, MODELS, network, seen
+from fedmuon.tasks.models import LEAST, MODELS, network, with_channels
 from fedmuon.tasks.networks import NetworkTask
 from fedmuon.transforms.orthogonal import orthogonalize
 
@@ -206,7 +206,7 @@ def test_models_have_the_published_sizes(name: str, shape: tuple[int, ...]) -> N
     if min(shape[-2:]) >= LEAST.get(name, 0)
 ])  # fmt: skip
 def test_models_adapt_to_samples_and_classes(name: str, shape: tuple[int, ...]) -> None:
-    task = NetworkTask(network(name, shape, 7), seen(shape))
+    task = NetworkTask(network(name, shape, 7), with_channels(shape))
     params = task.initial(generator(0, Draw.INITIAL), 2)
     inputs = torch.from_numpy(np.random.default_rng(0).random((3, math.prod(shape)), np.float32))
     batch = Batch(inputs, torch.tensor([0, 6, 3]))
@@ -311,17 +311,17 @@ def test_activations_are_counted_by_trying_as_on_meta(
 ) -> None:
     """Small modules are tried with numbers, large ones without: the counts are the same."""
     module = network(name, (3, 16, 16), 10)
-    tried = saved_entries(module, seen((3, 16, 16)))
+    tried = saved_entries(module, with_channels((3, 16, 16)))
     monkeypatch.setattr(shapes, "SMALL", 0)
-    assert tried == saved_entries(module, seen((3, 16, 16))) > 0
+    assert tried == saved_entries(module, with_channels((3, 16, 16))) > 0
 
 
 def test_a_network_does_not_load_a_compiler() -> None:
     code = (
         "import sys\n"
-        "from fedmuon.tasks.models import network, seen\n"
+        "from fedmuon.tasks.models import network, with_channels\n"
         "from fedmuon.tasks.networks import NetworkTask\n"
-        "NetworkTask(network('cnn', (1, 28, 28), 10), seen((1, 28, 28)))\n"
+        "NetworkTask(network('cnn', (1, 28, 28), 10), with_channels((1, 28, 28)))\n"
         "assert not {'torch._dynamo', 'sympy'} & set(sys.modules)"
     )
     subprocess.run([sys.executable, "-c", code], check=True, timeout=200)

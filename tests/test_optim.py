@@ -190,7 +190,7 @@ def test_the_momentum_survives_bfloat16_gradients() -> None:
 
 @pytest.mark.parametrize("limit", [1, 500, 10**9])
 def test_stacks_give_what_single_matrices_give(limit: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(matrices._TOGETHER, "cpu", limit)
+    monkeypatch.setitem(matrices._STACKED_ENTRIES, "cpu", limit)
     shapes = [(12, 5)] * 9 + [(5, 12)] * 2 + [(7, 7)] * 3
     options = {"ns_dtype": torch.float64}
     found = trajectory(ours(**options), 10, shapes, torch.float64)

@@ -127,7 +127,7 @@ def test_sketches_do_not_depend_on_the_stacks(monkeypatch: pytest.MonkeyPatch) -
     shapes = [(20, 12)] * 5
     options = {"orthogonalizer": "randomized-polar", "rank": 4, "oversample": 2}
     whole = end(5, shapes, **options)
-    monkeypatch.setitem(stacks._TOGETHER, "cpu", 1)
+    monkeypatch.setitem(stacks._STACKED_ENTRIES, "cpu", 1)
     assert apart(end(5, shapes, **options), whole, tuple(shapes)) < 1e-10
     assert apart(end(5, shapes, **options, seed=1), whole, tuple(shapes)) > 1e-2
 

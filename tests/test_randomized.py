@@ -8,8 +8,8 @@ import torch
 from torch import Tensor
 
 from fedmuon.orthogonalize import randomized_polar, schedule
-from fedmuon.orthogonalize.basis import orthonormal
 from fedmuon.orthogonalize.polynomial import scaled_newton_schulz
+from fedmuon.orthogonalize.randomized import orthonormal
 
 WIDTH, STEPS = 9, 5
 SHAPES = [(20, 30), (30, 20), (24, 24)]

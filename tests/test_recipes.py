@@ -17,8 +17,7 @@ from fedmuon.randomness import Draw, generator
 from fedmuon.schedules import heavy_tailed
 from fedmuon.tasks.base import Params
 from fedmuon.transforms.base import Chain, Context
-from fedmuon.transforms.momentum import FORMS, momentum
-from fedmuon.transforms.step import normalize
+from fedmuon.transforms.step import FORMS, momentum, normalize
 
 LONE = {"clients": 1, "per-round": 1, "rounds": 4}
 SGD, ADAMW = torch.optim.SGD, torch.optim.AdamW

@@ -15,8 +15,14 @@ from torch.func import functional_call
 from torch.nn import functional
 
 from fedmuon.errors import InputError
-from fedmuon.privacy.noise import keyed, poisson_rows, secret, secret_generator
-from fedmuon.privacy.release import Released, release
+from fedmuon.privacy.mechanism import (
+    Released,
+    keyed,
+    poisson_rows,
+    release,
+    secret,
+    secret_generator,
+)
 from fedmuon.randomness import Draw, generator
 from fedmuon.tasks import clipped as clipped_module
 from fedmuon.tasks.base import Batch, Params, Points, Replaced
@@ -24,7 +30,7 @@ from fedmuon.tasks.clipped import ClippedSums
 from fedmuon.tasks.clipping import RULES, Clipping
 from fedmuon.tasks.ghost import ghostly
 from fedmuon.tasks.matrix import MatrixTask
-from fedmuon.tasks.models import MODELS, network, seen
+from fedmuon.tasks.models import MODELS, network, with_channels
 from fedmuon.tasks.networks import NetworkTask
 
 Gradient = Callable[[Params, Tensor, Tensor], Params]  # of one example, at one replica's parameters
@@ -131,7 +137,7 @@ def check(
 def test_models_give_the_loops_sums(name: str, rule: str, points: tuple[float, ...]) -> None:
     least = {"cifarnet": (3, 9, 9), "wrn-16-2": (1, 4, 4), "tanh-cnn": (1, 15, 14)}
     shape = least.get(name, (1, 6, 5))
-    check(network(name, shape, 3), seen(shape), points, rule, rows=2)
+    check(network(name, shape, 3), with_channels(shape), points, rule, rows=2)
 
 
 @pytest.mark.parametrize("points", [(1.0,), (0.857, 0.143)])

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from conftest import small
+from conftest import draw_neighbours, small
 from safetensors.numpy import load_file
 from typer.testing import CliRunner
 
@@ -14,7 +14,7 @@ from fedmuon import analysis
 from fedmuon import config as tables
 from fedmuon.config import Config, parse
 from fedmuon.data import load
-from fedmuon.data.neighbours import draw_neighbours, replace
+from fedmuon.data.neighbours import replace
 from fedmuon.errors import InputError
 from fedmuon.experiments.cli import app
 from fedmuon.experiments.laboratory import stability

@@ -15,14 +15,13 @@ from fedmuon.config import Config
 from fedmuon.data.made_text import make_text
 from fedmuon.data.sources import read
 from fedmuon.data.table_text import Pair, corpus, prompts
-from fedmuon.data.tokens import tokens_of
+from fedmuon.data.text import tokens_of
 from fedmuon.errors import InputError
 from fedmuon.experiments.studies.dp_text.metrics import bleu, rouge_l
 from fedmuon.federated import setup
 from fedmuon.randomness import Draw, generator
 from fedmuon.tasks.base import Batch
-from fedmuon.tasks.decoder import Form, sentence_tokens
-from fedmuon.tasks.generation import generate
+from fedmuon.tasks.decoder import Form, generate, sentence_tokens
 from fedmuon.tasks.losses import IGNORED
 from fedmuon.tasks.networks import NetworkTask
 

@@ -14,12 +14,12 @@ from fedmuon.errors import InputError
 from fedmuon.privacy.accounting import epsilon
 from fedmuon.privacy.audit import (
     CONFIDENCE,
-    Found,
+    LowerBound,
     Setting,
     Statistics,
+    both_bounds,
     counted,
     projected,
-    together,
     trials,
 )
 
@@ -36,11 +36,11 @@ TOLD = {
 
 def bounds(
     setting: Setting, delta: float, count: int, seed: int, code: str, lot: float, population: int
-) -> tuple[Found, ...]:
+) -> tuple[LowerBound, ...]:
     """Lower bounds that hold together. What `release` draws is itself in doubt: counts alone."""
     rng = np.random.default_rng(seed)
     if code == "projected":
-        return together(trials(setting, projected(setting, rng), count), delta, rng)
+        return both_bounds(trials(setting, projected(setting, rng), count), delta, rng)
     return (counted(_released(setting, count, lot, population, rng), delta),)
 
 

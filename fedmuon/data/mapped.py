@@ -17,7 +17,7 @@ import numpy as np
 
 from fedmuon.data.bundled import mnist5k_path
 from fedmuon.data.source import Source
-from fedmuon.data.sources import FILES, folders, read
+from fedmuon.data.sources import FILES, found_folder, read
 from fedmuon.data.text import text_files
 
 VERSION = 2  # of what is stored; raise it when a reader changes
@@ -31,7 +31,8 @@ def mapped(name: str, options: tuple[tuple[str, Any], ...]) -> Source:
         return read(name, **dict(options))
     stamp = [(str(file), file.stat().st_size, file.stat().st_mtime_ns) for file in files]
     key = hashlib.sha256(repr((VERSION, name, options, stamp)).encode()).hexdigest()[:16]
-    place = _cache() / f"{name}-{key}"
+    home = Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser()
+    place = Path(os.environ.get("FEDMUON_CACHE") or home / "fedmuon") / f"{name}-{key}"
     if not place.exists():
         source = read(name, **dict(options))
         with contextlib.suppress(OSError):
@@ -47,17 +48,8 @@ def _origin(name: str, options: dict[str, Any]) -> list[Path]:
         return [path] if (path := mnist5k_path()) else []
     if name == "text":
         return text_files(options["folder"]) if options.get("folder") else []
-    if name not in FILES:
-        return []
-    for folder in folders(name, options.get("folder", "")):
-        if FILES[name].present(folder):
-            return sorted(file for file in folder.rglob("*") if file.is_file())
-    return []
-
-
-def _cache() -> Path:
-    home = os.environ.get("XDG_CACHE_HOME") or str(Path("~/.cache").expanduser())
-    return Path(os.environ.get("FEDMUON_CACHE") or Path(home) / "fedmuon")
+    folder = found_folder(name, options.get("folder", "")) if name in FILES else None
+    return sorted(file for file in folder.rglob("*") if file.is_file()) if folder else []
 
 
 def _write(source: Source, place: Path) -> None:

@@ -16,6 +16,7 @@ from fedmuon.errors import InputError
 from fedmuon.randomness import Draw, generator
 
 Law = Literal["own", "any"]
+Pool = list[np.ndarray]  # held-out samples of each label
 
 
 @dataclass(frozen=True)
@@ -51,33 +52,7 @@ class Neighbours:
 
     def repeated(self, times: int) -> "Neighbours":
         """The same S data sets `times` times over, [times S]."""
-        fields = (self.client, self.position, self.replacement, self.inputs, self.labels)
-        return Neighbours(*(np.concatenate([values] * times) for values in fields))
-
-
-@dataclass(frozen=True)
-class _Pool:
-    """Held-out samples by label: those of label y are index[starts[y]:starts[y + 1]]."""
-
-    index: np.ndarray
-    starts: np.ndarray
-
-    @classmethod
-    def of(cls, index: np.ndarray, source: Source) -> "_Pool":
-        labels = classes_of(source.labels[index])
-        order = np.argsort(labels, kind="stable")
-        starts = np.searchsorted(labels[order], np.arange(max(1, source.classes) + 1))
-        return cls(index[order], starts)
-
-    def __getitem__(self, label: int) -> np.ndarray:
-        return self.index[self.starts[label] : self.starts[label + 1]]
-
-
-def draw_neighbours(
-    data: FederatedData, source: Source, trials: int, seed: int, normalize: str = "unit"
-) -> Neighbours:
-    """The unchanged data set, then one neighbour per trial: S = trials + 1 (see `draw`)."""
-    return stack(source, draw(data, source, trials, seed), normalize)
+        return Neighbours(*(np.concatenate([values] * times) for values in vars(self).values()))
 
 
 def draw(
@@ -90,11 +65,13 @@ def draw(
     neither train nor test, or a test sample where no such sample has the label. It is a function of
     (seed, t), not of `trials`.
     """
-    pools = _pools(data, source)
-    drawn = [
-        _draw(data, pools, generator(seed, Draw.NEIGHBOUR, round=t), law) for t in range(trials)
-    ]
-    return np.array(drawn, np.int64).reshape(trials, 3)
+    pool, drawn = _pool(data, source), np.empty((trials, 3), np.int64)
+    for t in range(trials):
+        rng = generator(seed, Draw.NEIGHBOUR, round=t)
+        row = int(rng.integers(len(data.labels)))
+        i = int(np.searchsorted(data.offsets, row, side="right")) - 1
+        drawn[t] = i, row - data.offsets[i], _replacement(data, pool, i, rng, law)
+    return drawn
 
 
 def census(data: FederatedData, source: Source, seed: int) -> np.ndarray:
@@ -102,11 +79,11 @@ def census(data: FederatedData, source: Source, seed: int) -> np.ndarray:
 
     Replacements are drawn as in `draw`, a function of (seed, t); `block` tells them apart.
     """
-    pools, client = _pools(data, source), np.repeat(np.arange(len(data.sizes)), data.sizes)
+    pool, client = _pool(data, source), np.repeat(np.arange(len(data.sizes)), data.sizes)
     drawn = np.empty((len(client), 3), np.int64)
     for t, i in enumerate(client.tolist()):
         rng = generator(seed, Draw.NEIGHBOUR, round=t, block=1)
-        drawn[t] = i, t - data.offsets[i], _replacement(data, pools, i, rng)
+        drawn[t] = i, t - data.offsets[i], _replacement(data, pool, i, rng)
     return drawn
 
 
@@ -127,8 +104,8 @@ def replace(data: FederatedData, neighbours: Neighbours, s: int) -> FederatedDat
 
 def held_out(data: FederatedData, source: Source, client: int) -> np.ndarray:
     """Every sample that may replace one of client i's: all that `draw` could draw for it."""
-    pools, labels = _pools(data, source), np.unique(classes_of(data.samples(client)[1]))
-    return np.concatenate([next(pool[y] for pool in pools if len(pool[y])) for y in labels])
+    pool = _pool(data, source)
+    return np.concatenate([pool[y] for y in np.unique(classes_of(data.samples(client)[1]))])
 
 
 def classes_of(labels: np.ndarray) -> np.ndarray:
@@ -136,39 +113,33 @@ def classes_of(labels: np.ndarray) -> np.ndarray:
     return labels if labels.dtype.kind == "i" else np.zeros(len(labels), np.int64)
 
 
-def _pools(data: FederatedData, source: Source) -> tuple[_Pool, _Pool]:
-    """Samples in neither part, and test samples: no pool holds a train sample, so a replacement is
-    never the sample that it replaces."""
+def _pool(data: FederatedData, source: Source) -> Pool:
+    """Samples in neither part, or test samples of a label of which there is no other: no pool holds
+    a train sample, so a replacement is never the sample that it replaces."""
     unused = np.ones(len(source.labels), bool)
     unused[data.train_index] = unused[data.test_index] = False
-    return _Pool.of(np.flatnonzero(unused), source), _Pool.of(np.sort(data.test_index), source)
+    parts = (
+        _by_label(index, source) for index in (np.flatnonzero(unused), np.sort(data.test_index))
+    )
+    return [others if len(others) else test for others, test in zip(*parts, strict=True)]
 
 
-def _draw(
-    data: FederatedData, pools: tuple[_Pool, _Pool], rng: np.random.Generator, law: Law
-) -> tuple[int, int, int]:
-    """(client, position, replacement) of one trial."""
-    row = int(rng.integers(len(data.labels)))
-    client = int(np.searchsorted(data.offsets, row, side="right")) - 1
-    replacement = _replacement(data, pools, client, rng, law)
-    return client, row - int(data.offsets[client]), replacement
+def _by_label(index: np.ndarray, source: Source) -> Pool:
+    labels = classes_of(source.labels[index])
+    order = np.argsort(labels, kind="stable")
+    starts = np.searchsorted(labels[order], np.arange(1, max(1, source.classes)))
+    return np.split(index[order], starts)
 
 
 def _replacement(
-    data: FederatedData,
-    pools: tuple[_Pool, _Pool],
-    client: int,
-    rng: np.random.Generator,
-    law: Law = "own",
+    data: FederatedData, pool: Pool, client: int, rng: np.random.Generator, law: Law = "own"
 ) -> int:
     """A held-out sample with a label drawn from the client's own, or from everybody's."""
     labels = classes_of(data.samples(client)[1] if law == "own" else data.labels)
     label = int(labels[rng.integers(len(labels))])
-    for pool in pools:
-        candidates = pool[label]
-        if len(candidates):
-            return int(candidates[rng.integers(len(candidates))])
-    raise InputError(
-        f"no held-out sample has label {label}, so none can replace a sample of client {client}: "
-        "lower [data] train so that samples of every label remain"
-    )
+    if not len(pool[label]):
+        raise InputError(
+            f"no held-out sample has label {label}, so none can replace a sample of client "
+            f"{client}: lower [data] train so that samples of every label remain"
+        )
+    return int(pool[label][rng.integers(len(pool[label]))])

@@ -26,11 +26,7 @@ def dirichlet(alpha: float, minimum: int) -> Partition:
 @PARTITIONS.add("iid")
 def iid() -> Partition:
     """Shuffled and dealt like cards: sizes differ by at most one."""
-
-    def deal(labels: np.ndarray, clients: int, rng: np.random.Generator) -> np.ndarray:
-        return _evenly(np.zeros(len(labels), np.int64), clients, rng)
-
-    return deal
+    return lambda labels, clients, rng: _evenly(np.zeros(len(labels), np.int64), clients, rng)
 
 
 @PARTITIONS.add("shards")
@@ -44,8 +40,7 @@ def shards(per_client: int = 2) -> Partition:
         order = np.lexsort((rng.permutation(len(labels)), labels))
         owner = rng.permutation(np.repeat(np.arange(clients), per_client))
         client = np.empty(len(labels), np.int64)
-        for one, part in zip(owner, np.array_split(order, len(owner)), strict=True):
-            client[part] = one
+        client[order] = np.repeat(owner, [len(p) for p in np.array_split(order, len(owner))])
         return client
 
     return deal
@@ -54,11 +49,8 @@ def shards(per_client: int = 2) -> Partition:
 @PARTITIONS.add("quantity")
 def quantity(alpha: float, minimum: int) -> Partition:
     """Sizes drawn from Dir(alpha 1_N), whatever the labels; none below `minimum`."""
-
-    def deal(labels: np.ndarray, clients: int, rng: np.random.Generator) -> np.ndarray:
-        return dirichlet_partition(np.zeros(len(labels), np.int64), clients, alpha, minimum, rng)
-
-    return deal
+    deal = dirichlet(alpha, minimum)
+    return lambda labels, clients, rng: deal(np.zeros(len(labels), np.int64), clients, rng)
 
 
 def as_clients(found: Any, n: int, clients: int) -> np.ndarray:
@@ -213,10 +205,8 @@ def _surplus(sizes: np.ndarray, minimum: int, deficit: int) -> np.ndarray:
     Water-filling: what lies above the highest level tau >= minimum that covers the deficit; no
     donor falls below tau, and those above it end at tau or tau + 1.
     """
-    low, high = (
-        minimum,
-        int(sizes.max()),
-    )  # the surplus above low covers the deficit; above high not
+    # The surplus above low covers the deficit, that above high does not.
+    low, high = minimum, int(sizes.max())
     while high - low > 1:
         middle = (low + high) // 2
         covers = np.maximum(sizes - middle, 0).sum() >= deficit

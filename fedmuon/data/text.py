@@ -1,11 +1,16 @@
-"""Text as windows of tokens, which are its bytes: Python's own documentation, or any local files.
+"""Text as tokens and back, and as windows of them: Python's own documentation, or any local files.
+
+Tokens are bytes, or the pieces of a tokenizer kept in a local folder.
 
 A sample is T + 1 bytes in a row: T of them are seen, and each is followed by the one to predict.
 """
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import lru_cache
 from itertools import pairwise
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -65,16 +70,15 @@ def windows(tokens: np.ndarray, context: int) -> np.ndarray:
 
 def _once(topics: Mapping[str, str]) -> Iterator[bytes]:
     """Topics from the longest to the shortest, without the paragraphs that came before."""
-    seen: set[str] = set()
+    known: set[str] = set()
     for _, topic in sorted(topics.items(), key=lambda item: (-len(item[1]), item[0])):
-        yield "\n\n".join(_fresh(topic.split("\n\n"), seen)).encode()
+        yield "\n\n".join(_fresh(topic.split("\n\n"), known)).encode()
 
 
-def _fresh(paragraphs: Iterable[str], seen: set[str]) -> Iterator[str]:
+def _fresh(paragraphs: Iterable[str], known: set[str]) -> Iterator[str]:
     for paragraph in paragraphs:
-        words = " ".join(paragraph.split())
-        if words not in seen:
-            seen.add(words)
+        if (words := " ".join(paragraph.split())) not in known:
+            known.add(words)
             yield paragraph
 
 
@@ -94,3 +98,62 @@ def _source(name: str, groups: list[bytes], context: int, where: str) -> Source:
     labels = np.repeat(np.tile(np.arange(len(groups)), 2), sizes)
     official = int(sizes[: len(groups)].sum())
     return Source(name, np.concatenate(parts + later), labels, len(groups), official, where, BYTES)
+
+
+@dataclass(frozen=True)
+class Tokens:
+    """A vocabulary whose last token, END, is in no text; `pieces` is None for bytes."""
+
+    vocabulary: int
+    pieces: Any = None
+
+    @property
+    def end(self) -> int:
+        return self.vocabulary - 1
+
+    def encode(self, text: str) -> list[int]:
+        """Text -> tokens, none of them END."""
+        if self.pieces is None:
+            return list(text.encode())
+        return self.pieces.encode(text, add_special_tokens=False)
+
+    def prompt(self, table: str) -> list[int]:
+        """What a sentence about the table is to go on from."""
+        return [*self.encode(table), self.end]
+
+    def decode(self, tokens: Sequence[int]) -> str:
+        """Tokens up to the first END -> text; bytes that are no UTF-8 are marked."""
+        kept = list(tokens)
+        kept = kept[: kept.index(self.end)] if self.end in kept else kept
+        text = bytes(kept).decode(errors="replace") if self.pieces is None else (
+            self.pieces.decode(kept)
+        )  # fmt: skip
+        return text.strip()
+
+
+@lru_cache(maxsize=2)
+def tokens_of(folder: str) -> Tokens:
+    """Bytes, or GPT-2's pieces from the files of its tokenizer in a folder; nothing is fetched."""
+    if not folder:
+        return Tokens(BYTES + 1)
+    try:
+        from transformers import AutoTokenizer
+    except ImportError:
+        raise InputError(
+            "[data] tokenizer needs transformers: pip install 'fedmuon[text]', or leave it out"
+        ) from None
+    try:
+        place = Path(folder).expanduser()
+        pieces = AutoTokenizer.from_pretrained(str(place), local_files_only=True)
+    except Exception as error:  # damaged files fail in any way, in several libraries
+        why = next(iter(str(error).splitlines()), type(error).__name__)
+        raise InputError(
+            f"[data] tokenizer = '{folder}' holds no tokenizer ({why}): "
+            "name a folder with tokenizer.json, or leave it out for bytes"
+        ) from None
+    if pieces.eos_token_id != len(pieces) - 1:
+        raise InputError(
+            f"[data] tokenizer = '{folder}' does not end its vocabulary with the token that ends "
+            "a text, as GPT-2's does: take that one, or leave it out for bytes"
+        )
+    return Tokens(len(pieces), pieces)

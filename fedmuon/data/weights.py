@@ -3,7 +3,6 @@
 from pathlib import Path
 
 import numpy as np
-import torch
 from safetensors import SafetensorError, safe_open
 
 from fedmuon.errors import InputError
@@ -24,13 +23,10 @@ def read_weights(place: str | Path) -> dict[str, np.ndarray]:
 def _arrays(file: Path) -> dict[str, np.ndarray]:
     try:
         with safe_open(file, framework="pt") as opened:
-            return {name: _array(opened.get_tensor(name)) for name in opened.keys()}  # noqa: SIM118
+            held = {name: opened.get_tensor(name) for name in opened.keys()}  # noqa: SIM118
     except (SafetensorError, OSError) as error:
         raise InputError(
             f"[task] weights: {file} is no readable safetensors file ({error}): get it again"
         ) from None
-
-
-def _array(tensor: torch.Tensor) -> np.ndarray:
-    """numpy knows no bfloat16."""
-    return (tensor.float() if tensor.itemsize < 4 else tensor).numpy()
+    # numpy knows no bfloat16.
+    return {name: (v.float() if v.itemsize < 4 else v).numpy() for name, v in held.items()}

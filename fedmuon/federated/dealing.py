@@ -6,11 +6,11 @@ from typing import Any
 import numpy as np
 
 from fedmuon.config import Config, nested, parse
+from fedmuon.data.federated import split
 from fedmuon.data.own import as_source, digest
 from fedmuon.data.partition import PARTITIONS, as_clients, indices, require_samples
 from fedmuon.data.partitioner import COLUMN, by_partitioner, deals_to, is_partitioner, of_one_line
 from fedmuon.data.source import Source
-from fedmuon.data.split import split
 from fedmuon.errors import InputError
 from fedmuon.names import GIVEN, is_own
 from fedmuon.own import Own, known, own_objects, value

@@ -72,7 +72,7 @@ def _of_data(config: Config, shape: tuple[int, ...], stored: int, itemsize: int)
 
 def _of_model(config: Config, task: Task, classes: int, rows: int, replicas: int) -> dict[str, int]:
     size, entries = task.dtype.itemsize, _entries(task)
-    together = min(config.federation.per_round, max(1, task.together // max(1, entries)))
+    together = min(config.federation.per_round, max(1, task.stack_limit // max(1, entries)))
     batch = config.local.batch or rows // config.federation.clients
     if isinstance(task, NetworkTask):  # sees a bounded number of samples at once, at least one
         seen = 3 * task.saved

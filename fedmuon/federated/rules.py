@@ -5,7 +5,7 @@ from dataclasses import replace
 from fedmuon.aggregators import AGGREGATORS, Aggregator, as_aggregator
 from fedmuon.config import Config
 from fedmuon.federated.routing import counts
-from fedmuon.orthogonalize.value import Orthogonalizer, as_orthogonalizer
+from fedmuon.orthogonalizers import Orthogonalizer, as_orthogonalizer
 from fedmuon.own import own_objects, value
 from fedmuon.reading import reads
 from fedmuon.registry import takes

@@ -38,7 +38,7 @@ from fedmuon.tasks import decoder as decoders
 from fedmuon.tasks.base import Task
 from fedmuon.tasks.decoder import Form, decoder, gpt2_law, next_tokens, sentence_tokens
 from fedmuon.tasks.matrix import MatrixTask
-from fedmuon.tasks.models import network, seen
+from fedmuon.tasks.models import network, with_channels
 from fedmuon.tasks.networks import NetworkTask
 from fedmuon.tasks.own import Task as OwnTask
 from fedmuon.tasks.own import as_task, own_network
@@ -153,7 +153,7 @@ def _network(
     model: str, shape: tuple[int, ...], classes: int, dtype: torch.dtype, device: torch.device
 ) -> NetworkTask:
     """Made once for all clients of a worker process."""
-    return NetworkTask(network(model, shape, classes), seen(shape), dtype, device)
+    return NetworkTask(network(model, shape, classes), with_channels(shape), dtype, device)
 
 
 @lru_cache(maxsize=4)

@@ -66,7 +66,7 @@ def _cohorts(
 ) -> Iterator[list[tuple[int, Shard]]]:
     """Participants in groups that are stepped together while their stack stays small."""
     entries = sum(value.numel() for value in state.params.values())
-    size = max(1, experiment.task.together // entries)
+    size = max(1, experiment.task.stack_limit // entries)
     for start in range(0, len(participants), size):
         yield [(int(i), experiment.shards[int(i)]) for i in participants[start : start + size]]
 

@@ -39,19 +39,9 @@ class MuonWithAux(PortableOptimizer):
         self._make = {True: (Muon, dict(muon or {})), False: (auxiliary, dict(aux or {}))}
         super().__init__(own, {})
 
-    def add_param_group(self, param_group: dict[str, Any]) -> None:
-        """As in torch; the group must say whether to `use_muon`."""
-        which = _for_muon(param_group)
-        super().add_param_group(param_group)
-        group = self.param_groups[-1]
-        try:
-            self._give(which, group)
-        except Exception:
-            self.param_groups.pop()
-            raise
-
-    def _give(self, which: bool, group: dict[str, Any]) -> None:
+    def _accept(self, group: dict[str, Any]) -> None:
         """Put the group itself, not a copy, under its optimizer, which shares our state."""
+        which = _for_muon(group)
         if which in self._parts:
             self._parts[which].add_param_group(group)
             return

@@ -49,10 +49,10 @@ class Cost(NamedTuple):
 
     part: Part
     optimizer: str
-    products: float  # by 002's formulas, the sketch's included
-    factorization: float
-    entries: float  # what is done entry by entry
-    performed: float  # in matrix products of this package
+    products: float = 0.0  # by 002's formulas, the sketch's included
+    factorization: float = 0.0
+    entries: float = 0.0  # what is done entry by entry
+    performed: float = 0.0  # in matrix products of this package
 
     @property
     def total(self) -> float:
@@ -77,7 +77,6 @@ class Sketch:
 
     @property
     def width(self) -> int:
-        """l."""
         return self.rank + self.oversample
 
 
@@ -105,7 +104,6 @@ class Rule:
 
     @property
     def polynomials(self) -> Schedule:
-        """The Newton-Schulz steps."""
         return schedule(self.coefficients, self.steps)
 
 
@@ -169,13 +167,13 @@ def performed_randomized(
 
 
 def _cost(part: Part, rule: Rule) -> Cost:
-    if rule.name != "muon":
-        return _entrywise(part, rule)
-    if part.matrices is None:
-        return _entrywise(part, rule.aux or Rule("adamw"))
-    count, m, n = part.matrices
-    found = _matrix(m, n, rule)
-    return Cost(part, "muon", *(count * part.copies * flop for flop in found))
+    if rule.name == "muon" and part.matrices:
+        count, m, n = part.matrices
+        return Cost(part, "muon", *(count * part.copies * flop for flop in _matrix(m, n, rule)))
+    if rule.name == "muon":
+        rule = rule.aux or Rule("adamw")
+    entries = part.copies * math.prod(part.shape) * _an_entry(rule)
+    return Cost(part, rule.name, entries=entries)
 
 
 def _matrix(m: int, n: int, rule: Rule) -> tuple[float, float, float, float]:
@@ -191,11 +189,6 @@ def _matrix(m: int, n: int, rule: Rule) -> tuple[float, float, float, float]:
         entries + min(m, sketch.width) * n * rule.normalized,
         performed_randomized(m, n, steps, sketch, rule.dtype),
     )
-
-
-def _entrywise(part: Part, rule: Rule) -> Cost:
-    entries = part.copies * math.prod(part.shape)
-    return Cost(part, rule.name, 0.0, 0.0, entries * _an_entry(rule), 0.0)
 
 
 def _an_entry(rule: Rule) -> float:

@@ -6,23 +6,17 @@ from typing import Any
 
 from torch import Tensor
 
+from fedmuon import orthogonalize as maps
 from fedmuon.errors import InputError
-from fedmuon.orthogonalize import (
-    clipped_sign,
-    exact_sign,
-    newton_schulz,
-    randomized_polar,
-    smoothed_polar,
-)
 from fedmuon.randomness import Draw, generator
 
 Orthogonalizer = Callable[[Tensor], Tensor]  # [B, m, n] -> [B, m, n]
 
 # Maps by name, with the regularization that `fedmuon run` takes where none is given.
 NAMED: dict[str, Orthogonalizer] = {
-    "smoothed-polar": partial(smoothed_polar, lam=1e-4),
-    "clipped-sign": partial(clipped_sign, gamma=0.1),
-    "exact-sign": exact_sign,
+    "smoothed-polar": partial(maps.smoothed_polar, lam=1e-4),
+    "clipped-sign": partial(maps.clipped_sign, gamma=0.1),
+    "exact-sign": maps.exact_sign,
 }
 RANDOMIZED = "randomized-polar"
 _NAMES = ("newton-schulz", RANDOMIZED, *NAMED)
@@ -60,7 +54,7 @@ def check_orthogonalizer(group: Mapping[str, Any]) -> None:
 
 def _full(stack: Tensor, group: Mapping[str, Any]) -> Tensor:
     steps, coefficients = group["ns_steps"], group["ns_coefficients"]
-    return newton_schulz(stack, steps, coefficients, group["eps"], normalization="max")
+    return maps.newton_schulz(stack, steps, coefficients, group["eps"], normalization="max")
 
 
 def _randomized(stack: Tensor, group: Mapping[str, Any]) -> Tensor:
@@ -74,15 +68,11 @@ def _randomized(stack: Tensor, group: Mapping[str, Any]) -> Tensor:
     if group["rank"] + group["oversample"] >= short:
         return _full(stack, group)
     draw = generator(group["seed"], Draw.SKETCH, step=group["draws"], block=long * 2**20 + short)
-    wide = stack.shape[-2] < stack.shape[-1]
-    found = randomized_polar(
-        stack.mT if wide else stack,
-        group["rank"],
-        group["oversample"],
-        group["power"],
-        group["ns_steps"],
-        group["ns_coefficients"],
-        group["sketch"],
-        draw,
+    return maps.randomized_polar(
+        stack,
+        **{name: group[name] for name in ("rank", "oversample", "power", "sketch")},
+        steps=group["ns_steps"],
+        coefficients=group["ns_coefficients"],
+        generator=draw,
+        axis="rows" if stack.shape[-2] < stack.shape[-1] else "columns",
     )
-    return found.mT if wide else found

@@ -11,7 +11,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-_TOGETHER = {"cpu": 2**18, "cuda": 2**26}  # entries in a stack, by device
+_STACKED_ENTRIES = {"cpu": 2**18, "cuda": 2**26}  # in a stack, by device
 _ALONE = 256  # from this side on, oneDNN's half-precision products are faster one by one
 
 
@@ -49,7 +49,7 @@ def matrix_shape(shape: torch.Size, blocks: int = 1) -> tuple[int, int]:
     return (rows // blocks, columns) if rows >= columns else (rows, columns // blocks)
 
 
-def together(members: Iterable[Member], work: torch.dtype) -> Iterator[list[Member]]:
+def group_by_shape(members: Iterable[Member], work: torch.dtype) -> Iterator[list[Member]]:
     """Members of one shape, dtype and device, in lists whose stack, in `work`, is one program."""
     alike: dict[tuple[torch.Size, torch.dtype, torch.device], list[Member]] = {}
     for one in members:
@@ -65,7 +65,7 @@ def _most(shape: torch.Size, device: str, work: torch.dtype) -> int:
     side = min(shape[0], shape[1:].numel())
     if device == "cpu" and work.itemsize == 2 and side >= _ALONE:
         return 1
-    return max(1, _TOGETHER.get(device, _TOGETHER["cuda"]) // max(1, shape.numel()))
+    return max(1, _STACKED_ENTRIES.get(device, _STACKED_ENTRIES["cuda"]) // max(1, shape.numel()))
 
 
 def stacked(tensors: list[Tensor], blocks: int) -> Tensor:

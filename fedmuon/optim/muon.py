@@ -27,7 +27,14 @@ from torch import (
 
 from fedmuon.errors import InputError
 from fedmuon.optim.maps import NAMED, Orthogonalizer, check_orthogonalizer, orthogonalizer
-from fedmuon.optim.matrices import Member, matrix_shape, restored, stacked, together, wide_in_memory
+from fedmuon.optim.matrices import (
+    Member,
+    group_by_shape,
+    matrix_shape,
+    restored,
+    stacked,
+    wide_in_memory,
+)
 from fedmuon.optim.portable import PortableOptimizer
 from fedmuon.orthogonalize import schedule
 from fedmuon.orthogonalize.coefficients import Coefficients
@@ -77,36 +84,14 @@ class Muon(PortableOptimizer):
         sketch: str = "gaussian",
         seed: int = 0,
     ) -> None:
-        defaults = {
-            "lr": lr,
-            "weight_decay": weight_decay,
-            "momentum": momentum,
-            "nesterov": nesterov,
-            "ns_coefficients": ns_coefficients,
-            "eps": eps,
-            "ns_steps": ns_steps,
-            "adjust_lr_fn": adjust_lr_fn,
-            "ns_dtype": ns_dtype,
-            "orthogonalizer": orthogonalizer,
-            "momentum_form": momentum_form,
-            "rank": rank,
-            "oversample": oversample,
-            "power": power,
-            "sketch": sketch,
-            "seed": seed,
-            "draws": 0,  # steps taken, hence sketches drawn
-            "blocks": 1,
-        }
-        super().__init__(params, defaults)
+        # A group's options are the arguments; `draws` counts steps, hence sketches drawn.
+        options = {**locals(), "draws": 0, "blocks": 1}
+        for name in ("self", "params", "__class__"):
+            del options[name]
+        super().__init__(params, options)
 
-    def add_param_group(self, param_group: dict[str, Any]) -> None:
-        """As in torch, with the group's options and shapes checked."""
-        super().add_param_group(param_group)
-        try:
-            _check(self.param_groups[-1])
-        except InputError:
-            self.param_groups.pop()
-            raise
+    def _accept(self, group: dict[str, Any]) -> None:
+        _check(group)
 
     def _update(self) -> None:
         for group in self.param_groups:
@@ -119,7 +104,7 @@ class Muon(PortableOptimizer):
             if (gradient := _gradient(param)) is not None
         ]
         orthogonalize = orthogonalizer(group)
-        for some in together(members, group["ns_dtype"]):
+        for some in group_by_shape(members, group["ns_dtype"]):
             direction = _direction(some, group).to(group["ns_dtype"])
             found = orthogonalize(wide_in_memory(direction))
             _descend([one.param for one in some], found, group)

@@ -27,9 +27,20 @@ class PortableOptimizer(Optimizer):
         self._update()
         return loss
 
+    def add_param_group(self, param_group: dict[str, Any]) -> None:
+        """As in torch; a group that is refused is not kept."""
+        super().add_param_group(param_group)
+        try:
+            self._accept(self.param_groups[-1])
+        except Exception:
+            self.param_groups.pop()
+            raise
+
+    def _accept(self, group: dict[str, Any]) -> None:
+        raise NotImplementedError  # or refuse it
+
     def _update(self) -> None:
-        """Move the parameters by their gradients."""
-        raise NotImplementedError
+        raise NotImplementedError  # the parameters move by their gradients
 
     def state_dict(self) -> dict[str, Any]:
         """As in torch, less the options that are functions."""

@@ -12,7 +12,9 @@ there. No `.grad` is read or written: gradients of single examples exist only in
 
 import secrets
 from collections.abc import Callable, Iterator, Mapping
+from dataclasses import astuple
 from functools import partial
+from itertools import chain
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -24,7 +26,7 @@ from fedmuon.combinations import unprivate
 from fedmuon.errors import InputError
 from fedmuon.names import PRIVATE
 from fedmuon.optim.routing import routing_table
-from fedmuon.privacy.accounting import Answer, account, event
+from fedmuon.privacy.accounting import Answer, account, event, merge
 from fedmuon.privacy.loss import Event
 from fedmuon.privacy.mechanism import uncertified
 from fedmuon.randomness import Draw, generator
@@ -35,8 +37,6 @@ from fedmuon.tasks.losses import Loss, cross_entropy
 from fedmuon.tasks.networks import NetworkTask
 from fedmuon.transforms.base import Context, forbidden_gradient
 from fedmuon.transforms.recipes import Recipe, build
-
-Spent = dict[str, list[list[float]]]  # object -> (rate, joint multiplier, lots) in turn
 
 
 class Lot(NamedTuple):
@@ -86,7 +86,7 @@ class Private(Optimizer):
         self._states = self._recipe.chain.init(self._params(), {})
         self._drawn, self._open = 0, None
         self._mine = secrets.token_hex(8)  # tells this object's lots from those of a loaded state
-        self._spent: Spent = {}
+        self._spent: dict[str, list[Event]] = {}  # by whose lots they were
 
     def lots(self, steps: int) -> Iterator[Lot]:
         """So many Poisson lots, each to be given to `step` before the next is drawn."""
@@ -133,23 +133,19 @@ class Private(Optimizer):
 
     def epsilon(self, delta: float) -> Answer:
         """What all lots drawn so far have spent, used or not, at the noise they were drawn for."""
-        every = (one for lots in self._spent.values() for one in lots)
-        events = [Event(rate, multiplier, int(count)) for rate, multiplier, count in every]
-        answer = account(events, delta)
+        answer = account(chain.from_iterable(self._spent.values()), delta)
         return uncertified(answer) if self._mechanism().repeatable else answer
 
     def _count(self) -> None:
         """One more lot, before anybody sees it."""
-        mechanism, lots = self._mechanism(), self._spent.setdefault(self._mine, [])
+        mechanism = self._mechanism()
         blocks = mechanism.clipping.blocks(self._named)
         one = event(mechanism.noise, mechanism.rate(self._population), 1, blocks)
-        kind = (one.sampling_probability, one.noise_multiplier)
-        last = lots.pop() if lots and tuple(lots[-1][:2]) == kind else [*kind, 0]
-        lots.append([*kind, int(last[2]) + 1])
+        self._spent[self._mine] = merge([*self._spent.get(self._mine, []), one])
 
     def state_dict(self) -> dict[str, Any]:
         """As in torch, with the states of the chain and the account of the lots drawn."""
-        spent = {mine: [list(one) for one in lots] for mine, lots in self._spent.items()}
+        spent = {mine: [[*astuple(one)] for one in lots] for mine, lots in self._spent.items()}
         held = {"chain": self._states, "drawn": self._drawn, "spent": spent}
         return {**super().state_dict(), **held}
 
@@ -161,7 +157,8 @@ class Private(Optimizer):
         self._drawn, self._open = max(self._drawn, held.pop("drawn")), None
         for mine, lots in held.pop("spent").items():
             known = self._spent.get(mine, [])
-            self._spent[mine] = max(known, [list(one) for one in lots], key=_lots_in)
+            more = [Event(rate, noise, int(count)) for rate, noise, count in lots]
+            self._spent[mine] = max(known, more, key=lambda those: sum(one.count for one in those))
         super().load_state_dict(held)
 
     def _built(self) -> Recipe:
@@ -178,10 +175,6 @@ class Private(Optimizer):
 
     def _draw(self, number: int, what: Draw, block: int = 0) -> np.random.Generator:
         return generator(self._seed, what, step=number, block=block)
-
-
-def _lots_in(lots: list[list[float]]) -> int:
-    return int(sum(count for _, _, count in lots))
 
 
 def _require_sound(privacy: Privacy, local: Local, population: int) -> None:

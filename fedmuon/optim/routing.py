@@ -6,7 +6,7 @@ first and last modules, in the order of registration, that own a tensor of two o
 parameter with several names (tied weights) is hidden only if it is hidden under all of them.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from fnmatch import fnmatchcase
 from typing import Any, NamedTuple
 
@@ -15,6 +15,7 @@ from torch.nn.modules.batchnorm import _NormBase
 
 from fedmuon.errors import InputError
 from fedmuon.optim.matrices import matrix_shape
+from fedmuon.tasks.layers import owned
 
 FUSED = {"in_proj_weight": 3, "c_attn": 3, "qkv": 3}  # part of a name -> matrices in one
 _EMBEDDINGS = (nn.Embedding, nn.EmbeddingBag)
@@ -38,11 +39,10 @@ class RoutingTable(tuple[Route, ...]):
     __slots__ = ()
 
     def __str__(self) -> str:
-        head = [("name", "shape", "matrices", "optimizer", "reason")]
-        rows = head + [
-            (one.name, _times(one.shape), _view(one.matrices), one.optimizer, one.reason)
-            for one in self
-        ]
+        rows = [("name", "shape", "matrices", "optimizer", "reason")]
+        for one in self:
+            row = one.name, _times(one.shape), _view(one.matrices), one.optimizer, one.reason
+            rows.append(row)
         widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
         lines = ("  ".join(map(str.ljust, row, widths)).rstrip() for row in rows)
         return "\n".join(lines)
@@ -60,14 +60,15 @@ def routing_table(
     `to_muon` and `to_aux` are name patterns ("blocks.*.weight") that overrule the rule. A matrix
     [k d, d] or [d, k d] whose name holds a key of `fused` is cut into its k square matrices.
     """
-    owners = _owners(model)
-    _all_match([*to_muon, *to_aux], [name for _, uses in owners.values() for name, _ in uses])
-    layers = [module for module, _, param in _owned(model) if param.ndim >= 2]
+    found = [(name, layer, param) for name, layer, _, param in owned(model) if param.requires_grad]
+    _all_match([*to_muon, *to_aux], [name for name, _, _ in found])
+    layers = [layer for _, layer, param in found if param.ndim >= 2]
     ends = {id(layers[0]): "first layer", id(layers[-1]): "last layer"} if layers else {}
     rows = []
-    for param, uses in owners.values():
-        names = [name for name, _ in uses]
-        reasons = [_reason(param, module, ends.get(id(module))) for _, module in uses]
+    for param in dict.fromkeys(param for _, _, param in found):
+        names = [name for name, _, one in found if one is param]
+        owners = [layer for _, layer, one in found if one is param]
+        reasons = [_reason(param, layer, ends.get(id(layer))) for layer in owners]
         reason = next(filter(None, reasons), "")
         for patterns, forced in ((to_muon, ""), (to_aux, "named")):
             if any(fnmatchcase(name, pattern) for name in names for pattern in patterns):
@@ -103,25 +104,6 @@ def param_groups_for_muon(
     ]
     others = [(one.name, one.param) for one in table if not one.matrices]
     return [*groups, {"params": others, "use_muon": False}] if others else groups
-
-
-Use = tuple[str, nn.Module]  # a parameter's name and the module that owns it under that name
-
-
-def _owned(model: nn.Module) -> Iterator[tuple[nn.Module, str, Tensor]]:
-    """Every trainable parameter under every name it has."""
-    for prefix, module in model.named_modules(remove_duplicate=False):
-        for name, param in module.named_parameters(recurse=False, remove_duplicate=False):
-            if param.requires_grad:
-                yield module, f"{prefix}.{name}" if prefix else name, param
-
-
-def _owners(model: nn.Module) -> dict[int, tuple[Tensor, list[Use]]]:
-    """Parameters by identity, with all their uses."""
-    found: dict[int, tuple[Tensor, list[Use]]] = {}
-    for module, name, param in _owned(model):
-        found.setdefault(id(param), (param, []))[1].append((name, module))
-    return found
 
 
 def _all_match(patterns: list[str], names: list[str]) -> None:

@@ -8,32 +8,27 @@ from importlib import import_module
 from typing import TYPE_CHECKING
 
 from fedmuon.orthogonalize.certificates import Uncertified, lipschitz
-from fedmuon.orthogonalize.coefficients import COEFFICIENTS, schedule
-from fedmuon.orthogonalize.normalization import NORMALIZATIONS
+from fedmuon.orthogonalize.coefficients import COEFFICIENTS, NORMALIZATIONS, schedule
 
 if TYPE_CHECKING:
-    from fedmuon.orthogonalize.polar import clipped_sign, smoothed_polar
+    from fedmuon.orthogonalize.polar import (
+        clipped_sign,
+        exact_sign,
+        gaussian_smoothed_sign,
+        smoothed_polar,
+    )
     from fedmuon.orthogonalize.polynomial import newton_schulz
     from fedmuon.orthogonalize.randomized import randomized_polar
-    from fedmuon.orthogonalize.sign import exact_sign, gaussian_smoothed_sign
 else:
     # No map is called like its module: importing the module would put it in the map's place.
-    _MODULES = {
-        "clipped_sign": "polar",
-        "exact_sign": "sign",
-        "gaussian_smoothed_sign": "sign",
-        "newton_schulz": "polynomial",
-        "randomized_polar": "randomized",
-        "smoothed_polar": "polar",
-    }
+    _MODULES = {"newton_schulz": "polynomial", "randomized_polar": "randomized"}
 
     def __getattr__(name: str) -> object:
         """The map of that name, kept for the next time."""
-        if name not in _MODULES:
+        if name not in __all__:
             raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-        found = getattr(import_module(f"{__name__}.{_MODULES[name]}"), name)
-        globals()[name] = found
-        return found
+        module = import_module(f"{__name__}.{_MODULES.get(name, 'polar')}")
+        return globals().setdefault(name, getattr(module, name))
 
 
 __all__ = [

@@ -16,8 +16,7 @@ from collections.abc import Callable
 from typing import Any, Literal
 
 from fedmuon.errors import InputError
-from fedmuon.orthogonalize.coefficients import Coefficients, Schedule, schedule
-from fedmuon.orthogonalize.normalization import divisor_floor
+from fedmuon.orthogonalize.coefficients import Coefficients, Schedule, divisor_floor, schedule
 from fedmuon.orthogonalize.slope import steepest
 
 Kind = Literal["paper", "sharp"]

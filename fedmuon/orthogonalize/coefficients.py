@@ -1,14 +1,18 @@
-"""Newton–Schulz coefficients as data: what one step does to a singular value, with its source.
+"""Newton–Schulz as data: what puts a matrix into the unit ball, what a step does, with its source.
 
 A step is the odd polynomial a x + b x^3 + c x^5 + ..., held as `(a, b, c, ...)`.
 """
 
-from collections.abc import Sequence
+import operator
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from math import comb, isfinite
-from typing import cast
+from typing import TYPE_CHECKING, cast
 
 from fedmuon.errors import InputError
+
+if TYPE_CHECKING:  # configs and certificates need no torch for these
+    from torch import Tensor
 
 Step = tuple[float, ...]  # (a, b, c, ...): a x + b x^3 + c x^5 + ...
 Schedule = tuple[Step, ...]
@@ -76,19 +80,16 @@ def schedule(coefficients: Coefficients, steps: int) -> Schedule:
     """
     if isinstance(steps, bool) or not isinstance(steps, int) or steps < 0:
         raise InputError(f"steps is {steps!r}: give a whole number of steps, 0 or more.")
-    given = _named(coefficients) if isinstance(coefficients, str) else _listed(coefficients)
+    given = _listed(coefficients)
     return tuple(given[min(t, len(given) - 1)] for t in range(steps))
 
 
-def _named(name: str) -> Schedule:
-    if name not in COEFFICIENTS:
-        raise InputError(
-            f"No coefficients are called {name!r}: use one of {', '.join(COEFFICIENTS)}."
-        )
-    return COEFFICIENTS[name].steps
-
-
-def _listed(given: Sequence[float] | Sequence[Sequence[float]]) -> Schedule:
+def _listed(given: Coefficients) -> Schedule:
+    if isinstance(given, str):
+        if given not in COEFFICIENTS:
+            names = ", ".join(COEFFICIENTS)
+            raise InputError(f"No coefficients are called {given!r}: use one of {names}.")
+        return COEFFICIENTS[given].steps
     single = bool(given) and not isinstance(given[0], Sequence)
     rows = cast("Sequence[Sequence[float]]", [given] if single else given)
     if not rows or not all(rows):
@@ -96,3 +97,25 @@ def _listed(given: Sequence[float] | Sequence[Sequence[float]]) -> Schedule:
     if not all(isfinite(c) for row in rows for c in row):
         raise InputError(f"The coefficients {given!r} are not all finite: give numbers.")
     return tuple(tuple(float(c) for c in row) + (0.0,) * (3 - len(row)) for row in rows)
+
+
+def _larger(size: "Tensor", floor: "Tensor | float") -> "Tensor":
+    return size.clamp_min(floor)
+
+
+# What ||M||_F and a floor become as the divisor of M; the floor is eps, for `unit` it is 1.
+NORMALIZATIONS: "dict[str, Callable[[Tensor, Tensor | float], Tensor]]" = {
+    "plus": operator.add,  # ||M||_F + eps (001 Lemma D.3)
+    "max": _larger,  # max(||M||_F, eps), as in torch.optim.Muon
+    "unit": _larger,  # max(||M||_F, 1) (000)
+}
+
+
+def divisor_floor(eps: float, normalization: str) -> float:
+    """The floor of the normalization: eps, or 1 for `unit`. Its divisor is 1/floor-Lipschitz."""
+    if normalization not in NORMALIZATIONS:
+        names = ", ".join(NORMALIZATIONS)
+        raise InputError(f"No normalization is called {normalization!r}: use one of {names}.")
+    if not 0 < eps < float("inf"):
+        raise InputError(f"eps is {eps}: choose eps > 0, or no Lipschitz constant exists.")
+    return 1.0 if normalization == "unit" else float(eps)

@@ -11,20 +11,24 @@ from math import prod
 import torch
 from torch import Tensor
 
-from fedmuon.orthogonalize.coefficients import Coefficients, Schedule, Step, schedule
-from fedmuon.orthogonalize.normalization import NORMALIZATIONS, divisor_floor
-from fedmuon.orthogonalize.spectral import apply, gram, ladder, norm, peak, wide
+from fedmuon.orthogonalize.coefficients import (
+    NORMALIZATIONS,
+    Coefficients,
+    Schedule,
+    Step,
+    divisor_floor,
+    schedule,
+)
+from fedmuon.orthogonalize.spectral import apply, gram, ladder, multiply, norm, peak, wide
 
-# Largest relative error that a rearranged computation may cost, by dtype of the input.
-_TOLERANCE = {torch.float32: 1e-5, torch.float64: 1e-10}
 # Divisors between these square without overflow, and without an underflow that matters.
 _RANGE = {
     torch.float16: (1e-2, 6e4),
     torch.float32: (1e-15, 1e15),
     torch.float64: (1e-140, 1e140),
 }
-Floor = float | Tensor  # one for all matrices, or [B]
-Divide = Callable[[Tensor, Floor], Tensor]  # of ||M||_F [B] and a floor
+# What ||M||_F [B], and the scale that was taken out of M, [B] or 1, become as its divisor.
+Divide = Callable[[Tensor, Tensor | float], Tensor]
 
 _HALF = (torch.bfloat16, torch.float16)
 _SMALL = 64  # below this side, products take as long as reading their operands
@@ -45,8 +49,8 @@ def newton_schulz(
     not more than that.
     """
     polynomials = schedule(coefficients, steps)
-    floor = divisor_floor(eps, normalization)
-    return _applied(matrix, polynomials, floor, NORMALIZATIONS[normalization])
+    floor, rule = divisor_floor(eps, normalization), NORMALIZATIONS[normalization]
+    return _applied(matrix, polynomials, lambda size, scale: rule(size, floor / scale))
 
 
 def scaled_newton_schulz(
@@ -56,23 +60,18 @@ def scaled_newton_schulz(
 
     M [..., m, n] -> [..., m, n]. Nothing else normalizes M: below ||M||_op the iteration diverges.
     """
-    floor = divisor.expand(matrix.shape[:-2]).reshape(-1)
-    return _applied(matrix, schedule(coefficients, steps), floor, _given)
+    given = divisor.expand(matrix.shape[:-2]).reshape(-1)
+    polynomials = schedule(coefficients, steps)
+    return _applied(matrix, polynomials, lambda size, scale: (given / scale).to(size))
 
 
-def _given(size: Tensor, divisor: Floor) -> Tensor:
-    return torch.as_tensor(divisor).to(size)
-
-
-def _applied(matrix: Tensor, polynomials: Schedule, floor: Floor, divide: Divide) -> Tensor:
+def _applied(matrix: Tensor, polynomials: Schedule, divide: Divide) -> Tensor:
     if matrix.numel() == 0:
         return matrix.clone()
     view, flipped = wide(matrix)
     stack = view.view(-1, *view.shape[-2:])
-    out = _on_gram(stack, polynomials, floor, divide)
-    if out is None:
-        out = _on_matrix(stack, polynomials, floor, divide)
-    out = out.view(view.shape)
+    out = _on_gram(stack, polynomials, divide)
+    out = (_on_matrix(stack, polynomials, divide) if out is None else out).view(view.shape)
     return out.mT if flipped else out
 
 
@@ -83,9 +82,9 @@ def native_half(dtype: torch.dtype, device: torch.device) -> bool:
     return dtype == torch.bfloat16 and bool(torch.ops.mkldnn._is_mkldnn_bf16_supported())
 
 
-def _on_matrix(stack: Tensor, polynomials: Schedule, floor: Floor, divide: Divide) -> Tensor:
+def _on_matrix(stack: Tensor, polynomials: Schedule, divide: Divide) -> Tensor:
     """The iteration on Z [B, q, d] itself, in the input's dtype: two large products a step."""
-    z = _normalized(stack, floor, divide)
+    z = _normalized(stack, divide)
     if z.dtype not in _HALF or native_half(z.dtype, z.device):
         return _iterated(polynomials, z, lambda x: x)
     return _iterated(polynomials, z.float(), lambda x: x.to(stack.dtype).float()).to(stack.dtype)
@@ -97,7 +96,7 @@ def _iterated(polynomials: Schedule, z: Tensor, rounded: Callable[[Tensor], Tens
         if degree(step) == 0:
             z = rounded(z * step[0])
             continue
-        g = rounded(_sum(0.0, None, 1.0, z, z.mT))
+        g = rounded(multiply(z, z.mT))
         small, scale = _bracket(step, g, rounded)
         z = rounded(_sum(step[0], z, scale, small, z))
     return z
@@ -121,16 +120,14 @@ def degree(step: Step) -> int:
     return max((k for k, c in enumerate(step) if c), default=0)
 
 
-def _sum(beta: float, c: Tensor | None, alpha: float, a: Tensor, b: Tensor) -> Tensor:
+def _sum(beta: float, c: Tensor, alpha: float, a: Tensor, b: Tensor) -> Tensor:
     """beta C + alpha A B of stacks [B, ., .]; one matrix alone goes to the plain product."""
-    if c is None:
-        return (a[0] @ b[0])[None] if len(a) == 1 else a @ b
     if len(a) == 1:
         return torch.addmm(c[0], a[0], b[0], beta=beta, alpha=alpha)[None]
     return torch.baddbmm(c, a, b, beta=beta, alpha=alpha)
 
 
-def _on_gram(view: Tensor, polynomials: Schedule, floor: Floor, divide: Divide) -> Tensor | None:
+def _on_gram(view: Tensor, polynomials: Schedule, divide: Divide) -> Tensor | None:
     """The iteration on G = Z Z^T [B, q, q] alone: two large products in all, or None.
 
     Z_T = P Z_0 with P the product of the small Q_t = a I + b G_t + c G_t^2 + ..., all polynomials
@@ -142,7 +139,7 @@ def _on_gram(view: Tensor, polynomials: Schedule, floor: Floor, divide: Divide) 
     for work in gram_dtypes(view.shape[-2], view.shape[-1], view.dtype, polynomials):
         product = gram(view, work)
         size = product.diagonal(dim1=-2, dim2=-1).sum(-1).sqrt()
-        divisor = divide(size, floor)
+        divisor = divide(size, 1.0)
         if _in_range(divisor):
             small = _composed(polynomials, product / divisor.square()[..., None, None])
             mild = torch.finfo(view.dtype).eps * _gain(polynomials) <= 10 * _tolerance(view.dtype)
@@ -170,7 +167,8 @@ def _gain(polynomials: Schedule) -> float:
 
 
 def _tolerance(dtype: torch.dtype) -> float:
-    return _TOLERANCE.get(dtype, 1e-5)
+    """The largest relative error that a rearranged computation may cost, by dtype of the input."""
+    return 1e-10 if dtype == torch.float64 else 1e-5
 
 
 def _composed(polynomials: Schedule, g: Tensor) -> Tensor:
@@ -210,13 +208,13 @@ def _in_range(divisor: Tensor) -> bool:
     return bool(((divisor >= low) & (divisor <= high)).all())
 
 
-def _normalized(view: Tensor, floor: Floor, divide: Divide) -> Tensor:
+def _normalized(view: Tensor, divide: Divide) -> Tensor:
     """M over its divisor, same shape and dtype; matrices of extreme size go through max|M|."""
-    divisor = divide(norm(view).to(view.dtype), floor)
+    divisor = divide(norm(view).to(view.dtype), 1.0)
     if _in_range(divisor):
         return view / divisor[..., None, None]
     stack = view.double()
     largest = peak(stack)
     scale = torch.where(largest > 0, largest, 1.0)
     unit = stack / scale[..., None, None]
-    return (unit / divide(norm(unit), floor / scale)[..., None, None]).to(view.dtype)
+    return (unit / divide(norm(unit), scale)[..., None, None]).to(view.dtype)

@@ -15,20 +15,16 @@ from fedmuon.errors import InputError, NonFinite
 
 Divisor = Callable[[Tensor, Tensor], Tensor]  # (s [..., q], root [..., 1]) -> s / f(s)
 
-# Relative error that the Gram path may cost, by dtype of the input; ten times below what the
-# tests demand, to leave room for the constants of the eigensolver.
-_TARGET = {torch.float32: 1e-6, torch.float64: 1e-12}
-_LADDER = {torch.float32: (torch.float32, torch.float64)}  # cheapest first
-
 
 def target(dtype: torch.dtype) -> float:
-    """The relative error allowed to the Gram path for inputs of this dtype."""
-    return _TARGET.get(dtype, 1e-6)
+    """The relative error allowed to the Gram path for inputs of this dtype: ten times below what
+    the tests demand, to leave room for the constants of the eigensolver."""
+    return 1e-12 if dtype == torch.float64 else 1e-6
 
 
 def ladder(dtype: torch.dtype) -> tuple[torch.dtype, ...]:
     """The dtypes worth trying for inputs of this dtype, cheapest first."""
-    return _LADDER.get(dtype, (torch.float64,))
+    return (torch.float32, torch.float64) if dtype == torch.float32 else (torch.float64,)
 
 
 def wide(matrix: Tensor) -> tuple[Tensor, bool]:
@@ -44,11 +40,16 @@ def wide(matrix: Tensor) -> tuple[Tensor, bool]:
     return (view if packed else view.contiguous()), flipped
 
 
-def left(small: Tensor, stack: Tensor, like: Tensor | None = None) -> Tensor:
-    """[..., q, k] times [..., k, d], laid out in memory like the second, or as `like` is."""
-    if (stack if like is None else like).stride(-1) == 1:
+def left(small: Tensor, stack: Tensor, template: Tensor | None = None) -> Tensor:
+    """[..., q, k] times [..., k, d], laid out in memory like the second, or as `template` is."""
+    if (stack if template is None else template).stride(-1) == 1:
         return small @ stack
     return (stack.mT @ small.mT).mT
+
+
+def multiply(a: Tensor, b: Tensor) -> Tensor:
+    """A B of stacks [B, ., .]; one matrix alone goes to the plain product, which is faster."""
+    return (a[0] @ b[0])[None] if len(a) == len(b) == 1 else a @ b
 
 
 def gram(view: Tensor, work: torch.dtype) -> Tensor:
@@ -160,4 +161,4 @@ def by_svd(view: Tensor, root: Tensor, divisor: Divisor) -> Tensor:
     scale = torch.where(scale > 0, scale, 1.0)
     u, s, vh = torch.linalg.svd(stack / scale[..., None, None], full_matrices=False)
     weights = s / divisor(s, (root / scale).unsqueeze(-1))
-    return left(u * weights.unsqueeze(-2), vh, like=view).to(view.dtype)
+    return left(u * weights.unsqueeze(-2), vh, template=view).to(view.dtype)

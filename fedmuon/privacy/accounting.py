@@ -42,9 +42,7 @@ class Answer:
     note: str
 
 
-def require_supported(
-    adjacency: str = "add-remove", sampling: str = "poisson", unit: str = "example"
-) -> None:
+def require_supported(adjacency: str = "add-remove", sampling: str = "poisson") -> None:
     """Refuse what the accountant does not cover."""
     if adjacency != "add-remove":
         raise InputError(
@@ -55,11 +53,6 @@ def require_supported(
         raise InputError(
             f"sampling '{sampling}' is not accounted for: amplification holds for Poisson lots, "
             "each example with probability lot/population, not for shuffled lots of fixed size"
-        )
-    if unit != "example":
-        raise InputError(
-            f"unit '{unit}' is not accounted for: the guarantee is for one example within its "
-            "client, so use example"
         )
 
 

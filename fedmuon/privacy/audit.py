@@ -14,7 +14,7 @@ definition of the hockey-stick divergence: a coin with that bias is thrown in ea
 Clopper-Pearson on its heads bounds delta(epsilon) from below, so it reaches any epsilon. It asks
 whether the accountant is right about that noise, not whether a release draws it.
 
-The larger of two bounds of confidence 1 - f / 2 each is one of confidence 1 - f: see `together`.
+The larger of two bounds of confidence 1 - f / 2 each is one of confidence 1 - f: see `both_bounds`.
 """
 
 import math
@@ -50,7 +50,7 @@ class Statistics(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Found:
+class LowerBound:
     """A lower bound on epsilon at delta that holds with this confidence."""
 
     epsilon: float
@@ -91,12 +91,14 @@ def trials(setting: Setting, observe: Observe, count: int) -> Statistics:
     if not setting.noise_multiplier > 0:
         raise InputError("noise = 0 hides nothing, epsilon is infinite: give noise")
     size = max(1, CHUNK // setting.steps)
-    found: tuple[list[np.ndarray], list[np.ndarray]] = ([], [])
-    for start in range(0, count, size):
-        shape = (min(size, count - start), setting.steps)
-        for kept, present in zip(found, (True, False), strict=True):
-            kept.append(likelihood_ratio(setting, observe(shape, present)))
-    return Statistics(np.concatenate(found[0]), np.concatenate(found[1]))
+    ratios = [
+        [
+            likelihood_ratio(setting, observe((rows, setting.steps), there))
+            for there in (True, False)
+        ]
+        for rows in (min(size, count - start) for start in range(0, count, size))
+    ]
+    return Statistics(*map(np.concatenate, zip(*ratios, strict=True)))
 
 
 def at_least(hits: int, of: int, failure: float) -> float:
@@ -109,7 +111,7 @@ def at_most(hits: int, of: int, failure: float) -> float:
     return float(betaincinv(hits + 1, of - hits, 1 - failure)) if hits < of else 1.0
 
 
-def counted(found: Statistics, delta: float, confidence: float = CONFIDENCE) -> Found:
+def counted(found: Statistics, delta: float, confidence: float = CONFIDENCE) -> LowerBound:
     """From counts alone: P_with(A) <= e^epsilon P_without(A) + delta, and the other way round.
 
     The event A is a half-line of the statistic, chosen on the first half of the trials together
@@ -125,7 +127,7 @@ def counted(found: Statistics, delta: float, confidence: float = CONFIDENCE) -> 
     ]
     _, threshold, up = max(choices)
     value = max(0.0, _bound(second, threshold, up, delta, failure))
-    return Found(value, "counted", delta, confidence, len(second.present))
+    return LowerBound(value, "counted", delta, confidence, len(second.present))
 
 
 def _bound(found: Statistics, threshold: float, up: bool, delta: float, failure: float) -> float:
@@ -133,18 +135,15 @@ def _bound(found: Statistics, threshold: float, up: bool, delta: float, failure:
 
     A is what lies above the threshold and P is with the canary, or both are turned around.
     """
-    if up:
-        hits, false = (int((part > threshold).sum()) for part in found)
-    else:
-        false, hits = (int((part <= threshold).sum()) for part in found)
-    of = len(found.present)
-    seen = at_least(hits, of, failure) - delta
-    return math.log(seen / at_most(false, of, failure)) if seen > 0 else -math.inf
+    hits, false = found if up else found[::-1]
+    count, of = (lambda part: int(((part > threshold) == up).sum())), len(found.present)
+    least = at_least(count(hits), of, failure) - delta
+    return math.log(least / at_most(count(false), of, failure)) if least > 0 else -math.inf
 
 
 def tilted(
     found: Statistics, delta: float, rng: np.random.Generator, confidence: float = CONFIDENCE
-) -> Found:
+) -> LowerBound:
     """From the declared noise: the largest epsilon at which delta is surely exceeded.
 
     Heads of coins with mean delta(epsilon) are counted at epsilon = 0, LEVEL, 2 LEVEL, ... until
@@ -161,12 +160,12 @@ def tilted(
     while low < high:
         middle = (low + high + 1) // 2
         low, high = (middle, high) if exceeded(middle) else (low, middle - 1)
-    return Found(low * LEVEL, "tilted", delta, confidence, of)
+    return LowerBound(low * LEVEL, "tilted", delta, confidence, of)
 
 
-def together(
+def both_bounds(
     found: Statistics, delta: float, rng: np.random.Generator, confidence: float = CONFIDENCE
-) -> tuple[Found, Found]:
+) -> tuple[LowerBound, LowerBound]:
     """Both bounds, each with half of the failure: with this confidence both hold, and so does the
     larger one."""
     each = (1 + confidence) / 2

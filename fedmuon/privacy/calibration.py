@@ -7,6 +7,7 @@ from functools import cache
 from fedmuon.errors import InputError
 from fedmuon.privacy import loss, renyi
 from fedmuon.privacy.accounting import Answer, account, event, require_supported
+from fedmuon.privacy.loss import Event
 
 Spent = Callable[[float], float]
 
@@ -30,16 +31,18 @@ def noise_for(
     if not 0 < epsilon < math.inf:
         raise InputError(f"epsilon = {epsilon} must be a positive number, say 8")
 
+    def releases(noise: float) -> list[Event]:
+        return [event(noise, sampling_probability, steps, blocks, mode)]
+
     def answer(noise: float) -> Answer:
-        return account([event(noise, sampling_probability, steps, blocks, mode)], delta, mode)
+        return account(releases(noise), delta, mode)
 
     def renyi_spent(noise: float) -> float:
-        return renyi.epsilon([event(noise, sampling_probability, steps, blocks, mode)], delta)
+        return renyi.epsilon(releases(noise), delta)
 
     def spent(noise: float) -> float:
-        spending = [event(noise, sampling_probability, steps, blocks, mode)]
-        about = renyi_spent(noise)
-        return min(about, loss.upper(spending, delta, loss.coarsest(spending, delta, about)))
+        events, about = releases(noise), renyi_spent(noise)
+        return min(about, loss.upper(events, delta, loss.coarsest(events, delta, about)))
 
     answer(math.sqrt(blocks))  # refuses what cannot be accounted for before the search begins
     by_renyi = mode == "per-release"

@@ -11,13 +11,14 @@ last model cannot be missed: the run that wrote them left nothing else.
 import hashlib
 import json
 import os
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass, field
+from functools import cache
 from pathlib import Path
 from typing import Any
 
 from fedmuon.errors import InputError
-from fedmuon.files import AFRESH, mendable
+from fedmuon.files import AFRESH, append, mendable
 from fedmuon.locks import require_place
 from fedmuon.privacy.accounting import Answer, account, event
 from fedmuon.privacy.loss import Event
@@ -42,11 +43,10 @@ class Entry:
 
     def spent(self, client: int) -> list[Event]:
         """What this attempt took from a client: one joint release a step, or nothing."""
-        return [
-            event(self.noise_multiplier, rate, self.steps, self.blocks)
-            for held, rate in zip(self.participants, self.rates, strict=True)
-            if held == client
-        ]
+        if client not in self.participants:
+            return []
+        rate = self.rates[self.participants.index(client)]
+        return [event(self.noise_multiplier, rate, self.steps, self.blocks)]
 
 
 @dataclass
@@ -54,7 +54,7 @@ class Ledger:
     """The lines of one run's ledger; `open` reads them, `begin` adds one."""
 
     path: Path
-    head: str  # the hash of everything so far
+    head: str = ""  # the hash of everything so far
     about: dict[str, Any] = field(default_factory=dict)  # the first line
     entries: list[Entry] = field(default_factory=list)
     heads: list[str] = field(default_factory=list)  # after each line, the first one included
@@ -74,46 +74,42 @@ class Ledger:
             "sampling": "poisson",
             "noise": "repeatable" if repeatable else "secret",
         }
-        ledger = cls(path, "", first)
         if not path.exists():
-            ledger._append(first)
-            return ledger
+            return cls(path)._started(first)
         with mendable(path, "read"):
             content = path.read_bytes()
         whole = content[: content.rfind(b"\n") + 1]
         if len(whole) < len(content):
             with mendable(path, "write"):
                 os.truncate(path, len(whole))
-        ledger._replay(whole.splitlines(), first)
-        return ledger
+        ledger = cls(path)._replayed(whole, first)
+        return ledger if whole else ledger._started(first)
 
     @classmethod
     def read(cls, path: Path) -> "Ledger":
         """The ledger as it stands, of whatever run; the file is left as it is."""
         with mendable(path, "read"):
             content = path.read_bytes()
-        ledger = cls(path, "")
-        whole = content[: content.rfind(b"\n") + 1].splitlines()
-        for number, line in enumerate(whole):
-            record = ledger._checked(line, number)
-            if number:
-                ledger.entries.append(ledger._entry(record, number))
-            elif "noise" in record:
-                ledger.about = record
-            else:
-                raise InputError(f"{path} is not of this version: {AFRESH}")
-        return ledger
+        return cls(path)._replayed(content[: content.rfind(b"\n") + 1])
 
-    def _replay(self, lines: Sequence[bytes], first: dict[str, Any]) -> None:
-        if not lines:
-            self._append(first)
-            return
-        for number, line in enumerate(lines):
+    def _started(self, first: dict[str, Any]) -> "Ledger":
+        self._append(first)
+        self.about = first
+        return self
+
+    def _replayed(self, whole: bytes, first: dict[str, Any] | None = None) -> "Ledger":
+        """With what the lines say; `first` is the first one of the run's own ledger."""
+        for number, line in enumerate(whole.splitlines()):
             record = self._checked(line, number)
             if number:
                 self.entries.append(self._entry(record, number))
-            elif record != first:
+            elif first is not None and record != first:
                 raise InputError(f"{self.path} is the ledger of another run: {AFRESH}")
+            elif "noise" not in record:
+                raise InputError(f"{self.path} is not of this version: {AFRESH}")
+            else:
+                self.about = record
+        return self
 
     def _checked(self, line: bytes, number: int) -> dict[str, Any]:
         """The record of a line, if its hash is that of all that stands before it."""
@@ -168,13 +164,9 @@ class Ledger:
         head = _chained(self.head, record)
         fresh = not self.path.exists()
         require_place(self.path.parent)
-        with mendable(self.path, "write"):
-            with self.path.open("ab") as file:
-                file.write(json.dumps({**record, "head": head}).encode() + b"\n")
-                file.flush()
-                os.fsync(file.fileno())
-            if fresh:
-                _sync_folder(self.path.parent)
+        append(self.path, [json.dumps({**record, "head": head}) + "\n"], durable=True)
+        if fresh:
+            _sync_folder(self.path.parent)
         self.head = head
         self.heads.append(head)
 
@@ -205,14 +197,8 @@ class Ledger:
 
     def epsilons(self, delta: float) -> dict[int, Answer]:
         """Each client's own epsilon at delta; clients that spent the same are accounted once."""
-        known: dict[tuple[Event, ...], Answer] = {}
-        answers = {}
-        for client in self.clients():
-            spent = tuple(sorted(self.events(client)))
-            if spent not in known:
-                known[spent] = account(spent, delta)
-            answers[client] = known[spent]
-        return answers
+        answer = cache(lambda spent: account(spent, delta))
+        return {client: answer(tuple(sorted(self.events(client)))) for client in self.clients()}
 
 
 def _chained(head: str, record: dict[str, Any]) -> str:
@@ -221,8 +207,9 @@ def _chained(head: str, record: dict[str, Any]) -> str:
 
 def _sync_folder(folder: Path) -> None:
     """Make a new file's name durable, too."""
-    handle = os.open(folder, os.O_RDONLY)
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)
+    with mendable(folder, "write to"):
+        handle = os.open(folder, os.O_RDONLY)
+        try:
+            os.fsync(handle)
+        finally:
+            os.close(handle)

@@ -39,13 +39,6 @@ class Losses(NamedTuple):
     infinite: float = 0.0
 
 
-class Estimates(NamedTuple):
-    """One release, rounded up and down."""
-
-    upper: Losses
-    lower: Losses
-
-
 def top(event: Event) -> float:
     """The largest loss on the grid."""
     q, s = event.sampling_probability, event.noise_multiplier
@@ -82,23 +75,8 @@ def _between(ends: np.ndarray) -> np.ndarray:
     return np.where(low > 0, ndtr(-low) - ndtr(-high), ndtr(high) - ndtr(low))
 
 
-def _split(mass: np.ndarray, other: np.ndarray, ratio: np.ndarray, grid: float) -> np.ndarray:
-    """The part of each interval's mass for its upper end; `ratio` is exp(loss) at its lower."""
-    with np.errstate(invalid="ignore", over="ignore"):
-        part = (mass - ratio * other) / -math.expm1(-grid)
-    return np.where(np.isfinite(part), np.clip(part, 0, mass), mass)
-
-
-def _dotted(start: int, masses: np.ndarray, others: np.ndarray, grid: float) -> Losses:
-    """Connect the dots: masses of intervals [start + k, start + k + 1] on their ends."""
-    with np.errstate(over="ignore"):
-        ratio = np.exp((start + np.arange(len(masses))) * grid)
-    high = _split(masses, others, ratio, grid)
-    return Losses(start, np.append(masses - high, 0.0) + np.append(0.0, high))
-
-
-def estimates(event: Event, grid: float) -> tuple[Estimates, Estimates]:
-    """The loss when the example is removed, and when it is added."""
+def estimates(event: Event, grid: float, up: bool = True) -> tuple[Losses, Losses]:
+    """The loss when the example is removed, and when it is added, rounded up or down."""
     q, s = event.sampling_probability, event.noise_multiplier
     first, last = math.floor(bottom(event) / grid), math.ceil(top(event) / grid)
     ends = outcome(event, np.arange(first, last + 1) * grid)
@@ -106,20 +84,33 @@ def estimates(event: Event, grid: float) -> tuple[Estimates, Estimates]:
     within = (1 - q) * without + q * _between(ends - 1 / s)
     below = float((1 - q) * ndtr(ends[0]) + q * ndtr(ends[0] - 1 / s))
     above = float((1 - q) * ndtr(-ends[-1]) + q * ndtr(1 / s - ends[-1]))
-    removed = _estimates(first, within, without, below, above, grid)
+    removed = _rounded(first, within, without, below, above, grid, up)
     if q == 1:
         return removed, removed
     beyond = float(ndtr(-ends[-1]))
-    return removed, _estimates(-last, without[::-1], within[::-1], beyond, 0.0, grid)
+    return removed, _rounded(-last, without[::-1], within[::-1], beyond, 0.0, grid, up)
 
 
-def _estimates(
-    start: int, masses: np.ndarray, others: np.ndarray, below: float, above: float, grid: float
-) -> Estimates:
-    dots = _dotted(start, masses, others, grid)
-    dots.masses[0] += below
-    floors = np.append(masses, above)
-    return Estimates(Losses(start, dots.masses, above), Losses(start, floors))
+def _rounded(
+    start: int,
+    masses: np.ndarray,
+    others: np.ndarray,
+    below: float,
+    above: float,
+    grid: float,
+    up: bool,
+) -> Losses:
+    """Masses of intervals [start + k, start + k + 1] on their ends (the dots), or the lower ones;
+    `below` and `above` are those of the losses beyond."""
+    if not up:
+        return Losses(start, np.append(masses, above))
+    with np.errstate(invalid="ignore", over="ignore"):
+        ratio = np.exp((start + np.arange(len(masses))) * grid)  # exp(loss) at the lower end
+        part = (masses - ratio * others) / -math.expm1(-grid)
+    high = np.where(np.isfinite(part), np.clip(part, 0, masses), masses)
+    dots = np.append(masses - high, 0.0) + np.append(0.0, high)
+    dots[0] += below
+    return Losses(start, dots, above)
 
 
 def window(parts: Sequence[tuple[Losses, int]], grid: float, tail: float) -> tuple[int, int]:
@@ -198,13 +189,13 @@ def epsilon_at(composed: Losses, delta: float, grid: float) -> float:
 def upper(events: Sequence[Event], delta: float, grid: float) -> float:
     """Certainly not less than epsilon, whether the example is removed or added."""
     pairs = [(estimates(event, grid), event.count) for event in events]
-    sides = ([(found[side].upper, count) for found, count in pairs] for side in (0, 1))
+    sides = ([(found[side], count) for found, count in pairs] for side in (0, 1))
     return max(_end(parts, delta, grid, -1) for parts in sides)
 
 
 def lower(events: Sequence[Event], delta: float, grid: float) -> float:
     """Certainly not more than epsilon: the example is removed, the worse of the two ways."""
-    parts = [(estimates(event, grid)[0].lower, event.count) for event in events]
+    parts = [(estimates(event, grid, up=False)[0], event.count) for event in events]
     return _end(parts, delta, grid, 1)
 
 
@@ -222,7 +213,7 @@ def finest(events: Sequence[Event]) -> float:
 
 def width(events: Sequence[Event], delta: float, grid: float) -> float:
     """The length of the window of the composed losses."""
-    parts = [(estimates(event, grid)[0].upper, event.count) for event in events]
+    parts = [(estimates(event, grid)[0], event.count) for event in events]
     low, high = window(parts, grid, 1e-6 * delta)
     return (high - low) * grid
 

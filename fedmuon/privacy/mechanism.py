@@ -1,30 +1,101 @@
-"""One private step of a client: a Poisson lot, clipped sums, noise (000, Algorithm 1)."""
+"""One private step of a client: a Poisson lot, clipped sums, noise (000, Algorithm 1 and (4)).
+
+What is released leaves the data, and nothing else does.
+"""
 
 import dataclasses
 import math
+import secrets
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
+from torch import Tensor
 
-from fedmuon.errors import NonFinite
+from fedmuon.coupling import normal
+from fedmuon.errors import InputError, NonFinite
 from fedmuon.privacy.accounting import Answer
-from fedmuon.privacy.noise import Normal, keyed, poisson_rows, secret, secret_generator
-from fedmuon.privacy.release import Released, release
 from fedmuon.randomness import Draw
 from fedmuon.tasks.base import Batch, Params, Points, Task
-from fedmuon.tasks.clipping import Clipping
+from fedmuon.tasks.clipping import Clipping, slack
 
 REPEATABLE = (
     "Lots and noise follow from the seed (insecure-reproducible-noise): nothing is private."
 )
 Draws = Callable[..., np.random.Generator]  # draw(what, block=...) of one client's local step
+Normal = Callable[[tuple[int, ...], int], Tensor]  # (shape [K S, ...], block) -> N(0, 1) entries
+
+
+def secret_generator() -> np.random.Generator:
+    """A generator seeded with 256 bits of the operating system's entropy: nobody can subtract its
+    noise."""
+    return np.random.Generator(np.random.PCG64(np.random.SeedSequence(secrets.randbits(256))))
+
+
+def secret(clients: int = 1) -> Normal:
+    """Fresh noise for each client, shared by its replicas; no two calls agree."""
+    rng = secret_generator()
+    return lambda shape, block: normal([rng] * clients, shape)
+
+
+def keyed(draws: Sequence[Callable[..., np.random.Generator]]) -> Normal:
+    """Noise that is a function of (seed, round, client, step, block); draws[k] is client k's.
+
+    It repeats a run exactly, and thereby gives its noise away to all who know the seed; it is for
+    experiments on data that need no protection, and must be asked for.
+    """
+    return lambda shape, block: normal([draw(Draw.NOISE, block=block) for draw in draws], shape)
+
+
+def poisson_rows(rng: np.random.Generator, size: int, rate: float) -> np.ndarray:
+    """The rows of a Poisson lot: each of `size` rows with probability `rate`, independently.
+
+    Sorted, and maybe none. This is the sampling that the accountant's amplification assumes; a
+    shuffled lot of fixed size is another mechanism.
+    """
+    return np.flatnonzero(rng.random(size) < rate)
 
 
 def uncertified(answer: Answer) -> Answer:
     """What is left of an answer where the noise is repeatable."""
     note = f"{REPEATABLE} {answer.note}".strip()
     return dataclasses.replace(answer, certified=False, note=note)
+
+
+@dataclass(frozen=True)
+class Released:
+    """A noisy gradient [K S, ...]: the only thing that later links of a private chain may see.
+
+    What is computed from it, and from what was released before, is post-processing.
+    """
+
+    gradient: Params
+
+
+def release(
+    sums: Params, clipping: Clipping, noise_multiplier: float, expected_lot: float, drawn: Normal
+) -> Released:
+    """(sum + N(0, (sigma C')^2)) / expected lot size, block by block; C' = C (1 + slack), so that
+    the multiplier sigma holds for norms as they are computed (`fedmuon.tasks.clipping`).
+
+    The divisor is the *expected* size of a lot, which is public; the size that was drawn is not.
+    An empty lot's sums are zero and release noise like any other's. All m blocks are one release
+    of sensitivity C sqrt(m), whose multiplier is therefore sigma / sqrt(m).
+    """
+    if noise_multiplier < 0 or not expected_lot > 0:
+        raise InputError(
+            f"noise multiplier {noise_multiplier} must not be negative and the expected lot size "
+            f"{expected_lot} must be positive"
+        )
+    if noise_multiplier == 0:
+        return Released({name: value / expected_lot for name, value in sums.items()})
+    if math.isinf(clipping.bound):
+        raise InputError("noise needs a finite clipping bound: set one, or noise = 0")
+    scale, found = noise_multiplier * clipping.bound, Params()
+    for block, (name, value) in enumerate(sums.items()):
+        entries = drawn(tuple(value.shape), block).to(value.device, value.dtype)
+        found[name] = (value + scale * (1 + slack(value.dtype)) * entries) / expected_lot
+    return Released(found)
 
 
 @dataclass(frozen=True)
@@ -56,13 +127,13 @@ class Mechanism:
         self, task: Task, batches: Sequence[Batch], draws: Sequence[Draws]
     ) -> Callable[[Points], Released]:
         """What links of a private chain may ask of a step's lots, one lot a client."""
-        normal: Normal = keyed(draws) if self.repeatable else secret(len(draws))
+        drawn = keyed(draws) if self.repeatable else secret(len(draws))
 
         def released(points: Points) -> Released:
             for _, params in points:
                 _check(params, "the model is")
             _, sums = task.clipped(points, batches, self.clipping)
-            found = release(sums, self.clipping, self.noise, self.lot, normal)
+            found = release(sums, self.clipping, self.noise, self.lot, drawn)
             _check(found.gradient, "what is released is")
             return found
 

@@ -1,8 +1,8 @@
 """How many samples a network sees at once: bounded by memory, halved where that runs out."""
 
-import contextlib
 import gc
 from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import TypeVar
 
@@ -57,30 +57,25 @@ def saved_entries(module: nn.Module, shape: tuple[int, ...], whole: bool = False
     held = stand_ins(module)
     for name, _ in module.named_parameters():
         held[name].requires_grad_()
-    counts = []
-    for rows in (1, 2):
-        kept: list[int] = []
-        with saved_tensors_hooks(_counter(kept), lambda tensor: tensor):
+
+    def kept(rows: int) -> int:
+        counts: list[int] = []
+
+        def keep(tensor: Tensor) -> Tensor:
+            counts.append(tensor.numel())
+            return tensor
+
+        with saved_tensors_hooks(keep, lambda tensor: tensor):
             functional_call(module, held, (inputs_like(held, (rows, *shape), whole),))
-        counts.append(sum(kept))
-    return counts[1] - counts[0]
+        return sum(counts)
+
+    return kept(2) - kept(1)
 
 
-def _counter(kept: list[int]) -> Callable[[Tensor], Tensor]:
-    def count(tensor: Tensor) -> Tensor:
-        kept.append(tensor.numel())
-        return tensor
-
-    return count
-
-
-@contextlib.contextmanager
-def exact_on(device: torch.device) -> Iterator[None]:
+def exact_on(device: torch.device) -> AbstractContextManager[None]:
     """float32 as it says, and the same sums every time: cuDNN otherwise rounds convolutions to
     TF32 and may choose algorithms that add in no fixed order."""
     if device.type != "cuda":
-        yield
-        return
+        return nullcontext()
     flags = torch.backends.cudnn.flags
-    with flags(enabled=True, benchmark=False, deterministic=True, allow_tf32=False):
-        yield
+    return flags(enabled=True, benchmark=False, deterministic=True, allow_tf32=False)

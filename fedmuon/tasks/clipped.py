@@ -13,10 +13,10 @@ import torch
 from torch import Tensor, nn
 from torch.func import functional_call, grad_and_value, vmap
 
-from fedmuon.tasks.base import Batch, Params, Points
+from fedmuon.tasks.base import Batch, Params, Points, stacked
 from fedmuon.tasks.chunks import Chunks, exact_on
 from fedmuon.tasks.clipping import Clipping
-from fedmuon.tasks.ghost import Ghosts, Record, Seen, record
+from fedmuon.tasks.ghost import Ghosts, Record, record
 from fedmuon.tasks.ghost_layers import Use, parts, shaped
 from fedmuon.tasks.losses import Loss
 from fedmuon.tasks.per_example import Explicit, Lookup, Outer, PerExample, Tied
@@ -37,10 +37,8 @@ def unclipped(
         return None
     loss, total = torch.empty(0), Params()
     for c, params in points:
-        loss, slope = gradient(params, batches)
-        for key, value in slope.items():
-            more = c * value
-            total[key] = total[key] + more if key in total else more
+        loss, slopes = gradient(params, batches)
+        total = _added(total, c, slopes)
     many = torch.tensor(sizes).repeat_interleave(len(loss) // len(sizes)).to(loss.device)
     return loss, {key: v * many.view(-1, *[1] * (v.ndim - 1)) for key, v in total.items()}
 
@@ -66,15 +64,13 @@ class ClippedSums:
         """As `Task.clipped`, one replica after the other."""
         stack = len(next(iter(points[0][1].values())))
         replicas = stack // len(batches)
-        losses, sums = [], []
+        found = []
         with exact_on(self.device):
             for row in range(stack):
                 own = [(c, {key: value[row] for key, value in at.items()}) for c, at in points]
-                inputs, labels = _seen(batches[row // replicas], row % replicas)
-                loss, total = self.one(own, inputs, labels, clipping)
-                losses.append(loss)
-                sums.append(total)
-        return torch.stack(losses), {key: _stacked([one[key] for one in sums]) for key in sums[0]}
+                inputs, labels = _samples_of(batches[row // replicas], row % replicas)
+                found.append(self.one(own, inputs, labels, clipping))
+        return stacked(found)
 
     def one(
         self, points: Points, inputs: Tensor, labels: Tensor, clipping: Clipping
@@ -82,8 +78,8 @@ class ClippedSums:
         """Mean loss [] at the last point and the clipped sum, for one replica's parameters."""
         find = self._by_example if self.ghosts is None else self._by_layer
         params, rows = points[-1][1], len(labels)
-        like = next(iter(params.values()))
-        loss, totals = like.new_zeros(()), dict[str, Tensor]()
+        first = next(iter(params.values()))
+        loss, totals = first.new_zeros(()), dict[str, Tensor]()
 
         def work(part: slice) -> Found:
             return find(points, inputs[part].reshape(-1, *self.shape), labels[part])
@@ -92,7 +88,7 @@ class ClippedSums:
             found, factors = _clipped(found, clipping)
             for key, one in found.items():
                 if key not in totals:
-                    totals[key] = like.new_zeros(one.shape)
+                    totals[key] = first.new_zeros(one.shape)
                 one.add_to_(totals[key], factors[key])
             loss += losses.sum()
             del found, factors  # before the next group is made
@@ -112,17 +108,19 @@ class ClippedSums:
         assert self.ghosts is not None
         layers, records, losses = self.ghosts.layers, [], inputs.new_zeros(0)
         for c, params in points:
-            losses, seen = record(
+            losses, layer_uses = record(
                 self.module, layers, params, inputs, lambda outputs: self.loss(outputs, labels)
             )
-            records.append((c, seen))
+            records.append((c, layer_uses))
         found = {
             f"{name}.{key}" if name else key: one
             for name, layer in layers.items()
             for key, one in parts(layer, _uses(records, name)).items()
         }
         for name, first in self.ghosts.tied.items():
-            found[first] = _both(found[first], found.pop(name))
+            embedding, head = found[first], found.pop(name)
+            assert isinstance(embedding, Lookup) and isinstance(head, Outer | Explicit)
+            found[first] = Tied(embedding, head)
         asked = points[-1][1]  # a frozen parameter is not
         return losses, {key: one for key, one in found.items() if key in asked}
 
@@ -132,9 +130,7 @@ class ClippedSums:
         total, losses = Params(), inputs.new_zeros(0)
         for c, params in points:
             slopes, losses = each(params, inputs, labels)
-            for key, slope in slopes.items():
-                more = slope if c == 1 else c * slope
-                total[key] = total[key] + more if key in total else more
+            total = _added(total, c, slopes)
         return losses, {key: Explicit(value) for key, value in total.items()}
 
     def _loss(self, params: Params, one: Tensor, label: Tensor) -> Tensor:
@@ -150,6 +146,12 @@ class ClippedSums:
         return found
 
 
+def _added(total: Params, c: float, slopes: Params) -> Params:
+    """total + c slopes; the total may be empty."""
+    more = {key: slope if c == 1 else c * slope for key, slope in slopes.items()}
+    return {key: total[key] + value for key, value in more.items()} if total else more
+
+
 def _clipped(
     found: dict[str, PerExample], clipping: Clipping
 ) -> tuple[dict[str, PerExample], dict[str, Tensor]]:
@@ -163,7 +165,7 @@ def _clipped(
     return found, clipping.factors(squares)
 
 
-def _seen(batch: Batch, replica: int) -> tuple[Tensor, Tensor]:
+def _samples_of(batch: Batch, replica: int) -> tuple[Tensor, Tensor]:
     """The rows that one replica sees."""
     there = batch.replaced
     own = [] if there is None else (there.replica == replica).nonzero().flatten().tolist()
@@ -177,23 +179,8 @@ def _seen(batch: Batch, replica: int) -> tuple[Tensor, Tensor]:
 
 def _uses(records: Sequence[tuple[float, Record]], name: str) -> list[Use]:
     """A layer's uses, each with what it read at every point and the slopes times c."""
-    uses = zip(*(found.seen[name] for _, found in records), strict=True)
-    weights = [c for c, _ in records]
+    weights, uses = zip(*((c, found.uses[name]) for c, found in records), strict=True)
     return [
-        ([at.read for at in use], [_times(c, at) for c, at in zip(weights, use, strict=True)])
-        for use in uses
+        ([at.read for at in use], [at.times(c) for c, at in zip(weights, use, strict=True)])
+        for use in zip(*uses, strict=True)
     ]
-
-
-def _both(embedding: PerExample, head: PerExample) -> Tied:
-    assert isinstance(embedding, Lookup) and isinstance(head, Outer | Explicit)
-    return Tied(embedding, head)
-
-
-def _times(c: float, use: Seen) -> Tensor:
-    assert use.slope is not None  # or `ghostly` would have refused the module
-    return use.slope if c == 1 else c * use.slope
-
-
-def _stacked(tensors: list[Tensor]) -> Tensor:
-    return tensors[0][None] if len(tensors) == 1 else torch.stack(tensors)

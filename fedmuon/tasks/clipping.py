@@ -10,7 +10,7 @@ Of a family G = (G_1, ..., G_m) of blocks, one for each parameter tensor, an exa
 and 0 where the gradient is 0. Automatic clipping (003, section 5) needs no threshold to tune.
 
 In floating point a clipped norm may exceed C by rounding, at most by the factor 1 + `slack`: for
-that much more noise is drawn (`fedmuon.privacy.release`), while the sums stay what they are. An
+that much more noise is drawn (`fedmuon.privacy.mechanism`), while the sums stay what they are. An
 example whose gradient is not finite contributes 0, which is a function of that example alone.
 Squared norms below the smallest normal number over eps have lost their digits: automatic rules make
 0 of such a gradient, too, and the others take it for no shorter than that.
@@ -41,16 +41,15 @@ def slack(dtype: torch.dtype) -> float:
 class Clipping:
     """A rule and its bound C, the same for every block; C = inf clips nothing.
 
-    The tensors named in `together` are one block: 000 releases all that Muon leaves to another
+    The tensors named in `joint_block` are one block: 000 releases all that Muon leaves to another
     optimizer as one.
     """
 
     rule: str = "block"
     bound: float = 1.0
-    together: frozenset[str] = frozenset()
+    joint_block: frozenset[str] = frozenset()
 
     def __post_init__(self) -> None:
-        """Refuse rules that do not exist and bounds that bound nothing."""
         if self.rule not in RULES:
             raise InputError(f"clipping rule '{self.rule}' is unknown: use {', '.join(RULES)}")
         if not self.bound > 0 or (self.automatic and math.isinf(self.bound)):
@@ -89,8 +88,8 @@ class Clipping:
         """The names of each block's tensors."""
         if self.joint:
             return [list(names)]
-        several = [name for name in names if name in self.together]
-        alone = [[name] for name in names if name not in self.together]
+        several = [name for name in names if name in self.joint_block]
+        alone = [[name] for name in names if name not in self.joint_block]
         return [*alone, several] if several else alone
 
     def _factor(self, square: Tensor) -> Tensor:

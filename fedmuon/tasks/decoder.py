@@ -8,7 +8,7 @@ run's files every parameter has the name and the shape that GPT2LMHeadModel has 
 """
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -16,9 +16,12 @@ import torch
 from torch import Tensor, nn
 
 from fedmuon.errors import InputError
+from fedmuon.tasks.base import Params
 from fedmuon.tasks.losses import IGNORED
 
 SPREAD = 0.02  # of a first weight's entries
+LEAST, MOST = 5, 100  # new tokens that are generated, as in 000
+PROMPTS = 32  # that are gone on from together
 
 
 class Form(NamedTuple):
@@ -50,7 +53,6 @@ class Decoder(nn.Module):
         self.lm_head: Any = model.lm_head
 
     def forward(self, windows: Tensor) -> Tensor:
-        """Embeddings, blocks under a causal mask, the head."""
         tokens, body = windows[:, :-1].long(), self.transformer
         length = tokens.shape[1]
         place = torch.arange(length, device=tokens.device).expand_as(tokens)  # a row each: ghosts
@@ -127,3 +129,42 @@ def fitted(weights: Mapping[str, np.ndarray], network: nn.Module) -> dict[str, n
             )
         found[name] = stored
     return found
+
+
+def generate(
+    form: Form, params: Params, prompts: Sequence[Sequence[int]], end: int, beams: int = 1
+) -> list[list[int]]:
+    """New tokens for each prompt, up to and without END (000, Appendix), by one replica's `params`.
+
+    The search is transformers' own, with a length penalty of 1 and early stopping; one beam is the
+    greedy choice. A sentence ends at the latest where the decoder's context does.
+    """
+    model = published(form, end).to(next(iter(params.values())))
+    model.load_state_dict(params, strict=False)  # head and embedding are one
+    model.tie_weights()
+    model.eval()
+    order = sorted(range(len(prompts)), key=lambda place: len(prompts[place]))
+    found: list[list[int]] = [[] for _ in prompts]
+    for start in range(0, len(order), PROMPTS):
+        group = order[start : start + PROMPTS]
+        written = _continued(model, [list(prompts[place]) for place in group], end, beams)
+        for place, tokens in zip(group, written, strict=True):
+            found[place] = tokens[: tokens.index(end)] if end in tokens else tokens
+    return found
+
+
+def _continued(model: torch.nn.Module, rows: list[list[int]], end: int, beams: int) -> list:
+    """Prompts of unlike lengths side by side, filled up on the left where nothing looks."""
+    device, width = next(model.parameters()).device, max(map(len, rows))
+    tokens = torch.tensor([[end] * (width - len(row)) + row for row in rows], device=device)
+    looked_at = torch.tensor(
+        [[0] * (width - len(row)) + [1] * len(row) for row in rows], device=device
+    )
+    most = max(1, min(MOST, model.config.n_positions + 1 - width))  # pyright: ignore
+    more = {"early_stopping": True, "length_penalty": 1.0} if beams > 1 else {}
+    with torch.no_grad():
+        found = model.generate(  # pyright: ignore
+            tokens, attention_mask=looked_at, do_sample=False, num_beams=beams, max_new_tokens=most,
+            min_new_tokens=min(LEAST, most), pad_token_id=end, eos_token_id=end, **more,
+        )  # fmt: skip
+    return found[:, width:].tolist()

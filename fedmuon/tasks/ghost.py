@@ -13,14 +13,19 @@ import torch
 from torch import Tensor, nn
 from torch.func import functional_call
 
+from fedmuon.errors import InputError
 from fedmuon.tasks.base import Params
 from fedmuon.tasks.ghost_layers import entries, known
+from fedmuon.tasks.shapes import on_meta
 
+ROWS = 3  # of samples, by which a mixing of them is looked for
+ROUNDING = 1024  # eps of the largest number, by which kept rows may change
+KEPT = ((0,), (1, 2))  # rows that stay while the others are replaced: 0 on the others, they on 0
 Hook = Callable[[nn.Module, tuple[Any, ...], Tensor], Tensor]
 
 
 @dataclass
-class Seen:
+class LayerUse:
     """One use of a layer: what it read [n, ...], and the slope in its output [n, ...]."""
 
     read: Tensor
@@ -30,26 +35,30 @@ class Seen:
         """Take down the slope; a hook."""
         self.slope = slope
 
+    def times(self, c: float) -> Tensor:
+        assert self.slope is not None  # or `ghostly` would have refused the module
+        return self.slope if c == 1 else c * self.slope
+
 
 @dataclass
 class Record:
     """All uses of each layer, by the layer's name, in order."""
 
     layers: dict[str, nn.Module]
-    seen: dict[str, list[Seen]] = field(default_factory=dict)
+    uses: dict[str, list[LayerUse]] = field(default_factory=dict)
     root: Tensor = field(default_factory=lambda: torch.empty(0, requires_grad=True))
 
     def hook(self, name: str) -> Hook:
         """Notes a use; the graph begins at the outputs of the first layers."""
 
         def note(layer: nn.Module, args: tuple[Any, ...], output: Tensor) -> Tensor:
-            use = Seen(args[0].detach())
+            use = LayerUse(args[0].detach())
             if output._is_view():
                 output = output.clone()  # a view's hook is lost where it is overwritten
             if not output.requires_grad:
                 output = _Rooted.apply(output, self.root)
             output.register_hook(use.keep)
-            self.seen.setdefault(name, []).append(use)
+            self.uses.setdefault(name, []).append(use)
             return output
 
         return note
@@ -113,13 +122,15 @@ def ghostly(module: nn.Module, shape: tuple[int, ...]) -> Ghosts | None:
     tied = _ties(owners)
     if not all(map(known, owners.values())) or tied is None:
         return None
-    looks = [_look(module, owners, (rows, *shape)) for rows in (2, 3)]
-    if not all(look.tells_all for look in looks):
+    two, three = (_look(module, owners, (rows, *shape)) for rows in (2, 3))
+    if two is None or three is None:
         return None
-    _, found = record(module, owners, _meta(module), _like((2, *shape)), lambda out: out.flatten(1))
-    if any(use.slope is None for uses in found.seen.values() for use in uses):
+    meta = {name: value.detach() for name, value in on_meta(module).items()}
+    samples = torch.empty((2, *shape), device="meta")
+    _, found = record(module, owners, meta, samples, lambda out: out.flatten(1))
+    if any(use.slope is None for uses in found.uses.values() for use in uses):
         return None
-    return Ghosts(owners, looks[1].entries - looks[0].entries, tied)
+    return Ghosts(owners, three - two, tied)
 
 
 def _ties(owners: dict[str, nn.Module]) -> dict[str, str] | None:
@@ -139,54 +150,101 @@ def _ties(owners: dict[str, nn.Module]) -> dict[str, str] | None:
     return tied
 
 
-@dataclass
-class _Look:
-    """What one call on the meta device showed."""
+def _look(module: nn.Module, owners: dict[str, nn.Module], shape: tuple[int, ...]) -> int | None:
+    """How many numbers a call with shape[0] samples holds; None where records do not tell all."""
+    called: set[str] = set()
+    reads: list[tuple[Tensor, int]] = []
+    held: list[int | None] = []
 
-    rows: int
-    tells_all: bool = True
-    entries: int = 0
-    called: set[str] = field(default_factory=set)
-    reads: list[tuple[Tensor, int]] = field(default_factory=list)
-
-    def hook(self, name: str) -> Hook:
+    def hook(name: str) -> Hook:
         def look(layer: nn.Module, args: tuple[Any, ...], output: Tensor) -> Tensor:
-            self.called.add(name)
-            self.tells_all &= len(args) == 1 and len(args[0]) == len(output) == self.rows
-            self.reads.extend((read, read._version) for read in args)
-            self.entries += entries(layer, args[0], output) if self.tells_all else 0
+            called.add(name)
+            reads.extend((read, read._version) for read in args)
+            plain = len(args) == 1 and len(args[0]) == len(output) == shape[0]
+            held.append(entries(layer, args[0], output) if plain else None)
             return output.detach()  # what still needs a gradient used a parameter elsewhere
 
         return look
 
-
-def _look(module: nn.Module, owners: dict[str, nn.Module], shape: tuple[int, ...]) -> _Look:
-    """A call with shape[0] samples."""
-    meta, found = _meta(module), _Look(shape[0])
-    for name, _ in module.named_parameters():
-        meta[name].requires_grad_()
-    with _hooked(owners, found.hook):
-        outputs = functional_call(module, meta, (_like(shape),))
-    untouched = all(read._version == version for read, version in found.reads)
-    found.tells_all &= found.called == set(owners) and untouched and not outputs.requires_grad
-    return found
-
-
-def _meta(module: nn.Module) -> dict[str, Tensor]:
-    """The module's parameters and buffers, without numbers."""
-    own = {**dict(module.named_parameters()), **dict(module.named_buffers())}
-    return {name: _like(tuple(value.shape), value.dtype) for name, value in own.items()}
-
-
-def _like(shape: tuple[int, ...], dtype: torch.dtype | None = None) -> Tensor:
-    return torch.empty(shape, dtype=dtype, device="meta")
+    with _hooked(owners, hook):
+        outputs = functional_call(module, on_meta(module), (torch.empty(shape, device="meta"),))
+    untouched = all(read._version == version for read, version in reads)
+    whole = called == set(owners) and untouched and not outputs.requires_grad
+    counts = [count for count in held if count is not None]
+    return sum(counts) if whole and len(counts) == len(held) else None
 
 
 @contextlib.contextmanager
 def _hooked(layers: dict[str, nn.Module], hook: Callable[[str], Hook]) -> Iterator[None]:
-    handles = [layer.register_forward_hook(hook(name)) for name, layer in layers.items()]
-    try:
+    with contextlib.ExitStack() as handles:
+        for name, layer in layers.items():
+            handles.enter_context(layer.register_forward_hook(hook(name)))
         yield
-    finally:
-        for handle in handles:
-            handle.remove()
+
+
+def refuse_mixing(module: nn.Module, layers: dict[str, nn.Module], shape: tuple[int, ...]) -> None:
+    """Refuse a network that mixes samples: tried with samples of zeros and ones (tokens, too) and
+    random parameters. What layers read, their slopes, and the outputs of the kept rows must stay:
+    of a network that mixes, no bound on single gradients bounds what one example moves.
+    """
+    params = _numbers(module)
+    rng = torch.Generator().manual_seed(0)
+    inputs = torch.randint(0, 2, (ROWS, *shape), generator=rng).to(next(module.parameters()).dtype)
+    before = _traces(module, layers, params, inputs)
+    for kept in KEPT:
+        changed = 1 - inputs
+        changed[list(kept)] = inputs[list(kept)]
+        after = _traces(module, layers, params, changed)
+        if any(_differ(a, b, list(kept)) for a, b in zip(before, after, strict=True)):
+            raise InputError(
+                f"the network ({type(module).__name__}) computes with a sample what changes with "
+                "the others of its batch (or from call to call), so that no clipping bounds one "
+                "example: normalize each sample by itself, as GroupNorm or LayerNorm does"
+            )
+
+
+def _traces(
+    module: nn.Module, layers: dict[str, nn.Module], params: dict[str, Tensor], inputs: Tensor
+) -> list[Tensor]:
+    """Outputs, and all reads and slopes."""
+    outputs: list[Tensor] = []
+
+    def loss_of(given: Tensor) -> Tensor:
+        outputs.append(given.detach())
+        return given.flatten(1).sin().sum(1)
+
+    _, found = record(module, layers, params, inputs, loss_of)
+    uses = [use for each in found.uses.values() for use in each]
+    slopes = [use.slope for use in uses if use.slope is not None]
+    return [*outputs, *(use.read for use in uses), *slopes]
+
+
+def _differ(one: Tensor, other: Tensor, kept: list[int]) -> bool:
+    """Beyond rounding."""
+    if one.shape != other.shape:
+        return True
+    a, b = one[kept], other[kept]
+    if not a.is_floating_point():
+        return not torch.equal(a, b)
+    peak = float(a.nan_to_num(0.0).abs().max()) if a.numel() else 0.0
+    return not torch.allclose(
+        a, b, rtol=0.0, atol=ROUNDING * torch.finfo(a.dtype).eps * peak, equal_nan=True
+    )
+
+
+def _numbers(module: nn.Module) -> dict[str, Tensor]:
+    """Random parameters, and the module's buffers (ones for those on `meta`).
+
+    All entries are taken from one short row of draws, entry (i, j, ...) its (i + j + ...)-th, so
+    that a large network needs no memory of its own.
+    """
+    rng, found = torch.Generator().manual_seed(1), dict[str, Tensor]()
+    for name, value in module.named_parameters():
+        shape = tuple(value.shape)
+        draws = torch.rand(1 + sum(size - 1 for size in shape), generator=rng).to(value.dtype)
+        scale = (3 / value[0].numel()) ** 0.5 if len(shape) > 1 else 0.0  # unit variance of outputs
+        draws = scale * (2 * draws - 1) if scale else 0.5 + draws  # biases and norms' scales near 1
+        found[name] = draws.as_strided(shape, [1] * len(shape))
+    for name, value in module.named_buffers():
+        found[name] = torch.ones_like(value, device="cpu") if value.is_meta else value.cpu()
+    return found

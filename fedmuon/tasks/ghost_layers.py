@@ -11,8 +11,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 from torch.nn.modules.conv import _ConvNd
-from torch.nn.modules.instancenorm import _InstanceNorm
 
+from fedmuon.tasks.base import joined
 from fedmuon.tasks.per_example import Explicit, Lookup, Outer, PerExample, forms
 
 Use = tuple[Sequence[Tensor], Sequence[Tensor]]  # (reads, slopes), one of each for every point
@@ -74,15 +74,15 @@ def _projection(layer: nn.Module, uses: Sequence[Use]) -> Parts:
 def _read_and_slope(uses: Sequence[Use]) -> tuple[Tensor, Tensor, Explicit]:
     """[n, 1, T, in] and [n, 1, T, out] with T over positions and points, and a bias's gradients."""
     flat = [pair for use in uses for pair in zip(*_telescoped(*use), strict=True)]
-    read, slope = (_joined([_sequence(v) for v in column], 1) for column in zip(*flat, strict=True))
+    read, slope = (joined([_sequence(v) for v in column], 1) for column in zip(*flat, strict=True))
     shift = [_sequence(slope).sum(1) for _, slopes in uses for slope in slopes]
     return read[:, None], slope[:, None], Explicit(_summed(shift))
 
 
 def _convolution(layer: _ConvNd, uses: Sequence[Use]) -> Parts:
     flat = [pair for use in uses for pair in zip(*_telescoped(*use), strict=True)]
-    read = _joined([_patches(layer, read) for read, _ in flat], 2)
-    slope = _joined([slope.flatten(2) for _, slope in flat], 2)
+    read = joined([_patches(layer, read) for read, _ in flat], 2)
+    slope = joined([slope.flatten(2) for _, slope in flat], 2)
     shift = [slope.flatten(2).sum(2) for _, slopes in uses for slope in slopes]
     weight = Outer(read, slope.unflatten(1, (layer.groups, -1)).mT)
     return {"weight": weight.cheaper(), "bias": Explicit(_summed(shift))}
@@ -90,31 +90,26 @@ def _convolution(layer: _ConvNd, uses: Sequence[Use]) -> Parts:
 
 def _embedding(layer: nn.Embedding, uses: Sequence[Use]) -> Parts:
     pairs = [pair for use in uses for pair in zip(*use, strict=True)]
-    read = _joined([read.reshape(len(read), -1) for read, _ in pairs], 1)
-    slope = _joined([_sequence(slope) for _, slope in pairs], 1)
+    read = joined([read.reshape(len(read), -1) for read, _ in pairs], 1)
+    slope = joined([_sequence(slope) for _, slope in pairs], 1)
     if layer.padding_idx is not None:
         slope = slope * (read != layer.padding_idx)[..., None]
     return {"weight": Lookup(read, slope, layer.num_embeddings)}
 
 
-def _norm(
-    normalized: Callable[..., Tensor], channels: bool
-) -> Callable[[nn.Module, Sequence[Use]], Parts]:
+def _norm(layer: nn.Module, uses: Sequence[Use]) -> Parts:
     """A norm's scale sees slope * normalized input, its shift the slope alone."""
-
-    def rule(layer: nn.Module, uses: Sequence[Use]) -> Parts:
-        pairs = [pair for use in uses for pair in zip(*use, strict=True)]
-        scale = [_kept(layer, slope * normalized(layer, read), channels) for read, slope in pairs]
-        shift = [_kept(layer, slope, channels) for _, slope in pairs]
-        return {"weight": Explicit(_summed(scale)), "bias": Explicit(_summed(shift))}
-
-    return rule
+    pairs = [pair for use in uses for pair in zip(*use, strict=True)]
+    scale = [_kept(layer, slope * NORMS[type(layer)](layer, read)) for read, slope in pairs]
+    shift = [_kept(layer, slope) for _, slope in pairs]
+    return {"weight": Explicit(_summed(scale)), "bias": Explicit(_summed(shift))}
 
 
-def _kept(layer: nn.Module, values: Tensor, channels: bool) -> Tensor:
+def _kept(layer: nn.Module, values: Tensor) -> Tensor:
     """Summed over all but the samples and the axes that have parameters of their own."""
-    shape = (values.shape[1], -1) if channels else (-1, *layer.get_parameter("weight").shape)
-    return values.reshape(len(values), *shape).sum(2 if channels else 1)
+    if not isinstance(layer, nn.LayerNorm | nn.RMSNorm):  # one for each channel
+        return values.reshape(len(values), values.shape[1], -1).sum(2)
+    return values.reshape(len(values), -1, *layer.get_parameter("weight").shape).sum(1)
 
 
 def _telescoped(
@@ -136,11 +131,6 @@ def _sequence(values: Tensor) -> Tensor:
     return values.reshape(len(values), -1, values.shape[-1])
 
 
-def _joined(tensors: Sequence[Tensor], axis: int) -> Tensor:
-    """Side by side along the positions."""
-    return tensors[0] if len(tensors) == 1 else torch.cat(list(tensors), axis)
-
-
 def _summed(tensors: Sequence[Tensor]) -> Tensor:
     return tensors[0] if len(tensors) == 1 else torch.stack(list(tensors)).sum(0)
 
@@ -153,12 +143,8 @@ def _patches(layer: _ConvNd, read: Tensor) -> Tensor:
     """
     kernel, stride, dilation = layer.kernel_size, layer.stride, layer.dilation
     if read.ndim == 3:  # one-dimensional: an image of height 1
-        read, kernel, stride, dilation = (
-            read[:, :, None],
-            (1, *kernel),
-            (1, *stride),
-            (1, *dilation),
-        )
+        kernel, stride, dilation = ((1, *sizes) for sizes in (kernel, stride, dilation))
+        read = read[:, :, None]
     padded = functional.pad(read, layer._reversed_padding_repeated_twice)
     n, channels, height, width = padded.shape
     last = padded.permute(0, 2, 3, 1).contiguous()
@@ -174,32 +160,20 @@ def _patches(layer: _ConvNd, read: Tensor) -> Tensor:
     return view.reshape(n, layer.groups, rows * columns, -1)
 
 
-def _group(layer: nn.GroupNorm, read: Tensor) -> Tensor:
-    return functional.group_norm(read, layer.num_groups, eps=layer.eps)
-
-
-def _layer(layer: nn.LayerNorm, read: Tensor) -> Tensor:
-    return functional.layer_norm(read, layer.normalized_shape, eps=layer.eps)
-
-
-def _root(layer: nn.RMSNorm, read: Tensor) -> Tensor:
-    return functional.rms_norm(read, layer.normalized_shape, eps=layer.eps)
-
-
-def _instance(layer: _InstanceNorm, read: Tensor) -> Tensor:
-    return functional.instance_norm(read, eps=layer.eps)
-
-
+# The normalized input of each norm.
+NORMS: dict[type[nn.Module], Callable[..., Tensor]] = {
+    nn.GroupNorm: lambda n, read: functional.group_norm(read, n.num_groups, eps=n.eps),
+    nn.LayerNorm: lambda n, read: functional.layer_norm(read, n.normalized_shape, eps=n.eps),
+    nn.RMSNorm: lambda n, read: functional.rms_norm(read, n.normalized_shape, eps=n.eps),
+    nn.InstanceNorm1d: lambda n, read: functional.instance_norm(read, eps=n.eps),
+    nn.InstanceNorm2d: lambda n, read: functional.instance_norm(read, eps=n.eps),
+}
 RULES: dict[type[nn.Module], Callable[..., Parts]] = {
     nn.Linear: _linear,
     nn.Conv1d: _convolution,
     nn.Conv2d: _convolution,
     nn.Embedding: _embedding,
-    nn.GroupNorm: _norm(_group, True),
-    nn.LayerNorm: _norm(_layer, False),
-    nn.RMSNorm: _norm(_root, False),
-    nn.InstanceNorm1d: _norm(_instance, True),
-    nn.InstanceNorm2d: _norm(_instance, True),
+    **dict.fromkeys(NORMS, _norm),
 }
 # By name, as transformers need not be installed.
 NAMED: dict[str, Callable[..., Parts]] = {"transformers.pytorch_utils.Conv1D": _projection}

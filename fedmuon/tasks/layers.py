@@ -34,28 +34,24 @@ def _problem(layer: nn.Module) -> str:
     return ""
 
 
-def convolves(network: nn.Module) -> bool:
-    """Whether it has convolutions."""
-    return any(isinstance(layer, _ConvNd) for layer in network.modules())
-
-
 def fresh(network: nn.Module, rng: np.random.Generator) -> dict[str, np.ndarray]:
     """First parameters by torch's default laws, drawn in the order of `named_parameters`.
 
     Linear layers and convolutions, weights and biases alike, are uniform in +-1/sqrt(fan-in);
     embeddings are standard normal; norms start at 1 and 0.
     """
-    return {name: _drawn(rng, name, owner, key) for name, owner, key in _owned(network)}
+    first: dict[int, tuple[str, nn.Module, str]] = {}
+    for name, owner, key, param in owned(network):
+        first.setdefault(id(param), (name, owner, key))
+    return {name: _drawn(rng, name, owner, key) for name, owner, key in first.values()}
 
 
-def _owned(network: nn.Module) -> Iterator[tuple[str, nn.Module, str]]:
-    """(name, the layer that owns it, its name there) of every parameter, tied ones once."""
-    seen: set[int] = set()
-    for prefix, owner in network.named_modules():
-        for key, param in owner.named_parameters(recurse=False):
-            if id(param) not in seen:
-                seen.add(id(param))
-                yield f"{prefix}.{key}" if prefix else key, owner, key
+def owned(network: nn.Module) -> Iterator[tuple[str, nn.Module, str, nn.Parameter]]:
+    """(name, the layer that owns it, its name there, itself) of every parameter, tied ones under
+    each of their names."""
+    for prefix, owner in network.named_modules(remove_duplicate=False):
+        for key, param in owner.named_parameters(recurse=False, remove_duplicate=False):
+            yield f"{prefix}.{key}" if prefix else key, owner, key, param
 
 
 def _drawn(rng: np.random.Generator, name: str, owner: nn.Module, key: str) -> np.ndarray:

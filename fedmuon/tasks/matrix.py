@@ -5,23 +5,25 @@ proof are in `fedmuon.tasks.constants`.
 """
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from fedmuon.gemm import multiply
-from fedmuon.tasks.base import Batch, Params, Points, Replaced
+from fedmuon.tasks.base import Batch, Params, Points, Replaced, joined
 from fedmuon.tasks.clipped import unclipped
 from fedmuon.tasks.clipping import Clipping
 from fedmuon.tasks.constants import Constants, constants
-from fedmuon.tasks.lengths import lengths
+from fedmuon.tasks.products import lengths
 
 __all__ = ["Constants", "MatrixTask", "constants"]
 
 CPU = torch.device("cpu")
+Found = tuple[Tensor, Tensor]
 Weights = Sequence[tuple[float, Tensor]]  # (c_k, X_k [S, c, d]) of the points
 
 
@@ -40,7 +42,7 @@ class MatrixTask:
     kernel: str = "torch"
 
     @property
-    def together(self) -> int:
+    def stack_limit(self) -> int:
         """Enough to hide a call's cost, small enough to cache."""
         return 1 << 18
 
@@ -59,11 +61,12 @@ class MatrixTask:
         blocks = params["weight"].mT.chunk(len(batches))
         parts = [self._logits(w, batch.inputs) for w, batch in zip(blocks, batches, strict=True)]
         sizes = [len(batch.labels) for batch in batches]
-        labels = _joined([batch.labels for batch in batches])
-        right, slope = _slope_(_joined(parts), labels, _shares(sizes, parts[0]))
-        pieces = zip(blocks, batches, right.split(sizes, -1), slope.split(sizes, -1), strict=True)
-        losses, gradients = zip(*(self._pull_back(*piece) for piece in pieces), strict=True)
-        return _joined(losses), {"weight": _joined(gradients, 0).mT}
+        labels = joined([batch.labels for batch in batches], -1)
+        right, slope = _slope_(joined(parts, -1), labels, _shares(sizes, parts[0]))
+        own = [partial(_replaced_slope, w, rows) for w, rows in zip(blocks, sizes, strict=True)]
+        pieces = zip(batches, right.split(sizes, -1), slope.split(sizes, -1), own, strict=True)
+        loss, gradient = joined([self._pull_back(*piece) for piece in pieces])
+        return loss, {"weight": gradient.mT}
 
     def clipped(
         self, points: Points, batches: Sequence[Batch], clipping: Clipping
@@ -76,44 +79,42 @@ class MatrixTask:
         if whole := unclipped(self.gradient, points, batches, clipping):
             return whole
         blocks = [(c, params["weight"].mT.chunk(len(batches))) for c, params in points]
-        found = [
-            self._clipped([(c, block[k]) for c, block in blocks], batch, clipping)
-            for k, batch in enumerate(batches)
-        ]
-        losses, sums = zip(*found, strict=True)
-        return _joined(losses), {"weight": _joined(sums, 0).mT}
+        loss, total = joined(
+            [
+                self._clipped([(c, block[k]) for c, block in blocks], batch, clipping)
+                for k, batch in enumerate(batches)
+            ]
+        )
+        return loss, {"weight": total.mT}
 
-    def _clipped(self, points: Weights, batch: Batch, clipping: Clipping) -> tuple[Tensor, Tensor]:
+    def _clipped(self, points: Weights, batch: Batch, clipping: Clipping) -> Found:
         """Loss [S] and clipped sum [S, c, d] of one batch."""
-        there, rows, stack = batch.replaced, len(batch.labels), len(points[0][1])
-        if rows == 0:
-            return points[0][1].new_zeros(stack), torch.zeros_like(points[0][1])
+        first = points[0][1]
+        if not len(batch.labels):
+            return first.new_zeros(len(first)), torch.zeros_like(first)
         logits = [(c, self._logits(weight, batch.inputs)) for c, weight in points]
         right, slope = _contributions(logits, batch.inputs, batch.labels, clipping)
-        loss = 1 - right.mean(-1)
-        if there is None:
-            return loss, self._product(slope, batch.inputs)
-        slope[there.replica, :, there.position] = 0.0
-        logits = [(c, _own_logits(weight, there)) for c, weight in points]
-        labels, inputs = there.labels[:, None], there.inputs[:, None]
-        after, own = _contributions(logits, inputs, labels, clipping)
-        total = self._product(slope, batch.inputs)
-        total[there.replica] += own * inputs
-        loss[there.replica] += (right[there.replica, there.position] - after[:, 0]) / rows
-        return loss, total
+
+        def own(there: Replaced) -> Found:
+            logits = [(c, _own_logits(weight, there)) for c, weight in points]
+            return _contributions(logits, there.inputs[:, None], there.labels[:, None], clipping)
+
+        return self._pull_back(batch, right, slope, own)
 
     def _pull_back(
-        self, weight: Tensor, batch: Batch, right: Tensor, slope: Tensor
-    ) -> tuple[Tensor, Tensor]:
-        """Loss [S] and gradient [S, c, d] of one batch from its p_y [S, n] and slope [S, c, n]."""
+        self, batch: Batch, right: Tensor, slope: Tensor, own: Callable[[Replaced], Found]
+    ) -> Found:
+        """Loss [S] and gradient [S, c, d] of one batch from its p_y [S, n] and slope [S, c, n];
+        `own` gives those of the replaced samples, [T, 1] and [T, c, 1]."""
         there, loss = batch.replaced, 1 - right.mean(-1)
         if there is None:
             return loss, self._product(slope, batch.inputs)
         slope[there.replica, :, there.position] = 0.0
-        gradient, rows = self._product(slope, batch.inputs), len(batch.labels)
-        after = _add_replaced_(gradient, weight, there, rows)
-        loss[there.replica] += (right[there.replica, there.position] - after) / rows
-        return loss, gradient
+        after, more = own(there)
+        total, rows = self._product(slope, batch.inputs), len(batch.labels)
+        total[there.replica] += more * there.inputs[:, None]
+        loss[there.replica] += (right[there.replica, there.position] - after[:, 0]) / rows
+        return loss, total
 
     def _product(self, slope: Tensor, inputs: Tensor) -> Tensor:
         flat = multiply(slope.flatten(0, 1), inputs, self.kernel)
@@ -169,22 +170,16 @@ def _contributions(
     return found[-1][1], slope
 
 
-def _shares(sizes: list[int], like: Tensor) -> Tensor | float:
+def _shares(sizes: list[int], template: Tensor) -> Tensor | float:
     """1 / n_k for every sample of every batch [n_1 + ... + n_K]; one number for one batch."""
     if len(sizes) == 1:
         return 1 / sizes[0]
-    return torch.cat([like.new_full((size,), 1 / size) for size in sizes])
+    return torch.cat([template.new_full((size,), 1 / size) for size in sizes])
 
 
-def _joined(tensors: Sequence[Tensor], axis: int = -1) -> Tensor:
-    return tensors[0] if len(tensors) == 1 else torch.cat(list(tensors), axis)
-
-
-def _add_replaced_(gradient: Tensor, weight: Tensor, there: Replaced, rows: int) -> Tensor:
-    """Add the replaced samples' share of the mean gradient [S, c, d]; return their p_y [T]."""
-    right, slope = _slope_(_own_logits(weight, there), there.labels[:, None], 1 / rows)
-    gradient[there.replica] += slope * there.inputs[:, None, :]
-    return right[:, 0]
+def _replaced_slope(weight: Tensor, rows: int, there: Replaced) -> Found:
+    """p_y [T, 1] of the replaced samples, and their share of the mean loss's slope [T, c, 1]."""
+    return _slope_(_own_logits(weight, there), there.labels[:, None], 1 / rows)
 
 
 def _own_logits(weight: Tensor, there: Replaced) -> Tensor:

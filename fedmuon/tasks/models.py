@@ -21,7 +21,7 @@ def network(name: str, shape: Shape, classes: int) -> nn.Module:
     """The named network; images without a channel axis, (H, W), get one."""
     if name not in MODELS:
         raise InputError(f"[task] model = '{name}' is unknown: use one of {', '.join(MODELS)}")
-    shape, least = seen(shape), LEAST.get(name)
+    shape, least = with_channels(shape), LEAST.get(name)
     if least and (len(shape) != 3 or min(shape[1:]) < least):
         raise InputError(
             f"[task] model = '{name}' reads images of {least} x {least} pixels or more, not "
@@ -31,7 +31,7 @@ def network(name: str, shape: Shape, classes: int) -> nn.Module:
         return MODELS[name](shape, classes)
 
 
-def seen(shape: Shape) -> Shape:
+def with_channels(shape: Shape) -> Shape:
     """The shape in which a network sees a stored sample: (d,) or (C, H, W)."""
     return (1, *shape) if len(shape) == 2 else shape
 
@@ -153,8 +153,8 @@ class _Residual(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         ready = torch.relu(self.norm1(x))
-        beside = x if self.shortcut is None else self.shortcut(ready)
-        return beside + self.conv2(torch.relu(self.norm2(self.conv1(ready))))
+        passed = x if self.shortcut is None else self.shortcut(ready)
+        return passed + self.conv2(torch.relu(self.norm2(self.conv1(ready))))
 
 
 class _Mean(nn.Module):

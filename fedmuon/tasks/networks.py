@@ -13,19 +13,19 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.func import functional_call, grad_and_value, vmap
+from torch.nn.modules.conv import _ConvNd
 
-from fedmuon.tasks.base import Batch, Params, Points
+from fedmuon.tasks.base import Batch, Params, Points, joined, stacked
 from fedmuon.tasks.chunks import Chunks, exact_on, saved_entries
 from fedmuon.tasks.clipped import ClippedSums, unclipped
 from fedmuon.tasks.clipping import Clipping
-from fedmuon.tasks.ghost import ghostly
-from fedmuon.tasks.layers import convolves, fresh, refuse
+from fedmuon.tasks.ghost import ghostly, refuse_mixing
+from fedmuon.tasks.layers import fresh, refuse
 from fedmuon.tasks.losses import Loss, Targets, cross_entropy, given_labels, mean_of
-from fedmuon.tasks.mixing import refuse_mixing
 
 CPU = torch.device("cpu")
 MEMORY = {"cpu": 1 << 28, "cuda": 1 << 32}  # bytes of activations held at once
-TOGETHER = {"cpu": 1 << 23, "cuda": 1 << 27}  # parameters of clients stepped together
+STACKED_PARAMETERS = {"cpu": 1 << 23, "cuda": 1 << 27}  # parameters of clients stepped together
 SMALL = 1 << 21  # activations of a replica, up to which convolutions gain by sharing a call
 Start = Callable[[nn.Module, np.random.Generator], dict[str, np.ndarray]]
 Found = tuple[Tensor, Params]
@@ -40,7 +40,6 @@ class Samples(NamedTuple):
     weights: Tensor
 
     def rows(self, part: slice) -> "Samples":
-        """Some of the samples."""
         return Samples(*(values[:, part] for values in self))
 
 
@@ -72,15 +71,13 @@ class NetworkTask:
         refuse(self.module)
         entry = torch.empty((), dtype=self.dtype).element_size()
         saved = max(1, saved_entries(self.module, self.shape, self.whole))
-        one = 3 * entry * saved  # with gradients and temporaries
-        chunks = Chunks(max(1, MEMORY.get(self.device.type, 1 << 32) // one))
+        most = MEMORY.get(self.device.type, 1 << 32) // (3 * entry * saved)  # and temporaries
         object.__setattr__(self, "saved", saved)
-        object.__setattr__(self, "chunks", chunks)
+        object.__setattr__(self, "chunks", Chunks(max(1, most)))
 
     @property
-    def together(self) -> int:
-        """How many parameters of a cohort's stack are worth stepping together."""
-        return TOGETHER.get(self.device.type, 1 << 27)
+    def stack_limit(self) -> int:
+        return STACKED_PARAMETERS.get(self.device.type, 1 << 27)
 
     def _vectorizes(self, rows: int) -> bool:
         """Whether replicas with so many samples share one call.
@@ -94,32 +91,24 @@ class NetworkTask:
 
     @cached_property
     def _convolves(self) -> bool:
-        return convolves(self.module)
+        return any(isinstance(layer, _ConvNd) for layer in self.module.modules())
 
     def initial(self, rng: np.random.Generator, stack: int = 1) -> Params:
         """Drawn in the order of the module's parameters; by torch's default laws (see `fresh`),
         unless `start` is another's."""
         drawn = self.start(self.module, rng)
-        start = {name: torch.from_numpy(value) for name, value in drawn.items()}
-        return {
-            name: value.to(self.device, self.dtype).repeat(stack, *[1] * value.ndim)
-            for name, value in start.items()
-        }
+        first = {name: torch.from_numpy(v).to(self.device, self.dtype) for name, v in drawn.items()}
+        return {name: value.repeat(stack, *[1] * value.ndim) for name, value in first.items()}
 
     def gradient(self, params: Params, batches: Sequence[Batch]) -> Found:
-        """Mean loss [K S] and gradient of the K blocks of S replicas."""
         with exact_on(self.device):
             if self._is_one_call(params, batches):
                 return self._summed(params, _side_by_side(batches))
             blocks = _blocks(params, len(batches))
-            parts = [self._mean(block, one) for block, one in zip(blocks, batches, strict=True)]
-        losses, gradients = zip(*parts, strict=True)
-        return _joined(losses), {name: _joined([one[name] for one in gradients]) for name in params}
+            return joined([self._mean(*pair) for pair in zip(blocks, batches, strict=True)])
 
     def clipped(self, points: Points, batches: Sequence[Batch], clipping: Clipping) -> Found:
-        """Mean loss [K S] at the last point and the sums of clipped per-example gradients."""
-        whole = unclipped(self.gradient, points, batches, clipping)
-        if whole is not None:
+        if whole := unclipped(self.gradient, points, batches, clipping):
             return whole
         return self._clipped_sums(points, [self._aimed(batch) for batch in batches], clipping)
 
@@ -138,20 +127,15 @@ class NetworkTask:
         return ClippedSums(self.module, self.shape, self.loss, self.device, self.saved, found)
 
     def losses(self, params: Params, batch: Batch) -> tuple[Tensor, Params]:
-        """Per-sample losses [S, n], and by name what else is measured of each sample."""
-        seen = Samples(batch.inputs[None], batch.labels[None], batch.labels[None])
+        samples = Samples(batch.inputs[None], batch.labels[None], batch.labels[None])
         rows, replicas = len(batch.labels), _size(params)
         shared = replicas > 1 and self._vectorizes(rows)
 
         def work(part: slice) -> tuple[Tensor, Tensor]:
-            return self._mapped(self._looked_at, params, seen.rows(part), shared)
+            return self._mapped(self._looked_at, params, samples.rows(part), shared)
 
         with torch.no_grad(), exact_on(self.device):
-            parts = list(self.chunks.each(work, rows, replicas if shared else 1))
-        losses, scores = zip(*parts, strict=True)
-        return _joined(losses, 1), {
-            name: _joined([one[name] for one in scores], 1) for name in scores[0]
-        }
+            return joined(list(self.chunks.each(work, rows, replicas if shared else 1)), 1)
 
     def _is_one_call(self, params: Params, batches: Sequence[Batch]) -> bool:
         """Whether the clients are replicas of one call: one model each, and alike in size."""
@@ -198,17 +182,18 @@ class NetworkTask:
         they share, or turns."""
         alone = [len(values) == 1 for values in samples]
         if shared:
-            seen = [v[0] if one else v for v, one in zip(samples, alone, strict=True)]
-            return vmap(function, (0, *(None if one else 0 for one in alone)))(params, *seen)
-        found = []
-        for r in range(_size(params)):
-            seen = [v[0 if one else r] for v, one in zip(samples, alone, strict=True)]
-            found.append(function({name: value[r] for name, value in params.items()}, *seen))
-        return _stacked(found)
+            given = [v[0] if one else v for v, one in zip(samples, alone, strict=True)]
+            return vmap(function, (0, *(None if one else 0 for one in alone)))(params, *given)
+
+        def turn(r: int) -> Any:
+            given = (v[0 if one else r] for v, one in zip(samples, alone, strict=True))
+            return function({name: value[r] for name, value in params.items()}, *given)
+
+        return stacked([turn(r) for r in range(_size(params))])
 
     def _outputs(self, params: Params, inputs: Tensor) -> Tensor:
-        seen = inputs.reshape(-1, *self.shape)
-        return functional_call(self.module, params, (seen.long() if self.whole else seen,))
+        rows = inputs.reshape(-1, *self.shape)
+        return functional_call(self.module, params, (rows.long() if self.whole else rows,))
 
     def _total(self, params: Params, inputs: Tensor, labels: Tensor, weights: Tensor) -> Tensor:
         return self.loss(self._outputs(params, inputs), self.targets(inputs, labels)) @ weights
@@ -258,17 +243,3 @@ def _added_(total: Found, more: Found) -> Found:
     for name, value in more[1].items():
         total[1][name].add_(value)
     return total[0].add_(more[0]), total[1]
-
-
-def _joined(tensors: Sequence[Tensor], axis: int = 0) -> Tensor:
-    return tensors[0] if len(tensors) == 1 else torch.cat(list(tensors), axis)
-
-
-def _stacked(found: list[Any]) -> Any:
-    """Tuples of tensors and of dictionaries of tensors -> the same, with a new first axis."""
-    first = found[0]
-    if isinstance(first, Tensor):
-        return first[None] if len(found) == 1 else torch.stack(found)
-    if isinstance(first, dict):
-        return {name: _stacked([one[name] for one in found]) for name in first}
-    return tuple(_stacked([one[k] for one in found]) for k in range(len(first)))

@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from fedmuon.errors import InputError
+from fedmuon.registry import unfit
 from fedmuon.tasks.losses import Loss, cross_entropy
 from fedmuon.tasks.networks import NetworkTask
 
@@ -37,14 +38,11 @@ def as_task(found: Any) -> Task:
     """What was given as `task`: a module, a module with its loss, or a Task."""
     if isinstance(found, Task):
         return found
-    if isinstance(found, nn.Module):
-        return Task(found)
-    if isinstance(found, tuple) and found and isinstance(found[0], nn.Module):
-        return Task(*found)
-    raise InputError(
-        f"a task of type {type(found).__name__} is none: give an nn.Module, (module, loss), or "
-        "fedmuon.Task(module, loss, metrics)"
-    )
+    parts = found if isinstance(found, tuple) else (found,)
+    if parts and isinstance(parts[0], nn.Module):
+        return Task(*parts)
+    mend = "an nn.Module, (module, loss), or fedmuon.Task(module, loss, metrics)"
+    raise unfit(found, "task", mend)
 
 
 def own_network(

@@ -1,7 +1,9 @@
 """Per-example gradients of one parameter tensor, held as little as their norms and sums need.
 
-Each form knows the squared norms [n] of n gradients and adds their weighted sum to a total. What is
-measured is what is added: a norm that comes from inner products is right to `slack` (see
+Each form of n gradients G_i has the `shape` in which a total is held while it grows, `squares`
+||G_i||_F^2 [n], `add_to_`, which adds sum_i factors_i G_i to a total, and some `rows` of them.
+
+What is measured is what is added: a norm that comes from inner products is right to `slack` (see
 `fedmuon.tasks.clipping`), and gradients whose terms cancel so far that it would not be are formed
 one by one, for the norm and for the sum.
 """
@@ -9,42 +11,21 @@ one by one, for the norm and for the sum.
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Protocol
 
 from torch import Tensor
 
-from fedmuon.tasks.lengths import length, lengths
 from fedmuon.tasks.products import (
     certain,
     inner_error,
     inner_products,
     least,
+    length,
+    lengths,
     sum_error,
     sum_of_products,
 )
 
 Shape = tuple[int, ...]
-
-
-class PerExample(Protocol):
-    """n gradients of one tensor."""
-
-    @property
-    def shape(self) -> Shape:
-        """The shape in which a total is held while it grows."""
-        ...
-
-    def squares(self) -> Tensor:
-        """||G_i||_F^2 [n]."""
-        ...
-
-    def add_to_(self, total: Tensor, factors: Tensor) -> None:
-        """total += sum_i factors_i G_i."""
-        ...
-
-    def rows(self, chosen: Tensor) -> "PerExample":
-        """Some of the gradients."""
-        ...
 
 
 @dataclass(frozen=True)
@@ -55,19 +36,15 @@ class Explicit:
 
     @property
     def shape(self) -> Shape:
-        """That of a gradient."""
         return tuple(self.values.shape[1:])
 
     def squares(self) -> Tensor:
-        """||G_i||_F^2 [n]."""
         return length(self.values.flatten(1)).square_()
 
     def add_to_(self, total: Tensor, factors: Tensor) -> None:
-        """total += sum_i factors_i G_i."""
         total.view(-1).addmv_(self.values.flatten(1).T, factors)
 
     def rows(self, chosen: Tensor) -> "Explicit":
-        """Some of the gradients."""
         return Explicit(self.values[chosen])
 
 
@@ -84,11 +61,9 @@ class Outer:
 
     @property
     def shape(self) -> Shape:
-        """g, p, d."""
         return self.slopes.shape[1], self.slopes.shape[3], self.reads.shape[3]
 
     def squares(self) -> Tensor:
-        """||G_i||_F^2 [n]."""
         return self.measured[0].clone()
 
     @cached_property
@@ -118,7 +93,6 @@ class Outer:
         return self.slopes[row].mT @ self.reads[row]
 
     def rows(self, chosen: Tensor) -> "Outer":
-        """Some of the gradients."""
         return Outer(self.reads[chosen], self.slopes[chosen])
 
     def add_to_(self, total: Tensor, factors: Tensor) -> None:
@@ -134,7 +108,7 @@ class Outer:
         """The gradients themselves [n, g, p, d]."""
         return Explicit(self.slopes.mT @ self.reads)
 
-    def cheaper(self) -> PerExample:
+    def cheaper(self) -> "Outer | Explicit":
         """In the form that takes less work (see `forms`)."""
         return self.formed() if forms(self.reads.shape[2], *self.shape[1:]) else self
 
@@ -149,11 +123,9 @@ class Lookup:
 
     @property
     def shape(self) -> Shape:
-        """The embedding's."""
         return self.size, self.slopes.shape[2]
 
     def squares(self) -> Tensor:
-        """||G_i||_F^2 [n]."""
         return length(self.merged.flatten(1)).square_()
 
     @cached_property
@@ -170,7 +142,6 @@ class Lookup:
         total.index_add_(0, self.indices.flatten(), weighted)
 
     def rows(self, chosen: Tensor) -> "Lookup":
-        """Some of the gradients."""
         return Lookup(self.indices[chosen], self.slopes[chosen], self.size)
 
 
@@ -183,11 +154,9 @@ class Tied:
 
     @property
     def shape(self) -> Shape:
-        """The embedding's."""
         return self.lookup.shape
 
     def squares(self) -> Tensor:
-        """||G_i||_F^2 [n]."""
         return self.measured[0].clone()
 
     @cached_property
@@ -210,13 +179,11 @@ class Tied:
         return values.reshape(self.shape).index_add(0, at, self.lookup.merged[row])
 
     def add_to_(self, total: Tensor, factors: Tensor) -> None:
-        """total += sum_i factors_i (E_i + H_i)."""
         factors = _formed_to_(total, factors, self.measured[1], self._alone)
         self.lookup.add_to_(total, factors)
         self.head.add_to_(total.view(self.head.shape), factors)
 
     def rows(self, chosen: Tensor) -> "Tied":
-        """Some of the gradients."""
         return Tied(self.lookup.rows(chosen), self.head.rows(chosen))
 
     def _inner(self) -> Tensor:
@@ -237,6 +204,9 @@ class Tied:
         _, count, size = self.lookup.slopes.shape
         dtype = self.lookup.slopes.dtype
         return inner_error(size) + sum_error(dtype, 2048, count, size)
+
+
+PerExample = Explicit | Outer | Lookup | Tied
 
 
 def forms(length: int, p: int, d: int) -> bool:

@@ -1,4 +1,4 @@
-"""Inner products whose error is bounded, whatever order a processor adds in.
+"""Norms and inner products whose error is bounded, whatever order a processor adds in.
 
 A sum of n products in floating point, added in any order, fused or not, is within
 n/2 eps / (1 - n/2 eps) of sum |x_i y_i| <= ||x|| ||y|| (Higham 2002, section 3.1; u = eps/2). Which
@@ -17,7 +17,33 @@ from fedmuon.tasks.clipping import slack
 
 PIECE = 64  # numbers in a piece, at least: shorter ones keep a processor waiting
 MOST = 8.0  # how many times longer the terms of a gradient may be than their sum, at most
+RUN = 1024  # numbers in a norm's running sum: over 600,000 equal ones torch's is off by 2.8e-4
 REST = 64  # eps for the roundings of a norm, of a factor and of what is second order below
+
+
+def length(values: Tensor) -> Tensor:
+    """||v|| over the last axis, in pieces; squares may underflow, or overflow to infinity."""
+    size = values.shape[-1]
+    if size <= RUN:
+        return torch.linalg.vector_norm(values, dim=-1)
+    whole = size // RUN * RUN
+    pieces = torch.linalg.vector_norm(values[..., :whole].unflatten(-1, (-1, RUN)), dim=-1)
+    rest = torch.linalg.vector_norm(values[..., whole:], dim=-1, keepdim=True)
+    return length(torch.cat([pieces, rest], -1))
+
+
+def lengths(values: Tensor) -> Tensor:
+    """As `length`, of vectors of any scale: those whose squares leave the range are scaled first.
+
+    A product of two such norms is right even where one is tiny and the other huge.
+    """
+    found, info = length(values), torch.finfo(values.dtype)
+    odd = ~((found > (info.tiny / info.eps) ** 0.5) & (found < 0.5 * info.max**0.5))
+    if bool(odd.any()):
+        part = values[odd]
+        peak = part.abs().amax(-1).clamp(min=info.tiny)
+        found[odd] = peak * length(part / peak[:, None])
+    return found
 
 
 def inner_products(a: Tensor, b: Tensor) -> Tensor:

@@ -26,3 +26,12 @@ def _stand_in(value: Tensor, large: bool) -> Tensor:
     if value.is_meta:
         return torch.zeros(value.shape, dtype=value.dtype)
     return value.cpu().clone()
+
+
+def on_meta(module: nn.Module) -> dict[str, Tensor]:
+    """The module's parameters, which ask for gradients, and buffers, without numbers."""
+    params = {
+        name: torch.empty_like(value, device="meta").requires_grad_()
+        for name, value in module.named_parameters()
+    }
+    return params | {name: value.to("meta") for name, value in module.named_buffers()}

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from fedmuon.errors import InputError
-from fedmuon.privacy.release import Released
+from fedmuon.privacy.mechanism import Released
 from fedmuon.tasks.base import Params, Points
 
 Number = float | Tensor  # one value for all replicas, or one per replica [S]
@@ -96,14 +96,14 @@ def has_stepped(state: State) -> Tensor:
     return (state["steps"] > 0).to(state["steps"].dtype)
 
 
-def per_client(number: Number, like: Tensor) -> Number:
-    """A number per replica [S], repeated for the K blocks of like [K S, ...]; floats pass."""
+def per_client(number: Number, template: Tensor) -> Number:
+    """A number per replica [S], repeated for the K blocks of a template [K S, ...]; floats pass."""
     if isinstance(number, float | int):
         return float(number)
-    return number.to(like.device, like.dtype).repeat(len(like) // len(number))
+    return number.to(template.device, template.dtype).repeat(len(template) // len(number))
 
 
-def per_replica(number: Number, like: Tensor) -> Number:
-    """The same, made to broadcast against like [K S, ...]."""
-    number = per_client(number, like)
-    return number if isinstance(number, float | int) else number.view(-1, *[1] * (like.ndim - 1))
+def per_replica(number: Number, template: Tensor) -> Number:
+    """The same, made to broadcast against the template."""
+    number = per_client(number, template)
+    return number if isinstance(number, float) else number.view(-1, *[1] * (template.ndim - 1))

@@ -8,27 +8,22 @@ has the bias (rho^2 / 2) Laplacian Q; the second term has twice that, so O keeps
 the bilaplacian. Probes are post-processing and cost no privacy.
 """
 
-from collections.abc import Callable
-
 from torch import Tensor
 
 from fedmuon.tasks.base import Params
 from fedmuon.transforms.base import Context, Link, State, has_stepped, per_replica
-
-Correct = Callable[[Params, Context], Params]  # an orthogonalization link's update, without state
-Probe = Callable[[Tensor, Context, int, int], Tensor]  # (M, context, block, j) -> Gaussian like M
+from fedmuon.transforms.orthogonal import probe
 
 
 def corrected(
-    apply: Correct,
-    probe: Probe,
+    orthogonal: Link,
     probes: int,
     noise: float,
     memory: float,
     average: bool = False,
     gain: float = 1.0,
 ) -> Link:
-    """The map `apply` of a momentum M <- mu M + g~, or of its `average`, (1 - mu) times that, with
+    """The map of a momentum M <- mu M + g~, or of its `average`, (1 - mu) times that, with
     the startup scale and the correction.
 
     `noise` is the standard deviation of a released gradient's entry, `gain` that of a Kalman filter
@@ -40,35 +35,33 @@ def corrected(
         names = ("steps", "filter", "cross", "momentum")
         return {name: first.new_zeros(len(first)) for name in names}
 
+    def apply(direction: Params, context: Context) -> Params:
+        return orthogonal.update(direction, {}, context)[0]
+
+    def probed(unit: Params, width: Tensor, context: Context, number: int) -> Params:
+        """[Q(M^ + rho U) + Q(M^ - rho U)] / 2 of every matrix."""
+        shift = {
+            name: per_replica(width, value) * probe(value, context, block, number)
+            for block, (name, value) in enumerate(unit.items())
+        }
+        above = apply({name: value + shift[name] for name, value in unit.items()}, context)
+        below = apply({name: value - shift[name] for name, value in unit.items()}, context)
+        return {name: (above[name] + below[name]) / 2 for name in unit}
+
     def update(direction: Params, state: State, context: Context) -> tuple[Params, State]:
         state = spread(state, memory, gain)
         total = (1 - memory ** state["steps"]) / (1 - memory)
         scale = total * (1 - memory) if average else total
         unit = {name: value / per_replica(scale, value) for name, value in direction.items()}
         width = noise * state["momentum"].sqrt() / total
-        smooth = [_probed(apply, probe, unit, width, context, j) for j in range(probes)]
-        found = {
+        smooth = [probed(unit, width, context, j) for j in range(probes)]
+        unbiased = {
             name: 2 * value - sum(one[name] for one in smooth) / probes
             for name, value in apply(unit, context).items()
         }
-        return found, state
+        return unbiased, state
 
     return Link("orthogonalize", init, update, lasting=True)
-
-
-def _probed(
-    apply: Correct, probe: Probe, unit: Params, width: Tensor, context: Context, number: int
-) -> Params:
-    """[Q(M^ + rho U) + Q(M^ - rho U)] / 2 of every matrix."""
-    shift = {
-        name: per_replica(width, value) * probe(value, context, block, number)
-        for block, (name, value) in enumerate(unit.items())
-    }
-    above, below = (
-        apply({name: value + sign * shift[name] for name, value in unit.items()}, context)
-        for sign in (1, -1)
-    )
-    return {name: (above[name] + below[name]) / 2 for name in unit}
 
 
 def spread(state: State, memory: float, gain: float) -> State:

@@ -1,7 +1,23 @@
-"""The first link: where a direction comes from."""
+"""The first link: where a direction comes from.
 
-from fedmuon.tasks.base import Params
-from fedmuon.transforms.base import Context, Link, State
+DiSK: a Kalman filter with a constant gain over privatized gradients (003, Algorithm 2).
+
+    g_t = release( c grad f(x_t + gamma d_{t-1}) + (1 - c) grad f(x_t) )
+    g~_t = (1 - kappa) g~_{t-1} + kappa g_t,   g~_{-1} = g_0
+    d_t = x_{t+1} - x_t,   c = (1 - kappa) / (kappa gamma)
+
+The two gradients of an example are combined before its one clip, so a step has the sensitivity of
+DP-SGD's. At gamma = (1 - kappa) / kappa it needs one evaluation; kappa = 1 is no filter;
+gamma = inf leaves the low-pass filter of the gradients at x_t.
+"""
+
+import torch
+from torch import Tensor
+
+from fedmuon.tasks.base import Params, Points
+from fedmuon.transforms.base import Context, Link, State, has_stepped, per_replica
+
+EQUAL = 1e-12  # how near to 1 c counts as 1: gamma is a rounded quotient
 
 
 def gradient() -> Link:
@@ -21,3 +37,43 @@ def released() -> Link:
         return context.released([(1.0, context.params)]).gradient, state
 
     return Link("gradient", lambda params: {}, update)
+
+
+def filtered(gain: float, reach: float) -> Link:
+    """The first link of a chain; `gain` is kappa, `reach` gamma. Its state holds g~, the last x and
+    the steps made [S]."""
+    share = (1 - gain) / (gain * reach)
+
+    def init(params: Params) -> State:
+        first = next(iter(params.values()))
+        state = {"steps": first.new_zeros(len(first))}
+        for name, value in params.items():
+            # A copy: a file of states holds no tensor twice.
+            state |= {f"gradient {name}": torch.zeros_like(value), f"before {name}": value.clone()}
+        return state
+
+    def update(direction: Params, state: State, context: Context) -> tuple[Params, State]:
+        found = context.released(_points(share, reach, context.params, state)).gradient
+        weight = 1 + has_stepped(state) * (gain - 1)
+        after, smooth = {"steps": state["steps"] + 1}, {}
+        for name, value in found.items():
+            held = state[f"gradient {name}"]
+            smooth[name] = held + per_replica(weight, value) * (value - held)
+            after |= {f"gradient {name}": smooth[name], f"before {name}": context.params[name]}
+        return smooth, after
+
+    return Link("gradient", init, update, lasting=True)
+
+
+def _points(share: float, reach: float, params: Params, state: State) -> Points:
+    """Where gradients are taken, and with which weights; d is 0 at the first step, whatever the
+    first model is."""
+    if share == 0:
+        return [(1.0, params)]
+
+    def ahead(name: str, value: Tensor) -> Tensor:
+        moved = per_replica(has_stepped(state), value) * (value - state[f"before {name}"])
+        return value + reach * moved
+
+    point = {name: ahead(name, value) for name, value in params.items()}
+    return [(1.0, point)] if abs(share - 1) < EQUAL else [(share, point), (1 - share, params)]

@@ -7,6 +7,7 @@ as every matrix has draws of its own.
 
 import math
 from collections.abc import Callable, Iterator, Mapping
+from functools import partial
 
 import torch
 from torch import Tensor
@@ -14,10 +15,10 @@ from torch import Tensor
 from fedmuon import orthogonalize as maps
 from fedmuon.coupling import normal
 from fedmuon.errors import InputError
-from fedmuon.orthogonalize.value import Orthogonalizer
+from fedmuon.orthogonalizers import Orthogonalizer
 from fedmuon.randomness import Draw
 from fedmuon.settings import OrthogonalizerTable
-from fedmuon.tasks.base import Params
+from fedmuon.tasks.base import Params, joined
 from fedmuon.transforms.base import Context, Link, Number, per_client, stateless
 
 Map = Callable[[Tensor, Context, int], Tensor]  # (M [S, m, n], context, block number) -> [S, m, n]
@@ -35,10 +36,7 @@ ADJUSTMENTS: dict[str, Callable[[int, int], float]] = {
 
 
 def orthogonalize(
-    apply: Map,
-    adjust: str = "none",
-    grouped: bool = False,
-    blocks: Mapping[str, int] | None = None,
+    apply: Map, adjust: str = "none", grouped: bool = False, blocks: Mapping[str, int] | None = None
 ) -> Link:
     """Replace every matrix by its orthogonalization (001 (2)), times s(m, n) of `adjust`.
 
@@ -51,12 +49,11 @@ def orthogonalize(
         number = {piece: block for block, piece in enumerate(pieces)}
         found: Pieces = {}
         for names in _groups(pieces, grouped):
-            views = [pieces[name] for name in names]
-            stack = views[0] if len(views) == 1 else torch.cat(views)
+            stack = joined([pieces[name] for name in names])
             scale = ADJUSTMENTS[adjust](*stack.shape[-2:])
-            done = apply(stack, context, number[names[0]])
-            done = done if scale == 1 else done * scale
-            found |= zip(names, done.chunk(len(names)), strict=True)
+            image = apply(stack, context, number[names[0]])
+            image = image if scale == 1 else image * scale
+            found |= zip(names, image.chunk(len(names)), strict=True)
         return _uncut(found, direction)
 
     return stateless("orthogonalize", update)
@@ -71,16 +68,15 @@ def _cut(direction: Params, blocks: Mapping[str, int]) -> Pieces:
     }
 
 
-def _uncut(pieces: Pieces, like: Params) -> Params:
-    """The inverse of `_cut`, for tensors of the shapes in `like`."""
-    parts: dict[str, list[Tensor]] = {name: [] for name in like}
-    for name, place in sorted(pieces):
-        parts[name].append(pieces[name, place])
-    whole = {
-        name: found[0] if len(found) == 1 else torch.cat(found, _longer(like[name]))
-        for name, found in parts.items()
+def _uncut(pieces: Pieces, template: Params) -> Params:
+    """The inverse of `_cut`, for tensors of the template's shapes; pieces of a name in order."""
+    parts: dict[str, list[Tensor]] = {name: [] for name in template}
+    for (name, _), piece in pieces.items():
+        parts[name].append(piece)
+    return {
+        name: joined(parts[name], _longer(value)).reshape(value.shape)
+        for name, value in template.items()
     }
-    return {name: value.reshape(like[name].shape) for name, value in whole.items()}
 
 
 def _longer(value: Tensor) -> int:
@@ -127,41 +123,27 @@ def named(table: OrthogonalizerTable, regularization: Number | None = None) -> M
         "clipped-sign": lambda m, context, block: maps.clipped_sign(m, table.clip_level),
         "exact-sign": lambda m, context, block: maps.exact_sign(m),
         "gaussian-smoothed-sign": lambda m, context, block: maps.gaussian_smoothed_sign(
-            m, table.sigma, _noise(m, context, block)
+            m, table.sigma, _gaussian(m, context, Draw.SMOOTHING, block)
         ),
         "randomized-polar": lambda m, context, block: _sketched(table, m, context, block),
     }
     return table_of_maps[table.name]
 
 
-def _noise(matrix: Tensor, context: Context, block: int) -> Tensor:
-    """A Gaussian matrix for each client [K S, m, n], shared by its replicas: they stay coupled."""
-    draws = [draw(Draw.SMOOTHING, block=block) for draw in context.draws]
-    return normal(draws, tuple(matrix.shape)).to(matrix.device, matrix.dtype)
-
-
 def probe(matrix: Tensor, context: Context, block: int, number: int) -> Tensor:
-    """The Gaussian probe of that number for a tensor [K S, ...], one a client."""
-    key = block * PROBES + number
-    draws = [draw(Draw.PROBE, block=key) for draw in context.draws]
+    """The Gaussian probe of that number for a tensor [K S, ...]."""
+    return _gaussian(matrix, context, Draw.PROBE, block * PROBES + number)
+
+
+def _gaussian(matrix: Tensor, context: Context, what: Draw, block: int) -> Tensor:
+    """Like the matrix [K S, ...], one a client, shared by its replicas: they stay coupled."""
+    draws = [draw(what, block=block) for draw in context.draws]
     return normal(draws, tuple(matrix.shape)).to(matrix.device, matrix.dtype)
 
 
 def _sketched(table: OrthogonalizerTable, matrix: Tensor, context: Context, block: int) -> Tensor:
     """One sketch a client, shared by its replicas."""
     parts = zip(matrix.chunk(len(context.draws)), context.draws, strict=True)
-    return torch.cat(
-        [
-            maps.randomized_polar(
-                part,
-                table.rank,
-                table.oversample,
-                table.power,
-                table.steps,
-                table.coefficients,
-                table.sketch,
-                draw(Draw.SKETCH, block=block),
-            )
-            for part, draw in parts
-        ]
-    )
+    names = ("rank", "oversample", "power", "steps", "coefficients", "sketch")
+    sketched = partial(maps.randomized_polar, **{name: getattr(table, name) for name in names})
+    return torch.cat([sketched(m, generator=draw(Draw.SKETCH, block=block)) for m, draw in parts])

@@ -10,33 +10,21 @@ from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-import torch
+from torch import Tensor
 
 from fedmuon.aggregators import Aggregator, mean
-from fedmuon.errors import InputError
 from fedmuon.names import PRIVATE
-from fedmuon.orthogonalize.value import Orthogonalizer
+from fedmuon.orthogonalizers import Orthogonalizer
 from fedmuon.privacy.mechanism import Mechanism
+from fedmuon.registry import unfit
 from fedmuon.settings import Local, OrthogonalizerTable, Privacy
 from fedmuon.tasks.base import Params
 from fedmuon.tasks.clipping import Clipping
-from fedmuon.transforms.base import (
-    Chain,
-    Context,
-    Link,
-    Number,
-    State,
-    States,
-    per_replica,
-    zeros,
-)
+from fedmuon.transforms.base import Chain, Link, Number, States, per_replica, zeros
 from fedmuon.transforms.bias import corrected
-from fedmuon.transforms.kalman import filtered
-from fedmuon.transforms.momentum import momentum
-from fedmuon.transforms.oracle import gradient, released
-from fedmuon.transforms.orthogonal import RANDOMIZED_MAPS, named, of_value, orthogonalize, probe
-from fedmuon.transforms.route import adamw, only
-from fedmuon.transforms.step import align, descend, normalize
+from fedmuon.transforms.oracle import filtered, gradient, released
+from fedmuon.transforms.orthogonal import RANDOMIZED_MAPS, named, of_value, orthogonalize
+from fedmuon.transforms.step import adamw, align, descend, momentum, normalize, only
 
 # (old model, mean of the clients' models, states) -> (next model, next states)
 ServerRule = Callable[..., tuple[Params, States]]
@@ -83,12 +71,9 @@ def remember_direction(
         old: Params, mean: Params, states: States, factor: float = 1.0
     ) -> tuple[Params, States]:
         count = factor * steps
-        direction: State = {
-            name: (old[name] - mean[name]) / (per_replica(others.get(name, lr), old[name]) * count)
-            if count
-            else torch.zeros_like(old[name])
-            for name in old
-        }
+        moved = {name: old[name] - mean[name] for name in old}
+        rates = {name: per_replica(others.get(name, lr), old[name]) * count for name in old}
+        direction = {name: moved[name] / rates[name] for name in old} if count else zeros(old)
         return mean, {**states, "global-direction": direction}
 
     return rule
@@ -111,11 +96,14 @@ def build(
     """
     rate = local.lr if lr is None else lr
     others = {name: aux_rate(local) for name, count in (routed or {}).items() if not count}
-    descent, heavy = descend(rate, others, local.weight_decay), _momentum(local)
-    orthogonal = _orthogonalize(local, orthogonalizer, regularization, routed, own_map)
+    descent = descend(rate, others, local.weight_decay)
+    heavy = momentum(local.momentum, local.momentum_form)
+    apply = named(orthogonalizer, regularization) if own_map is None else of_value(own_map)
+    stacks = own_map is not None or orthogonalizer.name not in RANDOMIZED_MAPS
+    orthogonal = orthogonalize(apply, local.adjust, stacks, routed)
     if local.recipe in PRIVATE:
-        return _private(local, privacy or Privacy(), orthogonal, others, descent)
-    muon = (gradient(), *_muon(local, orthogonal, others))
+        return _private(local, privacy or Privacy(), heavy, orthogonal, others, descent)
+    muon = (gradient(), *_muon(local, heavy, orthogonal, others))
     sgd, plain = Chain((gradient(), descent)), Chain((*muon, descent))
     shared = ("momentum",)
     aligned = Chain((*muon, align(local.alignment), descent))
@@ -147,87 +135,57 @@ def as_recipe(found: Any) -> Recipe:
     links = found.links if isinstance(found, Chain) else found
     if isinstance(links, tuple | list) and links and all(isinstance(one, Link) for one in links):
         return _kept(*links)
-    raise InputError(
-        f"a recipe of type {type(found).__name__} is none: give a fedmuon.Recipe, a fedmuon.Chain "
-        "or a list of links"
-    )
+    raise unfit(found, "recipe", "a fedmuon.Recipe, a fedmuon.Chain or a list of links")
 
 
 def _kept(*links: Link) -> Recipe:
     """The chain of a centralised optimizer: every state lives from round to round, and is averaged
     where there are several clients."""
-    held = tuple(link.name for link in links if link.lasting)
-    return Recipe(Chain(links), replace_by_mean, held, held, held)
+    lasting = tuple(link.name for link in links if link.lasting)
+    return Recipe(Chain(links), replace_by_mean, lasting, lasting, lasting)
 
 
 def _private(
-    local: Local, privacy: Privacy, orthogonal: Link, others: Mapping[str, Number], descent: Link
+    local: Local,
+    privacy: Privacy,
+    heavy: Link,
+    orthogonal: Link,
+    others: Collection[str],
+    descent: Link,
 ) -> Recipe:
     """dp-BASE and disk-BASE (000, 003): a base optimizer on what the mechanism releases, plain or
-    through the Kalman filter."""
+    through the Kalman filter. The auxiliary parameters `others` are one block."""
     first, base = local.recipe.split("-")
-    disk, mechanism = first == "disk", mechanism_of(privacy, others)
+    clipping = Clipping(privacy.clipping, privacy.bound, frozenset(others))
+    repeatable = privacy.insecure_reproducible_noise
+    mechanism = Mechanism(clipping, privacy.noise, privacy.lot, repeatable)
+    disk = first == "disk"
     oracle = filtered(privacy.kappa, privacy.lookahead) if disk else released()
     if base == "muonbc":
-        gain = privacy.kappa if disk else 1.0
-        orthogonal = _unbiased(local, privacy, orthogonal, mechanism.spread, gain)
-    links = {
-        "sgd": (_momentum(local),),
-        "adam": (adamw(decay=0.0),),
-        "muon": _muon(local, orthogonal, others),
-        "muonbc": _muon(local, orthogonal, others),
-    }
-    chain = _kept(oracle, *links[base], descent)
-    return dataclasses.replace(chain, mechanism=mechanism)
+        average, gain = local.momentum_form == "ema", privacy.kappa if disk else 1.0
+        orthogonal = corrected(
+            orthogonal, privacy.probes, mechanism.spread, local.momentum, average, gain
+        )
+    if base == "adam":
+        links = (adamw(decay=0.0),)
+    else:
+        links = (heavy,) if base == "sgd" else _muon(local, heavy, orthogonal, others)
+    return dataclasses.replace(_kept(oracle, *links, descent), mechanism=mechanism)
 
 
-def mechanism_of(privacy: Privacy, others: Collection[str]) -> Mechanism:
-    """What the [privacy] table says; the auxiliary parameters `others` are one block."""
-    clipping = Clipping(privacy.clipping, privacy.bound, frozenset(others))
-    return Mechanism(clipping, privacy.noise, privacy.lot, privacy.insecure_reproducible_noise)
-
-
-def _unbiased(local: Local, privacy: Privacy, orthogonal: Link, spread: float, gain: float) -> Link:
-    """The orthogonalization with DP-MuonBC's correction."""
-
-    def apply(direction: Params, context: Context) -> Params:
-        return orthogonal.update(direction, {}, context)[0]
-
-    average = local.momentum_form == "ema"
-    return corrected(apply, probe, privacy.probes, spread, local.momentum, average, gain)
-
-
-def _momentum(local: Local) -> Link:
-    return momentum(local.momentum, local.momentum_form)
-
-
-def _orthogonalize(
-    local: Local,
-    table: OrthogonalizerTable,
-    regularization: Number | None,
-    blocks: Mapping[str, int] | None,
-    own_map: Orthogonalizer | None,
-) -> Link:
-    if own_map is not None:
-        return orthogonalize(of_value(own_map), local.adjust, True, blocks)
-    apply = named(table, regularization)
-    return orthogonalize(apply, local.adjust, table.name not in RANDOMIZED_MAPS, blocks)
-
-
-def _muon(local: Local, orthogonal: Link, others: Collection[str]) -> tuple[Link, ...]:
+def _muon(local: Local, heavy: Link, orthogonal: Link, others: Collection[str]) -> tuple[Link, ...]:
     """Momentum, orthogonalization; `others` keep M (sgd), or take AdamW's step. AdamW's
     moments are not sent by the federated recipes: it begins every local round afresh."""
-    heavy = _momentum(local)
     if not others:
         return heavy, orthogonal
 
-    def hidden(name: str) -> bool:
+    def hidden(name: str, value: Tensor) -> bool:
         return name not in others
 
     if local.aux == "sgd":
         return heavy, only(hidden, orthogonal)
-    beside = only(others.__contains__, adamw())
-    return beside, only(hidden, heavy), only(hidden, orthogonal)
+    auxiliary = only(lambda name, value: name in others, adamw())
+    return auxiliary, only(hidden, heavy), only(hidden, orthogonal)
 
 
 def aux_rate(local: Local) -> float:

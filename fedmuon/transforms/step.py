@@ -1,11 +1,89 @@
-"""The last links: scaling, mixing with the global direction, and the step itself."""
+"""The links behind the gradient: momentum, AdamW, scaling, mixing with the global direction, and
+the step itself; and any link for some of the parameters."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 
 import torch
+from torch import Tensor
 
 from fedmuon.tasks.base import Params
 from fedmuon.transforms.base import Context, Link, Number, State, per_replica, stateless, zeros
+
+FORMS = ("ema", "ema-nesterov", "polyak", "nesterov")
+# torch.optim.AdamW's defaults
+MEMORY, SQUARE_MEMORY, FLOOR, DECAY = 0.9, 0.999, 1e-8, 0.01
+
+
+def momentum(memory: Number, form: str = "ema") -> Link:
+    """The state that FedMuon averages on the server, in one of the forms that papers and code use;
+    `memory` is beta, which may differ per replica.
+
+    | form         | state C               | direction             | where                         |
+    |--------------|-----------------------|-----------------------|-------------------------------|
+    | ema          | beta C + (1 - beta) G | C                     | 001 (1), torch, not Nesterov  |
+    | ema-nesterov | beta C + (1 - beta) G | beta C + (1 - beta) G | torch.optim.Muon              |
+    | polyak       | beta C + G            | C                     | 000, 002, 004                 |
+    | nesterov     | beta C + G            | beta C + G            | 002 Algorithm 3               |
+
+    The right-hand C is the new one in the third column. The ema forms are the others times 1 - beta
+    from the same start: a map that ignores scale cannot tell them; one with lambda or eps can.
+    """
+    average, ahead = form.startswith("ema"), form.endswith("nesterov")
+
+    def mixed(state: State, direction: Params) -> State:
+        kept = {name: per_replica(memory, value) for name, value in direction.items()}
+        if average:
+            return {
+                name: state[name].lerp(value, 1 - kept[name]) for name, value in direction.items()
+            }
+        return {name: value + kept[name] * state[name] for name, value in direction.items()}
+
+    def update(direction: Params, state: State, context: Context) -> tuple[Params, State]:
+        state = mixed(state, direction)
+        return (mixed(state, direction) if ahead else state), state
+
+    return Link("momentum", zeros, update, lasting=True)
+
+
+def only(chosen: Callable[[str, Tensor], bool], link: Link) -> Link:
+    """The link for the chosen parameters (name, value [S, ...]); the others pass, and keep their
+    states."""
+
+    def mine(values: Params) -> Params:
+        return {name: value for name, value in values.items() if chosen(name, value)}
+
+    def update(direction: Params, state: State, context: Context) -> tuple[Params, State]:
+        found, after = link.update(mine(direction), state, context)
+        return direction | found, state | after
+
+    return Link(link.name, lambda params: link.init(mine(params)), update, link.lasting)
+
+
+def adamw(decay: float = DECAY) -> Link:
+    """m / (sqrt(v) + eps) + decay X with bias-corrected moments, to be scaled by -lr (Loshchilov
+    and Hutter 2019). The state holds m and v of every parameter, and the steps made [S]."""
+
+    def init(params: Params) -> State:
+        first = next(iter(params.values()))
+        state = {"steps": first.new_zeros(len(first))}
+        for name, value in params.items():
+            state |= {f"{which} {name}": torch.zeros_like(value) for which in ("mean", "square")}
+        return state
+
+    def update(direction: Params, state: State, context: Context) -> tuple[Params, State]:
+        after, found = {"steps": state["steps"] + 1}, {}
+        done = float(after["steps"][0])
+        for name, value in direction.items():
+            mean = state[f"mean {name}"].lerp(value, 1 - MEMORY)
+            square = state[f"square {name}"].lerp(value.square(), 1 - SQUARE_MEMORY)
+            # Averages that began at 0, over the weight that they have had so far.
+            root = (square / (1 - SQUARE_MEMORY**done)).sqrt_().add_(FLOOR)
+            step = (mean / (1 - MEMORY**done)).div_(root)
+            found[name] = step.add_(context.params[name], alpha=decay)
+            after |= {f"mean {name}": mean, f"square {name}": square}
+        return found, after
+
+    return Link("adamw", init, update, lasting=True)
 
 
 def align(share: float) -> Link:

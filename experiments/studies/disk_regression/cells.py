@@ -27,8 +27,7 @@ from fedmuon.storage import Record
 from fedmuon.tables import Table
 from fedmuon.tasks.base import Params
 from fedmuon.transforms.base import Chain, Link
-from fedmuon.transforms.kalman import filtered
-from fedmuon.transforms.oracle import released
+from fedmuon.transforms.oracle import filtered, released
 from fedmuon.transforms.step import descend
 
 SEED = 0

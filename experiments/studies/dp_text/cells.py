@@ -19,7 +19,7 @@ from torch import Tensor
 from fedmuon.config import Config
 from fedmuon.data.made_text import make_text
 from fedmuon.data.table_text import corpus, prompts
-from fedmuon.data.tokens import tokens_of
+from fedmuon.data.text import tokens_of
 from fedmuon.data.weights import read_weights
 from fedmuon.drive import Run, drive, prepare
 from fedmuon.errors import NonFinite
@@ -31,7 +31,7 @@ from fedmuon.settings import Count, Natural
 from fedmuon.storage import Record
 from fedmuon.tables import Scalar, Table
 from fedmuon.tasks.base import Params
-from fedmuon.tasks.generation import LEAST, generate
+from fedmuon.tasks.decoder import LEAST, generate
 from fedmuon.tasks.losses import IGNORED
 from fedmuon.tasks.networks import NetworkTask
 

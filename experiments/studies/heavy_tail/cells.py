@@ -27,10 +27,9 @@ from fedmuon.storage import Record
 from fedmuon.tables import Table
 from fedmuon.tasks.base import Params
 from fedmuon.transforms.base import Chain, Link
-from fedmuon.transforms.momentum import momentum
 from fedmuon.transforms.oracle import gradient
 from fedmuon.transforms.orthogonal import named, orthogonalize
-from fedmuon.transforms.step import descend, normalize
+from fedmuon.transforms.step import descend, momentum, normalize
 
 BLOCK = 128  # steps whose noise is drawn at once
 SEED = 0

@@ -23,10 +23,9 @@ from fedmuon.storage import Record
 from fedmuon.tables import Table
 from fedmuon.tasks.base import Params
 from fedmuon.transforms.base import Chain
-from fedmuon.transforms.momentum import momentum
 from fedmuon.transforms.oracle import gradient
 from fedmuon.transforms.orthogonal import named, orthogonalize
-from fedmuon.transforms.step import descend
+from fedmuon.transforms.step import descend, momentum
 
 MAPS = {
     "muon-svd": OrthogonalizerTable(name="exact-sign"),
