@@ -7,15 +7,13 @@ from typing import Any
 
 import typer
 
-from fedmuon.experiments.cli.flops import flops
 from fedmuon.experiments.cli.laboratory import bound, report, stability, suite
 from fedmuon.experiments.cli.options import complain, sound
 from fedmuon.experiments.cli.privacy import app as privacy
-from fedmuon.experiments.cli.project import new
+from fedmuon.experiments.cli.project import make_text, new
 from fedmuon.experiments.cli.results import compare
 from fedmuon.experiments.cli.runs import deploy_demo, doctor, run
-from fedmuon.experiments.cli.text import make_text
-from fedmuon.experiments.cli.theory import stationarity
+from fedmuon.experiments.cli.theory import flops, stationarity
 
 app = typer.Typer(
     help="A laboratory for orthogonalized-momentum (Muon) optimization in federated and private "
@@ -27,20 +25,10 @@ app = typer.Typer(
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 for command in (
-    run,
-    stability,
-    suite,
-    report,
-    compare,
-    bound,
-    stationarity,
-    flops,
-    make_text,
-    deploy_demo,
-    new,
-    doctor,
+    *(run, stability, suite, report, compare, bound),
+    *(stationarity, flops, make_text, deploy_demo, new, doctor),
 ):
-    app.command(command.__name__.replace("_", "-"))(command)
+    app.command()(command)
 app.add_typer(privacy, name="privacy")
 
 

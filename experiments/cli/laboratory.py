@@ -5,18 +5,21 @@ import time
 from pathlib import Path
 from typing import Annotated
 
-import typer
+from typer import Argument, Option
 
 from fedmuon.experiments.cli.options import (
+    AsJson,
     ConfigFile,
     OutFolder,
     Overrides,
+    Resume,
     chosen_config,
     chosen_folder,
     complain,
     console,
     refuse,
     resumable,
+    tell,
     where,
 )
 
@@ -25,18 +28,12 @@ def stability(
     config: ConfigFile = None,
     out: OutFolder = None,
     overrides: Overrides = None,
-    trials: Annotated[
-        int | None, typer.Option("--trials", help="How many random neighbours; 10 by default.")
-    ] = None,
-    every: Annotated[
-        bool, typer.Option("--all", help="The census: replace each sample once.")
-    ] = False,
+    trials: Annotated[int | None, Option(help="How many random neighbours; 10 by default.")] = None,
+    every: Annotated[bool, Option("--all", help="The census: replace each sample once.")] = False,
     hardest: Annotated[
-        bool, typer.Option("--worst", help="The neighbours that influence says hurt most.")
+        bool, Option("--worst", help="The neighbours that influence says hurt most.")
     ] = False,
-    resume: Annotated[
-        bool, typer.Option("--resume", help="Go on with --out where it was interrupted.")
-    ] = False,
+    resume: Resume = False,
 ) -> None:
     """Run an experiment beside neighbours that differ in one sample, and hold them to the bound.
 
@@ -65,25 +62,19 @@ def stability(
 
 
 def suite(
-    name: Annotated[str, typer.Argument(help="A1, A2, A3, cnn, or a TOML file of your own.")],
+    name: Annotated[str, Argument(help="A1, A2, A3, cnn, or a TOML file of your own.")],
     data: Annotated[
-        str | None,
-        typer.Option("--data", help="A source that `doctor` lists; else the suite's own."),
+        str | None, Option(help="A source that `doctor` lists; else the suite's own.")
     ] = None,
-    scale: Annotated[
-        str, typer.Option("--scale", help="full: the published grid; small: seconds.")
-    ] = "full",
+    scale: Annotated[str, Option(help="full: the published grid; small: seconds.")] = "full",
     out: OutFolder = None,
     overrides: Overrides = None,
-    resume: Annotated[
-        bool, typer.Option("--resume", help="Compute only the cells that --out lacks.")
-    ] = False,
+    resume: Resume = False,
     ray_address: Annotated[
-        str | None,
-        typer.Option("--ray-address", help="Spread over a Ray cluster; `local` starts one here."),
+        str | None, Option(help="Spread over a Ray cluster; `local` starts one here.")
     ] = None,
-    cpus: Annotated[float, typer.Option("--cpus", help="Cores of a Ray task.")] = 1.0,
-    gpus: Annotated[float, typer.Option("--gpus", help="GPUs of a Ray task.")] = 0.0,
+    cpus: Annotated[float, Option(help="Cores of a Ray task.")] = 1.0,
+    gpus: Annotated[float, Option(help="GPUs of a Ray task.")] = 0.0,
 ) -> None:
     """Run what a published table or figure shows, hold its claims to it, and write a report.
 
@@ -122,7 +113,7 @@ def _spread(address: str | None, cpus: float, gpus: float) -> list[str]:
 
 def report(
     folder: Annotated[
-        Path, typer.Argument(help="What suite or stability wrote, or a folder of such folders.")
+        Path, Argument(help="What suite or stability wrote, or a folder of such folders.")
     ],
 ) -> None:
     """Write figures and one self-contained HTML page: which claims hold, by how much.
@@ -136,47 +127,38 @@ def report(
 
 def bound(
     run_dir: Annotated[
-        Path | None, typer.Argument(help="A run directory; without one, the options below.")
+        Path | None, Argument(help="A run directory; without one, the options below.")
     ] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="One JSON object, no table.")] = False,
+    as_json: AsJson = False,
     overrides: Overrides = None,
-    lr: Annotated[float | None, typer.Option("--lr", help="eta")] = None,
-    beta: Annotated[float | None, typer.Option("--beta", help="Memory of the momentum.")] = None,
+    lr: Annotated[float | None, Option(help="eta")] = None,
+    beta: Annotated[float | None, Option(help="Memory of the momentum.")] = None,
     l_orth: Annotated[
-        float | None, typer.Option("--l-orth", help="Lipschitz constant of Orth; else the map's.")
+        float | None, Option(help="Lipschitz constant of Orth; else the map's.")
     ] = None,
-    l_g: Annotated[
-        float | None, typer.Option("--l-g", help="Lg; else proved, of the matrix task.")
-    ] = None,
+    l_g: Annotated[float | None, Option(help="Lg; else proved, of the matrix task.")] = None,
     lam: Annotated[
-        float | None, typer.Option("--lambda", help="lambda of the smoothed polar map.")
+        float | None, Option("--lambda", help="lambda of the smoothed polar map.")
     ] = None,
-    rounds: Annotated[int | None, typer.Option("--rounds", help="R")] = None,
-    local_steps: Annotated[int | None, typer.Option("--local-steps", help="E")] = None,
-    clients: Annotated[int | None, typer.Option("--clients", help="N")] = None,
-    per_round: Annotated[int | None, typer.Option("--per-round", help="K")] = None,
-    size: Annotated[
-        int | None, typer.Option("--size", help="Samples of every client; 200 by default.")
-    ] = None,
-    batch: Annotated[int | None, typer.Option("--batch", help="0 is the full batch.")] = None,
-    delta: Annotated[float | None, typer.Option("--delta", help="Failure of the bound.")] = None,
-    c_hp: Annotated[
-        str | None, typer.Option("--c-hp", help="explicit, sharp, or a number of yours.")
-    ] = None,
+    rounds: Annotated[int | None, Option(help="R")] = None,
+    local_steps: Annotated[int | None, Option(help="E")] = None,
+    clients: Annotated[int | None, Option(help="N")] = None,
+    per_round: Annotated[int | None, Option(help="K")] = None,
+    size: Annotated[int | None, Option(help="Samples of every client; 200 by default.")] = None,
+    batch: Annotated[int | None, Option(help="0 is the full batch.")] = None,
+    delta: Annotated[float | None, Option(help="Failure of the bound.")] = None,
+    c_hp: Annotated[str | None, Option(help="explicit, sharp, or a number of yours.")] = None,
     kind: Annotated[
-        str | None, typer.Option("--kind", help="Constant of the map: sharp, or paper (printed).")
+        str | None, Option(help="Constant of the map: sharp, or paper (printed).")
     ] = None,
     rho: Annotated[
-        float | None,
-        typer.Option("--rho", help="Failure of random participation; 0.01, for K < N."),
+        float | None, Option(help="Failure of random participation; 0.01, for K < N.")
     ] = None,
 ) -> None:
     """The generalization bound as a number, with what it stands on.
 
     Example: [bold]fedmuon bound --lr 0.01 --lambda 0.1 --rounds 50 --local-steps 1 --size 1000[/]
     """
-    import json
-
     from fedmuon.experiments.laboratory import bound as calculator
 
     options = {
@@ -189,7 +171,4 @@ def bound(
     given = {"size": size, "rho": rho, "l_orth": l_orth, "l_g": l_g}
     case = calculator.find(run_dir, [*changes, *(overrides or [])], given)
     record = calculator.report(case, calculator.judge(case))
-    if as_json:
-        typer.echo(json.dumps(record, indent=2, allow_nan=False))
-    else:
-        console.print(calculator.table(record))
+    tell(record, as_json, calculator.table(record))

@@ -1,15 +1,17 @@
 """What several commands share: option types, the console, and where results go."""
 
 import contextlib
+import json
 import shlex
 import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, NoReturn
+from typing import TYPE_CHECKING, Annotated, Any, NoReturn
 
 import typer
 from rich.console import Console
 from rich.text import Text
+from typer import Argument, Option
 
 if TYPE_CHECKING:
     from fedmuon.config import Config
@@ -17,15 +19,19 @@ if TYPE_CHECKING:
 console = Console()
 
 ConfigFile = Annotated[
-    Path | None, typer.Argument(help="A TOML file; without one, the defaults: mnist5k, N=20, K=5.")
+    Path | None, Argument(help="A TOML file; without one, the defaults: mnist5k, N=20, K=5.")
 ]
 Overrides = Annotated[
     list[str] | None,
-    typer.Option("--set", metavar="TABLE.KEY=VALUE", help="Change one key; may be repeated."),
+    Option("--set", metavar="TABLE.KEY=VALUE", help="Change one key; may be repeated."),
 ]
 OutFolder = Annotated[
-    Path | None, typer.Option("--out", help="The run directory; a new one below runs/ by default.")
+    Path | None, Option("--out", help="The run directory; a new one below runs/ by default.")
 ]
+Resume = Annotated[
+    bool, Option("--resume", help="Go on with --out where it was interrupted, to the same bytes.")
+]
+AsJson = Annotated[bool, Option("--json", help="One JSON object, no table.")]
 
 
 def chosen_config(
@@ -99,6 +105,15 @@ def said(text: object) -> str:
 def where(folder: Path) -> Text:
     """A path to be printed."""
     return Text(said(folder), style="bold")
+
+
+def tell(record: dict[str, Any], as_json: bool, *shown: object) -> None:
+    """One JSON object on stdout, or what people read."""
+    if as_json:
+        typer.echo(json.dumps(record, indent=2, allow_nan=False))
+        return
+    for one in shown:
+        console.print(one)
 
 
 def complain(sentence: str) -> None:

@@ -1,16 +1,14 @@
 """Commands of the accountant: `privacy epsilon`, `sigma`, `audit` and `spent`."""
 
-import json
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
+from typer import Argument, Option
 
-from fedmuon.experiments.cli.options import console, refuse, require_at_most
+from fedmuon.experiments.cli.options import AsJson, refuse, require_at_most, tell
 
 if TYPE_CHECKING:
-    from rich.table import Table
-
     from fedmuon.privacy.accounting import Answer
 
 app = typer.Typer(
@@ -19,26 +17,23 @@ app = typer.Typer(
 )
 
 Noise = Annotated[
-    float, typer.Option("--noise", help="sigma: noise of one block over its clipping bound C.")
+    float, Option("--noise", help="sigma: noise of one block over its clipping bound C.")
 ]
-Lot = Annotated[float, typer.Option("--lot", help="Expected size of a Poisson lot.")]
-Population = Annotated[int, typer.Option("--population", help="Examples of the client.")]
-Steps = Annotated[int, typer.Option("--steps", help="T: noisy releases over the whole run.")]
-Delta = Annotated[float, typer.Option("--delta", help="Should be well below 1/population.")]
-Blocks = Annotated[
-    int, typer.Option("--blocks", help="m: blocks clipped to C each, released together.")
-]
+Lot = Annotated[float, Option("--lot", help="Expected size of a Poisson lot.")]
+Population = Annotated[int, Option("--population", help="Examples of the client.")]
+Steps = Annotated[int, Option("--steps", help="T: noisy releases over the whole run.")]
+Delta = Annotated[float, Option("--delta", help="Should be well below 1/population.")]
+Blocks = Annotated[int, Option("--blocks", help="m: blocks clipped to C each, released together.")]
 Mode = Annotated[
-    str, typer.Option("--mode", help="joint certifies; per-release reproduces 000's Table 3.")
+    str, Option("--mode", help="joint certifies; per-release reproduces 000's Table 3.")
 ]
-Adjacency = Annotated[str, typer.Option("--adjacency", help="add-remove; others are refused.")]
-Sampling = Annotated[str, typer.Option("--sampling", help="poisson; others are refused.")]
+Adjacency = Annotated[str, Option("--adjacency", help="add-remove; others are refused.")]
+Sampling = Annotated[str, Option("--sampling", help="poisson; others are refused.")]
 Accountant = Annotated[
     str,
-    typer.Option("--accountant", help="pld: quick; dp-accounting: that library, slower to start."),
+    Option("--accountant", help="pld: quick; dp-accounting: that library, slower to start."),
 ]
 MOST_PEOPLE = 10**12
-AsJson = Annotated[bool, typer.Option("--json", help="One JSON object, no table.")]
 
 
 def rate(lot: float, population: int) -> float:
@@ -83,7 +78,7 @@ def epsilon(
 
 @app.command()
 def sigma(
-    epsilon: Annotated[float, typer.Option("--epsilon", help="The most that may be spent.")],
+    epsilon: Annotated[float, Option(help="The most that may be spent.")],
     lot: Lot,
     population: Population,
     steps: Steps,
@@ -117,18 +112,14 @@ def audit(
     blocks: Blocks = 1,
     trials: Annotated[
         int | None,
-        typer.Option(
-            "--trials",
+        Option(
             help="Runs with the canary, and as many without: 100000, or 2000 where real steps run.",
         ),
     ] = None,
-    seed: Annotated[
-        int, typer.Option("--seed", help="Of the trials; the lots and noise of steps are secret.")
-    ] = 0,
+    seed: Annotated[int, Option(help="Of the trials; the lots and noise of steps are secret.")] = 0,
     code: Annotated[
         str,
-        typer.Option(
-            "--code",
+        Option(
             help="projected: what a release is along the canary; release: real private steps of a "
             "small network (for a few steps and blocks).",
         ),
@@ -149,15 +140,13 @@ def audit(
     require_at_most(1e9, noise=noise)
     setting = Setting(noise, rate(lot, population), steps, blocks)
     record = canaries.audit(setting, delta, trials, seed, code, lot, population)
-    tell(record, canaries.table(record), as_json)
+    tell(record, as_json, canaries.table(record))
 
 
 @app.command()
 def spent(
-    folder: Annotated[Path, typer.Argument(help="The folder of a private run.")],
-    delta: Annotated[
-        float | None, typer.Option("--delta", help="Instead of the delta of the run.")
-    ] = None,
+    folder: Annotated[Path, Argument(help="The folder of a private run.")],
+    delta: Annotated[float | None, Option(help="Instead of the delta of the run.")] = None,
     as_json: AsJson = False,
 ) -> None:
     """What each client of a run has spent, by the run's ledger; a run may still be going on.
@@ -167,26 +156,12 @@ def spent(
     from fedmuon.experiments.laboratory import spending
 
     record = spending.spent(folder, delta)
-    tell(record, spending.table(record), as_json)
+    tell(record, as_json, spending.table(record))
 
 
 def show(answer: "Answer", as_json: bool, **more: float) -> None:
     """An answer of the accountant, for machines or for people."""
-    from rich.markup import escape
-    from rich.table import Table
+    from fedmuon.experiments.laboratory.facts import facts
 
     record = {**more, **answer.__dict__}
-    rows = Table("", "", show_header=False)
-    for name, value in record.items():
-        if value != "":
-            held = f"{value:.6g}" if isinstance(value, float) else str(value)
-            rows.add_row(name, escape(held))
-    tell(record, rows, as_json)
-
-
-def tell(record: dict[str, Any], shown: "Table", as_json: bool) -> None:
-    """One JSON object on stdout, or a table."""
-    if as_json:
-        typer.echo(json.dumps(record, indent=2, allow_nan=False))
-    else:
-        console.print(shown)
+    tell(record, as_json, facts("", record.items()))

@@ -1,4 +1,4 @@
-"""`fedmuon new`: a project of the user's own, as a Flower app."""
+"""Commands that write what one begins with: `new`, a Flower app of one's own, and `make-text`."""
 
 import keyword
 import re
@@ -8,7 +8,7 @@ from pathlib import Path
 from string import Template
 from typing import Annotated, Any
 
-import typer
+from typer import Argument, Option
 
 from fedmuon.experiments.cli.options import console, refuse, where
 
@@ -19,7 +19,7 @@ NODES = 2  # that Flower simulates by default
 
 
 def new(
-    project: Annotated[Path, typer.Argument(help="A new folder; its name is the package's.")],
+    project: Annotated[Path, Argument(help="A new folder; its name is the package's.")],
 ) -> None:
     """Write a project with a model, data and a recipe of its own: run it by fedmuon or Flower.
 
@@ -82,3 +82,23 @@ def _run_config(text: str) -> str:
     tables["federation"] |= {"clients": NODES, "per-round": NODES}
     held = {"out": "", "options": "", **nested(parse(tables))}
     return tomli_w.dumps({"tool": {"flwr": {"app": {"config": held}}}})
+
+
+def make_text(
+    folder: Annotated[Path, Argument(help="Where to write the train, dev and test files.")],
+    form: Annotated[str, Option("--format", help="e2e (CSV) or dart (JSON).")] = "e2e",
+    tables: Annotated[int, Option(help="How many, 10 to 5000.")] = 500,
+    domain: Annotated[
+        str, Option("--about", help="restaurants, or lodgings with other wordings.")
+    ] = "restaurants",
+    seed: Annotated[int, Option(help="Another seed makes up others.")] = 0,
+) -> None:
+    """Make up tables and sentences in the format of E2E or DART; no line is from these corpora.
+
+    Example: [bold]fedmuon make-text data/e2e[/], then
+    [bold]fedmuon run --set data.name=e2e --set data.folder=data/e2e ...[/]
+    """
+    from fedmuon.data.made_text import make_text as write
+
+    for file in write(folder, form, tables, domain, seed):
+        console.print("made up", where(file))

@@ -3,15 +3,15 @@
 from pathlib import Path
 from typing import Annotated
 
-import typer
+from typer import Argument, Option
 
 from fedmuon.experiments.cli.options import console, where
 
 
 def compare(
-    folders: Annotated[list[Path], typer.Argument(help="Run directories, or folders of them.")],
+    folders: Annotated[list[Path], Argument(help="Run directories, or folders of them.")],
     figure: Annotated[
-        Path | None, typer.Option("--figure", help="Draw the curves into this .png or .pdf file.")
+        Path | None, Option(help="Draw the curves into this .png or .pdf file.")
     ] = None,
 ) -> None:
     """Finished runs side by side: mean and spread over seeds, and the keys in which they differ.

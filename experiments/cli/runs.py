@@ -2,12 +2,13 @@
 
 from typing import Annotated
 
-import typer
+from typer import Option
 
 from fedmuon.experiments.cli.options import (
     ConfigFile,
     OutFolder,
     Overrides,
+    Resume,
     chosen_config,
     chosen_folder,
     console,
@@ -20,18 +21,13 @@ def run(
     config: ConfigFile = None,
     out: OutFolder = None,
     overrides: Overrides = None,
-    resume: Annotated[
-        bool, typer.Option("--resume", help="Go on with the run in --out, to the same bytes.")
-    ] = False,
+    resume: Resume = False,
     engine: Annotated[
-        str | None,
-        typer.Option("--engine", help="inline, ray or deployment: who runs the clients."),
+        str | None, Option(help="inline, ray or deployment: who runs the clients.")
     ] = None,
-    ray_address: Annotated[
-        str | None, typer.Option("--ray-address", help="A running Ray cluster to use.")
-    ] = None,
+    ray_address: Annotated[str | None, Option(help="A running Ray cluster to use.")] = None,
     verbose: Annotated[
-        bool, typer.Option("--verbose", help="Show what Flower and Ray have to say.")
+        bool, Option("--verbose", help="Show what Flower and Ray have to say.")
     ] = False,
 ) -> None:
     """Run one federated experiment and write its run directory.
@@ -60,7 +56,7 @@ def deploy_demo(
     out: OutFolder = None,
     overrides: Overrides = None,
     insecure: Annotated[
-        bool, typer.Option("--insecure", help="Without TLS and without SuperNode keys.")
+        bool, Option("--insecure", help="Without TLS and without SuperNode keys.")
     ] = False,
 ) -> None:
     """Run one experiment on a SuperLink and a SuperNode a client, started and stopped here.
@@ -85,6 +81,7 @@ def deploy_demo(
 
 def doctor() -> None:
     """Say what this machine has: devices, data sources and how to get the others, versions."""
-    from fedmuon.experiments.cli.doctor import report
+    from fedmuon.experiments.cli.doctor import tables
 
-    report(console)
+    for table in tables():
+        console.print(table)

@@ -13,6 +13,7 @@ from rich.table import Table
 
 from fedmuon.drive import Begin, Watch
 from fedmuon.experiments.cli.options import said
+from fedmuon.experiments.laboratory.facts import columns, facts
 from fedmuon.storage import Record
 
 if TYPE_CHECKING:
@@ -114,25 +115,17 @@ def _note(record: Record) -> str:
 
 def privacy_table(private: Record) -> Table:
     """What a private run spent, and what that stands on."""
-    table = Table("", "", title="privacy", title_justify="left", show_header=False)
-    for name, value in _privacy_lines(private).items():
-        table.add_row(name, escape(value))
-    return table
-
-
-def _privacy_lines(private: Record) -> dict[str, str]:
-    if private["epsilon"] is None:
-        return {"epsilon": "infinite", "note": private["note"]}
-    bracket = (
-        f"{private['epsilon']:.3f} (at least {private['lower']:.3f}, RDP {private['rdp']:.3f})"
-    )
-    stands = f"{private['mode']}, {private['adjacency']}, {private['sampling']} lots"
-    return {
-        "epsilon": f"{bracket} at delta = {private['delta']:.3g}",
-        "stands on": f"{stands}, {private['blocks']} blocks of multiplier {private['noise']:.4g}",
-        "certified": "yes" if private["certified"] else "NO",
-        "note": private["note"],
-    }
+    lines = {"epsilon": "infinite"}
+    if private["epsilon"] is not None:
+        held = f"{private['mode']}, {private['adjacency']}, {private['sampling']} lots"
+        blocks = f"{private['blocks']} blocks of multiplier {private['noise']:.4g}"
+        bracket = f"(at least {private['lower']:.3f}, RDP {private['rdp']:.3f})"
+        lines = {
+            "epsilon": f"{private['epsilon']:.3f} {bracket} at delta = {private['delta']:.3g}",
+            "stands on": f"{held}, {blocks}",
+            "certified": "yes" if private["certified"] else "NO",
+        }
+    return facts("privacy", [*lines.items(), ("note", private["note"])])
 
 
 def summary_table(summary: Record) -> Group:
@@ -143,18 +136,14 @@ def summary_table(summary: Record) -> Group:
 
 def _numbers(summary: Record) -> Table:
     title = f"{summary['recipe']} on {summary['data']}, {summary['rounds']} rounds"
-    table = Table(title=title, title_justify="left")
     known = list(summary)[: list(summary).index("seconds")]
-    measured = {name: summary[name] for name in known if isinstance(summary[name], float)}
-    shown = {
-        name.replace("_", " "): FORMATS.get(name, "{:.5g}").format(value)
-        for name, value in measured.items()
+    values = {
+        name.replace("_", " "): FORMATS.get(name, "{:.5g}").format(summary[name])
+        for name in known
+        if isinstance(summary[name], float)
     }
-    shown["seconds"] = f"{summary['seconds']:.2f}"
-    for name in shown:
-        table.add_column(name, justify="right")
-    table.add_row(*shown.values())
-    return table
+    values["seconds"] = f"{summary['seconds']:.2f}"
+    return columns(title, list(values), [list(values.values())], left=0)
 
 
 def _said(text: str) -> str:
@@ -164,13 +153,12 @@ def _said(text: str) -> str:
 
 def suite_tables(found: "Findings") -> list[Table]:
     """A suite's claims, and its numbers."""
-    claims = Table("claim", "holds", "by how much", title=_said(found.title), title_justify="left")
-    for claim in found.claims:
-        said = {True: "[green]yes[/]", False: "[red]NO[/]", None: "cannot say"}[claim.holds]
-        claims.add_row(_said(claim.sentence), said, _said(claim.detail))
-    numbers = Table(title=found.numbers_title, title_justify="left")
-    for place, name in enumerate(found.head):
-        numbers.add_column(_said(name), justify="right" if place else "left")
-    for row in found.numbers:
-        numbers.add_row(*map(_said, row))
-    return [claims, numbers]
+    answers = {True: "[green]yes[/]", False: "[red]NO[/]", None: "cannot say"}
+    claims = [
+        (_said(claim.sentence), answers[claim.holds], _said(claim.detail)) for claim in found.claims
+    ]
+    numbers = [[_said(one) for one in row] for row in found.numbers]
+    return [
+        columns(_said(found.title), ("claim", "holds", "by how much"), claims, left=3),
+        columns(found.numbers_title, [_said(name) for name in found.head], numbers),
+    ]

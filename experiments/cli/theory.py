@@ -1,67 +1,49 @@
-"""Commands that answer from theory alone: `stationarity`."""
+"""Commands that answer from theory alone: `stationarity`, `flops`."""
 
 from typing import Annotated
 
-import typer
+from typer import Option
 
-from fedmuon.experiments.cli.options import console, refuse, require_at_most
+from fedmuon.experiments.cli.options import AsJson, refuse, require_at_most, tell
 
 
 def stationarity(
     paper: Annotated[
-        str,
-        typer.Option(
-            "--paper", help="000: DP-Muon; 002: Nesterov, heavy tails; 004: Newton-Schulz."
-        ),
+        str, Option(help="000: DP-Muon; 002: Nesterov, heavy tails; 004: Newton-Schulz.")
     ] = "002",
-    steps: Annotated[int, typer.Option("--steps", help="The horizon, K or T.")] = 1000,
+    steps: Annotated[int, Option(help="The horizon, K or T.")] = 1000,
     rule: Annotated[
-        str, typer.Option("--schedule", help="heavy-tailed, or alpha-free; of 002.")
+        str, Option("--schedule", help="heavy-tailed, or alpha-free; of 002.")
     ] = "heavy-tailed",
-    alpha: Annotated[float, typer.Option("--alpha", help="Tail index of the noise.")] = 2.0,
-    gap: Annotated[float, typer.Option("--gap", help="f(X_0) - f*")] = 1.0,
-    smoothness: Annotated[float, typer.Option("--smoothness", "--l0", help="L")] = 1.0,
-    sigma0: Annotated[float, typer.Option("--sigma0", help="Noise of a sample.")] = 1.0,
-    sigma1: Annotated[
-        float, typer.Option("--sigma1", help="Noise in proportion to the gradient.")
-    ] = 0.0,
-    batch: Annotated[
-        int, typer.Option("--batch", help="Samples of a gradient, or of a lot on average.")
-    ] = 1,
-    rank: Annotated[int, typer.Option("--rank", help="min(m, n), which bounds the rank.")] = 10,
-    gamma: Annotated[float, typer.Option("--gamma", help="Alignment lost; of 002.")] = 0.0,
-    nu: Annotated[float, typer.Option("--nu", help="Overshoot of the map; of 002.")] = 0.0,
+    alpha: Annotated[float, Option(help="Tail index of the noise.")] = 2.0,
+    gap: Annotated[float, Option(help="f(X_0) - f*")] = 1.0,
+    smoothness: Annotated[float, Option("--smoothness", "--l0", help="L")] = 1.0,
+    sigma0: Annotated[float, Option(help="Noise of a sample.")] = 1.0,
+    sigma1: Annotated[float, Option(help="Noise in proportion to the gradient.")] = 0.0,
+    batch: Annotated[int, Option(help="Samples of a gradient, or of a lot on average.")] = 1,
+    rank: Annotated[int, Option(help="min(m, n), which bounds the rank.")] = 10,
+    gamma: Annotated[float, Option(help="Alignment lost; of 002.")] = 0.0,
+    nu: Annotated[float, Option(help="Overshoot of the map; of 002.")] = 0.0,
     delta0: Annotated[
-        float, typer.Option("--delta0", help="Initial residual, 1 - (s_r / |M|_F)^2; of 000, 004.")
+        float, Option(help="Initial residual, 1 - (s_r / |M|_F)^2; of 000, 004.")
     ] = 0.99,
-    degree: Annotated[int, typer.Option("--degree", help="Taylor degree; of 000, 004.")] = 2,
-    iterations: Annotated[int, typer.Option("--q", help="Newton-Schulz steps; of 000, 004.")] = 5,
-    noise: Annotated[
-        float, typer.Option("--noise", help="Noise of a lot's sum over the clip; of 000.")
-    ] = 1.0,
-    columns: Annotated[
-        int, typer.Option("--columns", help="max(m, n), 0 for a square; of 000.")
-    ] = 0,
-    tail: Annotated[
-        float, typer.Option("--tail", help="K with E exp(|G|_F^2 / K^2) <= e; of 000.")
-    ] = 1.0,
-    clip: Annotated[
-        float | None, typer.Option("--clip", help="C, instead of the rule's; of 000.")
-    ] = None,
+    degree: Annotated[int, Option(help="Taylor degree; of 000, 004.")] = 2,
+    iterations: Annotated[int, Option("--q", help="Newton-Schulz steps; of 000, 004.")] = 5,
+    noise: Annotated[float, Option(help="Noise of a lot's sum over the clip; of 000.")] = 1.0,
+    columns: Annotated[int, Option(help="max(m, n), 0 for a square; of 000.")] = 0,
+    tail: Annotated[float, Option(help="K with E exp(|G|_F^2 / K^2) <= e; of 000.")] = 1.0,
+    clip: Annotated[float | None, Option(help="C, instead of the rule's; of 000.")] = None,
     excess: Annotated[
-        float | None,
-        typer.Option("--excess", help="E(|G|_F - C)_+, instead of what the tail has; of 000."),
+        float | None, Option(help="E(|G|_F - C)_+, instead of what the tail has; of 000.")
     ] = None,
-    lr: Annotated[float | None, typer.Option("--lr", help="eta, instead of the rule's.")] = None,
-    beta: Annotated[float | None, typer.Option("--beta", help="Instead of the rule's.")] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="One JSON object, no table.")] = False,
+    lr: Annotated[float | None, Option(help="eta, instead of the rule's.")] = None,
+    beta: Annotated[float | None, Option(help="Instead of the rule's.")] = None,
+    as_json: AsJson = False,
 ) -> None:
     """How small the gradient gets, as a number, with the schedule and what it stands on.
 
     Example: [bold]fedmuon stationarity --paper 002 --steps 100000 --alpha 1.5 --batch 64[/]
     """
-    import json
-
     from fedmuon.experiments.laboratory import stationarity as calculator
 
     require_at_most(1000, q=iterations, degree=degree)
@@ -82,7 +64,38 @@ def stationarity(
         record = calculator.newton_schulz(problem, delta0, degree, iterations)
     else:
         refuse(f"no bound of paper {paper!r} is known: use 000, 002 or 004")
-    if as_json:
-        typer.echo(json.dumps(record, indent=2, allow_nan=False))
-    else:
-        console.print(calculator.table(record))
+    tell(record, as_json, calculator.table(record))
+
+
+def flops(
+    model: Annotated[
+        str, Option(help="cnn, mlp, ..., gpt2-small, or 002's nanogpt and airbench.")
+    ] = "nanogpt",
+    optimizer: Annotated[str, Option(help="muon, adamw, sgd or normalized-sgd.")] = "muon",
+    aux: Annotated[str, Option(help="Beside muon, for what it does not orthogonalize.")] = "adamw",
+    steps: Annotated[int, Option(help="Newton-Schulz steps, q.")] = 5,
+    coefficients: Annotated[
+        str, Option(help="A schedule: cubic, quintic, jordan, taylor-4...")
+    ] = "quintic",
+    rank: Annotated[int, Option(help="Of the randomized map; 0: full.")] = 0,
+    oversample: Annotated[int, Option(help="Columns beside rank.")] = 10,
+    power: Annotated[int, Option(help="Power iterations, h.")] = 1,
+    sketch: Annotated[str, Option(help="gaussian or kaczmarz.")] = "gaussian",
+    nesterov: Annotated[bool, Option("--nesterov/--polyak", help="Momentum.")] = True,
+    decay: Annotated[bool, Option("--decay", help="Count a weight decay.")] = False,
+    as_json: AsJson = False,
+) -> None:
+    """The arithmetic of one optimizer step by parameter, beside the published one where there is.
+
+    Example: [bold]fedmuon flops --model nanogpt --rank 200 --steps 7[/]
+    """
+    from fedmuon.experiments.laboratory import flops as account
+    from fedmuon.optim.flops import Rule, Sketch
+
+    require_at_most(1000, steps=steps, power=power)
+    require_at_most(1e9, rank=rank, oversample=oversample)
+    drawn = Sketch(rank, oversample, power, sketch) if rank else None
+    rest = Rule(aux, nesterov, decay)
+    rule = Rule(optimizer, nesterov, decay, steps, coefficients, drawn, rest)
+    found = account.record(model, rule)
+    tell(found, as_json, *account.tables(found))

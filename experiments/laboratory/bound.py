@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from rich.markup import escape
 from rich.table import Table
 
 from fedmuon import config as tables
@@ -20,6 +19,7 @@ from fedmuon.analysis.theory.concentration import effective_size
 from fedmuon.analysis.theory.recursion import OVERFLOW
 from fedmuon.config import Config
 from fedmuon.errors import InputError
+from fedmuon.experiments.laboratory.facts import facts, listed
 from fedmuon.experiments.laboratory.verdict import Case, Verdict, by_kind, judge
 from fedmuon.own import NOTHING, Own, schedule_of
 
@@ -156,20 +156,13 @@ def constant_of(record: dict[str, Any]) -> str:
 
 def table(record: dict[str, Any]) -> Table:
     """The same for people."""
-    shown = Table("", "", title=escape(f"bound with {constant_of(record)}"), title_justify="left")
     names = ("value", "h", "g", "delta", "failure", "n_eff", "l_orth", "max_exposure",
              "max_certificate", "status")  # fmt: skip
-    for name in names:
-        held = record[name]
-        shown.add_row(name, f"{held:.6g}" if isinstance(held, float) else escape(str(held or "-")))
+    rows = [(name, "-" if record[name] is None else record[name]) for name in names]
     for kind, other in record["kinds"].items():
         if kind != record["kind"] and other["l_orth"] != record["l_orth"]:
             constant = "overflows" if other["l_orth"] is None else f"{other['l_orth']:.6g}"
             value = "-" if other["value"] is None else f"{other['value']:.6g}"
-            shown.add_row(f"with {kind} L_orth", f"value {value}, l_orth {constant}")
-    for number, sentence in enumerate(record["assumptions"]):
-        shown.add_row("" if number else "assumes", escape(sentence))
-    for name, heading in (("note", "note"), ("refusal", "why")):
-        if record[name]:
-            shown.add_row(heading, escape(record[name]))
-    return shown
+            rows.append((f"with {kind} L_orth", f"value {value}, l_orth {constant}"))
+    rows += [*listed("assumes", record["assumptions"]), ("note", record["note"])]
+    return facts(f"bound with {constant_of(record)}", [*rows, ("why", record["refusal"])])

@@ -25,6 +25,7 @@ from typing import Any
 from rich.table import Table
 
 from fedmuon.errors import InputError
+from fedmuon.experiments.laboratory.facts import columns
 from fedmuon.federated.routing import routes
 from fedmuon.optim.flops import Cost, Part, Rule, Sketch, costs, parts, total
 from fedmuon.tasks.models import MODELS, network
@@ -52,8 +53,8 @@ TABLE_2 = {
 }
 NOTE = (
     "Shapes, which 002 does not print, are those of its public code; conventions were found by "
-    "trying, and stand at the top of experiments/flops.py. 135M parameters, as 002 calls nanoGPT, "
-    "are not what its table counts: 518.7M move in a step."
+    "trying, and stand at the top of experiments/laboratory/flops.py. 135M parameters, as 002 "
+    "calls nanoGPT, are not what its table counts: 518.7M move in a step."
 )
 _COLOUR = ("cifarnet", "wrn-16-2")  # 3 x 32 x 32; the others read 28 x 28
 _COLUMNS = ("products", "QR", "entries", "total", "performed")
@@ -116,22 +117,23 @@ def record(name: str, rule: Rule) -> dict[str, Any]:
     }
 
 
-def tables(found: dict[str, Any]) -> list[Table]:
+def tables(found: dict[str, Any]) -> list[Table | str]:
     """The same for people, in GFLOP; parameters that are updated entry by entry share a line."""
-    title = f"one step of {found['optimizer']} on {found['model']}, GFLOP"
-    shown = Table(title=title, title_justify="left")
-    for name in ("parameter", "shape", *_COLUMNS):
-        shown.add_column(name, justify="right" if name in _COLUMNS else "left", no_wrap=True)
     rows = found["parameters"]
     matrices = [row for row in rows if row["products"]]
     others = [row for row in rows if not row["products"]]
     rest = [_sum(others, f"{len(others)} others")] if others else []
-    for row in [*matrices, *rest] if matrices else rows:
-        shown.add_row(row["name"], row["shape"], *(_gflop(row[name]) for name in _COLUMNS))
+    shown = columns(
+        f"one step of {found['optimizer']} on {found['model']}, GFLOP",
+        ("parameter", "shape", *_COLUMNS),
+        map(_cells, [*matrices, *rest] if matrices else rows),
+        left=2,
+    )
+    for column in shown.columns:
+        column.no_wrap = True
     shown.add_section()
-    last = _sum(rows, "all")
-    shown.add_row(last["name"], "", *(_gflop(last[name]) for name in _COLUMNS))
-    return [shown, *([_published(found["table_2"])] if found["table_2"] else [])]
+    shown.add_row(*_cells(_sum(rows, "all") | {"shape": ""}))
+    return [shown, *(_published(found["table_2"]) if found["table_2"] else ())]
 
 
 def _sum(rows: list[dict[str, Any]], name: str) -> dict[str, Any]:
@@ -140,19 +142,19 @@ def _sum(rows: list[dict[str, Any]], name: str) -> dict[str, Any]:
     return {"name": name, "shape": f"by {', '.join(used)}", **sums}
 
 
-def _published(rows: list[dict[str, Any]]) -> Table:
-    shown = Table(title="beside 002, Table 2, as it counts", title_justify="left")
-    for name in ("optimizer", "counted", "printed", "difference"):
-        shown.add_column(name, justify="left" if name == "optimizer" else "right")
-    for row in rows:
-        shown.add_row(row["optimizer"], f"{row['counted']:.4f}", f"{row['printed']:.4f}",
-                      f"{row['difference']:+.5f}")  # fmt: skip
-    return shown
+def _cells(row: dict[str, Any]) -> list[str]:
+    sizes = [row[name] / 1e9 for name in _COLUMNS]
+    numbers = [f"{size:.{2 if size >= 10 else 4}f}" if size else "-" for size in sizes]
+    return [row["name"], row["shape"], *numbers]
 
 
-def _gflop(flop: float) -> str:
-    size = flop / 1e9
-    return f"{size:.{2 if size >= 10 else 4}f}" if flop else "-"
+def _published(rows: list[dict[str, Any]]) -> tuple[Table, str]:
+    head = ("optimizer", "counted", "printed", "difference")
+    forms = ("{}", "{:.4f}", "{:.4f}", "{:+.5f}")
+    cells = [
+        [form.format(row[name]) for name, form in zip(head, forms, strict=True)] for row in rows
+    ]
+    return columns("beside 002, Table 2, as it counts", head, cells), NOTE
 
 
 def _row(one: Cost) -> dict[str, Any]:

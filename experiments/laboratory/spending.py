@@ -11,6 +11,7 @@ from rich.table import Table
 from fedmuon import config as tables
 from fedmuon.config import Config
 from fedmuon.errors import InputError
+from fedmuon.experiments.laboratory.facts import columns
 from fedmuon.federated.spending import delta_of
 from fedmuon.privacy.ledger import Ledger
 from fedmuon.privacy.mechanism import REPEATABLE
@@ -72,13 +73,14 @@ def _delta(folder: Path) -> float:
 
 def table(record: Record) -> Table:
     """The same for people."""
-    shown = Table(
-        "client", "epsilon", "at least", "RDP", title=f"joint, delta {record['delta']:.3g}"
-    )
-    for client, held in record["clients"].items():
-        shown.add_row(client, *(_said(held[name]) for name in ("upper", "lower", "rdp")))
+    rows = [
+        (client, *(_said(held[name]) for name in ("upper", "lower", "rdp")))
+        for client, held in record["clients"].items()
+    ]
+    head = ("client", "epsilon", "at least", "RDP")
+    shown = columns(f"joint, delta {record['delta']:.3g}", head, rows)
     shown.add_section()
-    shown.add_row("most", _said(record["epsilon"]), "", "")
+    shown.add_row("most", _said(record["epsilon"]))
     shown.caption = record["note"] or None
     return shown
 

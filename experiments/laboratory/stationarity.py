@@ -4,7 +4,6 @@ import math
 from dataclasses import dataclass, replace
 from typing import Any
 
-from rich.markup import escape
 from rich.table import Table
 
 from fedmuon.analysis.theory import private_stationarity, rank_dependence, schedules
@@ -12,6 +11,7 @@ from fedmuon.analysis.theory.private_stationarity import GIVEN, TAILED, Release
 from fedmuon.analysis.theory.schedules import Schedule
 from fedmuon.analysis.theory.stationarity import Noise, Stationarity, nesterov_muon
 from fedmuon.errors import InputError
+from fedmuon.experiments.laboratory.facts import facts, listed
 from fedmuon.orthogonalize.guarantees import polar_error_bound, residual
 
 
@@ -142,16 +142,11 @@ def _record(found: Stationarity) -> dict[str, Any]:
 
 def table(record: dict[str, Any]) -> Table:
     """The same for people."""
-    shown = Table("", "", title=escape(f"{record['measure']}, {record['paper']}"))
-    for name in ("value", "lr", "beta", "steps", "rule", "power_of_steps", "contraction",
-                 "clip", "excess", "noise_of_a_release", "delta_q", "eps_q", "chi_q"):  # fmt: skip
-        if record.get(name) is not None:
-            held = record[name]
-            shown.add_row(name, f"{held:.6g}" if isinstance(held, float) else str(held))
-    for name, term in record["terms"].items():
-        shown.add_row(f"of that, {name}", f"{term:.6g}")
-    for name, other in record.get("others", {}).items():
-        shown.add_row(f"beside it, {name}", f"{other['value']:.6g}")
-    for number, sentence in enumerate(record["assumptions"]):
-        shown.add_row("" if number else "assumes", escape(sentence))
-    return shown
+    names = ("value", "lr", "beta", "steps", "rule", "power_of_steps", "contraction",
+             "clip", "excess", "noise_of_a_release", "delta_q", "eps_q", "chi_q")  # fmt: skip
+    rows = [(name, record.get(name)) for name in names]
+    rows += [(f"of that, {name}", term) for name, term in record["terms"].items()]
+    others = record.get("others", {})
+    rows += [(f"beside it, {name}", other["value"]) for name, other in others.items()]
+    rows += listed("assumes", record["assumptions"])
+    return facts(f"{record['measure']}, {record['paper']}", rows)

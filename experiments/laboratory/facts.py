@@ -1,0 +1,33 @@
+"""Tables for people: names beside what is known of them."""
+
+from collections.abc import Iterable, Sequence
+
+from rich.markup import escape
+from rich.table import Table
+
+Facts = Iterable[tuple[str, object]]
+
+
+def facts(title: str, rows: Facts) -> Table:
+    """A row for each name: six digits of a real number; no row for what is None or empty."""
+    shown = Table("", "", title=escape(title), title_justify="left", show_header=False)
+    for name, value in rows:
+        if value is not None and value != "":
+            text = f"{value:.6g}" if isinstance(value, float) else str(value)
+            shown.add_row(name, escape(text))
+    return shown
+
+
+def listed(name: str, sentences: Sequence[str]) -> Facts:
+    """Several sentences under one name."""
+    return [("" if place else name, one) for place, one in enumerate(sentences)]
+
+
+def columns(title: str, head: Sequence[str], rows: Iterable[Sequence[str]], left: int = 1) -> Table:
+    """Rows of markup under their heads; the first `left` columns are words, the others numbers."""
+    shown = Table(title=title, title_justify="left")
+    for place, name in enumerate(head):
+        shown.add_column(name, justify="left" if place < left else "right")
+    for row in rows:
+        shown.add_row(*row)
+    return shown
