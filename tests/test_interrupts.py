@@ -130,3 +130,16 @@ def test_a_second_signal_is_not_held_up(tmp_path: Path) -> None:
         with pytest.raises(Interrupted):
             os.kill(os.getpid(), signal.SIGTERM)
         assert signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
+
+
+def test_two_signals_at_once_are_one_wish() -> None:
+    """On a busy machine two of them are often waiting when the program is next asked."""
+    ends = {signal.SIGINT, signal.SIGTERM, signal.SIGHUP}
+    with interruptible():
+        signal.pthread_sigmask(signal.SIG_BLOCK, ends)
+        for end in ends:
+            os.kill(os.getpid(), end)
+        with pytest.raises(Interrupted):
+            signal.pthread_sigmask(signal.SIG_UNBLOCK, ends)
+            time.sleep(0.1)
+        assert all(signal.getsignal(end) is signal.SIG_DFL for end in ends)

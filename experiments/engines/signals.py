@@ -35,7 +35,14 @@ def _under_nohup(end: signal.Signals) -> bool:
 
 
 def _unwind(number: int, frame: FrameType | None) -> None:
-    for end in ENDS:
-        if not _under_nohup(end):
-            signal.signal(end, signal.SIG_DFL)
+    ends = [end for end in ENDS if not _under_nohup(end)]
+    for end in ends:
+        signal.signal(end, _heed_no_more)
+    signal.raise_signal(number)  # what came at the same time is heard while somebody hears it
+    for end in ends:
+        signal.signal(end, signal.SIG_DFL)
     raise Interrupted(number)
+
+
+def _heed_no_more(number: int, frame: FrameType | None) -> None:
+    """Several signals at once are one wish."""
