@@ -17,10 +17,10 @@ from flwr.app import ArrayRecord, ConfigRecord, Context, Message, MetricRecord, 
 from flwr.clientapp import ClientApp
 
 from fedmuon.config import unflatten
-from fedmuon.errors import InputError
+from fedmuon.errors import InputError, plain
 from fedmuon.federated.evaluate import risk
 from fedmuon.federated.local import Broadcast, cohort_round
-from fedmuon.federated.wire import distrusted, named, pack, plain, received
+from fedmuon.federated.wire import distrusted, named, pack, received
 from fedmuon.federated.worker import Worker, worker
 from fedmuon.own import NOTHING, Own
 from fedmuon.tables import Scalar

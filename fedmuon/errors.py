@@ -1,4 +1,4 @@
-"""The errors that a user causes and can mend, and the wish to stop."""
+"""The errors that a user causes and can mend, the wish to stop, and words for their sentences."""
 
 import signal
 
@@ -22,3 +22,10 @@ class Interrupted(BaseException):
     def exit_code(self) -> int:
         """As shells count: 130 after Ctrl-C, 143 after SIGTERM."""
         return 128 + self.number
+
+
+def plain(what: object, most: int | None = 200) -> str:
+    """Anybody's words as part of a line: control characters become visible, `most` are kept."""
+    words = str(what) if most is None else str(what)[: most + 1]
+    text = "".join(one if one.isprintable() else repr(one)[1:-1] for one in words)
+    return text if most is None or len(text) <= most else f"{text[:most]}..."

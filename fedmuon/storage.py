@@ -12,7 +12,7 @@ import json
 import logging
 import os
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import numpy as np
@@ -86,11 +86,13 @@ def read_tensors(path: Path) -> tuple[dict[str, Tensor], dict[str, str]]:
         raise InputError(f"{path} is not a readable safetensors file ({error}): {AFRESH}") from None
 
 
-@dataclass(frozen=True)
+@dataclass
 class RunDirectory:
     """The files of one run."""
 
     path: Path
+    _mark: str = field(default="", init=False)  # once it cannot change any more
+    _head: str = field(default="", init=False)  # of the ledger, at the checkpoint read or written
 
     def create(self, resume: bool) -> None:
         """Make the folder; refuse one that holds anything unless it is a run to resume."""
@@ -127,6 +129,7 @@ class RunDirectory:
             announce(self.path, contents)
         for name in sorted(missing):
             write_bytes(self.path / name, contents[name])
+        self._mark = self.mark
 
     def require_sound(self, but: Collection[str] = ()) -> None:
         """Refuse a run of which a file is damaged: what was fixed, and once finished all."""
@@ -152,6 +155,8 @@ class RunDirectory:
     @property
     def mark(self) -> str:
         """What tells this run from others: the sums of what was fixed before its first round."""
+        if self._mark:
+            return self._mark
         sums = sums_of(self.path)
         return digest("".join(sums.get(name, "") for name in FIXED).encode())
 
@@ -170,6 +175,7 @@ class RunDirectory:
             if last.exists():
                 last.replace(previous)
         write_bytes(last, content)
+        self._head = ledger
 
     def restore(self, fresh: ServerState) -> ServerState:
         """The last sound checkpoint's state, shaped and placed like the fresh one; fresh if there
@@ -177,6 +183,7 @@ class RunDirectory:
         for tensors, about in self._checkpoints():
             try:
                 params, states = unpack(tensors, fresh.params, fresh.states)
+                self._head = about.get("ledger", "")
                 return ServerState(int(about["round"]), params, states)
             except (InputError, KeyError, ValueError) as error:
                 raise InputError(
@@ -202,6 +209,8 @@ class RunDirectory:
         """The ledger's head at the last checkpoint, or at the end; None if nothing was saved."""
         if summary := self.summary():
             return summary.get("privacy", {}).get("ledger")
+        if self._head:
+            return self._head
         return next((about.get("ledger") or None for _, about in self._checkpoints()), None)
 
     def append(self, record: Record) -> None:
@@ -211,7 +220,10 @@ class RunDirectory:
 
     def records(self) -> list[Record]:
         """The rounds of rounds.jsonl up to the first line that is damaged."""
-        return _records(whole_lines(self.path / "rounds.jsonl"), self.mark)
+        mark = self.mark
+        if found := _records(whole_lines(self.path / "rounds.jsonl"), mark):
+            self._mark = mark  # lines bear it: nobody will fix other files
+        return found
 
     def cut_back(self, round: int) -> None:
         """Keep the records of the first `round` rounds, all of which must be there."""

@@ -7,8 +7,8 @@ from collections.abc import Iterable, Sequence
 from flwr.app import Message, MessageType, RecordDict
 from flwr.serverapp import Grid
 
-from fedmuon.errors import InputError
-from fedmuon.federated.wire import distrusted, plain
+from fedmuon.errors import InputError, plain
+from fedmuon.federated.wire import distrusted
 from fedmuon.server import stopping
 
 FIRST_PAUSE, LAST_PAUSE = 0.005, 0.1  # seconds between looks; small rounds should not wait

@@ -17,11 +17,11 @@ from flwr.serverapp import Grid
 from flwr.serverapp.strategy import Strategy
 
 from fedmuon.config import Config, flatten
-from fedmuon.errors import InputError
+from fedmuon.errors import InputError, plain
 from fedmuon.federated.aggregate import ServerState, aggregate, broadcast, mean_loss
 from fedmuon.federated.local import Reply
 from fedmuon.federated.simulate import Experiment, Fault, Round
-from fedmuon.federated.wire import distrusted, pack, plain, received
+from fedmuon.federated.wire import distrusted, pack, received
 from fedmuon.server import stopping
 from fedmuon.server.exchange import arrays_of, exchange, meet, reason
 

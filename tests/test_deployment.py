@@ -25,6 +25,7 @@ from fedmuon.config import Config, dump, flatten, unflatten
 from fedmuon.errors import InputError, Interrupted
 from fedmuon.experiments.engines.credentials import make_node_key, make_server_files
 from fedmuon.experiments.engines.deploy import SETTINGS, Deployment, deployed
+from fedmuon.experiments.engines.deployment import executor
 from fedmuon.experiments.engines.processes import SCRIPTS, Processes, descendants, free_ports
 from fedmuon.experiments.run import execute
 from fedmuon.federated import setup
@@ -49,7 +50,26 @@ def deployment() -> Iterator[Deployment]:
 @pytest.fixture(scope="module")
 def stranger(deployment: Deployment) -> subprocess.Popen[bytes]:
     """A SuperNode with a key of its own that nobody registered."""
-    return deployment.add_stranger()
+    deployment.make_key(NODES)
+    return deployment.start_supernode(NODES, free_ports(1)[0])
+
+
+def kill(deployment: Deployment, number: int) -> None:
+    """End a SuperNode as a power cut would, with its children."""
+    name = f"supernode-{number}"
+    deployment.processes.kill(name, executor(name))
+    deployment.supernodes[number].wait()
+
+
+def revive(deployment: Deployment, number: int) -> None:
+    """Start a SuperNode again until the SuperLink admits it, which believes for a minute that the
+    dead one still lives."""
+    for _ in range(20):
+        node = deployment.supernodes[number] = deployment.start_supernode(number, free_ports(1)[0])
+        try:
+            node.wait(10)  # it ended: not admitted yet
+        except subprocess.TimeoutExpired:
+            return
 
 
 def gone(folder: Path) -> bool:
@@ -109,14 +129,14 @@ def test_a_supernode_that_dies_and_returns(deployment: Deployment, tmp_path: Pat
     inline, out = tmp_path / "inline", tmp_path / "deployed"
     execute(tiny(3), inline)
 
-    revival = threading.Thread(target=deployment.revive, args=(victim,))
+    revival = threading.Thread(target=revive, args=(deployment, victim))
 
-    def kill(record: dict) -> None:
+    def watch(record: dict) -> None:
         if record["round"] == 1:
-            deployment.kill(victim)
+            kill(deployment, victim)
             revival.start()
 
-    deployment.execute(config, out, kill)
+    deployment.execute(config, out, watch)
     revival.join()
     assert distance(inline / "model.safetensors", out / "model.safetensors") <= 1e-12
     records = [json.loads(line) for line in (out / "rounds.jsonl").read_text().splitlines()]

@@ -7,11 +7,11 @@ import ssl
 import stat
 import subprocess
 import sys
-import threading
 import time
 import tomllib
 import urllib.error
 import urllib.request
+from concurrent.futures import Future
 from pathlib import Path
 
 import pytest
@@ -160,18 +160,18 @@ def test_a_hangup_is_ignored_under_nohup() -> None:
 def test_flower_may_have_left_ray_before_its_clients_are_ended(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    done = threading.Event()
+    done = Future[None]()
 
     def simulate() -> None:
         time.sleep(0.5)  # until somebody waits for it
         os.kill(os.getpid(), signal.SIGTERM)
         with pytest.raises(Interrupted):
             stopping.pause(60)
-        done.set()
+        done.set_result(None)
 
     monkeypatch.setattr(ray_engine, "kill_clients", lambda: pytest.fail("Ray is gone"))
     with interruptible(), pytest.raises(Interrupted):
-        ray_engine._beside(simulate, done)
+        ray_engine._in_a_thread(simulate, done)
     stopping.forget()
 
 

@@ -7,6 +7,7 @@ from typing import Any
 
 import typer
 
+from fedmuon.errors import InputError, Interrupted
 from fedmuon.experiments.cli.laboratory import bound, report, stability, suite
 from fedmuon.experiments.cli.options import complain, sound
 from fedmuon.experiments.cli.privacy import app as privacy
@@ -14,6 +15,7 @@ from fedmuon.experiments.cli.project import make_text, new
 from fedmuon.experiments.cli.results import compare
 from fedmuon.experiments.cli.runs import deploy_demo, doctor, run
 from fedmuon.experiments.cli.theory import flops, stationarity
+from fedmuon.experiments.engines.signals import interruptible
 
 app = typer.Typer(
     help="A laboratory for orthogonalized-momentum (Muon) optimization in federated and private "
@@ -48,9 +50,6 @@ def prefer_wide_vectors() -> None:
 def main(arguments: list[str] | None = None) -> Any:
     """Entry point: exit code 0 when done, 2 when the user can mend it, 130 or 143 when stopped."""
     prefer_wide_vectors()
-    from fedmuon.errors import InputError, Interrupted
-    from fedmuon.experiments.engines.signals import interruptible
-
     with interruptible():
         try:
             return app(sound(arguments))

@@ -13,6 +13,8 @@ from rich.console import Console
 from rich.text import Text
 from typer import Argument, Option
 
+from fedmuon.errors import InputError, Interrupted, plain
+
 if TYPE_CHECKING:
     from fedmuon.config import Config
 
@@ -61,8 +63,6 @@ def chosen_folder(out: Path | None, config: "Config | None", resume: bool = Fals
 @contextlib.contextmanager
 def resumable(folder: Path, command: Sequence[str]) -> Iterator[None]:
     """Where work on the folder is interrupted, say what was saved and how to go on."""
-    from fedmuon.errors import Interrupted
-
     try:
         yield
     except Interrupted as wish:
@@ -92,19 +92,12 @@ def require_at_most(most: float, **given: float | None) -> None:
 
 
 def refuse(sentence: str) -> NoReturn:
-    from fedmuon.errors import InputError
-
     raise InputError(sentence)
-
-
-def said(text: object) -> str:
-    """The text as one line that does nothing to a terminal: control characters become visible."""
-    return "".join(one if one.isprintable() else repr(one)[1:-1] for one in str(text))
 
 
 def where(folder: Path) -> Text:
     """A path to be printed."""
-    return Text(said(folder), style="bold")
+    return Text(plain(folder, None), style="bold")
 
 
 def tell(record: dict[str, Any], as_json: bool, *shown: object) -> None:
@@ -118,5 +111,5 @@ def tell(record: dict[str, Any], as_json: bool, *shown: object) -> None:
 
 def complain(sentence: str) -> None:
     """One sentence on stderr; its [brackets] are tables of the config, not markup."""
-    text = Text.assemble(("fedmuon: ", "bold red"), said(sentence))
+    text = Text.assemble(("fedmuon: ", "bold red"), plain(sentence, None))
     Console(stderr=True).print(text, highlight=False, soft_wrap=True)

@@ -12,7 +12,7 @@ from rich.markup import escape
 from rich.table import Table
 
 from fedmuon.drive import Begin, Watch
-from fedmuon.experiments.cli.options import said
+from fedmuon.errors import plain
 from fedmuon.experiments.laboratory.facts import columns, facts
 from fedmuon.storage import Record
 
@@ -148,7 +148,7 @@ def _numbers(summary: Record) -> Table:
 
 def _said(text: str) -> str:
     """Words of a file as a table may hold them: no markup, no control characters."""
-    return escape(said(text))
+    return escape(plain(text, None))
 
 
 def suite_tables(found: "Findings") -> list[Table]:

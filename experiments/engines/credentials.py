@@ -18,16 +18,6 @@ from cryptography.hazmat.primitives.serialization import (
 from cryptography.x509.oid import NameOID
 
 LIFE = datetime.timedelta(days=1)
-SIGNING = {"key_cert_sign": True, "crl_sign": True, "digital_signature": False}
-SERVING = {"key_cert_sign": False, "crl_sign": False, "digital_signature": True}
-UNUSED = (
-    "content_commitment",
-    "key_encipherment",
-    "data_encipherment",
-    "key_agreement",
-    "encipher_only",
-    "decipher_only",
-)
 
 
 @dataclass(frozen=True)
@@ -104,9 +94,10 @@ def _certificate(
 ) -> x509.Certificate:
     """A certificate for `key`; without an authority it signs itself and may sign others."""
     subject = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, name)])
-    now = datetime.datetime.now(datetime.UTC)
-    uses = dict.fromkeys(UNUSED, False) | (SERVING if authority else SIGNING)
-    identifier = x509.SubjectKeyIdentifier.from_public_key
+    now, signs = datetime.datetime.now(datetime.UTC), authority is None
+    # A signature of messages, four uses of none, signatures of certificates and of their lists.
+    uses = x509.KeyUsage(not signs, *[False] * 4, signs, signs, False, False)
+    signed_by = x509.AuthorityKeyIdentifier.from_issuer_public_key(signer.public_key())
     builder = (
         x509.CertificateBuilder()
         .subject_name(subject)
@@ -115,18 +106,13 @@ def _certificate(
         .serial_number(x509.random_serial_number())
         .not_valid_before(now - LIFE)
         .not_valid_after(now + LIFE)
-        .add_extension(x509.BasicConstraints(ca=authority is None, path_length=None), True)
-        .add_extension(x509.KeyUsage(**uses), True)
-        .add_extension(identifier(key.public_key()), False)
-        .add_extension(
-            x509.AuthorityKeyIdentifier.from_issuer_public_key(signer.public_key()), False
-        )
+        .add_extension(x509.BasicConstraints(ca=signs, path_length=None), True)
+        .add_extension(uses, True)
+        .add_extension(x509.SubjectKeyIdentifier.from_public_key(key.public_key()), False)
+        .add_extension(signed_by, False)
     )
     if authority:
-        builder = builder.add_extension(_loopback(), False)
+        address = x509.IPAddress(ipaddress.ip_address("127.0.0.1"))
+        places = x509.SubjectAlternativeName([x509.DNSName("localhost"), address])
+        builder = builder.add_extension(places, False)
     return builder.sign(signer, hashes.SHA384())
-
-
-def _loopback() -> x509.SubjectAlternativeName:
-    address = ipaddress.ip_address("127.0.0.1")
-    return x509.SubjectAlternativeName([x509.DNSName("localhost"), x509.IPAddress(address)])

@@ -56,11 +56,9 @@ class Deployment:
         self._superlink = processes.start("superlink", self._superlink_command())
         self._start_superexec("superlink", self.port)
         self._await_superlink()
-        keys = [self._key(number) for number in range(nodes)] if secure else []
+        keys = [self.make_key(number) for number in range(nodes)] if secure else []
         self._register([f"{key}.pub" for key in keys])
-        self._supernodes = [
-            self._start_supernode(number, port) for number, port in enumerate(ports)
-        ]
+        self.supernodes = [self.start_supernode(number, port) for number, port in enumerate(ports)]
 
     def execute(
         self,
@@ -102,31 +100,10 @@ class Deployment:
     def _await_saving(self) -> None:
         """Let the ServerApp, if it runs, save its state and end."""
         end = time.monotonic() + SAVING
-        name, app = _executor("superlink"), "flwr-serverapp"
+        name, app = executor("superlink"), "flwr-serverapp"
         self.processes.ask_to_end(name, app)
         while self.processes.running(name, app) and time.monotonic() < end:
             time.sleep(PAUSE)
-
-    def kill(self, number: int) -> None:
-        """End a SuperNode as a power cut would, with its children."""
-        name = f"supernode-{number}"
-        self.processes.kill(name, _executor(name))
-        self._supernodes[number].wait()
-
-    def revive(self, number: int) -> None:
-        """Start a SuperNode again until the SuperLink admits it, which believes for a minute that
-        the dead one still lives."""
-        for _ in range(20):
-            self._supernodes[number] = self._start_supernode(number, free_ports(1)[0])
-            with contextlib.suppress(subprocess.TimeoutExpired):
-                self._supernodes[number].wait(10)
-                continue  # it ended: not admitted yet
-            return
-
-    def add_stranger(self) -> subprocess.Popen[bytes]:
-        """Start a SuperNode whose key nobody registered."""
-        self._key(self.nodes)
-        return self._start_supernode(self.nodes, free_ports(1)[0])
 
     def _superlink_command(self) -> list[str | Path]:
         command = [*_gate("superlink"), self._control_key]
@@ -136,17 +113,16 @@ class Deployment:
             return [*command, "--insecure"]
         return [*command, *self._files.options(), "--enable-supernode-auth"]
 
-    def _start_supernode(self, number: int, port: int) -> subprocess.Popen[bytes]:
+    def start_supernode(self, number: int, port: int) -> subprocess.Popen[bytes]:
         name = f"supernode-{number}"
         command: list[str | Path] = ["flower-supernode", "--superlink", f"{HOST}:{self.port}"]
         command += ["--host", HOST, "--port", str(port)]
         command += ["--node-config", f"partition-id={number} num-partitions={self.nodes}"]
         command += self._tasks_for(name)
-        if self._files is None:
-            command += ["--insecure"]
-        else:
-            command += ["--root-certificates", self._files.authority, *self._files.options()]
-            command += ["--auth-supernode-private-key", self._key_file(number)]
+        command += self._trust()
+        if self._files is not None:
+            key = self.processes.folder / f"supernode-{number}.key"
+            command += [*self._files.options(), "--auth-supernode-private-key", key]
         supernode = self.processes.start(name, command)
         self._start_superexec(name, port)
         return supernode
@@ -160,13 +136,16 @@ class Deployment:
         """What starts the apps of the SuperLink or SuperNode of this name, and proves it may."""
         command = [*_gate("superexec"), "--runtime-api-address", f"{HOST}:{port}"]
         command += ["--superexec-auth-secret-file", self.processes.folder / f"{name}.secret"]
-        trust = ["--root-certificates", self._files.authority] if self._files else ["--insecure"]
-        self.processes.start(_executor(name), [*command, *trust])
+        self.processes.start(executor(name), [*command, *self._trust()])
+
+    def _trust(self) -> list[str | Path]:
+        """Whom a client of the SuperLink believes."""
+        return ["--root-certificates", self._files.authority] if self._files else ["--insecure"]
 
     def _await_superlink(self) -> None:
         """Until it answers over HTTP."""
-        secure, end = self._files is not None, time.monotonic() + START
-        url = f"{'https' if secure else 'http'}://{HOST}:{self.port}/health"
+        end = time.monotonic() + START
+        url = f"{'https' if self._files else 'http'}://{HOST}:{self.port}/health"
         trust = ssl.create_default_context(cafile=self._files.authority) if self._files else None
         while True:
             self._require_superlink()
@@ -182,11 +161,9 @@ class Deployment:
             last = (self.processes.log("superlink").strip().splitlines() or ["no words"])[-1]
             raise InputError(f"the SuperLink ended (exit code {code}): {last}")
 
-    def _key_file(self, number: int) -> Path:
-        return self.processes.folder / f"supernode-{number}.key"
-
-    def _key(self, number: int) -> Path:
-        return make_node_key(self._key_file(number))
+    def make_key(self, number: int) -> Path:
+        """A SuperNode's key, in the file where it looks for it."""
+        return make_node_key(self.processes.folder / f"supernode-{number}.key")
 
     def _register(self, keys: list[str]) -> None:
         """Tell the SuperLink which SuperNodes to admit."""
@@ -237,7 +214,7 @@ def _gate(role: str) -> list[str | Path]:
     return [sys.executable, "-P", GATE, role]
 
 
-def _executor(name: str) -> str:
+def executor(name: str) -> str:
     return f"{name}-exec"
 
 

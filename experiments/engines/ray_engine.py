@@ -10,8 +10,8 @@ import os
 import signal
 import threading
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Generic, TypeVar
+from concurrent.futures import Future, wait
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from fedmuon.config import Config
 from fedmuon.drive import Begin, Run, Watch
@@ -28,15 +28,6 @@ if TYPE_CHECKING:
 
 Result = TypeVar("Result")
 SAVING, ENDING = 20.0, 2.0  # seconds for the server to save its state, and for Flower to end
-
-
-@dataclass
-class Outcome(Generic[Result]):
-    """What the server's thread leaves behind: its results, or the user's error."""
-
-    results: list[Result] = field(default_factory=list)
-    error: BaseException | None = None
-    done: threading.Event = field(default_factory=threading.Event)
 
 
 def run_on_ray(
@@ -78,16 +69,11 @@ def on_grid(
 
     from fedmuon.clients import client_app as clients
 
-    outcome, server_app = Outcome[Result](), ServerApp()
+    outcome, server_app = Future[Result](), ServerApp()
 
     @server_app.main()
     def main(grid: "Grid", context: Context) -> None:
-        try:
-            outcome.results.append(work(grid))
-        except BaseException as error:
-            outcome.error = error
-        finally:
-            outcome.done.set()
+        _settle(outcome, lambda: work(grid))
 
     handed = [clients.app]
 
@@ -105,53 +91,48 @@ def on_grid(
         if config.given != NOTHING:
             handed[0] = clients.client_app(Handed.over(config.given))
         try:
-            _beside(simulate, outcome.done)
+            _in_a_thread(simulate, outcome)
         except RuntimeError as error:
-            if outcome.error is None and not outcome.results:
+            if not outcome.done():
                 raise InputError(_why(error, config)) from error
-    if outcome.error is not None:
-        raise outcome.error
-    return outcome.results[0]
+    return outcome.result(timeout=0)
 
 
-def _beside(simulate: Callable[[], None], done: threading.Event) -> None:
+def _settle(future: "Future[Result]", work: Callable[[], Result]) -> None:
+    """Do the work, and keep what comes of it, or the user's error, for another thread."""
+    try:
+        future.set_result(work())
+    except BaseException as error:
+        future.set_exception(error)
+
+
+def _in_a_thread(simulate: Callable[[], None], outcome: "Future[Result]") -> None:
     """Flower in a thread; when somebody wants to stop, the server saves its state, then all end."""
     from fedmuon.server import stopping
 
-    raised: list[Exception] = []
-
-    def main() -> None:
-        try:
-            simulate()
-        except Exception as error:
-            raised.append(error)
-
+    ended = Future[None]()
     stopping.forget()
-    thread = threading.Thread(target=main, name="flower", daemon=True)
+    thread = threading.Thread(target=_settle, args=(ended, simulate), name="flower", daemon=True)
     thread.start()
     try:
         thread.join()
     except BaseException as wish:
         stopping.ask(wish.number if isinstance(wish, Interrupted) else signal.SIGINT)
-        done.wait(SAVING)
+        wait([outcome], SAVING)
         thread.join(ENDING)
         if thread.is_alive():  # it waits for clients that still compute
             with contextlib.suppress(Exception):  # it may leave Ray at this very moment
                 kill_clients()
         thread.join(ENDING)
         raise
-    if raised:
-        raise raised[0]
+    if isinstance(error := ended.exception(), Exception):
+        raise error
 
 
 def _resources(config: Config) -> dict[str, Any]:
     """Flower hands these to Ray's actor options: a killed worker comes back for the next try."""
-    engine = config.engine
-    return {
-        "num_cpus": engine.cpus_per_client,
-        "num_gpus": engine.gpus_per_client,
-        "max_restarts": -1,
-    }
+    cpus, gpus = config.engine.cpus_per_client, config.engine.gpus_per_client
+    return {"num_cpus": cpus, "num_gpus": gpus, "max_restarts": -1}
 
 
 @contextlib.contextmanager
@@ -168,10 +149,9 @@ def _folded_logs(verbose: bool) -> Iterator[None]:
 
 
 def _why(error: BaseException, config: Config) -> str:
-    cause = error.__cause__ or error
-    engine = config.engine
+    cause, engine = error.__cause__ or error, config.engine
     return (
-        f"the Ray engine could not run ({str(cause).splitlines()[0]}): check [engine] "
-        f"cpus-per-client = {engine.cpus_per_client} and "
-        f"gpus-per-client = {engine.gpus_per_client}, or see --verbose"
+        f"the Ray engine could not run ({str(cause).splitlines()[0]}): check [engine] cpus-per-"
+        f"client = {engine.cpus_per_client} and gpus-per-client = {engine.gpus_per_client}, or see "
+        "--verbose"
     )

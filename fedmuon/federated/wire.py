@@ -12,7 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fedmuon.errors import InputError
+from fedmuon.errors import InputError, plain
 from fedmuon.tasks.base import Params
 from fedmuon.transforms.base import States
 
@@ -97,12 +97,6 @@ def distrusted() -> Iterator[None]:
     except Exception as error:
         said = f"{type(error).__name__}: {plain(error)}"
         raise InputError(f"its message is malformed ({said})") from None
-
-
-def plain(what: object, most: int = 200) -> str:
-    """A stranger's words as part of a line: printable, and not too long."""
-    text = "".join(one if one.isprintable() else " " for one in str(what)[: most + 1])
-    return text if len(text) <= most else f"{text[:most]}..."
 
 
 def _some(names: Iterable[str], most: int = 3) -> str:
