@@ -60,12 +60,12 @@ def train(message: Message, context: Context, fetch: Fetch = nothing) -> Message
         config, round, stack, rows = _request(message)
         most = float(message.metadata.ttl)
     with deadline(most):
-        lone = _client(config, number, fetch())
+        client = _client(config, number, fetch())
         with distrusted():
-            shard = lone.shard if rows is None else lone.with_neighbours(rows)
-            params, states = _arrays(message, lone, stack)
+            shard = client.shard if rows is None else client.with_neighbours(rows)
+            params, states = _arrays(message, client, stack)
         sent = Broadcast(round, params, states)
-        (reply,) = cohort_round(lone.recipe, lone.task, lone.plan, [(number, shard)], sent)
+        (reply,) = cohort_round(client.recipe, client.task, client.plan, [(number, shard)], sent)
     return _reply(
         message,
         {
@@ -81,10 +81,10 @@ def evaluate(message: Message, context: Context, fetch: Fetch = nothing) -> Mess
     number = _partition(context)
     with distrusted():
         config, round, stack, _ = _request(message)
-    lone = _client(config, number, fetch())
+    client = _client(config, number, fetch())
     with distrusted():
-        params, _ = _arrays(message, lone, stack, states=False)
-    found = risk(lone.task, params, lone.shard.data.inputs, lone.shard.data.labels)
+        params, _ = _arrays(message, client, stack, states=False)
+    found = risk(client.task, params, client.shard.data.inputs, client.shard.data.labels)
     return _reply(
         message,
         {
@@ -122,16 +122,16 @@ def _request(message: Message) -> tuple[FlatConfig, int, int, np.ndarray | None]
 
 
 def _arrays(
-    message: Message, lone: Worker, stack: int, states: bool = True
+    message: Message, client: Worker, stack: int, states: bool = True
 ) -> tuple[Params, States]:
     """The model and, if wanted, the states: of as many replicas as there are bytes for."""
     record = message.content.array_records["arrays"]
     arrays = {name: array.data for name, array in record.items()}
-    one = named(lone.template(1)[0], {})
+    one = named(client.template(1)[0], {})
     if any(stack * value.nbytes > len(arrays.get(name, b"")) for name, value in one.items()):
         raise InputError(f"the message's arrays are not those of {plain(stack, 20)} replicas")
-    params, like = lone.template(stack)
-    return received(arrays, params, like if states else {})
+    params, template = client.template(stack)
+    return received(arrays, params, template if states else {})
 
 
 def _partition(context: Context) -> int:

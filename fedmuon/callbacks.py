@@ -65,17 +65,14 @@ class EarlyStopping(Callback):
         self._best, self._since = float("-inf"), 0
 
     def on_round(self, record: Mapping[str, Any], state: Any) -> str | None:
-        """Look, if the round was evaluated."""
         if self.measure not in record:
             return None
         value = record[self.measure] if self.rising else -record[self.measure]
+        self._since += 1
         if value > self._best + self.least:
             self._best, self._since = value, 0
-        else:
-            self._since += 1
-        if self._since < self.patience:
-            return None
-        return f"{self.measure} was not better in {self.patience} looks"
+        late = self._since >= self.patience
+        return f"{self.measure} was not better in {self.patience} looks" if late else None
 
 
 @CALLBACKS.add("tensorboard")
@@ -86,12 +83,10 @@ class TensorBoard(Callback):
         self._writer = _package("torch.utils.tensorboard", "tensorboard").SummaryWriter(str(folder))
 
     def on_round(self, record: Mapping[str, Any], state: Any) -> None:
-        """Every number of the record."""
         for name, value in _numbers(record).items():
             self._writer.add_scalar(name, value, record["round"])
 
     def on_end(self, result: Any) -> None:
-        """Write out."""
         self._writer.close()
 
 
@@ -108,11 +103,9 @@ class MLflow(Callback):
         self._mlflow.end_run("RUNNING")  # for this process: one that is interrupted bars no other
 
     def on_round(self, record: Mapping[str, Any], state: Any) -> None:
-        """Every number of the record."""
         self._mlflow.log_metrics(_numbers(record), step=record["round"], run_id=self._run)
 
     def on_end(self, result: Any) -> None:
-        """End the run there."""
         self._mlflow.MlflowClient().set_terminated(self._run)
 
 
@@ -124,11 +117,9 @@ class WandB(Callback):
         self._run = _package("wandb", "wandb").init(project=project, **settings)
 
     def on_round(self, record: Mapping[str, Any], state: Any) -> None:
-        """Every number of the record."""
         self._run.log(_numbers(record), step=record["round"])
 
     def on_end(self, result: Any) -> None:
-        """End the run there."""
         self._run.finish()
 
 

@@ -9,13 +9,13 @@ from typing import Any
 from fedmuon.config import Config, flatten
 
 Record = dict[str, Any]
-Found = tuple[Path, Config, Record, list[Record]]  # folder, config, summary, rounds
+Finished = tuple[Path, Config, Record, list[Record]]  # folder, config, summary, rounds
 SEED = "federation.seed"
 
 
-def compared(runs: Sequence[Found]) -> tuple[list[Record], dict[str, list[list[Record]]]]:
+def compared(runs: Sequence[Finished]) -> tuple[list[Record], dict[str, list[list[Record]]]]:
     """A row for each group, with means and standard deviations; and each group's curves by name."""
-    groups: dict[tuple[Any, ...], list[Found]] = {}
+    groups: dict[tuple[Any, ...], list[Finished]] = {}
     flats = [flatten(config) for _, config, _, _ in runs]
     differing = _differing(flats)
     for flat, found in zip(flats, runs, strict=True):
@@ -36,7 +36,7 @@ def _differing(flats: Sequence[Mapping[str, Any]]) -> list[str]:
     return [name for name in names if len({flat.get(name) for flat in flats}) > 1]
 
 
-def _measures(members: Sequence[Found]) -> Record:
+def _measures(members: Sequence[Finished]) -> Record:
     """Mean and, of several seeds, standard deviation of what the summaries measure."""
     found: Record = {}
     for name in (name for name in members[0][2] if name not in ("seed", "rounds")):

@@ -5,7 +5,8 @@ parts, where oneDNN's convolution (`channels-last`, float32 only) or OpenBLAS (`
 All kernels are exact up to rounding: relative error at most k * eps for an inner length k.
 """
 
-import time
+import math
+import timeit
 from collections.abc import Callable
 
 import torch
@@ -61,7 +62,7 @@ def fastest(m: int, k: int, n: int, dtype: torch.dtype, device: torch.device) ->
     def gradient(kernel: str) -> None:
         multiply(multiply(a, b.T, kernel).mul_(1e-3).exp_(), b, kernel)
 
-    best, least = "torch", float("inf")
+    best, least = "torch", math.inf
     for kernel in supported(dtype, device):
         seconds = _best(lambda kernel=kernel: gradient(kernel), device, 5)
         if 1.05 * seconds < least:
@@ -75,12 +76,11 @@ def _ones(rows: int, columns: int, dtype: torch.dtype, device: torch.device) -> 
 
 def _best(work: Callable[[], object], device: torch.device, repeats: int) -> float:
     """Seconds of the fastest of `repeats` calls after one to warm up."""
-    work()
-    best = float("inf")
-    for _ in range(repeats):
-        start = time.perf_counter()
+
+    def finished() -> None:
         work()
         if device.type == "cuda":
             torch.cuda.synchronize(device)
-        best = min(best, time.perf_counter() - start)
-    return best
+
+    finished()
+    return min(timeit.repeat(finished, number=1, repeat=repeats))

@@ -53,7 +53,6 @@ PRIVATELY = _recipes(
 )
 NETWORK = _one_of("task.name", ["network"], "networks read")
 DECODER = NETWORK, _one_of("task.model", ["gpt"], "the model gpt reads")
-ROUTED = NETWORK, MUON
 HEAVY = (
     _recipes("recipes with local momentum read", lambda name: name not in WITHOUT),
     Need(
@@ -64,12 +63,9 @@ HEAVY = (
     ),
 )
 TAILED = _one_of("local.schedule", ["heavy-tailed"], "the heavy-tailed schedule reads")
-MATRIX = _one_of("task.name", ["matrix"], "the matrix task reads")
-RAY = _one_of("engine.name", ["ray"], "the engine ray reads")
 REMOTE = _one_of("engine.name", ["ray", "deployment"], "engines with client processes read")
 DISK = PRIVATELY, _recipes("recipes disk-... read", lambda name: name.startswith("disk-"))
-STEPS = _map("newton-schulz", "randomized-polar")
-SCHULZ, SKETCHED = _map("newton-schulz"), _map("randomized-polar")
+SCHULZ = _map("newton-schulz")
 FILES = ("fashion-mnist", "mnist", "cifar10", "idx", "npz", "csv", "parquet", "text", *TABLES)
 ALWAYS: tuple[Need, ...] = ()
 
@@ -78,9 +74,9 @@ def _data(*names: str) -> tuple[Need, ...]:
     return (_one_of("data.name", names, f"{', '.join(names)} read{'s' * (len(names) == 1)}"),)
 
 
-NEEDS: dict[str, dict[str, tuple[Need, ...]]] = {
+_READERS: dict[str, dict[str, tuple[Need, ...]]] = {  # of each table's keys
     "data": {
-        **dict.fromkeys(("name", "train", "test", "minimum", "normalize", "options"), ALWAYS),
+        "name train test minimum normalize options": ALWAYS,
         "alpha": (
             _one_of(
                 "federation.partition", ["dirichlet", "quantity"],
@@ -90,35 +86,31 @@ NEEDS: dict[str, dict[str, tuple[Need, ...]]] = {
         "folder": _data(*FILES),
         "context": _data(*TEXTS),
         "tokenizer": _data(*TABLES),
-        **dict.fromkeys(("dimension", "classes"), _data("synthetic")),
+        "dimension classes": _data("synthetic"),
     },
-    "federation": dict.fromkeys(
-        ("clients", "per-round", "rounds", "risk-weights", "aggregate", "partition", "seed",
-         "options"),
-        ALWAYS,
-    ),
+    "federation": {
+        "clients per-round rounds risk-weights aggregate partition seed options": ALWAYS,
+    },
     "task": {
-        **dict.fromkeys(("name", "options"), ALWAYS),
+        "name options": ALWAYS,
         "model": (NETWORK,),
-        **dict.fromkeys(("width", "depth", "heads", "weights"), DECODER),
+        "width depth heads weights": DECODER,
     },
     "local": {
-        **dict.fromkeys(
-            ("recipe", "steps", "batch", "lr", "weight-decay", "schedule", "options"), ALWAYS
-        ),
+        "recipe steps batch lr weight-decay schedule options": ALWAYS,
         "momentum": HEAVY,
         "momentum-form": HEAVY[:1],
         "tail-index": (TAILED,),
         "alignment": (_recipes("fedmuon-aligned reads", "fedmuon-aligned".__eq__),),
         "server-momentum": (_recipes("fedavgm reads", "fedavgm".__eq__),),
-        **dict.fromkeys(("route", "aux", "aux-lr"), ROUTED),
+        "route aux aux-lr": (NETWORK, MUON),
         "adjust": (MUON,),  # and refused where there is but one matrix
     },
     "orthogonalizer": {
         "name": (MUON,),
         "options": ALWAYS,
         "lambda": _map("smoothed-polar"),
-        **dict.fromkeys(("steps", "coefficients"), STEPS),
+        "steps coefficients": _map("newton-schulz", "randomized-polar"),
         "normalization": SCHULZ,
         "eps": (
             *SCHULZ,
@@ -126,14 +118,10 @@ NEEDS: dict[str, dict[str, tuple[Need, ...]]] = {
         ),
         "sigma": _map("gaussian-smoothed-sign"),
         "clip-level": _map("clipped-sign"),
-        **dict.fromkeys(("rank", "oversample", "power", "sketch"), SKETCHED),
+        "rank oversample power sketch": _map("randomized-polar"),
     },
     "privacy": {
-        **dict.fromkeys(
-            ("clipping", "bound", "noise", "lot", "epsilon", "delta", "level",
-             "insecure-reproducible-noise"),
-            (PRIVATELY,),
-        ),
+        "clipping bound noise lot epsilon delta level insecure-reproducible-noise": (PRIVATELY,),
         "kappa": DISK,
         "lookahead": (
             *DISK,
@@ -145,13 +133,15 @@ NEEDS: dict[str, dict[str, tuple[Need, ...]]] = {
         ),
     },
     "engine": {
-        **dict.fromkeys(("name", "dtype", "device"), ALWAYS),
-        "kernel": (MATRIX,),
-        **dict.fromkeys(("cpus-per-client", "gpus-per-client", "ray-address"), (RAY,)),
+        "name dtype device": ALWAYS,
+        "kernel": (_one_of("task.name", ["matrix"], "the matrix task reads"),),
+        "cpus-per-client gpus-per-client ray-address": (
+            _one_of("engine.name", ["ray"], "the engine ray reads"),
+        ),
     },
-    "faults": dict.fromkeys(("policy", "retries", "deadline", "patience"), (REMOTE,)),
+    "faults": {"policy retries deadline patience": (REMOTE,)},
     "stability": {
-        **dict.fromkeys(("neighbours", "delta", "lipschitz", "c-hp"), ALWAYS),
+        "neighbours delta lipschitz c-hp": ALWAYS,
         "trials": (
             _one_of("stability.neighbours", ["own", "any", "worst"], "neighbours drawn or ranked"
                     " read"),
@@ -159,7 +149,7 @@ NEEDS: dict[str, dict[str, tuple[Need, ...]]] = {
         "alpha-smoothing": _map("gaussian-smoothed-sign"),
     },
     "output": {
-        **dict.fromkeys(("evaluate-every", "callback", "options"), ALWAYS),
+        "evaluate-every callback options": ALWAYS,
         "checkpoint-every": (
             _recipes(
                 "a run without privacy reads",
@@ -169,6 +159,10 @@ NEEDS: dict[str, dict[str, tuple[Need, ...]]] = {
         ),
     },
 }  # fmt: skip
+NEEDS = {
+    table: {key: needs for keys, needs in readers.items() for key in keys.split()}
+    for table, readers in _READERS.items()
+}
 
 
 def reads(config: Config, name: str) -> bool:
@@ -179,40 +173,42 @@ def reads(config: Config, name: str) -> bool:
 def unread(config: Config) -> list[str]:
     """The keys `table.key` that differ from their defaults though nothing reads them."""
     names = [f"{table}.{key}" for table, keys in NEEDS.items() for key in keys]
-    return [
-        name
-        for name in names
-        if not reads(config, name) and not is_default(config, name, _held(config, name))
-    ]
+    idle = [name for name in names if not reads(config, name)]
+    return [name for name in idle if not is_default(config, name, _value(config, name))]
 
 
 def is_default(config: Config, name: str, value: Any) -> bool:
     """Whether that is the value of the key where none is set."""
-    table, _, key = name.partition(".")
-    model = type(getattr(config, table))
-    return value == model.model_fields[attribute(model, key)].default
+    table, key = _field(config, name)
+    return value == type(table).model_fields[key].default
 
 
 def refusal(config: Config, name: str, value: Any = None) -> str:
     """What is set, why nothing reads it, and the mend; the value is the config's if not given."""
     need = _missing(config, name)
     assert need is not None
-    value = _held(config, name) if value is None else value
+    value = _value(config, name) if value is None else value
     return (
         f"{_spelled(name)} = {shown(value)} has no effect: only {need.readers} it, and here "
-        f"{_spelled(need.key)} = {shown(_held(config, need.key))}, so {need.mend}, or leave "
+        f"{_spelled(need.key)} = {shown(_value(config, need.key))}, so {need.mend}, or leave "
         f"{name.partition('.')[2]} out"
     )
 
 
 def _missing(config: Config, name: str) -> Need | None:
     table, _, key = name.partition(".")
-    return next((n for n in NEEDS[table][key] if not n.holds(_held(config, n.key))), None)
+    return next((n for n in NEEDS[table][key] if not n.holds(_value(config, n.key))), None)
 
 
-def _held(config: Config, name: str) -> Any:
+def _field(config: Config, name: str) -> tuple[Any, str]:
+    """The table of a key, and the attribute of it that the key spells."""
     table, _, key = name.partition(".")
-    return getattr(getattr(config, table), attribute(type(getattr(config, table)), key))
+    held = getattr(config, table)
+    return held, attribute(type(held), key)
+
+
+def _value(config: Config, name: str) -> Any:
+    return getattr(*_field(config, name))
 
 
 def _spelled(name: str) -> str:

@@ -8,24 +8,10 @@ import math
 from collections.abc import Callable, Mapping
 from typing import Annotated, Any, Literal, get_args
 
-from pydantic import (
-    AfterValidator,
-    BeforeValidator,
-    Field,
-    PlainSerializer,
-)
+from pydantic import AfterValidator, BeforeValidator, Field, PlainSerializer
 
-from fedmuon.names import (
-    Aggregate,
-    CallbackName,
-    Model,
-    Orthogonalizer,
-    Partition,
-    Recipe,
-    Schedule,
-    SourceName,
-    is_own,
-)
+from fedmuon import names
+from fedmuon.names import is_own
 from fedmuon.tables import Scalar, Table
 
 # Numbers that a run can have: counts that end before the first round, sizes that a library's own
@@ -45,13 +31,13 @@ Chance = Annotated[float, Field(gt=0, lt=1)]
 
 def _named(known: Any) -> Callable[[str], str]:
     """One of our names, or an object of the user's."""
-    names = get_args(known)
+    ours = get_args(known)
 
     def check(value: str) -> str:
-        if value in names or is_own(value):
+        if value in ours or is_own(value):
             return value
-        close = difflib.get_close_matches(value, names, n=1)
-        hint = f"did you mean {close[0]}?" if close else f"use one of {', '.join(names)}"
+        close = difflib.get_close_matches(value, ours, n=1)
+        hint = f"did you mean {close[0]}?" if close else f"use one of {', '.join(ours)}"
         raise ValueError(f"{hint}, or package.module:object of your own")
 
     return check
@@ -68,17 +54,13 @@ def _pairs(value: Any) -> Any:
 
 
 # What the objects that are named beside them take by these names.
-Options = Annotated[
-    tuple[tuple[str, Scalar], ...],
-    BeforeValidator(_pairs),
-    PlainSerializer(dict),
-]
+Options = Annotated[tuple[tuple[str, Scalar], ...], BeforeValidator(_pairs), PlainSerializer(dict)]
 
 
 class Data(Table):
     """Which samples, and how unevenly their labels fall on the clients."""
 
-    name: Annotated[Text, AfterValidator(_named(SourceName))] = "mnist5k"
+    name: Annotated[Text, AfterValidator(_named(names.SourceName))] = "mnist5k"
     train: Samples = 4000
     test: Samples = 1000
     alpha: Annotated[float, Field(ge=1 / LARGE)] = 0.5  # Dirichlet's; inf is an even split
@@ -101,10 +83,9 @@ class Federation(Table):
     per_round: Annotated[int, Field(ge=1, le=CLIENTS)] = 5
     rounds: Annotated[int, Field(ge=1, le=ROUNDS)] = 50
     risk_weights: Literal["size", "uniform"] = "size"  # p_i = n_i / n, or 1 / N, of the risk
-    aggregate: Annotated[Text, AfterValidator(_named(Aggregate))] = (
-        "mean"  # of what a round's participants return
-    )
-    partition: Annotated[Text, AfterValidator(_named(Partition))] = "dirichlet"
+    # of what a round's participants return
+    aggregate: Annotated[Text, AfterValidator(_named(names.Aggregate))] = "mean"
+    partition: Annotated[Text, AfterValidator(_named(names.Partition))] = "dirichlet"
     seed: Natural = 0
     options: Options = ()
 
@@ -113,7 +94,7 @@ class TaskTable(Table):
     """What is learned: the classifier with proved constants, or a network with cross-entropy."""
 
     name: Annotated[Text, AfterValidator(_named(Literal["matrix", "network"]))] = "matrix"
-    model: Annotated[Text, AfterValidator(_named(Model))] = "cnn"  # of `network`
+    model: Annotated[Text, AfterValidator(_named(names.Model))] = "cnn"  # of `network`
     width: Count = 128  # of `gpt`, as are the next three
     depth: Annotated[int, Field(ge=1, le=256)] = 4
     heads: Count = 4
@@ -124,7 +105,7 @@ class TaskTable(Table):
 class Local(Table):
     """A client's round: E steps of a named chain."""
 
-    recipe: Annotated[Text, AfterValidator(_named(Recipe))] = "fedmuon"
+    recipe: Annotated[Text, AfterValidator(_named(names.Recipe))] = "fedmuon"
     steps: Count = 5
     batch: Annotated[int, Field(ge=0, le=SAMPLES)] = 0  # 0 is the full batch
     lr: Positive = 1.0
@@ -133,7 +114,7 @@ class Local(Table):
     weight_decay: Amount = 0.0  # decoupled: lr decay X
     # What lr is times in each round. heavy-tailed: lr is times, and momentum is, what 002 has for
     # so many steps; tail-index is its alpha, 0 if unknown
-    schedule: Annotated[Text, AfterValidator(_named(Schedule))] = "constant"
+    schedule: Annotated[Text, AfterValidator(_named(names.Schedule))] = "constant"
     tail_index: Annotated[float, Field(ge=0, le=2)] = 0.0
     alignment: Share = 0.5  # alpha of 001 Remark 3.2
     server_momentum: Annotated[float, Field(ge=0, lt=1)] = 0.9  # of fedavgm
@@ -151,7 +132,7 @@ class Local(Table):
 class OrthogonalizerTable(Table):
     """The map Orth and its parameters; each map reads its own."""
 
-    name: Annotated[Text, AfterValidator(_named(Orthogonalizer))] = "smoothed-polar"
+    name: Annotated[Text, AfterValidator(_named(names.Orthogonalizer))] = "smoothed-polar"
     lambda_: Annotated[float, Field(ge=1e-300, le=LARGE)] = 1e-4
     steps: Annotated[int, Field(ge=0, le=100)] = 5
     coefficients: Text = "cubic"
@@ -235,9 +216,11 @@ class Stability(Table):
 
 
 class Output(Table):
-    """How often a run looks at itself, in rounds; the last round always counts."""
+    """How often a run looks at itself, in rounds (the last one always counts), and who hears."""
 
     evaluate_every: Samples = 10
     checkpoint_every: Samples = 10
-    callback: Annotated[Text, AfterValidator(_named(CallbackName))] = "none"  # told of every round
+    callback: Annotated[Text, AfterValidator(_named(names.CallbackName))] = (
+        "none"  # told of every round
+    )
     options: Options = ()

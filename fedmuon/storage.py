@@ -21,26 +21,11 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save
 from torch import Tensor
 
+from fedmuon import files
 from fedmuon.errors import InputError
 from fedmuon.federated.aggregate import ServerState
 from fedmuon.federated.wire import pack, unpack
-from fedmuon.files import (
-    AFRESH,
-    PART,
-    SUMS,
-    Record,
-    announce,
-    append,
-    digest,
-    mendable,
-    remove_drafts,
-    require_sound,
-    sealed,
-    sums_of,
-    unsealed,
-    whole_lines,
-    write_bytes,
-)
+from fedmuon.files import AFRESH, Record, digest, mendable, sums_of, write_bytes
 from fedmuon.locks import DRIVER, LOCK, require_place
 
 __all__ = ["Record", "RunDirectory", "array_bytes", "npy_bytes", "read_tensors", "tensor_bytes"]
@@ -100,16 +85,18 @@ class RunDirectory:
             self.path.mkdir(parents=True, exist_ok=True)
             held = {entry.name for entry in self.path.iterdir()} - {LOCK, DRIVER}
         if "config.toml" not in held:  # a run that ended before its first file was there is new
-            held -= {name for name in held if name.endswith(PART)} | self._announced | {LOGS}
+            ours = {files.SUMS} if set(sums_of(self.path)) <= {*FIXED, *MAYBE} else set()
+            held -= {name for name in held if name.endswith(files.PART)} | ours | {LOGS}
         if held and not resume:
             raise InputError(
                 f"{self.path} is not empty: choose another folder with --out, or --resume it"
             )
-        if "config.toml" not in held and any(not name.startswith(".") for name in held - {SUMS}):
+        shown = [name for name in held - {files.SUMS} if not name.startswith(".")]
+        if shown and "config.toml" not in held:
             raise InputError(
                 f"{self.path} holds no config.toml and is no run directory: check --out"
             )
-        remove_drafts(self.path)
+        files.remove_drafts(self.path)
 
     def fix(self, contents: Mapping[str, bytes]) -> None:
         """Write files that the config determines, or check that they are as the config says."""
@@ -126,37 +113,30 @@ class RunDirectory:
         if (self.path / "summary.json").exists():  # its sums are there, and are not made anew
             self.require_sound(but=missing)
         else:
-            announce(self.path, contents)
+            files.announce(self.path, contents)
         for name in sorted(missing):
             write_bytes(self.path / name, contents[name])
-        self._mark = self.mark
+        self._mark = self._read_mark()
 
     def require_sound(self, but: Collection[str] = ()) -> None:
         """Refuse a run of which a file is damaged: what was fixed, and once finished all."""
-        finished, known = (self.path / "summary.json").exists(), self._held | {*sums_of(self.path)}
+        with mendable(self.path, "read"):
+            known = {entry.name for entry in self.path.iterdir()} | {*sums_of(self.path)}
+        finished = (self.path / "summary.json").exists()
         maybe = [name for name in MAYBE if name in known and (finished or name != "ledger.jsonl")]
         names = [*FIXED, *maybe, *(ENDS if finished else ())]
-        require_sound(self.path, [name for name in names if name not in but])
+        files.require_sound(self.path, [name for name in names if name not in but])
 
     def require_config(self) -> None:
         """Refuse a config that is damaged: all else may be missing when a run was killed early."""
-        require_sound(self.path, ["config.toml"])
-
-    @property
-    def _announced(self) -> set[str]:
-        """SHA256SUMS, if it is one of ours."""
-        return {SUMS} if set(sums_of(self.path)) <= {*FIXED, *MAYBE} else set()
-
-    @property
-    def _held(self) -> set[str]:
-        with mendable(self.path, "read"):
-            return {entry.name for entry in self.path.iterdir()}
+        files.require_sound(self.path, ["config.toml"])
 
     @property
     def mark(self) -> str:
         """What tells this run from others: the sums of what was fixed before its first round."""
-        if self._mark:
-            return self._mark
+        return self._mark or self._read_mark()
+
+    def _read_mark(self) -> str:
         sums = sums_of(self.path)
         return digest("".join(sums.get(name, "") for name in FIXED).encode())
 
@@ -216,19 +196,19 @@ class RunDirectory:
     def append(self, record: Record) -> None:
         """Add one line to rounds.jsonl."""
         require_place(self.path)
-        append(self.path / "rounds.jsonl", [sealed(record, self.mark)])
+        files.append(self.path / "rounds.jsonl", [files.sealed(record, self.mark)])
 
     def records(self) -> list[Record]:
         """The rounds of rounds.jsonl up to the first line that is damaged."""
         mark = self.mark
-        if found := _records(whole_lines(self.path / "rounds.jsonl"), mark):
+        if found := _records(files.whole_lines(self.path / "rounds.jsonl"), mark):
             self._mark = mark  # lines bear it: nobody will fix other files
         return found
 
     def cut_back(self, round: int) -> None:
         """Keep the records of the first `round` rounds, all of which must be there."""
         file = self.path / "rounds.jsonl"
-        lines = whole_lines(file)[:round]
+        lines = files.whole_lines(file)[:round]
         if len(kept := _records(lines, self.mark)) < round:
             raise InputError(
                 f"line {len(kept) + 1} of {file} is damaged, missing or of another run: {AFRESH}"
@@ -248,7 +228,7 @@ class RunDirectory:
         logs = [self.path / name for name in ("rounds.jsonl", "ledger.jsonl")]
         with mendable(self.path, "read"):
             ended = {file.name: file.read_bytes() for file in logs if file.exists()}
-        announce(self.path, {**ended, **contents})
+        files.announce(self.path, {**ended, **contents})
         for name, content in contents.items():
             write_bytes(self.path / name, content)
         self.forget_checkpoints()
@@ -264,7 +244,7 @@ class RunDirectory:
         file = self.path / "summary.json"
         if not file.exists():
             return None
-        require_sound(self.path, [file.name])
+        files.require_sound(self.path, [file.name])
         return json.loads(file.read_text(encoding="utf-8"))
 
 
@@ -272,7 +252,7 @@ def _records(lines: Sequence[str], run: str) -> list[Record]:
     """The records of rounds 1, 2, ... as far as the lines are sound and of the run."""
     found: list[Record] = []
     for number, line in enumerate(lines, 1):
-        record = unsealed(line, run)
+        record = files.unsealed(line, run)
         if record is None or record.get("round") != number:
             break
         found.append(record)

@@ -11,14 +11,13 @@ from flwr.serverapp import Grid, ServerApp
 from flwr.superlink.grid import InMemoryGrid
 
 from fedmuon.config import Config
-from fedmuon.drive import Begin, Run, Watch, drive, prepare
+from fedmuon.drive import drive, prepare
 from fedmuon.errors import InputError
 from fedmuon.federated import setup
 from fedmuon.locks import held
 from fedmuon.server import stopping
 from fedmuon.server.run_config import OUT, unpacked
-from fedmuon.server.strategy import FedMuonStrategy
-from fedmuon.storage import Record
+from fedmuon.server.strategy import engine
 
 SIMULATED_PATIENCE = 5.0  # seconds: simulated nodes are there at once
 PAUSE = 0.1
@@ -34,26 +33,11 @@ def main(grid: Grid, context: Context) -> None:
             run = prepare(_config(grid, context), _folder(context), resume=True)
             log(INFO, "fedmuon writes %s", run.directory.path.resolve())
             await_nodes(run.config, grid)
-            serve(run, grid)
+            drive(run, engine(run.config, grid))
     except InputError as error:
         log(ERROR, "fedmuon: %s", error)
         raise
     log(INFO, "fedmuon: results are in %s", run.directory.path.resolve())
-
-
-def serve(
-    run: Run,
-    grid: Grid,
-    watch: Watch = lambda record: None,
-    begun: Begin = lambda done, total: None,
-) -> Record:
-    """Drive a run with the clients behind the grid."""
-    return drive(
-        run,
-        lambda experiment, state: FedMuonStrategy(run.config, experiment, state).rounds(grid),
-        watch,
-        begun,
-    )
 
 
 def await_nodes(config: Config, grid: Grid) -> None:
@@ -75,8 +59,8 @@ def await_nodes(config: Config, grid: Grid) -> None:
 
 def _config(grid: Grid, context: Context) -> Config:
     """The experiment, with the engine that in truth runs it."""
-    engine = "ray" if _simulated(grid) else "deployment"
-    return setup.resolve(unpacked(context.run_config, engine))
+    kind = "ray" if _simulated(grid) else "deployment"
+    return setup.resolve(unpacked(context.run_config, kind))
 
 
 def _folder(context: Context) -> Path:

@@ -20,7 +20,7 @@ from fedmuon.config import Config, flatten
 from fedmuon.errors import InputError, plain
 from fedmuon.federated.aggregate import ServerState, aggregate, broadcast, mean_loss
 from fedmuon.federated.local import Reply
-from fedmuon.federated.simulate import Experiment, Fault, Round
+from fedmuon.federated.simulate import Engine, Experiment, Fault, Round
 from fedmuon.federated.wire import distrusted, pack, received
 from fedmuon.server import stopping
 from fedmuon.server.exchange import arrays_of, exchange, meet, reason
@@ -107,16 +107,14 @@ class FedMuonStrategy(Strategy):
 
     def _collect(self, grid: Grid, clients: list[int]) -> tuple[list[Reply], list[Fault]]:
         """Sound replies of the participants: all of them under `strict`, or a failed round."""
-        table, faults = self.config.faults, []
+        table, faults, missing = self.config.faults, [], clients
         replies: dict[int, Reply] = {}
         for attempt in range(1 + (table.retries if table.policy == "strict" else 0)):
-            missing = [client for client in clients if client not in replies]
             if missing:
                 stopping.pause(attempt * PAUSE)
                 found, new = self._attempt(grid, missing, attempt)
-                replies |= found
-                faults += new
-        missing = [client for client in clients if client not in replies]
+                replies, faults = replies | found, faults + new
+                missing = [client for client in clients if client not in replies]
         if missing and (table.policy == "strict" or not replies):
             why = "; ".join(f"client {one.client}: {one.why}" for one in faults[-len(missing) :])
             raise RoundFailed(
@@ -182,3 +180,8 @@ class FedMuonStrategy(Strategy):
             raise InputError("it does not return one loss a replica")
         samples = self.experiment.shards.size(client)
         return Reply(client, params, states, loss, samples)
+
+
+def engine(config: Config, grid: Grid) -> Engine:
+    """Rounds of any experiment of this config, with the clients behind the grid."""
+    return lambda experiment, state: FedMuonStrategy(config, experiment, state).rounds(grid)

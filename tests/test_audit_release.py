@@ -109,7 +109,8 @@ def test_secret_noise_and_lots_have_the_projected_law() -> None:
 def test_the_canary_is_clipped_in_every_block_and_orthogonal_to_all_others(blocks: int) -> None:
     own = of_network(blocks, seed=blocks)
     clipping, point = own.mechanism.clipping, [(1.0, own.at)]
-    assert len(own.lengths) == blocks and min(own.lengths) > 5 * clipping.bound
+    lengths = [float(value.norm()) for value in own.canary.values()]
+    assert len(lengths) == blocks and min(lengths) > 5 * clipping.bound
     assert {value.dtype for value in own.at.values()} == {torch.float32}
     alone, others = (
         own.task.clipped(point, [own.shard.batch(rows)], clipping)[1]

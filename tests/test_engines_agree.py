@@ -16,13 +16,14 @@ from live_grid import LiveGrid
 from safetensors.numpy import load_file
 
 from fedmuon.config import Config
-from fedmuon.drive import prepare
+from fedmuon.drive import drive, prepare
 from fedmuon.errors import InputError
 from fedmuon.experiments.engines.ray_cluster import quieten
 from fedmuon.experiments.engines.ray_engine import engine
 from fedmuon.experiments.laboratory import bound
-from fedmuon.experiments.laboratory.stability import Laboratory, measure
+from fedmuon.experiments.laboratory.measure import Laboratory
 from fedmuon.experiments.laboratory.stability import execute as stability
+from fedmuon.experiments.laboratory.stability import measure
 from fedmuon.experiments.run import execute
 from fedmuon.federated import setup
 from fedmuon.federated.aggregate import begin
@@ -75,10 +76,8 @@ def config(address: str, **given: dict) -> Config:
 
 def on_ray(live: LiveGrid, what: Config, out: Path, resume: bool = False) -> Record:
     """A run with the live workers."""
-    from fedmuon.server.server_app import serve
-
     run = prepare(setup.resolve(what), out, resume)
-    return live.do(lambda grid: serve(run, grid))
+    return live.do(lambda grid: drive(run, engine(run.config, grid)))
 
 
 def distance(a: Path, b: Path) -> float:

@@ -9,7 +9,8 @@ from conftest import small
 
 from fedmuon.data.neighbours import held_out
 from fedmuon.experiments.laboratory.influence import farthest, gradient_distances, worst
-from fedmuon.experiments.laboratory.stability import Laboratory, execute
+from fedmuon.experiments.laboratory.measure import Laboratory
+from fedmuon.experiments.laboratory.stability import execute
 from fedmuon.experiments.run import execute as run
 from fedmuon.tasks.base import Batch
 from fedmuon.tasks.matrix import MatrixTask
@@ -50,10 +51,9 @@ def laboratory(tmp_path: Path) -> Laboratory:
 def test_the_highest_scores_are_chosen(laboratory: Laboratory) -> None:
     there, exposures = laboratory, np.array([1.0, 0.0, 3.0, 2.0])
     exposures = np.resize(exposures, len(there.data.sizes))
-    args = (there.out, there.config, there.data, there.source, there.experiment)
     scores = {}
     for client in np.flatnonzero(exposures):
-        pool, far = farthest(*args, int(client))
+        pool, far = farthest(there, int(client))
         assert set(pool) <= set(held_out(there.data, there.source, int(client)))
         weight = exposures[client] / there.data.sizes[client]
         for position in range(len(far)):
@@ -62,7 +62,7 @@ def test_the_highest_scores_are_chosen(laboratory: Laboratory) -> None:
             )
             scores[int(client), position, choice] = score
     best = sorted(scores, key=lambda key: -scores[key])[:4]
-    chosen = worst(*args, exposures)
+    chosen = worst(there, exposures)
     assert [tuple(row) for row in chosen.tolist()] == best
     assert not (exposures[chosen[:, 0]] == 0).any()
 

@@ -18,8 +18,8 @@ from fedmuon.data.neighbours import replace
 from fedmuon.errors import InputError
 from fedmuon.experiments.cli import app
 from fedmuon.experiments.laboratory import stability
+from fedmuon.experiments.laboratory.measure import Laboratory
 from fedmuon.experiments.laboratory.stability import (
-    Laboratory,
     census,
     execute,
     in_doubles,

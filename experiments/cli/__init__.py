@@ -8,13 +8,12 @@ from typing import Any
 import typer
 
 from fedmuon.errors import InputError, Interrupted
-from fedmuon.experiments.cli.laboratory import bound, report, stability, suite
 from fedmuon.experiments.cli.options import complain, sound
 from fedmuon.experiments.cli.privacy import app as privacy
 from fedmuon.experiments.cli.project import make_text, new
-from fedmuon.experiments.cli.results import compare
-from fedmuon.experiments.cli.runs import deploy_demo, doctor, run
-from fedmuon.experiments.cli.theory import flops, stationarity
+from fedmuon.experiments.cli.results import compare, report
+from fedmuon.experiments.cli.runs import deploy_demo, doctor, run, stability, suite
+from fedmuon.experiments.cli.theory import bound, flops, stationarity
 from fedmuon.experiments.engines.signals import interruptible
 
 app = typer.Typer(

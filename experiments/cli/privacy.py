@@ -1,15 +1,12 @@
 """Commands of the accountant: `privacy epsilon`, `sigma`, `audit` and `spent`."""
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated, Any
 
 import typer
 from typer import Argument, Option
 
 from fedmuon.experiments.cli.options import AsJson, refuse, require_at_most, tell
-
-if TYPE_CHECKING:
-    from fedmuon.privacy.accounting import Answer
 
 app = typer.Typer(
     help="What a private run spends: epsilon for a noise, noise for an epsilon, and an audit.",
@@ -30,8 +27,7 @@ Mode = Annotated[
 Adjacency = Annotated[str, Option("--adjacency", help="add-remove; others are refused.")]
 Sampling = Annotated[str, Option("--sampling", help="poisson; others are refused.")]
 Accountant = Annotated[
-    str,
-    Option("--accountant", help="pld: quick; dp-accounting: that library, slower to start."),
+    str, Option("--accountant", help="pld: quick; dp-accounting: that library, slower to start.")
 ]
 MOST_PEOPLE = 10**12
 
@@ -73,7 +69,7 @@ def epsilon(
     answer = accounting.epsilon(
         noise, share, steps, delta, blocks, mode, adjacency, accountant=accountant
     )
-    show(answer, as_json)
+    show(vars(answer), as_json)
 
 
 @app.command()
@@ -99,7 +95,7 @@ def sigma(
 
     accounting.require_supported(adjacency, sampling)
     noise, answer = noise_for(epsilon, rate(lot, population), steps, delta, blocks, mode, adjacency)
-    show(answer, as_json, noise=noise)
+    show({"noise": noise, **vars(answer)}, as_json)
 
 
 @app.command()
@@ -113,7 +109,7 @@ def audit(
     trials: Annotated[
         int | None,
         Option(
-            help="Runs with the canary, and as many without: 100000, or 2000 where real steps run.",
+            help="Runs with the canary, and as many without: 100000, or 2000 where real steps run."
         ),
     ] = None,
     seed: Annotated[int, Option(help="Of the trials; the lots and noise of steps are secret.")] = 0,
@@ -121,7 +117,7 @@ def audit(
         str,
         Option(
             help="projected: what a release is along the canary; release: real private steps of a "
-            "small network (for a few steps and blocks).",
+            "small network (for a few steps and blocks)."
         ),
     ] = "projected",
     as_json: AsJson = False,
@@ -159,9 +155,8 @@ def spent(
     tell(record, as_json, spending.table(record))
 
 
-def show(answer: "Answer", as_json: bool, **more: float) -> None:
+def show(answer: dict[str, Any], as_json: bool) -> None:
     """An answer of the accountant, for machines or for people."""
     from fedmuon.experiments.laboratory.facts import facts
 
-    record = {**more, **answer.__dict__}
-    tell(record, as_json, facts("", record.items()))
+    tell(answer, as_json, facts("", answer.items()))

@@ -1,4 +1,4 @@
-"""Commands that look at finished runs: `compare`."""
+"""Commands that look at what is finished: `compare`, `report`."""
 
 from pathlib import Path
 from typing import Annotated
@@ -37,6 +37,20 @@ def compare(
 
         saved_as(found.plot(), figure)
         console.print("The curves are in", where(figure), soft_wrap=True)
+
+
+def report(
+    folder: Annotated[
+        Path, Argument(help="What suite or stability wrote, or a folder of such folders.")
+    ],
+) -> None:
+    """Write figures and one self-contained HTML page: which claims hold, by how much.
+
+    Example: [bold]fedmuon report runs/A1[/]
+    """
+    from fedmuon.experiments.report import write_report
+
+    console.print("The report is", where(write_report(folder)), soft_wrap=True)
 
 
 def _runs(folder: Path) -> list[Path]:

@@ -1,27 +1,21 @@
-"""Commands that run experiments: `run`, `deploy-demo`; and `doctor`, before the first of them."""
+"""Commands that run experiments: `run`, `deploy-demo`, `stability`, `suite`; first, `doctor`."""
 
+import shlex
+import time
+from pathlib import Path
 from typing import Annotated
 
-from typer import Option
+from typer import Argument, Option
 
-from fedmuon.experiments.cli.options import (
-    ConfigFile,
-    OutFolder,
-    Overrides,
-    Resume,
-    chosen_config,
-    chosen_folder,
-    console,
-    resumable,
-    where,
-)
+from fedmuon.experiments.cli import options
+from fedmuon.experiments.cli.options import console, where
 
 
 def run(
-    config: ConfigFile = None,
-    out: OutFolder = None,
-    overrides: Overrides = None,
-    resume: Resume = False,
+    config: options.ConfigFile = None,
+    out: options.OutFolder = None,
+    overrides: options.Overrides = None,
+    resume: options.Resume = False,
     engine: Annotated[
         str | None, Option(help="inline, ray or deployment: who runs the clients.")
     ] = None,
@@ -40,10 +34,10 @@ def run(
     changes = [*(overrides or [])]
     changes += [f"engine.name={engine}"] if engine else []
     changes += [f"engine.ray-address={ray_address}"] if ray_address else []
-    chosen = chosen_config(config, changes, resume, out)
-    folder = chosen_folder(out, chosen, resume)
+    chosen = options.chosen_config(config, changes, resume, out)
+    folder = options.chosen_folder(out, chosen, resume)
     ended = resume and (folder / "summary.json").exists()
-    with resumable(folder, ["run"]):
+    with options.resumable(folder, ["run"]):
         with Progress(console) as progress:
             summary = execute(chosen, folder, resume, progress.watch, progress.begin, verbose)
         console.print(summary_table(summary))
@@ -52,9 +46,9 @@ def run(
 
 
 def deploy_demo(
-    config: ConfigFile = None,
-    out: OutFolder = None,
-    overrides: Overrides = None,
+    config: options.ConfigFile = None,
+    out: options.OutFolder = None,
+    overrides: options.Overrides = None,
     insecure: Annotated[
         bool, Option("--insecure", help="Without TLS and without SuperNode keys.")
     ] = False,
@@ -65,18 +59,101 @@ def deploy_demo(
     Example: [bold]fedmuon deploy-demo --set federation.rounds=5 --out runs/deployed[/]
     """
     from fedmuon.experiments.cli.show import Progress, summary_table
-    from fedmuon.experiments.engines.deploy import DEMO, DEPLOYED, deploy
+    from fedmuon.experiments.engines.deploy import DEMO, deploy
 
-    changes = [*DEPLOYED, *([] if config else DEMO), *(overrides or [])]
-    chosen = chosen_config(config, changes, False)
+    changes = [*([] if config else DEMO), *(overrides or []), "engine.name=deployment"]
+    chosen = options.chosen_config(config, changes, False)
     assert chosen is not None
-    folder = chosen_folder(out, chosen)
-    with resumable(folder, ["run"]):
+    folder = options.chosen_folder(out, chosen)
+    with options.resumable(folder, ["run"]):
         with Progress(console) as progress:
             summary = deploy(chosen, folder, not insecure, progress.watch, progress.begin)
         console.print(summary_table(summary))
         console.print("Results are in", where(folder), soft_wrap=True)
         console.print("What each process said is in", where(folder / "logs"), soft_wrap=True)
+
+
+def stability(
+    config: options.ConfigFile = None,
+    out: options.OutFolder = None,
+    overrides: options.Overrides = None,
+    trials: Annotated[int | None, Option(help="How many random neighbours; 10 by default.")] = None,
+    every: Annotated[bool, Option("--all", help="The census: replace each sample once.")] = False,
+    hardest: Annotated[
+        bool, Option("--worst", help="The neighbours that influence says hurt most.")
+    ] = False,
+    resume: options.Resume = False,
+) -> None:
+    """Run an experiment beside neighbours that differ in one sample, and hold them to the bound.
+
+    In float64 unless the config names a precision.
+    Example: [bold]fedmuon stability --set local.lr=0.02 --trials 20 --out runs/s[/]
+    """
+    from fedmuon.experiments.cli.show import Progress
+    from fedmuon.experiments.laboratory.stability import execute, in_doubles, verdict_table
+
+    if every and (hardest or trials is not None):
+        options.refuse("--all runs every neighbour there is: leave --worst and --trials out")
+    changes = [*(overrides or [])]
+    changes += [f"stability.trials={trials}"] if trials is not None else []
+    changes += ["stability.neighbours=all"] if every else []
+    changes += ["stability.neighbours=worst"] if hardest else []
+    chosen = options.chosen_config(config, changes, resume, out)
+    chosen = chosen and in_doubles(chosen)
+    if chosen and chosen.engine.dtype == "float32":
+        options.complain(
+            "float32 hides small perturbations in rounding: prefer engine.dtype=float64"
+        )
+    folder = options.chosen_folder(out, chosen, resume)
+    with options.resumable(folder, ["stability"]):
+        with Progress(console, "neighbours") as progress:
+            record = execute(chosen, folder, resume, progress.watch, progress.begin)
+        console.print(verdict_table(folder, record))
+        console.print("Results are in", where(folder), soft_wrap=True)
+
+
+def suite(
+    name: Annotated[str, Argument(help="A1, A2, A3, cnn, or a TOML file of your own.")],
+    data: Annotated[
+        str | None, Option(help="A source that `doctor` lists; else the suite's own.")
+    ] = None,
+    scale: Annotated[str, Option(help="full: the published grid; small: seconds.")] = "full",
+    out: options.OutFolder = None,
+    overrides: options.Overrides = None,
+    resume: options.Resume = False,
+    ray_address: Annotated[
+        str | None, Option(help="Spread over a Ray cluster; `local` starts one here.")
+    ] = None,
+    cpus: Annotated[float, Option(help="Cores of a Ray task.")] = 1.0,
+    gpus: Annotated[float, Option(help="GPUs of a Ray task.")] = 0.0,
+) -> None:
+    """Run what a published table or figure shows, hold its claims to it, and write a report.
+
+    Example: [bold]fedmuon suite A1 --data fashion-mnist --out runs/A1[/]
+    """
+    from fedmuon.experiments.cli.show import Progress, suite_tables
+    from fedmuon.experiments.report import gather, write_report
+    from fedmuon.experiments.studies.find import find
+    from fedmuon.experiments.suites.suite import execute, here
+    from fedmuon.tables import override
+
+    work = find(name, data, scale, override({}, overrides or []))
+    parts = (work.asked.stem, work.asked.data, scale, time.strftime("%Y%m%d-%H%M%S"))
+    folder = out or Path("runs") / "-".join(part for part in parts if part)
+    by, spread = here, []
+    if ray_address:
+        from fedmuon.experiments.suites.sweep import Spread
+
+        by = Spread(ray_address, cpus, gpus)
+        spread = [f"--ray-address={ray_address}", f"--cpus={cpus:g}", f"--gpus={gpus:g}"]
+    again = [*shlex.split(work.asked.again)[1:], *spread]
+    with options.resumable(folder, again):
+        with Progress(console, work.counted) as progress:
+            execute(work, folder, resume, by, progress.watch, progress.begin)
+        page = write_report(folder)
+        for table in suite_tables(*gather(folder)):
+            console.print(table)
+        console.print("The report is", where(page), soft_wrap=True)
 
 
 def doctor() -> None:

@@ -3,7 +3,6 @@
 import contextlib
 import time
 from collections.abc import Iterator
-from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
 from rich import progress as bars
@@ -35,12 +34,11 @@ FORMATS = {"train_loss": "{:.5f}", "test_loss": "{:.5f}", "test_gap": "{:+.5f}",
            "accuracy": "{:.2%}"}  # fmt: skip
 
 
-class Progress:
+class Progress(bars.Progress):
     """One live bar: what is counted, a note, time left; silent where there is no terminal."""
 
     def __init__(self, console: Console, counted: str = "rounds") -> None:
-        self._counted = counted
-        self._bars = bars.Progress(
+        super().__init__(
             bars.TextColumn("[bold]{task.description}"),
             bars.BarColumn(),
             bars.MofNCompleteColumn(),
@@ -50,29 +48,17 @@ class Progress:
             console=console,
             disable=not console.is_terminal,
         )
-        self._bar: bars.TaskID | None = None
-
-    def __enter__(self) -> "Progress":
-        self._bars.start()
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        self._bars.stop()
+        self._counted = counted
 
     def begin(self, done: int, total: int) -> None:
         """Show the bar, `done` of it in."""
-        self._bar = self._bars.add_task(self._counted, total=total, completed=done, note="")
+        self.add_task(self._counted, total=total, completed=done, note="")
 
     def watch(self, record: Record) -> None:
         """Move the bar to what the record says is done."""
-        if self._bar is not None:
+        for bar in self.task_ids:
             done = record["done"] if "done" in record else record["round"]
-            self._bars.update(self._bar, completed=done, note=_note(record))
+            self.update(bar, completed=done, note=_note(record))
 
 
 class NotebookLine:

@@ -1,10 +1,60 @@
-"""Commands that answer from theory alone: `stationarity`, `flops`."""
+"""Commands that answer from theory: `bound`, also of a run, `stationarity`, `flops`."""
 
+from pathlib import Path
 from typing import Annotated
 
-from typer import Option
+from typer import Argument, Option
 
-from fedmuon.experiments.cli.options import AsJson, refuse, require_at_most, tell
+from fedmuon.experiments.cli.options import AsJson, Overrides, refuse, require_at_most, tell
+
+
+def bound(
+    run_dir: Annotated[
+        Path | None, Argument(help="A run directory; without one, the options below.")
+    ] = None,
+    as_json: AsJson = False,
+    overrides: Overrides = None,
+    lr: Annotated[float | None, Option(help="eta")] = None,
+    beta: Annotated[float | None, Option(help="Memory of the momentum.")] = None,
+    l_orth: Annotated[
+        float | None, Option(help="Lipschitz constant of Orth; else the map's.")
+    ] = None,
+    l_g: Annotated[float | None, Option(help="Lg; else proved, of the matrix task.")] = None,
+    lam: Annotated[
+        float | None, Option("--lambda", help="lambda of the smoothed polar map.")
+    ] = None,
+    rounds: Annotated[int | None, Option(help="R")] = None,
+    local_steps: Annotated[int | None, Option(help="E")] = None,
+    clients: Annotated[int | None, Option(help="N")] = None,
+    per_round: Annotated[int | None, Option(help="K")] = None,
+    size: Annotated[int | None, Option(help="Samples of every client; 200 by default.")] = None,
+    batch: Annotated[int | None, Option(help="0 is the full batch.")] = None,
+    delta: Annotated[float | None, Option(help="Failure of the bound.")] = None,
+    c_hp: Annotated[str | None, Option(help="explicit, sharp, or a number of yours.")] = None,
+    kind: Annotated[
+        str | None, Option(help="Constant of the map: sharp, or paper (printed).")
+    ] = None,
+    rho: Annotated[
+        float | None, Option(help="Failure of random participation; 0.01, for K < N.")
+    ] = None,
+) -> None:
+    """The generalization bound as a number, with what it stands on.
+
+    Example: [bold]fedmuon bound --lr 0.01 --lambda 0.1 --rounds 50 --local-steps 1 --size 1000[/]
+    """
+    from fedmuon.experiments.laboratory import bound as calculator
+
+    options = {
+        "local.lr": lr, "local.momentum": beta, "local.steps": local_steps, "local.batch": batch,
+        "orthogonalizer.lambda": lam, "federation.rounds": rounds, "federation.clients": clients,
+        "federation.per-round": per_round, "stability.delta": delta, "stability.c-hp": c_hp,
+        "stability.lipschitz": kind,
+    }  # fmt: skip
+    changes = [f"{name}={value}" for name, value in options.items() if value is not None]
+    given = {"size": size, "rho": rho, "l_orth": l_orth, "l_g": l_g}
+    case = calculator.find(run_dir, [*changes, *(overrides or [])], given)
+    record = calculator.report(case, calculator.judge(case))
+    tell(record, as_json, calculator.table(record))
 
 
 def stationarity(

@@ -23,15 +23,9 @@ from fedmuon.storage import LOGS, Record, RunDirectory
 
 PATIENCE = 10.0  # seconds for what a killed driver has left behind to end
 logger = logging.getLogger(__name__)
-DEPLOYED = ("engine.name=deployment",)
 DEMO = (  # one process a message and two cores: small, or nobody waits for it
-    "data.name=synthetic",
-    "data.train=300",
-    "data.test=300",
-    "federation.clients=3",
-    "federation.per-round=2",
-    "federation.rounds=3",
-    "local.lr=0.1",
+    *("data.name=synthetic", "data.train=300", "data.test=300", "local.lr=0.1"),
+    *("federation.clients=3", "federation.per-round=2", "federation.rounds=3"),
     "engine.dtype=float64",
 )
 
@@ -60,18 +54,18 @@ def _keep(logs: Path, place: Path) -> None:
 
 
 def deploy(
-    config: Config,
-    out: Path,
-    secure: bool = True,
-    watch: Watch = lambda record: None,
-    begun: Begin = lambda done, total: None,
-    resume: bool = False,
+    config: Config, out: Path, secure: bool, watch: Watch, begun: Begin, resume: bool = False
 ) -> Record:
     """Run a config in a deployment of its own; the logs are kept in out/logs."""
     with held(out, DRIVER):
         _await_writer(out)
         RunDirectory(out).create(resume)
-        return _deploy(config, out, secure, watch, begun)
+        config = setup.resolve(with_files(config))
+        try:
+            with deployed(config.federation.clients, secure, out / LOGS) as deployment:
+                return deployment.execute(config, out, watch, begun)
+        except InputError as error:
+            raise InputError(f"{error} (what each process said is in {out / LOGS})") from None
 
 
 def _await_writer(out: Path) -> None:
@@ -83,13 +77,3 @@ def _await_writer(out: Path) -> None:
         logger.warning("fedmuon: waiting %g s, because %s", PATIENCE, error)
     with held(out, patience=PATIENCE):
         pass
-
-
-def _deploy(config: Config, out: Path, secure: bool, watch: Watch, begun: Begin) -> Record:
-    engine = config.engine.model_copy(update={"name": "deployment"})
-    config = setup.resolve(with_files(config.model_copy(update={"engine": engine})))
-    try:
-        with deployed(config.federation.clients, secure, out / LOGS) as deployment:
-            return deployment.execute(config, out, watch, begun)
-    except InputError as error:
-        raise InputError(f"{error} (what each process said is in {out / LOGS})") from None

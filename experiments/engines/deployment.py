@@ -19,12 +19,7 @@ import tomli_w
 from fedmuon.config import Config
 from fedmuon.drive import Begin, Watch
 from fedmuon.errors import InputError, Interrupted
-from fedmuon.experiments.engines.credentials import (
-    make_node_key,
-    make_secret,
-    make_server_files,
-    store_control_key,
-)
+from fedmuon.experiments.engines import credentials
 from fedmuon.experiments.engines.processes import Processes, free_ports
 from fedmuon.experiments.engines.ray_cluster import QUIET
 from fedmuon.server.run_config import packed
@@ -50,8 +45,8 @@ class Deployment:
 
     def __init__(self, processes: Processes, nodes: int, secure: bool) -> None:
         self.processes, self.nodes = processes, nodes
-        self._files = make_server_files(processes.folder) if secure else None
-        self._control_key = make_secret(processes.folder / "control.key")
+        self._files = credentials.make_server_files(processes.folder) if secure else None
+        self._control_key = credentials.make_secret(processes.folder / "control.key")
         self.port, *ports = free_ports(1 + nodes)
         self._superlink = processes.start("superlink", self._superlink_command())
         self._start_superexec("superlink", self.port)
@@ -129,8 +124,8 @@ class Deployment:
 
     def _tasks_for(self, name: str) -> list[str | Path]:
         """Options of a SuperLink or SuperNode that leaves its apps to the holder of a secret."""
-        file = self.processes.folder / f"{name}.secret"
-        return ["--isolation", "process", "--superexec-auth-secret-file", make_secret(file)]
+        secret = credentials.make_secret(self.processes.folder / f"{name}.secret")
+        return ["--isolation", "process", "--superexec-auth-secret-file", secret]
 
     def _start_superexec(self, name: str, port: int) -> None:
         """What starts the apps of the SuperLink or SuperNode of this name, and proves it may."""
@@ -163,7 +158,7 @@ class Deployment:
 
     def make_key(self, number: int) -> Path:
         """A SuperNode's key, in the file where it looks for it."""
-        return make_node_key(self.processes.folder / f"supernode-{number}.key")
+        return credentials.make_node_key(self.processes.folder / f"supernode-{number}.key")
 
     def _register(self, keys: list[str]) -> None:
         """Tell the SuperLink which SuperNodes to admit."""
@@ -189,7 +184,7 @@ class Deployment:
         home.mkdir(exist_ok=True)
         known = {"superlink": {"default": LINK, LINK: link}}
         (home / "config.toml").write_text(tomli_w.dumps(known), encoding="utf-8")
-        store_control_key(home / "credentials.yaml", link["address"], self._control_key)
+        credentials.store_control_key(home / "credentials.yaml", link["address"], self._control_key)
         return self.processes.start(name, ["flwr", *arguments])
 
     def _why(self) -> str:

@@ -20,11 +20,7 @@ from types import SimpleNamespace
 from typing import Any
 
 from flwr.common.constant import ACCESS_TOKEN_KEY, NOOP_ACCOUNT_NAME, NOOP_FLWR_AID
-from flwr.supercore.auth.typing import (
-    AccountAuthCredentials,
-    AccountAuthLoginDetails,
-    AccountInfo,
-)
+from flwr.supercore.auth.typing import AccountAuthCredentials, AccountAuthLoginDetails, AccountInfo
 from flwr.superlink.auth_plugin import ControlAuthnPlugin
 
 Metadata = Sequence[tuple[str, str | bytes]]

@@ -14,7 +14,7 @@ from concurrent.futures import Future, wait
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from fedmuon.config import Config
-from fedmuon.drive import Begin, Run, Watch
+from fedmuon.drive import Begin, Run, Watch, drive
 from fedmuon.errors import InputError, Interrupted
 from fedmuon.experiments.engines.ray_cluster import Handed, connected, kill_clients, quieten
 from fedmuon.experiments.engines.signals import interruptible
@@ -30,27 +30,20 @@ Result = TypeVar("Result")
 SAVING, ENDING = 20.0, 2.0  # seconds for the server to save its state, and for Flower to end
 
 
-def run_on_ray(
-    run: Run,
-    watch: Watch = lambda record: None,
-    begun: Begin = lambda done, total: None,
-    verbose: bool = False,
-) -> Record:
+def run_on_ray(run: Run, watch: Watch, begun: Begin, verbose: bool) -> Record:
     """Drive a run with Flower's ServerApp here and its ClientApps on Ray."""
 
     def work(grid: "Grid") -> Record:
-        from fedmuon.server.server_app import serve
-
-        return serve(run, grid, watch, begun)
+        return drive(run, engine(run.config, grid), watch, begun)
 
     return on_grid(run.config, work, verbose)
 
 
 def engine(config: Config, grid: "Grid") -> Engine:
-    """Rounds of any experiment of this config, with the clients behind the grid."""
-    from fedmuon.server.strategy import FedMuonStrategy
+    """The clients behind the grid as an engine; flwr is imported when there is one."""
+    from fedmuon.server import strategy
 
-    return lambda experiment, state: FedMuonStrategy(config, experiment, state).rounds(grid)
+    return strategy.engine(config, grid)
 
 
 def on_grid(

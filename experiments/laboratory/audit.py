@@ -7,14 +7,13 @@ runs private steps of a small network, to try whether they keep it.
 from typing import Any
 
 import numpy as np
-from rich.markup import escape
 from rich.table import Table
 
 from fedmuon.errors import InputError
+from fedmuon.experiments.laboratory.facts import columns
 from fedmuon.privacy.accounting import epsilon
 from fedmuon.privacy.audit import (
     CONFIDENCE,
-    LowerBound,
     Setting,
     Statistics,
     both_bounds,
@@ -26,22 +25,12 @@ from fedmuon.privacy.audit import (
 TRIALS = {"projected": 100_000, "release": 2_000}  # unless told
 MOST = 4_000_000  # tensors that are released, and two for each release: about half an hour
 MOST_TRIALS = 10**7  # each is a few numbers
-TOLD = {
+MEANINGS = {
     "counted": (">=", "counts of the trials alone; up to about ln(trials)"),
     "tilted": (">=", "where the noise is the declared Gaussian; needs more trials than 1/delta"),
     "joint": ("<=", "what the accountant certifies"),
     "per_release": ("<=", "what composing the blocks as if each drew its own lot would claim"),
 }
-
-
-def bounds(
-    setting: Setting, delta: float, count: int, seed: int, code: str, lot: float, population: int
-) -> tuple[LowerBound, ...]:
-    """Lower bounds that hold together. What `release` draws is itself in doubt: counts alone."""
-    rng = np.random.default_rng(seed)
-    if code == "projected":
-        return both_bounds(trials(setting, projected(setting, rng), count), delta, rng)
-    return (counted(_released(setting, count, lot, population, rng), delta),)
 
 
 def _released(
@@ -53,11 +42,9 @@ def _released(
             f"{count} trials of {setting.steps} steps with {setting.blocks} blocks run for half "
             "an hour or more as --code release: use fewer, or --code projected"
         )
-    from fedmuon.experiments.laboratory.canary import (
-        step,  # imports torch, which `projected` has no use for
-    )
+    from fedmuon.experiments.laboratory import canary  # and torch, which `projected` does without
 
-    own = step(setting.noise_multiplier, lot, population, setting.blocks, rng)
+    own = canary.step(setting.noise_multiplier, lot, population, setting.blocks, rng)
     return trials(setting, own.observe, count)
 
 
@@ -79,9 +66,14 @@ def audit(
             f"{count} trials with seed {seed} cannot be: give 1 to {MOST_TRIALS:,} trials and a "
             "seed that is not negative"
         )
-    shown = bounds(setting, delta, count, seed, code, lot, population)
-    joint, printed = (epsilon(*setting[:3], delta, setting.blocks, mode) for mode in
-                      ("joint", "per-release"))  # fmt: skip
+    rng = np.random.default_rng(seed)
+    if code == "projected":
+        shown = both_bounds(trials(setting, projected(setting, rng), count), delta, rng)
+    else:  # what it draws is itself in doubt: counts alone
+        shown = (counted(_released(setting, count, lot, population, rng), delta),)
+    joint, printed = (
+        epsilon(*setting[:3], delta, setting.blocks, mode) for mode in ("joint", "per-release")
+    )
     best = max(bound.epsilon for bound in shown)
     return {
         "epsilon_at_least": best,
@@ -100,10 +92,12 @@ def audit(
 
 def table(record: dict[str, Any]) -> Table:
     """The same for people."""
-    shown = Table("epsilon", "", "", title="audit by canaries", title_justify="left")
-    for name, (sign, meaning) in TOLD.items():
-        if name in record:
-            shown.add_row(escape(name), f"{sign} {record[name]:.4f}", meaning)
+    rows = [
+        (name, f"{sign} {record[name]:.4f}", meaning)
+        for name, (sign, meaning) in MEANINGS.items()
+        if name in record
+    ]
+    shown = columns("audit by canaries", ("epsilon", "", ""), rows, left=3)
     shown.caption, shown.caption_justify = _caption(record), "left"
     return shown
 

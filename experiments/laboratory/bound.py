@@ -4,7 +4,6 @@ From parameters it needs numpy only; torch is loaded to read a run.
 """
 
 import dataclasses
-import math
 import zipfile
 from pathlib import Path
 from typing import Any
@@ -19,7 +18,7 @@ from fedmuon.analysis.theory.concentration import effective_size
 from fedmuon.analysis.theory.recursion import OVERFLOW
 from fedmuon.config import Config
 from fedmuon.errors import InputError
-from fedmuon.experiments.laboratory.facts import facts, listed
+from fedmuon.experiments.laboratory.facts import facts, finite, listed
 from fedmuon.experiments.laboratory.verdict import Case, Verdict, by_kind, judge
 from fedmuon.own import NOTHING, Own, schedule_of
 
@@ -72,7 +71,8 @@ def from_directory(
 
     if not (folder / "config.toml").exists():
         raise InputError(f"{folder} holds no config.toml and is no run directory: check the path")
-    RunDirectory(folder).require_sound()
+    run = RunDirectory(folder)
+    run.require_sound()
     config = tables.load(folder / "config.toml", changes).beside(given)
     plan = setup.plan(config)
     try:
@@ -80,11 +80,10 @@ def from_directory(
             sizes = np.bincount(split["client"], minlength=plan.clients)
         realized = Realized(np.load(folder / "schedule.npy"), plan.rows if plan.batch else None)
         start = read_tensors(folder / "initial.safetensors")[0]
-        shape = _shape(start["weight"]) if config.task.name == "matrix" else None
+        shape = start["weight"].shape[:2] if config.task.name == "matrix" else None
     except (OSError, ValueError, KeyError, EOFError, zipfile.BadZipFile) as error:
         raise InputError(f"{folder} is damaged ({error}): make the run afresh") from None
     part = realized if rho is None else Uniform(plan.per_round, rho)
-    run = RunDirectory(folder)
     dropped = any("dropped" in record for record in run.records())
     stopped = str((run.summary() or {}).get("stopped", ""))
     l_own = None if (own_map := rules.own_map(config)) is None else own_map.lipschitz
@@ -99,16 +98,11 @@ def from_directory(
     return with_estimates(case, folder)
 
 
-def _shape(weight: Any) -> tuple[int, int]:
-    """(d, c) of the matrix task's one matrix."""
-    return weight.shape[0], weight.shape[1]
-
-
 def report(case: Case, verdict: Verdict) -> dict[str, Any]:
     """The verdict as one JSON object; what a refused bound has no number for is null."""
     run, stability, found = case.run, case.config.stability, verdict.bound
     return {
-        **{name: _finite(getattr(found, name, None)) for name in ("value", "h", "g", "failure")},
+        **{name: finite(getattr(found, name, None)) for name in ("value", "h", "g", "failure")},
         "delta": stability.delta,
         "c_hp": stability.c_hp,
         "kind": stability.lipschitz if case.l_orth is None or case.constants else "given",
@@ -139,14 +133,8 @@ def _note(case: Case, verdict: Verdict) -> str:
     return f"The bound is vacuous: no gap exceeds B = {top:g}." if found.value >= top else ""
 
 
-def _finite(value: float | None) -> float | None:
-    """None for what overflowed."""
-    return value if value is not None and math.isfinite(value) else None
-
-
 def _largest(every: np.ndarray | None) -> float | None:
-    """The maximum; none where it overflowed, as JSON has no infinity."""
-    return float(every.max()) if every is not None and np.isfinite(every).all() else None
+    return None if every is None else finite(every.max())
 
 
 def constant_of(record: dict[str, Any]) -> str:

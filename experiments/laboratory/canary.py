@@ -6,7 +6,6 @@ gradient, sees all that is released, and adds it up along the canary.
 """
 
 import math
-from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -25,7 +24,7 @@ BOUND = 0.01  # C; no number of an audit depends on it
 SHORT = 0.01  # the length of other examples, where the canary's is 1
 
 
-class Beside(nn.Module):
+class Parallel(nn.Module):
     """Logits sum_w W_w x_w of x [n, m, d]: m blocks, each with features of its own."""
 
     def __init__(self, blocks: int) -> None:
@@ -43,7 +42,7 @@ class Beside(nn.Module):
 def network(blocks: int) -> NetworkTask:
     """A classifier in float32 with that many matrix blocks."""
     with torch.device("meta"):
-        return NetworkTask(Beside(blocks), (blocks, FEATURES))
+        return NetworkTask(Parallel(blocks), (blocks, FEATURES))
 
 
 def examples(population: int, blocks: int) -> Batch:
@@ -94,19 +93,15 @@ class Step:
         return sums.numpy() * self.mechanism.lot / self.mechanism.clipping.bound
 
     @cached_property
-    def directions(self) -> Params:
-        """The canary's gradient [1, ...] in each block, of norm 1."""
-        return {name: value / norm for name, value, norm in self._canary()}
-
-    @property
-    def lengths(self) -> list[float]:
-        """The norms of the canary's gradient in the blocks, before any clipping."""
-        return [norm for _, _, norm in self._canary()]
-
-    def _canary(self) -> Sequence[tuple[str, Tensor, float]]:
+    def canary(self) -> Params:
+        """The canary's gradient [1, ...] in each block, before any clipping."""
         last = self.shard.batch(np.array([self.shard.size - 1]))
-        gradient = self.task.gradient(self.at, [last])[1]
-        return [(name, value, float(value.norm())) for name, value in gradient.items()]
+        return self.task.gradient(self.at, [last])[1]
+
+    @cached_property
+    def directions(self) -> Params:
+        """The same, of norm 1."""
+        return {name: value / float(value.norm()) for name, value in self.canary.items()}
 
     def _draw(self, what: object, block: int = 0) -> np.random.Generator:
         return self.rng

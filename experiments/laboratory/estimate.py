@@ -14,6 +14,7 @@ import numpy as np
 import torch
 
 from fedmuon.errors import InputError
+from fedmuon.experiments.laboratory.measure import Laboratory
 from fedmuon.experiments.laboratory.verdict import Case, map_constant
 from fedmuon.federated import setup
 from fedmuon.federated.routing import routes
@@ -34,14 +35,12 @@ ROUTED = "Orth and the auxiliary step together have the larger of their two cons
 
 def with_estimates(case: Case, folder: Path) -> Case:
     """The case of a network's run with constants seen in its folder."""
-    config = setup.resolve(case.config)
-    source = setup.source(config)
-    data = setup.federated_data(config, source)
-    experiment = setup.experiment(config, data, source.classes)
-    task, count = experiment.task, min(SAMPLES, len(data.labels))
+    run = Laboratory.of(setup.resolve(case.config), folder)
+    task, shards, rows = run.experiment.task, run.experiment.shards, len(run.data.labels)
+    count = min(SAMPLES, rows)
     models = [_model(folder / f"{name}.safetensors", task) for name in ("initial", "model")]
-    chosen = torch.from_numpy(np.linspace(0, len(data.labels) - 1, count).astype(np.int64))
-    some = Batch(experiment.shards.inputs[chosen], experiment.shards.labels[chosen])
+    chosen = torch.from_numpy(np.linspace(0, rows - 1, count).astype(np.int64))
+    some = Batch(shards.inputs[chosen], shards.labels[chosen])
     return dataclasses.replace(
         case,
         constants=seen_constants(task, models, some),

@@ -1,9 +1,11 @@
-"""Tables for people: names beside what is known of them."""
+"""What people and programs are shown of a record: tables, and numbers that JSON has."""
 
+import math
 from collections.abc import Iterable, Sequence
 
 from rich.markup import escape
 from rich.table import Table
+from rich.text import Text
 
 Facts = Iterable[tuple[str, object]]
 
@@ -14,7 +16,7 @@ def facts(title: str, rows: Facts) -> Table:
     for name, value in rows:
         if value is not None and value != "":
             text = f"{value:.6g}" if isinstance(value, float) else str(value)
-            shown.add_row(name, escape(text))
+            shown.add_row(name, value if isinstance(value, Text) else escape(text))
     return shown
 
 
@@ -31,3 +33,8 @@ def columns(title: str, head: Sequence[str], rows: Iterable[Sequence[str]], left
     for row in rows:
         shown.add_row(*row)
     return shown
+
+
+def finite(value: float | None) -> float | None:
+    """None for what overflowed, as JSON has no infinity."""
+    return float(value) if value is not None and math.isfinite(value) else None

@@ -4,32 +4,21 @@ import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from fedmuon.analysis.report.claims import DRAWS, expected_maximum, share
-from fedmuon.analysis.report.style import (
-    BLACK,
-    BLUE,
-    GREY,
-    ORANGE,
-    RED,
-    Columns,
-    canvas,
-    legend,
-    log_y,
-    styled,
-)
+from fedmuon.analysis.report import style
+from fedmuon.analysis.report.claims import DRAWS, Columns, expected_maximum, share
 
 
-@styled
+@style.styled
 def census(neighbours: Columns, narrow: bool = False) -> Figure:
     """Perturbations [T] by client with their certificates; and their shares of them, all clients.
 
     Without certificates the second panel shows the perturbations themselves.
     """
-    figure, (left, right) = canvas(2, narrow, 3.3)
+    figure, (left, right) = style.canvas(2, narrow, 3.3)
     _strips(left, neighbours)
-    legend(left, 1 if narrow else 2)
+    style.legend(left, 1 if narrow else 2)
     _shares(right, neighbours)
-    legend(right, 1)
+    style.legend(right, 1)
     return figure
 
 
@@ -49,11 +38,11 @@ def _strips(axes: Axes, neighbours: Columns) -> None:
         mine = np.flatnonzero(neighbours["client"] == i)
         rank[mine] = place + spread(len(mine))[np.argsort(np.argsort(moved[mine], kind="stable"))]
     up, size = moved > 0, 1.8 if len(moved) > 300 else 3.5
-    axes.plot(rank[up], moved[up], "o", color=BLUE, ms=size, mew=0, alpha=0.5, rasterized=True,
-              label="one neighbour")  # fmt: skip
+    axes.plot(rank[up], moved[up], "o", color=style.BLUE, ms=size, mew=0, alpha=0.5,
+              rasterized=True, label="one neighbour")  # fmt: skip
     _certificates(axes, neighbours, clients)
     _idle(axes, neighbours, clients)
-    log_y(axes)
+    style.log_y(axes)
     axes.set_xlim(0.3, len(clients) + 0.7)
     _name_clients(axes, clients)
     axes.set_ylabel(r"perturbation $\Vert X-X'\Vert_F$")
@@ -70,8 +59,8 @@ def _certificates(axes: Axes, neighbours: Columns, clients: np.ndarray) -> None:
     places = np.arange(1, len(clients) + 1)
     known = (every > 0) & np.isfinite(every)
     if known.any():
-        axes.hlines(every[known], places[known] - 0.4, places[known] + 0.4, color=BLACK, lw=1.6,
-                    label="certificate")  # fmt: skip
+        axes.hlines(every[known], places[known] - 0.4, places[known] + 0.4, color=style.BLACK,
+                    lw=1.6, label="certificate")  # fmt: skip
 
 
 def _idle(axes: Axes, neighbours: Columns, clients: np.ndarray) -> None:
@@ -79,7 +68,7 @@ def _idle(axes: Axes, neighbours: Columns, clients: np.ndarray) -> None:
     still = neighbours["perturbation"] == 0
     places = [k for k, i in enumerate(clients, 1) if still[neighbours["client"] == i].any()]
     if places:
-        axes.plot(places, [0.02] * len(places), "x", color=RED, ms=5,
+        axes.plot(places, [0.02] * len(places), "x", color=style.RED, ms=5,
                   transform=axes.get_xaxis_transform(),
                   label=f"0, off the log axis: {still.sum()} of {len(still)}")  # fmt: skip
 
@@ -99,14 +88,14 @@ def _shares(axes: Axes, neighbours: Columns) -> None:
     part, name = share(neighbours), "perturbation / certificate"
     if np.isnan(part).any():
         part, name = neighbours["perturbation"], r"perturbation $\Vert X-X'\Vert_F$"
-    axes.ecdf(part, color=BLUE, lw=1.6, label=f"all {len(part)} neighbours")
-    axes.axvline(part.max(), color=BLACK, lw=1.2, label=f"largest: {part.max():.3g}")
+    axes.ecdf(part, color=style.BLUE, lw=1.6, label=f"all {len(part)} neighbours")
+    axes.axvline(part.max(), color=style.BLACK, lw=1.2, label=f"largest: {part.max():.3g}")
     if len(part) >= 10 * DRAWS:  # fewer say little of what other draws would show
         mean = expected_maximum(part, DRAWS)
         label = f"largest of {DRAWS} random, on average: {mean:.3g}"
-        axes.axvline(mean, color=ORANGE, lw=1.4, ls="--", label=label)
+        axes.axvline(mean, color=style.ORANGE, lw=1.4, ls="--", label=label)
     axes.set_xlim(left=0)
     axes.set_ylim(0, 1.02)
-    axes.grid(axis="y", color=GREY, alpha=0.25, lw=0.6)
+    axes.grid(axis="y", color=style.GREY, alpha=0.25, lw=0.6)
     axes.set_xlabel(name)
     axes.set_ylabel("share of neighbours")

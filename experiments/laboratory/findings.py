@@ -16,20 +16,19 @@ from fedmuon.errors import InputError
 from fedmuon.experiments.laboratory import figure
 from fedmuon.files import require_sound
 
-BOUND_KEYS = ("value", "h", "g", "delta", "c_hp", "kind", "l_orth", "n_eff", "gap", "gap_low",
-              "gap_high", "status", "assumptions", "refusal")  # fmt: skip
 BOUND_NAMES = {"value": "bound", "h": "sharp-stability branch H", "g": "bounded-difference "
                "branch G", "delta": "δ", "l_orth": "Lipschitz constant of the map",
                "n_eff": "effective sample size", "gap": "measured gap",
                "gap_low": "lower end of its 95% interval",
                "gap_high": "upper end of its 95% interval"}  # fmt: skip
+BOUND_WORDS = ("c_hp", "kind", "status", "assumptions", "refusal")
 MODES = {"all": "census of all {} neighbours", "own": "{} random neighbours",
          "worst": "the {} neighbours predicted to be worst"}  # fmt: skip
 
 
 def findings(folder: Path) -> Findings:
     """The findings of a run with neighbours; a census must be whole."""
-    record = read_json(folder / "bound.json", BOUND_KEYS)
+    record = read_json(folder / "bound.json", (*BOUND_NAMES, *BOUND_WORDS))
     summary = read_json(folder / "summary.json", ("recipe", "data", "rounds", "seconds"))
     neighbours = read_csv(folder / "neighbours.csv", TRIALS)
     mode = _mode(folder, neighbours)

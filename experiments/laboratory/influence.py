@@ -6,18 +6,14 @@ comes to in the end scales with the client's exposure Y_i. So a pair is scored Y
 at where to look: what a neighbour in truth does is measured as for any other.
 """
 
-from pathlib import Path
-
 import numpy as np
 import torch
 from torch import Tensor
 
-from fedmuon.config import Config
-from fedmuon.data.federated import FederatedData
 from fedmuon.data.neighbours import held_out
-from fedmuon.data.source import Source, flat_rows
+from fedmuon.data.source import flat_rows
 from fedmuon.errors import InputError
-from fedmuon.federated.simulate import Experiment
+from fedmuon.experiments.laboratory.measure import Laboratory
 from fedmuon.randomness import Draw, generator
 from fedmuon.storage import read_tensors
 from fedmuon.tasks.base import Batch
@@ -26,47 +22,41 @@ from fedmuon.tasks.matrix import MatrixTask
 POOL = 2048  # held-out samples tried for each client
 
 
-def worst(
-    out: Path, config: Config, data: FederatedData, source: Source, experiment: Experiment,
-    exposures: np.ndarray | None,
-) -> np.ndarray:  # fmt: skip
+def worst(run: Laboratory, exposures: np.ndarray | None) -> np.ndarray:
     """(client, position, replacement) of the `trials` samples with the highest scores, [T, 3].
 
     Each sample comes with the replacement that scores highest for it; the highest score is first.
     """
+    sizes, best = run.data.sizes, []
     if exposures is None:  # no certificate, hence no Y_i: how often a client took part stands in
-        exposures = np.bincount(experiment.plan.schedule().ravel(), minlength=len(data.sizes))
-    best = []
+        exposures = np.bincount(run.experiment.plan.schedule().ravel(), minlength=len(sizes))
     for client in np.flatnonzero(exposures):
-        pool, far = farthest(out, config, data, source, experiment, int(client))
-        score = exposures[client] / data.sizes[client] * far.amax(1).cpu().numpy()
+        pool, far = farthest(run, int(client))
+        score = exposures[client] / sizes[client] * far.amax(1).cpu().numpy()
         choice = pool[far.argmax(1).cpu().numpy()]
         own = np.full(len(score), client)
         best.append(np.stack([score, own, np.arange(len(score)), choice], 1))
     every = np.concatenate(best)
-    first = np.argsort(-every[:, 0], kind="stable")[: config.stability.trials]
+    first = np.argsort(-every[:, 0], kind="stable")[: run.config.stability.trials]
     return every[first, 1:].astype(np.int64)
 
 
-def farthest(
-    out: Path, config: Config, data: FederatedData, source: Source, experiment: Experiment,
-    client: int,
-) -> tuple[np.ndarray, Tensor]:  # fmt: skip
+def farthest(run: Laboratory, client: int) -> tuple[np.ndarray, Tensor]:
     """A client's candidates [P], and the mean ||g_z - g_z'||_F of its samples to them [n_i, P]."""
-    pool = held_out(data, source, client)
+    source, pool = run.source, held_out(run.data, run.source, client)
     if len(pool) > POOL:
-        rng = generator(config.federation.seed, Draw.NEIGHBOUR, client=client, block=2)
+        rng = generator(run.config.federation.seed, Draw.NEIGHBOUR, client=client, block=2)
         pool = np.sort(rng.choice(pool, POOL, replace=False))
-    own, task = experiment.shards[client].data, experiment.task
+    own, task = run.experiment.shards[client].data, run.experiment.task
     if not isinstance(task, MatrixTask):
         raise InputError(
             "the worst neighbours are ranked by gradients in closed form, which a network has not: "
             "set [stability] neighbours to own, any or all"
         )
-    inputs = torch.from_numpy(flat_rows(source.inputs[pool], config.data.normalize))
+    inputs = torch.from_numpy(flat_rows(source.inputs[pool], run.config.data.normalize))
     labels = torch.from_numpy(source.labels[pool]).to(own.labels.device)
     others = Batch(inputs.to(own.inputs.device, own.inputs.dtype), labels)
-    models = [read_tensors(out / f"{name}.safetensors")[0] for name in ("initial", "model")]
+    models = [read_tensors(run.out / f"{name}.safetensors")[0] for name in ("initial", "model")]
     stack = {"weight": torch.stack([held["weight"] for held in models]).to(own.inputs.device)}
     apart = gradient_distances(task.slopes(stack, own), own, task.slopes(stack, others), others)
     return pool, apart.mean(0)

@@ -1,17 +1,45 @@
-"""What a finished model lost: the gap F - F_hat with its interval, and the plain difference."""
+"""A finished run, opened again, and what its model lost: the gap F - F_hat with its interval."""
 
 from dataclasses import dataclass
+from pathlib import Path
 
 import numpy as np
 
+from fedmuon import config as tables
 from fedmuon.analysis import MeasuredGap, label_shares, measured_gap
 from fedmuon.config import Config
 from fedmuon.data.federated import FederatedData
 from fedmuon.data.neighbours import classes_of
 from fedmuon.data.partition import weights
+from fedmuon.data.source import Source
 from fedmuon.errors import InputError
+from fedmuon.federated import setup
 from fedmuon.federated.simulate import Experiment
+from fedmuon.own import NOTHING, Own
 from fedmuon.tasks.base import Batch, Params
+
+
+@dataclass(frozen=True)
+class Laboratory:
+    """A finished run with what its neighbours need."""
+
+    config: Config
+    source: Source
+    data: FederatedData
+    experiment: Experiment
+    out: Path
+
+    @classmethod
+    def open(cls, out: Path, given: Own = NOTHING) -> "Laboratory":
+        """The run in the directory, with its samples, some of which may have been given."""
+        return cls.of(tables.load(out / "config.toml").beside(given), out)
+
+    @classmethod
+    def of(cls, config: Config, out: Path) -> "Laboratory":
+        """The run of this config in the directory, with its samples."""
+        source = setup.source(config)
+        data = setup.federated_data(config, source)
+        return cls(config, source, data, setup.experiment(config, data, source.classes), out)
 
 
 @dataclass(frozen=True)

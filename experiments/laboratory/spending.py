@@ -11,7 +11,7 @@ from rich.table import Table
 from fedmuon import config as tables
 from fedmuon.config import Config
 from fedmuon.errors import InputError
-from fedmuon.experiments.laboratory.facts import columns
+from fedmuon.experiments.laboratory.facts import columns, finite
 from fedmuon.federated.spending import delta_of
 from fedmuon.privacy.ledger import Ledger
 from fedmuon.privacy.mechanism import REPEATABLE
@@ -37,7 +37,7 @@ def spent(folder: Path, delta: float | None = None) -> Record:
     repeatable = ledger.about["noise"] == "repeatable"
     names = ("epsilon", "lower", "upper", "rdp")
     clients = {
-        str(client): {name: _finite(getattr(one, name)) for name in names}
+        str(client): {name: finite(getattr(one, name)) for name in names}
         for client, one in answers.items()
     }
     most = max((one.upper for one in answers.values()), default=0.0)
@@ -49,16 +49,11 @@ def spent(folder: Path, delta: float | None = None) -> Record:
     return {
         "delta": goal,
         "mode": "joint",
-        "epsilon": _finite(most),
+        "epsilon": finite(most),
         "certified": math.isfinite(most) and not repeatable,
         "note": " ".join(filter(None, notes)),
         "clients": clients,
     }
-
-
-def _finite(value: float) -> float | None:
-    """None for an infinite epsilon, which JSON has no word for."""
-    return value if math.isfinite(value) else None
 
 
 def _delta(folder: Path) -> float:
@@ -89,7 +84,7 @@ def _said(value: float | None) -> str:
     return "infinite" if value is None else f"{value:.4f}"
 
 
-def told(config: Config, summary: Mapping[str, Any]) -> Record:
+def privacy_record(config: Config, summary: Mapping[str, Any]) -> Record:
     """What a cell keeps of the summary of a private run; nothing of others."""
     private = summary.get("privacy")
     if private is None:
@@ -98,12 +93,11 @@ def told(config: Config, summary: Mapping[str, Any]) -> Record:
     return {"privacy": {**held, "target": config.privacy.epsilon}}
 
 
-def added(
+def with_privacy_columns(
     made: Mapping[str, Rows], heads: Sequence[Record], records: Sequence[Record]
 ) -> Mapping[str, Rows]:
     """The tables of a suite; where runs are private, with what each certifies, and clients.csv."""
-    rows = _clients(heads, records)
-    if not rows:
+    if not (rows := _clients(heads, records)):
         return made
     runs = [{**row, **_certified(one)} for row, one in zip(made["runs"], records, strict=True)]
     return {**made, "runs": runs, "clients": rows}
@@ -112,11 +106,8 @@ def added(
 def _certified(record: Record) -> Record:
     """The epsilon that a run certifies, and whether it does; nan for one that did not end."""
     held = record.get("privacy") or {}
-    known = held.get("epsilon")
-    return {
-        "epsilon": math.nan if known is None else known,
-        "certified": bool(held.get("certified")),
-    }
+    known, certified = held.get("epsilon"), bool(held.get("certified"))
+    return {"epsilon": math.nan if known is None else known, "certified": certified}
 
 
 def _clients(heads: Sequence[Record], records: Sequence[Record]) -> Rows:

@@ -8,69 +8,34 @@ clear of clipping (001, Corollary D.11).
 
 import json
 from collections.abc import Callable
-from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
-from rich.markup import escape
 from rich.table import Table
+from rich.text import Text
 
 from fedmuon import config as tables
-from fedmuon.analysis import MeasuredGap
+from fedmuon import files
 from fedmuon.config import Config
 from fedmuon.data.federated import FederatedData
 from fedmuon.data.neighbours import census, draw, stack
-from fedmuon.data.source import Source
 from fedmuon.drive import Begin, Watch
 from fedmuon.errors import InputError, NonFinite
 from fedmuon.experiments.laboratory import bound
+from fedmuon.experiments.laboratory.facts import facts
 from fedmuon.experiments.laboratory.influence import worst
-from fedmuon.experiments.laboratory.measure import measured_losses
+from fedmuon.experiments.laboratory.measure import Laboratory, measured_losses
 from fedmuon.experiments.run import execute as run
-from fedmuon.federated import setup
 from fedmuon.federated.coupled import coupled, distances
-from fedmuon.federated.simulate import Engine, Experiment, rounds
-from fedmuon.files import (
-    AFRESH,
-    announce,
-    append,
-    crc,
-    mendable,
-    require_sound,
-    sealed,
-    sums_of,
-    unsealed,
-    whole_lines,
-    write_bytes,
-)
+from fedmuon.federated.simulate import Engine, rounds
 from fedmuon.locks import held, require_place
-from fedmuon.own import NOTHING, Own
+from fedmuon.own import NOTHING
 from fedmuon.randomness import Draw, generator
 from fedmuon.storage import Record, RunDirectory, read_tensors
 
 HEADER = "trial,client,index,replacement,perturbation,exposure,certificate\n"
 CENSUS, PROGRESS = "neighbours.csv", ".neighbours.progress"
 MEMORY, MOST = 1 << 30, 256  # bytes and neighbours of one stack
-
-
-@dataclass(frozen=True)
-class Laboratory:
-    """A finished run with what its neighbours need."""
-
-    config: Config
-    source: Source
-    data: FederatedData
-    experiment: Experiment
-    out: Path
-
-    @classmethod
-    def open(cls, out: Path, given: Own = NOTHING) -> "Laboratory":
-        """The run in the directory, with its samples, some of which may have been given."""
-        config = tables.load(out / "config.toml").beside(given)
-        source = setup.source(config)
-        data = setup.federated_data(config, source)
-        experiment = setup.experiment(config, data, source.classes)
-        return cls(config, source, data, experiment, out)
 
 
 def in_doubles(config: Config) -> Config:
@@ -109,9 +74,9 @@ def execute(
 def _write(out: Path, record: Record) -> None:
     """bound.json, and the sums of it and of neighbours.csv, to which no line is added any more."""
     content = (json.dumps(record, indent=2, allow_nan=False) + "\n").encode()
-    announce(out, {"bound.json": content, CENSUS: (out / CENSUS).read_bytes()})
-    write_bytes(out / "bound.json", content)
-    with mendable(out, "write to"):
+    files.announce(out, {"bound.json": content, CENSUS: (out / CENSUS).read_bytes()})
+    files.write_bytes(out / "bound.json", content)
+    with files.mendable(out, "write to"):
         (out / PROGRESS).unlink(missing_ok=True)
 
 
@@ -147,9 +112,10 @@ def measure(
         tails = _tails(verdict, drawn[part, 0], moved)
         lines = [a + b for a, b in zip(heads[part], tails, strict=True)]
         require_place(laboratory.out)
-        append(file, lines, durable=True)
-        done, mark = done + len(lines), crc("".join(lines), mark)
-        write_bytes(file.with_name(PROGRESS), sealed({"lines": done, "crc": mark}).encode())
+        files.append(file, lines, durable=True)
+        done, mark = done + len(lines), files.crc("".join(lines), mark)
+        noted = files.sealed({"lines": done, "crc": mark})
+        files.write_bytes(file.with_name(PROGRESS), noted.encode())
         watch({"done": done, "largest": float(moved.max())})
 
 
@@ -160,7 +126,7 @@ def pick(laboratory: Laboratory, verdict: bound.Verdict) -> np.ndarray:
     if table.neighbours == "all":
         return census(data, source, seed)
     if table.neighbours == "worst":
-        return worst(laboratory.out, config, data, source, laboratory.experiment, verdict.exposures)
+        return worst(laboratory, verdict.exposures)
     return draw(data, source, table.trials, seed, table.neighbours)
 
 
@@ -182,21 +148,15 @@ def perturbations(laboratory: Laboratory, drawn: np.ndarray, engine: Engine) -> 
     Neighbours in a client that never took part are 0 without a run: no step reads its samples, but
     a replica's place in the stack can change its last bit.
     """
-    moved = np.zeros(len(drawn))
+    table, moved = laboratory.config, np.zeros(len(drawn))
     taking_part = np.isin(drawn[:, 0], laboratory.experiment.plan.schedule())
     if taking_part.any():
-        moved[taking_part] = _simulated(laboratory, drawn[taking_part], engine)
+        neighbours = stack(laboratory.source, drawn[taking_part], table.data.normalize)
+        ends = coupled(laboratory.experiment, neighbours, table.federation.seed, engine)
+        moved[taking_part] = distances(ends)[0]
     if not np.isfinite(moved).all():
         raise NonFinite("a neighbour is not finite after the last round: lower [local] lr")
     return moved
-
-
-def _simulated(laboratory: Laboratory, drawn: np.ndarray, engine: Engine) -> np.ndarray:
-    """The same by one stack with the run itself as replica 0."""
-    table = laboratory.config
-    neighbours = stack(laboratory.source, drawn, table.data.normalize)
-    ends = coupled(laboratory.experiment, neighbours, table.federation.seed, engine)
-    return distances(ends)[0]
 
 
 def _heads(data: FederatedData, drawn: np.ndarray) -> list[str]:
@@ -219,80 +179,71 @@ def _tails(verdict: bound.Verdict, client: np.ndarray, moved: np.ndarray) -> lis
 def _cut_back(file: Path, heads: list[str]) -> tuple[int, int]:
     """Keep the header and the whole stacks of an interrupted file, as the progress beside it knows
     them; how many neighbours they are, and their check."""
-    _, *lines = whole_lines(file) or [HEADER]
-    start = crc(RunDirectory(file.parent).mark)  # lines of another run have another check
+    _, *lines = files.whole_lines(file) or [HEADER]
+    start = files.crc(RunDirectory(file.parent).mark)  # lines of another run have another check
     count, mark = _known(file, lines, start)
     kept = lines[:count]
     fits = [line.startswith(head) for line, head in zip(kept, heads, strict=False)]
-    if sum(fits) < count or crc("".join(kept), start) != mark:
-        raise InputError(f"{file} is damaged, or not of this config and data: {AFRESH}")
-    write_bytes(file, "".join([HEADER, *kept]).encode())
+    if sum(fits) < count or files.crc("".join(kept), start) != mark:
+        raise InputError(f"{file} is damaged, or not of this config and data: {files.AFRESH}")
+    files.write_bytes(file, "".join([HEADER, *kept]).encode())
     return count, mark
 
 
 def _known(file: Path, lines: list[str], start: int) -> tuple[int, int]:
     """How many lines are known to be whole, and their check; all of a file that has its sum."""
     progress = file.with_name(PROGRESS)
-    if not progress.exists() and CENSUS in sums_of(file.parent):
-        require_sound(file.parent, [CENSUS])
-        return len(lines), crc("".join(lines), start)
-    noted = whole_lines(progress)
-    record = unsealed(noted[0]) if noted else {"lines": 0, "crc": start}
+    if not progress.exists() and CENSUS in files.sums_of(file.parent):
+        files.require_sound(file.parent, [CENSUS])
+        return len(lines), files.crc("".join(lines), start)
+    noted = files.whole_lines(progress)
+    record = files.unsealed(noted[0]) if noted else {"lines": 0, "crc": start}
     if record is None:
-        raise InputError(f"{progress} is damaged: {AFRESH}")
+        raise InputError(f"{progress} is damaged: {files.AFRESH}")
     return record["lines"], record["crc"]
 
 
 def _gap(laboratory: Laboratory) -> Record:
-    """gap, gap_low and gap_high, or nulls and `gap_refusal` where no interval can be had."""
+    """F - F_hat of the finished model, F at the clients' own label shares: gap, gap_low and
+    gap_high, or nulls and `gap_refusal` where no interval can be had."""
+    experiment, classes = laboratory.experiment, laboratory.source.classes
+    model = read_tensors(laboratory.out / "model.safetensors")[0]
+    device = experiment.shards.inputs.device
+    params = {name: value[None].to(device) for name, value in model.items()}
     try:
-        found = gap(laboratory)
+        (loss,) = measured_losses(laboratory.config, laboratory.data, classes, experiment, params)
     except InputError as error:
         return {"gap": None, "gap_low": None, "gap_high": None, "gap_refusal": str(error)}
-    return {"gap": found.gap, "gap_low": found.low, "gap_high": found.high}
-
-
-def gap(laboratory: Laboratory) -> MeasuredGap:
-    """F - F_hat of the finished model, F at the clients' own label shares."""
-    experiment = laboratory.experiment
-    found = read_tensors(laboratory.out / "model.safetensors")[0]
-    params = {
-        name: value[None].to(experiment.shards.inputs.device) for name, value in found.items()
-    }
-    classes = laboratory.source.classes
-    return measured_losses(laboratory.config, laboratory.data, classes, experiment, params)[0].gap
+    return {"gap": loss.gap.gap, "gap_low": loss.gap.low, "gap_high": loss.gap.high}
 
 
 def verdict_table(out: Path, record: Record) -> Table:
     """Perturbations beside certificates, the gap beside the bound."""
     moved, promised = np.loadtxt(out / CENSUS, delimiter=",", skiprows=1, usecols=(4, 6), ndmin=2).T
-    title = f"{len(moved)} neighbours; bound with {bound.constant_of(record)}: {record['status']}"
-    shown = Table("", "", title=escape(title), title_justify="left")
+    used, value, hidden = promised > 0, record["value"], ""
     if tables.load(out / "config.toml").engine.dtype == "float32":
-        shown.add_row("float32", "rounding hides small perturbations: prefer float64")
-    shown.add_row("largest perturbation", f"{moved.max():.4g}")
-    shown.add_row("mean perturbation", f"{moved.mean():.4g}")
-    if record["value"] is None:
-        shown.add_row("refused", escape(record["refusal"]))
-    else:
-        used = promised > 0
-        ratio = (moved[used] / promised[used]).max() if used.any() else 0.0
-        shown.add_row("largest share of its certificate", f"{ratio:.3g}")
-        shown.add_row("perturbations within", _yes(bool((moved <= promised).all())))
-        shown.add_row("bound", f"{record['value']:.4g}")
-    return _with_gap(shown, record)
-
-
-def _with_gap(shown: Table, record: Record) -> Table:
+        hidden = "rounding hides small perturbations: prefer float64"
+    rows: list[tuple[str, object]] = [
+        ("float32", hidden),
+        ("largest perturbation", moved.max()),
+        ("mean perturbation", moved.mean()),
+        ("refused", record["refusal"]),
+    ]
+    if value is not None:
+        share = (moved[used] / promised[used]).max() if used.any() else 0.0
+        rows += [
+            ("largest share of its certificate", share),
+            ("perturbations within", _yes(bool((moved <= promised).all()))),
+            ("bound", value),
+        ]
     if record["gap"] is None:
-        shown.add_row("gap", escape(record["gap_refusal"]))
-        return shown
-    interval = f"{record['gap']:+.4g} [{record['gap_low']:+.4g}, {record['gap_high']:+.4g}]"
-    shown.add_row("gap", escape(interval))
-    if record["value"] is not None:
-        shown.add_row("gap within", _yes(record["gap"] <= record["value"]))
-    return shown
+        rows += [("gap", record["gap_refusal"])]
+    else:
+        rows += [("gap", "{gap:+.4g} [{gap_low:+.4g}, {gap_high:+.4g}]".format_map(record))]
+        rows += [("gap within", _yes(record["gap"] <= value))] if value is not None else []
+    title = f"{len(moved)} neighbours; bound with {bound.constant_of(record)}: {record['status']}"
+    return facts(title, rows)
 
 
-def _yes(holds: bool) -> str:
-    return "yes" if holds else "[bold red]no[/]"
+def _yes(holds: bool) -> Text:
+    return Text("yes") if holds else Text("no", style="bold red")

@@ -1,7 +1,7 @@
 """`fedmuon stationarity`: the bounds of 000, 002 and 004 as numbers; numpy is all they need."""
 
 import math
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 from rich.table import Table
@@ -63,9 +63,7 @@ def newton_schulz(
         "paper": "004",
         **_record(found),
         "power_of_steps": None if found.schedule.rule == "given" else -0.25,
-        "delta_q": q,
-        "eps_q": polar_error_bound(q),
-        "chi_q": 1 / found.contraction,
+        **_residuals(found, q),
         "others": {
             "muon-svd": _record(rank_dependence.muon(plan, *terms)),
             "sgd-momentum": _record(rank_dependence.sgd_momentum(vector, *terms)),
@@ -107,37 +105,25 @@ def dp_muon(
         _given(plan, p), release, p.gap, p.smoothness, polar_error_bound(q)
     )
     record = _record(found)
-    stood_on = TAILED if private.excess is None else GIVEN
-    record["assumptions"] += [stood_on]
+    record["assumptions"] += [TAILED if private.excess is None else GIVEN]
     more = {"clip": clip, "excess": excess, "noise_of_a_release": release.spread}
-    return {
-        "paper": "000", **record, **more, "delta_q": q, "eps_q": polar_error_bound(q),
-        "chi_q": 1 / found.contraction,
-    }  # fmt: skip
+    return {"paper": "000", **record, **more, **_residuals(found, q)}
+
+
+def _residuals(found: Stationarity, q: float) -> dict[str, float]:
+    return {"delta_q": q, "eps_q": polar_error_bound(q), "chi_q": 1 / found.contraction}
 
 
 def _given(plan: Schedule, problem: Problem) -> Schedule:
     """The rule's schedule, with what the caller sets instead."""
-    if problem.lr is None and problem.beta is None:
-        return plan
-    lr = plan.lr if problem.lr is None else problem.lr
-    beta = plan.beta if problem.beta is None else problem.beta
-    return replace(plan, lr=lr, beta=beta, rule="given")
+    named = {"lr": problem.lr, "beta": problem.beta}
+    given = {name: value for name, value in named.items() if value is not None}
+    return replace(plan, **given, rule="given") if given else plan
 
 
 def _record(found: Stationarity) -> dict[str, Any]:
-    plan = found.schedule
-    return {
-        "measure": found.measure,
-        "value": found.value,
-        "terms": found.terms,
-        "lr": plan.lr,
-        "beta": plan.beta,
-        "steps": plan.steps,
-        "rule": plan.rule,
-        "contraction": found.contraction,
-        "assumptions": list(found.assumptions),
-    }
+    record = asdict(found)
+    return {**record, **record.pop("schedule"), "assumptions": list(found.assumptions)}
 
 
 def table(record: dict[str, Any]) -> Table:

@@ -76,6 +76,11 @@ class Case:
         )
 
     @property
+    def aligned(self) -> bool:
+        """Whether Remark 3.2 is what covers it."""
+        return self.config.local.recipe == "fedmuon-aligned"
+
+    @property
     def given(self) -> tuple[str, ...]:
         """What rests on estimates, or on the caller's word."""
         named = (("L_orth", None if self.constants else self.l_orth), ("Lg", self.l_g))
@@ -131,21 +136,15 @@ def map_constant(case: Case) -> float:
         raise Uncertified(TUBE)
     if table.name == "gaussian-smoothed-sign" and case.shape is None:
         raise InputError("The smoothed sign's constant depends on the model's shape: give L_orth.")
+    federation = case.config.federation
+    calls = federation.rounds * case.config.local.steps * federation.per_round  # T_sign = R E K
+    smoothed = {"sigma": table.sigma, "alpha": stability.alpha_smoothing}  # 001, Corollary D.11
+    schulz = {"steps", "coefficients", "eps", "normalization"}
     parameters: dict[str, dict[str, Any]] = {
         "smoothed-polar": {"lam": table.lambda_},
         "clipped-sign": {"gamma": table.clip_level},
-        "newton-schulz": {
-            "steps": table.steps,
-            "coefficients": table.coefficients,
-            "eps": table.eps,
-            "normalization": table.normalization,
-        },
-        "gaussian-smoothed-sign": {
-            "sigma": table.sigma,
-            "alpha": stability.alpha_smoothing,
-            "calls": _calls(case.config),
-            "shape": case.shape,
-        },
+        "newton-schulz": table.model_dump(include=schulz),
+        "gaussian-smoothed-sign": {**smoothed, "calls": calls, "shape": case.shape},
     }
     found = lipschitz(table.name, stability.lipschitz, **parameters.get(table.name, {}))
     if not math.isfinite(found):
@@ -153,16 +152,6 @@ def map_constant(case: Case) -> float:
             "The printed constant of this map overflows: use [stability] lipschitz = 'sharp'."
         )
     return found
-
-
-def _calls(config: Config) -> int:
-    """T_sign = R E K (001, Corollary D.11)."""
-    federation = config.federation
-    return federation.rounds * config.local.steps * federation.per_round
-
-
-def _is_aligned(case: Case) -> bool:
-    return case.config.local.recipe == "fedmuon-aligned"
 
 
 def _require_covered(case: Case) -> None:
@@ -184,11 +173,11 @@ def _require_covered(case: Case) -> None:
             "The recursion of 001 follows plain means of what the participants return: set "
             "[federation] aggregate = 'mean'."
         )
-    if _is_aligned(case) and case.factors is not None:
+    if case.aligned and case.factors is not None:
         raise Uncertified(
             "Alignment (Remark 3.2) is certified for constant steps: set [local] schedule."
         )
-    if _is_aligned(case) and local.batch:
+    if case.aligned and local.batch:
         raise Uncertified(
             "Alignment (Remark 3.2) is certified for full batches only: set [local] batch = 0."
         )
@@ -223,7 +212,7 @@ def _require_as_planned(case: Case) -> None:
 def _certified(case: Case, l_orth: float) -> Verdict:
     """001, Theorem 4.1 with Corollary 4.2, Corollary 4.3, Theorem J.1 or Remark 3.2."""
     run, stability = case.run, case.config.stability
-    exposures, moved = _aligned(case, l_orth) if _is_aligned(case) else _plain(case, l_orth)
+    exposures, moved = _aligned(case, l_orth) if case.aligned else _plain(case, l_orth)
     assumed, failure = _assumed(case)
     found = analysis.bound(
         analysis.loss_stability(moved, run.constants.lipschitz, run.constants.loss_bound),
@@ -249,7 +238,7 @@ def _assumed(case: Case) -> tuple[tuple[str, ...], float]:
         assumed.append(says.GLOBAL_MAP)
     if isinstance(part, Uniform) and part.per_round < len(case.sizes):
         assumed, failure = [*assumed, says.UNIFORM], failure + part.rho
-    return (*assumed, *([ALIGNED] if _is_aligned(case) else []), *case.given), failure
+    return (*assumed, *([ALIGNED] if case.aligned else []), *case.given), failure
 
 
 def _plain(case: Case, l_orth: float) -> tuple[np.ndarray, np.ndarray]:

@@ -179,7 +179,7 @@ class Private(Optimizer):
 
 def _require_sound(privacy: Privacy, local: Local, population: int) -> None:
     """Refuse what the accountant cannot cover, or what only a run of known length can mean."""
-    problems = unprivate(privacy, local)
+    problems = [*unprivate(privacy, local)]
     if privacy.epsilon and not privacy.noise:
         problems.append(
             "privacy epsilon is a target that only a known number of steps can be held to: set "

@@ -67,7 +67,7 @@ class Trained:
             rows.append(_measured(final) | {name: last[name] for name in MEASURES})
         head = {"variant": self.variant, "x": self.x, "seed": self.config.federation.seed}
         found: Record = {"head": head, "run": self.name, "rows": rows, "note": note}
-        found |= spending.told(self.config, last)
+        found |= spending.privacy_record(self.config, last)
         return found | ({"seconds": records[-1]["seconds"]} if records else {})
 
 
@@ -180,7 +180,7 @@ class Training(Work):
             for one in records
         ]
         found = {"curves": curves, "runs": ends, "summary": self._beside(ends, names)}
-        return spending.added(found, [one["head"] for one in records], records)
+        return spending.with_privacy_columns(found, [one["head"] for one in records], records)
 
     def _beside(self, ends: list[Record], names: list[str]) -> list[Record]:
         """Means over seeds with their standard deviations, and the published numbers."""
