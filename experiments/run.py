@@ -1,7 +1,8 @@
 """`fedmuon run`: one experiment on the engine that its config names."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import TypeVar
 
 from fedmuon import config as tables
 from fedmuon.callbacks import Callback, Heard
@@ -9,11 +10,13 @@ from fedmuon.config import Config
 from fedmuon.drive import Begin, Watch, drive, prepare
 from fedmuon.errors import InputError
 from fedmuon.federated import setup
-from fedmuon.federated.simulate import rounds
+from fedmuon.federated.simulate import Engine, rounds
 from fedmuon.locks import held
 from fedmuon.own import NOTHING
 from fedmuon.places import with_files
 from fedmuon.storage import Record, RunDirectory
+
+Result = TypeVar("Result")
 
 
 def execute(
@@ -36,11 +39,18 @@ def execute(
         return deploy(config, out, True, watch, begun, resume)
     with held(out):
         prepared = prepare(setup.resolve(config), out, resume, callbacks)
-        if config.engine.name == "ray":
-            from fedmuon.experiments.engines.ray_engine import run_on_ray
+        return on_engine(
+            prepared.config, lambda engine: drive(prepared, engine, watch, begun), verbose
+        )
 
-            return run_on_ray(prepared, watch, begun, verbose)
-        return drive(prepared, rounds, watch, begun)
+
+def on_engine(config: Config, work: Callable[[Engine], Result], verbose: bool = False) -> Result:
+    """Do `work` with the clients in this process or on Ray, as the config names it."""
+    if config.engine.name == "inline":
+        return work(rounds)
+    from fedmuon.experiments.engines.ray_engine import engine, on_grid
+
+    return on_grid(config, lambda grid: work(engine(config, grid)), verbose)
 
 
 def _require_importable(config: Config, callbacks: Sequence[Callback | Heard]) -> None:

@@ -14,13 +14,11 @@ from concurrent.futures import Future, wait
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from fedmuon.config import Config
-from fedmuon.drive import Begin, Run, Watch, drive
 from fedmuon.errors import InputError, Interrupted
 from fedmuon.experiments.engines.ray_cluster import Handed, connected, kill_clients, quieten
 from fedmuon.experiments.engines.signals import interruptible
 from fedmuon.federated.simulate import Engine
 from fedmuon.own import NOTHING
-from fedmuon.storage import Record
 
 if TYPE_CHECKING:
     from flwr.clientapp import ClientApp
@@ -28,15 +26,6 @@ if TYPE_CHECKING:
 
 Result = TypeVar("Result")
 SAVING, ENDING = 20.0, 2.0  # seconds for the server to save its state, and for Flower to end
-
-
-def run_on_ray(run: Run, watch: Watch, begun: Begin, verbose: bool) -> Record:
-    """Drive a run with Flower's ServerApp here and its ClientApps on Ray."""
-
-    def work(grid: "Grid") -> Record:
-        return drive(run, engine(run.config, grid), watch, begun)
-
-    return on_grid(run.config, work, verbose)
 
 
 def engine(config: Config, grid: "Grid") -> Engine:

@@ -7,7 +7,6 @@ clear of clipping (001, Corollary D.11).
 """
 
 import json
-from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -26,6 +25,7 @@ from fedmuon.experiments.laboratory.facts import facts
 from fedmuon.experiments.laboratory.influence import worst
 from fedmuon.experiments.laboratory.measure import Laboratory, measured_losses
 from fedmuon.experiments.run import execute as run
+from fedmuon.experiments.run import on_engine
 from fedmuon.federated.coupled import coupled, distances
 from fedmuon.federated.simulate import Engine, rounds
 from fedmuon.locks import held, require_place
@@ -63,6 +63,10 @@ def execute(
         laboratory = Laboratory.open(out, given)
         case = bound.from_directory(out, given=given)
         verdict = bound.judge(case)
+        if laboratory.config.engine.name == "deployment":
+            raise InputError(
+                "neighbours run on [engine] name = 'inline' or 'ray': a deployment runs one model"
+            )
         on_engine(
             laboratory.config, lambda engine: measure(laboratory, verdict, watch, begun, engine)
         )
@@ -78,19 +82,6 @@ def _write(out: Path, record: Record) -> None:
     files.write_bytes(out / "bound.json", content)
     with files.mendable(out, "write to"):
         (out / PROGRESS).unlink(missing_ok=True)
-
-
-def on_engine(config: Config, work: Callable[[Engine], None]) -> None:
-    """Do `work` with the engine that the config names."""
-    if config.engine.name == "inline":
-        return work(rounds)
-    if config.engine.name == "deployment":
-        raise InputError(
-            "neighbours run on [engine] name = 'inline' or 'ray': a deployment runs one model"
-        )
-    from fedmuon.experiments.engines import ray_engine
-
-    return ray_engine.on_grid(config, lambda grid: work(ray_engine.engine(config, grid)))
 
 
 def measure(

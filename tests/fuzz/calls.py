@@ -191,7 +191,7 @@ def bar() -> None:
     torch.set_num_threads(1)
     for module, name in (
         (fedmuon.experiments.engines.deploy, "deploy"),
-        (fedmuon.experiments.engines.ray_engine, "run_on_ray"),
+        (fedmuon.experiments.engines.ray_engine, "on_grid"),
         (fedmuon.experiments.suites.sweep, "Spread"),
     ):
         setattr(module, name, _would_start)
