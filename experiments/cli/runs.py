@@ -7,7 +7,7 @@ from typing import Annotated
 
 from typer import Argument, Option
 
-from fedmuon.experiments.cli import options
+import fedmuon.experiments.cli.options as options
 from fedmuon.experiments.cli.options import console, where
 
 
