@@ -7,8 +7,8 @@ from pathlib import Path
 from typing import Any
 
 from fedmuon.config import Config, flatten
+from fedmuon.files import Record
 
-Record = dict[str, Any]
 Finished = tuple[Path, Config, Record, list[Record]]  # folder, config, summary, rounds
 SEED = "federation.seed"
 

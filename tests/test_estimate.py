@@ -8,7 +8,7 @@ import torch
 from conftest import small
 
 from fedmuon.experiments.laboratory import bound
-from fedmuon.experiments.laboratory.estimate import curvature, seen_constants
+from fedmuon.experiments.laboratory.estimate import curvature, observed_constants
 from fedmuon.experiments.run import execute
 from fedmuon.federated import setup
 from fedmuon.tasks.base import Batch
@@ -27,7 +27,7 @@ def batch(n: int) -> Batch:
 
 def test_estimates_never_exceed_what_is_proved() -> None:
     models = [TASK.initial(np.random.default_rng(seed)) for seed in (0, 1)]
-    found, proved = seen_constants(TASK, models, batch(40)), constants()
+    found, proved = observed_constants(TASK, models, batch(40)), constants()
     assert 0.1 * proved.gradient_bound < found.gradient_bound <= proved.gradient_bound
     assert found.lipschitz == found.gradient_bound
     assert 0 < found.smoothness <= proved.smoothness

@@ -64,11 +64,11 @@ class Deployment:
     ) -> Record:
         """Run the experiment, or go on with it, in `out`; returns its summary."""
         directory = RunDirectory(out.resolve())
-        seen = len(directory.records())
+        known = len(directory.records())
         submitted = self._submit(config, directory.path)
-        begun(seen, config.federation.rounds)
+        begun(known, config.federation.rounds)
         try:
-            for record in self._new_records(submitted, directory, seen, _longest_silence(config)):
+            for record in self._new_records(submitted, directory, known, _longest_silence(config)):
                 watch(record)
         except Interrupted:
             self._await_saving()
@@ -78,15 +78,15 @@ class Deployment:
         return summary
 
     def _new_records(
-        self, submitted: subprocess.Popen[bytes], directory: RunDirectory, seen: int, limit: float
+        self, submitted: subprocess.Popen[bytes], directory: RunDirectory, known: int, limit: float
     ) -> Iterator[Record]:
         """The rounds as they come, until `flwr run` ends."""
         ended, end = False, time.monotonic() + limit
         while not ended:
             ended = submitted.poll() is not None  # before the last look at the records
             self._require_superlink()
-            if new := directory.records()[seen:]:
-                seen, end = seen + len(new), time.monotonic() + limit
+            if new := directory.records()[known:]:
+                known, end = known + len(new), time.monotonic() + limit
                 yield from new
             if time.monotonic() > end:
                 raise InputError(f"the run has been silent for {limit:.0f} s")

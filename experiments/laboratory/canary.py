@@ -81,8 +81,8 @@ class Step:
         """One step in every trial; the trials are clients of one cohort."""
         size, draws = self.shard.size, [self._draw] * trials
         lots = [self.mechanism.rows(draw, size) for draw in draws]
-        seen = lots if present else [rows[rows < size - 1] for rows in lots]
-        batches = [self.shard.batch(rows) for rows in seen]
+        drawn = lots if present else [rows[rows < size - 1] for rows in lots]
+        batches = [self.shard.batch(rows) for rows in drawn]
         released = self.mechanism.releases(self.task, batches, draws)
         params = {name: value.repeat_interleave(trials, 0) for name, value in self.at.items()}
         gradient = released([(1.0, params)]).gradient

@@ -26,7 +26,7 @@ from fedmuon.transforms.orthogonal import ADJUSTMENTS
 from fedmuon.transforms.recipes import aux_rate
 
 SAMPLES, POWERS, REACH = 128, 12, 1e-3
-SEEN = (
+OBSERVED = (
     "B, L_loss, G_max and Lg are the largest loss, gradient norm and curvature seen at the first "
     "and the last model on {} samples: they may be larger elsewhere."
 )
@@ -43,8 +43,8 @@ def with_estimates(case: Case, folder: Path) -> Case:
     some = Batch(shards.inputs[chosen], shards.labels[chosen])
     return dataclasses.replace(
         case,
-        constants=seen_constants(task, models, some),
-        caveats=(SEEN.format(count), ROUTED),
+        constants=observed_constants(task, models, some),
+        caveats=(OBSERVED.format(count), ROUTED),
         **_steepest(case, task),
     )
 
@@ -54,7 +54,7 @@ def _model(file: Path, task: Task) -> Params:
     return {name: value[None].to(task.device, task.dtype) for name, value in held.items()}
 
 
-def seen_constants(task: Task, models: Sequence[Params], batch: Batch) -> Constants:
+def observed_constants(task: Task, models: Sequence[Params], batch: Batch) -> Constants:
     """The largest loss, gradient norm and Hessian eigenvalue at these models on these samples."""
     losses = max(float(task.losses(one, batch)[0].max()) for one in models)
     slopes = max(_steepest_sample(task, one, batch) for one in models)
