@@ -52,17 +52,11 @@ def _require_name(name: str) -> None:
 
 def _files(name: str) -> dict[str, str]:
     """Place in the project -> content."""
-    written = {
-        "README.md": "README.md",
-        ".gitignore": "gitignore",
-        "config.toml": "config.toml",
-        f"{name}/__init__.py": "__init__.py",
-        f"{name}/model.py": "model.py",
-        f"{name}/data.py": "data.py",
-        f"{name}/recipe.py": "recipe.py",
-        f"tests/test_{name}.py": "test.py",
-    }
-    found = {place: _filled(template, name) for place, template in written.items()}
+    places = {"README.md": "README.md", "gitignore": ".gitignore", "config.toml": "config.toml"}
+    parts = ("__init__.py", "model.py", "data.py", "recipe.py")
+    places |= {part: f"{name}/{part}" for part in parts}
+    places["test.py"] = f"tests/test_{name}.py"
+    found = {place: _filled(template, name) for template, place in places.items()}
     run_config = _run_config(found["config.toml"])
     return {"pyproject.toml": f"{_filled('pyproject.toml', name)}{run_config}", **found}
 

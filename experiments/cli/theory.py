@@ -102,9 +102,8 @@ def stationarity(
         sigma1=sigma1, batch=batch, rank=rank, gamma=gamma, nu=nu, noise=noise, columns=columns,
         tail=tail, clip=clip, excess=excess, lr=lr, beta=beta,
     )  # fmt: skip
-    problem = calculator.Problem(
-        steps, gap, smoothness, sigma0, sigma1, alpha, batch, rank, lr, beta
-    )
+    drawn = calculator.Noise(alpha, sigma0, sigma1, batch)
+    problem = calculator.Problem(steps, gap, smoothness, drawn, rank, lr, beta)
     if paper == "000":
         private = calculator.Private(noise, columns, tail, clip, excess)
         record = calculator.dp_muon(problem, private, delta0, degree, iterations)

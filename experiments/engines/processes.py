@@ -61,8 +61,12 @@ class Processes:
 
     def running(self, name: str, command: str) -> set[int]:
         """Those processes of this name that run the given command."""
-        found = descendants(self.home(name))
-        return {one for one in found if command.encode() in _command_line(one)}
+        found, line = set(), command.encode()
+        for one in descendants(self.home(name)):
+            with contextlib.suppress(OSError):
+                if line in Path(f"/proc/{one}/cmdline").read_bytes():
+                    found.add(one)
+        return found
 
     def ask_to_end(self, name: str, command: str) -> None:
         """SIGTERM to these."""
@@ -91,12 +95,6 @@ def importable() -> str:
     places = [*sys.path, *os.environ.get("PYTHONPATH", "").split(os.pathsep)]
     places = [*filter(None, places), "."]
     return os.pathsep.join(dict.fromkeys(str(Path(place).absolute()) for place in places))
-
-
-def _command_line(process: int) -> bytes:
-    with contextlib.suppress(OSError):
-        return Path(f"/proc/{process}/cmdline").read_bytes()
-    return b""
 
 
 def free_ports(count: int) -> list[int]:

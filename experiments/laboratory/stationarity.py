@@ -20,13 +20,10 @@ class Problem:
     """What the papers ask of a problem; `sides` is min(m, n), which bounds every rank."""
 
     steps: int
-    gap: float = 1.0
-    smoothness: float = 1.0
-    sigma0: float = 1.0
-    sigma1: float = 0.0
-    alpha: float = 2.0
-    batch: int = 1
-    sides: int = 10
+    gap: float
+    smoothness: float
+    noise: Noise
+    sides: int
     lr: float | None = None
     beta: float | None = None
 
@@ -36,15 +33,12 @@ def nesterov(problem: Problem, rule: str, gamma: float = 0.0, nu: float = 0.0) -
     if rule == "alpha-free":
         plan = schedules.alpha_free(problem.steps)
     elif rule == "heavy-tailed":
-        plan = schedules.heavy_tailed(problem.steps, problem.alpha)
+        plan = schedules.heavy_tailed(problem.steps, problem.noise.alpha)
     else:
         raise InputError(f"No rule is called {rule!r}: use heavy-tailed or alpha-free.")
-    noise = Noise(problem.alpha, problem.sigma0, problem.sigma1, problem.batch)
-    shape = (problem.sides, problem.sides)
-    found = nesterov_muon(
-        _given(plan, problem), noise, problem.gap, problem.smoothness, shape, gamma, nu
-    )
-    power = None if found.schedule.rule == "given" else -schedules.rate(problem.alpha, rule)
+    p, shape = problem, (problem.sides, problem.sides)
+    found = nesterov_muon(_given(plan, p), p.noise, p.gap, p.smoothness, shape, gamma, nu)
+    power = None if found.schedule.rule == "given" else -schedules.rate(p.noise.alpha, rule)
     return {"paper": "002", **_record(found), "power_of_steps": power}
 
 
@@ -52,12 +46,13 @@ def newton_schulz(
     problem: Problem, delta0: float = 0.99, degree: int = 2, iterations: int = 5
 ) -> dict[str, Any]:
     """004: Muon with that many Newton-Schulz iterations, beside Muon with an SVD and SGD."""
-    if problem.alpha != 2 or problem.sigma1:
+    p, noise = problem, problem.noise
+    if noise.alpha != 2 or noise.sigma1:
         raise InputError("004 is about bounded variance: leave alpha at 2 and sigma1 at 0.")
-    p, q = problem, residual(delta0, degree, iterations)
-    plan = schedules.tuned_muon(p.steps, p.gap, p.smoothness, p.sigma0, p.sides, p.batch)
-    vector = schedules.tuned_sgd(p.steps, p.gap, p.smoothness, p.sigma0, p.batch)
-    terms = (p.gap, p.smoothness, p.sigma0, p.sides, p.batch)
+    q = residual(delta0, degree, iterations)
+    terms = (p.gap, p.smoothness, noise.sigma0, p.sides, noise.batch)
+    plan = schedules.tuned_muon(p.steps, *terms)
+    vector = schedules.tuned_sgd(p.steps, p.gap, p.smoothness, noise.sigma0, noise.batch)
     found = rank_dependence.muon(_given(plan, p), *terms, polar_error_bound(q))
     return {
         "paper": "004",
@@ -100,7 +95,7 @@ def dp_muon(
     if excess is None:
         excess = private_stationarity.tail_excess(private.tail, clip)
     shape = (p.sides, private.columns or p.sides)
-    release = Release(clip, private.noise, p.batch, shape, excess)
+    release = Release(clip, private.noise, p.noise.batch, shape, excess)
     found = private_stationarity.dp_muon(
         _given(plan, p), release, p.gap, p.smoothness, polar_error_bound(q)
     )
