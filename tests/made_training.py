@@ -3,63 +3,16 @@
 import csv
 from pathlib import Path
 
+from small_suites import TRAINING
+
 from fedmuon.experiments.studies import find as kinds
 from fedmuon.experiments.studies.training.cells import Training
 
-TINY = """
-kind = "training"
-title = "Two recipes"
-data = "digits"
-seeds = [0, 1]
-source = "a table"
-note = "A note."
-
-[base.federation]
-clients = 5
-per-round = 2
-rounds = 5
-
-[base.local]
-steps = 1
-
-[base.engine]
-dtype = "float64"
-device = "cpu"
-
-[base.output]
-evaluate-every = 2
-checkpoint-every = 1
-
-[variants."FedMuon, E = 1".local]
-recipe = "fedmuon"
-lr = 0.5
-
-[variants.FedAvg.local]
-recipe = "fedavg"
-lr = 0.5
-
-[claims.loss]
-better = "FedMuon, E = 1"
-than = "FedAvg"
-
-[claims.reversed]
-measure = "accuracy"
-better = "FedAvg"
-than = "FedMuon, E = 1"
-
+TINY = f"""{TRAINING}
 [claims.time]
 kind = "sooner"
 better = "FedMuon, E = 1"
 than = "FedAvg"
-
-[published.digits.FedAvg]
-train_loss = 0.25
-
-[for.mnist5k.variants.FedAvg.local]
-lr = 0.25
-
-[small]
-seeds = [0]
 """
 
 

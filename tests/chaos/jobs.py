@@ -4,6 +4,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from tests.small_suites import STABILITY, STUDY, TRAINING
+
 BASE = (
     "data.name=synthetic", "data.train=60", "data.test=40", "data.dimension=5", "data.classes=3",
     "data.minimum=5", "federation.clients=4", "federation.per-round=2", "federation.rounds=8",
@@ -15,85 +17,6 @@ PRIVATE = (
     "local.recipe=dp-sgd", "privacy.epsilon=4", "privacy.lot=5", "privacy.bound=0.2",
     "privacy.delta=1e-3", "federation.rounds=4",
 )  # fmt: skip
-TRAINING = """
-kind = "training"
-title = "Two recipes"
-data = "synthetic"
-seeds = [0, 1]
-
-[base.data]
-train = 60
-test = 40
-dimension = 5
-classes = 3
-minimum = 5
-
-[base.federation]
-clients = 4
-per-round = 2
-rounds = 5
-
-[base.local]
-steps = 1
-lr = 0.05
-
-[base.engine]
-dtype = "float64"
-device = "cpu"
-
-[base.output]
-evaluate-every = 2
-checkpoint-every = 1
-
-[variants.FedMuon.local]
-recipe = "fedmuon"
-
-[variants.FedAvg.local]
-recipe = "fedavg"
-
-[claims.loss]
-better = "FedMuon"
-than = "FedAvg"
-"""
-STABILITY = """
-title = "Two by one"
-seeds = [0]
-trials = 2
-
-[grid]
-train = [100, 200]
-per-round = [2]
-alpha = [0.5]
-lr = [0.01, 0.05]
-lambda = [0.1]
-
-[base.federation]
-clients = 4
-rounds = 4
-
-[base.data]
-name = "synthetic"
-dimension = 5
-classes = 3
-test = 40
-minimum = 5
-
-[base.engine]
-device = "cpu"
-"""
-STUDY = """
-kind = "rank-dependence"
-title = "Ranks"
-ranks = [2, 4]
-steps = [2, 4]
-seeds = 2
-inputs = 8
-batch = 16
-label-noise = 0.1
-memory = 0.9
-lr-sgd = 1.0
-lr-muon = 0.02
-"""
 SUITES = {"training": TRAINING, "stability": STABILITY, "study": STUDY}
 
 
@@ -105,6 +28,10 @@ class Job:
     command: str
     given: tuple[str, ...]
     secret: bool = False
+
+    def is_in(self, other: "Job") -> bool:
+        """Whether the other asks for all that it asks for: with `--resume` it goes on with that."""
+        return self.command == other.command and set(self.given) <= set(other.given)
 
     def start(self, out: Path) -> list[str]:
         """The command line that begins it."""
@@ -148,8 +75,8 @@ def suite(place: Path, kind: str) -> Job:
     place.mkdir(parents=True, exist_ok=True)
     file = place / f"{kind}.toml"
     file.write_text(SUITES[kind])
-    data = () if kind != "stability" else ("--data", "synthetic")
-    return Job(f"suite: {kind}", "suite", (str(file), *data))
+    few = ("--data", "synthetic", "--scale", "small") if kind == "training" else ()
+    return Job(f"suite: {kind}", "suite", (str(file), *few))
 
 
 def every(place: Path, quick: bool = False) -> list[Job]:

@@ -3,6 +3,7 @@
 from pathlib import Path
 
 from tests.fuzz.values import written
+from tests.small_suites import STABILITY
 
 Tables = dict[str, dict[str, str]]  # table -> key -> the value's TOML text
 
@@ -21,29 +22,9 @@ PRIVATE = {
     "output": {"checkpoint-every": None},
 }
 NETWORK = {"task": {"name": "network", "model": "mlp"}, "local": {"lr": 0.05, "batch": 4}}
+SUITE = STABILITY
 NO_MAP = {"orthogonalizer": {"lambda": None}}
 READ = {"data": {"dimension": None, "classes": None}}  # what only generated samples have
-SUITE = """title = "Two by two"
-data = "synthetic"
-seeds = [0]
-trials = 2
-
-[grid]
-train = [60]
-per-round = [2]
-alpha = [0.5]
-lr = [0.01, 0.05]
-lambda = [0.1]
-
-[base.data]
-dimension = 5
-test = 30
-minimum = 5
-
-[base.federation]
-clients = 4
-rounds = 3
-"""
 
 
 def tables(*layers: dict[str, dict]) -> Tables:
