@@ -162,20 +162,16 @@ class Deployment:
 
     def _register(self, keys: list[str]) -> None:
         """Tell the SuperLink which SuperNodes to admit."""
-        calls = [
-            self._flwr(f"register-{number}", "supernode", "register", key, LINK)
-            for number, key in enumerate(keys)
-        ]
-        for call in calls:
-            if call.wait(START) != 0:
-                raise InputError("the SuperLink does not register a SuperNode's key")
+        command = [*_gate("register"), LINK, *keys]
+        if keys and self._start("register", *command).wait(START + len(keys)):
+            raise InputError("the SuperLink does not register a SuperNode's key")
 
     def _submit(self, config: Config, out: Path) -> subprocess.Popen[bytes]:
         """`flwr run`, which stays until the run has ended."""
         app = write_app(self.processes.folder / "app", packed(config, out))
-        return self._flwr("run", "run", app, LINK, "--stream")
+        return self._start("run", "flwr", "run", app, LINK, "--stream")
 
-    def _flwr(self, name: str, *arguments: str | Path) -> subprocess.Popen[bytes]:
+    def _start(self, name: str, *command: str | Path) -> subprocess.Popen[bytes]:
         """A Flower command that knows this SuperLink, and nothing of the user's own."""
         link = {"address": f"{HOST}:{self.port}", "insecure": self._files is None}
         if self._files is not None:
@@ -185,7 +181,7 @@ class Deployment:
         known = {"superlink": {"default": LINK, LINK: link}}
         (home / "config.toml").write_text(tomli_w.dumps(known), encoding="utf-8")
         credentials.store_control_key(home / "credentials.yaml", link["address"], self._control_key)
-        return self.processes.start(name, ["flwr", *arguments])
+        return self.processes.start(name, command)
 
     def _why(self) -> str:
         """What the ServerApp has said of its end, or the last words of `flwr run`."""

@@ -3,7 +3,8 @@
 `flower-superlink` runs whatever app it is sent by anyone who trusts its certificate, unless its
 Control API has an authentication plugin: here it has one, which wants a key. `flower-superexec`
 shows the tokens of its tasks on command lines, which everyone on the machine may read: here they
-are in files. Run as a program, `flower_gate.py superlink KEY-FILE ...` or `superexec ...`.
+are in files. Run as a program, `flower_gate.py superlink KEY-FILE ...` or `superexec ...`; and
+`register LINK KEY ...` tells a SuperLink of all its SuperNodes' keys.
 
 What is replaced is not Flower's public interface; tests/test_flower_gate.py tells when it changes.
 """
@@ -61,6 +62,14 @@ def superlink(key_file: str) -> None:
     command.flower_superlink()
 
 
+def register(link: str, keys: Sequence[str]) -> None:
+    """`flwr supernode register KEY LINK` for each key: Flower is loaded once for all of them."""
+    command: Any = importlib.import_module("flwr.cli.app").app
+    for key in keys:
+        if code := command(["supernode", "register", key, link], standalone_mode=False):
+            sys.exit(code)
+
+
 def superexec() -> None:
     """`flower-superexec`, whose tasks read their tokens from files."""
     command = importlib.import_module("flwr.supercore.cli.flower_superexec")
@@ -84,4 +93,9 @@ def _without_secrets(command: list[str]) -> list[str]:
 
 if __name__ == "__main__":
     role = sys.argv.pop(1)
-    superlink(sys.argv.pop(1)) if role == "superlink" else superexec()
+    if role == "register":
+        register(sys.argv[1], sys.argv[2:])
+    elif role == "superlink":
+        superlink(sys.argv.pop(1))
+    else:
+        superexec()
