@@ -4,11 +4,17 @@ import surroundings  # noqa: F401  it clears what the imports below read
 
 # isort: split
 
+import os
 import random
+import shutil
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
+from chaos.nursery import Nursery, nursery
 from hypothesis import HealthCheck, settings
 from replay import replayed
 from xdist.remote import Producer
@@ -18,6 +24,8 @@ from fedmuon.config import Config, only_read, parse
 from fedmuon.data.federated import FederatedData
 from fedmuon.data.neighbours import Neighbours, draw, stack
 from fedmuon.data.source import Source
+from fedmuon.experiments.engines.ray_cluster import QUIET
+from fedmuon.experiments.studies.stability import cells
 from fedmuon.experiments.suites.contents import merged
 from fedmuon.privacy import mechanism
 
@@ -33,9 +41,9 @@ settings.register_profile(
 )
 settings.load_profile("repeatable")
 
-# These start clusters and deployments. Each group has one worker, which starts its tests one after
-# the other: two clusters would fight for the cores and starve one another.
-PROCESSES = {
+# Each group has one worker, which starts its tests one after the other; the larger a group, the
+# sooner. Two clusters would fight for the cores, and what a module makes is made once.
+GROUPS = {
     "deployments": ("tests/test_deployment.py", "tests/test_project.py"),
     "clusters": (
         "tests/test_engines_agree.py",
@@ -45,25 +53,34 @@ PROCESSES = {
         "tests/test_suite.py::test_ray_tasks_give_the_same_results",
     ),
     "readme": ("tests/test_readme.py",),  # later commands read what earlier ones wrote
+    "forks": (  # of one process that has everything loaded
+        "tests/test_chaos.py",
+        "tests/test_examples.py::test_named_objects_after_kill_9",
+        "tests/test_locks.py::test_two_private_runs_release_each_round_once",
+        "tests/test_run.py::test_resume_after_kill_9",
+    ),
+    "archives": ("tests/test_packaging.py",),
+    "pages": ("tests/test_report.py",),
+    "training": ("tests/test_training.py",),
 }
 
 
-class OneForProcesses(LoadScopeScheduling):
-    """Tests go to whichever worker is free, those of a group of `PROCESSES` all to the same.
+class OneForGroups(LoadScopeScheduling):
+    """Tests go to whichever worker is free, those of a group of `GROUPS` all to the same.
 
     The mark xdist_group is for this, but with pytest 9.2 pytest-xdist 3.8 passes it over in silence
     (pytest-dev/pytest-xdist#1386).
     """
 
     def _split_scope(self, nodeid: str) -> str:
-        groups = (group for group, tests in PROCESSES.items() if nodeid.startswith(tests))
+        groups = (group for group, tests in GROUPS.items() if nodeid.startswith(tests))
         return next(groups, nodeid)
 
 
 @pytest.hookimpl(optionalhook=True)
-def pytest_xdist_make_scheduler(config: pytest.Config, log: Producer) -> OneForProcesses:
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Producer) -> OneForGroups:
     """How `pytest -n 2` shares the tests out."""
-    return OneForProcesses(config, log)
+    return OneForGroups(config, log)
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
@@ -77,6 +94,46 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 def _one_thread() -> None:
     """Tests run beside each other, and numbers should not hang on the machine."""
     torch.set_num_threads(1)
+
+
+@pytest.fixture(autouse=True, scope="session")
+def _quick_rate() -> Iterator[None]:
+    """A suite times a large product, which takes longer than all else that it does in a test."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(cells, "SIDE", 64)
+        yield
+
+
+@pytest.fixture(scope="session")
+def forks(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Nursery]:
+    """What starts `fedmuon` commands in processes of their own, without loading them anew."""
+    with nursery(tmp_path_factory.mktemp("forks"), quick=True) as children:
+        yield children
+
+
+@pytest.fixture(scope="session")
+def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    """The address of a Ray cluster of two nodes, one CPU each, on this machine."""
+    os.environ.update(QUIET)
+    import ray
+    from ray.cluster_utils import Cluster
+
+    os.environ["FEDMUON_FAULTS"] = str(tmp_path_factory.mktemp("faults"))
+    path = os.pathsep.join([str(Path(__file__).parent), str(Path(__file__).parent.parent)])
+    os.environ["PYTHONPATH"] = path
+    # A folder of its own, with a short name because of the sockets, whoever owns /tmp/ray.
+    folder = tempfile.mkdtemp(prefix="fm-ray-", dir="/tmp" if os.name == "posix" else None)
+    head = {"num_cpus": 1, "include_dashboard": False, "temp_dir": folder}
+    Path(folder, "ray").mkdir()
+    with pytest.MonkeyPatch.context() as patch:  # where the head's address is written down
+        patch.setenv("RAY_TMPDIR", folder)
+        nodes = Cluster(initialize_head=True, head_node_args=head)
+    nodes.add_node(num_cpus=1)
+    nodes.wait_for_nodes()
+    yield str(nodes.address)
+    ray.shutdown()
+    nodes.shutdown()
+    shutil.rmtree(folder, ignore_errors=True)
 
 
 class Entropy:

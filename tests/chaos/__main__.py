@@ -1,15 +1,16 @@
 """`python -m tests.chaos [--only NAME ...] [--kills 100] [--seed S]`: the table of all trials."""
 
 import argparse
+import contextlib
+import os
 import random
 import shutil
-import sys
 import tempfile
 import time
 from pathlib import Path
 
 from . import clocks, engines, flips, interrupts, kills, writers, writes
-from .laboratory import Laboratory
+from .laboratory import HEAD, Laboratory
 from .nursery import nursery
 
 SCENARIOS = {
@@ -21,6 +22,7 @@ SCENARIOS = {
     "interrupts": interrupts.scenario,
     "engines": engines.scenario,
 }
+MOST = 4  # trials side by side; one more than there are processors, as some wait for the disk
 
 
 def main() -> int:
@@ -32,14 +34,22 @@ def main() -> int:
     parser.add_argument("--real", action="store_true", help="no forks: whole processes, slower")
     asked = parser.parse_args()
     place = Path(tempfile.mkdtemp(prefix="chaos-"))
-    with nursery(place, asked.real) as children:
+    with contextlib.ExitStack() as ending:
+        count = min(MOST, 1 + (os.cpu_count() or 1))
+        children = [ending.enter_context(nursery(place, asked.real)) for _ in range(count)]
         lab = Laboratory(place, children, asked.seed, asked.kills)
-        for name in asked.only:
-            start = time.monotonic()
-            SCENARIOS[name](lab)
-            took = f"{name}: {time.monotonic() - start:.0f} s"
-            print(f"{took}\n{lab.show()}", file=sys.stderr, flush=True)
-    print(f"seed {asked.seed}\n{lab.show()}")
+        print(f"seed {asked.seed}", flush=True)
+        try:
+            for name in asked.only:
+                print(f"\n{name}\n{HEAD}", flush=True)
+                start = time.monotonic()
+                SCENARIOS[name](lab)
+                lab.say()
+                print(f"{name}: {time.monotonic() - start:.0f} s", flush=True)
+        except KeyboardInterrupt:
+            print(f"\ninterrupted\n{lab.show()}", flush=True)
+            raise
+    print(f"\nseed {asked.seed}\n{lab.show()}")
     if lab.findings:
         print("\n".join(["", *lab.findings]))
         return 1

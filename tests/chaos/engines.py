@@ -19,7 +19,7 @@ from .laboratory import GOES_ON, OTHER, SAME, Laboratory, Trial, Verdict, improp
 from .nursery import ROOT, Child
 from .processes import MARK, command, marked, places
 
-SHARES = {"ray driver": 8, "ray worker": 4, "ray node": 2, "deployment driver": 5, "supernode": 2}
+SHARES = {"ray driver": 4, "ray worker": 2, "ray node": 1, "deployment driver": 2, "supernode": 1}
 SIGNALS = (signal.SIGINT, signal.SIGTERM)
 LONG, SOON = 400.0, 10.0  # seconds
 

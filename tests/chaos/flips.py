@@ -8,8 +8,9 @@ import re
 import shutil
 import signal
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 from .folders import PICTURES, contents, difference, digests
@@ -53,17 +54,27 @@ class Damage:
 
 
 def damages(folder: Path, draws: random.Random, flips: int = FLIPS) -> Iterator[Damage]:
-    """Of every file but pictures and locks: each class of bytes, the ends, the length."""
-    for file in sorted(folder.rglob("*")):
+    """Of every kind of file but pictures and locks: each class of bytes, the ends, the length."""
+    for file in _each_kind(folder, draws):
         name = str(file.relative_to(folder))
-        if not file.is_file() or name in LOCKS or file.suffix in PICTURES:
-            continue
         held = file.read_bytes()
         for kind, places in _classes(file.suffix, held).items():
             for place in draws.sample(places, min(flips, len(places))):
                 yield Damage(name, kind, place, draws.randrange(8))
         yield from (Damage(name, "cut", place) for place in {0, len(held) // 2, len(held) - 1})
         yield from (Damage(name, "longer"), Damage(name, "longer", 5), Damage(name, "gone"))
+
+
+def _each_kind(folder: Path, draws: random.Random) -> list[Path]:
+    """Its files; of those that every cell of a suite has, one cell's."""
+    kinds: dict[tuple[str, ...], list[Path]] = {}
+    for file in sorted(folder.rglob("*")):
+        place, name = file.relative_to(folder).parts[:-1], file.name
+        if not file.is_file() or name in LOCKS or file.suffix in PICTURES:
+            continue
+        of_cell = file.suffix if len(place) == 1 else name  # cells/CELL.json, runs/CELL/NAME
+        kinds.setdefault((*place[:1], of_cell if place else name), []).append(file)
+    return sorted(draws.choice(files) for files in kinds.values())
 
 
 def _classes(suffix: str, held: bytes) -> dict[str, list[int]]:
@@ -100,14 +111,20 @@ def scenario(lab: Laboratory) -> None:
 def tried(lab: Laboratory, case: Case, every: Iterable[Damage]) -> None:
     """These damages, through every reader of the case."""
     told = {look: _looked(lab, case.folder, look) for look in case.looks}
-    for damage in every:
-        for look in case.looks:
-            with lab.trial(f"damage: {case.name}", f"{damage}, {' '.join(look)}") as trial:
-                _damaged(trial, case, damage)
-                trial.verdict = _look(trial, look, told[look])
-        with lab.trial(f"damage: {case.name}", f"{damage}, --resume") as trial:
+    lab.reference(case.job)  # before it is asked for by several threads
+    lab.side_by_side(partial(_tried, lab, case, told, damage) for damage in every)
+
+
+def _tried(
+    lab: Laboratory, case: Case, told: Mapping[tuple[str, ...], Ended], damage: Damage
+) -> None:
+    for look in case.looks:
+        with lab.trial(f"damage: {case.name}", f"{damage}, {' '.join(look)}") as trial:
             _damaged(trial, case, damage)
-            trial.verdict = _resume(trial, case)
+            trial.verdict = _look(trial, look, told[look])
+    with lab.trial(f"damage: {case.name}", f"{damage}, --resume") as trial:
+        _damaged(trial, case, damage)
+        trial.verdict = _resume(trial, case)
 
 
 def cases(lab: Laboratory) -> list[Case]:

@@ -4,6 +4,7 @@ import re
 import shlex
 import signal
 import time
+from functools import partial
 
 from .folders import LISTED, digests
 from .jobs import Job
@@ -16,14 +17,20 @@ COMMAND = re.compile(r"fedmuon ((?:run|stability|suite|deploy-demo) .*?--resume)
 
 def scenario(lab: Laboratory) -> None:
     """Every job, both signals."""
-    draws = lab.draws("interrupt")
     for job in lab.jobs():
-        for sign in (signal.SIGINT, signal.SIGTERM):
-            for number in range(TRIALS):
-                moment = (number + draws.random()) / TRIALS * lab.reference(job).seconds
-                how = f"{sign.name} after {moment:.4f} s"
-                with lab.trial(f"interrupt: {job.name}", how) as trial:
-                    trial.verdict = interrupted(trial, job, sign, moment)
+        lab.reference(job)  # before it is asked for by several threads
+        lab.side_by_side(
+            partial(_tried, lab, job, sign, number)
+            for sign in (signal.SIGINT, signal.SIGTERM)
+            for number in range(TRIALS)
+        )
+
+
+def _tried(lab: Laboratory, job: Job, sign: signal.Signals, number: int) -> None:
+    draws = lab.draws(f"interrupt {job.name} {sign.name} {number}")
+    moment = (number + draws.random()) / TRIALS * lab.reference(job).seconds
+    with lab.trial(f"interrupt: {job.name}", f"{sign.name} after {moment:.4f} s") as trial:
+        trial.verdict = interrupted(trial, job, sign, moment)
 
 
 def interrupted(

@@ -1,14 +1,17 @@
 """What all scenarios share: references, how a trial is judged, and the table of all of them."""
 
 import contextlib
+import itertools
 import json
 import random
 import shutil
 import signal
 import sys
+import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -19,6 +22,8 @@ from .nursery import HUNG, Ended, Nursery
 
 SAME, REFUSED, OTHER = "same bytes", "refused", "other"
 Verdict = tuple[str, str]  # one of these, and why
+WIDE = 52  # of a row's name
+HEAD = f"{'scenario':<{WIDE}}{'tried':>8}{SAME:>12}{REFUSED:>10}{OTHER:>8}"
 GOES_ON = 5  # times that an interrupted command is asked to go on before that counts as a failure
 
 
@@ -37,13 +42,37 @@ class Laboratory:
     """A place for trials. Everything that is drawn comes of the seed."""
 
     place: Path
-    nursery: Nursery
+    nurseries: Sequence[Nursery]
     seed: int
     kills: int
     quick: bool = False
     table: dict[str, Counter[str]] = field(default_factory=dict)
     findings: list[str] = field(default_factory=list)
     _references: dict[str, Reference] = field(default_factory=dict)
+    _numbers: Iterator[int] = field(default_factory=itertools.count)
+    _counting: threading.Lock = field(default_factory=threading.Lock)
+    _shown: int = 0
+    _own: threading.local = field(default_factory=threading.local)
+
+    @property
+    def nursery(self) -> Nursery:
+        """The one of this thread: each does one thing after the other."""
+        return getattr(self._own, "nursery", self.nurseries[0])
+
+    def side_by_side(self, trials: Iterable[Callable[[], object]]) -> None:
+        """Do these, whose outcome hangs on no moment, in as many threads as there are nurseries."""
+        nurseries = iter(self.nurseries)
+
+        def begin() -> None:
+            self._own.nursery = next(nurseries)
+
+        with ThreadPoolExecutor(len(self.nurseries), initializer=begin) as threads:
+            try:
+                for done in [threads.submit(one) for one in trials]:
+                    done.result()
+            except BaseException:
+                threads.shutdown(wait=False, cancel_futures=True)  # those under way are awaited
+                raise
 
     def draws(self, scenario: str) -> random.Random:
         """Random numbers of one scenario, whichever others run."""
@@ -66,14 +95,13 @@ class Laboratory:
     @contextlib.contextmanager
     def trial(self, scenario: str, how: str) -> Iterator["Trial"]:
         """A folder for one trial, which is kept if the trial ends as no trial should."""
-        number = sum(sum(counts.values()) for counts in self.table.values())
-        one = Trial(self, self.place / f"trial-{number}")
+        one = Trial(self, self.place / f"trial-{next(self._numbers)}")
         one.folder.mkdir()
         try:
             yield one
         except Exception as error:
             one.verdict = OTHER, f"the trial itself failed: {error!r}"
-        self.table.setdefault(scenario, Counter())[one.verdict[0]] += 1
+        self._count(scenario, one.verdict[0])
         if one.verdict[0] != OTHER:
             shutil.rmtree(one.folder)
             return
@@ -81,16 +109,23 @@ class Laboratory:
         self.findings.append(said)
         print(f"OTHER {said}", file=sys.stderr, flush=True)
 
+    def _count(self, scenario: str, outcome: str) -> None:
+        """One more; with the first one of a new row those before it are said."""
+        with self._counting:
+            if scenario not in self.table:
+                self.say()
+            self.table.setdefault(scenario, Counter())[outcome] += 1
+
     def show(self) -> str:
         """The table of what was tried."""
-        lines = [f"{'scenario':<36}{'tried':>8}{SAME:>12}{REFUSED:>10}{OTHER:>8}"]
         total: Counter[str] = sum(self.table.values(), Counter())
-        for name, counts in [*self.table.items(), ("all", total)]:
-            numbers = [sum(counts.values()), *(counts[one] for one in (SAME, REFUSED, OTHER))]
-            lines.append(
-                f"{name:<36}{numbers[0]:>8}{numbers[1]:>12}{numbers[2]:>10}{numbers[3]:>8}"
-            )
-        return "\n".join(lines)
+        return "\n".join([HEAD, *(_line(*row) for row in [*self.table.items(), ("all", total)])])
+
+    def say(self) -> None:
+        """Print the rows that were not yet printed, unless only tests look."""
+        for row in [*self.table.items()][self._shown :] * (not self.quick):
+            print(_line(*row), flush=True)
+        self._shown = len(self.table)
 
 
 @dataclass
@@ -160,6 +195,11 @@ class Trial:
         clients = {key: one["upper"] for key, one in json.loads(spent.out)["clients"].items()}
         certified = found["summary.json"]["privacy"]["clients"]
         return "" if clients == certified else f"spent {clients}, certified {certified}"
+
+
+def _line(name: str, counts: Counter[str]) -> str:
+    numbers = [sum(counts.values()), *(counts[one] for one in (SAME, REFUSED, OTHER))]
+    return f"{name:<{WIDE}}{numbers[0]:>8}{numbers[1]:>12}{numbers[2]:>10}{numbers[3]:>8}"
 
 
 def improper(ended: Ended, before: dict[str, str], after: dict[str, str]) -> str:

@@ -8,6 +8,7 @@ import errno
 import itertools
 import json
 import os
+import re
 import resource
 import signal
 import sys
@@ -19,6 +20,11 @@ from typing import Any, NoReturn
 
 CHANGES = os.O_WRONLY | os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_APPEND
 MOVES = ("os.rename", "os.remove", "os.mkdir", "os.rmdir", "os.truncate", "os.link", "os.symlink")
+
+FREEING = ("os.remove", "os.rmdir")  # what a full disk lets happen
+DRAFT = re.compile(r"\.\w{8}\.part$")
+ROOT = Path(__file__).resolve().parent.parent.parent
+ROOMS = tuple(f"{ROOT / room}{os.sep}" for room in ("fedmuon", "experiments", "analysis"))
 
 PIPES: dict[int, int] = {}  # stream -> the process that carries it on
 
@@ -39,6 +45,7 @@ def child(order: Mapping[str, Any], tell: int) -> NoReturn:
     code = 1
     try:
         _settle(Path(order["folder"]))
+        os.chdir(order["at"])
         tampered(order["tamper"])
         os.write(tell, b"!")
         os.close(tell)
@@ -90,6 +97,8 @@ def tampered(what: Mapping[str, Any]) -> None:
     """Do to this process what is asked."""
     if "fail" in what:
         _failing(what["below"], what["fail"], what["code"], what["again"])
+    if "listed" in what:
+        _listing(what["below"], what["listed"])
     if "longest" in what:
         _piped()
         signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
@@ -104,21 +113,55 @@ def _failing(below: str, number: int, code: str, again: bool) -> None:
     count, refused = itertools.count(1), getattr(errno, code)
 
     def operate(what: str, path: str) -> None:
-        if not path.startswith(below) or (code == "ENOSPC" and what in ("os.remove", "os.rmdir")):
+        if code == "ENOSPC" and what in FREEING:
             return
         now = next(count)
         if now == number or (again and now > number):
             raise OSError(refused, os.strerror(refused), path)
 
+    _before_each(below, operate)
+
+
+def _listing(below: str, listed: str) -> None:
+    """Write into the file `listed`, a line each: what those operations are, whether they make
+    room, and their kind: the file's suffix, and the lines of ours that want it."""
+    told = os.open(listed, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC)
+
+    def operate(what: str, path: str) -> None:
+        name = Path(DRAFT.sub("", path)).name
+        kind = [what, Path(name.lstrip(".")).suffix or name, *_asked_by()]
+        os.write(told, (json.dumps([what in FREEING, kind]) + "\n").encode())
+
+    _before_each(below, operate)
+
+
+def _asked_by() -> list[str]:
+    """FILE:LINE of every frame of the package."""
+    frame, found = sys._getframe(1), []
+    while frame is not None:
+        file = frame.f_code.co_filename
+        if file.startswith(ROOMS):
+            found.append(f"{file}:{frame.f_lineno}")
+        frame = frame.f_back
+    return found
+
+
+def _before_each(below: str, operate: Callable[[str, str], None]) -> None:
+    """Call it with the name and the path of every operation that changes files below a folder."""
+
+    def change(what: str, path: str) -> None:
+        if path.startswith(below):
+            operate(what, path)
+
     def hook(event: str, given: tuple[Any, ...]) -> None:
         opened = event == "open" and isinstance(given[2], int) and given[2] & CHANGES
         if opened or event in MOVES:
-            operate(event, _path(given[0]))
+            change(event, _path(given[0]))
 
     flush = os.fsync
 
     def fsync(handle: int) -> None:
-        operate("os.fsync", str(Path(f"/proc/self/fd/{handle}").readlink()))
+        change("os.fsync", str(Path(f"/proc/self/fd/{handle}").readlink()))
         flush(handle)
 
     os.fsync = fsync

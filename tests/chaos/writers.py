@@ -32,7 +32,7 @@ def pair(trial: Trial, first: Job, second: Job, gap: float, resumed: bool) -> Ve
     children.append(lab.nursery.start(line))
     ends = [child.wait() for child in children]
     done = [number for number, ended in enumerate(ends) if ended.code == 0]
-    if len(done) == 2 and resumed and first == second:
+    if len(done) == 2 and resumed and second.is_in(first):
         return trial.compare(first)  # one after the other: the second found it finished
     if len(done) != 1:
         return OTHER, f"{len(done)} of two went on: {ends}"
