@@ -24,7 +24,7 @@ from fedmuon.config import Config, only_read, parse
 from fedmuon.data.federated import FederatedData
 from fedmuon.data.neighbours import Neighbours, draw, stack
 from fedmuon.data.source import Source
-from fedmuon.experiments.engines.ray_cluster import QUIET
+from fedmuon.experiments.engines.ray_cluster import quieten
 from fedmuon.experiments.studies.stability import cells
 from fedmuon.experiments.suites.contents import merged
 from fedmuon.privacy import mechanism
@@ -114,7 +114,7 @@ def forks(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Nursery]:
 @pytest.fixture(scope="session")
 def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     """The address of a Ray cluster of two nodes, one CPU each, on this machine."""
-    os.environ.update(QUIET)
+    quieten()
     import ray
     from ray.cluster_utils import Cluster
 

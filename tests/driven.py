@@ -72,7 +72,7 @@ class Driver:
     def end(self, number: int, group: bool = False) -> int:
         """Send a signal; how the driver ended."""
         (os.killpg if group else os.kill)(self.process.pid, number)
-        return self.process.wait(60)
+        return self.process.wait(START)
 
 
 def living(processes: Iterable[int]) -> set[int]:

@@ -3,8 +3,6 @@ cluster of two nodes; and what happens when clients misbehave."""
 
 import json
 import os
-import shutil
-import tempfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -18,7 +16,6 @@ from safetensors.numpy import load_file
 from fedmuon.config import Config
 from fedmuon.drive import drive, prepare
 from fedmuon.errors import InputError
-from fedmuon.experiments.engines.ray_cluster import quieten
 from fedmuon.experiments.engines.ray_engine import engine
 from fedmuon.experiments.laboratory import bound
 from fedmuon.experiments.laboratory.measure import Laboratory
@@ -30,32 +27,7 @@ from fedmuon.federated.aggregate import begin
 from fedmuon.federated.simulate import Engine
 from fedmuon.storage import Record
 
-quieten()
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
-
-
-@pytest.fixture(scope="module")
-def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    """The address of a Ray cluster of two nodes, one CPU each, on this machine."""
-    import ray
-    from ray.cluster_utils import Cluster
-
-    os.environ["FEDMUON_FAULTS"] = str(tmp_path_factory.mktemp("faults"))
-    path = os.pathsep.join([str(Path(__file__).parent), str(Path(__file__).parent.parent)])
-    os.environ["PYTHONPATH"] = path
-    # A folder of its own, with a short name because of the sockets, whoever owns /tmp/ray.
-    folder = tempfile.mkdtemp(prefix="fm-ray-", dir="/tmp" if os.name == "posix" else None)
-    head = {"num_cpus": 1, "include_dashboard": False, "temp_dir": folder}
-    Path(folder, "ray").mkdir()
-    with pytest.MonkeyPatch.context() as patch:  # where the head's address is written down
-        patch.setenv("RAY_TMPDIR", folder)
-        nodes = Cluster(initialize_head=True, head_node_args=head)
-    nodes.add_node(num_cpus=1)
-    nodes.wait_for_nodes()
-    yield str(nodes.address)
-    ray.shutdown()
-    nodes.shutdown()
-    shutil.rmtree(folder, ignore_errors=True)
 
 
 @pytest.fixture(scope="module")

@@ -3,21 +3,22 @@
 import hashlib
 import os
 import runpy
-import shutil
 import signal
 import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 
 import pytest
 import torch
+from chaos.nursery import Nursery
 from torch import Tensor
 
-from fedmuon.experiments.engines import ray_cluster, ray_engine
+from fedmuon.experiments.cli import main
+from fedmuon.experiments.engines import ray_engine
 from fedmuon.storage import read_tensors
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -83,26 +84,7 @@ def test_a_map_has_a_bound_where_its_constant_is_given(
     assert capsys.readouterr().out == "without a constant refused and with one certified\n"
 
 
-@pytest.fixture(scope="module")
-def cluster() -> Iterator[str]:
-    """The address of a Ray cluster on this machine, which all examples join and leave."""
-    ray_cluster.quieten()
-    import ray
-    from ray.cluster_utils import Cluster
-
-    folder = tempfile.mkdtemp(prefix="fm-ray-", dir="/tmp" if os.name == "posix" else None)
-    Path(folder, "ray").mkdir()
-    head = {"num_cpus": 2, "include_dashboard": False, "temp_dir": folder}
-    with pytest.MonkeyPatch.context() as patch:  # where the head's address is written down
-        patch.setenv("RAY_TMPDIR", folder)
-        nodes = Cluster(initialize_head=True, head_node_args=head)
-    yield str(nodes.address)
-    ray.shutdown()
-    nodes.shutdown()
-    shutil.rmtree(folder, ignore_errors=True)
-
-
-# A Ray of its own for each of its runs takes an example a while: `make test-long` has the others.
+# Workers of its own for each of its runs take a while: `make test-long` has the others.
 ON_RAY = [
     pytest.param(file, id=file.stem, marks=[] if file.stem == "task" else [LONG]) for file in RUN
 ]
@@ -151,30 +133,33 @@ def digest(run: Path) -> dict[str, str]:
 
 
 @pytest.mark.slow
-def test_named_objects_are_the_same_on_ray(tmp_path: Path) -> None:
-    for engine in ("inline", "ray"):
-        said = command([*SAID, "named.toml", f"--engine={engine}", f"--out={tmp_path / engine}"])
-        assert said.returncode == 0, said.stderr
+def test_named_objects_are_the_same_on_ray(
+    cluster: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(EXAMPLES)
+    for engine, where in (("inline", []), ("ray", [f"--ray-address={cluster}"])):
+        out = f"--out={tmp_path / engine}"
+        with pytest.raises(SystemExit) as end:
+            main(["run", "named.toml", f"--engine={engine}", *where, out])
+        assert not end.value.code
     same_models(model(tmp_path / "inline"), model(tmp_path / "ray"))
 
 
-def test_named_objects_after_kill_9(tmp_path: Path) -> None:
+def test_named_objects_after_kill_9(forks: Nursery, tmp_path: Path) -> None:
     """Options and all: the resumed run has the bytes of one that nobody killed."""
     cut, whole = tmp_path / "cut", tmp_path / "whole"
-    settings = ["named.toml", "--set=federation.rounds=300"]
-    process = subprocess.Popen(
-        [*SAID, *settings, f"--out={cut}"], stdout=subprocess.DEVNULL, **PLACE
-    )
+    settings = ["named.toml", "--set=federation.rounds=100"]
+    process = forks.start(["run", *settings, f"--out={cut}"], at=EXAMPLES)
     deadline = time.monotonic() + 200
-    while not (cut / "checkpoint.safetensors").exists():  # of round 10 of 300
-        assert time.monotonic() < deadline and process.poll() is None
+    while not (cut / "checkpoint.safetensors").exists():  # of round 10 of 100
+        assert time.monotonic() < deadline
         time.sleep(0.01)
-    process.send_signal(signal.SIGKILL)
-    process.wait()
+    process.send(signal.SIGKILL)
+    assert process.wait().code == -signal.SIGKILL
     assert not (cut / "summary.json").exists()
     for arguments in ([f"--out={cut}", "--resume"], [*settings, f"--out={whole}"]):
-        said = command([*SAID, *arguments])
-        assert said.returncode == 0, said.stderr
+        said = forks.run(["run", *arguments], 240, at=EXAMPLES)
+        assert said.code == 0, said.err
     assert digest(cut) == digest(whole)
 
 

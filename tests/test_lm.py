@@ -4,13 +4,13 @@ import math
 import sys
 from collections.abc import Callable
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import numpy as np
 import pytest
 import torch
 from conftest import draw_neighbours, small
 from torch import Tensor, nn
-from transformers import GPT2Config, GPT2LMHeadModel
 
 from fedmuon.config import Config
 from fedmuon.data.mapped import mapped
@@ -33,6 +33,9 @@ from fedmuon.tasks.decoder import Decoder, Form, decoder, gpt2_law
 from fedmuon.tasks.networks import NetworkTask
 from fedmuon.transforms.orthogonal import orthogonalize
 
+if TYPE_CHECKING:
+    from transformers import GPT2LMHeadModel
+
 FORM = Form(256, context=12, width=16, depth=2, heads=2)
 
 
@@ -47,8 +50,10 @@ def tiny(**tables: dict) -> Config:
     return small(base, **tables)
 
 
-def own_model(form: Form = FORM) -> GPT2LMHeadModel:
+def own_model(form: Form = FORM) -> "GPT2LMHeadModel":
     """transformers' model of the same shape as published, activation included, float64."""
+    from transformers import GPT2Config, GPT2LMHeadModel  # slow, and collecting needs it not
+
     torch.manual_seed(0)
     model = GPT2LMHeadModel(
         GPT2Config(

@@ -1,7 +1,6 @@
 """One writer a folder: refused by name while the holder lives, free as soon as it is dead."""
 
 import json
-import multiprocessing
 import os
 import signal
 import subprocess
@@ -9,10 +8,10 @@ import sys
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
-from multiprocessing.connection import Connection
 from pathlib import Path
 
 import pytest
+from chaos.nursery import Nursery
 from conftest import small
 
 from fedmuon.errors import InputError
@@ -97,24 +96,22 @@ def test_a_thread_may_take_its_own_lock_again(tmp_path: Path) -> None:
     assert not (tmp_path / "new").exists()  # nothing was written
 
 
-def _count(folder: Path, pipe: Connection) -> None:
-    """Add one to a number in a file, by reading and writing it, forty times."""
-    for _ in range(40):
-        with held(folder, patience=60.0):
-            file = folder / "number"
-            file.write_text(str(int(file.read_text()) + 1))
-    pipe.send("done")
+COUNT = (
+    "import sys; from pathlib import Path; from fedmuon.locks import held\n"
+    "folder = Path(sys.argv[1])\n"
+    "for _ in range(40):\n"
+    "    with held(folder, patience=60.0):\n"
+    "        file = folder / 'number'\n"
+    "        file.write_text(str(int(file.read_text()) + 1))"
+)
 
 
 def test_no_two_are_ever_inside_at_once(tmp_path: Path) -> None:
+    """Two processes add one to a number in a file, by reading and writing it, forty times each."""
     (tmp_path / "number").write_text("0")
-    context = multiprocessing.get_context("spawn")
-    ends = [context.Pipe(duplex=False) for _ in range(2)]
-    processes = [context.Process(target=_count, args=(tmp_path, sender)) for _, sender in ends]
-    for process in processes:
-        process.start()
-    for process in processes:
-        process.join(120)
+    command = [sys.executable, "-c", COUNT, str(tmp_path)]
+    processes = [subprocess.Popen(command) for _ in range(2)]
+    assert [process.wait(120) for process in processes] == [0, 0]
     assert (tmp_path / "number").read_text() == "80"
 
 
@@ -126,28 +123,22 @@ def test_a_suite_is_held_too(tmp_path: Path) -> None:
         suite.execute(work, tmp_path / "out")
 
 
-def test_two_private_runs_release_each_round_once(tmp_path: Path) -> None:
+def test_two_private_runs_release_each_round_once(forks: Nursery, tmp_path: Path) -> None:
     """Two commands at once on one folder: one runs, the other is refused."""
     out = tmp_path / "out"
     command = [
-        sys.executable, "-m", "fedmuon.experiments.cli", "run", "--out", str(out),
-        "--set=data.name=synthetic", "--set=local.recipe=dp-sgd", "--set=privacy.noise=1.0",
-        "--set=privacy.lot=20.0", "--set=data.train=400", "--set=data.test=100",
-        "--set=federation.rounds=30", "--set=local.steps=2",
+        "run", "--out", str(out), "--set=data.name=synthetic", "--set=local.recipe=dp-sgd",
+        "--set=privacy.noise=1.0", "--set=privacy.lot=20.0", "--set=data.train=400",
+        "--set=data.test=100", "--set=federation.rounds=15", "--set=local.steps=2",
     ]  # fmt: skip
-    root = Path(__file__).resolve().parent.parent
-    pair = [
-        subprocess.Popen(command, cwd=root, text=True, stdout=subprocess.DEVNULL,
-                         stderr=subprocess.PIPE)
-        for _ in range(2)
-    ]  # fmt: skip
-    said = [process.communicate(timeout=240)[1] for process in pair]
-    assert sorted(process.returncode for process in pair) == [0, 2], said
-    (refusal,) = [text for text in said if text]
+    pair = [forks.start(command) for _ in range(2)]
+    ends = [process.wait(240) for process in pair]
+    assert sorted(ended.code for ended in ends) == [0, 2], ends
+    (refusal,) = [ended.err for ended in ends if ended.code]
     assert refusal.startswith("fedmuon: ") and refusal.count("\n") == 1
     assert "is being written by process" in refusal or "is not empty" in refusal
     lines = (out / "ledger.jsonl").read_text().splitlines()[1:]
-    assert [json.loads(line)["round"] for line in lines] == list(range(30))
+    assert [json.loads(line)["round"] for line in lines] == list(range(15))
 
 
 def test_links_in_a_circle_are_one_sentence(tmp_path: Path) -> None:

@@ -299,18 +299,33 @@ def test_nan_and_infinity_do_not_pass_silently(name, bad):
                 MAPS[name].apply(stack)
 
 
-@pytest.mark.parametrize("module", ["polynomial", "randomized", "polar"])
-def test_public_names_are_the_maps_whatever_was_imported_before(module: str):
+PUBLIC = """
+import importlib, os, sys
+import torch
+code = 1
+for module in sys.argv[1:]:
+    assert not any(name.startswith("fedmuon") for name in sys.modules)
+    if child := os.fork():
+        assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0, module
+        continue
+    try:
+        importlib.import_module(f"fedmuon.orthogonalize.{module}")
+        from fedmuon import orthogonalize as maps
+        from fedmuon.orthogonalize import newton_schulz, lipschitz
+        modules = [name for name in maps.__all__ if type(getattr(maps, name)) is type(maps)]
+        assert not modules and callable(newton_schulz), modules
+        assert maps.newton_schulz is newton_schulz and not hasattr(maps, "newton")
+        code = 0
+    finally:
+        os._exit(code)
+"""
+
+
+def test_public_names_are_the_maps_whatever_was_imported_before():
     """Importing a module puts it into its package: it must not take the place of a map."""
-    code = (
-        f"import fedmuon.orthogonalize.{module}\n"
-        "from fedmuon import orthogonalize as maps\n"
-        "from fedmuon.orthogonalize import newton_schulz, lipschitz\n"
-        "modules = [name for name in maps.__all__ if type(getattr(maps, name)) is type(maps)]\n"
-        "assert not modules and callable(newton_schulz), modules\n"
-        "assert maps.newton_schulz is newton_schulz and not hasattr(maps, 'newton')\n"
-    )
-    subprocess.run([sys.executable, "-c", code], check=True, cwd=Path(__file__).parent.parent)
+    modules = ["polynomial", "randomized", "polar"]
+    command = [sys.executable, "-c", PUBLIC, *modules]
+    subprocess.run(command, check=True, cwd=Path(__file__).parent.parent)
 
 
 def test_empty_stacks_pass_through():

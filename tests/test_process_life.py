@@ -190,10 +190,18 @@ def asked(address: str, **token: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(command, env=environment, capture_output=True, text=True, timeout=120)
 
 
+def one_worker() -> list[str]:
+    """All processors for one worker: a second one would only have to be started."""
+    from ray._private.utils import get_num_cpus
+
+    return ["--set", f"engine.cpus-per-client={get_num_cpus()}"]
+
+
 @pytest.mark.slow
 def test_a_local_ray_is_closed_and_ends_with_its_driver(tmp_path: Path) -> None:
     out = tmp_path / "out"
-    with Driver("run", "--engine", "ray", "--out", out, *settings()) as driver:
+    command = ["run", "--engine", "ray", "--out", out, *settings(), *one_worker()]
+    with Driver(*command) as driver:
         driver.until(lambda: rounds(out))
         folder, helpers = driver.folder, driver.helpers()
         assert folder is not None and stat.S_IMODE(folder.stat().st_mode) == 0o700
@@ -232,7 +240,8 @@ def test_other_addresses_are_not_loopback() -> None:
 @pytest.mark.slow
 def test_ray_is_interrupted_with_its_state_saved(tmp_path: Path) -> None:
     out = tmp_path / "out"
-    with Driver("run", "--engine", "ray", "--out", out, *settings()) as driver:
+    command = ["run", "--engine", "ray", "--out", out, *settings(), *one_worker()]
+    with Driver(*command) as driver:
         driver.until(lambda: rounds(out) > 2)
         folder, helpers = driver.folder, driver.helpers()
         assert not (out / "checkpoint.safetensors").exists()  # due every 100,000 rounds

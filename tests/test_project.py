@@ -81,7 +81,7 @@ def test_it_is_a_flower_app(project: Path) -> None:
     assert of_file.federation.clients == NODES
 
 
-@pytest.mark.slow
+@pytest.mark.long  # tests/test_deployment.py runs this repository's own app by that command
 @pytest.mark.skipif(os.name != "posix", reason="gives the command in a shell")
 def test_flwr_run_in_the_project(project: Path) -> None:
     """As it is typed there, on a SuperLink that Flower starts at a port of its own and that is

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from chaos.nursery import Nursery
 from conftest import small
 from safetensors.numpy import load_file
 from typer.testing import CliRunner
@@ -42,17 +43,6 @@ def digest(folder: Path) -> dict[str, str]:
         name: hashlib.sha256((folder / name).read_bytes()).hexdigest()
         for name in FILES - {"rounds.jsonl", "summary.json", "SHA256SUMS"}
     }
-
-
-def command(*arguments: str, **options) -> subprocess.CompletedProcess:
-    """`fedmuon ...` in a process of its own."""
-    return subprocess.run(
-        [sys.executable, "-m", "fedmuon.experiments.cli", *arguments],
-        capture_output=True,
-        text=True,
-        cwd=ROOT,
-        **options,
-    )
 
 
 def test_one_seed_one_model_another_seed_another(tmp_path: Path) -> None:
@@ -130,33 +120,22 @@ def test_resume_after_any_round_gives_the_same_bytes(tmp_path: Path, last: int) 
     assert lines[0] == lines[1] == list(range(1, 9))
 
 
-def test_resume_after_kill_9(tmp_path: Path) -> None:
+def test_resume_after_kill_9(forks: Nursery, tmp_path: Path) -> None:
+    out = f"--out={tmp_path / 'cut'}"
     settings = [
-        "--set=data.name=digits", "--set=data.train=1000", "--set=data.test=500",
-        "--set=federation.rounds=150", "--set=engine.device=cpu",
+        "--set=data.name=digits", "--set=data.train=600", "--set=data.test=300",
+        "--set=federation.rounds=120", "--set=engine.device=cpu",
     ]  # fmt: skip
-    process = subprocess.Popen(
-        [
-            sys.executable,
-            "-m",
-            "fedmuon.experiments.cli",
-            "run",
-            "--out",
-            str(tmp_path / "cut"),
-            *settings,
-        ],
-        cwd=ROOT,
-        stdout=subprocess.DEVNULL,
-    )
+    process = forks.start(["run", out, *settings])
     deadline = time.monotonic() + 200
-    while not (tmp_path / "cut" / "checkpoint.safetensors").exists():  # of round 10 of 150
-        assert time.monotonic() < deadline and process.poll() is None
+    while not (tmp_path / "cut" / "checkpoint.safetensors").exists():  # of round 10 of 120
+        assert time.monotonic() < deadline
         time.sleep(0.01)
-    process.send_signal(signal.SIGKILL)
-    process.wait()
+    process.send(signal.SIGKILL)
+    assert process.wait().code == -signal.SIGKILL
     assert not (tmp_path / "cut" / "summary.json").exists()
-    again = command("run", "--out", str(tmp_path / "cut"), "--resume")
-    assert again.returncode == 0, again.stderr
+    again = forks.run(["run", out, "--resume"], 200)
+    assert again.code == 0, again.err
     execute(tables.load(tmp_path / "cut" / "config.toml"), tmp_path / "whole")
     assert digest(tmp_path / "cut") == digest(tmp_path / "whole")
 

@@ -3,6 +3,7 @@
 import csv
 import json
 from pathlib import Path
+from unittest.mock import Mock
 
 import numpy as np
 import pytest
@@ -182,11 +183,17 @@ def test_an_interrupted_suite_goes_on_to_the_same_bytes(own: str, tmp_path: Path
 
 
 @pytest.mark.timeout(300)
-def test_ray_tasks_give_the_same_results(own: str, tmp_path: Path) -> None:
-    from fedmuon.experiments.suites.sweep import Spread
+def test_ray_tasks_give_the_same_results(
+    cluster: str, own: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from fedmuon.experiments.suites import sweep
 
     suite.execute(work(own, scale="small"), tmp_path / "here")
-    suite.execute(work(own, scale="small"), tmp_path / "ray", by=Spread("local"))
+    suite.execute(work(own, scale="small"), tmp_path / "ray", by=sweep.Spread(cluster))
+    monkeypatch.setattr(sweep, "connected", started := Mock(side_effect=InputError("none")))
+    with pytest.raises(InputError, match="none"):
+        list(sweep.Spread("local")(work(own).cells))
+    started.assert_called_once_with("")  # a Ray of its own, as a run's
     for name in ("runs.csv", "neighbours.csv"):
         one, other = read(tmp_path / "here" / name), read(tmp_path / "ray" / name)
         assert len(one) == len(other)
