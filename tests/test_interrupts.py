@@ -142,8 +142,8 @@ def test_two_signals_at_once_are_one_wish() -> None:
     ends = {signal.SIGINT, signal.SIGTERM, signal.SIGHUP}
     with interruptible():
         signal.pthread_sigmask(signal.SIG_BLOCK, ends)
-        for end in ends:
-            os.kill(os.getpid(), end)
+        for end in ends:  # to this thread: others of the process do not block them
+            signal.pthread_kill(threading.get_ident(), end)
         with pytest.raises(Interrupted):
             signal.pthread_sigmask(signal.SIG_UNBLOCK, ends)
             time.sleep(0.1)
