@@ -18,6 +18,7 @@ from flwr.clientapp import ClientApp
 
 from fedmuon.config import unflatten
 from fedmuon.errors import InputError, plain
+from fedmuon.federated.evaluate import risk
 from fedmuon.federated.local import Broadcast, cohort_round
 from fedmuon.federated.wire import distrusted, named, pack, received
 from fedmuon.federated.worker import Worker, worker
@@ -75,6 +76,28 @@ def train(message: Message, context: Context, fetch: Fetch = nothing) -> Message
     )
 
 
+def evaluate(message: Message, context: Context, fetch: Fetch = nothing) -> Message:
+    """The model's loss and what else the task measures on this client's own samples, per replica; a
+    private client tells nothing that no ledger counts."""
+    number = _partition(context)
+    with distrusted():
+        config, round, stack, _ = _request(message)
+    client = _client(config, number, fetch())
+    if client.recipe.mechanism is not None:
+        raise InputError("a private client measures nothing on its samples: that has no noise")
+    with distrusted():
+        params, _ = _arrays(message, client, stack, states=False)
+    found = risk(client.task, params, client.shard.data.inputs, client.shard.data.labels)
+    metrics = {"loss": found.loss} | found.scores
+    return _reply(
+        message,
+        {
+            "metrics": MetricRecord({name: held.tolist() for name, held in metrics.items()}),
+            "who": ConfigRecord({"partition": number, "round": round}),
+        },
+    )
+
+
 @lru_cache(maxsize=64)
 def _client(config: FlatConfig, client: int, own: Own) -> Worker:
     """What the config says of one client, made once per worker process."""
@@ -99,14 +122,17 @@ def _request(message: Message) -> tuple[FlatConfig, int, int, np.ndarray | None]
     return tuple(sorted(flat.items())), round, stack, held
 
 
-def _arrays(message: Message, client: Worker, stack: int) -> tuple[Params, States]:
-    """The model and the states: of as many replicas as there are bytes for."""
+def _arrays(
+    message: Message, client: Worker, stack: int, states: bool = True
+) -> tuple[Params, States]:
+    """The model and, if wanted, the states: of as many replicas as there are bytes for."""
     record = message.content.array_records["arrays"]
     arrays = {name: array.data for name, array in record.items()}
     one = named(client.template(1)[0], {})
     if any(stack * value.nbytes > len(arrays.get(name, b"")) for name, value in one.items()):
         raise InputError(f"the message's arrays are not those of {plain(stack, 20)} replicas")
-    return received(arrays, *client.template(stack))
+    params, template = client.template(stack)
+    return received(arrays, params, template if states else {})
 
 
 def _partition(context: Context) -> int:
@@ -126,6 +152,7 @@ def client_app(fetch: Fetch = nothing) -> ClientApp:
     made = ClientApp()
     made.query()(query)
     made.train()(partial(train, fetch=fetch))
+    made.evaluate()(partial(evaluate, fetch=fetch))
     return made
 
 

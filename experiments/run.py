@@ -12,7 +12,6 @@ from fedmuon.errors import InputError
 from fedmuon.federated import setup
 from fedmuon.federated.simulate import Engine, rounds
 from fedmuon.locks import held
-from fedmuon.own import NOTHING
 from fedmuon.places import with_files
 from fedmuon.storage import Record, RunDirectory
 
@@ -54,7 +53,7 @@ def on_engine(config: Config, work: Callable[[Engine], Result], verbose: bool = 
 
 
 def _require_importable(config: Config, callbacks: Sequence[Callback | Heard]) -> None:
-    if config.given != NOTHING or callbacks:
+    if config.given or callbacks:
         raise InputError(
             "a deployment's processes cannot be handed objects: name them in the config as "
             "package.module:object, installed where they run, or use [engine] name = 'ray'"

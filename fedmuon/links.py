@@ -5,18 +5,23 @@
 A link of one's own is a `fedmuon.Link(name, init, update)` or `links.stateless(name, update)`.
 """
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from fedmuon.orthogonalizers import as_orthogonalizer
 from fedmuon.tasks.base import Params
-from fedmuon.transforms import orthogonal
+from fedmuon.transforms import orthogonal, step
 from fedmuon.transforms.base import Chain, Context, Link, stateless, zeros
 from fedmuon.transforms.oracle import gradient
-from fedmuon.transforms.step import adamw, align, descend, momentum, normalize, only
+from fedmuon.transforms.step import adamw, align, descend, momentum, normalize
 
 __all__ = ["Chain", "Context", "Link", "Params", "adamw", "align", "descend", "gradient",
            "momentum", "normalize", "only", "orthogonalize", "stateless", "zeros"]  # fmt: skip
+
+
+def only(chosen: Callable[[str], bool], link: Link) -> Link:
+    """The link for the parameters whose names are chosen; the others pass as they are."""
+    return step.only(lambda name, value: chosen(name), link)
 
 
 def orthogonalize(
@@ -30,5 +35,5 @@ def orthogonalize(
     apply = orthogonal.of_value(as_orthogonalizer(orthogonalizer))
     link = orthogonal.orthogonalize(apply, adjust, True, routes)
     if routes is None:
-        return only(lambda name, value: value.ndim > 2, link)
-    return only(lambda name, value: bool(routes.get(name)), link)
+        return step.only(lambda name, value: value.ndim > 2, link)
+    return only(lambda name: bool(routes.get(name)), link)

@@ -13,7 +13,7 @@ from typing import Any
 from fedmuon.errors import InputError
 from fedmuon.names import GIVEN, is_own
 from fedmuon.reading import is_default
-from fedmuon.registry import Registry, default, function, imported, made, takes
+from fedmuon.registry import Registry, default, function, imported, made, settled, takes
 from fedmuon.tables import attribute
 
 Config = Any  # a `fedmuon.config.Config`, which holds what was given
@@ -60,15 +60,8 @@ class Own:
     schedule: Any = None
     callback: Any = None
 
-    def __eq__(self, other: object) -> bool:
-        return isinstance(other, Own) and self._ids() == other._ids()
-
-    def __hash__(self) -> int:
-        return hash(self._ids())
-
-    def _ids(self) -> tuple[int, ...]:
-        """Arrays have no truth of equality, so objects are known by being the same."""
-        return tuple(id(getattr(self, field.name)) for field in dataclasses.fields(self))
+    def __bool__(self) -> bool:
+        return any(getattr(self, field.name) is not None for field in dataclasses.fields(self))
 
 
 NOTHING = Own()
@@ -104,15 +97,21 @@ def known(config: Config, kind: str) -> dict[str, Any]:
 def own_objects(config: Config) -> Own:
     """What was given beside the config, and what it names besides; refused where something is set
     that no object asks for."""
-    given = config.given
-    found = {kind: _one_of(getattr(given, kind), config, kind) for kind in NAMED}
-    own = dataclasses.replace(given, **found)
+    own = _with_named(config.given, _named(config))
     for kind in NAMED:
-        if found[kind] is not None:
-            _require_keys(config, kind, found[kind])
+        if (found := getattr(own, kind)) is not None:
+            _require_keys(config, kind, found)
     for table in {place for place, _ in NAMED.values()}:
         _require_options(config, table, own)
     return own
+
+
+@lru_cache(maxsize=8)
+def _with_named(given: Own, named: tuple[tuple[str, str, str], ...]) -> Own:
+    """One value for what was given and named, in which the samples of a run are read once; a caller
+    who gives the same objects again gives a new one, as they may have changed."""
+    found = {kind: imported(name, key) for kind, name, key in named}
+    return dataclasses.replace(given, **found) if found else given
 
 
 def _name(config: Config, kind: str) -> str:
@@ -120,21 +119,16 @@ def _name(config: Config, kind: str) -> str:
     return getattr(getattr(config, table), key)
 
 
-def _one_of(given: Any, config: Config, kind: str) -> Any:
-    return given if given is not None else _named(config, kind)
-
-
-def _named(config: Config, kind: str) -> Any:
-    """The object that the config names, None where that is one of ours."""
-    (table, key), name = NAMED[kind], _name(config, kind)
-    if kind == "task" and not is_own(name) and is_own(config.task.model):
-        name, key = config.task.model, "model"
-    return _imported(name, f"[{table}] {key}") if is_own(name) else None
-
-
-@lru_cache(maxsize=64)
-def _imported(name: str, key: str) -> Any:
-    return imported(name, key)
+def _named(config: Config) -> tuple[tuple[str, str, str], ...]:
+    """Kind, name and key of each object that the config names and that was not given."""
+    found = []
+    for kind, (table, key) in NAMED.items():
+        name = _name(config, kind)
+        if kind == "task" and not is_own(name):
+            name, key = config.task.model, "model"
+        if is_own(name) and getattr(config.given, kind) is None:
+            found.append((kind, settled(name), f"[{table}] {key}"))
+    return tuple(found)
 
 
 def options(config: Config, table: str) -> dict[str, Any]:

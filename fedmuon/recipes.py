@@ -4,7 +4,7 @@ Each is what the config builds by that name, for tasks whose parameters are all 
 is routed where a recipe is named in the config, or is a function that asks for `routes`.
 """
 
-from functools import partial
+from collections.abc import Mapping
 from typing import Any
 
 from fedmuon.config import parse
@@ -16,18 +16,40 @@ __all__ = ["Chain", "Link", "Recipe", "as_recipe", "fedavg", "fedavgm", "fedmuon
            "fedmuon_aligned", "local_muon", "sgd"]  # fmt: skip
 
 
-def _of(name: str, **local: Any) -> Recipe:
+def _of(name: str, given: Mapping[str, Any]) -> Recipe:
     """The recipe of that name; `orthogonalizer` is the map, `routes` those of a network."""
-    given, routes = local.pop("orthogonalizer", None), local.pop("routes", None)
-    keys = {key.replace("_", "-"): value for key, value in local.items()}
-    config = parse({"local": {"recipe": name, **keys}})
-    own_map = None if given is None else as_orthogonalizer(given)
+    held = {key.replace("_", "-"): value for key, value in given.items()}
+    found, routes = held.pop("orthogonalizer", None), held.pop("routes", None)
+    config = parse({"local": {"recipe": name, **held}})
+    own_map = None if found is None else as_orthogonalizer(found)
     return build(config.local, OrthogonalizerTable(), routed=routes, own_map=own_map)
 
 
-fedavg = partial(_of, "fedavg")  # local SGD, models averaged
-fedavgm = partial(_of, "fedavgm")  # the same with momentum on the server
-local_muon = partial(_of, "local-muon")  # Muon whose momentum begins afresh every round
-fedmuon = partial(_of, "fedmuon")  # 001, Algorithm 1: model and momentum are averaged
-fedmuon_aligned = partial(_of, "fedmuon-aligned")  # with the last global direction (Remark 3.2)
-sgd = partial(_of, "sgd")  # SGD with local momentum
+def fedavg(**local: Any) -> Recipe:
+    """Local SGD, models averaged."""
+    return _of("fedavg", local)
+
+
+def fedavgm(**local: Any) -> Recipe:
+    """The same with momentum on the server."""
+    return _of("fedavgm", local)
+
+
+def local_muon(**local: Any) -> Recipe:
+    """Muon whose momentum begins afresh every round."""
+    return _of("local-muon", local)
+
+
+def fedmuon(**local: Any) -> Recipe:
+    """001, Algorithm 1: model and momentum are averaged; `orthogonalizer` is the map."""
+    return _of("fedmuon", local)
+
+
+def fedmuon_aligned(**local: Any) -> Recipe:
+    """The same, mixed with the last global direction (001, Remark 3.2)."""
+    return _of("fedmuon-aligned", local)
+
+
+def sgd(**local: Any) -> Recipe:
+    """SGD with local momentum."""
+    return _of("sgd", local)

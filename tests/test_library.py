@@ -85,6 +85,40 @@ def test_given_objects_are_needed_again(tmp_path: Path) -> None:
         fedmuon.run(data=other, out=tmp_path / "a", resume=True)
 
 
+def test_what_changed_between_two_runs_is_seen(tmp_path: Path) -> None:
+    """Objects are read once a run, and again by the next one, even if they are the same objects."""
+    rng = np.random.default_rng(0)
+    data = rng.standard_normal((80, 4)), rng.integers(2, size=80)
+    tables = {**TINY, "data": {"minimum": 5}, "task": {}}
+    calls: list[int] = []
+
+    def read() -> tuple[np.ndarray, np.ndarray]:
+        calls.append(1)
+        return data
+
+    def initial(out: Path) -> bytes:
+        return (out / "initial.safetensors").read_bytes()
+
+    first = fedmuon.run(tables, data=data).summary["train_loss"]
+    fedmuon.run(tables, data=read)
+    with pytest.raises(KeyboardInterrupt):
+        fedmuon.run(tables, data=data, out=tmp_path / "cut", callbacks=[_interrupted])
+    data[1][:] = 1 - data[1]
+    assert fedmuon.run(tables, data=data).summary["train_loss"] != first
+    assert fedmuon.run(tables, data=read).summary["train_loss"] != first and len(calls) == 2
+    with pytest.raises(fedmuon.InputError, match="give the same objects"):
+        fedmuon.run(data=data, out=tmp_path / "cut", resume=True)
+    module, bare = nn.Linear(4, 2), {**BARE, "data": {"minimum": 5}, "local": {"lr": 0.05}}
+    for name in ("a", "b"):
+        fedmuon.run(bare, data=data, task=module, recipe="fedavg", out=tmp_path / name)
+        module.weight.data.fill_(5.0)
+    assert initial(tmp_path / "a") != initial(tmp_path / "b")
+
+
+def _interrupted(record: Mapping, state: object) -> None:
+    raise KeyboardInterrupt
+
+
 def test_a_keyword_overrides_the_config(tmp_path: Path) -> None:
     result = fedmuon.run({**BARE, "federation": {**TINY["federation"], "aggregate": "median"}},
                          recipe="fedavg", aggregate="trimmed-mean", out=tmp_path / "a")  # fmt: skip

@@ -21,6 +21,7 @@ from map_quality import (
 )
 from torch import Tensor
 
+from fedmuon.errors import InputError
 from fedmuon.orthogonalize import exact_sign, newton_schulz, randomized_polar, schedule
 from fedmuon.orthogonalize.guarantees import polar_error_bound, residual, slowdown
 from fedmuon.orthogonalize.polynomial import scaled_newton_schulz
@@ -142,6 +143,12 @@ def image(x: Any, degree: int) -> Any:
     return x * sum(
         mpmath.mpf(math.comb(2 * s, s)) / 4**s * (1 - x * x) ** s for s in range(degree + 1)
     )
+
+
+@pytest.mark.parametrize("degree", [0, 2.5])
+def test_a_degree_is_a_whole_number(degree: float) -> None:
+    with pytest.raises(InputError, match="whole number from 1"):
+        residual(0.5, degree, 3)  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("degree", [1, 2, 3, 4])

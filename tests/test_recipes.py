@@ -9,6 +9,7 @@ import torch
 from conftest import small
 from test_federated import trained
 
+from fedmuon import links
 from fedmuon.config import Config
 from fedmuon.federated import setup
 from fedmuon.federated.aggregate import begin
@@ -147,3 +148,19 @@ def test_states_of_any_shape_travel() -> None:
     params, states = unpack(copy.copy(flat), state.params, state.states)
     assert states["adamw"]["steps"].shape == (1,)
     assert torch.equal(params["weight"], state.params["weight"])
+
+
+def test_matrices_cut_unevenly_keep_their_rows() -> None:
+    """Seven rows cut into 3 are 3, 3 and 1: pieces of one shape are mapped together."""
+    link = links.orthogonalize(lambda stack: stack, routes={"z": 1, "a": 3})
+    direction = {"z": torch.randn(1, 1, 3), "a": torch.randn(1, 7, 3)}
+    found, _ = link.update(direction, {}, None)  # type: ignore[arg-type]
+    assert all(torch.equal(found[name], direction[name]) for name in direction)
+
+
+def test_only_chooses_by_name() -> None:
+    direction = {"a": torch.ones(1, 2), "b": torch.ones(1, 2)}
+    halved = links.stateless("half", lambda d, context: {name: v / 2 for name, v in d.items()})
+    half = links.only(lambda name: name == "b", halved)
+    found, _ = half.update(direction, {}, None)  # type: ignore[arg-type]
+    assert found["a"].eq(1).all() and found["b"].eq(0.5).all()

@@ -2,6 +2,8 @@
 
 import csv
 import json
+import subprocess
+import sys
 from pathlib import Path
 from unittest.mock import Mock
 
@@ -201,6 +203,22 @@ def test_ray_tasks_give_the_same_results(
             for key in a:
                 if a[key] != b[key]:
                     assert float(a[key]) == pytest.approx(float(b[key]), rel=1e-9, abs=1e-15), key
+
+
+def test_ray_is_told_how_to_be_before_it_is_loaded() -> None:
+    """It reads, when it is imported, whether a late call may start another Ray, open to all."""
+    code = (
+        "import sys\n"
+        "from contextlib import contextmanager\n"
+        "from fedmuon.experiments.suites import sweep\n"
+        "@contextmanager\n"
+        "def connected(address):\n"
+        "    sys.exit(3 if 'ray' in sys.modules else 7)\n"
+        "    yield\n"
+        "sweep.connected = connected\n"
+        "next(iter(sweep.Spread('local')([None])))"
+    )
+    assert subprocess.run([sys.executable, "-c", code], timeout=300).returncode == 7
 
 
 def test_what_is_refused(own: str, tmp_path: Path) -> None:

@@ -120,7 +120,9 @@ def suite(
     scale: Annotated[str, Option(help="full: the published grid; small: seconds.")] = "full",
     out: options.OutFolder = None,
     overrides: options.Overrides = None,
-    resume: options.Resume = False,
+    resume: Annotated[
+        bool, Option("--resume", help="Compute only the cells that --out lacks.")
+    ] = False,
     ray_address: Annotated[
         str | None, Option(help="Spread over a Ray cluster; `local` starts one here.")
     ] = None,

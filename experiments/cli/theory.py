@@ -132,7 +132,7 @@ def flops(
     sketch: Annotated[str, Option(help="gaussian or kaczmarz.")] = "gaussian",
     nesterov: Annotated[bool, Option("--nesterov/--polyak", help="Momentum.")] = True,
     decay: Annotated[bool, Option("--decay", help="Count a weight decay.")] = False,
-    as_json: AsJson = False,
+    as_json: Annotated[bool, Option("--json", help="One JSON object, in flop.")] = False,
 ) -> None:
     """The arithmetic of one optimizer step by parameter, beside the published one where there is.
 

@@ -18,7 +18,6 @@ from fedmuon.errors import InputError, Interrupted
 from fedmuon.experiments.engines.ray_cluster import Handed, connected, kill_clients, quieten
 from fedmuon.experiments.engines.signals import interruptible
 from fedmuon.federated.simulate import Engine
-from fedmuon.own import NOTHING
 
 if TYPE_CHECKING:
     from flwr.clientapp import ClientApp
@@ -70,7 +69,7 @@ def on_grid(
 
     address = config.engine.ray_address
     with interruptible(), _folded_logs(verbose), connected(address, verbose):
-        if config.given != NOTHING:
+        if config.given:
             handed[0] = clients.client_app(Handed.over(config.given))
         try:
             _in_a_thread(simulate, outcome)

@@ -23,9 +23,9 @@ class Spread:
         """Yield every cell with its record, in the order in which they finish."""
         if not cells:
             return
-        import ray
-
         with connected("" if self.address == LOCAL else self.address):
+            import ray  # which reads, when it is imported, what `connected` has set
+
             task = ray.remote(num_cpus=self.cpus, num_gpus=self.gpus)(_compute)
             waiting = {task.remote(one, self.cpus): one for one in cells}
             while waiting:  # briefly each time: signals are heard between two waits

@@ -15,7 +15,7 @@ from fedmuon.errors import InputError
 from fedmuon.names import GIVEN, is_own
 from fedmuon.own import Own, known, own_objects, value
 from fedmuon.randomness import Draw, generator
-from fedmuon.registry import function, made, takes
+from fedmuon.registry import function, made, settled, takes
 
 Asked = tuple[tuple[str, Any], ...]
 TEST = 5  # a fifth of a small source is held out, where nobody says how many
@@ -29,7 +29,7 @@ def own_source(config: Config) -> Source:
 def _asked(config: Config) -> tuple[Own, Asked, str]:
     own = own_objects(config)
     facts = takes(own.data, known(config, "data")) if callable(own.data) else {}
-    return own, tuple(sorted(facts.items())), config.data.name
+    return own, tuple(sorted(facts.items())), settled(config.data.name)
 
 
 @lru_cache(maxsize=2)

@@ -38,7 +38,7 @@ def slowdown(polar_error: float) -> float:
 @lru_cache
 def _residual_powers(degree: int) -> tuple[tuple[int, float], ...]:
     """The powers and coefficients of phi; sums of exact fractions, rounded once."""
-    if degree < 1:
+    if degree < 1 or degree != int(degree):
         raise InputError(f"degree is {degree!r}: give a whole number from 1 on.")
     series = [Fraction(math.comb(2 * s, s), 4**s) for s in range(degree + 1)]
     square = [Fraction(0)] * (2 * degree + 2)

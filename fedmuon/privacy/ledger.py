@@ -43,10 +43,11 @@ class Entry:
 
     def spent(self, client: int) -> list[Event]:
         """What this attempt took from a client: one joint release a step, or nothing."""
-        if client not in self.participants:
-            return []
-        rate = self.rates[self.participants.index(client)]
-        return [event(self.noise_multiplier, rate, self.steps, self.blocks)]
+        return [
+            event(self.noise_multiplier, rate, self.steps, self.blocks)
+            for held, rate in zip(self.participants, self.rates, strict=True)
+            if held == client
+        ]
 
 
 @dataclass

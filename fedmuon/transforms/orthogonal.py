@@ -69,10 +69,10 @@ def _cut(direction: Params, blocks: Mapping[str, int]) -> Pieces:
 
 
 def _uncut(pieces: Pieces, template: Params) -> Params:
-    """The inverse of `_cut`, for tensors of the template's shapes; pieces of a name in order."""
+    """The inverse of `_cut`, for tensors of the template's shapes."""
     parts: dict[str, list[Tensor]] = {name: [] for name in template}
-    for (name, _), piece in pieces.items():
-        parts[name].append(piece)
+    for name, place in sorted(pieces):  # pieces of other shapes were grouped apart
+        parts[name].append(pieces[name, place])
     return {
         name: joined(parts[name], _longer(value)).reshape(value.shape)
         for name, value in template.items()

@@ -21,7 +21,7 @@ SHAPES = ((), (0,), (1,), (5, 3), (1, 5, 3), (2, 5, 3), (1, 3, 5), (1, 5, 3, 1),
 DTYPES = ("float64", "float16", "int64", "uint8", "bool", "complex128", "U3", "S4", "datetime64[s]")
 HUGE = ((10**12,), (2**62, 4), (1 << 40, 1 << 40), (2**31, 2**31), (10**6, 10**6), (-1,), (5, -3))
 NUMBERS = (-1, 0, 1, 2, 7, 2**31, 2**63 - 1, -(2**63))
-ASKED = ("train", "query")
+ASKED = ("train", "evaluate", "query")
 
 
 def draw(rng: Random) -> Case:
