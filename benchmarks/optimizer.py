@@ -41,6 +41,7 @@ class Loop(Optimizer):
 
     @torch.no_grad()
     def step(self, closure: None = None) -> None:  # type: ignore[override]
+        """Move every matrix [m, n] by its gradient, one after the other."""
         for param in self.param_groups[0]["params"]:
             state = self.state[param]
             momentum = state.setdefault("momentum", torch.zeros_like(param))

@@ -25,6 +25,7 @@ Works = dict[str, Callable[[], object]]
 
 
 def matrix(side: int, device: str) -> Tensor:
+    """Standard normal entries [side, side], the same each time."""
     return torch.randn(side, side, generator=torch.Generator().manual_seed(0)).to(device)
 
 

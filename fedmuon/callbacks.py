@@ -65,6 +65,7 @@ class EarlyStopping(Callback):
         self._best, self._since = float("-inf"), 0
 
     def on_round(self, record: Mapping[str, Any], state: Any) -> str | None:
+        """Look, if the round was evaluated."""
         if self.measure not in record:
             return None
         value = record[self.measure] if self.rising else -record[self.measure]
@@ -83,10 +84,12 @@ class TensorBoard(Callback):
         self._writer = _package("torch.utils.tensorboard", "tensorboard").SummaryWriter(str(folder))
 
     def on_round(self, record: Mapping[str, Any], state: Any) -> None:
+        """Every number of the record."""
         for name, value in _numbers(record).items():
             self._writer.add_scalar(name, value, record["round"])
 
     def on_end(self, result: Any) -> None:
+        """Write out."""
         self._writer.close()
 
 
@@ -103,9 +106,11 @@ class MLflow(Callback):
         self._mlflow.end_run("RUNNING")  # for this process: one that is interrupted bars no other
 
     def on_round(self, record: Mapping[str, Any], state: Any) -> None:
+        """Every number of the record."""
         self._mlflow.log_metrics(_numbers(record), step=record["round"], run_id=self._run)
 
     def on_end(self, result: Any) -> None:
+        """End the run there."""
         self._mlflow.MlflowClient().set_terminated(self._run)
 
 
@@ -117,9 +122,11 @@ class WandB(Callback):
         self._run = _package("wandb", "wandb").init(project=project, **settings)
 
     def on_round(self, record: Mapping[str, Any], state: Any) -> None:
+        """Every number of the record."""
         self._run.log(_numbers(record), step=record["round"])
 
     def on_end(self, result: Any) -> None:
+        """End the run there."""
         self._run.finish()
 
 

@@ -12,6 +12,7 @@ Config = Any  # a `fedmuon.config.Config`, which asks here while it is made
 
 
 def impossible(config: Config) -> Iterator[str]:
+    """A sentence for each combination in the config that cannot run."""
     data, federation = config.data, config.federation
     if federation.per_round > federation.clients:
         yield (

@@ -63,16 +63,19 @@ def document(title: str, body: Sequence[str]) -> str:
 
 
 def heading(level: int, text: str, anchor: str = "") -> str:
+    """A heading that links can point to."""
     name = f' id="{escape(anchor)}"' if anchor else ""
     return f"<h{level}{name}>{escape(text)}</h{level}>"
 
 
 def paragraph(text: str, kind: str = "") -> str:
+    """A paragraph of plain text."""
     attribute = f' class="{kind}"' if kind else ""
     return f"<p{attribute}>{escape(text)}</p>" if text else ""
 
 
 def items(texts: Sequence[str]) -> str:
+    """A list of plain texts."""
     return f"<ul>{''.join(f'<li>{escape(text)}</li>' for text in texts)}</ul>" if texts else ""
 
 

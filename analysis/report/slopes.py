@@ -56,6 +56,7 @@ class Curve:
 
     @property
     def means(self) -> np.ndarray:
+        """Their means [K]."""
         return np.array([values.mean() for values in self.runs])
 
     @property
@@ -65,6 +66,7 @@ class Curve:
 
     @property
     def slope(self) -> Slope:
+        """The slope over all sizes."""
         return fitted(self.sizes, self.runs)
 
     @property

@@ -64,6 +64,7 @@ class Realized:
 
     @property
     def per_round(self) -> int:
+        """K."""
         return self.schedule.shape[1]
 
 

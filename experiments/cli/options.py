@@ -92,6 +92,7 @@ def require_at_most(most: float, **given: float | None) -> None:
 
 
 def refuse(sentence: str) -> NoReturn:
+    """End the command with this sentence and exit code 2."""
     raise InputError(sentence)
 
 

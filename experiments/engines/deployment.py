@@ -109,6 +109,7 @@ class Deployment:
         return [*command, *self._files.options(), "--enable-supernode-auth"]
 
     def start_supernode(self, number: int, port: int) -> subprocess.Popen[bytes]:
+        """A SuperNode that holds partition `number`; what starts its apps runs beside it."""
         name = f"supernode-{number}"
         command: list[str | Path] = ["flower-supernode", "--superlink", f"{HOST}:{self.port}"]
         command += ["--host", HOST, "--port", str(port)]
@@ -206,6 +207,7 @@ def _gate(role: str) -> list[str | Path]:
 
 
 def executor(name: str) -> str:
+    """What the SuperExec of the SuperLink or SuperNode of this name is called."""
     return f"{name}-exec"
 
 

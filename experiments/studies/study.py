@@ -49,6 +49,7 @@ class Study(Work):
 
     @property
     def decisive(self) -> list[Any]:
+        """What was asked for, the settings, and which cells they make."""
         asked, settings = self.asked, self.settings.model_dump(by_alias=True)
         cells = [one.name for one in self.cells]
         return [asked.stem, self.kind, asked.data, asked.scale, settings, cells]
@@ -59,6 +60,7 @@ class Study(Work):
         return {name: [row for one in records for row in one[name]] for name in names}
 
     def summary(self, records: list[Record]) -> Record:
+        """The settings, and what the module adds."""
         more = getattr(self.module, "summary", lambda records: {})
         settings = self.settings.model_dump(by_alias=True)
         return {"note": self.note, "settings": settings} | more(records)

@@ -40,10 +40,12 @@ class Asked:
 
     @property
     def stem(self) -> str:
+        """The suite's name, also where a file was named."""
         return Path(self.name).stem
 
     @property
     def again(self) -> str:
+        """The command that asks for the same."""
         words = ["fedmuon", "suite", self.name, *(["--data", self.data] if self.data else [])]
         words += ["--scale", self.scale]
         for table, keys in self.changes.items():

@@ -32,10 +32,15 @@ class Cell(Protocol):
     """
 
     @property
-    def name(self) -> str: ...
+    def name(self) -> str:
+        """What tells it from the other cells; its file's name."""
+
     @property
-    def size(self) -> int: ...
-    def compute(self) -> Record: ...
+    def size(self) -> int:
+        """Its weight in the progress bar."""
+
+    def compute(self) -> Record:
+        """Its results, as JSON can hold them."""
 
 
 Compute = Callable[[Sequence[Cell]], Iterable[tuple[Cell, Record]]]

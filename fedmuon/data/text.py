@@ -109,6 +109,7 @@ class Tokens:
 
     @property
     def end(self) -> int:
+        """END."""
         return self.vocabulary - 1
 
     def encode(self, text: str) -> list[int]:

@@ -77,6 +77,7 @@ class Sketch:
 
     @property
     def width(self) -> int:
+        """l, the columns of the sketch."""
         return self.rank + self.oversample
 
 
@@ -104,6 +105,7 @@ class Rule:
 
     @property
     def polynomials(self) -> Schedule:
+        """The Newton-Schulz steps."""
         return schedule(self.coefficients, self.steps)
 
 

@@ -53,6 +53,7 @@ class Decoder(nn.Module):
         self.lm_head: Any = model.lm_head
 
     def forward(self, windows: Tensor) -> Tensor:
+        """Embeddings, blocks under a causal mask, the head."""
         tokens, body = windows[:, :-1].long(), self.transformer
         length = tokens.shape[1]
         place = torch.arange(length, device=tokens.device).expand_as(tokens)  # a row each: ghosts

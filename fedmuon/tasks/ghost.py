@@ -36,6 +36,7 @@ class LayerUse:
         self.slope = slope
 
     def times(self, c: float) -> Tensor:
+        """c times the slope [n, ...]."""
         assert self.slope is not None  # or `ghostly` would have refused the module
         return self.slope if c == 1 else c * self.slope
 

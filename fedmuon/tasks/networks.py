@@ -40,6 +40,7 @@ class Samples(NamedTuple):
     weights: Tensor
 
     def rows(self, part: slice) -> "Samples":
+        """Some of the samples."""
         return Samples(*(values[:, part] for values in self))
 
 
@@ -77,6 +78,7 @@ class NetworkTask:
 
     @property
     def stack_limit(self) -> int:
+        """How many parameters of clients are stepped together on the device."""
         return STACKED_PARAMETERS.get(self.device.type, 1 << 27)
 
     def _vectorizes(self, rows: int) -> bool:
@@ -101,6 +103,7 @@ class NetworkTask:
         return {name: value.repeat(stack, *[1] * value.ndim) for name, value in first.items()}
 
     def gradient(self, params: Params, batches: Sequence[Batch]) -> Found:
+        """Mean loss [K S] and gradient of the K blocks of S replicas."""
         with exact_on(self.device):
             if self._is_one_call(params, batches):
                 return self._summed(params, _side_by_side(batches))
@@ -108,6 +111,7 @@ class NetworkTask:
             return joined([self._mean(*pair) for pair in zip(blocks, batches, strict=True)])
 
     def clipped(self, points: Points, batches: Sequence[Batch], clipping: Clipping) -> Found:
+        """Mean loss [K S] at the last point and the sums of clipped per-example gradients."""
         if whole := unclipped(self.gradient, points, batches, clipping):
             return whole
         return self._clipped_sums(points, [self._aimed(batch) for batch in batches], clipping)
@@ -127,6 +131,7 @@ class NetworkTask:
         return ClippedSums(self.module, self.shape, self.loss, self.device, self.saved, found)
 
     def losses(self, params: Params, batch: Batch) -> tuple[Tensor, Params]:
+        """Per-sample losses [S, n], and by name what else is measured of each sample."""
         samples = Samples(batch.inputs[None], batch.labels[None], batch.labels[None])
         rows, replicas = len(batch.labels), _size(params)
         shared = replicas > 1 and self._vectorizes(rows)

@@ -36,15 +36,19 @@ class Explicit:
 
     @property
     def shape(self) -> Shape:
+        """That of a gradient."""
         return tuple(self.values.shape[1:])
 
     def squares(self) -> Tensor:
+        """||G_i||_F^2 [n]."""
         return length(self.values.flatten(1)).square_()
 
     def add_to_(self, total: Tensor, factors: Tensor) -> None:
+        """total += sum_i factors_i G_i."""
         total.view(-1).addmv_(self.values.flatten(1).T, factors)
 
     def rows(self, chosen: Tensor) -> "Explicit":
+        """Some of the gradients."""
         return Explicit(self.values[chosen])
 
 
@@ -61,9 +65,11 @@ class Outer:
 
     @property
     def shape(self) -> Shape:
+        """g, p, d."""
         return self.slopes.shape[1], self.slopes.shape[3], self.reads.shape[3]
 
     def squares(self) -> Tensor:
+        """||G_i||_F^2 [n]."""
         return self.measured[0].clone()
 
     @cached_property
@@ -93,6 +99,7 @@ class Outer:
         return self.slopes[row].mT @ self.reads[row]
 
     def rows(self, chosen: Tensor) -> "Outer":
+        """Some of the gradients."""
         return Outer(self.reads[chosen], self.slopes[chosen])
 
     def add_to_(self, total: Tensor, factors: Tensor) -> None:
@@ -123,9 +130,11 @@ class Lookup:
 
     @property
     def shape(self) -> Shape:
+        """The embedding's."""
         return self.size, self.slopes.shape[2]
 
     def squares(self) -> Tensor:
+        """||G_i||_F^2 [n]."""
         return length(self.merged.flatten(1)).square_()
 
     @cached_property
@@ -142,6 +151,7 @@ class Lookup:
         total.index_add_(0, self.indices.flatten(), weighted)
 
     def rows(self, chosen: Tensor) -> "Lookup":
+        """Some of the gradients."""
         return Lookup(self.indices[chosen], self.slopes[chosen], self.size)
 
 
@@ -154,9 +164,11 @@ class Tied:
 
     @property
     def shape(self) -> Shape:
+        """The embedding's."""
         return self.lookup.shape
 
     def squares(self) -> Tensor:
+        """||G_i||_F^2 [n]."""
         return self.measured[0].clone()
 
     @cached_property
@@ -179,11 +191,13 @@ class Tied:
         return values.reshape(self.shape).index_add(0, at, self.lookup.merged[row])
 
     def add_to_(self, total: Tensor, factors: Tensor) -> None:
+        """total += sum_i factors_i (E_i + H_i)."""
         factors = _formed_to_(total, factors, self.measured[1], self._alone)
         self.lookup.add_to_(total, factors)
         self.head.add_to_(total.view(self.head.shape), factors)
 
     def rows(self, chosen: Tensor) -> "Tied":
+        """Some of the gradients."""
         return Tied(self.lookup.rows(chosen), self.head.rows(chosen))
 
     def _inner(self) -> Tensor:

@@ -76,6 +76,7 @@ class Regression:
         return (away * (self.hessian @ away)).sum((1, 2)) / 2 + self.floor
 
     def gradient(self, at: Tensor) -> Tensor:
+        """The gradient [S, d, 1]."""
         return self.hessian @ (at - self.best)
 
 

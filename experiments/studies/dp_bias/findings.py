@@ -23,11 +23,13 @@ STANDS_ON = (
 
 
 def claims(rows: Columns) -> Sequence[Claim]:
+    """Orders, leading coefficients, which is smaller, and what one direction gains."""
     orders = [order(rows, kind) for kind in ORDERS]
     return [*orders, *(leading(rows, kind) for kind in ORDERS), smaller(rows), no_less_noise(rows)]
 
 
 def order(rows: Columns, kind: str) -> Claim:
+    """The bias goes to 0 like rho^2 without the correction, like rho^4 with it."""
     slopes = {name: _slope(part, kind) for name, part in _measured(rows).items()}
     return Claim(
         f"{WORDS[kind]} the bias of the direction has order ρ^{ORDERS[kind]}.",
@@ -56,6 +58,7 @@ def leading(rows: Columns, kind: str) -> Claim:
 
 
 def smaller(rows: Columns) -> Claim:
+    """The correction makes the bias smaller at every rho that was tried."""
     parts = _measured(rows).values()
     ratio = np.concatenate([part["corrected"] / part["plain"] for part in parts])
     held = ratio < 1
@@ -83,6 +86,7 @@ def no_less_noise(rows: Columns) -> Claim:
 
 
 def numbers(rows: Columns) -> Rows:
+    """Slopes and ratios by matrix and way."""
     lines: Rows = [("matrix", "way", "plain slope", "corrected slope", "plain at ρ", "corrected")]
     for name, part in _measured(rows).items():
         slopes = [f"{_slope(part, kind):.3f}" for kind in ORDERS]

@@ -34,6 +34,7 @@ class Settings(Table):
 
 
 def cells(settings: Settings, asked: Asked) -> Sequence[Call]:
+    """A cell a row."""
     return [
         Call(f"row-{number}", partial(accounted, name, row))
         for number, (name, row) in enumerate(settings.rows.items())

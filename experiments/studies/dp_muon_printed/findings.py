@@ -19,10 +19,12 @@ STANDS_ON = (
 
 
 def claims(rows: Columns) -> Sequence[Claim]:
+    """Where the print comes from, and what it means with many blocks and with one."""
     return [reproduced(rows), exceeded(rows), kept(rows)]
 
 
 def reproduced(rows: Columns) -> Claim:
+    """Per-release accounting gives every printed number."""
     off = np.abs(rows["per_release"] / rows["printed"] - 1)
     return Claim(
         "Per-release accounting gives every printed ε to 0.3%.",

@@ -58,10 +58,12 @@ class Settings(Table):
 
     @property
     def shape(self) -> tuple[int, int]:
+        """(m, n) of W."""
         return self.rows, self.columns
 
 
 def cells(settings: Settings, asked: Asked) -> Sequence[Call]:
+    """A cell for each method, noise and horizon."""
     every = itertools.product(METHODS, settings.noises, settings.steps)
     return [
         Call(
@@ -113,6 +115,7 @@ class Location:
         return (self.slope * (self.slope**2 + squares).sqrt() - self.slope**2).mean(1)
 
     def gradient(self, at: Tensor) -> Tensor:
+        """The gradient [S, m n]."""
         return self.combined(at, self.weights(self.squares(at)) / len(self.points))
 
     def gap(self) -> float:

@@ -33,6 +33,7 @@ def claims(rows: Columns) -> Sequence[Claim]:
 
 
 def within(rows: Columns) -> Claim:
+    """DP-Muon, run by run."""
     part = where(rows, method=MUON)
     return Claim(
         "DP-Muon: the mean nuclear norm of the gradient is at most the bound of Theorem 3.4 in "
@@ -43,6 +44,7 @@ def within(rows: Columns) -> Claim:
 
 
 def outside(rows: Columns) -> Claim:
+    """DP-MuonBC, of which the theorem says nothing, run by run, and beside DP-Muon."""
     part, ratios = where(rows, method=CORRECTED), []
     for noise in _noises(rows):
         plain, corrected = (_curve(rows, name, noise).means[-1] for name in NAMES)
@@ -57,6 +59,7 @@ def outside(rows: Columns) -> Claim:
 
 
 def falling(rows: Columns, method: str) -> Claim:
+    """Longer runs have smaller norms on average, at every noise."""
     slopes = {noise: _curve(rows, method, noise).slope for noise in _noises(rows)}
     return Claim(
         f"{NAMES[method]}: the norm falls with T at every noise.",
@@ -67,6 +70,7 @@ def falling(rows: Columns, method: str) -> Claim:
 
 
 def tight(rows: Columns) -> Claim:
+    """How much of the bound is used."""
     part = where(rows, method=MUON)
     shares = {noise: _share(part)[part["noise"] == noise] for noise in _noises(rows)}
     return Claim(
@@ -78,6 +82,7 @@ def tight(rows: Columns) -> Claim:
 
 
 def made_of(rows: Columns) -> Claim:
+    """Which term is the largest at the largest T."""
     part = where(rows, method=MUON, steps=rows["steps"].max())
     largest, shares = [], []
     for noise in _noises(rows):
@@ -94,6 +99,7 @@ def made_of(rows: Columns) -> Claim:
 
 
 def telling(rows: Columns) -> Claim:
+    """Whether the bound is below what holds of any gradient of this problem."""
     part = where(rows, method=MUON, steps=rows["steps"].max())
     ratio = part["bound"] / part["ceiling"]
     shown = [(noise, ratio[part["noise"] == noise][0]) for noise in _noises(rows)]

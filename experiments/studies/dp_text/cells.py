@@ -54,6 +54,7 @@ class Settings(Table):
 
 
 def cells(settings: Settings, asked: Asked) -> Sequence["Tuned"]:
+    """A cell for each seed."""
     named = {"data": {"name": asked.data}}
     configs = [
         cell(settings.base, own, named) for own in (settings.public, *settings.variants.values())
@@ -75,10 +76,12 @@ class Tuned:
 
     @property
     def name(self) -> str:
+        """The name of its folder."""
         return f"{self.form}-seed{self.seed}"
 
     @property
     def size(self) -> int:
+        """Trainings."""
         return 1 + len(self.settings.variants)
 
     def compute(self) -> Record:

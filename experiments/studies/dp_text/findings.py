@@ -36,6 +36,7 @@ MADE_UP = (
 
 
 def findings(folder: Path, about: Mapping[str, Any]) -> Findings:
+    """The findings of such a folder."""
     published = about["settings"]["published"].get(about["data"], {})
     stands_on = STANDS_ON + (MADE_UP if about["made_up"] else "")
     table = partial(numbers, published)
@@ -43,10 +44,12 @@ def findings(folder: Path, about: Mapping[str, Any]) -> Findings:
 
 
 def claims(ends: Columns, curves: Columns) -> Sequence[Claim]:
+    """What was spent, and 000's orders."""
     return [within(ends), *(ordered(ends, *pair) for pair in PAIRS)]
 
 
 def within(ends: Columns) -> Claim:
+    """The ledger of every run answers at most the epsilon that was asked for."""
     spent, target = ends["epsilon"], ends["target"]
     return Claim(
         "Every run spends at most its ε, all releases of a step accounted jointly.",

@@ -61,10 +61,12 @@ class Settings(Table):
 
     @property
     def shape(self) -> tuple[int, int]:
+        """(m, n) of X."""
         return self.rows, self.columns
 
 
 def cells(settings: Settings, asked: Asked) -> Sequence[Call]:
+    """A cell for each method and number of steps."""
     return [
         Call(f"{method}-{steps}", partial(measured, settings, method, steps), steps)
         for method in METHODS
@@ -89,10 +91,12 @@ class Objective:
         return cls(_symmetric(rows, rng), _symmetric(columns, rng))
 
     def value(self, at: Tensor) -> Tensor:
+        """f [...] at X [..., m, n]."""
         inner = self.left @ at @ self.right
         return (inner.square() / 2 + inner.sin().square()).sum((-2, -1)) / 3
 
     def gradient(self, at: Tensor) -> Tensor:
+        """The gradient [..., m, n]."""
         inner = self.left @ at @ self.right
         return self.left @ (inner + (2 * inner).sin()) @ self.right / 3
 

@@ -55,6 +55,7 @@ def best_sgd(rows: Columns, alpha: float) -> tuple[float, Curve]:
 
 
 def claims(rows: Columns) -> Sequence[Claim]:
+    """Every Muon map keeps both rates; SGD falls behind as the tail grows heavier."""
     judged = [rate_kept(rows, method, schedule) for schedule in (THEOREM, FREE) for method in MUON]
     return [*judged, sgd_loses_ground(rows), sgd_behind(rows)]
 
@@ -76,6 +77,7 @@ def rate_kept(rows: Columns, method: str, schedule: str) -> Claim:
 
 
 def sgd_loses_ground(rows: Columns) -> Claim:
+    """SGD's measure over exact Muon's, at the largest K, falls as alpha rises."""
     ratios = _against_sgd(rows)
     return Claim(
         "The heavier the tail, the more SGD loses against exact Muon.",
@@ -85,6 +87,7 @@ def sgd_loses_ground(rows: Columns) -> Claim:
 
 
 def sgd_behind(rows: Columns) -> Claim:
+    """At the smallest alpha the ratio is above 1, beyond its 95% interval."""
     heaviest, ratio = min(_against_sgd(rows).items())
     return Claim(
         f"At the heaviest tail, α = {heaviest:g}, SGD is behind exact Muon beyond doubt.",

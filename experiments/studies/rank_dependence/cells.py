@@ -52,6 +52,7 @@ class Settings(Table):
 
 
 def cells(settings: Settings, asked: Asked) -> Sequence[Call]:
+    """A cell for each method and rank; all seeds are one stack."""
     return [
         Call(f"{method}-r{rank}", partial(measured, settings, method, rank), rank)
         for method in METHODS

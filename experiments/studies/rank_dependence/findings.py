@@ -22,6 +22,7 @@ STANDS_ON = (
 
 
 def claims(rows: Columns) -> Sequence[Claim]:
+    """SGD-M grows with r, Muon does not."""
     flat = [about_flat(rows, name) for name in NAMES if name != "sgd-m"]
     return [grows(rows), *flat, steepest(rows)]
 
@@ -49,6 +50,7 @@ def grows(rows: Columns) -> Claim:
 
 
 def about_flat(rows: Columns, method: str) -> Claim:
+    """At every length, the slope is at most 0.1 in size."""
     every = slopes(rows, method)
     return Claim(
         f"{NAMES[method]}: about flat in the rank, with a slope within ±{FLAT} at every K.",
@@ -62,6 +64,7 @@ def _by_length(every: dict[float, Slope]) -> str:
 
 
 def steepest(rows: Columns) -> Claim:
+    """Every Muon grows less with r than SGD-M."""
     last = {name: norms(rows, name, rows["steps"].max()).slope for name in NAMES}
     return Claim(
         "Every Muon grows less with the rank than SGD-M, at the largest K.",
@@ -71,5 +74,6 @@ def steepest(rows: Columns) -> Claim:
 
 
 def numbers(rows: Columns) -> Rows:
+    """Slopes by method and length."""
     head = ("method", *(f"slope over K = {length:.0f}" for length in np.unique(rows["steps"])))
     return [head, *((NAMES[name], *map(str, slopes(rows, name).values())) for name in NAMES)]

@@ -27,6 +27,7 @@ COMPARED = (
 
 
 def work(content: dict[str, Any], asked: Asked) -> "Stability":
+    """The suite as stacks of runs that share samples and schedule."""
     suite = validate(grid.Suite, content)
     named = {"data": {"name": asked.data}}
     read = merged(merged(suite.base, asked.changes), named)
@@ -47,6 +48,7 @@ class Stability(Work):
 
     @property
     def decisive(self) -> list[Any]:
+        """Suite, scale, and what every stack is computed from."""
         settings = [
             [one.name, one.pairs, one.trials, one.config.model_dump(by_alias=True)]
             for one in self.cells
@@ -59,6 +61,7 @@ class Stability(Work):
         return self.lines.get(PUBLISHED_FOR.get(self.asked.data, ""))
 
     def tables(self, records: list[Record]) -> Mapping[str, Rows]:
+        """runs.csv, neighbours.csv and summary.csv."""
         head = {"suite": self.asked.stem, "data": self.asked.data}
         lines = [head | {"source": "measured"} | _aggregate(records)]
         if self.published:
@@ -70,6 +73,7 @@ class Stability(Work):
         }
 
     def summary(self, records: list[Record]) -> Record:
+        """What was done, how fast, and what it stands on."""
         data, scale = self.asked.data, self.asked.scale
         config, source = setup.resolve(self.cells[0].config), PUBLISHED_FOR.get(data, "")
         seconds = sum(record["seconds"] for record in records)

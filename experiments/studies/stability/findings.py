@@ -17,6 +17,7 @@ TABLE_2 = ("gap_within_bound", "mean_gap", "mean_bound", "mean_perturbation")
 
 
 def findings(folder: Path, about: Mapping[str, Any]) -> Findings:
+    """The findings of such a folder, whose suite.json is `about`."""
     columns.require(about, KEYS, folder / "suite.json")
     runs = columns.read_csv(folder / "runs.csv", columns.RUNS)
     neighbours = columns.read_csv(folder / "neighbours.csv", columns.NEIGHBOURS)

@@ -35,6 +35,7 @@ class Stack:
 
     @property
     def name(self) -> str:
+        """What tells it from the other stacks of its suite."""
         data, federation = self.config.data, self.config.federation
         lr, lam = self.pairs[0]
         return (

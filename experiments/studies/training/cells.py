@@ -41,11 +41,13 @@ class Trained:
 
     @property
     def name(self) -> str:
+        """The run directory's name."""
         at = "" if self.x is None else f"-{self.x:g}"
         return f"{slug(self.variant)}{at}-seed{self.config.federation.seed}"
 
     @property
     def size(self) -> int:
+        """Rounds."""
         return self.config.federation.rounds
 
     def compute(self) -> Record:
@@ -87,6 +89,7 @@ def _measured(record: Record) -> Record:
 
 
 def work(content: dict[str, Any], asked: Asked) -> "Training":
+    """The suite as runs."""
     suite = suite_of(content)
     cells = _cells(suite, asked)
     if len({one.name for one in cells}) < len(cells):
@@ -156,10 +159,12 @@ class Training(Work):
 
     @property
     def decisive(self) -> list[Any]:
+        """Kind, suite, scale, and every run's config."""
         settings = [[one.name, one.config.model_dump(by_alias=True)] for one in self.cells]
         return [self.kind, self.asked.stem, self.asked.scale, settings]
 
     def require_sound(self, cells: Sequence[Cell]) -> None:
+        """Their run directories, where they were kept."""
         for one in cells:
             if isinstance(one, Trained) and one.folder and one.folder.exists():
                 RunDirectory(one.folder).require_sound()
@@ -171,6 +176,7 @@ class Training(Work):
         return held.get(self.asked.data) or held.get(PUBLISHED_FOR.get(self.asked.data, ""), {})
 
     def tables(self, records: list[Record]) -> Mapping[str, Rows]:
+        """curves.csv, runs.csv and summary.csv."""
         records = list(_everywhere(records, self.suite.sweep))
         names = _measures([*records, {"rows": list(self.published.values())}])
         unknown = dict.fromkeys(("round", "train_seconds", *names), math.nan)

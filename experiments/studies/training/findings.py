@@ -26,6 +26,7 @@ MEASURES = ("train_loss", "test_loss", "accuracy")
 
 
 def findings(folder: Path, about: Mapping[str, Any]) -> Findings:
+    """The findings of such a folder, whose suite.json is `about`."""
     require(about, KEYS, folder / "suite.json")
     curves = read_table(folder / "curves.csv", (*HEAD, *MEASURES), ("variant",))
     runs = read_table(folder / "runs.csv", (*HEAD, *MEASURES), ("variant", "note"))
