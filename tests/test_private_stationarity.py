@@ -135,7 +135,7 @@ def test_the_command_gives_the_numbers() -> None:
 
 
 def test_what_the_bound_refuses() -> None:
-    with pytest.raises(InputError, match="clip > 0"):
+    with pytest.raises(InputError, match="above 0"):
         Release(0.0, 1.0, 10, (2, 2))
     with pytest.raises(InputError, match="a degree more"):
         dp_muon(Schedule(0.1, 0.5, 10, "given"), Release(1, 1, 10, (2, 2)), 1, 1, 1.0)

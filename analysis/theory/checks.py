@@ -24,8 +24,8 @@ def at_least(name: str, value: float, floor: float = 0.0) -> float:
 
 def positive(name: str, value: float) -> float:
     """A finite number above 0."""
-    if not at_least(name, value) > 0:
-        raise InputError(f"{name} is {value}: choose {name} > 0.")
+    if not (math.isfinite(value) and value > 0):
+        raise InputError(f"{name} is {value}: give a finite number above 0.")
     return float(value)
 
 

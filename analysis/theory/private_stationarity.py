@@ -55,9 +55,9 @@ class Release:
 
     def __post_init__(self) -> None:
         at_least("noise", self.noise)
-        at_least("excess", self.excess)
         positive("clip", self.clip)
         positive("lot", self.lot)
+        at_least("excess", self.excess)  # after the clip, from which it may be computed
         whole("rows", self.shape[0])
         whole("columns", self.shape[1])
 
