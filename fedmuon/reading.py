@@ -63,6 +63,7 @@ HEAVY = (
     ),
 )
 TAILED = _one_of("local.schedule", ["heavy-tailed"], "the heavy-tailed schedule reads")
+RAY = _one_of("engine.name", ["ray"], "the engine ray reads")
 REMOTE = _one_of("engine.name", ["ray", "deployment"], "engines with client processes read")
 DISK = PRIVATELY, _recipes("recipes disk-... read", lambda name: name.startswith("disk-"))
 SCHULZ = _map("newton-schulz")
@@ -74,9 +75,9 @@ def _data(*names: str) -> tuple[Need, ...]:
     return (_one_of("data.name", names, f"{', '.join(names)} read{'s' * (len(names) == 1)}"),)
 
 
-_READERS: dict[str, dict[str, tuple[Need, ...]]] = {  # of each table's keys
+NEEDS: dict[str, dict[str, tuple[Need, ...]]] = {
     "data": {
-        "name train test minimum normalize options": ALWAYS,
+        **dict.fromkeys(("name", "train", "test", "minimum", "normalize", "options"), ALWAYS),
         "alpha": (
             _one_of(
                 "federation.partition", ["dirichlet", "quantity"],
@@ -86,31 +87,35 @@ _READERS: dict[str, dict[str, tuple[Need, ...]]] = {  # of each table's keys
         "folder": _data(*FILES),
         "context": _data(*TEXTS),
         "tokenizer": _data(*TABLES),
-        "dimension classes": _data("synthetic"),
+        **dict.fromkeys(("dimension", "classes"), _data("synthetic")),
     },
-    "federation": {
-        "clients per-round rounds risk-weights aggregate partition seed options": ALWAYS,
-    },
+    "federation": dict.fromkeys(
+        ("clients", "per-round", "rounds", "risk-weights", "aggregate", "partition", "seed",
+         "options"),
+        ALWAYS,
+    ),
     "task": {
-        "name options": ALWAYS,
+        **dict.fromkeys(("name", "options"), ALWAYS),
         "model": (NETWORK,),
-        "width depth heads weights": DECODER,
+        **dict.fromkeys(("width", "depth", "heads", "weights"), DECODER),
     },
     "local": {
-        "recipe steps batch lr weight-decay schedule options": ALWAYS,
+        **dict.fromkeys(
+            ("recipe", "steps", "batch", "lr", "weight-decay", "schedule", "options"), ALWAYS
+        ),
         "momentum": HEAVY,
         "momentum-form": HEAVY[:1],
         "tail-index": (TAILED,),
         "alignment": (_recipes("fedmuon-aligned reads", "fedmuon-aligned".__eq__),),
         "server-momentum": (_recipes("fedavgm reads", "fedavgm".__eq__),),
-        "route aux aux-lr": (NETWORK, MUON),
+        **dict.fromkeys(("route", "aux", "aux-lr"), (NETWORK, MUON)),
         "adjust": (MUON,),  # and refused where there is but one matrix
     },
     "orthogonalizer": {
         "name": (MUON,),
         "options": ALWAYS,
         "lambda": _map("smoothed-polar"),
-        "steps coefficients": _map("newton-schulz", "randomized-polar"),
+        **dict.fromkeys(("steps", "coefficients"), _map("newton-schulz", "randomized-polar")),
         "normalization": SCHULZ,
         "eps": (
             *SCHULZ,
@@ -118,10 +123,14 @@ _READERS: dict[str, dict[str, tuple[Need, ...]]] = {  # of each table's keys
         ),
         "sigma": _map("gaussian-smoothed-sign"),
         "clip-level": _map("clipped-sign"),
-        "rank oversample power sketch": _map("randomized-polar"),
+        **dict.fromkeys(("rank", "oversample", "power", "sketch"), _map("randomized-polar")),
     },
     "privacy": {
-        "clipping bound noise lot epsilon delta level insecure-reproducible-noise": (PRIVATELY,),
+        **dict.fromkeys(
+            ("clipping", "bound", "noise", "lot", "epsilon", "delta", "level",
+             "insecure-reproducible-noise"),
+            (PRIVATELY,),
+        ),
         "kappa": DISK,
         "lookahead": (
             *DISK,
@@ -133,15 +142,13 @@ _READERS: dict[str, dict[str, tuple[Need, ...]]] = {  # of each table's keys
         ),
     },
     "engine": {
-        "name dtype device": ALWAYS,
+        **dict.fromkeys(("name", "dtype", "device"), ALWAYS),
         "kernel": (_one_of("task.name", ["matrix"], "the matrix task reads"),),
-        "cpus-per-client gpus-per-client ray-address": (
-            _one_of("engine.name", ["ray"], "the engine ray reads"),
-        ),
+        **dict.fromkeys(("cpus-per-client", "gpus-per-client", "ray-address"), (RAY,)),
     },
-    "faults": {"policy retries deadline patience": (REMOTE,)},
+    "faults": dict.fromkeys(("policy", "retries", "deadline", "patience"), (REMOTE,)),
     "stability": {
-        "neighbours delta lipschitz c-hp": ALWAYS,
+        **dict.fromkeys(("neighbours", "delta", "lipschitz", "c-hp"), ALWAYS),
         "trials": (
             _one_of("stability.neighbours", ["own", "any", "worst"], "neighbours drawn or ranked"
                     " read"),
@@ -149,7 +156,7 @@ _READERS: dict[str, dict[str, tuple[Need, ...]]] = {  # of each table's keys
         "alpha-smoothing": _map("gaussian-smoothed-sign"),
     },
     "output": {
-        "evaluate-every callback options": ALWAYS,
+        **dict.fromkeys(("evaluate-every", "callback", "options"), ALWAYS),
         "checkpoint-every": (
             _recipes(
                 "a run without privacy reads",
@@ -159,10 +166,6 @@ _READERS: dict[str, dict[str, tuple[Need, ...]]] = {  # of each table's keys
         ),
     },
 }  # fmt: skip
-NEEDS = {
-    table: {key: needs for keys, needs in readers.items() for key in keys.split()}
-    for table, readers in _READERS.items()
-}
 
 
 def reads(config: Config, name: str) -> bool:

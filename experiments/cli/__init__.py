@@ -26,8 +26,18 @@ app = typer.Typer(
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 for command in (
-    *(run, stability, suite, report, compare, bound),
-    *(stationarity, flops, make_text, deploy_demo, new, doctor),
+    run,
+    stability,
+    suite,
+    report,
+    compare,
+    bound,
+    stationarity,
+    flops,
+    make_text,
+    deploy_demo,
+    new,
+    doctor,
 ):
     app.command()(command)
 app.add_typer(privacy, name="privacy")

@@ -95,8 +95,17 @@ def _certificate(
     """A certificate for `key`; without an authority it signs itself and may sign others."""
     subject = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, name)])
     now, signs = datetime.datetime.now(datetime.UTC), authority is None
-    # A signature of messages, four uses of none, signatures of certificates and of their lists.
-    uses = x509.KeyUsage(not signs, *[False] * 4, signs, signs, False, False)
+    uses = x509.KeyUsage(
+        digital_signature=not signs,
+        content_commitment=False,
+        key_encipherment=False,
+        data_encipherment=False,
+        key_agreement=False,
+        key_cert_sign=signs,
+        crl_sign=signs,
+        encipher_only=False,
+        decipher_only=False,
+    )
     signed_by = x509.AuthorityKeyIdentifier.from_issuer_public_key(signer.public_key())
     builder = (
         x509.CertificateBuilder()

@@ -24,8 +24,13 @@ from fedmuon.storage import LOGS, Record, RunDirectory
 PATIENCE = 10.0  # seconds for what a killed driver has left behind to end
 logger = logging.getLogger(__name__)
 DEMO = (  # one process a message and two cores: small, or nobody waits for it
-    *("data.name=synthetic", "data.train=300", "data.test=300", "local.lr=0.1"),
-    *("federation.clients=3", "federation.per-round=2", "federation.rounds=3"),
+    "data.name=synthetic",
+    "data.train=300",
+    "data.test=300",
+    "local.lr=0.1",
+    "federation.clients=3",
+    "federation.per-round=2",
+    "federation.rounds=3",
     "engine.dtype=float64",
 )
 

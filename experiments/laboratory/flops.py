@@ -31,8 +31,13 @@ from fedmuon.optim.flops import Cost, Part, Rule, Sketch, costs, parts, total
 from fedmuon.tasks.models import MODELS, network
 
 OPTIMIZERS = (
-    *("AdamW", "SGD (Nesterov)", "Muon (Polyak)", "Rand Muon (Polyak)", "Muon (Nesterov)"),
-    *("Rand Muon (Nesterov Gaussian)", "Rand Muon (Nesterov Kaczmarz)"),
+    "AdamW",
+    "SGD (Nesterov)",
+    "Muon (Polyak)",
+    "Rand Muon (Polyak)",
+    "Muon (Nesterov)",
+    "Rand Muon (Nesterov Gaussian)",
+    "Rand Muon (Nesterov Kaczmarz)",
 )
 TABLE_2 = {  # of 002: GFLOP of a step of these optimizers
     "nanogpt": (7.2621, 3.1123, 2135.5947, 250.8060, 2135.7551, 250.9665, 217.4581),

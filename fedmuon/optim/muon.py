@@ -84,11 +84,27 @@ class Muon(PortableOptimizer):
         sketch: str = "gaussian",
         seed: int = 0,
     ) -> None:
-        # A group's options are the arguments; `draws` counts steps, hence sketches drawn.
-        options = {**locals(), "draws": 0, "blocks": 1}
-        for name in ("self", "params", "__class__"):
-            del options[name]
-        super().__init__(params, options)
+        defaults = {
+            "lr": lr,
+            "weight_decay": weight_decay,
+            "momentum": momentum,
+            "nesterov": nesterov,
+            "ns_coefficients": ns_coefficients,
+            "eps": eps,
+            "ns_steps": ns_steps,
+            "adjust_lr_fn": adjust_lr_fn,
+            "ns_dtype": ns_dtype,
+            "orthogonalizer": orthogonalizer,
+            "momentum_form": momentum_form,
+            "rank": rank,
+            "oversample": oversample,
+            "power": power,
+            "sketch": sketch,
+            "seed": seed,
+            "draws": 0,  # steps taken, hence sketches drawn
+            "blocks": 1,
+        }
+        super().__init__(params, defaults)
 
     def _accept(self, group: dict[str, Any]) -> None:
         _check(group)
