@@ -135,10 +135,13 @@ def _bound(found: Statistics, threshold: float, up: bool, delta: float, failure:
 
     A is what lies above the threshold and P is with the canary, or both are turned around.
     """
-    hits, false = found if up else found[::-1]
-    count, of = (lambda part: int(((part > threshold) == up).sum())), len(found.present)
-    least = at_least(count(hits), of, failure) - delta
-    return math.log(least / at_most(count(false), of, failure)) if least > 0 else -math.inf
+    if up:
+        hits, false = (int((part > threshold).sum()) for part in found)
+    else:
+        false, hits = (int((part <= threshold).sum()) for part in found)
+    of = len(found.present)
+    least = at_least(hits, of, failure) - delta
+    return math.log(least / at_most(false, of, failure)) if least > 0 else -math.inf
 
 
 def tilted(

@@ -35,33 +35,43 @@ def corrected(
         names = ("steps", "filter", "cross", "momentum")
         return {name: first.new_zeros(len(first)) for name in names}
 
-    def apply(direction: Params, context: Context) -> Params:
-        return orthogonal.update(direction, {}, context)[0]
-
-    def probed(unit: Params, width: Tensor, context: Context, number: int) -> Params:
-        """[Q(M^ + rho U) + Q(M^ - rho U)] / 2 of every matrix."""
-        shift = {
-            name: per_replica(width, value) * probe(value, context, block, number)
-            for block, (name, value) in enumerate(unit.items())
-        }
-        above = apply({name: value + shift[name] for name, value in unit.items()}, context)
-        below = apply({name: value - shift[name] for name, value in unit.items()}, context)
-        return {name: (above[name] + below[name]) / 2 for name in unit}
-
     def update(direction: Params, state: State, context: Context) -> tuple[Params, State]:
         state = spread(state, memory, gain)
         total = (1 - memory ** state["steps"]) / (1 - memory)
         scale = total * (1 - memory) if average else total
         unit = {name: value / per_replica(scale, value) for name, value in direction.items()}
         width = noise * state["momentum"].sqrt() / total
-        smooth = [probed(unit, width, context, j) for j in range(probes)]
-        unbiased = {
-            name: 2 * value - sum(one[name] for one in smooth) / probes
-            for name, value in apply(unit, context).items()
-        }
-        return unbiased, state
+        return _unbiased(orthogonal, unit, width, context, probes), state
 
     return Link("orthogonalize", init, update, lasting=True)
+
+
+def _unbiased(
+    orthogonal: Link, unit: Params, width: Tensor, context: Context, probes: int
+) -> Params:
+    """O of every matrix M^ [S, m, n], for rho [S]."""
+    smooth = [_probed(orthogonal, unit, width, context, number) for number in range(probes)]
+    return {
+        name: 2 * value - sum(one[name] for one in smooth) / probes
+        for name, value in _mapped(orthogonal, unit, context).items()
+    }
+
+
+def _probed(orthogonal: Link, unit: Params, width: Tensor, context: Context, number: int) -> Params:
+    """[Q(M^ + rho U) + Q(M^ - rho U)] / 2 of every matrix."""
+    shift = {
+        name: per_replica(width, value) * probe(value, context, block, number)
+        for block, (name, value) in enumerate(unit.items())
+    }
+    raised = {name: value + shift[name] for name, value in unit.items()}
+    lowered = {name: value - shift[name] for name, value in unit.items()}
+    above, below = _mapped(orthogonal, raised, context), _mapped(orthogonal, lowered, context)
+    return {name: (above[name] + below[name]) / 2 for name in unit}
+
+
+def _mapped(orthogonal: Link, matrices: Params, context: Context) -> Params:
+    """Q of every matrix; the map has no state."""
+    return orthogonal.update(matrices, {}, context)[0]
 
 
 def spread(state: State, memory: float, gain: float) -> State:

@@ -12,17 +12,36 @@ from fedmuon.analysis import Realized
 from fedmuon.config import Config
 from fedmuon.data.federated import FederatedData
 from fedmuon.data.neighbours import Law, draw, stack
+from fedmuon.data.source import Source
 from fedmuon.errors import InputError
 from fedmuon.experiments.laboratory import bound
 from fedmuon.experiments.laboratory.bound import Verdict
 from fedmuon.experiments.laboratory.measure import Loss, measured_losses
 from fedmuon.federated import setup
 from fedmuon.federated.coupled import coupled, distances
-from fedmuon.federated.plan import Plan
+from fedmuon.federated.simulate import Experiment
 from fedmuon.storage import Record
 from fedmuon.tables import Scalar
+from fedmuon.tasks.base import Params
 
 Pair = tuple[float, float]  # eta and lambda
+Verdicts = tuple[Verdict, Verdict]  # with the C_hp that was asked for, and with C_hp = 1
+
+
+@dataclass(frozen=True)
+class Made:
+    """What all runs of a stack share; `drawn` [T, 3] are the neighbours of each."""
+
+    config: Config
+    source: Source
+    data: FederatedData
+    drawn: np.ndarray
+    experiment: Experiment
+
+    @property
+    def client(self) -> np.ndarray:
+        """Whose sample each neighbour replaces [T]."""
+        return self.drawn[:, 0]
 
 
 @dataclass(frozen=True)
@@ -51,6 +70,21 @@ class Stack:
     def compute(self) -> Record:
         """Lines of runs.csv and neighbours.csv, and the work: flop in products, and seconds."""
         start = time.perf_counter()
+        made = self._made()
+        models = self._trained(made)
+        moved = self._moved(made, models)
+        losses = self._losses(made, models)
+        shape = models["weight"].shape[-2:]
+        judged = [self._judge(pair, made, shape) for pair in self.pairs]
+        return {
+            "runs": self._runs(made, judged, losses, moved),
+            "neighbours": self._neighbours(made, judged, moved),
+            **_standing(judged),
+            "flop": self._flop(made, shape),
+            "seconds": time.perf_counter() - start,
+        }
+
+    def _made(self) -> Made:
         config = setup.resolve(self.config)
         if config.task.name != "matrix":
             raise InputError(
@@ -59,39 +93,57 @@ class Stack:
         source = setup.source(config)
         data = setup.federated_data(config, source)
         drawn = draw(data, source, self.trials, config.federation.seed, _law(config))
-        # eta and lambda [2, S]: each pair for its run and all its neighbours
-        pairs = torch.tensor(self.pairs, dtype=torch.float64).repeat_interleave(1 + self.trials, 0)
-        experiment = setup.experiment(config, data, source.classes, None, *pairs.T.contiguous())
-        neighbours = stack(source, drawn, config.data.normalize).repeated(len(self.pairs))
-        params = coupled(experiment, neighbours, config.federation.seed)
-        runs = {name: value[:: 1 + self.trials] for name, value in params.items()}
-        losses = measured_losses(config, data, source.classes, experiment, runs)
-        moved, (d, c) = distances(params, len(self.pairs)), params["weight"].shape[-2:]
-        schedule = experiment.plan.schedule()
+        experiment = setup.experiment(config, data, source.classes, None, *self._per_replica())
+        return Made(config, source, data, drawn, experiment)
+
+    def _per_replica(self) -> torch.Tensor:
+        """eta and lambda [2, S]: each pair for its run and all its neighbours."""
+        pairs = torch.tensor(self.pairs, dtype=torch.float64)
+        return pairs.repeat_interleave(1 + self.trials, 0).T.contiguous()
+
+    def _trained(self, made: Made) -> Params:
+        """The last models [S, ...], every run before its neighbours."""
+        config = made.config
+        neighbours = stack(made.source, made.drawn, config.data.normalize)
+        return coupled(
+            made.experiment, neighbours.repeated(len(self.pairs)), config.federation.seed
+        )
+
+    def _losses(self, made: Made, models: Params) -> list[Loss]:
+        """Those of the runs, not of the neighbours."""
+        runs = {name: value[:: 1 + self.trials] for name, value in models.items()}
+        return measured_losses(made.config, made.data, made.source.classes, made.experiment, runs)
+
+    def _moved(self, made: Made, models: Params) -> np.ndarray:
+        """How far each neighbour ends from its run [pairs, T], in the Frobenius norm."""
+        moved = distances(models, len(self.pairs))
         # No step reads a sample of a client that never takes part: what is left there is rounding.
-        moved[:, ~np.isin(drawn[:, 0], schedule)] = 0.0
-        judged = [self._judge(pair, data, experiment.plan, (d, c)) for pair in self.pairs]
-        lines = list(zip(map(self._setting, self.pairs), judged, moved, strict=True))
-        bounds = [verdict.bound for verdict, _ in judged]
-        return {
-            "runs": [
-                head | _run(verdicts, loss, far, drawn[:, 0])
-                for (head, verdicts, far), loss in zip(lines, losses, strict=True)
-            ],
-            "neighbours": [
-                head | row
-                for head, (verdict, _), far in lines
-                for row in _neighbours(data, drawn, source.labels, verdict, far)
-            ],
-            "status": [bound.status if bound else "refused" for bound in bounds],
-            "assumes": list(bounds[0].assumptions if bounds[0] else ()),
-            "flop": 4.0
-            * d
-            * c
-            * float(data.sizes[schedule].sum() * config.local.steps)
-            * self.size,
-            "seconds": time.perf_counter() - start,
-        }
+        moved[:, ~np.isin(made.client, made.experiment.plan.schedule())] = 0.0
+        return moved
+
+    def _runs(
+        self, made: Made, judged: list[Verdicts], losses: list[Loss], moved: np.ndarray
+    ) -> list[Record]:
+        """The lines of runs.csv."""
+        every = zip(self.pairs, judged, losses, moved, strict=True)
+        return [
+            self._setting(pair) | _run(verdicts, loss, far, made.client)
+            for pair, verdicts, loss, far in every
+        ]
+
+    def _neighbours(self, made: Made, judged: list[Verdicts], moved: np.ndarray) -> list[Record]:
+        """The lines of neighbours.csv."""
+        return [
+            self._setting(pair) | line
+            for pair, (verdict, _), far in zip(self.pairs, judged, moved, strict=True)
+            for line in _neighbours(made, verdict, far)
+        ]
+
+    def _flop(self, made: Made, shape: tuple[int, ...]) -> float:
+        """In products of a sample with the weights [d, c], forwards and backwards."""
+        d, c = shape
+        seen = made.data.sizes[made.experiment.plan.schedule()].sum() * made.config.local.steps
+        return 4.0 * d * c * float(seen) * self.size
 
     def at(self, pair: Pair, **stability: Scalar) -> Config:
         """The config of one of its runs."""
@@ -104,12 +156,11 @@ class Stack:
             }
         )
 
-    def _judge(
-        self, pair: Pair, data: FederatedData, plan: Plan, shape: tuple[int, int]
-    ) -> tuple[Verdict, Verdict]:
+    def _judge(self, pair: Pair, made: Made, shape: tuple[int, ...]) -> Verdicts:
         """What the theory promises of one run, and what it would with C_hp = 1."""
+        plan, (d, c) = made.experiment.plan, shape
         part = Realized(plan.schedule(), plan.rows if plan.batch else None)
-        case = bound.Case(self.at(pair), data.sizes, part, shape)
+        case = bound.Case(self.at(pair), made.data.sizes, part, (d, c))
         one = dataclasses.replace(case, config=self.at(pair, c_hp=1.0))
         return bound.judge(case), bound.judge(one)
 
@@ -132,9 +183,17 @@ def _law(config: Config) -> Law:
     raise InputError("a suite draws neighbours at random: set stability.neighbours to own or any")
 
 
-def _run(
-    verdicts: tuple[Verdict, Verdict], loss: Loss, moved: np.ndarray, client: np.ndarray
-) -> Record:
+def _standing(judged: list[Verdicts]) -> Record:
+    """What becomes of each run's bound, and what the bounds assume."""
+    bounds = [verdict.bound for verdict, _ in judged]
+    return {
+        "status": [bound.status if bound else "refused" for bound in bounds],
+        "assumes": list(bounds[0].assumptions if bounds[0] else ()),
+    }
+
+
+def _run(verdicts: Verdicts, loss: Loss, moved: np.ndarray, client: np.ndarray) -> Record:
+    """What a run's line of runs.csv holds beside its setting."""
     value, one = (each.bound.value if each.bound else math.nan for each in verdicts)
     promised = _known(verdicts[0].certificates, client)
     sampled = promised != 0
@@ -157,10 +216,9 @@ def _known(values: np.ndarray | None, client: np.ndarray) -> np.ndarray:
     return np.full(len(client), np.nan) if values is None else values[client]
 
 
-def _neighbours(
-    data: FederatedData, drawn: np.ndarray, labels: np.ndarray, verdict: Verdict, moved: np.ndarray
-) -> list[Record]:
-    client = drawn[:, 0]
+def _neighbours(made: Made, verdict: Verdict, moved: np.ndarray) -> list[Record]:
+    """What its neighbours' lines hold beside the setting; nan where the theory refuses."""
+    data, drawn, client, labels = made.data, made.drawn, made.client, made.source.labels
     index = data.train_index[data.order[data.offsets[client] + drawn[:, 1]]]
     columns = {
         "trial": np.arange(len(drawn)),

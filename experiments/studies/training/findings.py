@@ -116,18 +116,33 @@ def _accounts(clients: Columns | None, about: Mapping[str, Any]) -> list[Picture
 
 def _pictures(curves: Columns, runs: Columns, about: Mapping[str, Any]) -> list[Picture]:
     """Terminal values along the sweep, and curves by round and by seconds."""
-    variants, sweep, at, where, found = about["variants"], about["sweep"], _drawn_at(about), "", []
-    if sweep:
-        where, ends = f" at {sweep['label']} = {at:g}", ("test_loss", "accuracy")
-        found.append(
-            Picture.known("terminal", figure.terminal, runs, variants, ends, sweep["label"])
-        )
-    for by, name in (("round", "curves"), ("train_seconds", "curves-seconds")):
-        found.append(Picture.known(name, figure.curves, curves, variants, by, at, where=where))
-    if sweep and (name := sweep.get("follow")):
-        given = *followed(curves, sweep), "round", np.nan
-        found.append(Picture.known("followed", figure.curves, *given, where=name))
-    return found
+    sweep = about["sweep"]
+    ends = [_terminal(runs, about)] if sweep else []
+    along = [_followed(curves, sweep)] if sweep and sweep.get("follow") else []
+    return [*ends, *_by_round_and_seconds(curves, about), *along]
+
+
+def _terminal(runs: Columns, about: Mapping[str, Any]) -> Picture:
+    """Where the variants end, along the sweep."""
+    measures, label = ("test_loss", "accuracy"), about["sweep"]["label"]
+    return Picture.known("terminal", figure.terminal, runs, about["variants"], measures, label)
+
+
+def _by_round_and_seconds(curves: Columns, about: Mapping[str, Any]) -> list[Picture]:
+    """The curves at one value of the sweep, if there is one."""
+    variants, sweep, at = about["variants"], about["sweep"], _drawn_at(about)
+    where = f" at {sweep['label']} = {at:g}" if sweep else ""
+    return [
+        Picture.known(name, figure.curves, curves, variants, by, at, where=where)
+        for by, name in (("round", "curves"), ("train_seconds", "curves-seconds"))
+    ]
+
+
+def _followed(curves: Columns, sweep: Mapping[str, Any]) -> Picture:
+    """The curves of the variant that the suite follows, at each value of the sweep."""
+    lines, names = followed(curves, sweep)
+    where = sweep["follow"]
+    return Picture.known("followed", figure.curves, lines, names, "round", np.nan, where=where)
 
 
 def _drawn_at(about: Mapping[str, Any]) -> float:
