@@ -212,10 +212,10 @@ def saved_as(figure: Figure, file: Path) -> None:
     write_bytes(file, _bytes(figure, kind))
 
 
-def _bytes(figure: Figure, kind: str, dpi: int = DPI) -> bytes:
+def _bytes(figure: Figure, kind: str) -> bytes:
     buffer, metadata = io.BytesIO(), {VARIES[kind]: None}
     with matplotlib.rc_context(_settings()), _quiet():
-        figure.savefig(buffer, format=kind, metadata=metadata, dpi=dpi, facecolor="white")
+        figure.savefig(buffer, format=kind, metadata=metadata, dpi=DPI, facecolor="white")
     return buffer.getvalue()
 
 

@@ -9,7 +9,6 @@ from torch import Tensor
 from fedmuon.tasks.base import Params
 from fedmuon.transforms.base import Context, Link, Number, State, per_replica, stateless, zeros
 
-FORMS = ("ema", "ema-nesterov", "polyak", "nesterov")
 # torch.optim.AdamW's defaults
 MEMORY, SQUARE_MEMORY, FLOOR, DECAY = 0.9, 0.999, 1e-8, 0.01
 

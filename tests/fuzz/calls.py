@@ -197,7 +197,7 @@ def bar() -> None:
         setattr(module, name, _would_start)
     socket.socket.connect = socket.getaddrinfo = _offline  # type: ignore[assignment]
     gemm._best = lambda work, device, repeats: 1.0
-    style._bytes = partial(_sketch, style._bytes)
+    style._bytes, style.DPI = partial(_sketch, style._bytes), 20
     logging.getLogger("flwr").setLevel(logging.CRITICAL)
 
 
@@ -212,5 +212,5 @@ def _offline(*ignored: object, **named: object) -> None:
 def _sketch(draw: Callable[..., bytes], figure: Any, *ignored: object) -> bytes:
     """Drawn once, coarsely: what cannot be drawn at all shows all the same."""
     if not hasattr(figure, "sketched"):
-        figure.sketched = draw(figure, "png", 20)
+        figure.sketched = draw(figure, "png")
     return figure.sketched
