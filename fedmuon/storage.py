@@ -6,6 +6,7 @@ atomically replaced file, with a digest in it; the one before it is kept, should
 `SHA256SUMS`.
 """
 
+import contextlib
 import hashlib
 import io
 import json
@@ -118,11 +119,12 @@ class RunDirectory:
             write_bytes(self.path / name, contents[name])
         self._mark = self._read_mark()
 
-    def require_sound(self, but: Collection[str] = ()) -> None:
-        """Refuse a run of which a file is damaged: what was fixed, and once finished all."""
+    def require_sound(self, but: Collection[str] = (), ended: bool = False) -> None:
+        """Refuse a run of which a file is damaged: what was fixed, and once finished all; of one
+        that has `ended`, the summary cannot be missing where its sum was written."""
         with mendable(self.path, "read"):
             known = {entry.name for entry in self.path.iterdir()} | {*sums_of(self.path)}
-        finished = (self.path / "summary.json").exists()
+        finished = (self.path / "summary.json").exists() or (ended and "summary.json" in known)
         maybe = [name for name in MAYBE if name in known and (finished or name != "ledger.jsonl")]
         names = [*FIXED, *maybe, *(ENDS if finished else ())]
         files.require_sound(self.path, [name for name in names if name not in but])
@@ -174,11 +176,13 @@ class RunDirectory:
     def _checkpoints(self) -> list[tuple[dict[str, Tensor], dict[str, str]]]:
         """The newest sound checkpoint, or none; where all there are are damaged, a refusal."""
         held = [self.path / name for name in CHECKPOINTS if (self.path / name).exists()]
-        for file in held:
-            try:
-                return [_sound(file, self.mark)]
-            except InputError as error:
-                logger.warning("fedmuon: %s, so the checkpoint before it is used", error)
+        for number, file in enumerate(held):
+            with contextlib.suppress(InputError):
+                found = _sound(file, self.mark)
+                if number:
+                    said = "fedmuon: %s is damaged, so the checkpoint before it is used"
+                    logger.warning(said, held[0])
+                return [found]
         if held:
             raise InputError(
                 f"every checkpoint in {self.path} is damaged or of another run: {AFRESH}"

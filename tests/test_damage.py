@@ -108,8 +108,10 @@ def test_the_checkpoint_before_a_damaged_one_is_used_and_said(
     assert finished(tmp_path / "x", whole)
     assert "checkpoint.safetensors is damaged, so the checkpoint before it is used" in caplog.text
     flipped(tmp_path / "y" / previous.name, 200)
+    caplog.clear()
     with pytest.raises(InputError, match=r"every checkpoint in .* is damaged or of"):
         execute(None, tmp_path / "y", resume=True)
+    assert not caplog.text  # there was none before it
 
 
 @pytest.mark.parametrize("names", [CHECKPOINTS, ("rounds.jsonl",)])

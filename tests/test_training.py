@@ -156,8 +156,13 @@ def test_a_damaged_run_of_a_finished_suite_is_refused(done: Path, tmp_path: Path
     work = training(tmp_path, (done.parent / "own.toml").read_text())
     suite.execute(work, tmp_path / "out", resume=True)
     model = tmp_path / "out" / "runs" / work.cells[0].name / "model.safetensors"
-    model.write_bytes(model.read_bytes()[:-1] + b"?")
+    sound = model.read_bytes()
+    model.write_bytes(sound[:-1] + b"?")
     with pytest.raises(InputError, match=r"model\.safetensors is not as"):
+        suite.execute(work, tmp_path / "out", resume=True)
+    model.write_bytes(sound)
+    model.with_name("summary.json").unlink()
+    with pytest.raises(InputError, match=r"summary\.json"):
         suite.execute(work, tmp_path / "out", resume=True)
 
 

@@ -11,7 +11,7 @@ from .jobs import Job
 from .laboratory import OTHER, SAME, Laboratory, Trial, Verdict
 
 TRIALS = 6  # of each signal and job
-NOTHING = "nothing was written"
+NOTHING = "nothing was written", "give the command again"
 COMMAND = re.compile(r"fedmuon ((?:run|stability|suite|deploy-demo) .*?--resume)\b")
 
 
@@ -51,7 +51,7 @@ def interrupted(
     said = ended.err.strip()
     if not said.startswith("fedmuon: ") or len(said.splitlines()) != 1:
         return OTHER, f"not one sentence: {said[-1500:]}"
-    if NOTHING in said:
+    if any(words in said for words in NOTHING):
         return _afresh(trial, job, real)
     if not (found := COMMAND.search(said)):
         return OTHER, f"no command to go on: {said[-1500:]}"

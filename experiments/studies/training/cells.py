@@ -167,7 +167,7 @@ class Training(Work):
         """Their run directories, where they were kept."""
         for one in cells:
             if isinstance(one, Trained) and one.folder and one.folder.exists():
-                RunDirectory(one.folder).require_sound()
+                RunDirectory(one.folder).require_sound(ended=True)
 
     @property
     def published(self) -> dict[str, dict[str, float]]:
