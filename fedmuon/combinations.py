@@ -42,7 +42,7 @@ def impossible(config: Config) -> Iterator[str]:
         )
     yield from _unreadable(config)
     if config.local.recipe in PRIVATE:
-        yield from _unprivate(config)
+        yield from unprivate_run(config)
     try:
         schedule(config.orthogonalizer.coefficients, config.orthogonalizer.steps)
     except ValueError as error:
@@ -68,8 +68,8 @@ def _unreadable(config: Config) -> Iterator[str]:
         )
 
 
-def _unprivate(config: Config) -> Iterator[str]:
-    """What a private recipe cannot be combined with."""
+def unprivate_run(config: Config) -> Iterator[str]:
+    """What a private recipe, ours or one with a mechanism of its own, cannot be combined with."""
     yield from unprivate(config.privacy, config.local)
     if config.engine.name != "inline" and config.faults.retries:
         yield (
@@ -97,7 +97,11 @@ def unprivate(privacy: Any, local: Any) -> Iterator[str]:
         )
     if privacy.noise and math.isinf(privacy.bound):
         yield "[privacy] noise needs a finite bound: set bound, or noise = 0"
-    if local.recipe.endswith("muonbc") and local.momentum_form not in ("ema", "polyak"):
+    if (
+        local.recipe in PRIVATE
+        and local.recipe.endswith("muonbc")
+        and local.momentum_form not in ("ema", "polyak")
+    ):
         yield (
             f"[local] momentum-form = '{local.momentum_form}' has no bias correction: set ema or "
             "polyak"

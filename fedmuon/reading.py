@@ -5,7 +5,7 @@ A value that nothing reads looks as if it held: `epsilon = 8` beside a recipe wi
 The needs of a key begin with those of the keys that they name, so leaving one out changes no other.
 """
 
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass
 from typing import Any, get_args
 
@@ -178,6 +178,22 @@ def unread(config: Config) -> list[str]:
     names = [f"{table}.{key}" for table, keys in NEEDS.items() for key in keys]
     idle = [name for name in names if not reads(config, name)]
     return [name for name in idle if not is_default(config, name, _value(config, name))]
+
+
+def unread_by_own_recipe(config: Config, private: bool) -> Iterator[str]:
+    """Sentences on keys of private recipes of ours that are set beside a recipe of the user's: its
+    mechanism, if it is `private`, has them in itself; delta is the account's."""
+    why, but = "has no mechanism to read it", ()
+    if private:
+        why, but = "carries clipping, noise and lots in its mechanism", ("privacy.delta",)
+    names = [f"privacy.{key}" for key in NEEDS["privacy"]]
+    names += ["output.checkpoint-every"] if private else []  # a private run keeps every round
+    for name in names:
+        if name not in but and not is_default(config, name, value := _value(config, name)):
+            yield (
+                f"{_spelled(name)} = {shown(value)} has no effect: your recipe {why}, so leave "
+                f"{name.partition('.')[2]} out"
+            )
 
 
 def is_default(config: Config, name: str, value: Any) -> bool:

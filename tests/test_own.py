@@ -14,6 +14,10 @@ import fedmuon
 from fedmuon import links
 from fedmuon.data.own import as_source
 from fedmuon.errors import InputError
+from fedmuon.privacy.mechanism import Mechanism
+from fedmuon.tasks.clipping import Clipping
+from fedmuon.transforms.oracle import released
+from fedmuon.transforms.recipes import replace_by_mean
 
 LAMBDA = {"orthogonalizer": {"lambda": 1.0}}
 MUON = {"local": {"recipe": "fedmuon", "route": "all-matrices"}}
@@ -63,6 +67,14 @@ def module(*layers: nn.Module) -> nn.Module:
 def options(table: str, **given: Any) -> dict[str, Any]:
     """A table with those options."""
     return {table: {"options": given}}
+
+
+def mechanical() -> fedmuon.Recipe:
+    """A recipe with a mechanism of its own."""
+    chain = fedmuon.Chain((released(), links.descend(0.1)))
+    return fedmuon.Recipe(
+        chain, replace_by_mean, mechanism=Mechanism(Clipping("block", 1.0), 0.5, 4.0)
+    )
 
 
 REFUSED: dict[str, tuple[dict[str, Any], str]] = {
@@ -137,6 +149,25 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
         {**PLAIN, "recipe": [links.gradient()], "config": {"local": {"lr": 0.1}}},
         "by a parameter `lr`",
     ),
+    "private-key": (
+        {**PLAIN, "recipe": [links.gradient()], "config": {"privacy": {"epsilon": 1.0}}},
+        "epsilon = 1.0 .* no mechanism .* leave epsilon out",
+    ),
+    **{
+        f"mechanism-{table}-{key}": (
+            {**PLAIN, "recipe": mechanical(), "config": {table: {key: value}}}, mend
+        )
+        for table, key, value, mend in (
+            ("privacy", "epsilon", 1.0, "in its mechanism, so leave epsilon out"),
+            ("privacy", "noise", 1.0, "in its mechanism, so leave noise out"),
+            ("privacy", "level", "client", "in its mechanism, so leave level out"),
+            ("privacy", "insecure-reproducible-noise", True, "leave insecure-repr"),
+            ("privacy", "delta", 1e-15, "raise it"),
+            ("output", "checkpoint-every", 3, "leave checkpoint-every out"),
+            ("local", "batch", 4, "set batch = 0"),
+            ("engine", "name", "ray", "set retries = 0"),
+        )
+    },
     # partitions
     "twice": ({**PLAIN, "partition": [[0, 1], [1, 2], [3]]}, "each has one client"),
     "beyond": ({**PLAIN, "partition": [[0, 1], [60], [3]]}, "beyond 0 to 59"),

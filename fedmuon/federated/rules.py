@@ -3,11 +3,13 @@
 from dataclasses import replace
 
 from fedmuon.aggregators import AGGREGATORS, Aggregator, as_aggregator
+from fedmuon.combinations import unprivate_run
 from fedmuon.config import Config
+from fedmuon.errors import InputError
 from fedmuon.federated.routing import counts
 from fedmuon.orthogonalizers import Orthogonalizer, as_orthogonalizer
 from fedmuon.own import own_objects, value
-from fedmuon.reading import reads
+from fedmuon.reading import reads, unread_by_own_recipe
 from fedmuon.registry import takes
 from fedmuon.tasks.base import Task
 from fedmuon.tasks.networks import NetworkTask
@@ -34,7 +36,17 @@ def _own_recipe(config: Config, what: Task) -> Recipe | None:
     facts = {"orthogonalizer": own_map(config), "task": what}
     if isinstance(what, NetworkTask) and "routes" in takes(mine, {"routes": 0}):
         facts["routes"] = counts(what.module, config.local.route)
-    return as_recipe(value(config, "recipe", None, (Recipe, Chain, tuple, list), facts))
+    found = as_recipe(value(config, "recipe", None, (Recipe, Chain, tuple, list), facts))
+    _require_keys_of(config, private=found.mechanism is not None)
+    return found
+
+
+def _require_keys_of(config: Config, private: bool) -> None:
+    """Refuse what is set beside a recipe of the user's that does not read it, or that what it
+    releases cannot be accounted for with."""
+    problems = [*unread_by_own_recipe(config, private), *(unprivate_run(config) if private else ())]
+    if problems:
+        raise InputError(problems[0])
 
 
 def _named_recipe(
