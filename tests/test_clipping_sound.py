@@ -291,11 +291,11 @@ def test_private_steps_stop_at_what_is_public_alone() -> None:
     batch = Batch(torch.tensor([[math.inf, 0.0, 0.0], [1.0, 2.0, 3.0]]), torch.tensor([0, 1]))
     loss, _ = task.clipped([(1.0, start)], [batch], mechanism.clipping)
     assert not loss.isfinite().any()
-    released = mechanism.releases(task, [batch], normal)
-    assert all(v.isfinite().all() for v in released([(1.0, start)]).gradient.values())
+    released = mechanism.releases(task, [batch], normal)([(1.0, start)])
+    assert all(v.isfinite().all() for v in released.gradient.values())
     start["0.bias"][0, 1] = math.nan
     with pytest.raises(NonFinite, match="the model is not finite in a private step"):
-        released([(1.0, start)])
+        mechanism.releases(task, [batch], normal)([(1.0, start)])
     open_ended = Mechanism(Clipping("flat", math.inf), 0.0, 4.0, repeatable=True)
     start["0.bias"][0, 1] = 0.0
     with pytest.raises(NonFinite, match="what is released is not finite"):

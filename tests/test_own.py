@@ -69,12 +69,17 @@ def options(table: str, **given: Any) -> dict[str, Any]:
     return {table: {"options": given}}
 
 
-def mechanical() -> fedmuon.Recipe:
-    """A recipe with a mechanism of its own."""
-    chain = fedmuon.Chain((released(), links.descend(0.1)))
+def mechanical(*more: fedmuon.Link) -> fedmuon.Recipe:
+    """A recipe with a mechanism of its own, and with links before the last."""
+    chain = fedmuon.Chain((released(), *more, links.descend(0.1)))
     return fedmuon.Recipe(
         chain, replace_by_mean, mechanism=Mechanism(Clipping("block", 1.0), 0.5, 4.0)
     )
+
+
+def asking(direction: links.Params, context: fedmuon.Context) -> links.Params:
+    """What a link gets that asks for a release of its own."""
+    return context.released([(1.0, context.params)]).gradient
 
 
 REFUSED: dict[str, tuple[dict[str, Any], str]] = {
@@ -152,6 +157,10 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
     "private-key": (
         {**PLAIN, "recipe": [links.gradient()], "config": {"privacy": {"epsilon": 1.0}}},
         "epsilon = 1.0 .* no mechanism .* leave epsilon out",
+    ),
+    "second-release": (
+        {**PLAIN, "recipe": mechanical(links.stateless("again", asking))},
+        "second release.*: let one link of the chain ask once",
     ),
     **{
         f"mechanism-{table}-{key}": (

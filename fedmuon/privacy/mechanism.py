@@ -126,10 +126,18 @@ class Mechanism:
     def releases(
         self, task: Task, batches: Sequence[Batch], draws: Sequence[Draws]
     ) -> Callable[[Points], Released]:
-        """What links of a private chain may ask of a step's lots, one lot a client."""
+        """What links of a private chain may ask of a step's lots, one lot a client: once, since
+        the account has one release a step."""
         drawn = keyed(draws) if self.repeatable else secret(len(draws))
+        asked: list[bool] = []
 
         def released(points: Points) -> Released:
+            if asked:
+                raise InputError(
+                    "a private step asks for a second release, which no account has counted: let "
+                    "one link of the chain ask once, and hand on what it got"
+                )
+            asked.append(True)
             for _, params in points:
                 _check(params, "the model is")
             _, sums = task.clipped(points, batches, self.clipping)
