@@ -345,6 +345,9 @@ MIXING = {
     "detached": (same, lambda x: x - x.detach().mean(0)),
     "order": (same, lambda x: x.cumsum(0)),
     "neighbour": (same, lambda x: x + x.roll(1, 0)),
+    "number": (same, lambda x: x / len(x)),
+    "many": (same, lambda x: x * (1 + (len(x) > 5))),
+    "real": (lambda x: x + ((x - x.round()) != 0).sum(0), same),
 }
 
 
@@ -386,6 +389,103 @@ def test_others_are_not() -> None:
     assert torch.equal(state, torch.get_rng_state())  # the look makes no draw of torch's own
     with pytest.raises(InputError, match="GroupNorm"):
         sums_of(Tokens(True), x, y, clipping)
+
+
+def flipping(outputs: Tensor, targets: Tensor) -> Tensor:
+    """Cross-entropy whose sign one sample turns for all."""
+    each = functional.cross_entropy(outputs, targets, reduction="none")
+    return torch.where((targets == 2).any(), each, -each)
+
+
+def branching(outputs: Tensor, targets: Tensor) -> Tensor:
+    """The same by an `if`, which vmap cannot follow."""
+    each = functional.cross_entropy(outputs, targets, reduction="none")
+    return each if (targets == 2).any() else -each
+
+
+def contrastive(outputs: Tensor, targets: Tensor) -> Tensor:
+    """Of each sample against all others."""
+    return (outputs @ outputs.mT).logsumexp(1) - outputs.square().sum(1)
+
+
+def summed(loss: Callable, x: Tensor, y: Tensor, clipping: Clipping) -> Params:
+    torch.manual_seed(0)
+    net = nn.Sequential(nn.Linear(4, 8), nn.Tanh(), nn.Linear(8, 3))
+    task = NetworkTask(net, (4,), loss=loss)
+    assert task._clipped_sums.ghosts is not None
+    return task.clipped([(1.0, params_of(net))], [Batch(x, y)], clipping)[1]
+
+
+@pytest.mark.parametrize("loss", [flipping, branching, contrastive])
+def test_a_loss_that_mixes_samples_is_given_one_at_a_time(loss: Callable) -> None:
+    """So that an example moves the sum by 2 C at most; given all at once, `flipping` moves it by
+    twenty times that."""
+    clipping, rng = Clipping("flat", 1.0), seeded()
+    x, y = torch.randn(40, 4, generator=rng), torch.randint(0, 2, (40,), generator=rng)
+    other = torch.cat([y[:-1], torch.tensor([2])])
+    there = torch.cat([x[:-1], 30 * x[-1:]])
+    one, two = summed(loss, x, y, clipping), summed(loss, there, other, clipping)
+    assert sum(float((one[k] - two[k]).square().sum()) for k in one) ** 0.5 <= 2 * (1 + SLACK)
+    alone = [summed(loss, x[k : k + 1], y[k : k + 1], clipping) for k in range(40)]
+    for name, value in one.items():
+        torch.testing.assert_close(value, torch.stack([each[name] for each in alone]).sum(0))
+
+
+def test_a_loss_of_all_samples_together_is_refused() -> None:
+    x, y = torch.randn(4, 4), torch.tensor([0, 1, 2, 0])
+    with pytest.raises(InputError, match="without a mean over them"):
+        summed(functional.cross_entropy, x, y, Clipping("flat", 1.0))
+
+
+# --- Layers whose records do not tell all ---------------------------------------------------------
+
+
+class Twice(nn.Module):
+    """A weight that is used outside of its layer too, before another layer reads the sum."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.last = nn.Linear(4, 8), nn.Linear(8, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.last(torch.tanh(self.first(x) + functional.linear(x, self.first.weight)))
+
+
+def hooked(before: bool) -> nn.Module:
+    """A layer that hooks change."""
+    net = nn.Sequential(nn.Linear(4, 8), nn.Tanh(), nn.Linear(8, 3))
+    if before:
+        net[2].register_forward_pre_hook(lambda layer, args: (args[0] ** 2,))
+    else:
+        net[0].register_forward_hook(lambda layer, args, output: 3 * output)
+    return net
+
+
+def replaced_forward() -> nn.Module:
+    """A layer whose object has a `forward` of its own."""
+    net = nn.Sequential(nn.Linear(4, 8), nn.Tanh(), nn.Linear(8, 3))
+    first = net[0]
+    first.forward = lambda x: 2 * functional.linear(x, first.weight, first.bias)
+    return net
+
+
+@pytest.mark.parametrize(
+    "make", [Twice, lambda: hooked(True), lambda: hooked(False), replaced_forward]
+)
+def test_gradients_are_those_of_single_examples_whatever_a_layer_does(make: Callable) -> None:
+    torch.manual_seed(0)
+    net, clipping = make(), Clipping("flat", 0.3)
+    x, y = torch.randn(6, 4), torch.tensor([0, 1, 2, 0, 1, 2])
+    found, expected = sums_of(net, x, y, clipping), Params()
+    for k in range(6):
+        loss = functional.cross_entropy(net(x[k : k + 1]), y[k : k + 1])
+        slopes = torch.autograd.grad(loss, list(net.parameters()))
+        whole = torch.cat([one.flatten() for one in slopes]).norm()
+        for (name, _), slope in zip(net.named_parameters(), slopes, strict=True):
+            part = slope * min(1.0, 0.3 / float(whole))
+            expected[name] = expected.get(name, torch.zeros_like(part)) + part
+    for name, value in expected.items():
+        torch.testing.assert_close(found[name][0], value)
 
 
 # --- Frozen parameters ----------------------------------------------------------------------------

@@ -18,7 +18,7 @@ from fedmuon.tasks.chunks import Chunks, exact_on
 from fedmuon.tasks.clipping import Clipping
 from fedmuon.tasks.ghost import Ghosts, Record, record
 from fedmuon.tasks.ghost_layers import Use, parts, shaped
-from fedmuon.tasks.losses import Loss
+from fedmuon.tasks.losses import Loss, apart
 from fedmuon.tasks.per_example import Explicit, Lookup, Outer, PerExample, Tied
 
 MEMORY = {"cpu": 1 << 26, "cuda": 1 << 32}  # bytes held at once for a group of samples
@@ -107,9 +107,10 @@ class ClippedSums:
         """From records of the layers at each point."""
         assert self.ghosts is not None
         layers, records, losses = self.ghosts.layers, [], inputs.new_zeros(0)
+        loss = apart(self.loss)
         for c, params in points:
             losses, layer_uses = record(
-                self.module, layers, params, inputs, lambda outputs: self.loss(outputs, labels)
+                self.module, layers, params, inputs, lambda outputs: loss(outputs, labels)
             )
             records.append((c, layer_uses))
         found = {

@@ -19,6 +19,7 @@ from fedmuon.tasks.ghost_layers import entries, known
 from fedmuon.tasks.shapes import on_meta
 
 ROWS = 3  # of samples, by which a mixing of them is looked for
+SIZES = (1, 2, 9)  # other numbers of samples, with which theirs must be the same
 ROUNDING = 1024  # eps of the largest number, by which kept rows may change
 KEPT = ((0,), (1, 2))  # rows that stay while the others are replaced: 0 on the others, they on 0
 Hook = Callable[[nn.Module, tuple[Any, ...], Tensor], Tensor]
@@ -162,6 +163,7 @@ def _look(module: nn.Module, owners: dict[str, nn.Module], shape: tuple[int, ...
             called.add(name)
             reads.extend((read, read._version) for read in args)
             plain = len(args) == 1 and len(args[0]) == len(output) == shape[0]
+            plain = plain and not args[0].requires_grad  # of a parameter used elsewhere
             held.append(entries(layer, args[0], output) if plain else None)
             return output.detach()  # what still needs a gradient used a parameter elsewhere
 
@@ -184,24 +186,40 @@ def _hooked(layers: dict[str, nn.Module], hook: Callable[[str], Hook]) -> Iterat
 
 
 def refuse_mixing(module: nn.Module, layers: dict[str, nn.Module], shape: tuple[int, ...]) -> None:
-    """Refuse a network that mixes samples: tried with samples of zeros and ones (tokens, too) and
-    random parameters. What layers read, their slopes, and the outputs of the kept rows must stay:
-    of a network that mixes, no bound on single gradients bounds what one example moves.
+    """Refuse a network that mixes samples: tried with samples of zeros and ones (tokens, too), with
+    real ones in [0, 1), and with other numbers of samples, at random parameters. What layers read,
+    their slopes, and the outputs of the kept rows must stay: of a network that mixes, no bound on
+    single gradients bounds what one example moves.
+
+    A trial finds no mixing that only other samples, or larger batches, would start.
     """
-    params = _numbers(module)
+    params, dtype = _numbers(module), next(module.parameters()).dtype
     rng = torch.Generator().manual_seed(0)
-    inputs = torch.randint(0, 2, (ROWS, *shape), generator=rng).to(next(module.parameters()).dtype)
-    before = _traces(module, layers, params, inputs)
-    for kept in KEPT:
-        changed = 1 - inputs
-        changed[list(kept)] = inputs[list(kept)]
-        after = _traces(module, layers, params, changed)
-        if any(_differ(a, b, list(kept)) for a, b in zip(before, after, strict=True)):
-            raise InputError(
-                f"the network ({type(module).__name__}) computes with a sample what changes with "
-                "the others of its batch (or from call to call), so that no clipping bounds one "
-                "example: normalize each sample by itself, as GroupNorm or LayerNorm does"
-            )
+    whole = torch.randint(0, 2, (ROWS, *shape), generator=rng).to(dtype)
+    real, other = torch.rand((2, ROWS, *shape), generator=rng).to(dtype)
+    for inputs, changed in ((whole, 1 - whole), (real, other)):
+        before = _traces(module, layers, params, inputs)
+        for kept, batch in _trials(inputs, changed):
+            after = _traces(module, layers, params, batch)
+            alike = len(before) == len(after)
+            if not alike or any(_differ(a, b, kept) for a, b in zip(before, after, strict=True)):
+                raise InputError(
+                    f"the network ({type(module).__name__}) computes with a sample what changes "
+                    "with the others of its batch, or their number (or from call to call), so that "
+                    "no clipping bounds one example: normalize each sample by itself, as GroupNorm "
+                    "or LayerNorm does"
+                )
+
+
+def _trials(inputs: Tensor, changed: Tensor) -> Iterator[tuple[list[int], Tensor]]:
+    """Rows that are kept, and the batches in which they are."""
+    for kept in map(list, KEPT):
+        batch = changed.clone()
+        batch[kept] = inputs[kept]
+        yield kept, batch
+    for size in SIZES:
+        more = torch.cat([inputs, *[changed] * (size // ROWS)])[:size]
+        yield list(range(min(size, ROWS))), more
 
 
 def _traces(
@@ -222,7 +240,7 @@ def _traces(
 
 def _differ(one: Tensor, other: Tensor, kept: list[int]) -> bool:
     """Beyond rounding."""
-    if one.shape != other.shape:
+    if one.shape[1:] != other.shape[1:]:
         return True
     a, b = one[kept], other[kept]
     if not a.is_floating_point():

@@ -17,10 +17,14 @@ from fedmuon.tasks.per_example import Explicit, Lookup, Outer, PerExample, forms
 
 Use = tuple[Sequence[Tensor], Sequence[Tensor]]  # (reads, slopes), one of each for every point
 Parts = dict[str, PerExample]
+HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
 
 
 def known(layer: nn.Module) -> bool:
-    """Whether there is a rule for the layer; a subclass may compute anything."""
+    """Whether there is a rule for the layer; a subclass may compute anything, and so may hooks and
+    a `forward` of the object's own."""
+    if "forward" in vars(layer) or any(getattr(layer, name) for name in HOOKS):
+        return False
     if isinstance(layer, _ConvNd) and layer.padding_mode != "zeros":
         return False
     if isinstance(layer, nn.Embedding) and (layer.max_norm or layer.scale_grad_by_freq):

@@ -58,8 +58,9 @@ def own_network(
     measures = metrics and {name: _each(one, f"metric {name}") for name, one in metrics.items()}
     try:
         found = NetworkTask(
-            module, shape, dtype, device, loss=_each(loss, "loss"), start=as_they_are,
-            metrics=measures, whole=whole,
+            module, shape, dtype, device,
+            loss=loss if loss is cross_entropy else _each(loss, "loss"),
+            start=as_they_are, metrics=measures, whole=whole,
         )  # fmt: skip
         outputs = _width(found)
     except InputError:
