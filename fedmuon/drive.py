@@ -128,7 +128,7 @@ def drive(
                 keep(state)
         measured = _measured(run, state, record, stopped)
         if spending:
-            measured |= {"privacy": spending.summary()}
+            measured |= {"privacy": spending.summary(bool(stopped))}
         return _finish(run, state, measured, time.monotonic() - start)
     except (InputError, Interrupted, KeyboardInterrupt):
         with contextlib.suppress(InputError):  # what stopped the run is the news

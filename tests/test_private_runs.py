@@ -13,7 +13,7 @@ from conftest import small
 from torch import nn
 
 from fedmuon import drive as runs
-from fedmuon.config import Config
+from fedmuon.config import Config, nested, parse
 from fedmuon.drive import drive, prepare
 from fedmuon.errors import InputError
 from fedmuon.experiments.laboratory import spending
@@ -166,6 +166,18 @@ def test_repeatable_noise_is_never_certified(tmp_path: Path) -> None:
     told = spending.spent(tmp_path / "a")
     assert not told["certified"] and "follow from the seed" in told["note"]
     assert told["epsilon"] == pytest.approx(first["privacy"]["epsilon"])
+
+
+def test_a_run_that_a_callback_stops_is_not_certified(tmp_path: Path) -> None:
+    """What it saw are losses on the data, which no ledger counts."""
+    early = {"evaluate-every": 1, "callback": "early-stopping",
+             "options": {"measure": "train_loss", "patience": 1, "least": 10.0}}  # fmt: skip
+    tables = nested(private(epsilon=0.0, noise=1.0))
+    summary = execute(parse({**tables, "output": early}), tmp_path)
+    assert summary["stopped"] and summary["privacy"]["epsilon"] > 0
+    told = spending.spent(tmp_path)
+    for found in (summary["privacy"], told):
+        assert not found["certified"] and "A callback ended this run" in found["note"]
 
 
 def test_retries_would_release_twice() -> None:

@@ -14,7 +14,7 @@ from fedmuon.errors import InputError
 from fedmuon.experiments.laboratory.facts import columns, finite
 from fedmuon.federated.spending import delta_of
 from fedmuon.privacy.ledger import Ledger
-from fedmuon.privacy.mechanism import REPEATABLE
+from fedmuon.privacy.mechanism import REPEATABLE, STOPPED
 from fedmuon.storage import Record, RunDirectory
 
 Rows = Sequence[Mapping[str, Any]]
@@ -35,6 +35,7 @@ def spent(folder: Path, delta: float | None = None) -> Record:
     goal = _delta(folder) if delta is None else delta
     answers = ledger.epsilons(goal)
     repeatable = ledger.about["noise"] == "repeatable"
+    stopped = bool((directory.summary() or {}).get("stopped"))
     names = ("epsilon", "lower", "upper", "rdp")
     clients = {
         str(client): {name: finite(getattr(one, name)) for name in names}
@@ -42,6 +43,7 @@ def spent(folder: Path, delta: float | None = None) -> Record:
     }
     most = max((one.upper for one in answers.values()), default=0.0)
     notes = (
+        STOPPED if stopped else "",
         REPEATABLE if repeatable else "",
         "" if answers else "Nothing was released yet.",
         "" if math.isfinite(most) else "A release without noise: epsilon is infinite.",
@@ -50,7 +52,7 @@ def spent(folder: Path, delta: float | None = None) -> Record:
         "delta": goal,
         "mode": "joint",
         "epsilon": finite(most),
-        "certified": math.isfinite(most) and not repeatable,
+        "certified": math.isfinite(most) and not (repeatable or stopped),
         "note": " ".join(filter(None, notes)),
         "clients": clients,
     }

@@ -21,7 +21,7 @@ from fedmuon.federated.simulate import Experiment, Round
 from fedmuon.privacy.accounting import Answer, epsilon
 from fedmuon.privacy.calibration import noise_for
 from fedmuon.privacy.ledger import Ledger
-from fedmuon.privacy.mechanism import Mechanism, uncertified
+from fedmuon.privacy.mechanism import STOPPED, Mechanism, uncertified
 from fedmuon.settings import Privacy
 from fedmuon.tasks.base import Params
 
@@ -130,8 +130,9 @@ class Spending:
             self.ledger.begin(number, chosen, rates, self.mechanism.noise, blocks, plan.steps)
             yield next(rounds)
 
-    def summary(self) -> dict[str, Any]:
-        """What summary.json says: the client that spent most, and what the number stands on."""
+    def summary(self, stopped: bool = False) -> dict[str, Any]:
+        """What summary.json says: the client that spent most, and what the number stands on;
+        `stopped` says that a callback ended the run."""
         mechanism, goal = self.mechanism, delta_of(self.config, self.sizes)
         about = {
             "noise": mechanism.noise,
@@ -148,6 +149,7 @@ class Spending:
         answers = self.ledger.epsilons(goal)
         worst = max(answers, key=lambda client: answers[client].upper)
         most = uncertified(answers[worst]) if mechanism.repeatable else answers[worst]
+        most = uncertified(most, STOPPED) if stopped else most
         notes = filter(None, (most.note, self._small(), DIAGNOSTICS))
         held = dataclasses.asdict(most) | {"note": " ".join(notes)}
         clients = {str(client): one.upper for client, one in sorted(answers.items())}

@@ -22,6 +22,10 @@ from fedmuon.tasks.clipping import Clipping, slack
 REPEATABLE = (
     "Lots and noise follow from the seed (insecure-reproducible-noise): nothing is private."
 )
+STOPPED = (
+    "A callback ended this run by what it saw of it, which was not released: no ledger counts what "
+    "its length tells."
+)
 Draws = Callable[..., np.random.Generator]  # draw(what, block=...) of one client's local step
 Normal = Callable[[tuple[int, ...], int], Tensor]  # (shape [K S, ...], block) -> N(0, 1) entries
 
@@ -56,9 +60,9 @@ def poisson_rows(rng: np.random.Generator, size: int, rate: float) -> np.ndarray
     return np.flatnonzero(rng.random(size) < rate)
 
 
-def uncertified(answer: Answer) -> Answer:
-    """What is left of an answer where the noise is repeatable."""
-    note = f"{REPEATABLE} {answer.note}".strip()
+def uncertified(answer: Answer, why: str = REPEATABLE) -> Answer:
+    """What is left of an answer where the noise is repeatable, or the run was stopped."""
+    note = f"{why} {answer.note}".strip()
     return dataclasses.replace(answer, certified=False, note=note)
 
 
