@@ -20,7 +20,8 @@ class Callback:
 
     def on_round(self, record: Mapping[str, Any], state: Any) -> bool | str | None:
         """The record of a round as in rounds.jsonl, and the server's state after it (`.round`,
-        `.params`, replica first, and `.states`). To return True, or why, ends the run."""
+        `.params`, replica first, and `.states`), both copies of its own. To return True, or why,
+        ends the run."""
 
     def on_end(self, result: Any) -> None:
         """The summary of the finished run."""

@@ -5,6 +5,7 @@ checkpoints. The embedded engine and the Flower server share it.
 """
 
 import contextlib
+import copy
 import dataclasses
 import importlib.metadata
 import platform
@@ -160,11 +161,22 @@ def _measured(run: Run, state: ServerState, record: Record, stopped: str) -> Rec
 
 
 def _heard(run: Run, record: Record, state: ServerState) -> str:
-    """What callbacks say to the round: why to stop, if one of them returns that it should."""
+    """What callbacks say to the round: why to stop, if one of them returns that it should. Each
+    gets copies, so that what it does with them changes neither the run nor what others see."""
     for one in run.callbacks:
-        if answer := one.on_round(record, state):
+        if answer := one.on_round(copy.deepcopy(record), _copied(state)):
             return answer if isinstance(answer, str) else type(one).__name__
     return ""
+
+
+def _copied(state: ServerState) -> ServerState:
+    """The same numbers in memory of their own."""
+    params = {name: value.clone() for name, value in state.params.items()}
+    states = {
+        link: {name: value.clone() for name, value in held.items()}
+        for link, held in state.states.items()
+    }
+    return dataclasses.replace(state, params=params, states=states)
 
 
 def _timed(rounds: Iterator[Round]) -> Iterator[tuple[Round, float]]:
@@ -231,7 +243,7 @@ def _finish(run: Run, state: ServerState, measured: Record, seconds: float) -> R
     }
     run.directory.finish(state, summary)
     for one in run.callbacks:
-        one.on_end(summary)
+        one.on_end(copy.deepcopy(summary))
     return summary
 
 

@@ -7,6 +7,7 @@ import struct
 import sys
 from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -219,6 +220,31 @@ def test_callbacks_by_name(tmp_path: Path) -> None:
 
     fedmuon.run(TINY, callbacks=[tell], out=tmp_path / "b")
     assert seen == [1, 2, 3, 4]
+
+
+def test_what_callbacks_are_given_is_their_own(tmp_path: Path) -> None:
+    """Whatever they do to it, the run is that without them."""
+
+    class Meddling(fedmuon.callbacks.Callback):
+        def on_round(self, record: Any, state: Any) -> None:
+            assert record and all(v.isfinite().all() for v in state.params.values())
+            for values in (state.params, *state.states.values()):
+                for one in values.values():
+                    one.fill_(float("nan"))
+                values.clear()
+            record["participants"].clear()
+            record.clear()
+
+        def on_end(self, result: Any) -> None:
+            result["versions"].clear()
+            result.clear()
+
+    alone = fedmuon.run(TINY, out=tmp_path / "a")
+    beside = fedmuon.run(TINY, out=tmp_path / "b", callbacks=[Meddling(), Meddling()])
+    for name in ("model.safetensors", "momentum.safetensors"):
+        assert (beside.path / name).read_bytes() == (alone.path / name).read_bytes()
+    assert [one.keys() for one in beside.rounds] == [one.keys() for one in alone.rounds]
+    assert beside.summary.keys() == alone.summary.keys()
 
 
 def test_a_network_without_test_samples(tmp_path: Path) -> None:
