@@ -30,20 +30,11 @@ from fedmuon.federated.routing import routes
 from fedmuon.federated.simulate import Engine, Experiment, Round
 from fedmuon.federated.spending import Spending, calibrated
 from fedmuon.files import AFRESH
+from fedmuon.names import OF_A_ROUND
 from fedmuon.own import value
 from fedmuon.storage import Record, RunDirectory, array_bytes, npy_bytes, tensor_bytes
 from fedmuon.tasks.networks import NetworkTask
 
-# What a round's record holds beside what was measured of the model.
-OF_A_ROUND = (
-    "round",
-    "participants",
-    "client_loss",
-    "faults",
-    "dropped",
-    "train_seconds",
-    "seconds",
-)
 Watch = Callable[[Record], None]
 Begin = Callable[[int, int], None]  # (rounds already done, rounds in all)
 

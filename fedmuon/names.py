@@ -28,6 +28,14 @@ Partition = Literal["dirichlet", "iid", "shards", "quantity", "column"]
 Aggregate = Literal["mean", "by-samples", "median", "trimmed-mean", "krum"]
 Schedule = Literal["constant", "heavy-tailed", "cosine", "step", "warm-up"]
 CallbackName = Literal["none", "early-stopping", "tensorboard", "mlflow", "wandb"]
+# What a round's record holds beside what was measured of the model, and what else a run tells.
+OF_A_ROUND = (
+    "round", "participants", "client_loss", "faults", "dropped", "train_seconds", "seconds",
+)  # fmt: skip
+OF_A_RUN = (
+    "loss", "train_loss", "test_loss", "test_gap", "stopped", "privacy", "engine", "seed", "rounds",
+    "recipe", "data", "dtype", "device", "rounds_with_drops", "versions", "git_commit",
+)  # fmt: skip
 GIVEN = "given"  # what a caller handed over in Python
 
 

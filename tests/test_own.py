@@ -14,6 +14,7 @@ import fedmuon
 from fedmuon import links
 from fedmuon.data.own import as_source
 from fedmuon.errors import InputError
+from fedmuon.names import OF_A_ROUND, OF_A_RUN
 from fedmuon.privacy.mechanism import Mechanism
 from fedmuon.tasks.clipping import Clipping
 from fedmuon.transforms.oracle import released
@@ -96,6 +97,13 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
         {**DATA, "task": fedmuon.Task(linear(), None, {"m": lambda y, t: y.mean()})},
         "metric m is .* return one value for each",
     ),
+    **{
+        f"metric-{name}": (
+            {**DATA, "task": fedmuon.Task(linear(), None, {name: lambda y, t: y[:, 0]})},
+            f"called {name}, .* give it another name",
+        )
+        for name in ("train_loss", "participants", "versions")
+    },
     "real-targets": (DATA, "bring a task of your own"),
     # what is named
     "option": ({**PLAIN, "config": options("local", x=1)}, "x = 1 .* leave it out"),
@@ -215,6 +223,13 @@ def test_what_cannot_be_used_is_one_sentence_with_its_mend(name: str, tmp_path: 
         fedmuon.run(config, **given, out=tmp_path / "run")
     assert "\n" not in str(refused.value)
     fedmuon.run(tables(), **PLAIN)  # what is sound is taken
+
+
+def test_all_that_a_run_tells_of_itself_is_no_metric_s_name() -> None:
+    """Dropped clients, faults, reasons to stop and privacy, which this run has not, are listed."""
+    found = fedmuon.run(tables(), **PLAIN)
+    told = {name for record in (found.summary, *found.rounds) for name in record}
+    assert told <= {*OF_A_ROUND, *OF_A_RUN}
 
 
 @pytest.mark.parametrize("constant", [-1.0, float("nan"), float("inf")])

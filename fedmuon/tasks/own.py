@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from fedmuon.errors import InputError
+from fedmuon.names import OF_A_ROUND, OF_A_RUN
 from fedmuon.registry import unfit
 from fedmuon.tasks.losses import Loss, cross_entropy
 from fedmuon.tasks.networks import NetworkTask
@@ -54,6 +55,7 @@ def own_network(
     _require_learning(task.module)
     module = copy.deepcopy(task.module).to(device, dtype).train()
     loss = task.loss or (cross_entropy if classes else squared_error)
+    _require_free(task.metrics)
     metrics = dict(task.metrics) or (None if classes and not task.loss else {})
     measures = metrics and {name: _each(one, f"metric {name}") for name, one in metrics.items()}
     try:
@@ -87,6 +89,16 @@ def _require_learning(module: nn.Module) -> None:
             raise InputError(
                 f"the parameter {name} is frozen (requires_grad = False): make it a buffer, or "
                 "let it learn"
+            )
+
+
+def _require_free(metrics: Mapping[str, Metric]) -> None:
+    """Refuse names that what a run tells of itself has."""
+    for name in metrics:
+        if name in OF_A_ROUND + OF_A_RUN:
+            raise InputError(
+                f"a metric cannot be called {name}, which every run tells of itself: give it "
+                f"another name, such as my_{name}"
             )
 
 
