@@ -1,8 +1,10 @@
 """The maps as values: `fedmuon.orthogonalizers.smoothed_polar(lam=0.1)`, with their constants."""
 
+import sys
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
+from numbers import Real
 from typing import Any
 
 from torch import Tensor
@@ -15,21 +17,37 @@ from fedmuon.registry import function
 
 __all__ = ["Orthogonalizer", "clipped_sign", "newton_schulz", "smoothed_polar"]
 
+MOST = sys.float_info.max  # of a number that is finite
+
 
 @dataclass(frozen=True)
 class Orthogonalizer:
     """`apply` maps stacks of matrices [..., m, n] to stacks of the same shape, each matrix alone.
 
     `lipschitz` is an L with ||apply(M) - apply(M')||_F <= L ||M - M'||_F for all M, M', which its
-    author answers for; without one, perturbations are measured and bounds refused.
+    author answers for; without one, perturbations are measured and bounds refused. What a run's
+    first step finds of a map is refused: draws of its own, matrices that are mixed, pairs that it
+    moves apart by more than L.
     """
 
     apply: Callable[[Tensor], Tensor]
     lipschitz: float | None = None
 
     def __post_init__(self) -> None:
-        if self.lipschitz is not None and not 0 <= self.lipschitz < float("inf"):
-            raise InputError(f"lipschitz = {self.lipschitz} is refused: give a number of 0 or more")
+        if self.lipschitz is not None:
+            object.__setattr__(self, "lipschitz", _constant(self.lipschitz))
+
+
+def _constant(found: Any) -> float:
+    """A real number, perhaps one entry of numpy's or torch's, as a float."""
+    refused = InputError(f"lipschitz = {found!r} is refused: give a number of 0 or more")
+    try:
+        one = found.item() if hasattr(found, "item") else found
+    except (ValueError, RuntimeError):  # of several entries
+        raise refused from None
+    if isinstance(one, bool) or not isinstance(one, Real) or not 0 <= one <= MOST:
+        raise refused
+    return float(one)
 
 
 def as_orthogonalizer(found: Any) -> Orthogonalizer:

@@ -232,10 +232,22 @@ def test_all_that_a_run_tells_of_itself_is_no_metric_s_name() -> None:
     assert told <= {*OF_A_ROUND, *OF_A_RUN}
 
 
-@pytest.mark.parametrize("constant", [-1.0, float("nan"), float("inf")])
+@pytest.mark.parametrize(
+    "constant",
+    [-1.0, float("nan"), float("inf"), 10**400, True, np.True_, "1", 1j, [1.0], np.ones(2),
+     torch.ones(2)],
+)  # fmt: skip
 def test_no_constant_is_refused(constant: float) -> None:
     with pytest.raises(InputError, match="give a number of 0 or more"):
         fedmuon.Orthogonalizer(lambda m: m, constant)
+
+
+@pytest.mark.parametrize(
+    "constant", [2, np.float32(2), np.int64(2), np.array([2.0]), torch.tensor(2)]
+)
+def test_a_constant_of_any_kind_is_a_float(constant: Any) -> None:
+    found = fedmuon.Orthogonalizer(lambda m: m, constant).lipschitz
+    assert found == 2 and type(found) is float
 
 
 @pytest.mark.parametrize(
