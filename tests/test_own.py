@@ -19,6 +19,7 @@ from fedmuon.privacy.mechanism import Mechanism
 from fedmuon.tasks.clipping import Clipping
 from fedmuon.transforms.oracle import released
 from fedmuon.transforms.recipes import replace_by_mean
+from fedmuon.transforms.probe import require_sound
 
 LAMBDA = {"orthogonalizer": {"lambda": 1.0}}
 MUON = {"local": {"recipe": "fedmuon", "route": "all-matrices"}}
@@ -131,6 +132,22 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
     "map-type": (
         {**PLAIN, "orthogonalizer": lambda m: m.float(), "config": MUON}, "return a like stack"
     ),
+    "map-draws": (
+        {**PLAIN, "orthogonalizer": lambda m: m + torch.randn_like(m), "config": MUON},
+        "let it draw nothing",
+    ),
+    "map-mixes": (
+        {**PLAIN, "orthogonalizer": lambda m: m - m.mean(0), "config": MUON},
+        "map each matrix .* by itself",
+    ),
+    "map-steeper": (
+        {
+            **PLAIN,
+            "orthogonalizer": fedmuon.Orthogonalizer(lambda m: 50 * m, lipschitz=0.5),
+            "config": MUON,
+        },
+        "lipschitz = 0.5 .* 50 times their distance",
+    ),
     "no-map": ({**PLAIN, "orthogonalizer": 3, "config": MUON}, "give a function on stacks"),
     "unread-map": ({**PLAIN, "orthogonalizer": lambda m: m}, "choose a recipe"),
     # aggregates
@@ -230,6 +247,26 @@ def test_all_that_a_run_tells_of_itself_is_no_metric_s_name() -> None:
     found = fedmuon.run(tables(), **PLAIN)
     told = {name for record in (found.summary, *found.rounds) for name in record}
     assert told <= {*OF_A_ROUND, *OF_A_RUN}
+
+
+@pytest.mark.parametrize("constant", [None, 0.5])
+def test_a_map_in_place_is_the_same_map(constant: float | None) -> None:
+    """The momentum that it is given lives on; half the matrix keeps to a constant of 0.5."""
+    ends = [
+        fedmuon.run(
+            tables(**MUON), **PLAIN, orthogonalizer=fedmuon.Orthogonalizer(halved, constant)
+        ).model
+        for halved in (lambda m: m * 0.5, lambda m: m.mul_(0.5))
+    ]
+    assert all(torch.equal(ends[0][name], ends[1][name]) for name in ends[0])
+
+
+@pytest.mark.parametrize("shape", [(1, 3), (6, 4), (5, 5), (1, 1)])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_a_probe_takes_maps_with_proved_constants(shape: Any, dtype: torch.dtype) -> None:
+    for made in ("smoothed_polar", "newton_schulz", "clipped_sign"):
+        require_sound(getattr(fedmuon.orthogonalizers, made)(), torch.zeros(1, *shape, dtype=dtype))
+    require_sound(fedmuon.Orthogonalizer(lambda m: m, 1.0), torch.zeros(1, *shape, dtype=dtype))
 
 
 @pytest.mark.parametrize(

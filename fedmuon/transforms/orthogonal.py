@@ -20,6 +20,7 @@ from fedmuon.randomness import Draw
 from fedmuon.settings import OrthogonalizerTable
 from fedmuon.tasks.base import Params, joined
 from fedmuon.transforms.base import Context, Link, Number, per_client, stateless
+from fedmuon.transforms.probe import require_sound
 
 Map = Callable[[Tensor, Context, int], Tensor]  # (M [S, m, n], context, block number) -> [S, m, n]
 Pieces = dict[tuple[str, int], Tensor]  # (name, place in it) -> matrices [S, m, n]
@@ -97,15 +98,20 @@ def _groups(pieces: Pieces, grouped: bool) -> Iterator[list[tuple[str, int]]]:
 
 
 def of_value(value: Orthogonalizer) -> Map:
-    """A map of the user's, which draws nothing; what it returns must be as what it was given."""
+    """A map of the user's, which draws nothing; what it returns must be as what it was given, of
+    which it has a copy, should it work in place. It is probed at the first matrix of each shape."""
+    probed: set[object] = set()
 
     def apply(m: Tensor, context: Context, block: int) -> Tensor:
-        found = value.apply(m)
+        found = value.apply(m.clone())
         if not isinstance(found, Tensor) or found.shape != m.shape or found.dtype != m.dtype:
             raise InputError(
                 f"the map returns {getattr(found, 'shape', type(found).__name__)} "
                 f"{getattr(found, 'dtype', '')} for {m.shape} {m.dtype}: return a like stack"
             )
+        if (kind := (m.shape[-2:], m.dtype, m.device)) not in probed:
+            require_sound(value, m)
+            probed.add(kind)
         return found
 
     return apply
