@@ -167,6 +167,38 @@ def test_a_map_of_ones_own(tmp_path: Path) -> None:
     assert moved[0] == moved[1] and max(moved[0]) > 0
 
 
+def steep_between(m: torch.Tensor) -> torch.Tensor:
+    """Half of what is small or large, fifty times what lies between, where no probe is drawn."""
+    size = m.norm(dim=(-2, -1), keepdim=True)
+    return torch.where((size > 0.01) & (size < 2), 50 * m, 0.5 * m)
+
+
+def test_a_map_that_breaks_its_word_violates_the_bound(tmp_path: Path) -> None:
+    """Whoever reads the folder is told, and whose word it was; a map that keeps it is certified."""
+    from fedmuon.experiments.laboratory import findings
+    from fedmuon.experiments.laboratory.stability import verdict_table
+
+    kept, broken = (
+        fedmuon.stability(
+            BARE, trials=4, orthogonalizer=fedmuon.Orthogonalizer(given, 0.5), out=tmp_path / name
+        )
+        for name, given in (("kept", lambda m: 0.5 * m), ("broken", steep_between))
+    )
+    assert kept.bound["status"] == "certified" and kept.bound["violation"] == 0
+    assert any("its author answers" in one for one in kept.bound["assumptions"])
+    ratio = max(one["perturbation"] / one["certificate"] for one in broken.neighbours
+                if one["certificate"])  # fmt: skip
+    assert broken.bound["status"] == "violated" and broken.bound["violation"] > 1
+    assert broken.bound["violation"] <= ratio * (1 + 1e-9) and "times its" in broken.bound["note"]
+    for result in (kept, broken):
+        again = fedmuon.bound(result)
+        assert {name: result.bound[name] for name in again} == again
+    assert fedmuon.bound(broken, l_orth=1e6)["violation"] == 0  # another word, which holds
+    assert "Violated" in findings.findings(broken.path).note
+    assert findings.findings(kept.path).note == ""
+    assert "violated" in str(verdict_table(broken.path, broken.bound).title)
+
+
 def test_runs_side_by_side(tmp_path: Path) -> None:
     found = []
     for recipe in ("fedmuon", "fedavg"):

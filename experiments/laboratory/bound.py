@@ -12,6 +12,7 @@ import numpy as np
 from rich.table import Table
 
 from fedmuon import config as tables
+from fedmuon import files
 from fedmuon.analysis import Realized, Uniform
 from fedmuon.analysis.theory.checks import at_least, whole
 from fedmuon.analysis.theory.concentration import effective_size
@@ -22,8 +23,10 @@ from fedmuon.experiments.laboratory.facts import facts, finite, listed
 from fedmuon.experiments.laboratory.verdict import Case, Verdict, by_kind, judge
 from fedmuon.own import NOTHING, Own, schedule_of
 
+CENSUS = "neighbours.csv"
+
 __all__ = ["Case", "Verdict", "constant_of", "find", "from_directory", "from_parameters", "judge",
-           "report", "table"]  # fmt: skip
+           "largest_moves", "report", "table"]  # fmt: skip
 
 
 def find(folder: Path | None, changes: list[str], given: dict[str, Any]) -> Case:
@@ -89,7 +92,7 @@ def from_directory(
     l_own = None if (own_map := rules.own_map(config)) is None else own_map.lipschitz
     case = Case(
         config, sizes, part, shape, l_map=l_own, dropped=dropped, stopped=stopped,
-        factors=plan.factors(),
+        factors=plan.factors(), moved=_largest_moves(folder, plan.clients),
     )  # fmt: skip
     if config.task.name == "matrix":
         return case
@@ -98,9 +101,27 @@ def from_directory(
     return with_estimates(case, folder)
 
 
+def _largest_moves(folder: Path, clients: int) -> np.ndarray | None:
+    """The largest perturbation of each client's neighbours [N], where all of them were run."""
+    if CENSUS not in files.sums_of(folder):
+        return None
+    files.require_sound(folder, [CENSUS])
+    return largest_moves(folder / CENSUS, clients)
+
+
+def largest_moves(census: Path, clients: int) -> np.ndarray:
+    """The same of a neighbours.csv."""
+    columns = np.loadtxt(census, delimiter=",", skiprows=1, usecols=(1, 4), ndmin=2)
+    moved = np.zeros(clients)
+    np.maximum.at(moved, columns[:, 0].astype(int), columns[:, 1])
+    return moved
+
+
 def report(case: Case, verdict: Verdict) -> dict[str, Any]:
     """The verdict as one JSON object; what a refused bound has no number for is null."""
     run, stability, found = case.run, case.config.stability, verdict.bound
+    violation = verdict.violation(case.moved)
+    status = "violated" if violation else found.status if found else "refused"
     return {
         **{name: finite(getattr(found, name, None)) for name in ("value", "h", "g", "failure")},
         "delta": stability.delta,
@@ -111,7 +132,8 @@ def report(case: Case, verdict: Verdict) -> dict[str, Any]:
         "n_eff": found.n_eff if found else effective_size(run.sizes, run.weights),
         "max_exposure": _largest(verdict.exposures),
         "max_certificate": _largest(verdict.certificates),
-        "status": found.status if found else "refused",
+        "status": status,
+        "violation": finite(violation),
         "assumptions": list(found.assumptions) if found else [],
         "note": _note(case, verdict),
         "refusal": verdict.refusal,
@@ -121,6 +143,11 @@ def report(case: Case, verdict: Verdict) -> dict[str, Any]:
 def _note(case: Case, verdict: Verdict) -> str:
     """What to know of a bound that says nothing, or of clients of whom nothing is known."""
     found, clients, top = verdict.bound, len(case.sizes), case.run.constants.loss_bound
+    if violation := verdict.violation(case.moved):
+        return (
+            f"A neighbour moved the model by {violation:.4g} times its certificate: what the bound "
+            "assumes does not hold of this run, so it promises nothing."
+        )
     if found is None or verdict.exposures is None:
         return ""
     lost = np.count_nonzero(np.isinf(verdict.exposures))

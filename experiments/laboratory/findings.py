@@ -43,7 +43,7 @@ def findings(folder: Path) -> Findings:
         numbers_title="The bound",
         head=("", "value"),
         numbers=[(text, number(record[name])) for name, text in BOUND_NAMES.items()],
-        note=f"Refused: {record['refusal']}" if record["refusal"] else "",
+        note=_note(record),
         pictures=[Picture.known("census", functools.partial(figure.census, neighbours))],
         stands_on=stands_on(record, str(record["kind"])),
         assumptions=[str(text) for text in record["assumptions"]],
@@ -52,6 +52,13 @@ def findings(folder: Path) -> Findings:
             summary, ("recipe", "data", "rounds", "seed", "dtype", "engine", "device", "seconds")
         ),
     )
+
+
+def _note(record: Mapping[str, Any]) -> str:
+    """Why there is no bound, or how it is violated."""
+    if record["refusal"]:
+        return f"Refused: {record['refusal']}"
+    return f"Violated: {record.get('note', '')}" if record["status"] == "violated" else ""
 
 
 def _mode(folder: Path, neighbours: Columns) -> str:

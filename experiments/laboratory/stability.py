@@ -6,6 +6,7 @@ the Gaussian-smoothed sign a certificate may fail with probability 2 alpha, as b
 clear of clipping (001, Corollary D.11).
 """
 
+import dataclasses
 import json
 from pathlib import Path
 
@@ -34,7 +35,7 @@ from fedmuon.randomness import Draw, generator
 from fedmuon.storage import Record, RunDirectory, read_tensors
 
 HEADER = "trial,client,index,replacement,perturbation,exposure,certificate\n"
-CENSUS, PROGRESS = "neighbours.csv", ".neighbours.progress"
+CENSUS, PROGRESS = bound.CENSUS, ".neighbours.progress"
 MEMORY, MOST = 1 << 30, 256  # bytes and neighbours of one stack
 
 
@@ -70,7 +71,8 @@ def execute(
         on_engine(
             laboratory.config, lambda engine: measure(laboratory, verdict, watch, begun, engine)
         )
-        record = bound.report(case, verdict) | _gap(laboratory)
+        moved = bound.largest_moves(out / CENSUS, len(case.sizes))
+        record = bound.report(dataclasses.replace(case, moved=moved), verdict) | _gap(laboratory)
         _write(out, record)
     return record
 
@@ -219,6 +221,7 @@ def verdict_table(out: Path, record: Record) -> Table:
         ("largest perturbation", moved.max()),
         ("mean perturbation", moved.mean()),
         ("refused", record["refusal"]),
+        ("violated", record["note"] if record["status"] == "violated" else ""),
     ]
     if value is not None:
         share = (moved[used] / promised[used]).max() if used.any() else 0.0

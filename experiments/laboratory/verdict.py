@@ -31,6 +31,10 @@ TUBE = (
     "every gradient sum to 0, so the momentum never has full rank. Use smoothed-polar."
 )
 CALLER = "The caller gave {} = {:g}: nothing here proves it."
+AUTHOR = (
+    "The map was handed over with L_orth = {:g}, for which its author answers: no drawn pair of "
+    "matrices exceeded it, which proves nothing."
+)
 
 
 @dataclass(frozen=True)
@@ -40,7 +44,8 @@ class Case:
     `l_orth` and `l_g` replace the proved constants by the caller's, `constants` those of the task
     by estimates, with their caveats; `l_map` is what the user's own map promises of itself.
     `dropped` says that a participant was left out of some round, `stopped` why a callback ended the
-    run, `refusal` why there is no bound; `factors` [R] are what step sizes are times.
+    run, `refusal` why there is no bound; `factors` [R] are what step sizes are times. `moved` [N]
+    is the largest perturbation that neighbours of each client were seen to make.
     """
 
     config: Config
@@ -56,6 +61,7 @@ class Case:
     l_map: float | None = None
     stopped: str = ""
     factors: np.ndarray | None = None
+    moved: np.ndarray | None = None
 
     @cached_property
     def run(self) -> Run:
@@ -97,6 +103,14 @@ class Verdict:
     certificates: np.ndarray | None = None
     bound: Bound | None = None
     refusal: str = ""
+
+    def violation(self, moved: np.ndarray | None) -> float:
+        """The largest perturbation [N] over its certificate, if one is above; else 0."""
+        if moved is None or self.certificates is None:
+            return 0.0
+        above = moved > self.certificates
+        with np.errstate(divide="ignore"):
+            return float((moved[above] / self.certificates[above]).max(initial=0.0))
 
 
 def judge(case: Case) -> Verdict:
@@ -236,6 +250,8 @@ def _assumed(case: Case) -> tuple[tuple[str, ...], float]:
         assumed, failure = [*assumed, says.NO_CLIPPING], case.config.stability.alpha_smoothing
     else:
         assumed.append(says.GLOBAL_MAP)
+    if is_own(case.config.orthogonalizer.name) and case.l_map is not None and case.l_orth is None:
+        assumed.append(AUTHOR.format(case.l_map))
     if isinstance(part, Uniform) and part.per_round < len(case.sizes):
         assumed, failure = [*assumed, says.UNIFORM], failure + part.rho
     return (*assumed, *([ALIGNED] if case.aligned else []), *case.given), failure
