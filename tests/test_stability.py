@@ -156,6 +156,19 @@ def test_materialised_neighbours_move_the_model_as_far(tmp_path: Path) -> None:
     np.testing.assert_allclose(column(tmp_path / "a", "perturbation"), moved, rtol=1e-9)
 
 
+def test_neighbours_stop_where_their_run_did(tmp_path: Path) -> None:
+    """They are those of a run that was to be as long."""
+    stop = {"evaluate-every": 3, "callback": "early-stopping",
+            "options": {"patience": 1, "least": 10.0}}  # fmt: skip
+    table = {"trials": 4}
+    execute(small(output=stop, stability=table), tmp_path / "stopped")
+    execute(small(federation={"rounds": 6}, stability=table), tmp_path / "short")
+    execute(small(stability=table), tmp_path / "whole")
+    moved = {end: column(tmp_path / end, COLUMNS[4]) for end in ("stopped", "short", "whole")}
+    assert np.array_equal(moved["stopped"], moved["short"])
+    assert not np.array_equal(moved["stopped"], moved["whole"])
+
+
 def test_the_run_is_that_of_fedmuon_run(tmp_path: Path) -> None:
     execute(small(), tmp_path / "a")
     run(small(), tmp_path / "b")

@@ -1,6 +1,6 @@
 """A finished run, opened again, and what its model lost: the gap F - F_hat with its interval."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
@@ -16,6 +16,7 @@ from fedmuon.errors import InputError
 from fedmuon.federated import setup
 from fedmuon.federated.simulate import Experiment
 from fedmuon.own import NOTHING, Own
+from fedmuon.storage import RunDirectory
 from fedmuon.tasks.base import Batch, Params
 
 
@@ -31,8 +32,15 @@ class Laboratory:
 
     @classmethod
     def open(cls, out: Path, given: Own = NOTHING) -> "Laboratory":
-        """The run in the directory, with its samples, some of which may have been given."""
-        return cls.of(tables.load(out / "config.toml").beside(given), out)
+        """The run in the directory, with its samples, some of which may have been given; it ended
+        where a callback stopped it."""
+        found = cls.of(tables.load(out / "config.toml").beside(given), out)
+        planned = found.experiment.plan.rounds
+        made = (RunDirectory(out).summary() or {}).get("rounds", planned)
+        if made == planned:
+            return found
+        plan = replace(found.experiment.plan, rounds=made)
+        return replace(found, experiment=replace(found.experiment, plan=plan))
 
     @classmethod
     def of(cls, config: Config, out: Path) -> "Laboratory":
