@@ -143,8 +143,9 @@ def _own(
 ) -> NetworkTask:
     """The user's, made once for all clients of a worker process."""
     known = dict(facts)
-    torch.manual_seed(config.federation.seed)  # a class draws its first weights when it is called
-    found = as_task(value(config, "task", values=(nn.Module, OwnTask, tuple), facts=known))
+    with torch.random.fork_rng(devices=[]):  # the caller's draws go on as they would have
+        torch.manual_seed(config.federation.seed)  # a class draws its first weights when called
+        found = as_task(value(config, "task", values=(nn.Module, OwnTask, tuple), facts=known))
     return own_network(found, known["shape"], known["classes"], whole, dtype, device)
 
 
