@@ -191,7 +191,8 @@ def _record(run: Run, finished: Round, trained: float, seconds: float) -> Record
         record["faults"] = [dataclasses.asdict(fault) for fault in finished.faults]
     if dropped := sorted(set(record["participants"]) - set(finished.answered.tolist())):
         record["dropped"] = dropped
-    if state.round % run.config.output.evaluate_every == 0:
+    every, last = run.config.output.evaluate_every, run.config.federation.rounds
+    if state.round % every == 0 or state.round == last:
         record |= evaluate(run, state)
     return {**record, "train_seconds": round(trained, 4), "seconds": round(seconds, 4)}
 
