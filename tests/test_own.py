@@ -93,6 +93,10 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
     "no-task": ({**DATA, "task": 3}, "give an nn.Module"),
     "first-layer": ({**DATA, "task": nn.Linear(4, 1)}, "fit its first layer"),
     "last-layer": ({"data": (X, CLASSES + 3), "task": nn.Linear(3, 2)}, "widen its last layer"),
+    "real-classes": (
+        {"data": (X, CLASSES.astype(float)), "task": nn.Linear(3, 2)},
+        "labels are real numbers, so give integers for classes, or one output",
+    ),
     "mean-loss": ({**DATA, "task": (nn.Linear(3, 1), lambda y, t: y.mean())}, "one value for each"),
     "metric": (
         {**DATA, "task": fedmuon.Task(linear(), None, {"m": lambda y, t: y.mean()})},
@@ -247,6 +251,22 @@ def test_all_that_a_run_tells_of_itself_is_no_metric_s_name() -> None:
     found = fedmuon.run(tables(), **PLAIN)
     told = {name for record in (found.summary, *found.rounds) for name in record}
     assert told <= {*OF_A_ROUND, *OF_A_RUN}
+def test_the_callers_draws_go_on() -> None:
+    """A module that is made with a run's seed leaves torch's generator as it was."""
+    torch.manual_seed(5)
+    expected = torch.rand(3)
+    torch.manual_seed(5)
+    fedmuon.run(tables(), **PLAIN)
+    assert torch.equal(torch.rand(3), expected)
+
+
+@pytest.mark.parametrize("every", [1, 2, 3, 10])
+def test_the_last_round_is_in_the_log(every: int) -> None:
+    """With the numbers of the summary, whether or not it was to be looked at."""
+    found = fedmuon.run(tables(output={"evaluate-every": every}), **PLAIN)
+    last = found.rounds[-1]
+    assert last["round"] == 2 and last["train_loss"] == found.summary["train_loss"]
+    assert ("train_loss" in found.rounds[0]) == (every == 1)
 
 
 @pytest.mark.parametrize("constant", [None, 0.5])

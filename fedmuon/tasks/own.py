@@ -140,5 +140,11 @@ def squared_error(outputs: Tensor, targets: Tensor) -> Tensor:
     """The mean squared error of each sample."""
     if outputs.ndim == targets.ndim + 1 and outputs.shape[-1] == 1:
         outputs = outputs.squeeze(-1)
+    if outputs.shape != targets.shape:
+        raise InputError(
+            f"the module gives {tuple(outputs.shape[1:])} for a sample and its label is "
+            f"{tuple(targets.shape[1:])}: labels are real numbers, so give integers for classes, "
+            "or one output for each number"
+        )
     each = functional.mse_loss(outputs, targets, reduction="none")
     return each.flatten(1).mean(1) if each.ndim > 1 else each
