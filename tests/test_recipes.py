@@ -1,14 +1,17 @@
 """Centralised recipes against torch's own optimizers, and the forms of momentum compared."""
 
 import copy
+import dataclasses
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
+from brought import PLAIN, tables
 from conftest import small
 from test_federated import trained
 
+import fedmuon
 from fedmuon import links
 from fedmuon.config import Config
 from fedmuon.federated import setup
@@ -164,3 +167,25 @@ def test_only_chooses_by_name() -> None:
     half = links.only(lambda name: name == "b", halved)
     found, _ = half.update(direction, {}, None)  # type: ignore[arg-type]
     assert found["a"].eq(1).all() and found["b"].eq(0.5).all()
+
+
+@pytest.mark.parametrize("whole", [False, True])
+def test_links_of_one_name_have_states_of_their_own(whole: bool) -> None:
+    """A weight and a bias with momenta of their own move as they would beside a plain other one."""
+    first, second = links.momentum(0.9), links.momentum(0.5)
+
+    def ends(*between: fedmuon.Link) -> dict[str, torch.Tensor]:
+        chain = (links.gradient(), *between, links.descend(0.1))
+        return fedmuon.run(tables(federation={"rounds": 3}), **PLAIN, recipe=chain).model
+
+    if whole:  # two filters in a row, beside one that is called otherwise
+        expected = ends(first, dataclasses.replace(second, name="other"))
+        found = ends(first, second)
+    else:
+        weight = links.only(lambda name: name == "weight", first)
+        bias = links.only(lambda name: name == "bias", second)
+        found = ends(weight, bias)
+        expected = ends(weight, dataclasses.replace(bias, name="other"))
+    assert all(torch.equal(found[name], expected[name]) for name in expected)
+    names = [link.name for link in links.Chain((first, second, first)).links]
+    assert names == ["momentum", "momentum-2", "momentum-3"]

@@ -7,8 +7,9 @@ ones turn it into an update, and `step` adds the last direction to the parameter
 is a new link or a new chain of links, never a new loop.
 """
 
+import itertools
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 import torch
@@ -56,9 +57,18 @@ class Link:
 
 @dataclass(frozen=True)
 class Chain:
-    """Links applied in order; the chain's states are `{link name: state}`."""
+    """Links applied in order; the chain's states are `{link name: state}`.
+
+    Of several links of one name each has its own state: that of the second `momentum` is called
+    `momentum-2`, here and where a recipe names it.
+    """
 
     links: tuple[Link, ...] = field(default_factory=tuple)
+
+    def __post_init__(self) -> None:
+        taken: set[str] = set()
+        links = tuple(_named_apart(link, taken) for link in self.links)
+        object.__setattr__(self, "links", links)
 
     def init(self, params: Params, given: States) -> States:
         """The states of all links at the start of a local round: those given, the others fresh."""
@@ -74,6 +84,14 @@ class Chain:
         for link in self.links:
             direction, after[link.name] = link.update(direction, states[link.name], context)
         return {name: value + direction[name] for name, value in params.items()}, after
+
+
+def _named_apart(link: Link, taken: set[str]) -> Link:
+    """The link by a name that is not taken yet, and now is."""
+    names = (f"{link.name}-{place}" if place > 1 else link.name for place in itertools.count(1))
+    name = next(name for name in names if name not in taken)
+    taken.add(name)
+    return link if name == link.name else replace(link, name=name)
 
 
 def stateless(name: str, update: Callable[[Params, Context], Params]) -> Link:

@@ -141,8 +141,9 @@ def as_recipe(found: Any) -> Recipe:
 def _kept(*links: Link) -> Recipe:
     """The chain of a centralised optimizer: every state lives from round to round, and is averaged
     where there are several clients."""
-    lasting = tuple(link.name for link in links if link.lasting)
-    return Recipe(Chain(links), replace_by_mean, lasting, lasting, lasting)
+    chain = Chain(links)
+    lasting = tuple(link.name for link in chain.links if link.lasting)
+    return Recipe(chain, replace_by_mean, lasting, lasting, lasting)
 
 
 def _private(
