@@ -84,6 +84,10 @@ def asking(direction: links.Params, context: fedmuon.Context) -> links.Params:
     return context.released([(1.0, context.params)]).gradient
 
 
+MIXING = links.stateless("unit", lambda d, context: {n: v / v.norm() for n, v in d.items()})
+DRAWING = links.stateless(
+    "noisy", lambda d, context: {n: v + torch.randn_like(v) for n, v in d.items()}
+)
 REFUSED: dict[str, tuple[dict[str, Any], str]] = {
     # what is learned
     "frozen": ({**DATA, "task": nn.Linear(3, 1).requires_grad_(False)}, "make it a buffer"),
@@ -206,6 +210,14 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
             ("engine", "name", "ray", "set retries = 0"),
         )
     },
+    "mixing": (
+        {**PLAIN, "recipe": (links.gradient(), MIXING, links.descend(0.1))},
+        "for each replica",
+    ),
+    "drawing": (
+        {**PLAIN, "recipe": (links.gradient(), DRAWING, links.descend(0.1))},
+        "draw from context.draws alone",
+    ),
     # partitions
     "twice": ({**PLAIN, "partition": [[0, 1], [1, 2], [3]]}, "each has one client"),
     "beyond": ({**PLAIN, "partition": [[0, 1], [60], [3]]}, "beyond 0 to 59"),
@@ -267,6 +279,11 @@ def test_the_last_round_is_in_the_log(every: int) -> None:
     last = found.rounds[-1]
     assert last["round"] == 2 and last["train_loss"] == found.summary["train_loss"]
     assert ("train_loss" in found.rounds[0]) == (every == 1)
+
+
+@pytest.mark.parametrize("link", [links.normalize(), links.momentum(0.5), links.adamw()])
+def test_links_that_keep_clients_apart_are_taken(link: fedmuon.Link) -> None:
+    fedmuon.run(tables(), **PLAIN, recipe=(links.gradient(), link, links.descend(0.1)))
 
 
 @pytest.mark.parametrize("constant", [None, 0.5])

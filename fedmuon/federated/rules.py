@@ -9,11 +9,13 @@ from fedmuon.errors import InputError
 from fedmuon.federated.routing import counts
 from fedmuon.orthogonalizers import Orthogonalizer, as_orthogonalizer
 from fedmuon.own import own_objects, value
+from fedmuon.randomness import Draw, generator
 from fedmuon.reading import reads, unread_by_own_recipe
 from fedmuon.registry import takes
 from fedmuon.tasks.base import Task
 from fedmuon.tasks.networks import NetworkTask
 from fedmuon.transforms.base import Chain, Number
+from fedmuon.transforms.probe import require_apart
 from fedmuon.transforms.recipes import Recipe, as_recipe, build
 
 
@@ -38,6 +40,10 @@ def _own_recipe(config: Config, what: Task) -> Recipe | None:
         facts["routes"] = counts(what.module, config.local.route)
     found = as_recipe(value(config, "recipe", None, (Recipe, Chain, tuple, list), facts))
     _require_keys_of(config, private=found.mechanism is not None)
+    start = what.initial(generator(0, Draw.INITIAL))
+    entries = sum(one.numel() for one in start.values())
+    if found.mechanism is None and 2 * entries <= what.stack_limit:  # larger ones are not stacked
+        require_apart(found.chain, start)
     return found
 
 

@@ -4,12 +4,18 @@ A probe proves nothing: it refuses what is seen to be false.
 """
 
 import itertools
+from collections.abc import Sequence
+from functools import partial
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from fedmuon.errors import InputError
 from fedmuon.orthogonalizers import Orthogonalizer
+from fedmuon.randomness import Draw, generator
+from fedmuon.tasks.base import Params
+from fedmuon.transforms.base import Chain, Context
 
 SCALES = (1e-3, 1.0, 1e3)  # of matrices, which may be small beside a map's own constants, or large
 NEAR = 1e-2  # how far a small perturbation moves a matrix, as a share of it
@@ -68,3 +74,42 @@ def _require_constant(value: Orthogonalizer, matrices: Tensor) -> None:
                 f"{' x '.join(map(str, matrices.shape[-2:]))} apart by {moved / distance:.3g} "
                 "times their distance, so give a constant that holds for all, or none"
             )
+
+
+def require_apart(chain: Chain, start: Params) -> None:
+    """Refuse links that move one of two clients otherwise beside the other than alone: some engines
+    step them as one stack, others each by itself. `start` [1, ...] is like their parameters."""
+    drawn = torch.Generator().manual_seed(0)
+    centres = {
+        name: torch.cat([torch.randn(value.shape, generator=drawn) for _ in range(2)]).to(value)
+        for name, value in start.items()
+    }
+    together = _moved(chain, start, centres, (0, 1))
+    for client in (0, 1):
+        alone = _moved(chain, start, centres, (client,))
+        if any(apart(alone[name], together[name][client : client + 1]) for name in start):
+            raise InputError(
+                "your recipe moves a client otherwise beside others than alone, so engines would "
+                "differ: let links take norms and means over the last axes, for each replica, and "
+                "draw from context.draws alone"
+            )
+
+
+def _moved(chain: Chain, start: Params, centres: Params, clients: Sequence[int]) -> Params:
+    """How far two steps down the squared distance to their centres take these clients."""
+    params = {name: torch.cat([value] * len(clients)) for name, value in start.items()}
+    mine = {name: value[list(clients)] for name, value in centres.items()}
+
+    def gradient(at: Params) -> tuple[Tensor, Params]:
+        slope = {name: value - mine[name] for name, value in at.items()}
+        return sum(one.flatten(1).square().sum(1) / 2 for one in slope.values()), slope  # type: ignore
+
+    first, states = params, chain.init(params, {})
+    for _ in range(2):
+        context = Context(params, gradient, [partial(_draw, client) for client in clients])
+        params, states = chain.step(params, states, context)
+    return {name: value - first[name] for name, value in params.items()}
+
+
+def _draw(client: int, what: Draw, block: int = 0) -> np.random.Generator:
+    return generator(0, what, client=client, block=block)
