@@ -11,7 +11,7 @@ from functools import lru_cache
 from typing import Any
 
 from fedmuon.errors import InputError
-from fedmuon.names import GIVEN, is_own
+from fedmuon.names import is_own
 from fedmuon.reading import is_default
 from fedmuon.registry import Registry, default, function, imported, made, settled, takes
 from fedmuon.tables import attribute
@@ -161,7 +161,7 @@ def _require_options(config: Config, table: str, own: Own) -> None:
         return
     readers = _readers(config, table, own)
     for name, value in given.items():
-        if (table, name) == ("data", "digest") and config.data.name == GIVEN:
+        if (table, name) == ("data", "digest") and is_own(config.data.name):
             continue  # written there by us
         takers = [one for one in readers if takes(one, {name: value})]
         if not takers:

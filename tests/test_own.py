@@ -12,6 +12,7 @@ from torch import nn
 
 import fedmuon
 from fedmuon import links
+from fedmuon.config import Config, parse
 from fedmuon.data.own import as_source
 from fedmuon.errors import InputError
 from fedmuon.names import OF_A_ROUND, OF_A_RUN
@@ -19,6 +20,9 @@ from fedmuon.privacy.mechanism import Mechanism
 from fedmuon.tasks.clipping import Clipping
 from fedmuon.transforms.oracle import released
 from fedmuon.transforms.recipes import replace_by_mean
+from fedmuon.federated.setup import resolve
+from fedmuon.federated.worker import worker
+from fedmuon.own import Own
 from fedmuon.transforms.probe import require_sound
 
 LAMBDA = {"orthogonalizer": {"lambda": 1.0}}
@@ -279,6 +283,27 @@ def test_the_last_round_is_in_the_log(every: int) -> None:
     last = found.rounds[-1]
     assert last["round"] == 2 and last["train_loss"] == found.summary["train_loss"]
     assert ("train_loss" in found.rounds[0]) == (every == 1)
+
+
+def test_samples_that_differ_from_process_to_process_are_refused() -> None:
+    """A worker makes them anew, for which a fresh function of the same draws stands here."""
+
+    def config_of(drawn: np.random.Generator) -> Config:
+        def samples() -> tuple[np.ndarray, np.ndarray]:
+            x = drawn.standard_normal((60, 3))
+            return x, x.sum(1)
+
+        given = Own(data=samples, task=linear)
+        return parse(tables(data={"name": "given"}, task={"name": "given"})).beside(given)
+
+    def rng() -> np.random.Generator:
+        return np.random.default_rng(1)
+
+    unseeded = config_of(drawn := rng())
+    told = resolve(unseeded)
+    assert worker(told.beside(config_of(rng()).given), 0).shard.size
+    with pytest.raises(InputError, match="seed it"):
+        worker(told.beside(config_of(drawn).given), 0)
 
 
 @pytest.mark.parametrize("link", [links.normalize(), links.momentum(0.5), links.adamw()])

@@ -12,7 +12,7 @@ from fedmuon.data.partition import PARTITIONS, as_clients, indices, require_samp
 from fedmuon.data.partitioner import COLUMN, by_partitioner, deals_to, is_partitioner, of_one_line
 from fedmuon.data.source import Source
 from fedmuon.errors import InputError
-from fedmuon.names import GIVEN, is_own
+from fedmuon.names import is_own
 from fedmuon.own import Own, known, own_objects, value
 from fedmuon.randomness import Draw, generator
 from fedmuon.registry import function, made, settled, takes
@@ -29,6 +29,7 @@ def own_source(config: Config) -> Source:
 def _asked(config: Config) -> tuple[Own, Asked, str]:
     own = own_objects(config)
     facts = takes(own.data, known(config, "data")) if callable(own.data) else {}
+    facts.pop("digest", None)  # which is ours
     return own, tuple(sorted(facts.items())), settled(config.data.name)
 
 
@@ -137,10 +138,8 @@ def fitted(config: Config) -> Config:
     if own.data is not None:
         source = own_source(config)
         changes["data"] = _samples(config, source) | changes["data"]
-        if config.data.name == GIVEN:
-            changes["data"]["options"] = {
-                **dict(config.data.options), "digest": _digest(*_asked(config))
-            }  # fmt: skip
+        told = {**dict(config.data.options), "digest": _digest(*_asked(config))}
+        changes["data"]["options"] = told
         if not source.classes and "partition" not in federation.model_fields_set:
             changes["federation"].setdefault("partition", "iid")
     clients = changes["federation"].get("clients", federation.clients)
@@ -149,6 +148,16 @@ def fitted(config: Config) -> Config:
     tables = nested(config)
     whole = {**tables, **{name: tables[name] | held for name, held in changes.items()}}
     return parse(whole).beside(config.given)
+
+
+def require_same_samples(config: Config, found: Config) -> None:
+    """Refuse samples of the user's that are others, in this process, than those of the run."""
+    told, here = (dict(one.data.options).get("digest") for one in (config, found))
+    if told and told != here:
+        raise InputError(
+            "your data function draws other samples in each process, and clients have several: "
+            "seed it, or let it read a file"
+        )
 
 
 def _count(config: Config, parts: int) -> int:

@@ -12,7 +12,7 @@ from fedmuon.data.mapped import mapped
 from fedmuon.data.neighbours import Neighbours
 from fedmuon.data.source import Source, flat_rows
 from fedmuon.errors import InputError
-from fedmuon.federated.dealing import deal, own_source
+from fedmuon.federated.dealing import deal, own_source, require_same_samples
 from fedmuon.federated.plan import Plan
 from fedmuon.federated.rules import recipe
 from fedmuon.federated.setup import options_of, plan, resolve, task
@@ -75,7 +75,8 @@ def _template(task: Task, recipe: Recipe, stack: int) -> tuple[Params, States]:
 
 def worker(config: Config, client: int) -> Worker:
     """Client i of a config; of the source's samples only its own are mapped."""
-    config = resolve(config)
+    told, config = config, resolve(config)
+    require_same_samples(told, config)
     samples = _samples(config)
     train, owner, _ = deal(config, samples)
     rows = train[owner == client]
