@@ -241,3 +241,20 @@ def test_a_legend_of_long_names_has_fewer_columns(long: int, columns: int) -> No
     assert vars(legend)["_ncols"] <= columns
     assert legend.get_window_extent().width <= figure.bbox.width or long == 400
     assert len(legend.get_texts()) == 8
+
+
+@pytest.mark.parametrize(
+    ("ends", "said"),
+    [
+        ((1.1e-5, 1.9e-5), ["1.2e−5", "1.4e−5", "1.6e−5", "1.8e−5"]),
+        ((1e-5, 5e-4), ["1e−5", "2e−5", "5e−5", "1e−4", "2e−4", "5e−4"]),  # as short as they were
+    ],
+)
+def test_ticks_of_a_log_axis_are_told_apart(ends: tuple[float, float], said: list[str]) -> None:
+    axes = Figure().subplots()
+    axes.plot([1, 2], ends)
+    axes.set_ylim(*ends)
+    style.log_y(axes)
+    format_tick = axes.yaxis.get_major_formatter()
+    low, high = ends[0] * (1 - 1e-9), ends[1] * (1 + 1e-9)
+    assert [format_tick(at) for at in axes.get_yticks() if low <= at <= high] == said

@@ -188,7 +188,11 @@ def _log_ticks(axis: Axis, low: float, high: float) -> None:
 
 
 def _tick(value: float, _: object) -> str:
-    return f"{value:g}" if 1e-3 <= value < 1e4 else _scientific(value, 0)
+    """As many digits as tell it from its neighbours."""
+    if 1e-3 <= value < 1e4:
+        return f"{value:g}"
+    near = (abs(float(f"{value:.{digits}e}") - value) <= 1e-6 * abs(value) for digits in range(5))
+    return _scientific(value, next((digits for digits, one in enumerate(near) if one), 5))
 
 
 def png(figure: Figure) -> bytes:
