@@ -3,6 +3,7 @@
 import hashlib
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -17,9 +18,11 @@ from safetensors.numpy import load_file
 from typer.testing import CliRunner
 
 from fedmuon import config as tables
+from fedmuon.config import parse
 from fedmuon.data import load
 from fedmuon.errors import InputError
 from fedmuon.experiments.cli import app, main
+from fedmuon.experiments.cli.options import chosen_folder
 from fedmuon.experiments.run import execute
 from fedmuon.storage import FIXED
 
@@ -259,3 +262,11 @@ def test_the_environment_is_left_as_it_was() -> None:
     with pytest.raises(SystemExit):
         main(["--help"])
     assert dict(os.environ) == before
+
+
+def test_a_new_folder_has_a_name_that_shells_and_other_systems_take() -> None:
+    """Whatever names the samples have."""
+    for name in ("./mine.py:blobs", "my.package:blobs", "/a b/mine.py:blobs"):
+        folder = chosen_folder(None, parse({"data": {"name": name}}))
+        assert folder.parent == Path("runs") and "blobs-fedmuon-seed0-" in folder.name
+        assert re.fullmatch(r"[A-Za-z0-9_][A-Za-z0-9._-]*", folder.name)

@@ -2,6 +2,7 @@
 
 import contextlib
 import json
+import re
 import shlex
 import time
 from collections.abc import Iterator, Sequence
@@ -57,7 +58,7 @@ def chosen_folder(out: Path | None, config: "Config | None", resume: bool = Fals
         refuse("--resume needs --out: name the run directory to go on with")
     stamp = time.strftime("%Y%m%d-%H%M%S")
     name = f"{config.data.name}-{config.local.recipe}-seed{config.federation.seed}-{stamp}"
-    return Path("runs") / name
+    return Path("runs") / re.sub(r"[^A-Za-z0-9._-]+", "-", name).lstrip(".-")
 
 
 @contextlib.contextmanager
