@@ -1,6 +1,6 @@
 """The maps as values: `fedmuon.orthogonalizers.smoothed_polar(lam=0.1)`, with their constants."""
 
-import sys
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
@@ -16,8 +16,6 @@ from fedmuon.orthogonalize.coefficients import Coefficients
 from fedmuon.registry import function
 
 __all__ = ["Orthogonalizer", "clipped_sign", "newton_schulz", "smoothed_polar"]
-
-MOST = sys.float_info.max  # of a number that is finite
 
 
 @dataclass(frozen=True)
@@ -40,14 +38,15 @@ class Orthogonalizer:
 
 def _constant(found: Any) -> float:
     """A real number, perhaps one entry of numpy's or torch's, as a float."""
-    refused = InputError(f"lipschitz = {found!r} is refused: give a number of 0 or more")
     try:
         one = found.item() if hasattr(found, "item") else found
-    except (ValueError, RuntimeError):  # of several entries
-        raise refused from None
-    if isinstance(one, bool) or not isinstance(one, Real) or not 0 <= one <= MOST:
-        raise refused
-    return float(one)
+        number = float(one) if isinstance(one, Real) and not isinstance(one, bool) else math.nan
+    except (ValueError, RuntimeError, OverflowError):  # of several entries, or beyond all floats
+        number = math.nan
+    if not 0 <= number < math.inf:
+        shown = " ".join(repr(found).split())[:60]
+        raise InputError(f"lipschitz = {shown} is refused: give a number of 0 or more")
+    return number
 
 
 def as_orthogonalizer(found: Any) -> Orthogonalizer:
