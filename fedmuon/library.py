@@ -180,19 +180,12 @@ def _chosen(
     more: Mapping[str, Mapping[str, Any]] | None = None,
 ) -> Config:
     """The config, that of the run to resume where nothing is said, beside the objects given."""
-    held, kept = _nested(config), {}
-    for kind, (table, key) in NAMED.items():
-        inside = held.get(table, {}).get(key) if isinstance(held.get(table), dict) else None
-        found = objects[kind] if objects.get(kind) is not None else inside
-        if found is None or (isinstance(found, str) and found is inside):
-            continue
-        if not isinstance(found, str):
-            kept[kind], found = found, GIVEN
-        held.setdefault(table, {})[key] = found
+    held = _nested(config)
+    kept = _replacing(held, objects)
     for name, values in (more or {}).items():
         held[name] = held.get(name, {}) | dict(values)
     if test is not None:
-        if "data" not in kept:
+        if kept.get("data") is None:
             raise InputError("test is held out beside data that are given: give data, too")
         kept["test"] = test
     given = dataclasses.replace(config.given if isinstance(config, Config) else NOTHING, **kept)
@@ -200,6 +193,22 @@ def _chosen(
     if resume and config is None and not more and out is not None and there.exists():
         return tables.load(there).beside(given)
     return tables.parse(held).beside(given)
+
+
+def _replacing(held: dict[str, Any], objects: Mapping[str, Any]) -> dict[str, Any]:
+    """Names go into the tables; the objects themselves, and None in place of what a name overrides,
+    are returned."""
+    kept: dict[str, Any] = {} if objects.get("data") is None else {"test": None}
+    for kind, (table, key) in NAMED.items():
+        inside = held.get(table, {}).get(key) if isinstance(held.get(table), dict) else None
+        said = objects.get(kind) is not None
+        found = objects[kind] if said else inside
+        named = isinstance(found, str)
+        if found is None or (named and not said):
+            continue
+        kept[kind] = None if named else found
+        held.setdefault(table, {})[key] = found if named else GIVEN
+    return kept
 
 
 def _folder(out: str | Path | None, resume: bool) -> Path:

@@ -24,6 +24,10 @@ from fedmuon.federated.setup import resolve
 from fedmuon.federated.worker import worker
 from fedmuon.own import Own
 from fedmuon.transforms.probe import require_sound
+from fedmuon.config import parse
+from fedmuon.data.own import as_source
+from fedmuon.errors import InputError
+from fedmuon.own import Own
 
 LAMBDA = {"orthogonalizer": {"lambda": 1.0}}
 MUON = {"local": {"recipe": "fedmuon", "route": "all-matrices"}}
@@ -64,6 +68,21 @@ def test_a_run_of_handed_over_objects_is_gone_on_with_by_the_same_ones(tmp_path:
     for name in ("model.safetensors", "partition.npz", "schedule.npy", "config.toml"):
         assert (again.path / name).read_bytes() == (whole.path / name).read_bytes()
     assert [one["round"] for one in again.rounds] == [1, 2, 3, 4, 5, 6]
+
+
+def test_a_keyword_replaces_what_the_config_was_given() -> None:
+    """A name the object of its kind, new data the samples that were held out beside the old."""
+    given = Own(data=(X, Y), test=(X[:7], Y[:7]), task=linear(), schedule=lambda round: 0.0)
+    named = tables(
+        data={"name": "given"}, task={"name": "given"}, local={"schedule": "given"},
+        output={"evaluate-every": 1},
+    )  # fmt: skip
+    config = parse(named).beside(given)
+    still = fedmuon.run(config)
+    moved = fedmuon.run(config, schedule="constant", data=(X, Y))
+    assert still.config.data.test == 7 and moved.config.data.test == 12
+    assert still.rounds[0]["train_loss"] == still.rounds[1]["train_loss"]
+    assert moved.rounds[0]["train_loss"] != moved.rounds[1]["train_loss"]
 
 
 def module(*layers: nn.Module) -> nn.Module:
