@@ -5,9 +5,11 @@ that this worker process has served, and the objects that the config describes.
 """
 
 import faulthandler
+import math
 import os
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from functools import lru_cache, partial
 from typing import Any
 
@@ -57,15 +59,17 @@ def train(message: Message, context: Context, fetch: Fetch = nothing) -> Message
     """One client's round of local steps."""
     number = _partition(context)
     with distrusted():
-        config, round, stack, rows = _request(message)
+        config, round, stack, rows, factor = _request(message)
         most = float(message.metadata.ttl)
     with deadline(most):
         client = _client(config, number, fetch())
         with distrusted():
             shard = client.shard if rows is None else client.with_neighbours(rows)
             params, states = _arrays(message, client, stack)
-        sent = Broadcast(round, params, states)
-        (reply,) = cohort_round(client.recipe, client.task, client.plan, [(number, shard)], sent)
+        sent, plan = Broadcast(round, params, states), client.plan
+        if factor is not None:  # the user's schedule is called once a run, by the server
+            plan = replace(plan, factor=lambda round: factor)
+        (reply,) = cohort_round(client.recipe, client.task, plan, [(number, shard)], sent)
     return _reply(
         message,
         {
@@ -81,7 +85,7 @@ def evaluate(message: Message, context: Context, fetch: Fetch = nothing) -> Mess
     private client tells nothing that no ledger counts."""
     number = _partition(context)
     with distrusted():
-        config, round, stack, _ = _request(message)
+        config, round, stack, *_ = _request(message)
     client = _client(config, number, fetch())
     if client.recipe.mechanism is not None:
         raise InputError("a private client measures nothing on its samples: that has no noise")
@@ -107,19 +111,24 @@ def _client(config: FlatConfig, client: int, own: Own) -> Worker:
     return worker(read.beside(own), client)
 
 
-def _request(message: Message) -> tuple[FlatConfig, int, int, np.ndarray | None]:
-    """The config (hashable), the round, the number of replicas that a message speaks of, and the
-    data sets that they see (`Neighbours.rows`), if not all the same."""
+def _request(
+    message: Message,
+) -> tuple[FlatConfig, int, int, np.ndarray | None, float | None]:
+    """The config (hashable), the round, the number of replicas that a message speaks of, the data
+    sets that they see (`Neighbours.rows`), if not all the same, and what step sizes are times."""
     flat: dict[str, Any] = dict(message.content.config_records["config"])
     round, stack, rows = flat.pop("round"), flat.pop("stack"), flat.pop("rows", None)
     if type(round) is not int or type(stack) is not int or round < 0 or stack < 1:
         raise InputError("the message names no round and number of replicas")
+    factor = flat.pop("factor", None)
+    if factor is not None and not (isinstance(factor, float) and 0 <= factor < math.inf):
+        raise InputError("the message names no factor of step sizes")
     if odd := [name for name, value in flat.items() if not isinstance(value, Scalar)]:
         raise InputError(f"the message's {plain(odd[0], 60)} is no single value")
     if rows is not None and len(rows) != 3 * stack:
         raise InputError("the message does not name one data set a replica")
     held = None if rows is None else np.array(rows, np.int64).reshape(stack, 3)
-    return tuple(sorted(flat.items())), round, stack, held
+    return tuple(sorted(flat.items())), round, stack, held, factor
 
 
 def _arrays(

@@ -18,6 +18,7 @@ from pathlib import Path
 import numpy as np
 
 from fedmuon import config as tables
+from fedmuon import objects
 from fedmuon.callbacks import CALLBACKS, Callback, Heard, as_callback
 from fedmuon.config import Config
 from fedmuon.data.federated import FederatedData
@@ -58,8 +59,12 @@ def prepare(
 ) -> Run:
     """Read the data, deal it, and write down everything that is fixed before the first round."""
     source = setup.source(config)
+    told = objects.described(config, source)
+    there = objects.require_same(out, told) if resume else {}
     data = setup.federated_data(config, source)
     experiment = setup.experiment(config, data, source.classes)
+    schedule, factors = objects.kept(experiment.plan, config, there)
+    experiment = dataclasses.replace(experiment, plan=schedule)
     fresh = begin(experiment.recipe, experiment.task, config.federation.seed)
     if (found := calibrated(config, experiment, data.sizes, fresh.params)) is not config:
         config, changed = found, rules.recipe(found, experiment.task)
@@ -76,6 +81,8 @@ def prepare(
     if isinstance(experiment.task, NetworkTask):
         table = routes(experiment.task.module, config.local.route)
         fixed["routes.txt"] = f"{table}\n".encode()
+    if there or not (out / "summary.json").exists():  # older versions end without it
+        fixed |= objects.as_bytes(told | factors)
     directory.fix(fixed)
     named = value(config, "callback", CALLBACKS, (Callback,))
     listeners = [*callbacks, *([] if named is None else [named])]

@@ -13,7 +13,7 @@ from typing import Any
 from fedmuon.errors import InputError
 from fedmuon.names import is_own
 from fedmuon.reading import is_default
-from fedmuon.registry import Registry, default, function, imported, made, settled, takes
+from fedmuon.registry import Registry, default, function, imported, made, settled, stamp, takes
 from fedmuon.tables import attribute
 
 Config = Any  # a `fedmuon.config.Config`, which holds what was given
@@ -93,11 +93,18 @@ def known(config: Config, kind: str) -> dict[str, Any]:
     return facts | options(config, table)
 
 
-@lru_cache(maxsize=8)
+Named = tuple[str, str, str, tuple[int, int]]  # kind, settled name, key, the file's stamp
+
+
 def own_objects(config: Config) -> Own:
     """What was given beside the config, and what it names besides; refused where something is set
     that no object asks for."""
-    own = _with_named(config.given, _named(config))
+    return _own_objects(config, _named(config))
+
+
+@lru_cache(maxsize=8)
+def _own_objects(config: Config, named: tuple[Named, ...]) -> Own:
+    own = _with_named(config.given, named)
     for kind in NAMED:
         if (found := getattr(own, kind)) is not None:
             _require_keys(config, kind, found)
@@ -107,10 +114,10 @@ def own_objects(config: Config) -> Own:
 
 
 @lru_cache(maxsize=8)
-def _with_named(given: Own, named: tuple[tuple[str, str, str], ...]) -> Own:
+def _with_named(given: Own, named: tuple[Named, ...]) -> Own:
     """One value for what was given and named, in which the samples of a run are read once; a caller
     who gives the same objects again gives a new one, as they may have changed."""
-    found = {kind: imported(name, key) for kind, name, key in named}
+    found = {kind: imported(name, key) for kind, name, key, _ in named}
     return dataclasses.replace(given, **found) if found else given
 
 
@@ -119,15 +126,16 @@ def _name(config: Config, kind: str) -> str:
     return getattr(getattr(config, table), key)
 
 
-def _named(config: Config) -> tuple[tuple[str, str, str], ...]:
-    """Kind, name and key of each object that the config names and that was not given."""
+def _named(config: Config) -> tuple[Named, ...]:
+    """What there is to know of each object that the config names and that was not given."""
     found = []
     for kind, (table, key) in NAMED.items():
         name = _name(config, kind)
         if kind == "task" and not is_own(name):
             name, key = config.task.model, "model"
         if is_own(name) and getattr(config.given, kind) is None:
-            found.append((kind, settled(name), f"[{table}] {key}"))
+            place = settled(name)
+            found.append((kind, place, f"[{table}] {key}", stamp(place)))
     return tuple(found)
 
 

@@ -73,6 +73,23 @@ def settled(name: str) -> str:
     return f"{Path(place).expanduser().resolve()}:{path}" if place.endswith(".py") else name
 
 
+def stands_in(place: str) -> Path | None:
+    """The source of a module, or of a file, that a name begins with."""
+    if place.endswith(".py"):
+        return Path(place)
+    file = getattr(sys.modules.get(place), "__file__", None) or ""
+    return Path(file) if file.endswith(".py") else None
+
+
+def stamp(name: str) -> tuple[int, int]:
+    """What changes when the file of a settled name does; nothing for a module."""
+    place = name.rpartition(":")[0]
+    if not place.endswith(".py") or not Path(place).is_file():
+        return (0, 0)
+    found = Path(place).stat()
+    return (found.st_mtime_ns, found.st_size)
+
+
 def _module(name: str) -> ModuleType:
     """An installed module, or one that lies where the command was given."""
     here = str(Path.cwd())
@@ -82,10 +99,11 @@ def _module(name: str) -> ModuleType:
 
 
 def _file(path: Path) -> ModuleType:
-    """A file as a module, read once; its neighbours can be imported by it."""
+    """A file as a module, read once until it changes; its neighbours can be imported by it."""
     path = path.expanduser().resolve()
     name = f"fedmuon_own_{sha256(str(path).encode()).hexdigest()[:12]}"
-    if name in sys.modules:
+    now = stamp(f"{path}:")
+    if name in sys.modules and getattr(sys.modules[name], "__fedmuon_stamp__", None) == now:
         return sys.modules[name]
     spec = importlib.util.spec_from_file_location(name, path)
     if spec is None or spec.loader is None or not path.is_file():
@@ -93,6 +111,7 @@ def _file(path: Path) -> ModuleType:
     if str(path.parent) not in sys.path:
         sys.path.append(str(path.parent))
     module = sys.modules[name] = importlib.util.module_from_spec(spec)
+    module.__dict__["__fedmuon_stamp__"] = now
     try:
         spec.loader.exec_module(module)
     except BaseException:

@@ -34,7 +34,7 @@ __all__ = ["Record", "RunDirectory", "array_bytes", "npy_bytes", "read_tensors",
 CHECKPOINTS = ("checkpoint.safetensors", "checkpoint-previous.safetensors")
 FIXED = ("config.toml", "partition.npz", "schedule.npy", "initial.safetensors")
 ENDS = ("model.safetensors", "momentum.safetensors", "rounds.jsonl", "summary.json")
-MAYBE = ("routes.txt", "ledger.jsonl")
+MAYBE = ("routes.txt", "objects.json", "ledger.jsonl")
 LOGS = "logs"  # of a deployment, which may have ended before the run began
 logger = logging.getLogger(__name__)
 

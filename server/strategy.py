@@ -97,7 +97,9 @@ class FedMuonStrategy(Strategy):
     def _messages(self, kind: str, clients: Iterable[int]) -> list[Message]:
         """The same records for every client; each array is serialized once."""
         stack = len(next(iter(self.state.params.values())))
-        request = {"round": self.state.round, "stack": stack}
+        request: dict[str, int | float] = {"round": self.state.round, "stack": stack}
+        if (plan := self.experiment.plan).factor is not None:
+            request["factor"] = plan.factor_at(self.state.round)
         config = ConfigRecord({**flatten(self.config), **request})
         if (neighbours := self.experiment.shards.neighbours) is not None:
             config["rows"] = neighbours.rows.ravel().tolist()

@@ -1,6 +1,8 @@
 """What the user brings: gone on with to the same bytes, refused where it is unsound."""
 
+import json
 import tempfile
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -28,6 +30,7 @@ from fedmuon.config import parse
 from fedmuon.data.own import as_source
 from fedmuon.errors import InputError
 from fedmuon.own import Own
+from fedmuon.results import Result
 
 LAMBDA = {"orthogonalizer": {"lambda": 1.0}}
 MUON = {"local": {"recipe": "fedmuon", "route": "all-matrices"}}
@@ -68,6 +71,93 @@ def test_a_run_of_handed_over_objects_is_gone_on_with_by_the_same_ones(tmp_path:
     for name in ("model.safetensors", "partition.npz", "schedule.npy", "config.toml"):
         assert (again.path / name).read_bytes() == (whole.path / name).read_bytes()
     assert [one["round"] for one in again.rounds] == [1, 2, 3, 4, 5, 6]
+
+
+def slow(outputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+    return (outputs[:, 0] - targets).square() / 2
+
+
+def scaled(lr: float) -> fedmuon.Chain:
+    return fedmuon.Chain((links.gradient(), links.descend(lr)))
+
+
+BEGUN: dict[str, Any] = {
+    "task": fedmuon.Task(linear()),
+    "recipe": scaled(0.1),
+    "aggregate": lambda replies: replies[0].params,
+    "schedule": lambda round: 1.0,
+}
+OTHERS: dict[str, Any] = {
+    "task": fedmuon.Task(BEGUN["task"].module, slow),
+    "recipe": scaled(0.2),
+    "aggregate": lambda replies: replies[1].params,
+    "schedule": lambda round: 0.5,
+}
+
+
+@pytest.mark.parametrize("kind", OTHERS)
+def test_no_run_is_gone_on_with_by_another_object(kind: str, tmp_path: Path) -> None:
+    """Nor is it judged beside it."""
+    given = {**DATA, **BEGUN}
+    with pytest.raises(Stop):
+        fedmuon.run(tables(federation={"rounds": 4}), **given, out=tmp_path, callbacks=[Stopping()])
+    with pytest.raises(InputError, match=f"the {kind} is another one"):
+        fedmuon.run(**{**given, kind: OTHERS[kind]}, out=tmp_path, resume=True)
+    whole = fedmuon.run(**given, out=tmp_path, resume=True)
+    with pytest.raises(InputError, match=f"the {kind} is another one"):
+        fedmuon.bound(Result(whole.path, replace(whole.given, **{kind: OTHERS[kind]})))
+
+
+def test_a_map_is_known_again_by_its_constant(tmp_path: Path) -> None:
+    maps = [fedmuon.Orthogonalizer(lambda m: m / 2, constant) for constant in (1.0, 0.5)]
+    done = fedmuon.run(tables(**MUON), **PLAIN, orthogonalizer=maps[0], out=tmp_path)
+    with pytest.raises(InputError, match="the orthogonalizer is another one"):
+        fedmuon.bound(Result(done.path, replace(done.given, orthogonalizer=maps[1])))
+
+
+def test_a_file_that_was_edited_is_another_object(tmp_path: Path) -> None:
+    """Read anew by the next run of a process, and refused by one that goes on."""
+    (file := tmp_path / "mine.py").write_text("def schedule(round):\n    return 0.0\n")
+    config = tables(output={"evaluate-every": 1})
+    given: dict[str, Any] = {**PLAIN, "schedule": f"{file}:schedule"}
+    still = fedmuon.run(config, **given)
+    file.write_text("def schedule(round):\n    return 1.00\n")
+    moved = fedmuon.run(config, **given)
+    losses = [[one["train_loss"] for one in done.rounds] for done in (still, moved)]
+    assert losses[0][0] == losses[0][1] and losses[1][0] != losses[1][1]
+    with pytest.raises(InputError, match="the schedule is another one"):
+        fedmuon.run(**PLAIN, out=still.path, resume=True)
+
+
+def test_samples_of_a_file_that_changed_are_read_again(tmp_path: Path) -> None:
+    """By the next run of a process; one that goes on is refused."""
+    file = tmp_path / "held.npz"
+    np.savez(file, inputs=X, labels=CLASSES)
+    config = tables(data={"name": "npz", "folder": str(file), "train": 40, "test": 20})
+    config["federation"] |= {"partition": "iid"}
+    first = fedmuon.run(config)
+    np.savez(file, inputs=X[::-1] + 1, labels=CLASSES)
+    second = fedmuon.run(config)
+    assert first.summary["train_loss"] != second.summary["train_loss"]
+    with pytest.raises(InputError, match="the data are others"):
+        fedmuon.run(out=first.path, resume=True)
+
+
+def test_a_schedule_is_called_once_a_run(tmp_path: Path) -> None:
+    """And what it said then is what the bound and a resumed run use, be it random."""
+    said: list[float] = []
+
+    def schedule(round: int) -> float:
+        said.append(float(np.random.default_rng().random()))
+        return said[-1]
+
+    given = {**PLAIN, "schedule": schedule}
+    with pytest.raises(Stop):
+        fedmuon.run(tables(federation={"rounds": 5}), **given, out=tmp_path, callbacks=[Stopping()])
+    done = fedmuon.run(**given, out=tmp_path, resume=True)
+    fedmuon.bound(done)
+    assert len(said) == 5
+    assert json.loads((tmp_path / "objects.json").read_text())["factors"] == said
 
 
 def test_a_keyword_replaces_what_the_config_was_given() -> None:

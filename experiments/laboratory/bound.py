@@ -69,6 +69,7 @@ def from_directory(
     given: Own = NOTHING,
 ) -> Case:
     """A run that was made, on its schedule as drawn; with rho, on any uniform schedule."""
+    from fedmuon import objects
     from fedmuon.federated import rules, setup
     from fedmuon.storage import RunDirectory, read_tensors
 
@@ -77,7 +78,8 @@ def from_directory(
     run = RunDirectory(folder)
     run.require_sound()
     config = tables.load(folder / "config.toml", changes).beside(given)
-    plan = setup.plan(config)
+    there = objects.require_same(folder, objects.described(config))
+    plan, _ = objects.kept(setup.plan(config), config, there)
     try:
         with np.load(folder / "partition.npz") as split:
             sizes = np.bincount(split["client"], minlength=plan.clients)

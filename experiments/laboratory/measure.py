@@ -6,6 +6,7 @@ from pathlib import Path
 import numpy as np
 
 from fedmuon import config as tables
+from fedmuon import objects
 from fedmuon.analysis import MeasuredGap, label_shares, measured_gap
 from fedmuon.config import Config
 from fedmuon.data.federated import FederatedData
@@ -46,8 +47,11 @@ class Laboratory:
     def of(cls, config: Config, out: Path) -> "Laboratory":
         """The run of this config in the directory, with its samples."""
         source = setup.source(config)
+        there = objects.require_same(out, objects.described(config, source))
         data = setup.federated_data(config, source)
-        return cls(config, source, data, setup.experiment(config, data, source.classes), out)
+        experiment = setup.experiment(config, data, source.classes)
+        plan, _ = objects.kept(experiment.plan, config, there)
+        return cls(config, source, data, replace(experiment, plan=plan), out)
 
 
 @dataclass(frozen=True)

@@ -20,17 +20,30 @@ from fedmuon.data.source import Source
 from fedmuon.data.sources import FILES, found_folder, read
 from fedmuon.data.text import text_files
 
+Stamp = tuple[tuple[str, int, int], ...]
 VERSION = 2  # of what is stored; raise it when a reader changes
 
 
-@lru_cache(maxsize=4)
 def mapped(name: str, options: tuple[tuple[str, Any], ...]) -> Source:
     """The named source with memory-mapped inputs; read anew where nothing can be cached."""
-    files = _origin(name, dict(options))
-    if not files:
+    return _mapped(name, options, stamp(name, options))
+
+
+def stamp(name: str, options: tuple[tuple[str, Any], ...]) -> Stamp:
+    """What changes when a file that the source is read from does."""
+    files, folder = _origin(name, dict(options)), dict(options).get("folder")
+    if not files and folder:
+        place = Path(folder).expanduser()
+        files = [place, *(sorted(place.rglob("*")) if place.is_dir() else ())]
+        files = [file for file in files if file.is_file()]
+    return tuple((str(file), file.stat().st_size, file.stat().st_mtime_ns) for file in files)
+
+
+@lru_cache(maxsize=4)
+def _mapped(name: str, options: tuple[tuple[str, Any], ...], held: Stamp) -> Source:
+    if not _origin(name, dict(options)):
         return read(name, **dict(options))
-    stamp = [(str(file), file.stat().st_size, file.stat().st_mtime_ns) for file in files]
-    key = hashlib.sha256(repr((VERSION, name, options, stamp)).encode()).hexdigest()[:16]
+    key = hashlib.sha256(repr((VERSION, name, options, [*held])).encode()).hexdigest()[:16]
     home = Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser()
     place = Path(os.environ.get("FEDMUON_CACHE") or home / "fedmuon") / f"{name}-{key}"
     if not place.exists():

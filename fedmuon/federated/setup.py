@@ -10,6 +10,7 @@ from torch import Tensor, nn
 
 from fedmuon.config import Config
 from fedmuon.data.federated import FederatedData, federate
+from fedmuon.data.mapped import Stamp, stamp
 from fedmuon.data.neighbours import Neighbours
 from fedmuon.data.source import Source
 from fedmuon.data.sources import read
@@ -53,11 +54,12 @@ def source(config: Config) -> Source:
         return own_source(config)
     if config.data.name == "synthetic":
         require_room(config, (config.data.dimension,))
-    return _read(config.data.name, tuple(sorted(options_of(config).items())))
+    options = tuple(sorted(options_of(config).items()))
+    return _read(config.data.name, options, stamp(config.data.name, options))
 
 
 @lru_cache(maxsize=1)
-def _read(name: str, options: tuple[tuple[str, Scalar], ...]) -> Source:
+def _read(name: str, options: tuple[tuple[str, Scalar], ...], held: Stamp) -> Source:
     return read(name, **dict(options))
 
 
