@@ -30,6 +30,7 @@ from fedmuon.config import parse
 from fedmuon.data.own import as_source
 from fedmuon.errors import InputError
 from fedmuon.own import Own
+from fedmuon.recipes import as_recipe
 from fedmuon.results import Result
 
 LAMBDA = {"orthogonalizer": {"lambda": 1.0}}
@@ -158,6 +159,33 @@ def test_a_schedule_is_called_once_a_run(tmp_path: Path) -> None:
     fedmuon.bound(done)
     assert len(said) == 5
     assert json.loads((tmp_path / "objects.json").read_text())["factors"] == said
+
+
+def test_the_aggregate_of_a_recipe_holds_unless_the_config_names_another() -> None:
+    median = replace(as_recipe(scaled(0.1)), aggregate=fedmuon.aggregators.median())
+    of = {**PLAIN, "config": tables(federation={"per-round": 3})}
+    named = fedmuon.run(**of, recipe=scaled(0.1), aggregate="median")
+    held = fedmuon.run(**of, recipe=median)
+    other = fedmuon.run(**of, recipe=median, aggregate="by-samples")
+    assert torch.equal(held.model["weight"], named.model["weight"])
+    assert not torch.equal(other.model["weight"], named.model["weight"])
+
+
+def test_runs_of_one_seed_are_no_seeds_of_one_another() -> None:
+    """They differ in objects, or are one folder; a key that several tables have says its table."""
+    aggregates = [lambda replies, k=k: replies[k].params for k in (0, 1)]
+    runs = [
+        fedmuon.run(tables(federation={"seed": seed}), **PLAIN, aggregate=one)
+        for one in aggregates
+        for seed in (0, 1)
+    ]
+    found = fedmuon.compare([*runs, runs[0], str(runs[0].path)])
+    assert [row["seeds"] for row in found.rows] == [2, 2]
+    assert [row["run"] for row in found.rows] == [run.path.name for run in runs[::2]]
+    again = fedmuon.run(tables(), **PLAIN, aggregate=aggregates[0])
+    assert [row["seeds"] for row in fedmuon.compare([runs[0], again]).rows] == [1, 1]
+    other = fedmuon.run(tables(data={"name": "digits", "train": 60, "test": 10, "minimum": 1}))
+    assert "data.name=digits" in str(fedmuon.compare([again, other]).rows[1]["run"])
 
 
 def test_a_keyword_replaces_what_the_config_was_given() -> None:
