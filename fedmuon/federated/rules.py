@@ -10,13 +10,15 @@ from fedmuon.federated.routing import counts
 from fedmuon.orthogonalizers import Orthogonalizer, as_orthogonalizer
 from fedmuon.own import own_objects, value
 from fedmuon.randomness import Draw, generator
-from fedmuon.reading import reads, unread_by_own_recipe
+from fedmuon.reading import is_default, reads, unread_by_own_recipe
 from fedmuon.registry import takes
 from fedmuon.tasks.base import Task
 from fedmuon.tasks.networks import NetworkTask
 from fedmuon.transforms.base import Chain, Number
 from fedmuon.transforms.probe import require_apart
 from fedmuon.transforms.recipes import Recipe, as_recipe, build
+
+AGGREGATE = "federation.aggregate"
 
 
 def recipe(
@@ -25,8 +27,12 @@ def recipe(
     lr: Number | None = None,
     regularization: Number | None = None,
 ) -> Recipe:
-    """The configured recipe, with the routes of a network's parameters, and its aggregate."""
-    found = _own_recipe(config, what) or _named_recipe(config, what, lr, regularization)
+    """The configured recipe, with the routes of a network's parameters, and its aggregate: that of
+    a recipe of the user's holds where the config says nothing but the plain mean."""
+    mine = _own_recipe(config, what)
+    if mine is not None and is_default(config, AGGREGATE, config.federation.aggregate):
+        return mine
+    found = mine or _named_recipe(config, what, lr, regularization)
     average = value(config, "aggregate", AGGREGATORS, (Aggregator,))
     return replace(found, aggregate=as_aggregator(average))
 
