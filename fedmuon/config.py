@@ -42,7 +42,7 @@ class Config(Table):
     faults: Faults = Faults()
     stability: Stability = Stability()
     output: Output = Output()
-    _given: Own = PrivateAttr(default=NOTHING)
+    _given: Own = PrivateAttr(default_factory=lambda: NOTHING)  # itself, and no copy of it
 
     @property
     def given(self) -> Own:

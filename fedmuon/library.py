@@ -133,7 +133,8 @@ def bound(
     named = {name: value for name, value in given.items() if value is not None}
     if run is None:
         chosen = _unchecked(config)
-        case = of.from_parameters(chosen, size or 200, 0.01 if rho is None else rho, **named)
+        size, rho = 200 if size is None else size, 0.01 if rho is None else rho
+        case = of.from_parameters(chosen, size, rho, **named)
     elif size is not None or config is not None:
         raise InputError("a run has its own config and sizes: give rho, l_orth or l_g alone")
     else:
@@ -189,9 +190,15 @@ def _chosen(
             raise InputError("test is held out beside data that are given: give data, too")
         kept["test"] = test
     given = dataclasses.replace(config.given if isinstance(config, Config) else NOTHING, **kept)
-    there = Path(out or "") / "config.toml"
-    if resume and config is None and not more and out is not None and there.exists():
-        return tables.load(there).beside(given)
+    if resume and config is None and not more and out is not None:
+        there = Path(out) / "config.toml"
+        if not there.exists():
+            raise InputError(
+                f"{out} holds no config.toml, so there is nothing to resume: begin without "
+                "resume=True"
+            )
+        known = tables.nested(tables.load(there))
+        held = {name: keys | held.get(name, {}) for name, keys in known.items()}
     return tables.parse(held).beside(given)
 
 
@@ -208,6 +215,8 @@ def _replacing(held: dict[str, Any], objects: Mapping[str, Any]) -> dict[str, An
             continue
         kept[kind] = None if named else found
         held.setdefault(table, {})[key] = found if named else GIVEN
+        if kind == "task" and not named:
+            held[table].pop("model", None)
     return kept
 
 

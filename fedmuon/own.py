@@ -4,11 +4,14 @@ An object is the value itself, or a function that makes it of what it asks for b
 names: keys of its own table, options (`[local.options]`), and facts such as the shape of a sample.
 """
 
+import contextlib
 import dataclasses
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
+
+from pydantic import ValidationError
 
 from fedmuon.errors import InputError
 from fedmuon.names import is_own
@@ -85,12 +88,31 @@ def value(
 def known(config: Config, kind: str) -> dict[str, Any]:
     """By the name of a parameter: keys of the object's table, then options."""
     table, _ = NAMED[kind]
-    held = getattr(config, "data" if kind == "partition" else table)
+    held = getattr(with_defaults(config), _place(kind))
     keys = (*OFFERED.get(kind, ()), *SHARED.get(kind, ()))
     facts = {_spelled(key): getattr(held, attribute(type(held), key)) for key in keys}
     if kind != "callback":  # those pass on to trackers what they do not know
         facts |= {"seed": config.federation.seed, "rounds": config.federation.rounds}
     return facts | options(config, table)
+
+
+def with_defaults(config: Config) -> Config:
+    """The config in which keys that nobody set are what the objects that ask for them say."""
+    own, changes = own_objects(config), {}
+    for kind, keys in OFFERED.items():
+        held = changes.get(_place(kind), getattr(config, _place(kind)))
+        for key in keys:
+            name, usual = attribute(type(held), key), default(getattr(own, kind), _spelled(key))
+            if usual is not None and name not in held.model_fields_set:
+                with contextlib.suppress(ValidationError):  # a default that no config can hold
+                    found = getattr(type(held).model_validate({name: usual}), name)
+                    changes[_place(kind)] = held = held.model_copy(update={name: found})
+    return config.model_copy(update=changes) if changes else config
+
+
+def _place(kind: str) -> str:
+    """The table that holds the keys that the object of a kind may ask for."""
+    return "data" if kind == "partition" else NAMED[kind][0]
 
 
 Named = tuple[str, str, str, tuple[int, int]]  # kind, settled name, key, the file's stamp
@@ -107,6 +129,7 @@ def _own_objects(config: Config, named: tuple[Named, ...]) -> Own:
     own = _with_named(config.given, named)
     for kind in NAMED:
         if (found := getattr(own, kind)) is not None:
+            _require_given(config, kind)
             _require_keys(config, kind, found)
     for table in {place for place, _ in NAMED.values()}:
         _require_options(config, table, own)
@@ -149,9 +172,18 @@ def _spelled(key: str) -> str:
     return "lam" if key == "lambda" else key.replace("-", "_")
 
 
+def _require_given(config: Config, kind: str) -> None:
+    """Refuse a name beside an object that was given in its place."""
+    table, key = NAMED[kind]
+    if getattr(config.given, kind) is not None and (name := _name(config, kind)) != GIVEN:
+        raise InputError(
+            f"[{table}] {key} = '{name}' is not the {kind} that was given: set it to '{GIVEN}'"
+        )
+
+
 def _require_keys(config: Config, kind: str, found: Any) -> None:
     """Refuse a key that is set and that the object, which alone could read it, does not ask for."""
-    table = "data" if kind == "partition" else NAMED[kind][0]
+    table = _place(kind)
     held = getattr(config, table)
     for key in OFFERED.get(kind, ()):
         value = getattr(held, attribute(type(held), key))

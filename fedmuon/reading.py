@@ -52,7 +52,10 @@ PRIVATELY = _recipes(
     "private recipes read", PRIVATE.__contains__, "choose a recipe dp-... or disk-..."
 )
 NETWORK = _one_of("task.name", ["network"], "networks read")
-DECODER = NETWORK, _one_of("task.model", ["gpt"], "the model gpt reads")
+OURS = Need(
+    "task.name", "network".__eq__, "networks of this package read", "set [task] name = 'network'"
+)
+DECODER = OURS, _one_of("task.model", ["gpt"], "the model gpt reads")
 HEAVY = (
     _recipes("recipes with local momentum read", lambda name: name not in WITHOUT),
     Need(
@@ -96,7 +99,7 @@ NEEDS: dict[str, dict[str, tuple[Need, ...]]] = {
     ),
     "task": {
         **dict.fromkeys(("name", "options"), ALWAYS),
-        "model": (NETWORK,),
+        "model": (OURS,),
         **dict.fromkeys(("width", "depth", "heads", "weights"), DECODER),
     },
     "local": {
@@ -216,6 +219,8 @@ def refusal(config: Config, name: str, value: Any = None) -> str:
 
 def _missing(config: Config, name: str) -> Need | None:
     table, _, key = name.partition(".")
+    if table == "task" and key != "model" and is_own(config.task.name):
+        return None  # which may ask for any
     return next((n for n in NEEDS[table][key] if not n.holds(_value(config, n.key))), None)
 
 

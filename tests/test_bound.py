@@ -6,6 +6,7 @@ import subprocess
 import sys
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -13,6 +14,7 @@ import torch
 from conftest import small
 from typer.testing import CliRunner
 
+import fedmuon
 from fedmuon import analysis
 from fedmuon.config import parse
 from fedmuon.experiments.cli import app
@@ -168,3 +170,12 @@ def test_the_momentum_of_the_matrix_task_never_has_full_rank() -> None:
     assert values[-1] <= 1e-14 * values[0] < values[-2]
     case = bound.find(None, ["orthogonalizer.name=exact-sign"], {})
     assert "tube of Lemma D.12 fails at round 0" in bound.judge(case).refusal
+
+
+@pytest.mark.parametrize(
+    "given", [{"size": 0}, {"size": 10.5}, {"size": -3}, {"rho": math.nan}, {"rho": 0.0}]
+)
+def test_sizes_and_chances_that_are_none_are_refused(given: dict[str, Any]) -> None:
+    (name,) = given
+    with pytest.raises(fedmuon.InputError, match=f"{name} "):
+        fedmuon.bound(**given)

@@ -29,6 +29,7 @@ from fedmuon.transforms.probe import require_sound
 from fedmuon.config import parse
 from fedmuon.data.own import as_source
 from fedmuon.errors import InputError
+from fedmuon.experiments.run import execute
 from fedmuon.own import Own
 from fedmuon.recipes import as_recipe
 from fedmuon.results import Result
@@ -188,6 +189,41 @@ def test_runs_of_one_seed_are_no_seeds_of_one_another() -> None:
     assert "data.name=digits" in str(fedmuon.compare([again, other]).rows[1]["run"])
 
 
+class Wide(nn.Linear):
+    """Whose width is seen in its bias."""
+
+    def __init__(self, width: int = 7) -> None:
+        super().__init__(3, 1)
+        nn.init.constant_(self.bias, width)
+
+
+@pytest.mark.parametrize(("table", "width"), [({}, 7), ({"width": 128}, 128), ({"width": 9}, 9)])
+def test_a_key_that_nobody_set_is_what_its_parameter_says(
+    table: dict[str, Any], width: int, tmp_path: Path
+) -> None:
+    """Then, and when the run is gone on with."""
+    given: dict[str, Any] = {**DATA, "task": Wide, "schedule": lambda round: 0.0}
+    with pytest.raises(Stop):
+        fedmuon.run(
+            tables(task=table, federation={"rounds": 4}), **given, out=tmp_path,
+            callbacks=[Stopping()],
+        )  # fmt: skip
+    done = fedmuon.run(**given, out=tmp_path, resume=True)
+    assert done.model["bias"] == width == done.config.task.width
+
+
+def test_a_map_keeps_its_own_defaults() -> None:
+    said: list[Any] = []
+
+    def own_map(m: torch.Tensor, steps: int = 20, eps: float = 0.5) -> torch.Tensor:
+        said.append((steps, eps))
+        return m
+
+    fedmuon.run(tables(**MUON), **PLAIN, orthogonalizer=own_map)
+    fedmuon.run(tables(**MUON, orthogonalizer={"steps": 3}), **PLAIN, orthogonalizer=own_map)
+    assert set(said) == {(20, 0.5), (3, 0.5)}
+
+
 def test_a_keyword_replaces_what_the_config_was_given() -> None:
     """A name the object of its kind, new data the samples that were held out beside the old."""
     given = Own(data=(X, Y), test=(X[:7], Y[:7]), task=linear(), schedule=lambda round: 0.0)
@@ -229,6 +265,7 @@ MIXING = links.stateless("unit", lambda d, context: {n: v / v.norm() for n, v in
 DRAWING = links.stateless(
     "noisy", lambda d, context: {n: v + torch.randn_like(v) for n, v in d.items()}
 )
+PARTS = [range(20), range(20, 40), range(40, 60)]
 REFUSED: dict[str, tuple[dict[str, Any], str]] = {
     # what is learned
     "frozen": ({**DATA, "task": nn.Linear(3, 1).requires_grad_(False)}, "make it a buffer"),
@@ -269,6 +306,9 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
     "key": (
         {**PLAIN, "orthogonalizer": lambda m: m, "config": MUON | LAMBDA},
         "does not ask for it by a parameter `lam`",
+    ),
+    "model": (
+        {**DATA, "config": {"task": {"name": "torch.nn:Linear", "model": "mlp"}}}, "leave model out"
     ),
     "no-module": ({**PLAIN, "task": "nowhere.at:all"}, "package.module:object"),
     "no-file": ({**PLAIN, "task": "./nowhere.py:all"}, r"there is no file .* \./file.py:object"),
@@ -371,6 +411,12 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
     "short": ({**PLAIN, "partition": lambda y, n, rng: y[:3] > 0}, "no client for each"),
     "who": ({**PLAIN, "partition": lambda y, n, rng: np.full(len(y), n)}, "beyond 0 to 2"),
     "idle": ({**PLAIN, "partition": lambda y, n, rng: np.zeros(len(y), int)}, "deal every client"),
+    "parts-train": (
+        {**PLAIN, "partition": PARTS, "config": {"data": {"train": 30}}}, "leave train out"
+    ),
+    "parts-minimum": (
+        {**PLAIN, "partition": PARTS, "config": {"data": {"minimum": 50}}}, "leave minimum out"
+    ),
     "no-column": ({**PLAIN, "partition": "column"}, "read npz, csv or parquet"),
     # samples
     "no-data": ({**PLAIN, "data": 3}, "give .inputs, labels."),
@@ -381,6 +427,7 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
     "not-finite": ({**PLAIN, "data": (X * np.nan, Y)}, "mend or remove it"),
     "ragged": ({**PLAIN, "data": ([[1, 2], [3]], [1.0, 2.0])}, "the samples are not alike"),
     "test-alone": ({"test": (X, Y)}, "give data, too"),
+    "test-of-source": ({**PLAIN, "data": as_source((X, Y)), "test": (X, Y)}, "leave test out"),
     "unlike-test": ({**PLAIN, "test": (X[:, :2], Y)}, "are not like data"),
     "no-csv": (
         {"config": {"data": {"name": "csv", "folder": "/nowhere.csv"}}}, "no .csv file: name one"
@@ -473,6 +520,28 @@ def test_a_probe_takes_maps_with_proved_constants(shape: Any, dtype: torch.dtype
     [-1.0, float("nan"), float("inf"), 10**400, True, np.True_, "1", 1j, [1.0], np.ones(2),
      torch.ones(2, 2)],
 )  # fmt: skip
+def test_a_name_beside_an_object_is_refused() -> None:
+    named = tables(data={"name": "given"}, task={"name": "given"})
+    given = Own(data=(X, Y), task=linear(), partition=PARTS)
+    with pytest.raises(InputError, match="set it to 'given'"):
+        execute(parse(named).beside(given), Path(tempfile.mkdtemp()))
+
+
+def test_there_is_nothing_to_resume_where_nothing_began(tmp_path: Path) -> None:
+    for given in ({}, PLAIN):
+        with pytest.raises(InputError, match="begin without resume=True"):
+            fedmuon.run(**given, out=tmp_path / "typo", resume=True)
+    assert not (tmp_path / "typo").exists()
+
+
+def test_a_resumed_run_is_held_to_the_keywords(tmp_path: Path) -> None:
+    fedmuon.run(tables(), **PLAIN, out=tmp_path)
+    assert fedmuon.run(**PLAIN, recipe="fedavg", out=tmp_path, resume=True).rounds
+    with pytest.raises(InputError, match="another experiment"):
+        fedmuon.run(**PLAIN, recipe="sgd", out=tmp_path, resume=True)
+
+
+@pytest.mark.parametrize("constant", [-1.0, float("nan"), float("inf")])
 def test_no_constant_is_refused(constant: float) -> None:
     with pytest.raises(InputError, match="give a number of 0 or more") as refused:
         fedmuon.Orthogonalizer(lambda m: m, constant)

@@ -14,7 +14,7 @@ from rich.table import Table
 from fedmuon import config as tables
 from fedmuon import files
 from fedmuon.analysis import Realized, Uniform
-from fedmuon.analysis.theory.checks import at_least, whole
+from fedmuon.analysis.theory.checks import at_least, probability, whole
 from fedmuon.analysis.theory.concentration import effective_size
 from fedmuon.analysis.theory.recursion import OVERFLOW
 from fedmuon.config import Config
@@ -35,9 +35,9 @@ def find(folder: Path | None, changes: list[str], given: dict[str, Any]) -> Case
     for name in {"l_orth", "l_g"} & set(named):
         at_least(name, named[name])
     if folder is None:
-        sizes = whole("size", named.pop("size", 200))
+        size = named.pop("size", 200)
         config = tables.load(None, ["data.train=1_000_000_000", "data.minimum=1", *changes])
-        return from_parameters(config, sizes, **named)
+        return from_parameters(config, size, **named)
     own = [change for change in changes if not change.startswith("stability.")]
     if own or "size" in named:
         raise InputError(
@@ -56,6 +56,7 @@ def from_parameters(
     l_g: float | None = None,
 ) -> Case:
     """N clients of `size` samples each, on any schedule that is drawn uniformly."""
+    size, rho = whole("size", size), probability("rho", rho)
     sizes, per_round = np.full(config.federation.clients, size), config.federation.per_round
     schedule = schedule_of(config)
     factors = schedule and np.array([schedule(r) for r in range(config.federation.rounds)])
@@ -88,7 +89,7 @@ def from_directory(
         shape = start["weight"].shape[:2] if config.task.name == "matrix" else None
     except (OSError, ValueError, KeyError, EOFError, zipfile.BadZipFile) as error:
         raise InputError(f"{folder} is damaged ({error}): make the run afresh") from None
-    part = realized if rho is None else Uniform(plan.per_round, rho)
+    part = realized if rho is None else Uniform(plan.per_round, probability("rho", rho))
     dropped = any("dropped" in record for record in run.records())
     stopped = str((run.summary() or {}).get("stopped", ""))
     l_own = None if (own_map := rules.own_map(config)) is None else own_map.lipschitz

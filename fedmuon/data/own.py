@@ -19,6 +19,10 @@ MEND = "give (inputs, labels) of as many entries each, a torch Dataset of such p
 def as_source(data: Any, test: Any = None, where: str = "given") -> Source:
     """What was given as `data`; samples of `test` come after them, as the source's test part."""
     if isinstance(data, Source):
+        if test is not None:
+            raise InputError(
+                "a Source says itself what is held out: give it official_test, and leave test out"
+            )
         return data
     inputs, labels = _arrays(data)
     official = None

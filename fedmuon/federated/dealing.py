@@ -174,7 +174,15 @@ def _of_parts(config: Config, parts: Any) -> dict[str, int]:
     """How many samples the parts deal, and how few one of them has."""
     sizes = [len(part) for part in parts]
     least = max(1, min(sizes, default=1))
-    return {"train": max(1, sum(sizes)), "minimum": min(config.data.minimum, least)}
+    found = {"train": max(1, sum(sizes)), "minimum": min(config.data.minimum, least)}
+    for name, one in found.items():
+        asked = getattr(config.data, name)
+        if name in config.data.model_fields_set and asked != one:
+            raise InputError(
+                f"[data] {name} = {asked}, and by the partition's index arrays it is {one}: leave "
+                f"{name} out"
+            )
+    return found
 
 
 def _samples(config: Config, source: Source) -> dict[str, Any]:

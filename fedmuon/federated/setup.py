@@ -29,7 +29,7 @@ from fedmuon.federated.simulate import Experiment
 from fedmuon.gemm import fastest, supported
 from fedmuon.names import TABLES, TEXTS
 from fedmuon.own import options as own_options
-from fedmuon.own import own_objects, schedule_of, value
+from fedmuon.own import own_objects, schedule_of, value, with_defaults
 from fedmuon.places import with_objects
 from fedmuon.reading import reads
 from fedmuon.schedules import heavy_tailed
@@ -204,7 +204,7 @@ def experiment(
 def resolve(config: Config) -> Config:
     """Fix what depends on the machine (device, kernel), follows from a rule (002's step sizes) or
     from what the user brings (how many samples, where), so that the run can be repeated."""
-    config = with_objects(fitted(config))
+    config = with_objects(fitted(with_defaults(config)))
     device = _device(config.engine.device)
     dtype, kernel = DTYPES[config.engine.dtype], config.engine.kernel
     if kernel == "auto" and reads(config, "engine.kernel"):
