@@ -14,7 +14,7 @@ from typing import Any
 from pydantic import ValidationError
 
 from fedmuon.errors import InputError
-from fedmuon.names import is_own
+from fedmuon.names import GIVEN, is_own
 from fedmuon.reading import is_default
 from fedmuon.registry import Registry, default, function, imported, made, settled, stamp, takes
 from fedmuon.tables import attribute

@@ -17,22 +17,18 @@ from fedmuon import links
 from fedmuon.config import Config, parse
 from fedmuon.data.own import as_source
 from fedmuon.errors import InputError
-from fedmuon.names import OF_A_ROUND, OF_A_RUN
-from fedmuon.privacy.mechanism import Mechanism
-from fedmuon.tasks.clipping import Clipping
-from fedmuon.transforms.oracle import released
-from fedmuon.transforms.recipes import replace_by_mean
+from fedmuon.experiments.run import execute
 from fedmuon.federated.setup import resolve
 from fedmuon.federated.worker import worker
+from fedmuon.names import OF_A_ROUND, OF_A_RUN
 from fedmuon.own import Own
-from fedmuon.transforms.probe import require_sound
-from fedmuon.config import parse
-from fedmuon.data.own import as_source
-from fedmuon.errors import InputError
-from fedmuon.experiments.run import execute
-from fedmuon.own import Own
+from fedmuon.privacy.mechanism import Mechanism
 from fedmuon.recipes import as_recipe
 from fedmuon.results import Result
+from fedmuon.tasks.clipping import Clipping
+from fedmuon.transforms.oracle import released
+from fedmuon.transforms.probe import require_sound
+from fedmuon.transforms.recipes import replace_by_mean
 
 LAMBDA = {"orthogonalizer": {"lambda": 1.0}}
 MUON = {"local": {"recipe": "fedmuon", "route": "all-matrices"}}
@@ -451,6 +447,8 @@ def test_all_that_a_run_tells_of_itself_is_no_metric_s_name() -> None:
     found = fedmuon.run(tables(), **PLAIN)
     told = {name for record in (found.summary, *found.rounds) for name in record}
     assert told <= {*OF_A_ROUND, *OF_A_RUN}
+
+
 def test_the_callers_draws_go_on() -> None:
     """A module that is made with a run's seed leaves torch's generator as it was."""
     torch.manual_seed(5)
