@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any, cast
 
 from fedmuon.errors import InputError
-from fedmuon.registry import Registry
+from fedmuon.registry import Registry, required
 
 Heard = Callable[[Mapping[str, Any], Any], bool | str | None]
 
@@ -32,6 +32,12 @@ CALLBACKS: Registry[Callback] = Registry()
 
 def as_callback(found: Any) -> Callback:
     """What was given: a callback, or a function of the record and the state of each round."""
+    kind = getattr(found, "function", found)  # one that waits for more than it was told
+    if isinstance(kind, type):
+        raise InputError(
+            f"a callback of {kind.__name__} cannot be made without {', '.join(required(kind))}: "
+            "set it in [output.options], or give the callback itself"
+        )
     if hasattr(found, "on_round") and hasattr(found, "on_end"):
         return found
     if callable(found):

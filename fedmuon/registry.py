@@ -9,17 +9,19 @@ import importlib
 import importlib.util
 import inspect
 import sys
+import traceback
 from collections.abc import Callable, Iterator, Mapping
 from hashlib import sha256
 from pathlib import Path
 from types import ModuleType
 from typing import Any, Generic, TypeVar
 
-from fedmuon.errors import InputError
+from fedmuon.errors import InputError, plain
 from fedmuon.names import GIVEN
 
 Value = TypeVar("Value")
 Maker = TypeVar("Maker", bound=Callable[..., Any])
+USED: dict[str, list[tuple[str, Any]]] = {}  # file -> what a config names there, and the objects
 
 
 class Registry(Generic[Value]):
@@ -59,12 +61,41 @@ def imported(name: str, key: str) -> Any:
         found: Any = _file(Path(place)) if place.endswith(".py") else _module(place)
         for part in path.split("."):
             found = getattr(found, part)
+        file = str(stands_in(settled(name).rpartition(":")[0]))
+        USED.setdefault(file, []).append((f"{key} = '{name}'", found))
     except Exception as error:  # whatever the user's module does when it is imported
         raise InputError(
             f"{key} = '{name}' cannot be imported ({type(error).__name__}: {error}): name an "
             "object as package.module:object or ./file.py:object"
         ) from error
     return found
+
+
+def blamed(error: Exception) -> str | None:
+    """One sentence of an error in an object that a config names: where it was raised, or that it
+    takes other parameters than it was called with. None of any other error."""
+    why = plain(f"{type(error).__name__}: {error}")
+    frames = traceback.extract_tb(error.__traceback__)
+    for frame in reversed(frames):
+        if used := USED.get(frame.filename):
+            names = dict.fromkeys(said for said, one in used if _runs(one, frame.name))
+            said = " or ".join(names or dict.fromkeys(said for said, _ in used))
+            return f"{said} ends in {why} ({frame.filename}, line {frame.lineno}): mend it"
+    for said, one in (pair for used in USED.values() for pair in used):
+        called = getattr(one, "__qualname__", "")
+        begins = str(error).startswith((f"{called}(", f"{called}."))
+        if isinstance(error, TypeError) and called and begins:
+            return f"{said} cannot be called as it has to be ({why}): mend its parameters"
+    return None
+
+
+def _runs(one: Any, name: str) -> bool:
+    """Whether a frame of that name is of the object itself."""
+    return (
+        name == getattr(one, "__name__", "")
+        or hasattr(type(one), name)
+        or (isinstance(one, type) and name in vars(one))
+    )
 
 
 def settled(name: str) -> str:
@@ -113,7 +144,7 @@ def _file(path: Path) -> ModuleType:
     module = sys.modules[name] = importlib.util.module_from_spec(spec)
     module.__dict__["__fedmuon_stamp__"] = now
     try:
-        spec.loader.exec_module(module)
+        exec(compile(path.read_bytes(), path, "exec"), module.__dict__)  # no stale bytecode
     except BaseException:
         del sys.modules[name]
         raise
@@ -136,6 +167,13 @@ def default(found: Any, name: str) -> Any:
     """What a parameter is where nobody gives it; None if it has to be given."""
     parameter = _parameters(found).get(name)
     return None if parameter is None or parameter.default is parameter.empty else parameter.default
+
+
+def required(found: Any) -> list[str]:
+    """The parameters that have to be given."""
+    named = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
+    parameters = _parameters(found).items()
+    return [name for name, one in parameters if one.kind in named and one.default is one.empty]
 
 
 def made(found: Any, known: Mapping[str, Any], values: tuple[type, ...] = ()) -> Any:

@@ -17,6 +17,7 @@ from fedmuon import links
 from fedmuon.config import Config, parse
 from fedmuon.data.own import as_source
 from fedmuon.errors import InputError
+from fedmuon.experiments.cli import main
 from fedmuon.experiments.run import execute
 from fedmuon.federated.setup import resolve
 from fedmuon.federated.worker import worker
@@ -542,6 +543,58 @@ def test_a_resumed_run_is_held_to_the_keywords(tmp_path: Path) -> None:
 @pytest.mark.parametrize("constant", [-1.0, float("nan"), float("inf")])
 def test_no_constant_is_refused(constant: float) -> None:
     with pytest.raises(InputError, match="give a number of 0 or more") as refused:
+FAILING = """
+import torch
+from torch import nn
+
+def schedule(round):
+    return 1 / round
+
+def aggregate(replies):
+    raise KeyError("nothing")
+
+def callback(record, state):
+    raise OSError("full")
+
+def task(shape):
+    return nn.Linear(shape[7], 1)
+
+def data():
+    return undefined
+
+def partition(labels, clients):
+    return None
+"""
+KEYS = ["local.schedule", "federation.aggregate", "output.callback", "task.name", "data.name",
+        "federation.partition"]  # fmt: skip
+
+
+@pytest.mark.parametrize("key", KEYS)
+def test_an_object_that_fails_is_one_sentence_on_the_command_line(
+    key: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Of the key, the object, its error and where that is."""
+    (file := tmp_path / "failing.py").write_text(FAILING)
+    kind = key.removesuffix(".name").rpartition(".")[2]
+    small = ["federation.rounds=2", "federation.clients=3", "data.name=digits", "data.train=60",
+             "data.test=10", "data.minimum=1", f"{key}={file}:{kind}"]  # fmt: skip
+    sets = [part for one in small for part in ("--set", one)]
+    with pytest.raises(SystemExit) as ended:
+        main(["run", "--out", str(tmp_path / "run"), *sets])
+    table, _, name = key.partition(".")
+    said = " ".join(capsys.readouterr().err.split())
+    assert ended.value.code == 2 and f"[{table}] {name} = " in said and f"failing.py:{kind}" in said
+    assert "line " in said or "mend its parameters" in said
+
+
+def test_a_tracker_without_its_folder_is_refused() -> None:
+    with pytest.raises(InputError, match="without folder"):
+        fedmuon.run(tables(output={"callback": "tensorboard"}), **PLAIN)
+
+
+@pytest.mark.parametrize("constant", ["x", -1.0, float("nan"), float("inf")])
+def test_no_constant_is_refused(constant: Any) -> None:
+    with pytest.raises(InputError, match="give a number of 0 or more"):
         fedmuon.Orthogonalizer(lambda m: m, constant)
     assert "\n" not in str(refused.value)
 

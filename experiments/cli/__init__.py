@@ -15,6 +15,7 @@ from fedmuon.experiments.cli.results import compare, report
 from fedmuon.experiments.cli.runs import deploy_demo, doctor, run, stability, suite
 from fedmuon.experiments.cli.theory import bound, flops, stationarity
 from fedmuon.experiments.engines.signals import interruptible
+from fedmuon.registry import blamed
 
 app = typer.Typer(
     help="A laboratory for orthogonalized-momentum (Muon) optimization in federated and private "
@@ -68,10 +69,18 @@ def main(arguments: list[str] | None = None) -> Any:
         except Interrupted as wish:
             complain("interrupted: give the command again")
             raise SystemExit(wish.exit_code) from None
-        except OSError as error:  # a full or closed terminal, temporary folder, name of a file
-            place = error.filename or "the output, or the folder of temporary files (TMPDIR)"
-            complain(f"the system refuses {place} ({error.strerror}): make room, or choose another")
-            raise SystemExit(2) from None
-        except MemoryError:
-            complain("the memory of this machine does not suffice: make the experiment smaller")
-            raise SystemExit(2) from None
+        except Exception as error:
+            if (said := blamed(error) or _of_system(error)) is None:
+                raise
+            complain(said)
+            raise SystemExit(2) from error
+
+
+def _of_system(error: Exception) -> str | None:
+    """What the system refuses, as a sentence."""
+    if isinstance(error, OSError):  # a full or closed terminal, temporary folder, name of a file
+        place = error.filename or "the output, or the folder of temporary files (TMPDIR)"
+        return f"the system refuses {place} ({error.strerror}): make room, or choose another"
+    if isinstance(error, MemoryError):
+        return "the memory of this machine does not suffice: make the experiment smaller"
+    return None
