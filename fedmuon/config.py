@@ -9,7 +9,7 @@ from pydantic import PrivateAttr, ValidationInfo, model_validator
 
 from fedmuon.combinations import impossible
 from fedmuon.names import TEXTS
-from fedmuon.own import NOTHING, Own
+from fedmuon.own import NAMED, NOTHING, Own
 from fedmuon.reading import refusal, unread
 from fedmuon.settings import (
     Data,
@@ -103,7 +103,20 @@ def only_read(tables: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
 
 def load(path: Path | None, overrides: Sequence[str] = ()) -> Config:
     """The TOML file at `path` (or the defaults), with `table.key=value` overrides applied."""
-    return parse(override(read_toml(path) if path else {}, overrides))
+    return parse(override(read(path) if path else {}, overrides))
+
+
+def read(path: Path) -> dict[str, Any]:
+    """A TOML file as nested tables. A `./file.py` that it names lies beside it, and else where the
+    command is given."""
+    held = read_toml(path)
+    for table, key in (*NAMED.values(), ("task", "model")):
+        keys = held.get(table)
+        name = keys.get(key) if isinstance(keys, dict) else None
+        place, _, found = name.rpartition(":") if isinstance(name, str) else ("", "", "")
+        if place.endswith(".py") and (file := path.parent / place).is_file():
+            keys[key] = f"{file.resolve()}:{found}"
+    return held
 
 
 def nested(config: Config) -> dict[str, dict[str, Any]]:

@@ -4,9 +4,10 @@ Everything here is what the commands of the same names do, with objects in place
 caller does not name with `out` is written below a temporary folder, whose path the result has.
 """
 
+import contextlib
 import dataclasses
 import tempfile
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -20,6 +21,11 @@ from fedmuon.results import Comparison, Record, Result, StabilityResult
 if TYPE_CHECKING:
     from fedmuon.callbacks import Callback, Heard
 
+KEYWORDS = {
+    "--resume it": "go on with it by resume=True",
+    "--resume": "resume=True",
+    "--out": "out=",
+}
 Configured = Config | Mapping[str, Any] | str | Path | None
 
 
@@ -67,7 +73,7 @@ def run(
         "orthogonalizer": orthogonalizer, "aggregate": aggregate, "schedule": schedule,
     }  # fmt: skip
     chosen, folder = _chosen(config, objects, test, resume, out), _folder(out, resume)
-    with _shown(progress, "rounds") as (watch, begin):
+    with _in_python(), _shown(progress, "rounds") as (watch, begin):
         execute(chosen, folder, resume, watch, begin, callbacks=callbacks)
     return Result(folder, chosen.given)
 
@@ -104,7 +110,7 @@ def stability(
     table = {name: value for name, value in asked.items() if value is not None}
     more = {"stability": table} if table else {}
     chosen, folder = _chosen(config, objects, test, resume, out, more), _folder(out, resume)
-    with _shown(progress, "neighbours") as (watch, begin):
+    with _in_python(), _shown(progress, "neighbours") as (watch, begin):
         execute(in_doubles(chosen), folder, resume, watch, begin)
     return StabilityResult(folder, chosen.given)
 
@@ -169,7 +175,7 @@ def _nested(config: Configured) -> dict[str, Any]:
     if isinstance(config, Mapping):
         return {name: dict(held) if isinstance(held, Mapping) else held
                 for name, held in config.items()}  # fmt: skip
-    return tables.read_toml(Path(config))
+    return tables.read(Path(config))
 
 
 def _chosen(
@@ -226,10 +232,21 @@ def _folder(out: str | Path | None, resume: bool) -> Path:
     return Path(out) if out is not None else Path(tempfile.mkdtemp(prefix="out-of-fedmuon-"))
 
 
+@contextlib.contextmanager
+def _in_python() -> Iterator[None]:
+    """A refusal names keywords where the command line has options."""
+    try:
+        yield
+    except InputError as error:
+        said = str(error)
+        for option, keyword in KEYWORDS.items():
+            said = said.replace(option, keyword)
+        error.args = (said, *error.args[1:])
+        raise
+
+
 def _shown(progress: bool, counted: str) -> Any:
     """A bar if it is asked for; silence otherwise."""
-    import contextlib
-
     if not progress:
         silent: tuple[Callable[..., None], ...] = (lambda record: None, lambda done, total: None)
         return contextlib.nullcontext(silent)

@@ -15,6 +15,7 @@ from torch import nn
 import fedmuon
 from fedmuon import links
 from fedmuon.config import Config, parse
+from fedmuon.config import load, parse
 from fedmuon.data.own import as_source
 from fedmuon.errors import InputError
 from fedmuon.experiments.cli import main
@@ -24,6 +25,7 @@ from fedmuon.federated.worker import worker
 from fedmuon.names import OF_A_ROUND, OF_A_RUN
 from fedmuon.own import Own
 from fedmuon.privacy.mechanism import Mechanism
+from fedmuon.own import Own, schedule_of
 from fedmuon.recipes import as_recipe
 from fedmuon.results import Result
 from fedmuon.tasks.clipping import Clipping
@@ -535,6 +537,8 @@ def test_there_is_nothing_to_resume_where_nothing_began(tmp_path: Path) -> None:
 
 def test_a_resumed_run_is_held_to_the_keywords(tmp_path: Path) -> None:
     fedmuon.run(tables(), **PLAIN, out=tmp_path)
+    with pytest.raises(InputError, match="with out=, or go on with it by resume=True"):
+        fedmuon.run(tables(), **PLAIN, out=tmp_path)
     assert fedmuon.run(**PLAIN, recipe="fedavg", out=tmp_path, resume=True).rounds
     with pytest.raises(InputError, match="another experiment"):
         fedmuon.run(**PLAIN, recipe="sgd", out=tmp_path, resume=True)
@@ -585,6 +589,24 @@ def test_an_object_that_fails_is_one_sentence_on_the_command_line(
     said = " ".join(capsys.readouterr().err.split())
     assert ended.value.code == 2 and f"[{table}] {name} = " in said and f"failing.py:{kind}" in said
     assert "line " in said or "mend its parameters" in said
+
+
+def test_a_file_lies_beside_the_config_that_names_it_or_where_the_command_is_given(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (config := tmp_path / "a.toml").write_text("[local]\nschedule = './mine.py:schedule'\n")
+    (here := tmp_path / "here").mkdir()
+    monkeypatch.chdir(here)
+    found = {}
+    for folder, factor in ((here, 0.25), (tmp_path, 0.5)):
+        (folder / "mine.py").write_text(f"def schedule(round):\n    return {factor}\n")
+        found[factor] = schedule_of(load(config))
+    assert [found[factor] and found[factor](0) for factor in found] == [0.25, 0.5]
+    (here / "mine.py").write_text("def schedule(round):\n    return 0.125\n")
+    relative = parse({"local": {"schedule": "./mine.py:schedule"}})
+    assert (one := schedule_of(relative)) and one(0) == 0.125
+    monkeypatch.chdir(tmp_path)
+    assert (one := schedule_of(relative)) and one(0) == 0.5
 
 
 def test_a_tracker_without_its_folder_is_refused() -> None:
