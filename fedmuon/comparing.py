@@ -17,7 +17,7 @@ DIGEST = "data.options.digest"  # of samples that were given, which nobody reads
 
 def compared(runs: Sequence[Finished]) -> tuple[list[Record], dict[str, list[list[Record]]]]:
     """A row for each group, with means and standard deviations; and each group's curves by name."""
-    runs = list({path.resolve(): (path, *rest) for path, *rest in runs}.values())
+    runs = list({run[0].resolve(): run for run in runs}.values())
     flats = [flatten(config) for _, config, _, _ in runs]
     differing = _differing(flats)
     shown = [name for name in differing if name != DIGEST]

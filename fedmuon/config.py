@@ -111,9 +111,9 @@ def read(path: Path) -> dict[str, Any]:
     command is given."""
     held = read_toml(path)
     for table, key in (*NAMED.values(), ("task", "model")):
-        keys = held.get(table)
-        name = keys.get(key) if isinstance(keys, dict) else None
-        place, _, found = name.rpartition(":") if isinstance(name, str) else ("", "", "")
+        if not isinstance(keys := held.get(table), dict):
+            continue
+        place, _, found = str(keys.get(key, "")).rpartition(":")
         if place.endswith(".py") and (file := path.parent / place).is_file():
             keys[key] = f"{file.resolve()}:{found}"
     return held

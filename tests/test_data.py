@@ -615,28 +615,28 @@ def test_replacements_fall_back_to_test_samples() -> None:
 
 
 def test_a_mapped_source_is_the_source(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from fedmuon.data.mapped import mapped
+    from fedmuon.data.mapped import _mapped, mapped
 
     monkeypatch.setenv("FEDMUON_CACHE", str(tmp_path / "cache"))
-    mapped.cache_clear()
+    _mapped.cache_clear()
     read_once, plain = mapped("mnist5k", ()), read("mnist5k")
-    mapped.cache_clear()
+    _mapped.cache_clear()
     found = mapped("mnist5k", ())
     assert isinstance(found.inputs, np.memmap) and isinstance(read_once.inputs, np.memmap)
     np.testing.assert_array_equal(found.inputs, plain.inputs)
     np.testing.assert_array_equal(found.labels, plain.labels)
     assert (found.classes, found.official_test) == (plain.classes, plain.official_test)
     assert len(list((tmp_path / "cache").iterdir())) == 1
-    mapped.cache_clear()
+    _mapped.cache_clear()
 
 
 def test_a_changed_file_is_read_anew(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from fedmuon.data.mapped import mapped
+    from fedmuon.data.mapped import _mapped, mapped
 
     monkeypatch.setenv("FEDMUON_CACHE", str(tmp_path / "cache"))
     assert mapped("synthetic", (("n", 30),)).inputs.shape[0] == 30  # made, never cached
     assert not (tmp_path / "cache").exists()
     monkeypatch.setenv("FEDMUON_CACHE", "/proc/nowhere")
-    mapped.cache_clear()
+    _mapped.cache_clear()
     assert mapped("mnist5k", ()).inputs.shape[0] == 5000  # no cache, no harm
-    mapped.cache_clear()
+    _mapped.cache_clear()
