@@ -136,12 +136,11 @@ def drive(
 
 
 def _spending(run: Run, state: ServerState) -> Spending | None:
-    """A private run's account, which must know all that the model has behind it."""
-    ledger = run.directory.path / "ledger.jsonl"
-    found = Spending.open(ledger, run.config, run.experiment, run.data.sizes, state.params)
-    if found:
-        found.ledger.require(state.round, run.directory.ledger_head())
-    return found
+    """A private run's account."""
+    if run.experiment.recipe.mechanism is None:
+        return None
+    ledger, head = run.directory.path / "ledger.jsonl", run.directory.ledger_head()
+    return Spending.open(ledger, run.config, run.experiment, run.data.sizes, state, head)
 
 
 def _finished(directory: RunDirectory) -> Record | None:

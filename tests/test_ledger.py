@@ -104,6 +104,17 @@ def test_a_ledger_behind_the_model_is_refused(tmp_path: Path) -> None:
         Ledger.open(tmp_path / "other.jsonl", "config").require(2, saved)
 
 
+@pytest.mark.parametrize("left", [0, 1, 300])
+def test_a_refused_ledger_is_left_as_it_is(tmp_path: Path, left: int) -> None:
+    """A file that is empty or cut is not begun anew or mended when the model knows of more."""
+    file = filled(tmp_path / "ledger.jsonl").path
+    os.truncate(file, left)
+    held = file.read_bytes()
+    with pytest.raises(InputError, match="says nothing of round"):
+        Ledger.open(file, "config", done=3)
+    assert file.read_bytes() == held
+
+
 def _lines(file: Path, count: int) -> bytes:
     return b"".join(file.read_bytes().splitlines(keepends=True)[:count])
 

@@ -17,6 +17,7 @@ import numpy as np
 from fedmuon import config as tables
 from fedmuon.config import Config
 from fedmuon.errors import InputError
+from fedmuon.federated.aggregate import ServerState
 from fedmuon.federated.simulate import Experiment, Round
 from fedmuon.privacy.accounting import Answer, epsilon
 from fedmuon.privacy.calibration import noise_for
@@ -110,15 +111,22 @@ class Spending:
 
     @classmethod
     def open(
-        cls, path: Path, config: Config, experiment: Experiment, sizes: np.ndarray, params: Params
+        cls,
+        path: Path,
+        config: Config,
+        experiment: Experiment,
+        sizes: np.ndarray,
+        state: ServerState,
+        head: str | None = None,
     ) -> "Spending | None":
-        """The account kept in the file at `path`; None for a run that is not private."""
+        """The account kept in the file at `path`, which must know all that the model of `state` has
+        behind it, saved beside `head`; None for a run that is not private."""
         mechanism = experiment.recipe.mechanism
         if mechanism is None:
             return None
         mark = hashlib.sha256(tables.dump(config).encode()).hexdigest()
-        ledger = Ledger.open(path, mark, mechanism.repeatable)
-        blocks = mechanism.clipping.blocks(params)
+        ledger = Ledger.open(path, mark, mechanism.repeatable, state.round, head)
+        blocks = mechanism.clipping.blocks(state.params)
         return cls(config, mechanism, ledger, sizes, blocks, experiment)
 
     def ahead(self, rounds: Iterator[Round], done: int) -> Iterator[Round]:

@@ -61,12 +61,19 @@ class Ledger:
     heads: list[str] = field(default_factory=list)  # after each line, the first one included
 
     @classmethod
-    def open(cls, path: Path, fingerprint: str, repeatable: bool = False) -> "Ledger":
+    def open(
+        cls,
+        path: Path,
+        fingerprint: str,
+        repeatable: bool = False,
+        done: int = 0,
+        head: str | None = None,
+    ) -> "Ledger":
         """The ledger of the run with this fingerprint (a hash of its config); begun if not there.
-        `repeatable` noise follows from a seed.
+        `repeatable` noise follows from a seed; `done` and `head` are what a model has behind it.
 
         A last line that a kill cut off was not yet durable, so nothing of it was released: it is
-        cut away. Any other damage, and another run's ledger, are refused.
+        cut away. Any other damage, and another run's ledger, are refused and left as they are.
         """
         first = {
             "ledger": FORMAT,
@@ -75,15 +82,14 @@ class Ledger:
             "sampling": "poisson",
             "noise": "repeatable" if repeatable else "secret",
         }
-        if not path.exists():
-            return cls(path)._started(first)
         with mendable(path, "read"):
-            content = path.read_bytes()
+            content = path.read_bytes() if path.exists() else b""
         whole = content[: content.rfind(b"\n") + 1]
+        ledger = cls(path)._replayed(whole, first)
+        ledger.require(done, head)
         if len(whole) < len(content):
             with mendable(path, "write"):
                 os.truncate(path, len(whole))
-        ledger = cls(path)._replayed(whole, first)
         return ledger if whole else ledger._started(first)
 
     @classmethod
