@@ -514,11 +514,6 @@ def test_a_probe_takes_maps_with_proved_constants(shape: Any, dtype: torch.dtype
     require_sound(fedmuon.Orthogonalizer(lambda m: m, 1.0), torch.zeros(1, *shape, dtype=dtype))
 
 
-@pytest.mark.parametrize(
-    "constant",
-    [-1.0, float("nan"), float("inf"), 10**400, True, np.True_, "1", 1j, [1.0], np.ones(2),
-     torch.ones(2, 2)],
-)  # fmt: skip
 def test_a_name_beside_an_object_is_refused() -> None:
     named = tables(data={"name": "given"}, task={"name": "given"})
     given = Own(data=(X, Y), task=linear(), partition=PARTS)
