@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from fedmuon.config import Config
 from fedmuon.errors import InputError, Interrupted
 from fedmuon.experiments.engines.ray_cluster import Handed, connected, kill_clients, quieten
-from fedmuon.experiments.engines.signals import interruptible
+from fedmuon.experiments.engines.signals import FLOWER, interruptible
 from fedmuon.federated.simulate import Engine
 
 if TYPE_CHECKING:
@@ -93,7 +93,7 @@ def _in_a_thread(simulate: Callable[[], None], outcome: "Future[Result]") -> Non
 
     ended = Future[None]()
     stopping.forget()
-    thread = threading.Thread(target=_settle, args=(ended, simulate), name="flower", daemon=True)
+    thread = threading.Thread(target=_settle, args=(ended, simulate), name=FLOWER, daemon=True)
     thread.start()
     try:
         thread.join()
