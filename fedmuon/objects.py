@@ -20,6 +20,7 @@ from fedmuon.config import Config
 from fedmuon.data.own import digest
 from fedmuon.data.source import Source
 from fedmuon.errors import InputError
+from fedmuon.federated.dealing import own_digest
 from fedmuon.federated.plan import Plan
 from fedmuon.files import AFRESH, Record
 from fedmuon.own import NAMED, own_objects
@@ -40,7 +41,9 @@ def described(config: Config, source: Source | None = None) -> Record:
             # A schedule's values are written, so what it remembers between calls does not matter.
             told = "\n".join([*_file(config, kind), *_parts(mine, {}, state=kind != "schedule")])
             found[kind] = sha256(told.encode()).hexdigest()[:16]
-    if source is not None and (own.data is not None or reads(config, "data.folder")):
+    if source is not None and own.data is not None:
+        found["data"] = own_digest(config)
+    elif source is not None and reads(config, "data.folder"):
         found["data"] = digest(source)
     return found
 

@@ -42,14 +42,17 @@ settings.register_profile(
 settings.load_profile("repeatable")
 
 # Each group has one worker, which starts its tests one after the other; the larger a group, the
-# sooner. Two clusters would fight for the cores, and what a module makes is made once.
+# sooner, and what a group makes is made once. Two of three mostly wait for processes: -n 3.
 GROUPS = {
-    "deployments": ("tests/test_deployment.py", "tests/test_project.py"),
+    "deployments": (
+        "tests/test_deployment.py",
+        "tests/test_process_life.py",
+        "tests/test_project.py",
+    ),
     "clusters": (
         "tests/test_engines_agree.py",
         "tests/test_examples.py::test_an_example_on_ray_is_that_inline",
         "tests/test_examples.py::test_named_objects_are_the_same_on_ray",
-        "tests/test_process_life.py",
         "tests/test_suite.py::test_ray_tasks_give_the_same_results",
     ),
     "readme": ("tests/test_readme.py",),  # later commands read what earlier ones wrote
@@ -79,7 +82,7 @@ class OneForGroups(LoadScopeScheduling):
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Producer) -> OneForGroups:
-    """How `pytest -n 2` shares the tests out."""
+    """How `pytest -n` shares the tests out."""
     return OneForGroups(config, log)
 
 

@@ -16,6 +16,7 @@ from safetensors.numpy import load_file
 from fedmuon.config import Config
 from fedmuon.drive import drive, prepare
 from fedmuon.errors import InputError
+from fedmuon.experiments.engines import ray_engine
 from fedmuon.experiments.engines.ray_engine import engine
 from fedmuon.experiments.laboratory import bound
 from fedmuon.experiments.laboratory.measure import Laboratory
@@ -281,12 +282,20 @@ def test_drop_averages_the_others_and_says_so(
 
 
 def test_the_stability_command_on_ray_is_that_inline(
-    cluster: str, live: LiveGrid, tmp_path: Path
+    live: LiveGrid, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The command's own grid, and the sound ClientApp."""
-    live.close()
+    """The run, then its neighbours, each on a grid; those of commands of their own are started by
+    the examples."""
+    asked = []
     stability(small(**NEIGHBOURS[0]), tmp_path / "inline")
-    stability(config(cluster, **NEIGHBOURS[0]), tmp_path / "ray")
+
+    def on_grid(config: Config, work: Callable, verbose: bool) -> object:
+        asked.append(config)
+        return live.do(work)
+
+    monkeypatch.setattr(ray_engine, "on_grid", on_grid)
+    stability(config("", **NEIGHBOURS[0]), tmp_path / "ray")
+    assert len(asked) == 2
     same_neighbours(tmp_path / "inline", tmp_path / "ray")
 
 

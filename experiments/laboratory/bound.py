@@ -19,7 +19,7 @@ from fedmuon.analysis.theory.concentration import effective_size
 from fedmuon.analysis.theory.recursion import OVERFLOW
 from fedmuon.config import Config
 from fedmuon.errors import InputError
-from fedmuon.experiments.laboratory.facts import facts, finite, listed
+from fedmuon.experiments.laboratory.facts import BOUND_NAMES, facts, finite, listed
 from fedmuon.experiments.laboratory.verdict import Case, Verdict, by_kind, judge
 from fedmuon.own import NOTHING, Own, schedule_of
 
@@ -174,13 +174,12 @@ def constant_of(record: dict[str, Any]) -> str:
 
 def table(record: dict[str, Any]) -> Table:
     """The same for people."""
-    names = ("value", "h", "g", "delta", "failure", "n_eff", "l_orth", "max_exposure",
-             "max_certificate", "status")  # fmt: skip
-    rows = [(name, "-" if record[name] is None else record[name]) for name in names]
+    named = (BOUND_NAMES | {"status": "status"}).items()
+    rows = [(words, "-" if record[name] is None else record[name]) for name, words in named]
     for kind, other in record["kinds"].items():
         if kind != record["kind"] and other["l_orth"] != record["l_orth"]:
             constant = "overflows" if other["l_orth"] is None else f"{other['l_orth']:.6g}"
             value = "-" if other["value"] is None else f"{other['value']:.6g}"
-            rows.append((f"with {kind} L_orth", f"value {value}, l_orth {constant}"))
+            rows.append((f"with its {kind} constant", f"bound {value}, constant {constant}"))
     rows += [*listed("assumes", record["assumptions"]), ("note", record["note"])]
     return facts(f"bound with {constant_of(record)}", [*rows, ("why", record["refusal"])])

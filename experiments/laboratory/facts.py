@@ -7,6 +7,13 @@ from rich.markup import escape
 from rich.table import Table
 from rich.text import Text
 
+# What the numbers of bound.json are, for people.
+BOUND_NAMES = {"value": "bound", "h": "sharp-stability branch H", "g": "bounded-difference "
+               "branch G", "delta": "δ", "failure": "probability that it fails",
+               "l_orth": "Lipschitz constant of the map", "n_eff": "effective sample size",
+               "max_exposure": "largest ε_i of a client",
+               "max_certificate": "largest certificate of a client"}  # fmt: skip
+
 Facts = Iterable[tuple[str, object]]
 
 

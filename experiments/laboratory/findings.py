@@ -14,13 +14,11 @@ from fedmuon.analysis.report.columns import MEND, TRIALS, read_csv, read_json
 from fedmuon.analysis.report.findings import Findings, Picture, circumstances, number
 from fedmuon.errors import InputError
 from fedmuon.experiments.laboratory import figure
+from fedmuon.experiments.laboratory.facts import BOUND_NAMES
 from fedmuon.files import require_sound
 
-BOUND_NAMES = {"value": "bound", "h": "sharp-stability branch H", "g": "bounded-difference "
-               "branch G", "delta": "δ", "l_orth": "Lipschitz constant of the map",
-               "n_eff": "effective sample size", "gap": "measured gap",
-               "gap_low": "lower end of its 95% interval",
-               "gap_high": "upper end of its 95% interval"}  # fmt: skip
+NAMES = BOUND_NAMES | {"gap": "measured gap", "gap_low": "lower end of its 95% interval",
+                       "gap_high": "upper end of its 95% interval"}  # fmt: skip
 BOUND_WORDS = ("c_hp", "kind", "status", "assumptions", "refusal")
 MODES = {"all": "census of all {} neighbours", "own": "{} random neighbours",
          "worst": "the {} neighbours predicted to be worst"}  # fmt: skip
@@ -28,7 +26,7 @@ MODES = {"all": "census of all {} neighbours", "own": "{} random neighbours",
 
 def findings(folder: Path) -> Findings:
     """The findings of a run with neighbours; a census must be whole."""
-    record = read_json(folder / "bound.json", (*BOUND_NAMES, *BOUND_WORDS))
+    record = read_json(folder / "bound.json", (*NAMES, *BOUND_WORDS))
     summary = read_json(folder / "summary.json", ("recipe", "data", "rounds", "seconds"))
     neighbours = read_csv(folder / "neighbours.csv", TRIALS)
     mode = _mode(folder, neighbours)
@@ -42,7 +40,7 @@ def findings(folder: Path) -> Findings:
         claims=run_claims(neighbours, record, census),
         numbers_title="The bound",
         head=("", "value"),
-        numbers=[(text, number(record[name])) for name, text in BOUND_NAMES.items()],
+        numbers=[(text, number(record[name])) for name, text in NAMES.items()],
         note=_note(record),
         pictures=[Picture.known("census", functools.partial(figure.census, neighbours))],
         stands_on=stands_on(record, str(record["kind"])),

@@ -38,6 +38,11 @@ def _read(own: Own, asked: Asked, where: str) -> Source:
     return as_source(made(own.data, dict(asked), (Source, tuple, list)), own.test, where)
 
 
+def own_digest(config: Config) -> str:
+    """What tells the samples that the user brings from others."""
+    return _digest(*_asked(config))
+
+
 @lru_cache(maxsize=2)
 def _digest(own: Own, asked: Asked, where: str) -> str:
     """Hashed once: a worker resolves the config for each of its clients."""
@@ -138,7 +143,7 @@ def fitted(config: Config) -> Config:
     if own.data is not None:
         source = own_source(config)
         changes["data"] = _samples(config, source) | changes["data"]
-        told = {**dict(config.data.options), "digest": _digest(*_asked(config))}
+        told = {**dict(config.data.options), "digest": own_digest(config)}
         changes["data"]["options"] = told
         if not source.classes and "partition" not in federation.model_fields_set:
             changes["federation"].setdefault("partition", "iid")

@@ -1,6 +1,7 @@
 """From a config to the rules of a round: the local chain, the server's rule, the aggregate."""
 
 from dataclasses import replace
+from functools import lru_cache
 
 from fedmuon.aggregators import AGGREGATORS, Aggregator, as_aggregator
 from fedmuon.combinations import unprivate_run
@@ -37,8 +38,9 @@ def recipe(
     return replace(found, aggregate=as_aggregator(average))
 
 
+@lru_cache(maxsize=4)
 def _own_recipe(config: Config, what: Task) -> Recipe | None:
-    """The user's, None if it is one of ours."""
+    """The user's, tried once for all clients of a worker process; None if it is one of ours."""
     if (mine := own_objects(config).recipe) is None:
         return None
     facts = {"orthogonalizer": own_map(config), "task": what}

@@ -118,12 +118,11 @@ class Spending:
         sizes: np.ndarray,
         state: ServerState,
         head: str | None = None,
-    ) -> "Spending | None":
-        """The account kept in the file at `path`, which must know all that the model of `state` has
-        behind it, saved beside `head`; None for a run that is not private."""
+    ) -> "Spending":
+        """The account of a private run, kept in the file at `path`, which must know all that the
+        model of `state` has behind it, saved beside `head`."""
         mechanism = experiment.recipe.mechanism
-        if mechanism is None:
-            return None
+        assert mechanism is not None
         mark = hashlib.sha256(tables.dump(config).encode()).hexdigest()
         ledger = Ledger.open(path, mark, mechanism.repeatable, state.round, head)
         blocks = mechanism.clipping.blocks(state.params)
