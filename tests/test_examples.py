@@ -114,7 +114,7 @@ def same_models(a: dict[str, Tensor], b: dict[str, Tensor]) -> None:
 
 
 # The command, in the folder of a config that names objects by file and by module.
-SAID = [sys.executable, "-m", "fedmuon.experiments.cli", "run"]
+SAID = [sys.executable, "-m", "fedmuon", "run"]
 PLACE = {"cwd": EXAMPLES, "env": os.environ | {"PYTHONPATH": str(ROOT)}}
 command = partial(subprocess.run, capture_output=True, text=True, **PLACE)
 
