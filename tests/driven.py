@@ -33,7 +33,7 @@ class Driver:
         self.said = Path(tempfile.mkstemp(prefix="driven-")[1])
         with self.said.open("wb") as said:
             self.process = subprocess.Popen(
-                [sys.executable, "-m", "fedmuon.experiments.cli", *arguments],
+                [sys.executable, "-m", "fedmuon", *arguments],
                 cwd=ROOT,
                 env={**os.environ, "PYTHONPATH": str(ROOT)},
                 stdin=subprocess.DEVNULL,

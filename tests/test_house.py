@@ -26,7 +26,7 @@ ONLY_IN = {
 
 
 # These load the other rooms when they are called.
-LATE = ("fedmuon/library.py", "fedmuon/results.py", "fedmuon/__init__.py")
+LATE = ("fedmuon/library.py", "fedmuon/results.py", "fedmuon/__init__.py", "fedmuon/__main__.py")
 
 
 def imports(file: Path) -> set[str]:

@@ -35,7 +35,7 @@ def project(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def fedmuon(folder: Path, *arguments: str) -> str:
     """What the command says when it is given in a folder; it ends well."""
-    command = [sys.executable, "-P", "-m", "fedmuon.experiments.cli", *arguments]
+    command = [sys.executable, "-P", "-m", "fedmuon", *arguments]
     ended = subprocess.run(command, cwd=folder, capture_output=True, text=True)
     assert ended.returncode == 0, ended.stderr
     return ended.stdout

@@ -120,7 +120,7 @@ class Nursery:
 
     def _spawn(self, order: Mapping[str, Any], environment: Mapping[str, str]) -> int:
         folder = Path(order["folder"])
-        command = [sys.executable, "-m", "fedmuon.experiments.cli", *order["arguments"]]
+        command = [sys.executable, "-m", "fedmuon", *order["arguments"]]
         if order["tamper"]:
             command = [sys.executable, "-m", "tests.chaos.tamper", json.dumps(order)]
         with (folder / "out").open("wb") as out, (folder / "err").open("wb") as err:
