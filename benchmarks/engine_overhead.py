@@ -38,7 +38,7 @@ SETTINGS = {
 def ours(folder: Path, data: str) -> list[float]:
     """Seconds of every round of `fedmuon run --engine ray`."""
     given = [f"--set={key}={value}" for key, value in {**SETTINGS, "data.name": data}.items()]
-    script = [sys.executable, "-m", "fedmuon.experiments.cli", "run", "--out", str(folder), *given]
+    script = [sys.executable, "-m", "fedmuon", "run", "--out", str(folder), *given]
     done = subprocess.run(script, capture_output=True, text=True, check=False)
     if done.returncode:
         raise SystemExit(done.stderr[-2000:])
