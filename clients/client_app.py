@@ -7,7 +7,7 @@ that this worker process has served, and the objects that the config describes.
 import faulthandler
 import math
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from functools import lru_cache, partial
@@ -15,13 +15,21 @@ from typing import Any
 
 import numpy as np
 import torch
-from flwr.app import ArrayRecord, ConfigRecord, Context, Message, MetricRecord, RecordDict
+from flwr.app import (
+    ArrayRecord,
+    ConfigRecord,
+    Context,
+    Message,
+    MessageType,
+    MetricRecord,
+    RecordDict,
+)
 from flwr.clientapp import ClientApp
 
 from fedmuon.config import unflatten
 from fedmuon.errors import InputError, plain
 from fedmuon.federated.evaluate import risk
-from fedmuon.federated.local import Broadcast, cohort_round
+from fedmuon.federated.local import Broadcast, cohort_round, cohorts
 from fedmuon.federated.wire import distrusted, named, pack, received
 from fedmuon.federated.worker import Worker, worker
 from fedmuon.own import NOTHING, Own
@@ -57,27 +65,43 @@ def query(message: Message, context: Context) -> Message:
 
 def train(message: Message, context: Context, fetch: Fetch = nothing) -> Message:
     """One client's round of local steps."""
-    number = _partition(context)
+    (reply,) = train_together([message], [context], fetch)
+    return reply
+
+
+def train_together(
+    messages: Sequence[Message], contexts: Sequence[Context], fetch: Fetch = nothing
+) -> list[Message]:
+    """The same of clients that are asked the same, whom the core steps as one stack."""
+    numbers = [_partition(context) for context in contexts]
     with distrusted():
-        config, round, stack, rows, factor = _request(message)
-        most = float(message.metadata.ttl)
+        config, round, stack, rows, factor = _request(messages[0])
+        most = float(messages[0].metadata.ttl)
     with deadline(most):
-        client = _client(config, number, fetch())
+        clients = [_client(config, number, fetch()) for number in numbers]
         with distrusted():
-            shard = client.shard if rows is None else client.with_neighbours(rows)
-            params, states = _arrays(message, client, stack)
-        sent, plan = Broadcast(round, params, states), client.plan
+            shards = [one.shard if rows is None else one.with_neighbours(rows) for one in clients]
+            params, states = _arrays(messages[0], clients[0], stack)
+        sent, recipe, plan = Broadcast(round, params, states), clients[0].recipe, clients[0].plan
         if factor is not None:  # the user's schedule is called once a run, by the server
             plan = replace(plan, factor=lambda round: factor)
-        (reply,) = cohort_round(client.recipe, client.task, plan, [(number, shard)], sent)
-    return _reply(
-        message,
-        {
-            "arrays": ArrayRecord(pack(reply.params, reply.states)),
-            "metrics": MetricRecord({"loss": reply.loss.double().tolist()}),
-            "who": ConfigRecord({"partition": number, "round": round}),
-        },
-    )
+        task, pairs = clients[0].task, list(zip(numbers, shards, strict=True))
+        replies = [
+            reply
+            for cohort in cohorts(task, params, pairs)
+            for reply in cohort_round(recipe, task, plan, cohort, sent)
+        ]
+    return [
+        _reply(
+            message,
+            {
+                "arrays": ArrayRecord(pack(reply.params, reply.states)),
+                "metrics": MetricRecord({"loss": reply.loss.double().tolist()}),
+                "who": ConfigRecord({"partition": reply.client, "round": round}),
+            },
+        )
+        for message, reply in zip(messages, replies, strict=True)
+    ]
 
 
 def evaluate(message: Message, context: Context, fetch: Fetch = nothing) -> Message:
@@ -156,9 +180,26 @@ def _reply(message: Message, records: dict) -> Message:
     return Message(RecordDict(records), reply_to=message)
 
 
+class Clients(ClientApp):
+    """A ClientApp that can answer for many clients at once, of one process."""
+
+    def __init__(self, fetch: Fetch) -> None:
+        super().__init__()
+        self._fetch = fetch
+
+    def together(self, messages: list[Message], contexts: list[Context]) -> list[Message]:
+        """Replies to one round's messages, which share their content."""
+        first = messages[0]
+        if any(one.content is not first.content for one in messages[1:]):
+            raise InputError("these messages do not ask for the same")
+        if first.metadata.message_type != MessageType.TRAIN:
+            return [self(*pair) for pair in zip(messages, contexts, strict=True)]
+        return train_together(messages, contexts, self._fetch)
+
+
 def client_app(fetch: Fetch = nothing) -> ClientApp:
     """The ClientApp of clients that are handed those objects."""
-    made = ClientApp()
+    made = Clients(fetch)
     made.query()(query)
     made.train()(partial(train, fetch=fetch))
     made.evaluate()(partial(evaluate, fetch=fetch))

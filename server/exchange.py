@@ -3,6 +3,7 @@
 import contextlib
 import time
 from collections.abc import Iterable, Sequence
+from typing import Protocol, runtime_checkable
 
 from flwr.app import Message, MessageType, RecordDict
 from flwr.serverapp import Grid
@@ -12,6 +13,19 @@ from fedmuon.federated.wire import distrusted
 from fedmuon.server import stopping
 
 FIRST_PAUSE, LAST_PAUSE = 0.005, 0.1  # seconds between looks; small rounds should not wait
+
+
+@runtime_checkable
+class Numbered(Protocol):
+    """A grid that knows who holds what, and wakes whoever waits for a reply."""
+
+    def node_of(self, partition: int) -> int:
+        """The node that holds a partition."""
+        ...
+
+    def wait(self, seconds: float) -> None:
+        """Until a reply comes, for so long at most."""
+        ...
 
 
 def exchange(grid: Grid, messages: Sequence[Message], deadline: float) -> dict[int, Message]:
@@ -24,7 +38,11 @@ def exchange(grid: Grid, messages: Sequence[Message], deadline: float) -> dict[i
     replies: dict[int, Message] = {}
     end, pause = time.monotonic() + deadline, FIRST_PAUSE
     while waiting and time.monotonic() < end:
-        stopping.pause(pause)
+        if isinstance(grid, Numbered):
+            grid.wait(min(LAST_PAUSE, max(0.0, end - time.monotonic())))
+            stopping.pause(0.0)
+        else:
+            stopping.pause(pause)
         found = list(grid.pull_messages(set(waiting)))
         for reply in found:
             number = waiting.pop(reply.metadata.reply_to_message_id, None)

@@ -23,7 +23,7 @@ from fedmuon.federated.local import Reply
 from fedmuon.federated.simulate import Engine, Experiment, Fault, Round
 from fedmuon.federated.wire import distrusted, pack, received
 from fedmuon.server import stopping
-from fedmuon.server.exchange import arrays_of, exchange, meet, reason
+from fedmuon.server.exchange import Numbered, arrays_of, exchange, meet, reason
 
 PAUSE = 2.0  # seconds more before every further attempt: a killed worker needs them to return
 
@@ -147,7 +147,9 @@ class FedMuonStrategy(Strategy):
     def _meet(self, grid: Grid, clients: list[int]) -> None:
         """Know the nodes of these clients; at first wait for all of them to appear."""
         table = self.config.faults
-        if not set(clients) <= set(self.nodes):
+        if isinstance(grid, Numbered):
+            self.nodes = {client: grid.node_of(client) for client in clients}
+        elif not set(clients) <= set(self.nodes):
             everyone = range(self.config.federation.clients)
             wanted, patience = (
                 (clients, table.deadline) if self.nodes else (everyone, table.patience)

@@ -18,7 +18,7 @@ MAY_IMPORT = {
 }
 ONLY_IN = {
     "flwr": ("clients/", "server/", "experiments/engines/"),
-    "ray": ("experiments/suites/sweep.py", "experiments/engines/"),
+    "ray": ("server/grid.py", "experiments/suites/sweep.py", "experiments/engines/"),
     "matplotlib": ("analysis/report/style.py", "figure.py"),
     "typer": ("experiments/cli/",),
     "rich": ("experiments/",),
@@ -26,7 +26,13 @@ ONLY_IN = {
 
 
 # These load the other rooms when they are called.
-LATE = ("fedmuon/library.py", "fedmuon/results.py", "fedmuon/__init__.py", "fedmuon/__main__.py")
+LATE = (
+    "fedmuon/library.py",
+    "fedmuon/results.py",
+    "fedmuon/__init__.py",
+    "fedmuon/__main__.py",
+    "fedmuon/flower.py",
+)
 
 
 def imports(file: Path) -> set[str]:

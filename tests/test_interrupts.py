@@ -3,8 +3,6 @@
 import os
 import shlex
 import signal
-import subprocess
-import sys
 import threading
 import time
 from collections.abc import Callable, Sequence
@@ -89,19 +87,6 @@ def test_in_the_last_look(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> No
     execute(None, directory.path, resume=True)
     execute(config, tmp_path / "whole")
     assert same(directory.path, tmp_path / "whole", "model.safetensors", "momentum.safetensors")
-
-
-def test_a_program_ends_beside_a_thread_that_does_not() -> None:
-    """As one of Flower's that waits for a client that was killed."""
-    code = (
-        "import threading, time\n"
-        "from fedmuon.experiments.engines import signals\n"
-        "signals.LEAVING = 0.2\n"
-        "for name, daemon in (('flower', True), ('pool', False)):\n"
-        "    threading.Thread(target=time.sleep, args=(900,), name=name, daemon=daemon).start()\n"
-        "signals.leave(143)"
-    )
-    assert subprocess.run([sys.executable, "-c", code], timeout=300).returncode == 143
 
 
 def interrupted(*given: object) -> None:

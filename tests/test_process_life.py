@@ -11,7 +11,6 @@ import time
 import tomllib
 import urllib.error
 import urllib.request
-from concurrent.futures import Future
 from pathlib import Path
 
 import pytest
@@ -27,10 +26,8 @@ from driven import (
 )
 
 from fedmuon.errors import Interrupted
-from fedmuon.experiments.engines import ray_engine
 from fedmuon.experiments.engines.guard import OWNER, GuardedFolder, clear_abandoned
 from fedmuon.experiments.engines.signals import interruptible
-from fedmuon.server import stopping
 
 ROOT = Path(__file__).resolve().parent.parent
 GONE = 30.0  # seconds: a fifth of a second on an idle machine
@@ -155,24 +152,6 @@ def test_a_hangup_is_ignored_under_nohup() -> None:
         assert signal.getsignal(signal.SIGHUP) is signal.SIG_IGN
     finally:
         signal.signal(signal.SIGHUP, before)
-
-
-def test_flower_may_have_left_ray_before_its_clients_are_ended(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    done = Future[None]()
-
-    def simulate() -> None:
-        time.sleep(0.5)  # until somebody waits for it
-        os.kill(os.getpid(), signal.SIGTERM)
-        with pytest.raises(Interrupted):
-            stopping.pause(60)
-        done.set_result(None)
-
-    monkeypatch.setattr(ray_engine, "kill_clients", lambda: pytest.fail("Ray is gone"))
-    with interruptible(), pytest.raises(Interrupted):
-        ray_engine._in_a_thread(simulate, done)
-    stopping.forget()
 
 
 ASK = """

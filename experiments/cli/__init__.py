@@ -14,7 +14,7 @@ from fedmuon.experiments.cli.project import make_text, new
 from fedmuon.experiments.cli.results import compare, report
 from fedmuon.experiments.cli.runs import deploy_demo, doctor, run, stability, suite
 from fedmuon.experiments.cli.theory import bound, flops, stationarity
-from fedmuon.experiments.engines.signals import interruptible, leave
+from fedmuon.experiments.engines.signals import interruptible
 from fedmuon.registry import blamed
 
 app = typer.Typer(
@@ -68,7 +68,7 @@ def main(arguments: list[str] | None = None) -> Any:
             raise SystemExit(2) from None
         except Interrupted as wish:
             complain("interrupted: give the command again")
-            leave(wish.exit_code)
+            raise SystemExit(wish.exit_code) from None
         except Exception as error:
             if (said := blamed(error) or _of_system(error)) is None:
                 raise

@@ -15,7 +15,6 @@ from rich.text import Text
 from typer import Argument, Option
 
 from fedmuon.errors import InputError, Interrupted, plain
-from fedmuon.experiments.engines.signals import leave
 
 if TYPE_CHECKING:
     from fedmuon.config import Config
@@ -72,7 +71,7 @@ def resumable(folder: Path, command: Sequence[str]) -> Iterator[None]:
         begun = any((folder / name).exists() for name in ("config.toml", "suite.lock"))
         saved = f"what was finished is saved, go on with: {again}"
         complain(f"interrupted: {saved if begun else 'nothing was written yet'}")
-        leave(wish.exit_code)
+        raise SystemExit(wish.exit_code) from None
 
 
 def sound(arguments: list[str] | None) -> list[str] | None:

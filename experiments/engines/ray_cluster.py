@@ -145,18 +145,6 @@ def _signals_kept() -> Iterator[None]:
                 signal.signal(end, handler)
 
 
-def kill_clients() -> None:
-    """End the actors of this driver for good, whatever they are doing."""
-    import ray
-
-    private = importlib.import_module("ray._private.state")
-    core = importlib.import_module("ray._private.worker").global_worker.core_worker
-    mine = ray.get_runtime_context().get_job_id()
-    for number, actor in private.actors().items():
-        if actor["JobID"] == mine and actor["State"] != "DEAD":
-            core.kill_actor(ray.ActorID(bytes.fromhex(number)), True)
-
-
 @dataclass(frozen=True)
 class Handed:
     """An object of the caller's in Ray's store, of which every worker takes one copy."""

@@ -1,17 +1,14 @@
 """Ctrl-C, SIGTERM and SIGHUP unwind the program, so that it can save what it has and say so."""
 
 import contextlib
-import os
 import signal
 import threading
 from collections.abc import Iterator
 from types import FrameType
-from typing import NoReturn
 
 from fedmuon.errors import Interrupted
 
 ENDS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
-FLOWER, LEAVING = "flower", 5.0  # the thread in which Flower runs; seconds
 
 
 @contextlib.contextmanager
@@ -45,16 +42,6 @@ def _unwind(number: int, frame: FrameType | None) -> None:
     for end in ends:
         signal.signal(end, signal.SIG_DFL)
     raise Interrupted(number)
-
-
-def leave(code: int) -> NoReturn:
-    """End the program when all is saved and said. A thread of Flower's that waits for a killed
-    client is not waited for: Ray may never answer it."""
-    if any(one.name == FLOWER for one in threading.enumerate()):
-        last = threading.Timer(LEAVING, os._exit, [code])
-        last.daemon = True
-        last.start()
-    raise SystemExit(code)
 
 
 def _heed_no_more(number: int, frame: FrameType | None) -> None:

@@ -1,8 +1,9 @@
 """A client's round: E steps of the chain from the server's model (001, Algorithm 1, lines 4-11)."""
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from typing import TypeVar
 
 import torch
 from torch import Tensor
@@ -13,6 +14,8 @@ from fedmuon.federated.shards import Shard
 from fedmuon.tasks.base import Batch, Params, Task
 from fedmuon.transforms.base import Context, States, forbidden_gradient
 from fedmuon.transforms.recipes import Recipe
+
+Client = TypeVar("Client")
 
 
 @dataclass(frozen=True)
@@ -33,6 +36,14 @@ class Reply:
     states: States
     loss: Tensor
     samples: int = 1
+
+
+def cohorts(task: Task, params: Params, clients: Sequence[Client]) -> Iterator[list[Client]]:
+    """Clients in groups that are stepped together while their stack stays small."""
+    entries = sum(value.numel() for value in params.values())
+    size = max(1, task.stack_limit // entries)
+    for start in range(0, len(clients), size):
+        yield list(clients[start : start + size])
 
 
 def cohort_round(

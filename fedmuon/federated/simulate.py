@@ -6,9 +6,9 @@ from dataclasses import dataclass
 import numpy as np
 
 from fedmuon.federated.aggregate import ServerState, aggregate, broadcast, mean_loss
-from fedmuon.federated.local import cohort_round
+from fedmuon.federated.local import cohort_round, cohorts
 from fedmuon.federated.plan import Plan
-from fedmuon.federated.shards import Shard, Shards
+from fedmuon.federated.shards import Shards
 from fedmuon.tasks.base import Task
 from fedmuon.transforms.recipes import Recipe
 
@@ -49,26 +49,18 @@ Engine = Callable[[Experiment, ServerState], Iterator[Round]]
 
 def rounds(experiment: Experiment, state: ServerState) -> Iterator[Round]:
     """The rounds that remain after `state` (001, Algorithm 1)."""
-    recipe, plan = experiment.recipe, experiment.plan
+    recipe, plan, shards = experiment.recipe, experiment.plan, experiment.shards
     for number in range(state.round, plan.rounds):
         participants, sent = plan.participants(number), broadcast(recipe, state)
         replies = [
             reply
-            for cohort in _cohorts(experiment, participants, state)
-            for reply in cohort_round(recipe, experiment.task, plan, cohort, sent)
+            for some in cohorts(experiment.task, state.params, participants)
+            for reply in cohort_round(
+                recipe, experiment.task, plan, [(int(i), shards[int(i)]) for i in some], sent
+            )
         ]
         state = aggregate(recipe, state, replies, plan.factor_at(number))
         yield Round(state, participants, participants, mean_loss(replies))
-
-
-def _cohorts(
-    experiment: Experiment, participants: np.ndarray, state: ServerState
-) -> Iterator[list[tuple[int, Shard]]]:
-    """Participants in groups that are stepped together while their stack stays small."""
-    entries = sum(value.numel() for value in state.params.values())
-    size = max(1, experiment.task.stack_limit // entries)
-    for start in range(0, len(participants), size):
-        yield [(int(i), experiment.shards[int(i)]) for i in participants[start : start + size]]
 
 
 def simulate(experiment: Experiment, state: ServerState, engine: Engine = rounds) -> ServerState:

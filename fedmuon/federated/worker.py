@@ -1,4 +1,4 @@
-"""One client apart from all others: what a worker process of a deployment holds."""
+"""One client apart from all others: what a worker process holds, dealt once for all its clients."""
 
 import dataclasses
 from dataclasses import dataclass
@@ -59,12 +59,6 @@ def _samples(config: Config) -> Source:
     return mapped(config.data.name, tuple(sorted(options_of(config).items())))
 
 
-@lru_cache(maxsize=1)
-def _rules(config: Config, what: Task) -> Recipe:
-    """One recipe for all clients of a worker process."""
-    return recipe(config, what)
-
-
 @lru_cache(maxsize=2)  # one replica, and a stack of them
 def _template(task: Task, recipe: Recipe, stack: int) -> tuple[Params, States]:
     """Made once for all messages; nobody writes to it."""
@@ -73,28 +67,50 @@ def _template(task: Task, recipe: Recipe, stack: int) -> tuple[Params, States]:
     return params, {name: states[name] for name in recipe.sent}
 
 
-def worker(config: Config, client: int) -> Worker:
-    """Client i of a config; of the source's samples only its own are mapped."""
+@dataclass(frozen=True)
+class Everybody:
+    """What is the same for all clients: rules, samples, and whose they are; client i's are those at
+    rows[offsets[i]:offsets[i + 1]]."""
+
+    recipe: Recipe
+    task: Task
+    plan: Plan
+    samples: Source
+    rows: np.ndarray
+    offsets: np.ndarray
+    normalize: str
+
+
+@lru_cache(maxsize=1)
+def everybody(config: Config) -> Everybody:
+    """Made once for all clients of a worker process."""
     told, config = config, resolve(config)
     require_same_samples(told, config)
     samples = _samples(config)
     train, owner, _ = deal(config, samples)
-    rows = train[owner == client]
-    inputs = flat_rows(samples.inputs[rows], config.data.normalize)
+    sizes = np.bincount(owner, minlength=config.federation.clients)
     # Only the server begins a run: stored weights need not be where its clients are.
     bare = config.model_copy(update={"task": config.task.model_copy(update={"weights": ""})})
     shape = samples.inputs.shape[1:]
     what = task(bare, shape, samples.classes, samples.vocabulary, samples.inputs.dtype)
-    batch = Batch(
-        torch.from_numpy(inputs).to(what.device, what.dtype),
-        targets_on(what.device, what.dtype, samples.labels[rows]),
-    )
-    return Worker(
-        client,
-        _rules(config, what),  # pyright: ignore[reportArgumentType]  frozen, so it has a hash
+    return Everybody(
+        recipe(config, what),
         what,
         plan(config),
-        Shard(batch),
         samples,
+        train[np.argsort(owner, kind="stable")],
+        np.concatenate([[0], np.cumsum(sizes)]),
         config.data.normalize,
     )
+
+
+def worker(config: Config, client: int) -> Worker:
+    """Client i of a config; of the source's samples only its own are mapped."""
+    of = everybody(config)
+    rows = of.rows[of.offsets[client] : of.offsets[client + 1]]
+    inputs, what = flat_rows(of.samples.inputs[rows], of.normalize), of.task
+    batch = Batch(
+        torch.from_numpy(inputs).to(what.device, what.dtype),
+        targets_on(what.device, what.dtype, of.samples.labels[rows]),
+    )
+    return Worker(client, of.recipe, what, of.plan, Shard(batch), of.samples, of.normalize)

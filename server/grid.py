@@ -1,0 +1,302 @@
+"""Flower's Grid on Ray actors: messages go straight to a worker, replies straight back.
+
+Flower's own simulation keeps messages in a table that it scans, one message a node a scan. Here a
+worker is handed the messages of many clients in one call; what they share crosses once a call. A
+node is a number, so a client costs nothing until it is asked.
+
+A worker that dies, or does not answer in time, comes back; what it had is asked again one message
+at a time, so that the one at fault takes no other with it.
+"""
+
+import contextlib
+import copy
+import math
+import time
+from collections import deque
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol, runtime_checkable
+
+import ray
+from flwr.app import Context, Message, RecordDict
+from flwr.clientapp import ClientApp
+from flwr.serverapp import Grid
+from flwr.supercore.run import Run
+from ray.exceptions import RayError
+
+from fedmuon.server.flower_parts import (
+    context,
+    empty_run,
+    identify,
+    numbered,
+    refusal,
+    with_content,
+)
+
+SHARED = 100_000  # bytes; what Ray would copy into its store for each call goes there once
+LOOK = 5.0  # seconds between looks for machines that have joined
+
+
+@runtime_checkable
+class Together(Protocol):
+    """A ClientApp that answers several messages at once, which it may not change."""
+
+    def together(self, messages: list[Message], contexts: list[Context]) -> list[Message]:
+        """A reply to each."""
+        ...
+
+
+class Worker:
+    """An actor that answers for any client."""
+
+    def __init__(self, app: ClientApp, nodes: int, config: dict[str, Any]) -> None:
+        identify()
+        self._app, self._nodes, self._config = app, nodes, config
+
+    def ready(self) -> list[tuple[Message, RecordDict | None]]:
+        """Nothing, once it can answer."""
+        return []
+
+    def answer(
+        self, content: Any, messages: list[Message], states: list[RecordDict | None]
+    ) -> list[tuple[Message, RecordDict | None]]:
+        """Replies, each with what its client keeps; `content` is what those without one share."""
+        if content is not None:
+            for message in messages:
+                message.content = content
+        contexts = [
+            context(message.metadata.dst_node_id, self._nodes, state, self._config)
+            for message, state in zip(messages, states, strict=True)
+        ]
+        replies = [] if len(messages) == 1 else self._together(messages, contexts)
+        replies = replies or list(map(self._alone, messages, contexts))
+        return [(reply, held.state or None) for reply, held in zip(replies, contexts, strict=True)]
+
+    def _together(self, messages: list[Message], contexts: list[Context]) -> list[Message]:
+        """Nothing where that fails: asked one by one, the client at fault is known."""
+        if isinstance(self._app, Together):
+            with contextlib.suppress(Exception):
+                return self._app.together(messages, contexts)
+        return []
+
+    def _alone(self, message: Message, context: Context) -> Message:
+        own = message
+        if not isinstance(self._app, Together):  # an app may do with its message what it likes
+            own = with_content(message, copy.deepcopy(message.content))
+        try:
+            reply = self._app(own, context)
+            numbered(reply)
+            return reply
+        except Exception as error:
+            return refusal(message, f"{type(error).__name__}: {error}", raised=True)
+
+
+@dataclass
+class Batch:
+    """Messages that a worker is asked at once, and when it has to have answered."""
+
+    messages: list[Message]
+    end: float = math.inf
+
+
+class RayGrid(Grid):
+    """The nodes 0 to N - 1, whose ClientApp runs in workers of the Ray that is connected."""
+
+    def __init__(
+        self,
+        client_app: ClientApp,
+        num_supernodes: int,
+        *,
+        workers: int | None = None,
+        most: int | None = None,
+        pieces: int = 4,
+        resources: dict[str, float] | None = None,
+        run_config: dict[str, Any] | None = None,
+    ) -> None:
+        """`resources` are options of Ray's actors; `workers` are as many as fit unless given, and
+        never more than `most`, the messages of a round. Apps that take one message at a time
+        are asked in `pieces` calls a worker and round, for an even load."""
+        identify()
+        self.nodes, self._run = num_supernodes, empty_run()
+        self._pieces = 1 if isinstance(client_app, Together) else pieces
+        self._asked, self._most = workers, most or num_supernodes
+        self._resources = {"num_cpus": 1.0, **(resources or {})}
+        self._make = ray.remote(Worker).options(max_restarts=-1, **self._resources).remote
+        self._held = (client_app, num_supernodes, run_config or {})
+        self._queue: deque[Batch] = deque()
+        self._running: dict[Any, tuple[Any, Batch]] = {}
+        self._done: dict[str, Message] = {}
+        self._states: dict[int, RecordDict] = {}
+        self._idle: list[Any] = []
+        self._workers: list[Any] = []
+        self._looked = -math.inf
+        self._grow()
+
+    def __enter__(self) -> "RayGrid":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """End the workers."""
+        for worker in self._workers:
+            with contextlib.suppress(RayError):
+                ray.kill(worker)
+        self._workers, self._idle, self._running = [], [], {}
+        self._queue.clear()
+
+    def set_run(self, run: Run) -> None:
+        """Take that for the run."""
+        self._run = run
+
+    @property
+    def run(self) -> Run:
+        """What Flower knows of the run."""
+        return self._run
+
+    def create_message(
+        self,
+        content: RecordDict,
+        message_type: str,
+        dst_node_id: int,
+        group_id: str,
+        ttl: float | None = None,
+    ) -> Message:
+        """A message to a node."""
+        return Message(content, dst_node_id, message_type, ttl=ttl, group_id=group_id)
+
+    def get_node_ids(self) -> Iterable[int]:
+        """All nodes, which are always there."""
+        return range(self.nodes)
+
+    def node_of(self, partition: int) -> int:
+        """The node that holds a partition; nobody has to ask them all."""
+        return partition
+
+    def push_messages(self, messages: Iterable[Message]) -> list[str]:
+        """Ask the workers; the ids of the messages."""
+        self._grow()
+        sent = list(messages)
+        names = [numbered(message) for message in sent]
+        self._queue.extend(self._batches(sent))
+        self._dispatch()
+        return names
+
+    def pull_messages(self, message_ids: Iterable[str]) -> list[Message]:
+        """The replies to these that have come."""
+        self.wait(0.0)
+        return [self._done.pop(name) for name in message_ids if name in self._done]
+
+    def send_and_receive(
+        self, messages: Iterable[Message], *, timeout: float | None = None
+    ) -> list[Message]:
+        """Ask, and wait for the answers."""
+        end = math.inf if timeout is None else time.monotonic() + timeout
+        names, replies = self.push_messages(messages), []
+        while len(replies) < len(names) and time.monotonic() < end:
+            self.wait(min(1.0, end - time.monotonic()))
+            replies += self.pull_messages(names)
+        return replies
+
+    def wait(self, seconds: float) -> None:
+        """Until a reply comes, for so long at most."""
+        self._end_late()
+        if self._running:
+            ready, _ = ray.wait(list(self._running), timeout=seconds)
+            others = [one for one in self._running if one not in ready] if ready else []
+            more = ray.wait(others, num_returns=len(others), timeout=0)[0] if others else []
+            for place in [*ready, *more]:
+                self._take(place)
+            self._dispatch()
+        elif not self._done:
+            time.sleep(seconds)
+
+    def _batches(self, messages: Sequence[Message]) -> Iterator[Batch]:
+        """An even share of the messages for each worker, or several smaller ones."""
+        pieces = max(1, len(self._workers)) * self._pieces
+        size = max(1, math.ceil(len(messages) / pieces))
+        for start in range(0, len(messages), size):
+            yield Batch(list(messages[start : start + size]))
+
+    def _dispatch(self) -> None:
+        """Give the next messages to the workers that have none."""
+        shared: dict[int, Any] = {}
+        while self._queue and self._idle:
+            self._ask(self._idle.pop(), self._queue.popleft(), shared)
+
+    def _ask(self, worker: Any, batch: Batch, shared: dict[int, Any]) -> None:
+        """One call; large content that several calls share lies in Ray's store once."""
+        ttl = min(message.metadata.ttl for message in batch.messages)
+        batch.end = time.monotonic() + (ttl if len(batch.messages) == 1 else ttl / 2)
+        content, sent = apart(batch.messages)
+        if content is not None and _large(content):
+            if id(content) not in shared:
+                shared[id(content)] = ray.put(content)
+            content = shared[id(content)]
+        states = [self._states.get(one.metadata.dst_node_id) for one in batch.messages]
+        self._running[worker.answer.remote(content, sent, states)] = (worker, batch)
+
+    def _take(self, place: Any) -> None:
+        """The replies of one call; what failed is asked again one by one, or refused."""
+        worker, batch = self._running.pop(place)
+        try:
+            found = ray.get(place)
+        except RayError as error:
+            self._running[worker.ready.remote()] = (worker, Batch([]))  # until it is back
+            if len(batch.messages) > 1:
+                self._queue.extendleft(Batch([one]) for one in reversed(batch.messages))
+            else:
+                for message in batch.messages:
+                    self._keep(refusal(message, f"{type(error).__name__}: {error}"))
+            return
+        self._idle.append(worker)
+        for reply, state in found:
+            self._keep(reply)
+            if state is not None:
+                self._states[reply.metadata.src_node_id] = state
+
+    def _keep(self, reply: Message) -> None:
+        self._done[reply.metadata.reply_to_message_id] = reply
+
+    def _end_late(self) -> None:
+        """End workers that take longer than their messages live."""
+        now = time.monotonic()
+        for worker, batch in list(self._running.values()):
+            if batch.end < now:
+                batch.end = math.inf
+                ray.kill(worker, no_restart=False)
+
+    def _grow(self) -> None:
+        """As many workers as were asked for, or as fit on the machines that are there now."""
+        if (now := time.monotonic()) < self._looked + LOOK:
+            return
+        self._looked = now
+        wanted = self._asked or min(self._most, _fitting(self._resources))
+        for _ in range(wanted - len(self._workers)):
+            worker = self._make(*self._held)
+            self._workers.append(worker)
+            self._running[worker.ready.remote()] = (worker, Batch([]))
+
+
+def apart(messages: Sequence[Message]) -> tuple[RecordDict | None, list[Message]]:
+    """The content that all messages share, and these without it; if they do not, they keep it."""
+    content = messages[0].content
+    if any(one.content is not content for one in messages[1:]):
+        return None, list(messages)
+    return content, [with_content(one, None) for one in messages]
+
+
+def _large(content: RecordDict) -> bool:
+    records = content.array_records.values()
+    return sum(len(array.data) for record in records for array in record.values()) > SHARED
+
+
+def _fitting(resources: dict[str, float]) -> int:
+    """How many actors of these resources the machines have room for."""
+    names = {"num_cpus": "CPU", "num_gpus": "GPU", "memory": "memory"}
+    held = ray.cluster_resources()
+    rooms = [
+        held.get(names.get(name, name), 0.0) // need for name, need in resources.items() if need
+    ]
+    return max(1, int(min(rooms, default=1)))

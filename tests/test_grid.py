@@ -1,0 +1,146 @@
+"""Flower's Grid on Ray actors, with an app of plain Flower and with our own."""
+
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from conftest import small
+from flwr.app import ArrayRecord, ConfigRecord, Message, MessageType, RecordDict
+from plain_flower import NODES, ROUNDS, client_app, server_app
+from test_engines_agree import distance
+
+from fedmuon.clients import client_app as clients
+from fedmuon.drive import drive, prepare
+from fedmuon.experiments.engines.ray_cluster import connected
+from fedmuon.experiments.engines.ray_engine import engine
+from fedmuon.experiments.run import execute
+from fedmuon.federated import setup
+from fedmuon.flower import RayGrid, simulate
+from fedmuon.server.flower_parts import server_context
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
+
+
+@pytest.fixture(scope="module")
+def ray(cluster: str) -> Iterator[None]:
+    with connected(cluster):
+        yield
+
+
+@pytest.fixture(scope="module")
+def grid(ray: None) -> Iterator[RayGrid]:
+    """One worker, so that its messages come together."""
+    with RayGrid(client_app, NODES, workers=1, pieces=1) as found:
+        yield found
+
+
+def messages(ttl: float = 60.0, **orders: Any) -> list[Message]:
+    """One to each node, of one content."""
+    content = RecordDict({"arrays": ArrayRecord([np.zeros(3)]), "config": ConfigRecord(orders)})
+    return [Message(content, node, MessageType.TRAIN, ttl=ttl) for node in range(NODES)]
+
+
+def answers(grid: RayGrid, sent: list[Message]) -> dict[int, float | str]:
+    """By node: what it added to the model, or why there is no reply."""
+    found = {}
+    for reply in grid.send_and_receive(sent, timeout=100):
+        node = reply.metadata.src_node_id
+        record = None if reply.has_error() else reply.content.array_records["arrays"]
+        found[node] = record.to_numpy_ndarrays()[0][0] if record else reply.error.reason
+    return found
+
+
+def test_each_node_answers_for_itself(grid: RayGrid) -> None:
+    """And what one does with its message, no other one sees."""
+    assert answers(grid, messages()) == {node: float(node) for node in range(NODES)}
+    assert list(grid.get_node_ids()) == list(range(NODES))
+
+
+@pytest.mark.parametrize(
+    ("order", "why"), [("raises", "on fire"), ("dies", "Actor"), ("sleeps", "Actor")]
+)
+def test_one_that_fails_takes_no_other_with_it(grid: RayGrid, order: str, why: str) -> None:
+    """Its worker comes back, and asks the others again one by one."""
+    found = answers(grid, messages(ttl=3.0 if order == "sleeps" else 60.0, **{order: 4}))
+    assert why in str(found.pop(4))
+    assert found == {node: float(node) for node in range(NODES) if node != 4}
+    assert answers(grid, messages())[4] == 4.0
+
+
+def test_what_is_late_is_not_waited_for(grid: RayGrid) -> None:
+    replies = grid.send_and_receive(messages(sleeps=0, ttl=2.0), timeout=0.3)
+    assert len(replies) < NODES
+    assert answers(grid, messages()) == {node: float(node) for node in range(NODES)}
+
+
+def test_an_app_of_plain_flower_is_flowers_fedavg(cluster: str, ray: None) -> None:
+    """Against the mean by hand; clients remember between rounds, and read the run's config."""
+    with RayGrid(client_app, NODES, run_config={"scale": 2.0}) as grid:
+        context = server_context({})
+        server_app(grid, context)
+    weights = np.arange(1, NODES + 1)
+    mean = np.average(2.0 * np.arange(NODES), weights=weights)
+    (model,) = context.state.array_records["arrays"].to_numpy_ndarrays()
+    np.testing.assert_allclose(model, ROUNDS * mean, rtol=1e-12)
+    assert context.state["metrics"]["times"] == ROUNDS - 1
+
+
+def test_our_clients_are_stepped_together(
+    ray: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In one call a round, to the same model; an id tells which process answered."""
+    what, calls = small(engine={"name": "ray"}), []
+    run = prepare(setup.resolve(what), tmp_path / "ray")
+    with RayGrid(clients.app, what.federation.clients, workers=1) as grid:
+        ask = grid._ask
+        monkeypatch.setattr(grid, "_ask", lambda *given: (calls.append(given), ask(*given))[1])
+        drive(run, engine(run.config, grid))
+    execute(small(), tmp_path / "inline")
+    assert distance(tmp_path / "inline", tmp_path / "ray") <= 1e-12
+    assert len(calls) == what.federation.rounds
+
+
+def test_a_million_nodes_cost_nothing(grid: RayGrid) -> None:
+    content = RecordDict({"arrays": ArrayRecord([np.zeros(3)]), "config": ConfigRecord()})
+    with RayGrid(client_app, 10**6, workers=1) as many:
+        sent = [Message(content, node, MessageType.TRAIN) for node in (0, 999_999)]
+        assert answers(many, sent) == {0: 0.0, 999_999: 999_999.0}
+
+
+def test_flower_wants_to_know_who_makes_messages() -> None:
+    """Negative control of what `flower_parts` does, in a process where nobody did it."""
+    code = (
+        "from flwr.app import Message, RecordDict\n"
+        "try:\n"
+        "    Message(RecordDict(), 1, 'train')\n"
+        "except RuntimeError:\n"
+        "    from fedmuon.server import flower_parts\n"
+        "    flower_parts.identify()\n"
+        "    message = Message(RecordDict(), 1, 'train')\n"
+        "    name = flower_parts.numbered(message)\n"
+        "    assert message.metadata.message_id == name\n"
+        "    bare = flower_parts.with_content(message, None)\n"
+        "    assert message.has_content() and not bare.has_content()\n"
+        "    reply = flower_parts.refusal(message, 'why')\n"
+        "    assert reply.metadata.reply_to_message_id == name and reply.error.reason == 'why'\n"
+        "    print('known')\n"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120)
+    assert done.stdout == "known\n", done.stderr
+
+
+def test_simulate_is_one_call(monkeypatch: pytest.MonkeyPatch, cluster: str) -> None:
+    monkeypatch.setattr("fedmuon.experiments.engines.ray_cluster.connected", joined)
+    context = simulate(server_app, client_app, NODES, address=cluster, workers=1)
+    assert context.state["metrics"]["times"] == ROUNDS - 1  # type: ignore
+
+
+@contextmanager
+def joined(address: str, verbose: bool = False) -> Iterator[None]:
+    """Ray is connected already."""
+    yield
