@@ -34,6 +34,7 @@ from fedmuon.server.flower_parts import (
 )
 
 SHARED = 100_000  # bytes; what Ray would copy into its store for each call goes there once
+TRIES = 4  # calls that a worker may fail without having answered one
 LOOK = 5.0  # seconds between looks for machines that have joined
 
 
@@ -97,6 +98,7 @@ class Batch:
 
     messages: list[Message]
     end: float = math.inf
+    tries: int = 0  # of a worker that is waited for
 
 
 class RayGrid(Grid):
@@ -243,7 +245,7 @@ class RayGrid(Grid):
         try:
             found = ray.get(place)
         except RayError as error:
-            self._running[worker.ready.remote()] = (worker, Batch([]))  # until it is back
+            self._await(worker, batch.tries + 1, error)
             if len(batch.messages) > 1:
                 self._queue.extendleft(Batch([one]) for one in reversed(batch.messages))
             else:
@@ -255,6 +257,15 @@ class RayGrid(Grid):
             self._keep(reply)
             if state is not None:
                 self._states[reply.metadata.src_node_id] = state
+
+    def _await(self, worker: Any, tries: int = 0, error: RayError | None = None) -> None:
+        """Use the worker when it answers; one that cannot start is left, and the last one tells."""
+        if tries < TRIES:
+            self._running[worker.ready.remote()] = (worker, Batch([], tries=tries))
+        else:
+            self._workers.remove(worker)
+            if not self._workers and error is not None:
+                raise error
 
     def _keep(self, reply: Message) -> None:
         self._done[reply.metadata.reply_to_message_id] = reply
@@ -276,7 +287,7 @@ class RayGrid(Grid):
         for _ in range(wanted - len(self._workers)):
             worker = self._make(*self._held)
             self._workers.append(worker)
-            self._running[worker.ready.remote()] = (worker, Batch([]))
+            self._await(worker)
 
 
 def apart(messages: Sequence[Message]) -> tuple[RecordDict | None, list[Message]]:

@@ -11,7 +11,9 @@ import numpy as np
 import pytest
 from conftest import small
 from flwr.app import ArrayRecord, ConfigRecord, Message, MessageType, RecordDict
+from flwr.clientapp import ClientApp
 from plain_flower import NODES, ROUNDS, client_app, server_app
+from ray.exceptions import RayError
 from test_engines_agree import distance
 
 from fedmuon.clients import client_app as clients
@@ -88,6 +90,21 @@ def test_an_app_of_plain_flower_is_flowers_fedavg(cluster: str, ray: None) -> No
     (model,) = context.state.array_records["arrays"].to_numpy_ndarrays()
     np.testing.assert_allclose(model, ROUNDS * mean, rtol=1e-12)
     assert context.state["metrics"]["times"] == ROUNDS - 1
+
+
+class Broken(ClientApp):
+    """An app that no process but this one can load."""
+
+    def __reduce__(self) -> tuple:
+        return exec, ("raise ImportError('no module named such')",)
+
+
+def test_an_app_that_cannot_be_loaded_is_an_error(ray: None) -> None:
+    with (
+        RayGrid(Broken(), NODES, workers=1) as grid,
+        pytest.raises(RayError, match="no module named such"),
+    ):
+        grid.send_and_receive(messages(), timeout=60)
 
 
 def test_our_clients_are_stepped_together(
