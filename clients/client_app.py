@@ -26,7 +26,7 @@ from flwr.app import (
 )
 from flwr.clientapp import ClientApp
 
-from fedmuon.config import unflatten
+from fedmuon.config import Config, unflatten
 from fedmuon.errors import InputError, plain
 from fedmuon.federated.evaluate import risk
 from fedmuon.federated.local import Broadcast, cohort_round, cohorts
@@ -128,11 +128,16 @@ def evaluate(message: Message, context: Context, fetch: Fetch = nothing) -> Mess
 
 @lru_cache(maxsize=64)
 def _client(config: FlatConfig, client: int, own: Own) -> Worker:
-    """What the config says of one client, made once per worker process."""
+    """What the config says of one client; of those that come again soon it is kept."""
+    return worker(_config(config, own), client)
+
+
+@lru_cache(maxsize=2)
+def _config(config: FlatConfig, own: Own) -> Config:
+    """The config of a message, read once per worker process."""
     torch.set_num_threads(int(os.environ.get("FEDMUON_CLIENT_THREADS", "1")))
     with distrusted():
-        read = unflatten(dict(config))
-    return worker(read.beside(own), client)
+        return unflatten(dict(config)).beside(own)
 
 
 def _request(
