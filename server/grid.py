@@ -34,6 +34,7 @@ from fedmuon.server.flower_parts import (
 )
 
 SHARED = 100_000  # bytes; what Ray would copy into its store for each call goes there once
+MEMORY = 0.7e9  # bytes of a worker that has loaded torch and Flower
 TRIES = 4  # calls that a worker may fail without having answered one
 LOOK = 5.0  # seconds between looks for machines that have joined
 
@@ -304,9 +305,9 @@ def _large(content: RecordDict) -> bool:
 
 
 def _fitting(resources: dict[str, float]) -> int:
-    """How many actors of these resources the machines have room for."""
-    names = {"num_cpus": "CPU", "num_gpus": "GPU", "memory": "memory"}
-    held = ray.cluster_resources()
+    """How many actors of these resources the machines have room for, memory included."""
+    names = {"num_cpus": "CPU", "num_gpus": "GPU"}
+    resources, held = {"memory": MEMORY, **resources}, ray.cluster_resources()
     rooms = [
         held.get(names.get(name, name), 0.0) // need for name, need in resources.items() if need
     ]
