@@ -9,88 +9,27 @@ at a time, so that the one at fault takes no other with it.
 """
 
 import contextlib
-import copy
 import math
 import time
 from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol, runtime_checkable
+from typing import Any
 
 import ray
-from flwr.app import Context, Message, RecordDict
+from flwr.app import Message, RecordDict
 from flwr.clientapp import ClientApp
 from flwr.serverapp import Grid
 from flwr.supercore.run import Run
 from ray.exceptions import RayError
 
-from fedmuon.server.flower_parts import (
-    context,
-    empty_run,
-    identify,
-    numbered,
-    refusal,
-    with_content,
-)
+from fedmuon.server.flower_parts import empty_run, identify, numbered, refusal, with_content
+from fedmuon.server.ray_worker import Together, Worker
 
 SHARED = 100_000  # bytes; what Ray would copy into its store for each call goes there once
 MEMORY = 0.7e9  # bytes of a worker that has loaded torch and Flower
 TRIES = 4  # calls that a worker may fail without having answered one
 LOOK = 5.0  # seconds between looks for machines that have joined
-
-
-@runtime_checkable
-class Together(Protocol):
-    """A ClientApp that answers several messages at once, which it may not change."""
-
-    def together(self, messages: list[Message], contexts: list[Context]) -> list[Message]:
-        """A reply to each."""
-        ...
-
-
-class Worker:
-    """An actor that answers for any client."""
-
-    def __init__(self, app: ClientApp, nodes: int, config: dict[str, Any]) -> None:
-        identify()
-        self._app, self._nodes, self._config = app, nodes, config
-
-    def ready(self) -> list[tuple[Message, RecordDict | None]]:
-        """Nothing, once it can answer."""
-        return []
-
-    def answer(
-        self, content: Any, messages: list[Message], states: list[RecordDict | None]
-    ) -> list[tuple[Message, RecordDict | None]]:
-        """Replies, each with what its client keeps; `content` is what those without one share."""
-        if content is not None:
-            for message in messages:
-                message.content = content
-        contexts = [
-            context(message.metadata.dst_node_id, self._nodes, state, self._config)
-            for message, state in zip(messages, states, strict=True)
-        ]
-        replies = [] if len(messages) == 1 else self._together(messages, contexts)
-        replies = replies or list(map(self._alone, messages, contexts))
-        return [(reply, held.state or None) for reply, held in zip(replies, contexts, strict=True)]
-
-    def _together(self, messages: list[Message], contexts: list[Context]) -> list[Message]:
-        """Nothing where that fails: asked one by one, the client at fault is known."""
-        if isinstance(self._app, Together):
-            with contextlib.suppress(Exception):
-                return self._app.together(messages, contexts)
-        return []
-
-    def _alone(self, message: Message, context: Context) -> Message:
-        own = message
-        if not isinstance(self._app, Together):  # an app may do with its message what it likes
-            own = with_content(message, copy.deepcopy(message.content))
-        try:
-            reply = self._app(own, context)
-            numbered(reply)
-            return reply
-        except Exception as error:
-            return refusal(message, f"{type(error).__name__}: {error}", raised=True)
 
 
 @dataclass
