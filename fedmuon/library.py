@@ -7,13 +7,13 @@ caller does not name with `out` is written below a temporary folder, whose path 
 import contextlib
 import dataclasses
 import tempfile
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from fedmuon import config as tables
 from fedmuon.config import Config
-from fedmuon.errors import InputError
+from fedmuon.errors import InputError, in_python
 from fedmuon.names import GIVEN
 from fedmuon.own import NAMED, NOTHING
 from fedmuon.results import Comparison, Record, Result, StabilityResult
@@ -21,11 +21,6 @@ from fedmuon.results import Comparison, Record, Result, StabilityResult
 if TYPE_CHECKING:
     from fedmuon.callbacks import Callback, Heard
 
-KEYWORDS = {
-    "--resume it": "go on with it by resume=True",
-    "--resume": "resume=True",
-    "--out": "out=",
-}
 Configured = Config | Mapping[str, Any] | str | Path | None
 
 
@@ -73,7 +68,7 @@ def run(
         "orthogonalizer": orthogonalizer, "aggregate": aggregate, "schedule": schedule,
     }  # fmt: skip
     chosen, folder = _chosen(config, objects, test, resume, out), _folder(out, resume)
-    with _in_python(), _shown(progress, "rounds") as (watch, begin):
+    with in_python(), _shown(progress, "rounds") as (watch, begin):
         execute(chosen, folder, resume, watch, begin, callbacks=callbacks)
     return Result(folder, chosen.given)
 
@@ -110,11 +105,12 @@ def stability(
     table = {name: value for name, value in asked.items() if value is not None}
     more = {"stability": table} if table else {}
     chosen, folder = _chosen(config, objects, test, resume, out, more), _folder(out, resume)
-    with _in_python(), _shown(progress, "neighbours") as (watch, begin):
+    with in_python(), _shown(progress, "neighbours") as (watch, begin):
         execute(in_doubles(chosen), folder, resume, watch, begin)
     return StabilityResult(folder, chosen.given)
 
 
+@in_python()
 def bound(
     run: "Result | str | Path | None" = None,
     *,
@@ -149,6 +145,7 @@ def bound(
     return of.report(case, of.judge(case))
 
 
+@in_python()
 def compare(runs: "Sequence[Result | str | Path]") -> Comparison:
     """Finished runs beside each other: mean and spread over seeds, and the keys in which they
     differ."""
@@ -230,19 +227,6 @@ def _folder(out: str | Path | None, resume: bool) -> Path:
     if out is None and resume:
         raise InputError("resume=True needs out: name the run directory to go on with")
     return Path(out) if out is not None else Path(tempfile.mkdtemp(prefix="out-of-fedmuon-"))
-
-
-@contextlib.contextmanager
-def _in_python() -> Iterator[None]:
-    """A refusal names keywords where the command line has options."""
-    try:
-        yield
-    except InputError as error:
-        said = str(error)
-        for option, keyword in KEYWORDS.items():
-            said = said.replace(option, keyword)
-        error.args = (said, *error.args[1:])
-        raise
 
 
 def _shown(progress: bool, counted: str) -> Any:

@@ -396,6 +396,9 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
         {**PLAIN, "recipe": (links.gradient(), DRAWING, links.descend(0.1))},
         "draw from context.draws alone",
     ),
+    "torch-optimizer": (
+        {**PLAIN, "recipe": torch.optim.SGD}, "SGD makes no recipe .* an optimizer of torch's is no"
+    ),
     # partitions
     "twice": ({**PLAIN, "partition": [[0, 1], [1, 2], [3]]}, "each has one client"),
     "beyond": ({**PLAIN, "partition": [[0, 1], [60], [3]]}, "beyond 0 to 59"),
@@ -579,6 +582,35 @@ def test_an_object_that_fails_is_one_sentence_on_the_command_line(
     said = " ".join(capsys.readouterr().err.split())
     assert ended.value.code == 2 and f"[{table}] {name} = " in said and f"failing.py:{kind}" in said
     assert "line " in said or "mend its parameters" in said
+
+
+def test_a_project_s_module_is_looked_for_in_its_folder(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Above it, its package has the folder's name and nothing in it."""
+    (tmp_path / "nowhere" / "nowhere").mkdir(parents=True)
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(InputError, match="give the command in the folder of its project, or inst"):
+        fedmuon.run({"data": {"name": "nowhere.data:samples"}})
+
+
+def test_a_bound_of_objects_that_only_their_caller_has(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    fedmuon.run(tables(), **PLAIN, out=tmp_path / "a")
+    with pytest.raises(SystemExit) as ended:
+        main(["bound", str(tmp_path / "a")])
+    said = capsys.readouterr().err
+    assert ended.value.code == 2 and "handed over in Python: there, fedmuon.bound(result)" in said
+
+
+def test_python_is_told_of_keywords(tmp_path: Path) -> None:
+    """Where the command line has options, whatever is asked of a result."""
+    (tmp_path / "a").mkdir()
+    for ask in (lambda: fedmuon.bound(tmp_path), lambda: Result(tmp_path / "a").model):
+        with pytest.raises(InputError) as refused:
+            ask()
+        assert "--" not in str(refused.value)
 
 
 def test_a_file_lies_beside_the_config_that_names_it_or_where_the_command_is_given(
