@@ -46,7 +46,8 @@ def run(
     as in the config, or an object:
 
     - `data`: (inputs, labels), a torch Dataset, or a function that returns either; `test`: the
-      same, held out;
+      same, held out. [data] normalize is how samples are scaled: arrays of uint8 are taken for
+      pixels and divided by 255, so give other features as floats;
     - `partition`: index arrays into `data`, one a client, a function (labels, clients, rng), or a
       partitioner of flwr-datasets;
     - `task`: an nn.Module, (module, loss), or `fedmuon.Task(module, loss, metrics)`;
@@ -145,16 +146,41 @@ def bound(
     return of.report(case, of.judge(case))
 
 
+One = Result | str | Path
+
+
 @in_python()
-def compare(runs: "Sequence[Result | str | Path]") -> Comparison:
-    """Finished runs beside each other: mean and spread over seeds, and the keys in which they
-    differ."""
+def compare(
+    runs: One | Sequence[One] | Mapping[str, One | Sequence[One]], *more: Any
+) -> Comparison:
+    """Finished runs beside each other: the mean over seeds, `±` their standard deviation (that of a
+    sample, over n - 1), and the keys in which they differ.
+
+    Results and folders in one list, or by labels of yours: {"mine": [...], "theirs": [...]}. Of a
+    folder without a run, those right below it. Runs of a label that differ in more than the seed
+    keep rows of their own.
+    """
     from fedmuon.comparing import compared
 
-    found = [one if isinstance(one, Result) else Result(Path(one)) for one in runs]
+    if more:
+        raise InputError("compare takes its runs in one list: compare([first, second])")
+    labelled = runs if isinstance(runs, Mapping) else {"": runs}
+    found = [(label, one) for label, held in labelled.items() for one in _finished(held)]
     if not found:
         raise InputError("there is nothing to compare: name at least one finished run")
-    return Comparison(*compared([(one.path, one.config, one.summary, one.rounds) for one in found]))
+    finished = [(one.path, one.config, one.summary, one.rounds) for _, one in found]
+    return Comparison(*compared(finished, [str(label) for label, _ in found]))
+
+
+def _finished(held: One | Sequence[One]) -> list[Result]:
+    """Results, those of folders, and those right below a folder that is no run."""
+    if isinstance(held, Result):
+        return [held]
+    if not isinstance(held, str | Path):
+        return [one for part in held for one in _finished(part)]
+    folder = Path(held)
+    below = () if (folder / "config.toml").exists() else sorted(folder.glob("*/summary.json"))
+    return [Result(one.parent) for one in below] or [Result(folder)]
 
 
 def _unchecked(config: Configured) -> Config:

@@ -133,9 +133,10 @@ class Comparison:
 
     @property
     def measures(self) -> list[str]:
-        """What was measured, as the rows name it; `NAME ±` is its spread over seeds."""
-        first = self.rows[0]
-        return list(first)[list(first).index("seeds") + 1 :]
+        """What was measured in any row, as the rows name it; `NAME ±` is its standard deviation
+        over seeds."""
+        names = [name for row in self.rows for name in list(row)[list(row).index("seeds") + 1 :]]
+        return list(dict.fromkeys(names))
 
     def to_pandas(self) -> Any:
         """The rows as a DataFrame, where pandas is installed."""

@@ -13,7 +13,7 @@ from brought import CLASSES, DATA, PLAIN, X, Y, linear, tables
 from torch import nn
 
 import fedmuon
-from fedmuon import links
+from fedmuon import links, objects
 from fedmuon.config import Config, load, parse
 from fedmuon.data.own import as_source
 from fedmuon.errors import InputError
@@ -179,11 +179,53 @@ def test_runs_of_one_seed_are_no_seeds_of_one_another() -> None:
     ]
     found = fedmuon.compare([*runs, runs[0], str(runs[0].path)])
     assert [row["seeds"] for row in found.rows] == [2, 2]
-    assert [row["run"] for row in found.rows] == [run.path.name for run in runs[::2]]
+    for row in found.rows:  # of one name, which says nothing alone
+        assert str(row["run"]).startswith("aggregate=<lambda> of digest ")
     again = fedmuon.run(tables(), **PLAIN, aggregate=aggregates[0])
     assert [row["seeds"] for row in fedmuon.compare([runs[0], again]).rows] == [1, 1]
     other = fedmuon.run(tables(data={"name": "digits", "train": 60, "test": 10, "minimum": 1}))
     assert "data.name=digits" in str(fedmuon.compare([again, other]).rows[1]["run"])
+
+
+def first(replies: Any) -> Any:
+    return replies[0].params
+
+
+def second(replies: Any) -> Any:
+    return replies[1].params
+
+
+def test_objects_are_compared_by_their_names(tmp_path: Path) -> None:
+    runs = [fedmuon.run(tables(), **PLAIN, aggregate=one) for one in (first, second)]
+    assert [row["run"] for row in fedmuon.compare(runs).rows] == [
+        "aggregate=first", "aggregate=second"
+    ]  # fmt: skip
+    file = runs[0].path / "objects.json"
+    told = json.loads(file.read_text())
+    assert told["aggregate"].startswith("first:")
+    older = {kind: str(one).rpartition(":")[2] for kind, one in told.items()}
+    objects.require_same(runs[0].path, older)  # a digest alone, as older versions wrote it
+
+
+def test_runs_are_compared_by_labels_or_folder(tmp_path: Path) -> None:
+    runs = [
+        fedmuon.run(tables(federation={"seed": seed}), **PLAIN, out=tmp_path / str(seed))
+        for seed in (0, 1, 2)
+    ]
+    found = fedmuon.compare({"mine": runs[:2], "theirs": runs[2].path})
+    assert [(row["run"], row["seeds"]) for row in found.rows] == [("mine", 2), ("theirs", 1)]
+    assert list(found.curves) == ["mine", "theirs"]
+    for folder in (tmp_path, str(tmp_path), [tmp_path]):
+        assert [row["seeds"] for row in fedmuon.compare(folder).rows] == [3]
+    assert fedmuon.compare({"a": runs[0], "b": runs[0]}).rows[1]["run"] == "b"
+    other = fedmuon.run(tables(federation={"rounds": 5}), **PLAIN)
+    split = fedmuon.compare({"mine": [runs[0], other]})
+    assert [row["seeds"] for row in split.rows] == [1, 1]
+    assert all(str(row["run"]).startswith("mine: rounds=") for row in split.rows)
+    with pytest.raises(InputError, match="in one list: compare"):
+        fedmuon.compare(runs[0], runs[1])
+    split.rows[0].pop("test_loss")
+    assert "test_loss" in split.measures
 
 
 class Wide(nn.Linear):
