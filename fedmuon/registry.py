@@ -67,7 +67,8 @@ def imported(name: str, key: str) -> Any:
         if isinstance(error, ModuleNotFoundError) and _within(place, error.name):
             raise InputError(
                 f"{key} = '{name}' cannot be imported: there is no module {error.name} here, nor "
-                "installed, so give the command in the folder of its project, or install that"
+                "installed, so give the command in the folder of its project, install that, or "
+                "name another package.module:object"
             ) from error
         raise InputError(
             f"{key} = '{name}' cannot be imported ({type(error).__name__}: {error}): name an "

@@ -630,10 +630,12 @@ def test_a_project_s_module_is_looked_for_in_its_folder(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Above it, its package has the folder's name and nothing in it."""
-    (tmp_path / "nowhere" / "nowhere").mkdir(parents=True)
+    (tmp_path / "unpacked" / "unpacked").mkdir(parents=True)
     monkeypatch.chdir(tmp_path)
-    with pytest.raises(InputError, match="give the command in the folder of its project, or inst"):
-        fedmuon.run({"data": {"name": "nowhere.data:samples"}})
+    with pytest.raises(
+        InputError, match="give the command in the folder of its project, install that"
+    ):
+        fedmuon.run({"data": {"name": "unpacked.data:samples"}})
 
 
 def test_a_bound_of_objects_that_only_their_caller_has(
