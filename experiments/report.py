@@ -33,11 +33,19 @@ def gather(folder: Path) -> list[Findings]:
     places = [folder] if _kind(folder) else below
     found = [_found(kind, place) for place in places if (kind := _kind(place))]
     if not found:
+        plain = " (`fedmuon compare` shows plain runs)" if left_out(folder) else ""
         raise InputError(
-            f"{folder} holds neither a finished suite nor a run with neighbours: name a folder "
-            "that `fedmuon suite` or `fedmuon stability` wrote, or finish it with --resume"
+            f"{folder} holds neither a finished suite nor a run with neighbours{plain}: name a "
+            "folder that `fedmuon suite` or `fedmuon stability` wrote, or finish it with --resume"
         )
     return found
+
+
+def left_out(folder: Path) -> int:
+    """How many finished runs without neighbours the folder, or its subfolders, are."""
+    places = {one.parent for one in (*folder.glob("summary.json"), *folder.glob("*/summary.json"))}
+    plain = [one for one in places if (one / "config.toml").exists() and not _kind(one)]
+    return 0 if _kind(folder) else len(plain)
 
 
 def _found(kind: Callable[[Path], Findings], folder: Path) -> Findings:

@@ -14,6 +14,7 @@ from fedmuon.federated.simulate import Engine, rounds
 from fedmuon.locks import held
 from fedmuon.places import with_files
 from fedmuon.storage import Record, RunDirectory
+from fedmuon.transforms.recipes import aux_rate
 
 Result = TypeVar("Result")
 
@@ -37,7 +38,8 @@ def execute(
 
         return deploy(config, out, True, watch, begun, resume)
     with held(out):
-        prepared = prepare(setup.resolve(config), out, resume, callbacks)
+        settled = _as_written(config, setup.resolve(config)) if resume else setup.resolve(config)
+        prepared = prepare(settled, out, resume, callbacks)
         return on_engine(
             prepared.config, lambda engine: drive(prepared, engine, watch, begun), verbose
         )
@@ -74,12 +76,19 @@ def _agreed(config: Config | None, out: Path) -> Config:
     if config is None:
         return there
     there = there.beside(config.given)
-    if _with_noise_of(there, setup.resolve(config)) != there:
+    if _as_written(there, _with_noise_of(there, setup.resolve(config))) != there:
         raise InputError(
             f"{file} is another experiment than the config given: leave the config out, and give "
             "the same objects if there were any, to resume it, or choose another folder with --out"
         )
     return there
+
+
+def _as_written(there: Config, given: Config) -> Config:
+    """The config with aux-lr = 0 where the run to resume has it: older versions wrote no number."""
+    if there.local.aux_lr or given.local.aux_lr != aux_rate(there.local):
+        return given
+    return given.model_copy(update={"local": given.local.model_copy(update={"aux_lr": 0.0})})
 
 
 def _with_noise_of(there: Config, given: Config) -> Config:

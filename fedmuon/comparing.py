@@ -1,6 +1,7 @@
 """Runs beside each other, as plain numbers: groups that differ in the seed alone, and what else
 tells them apart."""
 
+import json
 import statistics
 from collections import Counter
 from collections.abc import Mapping, Sequence
@@ -9,40 +10,73 @@ from typing import Any
 
 from fedmuon.config import Config, flatten
 from fedmuon.files import Record
+from fedmuon.names import GIVEN
+from fedmuon.own import NAMED
+from fedmuon.reading import reads
 
 Finished = tuple[Path, Config, Record, list[Record]]  # folder, config, summary, rounds
 SEED = "federation.seed"
 DIGEST = "data.options.digest"  # of samples that were given, which nobody reads
 
 
-def compared(runs: Sequence[Finished]) -> tuple[list[Record], dict[str, list[list[Record]]]]:
-    """A row for each group, with means and standard deviations; and each group's curves by name."""
-    runs = list({run[0].resolve(): run for run in runs}.values())
-    flats = [flatten(config) for _, config, _, _ in runs]
+def compared(
+    runs: Sequence[Finished], labels: Sequence[str] = ()
+) -> tuple[list[Record], dict[str, list[list[Record]]]]:
+    """A row for each group, with means and standard deviations; and each group's curves by name.
+    Runs of different `labels`, one for each run, are in different groups."""
+    labels = labels or [""] * len(runs)
+    own = {(label, run[0].resolve()): run for label, run in zip(labels, runs, strict=True)}
+    flats = _with_objects([flatten(run[1]) for run in own.values()], [*own.values()])
     differing = _differing(flats)
     shown = [name for name in differing if name != DIGEST]
     groups: dict[tuple[Any, ...], list[Finished]] = {}
-    for flat, run in zip(flats, runs, strict=True):
-        key = (*(flat.get(name) for name in differing), _objects(run[0]))
+    of: dict[tuple[Any, ...], Record] = {}
+    for (label, _), flat, run in zip(own, flats, own.values(), strict=True):
+        key = (label, *(flat.get(name) for name in differing), *_objects(run[0]).items())
         while any(one[1].federation.seed == flat[SEED] for one in groups.get(key, ())):
             key = (*key, "again")  # who has the same seed is no other seed of the same
         groups.setdefault(key, []).append(run)
-    changes = [{name: flatten(one[0][1]).get(name) for name in shown} for one in groups.values()]
-    names = [_name(changed, flats) for changed in changes]
+        of.setdefault(key, {name: flat.get(name) for name in shown if _told(run[1], name)})
+    names = [_name(changed, flats) for changed in of.values()]
     rows, curves = [], {}
-    for name, changed, members in zip(names, changes, groups.values(), strict=True):
-        folder = members[0][0]
+    for (key, members), name in zip(groups.items(), names, strict=True):
+        label, folder = key[0], members[0][0]
         name = f"{name} ({folder.name})" if name and names.count(name) > 1 else name or folder.name
+        if label:
+            name = label if [one[0] for one in groups].count(label) == 1 else f"{label}: {name}"
         name = f"{name} ({folder})" if name in curves else name
-        rows.append({"run": name, **changed, "seeds": len(members), **_measures(members)})
+        rows.append({"run": name, **of[key], "seeds": len(members), **_measures(members)})
         curves[name] = [rounds for _, _, _, rounds in members]
     return rows, curves
 
 
-def _objects(folder: Path) -> str:
-    """What tells a run's objects of the user's from others."""
+def _objects(folder: Path) -> Record:
+    """What tells a run's objects of the user's from others, by kind."""
     file = folder / "objects.json"
-    return file.read_text(encoding="utf-8") if file.exists() else ""
+    told = json.loads(file.read_text(encoding="utf-8")) if file.exists() else {}
+    return {kind: str(one) for kind, one in told.items()}
+
+
+def _with_objects(
+    flats: Sequence[dict[str, Any]], runs: Sequence[Finished]
+) -> list[dict[str, Any]]:
+    """The flat configs with the names of objects that were handed over, and with their digests
+    where others have the same name."""
+    told = [_objects(run[0]) for run in runs]
+    for kind, (table, key) in NAMED.items():
+        place = f"{table}.{key}"
+        every = {one[kind].partition(":")[::2] for one in told if ":" in one.get(kind, "")}
+        alike = Counter(name for name, _ in every)
+        for flat, one in zip(flats, told, strict=True):
+            name, _, digest = one.get(kind, "").partition(":")
+            if flat.get(place) == GIVEN and digest:
+                flat[place] = name if alike[name] == 1 else f"{name} of digest {digest[:6]}"
+    return [*flats]
+
+
+def _told(config: Config, name: str) -> bool:
+    """Whether the key says anything of the run."""
+    return ".options." in name or reads(config, name)
 
 
 def _name(changed: Mapping[str, Any], flats: Sequence[Mapping[str, Any]]) -> str:

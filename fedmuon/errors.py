@@ -1,6 +1,14 @@
 """The errors that a user causes and can mend, the wish to stop, and words for their sentences."""
 
+import contextlib
 import signal
+from collections.abc import Iterator
+
+KEYWORDS = {
+    "--resume it": "go on with it by resume=True",
+    "--resume": "resume=True",
+    "--out": "out=",
+}
 
 
 class InputError(ValueError):
@@ -22,6 +30,19 @@ class Interrupted(BaseException):
     def exit_code(self) -> int:
         """As shells count: 130 after Ctrl-C, 143 after SIGTERM."""
         return 128 + self.number
+
+
+@contextlib.contextmanager
+def in_python() -> Iterator[None]:
+    """A refusal names keywords where the command line has options."""
+    try:
+        yield
+    except InputError as error:
+        said = str(error)
+        for option, keyword in KEYWORDS.items():
+            said = said.replace(option, keyword)
+        error.args = (said, *error.args[1:])
+        raise
 
 
 def plain(what: object, most: int | None = 200) -> str:

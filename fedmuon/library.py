@@ -7,13 +7,13 @@ caller does not name with `out` is written below a temporary folder, whose path 
 import contextlib
 import dataclasses
 import tempfile
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from fedmuon import config as tables
 from fedmuon.config import Config
-from fedmuon.errors import InputError
+from fedmuon.errors import InputError, in_python
 from fedmuon.names import GIVEN
 from fedmuon.own import NAMED, NOTHING
 from fedmuon.results import Comparison, Record, Result, StabilityResult
@@ -21,11 +21,6 @@ from fedmuon.results import Comparison, Record, Result, StabilityResult
 if TYPE_CHECKING:
     from fedmuon.callbacks import Callback, Heard
 
-KEYWORDS = {
-    "--resume it": "go on with it by resume=True",
-    "--resume": "resume=True",
-    "--out": "out=",
-}
 Configured = Config | Mapping[str, Any] | str | Path | None
 
 
@@ -51,7 +46,8 @@ def run(
     as in the config, or an object:
 
     - `data`: (inputs, labels), a torch Dataset, or a function that returns either; `test`: the
-      same, held out;
+      same, held out. [data] normalize is how samples are scaled: arrays of uint8 are taken for
+      pixels and divided by 255, so give other features as floats;
     - `partition`: index arrays into `data`, one a client, a function (labels, clients, rng), or a
       partitioner of flwr-datasets;
     - `task`: an nn.Module, (module, loss), or `fedmuon.Task(module, loss, metrics)`;
@@ -73,7 +69,7 @@ def run(
         "orthogonalizer": orthogonalizer, "aggregate": aggregate, "schedule": schedule,
     }  # fmt: skip
     chosen, folder = _chosen(config, objects, test, resume, out), _folder(out, resume)
-    with _in_python(), _shown(progress, "rounds") as (watch, begin):
+    with in_python(), _shown(progress, "rounds") as (watch, begin):
         execute(chosen, folder, resume, watch, begin, callbacks=callbacks)
     return Result(folder, chosen.given)
 
@@ -110,11 +106,12 @@ def stability(
     table = {name: value for name, value in asked.items() if value is not None}
     more = {"stability": table} if table else {}
     chosen, folder = _chosen(config, objects, test, resume, out, more), _folder(out, resume)
-    with _in_python(), _shown(progress, "neighbours") as (watch, begin):
+    with in_python(), _shown(progress, "neighbours") as (watch, begin):
         execute(in_doubles(chosen), folder, resume, watch, begin)
     return StabilityResult(folder, chosen.given)
 
 
+@in_python()
 def bound(
     run: "Result | str | Path | None" = None,
     *,
@@ -149,15 +146,41 @@ def bound(
     return of.report(case, of.judge(case))
 
 
-def compare(runs: "Sequence[Result | str | Path]") -> Comparison:
-    """Finished runs beside each other: mean and spread over seeds, and the keys in which they
-    differ."""
+One = Result | str | Path
+
+
+@in_python()
+def compare(
+    runs: One | Sequence[One] | Mapping[str, One | Sequence[One]], *more: Any
+) -> Comparison:
+    """Finished runs beside each other: the mean over seeds, `±` their standard deviation (that of a
+    sample, over n - 1), and the keys in which they differ.
+
+    Results and folders in one list, or by labels of yours: {"mine": [...], "theirs": [...]}. Of a
+    folder without a run, those right below it. Runs of a label that differ in more than the seed
+    keep rows of their own.
+    """
     from fedmuon.comparing import compared
 
-    found = [one if isinstance(one, Result) else Result(Path(one)) for one in runs]
+    if more:
+        raise InputError("compare takes its runs in one list: compare([first, second])")
+    labelled = runs if isinstance(runs, Mapping) else {"": runs}
+    found = [(label, one) for label, held in labelled.items() for one in _finished(held)]
     if not found:
         raise InputError("there is nothing to compare: name at least one finished run")
-    return Comparison(*compared([(one.path, one.config, one.summary, one.rounds) for one in found]))
+    finished = [(one.path, one.config, one.summary, one.rounds) for _, one in found]
+    return Comparison(*compared(finished, [str(label) for label, _ in found]))
+
+
+def _finished(held: One | Sequence[One]) -> list[Result]:
+    """Results, those of folders, and those right below a folder that is no run."""
+    if isinstance(held, Result):
+        return [held]
+    if not isinstance(held, str | Path):
+        return [one for part in held for one in _finished(part)]
+    folder = Path(held)
+    below = () if (folder / "config.toml").exists() else sorted(folder.glob("*/summary.json"))
+    return [Result(one.parent) for one in below] or [Result(folder)]
 
 
 def _unchecked(config: Configured) -> Config:
@@ -230,19 +253,6 @@ def _folder(out: str | Path | None, resume: bool) -> Path:
     if out is None and resume:
         raise InputError("resume=True needs out: name the run directory to go on with")
     return Path(out) if out is not None else Path(tempfile.mkdtemp(prefix="out-of-fedmuon-"))
-
-
-@contextlib.contextmanager
-def _in_python() -> Iterator[None]:
-    """A refusal names keywords where the command line has options."""
-    try:
-        yield
-    except InputError as error:
-        said = str(error)
-        for option, keyword in KEYWORDS.items():
-            said = said.replace(option, keyword)
-        error.args = (said, *error.args[1:])
-        raise
 
 
 def _shown(progress: bool, counted: str) -> Any:

@@ -34,18 +34,37 @@ FACTORS = "factors"
 
 
 def described(config: Config, source: Source | None = None) -> Record:
-    """By kind, a digest of each object of the user's, and of samples that lie in files."""
+    """By kind, `name:digest` of each object of the user's, and a digest of samples that lie in
+    files."""
     own, found = own_objects(config), {}
     for kind in KINDS:
         if (mine := getattr(own, kind)) is not None:
             # A schedule's values are written, so what it remembers between calls does not matter.
             told = "\n".join([*_file(config, kind), *_parts(mine, {}, state=kind != "schedule")])
-            found[kind] = sha256(told.encode()).hexdigest()[:16]
+            found[kind] = f"{_called(mine)}:{sha256(told.encode()).hexdigest()[:16]}"
     if source is not None and own.data is not None:
         found["data"] = own_digest(config)
     elif source is not None and reads(config, "data.folder"):
         found["data"] = digest(source)
     return found
+
+
+def _called(found: Any) -> str:
+    """What people call the object: its function's or class's name, or that of what it wraps."""
+    if isinstance(found, partial):
+        return _called(found.func)
+    if isinstance(found, tuple | list) and found:
+        return _called(found[0])
+    held = getattr(found, "__dict__", {})
+    for within in ("apply", "module"):  # of an Orthogonalizer or Aggregator, of a Task
+        if within in held and not isinstance(found, type):
+            return _called(held[within])
+    return str(getattr(found, "__name__", type(found).__name__))
+
+
+def _digest(told: Any) -> str:
+    """Of an object without its name, which older folders have not."""
+    return str(told).rpartition(":")[2]
 
 
 def require_same(folder: Path, found: Record) -> Record:
@@ -58,7 +77,9 @@ def require_same(folder: Path, found: Record) -> Record:
     except (OSError, ValueError, TypeError) as error:
         raise InputError(f"{folder / FILE} is damaged ({error}): {AFRESH}") from None
     for kind in known.keys() | found.keys():
-        if known.get(kind) != found.get(kind) and (kind != "data" or kind in found):
+        if _digest(known.get(kind)) != _digest(found.get(kind)) and (
+            kind != "data" or kind in found
+        ):
             raise InputError(
                 f"the {kind} {'are others' if kind == 'data' else 'is another one'} than {folder} "
                 "was begun with: give the same again, "

@@ -64,11 +64,22 @@ def imported(name: str, key: str) -> Any:
         file = str(stands_in(settled(name).rpartition(":")[0]))
         USED.setdefault(file, []).append((f"{key} = '{name}'", found))
     except Exception as error:  # whatever the user's module does when it is imported
+        if isinstance(error, ModuleNotFoundError) and _within(place, error.name):
+            raise InputError(
+                f"{key} = '{name}' cannot be imported: there is no module {error.name} here, nor "
+                "installed, so give the command in the folder of its project, install that, or "
+                "name another package.module:object"
+            ) from error
         raise InputError(
             f"{key} = '{name}' cannot be imported ({type(error).__name__}: {error}): name an "
             "object as package.module:object or ./file.py:object"
         ) from error
     return found
+
+
+def _within(place: str, module: str | None) -> bool:
+    """Whether the module is that place, or a package that holds it."""
+    return module is not None and f"{place}.".startswith(f"{module}.")
 
 
 def blamed(error: Exception) -> str | None:
@@ -203,6 +214,9 @@ def function(found: Any, kind: str, mend: str) -> Any:
 
 def unfit(found: Any, kind: str, mend: str) -> InputError:
     """What refuses an object that is no value of its kind."""
+    if isinstance(found, _Filled):  # it asks for more than there is to fill in
+        said = getattr(found.function, "__name__", "") or type(found.function).__name__
+        return InputError(f"{said} makes no {kind} of what a config has: give {mend}")
     return InputError(f"a {kind} of type {type(found).__name__} is none: give {mend}")
 
 

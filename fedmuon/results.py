@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from fedmuon import config as tables
 from fedmuon.config import Config
-from fedmuon.errors import InputError
+from fedmuon.errors import InputError, in_python
 from fedmuon.own import NOTHING, Own
 
 if TYPE_CHECKING:
@@ -27,6 +27,7 @@ class Result:
     given: Own = field(default=NOTHING, repr=False, compare=False)  # objects handed over in Python
 
     @cached_property
+    @in_python()
     def summary(self) -> Record:
         """The content of summary.json."""
         from fedmuon.storage import RunDirectory
@@ -39,6 +40,7 @@ class Result:
         return found
 
     @cached_property
+    @in_python()
     def rounds(self) -> list[Record]:
         """The records of rounds.jsonl."""
         from fedmuon.storage import RunDirectory
@@ -46,11 +48,13 @@ class Result:
         return RunDirectory(self.path).records()
 
     @cached_property
+    @in_python()
     def config(self) -> Config:
         """The config with every key resolved."""
         return tables.load(self.path / "config.toml")
 
     @cached_property
+    @in_python()
     def model(self) -> "dict[str, Tensor]":
         """The last model: parameter's name -> tensor."""
         from fedmuon.storage import read_tensors
@@ -82,6 +86,7 @@ class StabilityResult(Result):
     """A run beside its neighbours, and the bound."""
 
     @cached_property
+    @in_python()
     def neighbours(self) -> list[Record]:
         """The rows of neighbours.csv: perturbation, exposure and certificate of each neighbour."""
         import csv
@@ -128,9 +133,10 @@ class Comparison:
 
     @property
     def measures(self) -> list[str]:
-        """What was measured, as the rows name it; `NAME ±` is its spread over seeds."""
-        first = self.rows[0]
-        return list(first)[list(first).index("seeds") + 1 :]
+        """What was measured in any row, as the rows name it; `NAME ±` is its standard deviation
+        over seeds."""
+        names = [name for row in self.rows for name in list(row)[list(row).index("seeds") + 1 :]]
+        return list(dict.fromkeys(names))
 
     def to_pandas(self) -> Any:
         """The rows as a DataFrame, where pandas is installed."""

@@ -122,7 +122,7 @@ class Local(Table):
     # all. The others take the step -aux-lr M (sgd), or that of AdamW begun afresh every round.
     route: Literal["hidden", "all-matrices"] = "hidden"
     aux: Literal["sgd", "adamw"] = "sgd"
-    aux_lr: Amount = 0.0  # 0: 0.05, or 1e-3 for adamw
+    aux_lr: Amount = 0.0  # 0: 0.05, or 1e-3 for adamw, which a resolved config says
     # Scale of a network's orthogonalized [m, n] step, as in torch.optim.Muon: 1,
     # sqrt(max(1, m / n)), or 0.2 sqrt(max(m, n))
     adjust: Literal["none", "original", "match-rms"] = "none"

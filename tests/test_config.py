@@ -1,12 +1,48 @@
 """The config: round trips, and refusals of one sentence that name the key and the mend."""
 
+import inspect
+import re
 import tomllib
 from pathlib import Path
 
 import pytest
 
+from fedmuon.aggregators import AGGREGATORS
 from fedmuon.config import Config, dump, flatten, load, parse, unflatten
+from fedmuon.data.partition import PARTITIONS
 from fedmuon.errors import InputError
+from fedmuon.reading import NEEDS
+from fedmuon.schedules import SCHEDULES
+
+PAGE = Path(__file__).resolve().parent.parent / "docs" / "config.md"
+
+
+def test_the_page_has_every_key_with_its_default_and_no_other() -> None:
+    page, found = PAGE.read_text(encoding="utf-8"), {}
+    for section in re.split(r"^## ", page, flags=re.MULTILINE):
+        if not (table := re.match(r"`\[([a-z]+)\]`", section)):
+            continue
+        for line in re.findall(r"^\| `.*$", section, re.MULTILINE):
+            key, default, *_, readers = (cell.strip(" `") for cell in line.strip("|").split(" | "))
+            found[table[1], key] = (tomllib.loads(f"v = {default}")["v"], readers == "always")
+    assert found == {
+        (name, field.alias): (field.default, NEEDS[name][field.alias or ""] == ())
+        for name, table in Config.model_fields.items()
+        for field in type(table.default).model_fields.values()
+        if field.alias != "options"
+    }
+
+
+def test_the_page_has_the_options_of_built_in_names() -> None:
+    section = PAGE.read_text(encoding="utf-8").partition("## Options")[2]
+    for makers in (AGGREGATORS, PARTITIONS, SCHEDULES):
+        for name in makers:
+            maker = makers.get(name)
+            assert maker is not None
+            for option, one in inspect.signature(maker).parameters.items():
+                if one.default is not one.empty:
+                    (line,) = [row for row in section.splitlines() if f"| `{name}` |" in row]
+                    assert f"`{option.replace('_', '-')}`" in line and f"`{one.default}`" in line
 
 
 def test_round_trips() -> None:

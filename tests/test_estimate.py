@@ -7,6 +7,7 @@ import pytest
 import torch
 from conftest import small
 
+import fedmuon
 from fedmuon.experiments.laboratory import bound
 from fedmuon.experiments.laboratory.estimate import curvature, observed_constants
 from fedmuon.experiments.run import execute
@@ -67,6 +68,15 @@ def test_the_bound_of_a_network_is_estimated_and_says_so(tmp_path: Path) -> None
     assert case.l_orth == pytest.approx(1 / np.sqrt(0.1))  # not the auxiliary step, which is 1
     record = bound.report(case, found)
     assert record["status"] == "estimated"
+
+
+def test_a_constant_that_is_its_author_s_word_is_said_of_networks_too(tmp_path: Path) -> None:
+    tables = small(**network()).model_dump(by_alias=True)
+    tables["orthogonalizer"] = {}
+    half = fedmuon.Orthogonalizer(lambda m: 0.5 * m, 0.5)
+    found = fedmuon.bound(fedmuon.run(tables, orthogonalizer=half, out=tmp_path / "a"))
+    assert found["status"] == "estimated"
+    assert any("L_orth = 0.5, for which its author answers" in one for one in found["assumptions"])
 
 
 def test_adamw_beside_muon_has_no_constant(tmp_path: Path) -> None:

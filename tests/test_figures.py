@@ -233,6 +233,20 @@ def test_settings_of_the_caller_neither_matter_nor_change() -> None:
         assert matplotlib.rcParams["font.size"] == 30
 
 
+def test_a_run_that_was_evaluated_once_has_a_curve_and_whole_rounds() -> None:
+    records: list[dict] = [{"round": r, "client_loss": 1 / r} for r in (1, 2, 3)]
+    records[-1] |= {"train_loss": 0.4, "test_loss": 0.5, "accuracy": 0.5}
+    figure = by_round({"a": [records]})
+    losses, accuracy = figure.axes
+    train, test, client = losses.lines
+    assert list(np.asarray(client.get_xdata())) == [1, 2, 3]
+    assert client.get_linewidth() < train.get_linewidth()
+    assert train.get_marker() != test.get_marker()
+    assert len({one.get_color() for one in losses.lines}) == 3
+    assert all(float(tick).is_integer() for axes in figure.axes for tick in axes.get_xticks())
+    assert losses.get_xlim() == accuracy.get_xlim()
+
+
 @pytest.mark.parametrize(("long", "columns"), [(5, 4), (35, 2), (400, 1)])
 def test_a_legend_of_long_names_has_fewer_columns(long: int, columns: int) -> None:
     records = [{"round": r, "train_loss": 1 / r, "test_loss": 2 / r} for r in (1, 2)]

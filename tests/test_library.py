@@ -53,7 +53,7 @@ def test_a_run_is_the_command_s(tmp_path: Path, capsys: pytest.CaptureFixture[st
     assert result.model["weight"].shape == (5, 3)
     assert list(result.to_pandas()["round"]) == [1, 2, 3, 4]
     loss, accuracy = result.plot().axes
-    assert len(loss.lines) == 2 and len(accuracy.lines) == 1
+    assert len(loss.lines) == 3 and len(accuracy.lines) == 1
 
 
 def test_a_run_goes_on(tmp_path: Path) -> None:
@@ -195,7 +195,7 @@ def test_a_map_that_breaks_its_word_violates_the_bound(tmp_path: Path) -> None:
         assert {name: result.bound[name] for name in again} == again
     assert fedmuon.bound(broken, l_orth=1e6)["violation"] == 0  # another word, which holds
     assert "Violated" in findings.findings(broken.path).note
-    assert findings.findings(kept.path).note == ""
+    assert findings.findings(kept.path).note == kept.bound["note"]
     assert "violated" in str(verdict_table(broken.path, broken.bound).title)
 
 
@@ -216,7 +216,7 @@ def test_runs_side_by_side(tmp_path: Path) -> None:
     assert "<td>recipe=fedavg</td>" in compared._repr_html_()
     assert "<th>accuracy</th>" in found[0]._repr_html_()
     loss, _ = compared.plot().axes
-    assert len(loss.lines) == 4 and len(loss.collections) == 4
+    assert len(loss.lines) == 6 and len(loss.collections) == 4
     assert compared.plot()._repr_png_()[0][:4] == b"\x89PNG"  # pyright: ignore
     with pytest.raises(fedmuon.InputError, match="nothing to compare"):
         fedmuon.compare([])

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from torch.func import functional_call
 from torch.nn.functional import cross_entropy
 
-from fedmuon.config import Config, parse
+from fedmuon.config import Config, load, parse
 from fedmuon.data.neighbours import replace
 from fedmuon.data.source import flat_rows
 from fedmuon.errors import InputError
@@ -221,6 +221,43 @@ def test_an_interrupted_run_of_a_network_goes_on_to_the_same_bytes(tmp_path: Pat
     assert digest(tmp_path / "cut") == digest(tmp_path / "whole")
     routes = (tmp_path / "cut" / "routes.txt").read_text()
     assert "conv2.weight" in routes and "first layer" in routes
+
+
+@pytest.mark.parametrize(("aux", "rate"), [("sgd", 0.05), ("adamw", 1e-3)])
+def test_a_resolved_config_says_the_auxiliary_step_size(
+    aux: str, rate: float, tmp_path: Path
+) -> None:
+    unset = digits(local={"aux": aux, "aux-lr": 0.0})
+    execute(unset, tmp_path / "a")
+    assert load(tmp_path / "a" / "config.toml").local.aux_lr == rate
+    execute(digits(local={"aux": aux, "aux-lr": rate}), tmp_path / "b")
+    assert digest(tmp_path / "a") == digest(tmp_path / "b")
+    for again in (None, unset, digits(local={"aux": aux, "aux-lr": rate})):
+        execute(again, tmp_path / "a", resume=True)
+    plain = setup.resolve(digits(local={"recipe": "fedavg", "aux-lr": 0.0}))
+    assert plain.local.aux_lr == 0.0  # which reads none
+
+
+def test_a_run_that_says_no_auxiliary_step_size_goes_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As older versions wrote it."""
+
+    def stop(record: dict) -> None:
+        raise Stop
+
+    unset = digits(local={"aux-lr": 0.0})
+    with monkeypatch.context() as older:
+        older.setattr(setup, "_with_aux_rate", lambda config: config.local)
+        for name in ("a", "b"):
+            with pytest.raises(Stop):
+                execute(unset, tmp_path / name, watch=stop)
+    execute(None, tmp_path / "a", resume=True)
+    with pytest.raises(InputError, match="another experiment"):
+        execute(digits(local={"aux-lr": 0.3}), tmp_path / "b", resume=True)
+    execute(unset, tmp_path / "b", resume=True)
+    execute(unset, tmp_path / "whole")
+    assert digest(tmp_path / "a") == digest(tmp_path / "b") == digest(tmp_path / "whole")
 
 
 def test_a_network_learns(tmp_path: Path) -> None:

@@ -13,7 +13,7 @@ from brought import CLASSES, DATA, PLAIN, X, Y, linear, tables
 from torch import nn
 
 import fedmuon
-from fedmuon import links
+from fedmuon import links, objects
 from fedmuon.config import Config, load, parse
 from fedmuon.data.own import as_source
 from fedmuon.errors import InputError
@@ -179,11 +179,53 @@ def test_runs_of_one_seed_are_no_seeds_of_one_another() -> None:
     ]
     found = fedmuon.compare([*runs, runs[0], str(runs[0].path)])
     assert [row["seeds"] for row in found.rows] == [2, 2]
-    assert [row["run"] for row in found.rows] == [run.path.name for run in runs[::2]]
+    for row in found.rows:  # of one name, which says nothing alone
+        assert str(row["run"]).startswith("aggregate=<lambda> of digest ")
     again = fedmuon.run(tables(), **PLAIN, aggregate=aggregates[0])
     assert [row["seeds"] for row in fedmuon.compare([runs[0], again]).rows] == [1, 1]
     other = fedmuon.run(tables(data={"name": "digits", "train": 60, "test": 10, "minimum": 1}))
     assert "data.name=digits" in str(fedmuon.compare([again, other]).rows[1]["run"])
+
+
+def first(replies: Any) -> Any:
+    return replies[0].params
+
+
+def second(replies: Any) -> Any:
+    return replies[1].params
+
+
+def test_objects_are_compared_by_their_names(tmp_path: Path) -> None:
+    runs = [fedmuon.run(tables(), **PLAIN, aggregate=one) for one in (first, second)]
+    assert [row["run"] for row in fedmuon.compare(runs).rows] == [
+        "aggregate=first", "aggregate=second"
+    ]  # fmt: skip
+    file = runs[0].path / "objects.json"
+    told = json.loads(file.read_text())
+    assert told["aggregate"].startswith("first:")
+    older = {kind: str(one).rpartition(":")[2] for kind, one in told.items()}
+    objects.require_same(runs[0].path, older)  # a digest alone, as older versions wrote it
+
+
+def test_runs_are_compared_by_labels_or_folder(tmp_path: Path) -> None:
+    runs = [
+        fedmuon.run(tables(federation={"seed": seed}), **PLAIN, out=tmp_path / str(seed))
+        for seed in (0, 1, 2)
+    ]
+    found = fedmuon.compare({"mine": runs[:2], "theirs": runs[2].path})
+    assert [(row["run"], row["seeds"]) for row in found.rows] == [("mine", 2), ("theirs", 1)]
+    assert list(found.curves) == ["mine", "theirs"]
+    for folder in (tmp_path, str(tmp_path), [tmp_path]):
+        assert [row["seeds"] for row in fedmuon.compare(folder).rows] == [3]
+    assert fedmuon.compare({"a": runs[0], "b": runs[0]}).rows[1]["run"] == "b"
+    other = fedmuon.run(tables(federation={"rounds": 5}), **PLAIN)
+    split = fedmuon.compare({"mine": [runs[0], other]})
+    assert [row["seeds"] for row in split.rows] == [1, 1]
+    assert all(str(row["run"]).startswith("mine: rounds=") for row in split.rows)
+    with pytest.raises(InputError, match="in one list: compare"):
+        fedmuon.compare(runs[0], runs[1])
+    split.rows[0].pop("test_loss")
+    assert "test_loss" in split.measures
 
 
 class Wide(nn.Linear):
@@ -396,6 +438,9 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
         {**PLAIN, "recipe": (links.gradient(), DRAWING, links.descend(0.1))},
         "draw from context.draws alone",
     ),
+    "torch-optimizer": (
+        {**PLAIN, "recipe": torch.optim.SGD}, "SGD makes no recipe .* an optimizer of torch's is no"
+    ),
     # partitions
     "twice": ({**PLAIN, "partition": [[0, 1], [1, 2], [3]]}, "each has one client"),
     "beyond": ({**PLAIN, "partition": [[0, 1], [60], [3]]}, "beyond 0 to 59"),
@@ -579,6 +624,37 @@ def test_an_object_that_fails_is_one_sentence_on_the_command_line(
     said = " ".join(capsys.readouterr().err.split())
     assert ended.value.code == 2 and f"[{table}] {name} = " in said and f"failing.py:{kind}" in said
     assert "line " in said or "mend its parameters" in said
+
+
+def test_a_project_s_module_is_looked_for_in_its_folder(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Above it, its package has the folder's name and nothing in it."""
+    (tmp_path / "unpacked" / "unpacked").mkdir(parents=True)
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(
+        InputError, match="give the command in the folder of its project, install that"
+    ):
+        fedmuon.run({"data": {"name": "unpacked.data:samples"}})
+
+
+def test_a_bound_of_objects_that_only_their_caller_has(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    fedmuon.run(tables(), **PLAIN, out=tmp_path / "a")
+    with pytest.raises(SystemExit) as ended:
+        main(["bound", str(tmp_path / "a")])
+    said = capsys.readouterr().err
+    assert ended.value.code == 2 and "handed over in Python: there, fedmuon.bound(result)" in said
+
+
+def test_python_is_told_of_keywords(tmp_path: Path) -> None:
+    """Where the command line has options, whatever is asked of a result."""
+    (tmp_path / "a").mkdir()
+    for ask in (lambda: fedmuon.bound(tmp_path), lambda: Result(tmp_path / "a").model):
+        with pytest.raises(InputError) as refused:
+            ask()
+        assert "--" not in str(refused.value)
 
 
 def test_a_file_lies_beside_the_config_that_names_it_or_where_the_command_is_given(

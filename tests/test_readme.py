@@ -88,6 +88,6 @@ def test_the_commands_are_found() -> None:
 
 def test_python_lines_run() -> None:
     blocks = re.findall(r"```python\n(.*?)```", README, re.DOTALL)
-    assert len(blocks) == 4
+    assert len(blocks) == 5
     for block in blocks:
         exec(block, {})

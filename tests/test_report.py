@@ -15,8 +15,10 @@ from made_suite import made, phase_grid, summed, write
 
 from fedmuon.analysis.report.claims import suite_claims
 from fedmuon.errors import InputError
+from fedmuon.experiments.cli.results import report
 from fedmuon.experiments.laboratory.stability import execute
 from fedmuon.experiments.report import gather, write_report
+from fedmuon.experiments.run import execute as run
 
 VOID = {"meta", "source", "img", "br", "link"}
 
@@ -260,6 +262,20 @@ def test_a_damaged_census_is_refused(
     with pytest.raises(InputError, match=why):
         write_report(folder)
     assert not (folder / "report.html").exists()
+
+
+def test_plain_runs_are_left_out_aloud(
+    census: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run(small(), tmp_path / "plain")
+    with pytest.raises(InputError, match="`fedmuon compare` shows plain runs"):
+        write_report(tmp_path)
+    shutil.copytree(census, tmp_path / "run")
+    report(tmp_path)
+    said = " ".join(capsys.readouterr().out.split())
+    assert "1 plain run is left out, to be seen by fedmuon compare" in said
+    report(tmp_path / "run")
+    assert "left out" not in capsys.readouterr().out
 
 
 def test_other_folders_are_refused(tmp_path: Path) -> None:

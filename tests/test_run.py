@@ -197,6 +197,8 @@ BAD = [
     (["--set", "data.train=4990"], "4990"),
     (["missing.toml"], "missing.toml"),
     (["--resume"], "--out"),
+    (["--lr", "0.1"], "write --set local.lr=0.1"),
+    (["--normalize=ball"], "write --set data.normalize=ball"),
     (["--set", "engine.device=cuda:9"], "cuda:9"),
     (["--set", "data.name=fashion-mnist", "--set", "data.folder=/nowhere"], "/nowhere"),
 ]

@@ -1,12 +1,14 @@
 """Neighbours, census and calculator: against runs by hand, and against `analysis` called alone."""
 
 import dataclasses
+import io
 import json
 from pathlib import Path
 
 import numpy as np
 import pytest
 from conftest import draw_neighbours, small
+from rich.console import Console
 from safetensors.numpy import load_file
 from typer.testing import CliRunner
 
@@ -18,6 +20,7 @@ from fedmuon.data.neighbours import replace
 from fedmuon.errors import InputError
 from fedmuon.experiments.cli import app
 from fedmuon.experiments.laboratory import stability
+from fedmuon.experiments.laboratory.findings import findings
 from fedmuon.experiments.laboratory.measure import Laboratory
 from fedmuon.experiments.laboratory.stability import (
     census,
@@ -350,6 +353,15 @@ def test_the_stability_command(tmp_path: Path) -> None:
     assert record == {name: held[name] for name in record}
     other = json.loads(command("bound", str(tmp_path / "a"), "--json", "--c-hp", "sharp"))
     assert other["c_hp"] == "sharp" and other["h"] < record["h"] and other["g"] == record["g"]
+
+
+def test_a_vacuous_bound_says_so(tmp_path: Path) -> None:
+    record = execute(small(local={"lr": 1.0}, stability={"trials": 1}), tmp_path / "a")
+    assert "vacuous" in record["note"]
+    console = Console(width=200, record=True, file=io.StringIO())
+    console.print(verdict_table(tmp_path / "a", record))
+    assert record["note"] in console.export_text()
+    assert findings(tmp_path / "a").note == record["note"]
 
 
 def test_the_calculator_is_analysis() -> None:

@@ -6,31 +6,41 @@ from typing import Any
 
 import numpy as np
 from matplotlib.figure import Figure
+from matplotlib.ticker import MaxNLocator
 
 from fedmuon.analysis.report.style import SERIES, canvas, legend_below, styled
 
 Records = Sequence[Mapping[str, Any]]
 LEFT_OUT = ("train_seconds", "seconds", "round", "test_gap", "client_loss")
-LOSSES = {"train_loss": "-", "test_loss": "--"}
+Look = tuple[str, str, float]  # the line's style, its marks where they are few, its width
+PLAIN: Look = ("-", "o", 1.2)
+LOSSES: dict[str, Look] = {
+    "train_loss": PLAIN,
+    "test_loss": ("--", "s", 1.2),
+    "client_loss": ("-", "", 0.6),  # of every round, whatever is evaluated
+}
+FEW = 12  # evaluations that are marked
 
 
 @styled
 def by_round(curves: Mapping[str, Sequence[Records]], narrow: bool = False) -> Figure:
     """Every named group of runs: mean over its seeds, and from the least to the largest."""
-    measures = _measures(curves)
+    measures, single = _measures(curves), len(curves) == 1
     figure, panels = canvas(1 + len(measures), narrow, 2.9)
     for place, (name, runs) in enumerate(curves.items()):
         colour = SERIES[place % len(SERIES)][0]
-        for loss, style in LOSSES.items():
+        for other, (loss, look) in enumerate(LOSSES.items()):
             label = loss.replace("_", " ")
-            label = f"{name}, {label}" if len(curves) > 1 else label
-            _draw(panels[0], runs, loss, colour, style, label)
+            label, hue = (label, SERIES[other][0]) if single else (f"{name}, {label}", colour)
+            _draw(panels[0], runs, loss, hue, look, label)
         for axes, measure in zip(panels[1:], measures, strict=True):
-            _draw(axes, runs, measure, colour, "-", "")
+            _draw(axes, runs, measure, colour, PLAIN, "")
     for axes, measure in zip(panels, ["loss", *measures], strict=True):
         axes.set_ylabel(measure.replace("_", " "))
         axes.set_xlabel("round")
-    legend_below(figure, panels[0], 1 if narrow else 2)
+        axes.set_xlim(panels[0].get_xlim())
+        axes.xaxis.set_major_locator(MaxNLocator(6, steps=[1, 2, 5, 10], integer=True))
+    legend_below(figure, panels[0], 1 if narrow else 3 if single else 2)
     return figure
 
 
@@ -48,14 +58,16 @@ def _measures(curves: Mapping[str, Sequence[Records]]) -> list[str]:
 
 
 def _draw(
-    axes: Any, runs: Sequence[Records], name: str, colour: str, style: str, label: str
+    axes: Any, runs: Sequence[Records], name: str, colour: str, look: Look, label: str
 ) -> None:
+    """Mean over the runs, and their range where the line has marks."""
     found = [[(one["round"], one[name]) for one in records if name in one] for records in runs]
     if not all(found):
         return
+    style, mark, width = look
     rounds = sorted(set.intersection(*({r for r, _ in one} for one in found)))
     values = np.array([[dict(one)[r] for r in rounds] for one in found])
-    axes.plot(rounds, values.mean(0), style, color=colour, lw=1.2, label=label,
-              marker="o" if len(rounds) == 1 else "")  # fmt: skip
-    if len(found) > 1:
+    marks = {"marker": mark if len(rounds) <= FEW else "", "mfc": "none" if mark == "s" else colour}
+    axes.plot(rounds, values.mean(0), style, color=colour, lw=width, label=label, ms=4, **marks)
+    if len(found) > 1 and mark:
         axes.fill_between(rounds, values.min(0), values.max(0), color=colour, alpha=0.2, lw=0)

@@ -8,7 +8,7 @@ from typing import Any
 import typer
 
 from fedmuon.errors import InputError, Interrupted
-from fedmuon.experiments.cli.options import complain, sound
+from fedmuon.experiments.cli.options import WithKeys, complain, sound
 from fedmuon.experiments.cli.privacy import app as privacy
 from fedmuon.experiments.cli.project import make_text, new
 from fedmuon.experiments.cli.results import compare, report
@@ -40,7 +40,7 @@ for command in (
     new,
     doctor,
 ):
-    app.command()(command)
+    app.command(cls=WithKeys)(command)
 app.add_typer(privacy, name="privacy")
 
 

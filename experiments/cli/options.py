@@ -12,7 +12,8 @@ from typing import TYPE_CHECKING, Annotated, Any, NoReturn
 import typer
 from rich.console import Console
 from rich.text import Text
-from typer import Argument, Option
+from typer import Argument, Context, Option
+from typer.core import TyperCommand
 
 from fedmuon.errors import InputError, Interrupted, plain
 
@@ -35,6 +36,27 @@ Resume = Annotated[
     bool, Option("--resume", help="Go on with --out where it was interrupted, to the same bytes.")
 ]
 AsJson = Annotated[bool, Option("--json", help="One JSON object, no table.")]
+
+
+class WithKeys(TyperCommand):
+    """A command that says of an unknown option which key of the config is called so."""
+
+    def parse_args(self, ctx: Context, args: list[str]) -> list[str]:
+        """As ever, but for such an option."""
+        known = {name for one in self.params for name in (*one.opts, *one.secondary_opts)}
+        for place, argument in enumerate(args if "--set" in known else ()):
+            option, _, value = argument.partition("=")
+            if option.startswith("--") and option not in known and (key := _key(option[2:])):
+                said = value or next(iter(args[place + 1 :]), "VALUE")
+                refuse(f"{option} is no option, but a key of the config: write --set {key}={said}")
+        return super().parse_args(ctx, args)
+
+
+def _key(name: str) -> str:
+    """The first `table.key` of the config that is called so, if one is."""
+    from fedmuon.reading import NEEDS
+
+    return next((f"{table}.{name}" for table, keys in NEEDS.items() if name in keys), "")
 
 
 def chosen_config(

@@ -14,7 +14,8 @@ def compare(
         Path | None, Option(help="Draw the curves into this .png or .pdf file.")
     ] = None,
 ) -> None:
-    """Finished runs side by side: mean and spread over seeds, and the keys in which they differ.
+    """Finished runs side by side: mean ± standard deviation over seeds, and the keys in which they
+    differ.
 
     Example: [bold]fedmuon compare runs/a runs/b --figure curves.png[/]
     """
@@ -23,7 +24,7 @@ def compare(
 
     from fedmuon.library import compare as compared
 
-    found = compared([run for folder in folders for run in _runs(folder)])
+    found = compared(folders)
     names = [name for name in found.measures if not name.endswith((" ±", "gap", "seconds"))]
     table = Table("", "seeds", *(name.replace("_", " ") for name in names))
     for number, row in enumerate(found.rows, 1):
@@ -46,19 +47,16 @@ def report(
 ) -> None:
     """Write figures and one self-contained HTML page: which claims hold, by how much.
 
+    It has suites and runs with neighbours; plain runs are left out: `fedmuon compare` shows them.
     Example: [bold]fedmuon report runs/A1[/]
     """
-    from fedmuon.experiments.report import write_report
+    from fedmuon.experiments.report import left_out, write_report
 
     console.print("The report is", where(write_report(folder)), soft_wrap=True)
-
-
-def _runs(folder: Path) -> list[Path]:
-    """The folder, or the finished runs right below it."""
-    if (folder / "config.toml").exists() or not folder.is_dir():
-        return [folder]
-    below = sorted(one.parent for one in folder.glob("*/summary.json"))
-    return below or [folder]
+    if count := left_out(folder):
+        runs = "1 plain run is" if count == 1 else f"{count} plain runs are"
+        console.print(f"{runs} left out, to be seen by fedmuon compare", where(folder),
+                      soft_wrap=True)  # fmt: skip
 
 
 def _spread(row: dict[str, object], name: str) -> str:

@@ -24,7 +24,7 @@ def run(
         bool, Option("--verbose", help="Show what Flower and Ray have to say.")
     ] = False,
 ) -> None:
-    """Run one federated experiment and write its run directory.
+    """Run one federated experiment and write its run directory. Every key: docs/config.md.
 
     Example: [bold]fedmuon run --set local.lr=0.02 --set data.name=fashion-mnist --out runs/a[/]
     """

@@ -21,7 +21,8 @@ from fedmuon.config import Config
 from fedmuon.errors import InputError
 from fedmuon.experiments.laboratory.facts import BOUND_NAMES, facts, finite, listed
 from fedmuon.experiments.laboratory.verdict import Case, Verdict, by_kind, judge
-from fedmuon.own import NOTHING, Own, schedule_of
+from fedmuon.names import GIVEN
+from fedmuon.own import NAMED, NOTHING, Own, schedule_of
 
 CENSUS = "neighbours.csv"
 
@@ -79,6 +80,7 @@ def from_directory(
     run = RunDirectory(folder)
     run.require_sound()
     config = tables.load(folder / "config.toml", changes).beside(given)
+    _require_given(config, folder)
     there = objects.require_same(folder, objects.described(config))
     plan, _ = objects.kept(setup.plan(config), config, there)
     try:
@@ -102,6 +104,21 @@ def from_directory(
     from fedmuon.experiments.laboratory.estimate import with_estimates
 
     return with_estimates(case, folder)
+
+
+def _require_given(config: Config, folder: Path) -> None:
+    """Refuse a run of objects that only its caller has."""
+    held = [
+        f"[{table}] {key}"
+        for kind, (table, key) in NAMED.items()
+        if getattr(getattr(config, table), key) == GIVEN and getattr(config.given, kind) is None
+    ]
+    if held:
+        raise InputError(
+            f"{' and '.join(held)} of {folder} was handed over in Python: there, "
+            "fedmuon.bound(result) has the bound, of what fedmuon.run returned, or returns again "
+            "with resume=True and the same objects"
+        )
 
 
 def _largest_moves(folder: Path, clients: int) -> np.ndarray | None:

@@ -15,7 +15,7 @@ import torch
 
 from fedmuon.errors import InputError
 from fedmuon.experiments.laboratory.measure import Laboratory
-from fedmuon.experiments.laboratory.verdict import Case, map_constant
+from fedmuon.experiments.laboratory.verdict import AUTHOR, Case, map_constant
 from fedmuon.federated import setup
 from fedmuon.federated.routing import routes
 from fedmuon.storage import read_tensors
@@ -41,10 +41,11 @@ def with_estimates(case: Case, folder: Path) -> Case:
     models = [_model(folder / f"{name}.safetensors", task) for name in ("initial", "model")]
     chosen = torch.from_numpy(np.linspace(0, rows - 1, count).astype(np.int64))
     some = Batch(shards.inputs[chosen], shards.labels[chosen])
+    of_map = () if case.l_map is None else (AUTHOR.format(case.l_map),)
     return dataclasses.replace(
         case,
         constants=observed_constants(task, models, some),
-        caveats=(OBSERVED.format(count), ROUTED),
+        caveats=(OBSERVED.format(count), ROUTED, *of_map),
         **_steepest(case, task),
     )
 

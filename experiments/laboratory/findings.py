@@ -53,10 +53,11 @@ def findings(folder: Path) -> Findings:
 
 
 def _note(record: Mapping[str, Any]) -> str:
-    """Why there is no bound, or how it is violated."""
+    """Why there is no bound, how it is violated, or that it is vacuous."""
     if record["refusal"]:
         return f"Refused: {record['refusal']}"
-    return f"Violated: {record.get('note', '')}" if record["status"] == "violated" else ""
+    note = str(record.get("note", ""))
+    return f"Violated: {note}" if record["status"] == "violated" else note
 
 
 def _mode(folder: Path, neighbours: Columns) -> str:

@@ -221,7 +221,7 @@ def verdict_table(out: Path, record: Record) -> Table:
         ("largest perturbation", moved.max()),
         ("mean perturbation", moved.mean()),
         ("refused", record["refusal"]),
-        ("violated", record["note"] if record["status"] == "violated" else ""),
+        ("violated" if record["status"] == "violated" else "note", record["note"]),
     ]
     if value is not None:
         share = (moved[used] / promised[used]).max() if used.any() else 0.0

@@ -27,7 +27,7 @@ from fedmuon.federated.plan import Plan
 from fedmuon.federated.shards import Shards
 from fedmuon.federated.simulate import Experiment
 from fedmuon.gemm import fastest, supported
-from fedmuon.names import TABLES, TEXTS
+from fedmuon.names import TABLES, TEXTS, is_own
 from fedmuon.own import options as own_options
 from fedmuon.own import own_objects, schedule_of, value, with_defaults
 from fedmuon.places import with_objects
@@ -44,6 +44,7 @@ from fedmuon.tasks.networks import NetworkTask
 from fedmuon.tasks.own import Task as OwnTask
 from fedmuon.tasks.own import as_task, own_network
 from fedmuon.transforms.base import Number
+from fedmuon.transforms.recipes import aux_rate
 
 DTYPES = {"float32": torch.float32, "float64": torch.float64}
 
@@ -202,8 +203,9 @@ def experiment(
 
 
 def resolve(config: Config) -> Config:
-    """Fix what depends on the machine (device, kernel), follows from a rule (002's step sizes) or
-    from what the user brings (how many samples, where), so that the run can be repeated."""
+    """Fix what depends on the machine (device, kernel), follows from a rule (002's step sizes, the
+    auxiliary one) or from what the user brings (how many samples, where), so that the run can be
+    repeated."""
     config = with_objects(fitted(with_defaults(config)))
     device = _device(config.engine.device)
     dtype, kernel = DTYPES[config.engine.dtype], config.engine.kernel
@@ -215,7 +217,16 @@ def resolve(config: Config) -> Config:
             f"choose one of {', '.join(supported(dtype, device))}, or auto"
         )
     engine = config.engine.model_copy(update={"device": str(device), "kernel": kernel})
-    return config.model_copy(update={"engine": engine, "local": _scheduled(config)})
+    config = config.model_copy(update={"engine": engine, "local": _scheduled(config)})
+    return config.model_copy(update={"local": _with_aux_rate(config)})
+
+
+def _with_aux_rate(config: Config) -> Local:
+    """[local] with the auxiliary step size in numbers, where a recipe of ours reads it."""
+    local = config.local
+    if is_own(local.recipe) or not reads(config, "local.aux-lr"):
+        return local
+    return local.model_copy(update={"aux_lr": aux_rate(local)})
 
 
 def _scheduled(config: Config) -> Local:

@@ -135,7 +135,12 @@ def as_recipe(found: Any) -> Recipe:
     links = found.links if isinstance(found, Chain) else found
     if isinstance(links, tuple | list) and links and all(isinstance(one, Link) for one in links):
         return _kept(*links)
-    raise unfit(found, "recipe", "a fedmuon.Recipe, a fedmuon.Chain or a list of links")
+    raise unfit(
+        found,
+        "recipe",
+        "a fedmuon.Recipe (fedmuon.recipes makes ours), a fedmuon.Chain or a list of links "
+        "(fedmuon.links); an optimizer of torch's is no recipe",
+    )
 
 
 def _kept(*links: Link) -> Recipe:
