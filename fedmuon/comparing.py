@@ -9,6 +9,7 @@ from typing import Any
 
 from fedmuon.config import Config, flatten
 from fedmuon.files import Record
+from fedmuon.names import SPREAD
 
 Finished = tuple[Path, Config, Record, list[Record]]  # folder, config, summary, rounds
 SEED = "federation.seed"
@@ -68,5 +69,5 @@ def _measures(members: Sequence[Finished]) -> Record:
         if values and len(values) == len(held):
             found[name] = statistics.fmean(values)
             if len(values) > 1:
-                found[f"{name} ±"] = statistics.stdev(values)
+                found[f"{name}{SPREAD}"] = statistics.stdev(values)
     return found
