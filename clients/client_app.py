@@ -75,10 +75,12 @@ def train_together(
     """The same of clients that are asked the same, whom the core steps as one stack."""
     numbers = [_partition(context) for context in contexts]
     with distrusted():
-        config, round, stack, rows, factor = _request(messages[0])
+        config, round, stack, rows, factor, dealt = _request(messages[0])
         most = float(messages[0].metadata.ttl)
     with deadline(most):
         clients = [_client(config, number, fetch()) for number in numbers]
+        if dealt:
+            clients[0].require_dealt(dealt)
         with distrusted():
             shards = [one.shard if rows is None else one.with_neighbours(rows) for one in clients]
             params, states = _arrays(messages[0], clients[0], stack)
@@ -142,11 +144,13 @@ def _config(config: FlatConfig, own: Own) -> Config:
 
 def _request(
     message: Message,
-) -> tuple[FlatConfig, int, int, np.ndarray | None, float | None]:
+) -> tuple[FlatConfig, int, int, np.ndarray | None, float | None, str]:
     """The config (hashable), the round, the number of replicas that a message speaks of, the data
-    sets that they see (`Neighbours.rows`), if not all the same, and what step sizes are times."""
+    sets that they see (`Neighbours.rows`), if not all the same, what step sizes are times, and how
+    the samples were dealt."""
     flat: dict[str, Any] = dict(message.content.config_records["config"])
     round, stack, rows = flat.pop("round"), flat.pop("stack"), flat.pop("rows", None)
+    dealt = plain(flat.pop("dealt", ""), 60)
     if type(round) is not int or type(stack) is not int or round < 0 or stack < 1:
         raise InputError("the message names no round and number of replicas")
     factor = flat.pop("factor", None)
@@ -157,7 +161,7 @@ def _request(
     if rows is not None and len(rows) != 3 * stack:
         raise InputError("the message does not name one data set a replica")
     held = None if rows is None else np.array(rows, np.int64).reshape(stack, 3)
-    return tuple(sorted(flat.items())), round, stack, held, factor
+    return tuple(sorted(flat.items())), round, stack, held, factor, dealt
 
 
 def _arrays(

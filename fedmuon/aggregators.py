@@ -2,7 +2,8 @@
 
 A function sees one model at a time: `replies` have `.client`, `.params` and `.states` (name ->
 tensor), `.samples` (n_i) and `.loss`, in order of the client, and it returns name -> tensor like
-`.params`. States that come back are combined by the same function, as their parameters would be.
+`.params`; it keeps nothing from call to call. States that come back are combined by the same
+function, as their parameters would be.
 The theory of 001 follows the plain mean: of any other there is no certificate.
 """
 

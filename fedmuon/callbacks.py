@@ -74,6 +74,11 @@ class EarlyStopping(Callback):
     def on_round(self, record: Mapping[str, Any], state: Any) -> str | None:
         """Look, if the round was evaluated."""
         if self.measure not in record:
+            if "train_loss" in record:  # the round was evaluated
+                raise InputError(
+                    f"early-stopping looks at {self.measure}, which no round has: set "
+                    f"[output.options] measure to one of {', '.join(_numbers(record))}"
+                )
             return None
         value = record[self.measure] if self.rising else -record[self.measure]
         self._since += 1

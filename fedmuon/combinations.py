@@ -25,10 +25,11 @@ def impossible(config: Config) -> Iterator[str]:
             f"[data] train = {data.train} cannot give {federation.clients} clients minimum = "
             f"{data.minimum} samples each: raise train, or lower minimum or [federation] clients"
         )
-    if config.task.name == "matrix" and data.normalize == "pixels":
+    bare = data.normalize == "pixels" or (data.normalize == "tokens" and is_own(data.name))
+    if config.task.name == "matrix" and bare:
         yield (
-            "[data] normalize = 'pixels' leaves the unit ball, where the constants of the matrix "
-            "task are proved: use unit or ball, or [task] name = 'network'"
+            f"[data] normalize = '{data.normalize}' leaves the unit ball, where the constants of "
+            "the matrix task are proved: use unit or ball, or [task] name = 'network'"
         )
     if config.task.name == "matrix" and config.local.adjust != "none":
         yield (

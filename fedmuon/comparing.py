@@ -10,7 +10,7 @@ from typing import Any
 
 from fedmuon.config import Config, flatten
 from fedmuon.files import Record
-from fedmuon.names import GIVEN
+from fedmuon.names import GIVEN, SPREAD
 from fedmuon.own import NAMED
 from fedmuon.reading import reads
 
@@ -102,5 +102,5 @@ def _measures(members: Sequence[Finished]) -> Record:
         if values and len(values) == len(held):
             found[name] = statistics.fmean(values)
             if len(values) > 1:
-                found[f"{name} ±"] = statistics.stdev(values)
+                found[f"{name}{SPREAD}"] = statistics.stdev(values)
     return found

@@ -3,6 +3,7 @@
     links.gradient(), links.momentum(0.9), links.orthogonalize(map), links.descend(0.1)
 
 A link of one's own is a `fedmuon.Link(name, init, update)` or `links.stateless(name, update)`.
+It returns new tensors: what it is given, other links and the model hold, too.
 """
 
 from collections.abc import Callable, Mapping

@@ -28,7 +28,7 @@ from fedmuon.reading import reads
 from fedmuon.registry import settled, stands_in
 
 FILE = "objects.json"
-KINDS = ("task", "recipe", "orthogonalizer", "aggregate", "schedule")
+KINDS = ("partition", "task", "recipe", "orthogonalizer", "aggregate", "schedule")
 LIBRARIES = {*sys.stdlib_module_names, "torch", "numpy", "scipy", "fedmuon"}  # known by their names
 FACTORS = "factors"
 

@@ -202,7 +202,8 @@ def _require_options(config: Config, table: str, own: Own) -> None:
     readers = _readers(config, table, own)
     for name, value in given.items():
         if (table, name) == ("data", "digest") and is_own(config.data.name):
-            continue  # written there by us
+            _require_ours(own.data)
+            continue
         takers = [one for one in readers if takes(one, {name: value})]
         if not takers:
             raise InputError(
@@ -213,8 +214,20 @@ def _require_options(config: Config, table: str, own: Own) -> None:
             _require_number(f"[{table}.options] {name} = {value!r}", value, default(one, name))
 
 
+def _require_ours(data: Any) -> None:
+    """Refuse a function that asks for the digest, which tells its own samples from others."""
+    if takes(data, {"digest": ""}) and not takes(data, {"": ""}):  # by that name
+        raise InputError(
+            "[data.options] digest is what a run writes of its samples, and is handed to no "
+            "function: give the parameter digest of yours another name"
+        )
+
+
 def _require_number(said: str, value: Any, usual: Any) -> None:
-    """Refuse a word, a switch or a fraction where a number, or a whole one, is usual."""
+    """Refuse a word, a switch or a fraction where a number, or a whole one, is usual, and what is
+    no switch where one is."""
+    if isinstance(usual, bool) and not isinstance(value, bool):
+        raise InputError(f"{said} is refused: give true or false")
     wanted = {int: int, float: int | float}.get(type(usual))
     if wanted and (isinstance(value, bool) or not isinstance(value, wanted)):
         kind = "whole number" if wanted is int else "number"

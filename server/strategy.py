@@ -97,7 +97,8 @@ class FedMuonStrategy(Strategy):
     def _messages(self, kind: str, clients: Iterable[int]) -> list[Message]:
         """The same records for every client; each array is serialized once."""
         stack = len(next(iter(self.state.params.values())))
-        request: dict[str, int | float] = {"round": self.state.round, "stack": stack}
+        request: dict[str, int | float | str] = {"round": self.state.round, "stack": stack}
+        request["dealt"] = self.experiment.shards.dealt
         if (plan := self.experiment.plan).factor is not None:
             request["factor"] = plan.factor_at(self.state.round)
         config = ConfigRecord({**flatten(self.config), **request})

@@ -21,6 +21,7 @@ from fedmuon.config import Config
 from fedmuon.errors import InputError
 from fedmuon.experiments.laboratory.facts import BOUND_NAMES, facts, finite, listed
 from fedmuon.experiments.laboratory.verdict import Case, Verdict, by_kind, judge
+from fedmuon.federated.plan import Plan
 from fedmuon.names import GIVEN
 from fedmuon.own import NAMED, NOTHING, Own, schedule_of
 
@@ -58,10 +59,10 @@ def from_parameters(
 ) -> Case:
     """N clients of `size` samples each, on any schedule that is drawn uniformly."""
     size, rho = whole("size", size), probability("rho", rho)
-    sizes, per_round = np.full(config.federation.clients, size), config.federation.per_round
-    schedule = schedule_of(config)
-    factors = schedule and np.array([schedule(r) for r in range(config.federation.rounds)])
-    return Case(config, sizes, Uniform(per_round, rho), None, l_orth, l_g, factors=factors)
+    of = config.federation
+    plan = Plan(of.seed, of.clients, of.per_round, of.rounds, factor=schedule_of(config))
+    sizes, part = np.full(of.clients, size), Uniform(of.per_round, rho)
+    return Case(config, sizes, part, None, l_orth, l_g, factors=plan.factors())
 
 
 def from_directory(

@@ -1,5 +1,6 @@
 """A finished run, opened again, and what its model lost: the gap F - F_hat with its interval."""
 
+import zipfile
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -15,7 +16,9 @@ from fedmuon.data.partition import weights
 from fedmuon.data.source import Source
 from fedmuon.errors import InputError
 from fedmuon.federated import setup
+from fedmuon.federated.dealing import dealing
 from fedmuon.federated.simulate import Experiment
+from fedmuon.files import AFRESH
 from fedmuon.own import NOTHING, Own
 from fedmuon.storage import RunDirectory
 from fedmuon.tasks.base import Batch, Params
@@ -49,9 +52,24 @@ class Laboratory:
         source = setup.source(config)
         there = objects.require_same(out, objects.described(config, source))
         data = setup.federated_data(config, source)
+        _require_dealt(out, data)
         experiment = setup.experiment(config, data, source.classes)
         plan, _ = objects.kept(experiment.plan, config, there)
         return cls(config, source, data, replace(experiment, plan=plan), out)
+
+
+def _require_dealt(out: Path, data: FederatedData) -> None:
+    """Refuse samples that are dealt otherwise now than in the run."""
+    try:
+        with np.load(out / "partition.npz") as held:
+            there = dealing(held["train_index"], held["client"])
+    except (OSError, ValueError, KeyError, EOFError, zipfile.BadZipFile) as error:
+        raise InputError(f"{out} is damaged ({error}): {AFRESH}") from None
+    if there != dealing(data.train_index, data.client):
+        raise InputError(
+            f"the partition deals otherwise at each call than in {out}: let it draw from the "
+            "generator that it is given"
+        )
 
 
 @dataclass(frozen=True)

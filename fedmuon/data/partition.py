@@ -72,18 +72,25 @@ def as_clients(found: Any, n: int, clients: int) -> np.ndarray:
 def indices(parts: Any, n: int) -> tuple[np.ndarray, np.ndarray]:
     """Samples, and the client of each, from one index array a client; none may be dealt twice."""
     try:
-        arrays = [np.asarray(part).reshape(-1) for part in parts]
+        arrays = [np.asarray(part) for part in parts]
     except (TypeError, ValueError):
         raise InputError("a partition is one array of indices a client") from None
+    if any(part.ndim == 0 for part in arrays):
+        raise InputError(
+            "a partition is one array of indices a client, or of a function a numpy array of the "
+            "client of each sample, and this is a list of single numbers: give it to np.array"
+        )
     for client, part in enumerate(arrays):
         if part.size and part.dtype.kind not in "iu":
             raise InputError(f"the indices of client {client} are {part.dtype}, not whole numbers")
-    index = np.concatenate([*arrays, np.empty(0, np.int64)]).astype(np.int64)
+    index = np.concatenate([*(part.reshape(-1) for part in arrays), np.empty(0, np.int64)]).astype(
+        np.int64
+    )
     if not ((index >= 0) & (index < n)).all():
         raise InputError(f"the partition names samples beyond 0 to {n - 1}")
     if len(np.unique(index)) < len(index):
         raise InputError("the partition deals a sample twice: each has one client")
-    return index, np.repeat(np.arange(len(arrays)), [len(part) for part in arrays])
+    return index, np.repeat(np.arange(len(arrays)), [part.size for part in arrays])
 
 
 def require_samples(client: np.ndarray, clients: int, minimum: int) -> None:

@@ -61,7 +61,10 @@ class Source:
             return f"holds values of type {self.inputs.dtype}: convert them to real numbers"
         if self.inputs.dtype.kind != "f":
             return ""
-        finite = np.isfinite(self.inputs).all(axis=tuple(range(1, self.inputs.ndim)))
+        held = self.inputs
+        with np.errstate(over="ignore"):  # of wider floats, which are rounded to doubles
+            held = held.astype(np.float64) if held.itemsize > 8 else held
+        finite = np.isfinite(held).all(axis=tuple(range(1, held.ndim)))
         if finite.all():
             return ""
         return f"holds NaN or infinity in sample {int(finite.argmin())}: mend or remove it"

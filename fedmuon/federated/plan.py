@@ -1,14 +1,15 @@
 """All data-independent randomness of a run (001, Assumption 4.2), a function of its seed."""
 
+import contextlib
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property, partial
-from typing import SupportsFloat
+from typing import Any, SupportsFloat
 
 import numpy as np
 
-from fedmuon.errors import InputError
+from fedmuon.errors import InputError, plain
 from fedmuon.randomness import Draw, generator
 
 
@@ -34,11 +35,12 @@ class Plan:
     def factor_at(self, round: int) -> float:
         """What step sizes are times in that round: a number of 0 or more."""
         found = 1.0 if self.factor is None else self.factor(round)
-        if not isinstance(found, SupportsFloat) or not 0 <= (found := float(found)) < math.inf:
+        if (number := _number(found)) is None or not 0 <= number < math.inf:
             raise InputError(
-                f"[local] schedule gives {found} in round {round}: return a number of 0 or more"
+                f"[local] schedule gives {plain(found, 60)} in round {round}: return a number of 0 "
+                "or more"
             )
-        return found
+        return number
 
     def participants(self, round: int) -> np.ndarray:
         """C_r [K], sorted: K of N uniformly without replacement, in memory O(K)."""
@@ -67,6 +69,13 @@ class Plan:
     def draws(self, round: int, client: int, step: int) -> Callable[..., np.random.Generator]:
         """draw(what, block=...) for one local step."""
         return partial(_draw, self.seed, round, client, step)
+
+
+def _number(found: Any) -> float | None:
+    """The float of a number, or of an array of one; None of all else."""
+    with contextlib.suppress(TypeError, ValueError, RuntimeError):  # of arrays and tensors of more
+        return float(found) if isinstance(found, SupportsFloat) else None
+    return None
 
 
 def _draw(

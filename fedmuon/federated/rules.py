@@ -8,6 +8,7 @@ from fedmuon.combinations import unprivate_run
 from fedmuon.config import Config
 from fedmuon.errors import InputError
 from fedmuon.federated.routing import counts
+from fedmuon.federated.trial import require_memoryless, require_round
 from fedmuon.orthogonalizers import Orthogonalizer, as_orthogonalizer
 from fedmuon.own import own_objects, value
 from fedmuon.randomness import Draw, generator
@@ -50,9 +51,18 @@ def _own_recipe(config: Config, what: Task) -> Recipe | None:
     _require_keys_of(config, private=found.mechanism is not None)
     start = what.initial(generator(0, Draw.INITIAL))
     entries = sum(one.numel() for one in start.values())
+    require_round(found, start)
     if found.mechanism is None and 2 * entries <= what.stack_limit:  # larger ones are not stacked
         require_apart(found.chain, start)
     return found
+
+
+def require_own_aggregate(config: Config, found: Recipe, what: Task) -> None:
+    """Refuse an aggregate of the user's that remembers what it saw."""
+    own = own_objects(config)
+    if own.aggregate is not None or own.recipe is not None:
+        start = what.initial(generator(0, Draw.INITIAL))
+        require_memoryless(found, start, config.federation.per_round)
 
 
 def _require_keys_of(config: Config, private: bool) -> None:

@@ -46,6 +46,7 @@ from fedmuon.tasks.own import as_task, own_network
 from fedmuon.transforms.base import Number
 from fedmuon.transforms.recipes import aux_rate
 
+ROUNDING = 1e-9  # of the squared norms of rows that are in the ball
 DTYPES = {"float32": torch.float32, "float64": torch.float64}
 
 
@@ -192,14 +193,29 @@ def experiment(
     """Recipe, task, plan and shards of a resolved config; per-replica lr and lambda if given."""
     shape = data.shape or data.inputs.shape[1:]
     what = task(config, shape, classes, data.vocabulary, data.stored)
+    if isinstance(what, MatrixTask):
+        _require_ball(data)
     stacks = [len(value) for value in (lr, regularization) if isinstance(value, Tensor)]
     require_room_for_model(config, what, classes, len(data.labels), max(stacks, default=1))
+    recipe = rules.recipe(config, what, lr, regularization)
+    rules.require_own_aggregate(config, recipe, what)
     return Experiment(
-        rules.recipe(config, what, lr, regularization),
+        recipe,
         what,
         plan(config),
         Shards.of(data, what.dtype, what.device, neighbours),
     )
+
+
+def _require_ball(data: FederatedData) -> None:
+    """Refuse rows outside the unit ball, of which the constants of the matrix task do not hold."""
+    for rows in (data.inputs, data.test_inputs):
+        squares = np.einsum("nd,nd->n", rows, rows)
+        if not (squares <= 1 + ROUNDING).all():  # NaN neither
+            raise InputError(
+                "the constants of the matrix task are proved of samples in the unit ball, and one "
+                f"has norm {math.sqrt(squares.max()):.4g}: set [data] normalize = 'unit'"
+            )
 
 
 def resolve(config: Config) -> Config:

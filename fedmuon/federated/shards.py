@@ -9,6 +9,7 @@ from torch import Tensor
 
 from fedmuon.data.federated import FederatedData
 from fedmuon.data.neighbours import Neighbours
+from fedmuon.federated.dealing import dealing
 from fedmuon.tasks.base import Batch, Replaced
 
 
@@ -41,6 +42,7 @@ class Shards:
     offsets: np.ndarray
     held_out: Batch
     neighbours: Neighbours | None = None
+    dealt: str = ""  # what a worker must have dealt, too
 
     @classmethod
     def of(
@@ -57,7 +59,8 @@ class Shards:
         labels, answers = (
             targets_on(device, dtype, values) for values in (data.labels, data.test_labels)
         )
-        return cls(inputs, labels, data.offsets, Batch(test, answers), neighbours)
+        dealt = dealing(data.train_index, data.client)
+        return cls(inputs, labels, data.offsets, Batch(test, answers), neighbours, dealt)
 
     def size(self, client: int) -> int:
         """n_i."""

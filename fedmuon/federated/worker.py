@@ -12,7 +12,7 @@ from fedmuon.data.mapped import mapped
 from fedmuon.data.neighbours import Neighbours
 from fedmuon.data.source import Source, flat_rows
 from fedmuon.errors import InputError
-from fedmuon.federated.dealing import deal, own_source, require_same_samples
+from fedmuon.federated.dealing import deal, dealing, own_source, require_same_samples
 from fedmuon.federated.plan import Plan
 from fedmuon.federated.rules import recipe
 from fedmuon.federated.setup import options_of, plan, resolve, task
@@ -35,6 +35,15 @@ class Worker:
     shard: Shard
     samples: Source
     normalize: str
+    dealt: str = ""
+
+    def require_dealt(self, dealt: str) -> None:
+        """Refuse samples that are dealt otherwise, in this process, than by the server."""
+        if self.dealt != dealt:
+            raise InputError(
+                "your partition deals otherwise in each process, and clients have several: let it "
+                "draw from the generator that it is given"
+            )
 
     def with_neighbours(self, rows: np.ndarray) -> Shard:
         """Its shard in a stack of the data sets that rows [S, 3] name (see `Neighbours.of`)."""
@@ -79,6 +88,7 @@ class Everybody:
     rows: np.ndarray
     offsets: np.ndarray
     normalize: str
+    dealt: str
 
 
 @lru_cache(maxsize=1)
@@ -101,6 +111,7 @@ def everybody(config: Config) -> Everybody:
         train[np.argsort(owner, kind="stable")],
         np.concatenate([[0], np.cumsum(sizes)]),
         config.data.normalize,
+        dealing(train, owner),
     )
 
 
@@ -113,4 +124,5 @@ def worker(config: Config, client: int) -> Worker:
         torch.from_numpy(inputs).to(what.device, what.dtype),
         targets_on(what.device, what.dtype, of.samples.labels[rows]),
     )
-    return Worker(client, of.recipe, what, of.plan, Shard(batch), of.samples, of.normalize)
+    shard, told = Shard(batch), (of.samples, of.normalize, of.dealt)
+    return Worker(client, of.recipe, what, of.plan, shard, *told)

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from fedmuon.errors import InputError
-from fedmuon.names import OF_A_ROUND, OF_A_RUN
+from fedmuon.names import OF_A_ROUND, OF_A_RUN, SPREAD
 from fedmuon.registry import unfit
 from fedmuon.tasks.losses import Loss, cross_entropy
 from fedmuon.tasks.networks import NetworkTask
@@ -74,8 +74,8 @@ def own_network(
         ) from error
     if task.loss is None and outputs < classes:
         raise InputError(
-            f"the module has {outputs} outputs for {classes} classes: widen its last layer, or "
-            "give a loss of your own"
+            f"the module has {outputs} outputs for labels up to {classes - 1}, which count from 0: "
+            "widen its last layer, number the labels from 0, or give a loss of your own"
         )
     return found
 
@@ -95,10 +95,10 @@ def _require_learning(module: nn.Module) -> None:
 def _require_free(metrics: Mapping[str, Metric]) -> None:
     """Refuse names that what a run tells of itself has."""
     for name in metrics:
-        if name in OF_A_ROUND + OF_A_RUN:
+        if name in OF_A_ROUND + OF_A_RUN or name.endswith(SPREAD):
             raise InputError(
                 f"a metric cannot be called {name}, which every run tells of itself: give it "
-                f"another name, such as my_{name}"
+                f"another name, such as my_{name.removesuffix(SPREAD)}"
             )
 
 

@@ -6,6 +6,7 @@ A probe proves nothing: it refuses what is seen to be false.
 import itertools
 from collections.abc import Sequence
 from functools import partial
+from typing import Any
 
 import numpy as np
 import torch
@@ -47,6 +48,11 @@ def require_sound(value: Orthogonalizer, like: Tensor) -> None:
     if value.lipschitz is not None:
         near = stack + NEAR * other
         _require_constant(value, torch.cat([stack, other, near, torch.zeros_like(stack)]))
+
+
+def same(one: Tensor, other: Any) -> bool:
+    """Whether that is a tensor of the same numbers."""
+    return isinstance(other, Tensor) and _equal(one, other)
 
 
 def _equal(one: Tensor, other: Tensor) -> bool:
@@ -106,10 +112,11 @@ def _moved(chain: Chain, start: Params, centres: Params, clients: Sequence[int])
 
     first, states = params, chain.init(params, {})
     for _ in range(2):
-        context = Context(params, gradient, [partial(_draw, client) for client in clients])
+        context = Context(params, gradient, [partial(drawn_for, client) for client in clients])
         params, states = chain.step(params, states, context)
     return {name: value - first[name] for name, value in params.items()}
 
 
-def _draw(client: int, what: Draw, block: int = 0) -> np.random.Generator:
-    return generator(0, what, client=client, block=block)
+def drawn_for(client: int, what: Draw, block: int = 0, step: int = 0) -> np.random.Generator:
+    """What a client's links draw from in a probe."""
+    return generator(0, what, client=client, step=step, block=block)

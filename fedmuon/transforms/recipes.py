@@ -13,6 +13,7 @@ from typing import Any
 from torch import Tensor
 
 from fedmuon.aggregators import Aggregator, mean
+from fedmuon.errors import InputError
 from fedmuon.names import PRIVATE
 from fedmuon.orthogonalizers import Orthogonalizer
 from fedmuon.privacy.mechanism import Mechanism
@@ -131,6 +132,7 @@ def build(
 def as_recipe(found: Any) -> Recipe:
     """What was given: a recipe, or a chain or its links, of which lasting states are kept."""
     if isinstance(found, Recipe):
+        _require_accounted(found.mechanism)
         return found
     links = found.links if isinstance(found, Chain) else found
     if isinstance(links, tuple | list) and links and all(isinstance(one, Link) for one in links):
@@ -141,6 +143,18 @@ def as_recipe(found: Any) -> Recipe:
         "a fedmuon.Recipe (fedmuon.recipes makes ours), a fedmuon.Chain or a list of links "
         "(fedmuon.links); an optimizer of torch's is no recipe",
     )
+
+
+def _require_accounted(mechanism: Mechanism | None) -> None:
+    """Refuse a mechanism that may release otherwise than the account has it."""
+    if mechanism is None:
+        return
+    for one, ours in ((mechanism, Mechanism), (mechanism.clipping, Clipping)):
+        if type(one) is not ours:
+            raise InputError(
+                f"a mechanism of class {type(one).__name__} may release what no account has "
+                f"counted: give fedmuon's {ours.__name__} itself"
+            )
 
 
 def _kept(*links: Link) -> Recipe:
