@@ -13,6 +13,7 @@ from typing import Any
 
 from pydantic import ValidationError
 
+from fedmuon.beside import Stamp
 from fedmuon.errors import InputError
 from fedmuon.names import GIVEN, is_own
 from fedmuon.reading import is_default
@@ -115,7 +116,7 @@ def _place(kind: str) -> str:
     return "data" if kind == "partition" else NAMED[kind][0]
 
 
-Named = tuple[str, str, str, tuple[int, int]]  # kind, settled name, key, the file's stamp
+Named = tuple[str, str, str, Stamp]  # kind, settled name, key, the file's stamp
 
 
 def own_objects(config: Config) -> Own:

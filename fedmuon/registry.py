@@ -5,6 +5,7 @@ Its name is one that was added here, or `package.module:object`, or `./file.py:o
 what a caller handed over in Python; a config only remembers that it was.
 """
 
+import builtins
 import importlib
 import importlib.util
 import inspect
@@ -16,6 +17,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any, Generic, TypeVar
 
+from fedmuon import beside
 from fedmuon.errors import InputError, plain
 from fedmuon.names import GIVEN
 
@@ -112,13 +114,13 @@ def stands_in(place: str) -> Path | None:
     return Path(file) if file.endswith(".py") else None
 
 
-def stamp(name: str) -> tuple[int, int]:
-    """What changes when the file of a settled name does; nothing for a module."""
+def stamp(name: str) -> beside.Stamp:
+    """What changes when the file of a settled name, or a neighbour of it, does; nothing for a
+    module."""
     place = name.rpartition(":")[0]
     if not place.endswith(".py") or not Path(place).is_file():
-        return (0, 0)
-    found = Path(place).stat()
-    return (found.st_mtime_ns, found.st_size)
+        return ()
+    return beside.stamp(Path(place))
 
 
 def _module(name: str) -> ModuleType:
@@ -130,7 +132,7 @@ def _module(name: str) -> ModuleType:
 
 
 def _file(path: Path) -> ModuleType:
-    """A file as a module, read once until it changes; its neighbours can be imported by it."""
+    """A file as a module, read once until it or a neighbour changes."""
     path = path.expanduser().resolve()
     name = f"fedmuon_own_{sha256(str(path).encode()).hexdigest()[:12]}"
     now = stamp(f"{path}:")
@@ -142,9 +144,11 @@ def _file(path: Path) -> ModuleType:
     if str(path.parent) not in sys.path:
         sys.path.append(str(path.parent))
     module = sys.modules[name] = importlib.util.module_from_spec(spec)
-    module.__dict__["__fedmuon_stamp__"] = now
+    own = {**vars(builtins), "__import__": beside.importing(path)}
+    module.__dict__.update(__fedmuon_stamp__=now, __builtins__=own)
     try:
-        exec(compile(path.read_bytes(), path, "exec"), module.__dict__)  # no stale bytecode
+        with beside.own_neighbours(path):
+            exec(compile(path.read_bytes(), path, "exec"), module.__dict__)  # no stale bytecode
     except BaseException:
         del sys.modules[name]
         raise
