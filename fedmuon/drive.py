@@ -59,7 +59,7 @@ def prepare(
 ) -> Run:
     """Read the data, deal it, and write down everything that is fixed before the first round."""
     source = setup.source(config)
-    told = objects.described(config, source)
+    told = objects.described(config, out, source, afresh=not resume)
     there = objects.require_same(out, told) if resume else {}
     data = setup.federated_data(config, source)
     experiment = setup.experiment(config, data, source.classes)

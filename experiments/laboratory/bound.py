@@ -79,7 +79,7 @@ def from_directory(
     run = RunDirectory(folder)
     run.require_sound()
     config = tables.load(folder / "config.toml", changes).beside(given)
-    there = objects.require_same(folder, objects.described(config))
+    there = objects.require_same(folder, objects.described(config, folder))
     plan, _ = objects.kept(setup.plan(config), config, there)
     try:
         with np.load(folder / "partition.npz") as split:
