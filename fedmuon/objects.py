@@ -35,8 +35,8 @@ KINDS = ("task", "recipe", "orthogonalizer", "aggregate", "schedule")
 FACTORS = "factors"
 
 
-# (folder, kind, id) -> the object, and its digest when the run in that folder first met it here: use
-# may change what it holds, and it is the same one yet.
+# (folder, kind, id) -> the object, and its digest when the run in that folder first met it in this
+# process: use may change what it holds, and it is the same one yet.
 MET: dict[tuple[Path, str, int], tuple[Callable[[], Any], str]] = {}
 
 

@@ -65,7 +65,7 @@ def imported(name: str, key: str) -> Any:
             found = getattr(found, part)
         file = str(stands_in(settled(name).rpartition(":")[0]))
         USED.setdefault(file, []).append((f"{key} = '{name}'", found))
-    except Exception as error:  # whatever the user's module does when it is imported
+    except (Exception, SystemExit) as error:  # whatever the user's module does when imported
         raise InputError(
             f"{key} = '{name}' cannot be imported ({type(error).__name__}: {error}): name an "
             "object as package.module:object or ./file.py:object"
@@ -73,7 +73,7 @@ def imported(name: str, key: str) -> Any:
     return found
 
 
-def blamed(error: Exception) -> str | None:
+def blamed(error: BaseException) -> str | None:
     """One sentence of an error in an object that a config names: where it was raised, or that it
     takes other parameters than it was called with. None of any other error."""
     why = plain(f"{type(error).__name__}: {error}")
@@ -156,8 +156,9 @@ def _file(path: Path) -> ModuleType:
 
 
 def takes(found: Any, known: Mapping[str, Any]) -> dict[str, Any]:
-    """Those of the known facts that the object has a parameter for."""
-    parameters = _parameters(found)
+    """Those of the known facts that the object has a parameter for; a torch module, which passes
+    all that it is called with to its `forward`, asks for nothing."""
+    parameters = {} if _is_module(found) else _parameters(found)
     if any(one.kind is one.VAR_KEYWORD for one in parameters.values()):
         return dict(known)
     return {
@@ -186,7 +187,7 @@ def made(found: Any, known: Mapping[str, Any], values: tuple[type, ...] = ()) ->
     Objects of the types `values` are values. A function that can be called with the facts alone
     makes the value; one that needs more is the value, with the facts filled in.
     """
-    if isinstance(found, values) or not callable(found):
+    if isinstance(found, values) or not callable(found) or _is_module(found):
         return found
     facts = takes(found, known)
     try:
@@ -196,6 +197,17 @@ def made(found: Any, known: Mapping[str, Any], values: tuple[type, ...] = ()) ->
     except ValueError:  # of a builtin
         return found
     return found(**facts)
+
+
+def says_nothing(found: Any) -> bool:
+    """Whether a callable, but a class, takes any arguments in any number: `*given`."""
+    any_number = [one for one in _parameters(found).values() if one.kind is one.VAR_POSITIONAL]
+    return not isinstance(found, type) and bool(any_number)
+
+
+def _is_module(found: Any) -> bool:
+    torch = sys.modules.get("torch")  # without which there is none
+    return torch is not None and isinstance(found, torch.nn.Module)
 
 
 def function(found: Any, kind: str, mend: str) -> Any:
