@@ -118,7 +118,7 @@ def test_a_path_is_known_again_once_it_was_used(tmp_path: Path) -> None:
     """Paths remember their words and hashes, which differ from process to process."""
     found = Path("a") / "b"
     before = digest([found], tmp_path)
-    hash(found), str(found)
+    assert hash(found) and str(found)
     assert digest([found], tmp_path) == before
 
 

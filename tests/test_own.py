@@ -177,6 +177,10 @@ def test_runs_of_one_seed_are_no_seeds_of_one_another() -> None:
         for one in aggregates
         for seed in (0, 1)
     ]
+    mixed = fedmuon.compare([runs[place] for place in (0, 3, 2, 1)])  # (a, 0), (b, 1), (b, 0) ...
+    assert [row["run"] for row in mixed.rows] == [runs[0].path.name, runs[3].path.name]
+    losses = [[run.summary["train_loss"] for run in runs[at : at + 2]] for at in (0, 2)]
+    assert [row["train_loss"] for row in mixed.rows] == pytest.approx([sum(x) / 2 for x in losses])
     found = fedmuon.compare([*runs, runs[0], str(runs[0].path)])
     assert [row["seeds"] for row in found.rows] == [2, 2]
     assert [row["run"] for row in found.rows] == [run.path.name for run in runs[::2]]
@@ -621,7 +625,7 @@ class Half(nn.Module):
         return 0.5 if isinstance(what, int) else what[0].params
 
 
-CALLABLES = {"orthogonalizer": MUON, "aggregate": {}, "schedule": {}}
+CALLABLES: dict[str, Any] = {"orthogonalizer": MUON, "aggregate": {}, "schedule": {}}
 
 
 @pytest.mark.parametrize("kind", CALLABLES)
@@ -630,21 +634,22 @@ def test_a_module_and_a_function_of_anything_are_values(kind: str) -> None:
     half = Half()
     values = (half, lambda what: half(what), lambda *given, **named: half(given[0]))
     config = tables(**CALLABLES[kind])
-    found = [fedmuon.run(config, **PLAIN, **{kind: one}).model["weight"] for one in values]
+    given: list[dict[str, Any]] = [{**PLAIN, kind: one} for one in values]
+    found = [fedmuon.run(config, **one).model["weight"] for one in given]
     assert torch.equal(found[0], found[1]) and torch.equal(found[0], found[2])
     table = {"orthogonalizer": "orthogonalizer", "aggregate": "federation", "schedule": "local"}
     idle = {table[kind]: {**config.get(table[kind], {}), "options": {"idle": 1}}}
-    for one in (values[0], values[2]):
+    for one in (given[0], given[2]):
         with pytest.raises(InputError, match="idle = 1 has no effect"):
-            fedmuon.run({**config, **idle}, **PLAIN, **{kind: one})
+            fedmuon.run({**config, **idle}, **one)
         if kind == "orthogonalizer":
             with pytest.raises(InputError, match="rank = 3 has no effect"):
-                fedmuon.run({**config, kind: {"rank": 3}}, **PLAIN, **{kind: one})
+                fedmuon.run({**config, kind: {"rank": 3}}, **one)
 
 
 def test_a_module_reads_no_key() -> None:
     with pytest.raises(InputError, match="width = 3 has no effect"):
-        fedmuon.run(tables(task={"width": 3}), **DATA, task=linear())
+        fedmuon.run(tables(task={"width": 3}), data=(X, Y), task=linear())
 
 
 def test_a_file_lies_beside_the_config_that_names_it_or_where_the_command_is_given(

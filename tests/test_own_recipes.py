@@ -118,4 +118,17 @@ def test_recipes_are_made_of_what_they_read() -> None:
     assert recipes.fedmuon_aligned(steps=7, alignment=0.3, momentum=0.5).steps == 7
     for one in (recipes.fedmuon, recipes.local_muon, recipes.fedmuon_aligned):
         one(lr=0.2, weight_decay=0.1, orthogonalizer=lambda m: m, routes={"weight": 1})
-    recipes.fedavgm(server_momentum=0.5), recipes.sgd(momentum=0.5), recipes.fedavg(lr=0.3)
+    recipes.fedavgm(server_momentum=0.5)
+    recipes.sgd(momentum=0.5)
+    recipes.fedavg(lr=0.3)
+
+
+def test_a_recipe_that_asks_for_routes_gets_those_of_the_network() -> None:
+    got: list[Any] = []
+
+    def routed(routes: Any, route: str) -> list[fedmuon.Link]:
+        got.append(routes)
+        return plain()
+
+    fedmuon.run(config(route="all-matrices"), **PLAIN, recipe=routed)
+    assert got[0] == {"weight": 1, "bias": 0}
