@@ -13,6 +13,7 @@ import subprocess
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -59,7 +60,7 @@ def prepare(
 ) -> Run:
     """Read the data, deal it, and write down everything that is fixed before the first round."""
     source = setup.source(config)
-    told = objects.described(config, source)
+    told = objects.described(config, out, source, afresh=not resume)
     there = objects.require_same(out, told) if resume else {}
     data = setup.federated_data(config, source)
     experiment = setup.experiment(config, data, source.classes)
@@ -112,7 +113,7 @@ def drive(
     start, last = time.monotonic() - _spent(directory), run.config.federation.rounds
     trained = _spent(directory, "train_seconds")
     stopped = ""
-    try:
+    with _saving(lambda: keep(state), InputError, Interrupted, KeyboardInterrupt):
         rounds = engine(run.experiment, state)
         rounds = spending.ahead(rounds, state.round) if spending else rounds
         for done, spent in _timed(rounds):
@@ -120,8 +121,10 @@ def drive(
             record = _record(run, done, trained, time.monotonic() - start)
             directory.append(record)
             state = done.state  # now that its record is there: a signal may come at any moment
-            watch(record)
-            if stopped := _heard(run, record, state):
+            with _saving(partial(keep, state), Exception, SystemExit):  # of any callback
+                watch(record)
+                stopped = _heard(run, record, state)
+            if stopped:
                 break
             if state.round % every == 0 and state.round < last:
                 keep(state)
@@ -129,9 +132,16 @@ def drive(
         if spending:
             measured |= {"privacy": spending.summary(bool(stopped))}
         return _finish(run, state, measured, time.monotonic() - start)
-    except (InputError, Interrupted, KeyboardInterrupt):
+
+
+@contextlib.contextmanager
+def _saving(keep: Callable[[], None], *errors: type[BaseException]) -> Iterator[None]:
+    """Keep the state where one of these errors ends the work."""
+    try:
+        yield
+    except errors:
         with contextlib.suppress(InputError):  # what stopped the run is the news
-            keep(state)
+            keep()
         raise
 
 

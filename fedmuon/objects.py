@@ -5,8 +5,9 @@ in, of the samples, and the schedule's values, which are what every later reader
 """
 
 import dataclasses
+import itertools
 import json
-import sys
+import weakref
 from collections.abc import Callable, Iterator, Mapping
 from functools import partial
 from hashlib import sha256
@@ -16,6 +17,8 @@ from typing import Any
 
 import numpy as np
 
+from fedmuon import files
+from fedmuon.beside import LIBRARIES, neighbours
 from fedmuon.config import Config
 from fedmuon.data.own import digest
 from fedmuon.data.source import Source
@@ -29,19 +32,28 @@ from fedmuon.registry import settled, stands_in
 
 FILE = "objects.json"
 KINDS = ("partition", "task", "recipe", "orthogonalizer", "aggregate", "schedule")
-LIBRARIES = {*sys.stdlib_module_names, "torch", "numpy", "scipy", "fedmuon"}  # known by their names
 FACTORS = "factors"
 
 
-def described(config: Config, source: Source | None = None) -> Record:
-    """By kind, `name:digest` of each object of the user's, and a digest of samples that lie in
-    files."""
+# (folder, kind, id) -> the object, and its digest when the run in that folder first met it in this
+# process: use may change what it holds, and it is the same one yet.
+MET: dict[tuple[Path, str, int], tuple[Callable[[], Any], str]] = {}
+
+
+def described(
+    config: Config, folder: Path, source: Source | None = None, afresh: bool = False
+) -> Record:
+    """By kind, `name:digest` of each object of the user's as the run in `folder` met it, which
+    begins `afresh` or goes on, and of samples that lie in files."""
     own, found = own_objects(config), {}
     for kind in KINDS:
         if (mine := getattr(own, kind)) is not None:
-            # A schedule's values are written, so what it remembers between calls does not matter.
-            told = "\n".join([*_file(config, kind), *_parts(mine, {}, state=kind != "schedule")])
-            found[kind] = f"{_called(mine)}:{sha256(told.encode()).hexdigest()[:16]}"
+            key = (folder.resolve(), kind, id(mine))
+            met, known = MET.get(key, (lambda: None, ""))
+            if afresh or met() is not mine:
+                known = _digest(config, kind, mine)
+                MET[key] = (_reference(mine), known)
+            found[kind] = known
     if source is not None and own.data is not None:
         found["data"] = own_digest(config)
     elif source is not None and reads(config, "data.folder"):
@@ -62,24 +74,32 @@ def _called(found: Any) -> str:
     return str(getattr(found, "__name__", type(found).__name__))
 
 
-def _digest(told: Any) -> str:
-    """Of an object without its name, which older folders have not."""
-    return str(told).rpartition(":")[2]
+def _reference(mine: Any) -> Callable[[], Any]:
+    """What returns the object, and keeps it only if it cannot be had otherwise."""
+    try:
+        return weakref.ref(mine)
+    except TypeError:
+        return lambda: mine
+
+
+def _digest(config: Config, kind: str, mine: Any) -> str:
+    # A schedule's values are written, so what it remembers between calls does not matter.
+    told = "\n".join([*_file(config, kind), *_parts(mine, {}, state=kind != "schedule")])
+    return f"{_called(mine)}:{sha256(told.encode()).hexdigest()[:16]}"
 
 
 def require_same(folder: Path, found: Record) -> Record:
     """What the run in `folder` began with, refused where another object is given now."""
     if not (folder / FILE).exists():
         return {}
+    files.require_sound(folder, [FILE])
     try:
         there = json.loads((folder / FILE).read_text(encoding="utf-8"))
-        known = {kind: there[kind] for kind in there if kind != FACTORS}
-    except (OSError, ValueError, TypeError) as error:
+        known = {kind: digest for kind, digest in there.items() if kind != FACTORS}
+    except (OSError, ValueError, AttributeError) as error:
         raise InputError(f"{folder / FILE} is damaged ({error}): {AFRESH}") from None
     for kind in known.keys() | found.keys():
-        if _digest(known.get(kind)) != _digest(found.get(kind)) and (
-            kind != "data" or kind in found
-        ):
+        if known.get(kind) != found.get(kind) and (kind != "data" or kind in found):
             raise InputError(
                 f"the {kind} {'are others' if kind == 'data' else 'is another one'} than {folder} "
                 "was begun with: give the same again, "
@@ -107,13 +127,16 @@ def as_bytes(found: Record) -> dict[str, bytes]:
 
 
 def _file(config: Config, kind: str) -> Iterator[str]:
-    """The source of the file or module that the config names the object in."""
+    """The sources of the file or module that the config names the object in, and of a file's
+    neighbours."""
     table, key = NAMED[kind]
     names = [getattr(getattr(config, table), key), config.task.model if kind == "task" else ""]
     if getattr(config.given, kind) is None:
         for place in {settled(name).rpartition(":")[0] for name in names} - {""}:
             if place.partition(".")[0] not in LIBRARIES and (file := stands_in(place)):
-                yield sha256(file.read_bytes()).hexdigest()
+                beside = neighbours(file).values() if place.endswith(".py") else ()
+                for one in (file, *beside):
+                    yield sha256(one.read_bytes()).hexdigest()
 
 
 def _parts(found: Any, seen: dict[int, Any], state: bool = True) -> Iterator[str]:
@@ -133,12 +156,30 @@ def _held(found: Any, state: bool) -> Iterator[Any]:
     """What an object is made of."""
     for kinds, parts in HELD.items():
         if isinstance(found, kinds):
-            return parts(found)
+            own = found if state and type(found).__module__ != "builtins" else None
+            return itertools.chain(parts(found), _attributes(own))
     if isinstance(found, FunctionType | type):
         return _of_code(found, state)
     if isinstance(found, np.ndarray) or hasattr(found, "detach"):
         return _of_array(found) if state else iter(())
     return _of_value(found, state)
+
+
+def _attributes(found: Any) -> Iterator[Any]:
+    """What an object holds by names: in its dictionary, and in slots of the user's classes."""
+    yield from getattr(found, "__dict__", {}).items()
+    for kind in type(found).__mro__:
+        names = vars(kind).get("__slots__", ()) if _is_ours(kind) else ()
+        for name in (names,) if isinstance(names, str) else names:
+            hidden = name.startswith("__") and not name.endswith("__")
+            spelled = f"_{kind.__name__.lstrip('_')}{name}" if hidden else name
+            if spelled not in ("__dict__", "__weakref__") and hasattr(found, spelled):
+                yield (spelled, getattr(found, spelled))
+
+
+def _is_ours(found: FunctionType | type) -> bool:
+    """Whether the user wrote it: what libraries have is known by its name."""
+    return str(found.__module__).partition(".")[0] not in LIBRARIES
 
 
 HELD: dict[type | tuple[type, ...], Callable[[Any], Iterator[Any]]] = {
@@ -154,38 +195,63 @@ HELD: dict[type | tuple[type, ...], Callable[[Any], Iterator[Any]]] = {
 
 def _of_value(found: Any, state: bool) -> Iterator[Any]:
     yield type(found)
-    if hasattr(found, "__dict__"):
-        yield vars(found) if state else ()
-    elif state and " at 0x" not in (words := repr(found)):
+    held = list(_attributes(found)) if state else []
+    yield from held
+    if state and not held and " at 0x" not in (words := repr(found)):
         yield words
 
 
 def _of_code(found: FunctionType | type, state: bool) -> Iterator[Any]:
-    """Of a function or a class; what libraries have is known by its name."""
-    ours = str(found.__module__).partition(".")[0] not in LIBRARIES
+    """Of a function or a class."""
+    ours = _is_ours(found)
     yield "" if ours else found.__qualname__
     if isinstance(found, FunctionType):
         yield from (found.__defaults__, found.__kwdefaults__)
         yield from [_content(cell) for cell in found.__closure__ or ()] if state else ()
-        yield from (found.__code__, *_globals(found)) if ours else ()
+        yield from [*vars(found).items()] if ours and state else ()
+        yield from (found.__code__, *_globals(found, state)) if ours else ()
     elif ours:
         yield from found.__bases__
-        of_class = (FunctionType, staticmethod, classmethod, property, int, float, str, tuple)
-        for name, one in vars(found).items():
-            if isinstance(one, of_class) and name not in ("__module__", "__doc__"):
-                yield (name, _unwrapped(one))
+        yield from _of_class(found, state)
+
+
+def _of_class(found: type, state: bool) -> Iterator[Any]:
+    """What a class of the user's says by itself."""
+    kinds = (FunctionType, staticmethod, classmethod, property, partial, int, float, str, tuple)
+    for name, one in vars(found).items():
+        plain = state and isinstance(one, list | dict) and _is_plain(one)
+        if plain or (isinstance(one, kinds) and name not in ("__module__", "__doc__", "__slots__")):
+            yield (name, _unwrapped(one))
 
 
 def _unwrapped(one: Any) -> Any:
     return (one.fget, one.fset) if isinstance(one, property) else getattr(one, "__func__", one)
 
 
-def _globals(found: FunctionType) -> Iterator[Any]:
-    """Numbers, words, functions and classes that the code takes from its module."""
-    kinds = (bool, int, float, str, FunctionType, type)
-    for name in found.__code__.co_names:
-        if isinstance(one := found.__globals__.get(name), kinds):
-            yield one
+def _globals(found: FunctionType, state: bool) -> Iterator[Any]:
+    """Numbers, words, functions, classes, and with `state` plain collections and arrays, that the
+    code takes from its module."""
+    for name in _names(found.__code__):
+        one = found.__globals__.get(name)
+        known = isinstance(one, (bool, int, float, str, FunctionType, type))
+        if known or (state and _is_plain(one)):
+            yield (name, one)
+
+
+def _names(code: CodeType) -> dict[str, None]:
+    """The names that code asks for, and that of the functions inside it does."""
+    inside = [one for one in code.co_consts if isinstance(one, CodeType)]
+    return dict.fromkeys([*code.co_names, *(name for one in inside for name in _names(one))])
+
+
+def _is_plain(found: Any) -> bool:
+    """Whether it is made of numbers, words and arrays alone."""
+    if isinstance(found, dict):
+        return all(_is_plain(one) for pair in found.items() for one in pair)
+    if isinstance(found, list | tuple | set | frozenset):
+        return all(_is_plain(one) for one in found)
+    values = bool | int | float | complex | str | bytes | np.generic | np.ndarray
+    return found is None or isinstance(found, values) or hasattr(type(found), "detach")
 
 
 def _content(cell: Any) -> Any:

@@ -14,6 +14,7 @@ from fedmuon.errors import InputError
 from fedmuon.orthogonalize import lipschitz
 from fedmuon.orthogonalize.coefficients import Coefficients
 from fedmuon.registry import function
+from fedmuon.settings import OrthogonalizerTable
 
 __all__ = ["Orthogonalizer", "clipped_sign", "newton_schulz", "smoothed_polar"]
 
@@ -55,6 +56,25 @@ def as_orthogonalizer(found: Any) -> Orthogonalizer:
     return (
         found if isinstance(found, Orthogonalizer) else Orthogonalizer(function(found, "map", mend))
     )
+
+
+def of_table(table: OrthogonalizerTable) -> Orthogonalizer:
+    """The map that the table names as a value, for recipes that ask for one; those that draw are
+    refused, as a value draws nothing."""
+    made: dict[str, Callable[[], Orthogonalizer]] = {
+        "smoothed-polar": lambda: smoothed_polar(table.lambda_),
+        "newton-schulz": lambda: newton_schulz(
+            table.steps, table.coefficients, table.eps, table.normalization
+        ),
+        "clipped-sign": lambda: clipped_sign(table.clip_level),
+        "exact-sign": lambda: Orthogonalizer(maps.exact_sign),
+    }
+    if table.name not in made:
+        raise InputError(
+            f"[orthogonalizer] name = '{table.name}' draws at every step, which no map that your "
+            f"recipe is handed can: choose one of {', '.join(made)}"
+        )
+    return made[table.name]()
 
 
 def smoothed_polar(lam: float = 1e-4) -> Orthogonalizer:

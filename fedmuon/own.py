@@ -13,10 +13,21 @@ from typing import Any
 
 from pydantic import ValidationError
 
+from fedmuon.beside import Stamp
 from fedmuon.errors import InputError
 from fedmuon.names import GIVEN, is_own
 from fedmuon.reading import is_default
-from fedmuon.registry import Registry, default, function, imported, made, settled, stamp, takes
+from fedmuon.registry import (
+    Registry,
+    default,
+    function,
+    imported,
+    made,
+    says_nothing,
+    settled,
+    stamp,
+    takes,
+)
 from fedmuon.tables import attribute
 
 Config = Any  # a `fedmuon.config.Config`, which holds what was given
@@ -46,6 +57,7 @@ OFFERED = {
         "oversample", "power", "sketch",
     ),
 }  # fmt: skip
+CALLED = ("orthogonalizer", "aggregate", "schedule", "callback")  # whose values are functions
 SHARED = {"recipe": ("steps",), "data": ("train", "test"), "partition": ("minimum",)}  # read anyway
 
 
@@ -82,7 +94,9 @@ def value(
     found = getattr(own_objects(config), kind)
     if found is None and ours is not None:
         found = ours.get(_name(config, kind))
-    return None if found is None else made(found, known(config, kind) | dict(facts or {}), values)
+    if found is None or (kind in CALLED and says_nothing(found)):
+        return found
+    return made(found, known(config, kind) | dict(facts or {}), values)
 
 
 def known(config: Config, kind: str) -> dict[str, Any]:
@@ -115,7 +129,7 @@ def _place(kind: str) -> str:
     return "data" if kind == "partition" else NAMED[kind][0]
 
 
-Named = tuple[str, str, str, tuple[int, int]]  # kind, settled name, key, the file's stamp
+Named = tuple[str, str, str, Stamp]  # kind, settled name, key, the file's stamp
 
 
 def own_objects(config: Config) -> Own:
@@ -187,11 +201,17 @@ def _require_keys(config: Config, kind: str, found: Any) -> None:
     held = getattr(config, table)
     for key in OFFERED.get(kind, ()):
         value = getattr(held, attribute(type(held), key))
-        if not is_default(config, f"{table}.{key}", value) and not takes(found, {_spelled(key): 0}):
+        if not is_default(config, f"{table}.{key}", value) and not asks(kind, found, key):
             raise InputError(
                 f"[{table}] {key} = {value!r} has no effect: your {kind} does not ask for it by a "
                 f"parameter `{_spelled(key)}`, so add that to it, or leave {key} out"
             )
+
+
+def asks(kind: str, found: Any, key: str) -> bool:
+    """Whether an object of that kind has a parameter for a key."""
+    idle = kind in CALLED and says_nothing(found)
+    return not idle and bool(takes(found, {_spelled(key): 0}))
 
 
 def _require_options(config: Config, table: str, own: Own) -> None:
@@ -204,7 +224,7 @@ def _require_options(config: Config, table: str, own: Own) -> None:
         if (table, name) == ("data", "digest") and is_own(config.data.name):
             _require_ours(own.data)
             continue
-        takers = [one for one in readers if takes(one, {name: value})]
+        takers = [one for kind, one in readers if asks(kind, one, name)]
         if not takers:
             raise InputError(
                 f"[{table}.options] {name} = {value!r} has no effect: nothing that [{table}] names "
@@ -234,8 +254,8 @@ def _require_number(said: str, value: Any, usual: Any) -> None:
         raise InputError(f"{said} is refused: give a {kind}, such as {usual}")
 
 
-def _readers(config: Config, table: str, own: Own) -> list[Callable[..., Any]]:
-    """What takes options of a table: the user's objects, and the makers of ours."""
+def _readers(config: Config, table: str, own: Own) -> list[tuple[str, Callable[..., Any]]]:
+    """What takes options of a table, by kind: the user's objects, and the makers of ours."""
     from fedmuon.aggregators import AGGREGATORS
     from fedmuon.callbacks import CALLBACKS
     from fedmuon.data.partition import PARTITIONS
@@ -250,10 +270,9 @@ def _readers(config: Config, table: str, own: Own) -> list[Callable[..., Any]]:
     for kind, (place, _) in NAMED.items():
         if place == table:
             mine = getattr(own, kind)
-            found.append(
-                ours[kind].get(_name(config, kind)) if mine is None and kind in ours else mine
-            )
-    return [one for one in found if one is not None]
+            own_or_ours = mine is not None or kind not in ours
+            found.append((kind, mine if own_or_ours else ours[kind].get(_name(config, kind))))
+    return [(kind, one) for kind, one in found if one is not None]
 
 
 def schedule_of(config: Config) -> Callable[[int], float] | None:

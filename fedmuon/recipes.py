@@ -8,21 +8,43 @@ from collections.abc import Mapping
 from typing import Any
 
 from fedmuon.config import parse
+from fedmuon.errors import InputError
 from fedmuon.orthogonalizers import as_orthogonalizer
-from fedmuon.settings import OrthogonalizerTable
+from fedmuon.settings import Local, OrthogonalizerTable
 from fedmuon.transforms.recipes import Chain, Link, Recipe, as_recipe, build
 
 __all__ = ["Chain", "Link", "Recipe", "as_recipe", "fedavg", "fedavgm", "fedmuon",
            "fedmuon_aligned", "local_muon", "sgd"]  # fmt: skip
 
 
+KEYS = ("lr", "momentum", "momentum-form", "weight-decay", "alignment", "server-momentum", "aux",
+        "aux-lr", "adjust")  # fmt: skip
+MUON = ("fedmuon", "fedmuon-aligned", "local-muon")  # have a map, for parameters that are routed
+COUNTS = ("fedmuon-aligned",)  # has [local] steps in its server's rule
+
+
 def _of(name: str, given: Mapping[str, Any]) -> Recipe:
     """The recipe of that name; `orthogonalizer` is the map, `routes` those of a network."""
     held = {key.replace("_", "-"): value for key, value in given.items()}
+    _require_read(name, held)
     found, routes = held.pop("orthogonalizer", None), held.pop("routes", None)
     config = parse({"local": {"recipe": name, **held}})
     own_map = None if found is None else as_orthogonalizer(found)
     return build(config.local, OrthogonalizerTable(), routed=routes, own_map=own_map)
+
+
+def _require_read(name: str, held: Mapping[str, Any]) -> None:
+    """Refuse what the recipe of that name does not read."""
+    known = (
+        *KEYS,
+        *(("orthogonalizer", "routes") * (name in MUON)),
+        *("steps",) * (name in COUNTS),
+    )
+    for key in held:
+        if key not in known:
+            mend = f"set it in [local] of the run, or leave {key} out"
+            mend = mend if key in Local.model_fields else f"leave {key} out"
+            raise InputError(f"{key} has no effect: the recipe {name} does not read it, so {mend}")
 
 
 def fedavg(**local: Any) -> Recipe:

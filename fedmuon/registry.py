@@ -5,6 +5,7 @@ Its name is one that was added here, or `package.module:object`, or `./file.py:o
 what a caller handed over in Python; a config only remembers that it was.
 """
 
+import builtins
 import importlib
 import importlib.util
 import inspect
@@ -16,6 +17,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any, Generic, TypeVar
 
+from fedmuon import beside
 from fedmuon.errors import InputError, plain
 from fedmuon.names import GIVEN
 
@@ -63,7 +65,7 @@ def imported(name: str, key: str) -> Any:
             found = getattr(found, part)
         file = str(stands_in(settled(name).rpartition(":")[0]))
         USED.setdefault(file, []).append((f"{key} = '{name}'", found))
-    except Exception as error:  # whatever the user's module does when it is imported
+    except (Exception, SystemExit) as error:  # whatever the user's module does when imported
         if isinstance(error, ModuleNotFoundError) and _within(place, error.name):
             raise InputError(
                 f"{key} = '{name}' cannot be imported: there is no module {error.name} here, nor "
@@ -82,7 +84,7 @@ def _within(place: str, module: str | None) -> bool:
     return module is not None and f"{place}.".startswith(f"{module}.")
 
 
-def blamed(error: Exception) -> str | None:
+def blamed(error: BaseException) -> str | None:
     """One sentence of an error in an object that a config names: where it was raised, or that it
     takes other parameters than it was called with. None of any other error."""
     why = plain(f"{type(error).__name__}: {error}")
@@ -123,13 +125,13 @@ def stands_in(place: str) -> Path | None:
     return Path(file) if file.endswith(".py") else None
 
 
-def stamp(name: str) -> tuple[int, int]:
-    """What changes when the file of a settled name does; nothing for a module."""
+def stamp(name: str) -> beside.Stamp:
+    """What changes when the file of a settled name, or a neighbour of it, does; nothing for a
+    module."""
     place = name.rpartition(":")[0]
     if not place.endswith(".py") or not Path(place).is_file():
-        return (0, 0)
-    found = Path(place).stat()
-    return (found.st_mtime_ns, found.st_size)
+        return ()
+    return beside.stamp(Path(place))
 
 
 def _module(name: str) -> ModuleType:
@@ -141,7 +143,7 @@ def _module(name: str) -> ModuleType:
 
 
 def _file(path: Path) -> ModuleType:
-    """A file as a module, read once until it changes; its neighbours can be imported by it."""
+    """A file as a module, read once until it or a neighbour changes."""
     path = path.expanduser().resolve()
     name = f"fedmuon_own_{sha256(str(path).encode()).hexdigest()[:12]}"
     now = stamp(f"{path}:")
@@ -153,9 +155,11 @@ def _file(path: Path) -> ModuleType:
     if str(path.parent) not in sys.path:
         sys.path.append(str(path.parent))
     module = sys.modules[name] = importlib.util.module_from_spec(spec)
-    module.__dict__["__fedmuon_stamp__"] = now
+    own = {**vars(builtins), "__import__": beside.importing(path)}
+    module.__dict__.update(__fedmuon_stamp__=now, __builtins__=own)
     try:
-        exec(compile(path.read_bytes(), path, "exec"), module.__dict__)  # no stale bytecode
+        with beside.own_neighbours(path):
+            exec(compile(path.read_bytes(), path, "exec"), module.__dict__)  # no stale bytecode
     except BaseException:
         del sys.modules[name]
         raise
@@ -163,8 +167,9 @@ def _file(path: Path) -> ModuleType:
 
 
 def takes(found: Any, known: Mapping[str, Any]) -> dict[str, Any]:
-    """Those of the known facts that the object has a parameter for."""
-    parameters = _parameters(found)
+    """Those of the known facts that the object has a parameter for; a torch module, which passes
+    all that it is called with to its `forward`, asks for nothing."""
+    parameters = {} if _is_module(found) else _parameters(found)
     if any(one.kind is one.VAR_KEYWORD for one in parameters.values()):
         return dict(known)
     return {
@@ -193,7 +198,7 @@ def made(found: Any, known: Mapping[str, Any], values: tuple[type, ...] = ()) ->
     Objects of the types `values` are values. A function that can be called with the facts alone
     makes the value; one that needs more is the value, with the facts filled in.
     """
-    if isinstance(found, values) or not callable(found):
+    if isinstance(found, values) or not callable(found) or _is_module(found):
         return found
     facts = takes(found, known)
     try:
@@ -203,6 +208,17 @@ def made(found: Any, known: Mapping[str, Any], values: tuple[type, ...] = ()) ->
     except ValueError:  # of a builtin
         return found
     return found(**facts)
+
+
+def says_nothing(found: Any) -> bool:
+    """Whether a callable, but a class, takes any arguments in any number: `*given`."""
+    any_number = [one for one in _parameters(found).values() if one.kind is one.VAR_POSITIONAL]
+    return not isinstance(found, type) and bool(any_number)
+
+
+def _is_module(found: Any) -> bool:
+    torch = sys.modules.get("torch")  # without which there is none
+    return torch is not None and isinstance(found, torch.nn.Module)
 
 
 def function(found: Any, kind: str, mend: str) -> Any:

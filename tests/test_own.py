@@ -177,6 +177,10 @@ def test_runs_of_one_seed_are_no_seeds_of_one_another() -> None:
         for one in aggregates
         for seed in (0, 1)
     ]
+    mixed = fedmuon.compare([runs[place] for place in (0, 3, 2, 1)])  # (a, 0), (b, 1), (b, 0) ...
+    assert [row["run"] for row in mixed.rows] == [runs[0].path.name, runs[3].path.name]
+    losses = [[run.summary["train_loss"] for run in runs[at : at + 2]] for at in (0, 2)]
+    assert [row["train_loss"] for row in mixed.rows] == pytest.approx([sum(x) / 2 for x in losses])
     found = fedmuon.compare([*runs, runs[0], str(runs[0].path)])
     assert [row["seeds"] for row in found.rows] == [2, 2]
     for row in found.rows:  # of one name, which says nothing alone
@@ -655,6 +659,73 @@ def test_python_is_told_of_keywords(tmp_path: Path) -> None:
         with pytest.raises(InputError) as refused:
             ask()
         assert "--" not in str(refused.value)
+
+
+@pytest.mark.parametrize("body", ["sys.exit(0)", "sys.exit(3)", "raise SystemExit"])
+def test_an_object_that_exits_is_an_error(
+    body: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A run without a summary does not end with 0."""
+    (file := tmp_path / "leaving.py").write_text(
+        f"import sys\n\n\ndef aggregate(replies):\n    {body}\n"
+    )
+    small = ["federation.rounds=2", "federation.clients=3", "data.name=digits", "data.train=60",
+             "data.test=10", "data.minimum=1"]  # fmt: skip
+    small += [f"federation.aggregate={file}:aggregate"]
+    sets = [part for one in small for part in ("--set", one)]
+    with pytest.raises(SystemExit) as ended:
+        main(["run", "--out", str(tmp_path / "run"), *sets])
+    said = " ".join(capsys.readouterr().err.split())
+    assert ended.value.code == 2 and "leaving.py:aggregate" in said and "SystemExit" in said
+
+
+def test_a_callback_that_fails_costs_no_privacy(tmp_path: Path) -> None:
+    """What was released before it is in the checkpoint, so it is not released again."""
+    private = {"local": {"recipe": "dp-sgd"}, "privacy": {"noise": 1.0, "lot": 5.0}}
+    config = tables(**private, federation={"rounds": 4})
+    del config["engine"]["device"]
+    with pytest.raises(Stop):
+        fedmuon.run(config, data=(X, CLASSES), out=tmp_path, callbacks=[Stopping()])
+    fedmuon.run(data=(X, CLASSES), out=tmp_path, resume=True)
+    ledger = (tmp_path / "ledger.jsonl").read_text().splitlines()
+    rounds = [one["round"] for one in map(json.loads, ledger) if "round" in one]
+    assert rounds == sorted(set(rounds))
+
+
+class Half(nn.Module):
+    """A map, an aggregate or a schedule that is a module."""
+
+    def forward(self, what: Any) -> Any:
+        if isinstance(what, torch.Tensor):
+            return what / 2
+        return 0.5 if isinstance(what, int) else what[0].params
+
+
+CALLABLES: dict[str, Any] = {"orthogonalizer": MUON, "aggregate": {}, "schedule": {}}
+
+
+@pytest.mark.parametrize("kind", CALLABLES)
+def test_a_module_and_a_function_of_anything_are_values(kind: str) -> None:
+    """They make nothing of nothing; and they read no key."""
+    half = Half()
+    values = (half, lambda what: half(what), lambda *given, **named: half(given[0]))
+    config = tables(**CALLABLES[kind])
+    given: list[dict[str, Any]] = [{**PLAIN, kind: one} for one in values]
+    found = [fedmuon.run(config, **one).model["weight"] for one in given]
+    assert torch.equal(found[0], found[1]) and torch.equal(found[0], found[2])
+    table = {"orthogonalizer": "orthogonalizer", "aggregate": "federation", "schedule": "local"}
+    idle = {table[kind]: {**config.get(table[kind], {}), "options": {"idle": 1}}}
+    for one in (given[0], given[2]):
+        with pytest.raises(InputError, match="idle = 1 has no effect"):
+            fedmuon.run({**config, **idle}, **one)
+        if kind == "orthogonalizer":
+            with pytest.raises(InputError, match="rank = 3 has no effect"):
+                fedmuon.run({**config, kind: {"rank": 3}}, **one)
+
+
+def test_a_module_reads_no_key() -> None:
+    with pytest.raises(InputError, match="width = 3 has no effect"):
+        fedmuon.run(tables(task={"width": 3}), data=(X, Y), task=linear())
 
 
 def test_a_file_lies_beside_the_config_that_names_it_or_where_the_command_is_given(

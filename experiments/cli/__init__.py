@@ -69,6 +69,11 @@ def main(arguments: list[str] | None = None) -> Any:
         except Interrupted as wish:
             complain("interrupted: give the command again")
             raise SystemExit(wish.exit_code) from None
+        except SystemExit as error:
+            if (said := blamed(error)) is None:
+                raise
+            complain(said)
+            raise SystemExit(2) from error
         except Exception as error:
             if (said := blamed(error) or _of_system(error)) is None:
                 raise

@@ -82,7 +82,7 @@ def from_directory(
     run.require_sound()
     config = tables.load(folder / "config.toml", changes).beside(given)
     _require_given(config, folder)
-    there = objects.require_same(folder, objects.described(config))
+    there = objects.require_same(folder, objects.described(config, folder))
     plan, _ = objects.kept(setup.plan(config), config, there)
     try:
         with np.load(folder / "partition.npz") as split:

@@ -50,7 +50,7 @@ class Laboratory:
     def of(cls, config: Config, out: Path) -> "Laboratory":
         """The run of this config in the directory, with its samples."""
         source = setup.source(config)
-        there = objects.require_same(out, objects.described(config, source))
+        there = objects.require_same(out, objects.described(config, out, source))
         data = setup.federated_data(config, source)
         _require_dealt(out, data)
         experiment = setup.experiment(config, data, source.classes)

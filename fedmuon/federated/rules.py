@@ -2,6 +2,7 @@
 
 from dataclasses import replace
 from functools import lru_cache
+from typing import Any
 
 from fedmuon.aggregators import AGGREGATORS, Aggregator, as_aggregator
 from fedmuon.combinations import unprivate_run
@@ -9,15 +10,16 @@ from fedmuon.config import Config
 from fedmuon.errors import InputError
 from fedmuon.federated.routing import counts
 from fedmuon.federated.trial import require_memoryless, require_round
-from fedmuon.orthogonalizers import Orthogonalizer, as_orthogonalizer
+from fedmuon.orthogonalizers import Orthogonalizer, as_orthogonalizer, of_table
 from fedmuon.own import own_objects, value
 from fedmuon.randomness import Draw, generator
-from fedmuon.reading import is_default, reads, unread_by_own_recipe
-from fedmuon.registry import takes
-from fedmuon.tasks.base import Task
+from fedmuon.reading import NEEDS, is_default, reads, unread_by_own_recipe
+from fedmuon.registry import required, takes
+from fedmuon.tables import attribute
+from fedmuon.tasks.base import Params, Task
 from fedmuon.tasks.networks import NetworkTask
 from fedmuon.transforms.base import Chain, Number
-from fedmuon.transforms.probe import require_apart
+from fedmuon.transforms.probe import reads_factor, require_apart
 from fedmuon.transforms.recipes import Recipe, as_recipe, build
 
 AGGREGATE = "federation.aggregate"
@@ -44,12 +46,13 @@ def _own_recipe(config: Config, what: Task) -> Recipe | None:
     """The user's, tried once for all clients of a worker process; None if it is one of ours."""
     if (mine := own_objects(config).recipe) is None:
         return None
-    facts = {"orthogonalizer": own_map(config), "task": what}
+    facts: dict[str, Any] = {"task": what} | _map_for(config, mine)
     if isinstance(what, NetworkTask) and "routes" in takes(mine, {"routes": 0}):
         facts["routes"] = counts(what.module, config.local.route)
     found = as_recipe(value(config, "recipe", None, (Recipe, Chain, tuple, list), facts))
     _require_keys_of(config, private=found.mechanism is not None)
     start = what.initial(generator(0, Draw.INITIAL))
+    _require_scheduled(config, found, start)
     entries = sum(one.numel() for one in start.values())
     require_round(found, start)
     if found.mechanism is None and 2 * entries <= what.stack_limit:  # larger ones are not stacked
@@ -71,6 +74,52 @@ def _require_keys_of(config: Config, private: bool) -> None:
     problems = [*unread_by_own_recipe(config, private), *(unprivate_run(config) if private else ())]
     if problems:
         raise InputError(problems[0])
+
+
+def _map_for(config: Config, mine: Any) -> dict[str, Orthogonalizer]:
+    """The map for a recipe of the user's that asks for it: the user's, or the one of ours that the
+    config names; where it says nothing, the recipe keeps its own if it has one. A map that nobody
+    asks for is refused."""
+    keys = [key for key, one in _of_map(config) if not is_default(config, key, one)]
+    if not takes(mine, {"orthogonalizer": 0}):
+        for key in keys:
+            table, _, name = key.partition(".")
+            raise InputError(
+                f"[{table}] {name} has no effect: your recipe does not ask for the map by a "
+                f"parameter `orthogonalizer`, so add that to it, or leave {name} out"
+            )
+        return {}
+    if (brought := own_map(config)) is not None:
+        return {"orthogonalizer": brought}
+    asked = keys or "orthogonalizer" in required(mine)
+    return {"orthogonalizer": of_table(config.orthogonalizer)} if asked else {}
+
+
+def _of_map(config: Config) -> list[tuple[str, Any]]:
+    """The keys of the map's table with their values."""
+    table = config.orthogonalizer
+    return [
+        (f"orthogonalizer.{key}", getattr(table, attribute(type(table), key)))
+        for key in NEEDS["orthogonalizer"]
+    ]
+
+
+def _require_scheduled(config: Config, found: Recipe, start: Params) -> None:
+    """Refuse a schedule beside links of the user's that do not read what it says, and another
+    number of steps than a recipe counts on."""
+    name, steps = config.local.schedule, config.local.steps
+    seen = found.mechanism is None and not found.scaled  # by a probe of the links alone
+    idle = seen and not is_default(config, "local.schedule", name)
+    if idle and not reads_factor(found.chain, start):
+        raise InputError(
+            f"[local] schedule = '{name}' has no effect: no link of your recipe reads "
+            "`context.factor`, so end it with links.descend(lr), or leave schedule out"
+        )
+    if found.steps and found.steps != steps:
+        raise InputError(
+            f"[local] steps = {steps} is not what your recipe counts on: make it with "
+            f"steps={steps}, or set steps = {found.steps}"
+        )
 
 
 def _named_recipe(

@@ -85,11 +85,7 @@ def _require_constant(value: Orthogonalizer, matrices: Tensor) -> None:
 def require_apart(chain: Chain, start: Params) -> None:
     """Refuse links that move one of two clients otherwise beside the other than alone: some engines
     step them as one stack, others each by itself. `start` [1, ...] is like their parameters."""
-    drawn = torch.Generator().manual_seed(0)
-    centres = {
-        name: torch.cat([torch.randn(value.shape, generator=drawn) for _ in range(2)]).to(value)
-        for name, value in start.items()
-    }
+    centres = _centres(start)
     together = _moved(chain, start, centres, (0, 1))
     for client in (0, 1):
         alone = _moved(chain, start, centres, (client,))
@@ -101,7 +97,25 @@ def require_apart(chain: Chain, start: Params) -> None:
             )
 
 
-def _moved(chain: Chain, start: Params, centres: Params, clients: Sequence[int]) -> Params:
+def reads_factor(chain: Chain, start: Params) -> bool:
+    """Whether two steps are others where the schedule says another factor."""
+    centres = _centres(start)
+    one, other = (_moved(chain, start, centres, (0,), factor) for factor in (1.0, 0.5))
+    return any(not torch.equal(one[name], other[name]) for name in start)
+
+
+def _centres(start: Params) -> Params:
+    """Where the losses of two clients are least, [2, ...]."""
+    drawn = torch.Generator().manual_seed(0)
+    return {
+        name: torch.cat([torch.randn(value.shape, generator=drawn) for _ in range(2)]).to(value)
+        for name, value in start.items()
+    }
+
+
+def _moved(
+    chain: Chain, start: Params, centres: Params, clients: Sequence[int], factor: float = 1.0
+) -> Params:
     """How far two steps down the squared distance to their centres take these clients."""
     params = {name: torch.cat([value] * len(clients)) for name, value in start.items()}
     mine = {name: value[list(clients)] for name, value in centres.items()}
@@ -112,7 +126,8 @@ def _moved(chain: Chain, start: Params, centres: Params, clients: Sequence[int])
 
     first, states = params, chain.init(params, {})
     for _ in range(2):
-        context = Context(params, gradient, [partial(drawn_for, client) for client in clients])
+        draws = [partial(drawn_for, client) for client in clients]
+        context = Context(params, gradient, draws, factor=factor)
         params, states = chain.step(params, states, context)
     return {name: value - first[name] for name, value in params.items()}
 

@@ -44,6 +44,7 @@ class Recipe:
     mechanism: Mechanism | None = None
     aggregate: Aggregator = field(default_factory=mean)
     scaled: bool = False  # the server's rule also takes what the round's step sizes were times
+    steps: int = 0  # local steps that the server's rule counts on, 0 if it does not count them
 
 
 def replace_by_mean(old: Params, mean: Params, states: States) -> tuple[Params, States]:
@@ -124,6 +125,7 @@ def build(
             returned=shared,
             kept=("momentum", "global-direction"),
             scaled=True,
+            steps=local.steps,
         ),
     }
     return recipes[local.recipe]
