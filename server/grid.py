@@ -21,14 +21,14 @@ from flwr.app import Message, RecordDict
 from flwr.clientapp import ClientApp
 from flwr.serverapp import Grid
 from flwr.supercore.run import Run
-from ray.exceptions import RayError
+from ray.exceptions import ActorUnavailableError, RayError
 
 from fedmuon.server.flower_parts import empty_run, identify, numbered, refusal, with_content
 from fedmuon.server.ray_worker import Together, Worker
 
 SHARED = 100_000  # bytes; what Ray would copy into its store for each call goes there once
 MEMORY = 0.7e9  # bytes of a worker that has loaded torch and Flower
-TRIES = 4  # calls that a worker may fail without having answered one
+TRIES, PAUSE = 4, 0.1  # calls that a worker may fail without having answered one; seconds between
 LOOK = 5.0  # seconds between looks for machines that have joined
 
 
@@ -70,6 +70,7 @@ class RayGrid(Grid):
         self._done: dict[str, Message] = {}
         self._states: dict[int, RecordDict] = {}
         self._idle: list[Any] = []
+        self._absent: list[tuple[float, Any, int]] = []  # when to ask which worker, how often asked
         self._workers: list[Any] = []
         self._looked = -math.inf
         self._grow()
@@ -85,7 +86,7 @@ class RayGrid(Grid):
         for worker in self._workers:
             with contextlib.suppress(RayError):
                 ray.kill(worker)
-        self._workers, self._idle, self._running = [], [], {}
+        self._workers, self._idle, self._running, self._absent = [], [], {}, []
         self._queue.clear()
 
     def set_run(self, run: Run) -> None:
@@ -144,6 +145,8 @@ class RayGrid(Grid):
     def wait(self, seconds: float) -> None:
         """Until a reply comes, for so long at most."""
         self._end_late()
+        self._call_absent()
+        seconds = min(seconds, PAUSE) if self._absent else seconds
         if self._running:
             ready, _ = ray.wait(list(self._running), timeout=seconds)
             others = [one for one in self._running if one not in ready] if ready else []
@@ -200,12 +203,21 @@ class RayGrid(Grid):
 
     def _await(self, worker: Any, tries: int = 0, error: RayError | None = None) -> None:
         """Use the worker when it answers; one that cannot start is left, and the last one tells."""
+        if isinstance(error, ActorUnavailableError):  # it is starting, however long that takes
+            tries -= 1
         if tries < TRIES:
-            self._running[worker.ready.remote()] = (worker, Batch([], tries=tries))
+            self._absent.append((time.monotonic() + (PAUSE if error else 0.0), worker, tries))
         else:
             self._workers.remove(worker)
             if not self._workers and error is not None:
                 raise error
+
+    def _call_absent(self) -> None:
+        """Ask those who are waited for whether they are there."""
+        now, absent = time.monotonic(), self._absent
+        self._absent = [one for one in absent if one[0] > now]
+        for _, worker, tries in (one for one in absent if one[0] <= now):
+            self._running[worker.ready.remote()] = (worker, Batch([], tries=tries))
 
     def _keep(self, reply: Message) -> None:
         self._done[reply.metadata.reply_to_message_id] = reply

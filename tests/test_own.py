@@ -13,7 +13,7 @@ from brought import CLASSES, DATA, PLAIN, X, Y, linear, tables
 from torch import nn
 
 import fedmuon
-from fedmuon import links, objects
+from fedmuon import links
 from fedmuon.config import Config, load, parse
 from fedmuon.data.own import as_source
 from fedmuon.errors import InputError
@@ -178,7 +178,6 @@ def test_runs_of_one_seed_are_no_seeds_of_one_another() -> None:
         for seed in (0, 1)
     ]
     mixed = fedmuon.compare([runs[place] for place in (0, 3, 2, 1)])  # (a, 0), (b, 1), (b, 0) ...
-    assert [row["run"] for row in mixed.rows] == [runs[0].path.name, runs[3].path.name]
     losses = [[run.summary["train_loss"] for run in runs[at : at + 2]] for at in (0, 2)]
     assert [row["train_loss"] for row in mixed.rows] == pytest.approx([sum(x) / 2 for x in losses])
     found = fedmuon.compare([*runs, runs[0], str(runs[0].path)])
@@ -207,8 +206,6 @@ def test_objects_are_compared_by_their_names(tmp_path: Path) -> None:
     file = runs[0].path / "objects.json"
     told = json.loads(file.read_text())
     assert told["aggregate"].startswith("first:")
-    older = {kind: str(one).rpartition(":")[2] for kind, one in told.items()}
-    objects.require_same(runs[0].path, older)  # a digest alone, as older versions wrote it
 
 
 def test_runs_are_compared_by_labels_or_folder(tmp_path: Path) -> None:
