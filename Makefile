@@ -26,7 +26,7 @@ run: $(STAMP) ## set up, then run the main job on bundled data
 	$(BIN)/fedmuon run
 
 test: $(STAMP) ## set up, then run the tests
-	$(BIN)/python -m pytest -n 3
+	$(BIN)/python -m pytest -n 4
 
 test-long: $(STAMP) ## the tests that take minutes: a SuperNode that dies and returns, examples on Ray
 	$(BIN)/python -m pytest -m long

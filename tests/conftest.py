@@ -42,7 +42,7 @@ settings.register_profile(
 settings.load_profile("repeatable")
 
 # Each group has one worker, which starts its tests one after the other; the larger a group, the
-# sooner, and what a group makes is made once. Two of three mostly wait for processes: -n 3.
+# sooner, and what a group makes is made once. Two of four mostly wait for processes: -n 4.
 GROUPS = {
     "deployments": (
         "tests/test_deployment.py",
