@@ -5,23 +5,20 @@ in, of the samples, and the schedule's values, which are what every later reader
 """
 
 import dataclasses
-import itertools
 import json
 import weakref
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from functools import partial
 from hashlib import sha256
 from pathlib import Path
-from types import BuiltinFunctionType, CodeType, FunctionType, MethodType, ModuleType
 from typing import Any
-
-import numpy as np
 
 from fedmuon import files
 from fedmuon.beside import LIBRARIES, neighbours
 from fedmuon.config import Config
 from fedmuon.data.own import digest
 from fedmuon.data.source import Source
+from fedmuon.digests import parts
 from fedmuon.errors import InputError
 from fedmuon.federated.dealing import own_digest
 from fedmuon.federated.plan import Plan
@@ -84,7 +81,7 @@ def _reference(mine: Any) -> Callable[[], Any]:
 
 def _digest(config: Config, kind: str, mine: Any) -> str:
     # A schedule's values are written, so what it remembers between calls does not matter.
-    told = "\n".join([*_file(config, kind), *_parts(mine, {}, state=kind != "schedule")])
+    told = "\n".join([*_file(config, kind), *parts(mine, {}, state=kind != "schedule")])
     return f"{_called(mine)}:{sha256(told.encode()).hexdigest()[:16]}"
 
 
@@ -137,136 +134,3 @@ def _file(config: Config, kind: str) -> Iterator[str]:
                 beside = neighbours(file).values() if place.endswith(".py") else ()
                 for one in (file, *beside):
                     yield sha256(one.read_bytes()).hexdigest()
-
-
-def _parts(found: Any, seen: dict[int, Any], state: bool = True) -> Iterator[str]:
-    """Words that differ where two objects do: of functions their code and what it closes over, of
-    values what they hold; `state` leaves that out. Of what is opaque there is but its type."""
-    yield f"{type(found).__module__}.{type(found).__qualname__}"
-    if found is None or isinstance(found, bool | int | float | complex | str | bytes | np.generic):
-        yield repr(found)
-    elif id(found) not in seen:
-        if not isinstance(found, tuple | frozenset | CodeType):  # of which equal ones may be one
-            seen[id(found)] = found
-        for one in _held(found, state):
-            yield from _parts(one, seen, state)
-
-
-def _held(found: Any, state: bool) -> Iterator[Any]:
-    """What an object is made of."""
-    for kinds, parts in HELD.items():
-        if isinstance(found, kinds):
-            own = found if state and type(found).__module__ != "builtins" else None
-            return itertools.chain(parts(found), _attributes(own))
-    if isinstance(found, FunctionType | type):
-        return _of_code(found, state)
-    if isinstance(found, np.ndarray) or hasattr(found, "detach"):
-        return _of_array(found) if state else iter(())
-    return _of_value(found, state)
-
-
-def _attributes(found: Any) -> Iterator[Any]:
-    """What an object holds by names: in its dictionary, and in slots of the user's classes."""
-    yield from getattr(found, "__dict__", {}).items()
-    for kind in type(found).__mro__:
-        names = vars(kind).get("__slots__", ()) if _is_ours(kind) else ()
-        for name in (names,) if isinstance(names, str) else names:
-            hidden = name.startswith("__") and not name.endswith("__")
-            spelled = f"_{kind.__name__.lstrip('_')}{name}" if hidden else name
-            if spelled not in ("__dict__", "__weakref__") and hasattr(found, spelled):
-                yield (spelled, getattr(found, spelled))
-
-
-def _is_ours(found: FunctionType | type) -> bool:
-    """Whether the user wrote it: what libraries have is known by its name."""
-    return str(found.__module__).partition(".")[0] not in LIBRARIES
-
-
-HELD: dict[type | tuple[type, ...], Callable[[Any], Iterator[Any]]] = {
-    (BuiltinFunctionType, ModuleType): lambda one: iter([one.__name__]),
-    CodeType: lambda one: iter([one.co_code, one.co_names, one.co_varnames, one.co_consts]),
-    MethodType: lambda one: iter([one.__func__, one.__self__]),
-    partial: lambda one: iter([one.func, one.args, one.keywords]),
-    Mapping: lambda one: iter([part for pair in one.items() for part in pair]),
-    (set, frozenset): lambda one: iter(sorted(one, key=repr)),
-    (tuple, list): iter,
-}  # fmt: skip
-
-
-def _of_value(found: Any, state: bool) -> Iterator[Any]:
-    yield type(found)
-    held = list(_attributes(found)) if state else []
-    yield from held
-    if state and not held and " at 0x" not in (words := repr(found)):
-        yield words
-
-
-def _of_code(found: FunctionType | type, state: bool) -> Iterator[Any]:
-    """Of a function or a class."""
-    ours = _is_ours(found)
-    yield "" if ours else found.__qualname__
-    if isinstance(found, FunctionType):
-        yield from (found.__defaults__, found.__kwdefaults__)
-        yield from [_content(cell) for cell in found.__closure__ or ()] if state else ()
-        yield from [*vars(found).items()] if ours and state else ()
-        yield from (found.__code__, *_globals(found, state)) if ours else ()
-    elif ours:
-        yield from found.__bases__
-        yield from _of_class(found, state)
-
-
-def _of_class(found: type, state: bool) -> Iterator[Any]:
-    """What a class of the user's says by itself."""
-    kinds = (FunctionType, staticmethod, classmethod, property, partial, int, float, str, tuple)
-    for name, one in vars(found).items():
-        plain = state and isinstance(one, list | dict) and _is_plain(one)
-        if plain or (isinstance(one, kinds) and name not in ("__module__", "__doc__", "__slots__")):
-            yield (name, _unwrapped(one))
-
-
-def _unwrapped(one: Any) -> Any:
-    return (one.fget, one.fset) if isinstance(one, property) else getattr(one, "__func__", one)
-
-
-def _globals(found: FunctionType, state: bool) -> Iterator[Any]:
-    """Numbers, words, functions, classes, and with `state` plain collections and arrays, that the
-    code takes from its module."""
-    for name in _names(found.__code__):
-        one = found.__globals__.get(name)
-        known = isinstance(one, (bool, int, float, str, FunctionType, type))
-        if known or (state and _is_plain(one)):
-            yield (name, one)
-
-
-def _names(code: CodeType) -> dict[str, None]:
-    """The names that code asks for, and that of the functions inside it does."""
-    inside = [one for one in code.co_consts if isinstance(one, CodeType)]
-    return dict.fromkeys([*code.co_names, *(name for one in inside for name in _names(one))])
-
-
-def _is_plain(found: Any) -> bool:
-    """Whether it is made of numbers, words and arrays alone."""
-    if isinstance(found, dict):
-        return all(_is_plain(one) for pair in found.items() for one in pair)
-    if isinstance(found, list | tuple | set | frozenset):
-        return all(_is_plain(one) for one in found)
-    values = bool | int | float | complex | str | bytes | np.generic | np.ndarray
-    return found is None or isinstance(found, values) or hasattr(type(found), "detach")
-
-
-def _content(cell: Any) -> Any:
-    try:
-        return cell.cell_contents
-    except ValueError:  # not filled yet
-        return None
-
-
-def _of_array(found: Any) -> Iterator[Any]:
-    if hasattr(found, "detach"):
-        import torch
-
-        yield str(found.dtype)
-        found = found.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy()
-    yield from (str(found.dtype), found.shape)
-    if found.dtype.kind != "O":
-        yield sha256(np.ascontiguousarray(found).tobytes()).hexdigest()

@@ -211,7 +211,8 @@ def _require_keys(config: Config, kind: str, found: Any) -> None:
 def asks(kind: str, found: Any, key: str) -> bool:
     """Whether an object of that kind has a parameter for a key."""
     idle = kind in CALLED and says_nothing(found)
-    return not idle and bool(takes(found, {_spelled(key): 0}))
+    names = {_spelled(key): 0} | ({"routes": 0} if key == "route" else {})  # what it leads to
+    return not idle and bool(takes(found, names))
 
 
 def _require_options(config: Config, table: str, own: Own) -> None:
