@@ -89,6 +89,22 @@ def test_a_line_cut_off_by_a_kill_is_cut_away(tmp_path: Path) -> None:
     assert Ledger.open(file, "config").entries == []
 
 
+def test_a_line_that_lacks_its_end_alone_is_whole(tmp_path: Path) -> None:
+    """It announced a release; and one whose end is another byte is damaged."""
+    file = tmp_path / "ledger.jsonl"
+    ledger = Ledger.open(file, "run")
+    ledger.begin(0, [0, 1], [0.1, 0.1], 1.0, 1, 2)
+    whole = file.read_bytes()
+    file.write_bytes(whole[:-1])
+    assert Ledger.read(file).entries == ledger.entries
+    assert file.read_bytes() == whole[:-1]
+    Ledger.open(file, "run").begin(1, [0, 1], [0.1, 0.1], 1.0, 1, 2)
+    assert [one.round for one in Ledger.read(file).entries] == [0, 1]
+    file.write_bytes(whole[:-1] + b"\x0b")
+    with pytest.raises(InputError, match=r"line 2 .*damaged"):
+        Ledger.read(file)
+
+
 def test_a_ledger_behind_the_model_is_refused(tmp_path: Path) -> None:
     ledger = filled(tmp_path / "ledger.jsonl")
     ledger.require(3)

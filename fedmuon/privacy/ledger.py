@@ -73,7 +73,8 @@ class Ledger:
         `repeatable` noise follows from a seed; `done` and `head` are what a model has behind it.
 
         A last line that a kill cut off was not yet durable, so nothing of it was released: it is
-        cut away. Any other damage, and another run's ledger, are refused and left as they are.
+        cut away; one that lacks its end alone gets it. Any other damage, and another run's ledger,
+        are refused and left as they are.
         """
         first = {
             "ledger": FORMAT,
@@ -84,10 +85,12 @@ class Ledger:
         }
         with mendable(path, "read"):
             content = path.read_bytes() if path.exists() else b""
-        whole = content[: content.rfind(b"\n") + 1]
+        whole = _whole(content)
         ledger = cls(path)._replayed(whole, first)
         ledger.require(done, head)
-        if len(whole) < len(content):
+        if len(whole) > len(content):
+            append(path, ["\n"], durable=True)
+        elif len(whole) < len(content):
             with mendable(path, "write"):
                 os.truncate(path, len(whole))
         return ledger if whole else ledger._started(first)
@@ -97,7 +100,7 @@ class Ledger:
         """The ledger as it stands, of whatever run; the file is left as it is."""
         with mendable(path, "read"):
             content = path.read_bytes()
-        return cls(path)._replayed(content[: content.rfind(b"\n") + 1])
+        return cls(path)._replayed(_whole(content))
 
     def _started(self, first: dict[str, Any]) -> "Ledger":
         self._append(first)
@@ -206,6 +209,16 @@ class Ledger:
         """Each client's own epsilon at delta; clients that spent the same are accounted once."""
         answer = cache(lambda spent: account(spent, delta))
         return {client: answer(tuple(sorted(self.events(client)))) for client in self.clients()}
+
+
+def _whole(content: bytes) -> bytes:
+    """The lines that were written whole, the last one with its end, which alone may be missing."""
+    lines = content[: content.rfind(b"\n") + 1]
+    try:
+        json.JSONDecoder().raw_decode(content[len(lines) :].decode())
+    except ValueError:  # a part of a line
+        return lines
+    return content + b"\n"
 
 
 def _chained(head: str, record: dict[str, Any]) -> str:
