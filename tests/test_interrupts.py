@@ -14,8 +14,9 @@ from conftest import small
 from fedmuon.errors import Interrupted
 from fedmuon.experiments.cli import main
 from fedmuon.experiments.engines import signals
-from fedmuon.experiments.engines.signals import interruptible
+from fedmuon.experiments.engines.signals import deferred, interruptible
 from fedmuon.experiments.run import execute
+from fedmuon.server import stopping
 from fedmuon.storage import RunDirectory
 
 DATA = ("--set=data.name=synthetic", "--set=data.train=400", "--set=data.test=100")
@@ -87,6 +88,20 @@ def test_in_the_last_look(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> No
     execute(None, directory.path, resume=True)
     execute(config, tmp_path / "whole")
     assert same(directory.path, tmp_path / "whole", "model.safetensors", "momentum.safetensors")
+
+
+def test_a_wish_waits_for_who_listens() -> None:
+    """It raises nothing where it comes; a second one does what the system does."""
+    stopping.forget()
+    with interruptible(), deferred(stopping.ask):
+        os.kill(os.getpid(), signal.SIGTERM)
+        time.sleep(0.01)
+        assert signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
+        with pytest.raises(Interrupted) as heard:
+            stopping.pause(60)
+    assert heard.value.number == signal.SIGTERM
+    stopping.forget()
+    stopping.pause(0.0)
 
 
 def interrupted(*given: object) -> None:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, TypeVar
 from fedmuon.config import Config
 from fedmuon.errors import InputError
 from fedmuon.experiments.engines.ray_cluster import Handed, connected, quieten
-from fedmuon.experiments.engines.signals import interruptible
+from fedmuon.experiments.engines.signals import deferred, interruptible
 from fedmuon.federated.simulate import Engine
 
 if TYPE_CHECKING:
@@ -48,13 +48,18 @@ def on_grid(
             handed = config.given and Handed.over(config.given)
             client_app = clients.client_app(handed) if handed else clients.app
         try:
-            with RayGrid(
-                client_app,
-                config.federation.clients,
-                most=config.federation.per_round,
-                resources=_resources(config),
-            ) as grid:
-                return work(grid)
+            with (
+                deferred(stopping.ask),
+                RayGrid(
+                    client_app,
+                    config.federation.clients,
+                    most=config.federation.per_round,
+                    resources=_resources(config),
+                ) as grid,
+            ):
+                done = work(grid)
+                stopping.pause(0.0)  # a wish that came too late to be heard there
+                return done
         except RayError as error:
             raise InputError(_why(error, config)) from error
 

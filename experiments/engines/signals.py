@@ -3,7 +3,7 @@
 import contextlib
 import signal
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from types import FrameType
 
 from fedmuon.errors import Interrupted
@@ -28,6 +28,30 @@ def interruptible() -> Iterator[None]:
     finally:
         for end, handler in before.items():
             signal.signal(end, handler)
+
+
+@contextlib.contextmanager
+def deferred(ask: Callable[[int], None]) -> Iterator[None]:
+    """Within it the first of these signals is a wish that is told to `ask`: there is code, such as
+    Ray's, that does not survive an exception raised in its midst. A second one is the system's."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    before = {end: signal.getsignal(end) for end in ENDS if not _under_nohup(end)}
+
+    def hear(number: int, frame: FrameType | None) -> None:
+        for end in before:
+            signal.signal(end, signal.SIG_DFL)
+        ask(number)
+
+    for end in before:
+        signal.signal(end, hear)
+    try:
+        yield
+    finally:
+        for end, handler in before.items():
+            if signal.getsignal(end) is hear:
+                signal.signal(end, handler)
 
 
 def _under_nohup(end: signal.Signals) -> bool:
