@@ -48,6 +48,8 @@ def make_text(
         )
     if not LEAST <= tables <= MOST:
         raise InputError(f"{tables} tables cannot be made up: ask for {LEAST} to {MOST}")
+    if seed < 0:
+        raise InputError(f"seed = {seed} is negative: use 0 or more")
     place, entries = Path(folder).expanduser(), _entries(tables, domain, seed)
     edges = np.cumsum([0.0, *PARTS.values()]) * len(entries)
     contents = {}
