@@ -19,12 +19,14 @@ FIRST_PAUSE, LAST_PAUSE = 0.005, 0.1  # seconds between looks; small rounds shou
 class Numbered(Protocol):
     """A grid that knows who holds what, and wakes whoever waits for a reply."""
 
+    mended: dict[int, str]  # nodes that were asked again since the last push, and why
+
     def node_of(self, partition: int) -> int:
         """The node that holds a partition."""
         ...
 
-    def wait(self, seconds: float) -> None:
-        """Until a reply comes, for so long at most."""
+    def pull_within(self, message_ids: Iterable[str], seconds: float) -> list[Message]:
+        """The replies to these that have come; it waits for one for so long at most."""
         ...
 
 
@@ -39,11 +41,11 @@ def exchange(grid: Grid, messages: Sequence[Message], deadline: float) -> dict[i
     end, pause = time.monotonic() + deadline, FIRST_PAUSE
     while waiting and time.monotonic() < end:
         if isinstance(grid, Numbered):
-            grid.wait(min(LAST_PAUSE, max(0.0, end - time.monotonic())))
             stopping.pause(0.0)
+            found = grid.pull_within(set(waiting), min(LAST_PAUSE, end - time.monotonic()))
         else:
             stopping.pause(pause)
-        found = list(grid.pull_messages(set(waiting)))
+            found = list(grid.pull_messages(set(waiting)))
         for reply in found:
             number = waiting.pop(reply.metadata.reply_to_message_id, None)
             if number is not None:  # nobody was asked twice

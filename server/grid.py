@@ -13,7 +13,6 @@ import math
 import time
 from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import ray
@@ -23,22 +22,13 @@ from flwr.serverapp import Grid
 from flwr.supercore.run import Run
 from ray.exceptions import ActorUnavailableError, RayError
 
-from fedmuon.server.flower_parts import empty_run, identify, numbered, refusal, with_content
+from fedmuon.server.batches import Batch, apart, fitting, large
+from fedmuon.server.flower_parts import empty_run, identify, numbered, refusal
 from fedmuon.server.ray_worker import Together, Worker
 
-SHARED = 100_000  # bytes; what Ray would copy into its store for each call goes there once
-MEMORY = 0.7e9  # bytes of a worker that has loaded torch and Flower
 TRIES, PAUSE = 4, 0.1  # calls that a worker may fail without having answered one; seconds between
+MENDED = "its worker ended or was late, and it was asked again"
 LOOK = 5.0  # seconds between looks for machines that have joined
-
-
-@dataclass
-class Batch:
-    """Messages that a worker is asked at once, and when it has to have answered."""
-
-    messages: list[Message]
-    end: float = math.inf
-    tries: int = 0  # of a worker that is waited for
 
 
 class RayGrid(Grid):
@@ -67,12 +57,14 @@ class RayGrid(Grid):
         self._held = (client_app, num_supernodes, run_config or {})
         self._queue: deque[Batch] = deque()
         self._running: dict[Any, tuple[Any, Batch]] = {}
-        self._done: dict[str, Message] = {}
+        self._done: dict[str, tuple[float, Message]] = {}  # until when, what
+        self._fresh = False  # a reply has come since somebody looked
         self._states: dict[int, RecordDict] = {}
         self._idle: list[Any] = []
         self._absent: list[tuple[float, Any, int]] = []  # when to ask which worker, how often asked
         self._workers: list[Any] = []
         self._looked = -math.inf
+        self.mended: dict[int, str] = {}  # nodes asked again since the last push, and why
         self._grow()
 
     def __enter__(self) -> "RayGrid":
@@ -120,6 +112,7 @@ class RayGrid(Grid):
     def push_messages(self, messages: Iterable[Message]) -> list[str]:
         """Ask the workers; the ids of the messages."""
         self._grow()
+        self.mended = {}
         sent = list(messages)
         names = [numbered(message) for message in sent]
         self._queue.extend(self._batches(sent))
@@ -128,8 +121,13 @@ class RayGrid(Grid):
 
     def pull_messages(self, message_ids: Iterable[str]) -> list[Message]:
         """The replies to these that have come."""
-        self.wait(0.0)
-        return [self._done.pop(name) for name in message_ids if name in self._done]
+        return self.pull_within(message_ids, 0.0)
+
+    def pull_within(self, message_ids: Iterable[str], seconds: float) -> list[Message]:
+        """The same, waiting for a reply for so long at most."""
+        self._wait(seconds)
+        self._fresh = False
+        return [self._done.pop(name)[1] for name in message_ids if name in self._done]
 
     def send_and_receive(
         self, messages: Iterable[Message], *, timeout: float | None = None
@@ -138,15 +136,14 @@ class RayGrid(Grid):
         end = math.inf if timeout is None else time.monotonic() + timeout
         names, replies = self.push_messages(messages), []
         while len(replies) < len(names) and time.monotonic() < end:
-            self.wait(min(1.0, end - time.monotonic()))
-            replies += self.pull_messages(names)
+            replies += self.pull_within(names, min(1.0, end - time.monotonic()))
         return replies
 
-    def wait(self, seconds: float) -> None:
+    def _wait(self, seconds: float) -> None:
         """Until a reply comes, for so long at most."""
         self._end_late()
         self._call_absent()
-        seconds = min(seconds, PAUSE) if self._absent else seconds
+        seconds = max(0.0, min(seconds, PAUSE) if self._absent else seconds)
         if self._running:
             ready, _ = ray.wait(list(self._running), timeout=seconds)
             others = [one for one in self._running if one not in ready] if ready else []
@@ -154,7 +151,7 @@ class RayGrid(Grid):
             for place in [*ready, *more]:
                 self._take(place)
             self._dispatch()
-        elif not self._done:
+        elif not self._fresh:
             time.sleep(seconds)
 
     def _batches(self, messages: Sequence[Message]) -> Iterator[Batch]:
@@ -168,14 +165,17 @@ class RayGrid(Grid):
         """Give the next messages to the workers that have none."""
         shared: dict[int, Any] = {}
         while self._queue and self._idle:
-            self._ask(self._idle.pop(), self._queue.popleft(), shared)
+            batch = self._queue.popleft()
+            if time.monotonic() > batch.born + batch.ttl:
+                self._refuse(batch, "its time was up before a worker was free")
+            else:
+                self._ask(self._idle.pop(), batch, shared)
 
     def _ask(self, worker: Any, batch: Batch, shared: dict[int, Any]) -> None:
         """One call; large content that several calls share lies in Ray's store once."""
-        ttl = min(message.metadata.ttl for message in batch.messages)
-        batch.end = time.monotonic() + (ttl if len(batch.messages) == 1 else ttl / 2)
+        batch.end = time.monotonic() + batch.ttl / min(2, len(batch.messages))
         content, sent = apart(batch.messages)
-        if content is not None and _large(content):
+        if content is not None and large(content):
             if id(content) not in shared:
                 shared[id(content)] = ray.put(content)
             content = shared[id(content)]
@@ -190,14 +190,14 @@ class RayGrid(Grid):
         except RayError as error:
             self._await(worker, batch.tries + 1, error)
             if len(batch.messages) > 1:
-                self._queue.extendleft(Batch([one]) for one in reversed(batch.messages))
+                self._queue.extendleft(Batch([one], math.inf) for one in reversed(batch.messages))
+                self.mended |= {one.metadata.dst_node_id: MENDED for one in batch.messages}
             else:
-                for message in batch.messages:
-                    self._keep(refusal(message, f"{type(error).__name__}: {error}"))
+                self._refuse(batch, f"{type(error).__name__}: {error}")
             return
         self._idle.append(worker)
-        for reply, state in found:
-            self._keep(reply)
+        for message, (reply, state) in zip(batch.messages, found, strict=True):
+            self._keep(reply, message.metadata.ttl)
             if state is not None:
                 self._states[reply.metadata.src_node_id] = state
 
@@ -219,12 +219,19 @@ class RayGrid(Grid):
         for _, worker, tries in (one for one in absent if one[0] <= now):
             self._running[worker.ready.remote()] = (worker, Batch([], tries=tries))
 
-    def _keep(self, reply: Message) -> None:
-        self._done[reply.metadata.reply_to_message_id] = reply
+    def _refuse(self, batch: Batch, why: str) -> None:
+        for message in batch.messages:
+            self._keep(refusal(message, why), message.metadata.ttl)
+
+    def _keep(self, reply: Message, ttl: float) -> None:
+        """For whoever fetches it while a message lives."""
+        self._done[reply.metadata.reply_to_message_id] = (time.monotonic() + ttl, reply)
+        self._fresh = True
 
     def _end_late(self) -> None:
-        """End workers that take longer than their messages live."""
+        """End workers that take longer than their messages live; forget what nobody fetched."""
         now = time.monotonic()
+        self._done = {name: one for name, one in self._done.items() if one[0] > now}
         for worker, batch in list(self._running.values()):
             if batch.end < now:
                 batch.end = math.inf
@@ -235,31 +242,8 @@ class RayGrid(Grid):
         if (now := time.monotonic()) < self._looked + LOOK:
             return
         self._looked = now
-        wanted = self._asked or min(self._most, _fitting(self._resources))
+        wanted = self._asked or min(self._most, fitting(self._resources, ray.cluster_resources()))
         for _ in range(wanted - len(self._workers)):
             worker = self._make(*self._held)
             self._workers.append(worker)
             self._await(worker)
-
-
-def apart(messages: Sequence[Message]) -> tuple[RecordDict | None, list[Message]]:
-    """The content that all messages share, and these without it; if they do not, they keep it."""
-    content = messages[0].content
-    if any(one.content is not content for one in messages[1:]):
-        return None, list(messages)
-    return content, [with_content(one, None) for one in messages]
-
-
-def _large(content: RecordDict) -> bool:
-    records = content.array_records.values()
-    return sum(len(array.data) for record in records for array in record.values()) > SHARED
-
-
-def _fitting(resources: dict[str, float]) -> int:
-    """How many actors of these resources the machines have room for, memory included."""
-    names = {"num_cpus": "CPU", "num_gpus": "GPU"}
-    resources, held = {"memory": MEMORY, **resources}, ray.cluster_resources()
-    rooms = [
-        held.get(names.get(name, name), 0.0) // need for name, need in resources.items() if need
-    ]
-    return max(1, int(min(rooms, default=1)))

@@ -143,7 +143,11 @@ class FedMuonStrategy(Strategy):
                 why[asked[number]] = str(error)
         for client in set(clients) - set(found):
             self.nodes.pop(client, None)
-        return found, [Fault(i, attempt, why[i]) for i in clients if i not in found]
+        mended = grid.mended if isinstance(grid, Numbered) else {}
+        healed = [
+            Fault(i, attempt, mended[self.nodes[i]]) for i in found if self.nodes[i] in mended
+        ]
+        return found, healed + [Fault(i, attempt, why[i]) for i in clients if i not in found]
 
     def _meet(self, grid: Grid, clients: list[int]) -> None:
         """Know the nodes of these clients; at first wait for all of them to appear."""

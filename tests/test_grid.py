@@ -1,7 +1,12 @@
 """Flower's Grid on Ray actors, with an app of plain Flower and with our own."""
 
+import json
+import math
+import os
+import signal
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -10,7 +15,7 @@ from typing import Any
 import numpy as np
 import pytest
 from conftest import small
-from flwr.app import ArrayRecord, ConfigRecord, Message, MessageType, RecordDict
+from flwr.app import ArrayRecord, ConfigRecord, Context, Message, MessageType, RecordDict
 from flwr.clientapp import ClientApp
 from plain_flower import NODES, ROUNDS, client_app, server_app
 from ray.exceptions import RayError
@@ -23,6 +28,9 @@ from fedmuon.experiments.engines.ray_engine import engine
 from fedmuon.experiments.run import execute
 from fedmuon.federated import setup
 from fedmuon.flower import RayGrid, simulate
+from fedmuon.server.batches import Batch
+from fedmuon.server.flower_parts import numbered
+from fedmuon.server.grid import MENDED
 
 MANY = 10**6
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
@@ -71,13 +79,33 @@ def test_one_that_fails_takes_no_other_with_it(grid: RayGrid, order: str, why: s
     found = answers(grid, messages(ttl=3.0 if order == "sleeps" else 60.0, **{order: 4}))
     assert why in str(found.pop(4))
     assert found == {node: float(node) for node in range(NODES) if node != 4}
+    assert set(grid.mended) == (set() if order == "raises" else set(range(NODES)))
     assert answers(grid, messages())[4] == 4.0
+    assert grid.mended == {}
 
 
 def test_what_is_late_is_not_waited_for(grid: RayGrid) -> None:
     replies = grid.send_and_receive(messages(sleeps=0, ttl=2.0), timeout=0.3)
     assert len(replies) < NODES
     assert answers(grid, messages()) == {node: float(node) for node in range(NODES)}
+    grid.push_messages(messages(ttl=0.5))
+    end = time.monotonic() + 60
+    while grid._done or grid._running or grid._queue:  # what nobody fetches is forgotten
+        assert time.monotonic() < end
+        grid.pull_within([], 0.1)
+
+
+def test_what_waited_too_long_is_not_asked(grid: RayGrid) -> None:
+    """A worker that sleeps has no time for those who give up before it wakes."""
+    late = grid.push_messages(messages(ttl=0.2)[:1])
+    grid._queue.extend(Batch(batch.messages, -math.inf) for batch in grid._batches(messages()[:1]))
+    refused = grid._queue[-1].messages[0]
+    numbered(refused)
+    replies = grid.pull_within([*late, refused.metadata.message_id], 30.0)
+    replies += grid.pull_within([*late, refused.metadata.message_id], 30.0)
+    assert [reply.error.reason for reply in replies if reply.has_error()] == [
+        "its time was up before a worker was free"
+    ]
 
 
 def test_an_app_of_plain_flower_is_flowers_fedavg(
@@ -122,6 +150,38 @@ def test_our_clients_are_stepped_together(
     execute(small(), tmp_path / "inline")
     assert distance(tmp_path / "inline", tmp_path / "ray") <= 1e-12
     assert len(calls) == what.federation.rounds
+
+
+class Dying:
+    """Our ClientApp in a process that ends once, the first time that several are asked."""
+
+    def __init__(self, mark: Path) -> None:
+        self.mark = mark
+
+    def __call__(self, message: Message, context: Context) -> Message:
+        return clients.app(message, context)
+
+    def together(self, sent: list[Message], contexts: list[Context]) -> list[Message]:
+        if not self.mark.exists():
+            self.mark.touch()
+            os.kill(os.getpid(), signal.SIGKILL)
+        return clients.app.together(sent, contexts)
+
+
+def test_a_round_that_a_dead_worker_cost_more_says_so(ray: None, tmp_path: Path) -> None:
+    """Its clients are asked again, to the same model; the record of the round names them."""
+    what = small(engine={"name": "ray"})
+    run = prepare(setup.resolve(what), tmp_path / "ray")
+    app: Any = Dying(tmp_path / "mark")
+    with RayGrid(app, what.federation.clients, workers=1) as grid:
+        drive(run, engine(run.config, grid))
+    execute(small(), tmp_path / "inline")
+    assert distance(tmp_path / "inline", tmp_path / "ray") <= 1e-12
+    lines = (tmp_path / "ray" / "rounds.jsonl").read_text().splitlines()
+    first, second = (json.loads(line).get("faults", []) for line in lines[:2])
+    assert {one["why"] for one in first} == {MENDED}
+    assert len(first) == what.federation.per_round
+    assert second == []
 
 
 def test_flower_wants_to_know_who_makes_messages() -> None:

@@ -3,12 +3,13 @@
 import contextlib
 import signal
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from types import FrameType
 
 from fedmuon.errors import Interrupted
 
 ENDS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+Hearer = Callable[[int, FrameType | None], None]
 
 
 @contextlib.contextmanager
@@ -20,14 +21,8 @@ def interruptible() -> Iterator[None]:
     if nested or threading.current_thread() is not threading.main_thread():
         yield
         return
-    before = {end: signal.getsignal(end) for end in ENDS if not _under_nohup(end)}
-    for end in before:
-        signal.signal(end, _unwind)
-    try:
+    with _told(_unwind):
         yield
-    finally:
-        for end, handler in before.items():
-            signal.signal(end, handler)
 
 
 @contextlib.contextmanager
@@ -37,21 +32,33 @@ def deferred(ask: Callable[[int], None]) -> Iterator[None]:
     if threading.current_thread() is not threading.main_thread():
         yield
         return
-    before = {end: signal.getsignal(end) for end in ENDS if not _under_nohup(end)}
+    heard = []
 
     def hear(number: int, frame: FrameType | None) -> None:
-        for end in before:
+        for end in _ours():
             signal.signal(end, signal.SIG_DFL)
+        heard.append(number)
         ask(number)
 
-    for end in before:
-        signal.signal(end, hear)
+    with _told(hear, unless=heard):
+        yield
+
+
+@contextlib.contextmanager
+def _told(hear: Hearer, unless: Sequence[int] = ()) -> Iterator[None]:
+    """These signals go to `hear`, and afterwards, unless it has heard one that is still to be
+    heeded, to those who had them."""
+    before = {end: signal.signal(end, hear) for end in _ours()}
     try:
         yield
     finally:
-        for end, handler in before.items():
-            if signal.getsignal(end) is hear:
-                signal.signal(end, handler)
+        for end, handler in before.items() if not unless else ():
+            signal.signal(end, handler)
+
+
+def _ours() -> list[signal.Signals]:
+    """Those that end a program; under nohup a hangup is none."""
+    return [end for end in ENDS if not _under_nohup(end)]
 
 
 def _under_nohup(end: signal.Signals) -> bool:
@@ -59,7 +66,7 @@ def _under_nohup(end: signal.Signals) -> bool:
 
 
 def _unwind(number: int, frame: FrameType | None) -> None:
-    ends = [end for end in ENDS if not _under_nohup(end)]
+    ends = _ours()
     for end in ends:
         signal.signal(end, _heed_no_more)
     signal.raise_signal(number)  # what came at the same time is heard while somebody hears it

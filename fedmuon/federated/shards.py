@@ -2,6 +2,7 @@
 
 import dataclasses
 from dataclasses import dataclass
+from functools import cached_property
 
 import numpy as np
 import torch
@@ -42,7 +43,7 @@ class Shards:
     offsets: np.ndarray
     held_out: Batch
     neighbours: Neighbours | None = None
-    dealt: str = ""  # what a worker must have dealt, too
+    whose: tuple[np.ndarray, np.ndarray] | None = None  # of the source, and the client of each
 
     @classmethod
     def of(
@@ -59,8 +60,13 @@ class Shards:
         labels, answers = (
             targets_on(device, dtype, values) for values in (data.labels, data.test_labels)
         )
-        dealt = dealing(data.train_index, data.client)
-        return cls(inputs, labels, data.offsets, Batch(test, answers), neighbours, dealt)
+        whose = (data.train_index, data.client)
+        return cls(inputs, labels, data.offsets, Batch(test, answers), neighbours, whose)
+
+    @cached_property
+    def dealt(self) -> str:
+        """What a worker must have dealt, too."""
+        return dealing(*self.whose) if self.whose else ""
 
     def size(self, client: int) -> int:
         """n_i."""

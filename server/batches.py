@@ -1,0 +1,52 @@
+"""What a worker of Ray's is asked at once."""
+
+import math
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from flwr.app import Message, RecordDict
+
+from fedmuon.server.flower_parts import with_content
+
+SHARED = 100_000  # bytes; what Ray would copy into its store for each call goes there once
+MEMORY = 0.7e9  # bytes of a worker that has loaded torch and Flower
+
+
+@dataclass
+class Batch:
+    """Messages that a worker is asked at once, and when it has to have answered."""
+
+    messages: list[Message]
+    born: float = field(default_factory=time.monotonic)  # what was asked before waits on: inf
+    end: float = math.inf
+    tries: int = 0  # of a worker that is waited for
+
+    @property
+    def ttl(self) -> float:
+        """Seconds for which all of them live."""
+        return min(message.metadata.ttl for message in self.messages)
+
+
+def apart(messages: Sequence[Message]) -> tuple[RecordDict | None, list[Message]]:
+    """The content that all messages share, and these without it; if they do not, they keep it."""
+    content = messages[0].content
+    if any(one.content is not content for one in messages[1:]):
+        return None, list(messages)
+    return content, [with_content(one, None) for one in messages]
+
+
+def large(content: RecordDict) -> bool:
+    """Whether it is better kept in Ray's store than sent with each call."""
+    records = content.array_records.values()
+    return sum(len(array.data) for record in records for array in record.values()) > SHARED
+
+
+def fitting(resources: dict[str, float], held: dict[str, float]) -> int:
+    """How many actors of these resources the machines have room for, memory included."""
+    names = {"num_cpus": "CPU", "num_gpus": "GPU"}
+    resources = {"memory": MEMORY, **resources}
+    rooms = [
+        held.get(names.get(name, name), 0.0) // need for name, need in resources.items() if need
+    ]
+    return max(1, int(min(rooms, default=1)))
