@@ -14,6 +14,10 @@ from fedmuon.server.flower_parts import context, identify, numbered, refusal, wi
 class Together(Protocol):
     """A ClientApp that answers several messages at once, which it may not change."""
 
+    def load(self) -> None:
+        """What answering needs."""
+        ...
+
     def together(self, messages: list[Message], contexts: list[Context]) -> list[Message]:
         """A reply to each."""
         ...
@@ -25,6 +29,8 @@ class Worker:
     def __init__(self, app: ClientApp, nodes: int, config: dict[str, Any]) -> None:
         identify()
         self._app, self._nodes, self._config = app, nodes, config
+        if isinstance(app, Together):
+            app.load()
 
     def ready(self) -> list[tuple[Message, RecordDict | None]]:
         """Nothing, once it can answer."""

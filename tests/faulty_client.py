@@ -13,7 +13,8 @@ from flwr.app import Array, ArrayRecord, ConfigRecord, Context, Message
 from flwr.clientapp import ClientApp
 
 from fedmuon.clients.client_app import app as sound
-from fedmuon.clients.client_app import deadline, query
+from fedmuon.clients.client_app import query
+from fedmuon.clients.training import deadline
 
 app = ClientApp()
 app.query()(query)

@@ -7,16 +7,19 @@ import atexit
 import importlib.util
 import os
 import shutil
+import sys
 import tempfile
 from pathlib import Path
 
 FOREIGN = ("FEDMUON_", "RAY_", "FLWR_", "HYPOTHESIS_")
-LOOKS = ("COLUMNS", "LINES", "FORCE_COLOR", "NO_COLOR", "TTY_COMPATIBLE", "PYTHONWARNINGS")
+SLOW = "PYTHONDONTWRITEBYTECODE"  # hundreds of processes would compile everything anew
+LOOKS = (SLOW, "COLUMNS", "LINES", "FORCE_COLOR", "NO_COLOR", "TTY_COMPATIBLE", "PYTHONWARNINGS")
 HOME = Path(tempfile.gettempdir(), f"fedmuon-tests-{os.getpid()}")
 
 for name in [*os.environ]:
     if name.startswith(FOREIGN) or name in LOOKS:
         del os.environ[name]
+sys.dont_write_bytecode = False
 os.environ |= {
     "OMP_NUM_THREADS": "1",  # in processes that tests start too: faster than two fighting
     "FLWR_TELEMETRY_ENABLED": "0",

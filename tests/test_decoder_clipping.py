@@ -6,7 +6,6 @@ import pytest
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
-from transformers import GPT2Config, GPT2LMHeadModel
 
 from fedmuon.randomness import Draw, generator
 from fedmuon.tasks.base import Batch, Params
@@ -41,6 +40,8 @@ def windows_of(form: Form, rows: int) -> Tensor:
 
 def naive(form: Form, points: list, windows: Tensor, task: NetworkTask, clip: Clipping) -> Params:
     """One example after the other through transformers' own model and autograd."""
+    from transformers import GPT2Config, GPT2LMHeadModel  # slow, and collecting needs it not
+
     model = GPT2LMHeadModel(
         GPT2Config(
             vocab_size=form.vocabulary, n_positions=form.context, n_embd=form.width,

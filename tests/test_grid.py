@@ -161,6 +161,9 @@ class Dying:
     def __call__(self, message: Message, context: Context) -> Message:
         return clients.app(message, context)
 
+    def load(self) -> None:
+        pass
+
     def together(self, sent: list[Message], contexts: list[Context]) -> list[Message]:
         if not self.mark.exists():
             self.mark.touch()

@@ -1,0 +1,57 @@
+"""What a message to a client says, read without the packages that work on it."""
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+from flwr.app import Context, Message, RecordDict
+
+from fedmuon.errors import InputError, plain
+from fedmuon.own import NOTHING, Own
+from fedmuon.tables import Scalar
+
+FlatConfig = tuple[tuple[str, Scalar], ...]
+
+Fetch = Callable[[], Own]  # what the caller handed over in Python, the same object each time
+
+
+def nothing() -> Own:
+    """All that a client needs is named in its config."""
+    return NOTHING
+
+
+def request(
+    message: Message,
+) -> tuple[FlatConfig, int, int, np.ndarray | None, float | None, str]:
+    """The config (hashable), the round, the number of replicas that a message speaks of, the data
+    sets that they see (`Neighbours.rows`), if not all the same, what step sizes are times, and how
+    the samples were dealt."""
+    flat: dict[str, Any] = dict(message.content.config_records["config"])
+    round, stack, rows = flat.pop("round"), flat.pop("stack"), flat.pop("rows", None)
+    dealt = plain(flat.pop("dealt", ""), 60)
+    if type(round) is not int or type(stack) is not int or round < 0 or stack < 1:
+        raise InputError("the message names no round and number of replicas")
+    factor = flat.pop("factor", None)
+    if factor is not None and not (isinstance(factor, float) and 0 <= factor < math.inf):
+        raise InputError("the message names no factor of step sizes")
+    if odd := [name for name, value in flat.items() if not isinstance(value, Scalar)]:
+        raise InputError(f"the message's {plain(odd[0], 60)} is no single value")
+    if rows is not None and len(rows) != 3 * stack:
+        raise InputError("the message does not name one data set a replica")
+    held = None if rows is None else np.array(rows, np.int64).reshape(stack, 3)
+    return tuple(sorted(flat.items())), round, stack, held, factor, dealt
+
+
+def partition(context: Context) -> int:
+    """The partition that this node holds."""
+    if "partition-id" not in context.node_config:
+        raise InputError(
+            "this SuperNode has no partition-id: start it with --node-config 'partition-id=0'"
+        )
+    return int(context.node_config["partition-id"])
+
+
+def answer(message: Message, records: dict) -> Message:
+    """The reply with these records."""
+    return Message(RecordDict(records), reply_to=message)

@@ -1,0 +1,123 @@
+"""What clients do for a message: unpack it, call the core, pack the reply.
+
+Clients keep nothing between rounds except what can be made again: the samples of the partitions
+that this worker process has served, and the objects that the config describes.
+"""
+
+import faulthandler
+import os
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
+from functools import lru_cache
+
+import torch
+from flwr.app import ArrayRecord, ConfigRecord, Context, Message, MetricRecord
+
+from fedmuon.clients.messages import Fetch, FlatConfig, answer, nothing, partition, request
+from fedmuon.config import Config, unflatten
+from fedmuon.errors import InputError, plain
+from fedmuon.federated.evaluate import risk
+from fedmuon.federated.local import Broadcast, cohort_round, cohorts
+from fedmuon.federated.wire import distrusted, named, pack, received
+from fedmuon.federated.worker import Worker, worker
+from fedmuon.own import Own
+from fedmuon.tasks.base import Params
+from fedmuon.transforms.base import States
+
+
+@contextmanager
+def deadline(seconds: float) -> Iterator[None]:
+    """End this worker process if a message outlives its time: a client that hangs must not keep
+    the simulation, which waits for its workers, from ending. The watchdog needs no Python."""
+    faulthandler.dump_traceback_later(seconds, exit=True)
+    try:
+        yield
+    finally:
+        faulthandler.cancel_dump_traceback_later()
+
+
+def train_together(
+    messages: Sequence[Message], contexts: Sequence[Context], fetch: Fetch = nothing
+) -> list[Message]:
+    """Local steps of clients that are asked the same, whom the core steps as one stack."""
+    numbers = [partition(context) for context in contexts]
+    with distrusted():
+        config, round, stack, rows, factor, dealt = request(messages[0])
+        most = float(messages[0].metadata.ttl)
+    with deadline(most):
+        clients = [_client(config, number, fetch()) for number in numbers]
+        if dealt:
+            clients[0].require_dealt(dealt)
+        with distrusted():
+            shards = [one.shard if rows is None else one.with_neighbours(rows) for one in clients]
+            params, states = _arrays(messages[0], clients[0], stack)
+        sent, recipe, plan = Broadcast(round, params, states), clients[0].recipe, clients[0].plan
+        if factor is not None:  # the user's schedule is called once a run, by the server
+            plan = replace(plan, factor=lambda round: factor)
+        task, pairs = clients[0].task, list(zip(numbers, shards, strict=True))
+        replies = [
+            reply
+            for cohort in cohorts(task, params, pairs)
+            for reply in cohort_round(recipe, task, plan, cohort, sent)
+        ]
+    return [
+        answer(
+            message,
+            {
+                "arrays": ArrayRecord(pack(reply.params, reply.states)),
+                "metrics": MetricRecord({"loss": reply.loss.double().tolist()}),
+                "who": ConfigRecord({"partition": reply.client, "round": round}),
+            },
+        )
+        for message, reply in zip(messages, replies, strict=True)
+    ]
+
+
+def evaluate(message: Message, context: Context, fetch: Fetch = nothing) -> Message:
+    """The model's loss and what else the task measures on this client's own samples, per replica; a
+    private client tells nothing that no ledger counts."""
+    number = partition(context)
+    with distrusted():
+        config, round, stack, *_ = request(message)
+    client = _client(config, number, fetch())
+    if client.recipe.mechanism is not None:
+        raise InputError("a private client measures nothing on its samples: that has no noise")
+    with distrusted():
+        params, _ = _arrays(message, client, stack, states=False)
+    found = risk(client.task, params, client.shard.data.inputs, client.shard.data.labels)
+    metrics = {"loss": found.loss} | found.scores
+    return answer(
+        message,
+        {
+            "metrics": MetricRecord({name: held.tolist() for name, held in metrics.items()}),
+            "who": ConfigRecord({"partition": number, "round": round}),
+        },
+    )
+
+
+@lru_cache(maxsize=64)
+def _client(config: FlatConfig, client: int, own: Own) -> Worker:
+    """What the config says of one client; of those that come again soon it is kept."""
+    return worker(_config(config, own), client)
+
+
+@lru_cache(maxsize=2)
+def _config(config: FlatConfig, own: Own) -> Config:
+    """The config of a message, read once per worker process."""
+    torch.set_num_threads(int(os.environ.get("FEDMUON_CLIENT_THREADS", "1")))
+    with distrusted():
+        return unflatten(dict(config)).beside(own)
+
+
+def _arrays(
+    message: Message, client: Worker, stack: int, states: bool = True
+) -> tuple[Params, States]:
+    """The model and, if wanted, the states: of as many replicas as there are bytes for."""
+    record = message.content.array_records["arrays"]
+    arrays = {name: array.data for name, array in record.items()}
+    one = named(client.template(1)[0], {})
+    if any(stack * value.nbytes > len(arrays.get(name, b"")) for name, value in one.items()):
+        raise InputError(f"the message's arrays are not those of {plain(stack, 20)} replicas")
+    params, template = client.template(stack)
+    return received(arrays, params, template if states else {})
