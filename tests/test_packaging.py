@@ -116,7 +116,13 @@ def test_the_wheel_holds_the_rooms_and_nothing_else(built: dict[str, Path]) -> N
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("editable", [False, True], ids=["wheel", "editable"])
+@pytest.mark.parametrize(
+    "editable",
+    [
+        pytest.param(False, id="wheel"),
+        pytest.param(True, id="editable", marks=pytest.mark.long),  # as the tests are run from
+    ],
+)
 def test_one_name_is_enough(built: dict[str, Path], tmp_path: Path, editable: bool) -> None:
     """Installed, everything is found beside folders that are called as our rooms are."""
     what = ("--editable", archives.ROOT) if editable else (built["wheel"],)
