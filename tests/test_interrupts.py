@@ -5,7 +5,7 @@ import shlex
 import signal
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 import pytest
@@ -151,6 +151,15 @@ def test_a_second_signal_is_not_held_up(tmp_path: Path) -> None:
         assert signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
 
 
+@pytest.fixture
+def no_nohup() -> Iterator[None]:
+    """A hangup is heard, also where the tests run under nohup."""
+    before = signal.signal(signal.SIGHUP, signal.SIG_DFL)
+    yield
+    signal.signal(signal.SIGHUP, before)
+
+
+@pytest.mark.usefixtures("no_nohup")
 def test_two_signals_at_once_are_one_wish() -> None:
     """On a busy machine two of them are often waiting when the program is next asked."""
     ends = {signal.SIGINT, signal.SIGTERM, signal.SIGHUP}
