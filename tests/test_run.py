@@ -18,7 +18,7 @@ from safetensors.numpy import load_file
 from typer.testing import CliRunner
 
 from fedmuon import config as tables
-from fedmuon.config import parse
+from fedmuon.config import dump, parse
 from fedmuon.data import load
 from fedmuon.errors import InputError
 from fedmuon.experiments.cli import app, main
@@ -232,6 +232,20 @@ def test_no_room_on_the_disk_leaves_nothing_half_written(tmp_path: Path) -> None
     assert process.returncode == 2 and "cannot write" in process.stderr, process.stderr
     assert all(file.stat().st_size < 4096 for file in (tmp_path / "out").iterdir())
     assert not [file for file in (tmp_path / "out").iterdir() if file.name.startswith(".")]
+
+
+def test_a_loss_that_grows_is_said(tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
+    """And one that falls is not; a count divided by a count has no noise in its last digits."""
+    network = {"name": "network", "model": "mlp"}
+    (file := tmp_path / "config.toml").write_text(dump(small(task=network)))
+    for number, lr in enumerate((0.01, 1e3)):
+        out = tmp_path / str(number)
+        with pytest.raises(SystemExit):
+            main(["run", str(file), "--set", f"local.lr={lr}", "--out", str(out)])
+        said = "lower [local] lr" in capsys.readouterr().out.replace("\n", " ")
+        assert said == (lr > 1)
+        accuracy = json.loads((out / "summary.json").read_text())["accuracy"]
+        assert accuracy == round(60 * accuracy) / 60
 
 
 def test_a_folder_that_cannot_be_made() -> None:

@@ -41,6 +41,8 @@ def run(
         with Progress(console) as progress:
             summary = execute(chosen, folder, resume, progress.watch, progress.begin, verbose)
         console.print(summary_table(summary))
+        if note := progress.risen():
+            console.print(note)
         said = "The run had ended before; its results are in" if ended else "Results are in"
         console.print(said, where(folder), soft_wrap=True)
 

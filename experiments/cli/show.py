@@ -32,6 +32,7 @@ def shown(counted: str) -> Iterator[tuple[Watch, Begin]]:
 
 FORMATS = {"train_loss": "{:.5f}", "test_loss": "{:.5f}", "test_gap": "{:+.5f}",
            "accuracy": "{:.2%}"}  # fmt: skip
+RISEN = 1.1  # times its first value, a loss did not only waver
 
 
 class Progress(bars.Progress):
@@ -49,6 +50,7 @@ class Progress(bars.Progress):
             disable=not console.is_terminal,
         )
         self._counted = counted
+        self._losses: list[float] = []  # of the first round that was seen, and of the last
 
     def begin(self, done: int, total: int) -> None:
         """Show the bar, `done` of it in."""
@@ -56,9 +58,18 @@ class Progress(bars.Progress):
 
     def watch(self, record: Record) -> None:
         """Move the bar to what the record says is done."""
+        if "client_loss" in record:
+            self._losses = [*self._losses[:1], record["client_loss"]]
         for bar in self.task_ids:
             done = record["done"] if "done" in record else record["round"]
             self.update(bar, completed=done, note=_note(record))
+
+    def risen(self) -> str:
+        """What to say of a run whose loss grew."""
+        first, last = self._losses if len(self._losses) == 2 else (0.0, 0.0)
+        if not 0 < RISEN * first < last:
+            return ""
+        return escape(f"Note: the loss grew from {first:.4g} to {last:.4g}: lower [local] lr.")
 
 
 class NotebookLine:

@@ -23,9 +23,9 @@ def risk(
     task: Task, params: Params, inputs: Tensor, labels: Tensor, weights: Tensor | None = None
 ) -> Risk:
     """Means over samples, weighted by `weights` [n] that sum to 1; None is the plain mean."""
-    rows = len(labels)
-    if weights is None:
-        weights = torch.full((rows,), 1 / rows, dtype=torch.float64, device=labels.device)
+    rows, parts = len(labels), 1
+    if weights is None:  # counted, then divided: 0.886 is not 0.8860000000000007
+        parts, weights = rows, torch.ones(rows, dtype=torch.float64, device=labels.device)
     stack = len(next(iter(params.values())))
     step = max(1, CHUNK // (16 * stack))
     loss = torch.zeros(stack, dtype=torch.float64, device=labels.device)
@@ -36,7 +36,8 @@ def risk(
         loss += losses.double() @ weights[part]
         for name, values in scores.items():
             means[name] = means.get(name, 0) + values.double() @ weights[part]
-    return Risk(loss.cpu().numpy(), {name: value.cpu().numpy() for name, value in means.items()})
+    found = {name: value.cpu().numpy() / parts for name, value in means.items()}
+    return Risk(loss.cpu().numpy() / parts, found)
 
 
 def sample_weights(sizes: np.ndarray, client_weights: np.ndarray) -> Tensor:
