@@ -280,6 +280,25 @@ def test_the_environment_is_left_as_it_was() -> None:
     assert dict(os.environ) == before
 
 
+@pytest.mark.parametrize(
+    ("said", "before", "count"),
+    [({}, "", "5000"), ({"GOMP_SPINCOUNT": "7"}, "", "7"), ({}, "import torch; ", None),
+     ({"OMP_WAIT_POLICY": "active"}, "", None)],
+)  # fmt: skip
+def test_threads_spin_briefly_unless_somebody_says_how(
+    said: dict[str, str], before: str, count: str | None
+) -> None:
+    code = (
+        f"{before}import os, fedmuon.experiments.cli as cli; cli.spin_briefly();"
+        "print(os.environ.get('GOMP_SPINCOUNT'))"
+    )
+    others = {k: v for k, v in os.environ.items() if not k.startswith(("OMP_W", "GOMP"))}
+    shown = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, env=others | said, cwd=ROOT
+    )
+    assert shown.stdout.split() == [str(count)], shown.stderr
+
+
 def test_a_new_folder_has_a_name_that_shells_and_other_systems_take() -> None:
     """Whatever names the samples have."""
     for name in ("./mine.py:blobs", "my.package:blobs", "/a b/mine.py:blobs"):
