@@ -1,20 +1,24 @@
-"""What our Flower app costs beside a bare one, and what a large message costs beside its bytes.
+"""What a round costs on Ray beside a bare Flower app, and what a crowd of clients costs.
 
-    python -m benchmarks.engine_overhead [--pairs 2]
+    python -m benchmarks.engine_overhead [--pairs 2] [--crowd 1000000]
 
-The same work (N = 20, K = 5, R = 50, 784 x 10, 20,000 samples) through `fedmuon run --engine ray`
-and through the plain Flower app of `benchmarks/peers`, in turn. Then a model of 10 million
-parameters goes through Flower's records and back, beside a copy of the same bytes.
+The same work (N = 20, K = 5, R = 50, 784 x 10, 20,000 samples) through `fedmuon run --engine ray`,
+through the plain Flower app of `benchmarks/peers` on Flower's simulation, and through that app on
+`fedmuon.flower.simulate`, in turn. Then K = 1,000 of more and more clients, each with one sample;
+and a model of 10 million parameters through Flower's records, beside a copy of the same bytes.
 """
 
 import argparse
+import contextlib
 import json
+import os
 import statistics
 import subprocess
 import sys
 import tempfile
 import time
 from pathlib import Path
+from unittest import mock
 
 import numpy as np
 
@@ -46,24 +50,85 @@ def ours(folder: Path, data: str) -> list[float]:
     return np.diff([json.loads(line)["seconds"] for line in lines][:-1]).tolist()
 
 
-def bare(work: Path, folder: Path) -> float:
-    """Seconds of the median warm round of the plain Flower app."""
-    result = run([sys.executable, str(PEERS / "flower_app.py")], work, folder / "flower.npz")
+def bare(work: Path, folder: Path, grid: str = "") -> float:
+    """Seconds of the median warm round of the plain Flower app, on our grid if asked."""
+    with mock.patch.dict(os.environ, {"RAY_GRID": grid}):
+        result = run([sys.executable, str(PEERS / "flower_app.py")], work, folder / "flower.npz")
     return result["median_warm_seconds_per_round"]
 
 
 def rounds(pairs: int) -> None:
-    """Both apps in turn; the ratio of their median rounds, pair by pair."""
+    """All three in turn; the ratios of their median rounds, pair by pair."""
     with tempfile.TemporaryDirectory() as name:
         folder, ratios = Path(name), []
         make_work(folder / "work.npz")
         data = _data()
         for pair in range(pairs):
+            start = time.perf_counter()
             mine = statistics.median(ours(folder / f"run{pair}", data))
+            whole = time.perf_counter() - start
             plain = bare(folder / "work.npz", folder)
-            ratios.append(mine / plain)
-            print(f"  pair {pair + 1}: ours {1e3 * mine:.0f} ms a round, bare {1e3 * plain:.0f} ms")
-        print(f"ours / bare Flower app: {statistics.median(ratios):.2f} (aim: at most 1.15)")
+            lent = bare(folder / "work.npz", folder, "1")
+            ratios.append((plain / mine, plain / lent))
+            print(
+                f"  pair {pair + 1}: ours {1e3 * mine:.0f} ms a round ({whole:.1f} s from command "
+                f"to prompt), bare {1e3 * plain:.0f} ms, bare on our grid {1e3 * lent:.0f} ms"
+            )
+        told = ("bare Flower app / ours", "bare Flower app / the same on RayGrid")
+        for what, each in zip(told, zip(*ratios, strict=True), strict=True):
+            print(f"{what}: {statistics.median(each):.1f} (aim: 8)")
+
+
+def crowd(most: int) -> None:
+    """First and later rounds of K = 1,000, or fewer, of N clients, and the memory they take."""
+    for clients in [n for n in (20, 1_000, 100_000, 1_000_000) if n <= most]:
+        chosen = min(1_000, clients)
+        asked = {
+            "data.name": "synthetic", "data.dimension": 16, "data.classes": 3,
+            "data.train": max(clients, 1_000), "data.test": 1_000, "data.minimum": 1,
+            "federation.partition": "iid", "federation.clients": clients,
+            "federation.per-round": chosen, "federation.rounds": 10, "local.lr": 0.01,
+            "engine.name": "ray", "engine.device": "cpu", "output.evaluate-every": 10,
+        }  # fmt: skip
+        with tempfile.TemporaryDirectory() as name:
+            given = [f"--set={key}={value}" for key, value in asked.items()]
+            script = [sys.executable, "-m", "fedmuon", "run", "--out", f"{name}/run", *given]
+            start, seen = time.perf_counter(), Memory()
+            with subprocess.Popen(script, stdout=subprocess.DEVNULL) as child:
+                while child.poll() is None:
+                    seen.look(child.pid)
+                    time.sleep(0.2)
+            whole = time.perf_counter() - start
+            lines = (Path(name) / "run" / "rounds.jsonl").read_text().splitlines()
+            ends = [json.loads(line)["seconds"] for line in lines]
+        print(
+            f"N = {clients}, K = {chosen}: first round {ends[0]:.2f} s, then "
+            f"{statistics.median(np.diff(ends)):.2f} s a round, {whole:.1f} s from command to "
+            f"prompt; driver {seen.driver / 1e6:.0f} MB, worker {seen.worker / 1e6:.0f} MB"
+        )
+
+
+class Memory:
+    """The most bytes that a driver, and any one worker of Ray's, was seen to hold (on Linux)."""
+
+    def __init__(self) -> None:
+        self.driver = self.worker = 0
+
+    def look(self, driver: int) -> None:
+        """Once."""
+        self.driver = max(self.driver, _resident(Path("/proc", str(driver))))
+        for process in Path("/proc").glob("[0-9]*"):
+            with contextlib.suppress(OSError):
+                if b"ray::Worker" in (process / "cmdline").read_bytes():
+                    self.worker = max(self.worker, _resident(process))
+
+
+def _resident(process: Path) -> int:
+    with contextlib.suppress(OSError):
+        for line in (process / "status").read_text().splitlines():
+            if line.startswith("VmHWM:"):
+                return 1024 * int(line.split()[1])
+    return 0
 
 
 def _data() -> str:
@@ -110,8 +175,10 @@ def main() -> None:
     """Parse and run."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--pairs", type=int, default=2)
+    parser.add_argument("--crowd", type=int, default=1_000_000)
     asked = parser.parse_args()
     rounds(asked.pairs)
+    crowd(asked.crowd)
     message()
 
 

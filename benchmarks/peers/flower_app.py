@@ -2,6 +2,8 @@
 
     python flower_app.py WORK.npz OUT.npz
 
+With RAY_GRID=1 the same app runs through `fedmuon.flower.simulate` instead.
+
 Twenty supernodes, one CPU per client, Flower's defaults for everything else. Node ids are
 random, so the server asks each node once for its partition before the clock starts; that also
 starts the workers, which is in Flower's favour.
@@ -81,6 +83,11 @@ def main() -> None:
         x, stamps = serve(grid, work, config)
         report("flower", out, x.numpy(), stamps)
 
+    if os.environ.get("RAY_GRID"):
+        from fedmuon.flower import simulate
+
+        simulate(server_app, client_app, work.clients)
+        return
     run_simulation(
         server_app=server_app,
         client_app=client_app,
