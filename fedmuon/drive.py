@@ -7,9 +7,6 @@ checkpoints. The embedded engine and the Flower server share it.
 import contextlib
 import copy
 import dataclasses
-import importlib.metadata
-import platform
-import subprocess
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -34,6 +31,7 @@ from fedmuon.federated.spending import Spending, calibrated
 from fedmuon.files import AFRESH
 from fedmuon.names import OF_A_ROUND
 from fedmuon.own import value
+from fedmuon.provenance import commit, machine, versions
 from fedmuon.storage import Record, RunDirectory, array_bytes, npy_bytes, tensor_bytes
 from fedmuon.tasks.networks import NetworkTask
 
@@ -246,6 +244,7 @@ def _finish(run: Run, state: ServerState, measured: Record, seconds: float) -> R
         "dtype": engine.dtype,
         "device": engine.device,
         "rounds_with_drops": sum("dropped" in record for record in _all_records(run, state)),
+        "machine": machine(),
         "versions": versions(),
         "git_commit": commit(),
     }
@@ -260,30 +259,6 @@ def _all_records(run: Run, state: ServerState) -> list[Record]:
     if len(records) != state.round:
         raise InputError(f"a line of {run.directory.path}/rounds.jsonl was damaged: {AFRESH}")
     return records
-
-
-def versions() -> dict[str, str]:
-    """The versions that a result depends on."""
-    names = ("fedmuon", "torch", "numpy", "scipy", "flwr", "ray")
-    found = {"python": platform.python_version()}
-    for name in names:
-        try:
-            found[name] = importlib.metadata.version(name)
-        except importlib.metadata.PackageNotFoundError:
-            found[name] = "not installed"
-    return found
-
-
-def commit() -> str | None:
-    """The git commit of this source tree; None for an installed package."""
-    here = Path(__file__).resolve().parent.parent
-    if not (here / ".git").exists():
-        return None
-    command = ["git", "-C", str(here), "rev-parse", "HEAD"]
-    try:
-        return subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip()
-    except (OSError, subprocess.CalledProcessError):
-        return None
 
 
 def _spent(directory: RunDirectory, name: str = "seconds") -> float:

@@ -34,7 +34,7 @@ OF_A_ROUND = (
 )  # fmt: skip
 OF_A_RUN = (
     "loss", "train_loss", "test_loss", "test_gap", "stopped", "privacy", "engine", "seed", "rounds",
-    "recipe", "data", "dtype", "device", "rounds_with_drops", "versions", "git_commit",
+    "recipe", "data", "dtype", "device", "rounds_with_drops", "machine", "versions", "git_commit",
     "run", "seeds",  # columns of runs compared
 )  # fmt: skip
 SPREAD = " ±"  # ends the column of a measure's standard deviation

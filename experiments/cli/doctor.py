@@ -1,16 +1,15 @@
 """`fedmuon doctor`: what this machine has, and how to get what it lacks."""
 
 import os
-import platform
 
 import torch
 from rich.markup import escape
 from rich.table import Table
 
 from fedmuon.data.sources import available
-from fedmuon.drive import versions
 from fedmuon.experiments.laboratory.facts import columns
 from fedmuon.gemm import rate, supported
+from fedmuon.provenance import processor, versions
 
 
 def tables() -> list[Table]:
@@ -41,4 +40,4 @@ def _rates() -> list[tuple[str, str, str, str]]:
 def _name(device: torch.device) -> str:
     if device.type == "cuda":
         return f"{device} ({torch.cuda.get_device_name(device)})"
-    return f"cpu ({os.cpu_count()} x {platform.processor() or platform.machine()})"
+    return f"cpu ({os.cpu_count()} x {processor()})"

@@ -7,7 +7,6 @@ the tables are made from those files alone. What a cell is, its kind says (`find
 import csv
 import io
 import json
-import os
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -16,10 +15,11 @@ from pathlib import Path
 from typing import Any, ClassVar, Protocol
 
 from fedmuon import files
-from fedmuon.drive import Begin, Watch, versions
+from fedmuon.drive import Begin, Watch
 from fedmuon.errors import InputError
 from fedmuon.experiments.suites.contents import Asked, merged
 from fedmuon.locks import held, require_place
+from fedmuon.provenance import machine, versions
 from fedmuon.storage import Record
 
 Rows = Sequence[Mapping[str, Any]]
@@ -166,7 +166,7 @@ def _write(work: Work, out: Path, records: list[Record]) -> Record:
         "scale": asked.scale,
         "again": asked.again,
         "seconds": sum(record["seconds"] for record in records),
-        "machine": {"cores": os.cpu_count()},
+        "machine": machine(),
         "versions": versions(),
     }
     summary = merged(shared, work.summary(records))
