@@ -42,7 +42,7 @@ format: $(STAMP) ## format and fix what can be fixed
 	$(BIN)/ruff format .
 	$(BIN)/ruff check --fix .
 
-bench: $(BENCH_STAMP) ## side by side with Flower, pfl-research, torch and Opacus: ratios
+bench: $(BENCH_STAMP) ## side by side with Flower, pfl-research, torch and Opacus: ratios; crowds of clients
 	$(BIN)/python -m benchmarks.rounds
 	$(BIN)/python -m benchmarks.engine_overhead
 	$(BIN)/python -m benchmarks.networks

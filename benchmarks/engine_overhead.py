@@ -4,8 +4,9 @@
 
 The same work (N = 20, K = 5, R = 50, 784 x 10, 20,000 samples) through `fedmuon run --engine ray`,
 through the plain Flower app of `benchmarks/peers` on Flower's simulation, and through that app on
-`fedmuon.flower.simulate`, in turn. Then K = 1,000 of more and more clients, each with one sample;
-and a model of 10 million parameters through Flower's records, beside a copy of the same bytes.
+`fedmuon.flower.simulate`, in turn. Then K = 20 of 20 clients, and K = 1,000 of more and more, of
+few samples each; and a model of 10 million parameters through Flower's records, beside a copy of
+the same bytes.
 """
 
 import argparse
@@ -97,8 +98,10 @@ def crowd(most: int) -> None:
             with subprocess.Popen(script, stdout=subprocess.DEVNULL) as child:
                 while child.poll() is None:
                     seen.look(child.pid)
-                    time.sleep(0.2)
+                    time.sleep(0.5)
             whole = time.perf_counter() - start
+            if child.returncode:
+                raise SystemExit(f"the run of {clients} clients ended with {child.returncode}")
             lines = (Path(name) / "run" / "rounds.jsonl").read_text().splitlines()
             ends = [json.loads(line)["seconds"] for line in lines]
         print(

@@ -52,7 +52,7 @@ class Clients(ClientApp):
         return training.train_together(messages, contexts, self._fetch)
 
 
-def client_app(fetch: Fetch = nothing) -> ClientApp:
+def client_app(fetch: Fetch = nothing) -> Clients:
     """The ClientApp of clients that are handed those objects."""
     made = Clients(fetch)
     made.query()(query)

@@ -38,7 +38,8 @@ def commit() -> str | None:
 
 
 def machine() -> Record:
-    """Its processor, and how much of it torch was to use in this process."""
+    """The processor of the process that wrote the result, and how many threads torch was to use in
+    it; clients of a cluster or a deployment may run elsewhere."""
     return {"processor": processor(), "cores": os.cpu_count(), "threads": torch.get_num_threads()}
 
 
@@ -49,4 +50,4 @@ def processor() -> str:
     except OSError:
         lines = []
     named = (line.partition(":")[2].strip() for line in lines if line.startswith(PROCESSOR))
-    return next(named, platform.processor() or platform.machine())
+    return next(named, "") or platform.processor() or platform.machine()

@@ -1,9 +1,8 @@
 """What a worker of Ray's is asked at once."""
 
 import math
-import time
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from flwr.app import Message, RecordDict
 
@@ -18,7 +17,6 @@ class Batch:
     """Messages that a worker is asked at once, and when it has to have answered."""
 
     messages: list[Message]
-    born: float = field(default_factory=time.monotonic)  # what was asked before waits on: inf
     end: float = math.inf
     tries: int = 0  # of a worker that is waited for
 

@@ -19,7 +19,7 @@ FIRST_PAUSE, LAST_PAUSE = 0.005, 0.1  # seconds between looks; small rounds shou
 class Numbered(Protocol):
     """A grid that knows who holds what, and wakes whoever waits for a reply."""
 
-    mended: dict[int, str]  # nodes that were asked again since the last push, and why
+    mended: dict[str, str]  # messages since the last push that were asked again, and why
 
     def node_of(self, partition: int) -> int:
         """The node that holds a partition."""
@@ -27,6 +27,10 @@ class Numbered(Protocol):
 
     def pull_within(self, message_ids: Iterable[str], seconds: float) -> list[Message]:
         """The replies to these that have come; it waits for one for so long at most."""
+        ...
+
+    def forget(self, message_ids: Iterable[str]) -> None:
+        """Nobody waits for the replies to these any more."""
         ...
 
 
@@ -51,6 +55,8 @@ def exchange(grid: Grid, messages: Sequence[Message], deadline: float) -> dict[i
             if number is not None:  # nobody was asked twice
                 replies[number] = reply
         pause = FIRST_PAUSE if found else min(1.5 * pause, LAST_PAUSE)
+    if isinstance(grid, Numbered):
+        grid.forget(set(waiting))
     return replies
 
 

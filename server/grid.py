@@ -27,7 +27,6 @@ from fedmuon.server.flower_parts import empty_run, identify, numbered, refusal
 from fedmuon.server.ray_worker import Together, Worker
 
 TRIES, PAUSE = 4, 0.1  # calls that a worker may fail without having answered one; seconds between
-MENDED = "its worker ended or was late, and it was asked again"
 LOOK = 5.0  # seconds between looks for machines that have joined
 
 
@@ -57,14 +56,15 @@ class RayGrid(Grid):
         self._held = (client_app, num_supernodes, run_config or {})
         self._queue: deque[Batch] = deque()
         self._running: dict[Any, tuple[Any, Batch]] = {}
-        self._done: dict[str, tuple[float, Message]] = {}  # until when, what
+        self._wanted: set[str] = set()  # messages whose replies somebody waits for
+        self._done: dict[str, Message] = {}
         self._fresh = False  # a reply has come since somebody looked
         self._states: dict[int, RecordDict] = {}
         self._idle: list[Any] = []
         self._absent: list[tuple[float, Any, int]] = []  # when to ask which worker, how often asked
         self._workers: list[Any] = []
         self._looked = -math.inf
-        self.mended: dict[int, str] = {}  # nodes asked again since the last push, and why
+        self.mended: dict[str, str] = {}  # messages since the last push that were asked again: why
         self._grow()
 
     def __enter__(self) -> "RayGrid":
@@ -115,6 +115,7 @@ class RayGrid(Grid):
         self.mended = {}
         sent = list(messages)
         names = [numbered(message) for message in sent]
+        self._wanted.update(names)
         self._queue.extend(self._batches(sent))
         self._dispatch()
         return names
@@ -127,7 +128,17 @@ class RayGrid(Grid):
         """The same, waiting for a reply for so long at most."""
         self._wait(seconds)
         self._fresh = False
-        return [self._done.pop(name)[1] for name in message_ids if name in self._done]
+        found = [name for name in message_ids if name in self._done]
+        self._wanted.difference_update(found)
+        return [self._done.pop(name) for name in found]
+
+    def forget(self, message_ids: Iterable[str]) -> None:
+        """Nobody waits for the replies to these any more: those not asked yet are not asked."""
+        self._wanted.difference_update(message_ids)
+        self._done = {name: reply for name, reply in self._done.items() if name in self._wanted}
+        for batch in self._queue:
+            batch.messages = self._still_wanted(batch)
+        self._queue = deque(batch for batch in self._queue if batch.messages)
 
     def send_and_receive(
         self, messages: Iterable[Message], *, timeout: float | None = None
@@ -137,6 +148,7 @@ class RayGrid(Grid):
         names, replies = self.push_messages(messages), []
         while len(replies) < len(names) and time.monotonic() < end:
             replies += self.pull_within(names, min(1.0, end - time.monotonic()))
+        self.forget(names)
         return replies
 
     def _wait(self, seconds: float) -> None:
@@ -165,11 +177,7 @@ class RayGrid(Grid):
         """Give the next messages to the workers that have none."""
         shared: dict[int, Any] = {}
         while self._queue and self._idle:
-            batch = self._queue.popleft()
-            if time.monotonic() > batch.born + batch.ttl:
-                self._refuse(batch, "its time was up before a worker was free")
-            else:
-                self._ask(self._idle.pop(), batch, shared)
+            self._ask(self._idle.pop(), self._queue.popleft(), shared)
 
     def _ask(self, worker: Any, batch: Batch, shared: dict[int, Any]) -> None:
         """One call; large content that several calls share lies in Ray's store once."""
@@ -190,14 +198,17 @@ class RayGrid(Grid):
         except RayError as error:
             self._await(worker, batch.tries + 1, error)
             if len(batch.messages) > 1:
-                self._queue.extendleft(Batch([one], math.inf) for one in reversed(batch.messages))
-                self.mended |= {one.metadata.dst_node_id: MENDED for one in batch.messages}
+                again = self._still_wanted(batch)
+                self._queue.extendleft(Batch([one]) for one in reversed(again))
+                why = f"its worker's {type(error).__name__}, and it was asked again"
+                self.mended |= {one.metadata.message_id: why for one in again}
             else:
-                self._refuse(batch, f"{type(error).__name__}: {error}")
+                for message in batch.messages:
+                    self._keep(refusal(message, f"{type(error).__name__}: {error}"))
             return
         self._idle.append(worker)
-        for message, (reply, state) in zip(batch.messages, found, strict=True):
-            self._keep(reply, message.metadata.ttl)
+        for reply, state in found:
+            self._keep(reply)
             if state is not None:
                 self._states[reply.metadata.src_node_id] = state
 
@@ -219,19 +230,17 @@ class RayGrid(Grid):
         for _, worker, tries in (one for one in absent if one[0] <= now):
             self._running[worker.ready.remote()] = (worker, Batch([], tries=tries))
 
-    def _refuse(self, batch: Batch, why: str) -> None:
-        for message in batch.messages:
-            self._keep(refusal(message, why), message.metadata.ttl)
+    def _still_wanted(self, batch: Batch) -> list[Message]:
+        return [one for one in batch.messages if one.metadata.message_id in self._wanted]
 
-    def _keep(self, reply: Message, ttl: float) -> None:
-        """For whoever fetches it while a message lives."""
-        self._done[reply.metadata.reply_to_message_id] = (time.monotonic() + ttl, reply)
-        self._fresh = True
+    def _keep(self, reply: Message) -> None:
+        if (name := reply.metadata.reply_to_message_id) in self._wanted:
+            self._done[name] = reply
+            self._fresh = True
 
     def _end_late(self) -> None:
-        """End workers that take longer than their messages live; forget what nobody fetched."""
+        """End workers that take longer than their messages live."""
         now = time.monotonic()
-        self._done = {name: one for name, one in self._done.items() if one[0] > now}
         for worker, batch in list(self._running.values()):
             if batch.end < now:
                 batch.end = math.inf

@@ -54,7 +54,7 @@ class Worker:
     def _together(self, messages: list[Message], contexts: list[Context]) -> list[Message]:
         """Nothing where that fails: asked one by one, the client at fault is known."""
         if isinstance(self._app, Together):
-            with contextlib.suppress(Exception, SystemExit):
+            with contextlib.suppress(Exception):
                 return self._app.together(messages, contexts)
         return []
 
@@ -66,5 +66,5 @@ class Worker:
             reply = self._app(own, context)
             numbered(reply)
             return reply
-        except (Exception, SystemExit) as error:  # a client that ends itself ends nobody else
+        except Exception as error:
             return refusal(message, f"{type(error).__name__}: {error}", raised=True)

@@ -136,16 +136,19 @@ class FedMuonStrategy(Strategy):
         why = {client: f"no node holds partition {client}" for client in clients}
         why |= dict.fromkeys(asked, f"no answer within {table.deadline:g} s")
         messages = self._messages(MessageType.TRAIN, asked)
-        for number, message in exchange(grid, messages, table.deadline).items():
+        replies = exchange(grid, messages, table.deadline)
+        for number, message in replies.items():
             try:
                 found[asked[number]] = self._read(message, asked[number])
             except InputError as error:
                 why[asked[number]] = str(error)
         for client in set(clients) - set(found):
             self.nodes.pop(client, None)
-        mended = grid.mended if isinstance(grid, Numbered) else {}
+        again = grid.mended if isinstance(grid, Numbered) else {}
         healed = [
-            Fault(i, attempt, mended[self.nodes[i]]) for i in found if self.nodes[i] in mended
+            Fault(asked[number], attempt, again[name])
+            for number, message in replies.items()
+            if (name := message.metadata.reply_to_message_id) in again and asked[number] in found
         ]
         return found, healed + [Fault(i, attempt, why[i]) for i in clients if i not in found]
 

@@ -1,6 +1,7 @@
 """The federated loop against a naive one, replica by replica; and the stability certificate."""
 
 import math
+from typing import Any, cast
 
 import numpy as np
 import pytest
@@ -16,9 +17,11 @@ from fedmuon.data.neighbours import replace
 from fedmuon.errors import NonFinite
 from fedmuon.federated import setup
 from fedmuon.federated.aggregate import ServerState, begin
+from fedmuon.federated.evaluate import risk
 from fedmuon.federated.plan import Plan
 from fedmuon.federated.simulate import rounds, simulate
 from fedmuon.randomness import Draw, generator
+from fedmuon.tasks.base import Batch
 from fedmuon.tasks.matrix import constants
 
 RECIPES = ["fedavg", "fedavgm", "local-muon", "fedmuon", "fedmuon-aligned"]
@@ -223,6 +226,22 @@ def test_float32_follows_float64() -> None:
     single = trained(small(engine={"dtype": "float32"})).params["weight"]
     assert single.dtype == torch.float32
     torch.testing.assert_close(single.double(), double, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("rows", range(49, 61))
+def test_a_count_divided_by_a_count_has_no_noise(rows: int) -> None:
+    """Of samples that are all classified, 1; weighted by 1 / n, sums of them often miss it."""
+
+    class Sure:
+        def losses(self, params: dict, batch: Batch) -> tuple[torch.Tensor, dict]:
+            return (ones := torch.ones(1, len(batch.labels))), {"accuracy": ones}
+
+    inputs, labels = torch.zeros(rows, 2), torch.zeros(rows)
+    plain = risk(cast(Any, Sure()), {"w": torch.zeros(1)}, inputs, labels)
+    assert plain.scores["accuracy"] == plain.loss == 1.0
+    weights = torch.full((rows,), 1 / rows, dtype=torch.float64)
+    weighted = risk(cast(Any, Sure()), {"w": torch.zeros(1)}, inputs, labels, weights)
+    assert weighted.loss == pytest.approx(1.0, rel=1e-12)
 
 
 def test_a_loss_that_is_no_number_is_refused() -> None:

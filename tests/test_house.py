@@ -150,6 +150,7 @@ def test_packages_have_no_circles() -> None:
     ("import fedmuon", "numpy pydantic torch typer rich"),
     ("import fedmuon.experiments.cli", "numpy pydantic torch"),
     ("import fedmuon.experiments.cli.show, fedmuon.experiments.run", "scipy flwr pandas"),
+    ("import fedmuon.clients.client_app", "torch scipy"),
 ])  # fmt: skip
 def test_what_is_not_needed_is_not_loaded(code: str, heavy: str) -> None:
     """Before help is shown, and before a run begins, nobody should wait for it."""

@@ -156,7 +156,7 @@ def no_nohup() -> Iterator[None]:
     """A hangup is heard, also where the tests run under nohup."""
     before = signal.signal(signal.SIGHUP, signal.SIG_DFL)
     yield
-    signal.signal(signal.SIGHUP, before)
+    signal.signal(signal.SIGHUP, before or signal.SIG_DFL)
 
 
 @pytest.mark.usefixtures("no_nohup")

@@ -50,10 +50,12 @@ class Progress(bars.Progress):
             disable=not console.is_terminal,
         )
         self._counted = counted
+        self._whole = True
         self._losses: list[float] = []  # of the first round that was seen, and of the last
 
     def begin(self, done: int, total: int) -> None:
         """Show the bar, `done` of it in."""
+        self._whole = done == 0
         self.add_task(self._counted, total=total, completed=done, note="")
 
     def watch(self, record: Record) -> None:
@@ -65,9 +67,9 @@ class Progress(bars.Progress):
             self.update(bar, completed=done, note=_note(record))
 
     def risen(self) -> str:
-        """What to say of a run whose loss grew."""
+        """What to say of a run, seen from its first round on, whose loss grew."""
         first, last = self._losses if len(self._losses) == 2 else (0.0, 0.0)
-        if not 0 < RISEN * first < last:
+        if not (self._whole and 0 < RISEN * first < last):
             return ""
         return escape(f"Note: the loss grew from {first:.4g} to {last:.4g}: lower [local] lr.")
 

@@ -48,12 +48,15 @@ def deferred(ask: Callable[[int], None]) -> Iterator[None]:
 def _told(hear: Hearer, unless: Sequence[int] = ()) -> Iterator[None]:
     """These signals go to `hear`, and afterwards, unless it has heard one that is still to be
     heeded, to those who had them."""
-    before = {end: signal.signal(end, hear) for end in _ours()}
+    before = {end: signal.getsignal(end) for end in _ours()}
     try:
+        for end in before:
+            signal.signal(end, hear)
         yield
     finally:
-        for end, handler in before.items() if not unless else ():
-            signal.signal(end, handler)
+        for end, handler in before.items():
+            if not unless:
+                signal.signal(end, handler)
 
 
 def _ours() -> list[signal.Signals]:

@@ -100,7 +100,7 @@ def comma_separated(folder: str = "", label: str = "label", client: str = "") ->
         head, *body = rows
         found = zip(head, zip(*body, strict=True), strict=True)
         columns = {name: _numbers(column) for name, column in found}
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, csv.Error) as error:
         raise InputError(f"{path} is no readable table of columns ({error})") from None
     return _from_columns(path, columns, label, client)
 

@@ -95,6 +95,13 @@ def prompts(pairs: Sequence[Pair]) -> dict[str, list[str]]:
 
 def read_e2e(file: Path) -> Iterator[Pair]:
     """Rows of a CSV file: name[The Punter], food[Thai] -> one sentence."""
+    try:
+        yield from _e2e_rows(file)
+    except csv.Error as error:
+        raise InputError(f"{file} is no CSV ({error}): it is no E2E file") from None
+
+
+def _e2e_rows(file: Path) -> Iterator[Pair]:
     rows = csv.DictReader(io.StringIO(_text(file), newline=""))
     if not {"mr", "ref"} <= set(rows.fieldnames or ()):
         raise InputError(f"{file} has no columns mr and ref in its first line: it is no E2E file")

@@ -25,7 +25,7 @@ class Experiment:
 
 @dataclass(frozen=True)
 class Fault:
-    """A participant that gave no sound reply at an attempt, and why."""
+    """A participant that gave no sound reply at an attempt, or had to be asked again, and why."""
 
     client: int
     attempt: int
