@@ -67,7 +67,10 @@ def iterated(coefficients: str, steps: int, normalization: str, eps: float = 1e-
             x = sum(c * x ** (2 * k + 1) for k, c in enumerate(step))
         return np.asarray(x)
 
-    gain = math.prod(step[0] for step in polynomials)
+    # The terms of a step cancel at 1: their rounding reaches small singular values, which later
+    # steps magnify by their slopes at 0.
+    later = [math.prod(one[0] for one in polynomials[i + 1 :]) for i in range(len(polynomials))]
+    gain = max((sum(map(abs, s)) * g for s, g in zip(polynomials, later, strict=True)), default=1.0)
     return Map(lambda m: newton_schulz(m, steps, coefficients, eps, normalization), scalar, gain)
 
 
