@@ -191,6 +191,8 @@ def test_a_local_ray_is_closed_and_ends_with_its_driver(tmp_path: Path) -> None:
         assert stat.S_IMODE(token.stat().st_mode) == 0o600
         commands = [Path(f"/proc/{one}/cmdline").read_bytes() for one in helpers]
         assert not any(token.read_bytes() in command for command in commands)
+        idle = (b"/log_monitor.py", b"/monitor.py")  # Ray's own, which nobody needs here
+        assert not any(one in command for one in idle for command in commands)
         known = asked(address, RAY_AUTH_MODE="token", RAY_AUTH_TOKEN_PATH=str(token))
         assert known.stdout.strip() == "1", known.stderr
         for stranger in ({}, {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": "0" * 64}):

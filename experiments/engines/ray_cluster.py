@@ -15,7 +15,8 @@ import sys
 import threading
 from collections.abc import Iterator
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import lru_cache, partial
+from inspect import signature
 from pathlib import Path
 from typing import Any
 
@@ -63,7 +64,7 @@ def connected(address: str, verbose: bool = False) -> Iterator[None]:
 
         until.callback(ray.shutdown)
         try:
-            with _signals_kept():
+            with _signals_kept(), _alone(verbose):
                 ray.init(**given)
         except (ConnectionError, ValueError, RuntimeError, RayError) as error:
             raise InputError(_why(error, address)) from error
@@ -91,6 +92,21 @@ def _own() -> Iterator[dict[str, Any]]:
             yield {"_temp_dir": str(folder.path / "ray"), "include_dashboard": False}
     finally:
         folder.close()
+
+
+@contextlib.contextmanager
+def _alone(verbose: bool) -> Iterator[None]:
+    """A Ray that starts now adds no machines and, unless `verbose`, nobody reads its logs: two
+    processes that would take a second of each run are not started."""
+    parameter: Any = importlib.import_module("ray._private.parameter")
+    full = parameter.RayParams
+    wanted = {"no_monitor": True, "include_log_monitor": verbose}
+    known = {name: on for name, on in wanted.items() if name in signature(full).parameters}
+    parameter.RayParams = partial(full, **known)
+    try:
+        yield
+    finally:
+        parameter.RayParams = full
 
 
 @contextlib.contextmanager

@@ -1,0 +1,71 @@
+"""What a round of a deployment costs, process by process (on Linux).
+
+    python -m benchmarks.deployment [--rounds 3]
+
+`fedmuon deploy-demo` of 3 clients, 2 of them a round, whose processes are looked at as they come
+and go. Flower starts a process for each message; a row says how many of a kind there were and the
+processor's time that one of them took.
+"""
+
+import argparse
+import os
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections import defaultdict
+from pathlib import Path
+
+LOOK = 0.05  # seconds between looks
+KINDS = {  # words of a command line -> what such a process is there for
+    "flower_gate.py superlink": "SuperLink: keeps the messages",
+    "flower-supernode": "SuperNode, one a client: asks the SuperLink for messages",
+    "flower_gate.py superexec": "SuperExec, one a node and one for the server: starts processes",
+    "flwr-serverapp": "the server: loads torch, averages",
+    "flwr-clientapp": "one message to one client: who it is, or a round of training",
+    "flwr run": "submits the app, and streams what the server says",
+    "fedmuon": "the command",
+}
+
+
+def looked_at(command: list[str]) -> dict[str, dict[int, float]]:
+    """Kind -> process -> seconds of processor's time that it was last seen to have taken."""
+    found: dict[str, dict[int, float]] = defaultdict(dict)
+    with subprocess.Popen(command, stdout=subprocess.DEVNULL) as child:
+        while child.poll() is None:
+            for process in Path("/proc").glob("[0-9]*"):
+                try:
+                    told = (process / "cmdline").read_bytes().replace(b"\0", b" ").decode()
+                    fields = (process / "stat").read_text().rpartition(")")[2].split()
+                except OSError:  # it has ended
+                    continue
+                if kind := next((kind for kind in KINDS if kind in told), None):
+                    spent = (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+                    found[kind][int(process.name)] = spent
+            time.sleep(LOOK)
+    if child.returncode:
+        raise SystemExit(f"{' '.join(command)} ended with {child.returncode}")
+    return found
+
+
+def main() -> None:
+    """Parse, run, print."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--rounds", type=int, default=3)
+    asked = parser.parse_args()
+    with tempfile.TemporaryDirectory() as folder:
+        given = ["--out", f"{folder}/run", "--set", f"federation.rounds={asked.rounds}"]
+        start = time.perf_counter()
+        found = looked_at([sys.executable, "-m", "fedmuon", "deploy-demo", *given])
+        whole = time.perf_counter() - start
+    print(f"{asked.rounds} rounds of 2 of 3 clients: {whole:.1f} s")
+    print(f"{'processes':>9}  {'s each':>6}  {'s in all':>8}  what for")
+    for kind, why in KINDS.items():
+        if times := sorted(found[kind].values()):
+            middle = statistics.median(times)
+            print(f"{len(times):9}  {middle:6.1f}  {sum(times):8.1f}  {kind}: {why}")
+
+
+if __name__ == "__main__":
+    main()
