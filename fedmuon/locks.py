@@ -17,12 +17,11 @@ from pathlib import Path
 
 from fedmuon.errors import InputError
 from fedmuon.files import mendable
+from fedmuon.signals import whole
 
 LOCK, DRIVER = ".lock", ".driver.lock"
 PAUSE = 0.1
-_mine: dict[tuple[Path, int], int] = {}  # locks by thread, and how often each was taken
-_handles: dict[Path, int] = {}
-_guard = threading.Lock()
+_handles: dict[tuple[Path, int], int] = {}  # by lock and thread
 
 
 @contextlib.contextmanager
@@ -32,45 +31,52 @@ def held(folder: Path, name: str = LOCK, patience: float = 0.0) -> Iterator[None
     with mendable(folder, "create"):
         file = Path(os.path.realpath(folder), name)  # `resolve` refuses links in a circle
         made = not folder.exists()
-        folder.mkdir(parents=True, exist_ok=True)
-    mine = file, threading.get_ident()
-    with _guard:
-        again = mine in _mine
-        _mine[mine] = _mine.get(mine, 0) + 1
+    if (mine := (file, threading.get_ident())) in _handles:
+        yield
+        return
+    end = time.monotonic() + patience
     try:
-        with contextlib.nullcontext() if again else _locked(file, patience):
-            yield
+        with mendable(folder, "create"):
+            folder.mkdir(parents=True, exist_ok=True)
+        while not _taken(mine):
+            _wait(file, end)
+        with mendable(file, "lock"):
+            os.pwrite(_handles[mine], _myself().encode(), 0)
+        yield
     finally:
-        with _guard:
-            _mine[mine] -= 1
-            if not _mine[mine]:
-                del _mine[mine]
+        try:
+            _give_back(mine, made)
+        finally:  # a signal may have come before the first was begun
+            _give_back(mine, made)
+
+
+def _taken(mine: tuple[Path, int]) -> bool:
+    with whole():  # a signal in its midst would leave a lock that nobody gives back
+        if (handle := _try(mine[0])) is not None:
+            _handles[mine] = handle
+        return handle is not None
+
+
+def _give_back(mine: tuple[Path, int], made: bool) -> None:
+    file = mine[0]
+    with whole():
+        if (handle := _handles.pop(mine, None)) is not None:
+            if _is_still(file, handle):
+                with contextlib.suppress(OSError):
+                    file.unlink(missing_ok=True)
+            os.close(handle)
         if made:
             with contextlib.suppress(OSError):  # it holds something
                 file.parent.rmdir()
 
 
-@contextlib.contextmanager
-def _locked(file: Path, patience: float) -> Iterator[None]:
-    handle, end = _try(file), time.monotonic() + patience
-    while handle is None:
-        if time.monotonic() > end:
-            raise InputError(
-                f"{file.parent} is being written by {_holder(file)}: wait until it has ended, or "
-                "choose another folder with --out"
-            )
-        time.sleep(PAUSE)
-        handle = _try(file)
-    try:
-        _handles[file] = handle
-        with mendable(file, "lock"):
-            os.pwrite(handle, _myself().encode(), 0)
-        yield
-    finally:
-        if _is_still(file, _handles.pop(file, handle)):
-            with contextlib.suppress(OSError):
-                file.unlink(missing_ok=True)
-        os.close(handle)
+def _wait(file: Path, end: float) -> None:
+    if time.monotonic() > end:
+        raise InputError(
+            f"{file.parent} is being written by {_holder(file)}: wait until it has ended, or "
+            "choose another folder with --out"
+        )
+    time.sleep(PAUSE)
 
 
 def _try(file: Path) -> int | None:
@@ -103,7 +109,7 @@ def require_place(folder: Path) -> None:
     """Refuse to write to a folder of ours that was moved away or replaced: whoever holds what is
     there now would not know."""
     place = Path(os.path.realpath(folder))
-    for file, handle in list(_handles.items()):
+    for (file, _), handle in list(_handles.items()):
         if file.parent == place and not _is_still(file, handle):
             raise InputError(
                 f"{folder} was moved or replaced while it was written: put it back, and go on with "

@@ -6,6 +6,7 @@ import threading
 from collections.abc import Iterator
 
 from fedmuon.errors import InputError, Interrupted
+from fedmuon.signals import told
 
 SAVING = 20.0  # seconds within which a state is saved
 _asked: list[int] = []
@@ -39,25 +40,13 @@ def heard() -> Iterator[None]:
     forget()
     try:
         if threading.current_thread() is threading.main_thread():
-            with _handled():
+            with told(lambda number, frame: ask(number)):  # a deployment: they are ours meanwhile
                 yield
         else:
             with _waited_for():
                 yield
     except Interrupted:
         raise InputError("it was asked to stop: run the same command again to go on") from None
-
-
-@contextlib.contextmanager
-def _handled() -> Iterator[None]:
-    """In a deployment the server runs in the main thread: signals are ours while it does."""
-    ends = (signal.SIGINT, signal.SIGTERM)
-    before = [signal.signal(end, lambda number, frame: ask(number)) for end in ends]
-    try:
-        yield
-    finally:
-        for end, handler in zip(ends, before, strict=True):
-            signal.signal(end, handler)
 
 
 @contextlib.contextmanager

@@ -1,22 +1,26 @@
 """Ctrl-C and SIGTERM: what was done is saved, one sentence says how to go on, and it is true."""
 
+import contextlib
 import os
 import shlex
 import signal
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
+from types import FrameType
 
 import pytest
 from conftest import small
 
+from fedmuon import locks, signals
 from fedmuon.errors import Interrupted
 from fedmuon.experiments.cli import main
-from fedmuon.experiments.engines import signals
-from fedmuon.experiments.engines.signals import deferred, interruptible
 from fedmuon.experiments.run import execute
+from fedmuon.locks import held
 from fedmuon.server import stopping
+from fedmuon.signals import deferred, interruptible
 from fedmuon.storage import RunDirectory
 
 DATA = ("--set=data.name=synthetic", "--set=data.train=400", "--set=data.test=100")
@@ -124,6 +128,35 @@ def test_before_anything_was_written(tmp_path: Path, capsys: pytest.CaptureFixtu
     said = capsys.readouterr().err
     assert said.startswith("fedmuon: interrupted: ") and said.count("\n") == 1
     assert not (tmp_path / "out").exists()
+
+
+def test_a_lock_is_taken_and_given_back_whole(tmp_path: Path) -> None:
+    """A signal at any moment of it: nothing is left, and the lock can be had again."""
+    for moment in range(1, 900):
+        folder = tmp_path / "new" / str(moment)
+        with contextlib.suppress(Interrupted), interruptible(), after(moment), held(folder):
+            pass
+        assert not folder.exists() and not locks._handles
+        with held(folder):
+            assert (folder / locks.LOCK).exists()
+
+
+@contextlib.contextmanager
+def after(calls: int) -> Iterator[None]:
+    """SIGTERM comes with the so manieth event of this thread's Python."""
+    left = calls
+
+    def profile(frame: FrameType, event: str, argument: object) -> None:
+        nonlocal left
+        left -= event != "return"  # there Python ends a generator without its `finally`
+        if left == 0 and event != "return":
+            os.kill(os.getpid(), signal.SIGTERM)
+
+    sys.setprofile(profile)
+    try:
+        yield
+    finally:
+        sys.setprofile(None)
 
 
 def test_a_census_and_a_suite(tmp_path: Path, capsys: pytest.CaptureFixture) -> None:

@@ -27,7 +27,7 @@ from driven import (
 
 from fedmuon.errors import Interrupted
 from fedmuon.experiments.engines.guard import OWNER, GuardedFolder, clear_abandoned
-from fedmuon.experiments.engines.signals import interruptible
+from fedmuon.signals import interruptible
 
 ROOT = Path(__file__).resolve().parent.parent
 GONE = 30.0  # seconds: a fifth of a second on an idle machine
@@ -130,7 +130,7 @@ def test_interrupts_nest_and_the_second_is_the_systems() -> None:
         pytest.fail("the inner one swallows the signal")
     code = (
         "import os, time\n"
-        "from fedmuon.experiments.engines.signals import interruptible\n"
+        "from fedmuon.signals import interruptible\n"
         "with interruptible():\n"
         "    try:\n"
         "        with interruptible():\n"

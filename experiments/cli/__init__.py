@@ -14,8 +14,8 @@ from fedmuon.experiments.cli.project import make_text, new
 from fedmuon.experiments.cli.results import compare, report
 from fedmuon.experiments.cli.runs import deploy_demo, doctor, run, stability, suite
 from fedmuon.experiments.cli.theory import bound, flops, stationarity
-from fedmuon.experiments.engines.signals import interruptible
 from fedmuon.registry import blamed
+from fedmuon.signals import interruptible
 
 app = typer.Typer(
     help="A laboratory for orthogonalized-momentum (Muon) optimization in federated and private "

@@ -15,10 +15,10 @@ from fedmuon.drive import Begin, Watch
 from fedmuon.errors import InputError
 from fedmuon.experiments.engines.deployment import SETTINGS, Deployment
 from fedmuon.experiments.engines.processes import Processes, importable
-from fedmuon.experiments.engines.signals import interruptible
 from fedmuon.federated import setup
 from fedmuon.locks import DRIVER, held
 from fedmuon.places import with_files
+from fedmuon.signals import interruptible
 from fedmuon.storage import LOGS, Record, RunDirectory
 
 PATIENCE = 10.0  # seconds for what a killed driver has left behind to end

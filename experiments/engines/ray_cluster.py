@@ -23,7 +23,7 @@ from typing import Any
 from fedmuon.errors import InputError, Interrupted
 from fedmuon.experiments.engines.guard import GuardedFolder
 from fedmuon.experiments.engines.processes import importable
-from fedmuon.experiments.engines.signals import ENDS
+from fedmuon.signals import ENDS
 
 QUIET = {
     "FLWR_TELEMETRY_ENABLED": "0",

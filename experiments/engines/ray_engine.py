@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, TypeVar
 from fedmuon.config import Config
 from fedmuon.errors import InputError
 from fedmuon.experiments.engines.ray_cluster import Handed, connected, quieten
-from fedmuon.experiments.engines.signals import deferred, interruptible
 from fedmuon.federated.simulate import Engine
+from fedmuon.signals import deferred, interruptible
 
 if TYPE_CHECKING:
     from flwr.clientapp import ClientApp

@@ -21,7 +21,7 @@ def interruptible() -> Iterator[None]:
     if nested or threading.current_thread() is not threading.main_thread():
         yield
         return
-    with _told(_unwind):
+    with told(_unwind):
         yield
 
 
@@ -40,15 +40,30 @@ def deferred(ask: Callable[[int], None]) -> Iterator[None]:
         heard.append(number)
         ask(number)
 
-    with _told(hear, unless=heard):
+    with told(hear, unless=heard):
         yield
 
 
 @contextlib.contextmanager
-def _told(hear: Hearer, unless: Sequence[int] = ()) -> Iterator[None]:
+def whole() -> Iterator[None]:
+    """What is within is not broken off: such a signal comes to whoever hears it when this ends."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    heard: list[int] = []
+    try:
+        with told(lambda number, frame: heard.append(number)):
+            yield
+    finally:
+        for number in dict.fromkeys(heard):
+            signal.raise_signal(number)
+
+
+@contextlib.contextmanager
+def told(hear: Hearer, unless: Sequence[int] = ()) -> Iterator[None]:
     """These signals go to `hear`, and afterwards, unless it has heard one that is still to be
     heeded, to those who had them."""
-    before = {end: signal.getsignal(end) for end in _ours()}
+    before = {end: signal.getsignal(end) or signal.SIG_DFL for end in _ours()}
     try:
         for end in before:
             signal.signal(end, hear)
