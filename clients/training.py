@@ -18,7 +18,7 @@ from fedmuon.clients.messages import Fetch, FlatConfig, answer, nothing, partiti
 from fedmuon.config import Config, unflatten
 from fedmuon.errors import InputError, plain
 from fedmuon.federated.evaluate import risk
-from fedmuon.federated.local import Broadcast, cohort_round, cohorts
+from fedmuon.federated.local import Broadcast, replies
 from fedmuon.federated.wire import distrusted, named, pack, received
 from fedmuon.federated.worker import Worker, worker
 from fedmuon.own import Own
@@ -56,11 +56,7 @@ def train_together(
         if factor is not None:  # the user's schedule is called once a run, by the server
             plan = replace(plan, factor=lambda round: factor)
         task, pairs = clients[0].task, list(zip(numbers, shards, strict=True))
-        replies = [
-            reply
-            for cohort in cohorts(task, params, pairs)
-            for reply in cohort_round(recipe, task, plan, cohort, sent)
-        ]
+        found = replies(recipe, task, plan, pairs, sent)
     return [
         answer(
             message,
@@ -70,7 +66,7 @@ def train_together(
                 "who": ConfigRecord({"partition": reply.client, "round": round}),
             },
         )
-        for message, reply in zip(messages, replies, strict=True)
+        for message, reply in zip(messages, found, strict=True)
     ]
 
 

@@ -412,7 +412,7 @@ def summed(loss: Callable, x: Tensor, y: Tensor, clipping: Clipping) -> Params:
     torch.manual_seed(0)
     net = nn.Sequential(nn.Linear(4, 8), nn.Tanh(), nn.Linear(8, 3))
     task = NetworkTask(net, (4,), loss=loss)
-    assert task._clipped_sums.ghosts is not None
+    assert task.clipped_sums().ghosts is not None
     return task.clipped([(1.0, params_of(net))], [Batch(x, y)], clipping)[1]
 
 

@@ -1,14 +1,17 @@
 """Risks of a stack of models: the empirical risk F-hat, and the risk on held-out samples."""
 
 from dataclasses import dataclass
+from functools import partial
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from fedmuon.tasks.base import Batch, Params, Task
+from fedmuon.threads import spread
 
-CHUNK = 1 << 24  # logits held at once
+CHUNK = 1 << 24  # logits held at once by a thread
+LEAST, MOST = 1024, 64  # samples of a piece, and pieces, unless these bring too many logits
 
 
 @dataclass(frozen=True)
@@ -27,15 +30,20 @@ def risk(
     if weights is None:  # counted, then divided: 0.886 is not 0.8860000000000007
         parts, weights = rows, torch.ones(rows, dtype=torch.float64, device=labels.device)
     stack = len(next(iter(params.values())))
-    step = max(1, CHUNK // (16 * stack))
-    loss = torch.zeros(stack, dtype=torch.float64, device=labels.device)
-    means: dict[str, Tensor] = {}
-    for start in range(0, rows, step):
+    step = max(1, min(CHUNK // (16 * stack), max(LEAST, -(-rows // MOST))))
+
+    def look(start: int) -> tuple[Tensor, Params]:
         part = slice(start, start + step)
         losses, scores = task.losses(params, Batch(inputs[part], labels[part]))
-        loss += losses.double() @ weights[part]
-        for name, values in scores.items():
-            means[name] = means.get(name, 0) + values.double() @ weights[part]
+        means = {name: values.double() @ weights[part] for name, values in scores.items()}
+        return losses.double() @ weights[part], means
+
+    loss = torch.zeros(stack, dtype=torch.float64, device=labels.device)
+    means: dict[str, Tensor] = {}
+    for more, measured in spread([partial(look, at) for at in range(0, rows, step)], task.apart):
+        loss += more
+        for name, value in measured.items():
+            means[name] = means.get(name, 0) + value
     found = {name: value.cpu().numpy() / parts for name, value in means.items()}
     return Risk(loss.cpu().numpy() / parts, found)
 

@@ -3,6 +3,7 @@
 import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import TypeVar
 
 import torch
@@ -12,6 +13,7 @@ from fedmuon.errors import NonFinite
 from fedmuon.federated.plan import Plan
 from fedmuon.federated.shards import Shard
 from fedmuon.tasks.base import Batch, Params, Task
+from fedmuon.threads import spread
 from fedmuon.transforms.base import Context, States, forbidden_gradient
 from fedmuon.transforms.recipes import Recipe
 
@@ -44,6 +46,21 @@ def cohorts(task: Task, params: Params, clients: Sequence[Client]) -> Iterator[l
     size = max(1, task.stack_limit // entries)
     for start in range(0, len(clients), size):
         yield list(clients[start : start + size])
+
+
+def replies(
+    recipe: Recipe,
+    task: Task,
+    plan: Plan,
+    clients: Sequence[tuple[int, Shard]],
+    broadcast: Broadcast,
+) -> list[Reply]:
+    """A round of all these clients, several cohorts at once."""
+    work = [
+        partial(cohort_round, recipe, task, plan, cohort, broadcast)
+        for cohort in cohorts(task, broadcast.params, clients)
+    ]
+    return [reply for some in spread(work, task.apart) for reply in some]
 
 
 def cohort_round(

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from fedmuon.federated.aggregate import ServerState, aggregate, broadcast, mean_loss
-from fedmuon.federated.local import cohort_round, cohorts
+from fedmuon.federated.local import replies
 from fedmuon.federated.plan import Plan
 from fedmuon.federated.shards import Shards
 from fedmuon.tasks.base import Task
@@ -52,15 +52,10 @@ def rounds(experiment: Experiment, state: ServerState) -> Iterator[Round]:
     recipe, plan, shards = experiment.recipe, experiment.plan, experiment.shards
     for number in range(state.round, plan.rounds):
         participants, sent = plan.participants(number), broadcast(recipe, state)
-        replies = [
-            reply
-            for some in cohorts(experiment.task, state.params, participants)
-            for reply in cohort_round(
-                recipe, experiment.task, plan, [(int(i), shards[int(i)]) for i in some], sent
-            )
-        ]
-        state = aggregate(recipe, state, replies, plan.factor_at(number))
-        yield Round(state, participants, participants, mean_loss(replies))
+        clients = [(int(i), shards[int(i)]) for i in participants]
+        found = replies(recipe, experiment.task, plan, clients, sent)
+        state = aggregate(recipe, state, found, plan.factor_at(number))
+        yield Round(state, participants, participants, mean_loss(found))
 
 
 def simulate(experiment: Experiment, state: ServerState, engine: Engine = rounds) -> ServerState:

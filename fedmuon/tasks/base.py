@@ -77,6 +77,10 @@ class Task(Protocol):
     def stack_limit(self) -> int:
         """How many parameters of a cohort's stack are worth stepping together."""
 
+    @property
+    def apart(self) -> bool:
+        """Whether several threads may work at once, each on its piece."""
+
     def initial(self, rng: np.random.Generator, stack: int = 1) -> Params:
         """The first parameters, the same for all S replicas."""
 

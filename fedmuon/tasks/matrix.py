@@ -7,7 +7,8 @@ proof are in `fedmuon.tasks.constants`.
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import partial
+from functools import partial, reduce
+from itertools import islice
 
 import numpy as np
 import torch
@@ -18,7 +19,9 @@ from fedmuon.tasks.base import Batch, Params, Points, Replaced, joined
 from fedmuon.tasks.clipped import unclipped
 from fedmuon.tasks.clipping import Clipping
 from fedmuon.tasks.constants import Constants, constants
+from fedmuon.tasks.pieces import Member, pieces
 from fedmuon.tasks.products import lengths
+from fedmuon.threads import spread
 
 __all__ = ["Constants", "MatrixTask", "constants"]
 
@@ -46,6 +49,11 @@ class MatrixTask:
         """Enough to hide a call's cost, small enough to cache."""
         return 1 << 18
 
+    @property
+    def apart(self) -> bool:
+        """A processor's threads; another device spreads a product itself."""
+        return self.device.type == "cpu"
+
     def initial(self, rng: np.random.Generator, stack: int = 1) -> Params:
         """Gaussian entries of variance 1/d: logits of a unit sample start of order 1/sqrt(d)."""
         weight = rng.standard_normal((self.dimension, self.classes)) / math.sqrt(self.dimension)
@@ -53,20 +61,28 @@ class MatrixTask:
         return {"weight": class_major.repeat(stack, 1, 1).mT}
 
     def gradient(self, params: Params, batches: Sequence[Batch]) -> tuple[Tensor, Params]:
-        """Mean loss [K S] and gradient [K S, d, c]; a replaced row costs one rank-one update.
-
-        The logits of all batches stand side by side, [S, c, n_1 + ... + n_K], so that a cohort of
-        clients shares every operation but the products with its members' own samples.
-        """
+        """Mean loss [K S] and gradient [K S, d, c], in pieces that several threads take."""
         blocks = params["weight"].mT.chunk(len(batches))
-        parts = [self._logits(w, batch.inputs) for w, batch in zip(blocks, batches, strict=True)]
-        sizes = [len(batch.labels) for batch in batches]
-        labels = joined([batch.labels for batch in batches], -1)
-        right, slope = _slope_(joined(parts, -1), labels, _shares(sizes, parts[0]))
-        own = [partial(_replaced_slope, w, rows) for w, rows in zip(blocks, sizes, strict=True)]
-        pieces = zip(batches, right.split(sizes, -1), slope.split(sizes, -1), own, strict=True)
-        loss, gradient = joined([self._pull_back(*piece) for piece in pieces])
+        members = [Member(w, b, len(b.labels)) for w, b in zip(blocks, batches, strict=True)]
+        rows = pieces(members) if self.apart else [[members]]
+        work = [partial(self._side_by_side, piece) for row in rows for piece in row]
+        found = iter(spread(work, self.apart))
+        loss, gradient = joined([reduce(_added_, islice(found, len(row))) for row in rows])
         return loss, {"weight": gradient.mT}
+
+    def _side_by_side(self, members: Sequence[Member]) -> Found:
+        """Shares of mean losses [K S] and of gradients [K S, c, d]; a replaced row costs one
+        rank-one update.
+
+        The logits of all stand side by side, [S, c, n_1 + ... + n_K], so that clients share every
+        operation but the products with their own samples.
+        """
+        logits = [self._logits(one.weight, one.batch.inputs) for one in members]
+        sizes = [len(one.batch.labels) for one in members]
+        labels = joined([one.batch.labels for one in members], -1)
+        right, slope = _slope_(joined(logits, -1), labels, _shares(members, logits[0]))
+        found = zip(members, right.split(sizes, -1), slope.split(sizes, -1), strict=True)
+        return joined([self._pull_back(*one) for one in found])
 
     def clipped(
         self, points: Points, batches: Sequence[Batch], clipping: Clipping
@@ -99,21 +115,27 @@ class MatrixTask:
             logits = [(c, _own_logits(weight, there)) for c, weight in points]
             return _contributions(logits, there.inputs[:, None], there.labels[:, None], clipping)
 
-        return self._pull_back(batch, right, slope, own)
+        member = Member(first, batch, len(batch.labels))
+        return self._pull_back(member, right, slope, own)
 
     def _pull_back(
-        self, batch: Batch, right: Tensor, slope: Tensor, own: Callable[[Replaced], Found]
+        self,
+        member: Member,
+        right: Tensor,
+        slope: Tensor,
+        own: Callable[[Replaced], Found] | None = None,
     ) -> Found:
-        """Loss [S] and gradient [S, c, d] of one batch from its p_y [S, n] and slope [S, c, n];
-        `own` gives those of the replaced samples, [T, 1] and [T, c, 1]."""
-        there, loss = batch.replaced, 1 - right.mean(-1)
+        """Loss [S] and gradient [S, c, d] from p_y [S, n] and slope [S, c, n]; `own` gives those of
+        the replaced samples, [T, 1] and [T, c, 1]."""
+        batch, there = member.batch, member.batch.replaced
+        loss = (len(batch.labels) - right.sum(-1)) / member.samples
         if there is None:
             return loss, self._product(slope, batch.inputs)
         slope[there.replica, :, there.position] = 0.0
-        after, more = own(there)
-        total, rows = self._product(slope, batch.inputs), len(batch.labels)
+        after, more = (own or partial(_replaced_slope, member))(there)
+        total = self._product(slope, batch.inputs)
         total[there.replica] += more * there.inputs[:, None]
-        loss[there.replica] += (right[there.replica, there.position] - after[:, 0]) / rows
+        loss[there.replica] += (right[there.replica, there.position] - after[:, 0]) / member.samples
         return loss, total
 
     def _product(self, slope: Tensor, inputs: Tensor) -> Tensor:
@@ -170,16 +192,22 @@ def _contributions(
     return found[-1][1], slope
 
 
-def _shares(sizes: list[int], template: Tensor) -> Tensor | float:
-    """1 / n_k for every sample of every batch [n_1 + ... + n_K]; one number for one batch."""
-    if len(sizes) == 1:
-        return 1 / sizes[0]
-    return torch.cat([template.new_full((size,), 1 / size) for size in sizes])
+def _shares(members: Sequence[Member], template: Tensor) -> Tensor | float:
+    """1 / n_k for every sample of every member; one number for one of them."""
+    if len(members) == 1:
+        return 1 / members[0].samples
+    each = [template.new_full((len(one.batch.labels),), 1 / one.samples) for one in members]
+    return torch.cat(each)
 
 
-def _replaced_slope(weight: Tensor, rows: int, there: Replaced) -> Found:
+def _replaced_slope(member: Member, there: Replaced) -> Found:
     """p_y [T, 1] of the replaced samples, and their share of the mean loss's slope [T, c, 1]."""
-    return _slope_(_own_logits(weight, there), there.labels[:, None], 1 / rows)
+    logits = _own_logits(member.weight, there)
+    return _slope_(logits, there.labels[:, None], 1 / member.samples)
+
+
+def _added_(total: Found, more: Found) -> Found:
+    return total[0].add_(more[0]), total[1].add_(more[1])
 
 
 def _own_logits(weight: Tensor, there: Replaced) -> Tensor:

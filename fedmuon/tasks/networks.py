@@ -5,9 +5,11 @@ Parameters are the module's own, by name, with the replica first: a weight [out,
 """
 
 from collections.abc import Callable, Mapping, Sequence
+from copy import deepcopy
 from dataclasses import dataclass, field, replace
-from functools import cached_property, reduce
-from typing import Any, NamedTuple
+from functools import cached_property, partial, reduce
+from itertools import islice
+from typing import Any
 
 import numpy as np
 import torch
@@ -19,29 +21,19 @@ from fedmuon.tasks.base import Batch, Params, Points, joined, stacked
 from fedmuon.tasks.chunks import Chunks, exact_on, saved_entries
 from fedmuon.tasks.clipped import ClippedSums, unclipped
 from fedmuon.tasks.clipping import Clipping
+from fedmuon.tasks.copies import copied
 from fedmuon.tasks.ghost import ghostly, refuse_mixing
 from fedmuon.tasks.layers import fresh, refuse
 from fedmuon.tasks.losses import Loss, Targets, cross_entropy, given_labels, mean_of
+from fedmuon.tasks.samples import Samples, blocks, pieces, side_by_side, size_of
+from fedmuon.threads import PerThread, spread
 
 CPU = torch.device("cpu")
 MEMORY = {"cpu": 1 << 28, "cuda": 1 << 32}  # bytes of activations held at once
-STACKED_PARAMETERS = {"cpu": 1 << 23, "cuda": 1 << 27}  # parameters of clients stepped together
+STACKED_PARAMETERS = {"cpu": 1 << 19, "cuda": 1 << 27}  # parameters of clients stepped together
 SMALL = 1 << 21  # activations of a replica, up to which convolutions gain by sharing a call
 Start = Callable[[nn.Module, np.random.Generator], dict[str, np.ndarray]]
 Found = tuple[Tensor, Params]
-
-
-class Samples(NamedTuple):
-    """What B replicas see: inputs [B, n, ...], labels [B, n] and, where the loss is summed, the
-    samples' weights [B, n]; an axis of length 1 in place of B is shared by all."""
-
-    inputs: Tensor
-    labels: Tensor
-    weights: Tensor
-
-    def rows(self, part: slice) -> "Samples":
-        """Some of the samples."""
-        return Samples(*(values[:, part] for values in self))
 
 
 @dataclass(frozen=True, eq=False)
@@ -66,6 +58,9 @@ class NetworkTask:
     whole: bool = False  # inputs are whole numbers, which the module reads as such
     saved: int = field(init=False)  # activations kept for one sample
     chunks: Chunks = field(init=False)
+    apart: bool = field(init=False)  # whether several threads may call it, each a copy
+    own_module: Callable[[], nn.Module] = field(init=False)
+    clipped_sums: Callable[[], ClippedSums] = field(init=False)
 
     def __post_init__(self) -> None:
         """Refuse modules whose samples are not independent, or whose draws are not keyed."""
@@ -75,6 +70,11 @@ class NetworkTask:
         most = MEMORY.get(self.device.type, 1 << 32) // (3 * entry * saved)  # and temporaries
         object.__setattr__(self, "saved", saved)
         object.__setattr__(self, "chunks", Chunks(max(1, most)))
+        apart = self.device.type == "cpu" and copied(self.module) is not None
+        each = PerThread(partial(deepcopy, self.module)) if apart else lambda: self.module
+        object.__setattr__(self, "apart", apart)
+        object.__setattr__(self, "own_module", each)
+        object.__setattr__(self, "clipped_sums", PerThread(self._sums))
 
     @property
     def stack_limit(self) -> int:
@@ -106,15 +106,21 @@ class NetworkTask:
         """Mean loss [K S] and gradient of the K blocks of S replicas."""
         with exact_on(self.device):
             if self._is_one_call(params, batches):
-                return self._summed(params, _side_by_side(batches))
-            blocks = _blocks(params, len(batches))
-            return joined([self._mean(*pair) for pair in zip(blocks, batches, strict=True)])
+                return self._summed(params, side_by_side(batches))
+            pairs = zip(blocks(params, len(batches)), batches, strict=True)
+            return joined(spread([partial(self._mean, *pair) for pair in pairs], self.apart))
 
     def clipped(self, points: Points, batches: Sequence[Batch], clipping: Clipping) -> Found:
         """Mean loss [K S] at the last point and the sums of clipped per-example gradients."""
         if whole := unclipped(self.gradient, points, batches, clipping):
             return whole
-        return self._clipped_sums(points, [self._aimed(batch) for batch in batches], clipping)
+        each = [(c, blocks(params, len(batches))) for c, params in points]
+
+        def own(k: int) -> Found:
+            mine = [(c, block[k]) for c, block in each]
+            return self.clipped_sums()(mine, [self._aimed(batches[k])], clipping)
+
+        return joined(spread([partial(own, k) for k in range(len(batches))], self.apart))
 
     def _aimed(self, batch: Batch) -> Batch:
         """The batch with targets for labels."""
@@ -123,17 +129,17 @@ class NetworkTask:
             there = replace(there, labels=self.targets(there.inputs, there.labels))
         return Batch(batch.inputs, self.targets(batch.inputs, batch.labels), there)
 
-    @cached_property
-    def _clipped_sums(self) -> ClippedSums:
-        found = ghostly(self.module, self.shape)
+    def _sums(self) -> ClippedSums:
+        module = self.own_module()
+        found = ghostly(module, self.shape)
         if found is not None:  # else each sample goes through the network alone
-            refuse_mixing(self.module, found.layers, self.shape)
-        return ClippedSums(self.module, self.shape, self.loss, self.device, self.saved, found)
+            refuse_mixing(module, found.layers, self.shape)
+        return ClippedSums(module, self.shape, self.loss, self.device, self.saved, found)
 
     def losses(self, params: Params, batch: Batch) -> tuple[Tensor, Params]:
         """Per-sample losses [S, n], and by name what else is measured of each sample."""
         samples = Samples(batch.inputs[None], batch.labels[None], batch.labels[None])
-        rows, replicas = len(batch.labels), _size(params)
+        rows, replicas = len(batch.labels), size_of(params)
         shared = replicas > 1 and self._vectorizes(rows)
 
         def work(part: slice) -> tuple[Tensor, Tensor]:
@@ -145,7 +151,7 @@ class NetworkTask:
     def _is_one_call(self, params: Params, batches: Sequence[Batch]) -> bool:
         """Whether the clients are replicas of one call: one model each, and alike in size."""
         alike = len({len(batch.labels) for batch in batches}) == 1
-        single = _size(params) == len(batches) > 1
+        single = size_of(params) == len(batches) > 1
         whole = not any(batch.replaced for batch in batches)
         return alike and single and whole and self._vectorizes(len(batches[0].labels))
 
@@ -157,7 +163,7 @@ class NetworkTask:
         shared = Samples(batch.inputs[None], batch.labels[None], shares)
         if there is None:
             return self._summed(params, shared)
-        weights = shares.repeat(_size(params), 1)
+        weights = shares.repeat(size_of(params), 1)
         weights[there.replica, there.position] = 0.0
         loss, slope = self._summed(params, shared._replace(weights=weights))
         own = Samples(there.inputs[:, None], there.labels[:, None], shares[:, :1])
@@ -169,8 +175,22 @@ class NetworkTask:
         return loss, slope
 
     def _summed(self, params: Params, samples: Samples) -> Found:
-        """sum_j w_j loss_j [B] and its gradient, chunk by chunk."""
-        rows, replicas = samples.labels.shape[1], _size(params)
+        """sum_j w_j loss_j [B] and its gradient, in pieces that several threads take."""
+        if not self.apart:
+            return self._in_turn(params, samples)
+        cut = pieces(params, samples, self._products)
+        work = [partial(self._in_turn, *piece) for row in cut for piece in row]
+        found = iter(spread(work, self.apart))
+        return joined([reduce(_added_, islice(found, len(row))) for row in cut])
+
+    @cached_property
+    def _products(self) -> int:
+        """About how many a sample costs: one a parameter, and some each number that is kept."""
+        return sum(value.numel() for value in self.module.parameters()) + 64 * self.saved
+
+    def _in_turn(self, params: Params, samples: Samples) -> Found:
+        """The same, as many samples at once as fit into memory."""
+        rows, replicas = samples.labels.shape[1], size_of(params)
         shared = replicas > 1 and self._vectorizes(rows)
         work = grad_and_value(self._total) if shared else self._slope
 
@@ -194,11 +214,11 @@ class NetworkTask:
             given = (v[0 if one else r] for v, one in zip(samples, alone, strict=True))
             return function({name: value[r] for name, value in params.items()}, *given)
 
-        return stacked([turn(r) for r in range(_size(params))])
+        return stacked([turn(r) for r in range(size_of(params))])
 
     def _outputs(self, params: Params, inputs: Tensor) -> Tensor:
         rows = inputs.reshape(-1, *self.shape)
-        return functional_call(self.module, params, (rows.long() if self.whole else rows,))
+        return functional_call(self.own_module(), params, (rows.long() if self.whole else rows,))
 
     def _total(self, params: Params, inputs: Tensor, labels: Tensor, weights: Tensor) -> Tensor:
         return self.loss(self._outputs(params, inputs), self.targets(inputs, labels)) @ weights
@@ -225,22 +245,6 @@ class NetworkTask:
         """Whether each prediction is right, or which share of the sample's is."""
         right = outputs.argmax(-1) == targets
         return mean_of(right.to(self.dtype), targets) if right.ndim > 1 else right
-
-
-def _size(params: Params) -> int:
-    return len(next(iter(params.values())))
-
-
-def _blocks(params: Params, count: int) -> list[Params]:
-    chunks = {name: value.chunk(count) for name, value in params.items()}
-    return [{name: chunks[name][k] for name in params} for k in range(count)]
-
-
-def _side_by_side(batches: Sequence[Batch]) -> Samples:
-    """Batches of one size as the samples of as many replicas."""
-    inputs = torch.stack([batch.inputs for batch in batches])
-    labels = torch.stack([batch.labels for batch in batches])
-    return Samples(inputs, labels, inputs.new_full((1, labels.shape[1]), 1 / labels.shape[1]))
 
 
 def _added_(total: Found, more: Found) -> Found:

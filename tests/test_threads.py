@@ -1,0 +1,158 @@
+"""Work in pieces: in order, whoever does it; errors as if in turn; threads as before."""
+
+import tempfile
+import threading
+import time
+from collections.abc import Iterator
+from functools import partial
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from fedmuon.config import load
+from fedmuon.errors import Interrupted
+from fedmuon.experiments.run import execute
+from fedmuon.tasks.base import Batch, Replaced
+from fedmuon.tasks.clipping import Clipping
+from fedmuon.tasks.matrix import MatrixTask
+from fedmuon.tasks.models import mlp
+from fedmuon.tasks.networks import NetworkTask
+from fedmuon.threads import PerThread, spread
+
+
+@pytest.fixture(params=[1, 2, 5])
+def threads(request: pytest.FixtureRequest) -> Iterator[int]:
+    before = torch.get_num_threads()
+    torch.set_num_threads(request.param)
+    yield request.param
+    torch.set_num_threads(before)
+
+
+def square(number: int) -> int:
+    time.sleep(0.001 * (number % 3))
+    return number * number
+
+
+def test_results_are_in_order(threads: int) -> None:
+    def squares(count: int) -> list[int]:
+        return spread([partial(square, k) for k in range(count)])
+
+    assert squares(20) == [k * k for k in range(20)] and squares(0) == []
+    nested = spread([partial(squares, count) for count in (3, 0, 17, 1)])
+    assert nested == [[k * k for k in range(count)] for count in (3, 0, 17, 1)]
+    assert torch.get_num_threads() == threads
+
+
+def test_pieces_run_beside_one_another(threads: int) -> None:
+    """So many at once as there are threads: they wait for each other."""
+    together = threading.Barrier(threads)
+    spread([partial(together.wait, 20.0)] * (2 * threads))
+    assert torch.get_num_threads() == threads
+
+
+def test_each_is_computed_by_one_thread_of_torch(threads: int) -> None:
+    assert spread([torch.get_num_threads] * 8) == [1] * 8
+    inner = spread([lambda: spread([torch.get_num_threads] * 2)] * 4)
+    assert inner == [[1, 1]] * 4
+    assert torch.get_num_threads() == threads
+
+
+def test_the_first_piece_that_fails_ends_it(threads: int) -> None:
+    begun = []
+
+    def fail(number: int) -> None:
+        begun.append(number)
+        time.sleep(0.02 / (1 + number))  # the second is sooner
+        raise ValueError(str(number))
+
+    with pytest.raises(ValueError, match=r"^0$"):
+        spread([partial(fail, k) for k in range(50)])
+    assert len(begun) <= threads and torch.get_num_threads() == threads
+    assert spread([partial(square, 3)]) == [9]
+
+
+def test_a_wish_to_stop_comes_before_errors(threads: int) -> None:
+    together = threading.Barrier(min(2, threads))
+
+    def stop() -> None:
+        together.wait(20.0)
+        raise Interrupted
+
+    def fail() -> None:
+        together.wait(20.0)
+        raise ValueError
+
+    with pytest.raises(Interrupted if threads > 1 else ValueError):
+        spread([fail, stop, *[partial(square, 1)] * 9])
+
+
+def test_one_for_each_thread(threads: int) -> None:
+    own, together = PerThread(object), threading.Barrier(threads)
+
+    def mine() -> object:
+        together.wait(20.0)
+        return own()
+
+    found = spread([mine] * threads)
+    assert len(set(map(id, found))) == threads and own() is own()
+
+
+# --- The same bytes, however many threads there are ----------------------------------------------
+
+
+def last_model(*keys: str) -> bytes:
+    """Of a small run, its losses included."""
+    with tempfile.TemporaryDirectory() as folder:
+        execute(load(None, keys), Path(folder) / "run")
+        return b"".join(
+            (Path(folder) / "run" / name).read_bytes()
+            for name in ("model.safetensors", "momentum.safetensors")
+        )
+
+
+SHORT = ("federation.clients=3", "federation.per-round=3", "data.test=200", "federation.rounds=2")
+NETWORK = ("task.name=network", "data.train=300", "data.minimum=20", "local.steps=1", *SHORT)
+RUNS = {
+    "matrix": ("data.name=synthetic", "data.train=6000", "data.dimension=800", *SHORT),
+    "mlp": ("task.model=mlp", *NETWORK),
+    "cnn": ("task.model=cnn", "local.batch=64", "local.recipe=fedavg", *NETWORK),
+}
+
+
+@pytest.mark.parametrize("keys", RUNS.values(), ids=list(RUNS))
+def test_bytes_do_not_depend_on_threads(keys: tuple[str, ...]) -> None:
+    before, found = torch.get_num_threads(), set[bytes]()
+    try:
+        for threads in (1, 2, 3):
+            torch.set_num_threads(threads)
+            found.add(last_model(*keys))
+    finally:
+        torch.set_num_threads(before)
+    assert len(found) == 1
+
+
+def test_neither_do_those_of_a_stack_and_of_clipped_sums() -> None:
+    """220 replicas with samples of their own, and clients' clipped sums."""
+    rng, wide = np.random.default_rng(0), MatrixTask(300, 10)
+    inputs, labels = torch.randn(700, 300), torch.from_numpy(rng.integers(10, size=700))
+    replica = torch.arange(1, 220)
+    own = Replaced(replica, 3 * replica, torch.randn(219, 300), labels[:219])
+    batches = [Batch(inputs[:699], labels[:699], own), Batch(inputs[699:], labels[699:])]
+    weights = {"weight": torch.randn(440, 10, 300).mT}
+    net, points = NetworkTask(mlp((300,), 10), (300,)), Clipping("flat", 0.1)
+    start = net.initial(rng, 2)
+
+    def both() -> tuple[bytes, ...]:
+        found = wide.gradient(weights, batches)[1], net.clipped([(1.0, start)], batches, points)[1]
+        return tuple(value.numpy().tobytes() for one in found for value in one.values())
+
+    before, found = torch.get_num_threads(), set[tuple[bytes, ...]]()
+    try:
+        for threads in (1, 2, 3):
+            torch.set_num_threads(threads)
+            found.add(both())
+    finally:
+        torch.set_num_threads(before)
+    assert len(found) == 1
