@@ -12,6 +12,7 @@ from torch import Tensor
 from fedmuon.errors import NonFinite
 from fedmuon.federated.plan import Plan
 from fedmuon.federated.shards import Shard
+from fedmuon.questions import finite, unasked
 from fedmuon.tasks.base import Batch, Params, Task
 from fedmuon.threads import spread
 from fedmuon.transforms.base import Context, States, forbidden_gradient
@@ -75,6 +76,19 @@ def cohort_round(
     Clients are replicas that see other samples: the stack has K blocks of S. Links whose state is
     not sent start afresh.
     """
+    if recipe.mechanism is not None and not recipe.mechanism.repeatable:
+        return _stepped(recipe, task, plan, cohort, broadcast)  # secret noise: once and for all
+    return unasked(task.device, lambda: _stepped(recipe, task, plan, cohort, broadcast))
+
+
+def _stepped(
+    recipe: Recipe,
+    task: Task,
+    plan: Plan,
+    cohort: Sequence[tuple[int, Shard]],
+    broadcast: Broadcast,
+) -> list[Reply]:
+    """The same, which a device that is not asked may have to do over."""
     clients = [client for client, _ in cohort]
     params = _repeated(broadcast.params, len(cohort))
     sent = {name: _repeated(state, len(cohort)) for name, state in broadcast.states.items()}
@@ -150,7 +164,7 @@ def _checked(
 
     def gradient(at: Params) -> tuple[Tensor, Params]:
         loss, slope = task.gradient(at, batches)
-        if not math.isfinite(float(loss.sum())):
+        if not finite(loss.sum()):
             raise NonFinite(f"the loss is not finite ({where}): lower [local] lr or mend the data")
         return loss, slope
 

@@ -14,6 +14,7 @@ from fedmuon.orthogonalize.spectral import (
     target,
     wide,
 )
+from fedmuon.questions import at_hand, holds, sent
 
 # Squares of float64 entries stay normal numbers between these; float32 inputs always do.
 _LOW, _HIGH = 1e-280, 1e280
@@ -49,7 +50,8 @@ def exact_sign(matrix: Tensor) -> Tensor:
         return matrix.clone()
     view, flipped = wide(matrix)
     cut = view.shape[-1] * torch.finfo(matrix.dtype).eps
-    out = _by_gram(view, cut)
+    # Float64's own cut is about its noise: a rank that is not full is a no, not for granted a yes.
+    out = _by_gram(view, cut) if at_hand(view.device) or view.dtype != torch.float64 else None
     if out is None:
         out = by_svd(view, torch.zeros((), dtype=torch.float64, device=view.device), _kept(cut))
     return out.mT if flipped else out
@@ -63,7 +65,7 @@ def gaussian_smoothed_sign(matrix: Tensor, sigma: float | Tensor, noise: Tensor)
     """
     mend = "choose sigma >= 0 (0 is exact_sign)."
     level = per_matrix("sigma", sigma, matrix, mend, zero=True).to(matrix.dtype)
-    shift = noise.to(matrix.device, matrix.dtype) * level[..., None, None]
+    shift = sent(noise, matrix.device, matrix.dtype) * level[..., None, None]
     return exact_sign(matrix + shift)
 
 
@@ -88,17 +90,18 @@ def _by_gram(view: Tensor, cut: float) -> Tensor | None:
     normal = (trace > _LOW) & (trace < _HIGH)
     if view.dtype != torch.float64:
         normal |= trace == 0
-    if not bool(normal.all()):
+    if not holds(normal.all()):
         return None
     values, vectors = torch.linalg.eigh(product)
     noise = torch.finfo(torch.float64).eps * trace
     threshold = cut**2 * values.amax(-1, keepdim=True)
     gone = (values <= threshold) & (threshold >= 100 * noise)
-    if not bool(((noise <= target(view.dtype) * values) | gone).all()):
+    if not holds(((noise <= target(view.dtype) * values) | gone).all()):
         return None
     zero = torch.zeros_like(trace[..., 0])
     small = inverse(values.clamp_min(0).sqrt(), vectors, zero, _kept(cut))
     # An inverse of norm 1/s_min times M costs eps of the dtype that multiplies them, times cond M.
     info = torch.finfo(view.dtype)
-    mild = bool((info.eps**2 * trace <= target(view.dtype) ** 2 * values).all())
-    return apply(small, view, view.dtype if mild else torch.float64)
+    mild = info.eps**2 * trace <= target(view.dtype) ** 2 * values
+    narrow = at_hand(view.device) and bool(mild.all())  # of float32 rarely: not taken for granted
+    return apply(small, view, view.dtype if narrow else torch.float64)

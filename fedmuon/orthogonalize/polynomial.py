@@ -20,6 +20,7 @@ from fedmuon.orthogonalize.coefficients import (
     schedule,
 )
 from fedmuon.orthogonalize.spectral import apply, gram, ladder, multiply, norm, peak, wide
+from fedmuon.questions import holds
 
 # Divisors between these square without overflow, and without an underflow that matters.
 _RANGE = {
@@ -205,7 +206,7 @@ def _shorter(short: int, long: int, steps: int, price: int) -> bool:
 
 def _in_range(divisor: Tensor) -> bool:
     low, high = _RANGE.get(divisor.dtype, _RANGE[torch.float32])
-    return bool(((divisor >= low) & (divisor <= high)).all())
+    return holds(((divisor >= low) & (divisor <= high)).all())
 
 
 def _normalized(view: Tensor, divide: Divide) -> Tensor:

@@ -16,6 +16,7 @@ from fedmuon.errors import InputError
 from fedmuon.orthogonalize.coefficients import Coefficients
 from fedmuon.orthogonalize.polynomial import scaled_newton_schulz
 from fedmuon.orthogonalize.spectral import gram, multiply, norm, peak, per_matrix
+from fedmuon.questions import holds, sent
 
 Generator = np.random.Generator | torch.Generator
 Generators = Generator | Sequence[Generator] | None
@@ -86,7 +87,7 @@ def _width(M: Tensor, rank: int, oversample: int, power: int, sketch: str) -> in
 def _in_range(stack: Tensor) -> tuple[Tensor, Tensor]:
     """Matrices whose squares are safe, and the factors [B] that were taken out."""
     size = torch.linalg.vector_norm(stack, dim=(-2, -1))
-    if bool(((size >= _LOW) & (size <= _HIGH)).all()):
+    if holds(((size >= _LOW) & (size <= _HIGH)).all()):
         return stack, torch.ones_like(size)
     largest = peak(stack)
     scale = torch.where(largest > 0, largest, 1.0)
@@ -142,11 +143,12 @@ def _conditioned(samples: Tensor) -> Tensor:
     factor, failed = torch.linalg.cholesky_ex(product)
     pivots = factor.diagonal(dim1=-2, dim2=-1).square().amin(-1)
     lost = (failed != 0) | ~(pivots >= _LEAST_PIVOT)
-    if bool(lost.all()):
+    kept = holds(~lost.any())
+    if not kept and bool(lost.all()):
         return _ranked(samples, size)
     inverse = torch.linalg.solve_triangular(factor, torch.diag_embed(1 / size), upper=False)
     out = multiply(samples, inverse.mT.to(samples.dtype))
-    if bool(lost.any()):
+    if not kept:
         out[lost] = _ranked(samples[lost], size[lost])
     return out
 
@@ -189,7 +191,7 @@ def _gaussian(stack: Tensor, width: int, generators: list[np.random.Generator]) 
     shape = (stack.shape[-1], width)
     omega = torch.from_numpy(np.stack([draw.standard_normal(shape) for draw in generators]))
     runs = stack.reshape(len(generators), -1, shape[0])
-    samples = multiply(runs, omega.to(stack.device, stack.dtype))
+    samples = multiply(runs, sent(omega, stack.device, stack.dtype))
     return samples.view(*stack.shape[:-1], width)
 
 
@@ -205,7 +207,7 @@ def _kaczmarz(stack: Tensor, width: int, generators: list[np.random.Generator]) 
     share = torch.stack(blocks).sum(0)
     edges = share.cumsum(-1)
     uniforms = torch.from_numpy(np.stack([draw.random(width) for draw in generators]))
-    uniforms = uniforms.to(stack.device).repeat_interleave(len(stack) // len(generators), 0)
+    uniforms = sent(uniforms, stack.device).repeat_interleave(len(stack) // len(generators), 0)
     points = (uniforms * edges[..., -1:]).sort(-1).values
     chosen = torch.searchsorted(edges, points, right=True).clamp_max(stack.shape[-1] - 1)
     columns = stack.gather(-1, chosen.unsqueeze(-2).expand(*stack.shape[:-1], width))

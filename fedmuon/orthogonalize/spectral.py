@@ -7,11 +7,13 @@ this runs only where a bound says that it costs no digits; an SVD in float64 doe
 
 import math
 from collections.abc import Callable
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from fedmuon.errors import InputError, NonFinite
+from fedmuon.questions import at_hand, holds, sent
 
 Divisor = Callable[[Tensor, Tensor], Tensor]  # (s [..., q], root [..., 1]) -> s / f(s)
 
@@ -89,7 +91,7 @@ def norm(stack: Tensor) -> Tensor:
 def peak(stack: Tensor) -> Tensor:
     """max|M| [...] of matrices that must be finite."""
     largest = stack.abs().amax((-2, -1))
-    if not bool(largest.isfinite().all()):
+    if not holds(largest.isfinite().all()):
         raise NonFinite("A matrix to orthogonalize holds NaN or infinity: lower the learning rate.")
     return largest
 
@@ -98,9 +100,14 @@ def per_matrix(
     name: str, value: float | Tensor, matrix: Tensor, mend: str, zero: bool = False
 ) -> Tensor:
     """`value` as float64 [...] or [], checked to be finite, positive (or zero) and to broadcast."""
-    parameter = torch.as_tensor(value, dtype=torch.float64, device=matrix.device)
-    least, most = (float(end) for end in parameter.detach().aminmax())
-    if not (least >= 0 if zero else least > 0) or not most < math.inf:
+    if isinstance(value, int | float):  # filled in there: nothing is copied
+        parameter = torch.full((), value, dtype=torch.float64, device=matrix.device)
+        sound = (value >= 0 if zero else value > 0) and value < math.inf
+    else:
+        parameter = sent(torch.as_tensor(value, dtype=torch.float64), matrix.device)
+        least, most = parameter.detach().aminmax()
+        sound = holds((least >= 0 if zero else least > 0) & (most < math.inf))
+    if not sound:
         raise InputError(f"{name} is {value}: {mend}")
     lead, own = matrix.shape[:-2], parameter.shape
     fits = len(own) <= len(lead) and all(
@@ -131,15 +138,22 @@ def spectral_map(matrix: Tensor, root: Tensor, divisor: Divisor) -> Tensor:
 def _accurate(size: Tensor, root: Tensor, dtype: torch.dtype) -> torch.dtype | None:
     """The cheapest dtype whose Gram matrix is accurate for the whole stack, or None.
 
-    Its largest norm is held against its smallest root: two numbers, decided without tensors.
+    Its largest norm is held against its smallest root: two numbers, decided without tensors. Where
+    they are not at hand, that the widest dtype is accurate is the one question.
     """
-    largest, floor = (float(end.detach().square()) for end in (size.max(), root.min()))
-    for work in ladder(dtype):
-        info = torch.finfo(work)
-        accurate = info.eps * largest <= target(dtype) * floor
-        if accurate and largest <= info.max / 4 and floor >= info.tiny / info.eps:
-            return work
-    return None
+    ends = (end.detach().square() for end in (size.max(), root.min()))
+    if not at_hand(size.device):
+        work = ladder(dtype)[-1]
+        return work if holds(_suffices(work, dtype, *ends)) else None
+    largest, floor = map(float, ends)
+    return next((work for work in ladder(dtype) if _suffices(work, dtype, largest, floor)), None)
+
+
+def _suffices(work: torch.dtype, dtype: torch.dtype, largest: Any, floor: Any) -> Any:
+    """Whether it does for that squared norm and root, numbers or tensors []."""
+    info = torch.finfo(work)
+    accurate = info.eps * largest <= target(dtype) * floor
+    return accurate & (largest <= info.max / 4) & (floor >= info.tiny / info.eps)
 
 
 def _by_gram(view: Tensor, root: Tensor, divisor: Divisor, work: torch.dtype) -> Tensor:

@@ -15,6 +15,7 @@ from torch import Tensor
 from fedmuon.coupling import normal
 from fedmuon.errors import InputError, NonFinite
 from fedmuon.privacy.accounting import Answer
+from fedmuon.questions import finite, sent, unasked
 from fedmuon.randomness import Draw
 from fedmuon.tasks.base import Batch, Params, Points, Task
 from fedmuon.tasks.clipping import Clipping, slack
@@ -97,7 +98,7 @@ def release(
         raise InputError("noise needs a finite clipping bound: set one, or noise = 0")
     scale, found = noise_multiplier * clipping.bound, Params()
     for block, (name, value) in enumerate(sums.items()):
-        entries = drawn(tuple(value.shape), block).to(value.device, value.dtype)
+        entries = sent(drawn(tuple(value.shape), block), value.device, value.dtype)
         found[name] = (value + scale * (1 + slack(value.dtype)) * entries) / expected_lot
     return Released(found)
 
@@ -142,18 +143,23 @@ class Mechanism:
                     "one link of the chain ask once, and hand on what it got"
                 )
             asked.append(True)
-            for _, params in points:
-                _check(params, "the model is")
-            _, sums = task.clipped(points, batches, self.clipping)
+            # Clipping may be done over, a release may not: neither published nor thrown away.
+            sums = unasked(task.device, lambda: self._sums(task, points, batches))
             found = release(sums, self.clipping, self.noise, self.lot, drawn)
             _check(found.gradient, "what is released is")
             return found
 
         return released
 
+    def _sums(self, task: Task, points: Points, batches: Sequence[Batch]) -> Params:
+        """Of clipped gradients, at a model that is finite."""
+        for _, params in points:
+            _check(params, "the model is")
+        return task.clipped(points, batches, self.clipping)[1]
+
 
 def _check(public: Params, what: str) -> None:
     """Stop at numbers that are not finite, where all may see them: a stop at a lot's own loss would
     tell of its examples. A sum, which one such number spoils, takes a fifth of a look at each."""
-    if not all(math.isfinite(float(value.sum())) for value in public.values()):
+    if not all(finite(value.sum()) for value in public.values()):
         raise NonFinite(f"{what} not finite in a private step: lower [local] lr")

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor, nn
 from torch.func import functional_call, grad_and_value, vmap
 
+from fedmuon.questions import at_hand, holds, sent
 from fedmuon.tasks.base import Batch, Params, Points, stacked
 from fedmuon.tasks.chunks import Chunks, exact_on
 from fedmuon.tasks.clipping import Clipping
@@ -39,7 +40,7 @@ def unclipped(
     for c, params in points:
         loss, slopes = gradient(params, batches)
         total = _added(total, c, slopes)
-    many = torch.tensor(sizes).repeat_interleave(len(loss) // len(sizes)).to(loss.device)
+    many = sent(torch.tensor(sizes).repeat_interleave(len(loss) // len(sizes)), loss.device)
     return loss, {key: v * many.view(-1, *[1] * (v.ndim - 1)) for key, v in total.items()}
 
 
@@ -160,7 +161,7 @@ def _clipped(
     entries would make NaN of any factor, and so of the others' sum."""
     squares = {key: one.squares() for key, one in found.items()}
     finite = torch.stack([each.isfinite() for each in squares.values()]).all(0)
-    if not bool(finite.all()):
+    if not holds(finite.all()):
         found = {key: one.rows(finite) for key, one in found.items()}
         squares = {key: each[finite] for key, each in squares.items()}
     return found, clipping.factors(squares)
@@ -169,13 +170,28 @@ def _clipped(
 def _samples_of(batch: Batch, replica: int) -> tuple[Tensor, Tensor]:
     """The rows that one replica sees."""
     there = batch.replaced
-    own = [] if there is None else (there.replica == replica).nonzero().flatten().tolist()
-    if there is None or not own:
+    if there is None:
+        return batch.inputs, batch.labels
+    mine = there.replica == replica
+    if not at_hand(mine.device):
+        return tuple(
+            _with_row(all_, there.position, one, mine)
+            for all_, one in ((batch.inputs, there.inputs), (batch.labels, there.labels))
+        )
+    own = mine.nonzero().flatten().tolist()
+    if not own:
         return batch.inputs, batch.labels
     inputs, labels = batch.inputs.clone(), batch.labels.clone()
     inputs[there.position[own]] = there.inputs[own]
     labels[there.position[own]] = there.labels[own]
     return inputs, labels
+
+
+def _with_row(values: Tensor, position: Tensor, rows: Tensor, mine: Tensor) -> Tensor:
+    """A copy with the one of `rows` that is `mine`, if any, at its position: the others go to a row
+    behind the last, which is cut off."""
+    longer = torch.cat([values, values[:1]])
+    return longer.index_copy_(0, position.where(mine, len(values)), rows)[:-1]
 
 
 def _uses(records: Sequence[tuple[float, Record]], name: str) -> list[Use]:

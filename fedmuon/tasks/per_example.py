@@ -14,6 +14,7 @@ from functools import cached_property
 
 from torch import Tensor
 
+from fedmuon.questions import holds
 from fedmuon.tasks.products import (
     certain,
     inner_error,
@@ -245,6 +246,8 @@ def _mended(
     """Squares, those that lost their digits taken from the gradients; and the rows of these."""
     most = certain(squares.dtype, error, count)
     kept = terms.square() <= most**2 * squares  # not where either is NaN
+    if holds(kept.all()):
+        return squares, []
     lost = (~kept).nonzero().flatten().tolist()
     for row in lost:
         squares[row] = _square(alone(row)[None])[0]

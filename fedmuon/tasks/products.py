@@ -13,6 +13,7 @@ import math
 import torch
 from torch import Tensor
 
+from fedmuon.questions import at_hand
 from fedmuon.tasks.clipping import slack
 
 PIECE = 64  # numbers in a piece, at least: shorter ones keep a processor waiting
@@ -39,6 +40,9 @@ def lengths(values: Tensor) -> Tensor:
     """
     found, info = length(values), torch.finfo(values.dtype)
     odd = ~((found > (info.tiny / info.eps) ** 0.5) & (found < 0.5 * info.max**0.5))
+    if not at_hand(values.device):
+        peak = values.abs().amax(-1).clamp(min=info.tiny)
+        return torch.where(odd, peak * length(values / peak[..., None]), found)
     if bool(odd.any()):
         part = values[odd]
         peak = part.abs().amax(-1).clamp(min=info.tiny)

@@ -17,6 +17,7 @@ from torch import Tensor
 
 from fedmuon.errors import InputError
 from fedmuon.privacy.mechanism import Released
+from fedmuon.questions import sent
 from fedmuon.tasks.base import Params, Points
 
 Number = float | Tensor  # one value for all replicas, or one per replica [S]
@@ -118,7 +119,7 @@ def per_client(number: Number, template: Tensor) -> Number:
     """A number per replica [S], repeated for the K blocks of a template [K S, ...]; floats pass."""
     if isinstance(number, float | int):
         return float(number)
-    return number.to(template.device, template.dtype).repeat(len(template) // len(number))
+    return sent(number, template.device, template.dtype).repeat(len(template) // len(number))
 
 
 def per_replica(number: Number, template: Tensor) -> Number:

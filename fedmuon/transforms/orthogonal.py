@@ -16,6 +16,7 @@ from fedmuon import orthogonalize as maps
 from fedmuon.coupling import normal
 from fedmuon.errors import InputError
 from fedmuon.orthogonalizers import Orthogonalizer
+from fedmuon.questions import sent
 from fedmuon.randomness import Draw
 from fedmuon.settings import OrthogonalizerTable
 from fedmuon.tasks.base import Params, joined
@@ -144,7 +145,7 @@ def probe(matrix: Tensor, context: Context, block: int, number: int) -> Tensor:
 def _gaussian(matrix: Tensor, context: Context, what: Draw, block: int) -> Tensor:
     """Like the matrix [K S, ...], one a client, shared by its replicas: they stay coupled."""
     draws = [draw(what, block=block) for draw in context.draws]
-    return normal(draws, tuple(matrix.shape)).to(matrix.device, matrix.dtype)
+    return sent(normal(draws, tuple(matrix.shape)), matrix.device, matrix.dtype)
 
 
 def _sketched(table: OrthogonalizerTable, matrix: Tensor, context: Context, block: int) -> Tensor:

@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping
 import torch
 from torch import Tensor
 
+from fedmuon.questions import at_hand
 from fedmuon.tasks.base import Params
 from fedmuon.transforms.base import Context, Link, Number, State, per_replica, stateless, zeros
 
@@ -71,18 +72,28 @@ def adamw(decay: float = DECAY) -> Link:
 
     def update(direction: Params, state: State, context: Context) -> tuple[Params, State]:
         after, found = {"steps": state["steps"] + 1}, {}
-        done = float(after["steps"][0])
+        done = _number(after["steps"])
         for name, value in direction.items():
             mean = state[f"mean {name}"].lerp(value, 1 - MEMORY)
             square = state[f"square {name}"].lerp(value.square(), 1 - SQUARE_MEMORY)
             # Averages that began at 0, over the weight that they have had so far.
-            root = (square / (1 - SQUARE_MEMORY**done)).sqrt_().add_(FLOOR)
-            step = (mean / (1 - MEMORY**done)).div_(root)
+            root = (square / _weight(SQUARE_MEMORY, done, square)).sqrt_().add_(FLOOR)
+            step = (mean / _weight(MEMORY, done, mean)).div_(root)
             found[name] = step.add_(context.params[name], alpha=decay)
             after |= {f"mean {name}": mean, f"square {name}": square}
         return found, after
 
     return Link("adamw", init, update, lasting=True)
+
+
+def _number(steps: Tensor) -> Number:
+    """The steps made, the same in every replica: one number, or float64 [S] where asking costs."""
+    return float(steps[0]) if at_hand(steps.device) else steps.double()
+
+
+def _weight(memory: float, steps: Number, template: Tensor) -> Number:
+    """What an average that began at 0 has had of the whole weight."""
+    return per_replica(1 - memory**steps, template)
 
 
 def align(share: float) -> Link:
