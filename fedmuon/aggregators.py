@@ -100,7 +100,13 @@ def krum(faulty: int = 1) -> Aggregator:
         flat = torch.stack([_flat(one.params) for one in replies])
         apart = torch.cdist(flat[None], flat[None], compute_mode="donot_use_mm_for_euclid_dist")[0]
         nearest = apart.square().sort(1).values[:, 1 : count + 1].sum(1)
-        return dict(replies[int(nearest.argmin())].params)
+        best = flat.index_select(0, nearest.argmin(keepdim=True))[0]  # without asking which
+        like = replies[0].params
+        parts = best.split([value.numel() for value in like.values()])
+        return {
+            name: part.view(value.shape).to(value.dtype)
+            for (name, value), part in zip(like.items(), parts, strict=True)
+        }
 
     return Aggregator(apply)
 

@@ -26,9 +26,19 @@ def risk(
     task: Task, params: Params, inputs: Tensor, labels: Tensor, weights: Tensor | None = None
 ) -> Risk:
     """Means over samples, weighted by `weights` [n] that sum to 1; None is the plain mean."""
-    rows, parts = len(labels), 1
-    if weights is None:  # counted, then divided: 0.886 is not 0.8860000000000007
-        parts, weights = rows, torch.ones(rows, dtype=torch.float64, device=labels.device)
+    parts = len(labels) if weights is None else 1  # counted, then divided: 0.886 is not
+    loss, means = sums(task, params, inputs, labels, weights)  # 0.8860000000000007
+    found = {name: value.cpu().numpy() / parts for name, value in means.items()}
+    return Risk(loss.cpu().numpy() / parts, found)
+
+
+def sums(
+    task: Task, params: Params, inputs: Tensor, labels: Tensor, weights: Tensor | None = None
+) -> tuple[Tensor, Params]:
+    """The losses' and the scores' weighted sums [S] float64, left on the device; None counts."""
+    rows = len(labels)
+    if weights is None:
+        weights = torch.ones(rows, dtype=torch.float64, device=labels.device)
     stack = len(next(iter(params.values())))
     step = max(1, min(CHUNK // (16 * stack), max(LEAST, -(-rows // MOST))))
 
@@ -44,8 +54,7 @@ def risk(
         loss += more
         for name, value in measured.items():
             means[name] = means.get(name, 0) + value
-    found = {name: value.cpu().numpy() / parts for name, value in means.items()}
-    return Risk(loss.cpu().numpy() / parts, found)
+    return loss, means
 
 
 def sample_weights(sizes: np.ndarray, client_weights: np.ndarray) -> Tensor:

@@ -11,14 +11,29 @@ from torch import Tensor
 from fedmuon.data.federated import FederatedData
 from fedmuon.data.neighbours import Neighbours
 from fedmuon.federated.dealing import dealing
+from fedmuon.questions import sent
 from fedmuon.tasks.base import Batch, Replaced
 
 
 @dataclass(frozen=True)
 class Shard:
-    """One client's rows, and the samples that some replicas replace among them."""
+    """One client's rows, and the samples that some replicas replace among them, whose `position`
+    the host knows, too: which of them a mini-batch holds is no question to a device."""
 
     data: Batch
+    position: np.ndarray | None = None
+
+    @classmethod
+    def among(cls, data: Batch, neighbours: Neighbours | None, client: int) -> "Shard":
+        """A client's rows in a stack of data sets, of which some replace samples of its own."""
+        there = np.flatnonzero(neighbours.client == client) if neighbours else np.array([])
+        if neighbours is None or not there.size:
+            return cls(dataclasses.replace(data, replaced=None))
+        position, dtype = neighbours.position[there], data.inputs.dtype
+        inputs, labels = neighbours.inputs[there], neighbours.labels[there]
+        values = (there, position, inputs, labels)
+        own = (targets_on(data.labels.device, dtype, each) for each in values)
+        return cls(dataclasses.replace(data, replaced=Replaced(*own)), position)
 
     @property
     def size(self) -> int:
@@ -29,9 +44,23 @@ class Shard:
         """The given rows in the given order; None is the full batch, without a copy."""
         if rows is None:
             return self.data
-        chosen = torch.from_numpy(rows).to(self.data.labels.device)
-        replaced = self.data.replaced and _within(self.data.replaced, chosen, self.size)
-        return Batch(self.data.inputs[chosen], self.data.labels[chosen], replaced)
+        chosen = sent(torch.from_numpy(rows), self.data.labels.device)
+        return Batch(self.data.inputs[chosen], self.data.labels[chosen], self._within(rows))
+
+    def _within(self, rows: np.ndarray) -> Replaced | None:
+        """The replaced samples that the mini-batch holds, by their place in it."""
+        there = self.data.replaced
+        if there is None:
+            return None
+        position = there.position.cpu().numpy() if self.position is None else self.position
+        place = np.full(self.size, -1)
+        place[rows] = np.arange(len(rows))
+        held = np.flatnonzero(place[position] >= 0)
+        if not held.size:
+            return None
+        kept, device = torch.from_numpy(held), there.position.device
+        at, kept = sent(torch.from_numpy(place[position[held]]), device), sent(kept, device)
+        return Replaced(there.replica[kept], at, there.inputs[kept], there.labels[kept])
 
 
 @dataclass(frozen=True)
@@ -76,38 +105,10 @@ class Shards:
         """Client i's shard: views, no copies."""
         rows = slice(int(self.offsets[client]), int(self.offsets[client + 1]))
         own = Batch(self.inputs[rows], self.labels[rows])
-        return Shard(dataclasses.replace(own, replaced=replaced(self.neighbours, client, own)))
+        return Shard.among(own, self.neighbours, client)
 
 
 def targets_on(device: torch.device, dtype: torch.dtype, values: np.ndarray) -> Tensor:
     """Labels as they are; real targets in the precision of the run."""
-    found = torch.from_numpy(values).to(device)
-    return found.to(dtype) if found.is_floating_point() else found
-
-
-def replaced(neighbours: Neighbours | None, client: int, like: Batch) -> Replaced | None:
-    """The samples of one client that some data sets of a stack replace, as tensors like its own."""
-    there = np.flatnonzero(neighbours.client == client) if neighbours else np.array([])
-    if neighbours is None or not there.size:
-        return None
-    device = like.labels.device
-    labels = targets_on(device, like.inputs.dtype, neighbours.labels[there])
-    return Replaced(
-        torch.from_numpy(there).to(device),
-        torch.from_numpy(neighbours.position[there]).to(device),
-        torch.from_numpy(neighbours.inputs[there]).to(device, like.inputs.dtype),
-        labels,
-    )
-
-
-def _within(replaced: Replaced, rows: Tensor, size: int) -> Replaced | None:
-    """The replaced samples that the mini-batch holds, by their place in it."""
-    place = torch.full((size,), -1, dtype=torch.int64, device=rows.device)
-    place[rows] = torch.arange(len(rows), device=rows.device)
-    position = place[replaced.position]
-    held = position >= 0
-    if not bool(held.any()):
-        return None
-    return Replaced(
-        replaced.replica[held], position[held], replaced.inputs[held], replaced.labels[held]
-    )
+    found = torch.from_numpy(values)
+    return sent(found, device, dtype if found.is_floating_point() else None)

@@ -1,6 +1,5 @@
 """One client apart from all others: what a worker process holds, dealt once for all its clients."""
 
-import dataclasses
 from dataclasses import dataclass
 from functools import lru_cache
 
@@ -16,7 +15,7 @@ from fedmuon.federated.dealing import deal, dealing, own_source, require_same_sa
 from fedmuon.federated.plan import Plan
 from fedmuon.federated.rules import recipe
 from fedmuon.federated.setup import options_of, plan, resolve, task
-from fedmuon.federated.shards import Shard, replaced, targets_on
+from fedmuon.federated.shards import Shard, targets_on
 from fedmuon.own import own_objects
 from fedmuon.randomness import Draw, generator
 from fedmuon.tasks.base import Batch, Params, Task
@@ -52,9 +51,7 @@ class Worker:
         if not ((own_rows[:, 1:] >= 0) & (own_rows[:, 1:] < most)).all():
             raise InputError(f"client {self.client} has no such samples to replace")
         neighbours = Neighbours.of(self.samples, rows, self.normalize)
-        own = dataclasses.replace(self.shard.data, replaced=None)
-        there = replaced(neighbours, self.client, own)
-        return Shard(dataclasses.replace(own, replaced=there))
+        return Shard.among(self.shard.data, neighbours, self.client)
 
     def template(self, stack: int) -> tuple[Params, States]:
         """Parameters and the states that are sent, of the right shape, precision and place, to fit
