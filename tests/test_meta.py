@@ -27,7 +27,7 @@ from fedmuon.errors import InputError, NonFinite
 from fedmuon.federated import setup
 from fedmuon.federated.aggregate import ServerState, aggregate, begin, broadcast
 from fedmuon.federated.evaluate import sums
-from fedmuon.federated.local import cohort_round
+from fedmuon.federated.local import replies
 from fedmuon.federated.simulate import Experiment
 from fedmuon.privacy import mechanism
 from fedmuon.tasks.base import Batch, Params, Replaced
@@ -131,12 +131,12 @@ def on_meta(experiment: Experiment, state: ServerState) -> tuple[Experiment, Ser
 
 
 def trained(experiment: Experiment, state: ServerState, rounds: int = 1) -> ServerState:
-    """That many rounds, each of one cohort."""
+    """That many rounds."""
     recipe, plan = experiment.recipe, experiment.plan
     for _ in range(rounds):
-        cohort = [(int(i), experiment.shards[int(i)]) for i in plan.participants(state.round)]
+        clients = [(int(i), experiment.shards[int(i)]) for i in plan.participants(state.round)]
         sent = broadcast(recipe, state)
-        state = aggregate(recipe, state, cohort_round(recipe, experiment.task, plan, cohort, sent))
+        state = aggregate(recipe, state, replies(recipe, experiment.task, plan, clients, sent))
     return state
 
 
@@ -196,6 +196,19 @@ def test_float32_asks_no_more(orthogonalizer: str, silent: Callable[[], None]) -
     assert seen.asked == {"_local_scalar_dense": 2}
     slow = {"linalg_eigvalsh", "_linalg_eigh"} if orthogonalizer != "newton-schulz" else set()
     assert set(seen.factorized) <= slow
+
+
+def test_a_round_of_many_cohorts_asks_once(
+    silent: Callable[[], None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(MatrixTask, "stack_limit", 1)  # each client is a cohort
+    experiment, state = made(one(federation={"per-round": 5}))
+    plain = trained(experiment, state)
+    silent()
+    with Counted() as seen:
+        found = trained(experiment, state)
+    require_equal(found, plain)
+    assert seen.asked == {"_local_scalar_dense": 1}
 
 
 def test_step_sizes_and_lambdas_of_each_replica_on_meta() -> None:

@@ -56,12 +56,18 @@ def replies(
     clients: Sequence[tuple[int, Shard]],
     broadcast: Broadcast,
 ) -> list[Reply]:
-    """A round of all these clients, several cohorts at once."""
+    """A round of all these clients, several cohorts at once; a device may have to do it over."""
     work = [
         partial(cohort_round, recipe, task, plan, cohort, broadcast)
         for cohort in cohorts(task, broadcast.params, clients)
     ]
-    return [reply for some in spread(work, task.apart) for reply in some]
+
+    def done() -> list[Reply]:
+        return [reply for some in spread(work, task.apart) for reply in some]
+
+    if recipe.mechanism is not None and not recipe.mechanism.repeatable:
+        return done()  # secret noise: once and for all
+    return unasked(task.device, done)
 
 
 def cohort_round(
@@ -76,19 +82,6 @@ def cohort_round(
     Clients are replicas that see other samples: the stack has K blocks of S. Links whose state is
     not sent start afresh.
     """
-    if recipe.mechanism is not None and not recipe.mechanism.repeatable:
-        return _stepped(recipe, task, plan, cohort, broadcast)  # secret noise: once and for all
-    return unasked(task.device, lambda: _stepped(recipe, task, plan, cohort, broadcast))
-
-
-def _stepped(
-    recipe: Recipe,
-    task: Task,
-    plan: Plan,
-    cohort: Sequence[tuple[int, Shard]],
-    broadcast: Broadcast,
-) -> list[Reply]:
-    """The same, which a device that is not asked may have to do over."""
     clients = [client for client, _ in cohort]
     params = _repeated(broadcast.params, len(cohort))
     sent = {name: _repeated(state, len(cohort)) for name, state in broadcast.states.items()}
