@@ -53,7 +53,7 @@ def farthest(run: Laboratory, client: int) -> tuple[np.ndarray, Tensor]:
             "the worst neighbours are ranked by gradients in closed form, which a network has not: "
             "set [stability] neighbours to own, any or all"
         )
-    inputs = torch.from_numpy(flat_rows(source.inputs[pool], run.config.data.normalize))
+    inputs = torch.from_numpy(flat_rows(source.inputs, run.config.data.normalize, pool))
     labels = torch.from_numpy(source.labels[pool]).to(own.labels.device)
     others = Batch(inputs.to(own.inputs.device, own.inputs.dtype), labels)
     models = [read_tensors(run.out / f"{name}.safetensors")[0] for name in ("initial", "model")]

@@ -63,10 +63,10 @@ def federate(
     sizes = np.bincount(client, minlength=clients or 0)
     rows = train_index[order]
     return FederatedData(
-        inputs=flat_rows(source.inputs[rows], normalize),
+        inputs=flat_rows(source.inputs, normalize, rows),
         labels=source.labels[rows],
         offsets=np.concatenate([[0], np.cumsum(sizes)]),
-        test_inputs=flat_rows(source.inputs[test_index], normalize),
+        test_inputs=flat_rows(source.inputs, normalize, test_index),
         test_labels=source.labels[test_index],
         order=order,
         train_index=train_index,

@@ -45,7 +45,7 @@ class Neighbours:
         client, position, replacement = rows.T.copy()
         changed = client >= 0
         inputs = np.zeros((len(rows), math.prod(source.inputs.shape[1:])))
-        inputs[changed] = flat_rows(source.inputs[replacement[changed]], normalize)
+        inputs[changed] = flat_rows(source.inputs, normalize, replacement[changed])
         labels = np.zeros((len(rows), *source.labels.shape[1:]), source.labels.dtype)
         labels[changed] = source.labels[replacement[changed]]
         return cls(client, position, replacement, inputs, labels)

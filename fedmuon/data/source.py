@@ -70,14 +70,16 @@ class Source:
         return f"holds NaN or infinity in sample {int(finite.argmin())}: mend or remove it"
 
 
-def flat_rows(raw: np.ndarray, normalize: str) -> np.ndarray:
-    """Raw samples [m, ...] -> [m, d], each row on its own: `pixels`, `tokens` or `unit_rows`.
+def flat_rows(raw: np.ndarray, normalize: str, chosen: np.ndarray | None = None) -> np.ndarray:
+    """Raw samples [m, ...], or the chosen ones in their order -> [m, d], each row on its own:
+    `pixels`, `tokens` or `unit_rows`.
 
     `pixels` divides uint8 images by 255, in float32, and leaves other samples as they are; `tokens`
     are numbers below 2^24, which float32 holds exactly.
     """
     if normalize not in (PIXELS, TOKENS):
-        return unit_rows(raw, normalize)
+        return unit_rows(raw, normalize, chosen)
+    raw = raw if chosen is None else raw[chosen]
     rows = raw.reshape(len(raw), math.prod(raw.shape[1:]))
     if normalize == TOKENS:
         return rows.astype(np.float32)
@@ -86,8 +88,11 @@ def flat_rows(raw: np.ndarray, normalize: str) -> np.ndarray:
     return rows if rows.dtype in (np.float32, np.float64) else rows.astype(np.float64)
 
 
-def unit_rows(raw: np.ndarray, normalize: str = "unit") -> np.ndarray:
-    """Raw samples [m, ...] -> [m, d] float64 with ||u||_2 <= 1, each row mapped on its own.
+def unit_rows(
+    raw: np.ndarray, normalize: str = "unit", chosen: np.ndarray | None = None
+) -> np.ndarray:
+    """Raw samples [m, ...], or the chosen ones in their order, a chunk at a time -> [m, d] float64
+    with ||u||_2 <= 1, each row mapped on its own.
 
     `unit` is u / ||u||_2 (zero stays zero), `ball` is u / max(1, ||u||_2). uint8 images are
     divided by 255 first. A scale taken from many samples would let one replaced sample move all
@@ -98,10 +103,10 @@ def unit_rows(raw: np.ndarray, normalize: str = "unit") -> np.ndarray:
             f"[data] normalize = '{normalize}' is unknown: use {' or '.join(NORMALIZATIONS)}"
         )
     rows = raw.reshape(len(raw), math.prod(raw.shape[1:]))
-    mapped = np.empty(rows.shape)
-    for start in range(0, len(rows), CHUNK):
+    mapped = np.empty((len(rows) if chosen is None else len(chosen), rows.shape[1]))
+    for start in range(0, len(mapped), CHUNK):
         part = slice(start, start + CHUNK)
-        mapped[part] = _inside(rows[part], normalize)
+        mapped[part] = _inside(rows[part if chosen is None else chosen[part]], normalize)
     return mapped
 
 

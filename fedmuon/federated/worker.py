@@ -116,7 +116,7 @@ def worker(config: Config, client: int) -> Worker:
     """Client i of a config; of the source's samples only its own are mapped."""
     of = everybody(config)
     rows = of.rows[of.offsets[client] : of.offsets[client + 1]]
-    inputs, what = flat_rows(of.samples.inputs[rows], of.normalize), of.task
+    inputs, what = flat_rows(of.samples.inputs, of.normalize, rows), of.task
     batch = Batch(
         torch.from_numpy(inputs).to(what.device, what.dtype),
         targets_on(what.device, what.dtype, of.samples.labels[rows]),

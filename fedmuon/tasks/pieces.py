@@ -42,11 +42,13 @@ def pieces(members: Sequence[Member]) -> list[list[list[Member]]]:
 def _together(members: Sequence[Member]) -> Iterator[list[Member]]:
     """Neighbours with little to do."""
     some: list[Member] = []
+    held = 0.0
     for one in members:
-        if some and sum(each.flops for each in some) + one.flops > FLOP:
+        if some and held + one.flops > FLOP:
             yield some
-            some = []
+            some, held = [], 0.0
         some.append(one)
+        held += one.flops
     yield some
 
 
