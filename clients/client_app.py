@@ -2,12 +2,17 @@
 
 import importlib
 from functools import partial
+from typing import Any
 
 from flwr.app import ConfigRecord, Context, Message, MessageType
 from flwr.clientapp import ClientApp
 
 from fedmuon.clients.messages import Fetch, answer, nothing, partition
 from fedmuon.errors import InputError
+
+
+def _training() -> Any:
+    return importlib.import_module("fedmuon.clients.training")
 
 
 def query(message: Message, context: Context) -> Message:
@@ -17,16 +22,12 @@ def query(message: Message, context: Context) -> Message:
 
 def train(message: Message, context: Context, fetch: Fetch = nothing) -> Message:
     """One client's round of local steps."""
-    from fedmuon.clients import training
-
-    return training.train_together([message], [context], fetch)[0]
+    return _training().train_together([message], [context], fetch)[0]
 
 
 def evaluate(message: Message, context: Context, fetch: Fetch = nothing) -> Message:
     """The model's loss on one client's own samples."""
-    from fedmuon.clients import training
-
-    return training.evaluate(message, context, fetch)
+    return _training().evaluate(message, context, fetch)
 
 
 class Clients(ClientApp):
@@ -38,7 +39,7 @@ class Clients(ClientApp):
 
     def load(self) -> None:
         """What training needs, before anybody waits for it."""
-        importlib.import_module("fedmuon.clients.training")
+        _training()
 
     def together(self, messages: list[Message], contexts: list[Context]) -> list[Message]:
         """Replies to one round's messages, which share their content."""
@@ -47,9 +48,7 @@ class Clients(ClientApp):
             raise InputError("these messages do not ask for the same")
         if first.metadata.message_type != MessageType.TRAIN:
             return [self(*pair) for pair in zip(messages, contexts, strict=True)]
-        from fedmuon.clients import training
-
-        return training.train_together(messages, contexts, self._fetch)
+        return _training().train_together(messages, contexts, self._fetch)
 
 
 def client_app(fetch: Fetch = nothing) -> Clients:

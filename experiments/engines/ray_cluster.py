@@ -58,13 +58,13 @@ def connected(address: str, verbose: bool = False) -> Iterator[None]:
         if address:
             given["address"] = address
         else:
-            given |= until.enter_context(_own())
+            given |= until.enter_context(_own(verbose))
         import ray
         from ray.exceptions import RayError
 
         until.callback(ray.shutdown)
         try:
-            with _signals_kept(), _alone(verbose):
+            with _signals_kept():
                 ray.init(**given)
         except (ConnectionError, ValueError, RuntimeError, RayError) as error:
             raise InputError(_why(error, address)) from error
@@ -82,13 +82,13 @@ def _why(error: Exception, address: str) -> str:
 
 
 @contextlib.contextmanager
-def _own() -> Iterator[dict[str, Any]]:
+def _own(verbose: bool) -> Iterator[dict[str, Any]]:
     """Arguments that start a Ray; its folder and its processes are gone afterwards."""
     # Ray's sockets live in this folder, and a socket's path may have 107 characters. Ray opens what
     # it makes to everyone (0777), hence a folder within the folder.
     folder = GuardedFolder("fm-ray-", "/tmp" if os.name == "posix" else None)
     try:
-        with _closed_to_others(folder.path):
+        with _closed_to_others(folder.path), _alone(verbose):
             yield {"_temp_dir": str(folder.path / "ray"), "include_dashboard": False}
     finally:
         folder.close()
