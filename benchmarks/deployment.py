@@ -7,7 +7,6 @@ and go. Flower starts a process for each message; a row says how many of a kind 
 processor's time that one of them took.
 """
 
-import argparse
 import os
 import statistics
 import subprocess
@@ -15,7 +14,11 @@ import sys
 import tempfile
 import time
 from collections import defaultdict
+from collections.abc import Iterator
 from pathlib import Path
+
+from benchmarks import page
+from benchmarks.page import Row
 
 LOOK = 0.05  # seconds between looks
 KINDS = {  # words of a command line -> what such a process is there for
@@ -49,22 +52,25 @@ def looked_at(command: list[str]) -> dict[str, dict[int, float]]:
     return found
 
 
-def main() -> None:
-    """Parse, run, print."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--rounds", type=int, default=3)
-    asked = parser.parse_args()
+def measured(rounds: int) -> Iterator[Row]:
+    """The whole, and the processor's time of each kind of process."""
     with tempfile.TemporaryDirectory() as folder:
-        given = ["--out", f"{folder}/run", "--set", f"federation.rounds={asked.rounds}"]
+        given = ["--out", f"{folder}/run", "--set", f"federation.rounds={rounds}"]
         start = time.perf_counter()
         found = looked_at([sys.executable, "-m", "fedmuon", "deploy-demo", *given])
-        whole = time.perf_counter() - start
-    print(f"{asked.rounds} rounds of 2 of 3 clients: {whole:.1f} s")
-    print(f"{'processes':>9}  {'s each':>6}  {'s in all':>8}  what for")
+        yield Row(f"{rounds} rounds of 2 of 3 clients", time.perf_counter() - start)
     for kind, why in KINDS.items():
-        if times := sorted(found[kind].values()):
-            middle = statistics.median(times)
-            print(f"{len(times):9}  {middle:6.1f}  {sum(times):8.1f}  {kind}: {why}")
+        if times := list(found[kind].values()):
+            note = f"{len(times)} processes, {statistics.median(times):.1f} s each: {why}"
+            yield Row(f"  all {kind}", sum(times), note=note)
+
+
+def main() -> None:
+    """Parse, run, print."""
+    parser = page.parser(__doc__)
+    parser.add_argument("--rounds", type=int, default=3)
+    asked = parser.parse_args()
+    page.tell(measured(asked.rounds), asked.rows)
 
 
 if __name__ == "__main__":

@@ -9,7 +9,6 @@ few samples each; and a model of 10 million parameters through Flower's records,
 the same bytes.
 """
 
-import argparse
 import contextlib
 import json
 import os
@@ -18,11 +17,15 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
 from unittest import mock
 
 import numpy as np
 
+from benchmarks import page
+from benchmarks.page import Row, say
 from benchmarks.rounds import PEERS, make_work, run
 from fedmuon.config import parse
 from fedmuon.errors import InputError
@@ -58,57 +61,85 @@ def bare(work: Path, folder: Path, grid: str = "") -> float:
     return result["median_warm_seconds_per_round"]
 
 
-def rounds(pairs: int) -> None:
+def rounds(pairs: int) -> Iterator[Row]:
     """All three in turn; the ratios of their median rounds, pair by pair."""
+    found = []
     with tempfile.TemporaryDirectory() as name:
-        folder, ratios = Path(name), []
+        folder = Path(name)
         make_work(folder / "work.npz")
         data = _data()
         for pair in range(pairs):
-            start = time.perf_counter()
             mine = statistics.median(ours(folder / f"run{pair}", data))
-            whole = time.perf_counter() - start
             plain = bare(folder / "work.npz", folder)
             lent = bare(folder / "work.npz", folder, "1")
-            ratios.append((plain / mine, plain / lent))
-            print(
-                f"  pair {pair + 1}: ours {1e3 * mine:.0f} ms a round ({whole:.1f} s from command "
-                f"to prompt), bare {1e3 * plain:.0f} ms, bare on our grid {1e3 * lent:.0f} ms"
+            found.append((mine, plain, lent))
+            say(
+                f"{pair + 1}/{pairs}: ours {1e3 * mine:.0f} ms a round, bare {1e3 * plain:.0f} ms, "
+                f"bare on our grid {1e3 * lent:.0f} ms"
             )
-        told = ("bare Flower app / ours", "bare Flower app / the same on RayGrid")
-        for what, each in zip(told, zip(*ratios, strict=True), strict=True):
-            print(f"{what}: {statistics.median(each):.1f} (aim: 8)")
+    mine, plain, lent = (statistics.median(column) for column in zip(*found, strict=True))
+    told = {"a round on Ray": (0, mine), "a bare Flower app on RayGrid": (2, lent)}
+    for what, (column, seconds) in told.items():
+        ratio = statistics.median(one[1] / one[column] for one in found)
+        yield Row(f"{what} / on Flower's simulation", seconds, plain, ratio, 8)
 
 
-def crowd(most: int) -> None:
+@dataclass(frozen=True)
+class Crowd:
+    """What a run of 10 rounds on Ray took: seconds, and bytes at most."""
+
+    clients: int
+    chosen: int
+    first: float
+    later: float
+    whole: float
+    driver: int
+    worker: int
+
+
+def crowd(clients: int) -> Crowd:
     """First and later rounds of K = 1,000, or fewer, of N clients, and the memory they take."""
-    for clients in [n for n in (20, 1_000, 100_000, 1_000_000) if n <= most]:
-        chosen = min(1_000, clients)
-        asked = {
-            "data.name": "synthetic", "data.dimension": 16, "data.classes": 3,
-            "data.train": max(clients, 1_000), "data.test": 1_000, "data.minimum": 1,
-            "federation.partition": "iid", "federation.clients": clients,
-            "federation.per-round": chosen, "federation.rounds": 10, "local.lr": 0.01,
-            "engine.name": "ray", "engine.device": "cpu", "output.evaluate-every": 10,
-        }  # fmt: skip
-        with tempfile.TemporaryDirectory() as name:
-            given = [f"--set={key}={value}" for key, value in asked.items()]
-            script = [sys.executable, "-m", "fedmuon", "run", "--out", f"{name}/run", *given]
-            start, seen = time.perf_counter(), Memory()
-            with subprocess.Popen(script, stdout=subprocess.DEVNULL) as child:
-                while child.poll() is None:
-                    seen.look(child.pid)
-                    time.sleep(0.5)
-            whole = time.perf_counter() - start
-            if child.returncode:
-                raise SystemExit(f"the run of {clients} clients ended with {child.returncode}")
-            lines = (Path(name) / "run" / "rounds.jsonl").read_text().splitlines()
-            ends = [json.loads(line)["seconds"] for line in lines]
-        print(
-            f"N = {clients}, K = {chosen}: first round {ends[0]:.2f} s, then "
-            f"{statistics.median(np.diff(ends)):.2f} s a round, {whole:.1f} s from command to "
-            f"prompt; driver {seen.driver / 1e6:.0f} MB, worker {seen.worker / 1e6:.0f} MB"
-        )
+    chosen = min(1_000, clients)
+    asked = {
+        "data.name": "synthetic", "data.dimension": 16, "data.classes": 3,
+        "data.train": max(clients, 1_000), "data.test": 1_000, "data.minimum": 1,
+        "federation.partition": "iid", "federation.clients": clients,
+        "federation.per-round": chosen, "federation.rounds": 10, "local.lr": 0.01,
+        "engine.name": "ray", "engine.device": "cpu", "output.evaluate-every": 10,
+    }  # fmt: skip
+    with tempfile.TemporaryDirectory() as name:
+        given = [f"--set={key}={value}" for key, value in asked.items()]
+        script = [sys.executable, "-m", "fedmuon", "run", "--out", f"{name}/run", *given]
+        start, seen = time.perf_counter(), Memory()
+        with subprocess.Popen(script, stdout=subprocess.DEVNULL) as child:
+            while child.poll() is None:
+                seen.look(child.pid)
+                time.sleep(0.5)
+        whole = time.perf_counter() - start
+        if child.returncode:
+            raise SystemExit(f"the run of {clients} clients ended with {child.returncode}")
+        lines = (Path(name) / "run" / "rounds.jsonl").read_text().splitlines()
+        ends = [json.loads(line)["seconds"] for line in lines]
+    later = float(statistics.median(np.diff(ends)))
+    return Crowd(clients, chosen, ends[0], later, whole, seen.driver, seen.worker)
+
+
+def crowds(most: int) -> Iterator[Row]:
+    """Each alone, then the memory of the largest beside that of a thousand clients."""
+    found = [crowd(n) for n in (20, 1_000, 1_000_000) if n <= most]
+    for one in found:
+        name = f"N = {one.clients:,}, K = {one.chosen:,}"
+        yield Row(f"first round on Ray, {name}", one.first, aim=2, at_most=True)
+        yield Row(f"a later one, {name}", one.later)
+        if one.clients == 20:
+            whole = "fedmuon run --engine ray, N = 20, 10 rounds, command to prompt"
+            yield Row(whole, one.whole, aim=8, at_most=True)
+    few, many = found[-2:] if len(found) > 2 else (found[-1],) * 2
+    if few is not many:
+        for who in ("driver", "worker"):
+            a, b = (getattr(one, who) / 1e6 for one in (many, few))
+            figure = f"memory of a {who}, N = {many.clients:,} / {few.clients:,}"
+            yield Row(figure, a, b, a / b, 2, unit="MB", at_most=True)
 
 
 class Memory:
@@ -142,7 +173,7 @@ def _data() -> str:
     return "fashion-mnist"
 
 
-def message() -> None:
+def message() -> Iterator[Row]:
     """Serialize and read back 10 million float32 parameters, beside a copy of the bytes."""
     from flwr.app import ArrayRecord
 
@@ -160,12 +191,10 @@ def message() -> None:
         start = time.perf_counter()
         _ = [array.copy() for array in arrays.values()]
         copies.append(time.perf_counter() - start)
-    trip = statistics.median(there) + statistics.median(back)
-    print(
-        f"10 million parameters: {1e3 * trip:.0f} ms there and back, a copy of the bytes takes "
-        f"{1e3 * statistics.median(copies):.0f} ms; {held - size} bytes more than the "
-        f"{size} of the arrays ({(held - size) / size:.4%})"
-    )
+    trip, copy = statistics.median(there) + statistics.median(back), statistics.median(copies)
+    note = f"{held - size} bytes more than the {size} of the arrays"
+    figure = "10 million parameters to a message and back / a copy of them"
+    yield Row(figure, trip, copy, trip / copy, note=note)
 
 
 def _tensors(arrays: dict[str, np.ndarray]) -> dict:
@@ -174,15 +203,20 @@ def _tensors(arrays: dict[str, np.ndarray]) -> dict:
     return {name: torch.from_numpy(array) for name, array in arrays.items()}
 
 
+def measured(pairs: int, most: int) -> Iterator[Row]:
+    """All that this benchmark finds."""
+    yield from rounds(pairs)
+    yield from crowds(most)
+    yield from message()
+
+
 def main() -> None:
     """Parse and run."""
-    parser = argparse.ArgumentParser(description=__doc__)
+    parser = page.parser(__doc__)
     parser.add_argument("--pairs", type=int, default=2)
-    parser.add_argument("--crowd", type=int, default=1_000_000)
+    parser.add_argument("--crowd", type=int, default=1_000_000, help="clients at most")
     asked = parser.parse_args()
-    rounds(asked.pairs)
-    crowd(asked.crowd)
-    message()
+    page.tell(measured(asked.pairs, asked.crowd), asked.rows)
 
 
 if __name__ == "__main__":

@@ -12,6 +12,7 @@ import argparse
 import importlib.util
 import sys
 import tempfile
+from collections.abc import Iterator
 from pathlib import Path
 from statistics import median
 from time import perf_counter
@@ -19,6 +20,8 @@ from typing import Any
 
 import numpy as np
 
+from benchmarks import page
+from benchmarks.page import Row, say
 from benchmarks.rounds import PEERS, run
 from fedmuon.config import Config, only_read, parse
 from fedmuon.errors import InputError
@@ -27,6 +30,7 @@ from fedmuon.federated.aggregate import begin
 from fedmuon.federated.simulate import Experiment, rounds
 
 BATCH = 64
+AIMS = {"torch loop": 1.3, "pfl-research": 1.3, "Flower": 1.5}
 
 
 def config(data: str, count: int, recipe: str = "fedavg") -> Config:
@@ -118,7 +122,7 @@ def contestants(data: str, count: int, skip_flower: bool) -> dict[str, list[str]
     return field if skip_flower else {**field, "Flower": [python, str(PEERS / "cnn_flower.py")]}
 
 
-def compare(count: int, pairs: int, skip_flower: bool) -> None:
+def compare(count: int, pairs: int, skip_flower: bool) -> Iterator[Row]:
     """Run all in turn; medians of warm rounds, and ratios pair by pair."""
     data = available()
     field = contestants(data, count, skip_flower)
@@ -131,12 +135,21 @@ def compare(count: int, pairs: int, skip_flower: bool) -> None:
                 found = run(command, job, Path(folder) / f"{name}.npy")
                 seconds[name].append(median(found["round_seconds"][1:] or found["round_seconds"]))
                 away = _distance(Path(folder), name)
-                print(f"  {turn + 1}/{pairs} {name}: {seconds[name][-1]:.2f} s a round{away}",
-                      flush=True)  # fmt: skip
-    print(f"\n{data}, one local epoch of the CNN for K = 5 clients")
-    for name, times in seconds.items():
-        ratio = median(t / o for t, o in zip(times, seconds["ours"], strict=True))
-        print(f"{name:16}{median(times):>8.2f} s a round{ratio:>8.2f} x ours")
+                say(f"{turn + 1}/{pairs} {name}: {seconds[name][-1]:.2f} s a round{away}")
+    yield from ratios(seconds, f"{data}, one local epoch of K = 5 clients")
+
+
+def ratios(seconds: dict[str, list[float]], what: str) -> Iterator[Row]:
+    """FedAvg beside the peers, and what FedMuon costs over it."""
+    own = seconds["ours"]
+    for name in [name for name in AIMS if name in seconds]:
+        theirs = seconds[name]
+        ratio = median(t / o for t, o in zip(theirs, own, strict=True))
+        yield Row(f"CNN, FedAvg, a round / {name}", median(own), median(theirs), ratio, AIMS[name])
+    muon = seconds["ours, FedMuon"]
+    cost = median(m / o for m, o in zip(muon, own, strict=True))
+    figure = "CNN, FedMuon, a round / FedAvg"
+    yield Row(figure, median(muon), median(own), cost, 1.25, what, at_most=True)
 
 
 def _distance(folder: Path, name: str) -> str:
@@ -152,7 +165,7 @@ def _distance(folder: Path, name: str) -> str:
 
 def main() -> None:
     """Parse and run."""
-    parser = argparse.ArgumentParser(description=__doc__)
+    parser = page.parser(__doc__)
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--pairs", type=int, default=2)
     parser.add_argument("--skip-flower", action="store_true")
@@ -163,7 +176,7 @@ def main() -> None:
     if asked.work:
         work(asked.work, asked.data, asked.rounds, *asked.files)
     else:
-        compare(asked.rounds, asked.pairs, asked.skip_flower)
+        page.tell(compare(asked.rounds, asked.pairs, asked.skip_flower), asked.rows)
 
 
 if __name__ == "__main__":

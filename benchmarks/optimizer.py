@@ -10,9 +10,8 @@ Then five Newton-Schulz steps against the best rate of a product in the same dty
 take more than a minute a step, as bfloat16 does on processors without it, is left out, and said.
 """
 
-import argparse
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from statistics import median
 
@@ -20,6 +19,8 @@ import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
+from benchmarks import page
+from benchmarks.page import Row
 from fedmuon.gemm import rate, supported
 from fedmuon.optim import Muon
 from fedmuon.optim.flops import newton_schulz_flops
@@ -119,8 +120,8 @@ def too_slow(shape: str, device: str) -> str:
     )
 
 
-def compare(shape: str, device: str, budget: float) -> None:
-    """Print a line for one shape."""
+def compare(shape: str, device: str, budget: float) -> Iterator[Row]:
+    """Ours beside its rivals on one shape."""
     smallest, reason = min(map(int, shape.split("x")[1:])), too_slow(shape, device)
     left_out = {"torch"} if reason else set()
     left_out |= {"polar"} if smallest > 768 else set()  # an eigenproblem of that size
@@ -130,19 +131,21 @@ def compare(shape: str, device: str, budget: float) -> None:
         if name not in left_out
     }
     found = turns({name: one.step for name, one in made.items()}, device, budget)
-    times = {name: 1e3 * median(turn[name] for turn in found) for name in made}
-    cells = [f"{name} {times[name]:9.2f}" for name in made]
-    gains = [
-        f"{rival} / {name} {median(turn[rival] / turn[name] for turn in found):6.2f}"
-        for name, rival in RIVAL.items()
-        if name in made and rival in made
-    ]
-    print(f"{shape:>12}  ms: {'  '.join(cells)}  | {'  '.join(gains)}"
-          f"  ({len(found)} turns)  {reason}", flush=True)  # fmt: skip
+    times = {name: median(turn[name] for turn in found) for name in made}
+    note = f"{len(found)} turns. {reason}".strip()
+    for name in (name for name in RIVAL if name in made):
+        rival = RIVAL[name]
+        if rival in made:
+            ratio = median(turn[rival] / turn[name] for turn in found)
+            figure = f"{shape}, a step, {name} / {rival}"
+            yield Row(figure, times[name], times[rival], ratio, note=note)
+        else:
+            yield Row(f"{shape}, a step, {name}", times[name], note=note)
+        note = ""
 
 
-def iteration(side: int, dtype: torch.dtype, device: str, budget: float) -> None:
-    """Print the arithmetic rate of five steps, 15 products of 2 n^3 flop, and its share."""
+def iteration(side: int, dtype: torch.dtype, device: str, budget: float) -> Row:
+    """Five steps, 15 products of 2 n^3 flop, and the share of their rate in the best product's."""
     matrix = torch.randn(side, side).to(device, dtype)
     place = torch.device(device)
     products = {
@@ -157,13 +160,23 @@ def iteration(side: int, dtype: torch.dtype, device: str, budget: float) -> None
         work = partial(newton_schulz, matrix, 5, JORDAN, 1e-7, "max")
         ours.append(15 * 2 * side**3 / seconds(work, device))
     share = median(mine / theirs for mine, theirs in zip(ours, best, strict=True))
-    print(f"Newton-Schulz {side} x {side} {dtype}: {median(ours) / 1e9:.1f} GFLOP/s, best product "
-          f"{median(best) / 1e9:.1f}: {share:.0%}", flush=True)  # fmt: skip
+    speed, peak = median(ours), median(best)
+    figure = f"Newton-Schulz, {side} x {side}, {str(dtype).removeprefix('torch.')}"
+    note = f"{speed / 1e9:.1f} GFLOP/s, best product {peak / 1e9:.1f}"
+    return Row(figure, 15 * 2 * side**3 / speed, note=note, share=share)
+
+
+def measured(shapes: Sequence[str], device: str, budget: float, side: int) -> Iterator[Row]:
+    """All that this benchmark finds."""
+    for shape in shapes:
+        yield from compare(shape, device, budget)
+    for dtype in (torch.float32, torch.bfloat16):
+        yield iteration(side, dtype, device, budget)
 
 
 def main() -> None:
     """Parse and run."""
-    parser = argparse.ArgumentParser(description=__doc__)
+    parser = page.parser(__doc__)
     parser.add_argument("--device", default="cpu", choices=("cpu", "cuda"))
     parser.add_argument("--shapes", nargs="*")
     parser.add_argument("--budget", type=float, default=20.0, help="seconds for each shape")
@@ -171,11 +184,7 @@ def main() -> None:
     asked = parser.parse_args()
     default = SHAPES + MANY * (asked.device == "cuda")
     shapes = default if asked.shapes is None else asked.shapes
-    print(f"torch {torch.__version__} on {asked.device}, {torch.get_num_threads()} threads")
-    for shape in shapes:
-        compare(shape, asked.device, asked.budget)
-    for dtype in (torch.float32, torch.bfloat16):
-        iteration(asked.side, dtype, asked.device, asked.budget)
+    page.tell(measured(shapes, asked.device, asked.budget, asked.side), asked.rows)
 
 
 if __name__ == "__main__":

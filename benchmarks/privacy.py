@@ -21,7 +21,7 @@ import subprocess
 import sys
 import tempfile
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 from statistics import median
@@ -32,6 +32,8 @@ import numpy as np
 import torch
 from torch import nn
 
+from benchmarks import page
+from benchmarks.page import Row, say
 from fedmuon.randomness import Draw, generator
 from fedmuon.tasks.base import Batch, Params
 from fedmuon.tasks.clipping import Clipping
@@ -209,7 +211,7 @@ def distance(folder: Path, kind: str, dtype: torch.dtype) -> float:
         )
 
 
-def compare(model: str, asked: argparse.Namespace) -> None:
+def compare(model: str, asked: argparse.Namespace) -> Iterator[Row]:
     """Contestants in turn, pairs of runs; the ratios are medians over the pairs."""
     found: dict[str, list[dict[str, float]]] = {kind: [] for kind in CONTESTANTS}
     with tempfile.TemporaryDirectory() as name:
@@ -218,25 +220,33 @@ def compare(model: str, asked: argparse.Namespace) -> None:
             for kind, figures in found.items():
                 if pair == 0 or kind not in STORING:
                     figures.append(run(kind, model, asked, folder / f"{kind}.npz"))
+                    say(f"{pair + 1}/{asked.pairs} {model}, {kind}: {figures[-1]['ms']:.0f} ms")
         away = {
             kind: [distance(folder, kind, dtype) for dtype in (torch.float32, torch.float64)]
             for kind in CONTESTANTS
         }
-    print(f"\n{model}, lot {asked.lot}, flat clipping to {BOUND:g}, {asked.device}")
-    for kind, figures in found.items():
-        cells = []
-        for unit in ("ms", "CPU ms", "MiB"):
-            ratio = median(f[unit] / o[unit] for f, o in zip(figures, found["ours"], strict=False))
-            cells.append(f"{median(f[unit] for f in figures):9.1f} {unit}{ratio:8.2f} x ours")
-        rough, exact = away[kind]
-        print(f"{kind:7}{'   '.join(cells)}   sums {rough:.0e} / {exact:.0e} away", flush=True)
-        if exact > SAME:
+    for kind in CONTESTANTS[1:]:
+        if away[kind][1] > SAME:
             raise SystemExit(f"{kind}'s sums are not ours")
+        yield from ratios(f"{model}, lot {asked.lot}, clipped / Opacus's {kind}", found, kind)
+
+
+def ratios(figure: str, found: dict[str, list[dict[str, float]]], kind: str) -> Iterator[Row]:
+    """Time, with that of the processors, and memory."""
+
+    def row(name: str, unit: str, scale: float, note: str = "") -> Row:
+        mine, theirs = ([one[name] / scale for one in found[who]] for who in ("ours", kind))
+        ratio = median(t / o for t, o in zip(theirs, mine, strict=False))
+        return Row(figure, median(mine), median(theirs), ratio, note=note, unit=unit)
+
+    busy = row("CPU ms", "s", 1e3).ratio
+    yield row("ms", "s", 1e3, f"{busy:.2f} x by the processors' time")
+    yield row("MiB", "MiB", 1)
 
 
 def main() -> None:
     """Parse and run."""
-    parser = argparse.ArgumentParser(description=__doc__)
+    parser = page.parser(__doc__)
     parser.add_argument("--device", default="cpu", choices=("cpu", "cuda"))
     parser.add_argument("--lot", type=int, default=1024)
     parser.add_argument("--pairs", type=int, default=3)
@@ -249,9 +259,8 @@ def main() -> None:
     if asked.work:
         contest(asked.work, asked.models[0], asked)
         return
-    print(f"torch {torch.__version__}, {asked.threads} threads")
-    for model in asked.models:
-        compare(model, asked)
+    rows = (row for model in asked.models for row in compare(model, asked))
+    page.tell(rows, asked.rows)
 
 
 if __name__ == "__main__":

@@ -9,7 +9,7 @@ is the rate of that arithmetic over the best rate of a square product.
 """
 
 import argparse
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from functools import partial
 from statistics import median
 
@@ -17,7 +17,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from benchmarks import page
 from benchmarks.optimizer import turns
+from benchmarks.page import Row
 from fedmuon.gemm import rate, supported
 from fedmuon.orthogonalize import exact_sign, newton_schulz, randomized_polar
 
@@ -43,8 +45,8 @@ def arithmetic(side: int, width: int, power: int, steps: int) -> tuple[float, fl
     return full, (4 * power + 6) * side**2 * width + small
 
 
-def low_rank(side: int, asked: argparse.Namespace) -> None:
-    """Print full Newton-Schulz against both sketches."""
+def low_rank(side: int, asked: argparse.Namespace) -> Iterator[Row]:
+    """Both sketches beside full Newton-Schulz."""
     m, width = matrix(side, asked.device), asked.rank + 2
     sketched = partial(randomized_polar, m, asked.rank, 2, asked.power, asked.steps)
     works: Works = {"full": partial(newton_schulz, m, asked.steps, "quintic")}
@@ -55,20 +57,22 @@ def low_rank(side: int, asked: argparse.Namespace) -> None:
     found = turns(works, asked.device, asked.budget)
     full, small = arithmetic(side, width, asked.power, asked.steps)
     peak = best_product(min(side, 2048), asked.device)
-    print(
-        f"{side} x {side}, l = {width}, q = {asked.steps}, h = {asked.power}: flop ratio "
-        f"{full / small:.1f}, best product {peak / 1e9:.0f} GFLOP/s, {len(found)} turns"
+    note = (
+        f"l = {width}, q = {asked.steps}, h = {asked.power}: flop ratio {full / small:.1f}, best "
+        f"product {peak / 1e9:.0f} GFLOP/s, {len(found)} turns"
     )
-    for name in works:
+    whole = median(turn["full"] for turn in found)
+    yield Row(f"{side} x {side}, q = {asked.steps} steps", whole, share=full / whole / peak)
+    for name in list(works)[1:]:
         seconds = median(turn[name] for turn in found)
         ratio = median(turn["full"] / turn[name] for turn in found)
-        share = (full if name == "full" else small) / seconds / peak
-        print(f"  {name:>9} {1e3 * seconds:10.1f} ms  full / this {ratio:6.1f}  share {share:4.0%}",
-              flush=True)  # fmt: skip
+        figure = f"{side} x {side}, {name} sketch / full"
+        yield Row(figure, seconds, whole, ratio, note=note, share=small / seconds / peak)
+        note = ""
 
 
-def exact(side: int, asked: argparse.Namespace) -> None:
-    """Print what an exact polar factor costs beside the steps that approximate it."""
+def exact(side: int, asked: argparse.Namespace) -> Iterator[Row]:
+    """What an exact polar factor costs beside the steps that approximate it."""
     m = matrix(side, asked.device)
     works: Works = {
         "steps": partial(newton_schulz, m, asked.steps, "quintic"),
@@ -76,11 +80,11 @@ def exact(side: int, asked: argparse.Namespace) -> None:
         "exact_sign": partial(exact_sign, m),
     }
     found = turns(works, asked.device, asked.budget)
-    print(f"{side} x {side}, exact against q = {asked.steps} ({len(found)} turns)")
-    for name in works:
+    steps = median(turn["steps"] for turn in found)
+    for name in list(works)[1:]:
         seconds = median(turn[name] for turn in found)
-        ratio = median(turn[name] / turn["steps"] for turn in found)
-        print(f"  {name:>10} {1e3 * seconds:10.1f} ms  this / steps {ratio:6.1f}", flush=True)
+        ratio = median(turn["steps"] / turn[name] for turn in found)
+        yield Row(f"{side} x {side}, {name} / {asked.steps} steps", seconds, steps, ratio)
 
 
 def _by_svd(m: Tensor) -> Tensor:
@@ -88,9 +92,17 @@ def _by_svd(m: Tensor) -> Tensor:
     return u @ vh
 
 
+def measured(asked: argparse.Namespace) -> Iterator[Row]:
+    """All that this benchmark finds."""
+    for side in asked.sides:
+        yield from low_rank(side, asked)
+    if asked.exact:
+        yield from exact(asked.exact, asked)
+
+
 def main() -> None:
     """Parse and run."""
-    parser = argparse.ArgumentParser(description=__doc__)
+    parser = page.parser(__doc__)
     parser.add_argument("--device", default="cpu", choices=("cpu", "cuda"))
     parser.add_argument("--sides", nargs="*", type=int, default=[2048, 4096])
     parser.add_argument("--exact", type=int, default=1024, help="0 leaves the exact factor out")
@@ -99,11 +111,7 @@ def main() -> None:
     parser.add_argument("--steps", type=int, default=5)
     parser.add_argument("--budget", type=float, default=60.0, help="seconds for each size")
     asked = parser.parse_args()
-    print(f"torch {torch.__version__} on {asked.device}, {torch.get_num_threads()} threads")
-    for side in asked.sides:
-        low_rank(side, asked)
-    if asked.exact:
-        exact(asked.exact, asked)
+    page.tell(measured(asked), asked.rows)
 
 
 if __name__ == "__main__":

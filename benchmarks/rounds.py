@@ -1,4 +1,4 @@
-"""Rounds side by side: this package, pfl-research, and a plain Flower app, on the same work.
+"""Rounds side by side: this package, pfl-research, BlazeFL and a plain Flower app, same work.
 
     python -m benchmarks.rounds [--pairs 3] [--skip-flower]
 
@@ -9,20 +9,23 @@ oracle's model. Ratios are medians over pairs. Flower's cost is polling and proc
 shrinks as the clients' work grows.
 """
 
-import argparse
+import importlib.util
 import json
 import os
 import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Iterator
 from pathlib import Path
 from statistics import median
 
 import numpy as np
 
+from benchmarks import page
 from benchmarks.ours import config
+from benchmarks.page import Row, say
+from fedmuon.config import Config, parse
 from fedmuon.errors import InputError
 from fedmuon.federated import setup
 from fedmuon.federated.aggregate import begin
@@ -34,7 +37,14 @@ OURS = (
     ("S=220 float32", 220, "float32"),
     ("S=220 float64", 220, "float64"),
 )
-REACH = {"S=1 float32": (3, 50), "S=220 float32": (12, 250), "S=220 float64": (6, 120)}
+PFL, BLAZE, FLOWER = "pfl-research", "BlazeFL", "Flower"
+APPS = {PFL: ("pfl", "pfl_app.py"), BLAZE: ("blazefl", "blazefl_app.py"),
+        FLOWER: ("flwr", "flower_app.py")}  # fmt: skip
+AIMS = {  # of the ratios, and of the share of the best product
+    "S=1 float32": ({PFL: 4, FLOWER: 50}, None),
+    "S=220 float32": ({PFL: 8, FLOWER: 250}, 0.85),
+    "S=220 float64": ({PFL: 4, FLOWER: 120}, 0.75),
+}
 
 
 def make_work(path: Path) -> str:
@@ -77,20 +87,14 @@ def run(command: list[str], work: Path, out: Path) -> dict:
     return json.loads([line for line in done.stdout.splitlines() if line.startswith("{")][-1])
 
 
-def contestants(skip_flower: bool) -> dict[str, Callable[[Path, Path], dict]]:
-    """Name -> a function that runs it."""
-    python = sys.executable
-
-    def ours(stack: int, dtype: str) -> Callable[[Path, Path], dict]:
-        script = [python, "-m", "benchmarks.ours", "--stack", str(stack), "--dtype", dtype]
-        return lambda work, out: run(script, work, out)
-
-    def peer(name: str) -> Callable[[Path, Path], dict]:
-        return lambda work, out: run([python, str(PEERS / f"{name}_app.py")], work, out)
-
-    field = {name: ours(stack, dtype) for name, stack, dtype in OURS}
-    field["pfl-research"] = peer("pfl")
-    return field if skip_flower else {**field, "Flower": peer("flower")}
+def contestants(skip_flower: bool) -> dict[str, list[str]]:
+    """Name -> the command that runs it; peers only where they are installed."""
+    ours = [sys.executable, "-m", "benchmarks.ours"]
+    field = {name: [*ours, f"--stack={stack}", f"--dtype={dtype}"] for name, stack, dtype in OURS}
+    for name, (package, app) in APPS.items():
+        if importlib.util.find_spec(package) and not (name == FLOWER and skip_flower):
+            field[name] = [sys.executable, str(PEERS / app)]
+    return field
 
 
 def agreement(oracle: Path, result: Path) -> float:
@@ -99,23 +103,27 @@ def agreement(oracle: Path, result: Path) -> float:
         return float(np.linalg.norm(a["x"] - b["x"]) / np.linalg.norm(a["x"]))
 
 
-def compare(pairs: int, skip_flower: bool) -> None:
-    """Run everything in turn and print the table."""
+def compare(pairs: int, skip_flower: bool) -> Iterator[Row]:
+    """Run everything in turn."""
+    field = contestants(skip_flower)
     with tempfile.TemporaryDirectory() as folder:
         work, oracle = Path(folder) / "work.npz", Path(folder) / "oracle.npz"
-        print(f"work: one trajectory on {make_work(work)}; {os.cpu_count()} cores", flush=True)
+        what = make_work(work)
         run([sys.executable, str(PEERS / "reference.py")], work, oracle)
-        results: dict[str, list[dict]] = {name: [] for name in contestants(skip_flower)}
+        results: dict[str, list[dict]] = {name: [] for name in field}
         for turn in range(pairs):
-            for name, contestant in contestants(skip_flower).items():
+            for name, command in field.items():
                 out = Path(folder) / f"{name.replace(' ', '-')}.npz"
-                results[name].append(contestant(work, out))
+                results[name].append(run(command, work, out))
                 distance = agreement(oracle, out)
                 if distance > 1e-4:
                     raise SystemExit(f"{name} ends {distance:.1e} away from the oracle's model")
-                print(f"  {turn + 1}/{pairs} {name}: {per_trajectory(results[name][-1]):.4f} s, "
-                      f"distance to oracle {distance:.1e}", flush=True)  # fmt: skip
-    print_table(results)
+                say(f"{turn + 1}/{pairs} {name}: {per_trajectory(results[name][-1]):.4f} s, "
+                    f"distance to oracle {distance:.1e}")  # fmt: skip
+    yield from ratios(results, what)
+    for name, (package, app) in APPS.items():
+        if not importlib.util.find_spec(package):
+            yield Row(f"a trajectory / {name}", note=f"{package} is not installed, as {app} wants")
 
 
 def per_trajectory(result: dict) -> float:
@@ -123,27 +131,29 @@ def per_trajectory(result: dict) -> float:
     return result["median_warm_seconds_per_round"] * result["rounds"] / result.get("stack", 1)
 
 
-def print_table(results: dict[str, list[dict]]) -> None:
-    """Medians, ratios pair by pair, what was aimed at, and the share of the GEMM limit."""
-    peers = [name for name in ("pfl-research", "Flower") if name in results]
+def ratios(results: dict[str, list[dict]], what: str) -> Iterator[Row]:
+    """Medians over pairs of every stack of ours beside every peer; the share stands once."""
     seconds = {name: [per_trajectory(one) for one in ones] for name, ones in results.items()}
-    header = [f"x {peer} (aim)" for peer in peers]
-    print(f"\n{'':16}{'ms/trajectory':>15}" + "".join(f"{one:>24}" for one in header)
-          + f"{'GFLOP/s (share)':>20}  kernel")  # fmt: skip
-    for name, ones in results.items():
-        line = f"{name:16}{1e3 * median(seconds[name]):>15.1f}"
-        for column, peer in enumerate(peers):
-            ratios = [p / o for p, o in zip(seconds[peer], seconds[name], strict=True)]
-            aim = f" ({REACH[name][column]})" if name in REACH else ""
-            line += f"{f'{median(ratios):.1f}{aim}':>24}"
-        if name in REACH:
-            rate, share = (median(one[key] for one in ones) for key in ("gflops", "share"))
-            line += f"{f'{rate:.0f} ({share:.0%})':>20}  {ones[-1]['kernel']}"
-        print(line)
-    print("Flower's cost is polling and processes: its ratio shrinks as the clients' work grows.")
+    for name, (aims, share) in AIMS.items():
+        ones, own = results[name], seconds[name]
+        part, speed = (median(one[key] for one in ones) for key in ("share", "gflops"))
+        kernel = f"{what}; {speed:.0f} GFLOP/s, kernel {ones[-1]['kernel']}"
+        for peer in [peer for peer in APPS if peer in results]:
+            yield Row(
+                f"a trajectory, {name} / {peer}",
+                median(own),
+                median(seconds[peer]),
+                median(p / o for p, o in zip(seconds[peer], own, strict=True)),
+                aims.get(peer),
+                kernel,
+                share=part,
+                share_aim=share,
+            )
+            part = share = None
+            kernel = ""
 
 
-def many_clients() -> None:
+def many_clients() -> Iterator[Row]:
     """A round at N = 1,000,000 against one at N = 1,000, K = 10, the same samples a client."""
     seconds = {}
     for clients in (1_000, 1_000_000):
@@ -156,14 +166,12 @@ def many_clients() -> None:
             times.append(time.perf_counter() - start)
             start, state = time.perf_counter(), finished.state
         seconds[clients] = median(times)
-    ratio = seconds[1_000_000] / seconds[1_000]
-    print(f"a round at N = 1,000,000: {1e3 * seconds[1_000_000]:.2f} ms, at N = 1,000: "
-          f"{1e3 * seconds[1_000]:.2f} ms, ratio {ratio:.2f} (aim: at most 3)")  # fmt: skip
+    many, few = seconds[1_000_000], seconds[1_000]
+    figure = "a round at N = 1,000,000 / at N = 1,000"
+    yield Row(figure, many, few, many / few, 3, at_most=True)
 
 
-def _wide(clients: int):
-    from fedmuon.config import parse
-
+def _wide(clients: int) -> Config:
     return parse(
         {
             "data": {"name": "synthetic", "train": 2 * clients, "test": 100, "minimum": 2,
@@ -174,14 +182,19 @@ def _wide(clients: int):
     )  # fmt: skip
 
 
+def measured(pairs: int, skip_flower: bool) -> Iterator[Row]:
+    """All that this benchmark finds."""
+    yield from compare(pairs, skip_flower)
+    yield from many_clients()
+
+
 def main() -> None:
     """Parse and run."""
-    parser = argparse.ArgumentParser(description=__doc__)
+    parser = page.parser(__doc__)
     parser.add_argument("--pairs", type=int, default=3)
     parser.add_argument("--skip-flower", action="store_true")
     asked = parser.parse_args()
-    compare(asked.pairs, asked.skip_flower)
-    many_clients()
+    page.tell(measured(asked.pairs, asked.skip_flower), asked.rows)
 
 
 if __name__ == "__main__":

@@ -30,6 +30,7 @@ BESIDE = {
 }
 # What builds wheels from sources: our own, and rouge-score, which has no wheel.
 BACKENDS = "hatchling>=1.24\neditables>=0.5\nsetuptools>=77\n"
+EARLIER = {"blazefl"}  # asks for Python 3.12, and runs under 3.11: `make bench` installs it there
 CUDA = ("cuda-", "nvidia-", "triton")
 ABOUT = {
     "torch": "Its builds: `make install` takes the one that the machine prefers.",
@@ -122,7 +123,9 @@ def apart(dev: Pins, everything: Pins, build: Pins) -> dict[str, list[Pin]]:
     homes: dict[str, list[Pin]] = {name: [] for name in NAMES}
     for name, pin in sorted((everything | build).items()):
         more = (*pin.hashes, *BESIDE.get((name, pin.version), ()))
-        homes[_home(name, dev, build)].append(replace(pin, hashes=tuple(sorted(set(more)))))
+        marker = "" if name in EARLIER else pin.marker
+        full = replace(pin, marker=marker, hashes=tuple(sorted(set(more))))
+        homes[_home(name, dev, build)].append(full)
     return homes
 
 

@@ -1,0 +1,128 @@
+"""Every benchmark in turn, each a process of its own, and one page of what they found.
+
+    python -m benchmarks [--only PART ...] [--quick] [--out bench]
+
+The page has every ratio with its aim, both times, and the machine: only ratios of one run count.
+It is printed, and written as page.txt and page.html. A part that fails is a row that says so.
+"""
+
+import argparse
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections import deque
+from dataclasses import dataclass
+from pathlib import Path
+from typing import IO
+
+from benchmarks import page
+from benchmarks.page import Row
+
+PATIENCE = 900.0  # seconds that a part may take before it is ended
+
+
+@dataclass(frozen=True)
+class Part:
+    """What a module is asked, and for a quick look."""
+
+    about: str
+    given: str = ""
+    quick: str = ""
+    module: str = ""
+
+
+PARTS = {
+    "rounds": Part("rounds of FedMuon beside pfl-research, BlazeFL and Flower",
+                   "--pairs 2", "--pairs 1 --skip-flower"),
+    "ray": Part("rounds on Ray, crowds of clients, messages",
+                "--pairs 1", "--pairs 1 --crowd 1000", "engine_overhead"),
+    "networks": Part("a CNN's local training", "--pairs 1", "--pairs 1 --rounds 1 --skip-flower"),
+    "suites": Part("suites: beside an older commit, and over Ray's workers",
+                   "--scaling --before --size 2000",
+                   "--scaling --before --quick", "laboratory"),
+    "optimizer": Part("a step of the optimizer beside torch.optim.Muon",
+                      "--shapes 12x768x768 48x256x256 220x784x10 1x2048x2048 --budget 6",
+                      "--shapes 220x784x10 --budget 1 --side 512"),
+    "randomized": Part("randomized polar factors", "--sides 1024 2048 --exact 512 --budget 8",
+                       "--sides 512 --exact 256 --rank 62 --budget 2"),
+    "privacy": Part("clipped gradients beside Opacus", "--pairs 1 --lot 512 --calls 3",
+                    "--pairs 1 --lot 64 --calls 3 --models mlp"),
+    "deployment": Part("what a round of a deployment costs", "--rounds 2", "--rounds 1"),
+}  # fmt: skip
+
+
+def measured(name: str, quick: bool, file: Path) -> list[Row]:
+    """The rows of a part; if it failed, one more that says why."""
+    part = PARTS[name]
+    given = (part.quick if quick else part.given).split()
+    script = [sys.executable, "-m", f"benchmarks.{part.module or name}", *given]
+    last: deque[str] = deque(maxlen=1)
+    with subprocess.Popen(
+        [*script, "--rows", str(file)],
+        stderr=subprocess.PIPE,
+        text=True,
+        errors="replace",
+        start_new_session=os.name == "posix",  # with all that it starts, it can be ended
+    ) as child:
+        assert child.stderr
+        reader = threading.Thread(target=_passed_on, args=(child.stderr, last), daemon=True)
+        reader.start()
+        try:
+            code = child.wait(PATIENCE)
+        except subprocess.TimeoutExpired:
+            code = f"more than {PATIENCE:.0f} s"
+        finally:
+            _end(child)
+        reader.join(5)
+    found = page.read(file)
+    if not code and found:
+        return found
+    why = f"ended with {code}: {last[0] if last else 'it said nothing'}"
+    return [*found, Row(part.about, note=why, failed=True)]
+
+
+def _passed_on(stream: IO[str], last: deque[str]) -> None:
+    """Show what the part says meanwhile; its last words may have to be repeated."""
+    for line in stream:
+        print(line, end="", file=sys.stderr, flush=True)
+        if line.strip():
+            last.append(line.strip())
+
+
+def _end(child: subprocess.Popen[str]) -> None:
+    """End a part that goes on, and what it started."""
+    if child.poll() is None:
+        if os.name == "posix":
+            os.killpg(child.pid, signal.SIGTERM)
+        child.terminate()
+
+
+def main() -> int:
+    """Parse, run, write; 1 if a part failed."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--only", nargs="+", choices=PARTS, metavar="PART", default=list(PARTS),
+                        help=", ".join(PARTS))  # fmt: skip
+    parser.add_argument("--quick", action="store_true", help="whether it works, not how well")
+    parser.add_argument("--out", type=Path, default=Path("bench"))
+    asked = parser.parse_args()
+    before, parts = page.load(), {}
+    with tempfile.TemporaryDirectory(prefix="fedmuon-bench-") as folder:
+        for turn, name in enumerate(asked.only, 1):
+            start = time.perf_counter()
+            print(f"\n{turn}/{len(asked.only)} {name}: {PARTS[name].about}", flush=True)
+            rows = measured(name, asked.quick, Path(folder) / f"{name}.jsonl")
+            seconds = time.perf_counter() - start
+            parts[f"{name}: {PARTS[name].about} ({seconds:.0f} s)"] = rows
+            written = page.write(asked.out, parts, (before, page.load()))
+    print(f"\n{written}\nThe page is {asked.out / 'page.txt'} and {asked.out / 'page.html'}")
+    return int(any(row.failed for rows in parts.values() for row in rows))
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())
