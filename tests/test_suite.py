@@ -1,5 +1,6 @@
 """Suites: stacks against runs made one by one, resuming, Ray, and what is refused."""
 
+import contextlib
 import csv
 import json
 import subprocess
@@ -9,7 +10,9 @@ from unittest.mock import Mock
 
 import numpy as np
 import pytest
+import torch
 
+from fedmuon.config import parse
 from fedmuon.data.neighbours import draw, replace, stack
 from fedmuon.errors import InputError
 from fedmuon.experiments.cli import main
@@ -203,6 +206,52 @@ def test_ray_tasks_give_the_same_results(
             for key in a:
                 if a[key] != b[key]:
                     assert float(a[key]) == pytest.approx(float(b[key]), rel=1e-9, abs=1e-15), key
+
+
+def test_the_longest_cells_begin_first(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of unlike stacks the largest would otherwise be waited for alone."""
+    import ray
+
+    from fedmuon.experiments.suites import sweep
+
+    begun: list[suite.Cell] = []
+    task = Mock()
+    task.remote = lambda one, cpus: begun.append(one) or one
+    monkeypatch.setattr(sweep, "connected", lambda address: contextlib.nullcontext())
+    monkeypatch.setattr(ray, "remote", lambda **resources: lambda function: task)
+    monkeypatch.setattr(ray, "wait", lambda left, **how: (left[:1], left[1:]))
+    monkeypatch.setattr(ray, "get", lambda one: {"seconds": sweep.cost(one)})
+    cells = kinds.find("A2", "mnist5k", "full", {}).cells
+    found = list(sweep.Spread("local")(cells))
+    assert begun == [one for one, _ in found] and set(begun) == set(cells)
+    sizes = [one.config.data.train for one in begun if isinstance(one, Stack)]
+    assert sizes == sorted(sizes, reverse=True) and sizes[0] > sizes[-1]
+    study = kinds.find("dp-bias", None, "small", {}).cells
+    assert [sweep.cost(one) for one in study] == [one.size for one in study]
+
+
+def test_the_processes_of_a_machine_read_one_copy(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from fedmuon.data.mapped import _mapped
+    from fedmuon.experiments.suites import sweep
+
+    monkeypatch.setenv("FEDMUON_CACHE", str(tmp_path))
+    config = parse({"data": {"name": "mnist5k"}})
+    read: list[np.ndarray] = []
+    cell = Mock(compute=lambda: read.append(setup.source(config).inputs) or {})
+    threads = torch.get_num_threads()
+    _mapped.cache_clear()
+    try:
+        sweep._compute(cell, 1.0)
+    finally:
+        torch.set_num_threads(threads)
+        _mapped.cache_clear()
+    (inputs,) = read
+    assert isinstance(inputs, np.memmap) and str(inputs.filename).startswith(str(tmp_path))
+    own = setup.source(config).inputs  # as before, outside
+    assert not isinstance(own, np.memmap)
+    np.testing.assert_array_equal(inputs, own)
 
 
 def test_ray_is_told_how_to_be_before_it_is_loaded() -> None:

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 
 from fedmuon.experiments.engines.ray_cluster import connected
 from fedmuon.experiments.suites.suite import Cell, timed
+from fedmuon.federated.setup import one_copy
 from fedmuon.storage import Record
 
 LOCAL = "local"  # the address that starts a Ray of our own
@@ -20,22 +21,32 @@ class Spread:
     gpus: float = 0.0
 
     def __call__(self, cells: Sequence[Cell]) -> Iterator[tuple[Cell, Record]]:
-        """Yield every cell with its record, in the order in which they finish."""
+        """Yield every cell with its record, in the order in which they finish.
+
+        The longest begin first: none is left that others would have to wait for.
+        """
         if not cells:
             return
         with connected("" if self.address == LOCAL else self.address):
             import ray  # which reads, when it is imported, what `connected` has set
 
             task = ray.remote(num_cpus=self.cpus, num_gpus=self.gpus)(_compute)
-            waiting = {task.remote(one, self.cpus): one for one in cells}
+            longest = sorted(cells, key=cost, reverse=True)
+            waiting = {task.remote(one, self.cpus): one for one in longest}
             while waiting:  # briefly each time: signals are heard between two waits
                 for done in ray.wait(list(waiting), num_returns=1, timeout=PAUSE)[0]:
                     yield waiting.pop(done), ray.get(done)
 
 
+def cost(cell: Cell) -> float:
+    """What it takes beside the others of its suite: its size, where its kind knows no better."""
+    return getattr(cell, "cost", cell.size)
+
+
 def _compute(cell: Cell, cpus: float) -> Record:
-    """A task: one cell, on as many threads as it was given cores."""
+    """A task: one cell, on as many threads as it was given cores, and on the machine's samples."""
     import torch
 
     torch.set_num_threads(max(1, int(cpus)))
-    return timed(cell)
+    with one_copy():
+        return timed(cell)

@@ -1,6 +1,9 @@
 """From a config to an experiment: the one place where tables become objects, for every engine."""
 
 import math
+from collections.abc import Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
 from functools import lru_cache, partial
 from typing import Any
 
@@ -10,7 +13,7 @@ from torch import Tensor, nn
 
 from fedmuon.config import Config
 from fedmuon.data.federated import FederatedData, federate
-from fedmuon.data.mapped import Stamp, stamp
+from fedmuon.data.mapped import Stamp, mapped, stamp
 from fedmuon.data.neighbours import Neighbours
 from fedmuon.data.source import Source
 from fedmuon.data.sources import read
@@ -48,6 +51,7 @@ from fedmuon.transforms.recipes import aux_rate
 
 ROUNDING = 1e-9  # of the squared norms of rows that are in the ball
 DTYPES = {"float32": torch.float32, "float64": torch.float64}
+_shared: ContextVar[bool] = ContextVar("shared", default=False)
 
 
 def source(config: Config) -> Source:
@@ -57,7 +61,19 @@ def source(config: Config) -> Source:
     if config.data.name == "synthetic":
         require_room(config, (config.data.dimension,))
     options = tuple(sorted(options_of(config).items()))
+    if _shared.get():
+        return mapped(config.data.name, options)
     return _read(config.data.name, options, stamp(config.data.name, options))
+
+
+@contextmanager
+def one_copy() -> Iterator[None]:
+    """Meanwhile sources are memory maps: the processes of a machine share one copy of each."""
+    before = _shared.set(True)
+    try:
+        yield
+    finally:
+        _shared.reset(before)
 
 
 @lru_cache(maxsize=1)

@@ -67,6 +67,13 @@ class Stack:
         """Trajectories: runs and neighbours."""
         return len(self.pairs) * (1 + self.trials)
 
+    @property
+    def cost(self) -> float:
+        """Samples that its trajectories see, as far as the config says."""
+        federation = self.config.federation
+        share = federation.per_round / federation.clients
+        return self.size * self.config.data.train * share * federation.rounds
+
     def compute(self) -> Record:
         """Lines of runs.csv and neighbours.csv, and the work: flop in products, and seconds."""
         start = time.perf_counter()
