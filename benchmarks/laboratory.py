@@ -1,43 +1,67 @@
 """The stability laboratory's speed: suites, the census, and the same neighbours through Flower.
 
     python -m benchmarks.laboratory [--device cpu] [--suites A1 A2 A3] [--census N] [--flower]
+    python -m benchmarks.laboratory --before [COMMIT] [--seeds 1]
+    python -m benchmarks.laboratory --scaling
 
-Prints trajectories a second and the share of the best GEMM rate. `--flower` also runs one
-trajectory of the same size as a plain Flower app, which is what one neighbour would cost there.
+Trajectories a second and the share of the best GEMM rate. `--flower` also runs one trajectory of
+the same size as a plain Flower app, which is what one neighbour would cost there. `--before` runs
+the same suites by the command of an older commit, which `git archive` lays out, in turn; `--seeds`
+cuts both to the first seeds. `--scaling` is a suite on one of Ray's workers, then on two.
 `--device cuda` is the check for a GPU.
 """
 
 import argparse
+import io
+import json
+import os
+import subprocess
 import sys
+import tarfile
 import tempfile
 import time
+from collections.abc import Iterator
 from pathlib import Path
+from statistics import median
+from unittest import mock
 
+from benchmarks import page
+from benchmarks.page import Row, say
 from benchmarks.rounds import PEERS, make_work, per_trajectory, run
 from fedmuon import config as tables
 from fedmuon.config import Config
+from fedmuon.errors import InputError
 from fedmuon.experiments.laboratory import stability
 from fedmuon.experiments.studies import find as kinds
-from fedmuon.experiments.suites import suite
+from fedmuon.experiments.suites import contents, suite
 from fedmuon.federated import setup
+from fedmuon.storage import Record
+
+BEFORE = "45583e9"  # the last commit without one pass over the samples, and without RayGrid
+ROOT = Path(__file__).resolve().parent.parent
+SAME = 1e-9  # relative distance of two commits' means: all is float64
+WIDE = {"dimension": 784, "classes": 10}  # of synthetic samples, as Fashion-MNIST's
 
 
-def suites(names: list[str], data: str, device: str, folder: Path) -> float:
-    """Run suites at full size; seconds of a trajectory of A1, theory and evaluation included."""
-    total = count = cost = 0.0
+def suites(names: list[str], data: str, device: str, folder: Path) -> Iterator[Row]:
+    """Suites at full size, theory and evaluation included."""
     for name in names:
-        work = kinds.find(name, data, "full", {"engine": {"device": device}})
+        work = kinds.find(name, data, "full", changes(data, device))
         start = time.perf_counter()
         found = suite.execute(work, folder / name)
-        seconds = time.perf_counter() - start
-        total, count = total + seconds, count + found["trajectories"]
-        cost = cost or found["seconds"] / found["trajectories"]
-        print(f"{name} on {data}: {found['trajectories']} trajectories in {seconds:.1f} s, "
-              f"{found['trajectories_per_second']:.2f} a second, {found['share_of_gemm']:.0%} of "
-              f"the best GEMM; gap within bound {found['measured']['gap_within_bound']:.0%}",
-              flush=True)  # fmt: skip
-    print(f"{' '.join(names)}: {count:.0f} trajectories in {total:.1f} s")
-    return cost
+        seconds, count = time.perf_counter() - start, found["trajectories"]
+        note = f"{count} in {seconds:.1f} s; gap within bound "
+        note += f"{found['measured']['gap_within_bound']:.0%}"
+        share = found["share_of_gemm"]
+        yield Row(
+            f"{name} on {data}, a trajectory", found["seconds"] / count, note=note, share=share
+        )
+
+
+def changes(data: str, device: str = "cpu") -> dict[str, dict]:
+    """What a suite is changed by on such data."""
+    made = {"data": WIDE} if data == "synthetic" else {}
+    return {"engine": {"device": device}, **made}
 
 
 def census_config(n: int, data: str, device: str) -> Config:
@@ -53,41 +77,170 @@ def census_config(n: int, data: str, device: str) -> Config:
     )
 
 
-def census(n: int, data: str, device: str, folder: Path) -> None:
+def census(n: int, data: str, device: str, folder: Path) -> Row:
     """Run every neighbour of n samples."""
     start = time.perf_counter()
     stability.execute(census_config(n, data, device), folder / "census")
     seconds = time.perf_counter() - start
-    print(f"census of n = {n} on {data}: {seconds:.1f} s, {n / seconds:.1f} neighbours a second")
+    return Row(
+        f"census of n = {n} on {data}", seconds, note=f"{n / seconds:.1f} neighbours a second"
+    )
 
 
-def flower(ours: float, folder: Path) -> None:
+def flower(ours: float, folder: Path) -> Row:
     """One trajectory through a plain Flower app, against ours."""
     work = folder / "work.npz"
     what = make_work(work)
     found = run([sys.executable, str(PEERS / "flower_app.py")], work, folder / "flower.npz")
     theirs = per_trajectory(found)
-    print(f"a neighbour on {what}: ours {1e3 * ours:.0f} ms with evaluation and theory, a plain "
-          f"Flower app {1e3 * theirs:.0f} ms without: ratio {theirs / ours:.0f}")  # fmt: skip
+    note = f"{what}; ours with evaluation and theory, Flower's without"
+    return Row("a neighbour / a plain Flower app", ours, theirs, theirs / ours, note=note)
+
+
+def before(
+    names: list[str], data: str, commit: str, asked: argparse.Namespace, folder: Path
+) -> Iterator[Row]:
+    """The same suites by an older commit's command and by ours, in turn."""
+    old = folder / "before"
+    taken = subprocess.run(["git", "-C", str(ROOT), "archive", commit], capture_output=True)
+    if taken.returncode:
+        yield Row(f"suites / commit {commit}", note="that commit is not here: clone with history")
+        return
+    with tarfile.open(fileobj=io.BytesIO(taken.stdout)) as archive:
+        archive.extractall(old, filter="data")
+    found: dict[str, list[Record]] = {"before": [], "now": []}
+    for name in names:
+        file = folder / f"{name}.toml"
+        file.write_text(reduced(name, data, asked.seeds, asked.train))
+        for who, place in (("before", old), ("now", ROOT)):
+            found[who].append(by_command(file, data, place, folder / f"{who}-{name}"))
+            say(f"{name}, {who}: {found[who][-1]['seconds']:.1f} s")
+        require_same(*(found[who][-1]["measured"] for who in found))
+    ours, theirs = (sum(one["seconds"] for one in found[who]) for who in ("now", "before"))
+    count = sum(one["trajectories"] for one in found["now"])
+    figure = f"{', '.join(names)} / the same at commit {commit}"
+    yield Row(figure, ours, theirs, theirs / ours, 2, f"{count} trajectories on {data}")
+
+
+def reduced(name: str, data: str, seeds: int, train: int) -> str:
+    """A suite's file like the shipped one, with its first seeds and at most so many samples."""
+    content = contents.at(contents.read(name), data, "full")
+    sizes = sorted({min(one, train or one) for one in content["grid"]["train"]})
+    chosen = content["seeds"][: seeds or None]
+    return f'like = "{name}"\nseeds = {chosen}\n\n[grid]\ntrain = {sizes}\n'
+
+
+def by_command(file: Path, data: str, place: Path, out: Path) -> Record:
+    """suite.json of `fedmuon suite` as it is at that place."""
+    given = [f"--set={table}.{key}={value}" for table, keys in changes(data).items()
+             for key, value in keys.items()]  # fmt: skip
+    command = [sys.executable, "-m", "fedmuon", "suite", str(file), "--data", data, "--out", out]
+    done = subprocess.run(
+        [*command, *given],
+        capture_output=True,
+        text=True,
+        cwd=place,
+        env={**os.environ, "PYTHONPATH": str(place)},
+        check=False,
+    )
+    if done.returncode:
+        raise SystemExit(f"fedmuon suite failed at {place}:\n{done.stderr[-2000:]}")
+    return json.loads((out / "suite.json").read_text())
+
+
+def require_same(one: Record, other: Record) -> None:
+    """Both commits measured the same."""
+    for key, value in one.items():
+        if abs(value - other[key]) > SAME * abs(value):
+            raise SystemExit(f"{key} is {value} at the older commit and {other[key]} now")
+
+
+def scaling(turns: int, size: int, folder: Path) -> Iterator[Row]:
+    """A suite of 8 equal cells on one of Ray's workers and on two, from start to end."""
+    file = folder / "scaling.toml"
+    file.write_text(
+        'like = "A1"\nseeds = [0, 1, 2, 3, 4, 5, 6, 7]\n\n'
+        f"[grid]\ntrain = [{size}]\nlr = [0.01, 0.03]\n"
+    )
+    work = kinds.find(str(file), "mnist5k", "full", {})
+    found = []
+    for turn in range(turns):
+        found.append([spread(work, workers, folder / f"{turn}-{workers}") for workers in (1, 2)])
+        (one, alone), (two, both) = found[-1]
+        say(f"{turn + 1}/{turns}: one worker {one:.1f} s, two {two:.1f} s")
+        del alone, both
+    one, alone = (median(each[0][i] for each in found) for i in (0, 1))
+    two, both = (median(each[1][i] for each in found) for i in (0, 1))
+    ratio = median(each[0][0] / each[1][0] for each in found)
+    note = (
+        f"{len(work.cells)} cells, start and end of Ray and its workers included: without, from "
+        f"the first cell's end on, {alone:.1f} s and {both:.1f} s"
+    )
+    yield Row("a suite on two of Ray's workers / on one", two, one, ratio, 1.7, note)
+
+
+def spread(work: suite.Work, workers: int, folder: Path) -> tuple[float, float]:
+    """Seconds of a suite on a Ray of so many cores, and those after its first cell."""
+    from fedmuon.experiments.engines.ray_cluster import quieten
+    from fedmuon.experiments.suites.sweep import LOCAL, Spread
+
+    quieten()  # before it is loaded
+    import ray
+
+    full, ends = ray.init, []
+    start = time.perf_counter()
+    with mock.patch("ray.init", lambda **given: full(**given, num_cpus=workers)):
+        suite.execute(
+            work, folder, by=Spread(LOCAL), watch=lambda _: ends.append(time.perf_counter())
+        )
+    return time.perf_counter() - start, ends[-1] - ends[0]
+
+
+def measured(asked: argparse.Namespace, folder: Path) -> Iterator[Row]:
+    """What was asked for."""
+    if asked.scaling:
+        yield from scaling(asked.turns, asked.train or 4000, folder)
+    data = asked.data or available()
+    if asked.before:
+        yield from before(asked.suites, data, asked.before, asked, folder)
+    if asked.scaling or asked.before:
+        return
+    device = str(setup.resolve(tables.parse({"engine": {"device": asked.device}})).engine.device)
+    ours = 0.0
+    for row in suites(asked.suites, data, device, folder):
+        ours = ours or row.ours or 0.0
+        yield row
+    if asked.census:
+        yield census(asked.census, data, device, folder)
+    if asked.flower and ours:
+        yield flower(ours, folder)
+
+
+def available() -> str:
+    """Fashion-MNIST where it is installed, else rows made up."""
+    try:
+        setup.source(tables.parse({"data": {"name": "fashion-mnist"}}))
+    except InputError:
+        return "synthetic"
+    return "fashion-mnist"
 
 
 def main() -> None:
     """Parse and run."""
-    parser = argparse.ArgumentParser(description=__doc__)
+    parser = page.parser(__doc__)
     parser.add_argument("--device", default="cpu")
-    parser.add_argument("--data", default="fashion-mnist")
+    parser.add_argument("--data", help="Fashion-MNIST, or synthetic where that is not installed")
     parser.add_argument("--suites", nargs="*", default=["A1", "A2", "A3"])
     parser.add_argument("--census", type=int, default=0)
     parser.add_argument("--flower", action="store_true")
+    parser.add_argument("--before", nargs="?", const=BEFORE, metavar="COMMIT")
+    parser.add_argument("--seeds", type=int, default=0, help="of a suite, at most; 0: all")
+    parser.add_argument("--train", type=int, default=0, help="samples at most; 0: all")
+    parser.add_argument("--scaling", action="store_true")
+    parser.add_argument("--turns", type=int, default=1, help="of --scaling")
     asked = parser.parse_args()
-    device = str(setup.resolve(tables.parse({"engine": {"device": asked.device}})).engine.device)
     with tempfile.TemporaryDirectory() as place:
-        folder = Path(place)
-        ours = suites(asked.suites, asked.data, device, folder) if asked.suites else 0.0
-        if asked.census:
-            census(asked.census, asked.data, device, folder)
-        if asked.flower and ours:
-            flower(ours, folder)
+        page.tell(measured(asked, Path(place)), asked.rows)
 
 
 if __name__ == "__main__":
