@@ -22,7 +22,7 @@ from typing import IO
 from benchmarks import page
 from benchmarks.page import Row
 
-PATIENCE = 900.0  # seconds that a part may take before it is ended
+PATIENCE = 600.0  # seconds that a part may take before it is ended
 
 
 @dataclass(frozen=True)
@@ -39,11 +39,11 @@ PARTS = {
     "rounds": Part("rounds of FedMuon beside pfl-research, BlazeFL and Flower",
                    "--pairs 2", "--pairs 1 --skip-flower"),
     "ray": Part("rounds on Ray, crowds of clients, messages",
-                "--pairs 1", "--pairs 1 --crowd 1000", "engine_overhead"),
+                "--pairs 1", "--pairs 1 --crowd 1000", "benchmarks.engine_overhead"),
     "networks": Part("a CNN's local training", "--pairs 1", "--pairs 1 --rounds 1 --skip-flower"),
     "suites": Part("suites: beside an older commit, and over Ray's workers",
                    "--scaling --before --suites A1 --seeds 1",
-                   "--scaling --before --seeds 1 --train 1000", "laboratory"),
+                   "--scaling --before --seeds 1 --train 1000", "benchmarks.laboratory"),
     "optimizer": Part("a step of the optimizer beside torch.optim.Muon",
                       "--shapes 12x768x768 48x256x256 220x784x10 1x2048x2048 --budget 6",
                       "--shapes 220x784x10 --budget 1 --side 512"),
@@ -59,7 +59,7 @@ def measured(name: str, quick: bool, file: Path) -> list[Row]:
     """The rows of a part; if it failed, one more that says why."""
     part = PARTS[name]
     given = (part.quick if quick else part.given).split()
-    script = [sys.executable, "-m", f"benchmarks.{part.module or name}", *given]
+    script = [sys.executable, "-m", part.module or f"benchmarks.{name}", *given]
     last: deque[str] = deque(maxlen=1)
     with subprocess.Popen(
         [*script, "--rows", str(file)],

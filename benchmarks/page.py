@@ -15,7 +15,7 @@ from fedmuon.provenance import commit, machine, versions
 
 WIDTH = 80
 TITLES = ("figure", "ours", "peer", "ratio", "aim", "of the best")
-COLUMNS = (32, 8, 8, 8, 8, 11)  # characters, a space before each but the first
+COLUMNS = (31, 8, 8, 8, 8, 12)  # characters, a space before each but the first
 STYLE = """
 body { font: 15px/1.45 system-ui, sans-serif; max-width: 62rem; margin: 2rem auto; padding: 0 1rem }
 table { border-collapse: collapse; width: 100% }
@@ -59,7 +59,7 @@ class Row:
     @property
     def cells(self) -> tuple[str, ...]:
         """What stands in the columns of `TITLES`."""
-        ratio = "" if self.ratio is None else f"{self.ratio:.3g} x"
+        ratio = amount(self.ratio, "x")
         if self.failed:
             ratio = "FAILED"
         elif self.met is False:
