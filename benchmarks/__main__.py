@@ -49,7 +49,7 @@ PARTS = {
                       "--shapes 220x784x10 --budget 1 --side 512"),
     "randomized": Part("randomized polar factors", "--sides 1024 2048 --exact 512 --budget 8",
                        "--sides 512 --exact 256 --rank 62 --budget 2"),
-    "privacy": Part("clipped gradients beside Opacus", "--pairs 1 --lot 512 --calls 3",
+    "privacy": Part("clipped gradients beside Opacus", "--pairs 1 --lot 256 --calls 3",
                     "--pairs 1 --lot 64 --calls 3 --models mlp"),
     "deployment": Part("what a round of a deployment costs", "--rounds 2", "--rounds 1"),
 }  # fmt: skip
@@ -60,7 +60,7 @@ def measured(name: str, quick: bool, file: Path) -> list[Row]:
     part = PARTS[name]
     given = (part.quick if quick else part.given).split()
     script = [sys.executable, "-m", part.module or f"benchmarks.{name}", *given]
-    last: deque[str] = deque(maxlen=1)
+    last: deque[str] = deque(maxlen=2)
     with subprocess.Popen(
         [*script, "--rows", str(file)],
         stderr=subprocess.PIPE,
@@ -81,7 +81,7 @@ def measured(name: str, quick: bool, file: Path) -> list[Row]:
     found = page.read(file)
     if not code and found:
         return found
-    why = f"ended with {code}: {last[0] if last else 'it said nothing'}"
+    why = f"ended with {code}: {' / '.join(last) or 'it said nothing'}"
     return [*found, Row(part.about, note=why, failed=True)]
 
 
@@ -111,15 +111,15 @@ def main() -> int:
     parser.add_argument("--quick", action="store_true", help="whether it works, not how well")
     parser.add_argument("--out", type=Path, default=Path("bench"))
     asked = parser.parse_args()
-    before, parts = page.load(), {}
+    load, begun, parts, written = page.load(), time.perf_counter(), {}, ""
     with tempfile.TemporaryDirectory(prefix="fedmuon-bench-") as folder:
         for turn, name in enumerate(asked.only, 1):
             start = time.perf_counter()
             print(f"\n{turn}/{len(asked.only)} {name}: {PARTS[name].about}", flush=True)
             rows = measured(name, asked.quick, Path(folder) / f"{name}.jsonl")
-            seconds = time.perf_counter() - start
-            parts[f"{name}: {PARTS[name].about} ({seconds:.0f} s)"] = rows
-            written = page.write(asked.out, parts, (before, page.load()))
+            now = time.perf_counter()
+            parts[f"{name}: {PARTS[name].about} ({now - start:.0f} s)"] = rows
+            written = page.write(asked.out, parts, page.place((load, page.load()), now - begun))
     print(f"\n{written}\nThe page is {asked.out / 'page.txt'} and {asked.out / 'page.html'}")
     return int(any(row.failed for rows in parts.values() for row in rows))
 

@@ -166,9 +166,8 @@ def scaling(turns: int, size: int, folder: Path) -> Iterator[Row]:
     found = []
     for turn in range(turns):
         found.append([spread(work, workers, folder / f"{turn}-{workers}") for workers in (1, 2)])
-        (one, alone), (two, both) = found[-1]
+        one, two = (whole for whole, _ in found[-1])
         say(f"{turn + 1}/{turns}: one worker {one:.1f} s, two {two:.1f} s")
-        del alone, both
     one, alone = (median(each[0][i] for each in found) for i in (0, 1))
     two, both = (median(each[1][i] for each in found) for i in (0, 1))
     ratio = median(each[0][0] / each[1][0] for each in found)

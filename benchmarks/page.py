@@ -129,13 +129,14 @@ def read(file: Path) -> list[Row]:
     return [Row(**json.loads(line)) for line in lines]
 
 
-def place(load: Sequence[float]) -> list[str]:
-    """Where and when: what ratios of another run may not be compared without."""
+def place(load: Sequence[float], seconds: float) -> list[str]:
+    """Where and when: what ratios of another run may not be compared without; load by its minute's
+    mean before and after."""
     here, known = machine(), versions()
-    busy = " and ".join(f"{one:.1f}" for one in load)
+    busy = ", then ".join(f"{one:.1f}" for one in load)
     return [
         f"{time.strftime('%Y-%m-%d %H:%M')}, commit {(commit() or 'unknown')[:12]}, "
-        f"load {busy} (before and after)",
+        f"in {seconds / 60:.1f} minutes, load {busy}",
         f"{here['processor']}: {here['cores']} cores, {here['threads']} threads",
         f"torch {known['torch']}, numpy {known['numpy']}, ray {known['ray']}, "
         f"flwr {known['flwr']}, Python {known['python']}",
@@ -184,10 +185,9 @@ def _html_row(row: Row) -> str:
     return f"<tr><td>{figure}{note}</td>{''.join(marked)}</tr>"
 
 
-def write(folder: Path, parts: Mapping[str, Sequence[Row]], load: Sequence[float]) -> str:
+def write(folder: Path, parts: Mapping[str, Sequence[Row]], where: Sequence[str]) -> str:
     """page.txt and page.html in the folder; the text."""
     folder.mkdir(parents=True, exist_ok=True)
-    where = place(load)
     page = as_text(parts, where)
     (folder / "page.txt").write_text(page, encoding="utf-8")
     (folder / "page.html").write_text(as_html(parts, where), encoding="utf-8")

@@ -59,9 +59,18 @@ def test_rows_travel_as_lines(tmp_path: Path, capsys: pytest.CaptureFixture[str]
 
 
 def test_the_page_fits_a_terminal_and_says_where_it_was_made(tmp_path: Path) -> None:
-    text = page.write(tmp_path / "bench", {"one (3 s)": ROWS, "two": ROWS[:1]}, (0.1, 1.25))
+    where = page.place((0.1, 1.25), 90.0)
+    text = page.write(tmp_path / "bench", {"one (3 s)": ROWS, "two": ROWS[:1]}, where)
     assert max(map(len, text.splitlines())) <= page.WIDTH
-    for word in ("commit ", "torch ", " cores, ", " threads", "load 0.1 and 1.2", "-- one (3 s) "):
+    for word in (
+        "commit ",
+        "torch ",
+        " cores, ",
+        " threads",
+        "load 0.1, then 1.2",
+        "in 1.5 minutes",
+        "-- one (3 s) ",
+    ):
         assert word in text
     assert "3 of 4 aims are met" in text and "1 parts failed" in text
     assert (tmp_path / "bench" / "page.txt").read_text() == text
