@@ -21,6 +21,7 @@ from test_engines_agree import distance
 
 from fedmuon.clients import client_app as clients
 from fedmuon.drive import drive, prepare
+from fedmuon.experiments.engines.processes import importable
 from fedmuon.experiments.engines.ray_cluster import connected
 from fedmuon.experiments.engines.ray_engine import engine
 from fedmuon.experiments.run import execute
@@ -205,3 +206,24 @@ def test_flower_wants_to_know_who_makes_messages() -> None:
 def joined(address: str, verbose: bool = False) -> Iterator[None]:
     """Ray is connected already."""
     yield
+
+
+@pytest.mark.parametrize("address", ["", "10.0.0.1:6379"])
+def test_workers_are_told_where_modules_lie(address: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Those of our own Ray by what it is started with, which is quicker; a cluster's are told."""
+    import ray
+
+    seen: list[tuple[str, bool]] = []
+
+    def init(**given: Any) -> None:
+        seen.append((os.environ.get("PYTHONPATH", ""), "runtime_env" in given))
+
+    monkeypatch.setattr(ray, "init", init)
+    monkeypatch.setattr(ray, "shutdown", lambda: None)
+    monkeypatch.setenv("PYTHONPATH", "/here")
+    wanted = importable()
+    with connected(address):
+        pass
+    assert "/here" in wanted.split(os.pathsep)
+    assert seen == [("/here", True) if address else (wanted, False)]
+    assert os.environ["PYTHONPATH"] == "/here"

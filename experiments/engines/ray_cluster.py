@@ -47,16 +47,21 @@ def quieten() -> None:
 
 @contextlib.contextmanager
 def connected(address: str, verbose: bool = False) -> Iterator[None]:
-    """Ray's driver is this process; at the end it has left, and a Ray of our own is gone."""
+    """Ray's driver is this process; at the end it has left, and a Ray of our own is gone.
+
+    Workers find what we can import: those of our own Ray inherit how, from its start. A runtime
+    environment says so to a cluster; its agent, and workers that were started before they knew,
+    would cost our own a second or two.
+    """
     quieten()
     given: dict[str, Any] = {
         "log_to_driver": verbose,
         "logging_level": "INFO" if verbose else "ERROR",
-        "runtime_env": {"env_vars": {"PYTHONPATH": importable()}},
     }
     with contextlib.ExitStack() as until:
         if address:
             given["address"] = address
+            given["runtime_env"] = {"env_vars": {"PYTHONPATH": importable()}}
         else:
             given |= until.enter_context(_own(verbose))
         import ray
@@ -120,6 +125,7 @@ def _closed_to_others(folder: Path) -> Iterator[None]:
         "RAY_AUTH_MODE": "token",
         "RAY_AUTH_TOKEN_PATH": str(token),
         "SPT_NOENV": "1",  # Ray's agents shall not overwrite the environment they are known by
+        "PYTHONPATH": importable(),
     }
     held = {name: os.environ.get(name) for name in (*wanted, "RAY_AUTH_TOKEN", "RAY_ADDRESS")}
     for name in held:
