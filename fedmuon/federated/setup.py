@@ -242,7 +242,7 @@ def resolve(config: Config) -> Config:
     device = _device(config.engine.device)
     dtype, kernel = DTYPES[config.engine.dtype], config.engine.kernel
     if kernel == "auto" and reads(config, "engine.kernel"):
-        kernel = fastest(2048, 784, 1024, dtype, device)
+        kernel = fastest(512, 784, 1024, dtype, device)
     if kernel not in supported(dtype, device):
         raise InputError(
             f"[engine] kernel = '{kernel}' cannot run {config.engine.dtype} on {device.type}: "
