@@ -1,4 +1,4 @@
-"""What a notebook calls: `run`, `stability`, `bound`, `compare`, and the results they return.
+"""What a notebook calls: `run`, `plan`, `stability`, `bound`, `compare`; and what they return.
 
 Everything here is what the commands of the same names do, with objects in place of names. What a
 caller does not name with `out` is written below a temporary folder, whose path the result has.
@@ -109,6 +109,37 @@ def stability(
     with in_python(), _shown(progress, "neighbours") as (watch, begin):
         execute(in_doubles(chosen), folder, resume, watch, begin)
     return StabilityResult(folder, chosen.given)
+
+
+@in_python()
+def plan(
+    config: Configured = None,
+    *,
+    data: Any = None,
+    test: Any = None,
+    partition: Any = None,
+    task: Any = None,
+    recipe: Any = None,
+    orthogonalizer: Any = None,
+    aggregate: Any = None,
+    schedule: Any = None,
+) -> Record:
+    """What `run` would cost with the same arguments, from a few seconds of its work: seconds,
+    memory (bytes held at most) and bytes sent in a round. Nothing is written.
+
+    >>> import fedmuon
+    >>> small = {"data": {"name": "synthetic", "train": 60, "test": 40, "dimension": 5},
+    ...          "federation": {"clients": 3, "per-round": 2, "rounds": 2}}
+    >>> fedmuon.plan(small)["bytes"]["a client up"] > 0
+    True
+    """
+    from fedmuon.experiments.planning.cost import plan as cost
+
+    objects = {
+        "data": data, "partition": partition, "task": task, "recipe": recipe,
+        "orthogonalizer": orthogonalizer, "aggregate": aggregate, "schedule": schedule,
+    }  # fmt: skip
+    return cost(_chosen(config, objects, test, False, None))
 
 
 @in_python()

@@ -6,6 +6,7 @@ from uuid import uuid4
 
 from flwr.app import Context, Error, Message, RecordDict
 from flwr.common.constant import NUM_PARTITIONS_KEY, PARTITION_ID_KEY, ErrorCode
+from flwr.supercore.inflatable.inflatable_object import get_all_nested_objects
 from flwr.supercore.run import Run
 from flwr.supercore.task_identity import TaskIdentity
 
@@ -49,6 +50,11 @@ def context(node: int, nodes: int, state: RecordDict | None, config: dict[str, A
 def server_context(config: dict[str, Any]) -> Context:
     """The same for a ServerApp."""
     return Context(RUN, SERVER, {}, RecordDict(), dict(config))
+
+
+def weight(message: Message) -> int:
+    """Bytes of the objects that a message is taken apart into on its way through a SuperLink."""
+    return sum(len(one.deflate()) for one in get_all_nested_objects(message).values())
 
 
 def empty_run() -> Run:

@@ -105,6 +105,22 @@ class RayGrid(Grid):
         """All nodes, which are always there."""
         return range(self.nodes)
 
+    @property
+    def workers(self) -> int:
+        """How many there are, or are about to be."""
+        return len(self._workers)
+
+    @property
+    def absent(self) -> int:
+        """Workers that have not begun, or are about to begin again."""
+        return len(self._absent) + sum(not batch.messages for _, batch in self._running.values())
+
+    def memory(self) -> list[int]:
+        """The most bytes that each worker has held, of those that answer within a few seconds."""
+        asked = [worker.memory.remote() for worker in self._workers]
+        ready, _ = ray.wait(asked, num_returns=len(asked), timeout=LOOK)
+        return [int(one) for one in ray.get(ready)]
+
     def node_of(self, partition: int) -> int:
         """The node that holds a partition; nobody has to ask them all."""
         return partition

@@ -7,6 +7,7 @@ from typing import Any, Protocol, runtime_checkable
 from flwr.app import Context, Message, RecordDict
 from flwr.clientapp import ClientApp
 
+from fedmuon.footprint import peak
 from fedmuon.server.flower_parts import context, identify, numbered, refusal, with_content
 
 
@@ -35,6 +36,10 @@ class Worker:
     def ready(self) -> list[tuple[Message, RecordDict | None]]:
         """Nothing, once it can answer."""
         return []
+
+    def memory(self) -> int:
+        """The most bytes that this process has held."""
+        return peak()
 
     def answer(
         self, content: Any, messages: list[Message], states: list[RecordDict | None]

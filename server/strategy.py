@@ -56,7 +56,7 @@ class FedMuonStrategy(Strategy):
         """The round's messages; Flower counts rounds from 1, the plan from 0."""
         participants = [int(i) for i in self.experiment.plan.participants(server_round - 1)]
         self._meet(grid, participants)
-        return self._messages(MessageType.TRAIN, participants)
+        return self.messages(MessageType.TRAIN, participants)
 
     def aggregate_train(
         self, server_round: int, replies: Iterable[Message]
@@ -94,7 +94,7 @@ class FedMuonStrategy(Strategy):
         sent = broadcast(self.experiment.recipe, self.state)
         return ArrayRecord(pack(sent.params, sent.states))
 
-    def _messages(self, kind: str, clients: Iterable[int]) -> list[Message]:
+    def messages(self, kind: str, clients: Iterable[int]) -> list[Message]:
         """The same records for every client; each array is serialized once."""
         stack = len(next(iter(self.state.params.values())))
         request: dict[str, int | float | str] = {"round": self.state.round, "stack": stack}
@@ -135,7 +135,7 @@ class FedMuonStrategy(Strategy):
         asked = [client for client in clients if client in self.nodes]
         why = {client: f"no node holds partition {client}" for client in clients}
         why |= dict.fromkeys(asked, f"no answer within {table.deadline:g} s")
-        messages = self._messages(MessageType.TRAIN, asked)
+        messages = self.messages(MessageType.TRAIN, asked)
         replies = exchange(grid, messages, table.deadline)
         for number, message in replies.items():
             try:

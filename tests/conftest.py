@@ -54,6 +54,7 @@ GROUPS = {
         "tests/test_examples.py::test_an_example_on_ray_is_that_inline",
         "tests/test_examples.py::test_named_objects_are_the_same_on_ray",
         "tests/test_grid.py",
+        "tests/test_plan.py::test_on_ray",
         "tests/test_suite.py::test_ray_tasks_give_the_same_results",
     ),
     "readme": ("tests/test_readme.py",),  # later commands read what earlier ones wrote

@@ -43,7 +43,7 @@ def strategy() -> FedMuonStrategy:
 
 
 def request(server: FedMuonStrategy) -> Message:
-    (message,) = server._messages("train", [CLIENT])
+    (message,) = server.messages("train", [CLIENT])
     message.metadata.__dict__["_message_id"] = "asked"
     return message
 

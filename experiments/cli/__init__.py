@@ -9,6 +9,7 @@ import typer
 
 from fedmuon.errors import InputError, Interrupted
 from fedmuon.experiments.cli.options import WithKeys, complain, sound
+from fedmuon.experiments.cli.plan import plan
 from fedmuon.experiments.cli.privacy import app as privacy
 from fedmuon.experiments.cli.project import make_text, new
 from fedmuon.experiments.cli.results import compare, report
@@ -28,6 +29,7 @@ app = typer.Typer(
 )
 for command in (
     run,
+    plan,
     stability,
     suite,
     report,

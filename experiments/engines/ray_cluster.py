@@ -168,6 +168,13 @@ def _signals_kept() -> Iterator[None]:
                 signal.signal(end, handler)
 
 
+def machines() -> int:
+    """Those of the Ray that is connected."""
+    import ray
+
+    return sum(bool(node["Alive"]) for node in ray.nodes())
+
+
 @dataclass(frozen=True)
 class Handed:
     """An object of the caller's in Ray's store, of which every worker takes one copy."""

@@ -111,7 +111,7 @@ class Peers:
         strategy.nodes = {0: 100}
         if kind == "query":
             return Message(RecordDict({"config": ConfigRecord({})}), 100, MessageType.QUERY, ttl=60)
-        (message,) = strategy._messages(kind, [0])
+        (message,) = strategy.messages(kind, [0])
         return Message(inflated(message.content), 100, kind, ttl=60)
 
     def _strategy(self) -> FedMuonStrategy:

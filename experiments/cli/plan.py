@@ -1,0 +1,33 @@
+"""`fedmuon plan`: what a run will cost."""
+
+from typing import Annotated
+
+from typer import Option
+
+import fedmuon.experiments.cli.options as options
+
+
+def plan(
+    config: options.ConfigFile = None,
+    overrides: options.Overrides = None,
+    engine: Annotated[
+        str | None, Option(help="inline, ray or deployment: who would run the clients.")
+    ] = None,
+    ray_address: Annotated[str | None, Option(help="A running Ray cluster to use.")] = None,
+    as_json: options.AsJson = False,
+) -> None:
+    """Say what a run will cost, in seconds, memory and bytes: a few seconds of it are tried here.
+
+    Nothing is written. Example: [bold]fedmuon plan --engine ray --set federation.rounds=1000[/]
+    """
+    from fedmuon.experiments.planning.cost import plan as cost
+    from fedmuon.experiments.planning.table import tables
+    from fedmuon.footprint import age
+
+    changes = [*(overrides or [])]
+    changes += [f"engine.name={engine}"] if engine else []
+    changes += [f"engine.ray-address={ray_address}"] if ray_address else []
+    chosen = options.chosen_config(config, changes, False)
+    assert chosen is not None
+    record = cost(chosen, age())
+    options.tell(record, as_json, *tables(record))

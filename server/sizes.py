@@ -1,0 +1,99 @@
+"""What the messages of a round weigh, found by writing those of the first one.
+
+On Ray they are pickled, and what all clients of a call share goes there once a call or, where it is
+large, once a machine. Of a SuperLink's messages each is a tree of objects, and every client reads
+all of its own.
+"""
+
+import pickle
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from flwr.app import ArrayRecord, ConfigRecord, Message, MessageType, MetricRecord, RecordDict
+
+from fedmuon.config import Config
+from fedmuon.federated.aggregate import ServerState
+from fedmuon.federated.simulate import Experiment
+from fedmuon.federated.wire import pack
+from fedmuon.server.batches import apart, large
+from fedmuon.server.flower_parts import identify, numbered, weight
+from fedmuon.server.strategy import FedMuonStrategy
+
+SAMPLE = 1024  # messages that are written, where there are more; the others weigh the same
+
+
+@dataclass(frozen=True)
+class Sizes:
+    """Bytes of a round, to the clients and back."""
+
+    down: int
+    up: int
+
+
+def on_ray(
+    config: Config, experiment: Experiment, state: ServerState, workers: int, machines: int
+) -> Sizes:
+    """Of a round on workers that are asked once each."""
+    messages = requests(config, experiment, state)
+    calls = min(workers, len(messages))
+    content, bare = apart(messages)
+    shared = len(pickle.dumps(content, 5)) * (machines if large(messages[0].content) else calls)
+    shared = shared if content is not None else 0
+    down = shared + _scaled(bare, calls, lambda some: (some, [None] * len(some)))
+    arrived = pickle.loads(pickle.dumps(bare[:SAMPLE], 5))
+    replies = [_reply(experiment, state, one) for one in arrived]
+    if calls == len(messages):  # of one alone the id is told, too
+        for reply in replies:
+            numbered(reply)
+    up = _scaled(replies, calls, lambda some: [(one, None) for one in some], len(messages))
+    return Sizes(down, up)
+
+
+def on_link(config: Config, experiment: Experiment, state: ServerState) -> Sizes:
+    """Of a round of a deployment."""
+    messages = requests(config, experiment, state)
+    reply = _reply(experiment, state, messages[0])
+    return Sizes(len(messages) * weight(messages[0]), len(messages) * weight(reply))
+
+
+def requests(config: Config, experiment: Experiment, state: ServerState) -> list[Message]:
+    """The messages of the first round."""
+    identify()
+    clients = [int(client) for client in experiment.plan.participants(0)]
+    nodes = {client: client for client in clients}
+    strategy = FedMuonStrategy(config, experiment, state, nodes)
+    messages = list(strategy.messages(MessageType.TRAIN, clients))
+    for message in messages:
+        numbered(message)
+    return messages
+
+
+def questions(nodes: Iterable[int]) -> list[Message]:
+    """What each node is asked at first: who it is."""
+    identify()
+    return [Message(RecordDict(), node, MessageType.QUERY) for node in nodes]
+
+
+def _reply(experiment: Experiment, state: ServerState, message: Message) -> Message:
+    """What a client answers, but for its numbers."""
+    states = {name: state.states[name] for name in experiment.recipe.returned}
+    stack = len(next(iter(state.params.values())))
+    client = int(message.metadata.dst_node_id)
+    records: dict[str, Any] = {
+        "arrays": ArrayRecord(pack(state.params, states)),
+        "metrics": MetricRecord({"loss": [0.5] * stack}),
+        "who": ConfigRecord({"partition": client, "round": 0}),
+    }
+    return Message(RecordDict(records), reply_to=message)
+
+
+def _scaled(
+    messages: Sequence[Message], calls: int, of: Callable[[Sequence[Message]], Any], count: int = 0
+) -> int:
+    """Bytes of so many messages, or all, in so many calls, from some of them."""
+    count, each = count or len(messages), -(-len(messages) // calls)
+    some = list(messages[: min(SAMPLE, each)])
+    whole, one = (len(pickle.dumps(of(part), 5)) for part in (some, some[:1]))
+    more = (whole - one) / (len(some) - 1) if len(some) > 1 else 0.0
+    return round(calls * (one - more) + count * more) if more else calls * one
