@@ -143,21 +143,33 @@ def crowds(most: int) -> Iterator[Row]:
 
 
 class Memory:
-    """The most bytes that a driver, and any one worker of Ray's, was seen to hold (on Linux)."""
+    """The most bytes that a driver, and any one worker of its Ray, was seen to hold (on Linux)."""
 
     def __init__(self) -> None:
         self.driver = self.worker = 0
 
     def look(self, driver: int) -> None:
         """Once."""
-        self.driver = max(self.driver, _resident(Path("/proc", str(driver))))
+        self.driver = max(self.driver, resident(Path("/proc", str(driver))))
         for process in Path("/proc").glob("[0-9]*"):
             with contextlib.suppress(OSError):
-                if b"ray::Worker" in (process / "cmdline").read_bytes():
-                    self.worker = max(self.worker, _resident(process))
+                named = b"ray::Worker" in (process / "cmdline").read_bytes()
+                if named and descends(process, driver):
+                    self.worker = max(self.worker, resident(process))
 
 
-def _resident(process: Path) -> int:
+def descends(process: Path, from_whom: int) -> bool:
+    """Whether a process was started by another, or by one that it started."""
+    while process.name not in ("0", "1"):
+        if process.name == str(from_whom):
+            return True
+        parent = (process / "stat").read_text().rpartition(")")[2].split()[1]
+        process = Path("/proc", parent)
+    return False
+
+
+def resident(process: Path) -> int:
+    """The most bytes that a process has held; 0 of one that is gone."""
     with contextlib.suppress(OSError):
         for line in (process / "status").read_text().splitlines():
             if line.startswith("VmHWM:"):
