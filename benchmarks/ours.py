@@ -98,7 +98,8 @@ def main() -> None:
     with np.load(asked.work) as file:
         work = {name: file[name] for name in file.files}
     kind, device = setup.DTYPES[asked.dtype], torch.device("cpu")
-    kernel = fastest(440, 784, 1000, kind, device) if asked.stack > 1 else "torch"
+    thin = "fused" if "fused" in supported(kind, device) else "torch"
+    kernel = fastest(440, 784, 1000, kind, device) if asked.stack > 1 else thin
     best = max(rate(name, 4096, 4096, 4096, kind, device, 2) for name in supported(kind, device))
     what = experiment(work, asked.stack, asked.dtype, kernel)
     state = begin(what.recipe, what.task, 0, asked.stack)

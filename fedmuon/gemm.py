@@ -3,12 +3,14 @@
 Which library multiplies fastest depends on the processor: MKL (`torch`) holds back on some AMD
 parts, where oneDNN's convolution (`channels-last`, float32 only) or OpenBLAS (`numpy`) is ahead.
 All kernels are exact up to rounding: relative error at most k * eps for an inner length k.
+`fused` is torch's, but for thin gradients, which `fedmuon.tasks.fused` has in one pass.
 """
 
 import math
 import timeit
 from collections.abc import Callable
 from functools import partial
+from importlib.util import find_spec
 
 import torch
 from torch import Tensor
@@ -17,6 +19,7 @@ from torch.nn.functional import conv2d
 from fedmuon.threads import spread
 
 Kernel = Callable[[Tensor, Tensor], Tensor]
+FUSED = (torch.float32, torch.float64)
 
 
 def _channels_last(a: Tensor, b: Tensor) -> Tensor:
@@ -31,14 +34,20 @@ def _numpy(a: Tensor, b: Tensor) -> Tensor:
     return torch.from_numpy(a.numpy() @ b.numpy())
 
 
-KERNELS: dict[str, Kernel] = {"torch": torch.mm, "channels-last": _channels_last, "numpy": _numpy}
+KERNELS: dict[str, Kernel] = {
+    "torch": torch.mm,
+    "channels-last": _channels_last,
+    "numpy": _numpy,
+    "fused": torch.mm,
+}
 
 
 def supported(dtype: torch.dtype, device: torch.device) -> list[str]:
     """The kernels that can run here, the plainest first."""
     if device.type != "cpu":
         return ["torch"]
-    return list(KERNELS) if dtype == torch.float32 else ["torch", "numpy"]
+    found = ["torch", "channels-last", "numpy"] if dtype == torch.float32 else ["torch", "numpy"]
+    return [*found, "fused"] if dtype in FUSED and find_spec("numba") else found
 
 
 def multiply(a: Tensor, b: Tensor, kernel: str = "torch") -> Tensor:
@@ -70,7 +79,7 @@ def _fastest(m: int, k: int, n: int, dtype: torch.dtype, device: torch.device) -
         multiply(multiply(a, b.T, kernel).mul_(1e-3).exp_(), b, kernel)
 
     best, least = "torch", math.inf
-    for kernel in [one for one in supported(dtype, device) if one != "numpy"]:
+    for kernel in [one for one in supported(dtype, device) if one not in ("numpy", "fused")]:
         seconds = _best(lambda kernel=kernel: gradient(kernel), device, 5)
         if 1.05 * seconds < least:
             best, least = kernel, seconds

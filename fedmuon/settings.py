@@ -174,7 +174,7 @@ class Engine(Table):
     name: Literal["inline", "ray", "deployment"] = "inline"
     dtype: Literal["float32", "float64"] = "float32"
     device: Text = "auto"
-    kernel: Literal["torch", "channels-last", "numpy", "auto"] = "torch"
+    kernel: Literal["torch", "channels-last", "numpy", "fused", "auto"] = "torch"
     cpus_per_client: Positive = 1.0  # of the workers of `ray`
     gpus_per_client: Amount = 0.0  # a fraction shares one GPU
     ray_address: Text = ""  # of a running cluster; empty starts a local one

@@ -5,6 +5,9 @@ import pytest
 import torch
 from torch import Tensor
 
+from fedmuon.config import load
+from fedmuon.errors import InputError
+from fedmuon.federated.setup import resolve
 from fedmuon.tasks import pieces as cutting
 from fedmuon.tasks import samples as of_networks
 from fedmuon.tasks.base import Batch, Replaced
@@ -20,7 +23,7 @@ SHAPES = {  # replicas, samples of each client, d, c
     "tiny clients": (2, [2, 1] * 40, 6, 4),
     "thin and long": (3, [5000], 300, 7),
     "thick": (30, [400, 1, 399], 200, 10),
-    "thick and long": (33, [9000], 40, 3),
+    "thick and long": (22, [4500], 40, 3),
     "many classes": (1, [300, 20], 64, 200),
 }
 
@@ -37,10 +40,11 @@ def naive(weight: Tensor, inputs: Tensor, labels: Tensor) -> tuple[float, np.nda
     return loss / len(labels), total / len(labels)
 
 
+@pytest.mark.parametrize("kernel", ["torch", "fused"])
 @pytest.mark.parametrize("replaced", [False, True])
 @pytest.mark.parametrize("shape", SHAPES.values(), ids=list(SHAPES))
 def test_a_cut_gradient_is_the_naive_loops(
-    shape: tuple[int, list[int], int, int], replaced: bool
+    shape: tuple[int, list[int], int, int], replaced: bool, kernel: str
 ) -> None:
     """Of a few replicas, the first and the last among them."""
     replicas, sizes, d, c = shape
@@ -51,7 +55,8 @@ def test_a_cut_gradient_is_the_naive_loops(
 
     stack = drawn(len(sizes) * replicas, c, d)
     batches = [batch_of(rng, n, d, c, replicas if replaced else 0) for n in sizes]
-    loss, found = MatrixTask(d, c, torch.float64).gradient({"weight": stack.mT}, batches)
+    task = MatrixTask(d, c, torch.float64, kernel=kernel)
+    loss, found = task.gradient({"weight": stack.mT}, batches)
     for k, batch in enumerate(batches):
         for s in {0, replicas // 2, replicas - 1}:
             expected = naive(stack[k * replicas + s], *seen(batch, s))
@@ -140,3 +145,47 @@ def test_a_networks_cut_gradient_is_that_of_the_whole(
     torch.testing.assert_close(again, loss, rtol=1e-13, atol=0.0)
     for name, value in whole.items():
         torch.testing.assert_close(cut[name], value, rtol=1e-10, atol=1e-15)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize("scale", [1e-3, 1.0, 300.0])
+def test_the_compiled_kernel_rounds_as_a_library_does(dtype: torch.dtype, scale: float) -> None:
+    rng = np.random.default_rng(0)
+    batch = batch_of(rng, 3000, 784, 10, 0)
+    stack = scale * torch.from_numpy(rng.standard_normal((1, 10, 784)))
+    rounded = Batch(batch.inputs.to(dtype) / 28, batch.labels)
+    weight = {"weight": stack.to(dtype).mT}
+    exact = naive(weight["weight"].mT[0].double(), rounded.inputs.double(), batch.labels)
+    for kernel in ("torch", "fused"):
+        loss, found = MatrixTask(784, 10, dtype, kernel=kernel).gradient(weight, [rounded])
+        error = np.abs(found["weight"].mT[0].double().numpy() - exact[1]).max()
+        eps = torch.finfo(dtype).eps
+        assert error <= 60 * scale * eps * np.abs(exact[1]).max() + 60 * eps * 1e-3
+        assert float(loss) == pytest.approx(exact[0], rel=60 * eps * max(scale, 1.0))
+
+
+@pytest.mark.parametrize("value", [float("inf"), float("nan")])
+def test_what_is_not_finite_is_told(value: float) -> None:
+    batch, weight = batch_of(np.random.default_rng(0), 300, 5, 3, 0), torch.zeros(1, 3, 5)
+    weight[0, 1, 2] = value
+    task = MatrixTask(5, 3, torch.float64, kernel="fused")
+    loss, _ = task.gradient({"weight": weight.double().mT}, [batch])
+    assert not bool(loss.isfinite().any())
+
+
+def test_without_the_compiler_its_kernel_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("fedmuon.gemm.find_spec", lambda name: None)
+    config = load(None, ("engine.kernel=fused", "engine.device=cpu"))
+    with pytest.raises(InputError, match="'fused' cannot run float32 on cpu: choose one of torch"):
+        resolve(config)
+    long = load(None, ("engine.kernel=auto", "engine.device=cpu", "federation.rounds=1000000"))
+    assert resolve(long).engine.kernel != "fused"
+
+
+def test_long_runs_take_the_compiled_kernel() -> None:
+    def kernel(*keys: str) -> str:
+        return resolve(load(None, ("engine.kernel=auto", "engine.device=cpu", *keys))).engine.kernel
+
+    assert kernel("federation.rounds=1000000") == "fused"
+    assert kernel("federation.rounds=3") != "fused"
+    assert kernel("federation.rounds=100000", "local.batch=1", "local.steps=1") != "fused"

@@ -49,6 +49,7 @@ from fedmuon.tasks.own import as_task, own_network
 from fedmuon.transforms.base import Number
 from fedmuon.transforms.recipes import aux_rate
 
+COMPILED = 2e7  # gradients of samples in a run, from which seconds of compilation are nothing
 ROUNDING = 1e-9  # of the squared norms of rows that are in the ball
 DTYPES = {"float32": torch.float32, "float64": torch.float64}
 _shared: ContextVar[bool] = ContextVar("shared", default=False)
@@ -242,7 +243,9 @@ def resolve(config: Config) -> Config:
     device = _device(config.engine.device)
     dtype, kernel = DTYPES[config.engine.dtype], config.engine.kernel
     if kernel == "auto" and reads(config, "engine.kernel"):
-        kernel = fastest(512, 784, 1024, dtype, device)
+        kernel = _worth_it(config, supported(dtype, device)) or fastest(
+            512, 784, 1024, dtype, device
+        )
     if kernel not in supported(dtype, device):
         raise InputError(
             f"[engine] kernel = '{kernel}' cannot run {config.engine.dtype} on {device.type}: "
@@ -251,6 +254,15 @@ def resolve(config: Config) -> Config:
     engine = config.engine.model_copy(update={"device": str(device), "kernel": kernel})
     config = config.model_copy(update={"engine": engine, "local": _scheduled(config)})
     return config.model_copy(update={"local": _with_aux_rate(config)})
+
+
+def _worth_it(config: Config, kernels: list[str]) -> str:
+    """The compiled kernel, if it is there, for a run that takes longer than its compilation."""
+    local, federation = config.local, config.federation
+    own = config.data.train / federation.clients
+    each = min(local.batch, own) if local.batch else own
+    many = each * local.steps * federation.per_round * federation.rounds > COMPILED
+    return "fused" if many and "fused" in kernels else ""
 
 
 def _with_aux_rate(config: Config) -> Local:

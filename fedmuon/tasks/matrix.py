@@ -77,6 +77,8 @@ class MatrixTask:
         The logits of all stand side by side, [S, c, n_1 + ... + n_K], so that clients share every
         operation but the products with their own samples.
         """
+        if self.kernel == "fused" and not members[0].thick:
+            return joined(list(map(_in_one_pass, members)))
         logits = [self._logits(one.weight, one.batch.inputs) for one in members]
         sizes = [len(one.batch.labels) for one in members]
         labels = joined([one.batch.labels for one in members], -1)
@@ -204,6 +206,25 @@ def _replaced_slope(member: Member, there: Replaced) -> Found:
     """p_y [T, 1] of the replaced samples, and their share of the mean loss's slope [T, c, 1]."""
     logits = _own_logits(member.weight, there)
     return _slope_(logits, there.labels[:, None], 1 / member.samples)
+
+
+def _in_one_pass(member: Member) -> Found:
+    """Shares of the mean loss [S] and of the gradient [S, c, d]."""
+    from fedmuon.tasks.fused import slope_sums
+
+    batch, there, weight = member.batch, member.batch.replaced, member.weight.contiguous()
+    skip = np.full(len(weight), -1)
+    if there is not None:
+        skip[there.replica.numpy()] = there.position.numpy()
+    total, right = torch.zeros_like(weight), weight.new_zeros(len(weight))
+    arrays = (one.contiguous().numpy() for one in (batch.inputs, batch.labels, weight))
+    share = right.numpy().dtype.type(1 / member.samples)
+    slope_sums(*arrays, skip, share, total.numpy(), right.numpy())
+    if there is not None:
+        after, more = _replaced_slope(member, there)
+        total[there.replica] += more * there.inputs[:, None]
+        right[there.replica] += after[:, 0]
+    return (len(batch.labels) - right) / member.samples, total
 
 
 def _added_(total: Found, more: Found) -> Found:

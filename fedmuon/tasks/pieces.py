@@ -12,7 +12,7 @@ from torch import Tensor
 from fedmuon.tasks.base import Batch, Replaced
 from fedmuon.threads import parts
 
-THICK = 64  # matrix rows from which a product is fast however it is cut by them
+THICK = 64  # matrix rows
 FLOP = 16e6  # of a piece at least: some tenths of a millisecond
 LOGITS = 1 << 19  # of a thick piece at most, so that they stay in a cache
 FEW, MANY = 256, 4096  # samples of a part of a thin and of a thick product
@@ -24,6 +24,11 @@ class Member(NamedTuple):
     weight: Tensor
     batch: Batch
     samples: int
+
+    @property
+    def thick(self) -> bool:
+        """Whether its products are fast however they are cut by matrix rows."""
+        return self.weight.shape[0] * self.weight.shape[1] >= THICK
 
     @property
     def flops(self) -> float:
@@ -55,7 +60,7 @@ def _together(members: Sequence[Member]) -> Iterator[list[Member]]:
 def _cut(member: Member) -> list[list[list[Member]]]:
     replicas, classes = member.weight.shape[:2]
     rows, samples = replicas * classes, len(member.batch.labels)
-    if rows < THICK:
+    if not member.thick:
         cut = parts(samples, min(member.flops / FLOP, samples / FEW))
         return [[[_part(member, slice(0, replicas), part)] for part in cut]]
     cut = parts(samples, samples / MANY + 0.5)

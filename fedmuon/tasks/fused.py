@@ -1,0 +1,157 @@
+"""The matrix task's gradient in one pass over the samples, compiled when it is first used.
+
+A thin product, of few matrix rows, is slow as two of a library's: each reads the samples from
+memory, and the softmax between them is a dozen calls of Python. Here a block of samples stays in a
+cache for logits, softmax and pull-back. numba compiles it in some seconds, once, and keeps the
+result beside this file or in the user's cache. Sums may be reordered, as in any matrix product;
+NaN and infinity are kept.
+"""
+
+import math
+from typing import Any
+
+import numba
+import numpy as np
+
+BLOCK = 64  # samples that are in the cache at a time
+FAST = {"reassoc", "contract", "nsz"}
+
+
+def _compiled(function: Any) -> Any:
+    return numba.njit(nogil=True, cache=True, fastmath=FAST, error_model="numpy")(function)
+
+
+@_compiled
+def slope_sums(
+    inputs: np.ndarray,
+    labels: np.ndarray,
+    weight: np.ndarray,
+    skip: np.ndarray,
+    share: float,
+    total: np.ndarray,
+    right: np.ndarray,
+) -> None:
+    """total [S, c, d] += share times the sum of gradients of 1 - p_y over the rows [n, d], and
+    right [S] += the sum of p_y, for `weight` [S, c, d]; row skip[s] counts for nothing in s."""
+    replicas, classes, dimension = weight.shape
+    logits = np.empty((replicas, classes, BLOCK), inputs.dtype)
+    flat = logits.reshape(replicas * classes, BLOCK)
+    weights = weight.reshape(replicas * classes, dimension)
+    totals = total.reshape(replicas * classes, dimension)
+    for start in range(0, len(inputs), BLOCK):
+        rows = inputs[start : start + BLOCK]
+        _products(rows, weights, flat)
+        _slopes(logits, labels[start : start + BLOCK], skip - start, share, right)
+        _add_products(rows, flat, totals)
+
+
+@_compiled
+def _products(rows: np.ndarray, weights: np.ndarray, out: np.ndarray) -> None:
+    """out[k, i] = <weights_k, rows_i>, four rows and five weights at a time."""
+    n, dimension, zero = rows.shape[0], rows.shape[1], rows.dtype.type(0)
+    fives, fours = len(weights) // 5 * 5, n // 4 * 4
+    for i in range(0, fours, 4):
+        p, q, r, s = rows[i], rows[i + 1], rows[i + 2], rows[i + 3]
+        for k in range(0, fives, 5):
+            v, w, x = weights[k], weights[k + 1], weights[k + 2]
+            y, z = weights[k + 3], weights[k + 4]
+            pv = pw = px = py = pz = qv = qw = qx = qy = qz = zero
+            rv = rw = rx = ry = rz = sv = sw = sx = sy = sz = zero
+            for j in range(dimension):
+                a, b, c, d = p[j], q[j], r[j], s[j]
+                m = v[j]
+                pv += a * m
+                qv += b * m
+                rv += c * m
+                sv += d * m
+                m = w[j]
+                pw += a * m
+                qw += b * m
+                rw += c * m
+                sw += d * m
+                m = x[j]
+                px += a * m
+                qx += b * m
+                rx += c * m
+                sx += d * m
+                m = y[j]
+                py += a * m
+                qy += b * m
+                ry += c * m
+                sy += d * m
+                m = z[j]
+                pz += a * m
+                qz += b * m
+                rz += c * m
+                sz += d * m
+            out[k, i], out[k, i + 1], out[k, i + 2], out[k, i + 3] = pv, qv, rv, sv
+            out[k + 1, i], out[k + 1, i + 1], out[k + 1, i + 2], out[k + 1, i + 3] = pw, qw, rw, sw
+            out[k + 2, i], out[k + 2, i + 1], out[k + 2, i + 2], out[k + 2, i + 3] = px, qx, rx, sx
+            out[k + 3, i], out[k + 3, i + 1], out[k + 3, i + 2], out[k + 3, i + 3] = py, qy, ry, sy
+            out[k + 4, i], out[k + 4, i + 1], out[k + 4, i + 2], out[k + 4, i + 3] = pz, qz, rz, sz
+    for k in range(len(weights)):
+        w = weights[k]
+        for i in range(fours if k < fives else 0, n):
+            u, found = rows[i], zero
+            for j in range(dimension):
+                found += u[j] * w[j]
+            out[k, i] = found
+
+
+@_compiled
+def _slopes(
+    logits: np.ndarray, labels: np.ndarray, skip: np.ndarray, share: float, right: np.ndarray
+) -> None:
+    """Logits [S, c, n] -> share (p_y p - p_y e_y) in place, 0 at skip[s]; right[s] += sum p_y."""
+    n = len(labels)
+    peak, sums, chosen = np.empty((3, n), logits.dtype)
+    for s in range(len(logits)):
+        here = logits[s]
+        _exponentials(here, peak, sums)
+        for i in range(n):
+            chosen[i] = here[labels[i], i] / sums[i]
+        if 0 <= skip[s] < n:
+            chosen[skip[s]] = 0
+        for i in range(n):
+            right[s] += chosen[i]
+            sums[i] = chosen[i] * share / sums[i]
+        for k in range(here.shape[0]):
+            for i in range(n):
+                here[k, i] *= sums[i]
+        for i in range(n):
+            here[labels[i], i] -= chosen[i] * share
+
+
+@_compiled
+def _exponentials(logits: np.ndarray, peak: np.ndarray, sums: np.ndarray) -> None:
+    """exp(logits [c, n] - their largest) in place, and their sums."""
+    n = len(sums)
+    for i in range(n):
+        peak[i], sums[i] = logits[0, i], 0
+    for k in range(1, logits.shape[0]):
+        for i in range(n):
+            peak[i] = max(peak[i], logits[k, i])
+    for k in range(logits.shape[0]):
+        for i in range(n):
+            logits[k, i] = math.exp(logits[k, i] - peak[i])
+            sums[i] += logits[k, i]
+
+
+@_compiled
+def _add_products(rows: np.ndarray, slopes: np.ndarray, totals: np.ndarray) -> None:
+    """totals_k += sum_i slopes[k, i] rows_i, four rows at a time."""
+    n, dimension = rows.shape
+    fours = n // 4 * 4
+    for i in range(0, fours, 4):
+        p, q, r, s = rows[i], rows[i + 1], rows[i + 2], rows[i + 3]
+        for k in range(len(totals)):
+            total = totals[k]
+            a, b, c, d = slopes[k, i], slopes[k, i + 1], slopes[k, i + 2], slopes[k, i + 3]
+            for j in range(dimension):
+                total[j] += a * p[j] + b * q[j] + c * r[j] + d * s[j]
+    for i in range(fours, n):
+        u = rows[i]
+        for k in range(len(totals)):
+            total, a = totals[k], slopes[k, i]
+            for j in range(dimension):
+                total[j] += a * u[j]
