@@ -6,10 +6,11 @@ All kernels are exact up to rounding: relative error at most k * eps for an inne
 `fused` is torch's, but for thin gradients, which `fedmuon.tasks.fused` has in one pass.
 """
 
+import importlib
 import math
 import timeit
 from collections.abc import Callable
-from functools import partial
+from functools import lru_cache, partial
 from importlib.util import find_spec
 
 import torch
@@ -48,6 +49,16 @@ def supported(dtype: torch.dtype, device: torch.device) -> list[str]:
         return ["torch"]
     found = ["torch", "channels-last", "numpy"] if dtype == torch.float32 else ["torch", "numpy"]
     return [*found, "fused"] if dtype in FUSED and find_spec("numba") else found
+
+
+@lru_cache
+def compiles() -> bool:
+    """Whether numba is there, fits to the NumPy that is, and has a place to keep what it made."""
+    try:
+        importlib.import_module("fedmuon.tasks.fused")
+    except Exception:  # whatever a library raises that does not fit
+        return False
+    return True
 
 
 def multiply(a: Tensor, b: Tensor, kernel: str = "torch") -> Tensor:

@@ -63,7 +63,8 @@ def whole() -> Iterator[None]:
 def told(hear: Hearer, unless: Sequence[int] = ()) -> Iterator[None]:
     """These signals go to `hear`, and afterwards, unless it has heard one that is still to be
     heeded, to those who had them."""
-    before = {end: signal.getsignal(end) or signal.SIG_DFL for end in _ours()}
+    found = {end: signal.getsignal(end) for end in _ours()}
+    before = {end: handler for end, handler in found.items() if handler is not None}  # not C's
     try:
         for end in before:
             signal.signal(end, hear)

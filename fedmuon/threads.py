@@ -6,17 +6,21 @@ other, which on a busy machine costs a multiple of the work. Who cuts work takes
 piece may be cut in turn.
 """
 
+import atexit
 import itertools
+import os
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass, field
 from queue import SimpleQueue
 from typing import Any, Generic, TypeVar
 
 import torch
 
 Found = TypeVar("Found")
-_here = threading.local()  # `threads`: how many the work that this thread takes part in may use
+LEAVE = 20.0  # seconds that a piece may still take when the program ends
+_here = threading.local()  # `crew`: those who work with this thread
 
 
 def spread(pieces: Sequence[Callable[[], Found]], apart: bool = True) -> list[Found]:
@@ -25,17 +29,21 @@ def spread(pieces: Sequence[Callable[[], Found]], apart: bool = True) -> list[Fo
     that are not `apart` are done one after the other by all of torch's threads, or a device's."""
     if not apart:
         return [piece() for piece in pieces]
-    with _section() as threads:
-        job = _Job(pieces, threads)
-        for _ in range(min(threads, len(pieces)) - 1):
-            _offer(job)
-        job.help()
-        return job.results()
+    with _crew() as crew:
+        job = _Job(pieces, crew)
+        try:
+            for _ in range(min(crew.size, len(pieces)) - 1):
+                _offer(job)
+            job.help()
+            return job.results()
+        finally:
+            job.close()
 
 
 def parts(size: int, count: float) -> list[slice]:
-    """0 to `size` in about so many even parts, at least one."""
-    ends = [size * k // max(1, round(count)) for k in range(max(1, round(count)) + 1)]
+    """0 to `size` in about so many even parts, at least one and none empty but of nothing."""
+    many = max(1, min(size, round(count)))
+    ends = [size * k // many for k in range(many + 1)]
     return [slice(a, b) for a, b in itertools.pairwise(ends)]
 
 
@@ -56,11 +64,35 @@ class PerThread(Generic[Found]):
         return PerThread, (self._make,)
 
 
+@dataclass(frozen=True)
+class _Crew:
+    """The threads of one who spreads work, and of all that is spread within: so many at most."""
+
+    size: int
+    others: threading.Semaphore
+
+
+@contextmanager
+def _crew() -> Iterator[_Crew]:
+    """Torch works in one thread within, and in as many as before afterwards."""
+    if hasattr(_here, "crew"):
+        yield _here.crew
+        return
+    before = torch.get_num_threads()
+    try:
+        _here.crew = _Crew(before, threading.Semaphore(before - 1))
+        torch.set_num_threads(1)
+        yield _here.crew
+    finally:
+        torch.set_num_threads(before)
+        vars(_here).pop("crew", None)
+
+
 class _Job:
     """Pieces that several threads take in turn."""
 
-    def __init__(self, pieces: Sequence[Callable[[], Any]], threads: int) -> None:
-        self.threads, self._pieces = threads, pieces
+    def __init__(self, pieces: Sequence[Callable[[], Any]], crew: _Crew) -> None:
+        self.crew, self._pieces, self._count = crew, pieces, len(pieces)
         self._found: list[Any] = [None] * len(pieces)
         self._errors: dict[int, BaseException] = {}
         self._taken, self._ended = 0, 0
@@ -80,7 +112,7 @@ class _Job:
 
     def _take(self) -> int | None:
         with self._change:
-            if self._errors or self._taken == len(self._pieces):
+            if self._errors or self._taken == self._count:
                 return None
             self._taken += 1
             return self._taken - 1
@@ -93,55 +125,74 @@ class _Job:
             raise error
         return self._found
 
+    def close(self) -> None:
+        """Nobody takes more, nor keeps what was found: offers may lie about for long."""
+        with self._change:
+            self._count = self._taken
+            if self._ended == self._taken:
+                self._pieces, self._found, self._errors = [], [], {}
+
 
 def _urgency(failed: tuple[int, BaseException]) -> tuple[bool, int]:
     number, error = failed
     return isinstance(error, Exception), number
 
 
-_jobs: SimpleQueue[_Job] = SimpleQueue()
-_lock, _begun, _helpers = threading.Lock(), [0, 1], [0]
+@dataclass
+class _Helpers:
+    """Those threads who wait for offers."""
+
+    jobs: SimpleQueue[_Job | None] = field(default_factory=SimpleQueue)
+    lock: threading.Lock = field(default_factory=threading.Lock)
+    threads: list[threading.Thread] = field(default_factory=list)
 
 
-@contextmanager
-def _section() -> Iterator[int]:
-    """torch works in one thread within; yields how many threads there are for pieces."""
-    if hasattr(_here, "threads"):
-        yield _here.threads
-        return
-    with _lock:
-        _begun[0] += 1
-        if _begun[0] == 1:
-            _begun[1] = torch.get_num_threads()
-        _here.threads = _begun[1]
-        torch.set_num_threads(1)
-    try:
-        yield _here.threads
-    finally:
-        del _here.threads
-        with _lock:
-            _begun[0] -= 1
-            if not _begun[0]:
-                torch.set_num_threads(_begun[1])
+_helpers = [_Helpers()]
+
+
+def _in_a_child() -> None:
+    """A process that was forked has none of the threads, whatever they held."""
+    _helpers[0] = _Helpers()
+    if hasattr(_here, "crew"):
+        torch.set_num_threads(_here.crew.size)
+        del _here.crew
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_in_a_child)
 
 
 def _offer(job: _Job) -> None:
     """Let one more thread take part, as soon as it has nothing else to do."""
-    with _lock:
-        wanted = job.threads - 1 - _helpers[0]
-        _helpers[0] += max(0, wanted)
-    for _ in range(wanted):
-        ready = threading.Event()
-        threading.Thread(target=_help_others, args=(ready,), daemon=True).start()
-        ready.wait()  # what it says of torch's threads holds for all of some libraries
-    _jobs.put(job)
+    held = _helpers[0]
+    with held.lock:
+        while len(held.threads) < job.crew.size - 1:
+            ready = threading.Event()
+            more = threading.Thread(target=_help_others, args=(held.jobs, ready), daemon=True)
+            more.start()
+            held.threads.append(more)
+            ready.wait()  # what it says of torch's threads holds for all of some libraries
+    held.jobs.put(job)
 
 
-def _help_others(ready: threading.Event) -> None:
+@atexit.register
+def _end_helpers() -> None:
+    """Before Python ends: a thread that it ends in the midst of C++ aborts the program."""
+    held = _helpers[0]
+    for _ in held.threads:
+        held.jobs.put(None)
+    for thread in held.threads:
+        thread.join(LEAVE)
+
+
+def _help_others(jobs: SimpleQueue[_Job | None], ready: threading.Event) -> None:
     torch.set_num_threads(1)
     ready.set()
-    while True:
-        job = _jobs.get()
-        _here.threads = job.threads
-        job.help()
-        del job  # with its results
+    while (job := jobs.get()) is not None:
+        if job.crew.others.acquire(blocking=False):
+            _here.crew = job.crew
+            try:
+                job.help()
+            finally:
+                job.crew.others.release()
+        del job

@@ -1,72 +1,54 @@
-"""Which modules several threads may call, each a copy: those whose copy computes the same by
-parameters of its own, and no others."""
+"""Which modules several threads may call: those whose copy surely computes the same by parameters
+of its own, and no others; and what threads give of the others."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from functools import partial
 from typing import Any
 
 import pytest
 import torch
 from torch import Tensor, nn
-from torch.func import functional_call
 from torch.nn import functional
 
-from fedmuon.tasks.copies import copied
+from fedmuon.tasks import samples
+from fedmuon.tasks.base import Batch
+from fedmuon.tasks.copies import copyable, stateless
+from fedmuon.tasks.decoder import sentence_tokens
+from fedmuon.tasks.losses import cross_entropy
 from fedmuon.tasks.models import MODELS
-
-SHARED = nn.Linear(4, 4)
-
-
-def doubled(x: Tensor) -> Tensor:
-    return 2 * x
+from fedmuon.tasks.networks import NetworkTask
 
 
-class Plain(nn.Module):
-    """As users write them: layers, a list of them, values, a function, a property."""
-
-    act: Any
-    names = ("a", "b")
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.a, self.scale, self.act = nn.Linear(4, 4), 2.0, functional.relu
-        self.also, self.more = [self.a, doubled], nn.Parameter(torch.ones(4))
-
-    @property
-    def halved(self) -> float:
-        return self.scale / 2
-
-    def forward(self, x: Tensor) -> Tensor:
-        return doubled(self.act(self.a(x)) + self.also[0](x)) * self.halved + self.more
-
-
-class Elsewhere(Plain):
+class Elsewhere(nn.Module):
     """Its layer is known by another name."""
 
+    known: Any
+
     def __init__(self) -> None:
         super().__init__()
-        self.a = SHARED
+        self.last = nn.Linear(4, 3)
+        Elsewhere.known = self.last
 
     def forward(self, x: Tensor) -> Tensor:
-        return SHARED(x) + super().forward(x)
+        return Elsewhere.known(x)
 
 
-class OfTheClass(Plain):
-    shared = SHARED
+class Keeping(nn.Module):
+    """What it gives changes with each call."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.last, self.calls = nn.Linear(4, 3), 0
 
     def forward(self, x: Tensor) -> Tensor:
-        return self.shared(x) + self.a(x) + self.more
+        self.calls += 1
+        return self.last(x) / self.calls
 
 
-def with_closure() -> nn.Module:
-    made = Plain()
-    layer = made.a
-    made.a.forward = lambda x: functional.linear(x, layer.weight)  # pyright: ignore
-    return made
-
-
-def with_default() -> nn.Module:
-    made = Plain()
-    made.act = lambda x, layer=made.a: layer(x)
+def with_own_forward() -> nn.Module:
+    made = nn.Sequential(nn.Linear(4, 3))
+    layer = made[0]
+    layer.forward = lambda input: functional.linear(input, layer.weight)  # type: ignore
     return made
 
 
@@ -75,63 +57,85 @@ def thrice(layer: nn.Module, args: Any, output: Tensor) -> Tensor:
 
 
 def with_hook() -> nn.Module:
-    made = Plain()
-    made.a.register_forward_hook(thrice)
+    made = nn.Sequential(nn.Linear(4, 3))
+    made[0].register_forward_hook(thrice)
     return made
 
 
-def through_a_function() -> nn.Module:
-    made = Plain()
-    made.act = indirect
+def with_a_part() -> nn.Module:
+    made = nn.Sequential(nn.Linear(4, 3))
+    made[0].pick = {0: made[0]}.get  # type: ignore
     return made
 
 
-def indirect(x: Tensor) -> Tensor:
-    return next(SHARED(x) for _ in range(1))
-
-
-def with_an_object() -> nn.Module:
-    made = Plain()
-    made.act = Holder(made.a)
+def with_a_list() -> nn.Module:
+    made = nn.Sequential(nn.Linear(4, 3))
+    made[0].others = [nn.Linear(4, 3)]  # type: ignore
     return made
 
 
-class Holder:
-    def __init__(self, layer: nn.Module) -> None:
-        self.layer = layer
-
-    def __call__(self, x: Tensor) -> Tensor:
-        return self.layer(x)
+def inside() -> nn.Module:
+    return nn.Sequential(nn.Linear(4, 4), nn.Sequential(Keeping()))
 
 
-def with_a_view() -> nn.Module:
-    """What cannot be copied at all."""
-    made = Plain()
-    made.view = made.a.weight[:2]  # pyright: ignore
-    return made
+def normed() -> nn.Module:
+    return nn.Sequential(nn.utils.parametrizations.spectral_norm(nn.Linear(4, 3)))
 
 
-UNSURE = (Elsewhere, OfTheClass, with_closure, with_default, with_hook, through_a_function,
-          with_an_object, with_a_view)  # fmt: skip
+UNSURE = (Elsewhere, Keeping, with_own_forward, with_hook, with_a_part, with_a_list, inside, normed)
 
 
 @pytest.mark.parametrize("make", UNSURE)
-def test_what_may_know_the_first_ones_layers_is_not_copied(make: Callable[[], nn.Module]) -> None:
-    assert copied(make()) is None
-
-
-def test_a_copy_computes_the_same_by_its_own() -> None:
-    first, x = Plain(), torch.randn(3, 4)
-    other = copied(first)
-    assert other is not None
-    held = {name: torch.randn_like(value) for name, value in first.named_parameters()}
-    expected, stay = functional_call(first, held, (x,)), first(x)
-    assert torch.equal(functional_call(other, held, (x,)), expected)
-    other.a.weight.data.zero_()  # pyright: ignore
-    assert torch.equal(first(x), stay) and not torch.equal(other(x), stay)
+def test_what_may_be_another_in_a_copy_is_not_copied(make: Callable[[], nn.Module]) -> None:
+    assert not copyable(make()) and not NetworkTask(make(), (4,)).apart
 
 
 @pytest.mark.parametrize("name", MODELS)
-def test_all_models_of_ours_are(name: str) -> None:
+def test_all_models_of_ours_are_copied(name: str) -> None:
     shape = (784,) if name == "mlp" else (3, 32, 32)
-    assert copied(MODELS[name](shape, 10)) is not None
+    assert NetworkTask(MODELS[name](shape, 10), shape).apart
+
+
+def test_so_are_torchs_layers() -> None:
+    layer = nn.TransformerEncoderLayer(4, 2, 8, dropout=0.0)
+    assert copyable(nn.Sequential(layer, nn.GELU(), nn.Linear(4, 3)))
+
+
+def test_losses_and_measures_of_ones_own_are_for_one_thread() -> None:
+    def mine(outputs: Tensor, labels: Tensor) -> Tensor:
+        return cross_entropy(outputs, labels)
+
+    net = nn.Sequential(nn.Linear(4, 3))
+    assert stateless(cross_entropy) and stateless(functional.mse_loss)
+    assert stateless(partial(sentence_tokens, 0))
+    assert not stateless(mine) and not stateless(partial(mine)) and not stateless(Keeping())
+    assert NetworkTask(net, (4,)).apart and not NetworkTask(net, (4,), loss=mine).apart
+    assert not NetworkTask(net, (4,), targets=lambda inputs, labels: labels).apart
+    assert not NetworkTask(net, (4,), metrics={"mine": mine}).apart
+
+
+@pytest.fixture
+def three_threads() -> Iterator[None]:
+    before = torch.get_num_threads()
+    torch.set_num_threads(3)
+    yield
+    torch.set_num_threads(before)
+
+
+@pytest.mark.usefixtures("three_threads")
+@pytest.mark.parametrize("make", [Elsewhere, with_own_forward, with_hook, with_a_part])
+def test_gradients_are_autograds_whoever_computes_them(
+    make: Callable[[], nn.Module], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of many small pieces."""
+    monkeypatch.setattr(samples, "WORK", 1)
+    monkeypatch.setattr(samples, "FEW", 4)
+    module = make().double()
+    held = {name: value.detach()[None] for name, value in module.named_parameters()}
+    x, y = torch.randn(90, 4, dtype=torch.float64), torch.randint(3, (90,))
+    loss = functional.cross_entropy(module(x), y)
+    expected = torch.autograd.grad(loss, list(module.parameters()), allow_unused=True)
+    _, found = NetworkTask(module, (4,), torch.float64).gradient(held, [Batch(x, y)])
+    for value, slope in zip(found.values(), expected, strict=True):
+        wanted = torch.zeros_like(value[0]) if slope is None else slope
+        torch.testing.assert_close(value[0], wanted, rtol=1e-12, atol=1e-15)

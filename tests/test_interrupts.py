@@ -131,7 +131,7 @@ def test_before_anything_was_written(tmp_path: Path, capsys: pytest.CaptureFixtu
 
 
 def test_a_lock_is_taken_and_given_back_whole(tmp_path: Path) -> None:
-    """A signal at any moment of it: nothing is left, and the lock can be had again."""
+    """A signal at any call in it: nothing is left, and the lock can be had again."""
     for moment in range(1, 900):
         folder = tmp_path / "new" / str(moment)
         with contextlib.suppress(Interrupted), interruptible(), after(moment), held(folder):

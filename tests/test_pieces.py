@@ -25,6 +25,7 @@ SHAPES = {  # replicas, samples of each client, d, c
     "thick": (30, [400, 1, 399], 200, 10),
     "thick and long": (22, [4500], 40, 3),
     "many classes": (1, [300, 20], 64, 200),
+    "more classes than a piece": (2, [4090], 5, 1000),
 }
 
 
@@ -128,7 +129,7 @@ def test_large_work_is_cut_and_small_work_is_put_together(monkeypatch: pytest.Mo
 def test_parts() -> None:
     assert parts(10, 0.2) == [slice(0, 10)]
     assert parts(10, 3) == [slice(0, 3), slice(3, 6), slice(6, 10)]
-    assert parts(0, 1) == [slice(0, 0)]
+    assert parts(0, 1) == [slice(0, 0)] and parts(2, 7.0) == [slice(0, 1), slice(1, 2)]
 
 
 @pytest.mark.parametrize("replaced", [False, True])

@@ -119,6 +119,7 @@ def test_rules_that_refuse_few_replies_have_a_cost(empty: Path) -> None:
     assert fedmuon.plan(small({"local": {"recipe": "fedavg"}}), aggregate=without_largest)
 
 
+@pytest.mark.long
 @pytest.mark.slow
 def test_a_deployment_has_a_cost(empty: Path) -> None:
     few = {"data": {"train": 90}, "federation": {"clients": 2, "per-round": 1}}

@@ -1,8 +1,12 @@
 """Work in pieces: in order, whoever does it; errors as if in turn; threads as before."""
 
+import gc
+import subprocess
+import sys
 import tempfile
 import threading
 import time
+import weakref
 from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
@@ -10,6 +14,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from torch import Tensor
 
 from fedmuon.config import load
 from fedmuon.errors import Interrupted
@@ -97,6 +102,80 @@ def test_one_for_each_thread(threads: int) -> None:
 
     found = spread([mine] * threads)
     assert len(set(map(id, found))) == threads and own() is own()
+
+
+def test_nothing_found_is_kept(threads: int) -> None:
+    """Offers that nobody had time for lie about longer than their work."""
+    alive: weakref.WeakSet[Tensor] = weakref.WeakSet()
+
+    def made() -> Tensor:
+        alive.add(one := torch.zeros(3))
+        return one
+
+    def many() -> int:
+        return max(len(spread([made] * 2)) * 0 + len(alive) for _ in range(50))
+
+    assert max(spread([many] * threads)) <= 4 * threads
+    gc.collect()
+    assert not alive
+
+
+def test_threads_of_a_program_do_not_change_each_others_number() -> None:
+    """One begins, another begins, the first ends, the second ends."""
+    steps, seen = [threading.Event() for _ in range(3)], list[int]()
+
+    def first() -> None:
+        torch.set_num_threads(3)
+        spread([lambda: (steps[0].set(), steps[1].wait(20.0))])
+        seen.append(torch.get_num_threads())
+        steps[2].set()
+
+    before, other = torch.get_num_threads(), threading.Thread(target=first)
+    try:
+        torch.set_num_threads(2)
+        other.start()
+        steps[0].wait(20.0)
+        spread([lambda: (steps[1].set(), steps[2].wait(20.0))])
+        other.join()
+        assert seen == [3] and torch.get_num_threads() == 2
+    finally:
+        torch.set_num_threads(before)
+
+
+def test_no_more_threads_than_there_are_now() -> None:
+    """Those that once helped decline."""
+    before, working, most = torch.get_num_threads(), list[int](), list[int]()
+
+    def work() -> None:
+        working.append(1)
+        most.append(len(working))
+        time.sleep(0.005)
+        working.pop()
+
+    try:
+        torch.set_num_threads(5)
+        spread([partial(square, 2)] * 20)
+        torch.set_num_threads(2)
+        spread([lambda: spread([work] * 6)] * 4)
+    finally:
+        torch.set_num_threads(before)
+    assert max(most) <= 2
+
+
+FORKED = """
+import os, torch
+from fedmuon.threads import spread
+torch.set_num_threads(3)
+spread([int] * 9)
+if (child := os.fork()) == 0:
+    good = spread([int] * 9) == [0] * 9 and torch.get_num_threads() == 3
+    os._exit(0 if good else 1)
+assert os.waitpid(child, 0)[1] == 0
+"""
+
+
+def test_a_forked_process_has_threads_of_its_own() -> None:
+    subprocess.run([sys.executable, "-W", "ignore", "-c", FORKED], check=True, timeout=60)
 
 
 # --- The same bytes, however many threads there are ----------------------------------------------

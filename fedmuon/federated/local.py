@@ -63,7 +63,7 @@ def replies(
     ]
 
     def done() -> list[Reply]:
-        return [reply for some in spread(work, task.apart) for reply in some]
+        return [reply for some in spread(work, task.apart and recipe.apart) for reply in some]
 
     if recipe.mechanism is not None and not recipe.mechanism.repeatable:
         return done()  # secret noise: once and for all

@@ -34,6 +34,8 @@ def recipe(
     """The configured recipe, with the routes of a network's parameters, and its aggregate: that of
     a recipe of the user's holds where the config says nothing but the plain mean."""
     mine = _own_recipe(config, what)
+    if mine is not None:
+        mine = replace(mine, apart=False)  # its links may keep something between calls
     if mine is not None and is_default(config, AGGREGATE, config.federation.aggregate):
         return mine
     found = mine or _named_recipe(config, what, lr, regularization)
@@ -129,7 +131,8 @@ def _named_recipe(
     if isinstance(what, NetworkTask) and reads(config, "orthogonalizer.name"):
         routed = counts(what.module, config.local.route)
     mine = own_map(config)
-    return build(config.local, table, lr, regularization, routed, config.privacy, mine)
+    found = build(config.local, table, lr, regularization, routed, config.privacy, mine)
+    return replace(found, apart=mine is None)
 
 
 def own_map(config: Config) -> Orthogonalizer | None:

@@ -29,7 +29,7 @@ from fedmuon.federated.memory import (
 from fedmuon.federated.plan import Plan
 from fedmuon.federated.shards import Shards
 from fedmuon.federated.simulate import Experiment
-from fedmuon.gemm import fastest, supported
+from fedmuon.gemm import compiles, fastest, supported
 from fedmuon.names import TABLES, TEXTS, is_own
 from fedmuon.own import options as own_options
 from fedmuon.own import own_objects, schedule_of, value, with_defaults
@@ -242,27 +242,29 @@ def resolve(config: Config) -> Config:
     config = with_objects(fitted(with_defaults(config)))
     device = _device(config.engine.device)
     dtype, kernel = DTYPES[config.engine.dtype], config.engine.kernel
+    usable = [
+        one for one in supported(dtype, device) if one != kernel or one != "fused" or compiles()
+    ]
     if kernel == "auto" and reads(config, "engine.kernel"):
-        kernel = _worth_it(config, supported(dtype, device)) or fastest(
-            512, 784, 1024, dtype, device
-        )
-    if kernel not in supported(dtype, device):
+        compiled = "fused" in usable and _is_long(config) and compiles()
+        kernel = "fused" if compiled else fastest(512, 784, 1024, dtype, device)
+    if kernel not in usable:
         raise InputError(
             f"[engine] kernel = '{kernel}' cannot run {config.engine.dtype} on {device.type}: "
-            f"choose one of {', '.join(supported(dtype, device))}, or auto"
+            f"choose one of {', '.join(usable)}, or auto"
         )
     engine = config.engine.model_copy(update={"device": str(device), "kernel": kernel})
     config = config.model_copy(update={"engine": engine, "local": _scheduled(config)})
     return config.model_copy(update={"local": _with_aux_rate(config)})
 
 
-def _worth_it(config: Config, kernels: list[str]) -> str:
-    """The compiled kernel, if it is there, for a run that takes longer than its compilation."""
+def _is_long(config: Config) -> bool:
+    """Whether a run that computes mean gradients takes longer than the compilation of a kernel."""
     local, federation = config.local, config.federation
     own = config.data.train / federation.clients
     each = min(local.batch, own) if local.batch else own
-    many = each * local.steps * federation.per_round * federation.rounds > COMPILED
-    return "fused" if many and "fused" in kernels else ""
+    many = each * local.steps * federation.per_round * federation.rounds
+    return many > COMPILED and not reads(config, "privacy.bound")
 
 
 def _with_aux_rate(config: Config) -> Local:

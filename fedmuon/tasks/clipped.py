@@ -22,7 +22,10 @@ from fedmuon.tasks.ghost_layers import Use, parts, shaped
 from fedmuon.tasks.losses import Loss, apart
 from fedmuon.tasks.per_example import Explicit, Lookup, Outer, PerExample, Tied
 
-MEMORY = {"cpu": 1 << 26, "cuda": 1 << 32}  # bytes held at once for a group of samples
+MEMORY = {
+    "cpu": 1 << 26,
+    "cuda": 1 << 32,
+}  # bytes that a thread holds at once for a group of samples
 MOST = {"cpu": 512}  # samples of a group, beyond which a processor gains nothing
 Gradient = Callable[[Params, Sequence[Batch]], tuple[Tensor, Params]]
 Found = tuple[Tensor, dict[str, PerExample]]  # losses [n], gradients by parameter

@@ -118,8 +118,15 @@ def _slopes(
         for k in range(here.shape[0]):
             for i in range(n):
                 here[k, i] *= sums[i]
-        for i in range(n):
-            here[labels[i], i] -= chosen[i] * share
+        _subtract(here, labels, chosen, share)
+        if 0 <= skip[s] < n:
+            here[:, skip[s]] = 0  # also of what is not finite
+
+
+@_compiled
+def _subtract(slopes: np.ndarray, labels: np.ndarray, chosen: np.ndarray, share: float) -> None:
+    for i in range(len(labels)):
+        slopes[labels[i], i] -= chosen[i] * share
 
 
 @_compiled

@@ -51,8 +51,8 @@ class MatrixTask:
 
     @property
     def apart(self) -> bool:
-        """A processor's threads; another device spreads a product itself."""
-        return self.device.type == "cpu"
+        """A processor's threads; another device, and NumPy, spread a product themselves."""
+        return self.device.type == "cpu" and self.kernel != "numpy"
 
     def initial(self, rng: np.random.Generator, stack: int = 1) -> Params:
         """Gaussian entries of variance 1/d: logits of a unit sample start of order 1/sqrt(d)."""

@@ -21,7 +21,7 @@ from fedmuon.tasks.base import Batch, Params, Points, joined, stacked
 from fedmuon.tasks.chunks import Chunks, exact_on, saved_entries
 from fedmuon.tasks.clipped import ClippedSums, unclipped
 from fedmuon.tasks.clipping import Clipping
-from fedmuon.tasks.copies import copied
+from fedmuon.tasks.copies import copyable, stateless
 from fedmuon.tasks.ghost import ghostly, refuse_mixing
 from fedmuon.tasks.layers import fresh, refuse
 from fedmuon.tasks.losses import Loss, Targets, cross_entropy, given_labels, mean_of
@@ -29,7 +29,7 @@ from fedmuon.tasks.samples import Samples, blocks, pieces, side_by_side, size_of
 from fedmuon.threads import PerThread, spread
 
 CPU = torch.device("cpu")
-MEMORY = {"cpu": 1 << 28, "cuda": 1 << 32}  # bytes of activations held at once
+MEMORY = {"cpu": 1 << 28, "cuda": 1 << 32}  # bytes of activations that a thread holds at once
 STACKED_PARAMETERS = {"cpu": 1 << 19, "cuda": 1 << 27}  # parameters of clients stepped together
 SMALL = 1 << 21  # activations of a replica, up to which convolutions gain by sharing a call
 Start = Callable[[nn.Module, np.random.Generator], dict[str, np.ndarray]]
@@ -70,11 +70,16 @@ class NetworkTask:
         most = MEMORY.get(self.device.type, 1 << 32) // (3 * entry * saved)  # and temporaries
         object.__setattr__(self, "saved", saved)
         object.__setattr__(self, "chunks", Chunks(max(1, most)))
-        apart = self.device.type == "cpu" and copied(self.module) is not None
-        each = PerThread(partial(deepcopy, self.module)) if apart else lambda: self.module
+        called = [self.loss, self.targets, *(self.metrics or {}).values()]
+        sure = copyable(self.module) and all(map(stateless, called))
+        apart = self.device.type == "cpu" and sure
+        each = PerThread(partial(deepcopy, self.module)) if apart else self._module
         object.__setattr__(self, "apart", apart)
         object.__setattr__(self, "own_module", each)
         object.__setattr__(self, "clipped_sums", PerThread(self._sums))
+
+    def _module(self) -> nn.Module:
+        return self.module
 
     @property
     def stack_limit(self) -> int:
@@ -180,7 +185,7 @@ class NetworkTask:
             return self._in_turn(params, samples)
         cut = pieces(params, samples, self._products)
         work = [partial(self._in_turn, *piece) for row in cut for piece in row]
-        found = iter(spread(work, self.apart))
+        found = iter(spread(work))
         return joined([reduce(_added_, islice(found, len(row))) for row in cut])
 
     @cached_property

@@ -45,6 +45,7 @@ class Recipe:
     aggregate: Aggregator = field(default_factory=mean)
     scaled: bool = False  # the server's rule also takes what the round's step sizes were times
     steps: int = 0  # local steps that the server's rule counts on, 0 if it does not count them
+    apart: bool = True  # whether several threads may step clients at once
 
 
 def replace_by_mean(old: Params, mean: Params, states: States) -> tuple[Params, States]:
