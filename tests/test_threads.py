@@ -178,6 +178,21 @@ def test_a_forked_process_has_threads_of_its_own() -> None:
     subprocess.run([sys.executable, "-W", "ignore", "-c", FORKED], check=True, timeout=60)
 
 
+ENDING = """
+import atexit, os, threading
+atexit.register(lambda: os._exit(len(threading.enumerate()) - 1))  # the first is called last
+import torch
+from fedmuon.threads import spread
+torch.set_num_threads(3)
+spread([lambda: torch.ones(500, 500) @ torch.ones(500, 500)] * 9)
+"""
+
+
+def test_helpers_end_before_python_does() -> None:
+    """One that Python ends in the midst of C++ aborts the program, now and then."""
+    subprocess.run([sys.executable, "-c", ENDING], check=True, timeout=60)
+
+
 # --- The same bytes, however many threads there are ----------------------------------------------
 
 
