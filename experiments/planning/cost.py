@@ -6,7 +6,7 @@ model and a checkpoint are timed; the rest is arithmetic. Nothing is said of wha
 
 import tempfile
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -88,11 +88,7 @@ def _on_ray(run: Run, state: ServerState) -> Engine:
         return Engine(found, up, 0.0, grid.workers, held, sent.down, sent.up), time.perf_counter()
 
     engine, ended = ray_engine.on_grid(config, work)
-    return _stopped(engine, time.perf_counter() - ended)
-
-
-def _stopped(engine: Engine, seconds: float) -> Engine:
-    return Engine(**{**vars(engine), "stop": seconds})
+    return replace(engine, stop=time.perf_counter() - ended)
 
 
 def _model_bytes(run: Run, state: ServerState) -> int:

@@ -15,6 +15,7 @@ import numpy as np
 from fedmuon.aggregators import mean
 from fedmuon.data.partition import weights
 from fedmuon.drive import Run, evaluate
+from fedmuon.experiments.planning.books import seconds
 from fedmuon.federated.aggregate import ServerState
 from fedmuon.federated.evaluate import risk, sample_weights
 from fedmuon.federated.plan import Plan
@@ -180,14 +181,8 @@ def evaluation(run: Run, state: ServerState) -> float:
         risk(task, state.params, *part)
 
     rows = min(train, PART)
-    whole = min(_timed(look, rows) for _ in range(2)) * (train + held) / rows
+    whole = min(seconds(lambda: look(rows)) for _ in range(2)) * (train + held) / rows
     if whole <= LOOK:
-        return statistics.median(_timed(lambda _: evaluate(run, state), 0) for _ in range(3))
+        return statistics.median(seconds(lambda: evaluate(run, state)) for _ in range(3))
     rows = max(rows, min(train, int((train + held) * LOOK / whole)))
-    return _timed(look, rows) * (train + held) / rows
-
-
-def _timed(work: Callable[[int], object], rows: int) -> float:
-    start = time.perf_counter()
-    work(rows)
-    return time.perf_counter() - start
+    return seconds(lambda: look(rows)) * (train + held) / rows

@@ -13,7 +13,7 @@ from fedmuon.errors import NonFinite
 from fedmuon.federated.plan import Plan
 from fedmuon.federated.shards import Shard
 from fedmuon.questions import finite, unasked
-from fedmuon.tasks.base import Batch, Params, Task
+from fedmuon.tasks.base import Batch, Params, Task, blocks
 from fedmuon.threads import spread
 from fedmuon.transforms.base import Context, States, forbidden_gradient
 from fedmuon.transforms.recipes import Recipe
@@ -123,13 +123,13 @@ def _replies(
     recipe: Recipe, clients: Sequence[int], sizes: Sequence[int], params: Params, states: States
 ) -> list[Reply]:
     """One reply a client: its block of the stack."""
-    blocks = _split(params, len(clients))
-    kept = {name: _split(states[name], len(clients)) for name in recipe.returned}
+    models = blocks(params, len(clients))
+    kept = {name: blocks(states[name], len(clients)) for name in recipe.returned}
     entries = next(iter(params.values()))
     unknown = entries.new_full((len(entries),), math.nan)  # a private chain tells no loss
     losses = states.get("gradient", {}).get("loss", unknown).chunk(len(clients))
     return [
-        Reply(client, blocks[k], {name: kept[name][k] for name in kept}, losses[k], sizes[k])
+        Reply(client, models[k], {name: kept[name][k] for name in kept}, losses[k], sizes[k])
         for k, client in enumerate(clients)
     ]
 
@@ -143,11 +143,6 @@ def _repeated(tree: Params, times: int) -> Params:
         name: torch.cat([value.mT] * times).mT if turned[name] else torch.cat([value] * times)
         for name, value in tree.items()
     }
-
-
-def _split(tree: Params, parts: int) -> list[Params]:
-    chunks = {name: value.chunk(parts) for name, value in tree.items()}
-    return [{name: chunks[name][k] for name in tree} for k in range(parts)]
 
 
 def _checked(

@@ -62,6 +62,12 @@ def _combined(found: Sequence[Any], combine: Callable[[list[Tensor]], Tensor]) -
     return tuple(_combined(each, combine) for each in zip(*found, strict=True))
 
 
+def blocks(tree: Params, count: int) -> list[Params]:
+    """A stack of `count` clients' replicas as a stack for each client."""
+    chunks = {name: value.chunk(count) for name, value in tree.items()}
+    return [{name: chunks[name][k] for name in tree} for k in range(count)]
+
+
 class Task(Protocol):
     """Loss and gradients; every method maps over the replica axis."""
 

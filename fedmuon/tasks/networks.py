@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from torch.func import functional_call, grad_and_value, vmap
 from torch.nn.modules.conv import _ConvNd
 
-from fedmuon.tasks.base import Batch, Params, Points, joined, stacked
+from fedmuon.tasks.base import Batch, Params, Points, blocks, joined, stacked
 from fedmuon.tasks.chunks import Chunks, exact_on, saved_entries
 from fedmuon.tasks.clipped import ClippedSums, unclipped
 from fedmuon.tasks.clipping import Clipping
@@ -25,7 +25,7 @@ from fedmuon.tasks.copies import copyable, stateless
 from fedmuon.tasks.ghost import ghostly, refuse_mixing
 from fedmuon.tasks.layers import fresh, refuse
 from fedmuon.tasks.losses import Loss, Targets, cross_entropy, given_labels, mean_of
-from fedmuon.tasks.samples import Samples, blocks, pieces, side_by_side, size_of
+from fedmuon.tasks.samples import Samples, pieces, side_by_side, size_of
 from fedmuon.threads import PerThread, spread
 
 CPU = torch.device("cpu")

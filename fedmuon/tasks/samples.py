@@ -51,11 +51,6 @@ def _some(params: Params, replicas: slice) -> Params:
     return {name: value[replicas] for name, value in params.items()}
 
 
-def blocks(params: Params, count: int) -> list[Params]:
-    chunks = {name: value.chunk(count) for name, value in params.items()}
-    return [{name: chunks[name][k] for name in params} for k in range(count)]
-
-
 def side_by_side(batches: Sequence[Batch]) -> Samples:
     """Batches of one size as the samples of as many replicas."""
     inputs = torch.stack([batch.inputs for batch in batches])
