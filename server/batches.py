@@ -9,14 +9,16 @@ from flwr.app import Message, RecordDict
 from fedmuon.server.flower_parts import with_content
 
 SHARED = 100_000  # bytes; what Ray would copy into its store for each call goes there once
+WORTH = 0.05  # seconds of work that a call is worth
 MEMORY = 0.7e9  # bytes of a worker that has loaded torch and Flower
 
 
 @dataclass
 class Batch:
-    """Messages that a worker is asked at once, and when it has to have answered."""
+    """Messages that a worker is asked at once, when that was, and when it has to have answered."""
 
     messages: list[Message]
+    start: float = 0.0
     end: float = math.inf
     tries: int = 0  # of a worker that is waited for
 
@@ -24,6 +26,12 @@ class Batch:
     def ttl(self) -> float:
         """Seconds for which all of them live."""
         return min(message.metadata.ttl for message in self.messages)
+
+
+def calls(share: float, each: float, most: int) -> int:
+    """In how many calls a worker gets its share of the messages, each of so many seconds: several
+    make the load even, but each costs some milliseconds."""
+    return max(1, math.ceil(min(most, share * each / WORTH)))
 
 
 def apart(messages: Sequence[Message]) -> tuple[RecordDict | None, list[Message]]:

@@ -22,7 +22,7 @@ from flwr.serverapp import Grid
 from flwr.supercore.run import Run
 from ray.exceptions import ActorUnavailableError, RayError
 
-from fedmuon.server.batches import Batch, apart, fitting, large
+from fedmuon.server.batches import Batch, apart, calls, fitting, large
 from fedmuon.server.flower_parts import empty_run, identify, numbered, refusal
 from fedmuon.server.ray_worker import Together, Worker
 
@@ -46,7 +46,7 @@ class RayGrid(Grid):
     ) -> None:
         """`resources` are options of Ray's actors; `workers` are as many as fit unless given, and
         never more than `most`, the messages of a round. Apps that take one message at a time
-        are asked in `pieces` calls a worker and round, for an even load."""
+        are asked in up to `pieces` calls a worker and round, for an even load."""
         identify()
         self.nodes, self._run = num_supernodes, empty_run()
         self._pieces = 1 if isinstance(client_app, Together) else pieces
@@ -54,6 +54,7 @@ class RayGrid(Grid):
         self._resources = {"num_cpus": 1.0, **(resources or {})}
         self._make = ray.remote(Worker).options(max_restarts=-1, **self._resources).remote
         self._held = (client_app, num_supernodes, run_config or {})
+        self._each: dict[str, float] = {}  # seconds that a message of that type took lately
         self._queue: deque[Batch] = deque()
         self._running: dict[Any, tuple[Any, Batch]] = {}
         self._wanted: set[str] = set()  # messages whose replies somebody waits for
@@ -184,7 +185,10 @@ class RayGrid(Grid):
 
     def _batches(self, messages: Sequence[Message]) -> Iterator[Batch]:
         """An even share of the messages for each worker, or several smaller ones."""
-        pieces = max(1, len(self._workers)) * self._pieces
+        workers = max(1, len(self._workers))
+        types = {one.metadata.message_type for one in messages}
+        each = max((self._each.get(one, math.inf) for one in types), default=0.0)
+        pieces = workers * calls(len(messages) / workers, each, self._pieces)
         size = max(1, math.ceil(len(messages) / pieces))
         for start in range(0, len(messages), size):
             yield Batch(list(messages[start : start + size]))
@@ -197,7 +201,8 @@ class RayGrid(Grid):
 
     def _ask(self, worker: Any, batch: Batch, shared: dict[int, Any]) -> None:
         """One call; large content that several calls share lies in Ray's store once."""
-        batch.end = time.monotonic() + batch.ttl / min(2, len(batch.messages))
+        batch.start = time.monotonic()
+        batch.end = batch.start + batch.ttl / min(2, len(batch.messages))
         content, sent = apart(batch.messages)
         if content is not None and large(content):
             if id(content) not in shared:
@@ -223,6 +228,8 @@ class RayGrid(Grid):
                     self._keep(refusal(message, f"{type(error).__name__}: {error}"))
             return
         self._idle.append(worker)
+        took = (time.monotonic() - batch.start) / max(1, len(found))
+        self._each |= {one.metadata.message_type: took for one in batch.messages}
         for reply, state in found:
             self._keep(reply)
             if state is not None:

@@ -148,17 +148,48 @@ def _exponentials(logits: np.ndarray, peak: np.ndarray, sums: np.ndarray) -> Non
 def _add_products(rows: np.ndarray, slopes: np.ndarray, totals: np.ndarray) -> None:
     """totals_k += sum_i slopes[k, i] rows_i, four rows at a time."""
     n, dimension = rows.shape
-    fours = n // 4 * 4
+    fives, fours = len(totals) // 5 * 5, n // 4 * 4
+    _add_fives(rows, slopes, totals)
     for i in range(0, fours, 4):
         p, q, r, s = rows[i], rows[i + 1], rows[i + 2], rows[i + 3]
-        for k in range(len(totals)):
-            total = totals[k]
-            a, b, c, d = slopes[k, i], slopes[k, i + 1], slopes[k, i + 2], slopes[k, i + 3]
+        for k in range(fives, len(totals)):
+            m, v = slopes[k], totals[k]
+            a, b, c, d = m[i], m[i + 1], m[i + 2], m[i + 3]
             for j in range(dimension):
-                total[j] += a * p[j] + b * q[j] + c * r[j] + d * s[j]
+                v[j] += a * p[j] + b * q[j] + c * r[j] + d * s[j]
     for i in range(fours, n):
         u = rows[i]
         for k in range(len(totals)):
-            total, a = totals[k], slopes[k, i]
+            v, a = totals[k], slopes[k, i]
             for j in range(dimension):
-                total[j] += a * u[j]
+                v[j] += a * u[j]
+
+
+@_compiled
+def _add_fives(rows: np.ndarray, slopes: np.ndarray, totals: np.ndarray) -> None:
+    """The whole fives of sums and fours of rows: five sums stay in the innermost cache, and each
+    number of them is stored once for four products."""
+    n, dimension = rows.shape
+    fives, fours = len(totals) // 5 * 5, n // 4 * 4
+    for k in range(0, fives, 5):
+        v, w, x = totals[k], totals[k + 1], totals[k + 2]
+        y, z = totals[k + 3], totals[k + 4]
+        for i in range(0, fours, 4):
+            p, q, r, s = rows[i], rows[i + 1], rows[i + 2], rows[i + 3]
+            m = slopes[k]
+            pv, qv, rv, sv = m[i], m[i + 1], m[i + 2], m[i + 3]
+            m = slopes[k + 1]
+            pw, qw, rw, sw = m[i], m[i + 1], m[i + 2], m[i + 3]
+            m = slopes[k + 2]
+            px, qx, rx, sx = m[i], m[i + 1], m[i + 2], m[i + 3]
+            m = slopes[k + 3]
+            py, qy, ry, sy = m[i], m[i + 1], m[i + 2], m[i + 3]
+            m = slopes[k + 4]
+            pz, qz, rz, sz = m[i], m[i + 1], m[i + 2], m[i + 3]
+            for j in range(dimension):
+                a, b, c, d = p[j], q[j], r[j], s[j]
+                v[j] += pv * a + qv * b + rv * c + sv * d
+                w[j] += pw * a + qw * b + rw * c + sw * d
+                x[j] += px * a + qx * b + rx * c + sx * d
+                y[j] += py * a + qy * b + ry * c + sy * d
+                z[j] += pz * a + qz * b + rz * c + sz * d
