@@ -1,8 +1,9 @@
 """What a worker of Ray's is asked at once."""
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 
 from flwr.app import Message, RecordDict
 
@@ -10,7 +11,6 @@ from fedmuon.server.flower_parts import with_content
 
 SHARED = 100_000  # bytes; what Ray would copy into its store for each call goes there once
 WORTH = 0.05  # seconds of work that a call is worth
-MEMORY = 0.7e9  # bytes of a worker that has loaded torch and Flower
 
 
 @dataclass
@@ -26,6 +26,27 @@ class Batch:
     def ttl(self) -> float:
         """Seconds for which all of them live."""
         return min(message.metadata.ttl for message in self.messages)
+
+    @cached_property
+    def nodes(self) -> frozenset[int]:
+        """Whom it is for: a node has one message at a time."""
+        return frozenset(message.metadata.dst_node_id for message in self.messages)
+
+
+def batches(messages: Sequence[Message], size: int) -> Iterator[Batch]:
+    """In their order, so many at once and more only where they are for one node, which remembers
+    from message to message."""
+    by_node: dict[int, list[Message]] = {}
+    for message in messages:
+        by_node.setdefault(message.metadata.dst_node_id, []).append(message)
+    some: list[Message] = []
+    for own in by_node.values():
+        some += own
+        if len(some) >= size:
+            yield Batch(some)
+            some = []
+    if some:
+        yield Batch(some)
 
 
 def calls(share: float, each: float, most: int) -> int:
@@ -48,11 +69,8 @@ def large(content: RecordDict) -> bool:
     return sum(len(array.data) for record in records for array in record.values()) > SHARED
 
 
-def fitting(resources: dict[str, float], held: dict[str, float]) -> int:
-    """How many actors of these resources the machines have room for, memory included."""
-    names = {"num_cpus": "CPU", "num_gpus": "GPU"}
-    resources = {"memory": MEMORY, **resources}
-    rooms = [
-        held.get(names.get(name, name), 0.0) // need for name, need in resources.items() if need
-    ]
-    return max(1, int(min(rooms, default=1)))
+def singles(messages: Iterable[Message]) -> list[Message]:
+    """Each a message of its own, also where one stands there twice."""
+    seen: dict[int, Message] = {}
+    return [with_content(one, one.content) if id(one) in seen else seen.setdefault(id(one), one)
+            for one in messages]  # fmt: skip

@@ -27,9 +27,10 @@ def numbered(message: Message) -> str:
 
 
 def with_content(message: Message, content: RecordDict | None) -> Message:
-    """The same message with other content, or none."""
+    """The same message with other content, or none, and with an id of its own to come."""
     found = copy.copy(message)
     found.__dict__["_content"] = content
+    found.__dict__["_metadata"] = copy.copy(message.metadata)
     return found
 
 

@@ -2,17 +2,20 @@
 
 Flower's own simulation keeps messages in a table that it scans, one message a node a scan. Here a
 worker is handed the messages of many clients in one call; what they share crosses once a call. A
-node is a number, so a client costs nothing until it is asked.
+node is a number, so a client costs nothing until it is asked; it has one message at a time, also
+where several threads of a server ask.
 
 A worker that dies, or does not answer in time, comes back; what it had is asked again one message
-at a time, so that the one at fault takes no other with it.
+at a time, so that the one at fault takes no other with it: clients that had answered in that call
+do so twice, from the state that they had before. A message's time to live counts from when a worker
+takes it.
 """
 
-import contextlib
 import math
+import threading
 import time
 from collections import deque
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable
 from typing import Any
 
 import ray
@@ -20,14 +23,13 @@ from flwr.app import Message, RecordDict
 from flwr.clientapp import ClientApp
 from flwr.serverapp import Grid
 from flwr.supercore.run import Run
-from ray.exceptions import ActorUnavailableError, RayError
+from ray.exceptions import RayError
 
-from fedmuon.server.batches import Batch, apart, calls, fitting, large
+from fedmuon.errors import InputError
+from fedmuon.server.batches import Batch, apart, batches, calls, large, singles
+from fedmuon.server.crew import PAUSE, Crew
 from fedmuon.server.flower_parts import empty_run, identify, numbered, refusal
-from fedmuon.server.ray_worker import Together, Worker
-
-TRIES, PAUSE = 4, 0.1  # calls that a worker may fail without having answered one; seconds between
-LOOK = 5.0  # seconds between looks for machines that have joined
+from fedmuon.server.ray_worker import Together
 
 
 class RayGrid(Grid):
@@ -50,23 +52,18 @@ class RayGrid(Grid):
         identify()
         self.nodes, self._run = num_supernodes, empty_run()
         self._pieces = 1 if isinstance(client_app, Together) else pieces
-        self._asked, self._most = workers, most or num_supernodes
-        self._resources = {"num_cpus": 1.0, **(resources or {})}
-        self._make = ray.remote(Worker).options(max_restarts=-1, **self._resources).remote
-        self._held = (client_app, num_supernodes, run_config or {})
+        held = (client_app, num_supernodes, run_config or {})
+        wanted = {"num_cpus": 1.0, **(resources or {})}
+        self._crew = Crew(wanted, workers, most or num_supernodes, held)
         self._each: dict[str, float] = {}  # seconds that a message of that type took lately
         self._queue: deque[Batch] = deque()
         self._running: dict[Any, tuple[Any, Batch]] = {}
         self._wanted: set[str] = set()  # messages whose replies somebody waits for
         self._done: dict[str, Message] = {}
-        self._fresh = False  # a reply has come since somebody looked
         self._states: dict[int, RecordDict] = {}
-        self._idle: list[Any] = []
-        self._absent: list[tuple[float, Any, int]] = []  # when to ask which worker, how often asked
-        self._workers: list[Any] = []
-        self._looked = -math.inf
+        self._change = threading.RLock()  # held while any of these are looked at or change
+        self._closed = False
         self.mended: dict[str, str] = {}  # messages since the last push that were asked again: why
-        self._grow()
 
     def __enter__(self) -> "RayGrid":
         return self
@@ -76,11 +73,10 @@ class RayGrid(Grid):
 
     def close(self) -> None:
         """End the workers."""
-        for worker in self._workers:
-            with contextlib.suppress(RayError):
-                ray.kill(worker)
-        self._workers, self._idle, self._running, self._absent = [], [], {}, []
-        self._queue.clear()
+        with self._change:
+            self._closed, self._running = True, {}
+            self._crew.close()
+            self._queue.clear()
 
     def set_run(self, run: Run) -> None:
         """Take that for the run."""
@@ -109,18 +105,17 @@ class RayGrid(Grid):
     @property
     def workers(self) -> int:
         """How many there are, or are about to be."""
-        return len(self._workers)
+        return len(self._crew.all)
 
     @property
     def absent(self) -> int:
         """Workers that have not begun, or are about to begin again."""
-        return len(self._absent) + sum(not batch.messages for _, batch in self._running.values())
+        asked = sum(not batch.messages for _, batch in self._running.values())
+        return len(self._crew.absent) + asked
 
     def memory(self) -> list[int]:
         """The most bytes that each worker has held, of those that answer within a few seconds."""
-        asked = [worker.memory.remote() for worker in self._workers]
-        ready, _ = ray.wait(asked, num_returns=len(asked), timeout=LOOK)
-        return [int(one) for one in ray.get(ready)]
+        return self._crew.memory()
 
     def node_of(self, partition: int) -> int:
         """The node that holds a partition; nobody has to ask them all."""
@@ -128,13 +123,20 @@ class RayGrid(Grid):
 
     def push_messages(self, messages: Iterable[Message]) -> list[str]:
         """Ask the workers; the ids of the messages."""
-        self._grow()
-        self.mended = {}
-        sent = list(messages)
-        names = [numbered(message) for message in sent]
-        self._wanted.update(names)
-        self._queue.extend(self._batches(sent))
-        self._dispatch()
+        sent = singles(messages)
+        with self._change:
+            if self._closed:
+                raise InputError("the grid is closed: send messages before")
+            self._crew.grow()
+            self.mended = {}
+            names = [numbered(message) for message in sent]
+            self._wanted.update(names)
+            known = [one for one in sent if 0 <= one.metadata.dst_node_id < self.nodes]
+            for one in sent if len(known) < len(sent) else ():
+                if not 0 <= (node := one.metadata.dst_node_id) < self.nodes:
+                    self._keep(refusal(one, f"node {node} is none of the {self.nodes}"))
+            self._queue.extend(batches(known, self._size(known)))
+            self._dispatch()
         return names
 
     def pull_messages(self, message_ids: Iterable[str]) -> list[Message]:
@@ -143,19 +145,20 @@ class RayGrid(Grid):
 
     def pull_within(self, message_ids: Iterable[str], seconds: float) -> list[Message]:
         """The same, waiting for a reply for so long at most."""
-        self._wait(seconds)
-        self._fresh = False
-        found = [name for name in message_ids if name in self._done]
-        self._wanted.difference_update(found)
-        return [self._done.pop(name) for name in found]
+        names = list(message_ids)
+        self._wait(0.0 if any(name in self._done for name in names) else seconds)
+        with self._change:
+            found = [name for name in names if name in self._done]
+            self._wanted.difference_update(found)
+            return [self._done.pop(name) for name in found]
 
     def forget(self, message_ids: Iterable[str]) -> None:
         """Nobody waits for the replies to these any more: those not asked yet are not asked."""
-        self._wanted.difference_update(message_ids)
-        self._done = {name: reply for name, reply in self._done.items() if name in self._wanted}
-        for batch in self._queue:
-            batch.messages = self._still_wanted(batch)
-        self._queue = deque(batch for batch in self._queue if batch.messages)
+        with self._change:
+            self._wanted.difference_update(message_ids)
+            self._done = {name: one for name, one in self._done.items() if name in self._wanted}
+            kept = (Batch(self._still_wanted(batch)) for batch in self._queue)
+            self._queue = deque(batch for batch in kept if batch.messages)
 
     def send_and_receive(
         self, messages: Iterable[Message], *, timeout: float | None = None
@@ -169,35 +172,47 @@ class RayGrid(Grid):
         return replies
 
     def _wait(self, seconds: float) -> None:
-        """Until a reply comes, for so long at most."""
-        self._end_late()
-        self._call_absent()
-        seconds = max(0.0, min(seconds, PAUSE) if self._absent else seconds)
-        if self._running:
-            ready, _ = ray.wait(list(self._running), timeout=seconds)
-            others = [one for one in self._running if one not in ready] if ready else []
-            more = ray.wait(others, num_returns=len(others), timeout=0)[0] if others else []
-            for place in [*ready, *more]:
+        """Until a reply comes, to whomever, for so long at most; other threads may do the same."""
+        with self._change:
+            self._end_late()
+            for worker, tries in self._crew.due():
+                self._running[worker.ready.remote()] = (worker, Batch([], tries=tries))
+            seconds = max(0.0, min(seconds, PAUSE) if self._crew.absent else seconds)
+            asked = list(self._running)
+        if not asked:
+            time.sleep(seconds)
+            return
+        ready, others = ray.wait(asked, timeout=seconds)
+        if ready and others:
+            ready += ray.wait(others, num_returns=len(others), timeout=0)[0]
+        with self._change:
+            for place in ready:
                 self._take(place)
             self._dispatch()
-        elif not self._fresh:
-            time.sleep(seconds)
+            self._crew.complain()
 
-    def _batches(self, messages: Sequence[Message]) -> Iterator[Batch]:
-        """An even share of the messages for each worker, or several smaller ones."""
-        workers = max(1, len(self._workers))
+    def _size(self, messages: list[Message]) -> int:
+        """Of a batch: an even share of the messages for each worker, or several smaller ones."""
+        workers = max(1, self.workers)
         types = {one.metadata.message_type for one in messages}
         each = max((self._each.get(one, math.inf) for one in types), default=0.0)
         pieces = workers * calls(len(messages) / workers, each, self._pieces)
-        size = max(1, math.ceil(len(messages) / pieces))
-        for start in range(0, len(messages), size):
-            yield Batch(list(messages[start : start + size]))
+        return max(1, math.ceil(len(messages) / pieces))
 
     def _dispatch(self) -> None:
         """Give the next messages to the workers that have none."""
         shared: dict[int, Any] = {}
-        while self._queue and self._idle:
-            self._ask(self._idle.pop(), self._queue.popleft(), shared)
+        while self._crew.idle and (batch := self._next()):
+            self._ask(self._crew.idle.pop(), batch, shared)
+
+    def _next(self) -> Batch | None:
+        """The first batch whose nodes have nothing to answer just now."""
+        busy = [batch.nodes for _, batch in self._running.values() if batch.messages]
+        for place, batch in enumerate(self._queue):
+            if all(batch.nodes.isdisjoint(nodes) for nodes in busy):
+                del self._queue[place]
+                return batch
+        return None
 
     def _ask(self, worker: Any, batch: Batch, shared: dict[int, Any]) -> None:
         """One call; large content that several calls share lies in Ray's store once."""
@@ -208,50 +223,38 @@ class RayGrid(Grid):
             if id(content) not in shared:
                 shared[id(content)] = ray.put(content)
             content = shared[id(content)]
-        states = [self._states.get(one.metadata.dst_node_id) for one in batch.messages]
+        states = {node: state for node in batch.nodes if (state := self._states.get(node))}
         self._running[worker.answer.remote(content, sent, states)] = (worker, batch)
 
     def _take(self, place: Any) -> None:
-        """The replies of one call; what failed is asked again one by one, or refused."""
+        """The replies of one call, unless another thread has them; what failed is asked again one
+        by one, or refused."""
+        if place not in self._running:
+            return
         worker, batch = self._running.pop(place)
         try:
-            found = ray.get(place)
+            replies, states = ray.get(place)
         except RayError as error:
-            self._await(worker, batch.tries + 1, error)
-            if len(batch.messages) > 1:
-                again = self._still_wanted(batch)
-                self._queue.extendleft(Batch([one]) for one in reversed(again))
-                why = f"its worker's {type(error).__name__}, and it was asked again"
-                self.mended |= {one.metadata.message_id: why for one in again}
-            else:
-                for message in batch.messages:
-                    self._keep(refusal(message, f"{type(error).__name__}: {error}"))
+            self._crew.expect(worker, batch.tries + 1, error)
+            self._again(batch, error)
             return
-        self._idle.append(worker)
-        took = (time.monotonic() - batch.start) / max(1, len(found))
+        self._crew.answered()
+        self._crew.idle.append(worker)
+        took = (time.monotonic() - batch.start) / max(1, len(replies))
         self._each |= {one.metadata.message_type: took for one in batch.messages}
-        for reply, state in found:
+        self._states |= states
+        for reply in replies:
             self._keep(reply)
-            if state is not None:
-                self._states[reply.metadata.src_node_id] = state
 
-    def _await(self, worker: Any, tries: int = 0, error: RayError | None = None) -> None:
-        """Use the worker when it answers; one that cannot start is left, and the last one tells."""
-        if isinstance(error, ActorUnavailableError):  # it is starting, however long that takes
-            tries -= 1
-        if tries < TRIES:
-            self._absent.append((time.monotonic() + (PAUSE if error else 0.0), worker, tries))
-        else:
-            self._workers.remove(worker)
-            if not self._workers and error is not None:
-                raise error
-
-    def _call_absent(self) -> None:
-        """Ask those who are waited for whether they are there."""
-        now, absent = time.monotonic(), self._absent
-        self._absent = [one for one in absent if one[0] > now]
-        for _, worker, tries in (one for one in absent if one[0] <= now):
-            self._running[worker.ready.remote()] = (worker, Batch([], tries=tries))
+    def _again(self, batch: Batch, error: RayError) -> None:
+        if len(batch.messages) > 1:
+            again = self._still_wanted(batch)
+            self._queue.extendleft(Batch([one]) for one in reversed(again))
+            why = f"its worker's {type(error).__name__}, and it was asked again"
+            self.mended |= {one.metadata.message_id: why for one in again}
+            return
+        for message in batch.messages:
+            self._keep(refusal(message, f"{type(error).__name__}: {error}"))
 
     def _still_wanted(self, batch: Batch) -> list[Message]:
         return [one for one in batch.messages if one.metadata.message_id in self._wanted]
@@ -259,7 +262,6 @@ class RayGrid(Grid):
     def _keep(self, reply: Message) -> None:
         if (name := reply.metadata.reply_to_message_id) in self._wanted:
             self._done[name] = reply
-            self._fresh = True
 
     def _end_late(self) -> None:
         """End workers that take longer than their messages live."""
@@ -268,14 +270,3 @@ class RayGrid(Grid):
             if batch.end < now:
                 batch.end = math.inf
                 ray.kill(worker, no_restart=False)
-
-    def _grow(self) -> None:
-        """As many workers as were asked for, or as fit on the machines that are there now."""
-        if (now := time.monotonic()) < self._looked + LOOK:
-            return
-        self._looked = now
-        wanted = self._asked or min(self._most, fitting(self._resources, ray.cluster_resources()))
-        for _ in range(wanted - len(self._workers)):
-            worker = self._make(*self._held)
-            self._workers.append(worker)
-            self._await(worker)

@@ -2,6 +2,7 @@
 
 import contextlib
 import copy
+import traceback
 from typing import Any, Protocol, runtime_checkable
 
 from flwr.app import Context, Message, RecordDict
@@ -33,43 +34,77 @@ class Worker:
         if isinstance(app, Together):
             app.load()
 
-    def ready(self) -> list[tuple[Message, RecordDict | None]]:
+    def ready(self) -> tuple[list[Message], dict[int, RecordDict]]:
         """Nothing, once it can answer."""
-        return []
+        return [], {}
 
     def memory(self) -> int:
         """The most bytes that this process has held."""
         return peak()
 
     def answer(
-        self, content: Any, messages: list[Message], states: list[RecordDict | None]
-    ) -> list[tuple[Message, RecordDict | None]]:
-        """Replies, each with what its client keeps; `content` is what those without one share."""
+        self, content: Any, messages: list[Message], states: dict[int, RecordDict]
+    ) -> tuple[list[Message], dict[int, RecordDict]]:
+        """A reply to each, and what the nodes keep now; `content` is what messages without one
+        share, `states` what the nodes have kept."""
         if content is not None:
             for message in messages:
                 message.content = content
-        contexts = [
-            context(message.metadata.dst_node_id, self._nodes, state, self._config)
-            for message, state in zip(messages, states, strict=True)
-        ]
-        replies = [] if len(messages) == 1 else self._together(messages, contexts)
-        replies = replies or list(map(self._alone, messages, contexts))
-        return [(reply, held.state or None) for reply, held in zip(replies, contexts, strict=True)]
+        replies = self._together(messages, states) if len(messages) > 1 else []
+        return replies or [self._alone(message, states) for message in messages], states
 
-    def _together(self, messages: list[Message], contexts: list[Context]) -> list[Message]:
+    def _together(self, messages: list[Message], states: dict[int, RecordDict]) -> list[Message]:
         """Nothing where that fails: asked one by one, the client at fault is known."""
-        if isinstance(self._app, Together):
-            with contextlib.suppress(Exception):
-                return self._app.together(messages, contexts)
+        if not isinstance(self._app, Together):
+            return []
+        found = [self._context(message, states) for message in messages]
+        with contextlib.suppress(Exception):
+            replies = self._app.together(messages, found)
+            states |= {
+                one.node_id: one.state for one in found if one.state or one.node_id in states
+            }
+            return replies
         return []
 
-    def _alone(self, message: Message, context: Context) -> Message:
-        own = message
+    def _alone(self, message: Message, states: dict[int, RecordDict]) -> Message:
+        """The app's reply; what it keeps of its state counts if there is one."""
+        own, node = message, message.metadata.dst_node_id
+        found = self._context(message, states)
         if not isinstance(self._app, Together):  # an app may do with its message what it likes
             own = with_content(message, copy.deepcopy(message.content))
+            found.state = copy.deepcopy(found.state)
         try:
-            reply = self._app(own, context)
-            numbered(reply)
-            return reply
+            reply = self._app(own, found)
         except Exception as error:
-            return refusal(message, f"{type(error).__name__}: {error}", raised=True)
+            traceback.print_exc()  # shown where Ray's log is
+            return refusal(message, f"{type(error).__name__}: {error}{_place(error)}", raised=True)
+        if not _answers(reply, message):
+            return refusal(message, _no_reply(reply), raised=True)
+        numbered(reply)
+        if found.state or node in states:
+            states[node] = found.state
+        return reply
+
+    def _context(self, message: Message, states: dict[int, RecordDict]) -> Context:
+        node = message.metadata.dst_node_id
+        return context(node, self._nodes, states.get(node), self._config)
+
+
+def _answers(reply: Any, message: Message) -> bool:
+    """Whether it was made as a reply to that message."""
+    asked = message.metadata.message_id
+    return isinstance(reply, Message) and reply.metadata.reply_to_message_id == asked
+
+
+def _no_reply(found: Any) -> str:
+    what = "a message that replies to no other" if isinstance(found, Message) else repr(found)[:80]
+    return (
+        f"the client app returned {what}: let it return Message(content, reply_to=message) for the "
+        "message that it was given"
+    )
+
+
+def _place(error: BaseException) -> str:
+    """Where it was raised, in an app's words: its last line of Python."""
+    last = traceback.extract_tb(error.__traceback__)[-1:]
+    return "".join(f" ({one.filename}:{one.lineno} in {one.name})" for one in last)

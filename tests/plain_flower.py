@@ -27,6 +27,10 @@ def train(message: Message, context: Context) -> Message:
         os._exit(1)
     if orders.get("sleeps") == number:  # type: ignore
         time.sleep(600)
+    if orders.get("forgets") == number:  # type: ignore
+        del context.state["asked"]
+    if orders.get("echoes") == number:  # type: ignore
+        return message
     message.content["arrays"] = ArrayRecord([np.full(3, np.nan)])  # its own copy
     content = RecordDict({
         "arrays": ArrayRecord([model + number * orders.get("scale", run_scale(context))]),  # type: ignore

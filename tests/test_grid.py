@@ -5,7 +5,9 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -21,6 +23,7 @@ from test_engines_agree import distance
 
 from fedmuon.clients import client_app as clients
 from fedmuon.drive import drive, prepare
+from fedmuon.errors import InputError
 from fedmuon.experiments.engines.processes import importable
 from fedmuon.experiments.engines.ray_cluster import connected
 from fedmuon.experiments.engines.ray_engine import engine
@@ -78,6 +81,97 @@ def test_one_that_fails_takes_no_other_with_it(grid: RayGrid, order: str, why: s
     assert len(grid.mended) == (0 if order == "raises" else NODES)
     assert answers(grid, messages())[4] == 4.0
     assert grid.mended == {}
+
+
+def times(grid: RayGrid, node: int, count: int = 1, **orders: Any) -> list[int]:
+    """How often a node had been asked before, as it remembers at each of so many messages."""
+    content = RecordDict({"arrays": ArrayRecord([np.zeros(3)]), "config": ConfigRecord(orders)})
+    sent = [Message(content, node, MessageType.TRAIN) for _ in range(count)]
+    replies = grid.send_and_receive(sent, timeout=100)
+    return sorted(
+        -1 if one.has_error() else int(one.content["metrics"]["times"])  # type: ignore[index]
+        for one in replies
+    )
+
+
+def test_a_node_keeps_what_it_kept_last(grid: RayGrid) -> None:
+    """Of several messages at once each sees the state of the one before; a client that raises has
+    changed nothing, and one that forgets has nothing."""
+    assert times(grid, 100, 3) == [0, 1, 2]
+    assert times(grid, 100, raises=100) == [-1]
+    assert times(grid, 100) == [3]
+    assert times(grid, 100, forgets=100) == [4]
+    assert times(grid, 100) == [0]
+
+
+def test_a_reply_is_to_the_message_that_was_sent(grid: RayGrid) -> None:
+    found = answers(grid, messages(echoes=4))
+    assert "replies to no other" in str(found.pop(4))
+    assert found == {node: float(node) for node in range(NODES) if node != 4}
+
+
+def test_nodes_that_are_not_there_do_not_answer(grid: RayGrid) -> None:
+    assert "is none of the" in str(answers(grid, [Message(RecordDict(), MANY, "train")])[MANY])
+    content = messages()[0].content
+    assert "is none of the" in str(answers(grid, [Message(content, -1, "train")])[-1])
+
+
+def test_a_message_that_stands_there_twice_is_two(grid: RayGrid) -> None:
+    (first, *_) = messages()
+    assert len(grid.send_and_receive([first, first], timeout=100)) == 2
+
+
+def test_several_threads_of_a_server_ask_at_once(grid: RayGrid) -> None:
+    """As Flower's servers of before its message API do: each gets the replies to its own."""
+
+    def asked(node: int) -> dict[int, float | str]:
+        return answers(grid, [messages()[node]])
+
+    with ThreadPoolExecutor(NODES) as pool:
+        for _ in range(5):
+            found = list(pool.map(asked, range(NODES)))
+            assert found == [{node: float(node)} for node in range(NODES)]
+
+
+@pytest.mark.parametrize(
+    ("given", "why"),
+    [
+        ({"workers": 0}, "workers = 0"),
+        ({"workers": 2.5}, "workers = 2.5"),
+        ({"resources": {"num_cpus": 6400}}, "room for a worker, which wants CPU = 6400"),
+        ({"resources": {"num_gpus": 64}}, "GPU = 64"),
+        ({"resources": {"cpus": 1}}, "num_cpus, num_gpus or memory"),
+    ],
+)
+def test_workers_that_cannot_be_are_refused(ray: None, given: dict[str, Any], why: str) -> None:
+    with pytest.raises(InputError, match=why):
+        RayGrid(client_app, NODES, **given)
+
+
+def test_a_closed_grid_says_so(ray: None) -> None:
+    with RayGrid(client_app, NODES, workers=1) as grid:
+        pass
+    with pytest.raises(InputError, match="closed"):
+        grid.push_messages(messages())
+
+
+def test_a_program_has_one_ray(ray: None) -> None:
+    """Which a second one refuses, and leaves as it is."""
+    import ray as library
+
+    with pytest.raises(InputError, match="connected to a Ray already"):
+        simulate(server_app, client_app, NODES)
+    assert library.is_initialized()
+
+
+def test_where_nobody_is_for_long_somebody_is_told(
+    ray: None, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr("fedmuon.server.crew.PATIENCE", 0.0)
+    with RayGrid(client_app, NODES, workers=1) as grid:
+        assert len(answers(grid, messages())) == NODES
+    assert caplog.messages.count(caplog.messages[0]) == 1
+    assert "no worker has begun in" in caplog.messages[0]
 
 
 def test_what_is_late_is_not_waited_for(grid: RayGrid) -> None:
@@ -219,6 +313,8 @@ def test_workers_are_told_where_modules_lie(address: str, monkeypatch: pytest.Mo
         seen.append((os.environ.get("PYTHONPATH", ""), "runtime_env" in given))
 
     monkeypatch.setattr(ray, "init", init)
+    monkeypatch.setattr(ray, "is_initialized", lambda: False)
+    monkeypatch.setattr("fedmuon.experiments.engines.ray_cluster._driving", threading.Lock())
     monkeypatch.setattr(ray, "shutdown", lambda: None)
     monkeypatch.setenv("PYTHONPATH", "/here")
     wanted = importable()

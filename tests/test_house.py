@@ -18,7 +18,12 @@ MAY_IMPORT = {
 }
 ONLY_IN = {
     "flwr": ("clients/", "server/", "experiments/engines/"),
-    "ray": ("server/grid.py", "experiments/suites/sweep.py", "experiments/engines/"),
+    "ray": (
+        "server/grid.py",
+        "server/crew.py",
+        "experiments/suites/sweep.py",
+        "experiments/engines/",
+    ),
     "matplotlib": ("analysis/report/style.py", "figure.py"),
     "typer": ("experiments/cli/",),
     "rich": ("experiments/",),

@@ -35,6 +35,7 @@ QUIET = {
     "RAY_worker_niceness": "0",  # beside other work its workers would hardly ever be heard
     "RAY_ENABLE_AUTO_CONNECT": "0",  # a late call would start another Ray, open to everyone
 }
+_driving = threading.Lock()
 # Ray takes loopback for a node's address only where it believes that clusters do not work.
 LOOPBACK = "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER"
 
@@ -59,6 +60,7 @@ def connected(address: str, verbose: bool = False) -> Iterator[None]:
         "logging_level": "INFO" if verbose else "ERROR",
     }
     with contextlib.ExitStack() as until:
+        until.enter_context(_only_one())
         if address:
             given["address"] = address
             given["runtime_env"] = {"env_vars": {"PYTHONPATH": importable()}}
@@ -67,13 +69,30 @@ def connected(address: str, verbose: bool = False) -> Iterator[None]:
         import ray
         from ray.exceptions import RayError
 
-        until.callback(ray.shutdown)
         try:
             with _signals_kept():
                 ray.init(**given)
         except (ConnectionError, ValueError, RuntimeError, RayError) as error:
+            ray.shutdown()
             raise InputError(_why(error, address)) from error
+        until.callback(ray.shutdown)
         yield
+
+
+@contextlib.contextmanager
+def _only_one() -> Iterator[None]:
+    """A process is the driver of one Ray, which nobody else in it may end meanwhile."""
+    taken = not _driving.acquire(blocking=False)
+    try:
+        if taken or ("ray" in sys.modules and sys.modules["ray"].is_initialized()):
+            raise InputError(
+                "this program is connected to a Ray already: run one after the other, call "
+                "ray.shutdown() before, or give that Ray to fedmuon.flower.RayGrid"
+            )
+        yield
+    finally:
+        if not taken:
+            _driving.release()
 
 
 def _why(error: Exception, address: str) -> str:

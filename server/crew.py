@@ -1,0 +1,146 @@
+"""The workers of a Grid on Ray: as many as fit, those who do not answer yet, those at leisure."""
+
+import contextlib
+import logging
+import math
+import time
+from collections.abc import Mapping
+from typing import Any
+
+import ray
+from ray.exceptions import ActorUnavailableError, RayError
+
+from fedmuon.errors import InputError
+from fedmuon.server.ray_worker import Worker
+
+TRIES, PAUSE = 4, 0.1  # calls that a worker may fail without having answered one; seconds between
+LOOK = 5.0  # seconds between looks for machines that have joined
+PATIENCE = 15.0  # seconds without any worker, after which somebody is told
+MEMORY = 0.7e9  # bytes of a worker that has loaded torch and Flower
+NAMES = {"num_cpus": "CPU", "num_gpus": "GPU"}  # of options, as Ray's machines call them
+
+Resources = dict[str, float]
+
+
+class Crew:
+    """Actors of one kind, each of which takes one call at a time."""
+
+    def __init__(
+        self, resources: Resources, asked: int | None, most: int, held: tuple[Any, ...]
+    ) -> None:
+        """`asked` of them, or as many as fit but at most `most`, made with `held`."""
+        _require_connected()
+        if asked is not None and not (isinstance(asked, int) and asked >= 1):
+            raise InputError(f"workers = {asked!r} is refused: give a whole number of 1 or more")
+        self._resources, self._asked, self._most = resources, asked, most
+        try:
+            options = ray.remote(Worker).options(max_restarts=-1, **resources)  # type: ignore[arg-type]
+        except (TypeError, ValueError) as error:
+            raise InputError(
+                f"resources = {resources} is refused ({error!s:.100}): name num_cpus, num_gpus or "
+                "memory, with numbers"
+            ) from None
+        self._make, self._held = options.remote, held
+        require_room(resources, _machines())
+        self.all: list[Any] = []
+        self.idle: list[Any] = []
+        self.absent: list[tuple[float, Any, int]] = []  # when to ask whom, how often asked
+        self._begun, self._looked = time.monotonic(), -math.inf
+        self.grow()
+
+    def close(self) -> None:
+        """End them."""
+        for worker in self.all:
+            with contextlib.suppress(RayError):
+                ray.kill(worker)
+        self.all, self.idle, self.absent = [], [], []
+
+    def grow(self) -> None:
+        """As many as were asked for, or as fit on the machines that are there now."""
+        if (now := time.monotonic()) < self._looked + LOOK:
+            return
+        self._looked = now
+        wanted = self._asked or min(self._most, fitting(self._resources, _machines()))
+        for _ in range(wanted - len(self.all)):
+            worker = self._make(*self._held)
+            self.all.append(worker)
+            self.expect(worker)
+
+    def expect(self, worker: Any, tries: int = 0, error: RayError | None = None) -> None:
+        """Use the worker when it answers; one that cannot start is left, and the last one tells."""
+        if isinstance(error, ActorUnavailableError):  # it is starting, however long that takes
+            tries -= 1
+        if tries < TRIES:
+            self.absent.append((time.monotonic() + (PAUSE if error else 0.0), worker, tries))
+        else:
+            self.all.remove(worker)
+            if not self.all and error is not None:
+                raise error
+
+    def due(self) -> list[tuple[Any, int]]:
+        """Whom to ask now whether they are there, and how often that was."""
+        now, absent = time.monotonic(), self.absent
+        self.absent = [one for one in absent if one[0] > now]
+        return [(worker, tries) for at, worker, tries in absent if at <= now]
+
+    def complain(self) -> None:
+        """Say once that none has begun for long."""
+        if time.monotonic() < self._begun + PATIENCE:
+            return
+        self._begun = math.inf
+        free = {name: ray.available_resources().get(name, 0.0) for name in NAMES.values()}
+        logging.getLogger("fedmuon").warning(
+            "no worker has begun in %.0f s: one wants %s, and of Ray's machines %s are free; what "
+            "else holds them?", PATIENCE, wanted(self._resources), wanted(free)
+        )  # fmt: skip
+
+    def answered(self) -> None:
+        """One is there."""
+        self._begun = math.inf
+
+    def memory(self) -> list[int]:
+        """The most bytes that each has held, of those that answer within a few seconds."""
+        asked = [worker.memory.remote() for worker in self.all]
+        ready, _ = ray.wait(asked, num_returns=len(asked), timeout=LOOK)
+        return [int(one) for one in ray.get(ready)]
+
+
+def fitting(resources: Resources, machines: list[Mapping[str, float]]) -> int:
+    """How many actors of these resources the machines have room for, at least one; memory that was
+    not asked for is what such a worker takes."""
+    return max(1, sum(_on(one, {"memory": MEMORY, **resources}) for one in machines))
+
+
+def require_room(resources: Resources, machines: list[Mapping[str, float]]) -> None:
+    """Refuse workers that none of the machines could ever hold."""
+    if any(_on(one, resources) for one in machines):
+        return
+    there = "; ".join(wanted({name: one.get(name, 0.0) for name in NAMES.values()})
+                      for one in machines)  # fmt: skip
+    raise InputError(
+        f"no machine of Ray's has room for a worker, which wants {wanted(resources)} (there is "
+        f"{there}): ask for less, [engine] cpus-per-client and gpus-per-client in a config"
+    )
+
+
+def wanted(resources: Mapping[str, float]) -> str:
+    """Resources in words."""
+    return " and ".join(f"{NAMES.get(name, name)} = {each:g}" for name, each in resources.items())
+
+
+def _on(machine: Mapping[str, float], resources: Resources) -> int:
+    rooms = [
+        machine.get(NAMES.get(name, name), 0.0) // need for name, need in resources.items() if need
+    ]
+    return int(min(rooms, default=machine.get("CPU", 1.0)))
+
+
+def _machines() -> list[Mapping[str, float]]:
+    return [node["Resources"] for node in ray.nodes() if node["Alive"]]
+
+
+def _require_connected() -> None:
+    if not ray.is_initialized():
+        raise InputError(
+            "no Ray is connected: call ray.init() first, or let fedmuon.flower.simulate start one"
+        )
