@@ -214,12 +214,12 @@ def asked(run: Run, state: ServerState, calls: int) -> tuple[int, int, list[Mess
     worker = Worker(clients.app, run.config.federation.clients, {})
     for start in range(0, len(messages), each):
         content, bare = apart(messages[start : start + each])
-        call = pickle.dumps((content, bare, [None] * len(bare)), 5)
+        call = pickle.dumps((content, bare, {}), 5)
         down += len(call)
-        found = worker.answer(*pickle.loads(call))
-        assert not any(reply.has_error() for reply, _ in found)
-        up += len(pickle.dumps(found, 5))
-        replies += [reply for reply, _ in found]
+        found, states = worker.answer(*pickle.loads(call))
+        assert not any(reply.has_error() for reply in found)
+        up += len(pickle.dumps((found, states), 5))
+        replies += found
     return down, up, replies
 
 
