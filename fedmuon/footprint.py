@@ -1,4 +1,4 @@
-"""What this process has taken of its machine, its most memory, its age; and what others take."""
+"""What this process has taken of its machine, its most memory; and what others take."""
 
 import contextlib
 import os
@@ -39,11 +39,3 @@ def busy() -> float:
         ticks = [int(one) for one in first.split()[1:9]]
         return (sum(ticks) - ticks[3] - ticks[4]) / os.sysconf("SC_CLK_TCK")
     return time.process_time()
-
-
-def age() -> float:
-    """Seconds since this process was started; 0 where the system does not say."""
-    with contextlib.suppress(OSError, IndexError, ValueError):
-        fields = Path("/proc/self/stat").read_text(encoding="utf-8").rpartition(")")[2].split()
-        return time.clock_gettime(time.CLOCK_BOOTTIME) - int(fields[19]) / os.sysconf("SC_CLK_TCK")
-    return 0.0

@@ -1,8 +1,10 @@
 """A cost told before it is paid: what is written, refused and sent, and that its sums are right."""
 
+import io
 import json
 import pickle
 import tempfile
+import time
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -14,15 +16,19 @@ import torch
 from conftest import small
 from flwr.app import Message
 from flwr.supercore.inflatable.inflatable_object import get_all_nested_objects
+from rich.console import Console
 
 import fedmuon
 from fedmuon.clients import client_app as clients
 from fedmuon.config import Config
 from fedmuon.drive import Run, prepare
+from fedmuon.errors import InputError
 from fedmuon.experiments.cli import main
-from fedmuon.experiments.planning import pace
+from fedmuon.experiments.engines import ray_engine
+from fedmuon.experiments.planning import pace, table
 from fedmuon.experiments.planning.cost import array_bytes, plan
 from fedmuon.experiments.planning.pace import Pace, Trial, few, rows_of
+from fedmuon.experiments.run import execute
 from fedmuon.federated import setup
 from fedmuon.federated.aggregate import ServerState, begin, broadcast
 from fedmuon.federated.simulate import Experiment, Round
@@ -64,7 +70,9 @@ def told(capsys: pytest.CaptureFixture[str], *words: str) -> str:
 
 def test_the_command_says_what_a_run_costs(empty: Path, capsys) -> None:
     given = ["--set=data.name=synthetic", "--set=data.train=200", "--set=federation.rounds=7"]
+    loaded = time.process_time()  # not the age of the process: a wrapper may have waited in it
     found = json.loads(told(capsys, *given, "--json"))
+    assert loaded <= found["seconds"]["start"] <= time.process_time()
     assert found["rounds"] == 7 and found["tried"] == found["participants"] == 5
     parts = {name: value for name, value in found["seconds"].items()
              if name not in ("a round", "an evaluation", "all")}  # fmt: skip
@@ -109,6 +117,56 @@ def test_in_python(empty: Path) -> None:
     assert found["bytes"]["a client up"] == sum(
         len(npy_bytes(value[None].detach().numpy())) for value in model.parameters()
     )
+
+
+class Nobody:
+    """A grid without a node."""
+
+    workers, absent = 1, 0
+
+    def get_node_ids(self) -> list[int]:
+        return []
+
+    def push_messages(self, messages: list[Message]) -> list[str]:
+        assert not messages
+        return []
+
+
+def test_a_plan_has_nothing_to_go_on_with(empty: Path, tmp_path: Path, monkeypatch) -> None:
+    """A round that fails is refused in the run's words, but for its last."""
+    faults = {"retries": 0, "patience": 0.01}
+    config = small(engine={"name": "ray"}, faults=faults)
+
+    def on_grid(config: Config, work: Any, verbose: bool = False) -> Any:
+        return work(Nobody())
+
+    monkeypatch.setattr(ray_engine, "on_grid", on_grid)
+    with pytest.raises(InputError, match=r"no node holds partition .*: mend the cause$"):
+        plan(config)
+    with pytest.raises(InputError, match="mend the cause and go on with --resume"):
+        execute(config, tmp_path / "run")
+
+
+def record_of(others: float, engine: str = "ray") -> dict[str, Any]:
+    """A cost as `plan` returns it."""
+    seconds = dict.fromkeys([*table.WHAT, "a round", "an evaluation"], 1.0)
+    sent = {"down": 132e3, "up": 63e3, "a client down": 63e3, "a client up": 63e3}
+    return {
+        "engine": engine, "workers": 2, "rounds": 50, "participants": 5, "tried": 5,
+        "seconds": seconds, "memory": {"driver": 4e8, "worker": 3e8}, "bytes": sent,
+        "others": others,
+    }  # fmt: skip
+
+
+@pytest.mark.parametrize(("others", "said"), [(0.0, False), (1.2, True)])
+def test_who_had_the_processors_is_said_above_the_seconds(others: float, said: bool) -> None:
+    console = Console(width=80, record=True, file=io.StringIO())
+    for one in table.tables(record_of(others)):
+        console.print(one)
+    text = console.export_text()
+    assert ("others had 1.2 cores" in text.partition("seconds of")[0]) is said
+    assert "clients share" in text
+    assert "clients share" not in str(table.tables(record_of(others, "inline"))[2:])
 
 
 def test_rules_that_refuse_few_replies_have_a_cost(empty: Path) -> None:

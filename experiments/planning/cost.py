@@ -4,14 +4,17 @@ The run is set up as it would be, in a folder that goes away; a few seconds of r
 model and a checkpoint are timed; the rest is arithmetic. Nothing is said of what a round finds.
 """
 
+import contextlib
 import tempfile
 import time
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from fedmuon.config import Config
 from fedmuon.drive import Run, prepare
+from fedmuon.errors import InputError
 from fedmuon.experiments.planning.books import Books, books
 from fedmuon.experiments.planning.pace import Pace, Trial, evaluation, pace
 from fedmuon.federated import setup
@@ -22,6 +25,8 @@ from fedmuon.federated.wire import named
 from fedmuon.footprint import Others, peak
 from fedmuon.places import with_files
 from fedmuon.storage import Record, npy_bytes
+
+RESUMED = " and go on with --resume"
 
 
 @dataclass(frozen=True)
@@ -63,10 +68,20 @@ def _engine(run: Run, state: ServerState) -> Engine:
     if run.config.engine.name == "inline":
         return Engine(pace(Trial(run.experiment, state, rounds), run.data.sizes))
     if run.config.engine.name == "ray":
-        return _on_ray(run, state)
+        with _nothing_to_resume():
+            return _on_ray(run, state)
     from fedmuon.experiments.planning.deployed import deployed
 
     return Engine(*deployed(run, state))
+
+
+@contextlib.contextmanager
+def _nothing_to_resume() -> Iterator[None]:
+    """A round that fails is refused as in a run, but there is no folder to go on with."""
+    try:
+        yield
+    except InputError as error:
+        raise InputError(str(error).replace(RESUMED, "")) from error
 
 
 def _on_ray(run: Run, state: ServerState) -> Engine:

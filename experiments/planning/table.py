@@ -7,7 +7,7 @@ from fedmuon.storage import Record
 
 WHAT = {
     "start": "to load Python's libraries",
-    "set-up": "to read and deal the samples",
+    "set-up": "to deal samples, draw the schedule",
     "engine": "to start the engine, and to stop it",
     "first round": "the first round",
     "later rounds": "the others",
@@ -29,7 +29,8 @@ def tables(record: Record) -> list[Table | str]:
     ]
     workers = f", {record['workers']} workers" if record["workers"] else ""
     title = f"{record['rounds']} rounds of {record['participants']} clients, {record['engine']}"
-    took = columns(title + workers, ("seconds of this run", "each", "in all"), rows)
+    title = "\n".join([title + workers, *_beside(record)])
+    took = columns(title, ("seconds of this run", "each", "in all"), rows)
     held = [("most memory of this process", "", amount(memory["driver"]))]
     held += [("of a worker", "", amount(memory["worker"]))] if memory["worker"] else []
     held += [
@@ -45,11 +46,17 @@ def _notes(record: Record) -> list[str]:
     notes = [] if record["memory"]["worker"] else ["Inline, clients are in this process."]
     if tried < asked:
         notes.append(f"A round was tried with {tried} of its {asked} clients.")
-    if record["others"] > BUSY:
+    if record["engine"] == "ray":
         notes.append(
-            f"Other processes had {record['others']:.1f} cores meanwhile: alone it is faster."
+            "What a round's clients share goes once to a worker, or to a machine if large."
         )
     return [" ".join(notes)] if notes else []
+
+
+def _beside(record: Record) -> list[str]:
+    """Why the seconds may be too many, where they are."""
+    others = record["others"]
+    return [f"others had {others:.1f} cores meanwhile: alone it is faster"] * (others > BUSY)
 
 
 def said(seconds: float) -> str:
