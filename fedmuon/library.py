@@ -125,7 +125,8 @@ def plan(
     schedule: Any = None,
 ) -> Record:
     """What `run` would cost with the same arguments, from a few seconds of its work: seconds,
-    memory (bytes held at most) and bytes sent in a round. Nothing is written.
+    memory (bytes held at most) and bytes sent in a round; every key: docs/scale.md. Nothing is
+    written, so `out`, `resume`, `callbacks` and `progress` are left out.
 
     >>> import fedmuon
     >>> small = {"data": {"name": "synthetic", "train": 60, "test": 40, "dimension": 5},

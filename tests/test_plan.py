@@ -3,6 +3,7 @@
 import io
 import json
 import pickle
+import re
 import tempfile
 import time
 from collections.abc import Iterator
@@ -107,6 +108,13 @@ def test_every_kind_of_run_has_a_cost(below: dict, empty: Path) -> None:
     assert found["seconds"]["all"] < 60
 
 
+def documented() -> list[str]:
+    """The keys of a cost that the page explains."""
+    page = (Path(__file__).resolve().parent.parent / "docs" / "scale.md").read_text("utf-8")
+    rows = page.partition("| key |")[2].partition("\n\n")[0]
+    return re.findall(r"`([^`]+)`", rows)
+
+
 def test_in_python(empty: Path) -> None:
     torch.manual_seed(0)
     model = torch.nn.Linear(7, 3)
@@ -114,6 +122,9 @@ def test_in_python(empty: Path) -> None:
     config = {"federation": {"clients": 3, "rounds": 2}, "local": {"recipe": "fedavg", "lr": 0.1}}
     found = fedmuon.plan(config, data=data, task=model)
     assert found["participants"] == 3 and found["seconds"]["start"] == 0
+    assert set(documented()) == set(found) | {
+        name for one in found.values() if isinstance(one, dict) for name in one
+    }
     assert found["bytes"]["a client up"] == sum(
         len(npy_bytes(value[None].detach().numpy())) for value in model.parameters()
     )
