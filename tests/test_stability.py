@@ -409,3 +409,23 @@ def test_a_run_directory_keeps_its_parameters(tmp_path: Path) -> None:
     )
     announce(tmp_path / "a", {log.name: log.read_bytes()})
     assert "dropped out" in command("bound", str(tmp_path / "a"))
+
+
+def test_the_engine_is_an_option(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As of `fedmuon run`; what cannot run neighbours is refused before anything is written."""
+    asked = []
+
+    def stop(config: Config, *others: object) -> None:
+        asked.append(config.engine)
+        raise InputError("enough")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(stability, "execute", stop)
+        for given in ("--engine=ray --ray-address=10.0.0.1:6379", "--engine=inline", ""):
+            CliRunner().invoke(app, ["stability", *given.split(), "--out", str(tmp_path / "s")])
+    assert [one.name for one in asked] == ["ray", "inline", "inline"]
+    assert [one.ray_address for one in asked] == ["10.0.0.1:6379", "", ""]
+    arguments = ["stability", "--engine=deployment", "--out", str(tmp_path / "s")]
+    refusal = CliRunner().invoke(app, arguments).exception
+    assert isinstance(refusal, InputError) and "a deployment runs one model" in str(refusal)
+    assert not list(tmp_path.iterdir())

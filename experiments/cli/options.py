@@ -35,6 +35,7 @@ OutFolder = Annotated[
 Resume = Annotated[
     bool, Option("--resume", help="Go on with --out where it was interrupted, to the same bytes.")
 ]
+RayAddress = Annotated[str | None, Option(help="A running Ray cluster to use.")]
 AsJson = Annotated[bool, Option("--json", help="One JSON object, no table.")]
 
 
@@ -57,6 +58,15 @@ def _key(name: str) -> str:
     from fedmuon.reading import NEEDS
 
     return next((f"{table}.{name}" for table, keys in NEEDS.items() if name in keys), "")
+
+
+def on_engine(
+    overrides: list[str] | None, engine: str | None, ray_address: str | None
+) -> list[str]:
+    """The changes with those of --engine and --ray-address."""
+    changes = [*(overrides or [])]
+    changes += [f"engine.name={engine}"] if engine else []
+    return changes + ([f"engine.ray-address={ray_address}"] if ray_address else [])
 
 
 def chosen_config(

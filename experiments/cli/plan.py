@@ -14,7 +14,7 @@ def plan(
     engine: Annotated[
         str | None, Option(help="inline, ray or deployment: who would run the clients.")
     ] = None,
-    ray_address: Annotated[str | None, Option(help="A running Ray cluster to use.")] = None,
+    ray_address: options.RayAddress = None,
     as_json: options.AsJson = False,
 ) -> None:
     """Say what a run will cost, in seconds, memory and bytes: a few seconds of it are tried here.
@@ -26,9 +26,7 @@ def plan(
     from fedmuon.experiments.planning.cost import plan as cost
     from fedmuon.experiments.planning.table import tables
 
-    changes = [*(overrides or [])]
-    changes += [f"engine.name={engine}"] if engine else []
-    changes += [f"engine.ray-address={ray_address}"] if ray_address else []
+    changes = options.on_engine(overrides, engine, ray_address)
     chosen = options.chosen_config(config, changes, False)
     assert chosen is not None
     # The processor's seconds: whoever waited in this process before, as a wrapper, does not count.

@@ -19,7 +19,7 @@ def run(
     engine: Annotated[
         str | None, Option(help="inline, ray or deployment: who runs the clients.")
     ] = None,
-    ray_address: Annotated[str | None, Option(help="A running Ray cluster to use.")] = None,
+    ray_address: options.RayAddress = None,
     verbose: Annotated[
         bool, Option("--verbose", help="Show what Flower and Ray have to say.")
     ] = False,
@@ -31,9 +31,7 @@ def run(
     from fedmuon.experiments.cli.show import Progress, summary_table
     from fedmuon.experiments.run import execute
 
-    changes = [*(overrides or [])]
-    changes += [f"engine.name={engine}"] if engine else []
-    changes += [f"engine.ray-address={ray_address}"] if ray_address else []
+    changes = options.on_engine(overrides, engine, ray_address)
     chosen = options.chosen_config(config, changes, resume, out)
     folder = options.chosen_folder(out, chosen, resume)
     ended = resume and (folder / "summary.json").exists()
@@ -85,6 +83,8 @@ def stability(
         bool, Option("--worst", help="The neighbours that influence says hurt most.")
     ] = False,
     resume: options.Resume = False,
+    engine: Annotated[str | None, Option(help="inline or ray: who runs the clients.")] = None,
+    ray_address: options.RayAddress = None,
 ) -> None:
     """Run an experiment beside neighbours that differ in one sample, and hold them to the bound.
 
@@ -96,7 +96,7 @@ def stability(
 
     if every and (hardest or trials is not None):
         options.refuse("--all runs every neighbour there is: leave --worst and --trials out")
-    changes = [*(overrides or [])]
+    changes = options.on_engine(overrides, engine, ray_address)
     changes += [f"stability.trials={trials}"] if trials is not None else []
     changes += ["stability.neighbours=all"] if every else []
     changes += ["stability.neighbours=worst"] if hardest else []

@@ -36,6 +36,7 @@ from fedmuon.storage import Record, RunDirectory, read_tensors
 
 HEADER = "trial,client,index,replacement,perturbation,exposure,certificate\n"
 CENSUS, PROGRESS = bound.CENSUS, ".neighbours.progress"
+ONE_MODEL = "neighbours run on [engine] name = 'inline' or 'ray': a deployment runs one model"
 MEMORY, MOST = 1 << 30, 256  # bytes and neighbours of one stack
 
 
@@ -58,6 +59,8 @@ def execute(
 
     `watch` sees each finished stack of neighbours.
     """
+    if config and config.engine.name == "deployment":
+        raise InputError(ONE_MODEL)
     with held(out):
         run(config, out, resume)
         given = config.given if config else NOTHING
@@ -65,9 +68,7 @@ def execute(
         case = bound.from_directory(out, given=given)
         verdict = bound.judge(case)
         if laboratory.config.engine.name == "deployment":
-            raise InputError(
-                "neighbours run on [engine] name = 'inline' or 'ray': a deployment runs one model"
-            )
+            raise InputError(ONE_MODEL)
         on_engine(
             laboratory.config, lambda engine: measure(laboratory, verdict, watch, begun, engine)
         )
