@@ -21,6 +21,17 @@ RENAMED: dict[tuple[str, ...], str] = {
     ("privacy", "gamma"): "lookahead",
     ("stability", "kind"): "lipschitz",
 }
+ELSEWHERE: dict[tuple[str, ...], str] = {  # what people look for here, and where it is
+    ("engine", "threads"): "set OMP_NUM_THREADS in the environment, or cpus-per-client for Ray",
+    ("engine", "workers"): "there are as many as fit: set cpus-per-client, the CPUs of each",
+}
+LIMITS = {
+    "greater_than_equal": ("ge", "of at least"),
+    "greater_than": ("gt", "above"),
+    "less_than_equal": ("le", "of at most"),
+    "less_than": ("lt", "below"),
+}
+TINY = 1e-9  # a least number that means "above 0"
 
 
 class Table(BaseModel):
@@ -112,7 +123,20 @@ def _sentence(model: type[BaseModel], error: ErrorDetails) -> str:
         said = str(error["ctx"]["error"]) if "ctx" in error else error["msg"]
         whole = said.startswith("[") or not place
         return said if whole else f"{name} = {shown(given)} is refused: {said}"
-    return f"{name} = {shown(given)} is refused: {error['msg'][0].lower()}{error['msg'][1:]}"
+    return f"{name} = {shown(given)} is refused: {_mend(error)}"
+
+
+def _mend(error: ErrorDetails) -> str:
+    """What to give instead, in the words of docs/config.md."""
+    if error["type"] not in LIMITS:
+        return f"{error['msg'][0].lower()}{error['msg'][1:]}"
+    if error["input"] != error["input"]:
+        return "nan is no number: give one"
+    name, words = LIMITS[error["type"]]
+    limit = error["ctx"][name]  # pyright: ignore[reportTypedDictNotRequiredAccess]
+    if 0 < limit < TINY:
+        return f"give a number above 0 ({limit:g} or more)"
+    return f"give a number {words} {limit if isinstance(limit, int) else format(limit, 'g')}"
 
 
 def shown(value: Any) -> str:
@@ -130,6 +154,8 @@ def attribute(model: type[BaseModel], key: str) -> str:
 
 
 def _suggestion(model: type[BaseModel], place: list[str]) -> str:
+    if where := ELSEWHERE.get(tuple(place)):
+        return where
     for part in place[:-1]:
         model = _keys(model)[part]
     known = list(_keys(model))

@@ -1,11 +1,14 @@
 """The config: round trips, and refusals of one sentence that name the key and the mend."""
 
 import inspect
+import math
 import re
 import tomllib
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from pydantic import BaseModel
 
 from fedmuon.aggregators import AGGREGATORS
 from fedmuon.config import Config, dump, flatten, load, parse, unflatten
@@ -13,6 +16,7 @@ from fedmuon.data.partition import PARTITIONS
 from fedmuon.errors import InputError
 from fedmuon.reading import NEEDS
 from fedmuon.schedules import SCHEDULES
+from fedmuon.tables import validate
 
 PAGE = Path(__file__).resolve().parent.parent / "docs" / "config.md"
 
@@ -31,6 +35,39 @@ def test_the_page_has_every_key_with_its_default_and_no_other() -> None:
         for field in type(table.default).model_fields.values()
         if field.alias != "options"
     }
+
+
+def ranges() -> Iterator[tuple[str, type[BaseModel], str, str]]:
+    """Every number's table, its model, key and values of the page."""
+    for section in re.split(r"^## ", PAGE.read_text(encoding="utf-8"), flags=re.MULTILINE):
+        if table := re.match(r"`\[([a-z]+)\]`", section):
+            model = type(Config.model_fields[table[1]].default)
+            for line in re.findall(r"^\| `.*$", section, re.MULTILINE):
+                key, default, values = (one.strip(" `") for one in line.split(" | ")[:3])
+                if re.fullmatch(r"[0-9.e+-]+", default):
+                    yield table[1], model, key.strip("| `"), values
+
+
+def test_the_page_has_the_least_and_greatest_numbers() -> None:
+    seen = set()
+    for table, model, key, values in ranges():
+        seen.add(values)
+        taken, refused = [], [math.nan, "x", -1e-300]
+        if values.startswith("above 0"):
+            refused.append(0.0)
+            taken.append(1e-300 if key == "lambda" else 1e-15)
+        if values in ("above 0", "0 or more"):
+            greatest = 1e7 if table == "faults" else 1e15
+            taken.append(greatest)
+            refused += [1.01 * greatest, math.inf]
+        if "inf" in values:
+            taken.append(math.inf)
+        for value in taken:
+            validate(model, {key: value})
+        for value in refused:
+            with pytest.raises(InputError, match=key):
+                validate(model, {key: value})
+    assert {"above 0", "0 or more", "0 to below 1"} <= seen
 
 
 def test_the_page_has_the_options_of_built_in_names() -> None:
@@ -67,7 +104,15 @@ def test_overrides_win_over_the_file(tmp_path: Path) -> None:
         ("lokal.lr=1", "[lokal]: did you mean local"),
         ("local.lr=abc", "[local] lr = 'abc'"),
         ("local.lr=-1", "[local] lr = -1"),
-        ("local.lr=nan", "[local] lr = nan"),
+        ("local.lr=nan", "[local] lr = nan is refused: nan is no number"),
+        ("local.lr=0", "[local] lr = 0 is refused: give a number above 0 (1e-15 or more)"),
+        ("local.lr=1e16", "give a number of at most 1e+15"),
+        ("local.momentum=1", "give a number below 1"),
+        ("federation.rounds=1000001", "give a number of at most 1000000"),
+        ("faults.deadline=0", "give a number above 0"),
+        ("engine.threads=2", "unknown key [engine] threads: set OMP_NUM_THREADS"),
+        ("engine.workers=2", "unknown key [engine] workers: there are as many as fit"),
+        ("engine.thread=2", "unknown key [engine] thread: known here are"),
         ("local.steps=1.5", "[local] steps = 1.5"),
         ("federation.per-round=21", "per-round = 21 exceeds clients = 20"),
         ("data.minimum=500", "train = 4000 cannot give 20 clients minimum = 500"),

@@ -41,6 +41,7 @@ REFUSED = {
     "engine.device=mps": "[engine] device = 'mps'",
     "engine.device=meta": "[engine] device = 'meta'",
     "engine.device=cuda:4096": "is not on this machine",
+    "engine.device=cpu:3": "[engine] device = 'cpu:3' is not on this machine",
     "engine.device=cpu:99999999999999999999": "is unknown",
     'data.name=idx data.folder="a\\u0000b"': "[data] folder = 'a\\x00b' is refused",
     "local.recipe=disk-muon privacy.noise=1 privacy.lot=8 orthogonalizer.name=randomized-polar "

@@ -298,6 +298,7 @@ def _device(name: str) -> torch.device:
         raise InputError(
             f"[engine] device = '{name}' is none that runs are checked on: use auto, cpu or cuda"
         )
-    if device.type == "cuda" and (device.index or 0) >= torch.cuda.device_count():
+    count = 1 if device.type == "cpu" else torch.cuda.device_count()
+    if (device.index or 0) >= count:
         raise InputError(f"[engine] device = '{name}' is not on this machine: use auto or cpu")
     return device
