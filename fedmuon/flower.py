@@ -31,7 +31,9 @@ def simulate(
     verbose: bool = False,
 ) -> "Context":
     """Run the ServerApp with so many nodes, on a Ray of its own or the cluster at `address`; the
-    context that it leaves is returned. `resources` are Ray's for a worker, one CPU by default."""
+    context that it leaves is returned. `resources` are Ray's for a worker, one CPU by default, and
+    `workers` are as many as fit; both apps find `run_config`, of scalars, in their context;
+    `verbose` shows what Flower and Ray say and what clients print."""
     from fedmuon.experiments.engines.ray_cluster import connected, quieten
 
     quieten()
