@@ -3,7 +3,8 @@
     python -m benchmarks [--only PART ...] [--quick] [--out bench]
 
 The page has every ratio with its aim, both times, and the machine: only ratios of one run count.
-It is printed, and written as page.txt and page.html. A part that fails is a row that says so.
+It is printed at the end, and written as page.txt and page.html; until then stderr says what is
+done. A part that fails is a row that says so. Apart is `python -m benchmarks.plan`.
 """
 
 import argparse
@@ -22,6 +23,7 @@ from typing import IO
 from benchmarks import page
 from benchmarks.page import Row
 
+QUICK = "A quick look at small sizes: no figure is held to an aim."
 PATIENCE = 600.0  # seconds that a part may take before it is ended
 
 
@@ -63,6 +65,7 @@ def measured(name: str, quick: bool, file: Path) -> list[Row]:
     last: deque[str] = deque(maxlen=2)
     with subprocess.Popen(
         [*script, "--rows", str(file)],
+        stdout=2,  # stdout is the page's
         stderr=subprocess.PIPE,
         text=True,
         errors="replace",
@@ -78,7 +81,7 @@ def measured(name: str, quick: bool, file: Path) -> list[Row]:
         finally:
             _end(child)
         reader.join(5)
-    found = page.read(file)
+    found = [one.unjudged() if quick else one for one in page.read(file)]
     if not code and found:
         return found
     why = f"ended with {code}: {' / '.join(last) or 'it said nothing'}"
@@ -88,9 +91,13 @@ def measured(name: str, quick: bool, file: Path) -> list[Row]:
 def _passed_on(stream: IO[str], last: deque[str]) -> None:
     """Show what the part says meanwhile; its last words may have to be repeated."""
     for line in stream:
-        print(line, end="", file=sys.stderr, flush=True)
+        _say(line.rstrip("\n"))
         if line.strip():
             last.append(line.strip())
+
+
+def _say(line: str) -> None:
+    print(line, file=sys.stderr, flush=True)
 
 
 def _end(child: subprocess.Popen[str]) -> None:
@@ -103,24 +110,27 @@ def _end(child: subprocess.Popen[str]) -> None:
 
 def main() -> int:
     """Parse, run, write; 1 if a part failed."""
+    about = "\n".join(["parts:", *(f"  {name:12} {part.about}" for name, part in PARTS.items())])
     parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+        description=__doc__, epilog=about, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--only", nargs="+", choices=PARTS, metavar="PART", default=list(PARTS),
-                        help=", ".join(PARTS))  # fmt: skip
-    parser.add_argument("--quick", action="store_true", help="whether it works, not how well")
+                        help="some of the parts below; all by default")  # fmt: skip
+    parser.add_argument("--quick", action="store_true",
+                        help="small sizes: whether it works; no aim is judged")  # fmt: skip
     parser.add_argument("--out", type=Path, default=Path("bench"))
     asked = parser.parse_args()
     load, begun, parts, written = page.load(), time.perf_counter(), {}, ""
     with tempfile.TemporaryDirectory(prefix="fedmuon-bench-") as folder:
         for turn, name in enumerate(asked.only, 1):
             start = time.perf_counter()
-            print(f"\n{turn}/{len(asked.only)} {name}: {PARTS[name].about}", flush=True)
+            _say(f"{turn}/{len(asked.only)} {name}: {PARTS[name].about}")
             rows = measured(name, asked.quick, Path(folder) / f"{name}.jsonl")
             now = time.perf_counter()
             parts[f"{name}: {PARTS[name].about} ({now - start:.0f} s)"] = rows
-            written = page.write(asked.out, parts, page.place((load, page.load()), now - begun))
-    print(f"\n{written}\nThe page is {asked.out / 'page.txt'} and {asked.out / 'page.html'}")
+            where = page.place((load, page.load()), now - begun) + [QUICK] * asked.quick
+            written = page.write(asked.out, parts, where)
+    print(f"{written}\nThe page is {asked.out / 'page.txt'} and {asked.out / 'page.html'}")
     return int(any(row.failed for rows in parts.values() for row in rows))
 
 

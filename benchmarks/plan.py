@@ -2,6 +2,13 @@
 
     python -m benchmarks.plan [--tries 4] [--only crowd]
 
+    matrix      400 rounds of the matrix task, inline
+    cnn         10 rounds of a CNN, inline
+    private     20 rounds of dp-muon on an MLP, inline
+    ray         50 rounds of an MLP on Ray
+    crowd       20 rounds of 1,000 of 1,000,000 clients on Ray
+    deployment  5 rounds of 2 of 4 clients of a deployment
+
 A plan and its run in turn, each a process of its own: seconds from command to prompt, of the first
 round and of a later one, the most memory that the driver and a worker held. Bytes of a round are
 those that Ray writes, in one more run of one round. A ratio is measured over predicted. What others
@@ -185,9 +192,13 @@ def _disturbed(found: tuple[dict[str, float], dict[str, float]]) -> float:
 
 def main() -> None:
     """Parse, run, print."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--tries", type=int, default=4)
-    parser.add_argument("--only", choices=CONFIGS, action="append")
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--tries", type=int, default=4,
+                        help="pairs at most, until nobody disturbs one; 4 by default")  # fmt: skip
+    parser.add_argument("--only", choices=CONFIGS, action="append",
+                        help="one of the six above; may be repeated")  # fmt: skip
     asked = parser.parse_args()
     print(processor())
     print(f"{'config':8} {'figure':12} {'predicted':>12} {'measured':>12}  measured / predicted")

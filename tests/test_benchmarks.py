@@ -52,10 +52,12 @@ def test_rows_travel_as_lines(tmp_path: Path, capsys: pytest.CaptureFixture[str]
     page.tell(iter(ROWS), tmp_path / "rows.jsonl")
     assert page.read(tmp_path / "rows.jsonl") == ROWS
     assert page.read(tmp_path / "none.jsonl") == []
+    printed = capsys.readouterr().out.splitlines()  # the page has the rest
+    assert printed == [f"  done: {row.figure}" for row in ROWS]
+    page.tell(iter(ROWS))  # on its own a benchmark only prints
     printed = capsys.readouterr().out
     assert "4.2 x" in printed and ">= 4 x" in printed and "FAILED" in printed
-    page.tell(ROWS[:1])  # on its own a benchmark only prints
-    assert "90% (>= 85%)" in capsys.readouterr().out
+    assert "90% (>= 85%)" in printed
 
 
 def test_the_page_fits_a_terminal_and_says_where_it_was_made(tmp_path: Path) -> None:
@@ -107,6 +109,39 @@ def test_parts_are_processes_whose_rows_are_gathered(
     assert code == 0 and "full" in text and "1 of 1 aims are met" in text
     code, text = tried(tmp_path, monkeypatch, TELLING, "--quick", "--only", "tried")
     assert code == 0 and "small" in text
+
+
+def test_a_quick_look_judges_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    missed = TELLING.replace("2.0, 1.5)", "2.0, 9.0, share=0.5, share_aim=0.9)")
+    _, text = tried(tmp_path, monkeypatch, missed)
+    assert "0 of 1 aims are met" in text and "2 x !" in text
+    _, text = tried(tmp_path, monkeypatch, missed, "--quick")
+    assert "aims are met" not in text and "!" not in text and ">=" not in text
+    assert "no figure is held to an aim" in text and "2 x" in text
+    code, text = tried(tmp_path, monkeypatch, f"{missed}\nsys.exit('gone')", "--quick")
+    assert code == 1 and "1 parts failed" in text and "aims are met" not in text
+
+
+def test_what_is_not_there_is_not_judged() -> None:
+    free = Row("no aim", 1.0, 2.0, 2.0)
+    assert page.verdict({"one": [free]}) == []
+    assert page.verdict({"one": [FASTER]})[1:] == [page.OF_THE_BEST]
+    assert page.verdict({"one": [free, ROWS[-1]]}) == ["1 parts failed"]
+
+
+def test_the_page_is_all_of_stdout(tmp_path: Path, monkeypatch, capfd) -> None:
+    _, text = tried(tmp_path, monkeypatch, TELLING)
+    said = capfd.readouterr()
+    assert said.out.startswith(text) and len(said.out.splitlines()) <= len(text.splitlines()) + 2
+    assert "1/1 tried: a part" in said.err and "done: full" in said.err
+
+
+def test_help_says_what_each_part_is(monkeypatch, capsys) -> None:
+    monkeypatch.setattr("sys.argv", ["benchmarks", "--help"])
+    with pytest.raises(SystemExit):
+        bench.main()
+    said = capsys.readouterr().out
+    assert all(name in said and part.about in said for name, part in PARTS.items())
 
 
 @pytest.mark.parametrize(("more", "said"), [
