@@ -103,23 +103,25 @@ page.tell([page.Row("full" if asked.full else "small", 1.0, 2.0, 2.0, 1.5)], ask
 
 
 def test_parts_are_processes_whose_rows_are_gathered(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
     code, text = tried(tmp_path, monkeypatch, TELLING)
     assert code == 0 and "full" in text and "1 of 1 aims are met" in text
+    said = capfd.readouterr()  # the page is all of stdout
+    assert said.out.startswith(text) and len(said.out.splitlines()) <= len(text.splitlines()) + 2
+    assert "1/1 tried: a part" in said.err and "done: full" in said.err
     code, text = tried(tmp_path, monkeypatch, TELLING, "--quick", "--only", "tried")
     assert code == 0 and "small" in text
 
 
 def test_a_quick_look_judges_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     missed = TELLING.replace("2.0, 1.5)", "2.0, 9.0, share=0.5, share_aim=0.9)")
-    _, text = tried(tmp_path, monkeypatch, missed)
-    assert "0 of 1 aims are met" in text and "2 x !" in text
-    _, text = tried(tmp_path, monkeypatch, missed, "--quick")
-    assert "aims are met" not in text and "!" not in text and ">=" not in text
-    assert "no figure is held to an aim" in text and "2 x" in text
     code, text = tried(tmp_path, monkeypatch, f"{missed}\nsys.exit('gone')", "--quick")
-    assert code == 1 and "1 parts failed" in text and "aims are met" not in text
+    assert code == 1 and "1 parts failed" in text and "no figure is held to an aim" in text
+    assert "aims are met" not in text and "!" not in text and ">=" not in text and "2 x" in text
+    judged = Row("small", 1.0, 2.0, 2.0, 9.0, share=0.5, share_aim=0.9)  # the control
+    assert "2 x !" in page.as_text({"one": [judged]}, []) and judged.met is False
+    assert judged.unjudged() == Row("small", 1.0, 2.0, 2.0, share=0.5)
 
 
 def test_what_is_not_there_is_not_judged() -> None:
@@ -127,13 +129,6 @@ def test_what_is_not_there_is_not_judged() -> None:
     assert page.verdict({"one": [free]}) == []
     assert page.verdict({"one": [FASTER]})[1:] == [page.OF_THE_BEST]
     assert page.verdict({"one": [free, ROWS[-1]]}) == ["1 parts failed"]
-
-
-def test_the_page_is_all_of_stdout(tmp_path: Path, monkeypatch, capfd) -> None:
-    _, text = tried(tmp_path, monkeypatch, TELLING)
-    said = capfd.readouterr()
-    assert said.out.startswith(text) and len(said.out.splitlines()) <= len(text.splitlines()) + 2
-    assert "1/1 tried: a part" in said.err and "done: full" in said.err
 
 
 def test_help_says_what_each_part_is(monkeypatch, capsys) -> None:
