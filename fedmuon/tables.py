@@ -133,7 +133,7 @@ def _mend(error: ErrorDetails) -> str:
     if error["input"] != error["input"]:
         return "nan is no number: give one"
     name, words = LIMITS[error["type"]]
-    limit = error["ctx"][name]  # pyright: ignore[reportTypedDictNotRequiredAccess]
+    limit = error.get("ctx", {})[name]
     if 0 < limit < TINY:
         return f"give a number above 0 ({limit:g} or more)"
     return f"give a number {words} {limit if isinstance(limit, int) else format(limit, 'g')}"
