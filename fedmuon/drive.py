@@ -62,6 +62,8 @@ def prepare(
     there = objects.require_same(out, told) if resume else {}
     data = setup.federated_data(config, source)
     experiment = setup.experiment(config, data, source.classes)
+    if config.engine.name != "inline":
+        setup.forget()  # its clients read their own
     schedule, factors = objects.kept(experiment.plan, config, there)
     experiment = dataclasses.replace(experiment, plan=schedule)
     fresh = begin(experiment.recipe, experiment.task, config.federation.seed)

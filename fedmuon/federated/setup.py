@@ -82,6 +82,11 @@ def _read(name: str, options: tuple[tuple[str, Scalar], ...], held: Stamp) -> So
     return read(name, **dict(options))
 
 
+def forget() -> None:
+    """Let go of the last source."""
+    _read.cache_clear()
+
+
 def options_of(config: Config) -> dict[str, Scalar]:
     """What the configured source's reader wants to know."""
     table = config.data
