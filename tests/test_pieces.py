@@ -7,7 +7,7 @@ from torch import Tensor
 
 from fedmuon.config import load
 from fedmuon.errors import InputError
-from fedmuon.federated.setup import resolve
+from fedmuon.federated.setup import COMPILED, resolve
 from fedmuon.tasks import pieces as cutting
 from fedmuon.tasks import samples as of_networks
 from fedmuon.tasks.base import Batch, Replaced
@@ -240,6 +240,6 @@ def test_long_runs_take_the_compiled_kernel() -> None:
     def kernel(*keys: str) -> str:
         return resolve(load(None, ("engine.kernel=auto", "engine.device=cpu", *keys))).engine.kernel
 
-    assert kernel("federation.rounds=1000000") == "fused"
+    assert kernel("federation.rounds=1000000") == "fused" and COMPILED == 20e6  # as docs say
     assert kernel("federation.rounds=3") != "fused"
     assert kernel("federation.rounds=100000", "local.batch=1", "local.steps=1") != "fused"
