@@ -101,7 +101,9 @@ def test_layers_that_write_into_others_outputs_are_not() -> None:
 
 
 @pytest.mark.parametrize("kind", [nn.Embedding, nn.EmbeddingBag])
-def test_an_embedding_that_rescales_itself_is_refused(kind: Callable[..., nn.Module]) -> None:
+def test_an_embedding_that_rescales_itself_is_refused(
+    kind: Callable[..., nn.Embedding | nn.EmbeddingBag],
+) -> None:
     layer = kind(9, 4, max_norm=0.5)
     before = layer.weight.detach().clone()
     layer(torch.arange(8).view(2, 4))
