@@ -9,6 +9,7 @@ piece may be cut in turn.
 import atexit
 import itertools
 import os
+import sys
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -19,14 +20,16 @@ from typing import Any, Generic, TypeVar
 import torch
 
 Found = TypeVar("Found")
+LEAST = sys.float_info.min  # half of it is subnormal
 LEAVE = 20.0  # seconds that a piece may still take when the program ends
 _here = threading.local()  # `crew`: those who work with this thread
 
 
 def spread(pieces: Sequence[Callable[[], Found]], apart: bool = True) -> list[Found]:
     """The results of the pieces, in their order, by as many threads as torch was to use; the first
-    piece that fails ends it. What a thread is told of gradients a piece must say itself. Pieces
-    that are not `apart` are done one after the other by all of torch's threads, or a device's."""
+    piece that fails ends it. All compute in the manner of this thread (see `_Manner`); what a
+    thread is told of gradients a piece must say itself. Pieces that are not `apart` are done one
+    after the other by all of torch's threads, or a device's."""
     if not apart:
         return [piece() for piece in pieces]
     with _crew() as crew:
@@ -88,10 +91,31 @@ def _crew() -> Iterator[_Crew]:
         vars(_here).pop("crew", None)
 
 
+class _Manner:
+    """How the thread that makes it computes, which torch tells each thread alone: at which
+    precision (autocast), for inference only, with numbers below the normal ones or without."""
+
+    def __init__(self) -> None:
+        self._casts, self._dtype = torch.is_autocast_enabled("cpu"), torch.get_autocast_dtype("cpu")
+        self._inference = torch.is_inference_mode_enabled()
+        self._flushes = LEAST / 2 == 0
+
+    @contextmanager
+    def taken(self) -> Iterator[None]:
+        """Meanwhile a helper computes so, which by itself neither casts nor infers."""
+        torch.set_flush_denormal(self._flushes)
+        if not (self._casts or self._inference):
+            yield
+            return
+        with torch.inference_mode(self._inference), torch.autocast("cpu", self._dtype, self._casts):
+            yield
+
+
 class _Job:
     """Pieces that several threads take in turn."""
 
     def __init__(self, pieces: Sequence[Callable[[], Any]], crew: _Crew) -> None:
+        self.manner = _Manner()
         self.crew, self._pieces, self._count = crew, pieces, len(pieces)
         self._found: list[Any] = [None] * len(pieces)
         self._errors: dict[int, BaseException] = {}
@@ -192,7 +216,8 @@ def _help_others(jobs: SimpleQueue[_Job | None], ready: threading.Event) -> None
         if job.crew.others.acquire(blocking=False):
             _here.crew = job.crew
             try:
-                job.help()
+                with job.manner.taken():
+                    job.help()
             finally:
                 job.crew.others.release()
         del job

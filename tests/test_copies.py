@@ -1,22 +1,26 @@
 """Which modules several threads may call: those whose copy surely computes the same by parameters
 of its own, and no others; and what threads give of the others."""
 
+import functools
+import threading
 from collections.abc import Callable, Iterator
 from functools import partial
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
+from torch.nn.modules.module import register_module_forward_hook
 
-from fedmuon.tasks import samples
+from fedmuon.tasks import losses, own, samples
 from fedmuon.tasks.base import Batch
 from fedmuon.tasks.copies import copyable, stateless
 from fedmuon.tasks.decoder import sentence_tokens
 from fedmuon.tasks.losses import cross_entropy
 from fedmuon.tasks.models import MODELS
-from fedmuon.tasks.networks import NetworkTask
+from fedmuon.tasks.networks import CPU, NetworkTask
 
 
 class Elsewhere(nn.Module):
@@ -112,6 +116,71 @@ def test_losses_and_measures_of_ones_own_are_for_one_thread() -> None:
     assert NetworkTask(net, (4,)).apart and not NetworkTask(net, (4,), loss=mine).apart
     assert not NetworkTask(net, (4,), targets=lambda inputs, labels: labels).apart
     assert not NetworkTask(net, (4,), metrics={"mine": mine}).apart
+
+
+def test_so_are_those_that_ours_call_for_them() -> None:
+    """In `partial`, in a closure, under another's name, by a hook of theirs."""
+
+    @functools.wraps(cross_entropy)
+    def named(outputs: Tensor, labels: Tensor) -> Tensor:
+        return torch.randn(len(labels))
+
+    hooked = nn.CrossEntropyLoss(reduction="none")
+    hooked.register_forward_hook(thrice)
+    theirs = (named, own._each(named, "loss"), losses.apart(named), partial(losses.apart, named))
+    assert not any(map(stateless, (*theirs, hooked, torch.jit.ScriptModule())))
+    known = (own.squared_error, functional.mse_loss, nn.CrossEntropyLoss(reduction="none"))
+    assert all(stateless(one) and stateless(own._each(one, "loss")) for one in known)
+
+
+def test_a_hook_on_all_modules_keeps_them_for_one_thread() -> None:
+    net = nn.Sequential(nn.Linear(4, 3))
+    hook = register_module_forward_hook(lambda layer, args, output: None)
+    try:
+        assert not copyable(net)
+    finally:
+        hook.remove()
+    assert copyable(net)
+
+
+class Weighted:
+    """A loss that keeps a running mean of itself, adds noise, and sees who calls it."""
+
+    def __init__(self) -> None:
+        self.mean, self.threads = 1.0, set[int]()
+
+    def __call__(self, outputs: Tensor, labels: Tensor) -> Tensor:
+        self.threads.add(threading.get_ident())
+        noisy = outputs + 0.01 * torch.randn(outputs.shape, dtype=outputs.dtype)
+        each = functional.cross_entropy(noisy, labels, reduction="none")
+        self.mean = 0.9 * self.mean + 0.1 * float(each.detach().mean())
+        return each / self.mean
+
+
+@pytest.mark.parametrize("many", [1, 3])
+def test_what_a_loss_of_ones_own_gives_does_not_depend_on_threads(
+    many: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The naive loop over clients, in their order, is the oracle, to the last digits."""
+    monkeypatch.setattr(samples, "WORK", 1)
+    monkeypatch.setattr(samples, "FEW", 4)
+    net, mine, again = nn.Sequential(nn.Linear(4, 3)).double(), Weighted(), Weighted()
+    x, y = torch.randn(90, 4, dtype=torch.float64), torch.randint(3, (90,))
+    batches = [Batch(x[part], y[part]) for part in (slice(0, 20), slice(20, 50), slice(50, 90))]
+    before = torch.get_num_threads()
+    torch.set_num_threads(many)
+    try:
+        task = own.own_network(own.Task(net, mine), (4,), 3, False, torch.float64, CPU)
+        start = task.initial(np.random.default_rng(0), 3)
+        mine.__init__()
+        torch.manual_seed(1)
+        loss, _ = task.gradient(start, batches)
+    finally:
+        torch.set_num_threads(before)
+    torch.manual_seed(1)
+    expected = [again(net(one.inputs), one.labels).mean().item() for one in batches]
+    np.testing.assert_allclose(loss, expected, rtol=1e-12)
+    assert mine.threads == {threading.get_ident()} and mine.mean == pytest.approx(again.mean)
 
 
 @pytest.fixture

@@ -92,6 +92,27 @@ def test_a_run_is_held_to_the_memory_that_the_machine_has(monkeypatch: pytest.Mo
     setup.federated_data(config, source)
 
 
+@pytest.mark.parametrize(("clients", "per_round"), [(10**7, 10**7), (10**7, 5), (10**5, 10**5)])
+def test_every_participant_of_a_round_takes_memory(
+    clients: int, per_round: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of tiny samples: 930 MB were held by 100,000 of them; those who wait take little."""
+    tables = {"clients": clients, "per-round": per_round}
+    config = small(data={"train": 2 * clients, "minimum": 1}, federation=tables)
+    monkeypatch.setattr(memory, "machine_memory", lambda: 24 * 2**30)
+    if per_round == 10**7:
+        with pytest.raises(
+            InputError, match=r"its clients, .*: lower \[federation\] clients or per"
+        ):
+            memory.require_room(config, (2,))
+    else:
+        memory.require_room(config, (2,))
+    needed: list[int] = []
+    monkeypatch.setattr(memory, "_refuse", lambda parts: needed.append(parts["clients"]))
+    memory.require_room(config, (2,))
+    assert 0.9 < needed[0] / (6.7e3 * per_round + 210 * (clients - per_round)) < 1.1
+
+
 def test_a_stack_of_replicas_takes_the_memory_of_all(monkeypatch: pytest.MonkeyPatch) -> None:
     import torch
 

@@ -7,7 +7,7 @@ from torch import Tensor
 
 from fedmuon.config import load
 from fedmuon.errors import InputError
-from fedmuon.federated.setup import resolve
+from fedmuon.federated.setup import COMPILED, resolve
 from fedmuon.tasks import pieces as cutting
 from fedmuon.tasks import samples as of_networks
 from fedmuon.tasks.base import Batch, Replaced
@@ -174,6 +174,59 @@ def test_what_is_not_finite_is_told(value: float) -> None:
     assert not bool(loss.isfinite().any())
 
 
+@pytest.mark.parametrize("value", [float("inf"), float("nan")])
+def test_so_is_what_another_sample_stands_in_for(value: float) -> None:
+    """By both kernels alike: the shared sums have seen it."""
+    rng, weight = np.random.default_rng(0), torch.randn(2, 3, 5, dtype=torch.float64).mT
+    batch = batch_of(rng, 300, 5, 3, 1)
+    assert batch.replaced is not None
+    batch.inputs[batch.replaced.position[0], 0] = value
+    found = [MatrixTask(5, 3, torch.float64, kernel=one) for one in ("torch", "fused")]
+    for task in found:
+        loss, slope = task.gradient({"weight": weight}, [batch])
+        assert not bool(loss.isfinite().any()) and not bool(
+            slope["weight"].isfinite().all((1, 2)).any()
+        )
+
+
+@pytest.mark.parametrize("kernel", ["torch", "fused"])
+@pytest.mark.parametrize("label", [-1, 3, 10**6, -(2**62)])
+def test_a_label_that_is_no_class_is_refused(label: int, kernel: str) -> None:
+    """Before memory that is another's is read; the last class is one."""
+    batch, task = batch_of(np.random.default_rng(0), 300, 5, 3, 0), MatrixTask(5, 3, kernel=kernel)
+    rows, labels = batch.inputs.float(), batch.labels.clone()
+    labels[:2] = torch.tensor([0, 2])
+    weight = {"weight": torch.randn(1, 3, 5).mT}
+    task.gradient(weight, [Batch(rows, labels)])
+    labels[299] = label
+    with pytest.raises((InputError, RuntimeError), match=r"none of 0 to 2|out of bounds"):
+        task.gradient(weight, [Batch(rows, labels)])
+
+
+@pytest.mark.parametrize("kernel", ["torch", "fused"])
+@pytest.mark.parametrize("name", ["samples", "labels", "weights"])
+def test_mixed_types_are_refused(name: str, kernel: str) -> None:
+    batch, weight = batch_of(np.random.default_rng(0), 40, 5, 3, 0), torch.randn(1, 3, 5).double()
+    rows, labels = batch.inputs, batch.labels
+    if name == "samples":
+        rows = rows.float()
+    elif name == "labels":
+        labels = labels.double()
+    else:
+        weight = weight.float()
+    with pytest.raises((InputError, RuntimeError), match=r"labels whole|type"):
+        MatrixTask(5, 3, torch.float64, kernel=kernel).gradient(
+            {"weight": weight.mT}, [Batch(rows, labels)]
+        )
+
+
+def test_labels_of_four_bytes_are_as_good() -> None:
+    batch, weight = batch_of(np.random.default_rng(0), 40, 5, 3, 0), torch.randn(1, 3, 5).double()
+    short, task = Batch(batch.inputs, batch.labels.int()), MatrixTask(5, 3, kernel="fused")
+    both = [task.gradient({"weight": weight.mT}, [one])[1]["weight"] for one in (batch, short)]
+    assert torch.equal(*both)
+
+
 def test_without_the_compiler_its_kernel_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("fedmuon.gemm.find_spec", lambda name: None)
     config = load(None, ("engine.kernel=fused", "engine.device=cpu"))
@@ -187,6 +240,6 @@ def test_long_runs_take_the_compiled_kernel() -> None:
     def kernel(*keys: str) -> str:
         return resolve(load(None, ("engine.kernel=auto", "engine.device=cpu", *keys))).engine.kernel
 
-    assert kernel("federation.rounds=1000000") == "fused"
+    assert kernel("federation.rounds=1000000") == "fused" and COMPILED == 20e6  # as docs say
     assert kernel("federation.rounds=3") != "fused"
     assert kernel("federation.rounds=100000", "local.batch=1", "local.steps=1") != "fused"

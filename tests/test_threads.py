@@ -7,7 +7,7 @@ import tempfile
 import threading
 import time
 import weakref
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
 
@@ -191,6 +191,54 @@ spread([lambda: torch.ones(500, 500) @ torch.ones(500, 500)] * 9)
 def test_helpers_end_before_python_does() -> None:
     """One that Python ends in the midst of C++ aborts the program, now and then."""
     subprocess.run([sys.executable, "-c", ENDING], check=True, timeout=60)
+
+
+def in_all_threads(piece: Callable[[], float], count: int) -> list[float]:
+    """What it gives in each of so many threads, all of which are at it."""
+    together = threading.Barrier(count)
+
+    def work() -> float:
+        together.wait(20.0)
+        return piece()
+
+    return spread([work] * count)
+
+
+def half() -> float:
+    """1 + 2^-9 by a matrix product: 1 in bfloat16."""
+    return float(torch.tensor([[1.0]]) @ torch.tensor([[1 + 2**-9]]))
+
+
+def subnormal() -> float:
+    return float(torch.tensor([1e-40]) * 1.0)
+
+
+def inferring() -> float:
+    return float(torch.ones(1).is_inference())
+
+
+def test_all_threads_compute_in_the_manner_of_the_one_that_spreads(threads: int) -> None:
+    """Helpers that were there before among them, and those of helpers; forgotten afterwards."""
+
+    def seen() -> list[float]:
+        found = [in_all_threads(one, threads) for one in (half, subnormal, inferring)]
+        assert all(len({*one}) == 1 for one in found)
+        nested = spread([lambda: spread([half] * 3)] * threads)
+        assert nested == [[found[0][0]] * 3] * threads
+        return [one[0] for one in found]
+
+    plain = [1 + 2**-9, pytest.approx(1e-40), 0.0]
+    assert seen() == plain
+    with torch.autocast("cpu", torch.bfloat16):
+        assert seen() == [1.0, *plain[1:]]
+        with torch.autocast("cpu", enabled=False), torch.inference_mode():
+            assert seen() == [*plain[:2], 1.0]
+    try:
+        if torch.set_flush_denormal(True):
+            assert seen() == [plain[0], 0.0, 0.0]
+    finally:
+        torch.set_flush_denormal(False)
+    assert seen() == plain
 
 
 # --- The same bytes, however many threads there are ----------------------------------------------

@@ -21,10 +21,12 @@ GROUPS = Path("/sys/fs/cgroup")
 OWN = Path("/proc/self/cgroup")
 DOUBLE, LEAST = 8, 1 << 28  # bytes; a run of less is not worth a look at the machine
 BATCHED = 1 << 20  # rows that are evaluated together, as in `evaluate`
+CLIENT, PARTICIPANT = 200, 6500  # bytes that were measured of those with two samples: 100,000 of
+# one kind, 20,000 and 50,000 of the other; what they see, their draws, states and replies
 COPIES = 8  # of the parameters: model, states, gradients and temporaries
 MENDS = {
     "samples": "[data] train, test or dimension",
-    "clients": "[federation] clients",
+    "clients": "[federation] clients or per-round",
     "schedule": "[federation] rounds or per-round",
     "model": "the size of the model, [federation] per-round or trials",
     "activations": "[local] batch or the size of the model",
@@ -65,7 +67,7 @@ def _of_data(config: Config, shape: tuple[int, ...], stored: int, itemsize: int)
     held = row * (itemsize * (stored or n) + (width + DOUBLE) * n)
     return {
         "samples": held + 8 * DOUBLE * n + centres,
-        "clients": DOUBLE * federation.clients * 8,
+        "clients": CLIENT * federation.clients + PARTICIPANT * federation.per_round,
         "schedule": 2 * DOUBLE * federation.rounds * federation.per_round,
     }
 

@@ -53,7 +53,8 @@ class Chunks:
 
 
 def saved_entries(module: nn.Module, shape: tuple[int, ...], whole: bool = False) -> int:
-    """Numbers that autograd keeps for one sample: what two samples keep more than one."""
+    """Numbers that autograd keeps for one sample: what two samples keep more than one. Refuses a
+    module that writes into its samples, which others see too."""
     held = stand_ins(module)
     for name, _ in module.named_parameters():
         held[name].requires_grad_()
@@ -65,8 +66,15 @@ def saved_entries(module: nn.Module, shape: tuple[int, ...], whole: bool = False
             counts.append(tensor.numel())
             return tensor
 
+        samples = inputs_like(held, (rows, *shape), whole)
+        before = samples._version
         with saved_tensors_hooks(keep, lambda tensor: tensor):
-            functional_call(module, held, (inputs_like(held, (rows, *shape), whole),))
+            functional_call(module, held, (samples,))
+        if samples._version > before:
+            raise InputError(
+                "the module writes into its samples, as a first layer with inplace = True does: "
+                "let it write into a copy"
+            )
         return sum(counts)
 
     return kept(2) - kept(1)

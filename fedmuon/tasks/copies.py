@@ -12,6 +12,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn.modules.module import _has_any_global_hook
 
 LAYERS = ("torch.nn.modules.", "fedmuon.")
 FUNCTIONS = ("torch.", "fedmuon.")
@@ -22,8 +23,8 @@ HOOKS = tuple(name for name in EMPTY if "hook" in name)
 
 def copyable(module: nn.Module) -> bool:
     """Whether a copy surely computes the same by parameters of its own, and nothing else changes:
-    layers of torch's and ours, without hooks, or functions that somebody gave them."""
-    return all(
+    layers of torch's and ours, without hooks or functions that somebody gave them."""
+    return not _has_any_global_hook() and all(
         _is_of(type(layer).__module__, LAYERS)
         and not any(vars(layer).get(name) for name in HOOKS)
         and _known(value for name, value in vars(layer).items() if name not in EMPTY)
@@ -32,12 +33,17 @@ def copyable(module: nn.Module) -> bool:
 
 
 def stateless(function: Any) -> bool:
-    """Whether a loss or a measure is one of torch's or ours, which keep nothing between calls."""
+    """Whether a loss or a measure is one of torch's or ours, which keep nothing between calls, nor
+    call what somebody gave them."""
+    if isinstance(function, nn.Module):
+        return copyable(function)
     if isinstance(function, partial):
-        held = [*function.args, *function.keywords.values()]
-        return stateless(function.func) and _known(held)
-    kind = function if isinstance(function, FunctionType) else type(function)
-    return _is_of(str(kind.__module__), FUNCTIONS)
+        held = [function.func, *function.args, *function.keywords.values()]
+    elif isinstance(function, FunctionType) and _is_of(function.__globals__["__name__"], FUNCTIONS):
+        held = [cell.cell_contents for cell in function.__closure__ or ()]
+    else:
+        return False
+    return all(_known([one]) or stateless(one) for one in held)
 
 
 def _known(values: Iterable[Any]) -> bool:
@@ -47,9 +53,7 @@ def _known(values: Iterable[Any]) -> bool:
 
 
 def _is_value(value: Any) -> bool:
-    if isinstance(value, FunctionType):
-        return value.__closure__ is None and _is_of(str(value.__module__), FUNCTIONS)
-    return isinstance(value, VALUES)
+    return isinstance(value, VALUES) or (isinstance(value, FunctionType) and stateless(value))
 
 
 def _is_of(module: str, places: tuple[str, ...]) -> bool:

@@ -30,10 +30,16 @@ def slope_sums(
     share: float,
     total: np.ndarray,
     right: np.ndarray,
-) -> None:
+) -> bool:
     """total [S, c, d] += share times the sum of gradients of 1 - p_y over the rows [n, d], and
-    right [S] += the sum of p_y, for `weight` [S, c, d]; row skip[s] counts for nothing in s."""
+    right [S] += the sum of p_y, for `weight` [S, c, d]; row skip[s] counts for nothing in s. Or
+    false and nothing else, if a label is not one of 0 to c - 1."""
     replicas, classes, dimension = weight.shape
+    least, most = 0, 0
+    for label in labels:
+        least, most = min(least, label), max(most, label)
+    if least < 0 or most >= classes:
+        return False
     logits = np.empty((replicas, classes, BLOCK), inputs.dtype)
     flat = logits.reshape(replicas * classes, BLOCK)
     weights = weight.reshape(replicas * classes, dimension)
@@ -43,6 +49,7 @@ def slope_sums(
         _products(rows, weights, flat)
         _slopes(logits, labels[start : start + BLOCK], skip - start, share, right)
         _add_products(rows, flat, totals)
+    return True
 
 
 @_compiled
@@ -111,7 +118,7 @@ def _slopes(
         for i in range(n):
             chosen[i] = here[labels[i], i] / sums[i]
         if 0 <= skip[s] < n:
-            chosen[skip[s]] = 0
+            chosen[skip[s]] *= 0  # not a number stays one: the mean has seen it
         for i in range(n):
             right[s] += chosen[i]
             sums[i] = chosen[i] * share / sums[i]
@@ -120,7 +127,7 @@ def _slopes(
                 here[k, i] *= sums[i]
         _subtract(here, labels, chosen, share)
         if 0 <= skip[s] < n:
-            here[:, skip[s]] = 0  # also of what is not finite
+            here[:, skip[s]] = 0
 
 
 @_compiled

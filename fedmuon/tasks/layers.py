@@ -16,7 +16,8 @@ _NORMS = (nn.GroupNorm, nn.LayerNorm, nn.RMSNorm, _InstanceNorm)
 
 
 def refuse(network: nn.Module) -> None:
-    """Refuse layers that tie samples together, keep statistics, or make draws that have no key."""
+    """Refuse layers that tie samples together, keep statistics, make draws that have no key, or
+    change their weights."""
     for name, layer in network.named_modules():
         if problem := _problem(layer):
             raise InputError(f"{name or 'The network'} is a {type(layer).__name__}, {problem}")
@@ -29,9 +30,27 @@ def _problem(layer: nn.Module) -> str:
         return (
             "whose running statistics are neither averaged nor of one sample alone: use GroupNorm"
         )
-    if isinstance(layer, _DropoutNd) and layer.p > 0:
-        return "which draws from torch's global generator, so that no run repeats: take it out"
+    if _draws(layer):
+        return (
+            "which draws from torch's global generator, so that no run repeats: take it out, or "
+            "its dropout"
+        )
+    if isinstance(layer, nn.Embedding | nn.EmbeddingBag) and layer.max_norm is not None:
+        return "which rescales its weights when it reads them: take max_norm out"
     return ""
+
+
+def _draws(layer: nn.Module) -> bool:
+    """Whether a call in training draws numbers."""
+    if isinstance(layer, _DropoutNd):
+        return layer.p > 0
+    if isinstance(layer, nn.RReLU):
+        return layer.lower < layer.upper
+    if isinstance(layer, nn.RNNBase):
+        return layer.dropout > 0 and layer.num_layers > 1
+    if isinstance(layer, nn.MultiheadAttention):
+        return layer.dropout > 0
+    return isinstance(layer, nn.FractionalMaxPool2d | nn.FractionalMaxPool3d)
 
 
 def fresh(network: nn.Module, rng: np.random.Generator) -> dict[str, np.ndarray]:

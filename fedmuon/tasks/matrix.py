@@ -14,6 +14,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from fedmuon.errors import InputError
 from fedmuon.gemm import multiply
 from fedmuon.tasks.base import Batch, Params, Points, Replaced, joined
 from fedmuon.tasks.clipped import unclipped
@@ -26,6 +27,7 @@ from fedmuon.threads import spread
 __all__ = ["Constants", "MatrixTask", "constants"]
 
 CPU = torch.device("cpu")
+INDICES = torch.int64, torch.int32
 Found = tuple[Tensor, Tensor]
 Weights = Sequence[tuple[float, Tensor]]  # (c_k, X_k [S, c, d]) of the points
 
@@ -213,18 +215,31 @@ def _in_one_pass(member: Member) -> Found:
     from fedmuon.tasks.fused import slope_sums
 
     batch, there, weight = member.batch, member.batch.replaced, member.weight.contiguous()
+    _require_types(batch, weight)
     skip = np.full(len(weight), -1)
     if there is not None:
         skip[there.replica.numpy()] = there.position.numpy()
     total, right = torch.zeros_like(weight), weight.new_zeros(len(weight))
-    arrays = (one.contiguous().numpy() for one in (batch.inputs, batch.labels, weight))
+    arrays = (one.contiguous().numpy() for one in (batch.inputs, batch.labels.long(), weight))
     share = right.numpy().dtype.type(1 / member.samples)
-    slope_sums(*arrays, skip, share, total.numpy(), right.numpy())
+    if not slope_sums(*arrays, skip, share, total.numpy(), right.numpy()):
+        raise InputError(
+            f"a label is none of 0 to {weight.shape[1] - 1}: number the classes from 0"
+        )
     if there is not None:
         after, more = _replaced_slope(member, there)
         total[there.replica] += more * there.inputs[:, None]
         right[there.replica] += after[:, 0]
     return (len(batch.labels) - right) / member.samples, total
+
+
+def _require_types(batch: Batch, weight: Tensor) -> None:
+    """Refuse what torch's products and gathers refuse too."""
+    if batch.inputs.dtype != weight.dtype or batch.labels.dtype not in INDICES:
+        raise InputError(
+            f"the samples are {batch.inputs.dtype}, their labels {batch.labels.dtype} and the "
+            f"parameters {weight.dtype}: let samples be as parameters are, and labels whole"
+        )
 
 
 def _added_(total: Found, more: Found) -> Found:
