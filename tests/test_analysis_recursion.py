@@ -17,7 +17,7 @@ from fedmuon.analysis import (
     step_amplification,
     transition,
 )
-from fedmuon.analysis.theory.recursion import of_rounds
+from fedmuon.analysis.theory.recursion import of_rounds, scheduled_amplification
 from fedmuon.errors import InputError
 
 mp.dps = 50
@@ -195,3 +195,53 @@ def test_many_local_steps_with_alignment() -> None:
     assert abs(sum(mpf(float(value)) for value in a) / 2 - wanted) <= DIGITS * wanted
     off = aligned_amplification(1e-3, 0.9, 3.0, 0.2, 3, 776, 0.4)
     assert abs(sum(mpf(float(value)) for value in off) / 2 - wanted) > 1e-4 * wanted
+
+
+def products(lr, beta, l_orth, l_g, factors, steps, late: int = 0) -> list:
+    """e1^T A_{T-1} ... A_{t+1} b_t for every t, multiplied out from the left; `late` is a fault."""
+    pairs = [
+        exact_transition(lr, beta, l_orth, g)
+        if factor == 1
+        else exact_transition(float(mpf(lr) * mpf(factor)), beta, l_orth, g)
+        for factor, g in zip(np.repeat(factors, steps).tolist(), l_g, strict=True)
+    ]
+    found = []
+    for t, (_, kick) in enumerate(pairs):
+        row = matrix([[1, 0]])
+        for step, _ in reversed(pairs[t + 1 - late :]):
+            row = row * step
+        found.append((row * kick)[0])
+    return found
+
+
+@settings(max_examples=30, deadline=None)
+@given(LR, BETA, L_ORTH, st.integers(1, 6), st.integers(1, 4), st.integers(0, 10**6))
+def test_smoothness_by_step_is_the_product_of_its_matrices(
+    lr, beta, l_orth, rounds, steps, seed
+) -> None:
+    rng = np.random.default_rng(seed)
+    l_g, factors = rng.uniform(0, 2, (rounds, steps)), rng.choice([0.5, 1.0, 2.0], rounds)
+    found = scheduled_amplification(lr, beta, l_orth, l_g, factors, steps)
+    assert close(found, products(lr, beta, l_orth, l_g.ravel().tolist(), factors, steps))
+    plain = step_amplification(lr, beta, l_orth, l_g.ravel(), rounds, steps)
+    assert close(plain, products(lr, beta, l_orth, l_g.ravel().tolist(), np.ones(rounds), steps))
+
+
+def test_smoothness_of_the_wrong_step_is_seen() -> None:
+    """Negative controls: A_t for A_{t+1}, and the order of steps reversed."""
+    l_g = np.linspace(0.1, 2, 6)
+    found = step_amplification(0.3, 0.8, 5.0, l_g, 3, 2)
+    assert not close(found, products(0.3, 0.8, 5.0, l_g.tolist(), np.ones(3), 2, late=1))
+    assert not close(found, products(0.3, 0.8, 5.0, l_g[::-1].tolist(), np.ones(3), 2))
+
+
+def test_a_constant_by_step_is_the_constant() -> None:
+    """A million of them, and what overflows; as many steps as there are, and none below 0."""
+    steps = step_amplification(1e-6, 0.9, 1.0, np.full((10**5, 10), 0.3), 10**5, 10)
+    wanted = step_amplification(1e-6, 0.9, 1.0, 0.3, 10**5, 10)
+    np.testing.assert_allclose(steps, wanted, rtol=1e-11)
+    far = step_amplification(1.0, 0.9, 1e3, np.ones(400), 400)
+    assert (np.isinf(far) == np.isinf(step_amplification(1.0, 0.9, 1e3, 1.0, 400))).all()
+    for bad in (np.ones(3), -np.ones(4), np.full(4, np.nan)):
+        with pytest.raises(InputError, match="l_g"):
+            step_amplification(0.1, 0.9, 1.0, bad, 2, 2)

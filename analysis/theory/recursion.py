@@ -4,7 +4,9 @@ import math
 
 import numpy as np
 
-from fedmuon.analysis.theory.checks import at_least, memory, whole
+from fedmuon.analysis.theory.checks import at_least, memory, values, whole
+
+Steps = float | np.ndarray  # a number, or one for each local step: [R, E] or [R E]
 
 # What an overflow is, and its mend.
 OVERFLOW = (
@@ -22,14 +24,17 @@ def transition(lr: float, beta: float, l_orth: float, l_g: float) -> tuple[np.nd
 
 
 def step_amplification(
-    lr: float, beta: float, l_orth: float, l_g: float, rounds: int, local_steps: int = 1
+    lr: float, beta: float, l_orth: float, l_g: Steps, rounds: int, local_steps: int = 1
 ) -> np.ndarray:
     """a_{s,k} = e1^T A^{E(R-1-s)+E-1-k} b of 001, Appendix J: a [R, E] array.
 
     How far a unit perturbation of one gradient, in round s at local step k, moves X^R; infinite
-    where that overflows a double.
+    where that overflows a double. With one l_g for each step, [R, E] or [R E], it is that of
+    `scheduled_amplification`.
     """
     rounds, local_steps = whole("rounds", rounds), whole("local_steps", local_steps)
+    if isinstance(l_g, np.ndarray):
+        return scheduled_amplification(lr, beta, l_orth, l_g, np.ones(rounds), local_steps)
     change, kick = increment(lr, beta, l_orth, l_g)
     with np.errstate(over="ignore", invalid="ignore"):
         moved = first_rows(change, rounds * local_steps)
@@ -38,24 +43,31 @@ def step_amplification(
 
 
 def scheduled_amplification(
-    lr: float, beta: float, l_orth: float, l_g: float, factors: np.ndarray, local_steps: int = 1
+    lr: float, beta: float, l_orth: float, l_g: Steps, factors: np.ndarray, local_steps: int = 1
 ) -> np.ndarray:
-    """The same [R, E] with step size lr factors[r] in round r: a_t = e1^T A_{T-1} ... A_{t+1} b_t.
+    """The same [R, E] with step size lr factors[r] in round r, and with l_g by step, if given so.
 
-    From the last round backwards, with v = e1^T A_{T-1} ... A_{t+1}; within a round A stays, and
-    its powers are had as differences from 1, as in `first_rows`.
+    a_t = e1^T A_{T-1} ... A_{t+1} b_t, from the last step backwards. Held is the difference (x, m)
+    of the row e1^T A_{T-1} ... A_{t+1} from e1^T, which keeps the digits of small increments, as
+    in `first_rows`. The proof of 001 (6) compares two runs at one step and asks for an l_g that
+    holds where they then are, so each step may have its own.
     """
-    local_steps, rounds = whole("local_steps", local_steps), len(factors)
-    found, row = np.empty((rounds, local_steps)), np.array([1.0, 0.0])
+    rounds, local_steps = len(factors), whole("local_steps", local_steps)
+    smooth = _by_step(l_g, rounds, local_steps).tolist()
     with np.errstate(over="ignore", invalid="ignore"):
-        for r in reversed(range(rounds)):
-            change, kick = increment(lr * float(factors[r]), beta, l_orth, l_g)
-            rows = [row]
-            for _ in range(local_steps):
-                rows.append(rows[-1] + rows[-1] @ change)
-            found[r] = [one @ kick for one in rows[local_steps - 1 :: -1]]
-            row = rows[-1]
-    return saturated(found)
+        push = at_least("lr", lr) * at_least("l_orth", l_orth) * np.repeat(factors, local_steps)
+    found, fresh, x, m = np.empty(len(smooth)), 1 - memory(beta), 0.0, 0.0
+    for t, step in reversed(list(enumerate(push.tolist()))):
+        kicked = fresh * (step * (1 + x) + m)
+        x, m, found[t] = x + smooth[t] * kicked, beta * (step * (1 + x) + m), kicked
+    return saturated(found).reshape(rounds, local_steps)
+
+
+def _by_step(l_g: Steps, rounds: int, local_steps: int) -> np.ndarray:
+    """l_g for each of the R E steps."""
+    if isinstance(l_g, np.ndarray):
+        return values("l_g", l_g.ravel(), rounds * local_steps)
+    return np.full(rounds * local_steps, at_least("l_g", l_g))
 
 
 def amplification(
