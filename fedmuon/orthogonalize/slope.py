@@ -21,6 +21,7 @@ _NARROW = 32  # units in the last place
 # small beside a number, and the steps that follow multiply them.
 _NOTHING = 1e-200
 _START, _SPLIT, _MOST = 512, 8, 1 << 20  # boxes at first, pieces of a box, boxes at most
+BOXES = 1 << 12  # of `heights`
 
 
 @lru_cache(maxsize=256)
@@ -56,23 +57,36 @@ def steepest(polynomials: Schedule) -> float | None:
     return settled
 
 
+@lru_cache(maxsize=256)
+def heights(polynomials: Schedule) -> Array:
+    """Upper bounds of max |p_T| on [0, k / BOXES], k = 1 .. BOXES; infinite where out of reach."""
+    edges = np.linspace(0.0, 1.0, BOXES + 1)
+    low, high = edges[:-1], edges[1:]
+    with np.errstate(all="ignore"):
+        value, _ = _enclosures(polynomials, low, low + (high - low) / 2, high)
+    size = np.maximum(np.abs(value[0]), np.abs(value[1]))
+    return np.maximum.accumulate(np.where(np.isnan(size), np.inf, size))
+
+
 def _at_least(polynomials: Schedule, points: Array) -> float:
     """A number that |p_T'| reaches at one of the points."""
     with np.errstate(all="ignore"):
-        low, high = _slope(polynomials, points, points, points)
+        _, (low, high) = _enclosures(polynomials, points, points, points)
     reached = np.maximum(np.maximum(low, -high), 0.0)
     return float(reached[np.isfinite(reached)].max(initial=0.0))
 
 
 def _at_most(polynomials: Schedule, low: Array, middle: Array, high: Array) -> Array:
     """Upper bounds of |p_T'| on the boxes; infinite where the arithmetic overflows."""
-    lower, upper = _slope(polynomials, low, middle, high)
+    _, (lower, upper) = _enclosures(polynomials, low, middle, high)
     bound = np.maximum(np.abs(lower), np.abs(upper))
     return np.where(np.isnan(bound), np.inf, bound)
 
 
-def _slope(polynomials: Schedule, low: Array, middle: Array, high: Array) -> Interval:
-    """Enclosures of p_T' on boxes [low, high], through p_t, p_t' and p_t'' step by step.
+def _enclosures(
+    polynomials: Schedule, low: Array, middle: Array, high: Array
+) -> tuple[Interval, Interval]:
+    """Enclosures of p_T and p_T' on boxes [low, high], through p_t, p_t' and p_t'' step by step.
 
     The chain rule on ranges errs by the width of a box, and once more in every step. So each range
     is cut by the mean value theorem around the middle, on the composed p_t and p_t' rather than on
@@ -94,7 +108,7 @@ def _slope(polynomials: Schedule, low: Array, middle: Array, high: Array) -> Int
         slope = _both(slope, _add(at_slope, _times(bend, around)))
         at = _times(at, _horner(value, at_u))
         x = _both(_times(x, _horner(value, u)), _add(at, _times(slope, around)))
-    return slope
+    return x, slope
 
 
 def _step(step: Step) -> tuple[list[float], list[float], list[float]]:
