@@ -18,12 +18,18 @@ from fedmuon.analysis.theory.checks import probability
 from fedmuon.analysis.theory.concentration import Constant
 from fedmuon.analysis.theory.generalization import INDEPENDENCE, RANGE, Bound, bound
 from fedmuon.analysis.theory.participation import Rows
+from fedmuon.analysis.theory.reach import Reach
 from fedmuon.errors import InputError
 from fedmuon.orthogonalize import Uncertified, lipschitz
 from fedmuon.orthogonalize.certificates import Kind
 from fedmuon.tasks.constants import Constants
 
 COUPLING = "The schedule, batches and noise ignore the samples, and all who were drawn answered."
+REACHED = (
+    "X0 ignores the samples, so ||X - X0||_op <= {:.4g} at all times, where the losses lie in an "
+    "interval of length B = {:.4g}."
+)
+NONNEGATIVE = "No sample, the replaced one included, has a negative entry."
 LIPSCHITZ_LOSS = "Every loss is L_loss-Lipschitz in Frobenius norm (Assumption 4.3)."
 GRADIENTS = "Sample gradients are Lg-Lipschitz and at most G_max (Assumption 4.4)."
 GLOBAL_MAP = "Every orthogonalization call is L_orth-Lipschitz on all matrices (Condition 4.1)."
@@ -37,7 +43,8 @@ class Run:
     """What was trained: Algorithm 1 of 001, and the constants of its task (`proved` or not).
 
     `batch` is the mini-batch size, 0 for full batches; `factors` [R] are what lr is times in each
-    round, if not always 1.
+    round, if not always 1. `reach` has the constants of every step; `constants` are those at the
+    end.
     """
 
     lr: float
@@ -50,6 +57,7 @@ class Run:
     proved: bool = True
     batch: int = 0
     factors: np.ndarray | None = None
+    reach: Reach | None = None
 
 
 @dataclass(frozen=True)
@@ -115,7 +123,11 @@ def stability(run: Run, l_orth: float, participation: Participation) -> np.ndarr
 
 
 def certificate(run: Run, l_orth: float, participation: Participation) -> np.ndarray:
-    """How far X^R can move for any neighbour in client i, [N]: Delta_i Y_i (Appendices F, J)."""
+    """How far X^R can move for any neighbour in client i, [N]: Delta_i Y_i (Appendices F, J).
+
+    With a reach, a_{s,k} counts diam_{s,k} / (2 G_max) times: one replaced sample moves a gradient
+    of that step by at most diam_{s,k} / n_i.
+    """
     steps = amplified(run, l_orth)
     clients, top = len(run.sizes), run.constants.gradient_bound
     if isinstance(participation, Uniform):
@@ -131,11 +143,16 @@ def certificate(run: Run, l_orth: float, participation: Participation) -> np.nda
 
 
 def amplified(run: Run, l_orth: float) -> np.ndarray:
-    """a_{s,k} of the run, [R, E]."""
-    step = run.lr, run.beta, l_orth, run.constants.smoothness
+    """a_{s,k} of the run, [R, E]; with a reach, times what it says of that step's gradients."""
+    smooth = run.reach.smoothness if run.reach else run.constants.smoothness
+    step = run.lr, run.beta, l_orth, smooth
     if run.factors is None:
-        return recursion.step_amplification(*step, run.rounds, run.local_steps)
-    return recursion.scheduled_amplification(*step, run.factors, run.local_steps)
+        steps = recursion.step_amplification(*step, run.rounds, run.local_steps)
+    else:
+        steps = recursion.scheduled_amplification(*step, run.factors, run.local_steps)
+    if run.reach is None:
+        return steps
+    return taken.product(run.reach.diameters / (2 * run.constants.gradient_bound), steps)
 
 
 def sensitivity(run: Run) -> np.ndarray:
