@@ -52,6 +52,7 @@ PRIVATELY = _recipes(
     "private recipes read", PRIVATE.__contains__, "choose a recipe dp-... or disk-..."
 )
 NETWORK = _one_of("task.name", ["network"], "networks read")
+MATRIX = (_one_of("task.name", ["matrix"], "the matrix task reads"),)
 OURS = Need(
     "task.name", "network".__eq__, "networks of this package read", "set [task] name = 'network'"
 )
@@ -100,6 +101,7 @@ NEEDS: dict[str, dict[str, tuple[Need, ...]]] = {
     "task": {
         **dict.fromkeys(("name", "options"), ALWAYS),
         "model": (OURS,),
+        "initial": MATRIX,
         **dict.fromkeys(("width", "depth", "heads", "weights"), DECODER),
     },
     "local": {
@@ -146,12 +148,13 @@ NEEDS: dict[str, dict[str, tuple[Need, ...]]] = {
     },
     "engine": {
         **dict.fromkeys(("name", "dtype", "device"), ALWAYS),
-        "kernel": (_one_of("task.name", ["matrix"], "the matrix task reads"),),
+        "kernel": MATRIX,
         **dict.fromkeys(("cpus-per-client", "gpus-per-client", "ray-address"), (RAY,)),
     },
     "faults": dict.fromkeys(("policy", "retries", "deadline", "patience"), (REMOTE,)),
     "stability": {
         **dict.fromkeys(("neighbours", "delta", "lipschitz", "c-hp"), ALWAYS),
+        "constants": MATRIX,
         "trials": (
             _one_of("stability.neighbours", ["own", "any", "worst"], "neighbours drawn or ranked"
                     " read"),

@@ -98,6 +98,7 @@ class TaskTable(Table):
     width: Count = 128  # of `gpt`, as are the next three
     depth: Annotated[int, Field(ge=1, le=256)] = 4
     heads: Count = 4
+    initial: Literal["gaussian", "zero"] = "gaussian"  # X0 of `matrix`
     weights: Text = ""  # a .safetensors file, or a folder of them, to start from
     options: Options = ()
 
@@ -211,6 +212,8 @@ class Stability(Table):
     neighbours: Literal["own", "any", "worst", "all"] = "own"
     delta: Chance = 0.05
     lipschitz: Literal["paper", "sharp"] = "sharp"  # which constant of the map
+    # of the task: on the ball around X0 that its iterates stay in, or on all models (001)
+    constants: Literal["ball", "global"] = "ball"
     c_hp: Annotated[float | str, AfterValidator(_constant)] = "explicit"
     alpha_smoothing: Chance = 0.05  # may fail for gaussian-smoothed-sign (001, D.11)
 

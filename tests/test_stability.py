@@ -271,7 +271,8 @@ def test_neighbours_of_another_run_are_refused(tmp_path: Path) -> None:
 
 
 def test_bound_json_holds_what_analysis_says(tmp_path: Path) -> None:
-    config = small(local={"batch": 4}, stability={"delta": 0.1, "c-hp": 1.0})
+    table = {"delta": 0.1, "c-hp": 1.0, "constants": "global"}
+    config = small(local={"batch": 4}, stability=table)
     record = execute(config, tmp_path / "a")
     assert record == json.loads((tmp_path / "a" / "bound.json").read_text())
     what, plan = the_run(config, tmp_path / "a", batch=4), setup.plan(config)
@@ -300,7 +301,8 @@ def test_aligned_and_smoothed_bounds_are_those_of_analysis(tmp_path: Path) -> No
     )
     eps = analysis.loss_stability(moved, constants().lipschitz)
     assert record["value"] == analysis.bound(eps, what.sizes, what.weights, 0.05).value
-    smooth = small(orthogonalizer={"name": "gaussian-smoothed-sign", "sigma": 0.3})
+    smoothed = {"name": "gaussian-smoothed-sign", "sigma": 0.3}
+    smooth = small(orthogonalizer=smoothed, stability={"constants": "global"})
     record = execute(smooth, tmp_path / "b")
     found = analysis.gaussian_smoothed_sign(
         what, analysis.Realized(schedule), 0.05, sigma=0.3, alpha=0.05, shape=(7, 3)

@@ -21,12 +21,14 @@ from fedmuon.drive import Run, drive, prepare
 from fedmuon.errors import InputError
 from fedmuon.experiments.cli import main
 from fedmuon.experiments.engines import deployment, ray_engine
+from fedmuon.experiments.laboratory.ball import start_of
 from fedmuon.experiments.laboratory.bound import Case, judge
 from fedmuon.experiments.laboratory.bound import report as verdict_of
 from fedmuon.experiments.studies import find as kinds
 from fedmuon.experiments.studies.stability import grid
 from fedmuon.experiments.suites import contents
 from fedmuon.federated import setup
+from fedmuon.federated.aggregate import begin
 from fedmuon.federated.simulate import rounds
 from fedmuon.reading import NEEDS, is_default, reads, unread
 from fedmuon.tables import attribute, validate
@@ -45,7 +47,7 @@ OTHER: dict[str, Any] = {
     "federation.clients": 4, "federation.per-round": 2, "federation.rounds": 3,
     "federation.risk-weights": "uniform", "federation.seed": 9,
     "task.name": "network", "task.model": "tanh-cnn", "task.width": 12, "task.depth": 1,
-    "task.heads": 4, "task.weights": "nowhere",
+    "task.heads": 4, "task.initial": "zero", "task.weights": "nowhere",
     "local.recipe": "sgd", "local.steps": 3, "local.batch": 4, "local.lr": 0.02,
     "local.momentum": 0.5, "local.momentum-form": "polyak", "local.weight-decay": 0.3,
     "local.schedule": "heavy-tailed", "local.tail-index": 1.5, "local.alignment": 0.9,
@@ -67,7 +69,8 @@ OTHER: dict[str, Any] = {
     "faults.policy": "drop", "faults.retries": 0, "faults.deadline": 7.0,
     "faults.patience": 8.0,
     "stability.trials": 3, "stability.neighbours": "all", "stability.delta": 0.2,
-    "stability.lipschitz": "paper", "stability.c-hp": "sharp", "stability.alpha-smoothing": 0.2,
+    "stability.lipschitz": "paper", "stability.constants": "global",
+    "stability.c-hp": "sharp", "stability.alpha-smoothing": 0.2,
     "output.callback": "early-stopping", "output.options": (("odd", 1),),
     "output.evaluate-every": 1, "output.checkpoint-every": 1,
 }  # fmt: skip
@@ -151,7 +154,11 @@ def bound_of(run: Run) -> dict[str, Any]:
     plan, task = run.experiment.plan, run.experiment.task
     shape = (task.dimension, task.classes) if isinstance(task, MatrixTask) else None
     part = Realized(plan.schedule(), plan.rows if plan.batch else None)
-    case = Case(run.config, run.data.sizes, part, shape)
+    start = None
+    if shape:
+        weight = begin(run.experiment.recipe, task, run.config.federation.seed).params["weight"][0]
+        start = start_of(weight.numpy(), None)
+    case = Case(run.config, run.data.sizes, part, shape, start=start)
     return verdict_of(case, judge(case))
 
 

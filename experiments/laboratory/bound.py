@@ -19,7 +19,8 @@ from fedmuon.analysis.theory.concentration import effective_size
 from fedmuon.analysis.theory.recursion import OVERFLOW
 from fedmuon.config import Config
 from fedmuon.errors import InputError
-from fedmuon.experiments.laboratory.facts import BOUND_NAMES, facts, finite, listed
+from fedmuon.experiments.laboratory.ball import source_of, start_of
+from fedmuon.experiments.laboratory.facts import BALL_NAMES, BOUND_NAMES, facts, finite, listed
 from fedmuon.experiments.laboratory.verdict import Case, Verdict, by_kind, judge
 from fedmuon.federated.plan import Plan
 from fedmuon.names import GIVEN
@@ -99,6 +100,7 @@ def from_directory(
     case = Case(
         config, sizes, part, shape, l_map=l_own, dropped=dropped, stopped=stopped,
         factors=plan.factors(), moved=_largest_moves(folder, plan.clients),
+        start=start_of(start["weight"].numpy(), source_of(config)) if shape else None,
     )  # fmt: skip
     if config.task.name == "matrix":
         return case
@@ -148,6 +150,10 @@ def report(case: Case, verdict: Verdict) -> dict[str, Any]:
         "delta": stability.delta,
         "c_hp": stability.c_hp,
         "kind": stability.lipschitz if case.l_orth is None or case.constants else "given",
+        "constants": "ball" if case.reach else "global",
+        "radius": finite(case.reach.radius) if case.reach else None,
+        "range": run.constants.loss_bound,
+        "share": found.value / run.constants.loss_bound if found else None,
         "l_orth": verdict.l_orth,
         "kinds": by_kind(case),
         "n_eff": found.n_eff if found else effective_size(run.sizes, run.weights),
@@ -187,12 +193,12 @@ def _largest(every: np.ndarray | None) -> float | None:
 
 def constant_of(record: dict[str, Any]) -> str:
     """The constants that a bound stands on, to stand beside it."""
-    return f"C_hp = {record['c_hp']}, {record['kind']} L_orth"
+    return f"C_hp = {record['c_hp']}, {record['kind']} L_orth, {record['constants']} constants"
 
 
 def table(record: dict[str, Any]) -> Table:
     """The same for people."""
-    named = (BOUND_NAMES | {"status": "status"}).items()
+    named = (BOUND_NAMES | BALL_NAMES | {"status": "status"}).items()
     rows = [(words, "-" if record[name] is None else record[name]) for name, words in named]
     for kind, other in record["kinds"].items():
         if kind != record["kind"] and other["l_orth"] != record["l_orth"]:

@@ -14,6 +14,10 @@ BOUND_NAMES = {"value": "bound", "h": "sharp-stability branch H", "g": "bounded-
                "max_exposure": "largest ε_i of a client",
                "max_certificate": "largest certificate of a client"}  # fmt: skip
 
+# And of those that runs have had since their constants hold on a ball.
+BALL_NAMES = {"range": "range B of the loss", "share": "bound over B",
+              "radius": "radius of the ball around X⁰ that holds all models"}  # fmt: skip
+
 Facts = Iterable[tuple[str, object]]
 
 

@@ -14,7 +14,7 @@ from fedmuon.analysis.report.columns import MEND, TRIALS, read_csv, read_json
 from fedmuon.analysis.report.findings import Findings, Picture, circumstances, number
 from fedmuon.errors import InputError
 from fedmuon.experiments.laboratory import figure
-from fedmuon.experiments.laboratory.facts import BOUND_NAMES
+from fedmuon.experiments.laboratory.facts import BALL_NAMES, BOUND_NAMES
 from fedmuon.files import require_sound
 
 NAMES = BOUND_NAMES | {"gap": "measured gap", "gap_low": "lower end of its 95% interval",
@@ -40,7 +40,11 @@ def findings(folder: Path) -> Findings:
         claims=run_claims(neighbours, record, census),
         numbers_title="The bound",
         head=("", "value"),
-        numbers=[(text, number(record[name])) for name, text in NAMES.items()],
+        numbers=[
+            (text, number(record[name]))
+            for name, text in (NAMES | BALL_NAMES).items()
+            if name in NAMES or name in record
+        ],
         note=_note(record),
         pictures=[Picture.known("census", functools.partial(figure.census, neighbours))],
         stands_on=stands_on(record, str(record["kind"])),

@@ -16,9 +16,11 @@ from fedmuon.analysis import Bound, Realized, Run, Uniform
 from fedmuon.analysis.theory import corollaries as says
 from fedmuon.analysis.theory.corollaries import sensitivity
 from fedmuon.analysis.theory.generalization import INDEPENDENCE, RANGE
+from fedmuon.analysis.theory.reach import Reach, Start
 from fedmuon.config import Config
 from fedmuon.data.partition import weights
 from fedmuon.errors import InputError
+from fedmuon.experiments.laboratory.ball import reached
 from fedmuon.names import is_own
 from fedmuon.orthogonalize import Uncertified, lipschitz
 from fedmuon.tasks.constants import Constants, constants
@@ -45,7 +47,8 @@ class Case:
     by estimates, with their caveats; `l_map` is what the user's own map promises of itself.
     `dropped` says that a participant was left out of some round, `stopped` why a callback ended the
     run, `refusal` why there is no bound; `factors` [R] are what step sizes are times. `moved` [N]
-    is the largest perturbation that neighbours of each client were seen to make.
+    is the largest perturbation that neighbours of each client were seen to make. `start` is what is
+    known of X0, if it is.
     """
 
     config: Config
@@ -62,12 +65,20 @@ class Case:
     stopped: str = ""
     factors: np.ndarray | None = None
     moved: np.ndarray | None = None
+    start: Start | None = None
+
+    @cached_property
+    def reach(self) -> Reach | None:
+        """The constants along the way, if none are the caller's and there are others than those of
+        all models."""
+        given = self.constants is not None or self.l_g is not None
+        return None if given else reached(self.config, self.start, self.factors)
 
     @cached_property
     def run(self) -> Run:
         """The same in the words of `analysis`."""
         federation, local = self.config.federation, self.config.local
-        proved = self.constants or constants()
+        proved = self.reach.last if self.reach else self.constants or constants()
         smoothness = proved.smoothness if self.l_g is None else self.l_g
         return Run(
             lr=local.lr,
@@ -79,6 +90,7 @@ class Case:
             constants=dataclasses.replace(proved, smoothness=smoothness),
             batch=local.batch,
             factors=self.factors,
+            reach=self.reach,
         )
 
     @property
@@ -245,7 +257,11 @@ def _certified(case: Case, l_orth: float) -> Verdict:
 def _assumed(case: Case) -> tuple[tuple[str, ...], float]:
     """What the bound stands on, and how often it fails beyond delta: failures add up."""
     part, failure = case.participation, 0.0
-    assumed = [INDEPENDENCE, RANGE, says.LIPSCHITZ_LOSS, says.GRADIENTS, says.COUPLING]
+    inside = [RANGE]
+    if case.reach and case.start:
+        where = says.REACHED.format(case.reach.radius, case.reach.last.loss_bound)
+        inside = [where, says.NONNEGATIVE] if case.start.nonnegative else [where]
+    assumed = [INDEPENDENCE, *inside, says.LIPSCHITZ_LOSS, says.GRADIENTS, says.COUPLING]
     if case.config.orthogonalizer.name == "gaussian-smoothed-sign" and case.l_orth is None:
         assumed, failure = [*assumed, says.NO_CLIPPING], case.config.stability.alpha_smoothing
     else:

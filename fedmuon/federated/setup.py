@@ -156,7 +156,7 @@ def task(
             require_room_for_parameters(config, form.entries, dtype.itemsize, device)
             return _decoder(form, config.task.weights, tables, dtype, device)
         return _network(config.task.model, shape, classes, dtype, device)
-    return MatrixTask(math.prod(shape), classes, dtype, device, engine.kernel)
+    return MatrixTask(math.prod(shape), classes, dtype, device, engine.kernel, config.task.initial)
 
 
 @lru_cache(maxsize=4)

@@ -45,6 +45,7 @@ class MatrixTask:
     dtype: torch.dtype = torch.float32
     device: torch.device = CPU
     kernel: str = "torch"
+    start: str = "gaussian"
 
     @property
     def stack_limit(self) -> int:
@@ -57,8 +58,10 @@ class MatrixTask:
         return self.device.type == "cpu" and self.kernel != "numpy"
 
     def initial(self, rng: np.random.Generator, stack: int = 1) -> Params:
-        """Gaussian entries of variance 1/d: logits of a unit sample start of order 1/sqrt(d)."""
-        weight = rng.standard_normal((self.dimension, self.classes)) / math.sqrt(self.dimension)
+        """0, or Gaussian entries of variance 1/d: logits of a unit sample of order 1/sqrt(d)."""
+        shape = self.dimension, self.classes
+        drawn = rng.standard_normal(shape) / math.sqrt(self.dimension)
+        weight = np.zeros(shape) if self.start == "zero" else drawn
         class_major = torch.from_numpy(weight.T.copy()).to(self.device, self.dtype)
         return {"weight": class_major.repeat(stack, 1, 1).mT}
 

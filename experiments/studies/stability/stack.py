@@ -15,9 +15,11 @@ from fedmuon.data.neighbours import Law, draw, stack
 from fedmuon.data.source import Source
 from fedmuon.errors import InputError
 from fedmuon.experiments.laboratory import bound
+from fedmuon.experiments.laboratory.ball import start_of
 from fedmuon.experiments.laboratory.bound import Verdict
 from fedmuon.experiments.laboratory.measure import Loss, measured_losses
 from fedmuon.federated import setup
+from fedmuon.federated.aggregate import begin
 from fedmuon.federated.coupled import coupled, distances
 from fedmuon.federated.simulate import Experiment
 from fedmuon.storage import Record
@@ -37,6 +39,17 @@ class Made:
     data: FederatedData
     drawn: np.ndarray
     experiment: Experiment
+
+    @property
+    def initial(self) -> np.ndarray:
+        """X0 [d, c]."""
+        seed = self.config.federation.seed
+        return (
+            begin(self.experiment.recipe, self.experiment.task, seed)
+            .params["weight"][0]
+            .cpu()
+            .numpy()
+        )
 
     @property
     def client(self) -> np.ndarray:
@@ -167,7 +180,8 @@ class Stack:
         """What the theory promises of one run, and what it would with C_hp = 1."""
         plan, (d, c) = made.experiment.plan, shape
         part = Realized(plan.schedule(), plan.rows if plan.batch else None)
-        case = bound.Case(self.at(pair), made.data.sizes, part, (d, c))
+        start = start_of(made.initial, made.source)
+        case = bound.Case(self.at(pair), made.data.sizes, part, (d, c), start=start)
         one = dataclasses.replace(case, config=self.at(pair, c_hp=1.0))
         return bound.judge(case), bound.judge(one)
 

@@ -1,0 +1,44 @@
+"""Where a run of the matrix task starts, and the constants that hold as far as it can get."""
+
+import numpy as np
+
+from fedmuon.analysis.theory.reach import Reach, Start, reach
+from fedmuon.config import Config
+from fedmuon.data.source import Source
+from fedmuon.errors import InputError
+from fedmuon.names import is_own
+from fedmuon.orthogonalize.sizes import growth
+
+
+def start_of(weight: np.ndarray, source: Source | None) -> Start | None:
+    """What is known of X0 [d, c] and, where they are at hand, of the samples; one class is none."""
+    if weight.shape[1] < 2:
+        return None
+    centred = weight - weight.mean(1, keepdims=True, dtype=float)
+    unsigned = source is not None and (
+        source.inputs.dtype.kind == "u" or bool((source.inputs >= 0).all())
+    )
+    return Start(weight.shape[1], float(np.linalg.norm(centred, 2)), unsigned)
+
+
+def source_of(config: Config) -> Source | None:
+    """The config's samples, if they are none of the user's and still to be had."""
+    from fedmuon.federated import setup
+
+    try:
+        return None if is_own(config.data.name) else setup.source(config)
+    except InputError:
+        return None
+
+
+def reached(config: Config, start: Start | None, factors: np.ndarray | None) -> Reach | None:
+    """The constants along the way; None where those of all models are asked for, or are all that
+    is known: of an unknown start, of alignment, of maps without a size."""
+    local, table = config.local, config.orthogonalizer
+    schulz = table.model_dump(include={"steps", "coefficients", "eps", "normalization"})
+    size = growth(table.name, lam=table.lambda_, gamma=table.clip_level, **schulz)
+    asked = config.stability.constants == "ball" and local.recipe == "fedmuon"
+    if start is None or size is None or not asked:
+        return None
+    steps = local.lr * (np.ones(config.federation.rounds) if factors is None else factors)
+    return reach(start, steps, local.momentum, size, local.steps)
