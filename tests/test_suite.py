@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 import torch
 
+from fedmuon.analysis.report.columns import ASIDE, RUNS, read_csv
 from fedmuon.config import parse
 from fedmuon.data.neighbours import draw, replace, stack
 from fedmuon.errors import InputError
@@ -19,6 +20,8 @@ from fedmuon.experiments.cli import main
 from fedmuon.experiments.studies import find as kinds
 from fedmuon.experiments.studies.stability import grid
 from fedmuon.experiments.studies.stability.cells import Stability
+from fedmuon.experiments.studies.stability.figure import gap_and_bound
+from fedmuon.experiments.studies.stability.findings import findings
 from fedmuon.experiments.studies.stability.stack import Pair, Stack
 from fedmuon.experiments.suites import contents, suite
 from fedmuon.experiments.suites.contents import Tables
@@ -133,6 +136,26 @@ def test_a_run_of_a_suite_is_the_run_of_the_stability_command(own: str, tmp_path
     run = what.compute()["runs"][2]
     for name, same in (("gap", "gap"), ("bound", "value"), ("gap_low", "gap_low")):
         assert run[name] == pytest.approx(record[same], rel=1e-9)
+
+
+def test_both_kinds_of_constants_stand_side_by_side(own: str, tmp_path: Path) -> None:
+    """The second is the first of the same suite with [stability] constants = "global"."""
+    zero: Tables = {"task": {"initial": "zero"}}
+    ball, wide = (
+        work(own, changes={**zero, "stability": {"constants": kind}}).cells[0].compute()["runs"]
+        for kind in ("ball", "global")
+    )
+    for one, other in zip(ball, wide, strict=True):
+        assert one["bound_global"] == other["bound"] == other["bound_global"]
+        assert one["share_global"] == other["share"] == other["share_global"]
+        assert one["bound"] < other["bound"] and one["share"] > 2 * other["share"]
+        assert 0 < one["range"] < other["range"] == 1
+    out = tmp_path / "out"
+    suite.execute(work(own, scale="small", changes=zero), out)
+    found = findings(out, json.loads((out / "suite.json").read_text()))
+    assert "mean bound, constants of all models" in dict(found.numbers)
+    drawn = gap_and_bound(read_csv(out / "runs.csv", RUNS, ASIDE)).axes[0]
+    assert "bound, constants of all models" in drawn.get_legend_handles_labels()[1]
 
 
 def read(file: Path) -> list[dict[str, str]]:

@@ -45,8 +45,9 @@ CAPTIONS = {
     ),
     "gap": (
         "Each run's measured gap, with the interval for its finite held-out set, should lie below "
-        "its bound. Diamonds are the same bound with C_hp = 1, a value that nothing proves. Where "
-        "bounds dwarf the gaps, the axis is linear near zero and logarithmic beyond."
+        "its bound. Diamonds are the same bound with C_hp = 1, a value nothing proves; squares "
+        "stand on the constants of all models, as 001 has them. Where bounds dwarf the gaps, the "
+        "axis is linear near zero and logarithmic beyond."
     ),
     "census": (
         "Left, every neighbour that was run, client by client with the smallest perturbation at "

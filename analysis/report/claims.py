@@ -52,6 +52,7 @@ def run_claims(neighbours: Columns, bound: Mapping[str, Any], census: bool) -> l
     """What holds of one run, from its neighbours and its bound.json; a census has them all."""
     names = {"gap": "gap", "gap_high": "gap_high", "bound": "value"}
     row = {name: np.array([bound[key]], dtype=float) for name, key in names.items()}  # None is nan
+    row["range"] = np.array([bound.get("range", 1.0)])
     claims = [gap_within_bound(row), within_certificate(neighbours)]
     claims.append(client_by_client(neighbours, census))
     return [*claims, census_needed(neighbours)] if census else claims
@@ -63,11 +64,12 @@ def gap_within_bound(runs: Columns) -> Claim:
     if not judged.any():
         return Claim(_GAP, None, _unknown(len(judged), "a gap or a bound"))
     gap, bound, high = (runs[name][judged] for name in ("gap", "bound", "gap_high"))
-    held, vacuous = gap <= bound, int((bound >= 1).sum())
+    top = runs["range"][judged] if "range" in runs else 1.0
+    held, vacuous = gap <= bound, int((bound >= top).sum())
     detail = (
         f"{held.sum()} of {_count(len(held), 'run')} ({(high <= bound).sum()} even at the "
         f"upper end of the gap's 95% interval); smallest bound − gap {_signed((bound - gap).min())}"
-        f"; {vacuous} of the bounds {'is' if vacuous == 1 else 'are'} vacuous (≥\u00a01)"
+        f"; {vacuous} of the bounds {'is' if vacuous == 1 else 'are'} vacuous (≥\u00a0B)"
     )
     return _judged(_GAP, held, judged, detail, "run")
 

@@ -19,20 +19,23 @@ Table = dict[str, np.ndarray]
 SETTING = ("suite", "data", "n", "lr", "lambda", "alpha", "per_round", "seed")
 RUNS = (*SETTING, "gap", "bound", "mean_perturbation", "max_perturbation", "within", "gap_low",
         "gap_high", "table_gap", "bound_one", "share")  # fmt: skip
+ASIDE = ("bound_global", "share_global", "range")  # with the constants of all models; of the loss
 TRIALS = ("trial", "client", "index", "replacement", "perturbation", "exposure", "certificate")
 NEIGHBOURS = (*SETTING, *TRIALS, "size", "old_label", "new_label")
 WORDS = ("suite", "data", "within")
 # What the theory may refuse, and a gap that no held-out sample measures.
-MAY_BE_NAN = ("exposure", "certificate", "bound", "bound_one", "share", "gap", "gap_low",
-              "gap_high")  # fmt: skip
+MAY_BE_NAN = ("exposure", "certificate", "bound", "bound_one", "bound_global", "share",
+              "share_global", "gap", "gap_low", "gap_high")  # fmt: skip
 MEND = "make it afresh"
 
 
-def read_csv(file: Path, names: Sequence[str]) -> Table:
-    """The named columns of a CSV file, each [rows]: words as str, all others as float64."""
+def read_csv(file: Path, names: Sequence[str], also: Sequence[str] = ()) -> Table:
+    """The named columns of a CSV file, each [rows]: words as str, all others as float64; and those
+    of `also` that it has."""
     header, *rows = _whole(file, names)
     cells = dict(zip(header, zip(*rows, strict=True), strict=True))
-    return {name: _column(file, name, cells[name]) for name in names}
+    held = (*names, *(name for name in also if name in header))
+    return {name: _column(file, name, cells[name]) for name in held}
 
 
 def read_json(file: Path, names: Sequence[str]) -> dict[str, Any]:

@@ -108,13 +108,14 @@ class Case:
 
 @dataclass(frozen=True)
 class Verdict:
-    """Y_i and Delta_i Y_i [N] and the bound, or the sentence that refuses them."""
+    """Y_i and Delta_i Y_i [N], the bound and the range B of the loss, or what refuses them."""
 
     l_orth: float | None
     exposures: np.ndarray | None = None
     certificates: np.ndarray | None = None
     bound: Bound | None = None
     refusal: str = ""
+    loss_bound: float = 1.0
 
     def violation(self, moved: np.ndarray | None) -> float:
         """The largest perturbation [N] over its certificate, if one is above; else 0."""
@@ -251,7 +252,7 @@ def _certified(case: Case, l_orth: float) -> Verdict:
         assumptions=assumed,
         other_failure=failure,
     )
-    return Verdict(l_orth, exposures, moved, found)
+    return Verdict(l_orth, exposures, moved, found, loss_bound=run.constants.loss_bound)
 
 
 def _assumed(case: Case) -> tuple[tuple[str, ...], float]:

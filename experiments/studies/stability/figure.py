@@ -165,6 +165,9 @@ def gap_and_bound(runs: Columns, narrow: bool = False) -> Figure:
     )
     axes.plot(place, runs["bound_one"][order], "d", color=style.ORANGE, ms=size, mfc="none",
               label="bound with $C_{hp}$ = 1")  # fmt: skip
+    if "bound_global" in runs:
+        axes.plot(place, runs["bound_global"][order], "s", color=style.GREY, ms=size, mfc="none",
+                  label="bound, constants of all models")  # fmt: skip
     _scale(axes, runs)
     if (runs["bound"] >= 1).any():
         axes.axhline(1, color=style.GREY, lw=1, ls=":", label="vacuous from 1 on")

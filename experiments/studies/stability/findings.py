@@ -5,6 +5,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from fedmuon.analysis.report import columns
 from fedmuon.analysis.report.claims import Columns, suite_claims, varying
 from fedmuon.analysis.report.findings import Findings, Picture, Rows, number
@@ -13,13 +15,19 @@ from fedmuon.experiments.studies.stability import figure
 
 KEYS = ("trajectories", "published", "trajectories_per_second", "note", "constant", "delta",
         "status", "assumptions")  # fmt: skip
+ASIDE = {
+    "bound_global": ("mean bound, constants of all models", np.mean),
+    "range": ("mean range B of the loss", np.mean),
+    "share": ("largest perturbation / certificate", np.max),
+    "share_global": ("the same, constants of all models", np.max),
+}
 TABLE_2 = ("gap_within_bound", "mean_gap", "mean_bound", "mean_perturbation")
 
 
 def findings(folder: Path, about: Mapping[str, Any]) -> Findings:
     """The findings of such a folder, whose suite.json is `about`."""
     columns.require(about, KEYS, folder / "suite.json")
-    runs = columns.read_csv(folder / "runs.csv", columns.RUNS)
+    runs = columns.read_csv(folder / "runs.csv", columns.RUNS, columns.ASIDE)
     neighbours = columns.read_csv(folder / "neighbours.csv", columns.NEIGHBOURS)
     columns.require_matching(runs, neighbours, folder)
     columns.require_consistent(runs, folder)
@@ -62,6 +70,11 @@ def _beside(runs: Columns, published: Mapping[str, Any] | None) -> tuple[tuple[s
         "mean perturbation": number(float(runs["mean_perturbation"].mean())),
         "mean bound with C_hp = 1": number(float(runs["bound_one"].mean())),
         "mean gap at the clients' label shares": number(float(runs["gap"].mean())),
+        **{
+            words: number(float(of(runs[name])))
+            for name, (words, of) in ASIDE.items()
+            if name in runs
+        },
     }
     if not published:
         return ("", "measured"), list(measured.items())

@@ -27,7 +27,8 @@ from fedmuon.tables import Scalar
 from fedmuon.tasks.base import Params
 
 Pair = tuple[float, float]  # eta and lambda
-Verdicts = tuple[Verdict, Verdict]  # with the C_hp that was asked for, and with C_hp = 1
+# As asked for, with C_hp = 1, and with the constants of all models.
+Verdicts = tuple[Verdict, Verdict, Verdict]
 
 
 @dataclass(frozen=True)
@@ -155,7 +156,7 @@ class Stack:
         """The lines of neighbours.csv."""
         return [
             self._setting(pair) | line
-            for pair, (verdict, _), far in zip(self.pairs, judged, moved, strict=True)
+            for pair, (verdict, *_), far in zip(self.pairs, judged, moved, strict=True)
             for line in _neighbours(made, verdict, far)
         ]
 
@@ -177,13 +178,14 @@ class Stack:
         )
 
     def _judge(self, pair: Pair, made: Made, shape: tuple[int, ...]) -> Verdicts:
-        """What the theory promises of one run, and what it would with C_hp = 1."""
+        """What the theory promises of one run, and what it would by 001's own choices."""
         plan, (d, c) = made.experiment.plan, shape
         part = Realized(plan.schedule(), plan.rows if plan.batch else None)
         start = start_of(made.initial, made.source)
         case = bound.Case(self.at(pair), made.data.sizes, part, (d, c), start=start)
         one = dataclasses.replace(case, config=self.at(pair, c_hp=1.0))
-        return bound.judge(case), bound.judge(one)
+        wide = dataclasses.replace(case, config=self.at(pair, constants="global"))
+        return bound.judge(case), bound.judge(one), bound.judge(wide)
 
     def _setting(self, pair: Pair) -> Record:
         data, federation = self.config.data, self.config.federation
@@ -206,7 +208,7 @@ def _law(config: Config) -> Law:
 
 def _standing(judged: list[Verdicts]) -> Record:
     """What becomes of each run's bound, and what the bounds assume."""
-    bounds = [verdict.bound for verdict, _ in judged]
+    bounds = [verdict.bound for verdict, *_ in judged]
     return {
         "status": [bound.status if bound else "refused" for bound in bounds],
         "assumes": list(bounds[0].assumptions if bounds[0] else ()),
@@ -215,9 +217,7 @@ def _standing(judged: list[Verdicts]) -> Record:
 
 def _run(verdicts: Verdicts, loss: Loss, moved: np.ndarray, client: np.ndarray) -> Record:
     """What a run's line of runs.csv holds beside its setting."""
-    value, one = (each.bound.value if each.bound else math.nan for each in verdicts)
-    promised = _known(verdicts[0].certificates, client)
-    sampled = promised != 0
+    value, one, wide = (each.bound.value if each.bound else math.nan for each in verdicts)
     return {
         "gap": loss.gap.gap,
         "bound": value,
@@ -228,8 +228,18 @@ def _run(verdicts: Verdicts, loss: Loss, moved: np.ndarray, client: np.ndarray) 
         "gap_high": loss.gap.high,
         "table_gap": loss.plain,
         "bound_one": one,
-        "share": float((moved[sampled] / promised[sampled]).max(initial=0.0)),
+        "share": _share(verdicts[0], moved, client),
+        "bound_global": wide,
+        "share_global": _share(verdicts[2], moved, client),
+        "range": verdicts[0].loss_bound,
     }
+
+
+def _share(verdict: Verdict, moved: np.ndarray, client: np.ndarray) -> float:
+    """The largest perturbation over its certificate."""
+    promised = _known(verdict.certificates, client)
+    sampled = promised != 0
+    return float((moved[sampled] / promised[sampled]).max(initial=0.0))
 
 
 def _known(values: np.ndarray | None, client: np.ndarray) -> np.ndarray:
