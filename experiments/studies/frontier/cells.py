@@ -1,0 +1,132 @@
+"""Study `frontier`: how well a model predicts while a proved bound on its gap still says something.
+
+A cell is one run: a start, a step size, a lambda, a seed. After each of the horizons it looks at
+the model, and asks the theory for the bound of a run that ends there: its schedule is the first
+part of the longer one's. Bounds come with both kinds of constants, of the ball and of all models.
+"""
+
+import itertools
+import math
+from collections.abc import Sequence
+from functools import partial
+from typing import Annotated, Literal
+
+import torch
+from pydantic import Field
+
+from fedmuon.analysis import Realized
+from fedmuon.config import Config
+from fedmuon.experiments.laboratory.ball import start_of
+from fedmuon.experiments.laboratory.measure import measured_losses
+from fedmuon.experiments.laboratory.verdict import Case, Verdict, judge
+from fedmuon.experiments.studies.study import Call
+from fedmuon.experiments.suites.contents import Asked, cell, require_free, require_read
+from fedmuon.federated import setup
+from fedmuon.federated.aggregate import begin
+from fedmuon.federated.evaluate import risk
+from fedmuon.federated.simulate import Experiment, rounds
+from fedmuon.settings import Count, Natural, Positive
+from fedmuon.storage import Record
+from fedmuon.tables import Scalar, Table
+from fedmuon.tasks.base import Params
+
+KINDS = ("ball", "global")
+SETTLED = {
+    "data.name": "--data",
+    "task.initial": "starts",
+    "federation.seed": "seeds",
+    "federation.rounds": "horizons",
+    "local.lr": "lrs",
+    "orthogonalizer.lambda": "lambdas",
+}
+
+
+class Settings(Table):
+    """What the suite's file holds; `horizons` are numbers of rounds."""
+
+    seeds: Annotated[list[Natural], Field(min_length=1)]
+    starts: Annotated[list[Literal["zero", "gaussian"]], Field(min_length=1)]
+    lrs: Annotated[list[Positive], Field(min_length=1)]
+    lambdas: Annotated[list[Positive], Field(min_length=1)]
+    horizons: Annotated[list[Count], Field(min_length=1)]
+    base: dict[str, dict[str, Scalar]]
+
+
+def cells(settings: Settings, asked: Asked) -> Sequence[Call]:
+    """A cell for each start, lambda, step size and seed."""
+    require_free("[base]", settings.base, SETTLED)
+    every = itertools.product(settings.starts, settings.lambdas, settings.lrs, settings.seeds)
+    found = []
+    for start, lam, lr, seed in every:
+        own: dict[str, dict[str, Scalar]] = {
+            "data": {"name": asked.data},
+            "task": {"initial": start},
+            "federation": {"rounds": max(settings.horizons), "seed": seed},
+            "local": {"lr": lr},
+            "orthogonalizer": {"lambda": lam},
+        }
+        config = cell(settings.base, own)
+        require_read("[base]", settings.base, [config])
+        name = f"{start}-lambda{lam:g}-lr{lr:g}-seed{seed}"
+        work = partial(followed, config, sorted(set(settings.horizons)))
+        found.append(Call(name, work, max(settings.horizons)))
+    return found
+
+
+def followed(config: Config, horizons: Sequence[int]) -> Record:
+    """The model and its bounds after each of these numbers of rounds."""
+    config = setup.resolve(config)
+    source = setup.source(config)
+    data = setup.federated_data(config, source)
+    experiment = setup.experiment(config, data, source.classes)
+    first, models = _models(experiment, config.federation.seed, horizons)
+    held, plan = experiment.shards.held_out, experiment.plan
+    losses = measured_losses(config, data, source.classes, experiment, models)
+    right = risk(experiment.task, models, held.inputs, held.labels).scores["accuracy"]
+    start = start_of(first.cpu().numpy(), source)
+    rows = []
+    for place, horizon in enumerate(horizons):
+        seen = Realized(plan.schedule()[:horizon], plan.rows if plan.batch else None)
+        known = {"rounds": horizon, "accuracy": float(right[place]), "gap": losses[place].gap.gap}
+        verdicts = [
+            judge(Case(_ending(config, horizon, kind), data.sizes, seen, first.shape, start=start))
+            for kind in KINDS
+        ]
+        rows += [known | row for row in _promised(verdicts)]
+    head = {
+        "start": config.task.initial,
+        "lambda": config.orthogonalizer.lambda_,
+        "lr": config.local.lr,
+        "seed": config.federation.seed,
+    }
+    return {"rows": [head | row for row in rows]}
+
+
+def _models(
+    experiment: Experiment, seed: int, horizons: Sequence[int]
+) -> tuple[torch.Tensor, Params]:
+    """X0 [d, c], and the model after each horizon as a stack."""
+    begun = begin(experiment.recipe, experiment.task, seed)
+    kept = [
+        done.state.params["weight"]
+        for done in rounds(experiment, begun)
+        if done.state.round in horizons
+    ]
+    return begun.params["weight"][0], {"weight": torch.cat(kept)}
+
+
+def _ending(config: Config, horizon: int, kind: str) -> Config:
+    """The config of the run that ends there."""
+    federation = config.federation.model_copy(update={"rounds": horizon})
+    stability = config.stability.model_copy(update={"constants": kind})
+    return config.model_copy(update={"federation": federation, "stability": stability})
+
+
+def _promised(verdicts: Sequence[Verdict]) -> list[Record]:
+    """Each kind's bound, and which part it is of B, the least range of the loss that is proved."""
+    top = min(one.loss_bound for one in verdicts)
+    values = [one.bound.value if one.bound else math.inf for one in verdicts]
+    return [
+        {"constants": kind, "bound": value, "range": top, "share": value / top}
+        for kind, value in zip(KINDS, values, strict=True)
+    ]
