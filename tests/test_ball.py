@@ -14,15 +14,17 @@ from conftest import small
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from mpmath import iv, matrix, mp, mpf
+from safetensors.numpy import load_file
 
 from fedmuon.analysis import Realized, Run, Uniform, certificate, psi, stability, theorem
-from fedmuon.analysis.theory import reach as reaches
 from fedmuon.analysis.theory.reach import CELLS, Start, reach
 from fedmuon.experiments.laboratory import bound
 from fedmuon.experiments.laboratory.ball import source_of, start_of
 from fedmuon.experiments.laboratory.stability import execute
+from fedmuon.experiments.run import execute as run
 from fedmuon.federated.plan import Plan
 from fedmuon.orthogonalize import clipped_sign, exact_sign, newton_schulz, smoothed_polar
+from fedmuon.orthogonalize.coefficients import schedule
 from fedmuon.orthogonalize.sizes import growth
 from fedmuon.tasks.ball import suprema
 from fedmuon.tasks.base import Batch
@@ -236,8 +238,6 @@ def test_no_output_is_larger_than_the_growth_says(name: str) -> None:
 def test_newton_schulz_grows_as_its_polynomial_in_fifty_digits(
     coefficients: str, normalization: str
 ) -> None:
-    from fedmuon.orthogonalize.coefficients import schedule
-
     phi = growth(
         "newton-schulz", steps=4, coefficients=coefficients, eps=0.1, normalization=normalization
     )
@@ -450,24 +450,37 @@ def test_what_has_no_ball_keeps_the_constants_of_all_models(tmp_path: Path) -> N
     assert start_of(np.zeros((4, 1)), None) is None
 
 
-def test_a_start_is_known_by_its_centred_norm_and_its_samples() -> None:
+def test_a_start_is_known_by_its_centred_norm_and_its_samples(tmp_path: Path) -> None:
     rng = np.random.default_rng(0)
     weight = rng.standard_normal((7, 3)).astype(np.float32)
-    start = start_of(weight + 5, source_of(small(data={"name": "digits"})))
+    start = start_of(weight + 5, source_of(small(data={"name": "digits"}), tmp_path))
     centred = (weight + 5).astype(float) @ (np.eye(3) - 1 / 3)
     assert start == Start(3, pytest.approx(np.linalg.svd(centred)[1][0]), True)
-    assert not start_of(weight, source_of(small())).nonnegative  # type: ignore[union-attr]
+    assert start_of(weight, source_of(small(), tmp_path)) == start_of(weight, None)
     missing = small(data={"name": "mnist", "folder": "nowhere"})
-    assert source_of(missing) is None and not start_of(weight, None).nonnegative  # type: ignore[union-attr]
-    assert reaches.FAR > 60
+    assert source_of(missing, tmp_path) is None
+
+
+def known(folder: Path) -> Start:
+    start = bound.from_directory(folder).start
+    assert start is not None
+    return start
+
+
+def test_samples_that_are_others_now_are_not_looked_at(tmp_path: Path) -> None:
+    """Pixels of a file that was changed since say nothing about the run."""
+    rng, file = np.random.default_rng(0), tmp_path / "samples.npz"
+    labels = rng.integers(3, size=150)
+    np.savez(file, inputs=rng.uniform(size=(150, 7)), labels=labels)
+    config = small(data={"name": "npz", "folder": str(file), "train": 90, "test": 60})
+    run(config, tmp_path / "a")
+    assert known(tmp_path / "a").nonnegative
+    np.savez(file, inputs=rng.uniform(size=(150, 7)), labels=labels)
+    assert not known(tmp_path / "a").nonnegative
 
 
 @pytest.mark.parametrize("dtype", ["float32", "float64"])
 def test_a_run_can_start_from_zero(dtype: str, tmp_path: Path) -> None:
-    from safetensors.numpy import load_file
-
-    from fedmuon.experiments.run import execute as run
-
     run(small(task={"initial": "zero"}, engine={"dtype": dtype}), tmp_path / "a")
     start = load_file(tmp_path / "a" / "initial.safetensors")["weight"]
     assert not start.any() and not np.signbit(start).any() and str(start.dtype) == dtype

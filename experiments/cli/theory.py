@@ -34,6 +34,9 @@ def bound(
     kind: Annotated[
         str | None, Option(help="Constant of the map: sharp, or paper (printed).")
     ] = None,
+    constants: Annotated[
+        str | None, Option(help="Those of the task: ball (where a run can get), or global.")
+    ] = None,
     rho: Annotated[
         float | None, Option(help="Failure of random participation; 0.01, for K < N.")
     ] = None,
@@ -48,7 +51,7 @@ def bound(
         "local.lr": lr, "local.momentum": beta, "local.steps": local_steps, "local.batch": batch,
         "orthogonalizer.lambda": lam, "federation.rounds": rounds, "federation.clients": clients,
         "federation.per-round": per_round, "stability.delta": delta, "stability.c-hp": c_hp,
-        "stability.lipschitz": kind,
+        "stability.lipschitz": kind, "stability.constants": constants,
     }  # fmt: skip
     changes = [f"{name}={value}" for name, value in options.items() if value is not None]
     given = {"size": size, "rho": rho, "l_orth": l_orth, "l_g": l_g}

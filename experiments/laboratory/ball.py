@@ -1,5 +1,7 @@
 """Where a run of the matrix task starts, and the constants that hold as far as it can get."""
 
+from pathlib import Path
+
 import numpy as np
 
 from fedmuon.analysis.theory.reach import Reach, Start, reach
@@ -21,14 +23,19 @@ def start_of(weight: np.ndarray, source: Source | None) -> Start | None:
     return Start(weight.shape[1], float(np.linalg.norm(centred, 2)), unsigned)
 
 
-def source_of(config: Config) -> Source | None:
-    """The config's samples, if they are none of the user's and still to be had."""
+def source_of(config: Config, folder: Path) -> Source | None:
+    """The samples of the run in the folder, if they are none of the user's and still the same."""
+    from fedmuon import objects
     from fedmuon.federated import setup
 
+    if is_own(config.data.name):
+        return None
     try:
-        return None if is_own(config.data.name) else setup.source(config)
+        source = setup.source(config)
+        objects.require_same(folder, objects.described(config, folder, source))
     except InputError:
         return None
+    return source
 
 
 def reached(config: Config, start: Start | None, factors: np.ndarray | None) -> Reach | None:

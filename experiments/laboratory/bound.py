@@ -45,7 +45,7 @@ def find(folder: Path | None, changes: list[str], given: dict[str, Any]) -> Case
     if own or "size" in named:
         raise InputError(
             f"{folder} has its own parameters: beside a run directory give only --delta, --c-hp, "
-            "--kind, --rho, --l-orth or --l-g"
+            "--kind, --constants, --rho, --l-orth or --l-g"
         )
     rho = named.pop("rho", None)
     return dataclasses.replace(from_directory(folder, changes, rho), **named)
@@ -100,7 +100,7 @@ def from_directory(
     case = Case(
         config, sizes, part, shape, l_map=l_own, dropped=dropped, stopped=stopped,
         factors=plan.factors(), moved=_largest_moves(folder, plan.clients),
-        start=start_of(start["weight"].numpy(), source_of(config)) if shape else None,
+        start=start_of(start["weight"].numpy(), source_of(config, folder)) if shape else None,
     )  # fmt: skip
     if config.task.name == "matrix":
         return case
