@@ -84,6 +84,7 @@ NETWORKS = [
     for batch, dtype in ((0, "float64"), (4, "float64"), (4, "float32"))
 ]
 MATRICES = [{"local": {**one, "steps": 2}, "orthogonalizer": other} for one, other in CASES]
+MATRICES.append({"local": {"steps": 2}, "task": {"initial": "zero"}})
 NEIGHBOURS = [
     {
         "local": {"batch": batch, "steps": 2},
