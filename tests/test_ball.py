@@ -37,6 +37,7 @@ from fedmuon.federated.plan import Plan
 from fedmuon.orthogonalize import clipped_sign, exact_sign, newton_schulz, smoothed_polar
 from fedmuon.orthogonalize.coefficients import schedule
 from fedmuon.orthogonalize.sizes import growth
+from fedmuon.orthogonalize.slope import heights
 from fedmuon.tasks.ball import suprema
 from fedmuon.tasks.base import Batch
 from fedmuon.tasks.constants import constants
@@ -254,6 +255,8 @@ def test_newton_schulz_grows_as_its_polynomial_in_fifty_digits(
         "newton-schulz", steps=4, coefficients=coefficients, eps=0.1, normalization=normalization
     )
     assert phi is not None
+    assert (heights(schedule(coefficients, 30)) < 2.1).all()  # long schedules stay in reach
+    assert np.isinf(heights(schedule((9.0, 9.0, 9.0), 60))).any()  # but for those that overflow
     for s in (0.0, 1e-3, 0.05, 0.3, 5.0):
         x = {"plus": s / (s + 0.1), "max": min(s / 0.1, 1), "unit": min(s, 1)}[normalization]
         top = mpf(0)
@@ -481,6 +484,22 @@ def test_what_has_no_ball_keeps_the_constants_of_all_models(tmp_path: Path) -> N
         assert record["constants"] == ("ball" if name == "ball" else "global"), name
         assert (record["range"] == 1.0) == (name != "ball")
     assert start_of(np.zeros((4, 1)), None) is None
+
+
+def test_zero_is_known_without_a_run() -> None:
+    """Any schedule of a run from 0: at least what a run of that schedule comes to."""
+    names = ["local.lr=0.01", "local.steps=1", "orthogonalizer.lambda=0.1"]
+    records = {}
+    for initial in ("zero", "gaussian"):
+        case = bound.find(None, [*names, f"task.initial={initial}"], {"size": 200})
+        records[initial] = bound.report(case, bound.judge(case))
+    assert [one["constants"] for one in records.values()] == ["ball", "global"]
+    assert records["zero"]["value"] < 0.1 * records["gaussian"]["value"]
+    drawn = Realized(Plan(0, 20, 5, 50).schedule())
+    case = dataclasses.replace(
+        bound.find(None, [*names, "task.initial=zero"], {"size": 200}), participation=drawn
+    )
+    assert bound.judge(case).bound.value < records["zero"]["value"]  # type: ignore[union-attr]
 
 
 def test_a_start_is_known_by_its_centred_norm_and_its_samples(tmp_path: Path) -> None:

@@ -11,6 +11,8 @@ from fedmuon.errors import InputError
 from fedmuon.names import is_own
 from fedmuon.orthogonalize.sizes import growth
 
+IMAGES = ("mnist5k", "mnist", "fashion-mnist", "cifar10", "digits")
+
 
 def start_of(weight: np.ndarray, source: Source | None) -> Start | None:
     """What is known of X0 [d, c] and, where they are at hand, of the samples; one class is none."""
@@ -21,6 +23,13 @@ def start_of(weight: np.ndarray, source: Source | None) -> Start | None:
         source.inputs.dtype.kind == "u" or bool((source.inputs >= 0).all())
     )
     return Start(weight.shape[1], float(np.linalg.norm(centred, 2)), unsigned)
+
+
+def start_without_a_run(config: Config) -> Start | None:
+    """What the config alone says: X0 = 0, of as many classes as its samples have."""
+    classes = {**dict.fromkeys(IMAGES, 10), "synthetic": config.data.classes}.get(config.data.name)
+    known = classes and config.task.name == "matrix" and config.task.initial == "zero"
+    return Start(classes) if known else None
 
 
 def source_of(config: Config, folder: Path) -> Source | None:

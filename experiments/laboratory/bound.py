@@ -19,7 +19,7 @@ from fedmuon.analysis.theory.concentration import effective_size
 from fedmuon.analysis.theory.recursion import OVERFLOW
 from fedmuon.config import Config
 from fedmuon.errors import InputError
-from fedmuon.experiments.laboratory.ball import source_of, start_of
+from fedmuon.experiments.laboratory.ball import source_of, start_of, start_without_a_run
 from fedmuon.experiments.laboratory.facts import BALL_NAMES, BOUND_NAMES, facts, finite, listed
 from fedmuon.experiments.laboratory.verdict import Case, Verdict, by_kind, judge
 from fedmuon.federated.plan import Plan
@@ -63,7 +63,10 @@ def from_parameters(
     of = config.federation
     plan = Plan(of.seed, of.clients, of.per_round, of.rounds, factor=schedule_of(config))
     sizes, part = np.full(of.clients, size), Uniform(of.per_round, rho)
-    return Case(config, sizes, part, None, l_orth, l_g, factors=plan.factors())
+    return Case(
+        config, sizes, part, None, l_orth, l_g, factors=plan.factors(),
+        start=start_without_a_run(config),
+    )  # fmt: skip
 
 
 def from_directory(

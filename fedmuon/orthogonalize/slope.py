@@ -59,7 +59,22 @@ def steepest(polynomials: Schedule) -> float | None:
 
 @lru_cache(maxsize=256)
 def heights(polynomials: Schedule) -> Array:
-    """Upper bounds of max |p_T| on [0, k / BOXES], k = 1 .. BOXES; infinite where out of reach."""
+    """Upper bounds of max |p_T| on [0, k / BOXES], k = 1 .. BOXES; infinite where out of reach.
+
+    The enclosures of long schedules are wide; so |p_T| is also held below what the last step makes
+    of all that the step before can come to. Its coefficients are scaled by that, and round.
+    """
+    top = np.float64(1.0)
+    for step in polynomials:
+        with np.errstate(all="ignore"):
+            scaled = tuple(float(c * top ** (2 * k + 1)) for k, c in enumerate(step))
+        top = _heights((scaled,)).max() * (1 + 1e-12)
+    return np.minimum(_heights(polynomials), top)
+
+
+@lru_cache(maxsize=256)
+def _heights(polynomials: Schedule) -> Array:
+    """The same from the enclosures of p_T alone."""
     edges = np.linspace(0.0, 1.0, BOXES + 1)
     low, high = edges[:-1], edges[1:]
     with np.errstate(all="ignore"):
