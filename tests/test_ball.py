@@ -479,9 +479,10 @@ def test_what_has_no_ball_keeps_the_constants_of_all_models(tmp_path: Path) -> N
         "given": bound.Case(small(), sizes, part, (7, 3), l_g=0.5, start=start),
         "unknown": bound.Case(small(), sizes, part, (7, 3)),
     }
+    kinds["observed"] = dataclasses.replace(kinds["ball"], constants=constants())  # of a network
     for name, case in kinds.items():
         record = bound.report(case, bound.judge(case))
-        assert record["constants"] == ("ball" if name == "ball" else "global"), name
+        assert record["constants"] == (name if name in ("ball", "observed") else "global")
         assert (record["range"] == 1.0) == (name != "ball")
     assert start_of(np.zeros((4, 1)), None) is None
 

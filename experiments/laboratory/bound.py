@@ -146,6 +146,7 @@ def largest_moves(census: Path, clients: int) -> np.ndarray:
 def report(case: Case, verdict: Verdict) -> dict[str, Any]:
     """The verdict as one JSON object; what a refused bound has no number for is null."""
     run, stability, found = case.run, case.config.stability, verdict.bound
+    top = run.constants.loss_bound
     violation = verdict.violation(case.moved)
     status = "violated" if violation else found.status if found else "refused"
     return {
@@ -153,10 +154,10 @@ def report(case: Case, verdict: Verdict) -> dict[str, Any]:
         "delta": stability.delta,
         "c_hp": stability.c_hp,
         "kind": stability.lipschitz if case.l_orth is None or case.constants else "given",
-        "constants": "ball" if case.reach else "global",
+        "constants": "ball" if case.reach else "observed" if case.constants else "global",
         "radius": finite(case.reach.radius) if case.reach else None,
-        "range": run.constants.loss_bound,
-        "share": found.value / run.constants.loss_bound if found else None,
+        "range": finite(top),
+        "share": finite(found.value / top) if found and top else None,
         "l_orth": verdict.l_orth,
         "kinds": by_kind(case),
         "n_eff": found.n_eff if found else effective_size(run.sizes, run.weights),
