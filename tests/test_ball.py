@@ -271,7 +271,7 @@ def test_newton_schulz_grows_as_its_polynomial_in_fifty_digits(
 
 def descent(start: Rows, apply: Callable, steps: list[float], u: Rows, y: Rows) -> list[Any]:
     """The models [K, d, c] after each step of K clients, each with one sample (u_k, y_k)."""
-    task = MatrixTask(*start.shape, torch.float64)
+    task = MatrixTask(start.shape[0], start.shape[1], torch.float64)
     X = torch.from_numpy(start).repeat(len(y), 1, 1)
     M, models = torch.zeros_like(X), []
     rows, labels = torch.from_numpy(u / np.linalg.norm(u, axis=1)[:, None]), torch.from_numpy(y)

@@ -18,7 +18,7 @@ and sum of squares stay; sum e^(a cos) = 3 (I_0(a) + 2 sum_n I_3n(a) cos(3 n t))
 t = 0, which is one high and two low: so one entry is high and all others are low.
 
 **In polar coordinates.** Write s_y = a, the others -a/m + w, sum w = 0: r^2 >= a^2 c/m + ||w||^2.
-So a = r sqrt(m/c) cos(f), ||w|| = r sin(f), with no more to the right at a smaller radius, and
+So a <= r sqrt(m/c) cos(f), ||w|| <= r sin(f) for some f in [0, pi/2], if a >= 0, and
 
     q := p_y <= P_c(r cos f),    ||pi||^2 <= min(P_m(t), Z_m(2t) / m^2) =: S,   t = r sin f   (4)
 
