@@ -201,7 +201,7 @@ def test_reference_values():
         assert found["paper"] == pytest.approx(paper, rel=3e-3)
     gaussian = {"sigma": 0.01, "alpha": 0.05, "calls": 250, "shape": (784, 10)}
     assert lipschitz("gaussian-smoothed-sign", "paper", **gaussian) == pytest.approx(3.716e6, 1e-3)
-    assert lipschitz("gaussian-smoothed-sign", "sharp", **gaussian) == pytest.approx(12.66, 1e-3)
+    assert lipschitz("gaussian-smoothed-sign", "sharp", **gaussian) == pytest.approx(4.871, 1e-4)
     transposed = gaussian | {"shape": (10, 784)}
     assert lipschitz("gaussian-smoothed-sign", "sharp", **transposed) == lipschitz(
         "gaussian-smoothed-sign", "sharp", **gaussian
@@ -357,6 +357,49 @@ def test_the_gaussian_floor_fails_as_rarely_as_it_says(shape):
         assert float((least <= gamma).double().mean()) <= allowed
     least = torch.linalg.svdvals(noise)[:, -1]  # the control: a floor five times as high fails
     assert float((least <= 5 * gamma).double().mean()) > allowed
+
+
+def _by_rotation(sigma: float, alpha: float, calls: int, shape: tuple[int, int]):
+    """sigma (sqrt(d1 - q) - sqrt(q) - sqrt(2 ln(calls / alpha))) in 50 digits."""
+    with mpmath.workdps(50):
+        d1, q = max(shape), min(shape)
+        tail = mpmath.sqrt(2 * mpmath.log(mpmath.mpf(calls) / mpmath.mpf(alpha)))
+        return mpmath.mpf(sigma) * (mpmath.sqrt(d1 - q) - mpmath.sqrt(q) - tail)
+
+
+def test_the_largest_of_all_floors_is_used():
+    """By rotation where q counts, by columns where it does not; M's rows beyond q never count."""
+    given = {"sigma": 0.3, "alpha": 0.05, "calls": 250}
+    for shape in [(784, 10), (10, 784), (300, 40)]:
+        floor = 1 / lipschitz("gaussian-smoothed-sign", "sharp", **given, shape=shape)
+        assert abs(floor / _by_rotation(**given, shape=shape) - 1) < 1e-13
+    for shape in [(60, 2), (5, 5), (20, 100)]:
+        floor = 1 / lipschitz("gaussian-smoothed-sign", "sharp", **given, shape=shape)
+        assert floor > _by_rotation(**given, shape=shape)
+
+
+@pytest.mark.parametrize("shape", [(60, 12), (12, 60)])
+def test_the_rotated_floor_fails_as_rarely_as_it_says(shape):
+    """It is at most s_min of what a rotation leaves of H alone, whatever M is; few draws, as the
+    inequality is not tight: none of them may fail. The control: 2.2 times the floor does."""
+    sigma, alpha, calls, draws = 0.3, 0.8, 2, 2_000
+    floor = float(_by_rotation(sigma, alpha, calls, shape))
+    found = lipschitz(
+        "gaussian-smoothed-sign", "sharp", sigma=sigma, alpha=alpha, calls=calls, shape=shape
+    )
+    assert found == pytest.approx(1 / floor, rel=1e-12)
+    g = torch.Generator().manual_seed(4)
+    noise = sigma * torch.randn(draws, 60, 12, generator=g, dtype=torch.float64)
+    large = 50 * torch.randn(60, 12, generator=g, dtype=torch.float64)
+    turn = torch.linalg.qr(large, mode="complete")[0].T
+    for fixed in (large, 0 * large):
+        least = torch.linalg.eigvalsh((fixed + noise).mT @ (fixed + noise))[:, 0].sqrt()
+        rest = (turn @ noise)[:, 12:]
+        below = torch.linalg.eigvalsh(rest.mT @ rest)[:, 0].sqrt()
+        assert bool((below <= least * (1 + 1e-9)).all())
+        assert not (least <= floor).any()
+        assert float(below.mean()) >= sigma * (math.sqrt(48) - math.sqrt(12))  # Gordon
+    assert float((least <= 2.2 * floor).double().mean()) > alpha / calls  # of M = 0
 
 
 def test_exact_sign_in_its_tube():

@@ -100,12 +100,22 @@ def _gaussian_smoothed_sign(
 
     *paper* (001 Lemma D.10): gamma = sigma alpha / (2.35 sqrt(q) calls).
 
-    *sharp.* Let M be d1 x q, d1 >= q (else transpose). Given the others, column j of M + sigma H is
-    Gaussian, and its distance to their span is sigma times a noncentral chi with at least
-    d1 - q + 1 degrees of freedom, which exceeds any t at least as often as the central one. A unit
-    x has an entry with |x_j| >= 1/sqrt(q), and |(M + sigma H) x| >= |x_j| dist_j, so
-    s_q >= min_j dist_j / sqrt(q), and P(s_q <= t) <= q P(chi^2_{d1-q+1} <= q t^2 / sigma^2). Take
-    the t that makes this alpha / calls. The larger of both gammas holds, as each does on its own.
+    *sharp*: the largest of that and two more floors, as each holds on its own. Let M be d1 x q,
+    d1 >= q (else transpose); each floor fails at one call with probability alpha / calls at most,
+    whatever M is, and M is settled before its call draws H.
+
+    *By columns.* Given the others, column j of M + sigma H is Gaussian, and its distance to their
+    span is sigma times a noncentral chi with at least d1 - q + 1 degrees of freedom, which exceeds
+    any t at least as often as the central one. A unit x has an entry with |x_j| >= 1/sqrt(q), and
+    |(M + sigma H) x| >= |x_j| dist_j, so s_q >= min_j dist_j / sqrt(q), and
+    P(s_q <= t) <= q P(chi^2_{d1-q+1} <= q t^2 / sigma^2). Take the t that makes this alpha / calls.
+
+    *By rotation.* Q M = (R, 0) with R q x q for some orthogonal Q, and Q H is distributed as H. So
+    the last N = d1 - q rows of Q (M + sigma H) are sigma H2 with H2 a standard normal N x q, and
+    |(M + sigma H) x| >= sigma |H2 x| gives s_q >= sigma s_min(H2). Gordon's inequality says
+    E s_min(H2) >= sqrt(N) - sqrt(q); as s_min is 1-Lipschitz, it is less than its mean by t or more
+    with probability exp(-t^2 / 2) at most (Davidson and Szarek 2001, Theorem II.13). Take
+    t = sqrt(2 ln(calls / alpha)): gamma = sigma (sqrt(N) - sqrt(q) - t), of use where positive.
     """
     _positive("sigma", sigma)
     if not 0 < alpha < 1 or calls < 1:
@@ -117,7 +127,9 @@ def _gaussian_smoothed_sign(
         from scipy.special import gammaincinv
 
         quantile = 2 * float(gammaincinv((d1 - q + 1) / 2, alpha / (q * calls)))  # of chi-squared
-        gamma = max(gamma, sigma * math.sqrt(quantile / q))
+        tail = math.sqrt(2 * math.log(calls / alpha))
+        rotated = math.sqrt(d1 - q) - math.sqrt(q) - tail
+        gamma = max(gamma, sigma * math.sqrt(quantile / q), sigma * rotated)
     return 1 / gamma
 
 
