@@ -96,7 +96,8 @@ def stability(
 
     In float64 unless the config names a precision.
     """
-    from fedmuon.experiments.laboratory.stability import execute, in_doubles
+    from fedmuon.experiments.laboratory.bound import in_doubles
+    from fedmuon.experiments.laboratory.stability import execute
 
     objects = {
         "data": data, "partition": partition, "task": task, "recipe": recipe,

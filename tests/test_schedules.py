@@ -124,6 +124,7 @@ def test_the_bound_of_a_result_knows_what_was_handed_over() -> None:
         "federation": {"clients": 4, "per-round": 2, "rounds": 3},
         "local": {"lr": 0.01, "steps": 1},
         "data": {"name": "synthetic", "train": 60, "test": 20, "minimum": 2},
+        "engine": {"dtype": "float64"},
     }
     constant = fedmuon.bound(fedmuon.run(given))
     less = fedmuon.bound(fedmuon.run(given, schedule=lambda round: 0.1))

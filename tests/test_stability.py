@@ -20,12 +20,12 @@ from fedmuon.data.neighbours import replace
 from fedmuon.errors import InputError
 from fedmuon.experiments.cli import app
 from fedmuon.experiments.laboratory import stability
+from fedmuon.experiments.laboratory.bound import in_doubles
 from fedmuon.experiments.laboratory.findings import findings
 from fedmuon.experiments.laboratory.measure import Laboratory
 from fedmuon.experiments.laboratory.stability import (
     census,
     execute,
-    in_doubles,
     verdict_table,
 )
 from fedmuon.experiments.run import execute as run

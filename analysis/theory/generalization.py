@@ -10,7 +10,7 @@ from fedmuon.analysis.theory import checks, concentration
 from fedmuon.analysis.theory.concentration import Constant
 from fedmuon.errors import InputError
 
-Status = Literal["certified", "estimated"]
+Status = Literal["certified", "real-arithmetic", "estimated"]
 
 INDEPENDENCE = "The samples are independent, those of client i draws of one law (Assumption 4.1)."
 STABILITY = "Replacing one sample of client i changes every loss by at most eps_i, whatever it is."
@@ -23,7 +23,8 @@ class Bound:
 
     `h` and `g` are the branches 001 (10), (11) at their shares of delta, `value` the smaller.
     `failure` adds to delta whatever else may go wrong. `status` is certified when every constant
-    is proved, and estimated otherwise; both hold only under `assumptions`.
+    is proved, and estimated otherwise; real-arithmetic when all are proved, but of a run whose
+    rounding may be larger than what the bound allows. All hold only under `assumptions`.
     """
 
     value: float

@@ -92,7 +92,8 @@ def stability(
     Example: [bold]fedmuon stability --set local.lr=0.02 --trials 20 --out runs/s[/]
     """
     from fedmuon.experiments.cli.show import Progress
-    from fedmuon.experiments.laboratory.stability import execute, in_doubles, verdict_table
+    from fedmuon.experiments.laboratory.bound import in_doubles
+    from fedmuon.experiments.laboratory.stability import execute, verdict_table
 
     if every and (hardest or trials is not None):
         options.refuse("--all runs every neighbour there is: leave --worst and --trials out")

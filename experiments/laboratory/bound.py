@@ -28,8 +28,8 @@ from fedmuon.own import NAMED, NOTHING, Own, schedule_of
 
 CENSUS = "neighbours.csv"
 
-__all__ = ["Case", "Verdict", "constant_of", "find", "from_directory", "from_parameters", "judge",
-           "largest_moves", "report", "table"]  # fmt: skip
+__all__ = ["Case", "Verdict", "constant_of", "find", "from_directory", "from_parameters",
+           "in_doubles", "judge", "largest_moves", "report", "table"]  # fmt: skip
 
 
 def find(folder: Path | None, changes: list[str], given: dict[str, Any]) -> Case:
@@ -51,6 +51,14 @@ def find(folder: Path | None, changes: list[str], given: dict[str, Any]) -> Case
     return dataclasses.replace(from_directory(folder, changes, rho), **named)
 
 
+def in_doubles(config: Config) -> Config:
+    """The config in float64, unless it names a precision: rounding hides small perturbations."""
+    if "dtype" in config.engine.model_fields_set:
+        return config
+    engine = config.engine.model_copy(update={"dtype": "float64"})
+    return config.model_copy(update={"engine": engine})
+
+
 def from_parameters(
     config: Config,
     size: int,
@@ -58,13 +66,14 @@ def from_parameters(
     l_orth: float | None = None,
     l_g: float | None = None,
 ) -> Case:
-    """N clients of `size` samples each, on any schedule that is drawn uniformly."""
+    """N clients of `size` samples each, on any schedule that is drawn uniformly; in float64, unless
+    a precision is named."""
     size, rho = whole("size", size), probability("rho", rho)
     of = config.federation
     plan = Plan(of.seed, of.clients, of.per_round, of.rounds, factor=schedule_of(config))
     sizes, part = np.full(of.clients, size), Uniform(of.per_round, rho)
     return Case(
-        config, sizes, part, None, l_orth, l_g, factors=plan.factors(),
+        in_doubles(config), sizes, part, None, l_orth, l_g, factors=plan.factors(),
         start=start_without_a_run(config),
     )  # fmt: skip
 

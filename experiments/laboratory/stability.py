@@ -40,14 +40,6 @@ ONE_MODEL = "neighbours run on [engine] name = 'inline' or 'ray': a deployment r
 MEMORY, MOST = 1 << 30, 256  # bytes and neighbours of one stack
 
 
-def in_doubles(config: Config) -> Config:
-    """The config in float64, unless it names a precision: rounding hides small perturbations."""
-    if "dtype" in config.engine.model_fields_set:
-        return config
-    engine = config.engine.model_copy(update={"dtype": "float64"})
-    return config.model_copy(update={"engine": engine})
-
-
 def execute(
     config: Config | None,
     out: Path,
@@ -216,7 +208,7 @@ def verdict_table(out: Path, record: Record) -> Table:
     moved, promised = np.loadtxt(out / CENSUS, delimiter=",", skiprows=1, usecols=(4, 6), ndmin=2).T
     used, value, hidden = promised > 0, record["value"], ""
     if tables.load(out / "config.toml").engine.dtype == "float32":
-        hidden = "rounding hides small perturbations: prefer float64"
+        hidden = "no certificate counts its rounding, which hides perturbations: prefer float64"
     rows: list[tuple[str, object]] = [
         ("float32", hidden),
         ("largest perturbation", moved.max()),

@@ -15,7 +15,7 @@ from fedmuon import analysis
 from fedmuon.analysis import Bound, Realized, Run, Uniform
 from fedmuon.analysis.theory import corollaries as says
 from fedmuon.analysis.theory.corollaries import sensitivity
-from fedmuon.analysis.theory.generalization import INDEPENDENCE, RANGE
+from fedmuon.analysis.theory.generalization import INDEPENDENCE, RANGE, Status
 from fedmuon.analysis.theory.reach import Reach, Start
 from fedmuon.config import Config
 from fedmuon.data.partition import weights
@@ -33,6 +33,10 @@ TUBE = (
     "every gradient sum to 0, so the momentum never has full rank. Use smoothed-polar."
 )
 CALLER = "The caller gave {} = {:g}: nothing here proves it."
+EXACT = (
+    "Arithmetic is exact: the rounding of float32 is not counted, and by itself it may move a "
+    "neighbour further than its certificate (set [engine] dtype = 'float64')."
+)
 AUTHOR = (
     "The map was handed over with L_orth = {:g}, for which its author answers: no drawn pair of "
     "matrices exceeded it, which proves nothing."
@@ -97,6 +101,11 @@ class Case:
     def aligned(self) -> bool:
         """Whether Remark 3.2 is what covers it."""
         return self.config.local.recipe == "fedmuon-aligned"
+
+    @property
+    def exact(self) -> bool:
+        """Whether rounding is far below what replacing a sample does."""
+        return self.config.engine.dtype == "float64"
 
     @property
     def given(self) -> tuple[str, ...]:
@@ -248,11 +257,18 @@ def _certified(case: Case, l_orth: float) -> Verdict:
         stability.delta,
         run.constants.loss_bound,
         stability.c_hp,  # type: ignore[arg-type]
-        status="estimated" if case.given else "certified",
+        status=_status(case),
         assumptions=assumed,
         other_failure=failure,
     )
     return Verdict(l_orth, exposures, moved, found, loss_bound=run.constants.loss_bound)
+
+
+def _status(case: Case) -> Status:
+    """Proved constants certify what is computed in real numbers, or all but so: float32 is not."""
+    if case.given:
+        return "estimated"
+    return "certified" if case.exact else "real-arithmetic"
 
 
 def _assumed(case: Case) -> tuple[tuple[str, ...], float]:
@@ -271,7 +287,8 @@ def _assumed(case: Case) -> tuple[tuple[str, ...], float]:
         assumed.append(AUTHOR.format(case.l_map))
     if isinstance(part, Uniform) and part.per_round < len(case.sizes):
         assumed, failure = [*assumed, says.UNIFORM], failure + part.rho
-    return (*assumed, *([ALIGNED] if case.aligned else []), *case.given), failure
+    assumed += [ALIGNED] if case.aligned else []
+    return (*assumed, *([] if case.exact else [EXACT]), *case.given), failure
 
 
 def _plain(case: Case, l_orth: float) -> tuple[np.ndarray, np.ndarray]:

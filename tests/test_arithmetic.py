@@ -1,0 +1,86 @@
+"""What a bound is called where the run rounds: a float32 run is not to be had as certified."""
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+from conftest import small
+from typer.testing import CliRunner
+
+import fedmuon
+from fedmuon import analysis
+from fedmuon.experiments.cli import app
+from fedmuon.experiments.laboratory import bound
+from fedmuon.experiments.laboratory.findings import findings
+from fedmuon.experiments.laboratory.stability import execute
+from fedmuon.experiments.run import execute as run
+
+TINY = {"lr": 1e-7}  # the perturbations are below what float32 can tell apart
+
+
+def perturbations(folder: Path) -> tuple[np.ndarray, np.ndarray]:
+    """What neighbours did, and what was promised of them."""
+    return np.loadtxt(folder / "neighbours.csv", delimiter=",", skiprows=1, usecols=(4, 6)).T
+
+
+def test_rounding_alone_exceeds_a_certificate(tmp_path: Path) -> None:
+    """The reason: it would be called certified, and be false. The control is the same run in
+    float64, in which nothing is above its certificate."""
+    for dtype in ("float32", "float64"):
+        config = small(local=TINY, engine={"dtype": dtype}, stability={"neighbours": "all"})
+        record = execute(config, tmp_path / dtype)
+        moved, promised = perturbations(tmp_path / dtype)
+        assert (moved > promised).any() == (dtype == "float32")
+        assert record["status"] == ("violated" if dtype == "float32" else "certified")
+
+
+WAYS = [
+    {},
+    {"local": {"recipe": "fedmuon-aligned"}},
+    {"orthogonalizer": {"name": "newton-schulz", "eps": 0.1}},
+    {"orthogonalizer": {"name": "gaussian-smoothed-sign", "sigma": 0.3}},
+    {"orthogonalizer": {"name": "clipped-sign", "clip-level": 0.2}},
+    {"stability": {"c-hp": "sharp"}},
+    {"stability": {"lipschitz": "paper"}},
+]
+
+
+@pytest.mark.parametrize("tables", WAYS, ids=str)
+def test_no_float32_run_is_certified(tables: dict) -> None:
+    """The negative control is float64; estimates stay estimates in both."""
+    for dtype, status in (("float32", "real-arithmetic"), ("float64", "certified")):
+        config = small(**tables, engine={"dtype": dtype})
+        case = bound.Case(config, np.full(6, 15), analysis.Uniform(3, 0.01), shape=(7, 3))
+        found = bound.judge(case).bound
+        assert found is not None and found.status == status
+        assert any("rounding of float32" in one for one in found.assumptions) == (
+            dtype == "float32"
+        )
+        guessed = bound.judge(replace(case, l_g=0.2)).bound
+        assert guessed is not None and guessed.status == "estimated"
+
+
+def shown(*arguments: str) -> str:
+    """What `fedmuon bound` prints."""
+    done = CliRunner().invoke(app, ["bound", *arguments], env={"COLUMNS": "200"})
+    assert done.exit_code == 0, done.output
+    return done.output
+
+
+def test_every_page_says_so(tmp_path: Path) -> None:
+    """Of a folder, of a result, of parameters, and on the page; with the sentence that explains."""
+    config = small(engine={"dtype": "float32"}, stability={"trials": 2})
+    assert execute(config, tmp_path / "a")["status"] == "real-arithmetic"
+    assert json.loads(shown(str(tmp_path / "a"), "--json"))["status"] == "real-arithmetic"
+    assert "rounding of float32" in shown(str(tmp_path / "a"))
+    assert fedmuon.bound(tmp_path / "a")["status"] == "real-arithmetic"
+    page = findings(tmp_path / "a")
+    assert page.stands_on.startswith("Status: real-arithmetic")
+    assert any("rounding of float32" in one for one in page.assumptions)
+    run(small(engine={"dtype": "float32"}), tmp_path / "b")
+    assert fedmuon.bound(tmp_path / "b")["status"] == "real-arithmetic"
+    parameters = ["--set", "orthogonalizer.lambda=0.1", "--lr", "0.01"]
+    assert " certified" in shown(*parameters)
+    assert "real-arithmetic" in shown(*parameters, "--set", "engine.dtype=float32")
