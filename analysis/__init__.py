@@ -15,7 +15,13 @@ from fedmuon.analysis.theory.corollaries import (
     stability,
     theorem,
 )
-from fedmuon.analysis.theory.exact_sign import Obstruction, Tube, certify, scalar_obstruction
+from fedmuon.analysis.theory.exact_sign import (
+    Obstruction,
+    Tube,
+    certify,
+    follow,
+    scalar_obstruction,
+)
 from fedmuon.analysis.theory.gap import MeasuredGap, label_shares, measured_gap
 from fedmuon.analysis.theory.generalization import Bound, bound, g_alone
 from fedmuon.analysis.theory.participation import (
@@ -57,6 +63,7 @@ __all__ = [
     "certificate",
     "certify",
     "exposure",
+    "follow",
     "full_batch_sensitivity",
     "full_participation",
     "g_alone",

@@ -160,7 +160,7 @@ def test_both_kinds_stand_side_by_side() -> None:
 
 
 def test_the_momentum_of_the_matrix_task_never_has_full_rank() -> None:
-    """Why the tube of Lemma D.12 fails there at once, as the refusal says."""
+    """But in the quotient by the ones vector, where Lemma D.12 asks for a run's momenta."""
     config = setup.resolve(parse({"engine": {"dtype": "float64"}}))
     source = setup.source(config)
     what = setup.experiment(config, setup.federated_data(config, source), source.classes)
@@ -169,7 +169,7 @@ def test_the_momentum_of_the_matrix_task_never_has_full_rank() -> None:
     values = torch.linalg.svdvals(gradient["weight"][0])
     assert values[-1] <= 1e-14 * values[0] < values[-2]
     case = bound.find(None, ["orthogonalizer.name=exact-sign"], {})
-    assert "tube of Lemma D.12 fails at round 0" in bound.judge(case).refusal
+    assert "from its momenta (Lemma D.12)" in bound.judge(case).refusal
 
 
 @pytest.mark.parametrize(

@@ -316,7 +316,8 @@ def test_aligned_and_smoothed_bounds_are_those_of_analysis(tmp_path: Path) -> No
         ({"local": {"recipe": "fedavg"}}, "recipe fedavg"),
         ({"local": {"recipe": "local-muon"}}, "recipe local-muon"),
         ({"local": {"recipe": "fedmuon-aligned", "batch": 4}}, "full batches only"),
-        ({"orthogonalizer": {"name": "exact-sign"}}, "jumps"),
+        ({"orthogonalizer": {"name": "exact-sign"}}, "a neighbour may lose the gap"),
+        ({"orthogonalizer": {"name": "exact-sign"}, "engine": {"dtype": "float32"}}, "jumps"),
         ({"orthogonalizer": {"name": "randomized-polar", "rank": 2, "oversample": 1}}, "Lipschitz"),
     ],
 )

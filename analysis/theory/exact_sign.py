@@ -17,6 +17,32 @@ Which gamma? The radius is a polynomial in L with coefficients >= 0, so it is co
 L = 1/gamma, and so is the worst violation over all calls: the good gammas form an interval. Its
 right end gives the smallest L. In the paper's form the radius only falls as gamma grows, so
 gamma = min sigma / 2 is the best and the only one to try.
+
+**In the quotient.** Where every gradient's rows sum to 0, G 1 = 0, as a softmax's do, the momentum
+[d, c] has no full rank, and yet all of this holds with sigma_tau = s_{min(d, c-1)}. Let the columns
+of Q [c, c-1] be an orthonormal basis of the vectors across from 1. M is a weighted sum of
+gradients, so M = N Q^T with N = M Q, whose singular values are those of M but for one 0 (if
+d >= c). From N = U S V^T follows M = U S (Q V)^T, hence sign(M) = sign(N) Q^T. Right multiplication
+by Q^T keeps Frobenius norms: distances of momenta, of signs, and so of models are those in
+R^{d x (c-1)}, where the lemma is applied; Lg and Delta bound norms, which are the same there.
+
+**Call by call** (`follow`) no gamma is needed. By Lemma D.7, for matrices [d, q] of rank q <= d,
+
+    ||sign(M) - sign(M')||_F <= 2 ||M - M'||_F / (s_q(M) + s_q(M')).                             (*)
+
+With ||M - M'||_F <= radius < sigma at a call, s_q(M') >= sigma - ||M - M'||_F by Weyl's inequality,
+and t -> 2 t / (2 sigma - t) rises: the signs are at most 2 radius / (2 sigma - radius) apart. The
+same induction goes on with what this call adds instead of L radius. Where a tube of gamma holds
+(radius + gamma <= sigma), 2 / (2 sigma - radius) <= 2 / (sigma + gamma) <= 1 / gamma: it is never
+worse than the best tube.
+
+Proof of (*), norms being Frobenius. M = U S V^T, M' = W T Z^T, X = V^T Z (orthogonal), Y = U^T W,
+E = M - M', s and t the least of S and of T. E_1 = U^T E Z = S X - Y T and E_2 = (W^T E V)^T =
+S Y - X T, so S (X - Y) + (X - Y) T = E_1 - E_2 and (s + t) ||X - Y|| <= ||E_1|| + ||E_2||. With U_o
+across from U and w = ||U_o^T W|| = ||W_o^T U||, ||sign(M) - sign(M')||^2 = ||X - Y||^2 + w^2. As
+U_o^T E Z = -U_o^T W T, ||E_1||^2 <= ||E||^2 - t^2 w^2, likewise ||E_2||^2 <= ||E||^2 - s^2 w^2. As
+(a + b)^2 <= 2 a^2 + 2 b^2, (s + t)^2 (||X - Y||^2 + w^2)
+<= 4 ||E||^2 - 2 (s^2 + t^2) w^2 + (s + t)^2 w^2 <= 4 ||E||^2.
 """
 
 import math
@@ -25,7 +51,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import ArrayLike
 
-from fedmuon.analysis.theory.checks import at_least, rounds_of, values, whole
+from fedmuon.analysis.theory.checks import at_least, memory, rounds_of, values, whole
 from fedmuon.analysis.theory.recursion import transition
 from fedmuon.analysis.theory.search import least
 from fedmuon.errors import InputError
@@ -52,7 +78,7 @@ def certify(
     smallest: ArrayLike,
     schedule: ArrayLike,
     sensitivity: ArrayLike,
-    lr: float,
+    lr: ArrayLike,
     beta: float,
     l_g: float,
     local_steps: int = 1,
@@ -61,20 +87,50 @@ def certify(
     """The certificate of Lemma D.12, or a refusal that names the first call which fails.
 
     `smallest` is a floor of s_q(M) at all calls, or one number for each call, [R, E, K] in the
-    order of the schedule [R, K]; `sensitivity` is Delta_i [N].
+    order of the schedule [R, K]; `sensitivity` is Delta_i [N]; `lr` is one number, or [R].
     """
+    run = _run(smallest, schedule, sensitivity, lr, beta, l_g, local_steps)
+    gamma = _paper_gap(run) if kind == "paper" else _sharp_gap(run)
+    l_orth = (2 if kind == "paper" else 1) / gamma
+    return Tube(gamma, l_orth, run.propagate(l_orth)[1])
+
+
+def follow(
+    smallest: ArrayLike,
+    schedule: ArrayLike,
+    sensitivity: ArrayLike,
+    lr: ArrayLike,
+    beta: float,
+    l_g: float,
+    local_steps: int = 1,
+) -> Tube:
+    """The same call by call: gamma is what all neighbours keep, l_orth the largest 2 / (s + s')."""
+    run = _run(smallest, schedule, sensitivity, lr, beta, l_g, local_steps)
+    radii, ends = run.follow()
+    least = float((run.gaps - radii).min())
+    return Tube(least, float((2 / (2 * run.gaps - radii)).max()), ends)
+
+
+def _run(
+    smallest: ArrayLike,
+    schedule: ArrayLike,
+    sensitivity: ArrayLike,
+    lr: ArrayLike,
+    beta: float,
+    l_g: float,
+    local_steps: int,
+) -> "_Run":
+    """The run, if its momentum has full rank at every call."""
     moved = values("sensitivity", sensitivity)
     chosen = rounds_of(schedule, len(moved))
     calls = (len(chosen), local_steps, chosen.shape[1])
     given = np.asarray(smallest, dtype=float)
     if given.ndim and given.shape != calls:
         raise InputError(f"smallest has shape {given.shape}: give one number or an array {calls}.")
-    gaps = np.broadcast_to(given, calls)
-    run = _Run(gaps, chosen, moved, lr, beta, l_g)
-    run.refuse_where(gaps <= 0, "the momentum has no full rank")
-    gamma = _paper_gap(run) if kind == "paper" else _sharp_gap(run)
-    l_orth = (2 if kind == "paper" else 1) / gamma
-    return Tube(gamma, l_orth, run.propagate(l_orth)[1])
+    rates = np.broadcast_to(np.asarray(lr, dtype=float), len(chosen))
+    run = _Run(np.broadcast_to(given, calls), chosen, moved, rates, beta, l_g)
+    run.refuse_where(run.gaps <= 0, "the momentum has no full rank")
+    return run
 
 
 @dataclass(frozen=True)
@@ -82,17 +138,17 @@ class _Run:
     gaps: np.ndarray
     schedule: np.ndarray
     sensitivity: np.ndarray
-    lr: float
+    lr: np.ndarray
     beta: float
     l_g: float
 
     def propagate(self, l_orth: float) -> tuple[np.ndarray, np.ndarray]:
         """max_c radius_{c,tau} [R, E, K] and ||dX^R|| for a replacement in each client [N]."""
-        step, kick = transition(self.lr, self.beta, l_orth, self.l_g)
         server = np.zeros((len(self.sensitivity), 2))
         radii = np.empty(self.gaps.shape)
         with np.errstate(over="ignore", invalid="ignore"):
             for r, cohort in enumerate(self.schedule):
+                step, kick = transition(float(self.lr[r]), self.beta, l_orth, self.l_g)
                 others = own = server
                 for k in range(self.gaps.shape[1]):
                     others = others @ step.T
@@ -102,6 +158,21 @@ class _Run:
                 server = others.copy()
                 server[cohort] += (own[cohort] - others[cohort]) / len(cohort)
         return np.nan_to_num(radii, nan=np.inf, posinf=np.inf), server[:, 0]
+
+    def follow(self) -> tuple[np.ndarray, np.ndarray]:
+        """The same radii and ends, with what each call adds, or a refusal where a gap is lost."""
+        x, m = np.zeros((2, len(self.sensitivity)))
+        radii, fresh = np.zeros(self.gaps.shape), 1 - memory(self.beta)
+        for r, cohort in enumerate(self.schedule):
+            own = np.arange(len(x))[:, None] == cohort  # [replaced client, participant]
+            xs, ms = (np.repeat(one[:, None], len(cohort), 1) for one in (x, m))
+            for k, gaps in enumerate(self.gaps[r]):
+                ms = self.beta * ms + fresh * (self.l_g * xs + own * self.sensitivity[:, None])
+                radii[r, k] = ms.max(0)
+                self.refuse_where(radii >= self.gaps, "a neighbour may lose the gap")
+                xs = xs + self.lr[r] * 2 * ms / (2 * gaps - ms)
+            x, m = xs.mean(1), ms.mean(1)
+        return radii, x
 
     def refuse_where(self, failing: np.ndarray, why: str) -> None:
         """Name the first call that fails, if one does."""

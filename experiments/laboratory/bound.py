@@ -5,6 +5,7 @@ From parameters it needs numpy only; torch is loaded to read a run.
 
 import dataclasses
 import zipfile
+from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
@@ -114,6 +115,10 @@ def from_directory(
         factors=plan.factors(), moved=_largest_moves(folder, plan.clients),
         start=start_of(start["weight"].numpy(), source_of(config, folder)) if shape else None,
     )  # fmt: skip
+    if config.orthogonalizer.name == "exact-sign" and config.task.name == "matrix":
+        from fedmuon.experiments.laboratory.gaps import smallest
+
+        return dataclasses.replace(case, gaps=cache(partial(smallest, folder, given)))
     if config.task.name == "matrix":
         return case
     from fedmuon.experiments.laboratory.estimate import with_estimates
@@ -157,7 +162,7 @@ def report(case: Case, verdict: Verdict) -> dict[str, Any]:
     run, stability, found = case.run, case.config.stability, verdict.bound
     top = run.constants.loss_bound
     violation = verdict.violation(case.moved)
-    status = "violated" if violation else found.status if found else "refused"
+    status = "violated" if violation else found.status if found else verdict.status
     return {
         **{name: finite(getattr(found, name, None)) for name in ("value", "h", "g", "failure")},
         "delta": stability.delta,
@@ -189,7 +194,7 @@ def _note(case: Case, verdict: Verdict) -> str:
             "assumes does not hold of this run, so it promises nothing."
         )
     if found is None or verdict.exposures is None:
-        return ""
+        return verdict.scope
     lost = np.count_nonzero(np.isinf(verdict.exposures))
     if lost and found.value >= top:
         return (
@@ -215,7 +220,7 @@ def table(record: dict[str, Any]) -> Table:
     rows = [(words, "-" if record[name] is None else record[name]) for name, words in named]
     for kind, other in record["kinds"].items():
         if kind != record["kind"] and other["l_orth"] != record["l_orth"]:
-            constant = "overflows" if other["l_orth"] is None else f"{other['l_orth']:.6g}"
+            constant = "-" if other["l_orth"] is None else f"{other['l_orth']:.6g}"
             value = "-" if other["value"] is None else f"{other['value']:.6g}"
             rows.append((f"with its {kind} constant", f"bound {value}, constant {constant}"))
     rows += [*listed("assumes", record["assumptions"]), ("note", record["note"])]

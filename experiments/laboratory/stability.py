@@ -216,7 +216,7 @@ def verdict_table(out: Path, record: Record) -> Table:
         ("refused", record["refusal"]),
         ("violated" if record["status"] == "violated" else "note", record["note"]),
     ]
-    if value is not None:
+    if not np.isnan(promised).any():
         share = (moved[used] / promised[used]).max() if used.any() else 0.0
         rows += [
             ("largest share of its certificate", share),

@@ -5,9 +5,10 @@
 
 import dataclasses
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
-from functools import cached_property
-from typing import Any
+from functools import cached_property, partial
+from typing import Any, Literal
 
 import numpy as np
 
@@ -27,10 +28,10 @@ from fedmuon.tasks.constants import Constants, constants
 
 HEAVY = "heavy-tailed"  # a run resolves it to constant steps
 ALIGNED = "(X, M) and the global direction obey the three-state recursion of Remark 3.2."
-TUBE = (
-    "The exact sign jumps where the smallest singular value is 0, so it has no constant, and the "
-    "tube of Lemma D.12 fails at round 0, local step 0: the softmax makes the classes' columns of "
-    "every gradient sum to 0, so the momentum never has full rank. Use smoothed-polar."
+JUMPS = (
+    "The exact sign jumps where a singular value is 0, so it has no constant, and no bound stands "
+    "on it; but the neighbours of one run have certificates, from its momenta (Lemma D.12): of a "
+    "finished run of fedmuon on the matrix task, in float64, on its schedule as drawn."
 )
 CALLER = "The caller gave {} = {:g}: nothing here proves it."
 EXACT = (
@@ -52,7 +53,7 @@ class Case:
     `dropped` says that a participant was left out of some round, `stopped` why a callback ended the
     run, `refusal` why there is no bound; `factors` [R] are what step sizes are times. `moved` [N]
     is the largest perturbation that neighbours of each client were seen to make. `start` is what is
-    known of X0, if it is.
+    known of X0, if it is; `gaps` makes the run again and returns s_q of its momenta [R, E, K].
     """
 
     config: Config
@@ -70,6 +71,7 @@ class Case:
     factors: np.ndarray | None = None
     moved: np.ndarray | None = None
     start: Start | None = None
+    gaps: Callable[[], np.ndarray] | None = None
 
     @cached_property
     def reach(self) -> Reach | None:
@@ -117,7 +119,8 @@ class Case:
 
 @dataclass(frozen=True)
 class Verdict:
-    """Y_i and Delta_i Y_i [N], the bound and the range B of the loss, or what refuses them."""
+    """Y_i and Delta_i Y_i [N], the bound and the range B of the loss, or what refuses them; without
+    a bound, `status` says whether the certificates hold, and `scope` of what."""
 
     l_orth: float | None
     exposures: np.ndarray | None = None
@@ -125,6 +128,8 @@ class Verdict:
     bound: Bound | None = None
     refusal: str = ""
     loss_bound: float = 1.0
+    status: Status | Literal["realized", "refused"] = "refused"
+    scope: str = ""
 
     def violation(self, moved: np.ndarray | None) -> float:
         """The largest perturbation [N] over its certificate, if one is above; else 0."""
@@ -140,6 +145,8 @@ def judge(case: Case) -> Verdict:
     l_orth = None
     try:
         _require_covered(case)
+        if case.config.orthogonalizer.name == "exact-sign" and case.l_orth is None:
+            return _in_tube(case)
         l_orth = map_constant(case) if case.l_orth is None else case.l_orth
         return _certified(case, l_orth)
     except InputError as error:
@@ -169,7 +176,7 @@ def map_constant(case: Case) -> float:
             )
         return case.l_map
     if table.name == "exact-sign":
-        raise Uncertified(TUBE)
+        raise Uncertified(JUMPS)
     if table.name == "gaussian-smoothed-sign" and case.shape is None:
         raise InputError("The smoothed sign's constant depends on the model's shape: give L_orth.")
     federation = case.config.federation
@@ -262,6 +269,21 @@ def _certified(case: Case, l_orth: float) -> Verdict:
         other_failure=failure,
     )
     return Verdict(l_orth, exposures, moved, found, loss_bound=run.constants.loss_bound)
+
+
+def _in_tube(case: Case) -> Verdict:
+    """001, Lemma D.12 in the quotient by the ones vector: certificates of this run's neighbours."""
+    part, run = case.participation, case.run
+    if case.gaps is None or case.aligned or not (case.exact and isinstance(part, Realized)):
+        raise Uncertified(JUMPS)
+    each, rates = sensitivity(run), run.lr * (1.0 if run.factors is None else run.factors)
+    of_run = each, rates, run.beta, run.constants.smoothness, run.local_steps
+    printed = case.config.stability.lipschitz == "paper"
+    way = partial(analysis.certify, kind="paper") if printed else analysis.follow
+    tube = way(case.gaps(), part.schedule, *of_run)
+    status = "estimated" if case.given else "realized"
+    exposures = tube.perturbation / each
+    return Verdict(tube.l_orth, exposures, tube.perturbation, status=status, scope=tube.scope)
 
 
 def _status(case: Case) -> Status:

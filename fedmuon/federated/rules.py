@@ -10,6 +10,7 @@ from fedmuon.config import Config
 from fedmuon.errors import InputError
 from fedmuon.federated.routing import counts
 from fedmuon.federated.trial import require_memoryless, require_round
+from fedmuon.names import PRIVATE
 from fedmuon.orthogonalizers import Orthogonalizer, as_orthogonalizer, of_table
 from fedmuon.own import own_objects, value
 from fedmuon.randomness import Draw, generator
@@ -17,6 +18,7 @@ from fedmuon.reading import NEEDS, is_default, reads, unread_by_own_recipe
 from fedmuon.registry import required, takes
 from fedmuon.tables import attribute
 from fedmuon.tasks.base import Params, Task
+from fedmuon.tasks.matrix import MatrixTask
 from fedmuon.tasks.networks import NetworkTask
 from fedmuon.transforms.base import Chain, Number
 from fedmuon.transforms.probe import reads_factor, require_apart
@@ -131,8 +133,16 @@ def _named_recipe(
     if isinstance(what, NetworkTask) and reads(config, "orthogonalizer.name"):
         routed = counts(what.module, config.local.route)
     mine = own_map(config)
-    found = build(config.local, table, lr, regularization, routed, config.privacy, mine)
+    privacy, centred = config.privacy, _is_centred(config, what)
+    found = build(config.local, table, lr, regularization, routed, privacy, mine, centred)
     return replace(found, apart=mine is None)
+
+
+def _is_centred(config: Config, what: Task) -> bool:
+    """Whether the rows of all momenta sum to 0: a softmax's gradients do, and so do their weighted
+    sums, but not with noise, and not what takes entries from several."""
+    summed = config.federation.aggregate in ("mean", "by-samples")
+    return isinstance(what, MatrixTask) and config.local.recipe not in PRIVATE and summed
 
 
 def own_map(config: Config) -> Orthogonalizer | None:

@@ -15,6 +15,7 @@ if TYPE_CHECKING:
         clipped_sign,
         exact_sign,
         gaussian_smoothed_sign,
+        quotient_sign,
         smoothed_polar,
     )
     from fedmuon.orthogonalize.polynomial import newton_schulz
@@ -40,6 +41,7 @@ __all__ = [
     "gaussian_smoothed_sign",
     "lipschitz",
     "newton_schulz",
+    "quotient_sign",
     "randomized_polar",
     "schedule",
     "smoothed_polar",

@@ -57,6 +57,25 @@ def exact_sign(matrix: Tensor) -> Tensor:
     return out.mT if flipped else out
 
 
+def quotient_sign(matrix: Tensor) -> Tensor:
+    """exact_sign of M [..., m, n] whose rows sum to 0, in the quotient by the ones vector.
+
+    Where the columns of Q [n, n-1] are an orthonormal basis of what is across from it, M is
+    (M Q) Q^T and U V^T is sign(M Q) Q^T. Rounding leaves some M 1 beside 0, which exact_sign takes
+    for a direction like others where M is small beside the gradients that it is the sum of.
+    """
+    across = sent(_across(matrix.shape[-1]), matrix.device, matrix.dtype)
+    return (across @ exact_sign(across.mT @ matrix.mT)).mT
+
+
+def _across(n: int) -> Tensor:
+    """Helmert's basis: column k is (1, ..., 1, -k, 0, ...) over its norm, for k = 1 .. n-1."""
+    count = torch.arange(1, n, dtype=torch.float64)
+    basis = torch.ones(n, n - 1, dtype=torch.float64).triu()
+    basis[1:].diagonal().copy_(-count)
+    return basis / (count * (count + 1)).sqrt()
+
+
 def gaussian_smoothed_sign(matrix: Tensor, sigma: float | Tensor, noise: Tensor) -> Tensor:
     """exact_sign(M + sigma H) (001 Corollary D.11), H the caller's standard normal draw.
 

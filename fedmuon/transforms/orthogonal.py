@@ -118,8 +118,12 @@ def of_value(value: Orthogonalizer) -> Map:
     return apply
 
 
-def named(table: OrthogonalizerTable, regularization: Number | None = None) -> Map:
-    """The map that the table names; `regularization` overrides lambda, one value per replica."""
+def named(
+    table: OrthogonalizerTable, regularization: Number | None = None, centred: bool = False
+) -> Map:
+    """The map that the table names; `regularization` overrides lambda, one value per replica.
+    `centred` says that all rows would sum to 0, were it not for rounding."""
+    sign = maps.quotient_sign if centred else maps.exact_sign
     lam = table.lambda_ if regularization is None else regularization
     steps, eps, kind = table.steps, table.eps, table.normalization
     table_of_maps: dict[str, Map] = {
@@ -128,7 +132,7 @@ def named(table: OrthogonalizerTable, regularization: Number | None = None) -> M
             m, steps, table.coefficients, eps, kind
         ),
         "clipped-sign": lambda m, context, block: maps.clipped_sign(m, table.clip_level),
-        "exact-sign": lambda m, context, block: maps.exact_sign(m),
+        "exact-sign": lambda m, context, block: sign(m),
         "gaussian-smoothed-sign": lambda m, context, block: maps.gaussian_smoothed_sign(
             m, table.sigma, _gaussian(m, context, Draw.SMOOTHING, block)
         ),

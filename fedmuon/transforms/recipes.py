@@ -90,18 +90,20 @@ def build(
     routed: Mapping[str, int] | None = None,
     privacy: Privacy | None = None,
     own_map: Orthogonalizer | None = None,
+    centred: bool = False,
 ) -> Recipe:
     """The recipe that the config names, with `own_map` for the map if given; lr and lambda may be
     given per replica [S].
 
     `routed` says of every parameter of a network into how many matrices a Muon recipe cuts it to
-    orthogonalize them; those with 0 take the auxiliary step. Without it all are matrices.
+    orthogonalize them; those with 0 take the auxiliary step. Without it all are matrices, and
+    `centred` says that their gradients' rows sum to 0.
     """
     rate = local.lr if lr is None else lr
     others = {name: aux_rate(local) for name, count in (routed or {}).items() if not count}
     descent = descend(rate, others, local.weight_decay)
     heavy = momentum(local.momentum, local.momentum_form)
-    apply = named(orthogonalizer, regularization) if own_map is None else of_value(own_map)
+    apply = of_value(own_map) if own_map else named(orthogonalizer, regularization, centred)
     stacks = own_map is not None or orthogonalizer.name not in RANDOMIZED_MAPS
     orthogonal = orthogonalize(apply, local.adjust, stacks, routed)
     if local.recipe in PRIVATE:
