@@ -313,9 +313,9 @@ def test_aligned_and_smoothed_bounds_are_those_of_analysis(tmp_path: Path) -> No
 @pytest.mark.parametrize(
     ("tables", "why"),
     [
-        ({"local": {"recipe": "fedavg"}}, "recipe fedavg"),
-        ({"local": {"recipe": "local-muon"}}, "recipe local-muon"),
-        ({"local": {"recipe": "fedmuon-aligned", "batch": 4}}, "full batches only"),
+        ({"local": {"recipe": "adamw"}}, "Recipe adamw has no certificate: AdamW divides"),
+        ({"local": {"recipe": "normalized-sgd"}}, "jumps where the momentum D is 0"),
+        ({"federation": {"aggregate": "median"}}, "weighted means"),
         ({"orthogonalizer": {"name": "exact-sign"}}, "a neighbour may lose the gap"),
         ({"orthogonalizer": {"name": "exact-sign"}, "engine": {"dtype": "float32"}}, "jumps"),
         ({"orthogonalizer": {"name": "randomized-polar", "rank": 2, "oversample": 1}}, "Lipschitz"),
@@ -384,7 +384,7 @@ def test_the_calculator_is_analysis() -> None:
     assert record["max_exposure"] == pytest.approx(most, rel=1e-14)
     proved = command("bound", "--lr", "0.01", "--lambda", "0.1", "--size", "1000")
     assert "certified" in proved and "C_hp = explicit" in proved
-    assert "refused" in command("bound", "--set", "local.recipe=fedavg")
+    assert "refused" in command("bound", "--set", "local.recipe=adamw")
 
 
 @pytest.mark.parametrize(

@@ -17,6 +17,7 @@ from fedmuon.analysis.theory import recursion
 from fedmuon.analysis.theory.checks import probability
 from fedmuon.analysis.theory.concentration import Constant
 from fedmuon.analysis.theory.generalization import INDEPENDENCE, RANGE, Bound, bound
+from fedmuon.analysis.theory.methods import Method, method_amplification
 from fedmuon.analysis.theory.participation import Rows
 from fedmuon.analysis.theory.reach import Reach
 from fedmuon.errors import InputError
@@ -35,6 +36,10 @@ GRADIENTS = "Sample gradients are Lg-Lipschitz and at most G_max (Assumption 4.4
 GLOBAL_MAP = "Every orthogonalization call is L_orth-Lipschitz on all matrices (Condition 4.1)."
 UNIFORM = "Each round draws K of N clients uniformly, alone (Corollary 4.3: failure + rho)."
 NO_CLIPPING = "Fresh Gaussian noise keeps s_q above gamma at every call (D.11: failure + alpha)."
+LAW = (
+    "The weights n_i over those of the cohort hang on who else takes part, so a law of schedules "
+    "is not enough: give the schedule as drawn (make the run), or average with weight 1/K."
+)
 MEASURED = "The constants L_loss, Lg, G_max are estimates: no proof covers this model."
 
 
@@ -43,8 +48,9 @@ class Run:
     """What was trained: Algorithm 1 of 001, and the constants of its task (`proved` or not).
 
     `batch` is the mini-batch size, 0 for full batches; `factors` [R] are what lr is times in each
-    round, if not always 1. `reach` has the constants of every step; `constants` are those at the
-    end.
+    round, if not always 1; `method` is the recipe's, if it is not FedMuon's; `by_samples` says that
+    the server weighs its participants by n_i. `reach` has the constants of every step; `constants`
+    are those at the end.
     """
 
     lr: float
@@ -58,6 +64,8 @@ class Run:
     batch: int = 0
     factors: np.ndarray | None = None
     reach: Reach | None = None
+    method: Method | None = None
+    by_samples: bool = False
 
 
 @dataclass(frozen=True)
@@ -131,14 +139,19 @@ def certificate(run: Run, l_orth: float, participation: Participation) -> np.nda
     steps = amplified(run, l_orth)
     clients, top = len(run.sizes), run.constants.gradient_bound
     if isinstance(participation, Uniform):
+        if run.by_samples:
+            raise Uncertified(LAW)
         most = taken.psi(
             recursion.of_rounds(steps), clients, participation.per_round, participation.rho
         )
         return taken.perturbation(sensitivity(run), np.full(clients, most))
+    shares = taken.by_samples(participation.schedule, run.sizes) if run.by_samples else None
     if run.batch and participation.rows is not None:
-        drawn = taken.batch_exposure(steps, participation.schedule, run.sizes, participation.rows)
+        drawn = taken.batch_exposure(
+            steps, participation.schedule, run.sizes, participation.rows, shares
+        )
         return taken.perturbation(np.full(clients, 2 * top), drawn)
-    realized = taken.exposure(recursion.of_rounds(steps), participation.schedule, clients)
+    realized = taken.exposure(recursion.of_rounds(steps), participation.schedule, clients, shares)
     return taken.perturbation(sensitivity(run), realized)
 
 
@@ -146,7 +159,10 @@ def amplified(run: Run, l_orth: float) -> np.ndarray:
     """a_{s,k} of the run, [R, E]; with a reach, times what it says of that step's gradients."""
     smooth = run.reach.smoothness if run.reach else run.constants.smoothness
     step = run.lr, run.beta, l_orth, smooth
-    if run.factors is None:
+    if run.method is not None:
+        rates = run.lr * (np.ones(run.rounds) if run.factors is None else run.factors)
+        steps = method_amplification(run.method, rates, l_orth, smooth, run.local_steps)
+    elif run.factors is None:
         steps = recursion.step_amplification(*step, run.rounds, run.local_steps)
     else:
         steps = recursion.scheduled_amplification(*step, run.factors, run.local_steps)

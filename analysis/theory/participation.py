@@ -18,37 +18,56 @@ from fedmuon.errors import InputError
 Rows = Callable[[int, int, int, int], np.ndarray | None]
 
 
-def exposure(a: ArrayLike, schedule: ArrayLike, clients: int) -> np.ndarray:
-    """Y_i(C) = (1/K) sum_s a_s 1{i in C_s} (001 (9)), [N], from a [R] and a schedule [R, K]."""
+def exposure(
+    a: ArrayLike, schedule: ArrayLike, clients: int, shares: np.ndarray | None = None
+) -> np.ndarray:
+    """Y_i(C) = (1/K) sum_s a_s 1{i in C_s} (001 (9)), [N], from a [R] and a schedule [R, K]; with
+    the weights `shares` [R, K] of the server's average for 1/K."""
     chosen = checks.rounds_of(schedule, clients)
-    per_round = chosen.shape[1]
-    weights = np.repeat(checks.values("a", a, len(chosen)), per_round) / per_round
-    return np.bincount(chosen.reshape(-1), weights=weights, minlength=clients)
+    weights = checks.values("a", a, len(chosen))[:, None] * _averaged(chosen, shares)
+    return np.bincount(chosen.reshape(-1), weights=weights.reshape(-1), minlength=clients)
 
 
 @np.errstate(over="ignore")
 def batch_exposure(
-    steps: np.ndarray, schedule: ArrayLike, sizes: ArrayLike, rows: Rows
+    steps: np.ndarray,
+    schedule: ArrayLike,
+    sizes: ArrayLike,
+    rows: Rows,
+    shares: np.ndarray | None = None,
 ) -> np.ndarray:
     """Y_i^mb(C, B) of 001, Appendix J, [N], from a_{s,k} [R, E] and the batches really drawn.
 
     Y_i^mb = max_j (1/K) sum_s 1{i in C_s} sum_k a_{s,k} (1/b) 1{j in B_i^{s,k}}. A row that stands
-    twice in a batch counts twice. Multiply by 2 G_max: the 1/b is already inside.
+    twice in a batch counts twice. Multiply by 2 G_max: the 1/b is already inside. `shares` are as
+    for `exposure`.
     """
     counts = checks.sample_sizes(sizes).astype(int)
     chosen = checks.rounds_of(schedule, len(counts))
     if steps.ndim != 2 or len(steps) != len(chosen):
         raise InputError("a_{s,k} must have shape [rounds, local steps], like the schedule.")
     loads: dict[int, np.ndarray] = {}
-    for (s, k), weight in np.ndenumerate(steps):
-        for i in chosen[s].tolist():
-            load = loads.setdefault(i, np.zeros(counts[i]))
-            shares = batch_shares(rows(s, i, k, int(counts[i])), int(counts[i]))
-            load += weight * shares if math.isfinite(weight) else product(shares, weight)
+    averaged = _averaged(chosen, shares)
+    for (s, k), step in np.ndenumerate(steps):
+        for i, share in zip(chosen[s].tolist(), averaged[s].tolist(), strict=True):
+            load, weight = loads.setdefault(i, np.zeros(counts[i])), step * share
+            held = batch_shares(rows(s, i, k, int(counts[i])), int(counts[i]))
+            load += weight * held if math.isfinite(weight) else product(held, weight)
     result = np.zeros(len(counts))
     for i, load in loads.items():
-        result[i] = load.max() / chosen.shape[1]
+        result[i] = load.max()
     return result
+
+
+def _averaged(chosen: np.ndarray, shares: np.ndarray | None) -> np.ndarray:
+    """The weights of the participants [R, K]: 1/K unless others are given."""
+    return np.full(chosen.shape, 1 / chosen.shape[1]) if shares is None else shares
+
+
+def by_samples(schedule: np.ndarray, sizes: np.ndarray) -> np.ndarray:
+    """n_i over the sum of the cohort's n_j, [R, K]."""
+    held = sizes[schedule]
+    return held / held.sum(axis=1, keepdims=True)
 
 
 def batch_shares(rows: np.ndarray | None, size: int) -> np.ndarray:

@@ -53,7 +53,7 @@ def scheduled_amplification(
     holds where they then are, so each step may have its own.
     """
     rounds, local_steps = len(factors), whole("local_steps", local_steps)
-    smooth = _by_step(l_g, rounds, local_steps).tolist()
+    smooth = by_step(l_g, rounds, local_steps).tolist()
     with np.errstate(over="ignore", invalid="ignore"):
         push = at_least("lr", lr) * at_least("l_orth", l_orth) * np.repeat(factors, local_steps)
     found, fresh, x, m = np.empty(len(smooth)), 1 - memory(beta), 0.0, 0.0
@@ -63,7 +63,7 @@ def scheduled_amplification(
     return saturated(found).reshape(rounds, local_steps)
 
 
-def _by_step(l_g: Steps, rounds: int, local_steps: int) -> np.ndarray:
+def by_step(l_g: Steps, rounds: int, local_steps: int) -> np.ndarray:
     """l_g for each of the R E steps."""
     if isinstance(l_g, np.ndarray):
         return values("l_g", l_g.ravel(), rounds * local_steps)

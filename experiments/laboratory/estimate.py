@@ -15,6 +15,7 @@ import torch
 
 from fedmuon.errors import InputError
 from fedmuon.experiments.laboratory.measure import Laboratory
+from fedmuon.experiments.laboratory.methods import has_map
 from fedmuon.experiments.laboratory.verdict import AUTHOR, Case, map_constant
 from fedmuon.federated import setup
 from fedmuon.federated.routing import routes
@@ -45,7 +46,7 @@ def with_estimates(case: Case, folder: Path) -> Case:
     return dataclasses.replace(
         case,
         constants=observed_constants(task, models, some),
-        caveats=(OBSERVED.format(count), ROUTED, *of_map),
+        caveats=(OBSERVED.format(count), *((ROUTED,) * has_map(case.config)), *of_map),
         **_steepest(case, task),
     )
 
@@ -99,6 +100,8 @@ def _norm(tree: Params) -> float:
 def _steepest(case: Case, task: Task) -> dict[str, Any]:
     """L_orth of the routed step over lr, as a field of the case, or the sentence that refuses it:
     that of s Orth on hidden matrices, or of the auxiliary parameters' step where it is steeper."""
+    if not has_map(case.config):
+        return {"l_orth": 1.0}
     assert isinstance(task, NetworkTask)
     local, table = case.config.local, routes(task.module, case.config.local.route)
     scales = [ADJUSTMENTS[local.adjust](*one.matrices[1:]) for one in table if one.matrices]

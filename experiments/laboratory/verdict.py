@@ -17,16 +17,17 @@ from fedmuon.analysis import Bound, Realized, Run, Uniform
 from fedmuon.analysis.theory import corollaries as says
 from fedmuon.analysis.theory.corollaries import sensitivity
 from fedmuon.analysis.theory.generalization import INDEPENDENCE, RANGE, Status
+from fedmuon.analysis.theory.methods import Method
 from fedmuon.analysis.theory.reach import Reach, Start
 from fedmuon.config import Config
 from fedmuon.data.partition import weights
 from fedmuon.errors import InputError
 from fedmuon.experiments.laboratory.ball import reached
+from fedmuon.experiments.laboratory.methods import has_map, method_of
 from fedmuon.names import is_own
 from fedmuon.orthogonalize import Uncertified, lipschitz
 from fedmuon.tasks.constants import Constants, constants
 
-HEAVY = "heavy-tailed"  # a run resolves it to constant steps
 ALIGNED = "(X, M) and the global direction obey the three-state recursion of Remark 3.2."
 JUMPS = (
     "The exact sign jumps where a singular value is 0, so it has no constant, and no bound stands "
@@ -97,12 +98,18 @@ class Case:
             batch=local.batch,
             factors=self.factors,
             reach=self.reach,
+            by_samples=self.config.federation.aggregate == "by-samples",
         )
 
     @property
     def aligned(self) -> bool:
         """Whether Remark 3.2 is what covers it."""
         return self.config.local.recipe == "fedmuon-aligned"
+
+    @property
+    def plain(self) -> bool:
+        """Whether it is FedMuon as 001 has it, but for its steps."""
+        return method_of(self.config) == Method(self.config.local.momentum)
 
     @property
     def exact(self) -> bool:
@@ -145,12 +152,17 @@ def judge(case: Case) -> Verdict:
     l_orth = None
     try:
         _require_covered(case)
-        if case.config.orthogonalizer.name == "exact-sign" and case.l_orth is None:
+        if _takes_signs(case):
             return _in_tube(case)
         l_orth = map_constant(case) if case.l_orth is None else case.l_orth
         return _certified(case, l_orth)
     except InputError as error:
         return Verdict(l_orth, refusal=str(error))
+
+
+def _takes_signs(case: Case) -> bool:
+    exact = case.config.orthogonalizer.name == "exact-sign" and has_map(case.config)
+    return exact and case.l_orth is None
 
 
 def by_kind(case: Case) -> dict[str, dict[str, float | None]]:
@@ -166,8 +178,11 @@ def by_kind(case: Case) -> dict[str, dict[str, float | None]]:
 
 
 def map_constant(case: Case) -> float:
-    """L_orth of the configured map, of the configured kind (`fedmuon.orthogonalize.lipschitz`)."""
+    """L_orth of the configured map, of the configured kind (`fedmuon.orthogonalize.lipschitz`); 1
+    where there is none."""
     table, stability = case.config.orthogonalizer, case.config.stability
+    if not has_map(case.config):
+        return 1.0
     if is_own(table.name):
         if case.l_map is None:
             raise Uncertified(
@@ -198,32 +213,7 @@ def map_constant(case: Case) -> float:
 
 
 def _require_covered(case: Case) -> None:
-    recipe = case.config.local.recipe
-    if recipe not in ("fedmuon", "fedmuon-aligned"):
-        raise Uncertified(
-            f"The recursion of 001 follows a model and a momentum that the server averages, which "
-            f"recipe {recipe} does not do: it has no certificate, use fedmuon or fedmuon-aligned."
-        )
-    local = case.config.local
-    if (local.momentum_form, local.weight_decay) != ("ema", 0.0) or local.schedule == HEAVY:
-        raise Uncertified(
-            "The recursion of 001 has one form of momentum and no weight decay, and steps that are "
-            "fixed by then: set [local] momentum-form = 'ema', weight-decay = 0 and another "
-            "schedule than heavy-tailed."
-        )
-    if case.config.federation.aggregate != "mean":
-        raise Uncertified(
-            "The recursion of 001 follows plain means of what the participants return: set "
-            "[federation] aggregate = 'mean'."
-        )
-    if case.aligned and case.factors is not None:
-        raise Uncertified(
-            "Alignment (Remark 3.2) is certified for constant steps: set [local] schedule."
-        )
-    if case.aligned and local.batch:
-        raise Uncertified(
-            "Alignment (Remark 3.2) is certified for full batches only: set [local] batch = 0."
-        )
+    method_of(case.config)
     _require_constants(case)
     _require_as_planned(case)
 
@@ -255,7 +245,7 @@ def _require_as_planned(case: Case) -> None:
 def _certified(case: Case, l_orth: float) -> Verdict:
     """001, Theorem 4.1 with Corollary 4.2, Corollary 4.3, Theorem J.1 or Remark 3.2."""
     run, stability = case.run, case.config.stability
-    exposures, moved = _aligned(case, l_orth) if case.aligned else _plain(case, l_orth)
+    exposures, moved = _exposed(case, l_orth)
     assumed, failure = _assumed(case)
     found = analysis.bound(
         analysis.loss_stability(moved, run.constants.lipschitz, run.constants.loss_bound),
@@ -274,7 +264,8 @@ def _certified(case: Case, l_orth: float) -> Verdict:
 def _in_tube(case: Case) -> Verdict:
     """001, Lemma D.12 in the quotient by the ones vector: certificates of this run's neighbours."""
     part, run = case.participation, case.run
-    if case.gaps is None or case.aligned or not (case.exact and isinstance(part, Realized)):
+    known = case.gaps and case.plain and case.exact and isinstance(part, Realized)
+    if not known or run.by_samples:
         raise Uncertified(JUMPS)
     each, rates = sensitivity(run), run.lr * (1.0 if run.factors is None else run.factors)
     of_run = each, rates, run.beta, run.constants.smoothness, run.local_steps
@@ -303,7 +294,7 @@ def _assumed(case: Case) -> tuple[tuple[str, ...], float]:
     assumed = [INDEPENDENCE, *inside, says.LIPSCHITZ_LOSS, says.GRADIENTS, says.COUPLING]
     if case.config.orthogonalizer.name == "gaussian-smoothed-sign" and case.l_orth is None:
         assumed, failure = [*assumed, says.NO_CLIPPING], case.config.stability.alpha_smoothing
-    else:
+    elif has_map(case.config):
         assumed.append(says.GLOBAL_MAP)
     if is_own(case.config.orthogonalizer.name) and case.l_map is not None and case.l_orth is None:
         assumed.append(AUTHOR.format(case.l_map))
@@ -313,23 +304,11 @@ def _assumed(case: Case) -> tuple[tuple[str, ...], float]:
     return (*assumed, *([] if case.exact else [EXACT]), *case.given), failure
 
 
-def _plain(case: Case, l_orth: float) -> tuple[np.ndarray, np.ndarray]:
+def _exposed(case: Case, l_orth: float) -> tuple[np.ndarray, np.ndarray]:
     """Y_i (or Y_i^mb, or Psi) and Delta_i Y_i, each [N]."""
     run, part = case.run, case.participation
+    if not case.plain:
+        run = dataclasses.replace(run, method=method_of(case.config))
     moved = analysis.certificate(run, l_orth, part)
     drawn = isinstance(part, Realized) and part.rows is not None
     return moved / (2 * run.constants.gradient_bound if drawn else sensitivity(run)), moved
-
-
-def _aligned(case: Case, l_orth: float) -> tuple[np.ndarray, np.ndarray]:
-    """The same with alignment, where a_s is that of `fedmuon.analysis.theory.alignment`."""
-    run, part, clients = case.run, case.participation, len(case.sizes)
-    a = analysis.aligned_amplification(
-        run.lr, run.beta, l_orth, run.constants.smoothness, run.rounds, run.local_steps,
-        case.config.local.alignment,
-    )  # fmt: skip
-    if isinstance(part, Realized):
-        exposures = analysis.exposure(a, part.schedule, clients)
-    else:
-        exposures = np.full(clients, analysis.psi(a, clients, part.per_round, part.rho))
-    return exposures, analysis.perturbation(sensitivity(run), exposures)

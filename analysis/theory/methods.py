@@ -1,0 +1,96 @@
+"""The stability recursion of recipes that are not FedMuon: one for all, as far as bounds see them.
+
+Two coupled runs differ in one sample of client c. Let x, m, v, d >= 0 bound how far apart they are
+in the model, the momentum C, the server's velocity and the global direction, and within a round y,
+how differently a client has moved since it began. One local step of client i, where gradients are
+g = Lg x + Delta 1{i = c} apart:
+
+    m' = beta m + f g,   t = m' or beta m' + f g        (t: the direction; f = 1 - beta, or 1)
+    s  = eta (1 - alpha) L t + eta alpha d
+    x' = |1 - eta decay| x + s,   y' = y + s + eta decay x                                    (1)
+
+Proof. C' = beta C + f G; the direction is C', in Nesterov's forms beta C' + f G; the step is
+X' = (1 - eta decay) X - eta ((1 - alpha) Orth(direction) + alpha D). Each line is the triangle
+inequality, with ||Orth(M) - Orth(M')|| <= L ||M - M'||; without a map L = 1, without momentum
+beta = 0 and f = 1. For y it is applied to X' - X.
+
+A round begins on every client from x, d, y = 0, and m, or 0 where momentum begins afresh on both
+sides (Local Muon). With the weights w_i >= 0, sum 1, of the server's average (1/K, or by n_i: the
+sizes do not change) it ends in
+
+    x+ = sum w_i x_i + b v,  v+ = b v + sum w_i y_i,  m+ = sum w_i m_i,
+    d+ = sum w_i y_i / (eta E)                                                                (2)
+
+Proof. FedAvgM has V+ = b V + (mean - X), X+ = X + V+ = mean + b V, and mean - X is the average of
+what clients moved; b = 0 is the plain mean. D+ = (X - mean) / (eta E) (001, Remark 3.2).
+
+(1) and (2) are linear with coefficients >= 0, so they stay bounds by induction; clients that are
+not c all obey them without Delta. So, with a_{s,k} = the first component of what a unit Delta at
+round s, step k alone becomes after all later steps and rounds,
+
+    ||X^R(S) - X^R(S')||_F <= Delta sum_s w_{s,c} 1{c in C_s} sum_k a_{s,k}.
+
+They are had from the end backwards, as rows (1 + x, m, v, d) times the matrices of (1) and (2);
+the difference x from 1 is what is held, as it keeps the digits of small increments. FedMuon is
+the case of `recursion`, alignment that of `alignment` (with constant steps).
+"""
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from fedmuon.analysis.theory.checks import at_least, memory
+from fedmuon.analysis.theory.recursion import Steps, by_step, saturated
+
+Row = tuple[float, float, float, float]  # of x (its difference from 1), m, v, d
+
+
+@dataclass(frozen=True)
+class Method:
+    """beta and the form of the momentum, decay, whether momentum begins afresh every round, b of
+    the server, alpha of alignment."""
+
+    beta: float
+    form: str = "ema"
+    decay: float = 0.0
+    afresh: bool = False
+    server: float = 0.0
+    alignment: float = 0.0
+
+    @property
+    def fresh(self) -> float:
+        """f: what a gradient weighs in the momentum."""
+        return 1 - memory(self.beta) if self.form.startswith("ema") else 1.0
+
+
+def method_amplification(
+    method: Method, rates: np.ndarray, l_orth: float, l_g: Steps, local_steps: int = 1
+) -> np.ndarray:
+    """a_{s,k} [R, E] for step sizes `rates` [R]; infinite where it overflows."""
+    smooth = by_step(l_g, len(rates), local_steps).reshape(len(rates), -1).tolist()
+    found, row = np.empty((len(rates), local_steps)), (0.0, 0.0, 0.0, 0.0)
+    for r in reversed(range(len(rates))):
+        rate, slope = at_least("lr", float(rates[r])), at_least("l_orth", l_orth)
+        found[r], row = _round(method, rate, slope, smooth[r], row)
+    return saturated(found)
+
+
+def _round(
+    method: Method, rate: float, l_orth: float, smooth: list[float], after: Row
+) -> tuple[list[float], Row]:
+    """a_k of a round, and the row before it, from the row after it."""
+    x, m, v, d = after
+    before_v = method.server * (1 + x + v)
+    y = v + (d / (rate * len(smooth)) if rate else 0.0)
+    push, decay = rate * (1 - method.alignment) * l_orth, rate * method.decay
+    share, twice = (method.beta, 1.0) if method.form.endswith("nesterov") else (1.0, 0.0)
+    shrink, found, before_d = min(decay, 2 - decay), [], 0.0
+    for slope in reversed(smooth):
+        moved = 1 + x + y
+        t = push * moved
+        m += share * t
+        g = method.fresh * (m + twice * t)
+        found.append(g)
+        before_d += rate * method.alignment * moved
+        x, m = x - shrink * (1 + x) + decay * y + slope * g, method.beta * m
+    return found[::-1], (x, 0.0 if method.afresh else m, before_v, before_d)
