@@ -211,7 +211,9 @@ def test_smoothing_removes_the_obstruction() -> None:
             scalar_obstruction(**{"samples": 5, "lr": 0.1, **bad})
 
 
-def by_call(smallest: np.ndarray, sensitivity: np.ndarray) -> tuple[np.ndarray, list]:
+def by_call(
+    smallest: np.ndarray, sensitivity: np.ndarray, l_g: np.ndarray, scale: np.ndarray
+) -> tuple[np.ndarray, list]:
     """The recursion call by call, a neighbour of each client after the other, in 50 digits."""
     e, b = mpf(LR), mpf(BETA)
     worst = [[[mpf(0)] * 3 for _ in range(STEPS)] for _ in SCHEDULE]
@@ -223,7 +225,8 @@ def by_call(smallest: np.ndarray, sensitivity: np.ndarray) -> tuple[np.ndarray, 
             for position, i in enumerate(cohort):
                 xi, mi = x, m
                 for k in range(STEPS):
-                    mi = b * mi + (1 - b) * (xi + (mpf(sensitivity[c]) if i == c else 0))
+                    hit = mpf(sensitivity[c]) * mpf(scale[r, k]) if i == c else 0
+                    mi = b * mi + (1 - b) * (mpf(l_g[r, k]) * xi + hit)
                     worst[r][k][position] = max(worst[r][k][position], mi)
                     gap = mpf(smallest[r, k, position])
                     xi += e * 2 * mi / (gap + (gap - mi))  # s_q(M) and what s_q(M') is at least
@@ -235,11 +238,12 @@ def by_call(smallest: np.ndarray, sensitivity: np.ndarray) -> tuple[np.ndarray, 
 
 def test_call_by_call_is_its_recursion_and_never_worse_than_a_tube() -> None:
     _, smallest = train(clients())
-    for scale in (0.02, 0.3, 0.9):
-        sensitivity = scale * np.array([0.9, 0.05, 1.0, 0.01, 0.6])
-        given = (smallest, SCHEDULE, sensitivity, LR, BETA, 1.0, STEPS)
-        found, tube = follow(*given), certify(*given)
-        worst, ends = by_call(smallest, sensitivity)
+    ones, falling = np.ones((4, STEPS)), np.linspace(1.0, 0.6, 4 * STEPS).reshape(4, STEPS)
+    for size, l_g, scale in ((0.02, ones, ones), (0.3, falling, falling**2), (0.9, ones, ones)):
+        sensitivity = size * np.array([0.9, 0.05, 1.0, 0.01, 0.6])
+        given = (smallest, SCHEDULE, sensitivity, LR, BETA, l_g, STEPS)
+        found, tube = follow(*given, scale=scale), certify(*given, scale=scale)
+        worst, ends = by_call(smallest, sensitivity, l_g, scale)
         for one, wanted in zip(found.perturbation, ends, strict=True):
             assert abs(mpf(float(one)) - wanted) <= mpf(10) ** -12 * wanted
         least = min((smallest - worst).ravel())

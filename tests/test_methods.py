@@ -1,6 +1,7 @@
 """Recipes other than FedMuon: their recursion against products of matrices, against runs that
 attain it, and their certificates against neighbours of real runs."""
 
+import math
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -10,10 +11,13 @@ import pytest
 import torch
 from conftest import small
 from mpmath import matrix, mp, mpf
+from safetensors.numpy import load_file
 
 from fedmuon import analysis
+from fedmuon import config as tables_of
 from fedmuon.aggregators import by_samples
 from fedmuon.analysis.theory.methods import Method, method_amplification
+from fedmuon.analysis.theory.reach import Start, reach
 from fedmuon.config import parse
 from fedmuon.data.neighbours import Neighbours
 from fedmuon.errors import InputError
@@ -200,6 +204,28 @@ def each_row_moved(inputs: torch.Tensor, far: float) -> Neighbours:
     )  # fmt: skip
 
 
+FAR = Start(3, 1e9)  # where gradients are at most what they are anywhere: no step changes that
+
+
+@pytest.mark.parametrize("name", ["nesterov", "ema-nesterov", "polyak", "fedavg", "fedavgm"])
+def test_how_far_a_recipe_gets(name: str) -> None:
+    """Sums written out: a gradient counts f beta^(t-j) in the momentum of step t, a round's moves
+    b^(r-q) in the velocity of round r; Orth(M) = 2 M. The control is the plain form."""
+    method, top = METHODS[name], math.sqrt(2) / 4
+    found = reach(FAR, RATES, method, lambda s: 2 * s, STEPS).radius
+    weigh = lambda t: sum(method.fresh * method.beta ** (t - j) for j in range(t + 1))  # noqa: E731
+    moves = []
+    for t, rate in enumerate(np.repeat(RATES, STEPS).tolist()):
+        size = weigh(t)
+        size = method.beta * size + method.fresh if "nesterov" in method.form else size
+        moves.append(rate * 2 * size * top)
+    rounds = np.reshape(moves, (4, STEPS)).sum(1)
+    wanted = sum(method.server ** (r - q) * rounds[q] for r in range(4) for q in range(r + 1))
+    assert found == pytest.approx(float(wanted), rel=1e-12)
+    plain = reach(FAR, RATES, method.beta, lambda s: 2 * s, STEPS).radius
+    assert (found == pytest.approx(plain, rel=1e-9)) == (name == "fedavg")
+
+
 RUNS: list[dict[str, Any]] = [
     {"local": {"recipe": "fedavg", "steps": 2}},
     {"local": {"recipe": "fedavg", "batch": 4, "schedule": "cosine"}},
@@ -225,8 +251,26 @@ def test_no_neighbour_is_above_its_certificate(tables: dict[str, Any], tmp_path:
     ).T
     assert record["status"] == "certified" and not record["refusal"]
     assert (moved <= promised).all() and moved.max() > 0
+    within_reach(record, tmp_path / "a")
     assert (record["l_orth"] == 1.0) == (tables.get("local", {}).get("recipe") in
                                          ("fedavg", "fedavgm", "sgd"))  # fmt: skip
+
+
+def within_reach(record: dict[str, Any], folder: Path) -> None:
+    """The run ends within its radius, if it has one: alignment and decay have none."""
+    local = local_of(folder)
+    without = local.recipe == "fedmuon-aligned" or local.weight_decay > 0
+    assert (record["radius"] is None) == without
+    first, last = (load_file(folder / f"{name}.safetensors")["weight"] for name in ENDS)
+    assert without or 0 < np.linalg.norm(last - first, 2) <= record["radius"]
+
+
+ENDS = ("initial", "model")
+
+
+def local_of(folder: Path) -> Any:
+    """[local] of a run."""
+    return tables_of.load(folder / "config.toml").local
 
 
 @pytest.mark.parametrize(

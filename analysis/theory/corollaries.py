@@ -20,6 +20,7 @@ from fedmuon.analysis.theory.generalization import INDEPENDENCE, RANGE, Bound, b
 from fedmuon.analysis.theory.methods import Method, method_amplification
 from fedmuon.analysis.theory.participation import Rows
 from fedmuon.analysis.theory.reach import Reach
+from fedmuon.analysis.theory.recursion import Steps
 from fedmuon.errors import InputError
 from fedmuon.orthogonalize import Uncertified, lipschitz
 from fedmuon.orthogonalize.certificates import Kind
@@ -166,9 +167,12 @@ def amplified(run: Run, l_orth: float) -> np.ndarray:
         steps = recursion.step_amplification(*step, run.rounds, run.local_steps)
     else:
         steps = recursion.scheduled_amplification(*step, run.factors, run.local_steps)
-    if run.reach is None:
-        return steps
-    return taken.product(run.reach.diameters / (2 * run.constants.gradient_bound), steps)
+    return steps if run.reach is None else taken.product(scale_of(run), steps)
+
+
+def scale_of(run: Run) -> Steps:
+    """What Delta_i is times at each step: diam_{s,k} / (2 G_max), or 1 without a reach."""
+    return run.reach.diameters / (2 * run.constants.gradient_bound) if run.reach else 1.0
 
 
 def sensitivity(run: Run) -> np.ndarray:

@@ -52,7 +52,7 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from fedmuon.analysis.theory.checks import at_least, memory, rounds_of, values, whole
-from fedmuon.analysis.theory.recursion import transition
+from fedmuon.analysis.theory.recursion import Steps, by_step, transition
 from fedmuon.analysis.theory.search import least
 from fedmuon.errors import InputError
 from fedmuon.orthogonalize import Uncertified
@@ -80,16 +80,18 @@ def certify(
     sensitivity: ArrayLike,
     lr: ArrayLike,
     beta: float,
-    l_g: float,
+    l_g: Steps,
     local_steps: int = 1,
     kind: Kind = "sharp",
+    scale: Steps = 1.0,
 ) -> Tube:
     """The certificate of Lemma D.12, or a refusal that names the first call which fails.
 
     `smallest` is a floor of s_q(M) at all calls, or one number for each call, [R, E, K] in the
-    order of the schedule [R, K]; `sensitivity` is Delta_i [N]; `lr` is one number, or [R].
+    order of the schedule [R, K]; `sensitivity` is Delta_i [N]; `lr` is one number, or [R]; `l_g`
+    and `scale`, which Delta_i is times, may be given for each step [R, E].
     """
-    run = _run(smallest, schedule, sensitivity, lr, beta, l_g, local_steps)
+    run = _run(smallest, schedule, sensitivity, lr, beta, l_g, local_steps, scale)
     gamma = _paper_gap(run) if kind == "paper" else _sharp_gap(run)
     l_orth = (2 if kind == "paper" else 1) / gamma
     return Tube(gamma, l_orth, run.propagate(l_orth)[1])
@@ -101,11 +103,12 @@ def follow(
     sensitivity: ArrayLike,
     lr: ArrayLike,
     beta: float,
-    l_g: float,
+    l_g: Steps,
     local_steps: int = 1,
+    scale: Steps = 1.0,
 ) -> Tube:
     """The same call by call: gamma is what all neighbours keep, l_orth the largest 2 / (s + s')."""
-    run = _run(smallest, schedule, sensitivity, lr, beta, l_g, local_steps)
+    run = _run(smallest, schedule, sensitivity, lr, beta, l_g, local_steps, scale)
     radii, ends = run.follow()
     least = float((run.gaps - radii).min())
     return Tube(least, float((2 / (2 * run.gaps - radii)).max()), ends)
@@ -117,8 +120,9 @@ def _run(
     sensitivity: ArrayLike,
     lr: ArrayLike,
     beta: float,
-    l_g: float,
+    l_g: Steps,
     local_steps: int,
+    scale: Steps,
 ) -> "_Run":
     """The run, if its momentum has full rank at every call."""
     moved = values("sensitivity", sensitivity)
@@ -128,7 +132,8 @@ def _run(
     if given.ndim and given.shape != calls:
         raise InputError(f"smallest has shape {given.shape}: give one number or an array {calls}.")
     rates = np.broadcast_to(np.asarray(lr, dtype=float), len(chosen))
-    run = _Run(np.broadcast_to(given, calls), chosen, moved, rates, beta, l_g)
+    smooth, hits = (by_step(one, *calls[:2]).reshape(calls[:2]) for one in (l_g, scale))
+    run = _Run(np.broadcast_to(given, calls), chosen, moved, rates, beta, smooth, hits)
     run.refuse_where(run.gaps <= 0, "the momentum has no full rank")
     return run
 
@@ -140,7 +145,8 @@ class _Run:
     sensitivity: np.ndarray
     lr: np.ndarray
     beta: float
-    l_g: float
+    l_g: np.ndarray
+    scale: np.ndarray
 
     def propagate(self, l_orth: float) -> tuple[np.ndarray, np.ndarray]:
         """max_c radius_{c,tau} [R, E, K] and ||dX^R|| for a replacement in each client [N]."""
@@ -148,11 +154,11 @@ class _Run:
         radii = np.empty(self.gaps.shape)
         with np.errstate(over="ignore", invalid="ignore"):
             for r, cohort in enumerate(self.schedule):
-                step, kick = transition(float(self.lr[r]), self.beta, l_orth, self.l_g)
                 others = own = server
-                for k in range(self.gaps.shape[1]):
+                for k, smooth in enumerate(self.l_g[r].tolist()):
+                    step, kick = transition(float(self.lr[r]), self.beta, l_orth, smooth)
                     others = others @ step.T
-                    own = own @ step.T + self.sensitivity[:, None] * kick
+                    own = own @ step.T + self.scale[r, k] * self.sensitivity[:, None] * kick
                     # Another client's radius never exceeds its own, so c = i need not be left out.
                     radii[r, k] = np.maximum(own[cohort, 1], others[:, 1].max())
                 server = others.copy()
@@ -165,9 +171,10 @@ class _Run:
         radii, fresh = np.zeros(self.gaps.shape), 1 - memory(self.beta)
         for r, cohort in enumerate(self.schedule):
             own = np.arange(len(x))[:, None] == cohort  # [replaced client, participant]
+            hit = own * self.sensitivity[:, None]
             xs, ms = (np.repeat(one[:, None], len(cohort), 1) for one in (x, m))
             for k, gaps in enumerate(self.gaps[r]):
-                ms = self.beta * ms + fresh * (self.l_g * xs + own * self.sensitivity[:, None])
+                ms = self.beta * ms + fresh * (self.l_g[r, k] * xs + self.scale[r, k] * hit)
                 radii[r, k] = ms.max(0)
                 self.refuse_where(radii >= self.gaps, "a neighbour may lose the gap")
                 xs = xs + self.lr[r] * 2 * ms / (2 * gaps - ms)

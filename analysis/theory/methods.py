@@ -62,6 +62,11 @@ class Method:
         """f: what a gradient weighs in the momentum."""
         return 1 - memory(self.beta) if self.form.startswith("ema") else 1.0
 
+    @property
+    def looks_ahead(self) -> bool:
+        """Whether the direction is Nesterov's."""
+        return self.form.endswith("nesterov")
+
 
 def method_amplification(
     method: Method, rates: np.ndarray, l_orth: float, l_g: Steps, local_steps: int = 1
@@ -83,7 +88,7 @@ def _round(
     before_v = method.server * (1 + x + v)
     y = v + (d / (rate * len(smooth)) if rate else 0.0)
     push, decay = rate * (1 - method.alignment) * l_orth, rate * method.decay
-    share, twice = (method.beta, 1.0) if method.form.endswith("nesterov") else (1.0, 0.0)
+    share, twice = (method.beta, 1.0) if method.looks_ahead else (1.0, 0.0)
     shrink, found, before_d = min(decay, 2 - decay), [], 0.0
     for slope in reversed(smooth):
         moved = 1 + x + y

@@ -10,6 +10,11 @@ gradients on the ball {||X - X0||_op <= rho_t}, induction over t says: after t l
 over rounds, every client's model is in the ball of radius rho_t, for every sample that there may
 be; means of models stay in it, as it is convex. X0 does not know the samples.
 
+**Other recipes** (`methods`). Sizes add up as they do there: m' = beta m + f g_t, the direction is
+at most t = m', or beta m' + f g_t in Nesterov's forms, and without a map phi(t) = t. A momentum
+that begins afresh is no larger. FedAvgM's velocity is at most v+ = b v + (how far the round's moves
+reach), and X+ = X + V+: each round ends in rho + v+, which is the last rho of its steps for b = 0.
+
 So at step t a run and its neighbour are both where Lg_t and the diameter diam_t of the set of
 sample gradients are known: one replaced sample moves a mean of n_i gradients by at most
 diam_t / n_i, and a_t (of `recursion`, with Lg_t) says what that comes to. At the end the loss is
@@ -24,6 +29,7 @@ from functools import lru_cache
 
 import numpy as np
 
+from fedmuon.analysis.theory.methods import Method
 from fedmuon.tasks.ball import suprema
 from fedmuon.tasks.constants import Constants
 
@@ -56,17 +62,24 @@ class Reach:
 def reach(
     start: Start,
     steps: np.ndarray,
-    beta: float,
+    method: Method | float,
     growth: Callable[[float], float],
     local_steps: int = 1,
 ) -> Reach:
-    """The constants along the way: `steps` [R] are the step sizes, `growth` is phi of the map."""
-    radius, size, seen = 0.0, 0.0, []
-    for lr in np.repeat(steps, local_steps).tolist():
-        gradient, *found = _at(start, radius)
-        seen.append(found[:2])
-        size = beta * size + (1 - beta) * gradient
-        radius += lr * growth(size)
+    """The constants along the way: `steps` [R] are the step sizes, `growth` is phi of the map; a
+    method that is a number is the beta of FedMuon's."""
+    how = method if isinstance(method, Method) else Method(method)
+    radius, size, velocity, seen = 0.0, 0.0, 0.0, []
+    for lr in steps.tolist():
+        begun = radius
+        for _ in range(local_steps):
+            gradient, *found = _at(start, radius)
+            seen.append(found[:2])
+            size = how.beta * size + how.fresh * gradient
+            ahead = how.beta * size + how.fresh * gradient if how.looks_ahead else size
+            radius += lr * growth(ahead)
+        velocity = how.server * velocity + radius - begun
+        radius = begun + velocity if how.server else radius
     gradient, _, smoothness, spread = _at(start, radius)
     diameters, curved = np.array(seen).T.reshape(2, len(steps), local_steps)
     return Reach(radius, curved, diameters, Constants(spread, gradient, gradient, smoothness))

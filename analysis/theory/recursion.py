@@ -64,7 +64,7 @@ def scheduled_amplification(
 
 
 def by_step(l_g: Steps, rounds: int, local_steps: int) -> np.ndarray:
-    """l_g for each of the R E steps."""
+    """A number, such as l_g, for each of the R E steps."""
     if isinstance(l_g, np.ndarray):
         return values("l_g", l_g.ravel(), rounds * local_steps)
     return np.full(rounds * local_steps, at_least("l_g", l_g))

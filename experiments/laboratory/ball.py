@@ -8,7 +8,9 @@ from fedmuon.analysis.theory.reach import Reach, Start, reach
 from fedmuon.config import Config
 from fedmuon.data.source import Source
 from fedmuon.errors import InputError
+from fedmuon.experiments.laboratory.methods import has_map, method_of
 from fedmuon.names import is_own
+from fedmuon.orthogonalize import Uncertified
 from fedmuon.orthogonalize.sizes import growth
 
 IMAGES = ("mnist5k", "mnist", "fashion-mnist", "cifar10", "digits")
@@ -49,12 +51,19 @@ def source_of(config: Config, folder: Path) -> Source | None:
 
 def reached(config: Config, start: Start | None, factors: np.ndarray | None) -> Reach | None:
     """The constants along the way; None where those of all models are asked for, or are all that
-    is known: of an unknown start, of alignment, of maps without a size."""
+    is known: of an unknown start, of alignment, of weight decay (towards 0, not X0), of maps
+    without a size, and of what no recursion covers."""
     local, table = config.local, config.orthogonalizer
     schulz = table.model_dump(include={"steps", "coefficients", "eps", "normalization"})
-    size = growth(table.name, lam=table.lambda_, gamma=table.clip_level, **schulz)
-    asked = config.stability.constants == "ball" and local.recipe == "fedmuon"
-    if start is None or size is None or not asked:
+    of_map = growth(table.name, lam=table.lambda_, gamma=table.clip_level, **schulz)
+    size = of_map if has_map(config) else float
+    if start is None or size is None or config.stability.constants != "ball":
+        return None
+    try:
+        method = method_of(config)
+    except Uncertified:
+        return None
+    if method.alignment or method.decay:
         return None
     steps = local.lr * (np.ones(config.federation.rounds) if factors is None else factors)
-    return reach(start, steps, local.momentum, size, local.steps)
+    return reach(start, steps, method, size, local.steps)

@@ -268,10 +268,12 @@ def _in_tube(case: Case) -> Verdict:
     if not known or run.by_samples:
         raise Uncertified(JUMPS)
     each, rates = sensitivity(run), run.lr * (1.0 if run.factors is None else run.factors)
-    of_run = each, rates, run.beta, run.constants.smoothness, run.local_steps
+    smooth = run.reach.smoothness if run.reach else run.constants.smoothness
+    scale = says.scale_of(run)
     printed = case.config.stability.lipschitz == "paper"
     way = partial(analysis.certify, kind="paper") if printed else analysis.follow
-    tube = way(case.gaps(), part.schedule, *of_run)
+    of_run = each, rates, run.beta, smooth, run.local_steps
+    tube = way(case.gaps(), part.schedule, *of_run, scale=scale)
     status = "estimated" if case.given else "realized"
     exposures = tube.perturbation / each
     return Verdict(tube.l_orth, exposures, tube.perturbation, status=status, scope=tube.scope)
