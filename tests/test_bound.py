@@ -81,7 +81,7 @@ def record_of(*arguments: str) -> dict:
 def test_an_overflow_is_a_vacuous_bound_with_its_reason() -> None:
     """Every eps_i is B = 1, n_eff = n and S = 1: (10) with the explicit constant, by hand."""
     record = record_of("--rounds", "10000", "--clients", "50", "--size", "100", "--lr", "1")
-    r, tree = math.log(40), 13  # of delta / 2, and ceil(log2 5000)
+    r, tree = math.log(20), 13  # of delta, and ceil(log2 5000)
     h = 2 + math.e * (math.sqrt(r / 5000) + math.sqrt(2) * r * tree)
     assert record["h"] == pytest.approx(h, rel=1e-12)
     moves = 2 - 1 / 50 / 100 + 1 / 50 / 100

@@ -159,10 +159,10 @@ def test_a_census(census: Path) -> None:
 
 
 def test_a_refused_bound(tmp_path: Path) -> None:
-    execute(small(local={"recipe": "fedavg"}, stability={"trials": 3}), tmp_path / "a")
+    execute(small(local={"recipe": "adamw"}, stability={"trials": 3}), tmp_path / "a")
     text = read(write_report(tmp_path / "a")).text
     assert "0 of 3 claims hold on synthetic; 3 cannot be judged" in text
-    assert "Refused:" in text and "recipe fedavg" in text and "3 random neighbours" in text
+    assert "Refused:" in text and "Recipe adamw" in text and "3 random neighbours" in text
 
 
 def test_many_folders_share_a_page(census: Path, tmp_path: Path) -> None:

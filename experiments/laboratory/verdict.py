@@ -243,7 +243,9 @@ def _require_as_planned(case: Case) -> None:
 
 
 def _certified(case: Case, l_orth: float) -> Verdict:
-    """001, Theorem 4.1 with Corollary 4.2, Corollary 4.3, Theorem J.1 or Remark 3.2."""
+    """001, Theorem 4.1 with Corollary 4.2, Corollary 4.3, Theorem J.1 or Remark 3.2; H and G have
+    all of delta each, as the smaller is known before the data, or with a C_hp of the caller's the
+    halves that are printed."""
     run, stability = case.run, case.config.stability
     exposures, moved = _exposed(case, l_orth)
     assumed, failure = _assumed(case)
@@ -254,6 +256,7 @@ def _certified(case: Case, l_orth: float) -> Verdict:
         stability.delta,
         run.constants.loss_bound,
         stability.c_hp,  # type: ignore[arg-type]
+        shares=(1.0, 1.0) if isinstance(stability.c_hp, str) else (0.5, 0.5),
         status=_status(case),
         assumptions=assumed,
         other_failure=failure,
