@@ -1,6 +1,7 @@
 """The theory: stability and generalization of FedMuon (001), stationarity of Muon (002, 004)."""
 
 from fedmuon.analysis.theory.alignment import aligned_amplification
+from fedmuon.analysis.theory.call_by_call import follow
 from fedmuon.analysis.theory.corollaries import (
     Rate,
     Realized,
@@ -15,13 +16,7 @@ from fedmuon.analysis.theory.corollaries import (
     stability,
     theorem,
 )
-from fedmuon.analysis.theory.exact_sign import (
-    Obstruction,
-    Tube,
-    certify,
-    follow,
-    scalar_obstruction,
-)
+from fedmuon.analysis.theory.exact_sign import Obstruction, Tube, certify, scalar_obstruction
 from fedmuon.analysis.theory.gap import MeasuredGap, label_shares, measured_gap
 from fedmuon.analysis.theory.generalization import Bound, bound, g_alone
 from fedmuon.analysis.theory.participation import (

@@ -7,6 +7,7 @@ import pytest
 from mpmath import mp, mpf
 
 from fedmuon.analysis import amplification, certify, exposure, follow, scalar_obstruction
+from fedmuon.analysis.theory.methods import Method
 from fedmuon.errors import InputError
 from fedmuon.orthogonalize import Uncertified
 
@@ -321,3 +322,39 @@ def test_step_sizes_may_change_by_round() -> None:
         assert not still.any() and one.all()
         last = way(smallest, SCHEDULE, np.full(CLIENTS, 0.1), np.array([0, 0, 0, LR]), *rest)
         assert (last.perturbation < one).all()
+
+
+@pytest.mark.parametrize(
+    "method",
+    [
+        Method(0.6, "nesterov"),
+        Method(0.6, "ema-nesterov", 0.3),
+        Method(0.6, "polyak", afresh=True),
+        Method(0.6, decay=2.0),
+    ],
+    ids=str,
+)
+def test_call_by_call_of_other_recipes(method: Method) -> None:
+    """Weighted averages, too; against a loop over the neighbours of each client, in 50 digits."""
+    shares = np.array([[0.2, 0.3, 0.5]] * 4)
+    gaps = 0.4 + np.random.default_rng(3).random((4, STEPS, 3))
+    sensitivity = np.array([0.05, 0.02, 0.1, 0.01, 0.08])
+    found = follow(gaps, SCHEDULE, sensitivity, LR, method, 0.7, STEPS, shares=shares)
+    beta, f = mpf(method.beta), mpf(1 if not method.form.startswith("ema") else 1 - method.beta)
+    for c in range(CLIENTS):
+        x = m = mpf(0)
+        for r, cohort in enumerate(SCHEDULE.tolist()):
+            ends = []
+            for place, i in enumerate(cohort):
+                xi, mi = x, mpf(0) if method.afresh else m
+                for k in range(STEPS):
+                    apart = mpf(0.7) * xi + (mpf(sensitivity[c]) if i == c else 0)
+                    mi = beta * mi + f * apart
+                    t = beta * mi + f * apart if "nesterov" in method.form else mi
+                    kept = abs(1 - mpf(LR) * mpf(method.decay))
+                    xi = kept * xi + mpf(LR) * 2 * t / (2 * mpf(gaps[r, k, place]) - t)
+                ends.append((mpf(shares[r, place]) * xi, mpf(shares[r, place]) * mi))
+            x, m = (sum(end[j] for end in ends) for j in (0, 1))
+        assert found.perturbation[c] == pytest.approx(float(x), rel=1e-12)
+    plain = follow(gaps, SCHEDULE, sensitivity, LR, 0.6, 0.7, STEPS).perturbation
+    assert not np.allclose(found.perturbation, plain, rtol=1e-3)

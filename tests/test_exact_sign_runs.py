@@ -113,6 +113,10 @@ VARIANTS = [
     {"federation": {"clients": 1, "per-round": 1}},
     {"local": {"schedule": "cosine"}},
     {"data": {"dimension": 2}},  # fewer features than classes: q = d
+    {"local": {"recipe": "local-muon", "steps": 3}},
+    {"local": {"recipe": "muon", "momentum-form": "nesterov", "weight-decay": 0.2}},
+    {"local": {"momentum-form": "polyak"}, "federation": {"aggregate": "by-samples"}},
+    {"stability": {"constants": "global"}},
 ]
 
 
@@ -120,7 +124,8 @@ VARIANTS = [
 def test_an_exact_sign_run_is_certified_and_its_neighbours_are_within(
     tables: dict, tmp_path: Path
 ) -> None:
-    record = execute(calm(**tables, stability={"trials": 200}), tmp_path / "a")
+    tables = {**tables, "stability": {"trials": 200, **tables.get("stability", {})}}
+    record = execute(calm(**tables), tmp_path / "a")
     columns = np.loadtxt(tmp_path / "a" / "neighbours.csv", delimiter=",", skiprows=1)
     moved, promised = columns[:, 4], columns[:, 6]
     assert record["status"] == "realized" and not record["refusal"]
@@ -211,6 +216,8 @@ def test_only_a_whole_run_in_doubles_has_a_tube(tmp_path: Path) -> None:
     alone = dataclasses.replace(case, gaps=None)
     single = dataclasses.replace(case, config=calm(engine={"dtype": "float32"}))
     aligned = dataclasses.replace(case, config=calm(local={"recipe": "fedmuon-aligned"}))
+    printed = calm(local={"recipe": "local-muon"}, stability={"lipschitz": "paper"})
+    assert "FedMuon as 001" in bound.judge(dataclasses.replace(case, config=printed)).refusal
     for other in (law, alone, single, aligned):
         assert "from its momenta (Lemma D.12)" in bound.judge(other).refusal
         assert bound.judge(other).status == "refused"

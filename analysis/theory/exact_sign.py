@@ -26,23 +26,7 @@ d >= c). From N = U S V^T follows M = U S (Q V)^T, hence sign(M) = sign(N) Q^T. 
 by Q^T keeps Frobenius norms: distances of momenta, of signs, and so of models are those in
 R^{d x (c-1)}, where the lemma is applied; Lg and Delta bound norms, which are the same there.
 
-**Call by call** (`follow`) no gamma is needed. By Lemma D.7, for matrices [d, q] of rank q <= d,
-
-    ||sign(M) - sign(M')||_F <= 2 ||M - M'||_F / (s_q(M) + s_q(M')).                             (*)
-
-With ||M - M'||_F <= radius < sigma at a call, s_q(M') >= sigma - ||M - M'||_F by Weyl's inequality,
-and t -> 2 t / (2 sigma - t) rises: the signs are at most 2 radius / (2 sigma - radius) apart. The
-same induction goes on with what this call adds instead of L radius. Where a tube of gamma holds
-(radius + gamma <= sigma), 2 / (2 sigma - radius) <= 2 / (sigma + gamma) <= 1 / gamma: it is never
-worse than the best tube.
-
-Proof of (*), norms being Frobenius. M = U S V^T, M' = W T Z^T, X = V^T Z (orthogonal), Y = U^T W,
-E = M - M', s and t the least of S and of T. E_1 = U^T E Z = S X - Y T and E_2 = (W^T E V)^T =
-S Y - X T, so S (X - Y) + (X - Y) T = E_1 - E_2 and (s + t) ||X - Y|| <= ||E_1|| + ||E_2||. With U_o
-across from U and w = ||U_o^T W|| = ||W_o^T U||, ||sign(M) - sign(M')||^2 = ||X - Y||^2 + w^2. As
-U_o^T E Z = -U_o^T W T, ||E_1||^2 <= ||E||^2 - t^2 w^2, likewise ||E_2||^2 <= ||E||^2 - s^2 w^2. As
-(a + b)^2 <= 2 a^2 + 2 b^2, (s + t)^2 (||X - Y||^2 + w^2)
-<= 4 ||E||^2 - 2 (s^2 + t^2) w^2 + (s + t)^2 w^2 <= 4 ||E||^2.
+`call_by_call` needs no gamma.
 """
 
 import math
@@ -51,7 +35,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import ArrayLike
 
-from fedmuon.analysis.theory.checks import at_least, memory, rounds_of, values, whole
+from fedmuon.analysis.theory.checks import at_least, rounds_of, values, whole
 from fedmuon.analysis.theory.recursion import Steps, by_step, transition
 from fedmuon.analysis.theory.search import least
 from fedmuon.errors import InputError
@@ -91,30 +75,13 @@ def certify(
     order of the schedule [R, K]; `sensitivity` is Delta_i [N]; `lr` is one number, or [R]; `l_g`
     and `scale`, which Delta_i is times, may be given for each step [R, E].
     """
-    run = _run(smallest, schedule, sensitivity, lr, beta, l_g, local_steps, scale)
+    run = sign_run(smallest, schedule, sensitivity, lr, beta, l_g, local_steps, scale)
     gamma = _paper_gap(run) if kind == "paper" else _sharp_gap(run)
     l_orth = (2 if kind == "paper" else 1) / gamma
     return Tube(gamma, l_orth, run.propagate(l_orth)[1])
 
 
-def follow(
-    smallest: ArrayLike,
-    schedule: ArrayLike,
-    sensitivity: ArrayLike,
-    lr: ArrayLike,
-    beta: float,
-    l_g: Steps,
-    local_steps: int = 1,
-    scale: Steps = 1.0,
-) -> Tube:
-    """The same call by call: gamma is what all neighbours keep, l_orth the largest 2 / (s + s')."""
-    run = _run(smallest, schedule, sensitivity, lr, beta, l_g, local_steps, scale)
-    radii, ends = run.follow()
-    least = float((run.gaps - radii).min())
-    return Tube(least, float((2 / (2 * run.gaps - radii)).max()), ends)
-
-
-def _run(
+def sign_run(
     smallest: ArrayLike,
     schedule: ArrayLike,
     sensitivity: ArrayLike,
@@ -123,7 +90,7 @@ def _run(
     l_g: Steps,
     local_steps: int,
     scale: Steps,
-) -> "_Run":
+) -> "SignRun":
     """The run, if its momentum has full rank at every call."""
     moved = values("sensitivity", sensitivity)
     chosen = rounds_of(schedule, len(moved))
@@ -133,13 +100,15 @@ def _run(
         raise InputError(f"smallest has shape {given.shape}: give one number or an array {calls}.")
     rates = np.broadcast_to(np.asarray(lr, dtype=float), len(chosen))
     smooth, hits = (by_step(one, *calls[:2]).reshape(calls[:2]) for one in (l_g, scale))
-    run = _Run(np.broadcast_to(given, calls), chosen, moved, rates, beta, smooth, hits)
+    run = SignRun(np.broadcast_to(given, calls), chosen, moved, rates, beta, smooth, hits)
     run.refuse_where(run.gaps <= 0, "the momentum has no full rank")
     return run
 
 
 @dataclass(frozen=True)
-class _Run:
+class SignRun:
+    """A run as its sign calls see it: `gaps` [R, E, K] are s_q, `l_g` and `scale` [R, E]."""
+
     gaps: np.ndarray
     schedule: np.ndarray
     sensitivity: np.ndarray
@@ -165,22 +134,6 @@ class _Run:
                 server[cohort] += (own[cohort] - others[cohort]) / len(cohort)
         return np.nan_to_num(radii, nan=np.inf, posinf=np.inf), server[:, 0]
 
-    def follow(self) -> tuple[np.ndarray, np.ndarray]:
-        """The same radii and ends, with what each call adds, or a refusal where a gap is lost."""
-        x, m = np.zeros((2, len(self.sensitivity)))
-        radii, fresh = np.zeros(self.gaps.shape), 1 - memory(self.beta)
-        for r, cohort in enumerate(self.schedule):
-            own = np.arange(len(x))[:, None] == cohort  # [replaced client, participant]
-            hit = own * self.sensitivity[:, None]
-            xs, ms = (np.repeat(one[:, None], len(cohort), 1) for one in (x, m))
-            for k, gaps in enumerate(self.gaps[r]):
-                ms = self.beta * ms + fresh * (self.l_g[r, k] * xs + self.scale[r, k] * hit)
-                radii[r, k] = ms.max(0)
-                self.refuse_where(radii >= self.gaps, "a neighbour may lose the gap")
-                xs = xs + self.lr[r] * 2 * ms / (2 * gaps - ms)
-            x, m = xs.mean(1), ms.mean(1)
-        return radii, x
-
     def refuse_where(self, failing: np.ndarray, why: str) -> None:
         """Name the first call that fails, if one does."""
         if failing.any():
@@ -191,7 +144,7 @@ class _Run:
             )
 
 
-def _paper_gap(run: _Run) -> float:
+def _paper_gap(run: SignRun) -> float:
     gamma = float(run.gaps.min()) / 2
     run.refuse_where(
         run.propagate(2 / gamma)[0] > gamma, f"a neighbour leaves the tube of {gamma:.3g}"
@@ -199,7 +152,7 @@ def _paper_gap(run: _Run) -> float:
     return gamma
 
 
-def _sharp_gap(run: _Run) -> float:
+def _sharp_gap(run: SignRun) -> float:
     """The largest gamma whose worst violation is at most 0; the violation is convex in gamma."""
     top = float(run.gaps.min())
 

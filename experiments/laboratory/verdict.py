@@ -7,7 +7,7 @@ import dataclasses
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import cached_property, partial
+from functools import cached_property
 from typing import Any, Literal
 
 import numpy as np
@@ -18,6 +18,7 @@ from fedmuon.analysis.theory import corollaries as says
 from fedmuon.analysis.theory.corollaries import sensitivity
 from fedmuon.analysis.theory.generalization import INDEPENDENCE, RANGE, Status
 from fedmuon.analysis.theory.methods import Method
+from fedmuon.analysis.theory.participation import by_samples
 from fedmuon.analysis.theory.reach import Reach, Start
 from fedmuon.config import Config
 from fedmuon.data.partition import weights
@@ -32,7 +33,11 @@ ALIGNED = "(X, M) and the global direction obey the three-state recursion of Rem
 JUMPS = (
     "The exact sign jumps where a singular value is 0, so it has no constant, and no bound stands "
     "on it; but the neighbours of one run have certificates, from its momenta (Lemma D.12): of a "
-    "finished run of fedmuon on the matrix task, in float64, on its schedule as drawn."
+    "finished run on the matrix task, without alignment, in float64, on its schedule as drawn."
+)
+PRINTED = (
+    "The printed tube (Lemma D.12) is that of FedMuon as 001 has it: set [stability] lipschitz = "
+    "'sharp', which is proved for other forms, too."
 )
 CALLER = "The caller gave {} = {:g}: nothing here proves it."
 EXACT = (
@@ -266,17 +271,20 @@ def _certified(case: Case, l_orth: float) -> Verdict:
 
 def _in_tube(case: Case) -> Verdict:
     """001, Lemma D.12 in the quotient by the ones vector: certificates of this run's neighbours."""
-    part, run = case.participation, case.run
-    known = case.gaps and case.plain and case.exact and isinstance(part, Realized)
-    if not known or run.by_samples:
+    part, run, method = case.participation, case.run, method_of(case.config)
+    if not (case.gaps and case.exact and isinstance(part, Realized)) or method.alignment:
         raise Uncertified(JUMPS)
     each, rates = sensitivity(run), run.lr * (1.0 if run.factors is None else run.factors)
     smooth = run.reach.smoothness if run.reach else run.constants.smoothness
-    scale = says.scale_of(run)
-    printed = case.config.stability.lipschitz == "paper"
-    way = partial(analysis.certify, kind="paper") if printed else analysis.follow
-    of_run = each, rates, run.beta, smooth, run.local_steps
-    tube = way(case.gaps(), part.schedule, *of_run, scale=scale)
+    of_run = case.gaps(), part.schedule, each, rates
+    after = {"l_g": smooth, "local_steps": run.local_steps, "scale": says.scale_of(run)}
+    if case.config.stability.lipschitz == "sharp":
+        shares = by_samples(part.schedule, run.sizes) if run.by_samples else None
+        tube = analysis.follow(*of_run, method, shares=shares, **after)
+    elif case.plain and not run.by_samples:
+        tube = analysis.certify(*of_run, run.beta, kind="paper", **after)
+    else:
+        raise Uncertified(PRINTED)
     status = "estimated" if case.given else "realized"
     exposures = tube.perturbation / each
     return Verdict(tube.l_orth, exposures, tube.perturbation, status=status, scope=tube.scope)
