@@ -19,6 +19,7 @@ from fedmuon.analysis.theory.corollaries import (
 from fedmuon.analysis.theory.exact_sign import Obstruction, Tube, certify, scalar_obstruction
 from fedmuon.analysis.theory.gap import MeasuredGap, label_shares, measured_gap
 from fedmuon.analysis.theory.generalization import Bound, bound, g_alone
+from fedmuon.analysis.theory.methods import Method
 from fedmuon.analysis.theory.participation import (
     batch_exposure,
     exposure,
@@ -41,6 +42,7 @@ from fedmuon.analysis.theory.stationarity import Noise, Stationarity, nesterov_m
 __all__ = [
     "Bound",
     "MeasuredGap",
+    "Method",
     "Noise",
     "Obstruction",
     "Rate",
