@@ -69,7 +69,7 @@ def local_step(method: Method, eta: Any, l_g: Any) -> tuple[Any, Any]:
 
 def whole_round(method: Method, r: int, z: Any, l_g: Any, kicked: int | None) -> Any:
     """(2) after E steps, of which one is kicked."""
-    eta, b, v = mpf(RATES[r]), mpf(method.server), z[2]
+    eta, b, v = mpf(RATES[r % 4]), mpf(method.server), z[2]
     z = matrix([z[0], 0 if method.afresh else z[1], v, z[3], 0])
     for k in range(STEPS):
         A, kick = local_step(method, eta, mpf(l_g[k]))
@@ -86,6 +86,27 @@ def naive(method: Method, l_g: np.ndarray) -> np.ndarray:
             z = whole_round(method, r, z, l_g[r], k if r == s else None)
         found[s, k] = float(z[0])
     return found
+
+
+@pytest.mark.parametrize("name", list(METHODS))
+def test_what_long_runs_forget_keeps_its_digits(name: str) -> None:
+    """Strong decay leaves next to nothing of the first round, which no difference from 1 is."""
+    z, rates = matrix([0] * 5), np.tile(RATES, 12)
+    for r in range(48):
+        z = whole_round(METHODS[name], r, z, [LG] * STEPS, 1 if r == 0 else None)
+    found = method_amplification(METHODS[name], rates, L, LG, STEPS)[0, 1]
+    assert found == pytest.approx(float(z[0]), rel=1e-12) and found > 0
+
+
+@pytest.mark.parametrize("name", list(METHODS))
+def test_rounds_that_are_alike_are_doubled(name: str) -> None:
+    """The same as rounds one by one, which step sizes that differ by nothing much make them."""
+    rates = np.full(57, 0.03)
+    other = rates * (1 + 1e-15 * np.arange(57))
+    found = method_amplification(METHODS[name], rates, L, LG, STEPS)
+    wanted = method_amplification(METHODS[name], other, L, LG, STEPS)
+    np.testing.assert_allclose(found, wanted, rtol=1e-11)
+    assert not np.array_equal(rates, other)
 
 
 @pytest.mark.parametrize("name", list(METHODS))

@@ -31,8 +31,9 @@ round s, step k alone becomes after all later steps and rounds,
     ||X^R(S) - X^R(S')||_F <= Delta sum_s w_{s,c} 1{c in C_s} sum_k a_{s,k}.
 
 They are had from the end backwards, as rows (1 + x, m, v, d) times the matrices of (1) and (2);
-the difference x from 1 is what is held, as it keeps the digits of small increments. FedMuon is
-the case of `recursion`, alignment that of `alignment` (with constant steps).
+the difference x from 1 is what is held, as it keeps the digits of small increments, or with decay,
+where the row shrinks, from 0. FedMuon is the case of `recursion`, alignment that of `alignment`
+(with constant steps).
 """
 
 from dataclasses import dataclass
@@ -40,7 +41,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from fedmuon.analysis.theory.checks import at_least, memory
-from fedmuon.analysis.theory.recursion import Steps, by_step, saturated
+from fedmuon.analysis.theory.recursion import Steps, by_step, first_rows, saturated
 
 Row = tuple[float, float, float, float]  # of x (its difference from 1), m, v, d
 
@@ -72,30 +73,50 @@ def method_amplification(
     method: Method, rates: np.ndarray, l_orth: float, l_g: Steps, local_steps: int = 1
 ) -> np.ndarray:
     """a_{s,k} [R, E] for step sizes `rates` [R]; infinite where it overflows."""
-    smooth = by_step(l_g, len(rates), local_steps).reshape(len(rates), -1).tolist()
-    found, row = np.empty((len(rates), local_steps)), (0.0, 0.0, 0.0, 0.0)
-    for r in reversed(range(len(rates))):
-        rate, slope = at_least("lr", float(rates[r])), at_least("l_orth", l_orth)
-        found[r], row = _round(method, rate, slope, smooth[r], row)
+    rounds, slope = len(rates), at_least("l_orth", l_orth)
+    smooth = by_step(l_g, rounds, local_steps).reshape(rounds, -1)
+    each = [at_least("lr", rate) for rate in rates.tolist()]
+    if not method.decay and (rates == rates[0]).all() and (smooth == smooth[0, 0]).all():
+        return saturated(_alike(method, each[0], slope, smooth[0].tolist(), rounds))
+    one = 0.0 if method.decay else 1.0
+    found, row = np.empty((rounds, local_steps)), (1 - one, 0.0, 0.0, 0.0)
+    for r, curved in reversed(list(enumerate(smooth.tolist()))):
+        found[r], row = _round(method, each[r], slope, curved, row, one)
     return saturated(found)
 
 
+@np.errstate(over="ignore", invalid="ignore")
+def _alike(
+    method: Method, rate: float, l_orth: float, smooth: list[float], rounds: int
+) -> np.ndarray:
+    """The same where all rounds are alike, by doubling: what a round makes of each unit row."""
+    unit = np.eye(4)
+    starts = [(0.0, 0.0, 0.0, 0.0), *map(tuple, unit[1:].tolist())]
+    made = [
+        _round(method, rate, l_orth, smooth, row, float(j == 0)) for j, row in enumerate(starts)
+    ]
+    change = np.array([row for _, row in made]) - np.diag([0.0, 1.0, 1.0, 1.0])
+    kicks = np.array([found for found, _ in made])
+    return (kicks[0] + first_rows(change, rounds) @ kicks)[::-1]
+
+
 def _round(
-    method: Method, rate: float, l_orth: float, smooth: list[float], after: Row
+    method: Method, rate: float, l_orth: float, smooth: list[float], after: Row, one: float
 ) -> tuple[list[float], Row]:
-    """a_k of a round, and the row before it, from the row after it."""
+    """a_k of a round, and the row before it, from the row after it, whose first entry is one + x,
+    as is that of the row before it."""
     x, m, v, d = after
-    before_v = method.server * (1 + x + v)
+    before_v = method.server * (one + x + v)
     y = v + (d / (rate * len(smooth)) if rate else 0.0)
     push, decay = rate * (1 - method.alignment) * l_orth, rate * method.decay
     share, twice = (method.beta, 1.0) if method.looks_ahead else (1.0, 0.0)
     shrink, found, before_d = min(decay, 2 - decay), [], 0.0
     for slope in reversed(smooth):
-        moved = 1 + x + y
+        moved = one + x + y
         t = push * moved
         m += share * t
         g = method.fresh * (m + twice * t)
         found.append(g)
         before_d += rate * method.alignment * moved
-        x, m = x - shrink * (1 + x) + decay * y + slope * g, method.beta * m
+        x, m = x - shrink * (one + x) + decay * y + slope * g, method.beta * m
     return found[::-1], (x, 0.0 if method.afresh else m, before_v, before_d)
