@@ -22,7 +22,9 @@ TINY = {"lr": 1e-7}  # the perturbations are below what float32 can tell apart
 
 def perturbations(folder: Path) -> tuple[np.ndarray, np.ndarray]:
     """What neighbours did, and what was promised of them."""
-    return np.loadtxt(folder / "neighbours.csv", delimiter=",", skiprows=1, usecols=(4, 6)).T
+    file = folder / "neighbours.csv"
+    moved, promised = np.loadtxt(file, delimiter=",", skiprows=1, usecols=(4, 6), unpack=True)
+    return moved, promised
 
 
 def test_rounding_alone_exceeds_a_certificate(tmp_path: Path) -> None:

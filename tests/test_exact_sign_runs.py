@@ -187,7 +187,7 @@ def test_the_certificate_is_that_of_the_naive_loop(tmp_path: Path) -> None:
         ends.append(float(x))
     assert record["max_certificate"] == pytest.approx(max(ends), rel=1e-9)
     case = bound.from_directory(tmp_path / "a")
-    np.testing.assert_allclose(bound.judge(case).certificates, ends, rtol=1e-9)
+    np.testing.assert_allclose(np.array(bound.judge(case).certificates), ends, rtol=1e-9)
 
 
 def test_the_whole_space_and_long_steps_have_no_tube(tmp_path: Path) -> None:

@@ -137,8 +137,12 @@ def test_it_is_that_of_fedmuon_and_of_alignment() -> None:
 def test_what_overflows_is_infinite_and_nonsense_is_refused() -> None:
     huge = method_amplification(METHODS["aligned"], np.full(5, 1e200), 1e200, 1.0, 2)
     assert np.isinf(huge[0]).all() and not np.isnan(huge).any()
-    with pytest.raises(InputError, match="beta"):
-        method_amplification(Method(1.5), RATES, L, LG, STEPS)
+    for given, why in (
+        ({"beta": 1.5}, "beta"), ({"decay": -1.0}, "decay"), ({"server": -0.5}, "server"),
+        ({"form": "heavy"}, "use one of ema"), ({"alignment": 2.0}, "a share"),
+    ):  # fmt: skip
+        with pytest.raises(InputError, match=why):
+            Method(**{"beta": 0.5, **given})
     with pytest.raises(InputError, match="lr"):
         method_amplification(Method(0.5), -RATES, L, LG, STEPS)
 
@@ -314,9 +318,9 @@ def test_weighted_averages_need_the_schedule() -> None:
     case = bound.Case(config, np.full(6, 15), analysis.Uniform(3, 0.01))
     assert "hang on who else takes part" in bound.judge(case).refusal
     drawn = np.array([[0, 1, 2]] * 8)
-    known = bound.judge(replace(case, participation=analysis.Realized(drawn))).certificates
-    plain = replace(case, config=small(), participation=analysis.Realized(drawn))
-    np.testing.assert_allclose(known, bound.judge(plain).certificates, rtol=1e-13)
+    known = replace(case, participation=analysis.Realized(drawn))
+    alike = [bound.judge(one).certificates for one in (known, replace(known, config=small()))]
+    np.testing.assert_allclose(*map(np.array, alike), rtol=1e-13)
 
 
 def test_a_network_s_step_sizes_decay_apart() -> None:

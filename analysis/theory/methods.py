@@ -42,7 +42,9 @@ import numpy as np
 
 from fedmuon.analysis.theory.checks import at_least, memory
 from fedmuon.analysis.theory.recursion import Steps, by_step, first_rows, saturated
+from fedmuon.errors import InputError
 
+FORMS = ("ema", "ema-nesterov", "polyak", "nesterov")
 Row = tuple[float, float, float, float]  # of x (its difference from 1), m, v, d
 
 
@@ -58,10 +60,19 @@ class Method:
     server: float = 0.0
     alignment: float = 0.0
 
+    def __post_init__(self) -> None:
+        memory(self.beta)
+        at_least("decay", self.decay)
+        at_least("server", self.server)
+        if self.form not in FORMS:
+            raise InputError(f"form is {self.form!r}: use one of {', '.join(FORMS)}.")
+        if not 0 <= self.alignment <= 1:
+            raise InputError(f"alignment = {self.alignment} is refused: it is a share in [0, 1].")
+
     @property
     def fresh(self) -> float:
         """f: what a gradient weighs in the momentum."""
-        return 1 - memory(self.beta) if self.form.startswith("ema") else 1.0
+        return 1 - self.beta if self.form.startswith("ema") else 1.0
 
     @property
     def looks_ahead(self) -> bool:
