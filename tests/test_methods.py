@@ -213,8 +213,9 @@ def test_a_run_attains_its_certificate(name: str, average: str) -> None:
     )  # fmt: skip
     part = analysis.Realized(plan.schedule(), plan.rows if config.local.batch else None)
     slope = L if "muon" in config.local.recipe else 1.0
-    np.testing.assert_allclose(analysis.certificate(run, slope, part), found, rtol=1e-9)
-    assert min(found) > 0
+    promised = analysis.certificate(run, slope, part)
+    np.testing.assert_allclose(promised, found, rtol=1e-9)
+    assert (found > 0.99 * promised).all() and min(found) > 0
 
 
 def each_row_moved(inputs: torch.Tensor, far: float) -> Neighbours:
