@@ -137,10 +137,11 @@ def test_it_is_that_of_fedmuon_and_of_alignment() -> None:
 def test_what_overflows_is_infinite_and_nonsense_is_refused() -> None:
     huge = method_amplification(METHODS["aligned"], np.full(5, 1e200), 1e200, 1.0, 2)
     assert np.isinf(huge[0]).all() and not np.isnan(huge).any()
-    for given, why in (
+    wrong: list[tuple[dict[str, Any], str]] = [
         ({"beta": 1.5}, "beta"), ({"decay": -1.0}, "decay"), ({"server": -0.5}, "server"),
         ({"form": "heavy"}, "use one of ema"), ({"alignment": 2.0}, "a share"),
-    ):  # fmt: skip
+    ]  # fmt: skip
+    for given, why in wrong:
         with pytest.raises(InputError, match=why):
             Method(**{"beta": 0.5, **given})
     with pytest.raises(InputError, match="lr"):
