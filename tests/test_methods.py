@@ -323,6 +323,11 @@ def test_weighted_averages_need_the_schedule() -> None:
     known = replace(case, participation=analysis.Realized(drawn))
     alike = [bound.judge(one).certificates for one in (known, replace(known, config=small()))]
     np.testing.assert_allclose(*map(np.array, alike), rtol=1e-13)
+    sizes = np.array([5, 10, 15, 20, 25, 30])
+    everyone = replace(case, sizes=sizes, participation=analysis.Uniform(6, 0.01))
+    drawn = replace(everyone, participation=analysis.Realized(np.tile(np.arange(6), (8, 1))))
+    alike = [bound.judge(one).certificates for one in (everyone, drawn)]
+    np.testing.assert_allclose(*map(np.array, alike), rtol=1e-13)
 
 
 def test_a_network_s_step_sizes_decay_apart() -> None:

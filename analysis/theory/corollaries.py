@@ -140,12 +140,8 @@ def certificate(run: Run, l_orth: float, participation: Participation) -> np.nda
     steps = amplified(run, l_orth)
     clients, top = len(run.sizes), run.constants.gradient_bound
     if isinstance(participation, Uniform):
-        if run.by_samples:
-            raise Uncertified(LAW)
-        most = taken.psi(
-            recursion.of_rounds(steps), clients, participation.per_round, participation.rho
-        )
-        return taken.perturbation(sensitivity(run), np.full(clients, most))
+        most = _of_law(run, recursion.of_rounds(steps), participation)
+        return taken.perturbation(sensitivity(run), most)
     shares = taken.by_samples(participation.schedule, run.sizes) if run.by_samples else None
     if run.batch and participation.rows is not None:
         drawn = taken.batch_exposure(
@@ -154,6 +150,16 @@ def certificate(run: Run, l_orth: float, participation: Participation) -> np.nda
         return taken.perturbation(np.full(clients, 2 * top), drawn)
     realized = taken.exposure(recursion.of_rounds(steps), participation.schedule, clients, shares)
     return taken.perturbation(sensitivity(run), realized)
+
+
+def _of_law(run: Run, a: np.ndarray, law: Uniform) -> np.ndarray:
+    """Psi(rho) for all clients, [N]; where all take part, by n_i / n if they are weighed so."""
+    clients = len(run.sizes)
+    if not run.by_samples:
+        return np.full(clients, taken.psi(a, clients, law.per_round, law.rho))
+    if law.per_round < clients:
+        raise Uncertified(LAW)
+    return taken.product(run.sizes / run.sizes.sum(), a.sum())
 
 
 def amplified(run: Run, l_orth: float) -> np.ndarray:
