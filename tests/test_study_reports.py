@@ -30,6 +30,8 @@ TINY: dict[str, dict[str, Any]] = {
                         "steps": 5, "samples": 20, "features": 3},
     "dp-stationarity": {"noises": [0.0, 4.0], "steps": [4, 8], "seeds": 2, "rows": 2, "columns": 3,
                         "people": 20, "lot": 5.0},
+    "polar-error": {"iterations": [1, 4], "draws": 20, "samples": 40, "held-out": 30, "steps": 6,
+                    "neighbours": 3, "lrs": [0.0001]},
 }  # fmt: skip
 
 
