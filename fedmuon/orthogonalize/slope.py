@@ -1,9 +1,9 @@
 """How steep a composition of odd polynomials gets, and how far from 1: a proof by intervals.
 
 `steepest` returns a number that is never below max |p_T'(x)|, x in [0, 1], and above it by no more
-than 1e-9 or what rounding comes to; `furthest` does so for |p_T(x) - 1| on [low, high]. Intervals
-are pairs of arrays; every operation rounds outward by one unit in the last place, more than
-round-to-nearest can err.
+than 1e-9 or what rounding comes to; `furthest` does so for |p_T(x) - 1|. Intervals are pairs of
+arrays; every operation rounds outward by one unit in the last place, more than round-to-nearest can
+err.
 """
 
 from collections.abc import Callable
@@ -40,8 +40,8 @@ def steepest(polynomials: Schedule) -> float | None:
 
 
 @lru_cache(maxsize=256)
-def furthest(polynomials: Schedule, low: float, high: float) -> float | None:
-    """max over [low, high], within [0, 1], of |p_T - 1|, rounded up likewise.
+def furthest(polynomials: Schedule, low: float, high: float, centre: float = 1.0) -> float | None:
+    """max over [low, high], within [0, 1], of |p_T - centre|, rounded up likewise.
 
     Where p_T is 1 all that is left is rounding: boxes whose bound is within four times the widest
     enclosure of a point need no splitting.
@@ -49,7 +49,7 @@ def furthest(polynomials: Schedule, low: float, high: float) -> float | None:
 
     def distance(*box: Array) -> Interval:
         at = _enclosed(polynomials, *box)[0]
-        return _outward(at[0] - 1, at[1] - 1)
+        return _outward(at[0] - centre, at[1] - centre)
 
     points = np.linspace(low, high, _START + 1)
     with np.errstate(all="ignore"):
