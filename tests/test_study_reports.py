@@ -32,6 +32,7 @@ TINY: dict[str, dict[str, Any]] = {
                         "people": 20, "lot": 5.0},
     "dp-vanishing": {"noises": [4.0], "steps": [4, 8], "seeds": 2, "rows": 2, "columns": 3,
                      "people": 20, "lot": 5.0},
+    "wall-clock": {"shapes": [[8, 8], [8, 16]], "iterations": [1, 3], "repeats": 1},
     "polar-error": {"iterations": [1, 4], "draws": 20, "samples": 40, "held-out": 30, "steps": 6,
                     "neighbours": 3, "lrs": [0.0001], "lambdas": [1e-6, 1e-4]},
 }  # fmt: skip
@@ -62,10 +63,19 @@ def _tiny(name: str, folder: Path) -> Path:
     """The suite of that name with settings that take a moment."""
     settings = {**contents.read(name), **TINY[name]}
     settings.pop("small")
-    lines = [f"{key} = {json.dumps(value, ensure_ascii=False)}" for key, value in settings.items()]
+    lines = [f"{key} = {_toml(value)}" for key, value in settings.items()]
     file = folder / f"{name}.toml"
     file.write_text("\n".join(lines) + "\n", encoding="utf-8")
     return file
+
+
+def _toml(value: Any) -> str:
+    """Inline."""
+    if not isinstance(value, dict):
+        return json.dumps(value, ensure_ascii=False)
+    return (
+        "{" + ", ".join(f"{json.dumps(key)} = {_toml(held)}" for key, held in value.items()) + "}"
+    )
 
 
 @pytest.mark.parametrize("name", TINY)
