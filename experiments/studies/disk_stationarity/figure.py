@@ -13,7 +13,8 @@ from fedmuon.analysis.report.slopes import curve
 @style.styled
 def gains(rows: Columns, narrow: bool = False) -> Figure:
     """A panel for each reach, at the most noise and full batches: a colour for each step size."""
-    grid = where(rows, corollary=0, noise=rows["noise"].max(), batch=0.0)
+    grid = where(rows, corollary=0)
+    grid = where(grid, noise=grid["noise"].max(), batch=0.0)
     reaches = np.unique(grid["reach"])
     figure, panels = style.canvas(len(reaches), narrow, 2.9)
     for axes, reach in zip(panels, reaches, strict=True):

@@ -114,8 +114,8 @@ def _means(part: Columns) -> np.ndarray:
 def numbers(rows: Columns) -> Rows:
     """Settings at the most noise with full batches, then Corollary 4's."""
     lines: Rows = [("γ", "κ", "η", "T", "measured", "bound", "Theorem 3, printed", "Corollary 4")]
-    shown = [where(rows, corollary=0, noise=rows["noise"].max(), batch=0.0),
-             where(rows, corollary=1)]  # fmt: skip
+    grid = where(rows, corollary=0)
+    shown = [where(grid, noise=grid["noise"].max(), batch=0.0), where(rows, corollary=1)]
     for part in shown:
         for key in np.unique(np.stack([part[name] for name in KEYS], 1), axis=0):
             one = where(part, **dict(zip(KEYS, key.tolist(), strict=True)))

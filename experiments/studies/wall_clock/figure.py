@@ -2,6 +2,7 @@
 
 import numpy as np
 from matplotlib.figure import Figure
+from matplotlib.ticker import NullLocator
 
 from fedmuon.analysis.report import style
 from fedmuon.analysis.report.claims import Columns
@@ -20,8 +21,10 @@ def ratios(rows: Columns, times: Columns, narrow: bool = False) -> Figure:
         part = where(times, steps=steps)
         axes.plot(part["made"], part["svd_seconds"] / part["seconds"], marker, color=colour,
                   ms=5, label=f"q = {steps:.0f}")  # fmt: skip
-    axes.set_xscale("log")
-    axes.set_yscale("log")
+    for name, axis in (("x", axes.xaxis), ("y", axes.yaxis)):
+        axes.set(**{f"{name}scale": "log"})
+        axis.set_ticks([1, 2, 4, 8, 16, 32], labels=["1", "2", "4", "8", "16", "32"])
+        axis.set_minor_locator(NullLocator())
     axes.set_xlabel("SVD's time over Newton–Schulz's, predicted")
     axes.set_ylabel("measured")
     style.legend_below(figure, axes, 3)
