@@ -43,7 +43,7 @@ def smoothed(m: np.ndarray, lam: float) -> np.ndarray:
     return image(m, lambda s: s / np.sqrt(s**2 + lam))
 
 
-def polynomial(name: str, steps: int, x: mpf) -> mpf:
+def polynomial(name: str, steps: int, x: Any) -> Any:
     """p_T(x), power by power."""
     for step in schedule(name, steps):
         x = sum(mpf(c) * x ** (2 * k + 1) for k, c in enumerate(step))
@@ -186,7 +186,7 @@ def clients(spread: float = 0.2) -> np.ndarray:
     return 0.3 * msign(rng.standard_normal((3, 4))) + spread * rng.standard_normal((CLIENTS, 3, 4))
 
 
-def naive(errors: np.ndarray, l_orth: float, l_g: float) -> mpf:
+def naive(errors: np.ndarray, l_orth: float, l_g: float) -> Any:
     """The recursion of 001 (6) with eta e for what a sample adds, one client at a time."""
     x = m = mpf(0)
     for r in range(len(errors)):

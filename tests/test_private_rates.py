@@ -116,7 +116,7 @@ def scattered(at: torch.Tensor, rho: float, pairs: int, draws: int = 4000) -> fl
     rng = torch.Generator().manual_seed(0)
     u = torch.randn(draws, pairs, *at.shape, dtype=at.dtype, generator=rng)
     q = [newton_schulz(at + s * rho * u, 5, "quintic", normalization="unit") for s in (1, -1)]
-    mean = (sum(q) / 2).mean(1)
+    mean = ((q[0] + q[1]) / 2).mean(1)
     return float(mean.var(0).sum().sqrt())
 
 

@@ -47,7 +47,7 @@ def test_the_ratio_is_the_lemmas() -> None:
         assert speedup(m, n, 3, 2, 5.0) == pytest.approx(wanted)
         assert speedup(n, m, 3, 2, 5.0) == pytest.approx(wanted)
         with FlopCounterMode(display=False) as counter:  # U V^T, the one product of the SVD's part
-            torch.zeros(m, m) @ torch.zeros(m, n)
+            _ = torch.zeros(m, m) @ torch.zeros(m, n)
         assert svd_flops(m, n) == 14 * n * m**2 + 8 * m**3 + counter.get_total_flops()
 
 
