@@ -206,7 +206,9 @@ def against(
     )
     size, part = np.array([asked.samples]), Realized(np.zeros((asked.steps, 1), dtype=int))
     run = Run(lr, asked.memory, asked.steps, 1, size, np.ones(1), known)
-    bound = smoothed_polar(run, lam, part, asked.delta, shares=(1, 1))
+    # Each fails by its share of delta, so that the least over lambda is a bound at delta.
+    delta = asked.delta / len(asked.lambdas)
+    bound = smoothed_polar(run, lam, part, delta, shares=(1, 1))
     return {
         "lambda": lam,
         "distance": float(torch.linalg.matrix_norm(found.path[-1, 0] - other)),
