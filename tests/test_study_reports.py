@@ -36,7 +36,8 @@ TINY: dict[str, dict[str, Any]] = {
                           "noises": [1.0], "batches": [0], "horizons": [350, 400], "seeds": 2},
     "wall-clock": {"shapes": [[8, 8], [8, 16]], "iterations": [1, 3], "repeats": 1},
     "polar-error": {"degrees": ["cubic"], "iterations": [1], "draws": 20, "samples": 40,
-                    "held-out": 30, "steps": 6, "neighbours": 3, "lrs": [0.0001], "lambdas": [1e-6, 1e-4]},
+                    "held-out": 30, "steps": 6, "neighbours": 3, "lrs": [0.0001],
+                    "lambdas": [1e-6, 1e-4]},
 }  # fmt: skip
 
 

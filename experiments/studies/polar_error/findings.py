@@ -18,8 +18,8 @@ STANDS_ON = (
     "bound is a maximum over an interval, proved by interval arithmetic. Runs: one client, full "
     "batches, the matrix classifier with its proved constants. The bound of a run with the map T "
     "is Theorem 4.1 for the same run with a smoothed polar factor S, and 2 L_ℓ times the drift D "
-    "between both, computed from ‖T(M) − S(M)‖ at T's momenta. Each "
-    "λ has an equal share of δ, so that the least bound of a run holds at δ."
+    "between both, computed from ‖T(M) − S(M)‖ at T's momenta. Each λ has an equal share of δ, so "
+    "that the least bound of a run holds at δ."
 )
 
 
