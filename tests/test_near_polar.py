@@ -362,6 +362,10 @@ def test_a_runs_row_is_that_of_a_naive_loop(name: str) -> None:
     wanted = drift(errors[0][:, :1, None], lr, 0.5, 100.0, constants().smoothness)
     assert row["drift"] == pytest.approx(wanted, rel=1e-6)
     assert math.isnan(row["tube"]) == (name == "exact-sign")
+    steps = math.sqrt(2) * 0.001 * 6 if name == "exact-sign" else None  # of length eta sqrt(q)
+    hoeffding = math.sqrt(math.log(1 / 0.05) / (2 * 40))
+    if steps:
+        assert row["still"] == pytest.approx(hoeffding + 2 * math.sqrt(2) / 4 * steps, rel=1e-6)
 
 
 def columns() -> tuple[Any, Any]:
@@ -374,7 +378,10 @@ def columns() -> tuple[Any, Any]:
 
 def test_claims_hold_and_fail() -> None:
     rows, runs = columns()
-    assert all(one.holds for one in claims(rows, runs))
+    assert [one.holds for one in claims(rows, runs)][:6] == [True] * 6
+    assert claims(rows, {**runs, "still": 0 * runs["bound"] + 99, "bound": runs["bound"] / 99})[
+        6
+    ].holds
     broken = [
         (0, {"bound": rows["bound"] / 2}, {}),
         (1, {"bound": rows["bound"] * 2}, {}),
@@ -384,6 +391,7 @@ def test_claims_hold_and_fail() -> None:
         (4, {}, {"tube": runs["tube"] / 1e9}),
         (5, {}, {"gap": runs["gap"] + 1e3}),
         (6, {}, {"bound": runs["bound"] + 1}),
+        (6, {}, {"still": runs["bound"] * 0.9}),
     ]
     for place, a, b in broken:
         assert claims({**rows, **a}, {**runs, **b})[place].holds is False, place

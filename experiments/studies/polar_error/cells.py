@@ -18,7 +18,7 @@ from pydantic import Field
 from torch import Tensor
 
 from fedmuon.analysis.theory import near_polar
-from fedmuon.analysis.theory.corollaries import Realized, Run, certificate, smoothed_polar
+from fedmuon.analysis.theory.corollaries import Realized, Run, certificate, smoothed_polar, theorem
 from fedmuon.experiments.studies.study import Call
 from fedmuon.experiments.studies.walk import walk
 from fedmuon.experiments.suites.contents import Asked
@@ -158,6 +158,7 @@ def of_runs(asked: Settings, name: str, lr: float) -> Record:
         "perturbation": float(torch.linalg.matrix_norm(end[1:] - end[0]).max()),
         "gap": float(gap),
         "tube": neighbours_tube(asked, name, lr, norms.numpy()),
+        "still": still(asked, found, lr),
     }
     beside = [against(asked, problem, found, lr, lam) for lam in asked.lambdas]
     return {"rows": [], "runs": [shared | one for one in beside]}
@@ -191,6 +192,20 @@ def trajectory(
     return Trajectory(path, torch.stack(momenta))
 
 
+def still(asked: Settings, found: Trajectory, lr: float) -> float:
+    """The bound of T's run beside an S that does not move at all: D is the length of its path."""
+    lengths = torch.linalg.matrix_norm(found.path[1:, 0] - found.path[:-1, 0]) / lr
+    moved = near_polar.drift(lengths.numpy().reshape(-1, 1, 1), lr, asked.memory, 0.0, 0.0)
+    part = Realized(np.zeros((asked.steps, 1), dtype=int))
+    bound = theorem(_run(asked, lr), 0.0, part, asked.delta, shares=(1, 1))
+    return near_polar.transferred(bound, constants().lipschitz, moved).value
+
+
+def _run(asked: Settings, lr: float) -> Run:
+    size = np.array([asked.samples])
+    return Run(lr, asked.memory, asked.steps, 1, size, np.ones(1), constants())
+
+
 def against(
     asked: Settings, problem: Classifier, found: Trajectory, lr: float, lam: float
 ) -> Record:
@@ -204,8 +219,7 @@ def against(
         near_polar.drift(one.reshape(-1, 1, 1), lr, asked.memory, l_orth, known.smoothness)
         for one in (errors[:, 0], errors.max(1))
     )
-    size, part = np.array([asked.samples]), Realized(np.zeros((asked.steps, 1), dtype=int))
-    run = Run(lr, asked.memory, asked.steps, 1, size, np.ones(1), known)
+    run, part = _run(asked, lr), Realized(np.zeros((asked.steps, 1), dtype=int))
     # Each fails by its share of delta, so that the least over lambda is a bound at delta.
     delta = asked.delta / len(asked.lambdas)
     bound = smoothed_polar(run, lam, part, delta, shares=(1, 1))
