@@ -24,7 +24,8 @@ sample at hand. So D may be computed from the run, and nothing is added to the f
 With S a smoothed polar factor this is a certificate for runs of the exact sign and of steep
 Newton-Schulz maps, whose own constants are infinite or useless. Remark D.2 asks for a tube that is
 the same for all data sets; this asks for none. Several S may be tried if the failures are added, or
-one is named before the sample is drawn.
+one is named before the sample is drawn. S = 0, which does not move, has L = 0 and makes D the
+length of T's path: a bound that owes nothing to stability, against which others should be held.
 """
 
 from dataclasses import replace
