@@ -3,7 +3,7 @@
 import numpy as np
 from scipy.stats import ttest_rel
 
-from fedmuon.analysis.report.comparisons import margin, sooner, terminal
+from fedmuon.analysis.report.comparisons import judged, margin, near, sooner, terminal
 from fedmuon.experiments.studies.training import figure
 from fedmuon.experiments.studies.training.figure import looks
 
@@ -37,6 +37,23 @@ def test_terminal_claims_are_about_means_over_seeds() -> None:
     assert terminal("good", "bad", "epsilon", runs).holds is None
     runs["train_loss"][1] = 0.61  # one seed worse, and the mean with it
     assert terminal("good", "bad", "train_loss", runs).holds is False
+
+
+def test_near_is_within_a_share_either_way() -> None:
+    runs, curves = columns(one=[[0.98], [1.0]], two=[[1.0], [1.02]], lost=[[np.nan], [0.9]])
+    for pair in (("one", "two"), ("two", "one")):
+        assert near(*pair, "train_loss", runs, 0.021).holds
+        assert near(*pair, "train_loss", runs, 0.019).holds is False
+        assert near(*pair, "epsilon", runs, 0.5).holds is None
+    for pair in (("one", "lost"), ("lost", "one"), ("lost", "lost")):
+        assert near(*pair, "train_loss", runs, 0.9).holds is False
+    claim = {"kind": "near", "better": "one", "than": "two", "measure": "test_loss",
+             "within": 0.03, "sentence": ""}  # fmt: skip
+    found = judged(claim, runs, curves)
+    assert found.holds and found.sentence == (
+        "one and two end with a test loss within 3% of each other."
+    )
+    assert judged({**claim, "sentence": "Alike."}, runs, curves).sentence == "Alike."
 
 
 def test_margins_are_paired_by_seed() -> None:

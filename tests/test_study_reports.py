@@ -30,6 +30,14 @@ TINY: dict[str, dict[str, Any]] = {
                         "steps": 5, "samples": 20, "features": 3},
     "dp-stationarity": {"noises": [0.0, 4.0], "steps": [4, 8], "seeds": 2, "rows": 2, "columns": 3,
                         "people": 20, "lot": 5.0},
+    "dp-vanishing": {"noises": [4.0], "steps": [4, 8], "seeds": 2, "rows": 2, "columns": 3,
+                     "people": 20, "lot": 5.0},
+    "disk-stationarity": {"reaches": [-1.0], "gains": [0.5, 1.0], "lrs": [0.1], "steps": 5,
+                          "noises": [1.0], "batches": [0], "horizons": [350, 400], "seeds": 2},
+    "wall-clock": {"shapes": [[8, 8], [8, 16]], "iterations": [1, 3], "repeats": 1},
+    "polar-error": {"degrees": ["cubic"], "iterations": [1], "draws": 20, "samples": 40,
+                    "held-out": 30, "steps": 6, "neighbours": 3, "lrs": [0.0001],
+                    "lambdas": [1e-6, 1e-4]},
 }  # fmt: skip
 
 
@@ -58,10 +66,19 @@ def _tiny(name: str, folder: Path) -> Path:
     """The suite of that name with settings that take a moment."""
     settings = {**contents.read(name), **TINY[name]}
     settings.pop("small")
-    lines = [f"{key} = {json.dumps(value, ensure_ascii=False)}" for key, value in settings.items()]
+    lines = [f"{key} = {_toml(value)}" for key, value in settings.items()]
     file = folder / f"{name}.toml"
     file.write_text("\n".join(lines) + "\n", encoding="utf-8")
     return file
+
+
+def _toml(value: Any) -> str:
+    """Inline."""
+    if not isinstance(value, dict):
+        return json.dumps(value, ensure_ascii=False)
+    return (
+        "{" + ", ".join(f"{json.dumps(key)} = {_toml(held)}" for key, held in value.items()) + "}"
+    )
 
 
 @pytest.mark.parametrize("name", TINY)
@@ -179,6 +196,7 @@ def _biases(plain: float = 2, corrected: float = 4, factor: float = 1.0) -> Colu
                 "corrected_off": 0.0 if term else abs(factor * rho**corrected - rho**4) + rho**6,
                 "plain_error": 0.0, "corrected_error": 0.0,
                 "plain_spread": 0.1, "corrected_spread": 0.105,
+                "probe": rho, "probe_bound": 2 * rho, "probe_any": 1.0,
             })  # fmt: skip
     return _columns(rows)
 
@@ -189,8 +207,10 @@ def test_bias_claims_hold_and_fail() -> None:
     assert _verdicts(dp_bias.claims(_biases(plain=1.8)))[0] is False
     for factor in (1.3, -1.0):  # of another size, or of the wrong sign
         found = _verdicts(dp_bias.claims(_biases(factor=factor)))
-        assert found == [True, True, True, False, True, True]
+        assert found == [True, True, True, False, True, True, True]
     rows = _biases()
+    for loose in ({"probe": 3 * rows["probe"]}, {"probe_any": rows["probe"]}):
+        assert _verdicts(dp_bias.claims({**rows, **loose})) == [True] * 6 + [False]
     near = np.where(rows["way"] == "taylor", 0.0, 0.05 * rows["corrected"])
     kept = dp_bias.claims({**rows, "corrected_off": near})
     assert _verdicts(kept)[3] is False  # small, but never smaller

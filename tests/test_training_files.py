@@ -211,6 +211,41 @@ def test_the_published_suite_is_the_published_one() -> None:
         assert federation == {"clients": 20, "per-round": 5, "rounds": 30}
 
 
+@pytest.mark.parametrize("scale", ["small", "full"])
+def test_ablations_change_one_thing(scale: str) -> None:
+    """Suite context: the same tokens a round, batch and all else; suite batch: an epoch a round."""
+    names = {"federation.seed", "data.context", "data.train", "data.test", "local.steps"}
+    configs = _configs("context", scale)
+    assert len({one.data.context * one.local.steps * one.local.batch for one in configs}) == 1
+    assert len({_without(one, names) for one in configs}) == 1
+    configs = _configs("batch", scale)
+    assert all(one.local.batch * one.local.steps == one.data.train for one in configs)
+    for recipe in ("newton-schulz", "randomized-polar"):
+        part = [one for one in configs if one.orthogonalizer.name == recipe]
+        names = {"federation.seed", "local.batch", "local.steps", "federation.rounds"}
+        assert len({one.local.batch for one in part}) == 3
+        assert len({_without(one, names) for one in part}) == 1
+    assert len({_without(one, {"federation.seed"}) for one in part}) == 3  # the negative control
+
+
+def _configs(name: str, scale: str) -> list[Any]:
+    """Of all runs of that suite, as its file has them."""
+    content = contents.read(name)
+    held = {key: value for key, value in content.items() if key not in ("kind", "data")}
+    found = suite_of(contents.at(held, content["data"], scale))
+    base = contents.merged(found.base, {"data": {"name": content["data"]}})
+    return [contents.cell(setting) for _, _, setting in settings(found, base, {})]
+
+
+def _without(config: Any, keys: set[str]) -> str:
+    """The config as text, but for these keys."""
+    tables = config.model_dump()
+    for key in keys:
+        table, _, name = key.partition(".")
+        tables[table].pop(name)
+    return str(tables)
+
+
 def test_a_suite_may_build_on_another(tmp_path: Path) -> None:
     """Tables are laid over those of the suite that it is like, which is like no other."""
     file = tmp_path / "mine.toml"

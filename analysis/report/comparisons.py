@@ -31,6 +31,9 @@ def judged(claim: Mapping[str, Any], runs: Columns, curves: Columns, label: str 
     better, than = claim["better"], claim["than"]
     if claim["kind"] == "sooner":
         return sooner(better, than, runs, curves, claim["sentence"], label)
+    if claim["kind"] == "near":
+        given = claim["measure"], runs, claim["within"], claim["sentence"], label
+        return near(better, than, *given)
     return terminal(better, than, claim["measure"], runs, claim["sentence"], label)
 
 
@@ -55,6 +58,28 @@ def terminal(
         return Claim(sentence, None, "both diverged")
     signed = -pairs if up else pairs
     held = np.isfinite(signed[:, 0]) & (signed[:, 0] <= signed[:, 1])
+    margins = np.array([margin(runs, better, than, x, measure) for x in levels(runs)])
+    return Claim(sentence, bool(held.all()), _by_how_much(pairs, margins, held, levels(runs)))
+
+
+def near(
+    better: str, than: str, measure: str, runs: Columns, within: float, sentence: str = "",
+    label: str = "",
+) -> Claim:  # fmt: skip
+    """The terminal means over seeds differ by at most that share of the larger, at every x."""
+    at = f" at every {label}" if label else ""
+    word = name_of(measure)
+    sentence = sentence or (
+        f"{better} and {than} end with a {word} within {within:.0%} of each other{at}."
+    )
+    if measure not in runs:
+        return Claim(sentence, None, f"no run measured {word}")
+    pairs = np.array(
+        [[ended(runs, name, x, measure) for name in (better, than)] for x in levels(runs)]
+    )
+    finite = np.isfinite(pairs).all(axis=1)
+    with np.errstate(invalid="ignore"):
+        held = finite & (np.abs(pairs[:, 0] - pairs[:, 1]) <= within * np.abs(pairs).max(axis=1))
     margins = np.array([margin(runs, better, than, x, measure) for x in levels(runs)])
     return Claim(sentence, bool(held.all()), _by_how_much(pairs, margins, held, levels(runs)))
 

@@ -85,9 +85,12 @@ def stationarity(
     noise: Annotated[float, Option(help="Noise of a lot's sum over the clip; of 000.")] = 1.0,
     columns: Annotated[int, Option(help="max(m, n), 0 for a square; of 000.")] = 0,
     tail: Annotated[float, Option(help="K with E exp(|G|_F^2 / K^2) <= e; of 000.")] = 1.0,
+    moment: Annotated[
+        float, Option(help="G_2 with E |G|_F^2 <= G_2^2, instead of a tail: B.6; of 000.")
+    ] = 0.0,
     clip: Annotated[float | None, Option(help="C, instead of the rule's; of 000.")] = None,
     excess: Annotated[
-        float | None, Option(help="E(|G|_F - C)_+, instead of what the tail has; of 000.")
+        float | None, Option(help="E(|G|_F - C)_+, instead of what the tail or moment has; of 000.")
     ] = None,
     lr: Annotated[float | None, Option(help="eta, instead of the rule's.")] = None,
     beta: Annotated[float | None, Option(help="Instead of the rule's.")] = None,
@@ -103,12 +106,12 @@ def stationarity(
     require_at_most(
         1e15, steps=steps, alpha=alpha, gap=gap, smoothness=smoothness, sigma0=sigma0,
         sigma1=sigma1, batch=batch, rank=rank, gamma=gamma, nu=nu, noise=noise, columns=columns,
-        tail=tail, clip=clip, excess=excess, lr=lr, beta=beta,
+        tail=tail, moment=moment, clip=clip, excess=excess, lr=lr, beta=beta,
     )  # fmt: skip
     drawn = calculator.Noise(alpha, sigma0, sigma1, batch)
     problem = calculator.Problem(steps, gap, smoothness, drawn, rank, lr, beta)
     if paper == "000":
-        private = calculator.Private(noise, columns, tail, clip, excess)
+        private = calculator.Private(noise, columns, tail, clip, excess, moment)
         record = calculator.dp_muon(problem, private, delta0, degree, iterations)
     elif paper == "002":
         record = calculator.nesterov(problem, rule, gamma, nu)

@@ -6,7 +6,12 @@ from typing import Any
 
 from rich.table import Table
 
-from fedmuon.analysis.theory import private_stationarity, rank_dependence, schedules
+from fedmuon.analysis.theory import (
+    private_rates,
+    private_stationarity,
+    rank_dependence,
+    schedules,
+)
 from fedmuon.analysis.theory.private_stationarity import GIVEN, TAILED, Release
 from fedmuon.analysis.theory.schedules import Schedule
 from fedmuon.analysis.theory.stationarity import Noise, Stationarity, nesterov_muon
@@ -70,8 +75,8 @@ def newton_schulz(
 class Private:
     """What 000 asks for beside: the noise multiplier, the larger side, and how gradients are cut.
 
-    `clip` is C, by default that of the light-tailed rule for K = `tail`; `excess` bounds
-    E(||G||_F - C)_+, by default as the tail does.
+    `clip` is C, by default that of the light-tailed rule for K = `tail`, or for `moment` = G_2 > 0
+    of Corollary B.6's; `excess` bounds E(||G||_F - C)_+, by default as the tail or moment does.
     """
 
     noise: float = 1.0
@@ -79,28 +84,36 @@ class Private:
     tail: float = 1.0
     clip: float | None = None
     excess: float | None = None
+    moment: float = 0.0
 
 
 def dp_muon(
     problem: Problem, private: Private, delta0: float = 0.99, degree: int = 2, iterations: int = 5
 ) -> dict[str, Any]:
-    """000: DP-Muon on one block, with the rule of its Corollary 3.5 at eta_0 = sqrt(D / L)."""
+    """000: DP-Muon on one block, with the rule of its Corollary 3.5 or B.6 at eta_0 = sqrt(D/L)."""
     p, q = problem, residual(delta0, degree, iterations)
     if not (p.gap > 0 and p.smoothness > 0):
         raise InputError("The rule of 000 needs gap > 0 and smoothness > 0: give both.")
     scale = math.sqrt(p.gap / p.smoothness)
-    plan, cut = private_stationarity.light_tailed(p.steps, private.tail, scale)
-    clip = cut if private.clip is None else private.clip
-    excess = private.excess
-    if excess is None:
-        excess = private_stationarity.tail_excess(private.tail, clip)
     shape = (p.sides, private.columns or p.sides)
+    if private.moment:
+        alone = Release(1.0, private.noise, p.noise.batch, shape)
+        first = private_rates.clip_scale(private.moment, alone)
+        plan, cut = private_rates.second_moment(p.steps, scale, first)
+    else:
+        plan, cut = private_stationarity.light_tailed(p.steps, private.tail, scale)
+    clip, excess = cut if private.clip is None else private.clip, private.excess
+    if excess is None and private.moment:
+        excess = private_rates.moment_excess(private.moment, clip)
+    elif excess is None:
+        excess = private_stationarity.tail_excess(private.tail, clip)
     release = Release(clip, private.noise, p.noise.batch, shape, excess)
     found = private_stationarity.dp_muon(
         _given(plan, p), release, p.gap, p.smoothness, polar_error_bound(q)
     )
     record = _record(found)
-    record["assumptions"] += [TAILED if private.excess is None else GIVEN]
+    known = private_rates.MOMENT if private.moment else TAILED
+    record["assumptions"] += [known if private.excess is None else GIVEN]
     more = {"clip": clip, "excess": excess, "noise_of_a_release": release.spread}
     return {"paper": "000", **record, **more, **_residuals(found, q)}
 

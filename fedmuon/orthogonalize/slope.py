@@ -1,10 +1,12 @@
-"""How steep a composition of odd polynomials gets on [0, 1]: a proof by intervals.
+"""How steep a composition of odd polynomials gets, and how far from 1: a proof by intervals.
 
 `steepest` returns a number that is never below max |p_T'(x)|, x in [0, 1], and above it by no more
-than 1e-9 or what rounding comes to. Intervals are pairs of arrays; every operation rounds outward
-by one unit in the last place, more than round-to-nearest can err.
+than 1e-9 or what rounding comes to; `furthest` does so for |p_T(x) - 1|. Intervals are pairs of
+arrays; every operation rounds outward by one unit in the last place, more than round-to-nearest can
+err.
 """
 
+from collections.abc import Callable
 from functools import lru_cache
 
 import numpy as np
@@ -14,6 +16,7 @@ from fedmuon.orthogonalize.coefficients import Schedule, Step
 
 Array = NDArray[np.float64]
 Interval = tuple[Array, Array]  # (lower ends, upper ends)
+Enclose = Callable[[Array, Array, Array], Interval]  # of the boxes (low, middle, high)
 
 _GAP = 1e-9
 _NARROW = 32  # units in the last place
@@ -28,27 +31,52 @@ BOXES = 1 << 12  # of `heights`
 def steepest(polynomials: Schedule) -> float | None:
     """max over [0, 1] of |p_T'|, rounded up by a relative 1e-9; None if out of reach.
 
-    Rounding can widen an enclosure by more than that (seen: 6e-9); a box that is too narrow to
-    split is then settled at its own bound, which is looser and no less proved.
-
-    Branch and bound: a box is dropped once its enclosure says that it cannot beat by the gap the
-    best slope seen at a point. Where p_T' peaks at 0 and its steps' slopes fall from there, the
-    enclosure of a small box [0, h] is already exact, so prod a_t comes out to the last digits.
-    A step that is 0 makes a map that is constant: odd polynomials keep 0, so p_T = 0.
+    Where p_T' peaks at 0 and its steps' slopes fall from there, the enclosure of a small box [0, h]
+    is already exact, so prod a_t comes out to the last digits. A step that is 0 makes a map that is
+    constant: odd polynomials keep 0, so p_T = 0.
     """
     if not all(any(step) for step in polynomials):
         return 0.0
-    edges = np.linspace(0.0, 1.0, _START + 1)
+    return _largest(lambda *box: _enclosed(polynomials, *box)[1], 0.0, 1.0, _NOTHING)
+
+
+@lru_cache(maxsize=256)
+def furthest(polynomials: Schedule, low: float, high: float, centre: float = 1.0) -> float | None:
+    """max over [low, high], within [0, 1], of |p_T - centre|, rounded up likewise.
+
+    Where p_T is 1 all that is left is rounding: boxes whose bound is within four times the widest
+    enclosure of a point need no splitting.
+    """
+
+    def distance(*box: Array) -> Interval:
+        at = _enclosed(polynomials, *box)[0]
+        return _outward(at[0] - centre, at[1] - centre)
+
+    points = np.linspace(low, high, _START + 1)
+    with np.errstate(all="ignore"):
+        below, above = distance(points, points, points)
+    return _largest(distance, low, high, 4 * float((above - below).max()))
+
+
+def _largest(enclose: Enclose, first: float, last: float, least: float) -> float | None:
+    """max over [first, last] of |f|, from enclosures of f on boxes (low, middle, high).
+
+    Rounding can widen an enclosure by more than the gap (seen: 6e-9); a box that is too narrow to
+    split is then settled at its own bound, which is looser and no less proved.
+
+    Branch and bound: a box is dropped once its enclosure says that it cannot beat by the gap, or by
+    `least`, the best value seen at a point.
+    """
+    edges = np.linspace(first, last, _START + 1)
     low, high = edges[:-1], edges[1:]
-    points = np.array([0.0, 1.0])
-    best = _at_least(polynomials, points)
+    best = _at_least(enclose, np.array([first, last]))
     settled = 0.0
     with np.errstate(all="ignore"):
         while len(low):
             middle = low + (high - low) / 2
-            best = max(best, _at_least(polynomials, middle))
-            bound = _at_most(polynomials, low, middle, high)
-            open_ = ~(bound <= best * (1 + _GAP / 2) + _NOTHING)
+            best = max(best, _at_least(enclose, middle))
+            bound = _at_most(enclose, low, middle, high)
+            open_ = ~(bound <= best * (1 + _GAP / 2) + least)
             open_ &= high - low >= _NARROW * np.spacing(high)
             settled = max(settled, float(bound[~open_].max(initial=0.0)))
             low, high = _split(low[open_], high[open_])
@@ -78,27 +106,27 @@ def _heights(polynomials: Schedule) -> Array:
     edges = np.linspace(0.0, 1.0, BOXES + 1)
     low, high = edges[:-1], edges[1:]
     with np.errstate(all="ignore"):
-        value, _ = _enclosures(polynomials, low, low + (high - low) / 2, high)
+        value, _ = _enclosed(polynomials, low, low + (high - low) / 2, high)
     size = np.maximum(np.abs(value[0]), np.abs(value[1]))
     return np.maximum.accumulate(np.where(np.isnan(size), np.inf, size))
 
 
-def _at_least(polynomials: Schedule, points: Array) -> float:
-    """A number that |p_T'| reaches at one of the points."""
+def _at_least(enclose: Enclose, points: Array) -> float:
+    """A number that |f| reaches at one of the points."""
     with np.errstate(all="ignore"):
-        _, (low, high) = _enclosures(polynomials, points, points, points)
+        low, high = enclose(points, points, points)
     reached = np.maximum(np.maximum(low, -high), 0.0)
     return float(reached[np.isfinite(reached)].max(initial=0.0))
 
 
-def _at_most(polynomials: Schedule, low: Array, middle: Array, high: Array) -> Array:
-    """Upper bounds of |p_T'| on the boxes; infinite where the arithmetic overflows."""
-    _, (lower, upper) = _enclosures(polynomials, low, middle, high)
+def _at_most(enclose: Enclose, low: Array, middle: Array, high: Array) -> Array:
+    """Upper bounds of |f| on the boxes; infinite where the arithmetic overflows."""
+    lower, upper = enclose(low, middle, high)
     bound = np.maximum(np.abs(lower), np.abs(upper))
     return np.where(np.isnan(bound), np.inf, bound)
 
 
-def _enclosures(
+def _enclosed(
     polynomials: Schedule, low: Array, middle: Array, high: Array
 ) -> tuple[Interval, Interval]:
     """Enclosures of p_T and p_T' on boxes [low, high], through p_t, p_t' and p_t'' step by step.

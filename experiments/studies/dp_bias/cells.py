@@ -15,6 +15,7 @@ import torch
 from pydantic import Field
 from torch import Tensor
 
+from fedmuon.analysis.theory.private_rates import largest_output, probe_error
 from fedmuon.experiments.studies.study import Call
 from fedmuon.experiments.suites.contents import Asked
 from fedmuon.orthogonalize import newton_schulz
@@ -101,7 +102,14 @@ def by_monte_carlo(settings: Settings, shape: str) -> Record:
     sampled = [_sampled(apply, at, rho, settings.samples) for rho in rhos]
     biases, errors, spreads = (torch.stack(part, 1) for part in zip(*sampled, strict=True))
     terms = leading_terms(apply, at, rhos, settings.spacing)
-    return _record(shape, MONTE_CARLO, rhos, biases, terms, errors, spreads)
+    record = _record(shape, MONTE_CARLO, rhos, biases, terms, errors, spreads)
+    given = settings.coefficients, settings.steps
+    for row in record["rows"]:
+        # phi(U) is a pair of probes at M = H, so its deviation is that of 000, C.6, for J = 1.
+        row["probe"] = row["plain_error"] * math.sqrt(settings.samples)
+        row["probe_bound"] = probe_error(*given, SHAPES[shape], row["rho"])
+        row["probe_any"] = largest_output(*given, min(SHAPES[shape]))
+    return record
 
 
 def _sampled(apply: Map, at: Tensor, rho: float, samples: int) -> tuple[Tensor, Tensor, Tensor]:
@@ -182,7 +190,8 @@ def _record(
         "_error": nothing if errors is None else errors,
         "_spread": nothing if spreads is None else spreads,
     }
-    rows = [{"shape": shape, "way": way, "rho": rho} for rho in rhos]
+    unknown = dict.fromkeys(("probe", "probe_bound", "probe_any"), math.nan)
+    rows = [{"shape": shape, "way": way, "rho": rho} | unknown for rho in rhos]
     for what, pair in columns.items():
         for kind, values in zip(("plain", "corrected"), pair.tolist(), strict=True):
             for row, value in zip(rows, values, strict=True):

@@ -23,9 +23,11 @@ STANDS_ON = (
 
 
 def claims(rows: Columns) -> Sequence[Claim]:
-    """Orders, leading coefficients, which is smaller, and what one direction gains."""
+    """Orders, leading coefficients, which is smaller, what one direction gains, and how far probes
+    scatter."""
     orders = [order(rows, kind) for kind in ORDERS]
-    return [*orders, *(leading(rows, kind) for kind in ORDERS), smaller(rows), no_less_noise(rows)]
+    last = [smaller(rows), no_less_noise(rows), probes(rows)]
+    return [*orders, *(leading(rows, kind) for kind in ORDERS), *last]
 
 
 def order(rows: Columns, kind: str) -> Claim:
@@ -82,6 +84,19 @@ def no_less_noise(rows: Columns) -> Claim:
         all(ratio.min() >= 0.99 for ratio in ratios.values()),
         "root mean square error, corrected over plain, by ρ: "
         + "; ".join(f"{name} {one.min():.3f} to {one.max():.3f}" for name, one in ratios.items()),
+    )
+
+
+def probes(rows: Columns) -> Claim:
+    """000, C.6 for one pair: below K_Q, and below what Poincare's inequality gives of even maps."""
+    part = where(rows, way="monte-carlo")
+    share, gain = part["probe"] / part["probe_bound"], part["probe_any"] / part["probe_bound"]
+    return Claim(
+        "A pair of probes scatters by at most min(K_Q, ρ√(d/2) Lip(Q)), never more than the K_Q of "
+        "000, C.6.",
+        bool((share <= 1).all() and (gain >= 1).all()),
+        f"root mean square over the bound {share.min():.3g} to {share.max():.3g}; K_Q is up to "
+        f"{gain.max():.3g} times the bound",
     )
 
 

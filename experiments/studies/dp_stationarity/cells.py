@@ -82,7 +82,7 @@ class Location:
     """
 
     points: Tensor
-    slope: float
+    slope: float | Tensor  # or one for each person, [N]
 
     @classmethod
     def of(cls, asked: Settings) -> "Location":

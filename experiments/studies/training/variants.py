@@ -33,16 +33,18 @@ class Sweep(Table):
 
 
 class Claim(Table):
-    """`better` ends at or below `than` (above in accuracy), or reaches its train loss sooner.
+    """`better` ends at or below `than` (above in accuracy), reaches its train loss sooner, or ends
+    near it: within that share of the larger.
 
     Along a sweep, falling and rising say it of the variant `better` from each value to the next.
     """
 
     better: str
     than: str = ""
-    kind: Literal["terminal", "sooner", "falling", "rising"] = "terminal"
+    kind: Literal["terminal", "sooner", "near", "falling", "rising"] = "terminal"
     measure: str = "train_loss"
     sentence: str = ""
+    within: Annotated[float, Field(gt=0, lt=1)] = 0.02
 
 
 class PublishedTimes(Table):
@@ -98,7 +100,7 @@ def suite_of(content: dict[str, Any]) -> Suite:
 def _named(suite: Suite) -> Iterator[tuple[str, str]]:
     """The places of the file that name a variant."""
     for key, claim in suite.claims.items():
-        others = [claim.than] if claim.kind in ("terminal", "sooner") else []
+        others = [] if claim.kind in ("falling", "rising") else [claim.than]
         yield from ((f"claims.{key}", name) for name in (claim.better, *others))
     for data, held in suite.published.items():
         yield from ((f"published.{data}", name) for name in held)

@@ -1,0 +1,143 @@
+"""Study `polar-error`: 001, Proposition D.4 for maps, and what follows from it for runs."""
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from fedmuon.analysis.report.claims import Claim, Columns
+from fedmuon.analysis.report.columns import where
+from fedmuon.analysis.report.findings import Findings, Rows, number
+from fedmuon.experiments.studies.findings import assemble
+
+NAMES = {"exact-sign": "exact sign", "cubic": "five cubic steps from M / ‖M‖"}
+ROUNDING = 1e-9  # a bound below is one of rounding
+STANDS_ON = (
+    "Maps: drawn matrices of one rank whose singular values over the divisor are at least τ; the "
+    "bound is a maximum over an interval, proved by interval arithmetic. Runs: one client, full "
+    "batches, the matrix classifier with its proved constants. The bound of a run with the map T "
+    "is Theorem 4.1 for the same run with a smoothed polar factor S, and 2 L_ℓ times the drift D "
+    "between both, computed from ‖T(M) − S(M)‖ at T's momenta. Each λ has an equal share of δ, so "
+    "that the least bound of a run holds at δ. An S that does not move lends a bound, too, by the "
+    "length of T's path: what is more than that comes of stability."
+)
+
+
+def findings(folder: Path, about: Mapping[str, Any]) -> Findings:
+    """From rows.csv, of maps, and runs.csv."""
+    return assemble(
+        "polar-error", folder, about, claims, numbers, STANDS_ON, tables=("rows", "runs")
+    )
+
+
+def claims(rows: Columns, runs: Columns) -> Sequence[Claim]:
+    """The maps' bound, that it is met, what was printed; the runs' distances, neighbours, gaps."""
+    maps = [within(rows), met(rows), printed(rows)]
+    return [*maps, near(runs), neighbours(runs), gaps(runs), telling(runs)]
+
+
+def within(rows: Columns) -> Claim:
+    """Every drawn matrix is within the bound."""
+    held = rows["measured"] <= rows["bound"]
+    return Claim(
+        "No drawn matrix is further from its polar factor than Proposition D.4 with the proved "
+        "maximum allows.",
+        bool(held.all()),
+        f"{held.sum()} of {len(held)} settings of map, steps and τ",
+    )
+
+
+def met(rows: Columns) -> Claim:
+    """Taylor steps attain it: no smaller bound holds."""
+    part = {k: v[(rows["map"] != "jordan") & (rows["bound"] > ROUNDING)] for k, v in rows.items()}
+    share = part["measured"] / part["bound"]
+    return Claim(
+        "For Taylor steps the bound is met: with all singular values at τ the distance is within "
+        "10⁻⁶ of it.",
+        bool((share > 1 - 1e-6).all()),
+        f"smallest share {share.min():.9f} in {len(share)} settings",
+    )
+
+
+def printed(rows: Columns) -> Claim:
+    """What 001 prints for the cubic step is never smaller."""
+    part = {k: v[(rows["map"] == "cubic") & (rows["bound"] > ROUNDING)] for k, v in rows.items()}
+    ratio = part["printed"] / part["bound"]
+    return Claim(
+        "001's (1 − τ²)^(2^T) for the cubic step holds too, and is larger.",
+        bool((ratio > 1).all()),
+        f"{ratio.min():.3g} to {ratio.max():.3g} times as large",
+    )
+
+
+def near(runs: Columns) -> Claim:
+    """||X_T - X_S|| <= D."""
+    share = runs["distance"] / runs["drift"]
+    return Claim(
+        "A run ends within the drift D of the run with a smoothed polar factor in its map's place.",
+        bool((share <= 1).all()),
+        f"{(share <= 1).sum()} of {len(share)}; the largest is {share.max():.2f} of D, the "
+        f"smallest {share.min():.2g}",
+    )
+
+
+def neighbours(runs: Columns) -> Claim:
+    """Perturbations within Delta Y + 2 D, and within the tube where there is one."""
+    held = runs["perturbation"] <= runs["certificate"]
+    tube = ~np.isnan(runs["tube"])
+    inside = runs["perturbation"][tube] <= runs["tube"][tube]
+    ratio = runs["certificate"] / runs["perturbation"]
+    return Claim(
+        "Every neighbour moves a run by at most the certificate of S and the drifts, and by at "
+        "most the norm tube's where Remark D.1 gives one.",
+        bool(held.all() and inside.all()),
+        f"{held.sum()} of {len(held)}, tubes {inside.sum()} of {len(inside)}; the certificate is "
+        f"{ratio.min():.3g} times the largest perturbation at best",
+    )
+
+
+def gaps(runs: Columns) -> Claim:
+    """The transferred bound holds."""
+    held, vacuous = runs["gap"] <= runs["bound"], runs["bound"] >= 1
+    return Claim(
+        "Every measured gap is at most the bound that S's run lends.",
+        bool(held.all()),
+        f"{held.sum()} of {len(held)}; {vacuous.sum()} of the bounds are vacuous (≥ 1)",
+    )
+
+
+def telling(runs: Columns) -> Claim:
+    """The exact sign has a bound below B = 1 and below the trivial one at some step size."""
+    best = _best(where(runs, map="exact-sign"))
+    return Claim(
+        "The exact sign, which has no Lipschitz constant, has at some step size a bound that is "
+        "below B = 1 and below what the length of its path gives.",
+        any(value < min(1.0, trivial) for _, _, value, trivial in best),
+        "; ".join(
+            f"η = {lr:g}: {number(value)} with λ = {lam:g}, by the path {number(trivial)}"
+            for lr, lam, value, trivial in best
+        ),
+    )
+
+
+def _best(runs: Columns) -> list[tuple[float, float, float, float]]:
+    """Step size, lambda and bound, where it is smallest for each step size; the path's bound."""
+    found = []
+    for lr in np.unique(runs["lr"]):
+        part = where(runs, lr=lr)
+        at = int(part["bound"].argmin())
+        one = (float(part[name][at]) for name in ("lambda", "bound", "still"))
+        found.append((float(lr), *one))
+    return found
+
+
+def numbers(rows: Columns, runs: Columns) -> Rows:
+    """Each run beside each S."""
+    head = ("map", "η", "λ", "‖X_T − X_S‖", "D", "neighbours", "certificate", "S's bound", "bound")
+    names = ("distance", "drift", "perturbation", "certificate", "bound_of_s", "bound")
+    lines: Rows = [head]
+    for at, name in enumerate(runs["map"].tolist()):
+        shown = [number(runs[one][at]) for one in names]
+        lines.append((NAMES[name], f"{runs['lr'][at]:g}", f"{runs['lambda'][at]:g}", *shown))
+    return lines

@@ -1,0 +1,115 @@
+"""Study `wall-clock`: 004's Lemma 11 on this machine, and its printed losses by seconds.
+
+A shape's cell times an SVD with U V^T, Newton-Schulz steps of degree 2, and a square product of the
+longer side, all in float32; times are the least of several. Predictions are Lemma 11's with the
+throughputs of that product and of that SVD, once with 004's count for Newton-Schulz and once with
+the products that are made here, which are fewer.
+"""
+
+import time
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Annotated
+
+import torch
+from pydantic import Field, model_validator
+
+from fedmuon.analysis.theory.wall_clock import horner_flops, svd_flops
+from fedmuon.errors import InputError
+from fedmuon.experiments.studies.study import Call
+from fedmuon.experiments.suites.contents import Asked
+from fedmuon.optim.flops import performed_newton_schulz
+from fedmuon.orthogonalize import newton_schulz, schedule
+from fedmuon.settings import Count
+from fedmuon.storage import Record
+from fedmuon.tables import Table
+
+DEGREE, COEFFICIENTS = 2, "quintic"
+METHODS = ("sgd", "svd", "q1", "q2", "q3")
+
+
+class Printed(Table):
+    """One of 004's tables: train losses at these seconds."""
+
+    seconds: Annotated[list[float], Field(min_length=2)]
+    sgd: list[float]
+    svd: list[float]
+    q1: list[float]
+    q2: list[float]
+    q3: list[float]
+
+    @model_validator(mode="after")
+    def _alike(self) -> "Printed":
+        lengths = {len(getattr(self, name)) for name in ("seconds", *METHODS)}
+        if len(lengths) > 1:
+            raise InputError("a printed table has one loss of each method at every second")
+        return self
+
+
+class Settings(Table):
+    """What the suite's file holds."""
+
+    shapes: Annotated[list[Annotated[list[Count], Field(min_length=2, max_length=2)]],
+                      Field(min_length=1)]  # fmt: skip
+    iterations: Annotated[list[Count], Field(min_length=1)]
+    repeats: Count
+    tables: Annotated[dict[str, Printed], Field(min_length=1)]
+
+
+def cells(settings: Settings, asked: Asked) -> Sequence[Call]:
+    """A cell for each printed table and each shape."""
+    found = [
+        Call(f"printed-{number}", partial(printed, name, table), 0)
+        for number, (name, table) in enumerate(settings.tables.items())
+    ]
+    shapes = [(shape[0], shape[1]) for shape in settings.shapes]
+    return found + [
+        Call(f"timed-{m}x{n}", partial(timed, settings, (m, n)), m * n) for m, n in shapes
+    ]
+
+
+def printed(name: str, table: Printed) -> Record:
+    """A row for each printed second."""
+    columns = {method: getattr(table, method) for method in METHODS}
+    rows = [
+        {"table": name, "seconds": second} | {one: losses[k] for one, losses in columns.items()}
+        for k, second in enumerate(table.seconds)
+    ]
+    return {"rows": rows, "times": []}
+
+
+def timed(settings: Settings, shape: tuple[int, int]) -> Record:
+    """A row for each number of steps."""
+    matrix = torch.randn(shape, generator=torch.Generator().manual_seed(0))
+    square = torch.randn(max(shape), max(shape), generator=torch.Generator().manual_seed(1))
+    svd = least(lambda: _polar(matrix), settings.repeats)
+    product = 2 * max(shape) ** 3 / least(lambda: square @ square, settings.repeats)
+    efficiency = product / (svd_flops(*shape) / svd)
+    rows = []
+    for steps in settings.iterations:
+        made = performed_newton_schulz(*shape, schedule(COEFFICIENTS, steps), matrix.dtype)
+        seconds = least(partial(newton_schulz, matrix, steps, COEFFICIENTS), settings.repeats)
+        rows.append({
+            "m": shape[0], "n": shape[1], "steps": steps, "svd_seconds": svd,
+            "seconds": seconds, "efficiency": efficiency,
+            "lemma": svd_flops(*shape) / horner_flops(*shape, steps, DEGREE) * efficiency,
+            "made": svd_flops(*shape) / made * efficiency,
+        })  # fmt: skip
+    return {"rows": [], "times": rows}
+
+
+def _polar(matrix: torch.Tensor) -> torch.Tensor:
+    """U V^T as 004 has it."""
+    left, _, right = torch.linalg.svd(matrix, full_matrices=False)
+    return left @ right
+
+
+def least(call: Callable[[], object], repeats: int) -> float:
+    """The shortest of several times, after one that does not count."""
+    call()
+    found = []
+    for _ in range(repeats):
+        start = time.perf_counter()
+        call()
+        found.append(time.perf_counter() - start)
+    return min(found)
