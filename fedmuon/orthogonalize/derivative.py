@@ -8,7 +8,7 @@ symmetric and the skew part,
     A_ij = (f_i - f_j) / (s_i - s_j)        B_ij = (f_i + f_j) / (s_i + s_j)
 
 since dU = U a and dV = V b of skew a, b solve s_j a_ij - s_i b_ij = K_ij off the diagonal, and the
-last two terms turn the spans themselves (one of them is 0, as U or V is square). A and B are
+last two terms turn the spans themselves (one is 0, as U or V is square, and left out). A and B are
 bounded by the Lipschitz constant of f, whatever the gaps between singular values; torch's own
 derivative of eigh divides by them, and the softmax's gradients have s_q = 0.
 
@@ -65,9 +65,9 @@ def _slope(s: Tensor, h: Tensor, root: Tensor, divisor: Divisor) -> Tensor:
 def derivative(found: tuple[Tensor, ...], towards: Tensor) -> Tensor:
     """DF(M)[H] [..., m, n] of H, from the factors of M."""
     u, vh, w, even, odd = found
-    right = towards @ vh.mT  # H V
+    right = towards @ vh.mT
     inner = u.mT @ right
     core = even * (inner + inner.mT) / 2 + odd * (inner - inner.mT) / 2
-    beyond = (right - u @ inner) * w.unsqueeze(-2)
-    across = (u.mT @ towards - inner @ vh) * w.unsqueeze(-1)
-    return (u @ core + beyond) @ vh + u @ across
+    if vh.shape[-2] == vh.shape[-1]:  # V is square
+        return (u @ core + (right - u @ inner) * w.unsqueeze(-2)) @ vh
+    return u @ (core @ vh + (u.mT @ towards - inner @ vh) * w.unsqueeze(-1))
