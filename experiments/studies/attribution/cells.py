@@ -54,8 +54,8 @@ def cells(settings: Settings, asked: Asked) -> Sequence[Call]:
     """A cell for each variant and each truth."""
     source = {"data": {"name": asked.data}, "engine": {"dtype": "float64", "device": "cpu"}}
     return [
-        Call(f"{name}-{truth}", partial(measured, settings, name, config, truth))
-        for name, tables in settings.variants.items()
+        Call(f"{place}-{truth}", partial(measured, settings, name, config, truth))
+        for place, (name, tables) in enumerate(settings.variants.items())
         for config in [_require_matrix(cell(source, settings.base, tables))]
         for truth in TRUTHS
     ]
