@@ -67,7 +67,8 @@ def test_influence_solves_with_the_whole_matrix() -> None:
 
 def test_trak_is_a_regression_on_projected_gradients() -> None:
     model = run().models[-1]["weight"][0]
-    drawn = scores.generator(run().seed, scores.Draw.PROBE).standard_normal((12, 21))
+    drawn = scores.generator(run().seed, scores.Draw.PROBE).standard_normal((7, 12, 3))
+    drawn = drawn.transpose(1, 0, 2).reshape(12, 21)
     own, there = (
         gradients(run(), model, of, margin=True) @ torch.from_numpy(drawn).T
         for of in ("train", "test")

@@ -114,8 +114,8 @@ class Gradients:
     def of(cls, task: MatrixTask, model: Params, towards: Params, samples: Batch) -> "Gradients":
         """Those in the directions [k, 1, d, c]."""
         slopes = task.slopes(model, samples)[0]
-        along = (samples.inputs @ towards["weight"][:, 0] * slopes).sum(-1)
-        return cls(samples, slopes, along)
+        turned = torch.tensordot(samples.inputs, towards["weight"][:, 0].transpose(0, 1), 1)
+        return cls(samples, slopes, (turned * slopes[:, None]).sum(-1).T)
 
     def some(self, rows: slice | np.ndarray) -> "Gradients":
         """Those of some of the samples."""

@@ -106,22 +106,23 @@ def influence(run: Trained, damping: float) -> Tensor:
     level = damping * float(size.mean()) / run.models[-1]["weight"][0].numel()
 
     def applied(v: Tensor) -> Tensor:
-        turned = inputs @ v  # [T, n, c]
-        bent = chance * (turned - (chance * turned).sum(-1, keepdim=True))
-        return inputs.T @ bent / len(inputs) + level * v
+        turned = torch.tensordot(inputs, v, 1)  # [n, T, c]
+        bent = chance[:, None] * turned
+        bent -= chance[:, None] * bent.sum(-1, keepdim=True)
+        return torch.tensordot(inputs.T, bent, 1) / len(inputs) + level * v
 
     slopes = run.slopes(run.models[-1], run.test)
-    solved = conjugate_gradients(applied, run.test.inputs[:, :, None] * slopes[:, None, :])
+    solved = conjugate_gradients(applied, run.test.inputs.T[:, :, None] * slopes)
     own = run.slopes(run.models[-1], run.train)
-    return -((inputs @ solved) * own).sum(-1) * run.shares
+    along = (torch.tensordot(inputs, solved, 1) * own[:, None]).sum(-1)
+    return -along.T * run.shares
 
 
 def conjugate_gradients(applied: Callable[[Tensor], Tensor], right: Tensor) -> Tensor:
-    """A^-1 b of a stack of b [T, ...], A positive definite."""
-    dims = tuple(range(1, right.ndim))
+    """A^-1 b of several b [d, T, c], A positive definite."""
 
     def inner(a: Tensor, b: Tensor) -> Tensor:
-        return (a * b).sum(dims, keepdim=True)
+        return (a * b).sum((0, 2), keepdim=True)
 
     found, rest = torch.zeros_like(right), right
     towards, size = right, inner(right, right)
@@ -137,15 +138,17 @@ def conjugate_gradients(applied: Callable[[Tensor], Tensor], right: Tensor) -> T
 def trak(run: Trained, projections: int) -> Tensor:
     """-phi_t^T (Phi^T Phi)^-1 phi_z (1 - p_z) of gradients of log p_y / (1 - p_y) at the last
     model, projected at random (Park et al. 2023)."""
-    shape = (projections, *run.models[-1]["weight"].shape[1:])
+    d, c = run.models[-1]["weight"].shape[1:]
+    shape = (d, projections, c)
     drawn = torch.from_numpy(generator(run.seed, Draw.PROBE).standard_normal(shape))
 
     def projected(samples: Batch) -> tuple[Tensor, Tensor]:
         chance = run.chances(samples)
         own = chance.gather(1, samples.labels[:, None])
         margin = (torch.eye(chance.shape[1])[samples.labels].to(chance) - chance) / (1 - own)
-        parts = (samples.inputs @ block * margin for block in drawn.split(16))
-        return torch.cat([part.sum(-1) for part in parts]).T, 1 - own[:, 0]
+        parts = (torch.tensordot(samples.inputs, block, 1) for block in drawn.split(16, 1))
+        found = torch.cat([(part * margin[:, None]).sum(-1) for part in parts], 1)
+        return found, 1 - own[:, 0]
 
     (there, _), (own, wrong) = projected(run.test), projected(run.train)
     inverse = torch.linalg.pinv(own.T @ own, hermitian=True)
