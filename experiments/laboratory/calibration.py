@@ -9,6 +9,7 @@ from fedmuon.storage import Record
 
 PREDICTED = "predicted.csv"
 HEADER = "client,index,replacement,predicted,perturbation\n"
+LEAST = 1e-6  # of the largest perturbation: smaller ones are rounding
 CALIBRATION = {"pairs": "replacements ranked by derivatives (first order, estimated)",
                "largest_predicted": "largest predicted", "largest_drawn": "largest of drawn ones",
                "spearman": "Spearman's rho of predicted and exact",
@@ -18,8 +19,8 @@ CALIBRATION = {"pairs": "replacements ranked by derivatives (first order, estima
 def calibrated(ranking: Ranking, moved: np.ndarray) -> Record:
     """What the perturbations [T] of all rows say of the ranking. Its numbers are first order and
     estimated, so they certify nothing."""
-    top, predicted = slice(ranking.top), ranking.predicted
-    error = np.abs(predicted - moved)[top] / np.where(moved > 0, moved, np.inf)[top]
+    predicted, least = ranking.predicted, LEAST * moved.max()
+    error = np.abs(predicted - moved) / np.maximum(moved, least) if least else np.zeros(1)
     rho = spearman(predicted, moved)
     return {
         "pairs": ranking.pairs,

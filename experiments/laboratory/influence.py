@@ -21,7 +21,7 @@ from torch import Tensor
 
 from fedmuon.data.neighbours import held_out
 from fedmuon.data.source import flat_rows
-from fedmuon.errors import InputError
+from fedmuon.errors import InputError, plain
 from fedmuon.experiments.laboratory.measure import Laboratory
 from fedmuon.federated import setup
 from fedmuon.federated.adjoint import Pulled, pulled_back
@@ -54,6 +54,11 @@ class Candidates:
         active = np.unique(experiment.plan.schedule()).tolist()
         each = {i: held_out(run.data, run.source, i) for i in active}
         index, most = np.unique(np.concatenate(list(each.values()))), _most(experiment)
+        if not len(index):
+            raise InputError(
+                "no held-out sample has a label of a participant, so none can replace any of its "
+                "samples: lower [data] train so that some remain"
+            )
         if len(index) > most:
             rng = generator(run.config.federation.seed, Draw.NEIGHBOUR, block=2)
             index = np.sort(rng.choice(index, most, replace=False))
@@ -155,7 +160,14 @@ def predictions(run: Laboratory) -> Iterator[tuple[int, np.ndarray, np.ndarray]]
     offsets = experiment.shards.offsets
     start = begin(experiment.recipe, experiment.task, run.config.federation.seed)
     candidates, towards = Candidates.of(run, experiment), _directions(run, start.params)
-    blocks = [_slopes(experiment, start, part, candidates) for part in _parts(experiment, towards)]
+    try:
+        parts = _parts(experiment, towards)
+        blocks = [_slopes(experiment, start, part, candidates) for part in parts]
+    except RuntimeError as error:  # of autograd, at what the user brought
+        raise InputError(
+            f"torch cannot differentiate this run ({plain(str(error), 200)}): set [stability] "
+            "neighbours to own, any or all"
+        ) from error
     near = _regressor(run, experiment, start, towards, candidates)
     for client in blocks[0]:
         if not len(place := candidates.admitted[client]):
@@ -195,6 +207,8 @@ def smooth(run: Laboratory) -> Experiment:
         why = f"{jumps} jumps where a singular value is 0, or is sketched"
     elif any(link.name.startswith("adamw") for link in links):
         why = "AdamW's step has none where a gradient is 0"
+    elif run.experiment.task.dtype == torch.float64:
+        return run.experiment
     else:
         engine = config.engine.model_copy(update={"dtype": "float64"})
         exact = config.model_copy(update={"engine": engine})
