@@ -183,9 +183,9 @@ def test_held_out_is_all_that_a_draw_can_give(laboratory: Laboratory) -> None:
 
 
 def test_a_network_is_ranked_too_and_never_certified(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(influence, "DIRECTIONS", 200)
+    monkeypatch.setattr(influence, "DIRECTIONS", 100)
     layers = nn.Linear(7, 6, bias=False), nn.Tanh(), nn.Linear(6, 5, bias=False), nn.Tanh()
-    config = small(task={"name": "network"}, local={"lr": 0.02}, **DOUBLE)
+    config = small(task={"name": "network"}, local={"lr": 0.02}, federation={"rounds": 4}, **DOUBLE)
     found = fedmuon.stability(
         config, neighbours="worst", trials=6, task=nn.Sequential(*layers, nn.Linear(5, 3))
     )
