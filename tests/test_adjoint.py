@@ -148,8 +148,8 @@ def test_another_memory_is_seen() -> None:
 def test_clients_that_never_take_part_have_no_influence() -> None:
     experiment, start, towards, others = prepared(small(federation={"rounds": 1, "per-round": 2}))
     own, instead = swept(experiment, start, towards, others)
-    active = np.isin(np.repeat(np.arange(6), np.diff(experiment.shards.offsets)),
-                     experiment.plan.schedule())  # fmt: skip
+    owner = np.repeat(np.arange(6), np.diff(experiment.shards.offsets))
+    active = torch.from_numpy(np.isin(owner, experiment.plan.schedule()))
     assert (own[:, ~active] == 0).all() and (instead[:, ~active] == 0).all()
     assert (own[:, active] != 0).all()
 
