@@ -123,7 +123,7 @@ def test_norms_are_those_of_the_whole_derivative(
     assert errors[0] < 0.01 and 0.05 < errors[1] < 0.5
 
 
-@pytest.mark.parametrize("limit", [{"MEMORY": 1 << 16}, {"POOL": 7}])
+@pytest.mark.parametrize("limit", [{"MEMORY": 1 << 23}, {"POOL": 7}])
 def test_memory_is_bounded(
     limit: dict, laboratory: Laboratory, monkeypatch: pytest.MonkeyPatch
 ) -> None:

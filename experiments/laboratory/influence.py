@@ -230,9 +230,13 @@ def _directions(run: Laboratory, params: Params) -> Params:
 
 
 def _parts(experiment: Experiment, towards: Params) -> Iterator[Params]:
-    """As many directions at once as memory allows: a pass holds some copies for each client."""
-    entries = sum(value[0].numel() for value in towards.values())
-    size = max(1, MEMORY // (64 * entries * experiment.plan.per_round))
+    """As many directions at once as memory allows: a pass holds some copies for each client, and
+    of the matrix task's logits of one client and of all candidates."""
+    task, sizes = experiment.task, np.diff(experiment.shards.offsets)
+    entries = sum(value[0].numel() for value in towards.values()) * experiment.plan.per_round
+    if isinstance(task, MatrixTask):
+        entries += task.classes * (int(sizes.max()) + POOL)
+    size = max(1, MEMORY // (64 * entries))
     for place in torch.arange(len(next(iter(towards.values())))).split(size):
         yield {name: value[place] for name, value in towards.items()}
 
