@@ -33,7 +33,7 @@ def correlations(rows: Columns, narrow: bool = False) -> Figure:
         axes.get_yticklabels()[methods.index(OURS)].set_fontweight("bold")
         axes.invert_yaxis()
         axes.set_title(TRUTHS[truth], loc="left")
-        axes.set_xlabel("mean Spearman's ρ over test samples")
+        axes.set_xlabel("mean Spearman's ρ")
         if axes is not panels[0] and not narrow:
             axes.set_yticklabels([])
     style.legend_below(figure, panels[0], 2)

@@ -21,7 +21,7 @@ STANDS_ON = (
     "intervals are 95% over test samples, of one seed. Methods of the literature know neither the "
     "optimizer nor who took part, so their scores are times the share of updates, participations "
     "over n_i. Influence has the Gauss–Newton matrix, damped by the given multiple of its mean "
-    "eigenvalue; the best damping is chosen by looking at the answers, which favours it."
+    "eigenvalue, and 30 steps of conjugate gradients; TRAK has one model and no ridge."
 )
 
 
