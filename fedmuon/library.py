@@ -92,7 +92,8 @@ def stability(
     progress: bool = False,
 ) -> StabilityResult:
     """Run beside neighbours that differ in one sample, and hold them to the bound (001); keywords
-    are those of `run`. `neighbours` is own, any, worst or all, `trials` how many, if not all.
+    are those of `run`. `neighbours` is own, any, worst (of all replacements, by derivatives) or
+    all, `trials` how many, if not all.
 
     In float64 unless the config names a precision.
     """

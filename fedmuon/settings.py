@@ -208,7 +208,7 @@ class Stability(Table):
     """Which neighbours `fedmuon stability` runs, and what its bound stands on."""
 
     trials: Count = 10  # if not all
-    # a sample drawn like the client's own, like anybody's, the worst; or each sample once: a census
+    # a sample drawn like the client's own, like anybody's, the worst of all; or each once: a census
     neighbours: Literal["own", "any", "worst", "all"] = "own"
     delta: Chance = 0.05
     lipschitz: Literal["paper", "sharp"] = "sharp"  # which constant of the map

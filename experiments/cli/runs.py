@@ -80,7 +80,7 @@ def stability(
     trials: Annotated[int | None, Option(help="How many random neighbours; 10 by default.")] = None,
     every: Annotated[bool, Option("--all", help="The census: replace each sample once.")] = False,
     hardest: Annotated[
-        bool, Option("--worst", help="The neighbours that influence says hurt most.")
+        bool, Option("--worst", help="The worst of all replacements, by derivatives.")
     ] = False,
     resume: options.Resume = False,
     engine: Annotated[str | None, Option(help="inline or ray: who runs the clients.")] = None,

@@ -14,6 +14,7 @@ from fedmuon.analysis.report.columns import MEND, TRIALS, read_csv, read_json
 from fedmuon.analysis.report.findings import Findings, Picture, circumstances, number
 from fedmuon.errors import InputError
 from fedmuon.experiments.laboratory import figure
+from fedmuon.experiments.laboratory.calibration import CALIBRATION
 from fedmuon.experiments.laboratory.facts import BALL_NAMES, BOUND_NAMES
 from fedmuon.files import require_sound
 
@@ -31,7 +32,7 @@ def findings(folder: Path) -> Findings:
     neighbours = read_csv(folder / "neighbours.csv", TRIALS)
     mode = _mode(folder, neighbours)
     census = mode == "all"
-    count = len(neighbours["trial"])
+    count, compared = len(neighbours["trial"]), record.get("influence")
     what = MODES.get(mode, "{} neighbours").format(count)
     return Findings(
         name=folder.resolve().name,
@@ -44,7 +45,8 @@ def findings(folder: Path) -> Findings:
             (text, number(record[name]))
             for name, text in (NAMES | BALL_NAMES).items()
             if name in NAMES or name in record
-        ],
+        ]
+        + [(text, number(compared[name])) for name, text in CALIBRATION.items() if compared],
         note=_note(record),
         pictures=[Picture.known("census", functools.partial(figure.census, neighbours))],
         stands_on=stands_on(record, str(record["kind"])),

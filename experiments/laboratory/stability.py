@@ -22,8 +22,9 @@ from fedmuon.data.neighbours import census, draw, stack
 from fedmuon.drive import Begin, Watch
 from fedmuon.errors import InputError, NonFinite
 from fedmuon.experiments.laboratory import bound
+from fedmuon.experiments.laboratory.calibration import CALIBRATION, PREDICTED, calibrated, lines
 from fedmuon.experiments.laboratory.facts import facts
-from fedmuon.experiments.laboratory.influence import worst
+from fedmuon.experiments.laboratory.influence import Ranking, ranked
 from fedmuon.experiments.laboratory.measure import Laboratory, measured_losses
 from fedmuon.experiments.run import execute as run
 from fedmuon.experiments.run import on_engine
@@ -61,20 +62,48 @@ def execute(
         verdict = bound.judge(case)
         if laboratory.config.engine.name == "deployment":
             raise InputError(ONE_MODEL)
-        on_engine(
-            laboratory.config, lambda engine: measure(laboratory, verdict, watch, begun, engine)
+        if (finished := _ranked_before(out)) is not None:
+            return finished
+        compared = on_engine(
+            laboratory.config, lambda engine: _measured(laboratory, verdict, watch, begun, engine)
         )
         moved = bound.largest_moves(out / CENSUS, len(case.sizes))
         record = bound.report(dataclasses.replace(case, moved=moved), verdict) | _gap(laboratory)
-        _write(out, record)
-    return record
+        _write(out, record | compared[0], compared[1])
+    return record | compared[0]
 
 
-def _write(out: Path, record: Record) -> None:
-    """bound.json, and the sums of it and of neighbours.csv, to which no line is added any more."""
+def _ranked_before(out: Path) -> Record | None:
+    """bound.json where the worst neighbours were ranked, which takes long, and all has ended."""
+    if (out / PROGRESS).exists() or PREDICTED not in files.sums_of(out):
+        return None
+    files.require_sound(out, [PREDICTED, CENSUS, "bound.json"])
+    return json.loads((out / "bound.json").read_text(encoding="utf-8"))
+
+
+def _measured(
+    laboratory: Laboratory, verdict: bound.Verdict, watch: Watch, begun: Begin, engine: Engine
+) -> tuple[Record, dict[str, bytes]]:
+    """Run the neighbours; of a ranking, what exact runs say of it, with predicted.csv."""
+    ranking = measure(laboratory, verdict, watch, begun, engine)
+    if ranking is None:
+        return {}, {}
+    top = np.loadtxt(laboratory.out / CENSUS, delimiter=",", skiprows=1, usecols=4, ndmin=1)
+    drawn, size = ranking.rows[ranking.top :], stack_size(laboratory)
+    parts = np.split(drawn, range(size, len(drawn), size))
+    moved = np.concatenate([top, *(perturbations(laboratory, one, engine) for one in parts)])
+    content = lines(ranking, _index(laboratory.data, ranking.rows), moved)
+    return {"influence": calibrated(ranking, moved)}, {PREDICTED: content}
+
+
+def _write(out: Path, record: Record, more: dict[str, bytes]) -> None:
+    """bound.json and `more`, and the sums of them and of neighbours.csv, to which no line is added
+    any more."""
     content = (json.dumps(record, indent=2, allow_nan=False) + "\n").encode()
-    files.announce(out, {"bound.json": content, CENSUS: (out / CENSUS).read_bytes()})
-    files.write_bytes(out / "bound.json", content)
+    made = {"bound.json": content, **more}
+    files.announce(out, {**made, CENSUS: (out / CENSUS).read_bytes()})
+    for name, held_there in made.items():
+        files.write_bytes(out / name, held_there)
     with files.mendable(out, "write to"):
         (out / PROGRESS).unlink(missing_ok=True)
 
@@ -85,9 +114,11 @@ def measure(
     watch: Watch,
     begun: Begin,
     engine: Engine = rounds,
-) -> None:
-    """Run the neighbours that neighbours.csv lacks, stack by stack, and append their lines."""
-    drawn = pick(laboratory, verdict)
+) -> Ranking | None:
+    """Run the neighbours that neighbours.csv lacks, stack by stack, and append their lines; the
+    ranking that they come from, if any."""
+    ranking = ranked(laboratory) if laboratory.config.stability.neighbours == "worst" else None
+    drawn = pick(laboratory) if ranking is None else ranking.rows[: ranking.top]
     heads = _heads(laboratory.data, drawn)
     file, size = laboratory.out / CENSUS, stack_size(laboratory)
     done, mark = _cut_back(file, heads)
@@ -103,16 +134,16 @@ def measure(
         noted = files.sealed({"lines": done, "crc": mark})
         files.write_bytes(file.with_name(PROGRESS), noted.encode())
         watch({"done": done, "largest": float(moved.max())})
+    return ranking
 
 
-def pick(laboratory: Laboratory, verdict: bound.Verdict) -> np.ndarray:
+def pick(laboratory: Laboratory) -> np.ndarray:
     """(client, position, replacement) of every neighbour, [T, 3] int64."""
     config, data, source = laboratory.config, laboratory.data, laboratory.source
     seed, table = config.federation.seed, config.stability
     if table.neighbours == "all":
         return census(data, source, seed)
-    if table.neighbours == "worst":
-        return worst(laboratory, verdict.exposures)
+    assert table.neighbours != "worst"  # which are ranked, not drawn
     return draw(data, source, table.trials, seed, table.neighbours)
 
 
@@ -145,9 +176,14 @@ def perturbations(laboratory: Laboratory, drawn: np.ndarray, engine: Engine) -> 
     return moved
 
 
+def _index(data: FederatedData, drawn: np.ndarray) -> np.ndarray:
+    """Where the replaced samples [T] are in the source."""
+    return data.train_index[data.order[data.offsets[drawn[:, 0]] + drawn[:, 1]]]
+
+
 def _heads(data: FederatedData, drawn: np.ndarray) -> list[str]:
     """`trial,client,index,replacement,` of every line; indices count in the source's order."""
-    index = data.train_index[data.order[data.offsets[drawn[:, 0]] + drawn[:, 1]]]
+    index = _index(data, drawn)
     rows = zip(drawn[:, 0].tolist(), index.tolist(), drawn[:, 2].tolist(), strict=True)
     return [f"{t},{client},{old},{new}," for t, (client, old, new) in enumerate(rows)]
 
@@ -228,6 +264,8 @@ def verdict_table(out: Path, record: Record) -> Table:
     else:
         rows += [("gap", "{gap:+.4g} [{gap_low:+.4g}, {gap_high:+.4g}]".format_map(record))]
         rows += [("gap within", _yes(record["gap"] <= value))] if value is not None else []
+    if (found := record.get("influence")) is not None:
+        rows += [(words, found[name]) for name, words in CALIBRATION.items()]
     title = f"{len(moved)} neighbours; bound with {bound.constant_of(record)}: {record['status']}"
     return facts(title, rows)
 

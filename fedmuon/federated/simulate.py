@@ -1,14 +1,14 @@
 """The embedded engine: the federated loop in this process, with no serialization."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
 from fedmuon.federated.aggregate import ServerState, aggregate, broadcast, mean_loss
-from fedmuon.federated.local import replies
+from fedmuon.federated.local import Reply, replies
 from fedmuon.federated.plan import Plan
-from fedmuon.federated.shards import Shards
+from fedmuon.federated.shards import Shard, Shards
 from fedmuon.tasks.base import Task
 from fedmuon.transforms.recipes import Recipe
 
@@ -49,13 +49,20 @@ Engine = Callable[[Experiment, ServerState], Iterator[Round]]
 
 def rounds(experiment: Experiment, state: ServerState) -> Iterator[Round]:
     """The rounds that remain after `state` (001, Algorithm 1)."""
-    recipe, plan, shards = experiment.recipe, experiment.plan, experiment.shards
+    plan, shards = experiment.plan, experiment.shards
     for number in range(state.round, plan.rounds):
-        participants, sent = plan.participants(number), broadcast(recipe, state)
-        clients = [(int(i), shards[int(i)]) for i in participants]
-        found = replies(recipe, experiment.task, plan, clients, sent)
-        state = aggregate(recipe, state, found, plan.factor_at(number))
+        participants = plan.participants(number)
+        state, found = advanced(experiment, state, [(int(i), shards[int(i)]) for i in participants])
         yield Round(state, participants, participants, mean_loss(found))
+
+
+def advanced(
+    experiment: Experiment, state: ServerState, clients: Sequence[tuple[int, Shard]]
+) -> tuple[ServerState, list[Reply]]:
+    """The state after the round of these clients, and what they returned."""
+    recipe, plan = experiment.recipe, experiment.plan
+    found = replies(recipe, experiment.task, plan, clients, broadcast(recipe, state))
+    return aggregate(recipe, state, found, plan.factor_at(state.round)), found
 
 
 def simulate(experiment: Experiment, state: ServerState, engine: Engine = rounds) -> ServerState:

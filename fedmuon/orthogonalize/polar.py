@@ -3,8 +3,8 @@
 import torch
 from torch import Tensor
 
+from fedmuon.orthogonalize.derivative import Divisor, Spectral
 from fedmuon.orthogonalize.spectral import (
-    Divisor,
     apply,
     by_svd,
     gram,
@@ -48,6 +48,8 @@ def exact_sign(matrix: Tensor) -> Tensor:
     """
     if matrix.numel() == 0:
         return matrix.clone()
+    if matrix.requires_grad:  # its derivative, where no singular value is 0
+        return Spectral.apply(matrix, matrix.new_zeros(()), lambda s, _: s, exact_sign)
     view, flipped = wide(matrix)
     cut = view.shape[-1] * torch.finfo(matrix.dtype).eps
     # Float64's own cut is about its noise: a rank that is not full is a no, not for granted a yes.

@@ -6,16 +6,15 @@ this runs only where a bound says that it costs no digits; an SVD in float64 doe
 """
 
 import math
-from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from fedmuon.errors import InputError, NonFinite
+from fedmuon.orthogonalize.derivative import Divisor, Spectral
 from fedmuon.questions import at_hand, holds, sent
-
-Divisor = Callable[[Tensor, Tensor], Tensor]  # (s [..., q], root [..., 1]) -> s / f(s)
 
 
 def target(dtype: torch.dtype) -> float:
@@ -129,6 +128,12 @@ def spectral_map(matrix: Tensor, root: Tensor, divisor: Divisor) -> Tensor:
     """
     if matrix.numel() == 0:
         return matrix.clone()
+    if matrix.requires_grad:
+        return Spectral.apply(matrix, root, divisor, partial(_image, root=root, divisor=divisor))
+    return _image(matrix, root, divisor)
+
+
+def _image(matrix: Tensor, root: Tensor, divisor: Divisor) -> Tensor:
     view, flipped = wide(matrix)
     work = _accurate(norm(view), root, matrix.dtype)
     out = by_svd(view, root, divisor) if work is None else _by_gram(view, root, divisor, work)

@@ -197,7 +197,7 @@ class NetworkTask:
         """The same, as many samples at once as fit into memory."""
         rows, replicas = samples.labels.shape[1], size_of(params)
         shared = replicas > 1 and self._vectorizes(rows)
-        work = grad_and_value(self._total) if shared else self._slope
+        work = grad_and_value(self.total) if shared else self._slope
 
         def part_of(part: slice) -> Found:
             slope, loss = self._mapped(work, params, samples.rows(part), shared)
@@ -225,15 +225,16 @@ class NetworkTask:
         rows = inputs.reshape(-1, *self.shape)
         return functional_call(self.own_module(), params, (rows.long() if self.whole else rows,))
 
-    def _total(self, params: Params, inputs: Tensor, labels: Tensor, weights: Tensor) -> Tensor:
+    def total(self, params: Params, inputs: Tensor, labels: Tensor, weights: Tensor) -> Tensor:
+        """sum_j w_j loss_j [] of one replica's parameters."""
         return self.loss(self._outputs(params, inputs), self.targets(inputs, labels)) @ weights
 
     def _slope(
         self, params: Params, inputs: Tensor, labels: Tensor, weights: Tensor
     ) -> tuple[Params, Tensor]:
-        """As grad_and_value(self._total), without functorch's overhead."""
+        """As grad_and_value(self.total), without functorch's overhead."""
         leaves = {name: value.detach().requires_grad_() for name, value in params.items()}
-        loss = self._total(leaves, inputs, labels, weights)
+        loss = self.total(leaves, inputs, labels, weights)
         slopes = torch.autograd.grad(loss, list(leaves.values()), materialize_grads=True)
         return dict(zip(leaves, slopes, strict=True)), loss.detach()
 

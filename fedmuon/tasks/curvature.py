@@ -1,0 +1,135 @@
+"""Gradients of weighted losses, as functions of the parameters and of the samples' weights.
+
+    G(X, w) = (1 / n) sum_j (1 + w_j) grad loss_j(X) + (1 / n) sum_p w'_p grad loss'_p(X)
+
+over the n samples of a batch and the candidates p that may take one's place; the value is at
+w = w' = 0. The reverse derivative, of a direction D like X, is
+
+    (1 / n) sum_j hess loss_j(X) D  to X,    <grad loss_z(X), D> / n  to the weight of sample z.
+
+The matrix task has both in closed form: with s = X^T u, t = D^T u and p = softmax(s), the
+directional derivative of 1 - p_y is -p_y (t_y - <p, t>), and that of its slope p_y (p - e_y) is
+p_y [(t_y - <p, t>)(p - e_y) + p o (t - <p, t> 1)]. A network's comes from differentiating twice.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.func import vjp
+from torch.nn.functional import one_hot
+
+from fedmuon.tasks.base import Batch, Params, Task, blocks
+from fedmuon.tasks.matrix import MatrixTask
+from fedmuon.tasks.networks import NetworkTask
+
+
+@dataclass(frozen=True, kw_only=True)
+class Weighted(Batch):
+    """A batch with candidates that may take a sample's place, and the weights [n + P] of both."""
+
+    others: Batch
+    weights: Tensor
+
+
+@dataclass(frozen=True)
+class Differentiable:
+    """A task whose gradient at weighted batches can be differentiated; `directions` is how many
+    reverse passes go together."""
+
+    task: Task
+    directions: int
+    apart: bool = False  # autograd knows what one thread did
+
+    def __getattr__(self, name: str) -> Any:
+        """All else is the task's."""
+        return getattr(self.task, name)
+
+    def gradient(self, params: Params, batches: Sequence[Weighted]) -> tuple[Tensor, Params]:
+        """Mean loss [K] and gradient [K, ...] of K clients, one replica each."""
+        weights = [batch.weights for batch in batches]
+        given = (self, batches, tuple(params), *params.values(), *weights)
+        loss, *slopes = _Gradient.apply(*given)  # type: ignore[misc]
+        return loss, dict(zip(params, slopes, strict=True))
+
+
+class _Gradient(torch.autograd.Function):
+    """G(X, w) by the task's own kernels, with its reverse derivative."""
+
+    @staticmethod
+    def forward(
+        ctx: Any,
+        what: Differentiable,
+        batches: Sequence[Weighted],
+        names: tuple[str, ...],
+        *given: Tensor,
+    ) -> tuple[Tensor, ...]:
+        values = [value.detach() for value in given[: len(names)]]
+        ctx.what, ctx.batches, ctx.params = what, batches, dict(zip(names, values, strict=True))
+        with torch.enable_grad():  # which a network's kernels go by
+            loss, slope = what.task.gradient(ctx.params, batches)
+        ctx.mark_non_differentiable(loss)
+        return loss, *(slope[name] for name in names)
+
+    @staticmethod
+    def backward(ctx: Any, *cotangents: Tensor) -> tuple[Tensor | None, ...]:
+        towards = dict(zip(ctx.params, cotangents[1:], strict=True))
+        clients = (blocks(tree, len(ctx.batches)) for tree in (ctx.params, towards))
+        found = [_pulled_back(ctx.what, *one) for one in zip(*clients, ctx.batches, strict=True)]
+        bent = [torch.cat([one[name] for one, _ in found]) for name in ctx.params]
+        return None, None, None, *bent, *(weights for _, weights in found)
+
+
+def _pulled_back(
+    what: Differentiable, params: Params, towards: Params, batch: Weighted
+) -> tuple[Params, Tensor]:
+    """What one client's batch sends to its parameters [1, ...] and to its weights [n + P]."""
+    if isinstance(what.task, MatrixTask):
+        return _of_matrix(params["weight"][0], towards["weight"][0], batch)
+    assert isinstance(what.task, NetworkTask)
+    point, direction = ({name: one[0] for name, one in tree.items()} for tree in (params, towards))
+    bent, weights = _of_network(what.task, what.directions, point, direction, batch)
+    return {name: value[None] for name, value in bent.items()}, weights
+
+
+def _of_matrix(weight: Tensor, towards: Tensor, batch: Weighted) -> tuple[Params, Tensor]:
+    def moved(rows: Batch) -> tuple[Tensor, ...]:
+        chance, turned = (weight.T @ rows.inputs.T).softmax(0), flat @ rows.inputs.T
+        labels, mean = rows.labels[None], (chance * turned).sum(0)
+        return chance, turned - mean, chance.gather(0, labels), turned.gather(0, labels) - mean
+
+    flat = towards.mT.contiguous()  # then all directions share one product
+    chance, turned, right, excess = moved(batch)
+    gone = one_hot(batch.labels, len(chance)).T
+    slope = right * (excess * (chance - gone) + chance * turned)
+    _, _, right_there, excess_there = moved(batch.others)
+    sent = torch.cat([right * excess, right_there * excess_there], 1)[0]
+    n = len(batch.labels)
+    return {"weight": (slope.contiguous() @ batch.inputs).mT[None] / n}, -sent / n
+
+
+def _of_network(
+    task: NetworkTask, directions: int, point: Params, towards: Params, batch: Weighted
+) -> tuple[Params, Tensor]:
+    n = len(batch.labels)
+
+    def slope(rows: Batch, part: slice, at: Params, weights: Tensor) -> Params:
+        given = {"inputs": rows.inputs[part], "labels": rows.labels[part], "weights": weights / n}
+        total, back = vjp(partial(task.total, **given), at)  # as `grad`, without torch's compiler
+        return back(torch.ones_like(total))[0]
+
+    def own(part: slice) -> tuple[Params, Tensor]:
+        ones = batch.inputs.new_ones(n)[part]
+        return vjp(partial(slope, batch, part), point, ones)[1](towards)
+
+    def other(part: slice) -> Tensor:
+        zeros = batch.inputs.new_zeros(len(batch.others.labels))[part]
+        return vjp(partial(slope, batch.others, part, point), zeros)[1](towards)[0]
+
+    found = list(task.chunks.each(own, n, directions))
+    sent = list(task.chunks.each(other, len(batch.others.labels), directions))
+    bent = {name: torch.stack([one[name] for one, _ in found]).sum(0) for name in point}
+    return bent, torch.cat([*(weights for _, weights in found), *sent])
