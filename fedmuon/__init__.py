@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from fedmuon.aggregators import Aggregator
     from fedmuon.config import Config
     from fedmuon.errors import InputError
-    from fedmuon.library import bound, compare, plan, run, stability
+    from fedmuon.library import bound, compare, plan, run, stability, unlearn
     from fedmuon.orthogonalizers import Orthogonalizer
     from fedmuon.results import Comparison, Result, StabilityResult
     from fedmuon.tasks.own import Task
@@ -58,6 +58,7 @@ _PLACES = {
     "plan": "library",
     "run": "library",
     "stability": "library",
+    "unlearn": "library",
 }
 _MODULES = ("aggregators", "callbacks", "links", "optim", "orthogonalize", "orthogonalizers",
             "recipes", "schedules")  # fmt: skip
@@ -65,7 +66,8 @@ _MODULES = ("aggregators", "callbacks", "links", "optim", "orthogonalize", "orth
 __all__ = ["Aggregator", "Chain", "Comparison", "Config", "Context", "InputError", "Link",
            "Orthogonalizer", "Recipe", "Result", "StabilityResult", "Task", "__version__",
            "aggregators", "bound", "callbacks", "compare", "links", "optim", "orthogonalize",
-           "orthogonalizers", "plan", "recipes", "run", "schedules", "stability"]  # fmt: skip
+           "orthogonalizers", "plan", "recipes", "run", "schedules", "stability",
+           "unlearn"]  # fmt: skip
 
 
 def __getattr__(name: str) -> Any:

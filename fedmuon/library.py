@@ -146,6 +146,24 @@ def plan(
 
 
 @in_python()
+def unlearn(
+    run: "Result | str | Path",
+    samples: Sequence[int],
+    *,
+    epsilon: float = 1.0,
+    delta: float = 1e-5,
+    out: str | Path,
+) -> Record:
+    """Forget samples of a finished run, named by their index in the source: `out` gets its model
+    with noise, which nobody can tell, beyond (epsilon, delta), from that of a run without them; the
+    record says what each kind of certificate costs, and is for its owner's eyes alone."""
+    from fedmuon.experiments.laboratory.unlearning import execute
+
+    made = run if isinstance(run, Result) else Result(Path(run))
+    return execute(made.path, samples, epsilon, delta, Path(out), made.given)
+
+
+@in_python()
 def bound(
     run: "Result | str | Path | None" = None,
     *,

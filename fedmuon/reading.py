@@ -154,7 +154,7 @@ NEEDS: dict[str, dict[str, tuple[Need, ...]]] = {
     "faults": dict.fromkeys(("policy", "retries", "deadline", "patience"), (REMOTE,)),
     "stability": {
         **dict.fromkeys(("neighbours", "delta", "lipschitz", "c-hp"), ALWAYS),
-        "constants": MATRIX,
+        **dict.fromkeys(("constants", "realized"), MATRIX),
         "trials": (
             _one_of("stability.neighbours", ["own", "any", "worst"], "neighbours drawn or ranked"
                     " read"),

@@ -214,6 +214,7 @@ class Stability(Table):
     lipschitz: Literal["paper", "sharp"] = "sharp"  # which constant of the map
     # of the task: on the ball around X0 that its iterates stay in, or on all models (001)
     constants: Literal["ball", "global"] = "ball"
+    realized: bool = False  # also a certificate of every neighbour from the run's own path
     c_hp: Annotated[float | str, AfterValidator(_constant)] = "explicit"
     alpha_smoothing: Chance = 0.05  # may fail for gaussian-smoothed-sign (001, D.11)
 

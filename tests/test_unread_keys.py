@@ -70,6 +70,7 @@ OTHER: dict[str, Any] = {
     "faults.patience": 8.0,
     "stability.trials": 3, "stability.neighbours": "all", "stability.delta": 0.2,
     "stability.lipschitz": "paper", "stability.constants": "global",
+    "stability.realized": True,
     "stability.c-hp": "sharp", "stability.alpha-smoothing": 0.2,
     "output.callback": "early-stopping", "output.options": (("odd", 1),),
     "output.evaluate-every": 1, "output.checkpoint-every": 1,
@@ -112,7 +113,8 @@ SETTINGS: dict[str, dict[str, dict[str, Any]]] = {
 ELSEWHERE = {
     "data.folder", "data.tokenizer", "task.weights", "engine.name", "engine.cpus-per-client",
     "engine.gpus-per-client", "engine.ray-address", "faults.policy", "faults.retries",
-    "faults.deadline", "faults.patience", "stability.trials", "stability.neighbours",
+    "faults.deadline", "faults.patience", "stability.trials", "stability.realized",
+    "stability.neighbours",
     "output.checkpoint-every", "output.callback", "privacy.level",
 }  # fmt: skip
 

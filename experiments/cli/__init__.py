@@ -15,6 +15,7 @@ from fedmuon.experiments.cli.project import make_text, new
 from fedmuon.experiments.cli.results import compare, report
 from fedmuon.experiments.cli.runs import deploy_demo, doctor, run, stability, suite
 from fedmuon.experiments.cli.theory import bound, flops, stationarity
+from fedmuon.experiments.cli.unlearn import unlearn
 from fedmuon.registry import blamed
 from fedmuon.signals import interruptible
 
@@ -31,6 +32,7 @@ for command in (
     run,
     plan,
     stability,
+    unlearn,
     suite,
     report,
     compare,

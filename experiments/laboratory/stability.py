@@ -21,7 +21,7 @@ from fedmuon.data.federated import FederatedData
 from fedmuon.data.neighbours import census, draw, stack
 from fedmuon.drive import Begin, Watch
 from fedmuon.errors import InputError, NonFinite
-from fedmuon.experiments.laboratory import bound
+from fedmuon.experiments.laboratory import bound, realized
 from fedmuon.experiments.laboratory.calibration import CALIBRATION, PREDICTED, calibrated, lines
 from fedmuon.experiments.laboratory.facts import facts
 from fedmuon.experiments.laboratory.influence import Ranking, ranked
@@ -69,8 +69,11 @@ def execute(
         )
         moved = bound.largest_moves(out / CENSUS, len(case.sizes))
         record = bound.report(dataclasses.replace(case, moved=moved), verdict) | _gap(laboratory)
-        _write(out, record | compared[0], compared[1])
-    return record | compared[0]
+        record |= compared[0]
+        if laboratory.config.stability.realized:
+            record["realized"] = realized.measured(laboratory, verdict)
+        _write(out, record, compared[1])
+    return record
 
 
 def _ranked_before(out: Path) -> Record | None:
@@ -259,6 +262,10 @@ def verdict_table(out: Path, record: Record) -> Table:
             ("perturbations within", _yes(bool((moved <= promised).all()))),
             ("bound", value),
         ]
+    if after := record.get("realized"):
+        rows += [("largest share of a certificate after the run", after["largest_share"]),
+                 ("certificate over it, at most", after["certified_over_realized"]),
+                 ("above it", after["exceeded"])]  # fmt: skip
     if record["gap"] is None:
         rows += [("gap", record["gap_refusal"])]
     else:
