@@ -24,7 +24,7 @@ from fedmuon.orthogonalize.approximation import (
 )
 from fedmuon.tasks.constants import constants
 
-mp.dps = 40
+mp.dps = 50
 LR, BETA, STEPS, CLIENTS = 0.02, 0.5, 2, 5
 SCHEDULE = np.array([[0, 1, 2], [2, 3, 4], [0, 3, 1], [1, 2, 4]])
 
