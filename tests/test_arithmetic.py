@@ -86,3 +86,12 @@ def test_every_page_says_so(tmp_path: Path) -> None:
     parameters = ["--set", "orthogonalizer.lambda=0.1", "--lr", "0.01"]
     assert " certified" in shown(*parameters)
     assert "real-arithmetic" in shown(*parameters, "--set", "engine.dtype=float32")
+
+
+def test_float64_is_not_certified_where_rounding_is_as_large(tmp_path: Path) -> None:
+    """At lr = 1e-13 neighbours exceed their certificates from a Gaussian start."""
+    tiny = {"train": 300, "minimum": 5}
+    for lr, status in ((1e-13, "real-arithmetic"), (1e-4, "certified")):
+        run(small(data=tiny, local={"lr": lr}), tmp_path / str(lr))
+        verdict = bound.judge(bound.from_directory(tmp_path / str(lr)))
+        assert verdict.bound is not None and verdict.bound.status == status

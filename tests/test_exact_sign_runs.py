@@ -129,7 +129,7 @@ def test_an_exact_sign_run_is_certified_and_its_neighbours_are_within(
     columns = np.loadtxt(tmp_path / "a" / "neighbours.csv", delimiter=",", skiprows=1)
     moved, promised = columns[:, 4], columns[:, 6]
     assert record["status"] == "realized" and not record["refusal"]
-    assert record["value"] is None and "certifies this run" in record["note"]
+    assert record["value"] is None and "holds for this run" in record["note"]
     assert (moved <= promised).all() and (moved > promised / 30).any()
     assert record["max_certificate"] == promised.max() and record["l_orth"] > 0
 
@@ -233,6 +233,6 @@ def test_pages_say_what_it_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
     shown = verdict_table(tmp_path / "a", record)
     assert "realized" in str(shown.title) and shown.row_count
     page = findings(tmp_path / "a")
-    assert page.stands_on == "Status: realized." and "certifies this run" in page.note
+    assert page.stands_on == "Status: realized." and "holds for this run" in page.note
     assert [claim.holds for claim in page.claims][:2] == [None, True]
     assert fedmuon.bound(tmp_path / "a")["status"] == "realized"

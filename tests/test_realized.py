@@ -139,7 +139,31 @@ def test_the_command_writes_them(tmp_path: Path) -> None:
     assert "realized.csv" in (tmp_path / "run" / "SHA256SUMS").read_text()
 
 
-def test_mini_batches_are_refused(tmp_path: Path) -> None:
-    config = small(local={"batch": 3}, stability={"realized": True, "trials": 5})
-    with pytest.raises(InputError, match=r"\[local\] batch = 0"):
+REFUSED = [
+    {"local": {"batch": 3}},
+    {"local": {"momentum-form": "polyak"}},
+    {"local": {"momentum-form": "nesterov"}},
+    {"local": {"weight-decay": 0.1}},
+    {"local": {"recipe": "fedavg"}},
+    {"local": {"recipe": "fedavgm"}},
+    {"local": {"recipe": "local-muon"}},
+    {"local": {"recipe": "fedmuon-aligned"}},
+    {"federation": {"aggregate": "by-samples"}},
+    {"orthogonalizer": {"name": "exact-sign"}},
+    {"engine": {"dtype": "float32"}},
+]
+
+
+@pytest.mark.parametrize("tables", REFUSED, ids=str)
+def test_what_the_recursion_is_not_about_is_refused_at_once(tables: dict, tmp_path: Path) -> None:
+    """Its numbers were exceeded where other recipes were followed by it (polyak 79 times)."""
+    config = small(stability={"realized": True, "trials": 5}, **tables)
+    with pytest.raises(InputError, match=r"\[stability\] realized follows FedMuon alone"):
         execute(config, tmp_path / "run")
+    assert not (tmp_path / "run" / "neighbours.csv").exists()
+
+
+def test_what_is_exceeded_is_not_called_realized() -> None:
+    moved, found = np.array([1.0, 2.0]), np.array([2.0, 1.9])
+    assert realized.summary(moved, found, found)["status"] == "violated"
+    assert realized.summary(moved, found, 2 * found)["status"] == "realized"

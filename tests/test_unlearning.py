@@ -62,6 +62,47 @@ def test_a_membership_test_cannot_tell_beyond_epsilon() -> None:
         assert (found.epsilon <= 1.0) is within
 
 
+@pytest.mark.parametrize("epsilon", [1e-6, 1e-3, 1.0])
+@pytest.mark.parametrize("delta", [1e-16, 1e-12])
+def test_small_chances_keep_their_digits(epsilon: float, delta: float) -> None:
+    least = noise_multiplier(epsilon, delta)
+    assert hockey_stick(1 / least, epsilon) <= delta
+    assert hockey_stick(1 / (0.99 * least), epsilon) > delta
+
+
+def test_more_noise_than_there_is_is_refused() -> None:
+    with pytest.raises(InputError, match="times the certificate as noise"):
+        noise_multiplier(0.0, 1e-12)
+
+
+def test_models_with_and_without_a_sample_cannot_be_told_apart(tmp_path: Path) -> None:
+    """By the best test, at the noise for their own distance; a fifth of it is too little."""
+    laboratory = Laboratory.open(made(tmp_path))
+    model = {"weight": read_tensors(laboratory.out / "model.safetensors")[0]["weight"][None]}
+    again = retrained(laboratory, np.array([0]))
+    towards = again["weight"] - model["weight"]
+    distance = float(towards.norm())
+    assert distance > 0
+    for factor, within in ((1.0, True), (0.2, False)):
+        sigma = factor * distance * noise_multiplier(1.0, 1e-3)
+        seen = [
+            ((noised(one, sigma, 20_000)["weight"] - model["weight"]) * towards).sum((1, 2)).numpy()
+            for one in (again, model)
+        ]
+        found = counted(Statistics(*seen), 1e-3, confidence=0.9999)
+        assert (found.epsilon <= 1.0) is within
+
+
+def test_a_sample_that_was_never_seen_needs_no_noise(tmp_path: Path) -> None:
+    folder = made(tmp_path, federation={"rounds": 1})
+    (seen,) = np.load(folder / "schedule.npy")
+    with np.load(folder / "partition.npz") as split:
+        absent = split["train_index"][~np.isin(split["client"], seen)][0]
+    record = execute(folder, [int(absent)], 1.0, 1e-5, tmp_path / "out")
+    assert record["distance"] == record["kinds"]["ball"]["sigma"] == 0.0
+    assert record["kinds"]["ball"]["told"] == 0.0
+
+
 def test_removal_adds_up() -> None:
     moved, sizes = np.array([0.5, 0.25]), np.array([4, 10])
     assert removal(moved, sizes, {0: 1}) == 0.5
@@ -153,6 +194,7 @@ def test_the_command(tmp_path: Path) -> None:
     [
         ({"local": {"batch": 3}}, "full batches alone"),
         ({"orthogonalizer": {"name": "exact-sign"}}, "no sensitivity"),
+        ({"federation": {"aggregate": "by-samples"}}, "aggregate = 'mean'"),
     ],
 )
 def test_what_has_no_certificate_is_refused(tmp_path: Path, tables: dict, why: str) -> None:

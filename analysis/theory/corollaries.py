@@ -295,4 +295,8 @@ def equal_clients(run: Run) -> int:
         raise InputError("K.2 and K.3 are for clients with equal n_i and p_i = 1/N: use `theorem`.")
     if run.batch:
         raise InputError("K.2 and K.3 are for full batches: use `theorem`.")
+    if run.method is not None or run.factors is not None or run.reach or run.by_samples:
+        raise InputError(
+            "K.2 and K.3 are for FedMuon with constant steps, constants and weights: use `theorem`."
+        )
     return int(sizes[0])

@@ -43,7 +43,7 @@ from fedmuon.orthogonalize import Uncertified
 from fedmuon.orthogonalize.certificates import Kind
 
 SCOPE = (
-    "It certifies this run on this sample against its neighbours; Theorem 4.1 would need the same "
+    "It holds for this run on this sample and its neighbours; Theorem 4.1 would need the same "
     "tube for every sample (Remark D.2)."
 )
 

@@ -33,6 +33,7 @@ from fedmuon.errors import InputError
 
 FAR = 1e9  # distance over sigma at most, and its inverse: nobody asks for more
 PRECISION = 1e-12
+ROUNDING = 1e-6  # of delta, at the smallest shifts
 
 
 def removal(certificates: np.ndarray, sizes: np.ndarray, leaving: Mapping[int, int]) -> float:
@@ -51,13 +52,20 @@ def removal(certificates: np.ndarray, sizes: np.ndarray, leaving: Mapping[int, i
 
 
 def indistinguishable(shift: float, epsilon: float) -> float:
-    """The least delta of two unit Gaussians at that distance: the left side above, of d/sigma."""
-    from scipy.special import log_ndtr, ndtr
+    """The least delta of two unit Gaussians at that distance: the left side above, of d/sigma.
+
+    With a = shift/2 - epsilon/shift, b = a - shift, phi(a) = e^epsilon phi(b): it is phi(a) times
+    the difference of Mills' ratios at -a and -b, which loses no digits that matter.
+    """
+    from scipy.special import erfcx, log_ndtr, ndtr
 
     if shift == 0:
         return 0.0
-    tail = math.exp(min(epsilon + float(log_ndtr(-shift / 2 - epsilon / shift)), 0.0))
-    return max(0.0, float(ndtr(shift / 2 - epsilon / shift)) - tail)
+    a, root = shift / 2 - epsilon / shift, math.sqrt(2)
+    if a > 0:
+        return float(ndtr(a)) - math.exp(min(epsilon + float(log_ndtr(a - shift)), 0.0))
+    ratios = float(erfcx(-a / root)) - float(erfcx((shift - a) / root))
+    return max(0.0, math.exp(-a * a / 2) / 2 * ratios)
 
 
 def noise_multiplier(epsilon: float, delta: float) -> float:
@@ -66,7 +74,12 @@ def noise_multiplier(epsilon: float, delta: float) -> float:
         raise InputError(f"epsilon = {epsilon} is refused: give a number of 0 or more")
     low, high = 1 / FAR, FAR  # of the shift d / sigma
     delta = probability("delta", delta)
+    if indistinguishable(low, epsilon) > delta:
+        raise InputError(
+            f"epsilon = {epsilon:g} and delta = {delta:g} ask for more than {FAR:g} times the "
+            "certificate as noise: give larger ones"
+        )
     while high > low * (1 + PRECISION):
         middle = math.sqrt(low * high)
         low, high = (middle, high) if indistinguishable(middle, epsilon) <= delta else (low, middle)
-    return 1 / low
+    return (1 + ROUNDING) / low

@@ -10,7 +10,7 @@ MAPLESS = ("fedavg", "fedavgm", "sgd")  # step along gradients or momenta: L = 1
 AVERAGES = ("mean", "by-samples")
 HEAVY = "heavy-tailed"  # a run resolves it to constant steps
 WHY = {
-    "adamw": "AdamW divides by the root of a second moment that may be 0",
+    "adamw": "the recursion has no second moment, by whose root AdamW divides",
     "normalized-sgd": "D / ||D|| jumps where the momentum D is 0",
 }
 OTHERS = "nothing is known of how far apart it keeps two models"

@@ -16,10 +16,13 @@ from torch import Tensor
 
 from fedmuon import files
 from fedmuon.analysis.theory import realized as theory
+from fedmuon.analysis.theory.methods import Method
+from fedmuon.config import Config
 from fedmuon.data.neighbours import Neighbours, stack
 from fedmuon.errors import InputError
 from fedmuon.experiments.laboratory import bound
 from fedmuon.experiments.laboratory.measure import Laboratory
+from fedmuon.experiments.laboratory.methods import method_of
 from fedmuon.federated.aggregate import aggregate, begin, broadcast
 from fedmuon.federated.local import replies
 from fedmuon.storage import Record
@@ -57,17 +60,33 @@ class Stop(NamedTuple):
     models: list[Tensor]
 
 
+def require_covered(config: Config) -> None:
+    """Refuse all but what the recursion is about: FedMuon as 001 has it."""
+    plain = config.local.recipe == "fedmuon" and method_of(config) == Method(config.local.momentum)
+    wanted = {
+        "[local] recipe = 'fedmuon' with momentum-form = 'ema' and weight-decay = 0": plain,
+        "[federation] aggregate = 'mean'": config.federation.aggregate == "mean",
+        "[local] batch = 0": not config.local.batch,
+        "[engine] dtype = 'float64'": config.engine.dtype == "float64",
+        "a map that has a constant": config.orthogonalizer.name != "exact-sign",
+    }
+    for one, there in wanted.items():
+        if not there:
+            raise InputError(
+                f"[stability] realized follows FedMuon alone, with full batches: set {one}, or "
+                "leave realized out"
+            )
+
+
 def certificates(laboratory: Laboratory, verdict: bound.Verdict, drawn: np.ndarray) -> np.ndarray:
     """How far the neighbours drawn [T, 3] can be from this run, [T]."""
-    experiment, config = laboratory.experiment, laboratory.config
-    if verdict.l_orth is None or verdict.certificates is None or config.local.batch:
+    experiment, config, task = laboratory.experiment, laboratory.config, laboratory.experiment.task
+    require_covered(config)
+    if verdict.l_orth is None or verdict.certificates is None or not isinstance(task, MatrixTask):
         raise InputError(
-            "certificates after the run stand on the recursion of 001 with full batches: "
-            + (verdict.refusal or "set [local] batch = 0")
+            "certificates after the run stand on the map's constant: "
+            + (verdict.refusal or "set [task] name = 'matrix'")
         )
-    task = experiment.task
-    if not isinstance(task, MatrixTask):
-        raise InputError("certificates after the run are of the matrix task: set [task] name")
     there = stack(laboratory.source, drawn, config.data.normalize)
     seen = [list(map(_Look(laboratory, task, there).at, stops)) for stops in walk(laboratory)]
     curvature = np.array([[one.curvature for one in row] for row in seen])
@@ -185,9 +204,11 @@ def summary(moved: np.ndarray, promised: np.ndarray, found: np.ndarray) -> Recor
     """What they say beside the perturbations [T] and the certificates before the run."""
     asked = found > 0
     share = (moved[asked] / found[asked]).max(initial=0.0)
+    exceeded = int((moved > found).sum())
     return {
+        "status": "violated" if exceeded else "realized",
         "largest": float(found.max(initial=0.0)),
         "largest_share": float(share),
-        "exceeded": int((moved > found).sum()),
+        "exceeded": exceeded,
         "certified_over_realized": float((promised[asked] / found[asked]).max(initial=0.0)),
     }

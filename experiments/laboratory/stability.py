@@ -58,6 +58,8 @@ def execute(
         run(config, out, resume)
         given = config.given if config else NOTHING
         laboratory = Laboratory.open(out, given)
+        if laboratory.config.stability.realized:
+            realized.require_covered(laboratory.config)
         case = bound.from_directory(out, given=given)
         verdict = bound.judge(case)
         if laboratory.config.engine.name == "deployment":
@@ -263,7 +265,8 @@ def verdict_table(out: Path, record: Record) -> Table:
             ("bound", value),
         ]
     if after := record.get("realized"):
-        rows += [("largest share of a certificate after the run", after["largest_share"]),
+        rows += [("certificates after the run", after["status"]),
+                 ("largest share of one", after["largest_share"]),
                  ("certificate over it, at most", after["certified_over_realized"]),
                  ("above it", after["exceeded"])]  # fmt: skip
     if record["gap"] is None:

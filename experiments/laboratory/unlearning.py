@@ -80,6 +80,8 @@ def sensitivities(folder: Path, samples: Sequence[int], given: Own = NOTHING) ->
     """Delta by the kind of the task's constants; refused unless each is certified."""
     case = bound.from_directory(folder, given=given)
     _require_covered(case)
+    if case.start:  # that no sample is negative is known of samples, and sigma must not be
+        case = dataclasses.replace(case, start=dataclasses.replace(case.start, nonnegative=False))
     with np.load(folder / "partition.npz") as split:
         owner = dict(zip(split["train_index"].tolist(), split["client"].tolist(), strict=True))
     if strangers := [one for one in samples if one not in owner]:
@@ -110,6 +112,11 @@ def _require_covered(case: bound.Case) -> None:
         raise InputError(
             "which rows a mini-batch has depends on how many samples its client has, so removal is "
             "certified for full batches alone: set [local] batch = 0"
+        )
+    if case.config.federation.aggregate != "mean":
+        raise InputError(
+            "a sample that leaves changes its client's weight, which no certificate bounds: set "
+            "[federation] aggregate = 'mean'"
         )
     if case.config.orthogonalizer.name not in DATA_FREE:
         raise InputError(
@@ -176,7 +183,7 @@ def _cost(
         "sigma": sigma,
         "accuracy": float(np.mean(accuracy)),
         "spread": float(np.std(accuracy, ddof=1)),
-        "told": theory.indistinguishable(distance / sigma, epsilon),
+        "told": theory.indistinguishable(distance / sigma, epsilon) if sigma else 0.0,
     }
 
 

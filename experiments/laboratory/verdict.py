@@ -29,6 +29,7 @@ from fedmuon.names import is_own
 from fedmuon.orthogonalize import Uncertified, lipschitz
 from fedmuon.tasks.constants import Constants, constants
 
+FAR_ABOVE = 1000.0  # times what rounding comes to is a certificate of float64
 ALIGNED = "(X, M) and the global direction obey the three-state recursion of Remark 3.2."
 JUMPS = (
     "The exact sign jumps where a singular value is 0, so it has no constant, and no bound stands "
@@ -41,8 +42,9 @@ PRINTED = (
 )
 CALLER = "The caller gave {} = {:g}: nothing here proves it."
 EXACT = (
-    "Arithmetic is exact: the rounding of float32 is not counted, and by itself it may move a "
-    "neighbour further than its certificate (set [engine] dtype = 'float64')."
+    "Arithmetic is exact: the rounding of float32, or of float64 where steps are tiny, is not "
+    "counted, and by itself it may move a neighbour further than its certificate (set [engine] "
+    "dtype = 'float64')."
 )
 AUTHOR = (
     "The map was handed over with L_orth = {:g}, for which its author answers: no drawn pair of "
@@ -254,6 +256,7 @@ def _certified(case: Case, l_orth: float) -> Verdict:
     run, stability = case.run, case.config.stability
     exposures, moved = _exposed(case, l_orth)
     assumed, failure = _assumed(case)
+    assumed = (*assumed, *([EXACT] if not case.exact or _rounds_away(case, moved) else []))
     found = analysis.bound(
         analysis.loss_stability(moved, run.constants.lipschitz, run.constants.loss_bound),
         run.sizes,
@@ -262,7 +265,7 @@ def _certified(case: Case, l_orth: float) -> Verdict:
         run.constants.loss_bound,
         stability.c_hp,  # type: ignore[arg-type]
         shares=(1.0, 1.0) if isinstance(stability.c_hp, str) else (0.5, 0.5),
-        status=_status(case),
+        status=_status(case, moved),
         assumptions=assumed,
         other_failure=failure,
     )
@@ -290,11 +293,24 @@ def _in_tube(case: Case) -> Verdict:
     return Verdict(tube.l_orth, exposures, tube.perturbation, status=status, scope=tube.scope)
 
 
-def _status(case: Case) -> Status:
-    """Proved constants certify what is computed in real numbers, or all but so: float32 is not."""
+def _status(case: Case, moved: np.ndarray) -> Status:
+    """Proved constants certify what is computed in real numbers, or all but so: float32 is not, nor
+    float64 where certificates are as small as what rounds away."""
     if case.given:
         return "estimated"
-    return "certified" if case.exact else "real-arithmetic"
+    return "certified" if case.exact and not _rounds_away(case, moved) else "real-arithmetic"
+
+
+def _rounds_away(case: Case, moved: np.ndarray) -> bool:
+    """Whether a certificate is not far above what R E roundings of the whole model come to."""
+    if case.shape is None or not (moved > 0).any():
+        return False
+    run, steps = case.run, case.run.rounds * case.run.local_steps
+    far = (case.start.reach if case.start else 1.0) + (
+        case.reach.radius if case.reach else run.lr * steps
+    )
+    rounding = np.finfo(float).eps * math.sqrt(min(case.shape)) * far * steps
+    return bool(moved[moved > 0].min() < FAR_ABOVE * rounding)
 
 
 def _assumed(case: Case) -> tuple[tuple[str, ...], float]:
@@ -314,7 +330,7 @@ def _assumed(case: Case) -> tuple[tuple[str, ...], float]:
     if isinstance(part, Uniform) and part.per_round < len(case.sizes):
         assumed, failure = [*assumed, says.UNIFORM], failure + part.rho
     assumed += [ALIGNED] if case.aligned else []
-    return (*assumed, *([] if case.exact else [EXACT]), *case.given), failure
+    return (*assumed, *case.given), failure
 
 
 def _exposed(case: Case, l_orth: float) -> tuple[np.ndarray, np.ndarray]:

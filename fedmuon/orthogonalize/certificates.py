@@ -126,7 +126,8 @@ def _gaussian_smoothed_sign(
         # Imported here: scipy takes longer to load than any other certificate to compute.
         from scipy.special import gammaincinv
 
-        quantile = 2 * float(gammaincinv((d1 - q + 1) / 2, alpha / (q * calls)))  # of chi-squared
+        # Of chi-squared, less what scipy may be wrong by (seen: 1e-13).
+        quantile = 2 * float(gammaincinv((d1 - q + 1) / 2, alpha / (q * calls))) * (1 - 1e-9)
         tail = math.sqrt(2 * math.log(calls / alpha))
         rotated = math.sqrt(d1 - q) - math.sqrt(q) - tail
         gamma = max(gamma, sigma * math.sqrt(quantile / q), sigma * rotated)

@@ -60,6 +60,7 @@ from fedmuon.tasks.constants import constants
 PIECES = 512
 PEAK = (3 - np.sqrt(3)) / 6  # of q (1-q)(1-2q)
 ROUNDING = 1 + 1e-12
+ABSOLUTE = 1e-15  # for a difference of two chances
 
 
 @dataclass(frozen=True)
@@ -94,7 +95,7 @@ def suprema(classes: int, radius: ArrayLike, nonnegative: bool = False) -> Supre
         gradient,
         _diameter(classes, r, gradient, ends) if nonnegative else 2 * gradient,
         np.minimum(curved * ROUNDING, top.smoothness),
-        np.minimum((ends[1] - ends[0]) * ROUNDING, top.loss_bound),
+        np.minimum((ends[1] - ends[0]) * ROUNDING + ABSOLUTE * (r > 0), top.loss_bound),
     )
 
 
