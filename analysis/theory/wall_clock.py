@@ -22,6 +22,7 @@ s q (k + 1) / 12, for layers of any shape.
 """
 
 from fedmuon.analysis.theory.checks import positive, whole
+from fedmuon.errors import InputError
 
 
 def svd_flops(rows: int, columns: int) -> float:
@@ -43,7 +44,12 @@ def speedup(rows: int, columns: int, steps: int, degree: int, efficiency: float)
 
 
 def least_efficiency(slowdown: float, steps: int, degree: int) -> float:
-    """A floor of P_gemm / P_svd from SVD's seconds over Newton-Schulz's, to the same loss."""
+    """A floor of P_gemm / P_svd from SVD's seconds over Newton-Schulz's, to the same loss: above 1,
+    as else what both spend on gradients raises the ratio instead of lowering it."""
+    if not slowdown > 1:
+        raise InputError(
+            f"slowdown = {slowdown:g} is refused: the floor is of a slower SVD, above 1"
+        )
     return (
         positive("slowdown", slowdown) * whole("steps", steps) * (whole("degree", degree) + 1) / 12
     )

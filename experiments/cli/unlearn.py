@@ -23,7 +23,8 @@ def unlearn(
     """Forget samples: the run's model with the noise that hides whether they were trained on.
 
     Nobody who sees unlearned.safetensors can tell it, beyond (epsilon, delta), from the model of a
-    run without them plus the same noise. unlearn.json is for the owner's eyes alone.
+    run without them plus the same noise: of one release, as several add up. unlearn.json is for the
+    owner's eyes alone.
     Example: [bold]fedmuon unlearn runs/a --sample 17 --epsilon 1 --out runs/a-without-17[/]
     """
     from fedmuon.experiments.laboratory.unlearning import execute, table

@@ -205,6 +205,8 @@ def smooth(run: Laboratory) -> Experiment:
         why = "the gradients of a private recipe are clipped, and its noise hides them"
     elif reads(config, "orthogonalizer.name") and jumps in JUMPS:
         why = f"{jumps} jumps where a singular value is 0, or is sketched"
+    elif config.federation.aggregate not in ("mean", "by-samples"):
+        why = f"aggregate {config.federation.aggregate} chooses among replies, and so jumps"
     elif any(link.name.startswith("adamw") for link in links):
         why = "AdamW's step has none where a gradient is 0"
     elif run.experiment.task.dtype == torch.float64:

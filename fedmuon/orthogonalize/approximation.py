@@ -33,7 +33,7 @@ from fedmuon.orthogonalize.coefficients import Coefficients, schedule
 from fedmuon.orthogonalize.slope import furthest
 
 
-def newton_schulz_error(coefficients: Coefficients, steps: int, tau: float, rank: int = 1) -> float:
+def newton_schulz_error(coefficients: Coefficients, steps: int, tau: float, rank: int) -> float:
     """sqrt(rank) e: how far NS(M) is from msign(M) where M's positive s_j / divisor are >= tau."""
     if not (rank >= 1 and tau > 0 and rank * tau**2 <= 1 + 1e-12):
         raise InputError(

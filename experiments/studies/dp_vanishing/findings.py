@@ -64,7 +64,8 @@ def falling(rows: Columns) -> Claim:
     slopes = {noise: curve(rows, "steps", "mean_nuclear", noise=noise).slope
               for noise in _noises(rows)}  # fmt: skip
     return Claim(
-        "The norm falls with T at every noise, although gradients have no third moment.",
+        "The norm falls with T at every noise, although gradients have no third moment as people "
+        "grow in number.",
         all(slope.high < 0 for slope in slopes.values()),
         "log-log slopes (the bound's goes to −1/6): "
         + "; ".join(f"σ = {noise:g}: {slope}" for noise, slope in slopes.items()),
