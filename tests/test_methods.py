@@ -303,7 +303,7 @@ def local_of(folder: Path) -> Any:
 @pytest.mark.parametrize(
     ("tables", "why"),
     [
-        ({"local": {"recipe": "adamw"}}, "root of a second moment"),
+        ({"local": {"recipe": "adamw"}}, "no second moment"),
         ({"local": {"recipe": "normalized-sgd"}}, "jumps where the momentum D is 0"),
         ({"local": {"recipe": "dp-sgd"}, "privacy": {"noise": 1.0}}, "Poisson lots"),
         ({"federation": {"aggregate": "krum"}}, "weighted means"),
