@@ -131,9 +131,11 @@ class RayGrid(Grid):
             self.mended = {}
             names = [numbered(message) for message in sent]
             self._wanted.update(names)
-            known = [one for one in sent if 0 <= one.metadata.dst_node_id < self.nodes]
-            for one in sent if len(known) < len(sent) else ():
-                if not 0 <= (node := one.metadata.dst_node_id) < self.nodes:
+            known = []
+            for one in sent:
+                if 0 <= (node := one.metadata.dst_node_id) < self.nodes:
+                    known.append(one)
+                else:
                     self._keep(refusal(one, f"node {node} is none of the {self.nodes}"))
             self._queue.extend(batches(known, self._size(known)))
             self._dispatch()

@@ -276,8 +276,9 @@ def norms(one: Slopes, own: Gradients, others: Gradients) -> Tensor:
 
 def gradient_distances(slopes: Tensor, own: Batch, slopes_there: Tensor, there: Batch) -> Tensor:
     """||u s^T - v t^T||_F for u [n, d] with s [S, n, c] against v [P, d] with t [S, P, c],
-    [S, n, P]: |u|^2 |s|^2 + |v|^2 |t|^2 - 2 (u . v)(s . t), as both matrices have rank one."""
-    mine = own.inputs.square().sum(1) * slopes.square().sum(-1)
-    theirs = there.inputs.square().sum(1) * slopes_there.square().sum(-1)
-    cross = (own.inputs @ there.inputs.T) * (slopes @ slopes_there.mT)
+    [S, n, P]: |u|^2 |s|^2 + |v|^2 |t|^2 - 2 (u . v)(s . t), as both matrices have rank one. Inputs
+    may be stacks, too."""
+    mine = own.inputs.square().sum(-1) * slopes.square().sum(-1)
+    theirs = there.inputs.square().sum(-1) * slopes_there.square().sum(-1)
+    cross = (own.inputs @ there.inputs.mT) * (slopes @ slopes_there.mT)
     return (mine[:, :, None] + theirs[:, None, :] - 2 * cross).clamp_min_(0).sqrt_()

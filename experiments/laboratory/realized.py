@@ -1,14 +1,13 @@
 """Certificates after the run: of the neighbours that were asked about, from the run's own path.
 
-The run is walked once more, client by client. At every local step the norm of the mean Hessian is
+The run is made once more. At every local step the norm of the mean Hessian is
 found by Lanczos, and how far apart the gradients of a sample and its replacement are;
 `analysis.theory.realized` says what these come to.
 """
 
 import dataclasses
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -21,12 +20,13 @@ from fedmuon.config import Config
 from fedmuon.data.neighbours import Neighbours, stack
 from fedmuon.errors import InputError
 from fedmuon.experiments.laboratory import bound
+from fedmuon.experiments.laboratory.calls import looked_at
+from fedmuon.experiments.laboratory.influence import gradient_distances
 from fedmuon.experiments.laboratory.measure import Laboratory
 from fedmuon.experiments.laboratory.methods import method_of
-from fedmuon.federated.aggregate import aggregate, begin, broadcast
-from fedmuon.federated.local import replies
+from fedmuon.federated.simulate import Experiment
 from fedmuon.storage import Record
-from fedmuon.tasks.base import Batch, Params, Task
+from fedmuon.tasks.base import Batch
 from fedmuon.tasks.constants import constants
 from fedmuon.tasks.matrix import MatrixTask
 
@@ -34,30 +34,6 @@ FILE = "realized.csv"
 HEADER = "trial,client,perturbation,certificate,realized\n"
 EXACT, RAISED = 1e-4, 1.001  # Lanczos' relative precision, and what its norms are times
 FIRST = 8  # vectors: fewer have no room to turn
-
-
-@dataclass(frozen=True)
-class Recording:
-    """A task that remembers where its gradient was asked for."""
-
-    task: Task
-    seen: list[Tensor] = field(default_factory=list)
-
-    def __getattr__(self, name: str) -> Any:
-        """All else is the task's."""
-        return getattr(self.task, name)
-
-    def gradient(self, params: Params, batches: Sequence[Batch]) -> tuple[Tensor, Params]:
-        """The task's."""
-        self.seen.append(params["weight"][0])
-        return self.task.gradient(params, batches)
-
-
-class Stop(NamedTuple):
-    """A participant's local steps: the models [E] that it took gradients at."""
-
-    client: int
-    models: list[Tensor]
 
 
 def require_covered(config: Config) -> None:
@@ -88,75 +64,57 @@ def certificates(laboratory: Laboratory, verdict: bound.Verdict, drawn: np.ndarr
             + (verdict.refusal or "set [task] name = 'matrix'")
         )
     there = stack(laboratory.source, drawn, config.data.normalize)
-    seen = [list(map(_Look(laboratory, task, there).at, stops)) for stops in walk(laboratory)]
-    curvature = np.array([[one.curvature for one in row] for row in seen])
-    spread = np.array([[one.distances.max(0, initial=0.0) for one in row] for row in seen])
-    factors = experiment.plan.factors()
+    calls = looked_at(experiment, _Look(experiment, task, there))
+    seen = [list(zip(*steps, strict=True)) for steps in calls]  # [R, K, E]
+    curvature = [[[one.curvature for one in steps] for steps in row] for row in seen]
+    spread = [[[one.distances.max(initial=0.0) for one in steps] for steps in row] for row in seen]
+    schedule, factors = experiment.plan.schedule(), experiment.plan.factors()
     path = theory.Path(
-        experiment.plan.schedule(), curvature, spread, laboratory.data.sizes,
+        schedule, np.array(curvature), np.array(spread), laboratory.data.sizes,
         config.local.lr * (np.ones(len(seen)) if factors is None else factors),
         config.local.momentum, verdict.l_orth, constants().smoothness,
     )  # fmt: skip
     around, found = theory.tube(path), np.zeros(len(drawn))
-    for client in np.unique(drawn[:, 0]):
-        own = [one.distances for row in seen for one in row if one.client == client]
-        if own:
-            each = np.concatenate(own, axis=1)
-            found[drawn[:, 0] == client] = theory.certificate(path, around, client, each)
+    for client in np.intersect1d(drawn[:, 0], schedule):
+        steps = [seen[r][k] for r, k in np.argwhere(schedule == client)]
+        each = np.stack([one.distances for own in steps for one in own], axis=1)
+        found[drawn[:, 0] == client] = theory.certificate(path, around, client, each)
     return found
 
 
-def walk(laboratory: Laboratory) -> Iterator[list[Stop]]:
-    """Where the participants of each round took their gradients, in the schedule's order."""
-    experiment, seed = laboratory.experiment, laboratory.config.federation.seed
-    recipe, plan = experiment.recipe, experiment.plan
-    state = begin(recipe, experiment.task, seed)
-    for number in range(plan.rounds):
-        sent, stops, found = broadcast(recipe, state), [], []
-        for client in map(int, plan.participants(number)):
-            task = Recording(experiment.task)
-            found += replies(recipe, task, plan, [(client, experiment.shards[client])], sent)
-            stops.append(Stop(client, task.seen))
-        state = aggregate(recipe, state, found, plan.factor_at(number))
-        yield stops
-
-
 class Seen(NamedTuple):
-    """At a participant's steps: ||H|| [E], and ||g_z - g_z'|| of its neighbours [T_i, E]."""
+    """At a local step: ||H|| of the client's mean loss, and ||g_z - g_z'|| of its neighbours."""
 
-    client: int
-    curvature: list[float]
+    curvature: float
     distances: np.ndarray
 
 
 @dataclass(frozen=True)
 class _Look:
-    """What is to be known of a participant's steps."""
+    """What is to be known of the local steps."""
 
-    laboratory: Laboratory
+    experiment: Experiment
     task: MatrixTask
     neighbours: Neighbours
 
-    def at(self, stop: Stop) -> Seen:
-        """All of it."""
-        data = self.laboratory.experiment.shards[stop.client].data
-        own = np.flatnonzero(self.neighbours.client[1:] == stop.client) + 1
-        found = [self._distances(model, data, own) for model in stop.models]
-        norms = [hessian_norm(self.task, model, data) for model in stop.models]
-        return Seen(stop.client, norms, np.stack(found, axis=1))
+    def __call__(self, client: int, model: Tensor, momentum: Tensor) -> Seen:
+        """At one."""
+        data = self.experiment.shards[client].data
+        own = np.flatnonzero(self.neighbours.client[1:] == client) + 1
+        return Seen(hessian_norm(self.task, model, data), self._distances(model, data, own))
 
     def _distances(self, model: Tensor, data: Batch, own: np.ndarray) -> np.ndarray:
+        """Pair by pair, as stacks of one sample each."""
         position = torch.from_numpy(self.neighbours.position[own])
         inputs = torch.from_numpy(self.neighbours.inputs[own]).to(model.dtype)
         one = Batch(data.inputs[position], data.labels[position])
         other = Batch(inputs, torch.from_numpy(self.neighbours.labels[own]))
         s, t = (self.task.slopes({"weight": model[None]}, each)[0] for each in (one, other))
-        squares = one.inputs.square().sum(1) * s.square().sum(1)
-        squares += other.inputs.square().sum(1) * t.square().sum(1)
-        cross = (one.inputs * other.inputs).sum(1) * (s * t).sum(1)
-        return (squares - 2 * cross).clamp_min(0).sqrt().numpy()
+        alone = [Batch(each.inputs[:, None], each.labels[:, None]) for each in (one, other)]
+        return gradient_distances(s[:, None], alone[0], t[:, None], alone[1])[:, 0, 0].numpy()
 
 
+@torch.enable_grad()
 def hessian_norm(task: MatrixTask, model: Tensor, data: Batch) -> float:
     """The largest |eigenvalue| of the mean loss's Hessian, by Lanczos."""
     from scipy.sparse.linalg import LinearOperator, eigsh
@@ -193,11 +151,9 @@ def measured(laboratory: Laboratory, verdict: bound.Verdict) -> Record:
 
 def _drawn(laboratory: Laboratory, known: np.ndarray) -> np.ndarray:
     """(client, position, replacement) of the lines of neighbours.csv, [T, 3]."""
-    data, (client, index, replacement) = laboratory.data, known[:, 1:4].astype(np.int64).T
-    rows = data.train_index[data.order]
-    sorted_by = np.argsort(rows)
-    place = sorted_by[np.searchsorted(rows, index, sorter=sorted_by)]
-    return np.stack([client, place - data.offsets[client], replacement], 1)
+    client, index, replacement = known[:, 1:4].astype(np.int64).T
+    position = laboratory.data.rows_of(index) - laboratory.data.offsets[client]
+    return np.stack([client, position, replacement], 1)
 
 
 def summary(moved: np.ndarray, promised: np.ndarray, found: np.ndarray) -> Record:

@@ -28,7 +28,6 @@ from fedmuon.experiments.laboratory.facts import columns
 from fedmuon.experiments.laboratory.measure import Laboratory
 from fedmuon.federated.aggregate import begin
 from fedmuon.federated.evaluate import risk
-from fedmuon.federated.shards import Shards
 from fedmuon.federated.simulate import simulate
 from fedmuon.locks import held
 from fedmuon.own import NOTHING, Own
@@ -56,7 +55,7 @@ def execute(
     multiplier = theory.noise_multiplier(epsilon, delta)
     found = sensitivities(folder, samples, given)
     laboratory = Laboratory.open(folder, given)
-    rows = rows_of(laboratory, samples)
+    rows = laboratory.data.rows_of(np.array(samples))
     ended, _ = read_tensors(folder / "model.safetensors")
     model = {name: value[None] for name, value in ended.items()}
     again = retrained(laboratory, rows)
@@ -102,9 +101,7 @@ def sensitivities(folder: Path, samples: Sequence[int], given: Own = NOTHING) ->
 
 
 def _sensitivity(case: bound.Case, kind: str, leaving: Counter[int]) -> float:
-    stability = case.config.stability.model_copy(update={"constants": kind})
-    config = case.config.model_copy(update={"stability": stability})
-    verdict = bound.judge(dataclasses.replace(case, config=config))
+    verdict = bound.judge(case.under(constants=kind))
     if verdict.certificates is None or verdict.bound is None or verdict.bound.status != "certified":
         why = verdict.refusal or f"its bound is {verdict.bound.status if verdict.bound else ''}"
         raise InputError(f"the run has no certificate to unlearn by: {why}")
@@ -133,34 +130,13 @@ def _require_covered(case: bound.Case) -> None:
         )
 
 
-def rows_of(laboratory: Laboratory, samples: Sequence[int]) -> np.ndarray:
-    """Where the samples are among the rows of the run."""
-    data = laboratory.data
-    place = {index: row for row, index in enumerate(data.train_index[data.order].tolist())}
-    return np.array([place[one] for one in samples])
-
-
 def retrained(laboratory: Laboratory, rows: np.ndarray) -> Params:
     """X^R [1, ...] of the same run without those rows: same start, schedule and noise."""
     experiment = laboratory.experiment
-    less = dataclasses.replace(experiment, shards=without(experiment.shards, rows))
+    stay = ~np.isin(np.arange(len(experiment.shards.labels)), rows)
+    less = dataclasses.replace(experiment, shards=experiment.shards.only(stay))
     fresh = begin(less.recipe, less.task, laboratory.config.federation.seed)
     return simulate(less, fresh).params
-
-
-def without(shards: Shards, rows: np.ndarray) -> Shards:
-    """All samples but those."""
-    kept = np.ones(len(shards.labels), dtype=bool)
-    kept[rows] = False
-    counts = np.add.reduceat(kept, shards.offsets[:-1], dtype=np.int64)
-    there = torch.from_numpy(kept).to(shards.labels.device)
-    return dataclasses.replace(
-        shards,
-        inputs=shards.inputs[there],
-        labels=shards.labels[there],
-        offsets=np.concatenate([[0], np.cumsum(counts)]),
-        whose=None,
-    )
 
 
 def noised(model: Params, sigma: float, draws: int = 1) -> Params:

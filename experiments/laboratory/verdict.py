@@ -120,8 +120,14 @@ class Case:
 
     @property
     def exact(self) -> bool:
-        """Whether rounding is far below what replacing a sample does."""
+        """Whether it is computed in float64."""
         return self.config.engine.dtype == "float64"
+
+    def under(self, **changes: Any) -> "Case":
+        """The same under other settings of [stability]."""
+        stability = self.config.stability.model_copy(update=changes)
+        config = self.config.model_copy(update={"stability": stability})
+        return dataclasses.replace(self, config=config)
 
     @property
     def given(self) -> tuple[str, ...]:
@@ -176,9 +182,7 @@ def by_kind(case: Case) -> dict[str, dict[str, float | None]]:
     """L_orth and the bound with the printed constant of the map, and with the proved one."""
     found: dict[str, dict[str, float | None]] = {}
     for kind in ("paper", "sharp") if case.l_orth is None else ():
-        stability = case.config.stability.model_copy(update={"lipschitz": kind})
-        config = case.config.model_copy(update={"stability": stability})
-        verdict = judge(dataclasses.replace(case, config=config))
+        verdict = judge(case.under(lipschitz=kind))
         value = verdict.bound.value if verdict.bound else None
         found[kind] = {"l_orth": verdict.l_orth, "value": value}
     return found
@@ -256,7 +260,7 @@ def _certified(case: Case, l_orth: float) -> Verdict:
     run, stability = case.run, case.config.stability
     exposures, moved = _exposed(case, l_orth)
     assumed, failure = _assumed(case)
-    assumed = (*assumed, *([EXACT] if not case.exact or _rounds_away(case, moved) else []))
+    sound = case.exact and not _rounds_away(case, moved)
     found = analysis.bound(
         analysis.loss_stability(moved, run.constants.lipschitz, run.constants.loss_bound),
         run.sizes,
@@ -265,8 +269,8 @@ def _certified(case: Case, l_orth: float) -> Verdict:
         run.constants.loss_bound,
         stability.c_hp,  # type: ignore[arg-type]
         shares=(1.0, 1.0) if isinstance(stability.c_hp, str) else (0.5, 0.5),
-        status=_status(case, moved),
-        assumptions=assumed,
+        status="estimated" if case.given else "certified" if sound else "real-arithmetic",
+        assumptions=assumed if sound else (*assumed, EXACT),
         other_failure=failure,
     )
     return Verdict(l_orth, exposures, moved, found, loss_bound=run.constants.loss_bound)
@@ -293,16 +297,9 @@ def _in_tube(case: Case) -> Verdict:
     return Verdict(tube.l_orth, exposures, tube.perturbation, status=status, scope=tube.scope)
 
 
-def _status(case: Case, moved: np.ndarray) -> Status:
-    """Proved constants certify what is computed in real numbers, or all but so: float32 is not, nor
-    float64 where certificates are as small as what rounds away."""
-    if case.given:
-        return "estimated"
-    return "certified" if case.exact and not _rounds_away(case, moved) else "real-arithmetic"
-
-
 def _rounds_away(case: Case, moved: np.ndarray) -> bool:
-    """Whether a certificate is not far above what R E roundings of the whole model come to."""
+    """Whether a certificate is not far above what R E roundings of the whole model come to: proved
+    constants certify what is computed in real numbers, or all but so."""
     if case.shape is None or not (moved > 0).any():
         return False
     run, steps = case.run, case.run.rounds * case.run.local_steps

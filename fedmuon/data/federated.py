@@ -41,6 +41,12 @@ class FederatedData:
         """n_i, shape [N]."""
         return np.diff(self.offsets)
 
+    def rows_of(self, index: np.ndarray) -> np.ndarray:
+        """The rows of train samples [T] that are named by their places in the source."""
+        there = self.train_index[self.order]
+        sorted_by = np.argsort(there)
+        return sorted_by[np.searchsorted(there, index, sorter=sorted_by)]
+
     def samples(self, i: int) -> tuple[np.ndarray, np.ndarray]:
         """Client i's inputs [n_i, d] and labels [n_i], as views."""
         rows = slice(int(self.offsets[i]), int(self.offsets[i + 1]))

@@ -101,6 +101,13 @@ class Shards:
         """n_i."""
         return int(self.offsets[client + 1] - self.offsets[client])
 
+    def only(self, kept: np.ndarray) -> "Shards":
+        """Those of the rows [n] that are kept, and of no other data set."""
+        counts = np.diff(np.concatenate([[0], np.cumsum(kept)])[self.offsets])
+        there = torch.from_numpy(kept).to(self.labels.device)
+        offsets = np.concatenate([[0], np.cumsum(counts)])
+        return Shards(self.inputs[there], self.labels[there], offsets, self.held_out)
+
     def __getitem__(self, client: int) -> Shard:
         """Client i's shard: views, no copies."""
         rows = slice(int(self.offsets[client]), int(self.offsets[client + 1]))

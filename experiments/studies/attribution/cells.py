@@ -26,7 +26,6 @@ from fedmuon.experiments.suites.contents import Asked, cell
 from fedmuon.federated import setup
 from fedmuon.federated.aggregate import begin
 from fedmuon.federated.coupled import coupled
-from fedmuon.federated.shards import Shards
 from fedmuon.federated.simulate import simulate
 from fedmuon.randomness import Draw, generator
 from fedmuon.settings import Count, Positive
@@ -122,15 +121,14 @@ def halves(run: Trained, asked: Settings) -> tuple[np.ndarray, Tensor]:
     for number in range(asked.subsets):
         rng = generator(run.seed, Draw.NEIGHBOUR, round=number, block=1)
         kept = [
-            first + np.sort(rng.permutation(size)[: (size + 1) // 2])
+            first + rng.permutation(size)[: (size + 1) // 2]
             for first, size in zip(shards.offsets, np.diff(shards.offsets), strict=False)
         ]
-        rows, offsets = np.concatenate(kept), np.cumsum([0, *map(len, kept)])
-        part = Shards(shards.inputs[rows], shards.labels[rows], offsets, shards.held_out)
-        experiment = replace(run.experiment, shards=part)
+        stay = np.isin(np.arange(len(shards.labels)), np.concatenate(kept))
+        experiment = replace(run.experiment, shards=shards.only(stay))
         end = simulate(experiment, begin(experiment.recipe, experiment.task, run.seed)).params
         found.append(_losses(run, end))
-        stayed.append(np.isin(np.arange(len(shards.labels)), rows))
+        stayed.append(stay)
     return np.concatenate(found), torch.from_numpy(np.stack(stayed)).double()
 
 

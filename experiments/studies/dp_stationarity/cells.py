@@ -39,27 +39,32 @@ CORRECTED: Name = "dp-muonbc"
 METHODS = (MUON, CORRECTED)
 
 
-class Settings(Table):
-    """What the suite's file holds; `slope` is c, which no gradient of a person reaches."""
+class People(Table):
+    """Who they are, and how often and by what steps they are asked."""
 
-    noises: Annotated[list[Annotated[float, Field(ge=0)]], Field(min_length=2)]
     steps: Annotated[list[Annotated[int, Field(ge=2)]], Field(min_length=2)]
     seeds: Annotated[int, Field(ge=2)]
     rows: Count
     columns: Count
     people: Count
     lot: Positive
-    slope: Positive
-    clip: Positive
     distance: Positive  # of the centre from the start, in spectral norm
     spread: Positive  # of an entry of a person's matrix about the centre
     iterations: Count  # of Newton-Schulz
-    probes: Count  # antithetic pairs of DP-MuonBC
 
     @property
     def shape(self) -> tuple[int, int]:
         """(m, n) of W."""
         return self.rows, self.columns
+
+
+class Settings(People):
+    """What the suite's file holds; `slope` is c, which no gradient of a person reaches."""
+
+    noises: Annotated[list[Annotated[float, Field(ge=0)]], Field(min_length=2)]
+    slope: Positive
+    clip: Positive
+    probes: Count  # antithetic pairs of DP-MuonBC
 
 
 def cells(settings: Settings, asked: Asked) -> Sequence[Call]:

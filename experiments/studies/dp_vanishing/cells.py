@@ -22,26 +22,16 @@ from fedmuon.experiments.studies.dp_stationarity import cells as bounded
 from fedmuon.experiments.studies.study import Call
 from fedmuon.experiments.suites.contents import Asked
 from fedmuon.randomness import Draw, generator
-from fedmuon.settings import Count, Positive
+from fedmuon.settings import Positive
 from fedmuon.storage import Record
-from fedmuon.tables import Table
 
 
-class Settings(Table):
+class Settings(bounded.People):
     """What the suite's file holds."""
 
     noises: Annotated[list[Annotated[float, Field(ge=0)]], Field(min_length=1)]
-    steps: Annotated[list[Annotated[int, Field(ge=2)]], Field(min_length=2)]
-    seeds: Annotated[int, Field(ge=2)]
-    rows: Count
-    columns: Count
-    people: Count
-    lot: Positive
     least: Positive
     tail: Annotated[float, Field(gt=2)]
-    distance: Positive
-    spread: Positive
-    iterations: Count
 
 
 def cells(settings: Settings, asked: Asked) -> Sequence[Call]:
@@ -62,7 +52,7 @@ def slopes(asked: Settings) -> Tensor:
 
 def measured(asked: Settings, noise: float, steps: int) -> Record:
     """A row for each seed: the mean nuclear norm, the bound with its terms, and K_T."""
-    own, shape = slopes(asked), (asked.rows, asked.columns)
+    own, shape = slopes(asked), asked.shape
     given = asked.model_dump(exclude={"least", "tail"}) | {"slope": float(own.max()), "probes": 1}
     problem = bounded.Location(
         bounded.Location.of(bounded.Settings.model_construct(**given)).points, own
