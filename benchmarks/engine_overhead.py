@@ -42,6 +42,7 @@ SETTINGS = {
     "orthogonalizer.lambda": 0.1,
     "output.evaluate-every": 50,
 }
+WIDE = {"data.dimension": 784, "data.classes": 10}  # as the plain app's synthetic rows
 WAITED = "waited.txt"
 FREE = ["-m", "fedmuon"]
 WAITING = ["-c", "from benchmarks.engine_overhead import waiting; waiting()"]
@@ -49,7 +50,8 @@ WAITING = ["-c", "from benchmarks.engine_overhead import waiting; waiting()"]
 
 def ours(folder: Path, data: str) -> list[float]:
     """Seconds of every round of `fedmuon run --engine ray`."""
-    given = [f"--set={key}={value}" for key, value in {**SETTINGS, "data.name": data}.items()]
+    asked = {**SETTINGS, "data.name": data, **(WIDE if data == "synthetic" else {})}
+    given = [f"--set={key}={value}" for key, value in asked.items()]
     script = [sys.executable, "-m", "fedmuon", "run", "--out", str(folder), *given]
     done = subprocess.run(script, capture_output=True, text=True, check=False)
     if done.returncode:
