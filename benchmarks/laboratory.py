@@ -39,7 +39,7 @@ from fedmuon.storage import Record
 
 BEFORE = "45583e9"  # the last commit without one pass over the samples, and without RayGrid
 ROOT = Path(__file__).resolve().parent.parent
-PRINTED = {"c-hp": 1.0}  # with the printed halves of delta
+PRINTED: dict[str, object] = {"c-hp": 1.0}  # with the printed halves of delta
 # What both bounds stand on: the older commit knows no constants but those of all models.
 SETTING: dict[str, dict[str, dict[str, object]]] = {
     "before": {"stability": PRINTED},
