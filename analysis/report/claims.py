@@ -69,7 +69,7 @@ def gap_within_bound(runs: Columns) -> Claim:
     detail = (
         f"{held.sum()} of {_count(len(held), 'run')} ({(high <= bound).sum()} even at the "
         f"upper end of the gap's 95% interval); smallest bound − gap {_signed((bound - gap).min())}"
-        f"; {vacuous} of the bounds {'is' if vacuous == 1 else 'are'} vacuous (≥\u00a0B)"
+        f"; {vacuous} of the bounds {'is' if vacuous == 1 else 'are'} vacuous (≥ B)"
     )
     return _judged(_GAP, held, judged, detail, "run")
 
