@@ -38,12 +38,13 @@ def divergence(event: Event, order: float) -> float:
 
 
 def epsilon(events: Sequence[Event], delta: float) -> float:
-    """The least epsilon over the orders (Canonne, Kamath, Steinke 2020, Proposition 12)."""
-    return max(0.0, min(_converted(events, order, delta) for order in ORDERS))
+    """The least epsilon over the orders."""
+    spent = ((order, sum(one.count * divergence(one, order) for one in events)) for order in ORDERS)
+    return max(0.0, min(converted(total, order, delta) for order, total in spent))
 
 
-def _converted(events: Sequence[Event], order: float, delta: float) -> float:
-    spent = sum(event.count * divergence(event, order) for event in events)
+def converted(spent: float, order: float, delta: float) -> float:
+    """Epsilon at delta of what is (order, spent)-RDP (Canonne, Kamath, Steinke 2020, Prop. 12)."""
     if delta**2 + math.expm1(-spent) > 0:  # delta <= sqrt(1 - exp(-KL)) at epsilon = 0
         return 0.0
     return spent + math.log1p(-1 / order) - math.log(delta * order) / (order - 1)
