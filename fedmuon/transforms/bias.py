@@ -8,7 +8,8 @@ has the bias (rho^2 / 2) Laplacian Q; the second term has twice that, so O keeps
 the bilaplacian. Probes are post-processing and cost no privacy.
 
 With f the released gradient, or what a Kalman filter makes of it, and m the momentum, an entry's
-noise in (f, m) is linear in the draws w of the releases, which are independent and of one variance:
+noise in (f, m) is linear in the draws w of the releases, which are independent and of one variance,
+on a path of gradients that noise does not change (000):
 
     f <- (1 - kappa) f + kappa w (f <- w at first; kappa = 1 without a filter),  m <- mu m + f   (1)
 
