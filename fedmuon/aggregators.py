@@ -22,11 +22,13 @@ Function = Callable[[Sequence[Any]], Mapping[str, Tensor]]
 
 @dataclass(frozen=True)
 class Aggregator:
-    """A function of replies; `stacked` ones take those of a whole stack [S, ...] at once."""
+    """A function of replies; `stacked` ones take those of a whole stack [S, ...] at once. `shares`
+    says of a weighted mean the weight of each reply, which sum to 1."""
 
     apply: Function
     stacked: bool = False
     averages: bool = False  # with weight 1/K: what the theory follows
+    shares: Callable[[Sequence[Any]], Sequence[float]] | None = None
 
     def __call__(self, replies: Sequence[Any]) -> Mapping[str, Tensor]:
         """What it makes of the replies."""
@@ -52,18 +54,24 @@ def mean() -> Aggregator:
     def apply(replies: Sequence[Any]) -> Params:
         return average([one.params for one in replies])
 
-    return Aggregator(apply, stacked=True, averages=True)
+    def shares(replies: Sequence[Any]) -> list[float]:
+        return [1 / len(replies)] * len(replies)
+
+    return Aggregator(apply, stacked=True, averages=True, shares=shares)
 
 
 @AGGREGATORS.add("by-samples")
 def by_samples() -> Aggregator:
     """Weight n_i / sum of the participants' n_j: FedAvg of McMahan et al. 2017."""
 
-    def apply(replies: Sequence[Any]) -> Params:
+    def shares(replies: Sequence[Any]) -> list[float]:
         total = sum(one.samples for one in replies)
-        return weighted([one.params for one in replies], [one.samples / total for one in replies])
+        return [one.samples / total for one in replies]
 
-    return Aggregator(apply, stacked=True)
+    def apply(replies: Sequence[Any]) -> Params:
+        return weighted([one.params for one in replies], shares(replies))
+
+    return Aggregator(apply, stacked=True, shares=shares)
 
 
 @AGGREGATORS.add("median")

@@ -85,6 +85,8 @@ NETWORKS = [
 ]
 MATRICES = [{"local": {**one, "steps": 2}, "orthogonalizer": other} for one, other in CASES]
 MATRICES.append({"local": {"steps": 2}, "task": {"initial": "zero"}})
+PRIVATE = {"noise": 0.5, "lot": 8.0, "insecure-reproducible-noise": True}
+MATRICES.append({"local": {"recipe": "disk-muonbc", "steps": 2}, "privacy": PRIVATE})
 NEIGHBOURS = [
     {
         "local": {"batch": batch, "steps": 2},

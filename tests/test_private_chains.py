@@ -156,11 +156,12 @@ def test_the_noise_of_a_filtered_momentum_by_its_weights() -> None:
     for t in range(1, steps):
         f = (1 - kappa) * f + kappa * impulse[t]
         m = mu * m + f
-    state = {name: torch.zeros(1) for name in ("steps", "filter", "cross", "momentum")}
+    nothing = torch.zeros(1, 3, dtype=torch.float64)
+    state = {"steps": nothing[:, 0], "common": nothing, "own": nothing}
     for _ in range(steps):
-        state = spread({name: value.double() for name, value in state.items()}, mu, kappa)
-    assert float(state["momentum"]) == pytest.approx(float(m @ m), rel=1e-12)
-    assert float(state["cross"]) == pytest.approx(float(f @ m), rel=1e-12)
+        state = spread(state, mu, kappa)
+    np.testing.assert_allclose(state["own"][0], [f @ f, f @ m, m @ m], rtol=1e-12)
+    assert not state["common"].any()
 
 
 def test_noise_is_secret_unless_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -53,9 +53,22 @@ def aggregate(
         )
         for name in recipe.returned
     }
+    states |= _followed(recipe, ordered, states)
     rule = partial(recipe.server, factor=factor) if recipe.scaled else recipe.server
     params, states = rule(state.params, mean, {**state.states, **states})
     return ServerState(state.round + 1, params, states)
+
+
+def _followed(recipe: Recipe, replies: Sequence[Reply], states: States) -> States:
+    """The states whose links say what averaging makes of them."""
+    if recipe.aggregate.shares is None:
+        return {}
+    squares = sum(share**2 for share in recipe.aggregate.shares(replies))
+    return {
+        link.name: link.averaged(states[link.name], squares)
+        for link in recipe.chain.links
+        if link.averaged is not None and link.name in states
+    }
 
 
 def combined(aggregator: Aggregator, replies: Sequence[Reply]) -> Params:

@@ -48,12 +48,14 @@ class Context:
 @dataclass(frozen=True)
 class Link:
     """A named transformation; the name is where its state is kept. A `lasting` state is worth
-    keeping from round to round."""
+    keeping from round to round. One that follows how noise averages has in `averaged` what the
+    server makes of the clients' mean state and the sum of the squares of their weights."""
 
     name: str
     init: Callable[[Params], State]
     update: Callable[[Params, State, Context], tuple[Params, State]]
     lasting: bool = False
+    averaged: Callable[[State, float], State] | None = None
 
 
 @dataclass(frozen=True)

@@ -6,8 +6,24 @@ to leading order (000, section 4).
 with standard Gaussian U_j and rho_t the standard deviation of the noise in an entry of M^. Q alone
 has the bias (rho^2 / 2) Laplacian Q; the second term has twice that, so O keeps -(rho^4 / 4) times
 the bilaplacian. Probes are post-processing and cost no privacy.
+
+With f the released gradient, or what a Kalman filter makes of it, and m the momentum, an entry's
+noise in (f, m) is linear in the draws w of the releases, which are independent and of one variance,
+on a path of gradients that noise does not change (000):
+
+    f <- (1 - kappa) f + kappa w (f <- w at first; kappa = 1 without a filter),  m <- mu m + f   (1)
+
+All clients begin a round with the server's (f, m) and add draws of their own, so client i has
+(f, m)_i = Phi c + o_i: Phi, from (1), and the law of o_i are the same for all, and the o_i are
+independent of each other and of c, whoever took part before. The server's next is
+sum_i p_i (f, m)_i = Phi c + sum_i p_i o_i, with the covariance
+
+    Cov(Phi c) + (sum_i p_i^2) Cov(o).                                                           (2)
+
+So `common`, Cov(Phi c), and `own`, Cov(o), are kept apart; their sum is a client's.
 """
 
+import torch
 from torch import Tensor
 
 from fedmuon.tasks.base import Params
@@ -27,23 +43,24 @@ def corrected(
     the startup scale and the correction.
 
     `noise` is the standard deviation of a released gradient's entry, `gain` that of a Kalman filter
-    before the momentum. The state is the steps made and the noise's second moments [S].
+    before the momentum. The state is the steps made [S] and the moments of the noise [S, 3].
     """
 
     def init(params: Params) -> State:
         first = next(iter(params.values()))
-        names = ("steps", "filter", "cross", "momentum")
-        return {name: first.new_zeros(len(first)) for name in names}
+        stack = len(first)
+        moments = {name: first.new_zeros(stack, 3) for name in ("common", "own")}
+        return {"steps": first.new_zeros(stack), **moments}
 
     def update(direction: Params, state: State, context: Context) -> tuple[Params, State]:
         state = spread(state, memory, gain)
         total = (1 - memory ** state["steps"]) / (1 - memory)
         scale = total * (1 - memory) if average else total
         unit = {name: value / per_replica(scale, value) for name, value in direction.items()}
-        width = noise * state["momentum"].sqrt() / total
+        width = noise * (state["common"] + state["own"])[:, 2].sqrt() / total
         return _unbiased(orthogonal, unit, width, context, probes), state
 
-    return Link("orthogonalize", init, update, lasting=True)
+    return Link("orthogonalize", init, update, lasting=True, averaged=averaged)
 
 
 def _unbiased(
@@ -75,19 +92,24 @@ def _mapped(orthogonal: Link, matrices: Params, context: Context) -> Params:
 
 
 def spread(state: State, memory: float, gain: float) -> State:
-    """Second moments, in units of the released noise, of the filter's and the momentum's noise
-    after one more step: f <- (1 - kappa) f + kappa w (f <- w at first), m <- mu m + f.
+    """The covariances (E f^2, E f m, E m^2), over the variance of w, after one more step (1), whose
+    draw is the client's own.
 
-    Without a filter the last is (1 - mu^(2t)) / (1 - mu^2), and over s_t^2 it is 000's
-    (1 - mu) / (1 + mu) (1 + mu^t) / (1 - mu^t).
+    Without a filter E m^2 of a lone client is (1 - mu^(2t)) / (1 - mu^2), and over s_t^2 it is
+    000's (1 - mu) / (1 + mu) (1 + mu^t) / (1 - mu^t).
     """
     weight = 1 + has_stepped(state) * (gain - 1)
-    kept = 1 - weight
-    filtered = kept**2 * state["filter"] + weight**2
-    carried = memory * kept * state["cross"]
-    return {
-        "steps": state["steps"] + 1,
-        "filter": filtered,
-        "cross": carried + filtered,
-        "momentum": memory**2 * state["momentum"] + 2 * carried + filtered,
-    }
+
+    def carried(moments: Tensor) -> Tensor:
+        f, cross, m = moments.unbind(-1)
+        f, cross = (1 - weight) ** 2 * f, memory * (1 - weight) * cross
+        return torch.stack([f, cross + f, memory**2 * m + 2 * cross + f], -1)
+
+    own = carried(state["own"]) + weight[:, None] ** 2
+    return {"steps": state["steps"] + 1, "common": carried(state["common"]), "own": own}
+
+
+def averaged(state: State, squares: float) -> State:
+    """(2): what the server holds is common to all clients of the next round."""
+    common = state["common"] + squares * state["own"]
+    return {**state, "common": common, "own": torch.zeros_like(common)}

@@ -47,6 +47,15 @@ class Recipe:
     steps: int = 0  # local steps that the server's rule counts on, 0 if it does not count them
     apart: bool = True  # whether several threads may step clients at once
 
+    def __post_init__(self) -> None:
+        follows = [one.name for one in self.chain.links if one.averaged is not None]
+        if self.aggregate.shares is None and set(follows) & set(self.returned):
+            raise InputError(
+                f"the link {follows[0]} corrects for noise whose variance is known in weighted "
+                "means alone: set [federation] aggregate = 'mean' or 'by-samples', or give a "
+                "fedmuon.Aggregator with `shares`"
+            )
+
 
 def replace_by_mean(old: Params, mean: Params, states: States) -> tuple[Params, States]:
     """X <- mean of the clients' X (001 (4))."""

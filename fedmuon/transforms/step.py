@@ -2,6 +2,7 @@
 the step itself; and any link for some of the parameters."""
 
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 
 import torch
 from torch import Tensor
@@ -56,7 +57,7 @@ def only(chosen: Callable[[str, Tensor], bool], link: Link) -> Link:
         found, after = link.update(mine(direction), state, context)
         return direction | found, state | after
 
-    return Link(link.name, lambda params: link.init(mine(params)), update, link.lasting)
+    return replace(link, init=lambda params: link.init(mine(params)), update=update)
 
 
 def adamw(decay: float = DECAY) -> Link:
