@@ -94,10 +94,10 @@ def circumstances(record: Mapping[str, Any], names: Sequence[str]) -> Rows:
     return rows
 
 
-def number(value: Any) -> str:
-    """Four digits; a dash for what is unknown."""
+def number(value: Any, digits: int = 4) -> str:
+    """Four digits, or as many as are asked for; a dash for what is unknown."""
     unknown = value is None or not isinstance(value, int | float) or value != value
-    return "–" if unknown else f"{value:.4g}".replace("-", "−")
+    return "–" if unknown else f"{value:.{digits}g}".replace("-", "−")
 
 
 def spread(values: np.ndarray) -> str:

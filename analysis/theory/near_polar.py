@@ -15,6 +15,15 @@ the recursion of 001 (6) with (eta e, 0) for what a replaced sample adds, and av
 *Neighbours.* ||X_T(Z) - X_T(Z')|| <= Delta_i Y_i + D(Z) + D(Z'), with the certificate of S. It does
 not go to 0 with 1/n_i, and must not: T may be the exact sign (001, Proposition D.6).
 
+*From the run alone.* D(Z') asks for the neighbour's own run. Without it: for spectral T and S the
+error is a function of singular values, and by Weyl's inequality those of M' are within m of those
+of M where ||M - M'||_F <= m. With e*(m) the largest error of any such values (`furthest`),
+
+    ||T(M) - T(M')|| <= e + L m + e*(m),    and at most 2 sqrt(q) where no value of T exceeds 1,
+
+so that (6), with eta times that for what a step adds, bounds every neighbour in client i by
+induction over the calls, as in `call_by_call` (`around`). e* does not vanish as m -> 0, like D.
+
 *Generalization.* F and F_hat are L_loss-Lipschitz, so on every sample
 
     F(X_T) - F_hat(X_T) <= F(X_S) - F_hat(X_S) + 2 L_loss D.
@@ -28,6 +37,8 @@ one is named before the sample is drawn. S = 0, which does not move, has L = 0 a
 length of T's path: a bound that owes nothing to stability, against which others should be held.
 """
 
+import math
+from collections.abc import Callable
 from dataclasses import replace
 
 import numpy as np
@@ -41,6 +52,8 @@ from fedmuon.orthogonalize import Uncertified, lipschitz
 from fedmuon.orthogonalize.certificates import Kind
 from fedmuon.orthogonalize.coefficients import Coefficients
 
+Error = Callable[[np.ndarray, np.ndarray], np.ndarray]  # of values [K, q] and radii [N, K], [N, K]
+TINY = np.finfo(float).tiny
 NEAR = "The run's errors |T(M) - S(M)|_F are those that it had, S the map of the bound."
 
 
@@ -55,6 +68,51 @@ def drift(errors: ArrayLike, lr: float, beta: float, l_orth: float, l_g: float) 
         pushed = found.mean(2).ravel()[::-1]  # the last call is not amplified
         total = np.where(pushed > 0, recursion.saturated(growth) * pushed, 0.0).sum()
     return float(checks.at_least("lr", lr) * total)
+
+
+def around(
+    values: ArrayLike,
+    schedule: ArrayLike,
+    sensitivity: ArrayLike,
+    lr: float,
+    beta: float,
+    l_orth: float,
+    l_g: float,
+    error: Error,
+) -> np.ndarray:
+    """||X^R_T(Z) - X^R_T(Z')|| of every neighbour in each client [N], of this run, from the
+    singular values [R, E, K, q] at its calls; T's are at most 1."""
+    hits, seen = checks.values("sensitivity", sensitivity), np.asarray(values, dtype=float)
+    cohorts = checks.rounds_of(schedule, len(hits))
+    if seen.ndim != 4 or (len(seen), seen.shape[2]) != cohorts.shape or not (seen >= 0).all():
+        raise InputError("values must be numbers >= 0 [rounds, local steps, per round, q].")
+    x, m = np.zeros((2, len(hits)))
+    for cohort, calls in zip(cohorts, seen, strict=True):
+        hit = (np.arange(len(hits))[:, None] == cohort) * hits[:, None]
+        xs, ms = (np.repeat(one[:, None], len(cohort), 1) for one in (x, m))
+        for call in calls:
+            ms = beta * ms + (1 - beta) * (l_g * xs + hit)
+            apart = error(call, 0 * ms) + l_orth * ms + error(call, ms)
+            xs = xs + lr * np.minimum(apart, 2 * math.sqrt(call.shape[1]))
+        x, m = xs.mean(1), ms.mean(1)
+    return x
+
+
+def furthest(
+    values: np.ndarray, radius: np.ndarray, lam: float, own: Callable[[np.ndarray], np.ndarray]
+) -> np.ndarray:
+    """e*: sup ||T(M') - S(M')||_F [N, K] over M' whose singular values are within `radius` [N, K]
+    of `values` [K, q]; S is smoothed polar, T has own(s / ||M'||_F) for s, which never falls.
+
+    Both rise in s, and T falls in the norm: each value of T - S lies between T at its least with S
+    at its most, and the reverse.
+    """
+    size, reach = np.linalg.norm(values, axis=-1)[..., None], radius[..., None]
+    low, high = np.maximum(values - reach, 0), values + reach
+    most = np.minimum(1, high / np.maximum(size - reach, TINY))
+    least = own(low / np.maximum(size + reach, TINY)) - high / np.sqrt(high**2 + lam)
+    largest = own(most) - low / np.sqrt(low**2 + lam)
+    return np.linalg.norm(np.maximum(np.abs(least), np.abs(largest)), axis=-1)
 
 
 def transferred(found: Bound, loss_lipschitz: float, moved: float) -> Bound:

@@ -32,11 +32,13 @@ def correlations(rows: Columns, narrow: bool = False) -> Figure:
         axes.set_yticks(range(len(methods)), [name_of(one) for one in methods])
         axes.get_yticklabels()[methods.index(OURS)].set_fontweight("bold")
         axes.invert_yaxis()
-        axes.set_title(TRUTHS[truth], loc="left")
+        axes.set_title(truth if narrow else TRUTHS[truth], loc="left")
         axes.set_xlabel("mean Spearman's ρ")
         if axes is not panels[0] and not narrow:
             axes.set_yticklabels([])
-    style.legend_below(figure, panels[0], 2)
+    for axes in panels:
+        axes.set_xlim(min(one.get_xlim()[0] for one in panels), 1.05)
+    style.legend_below(figure, panels[0], 3)
     return figure
 
 

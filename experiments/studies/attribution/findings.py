@@ -78,17 +78,21 @@ def ahead(rows: Columns, variant: str, truth: str) -> Claim:
         f"{variant}, {TRUTHS[truth]}: the derivative through the run is ahead of all other scores.",
         all(value > reach for value, reach in others.values()),
         "ahead in ρ by "
-        + "; ".join(
-            f"{value:.4f} ± {reach:.4f} of {name_of(one)}" for one, (value, reach) in others.items()
-        ),
+        + "; ".join(f"{_shown(*value, 4)} of {name_of(one)}" for one, value in others.items()),
     )
 
 
 def numbers(rows: Columns) -> Rows:
-    """Mean correlations by method, variant and truth."""
-    every = settings(rows)
-    lines: Rows = [("scores", *(f"{variant}, {truth}" for variant, truth in every))]
-    for method in dict.fromkeys(rows["method"].tolist()):
-        found = [mean(rhos(rows, *one, method)) for one in every]
-        lines.append((name_of(method), *(f"{value:.3f} ± {reach:.3f}" for value, reach in found)))
+    """Mean correlations by variant, method and truth; a variant's name has a line of its own."""
+    truths = list(dict.fromkeys(rows["truth"].tolist()))
+    lines: Rows = [("scores", *truths)]
+    for variant in dict.fromkeys(rows["variant"].tolist()):
+        lines.append((f"{variant}:", *("" for _ in truths)))
+        for method in dict.fromkeys(rows["method"].tolist()):
+            found = (mean(rhos(rows, variant, truth, method)) for truth in truths)
+            lines.append((f"  {name_of(method)}", *(_shown(*one, 3) for one in found)))
     return lines
+
+
+def _shown(value: float, reach: float, digits: int) -> str:
+    return f"{value:.{digits}f} ± {reach:.{digits}f}".replace("-", "−")

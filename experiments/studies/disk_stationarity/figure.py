@@ -23,10 +23,10 @@ def gains(rows: Columns, narrow: bool = False) -> Figure:
             one = curve(part, "gain", "mean_square")
             style.errorbars(axes, one.sizes, one.means, one.reach, look, f"measured, η = {lr:g}")
             bound = curve(part, "gain", "bound")
-            axes.plot(bound.sizes, bound.means, "--", color=look[0], lw=1.2)
-        axes.plot([], [], "--", color=style.BLACK, lw=1.2, label="bound")
+            axes.plot(bound.sizes, bound.means, "--", color=look[0], marker=look[1], ms=3, lw=1.2)
+        axes.plot([], [], "--", color=style.BLACK, lw=1.2, label="bound (small full marks)")
         axes.set_title(f"γ = {reach:g}".replace("-", "−"), loc="left")
-        axes.set_xscale("log")
+        style.levels_on_x(axes, np.unique(grid["gain"]))
         axes.set_xlabel("gain κ")
     style.alike(panels, log=True)
     panels[0].set_ylabel(r"mean of $\Vert\nabla F(x_t)\Vert^2$")
@@ -39,7 +39,7 @@ PICTURES = (
         "disk-stationarity",
         gains,
         "Mean squared gradient under DiSK beside its bound, by the gain",
-        "Points are means over seeds with 95% intervals; dashed lines of the same colour are the "
+        "Points are means over seeds with 95% intervals; dashed lines with the same marks are the "
         "bound, where there is one. κ = 1 is plain noisy descent.",
     ),
 )

@@ -79,15 +79,23 @@ def followed(config: Config, horizons: Sequence[int]) -> Record:
     source = setup.source(config)
     data = setup.federated_data(config, source)
     experiment = setup.experiment(config, data, source.classes)
-    first, models = _models(experiment, config.federation.seed, horizons)
+    models = _models(experiment, config.federation.seed, horizons)
     held, plan = experiment.shards.held_out, experiment.plan
     losses = measured_losses(config, data, source.classes, experiment, models)
-    right = risk(experiment.task, models, held.inputs, held.labels).scores["accuracy"]
+    test = risk(experiment.task, models, held.inputs, held.labels)
+    right, (first, *_) = test.scores["accuracy"], models["weight"]
     start = start_of(first.cpu().numpy(), source)
     rows = []
-    for place, horizon in enumerate(horizons):
+    for place, horizon in enumerate(horizons, 1):
         seen = Realized(plan.schedule()[:horizon], plan.rows if plan.batch else None)
-        known = {"rounds": horizon, "accuracy": float(right[place]), "gap": losses[place].gap.gap}
+        known = {
+            "rounds": horizon,
+            "untrained": float(right[0]),
+            "accuracy": float(right[place]),
+            "train_loss": losses[place].gap.empirical,
+            "test_loss": float(test.loss[place]),
+            "gap": losses[place].gap.gap,
+        }
         verdicts = [
             judge(Case(_ending(config, horizon, kind), data.sizes, seen, first.shape, start=start))
             for kind in KINDS
@@ -102,17 +110,15 @@ def followed(config: Config, horizons: Sequence[int]) -> Record:
     return {"rows": [head | row for row in rows]}
 
 
-def _models(
-    experiment: Experiment, seed: int, horizons: Sequence[int]
-) -> tuple[torch.Tensor, Params]:
-    """X0 [d, c], and the model after each horizon as a stack."""
+def _models(experiment: Experiment, seed: int, horizons: Sequence[int]) -> Params:
+    """X0, and the model after each horizon, as a stack."""
     begun = begin(experiment.recipe, experiment.task, seed)
     kept = [
         done.state.params["weight"]
         for done in rounds(experiment, begun)
         if done.state.round in horizons
     ]
-    return begun.params["weight"][0], {"weight": torch.cat(kept)}
+    return {"weight": torch.cat([begun.params["weight"], *kept])}
 
 
 def _ending(config: Config, horizon: int, kind: str) -> Config:

@@ -22,7 +22,7 @@ from fedmuon.analysis.theory.corollaries import Realized, Run, certificate, smoo
 from fedmuon.experiments.studies.study import Call
 from fedmuon.experiments.studies.walk import walk
 from fedmuon.experiments.suites.contents import Asked
-from fedmuon.orthogonalize import Uncertified, exact_sign, lipschitz, newton_schulz
+from fedmuon.orthogonalize import Uncertified, exact_sign, lipschitz, newton_schulz, schedule
 from fedmuon.orthogonalize import smoothed_polar as smoothed
 from fedmuon.orthogonalize.approximation import newton_schulz_error, printed_cubic_error
 from fedmuon.randomness import Draw, generator
@@ -44,6 +44,16 @@ MAPS = {
         name="newton-schulz", coefficients="cubic", steps=5, eps=1e-15, normalization="max"
     ),
 }
+
+
+def five_cubic(x: np.ndarray) -> np.ndarray:
+    """p_5, which rises from 0 to 1 on [0, 1]."""
+    for a, b, _ in schedule("cubic", 5):
+        x = a * x + b * x**3
+    return x
+
+
+OWN = {"exact-sign": np.ones_like, "cubic": five_cubic}  # what a map makes of s / ||M||_F
 
 
 class Settings(Table):
@@ -160,7 +170,7 @@ def of_runs(asked: Settings, name: str, lr: float) -> Record:
         "tube": neighbours_tube(asked, name, lr, norms.numpy()),
         "still": still(asked, found, lr),
     }
-    beside = [against(asked, problem, found, lr, lam) for lam in asked.lambdas]
+    beside = [against(asked, problem, name, found, lr, lam) for lam in asked.lambdas]
     return {"rows": [], "runs": [shared | one for one in beside]}
 
 
@@ -207,9 +217,10 @@ def _run(asked: Settings, lr: float) -> Run:
 
 
 def against(
-    asked: Settings, problem: Classifier, found: Trajectory, lr: float, lam: float
+    asked: Settings, problem: Classifier, name: str, found: Trajectory, lr: float, lam: float
 ) -> Record:
-    """What T's run has of S's, whose regularization is lambda."""
+    """What the run of that map T has of S's, whose regularization is lambda: `certificate` is from
+    T's run alone, `of_both` has the drift of the neighbour's own run, too."""
     table = OrthogonalizerTable(name="smoothed-polar", lambda_=lam)
     other = trajectory(asked, problem, table, lr).path[-1, 0]
     known, l_orth = constants(), lipschitz("smoothed-polar", "sharp", lam=lam)
@@ -220,6 +231,11 @@ def against(
         for one in (errors[:, 0], errors.max(1))
     )
     run, part = _run(asked, lr), Realized(np.zeros((asked.steps, 1), dtype=int))
+    alone = near_polar.around(
+        torch.linalg.svdvals(found.momenta[:, :1])[:, None].numpy(), part.schedule,
+        [2 * known.gradient_bound / asked.samples], lr, asked.memory, l_orth, known.smoothness,
+        partial(near_polar.furthest, lam=lam, own=OWN[name]),
+    )  # fmt: skip
     # Each fails by its share of delta, so that the least over lambda is a bound at delta.
     delta = asked.delta / len(asked.lambdas)
     bound = smoothed_polar(run, lam, part, delta, shares=(1, 1))
@@ -227,7 +243,8 @@ def against(
         "lambda": lam,
         "distance": float(torch.linalg.matrix_norm(found.path[-1, 0] - other)),
         "drift": own,
-        "certificate": float(certificate(run, l_orth, part)[0]) + own + widest,
+        "certificate": float(alone[0]),
+        "of_both": float(certificate(run, l_orth, part)[0]) + own + widest,
         "bound_of_s": bound.value,
         "bound": near_polar.transferred(bound, known.lipschitz, own).value,
     }

@@ -17,11 +17,12 @@ def drifts(rows: Columns, runs: Columns, narrow: bool = False) -> Figure:
     for axes, (name, title) in zip(panels, NAMES.items(), strict=True):
         for lr, look in zip(np.unique(runs["lr"]), style.SERIES, strict=False):
             part = where(runs, map=name, lr=lr)
-            axes.plot(part["lambda"], part["distance"], look[1], color=look[0],
+            axes.plot(part["lambda"], part["distance"], look[1], color=look[0], ms=4.5,
                       label=f"distance, η = {lr:g}")  # fmt: skip
             shown = np.where(part["drift"] < 100, part["drift"], np.nan)
-            axes.plot(part["lambda"], shown, "--", color=look[0], lw=1.2)
-        axes.plot([], [], "--", color=style.BLACK, lw=1.2, label="drift D")
+            axes.plot(part["lambda"], shown, "--", color=look[0], marker=look[1], mfc="none", ms=3,
+                      lw=1.2)  # fmt: skip
+        axes.plot([], [], "--", color=style.BLACK, lw=1.2, label="drift D (hollow)")
         axes.set_title(title, loc="left")
         axes.set_xscale("log")
         axes.set_xlabel("λ of the smoothed polar factor S")
@@ -36,8 +37,9 @@ PICTURES = (
         "polar-error",
         drifts,
         "Distance of two runs beside the drift that their maps' errors allow",
-        "Points are the distance at the end of a run from the same run with a smoothed polar "
-        "factor; dashed lines of the same colour are the proved drift, left out above 100. Large "
-        "λ are far from the map, small ones have large Lipschitz constants.",
+        "Full marks are the distance at the end of a run from the same run with a smoothed polar "
+        "factor; dashed lines with the same marks, hollow, are the proved drift, "
+        "left out above 100. Large λ are far from the map, small ones have large Lipschitz "
+        "constants.",
     ),
 )

@@ -15,18 +15,20 @@ def ratios(rows: Columns, times: Columns, narrow: bool = False) -> Figure:
     """Measured against predicted ratios, a colour for each number of steps."""
     figure, (axes,) = style.canvas(1, narrow, 3.2)
     measured = times["svd_seconds"] / times["seconds"]
-    ends = np.array([min(measured.min(), times["made"].min()), max(times["made"].max(), 2)])
+    every = np.log2(np.concatenate([measured, times["made"]]))
+    ticks = 2.0 ** np.arange(np.floor(every.min()), np.floor(every.max()) + 2)
+    ends = ticks[[0, -1]]
     axes.plot(ends, ends, color=style.GREY, lw=1, label="equal")
     for steps, (colour, marker) in zip(np.unique(times["steps"]), style.SERIES, strict=False):
         part = where(times, steps=steps)
         axes.plot(part["made"], part["svd_seconds"] / part["seconds"], marker, color=colour,
                   ms=5, label=f"q = {steps:.0f}")  # fmt: skip
     for name, axis in (("x", axes.xaxis), ("y", axes.yaxis)):
-        axes.set(**{f"{name}scale": "log"})
-        axis.set_ticks([1, 2, 4, 8, 16, 32], labels=["1", "2", "4", "8", "16", "32"])
+        axes.set(**{f"{name}scale": "log", f"{name}lim": ends})
+        axis.set_ticks(ticks, [*map(style.plain, ticks)])
         axis.set_minor_locator(NullLocator())
-    axes.set_xlabel("SVD's time over Newton–Schulz's, predicted")
-    axes.set_ylabel("measured")
+    axes.set_xlabel("an SVD's time over that of q steps, predicted")
+    axes.set_ylabel("the same, measured")
     style.legend_below(figure, axes, 3)
     return figure
 
