@@ -202,4 +202,5 @@ def test_claims_hold_and_fail() -> None:
     assert verdicts(rows(0.98, 0.9)) == [False] * 2 + [True] * 4
     assert verdicts(rows(0.995, 0.999)) == [True] * 2 + [False] * 4
     table = findings.numbers(rows(0.995, 0.9))
-    assert table[1][:2] == ("derivative through the run (ours)", "0.995 ± 0.001")
+    assert table[0] == ("scores", "leave-one-out", "halves") and table[1][0] == "FedAvg:"
+    assert table[2][:2] == ("  derivative through the run (ours)", "0.995 ± 0.001")

@@ -285,15 +285,32 @@ def test_claims_hold_and_fail() -> None:
     assert held[:3] == [True, True, True]
     falls = {**rows, "mean_square": rows["mean_square"] / rows["steps"]}
     assert claims(falls)[3].holds
-    better = {**rows, "mean_square": rows["mean_square"] * (1 + rows["gain"])}
-    assert claims(better)[4].holds
-    worse = {**rows, "mean_square": rows["mean_square"] * (3 - rows["gain"]) ** 9}
     for place, change in (
         (0, {"bound": rows["bound"] / 1e4}),
         (1, {"zero_bound": rows["zero_bound"] * 99}),
         (1, {"zero_bound": np.where(rows["reach"] == -1, np.nan, 1.0)}),
         (2, {"ceiling": rows["ceiling"] / 99}),
         (3, {"mean_square": rows["mean_square"] * rows["steps"] ** 3}),
-        (4, {"mean_square": worse["mean_square"]}),
     ):
         assert claims({**rows, **change})[place].holds is False, place
+
+
+def test_what_filtering_is_worth_is_a_paired_comparison_with_plain_descent() -> None:
+    """Losses that scatter by a third from seed to seed, alike for both gains."""
+    rows = columns()
+    shared = 1 + 0.3 * (-1) ** rows["seed"]
+
+    def verdicts(saved: float, **change: np.ndarray) -> list[bool | None]:
+        own = np.where(rows["gain"] < 1, 1 - saved * (1 + 0.1 * rows["seed"]), 1.0)
+        made = {**rows, "mean_square": shared * own, "bound": rows["gain"], **change}
+        return [one.holds for one in claims(made)[4:]]
+
+    assert verdicts(0.05) == [True, True]
+    assert verdicts(0.05, bound=1 / rows["gain"]) == [True, False]  # the bound names kappa = 1
+    assert verdicts(-0.05) == [False, False]
+    assert verdicts(0.0) == [False, False]
+    noise = shared * np.where(rows["gain"] < 1, np.where(rows["seed"] == 0, 0.9, 1.0), 1.0)
+    assert verdicts(0.0, mean_square=noise) == [False, False]  # less on average, by one seed alone
+    kept = (rows["gain"] < 1) | (rows["corollary"] == 1)
+    without = {name: column[kept] for name, column in rows.items()}
+    assert [one.holds for one in claims(without)[4:]] == [None, None]  # nothing to beat

@@ -3,6 +3,7 @@
 import itertools
 import math
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -11,7 +12,7 @@ import torch
 from mpmath import mp, mpf
 
 from fedmuon.analysis import Realized, Run, amplification, certify, exposure, smoothed_polar
-from fedmuon.analysis.theory.near_polar import NEAR, drift, norm_tube, transferred
+from fedmuon.analysis.theory.near_polar import NEAR, around, drift, furthest, norm_tube, transferred
 from fedmuon.errors import InputError
 from fedmuon.experiments.studies.polar_error import cells as study
 from fedmuon.experiments.studies.polar_error.findings import claims
@@ -231,6 +232,84 @@ def test_runs_end_within_the_drift(lam: float, spread: float) -> None:
         assert np.linalg.norm(after - turned) <= certificate[c] + allowed + its
 
 
+def test_neighbours_are_within_what_the_run_alone_certifies() -> None:
+    """Exact sign and a flat Newton-Schulz: no neighbour is run to know it; half of it is not
+    enough where one call is all there is."""
+    rng, moved = np.random.default_rng(5), np.full(CLIENTS, 0.02)
+    for turn, own in ((msign, np.ones_like), (flat_newton_schulz_2, cubic_2)):
+        means = clients(0.05)
+        reference, momenta = train(means, turn)
+        values = np.linalg.svd(momenta, compute_uv=False)
+        error = partial(furthest, lam=1e-2, own=own)
+        found = around(values, SCHEDULE, moved, LR, BETA, 10.0, 1.0, error)
+        assert np.allclose(found, naive_around(values, moved, error), rtol=1e-12)
+        for c in np.repeat(np.arange(CLIENTS), 3):
+            other, step = means.copy(), rng.standard_normal((3, 4))
+            other[c] += moved[c] * step / np.linalg.norm(step)
+            assert np.linalg.norm(train(other, turn)[0] - reference) <= found[c]
+    # The negative control, on the line: M = 0.1 and a neighbour across 0. With the neighbour's
+    # error taken to be the run's own, one step of 2 eta is beyond what is certified.
+    error, jump = partial(furthest, lam=1.0, own=np.ones_like), (np.full((1, 1, 1, 1), 0.1), [[0]])
+    given = [0.15], 1.0, 0.0, 1.0, 1.0
+    assert around(*jump, *given, error)[0] >= 2
+    assert around(*jump, *given, lambda values, radius: error(values, 0 * radius))[0] < 2
+    with pytest.raises(InputError, match="values must be numbers >= 0"):
+        around(-jump[0], [[0]], *given, error)
+
+
+def naive_around(values: np.ndarray, moved: np.ndarray, error: Any) -> list[float]:
+    """One replaced client and participant after the other."""
+    ends = []
+    for replaced in range(CLIENTS):
+        x = m = 0.0
+        for r, cohort in enumerate(SCHEDULE):
+            states = []
+            for position, i in enumerate(cohort):
+                xi, mi = x, m
+                for k in range(STEPS):
+                    at = values[r, k, [position]]
+                    mi = BETA * mi + (1 - BETA) * (xi + moved[i] * (i == replaced))
+                    own, its = (float(error(at, np.array([[one]]))[0, 0]) for one in (0.0, mi))
+                    xi += LR * min(own + 10 * mi + its, 2 * math.sqrt(3))
+                states.append((xi, mi))
+            x, m = np.mean(states, 0)
+        ends.append(x)
+    return ends
+
+
+@pytest.mark.parametrize("name", ["sign", "cubic"])
+def test_no_matrix_nearby_has_a_larger_error(name: str) -> None:
+    turn, own = {"sign": (msign, np.ones_like), "cubic": (flat_newton_schulz_2, cubic_2)}[name]
+    rng, radius, lam = np.random.default_rng(8), 0.05, 3e-3
+    at = image(rng.standard_normal((3, 4)), lambda s: 0.3 * np.array([1.0, 0.5, 0.2]) + 0 * s)
+    values = np.linalg.svd(at, compute_uv=False)[None]
+    allowed = furthest(values, np.array([[radius]]), lam, own)[0, 0]
+    steps, (left, _, right) = rng.standard_normal((300, 3, 4)), np.linalg.svd(at)
+    steps[0] = -np.outer(left[:, 2], right[2])  # the smallest value falls
+    steps *= radius / np.linalg.norm(steps, axis=(1, 2), keepdims=True)
+
+    def errors(m: np.ndarray) -> np.ndarray:
+        turned = np.stack([turn(one) for one in m])
+        return np.linalg.norm(turned - smoothed(m, lam), axis=(1, 2))
+
+    seen = errors(at + steps).max()
+    assert errors(at[None])[0] == pytest.approx(furthest(values, np.zeros((1, 1)), lam, own)[0, 0])
+    assert {"sign": 0.9, "cubic": 0.4}[name] * allowed < seen <= allowed
+    if name == "sign":  # the negative control: from a little further away
+        assert errors(at + 1.19 * steps[:1]).max() > allowed
+
+
+def cubic_2(x: np.ndarray) -> np.ndarray:
+    for _ in range(2):
+        x = 1.5 * x - 0.5 * x**3
+    return x
+
+
+def flat_newton_schulz_2(m: np.ndarray) -> np.ndarray:
+    """Two cubic steps from M / ||M||_F, of stacks."""
+    return image(m, lambda s: cubic_2(s / np.linalg.norm(s, axis=-1, keepdims=True)))
+
+
 def test_the_drift_is_met_where_gradients_do_not_move_and_misses_a_map_it_was_not_told() -> None:
     """Without curvature all errors add up: no smaller number would do; nor do errors of half."""
     means = np.broadcast_to(clients()[0], (CLIENTS, 3, 4))
@@ -388,6 +467,7 @@ def test_claims_hold_and_fail() -> None:
         (2, {"printed": rows["printed"] / 9}, {}),
         (3, {}, {"drift": runs["drift"] / 1e9}),
         (4, {}, {"certificate": runs["certificate"] / 1e9}),
+        (4, {}, {"of_both": runs["of_both"] / 1e9}),
         (4, {}, {"tube": runs["tube"] / 1e9}),
         (5, {}, {"gap": runs["gap"] + 1e3}),
         (6, {}, {"bound": runs["bound"] + 1}),

@@ -1,6 +1,7 @@
 """From a study's command to its report; and claims, which must be able to fail."""
 
 import csv
+import io
 import itertools
 import json
 from pathlib import Path
@@ -8,14 +9,20 @@ from typing import Any
 
 import numpy as np
 import pytest
+from rich.console import Console
 
 from fedmuon.analysis.report.claims import Claim, Columns
+from fedmuon.analysis.report.findings import Findings
 from fedmuon.analysis.report.slopes import curve, fitted, quotient
 from fedmuon.experiments.cli import main
+from fedmuon.experiments.cli.show import suite_tables
 from fedmuon.experiments.studies import find as kinds
+from fedmuon.experiments.studies.attribution import findings as attribution
 from fedmuon.experiments.studies.disk_regression import findings as disk_regression
 from fedmuon.experiments.studies.disk_regression.findings import compared
 from fedmuon.experiments.studies.dp_bias import findings as dp_bias
+from fedmuon.experiments.studies.findings import findings
+from fedmuon.experiments.studies.frontier import findings as frontier
 from fedmuon.experiments.studies.heavy_tail import findings as heavy_tail
 from fedmuon.experiments.studies.heavy_tail.findings import FREE, THEOREM, promised
 from fedmuon.experiments.studies.rank_dependence import findings as rank_dependence
@@ -55,11 +62,56 @@ def test_a_study_from_its_command_to_its_report(
     rows = list(csv.DictReader((out / "rows.csv").read_text().splitlines()))
     cells = [json.loads(path.read_text()) for path in (out / "cells").iterdir()]
     assert len(rows) == sum(len(cell["rows"]) for cell in cells)
+    printed = rendered(findings(name, out, json.loads((out / "suite.json").read_text())))
+    assert printed in capsys.readouterr().out and "…" not in printed
     before = (out / "rows.csv").read_bytes()
     next((out / "cells").iterdir()).unlink()
     execute(kinds.find(str(file), None, "full", {}), out, resume=True)
     assert (out / "rows.csv").read_bytes() == before
     capsys.readouterr()
+
+
+def rendered(found: Findings, width: int = 80) -> str:
+    """What a terminal of that width shows of it."""
+    console = Console(width=width, file=io.StringIO())
+    for one in suite_tables(found):
+        console.print(one)
+    return console.file.getvalue()  # type: ignore[attr-defined]
+
+
+def test_a_table_that_is_too_wide_would_be_seen() -> None:
+    def found(head: tuple[str, ...]) -> Findings:
+        return Findings(
+            "", "", "", [], "Numbers", head, [("0.1234567",) * len(head)], "", [], "", []
+        )
+
+    assert "…" in rendered(found(("measured",) * 9)) and "…" not in rendered(found(("T",) * 6))
+
+
+def test_tables_of_whole_studies_fit_a_terminal() -> None:
+    """Of as many methods, settings and digits as the suites' own files have."""
+    methods = (
+        "trajectory",
+        "tracin",
+        "last product",
+        *(f"influence, {d:g}" for d in (1, 1e4)),
+        "trak",
+    )
+    scores = _columns([
+        {"variant": variant, "truth": truth, "method": method, "test": t, "rho": -0.1234 + t}
+        for variant, truth, method, t in itertools.product(
+            ("FedAvg", "FedMuon, small steps"), attribution.TRUTHS, methods, range(2))
+    ])  # fmt: skip
+    points = _columns([
+        {"start": start, "constants": kind, "seed": 0.0, "rounds": 200.0, "lr": lr, "lambda": 0.01,
+         "untrained": 0.1, "accuracy": 0.5, "train_loss": 0.8, "test_loss": 0.8, "gap": 0.0,
+         "bound": 1.234e-5, "range": 0.01, "share": 1.234e-3}
+        for start, kind, lr in itertools.product(("zero", "gaussian"), frontier.NAMES, (0.003, 0.1))
+    ])  # fmt: skip
+    for study, rows in ((attribution, scores), (frontier, points)):
+        head, *lines = study.numbers(rows)
+        found = Findings("", "", "", study.claims(rows), "Numbers", head, lines, "", [], "", [])
+        assert "…" not in rendered(found)
 
 
 def _tiny(name: str, folder: Path) -> Path:

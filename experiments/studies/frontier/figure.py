@@ -72,8 +72,8 @@ PICTURES = (
         "Above, each point is a run after some round, with the bound of a run that ends there; "
         "lines are the best accuracy at a bound that is no larger. Below are the losses of these "
         "best: full marks held out, hollow ones on the clients' samples. Left of the dotted line "
-        "the bound is below a tenth of B. Higher and further left is better; right of 1 a bound says "
-        "nothing. Certificates after the run (`realized`) are not drawn: they certify one run's "
-        "neighbours, and are no bound of the gap.",
+        "the bound is below a tenth of B. Higher and further left is better; right of 1 a bound "
+        "says nothing. Certificates after the run (`realized`) are not drawn: they certify one "
+        "run's neighbours, and are no bound of the gap.",
     ),
 )

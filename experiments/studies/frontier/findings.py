@@ -119,9 +119,9 @@ def numbers(rows: Columns) -> Rows:
     for start in dict.fromkeys(rows["start"].tolist()):
         for kind in NAMES:
             mine = of(rows, start, kind)
-            places = dict.fromkeys([best(rows, mine), *_longest(rows, mine)])
+            places = best(rows, mine), *_longest(rows, mine)
             lines.append((f"{start}, {kind}:", *("" for _ in range(5))))
-            lines += [_line(rows, place) for place in places]
+            lines += dict.fromkeys(_line(rows, place) for place in places)
         lines.append((f"{start}, any:", *("" for _ in range(5))))
         lines.append(_line(rows, _most_accurate(rows, of(rows, start, "ball"))))
     return lines

@@ -138,14 +138,13 @@ def _best(runs: Columns) -> list[tuple[float, float, float, float]]:
 
 def numbers(rows: Columns, runs: Columns) -> Rows:
     """Each run beside each S; a run's name has a line of its own."""
-    names = ("distance", "drift", "perturbation", "certificate", "bound_of_s", "bound")
-    lines: Rows = [
-        ("run, λ of S", "distance", "drift D", "moved", "certified", "S's bound", "bound")
-    ]
-    for at, (name, lr) in enumerate(zip(runs["map"].tolist(), runs["lr"].tolist(), strict=True)):
-        head = f"{NAMES[name]}, η = {lr:g}:"
-        if at == 0 or (name, lr) != (runs["map"][at - 1], runs["lr"][at - 1]):
-            lines.append((head, *("" for _ in names)))
+    names = ("distance", "drift", "perturbation", "certificate", "bound")
+    lines: Rows = [("map, η: λ of S", "distance", "drift D", "moved", "certified", "bound")]
+    run = None
+    for at, now in enumerate(zip(runs["map"].tolist(), runs["lr"].tolist(), strict=True)):
+        if now != run:
+            lines.append((f"{NAMES[now[0]]}, η = {now[1]:g}:", *("" for _ in names)))
+            run = now
         shown = [number(float(runs[one][at]), 3) for one in names]
-        lines.append((f"  λ = {runs['lambda'][at]:g}".replace("-", "−"), *shown))
+        lines.append((f"  {number(float(runs['lambda'][at]))}", *shown))
     return lines
