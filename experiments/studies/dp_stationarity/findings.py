@@ -1,6 +1,5 @@
 """Study `dp-stationarity`: measured nuclear norms beside the bound of 000, Theorem 3.4."""
 
-import itertools
 from collections.abc import Sequence
 
 import numpy as np
@@ -112,14 +111,16 @@ def telling(rows: Columns) -> Claim:
 
 
 def numbers(rows: Columns) -> Rows:
-    """The bound's terms by noise and T, and what was measured, as a share of the bound."""
-    lines: Rows = [("σ", "T", *TERMS, "bound", *NAMES.values())]
+    """The bound's terms by noise and T, and what was measured."""
+    lines: Rows = [("σ: T", *TERMS, "bound", *(one.removeprefix("DP-") for one in NAMES.values()))]
     names = (*(f"term_{name}" for name in TERMS), "bound")
-    for noise, steps in itertools.product(_noises(rows), np.unique(rows["steps"]).tolist()):
-        parts = [where(rows, method=name, noise=noise, steps=steps) for name in NAMES]
-        bound = [f"{parts[0][name][0]:.2f}" for name in names]
-        norms = [f"{one['mean_nuclear'].mean():.2f} ({_share(one).mean():.0%})" for one in parts]
-        lines.append((f"{noise:g}", f"{steps:.0f}", *bound, *norms))
+    for noise in _noises(rows):
+        lines.append((f"{noise:g}:", *("" for _ in lines[0][1:])))
+        for steps in np.unique(rows["steps"]).tolist():
+            parts = [where(rows, method=name, noise=noise, steps=steps) for name in NAMES]
+            bound = [f"{parts[0][name][0]:.2f}" for name in names]
+            norms = [f"{one['mean_nuclear'].mean():.2f}" for one in parts]
+            lines.append((f"  {steps:.0f}", *bound, *norms))
     return lines
 
 

@@ -1,6 +1,5 @@
 """Study `heavy-tail`: fitted rates beside those of 002, Theorem 3.4 and Corollary 3.6."""
 
-import itertools
 from collections.abc import Sequence
 from typing import Any
 
@@ -117,25 +116,32 @@ def _in_words(rows: Columns, ratios: dict[float, Slope]) -> str:
 
 
 def numbers(rows: Columns) -> Rows:
-    """Slopes by method, schedule and alpha, and the measure at the largest K."""
+    """Slopes by method, schedule and alpha, and the measure at the largest K; a method with its
+    schedule has a line of its own."""
     alphas = np.unique(rows["alpha"])
-    lines: Rows = [
-        ("method", "schedule", "α", "slope (95%)", "larger half of K", "promised", "at the end")
-    ]
+    lines: Rows = [("method: α", "slope (95%)", "larger half of K", "promised", "at the end")]
     for schedule, name in SCHEDULES.items():
-        for method, alpha in itertools.product((*MUON, "normalized-sgd"), alphas):
-            wanted = _minus(promised(alpha, schedule))
-            one = norms(rows, method, alpha, schedule)
-            lines.append((NAMES[method], name, *_line(one, alpha, wanted)))
+        for method in (*MUON, "normalized-sgd"):
+            lines.append((f"{NAMES[method]}, {name}:", "", "", "", ""))
+            lines += [
+                _line(
+                    norms(rows, method, alpha, schedule), alpha, _minus(promised(alpha, schedule))
+                )
+                for alpha in alphas
+            ]
+    lines.append((f"{NAMES['sgd']}, the best c / √K:", "", "", "", ""))
     for alpha in alphas:
         factor, one = best_sgd(rows, alpha)
-        lines.append((NAMES["sgd"], f"{factor:g} / √K, the best", *_line(one, alpha, "–")))
+        lines.append(_line(one, alpha, "–", f", c = {factor:g}"))
     return lines
 
 
-def _line(one: Curve, alpha: float, wanted: str) -> tuple[str, ...]:
+def _line(one: Curve, alpha: float, wanted: str, more: str = "") -> tuple[str, ...]:
     """alpha, both slopes, what is promised and the measure at the largest K."""
-    return f"{alpha:g}", str(one.slope), str(one.late), wanted, number(one.means[-1])
+    slopes = (
+        f"{_minus(each.value)} ± {each.high - each.value:.3f}" for each in (one.slope, one.late)
+    )
+    return f"  {alpha:g}{more}", *slopes, wanted, number(one.means[-1])
 
 
 def _minus(value: float) -> str:
