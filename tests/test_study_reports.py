@@ -9,8 +9,10 @@ from typing import Any
 
 import numpy as np
 import pytest
+from matplotlib.figure import Figure
 from rich.console import Console
 
+from fedmuon.analysis.report import style
 from fedmuon.analysis.report.claims import Claim, Columns
 from fedmuon.analysis.report.findings import Findings
 from fedmuon.analysis.report.slopes import curve, fitted, quotient
@@ -62,8 +64,11 @@ def test_a_study_from_its_command_to_its_report(
     rows = list(csv.DictReader((out / "rows.csv").read_text().splitlines()))
     cells = [json.loads(path.read_text()) for path in (out / "cells").iterdir()]
     assert len(rows) == sum(len(cell["rows"]) for cell in cells)
-    printed = rendered(findings(name, out, json.loads((out / "suite.json").read_text())))
+    found = findings(name, out, json.loads((out / "suite.json").read_text()))
+    printed = rendered(found)
     assert printed in capsys.readouterr().out and "…" not in printed
+    for picture, slim in itertools.product(found.pictures, (False, True)):
+        assert not overprinted(picture.draw(slim)), (picture.name, slim)
     before = (out / "rows.csv").read_bytes()
     next((out / "cells").iterdir()).unlink()
     execute(kinds.find(str(file), None, "full", {}), out, resume=True)
@@ -77,6 +82,41 @@ def rendered(found: Findings, width: int = 80) -> str:
     for one in suite_tables(found):
         console.print(one)
     return console.file.getvalue()  # type: ignore[attr-defined]
+
+
+def overprinted(figure: Figure) -> list[str]:
+    """Labels of ticks that cover the next one's, and titles that leave the figure."""
+    figure.draw_without_rendering()
+    wrong = []
+    for axes in figure.axes:
+        for axis, side in ((axes.xaxis, "x"), (axes.yaxis, "y")):
+            low, high = sorted(axis.get_view_interval())
+            ticks = [*axis.get_major_ticks(), *axis.get_minor_ticks()]
+            shown = [one for one in ticks if low <= one.get_loc() <= high and one.label1.get_text()]
+            boxes = sorted(
+                (one.label1.get_window_extent() for one in shown), key=lambda box: box.x0
+            )
+            if side == "y":
+                boxes.sort(key=lambda box: box.y0)
+            pairs = itertools.pairwise(boxes)
+            wrong += [
+                f"{side} {a}" for a, b in pairs if getattr(a, f"{side}1") > getattr(b, f"{side}0")
+            ]
+        title = axes._left_title.get_window_extent()  # type: ignore[attr-defined]
+        wrong += [axes.get_title("left")] if title.x1 > figure.bbox.x1 else []
+    return wrong
+
+
+def test_labels_that_cover_each_other_would_be_seen() -> None:
+    figure, panels = style.canvas(3, False, 2.9)
+    for axes in panels:
+        axes.plot([0.05, 0.7], [1, 2])
+    assert not overprinted(figure)
+    panels[0].set_xscale("log")
+    assert overprinted(figure)
+    panels[0].set_xscale("linear")
+    panels[2].set_title("a title of one panel that is far too long", loc="left")
+    assert overprinted(figure) == [panels[2].get_title("left")]
 
 
 def test_a_table_that_is_too_wide_would_be_seen() -> None:
