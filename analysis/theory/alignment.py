@@ -23,7 +23,7 @@ Delta 1{c in C_r} / K times kappa, the same rows of (sum_k A^k) b. As d^0 = 0,
 
 import numpy as np
 
-from fedmuon.analysis.theory.checks import at_least, whole
+from fedmuon.analysis.theory.checks import at_least, entries, whole
 from fedmuon.analysis.theory.recursion import first_rows, increment, saturated
 from fedmuon.errors import InputError
 
@@ -40,7 +40,8 @@ def aligned_amplification(
     """a_s of the aligned run, [R], infinite where it overflows; with alignment 0 it is 001 (8)."""
     with np.errstate(over="ignore", invalid="ignore"):
         moved, kick = aligned_round(lr, beta, l_orth, l_g, local_steps, alignment)
-        backwards = kick[0] + first_rows(moved, whole("rounds", rounds)) @ kick
+        horizon = entries("rounds", whole("rounds", rounds))
+        backwards = kick[0] + first_rows(moved, horizon) @ kick
     return saturated(backwards)[::-1]
 
 
