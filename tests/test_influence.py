@@ -14,9 +14,10 @@ import fedmuon
 from fedmuon.analysis.report.claims import spearman
 from fedmuon.data.neighbours import held_out
 from fedmuon.errors import InputError
-from fedmuon.experiments.laboratory import influence
+from fedmuon.experiments.laboratory import influence, ranking, stability
 from fedmuon.experiments.laboratory.influence import gradient_distances
 from fedmuon.experiments.laboratory.measure import Laboratory
+from fedmuon.experiments.laboratory.ranking import RANKING
 from fedmuon.experiments.laboratory.stability import execute, perturbations
 from fedmuon.experiments.run import execute as run
 from fedmuon.federated.simulate import rounds
@@ -225,3 +226,35 @@ def test_the_worst_hurt_more_than_random_ones(tmp_path: Path) -> None:
     assert moved["worst"][:, 0].min() > np.median(moved["own"][:, 0])
     assert moved["worst"][:, 0].max() > moved["own"][:, 0].max()
     assert (moved["worst"][:, 0] <= moved["worst"][:, 1]).all()
+
+
+def test_a_ranking_is_shown_and_outlives_an_interruption(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config = small(stability={"trials": 4, "neighbours": "worst"}, **DOUBLE)
+    whole = execute(config, tmp_path / "whole")
+    seen: list[dict] = []
+    totals: list[tuple[int, int]] = []
+
+    def stopped(*given: Any) -> None:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+        patch.setattr(stability, "perturbations", stopped)
+        execute(config, tmp_path / "a", False, seen.append, lambda *both: totals.append(both))
+    passes = small().federation.rounds
+    assert [one["done"] for one in seen] == list(range(1, passes + 1))
+    assert totals == [(0, passes), (0, 4)] and seen[0]["ranking"]
+    left = tmp_path / "a" / RANKING
+    content = left.read_text()
+    with monkeypatch.context() as patch:
+        patch.setattr(ranking, "ranked", stopped)
+        for damage in (content[:-9] + "\n", content.replace("1", "2", 1)):  # negative control
+            left.write_text(damage)
+            with pytest.raises(KeyboardInterrupt):
+                execute(None, tmp_path / "a", resume=True)
+        left.write_text(content)
+        assert execute(None, tmp_path / "a", resume=True) == whole
+    assert not left.exists()
+    for name in ("neighbours.csv", "predicted.csv", "bound.json"):
+        assert (tmp_path / "a" / name).read_bytes() == (tmp_path / "whole" / name).read_bytes()

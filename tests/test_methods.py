@@ -121,14 +121,11 @@ def test_the_recursion_is_the_product_of_its_matrices(name: str) -> None:
     assert not np.allclose(method_amplification(other, RATES, L, LG, STEPS), found, rtol=1e-3)
 
 
-def test_it_is_that_of_fedmuon_and_of_alignment() -> None:
+def test_it_is_that_of_fedmuon() -> None:
     rates = np.full(40, 0.03)
     plain = analysis.step_amplification(0.03, 0.9, L, LG, 40, STEPS)
     found = method_amplification(METHODS["fedmuon"], rates, L, LG, STEPS)
     np.testing.assert_allclose(found, plain, rtol=1e-12)
-    aligned = analysis.aligned_amplification(0.03, 0.9, L, LG, 40, STEPS, 0.3)
-    found = method_amplification(METHODS["aligned"], rates, L, LG, STEPS)
-    np.testing.assert_allclose(found.sum(1), aligned, rtol=1e-12)
     tiny = method_amplification(METHODS["fedmuon"], np.full(20_000, 1e-9), L, LG)
     wanted = analysis.step_amplification(1e-9, 0.9, L, LG, 20_000)
     np.testing.assert_allclose(tiny, wanted, rtol=1e-12)

@@ -11,6 +11,7 @@ import pytest
 from typer.testing import CliRunner
 
 from fedmuon.analysis.theory import rank_dependence as vector_or_matrix
+from fedmuon.analysis.theory.disk_stationarity import Disk, disk
 from fedmuon.analysis.theory.schedules import (
     Schedule,
     alpha_free,
@@ -20,6 +21,7 @@ from fedmuon.analysis.theory.schedules import (
     tuned_sgd,
 )
 from fedmuon.analysis.theory.stationarity import Noise, contraction, least_batch, nesterov_muon
+from fedmuon.errors import InputError
 from fedmuon.experiments.cli import app
 from fedmuon.orthogonalize.guarantees import polar_error_bound, residual
 
@@ -252,6 +254,30 @@ def test_the_command_gives_the_numbers_of_analysis():
     assert muon["others"]["sgd-momentum"]["rule"] == "tuned for SGD with momentum"
 
 
+def test_the_command_gives_the_numbers_of_disk():
+    given = ["--steps", "900", "--sigma0", "2", "--batch", "8", "--rank", "3", "--columns", "4",
+             "--gap", "3", "--l0", "0.5", "--noise", "0.4", "--clip", "1.5",
+             "--gain", "0.6"]  # fmt: skip
+    spread = 12 * (1.5 * 0.4 / 8) ** 2
+
+    def bound_at(lr: float, spread: float = spread, reach: float = -1.0) -> float:
+        run = Disk(lr, 900, 0.6, reach, 2.0, 8, spread)
+        try:
+            return disk(run, 3.0, 0.5).value
+        except InputError:
+            return math.inf
+
+    found = answer("--paper", "003", *given)
+    assert found["noise_of_a_release"] == pytest.approx(spread**0.5, rel=1e-12)
+    assert found["value"] == pytest.approx(bound_at(found["lr"]), rel=1e-12)
+    assert found["value"] == pytest.approx(min(bound_at(2.0 * 0.5**j) for j in range(40)), rel=1e-9)
+    assert found["others"]["printed, from 0"]["value"] > found["value"]
+    off = answer("--paper", "003", *given, "--lr", "0.01", "--reach", "0.5")
+    assert off["value"] == pytest.approx(bound_at(0.01, reach=0.5), rel=1e-12)
+    assert "others" not in off and off["rule"] == "given"
+    assert bound_at(found["lr"], 4 * spread) > found["value"] * 1.001  # negative control
+
+
 def test_the_command_answers_without_torch_and_refuses_with_the_mend():
     code = (
         "import sys\nfrom fedmuon.experiments.cli import main\n"
@@ -259,14 +285,17 @@ def test_the_command_answers_without_torch_and_refuses_with_the_mend():
         "except SystemExit as end:\n    assert not end.code, end.code\n"
         "assert not {'torch', 'scipy', 'matplotlib', 'ray', 'flwr'} & set(sys.modules)\n"
     )
-    for paper in ("000", "002", "004"):
+    for paper in ("000", "002", "003", "004"):
         done = subprocess.run(
             [sys.executable, "-c", code, "--paper", paper],
             cwd=ROOT, capture_output=True, text=True, check=True,
         )  # fmt: skip
         assert "assumes" in done.stdout
     for arguments, word in [
-        (["--paper", "003"], "000, 002 or 004"),
+        (["--paper", "005"], "000, 002, 003 or 004"),
+        (["--paper", "003", "--beta", "0.9"], "give --gain"),
+        (["--paper", "003", "--alpha", "1.5"], "leave alpha at 2"),
+        (["--paper", "003", "--smoothness", "0"], "above 0"),
         (["--alpha", "1"], "lies in"),
         (["--schedule", "cosine"], "heavy-tailed or alpha-free"),
         (["--paper", "004", "--alpha", "1.5"], "leave alpha at 2"),

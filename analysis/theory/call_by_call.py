@@ -27,7 +27,7 @@ from numpy.typing import ArrayLike
 
 from fedmuon.analysis.theory.exact_sign import SignRun, Tube, sign_run
 from fedmuon.analysis.theory.methods import Method
-from fedmuon.analysis.theory.recursion import Steps
+from fedmuon.analysis.theory.recursion import Steps, saturated
 
 
 def follow(
@@ -68,7 +68,7 @@ def _followed(run: SignRun, how: Method, shares: np.ndarray) -> tuple[np.ndarray
             ms = how.beta * ms + fresh
             apart = how.beta * ms + fresh if how.looks_ahead else ms
             radii[r, k] = apart.max(0)
-            run.refuse_where(radii >= run.gaps, "a neighbour may lose the gap")
+            run.refuse_where(~(radii < run.gaps), "a neighbour may lose the gap")
             xs = kept * xs + run.lr[r] * 2 * apart / (2 * gaps - apart)
         x, m = (np.average(one, 1, shares[r]) for one in (xs, ms))
-    return radii, x
+    return radii, saturated(x)

@@ -1,11 +1,34 @@
 """What the formulas refuse, each in one sentence."""
 
+import functools
 import math
+from collections.abc import Callable
+from typing import ParamSpec, TypeVar
 
 import numpy as np
 from numpy.typing import ArrayLike
 
 from fedmuon.errors import InputError
+
+MOST = 2**53  # whole numbers up to here are doubles, all of them
+LARGEST = 10**18
+P, R = ParamSpec("P"), TypeVar("R")
+
+
+def in_doubles(formula: Callable[P, R]) -> Callable[P, R]:
+    """The formula, which says so where numbers that it knows leave the doubles on the way."""
+
+    @functools.wraps(formula)
+    def refusing(*given: P.args, **named: P.kwargs) -> R:
+        try:
+            return formula(*given, **named)
+        except (OverflowError, ZeroDivisionError):
+            raise InputError(
+                f"{formula.__name__} leaves the doubles (1e-308 to 1e308) on the way to its value: "
+                "give numbers nearer to 1."
+            ) from None
+
+    return refusing
 
 
 def probability(name: str, value: float) -> float:
@@ -31,9 +54,18 @@ def positive(name: str, value: float) -> float:
 
 def whole(name: str, value: int, floor: int = 1) -> int:
     """A whole number that is not below the floor."""
-    if int(value) != value or value < floor:
-        raise InputError(f"{name} is {value}: give a whole number that is at least {floor}.")
+    if not floor <= value <= LARGEST or int(value) != value:
+        raise InputError(
+            f"{name} is {value}: give a whole number that is at least {floor} and at most 10^18."
+        )
     return int(value)
+
+
+def entries(name: str, value: int) -> int:
+    """How many numbers an array is to have."""
+    if value > 2**30:
+        raise InputError(f"{name} is {value:.6g}: arrays have at most 2^30 numbers.")
+    return value
 
 
 def memory(beta: float) -> float:
@@ -56,8 +88,11 @@ def values(name: str, given: ArrayLike, size: int | None = None) -> np.ndarray:
 def sample_sizes(given: ArrayLike) -> np.ndarray:
     """n_i [N], whole numbers from 1 on."""
     sizes = values("sizes", given)
-    if not (np.isfinite(sizes) & (sizes >= 1) & (sizes == np.floor(sizes))).all():
-        raise InputError("sizes must be whole numbers from 1 on: drop clients without samples.")
+    if not ((sizes >= 1) & (sizes == np.floor(sizes)) & (sizes <= MOST / len(sizes))).all():
+        raise InputError(
+            "sizes must be whole numbers from 1 on, together at most 2^53: drop clients without "
+            "samples."
+        )
     return sizes
 
 
@@ -71,7 +106,7 @@ def client_weights(given: ArrayLike, clients: int) -> np.ndarray:
 
 def rounds_of(schedule: ArrayLike, clients: int) -> np.ndarray:
     """C [R, K]: K different clients of 0 .. N-1 in each round."""
-    array = np.asarray(schedule)
+    array, clients = np.asarray(schedule), whole("clients", clients)
     if array.ndim != 2 or not array.size or not np.issubdtype(array.dtype, np.integer):
         raise InputError("the schedule must be whole numbers of shape [rounds, per round].")
     if array.min() < 0 or array.max() >= clients:

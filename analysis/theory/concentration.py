@@ -50,7 +50,7 @@ from typing import Literal
 
 import numpy as np
 
-from fedmuon.analysis.theory.checks import at_least
+from fedmuon.analysis.theory.checks import at_least, in_doubles, whole
 from fedmuon.analysis.theory.search import least
 from fedmuon.errors import InputError
 
@@ -69,7 +69,7 @@ def spread(eps: np.ndarray, sizes: np.ndarray, n_eff: float) -> float:
 
 def levels(samples: int) -> int:
     """J = ceil(log2 n), in whole numbers: a float logarithm may miss a power of two."""
-    return (samples - 1).bit_length()
+    return (whole("samples", samples) - 1).bit_length()
 
 
 def sharp_stability(
@@ -109,13 +109,16 @@ def bounded_differences(
     return float((weights * eps).sum() + root)
 
 
+@in_doubles
 def difference_moment(r: float) -> float:
     """k(r): ||H - EH||_r <= k(r) (sum c_j^2)^(1/2) for bounded differences c_j, r >= 2."""
+    r = at_least("r", r, 2)
     return math.exp((math.log(2) + math.lgamma(r / 2 + 1)) / r) / math.sqrt(2)
 
 
 def moment(r: float, base: float, scale: float, samples: int) -> float:
     """The bound on ||sum_a w_a g_a||_r, for base = B / sqrt(n_eff) and scale = S."""
+    base, scale = at_least("base", base), at_least("scale", scale)
     return difference_moment(r) * (base + 2 * math.sqrt(r - 1) * levels(samples) * scale)
 
 

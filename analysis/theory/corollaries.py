@@ -14,7 +14,7 @@ import numpy as np
 
 from fedmuon.analysis.theory import participation as taken
 from fedmuon.analysis.theory import recursion
-from fedmuon.analysis.theory.checks import probability
+from fedmuon.analysis.theory.checks import in_doubles, probability, sample_sizes, whole
 from fedmuon.analysis.theory.concentration import Constant
 from fedmuon.analysis.theory.generalization import INDEPENDENCE, RANGE, Bound, bound
 from fedmuon.analysis.theory.methods import Method, method_amplification
@@ -213,6 +213,7 @@ def newton_schulz(
     return theorem(run, l_orth, participation, delta, **given)
 
 
+@in_doubles
 def gaussian_smoothed_sign(
     run: Run,
     participation: Participation,
@@ -228,7 +229,14 @@ def gaussian_smoothed_sign(
 
     It equals the run with the clipped sign, for which the theorem holds, unless some call clips.
     """
-    calls = run.rounds * run.local_steps * participation.per_round
+    calls = math.prod(
+        whole(name, count)
+        for name, count in (
+            ("rounds", run.rounds),
+            ("local_steps", run.local_steps),
+            ("per_round", participation.per_round),
+        )
+    )
     alpha = probability("alpha", alpha)
     noise = {"sigma": sigma, "alpha": alpha, "calls": calls, "shape": shape}
     l_orth = lipschitz("gaussian-smoothed-sign", kind, **noise)
@@ -270,8 +278,8 @@ def partial_participation(
     """K.3: eps = (2 G_max L_loss / m) Psi(rho), and the order of Psi from the largest a_s."""
     a, size, clients = _amplified(run, l_orth), equal_clients(run), len(run.sizes)
     slope = run.constants.gradient_bound * run.constants.lipschitz
-    eps = 2 * slope / size * taken.psi(a, clients, per_round, rho)
-    mean, log = run.rounds / clients, math.log(clients / rho)
+    eps = 2 * slope / size * taken.psi(a, clients, per_round, probability("rho", rho))
+    mean, log = run.rounds / clients, math.log(clients) - math.log(rho)
     wave = math.sqrt(run.rounds * (1 - per_round / clients) / (per_round * clients) * log)
     reach = float(a.max()) * (mean + wave + log / per_round)
     order = slope / size * reach + run.constants.loss_bound / math.sqrt(size * clients)
@@ -290,7 +298,7 @@ def _amplified(run: Run, l_orth: float) -> np.ndarray:
 
 def equal_clients(run: Run) -> int:
     """m, the common n_i of Corollaries K.2 and K.3, which also ask for p_i = 1/N."""
-    sizes, weights = np.asarray(run.sizes), np.asarray(run.weights)
+    sizes, weights = sample_sizes(run.sizes), np.asarray(run.weights)
     if (sizes != sizes[0]).any() or not np.allclose(weights, 1 / len(sizes), rtol=1e-9):
         raise InputError("K.2 and K.3 are for clients with equal n_i and p_i = 1/N: use `theorem`.")
     if run.batch:

@@ -56,7 +56,7 @@ from typing import Literal
 
 import numpy as np
 
-from fedmuon.analysis.theory.checks import at_least, positive, whole
+from fedmuon.analysis.theory.checks import at_least, in_doubles, positive, probability, whole
 from fedmuon.analysis.theory.schedules import Schedule
 from fedmuon.analysis.theory.stationarity import Stationarity
 from fedmuon.errors import InputError
@@ -107,6 +107,7 @@ class Disk:
         return 2.0 if self.reach > 0 else 2 * (1 - min(size, 1 / size))
 
 
+@in_doubles
 def disk(
     one: Disk, gap: float, smoothness: float, slope: float | None = None, start: Start = "first"
 ) -> Stationarity:
@@ -160,13 +161,15 @@ def _least(one: Disk, rate: float, gap: float, slope: float | None) -> dict[str,
     return {name: float(np.broadcast_to(part, total.shape)[at]) for name, part in parts.items()}
 
 
+@in_doubles
 def printed_theorem_3(one: Disk, gap: float, smoothness: float, slope: float) -> float:
     """003 (6) for gamma = -1 and the smallest beta that its proof allows; infinite where C_1 <= 0.
 
     2 (D + beta ||grad F(x_0)||^2)/(C_1 eta T) + 2 (beta + eta^2 L) k^2/(C_1 eta) (2 s^2/B + W), as
     in (30), from the zero start.
     """
-    eta, k, rate = one.lr, one.gain, smoothness * one.lr
+    eta, k, rate = one.lr, one.gain, at_least("smoothness", smoothness) * one.lr
+    gap, slope = at_least("gap", gap), at_least("slope", slope)
     kept = (1 - k) ** 2 * (1 + 4 * rate**2)
     if kept >= 1:
         return math.inf
@@ -189,11 +192,13 @@ class Tuned:
     printed: float
 
 
+@in_doubles
 def corollary_4(steps: int, gap: float, smoothness: float, slope: float, noise: float) -> Tuned:
     """sqrt(6 (1 + 1/T) C_k L D W/T) for full batches and gamma = -1, from the zero start; W is
     `noise`."""
     horizon, spread = whole("steps", steps), positive("noise", noise)
-    reduction = positive("slope", slope) ** 2 / (2 * positive("smoothness", smoothness) * gap)
+    room = 2 * positive("smoothness", smoothness) * positive("gap", gap)
+    reduction = positive("slope", slope) ** 2 / room
     if reduction > 1 + 1e-12:
         raise InputError(f"slope is {slope:g}: smoothness keeps it below sqrt(2 L D).")
     start = (1 + 1 / horizon) * spread
@@ -206,6 +211,7 @@ def corollary_4(steps: int, gap: float, smoothness: float, slope: float, noise: 
     return Tuned(run, reduction, math.sqrt(6 * start) * size, 4 * math.sqrt(spread) * size)
 
 
+@in_doubles
 def noise_of_privacy(
     clip: float, samples: int, entries: int, steps: int, epsilon: float, delta: float
 ) -> float:
@@ -215,12 +221,13 @@ def noise_of_privacy(
     log(1/delta)), delta)-DP (Bun and Steinke). So z^2 = T/(2 rho), sqrt(rho) = sqrt(log(1/delta) +
     epsilon) - sqrt(log(1/delta)), and W = d (z C/N)^2. Neighbours have a gradient set to 0.
     """
-    log = -math.log(delta)
+    log = -math.log(probability("delta", delta))
     rho = (positive("epsilon", epsilon) / (math.sqrt(log + epsilon) + math.sqrt(log))) ** 2
     size = positive("clip", clip) / whole("samples", samples)
     return whole("entries", entries) * size**2 * whole("steps", steps) / (2 * rho)
 
 
+@in_doubles
 def theorem_5(
     clip: float,
     samples: int,
@@ -242,7 +249,8 @@ def theorem_5(
     which no theorem of 003 covers. The clip here is the caller's, who answers for that.
     """
     spread = noise_of_privacy(clip, samples, entries, steps, epsilon, delta)
-    least = math.sqrt(48 * steps / spread) * smoothness * gap / positive("slope", slope)
+    room = positive("smoothness", smoothness) * positive("gap", gap)
+    least = math.sqrt(48 * steps / spread) * room / positive("slope", slope)
     if steps < least * (1 - 1e-9):
         raise InputError(f"steps is {steps}: Theorem 5 asks for {math.ceil(least)} or more here.")
     return corollary_4(steps, gap, smoothness, slope, spread)

@@ -35,7 +35,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import ArrayLike
 
-from fedmuon.analysis.theory.checks import at_least, rounds_of, values, whole
+from fedmuon.analysis.theory.checks import at_least, entries, rounds_of, values, whole
 from fedmuon.analysis.theory.recursion import Steps, by_step, transition
 from fedmuon.analysis.theory.search import least
 from fedmuon.errors import InputError
@@ -99,6 +99,10 @@ def sign_run(
     if given.ndim and given.shape != calls:
         raise InputError(f"smallest has shape {given.shape}: give one number or an array {calls}.")
     rates = np.broadcast_to(np.asarray(lr, dtype=float), len(chosen))
+    if not (np.isfinite(rates).all() and (rates >= 0).all() and np.isfinite(moved).all()):
+        raise InputError("lr and sensitivity must be finite numbers that are at least 0.")
+    if not (given >= 0).all():
+        raise InputError("smallest holds a negative number or a NaN: singular values are >= 0.")
     smooth, hits = (by_step(one, *calls[:2]).reshape(calls[:2]) for one in (l_g, scale))
     run = SignRun(np.broadcast_to(given, calls), chosen, moved, rates, beta, smooth, hits)
     run.refuse_where(run.gaps <= 0, "the momentum has no full rank")
@@ -194,10 +198,11 @@ def scalar_obstruction(
         raise InputError(f"samples = {samples}: the two majorities differ only for an odd number.")
     if not 0 < slope <= loss_bound / 2:
         raise InputError(f"slope = {slope}: the loss lies in [0, B] for 0 < slope <= B/2.")
+    entries("samples", samples)
     data = np.repeat([1.0, -1.0], [(samples + 1) // 2, samples // 2])
     other = data.copy()
     other[0] = -1.0
-    rate, count = at_least("lr", lr), whole("steps", steps)
+    rate, count = at_least("lr", lr), entries("steps", whole("steps", steps))
     first, second = (_descend(z, slope, rate, count) for z in (data, other))
     gradients = [_gradient(0.0, z, slope) for z in (data, other)]
     loss_gap = slope * abs(math.tanh(first[-1]) - math.tanh(second[-1]))

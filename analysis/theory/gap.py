@@ -15,7 +15,14 @@ from typing import Literal
 import numpy as np
 from numpy.typing import ArrayLike
 
-from fedmuon.analysis.theory.checks import at_least, client_weights, probability, values
+from fedmuon.analysis.theory.checks import (
+    at_least,
+    client_weights,
+    entries,
+    probability,
+    values,
+    whole,
+)
 from fedmuon.errors import InputError
 
 Interval = Literal["hoeffding", "bernstein", "normal"]
@@ -90,11 +97,24 @@ def class_weights(weights: np.ndarray, shares: ArrayLike) -> np.ndarray:
 
 def label_shares(labels: ArrayLike, owner: ArrayLike, clients: int, classes: int) -> np.ndarray:
     """q_i(y) [N, classes]: the share of label y among the samples that client i owns."""
-    table = np.zeros((clients, classes))
-    np.add.at(table, (np.asarray(owner), np.asarray(labels)), 1.0)
+    shape = whole("clients", clients), whole("classes", classes)
+    entries("clients times classes", shape[0] * shape[1])
+    places = _indices("owner", owner, clients), _indices("labels", labels, classes)
+    if len(places[0]) != len(places[1]):
+        raise InputError("labels and owner must have the same length.")
+    table = np.zeros(shape)
+    np.add.at(table, places, 1.0)
     if (table.sum(axis=1) == 0).any():
         raise InputError("a client without samples has no label shares: drop it.")
     return table / table.sum(axis=1, keepdims=True)
+
+
+def _indices(name: str, given: ArrayLike, count: int) -> np.ndarray:
+    """Whole numbers of 0 .. count-1."""
+    found = np.asarray(given)
+    if not (np.issubdtype(found.dtype, np.integer) and ((found >= 0) & (found < count)).all()):
+        raise InputError(f"{name} must be whole numbers of 0 .. {count - 1}.")
+    return found
 
 
 def stratify(class_weight: np.ndarray, losses: ArrayLike, labels: ArrayLike) -> Strata:

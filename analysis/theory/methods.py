@@ -32,8 +32,7 @@ round s, step k alone becomes after all later steps and rounds,
 
 They are had from the end backwards, as rows (1 + x, m, v, d) times the matrices of (1) and (2);
 the difference x from 1 is what is held, as it keeps the digits of small increments, or with decay,
-where the row shrinks, from 0. FedMuon is the case of `recursion`, alignment that of `alignment`
-(with constant steps).
+where the row shrinks, from 0. FedMuon is the case of `recursion`.
 """
 
 from dataclasses import dataclass

@@ -117,7 +117,7 @@ def furthest(
 
 def transferred(found: Bound, loss_lipschitz: float, moved: float) -> Bound:
     """The bound of S's run for the run of T, which ends within `moved` = D of it."""
-    cost = 2 * checks.at_least("loss_lipschitz", loss_lipschitz) * moved
+    cost = 2 * checks.at_least("loss_lipschitz", loss_lipschitz) * checks.at_least("moved", moved)
     names = ("value", "h", "g")
     larger = {name: getattr(found, name) + cost for name in names}
     return replace(found, **larger, assumptions=(*found.assumptions, NEAR))

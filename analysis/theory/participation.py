@@ -46,6 +46,7 @@ def batch_exposure(
     chosen = checks.rounds_of(schedule, len(counts))
     if steps.ndim != 2 or len(steps) != len(chosen):
         raise InputError("a_{s,k} must have shape [rounds, local steps], like the schedule.")
+    checks.values("a", steps.ravel())
     loads: dict[int, np.ndarray] = {}
     averaged = _averaged(chosen, shares)
     for (s, k), step in np.ndenumerate(steps):
@@ -91,7 +92,7 @@ def psi(a: ArrayLike, clients: int, per_round: int, rho: float) -> float:
         total, top = float(weights.sum()), float(weights.max())
     if per_round == clients or math.isinf(total):
         return total / clients
-    share, log = per_round / clients, math.log(2 * clients / rho)
+    share, log = per_round / clients, math.log(2 * clients) - math.log(rho)
     # Scaled by the largest weight, as the squares of a_s overflow long before a_s does.
     norm = top * math.sqrt(np.square(weights / top).sum()) if top > 0 else 0.0
     deviation = math.sqrt(2 * share * (1 - share) * log) * norm

@@ -30,10 +30,11 @@ expansion has degrees 2, 4, ... only, and E||Y - EY||^2 = sum_{k>=2} ||Y_k||^2 <
 
 import math
 
-from fedmuon.analysis.theory.checks import at_least, positive, whole
+from fedmuon.analysis.theory.checks import at_least, in_doubles, positive, whole
 from fedmuon.analysis.theory.private_stationarity import Release
 from fedmuon.analysis.theory.schedules import Schedule
 from fedmuon.analysis.theory.stationarity import slowdown_of
+from fedmuon.errors import InputError
 from fedmuon.orthogonalize import Uncertified, lipschitz
 from fedmuon.orthogonalize.coefficients import Coefficients, schedule
 from fedmuon.orthogonalize.slope import furthest
@@ -44,10 +45,13 @@ MOMENT = "E |G|_F^2 <= G_2^2 for every sample's gradient, at every step (000, Co
 
 def memory_ceiling(beta: float, steps: int) -> float:
     """Gamma_T(beta) <= sqrt((1-beta)/(1+beta)) (1 + c1/(T log(1/beta))) (000, Lemma B.5)."""
-    start = C1 / (steps * -math.log(beta)) if beta else 0.0
+    if not 0 <= beta < 1:
+        raise InputError(f"beta is {beta}: choose 0 <= beta < 1.")
+    start = C1 / (whole("steps", steps) * -math.log(beta)) if beta else 0.0
     return math.sqrt((1 - beta) / (1 + beta)) * (1 + start)
 
 
+@in_doubles
 def moment_excess(moment: float, clip: float) -> float:
     """E(||G||_F - C)_+ <= G_2^2 / (4 C), a quarter of what 000 has."""
     return at_least("moment", moment) ** 2 / (4 * positive("clip", clip))
@@ -63,6 +67,7 @@ def second_moment(
     return plan, positive("clip_scale", clip_scale) * horizon ** (1 / 6)
 
 
+@in_doubles
 def clip_scale(moment: float, release: Release) -> float:
     """The C_0 for which clipping and noise cost K_T alike for large T: G_2 / (2 sqrt(v/sqrt 2)).
 
@@ -72,6 +77,7 @@ def clip_scale(moment: float, release: Release) -> float:
     return positive("moment", moment) / (2 * math.sqrt(spread))
 
 
+@in_doubles
 def second_moment_rate(
     steps: int,
     release: Release,
@@ -111,7 +117,8 @@ def probe_error(
     coefficients: Coefficients, steps: int, shape: tuple[int, int], rho: float, pairs: int = 1
 ) -> float:
     """(E||zeta||_F^2)^(1/2) of J = `pairs` antithetic probes, for Q of 000 on an m x n block."""
-    rough = at_least("rho", rho) * math.sqrt(shape[0] * shape[1] / 2) * _steep(coefficients, steps)
+    entries = whole("rows", shape[0]) * whole("columns", shape[1])
+    rough = at_least("rho", rho) * math.sqrt(entries / 2) * _steep(coefficients, steps)
     size = largest_output(coefficients, steps, min(shape))
     return min(size, rough) / math.sqrt(whole("pairs", pairs))
 

@@ -23,9 +23,10 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from fedmuon.analysis.theory.checks import at_least, positive, whole
+from fedmuon.analysis.theory.checks import at_least, in_doubles, positive, whole
 from fedmuon.analysis.theory.schedules import Schedule
 from fedmuon.analysis.theory.stationarity import Stationarity, slowdown_of
+from fedmuon.errors import InputError
 
 SMOOTH = "||grad f(X) - grad f(Y)||_* <= L ||X - Y||_op, f is bounded below (000, Assumption 3.1)."
 LOTS = (
@@ -68,6 +69,7 @@ class Release:
         return self.clip * math.sqrt(1 / self.lot + entries * (self.noise / self.lot) ** 2)
 
 
+@in_doubles
 def dp_muon(
     schedule: Schedule, release: Release, gap: float, smoothness: float, polar_error: float = 0.0
 ) -> Stationarity:
@@ -93,7 +95,9 @@ def averages(beta: float, steps: int) -> tuple[float, float]:
     The first falls in t and the second rises: steps beyond those summed one by one go in blocks,
     whose largest value stands for all, so that both are ceilings.
     """
-    first, last = _blocks(steps)
+    if not 0 <= beta < 1:
+        raise InputError(f"beta is {beta}: choose 0 <= beta < 1.")
+    first, last = _blocks(whole("steps", steps))
     counts, log = last - first + 1, math.log(beta) if beta else -math.inf
     power = np.exp(first * log)
     roots = np.sqrt((1 - beta) / (1 + beta) * (1 + power) / -np.expm1(first * log))
@@ -125,4 +129,5 @@ def tail_excess(tail: float, clip: float) -> float:
 
     000 goes on to e K^2/(2 C) exp(-C^2/K^2), which is larger.
     """
+    tail, clip = positive("tail", tail), at_least("clip", clip)
     return math.e * tail * math.sqrt(math.pi) / 2 * math.erfc(clip / tail)

@@ -14,7 +14,7 @@ Constants follow 004's proofs, in a form that keeps beta; each function says how
 
 import math
 
-from fedmuon.analysis.theory.checks import at_least, whole
+from fedmuon.analysis.theory.checks import at_least, in_doubles, whole
 from fedmuon.analysis.theory.schedules import Schedule
 from fedmuon.analysis.theory.stationarity import Stationarity, slowdown_of
 from fedmuon.errors import InputError
@@ -58,6 +58,7 @@ def muon(
     return Stationarity(MEASURE, sum(terms.values()), terms, schedule, 1 / chi, stood_on)
 
 
+@in_doubles
 def sgd_momentum(
     schedule: Schedule, gap: float, smoothness: float, sigma: float, rank: int, batch: int = 1
 ) -> Stationarity:
@@ -81,7 +82,8 @@ def sgd_momentum(
         "start": 4 * beta**2 * smoothness * gap / ((1 - beta) * steps),
         "noise": 2 * sigma**2 * (1 - beta) / ((1 + beta) * batch),
     }
-    total = sum(squares.values())
+    if math.isinf(total := sum(squares.values())):
+        raise OverflowError
     value = math.sqrt(rank * total)
     terms = {name: value * square / total if total else 0.0 for name, square in squares.items()}
     assumptions = (SMOOTH, VARIANCE, AVERAGE, "L eta <= (1 - beta)/2.")

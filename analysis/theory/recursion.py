@@ -4,7 +4,7 @@ import math
 
 import numpy as np
 
-from fedmuon.analysis.theory.checks import at_least, memory, values, whole
+from fedmuon.analysis.theory.checks import at_least, entries, memory, values, whole
 
 Steps = float | np.ndarray  # a number, or one for each local step: [R, E] or [R E]
 
@@ -36,6 +36,7 @@ def step_amplification(
     if isinstance(l_g, np.ndarray):
         return scheduled_amplification(lr, beta, l_orth, l_g, np.ones(rounds), local_steps)
     change, kick = increment(lr, beta, l_orth, l_g)
+    entries("rounds times local_steps", rounds * local_steps)
     with np.errstate(over="ignore", invalid="ignore"):
         moved = first_rows(change, rounds * local_steps)
         backwards = kick[0] + moved @ kick
@@ -89,7 +90,7 @@ def of_rounds(steps: np.ndarray) -> np.ndarray:
 def spectral_radius(lr: float, beta: float, l_orth: float, l_g: float) -> float:
     """rho(A) in closed form (001, Proposition K.1); det A = beta gives the discriminant."""
     growth = _growth(lr, beta, l_orth, l_g)
-    root = math.sqrt((1 - beta + growth) ** 2 + 4 * beta * growth)
+    root = math.hypot(1 - beta + growth, 2 * math.sqrt(beta * growth))
     return (1 + beta + growth + root) / 2
 
 

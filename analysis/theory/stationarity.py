@@ -7,7 +7,7 @@ and so does the number here.
 import math
 from dataclasses import dataclass
 
-from fedmuon.analysis.theory.checks import at_least, positive, whole
+from fedmuon.analysis.theory.checks import at_least, in_doubles, whole
 from fedmuon.analysis.theory.schedules import Schedule, tail_index
 from fedmuon.errors import InputError
 from fedmuon.orthogonalize.guarantees import slowdown
@@ -76,6 +76,7 @@ class Noise:
         return self.reduction * moments ** (1 / self.alpha)
 
 
+@in_doubles
 def nesterov_muon(
     schedule: Schedule,
     noise: Noise,
@@ -92,7 +93,7 @@ def nesterov_muon(
     `gap` is f(X_0) - f*, `gradient` |grad f(X_0)|_F, at most sqrt(2 L gap) by smoothness. `start`
     is E |S_0|_F: M_0 (1 - beta) = (1 - beta^2) G_0, so S_0 = -beta^2 grad + (1 - beta^2) xi_0.
     """
-    side, eta, beta = _side(shape), positive("lr", schedule.lr), schedule.beta
+    (eta, beta, _), side = schedule.checked(), _side(shape)
     if not 0 < beta < 1:
         raise InputError(f"beta is {beta}: the theorem asks for beta strictly in (0, 1).")
     top = math.sqrt(2 * at_least("smoothness", smoothness) * at_least("gap", gap))
@@ -132,11 +133,14 @@ def contraction(noise: Noise, shape: tuple[int, int], gamma: float = 0.0, nu: fl
     return rho
 
 
+@in_doubles
 def least_batch(noise: Noise, shape: tuple[int, int], gamma: float = 0.0, nu: float = 0.0) -> float:
     """The size that a batch must exceed (002, Theorem 3.5), from C_a = 2, or 1 for a = 2."""
-    pull = 1 + math.sqrt(_side(shape)) * (1 + nu)
+    if not 0 <= gamma < 1:
+        raise InputError(f"gamma is {gamma}: a map with gamma outside [0, 1) has no guarantee.")
+    pull = 1 + math.sqrt(_side(shape)) * (1 + at_least("nu", nu))
     constant = (1 if noise.alpha == 2 else 2) ** (1 / noise.alpha)
-    ratio = 2 * math.sqrt(math.pi) * pull * constant * noise.sigma1 / (1 - gamma)
+    ratio = 2 * math.sqrt(math.pi) * noise.sigma1 * constant * pull / (1 - gamma)
     return ratio ** (noise.alpha / (noise.alpha - 1))
 
 

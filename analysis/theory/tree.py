@@ -17,6 +17,7 @@ import math
 from dataclasses import dataclass
 from itertools import pairwise
 
+from fedmuon.analysis.theory.checks import in_doubles, positive, whole
 from fedmuon.errors import InputError
 
 UNIT = 2.0**-53
@@ -30,6 +31,10 @@ class Message:
     down: int
     up: int
     partial: int
+
+    def __post_init__(self) -> None:
+        for name in ("down", "up", "partial"):
+            whole(name, getattr(self, name), 0)
 
 
 @dataclass(frozen=True)
@@ -47,13 +52,15 @@ class Level:
 def message(entries: int, itemsize: int = 4, sent: int = 1, returned: int = 1) -> Message:
     """Of a model of so many entries, which is `sent` with its states as so many arrays of its size,
     and `returned` as so many; the count comes to what goes up."""
+    entries, itemsize = whole("entries", entries), whole("itemsize", itemsize)
+    sent, returned = whole("sent", sent), whole("returned", returned)
     size = entries * itemsize
     return Message(sent * size, returned * size + COUNT, returned * entries * DOUBLE + COUNT)
 
 
 def sizes(clients: int, fan_out: int) -> list[int]:
     """How many there are of each level, from the clients to the root."""
-    if clients < 1 or fan_out < 2:
+    if not (math.inf > clients >= 1 and math.inf > fan_out >= 2):
         raise InputError(
             f"no tree has {clients} clients and fan-out {fan_out}: give 1 or more and 2 or more"
         )
@@ -80,7 +87,7 @@ def additions(clients: int, fan_out: int) -> int:
 
 def rounding(additions: int) -> float:
     """gamma_h, relative to sum_i |n_i X_i|."""
-    if additions * UNIT >= 1:
+    if whole("additions", additions, 0) * UNIT >= 1:
         raise InputError(f"after {additions} additions nothing is known: use a tree")
     return additions * UNIT / (1 - additions * UNIT)
 
@@ -91,8 +98,9 @@ def seconds(found: list[Level], rate: float, delay: float) -> float:
     return sum((one.sent + one.most) / rate + 2 * delay for one in found)
 
 
+@in_doubles
 def exact_bits(samples: int, largest: float) -> int:
     """The most bits s after the point with which sums of n_i X_i are exact in float64, whatever
     the tree: of multiples of 2^-s with |X_i| <= `largest` and sum n_i = `samples`, all partial sums
     are multiples of 2^-s, and none exceeds 2^53 of them."""
-    return 53 - math.ceil(math.log2(samples * largest))
+    return 53 - math.ceil(math.log2(whole("samples", samples) * positive("largest", largest)))

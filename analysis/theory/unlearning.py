@@ -28,7 +28,7 @@ from collections.abc import Mapping
 
 import numpy as np
 
-from fedmuon.analysis.theory.checks import probability
+from fedmuon.analysis.theory.checks import at_least, probability
 from fedmuon.errors import InputError
 
 FAR = 1e9  # distance over sigma at most, and its inverse: nobody asks for more
@@ -59,6 +59,7 @@ def indistinguishable(shift: float, epsilon: float) -> float:
     """
     from scipy.special import erfcx, log_ndtr, ndtr
 
+    shift, epsilon = at_least("shift", shift), at_least("epsilon", epsilon)
     if shift == 0:
         return 0.0
     a, root = shift / 2 - epsilon / shift, math.sqrt(2)

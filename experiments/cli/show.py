@@ -54,7 +54,9 @@ class Progress(bars.Progress):
         self._losses: list[float] = []  # of the first round that was seen, and of the last
 
     def begin(self, done: int, total: int) -> None:
-        """Show the bar, `done` of it in."""
+        """Show the bar, `done` of it in, in the place of one that has ended."""
+        for ended in self.task_ids:
+            self.remove_task(ended)
         self._whole = done == 0
         self.add_task(self._counted, total=total, completed=done, note="")
 
@@ -108,6 +110,7 @@ def _note(record: Record) -> str:
         "accuracy": "accuracy {:.3f}",
         "largest": "largest {:.3g}",
         "cell": "{}",
+        "ranking": "{}",
     }
     return "  ".join(text.format(record[name]) for name, text in said.items() if name in record)
 

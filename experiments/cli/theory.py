@@ -62,7 +62,7 @@ def bound(
 
 def stationarity(
     paper: Annotated[
-        str, Option(help="000: DP-Muon; 002: Nesterov, heavy tails; 004: Newton-Schulz.")
+        str, Option(help="000: DP-Muon; 002: Nesterov, heavy tails; 003: DiSK; 004: Newton-Schulz.")
     ] = "002",
     steps: Annotated[int, Option(help="The horizon, K or T.")] = 1000,
     rule: Annotated[
@@ -82,16 +82,18 @@ def stationarity(
     ] = 0.99,
     degree: Annotated[int, Option(help="Taylor degree; of 000, 004.")] = 2,
     iterations: Annotated[int, Option("--q", help="Newton-Schulz steps; of 000, 004.")] = 5,
-    noise: Annotated[float, Option(help="Noise of a lot's sum over the clip; of 000.")] = 1.0,
-    columns: Annotated[int, Option(help="max(m, n), 0 for a square; of 000.")] = 0,
+    noise: Annotated[float, Option(help="Noise of a lot's sum over the clip; of 000, 003.")] = 1.0,
+    columns: Annotated[int, Option(help="max(m, n), 0 for a square; of 000, 003.")] = 0,
     tail: Annotated[float, Option(help="K with E exp(|G|_F^2 / K^2) <= e; of 000.")] = 1.0,
     moment: Annotated[
         float, Option(help="G_2 with E |G|_F^2 <= G_2^2, instead of a tail: B.6; of 000.")
     ] = 0.0,
-    clip: Annotated[float | None, Option(help="C, instead of the rule's; of 000.")] = None,
+    clip: Annotated[float | None, Option(help="C, instead of the rule's; of 000, 003.")] = None,
     excess: Annotated[
         float | None, Option(help="E(|G|_F - C)_+, instead of what the tail or moment has; of 000.")
     ] = None,
+    gain: Annotated[float, Option(help="kappa; of 003.")] = 0.7,
+    reach: Annotated[float, Option(help="gamma of 003.")] = -1.0,
     lr: Annotated[float | None, Option(help="eta, instead of the rule's.")] = None,
     beta: Annotated[float | None, Option(help="Instead of the rule's.")] = None,
     as_json: AsJson = False,
@@ -106,7 +108,8 @@ def stationarity(
     require_at_most(
         1e15, steps=steps, alpha=alpha, gap=gap, smoothness=smoothness, sigma0=sigma0,
         sigma1=sigma1, batch=batch, rank=rank, gamma=gamma, nu=nu, noise=noise, columns=columns,
-        tail=tail, moment=moment, clip=clip, excess=excess, lr=lr, beta=beta,
+        tail=tail, moment=moment, clip=clip, excess=excess, gain=gain, reach=reach, lr=lr,
+        beta=beta,
     )  # fmt: skip
     drawn = calculator.Noise(alpha, sigma0, sigma1, batch)
     problem = calculator.Problem(steps, gap, smoothness, drawn, rank, lr, beta)
@@ -115,10 +118,13 @@ def stationarity(
         record = calculator.dp_muon(problem, private, delta0, degree, iterations)
     elif paper == "002":
         record = calculator.nesterov(problem, rule, gamma, nu)
+    elif paper == "003":
+        private = calculator.Private(noise, columns, clip=clip)
+        record = calculator.disk(problem, private, gain, reach)
     elif paper == "004":
         record = calculator.newton_schulz(problem, delta0, degree, iterations)
     else:
-        refuse(f"no bound of paper {paper!r} is known: use 000, 002 or 004")
+        refuse(f"no bound of paper {paper!r} is known: use 000, 002, 003 or 004")
     tell(record, as_json, calculator.table(record))
 
 

@@ -12,7 +12,8 @@ whose error is about ||B|| / (||D|| sqrt(k)). In the matrix task D~ is the diffe
 samples' gradients, both of rank one, half way between the first and the last model.
 """
 
-from collections.abc import Iterator, Sequence
+import itertools
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 
 import numpy as np
@@ -21,6 +22,7 @@ from torch import Tensor
 
 from fedmuon.data.neighbours import held_out
 from fedmuon.data.source import flat_rows
+from fedmuon.drive import Begin, Watch
 from fedmuon.errors import InputError, plain
 from fedmuon.experiments.laboratory.measure import Laboratory
 from fedmuon.federated import setup
@@ -139,11 +141,16 @@ class Ranking:
     pairs: int
 
 
-def ranked(run: Laboratory) -> Ranking:
-    """The `trials` samples that hurt most, each with the replacement that does."""
+def ranked(
+    run: Laboratory,
+    watch: Watch = lambda record: None,
+    begun: Begin = lambda done, total: None,
+) -> Ranking:
+    """The `trials` samples that hurt most, each with the replacement that does; `watch` sees each
+    round that a pass went back through."""
     best, drawn, pairs = [], [], 0
     rng = generator(run.config.federation.seed, Draw.NEIGHBOUR, block=3)
-    for client, index, moved in predictions(run):
+    for client, index, moved in predictions(run, watch, begun):
         at, pairs = np.arange(len(moved)), pairs + moved.size
         any_other = rng.integers(len(index), size=len(moved))
         for kept, other in ((best, moved.argmax(1)), (drawn, any_other)):
@@ -154,15 +161,24 @@ def ranked(run: Laboratory) -> Ranking:
     return Ranking(rows[:, :3].astype(np.int64), rows[:, 3], len(first), pairs)
 
 
-def predictions(run: Laboratory) -> Iterator[tuple[int, np.ndarray, np.ndarray]]:
+def predictions(
+    run: Laboratory,
+    watch: Watch = lambda record: None,
+    begun: Begin = lambda done, total: None,
+) -> Iterator[tuple[int, np.ndarray, np.ndarray]]:
     """Each participant, what may replace its samples [P], and ||D||_F of every pair [n_i, P]."""
     experiment = smooth(run)
     offsets = experiment.shards.offsets
     start = begin(experiment.recipe, experiment.task, run.config.federation.seed)
     candidates, towards = Candidates.of(run, experiment), _directions(run, start.params)
     try:
-        parts = _parts(experiment, towards)
-        blocks = [_slopes(experiment, start, part, candidates) for part in parts]
+        parts, done = list(_parts(experiment, towards)), itertools.count(1)
+        begun(0, len(parts) * experiment.plan.rounds)
+
+        def heard() -> None:
+            watch({"done": next(done), "ranking": "ranking by derivatives"})
+
+        blocks = [_slopes(experiment, start, part, candidates, heard) for part in parts]
     except RuntimeError as error:  # of autograd, at what the user brought
         raise InputError(
             f"torch cannot differentiate this run ({plain(str(error), 200)}): set [stability] "
@@ -244,11 +260,15 @@ def _parts(experiment: Experiment, towards: Params) -> Iterator[Params]:
 
 
 def _slopes(
-    experiment: Experiment, start: ServerState, towards: Params, candidates: Candidates
+    experiment: Experiment,
+    start: ServerState,
+    towards: Params,
+    candidates: Candidates,
+    heard: Callable[[], None],
 ) -> dict[int, Slopes]:
     """What a reverse pass says of each participant."""
     found: dict[int, Slopes] = {}
-    for pulled in pulled_back(experiment, start, towards, candidates.of_client):
+    for pulled in pulled_back(experiment, start, towards, candidates.of_client, heard):
         size = experiment.shards.size(pulled.client)
         fresh = Slopes(pulled.own.new_zeros(len(pulled.own), size))
         found.setdefault(pulled.client, fresh).add(pulled)

@@ -24,8 +24,9 @@ from fedmuon.errors import InputError, NonFinite
 from fedmuon.experiments.laboratory import bound, realized
 from fedmuon.experiments.laboratory.calibration import CALIBRATION, PREDICTED, calibrated, lines
 from fedmuon.experiments.laboratory.facts import facts
-from fedmuon.experiments.laboratory.influence import Ranking, ranked
+from fedmuon.experiments.laboratory.influence import Ranking
 from fedmuon.experiments.laboratory.measure import Laboratory, measured_losses
+from fedmuon.experiments.laboratory.ranking import RANKING, kept
 from fedmuon.experiments.run import execute as run
 from fedmuon.experiments.run import on_engine
 from fedmuon.federated.coupled import coupled, distances
@@ -110,7 +111,8 @@ def _write(out: Path, record: Record, more: dict[str, bytes]) -> None:
     for name, held_there in made.items():
         files.write_bytes(out / name, held_there)
     with files.mendable(out, "write to"):
-        (out / PROGRESS).unlink(missing_ok=True)
+        for name in (RANKING, PROGRESS):
+            (out / name).unlink(missing_ok=True)
 
 
 def measure(
@@ -122,7 +124,8 @@ def measure(
 ) -> Ranking | None:
     """Run the neighbours that neighbours.csv lacks, stack by stack, and append their lines; the
     ranking that they come from, if any."""
-    ranking = ranked(laboratory) if laboratory.config.stability.neighbours == "worst" else None
+    worst = laboratory.config.stability.neighbours == "worst"
+    ranking = kept(laboratory, watch, begun) if worst else None
     drawn = pick(laboratory) if ranking is None else ranking.rows[: ranking.top]
     heads = _heads(laboratory.data, drawn)
     file, size = laboratory.out / CENSUS, stack_size(laboratory)

@@ -1,17 +1,21 @@
-"""`fedmuon stationarity`: the bounds of 000, 002 and 004 as numbers; numpy is all they need."""
+"""`fedmuon stationarity`: bounds of 000, 002, 003 and 004 as numbers; numpy is all they need."""
 
 import math
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
+import numpy as np
 from rich.table import Table
 
 from fedmuon.analysis.theory import (
+    disk_stationarity,
     private_rates,
     private_stationarity,
     rank_dependence,
     schedules,
 )
+from fedmuon.analysis.theory.checks import positive
+from fedmuon.analysis.theory.disk_stationarity import Disk, printed_theorem_3
 from fedmuon.analysis.theory.private_stationarity import GIVEN, TAILED, Release
 from fedmuon.analysis.theory.schedules import Schedule
 from fedmuon.analysis.theory.stationarity import Noise, Stationarity, nesterov_muon
@@ -118,6 +122,48 @@ def dp_muon(
     return {"paper": "000", **record, **more, **_residuals(found, q)}
 
 
+OCTAVES = 40  # of step sizes below 1/L
+
+
+def disk(problem: Problem, private: Private, gain: float = 0.7, reach: float = -1.0) -> dict:
+    """003: DiSK on SGD, whose releases have E|w|^2 = m n (sigma C / B)^2, at the given eta, or at
+    the 2^-j/L with the least bound; beside it what 003 prints, for reach -1 and its zero start."""
+    p, noise = problem, problem.noise
+    if noise.alpha != 2 or noise.sigma1:
+        raise InputError("003 is about bounded variance: leave alpha at 2 and sigma1 at 0.")
+    if p.beta is not None:
+        raise InputError("DiSK's memory is 1 - gain: give --gain instead of --beta.")
+    shape, top = (p.sides, private.columns or p.sides), 1 / positive("smoothness", p.smoothness)
+    clip = 1.0 if private.clip is None else private.clip
+    release = Release(clip, private.noise, noise.batch, shape)
+    spread = shape[0] * shape[1] * (release.clip * release.noise / release.lot) ** 2
+    rates = top * 0.5 ** np.arange(OCTAVES) if p.lr is None else [p.lr]
+    runs = [
+        Disk(float(lr), p.steps, gain, reach, noise.sigma0, noise.batch, spread) for lr in rates
+    ]
+    run, found = _least(runs, p)
+    plan = replace(found.schedule, rule="given" if p.lr is not None else "least of 2^-j/L")
+    slope = math.sqrt(2 * p.smoothness * p.gap)
+    printed = printed_theorem_3(run, p.gap, p.smoothness, slope) if reach == -1 else math.inf
+    others = {"others": {"printed, from 0": {"value": printed}}} if printed < math.inf else {}
+    more = {"gain": gain, "clip": clip, "noise_of_a_release": math.sqrt(spread)}
+    return {"paper": "003", **_record(replace(found, schedule=plan)), **more, **others}
+
+
+def _least(runs: list[Disk], problem: Problem) -> tuple[Disk, Stationarity]:
+    """The run with the least bound; the last refusal where none has any."""
+    found: list[tuple[float, Disk, Stationarity]] = []
+    for run in runs:
+        try:
+            one = disk_stationarity.disk(run, problem.gap, problem.smoothness)
+        except InputError:
+            if run is runs[-1] and not found:
+                raise
+        else:
+            found.append((one.value, run, one))
+    return min(found, key=lambda one: one[0])[1:]
+
+
 def _residuals(found: Stationarity, q: float) -> dict[str, float]:
     return {"delta_q": q, "eps_q": polar_error_bound(q), "chi_q": 1 / found.contraction}
 
@@ -137,7 +183,8 @@ def _record(found: Stationarity) -> dict[str, Any]:
 def table(record: dict[str, Any]) -> Table:
     """The same for people."""
     names = ("value", "lr", "beta", "steps", "rule", "power_of_steps", "contraction",
-             "clip", "excess", "noise_of_a_release", "delta_q", "eps_q", "chi_q")  # fmt: skip
+             "gain", "clip", "excess", "noise_of_a_release",
+             "delta_q", "eps_q", "chi_q")  # fmt: skip
     rows = [(name, record.get(name)) for name in names]
     rows += [(f"of that, {name}", term) for name, term in record["terms"].items()]
     others = record.get("others", {})

@@ -66,10 +66,14 @@ class Weighed(Shard):
 
 
 def pulled_back(
-    experiment: Experiment, start: ServerState, towards: Params, others: Callable[[int], Batch]
+    experiment: Experiment,
+    start: ServerState,
+    towards: Params,
+    others: Callable[[int], Batch],
+    heard: Callable[[], None] = lambda: None,
 ) -> Iterator[Pulled]:
     """The reverse pass from directions [k, 1, ...] in the last model, round by round; `others` are
-    the candidates for a client's samples."""
+    the candidates for a client's samples, and `heard` is called after each round."""
     adjoint: Tree = {("params", name): value for name, value in towards.items()}
     count = len(next(iter(towards.values())))
     taped = dataclasses.replace(experiment, task=Differentiable(experiment.task, count))
@@ -80,6 +84,7 @@ def pulled_back(
         }
         adjoint, found = _through(taped, state, shards, adjoint)
         yield from found
+        heard()
 
 
 def _through(

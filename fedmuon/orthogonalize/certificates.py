@@ -121,6 +121,8 @@ def _gaussian_smoothed_sign(
     if not 0 < alpha < 1 or calls < 1:
         raise InputError(f"alpha is {alpha}, calls {calls}: choose 0 < alpha < 1 and calls >= 1.")
     d1, q = max(shape), min(shape)
+    if not 1 <= q <= d1 < math.inf:
+        raise InputError(f"shape is {shape}: give two whole numbers of at least 1.")
     gamma = sigma * alpha / (_ANTI_CONCENTRATION * math.sqrt(q) * calls)
     if kind == "sharp":
         # Imported here: scipy takes longer to load than any other certificate to compute.
