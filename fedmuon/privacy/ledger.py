@@ -21,7 +21,7 @@ from fedmuon.errors import InputError
 from fedmuon.files import AFRESH, append, mendable
 from fedmuon.locks import require_place
 from fedmuon.privacy.accounting import Answer, account, event
-from fedmuon.privacy.loss import Event
+from fedmuon.privacy.pairs import Event
 
 FORMAT = 2
 
