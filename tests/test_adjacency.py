@@ -1,17 +1,10 @@
 """The pairs of each adjacency against quadrature, group privacy, and what is not a pair."""
 
-import math
-
 import mpmath
-import numpy as np
 import pytest
-from scipy.special import ndtr
-from test_accounting import gaussian_epsilon
 
-from fedmuon.privacy import library, loss, renyi
-from fedmuon.privacy.accounting import account, epsilon
-from fedmuon.privacy.calibration import noise_for
-from fedmuon.privacy.pairs import Event, outcome
+from fedmuon.privacy.accounting import account
+from fedmuon.privacy.pairs import Event
 
 REPLACED = {"adjacency": "replace-one"}
 
@@ -26,7 +19,11 @@ def hockey_stick(q: float, s: float, eps: float, count: int = 1):
 
     def last(level):
         start = mpmath.findroot(lambda x: _loss(q, s, x) - level, (0, 1))
-        tails = [mpmath.ncdf(-start / s), mpmath.ncdf((1 - start) / s), mpmath.ncdf((-1 - start) / s)]
+        tails = [
+            mpmath.ncdf(-start / s),
+            mpmath.ncdf((1 - start) / s),
+            mpmath.ncdf((-1 - start) / s),
+        ]
         return (1 - q) * tails[0] + q * tails[1], (1 - q) * tails[0] + q * tails[2]
 
     with mpmath.workdps(20):
