@@ -76,8 +76,8 @@ def _require_within(privacy: Privacy, answers: list[Answer]) -> None:
     most = max((one.upper for one in answers), default=0.0)
     if most > privacy.epsilon:
         raise InputError(
-            f"[privacy] noise = {privacy.noise:g} spends {most:.4g}, more than epsilon = "
-            f"{privacy.epsilon:g}: leave one of them out"
+            f"[privacy] noise = {privacy.noise:g} spends {most:.4g} ({answers[0].adjacency}), more "
+            f"than epsilon = {privacy.epsilon:g}: leave one of them out"
         )
 
 
