@@ -24,7 +24,7 @@ contributions of full length, opposite ones in (1). QED.
 
 In (1) x -> -x turns the pair round; in (2) the larger of the two directions counts, each composed
 with itself: an example is there in all steps or in none, and which direction is larger depends on
-a (Lebeda, Regehr, Kamath, Steinke 2024). Doubling the sensitivity in (2) is not (1), where N(0) lies
+a (Lebeda, Regehr, Kamath, Steinke 2024). Doubling the sensitivity in (2) is not (1), where N(0) is
 between the other two: 200 releases with q = 0.02 and s = 1 would spend 12.2, and spend 2.59.
 
 A rate lot/n with the data's own n gives *all* examples another chance when one more is there, so

@@ -1,9 +1,10 @@
 """Renyi differential privacy of composed Poisson-subsampled Gaussians.
 
 The divergence of order a is ln E_Q (P/Q)^a / (a - 1), of the larger direction P from Q (Mironov,
-Talwar, Zhang 2019), which is a mixture of the H_a' that the pairs of `fedmuon.privacy.pairs`
-dominate. The expectation is a smooth integral, which the trapezoid rule gets to rounding; the
-orders and the conversion to (epsilon, delta) are dp-accounting's.
+Talwar, Zhang 2019). The expectation, like every f-divergence, is a mixture of the H_a in which the
+pairs of `fedmuon.privacy.pairs` dominate, so theirs is the largest; it is a smooth integral, which
+the trapezoid rule gets to rounding. The orders and the conversion to (epsilon, delta) are
+dp-accounting's.
 """
 
 import math
