@@ -8,6 +8,10 @@ from fedmuon.names import PRIVATE, TEXTS, is_own
 from fedmuon.orthogonalize.coefficients import schedule
 
 LEAST_DELTA = 1e-12  # of the accountant
+UNTRUE = (
+    "[privacy] adjacency = 'add-remove' does not hold for rates lot / n_i, which one sample more "
+    "changes for all: set a public population or rate, or adjacency = 'zero-out'"
+)
 Config = Any  # a `fedmuon.config.Config`, which asks here while it is made
 
 
@@ -72,6 +76,14 @@ def _unreadable(config: Config) -> Iterator[str]:
 def unprivate_run(config: Config) -> Iterator[str]:
     """What a private recipe, ours or one with a mechanism of its own, cannot be combined with."""
     yield from unprivate(config.privacy, config.local)
+    aggregate = config.federation.aggregate
+    if config.privacy.adjacency == "add-remove" and (
+        aggregate == "by-samples" or is_own(aggregate)
+    ):
+        yield (
+            f"[federation] aggregate = '{aggregate}' may weigh clients by how many samples they "
+            "have, which [privacy] adjacency = 'add-remove' is to hide: use mean, or 'zero-out'"
+        )
     if config.engine.name != "inline" and config.faults.retries:
         yield (
             "[faults] retries would ask a client for a second release in the same round, which no "
@@ -86,6 +98,7 @@ def unprivate(privacy: Any, local: Any) -> Iterator[str]:
             "[privacy] level = 'client' is not offered: releases protect single examples within a "
             "client, so set level = 'example'"
         )
+    yield from _unlikely(privacy)
     if local.batch:
         yield (
             f"[local] batch = {local.batch} is a shuffled batch of fixed size, which the "
@@ -107,3 +120,13 @@ def unprivate(privacy: Any, local: Any) -> Iterator[str]:
             f"[local] momentum-form = '{local.momentum_form}' has no bias correction: set ema or "
             "polyak"
         )
+
+
+def _unlikely(privacy: Any) -> Iterator[str]:
+    """Rates that cannot be, or under which the adjacency is not what it is called."""
+    if privacy.adjacency == "add-remove" and not privacy.public_rate:
+        yield UNTRUE
+    if privacy.rate and privacy.population:
+        yield "[privacy] rate and population both say how likely a sample is: leave one of them out"
+    if 0 < privacy.population < privacy.lot:
+        yield f"[privacy] lot = {privacy.lot:g} exceeds population = {privacy.population}: lower it"

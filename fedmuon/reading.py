@@ -133,7 +133,7 @@ NEEDS: dict[str, dict[str, tuple[Need, ...]]] = {
     "privacy": {
         **dict.fromkeys(
             ("clipping", "bound", "noise", "lot", "epsilon", "delta", "level",
-             "insecure-reproducible-noise"),
+             "adjacency", "population", "rate", "insecure-reproducible-noise"),
             (PRIVATELY,),
         ),
         "kappa": DISK,

@@ -8,7 +8,7 @@ import math
 from collections.abc import Callable, Mapping
 from typing import Annotated, Any, Literal, get_args
 
-from pydantic import AfterValidator, BeforeValidator, Field, PlainSerializer
+from pydantic import AfterValidator, BeforeValidator, Field, PlainSerializer, model_validator
 
 from fedmuon import names
 from fedmuon.names import is_own
@@ -153,7 +153,8 @@ class Privacy(Table):
 
     Each example's gradient is clipped to `bound` in every matrix block (the auxiliary parameters
     are one block), in one norm (flat), or scaled to it (automatic); a lot's sum over `lot` has
-    noise of standard deviation `noise` times `bound` over `lot` in every entry.
+    noise of standard deviation `noise` times `bound` over `lot` in every entry. A client's rate is
+    `lot` over its samples, or over a public `population`, or a public `rate`.
     """
 
     clipping: Literal["block", "flat", "automatic", "automatic-flat"] = "block"
@@ -163,10 +164,30 @@ class Privacy(Table):
     epsilon: Annotated[float, Field(ge=0, le=1e6)] = 0.0  # finds `noise`, if that is 0
     delta: Annotated[float, Field(ge=0, lt=1)] = 0.0  # 0: n_i^-1.1, 1e-5 at most
     level: Literal["example", "client"] = "example"
+    adjacency: Literal["zero-out", "add-remove", "replace-one"] = "zero-out"
+    population: Annotated[int, Field(ge=0, le=SAMPLES)] = 0  # 0: of each client its own
+    rate: Annotated[float, Field(ge=0, le=1)] = 0.0  # 0: lot / population
     kappa: Annotated[float, Field(gt=0, le=1)] = 0.7  # gain of DiSK's filter
     lookahead: Positive = 0.5  # gamma of 003: how far ahead DiSK looks
     probes: Annotated[int, Field(ge=1, le=1024)] = 1  # antithetic pairs of DP-MuonBC
     insecure_reproducible_noise: bool = False  # lots and noise from the run's seed
+
+    @model_validator(mode="before")
+    @classmethod
+    def _named(cls, keys: Any) -> Any:
+        """With a public rate it is add-remove, unless told otherwise."""
+        public = isinstance(keys, Mapping) and (keys.get("population") or keys.get("rate"))
+        return {"adjacency": "add-remove", **keys} if public else keys
+
+    @property
+    def public_rate(self) -> float:
+        """The chance of every sample, whoever has how many; 0 if it is lot / n_i."""
+        return self.rate or (min(1.0, self.lot / self.population) if self.population else 0.0)
+
+    @property
+    def public_population(self) -> float:
+        """The samples of a client as far as all may know; 0 if it is its own number."""
+        return self.lot / self.public_rate if self.public_rate else 0.0
 
 
 class Engine(Table):

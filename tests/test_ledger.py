@@ -12,7 +12,7 @@ import pytest
 from fedmuon.errors import InputError
 from fedmuon.privacy.accounting import account, epsilon
 from fedmuon.privacy.ledger import Ledger
-from fedmuon.privacy.loss import Event
+from fedmuon.privacy.pairs import Event
 
 ROOT = Path(__file__).resolve().parent.parent
 NOISE = {"noise_multiplier": 2.0, "blocks": 4, "steps": 5}

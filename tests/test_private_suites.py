@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 from conftest import small
+from test_epsilons_named import unnamed
 from typer.testing import CliRunner
 
 from fedmuon.drive import Watch
@@ -83,7 +84,8 @@ def test_a_private_suite_says_what_its_runs_certify(tmp_path: Path) -> None:
         assert {one["target"] for one in own} == {row["x"]}
     found = gather(out)
     assert found[0].claims[-1].holds and "4 of 4 runs are certified" in found[0].claims[-1].detail
-    assert found[0].head[-1] == "certified ε" and found[0].pictures[-1].name == "clients"
+    assert found[0].head[-1] == "certified ε (zero-out)"
+    assert found[0].pictures[-1].name == "clients" and "zero-out" in found[0].claims[-1].sentence
     for narrow in (False, True):
         assert found[0].pictures[-1].draw(narrow).axes
 
@@ -93,7 +95,7 @@ def test_runs_without_privacy_say_nothing_of_it(tmp_path: Path) -> None:
     text = text.replace("[base.privacy]\nlot = 20.0\ndelta = 1e-3\n", "").replace("lr = 0.1\n", "")
     out = made(tmp_path, text.replace("privacy.epsilon", "local.lr").replace("8.0", "3.0"))
     assert "epsilon" not in read(out / "runs.csv")[0] and not (out / "clients.csv").exists()
-    assert "certified ε" not in gather(out)[0].head
+    assert not any("certified ε" in name for name in gather(out)[0].head)
 
 
 def columns(**changed: Any) -> tuple[dict, dict]:
@@ -213,3 +215,4 @@ def test_the_printed_table_from_its_command_to_its_report(tmp_path: Path) -> Non
     assert "would be certified for Poisson lots" in held.claims[2].sentence
     assert "000's own runs drew no Poisson lots" in dp_muon_printed.STANDS_ON
     assert held.pictures[0].draw(True).axes and len(held.numbers) == 1
+    assert not unnamed(tmp_path / "out")

@@ -62,6 +62,7 @@ OTHER: dict[str, Any] = {
     "privacy.clipping": "automatic", "privacy.bound": 0.003, "privacy.noise": 2.0,
     "privacy.lot": 3.0, "privacy.epsilon": 0.01, "privacy.delta": 0.01,
     "privacy.level": "client", "privacy.kappa": 0.4, "privacy.lookahead": 2.0, "privacy.probes": 2,
+    "privacy.adjacency": "replace-one", "privacy.population": 40, "privacy.rate": 0.3,
     "privacy.insecure-reproducible-noise": False,
     "engine.name": "ray", "engine.dtype": "float32", "engine.device": "cuda:99",
     "engine.kernel": "numpy", "engine.cpus-per-client": 2.0, "engine.gpus-per-client": 0.5,

@@ -24,7 +24,14 @@ Blocks = Annotated[int, Option("--blocks", help="m: blocks clipped to C each, re
 Mode = Annotated[
     str, Option("--mode", help="joint certifies; per-release reproduces 000's Table 3.")
 ]
-Adjacency = Annotated[str, Option("--adjacency", help="add-remove; others are refused.")]
+Adjacency = Annotated[
+    str,
+    Option(
+        "--adjacency",
+        help="zero-out: an example may add 0 instead; add-remove: it is there or not, and the "
+        "population is a public number; replace-one: it is any other.",
+    ),
+]
 Sampling = Annotated[str, Option("--sampling", help="poisson; others are refused.")]
 Accountant = Annotated[
     str, Option("--accountant", help="pld: quick; dp-accounting: that library, slower to start.")
@@ -52,7 +59,7 @@ def epsilon(
     delta: Delta,
     blocks: Blocks = 1,
     mode: Mode = "joint",
-    adjacency: Adjacency = "add-remove",
+    adjacency: Adjacency = "zero-out",
     sampling: Sampling = "poisson",
     accountant: Accountant = "pld",
     as_json: AsJson = False,
@@ -81,7 +88,7 @@ def sigma(
     delta: Delta,
     blocks: Blocks = 1,
     mode: Mode = "joint",
-    adjacency: Adjacency = "add-remove",
+    adjacency: Adjacency = "zero-out",
     sampling: Sampling = "poisson",
     as_json: AsJson = False,
 ) -> None:

@@ -13,6 +13,7 @@ from rich.table import Table
 from fedmuon.drive import Begin, Watch
 from fedmuon.errors import plain
 from fedmuon.experiments.laboratory.facts import columns, facts
+from fedmuon.experiments.laboratory.spending import adjacency_of
 from fedmuon.storage import Record
 
 if TYPE_CHECKING:
@@ -119,7 +120,7 @@ def privacy_table(private: Record) -> Table:
     """What a private run spent, and what that stands on."""
     lines = {"epsilon": "infinite"}
     if private["epsilon"] is not None:
-        held = f"{private['mode']}, {private['adjacency']}, {private['sampling']} lots"
+        held = f"{private['mode']}, {adjacency_of(private)}, {private['sampling']} lots"
         blocks = f"{private['blocks']} blocks of multiplier {private['noise']:.4g}"
         bracket = f"(at least {private['lower']:.3f}, RDP {private['rdp']:.3f})"
         lines = {

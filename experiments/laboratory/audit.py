@@ -82,6 +82,8 @@ def audit(
         "per_release": printed.rdp,
         "below_joint": best <= joint.upper,
         "refutes_per_release": shown[0].epsilon > printed.rdp,
+        "adjacency": joint.adjacency,
+        "sampling": joint.sampling,
         "confidence": CONFIDENCE,
         "trials": count,
         "code": code,
@@ -106,7 +108,8 @@ def _caption(record: dict[str, Any]) -> str:
     hold = "lower bounds hold together" if "tilted" in record else "lower bound holds"
     words = [
         f"{record['trials']} trials with and as many without the canary ({record['code']}), "
-        f"delta = {record['delta']:g}. The {hold} with {record['confidence']:.0%} confidence."
+        f"{record['adjacency']}, delta = {record['delta']:g}. The {hold} with "
+        f"{record['confidence']:.0%} confidence."
     ]
     if not record["below_joint"]:
         words.append("The joint claim is refuted: the code releases more than it accounts for.")

@@ -51,6 +51,7 @@ def spent(folder: Path, delta: float | None = None) -> Record:
     return {
         "delta": goal,
         "mode": "joint",
+        **{name: ledger.about[name] for name in ("adjacency", "rate_from", "sampling")},
         "epsilon": finite(most),
         "certified": math.isfinite(most) and not (repeatable or stopped),
         "note": " ".join(filter(None, notes)),
@@ -75,7 +76,8 @@ def table(record: Record) -> Table:
         for client, held in record["clients"].items()
     ]
     head = ("client", "epsilon", "at least", "RDP")
-    shown = columns(f"joint, delta {record['delta']:.3g}", head, rows)
+    about = f"joint, {record['adjacency']}, {record['sampling']} lots, delta {record['delta']:.3g}"
+    shown = columns(about, head, rows)
     shown.add_section()
     shown.add_row("most", _said(record["epsilon"]))
     shown.caption = record["note"] or None
@@ -86,13 +88,20 @@ def _said(value: float | None) -> str:
     return "infinite" if value is None else f"{value:.4f}"
 
 
+def adjacency_of(private: Mapping[str, Any]) -> str:
+    """What holds of the epsilon in a summary: earlier versions, whose rates were lot / n_i, said
+    add-remove of it, and did not say where rates are from."""
+    return private["adjacency"] if "rate_from" in private else "zero-out"
+
+
 def privacy_record(config: Config, summary: Mapping[str, Any]) -> Record:
     """What a cell keeps of the summary of a private run; nothing of others."""
     private = summary.get("privacy")
     if private is None:
         return {}
     held = {name: private.get(name) for name in ("epsilon", "certified", "clients", "noise")}
-    return {"privacy": {**held, "target": config.privacy.epsilon}}
+    named = {"adjacency": adjacency_of(private), "sampling": "poisson"}
+    return {"privacy": {**held, **named, "target": config.privacy.epsilon}}
 
 
 def with_privacy_columns(
@@ -109,13 +118,22 @@ def _certified(record: Record) -> Record:
     """The epsilon that a run certifies, and whether it does; nan for one that did not end."""
     held = record.get("privacy") or {}
     known, certified = held.get("epsilon"), bool(held.get("certified"))
-    return {"epsilon": math.nan if known is None else known, "certified": certified}
+    epsilon = math.nan if known is None else known
+    return {"epsilon": epsilon, **_named(held), "certified": certified}
+
+
+def _named(held: Mapping[str, Any]) -> Record:
+    """What an epsilon compares; cells of earlier versions did not say, nor do runs without one."""
+    unsaid = {"adjacency": "zero-out", "sampling": "poisson"} if held else {}
+    return {name: held.get(name, unsaid.get(name, "")) for name in ("adjacency", "sampling")}
 
 
 def _clients(heads: Sequence[Record], records: Sequence[Record]) -> Rows:
     """Every client that took part in a private run, with its own epsilon and the target."""
     return [
-        head | {"client": int(client), "epsilon": value, "target": one["privacy"]["target"]}
+        head
+        | {"client": int(client), "epsilon": value, "target": one["privacy"]["target"]}
+        | _named(one["privacy"])
         for head, one in zip(heads, records, strict=True)
         for client, value in (one.get("privacy", {}).get("clients") or {}).items()
     ]

@@ -1,7 +1,8 @@
 """What a private run spends: noise found for a target, a ledger ahead of every round, a summary.
 
-Every client has its own account, since it has its own samples and its own rounds: rate lot / n_i, E
-releases a round in which it takes part. Who takes part is public, and amplifies nothing.
+Every client has its own account, since it has its own samples and its own rounds: rate lot / n_i,
+or one that is public, E releases a round in which it takes part. Who takes part is public, and
+amplifies nothing.
 """
 
 import dataclasses
@@ -40,21 +41,23 @@ def calibrated(config: Config, experiment: Experiment, sizes: np.ndarray, params
     privacy, mechanism = config.privacy, experiment.recipe.mechanism
     if mechanism is None:
         return config
-    _require_lot(mechanism.lot, sizes)
+    if not mechanism.public_rate:
+        _require_lot(mechanism.lot, sizes)
     if not privacy.epsilon:
         return config
     blocks, taken = mechanism.clipping.blocks(params), _rounds_taken(experiment)
     demands = _hardest(
         {(mechanism.rate(int(sizes[i])), int(count)) for i, count in enumerate(taken) if count}
     )
-    steps, goal = experiment.plan.steps, delta_of(config, sizes)
+    steps, goal, named = experiment.plan.steps, delta_of(config, sizes), mechanism.adjacency
     if privacy.noise:
         _require_within(privacy, [
-            epsilon(privacy.noise, rate, count * steps, goal, blocks) for rate, count in demands
+            epsilon(privacy.noise, rate, count * steps, goal, blocks, adjacency=named)
+            for rate, count in demands
         ])  # fmt: skip
         return config
     noise = max(
-        least_noise(privacy.epsilon, rate, count * steps, goal, blocks)[0]
+        least_noise(privacy.epsilon, rate, count * steps, goal, blocks, adjacency=named)[0]
         for rate, count in demands
     )
     return config.model_copy(update={"privacy": privacy.model_copy(update={"noise": noise})})
@@ -73,15 +76,16 @@ def _require_within(privacy: Privacy, answers: list[Answer]) -> None:
     most = max((one.upper for one in answers), default=0.0)
     if most > privacy.epsilon:
         raise InputError(
-            f"[privacy] noise = {privacy.noise:g} spends {most:.4g}, more than epsilon = "
-            f"{privacy.epsilon:g}: leave one of them out"
+            f"[privacy] noise = {privacy.noise:g} spends {most:.4g} ({answers[0].adjacency}), more "
+            f"than epsilon = {privacy.epsilon:g}: leave one of them out"
         )
 
 
 def delta_of(config: Config, sizes: np.ndarray) -> float:
-    """[privacy] delta, or n^-1.1 of the largest client (003), and 1e-5 at most: small clients
-    would make it large, and a delta near 1 / n_i protects nobody."""
-    return config.privacy.delta or min(MOST_DELTA, float(sizes.max()) ** -1.1)
+    """[privacy] delta, or n^-1.1 of the largest client, or of the public population (003), and 1e-5
+    at most: small clients would make it large, and a delta near 1 / n_i protects nobody."""
+    most = config.privacy.public_population or float(sizes.max())
+    return config.privacy.delta or min(MOST_DELTA, most**-1.1)
 
 
 def _rounds_taken(experiment: Experiment) -> np.ndarray:
@@ -124,7 +128,9 @@ class Spending:
         mechanism = experiment.recipe.mechanism
         assert mechanism is not None
         mark = hashlib.sha256(tables.dump(config).encode()).hexdigest()
-        ledger = Ledger.open(path, mark, mechanism.repeatable, state.round, head)
+        rates = "public" if mechanism.public_rate else "samples"
+        about = mechanism.repeatable, state.round, head, mechanism.adjacency, rates
+        ledger = Ledger.open(path, mark, *about)
         blocks = mechanism.clipping.blocks(state.params)
         return cls(config, mechanism, ledger, sizes, blocks, experiment)
 
@@ -148,6 +154,7 @@ class Spending:
             "lot": mechanism.lot,
             "delta": goal,
             "unit": "example within its client",
+            **{name: self.ledger.about[name] for name in ("adjacency", "rate_from", "sampling")},
             "ledger": self.ledger.head,
         }
         if not mechanism.noise:
@@ -165,7 +172,7 @@ class Spending:
     def _small(self) -> str:
         """What to know of clients that have fewer samples than a lot."""
         few = int((self.sizes < self.mechanism.lot).sum())
-        if not few:
+        if not few or self.mechanism.public_rate:
             return ""
         return (
             f"{few} of {len(self.sizes)} clients have fewer samples than a lot: every lot holds "

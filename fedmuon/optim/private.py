@@ -27,8 +27,8 @@ from fedmuon.errors import InputError
 from fedmuon.names import PRIVATE
 from fedmuon.optim.routing import routing_table
 from fedmuon.privacy.accounting import Answer, account, event, merge
-from fedmuon.privacy.loss import Event
 from fedmuon.privacy.mechanism import uncertified
+from fedmuon.privacy.pairs import Event
 from fedmuon.randomness import Draw, generator
 from fedmuon.settings import Local, OrthogonalizerTable, Privacy
 from fedmuon.tables import validate
@@ -49,7 +49,9 @@ class Lot(NamedTuple):
 class Private(Optimizer):
     """A private optimizer over all trainable parameters of a module.
 
-    `population` is the number of examples that lots are drawn from. `local`, `orthogonalizer` and
+    `population` is the number of examples that lots are drawn from; with a public number in
+    `privacy` (`population` or `rate`) adding and removing examples is hidden, and else what they
+    are. `local`, `orthogonalizer` and
     `privacy` hold the keys of these tables of a config (lr and recipe may be given by name). Hidden
     matrices are routed as in `routing_table`; learning-rate schedulers see one group.
     """
@@ -87,6 +89,7 @@ class Private(Optimizer):
         self._drawn, self._open = 0, None
         self._mine = secrets.token_hex(8)  # tells this object's lots from those of a loaded state
         self._spent: dict[str, list[Event]] = {}  # by whose lots they were
+        self._public = bool(self._privacy.public_rate)  # the rates of all these lots
 
     def lots(self, steps: int) -> Iterator[Lot]:
         """So many Poisson lots, each to be given to `step` before the next is drawn."""
@@ -133,7 +136,9 @@ class Private(Optimizer):
 
     def epsilon(self, delta: float) -> Answer:
         """What all lots drawn so far have spent, used or not, at the noise they were drawn for."""
-        answer = account(chain.from_iterable(self._spent.values()), delta)
+        named = self._mechanism().adjacency
+        named = named if self._public or named != "add-remove" else "zero-out"
+        answer = account(chain.from_iterable(self._spent.values()), delta, adjacency=named)
         return uncertified(answer) if self._mechanism().repeatable else answer
 
     def _count(self) -> None:
@@ -145,8 +150,8 @@ class Private(Optimizer):
 
     def state_dict(self) -> dict[str, Any]:
         """As in torch, with the states of the chain and the account of the lots drawn."""
-        spent = {mine: [[*astuple(one)] for one in lots] for mine, lots in self._spent.items()}
-        held = {"chain": self._states, "drawn": self._drawn, "spent": spent}
+        spent = {mine: [[*astuple(one)[:3]] for one in lots] for mine, lots in self._spent.items()}
+        held = {"chain": self._states, "drawn": self._drawn, "spent": spent, "public": self._public}
         return {**super().state_dict(), **held}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
@@ -155,6 +160,7 @@ class Private(Optimizer):
         held = dict(state_dict)
         self._states = held.pop("chain")
         self._drawn, self._open = max(self._drawn, held.pop("drawn")), None
+        self._public &= held.pop("public", False)  # states of earlier versions have none
         for mine, lots in held.pop("spent").items():
             known = self._spent.get(mine, [])
             more = [Event(rate, noise, int(count)) for rate, noise, count in lots]
@@ -185,7 +191,7 @@ def _require_sound(privacy: Privacy, local: Local, population: int) -> None:
             "privacy epsilon is a target that only a known number of steps can be held to: set "
             "noise, for instance to what `fedmuon privacy sigma` finds"
         )
-    if privacy.lot > population:
+    if privacy.lot > population and not privacy.public_rate:
         problems.append(
             f"privacy lot = {privacy.lot:g} exceeds population = {population}: lower it"
         )

@@ -3,17 +3,19 @@
 The m blocks of a step are clipped to C each and share their lot: together they are one Gaussian
 release of sensitivity C sqrt(m) and noise sigma C, that is of multiplier sigma / sqrt(m) (000,
 Theorem 2.1). This is `joint`, the only mode that certifies. `per-release` counts m T releases as if
-each had drawn a lot of its own: it reproduces 000's Table 3, and no mechanism that was run.
+each had drawn a lot of its own: it reproduces 000's Table 3, and no mechanism that was run. Every
+answer names its adjacency: see `fedmuon.privacy.pairs`.
 """
 
 import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from functools import partial
 
 from fedmuon.combinations import LEAST_DELTA
 from fedmuon.errors import InputError
 from fedmuon.privacy import loss, renyi
-from fedmuon.privacy.loss import Event
+from fedmuon.privacy.pairs import ADJACENCIES, Event
 from fedmuon.tables import shown
 
 MODES = ("joint", "per-release")
@@ -42,12 +44,11 @@ class Answer:
     note: str
 
 
-def require_supported(adjacency: str = "add-remove", sampling: str = "poisson") -> None:
+def require_supported(adjacency: str = "zero-out", sampling: str = "poisson") -> None:
     """Refuse what the accountant does not cover."""
-    if adjacency != "add-remove":
+    if adjacency not in ADJACENCIES:
         raise InputError(
-            f"adjacency '{adjacency}' is not accounted for: replacing an example moves a sum by 2C "
-            "where adding or removing one moves it by C, so use add-remove"
+            f"adjacency '{adjacency}' is not accounted for: use {', '.join(ADJACENCIES)}"
         )
     if sampling != "poisson":
         raise InputError(
@@ -93,21 +94,25 @@ def epsilon(
     delta: float,
     blocks: int = 1,
     mode: str = "joint",
-    adjacency: str = "add-remove",
+    adjacency: str = "zero-out",
     accountant: str = "pld",
 ) -> Answer:
     """What T steps spend at delta; the multiplier is that of each block."""
-    require_supported(adjacency)
     spent = event(noise_multiplier, sampling_probability, steps, blocks, mode)
     if spent.noise_multiplier == 0:
         raise InputError("noise = 0 releases the sums themselves, epsilon is infinite: give noise")
-    return account([spent], delta, mode, accountant)
+    return account([spent], delta, mode, accountant, adjacency)
 
 
 def account(
-    events: Iterable[Event], delta: float, mode: str = "joint", accountant: str = "pld"
+    events: Iterable[Event],
+    delta: float,
+    mode: str = "joint",
+    accountant: str = "pld",
+    adjacency: str = "zero-out",
 ) -> Answer:
     """What several kinds of releases spend together, as a ledger lists them."""
+    require_supported(adjacency)
     if not LEAST_DELTA <= delta < 1:
         raise InputError(
             f"delta = {delta} must lie in [{LEAST_DELTA:g}, 1): well below 1 over the number of "
@@ -115,15 +120,16 @@ def account(
         )
     if accountant not in ACCOUNTANTS:
         raise InputError(f"accountant '{accountant}' is unknown: use {' or '.join(ACCOUNTANTS)}")
-    merged = merge(events)
+    merged = merge(events, adjacency)
+    answer = partial(_answer, mode, accountant, adjacency)
     if not merged:
-        return _answer(0.0, 0.0, 0.0, mode, accountant, "nothing was released")
+        return answer(0.0, 0.0, 0.0, "nothing was released")
     if any(spent.noise_multiplier == 0 for spent in merged):
         note = "a release without noise: epsilon is infinite"
-        return _answer(math.inf, math.inf, math.inf, mode, accountant, note)
+        return answer(math.inf, math.inf, math.inf, note)
     lower, upper, rdp = _ends(merged, delta, mode, accountant)
     upper = rdp if mode == "per-release" else min(upper, rdp)
-    return _answer(min(lower, upper), upper, rdp, mode, accountant)
+    return answer(min(lower, upper), upper, rdp)
 
 
 def _ends(
@@ -139,18 +145,26 @@ def _ends(
     return loss.lower(merged, delta, grid), upper, rdp
 
 
-def merge(events: Iterable[Event]) -> list[Event]:
-    """Equal releases as one kind, those that cannot hold the example left out."""
+def merge(events: Iterable[Event], adjacency: str = "zero-out") -> list[Event]:
+    """Equal releases as one kind, those that cannot hold the example left out; each asks for the
+    pair of the adjacency."""
     counts: dict[tuple[float, float], int] = {}
     for spent in events:
         if spent.count > 0 and spent.sampling_probability > 0:
             kind = (spent.sampling_probability, spent.noise_multiplier)
             counts[kind] = counts.get(kind, 0) + spent.count
-    return [Event(*kind, count) for kind, count in counts.items()]
+    replaced = adjacency == "replace-one"
+    return [Event(*kind, count, replaced) for kind, count in counts.items()]
 
 
 def _answer(
-    lower: float, upper: float, rdp: float, mode: str, accountant: str, note: str = ""
+    mode: str,
+    accountant: str,
+    adjacency: str,
+    lower: float,
+    upper: float,
+    rdp: float,
+    note: str = "",
 ) -> Answer:
     if mode == "per-release":
         note, name = NOTHING, f"RDP, {accountant} below"
@@ -164,7 +178,7 @@ def _answer(
         rdp=rdp,
         mode=mode,
         accountant=name,
-        adjacency="add-remove",
+        adjacency=adjacency,
         sampling="poisson",
         certified=mode == "joint" and math.isfinite(upper),
         note=note,

@@ -6,8 +6,8 @@ from functools import cache
 
 from fedmuon.errors import InputError
 from fedmuon.privacy import loss, renyi
-from fedmuon.privacy.accounting import Answer, account, event, require_supported
-from fedmuon.privacy.loss import Event
+from fedmuon.privacy.accounting import Answer, account, event, merge, require_supported
+from fedmuon.privacy.pairs import Event
 
 Spent = Callable[[float], float]
 
@@ -19,7 +19,7 @@ def noise_for(
     delta: float,
     blocks: int = 1,
     mode: str = "joint",
-    adjacency: str = "add-remove",
+    adjacency: str = "zero-out",
     precision: float = 1e-4,
 ) -> tuple[float, Answer]:
     """The least noise multiplier of a block, to a relative precision, and its answer.
@@ -32,10 +32,10 @@ def noise_for(
         raise InputError(f"epsilon = {epsilon} must be a positive number, say 8")
 
     def releases(noise: float) -> list[Event]:
-        return [event(noise, sampling_probability, steps, blocks, mode)]
+        return merge([event(noise, sampling_probability, steps, blocks, mode)], adjacency)
 
     def answer(noise: float) -> Answer:
-        return account(releases(noise), delta, mode)
+        return account(releases(noise), delta, mode, adjacency=adjacency)
 
     def renyi_spent(noise: float) -> float:
         return renyi.epsilon(releases(noise), delta)

@@ -21,9 +21,9 @@ from fedmuon.errors import InputError
 from fedmuon.files import AFRESH, append, mendable
 from fedmuon.locks import require_place
 from fedmuon.privacy.accounting import Answer, account, event
-from fedmuon.privacy.loss import Event
+from fedmuon.privacy.pairs import Event
 
-FORMAT = 2
+FORMAT = 3  # 2 said add-remove of every rate, and not where rates are from
 
 
 @dataclass(frozen=True)
@@ -68,9 +68,12 @@ class Ledger:
         repeatable: bool = False,
         done: int = 0,
         head: str | None = None,
+        adjacency: str = "zero-out",
+        rate_from: str = "samples",
     ) -> "Ledger":
         """The ledger of the run with this fingerprint (a hash of its config); begun if not there.
         `repeatable` noise follows from a seed; `done` and `head` are what a model has behind it.
+        Rates are from the clients' own `samples`, or `public` (`fedmuon.privacy.pairs`).
 
         A last line that a kill cut off was not yet durable, so nothing of it was released: it is
         cut away; one that lacks its end alone gets it. Any other damage, and another run's ledger,
@@ -79,7 +82,8 @@ class Ledger:
         first = {
             "ledger": FORMAT,
             "fingerprint": fingerprint,
-            "adjacency": "add-remove",
+            "adjacency": adjacency,
+            "rate_from": rate_from,
             "sampling": "poisson",
             "noise": "repeatable" if repeatable else "secret",
         }
@@ -118,7 +122,7 @@ class Ledger:
             elif "noise" not in record:
                 raise InputError(f"{self.path} is not of this version: {AFRESH}")
             else:
-                self.about = record
+                self.about = _true(record)
         return self
 
     def _checked(self, line: bytes, number: int) -> dict[str, Any]:
@@ -207,8 +211,16 @@ class Ledger:
 
     def epsilons(self, delta: float) -> dict[int, Answer]:
         """Each client's own epsilon at delta; clients that spent the same are accounted once."""
-        answer = cache(lambda spent: account(spent, delta))
+        answer = cache(lambda spent: account(spent, delta, adjacency=self.about["adjacency"]))
         return {client: answer(tuple(sorted(self.events(client)))) for client in self.clients()}
+
+
+def _true(first: dict[str, Any]) -> dict[str, Any]:
+    """A first line as far as it holds: of rates lot / n_i, add-remove is not true, zero-out is."""
+    held = {"rate_from": "samples", **first}
+    if held["rate_from"] == "samples" and held["adjacency"] == "add-remove":
+        held["adjacency"] = "zero-out"
+    return held
 
 
 def _whole(content: bytes) -> bytes:

@@ -1,7 +1,6 @@
 """The privacy loss of composed Poisson-subsampled Gaussians, rounded up and down to a grid.
 
-With the canary in the data a release is P = (1 - q) N(0, s^2) + q N(1, s^2), without it Q =
-N(0, s^2). The loss ln(P/Q)(x) = ln(1 - q + q exp((2x - 1) / 2s^2)) grows with x, so the interval
+The pairs (P, Q) of `fedmuon.privacy.pairs` have a loss ln(P/Q)(x) that grows with x: the interval
 between two points of the grid is an interval of x, and its masses under P and Q are known. An
 interval's mass is put on its two ends such that both masses stay (connect the dots, Doroshenko et
 al. 2022: never less loss), or on its lower end (privacy buckets: never more). Sums of losses are
@@ -10,25 +9,16 @@ convolutions. These are the two estimates of dp-accounting's PLD, without its st
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 
-REACH = 10.0  # standard deviations of the noise on the grid; 1e-23 lies beyond
+from fedmuon.privacy.pairs import Event, bottom, masses, outcome, top
+
 ROUNDING = float(np.finfo(float).eps)
 GRID = 1e-3
 LARGE = 100.0  # an epsilon from which on the composed loss may be wide
 SINGLE, COMPOSED = 2**17, 2**20  # points that one release and their sum may take
-
-
-@dataclass(frozen=True, order=True)
-class Event:
-    """`count` Gaussian releases of Poisson lots; the multiplier is that of the joint release."""
-
-    sampling_probability: float
-    noise_multiplier: float
-    count: int = 1
 
 
 class Losses(NamedTuple):
@@ -39,56 +29,17 @@ class Losses(NamedTuple):
     infinite: float = 0.0
 
 
-def top(event: Event) -> float:
-    """The largest loss on the grid."""
-    q, s = event.sampling_probability, event.noise_multiplier
-    exponent = (1 + 2 * REACH * s) / (2 * s * s)
-    return exponent + math.log(q) + math.log1p((1 - q) / q * math.exp(-exponent))
-
-
-def bottom(event: Event) -> float:
-    """The smallest loss: ln(1 - q), or where the noise leaves the grid."""
-    q, s = event.sampling_probability, event.noise_multiplier
-    return math.log1p(-q) if q < 1 else -(1 + 2 * REACH * s) / (2 * s * s)
-
-
-def outcome(event: Event, loss: np.ndarray) -> np.ndarray:
-    """Where the loss is attained, in standard deviations of the noise."""
-    q, s = event.sampling_probability, event.noise_multiplier
-    if q == 1:
-        return s * loss + 0.5 / s
-    with np.errstate(invalid="ignore", divide="ignore", over="ignore"):
-        exponent = loss + np.log(q * np.exp(-loss) - np.expm1(-loss)) - math.log(q)
-    return np.where(loss > math.log1p(-q), s * exponent + 0.5 / s, -np.inf)
-
-
-def ndtr(x: Any) -> Any:
-    """The standard normal's distribution function."""
-    from scipy.special import ndtr as found  # here: it takes longer to load than all else of ours
-
-    return found(x)
-
-
-def _between(ends: np.ndarray) -> np.ndarray:
-    """Masses of a standard normal between consecutive ends, exact in both tails."""
-    low, high = ends[:-1], ends[1:]
-    return np.where(low > 0, ndtr(-low) - ndtr(-high), ndtr(high) - ndtr(low))
-
-
 def estimates(event: Event, grid: float, up: bool = True) -> tuple[Losses, Losses]:
-    """The loss when the example is removed, and when it is added, rounded up or down."""
-    q, s = event.sampling_probability, event.noise_multiplier
+    """The losses of P from Q and of Q from P (the example is removed, and added), rounded up or
+    down."""
     first, last = math.floor(bottom(event) / grid), math.ceil(top(event) / grid)
     ends = outcome(event, np.arange(first, last + 1) * grid)
-    without = _between(ends)
-    within = (1 - q) * without + q * _between(ends - 1 / s)
-    below = float((1 - q) * ndtr(ends[0]) + q * ndtr(ends[0] - 1 / s))
-    above = float((1 - q) * ndtr(-ends[-1]) + q * ndtr(1 / s - ends[-1]))
-    removed = _rounded(first, within, without, below, above, grid, up)
-    if q == 1:
-        return removed, removed
-    beyond = float(ndtr(-ends[-1]))
-    return removed, _rounded(-last, without[::-1], within[::-1], beyond, 0.0, grid, up)
+    one, other = masses(event, ends)
+    forth = _rounded(first, one[1:-1], other[1:-1], float(one[0]), float(one[-1]), grid, up)
+    if event.replaced or event.sampling_probability == 1:  # turned round, they are the same pair
+        return forth, forth
+    least, most = other[1:-1][::-1], one[1:-1][::-1]  # no loss of P is below ln(1 - q)
+    return forth, _rounded(-last, least, most, float(other[-1]), 0.0, grid, up)
 
 
 def _rounded(
@@ -187,14 +138,14 @@ def epsilon_at(composed: Losses, delta: float, grid: float) -> float:
 
 
 def upper(events: Sequence[Event], delta: float, grid: float) -> float:
-    """Certainly not less than epsilon, whether the example is removed or added."""
+    """Certainly not less than epsilon, whether P or Q is with the example."""
     pairs = [(estimates(event, grid), event.count) for event in events]
     sides = ([(found[side], count) for found, count in pairs] for side in (0, 1))
     return max(_end(parts, delta, grid, -1) for parts in sides)
 
 
 def lower(events: Sequence[Event], delta: float, grid: float) -> float:
-    """Certainly not more than epsilon: the example is removed, the worse of the two ways."""
+    """Certainly not more than epsilon: that of P from Q, the worse of the two ways."""
     parts = [(estimates(event, grid, up=False)[0], event.count) for event in events]
     return _end(parts, delta, grid, 1)
 

@@ -12,9 +12,10 @@ from dataclasses import dataclass
 import numpy as np
 from torch import Tensor
 
+from fedmuon.combinations import UNTRUE
 from fedmuon.coupling import normal
 from fedmuon.errors import InputError, NonFinite
-from fedmuon.privacy.accounting import Answer
+from fedmuon.privacy.accounting import Answer, require_supported
 from fedmuon.questions import finite, sent, unasked
 from fedmuon.randomness import Draw
 from fedmuon.tasks.base import Batch, Params, Points, Task
@@ -106,16 +107,27 @@ def release(
 @dataclass(frozen=True)
 class Mechanism:
     """How private steps release: sigma = `noise` times the clipping bound, and lots of `lot`
-    samples in expectation. Only a `repeatable` one draws from the run's seed."""
+    samples in expectation. Only a `repeatable` one draws from the run's seed.
+
+    `adjacency` is what the account names (`fedmuon.privacy.pairs`): add-remove holds where no rate
+    depends on how many samples there are, with a `public_rate`; sums are over `lot` all the same.
+    """
 
     clipping: Clipping
     noise: float
     lot: float
     repeatable: bool = False
+    public_rate: float = 0.0  # 0: lot over the samples that a client has
+    adjacency: str = "zero-out"
+
+    def __post_init__(self) -> None:
+        require_supported(self.adjacency)
+        if self.adjacency == "add-remove" and not self.public_rate:
+            raise InputError(UNTRUE)
 
     def rate(self, size: int) -> float:
         """The chance of a sample of a client that has `size` of them."""
-        return min(1.0, self.lot / size)
+        return self.public_rate or min(1.0, self.lot / size)
 
     @property
     def spread(self) -> float:

@@ -20,7 +20,7 @@ from functools import cache
 
 from fedmuon.errors import InputError
 from fedmuon.privacy import renyi
-from fedmuon.privacy.loss import Event
+from fedmuon.privacy.pairs import Event
 
 SHAPES = {"logarithmic": 0.0, "geometric": 1.0}
 MOST_RUNS = 1e6

@@ -51,5 +51,7 @@ def accounted(name: str, row: Row) -> Record:
         "joint_upper": joint.upper,
         "joint_rdp": joint.rdp,
         "needed": noise_for(row.printed, *releases)[0],
+        "adjacency": joint.adjacency,
+        "sampling": joint.sampling,
     }
     return {"rows": [{"name": name} | row.model_dump(exclude={"population", "lot"}) | spent]}

@@ -33,7 +33,7 @@ def printed(rows: Columns, narrow: bool = False) -> Figure:
     axes.set_xticks([tick for tick in TICKS if axes.get_xlim()[0] <= tick <= axes.get_xlim()[1]])
     axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
     axes.xaxis.set_minor_formatter(NullFormatter())
-    axes.set_xlabel("ε")
+    axes.set_xlabel("ε, zero-out")
     legend_below(figure, axes, 1 if narrow else 3)
     return figure
 
@@ -42,7 +42,7 @@ PICTURES = (
     Picture(
         "dp-muon-printed",
         printed,
-        "Printed ε against certified ε",
+        "Printed ε against certified ε, zero-out",
         "Circles are printed, crosses reproduce them by counting releases that share a lot as "
         "if each had its own, and squares are what Poisson lots spend, with their bracket "
         "(narrower than the mark). With one block a step it is a little below the print, as "

@@ -180,6 +180,7 @@ def _end(run: Run, measured: Record, privacy: Mapping[str, Any], note: str) -> R
     unknown = dict.fromkeys(("nll", "bleu", "rouge_l"), math.nan)
     spent = {name: privacy.get(name, math.nan) for name in ("epsilon", "delta", "noise", "blocks")}
     config = run.config
+    spent |= {name: privacy.get(name, "") for name in ("adjacency", "sampling")}
     steps = config.federation.rounds * config.local.steps
     head = {"recipe": config.local.recipe, "target": config.privacy.epsilon, "steps": steps,
             "pairs": config.data.train, "lot": config.privacy.lot}  # fmt: skip

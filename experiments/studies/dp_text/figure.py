@@ -31,7 +31,7 @@ PICTURES = (
         learning,
         "Held-out negative log-likelihood by private step",
         "The mean over held-out sentences of the mean over their tokens; lower is better. All "
-        "methods begin from one decoder and spend the same joint ε in all. A line is the mean "
-        "over seeds, its band their least and largest.",
+        "methods begin from one decoder and spend the same joint ε (zero-out) in all. A line is "
+        "the mean over seeds, its band their least and largest.",
     ),
 )

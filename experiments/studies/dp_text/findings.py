@@ -20,7 +20,7 @@ PAIRS = (
     ("DP-Muon", "DP-Adam", "rouge_l"),
 )  # better, than, in what: what 000 prints for E2E
 STANDS_ON = (
-    "All releases of a step are accounted jointly, by Poisson lots, add or remove one; a private "
+    "All releases of a step are accounted jointly, by Poisson lots, zero-out; a private "
     "example is one pair of a table and a sentence, so a table with several sentences is several "
     "examples. DP-SGD and DP-Adam clip the whole gradient, the Muon methods each matrix and, as "
     "one block, all that is left, as in 000. Head and embedding are one parameter, which 000 "
@@ -52,7 +52,8 @@ def within(ends: Columns) -> Claim:
     """The ledger of every run answers at most the epsilon that was asked for."""
     spent, target = ends["epsilon"], ends["target"]
     return Claim(
-        "Every run spends at most its ε, all releases of a step accounted jointly.",
+        "Every run spends at most its ε (zero-out, Poisson lots), all releases of a step accounted "
+        "jointly.",
         bool((spent <= target).all()),
         f"{spent.min():.4f} to {spent.max():.4f} of {number(float(target.max()))}, "
         f"δ = {ends['delta'].max():.3g}, up to {ends['blocks'].max():.0f} blocks a step",

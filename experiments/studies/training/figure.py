@@ -149,6 +149,13 @@ def _spread_out(axes: Axes, values: np.ndarray) -> None:
         style.log_x(axes)
 
 
+def adjacency_of(rows: Columns) -> str:
+    """What the epsilons of these rows compare; tables of earlier versions, whose rates were lot /
+    n_i, did not say."""
+    named = dict.fromkeys(map(str, rows.get("adjacency", ["zero-out"])))
+    return ", ".join(one for one in named if one)
+
+
 @style.styled
 def by_client(
     rows: Columns, variants: Sequence[str], x: float = np.nan, narrow: bool = False
@@ -171,7 +178,7 @@ def by_client(
     for target in np.unique(rows["target"][at_level(rows, x)]):
         axes.axhline(target, color=style.BLACK, lw=1, ls="--", label="target")
     axes.set_xlabel("clients that took part, from the least spent")
-    axes.set_ylabel("ε of the client (joint, upper end)")
+    axes.set_ylabel(f"ε of the client (joint, {adjacency_of(rows)}, upper end)")
     axes.set_ylim(bottom=0)
     axes.xaxis.set_major_locator(MaxNLocator(integer=True))
     style.legend_below(figure, axes, 2 if narrow else MOST)

@@ -19,6 +19,7 @@ from fedmuon.analysis.report.comparisons import (
 from fedmuon.analysis.report.findings import Findings, Picture, Rows, number, spread
 from fedmuon.errors import InputError
 from fedmuon.experiments.studies.training import figure
+from fedmuon.privacy.pairs import ADJACENCIES
 
 KEYS = ("variants", "sweep", "claims", "published", "source", "note")
 HEAD = ("x", "seed", "round", "train_seconds")
@@ -43,6 +44,7 @@ def findings(folder: Path, about: Mapping[str, Any]) -> Findings:
         head=head,
         numbers=numbers,
         pictures=[*_pictures(curves, runs, about), *_accounts(clients, about)],
+        stands_on="" if clients is None else _stands_on(clients),
         facts=("suite", "data", "scale", "runs", "seconds"),
         more=[timetable(curves, about)] if about.get("times") else (),
     )
@@ -55,9 +57,19 @@ def _clients(folder: Path) -> Columns | None:
     return read_table(file, names, ("variant",)) if file.exists() else None
 
 
+def _stands_on(clients: Columns) -> str:
+    """What every epsilon of the section compares."""
+    named = figure.adjacency_of(clients)
+    means = "; ".join(f"{one}: {ADJACENCIES.get(one, '')}" for one in named.split(", "))
+    return f"Every ε here is of {named} neighbours, and lots are Poisson ({means})."
+
+
 def kept(runs: Columns, clients: Columns) -> Claim:
     """Every run is certified, and no client of it spends more than the run's target."""
-    sentence = "Every run is certified, and no client spends more than its target ε, jointly."
+    sentence = (
+        "Every run is certified, and no client spends more than its target ε, jointly "
+        f"({figure.adjacency_of(clients)}, Poisson lots)."
+    )
     if not (clients["target"] > 0).all():
         return Claim(sentence, None, "no target was given")
     certified = runs["certified"][~np.isnan(runs["epsilon"])] == "True"  # of the runs that ended
@@ -87,7 +99,9 @@ def _numbers(runs: Columns, about: Mapping[str, Any]) -> tuple[tuple[str, ...], 
     """A line a variant and value, and its published line below it."""
     swept = bool(about["sweep"])
     names = (*MEASURES, "train_seconds", *(["epsilon"] if "epsilon" in runs else []))
-    head = ("variant", *([about["sweep"]["label"]] if swept else []), *map(name_of, names))
+    named = {"epsilon": f"{name_of('epsilon')} ({figure.adjacency_of(runs)})"}
+    heads = (named.get(name, name_of(name)) for name in names)
+    head = ("variant", *([about["sweep"]["label"]] if swept else []), *heads)
     rows: Rows = []
     for variant in about["variants"]:
         for x in levels(runs):
