@@ -149,11 +149,11 @@ def parts(value: Any) -> dict[Any, Any]:
 
 def changed(value: Any, key: Any, bad: Callable[[], Any]) -> Any:
     """It with another part."""
-    if is_dataclass(value) and not isinstance(value, type):
-        return replace(value, **{key: bad()})
     if isinstance(value, dict):
         return value | {key: bad()}
-    return type(value)([*value[:key], bad(), *value[key + 1 :]])
+    if isinstance(value, (list, tuple)):
+        return type(value)([*value[:key], bad(), *value[key + 1 :]])
+    return replace(value, **{key: bad()})
 
 
 def is_nan(value: Any) -> bool:

@@ -12,7 +12,8 @@ from fedmuon.errors import InputError
 
 MOST = 2**53  # whole numbers up to here are doubles, all of them
 LARGEST = 10**18
-P, R = ParamSpec("P"), TypeVar("R")
+P = ParamSpec("P")
+R = TypeVar("R")
 
 
 def in_doubles(formula: Callable[P, R]) -> Callable[P, R]:
