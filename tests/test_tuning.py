@@ -1,12 +1,15 @@
 """What choosing among private runs spends, against the exact law of the best of K."""
 
+import json
 import math
 from functools import partial
 
 import numpy as np
 import pytest
+from typer.testing import CliRunner
 
 from fedmuon.errors import InputError
+from fedmuon.experiments.cli import app
 from fedmuon.privacy import renyi, tuning
 from fedmuon.privacy.accounting import epsilon, event
 
@@ -93,3 +96,19 @@ def test_what_cannot_be_is_refused() -> None:
     for runs in (1.0, 0.0, math.nan, math.inf):
         with pytest.raises(InputError, match="must lie above 1"):
             tuning.gamma_for("geometric", runs)
+
+
+def asked(*more: str) -> dict:
+    given = ["--lot", "64", "--population", "6400", "--steps", "1000", "--delta", "1e-5"]
+    command = ["privacy", "tuned", "--runs", "20", "--noise", "2", *given, "--json", *more]
+    done = CliRunner().invoke(app, command)
+    assert done.exit_code == 0, done.output + str(done.exception)
+    return json.loads(done.output)
+
+
+def test_the_command() -> None:
+    found = asked("--draw")
+    assert found["of_one_run"] < found["epsilon"] < found["of_all_published"]
+    assert found["epsilon"] == pytest.approx(tuning.epsilon([event(2.0, 0.01, 1000)], 1e-5, 20.0))
+    assert found["runs_drawn"] >= 1 and found["adjacency"] == "zero-out"
+    assert asked("--adjacency", "replace-one")["epsilon"] > found["epsilon"]

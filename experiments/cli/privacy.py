@@ -1,4 +1,4 @@
-"""Commands of the accountant: `privacy epsilon`, `sigma`, `audit` and `spent`."""
+"""Commands of the accountant: `privacy epsilon`, `sigma`, `tuned`, `audit` and `spent`."""
 
 from pathlib import Path
 from typing import Annotated, Any
@@ -103,6 +103,39 @@ def sigma(
     accounting.require_supported(adjacency, sampling)
     noise, answer = noise_for(epsilon, rate(lot, population), steps, delta, blocks, mode, adjacency)
     show({"noise": noise, **vars(answer)}, as_json)
+
+
+@app.command()
+def tuned(
+    runs: Annotated[float, Option(help="How many runs are expected, of which one is published.")],
+    noise: Noise,
+    lot: Lot,
+    population: Population,
+    steps: Steps,
+    delta: Delta,
+    blocks: Blocks = 1,
+    shape: Annotated[
+        str, Option(help="The law of their number: logarithmic, or geometric.")
+    ] = "logarithmic",
+    adjacency: Adjacency = "zero-out",
+    draw: Annotated[
+        bool, Option("--draw", help="Draw the number of runs: once, before the first of them.")
+    ] = False,
+    as_json: AsJson = False,
+) -> None:
+    """What publishing the best of several private runs spends, where their number is secret.
+
+    Each run takes settings drawn afresh from a list; the number of runs is drawn, and nothing of
+    the others is published (Papernot, Steinke 2022).
+
+    Example: [bold]fedmuon privacy tuned --runs 20 --noise 1.1 --lot 256 --population 60000
+    --steps 2000 --delta 1e-5[/]
+    """
+    from fedmuon.privacy import tuning
+
+    share = rate(lot, population)
+    answer = tuning.answer(noise, share, steps, delta, blocks, runs, shape, adjacency)
+    show({**answer, **({"runs_drawn": tuning.draw(runs, shape)} if draw else {})}, as_json)
 
 
 @app.command()

@@ -13,13 +13,15 @@ private, as long as nothing else of the runs is published; ties must be broken a
 fixed order of outcomes, which counts into the score.
 """
 
+import dataclasses
 import math
 import secrets
 from collections.abc import Callable, Sequence
 from functools import cache
+from typing import Any
 
 from fedmuon.errors import InputError
-from fedmuon.privacy import renyi
+from fedmuon.privacy import accounting, renyi
 from fedmuon.privacy.pairs import Event
 
 SHAPES = {"logarithmic": 0.0, "geometric": 1.0}
@@ -72,6 +74,38 @@ def epsilon(
             for order in renyi.ORDERS
         ),
     )
+
+
+def answer(
+    noise_multiplier: float,
+    sampling_probability: float,
+    steps: int,
+    delta: float,
+    blocks: int,
+    runs: float,
+    shape: str,
+    adjacency: str,
+) -> dict[str, Any]:
+    """What the best of K runs spends, beside one run and beside as many as are expected, all of
+    which would be published."""
+    gamma_for(shape, runs)
+    given = noise_multiplier, sampling_probability
+    single = accounting.epsilon(*given, steps, delta, blocks, adjacency=adjacency)
+    every = accounting.epsilon(*given, steps * math.ceil(runs), delta, blocks, adjacency=adjacency)
+    spent = accounting.event(*given, steps, blocks)
+    spent = dataclasses.replace(spent, replaced=adjacency == "replace-one")
+    return {
+        "epsilon": epsilon([spent], delta, runs, shape),
+        "of_one_run": single.upper,
+        "of_all_published": every.upper,
+        "runs_expected": runs,
+        "runs": shape,
+        "adjacency": single.adjacency,
+        "sampling": single.sampling,
+        "delta": delta,
+        "accountant": "RDP (Papernot, Steinke 2022, Theorem 2); PLD for the others",
+        "certified": True,
+    }
 
 
 def draw(runs: float, shape: str = "logarithmic") -> int:

@@ -76,7 +76,9 @@ def kept(runs: Columns, clients: Columns) -> Claim:
     over, share = clients["epsilon"] > clients["target"], clients["epsilon"] / clients["target"]
     detail = (
         f"{certified.sum()} of {len(certified)} runs are certified; {over.sum()} of {len(over)} "
-        f"accounts are above their target, and the largest is {share.max():.2%} of it"
+        f"accounts are above their target, and the largest is {share.max():.2%} of it; "
+        "each account is of one training, and choosing among several spends more "
+        "(`fedmuon privacy tuned`)"
     )
     return Claim(sentence, bool(certified.all() and not over.any()), detail)
 
