@@ -6,8 +6,9 @@ that fit into a bounded memory; a group's norms are complete, so its sum is fina
 """
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 from torch import Tensor, nn
@@ -21,12 +22,11 @@ from fedmuon.tasks.ghost import Ghosts, Record, record
 from fedmuon.tasks.ghost_layers import Use, parts, shaped
 from fedmuon.tasks.losses import Loss, apart
 from fedmuon.tasks.per_example import Explicit, Lookup, Outer, PerExample, Tied
+from fedmuon.threads import Turns, spread
+from fedmuon.threads import parts as even
 
-MEMORY = {
-    "cpu": 1 << 26,
-    "cuda": 1 << 32,
-}  # bytes that a thread holds at once for a group of samples
-MOST = {"cpu": 512}  # samples of a group, beyond which a processor gains nothing
+MEMORY = {"cpu": 1 << 26, "cuda": 1 << 32}  # bytes that a thread holds at once, at most
+MOST = {"cpu": 256}  # samples of a group: with more a processor gains little, threads less
 Gradient = Callable[[Params, Sequence[Batch]], tuple[Tensor, Params]]
 Found = tuple[Tensor, dict[str, PerExample]]  # losses [n], gradients by parameter
 
@@ -52,7 +52,8 @@ class ClippedSums:
     """The sums for one module; `loss` maps (outputs [n, c], labels [n]) to losses [n].
 
     `kept` counts the activations that autograd keeps for a sample. `ghosts` is None where torch's
-    per-example gradients are all that is exact.
+    per-example gradients are all that is exact. `each` gives the asking thread the same with a
+    module of its own; without it one thread does all.
     """
 
     module: nn.Module
@@ -61,6 +62,7 @@ class ClippedSums:
     device: torch.device
     kept: int
     ghosts: Ghosts | None
+    each: Callable[[], "ClippedSums"] | None = None
 
     def __call__(
         self, points: Points, batches: Sequence[Batch], clipping: Clipping
@@ -80,30 +82,37 @@ class ClippedSums:
         self, points: Points, inputs: Tensor, labels: Tensor, clipping: Clipping
     ) -> tuple[Tensor, Params]:
         """Mean loss [] at the last point and the clipped sum, for one replica's parameters."""
-        find = self._by_example if self.ghosts is None else self._by_layer
         params, rows = points[-1][1], len(labels)
-        first = next(iter(params.values()))
-        loss, totals = first.new_zeros(()), dict[str, Tensor]()
+        loss, totals = next(iter(params.values())).new_zeros(()), dict[str, Tensor]()
+        groups, turns = self.chunks(params, len(points)), Turns()
 
-        def work(part: slice) -> Found:
-            return find(points, inputs[part].reshape(-1, *self.shape), labels[part])
+        def add(number: int, part: slice) -> None:
+            find = (self.each() if self.each else self)._found
+            with turns.of(number) as turn:
+                work = partial(find, points, inputs, labels)
+                for losses, found in groups.each(work, part.stop, start=part.start):
+                    found, factors = _clipped(found, clipping)
+                    turn()
+                    _add_to(totals, found, factors)
+                    loss.add_(losses.sum())
+                    del found, factors  # before the next group is made
 
-        for losses, found in self.chunks(params, len(points)).each(work, rows):
-            found, factors = _clipped(found, clipping)
-            for key, one in found.items():
-                if key not in totals:
-                    totals[key] = first.new_zeros(one.shape)
-                one.add_to_(totals[key], factors[key])
-            loss += losses.sum()
-            del found, factors  # before the next group is made
+        cut = enumerate(even(rows, math.ceil(rows / groups.most))) if rows else ()
+        spread([partial(add, *each) for each in cut], self.each is not None)
         return loss / max(rows, 1), self._laid_out(params, totals)
+
+    def _found(self, points: Points, inputs: Tensor, labels: Tensor, part: slice) -> Found:
+        find = self._by_example if self.ghosts is None else self._by_layer
+        return find(points, inputs[part].reshape(-1, *self.shape), labels[part])
 
     def chunks(self, params: Params, points: int) -> Chunks:
         """Samples in groups whose activations and gradients fit into `MEMORY`."""
         entry = next(iter(params.values())).element_size()
         weights = sum(value.numel() for value in params.values())
-        held = (points + 1) * weights if self.ghosts is None else points * self.ghosts.entries
-        one = entry * (3 * self.kept + held)
+        if self.ghosts is None:
+            one = entry * (3 * self.kept + (points + 1) * weights)
+        else:  # a third: larger groups gain nothing, and every thread holds one
+            one = entry * 3 * (self.kept + points * self.ghosts.entries)
         most = MEMORY.get(self.device.type, 1 << 32) // one
         return Chunks(max(1, min(most, MOST.get(self.device.type, most))))
 
@@ -143,11 +152,11 @@ class ClippedSums:
 
     def _laid_out(self, params: Params, totals: Params) -> Params:
         """Totals as the parameters are laid out; zeros where nothing was added."""
-        found = {key: torch.zeros_like(value) for key, value in params.items()}
-        for key, total in totals.items():
-            owner, _, own = key.rpartition(".")
-            layer = None if self.ghosts is None else self.ghosts.layers[owner]
-            found[key] = total if layer is None else shaped(layer, own, total)
+        found = Params()
+        for key, value in params.items():
+            layer = self.ghosts and self.ghosts.layers[key.rpartition(".")[0]]
+            total = totals[key] if key in totals else torch.zeros_like(value)
+            found[key] = shaped(layer, key.rpartition(".")[2], total) if layer else total
         return found
 
 
@@ -168,6 +177,14 @@ def _clipped(
         found = {key: one.rows(finite) for key, one in found.items()}
         squares = {key: each[finite] for key, each in squares.items()}
     return found, clipping.factors(squares)
+
+
+def _add_to(totals: Params, found: dict[str, PerExample], factors: Mapping[str, Tensor]) -> None:
+    """totals += sum_i factors_i G_i."""
+    for key, one in found.items():
+        if key not in totals:
+            totals[key] = factors[key].new_zeros(one.shape)
+        one.add_to_(totals[key], factors[key])
 
 
 def _samples_of(batch: Batch, replica: int) -> tuple[Tensor, Tensor]:

@@ -139,7 +139,8 @@ class NetworkTask:
         found = ghostly(module, self.shape)
         if found is not None:  # else each sample goes through the network alone
             refuse_mixing(module, found.layers, self.shape)
-        return ClippedSums(module, self.shape, self.loss, self.device, self.saved, found)
+        each = self.clipped_sums if self.apart else None
+        return ClippedSums(module, self.shape, self.loss, self.device, self.saved, found, each)
 
     def losses(self, params: Params, batch: Batch) -> tuple[Tensor, Params]:
         """Per-sample losses [S, n], and by name what else is measured of each sample."""
