@@ -27,6 +27,7 @@ from fedmuon.threads import parts as even
 
 MEMORY = {"cpu": 1 << 26, "cuda": 1 << 32}  # bytes that a thread holds at once, at most
 MOST = {"cpu": 256}  # samples of a group: with more a processor gains little, threads less
+ENOUGH = 8  # of a network with records: of so few already, a group's own time is a tenth
 Gradient = Callable[[Params, Sequence[Batch]], tuple[Tensor, Params]]
 Found = tuple[Tensor, dict[str, PerExample]]  # losses [n], gradients by parameter
 
@@ -109,12 +110,14 @@ class ClippedSums:
         """Samples in groups whose activations and gradients fit into `MEMORY`."""
         entry = next(iter(params.values())).element_size()
         weights = sum(value.numel() for value in params.values())
+        kind = self.device.type
+        memory = MEMORY.get(kind, 1 << 32)
         if self.ghosts is None:
-            one = entry * (3 * self.kept + (points + 1) * weights)
-        else:  # a third: larger groups gain nothing, and every thread holds one
-            one = entry * 3 * (self.kept + points * self.ghosts.entries)
-        most = MEMORY.get(self.device.type, 1 << 32) // one
-        return Chunks(max(1, min(most, MOST.get(self.device.type, most))))
+            most = memory // (entry * (3 * self.kept + (points + 1) * weights))
+        else:  # a third, where that is enough: every thread holds so many
+            whole = memory // (entry * (self.kept + points * self.ghosts.entries))
+            most = min(whole, max(ENOUGH, whole // 3))
+        return Chunks(max(1, min(most, MOST.get(kind, most))))
 
     def _by_layer(self, points: Points, inputs: Tensor, labels: Tensor) -> Found:
         """From records of the layers at each point."""
