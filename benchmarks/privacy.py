@@ -43,7 +43,7 @@ from fedmuon.randomness import Draw, generator
 from fedmuon.tasks.base import Batch, Params
 from fedmuon.tasks.clipping import Clipping
 from fedmuon.tasks.decoder import Form, decoder, next_tokens
-from fedmuon.tasks.losses import cross_entropy
+from fedmuon.tasks.losses import Targets, cross_entropy, given_labels
 from fedmuon.tasks.models import network
 from fedmuon.tasks.networks import NetworkTask
 
@@ -92,9 +92,10 @@ class Setting:
         """One sample's."""
         return (FORM.context + 1,) if self.is_text else SHAPE
 
-    def targets(self, inputs: Tensor, labels: Tensor) -> Tensor:
-        """What is to be predicted."""
-        return next_tokens(inputs, labels) if self.is_text else labels
+    @property
+    def targets(self) -> Targets:
+        """What is to be predicted, by a function that threads may share."""
+        return next_tokens if self.is_text else given_labels
 
     def module(self) -> nn.Module:
         """The network, without numbers."""

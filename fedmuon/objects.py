@@ -52,7 +52,7 @@ def described(
                 known = _digest(config, kind, mine)
                 MET[key] = (_reference(mine), known)
             found[kind] = known
-    if config.task.lora_rank:  # what its adapters stand beside is in no file of the run's
+    if reads(config, "task.lora-rank") and config.task.lora_rank:  # else its own files have all
         found["weights"] = weights_digest(config.task.weights)
     if source is not None and own.data is not None:
         found["data"] = own_digest(config)

@@ -303,7 +303,7 @@ def test_neither_do_those_of_a_stack_and_of_clipped_sums() -> None:
 
 
 def test_groups_of_a_client_are_added_in_their_order(monkeypatch: pytest.MonkeyPatch) -> None:
-    """37 samples in groups of 5, by one, two and three threads, against one group of all."""
+    """37 samples in parts and groups of 5, by one, two and three threads, against larger groups."""
     task = NetworkTask(mlp((6,), 3), (6,), torch.float64)
     rng = np.random.default_rng(0)
     start, labels = task.initial(rng, 1), torch.from_numpy(rng.integers(3, size=37))
@@ -312,6 +312,8 @@ def test_groups_of_a_client_are_added_in_their_order(monkeypatch: pytest.MonkeyP
     def sums() -> dict[str, torch.Tensor]:
         return task.clipped([(1.0, start)], [batch], clipping)[1]
 
+    alone = {name: value[0] for name, value in start.items()}
+    assert len(task.clipped_sums()._lanes(alone, 37)) > 1
     whole, before, found = sums(), torch.get_num_threads(), set[bytes]()
     monkeypatch.setitem(clipped.MOST, "cpu", 5)
     try:

@@ -26,8 +26,10 @@ from fedmuon.threads import Turns, spread
 from fedmuon.threads import parts as even
 
 MEMORY = {"cpu": 1 << 26, "cuda": 1 << 32}  # bytes that a thread holds at once, at most
-MOST = {"cpu": 256}  # samples of a group: with more a processor gains little, threads less
-ENOUGH = 8  # of a network with records: of so few already, a group's own time is a tenth
+MOST = {"cpu": 256}  # samples of a group, beyond which a processor gains little
+LANES = 64  # parts of a lot with totals of their own, at most
+LANE, LEAST = 384, 96  # products of a part for each number of its totals; where there are but two
+ENOUGH = 4  # of a group by records, of which twice as many would take 4% less time
 Gradient = Callable[[Params, Sequence[Batch]], tuple[Tensor, Params]]
 Found = tuple[Tensor, dict[str, PerExample]]  # losses [n], gradients by parameter
 
@@ -84,23 +86,33 @@ class ClippedSums:
     ) -> tuple[Tensor, Params]:
         """Mean loss [] at the last point and the clipped sum, for one replica's parameters."""
         params, rows = points[-1][1], len(labels)
-        loss, totals = next(iter(params.values())).new_zeros(()), dict[str, Tensor]()
+        loss, totals = next(iter(params.values())).new_zeros(()), Params()
         groups, turns = self.chunks(params, len(points)), Turns()
 
-        def add(number: int, part: slice) -> None:
-            find = (self.each() if self.each else self)._found
+        def lane(number: int, part: slice) -> None:
+            own, sums = self.each() if self.each else self, Params()
+            work, read = partial(own._found, points, inputs, labels), torch.zeros_like(loss)
             with turns.of(number) as turn:
-                work = partial(find, points, inputs, labels)
                 for losses, found in groups.each(work, part.stop, start=part.start):
-                    found, factors = _clipped(found, clipping)
-                    turn()
-                    _add_to(totals, found, factors)
-                    loss.add_(losses.sum())
-                    del found, factors  # before the next group is made
+                    _add_to(sums, *_clipped(found, clipping))
+                    read += losses.sum()
+                    del found  # before the next group is made
+                turn()
+                loss.add_(read)
+                for key, value in sums.items():
+                    totals[key] = totals[key].add_(value) if key in totals else value
 
-        cut = enumerate(even(rows, math.ceil(rows / groups.most))) if rows else ()
-        spread([partial(add, *each) for each in cut], self.each is not None)
+        cut = enumerate(self._lanes(params, rows))
+        spread([partial(lane, *each) for each in cut], self.each is not None)
         return loss / max(rows, 1), self._laid_out(params, totals)
+
+    def _lanes(self, params: Params, rows: int) -> list[slice]:
+        """Samples in even parts, each with totals of its own, whose adding is to cost little: a
+        power of two, as threads are, by size alone."""
+        weights = sum(value.numel() for value in params.values())
+        work = rows * (1 + 64 * self.kept / weights)  # in products for each number of the totals
+        many = min(max(work / LANE, min(2.0, work / LEAST), 1.0), LANES)
+        return even(rows, 2 ** int(math.log2(many))) if rows else []
 
     def _found(self, points: Points, inputs: Tensor, labels: Tensor, part: slice) -> Found:
         find = self._by_example if self.ghosts is None else self._by_layer
@@ -114,9 +126,9 @@ class ClippedSums:
         memory = MEMORY.get(kind, 1 << 32)
         if self.ghosts is None:
             most = memory // (entry * (3 * self.kept + (points + 1) * weights))
-        else:  # a third, where that is enough: every thread holds so many
+        else:  # a quarter, where that is enough: every thread holds so many
             whole = memory // (entry * (self.kept + points * self.ghosts.entries))
-            most = min(whole, max(ENOUGH, whole // 3))
+            most = min(whole, max(ENOUGH, whole // 4))
         return Chunks(max(1, min(most, MOST.get(kind, most))))
 
     def _by_layer(self, points: Points, inputs: Tensor, labels: Tensor) -> Found:
