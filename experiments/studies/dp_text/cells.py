@@ -162,7 +162,9 @@ def _written(run: Run, params: Params, settings: Settings) -> tuple[Record, list
     short = [prompt for prompt, row in asked.items() if len(row) + LEAST <= table.context]
     short = short[: settings.prompts]
     form = setup.form_of(run.config, run.data.shape, run.data.vocabulary)
-    whole = folded(run.experiment.task.module, params)
+    task = run.experiment.task
+    assert isinstance(task, NetworkTask)
+    whole = folded(task.module, params)
     rows = generate(form, whole, [asked[prompt] for prompt in short], tokens.end, settings.beams)
     sentences, wanted = [tokens.decode(row) for row in rows], [held[prompt] for prompt in short]
     shown = [
