@@ -1,13 +1,16 @@
 """Per-example clipping side by side with Opacus, in one run: this package, and its three ways.
 
     python -m benchmarks.privacy [--device cpu] [--lot 1024] [--pairs 3] [--threads 2]
+        [--models cnn mlp wrn-16-2 decoder] [--against ghost hooks fast]
 
-The same CNN and MLP see one lot of 28 x 28 images; every example's gradient is clipped to C in its
-whole norm and the clipped gradients are summed, without noise. Each contestant is a process of its
-own: its time is the median of warm calls (and what processors spent on one, which a busy machine
-disturbs less), its memory what a first call adds to the process (on a GPU, torch's peak). Opacus's
-`hooks` and its fast gradient clipping (`fast`) store every gradient, up to 13 GB for the CNN and a
-minute a run, and run once; its ghost clipping (`ghost`) keeps norms and goes backward twice.
+The same networks see one lot of 28 x 28 images, or of windows of 64 tokens; every example's
+gradient is clipped to C in its whole norm and the clipped gradients are summed, without noise. Each
+contestant is a process of its own: its time is the median of warm calls (and what processors spent
+on one, which a busy machine disturbs less), its memory what a first call adds to the process (on a
+GPU, torch's peak). Opacus's `hooks` and its fast gradient clipping (`fast`) store all gradients, up
+to 13 GB for the CNN and a minute a run, and run once; its ghost clipping (`ghost`) keeps norms and
+goes backward twice. The decoder has linear layers for GPT-2's projections and a head of its own, as
+Opacus has ghost norms of neither transformers' layers nor tied weights.
 """
 
 # pyright: reportMissingImports=false
@@ -15,6 +18,7 @@ minute a run, and run once; its ghost clipping (`ghost`) keeps norms and goes ba
 
 import argparse
 import json
+import math
 import os
 import resource
 import subprocess
@@ -23,6 +27,7 @@ import tempfile
 import warnings
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
+from itertools import product
 from pathlib import Path
 from statistics import median
 from time import perf_counter, process_time
@@ -30,19 +35,22 @@ from typing import Any
 
 import numpy as np
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from benchmarks import page
 from benchmarks.page import Row, say
 from fedmuon.randomness import Draw, generator
 from fedmuon.tasks.base import Batch, Params
 from fedmuon.tasks.clipping import Clipping
+from fedmuon.tasks.decoder import Form, decoder, next_tokens
+from fedmuon.tasks.losses import Targets, cross_entropy, given_labels
 from fedmuon.tasks.models import network
 from fedmuon.tasks.networks import NetworkTask
 
 SHAPE, CLASSES, BOUND = (1, 28, 28), 10, 1
+FORM = Form(vocabulary=256, context=64, width=128, depth=4, heads=4)
 STORING = ("hooks", "fast")
-CONTESTANTS = ("ours", "ghost", *STORING)
+PEERS = ("ghost", *STORING)
 CHECKED, SAME = 64, 1e-5  # samples in float64, how close sums must be: Opacus adds 1e-6 to norms
 PATIENCE = 5.0  # seconds of warm calls, after which no further one is made
 Work = Callable[[], Params]  # -> the clipped sums, by parameter
@@ -58,17 +66,63 @@ class Setting:
     dtype: torch.dtype = torch.float32
 
     def batch(self) -> Batch:
-        """Images of Fashion-MNIST's size with random pixels, as rows."""
+        """Images of Fashion-MNIST's size with random pixels, as rows; or random tokens."""
         rng = generator(0, Draw.SYNTHETIC)
-        inputs = torch.from_numpy(rng.random((self.lot, 784), np.float32))
+        if self.is_text:
+            inputs = torch.from_numpy(rng.integers(FORM.vocabulary, size=(self.lot, *self.shape)))
+        else:
+            inputs = torch.from_numpy(rng.random((self.lot, math.prod(SHAPE)), np.float32))
         labels = torch.from_numpy(rng.integers(CLASSES, size=self.lot))
         return Batch(inputs.to(self.device, self.dtype), labels.to(self.device))
 
     def start(self) -> tuple[NetworkTask, Params]:
         """The task and its first parameters, a stack of one."""
-        module, device = network(self.model, SHAPE, CLASSES), torch.device(self.device)
-        task = NetworkTask(module, SHAPE, device=device, dtype=self.dtype)
+        task = NetworkTask(
+            self.module(), self.shape, self.dtype, torch.device(self.device), targets=self.targets
+        )
         return task, task.initial(generator(0, Draw.INITIAL))
+
+    @property
+    def is_text(self) -> bool:
+        """Whether the network is the decoder."""
+        return self.model == "decoder"
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """One sample's."""
+        return (FORM.context + 1,) if self.is_text else SHAPE
+
+    @property
+    def targets(self) -> Targets:
+        """What is to be predicted, by a function that threads may share."""
+        return next_tokens if self.is_text else given_labels
+
+    def module(self) -> nn.Module:
+        """The network, without numbers."""
+        return text_network() if self.is_text else network(self.model, SHAPE, CLASSES)
+
+
+def text_network() -> nn.Module:
+    """The decoder in layers that both sides have rules for."""
+    found = decoder(FORM)
+    with torch.device("meta"):
+        found.lm_head = nn.Linear(FORM.width, FORM.vocabulary, bias=False)
+        for block in found.transformer.h:
+            for part, key in product((block.attn, block.mlp), ("c_attn", "c_fc", "c_proj")):
+                if hasattr(part, key):
+                    setattr(part, key, nn.Linear(*getattr(part, key).weight.shape))
+    return found
+
+
+class Criterion:
+    """Cross-entropy as Opacus calls it."""
+
+    reduction = "mean"
+
+    def __call__(self, outputs: Tensor, targets: Tensor) -> Tensor:
+        """Of each sample, or their mean."""
+        each = cross_entropy(outputs, targets)
+        return each if self.reduction == "none" else each.mean()
 
 
 def ours(setting: Setting) -> Work:
@@ -83,7 +137,7 @@ def ours(setting: Setting) -> Work:
 def module_of(setting: Setting) -> nn.Module:
     """The same network with the same numbers, as a plain module."""
     _, params = setting.start()
-    module = network(setting.model, SHAPE, CLASSES).to(setting.dtype)
+    module = setting.module().to(setting.dtype)
     module = module.to_empty(device=setting.device)
     module.load_state_dict({name: value[0] for name, value in params.items()})
     return module
@@ -110,7 +164,7 @@ def opacus(kind: str, setting: Setting) -> Work:
         "expected_batch_size": setting.lot,
     }
     optimizer = torch.optim.SGD(plain.parameters(), lr=0.1)
-    criterion = nn.CrossEntropyLoss()
+    criterion = Criterion()
     private: Any
     if kind == "hooks":
         module, loss = GradSampleModule(plain), criterion
@@ -123,11 +177,15 @@ def opacus(kind: str, setting: Setting) -> Work:
         private = DPOptimizerFastGradientClipping(optimizer, **settings)
         loss = DPLossFastGradientClipping(module, private, criterion)
         gather = private.accumulate
-    images = batch.inputs.view(-1, *SHAPE)
+    for layer in plain.modules():
+        if isinstance(layer, nn.Embedding):  # whose ghost norms ask for tokens in one piece
+            layer.register_forward_pre_hook(lambda _, given: (given[0].contiguous(),))
+    samples = batch.inputs.view(-1, *setting.shape)
+    targets = setting.targets(batch.inputs, batch.labels)
 
     def work() -> Params:
         private.zero_grad(set_to_none=True)
-        loss(module(images), batch.labels).backward()
+        loss(module(samples), targets).backward()
         gather()
         return {name: getattr(param, "summed_grad") for name, param in plain.named_parameters()}  # noqa: B009
 
@@ -213,7 +271,7 @@ def distance(folder: Path, kind: str, dtype: torch.dtype) -> float:
 
 def compare(model: str, asked: argparse.Namespace) -> Iterator[Row]:
     """Contestants in turn, pairs of runs; the ratios are medians over the pairs."""
-    found: dict[str, list[dict[str, float]]] = {kind: [] for kind in CONTESTANTS}
+    found: dict[str, list[dict[str, float]]] = {kind: [] for kind in ("ours", *asked.against)}
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         for pair in range(asked.pairs):
@@ -223,9 +281,9 @@ def compare(model: str, asked: argparse.Namespace) -> Iterator[Row]:
                     say(f"{pair + 1}/{asked.pairs} {model}, {kind}: {figures[-1]['ms']:.0f} ms")
         away = {
             kind: [distance(folder, kind, dtype) for dtype in (torch.float32, torch.float64)]
-            for kind in CONTESTANTS
+            for kind in found
         }
-    for kind in CONTESTANTS[1:]:
+    for kind in asked.against:
         if away[kind][1] > SAME:
             raise SystemExit(f"{kind}'s sums are not ours")
         yield from ratios(f"{model}, lot {asked.lot}, clipped / Opacus's {kind}", found, kind)
@@ -253,6 +311,7 @@ def main() -> None:
     parser.add_argument("--calls", type=int, default=9)
     parser.add_argument("--threads", type=int, default=torch.get_num_threads())
     parser.add_argument("--models", nargs="*", default=["cnn", "mlp"])
+    parser.add_argument("--against", nargs="*", default=PEERS, choices=PEERS)
     parser.add_argument("--work", help=argparse.SUPPRESS)
     parser.add_argument("--out", help=argparse.SUPPRESS)
     asked = parser.parse_args()

@@ -71,6 +71,11 @@ def _unreadable(config: Config) -> Iterator[str]:
             f"[task] width = {task.width} cannot be shared by heads = {task.heads}: make it a "
             "multiple"
         )
+    if task.lora_rank and not task.weights:
+        yield (
+            f"[task] lora-rank = {task.lora_rank} learns adapters beside a decoder that stays: set "
+            "weights to its file"
+        )
 
 
 def unprivate_run(config: Config) -> Iterator[str]:

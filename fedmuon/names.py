@@ -8,7 +8,9 @@ SourceName = Literal[
 ]  # fmt: skip
 TABLES = ("e2e", "dart")  # of which the source is not to be predicted
 TEXTS = ("pydoc", "text", *TABLES)
-Model = Literal["mlp", "cnn", "tanh-cnn", "cifarnet", "wrn-16-2", "gpt"]
+Model = Literal[
+    "mlp", "cnn", "tanh-cnn", "cifarnet", "wrn-16-2", "wrn-16-4", "vit-small", "gpt",
+]  # fmt: skip
 Recipe = Literal[
     "fedavg", "fedavgm", "local-muon", "fedmuon", "fedmuon-aligned",
     "sgd", "normalized-sgd", "adamw", "muon",  # of one client, mostly: all their states are kept

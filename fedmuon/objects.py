@@ -18,6 +18,7 @@ from fedmuon.beside import LIBRARIES, neighbours
 from fedmuon.config import Config
 from fedmuon.data.own import digest
 from fedmuon.data.source import Source
+from fedmuon.data.weights import weights_digest
 from fedmuon.digests import parts
 from fedmuon.errors import InputError
 from fedmuon.federated.dealing import own_digest
@@ -51,6 +52,8 @@ def described(
                 known = _digest(config, kind, mine)
                 MET[key] = (_reference(mine), known)
             found[kind] = known
+    if reads(config, "task.lora-rank") and config.task.lora_rank:  # else its own files have all
+        found["weights"] = weights_digest(config.task.weights)
     if source is not None and own.data is not None:
         found["data"] = own_digest(config)
     elif source is not None and reads(config, "data.folder"):
@@ -97,10 +100,9 @@ def require_same(folder: Path, found: Record) -> Record:
         raise InputError(f"{folder / FILE} is damaged ({error}): {AFRESH}") from None
     for kind in known.keys() | found.keys():
         if known.get(kind) != found.get(kind) and (kind != "data" or kind in found):
+            other = "are others" if kind in ("data", "weights") else "is another one"
             raise InputError(
-                f"the {kind} {'are others' if kind == 'data' else 'is another one'} than {folder} "
-                "was begun with: give the same again, "
-                f"or {AFRESH}"
+                f"the {kind} {other} than {folder} was begun with: give the same again, or {AFRESH}"
             )
     return there
 

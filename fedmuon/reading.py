@@ -102,7 +102,7 @@ NEEDS: dict[str, dict[str, tuple[Need, ...]]] = {
         **dict.fromkeys(("name", "options"), ALWAYS),
         "model": (OURS,),
         "initial": MATRIX,
-        **dict.fromkeys(("width", "depth", "heads", "weights"), DECODER),
+        **dict.fromkeys(("width", "depth", "heads", "weights", "lora-rank"), DECODER),
     },
     "local": {
         **dict.fromkeys(

@@ -95,11 +95,12 @@ class TaskTable(Table):
 
     name: Annotated[Text, AfterValidator(_named(Literal["matrix", "network"]))] = "matrix"
     model: Annotated[Text, AfterValidator(_named(names.Model))] = "cnn"  # of `network`
-    width: Count = 128  # of `gpt`, as are the next three
+    width: Count = 128  # of `gpt`, as are the next four
     depth: Annotated[int, Field(ge=1, le=256)] = 4
     heads: Count = 4
     initial: Literal["gaussian", "zero"] = "gaussian"  # X0 of `matrix`
     weights: Text = ""  # a .safetensors file, or a folder of them, to start from
+    lora_rank: Annotated[int, Field(ge=0, le=10**6)] = 0  # of adapters, which alone are learned
     options: Options = ()
 
 

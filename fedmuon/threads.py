@@ -14,6 +14,7 @@ import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from functools import partial
 from queue import SimpleQueue
 from typing import Any, Generic, TypeVar
 
@@ -48,6 +49,38 @@ def parts(size: int, count: float) -> list[slice]:
     many = max(1, min(size, round(count)))
     ends = [size * k // many for k in range(many + 1)]
     return [slice(a, b) for a, b in itertools.pairwise(ends)]
+
+
+class Turns:
+    """An order among pieces of spread work, so that what they find is added up as by one thread.
+
+    A piece waits for those before it alone, of which the first waits for none: all of them end.
+    """
+
+    def __init__(self) -> None:
+        self._ended, self._failed = 0, sys.maxsize
+        self._change = threading.Condition()
+
+    @contextmanager
+    def of(self, number: int) -> Iterator[Callable[[], None]]:
+        """What waits for the turn of the piece, which the end of the block passes on."""
+        turn = partial(self._wait, number)
+        try:
+            yield turn
+            turn()
+        except BaseException:
+            self._failed = min(self._failed, number)
+            raise
+        finally:
+            with self._change:
+                self._ended += self._ended == number
+                self._change.notify_all()
+
+    def _wait(self, number: int) -> None:
+        with self._change:
+            self._change.wait_for(lambda: self._ended == number or self._failed < number)
+        if self._failed < number:  # whose error is the one that `spread` raises
+            raise RuntimeError("a piece before this one failed")
 
 
 class PerThread(Generic[Found]):

@@ -88,7 +88,7 @@ def test_clipped_sums_are_the_loops(
     batch = Batch(windows, torch.zeros(4, dtype=torch.int64))
     assert ghostly(task.module, task.shape) is not None
     loss, found = task.clipped(points, [batch], clip)
-    slow = dataclasses.replace(task.clipped_sums(), ghosts=None)
+    slow = dataclasses.replace(task.clipped_sums(), ghosts=None, each=None)
     _, other = slow(points, [task._aimed(batch)], clip)
     expected = naive(form, points, windows, task, clip)
     assert set(found) == set(expected)

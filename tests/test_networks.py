@@ -10,6 +10,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 from torch.func import functional_call
+from torch.nn import functional
 from torch.nn.functional import cross_entropy
 
 from fedmuon.errors import InputError
@@ -20,8 +21,16 @@ from fedmuon.randomness import Draw, generator
 from fedmuon.tasks import shapes
 from fedmuon.tasks.base import Batch, Params, Replaced
 from fedmuon.tasks.chunks import Chunks, saved_entries
-from fedmuon.tasks.models import LEAST, MODELS, network, with_channels
+from fedmuon.tasks.models import (
+    LEAST,
+    MODELS,
+    network,
+    vision_transformer,
+    wide_resnet,
+    with_channels,
+)
 from fedmuon.tasks.networks import NetworkTask
+from fedmuon.tasks.vision import VisionTransformer, places
 from fedmuon.transforms.orthogonal import orthogonalize
 
 TOY = (2, 6, 6)
@@ -189,6 +198,8 @@ COUNTS = {  # by hand: weights and biases, layer after layer
     ("cifarnet", (3, 32, 32)): 13 * 24 + 9 * (24 * 64 + 64 * 64 + 64 * 256 + 3 * 256 * 256)
     + 4 * (64 + 256 + 256) + 2560,
     ("wrn-16-2", (3, 32, 32)): 691_674,  # as with BatchNorm: as many scales and shifts
+    ("wrn-16-4", (3, 32, 32)): 2_748_890,
+    ("vit-small", (3, 32, 32)): 49 * 384 + 12 * (12 * 384**2 + 13 * 384) + 2 * 384 + 3850,
 }  # fmt: skip
 
 
@@ -205,7 +216,11 @@ def test_models_have_the_published_sizes(name: str, shape: tuple[int, ...]) -> N
     for shape in ((12, 12), (3, 9, 9), (1, 13, 10), (3, 14, 14), (17, 15))
     if min(shape[-2:]) >= LEAST.get(name, 0)
 ])  # fmt: skip
-def test_models_adapt_to_samples_and_classes(name: str, shape: tuple[int, ...]) -> None:
+def test_models_adapt_to_samples_and_classes(
+    name: str, shape: tuple[int, ...], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(MODELS, "wrn-16-4", wide_resnet(10, 4))
+    monkeypatch.setitem(MODELS, "vit-small", vision_transformer(4, 48, 2, 6))
     task = NetworkTask(network(name, shape, 7), with_channels(shape))
     params = task.initial(generator(0, Draw.INITIAL), 2)
     inputs = torch.from_numpy(np.random.default_rng(0).random((3, math.prod(shape)), np.float32))
@@ -230,6 +245,23 @@ def test_models_are_what_the_config_knows() -> None:
         network("cnn", (20,), 10)
     with pytest.raises(InputError, match=r"9 x 9 pixels or more"):
         network("cifarnet", (8, 8), 10)
+
+
+def test_patches_know_their_places() -> None:
+    """Each entry by its definition; and a permutation of patches, without which a transformer gives
+    the same, gives another output."""
+    torch.manual_seed(0)
+    found = places(torch.zeros(1, 12, 2, 3, dtype=torch.float64))
+    for patch, (row, column) in enumerate((r, c) for r in range(2) for c in range(3)):
+        for k, wave in enumerate((1.0, 1e-2, 1e-4)):
+            expected = [f(at * wave) for at in (row, column) for f in (math.sin, math.cos)]
+            assert found[patch, k::3].tolist() == pytest.approx(expected, abs=1e-12)
+    net = VisionTransformer(1, 3, 2, 12, 2, 3).double()
+    image = torch.randn(2, 1, 4, 6).double()
+    turned = torch.cat([image[..., 2:], image[..., :2]], -1)
+    assert float((net(image) - net(turned)).abs().max().detach()) > 1e-3
+    padded = functional.pad(image[..., :5, :3], (0, 1, 0, 1))[..., :4, :4]
+    torch.testing.assert_close(net(image[..., :3]), net(padded))
 
 
 @pytest.mark.parametrize("name", ["cnn", "wrn-16-2"])

@@ -30,7 +30,7 @@ from fedmuon.tasks.clipped import ClippedSums
 from fedmuon.tasks.clipping import RULES, Clipping
 from fedmuon.tasks.ghost import ghostly
 from fedmuon.tasks.matrix import MatrixTask
-from fedmuon.tasks.models import MODELS, network, with_channels
+from fedmuon.tasks.models import MODELS, network, vision_transformer, wide_resnet, with_channels
 from fedmuon.tasks.networks import NetworkTask
 
 Gradient = Callable[[Params, Tensor, Tensor], Params]  # of one example, at one replica's parameters
@@ -134,8 +134,14 @@ def check(
 @pytest.mark.parametrize("rule, points", [("block", (1.0,)), ("automatic", (1.0,)),
                                           ("flat", (18.0, -17.0))])  # fmt: skip
 @pytest.mark.parametrize("name", MODELS)
-def test_models_give_the_loops_sums(name: str, rule: str, points: tuple[float, ...]) -> None:
-    least = {"cifarnet": (3, 9, 9), "wrn-16-2": (1, 4, 4), "tanh-cnn": (1, 15, 14)}
+def test_models_give_the_loops_sums(
+    name: str, rule: str, points: tuple[float, ...], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The largest with fewer layers."""
+    monkeypatch.setitem(MODELS, "wrn-16-4", wide_resnet(10, 4))
+    monkeypatch.setitem(MODELS, "vit-small", vision_transformer(4, 12, 2, 3))
+    least = {"cifarnet": (3, 9, 9), "wrn-16-2": (1, 4, 4), "wrn-16-4": (1, 4, 4),
+             "tanh-cnn": (1, 15, 14)}  # fmt: skip
     shape = least.get(name, (1, 6, 5))
     check(network(name, shape, 3), with_channels(shape), points, rule, rows=2)
 

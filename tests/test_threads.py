@@ -1,5 +1,6 @@
 """Work in pieces: in order, whoever does it; errors as if in turn; threads as before."""
 
+import contextlib
 import gc
 import subprocess
 import sys
@@ -19,12 +20,13 @@ from torch import Tensor
 from fedmuon.config import load
 from fedmuon.errors import Interrupted
 from fedmuon.experiments.run import execute
+from fedmuon.tasks import clipped
 from fedmuon.tasks.base import Batch, Replaced
 from fedmuon.tasks.clipping import Clipping
 from fedmuon.tasks.matrix import MatrixTask
 from fedmuon.tasks.models import mlp
 from fedmuon.tasks.networks import NetworkTask
-from fedmuon.threads import PerThread, spread
+from fedmuon.threads import PerThread, Turns, spread
 
 
 @pytest.fixture(params=[1, 2, 5])
@@ -298,3 +300,53 @@ def test_neither_do_those_of_a_stack_and_of_clipped_sums() -> None:
     finally:
         torch.set_num_threads(before)
     assert len(found) == 1
+
+
+def test_groups_of_a_client_are_added_in_their_order(monkeypatch: pytest.MonkeyPatch) -> None:
+    """37 samples in parts and groups of 5, by one, two and three threads, against larger groups."""
+    task = NetworkTask(mlp((6,), 3), (6,), torch.float64)
+    rng = np.random.default_rng(0)
+    start, labels = task.initial(rng, 1), torch.from_numpy(rng.integers(3, size=37))
+    batch, clipping = Batch(torch.randn(37, 6).double(), labels), Clipping("flat", 0.1)
+
+    def sums() -> dict[str, torch.Tensor]:
+        return task.clipped([(1.0, start)], [batch], clipping)[1]
+
+    whole, before, found = sums(), torch.get_num_threads(), set[bytes]()
+    monkeypatch.setitem(clipped.MOST, "cpu", 5)
+    monkeypatch.setattr(clipped, "LANE", 8.0)
+    alone = {name: value[0] for name, value in start.items()}
+    assert len(task.clipped_sums()._lanes(alone, 37)) == 4
+    try:
+        for threads in (1, 2, 3):
+            torch.set_num_threads(threads)
+            several = sums()
+            found.add(b"".join(value.numpy().tobytes() for value in several.values()))
+    finally:
+        torch.set_num_threads(before)
+    assert len(found) == 1
+    assert any(not torch.equal(several[name], value) for name, value in whole.items())
+    for name, value in whole.items():
+        torch.testing.assert_close(several[name], value, rtol=1e-12, atol=1e-15)
+
+
+@pytest.mark.parametrize("slow, bad", [((0,), None), ((1, 2), None), ((0,), 3), ((3,), 2)])
+def test_turns_come_in_order_and_end_with_a_failure(slow: tuple, bad: int | None) -> None:
+    """Whoever is late; and no piece behind one that failed has its turn."""
+    turns, seen, before = Turns(), list[int](), torch.get_num_threads()
+
+    def piece(number: int) -> None:
+        with turns.of(number) as turn:
+            time.sleep(0.02 * (number in slow))
+            if number == bad:
+                raise ValueError(number)
+            turn()
+            seen.append(number)
+
+    torch.set_num_threads(3)
+    try:
+        with contextlib.nullcontext() if bad is None else pytest.raises(ValueError, match=str(bad)):
+            spread([partial(piece, number) for number in range(6)])
+    finally:
+        torch.set_num_threads(before)
+    assert seen == list(range(6 if bad is None else bad))

@@ -48,6 +48,7 @@ OTHER: dict[str, Any] = {
     "federation.risk-weights": "uniform", "federation.seed": 9,
     "task.name": "network", "task.model": "tanh-cnn", "task.width": 12, "task.depth": 1,
     "task.heads": 4, "task.initial": "zero", "task.weights": "nowhere",
+    "task.lora-rank": 2,
     "local.recipe": "sgd", "local.steps": 3, "local.batch": 4, "local.lr": 0.02,
     "local.momentum": 0.5, "local.momentum-form": "polyak", "local.weight-decay": 0.3,
     "local.schedule": "heavy-tailed", "local.tail-index": 1.5, "local.alignment": 0.9,
@@ -112,7 +113,8 @@ SETTINGS: dict[str, dict[str, dict[str, Any]]] = {
 # Read where these runs do not look: by sources that need files, by other engines, by the neighbours
 # that `fedmuon stability` runs, by what keeps a run's progress, and by what refuses combinations.
 ELSEWHERE = {
-    "data.folder", "data.tokenizer", "task.weights", "engine.name", "engine.cpus-per-client",
+    "data.folder", "data.tokenizer", "task.weights", "task.lora-rank", "engine.name",
+    "engine.cpus-per-client",
     "engine.gpus-per-client", "engine.ray-address", "faults.policy", "faults.retries",
     "faults.deadline", "faults.patience", "stability.trials", "stability.realized",
     "stability.neighbours",

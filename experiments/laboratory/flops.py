@@ -48,7 +48,7 @@ NOTE = (
     "trying, and stand at the top of experiments/laboratory/flops.py. 135M parameters, as 002 "
     "calls nanoGPT, are not what its table counts: 518.7M move in a step."
 )
-_COLOUR = ("cifarnet", "wrn-16-2")  # 3 x 32 x 32; the others read 28 x 28
+_COLOUR = ("cifarnet", "wrn-16-2", "wrn-16-4", "vit-small")  # 3 x 32 x 32; the others read 28 x 28
 _COLUMNS = ("products", "QR", "entries", "total", "performed")
 _NAMES = (*MODELS, "gpt2-small", "nanogpt", "airbench")
 

@@ -39,6 +39,7 @@ from fedmuon.schedules import heavy_tailed
 from fedmuon.settings import Local
 from fedmuon.tables import Scalar
 from fedmuon.tasks import decoder as decoders
+from fedmuon.tasks.adapters import adapted, beside_zero
 from fedmuon.tasks.base import Task
 from fedmuon.tasks.decoder import Form, decoder, gpt2_law, next_tokens, sentence_tokens
 from fedmuon.tasks.matrix import MatrixTask
@@ -154,7 +155,8 @@ def task(
         if config.task.model == "gpt":
             form, tables = form_of(config, shape, vocabulary), config.data.name in TABLES
             require_room_for_parameters(config, form.entries, dtype.itemsize, device)
-            return _decoder(form, config.task.weights, tables, dtype, device)
+            of = config.task
+            return _decoder(form, of.weights, of.lora_rank, tables, dtype, device)
         return _network(config.task.model, shape, classes, dtype, device)
     return MatrixTask(math.prod(shape), classes, dtype, device, engine.kernel, config.task.initial)
 
@@ -185,17 +187,21 @@ def _network(
 
 @lru_cache(maxsize=4)
 def _decoder(
-    form: Form, weights: str, tables: bool, dtype: torch.dtype, device: torch.device
+    form: Form, weights: str, rank: int, tables: bool, dtype: torch.dtype, device: torch.device
 ) -> NetworkTask:
-    """The same for windows of text, begun from stored weights if there are any; of `tables` with
-    sentences only the sentences are predicted."""
+    """The same for windows of text, begun from stored weights if there are any, or with adapters of
+    that `rank` beside them; of `tables` with sentences only the sentences are predicted."""
 
     def stored(module: nn.Module, rng: np.random.Generator) -> dict[str, np.ndarray]:
         return decoders.fitted(read_weights(weights), module)
 
     start, shape = stored if weights else gpt2_law, (form.context + 1,)
     targets = partial(sentence_tokens, form.vocabulary - 1) if tables else next_tokens
-    return NetworkTask(decoder(form), shape, dtype, device, targets=targets, start=start)
+    network = decoder(form)
+    if rank:
+        like = torch.empty(0, dtype=dtype, device=device)
+        network, start = adapted(network, rank, read_weights(weights), like), beside_zero
+    return NetworkTask(network, shape, dtype, device, targets=targets, start=start)
 
 
 def form_of(config: Config, shape: tuple[int, ...], vocabulary: int) -> Form:

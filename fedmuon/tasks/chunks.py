@@ -26,9 +26,10 @@ class Chunks:
 
     most: int
 
-    def each(self, work: Callable[[slice], Found], rows: int, replicas: int = 1) -> Iterator[Found]:
-        """work(rows a to b) for the groups of 0 to `rows`, in order."""
-        start = 0
+    def each(
+        self, work: Callable[[slice], Found], rows: int, replicas: int = 1, start: int = 0
+    ) -> Iterator[Found]:
+        """work(rows a to b) for the groups of `start` to `rows`, in order."""
         while start < rows:
             part = slice(start, min(rows, start + max(1, self.most // replicas)))
             try:

@@ -6,8 +6,9 @@ that fit into a bounded memory; a group's norms are complete, so its sum is fina
 """
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 from torch import Tensor, nn
@@ -21,12 +22,14 @@ from fedmuon.tasks.ghost import Ghosts, Record, record
 from fedmuon.tasks.ghost_layers import Use, parts, shaped
 from fedmuon.tasks.losses import Loss, apart
 from fedmuon.tasks.per_example import Explicit, Lookup, Outer, PerExample, Tied
+from fedmuon.threads import Turns, spread
+from fedmuon.threads import parts as even
 
-MEMORY = {
-    "cpu": 1 << 26,
-    "cuda": 1 << 32,
-}  # bytes that a thread holds at once for a group of samples
-MOST = {"cpu": 512}  # samples of a group, beyond which a processor gains nothing
+MEMORY = {"cpu": 1 << 26, "cuda": 1 << 32}  # bytes that a thread holds at once, at most
+MOST = {"cpu": 256}  # samples of a group, beyond which a processor gains little
+LANES = 64  # parts of a lot with totals of their own, at most
+LANE, LEAST = 384, 96  # products of a part for each number of its totals; where there are but two
+ENOUGH = 4  # of a group by records, of which twice as many would take 4% less time
 Gradient = Callable[[Params, Sequence[Batch]], tuple[Tensor, Params]]
 Found = tuple[Tensor, dict[str, PerExample]]  # losses [n], gradients by parameter
 
@@ -52,7 +55,8 @@ class ClippedSums:
     """The sums for one module; `loss` maps (outputs [n, c], labels [n]) to losses [n].
 
     `kept` counts the activations that autograd keeps for a sample. `ghosts` is None where torch's
-    per-example gradients are all that is exact.
+    per-example gradients are all that is exact. `each` gives the asking thread the same with a
+    module of its own; without it one thread does all.
     """
 
     module: nn.Module
@@ -61,6 +65,7 @@ class ClippedSums:
     device: torch.device
     kept: int
     ghosts: Ghosts | None
+    each: Callable[[], "ClippedSums"] | None = None
 
     def __call__(
         self, points: Points, batches: Sequence[Batch], clipping: Clipping
@@ -80,32 +85,51 @@ class ClippedSums:
         self, points: Points, inputs: Tensor, labels: Tensor, clipping: Clipping
     ) -> tuple[Tensor, Params]:
         """Mean loss [] at the last point and the clipped sum, for one replica's parameters."""
-        find = self._by_example if self.ghosts is None else self._by_layer
         params, rows = points[-1][1], len(labels)
-        first = next(iter(params.values()))
-        loss, totals = first.new_zeros(()), dict[str, Tensor]()
+        loss, totals = next(iter(params.values())).new_zeros(()), Params()
+        groups, turns = self.chunks(params, len(points)), Turns()
 
-        def work(part: slice) -> Found:
-            return find(points, inputs[part].reshape(-1, *self.shape), labels[part])
+        def lane(number: int, part: slice) -> None:
+            own, sums = self.each() if self.each else self, Params()
+            work, read = partial(own._found, points, inputs, labels), torch.zeros_like(loss)
+            with turns.of(number) as turn:
+                for losses, found in groups.each(work, part.stop, start=part.start):
+                    _add_to(sums, *_clipped(found, clipping))
+                    read += losses.sum()
+                    del found  # before the next group is made
+                turn()
+                loss.add_(read)
+                for key, value in sums.items():
+                    totals[key] = totals[key].add_(value) if key in totals else value
 
-        for losses, found in self.chunks(params, len(points)).each(work, rows):
-            found, factors = _clipped(found, clipping)
-            for key, one in found.items():
-                if key not in totals:
-                    totals[key] = first.new_zeros(one.shape)
-                one.add_to_(totals[key], factors[key])
-            loss += losses.sum()
-            del found, factors  # before the next group is made
+        cut = enumerate(self._lanes(params, rows))
+        spread([partial(lane, *each) for each in cut], self.each is not None)
         return loss / max(rows, 1), self._laid_out(params, totals)
+
+    def _lanes(self, params: Params, rows: int) -> list[slice]:
+        """Samples in even parts, each with totals of its own, whose adding is to cost little: a
+        power of two, as threads are, by size alone."""
+        weights = sum(value.numel() for value in params.values())
+        work = rows * (1 + 64 * self.kept / weights)  # in products for each number of the totals
+        many = min(max(work / LANE, min(2.0, work / LEAST), 1.0), LANES)
+        return even(rows, 2 ** int(math.log2(many))) if rows else []
+
+    def _found(self, points: Points, inputs: Tensor, labels: Tensor, part: slice) -> Found:
+        find = self._by_example if self.ghosts is None else self._by_layer
+        return find(points, inputs[part].reshape(-1, *self.shape), labels[part])
 
     def chunks(self, params: Params, points: int) -> Chunks:
         """Samples in groups whose activations and gradients fit into `MEMORY`."""
         entry = next(iter(params.values())).element_size()
         weights = sum(value.numel() for value in params.values())
-        held = (points + 1) * weights if self.ghosts is None else points * self.ghosts.entries
-        one = entry * (3 * self.kept + held)
-        most = MEMORY.get(self.device.type, 1 << 32) // one
-        return Chunks(max(1, min(most, MOST.get(self.device.type, most))))
+        kind = self.device.type
+        memory = MEMORY.get(kind, 1 << 32)
+        if self.ghosts is None:
+            most = memory // (entry * (3 * self.kept + (points + 1) * weights))
+        else:  # a quarter, where that is enough: every thread holds so many
+            whole = memory // (entry * (self.kept + points * self.ghosts.entries))
+            most = min(whole, max(ENOUGH, whole // 4))
+        return Chunks(max(1, min(most, MOST.get(kind, most))))
 
     def _by_layer(self, points: Points, inputs: Tensor, labels: Tensor) -> Found:
         """From records of the layers at each point."""
@@ -143,11 +167,11 @@ class ClippedSums:
 
     def _laid_out(self, params: Params, totals: Params) -> Params:
         """Totals as the parameters are laid out; zeros where nothing was added."""
-        found = {key: torch.zeros_like(value) for key, value in params.items()}
-        for key, total in totals.items():
-            owner, _, own = key.rpartition(".")
-            layer = None if self.ghosts is None else self.ghosts.layers[owner]
-            found[key] = total if layer is None else shaped(layer, own, total)
+        found = Params()
+        for key, value in params.items():
+            layer = self.ghosts and self.ghosts.layers[key.rpartition(".")[0]]
+            total = totals[key] if key in totals else torch.zeros_like(value)
+            found[key] = shaped(layer, key.rpartition(".")[2], total) if layer else total
         return found
 
 
@@ -168,6 +192,14 @@ def _clipped(
         found = {key: one.rows(finite) for key, one in found.items()}
         squares = {key: each[finite] for key, each in squares.items()}
     return found, clipping.factors(squares)
+
+
+def _add_to(totals: Params, found: dict[str, PerExample], factors: Mapping[str, Tensor]) -> None:
+    """totals += sum_i factors_i G_i."""
+    for key, one in found.items():
+        if key not in totals:
+            totals[key] = factors[key].new_zeros(one.shape)
+        one.add_to_(totals[key], factors[key])
 
 
 def _samples_of(batch: Batch, replica: int) -> tuple[Tensor, Tensor]:

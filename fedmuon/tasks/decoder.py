@@ -141,7 +141,8 @@ def generate(
     greedy choice. A sentence ends at the latest where the decoder's context does.
     """
     model = published(form, end).to(next(iter(params.values())))
-    model.load_state_dict(params, strict=False)  # head and embedding are one
+    if odd := model.load_state_dict(params, strict=False).unexpected_keys:  # the head may lack
+        raise InputError(f"the decoder has no {odd[0]}: fold adapters into its weights")
     model.tie_weights()
     model.eval()
     order = sorted(range(len(prompts)), key=lambda place: len(prompts[place]))

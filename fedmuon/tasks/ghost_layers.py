@@ -17,6 +17,7 @@ from fedmuon.tasks.per_example import Explicit, Lookup, Outer, PerExample, forms
 
 Use = tuple[Sequence[Tensor], Sequence[Tensor]]  # (reads, slopes), one of each for every point
 Parts = dict[str, PerExample]
+PATCHES = 1 << 18  # numbers of them that are made at once, where gradients are: within a cache
 HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
 
 
@@ -46,8 +47,8 @@ def entries(layer: nn.Module, read: Tensor, output: Tensor) -> int:
     if isinstance(layer, _ConvNd):
         length, groups = output[0, 0].numel(), layer.groups
         p, d = layer.out_channels // groups, layer.weight[0].numel()
-        more = p * d if forms(length, p, d) else 2 * length**2
-        held += len(read) * groups * (length * d + more)
+        more = p * d if forms(length, p, d) else length * d + 2 * length**2
+        held += len(read) * groups * more
     return held
 
 
@@ -85,11 +86,20 @@ def _read_and_slope(uses: Sequence[Use]) -> tuple[Tensor, Tensor, Explicit]:
 
 def _convolution(layer: _ConvNd, uses: Sequence[Use]) -> Parts:
     flat = [pair for use in uses for pair in zip(*_telescoped(*use), strict=True)]
-    read = joined([_patches(layer, read) for read, _ in flat], 2)
-    slope = joined([slope.flatten(2) for _, slope in flat], 2)
+    slope = joined([slope.flatten(2) for _, slope in flat], 2).unflatten(1, (layer.groups, -1)).mT
     shift = [slope.flatten(2).sum(2) for _, slopes in uses for slope in slopes]
-    weight = Outer(read, slope.unflatten(1, (layer.groups, -1)).mT)
-    return {"weight": weight.cheaper(), "bias": Explicit(_summed(shift))}
+
+    def patches(part: slice) -> Tensor:
+        return joined([_patches(layer, read[part]) for read, _ in flat], 2)
+
+    n, groups, length, p = slope.shape
+    d = layer.weight[0].numel()
+    if forms(length, p, d):
+        some, found = max(1, PATCHES // (groups * length * d)), slope.new_empty(n, groups, p, d)
+        for part in (slice(k, k + some) for k in range(0, n, some)):
+            torch.matmul(slope[part].mT, patches(part), out=found[part])
+        return {"weight": Explicit(found), "bias": Explicit(_summed(shift))}
+    return {"weight": Outer(patches(slice(None)), slope), "bias": Explicit(_summed(shift))}
 
 
 def _embedding(layer: nn.Embedding, uses: Sequence[Use]) -> Parts:

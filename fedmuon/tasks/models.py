@@ -12,6 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from fedmuon.errors import InputError
+from fedmuon.tasks.vision import VisionTransformer
 
 Shape = tuple[int, ...]
 GROUPS = 16  # of every GroupNorm
@@ -130,14 +131,30 @@ def wide_resnet(depth: int, widen: int) -> Callable[[Shape, int], nn.Module]:
     return build
 
 
+def vision_transformer(
+    patch: int, width: int, depth: int, heads: int
+) -> Callable[[Shape, int], nn.Module]:
+    """A ViT; of width 384 with 12 blocks of 6 heads it is ViT-small (Steiner et al. 2022), with
+    21.3M parameters, here with patches for images of 32 x 32 pixels (003)."""
+
+    def build(shape: Shape, classes: int) -> nn.Module:
+        return VisionTransformer(shape[0], classes, patch, width, depth, heads)
+
+    return build
+
+
 MODELS: dict[str, Callable[[Shape, int], nn.Module]] = {
     "mlp": mlp,
     "cnn": cnn,
     "tanh-cnn": tanh_cnn,
     "cifarnet": cifarnet,
     "wrn-16-2": wide_resnet(16, 2),
+    "wrn-16-4": wide_resnet(16, 4),
+    "vit-small": vision_transformer(4, 384, 12, 6),
 }
-LEAST = {"cnn": 4, "tanh-cnn": 14, "cifarnet": 9, "wrn-16-2": 4}  # pixels along the shorter side
+LEAST = {  # pixels along the shorter side
+    "cnn": 4, "tanh-cnn": 14, "cifarnet": 9, "wrn-16-2": 4, "wrn-16-4": 4, "vit-small": 4,
+}  # fmt: skip
 
 
 class _Residual(nn.Module):

@@ -61,6 +61,7 @@ class NetworkTask:
     apart: bool = field(init=False)  # whether several threads may call it, each a copy
     own_module: Callable[[], nn.Module] = field(init=False)
     clipped_sums: Callable[[], ClippedSums] = field(init=False)
+    unmixed: bool = field(init=False, default=False)  # whether it was tried for mixing samples
 
     def __post_init__(self) -> None:
         """Refuse modules whose samples are not independent, or whose draws are not keyed."""
@@ -137,9 +138,11 @@ class NetworkTask:
     def _sums(self) -> ClippedSums:
         module = self.own_module()
         found = ghostly(module, self.shape)
-        if found is not None:  # else each sample goes through the network alone
+        if found is not None and not self.unmixed:  # else a sample goes through it alone
             refuse_mixing(module, found.layers, self.shape)
-        return ClippedSums(module, self.shape, self.loss, self.device, self.saved, found)
+            object.__setattr__(self, "unmixed", True)  # the copies of other threads, too
+        each = self.clipped_sums if self.apart else None
+        return ClippedSums(module, self.shape, self.loss, self.device, self.saved, found, each)
 
     def losses(self, params: Params, batch: Batch) -> tuple[Tensor, Params]:
         """Per-sample losses [S, n], and by name what else is measured of each sample."""

@@ -30,6 +30,7 @@ from fedmuon.federated.simulate import rounds
 from fedmuon.settings import Count, Natural
 from fedmuon.storage import Record
 from fedmuon.tables import Scalar, Table
+from fedmuon.tasks.adapters import folded
 from fedmuon.tasks.base import Params
 from fedmuon.tasks.decoder import LEAST, generate
 from fedmuon.tasks.losses import IGNORED
@@ -161,7 +162,10 @@ def _written(run: Run, params: Params, settings: Settings) -> tuple[Record, list
     short = [prompt for prompt, row in asked.items() if len(row) + LEAST <= table.context]
     short = short[: settings.prompts]
     form = setup.form_of(run.config, run.data.shape, run.data.vocabulary)
-    rows = generate(form, params, [asked[prompt] for prompt in short], tokens.end, settings.beams)
+    task = run.experiment.task
+    assert isinstance(task, NetworkTask)
+    whole = folded(task.module, params)
+    rows = generate(form, whole, [asked[prompt] for prompt in short], tokens.end, settings.beams)
     sentences, wanted = [tokens.decode(row) for row in rows], [held[prompt] for prompt in short]
     shown = [
         {"table": prompt, "written": _printable(one), "reference": references[0]}
