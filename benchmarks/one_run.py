@@ -29,11 +29,12 @@ PUBLISHED = {"noise": 2.3395, "lot": 1024.0, "delta": 8e-6}
 E2E = {
     "data": {"name": "synthetic", "train": 42043, "test": 100, "dimension": WIDTH,
              "classes": WIDTH},
-    "federation": {"clients": 1, "per-round": 1, "rounds": 10},
+    "federation": {"clients": 1, "per-round": 1, "rounds": 5},
     "task": {"name": "given"},
-    "local": {"recipe": "dp-muon", "steps": 41, "lr": 0.01},
+    "local": {"recipe": "dp-muon", "steps": 82, "lr": 0.01},
     "orthogonalizer": {"name": "newton-schulz"},
     "privacy": PUBLISHED,
+    "output": {"evaluate-every": 5},
 }  # fmt: skip
 SMALL = {
     "data": {"name": "synthetic", "train": 400, "test": 10, "dimension": 200},

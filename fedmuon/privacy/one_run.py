@@ -54,7 +54,7 @@ PRECISION = 1e-4  # of an epsilon
 MOST_EPSILON = 700.0  # whose exponential is a number
 NEAR = 1.03  # how near the noise comes to that which is refuted
 MOST_TIMES = 32  # the declared noise, beyond which nothing is refuted
-POINTS = 16  # claims that stand for a mechanism
+POINTS = 32  # claims that stand for a mechanism
 
 
 class Guesses(NamedTuple):
@@ -158,7 +158,7 @@ def claims_of(spent: Event, most: float, delta: float) -> Claims:
     """What the accountant certifies of these releases at `POINTS` epsilons up to `most`, be the
     example added or removed."""
     grid = loss.coarsest([spent], delta, most)
-    epsilons = np.linspace(0, most, POINTS)
+    epsilons = most * np.linspace(0, 1, POINTS) ** 3
     deltas = np.zeros(POINTS)
     for part in loss.estimates(spent, grid):
         tail, parts = 1e-6 * delta, [(part, spent.count)]
