@@ -27,7 +27,7 @@ from fedmuon.transforms.base import Chain, Context, Link, State
 from fedmuon.transforms.recipes import Recipe
 
 MARK = 2**32  # times the canary's number, added to its label
-RARE, MANY = 0.25, 8  # at most this rate, and as many releases, to know others by their median
+SLIGHT, MOST_POINTS = 0.1, 16  # of the noise's own variance; points of an integral
 LENGTH = 2.0  # of a canary's gradient in every tensor, in units of the bound
 
 
@@ -216,18 +216,35 @@ class Auditor:
 
 
 def told(y: np.ndarray, s: np.ndarray, rate: float) -> np.ndarray:
-    """sum_t ln(1 - q + q exp(y_t - s_t / 2)) of y [T, m] and s [T].
+    """The log-likelihood ratio of y [T, m] with the canary, (1 - q) N(b, s_t) + q N(b + s_t, s_t),
+    and without it, N(b, s_t).
 
-    Where lots are small and releases many, the median over time is what other samples do at a
-    canary's places in every release: it is taken away, shrunk by how much of it is noise, whose
-    median has the variance pi s / 2 T.
+    Here b is what other samples do at a canary's places in every release: N(0, t^2), where t^2 is
+    what the variance over canaries of the mean over time has beyond noise and canaries. Without it
+    the ratio is sum_t ln(1 - q + q exp(y_t - s_t / 2)); else b is integrated out, on a grid around
+    its mean given y, wide enough for both cases.
     """
-    if rate <= RARE and len(y) >= MANY:
-        middle = np.median(y, axis=0)
-        noise = math.pi / 2 * s.mean() / len(y)
-        y = y - max(0.0, 1 - noise / float(np.square(middle).mean())) * middle
-    exponents = math.log(rate) + y - s[:, None] / 2
-    return np.logaddexp(math.log1p(-rate) if rate < 1 else -np.inf, exponents).sum(0)
+    steps, mean = len(y), float(s.mean())
+    ours = (rate * mean) ** 2 / 4 + rate * (1 - rate) * mean**2 / steps / 2
+    shared = float(np.var(y.mean(0))) - mean / steps - ours
+    if shared <= SLIGHT * mean / steps:
+        return _ratio(y - s[:, None] / 2, rate)
+    precision = float((1 / s).sum()) + 1 / shared
+    center, spread = (y / s[:, None]).sum(0) / precision, precision**-0.5
+    low = -rate * mean / spread - 3
+    grid = np.linspace(low, 3, max(7, min(MOST_POINTS, math.ceil(3 - low)))) * spread
+    # Up to what no b changes, ln P(b | y) without the canary is -(b - center)^2 precision / 2.
+    weights = -(grid**2) * precision / 2
+    within = [
+        weight + _ratio(y - (center + b) - s[:, None] / 2, rate)
+        for b, weight in zip(grid, weights, strict=True)
+    ]
+    return np.logaddexp.reduce(within) - np.logaddexp.reduce(weights)
+
+
+def _ratio(x: np.ndarray, rate: float) -> np.ndarray:
+    """sum_t ln(1 - q + q e^x)."""
+    return np.logaddexp(math.log1p(-rate) if rate < 1 else -np.inf, math.log(rate) + x).sum(0)
 
 
 def _watched(link: Link, look: Callable[..., None]) -> Link:
