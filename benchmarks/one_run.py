@@ -31,7 +31,7 @@ E2E = {
              "classes": WIDTH},
     "federation": {"clients": 1, "per-round": 1, "rounds": 5},
     "task": {"name": "given"},
-    "local": {"recipe": "dp-muon", "steps": 82, "lr": 0.01},
+    "local": {"recipe": "dp-muon", "steps": 82, "lr": 0.01, "route": "all-matrices"},
     "orthogonalizer": {"name": "newton-schulz"},
     "privacy": PUBLISHED,
     "output": {"evaluate-every": 5},

@@ -76,10 +76,18 @@ class Canaries:
         squares = {name: torch.tensor([long * long], dtype=torch.float64) for name in self.places}
         return {name: long * float(one) for name, one in clipping.factors(squares).items()}
 
-    def along(self, tensors: Params, chosen: np.ndarray) -> dict[str, Tensor]:
-        """The entries of the tensors [...] at the chosen canaries' places, times their signs."""
+    def of(self, client: int) -> "Canaries":
+        """Those of one client."""
+        own = self.clients == client
+        parts = (
+            {name: one[own] for name, one in held.items()} for held in (self.places, self.signs)
+        )
+        return Canaries(self.rows[own], self.clients[own], self.included[own], *parts)
+
+    def along(self, tensors: Params) -> dict[str, Tensor]:
+        """The entries of the tensors [...] at the canaries' places, times their signs."""
         return {
-            name: value.reshape(-1)[self.places[name][chosen]] * self.signs[name][chosen]
+            name: value.reshape(-1).index_select(0, self.places[name]) * self.signs[name]
             for name, value in tensors.items()
         }
 
@@ -178,11 +186,11 @@ class Auditor:
             one = {name: value[k] for name, value in released.items()}
             self.found[round, client, step] = self._along(one, self.of[client])
 
-    def _along(self, released: Params, own: np.ndarray) -> tuple[np.ndarray, float]:
+    def _along(self, released: Params, own: Canaries) -> tuple[np.ndarray, float]:
         """y of these canaries, and s."""
         least = (self.mechanism.noise * self.mechanism.clipping.bound) ** 2
-        lot, y, s = self.mechanism.lot, torch.zeros(len(own)), 0.0
-        seen = self.canaries.along(released, own)
+        lot, y, s = self.mechanism.lot, torch.zeros(len(own.rows)), 0.0
+        seen = own.along(released)
         for name, length in self.canaries.lengths(self.mechanism.clipping).items():
             spread = max(least, lot**2 * float(released[name].square().mean()))
             y += (length * lot / spread) * seen[name].float().cpu()
@@ -190,26 +198,25 @@ class Auditor:
         return y.numpy(), s
 
     @cached_property
-    def of(self) -> dict[int, np.ndarray]:
+    def of(self) -> dict[int, Canaries]:
         """The canaries of each client."""
-        clients = self.canaries.clients
-        return {client: np.flatnonzero(clients == client) for client in range(len(self.rates))}
+        return {client: self.canaries.of(client) for client in range(len(self.rates))}
 
     def scores(self) -> np.ndarray:
         """The sums over all releases [m]."""
         total = np.zeros(len(self.canaries.rows))
-        for client, own in self.of.items():
+        for client in range(len(self.rates)):
             seen = [one for (_, who, _), one in self.found.items() if who == client]
             if seen:
                 y, s = (np.stack(part) for part in zip(*seen, strict=True))
-                total[own] = told(y, s, self.rates[client])
+                total[self.canaries.clients == client] = told(y, s, self.rates[client])
         return total
 
     def scores_of_model(self, first: Params, last: Params) -> np.ndarray:
         """From the model alone, [1, ...] before and after: how far it went against the gradient of
         each canary, in units of all entries' root mean square, less the median."""
         moved = {name: (first[name] - last[name])[0] for name in first}
-        every = self.canaries.along(moved, np.arange(len(self.canaries.rows)))
+        every = self.canaries.along(moved)
         scale = {name: float(value.square().mean().sqrt()) or 1.0 for name, value in moved.items()}
         found = sum(value.double().cpu().numpy() / scale[name] for name, value in every.items())
         return np.asarray(found - np.median(found))
