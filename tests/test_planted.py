@@ -17,8 +17,10 @@ from fedmuon import config as tables
 from fedmuon.errors import InputError
 from fedmuon.experiments.cli import app
 from fedmuon.experiments.laboratory import one_run
+from fedmuon.experiments.laboratory.auditor import Auditor, _ratio, told
 from fedmuon.experiments.laboratory.canary import CLASSES, FEATURES, Parallel
-from fedmuon.experiments.laboratory.planted import MARK, Auditor, Canaries, Planted, _ratio, told
+from fedmuon.experiments.laboratory.planted import MARK, Canaries, Planted
+from fedmuon.experiments.run import execute
 from fedmuon.federated import setup
 from fedmuon.federated.aggregate import begin
 from fedmuon.federated.simulate import Experiment, simulate
@@ -174,7 +176,7 @@ def test_a_run_is_audited_and_its_coins_are_not_in_its_folder(
     finished: tuple[Path, dict[str, Any]],
 ) -> None:
     out, record = finished
-    assert record == json.loads((out / one_run.FILE).read_text()) == one_run.of_finished(out)
+    assert record == json.loads((out / one_run.AUDIT).read_text()) == one_run.of_finished(out)
     summary = json.loads((out / "summary.json").read_text())
     assert record["epsilon"] == summary["privacy"]["epsilon"]
     assert record["below"] and record["right"] <= record["guesses"] <= record["canaries"] == 70
@@ -259,14 +261,29 @@ def test_the_command(finished: tuple[Path, dict[str, Any]], tmp_path: Path) -> N
              "--out", f"{tmp_path / 'again'}"]  # fmt: skip
     done = CliRunner().invoke(app, again)
     assert done.exit_code == 0 and "20 canaries" in done.output.replace("\n", " ")
-    (out / one_run.FILE).rename(tmp_path / "kept")
+    (out / one_run.AUDIT).rename(tmp_path / "kept")
     refused = CliRunner().invoke(app, ["privacy", "audit", "--one-run", f"{out}"])
     assert "without canaries" in str(refused.exception)
     assert "audit" not in json.loads(
         CliRunner().invoke(app, ["privacy", "spent", f"{out}", "--json"]).output
     )
-    (tmp_path / "kept").rename(out / one_run.FILE)
+    (tmp_path / "kept").rename(out / one_run.AUDIT)
     missing = CliRunner().invoke(app, ["privacy", "audit", "--noise", "1"])
     assert "--lot, --population, --steps, --delta" in str(missing.exception)
     apart = CliRunner().invoke(app, ["privacy", "audit", f"{out}"])
     assert "--one-run" in str(apart.exception)
+    both = CliRunner().invoke(app, [*again, "--noise", "1"])
+    assert "many runs" in str(both.exception)
+
+
+def test_an_audit_that_was_killed_is_not_gone_on_with(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A plain run would, without the canaries."""
+    monkeypatch.setattr(one_run, "drive", lambda *rest: (_ for _ in ()).throw(KeyboardInterrupt))
+    with pytest.raises(KeyboardInterrupt):
+        audited(SMALL, tmp_path / "run")
+    with pytest.raises(InputError, match="did not end"):
+        execute(None, tmp_path / "run", resume=True)
+    with pytest.raises(InputError, match="no finished run"):
+        one_run.of_finished(tmp_path / "run")

@@ -204,7 +204,13 @@ def audit(
     Of one whole run, whose coins are kept beside its folder: [bold]fedmuon privacy audit --one-run
     config.toml --out runs/audited[/]
     """
+    given = {"noise": noise, "lot": lot, "population": population, "steps": steps, "delta": delta}
+    missing = [f"--{name}" for name, value in given.items() if value is None]
     if one_run:
+        if len(missing) < len(given) or (blocks, trials, seed, code) != (1, None, 0, "projected"):
+            refuse(
+                "a setting and its trials are for audits of many runs: --one-run has the config's"
+            )
         _audit_run(run, canaries, sees, out, overrides, as_json)
         return
     if run is not None or canaries is not None or out is not None or overrides:
@@ -212,8 +218,6 @@ def audit(
     from fedmuon.experiments.laboratory import audit as trial
     from fedmuon.privacy.audit import Setting
 
-    given = {"noise": noise, "lot": lot, "population": population, "steps": steps, "delta": delta}
-    missing = [f"--{name}" for name, value in given.items() if value is None]
     if noise is None or lot is None or population is None or steps is None or delta is None:
         refuse(f"{', '.join(missing)} is missing: give the whole setting, or a config to --one-run")
     require_at_most(1e9, noise=noise)

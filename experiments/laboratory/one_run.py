@@ -21,8 +21,9 @@ from fedmuon import files
 from fedmuon.config import Config
 from fedmuon.drive import Begin, Run, Watch, drive, prepare
 from fedmuon.errors import InputError
+from fedmuon.experiments.laboratory.auditor import Auditor
 from fedmuon.experiments.laboratory.facts import columns, finite
-from fedmuon.experiments.laboratory.planted import Auditor, Canaries, Planted
+from fedmuon.experiments.laboratory.planted import Canaries, Planted
 from fedmuon.federated import setup
 from fedmuon.federated.aggregate import begin
 from fedmuon.federated.simulate import rounds
@@ -34,9 +35,9 @@ from fedmuon.privacy.audit import CONFIDENCE, Setting
 from fedmuon.privacy.ledger import Ledger
 from fedmuon.privacy.loss import Event
 from fedmuon.privacy.one_run import Guesses
-from fedmuon.storage import Record, RunDirectory, array_bytes, read_tensors
+from fedmuon.storage import AUDIT, Record, RunDirectory, array_bytes, read_tensors
 
-FILE, COINS = "one-run.json", "canaries.npz"
+COINS = "canaries.npz"
 LEAST = 10  # canaries
 REHEARSALS, NUMBERS = 10_000, 2**23  # canaries that are rehearsed, and normal numbers drawn for it
 SEES = ("releases", "model")
@@ -64,6 +65,7 @@ def execute(
     with held(out):
         run = prepare(config, out)
         auditor = _planted(run, many, rng)
+        files.write_bytes(out / AUDIT, json.dumps({"canaries": many, "finished": False}).encode())
         failure = 1 - CONFIDENCE
         ratios = rehearsed(auditor, _releases(run), rng)
         made = one_run.worthwhile(ratios, many, failure) if sees == "releases" else many // 8
@@ -180,6 +182,7 @@ def judged(guesses: Guesses, out: Path, private: Record) -> Record:
         "declared": declared,
         "noise_at_most": finite(times * private["noise"]),
         "epsilon": private["epsilon"],
+        "certified": private["certified"],
         "below": max(at_least, declared) <= private["epsilon"],
         "delta": delta,
         "confidence": CONFIDENCE,
@@ -210,22 +213,22 @@ def coins(out: Path) -> Path:
 
 
 def _write(out: Path, record: Record, canaries: Canaries, scores: np.ndarray) -> None:
-    content = {FILE: (json.dumps(record, indent=2, allow_nan=False) + "\n").encode()}
+    content = {AUDIT: (json.dumps(record, indent=2, allow_nan=False) + "\n").encode()}
     file = coins(out)
     with files.mendable(file, "write"):
         file.parent.mkdir(parents=True, exist_ok=True)
     held_apart = {"rows": canaries.rows, "included": canaries.included, "scores": scores}
     files.write_bytes(file, array_bytes(**held_apart))
     files.announce(out, content)
-    files.write_bytes(out / FILE, content[FILE])
+    files.write_bytes(out / AUDIT, content[AUDIT])
 
 
 def stored(folder: Path) -> Record | None:
     """What the audit of a finished run said; None where there was none."""
-    if not (folder / FILE).exists():
+    if not ((folder / AUDIT).exists() and (folder / "summary.json").exists()):
         return None
-    files.require_sound(folder, [FILE])
-    return json.loads((folder / FILE).read_text(encoding="utf-8"))
+    files.require_sound(folder, [AUDIT])
+    return json.loads((folder / AUDIT).read_text(encoding="utf-8"))
 
 
 def of_finished(folder: Path) -> Record:
@@ -248,8 +251,9 @@ def table(record: Record) -> Table:
         ("binomial", f">= {record['binomial']:.4f}", "counts alone; Steinke, Nasr, Jagielski 2023"),
         ("trade-off", f">= {record['trade_off']:.4f}", "counts alone; Mahloujifar et al. 2024"),
         ("declared", f">= {record['declared']:.4f}", f"if only sigma is in doubt: {sigma}"),
-        ("certified", f"<= {record['epsilon']:.4f}", "by the run's ledger"),
-    ]
+        ("certified" if record["certified"] else "accounted for", f"<= {record['epsilon']:.4f}",
+         "by the run's ledger"),
+    ]  # fmt: skip
     shown = columns("audit by one run", ("epsilon", "", ""), rows, left=3)
     shown.caption, shown.caption_justify = _caption(record), "left"
     return shown
