@@ -14,8 +14,8 @@ from scipy.special import ndtr
 from scipy.stats import binom, norm
 
 from fedmuon.privacy import one_run
-from fedmuon.privacy.loss import Event
 from fedmuon.privacy.one_run import Claims, Guesses, binomial_tail, by_binomial, by_trade_off
+from fedmuon.privacy.pairs import Event
 
 FAILURE = 0.05
 

@@ -2,10 +2,10 @@
 
 The run is the one that the config names, by the code that trains, with its ledger: only that some
 samples have given their places to canaries (`fedmuon.experiments.laboratory.planted`). Putting one
-in or leaving it out is zero-out adjacency; it is add-remove where the rate of lots is public, as
-here, where no rate depends on a coin. How many canaries are guessed is fixed before the run, by
-likelihood ratios that a rehearsal draws from the declared mechanism. The coins stay with the
-auditor, in a folder of their own.
+in or leaving it out is zero-out adjacency, as no rate depends on a coin, and a special case of the
+others (`fedmuon.privacy.pairs`): what it refutes is refuted for them, too. How many canaries are
+guessed is fixed before the run, by likelihood ratios that a rehearsal draws from the declared
+mechanism. The coins stay with the auditor, in a folder of their own.
 """
 
 import dataclasses
@@ -33,15 +33,15 @@ from fedmuon.privacy import audit, one_run
 from fedmuon.privacy.accounting import account, merge
 from fedmuon.privacy.audit import CONFIDENCE, Setting
 from fedmuon.privacy.ledger import Ledger
-from fedmuon.privacy.loss import Event
 from fedmuon.privacy.one_run import Guesses
+from fedmuon.privacy.pairs import Event
 from fedmuon.storage import AUDIT, Record, RunDirectory, array_bytes, read_tensors
 
 COINS = "canaries.npz"
 LEAST = 10  # canaries
 REHEARSALS, NUMBERS = 10_000, 2**23  # canaries that are rehearsed, and normal numbers drawn for it
 SEES = ("releases", "model")
-ADJACENCY = "zero-out (add-remove, as the rate of lots is public)"
+ADJACENCY = "zero-out"
 
 
 def execute(
@@ -161,10 +161,7 @@ def judged(guesses: Guesses, out: Path, private: Record) -> Record:
     """What the guesses refute, beside what the run's ledger certifies."""
     delta = private["delta"]
     ledger = Ledger.read(out / "ledger.jsonl")
-    every = {
-        client: merge(one for entry in ledger.entries for one in entry.spent(client))
-        for client in {client for entry in ledger.entries for client in entry.participants}
-    }
+    every = {client: merge(ledger.events(client)) for client in ledger.clients()}
     by_counts = {
         "binomial": one_run.by_binomial(guesses, delta, CONFIDENCE),
         "trade_off": one_run.by_trade_off(guesses, delta, CONFIDENCE),
@@ -182,6 +179,7 @@ def judged(guesses: Guesses, out: Path, private: Record) -> Record:
         "declared": declared,
         "noise_at_most": finite(times * private["noise"]),
         "epsilon": private["epsilon"],
+        "epsilon_adjacency": private["adjacency"],
         "certified": private["certified"],
         "below": max(at_least, declared) <= private["epsilon"],
         "delta": delta,
@@ -252,7 +250,7 @@ def table(record: Record) -> Table:
         ("trade-off", f">= {record['trade_off']:.4f}", "counts alone; Mahloujifar et al. 2024"),
         ("declared", f">= {record['declared']:.4f}", f"if only sigma is in doubt: {sigma}"),
         ("certified" if record["certified"] else "accounted for", f"<= {record['epsilon']:.4f}",
-         "by the run's ledger"),
+         f"by the run's ledger, {record['epsilon_adjacency']}"),
     ]  # fmt: skip
     shown = columns("audit by one run", ("epsilon", "", ""), rows, left=3)
     shown.caption, shown.caption_justify = _caption(record), "left"

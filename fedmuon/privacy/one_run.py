@@ -2,8 +2,8 @@
 
 Each of m canaries is in the data or not by a fair coin of its own, S in {0, 1}^m. Who sees what the
 run released, but no coin, guesses r of them; r is fixed beforehand, which ones may depend on all
-that was seen. V of the guesses are right. Changing a coin adds or removes one canary, so a run that
-is (epsilon, delta)-private for that adjacency makes many right guesses unlikely, in two ways.
+that was seen. V of the guesses are right. Changing a coin leaves one canary out, or puts it in: in
+a run that is (epsilon, delta)-private for that, many right guesses are unlikely, in two ways.
 
 **Binomial** (Steinke, Nasr, Jagielski 2023, Theorem 5.2). With W ~ Bin(r, 1 / (1 + e^-epsilon))
 
@@ -48,7 +48,7 @@ import numpy as np
 from scipy.special import betainc, betaincinv
 
 from fedmuon.privacy import loss
-from fedmuon.privacy.loss import Event
+from fedmuon.privacy.pairs import Event
 
 PRECISION = 1e-4  # of an epsilon
 MOST_EPSILON = 700.0  # whose exponential is a number
