@@ -111,8 +111,10 @@ def test_watching_changes_no_bit_of_a_run_and_labels_are_read_as_they_were() -> 
     made = experiment(SMALL)
     start = begin(made.recipe, made.task, 0)
     task, audited = planted(made, 40)
-    rates = np.array([made.recipe.mechanism.rate(made.shards.size(i)) for i in (0, 1)])
-    auditor = Auditor(task.canaries, made.recipe.mechanism, rates)
+    own = made.recipe.mechanism
+    assert own is not None
+    rates = np.array([own.rate(made.shards.size(i)) for i in (0, 1)])
+    auditor = Auditor(task.canaries, own, rates)
     plain, seen = (
         simulate(one, start).params["weight"]
         for one in (made, replace(made, recipe=auditor.watching(made.recipe)))
@@ -130,7 +132,9 @@ def test_watching_changes_no_bit_of_a_run_and_labels_are_read_as_they_were() -> 
 def test_scores_are_likelihood_ratios() -> None:
     """Where nothing else is in the way, those of the audit of many runs, to the last digit."""
     setting, rng = Setting(1.5, 0.1, 200, 4), np.random.default_rng(0)
-    sums = np.concatenate([audit.projected(setting, rng)((300, 200), there) for there in (1, 0)])
+    sums = np.concatenate(
+        [audit.projected(setting, rng)((300, 200), there) for there in (True, False)]
+    )
     exact = audit.likelihood_ratio(setting, sums)
     y, s = 2 * sums.T / 1.5**2, np.full(200, 4 / 1.5**2)
     np.testing.assert_allclose(told(y, s, 0.1), exact, rtol=1e-9)
@@ -141,7 +145,9 @@ def test_scores_do_without_what_others_do_in_every_release() -> None:
     """By scipy's integral over b; and they tell canaries apart better than the sum over releases
     that takes others for noise of their own, a negative control."""
     setting, rng = Setting(1.5, 0.1, 60, 4), np.random.default_rng(0)
-    sums = np.concatenate([audit.projected(setting, rng)((300, 60), there) for there in (1, 0)])
+    sums = np.concatenate(
+        [audit.projected(setting, rng)((300, 60), there) for there in (True, False)]
+    )
     s, others = np.full(60, 4 / 1.5**2), rng.normal(0, 3, 600)
     y, there = 2 * sums.T / 1.5**2 + others, np.repeat([1, 0], 300)
     found = told(y, s, 0.1)
