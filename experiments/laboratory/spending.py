@@ -11,12 +11,11 @@ from rich.table import Table
 from fedmuon import config as tables
 from fedmuon.config import Config
 from fedmuon.errors import InputError
-from fedmuon.experiments.laboratory import one_run
 from fedmuon.experiments.laboratory.facts import columns, finite
 from fedmuon.federated.spending import delta_of
 from fedmuon.privacy.ledger import Ledger
 from fedmuon.privacy.mechanism import REPEATABLE, STOPPED
-from fedmuon.storage import Record, RunDirectory
+from fedmuon.storage import AUDIT, Record, RunDirectory
 
 Rows = Sequence[Mapping[str, Any]]
 
@@ -63,6 +62,10 @@ def spent(folder: Path, delta: float | None = None) -> Record:
 
 def _audited(folder: Path) -> Record:
     """What an audit of this very run showed, if there was one."""
+    if not (folder / AUDIT).exists():
+        return {}
+    from fedmuon.experiments.laboratory import one_run  # and scipy, which no other account needs
+
     found = one_run.stored(folder)
     names = ("epsilon_at_least", "confidence", "delta")
     return {"audit": {name: found[name] for name in names}} if found else {}
