@@ -13,7 +13,8 @@ from scipy.optimize import brentq, linprog
 from scipy.special import ndtr
 from scipy.stats import binom, norm
 
-from fedmuon.privacy import one_run
+from fedmuon.privacy import audit, one_run
+from fedmuon.privacy.audit import Setting
 from fedmuon.privacy.one_run import Claims, Guesses, binomial_tail, by_binomial, by_trade_off
 from fedmuon.privacy.pairs import Event
 
@@ -185,6 +186,20 @@ def test_claims_hold_of_the_mechanism_and_no_less_noise_is_refuted() -> None:
     assert 1 < below(law.ppf(0.95)) < below(law.ppf(0.5)) < 4
     assert below(200) == math.inf
     assert below(400) < 1  # a control: it must have been quieter than declared
+
+
+def test_one_run_at_the_published_setting_refutes_what_is_printed() -> None:
+    """000's E2E prints 7.985; 40000 canaries along what is released of them show more by counts
+    alone, and the joint epsilon is more than all bounds (benchmarks/one_run.py: real steps)."""
+    setting, delta, rng = Setting(2.3395, 1024 / 42043, 410, 49), 8e-6, np.random.default_rng(0)
+    seen = [audit.trials(setting, audit.projected(setting, rng), n) for n in (5000, 20_000)]
+    rehearsed, scores = (np.concatenate(one) for one in seen)
+    made = one_run.worthwhile(rehearsed, 40_000, FAILURE)
+    guesses = one_run.guessed(scores, np.arange(40_000) < 20_000, made)
+    spent = Event(setting.sampling_probability, setting.noise_multiplier / 7, 410)
+    assert 7.9852 + 0.25 < by_trade_off(guesses, delta, 0.95) < 61.78
+    assert by_binomial(guesses, delta, 0.95) < 7.9852  # its delta costs more
+    assert 1 < one_run.noise_below(guesses, spent, 62.0, delta, 0.95) < 1.6
 
 
 def auditing_of_jax_privacy() -> Any:
