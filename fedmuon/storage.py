@@ -35,6 +35,7 @@ CHECKPOINTS = ("checkpoint.safetensors", "checkpoint-previous.safetensors")
 FIXED = ("config.toml", "partition.npz", "schedule.npy", "initial.safetensors")
 ENDS = ("model.safetensors", "momentum.safetensors", "rounds.jsonl", "summary.json")
 MAYBE = ("routes.txt", "objects.json", "ledger.jsonl")
+AUDIT = "one-run.json"  # of a run with canaries
 LOGS = "logs"  # of a deployment, which may have ended before the run began
 logger = logging.getLogger(__name__)
 
@@ -91,6 +92,11 @@ class RunDirectory:
         if held and not resume:
             raise InputError(
                 f"{self.path} is not empty: choose another folder with --out, or --resume it"
+            )
+        if AUDIT in held and "summary.json" not in held:
+            raise InputError(
+                f"{self.path} is of an audit that did not end, and the coins of its canaries are "
+                "gone: begin it anew in another folder"
             )
         shown = [name for name in held - {files.SUMS} if not name.startswith(".")]
         if shown and "config.toml" not in held:

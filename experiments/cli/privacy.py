@@ -6,20 +6,33 @@ from typing import Annotated, Any
 import typer
 from typer import Argument, Option
 
-from fedmuon.experiments.cli.options import AsJson, refuse, require_at_most, tell
+from fedmuon.experiments.cli.options import (
+    AsJson,
+    Overrides,
+    chosen_config,
+    chosen_folder,
+    console,
+    refuse,
+    require_at_most,
+    tell,
+    where,
+)
 
 app = typer.Typer(
     help="What a private run spends: epsilon for a noise, noise for an epsilon, and an audit.",
     no_args_is_help=True,
 )
 
-Noise = Annotated[
-    float, Option("--noise", help="sigma: noise of one block over its clipping bound C.")
-]
-Lot = Annotated[float, Option("--lot", help="Expected size of a Poisson lot.")]
-Population = Annotated[int, Option("--population", help="Examples of the client.")]
-Steps = Annotated[int, Option("--steps", help="T: noisy releases over the whole run.")]
-Delta = Annotated[float, Option("--delta", help="Should be well below 1/population.")]
+NOISE = "sigma: noise of one block over its clipping bound C."
+LOT = "Expected size of a Poisson lot."
+POPULATION = "Examples of the client."
+STEPS = "T: noisy releases over the whole run."
+DELTA = "Should be well below 1/population."
+Noise = Annotated[float, Option("--noise", help=NOISE)]
+Lot = Annotated[float, Option("--lot", help=LOT)]
+Population = Annotated[int, Option("--population", help=POPULATION)]
+Steps = Annotated[int, Option("--steps", help=STEPS)]
+Delta = Annotated[float, Option("--delta", help=DELTA)]
 Blocks = Annotated[int, Option("--blocks", help="m: blocks clipped to C each, released together.")]
 Mode = Annotated[
     str, Option("--mode", help="joint certifies; per-release reproduces 000's Table 3.")
@@ -140,11 +153,15 @@ def tuned(
 
 @app.command()
 def audit(
-    noise: Noise,
-    lot: Lot,
-    population: Population,
-    steps: Steps,
-    delta: Delta,
+    run: Annotated[
+        Path | None,
+        Argument(help="With --one-run: a config, or the folder of a run that was audited."),
+    ] = None,
+    noise: Annotated[float | None, Option("--noise", help=NOISE)] = None,
+    lot: Annotated[float | None, Option("--lot", help=LOT)] = None,
+    population: Annotated[int | None, Option("--population", help=POPULATION)] = None,
+    steps: Annotated[int | None, Option("--steps", help=STEPS)] = None,
+    delta: Annotated[float | None, Option("--delta", help=DELTA)] = None,
     blocks: Blocks = 1,
     trials: Annotated[
         int | None,
@@ -160,23 +177,82 @@ def audit(
             "small network (for a few steps and blocks)."
         ),
     ] = "projected",
+    one_run: Annotated[
+        bool, Option("--one-run", help="Train the config RUN once, with many canaries.")
+    ] = False,
+    canaries: Annotated[
+        int | None, Option(help="With --one-run: whose places they take; half of all samples.")
+    ] = None,
+    sees: Annotated[
+        str, Option(help="With --one-run: releases, or the final model alone (weaker).")
+    ] = "releases",
+    out: Annotated[
+        Path | None,
+        Option("--out", help="With --one-run: the run directory; a new one below runs/."),
+    ] = None,
+    overrides: Overrides = None,
     as_json: AsJson = False,
 ) -> None:
-    """A lower bound on epsilon from canaries, beside what both modes of the accountant claim.
+    """A lower bound on epsilon from canaries, beside what the accountant claims.
 
     Example: [bold]fedmuon privacy audit --noise 2.3395 --lot 1024 --population 42043 --steps 410
     --delta 8e-6 --blocks 49[/]
 
     Of the code that trains: [bold]fedmuon privacy audit --code release --noise 1 --lot 8
     --population 16 --steps 2 --delta 0.05 --blocks 2[/]
+
+    Of one whole run, whose coins are kept beside its folder: [bold]fedmuon privacy audit --one-run
+    config.toml --out runs/audited[/]
     """
-    from fedmuon.experiments.laboratory import audit as canaries
+    given = {"noise": noise, "lot": lot, "population": population, "steps": steps, "delta": delta}
+    missing = [f"--{name}" for name, value in given.items() if value is None]
+    if one_run:
+        if len(missing) < len(given) or (blocks, trials, seed, code) != (1, None, 0, "projected"):
+            refuse(
+                "a setting and its trials are for audits of many runs: --one-run has the config's"
+            )
+        _audit_run(run, canaries, sees, out, overrides, as_json)
+        return
+    if run is not None or canaries is not None or out is not None or overrides:
+        refuse("a run, its canaries and its folder are for --one-run: add it, or leave them out")
+    from fedmuon.experiments.laboratory import audit as trial
     from fedmuon.privacy.audit import Setting
 
+    if noise is None or lot is None or population is None or steps is None or delta is None:
+        refuse(f"{', '.join(missing)} is missing: give the whole setting, or a config to --one-run")
     require_at_most(1e9, noise=noise)
     setting = Setting(noise, rate(lot, population), steps, blocks)
-    record = canaries.audit(setting, delta, trials, seed, code, lot, population)
-    tell(record, as_json, canaries.table(record))
+    record = trial.audit(setting, delta, trials, seed, code, lot, population)
+    tell(record, as_json, trial.table(record))
+
+
+def _audit_run(
+    run: Path | None,
+    canaries: int | None,
+    sees: str,
+    out: Path | None,
+    overrides: list[str] | None,
+    as_json: bool,
+) -> None:
+    """What an audited run's folder says, or a run of the config with canaries."""
+    from fedmuon.experiments.cli.show import Progress
+    from fedmuon.experiments.laboratory import one_run
+
+    if run is not None and run.is_dir():
+        record = one_run.of_finished(run)
+        tell(record, as_json, one_run.table(record))
+        return
+    config = chosen_config(run, overrides or [], False)
+    assert config is not None
+    folder = chosen_folder(out, config)
+    with Progress(console) as progress:
+        record = one_run.execute(
+            config, folder, canaries, sees, watch=progress.watch, begun=progress.begin
+        )
+    tell(record, as_json, one_run.table(record))
+    if not as_json:
+        console.print("The run is in", where(folder), soft_wrap=True)
+        console.print("The coins are in", where(one_run.coins(folder)), soft_wrap=True)
 
 
 @app.command()

@@ -15,7 +15,7 @@ from fedmuon.experiments.laboratory.facts import columns, finite
 from fedmuon.federated.spending import delta_of
 from fedmuon.privacy.ledger import Ledger
 from fedmuon.privacy.mechanism import REPEATABLE, STOPPED
-from fedmuon.storage import Record, RunDirectory
+from fedmuon.storage import AUDIT, Record, RunDirectory
 
 Rows = Sequence[Mapping[str, Any]]
 
@@ -56,7 +56,19 @@ def spent(folder: Path, delta: float | None = None) -> Record:
         "certified": math.isfinite(most) and not (repeatable or stopped),
         "note": " ".join(filter(None, notes)),
         "clients": clients,
+        **_audited(folder),
     }
+
+
+def _audited(folder: Path) -> Record:
+    """What an audit of this very run showed, if there was one."""
+    if not (folder / AUDIT).exists():
+        return {}
+    from fedmuon.experiments.laboratory import one_run  # and scipy, which no other account needs
+
+    found = one_run.stored(folder)
+    names = ("epsilon_at_least", "confidence", "delta")
+    return {"audit": {name: found[name] for name in names}} if found else {}
 
 
 def _delta(folder: Path) -> float:
@@ -80,6 +92,8 @@ def table(record: Record) -> Table:
     shown = columns(about, head, rows)
     shown.add_section()
     shown.add_row("most", _said(record["epsilon"]))
+    if (found := record.get("audit")) is not None:
+        shown.add_row("audited", "", f">= {found['epsilon_at_least']:.4f}", "")
     shown.caption = record["note"] or None
     return shown
 

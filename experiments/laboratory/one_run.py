@@ -1,0 +1,267 @@
+"""`fedmuon privacy audit --one-run`: a run with canaries, and what its releases say of them.
+
+The run is the one that the config names, by the code that trains, with its ledger: only that some
+samples have given their places to canaries (`fedmuon.experiments.laboratory.planted`). Putting one
+in or leaving it out is zero-out adjacency, as no rate depends on a coin, and a special case of the
+others (`fedmuon.privacy.pairs`): what it refutes is refuted for them, too. How many canaries are
+guessed is fixed before the run, by likelihood ratios that a rehearsal draws from the declared
+mechanism. The coins stay with the auditor, in a folder of their own.
+"""
+
+import dataclasses
+import json
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from rich.table import Table
+
+from fedmuon import files
+from fedmuon.config import Config
+from fedmuon.drive import Begin, Run, Watch, drive, prepare
+from fedmuon.errors import InputError
+from fedmuon.experiments.laboratory.auditor import Auditor
+from fedmuon.experiments.laboratory.facts import columns, finite
+from fedmuon.experiments.laboratory.planted import Canaries, Planted
+from fedmuon.federated import setup
+from fedmuon.federated.aggregate import begin
+from fedmuon.federated.simulate import rounds
+from fedmuon.locks import held
+from fedmuon.names import PRIVATE, is_own
+from fedmuon.privacy import audit, one_run
+from fedmuon.privacy.accounting import account, merge
+from fedmuon.privacy.audit import CONFIDENCE, Setting
+from fedmuon.privacy.ledger import Ledger
+from fedmuon.privacy.one_run import Guesses
+from fedmuon.privacy.pairs import Event
+from fedmuon.storage import AUDIT, Record, RunDirectory, array_bytes, read_tensors
+
+COINS = "canaries.npz"
+LEAST = 10  # canaries
+REHEARSALS, NUMBERS = 10_000, 2**23  # canaries that are rehearsed, and normal numbers drawn for it
+SEES = ("releases", "model")
+ADJACENCY = "zero-out"
+
+
+def execute(
+    config: Config,
+    out: Path,
+    canaries: int | None = None,
+    sees: str = "releases",
+    rng: np.random.Generator | None = None,
+    watch: Watch = lambda record: None,
+    begun: Begin = lambda done, total: None,
+) -> Record:
+    """Run the config with canaries in `out`, guess their coins, and say what that refutes.
+
+    `sees` is what the guesses stand on: every release, or the final model alone. Without `rng`
+    nobody can repeat the coins.
+    """
+    start, rng = time.monotonic(), rng or np.random.default_rng()
+    config = setup.resolve(config)
+    many = max(LEAST, config.data.train // 2) if canaries is None else canaries
+    _require_auditable(config, many, sees)
+    with held(out):
+        run = prepare(config, out)
+        auditor = _planted(run, many, rng)
+        files.write_bytes(out / AUDIT, json.dumps({"canaries": many, "finished": False}).encode())
+        failure = 1 - CONFIDENCE
+        ratios = rehearsed(auditor, _releases(run), rng)
+        made = one_run.worthwhile(ratios, many, failure) if sees == "releases" else many // 8
+        summary = drive(_audited(run, auditor), rounds, watch, begun)
+        scores = auditor.scores() if sees == "releases" else _of_model(auditor, out)
+        guesses = one_run.guessed(scores, auditor.canaries.included, made)
+        record = {
+            **judged(guesses, out, summary["privacy"]), "sees": sees,
+            "train_seconds": _seconds(run), "seconds": round(time.monotonic() - start, 3),
+        }  # fmt: skip
+        _write(out, record, auditor.canaries, scores)
+    return record
+
+
+def _require_auditable(config: Config, canaries: int, sees: str) -> None:
+    if sees not in SEES:
+        raise InputError(f"--sees {sees} is unknown: use {' or '.join(SEES)}")
+    if config.local.recipe not in PRIVATE and not is_own(config.local.recipe):
+        raise InputError(
+            f"[local] recipe = '{config.local.recipe}' promises no privacy that an audit could "
+            "refute: choose a recipe dp-... or disk-..."
+        )
+    if config.engine.name != "inline":
+        raise InputError(
+            f"[engine] name = '{config.engine.name}' computes releases in other processes, where "
+            "no auditor sees them: set it to 'inline'"
+        )
+    if not LEAST <= canaries <= config.data.train:
+        raise InputError(
+            f"{canaries} canaries cannot be: give {LEAST} or more, which show something, and at "
+            f"most the {config.data.train} samples whose places they take"
+        )
+
+
+def _planted(run: Run, count: int, rng: np.random.Generator) -> Auditor:
+    """The canaries of a run, and who looks for them."""
+    experiment = run.experiment
+    mechanism = experiment.recipe.mechanism
+    if mechanism is None or not mechanism.noise:
+        raise InputError("without noise nothing is private, and no audit is needed: give noise")
+    template = begin(experiment.recipe, experiment.task, run.config.federation.seed).params
+    drawn = Canaries.drawn(count, experiment.shards, template, rng)
+    return Auditor(drawn, mechanism, np.array([mechanism.rate(int(n)) for n in run.data.sizes]))
+
+
+def _audited(run: Run, auditor: Auditor) -> Run:
+    """The same run with the canaries in its data and the auditor at its releases."""
+    was = run.experiment
+    experiment = dataclasses.replace(
+        was,
+        recipe=auditor.watching(was.recipe),
+        task=Planted(was.task, auditor.canaries),
+        shards=auditor.canaries.marked(was.shards),
+    )
+    return dataclasses.replace(run, experiment=experiment)
+
+
+def _releases(run: Run) -> np.ndarray:
+    """How often each client releases."""
+    plan = run.experiment.plan
+    return plan.steps * np.bincount(plan.schedule().ravel(), minlength=plan.clients)
+
+
+def rehearsed(auditor: Auditor, releases: np.ndarray, rng: np.random.Generator) -> np.ndarray:
+    """Log-likelihood ratios of made-up canaries, in and out of the data alike, each client's as
+    many as it has of all: by the declared mechanism, along a canary that nothing else touches."""
+    clients, mechanism = auditor.canaries.clients, auditor.mechanism
+    blocks = mechanism.clipping.blocks(auditor.canaries.places)
+    kinds = np.stack([auditor.rates[clients], releases[clients]], 1)
+    found = []
+    for (rate, steps), count in zip(*np.unique(kinds, axis=0, return_counts=True), strict=True):
+        wanted = min(REHEARSALS, NUMBERS // max(1, int(steps)))
+        share = max(1, round(wanted * count / len(clients) / 2))
+        if not steps:
+            found.append(np.zeros(2 * share))
+            continue
+        setting = Setting(mechanism.noise, float(rate), int(steps), blocks)
+        tried = audit.trials(setting, audit.projected(setting, rng), max(audit.FEWEST, share))
+        found += [part[:share] for part in tried]
+    return np.concatenate(found)
+
+
+def _of_model(auditor: Auditor, out: Path) -> np.ndarray:
+    """Scores that stand on the first and the last model alone."""
+    first, last = (
+        {name: value[None] for name, value in read_tensors(out / file)[0].items()}
+        for file in ("initial.safetensors", "model.safetensors")
+    )
+    return auditor.scores_of_model(first, last)
+
+
+def judged(guesses: Guesses, out: Path, private: Record) -> Record:
+    """What the guesses refute, beside what the run's ledger certifies."""
+    delta = private["delta"]
+    ledger = Ledger.read(out / "ledger.jsonl")
+    every = {client: merge(ledger.events(client)) for client in ledger.clients()}
+    by_counts = {
+        "binomial": one_run.by_binomial(guesses, delta, CONFIDENCE),
+        "trade_off": one_run.by_trade_off(guesses, delta, CONFIDENCE),
+    }
+    times = one_run.noise_below(guesses, _most(every), private["epsilon"], delta, CONFIDENCE)
+    worst = every[private["client"]]
+    quieter = [
+        dataclasses.replace(one, noise_multiplier=times * one.noise_multiplier) for one in worst
+    ]
+    declared = account(quieter, delta).lower if np.isfinite(times) else 0.0
+    at_least = max(by_counts.values())
+    return {
+        "epsilon_at_least": at_least,
+        **by_counts,
+        "declared": declared,
+        "noise_at_most": finite(times * private["noise"]),
+        "epsilon": private["epsilon"],
+        "epsilon_adjacency": private["adjacency"],
+        "certified": private["certified"],
+        "below": max(at_least, declared) <= private["epsilon"],
+        "delta": delta,
+        "confidence": CONFIDENCE,
+        "canaries": guesses.canaries,
+        "guesses": guesses.made,
+        "right": guesses.right,
+        "adjacency": ADJACENCY,
+        "unit": private["unit"],
+    }
+
+
+def _most(every: dict[Any, list[Event]]) -> Event:
+    """Releases that tell at least what any client's do: the largest rate, the most of them."""
+    return Event(
+        max(one.sampling_probability for events in every.values() for one in events),
+        min(one.noise_multiplier for events in every.values() for one in events),
+        max(sum(one.count for one in events) for events in every.values()),
+    )
+
+
+def _seconds(run: Run) -> float:
+    return float(run.directory.records()[-1]["train_seconds"])
+
+
+def coins(out: Path) -> Path:
+    """Where the auditor of the run in `out` keeps its coins: beside it, as they are no release."""
+    return out.with_name(f"{out.name}-coins") / COINS
+
+
+def _write(out: Path, record: Record, canaries: Canaries, scores: np.ndarray) -> None:
+    content = {AUDIT: (json.dumps(record, indent=2, allow_nan=False) + "\n").encode()}
+    file = coins(out)
+    with files.mendable(file, "write"):
+        file.parent.mkdir(parents=True, exist_ok=True)
+    held_apart = {"rows": canaries.rows, "included": canaries.included, "scores": scores}
+    files.write_bytes(file, array_bytes(**held_apart))
+    files.announce(out, content)
+    files.write_bytes(out / AUDIT, content[AUDIT])
+
+
+def stored(folder: Path) -> Record | None:
+    """What the audit of a finished run said; None where there was none."""
+    if not ((folder / AUDIT).exists() and (folder / "summary.json").exists()):
+        return None
+    files.require_sound(folder, [AUDIT])
+    return json.loads((folder / AUDIT).read_text(encoding="utf-8"))
+
+
+def of_finished(folder: Path) -> Record:
+    """The same, refused where the run had no canaries."""
+    if (found := stored(folder)) is not None:
+        return found
+    if RunDirectory(folder).summary() is None:
+        raise InputError(f"{folder} holds no finished run: give a config, or a run with canaries")
+    raise InputError(
+        f"{folder} was trained without canaries, so nothing tells how well they are hidden: audit "
+        f"its config, fedmuon privacy audit --one-run {folder / 'config.toml'} --out another-folder"
+    )
+
+
+def table(record: Record) -> Table:
+    """The same for people."""
+    noise = record["noise_at_most"]
+    sigma = "sigma may be anything" if noise is None else f"sigma is at most {noise:.4g}"
+    rows = [
+        ("binomial", f">= {record['binomial']:.4f}", "counts alone; Steinke, Nasr, Jagielski 2023"),
+        ("trade-off", f">= {record['trade_off']:.4f}", "counts alone; Mahloujifar et al. 2024"),
+        ("declared", f">= {record['declared']:.4f}", f"if only sigma is in doubt: {sigma}"),
+        ("certified" if record["certified"] else "accounted for", f"<= {record['epsilon']:.4f}",
+         f"by the run's ledger, {record['epsilon_adjacency']}"),
+    ]  # fmt: skip
+    shown = columns("audit by one run", ("epsilon", "", ""), rows, left=3)
+    shown.caption, shown.caption_justify = _caption(record), "left"
+    return shown
+
+
+def _caption(record: Record) -> str:
+    words = [
+        f"{record['right']} of {record['guesses']} guesses about {record['canaries']} canaries are "
+        f"right, by the {record['sees']}; unit: {record['unit']}, adjacency: {record['adjacency']},"
+        f" delta = {record['delta']:.3g}. Each bound holds with {record['confidence']:.0%} "
+        f"confidence; {record['seconds']:.1f} s, of which {record['train_seconds']:.1f} s trained."
+    ]
+    return " ".join(words + ["The certified epsilon is refuted."] * (not record["below"]))
