@@ -8,7 +8,7 @@
 stream against the discrete Gaussian: chi-square over all integers at sigma = 64 (tails pooled where
 fewer than 25 are expected; as a control, against one that is 0.5% wider) and over 1,000 cells of
 equal chance on the lattice of a release, and counts beyond 3 to 6 sigma, two-sided binomial. `runs`
-has a bracket, accuracies and the least seconds of a private run with each kind of noise.
+has a bracket, accuracies and the least seconds of processors of a private run with each of them.
 """
 
 import argparse
@@ -17,7 +17,7 @@ import tempfile
 from collections.abc import Callable
 from pathlib import Path
 from statistics import mean
-from time import perf_counter, process_time
+from time import process_time
 
 import numpy as np
 import torch
@@ -117,9 +117,9 @@ def runs(seeds: int, given: list[str]) -> None:
         for name, how in KINDS.items():
             config = load(None, [*RUN, *given, *how, f"federation.seed={seed}"])
             with tempfile.TemporaryDirectory() as folder:
-                begun = perf_counter()
+                begun = process_time()
                 summary = execute(config, Path(folder) / "run")
-                found[name].append((summary, perf_counter() - begun))
+                found[name].append((summary, process_time() - begun))
     for name, rows in found.items():
         private = rows[0][0]["privacy"]
         accuracies = ", ".join(f"{one['accuracy']:.3f}" for one, _ in rows)
