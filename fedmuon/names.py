@@ -29,6 +29,8 @@ Orthogonalizer = Literal[
 Partition = Literal["dirichlet", "iid", "shards", "quantity", "column"]
 Aggregate = Literal["mean", "by-samples", "median", "trimmed-mean", "krum"]
 Schedule = Literal["constant", "heavy-tailed", "cosine", "step", "warm-up"]
+NoiseSource = Literal["secure", "pcg64"]
+Arithmetic = Literal["auto", "continuous", "grid"]
 CallbackName = Literal["none", "early-stopping", "tensorboard", "mlflow", "wandb"]
 # What a round's record holds beside what was measured of the model, and what else a run tells.
 OF_A_ROUND = (

@@ -7,6 +7,7 @@ The needs of a key begin with those of the keys that they name, so leaving one o
 
 from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass
+from operator import not_
 from typing import Any, get_args
 
 from fedmuon.names import PRIVATE, TABLES, TEXTS, Recipe, is_own
@@ -133,8 +134,13 @@ NEEDS: dict[str, dict[str, tuple[Need, ...]]] = {
     "privacy": {
         **dict.fromkeys(
             ("clipping", "bound", "noise", "lot", "epsilon", "delta", "level",
-             "adjacency", "population", "rate", "insecure-reproducible-noise"),
+             "adjacency", "population", "rate", "arithmetic", "insecure-reproducible-noise"),
             (PRIVATELY,),
+        ),
+        "noise-source": (
+            PRIVATELY,
+            Need("privacy.insecure-reproducible-noise", not_, "secret noise reads",
+                 "set insecure-reproducible-noise = false"),
         ),
         "kappa": DISK,
         "lookahead": (

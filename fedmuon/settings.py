@@ -171,6 +171,9 @@ class Privacy(Table):
     kappa: Annotated[float, Field(gt=0, le=1)] = 0.7  # gain of DiSK's filter
     lookahead: Positive = 0.5  # gamma of 003: how far ahead DiSK looks
     probes: Annotated[int, Field(ge=1, le=1024)] = 1  # antithetic pairs of DP-MuonBC
+    noise_source: names.NoiseSource = "secure"  # a key stream, or a statistical generator
+    # grid is exact discrete noise on sums of a lattice; auto is that for secret noise
+    arithmetic: names.Arithmetic = "auto"
     insecure_reproducible_noise: bool = False  # lots and noise from the run's seed
 
     @model_validator(mode="before")

@@ -27,7 +27,7 @@ from fedmuon.data.source import Source
 from fedmuon.experiments.engines.ray_cluster import quieten
 from fedmuon.experiments.studies.stability import cells
 from fedmuon.experiments.suites.contents import merged
-from fedmuon.privacy import mechanism
+from fedmuon.privacy import keystream, mechanism
 
 # The same examples each time; `make fuzz` looks elsewhere, and what it finds is replayed.
 settings.register_profile("repeatable", derandomize=True, deadline=None, database=None)
@@ -142,7 +142,8 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
 
 
 class Entropy:
-    """Stands for `secrets` where noise and lots are drawn: the same bits in every run."""
+    """Stands for `secrets` and `os` where keys and seeds of noise are drawn: the same bits in every
+    run."""
 
     def __init__(self) -> None:
         self._bits = random.Random(0)
@@ -150,6 +151,10 @@ class Entropy:
     def randbits(self, count: int) -> int:
         """That many bits, other ones at each call."""
         return self._bits.getrandbits(count)
+
+    def urandom(self, count: int) -> bytes:
+        """That many bytes, other ones at each call."""
+        return self._bits.randbytes(count)
 
 
 @pytest.fixture(autouse=True)
@@ -159,6 +164,7 @@ def _no_chance(monkeypatch: pytest.MonkeyPatch) -> None:
     np.random.seed(0)  # noqa: NPY002
     torch.manual_seed(0)
     monkeypatch.setattr(mechanism, "secrets", Entropy())
+    monkeypatch.setattr(keystream, "os", Entropy())
 
 
 def small(below: dict | None = None, **tables: dict) -> Config:

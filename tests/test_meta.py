@@ -29,7 +29,7 @@ from fedmuon.federated.aggregate import ServerState, aggregate, begin, broadcast
 from fedmuon.federated.evaluate import sums
 from fedmuon.federated.local import replies
 from fedmuon.federated.simulate import Experiment
-from fedmuon.privacy import mechanism
+from fedmuon.privacy import keystream, mechanism
 from fedmuon.tasks.base import Batch, Params, Replaced
 from fedmuon.tasks.clipped import _samples_of
 from fedmuon.tasks.matrix import MatrixTask
@@ -419,16 +419,16 @@ def test_secret_noise_is_drawn_once(
     config = digits(local={"recipe": "dp-muon", "batch": 0}, privacy=noise)
     experiment, state = made(config)
     experiment.shards.inputs[::2] = torch.nan
-    released, release = [], mechanism.release
+    released: list[Any] = []
 
-    def counted(*given: Any) -> mechanism.Released:
-        released.append(given)
-        return release(*given)
+    def counted(release: Callable[..., mechanism.Released]) -> Callable[..., mechanism.Released]:
+        return lambda *given: (released.append(given), release(*given))[1]
 
-    monkeypatch.setattr(mechanism, "release", counted)
+    for name in ("release", "release_on_grid"):
+        monkeypatch.setattr(mechanism, name, counted(getattr(mechanism, name)))
     found = []
     for _ in range(2):
-        monkeypatch.setattr(mechanism, "secrets", Entropy())
+        monkeypatch.setattr(keystream, "os", Entropy())
         found.append(trained(experiment, state))
         silent()
     require_equal(found[1], found[0])

@@ -2,7 +2,7 @@
 
 import itertools
 import math
-import secrets
+import os
 from typing import Any
 
 import numpy as np
@@ -17,7 +17,7 @@ from fedmuon.errors import InputError
 from fedmuon.federated import setup
 from fedmuon.names import PRIVATE
 from fedmuon.orthogonalize import newton_schulz
-from fedmuon.privacy import mechanism
+from fedmuon.privacy import keystream
 from fedmuon.randomness import Draw, generator
 from fedmuon.transforms.bias import spread
 
@@ -166,7 +166,7 @@ def test_the_noise_of_a_filtered_momentum_by_its_weights() -> None:
 
 def test_noise_is_secret_unless_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
     """With the operating system's entropy, which other tests have a repeatable one for."""
-    monkeypatch.setattr(mechanism, "secrets", secrets)
+    monkeypatch.setattr(keystream, "os", os)
     hidden = central("dp-sgd", privacy={"noise": 0.5, "insecure-reproducible-noise": False})
     assert np.abs(weight(hidden) - weight(hidden)).max() > 1e-4
     shown = central("dp-sgd", privacy={"noise": 0.5})

@@ -15,6 +15,7 @@ from torch.func import functional_call
 from torch.nn import functional
 
 from fedmuon.errors import InputError
+from fedmuon.privacy.keystream import KeyStream
 from fedmuon.privacy.mechanism import (
     Released,
     keyed,
@@ -453,7 +454,7 @@ def test_releases_of_no_mechanism_are_refused(clipping: Clipping, noise: float, 
 
 def test_poisson_lots_take_each_row_independently() -> None:
     """4000 lots of 50 rows at rate 0.1: sizes of mean 5 and variance 4.5, pairs at rate 0.01."""
-    for rng in (np.random.default_rng(0), secret_generator()):
+    for rng in (np.random.default_rng(0), secret_generator(), KeyStream()):
         lots = np.zeros((4000, 50))
         for lot in lots:
             lot[poisson_rows(rng, 50, 0.1)] = 1

@@ -64,7 +64,8 @@ OTHER: dict[str, Any] = {
     "privacy.lot": 3.0, "privacy.epsilon": 0.01, "privacy.delta": 0.01,
     "privacy.level": "client", "privacy.kappa": 0.4, "privacy.lookahead": 2.0, "privacy.probes": 2,
     "privacy.adjacency": "replace-one", "privacy.population": 40, "privacy.rate": 0.3,
-    "privacy.insecure-reproducible-noise": False,
+    "privacy.insecure-reproducible-noise": False, "privacy.noise-source": "pcg64",
+    "privacy.arithmetic": "grid",
     "engine.name": "ray", "engine.dtype": "float32", "engine.device": "cuda:99",
     "engine.kernel": "numpy", "engine.cpus-per-client": 2.0, "engine.gpus-per-client": 0.5,
     "engine.ray-address": "1.2.3.4:5",
@@ -119,6 +120,7 @@ ELSEWHERE = {
     "faults.deadline", "faults.patience", "stability.trials", "stability.realized",
     "stability.neighbours",
     "output.checkpoint-every", "output.callback", "privacy.level",
+    "privacy.noise-source",
 }  # fmt: skip
 
 

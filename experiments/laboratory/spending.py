@@ -14,7 +14,7 @@ from fedmuon.errors import InputError
 from fedmuon.experiments.laboratory.facts import columns, finite
 from fedmuon.federated.spending import delta_of
 from fedmuon.privacy.ledger import Ledger
-from fedmuon.privacy.mechanism import REPEATABLE, STOPPED
+from fedmuon.privacy.mechanism import DOUBTS, STOPPED
 from fedmuon.storage import AUDIT, Record, RunDirectory
 
 Rows = Sequence[Mapping[str, Any]]
@@ -34,7 +34,7 @@ def spent(folder: Path, delta: float | None = None) -> Record:
     ledger.require(done, head)
     goal = _delta(folder) if delta is None else delta
     answers = ledger.epsilons(goal)
-    repeatable = ledger.about["noise"] == "repeatable"
+    doubt = DOUBTS[ledger.about["noise"]]
     stopped = bool((directory.summary() or {}).get("stopped"))
     names = ("epsilon", "lower", "upper", "rdp")
     clients = {
@@ -44,7 +44,7 @@ def spent(folder: Path, delta: float | None = None) -> Record:
     most = max((one.upper for one in answers.values()), default=0.0)
     notes = (
         STOPPED if stopped else "",
-        REPEATABLE if repeatable else "",
+        doubt,
         "" if answers else "Nothing was released yet.",
         "" if math.isfinite(most) else "A release without noise: epsilon is infinite.",
     )
@@ -53,7 +53,7 @@ def spent(folder: Path, delta: float | None = None) -> Record:
         "mode": "joint",
         **{name: ledger.about[name] for name in ("adjacency", "rate_from", "sampling")},
         "epsilon": finite(most),
-        "certified": math.isfinite(most) and not (repeatable or stopped),
+        "certified": math.isfinite(most) and not (doubt or stopped),
         "note": " ".join(filter(None, notes)),
         "clients": clients,
         **_audited(folder),

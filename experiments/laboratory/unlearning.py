@@ -31,7 +31,7 @@ from fedmuon.federated.evaluate import risk
 from fedmuon.federated.simulate import simulate
 from fedmuon.locks import held
 from fedmuon.own import NOTHING, Own
-from fedmuon.privacy.mechanism import secret_generator
+from fedmuon.privacy.keystream import KeyStream
 from fedmuon.storage import Record, read_tensors, tensor_bytes
 from fedmuon.tasks.base import Params
 
@@ -141,7 +141,7 @@ def retrained(laboratory: Laboratory, rows: np.ndarray) -> Params:
 
 def noised(model: Params, sigma: float, draws: int = 1) -> Params:
     """`draws` copies of the model [draws, ...], each with its own secret noise."""
-    rng = secret_generator()
+    rng = KeyStream()
 
     def one(value: Tensor) -> Tensor:
         noise = rng.standard_normal((draws, *value.shape[1:]))

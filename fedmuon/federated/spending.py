@@ -23,7 +23,7 @@ from fedmuon.federated.simulate import Experiment, Round
 from fedmuon.privacy.accounting import Answer, epsilon
 from fedmuon.privacy.calibration import noise_for
 from fedmuon.privacy.ledger import Ledger
-from fedmuon.privacy.mechanism import STOPPED, Mechanism, uncertified
+from fedmuon.privacy.mechanism import DOUBTS, STOPPED, Mechanism, uncertified
 from fedmuon.settings import Privacy
 from fedmuon.tasks.base import Params
 
@@ -129,7 +129,7 @@ class Spending:
         assert mechanism is not None
         mark = hashlib.sha256(tables.dump(config).encode()).hexdigest()
         rates = "public" if mechanism.public_rate else "samples"
-        about = mechanism.repeatable, state.round, head, mechanism.adjacency, rates
+        about = mechanism.secrecy, state.round, head, mechanism.adjacency, rates
         ledger = Ledger.open(path, mark, *about)
         blocks = mechanism.clipping.blocks(state.params)
         return cls(config, mechanism, ledger, sizes, blocks, experiment)
@@ -152,6 +152,7 @@ class Spending:
             "bound": mechanism.clipping.bound,
             "blocks": self.blocks,
             "lot": mechanism.lot,
+            "arithmetic": "grid" if mechanism.on_grid else "continuous",
             "delta": goal,
             "unit": "example within its client",
             **{name: self.ledger.about[name] for name in ("adjacency", "rate_from", "sampling")},
@@ -162,7 +163,8 @@ class Spending:
             return {**about, "epsilon": None, "certified": False, "note": f"{note} {DIAGNOSTICS}"}
         answers = self.ledger.epsilons(goal)
         worst = max(answers, key=lambda client: answers[client].upper)
-        most = uncertified(answers[worst]) if mechanism.repeatable else answers[worst]
+        doubt = DOUBTS[mechanism.secrecy]
+        most = uncertified(answers[worst], doubt) if doubt else answers[worst]
         most = uncertified(most, STOPPED) if stopped else most
         notes = filter(None, (most.note, self._small(), DIAGNOSTICS))
         held = dataclasses.asdict(most) | {"note": " ".join(notes)}

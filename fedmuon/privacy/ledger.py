@@ -65,14 +65,14 @@ class Ledger:
         cls,
         path: Path,
         fingerprint: str,
-        repeatable: bool = False,
+        noise: str = "secret",
         done: int = 0,
         head: str | None = None,
         adjacency: str = "zero-out",
         rate_from: str = "samples",
     ) -> "Ledger":
         """The ledger of the run with this fingerprint (a hash of its config); begun if not there.
-        `repeatable` noise follows from a seed; `done` and `head` are what a model has behind it.
+        `noise` says who can know it; `done` and `head` are what a model has behind it.
         Rates are from the clients' own `samples`, or `public` (`fedmuon.privacy.pairs`).
 
         A last line that a kill cut off was not yet durable, so nothing of it was released: it is
@@ -85,7 +85,7 @@ class Ledger:
             "adjacency": adjacency,
             "rate_from": rate_from,
             "sampling": "poisson",
-            "noise": "repeatable" if repeatable else "secret",
+            "noise": noise,
         }
         with mendable(path, "read"):
             content = path.read_bytes() if path.exists() else b""

@@ -192,8 +192,8 @@ def _private(
     first, base = local.recipe.split("-")
     clipping = Clipping(privacy.clipping, privacy.bound, frozenset(others))
     repeatable = privacy.insecure_reproducible_noise
-    public = privacy.public_rate, privacy.adjacency
-    mechanism = Mechanism(clipping, privacy.noise, privacy.lot, repeatable, *public)
+    how = privacy.public_rate, privacy.adjacency, privacy.noise_source, privacy.arithmetic
+    mechanism = Mechanism(clipping, privacy.noise, privacy.lot, repeatable, *how)
     disk = first == "disk"
     oracle = filtered(privacy.kappa, privacy.lookahead) if disk else released()
     if base == "muonbc":
