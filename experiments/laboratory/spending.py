@@ -12,7 +12,9 @@ from fedmuon import config as tables
 from fedmuon.config import Config
 from fedmuon.errors import InputError
 from fedmuon.experiments.laboratory.facts import columns, finite
+from fedmuon.federated import client_spending
 from fedmuon.federated.spending import delta_of
+from fedmuon.privacy.client_level import EVERYONE
 from fedmuon.privacy.ledger import Ledger
 from fedmuon.privacy.mechanism import REPEATABLE, STOPPED
 from fedmuon.storage import Record, RunDirectory
@@ -20,7 +22,7 @@ from fedmuon.storage import Record, RunDirectory
 Rows = Sequence[Mapping[str, Any]]
 
 
-def spent(folder: Path, delta: float | None = None) -> Record:
+def spent(folder: Path, delta: float | None = None, accountant: str = "pld") -> Record:
     """Each client's epsilon with its bracket, from the ledger of a run; delta is the run's own
     unless it is given."""
     file = folder / "ledger.jsonl"
@@ -33,7 +35,7 @@ def spent(folder: Path, delta: float | None = None) -> Record:
     done, head, ledger = len(directory.records()), directory.ledger_head(), Ledger.read(file)
     ledger.require(done, head)
     goal = _delta(folder) if delta is None else delta
-    answers = ledger.epsilons(goal)
+    answers = ledger.epsilons(goal, accountant)
     repeatable = ledger.about["noise"] == "repeatable"
     stopped = bool((directory.summary() or {}).get("stopped"))
     names = ("epsilon", "lower", "upper", "rdp")
@@ -52,6 +54,7 @@ def spent(folder: Path, delta: float | None = None) -> Record:
         "delta": goal,
         "mode": "joint",
         **{name: ledger.about[name] for name in ("adjacency", "rate_from", "sampling")},
+        **{name: ledger.about[name] for name in ("unit", "trust") if name in ledger.about},
         "epsilon": finite(most),
         "certified": math.isfinite(most) and not (repeatable or stopped),
         "note": " ".join(filter(None, notes)),
@@ -66,17 +69,23 @@ def _delta(folder: Path) -> float:
         raise InputError(f"{folder} does not say at which delta: give --delta")
     with np.load(split) as held:
         sizes = np.bincount(held["client"])
-    return delta_of(tables.load(file), sizes)
+    config = tables.load(file)
+    at_client = config.privacy.level == "client"
+    return client_spending.delta_of(config) if at_client else delta_of(config, sizes)
 
 
 def table(record: Record) -> Table:
     """The same for people."""
     rows = [
-        (client, *(_said(held[name]) for name in ("upper", "lower", "rdp")))
+        (
+            "each" if client == str(EVERYONE) else client,
+            *(_said(held[name]) for name in ("upper", "lower", "rdp")),
+        )
         for client, held in record["clients"].items()
     ]
     head = ("client", "epsilon", "at least", "RDP")
     about = f"joint, {record['adjacency']}, {record['sampling']} lots, delta {record['delta']:.3g}"
+    about += f", unit {record['unit']}, trust {record['trust']}" if "unit" in record else ""
     shown = columns(about, head, rows)
     shown.add_section()
     shown.add_row("most", _said(record["epsilon"]))
