@@ -258,9 +258,9 @@ def test_what_other_engines_read_is_asked_for() -> None:
 
 
 REFUSED = {
-    "privacy.epsilon=8": "[privacy] epsilon = 8.0 has no effect: only private recipes and client level "
-    "read it, and here [local] recipe = 'fedmuon', so choose a recipe dp-... or disk-..., or set "
-    "[privacy] level = 'client', or leave epsilon out",
+    "privacy.epsilon=8": "[privacy] epsilon = 8.0 has no effect: only private recipes and client "
+    "level read it, and here [local] recipe = 'fedmuon', so choose a recipe dp-... or disk-..., or "
+    "set [privacy] level = 'client', or leave epsilon out",
     "task.model=wrn-16-2": "set [task] name = 'network', or leave model out",
     "local.recipe=fedavg orthogonalizer.name=newton-schulz": "choose a recipe ...muon...",
     "orthogonalizer.coefficients=quintic": "here [orthogonalizer] name = 'smoothed-polar'",
