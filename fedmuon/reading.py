@@ -52,6 +52,7 @@ def _map(*names: str) -> tuple[Need, ...]:
 
 
 WITHOUT = ("fedavg", "fedavgm", "adamw", "dp-adam", "disk-adam")  # local momentum of their own
+STATELESS = ("fedavg", "fedavgm", "local-muon")  # whose clients send their models alone
 MUON = _recipes("Muon's recipes read", lambda name: "muon" in name, "choose a recipe ...muon...")
 PRIVATELY = _recipes(
     "private recipes read", PRIVATE.__contains__, "choose a recipe dp-... or disk-..."
@@ -151,6 +152,10 @@ NEEDS: dict[str, dict[str, tuple[Need, ...]]] = {
         ),
         "level": ALWAYS,
         **dict.fromkeys(("trust", "cohorts"), (CLIENT,)),
+        "state-weight": (
+            CLIENT,
+            _recipes("recipes that send momenta read", lambda name: name not in STATELESS),
+        ),
         "kappa": DISK,
         "lookahead": (
             *DISK,
@@ -195,7 +200,7 @@ NEEDS: dict[str, dict[str, tuple[Need, ...]]] = {
 }  # fmt: skip
 
 
-OF_CLIENTS = (ALWAYS, (EITHER,), (CLIENT,))  # what keys need that client level reads
+OF_CLIENTS = (ALWAYS, EITHER, CLIENT)  # what keys need at first that client level reads
 
 
 def reads(config: Config, name: str) -> bool:
@@ -219,7 +224,8 @@ def unread_by_own_recipe(config: Config, private: bool) -> Iterator[str]:
     names = [
         f"privacy.{key}"
         for key, needs in NEEDS["privacy"].items()
-        if private or not (config.privacy.level == "client" and needs[:1] in OF_CLIENTS)
+        if private
+        or not (config.privacy.level == "client" and (needs or (ALWAYS,))[0] in OF_CLIENTS)
     ]
     names += ["output.checkpoint-every"] if private else []  # a private run keeps every round
     for name in names:

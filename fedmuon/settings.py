@@ -167,6 +167,7 @@ class Privacy(Table):
     delta: Annotated[float, Field(ge=0, lt=1)] = 0.0  # 0: n_i^-1.1, 1e-5 at most
     level: Literal["example", "client"] = "example"  # who is protected
     trust: Literal["central", "local", "distributed"] = "central"  # who adds a client's noise
+    state_weight: Positive = 1.0  # of momenta's part in a client's clipped update
     cohorts: Literal["poisson", "fixed"] = "poisson"  # who takes part: secret, or known to all
     adjacency: Literal["zero-out", "add-remove", "replace-one"] = "zero-out"
     population: Annotated[int, Field(ge=0, le=SAMPLES)] = 0  # 0: of each client its own

@@ -96,6 +96,23 @@ def test_clipping_part_by_part_is_too_long() -> None:
     assert exact_square(level.clipped(held, found), 0) <= Fraction(0.3) ** 2
 
 
+def test_a_weight_on_momenta_is_in_the_norm_and_taken_out_of_what_is_released() -> None:
+    """v is that of a federation whose momenta are measured in another unit."""
+    rng, held = np.random.default_rng(4), tree(np.random.default_rng(5), 1.0, dtype=torch.float64)
+    found = [tree(rng, 1.0, dtype=torch.float64) for _ in range(2)]
+
+    def heavy(one: Any) -> Any:
+        return {**one, "momentum": {"a": one["momentum"]["a"] * 16.0}}
+
+    plain, own = (ClientLevel(0.3, 1.0, 2, 4, seed=1, weight=w) for w in (1.0, 16.0))
+    one, other = own.clipped(held, found[0]), plain.clipped(heavy(held), heavy(found[0]))
+    assert all(torch.equal(a, b) for a, b in zip(leaves(one), leaves(other), strict=True))
+    assert exact_square(one, 0) <= Fraction(0.3) ** 2
+    a = heavy(own.released(held, found, 0))
+    b = plain.released(heavy(held), [heavy(x) for x in found], 0)
+    assert all(torch.allclose(x, y, rtol=1e-12) for x, y in zip(leaves(a), leaves(b), strict=True))
+
+
 @pytest.mark.parametrize("odd", [math.nan, math.inf, -math.inf, 1e300])
 def test_an_update_that_is_no_number_contributes_nothing(odd: float) -> None:
     rng, level = np.random.default_rng(2), ClientLevel(0.3, 1.0, 3, 10)

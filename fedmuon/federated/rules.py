@@ -53,6 +53,7 @@ def _client_level(config: Config) -> ClientLevel:
         privacy.trust,
         privacy.cohorts == "poisson",
         federation.seed if privacy.insecure_reproducible_noise else None,
+        privacy.state_weight,
     )
 
 

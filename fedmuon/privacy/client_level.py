@@ -5,11 +5,12 @@ recipe whose server averages. The server holds X and the states S of the links t
 (FedMuon's momentum; none of FedAvg or Local Muon). A client of the cohort returns X_k and S_k, and
 contributes, with T rounding every entry towards 0 to a multiple of the lattice's spacing g,
 
-    u_k = (X_k - X, S_k - S),    v_k = T(min(1, C' / ||u_k||) u_k)                              (1)
-    (X, S) <- rule( (X, S) + (sum of v_k over the cohort + sigma C xi) / K ),   xi ~ N(0, I)    (2)
+    u_k = (X_k - X, w (S_k - S)),    v_k = T(min(1, C' / ||u_k||) u_k)                         (1)
+    (X, wS) <- rule( (X, wS) + (sum of v_k over the cohort + sigma C xi) / K ),  xi ~ N(0, I)   (2)
 
 where K is the *expected* size of a cohort. Momentum leaves its client as the model does, so (1) is
-one norm over both: clipping each to C would make the whole up to C sqrt(2) long.
+one norm over both: clipping each to C would make the whole up to C sqrt(2) long. The public weight
+w says how much of C is the states'; noise in S is sigma C / (w K).
 
 Claim: ||v_k|| <= C, and the sums of two cohorts that differ in client k differ in v_k exactly.
 So (2) is one Gaussian release of multiplier sigma whatever the links, the server's rule and the
@@ -68,6 +69,7 @@ class ClientLevel:
     trust: str = "central"
     poisson: bool = True
     seed: int | None = None
+    weight: float = 1.0
 
     @property
     def rate(self) -> float:
@@ -86,10 +88,7 @@ class ClientLevel:
 
     def clipped(self, held: Tree, returned: Tree) -> Clipped:
         """v_k of (1), per replica; trees of tensors [S, ...]."""
-        moved = {
-            tree: {name: returned[tree][name].double() - one.double() for name, one in held.items()}
-            for tree, held in held.items()
-        }
+        moved = self._weighted(_apart(returned, held), self.weight)
         squares = torch.stack(
             [one.square().reshape(len(one), -1).sum(1) for one in leaves(moved)]
         ).sum(0)
@@ -105,22 +104,27 @@ class ClientLevel:
     def perturbed(self, held: Tree, returned: Tree, round: int, client: int) -> dict[str, Params]:
         """What a client that trusts nobody sends in place of what it `returned`."""
         noisy = self._with_noise(self.clipped(held, returned), round, client)
-        return _moved(held, noisy, 1.0)
+        return _moved(held, self._weighted(noisy, 1 / self.weight), 1.0)
 
     def released(self, held: Tree, returned: Sequence[Tree], round: int) -> dict[str, Params]:
-        """(2) without the rule, in the run's precision; an empty cohort releases noise."""
-        if self.trust == "local":  # clipped and noisy already: all else is post-processing
-            each = [
-                mapped(torch.sub, mapped(Tensor.double, one), mapped(Tensor.double, held))
-                for one in returned
-            ]
-        else:
-            each = [self.clipped(held, one) for one in returned]
+        """(2) without the rule, in the run's precision; an empty cohort releases noise. Under local
+        trust all is clipped and noisy already, and this is post-processing."""
         total = mapped(lambda one: torch.zeros_like(one, dtype=torch.float64), held)
-        for one in each:
-            total = mapped(torch.add, total, one)
-        noisy = total if self.trust == "local" else self._with_noise(total, round)
-        return _moved(held, noisy, 1 / self.cohort)
+        local = self.trust == "local"
+        for one in returned:
+            total = mapped(
+                torch.add, total, _apart(one, held) if local else self.clipped(held, one)
+            )
+        if not local:
+            total = self._weighted(self._with_noise(total, round), 1 / self.weight)
+        return _moved(held, total, 1 / self.cohort)
+
+    def _weighted(self, trees: Tree, weight: float) -> dict[str, Params]:
+        """The states' parts times that."""
+        return {
+            tree: {name: one if tree == "model" else one * weight for name, one in held.items()}
+            for tree, held in trees.items()
+        }
 
     def _with_noise(self, sums: Tree, round: int, client: int = 0) -> Tree:
         """sums + sigma C xi, one xi for all replicas."""
@@ -150,6 +154,11 @@ def mapped(function: Callable[..., Tensor], *trees: Tree) -> dict[str, Params]:
         tree: {name: function(*(one[tree][name] for one in trees)) for name in held}
         for tree, held in trees[0].items()
     }
+
+
+def _apart(one: Tree, other: Tree) -> dict[str, Params]:
+    """one - other, in float64; names are those of `other`."""
+    return mapped(lambda b, a: a.double() - b.double(), other, one)
 
 
 def _moved(held: Tree, by: Tree, share: float) -> dict[str, Params]:
