@@ -84,8 +84,8 @@ def table(record: Record) -> Table:
         for client, held in record["clients"].items()
     ]
     head = ("client", "epsilon", "at least", "RDP")
-    about = f"joint, {record['adjacency']}, {record['sampling']} lots, delta {record['delta']:.3g}"
-    about += f", unit {record['unit']}, trust {record['trust']}" if "unit" in record else ""
+    of = f"cohorts, trust {record['trust']}, unit client" if "unit" in record else "lots"
+    about = f"joint, {record['adjacency']}, {record['sampling']} {of}, delta {record['delta']:.3g}"
     shown = columns(about, head, rows)
     shown.add_section()
     shown.add_row("most", _said(record["epsilon"]))
@@ -109,7 +109,7 @@ def privacy_record(config: Config, summary: Mapping[str, Any]) -> Record:
     if private is None:
         return {}
     held = {name: private.get(name) for name in ("epsilon", "certified", "clients", "noise")}
-    named = {"adjacency": adjacency_of(private), "sampling": "poisson"}
+    named = {"adjacency": adjacency_of(private), "sampling": private.get("sampling", "poisson")}
     return {"privacy": {**held, **named, "target": config.privacy.epsilon}}
 
 

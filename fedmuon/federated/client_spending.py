@@ -121,6 +121,7 @@ def about(level: ClientLevel) -> dict[str, str]:
         "unit": "client",
         "trust": level.trust,
         "adjacency": level.adjacency,
+        "rate_from": "public",
         "sampling": "poisson" if level.poisson else "none",
     }
 
