@@ -167,8 +167,8 @@ def unfit_for_clients(config: Config) -> Iterator[str]:
         )
     if privacy.trust == "distributed":
         yield (
-            "[privacy] trust = 'distributed' is not offered: shares of continuous noise cannot be "
-            "added in the finite group of secure aggregation, so set trust = 'central' or 'local'"
+            "[privacy] trust = 'distributed' is not offered: Flower's SecAgg+ rounds after the "
+            "noise, and masks with keys of 32 bits, so set trust = 'central' or 'local'"
         )
     if privacy.trust == "local" and privacy.cohorts == "poisson":
         yield (
