@@ -77,7 +77,7 @@ def evaluate(message: Message, context: Context, fetch: Fetch = nothing) -> Mess
     with distrusted():
         config, round, stack, *_ = request(message)
     client = _client(config, number, fetch())
-    if client.recipe.mechanism is not None:
+    if client.recipe.private:
         raise InputError("a private client measures nothing on its samples: that has no noise")
     with distrusted():
         params, _ = _arrays(message, client, stack, states=False)

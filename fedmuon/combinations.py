@@ -12,6 +12,10 @@ UNTRUE = (
     "[privacy] adjacency = 'add-remove' does not hold for rates lot / n_i, which one sample more "
     "changes for all: set a public population or rate, or adjacency = 'zero-out'"
 )
+RETRIES = (
+    "[faults] retries would ask a client for a second release in the same round, which no ledger "
+    "foresaw: set retries = 0; a run that stops can be resumed"
+)
 Config = Any  # a `fedmuon.config.Config`, which asks here while it is made
 
 
@@ -46,8 +50,7 @@ def impossible(config: Config) -> Iterator[str]:
             "choose it in (1, 2], or 0 if unknown"
         )
     yield from _unreadable(config)
-    if config.local.recipe in PRIVATE:
-        yield from unprivate_run(config)
+    yield from _private(config)
     try:
         schedule(config.orthogonalizer.coefficients, config.orthogonalizer.steps)
     except ValueError as error:
@@ -78,6 +81,14 @@ def _unreadable(config: Config) -> Iterator[str]:
         )
 
 
+def _private(config: Config) -> Iterator[str]:
+    """Of runs that release by recipe or by level."""
+    if config.privacy.level == "client":
+        yield from unfit_for_clients(config)
+    elif config.local.recipe in PRIVATE:
+        yield from unprivate_run(config)
+
+
 def unprivate_run(config: Config) -> Iterator[str]:
     """What a private recipe, ours or one with a mechanism of its own, cannot be combined with."""
     yield from unprivate(config.privacy, config.local)
@@ -90,18 +101,15 @@ def unprivate_run(config: Config) -> Iterator[str]:
             "have, which [privacy] adjacency = 'add-remove' is to hide: use mean, or 'zero-out'"
         )
     if config.engine.name != "inline" and config.faults.retries:
-        yield (
-            "[faults] retries would ask a client for a second release in the same round, which no "
-            "ledger foresaw: set retries = 0; a run that stops can be resumed"
-        )
+        yield RETRIES
 
 
 def unprivate(privacy: Any, local: Any) -> Iterator[str]:
     """What [privacy] and [local] cannot hold in a private recipe."""
     if privacy.level == "client":
         yield (
-            "[privacy] level = 'client' is not offered: releases protect single examples within a "
-            "client, so set level = 'example'"
+            "[privacy] level = 'client' is not for a recipe that releases each step: its noise "
+            "protects single examples within a client, so set level = 'example'"
         )
     yield from _unlikely(privacy)
     if local.batch:
@@ -109,11 +117,7 @@ def unprivate(privacy: Any, local: Any) -> Iterator[str]:
             f"[local] batch = {local.batch} is a shuffled batch of fixed size, which the "
             "accountant does not cover: set batch = 0, and [privacy] lot for Poisson lots"
         )
-    if 0 < privacy.delta < LEAST_DELTA:
-        yield (
-            f"[privacy] delta = {privacy.delta} is below {LEAST_DELTA:g}, where an accountant sees "
-            "nothing but rounding: raise it, or set 0 for 1e-5 or less"
-        )
+    yield from _invisible(privacy)
     if privacy.noise and math.isinf(privacy.bound):
         yield "[privacy] noise needs a finite bound: set bound, or noise = 0"
     if (
@@ -135,3 +139,53 @@ def _unlikely(privacy: Any) -> Iterator[str]:
         yield "[privacy] rate and population both say how likely a sample is: leave one of them out"
     if 0 < privacy.population < privacy.lot:
         yield f"[privacy] lot = {privacy.lot:g} exceeds population = {privacy.population}: lower it"
+
+
+def _invisible(privacy: Any) -> Iterator[str]:
+    """A delta that no accountant resolves."""
+    if 0 < privacy.delta < LEAST_DELTA:
+        yield (
+            f"[privacy] delta = {privacy.delta} is below {LEAST_DELTA:g}, where an accountant sees "
+            "nothing but rounding: raise it, or set 0 for 1e-5 or less"
+        )
+
+
+def unfit_for_clients(config: Config) -> Iterator[str]:
+    """What cannot be released as a sum of clients' clipped updates."""
+    privacy, local, federation = config.privacy, config.local, config.federation
+    if local.recipe in PRIVATE:
+        yield (
+            f"[privacy] level = 'client' is not for recipe = '{local.recipe}', which releases each "
+            "step of a client with noise for its examples, an account of another unit: choose one "
+            "without dp- and disk-, or level = 'example'"
+        )
+    if local.recipe == "adamw" or (local.recipe == "muon" and _has_adamw(config)):
+        yield (
+            f"[privacy] level = 'client' is not for recipe = '{local.recipe}' with AdamW, whose "
+            "averaged second moment would be negative with noise and has no root: choose a recipe "
+            "that sends its model or momentum alone"
+        )
+    if federation.aggregate != "mean":
+        yield (
+            f"[federation] aggregate = '{federation.aggregate}' has no bounded part of each client "
+            "in a sum of equal weights, which is what client level releases: set aggregate = 'mean'"
+        )
+    if privacy.trust == "distributed":
+        yield (
+            "[privacy] trust = 'distributed' is not offered: Flower's SecAgg+ rounds after the "
+            "noise, and masks with keys of 32 bits, so set trust = 'central' or 'local'"
+        )
+    if privacy.trust == "local" and privacy.cohorts == "poisson":
+        yield (
+            "[privacy] cohorts = 'poisson' amplifies nothing under trust = 'local', where the "
+            "server knows who answers: set cohorts = 'fixed'"
+        )
+    if math.isinf(privacy.bound):
+        yield "[privacy] bound = inf clips no update: set a finite bound at level = 'client'"
+    yield from _invisible(privacy)
+    if privacy.trust != "central" and config.engine.name != "inline" and config.faults.retries:
+        yield RETRIES
+
+
+def _has_adamw(config: Config) -> bool:
+    return config.task.name == "network" and config.local.aux == "adamw"

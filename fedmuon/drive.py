@@ -24,10 +24,12 @@ from fedmuon.data.partition import weights
 from fedmuon.errors import InputError, Interrupted, NonFinite
 from fedmuon.federated import rules, setup
 from fedmuon.federated.aggregate import ServerState, begin
+from fedmuon.federated.client_spending import ClientSpending, account, calibrated
 from fedmuon.federated.evaluate import risk, sample_weights
+from fedmuon.federated.plan import Plan
 from fedmuon.federated.routing import routes
 from fedmuon.federated.simulate import Engine, Experiment, Round
-from fedmuon.federated.spending import Spending, calibrated
+from fedmuon.federated.spending import Spending
 from fedmuon.files import AFRESH
 from fedmuon.names import OF_A_ROUND
 from fedmuon.own import value
@@ -76,7 +78,7 @@ def prepare(
     fixed = {
         "config.toml": tables.dump(config).encode(),
         "partition.npz": array_bytes(**split),
-        "schedule.npy": npy_bytes(experiment.plan.schedule()),
+        "schedule.npy": npy_bytes(_known(experiment.plan)),
         "initial.safetensors": tensor_bytes(fresh.params),
     }
     if isinstance(experiment.task, NetworkTask):
@@ -88,6 +90,11 @@ def prepare(
     named = value(config, "callback", CALLBACKS, (Callback,))
     listeners = [*callbacks, *([] if named is None else [named])]
     return Run(config, data, experiment, directory, tuple(map(as_callback, listeners)))
+
+
+def _known(plan: Plan) -> np.ndarray:
+    """Who will take part [R, K]; nobody is known of Poisson cohorts [R, 0]."""
+    return np.empty((plan.rounds, 0), np.int64) if plan.poisson else plan.schedule()
 
 
 def drive(
@@ -145,12 +152,12 @@ def _saving(keep: Callable[[], None], *errors: type[BaseException]) -> Iterator[
         raise
 
 
-def _spending(run: Run, state: ServerState) -> Spending | None:
+def _spending(run: Run, state: ServerState) -> Spending | ClientSpending | None:
     """A private run's account."""
-    if run.experiment.recipe.mechanism is None:
+    if not run.experiment.recipe.private:
         return None
     ledger, head = run.directory.path / "ledger.jsonl", run.directory.ledger_head()
-    return Spending.open(ledger, run.config, run.experiment, run.data.sizes, state, head)
+    return account(ledger, run.config, run.experiment, run.data.sizes, state, head)
 
 
 def _finished(directory: RunDirectory) -> Record | None:

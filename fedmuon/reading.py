@@ -6,7 +6,7 @@ The needs of a key begin with those of the keys that they name, so leaving one o
 """
 
 from collections.abc import Callable, Collection, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from operator import not_
 from typing import Any, get_args
 
@@ -24,6 +24,11 @@ class Need:
     holds: Callable[[Any], bool]
     readers: str  # follows "only"
     mend: str  # follows "so"
+    unless: "Need | None" = None  # what serves as well
+
+    def met(self, config: Config) -> bool:
+        """Whether it is what it must be, or what serves as well is."""
+        return self.holds(_value(config, self.key)) or bool(self.unless and self.unless.met(config))
 
 
 def _one_of(key: str, values: Collection[str], readers: str, mend: str = "") -> Need:
@@ -48,9 +53,17 @@ def _map(*names: str) -> tuple[Need, ...]:
 
 
 WITHOUT = ("fedavg", "fedavgm", "adamw", "dp-adam", "disk-adam")  # local momentum of their own
+STATELESS = ("fedavg", "fedavgm", "local-muon")  # whose clients send their models alone
 MUON = _recipes("Muon's recipes read", lambda name: "muon" in name, "choose a recipe ...muon...")
 PRIVATELY = _recipes(
     "private recipes read", PRIVATE.__contains__, "choose a recipe dp-... or disk-..."
+)
+CLIENT = _one_of("privacy.level", ["client"], "client level reads")
+EITHER = replace(
+    PRIVATELY,
+    readers="private recipes and client level read",
+    mend="choose a recipe dp-... or disk-..., or set [privacy] level = 'client'",
+    unless=CLIENT,
 )
 NETWORK = _one_of("task.name", ["network"], "networks read")
 MATRIX = (_one_of("task.name", ["matrix"], "the matrix task reads"),)
@@ -133,9 +146,16 @@ NEEDS: dict[str, dict[str, tuple[Need, ...]]] = {
     },
     "privacy": {
         **dict.fromkeys(
-            ("clipping", "bound", "noise", "lot", "epsilon", "delta", "level",
-             "adjacency", "population", "rate", "arithmetic", "insecure-reproducible-noise"),
-            (PRIVATELY,),
+            ("bound", "noise", "epsilon", "delta", "insecure-reproducible-noise"), (EITHER,)
+        ),
+        **dict.fromkeys(
+            ("clipping", "lot", "adjacency", "population", "rate", "arithmetic"), (PRIVATELY,)
+        ),
+        "level": ALWAYS,
+        **dict.fromkeys(("trust", "cohorts"), (CLIENT,)),
+        "state-weight": (
+            CLIENT,
+            _recipes("recipes that send momenta read", lambda name: name not in STATELESS),
         ),
         "noise-source": (
             PRIVATELY,
@@ -175,9 +195,18 @@ NEEDS: dict[str, dict[str, tuple[Need, ...]]] = {
                 lambda name: name not in PRIVATE,
                 "choose one without privacy (a private run keeps every round)",
             ),
+            Need(
+                "privacy.level",
+                "client".__ne__,
+                "a run without privacy reads",
+                "leave level = 'example' (a private run keeps every round)",
+            ),
         ),
     },
 }  # fmt: skip
+
+
+OF_CLIENTS = (ALWAYS, EITHER, CLIENT)  # what keys need at first that client level reads
 
 
 def reads(config: Config, name: str) -> bool:
@@ -198,7 +227,12 @@ def unread_by_own_recipe(config: Config, private: bool) -> Iterator[str]:
     why, but = "has no mechanism to read it", ()
     if private:
         why, but = "carries clipping, noise and lots in its mechanism", ("privacy.delta",)
-    names = [f"privacy.{key}" for key in NEEDS["privacy"]]
+    names = [
+        f"privacy.{key}"
+        for key, needs in NEEDS["privacy"].items()
+        if private
+        or not (config.privacy.level == "client" and (needs or (ALWAYS,))[0] in OF_CLIENTS)
+    ]
     names += ["output.checkpoint-every"] if private else []  # a private run keeps every round
     for name in names:
         if name not in but and not is_default(config, name, value := _value(config, name)):
@@ -230,7 +264,7 @@ def _missing(config: Config, name: str) -> Need | None:
     table, _, key = name.partition(".")
     if table == "task" and key != "model" and is_own(config.task.name):
         return None  # which may ask for any
-    return next((n for n in NEEDS[table][key] if not n.holds(_value(config, n.key))), None)
+    return next((need for need in NEEDS[table][key] if not need.met(config)), None)
 
 
 def _field(config: Config, name: str) -> tuple[Any, str]:

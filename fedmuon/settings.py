@@ -150,7 +150,9 @@ class OrthogonalizerTable(Table):
 
 
 class Privacy(Table):
-    """What the recipes dp-* and disk-* release: example-level privacy within each client.
+    """What the recipes dp-* and disk-* release: example-level privacy within each client; and at
+    level `client` the others: `bound` is then that of a client's whole update, `noise` times it is
+    the deviation of a round's sum.
 
     Each example's gradient is clipped to `bound` in every matrix block (the auxiliary parameters
     are one block), in one norm (flat), or scaled to it (automatic); a lot's sum over `lot` has
@@ -164,7 +166,10 @@ class Privacy(Table):
     lot: Annotated[float, Field(ge=1e-3, le=SAMPLES)] = 64.0  # samples of a Poisson lot, on average
     epsilon: Annotated[float, Field(ge=0, le=1e6)] = 0.0  # finds `noise`, if that is 0
     delta: Annotated[float, Field(ge=0, lt=1)] = 0.0  # 0: n_i^-1.1, 1e-5 at most
-    level: Literal["example", "client"] = "example"
+    level: Literal["example", "client"] = "example"  # who is protected
+    trust: Literal["central", "local", "distributed"] = "central"  # who adds a client's noise
+    state_weight: Positive = 1.0  # of momenta's part in a client's clipped update
+    cohorts: Literal["poisson", "fixed"] = "poisson"  # who takes part: secret, or known to all
     adjacency: Literal["zero-out", "add-remove", "replace-one"] = "zero-out"
     population: Annotated[int, Field(ge=0, le=SAMPLES)] = 0  # 0: of each client its own
     rate: Annotated[float, Field(ge=0, le=1)] = 0.0  # 0: lot / population

@@ -122,6 +122,28 @@ def test_deployment_is_inline(
 
 
 @pytest.mark.long
+@pytest.mark.parametrize("trust", ["central", "local"])
+def test_client_level_deployed_is_that_inline(
+    deployment: Deployment, tmp_path: Path, trust: str
+) -> None:
+    """Under local trust nodes send what is clipped and noisy; else the server makes it so."""
+    cohorts = "poisson" if trust == "central" else "fixed"
+    known = {"level": "client", "noise": 0.5, "bound": 0.3, "insecure-reproducible-noise": True}
+    config = tiny(
+        2,
+        local={"steps": 2, "lr": 0.1},
+        privacy=known | {"trust": trust, "cohorts": cohorts},
+        faults={"retries": 0},
+        engine={"name": "deployment"},
+    )
+    summary = deployment.execute(config, tmp_path / "deployed")
+    execute(config.model_copy(update={"engine": small().engine}), tmp_path / "inline")
+    assert summary["privacy"]["trust"] == trust
+    for name in ("model.safetensors", "momentum.safetensors"):
+        assert distance(tmp_path / "inline" / name, tmp_path / "deployed" / name) <= 1e-12
+
+
+@pytest.mark.long
 def test_a_supernode_that_dies_and_returns(deployment: Deployment, tmp_path: Path) -> None:
     """Killed after the first round, it comes back, is asked again, and nothing is lost."""
     faults, engine = {"deadline": 40.0, "retries": 3}, {"name": "deployment"}

@@ -26,6 +26,7 @@ from fedmuon.experiments.run import execute
 from fedmuon.federated import setup
 from fedmuon.federated.aggregate import begin
 from fedmuon.federated.simulate import Engine
+from fedmuon.privacy.ledger import Ledger
 from fedmuon.storage import Record
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
@@ -122,6 +123,37 @@ def test_ray_is_inline(live: LiveGrid, tmp_path: Path, number: int) -> None:
     lines = [(run / "rounds.jsonl").read_text() for run in (tmp_path / "inline", ray)]
     first, second = ([json.loads(line) for line in text.splitlines()] for text in lines)
     assert [one["participants"] for one in first] == [one["participants"] for one in second]
+
+
+KNOWN = {"level": "client", "insecure-reproducible-noise": True, "noise": 0.5, "bound": 0.3}
+RELEASED = [
+    ("fedmuon", 1, {}),  # of six clients, which leaves rounds to nobody
+    ("local-muon", 3, {"cohorts": "fixed"}),
+    ("fedmuon", 3, {"cohorts": "fixed", "trust": "local"}),
+]
+
+
+@pytest.mark.parametrize(("recipe", "count", "privacy"), RELEASED)
+def test_client_level_on_ray_is_that_inline(
+    live: LiveGrid, tmp_path: Path, recipe: str, count: int, privacy: dict
+) -> None:
+    """Clipped and noisy in the clients' processes, or in the server's; and cohorts of nobody."""
+    what = small(
+        federation={"per-round": count, "rounds": 6},
+        local={"recipe": recipe, "steps": 2, "lr": 0.1},
+        privacy=KNOWN | privacy,
+        faults={"retries": 0},
+        engine={"name": "ray"},
+    )
+    inline = what.model_copy(update={"engine": small().engine})
+    execute(inline, tmp_path / "inline")
+    on_ray(live, what, tmp_path / "ray")
+    assert distance(tmp_path / "inline", tmp_path / "ray") <= 1e-12
+    lines = (tmp_path / "ray" / "rounds.jsonl").read_text().splitlines()
+    taken = [json.loads(line)["participants"] for line in lines]
+    assert ([] in taken) == (not privacy)
+    told = [Ledger.read(tmp_path / x / "ledger.jsonl").entries for x in ("inline", "ray")]
+    assert told[0] == told[1] and len(told[0]) == 6
 
 
 def test_flowers_own_loop_drives_the_strategy(live: LiveGrid, tmp_path: Path) -> None:

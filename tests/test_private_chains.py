@@ -189,7 +189,7 @@ def test_every_private_recipe_runs_with_several_clients(recipe: str) -> None:
 @pytest.mark.parametrize(
     ("changes", "sentence"),
     [
-        ({"privacy": {"level": "client"}}, "level = 'client' is not offered"),
+        ({"privacy": {"level": "client"}}, "an account of another unit"),
         ({"local": {"batch": 8}}, "shuffled batch of fixed size"),
         ({"privacy": {"bound": math.inf, "noise": 1.0}}, "finite bound"),
         ({"local": {"momentum-form": "nesterov"}}, "no bias correction"),

@@ -282,7 +282,7 @@ def test_a_loaded_account_keeps_the_noise_it_was_drawn_at() -> None:
 
 
 @pytest.mark.parametrize(("privacy", "why"), [
-    ({"level": "client", "noise": 1.0}, "level = 'client' is not offered"),
+    ({"level": "client", "noise": 1.0}, "protects single examples within a client"),
     ({"epsilon": 3.0}, "fedmuon privacy sigma"),
     ({"noise": 1.0, "bound": math.inf}, "finite bound"),
     ({"noise": 1.0, "lot": 201.0}, "exceeds population = 200"),

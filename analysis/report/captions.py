@@ -13,6 +13,7 @@ TITLES = {
     "terminal": "Where the variants end",
     "followed": "Loss and accuracy along the sweep: ",
     "clients": "What each client has spent",
+    "epsilon": "Accuracy at each ε",
 }
 _BANDS = (
     "Lines are means over seeds, bands reach from the smallest to the largest. A line ends where a "
@@ -75,6 +76,12 @@ CAPTIONS = {
         "how often it took part. The noise is the least that keeps the client with the most below "
         "the target, so that no point may lie above the dashed line. Optimizers that clip alike "
         "spend alike, so a line stands for all of them."
+    ),
+    "epsilon": (
+        "Each mark is the mean over seeds of where the runs with one noise multiplier end, at the "
+        "ε that this noise spends; bars, set side by side, reach from the smallest to the largest. "
+        "Higher and further left is better. Accuracies were measured on held-out samples and are "
+        "not released, and what was tried to find step sizes and bounds is in no ε."
     ),
     "terminal": (
         "Each mark is the mean over seeds of where the runs with that value end; bars, set side by "

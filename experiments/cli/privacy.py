@@ -259,6 +259,7 @@ def _audit_run(
 def spent(
     folder: Annotated[Path, Argument(help="The folder of a private run.")],
     delta: Annotated[float | None, Option(help="Instead of the delta of the run.")] = None,
+    accountant: Accountant = "pld",
     as_json: AsJson = False,
 ) -> None:
     """What each client of a run has spent, by the run's ledger; a run may still be going on.
@@ -267,7 +268,7 @@ def spent(
     """
     from fedmuon.experiments.laboratory import spending
 
-    record = spending.spent(folder, delta)
+    record = spending.spent(folder, delta, accountant)
     tell(record, as_json, spending.table(record))
 
 

@@ -120,15 +120,22 @@ def privacy_table(private: Record) -> Table:
     """What a private run spent, and what that stands on."""
     lines = {"epsilon": "infinite"}
     if private["epsilon"] is not None:
-        held = f"{private['mode']}, {adjacency_of(private)}, {private['sampling']} lots"
-        blocks = f"{private['blocks']} blocks of multiplier {private['noise']:.4g}"
         bracket = f"(at least {private['lower']:.3f}, RDP {private['rdp']:.3f})"
         lines = {
             "epsilon": f"{private['epsilon']:.3f} {bracket} at delta = {private['delta']:.3g}",
-            "stands on": f"{held}, {blocks}",
+            "stands on": _standing(private),
             "certified": "yes" if private["certified"] else "NO",
         }
     return facts("privacy", [*lines.items(), ("note", private["note"])])
+
+
+def _standing(private: Record) -> str:
+    """What an epsilon compares, of what is released how."""
+    held = f"{private['mode']}, {adjacency_of(private)}, {private['sampling']}"
+    if "trust" in private:
+        whom = f"clients whole, trust {private['trust']}"
+        return f"{held} cohorts, {whom}, multiplier {private['noise']:.4g}"
+    return f"{held} lots, {private['blocks']} blocks of multiplier {private['noise']:.4g}"
 
 
 def summary_table(summary: Record) -> Group:

@@ -217,8 +217,8 @@ def smooth(run: Laboratory) -> Experiment:
     """The run's experiment in float64, refused where it has no derivative."""
     config, links = run.config, run.experiment.recipe.chain.links
     jumps = config.orthogonalizer.name
-    if run.experiment.recipe.mechanism is not None:
-        why = "the gradients of a private recipe are clipped, and its noise hides them"
+    if run.experiment.recipe.private:
+        why = "what a private run is made of is clipped, and its noise hides it"
     elif reads(config, "orthogonalizer.name") and jumps in JUMPS:
         why = f"{jumps} jumps where a singular value is 0, or is sketched"
     elif config.federation.aggregate not in ("mean", "by-samples"):

@@ -26,6 +26,11 @@ def method_of(config: Config) -> Method:
             f"Recipe {local.recipe} has no certificate: {why}. Use one of "
             f"{', '.join(MUON + MAPLESS)}."
         )
+    if config.privacy.level == "client":
+        raise Uncertified(
+            "A run at client level has no certificate: the recursion of 001 has no clipped updates "
+            "and no noise. Set [privacy] level = 'example'."
+        )
     if local.schedule == HEAVY:
         raise Uncertified(
             "The heavy-tailed schedule is a number only of a run: make it, or set [local] schedule "

@@ -12,7 +12,9 @@ from fedmuon import config as tables
 from fedmuon.config import Config
 from fedmuon.errors import InputError
 from fedmuon.experiments.laboratory.facts import columns, finite
+from fedmuon.federated import client_spending
 from fedmuon.federated.spending import delta_of
+from fedmuon.privacy.client_level import EVERYONE
 from fedmuon.privacy.ledger import Ledger
 from fedmuon.privacy.mechanism import DOUBTS, STOPPED
 from fedmuon.storage import AUDIT, Record, RunDirectory
@@ -20,7 +22,7 @@ from fedmuon.storage import AUDIT, Record, RunDirectory
 Rows = Sequence[Mapping[str, Any]]
 
 
-def spent(folder: Path, delta: float | None = None) -> Record:
+def spent(folder: Path, delta: float | None = None, accountant: str = "pld") -> Record:
     """Each client's epsilon with its bracket, from the ledger of a run; delta is the run's own
     unless it is given."""
     file = folder / "ledger.jsonl"
@@ -33,7 +35,7 @@ def spent(folder: Path, delta: float | None = None) -> Record:
     done, head, ledger = len(directory.records()), directory.ledger_head(), Ledger.read(file)
     ledger.require(done, head)
     goal = _delta(folder) if delta is None else delta
-    answers = ledger.epsilons(goal)
+    answers = ledger.epsilons(goal, accountant)
     doubt = DOUBTS[ledger.about["noise"]]
     stopped = bool((directory.summary() or {}).get("stopped"))
     names = ("epsilon", "lower", "upper", "rdp")
@@ -52,6 +54,7 @@ def spent(folder: Path, delta: float | None = None) -> Record:
         "delta": goal,
         "mode": "joint",
         **{name: ledger.about[name] for name in ("adjacency", "rate_from", "sampling")},
+        **{name: ledger.about[name] for name in ("unit", "trust") if name in ledger.about},
         "epsilon": finite(most),
         "certified": math.isfinite(most) and not (doubt or stopped),
         "note": " ".join(filter(None, notes)),
@@ -78,17 +81,23 @@ def _delta(folder: Path) -> float:
         raise InputError(f"{folder} does not say at which delta: give --delta")
     with np.load(split) as held:
         sizes = np.bincount(held["client"])
-    return delta_of(tables.load(file), sizes)
+    config = tables.load(file)
+    at_client = config.privacy.level == "client"
+    return client_spending.delta_of(config) if at_client else delta_of(config, sizes)
 
 
 def table(record: Record) -> Table:
     """The same for people."""
     rows = [
-        (client, *(_said(held[name]) for name in ("upper", "lower", "rdp")))
+        (
+            "each" if client == str(EVERYONE) else client,
+            *(_said(held[name]) for name in ("upper", "lower", "rdp")),
+        )
         for client, held in record["clients"].items()
     ]
     head = ("client", "epsilon", "at least", "RDP")
-    about = f"joint, {record['adjacency']}, {record['sampling']} lots, delta {record['delta']:.3g}"
+    of = f"cohorts, trust {record['trust']}, unit client" if "unit" in record else "lots"
+    about = f"joint, {record['adjacency']}, {record['sampling']} {of}, delta {record['delta']:.3g}"
     shown = columns(about, head, rows)
     shown.add_section()
     shown.add_row("most", _said(record["epsilon"]))
@@ -114,7 +123,7 @@ def privacy_record(config: Config, summary: Mapping[str, Any]) -> Record:
     if private is None:
         return {}
     held = {name: private.get(name) for name in ("epsilon", "certified", "clients", "noise")}
-    named = {"adjacency": adjacency_of(private), "sampling": "poisson"}
+    named = {"adjacency": adjacency_of(private), "sampling": private.get("sampling", "poisson")}
     return {"privacy": {**held, **named, "target": config.privacy.epsilon}}
 
 

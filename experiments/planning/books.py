@@ -14,8 +14,8 @@ import numpy as np
 
 from fedmuon.drive import Run
 from fedmuon.federated.aggregate import ServerState
+from fedmuon.federated.client_spending import account as account_of
 from fedmuon.federated.simulate import Round
-from fedmuon.federated.spending import Spending
 from fedmuon.provenance import commit, machine, versions
 
 AFFORD, MOST = 0.5, 50  # seconds and rounds of a ledger that is tried
@@ -36,10 +36,10 @@ class Books:
 def books(run: Run, state: ServerState) -> Books:
     """Tried in the run's own folder."""
     directory, federation = run.directory, run.config.federation
-    chosen = run.experiment.plan.schedule()[0].tolist()
+    chosen = list(range(federation.per_round))
     record = {"round": 1, "participants": chosen, "client_loss": 0.5, "seconds": 1.0}
     added = seconds(lambda: directory.append(record))
-    ledger, summed = _ledger(run, state) if run.experiment.recipe.mechanism else (0.0, 0.0)
+    ledger, summed = _ledger(run, state) if run.experiment.recipe.private else (0.0, 0.0)
     checkpoint = min(seconds(lambda: directory.checkpoint(state)) for _ in range(2))
     read = seconds(directory.records) * federation.rounds
     end = seconds(lambda: (versions(), commit(), machine(), directory.finish(state, {})))
@@ -50,12 +50,14 @@ def books(run: Run, state: ServerState) -> Books:
 def _ledger(run: Run, state: ServerState) -> tuple[float, float]:
     """Seconds of a round's line, and of the sum over all clients that the run will have."""
     path, plan = run.directory.path / "ledger.jsonl", run.experiment.plan
-    account = Spending.open(path, run.config, run.experiment, run.data.sizes, state)
+    account = account_of(path, run.config, run.experiment, run.data.sizes, state)
     lines = account.ahead(itertools.repeat(cast(Round, None)), 0)
     spent: list[float] = []
     while len(spent) < min(plan.rounds, MOST) and sum(spent) < AFFORD:
         spent.append(seconds(lambda: next(lines)))
     summed = seconds(account.summary)
+    if plan.poisson:
+        return sum(spent) / len(spent), summed
     drawn = plan.schedule()
     more = len(np.unique(drawn)) / len(np.unique(drawn[: len(spent)]))
     return sum(spent) / len(spent), summed * more

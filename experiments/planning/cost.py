@@ -58,10 +58,16 @@ def plan(config: Config, started: float = 0.0) -> Record:
         look, found = evaluation(run, state), books(run, state)
         inline = config.engine.name == "inline"
         beside = 0.0 if inline else others.cores()
-        engine = _engine(run, state)
+        engine = _engine(_scheduled(run), state)
     spent = {"start": started, "set-up": prepared, "look": look}
     record = _record(run, state, engine, spent, found)
     return {**record, "others": others.cores() if inline else beside}
+
+
+def _scheduled(run: Run) -> Run:
+    """The run with cohorts of the size that Poisson ones have on average."""
+    plan = replace(run.experiment.plan, poisson=False)
+    return replace(run, experiment=replace(run.experiment, plan=plan))
 
 
 def _engine(run: Run, state: ServerState) -> Engine:
@@ -132,7 +138,7 @@ def _record(
     """What the measured parts come to."""
     config, most = run.config, run.config.federation.rounds
     looks = -(-most // config.output.evaluate_every)
-    every = 1 if run.experiment.recipe.mechanism else config.output.checkpoint_every
+    every = 1 if run.experiment.recipe.private else config.output.checkpoint_every
     first, later = engine.pace.extra + engine.pace.round, engine.pace.round
     parts = {
         "start": spent["start"],

@@ -1,5 +1,6 @@
 """The server's round: average what the clients return, then apply the recipe's rule."""
 
+import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
@@ -10,7 +11,7 @@ from torch import Tensor
 
 from fedmuon.aggregators import Aggregator
 from fedmuon.errors import InputError
-from fedmuon.federated.local import Broadcast, Reply
+from fedmuon.federated.local import Broadcast, Reply, joint
 from fedmuon.randomness import Draw, generator
 from fedmuon.tasks.base import Params, Task
 from fedmuon.transforms.base import States
@@ -45,8 +46,21 @@ def aggregate(
 
     Replies are added in the order of the schedule, so that every engine rounds alike.
     """
-    ordered = sorted(replies, key=lambda reply: reply.client)
-    mean = combined(recipe.aggregate, ordered)
+    mean, states = _combined(recipe, state, sorted(replies, key=lambda reply: reply.client))
+    rule = partial(recipe.server, factor=factor) if recipe.scaled else recipe.server
+    params, states = rule(state.params, mean, {**state.states, **states})
+    return ServerState(state.round + 1, params, states)
+
+
+def _combined(
+    recipe: Recipe, state: ServerState, ordered: Sequence[Reply]
+) -> tuple[Params, States]:
+    """The participants' aggregate: of models, and of each state that comes back."""
+    if recipe.client_level is not None:
+        held = joint(recipe, state.params, state.states)
+        each = [joint(recipe, reply.params, reply.states) for reply in ordered]
+        found = recipe.client_level.released(held, each, state.round)
+        return found.pop("model"), found
     states = {
         name: combined(
             recipe.aggregate, [replace(reply, params=reply.states[name]) for reply in ordered]
@@ -54,9 +68,7 @@ def aggregate(
         for name in recipe.returned
     }
     states |= _followed(recipe, ordered, states)
-    rule = partial(recipe.server, factor=factor) if recipe.scaled else recipe.server
-    params, states = rule(state.params, mean, {**state.states, **states})
-    return ServerState(state.round + 1, params, states)
+    return combined(recipe.aggregate, ordered), states
 
 
 def _followed(recipe: Recipe, replies: Sequence[Reply], states: States) -> States:
@@ -111,6 +123,8 @@ def _checked(found: Mapping[str, Tensor], like: Params) -> Params:
 
 
 def mean_loss(replies: Sequence[Reply]) -> np.ndarray:
-    """The participants' mean loss, per replica [S]."""
+    """The participants' mean loss, per replica [S]; nan of nobody."""
+    if not replies:
+        return np.array([math.nan])
     total: Tensor = sum((reply.loss for reply in replies[1:]), start=replies[0].loss)
     return (total / len(replies)).double().cpu().numpy()

@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import TypeVar
 
@@ -12,6 +12,7 @@ from torch import Tensor
 from fedmuon.errors import NonFinite
 from fedmuon.federated.plan import Plan
 from fedmuon.federated.shards import Shard
+from fedmuon.privacy.client_level import ClientLevel
 from fedmuon.questions import finite, unasked
 from fedmuon.tasks.base import Batch, Params, Task, blocks
 from fedmuon.threads import spread
@@ -19,6 +20,7 @@ from fedmuon.transforms.base import Context, States, forbidden_gradient
 from fedmuon.transforms.recipes import Recipe
 
 Client = TypeVar("Client")
+LARGE = 1e15  # float32 holds the squares, and sums of them
 
 
 @dataclass(frozen=True)
@@ -67,7 +69,26 @@ def replies(
 
     if recipe.mechanism is not None and not recipe.mechanism.repeatable:
         return done()  # secret noise: once and for all
-    return unasked(task.device, done)
+    found = unasked(task.device, done)
+    if recipe.client_level is None:
+        return found
+    return [_veiled(recipe, recipe.client_level, broadcast, reply) for reply in found]
+
+
+def _veiled(recipe: Recipe, level: ClientLevel, sent: Broadcast, reply: Reply) -> Reply:
+    """A reply under client level: it tells no loss, and where the client trusts nobody, it is a
+    release."""
+    reply = replace(reply, loss=torch.full_like(reply.loss, math.nan))
+    if level.trust != "local":
+        return reply
+    held, found = (joint(recipe, one.params, one.states) for one in (sent, reply))
+    states = level.perturbed(held, found, sent.round, reply.client)
+    return replace(reply, params=states.pop("model"), states=states)
+
+
+def joint(recipe: Recipe, params: Params, states: States) -> dict[str, Params]:
+    """Model and states that come back: all that a client's update has a part in."""
+    return {"model": params, **{name: states[name] for name in recipe.returned}}
 
 
 def cohort_round(
@@ -114,6 +135,8 @@ def _context(
     if recipe.mechanism is not None:
         release = recipe.mechanism.releases(task, batches, draws)
         return Context(params, forbidden_gradient, draws, release, factor)
+    if recipe.client_level is not None:
+        return Context(params, _unstopped(task, batches), draws, factor=factor)
     clients = [client for client, _ in cohort]
     where = f"clients {clients}, round {round}, step {step}"
     return Context(params, _checked(task, batches, where), draws, factor=factor)
@@ -155,5 +178,19 @@ def _checked(
         if not finite(loss.sum()):
             raise NonFinite(f"the loss is not finite ({where}): lower [local] lr or mend the data")
         return loss, slope
+
+    return gradient
+
+
+def _unstopped(task: Task, batches: Sequence[Batch]) -> Callable[[Params], tuple[Tensor, Params]]:
+    """The task's gradient with 0 for entries that are no numbers, and none beyond `LARGE`, so that
+    no map fails: a run that stops at one client's numbers would tell of that client."""
+
+    def gradient(at: Params) -> tuple[Tensor, Params]:
+        loss, slope = task.gradient(at, batches)
+        return loss, {
+            name: value.nan_to_num(0.0, 0.0, 0.0).clamp(-LARGE, LARGE)
+            for name, value in slope.items()
+        }
 
     return gradient

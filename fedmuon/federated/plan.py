@@ -10,6 +10,8 @@ from typing import Any, SupportsFloat
 import numpy as np
 
 from fedmuon.errors import InputError, plain
+from fedmuon.privacy.keystream import KeyStream
+from fedmuon.privacy.mechanism import poisson_rows
 from fedmuon.randomness import Draw, generator
 
 
@@ -25,6 +27,8 @@ class Plan:
     batch: int = 0  # 0 is the full batch
     fixed: np.ndarray | None = None  # a schedule [R, K] given in advance instead of drawn
     factor: Callable[[int], float] | None = None  # what step sizes are times, by round
+    poisson: bool = False  # each client with K / N, on its own, drawn round by round
+    secret: bool = False  # of Poisson cohorts: not from the seed
 
     def factors(self) -> np.ndarray | None:
         """What step sizes are times in each round [R]; None if they stay as they are."""
@@ -43,14 +47,37 @@ class Plan:
         return number
 
     def participants(self, round: int) -> np.ndarray:
-        """C_r [K], sorted: K of N uniformly without replacement, in memory O(K)."""
+        """C_r [K], sorted: K of N uniformly without replacement, in memory O(K); or a Poisson
+        cohort, maybe empty, the same until `forget`."""
         if self.fixed is not None:
             return np.sort(self.fixed[round])
+        if self.poisson:
+            if round not in self._cohorts:
+                self._cohorts[round] = self._cohort(round)
+            return self._cohorts[round]
         rng = generator(self.seed, Draw.SCHEDULE, round=round)
         return np.sort(rng.choice(self.clients, self.per_round, replace=False))
 
+    def _cohort(self, round: int) -> np.ndarray:
+        rng = KeyStream() if self.secret else generator(self.seed, Draw.SCHEDULE, round=round)
+        return poisson_rows(rng, self.clients, self.per_round / self.clients)
+
+    @cached_property
+    def _cohorts(self) -> dict[int, np.ndarray]:
+        return {}
+
+    def forget(self, round: int) -> None:
+        """Draw that round's secret cohort anew when it is asked for: a further attempt at a round
+        that released something must not have the same."""
+        self._cohorts.pop(round, None)
+
     def schedule(self) -> np.ndarray:
         """All rounds' participants [R, K], drawn once."""
+        if self.poisson:
+            raise InputError(
+                "Poisson cohorts are drawn round by round, and nothing can be said of them before: "
+                "set [privacy] cohorts = 'fixed'"
+            )
         return self._schedule
 
     @cached_property

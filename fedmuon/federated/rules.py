@@ -13,6 +13,7 @@ from fedmuon.federated.trial import require_memoryless, require_round
 from fedmuon.names import PRIVATE
 from fedmuon.orthogonalizers import Orthogonalizer, as_orthogonalizer, of_table
 from fedmuon.own import own_objects, value
+from fedmuon.privacy.client_level import ClientLevel
 from fedmuon.randomness import Draw, generator
 from fedmuon.reading import NEEDS, is_default, reads, unread_by_own_recipe
 from fedmuon.registry import required, takes
@@ -33,8 +34,44 @@ def recipe(
     lr: Number | None = None,
     regularization: Number | None = None,
 ) -> Recipe:
-    """The configured recipe, with the routes of a network's parameters, and its aggregate: that of
-    a recipe of the user's holds where the config says nothing but the plain mean."""
+    """The configured recipe, with the routes of a network's parameters, and how its replies are
+    released at client level."""
+    found = _averaging(config, what, lr, regularization)
+    if config.privacy.level != "client":
+        return found
+    _require_told_apart(found)
+    return replace(found, client_level=_client_level(config))
+
+
+def _client_level(config: Config) -> ClientLevel:
+    privacy, federation = config.privacy, config.federation
+    return ClientLevel(
+        privacy.bound,
+        privacy.noise,
+        federation.per_round,
+        federation.clients,
+        privacy.trust,
+        privacy.cohorts == "poisson",
+        federation.seed if privacy.insecure_reproducible_noise else None,
+        privacy.state_weight,
+    )
+
+
+def _require_told_apart(found: Recipe) -> None:
+    """Refuse a state that comes back and was not sent: nobody knows how far it moved."""
+    for name in found.returned:
+        if name not in found.sent:
+            raise InputError(
+                f"[privacy] level = 'client' clips how far the state {name!r} moves, and your "
+                "recipe returns it without sending it: name it in sent, too"
+            )
+
+
+def _averaging(
+    config: Config, what: Task, lr: Number | None, regularization: Number | None
+) -> Recipe:
+    """The recipe and its aggregate: that of a recipe of the user's holds where the config says
+    nothing but the plain mean."""
     mine = _own_recipe(config, what)
     if mine is not None:
         mine = replace(mine, apart=False)  # its links may keep something between calls

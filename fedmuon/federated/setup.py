@@ -128,6 +128,8 @@ def plan(config: Config) -> Plan:
         local.steps,
         local.batch,
         factor=schedule_of(config),
+        poisson=config.privacy.level == "client" and config.privacy.cohorts == "poisson",
+        secret=not config.privacy.insecure_reproducible_noise,
     )
 
 
@@ -275,7 +277,7 @@ def _is_long(config: Config) -> bool:
     own = config.data.train / federation.clients
     each = min(local.batch, own) if local.batch else own
     many = each * local.steps * federation.per_round * federation.rounds
-    return many > COMPILED and not reads(config, "privacy.bound")
+    return many > COMPILED and not reads(config, "privacy.lot")
 
 
 def _with_aux_rate(config: Config) -> Local:

@@ -51,7 +51,7 @@ def calibrated(config: Config, experiment: Experiment, sizes: np.ndarray, params
     )
     steps, goal, named = experiment.plan.steps, delta_of(config, sizes), mechanism.adjacency
     if privacy.noise:
-        _require_within(privacy, [
+        require_within(privacy, [
             epsilon(privacy.noise, rate, count * steps, goal, blocks, adjacency=named)
             for rate, count in demands
         ])  # fmt: skip
@@ -71,7 +71,7 @@ def _require_lot(lot: float, sizes: np.ndarray) -> None:
         )
 
 
-def _require_within(privacy: Privacy, answers: list[Answer]) -> None:
+def require_within(privacy: Privacy, answers: list[Answer]) -> None:
     """Refuse a noise that does not reach the target that stands beside it."""
     most = max((one.upper for one in answers), default=0.0)
     if most > privacy.epsilon:

@@ -11,7 +11,7 @@ last model cannot be missed: the run that wrote them left nothing else.
 import hashlib
 import json
 import os
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
@@ -70,10 +70,12 @@ class Ledger:
         head: str | None = None,
         adjacency: str = "zero-out",
         rate_from: str = "samples",
+        about: Mapping[str, str] | None = None,
     ) -> "Ledger":
         """The ledger of the run with this fingerprint (a hash of its config); begun if not there.
         `noise` says who can know it; `done` and `head` are what a model has behind it.
-        Rates are from the clients' own `samples`, or `public` (`fedmuon.privacy.pairs`).
+        Rates are from the clients' own `samples`, or `public` (`fedmuon.privacy.pairs`);
+        `about` says more where what is accounted for is no example of a client.
 
         A last line that a kill cut off was not yet durable, so nothing of it was released: it is
         cut away; one that lacks its end alone gets it. Any other damage, and another run's ledger,
@@ -86,6 +88,7 @@ class Ledger:
             "rate_from": rate_from,
             "sampling": "poisson",
             "noise": noise,
+            **(about or {}),
         }
         with mendable(path, "read"):
             content = path.read_bytes() if path.exists() else b""
@@ -209,9 +212,10 @@ class Ledger:
         """All that was released about this client's examples, every attempt included."""
         return [spent for entry in self.entries for spent in entry.spent(client)]
 
-    def epsilons(self, delta: float) -> dict[int, Answer]:
+    def epsilons(self, delta: float, accountant: str = "pld") -> dict[int, Answer]:
         """Each client's own epsilon at delta; clients that spent the same are accounted once."""
-        answer = cache(lambda spent: account(spent, delta, adjacency=self.about["adjacency"]))
+        named = self.about["adjacency"]
+        answer = cache(lambda spent: account(spent, delta, "joint", accountant, named))
         return {client: answer(tuple(sorted(self.events(client)))) for client in self.clients()}
 
 

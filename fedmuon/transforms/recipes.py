@@ -16,6 +16,7 @@ from fedmuon.aggregators import Aggregator, mean
 from fedmuon.errors import InputError
 from fedmuon.names import PRIVATE
 from fedmuon.orthogonalizers import Orthogonalizer
+from fedmuon.privacy.client_level import ClientLevel
 from fedmuon.privacy.mechanism import Mechanism
 from fedmuon.registry import unfit
 from fedmuon.settings import Local, OrthogonalizerTable, Privacy
@@ -46,6 +47,12 @@ class Recipe:
     scaled: bool = False  # the server's rule also takes what the round's step sizes were times
     steps: int = 0  # local steps that the server's rule counts on, 0 if it does not count them
     apart: bool = True  # whether several threads may step clients at once
+    client_level: ClientLevel | None = None  # how whole updates are released, in place of a mean
+
+    @property
+    def private(self) -> bool:
+        """Whether what it releases is accounted for."""
+        return self.mechanism is not None or self.client_level is not None
 
     def __post_init__(self) -> None:
         follows = [one.name for one in self.chain.links if one.averaged is not None]

@@ -131,6 +131,26 @@ def terminal(
     return figure
 
 
+@style.styled
+def by_epsilon(runs: Columns, variants: Sequence[str], narrow: bool = False) -> Figure:
+    """Terminal accuracy against the epsilon that the noise of the sweep spends: means over seeds,
+    and bars from minimum to maximum."""
+    figure, (axes,) = style.canvas(1, narrow, 2.9)
+    values = levels(runs)
+    for place, (name, look) in enumerate(looks(variants).items()):
+        points = _ends(runs, name, values, "accuracy")
+        points[:, 0] = [runs["epsilon"][rows_of(runs, name, x)].mean() for x in points[:, 0]]
+        points = points[np.argsort(points[:, 0])]
+        _line(axes, points, look, name, band=False)
+        _bars(axes, points, APART * (place - (len(variants) - 1) / 2), look)
+    style.levels_on_x(axes, np.unique(runs["epsilon"].round(2)))
+    axes.margins(x=0.1)
+    axes.set_xlabel(f"ε (upper end; {', '.join(np.unique(runs['adjacency']))})")
+    axes.set_ylabel("terminal accuracy")
+    style.legend_below(figure, axes, 2 if narrow else MOST)
+    return figure
+
+
 def _ends(runs: Columns, variant: str, values: np.ndarray, measure: str) -> np.ndarray:
     """Value, mean, minimum and maximum over seeds, [values, 4]."""
     every = [(x, runs[measure][rows_of(runs, variant, x)]) for x in values]

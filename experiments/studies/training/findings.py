@@ -134,6 +134,9 @@ def _pictures(curves: Columns, runs: Columns, about: Mapping[str, Any]) -> list[
     """Terminal values along the sweep, and curves by round and by seconds."""
     sweep = about["sweep"]
     ends = [_terminal(runs, about)] if sweep else []
+    if sweep and sweep["key"] == "privacy.noise" and "epsilon" in runs:
+        spent = runs, about["variants"]
+        ends.insert(0, Picture.known("epsilon", figure.by_epsilon, *spent))
     along = [_followed(curves, sweep)] if sweep and sweep.get("follow") else []
     return [*ends, *_by_round_and_seconds(curves, about), *along]
 

@@ -1,0 +1,141 @@
+"""What a run at client level spends: one release a round, of which a whole client is a part.
+
+Poisson cohorts are drawn alike, so that one account stands for every client (`EVERYONE`): a
+release a round at the rate K / N. Of a schedule that all may know, or under local trust, each
+client has its own: a release at rate 1 in each round in which it takes part, and none in others.
+"""
+
+import dataclasses
+import hashlib
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from fedmuon import config as tables
+from fedmuon.config import Config
+from fedmuon.federated import spending
+from fedmuon.federated.aggregate import ServerState
+from fedmuon.federated.simulate import Experiment, Round
+from fedmuon.federated.spending import (
+    DIAGNOSTICS,
+    MOST_DELTA,
+    Spending,
+    least_noise,
+    require_within,
+)
+from fedmuon.privacy.accounting import epsilon
+from fedmuon.privacy.client_level import COHORTS, EVERYONE, REPLAY, ClientLevel
+from fedmuon.privacy.ledger import Ledger
+from fedmuon.privacy.mechanism import STOPPED, uncertified
+from fedmuon.tasks.base import Params
+
+
+def delta_of(config: Config) -> float:
+    """[privacy] delta, or N^-1.1 and 1e-5 at most: the examples are clients."""
+    return config.privacy.delta or min(MOST_DELTA, config.federation.clients**-1.1)
+
+
+def calibrated(config: Config, experiment: Experiment, sizes: np.ndarray, params: Params) -> Config:
+    """The config with the least noise that keeps every client within [privacy] epsilon; a noise
+    that is given must do so."""
+    level, privacy = experiment.recipe.client_level, config.privacy
+    if level is None:
+        return spending.calibrated(config, experiment, sizes, params)
+    if not privacy.epsilon:
+        return config
+    plan, goal = experiment.plan, delta_of(config)
+    taken = plan.rounds if level.poisson else int(np.bincount(plan.schedule().ravel()).max())
+    if privacy.noise:
+        spent = epsilon(privacy.noise, level.rate, taken, goal, adjacency=level.adjacency)
+        require_within(privacy, [spent])
+        return config
+    named = level.adjacency
+    noise = least_noise(privacy.epsilon, level.rate, taken, goal, adjacency=named)[0]
+    return config.model_copy(update={"privacy": privacy.model_copy(update={"noise": noise})})
+
+
+@dataclass(frozen=True)
+class ClientSpending:
+    """The account of a run; open it before the first release."""
+
+    config: Config
+    level: ClientLevel
+    ledger: Ledger
+    experiment: Experiment
+
+    @classmethod
+    def open(
+        cls,
+        path: Path,
+        config: Config,
+        experiment: Experiment,
+        state: ServerState,
+        head: str | None = None,
+    ) -> "ClientSpending":
+        """The account in the file at `path`, which must know all that the model of `state` has
+        behind it, saved beside `head`."""
+        level = experiment.recipe.client_level
+        assert level is not None
+        mark = hashlib.sha256(tables.dump(config).encode()).hexdigest()
+        noise = "secret" if level.seed is None else "repeatable"
+        known = noise, state.round, head, level.adjacency, "public"
+        ledger = Ledger.open(path, mark, *known, about(level))
+        return cls(config, level, ledger, experiment)
+
+    def ahead(self, rounds: Iterator[Round], done: int) -> Iterator[Round]:
+        """The rounds after the first `done`, each in the ledger before anything of it is drawn."""
+        plan = self.experiment.plan
+        for number in range(done, plan.rounds):
+            plan.forget(number)
+            chosen = [EVERYONE] if self.level.poisson else plan.participants(number).tolist()
+            rates = [self.level.rate] * len(chosen)
+            self.ledger.begin(number, chosen, rates, self.level.noise, 1, 1)
+            yield next(rounds)
+
+    def summary(self, stopped: bool = False) -> dict[str, Any]:
+        """What summary.json says: the most that a client spent, and what the number stands on;
+        `stopped` says that a callback ended the run."""
+        level, goal = self.level, delta_of(self.config)
+        repeatable, told = level.seed is not None, about(level)
+        head = {"noise": level.noise, "bound": level.bound, "cohort": level.cohort, "delta": goal}
+        head |= told | {"ledger": self.ledger.head}
+        if not level.noise:
+            note = "Without noise nothing is private: epsilon is infinite."
+            return {**head, "epsilon": None, "certified": False, "note": f"{note} {DIAGNOSTICS}"}
+        answers = self.ledger.epsilons(goal)
+        worst = max(answers, key=lambda client: answers[client].upper)
+        most = uncertified(answers[worst]) if repeatable else answers[worst]
+        most = uncertified(most, STOPPED) if stopped else most
+        secret = [] if repeatable else [REPLAY, *([COHORTS] if level.poisson else [])]
+        notes = filter(None, (most.note, *secret, DIAGNOSTICS))
+        held = dataclasses.asdict(most) | told | {"note": " ".join(notes)}
+        clients = {str(client): one.upper for client, one in sorted(answers.items())}
+        return {**head, **held, "client": worst, "clients": clients}
+
+
+def about(level: ClientLevel) -> dict[str, str]:
+    """What every epsilon of such a run is said to be of."""
+    return {
+        "unit": "client",
+        "trust": level.trust,
+        "adjacency": level.adjacency,
+        "rate_from": "public",
+        "sampling": "poisson" if level.poisson else "none",
+    }
+
+
+def account(
+    path: Path,
+    config: Config,
+    experiment: Experiment,
+    sizes: np.ndarray,
+    state: ServerState,
+    head: str | None = None,
+) -> Spending | ClientSpending:
+    """The account of a private run, of whichever unit."""
+    if experiment.recipe.client_level is not None:
+        return ClientSpending.open(path, config, experiment, state, head)
+    return Spending.open(path, config, experiment, sizes, state, head)

@@ -1,0 +1,166 @@
+"""Client level: a round's sum of whole clients' updates, each clipped to C, and noise once.
+
+DP-FedAvg with a fixed denominator (McMahan, Ramage, Talwar, Zhang 2018, Algorithm 1), for every
+recipe whose server averages. The server holds X and the states S of the links that come back
+(FedMuon's momentum; none of FedAvg or Local Muon). A client of the cohort returns X_k and S_k, and
+contributes, with T rounding every entry towards 0 to a multiple of the lattice's spacing g,
+
+    u_k = (X_k - X, w (S_k - S)),    v_k = T(min(1, C' / ||u_k||) u_k)                         (1)
+    (X, wS) <- rule( (X, wS) + (sum of v_k over the cohort + sigma C xi) / K ),  xi ~ N(0, I)   (2)
+
+where K is the *expected* size of a cohort. Momentum leaves its client as the model does, so (1) is
+one norm over both: clipping each to C would make the whole up to C sqrt(2) long. The public weight
+w says how much of C is the states'; noise in S is sigma C / (w K).
+
+Claim: ||v_k|| <= C, and the sums of two cohorts that differ in client k differ in v_k exactly.
+So (2) is one Gaussian release of multiplier sigma whatever the links, the server's rule and the
+number of tensors: X and S are known from earlier releases, what the rule makes of the sum
+(FedAvgM's velocity, an aligned direction, rounding to the run's precision) is post-processing, and
+rounds compose adaptively. Under Poisson sampling at the public rate q = K / N it is amplified, and
+what holds is add-remove of a client; with a schedule that all may know it is not, and what holds
+is zero-out: a client's updates against zeros.
+
+Proof. Let n be the number of u's entries, U = 2^-53, and C' = (1 - (n + 8) U) C. The computed sum
+of n squares is at least (1 - n U) times the true one, in whatever order it is made, so its root is
+at least (1 - (n + 2) U) times the norm; the quotient and the products of (1) round up by a factor
+of at most 1 + U each. So before T a norm is at most C' (1 + (n + 7) U) <= C, and T shortens every
+entry. (Squares that underflow are below 1e-300, and C is 1e-15 or more.) An update whose square is
+infinite or no number contributes 0. And |v_k| <= C entry by entry with N C / g <= 2^53, so that all
+partial sums are multiples of g that float64 holds: no addition rounds, in any order.
+
+It is assumed that v_k depends on client k alone, given X and S. Clients are stepped in stacks, and
+a processor may round the products of a larger stack otherwise; that is counted nowhere.
+
+Trust. `central`: the server sees the updates, and adds the noise. `local`: each client adds all of
+it, so that even the server learns no more of it than ε allows; the noise of K sums is sqrt(K) times
+as large, and nothing is amplified, since the server knows who answers.
+"""
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from fedmuon.coupling import normal
+from fedmuon.privacy.keystream import KeyStream
+from fedmuon.questions import sent
+from fedmuon.randomness import Draw, generator
+from fedmuon.tasks.base import Params
+
+ROUNDING = 2.0**-53  # of float64
+EVERYONE = -1  # in a ledger: any one client, since all are drawn alike
+REPLAY = "Noise was drawn in secret, so that no seed repeats this run."
+COHORTS = "Who took part (rounds.jsonl) is as secret as the noise: else nothing is amplified."
+Tree = Mapping[str, Params]  # the model, and the states that come back, each by its name
+Clipped = Mapping[str, Params]  # the same in float64, on the lattice
+
+
+@dataclass(frozen=True)
+class ClientLevel:
+    """How a round is released: sigma = `noise` times the bound C, for an expected cohort K of N
+    `clients`. Repeatable noise follows from the `seed`; without one it is secret."""
+
+    bound: float
+    noise: float
+    cohort: int
+    clients: int
+    trust: str = "central"
+    poisson: bool = True
+    seed: int | None = None
+    weight: float = 1.0
+
+    @property
+    def rate(self) -> float:
+        """q, the chance of a client to be in a cohort, as the account has it."""
+        return self.cohort / self.clients if self.poisson else 1.0
+
+    @property
+    def adjacency(self) -> str:
+        """What two federations differ in: a client that is there or not, or its updates or 0."""
+        return "add-remove" if self.poisson else "zero-out"
+
+    @property
+    def spacing(self) -> float:
+        """g: the least power of two of which 2^53 are N C or more."""
+        return math.ldexp(1.0, math.frexp(self.clients * self.bound)[1] - 53)
+
+    def clipped(self, held: Tree, returned: Tree) -> Clipped:
+        """v_k of (1), per replica; trees of tensors [S, ...]."""
+        moved = self._weighted(_apart(returned, held), self.weight)
+        squares = torch.stack(
+            [one.square().reshape(len(one), -1).sum(1) for one in leaves(moved)]
+        ).sum(0)
+        room = self.bound * (1 - (sum(one[0].numel() for one in leaves(moved)) + 8) * ROUNDING)
+        factor = torch.where(squares.isfinite(), (room / squares.sqrt()).clamp(max=1.0), 0.0)
+
+        def short(one: Tensor) -> Tensor:
+            shrunk = one.nan_to_num(0.0, 0.0, 0.0) * factor.view(-1, *[1] * (one.ndim - 1))
+            return (shrunk / self.spacing).trunc() * self.spacing
+
+        return mapped(short, moved)
+
+    def perturbed(self, held: Tree, returned: Tree, round: int, client: int) -> dict[str, Params]:
+        """What a client that trusts nobody sends in place of what it `returned`."""
+        noisy = self._with_noise(self.clipped(held, returned), round, client)
+        return _moved(held, self._weighted(noisy, 1 / self.weight), 1.0)
+
+    def released(self, held: Tree, returned: Sequence[Tree], round: int) -> dict[str, Params]:
+        """(2) without the rule, in the run's precision; an empty cohort releases noise. Under local
+        trust all is clipped and noisy already, and this is post-processing."""
+        total = mapped(lambda one: torch.zeros_like(one, dtype=torch.float64), held)
+        local = self.trust == "local"
+        for one in returned:
+            total = mapped(
+                torch.add, total, _apart(one, held) if local else self.clipped(held, one)
+            )
+        if not local:
+            total = self._weighted(self._with_noise(total, round), 1 / self.weight)
+        return _moved(held, total, 1 / self.cohort)
+
+    def _weighted(self, trees: Tree, weight: float) -> dict[str, Params]:
+        """The states' parts times that."""
+        return {
+            tree: {name: one if tree == "model" else one * weight for name, one in held.items()}
+            for tree, held in trees.items()
+        }
+
+    def _with_noise(self, sums: Tree, round: int, client: int = 0) -> Tree:
+        """sums + sigma C xi, one xi for all replicas."""
+        if not self.noise:
+            return sums
+        secret, blocks = KeyStream() if self.seed is None else None, iter(range(10**9))
+
+        def noisy(one: Tensor) -> Tensor:
+            block = next(blocks)
+            rng = secret or generator(
+                self.seed or 0, Draw.NOISE, round=round, client=client, block=block
+            )
+            entries = sent(normal([rng], tuple(one.shape)), one.device, one.dtype)
+            return one + self.noise * self.bound * entries
+
+        return mapped(noisy, sums)
+
+
+def leaves(trees: Tree) -> list[Tensor]:
+    """All tensors."""
+    return [one for tree in trees.values() for one in tree.values()]
+
+
+def mapped(function: Callable[..., Tensor], *trees: Tree) -> dict[str, Params]:
+    """The function of the trees' tensors, name by name."""
+    return {
+        tree: {name: function(*(one[tree][name] for one in trees)) for name in held}
+        for tree, held in trees[0].items()
+    }
+
+
+def _apart(one: Tree, other: Tree) -> dict[str, Params]:
+    """one - other, in float64; names are those of `other`."""
+    return mapped(lambda b, a: a.double() - b.double(), other, one)
+
+
+def _moved(held: Tree, by: Tree, share: float) -> dict[str, Params]:
+    """held + share by, rounded to the type of `held` once."""
+    return mapped(lambda one, more: (one.double() + share * more).to(one.dtype), held, by)
