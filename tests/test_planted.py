@@ -24,8 +24,9 @@ from fedmuon.experiments.run import execute
 from fedmuon.federated import setup
 from fedmuon.federated.aggregate import begin
 from fedmuon.federated.simulate import Experiment, simulate
-from fedmuon.privacy import audit, mechanism
+from fedmuon.privacy import audit
 from fedmuon.privacy.audit import Setting
+from fedmuon.privacy.mechanism import Mechanism
 from fedmuon.tasks.clipping import RULES, Clipping
 from fedmuon.tasks.networks import NetworkTask
 
@@ -210,14 +211,14 @@ def test_a_run_with_too_little_noise_is_caught(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A negative control: a tenth of the noise that the ledger counts."""
-    true = mechanism.release
+    true = Mechanism._noisy
 
-    def quieter(sums, clipping, noise, *rest):
-        return true(sums, clipping, noise / 10, *rest)
+    def quieter(self, *rest):
+        return true(replace(self, noise=self.noise / 10), *rest)
 
     settings = WHOLE | {"privacy": WHOLE["privacy"] | {"noise": 2.0}}
     honest = audited(settings, tmp_path / "honest", 80)
-    monkeypatch.setattr(mechanism, "release", quieter)
+    monkeypatch.setattr(Mechanism, "_noisy", quieter)
     found = audited(settings, tmp_path / "quiet", 80)
     assert found["right"] == found["guesses"] and not found["below"] and honest["below"]
     assert found["epsilon_at_least"] > found["epsilon"] > honest["epsilon_at_least"]
