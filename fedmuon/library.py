@@ -16,7 +16,7 @@ from fedmuon.config import Config
 from fedmuon.errors import InputError, in_python
 from fedmuon.names import GIVEN
 from fedmuon.own import NAMED, NOTHING
-from fedmuon.results import Comparison, Record, Result, StabilityResult
+from fedmuon.results import NOT_RELEASED, Comparison, Record, Result, StabilityResult
 
 if TYPE_CHECKING:
     from fedmuon.callbacks import Callback, Heard
@@ -221,7 +221,8 @@ def compare(
     if not found:
         raise InputError("there is nothing to compare: name at least one finished run")
     finished = [(one.path, one.config, one.summary, one.rounds) for _, one in found]
-    return Comparison(*compared(finished, [str(label) for label, _ in found]))
+    note = NOT_RELEASED if any("privacy" in one.summary for _, one in found) else ""
+    return Comparison(*compared(finished, [str(label) for label, _ in found]), note)
 
 
 def _finished(held: One | Sequence[One]) -> list[Result]:

@@ -17,6 +17,9 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 Record = dict[str, Any]
+NOT_RELEASED = (
+    "Losses and accuracies of private runs are measured on the data themselves and not released."
+)
 
 
 @dataclass(frozen=True)
@@ -63,7 +66,8 @@ class Result:
 
     def _repr_html_(self) -> str:
         """What a notebook shows: what was measured, and where it lies."""
-        return _table(self._measured(), f"{self.path}")
+        private = f". {NOT_RELEASED}" if "privacy" in self.summary else ""
+        return _table(self._measured(), f"{self.path}{private}")
 
     def _measured(self) -> list[Record]:
         known = self.summary
@@ -130,6 +134,7 @@ class Comparison:
 
     rows: list[Record]
     curves: dict[str, list[list[Record]]]
+    note: str = ""  # what to know of the numbers
 
     @property
     def measures(self) -> list[str]:
@@ -151,16 +156,17 @@ class Comparison:
     def __str__(self) -> str:
         cells = _cells(self.rows)
         widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
-        return "\n".join(
+        lines = (
             "  ".join(word.ljust(n) for word, n in zip(line, widths, strict=True)).rstrip()
             for line in cells
         )
+        return "\n".join([*lines, *([self.note] if self.note else [])])
 
     __repr__ = __str__
 
     def _repr_html_(self) -> str:
         """What a notebook shows."""
-        return _table(self.rows)
+        return _table(self.rows, self.note)
 
 
 def _table(rows: Sequence[Record], below: str = "") -> str:

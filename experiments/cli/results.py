@@ -33,6 +33,8 @@ def compare(
     console.print(table)
     for number, row in enumerate(found.rows, 1):
         console.print(f"{number}  {escape(str(row['run']))}", highlight=False)
+    if found.note:
+        console.print(found.note)
     if figure is not None:
         from fedmuon.analysis.report.style import saved_as
 

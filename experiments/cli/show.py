@@ -146,6 +146,7 @@ def summary_table(summary: Record) -> Group:
 
 def _numbers(summary: Record) -> Table:
     title = f"{summary['recipe']} on {summary['data']}, {summary['rounds']} rounds"
+    title += ", measured and not released" if "privacy" in summary else ""
     known = list(summary)[: list(summary).index("seconds")]
     values = {
         name.replace("_", " "): FORMATS.get(name, "{:.5g}").format(summary[name])

@@ -22,6 +22,7 @@ from fedmuon.federated.simulate import Experiment, Round
 from fedmuon.federated.spending import (
     DIAGNOSTICS,
     MOST_DELTA,
+    RELEASED,
     Spending,
     least_noise,
     require_within,
@@ -101,7 +102,7 @@ class ClientSpending:
         level, goal = self.level, delta_of(self.config)
         repeatable, told = level.seed is not None, about(level)
         head = {"noise": level.noise, "bound": level.bound, "cohort": level.cohort, "delta": goal}
-        head |= told | {"ledger": self.ledger.head}
+        head |= told | {"ledger": self.ledger.head, "released": list(RELEASED)}
         if not level.noise:
             note = "Without noise nothing is private: epsilon is infinite."
             return {**head, "epsilon": None, "certified": False, "note": f"{note} {DIAGNOSTICS}"}

@@ -32,6 +32,8 @@ DIAGNOSTICS = (
     "Losses and accuracies of this simulation are measured on the data themselves and are not "
     "released: publishing them would cost privacy that no ledger counts."
 )
+# All that noise was added to, or that follows from it; no other file of a run is for publication.
+RELEASED = ("initial.safetensors", "model.safetensors", "momentum.safetensors")
 least_noise = cache(noise_for)  # a second of work, and all runs of a suite ask the same
 
 
@@ -157,6 +159,7 @@ class Spending:
             "unit": "example within its client",
             **{name: self.ledger.about[name] for name in ("adjacency", "rate_from", "sampling")},
             "ledger": self.ledger.head,
+            "released": list(RELEASED),
         }
         if not mechanism.noise:
             note = "Without noise nothing is private: epsilon is infinite."
