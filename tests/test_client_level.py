@@ -28,6 +28,7 @@ from fedmuon.federated.local import replies
 from fedmuon.federated.plan import Plan
 from fedmuon.federated.simulate import Experiment, rounds
 from fedmuon.orthogonalize import Uncertified
+from fedmuon.privacy import lattice
 from fedmuon.privacy.accounting import account, epsilon
 from fedmuon.privacy.audit import Setting, both_bounds, trials
 from fedmuon.privacy.client_level import EVERYONE, ClientLevel, leaves
@@ -151,6 +152,18 @@ def test_sums_of_floats_as_they_come_would_differ_in_more() -> None:
     assert (apart != held[0]).any()
 
 
+def test_secret_noise_is_on_the_lattice_and_ours_for_tests_is_not() -> None:
+    """Of X = 0 and K = 4, what is released is integers of about 2^32 times g / 4, as float64 has
+    them."""
+    held = {"model": {"a": torch.zeros(1, 30, 10, dtype=torch.float64)}}
+    for seed, whole in ((None, True), (7, False)):
+        level = ClientLevel(0.3, 1.3, 4, 1000, seed=seed)
+        step = lattice.spacing(0.3, 1.3, 300)
+        steps = level.released(held, [], 0)["model"]["a"] * 4 / step
+        assert level.on_grid == whole == bool((steps - steps.round()).abs().max() < 1e-3)
+        assert (level.secrecy == "secret") == whole
+
+
 @pytest.mark.parametrize("trust", ["central", "local"])
 def test_the_variance_of_what_is_released(trust: str) -> None:
     """(sigma C / K)^2 an entry, of one draw for all replicas; under local trust the clients' k
@@ -186,7 +199,7 @@ def test_a_poisson_cohort_is_drawn_apart_and_anew() -> None:
     assert all(np.array_equal(plan.participants(r), one) for r, one in enumerate(drawn))
     again = Plan(0, 400, 100, 50, poisson=True)
     assert all(np.array_equal(again.participants(r), one) for r, one in enumerate(drawn))
-    secret = Plan(0, 400, 100, 50, poisson=True, secret=True)
+    secret = Plan(0, 400, 100, 50, poisson=True, secret="secure")
     first = secret.participants(0)
     assert np.array_equal(secret.participants(0), first) and not np.array_equal(first, drawn[0])
     secret.forget(0)
@@ -339,7 +352,7 @@ class Alone:
 
     def observe(self, shape: tuple[int, int], present: bool) -> np.ndarray:
         """[trials, steps]."""
-        plan = Plan(0, self.level.clients, self.level.cohort, 1, poisson=True, secret=True)
+        plan = Plan(0, self.level.clients, self.level.cohort, 1, poisson=True, secret="secure")
         found = np.empty(shape)
         for place in np.ndindex(shape):
             plan.forget(0)
