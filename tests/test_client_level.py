@@ -8,20 +8,27 @@ from typing import Any
 
 import numpy as np
 import pytest
+import tomli_w
 import torch
 from conftest import small
 from safetensors.numpy import load_file
+from test_epsilons_named import unnamed
 from torch import Tensor
 
 import fedmuon
 from fedmuon import recipes
+from fedmuon.analysis.report.columns import read_table
 from fedmuon.config import Config, nested, parse
 from fedmuon.drive import drive, prepare
 from fedmuon.errors import InputError, NonFinite
 from fedmuon.experiments.cli.show import _standing
 from fedmuon.experiments.laboratory import spending
 from fedmuon.experiments.laboratory.methods import method_of
+from fedmuon.experiments.report import gather
 from fedmuon.experiments.run import execute
+from fedmuon.experiments.studies import find as kinds
+from fedmuon.experiments.suites import contents
+from fedmuon.experiments.suites.suite import execute as make
 from fedmuon.federated import setup
 from fedmuon.federated.aggregate import aggregate, begin, broadcast
 from fedmuon.federated.local import replies
@@ -417,3 +424,24 @@ def test_a_recipe_of_ones_own_is_clipped_like_ours(tmp_path: Path) -> None:
     assert result.summary["privacy"]["unit"] == "client"
     models = [(tmp_path / x / "model.safetensors").read_bytes() for x in "ab"]
     assert models[0] == models[1]
+
+
+def test_the_suite_draws_accuracy_at_the_epsilon_of_each_noise(tmp_path: Path) -> None:
+    """Its small scale, with two of its variants; every epsilon that it leaves says of what."""
+    content, out = contents.read("dp-client"), tmp_path / "out"
+    kept = {name: content["variants"][name] for name in ("FedAvg", "FedMuon")}
+    file = tmp_path / "dp-client.toml"
+    file.write_text(tomli_w.dumps(content | {"variants": kept, "claims": {}}), encoding="utf-8")
+    make(kinds.find(str(file), "digits", "small", {}), out)
+    found = gather(out)[0]
+    picture = next(one for one in found.pictures if one.name == "epsilon")
+    (axes,) = picture.draw(False).axes
+    rows = read_table(out / "runs.csv", ("epsilon", "accuracy"), ("variant", "adjacency"))
+    for line, name in zip(axes.get_lines(), kept, strict=True):
+        mine = rows["variant"] == name
+        order = rows["epsilon"][mine].argsort()
+        np.testing.assert_array_equal(line.get_xdata(), rows["epsilon"][mine][order])
+        np.testing.assert_array_equal(line.get_ydata(), rows["accuracy"][mine][order])
+    assert set(rows["adjacency"]) == {"add-remove"} and not unnamed(out)
+    full = kinds.find("dp-client", "fashion-mnist", "full", {})
+    assert {one.config.engine.name for one in full.cells} == {"ray"}  # type: ignore[attr-defined]
