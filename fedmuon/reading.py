@@ -146,10 +146,11 @@ NEEDS: dict[str, dict[str, tuple[Need, ...]]] = {
     },
     "privacy": {
         **dict.fromkeys(
-            ("bound", "noise", "epsilon", "delta", "insecure-reproducible-noise"), (EITHER,)
+            ("bound", "noise", "epsilon", "delta", "arithmetic", "insecure-reproducible-noise"),
+            (EITHER,)
         ),
         **dict.fromkeys(
-            ("clipping", "lot", "adjacency", "population", "rate", "arithmetic"), (PRIVATELY,)
+            ("clipping", "lot", "adjacency", "population", "rate"), (PRIVATELY,)
         ),
         "level": ALWAYS,
         **dict.fromkeys(("trust", "cohorts"), (CLIENT,)),
@@ -158,7 +159,7 @@ NEEDS: dict[str, dict[str, tuple[Need, ...]]] = {
             _recipes("recipes that send momenta read", lambda name: name not in STATELESS),
         ),
         "noise-source": (
-            PRIVATELY,
+            EITHER,
             Need("privacy.insecure-reproducible-noise", not_, "secret noise reads",
                  "set insecure-reproducible-noise = false"),
         ),

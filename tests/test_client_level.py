@@ -8,26 +8,34 @@ from typing import Any
 
 import numpy as np
 import pytest
+import tomli_w
 import torch
 from conftest import small
 from safetensors.numpy import load_file
+from test_epsilons_named import unnamed
 from torch import Tensor
 
 import fedmuon
 from fedmuon import recipes
+from fedmuon.analysis.report.columns import read_table
 from fedmuon.config import Config, nested, parse
 from fedmuon.drive import drive, prepare
 from fedmuon.errors import InputError, NonFinite
 from fedmuon.experiments.cli.show import _standing
 from fedmuon.experiments.laboratory import spending
 from fedmuon.experiments.laboratory.methods import method_of
+from fedmuon.experiments.report import gather
 from fedmuon.experiments.run import execute
+from fedmuon.experiments.studies import find as kinds
+from fedmuon.experiments.suites import contents
+from fedmuon.experiments.suites.suite import execute as make
 from fedmuon.federated import setup
 from fedmuon.federated.aggregate import aggregate, begin, broadcast
 from fedmuon.federated.local import replies
 from fedmuon.federated.plan import Plan
 from fedmuon.federated.simulate import Experiment, rounds
 from fedmuon.orthogonalize import Uncertified
+from fedmuon.privacy import lattice
 from fedmuon.privacy.accounting import account, epsilon
 from fedmuon.privacy.audit import Setting, both_bounds, trials
 from fedmuon.privacy.client_level import EVERYONE, ClientLevel, leaves
@@ -151,6 +159,18 @@ def test_sums_of_floats_as_they_come_would_differ_in_more() -> None:
     assert (apart != held[0]).any()
 
 
+def test_secret_noise_is_on_the_lattice_and_ours_for_tests_is_not() -> None:
+    """Of X = 0 and K = 4, what is released is integers of about 2^32 times g / 4, as float64 has
+    them."""
+    held = {"model": {"a": torch.zeros(1, 30, 10, dtype=torch.float64)}}
+    for seed, whole in ((None, True), (7, False)):
+        level = ClientLevel(0.3, 1.3, 4, 1000, seed=seed)
+        step = lattice.spacing(0.3, 1.3, 300)
+        steps = level.released(held, [], 0)["model"]["a"] * 4 / step
+        assert level.on_grid == whole == bool((steps - steps.round()).abs().max() < 1e-3)
+        assert (level.secrecy == "secret") == whole
+
+
 @pytest.mark.parametrize("trust", ["central", "local"])
 def test_the_variance_of_what_is_released(trust: str) -> None:
     """(sigma C / K)^2 an entry, of one draw for all replicas; under local trust the clients' k
@@ -186,7 +206,7 @@ def test_a_poisson_cohort_is_drawn_apart_and_anew() -> None:
     assert all(np.array_equal(plan.participants(r), one) for r, one in enumerate(drawn))
     again = Plan(0, 400, 100, 50, poisson=True)
     assert all(np.array_equal(again.participants(r), one) for r, one in enumerate(drawn))
-    secret = Plan(0, 400, 100, 50, poisson=True, secret=True)
+    secret = Plan(0, 400, 100, 50, poisson=True, secret="secure")
     first = secret.participants(0)
     assert np.array_equal(secret.participants(0), first) and not np.array_equal(first, drawn[0])
     secret.forget(0)
@@ -339,7 +359,7 @@ class Alone:
 
     def observe(self, shape: tuple[int, int], present: bool) -> np.ndarray:
         """[trials, steps]."""
-        plan = Plan(0, self.level.clients, self.level.cohort, 1, poisson=True, secret=True)
+        plan = Plan(0, self.level.clients, self.level.cohort, 1, poisson=True, secret="secure")
         found = np.empty(shape)
         for place in np.ndindex(shape):
             plan.forget(0)
@@ -404,3 +424,24 @@ def test_a_recipe_of_ones_own_is_clipped_like_ours(tmp_path: Path) -> None:
     assert result.summary["privacy"]["unit"] == "client"
     models = [(tmp_path / x / "model.safetensors").read_bytes() for x in "ab"]
     assert models[0] == models[1]
+
+
+def test_the_suite_draws_accuracy_at_the_epsilon_of_each_noise(tmp_path: Path) -> None:
+    """Its small scale, with two of its variants; every epsilon that it leaves says of what."""
+    content, out = contents.read("dp-client"), tmp_path / "out"
+    kept = {name: content["variants"][name] for name in ("FedAvg", "FedMuon")}
+    file = tmp_path / "dp-client.toml"
+    file.write_text(tomli_w.dumps(content | {"variants": kept, "claims": {}}), encoding="utf-8")
+    make(kinds.find(str(file), "digits", "small", {}), out)
+    found = gather(out)[0]
+    picture = next(one for one in found.pictures if one.name == "epsilon")
+    (axes,) = picture.draw(False).axes
+    rows = read_table(out / "runs.csv", ("epsilon", "accuracy"), ("variant", "adjacency"))
+    for line, name in zip(axes.get_lines(), kept, strict=True):
+        mine = rows["variant"] == name
+        order = rows["epsilon"][mine].argsort()
+        np.testing.assert_array_equal(line.get_xdata(), rows["epsilon"][mine][order])
+        np.testing.assert_array_equal(line.get_ydata(), rows["accuracy"][mine][order])
+    assert set(rows["adjacency"]) == {"add-remove"} and not unnamed(out)
+    full = kinds.find("dp-client", "fashion-mnist", "full", {})
+    assert {one.config.engine.name for one in full.cells} == {"ray"}  # type: ignore[attr-defined]

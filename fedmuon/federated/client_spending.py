@@ -30,7 +30,7 @@ from fedmuon.federated.spending import (
 from fedmuon.privacy.accounting import epsilon
 from fedmuon.privacy.client_level import COHORTS, EVERYONE, REPLAY, ClientLevel
 from fedmuon.privacy.ledger import Ledger
-from fedmuon.privacy.mechanism import STOPPED, uncertified
+from fedmuon.privacy.mechanism import DOUBTS, STOPPED, uncertified
 from fedmuon.tasks.base import Params
 
 
@@ -81,8 +81,7 @@ class ClientSpending:
         level = experiment.recipe.client_level
         assert level is not None
         mark = hashlib.sha256(tables.dump(config).encode()).hexdigest()
-        noise = "secret" if level.seed is None else "repeatable"
-        known = noise, state.round, head, level.adjacency, "public"
+        known = level.secrecy, state.round, head, level.adjacency, "public"
         ledger = Ledger.open(path, mark, *known, about(level))
         return cls(config, level, ledger, experiment)
 
@@ -100,17 +99,18 @@ class ClientSpending:
         """What summary.json says: the most that a client spent, and what the number stands on;
         `stopped` says that a callback ended the run."""
         level, goal = self.level, delta_of(self.config)
-        repeatable, told = level.seed is not None, about(level)
+        doubt, told = DOUBTS[level.secrecy], about(level)
         head = {"noise": level.noise, "bound": level.bound, "cohort": level.cohort, "delta": goal}
+        head["arithmetic"] = "grid" if level.on_grid else "continuous"
         head |= told | {"ledger": self.ledger.head, "released": list(RELEASED)}
         if not level.noise:
             note = "Without noise nothing is private: epsilon is infinite."
             return {**head, "epsilon": None, "certified": False, "note": f"{note} {DIAGNOSTICS}"}
         answers = self.ledger.epsilons(goal)
         worst = max(answers, key=lambda client: answers[client].upper)
-        most = uncertified(answers[worst]) if repeatable else answers[worst]
+        most = uncertified(answers[worst], doubt) if doubt else answers[worst]
         most = uncertified(most, STOPPED) if stopped else most
-        secret = [] if repeatable else [REPLAY, *([COHORTS] if level.poisson else [])]
+        secret = [] if level.seed is not None else [REPLAY, *([COHORTS] if level.poisson else [])]
         notes = filter(None, (most.note, *secret, DIAGNOSTICS))
         held = dataclasses.asdict(most) | told | {"note": " ".join(notes)}
         clients = {str(client): one.upper for client, one in sorted(answers.items())}

@@ -10,8 +10,7 @@ from typing import Any, SupportsFloat
 import numpy as np
 
 from fedmuon.errors import InputError, plain
-from fedmuon.privacy.keystream import KeyStream
-from fedmuon.privacy.mechanism import poisson_rows
+from fedmuon.privacy.mechanism import poisson_rows, secret_stream
 from fedmuon.randomness import Draw, generator
 
 
@@ -28,7 +27,7 @@ class Plan:
     fixed: np.ndarray | None = None  # a schedule [R, K] given in advance instead of drawn
     factor: Callable[[int], float] | None = None  # what step sizes are times, by round
     poisson: bool = False  # each client with K / N, on its own, drawn round by round
-    secret: bool = False  # of Poisson cohorts: not from the seed
+    secret: str = ""  # of Poisson cohorts: not from the seed, but from this noise source
 
     def factors(self) -> np.ndarray | None:
         """What step sizes are times in each round [R]; None if they stay as they are."""
@@ -59,7 +58,11 @@ class Plan:
         return np.sort(rng.choice(self.clients, self.per_round, replace=False))
 
     def _cohort(self, round: int) -> np.ndarray:
-        rng = KeyStream() if self.secret else generator(self.seed, Draw.SCHEDULE, round=round)
+        rng = (
+            secret_stream(self.secret)
+            if self.secret
+            else generator(self.seed, Draw.SCHEDULE, round=round)
+        )
         return poisson_rows(rng, self.clients, self.per_round / self.clients)
 
     @cached_property

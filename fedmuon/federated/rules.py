@@ -54,6 +54,8 @@ def _client_level(config: Config) -> ClientLevel:
         privacy.cohorts == "poisson",
         federation.seed if privacy.insecure_reproducible_noise else None,
         privacy.state_weight,
+        privacy.noise_source,
+        privacy.arithmetic,
     )
 
 

@@ -119,7 +119,7 @@ def federated_data(config: Config, samples: Source) -> FederatedData:
 
 def plan(config: Config) -> Plan:
     """The run's randomness, and what its step sizes are times."""
-    federation, local = config.federation, config.local
+    federation, local, privacy = config.federation, config.local, config.privacy
     return Plan(
         federation.seed,
         federation.clients,
@@ -128,8 +128,8 @@ def plan(config: Config) -> Plan:
         local.steps,
         local.batch,
         factor=schedule_of(config),
-        poisson=config.privacy.level == "client" and config.privacy.cohorts == "poisson",
-        secret=not config.privacy.insecure_reproducible_noise,
+        poisson=privacy.level == "client" and privacy.cohorts == "poisson",
+        secret="" if privacy.insecure_reproducible_noise else privacy.noise_source,
     )
 
 

@@ -44,7 +44,9 @@ import torch
 from torch import Tensor
 
 from fedmuon.coupling import normal
-from fedmuon.privacy.keystream import KeyStream
+from fedmuon.names import Arithmetic, NoiseSource
+from fedmuon.privacy import lattice
+from fedmuon.privacy.mechanism import Stream, secret_stream, words_of
 from fedmuon.questions import sent
 from fedmuon.randomness import Draw, generator
 from fedmuon.tasks.base import Params
@@ -54,6 +56,7 @@ EVERYONE = -1  # in a ledger: any one client, since all are drawn alike
 REPLAY = "Noise was drawn in secret, so that no seed repeats this run."
 COHORTS = "Who took part (rounds.jsonl) is as secret as the noise: else nothing is amplified."
 Tree = Mapping[str, Params]  # the model, and the states that come back, each by its name
+Flat = dict[tuple[str, str], Tensor]  # by tree and name
 Clipped = Mapping[str, Params]  # the same in float64, on the lattice
 
 
@@ -70,6 +73,20 @@ class ClientLevel:
     poisson: bool = True
     seed: int | None = None
     weight: float = 1.0
+    source: NoiseSource = "secure"
+    arithmetic: Arithmetic = "auto"
+
+    @property
+    def on_grid(self) -> bool:
+        """Whether noise is exact, on a lattice (`fedmuon.privacy.lattice`), whose C' is C here."""
+        return self.arithmetic == "grid" or (self.arithmetic == "auto" and self.seed is None)
+
+    @property
+    def secrecy(self) -> str:
+        """Who can know the noise: see `DOUBTS` of `fedmuon.privacy.mechanism`."""
+        if self.seed is not None:
+            return "repeatable"
+        return "secret" if self.source == "secure" else "predictable"
 
     @property
     def rate(self) -> float:
@@ -130,17 +147,30 @@ class ClientLevel:
         """sums + sigma C xi, one xi for all replicas."""
         if not self.noise:
             return sums
-        secret, blocks = KeyStream() if self.seed is None else None, iter(range(10**9))
+        secret = secret_stream(self.source) if self.seed is None else None
 
-        def noisy(one: Tensor) -> Tensor:
-            block = next(blocks)
-            rng = secret or generator(
+        def stream(block: int) -> Stream:
+            return secret or generator(
                 self.seed or 0, Draw.NOISE, round=round, client=client, block=block
             )
-            entries = sent(normal([rng], tuple(one.shape)), one.device, one.dtype)
-            return one + self.noise * self.bound * entries
 
-        return mapped(noisy, sums)
+        flat = {(tree, name): one for tree, held in sums.items() for name, one in held.items()}
+        noisy = self._on_grid(flat, stream) if self.on_grid else self._continuous(flat, stream)
+        return {tree: {name: noisy[tree, name] for name in held} for tree, held in sums.items()}
+
+    def _continuous(self, sums: Flat, stream: Callable[[int], Stream]) -> Flat:
+        found: Flat = {}
+        for block, (name, one) in enumerate(sums.items()):
+            entries = sent(normal([stream(block)], tuple(one.shape)), one.device, one.dtype)
+            found[name] = one + self.noise * self.bound * entries
+        return found
+
+    def _on_grid(self, sums: Flat, stream: Callable[[int], Stream]) -> Flat:
+        named = {str(block): one for block, one in enumerate(sums.values())}
+        step, found = lattice.noisy(
+            named, self.bound, self.noise, lambda block: [words_of(stream(block))]
+        )
+        return dict(zip(sums, (one * step for one in found.values()), strict=True))
 
 
 def leaves(trees: Tree) -> list[Tensor]:

@@ -52,8 +52,13 @@ def secret_generator() -> np.random.Generator:
 
 def _secretly(clients: int, source: str = "secure") -> Streams:
     """One fresh stream for all clients and blocks."""
-    streams = [KeyStream() if source == "secure" else secret_generator()] * clients
+    streams = [secret_stream(source)] * clients
     return lambda block: streams
+
+
+def secret_stream(source: str = "secure") -> Stream:
+    """A fresh stream that nobody can repeat: a key stream, or what `noise-source` names."""
+    return KeyStream() if source == "secure" else secret_generator()
 
 
 def _keyed(draws: Sequence[Draws]) -> Streams:
@@ -78,7 +83,8 @@ def _normal(streams: Streams) -> Normal:
     return lambda shape, block: normal(streams(block), shape)
 
 
-def _words(stream: Stream) -> Words:
+def words_of(stream: Stream) -> Words:
+    """Its source of uniform words."""
     return (stream if isinstance(stream, KeyStream) else stream.bit_generator).random_raw
 
 
@@ -137,7 +143,7 @@ def release_on_grid(
     _require_sound(clipping, noise_multiplier, expected_lot)
     reach = max(clipping.bound * (1 + slack(value.dtype)) for value in sums.values())
     step, found = lattice.noisy(
-        sums, reach, noise_multiplier, lambda block: [_words(one) for one in streams(block)]
+        sums, reach, noise_multiplier, lambda block: [words_of(one) for one in streams(block)]
     )
     per = step / expected_lot
     return Released({name: (found[name].mul_(per)).to(sums[name].dtype) for name in sums})
