@@ -12,6 +12,18 @@ UNTRUE = (
     "[privacy] adjacency = 'add-remove' does not hold for rates lot / n_i, which one sample more "
     "changes for all: set a public population or rate, or adjacency = 'zero-out'"
 )
+IN_ONE_PROCESS = (
+    "[privacy] noise-correlation cancels noise by that of the steps before, which stays in the "
+    "memory of one process, as whoever has it can undo it all: set [engine] name = 'inline'"
+)
+OF_REALS = (
+    "[privacy] arithmetic = 'grid' has no place for noise that is mixed with that of other steps, "
+    "nor for counts beside the sums: set 'auto', or noise-correlation = 'none' and quantile = 0"
+)
+ONE_CLIENT = (
+    "[privacy] noise-correlation cancels noise in the sum of one client's releases, which no mean "
+    "over others leaves as it is: set [federation] clients = 1, or noise-correlation = 'none'"
+)
 RETRIES = (
     "[faults] retries would ask a client for a second release in the same round, which no ledger "
     "foresaw: set retries = 0; a run that stops can be resumed"
@@ -92,6 +104,11 @@ def _private(config: Config) -> Iterator[str]:
 def unprivate_run(config: Config) -> Iterator[str]:
     """What a private recipe, ours or one with a mechanism of its own, cannot be combined with."""
     yield from unprivate(config.privacy, config.local)
+    if config.privacy.noise_correlation != "none":
+        if config.engine.name != "inline":
+            yield IN_ONE_PROCESS
+        if config.federation.clients != 1:
+            yield ONE_CLIENT
     aggregate = config.federation.aggregate
     if config.privacy.adjacency == "add-remove" and (
         aggregate == "by-samples" or is_own(aggregate)
@@ -112,10 +129,12 @@ def unprivate(privacy: Any, local: Any) -> Iterator[str]:
             "protects single examples within a client, so set level = 'example'"
         )
     yield from _unlikely(privacy)
+    yield from _unfollowed(privacy, local.recipe)
     if local.batch:
         yield (
             f"[local] batch = {local.batch} is a shuffled batch of fixed size, which the "
-            "accountant does not cover: set batch = 0, and [privacy] lot for Poisson lots"
+            "accountant does not cover: set batch = 0, and [privacy] lot for Poisson lots, or for "
+            "ones that sampling = 'shuffle' has take turns, without amplification"
         )
     yield from _invisible(privacy)
     if privacy.noise and math.isinf(privacy.bound):
@@ -129,6 +148,48 @@ def unprivate(privacy: Any, local: Any) -> Iterator[str]:
             f"[local] momentum-form = '{local.momentum_form}' has no bias correction: set ema or "
             "polyak"
         )
+    if local.recipe.endswith("muonbc") and privacy.noise_correlation != "none":
+        yield (
+            f"[local] recipe = '{local.recipe}' corrects for noise that is independent from step "
+            "to step: set [privacy] noise-correlation = 'none', or choose ...-muon"
+        )
+
+
+def in_turns(lot: float, public_rate: float) -> str:
+    """Why lots cannot take turns, if they cannot."""
+    if lot != int(lot):
+        return f"[privacy] lot = {lot:g} is to be cut from samples in an order: give a whole number"
+    if public_rate:
+        return (
+            "[privacy] sampling = 'shuffle' and 'cyclic' have no rate that could be public, lots "
+            "being cut from the samples that a client has: leave rate and population out"
+        )
+    return ""
+
+
+def _unfollowed(privacy: Any, recipe: str) -> Iterator[str]:
+    """What correlated noise or a bound that follows a quantile cannot stand beside."""
+    if privacy.arithmetic == "grid" and (privacy.quantile or privacy.noise_correlation != "none"):
+        yield OF_REALS
+    if not privacy.quantile:
+        return
+    if privacy.clipping.startswith("automatic"):
+        yield (
+            f"[privacy] clipping = '{privacy.clipping}' scales every gradient, so none is below a "
+            "quantile: set quantile = 0, or clipping = 'flat' or 'block'"
+        )
+    if math.isinf(privacy.bound):
+        yield "[privacy] quantile begins at bound, which must be finite then: set bound"
+    if recipe.endswith("muonbc"):
+        yield (
+            f"[local] recipe = '{recipe}' corrects for noise that is as wide at every step: set "
+            "[privacy] quantile = 0, or choose ...-muon"
+        )
+    if privacy.noise_correlation != "none":
+        yield (
+            "[privacy] noise-correlation cancels noise of one scale, which a bound that moves does "
+            "not have: set quantile = 0, or noise-correlation = 'none'"
+        )
 
 
 def _unlikely(privacy: Any) -> Iterator[str]:
@@ -137,6 +198,8 @@ def _unlikely(privacy: Any) -> Iterator[str]:
         yield UNTRUE
     if privacy.rate and privacy.population:
         yield "[privacy] rate and population both say how likely a sample is: leave one of them out"
+    if privacy.sampling != "poisson" and (why := in_turns(privacy.lot, privacy.public_rate)):
+        yield why
     if 0 < privacy.population < privacy.lot:
         yield f"[privacy] lot = {privacy.lot:g} exceeds population = {privacy.population}: lower it"
 

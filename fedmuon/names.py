@@ -41,6 +41,7 @@ OF_A_RUN = (
     "recipe", "data", "dtype", "device", "rounds_with_drops", "machine", "versions", "git_commit",
     "run", "seeds",  # columns of runs compared
 )  # fmt: skip
+Sampling = Literal["poisson", "shuffle", "cyclic"]
 SPREAD = " ±"  # ends the column of a measure's standard deviation
 GIVEN = "given"  # what a caller handed over in Python
 

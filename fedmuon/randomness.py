@@ -25,6 +25,7 @@ class Draw(IntEnum):
     NOISE = 10
     LOT = 11
     PROBE = 12
+    ORDER = 13
 
 
 def generator(

@@ -85,6 +85,7 @@ RAY = _one_of("engine.name", ["ray"], "the engine ray reads")
 REMOTE = _one_of("engine.name", ["ray", "deployment"], "engines with client processes read")
 DISK = PRIVATELY, _recipes("recipes disk-... read", lambda name: name.startswith("disk-"))
 SCHULZ = _map("newton-schulz")
+CYCLIC = PRIVATELY, _one_of("privacy.sampling", ["cyclic"], "lots in one order read")
 FILES = ("fashion-mnist", "mnist", "cifar10", "idx", "npz", "csv", "parquet", "text", *TABLES)
 ALWAYS: tuple[Need, ...] = ()
 
@@ -150,7 +151,7 @@ NEEDS: dict[str, dict[str, tuple[Need, ...]]] = {
             (EITHER,)
         ),
         **dict.fromkeys(
-            ("clipping", "lot", "adjacency", "population", "rate"), (PRIVATELY,)
+            ("clipping", "lot", "adjacency", "population", "rate", "sampling"), (PRIVATELY,)
         ),
         "level": ALWAYS,
         **dict.fromkeys(("trust", "cohorts"), (CLIENT,)),
@@ -158,6 +159,13 @@ NEEDS: dict[str, dict[str, tuple[Need, ...]]] = {
             CLIENT,
             _recipes("recipes that send momenta read", lambda name: name not in STATELESS),
         ),
+        "quantile": (PRIVATELY,),
+        **dict.fromkeys(("quantile-rate", "count-noise"), (
+            PRIVATELY,
+            Need("privacy.quantile", bool, "clipping at a quantile reads", "set quantile above 0"),
+        )),
+        "noise-correlation": CYCLIC,
+        "band": (*CYCLIC, _one_of("privacy.noise-correlation", ["sqrt-toeplitz"], "that reads")),
         "noise-source": (
             EITHER,
             Need("privacy.insecure-reproducible-noise", not_, "secret noise reads",

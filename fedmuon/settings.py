@@ -162,6 +162,12 @@ class Privacy(Table):
 
     clipping: Literal["block", "flat", "automatic", "automatic-flat"] = "block"
     bound: Annotated[float, Field(ge=1 / LARGE)] = 1.0  # C; inf clips nothing
+    # gamma: C follows the quantile of the norms below which a share of quantile lies, from `bound`;
+    # 0 keeps C. Its logarithm moves by quantile-rate times what the share is off; that is counted
+    # with the noise count-noise; 0 is the larger of lot / 20 and `noise`
+    quantile: Annotated[float, Field(ge=0, lt=1)] = 0.0
+    quantile_rate: Positive = 0.2
+    count_noise: Amount = 0.0
     noise: Amount = 0.0  # sigma
     lot: Annotated[float, Field(ge=1e-3, le=SAMPLES)] = 64.0  # samples of a Poisson lot, on average
     epsilon: Annotated[float, Field(ge=0, le=1e6)] = 0.0  # finds `noise`, if that is 0
@@ -171,6 +177,12 @@ class Privacy(Table):
     state_weight: Positive = 1.0  # of momenta's part in a client's clipped update
     cohorts: Literal["poisson", "fixed"] = "poisson"  # who takes part: secret, or known to all
     adjacency: Literal["zero-out", "add-remove", "replace-one"] = "zero-out"
+    # poisson: every sample on its own, which amplifies; or lots that take turns, a sample once an
+    # epoch, in an order drawn anew for each (shuffle) or once (cyclic)
+    sampling: names.Sampling = "poisson"
+    # sqrt-toeplitz: DP-FTRL, a step's noise takes back some of that of the `band` - 1 before it
+    noise_correlation: Literal["none", "sqrt-toeplitz"] = "none"
+    band: Count = 8
     population: Annotated[int, Field(ge=0, le=SAMPLES)] = 0  # 0: of each client its own
     rate: Annotated[float, Field(ge=0, le=1)] = 0.0  # 0: lot / population
     kappa: Annotated[float, Field(gt=0, le=1)] = 0.7  # gain of DiSK's filter

@@ -60,18 +60,18 @@ def test_a_private_step_keeps_its_claim() -> None:
 class HalfNoise(Mechanism):
     """Draws half the noise that it is asked for."""
 
-    def releases(self, task, batches, draws):
+    def releases(self, task, batches, draws, step=0):
         quiet = Mechanism(self.clipping, self.noise / 2, self.lot, self.repeatable)
-        return quiet.releases(task, batches, draws)
+        return quiet.releases(task, batches, draws, step)
 
 
 class TwiceTheBound(Mechanism):
     """Clips at 2 C, with noise for C."""
 
-    def releases(self, task, batches, draws):
+    def releases(self, task, batches, draws, step=0):
         loose = replace(self.clipping, bound=2 * self.clipping.bound)
         same = Mechanism(loose, self.noise / 2, self.lot, self.repeatable)
-        return same.releases(task, batches, draws)
+        return same.releases(task, batches, draws, step)
 
 
 class WholeLots(Mechanism):

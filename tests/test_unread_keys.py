@@ -68,6 +68,8 @@ OTHER: dict[str, Any] = {
     "privacy.adjacency": "replace-one", "privacy.population": 40, "privacy.rate": 0.3,
     "privacy.insecure-reproducible-noise": False, "privacy.noise-source": "pcg64",
     "privacy.arithmetic": "grid",
+    "privacy.quantile": 0.5, "privacy.quantile-rate": 0.4, "privacy.count-noise": 9.0,
+    "privacy.sampling": "shuffle", "privacy.noise-correlation": "sqrt-toeplitz", "privacy.band": 2,
     "engine.name": "ray", "engine.dtype": "float32", "engine.device": "cuda:99",
     "engine.kernel": "numpy", "engine.cpus-per-client": 2.0, "engine.gpus-per-client": 0.5,
     "engine.ray-address": "1.2.3.4:5",
@@ -82,6 +84,10 @@ OTHER: dict[str, Any] = {
 }  # fmt: skip
 CLIENTS = {"level": "client", "insecure-reproducible-noise": True, "noise": 0.5, "bound": 0.3}
 PRIVATE = {"insecure-reproducible-noise": True, "lot": 8.0, "noise": 0.5, "bound": 0.3}
+ALONE = {
+    "federation": {"clients": 1, "per-round": 1},
+    "local": {"recipe": "dp-sgd", "steps": 3},
+}
 NETWORK = {
     "data": {"name": "digits", "train": 60, "test": 20},
     "federation": {"rounds": 1, "per-round": 1},
@@ -102,6 +108,12 @@ SETTINGS: dict[str, dict[str, dict[str, Any]]] = {
     "smoothed": {"orthogonalizer": {"name": "gaussian-smoothed-sign", "sigma": 0.1}},
     "sketched": {"orthogonalizer": {"name": "randomized-polar", **RANKS}},
     "dp-sgd": {"local": {"recipe": "dp-sgd"}, "privacy": PRIVATE},
+    "quantile": {"local": {"recipe": "dp-sgd"}, "privacy": {**PRIVATE, "quantile": 0.3}},
+    "cyclic": {**ALONE, "privacy": {**PRIVATE, "sampling": "cyclic"}},
+    "correlated": {
+        **ALONE,
+        "privacy": {**PRIVATE, "sampling": "cyclic", "noise-correlation": "sqrt-toeplitz"},
+    },
     "disk-adam": {"local": {"recipe": "disk-adam", "steps": 2}, "privacy": PRIVATE},
     "no-filter": {"local": {"recipe": "disk-sgd"}, "privacy": {**PRIVATE, "kappa": 1.0}},
     "dp-muonbc": {"local": {"recipe": "dp-muonbc"}, "privacy": PRIVATE},

@@ -106,6 +106,11 @@ def _planted(run: Run, count: int, rng: np.random.Generator) -> Auditor:
     mechanism = experiment.recipe.mechanism
     if mechanism is None or not mechanism.noise:
         raise InputError("without noise nothing is private, and no audit is needed: give noise")
+    if mechanism.turns is not None or mechanism.quantile is not None:
+        raise InputError(
+            "the auditor of one run knows the law of Poisson lots under a bound that stays: leave "
+            "[privacy] sampling and quantile out"
+        )
     template = begin(experiment.recipe, experiment.task, run.config.federation.seed).params
     drawn = Canaries.drawn(count, experiment.shards, template, rng)
     return Auditor(drawn, mechanism, np.array([mechanism.rate(int(n)) for n in run.data.sizes]))

@@ -6,6 +6,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import TypeVar
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -13,6 +14,7 @@ from fedmuon.errors import NonFinite
 from fedmuon.federated.plan import Plan
 from fedmuon.federated.shards import Shard
 from fedmuon.privacy.client_level import ClientLevel
+from fedmuon.privacy.mechanism import Mechanism
 from fedmuon.questions import finite, unasked
 from fedmuon.tasks.base import Batch, Params, Task, blocks
 from fedmuon.threads import spread
@@ -129,17 +131,28 @@ def _context(
     if recipe.mechanism is None:
         rows = [plan.rows(round, client, step, shard.size) for client, shard in cohort]
     else:
-        pairs = zip(draws, cohort, strict=True)
-        rows = [recipe.mechanism.rows(draw, shard.size) for draw, (_, shard) in pairs]
+        rows = [_lot(recipe.mechanism, plan, one, now) for one in cohort]
     batches = [shard.batch(held) for held, (_, shard) in zip(rows, cohort, strict=True)]
     if recipe.mechanism is not None:
-        release = recipe.mechanism.releases(task, batches, draws)
+        turn = 0 if recipe.mechanism.turns is None else plan.turn(round, cohort[0][0], step)
+        release = recipe.mechanism.releases(task, batches, draws, turn)
         return Context(params, forbidden_gradient, draws, release, factor)
     if recipe.client_level is not None:
         return Context(params, _unstopped(task, batches), draws, factor=factor)
     clients = [client for client, _ in cohort]
     where = f"clients {clients}, round {round}, step {step}"
     return Context(params, _checked(task, batches, where), draws, factor=factor)
+
+
+def _lot(
+    mechanism: Mechanism, plan: Plan, held: tuple[int, Shard], now: tuple[int, int]
+) -> np.ndarray:
+    """The rows of a private step's lot: drawn, or those whose turn it is."""
+    (client, shard), (round, step) = held, now
+    if mechanism.turns is None:
+        return mechanism.rows(plan.draws(round, client, step), shard.size)
+    turn = plan.turn(round, client, step)
+    return mechanism.turns.rows(plan.seed, client, turn, shard.size, mechanism.lot)
 
 
 def _replies(

@@ -89,6 +89,10 @@ class Plan:
         drawn.flags.writeable = False
         return drawn
 
+    def turn(self, round: int, client: int, step: int) -> int:
+        """How many steps a client makes before that one, in all rounds."""
+        return int((self.schedule()[:round] == client).sum()) * self.steps + step
+
     def rows(self, round: int, client: int, step: int, size: int) -> np.ndarray | None:
         """The mini-batch's rows of the client's data [b], without replacement; None is all."""
         if self.batch == 0 or self.batch >= size:

@@ -16,10 +16,12 @@ from typing import Any
 import numpy as np
 
 from fedmuon import config as tables
+from fedmuon.combinations import ONE_CLIENT
 from fedmuon.config import Config
 from fedmuon.errors import InputError
 from fedmuon.federated.aggregate import ServerState
 from fedmuon.federated.simulate import Experiment, Round
+from fedmuon.files import AFRESH
 from fedmuon.privacy.accounting import Answer, epsilon
 from fedmuon.privacy.calibration import noise_for
 from fedmuon.privacy.ledger import Ledger
@@ -28,6 +30,7 @@ from fedmuon.settings import Privacy
 from fedmuon.tasks.base import Params
 
 MOST_DELTA = 1e-5
+ROUNDING = 1e-12  # of noise that is divided by what it was times
 DIAGNOSTICS = (
     "Losses and accuracies of this simulation are measured on the data themselves and are not "
     "released: publishing them would cost privacy that no ledger counts."
@@ -45,6 +48,7 @@ def calibrated(config: Config, experiment: Experiment, sizes: np.ndarray, params
         return config
     if not mechanism.public_rate:
         _require_lot(mechanism.lot, sizes)
+    _require_one_client(mechanism, experiment)
     if not privacy.epsilon:
         return config
     blocks, taken = mechanism.clipping.blocks(params), _rounds_taken(experiment)
@@ -52,17 +56,32 @@ def calibrated(config: Config, experiment: Experiment, sizes: np.ndarray, params
         {(mechanism.rate(int(sizes[i])), int(count)) for i, count in enumerate(taken) if count}
     )
     steps, goal, named = experiment.plan.steps, delta_of(config, sizes), mechanism.adjacency
+    alike = [_alike(mechanism, rate, count * steps) for rate, count in demands]
     if privacy.noise:
         require_within(privacy, [
-            epsilon(privacy.noise, rate, count * steps, goal, blocks, adjacency=named)
-            for rate, count in demands
+            epsilon(privacy.noise / over, rate, many, goal, blocks, adjacency=named)
+            for over, rate, many in alike
         ])  # fmt: skip
         return config
     noise = max(
-        least_noise(privacy.epsilon, rate, count * steps, goal, blocks, adjacency=named)[0]
-        for rate, count in demands
+        over * least_noise(privacy.epsilon, rate, many, goal, blocks, adjacency=named)[0]
+        for over, rate, many in alike
     )
     return config.model_copy(update={"privacy": privacy.model_copy(update={"noise": noise})})
+
+
+def _alike(mechanism: Mechanism, rate: float, steps: int) -> tuple[float, float, int]:
+    """(s, rate, steps) of Poisson lots, with s times less noise, that spend the same: lots that
+    take turns are one release of all samples."""
+    if mechanism.turns is None:
+        return 1.0, rate, steps
+    return mechanism.turns.sensitivity(steps, round(1 / rate)) * (1 + ROUNDING), 1.0, 1
+
+
+def _require_one_client(mechanism: Mechanism, experiment: Experiment) -> None:
+    """Refuse correlated noise, of a mechanism of the user's, too, where it would not cancel."""
+    if mechanism.turns is not None and mechanism.turns.band > 1 and experiment.plan.clients > 1:
+        raise InputError(ONE_CLIENT)
 
 
 def _require_lot(lot: float, sizes: np.ndarray) -> None:
@@ -132,8 +151,16 @@ class Spending:
         mark = hashlib.sha256(tables.dump(config).encode()).hexdigest()
         rates = "public" if mechanism.public_rate else "samples"
         about = mechanism.secrecy, state.round, head, mechanism.adjacency, rates
-        ledger = Ledger.open(path, mark, *about)
+        turns = None if mechanism.turns is None else mechanism.turns.about
+        ledger = Ledger.open(path, mark, *about, turns)
+        if ledger.entries and mechanism.turns is not None and mechanism.turns.band > 1:
+            raise InputError(
+                f"{path} has rounds whose noise that of the next ones is to cancel, and no file "
+                f"keeps it, as it is secret: {AFRESH}"
+            )
         blocks = mechanism.clipping.blocks(state.params)
+        if mechanism.quantile is not None:  # and its noise leaves some for the sums
+            mechanism.quantile.of_sums(mechanism.noise, blocks)
         return cls(config, mechanism, ledger, sizes, blocks, experiment)
 
     def ahead(self, rounds: Iterator[Round], done: int) -> Iterator[Round]:
@@ -156,8 +183,10 @@ class Spending:
             "lot": mechanism.lot,
             "arithmetic": "grid" if mechanism.on_grid else "continuous",
             "delta": goal,
+            **({} if mechanism.quantile is None else mechanism.quantile.about),
             "unit": "example within its client",
             **{name: self.ledger.about[name] for name in ("adjacency", "rate_from", "sampling")},
+            **({} if mechanism.turns is None else mechanism.turns.about),
             "ledger": self.ledger.head,
             "released": list(RELEASED),
         }

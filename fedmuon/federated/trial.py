@@ -84,8 +84,9 @@ def _context(recipe: Recipe, params: Params, step: int) -> Context:
         first = next(iter(slope.values()))
         return first.new_zeros(len(first)), slope
 
-    def released(points: Points) -> Released:
-        return Released(gradient(points[-1][1])[1])
+    def released(points: Points, bounds: Tensor | None = None) -> Released:
+        kept = None if bounds is None else torch.full_like(bounds, 0.5)
+        return Released(gradient(points[-1][1])[1], kept)
 
     centre = list(_drawn(params, 0).values())
     draws = [partial(drawn_for, 0, step=step)]

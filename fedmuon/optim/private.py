@@ -196,6 +196,11 @@ def _require_sound(privacy: Privacy, local: Local, population: int) -> None:
         problems.append(
             f"privacy lot = {privacy.lot:g} exceeds population = {population}: lower it"
         )
+    if privacy.sampling != "poisson":
+        problems.append(
+            f"privacy sampling = '{privacy.sampling}' has no place in a loop of your own, which "
+            "takes Poisson lots: leave it out"
+        )
     if problems:
         raise InputError("; ".join(problems))
 

@@ -12,7 +12,7 @@ import hashlib
 import json
 import os
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -21,6 +21,7 @@ from fedmuon.errors import InputError
 from fedmuon.files import AFRESH, append, mendable
 from fedmuon.locks import require_place
 from fedmuon.privacy.accounting import Answer, account, event
+from fedmuon.privacy.orders import Turns
 from fedmuon.privacy.pairs import Event
 
 FORMAT = 3  # 2 said add-remove of every rate, and not where rates are from
@@ -70,12 +71,13 @@ class Ledger:
         head: str | None = None,
         adjacency: str = "zero-out",
         rate_from: str = "samples",
-        about: Mapping[str, str] | None = None,
+        about: Mapping[str, str | int] | None = None,
     ) -> "Ledger":
         """The ledger of the run with this fingerprint (a hash of its config); begun if not there.
         `noise` says who can know it; `done` and `head` are what a model has behind it.
         Rates are from the clients' own `samples`, or `public` (`fedmuon.privacy.pairs`);
-        `about` says more where what is accounted for is no example of a client.
+        `about` says more where what is accounted for is no example of a client, or
+        lots take turns: rates are then their shares of an epoch.
 
         A last line that a kill cut off was not yet durable, so nothing of it was released: it is
         cut away; one that lacks its end alone gets it. Any other damage, and another run's ledger,
@@ -210,12 +212,33 @@ class Ledger:
 
     def events(self, client: int) -> list[Event]:
         """All that was released about this client's examples, every attempt included."""
+        if "band" in self.about:
+            return [
+                self._in_turn([one for one in self.entries if client in one.participants], client)
+            ]
         return [spent for entry in self.entries for spent in entry.spent(client)]
+
+    def _in_turn(self, own: list[Entry], client: int) -> Event:
+        """What lots that take turns released, at the least noise and in the shortest epochs."""
+        turns = Turns(self.about["sampling"], self.about["band"])
+        share = max(one.rates[one.participants.index(client)] for one in own)
+        return turns.spent(
+            min(one.noise_multiplier for one in own),
+            max(one.blocks for one in own),
+            round(1 / share),
+            [one.round for one in own],
+            max(one.steps for one in own),
+        )
 
     def epsilons(self, delta: float, accountant: str = "pld") -> dict[int, Answer]:
         """Each client's own epsilon at delta; clients that spent the same are accounted once."""
-        named = self.about["adjacency"]
-        answer = cache(lambda spent: account(spent, delta, "joint", accountant, named))
+        named, sampling = self.about["adjacency"], self.about["sampling"]
+
+        @cache
+        def answer(spent: tuple[Event, ...]) -> Answer:
+            found = account(spent, delta, "joint", accountant, named)
+            return replace(found, sampling=sampling) if "band" in self.about else found
+
         return {client: answer(tuple(sorted(self.events(client)))) for client in self.clients()}
 
 

@@ -8,22 +8,27 @@ import math
 import secrets
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import get_args
 
 import numpy as np
+import torch
 from torch import Tensor
 
-from fedmuon.combinations import UNTRUE
+from fedmuon.combinations import OF_REALS, UNTRUE, in_turns
 from fedmuon.coupling import normal
 from fedmuon.errors import InputError, NonFinite
 from fedmuon.names import Arithmetic, NoiseSource
 from fedmuon.privacy import lattice
 from fedmuon.privacy.accounting import Answer, require_supported
+from fedmuon.privacy.correlated import Past, square_root
 from fedmuon.privacy.discrete import Words
 from fedmuon.privacy.keystream import KeyStream
+from fedmuon.privacy.orders import Turns, lots_of
+from fedmuon.privacy.quantile import Counting, Quantile
 from fedmuon.questions import finite, sent, unasked
 from fedmuon.randomness import Draw
-from fedmuon.tasks.base import Batch, Params, Points, Task
+from fedmuon.tasks.base import Batch, Params, Points, Task, blocks
 from fedmuon.tasks.clipping import Clipping, slack
 
 REPEATABLE = (
@@ -109,10 +114,12 @@ def uncertified(answer: Answer, why: str = REPEATABLE) -> Answer:
 class Released:
     """A noisy gradient [K S, ...]: the only thing that later links of a private chain may see.
 
-    What is computed from it, and from what was released before, is post-processing.
+    What is computed from it, and from what was released before, is post-processing. Where clipping
+    follows a quantile, `kept` [K] is the noisy share of contributions that was not clipped.
     """
 
     gradient: Params
+    kept: Tensor | None = None
 
 
 def release(
@@ -166,6 +173,8 @@ class Mechanism:
 
     `adjacency` is what the account names (`fedmuon.privacy.pairs`): add-remove holds where no rate
     depends on how many samples there are, with a `public_rate`; sums are over `lot` all the same.
+    Lots that take `turns` are no Poisson ones (`fedmuon.privacy.orders`). Clipping may follow a
+    `quantile` of the norms, which the account has in `noise`.
     `arithmetic` decides between `release` and `release_on_grid`, which auto is for secret noise.
     """
 
@@ -177,6 +186,8 @@ class Mechanism:
     adjacency: str = "zero-out"
     source: NoiseSource = "secure"
     arithmetic: Arithmetic = "auto"
+    turns: Turns | None = None
+    quantile: Quantile | None = None
 
     def __post_init__(self) -> None:
         require_supported(self.adjacency)
@@ -185,11 +196,28 @@ class Mechanism:
         for what, known in (("source", NoiseSource), ("arithmetic", Arithmetic)):
             if (value := getattr(self, what)) not in get_args(known):
                 raise InputError(f"{what} '{value}' is unknown: use {' or '.join(get_args(known))}")
+        if self.turns is not None and (why := in_turns(self.lot, self.public_rate)):
+            raise InputError(why)
+        if self.arithmetic == "grid" and self._of_reals:
+            raise InputError(OF_REALS)
+
+    @property
+    def _of_reals(self) -> bool:
+        """Whether noise is mixed with other noise, or counts are released beside sums."""
+        return self.quantile is not None or (self.turns is not None and self.turns.band > 1)
+
+    @cached_property
+    def _past(self) -> Past | None:
+        """Of correlated noise."""
+        if self.turns is None or self.turns.band == 1:
+            return None
+        return Past(square_root(self.turns.band))
 
     @property
     def on_grid(self) -> bool:
         """Whether releases are on a lattice."""
-        return self.arithmetic == "grid" or (self.arithmetic == "auto" and not self.repeatable)
+        secret = not self.repeatable and not self._of_reals
+        return self.arithmetic == "grid" or (self.arithmetic == "auto" and secret)
 
     @property
     def secrecy(self) -> str:
@@ -198,8 +226,13 @@ class Mechanism:
             return "repeatable"
         return "secret" if self.source == "secure" else "predictable"
 
+    def _streams(self, draws: Sequence[Draws]) -> Streams:
+        return _keyed(draws) if self.repeatable else _secretly(len(draws), self.source)
+
     def rate(self, size: int) -> float:
-        """The chance of a sample of a client that has `size` of them."""
+        """The chance of a sample of a client that has `size` of them, or its share of the steps."""
+        if self.turns is not None:
+            return 1 / lots_of(size, self.lot)
         return self.public_rate or min(1.0, self.lot / size)
 
     @property
@@ -210,42 +243,99 @@ class Mechanism:
 
     def rows(self, draw: Draws, size: int) -> np.ndarray:
         """A Poisson lot of a client's samples; its rows are as secret as the noise."""
+        if self.turns is not None:
+            raise InputError(
+                f"lots are Poisson ones here, and not sampling = {self.turns.sampling}"
+            )
         rng = draw(Draw.LOT) if self.repeatable else _secretly(1, self.source)(0)[0]
         return poisson_rows(rng, size, self.rate(size))
 
     def releases(
-        self, task: Task, batches: Sequence[Batch], draws: Sequence[Draws]
-    ) -> Callable[[Points], Released]:
+        self, task: Task, batches: Sequence[Batch], draws: Sequence[Draws], step: int = 0
+    ) -> Callable[..., Released]:
         """What links of a private chain may ask of a step's lots, one lot a client: once, since
-        the account has one release a step."""
-        streams = _keyed(draws) if self.repeatable else _secretly(len(draws), self.source)
+        the account has one release a step. Correlated noise is that of the run's `step`. Beside
+        the points stand the clients' bounds [K], where clipping follows a quantile."""
+        streams = self._streams(draws)
         asked: list[bool] = []
 
-        def released(points: Points) -> Released:
+        def released(points: Points, bounds: Tensor | None = None) -> Released:
             if asked:
                 raise InputError(
                     "a private step asks for a second release, which no account has counted: let "
                     "one link of the chain ask once, and hand on what it got"
                 )
             asked.append(True)
-            # Clipping may be done over, a release may not: neither published nor thrown away.
-            sums = unasked(task.device, lambda: self._sums(task, points, batches))
-            found = self._noisy(sums, streams)
+            if self.quantile is not None:
+                if bounds is None:
+                    raise InputError("clipping that follows a quantile needs a link that keeps it")
+                found = self._counted(task, points, batches, draws, bounds)
+            else:
+                # Clipping may be done over, a release may not: neither published nor thrown away.
+                sums = unasked(
+                    task.device, lambda: self._sums(task, points, batches, self.clipping)
+                )
+                found = self._noisy(sums, streams, step)
             _check(found.gradient, "what is released is")
             return found
 
         return released
 
-    def _noisy(self, sums: Params, streams: Streams) -> Released:
+    def _noisy(self, sums: Params, streams: Streams, step: int) -> Released:
         if self.on_grid and self.noise:
             return release_on_grid(sums, self.clipping, self.noise, self.lot, streams)
-        return release(sums, self.clipping, self.noise, self.lot, _normal(streams))
+        drawn = _normal(streams)
+        drawn = drawn if self._past is None else self._past.at(step, drawn)
+        return release(sums, self.clipping, self.noise, self.lot, drawn)
 
-    def _sums(self, task: Task, points: Points, batches: Sequence[Batch]) -> Params:
+    def _sums(
+        self, task: Task, points: Points, batches: Sequence[Batch], clipping: Clipping
+    ) -> Params:
         """Of clipped gradients, at a model that is finite."""
         for _, params in points:
             _check(params, "the model is")
-        return task.clipped(points, batches, self.clipping)[1]
+        return task.clipped(points, batches, clipping)[1]
+
+    def _counted(
+        self,
+        task: Task,
+        points: Points,
+        batches: Sequence[Batch],
+        draws: Sequence[Draws],
+        bounds: Tensor,
+    ) -> Released:
+        """Each client's release, clipped at its own bound, with what was not clipped."""
+        if len(bounds) > len(batches):
+            raise InputError(
+                "clipping that follows a quantile follows that of one model: run it alone"
+            )
+        each = [(c, blocks(params, len(batches))) for c, params in points]
+        found = [
+            self._one([(c, own[k]) for c, own in each], task, batches[k], draws[k], float(bound))
+            for k, bound in enumerate(bounds)
+        ]
+        names = found[0].gradient
+        kept = torch.stack([one.kept for one in found if one.kept is not None])
+        return Released(
+            {name: torch.cat([one.gradient[name] for one in found]) for name in names}, kept
+        )
+
+    def _one(self, points: Points, task: Task, batch: Batch, draw: Draws, bound: float) -> Released:
+        """A client's, by (1) of `fedmuon.privacy.quantile`."""
+        assert self.quantile is not None
+        at = Counting(self.clipping.rule, bound, self.clipping.joint_block)
+
+        def sums() -> tuple[Params, float]:
+            at.counted.clear()
+            return self._sums(task, points, [batch], at), at.total()
+
+        total, count = unasked(task.device, sums)
+        drawn = _normal(self._streams([draw]))
+        noise = self.quantile.of_sums(self.noise, at.blocks(total))
+        found = release(total, at, noise, self.lot, drawn)
+        last = float(drawn((1, 1), len(total))) if self.noise else 0.0
+        kept = (count + self.quantile.noise * last) / self.lot + 0.5
+        return Released(found.gradient, torch.tensor(kept, dtype=torch.float64))
 
 
 def _check(public: Params, what: str) -> None:

@@ -25,7 +25,7 @@ State = Params
 States = dict[str, State]
 
 
-def _nothing(points: Points) -> Released:
+def _nothing(points: Points, bounds: Tensor | None = None) -> Released:
     raise InputError("this chain is private, but its step was given no release")
 
 
@@ -41,7 +41,7 @@ class Context:
     params: Params
     gradient: Callable[[Params], tuple[Tensor, Params]]  # params -> (loss [K S], gradient)
     draws: Sequence[Callable[..., np.random.Generator]]  # draws[k](what, block=...) of this step
-    released: Callable[[Points], Released] = _nothing
+    released: Callable[..., Released] = _nothing  # (points), and bounds if they follow a quantile
     factor: float = 1.0  # what step sizes are times in this round
 
 

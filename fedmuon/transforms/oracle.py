@@ -11,12 +11,19 @@ DP-SGD's. At gamma = (1 - kappa) / kappa it needs one evaluation; kappa = 1 is n
 gamma = inf leaves the low-pass filter of the gradients at x_t.
 """
 
+import math
+from dataclasses import replace
+
 import torch
 from torch import Tensor
 
+from fedmuon.privacy.mechanism import Released
+from fedmuon.privacy.quantile import Quantile
+from fedmuon.questions import sent
 from fedmuon.tasks.base import Params, Points
 from fedmuon.transforms.base import Context, Link, State, has_stepped, per_replica
 
+LOG_BOUND = "log-bound"
 EQUAL = 1e-12  # how near to 1 c counts as 1: gamma is a rounded quotient
 
 
@@ -37,6 +44,31 @@ def released() -> Link:
         return context.released([(1.0, context.params)]).gradient, state
 
     return Link("gradient", lambda params: {}, update)
+
+
+def adapting(link: Link, quantile: Quantile, bound: float) -> Link:
+    """The same first link, whose release is clipped at a bound that follows a quantile of norms,
+    from `bound`; its logarithm [S] is kept beside the link's state, and averaged over clients."""
+
+    def init(params: Params) -> State:
+        first = next(iter(params.values()))
+        logarithm = first.new_full((len(first),), math.log(bound), dtype=torch.float64)
+        return link.init(params) | {LOG_BOUND: logarithm}
+
+    def update(direction: Params, state: State, context: Context) -> tuple[Params, State]:
+        own, kept = dict(state), []
+        log_bound = own.pop(LOG_BOUND)
+
+        def released(points: Points) -> Released:
+            found = context.released(points, log_bound.exp())
+            kept.append(found.kept)
+            return found
+
+        direction, own = link.update(direction, own, replace(context, released=released))
+        moved = quantile.moved(log_bound, sent(kept[0], log_bound.device, log_bound.dtype))
+        return direction, own | {LOG_BOUND: moved}
+
+    return replace(link, init=init, update=update, lasting=True)
 
 
 def filtered(gain: float, reach: float) -> Link:

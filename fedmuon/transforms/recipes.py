@@ -18,13 +18,15 @@ from fedmuon.names import PRIVATE
 from fedmuon.orthogonalizers import Orthogonalizer
 from fedmuon.privacy.client_level import ClientLevel
 from fedmuon.privacy.mechanism import Mechanism
+from fedmuon.privacy.orders import Turns
+from fedmuon.privacy.quantile import SHARE, Quantile
 from fedmuon.registry import unfit
 from fedmuon.settings import Local, OrthogonalizerTable, Privacy
 from fedmuon.tasks.base import Params
 from fedmuon.tasks.clipping import Clipping
 from fedmuon.transforms.base import Chain, Link, Number, States, per_replica, zeros
 from fedmuon.transforms.bias import corrected
-from fedmuon.transforms.oracle import filtered, gradient, released
+from fedmuon.transforms.oracle import adapting, filtered, gradient, released
 from fedmuon.transforms.orthogonal import RANDOMIZED_MAPS, named, of_value, orthogonalize
 from fedmuon.transforms.step import adamw, align, descend, momentum, normalize, only
 
@@ -200,9 +202,19 @@ def _private(
     clipping = Clipping(privacy.clipping, privacy.bound, frozenset(others))
     repeatable = privacy.insecure_reproducible_noise
     how = privacy.public_rate, privacy.adjacency, privacy.noise_source, privacy.arithmetic
-    mechanism = Mechanism(clipping, privacy.noise, privacy.lot, repeatable, *how)
+    mechanism = Mechanism(
+        clipping,
+        privacy.noise,
+        privacy.lot,
+        repeatable,
+        *how,
+        turns=_turns(privacy),
+        quantile=_quantile(privacy),
+    )
     disk = first == "disk"
     oracle = filtered(privacy.kappa, privacy.lookahead) if disk else released()
+    if mechanism.quantile is not None:
+        oracle = adapting(oracle, mechanism.quantile, privacy.bound)
     if base == "muonbc":
         average, gain = local.momentum_form == "ema", privacy.kappa if disk else 1.0
         orthogonal = corrected(
@@ -213,6 +225,20 @@ def _private(
     else:
         links = (heavy,) if base == "sgd" else _muon(local, heavy, orthogonal, others)
     return dataclasses.replace(_kept(oracle, *links, descent), mechanism=mechanism)
+
+
+def _quantile(privacy: Privacy) -> Quantile | None:
+    if not privacy.quantile:
+        return None
+    count_noise = privacy.count_noise or max(privacy.lot / SHARE, privacy.noise)
+    return Quantile(privacy.quantile, privacy.quantile_rate, count_noise)
+
+
+def _turns(privacy: Privacy) -> Turns | None:
+    if privacy.sampling == "poisson":
+        return None
+    correlated = privacy.noise_correlation != "none"
+    return Turns(privacy.sampling, privacy.band if correlated else 1)
 
 
 def _muon(local: Local, heavy: Link, orthogonal: Link, others: Collection[str]) -> tuple[Link, ...]:
