@@ -6,7 +6,7 @@ import re
 import tomllib
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import pytest
 import tomli_w
@@ -20,12 +20,13 @@ from fedmuon.experiments.studies import find as kinds
 from fedmuon.experiments.suites import contents
 from fedmuon.experiments.suites.contents import merged
 from fedmuon.experiments.suites.suite import execute as make
+from fedmuon.names import Sampling
 from fedmuon.privacy.pairs import ADJACENCIES
 
 NAMED = re.compile("|".join(ADJACENCIES))
 EPSILON = re.compile("ε|epsilon", re.IGNORECASE)
 SECTION = re.compile(r"<(p|li|table|figure|figcaption|h[1-6]|tr|th|td)\b.*?</\1>", re.DOTALL)
-VARIANTS = ("DP-SGD", "DP-Muon", "DiSK, γ = 0.5")
+VARIANTS = ("DP-SGD", "DP-Muon", "DiSK, γ = 0.5", "DP-FTRL", "shuffled lots")
 TINY = {
     "data": {"train": 320, "test": 20, "minimum": 10},
     "federation": {"rounds": 1},
@@ -75,7 +76,7 @@ def in_table(text: str) -> Iterator[str]:
         return
     for row in rows:
         one = dict(zip(header, row, strict=True))
-        if one.get("adjacency") not in ADJACENCIES or one.get("sampling") != "poisson":
+        if one.get("adjacency") not in ADJACENCIES or one.get("sampling") not in get_args(Sampling):
             yield str(one)
 
 
@@ -114,7 +115,8 @@ def test_of_a_run(tmp_path: Path, adjacency: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "name", ["dp-classification", "dp-classification-cnn", "dp-federated", "disk-ablation"]
+    "name",
+    ["dp-classification", "dp-classification-cnn", "dp-federated", "disk-ablation", "dp-ftrl"],
 )
 def test_of_a_suite(tmp_path: Path, name: str) -> None:
     """Two of its variants, on its small scale made smaller, with the report."""

@@ -174,7 +174,7 @@ def test_noise_is_searched_for_once(tmp_path: Path) -> None:
     assert after.misses == before.misses and after.hits > before.hits
 
 
-@pytest.mark.parametrize("name", ["dp-classification", "dp-federated", "disk-ablation"])
+@pytest.mark.parametrize("name", ["dp-classification", "dp-federated", "disk-ablation", "dp-ftrl"])
 @pytest.mark.parametrize("scale", ["small", "full"])
 def test_the_suites_files_are_valid(name: str, scale: str) -> None:
     work = kinds.find(name, "mnist5k", scale, {})
