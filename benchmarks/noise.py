@@ -30,7 +30,8 @@ from fedmuon.experiments.run import execute
 from fedmuon.privacy.discrete import STRIPS, gaussian
 from fedmuon.privacy.keystream import KeyStream
 from fedmuon.privacy.lattice import BITS, DEVIATION
-from fedmuon.privacy.mechanism import release, release_on_grid, secret, secret_generator
+from fedmuon.privacy.mechanism import release, release_on_grid, secret
+from fedmuon.privacy.streams import secret_generator
 from fedmuon.tasks.clipping import Clipping
 
 TRIES, PART = 7, 10**6

@@ -27,7 +27,7 @@ from fedmuon.data.source import Source
 from fedmuon.experiments.engines.ray_cluster import quieten
 from fedmuon.experiments.studies.stability import cells
 from fedmuon.experiments.suites.contents import merged
-from fedmuon.privacy import keystream, mechanism
+from fedmuon.privacy import keystream, streams
 
 # The same examples each time; `make fuzz` looks elsewhere, and what it finds is replayed.
 settings.register_profile("repeatable", derandomize=True, deadline=None, database=None)
@@ -163,7 +163,7 @@ def _no_chance(monkeypatch: pytest.MonkeyPatch) -> None:
     random.seed(0)
     np.random.seed(0)  # noqa: NPY002
     torch.manual_seed(0)
-    monkeypatch.setattr(mechanism, "secrets", Entropy())
+    monkeypatch.setattr(streams, "secrets", Entropy())
     monkeypatch.setattr(keystream, "os", Entropy())
 
 

@@ -19,11 +19,10 @@ from fedmuon.privacy.keystream import KeyStream
 from fedmuon.privacy.mechanism import (
     Released,
     keyed,
-    poisson_rows,
     release,
     secret,
-    secret_generator,
 )
+from fedmuon.privacy.streams import poisson_rows, secret_generator
 from fedmuon.randomness import Draw, generator
 from fedmuon.tasks import clipped as clipped_module
 from fedmuon.tasks.base import Batch, Params, Points, Replaced

@@ -10,7 +10,7 @@ from typing import Any, SupportsFloat
 import numpy as np
 
 from fedmuon.errors import InputError, plain
-from fedmuon.privacy.mechanism import poisson_rows, secret_stream
+from fedmuon.privacy.streams import poisson_rows, secret_stream
 from fedmuon.randomness import Draw, generator
 
 

@@ -46,7 +46,7 @@ from torch import Tensor
 from fedmuon.coupling import normal
 from fedmuon.names import Arithmetic, NoiseSource
 from fedmuon.privacy import lattice
-from fedmuon.privacy.mechanism import Stream, secret_stream, words_of
+from fedmuon.privacy.streams import Stream, secret_stream, words_of
 from fedmuon.questions import sent
 from fedmuon.randomness import Draw, generator
 from fedmuon.tasks.base import Params

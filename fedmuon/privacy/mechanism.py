@@ -5,7 +5,6 @@ What is released leaves the data, and nothing else does.
 
 import dataclasses
 import math
-import secrets
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -22,10 +21,9 @@ from fedmuon.names import Arithmetic, NoiseSource
 from fedmuon.privacy import lattice
 from fedmuon.privacy.accounting import Answer, require_supported
 from fedmuon.privacy.correlated import Past, square_root
-from fedmuon.privacy.discrete import Words
-from fedmuon.privacy.keystream import KeyStream
 from fedmuon.privacy.orders import Turns, lots_of
 from fedmuon.privacy.quantile import Counting, Quantile
+from fedmuon.privacy.streams import Streams, poisson_rows, secret_stream, words_of
 from fedmuon.questions import finite, sent, unasked
 from fedmuon.randomness import Draw
 from fedmuon.tasks.base import Batch, Params, Points, Task, blocks
@@ -45,25 +43,12 @@ STOPPED = (
 DOUBTS = {"secret": "", "predictable": PREDICTABLE, "repeatable": REPEATABLE}
 Draws = Callable[..., np.random.Generator]  # draw(what, block=...) of one client's local step
 Normal = Callable[[tuple[int, ...], int], Tensor]  # (shape [K S, ...], block) -> N(0, 1) entries
-Stream = np.random.Generator | KeyStream
-Streams = Callable[[int], Sequence[Stream]]  # block -> one a client
-
-
-def secret_generator() -> np.random.Generator:
-    """PCG64 seeded with 256 bits of the operating system's entropy: a quarter cheaper than a
-    `KeyStream`, and no cryptographic generator."""
-    return np.random.Generator(np.random.PCG64(np.random.SeedSequence(secrets.randbits(256))))
 
 
 def _secretly(clients: int, source: str = "secure") -> Streams:
     """One fresh stream for all clients and blocks."""
     streams = [secret_stream(source)] * clients
     return lambda block: streams
-
-
-def secret_stream(source: str = "secure") -> Stream:
-    """A fresh stream that nobody can repeat: a key stream, or what `noise-source` names."""
-    return KeyStream() if source == "secure" else secret_generator()
 
 
 def _keyed(draws: Sequence[Draws]) -> Streams:
@@ -86,22 +71,6 @@ def keyed(draws: Sequence[Draws]) -> Normal:
 
 def _normal(streams: Streams) -> Normal:
     return lambda shape, block: normal(streams(block), shape)
-
-
-def words_of(stream: Stream) -> Words:
-    """Its source of uniform words."""
-    return (stream if isinstance(stream, KeyStream) else stream.bit_generator).random_raw
-
-
-def poisson_rows(rng: Stream, size: int, rate: float) -> np.ndarray:
-    """The rows of a Poisson lot: each of `size` rows with probability `rate`, independently.
-
-    Sorted, and maybe none. This is the sampling that the accountant's amplification assumes; a
-    shuffled lot of fixed size is another mechanism.
-    """
-    if isinstance(rng, KeyStream):
-        return np.flatnonzero(rng.happens(size, rate))
-    return np.flatnonzero(rng.random(size) < rate)
 
 
 def uncertified(answer: Answer, why: str = REPEATABLE) -> Answer:
