@@ -5,7 +5,6 @@ release a round at the rate K / N. Of a schedule that all may know, or under loc
 client has its own: a release at rate 1 in each round in which it takes part, and none in others.
 """
 
-import dataclasses
 import hashlib
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -20,17 +19,15 @@ from fedmuon.federated import spending
 from fedmuon.federated.aggregate import ServerState
 from fedmuon.federated.simulate import Experiment, Round
 from fedmuon.federated.spending import (
-    DIAGNOSTICS,
     MOST_DELTA,
-    RELEASED,
     Spending,
+    answered,
     least_noise,
     require_within,
 )
 from fedmuon.privacy.accounting import epsilon
 from fedmuon.privacy.client_level import COHORTS, EVERYONE, REPLAY, ClientLevel
 from fedmuon.privacy.ledger import Ledger
-from fedmuon.privacy.mechanism import DOUBTS, STOPPED, uncertified
 from fedmuon.tasks.base import Params
 
 
@@ -99,22 +96,11 @@ class ClientSpending:
         """What summary.json says: the most that a client spent, and what the number stands on;
         `stopped` says that a callback ended the run."""
         level, goal = self.level, delta_of(self.config)
-        doubt, told = DOUBTS[level.secrecy], about(level)
         head = {"noise": level.noise, "bound": level.bound, "cohort": level.cohort, "delta": goal}
         head["arithmetic"] = "grid" if level.on_grid else "continuous"
-        head |= told | {"ledger": self.ledger.head, "released": list(RELEASED)}
-        if not level.noise:
-            note = "Without noise nothing is private: epsilon is infinite."
-            return {**head, "epsilon": None, "certified": False, "note": f"{note} {DIAGNOSTICS}"}
-        answers = self.ledger.epsilons(goal)
-        worst = max(answers, key=lambda client: answers[client].upper)
-        most = uncertified(answers[worst], doubt) if doubt else answers[worst]
-        most = uncertified(most, STOPPED) if stopped else most
         secret = [] if level.seed is not None else [REPLAY, *([COHORTS] if level.poisson else [])]
-        notes = filter(None, (most.note, *secret, DIAGNOSTICS))
-        held = dataclasses.asdict(most) | told | {"note": " ".join(notes)}
-        clients = {str(client): one.upper for client, one in sorted(answers.items())}
-        return {**head, **held, "client": worst, "clients": clients}
+        spent = answered(self.ledger, goal, level.noise, level.secrecy, stopped, *secret)
+        return head | spent | about(level)
 
 
 def about(level: ClientLevel) -> dict[str, str]:

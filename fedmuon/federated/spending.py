@@ -102,6 +102,26 @@ def require_within(privacy: Privacy, answers: list[Answer]) -> None:
         )
 
 
+def answered(
+    ledger: Ledger, goal: float, noise: float, secrecy: str, stopped: bool, *words: str
+) -> dict[str, Any]:
+    """What the client that spent most has spent at delta = `goal`, whether that is certified, and
+    what else there is to know."""
+    known = {"ledger": ledger.head, "released": list(RELEASED)}
+    if not noise:
+        note = f"Without noise nothing is private: epsilon is infinite. {DIAGNOSTICS}"
+        return {**known, "epsilon": None, "certified": False, "note": note}
+    answers = ledger.epsilons(goal)
+    worst = max(answers, key=lambda client: answers[client].upper)
+    most = answers[worst]
+    for doubt in (DOUBTS[secrecy], STOPPED if stopped else ""):
+        most = uncertified(most, doubt) if doubt else most
+    note = " ".join(filter(None, (most.note, *words, DIAGNOSTICS)))
+    clients = {str(client): one.upper for client, one in sorted(answers.items())}
+    spent = dataclasses.asdict(most) | {"note": note}
+    return {**known, **spent, "client": worst, "clients": clients}
+
+
 def delta_of(config: Config, sizes: np.ndarray) -> float:
     """[privacy] delta, or n^-1.1 of the largest client, or of the public population (003), and 1e-5
     at most: small clients would make it large, and a delta near 1 / n_i protects nobody."""
@@ -187,21 +207,11 @@ class Spending:
             "unit": "example within its client",
             **{name: self.ledger.about[name] for name in ("adjacency", "rate_from", "sampling")},
             **({} if mechanism.turns is None else mechanism.turns.about),
-            "ledger": self.ledger.head,
-            "released": list(RELEASED),
         }
-        if not mechanism.noise:
-            note = "Without noise nothing is private: epsilon is infinite."
-            return {**about, "epsilon": None, "certified": False, "note": f"{note} {DIAGNOSTICS}"}
-        answers = self.ledger.epsilons(goal)
-        worst = max(answers, key=lambda client: answers[client].upper)
-        doubt = DOUBTS[mechanism.secrecy]
-        most = uncertified(answers[worst], doubt) if doubt else answers[worst]
-        most = uncertified(most, STOPPED) if stopped else most
-        notes = filter(None, (most.note, self._small(), DIAGNOSTICS))
-        held = dataclasses.asdict(most) | {"note": " ".join(notes)}
-        clients = {str(client): one.upper for client, one in sorted(answers.items())}
-        return {**about, **held, "client": worst, "clients": clients}
+        spent = answered(
+            self.ledger, goal, mechanism.noise, mechanism.secrecy, stopped, self._small()
+        )
+        return about | spent
 
     def _small(self) -> str:
         """What to know of clients that have fewer samples than a lot."""
