@@ -222,7 +222,8 @@ def _record(run: Run, finished: Round, trained: float, seconds: float) -> Record
 
 def evaluate(run: Run, state: ServerState) -> Record:
     """Weighted train loss; test loss, their gap and what else the task measures on the test
-    samples, where there are any."""
+    samples, where there are any. A private run goes on beside a loss that is no number, as one
+    example can make it, and is silent about it: it ends by its model alone."""
     task, shards = run.experiment.task, run.experiment.shards
     sizes = run.data.sizes
     shares = sample_weights(sizes, weights(sizes, run.config.federation.risk_weights))
@@ -235,9 +236,13 @@ def evaluate(run: Run, state: ServerState) -> Record:
         scores = {name: float(value[0]) for name, value in test.scores.items()}
     else:
         scores = {}
-    if not np.isfinite(list(found.values())).all():
+    numbers = {name: one for name, one in found.items() if np.isfinite(one)}
+    public = run.experiment.recipe.private and all(
+        bool(one.isfinite().all()) for one in state.params.values()
+    )
+    if len(numbers) < len(found) and not public:
         raise NonFinite("the model is not finite after the last round: lower [local] lr")
-    return found | scores
+    return numbers | scores
 
 
 def _finish(run: Run, state: ServerState, measured: Record, seconds: float) -> Record:

@@ -45,12 +45,15 @@ class RayGrid(Grid):
         pieces: int = 4,
         resources: dict[str, float] | None = None,
         run_config: dict[str, Any] | None = None,
+        again: bool = True,
     ) -> None:
         """`resources` are options of Ray's actors; `workers` are as many as fit unless given, and
         never more than `most`, the messages of a round. Apps that take one message at a time
-        are asked in up to `pieces` calls a worker and round, for an even load."""
+        are asked in up to `pieces` calls a worker and round, for an even load. Messages whose
+        worker was lost with several are asked `again`, unless a client must not answer twice."""
         identify()
         self.nodes, self._run = num_supernodes, empty_run()
+        self._asks_again = again
         self._pieces = 1 if isinstance(client_app, Together) else pieces
         held = (client_app, num_supernodes, run_config or {})
         wanted = {"num_cpus": 1.0, **(resources or {})}
@@ -249,7 +252,7 @@ class RayGrid(Grid):
             self._keep(reply)
 
     def _again(self, batch: Batch, error: RayError) -> None:
-        if len(batch.messages) > 1:
+        if len(batch.messages) > 1 and self._asks_again:
             again = self._still_wanted(batch)
             self._queue.extendleft(Batch([one]) for one in reversed(again))
             why = f"its worker's {type(error).__name__}, and it was asked again"

@@ -139,7 +139,8 @@ def tuned(
     """What publishing the best of several private runs spends, where their number is secret.
 
     Each run takes settings drawn afresh from a list; the number of runs is drawn, and nothing of
-    the others is published (Papernot, Steinke 2022).
+    the others is published; they are compared by what they released and by public data alone
+    (Papernot, Steinke 2022).
 
     Example: [bold]fedmuon privacy tuned --runs 20 --noise 1.1 --lot 256 --population 60000
     --steps 2000 --delta 1e-5[/]

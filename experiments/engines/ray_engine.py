@@ -55,6 +55,7 @@ def on_grid(
                     config.federation.clients,
                     most=config.federation.per_round,
                     resources=_resources(config),
+                    again=config.faults.retries > 0,
                 ) as grid,
             ):
                 done = work(grid)

@@ -19,6 +19,10 @@ from fedmuon.privacy.ledger import Ledger
 from fedmuon.privacy.mechanism import DOUBTS, STOPPED
 from fedmuon.storage import AUDIT, Record, RunDirectory
 
+UNFINISHED = (
+    "The run has not ended; should it be left by what it showed and did not release, its length is "
+    "not accounted for."
+)
 Rows = Sequence[Mapping[str, Any]]
 
 
@@ -37,7 +41,8 @@ def spent(folder: Path, delta: float | None = None, accountant: str = "pld") -> 
     goal = _delta(folder) if delta is None else delta
     answers = ledger.epsilons(goal, accountant)
     doubt = DOUBTS[ledger.about["noise"]]
-    stopped = bool((directory.summary() or {}).get("stopped"))
+    summary = directory.summary()
+    stopped = bool((summary or {}).get("stopped"))
     names = ("epsilon", "lower", "upper", "rdp")
     clients = {
         str(client): {name: finite(getattr(one, name)) for name in names}
@@ -48,6 +53,7 @@ def spent(folder: Path, delta: float | None = None, accountant: str = "pld") -> 
         STOPPED if stopped else "",
         doubt,
         "" if answers else "Nothing was released yet.",
+        "" if summary else UNFINISHED,
         "" if math.isfinite(most) else "A release without noise: epsilon is infinite.",
     )
     return {

@@ -99,7 +99,8 @@ class ClientSpending:
         head = {"noise": level.noise, "bound": level.bound, "cohort": level.cohort, "delta": goal}
         head["arithmetic"] = "grid" if level.on_grid else "continuous"
         secret = [] if level.seed is not None else [REPLAY, *([COHORTS] if level.poisson else [])]
-        spent = answered(self.ledger, goal, level.noise, level.secrecy, stopped, *secret)
+        target = self.config.privacy.epsilon
+        spent = answered(self.ledger, goal, level, target, stopped, *secret)
         return head | spent | about(level)
 
 

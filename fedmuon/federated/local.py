@@ -45,10 +45,13 @@ class Reply:
     samples: int = 1
 
 
-def cohorts(task: Task, params: Params, clients: Sequence[Client]) -> Iterator[list[Client]]:
-    """Clients in groups that are stepped together while their stack stays small."""
+def cohorts(
+    task: Task, params: Params, clients: Sequence[Client], alone: bool = False
+) -> Iterator[list[Client]]:
+    """Clients in groups that are stepped together while their stack stays small; or each `alone`,
+    so that not even rounding tells who else takes part."""
     entries = sum(value.numel() for value in params.values())
-    size = max(1, task.stack_limit // entries)
+    size = 1 if alone else max(1, task.stack_limit // entries)
     for start in range(0, len(clients), size):
         yield list(clients[start : start + size])
 
@@ -63,14 +66,14 @@ def replies(
     """A round of all these clients, several cohorts at once; a device may have to do it over."""
     work = [
         partial(cohort_round, recipe, task, plan, cohort, broadcast)
-        for cohort in cohorts(task, broadcast.params, clients)
+        for cohort in cohorts(task, broadcast.params, clients, recipe.client_level is not None)
     ]
 
     def done() -> list[Reply]:
         return [reply for some in spread(work, task.apart and recipe.apart) for reply in some]
 
-    if recipe.mechanism is not None and not recipe.mechanism.repeatable:
-        return done()  # secret noise: once and for all
+    if recipe.mechanism is not None and not recipe.mechanism.again:
+        return done()  # once and for all
     found = unasked(task.device, done)
     if recipe.client_level is None:
         return found

@@ -26,6 +26,7 @@ from fedmuon.transforms.probe import reads_factor, require_apart
 from fedmuon.transforms.recipes import Recipe, as_recipe, build
 
 AGGREGATE = "federation.aggregate"
+UNWEIGHTED = ("median", "trimmed-mean", "krum")  # that do not look at how many samples there are
 
 
 def recipe(
@@ -37,9 +38,15 @@ def recipe(
     """The configured recipe, with the routes of a network's parameters, and how its replies are
     released at client level."""
     found = _averaging(config, what, lr, regularization)
+    _require_public_weights(found, config.federation.aggregate)
     if config.privacy.level != "client":
         return found
     _require_told_apart(found)
+    if not found.aggregate.averages:
+        raise InputError(
+            "[privacy] level = 'client' releases the plain mean of clipped updates: leave the "
+            "aggregate of your recipe out"
+        )
     return replace(found, client_level=_client_level(config))
 
 
@@ -57,6 +64,16 @@ def _client_level(config: Config) -> ClientLevel:
         privacy.noise_source,
         privacy.arithmetic,
     )
+
+
+def _require_public_weights(found: Recipe, named: str) -> None:
+    """Refuse weights that may tell how many samples a client has, where that is to be hidden."""
+    hidden = found.mechanism is not None and found.mechanism.adjacency == "add-remove"
+    if hidden and not found.aggregate.averages and named not in UNWEIGHTED:
+        raise InputError(
+            "a mechanism with adjacency = 'add-remove' hides how many samples a client has, which "
+            "the aggregate may tell: use the plain mean, or adjacency = 'zero-out'"
+        )
 
 
 def _require_told_apart(found: Recipe) -> None:

@@ -24,6 +24,7 @@ from fedmuon.federated.simulate import Experiment, Round
 from fedmuon.files import AFRESH
 from fedmuon.privacy.accounting import Answer, epsilon
 from fedmuon.privacy.calibration import noise_for
+from fedmuon.privacy.client_level import ClientLevel
 from fedmuon.privacy.ledger import Ledger
 from fedmuon.privacy.mechanism import DOUBTS, STOPPED, Mechanism, uncertified
 from fedmuon.settings import Privacy
@@ -31,12 +32,15 @@ from fedmuon.tasks.base import Params
 
 MOST_DELTA = 1e-5
 ROUNDING = 1e-12  # of noise that is divided by what it was times
+LOW_BITS = "The noise is in floating point, of whose low bits epsilon does not know."
+BEYOND = "More than [privacy] epsilon = {:g}: rounds that were broken off were released again."
 DIAGNOSTICS = (
     "Losses and accuracies of this simulation are measured on the data themselves and are not "
     "released: publishing them would cost privacy that no ledger counts."
 )
 # All that noise was added to, or that follows from it; no other file of a run is for publication.
 RELEASED = ("initial.safetensors", "model.safetensors", "momentum.safetensors")
+Releasing = Mechanism | ClientLevel
 least_noise = cache(noise_for)  # a second of work, and all runs of a suite ask the same
 
 
@@ -103,20 +107,22 @@ def require_within(privacy: Privacy, answers: list[Answer]) -> None:
 
 
 def answered(
-    ledger: Ledger, goal: float, noise: float, secrecy: str, stopped: bool, *words: str
+    ledger: Ledger, goal: float, released: Releasing, target: float, stopped: bool, *words: str
 ) -> dict[str, Any]:
     """What the client that spent most has spent at delta = `goal`, whether that is certified, and
     what else there is to know."""
     known = {"ledger": ledger.head, "released": list(RELEASED)}
-    if not noise:
+    if not released.noise:
         note = f"Without noise nothing is private: epsilon is infinite. {DIAGNOSTICS}"
         return {**known, "epsilon": None, "certified": False, "note": note}
     answers = ledger.epsilons(goal)
     worst = max(answers, key=lambda client: answers[client].upper)
     most = answers[worst]
-    for doubt in (DOUBTS[secrecy], STOPPED if stopped else ""):
+    for doubt in (DOUBTS[released.secrecy], STOPPED if stopped else ""):
         most = uncertified(most, doubt) if doubt else most
-    note = " ".join(filter(None, (most.note, *words, DIAGNOSTICS)))
+    beyond = BEYOND.format(target) if 0 < target < most.upper else ""
+    low = "" if released.on_grid else LOW_BITS
+    note = " ".join(filter(None, (most.note, beyond, low, *words, DIAGNOSTICS)))
     clients = {str(client): one.upper for client, one in sorted(answers.items())}
     spent = dataclasses.asdict(most) | {"note": note}
     return {**known, **spent, "client": worst, "clients": clients}
@@ -208,10 +214,8 @@ class Spending:
             **{name: self.ledger.about[name] for name in ("adjacency", "rate_from", "sampling")},
             **({} if mechanism.turns is None else mechanism.turns.about),
         }
-        spent = answered(
-            self.ledger, goal, mechanism.noise, mechanism.secrecy, stopped, self._small()
-        )
-        return about | spent
+        target = self.config.privacy.epsilon
+        return about | answered(self.ledger, goal, mechanism, target, stopped, self._small())
 
     def _small(self) -> str:
         """What to know of clients that have fewer samples than a lot."""

@@ -187,11 +187,15 @@ class Private(Optimizer):
 def _require_sound(privacy: Privacy, local: Local, population: int) -> None:
     """Refuse what the accountant cannot cover, or what only a run of known length can mean."""
     problems = [*unprivate(privacy, local)]
-    if privacy.epsilon and not privacy.noise:
+    if privacy.epsilon:
         problems.append(
-            "privacy epsilon is a target that only a known number of steps can be held to: set "
-            "noise, for instance to what `fedmuon privacy sigma` finds"
+            "privacy epsilon is a target that only a known number of steps can be held to: leave "
+            "it out, and set noise, for instance to what `fedmuon privacy sigma` finds"
         )
+    for name in ("trust", "cohorts", "state_weight", "noise_correlation", "band"):
+        if getattr(privacy, name) != getattr(Privacy(), name):
+            key = name.replace("_", "-")
+            problems.append(f"privacy {key} is not read in a loop of your own: leave it out")
     if privacy.lot > population and not privacy.public_rate:
         problems.append(
             f"privacy lot = {privacy.lot:g} exceeds population = {population}: lower it"

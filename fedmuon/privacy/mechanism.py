@@ -189,6 +189,12 @@ class Mechanism:
         return self.arithmetic == "grid" or (self.arithmetic == "auto" and secret)
 
     @property
+    def again(self) -> bool:
+        """Whether a round may be done over, to the same bytes: secret noise is new each time, and
+        correlated noise goes on."""
+        return self.repeatable and (self.turns is None or self.turns.band == 1)
+
+    @property
     def secrecy(self) -> str:
         """Who can know the noise: see `DOUBTS`."""
         if self.repeatable:

@@ -8,9 +8,10 @@ and runs that are (a, e(a))-RDP for every order a, what is published is (a, e')-
 
     e' = e(a) + (1 + eta) ((1 - 1/b) e(b) + ln(1/gamma) / b) + ln(E K) / (a - 1)
 
-for every a > 1 and b >= 1 (their Theorem 2). It holds for whatever score, even one that is not
-private, as long as nothing else of the runs is published; ties must be broken at random or by a
-fixed order of outcomes, which counts into the score.
+for every a > 1 and b >= 1 (their Theorem 2). What is compared belongs to what is accounted for: the
+score is a function of what its run released, and of public data alone, or is released privately
+and counted among the run's releases; a loss on the private samples is neither, and voids this. Ties
+are broken at random or by a fixed order of outcomes, and nothing else of the runs is published.
 """
 
 import dataclasses
@@ -26,6 +27,10 @@ from fedmuon.privacy.pairs import Event
 
 SHAPES = {"logarithmic": 0.0, "geometric": 1.0}
 MOST_RUNS = 1e6
+SCORE = (
+    "Holds where runs are compared by what they released and by public data alone: choosing by a "
+    "loss or accuracy on the private samples spends more than any account has."
+)
 Divergence = Callable[[float], float]  # of an order, (a, e(a))-RDP
 
 
@@ -105,6 +110,7 @@ def answer(
         "delta": delta,
         "accountant": "RDP (Papernot, Steinke 2022, Theorem 2); PLD for the others",
         "certified": True,
+        "note": SCORE,
     }
 
 
@@ -112,7 +118,7 @@ def draw(runs: float, shape: str = "logarithmic") -> int:
     """A secret K: nobody who sees what is published may learn it."""
     gamma, chance = gamma_for(shape, runs), secrets.randbits(53) / 2**53
     count, mass = 1, gamma if shape == "geometric" else (1 - gamma) / -math.log(gamma)
-    while chance >= mass:  # the inverse of the distribution function
+    while chance >= mass > 0:  # the inverse of the distribution function
         chance -= mass
         count += 1
         mass *= (1 - gamma) * (1 if shape == "geometric" else (count - 1) / count)
