@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from fractions import Fraction
 from pathlib import Path
 from typing import Any
@@ -445,3 +446,27 @@ def test_the_suite_draws_accuracy_at_the_epsilon_of_each_noise(tmp_path: Path) -
     assert set(rows["adjacency"]) == {"add-remove"} and not unnamed(out)
     full = kinds.find("dp-client", "fashion-mnist", "full", {})
     assert {one.config.engine.name for one in full.cells} == {"ray"}  # type: ignore[attr-defined]
+
+
+def test_who_else_takes_part_changes_no_update(tmp_path: Path) -> None:
+    """Not even by the rounding of products in a stack, which large steps make large."""
+    given = {
+        "data": {"name": "digits", "train": 300, "test": 20},
+        "federation": {"clients": 6, "per-round": 3, "rounds": 1},
+        "local": {"recipe": "local-muon", "lr": 2.0, "steps": 40, "batch": 4},
+        "orthogonalizer": {"name": "exact-sign"},
+        "privacy": {"level": "client", "noise": 1.0},
+        "engine": {"dtype": "float32", "device": "cpu"},
+    }
+    run = prepare(setup.resolve(parse(given)), tmp_path / "run")
+    own = run.experiment
+
+    def moved(recipe: Any, clients: range) -> dict[int, torch.Tensor]:
+        state = begin(recipe, own.task, 0)
+        those = [(client, own.shards[client]) for client in clients]
+        found = replies(recipe, own.task, own.plan, those, broadcast(recipe, state))
+        return {one.client: next(iter(one.params.values())) for one in found}
+
+    for recipe, same in ((own.recipe, True), (replace(own.recipe, client_level=None), False)):
+        every, fewer = moved(recipe, range(6)), moved(recipe, range(1, 6))
+        assert all(torch.equal(every[one], fewer[one]) for one in fewer) == same

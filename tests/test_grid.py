@@ -274,6 +274,22 @@ def test_a_round_that_a_dead_worker_cost_more_says_so(ray: None, tmp_path: Path)
     assert second == []
 
 
+def test_a_client_that_must_not_answer_twice_is_not_asked_again(ray: None, tmp_path: Path) -> None:
+    """What it released before its worker died is in the account once."""
+    what = small(engine={"name": "ray"}, faults={"retries": 0})
+    run = prepare(setup.resolve(what), tmp_path / "ray")
+    app: Any = Dying(tmp_path / "mark")
+    with (
+        RayGrid(app, what.federation.clients, workers=1, again=False) as grid,
+        pytest.raises(InputError),
+    ):
+        drive(run, engine(run.config, grid))
+    assert (
+        not (tmp_path / "ray" / "rounds.jsonl").exists()
+        or not (tmp_path / "ray" / "rounds.jsonl").read_text()
+    )
+
+
 def test_flower_wants_to_know_who_makes_messages() -> None:
     """Negative control of what `flower_parts` does, in a process where nobody did it."""
     code = (

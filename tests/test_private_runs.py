@@ -12,6 +12,7 @@ import torch
 from conftest import small
 from torch import nn
 
+import fedmuon
 from fedmuon import drive as runs
 from fedmuon.config import Config, nested, parse
 from fedmuon.drive import drive, prepare
@@ -65,6 +66,29 @@ def test_a_killed_round_stays_spent_and_is_released_anew(tmp_path: Path) -> None
     told = [(entry["round"], entry["attempt"]) for entry in lines(tmp_path)]
     assert told == [(0, 0), (1, 0), (2, 0), (2, 1), (3, 0)]
     assert summary["privacy"]["epsilon"] > 4.0  # the lost round counts, and is said to
+    assert "More than [privacy] epsilon = 4: rounds" in summary["privacy"]["note"]
+
+
+def test_one_example_s_loss_stops_no_private_run(tmp_path: Path) -> None:
+    """Its gradient is left out of the sums; were the run to end there, that would tell of it."""
+    net = torch.nn.Linear(4, 2, bias=False)
+    net.weight.data = torch.tensor([[1.0], [-1.0]]).expand(2, 4).clone()
+    inputs, labels = np.random.default_rng(0).normal(size=(40, 4)), np.arange(40) % 2
+    inputs = inputs.astype(np.float32)
+    inputs[3] = 3e38
+    for recipe, privacy in (("dp-sgd", {"noise": 1.0, "lot": 8.0}), ("sgd", {})):
+        given = {
+            "federation": {"clients": 2, "per-round": 2, "rounds": 1, "partition": "iid"},
+            "local": {"recipe": recipe, "lr": 1e-3, "steps": 1}, "privacy": privacy,
+        }  # fmt: skip
+        data, test = (inputs, labels), (np.ones((4, 4), np.float32), np.arange(4) % 2)
+        out = tmp_path / recipe
+        if privacy:
+            found = fedmuon.run(given, data=data, test=test, task=net, out=out).summary
+            assert "train_loss" not in found and found["privacy"]["certified"]
+        else:
+            with pytest.raises(InputError, match="not finite"):
+                fedmuon.run(given, data=data, test=test, task=net, out=out)
 
 
 def test_a_model_beside_a_shorter_ledger_is_refused(tmp_path: Path) -> None:

@@ -1,5 +1,6 @@
 """Rates that are public, or are not: what runs, ledgers and loops then call their epsilon."""
 
+import dataclasses
 import json
 import math
 from pathlib import Path
@@ -11,6 +12,8 @@ import torch
 from conftest import small
 from torch import nn
 
+import fedmuon
+from fedmuon.aggregators import by_samples
 from fedmuon.config import Config
 from fedmuon.errors import InputError
 from fedmuon.experiments.laboratory.spending import privacy_record
@@ -21,8 +24,9 @@ from fedmuon.optim.private import Private
 from fedmuon.privacy.accounting import account
 from fedmuon.privacy.ledger import Ledger
 from fedmuon.privacy.mechanism import Mechanism
-from fedmuon.settings import Privacy
+from fedmuon.settings import Local, OrthogonalizerTable, Privacy
 from fedmuon.tasks.clipping import Clipping
+from fedmuon.transforms.recipes import build
 
 OLD = {"ledger": 2, "fingerprint": "run", "adjacency": "add-remove", "sampling": "poisson",
        "noise": "secret"}  # fmt: skip
@@ -130,3 +134,37 @@ def test_a_loop_of_ones_own_names_what_holds() -> None:
     assert public.epsilon(1e-5).adjacency == "zero-out"
     assert public.epsilon(1e-5).upper > own.epsilon(1e-5).upper
     assert math.isfinite(replaced.epsilon(1e-5).rdp)
+
+
+def test_weights_that_tell_of_sizes_are_refused_where_sizes_are_hidden(tmp_path: Path) -> None:
+    """A mechanism of one's own says add-remove by itself, whatever the config says."""
+    own = build(
+        Local(recipe="dp-sgd", lr=0.01),
+        OrthogonalizerTable(),
+        privacy=Privacy(population=40, noise=1.0, lot=8.0),
+    )
+    assert own.mechanism is not None and own.mechanism.adjacency == "add-remove"
+    given = {"data": {"name": "synthetic", "train": 60, "test": 20},
+             "federation": {"clients": 3, "per-round": 2, "rounds": 1}}  # fmt: skip
+    weighed = {**given, "federation": {**given["federation"], "aggregate": "by-samples"}}
+    with pytest.raises(InputError, match="hides how many samples"):
+        fedmuon.run(weighed, recipe=own, out=tmp_path / "config")
+    with pytest.raises(InputError, match="hides how many samples"):
+        mine = dataclasses.replace(own, aggregate=by_samples())
+        fedmuon.run(given, recipe=mine, out=tmp_path / "recipe")
+    found = fedmuon.run(given, recipe=own, out=tmp_path / "plain").summary["privacy"]
+    assert found["adjacency"] == "add-remove"
+
+
+@pytest.mark.parametrize(
+    "more",
+    [{"epsilon": 1.0}, {"noise-correlation": "sqrt-toeplitz", "band": 4}, {"trust": "local"}],
+)
+def test_a_loop_of_ones_own_refuses_what_it_does_not_read(more: dict) -> None:
+    with pytest.raises(InputError, match="out"):
+        Private(
+            nn.Linear(6, 2),
+            population=200,
+            recipe="dp-sgd",
+            privacy={"noise": 1.0, "lot": 8.0, **more},
+        )
