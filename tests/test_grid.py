@@ -167,7 +167,10 @@ def test_a_program_has_one_ray(ray: None) -> None:
 def test_where_nobody_is_for_long_somebody_is_told(
     ray: None, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
+    """It is looked for in every wait: of a hundredth of a second here, as no worker begins in."""
     monkeypatch.setattr("fedmuon.server.crew.PATIENCE", 0.0)
+    wait = RayGrid._wait
+    monkeypatch.setattr(RayGrid, "_wait", lambda grid, seconds: wait(grid, min(seconds, 0.01)))
     with RayGrid(client_app, NODES, workers=1) as grid:
         assert len(answers(grid, messages())) == NODES
     assert caplog.messages.count(caplog.messages[0]) == 1
