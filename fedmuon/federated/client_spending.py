@@ -5,7 +5,6 @@ release a round at the rate K / N. Of a schedule that all may know, or under loc
 client has its own: a release at rate 1 in each round in which it takes part, and none in others.
 """
 
-import hashlib
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,7 +12,6 @@ from typing import Any
 
 import numpy as np
 
-from fedmuon import config as tables
 from fedmuon.config import Config
 from fedmuon.federated import spending
 from fedmuon.federated.aggregate import ServerState
@@ -23,7 +21,9 @@ from fedmuon.federated.spending import (
     Spending,
     answered,
     least_noise,
+    mark_of,
     require_within,
+    rounds_taken,
 )
 from fedmuon.privacy.accounting import epsilon
 from fedmuon.privacy.client_level import COHORTS, EVERYONE, REPLAY, ClientLevel
@@ -45,7 +45,7 @@ def calibrated(config: Config, experiment: Experiment, sizes: np.ndarray, params
     if not privacy.epsilon:
         return config
     plan, goal = experiment.plan, delta_of(config)
-    taken = plan.rounds if level.poisson else int(np.bincount(plan.schedule().ravel()).max())
+    taken = plan.rounds if level.poisson else int(rounds_taken(experiment).max())
     if privacy.noise:
         spent = epsilon(privacy.noise, level.rate, taken, goal, adjacency=level.adjacency)
         require_within(privacy, [spent])
@@ -77,9 +77,8 @@ class ClientSpending:
         behind it, saved beside `head`."""
         level = experiment.recipe.client_level
         assert level is not None
-        mark = hashlib.sha256(tables.dump(config).encode()).hexdigest()
         known = level.secrecy, state.round, head, level.adjacency, "public"
-        ledger = Ledger.open(path, mark, *known, about(level))
+        ledger = Ledger.open(path, mark_of(config), *known, about(level))
         return cls(config, level, ledger, experiment)
 
     def ahead(self, rounds: Iterator[Round], done: int) -> Iterator[Round]:

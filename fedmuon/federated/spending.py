@@ -55,7 +55,7 @@ def calibrated(config: Config, experiment: Experiment, sizes: np.ndarray, params
     _require_one_client(mechanism, experiment)
     if not privacy.epsilon:
         return config
-    blocks, taken = mechanism.clipping.blocks(params), _rounds_taken(experiment)
+    blocks, taken = mechanism.clipping.blocks(params), rounds_taken(experiment)
     demands = _hardest(
         {(mechanism.rate(int(sizes[i])), int(count)) for i, count in enumerate(taken) if count}
     )
@@ -135,7 +135,12 @@ def delta_of(config: Config, sizes: np.ndarray) -> float:
     return config.privacy.delta or min(MOST_DELTA, most**-1.1)
 
 
-def _rounds_taken(experiment: Experiment) -> np.ndarray:
+def mark_of(config: Config) -> str:
+    """What tells a run's ledger from that of another config."""
+    return hashlib.sha256(tables.dump(config).encode()).hexdigest()
+
+
+def rounds_taken(experiment: Experiment) -> np.ndarray:
     """How often each client takes part [N]."""
     return np.bincount(experiment.plan.schedule().ravel(), minlength=experiment.plan.clients)
 
@@ -174,11 +179,10 @@ class Spending:
         model of `state` has behind it, saved beside `head`."""
         mechanism = experiment.recipe.mechanism
         assert mechanism is not None
-        mark = hashlib.sha256(tables.dump(config).encode()).hexdigest()
         rates = "public" if mechanism.public_rate else "samples"
         about = mechanism.secrecy, state.round, head, mechanism.adjacency, rates
         turns = None if mechanism.turns is None else mechanism.turns.about
-        ledger = Ledger.open(path, mark, *about, turns)
+        ledger = Ledger.open(path, mark_of(config), *about, turns)
         if ledger.entries and mechanism.turns is not None and mechanism.turns.band > 1:
             raise InputError(
                 f"{path} has rounds whose noise that of the next ones is to cancel, and no file "
