@@ -28,6 +28,7 @@ from fedmuon.experiments.studies.frontier import findings as frontier
 from fedmuon.experiments.studies.heavy_tail import findings as heavy_tail
 from fedmuon.experiments.studies.heavy_tail.findings import FREE, THEOREM, promised
 from fedmuon.experiments.studies.rank_dependence import findings as rank_dependence
+from fedmuon.experiments.studies.wall_clock import figure as wall_clock
 from fedmuon.experiments.suites import contents
 from fedmuon.experiments.suites.suite import execute
 
@@ -341,3 +342,13 @@ def test_curves_pick_their_rows() -> None:
 
 def _verdicts(claims: Any) -> list[bool | None]:
     return [claim.holds for claim in claims if isinstance(claim, Claim)]
+
+
+@pytest.mark.parametrize("low, high", [(0.9, 1.1), (1.3, 1.4), (0.01, 70.0), (0.001, 5000.0)])
+def test_ratios_of_times_have_room_on_any_machine(low: float, high: float) -> None:
+    times = {
+        "svd_seconds": np.array([low, high]), "seconds": np.ones(2), "made": np.array([1.0, high]),
+        "steps": np.array([1.0, 5.0]),
+    }  # fmt: skip
+    for slim in (False, True):
+        assert not overprinted(wall_clock.ratios({}, times, slim))

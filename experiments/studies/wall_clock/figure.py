@@ -9,6 +9,9 @@ from fedmuon.analysis.report.claims import Columns
 from fedmuon.analysis.report.columns import where
 from fedmuon.analysis.report.findings import Picture
 
+LABELS = 5
+"""Powers of two that a slim picture has room to name, less one."""
+
 
 @style.styled
 def ratios(rows: Columns, times: Columns, narrow: bool = False) -> Figure:
@@ -16,8 +19,9 @@ def ratios(rows: Columns, times: Columns, narrow: bool = False) -> Figure:
     figure, (axes,) = style.canvas(1, narrow, 3.2)
     measured = times["svd_seconds"] / times["seconds"]
     every = np.log2(np.concatenate([measured, times["made"]]))
-    ticks = 2.0 ** np.arange(np.floor(every.min()), np.floor(every.max()) + 2)
-    ends = ticks[[0, -1]]
+    low, high = np.floor(every.min()), np.floor(every.max()) + 1
+    ends = 2.0 ** np.array([low, high])
+    ticks = 2.0 ** np.arange(low, high + 1, max(1, np.ceil((high - low) / LABELS)))
     axes.plot(ends, ends, color=style.GREY, lw=1, label="equal")
     for steps, (colour, marker) in zip(np.unique(times["steps"]), style.SERIES, strict=False):
         part = where(times, steps=steps)
