@@ -26,10 +26,10 @@ from fedmuon.threads import Turns, spread
 from fedmuon.threads import parts as even
 
 MEMORY = {"cpu": 1 << 26, "cuda": 1 << 32}  # bytes that a thread holds at once, at most
-MOST = {"cpu": 256}  # samples of a group, beyond which a processor gains little
+MOST = {"cpu": 512}  # samples of a group, beyond which a processor gains little
 LANES = 64  # parts of a lot with totals of their own, at most
 LANE, LEAST = 384, 96  # products of a part for each number of its totals; where there are but two
-ENOUGH = 4  # of a group by records, of which twice as many would take 4% less time
+ENOUGH = 8  # of a group by records, of which twice as many would take 4% less time
 Gradient = Callable[[Params, Sequence[Batch]], tuple[Tensor, Params]]
 Found = tuple[Tensor, dict[str, PerExample]]  # losses [n], gradients by parameter
 
