@@ -1,0 +1,202 @@
+"""An adversary against every certificate that a run of the matrix task can have.
+
+    python -m benchmarks.attack [--pairs 20000] [--seed 0] [--only fedmuon clipped-sign ...]
+
+A family is a recipe with a map, of all that a config can name; a cell of it has a draw for every
+other setting: form of the momentum, decay, schedule, batches, weights, who takes part, start,
+shape, samples. It is run as `fedmuon stability` runs it, in float64, beside neighbours that
+`benchmarks/adversary.py` chooses, and none may be above any certificate of its run (ball or global
+constants, sharp or paper). Every other cell is calm: a map that is all but linear, short steps, and
+samples whose gradients are as long as can be, so that neighbours attain what is promised. The
+control is the certificate less 1%, which must be exceeded there. The exit code is 1 if a
+certificate is exceeded, or its control is nowhere.
+"""
+
+import argparse
+import dataclasses
+import itertools
+import sys
+import tempfile
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from time import perf_counter
+from typing import get_args
+
+import numpy as np
+from rich.console import Console
+from rich.table import Table
+
+import fedmuon
+from benchmarks.adversary import search
+from benchmarks.attack_cells import HALF, Cell, words
+from fedmuon import names
+from fedmuon.config import parse
+from fedmuon.experiments.cli.show import shown
+from fedmuon.experiments.laboratory import bound
+from fedmuon.experiments.laboratory.facts import columns, facts
+from fedmuon.experiments.laboratory.measure import Laboratory
+from fedmuon.experiments.laboratory.methods import has_map, method_of
+from fedmuon.orthogonalize import Uncertified
+from fedmuon.settings import Stability
+
+PLANTED = 0.99  # times the certificate is the control
+CONSTANTS = words(Stability, "constants")
+KINDS = [*itertools.product(CONSTANTS, words(Stability, "lipschitz"))]
+HEAD, WIDTH = ("", "cells", "pairs", *CONSTANTS, "less 1%", "above"), 100
+Kind = tuple[str, str]
+
+
+@dataclass(frozen=True)
+class Found:
+    """Of a cell: what its certificates are called, how many pairs were tried, by kind of
+    certificate the largest share of it, and how often one was exceeded."""
+
+    cell: Cell
+    status: str
+    pairs: int = 0
+    shares: Mapping[Kind, float] = field(default_factory=dict)
+    above: int = 0
+    refusal: str = ""
+
+    @property
+    def planted(self) -> bool:
+        """Whether certificates that are 1% smaller would be found out."""
+        return min(self.shares.get((one, "sharp"), 0.0) for one in CONSTANTS) > PLANTED
+
+
+def attacked(cell: Cell) -> Found:
+    """The run, its verdicts, and the worst that neighbours do."""
+    with tempfile.TemporaryDirectory() as folder:
+        case, there = _run(cell, Path(folder))
+        kinds = {kind: case.under(constants=kind[0], lipschitz=kind[1]) for kind in KINDS}
+        verdicts = {kind: bound.judge(one) for kind, one in kinds.items()}
+        first = verdicts["ball", "sharp"]
+        if first.certificates is None:
+            return Found(cell, "refused", refusal=first.refusal)
+        rng = np.random.default_rng([*cell.seed, 1])
+        client, moved = search(there, first.certificates, cell.admissible, rng)
+    held = {
+        kind: one.certificates for kind, one in verdicts.items() if one.certificates is not None
+    }
+    shares = {kind: moved / certificates[client] for kind, certificates in held.items()}
+    above = sum(int((one > 1).sum()) for one in shares.values())
+    status = first.bound.status if first.bound else first.status
+    largest = {kind: float(one.max(initial=0.0)) for kind, one in shares.items()}
+    return Found(cell, status, len(moved), largest, above)
+
+
+def _run(cell: Cell, folder: Path) -> tuple[bound.Case, Laboratory]:
+    """A finished run of the cell, as it is judged and as it is opened."""
+    inputs, labels = cell.samples(np.random.default_rng([*cell.seed, 2]))
+    np.savez(folder / "samples.npz", inputs=inputs, labels=labels)
+    tables, ends = cell.tables(cell.rate()), np.cumsum(cell.drawn["sizes"])
+    more = {
+        "name": "npz",
+        "folder": str(folder / "samples.npz"),
+        "test": len(labels) - int(ends[-1]),
+    }
+    made = fedmuon.run(
+        {**tables, "data": more}, partition=np.split(np.arange(ends[-1]), ends[:-1]),
+        orthogonalizer=HALF if cell.map == names.GIVEN else None, out=folder / "run",
+    )  # fmt: skip
+    case = bound.from_directory(made.path, given=made.given)
+    if case.gaps is None:  # float32 is real-arithmetic, but refused for the exact sign
+        engine = case.config.engine.model_copy(update={"dtype": cell.drawn["judged as"]})
+        case = dataclasses.replace(case, config=case.config.model_copy(update={"engine": engine}))
+    return case, Laboratory.open(made.path, made.given)
+
+
+def families(only: Sequence[str]) -> tuple[list[tuple[str, str]], dict[str, str]]:
+    """(recipe, map) of the recipes that have certificates, and why others have none."""
+    found, refused = [], {}
+    for recipe in get_args(names.Recipe):
+        config = parse({"local": {"recipe": recipe}})
+        try:
+            method_of(config)
+        except Uncertified as error:
+            refused[recipe] = str(error).partition(". ")[0]
+            continue
+        maps = (*get_args(names.Orthogonalizer), names.GIVEN) if has_map(config) else ("",)
+        found += [(recipe, map) for map in maps]
+    return [one for one in found if not only or set(one) & set(only)], refused
+
+
+def campaign(every: Sequence[tuple[str, str]], pairs: int, seed: int) -> Iterator[Found]:
+    """A cell of each family, and again, until there are as many pairs."""
+    done = 0
+    for number in itertools.count():
+        for place, (recipe, map) in enumerate(every):
+            found = attacked(Cell.of(recipe, map, number, [seed, place, number]))
+            done += found.pairs
+            yield found
+        if done >= pairs or not done:  # by a first look at all
+            return
+
+
+def table(title: str, groups: Mapping[str, Sequence[Found]]) -> Table:
+    """The largest shares of sharp certificates by constants, in how many cells one that is 1%
+    smaller is exceeded, and pairs above any certificate as it is."""
+    rows = []
+    for name, every in groups.items():
+        most = (max(one.shares[constants, "sharp"] for one in every) for constants in CONSTANTS)
+        counts = len(every), sum(one.pairs for one in every)
+        found = sum(one.planted for one in every), sum(one.above for one in every)
+        rows.append((name, *map(str, counts), *(f"{one:.5f}" for one in most), *map(str, found)))
+    return columns(title, HEAD, rows)
+
+
+def grouped(pairs: Iterable[tuple[str, Found]]) -> dict[str, list[Found]]:
+    """By name, in order."""
+    found: dict[str, list[Found]] = {}
+    for name, one in pairs:
+        found.setdefault(name, []).append(one)
+    return found
+
+
+def settings(one: Found) -> list[str]:
+    """Of a cell, and what its certificates are called."""
+    read = [f"{axis} = {one.cell.drawn[axis]}" for axis in one.cell.read]
+    return [*read, f"called {one.status}"]
+
+
+def report(every: Sequence[Found], refused: Mapping[str, str]) -> Iterator[Table]:
+    """By family and by setting; and what is refused."""
+    tried = [one for one in every if one.pairs]
+    of_family = ((f"{one.cell.recipe} {one.cell.map}".strip(), one) for one in tried)
+    yield table("largest perturbation over certificate", grouped(of_family))
+    of_setting = [(name, one) for one in tried for name in settings(one)]
+    yield table("the same by setting", grouped(sorted(of_setting, key=lambda pair: pair[0])))
+    why = ((one.refusal.partition(": ")[0], one) for one in every if one.refusal)
+    cells = [(text, f"{len(held)} cells") for text, held in grouped(why).items()]
+    yield facts("refused, hence not attacked", [*refused.items(), *cells])
+
+
+def main() -> int:
+    """Attack, tell, and judge."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--pairs", type=int, default=20_000)
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--only", nargs="*", default=[], help="recipes or maps")
+    asked, start, every = parser.parse_args(), perf_counter(), list[Found]()
+    chosen, refused = families(asked.only)
+    with shown("pairs") as (watch, begin):
+        begin(0, asked.pairs)
+        for found in campaign(chosen, asked.pairs, asked.seed):
+            every.append(found)
+            watch({"done": sum(one.pairs for one in every)})
+    console, above = Console(width=WIDTH), sum(one.above for one in every)
+    for one in report(every, refused):
+        console.print(one)
+    seen, planted = sum(one.pairs for one in every), sum(one.planted for one in every)
+    console.print(
+        f"{seen:,} pairs in {len(every)} cells, {above} above a certificate; less 1% it is "
+        f"exceeded in {planted} cells; {perf_counter() - start:.0f} s"
+    )
+    return int(above > 0 or not planted)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

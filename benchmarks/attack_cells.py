@@ -1,0 +1,151 @@
+"""What `benchmarks/attack.py` attacks: configs with samples, drawn from all that are certified."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, get_args
+
+import numpy as np
+import torch
+
+from fedmuon import analysis, names
+from fedmuon.config import only_read, parse
+from fedmuon.data.source import unit_rows
+from fedmuon.experiments.laboratory import bound
+from fedmuon.experiments.laboratory.verdict import map_constant
+from fedmuon.orthogonalize import Uncertified
+from fedmuon.orthogonalizers import Orthogonalizer
+from fedmuon.randomness import Draw, generator
+from fedmuon.settings import Local, TaskTable
+from fedmuon.tasks.base import Batch
+from fedmuon.tasks.matrix import MatrixTask
+
+
+def words(table: type, key: str) -> tuple[Any, ...]:
+    """What a key can say."""
+    return get_args(table.model_fields[key].annotation)
+
+
+# The first of each is all but linear where momenta are; a map that is not here has its defaults.
+MAPS: dict[str, tuple[dict[str, Any], ...]] = {
+    "smoothed-polar": ({"lambda": 1e4}, {"lambda": 0.1}, {"lambda": 1e-3}),
+    "newton-schulz": (
+        {"eps": 1e5},
+        {"eps": 0.5, "coefficients": "jordan", "normalization": "max"},
+        {"coefficients": "quintic", "normalization": "unit"},
+        {"eps": 0.05, "coefficients": "polar-express-e2"},
+    ),
+    "clipped-sign": ({"clip-level": 50.0}, {"clip-level": 0.05}),
+    "gaussian-smoothed-sign": ({"sigma": 3.0}, {"sigma": 0.1}),
+    "randomized-polar": ({"rank": 1, "oversample": 0},),
+}
+HALF = Orthogonalizer(lambda m: 0.5 * m, 0.5)  # stands for a map of the user's
+AXES: dict[str, Sequence[Any]] = {
+    "local.momentum-form": words(Local, "momentum_form"),
+    "local.momentum": (0.0, 0.5, 0.9),
+    "local.schedule": get_args(names.Schedule),
+    "local.batch": (0, 3),
+    "local.steps": (1, 3),
+    "local.alignment": (0.3, 0.9),
+    "local.server-momentum": (0.3, 0.9),
+    "federation.aggregate": ("mean", "by-samples"),
+    "federation.rounds": (1, 3, 8, 20),
+    "task.initial": words(TaskTable, "initial"),
+    "judged as": ("float64", "float32"),  # which is real-arithmetic; all is computed in float64
+    "share of clients": (0.01, 0.5, 1.0),  # K over N, one client at least
+    "lr times decay": (0.0, 0.0, 0.1, 2.5),
+    "lr times L_orth": (1e-2, 0.1, 1.0),
+    "shape": ((1, 2), (2, 5), (6, 3), (5, 10)),
+    "sizes": ((1,), (8,), (4, 8, 6), (2, 12, 6, 2)),  # n_i
+    "samples": ("alike", "torn", "drawn"),
+    "non-negative": (False, False, True),
+}
+CALM: dict[str, Sequence[Any]] = {
+    "samples": ("alike",), "lr times L_orth": (1e-4,), "lr times decay": (0.0, 0.1),
+    "shape": ((3, 2), (6, 2)),
+}  # fmt: skip
+RANKED, TRIED = 12, 512  # neighbours by derivatives, vectors of which one is the sample
+
+
+@dataclass(frozen=True)
+class Cell:
+    """A recipe and a map, with a value for every axis."""
+
+    recipe: str
+    map: str  # "" of a recipe without one
+    calm: bool
+    seed: list[int]
+    drawn: Mapping[str, Any]
+
+    @classmethod
+    def of(cls, recipe: str, map: str, number: int, seed: list[int]) -> "Cell":
+        """That number of its family."""
+        rng, calm = np.random.default_rng(seed), number % 2 == 0
+        axes, maps = {**AXES, **(CALM if calm else {})}, MAPS.get(map, ({},))
+        drawn = {axis: values[rng.integers(len(values))] for axis, values in axes.items()}
+        drawn["parameters"] = maps[0 if calm else number // 2 % len(maps)]
+        return cls(recipe, map, calm, seed, drawn)
+
+    def tables(self, lr: float = 1.0) -> dict[str, dict[str, Any]]:
+        """As a config has it, with the keys that are read alone."""
+        drawn, clients = self.drawn, len(self.drawn["sizes"])
+        found: dict[str, dict[str, Any]] = {
+            "data": {},
+            "federation": {"seed": self.seed[-1], "clients": clients,
+                           "per-round": max(1, round(drawn["share of clients"] * clients))},
+            "task": {},
+            "local": {"recipe": self.recipe, "lr": lr,
+                      "weight-decay": drawn["lr times decay"] / lr},
+            "engine": {"device": "cpu", "dtype": "float64"},
+            "stability": {"trials": RANKED},
+        }  # fmt: skip
+        if self.map != names.GIVEN:
+            found["orthogonalizer"] = {"name": self.map or "smoothed-polar", **drawn["parameters"]}
+        for axis, value in drawn.items():
+            table, _, key = axis.partition(".")
+            if key:
+                found[table][key] = value
+        return only_read(found)
+
+    @property
+    def read(self) -> list[str]:
+        """The axes that this recipe reads."""
+        tables = self.tables()
+        parts = ((axis, *axis.split(".")) for axis in AXES)
+        return [axis for axis, *keys in parts if len(keys) < 2 or keys[1] in tables[keys[0]]]
+
+    def rate(self) -> float:
+        """lr, of which the axis has lr times L_orth."""
+        config, sizes = parse(self.tables()), np.array(self.drawn["sizes"])
+        law = analysis.Uniform(config.federation.per_round, 0.5)
+        case = bound.Case(config, sizes, law, self.drawn["shape"])
+        try:
+            slope = HALF.lipschitz if self.map == names.GIVEN else map_constant(case)
+        except Uncertified:
+            slope = 1.0
+        return self.drawn["lr times L_orth"] / (slope or 1.0)
+
+    def samples(self, rng: np.random.Generator) -> tuple[np.ndarray, np.ndarray]:
+        """Inputs and labels of all clients, and of some more, from which neighbours are ranked:
+        drawn, or one vector again and again, with one label or in turn with all."""
+        (d, c), n, how = self.drawn["shape"], sum(self.drawn["sizes"]), self.drawn["samples"]
+        inputs, labels = rng.standard_normal((n + 2 * c, d)), np.arange(n + 2 * c) % c
+        if how == "drawn":
+            labels[:n] = rng.integers(c, size=n)
+        else:
+            u, y = self._longest(self.admissible(rng.standard_normal((TRIED, d))))
+            inputs[:n], inputs[n : n + c] = u, -u
+            labels[:n] = (y + labels[:n]) % c if how == "torn" else y
+        return self.admissible(inputs), labels
+
+    def _longest(self, inputs: np.ndarray) -> tuple[np.ndarray, int]:
+        """The vector [d] and the label with the longest gradient at the start."""
+        task = MatrixTask(*self.drawn["shape"], torch.float64, start=self.drawn["task.initial"])
+        start, rows = task.initial(generator(self.seed[-1], Draw.INITIAL)), torch.from_numpy(inputs)
+        every = (torch.full((len(rows),), y) for y in range(task.classes))
+        slopes = torch.cat([task.slopes(start, Batch(rows, labels)) for labels in every])
+        y, row = divmod(int(slopes.norm(dim=-1).argmax()), len(rows))
+        return inputs[row], y
+
+    def admissible(self, inputs: np.ndarray) -> np.ndarray:
+        """Of length 1, and without a negative entry where no sample has one."""
+        return unit_rows(abs(inputs) if self.drawn["non-negative"] else inputs)
