@@ -138,6 +138,29 @@ def test_memory_is_bounded(
         assert number == pytest.approx(whole[pair], rel=1e-9)
 
 
+def test_what_is_kept_of_candidates_is_bounded(
+    laboratory: Laboratory, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Two participants a pass have the same numbers, in the same order; and no pass keeps more."""
+    whole, kept_by, slopes = list(moved_by(laboratory).items()), [], influence._slopes
+
+    def counted(*given: Any) -> dict[int, influence.Slopes]:
+        found = slopes(*given)
+        kept_by.append(sum(8 * kept.numel() for one in found.values() for _, kept in one.others))
+        return found
+
+    monkeypatch.setattr(influence, "_slopes", counted)
+    assert list(moved_by(laboratory).items()) == whole
+    candidates = influence.Candidates.of(laboratory, laboratory.experiment)
+    limit = 2 * 8 * influence.DIRECTIONS * len(candidates.index)
+    assert kept_by.pop() > limit  # negative control: of all at once
+    monkeypatch.setattr(influence, "KEPT", limit)
+    some = list(moved_by(laboratory).items())
+    assert len(kept_by) == -(-len(candidates.admitted) // 2) and max(kept_by) <= limit
+    assert [pair for pair, _ in some] == [pair for pair, _ in whole]
+    np.testing.assert_allclose([n for _, n in some], [n for _, n in whole], rtol=1e-12)
+
+
 JUMPING = {
     "exact-sign jumps": {"orthogonalizer": {"name": "exact-sign"}},
     "randomized-polar jumps": {

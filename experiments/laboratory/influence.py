@@ -38,7 +38,8 @@ from fedmuon.tasks.matrix import MatrixTask
 
 POOL = 2048  # held-out samples that are tried
 DIRECTIONS = 64  # k
-MEMORY = 1 << 30  # bytes of adjoints, and of what mini-batches keep
+MEMORY = 1 << 30  # bytes of adjoints
+KEPT = 1 << 30  # bytes of what is known of candidates, k numbers for each client or mini-batch
 JUMPS = ("exact-sign", "randomized-polar")
 
 
@@ -70,6 +71,17 @@ class Candidates:
         admitted = {i: np.flatnonzero(np.isin(index, own)) for i, own in each.items()}
         return cls(index, admitted, Batch(inputs.to(device, dtype), labels))
 
+    def groups(self, experiment: Experiment) -> Iterator["Candidates"]:
+        """Those of some participants and none for all others, as many as memory allows for: full
+        batches keep k numbers of each candidate and participant. In the order of a reverse pass."""
+        met = list(dict.fromkeys(experiment.plan.schedule()[::-1].ravel().tolist()))
+        each, nothing = 8 * DIRECTIONS * len(self.index), np.empty(0, np.int64)
+        size = len(met) if experiment.plan.batch else max(1, KEPT // each)
+        for start in range(0, len(met), size):
+            some = set(met[start : start + size])
+            admitted = {i: own if i in some else nothing for i, own in self.admitted.items()}
+            yield replace(self, admitted=admitted)
+
     def of_client(self, client: int) -> Batch:
         """Those that may replace its samples."""
         place = self.admitted[client]
@@ -82,7 +94,7 @@ def _most(experiment: Experiment) -> int:
     """Mini-batches keep k numbers of each candidate, as it stands in some of them only."""
     plan = experiment.plan
     kept = plan.rounds * plan.per_round * plan.steps * DIRECTIONS
-    return max(1, min(POOL, MEMORY // (8 * kept))) if plan.batch else POOL
+    return max(1, min(POOL, KEPT // (8 * kept))) if plan.batch else POOL
 
 
 @dataclass
@@ -171,30 +183,43 @@ def predictions(
     offsets = experiment.shards.offsets
     start = begin(experiment.recipe, experiment.task, run.config.federation.seed)
     candidates, towards = Candidates.of(run, experiment), _directions(run, start.params)
+    parts, groups = list(_parts(experiment, towards)), list(candidates.groups(experiment))
+    near = _regressor(run, experiment, start, towards, candidates)
+    begun(0, len(parts) * len(groups) * experiment.plan.rounds)
+    done = itertools.count(1)
+
+    def heard() -> None:
+        watch({"done": next(done), "ranking": "ranking by derivatives"})
+
+    for some in groups:
+        blocks = _swept(experiment, start, parts, some, heard)
+        for client in blocks[0]:
+            if not len(place := some.admitted[client]):
+                continue
+            one = _joined([block[client] for block in blocks])
+            if near is None:
+                moved = torch.stack([d.square().mean(0).sqrt() for d in one.differences()])
+            else:
+                rows = slice(int(offsets[client]), int(offsets[client + 1]))
+                moved = norms(one, near[0].some(rows), near[1].some(place))
+            yield client, some.index[place], moved.cpu().numpy()
+
+
+def _swept(
+    experiment: Experiment,
+    start: ServerState,
+    parts: Sequence[Params],
+    candidates: Candidates,
+    heard: Callable[[], None],
+) -> list[dict[int, Slopes]]:
+    """What reverse passes say of each participant, part by part of the directions."""
     try:
-        parts, done = list(_parts(experiment, towards)), itertools.count(1)
-        begun(0, len(parts) * experiment.plan.rounds)
-
-        def heard() -> None:
-            watch({"done": next(done), "ranking": "ranking by derivatives"})
-
-        blocks = [_slopes(experiment, start, part, candidates, heard) for part in parts]
+        return [_slopes(experiment, start, part, candidates, heard) for part in parts]
     except RuntimeError as error:  # of autograd, at what the user brought
         raise InputError(
             f"torch cannot differentiate this run ({plain(str(error), 200)}): set [stability] "
             "neighbours to own, any or all"
         ) from error
-    near = _regressor(run, experiment, start, towards, candidates)
-    for client in blocks[0]:
-        if not len(place := candidates.admitted[client]):
-            continue
-        one = _joined([block[client] for block in blocks])
-        if near is None:
-            moved = torch.stack([d.square().mean(0).sqrt() for d in one.differences()])
-        else:
-            rows = slice(int(offsets[client]), int(offsets[client + 1]))
-            moved = norms(one, near[0].some(rows), near[1].some(place))
-        yield client, candidates.index[place], moved.cpu().numpy()
 
 
 def _regressor(
