@@ -98,7 +98,7 @@ def _run(cell: Cell, folder: Path) -> tuple[bound.Case, Laboratory]:
     }
     made = fedmuon.run(
         {**tables, "data": more}, partition=np.split(np.arange(ends[-1]), ends[:-1]),
-        orthogonalizer=HALF if cell.map == names.GIVEN else None, out=folder / "run",
+        orthogonalizer=HALF if cell.orth == names.GIVEN else None, out=folder / "run",
     )  # fmt: skip
     case = bound.from_directory(made.path, given=made.given)
     if case.gaps is None:  # float32 is real-arithmetic, but refused for the exact sign
@@ -118,7 +118,7 @@ def families(only: Sequence[str]) -> tuple[list[tuple[str, str]], dict[str, str]
             refused[recipe] = str(error).partition(". ")[0]
             continue
         maps = (*get_args(names.Orthogonalizer), names.GIVEN) if has_map(config) else ("",)
-        found += [(recipe, map) for map in maps]
+        found += [(recipe, orth) for orth in maps]
     return [one for one in found if not only or set(one) & set(only)], refused
 
 
@@ -126,8 +126,8 @@ def campaign(every: Sequence[tuple[str, str]], pairs: int, seed: int) -> Iterato
     """A cell of each family, and again, until there are as many pairs."""
     done = 0
     for number in itertools.count():
-        for place, (recipe, map) in enumerate(every):
-            found = attacked(Cell.of(recipe, map, number, [seed, place, number]))
+        for place, (recipe, orth) in enumerate(every):
+            found = attacked(Cell.of(recipe, orth, number, [seed, place, number]))
             done += found.pairs
             yield found
         if done >= pairs or not done:  # by a first look at all
@@ -163,7 +163,7 @@ def settings(one: Found) -> list[str]:
 def report(every: Sequence[Found], refused: Mapping[str, str]) -> Iterator[Table]:
     """By family and by setting; and what is refused."""
     tried = [one for one in every if one.pairs]
-    of_family = ((f"{one.cell.recipe} {one.cell.map}".strip(), one) for one in tried)
+    of_family = ((f"{one.cell.recipe} {one.cell.orth}".strip(), one) for one in tried)
     yield table("largest perturbation over certificate", grouped(of_family))
     of_setting = [(name, one) for one in tried for name in settings(one)]
     yield table("the same by setting", grouped(sorted(of_setting, key=lambda pair: pair[0])))

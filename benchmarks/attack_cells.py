@@ -16,11 +16,12 @@ from fedmuon.orthogonalize import Uncertified
 from fedmuon.orthogonalizers import Orthogonalizer
 from fedmuon.randomness import Draw, generator
 from fedmuon.settings import Local, TaskTable
+from fedmuon.tables import Table
 from fedmuon.tasks.base import Batch
 from fedmuon.tasks.matrix import MatrixTask
 
 
-def words(table: type, key: str) -> tuple[Any, ...]:
+def words(table: type[Table], key: str) -> tuple[Any, ...]:
     """What a key can say."""
     return get_args(table.model_fields[key].annotation)
 
@@ -71,19 +72,19 @@ class Cell:
     """A recipe and a map, with a value for every axis."""
 
     recipe: str
-    map: str  # "" of a recipe without one
+    orth: str  # its map, "" of a recipe without one
     calm: bool
     seed: list[int]
     drawn: Mapping[str, Any]
 
     @classmethod
-    def of(cls, recipe: str, map: str, number: int, seed: list[int]) -> "Cell":
+    def of(cls, recipe: str, orth: str, number: int, seed: list[int]) -> "Cell":
         """That number of its family."""
         rng, calm = np.random.default_rng(seed), number % 2 == 0
-        axes, maps = {**AXES, **(CALM if calm else {})}, MAPS.get(map, ({},))
+        axes, maps = {**AXES, **(CALM if calm else {})}, MAPS.get(orth, ({},))
         drawn = {axis: values[rng.integers(len(values))] for axis, values in axes.items()}
         drawn["parameters"] = maps[0 if calm else number // 2 % len(maps)]
-        return cls(recipe, map, calm, seed, drawn)
+        return cls(recipe, orth, calm, seed, drawn)
 
     def tables(self, lr: float = 1.0) -> dict[str, dict[str, Any]]:
         """As a config has it, with the keys that are read alone."""
@@ -98,8 +99,8 @@ class Cell:
             "engine": {"device": "cpu", "dtype": "float64"},
             "stability": {"trials": RANKED},
         }  # fmt: skip
-        if self.map != names.GIVEN:
-            found["orthogonalizer"] = {"name": self.map or "smoothed-polar", **drawn["parameters"]}
+        if self.orth != names.GIVEN:
+            found["orthogonalizer"] = {"name": self.orth or "smoothed-polar", **drawn["parameters"]}
         for axis, value in drawn.items():
             table, _, key = axis.partition(".")
             if key:
@@ -119,7 +120,7 @@ class Cell:
         law = analysis.Uniform(config.federation.per_round, 0.5)
         case = bound.Case(config, sizes, law, self.drawn["shape"])
         try:
-            slope = HALF.lipschitz if self.map == names.GIVEN else map_constant(case)
+            slope = HALF.lipschitz if self.orth == names.GIVEN else map_constant(case)
         except Uncertified:
             slope = 1.0
         return self.drawn["lr times L_orth"] / (slope or 1.0)

@@ -95,3 +95,27 @@ def test_float64_is_not_certified_where_rounding_is_as_large(tmp_path: Path) -> 
         run(small(data=tiny, local={"lr": lr}), tmp_path / str(lr))
         verdict = bound.judge(bound.from_directory(tmp_path / str(lr)))
         assert verdict.bound is not None and verdict.bound.status == status
+
+
+def test_rounding_exceeds_no_certificate_that_is_attained(tmp_path: Path) -> None:
+    """One step from 0 along one gradient, given 4,000 times: the neighbour goes as far as it may,
+    and went 2e-13 of it further before certificates had what rounding comes to. The control is a
+    certificate that is smaller by a millionth."""
+    labels = np.array([0] * 4001 + [1])
+    config = {
+        "data": {"test": 2}, "federation": {"rounds": 1}, "task": {"initial": "zero"},
+        "local": {"recipe": "fedavg", "steps": 1, "lr": 0.1}, "engine": {"device": "cpu"},
+    }  # fmt: skip
+    for seed in range(5):
+        one = np.tile(np.random.default_rng(seed).standard_normal(3), (4002, 1))
+        one[4000] *= -1
+        found = fedmuon.stability(
+            config,
+            data=(one, labels),
+            partition=[np.arange(4000)],
+            trials=1,
+            out=tmp_path / str(seed),
+        )
+        (only,) = found.neighbours
+        assert found.bound["status"] == "certified" and found.bound["violation"] == 0
+        assert 1 - 1e-6 < only["perturbation"] / only["certificate"] <= 1

@@ -1,14 +1,15 @@
 """The adversary against certificates: it finds none too small, and those that are made so."""
 
 from dataclasses import replace
+from typing import Any
 
+import numpy as np
 import pytest
 
 from benchmarks import attack
-from fedmuon.analysis.theory.methods import Method
-from fedmuon.config import Config
+from fedmuon.analysis.theory import participation
 from fedmuon.experiments.laboratory import verdict
-from fedmuon.experiments.laboratory.methods import MAPLESS, MUON
+from fedmuon.experiments.laboratory.methods import MAPLESS, MUON, method_of
 
 
 def attacked(monkeypatch: pytest.MonkeyPatch, *given: str) -> int:
@@ -27,15 +28,29 @@ def test_no_neighbour_is_above_and_the_planted_error_is_found(
     assert "Poisson lots" in said  # why a recipe is not attacked
 
 
-def test_a_wrong_recursion_is_found_out(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Of a server whose velocity is forgotten."""
-    plain = verdict.method_of
+def forgotten(**changes: Any) -> Any:
+    """What takes the recipe for another one."""
+    return lambda config: replace(method_of(config), **changes)
 
-    def forgetful(config: Config) -> Method:
-        return replace(plain(config), server=0.0)
 
-    monkeypatch.setattr(verdict, "method_of", forgetful)
-    assert attacked(monkeypatch, "--pairs", "300", "--only", "fedavgm") == 1
+def alike(chosen: np.ndarray, sizes: np.ndarray) -> np.ndarray:
+    """Weights 1/K."""
+    return np.full(chosen.shape, 1 / chosen.shape[1])
+
+
+WRONG = {  # what is made of the certificates, and where that is seen
+    "the server's velocity is forgotten": (verdict, "method_of", forgotten(server=0.0), "fedavgm"),
+    "momenta begin afresh": (verdict, "method_of", forgotten(afresh=True), "sgd"),
+    "clients weigh the same": (participation, "by_samples", alike, "fedavg"),
+}
+
+
+@pytest.mark.parametrize("wrong", WRONG)
+def test_a_wrong_certificate_is_found_out(wrong: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The control of the whole: a few cells see it."""
+    place, name, instead, family = WRONG[wrong]
+    monkeypatch.setattr(place, name, instead)
+    assert attacked(monkeypatch, "--pairs", "300", "--only", family) == 1
 
 
 def test_what_is_not_attacked_is_told() -> None:

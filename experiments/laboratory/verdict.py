@@ -258,9 +258,11 @@ def _certified(case: Case, l_orth: float) -> Verdict:
     all of delta each, as the smaller is known before the data, or with a C_hp of the caller's the
     halves that are printed."""
     run, stability = case.run, case.config.stability
-    exposures, moved = _exposed(case, l_orth)
+    exposures, promised = _exposed(case, l_orth)
     assumed, failure = _assumed(case)
-    sound = case.exact and not _rounds_away(case, moved)
+    least, rounding = promised[promised > 0].min(initial=math.inf), _rounding(case)
+    sound = case.exact and least >= FAR_ABOVE * rounding
+    moved = np.where(promised > 0, promised + rounding, 0.0)
     found = analysis.bound(
         analysis.loss_stability(moved, run.constants.lipschitz, run.constants.loss_bound),
         run.sizes,
@@ -297,17 +299,18 @@ def _in_tube(case: Case) -> Verdict:
     return Verdict(tube.l_orth, exposures, tube.perturbation, status=status, scope=tube.scope)
 
 
-def _rounds_away(case: Case, moved: np.ndarray) -> bool:
-    """Whether a certificate is not far above what R E roundings of the whole model come to: proved
-    constants certify what is computed in real numbers, or all but so."""
-    if case.shape is None or not (moved > 0).any():
-        return False
+def _rounding(case: Case) -> float:
+    """What R E roundings of the whole model in float64 come to, which is added to certificates:
+    one that is attained, as by one step along gradients, is exceeded by that. It is small beside
+    what is called certified, so that proved constants certify what is computed in real numbers, or
+    all but so."""
+    if case.shape is None:
+        return 0.0
     run, steps = case.run, case.run.rounds * case.run.local_steps
     far = (case.start.reach if case.start else 1.0) + (
         case.reach.radius if case.reach else run.lr * steps
     )
-    rounding = np.finfo(float).eps * math.sqrt(min(case.shape)) * far * steps
-    return bool(moved[moved > 0].min() < FAR_ABOVE * rounding)
+    return float(np.finfo(float).eps * math.sqrt(min(case.shape)) * far * steps)
 
 
 def _assumed(case: Case) -> tuple[tuple[str, ...], float]:
