@@ -15,6 +15,7 @@ from fedmuon.experiments.laboratory.verdict import map_constant
 from fedmuon.orthogonalize import Uncertified
 from fedmuon.orthogonalizers import Orthogonalizer
 from fedmuon.randomness import Draw, generator
+from fedmuon.reading import reads
 from fedmuon.settings import Local, TaskTable
 from fedmuon.tables import Table
 from fedmuon.tasks.base import Batch
@@ -110,9 +111,8 @@ class Cell:
     @property
     def read(self) -> list[str]:
         """The axes that this recipe reads."""
-        tables = self.tables()
-        parts = ((axis, *axis.split(".")) for axis in AXES)
-        return [axis for axis, *keys in parts if len(keys) < 2 or keys[1] in tables[keys[0]]]
+        config = parse(self.tables())
+        return [axis for axis in AXES if "." not in axis or reads(config, axis)]
 
     def rate(self) -> float:
         """lr, of which the axis has lr times L_orth."""

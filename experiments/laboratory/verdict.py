@@ -258,11 +258,10 @@ def _certified(case: Case, l_orth: float) -> Verdict:
     all of delta each, as the smaller is known before the data, or with a C_hp of the caller's the
     halves that are printed."""
     run, stability = case.run, case.config.stability
-    exposures, promised = _exposed(case, l_orth)
+    exposures, moved = _exposed(case, l_orth)
     assumed, failure = _assumed(case)
-    least, rounding = promised[promised > 0].min(initial=math.inf), _rounding(case)
+    least, rounding = moved[moved > 0].min(initial=math.inf), _rounding(case)
     sound = case.exact and least >= FAR_ABOVE * rounding
-    moved = np.where(promised > 0, promised + rounding, 0.0)
     found = analysis.bound(
         analysis.loss_stability(moved, run.constants.lipschitz, run.constants.loss_bound),
         run.sizes,
@@ -275,7 +274,8 @@ def _certified(case: Case, l_orth: float) -> Verdict:
         assumptions=assumed if sound else (*assumed, EXACT),
         other_failure=failure,
     )
-    return Verdict(l_orth, exposures, moved, found, loss_bound=run.constants.loss_bound)
+    promised = np.where(moved > 0, moved + rounding, 0.0)
+    return Verdict(l_orth, exposures, promised, found, loss_bound=run.constants.loss_bound)
 
 
 def _in_tube(case: Case) -> Verdict:
