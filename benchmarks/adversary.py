@@ -21,17 +21,23 @@ Admissible = Callable[[np.ndarray], np.ndarray]  # vectors [T, d] to samples tha
 def search(
     there: Laboratory, certificates: np.ndarray, admissible: Admissible, rng: np.random.Generator
 ) -> tuple[np.ndarray, np.ndarray]:
-    """The clients [T] of the neighbours that were tried, none of one with certificate 0, and how
-    far each moved the last model [T]."""
+    """The clients [T] of the neighbours that were tried, all of which take part, and how far each
+    moved the last model [T]."""
     tried = joined(chains(there, admissible, rng), by_derivatives(there))
-    tried = some(tried, certificates[tried.client] > 0)
+    tried = some(tried, np.isin(tried.client, there.experiment.plan.schedule()))
     moved = perturbed(there, tried)
     for width in WIDTH / NARROWER ** np.arange(GENERATIONS * bool(len(moved))):
-        worst = np.argsort(moved / certificates[tried.client])[-BEST:]
+        worst = np.argsort(shares(moved, certificates[tried.client]))[-BEST:]
         near = some(tried, np.tile(worst, FRESH // BEST))
         fresh = moved_about(near, there.source.classes, admissible, rng, width)
         tried, moved = joined(tried, fresh), np.append(moved, perturbed(there, fresh))
     return tried.client, moved
+
+
+def shares(moved: np.ndarray, promised: np.ndarray) -> np.ndarray:
+    """Of what was promised, [T]; nothing of nothing is nothing."""
+    with np.errstate(divide="ignore", invalid="ignore"):
+        return np.where(moved > 0, moved / promised, 0.0)
 
 
 def chains(there: Laboratory, admissible: Admissible, rng: np.random.Generator) -> Neighbours:

@@ -28,7 +28,7 @@ from rich.console import Console
 from rich.table import Table
 
 import fedmuon
-from benchmarks.adversary import search
+from benchmarks.adversary import search, shares
 from benchmarks.attack_cells import HALF, Cell, words
 from fedmuon import names
 from fedmuon.config import parse
@@ -79,10 +79,10 @@ def attacked(cell: Cell) -> Found:
     held = {
         kind: one.certificates for kind, one in verdicts.items() if one.certificates is not None
     }
-    shares = {kind: moved / certificates[client] for kind, certificates in held.items()}
-    above = sum(int((one > 1).sum()) for one in shares.values())
+    each = {kind: shares(moved, certificates[client]) for kind, certificates in held.items()}
+    above = sum(int((one > 1).sum()) for one in each.values())
     status = first.bound.status if first.bound else first.status
-    largest = {kind: float(one.max(initial=0.0)) for kind, one in shares.items()}
+    largest = {kind: float(one.max(initial=0.0)) for kind, one in each.items()}
     return Found(cell, status, len(moved), largest, above)
 
 

@@ -47,7 +47,7 @@ AXES: dict[str, Sequence[Any]] = {
     "local.schedule": get_args(names.Schedule),
     "local.batch": (0, 3),
     "local.steps": (1, 3),
-    "local.alignment": (0.3, 0.9),
+    "local.alignment": (0.3, 0.9, 1.0),
     "local.server-momentum": (0.3, 0.9),
     "federation.aggregate": ("mean", "by-samples"),
     "federation.rounds": (1, 3, 8, 20),
@@ -62,7 +62,7 @@ AXES: dict[str, Sequence[Any]] = {
     "non-negative": (False, False, True),
 }
 CALM: dict[str, Sequence[Any]] = {
-    "samples": ("alike",), "lr times L_orth": (1e-4,), "lr times decay": (0.0, 0.1),
+    "samples": ("alike",), "lr times L_orth": (1e-4,), "lr times decay": (0.0, 0.1, 2.5),
     "shape": ((3, 2), (6, 2)),
 }  # fmt: skip
 RANKED, TRIED = 12, 512  # neighbours by derivatives, vectors of which one is the sample

@@ -119,3 +119,15 @@ def test_rounding_exceeds_no_certificate_that_is_attained(tmp_path: Path) -> Non
         (only,) = found.neighbours
         assert found.bound["status"] == "certified" and found.bound["violation"] == 0
         assert 1 - 1e-6 < only["perturbation"] / only["certificate"] <= 1
+
+
+def test_rounding_grows_by_decay(tmp_path: Path) -> None:
+    """lr decay = 2.5 makes half as much again of the model at every step, and of its rounding: at
+    lr = 3e-15 that is as much as certificates. The control is one step, which is called so by its
+    own rounding, and a step size that is far above it."""
+    for lr, rounds, status in ((3e-15, 60, "real-arithmetic"), (3e-15, 1, "real-arithmetic"),
+                               (1e-4, 60, "certified")):  # fmt: skip
+        local = {"recipe": "fedavg", "lr": lr, "weight-decay": 2.5 / lr}
+        run(small(local=local, federation={"rounds": rounds}), tmp_path / f"{lr} {rounds}")
+        verdict = bound.judge(bound.from_directory(tmp_path / f"{lr} {rounds}"))
+        assert verdict.bound is not None and verdict.bound.status == status

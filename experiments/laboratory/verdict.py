@@ -300,17 +300,20 @@ def _in_tube(case: Case) -> Verdict:
 
 
 def _rounding(case: Case) -> float:
-    """What R E roundings of the whole model in float64 come to, which is added to certificates:
-    one that is attained, as by one step along gradients, is exceeded by that. It is small beside
-    what is called certified, so that proved constants certify what is computed in real numbers, or
-    all but so."""
+    """What R E roundings of the whole model in float64 come to, each as large as much decay makes
+    it, where |1 - lr decay| > 1. It is added to certificates, as one that is attained, by one step
+    along gradients for instance, is exceeded by that; what is called certified is far above it, so
+    that proved constants certify what is computed in real numbers, or all but so."""
     if case.shape is None:
         return 0.0
     run, steps = case.run, case.run.rounds * case.run.local_steps
-    far = (case.start.reach if case.start else 1.0) + (
-        case.reach.radius if case.reach else run.lr * steps
-    )
-    return float(np.finfo(float).eps * math.sqrt(min(case.shape)) * far * steps)
+    rates = run.lr * (np.ones(run.rounds) if run.factors is None else run.factors)
+    with np.errstate(over="ignore"):
+        grown = np.maximum(1, abs(1 - rates * method_of(case.config).decay)) ** run.local_steps
+        far = (case.start.reach if case.start else 1.0) + (
+            case.reach.radius if case.reach else run.lr * steps
+        )
+        return float(np.finfo(float).eps * math.sqrt(min(case.shape)) * far * steps * grown.prod())
 
 
 def _assumed(case: Case) -> tuple[tuple[str, ...], float]:
