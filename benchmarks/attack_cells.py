@@ -83,7 +83,7 @@ class Cell:
         """That number of its family."""
         rng, calm = np.random.default_rng(seed), number % 2 == 0
         axes, maps = {**AXES, **(CALM if calm else {})}, MAPS.get(orth, ({},))
-        drawn = {axis: values[rng.integers(len(values))] for axis, values in axes.items()}
+        drawn = {axis: values[int(rng.integers(len(values)))] for axis, values in axes.items()}
         drawn["parameters"] = maps[0 if calm else number // 2 % len(maps)]
         return cls(recipe, orth, calm, seed, drawn)
 
@@ -140,7 +140,8 @@ class Cell:
 
     def _longest(self, inputs: np.ndarray) -> tuple[np.ndarray, int]:
         """The vector [d] and the label with the longest gradient at the start."""
-        task = MatrixTask(*self.drawn["shape"], torch.float64, start=self.drawn["task.initial"])
+        features, classes = self.drawn["shape"]
+        task = MatrixTask(features, classes, torch.float64, start=self.drawn["task.initial"])
         start, rows = task.initial(generator(self.seed[-1], Draw.INITIAL)), torch.from_numpy(inputs)
         every = (torch.full((len(rows),), y) for y in range(task.classes))
         slopes = torch.cat([task.slopes(start, Batch(rows, labels)) for labels in every])
