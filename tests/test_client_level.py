@@ -22,9 +22,9 @@ from fedmuon.analysis.report.columns import read_table
 from fedmuon.config import Config, nested, parse
 from fedmuon.drive import drive, prepare
 from fedmuon.errors import InputError, NonFinite
-from fedmuon.experiments.cli.show import _standing
 from fedmuon.experiments.laboratory import spending
 from fedmuon.experiments.laboratory.methods import method_of
+from fedmuon.experiments.laboratory.spending import standing
 from fedmuon.experiments.report import gather
 from fedmuon.experiments.run import execute
 from fedmuon.experiments.studies import find as kinds
@@ -230,7 +230,7 @@ def test_a_run_of_every_recipe(recipe: str, privacy: dict[str, Any], tmp_path: P
     assert spent["upper"] == epsilon(1.0, 0.5 if poisson else 1.0, int(taken), 1e-5).upper
     assert "no seed repeats" in spent["note"] and ("Who took part" in spent["note"]) == poisson
     assert "client_loss" not in (tmp_path / "rounds.jsonl").read_text()
-    said = _standing(spent)
+    said = standing(spent)
     assert spent["trust"] in said and spent["adjacency"] in said and "clients whole" in said
 
 
