@@ -39,7 +39,7 @@ from fedmuon.orthogonalize import Uncertified
 from fedmuon.privacy import lattice
 from fedmuon.privacy.accounting import account, epsilon
 from fedmuon.privacy.audit import Setting, both_bounds, trials
-from fedmuon.privacy.client_level import EVERYONE, ClientLevel, leaves
+from fedmuon.privacy.client_level import EACH, EVERYONE, ClientLevel, leaves
 from fedmuon.privacy.ledger import Ledger
 from fedmuon.privacy.loss import Event
 
@@ -239,7 +239,7 @@ def test_two_accountants_agree_on_a_run(tmp_path: Path) -> None:
     execute(clients("fedavg"), tmp_path)
     names = ("pld", "dp-accounting")
     ours, theirs = (spending.spent(tmp_path, accountant=name) for name in names)
-    a, b = (told["clients"][str(EVERYONE)] for told in (ours, theirs))
+    a, b = (told["clients"][EACH] for told in (ours, theirs))
     assert a["upper"] == pytest.approx(b["upper"], rel=0.01)
     assert a["lower"] <= b["upper"] and b["lower"] <= a["upper"]
     assert (ours["unit"], ours["trust"]) == ("client", "central")

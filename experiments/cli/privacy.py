@@ -85,7 +85,6 @@ def alike(
     take turns, those of one release of all examples."""
     from fedmuon.combinations import in_turns
     from fedmuon.privacy.accounting import event, require_supported
-    from fedmuon.privacy.orders import Turns, lots_of
 
     share = rate(lot, population)
     if sampling not in ("shuffle", "cyclic"):
@@ -93,6 +92,8 @@ def alike(
         if band != 1:
             refuse("--band is of noise that cancels: give --sampling cyclic, or leave it out")
         return 1.0, share, steps
+    from fedmuon.privacy.orders import Turns, lots_of  # and torch, which Poisson lots do without
+
     require_supported(adjacency)
     event(1.0, share, steps)  # refuses steps that cannot be
     if mode != "joint":
