@@ -311,6 +311,26 @@ def test_a_public_population_of_ones_own_mechanism_decides_its_delta(
     assert done.summary["privacy"]["delta"] == spent(out)["delta"] == pytest.approx(1e6**-1.1)
 
 
+@pytest.mark.parametrize(
+    ("clients", "engine", "why"), [(2, "inline", "clients = 1"), (1, "ray", "name = 'inline'")]
+)
+def test_correlated_noise_of_ones_own_mechanism_is_refused_before_the_run(
+    clients: int, engine: str, why: str, tmp_path: Path
+) -> None:
+    turns = Mechanism(Clipping(), 1.0, 4.0, turns=Turns("cyclic", 3))
+    chain = fedmuon.Chain((released(), links.descend(0.1)))
+    tables = {
+        "data": {"name": "synthetic", "train": 60, "test": 20, "dimension": 5},
+        "federation": {"clients": clients, "rounds": 2},
+        "engine": {"name": engine},
+        "faults": {"retries": 0} if engine == "ray" else {},
+    }
+    own = fedmuon.Recipe(chain, replace_by_mean, mechanism=turns)
+    with pytest.raises(InputError, match=why):
+        fedmuon.run(tables, recipe=own, out=tmp_path / "run")
+    assert not (tmp_path / "run").exists()
+
+
 def test_turns_of_independent_noise_in_closed_form() -> None:
     """The norm of the steps of a sample, without a column of all of them."""
     for steps, lots in ((1, 1), (7, 3), (9, 3), (10, 3), (2, 5)):

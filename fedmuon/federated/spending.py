@@ -17,7 +17,7 @@ import numpy as np
 from torch import Tensor
 
 from fedmuon import config as tables
-from fedmuon.combinations import ONE_CLIENT
+from fedmuon.combinations import IN_ONE_PROCESS, ONE_CLIENT
 from fedmuon.config import Config
 from fedmuon.errors import InputError
 from fedmuon.federated.aggregate import ServerState
@@ -53,7 +53,7 @@ def calibrated(config: Config, experiment: Experiment, sizes: np.ndarray, params
         return config
     if not mechanism.public_rate:
         _require_lot(mechanism.lot, sizes)
-    _require_one_client(mechanism, experiment)
+    _require_one_client(mechanism, config)
     if not privacy.epsilon:
         return config
     blocks, taken = mechanism.clipping.blocks(params), rounds_taken(experiment)
@@ -117,9 +117,13 @@ def _alike(mechanism: Mechanism, rate: float, steps: int) -> tuple[float, float,
     return mechanism.turns.alike(steps, round(1 / rate)), 1.0, 1
 
 
-def _require_one_client(mechanism: Mechanism, experiment: Experiment) -> None:
+def _require_one_client(mechanism: Mechanism, config: Config) -> None:
     """Refuse correlated noise, of a mechanism of the user's, too, where it would not cancel."""
-    if mechanism.turns is not None and mechanism.turns.band > 1 and experiment.plan.clients > 1:
+    if mechanism.turns is None or mechanism.turns.band == 1:
+        return
+    if config.engine.name != "inline":
+        raise InputError(IN_ONE_PROCESS)
+    if config.federation.clients > 1:
         raise InputError(ONE_CLIENT)
 
 
