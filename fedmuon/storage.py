@@ -103,11 +103,12 @@ class RunDirectory:
         files.remove_drafts(self.path)
 
     def lost(self) -> str:
-        """Why the unfinished run that is there cannot be gone on with; nothing where it can."""
+        """Why the unfinished run, or audit, that is there cannot be gone on with; nothing where it
+        can."""
+        if (self.path / AUDIT).exists() and AUDIT not in sums_of(self.path):
+            return "is of an audit that did not end, and the coins of its canaries are gone"
         if (self.path / "summary.json").exists():
             return ""
-        if (self.path / AUDIT).exists():
-            return "is of an audit that did not end, and the coins of its canaries are gone"
         ledger = self.path / "ledger.jsonl"
         return Ledger.read(ledger).lost if ledger.exists() else ""
 

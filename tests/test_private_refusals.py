@@ -184,18 +184,22 @@ def test_other_private_runs_are_told_to_resume_and_do(
     assert RunDirectory(out).summary()
 
 
+@pytest.mark.parametrize("where", ["drive._finish", "experiments.laboratory.one_run.judged"])
 def test_an_audit_that_was_interrupted_is_begun_anew(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    where: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
+    """In its last round, or once the run has ended and what it refutes has not been written."""
     out, file = tmp_path / "run", tmp_path / "config.toml"
     file.write_text(dump(private()))
     again = ["privacy", "audit", "--one-run", str(file), "--canaries", "20", "--out", str(out)]
-    broken_off(again, monkeypatch)
+    broken_off(again, monkeypatch, where)
     said = capsys.readouterr().err
     assert "coins of its canaries are gone" in said and "another folder" in said
     assert "--resume" not in said
     before = contents(out)
-    for command in (again, ["run", "--out", str(out), "--resume"]):
+    assert "audit" not in spent(out)
+    whole = ["privacy", "audit", "--one-run", str(out)]
+    for command in (again, whole, ["run", "--out", str(out), "--resume"]):
         assert ended(command) == 2
         assert "--resume" not in capsys.readouterr().err
         assert contents(out) == before
@@ -354,10 +358,12 @@ def interrupted(*given: object, **more: object) -> None:
     raise Interrupted
 
 
-def broken_off(command: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+def broken_off(
+    command: list[str], monkeypatch: pytest.MonkeyPatch, where: str = "drive._finish"
+) -> None:
     """Ctrl-C once all has been released."""
     with monkeypatch.context() as patch:
-        patch.setattr("fedmuon.drive._finish", interrupted)
+        patch.setattr(f"fedmuon.{where}", interrupted)
         assert ended(command) == 130
 
 

@@ -190,9 +190,11 @@ def tuned(
     --steps 2000 --delta 1e-5[/]
     """
     from fedmuon.privacy import tuning
+    from fedmuon.privacy.accounting import loose
 
     share = rate(lot, population)
     answer = tuning.answer(noise, share, steps, delta, blocks, runs, shape, adjacency)
+    answer["note"] = " ".join(filter(None, (answer["note"], loose(delta, population))))
     show({**answer, **({"runs_drawn": tuning.draw(runs, shape)} if draw else {})}, as_json)
 
 

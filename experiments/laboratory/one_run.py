@@ -235,8 +235,9 @@ def _write(out: Path, record: Record, canaries: Canaries, scores: np.ndarray) ->
 
 
 def stored(folder: Path) -> Record | None:
-    """What the audit of a finished run said; None where there was none."""
-    if not ((folder / AUDIT).exists() and (folder / "summary.json").exists()):
+    """What the audit of a finished run said; None where there was none, or it did not end."""
+    there = (folder / AUDIT).exists() and (folder / "summary.json").exists()
+    if not there or AUDIT not in files.sums_of(folder):
         return None
     files.require_sound(folder, [AUDIT])
     return json.loads((folder / AUDIT).read_text(encoding="utf-8"))
@@ -246,8 +247,10 @@ def of_finished(folder: Path) -> Record:
     """The same, refused where the run had no canaries."""
     if (found := stored(folder)) is not None:
         return found
-    if RunDirectory(folder).summary() is None:
+    run = RunDirectory(folder)
+    if run.summary() is None:
         raise InputError(f"{folder} holds no finished run: give a config, or a run with canaries")
+    run.require_resumable()
     raise InputError(
         f"{folder} was trained without canaries, so nothing tells how well they are hidden: audit "
         f"its config, fedmuon privacy audit --one-run {folder / 'config.toml'} --out another-folder"
