@@ -12,6 +12,11 @@ UNTRUE = (
     "[privacy] adjacency = 'add-remove' does not hold for rates lot / n_i, which one sample more "
     "changes for all: set a public population or rate, or adjacency = 'zero-out'"
 )
+MOVED = (
+    "[privacy] adjacency = 'add-remove' does not hold for sampling = 'shuffle' and 'cyclic', where "
+    "one sample more moves others to other lots: set adjacency = 'zero-out', or sampling = "
+    "'poisson' and a public population or rate"
+)
 IN_ONE_PROCESS = (
     "[privacy] noise-correlation cancels noise by that of the steps before, which stays in the "
     "memory of one process, as whoever has it can undo it all: set [engine] name = 'inline'"
@@ -155,14 +160,17 @@ def unprivate(privacy: Any, local: Any) -> Iterator[str]:
         )
 
 
-def in_turns(lot: float, public_rate: float) -> str:
+def in_turns(lot: float, public_rate: float, adjacency: str) -> str:
     """Why lots cannot take turns, if they cannot."""
+    if adjacency == "add-remove" and not public_rate:
+        return MOVED
     if lot != int(lot):
         return f"[privacy] lot = {lot:g} is to be cut from samples in an order: give a whole number"
     if public_rate:
         return (
             "[privacy] sampling = 'shuffle' and 'cyclic' have no rate that could be public, lots "
-            "being cut from the samples that a client has: leave rate and population out"
+            "being cut from the samples that a client has: leave rate and population out, and "
+            "adjacency = 'add-remove' with them"
         )
     return ""
 
@@ -194,12 +202,13 @@ def _unfollowed(privacy: Any, recipe: str) -> Iterator[str]:
 
 def _unlikely(privacy: Any) -> Iterator[str]:
     """Rates that cannot be, or under which the adjacency is not what it is called."""
-    if privacy.adjacency == "add-remove" and not privacy.public_rate:
+    if privacy.sampling != "poisson":
+        if why := in_turns(privacy.lot, privacy.public_rate, privacy.adjacency):
+            yield why
+    elif privacy.adjacency == "add-remove" and not privacy.public_rate:
         yield UNTRUE
     if privacy.rate and privacy.population:
         yield "[privacy] rate and population both say how likely a sample is: leave one of them out"
-    if privacy.sampling != "poisson" and (why := in_turns(privacy.lot, privacy.public_rate)):
-        yield why
     if 0 < privacy.population < privacy.lot:
         yield f"[privacy] lot = {privacy.lot:g} exceeds population = {privacy.population}: lower it"
 
@@ -210,6 +219,11 @@ def _invisible(privacy: Any) -> Iterator[str]:
         yield (
             f"[privacy] delta = {privacy.delta} is below {LEAST_DELTA:g}, where an accountant sees "
             "nothing but rounding: raise it, or set 0 for 1e-5 or less"
+        )
+    if not privacy.delta and (many := privacy.public_population) > LEAST_DELTA ** (-1 / 1.1):
+        yield (
+            f"[privacy] delta = 0 is n^-1.1, and rate = {privacy.rate:g} says that n = {many:.3g}: "
+            f"that is below {LEAST_DELTA:g}, so set delta, or raise rate"
         )
 
 

@@ -2,6 +2,7 @@
 tells them apart."""
 
 import json
+import math
 import statistics
 from collections import Counter
 from collections.abc import Mapping, Sequence
@@ -15,7 +16,8 @@ from fedmuon.own import NAMED
 from fedmuon.reading import reads
 
 Finished = tuple[Path, Config, Record, list[Record]]  # folder, config, summary, rounds
-SEED = "federation.seed"
+SEED, NOISE = "federation.seed", "privacy.noise"
+SPENT = 0.01  # of a target, by which the noise that is found for it may miss it
 DIGEST = "data.options.digest"  # of samples that were given, which nobody reads
 
 
@@ -27,6 +29,9 @@ def compared(
     labels = labels or [""] * len(runs)
     own = {(label, run[0].resolve()): run for label, run in zip(labels, runs, strict=True)}
     flats = _with_objects([flatten(run[1]) for run in own.values()], [*own.values()])
+    for flat, one in zip(flats, own.values(), strict=True):
+        if _follows(one):
+            flat[NOISE] = "by epsilon"
     differing = _differing(flats)
     shown = [name for name in differing if name != DIGEST]
     groups: dict[tuple[Any, ...], list[Finished]] = {}
@@ -45,9 +50,18 @@ def compared(
         if label:
             name = label if [one[0] for one in groups].count(label) == 1 else f"{label}: {name}"
         name = f"{name} ({folder})" if name in curves else name
-        rows.append({"run": name, **of[key], "seeds": len(members), **_measures(members)})
+        row = {"run": name, **of[key], **_spent(members)}
+        rows.append({**row, "seeds": len(members), **_measures(members)})
         curves[name] = [rounds for _, _, _, rounds in members]
     return rows, curves
+
+
+def _follows(run: Finished) -> bool:
+    """Whether the noise is what [privacy] epsilon asks for, of that seed's own clients: the run
+    spent its target."""
+    _, config, summary, _ = run
+    target, spent = config.privacy.epsilon, summary.get("privacy", {}).get("epsilon")
+    return bool(target and spent) and math.isclose(spent, target, rel_tol=SPENT)
 
 
 def _objects(folder: Path) -> Record:
@@ -91,6 +105,28 @@ def _differing(flats: Sequence[Mapping[str, Any]]) -> list[str]:
     """The keys, but the seed, whose values are not the same in all."""
     names = dict.fromkeys(name for flat in flats for name in flat if name != SEED)
     return [name for name in names if len({flat.get(name) for flat in flats}) > 1]
+
+
+def _spent(members: Sequence[Finished]) -> Record:
+    """What private runs spent, the seed that spent most, and what that epsilon says."""
+    accounts = [one[2]["privacy"] for one in members if "privacy" in one[2]]
+    if not accounts:
+        return {}
+    known = [math.inf if one["epsilon"] is None else one["epsilon"] for one in accounts]
+    worst = accounts[known.index(max(known))]
+    return {
+        "spent epsilon": max(known),
+        "at delta": max(one["delta"] for one in accounts),
+        "adjacency": adjacency_of(worst),
+        "level": "client" if worst.get("unit") == "client" else "example",
+        "certified": all(one["certified"] for one in accounts),
+    }
+
+
+def adjacency_of(private: Mapping[str, Any]) -> str:
+    """What holds of the epsilon in a summary: earlier versions, whose rates were lot / n_i, said
+    add-remove of it, and did not say where rates are from."""
+    return private["adjacency"] if "rate_from" in private else "zero-out"
 
 
 def _measures(members: Sequence[Finished]) -> Record:

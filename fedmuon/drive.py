@@ -24,7 +24,12 @@ from fedmuon.data.partition import weights
 from fedmuon.errors import InputError, Interrupted, NonFinite
 from fedmuon.federated import rules, setup
 from fedmuon.federated.aggregate import ServerState, begin
-from fedmuon.federated.client_spending import ClientSpending, account, calibrated
+from fedmuon.federated.client_spending import (
+    ClientSpending,
+    account,
+    calibrated,
+    require_accountable,
+)
 from fedmuon.federated.evaluate import risk, sample_weights
 from fedmuon.federated.plan import Plan
 from fedmuon.federated.routing import routes
@@ -57,8 +62,10 @@ def prepare(
     out: Path,
     resume: bool = False,
     callbacks: Sequence[Callback | Heard] = (),
+    require: Callable[[Experiment], object] = lambda experiment: None,
 ) -> Run:
-    """Read the data, deal it, and write down everything that is fixed before the first round."""
+    """Read the data, deal it, and write down everything that is fixed before the first round;
+    before that, `require` may refuse the experiment."""
     source = setup.source(config)
     told = objects.described(config, out, source, afresh=not resume)
     there = objects.require_same(out, told) if resume else {}
@@ -72,7 +79,11 @@ def prepare(
     if (found := calibrated(config, experiment, data.sizes, fresh.params)) is not config:
         config, changed = found, rules.recipe(found, experiment.task)
         experiment = dataclasses.replace(experiment, recipe=changed)
+    require_accountable(config, experiment, data.sizes, fresh)
+    require(experiment)
     directory = RunDirectory(out)
+    if resume:
+        directory.require_resumable()
     directory.create(resume)
     split = {"train_index": data.train_index, "client": data.client, "test_index": data.test_index}
     fixed = {

@@ -151,7 +151,8 @@ NEEDS: dict[str, dict[str, tuple[Need, ...]]] = {
             (EITHER,)
         ),
         **dict.fromkeys(
-            ("clipping", "lot", "adjacency", "population", "rate", "sampling"), (PRIVATELY,)
+            # population and rate first, as they set adjacency: what was set is what is named
+            ("clipping", "lot", "population", "rate", "adjacency", "sampling"), (PRIVATELY,)
         ),
         "level": ALWAYS,
         **dict.fromkeys(("trust", "cohorts"), (CLIENT,)),
@@ -261,10 +262,15 @@ def refusal(config: Config, name: str, value: Any = None) -> str:
     """What is set, why nothing reads it, and the mend; the value is the config's if not given."""
     need = _missing(config, name)
     assert need is not None
+    key, mend = need.key, need.mend
+    if need is PRIVATELY and config.privacy.level == "client":  # neither goes with the other
+        key, mend = CLIENT.key, f"set level = 'example' and {mend}"
+    elif need is CLIENT and config.local.recipe in PRIVATE:
+        mend += " and choose a recipe without dp- and disk-"
     value = _value(config, name) if value is None else value
     return (
         f"{_spelled(name)} = {shown(value)} has no effect: only {need.readers} it, and here "
-        f"{_spelled(need.key)} = {shown(_value(config, need.key))}, so {need.mend}, or leave "
+        f"{_spelled(key)} = {shown(_value(config, key))}, so {mend}, or leave "
         f"{name.partition('.')[2]} out"
     )
 

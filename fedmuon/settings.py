@@ -166,7 +166,7 @@ class Privacy(Table):
     # 0 keeps C. Its logarithm moves by quantile-rate times what the share is off; that is counted
     # with the noise count-noise; 0 is the larger of lot / 20 and `noise`
     quantile: Annotated[float, Field(ge=0, lt=1)] = 0.0
-    quantile_rate: Positive = 0.2
+    quantile_rate: Annotated[float, Field(ge=1 / LARGE, le=10)] = 0.2
     count_noise: Amount = 0.0
     noise: Amount = 0.0  # sigma
     lot: Annotated[float, Field(ge=1e-3, le=SAMPLES)] = 64.0  # samples of a Poisson lot, on average

@@ -28,6 +28,7 @@ from fedmuon.federated.aggregate import ServerState
 from fedmuon.federated.wire import pack, unpack
 from fedmuon.files import AFRESH, Record, digest, mendable, sums_of, write_bytes
 from fedmuon.locks import DRIVER, LOCK, require_place
+from fedmuon.privacy.ledger import Ledger
 
 __all__ = ["Record", "RunDirectory", "array_bytes", "npy_bytes", "read_tensors", "tensor_bytes"]
 
@@ -90,13 +91,9 @@ class RunDirectory:
             ours = {files.SUMS} if set(sums_of(self.path)) <= {*FIXED, *MAYBE} else set()
             held -= {name for name in held if name.endswith(files.PART)} | ours | {LOGS}
         if held and not resume:
+            or_resume = "" if self.lost() else ", or --resume it"
             raise InputError(
-                f"{self.path} is not empty: choose another folder with --out, or --resume it"
-            )
-        if AUDIT in held and "summary.json" not in held:
-            raise InputError(
-                f"{self.path} is of an audit that did not end, and the coins of its canaries are "
-                "gone: begin it anew in another folder"
+                f"{self.path} is not empty: choose another folder with --out{or_resume}"
             )
         shown = [name for name in held - {files.SUMS} if not name.startswith(".")]
         if shown and "config.toml" not in held:
@@ -104,6 +101,21 @@ class RunDirectory:
                 f"{self.path} holds no config.toml and is no run directory: check --out"
             )
         files.remove_drafts(self.path)
+
+    def lost(self) -> str:
+        """Why the unfinished run, or audit, that is there cannot be gone on with; nothing where it
+        can."""
+        if (self.path / AUDIT).exists() and AUDIT not in sums_of(self.path):
+            return "is of an audit that did not end, and the coins of its canaries are gone"
+        if (self.path / "summary.json").exists():
+            return ""
+        ledger = self.path / "ledger.jsonl"
+        return Ledger.read(ledger).lost if ledger.exists() else ""
+
+    def require_resumable(self) -> None:
+        """Refuse to go on with what is lost, before any file is touched."""
+        if why := self.lost():
+            raise InputError(f"{self.path} {why}: {AFRESH}")
 
     def fix(self, contents: Mapping[str, bytes]) -> None:
         """Write files that the config determines, or check that they are as the config says."""

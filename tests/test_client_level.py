@@ -22,9 +22,9 @@ from fedmuon.analysis.report.columns import read_table
 from fedmuon.config import Config, nested, parse
 from fedmuon.drive import drive, prepare
 from fedmuon.errors import InputError, NonFinite
-from fedmuon.experiments.cli.show import _standing
 from fedmuon.experiments.laboratory import spending
 from fedmuon.experiments.laboratory.methods import method_of
+from fedmuon.experiments.laboratory.spending import standing
 from fedmuon.experiments.report import gather
 from fedmuon.experiments.run import execute
 from fedmuon.experiments.studies import find as kinds
@@ -39,7 +39,7 @@ from fedmuon.orthogonalize import Uncertified
 from fedmuon.privacy import lattice
 from fedmuon.privacy.accounting import account, epsilon
 from fedmuon.privacy.audit import Setting, both_bounds, trials
-from fedmuon.privacy.client_level import EVERYONE, ClientLevel, leaves
+from fedmuon.privacy.client_level import EACH, EVERYONE, ClientLevel, leaves
 from fedmuon.privacy.ledger import Ledger
 from fedmuon.privacy.loss import Event
 
@@ -230,7 +230,7 @@ def test_a_run_of_every_recipe(recipe: str, privacy: dict[str, Any], tmp_path: P
     assert spent["upper"] == epsilon(1.0, 0.5 if poisson else 1.0, int(taken), 1e-5).upper
     assert "no seed repeats" in spent["note"] and ("Who took part" in spent["note"]) == poisson
     assert "client_loss" not in (tmp_path / "rounds.jsonl").read_text()
-    said = _standing(spent)
+    said = standing(spent)
     assert spent["trust"] in said and spent["adjacency"] in said and "clients whole" in said
 
 
@@ -239,7 +239,7 @@ def test_two_accountants_agree_on_a_run(tmp_path: Path) -> None:
     execute(clients("fedavg"), tmp_path)
     names = ("pld", "dp-accounting")
     ours, theirs = (spending.spent(tmp_path, accountant=name) for name in names)
-    a, b = (told["clients"][str(EVERYONE)] for told in (ours, theirs))
+    a, b = (told["clients"][EACH] for told in (ours, theirs))
     assert a["upper"] == pytest.approx(b["upper"], rel=0.01)
     assert a["lower"] <= b["upper"] and b["lower"] <= a["upper"]
     assert (ours["unit"], ours["trust"]) == ("client", "central")

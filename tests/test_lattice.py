@@ -57,7 +57,7 @@ def test_the_noise_covers_reach_and_rounding(noise: float, entries: int) -> None
 
 
 def test_noise_for_which_the_lattice_is_too_coarse_is_refused() -> None:
-    with pytest.raises(InputError, match="set continuous"):
+    with pytest.raises(InputError, match="arithmetic = 'continuous'"):
         spacing(1.0, 1e9, 10**6)
 
 

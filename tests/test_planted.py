@@ -130,6 +130,18 @@ def test_watching_changes_no_bit_of_a_run_and_labels_are_read_as_they_were() -> 
         assert torch.equal(*same)
 
 
+def test_a_client_may_have_no_canary() -> None:
+    """Of few canaries it happens by chance; its releases then tell of nobody."""
+    made = experiment(SMALL)
+    task, _ = planted(made, 40)
+    own = made.recipe.mechanism
+    assert own is not None
+    auditor = Auditor(task.canaries.of(0), own, np.array([own.rate(40)] * 2))
+    simulate(replace(made, recipe=auditor.watching(made.recipe)), begin(made.recipe, made.task, 0))
+    assert len(auditor.found) == 8 and auditor.of[1].rows.size == 0
+    assert auditor.scores().all()
+
+
 def test_scores_are_likelihood_ratios() -> None:
     """Where nothing else is in the way, those of the audit of many runs, to the last digit."""
     setting, rng = Setting(1.5, 0.1, 200, 4), np.random.default_rng(0)

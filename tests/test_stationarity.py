@@ -23,6 +23,7 @@ from fedmuon.analysis.theory.schedules import (
 from fedmuon.analysis.theory.stationarity import Noise, contraction, least_batch, nesterov_muon
 from fedmuon.errors import InputError
 from fedmuon.experiments.cli import app
+from fedmuon.experiments.laboratory.stationarity import ALL, READ
 from fedmuon.orthogonalize.guarantees import polar_error_bound, residual
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -305,3 +306,34 @@ def test_the_command_answers_without_torch_and_refuses_with_the_mend():
     ]:
         shown = CliRunner().invoke(app, ["stationarity", *arguments])
         assert shown.exit_code and word in str(shown.exception)
+
+
+OTHER = {
+    "--steps": "400", "--gap": "2", "--smoothness": "3", "--batch": "7", "--rank": "4",
+    "--lr": "0.001", "--beta": "0.5", "--alpha": "1.5", "--sigma0": "2", "--sigma1": "0.1",
+    "--schedule": "alpha-free", "--gamma": "0.1", "--nu": "0.1", "--delta0": "0.9", "--degree": "1",
+    "--q": "3", "--noise": "2", "--columns": "40", "--tail": "2", "--moment": "2", "--clip": "0.7",
+    "--excess": "0.1", "--gain": "0.4", "--reach": "0.5",
+}  # fmt: skip
+REFUSED = {"003": ("--alpha", "--sigma1", "--beta"), "004": ("--alpha", "--sigma1")}  # as they are
+
+
+@pytest.mark.parametrize("paper", READ)
+def test_each_option_of_a_paper_is_read_and_no_other(paper: str):
+    """At the options' own defaults, but for a batch that all papers have room in."""
+    assert set(OTHER) == {*ALL, *(one for names in READ.values() for one in names)}
+    before = answer("--paper", paper, "--batch", "9")
+    for name, value in OTHER.items():
+        given = ["stationarity", "--paper", paper, "--batch", "9", name, value]
+        done = CliRunner().invoke(app, [*given, "--json"])
+        if name in (*ALL, *READ[paper]) and name not in REFUSED.get(paper, ()):
+            assert json.loads(done.output) != before, name
+        else:
+            known = name in REFUSED.get(paper, ())
+            why = "leave alpha at 2" if known else f"paper {paper} does not read {name}"
+            assert "give --gain" in str(done.exception) or why in str(done.exception), name
+
+
+def test_a_tail_beside_a_moment_is_refused():
+    done = CliRunner().invoke(app, ["stationarity", "--paper", "000", "--tail=1", "--moment=2"])
+    assert "--tail is not read beside --moment" in str(done.exception)

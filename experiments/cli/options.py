@@ -16,6 +16,7 @@ from typer import Argument, Context, Option
 from typer.core import TyperCommand
 
 from fedmuon.errors import InputError, Interrupted, plain
+from fedmuon.files import AFRESH
 
 if TYPE_CHECKING:
     from fedmuon.config import Config
@@ -99,11 +100,20 @@ def resumable(folder: Path, command: Sequence[str]) -> Iterator[None]:
     try:
         yield
     except Interrupted as wish:
-        again = shlex.join(["fedmuon", *command, "--out", str(folder), "--resume"])
         begun = any((folder / name).exists() for name in ("config.toml", "suite.lock"))
-        saved = f"what was finished is saved, go on with: {again}"
-        complain(f"interrupted: {saved if begun else 'nothing was written yet'}")
+        complain(f"interrupted: {_next(folder, command) if begun else 'nothing was written yet'}")
         raise SystemExit(wish.exit_code) from None
+
+
+def _next(folder: Path, command: Sequence[str]) -> str:
+    """How to go on with what is in the folder, if that can be."""
+    from fedmuon.storage import RunDirectory
+
+    with contextlib.suppress(InputError):  # of what is damaged, which resuming says
+        if why := RunDirectory(folder).lost():
+            return f"{folder} {why}: {AFRESH}"
+    again = shlex.join(["fedmuon", *command, "--out", str(folder), "--resume"])
+    return f"what was finished is saved, go on with: {again}"
 
 
 def sound(arguments: list[str] | None) -> list[str] | None:
@@ -112,6 +122,18 @@ def sound(arguments: list[str] | None) -> list[str] | None:
         if "\0" in argument:
             refuse(f"the argument {argument!r} holds a NUL character: leave it out")
     return arguments
+
+
+def given_in(context: Context, *but: str) -> list[str]:
+    """The options that stand on the command line, but for some, each as it is first called."""
+    return [
+        one.opts[0]
+        for one in context.command.params
+        if one.name is not None
+        and one.name not in but
+        and (source := context.get_parameter_source(one.name)) is not None
+        and source.name == "COMMANDLINE"
+    ]
 
 
 def require_at_most(most: float, **given: float | None) -> None:

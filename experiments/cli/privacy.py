@@ -1,7 +1,7 @@
 """Commands of the accountant: `privacy epsilon`, `sigma`, `tuned`, `audit` and `spent`."""
 
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from typer import Argument, Option
@@ -14,9 +14,13 @@ from fedmuon.experiments.cli.options import (
     console,
     refuse,
     require_at_most,
+    resumable,
     tell,
     where,
 )
+
+if TYPE_CHECKING:
+    from fedmuon.privacy.accounting import Answer
 
 app = typer.Typer(
     help="What a private run spends: epsilon for a noise, noise for an epsilon, and an audit.",
@@ -24,7 +28,7 @@ app = typer.Typer(
 )
 
 NOISE = "sigma: noise of one block over its clipping bound C."
-LOT = "Expected size of a Poisson lot."
+LOT = "Expected size of a Poisson lot, or the size of those that take turns."
 POPULATION = "Examples of the client."
 STEPS = "T: noisy releases over the whole run."
 DELTA = "Should be well below 1/population."
@@ -45,7 +49,18 @@ Adjacency = Annotated[
         "population is a public number; replace-one: it is any other.",
     ),
 ]
-Sampling = Annotated[str, Option("--sampling", help="poisson; others are refused.")]
+Sampling = Annotated[
+    str,
+    Option(
+        "--sampling",
+        help="poisson: each example on its own, which amplifies; shuffle or cyclic: lots take "
+        "turns, without amplification.",
+    ),
+]
+Band = Annotated[
+    int,
+    Option("--band", help="With cyclic: steps whose noise cancels, itself one; 1: independent."),
+]
 Accountant = Annotated[
     str, Option("--accountant", help="pld: quick; dp-accounting: that library, slower to start.")
 ]
@@ -63,6 +78,34 @@ def rate(lot: float, population: int) -> float:
     return lot / population
 
 
+def alike(
+    lot: float, population: int, steps: int, sampling: str, band: int, mode: str, adjacency: str
+) -> tuple[float, float, int]:
+    """(s, rate, steps) of Poisson lots with s times less noise that spend the same; of lots that
+    take turns, those of one release of all examples."""
+    from fedmuon.combinations import in_turns
+    from fedmuon.privacy.accounting import event, require_supported
+
+    share = rate(lot, population)
+    if sampling not in ("shuffle", "cyclic"):
+        require_supported(adjacency, sampling)
+        if band != 1:
+            refuse("--band is of noise that cancels: give --sampling cyclic, or leave it out")
+        return 1.0, share, steps
+    from fedmuon.privacy.orders import Turns, lots_of  # and torch, which Poisson lots do without
+
+    require_supported(adjacency)
+    event(1.0, share, steps)  # refuses steps that cannot be
+    if mode != "joint":
+        refuse(f"--mode {mode} is of Poisson lots: leave --mode or --sampling out")
+    if why := in_turns(lot, 0.0, adjacency):
+        refuse(why)
+    turns = Turns("shuffle" if sampling == "shuffle" else "cyclic", band)
+    if band > 1:
+        require_at_most(1e7, steps=steps)
+    return turns.alike(steps, lots_of(population, lot)), 1.0, 1
+
+
 @app.command()
 def epsilon(
     noise: Noise,
@@ -74,6 +117,7 @@ def epsilon(
     mode: Mode = "joint",
     adjacency: Adjacency = "zero-out",
     sampling: Sampling = "poisson",
+    band: Band = 1,
     accountant: Accountant = "pld",
     as_json: AsJson = False,
 ) -> None:
@@ -84,12 +128,11 @@ def epsilon(
     """
     from fedmuon.privacy import accounting
 
-    accounting.require_supported(adjacency, sampling)
-    share = rate(lot, population)
+    over, share, many = alike(lot, population, steps, sampling, band, mode, adjacency)
     answer = accounting.epsilon(
-        noise, share, steps, delta, blocks, mode, adjacency, accountant=accountant
+        noise / over, share, many, delta, blocks, mode, adjacency, accountant=accountant
     )
-    show(vars(answer), as_json)
+    show(described(answer, sampling, delta, population), as_json)
 
 
 @app.command()
@@ -103,6 +146,7 @@ def sigma(
     mode: Mode = "joint",
     adjacency: Adjacency = "zero-out",
     sampling: Sampling = "poisson",
+    band: Band = 1,
     as_json: AsJson = False,
 ) -> None:
     """The least noise multiplier of a block that spends at most an epsilon.
@@ -110,12 +154,12 @@ def sigma(
     Example: [bold]fedmuon privacy sigma --epsilon 8 --lot 256 --population 60000 --steps 2000
     --delta 1e-5 --blocks 4[/]
     """
-    from fedmuon.privacy import accounting
     from fedmuon.privacy.calibration import noise_for
 
-    accounting.require_supported(adjacency, sampling)
-    noise, answer = noise_for(epsilon, rate(lot, population), steps, delta, blocks, mode, adjacency)
-    show({"noise": noise, **vars(answer)}, as_json)
+    over, share, many = alike(lot, population, steps, sampling, band, mode, adjacency)
+    noise, answer = noise_for(epsilon, share, many, delta, blocks, mode, adjacency)
+    found = described(answer, sampling, delta, population)
+    show({"noise": over * noise, **found}, as_json)
 
 
 @app.command()
@@ -146,9 +190,11 @@ def tuned(
     --steps 2000 --delta 1e-5[/]
     """
     from fedmuon.privacy import tuning
+    from fedmuon.privacy.accounting import loose
 
     share = rate(lot, population)
     answer = tuning.answer(noise, share, steps, delta, blocks, runs, shape, adjacency)
+    answer["note"] = " ".join(filter(None, (answer["note"], loose(delta, population))))
     show({**answer, **({"runs_drawn": tuning.draw(runs, shape)} if draw else {})}, as_json)
 
 
@@ -246,7 +292,7 @@ def _audit_run(
     config = chosen_config(run, overrides or [], False)
     assert config is not None
     folder = chosen_folder(out, config)
-    with Progress(console) as progress:
+    with resumable(folder, ["privacy", "audit"]), Progress(console) as progress:
         record = one_run.execute(
             config, folder, canaries, sees, watch=progress.watch, begun=progress.begin
         )
@@ -271,6 +317,14 @@ def spent(
 
     record = spending.spent(folder, delta, accountant)
     tell(record, as_json, spending.table(record))
+
+
+def described(answer: "Answer", sampling: str, delta: float, population: int) -> dict[str, Any]:
+    """An answer of the accountant, with how lots are drawn, and what to know of its delta."""
+    from fedmuon.privacy.accounting import loose
+
+    note = " ".join(filter(None, (answer.note, loose(delta, population))))
+    return {**vars(answer), "sampling": sampling, "note": note}
 
 
 def show(answer: dict[str, Any], as_json: bool) -> None:

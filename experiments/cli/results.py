@@ -33,6 +33,8 @@ def compare(
     console.print(table)
     for number, row in enumerate(found.rows, 1):
         console.print(f"{number}  {escape(str(row['run']))}", highlight=False)
+        if "spent epsilon" in row:
+            console.print(f"   {_spent(row)}", highlight=False)
     if found.note:
         console.print(found.note)
     if figure is not None:
@@ -59,6 +61,13 @@ def report(
         runs = "1 plain run is" if count == 1 else f"{count} plain runs are"
         console.print(f"{runs} left out, to be seen by fedmuon compare", where(folder),
                       soft_wrap=True)  # fmt: skip
+
+
+def _spent(row: dict[str, object]) -> str:
+    """What the private runs of a row spent at most."""
+    found = "{spent epsilon:.4g} at delta = {at delta:.3g}, {adjacency}, level {level}"
+    doubt = "" if row["certified"] else ", not certified"
+    return f"spent epsilon {found.format_map(row)}{doubt}"
 
 
 def _spread(row: dict[str, object], name: str) -> str:

@@ -91,9 +91,10 @@ def stability(
     In float64 unless the config names a precision.
     Example: [bold]fedmuon stability --set local.lr=0.02 --trials 20 --out runs/s[/]
     """
-    from fedmuon.experiments.cli.show import Progress
+    from fedmuon.experiments.cli.show import Progress, accounts
     from fedmuon.experiments.laboratory.bound import in_doubles
     from fedmuon.experiments.laboratory.stability import execute, verdict_table
+    from fedmuon.storage import RunDirectory
 
     if every and (hardest or trials is not None):
         options.refuse("--all runs every neighbour there is: leave --worst and --trials out")
@@ -111,7 +112,7 @@ def stability(
     with options.resumable(folder, ["stability"]):
         with Progress(console, "neighbours") as progress:
             record = execute(chosen, folder, resume, progress.watch, progress.begin)
-        console.print(verdict_table(folder, record))
+        console.print(verdict_table(folder, record), *accounts(RunDirectory(folder).summary()))
         console.print("Results are in", where(folder), soft_wrap=True)
 
 

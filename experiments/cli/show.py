@@ -13,7 +13,7 @@ from rich.table import Table
 from fedmuon.drive import Begin, Watch
 from fedmuon.errors import plain
 from fedmuon.experiments.laboratory.facts import columns, facts
-from fedmuon.experiments.laboratory.spending import adjacency_of
+from fedmuon.experiments.laboratory.spending import standing, unreleased
 from fedmuon.storage import Record
 
 if TYPE_CHECKING:
@@ -123,30 +123,26 @@ def privacy_table(private: Record) -> Table:
         bracket = f"(at least {private['lower']:.3f}, RDP {private['rdp']:.3f})"
         lines = {
             "epsilon": f"{private['epsilon']:.3f} {bracket} at delta = {private['delta']:.3g}",
-            "stands on": _standing(private),
+            "stands on": standing(private),
             "certified": "yes" if private["certified"] else "NO",
         }
     return facts("privacy", [*lines.items(), ("note", private["note"])])
 
 
-def _standing(private: Record) -> str:
-    """What an epsilon compares, of what is released how."""
-    held = f"{private['mode']}, {adjacency_of(private)}, {private['sampling']}"
-    if "trust" in private:
-        whom = f"clients whole, trust {private['trust']}"
-        return f"{held} cohorts, {whom}, multiplier {private['noise']:.4g}"
-    return f"{held} lots, {private['blocks']} blocks of multiplier {private['noise']:.4g}"
-
-
 def summary_table(summary: Record) -> Group:
     """The numbers of a finished run; a private one says what it spent."""
-    private = summary.get("privacy")
-    return Group(_numbers(summary), *([privacy_table(private)] if private else []))
+    return Group(_numbers(summary), *accounts(summary))
+
+
+def accounts(summary: Record | None) -> list[Table]:
+    """The account of a private run; none of others."""
+    private = (summary or {}).get("privacy")
+    return [privacy_table(private)] if private else []
 
 
 def _numbers(summary: Record) -> Table:
     title = f"{summary['recipe']} on {summary['data']}, {summary['rounds']} rounds"
-    title += ", measured and not released" if "privacy" in summary else ""
+    title += unreleased(summary)
     known = list(summary)[: list(summary).index("seconds")]
     values = {
         name.replace("_", " "): FORMATS.get(name, "{:.5g}").format(summary[name])

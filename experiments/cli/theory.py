@@ -3,9 +3,9 @@
 from pathlib import Path
 from typing import Annotated
 
-from typer import Argument, Option
+from typer import Argument, Context, Option
 
-from fedmuon.experiments.cli.options import AsJson, Overrides, refuse, require_at_most, tell
+from fedmuon.experiments.cli.options import AsJson, Overrides, given_in, require_at_most, tell
 
 
 def bound(
@@ -61,6 +61,7 @@ def bound(
 
 
 def stationarity(
+    context: Context,
     paper: Annotated[
         str, Option(help="000: DP-Muon; 002: Nesterov, heavy tails; 003: DiSK; 004: Newton-Schulz.")
     ] = "002",
@@ -68,11 +69,11 @@ def stationarity(
     rule: Annotated[
         str, Option("--schedule", help="heavy-tailed, or alpha-free; of 002.")
     ] = "heavy-tailed",
-    alpha: Annotated[float, Option(help="Tail index of the noise.")] = 2.0,
+    alpha: Annotated[float, Option(help="Tail index of the noise; of 002.")] = 2.0,
     gap: Annotated[float, Option(help="f(X_0) - f*")] = 1.0,
     smoothness: Annotated[float, Option("--smoothness", "--l0", help="L")] = 1.0,
-    sigma0: Annotated[float, Option(help="Noise of a sample.")] = 1.0,
-    sigma1: Annotated[float, Option(help="Noise in proportion to the gradient.")] = 0.0,
+    sigma0: Annotated[float, Option(help="Noise of a sample; of 002, 003, 004.")] = 1.0,
+    sigma1: Annotated[float, Option(help="Noise in proportion to the gradient; of 002.")] = 0.0,
     batch: Annotated[int, Option(help="Samples of a gradient, or of a lot on average.")] = 1,
     rank: Annotated[int, Option(help="min(m, n), which bounds the rank.")] = 10,
     gamma: Annotated[float, Option(help="Alignment lost; of 002.")] = 0.0,
@@ -104,6 +105,7 @@ def stationarity(
     """
     from fedmuon.experiments.laboratory import stationarity as calculator
 
+    calculator.require_read(paper, given_in(context, "paper", "as_json"))
     require_at_most(1000, q=iterations, degree=degree)
     require_at_most(
         1e15, steps=steps, alpha=alpha, gap=gap, smoothness=smoothness, sigma0=sigma0,
@@ -121,10 +123,8 @@ def stationarity(
     elif paper == "003":
         private = calculator.Private(noise, columns, clip=clip)
         record = calculator.disk(problem, private, gain, reach)
-    elif paper == "004":
-        record = calculator.newton_schulz(problem, delta0, degree, iterations)
     else:
-        refuse(f"no bound of paper {paper!r} is known: use 000, 002, 003 or 004")
+        record = calculator.newton_schulz(problem, delta0, degree, iterations)
     tell(record, as_json, calculator.table(record))
 
 

@@ -72,9 +72,9 @@ class Auditor:
         total = np.zeros(len(self.canaries.rows))
         for client in range(len(self.rates)):
             seen = [one for (_, who, _), one in self.found.items() if who == client]
-            if seen:
+            if seen and (own := self.canaries.clients == client).any():
                 y, s = (np.stack(part) for part in zip(*seen, strict=True))
-                total[self.canaries.clients == client] = told(y, s, self.rates[client])
+                total[own] = told(y, s, self.rates[client])
         return total
 
     def scores_of_model(self, first: Params, last: Params) -> np.ndarray:

@@ -16,7 +16,8 @@ from fedmuon.errors import InputError
 from fedmuon.experiments.laboratory import figure
 from fedmuon.experiments.laboratory.calibration import CALIBRATION
 from fedmuon.experiments.laboratory.facts import BALL_NAMES, BOUND_NAMES
-from fedmuon.files import require_sound
+from fedmuon.experiments.laboratory.spending import standing, unreleased
+from fedmuon.files import require_sound, sums_of
 
 NAMES = BOUND_NAMES | {"gap": "measured gap", "gap_low": "lower end of its 95% interval",
                        "gap_high": "upper end of its 95% interval"}  # fmt: skip
@@ -27,6 +28,11 @@ MODES = {"all": "census of all {} neighbours", "own": "{} random neighbours",
 
 def findings(folder: Path) -> Findings:
     """The findings of a run with neighbours; a census must be whole."""
+    if not (folder / "bound.json").exists() and "bound.json" not in sums_of(folder):
+        raise InputError(
+            f"{folder} holds neighbours that were broken off: go on with fedmuon stability --out "
+            f"{folder} --resume, or move it elsewhere"
+        )
     record = read_json(folder / "bound.json", (*NAMES, *BOUND_WORDS))
     summary = read_json(folder / "summary.json", ("recipe", "data", "rounds", "seconds"))
     neighbours = read_csv(folder / "neighbours.csv", TRIALS)
@@ -36,7 +42,7 @@ def findings(folder: Path) -> Findings:
     what = MODES.get(mode, "{} neighbours").format(count)
     return Findings(
         name=folder.resolve().name,
-        title=f"{summary['recipe']} on {summary['data']}: {what}",
+        title=f"{summary['recipe']} on {summary['data']}: {what}{unreleased(summary)}",
         data=str(summary["data"]),
         claims=run_claims(neighbours, record, census),
         numbers_title="The bound",
@@ -47,7 +53,7 @@ def findings(folder: Path) -> Findings:
             if name in NAMES or name in record
         ]
         + [(text, number(compared[name])) for name, text in CALIBRATION.items() if compared],
-        note=_note(record),
+        note=" ".join(filter(None, (_note(record), _account(summary.get("privacy"))))),
         pictures=[Picture.known("census", functools.partial(figure.census, neighbours))],
         stands_on=stands_on(record, str(record["kind"])),
         assumptions=[str(text) for text in record["assumptions"]],
@@ -64,6 +70,16 @@ def _note(record: Mapping[str, Any]) -> str:
         return f"Refused: {record['refusal']}"
     note = str(record.get("note", ""))
     return f"Violated: {note}" if record["status"] == "violated" else note
+
+
+def _account(private: Mapping[str, Any] | None) -> str:
+    """What a private run has spent; nothing of others."""
+    if private is None:
+        return ""
+    spent = "Epsilon is infinite."
+    if (most := private["epsilon"]) is not None:
+        spent = f"Spent: ε = {most:.4g} at δ = {private['delta']:.3g} ({standing(private)})."
+    return f"{spent} {private['note']}"
 
 
 def _mode(folder: Path, neighbours: Columns) -> str:

@@ -20,6 +20,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from fedmuon.config import Config
 from fedmuon.data.neighbours import held_out
 from fedmuon.data.source import flat_rows
 from fedmuon.drive import Begin, Watch
@@ -30,6 +31,7 @@ from fedmuon.federated.adjoint import Pulled, pulled_back
 from fedmuon.federated.aggregate import ServerState, begin
 from fedmuon.federated.shards import targets_on
 from fedmuon.federated.simulate import Experiment
+from fedmuon.names import PRIVATE
 from fedmuon.randomness import Draw, generator
 from fedmuon.reading import reads
 from fedmuon.storage import read_tensors
@@ -240,23 +242,30 @@ def _regressor(
 
 def smooth(run: Laboratory) -> Experiment:
     """The run's experiment in float64, refused where it has no derivative."""
-    config, links = run.config, run.experiment.recipe.chain.links
-    jumps = config.orthogonalizer.name
-    if run.experiment.recipe.private:
+    config, recipe = run.config, run.experiment.recipe
+    require_smooth(config, recipe.private, [link.name for link in recipe.chain.links])
+    if run.experiment.task.dtype == torch.float64:
+        return run.experiment
+    engine = config.engine.model_copy(update={"dtype": "float64"})
+    exact = config.model_copy(update={"engine": engine})
+    found = setup.experiment(exact, run.data, run.source.classes)
+    return replace(found, plan=run.experiment.plan)
+
+
+def require_smooth(config: Config, private: bool = False, links: Sequence[str] = ()) -> None:
+    """Refuse what has no derivative, as far as the config tells; `links` tell more, and so does
+    whether a recipe of the user's is `private`."""
+    jumps, of = config.orthogonalizer.name, config.federation.aggregate
+    if private or config.local.recipe in PRIVATE or config.privacy.level == "client":
         why = "what a private run is made of is clipped, and its noise hides it"
     elif reads(config, "orthogonalizer.name") and jumps in JUMPS:
         why = f"{jumps} jumps where a singular value is 0, or is sketched"
-    elif config.federation.aggregate not in ("mean", "by-samples"):
-        why = f"aggregate {config.federation.aggregate} chooses among replies, and so jumps"
-    elif any(link.name.startswith("adamw") for link in links):
+    elif of not in ("mean", "by-samples"):
+        why = f"aggregate {of} chooses among replies, and so jumps"
+    elif any(name.startswith("adamw") for name in (config.local.recipe, *links)):
         why = "AdamW's step has none where a gradient is 0"
-    elif run.experiment.task.dtype == torch.float64:
-        return run.experiment
     else:
-        engine = config.engine.model_copy(update={"dtype": "float64"})
-        exact = config.model_copy(update={"engine": engine})
-        found = setup.experiment(exact, run.data, run.source.classes)
-        return replace(found, plan=run.experiment.plan)
+        return
     raise InputError(
         f"the worst neighbours are ranked by derivatives, and {why}: set [stability] neighbours to "
         "own, any or all"

@@ -23,16 +23,17 @@ from fedmuon.drive import Begin, Run, Watch, drive, prepare
 from fedmuon.errors import InputError
 from fedmuon.experiments.laboratory.auditor import Auditor
 from fedmuon.experiments.laboratory.facts import columns, finite
-from fedmuon.experiments.laboratory.planted import Canaries, Planted
+from fedmuon.experiments.laboratory.planted import Canaries, Planted, require_classes
 from fedmuon.federated import setup
 from fedmuon.federated.aggregate import begin
-from fedmuon.federated.simulate import rounds
+from fedmuon.federated.simulate import Experiment, rounds
 from fedmuon.locks import held
 from fedmuon.names import PRIVATE, is_own
 from fedmuon.privacy import audit, one_run
 from fedmuon.privacy.accounting import account, merge
 from fedmuon.privacy.audit import CONFIDENCE, Setting
 from fedmuon.privacy.ledger import Ledger
+from fedmuon.privacy.mechanism import Mechanism
 from fedmuon.privacy.one_run import Guesses
 from fedmuon.privacy.pairs import Event
 from fedmuon.storage import AUDIT, Record, RunDirectory, array_bytes, read_tensors
@@ -63,7 +64,7 @@ def execute(
     many = max(LEAST, config.data.train // 2) if canaries is None else canaries
     _require_auditable(config, many, sees)
     with held(out):
-        run = prepare(config, out)
+        run = prepare(config, out, require=_require_known)
         auditor = _planted(run, many, rng)
         files.write_bytes(out / AUDIT, json.dumps({"canaries": many, "finished": False}).encode())
         failure = 1 - CONFIDENCE
@@ -103,6 +104,14 @@ def _require_auditable(config: Config, canaries: int, sees: str) -> None:
 def _planted(run: Run, count: int, rng: np.random.Generator) -> Auditor:
     """The canaries of a run, and who looks for them."""
     experiment = run.experiment
+    mechanism = _require_known(experiment)
+    template = begin(experiment.recipe, experiment.task, run.config.federation.seed).params
+    drawn = Canaries.drawn(count, experiment.shards, template, rng)
+    return Auditor(drawn, mechanism, np.array([mechanism.rate(int(n)) for n in run.data.sizes]))
+
+
+def _require_known(experiment: Experiment) -> Mechanism:
+    """The mechanism, refused unless the auditor knows its law and can mark canaries."""
     mechanism = experiment.recipe.mechanism
     if mechanism is None or not mechanism.noise:
         raise InputError("without noise nothing is private, and no audit is needed: give noise")
@@ -111,9 +120,8 @@ def _planted(run: Run, count: int, rng: np.random.Generator) -> Auditor:
             "the auditor of one run knows the law of Poisson lots under a bound that stays: leave "
             "[privacy] sampling and quantile out"
         )
-    template = begin(experiment.recipe, experiment.task, run.config.federation.seed).params
-    drawn = Canaries.drawn(count, experiment.shards, template, rng)
-    return Auditor(drawn, mechanism, np.array([mechanism.rate(int(n)) for n in run.data.sizes]))
+    require_classes(experiment.shards)
+    return mechanism
 
 
 def _audited(run: Run, auditor: Auditor) -> Run:
@@ -227,8 +235,9 @@ def _write(out: Path, record: Record, canaries: Canaries, scores: np.ndarray) ->
 
 
 def stored(folder: Path) -> Record | None:
-    """What the audit of a finished run said; None where there was none."""
-    if not ((folder / AUDIT).exists() and (folder / "summary.json").exists()):
+    """What the audit of a finished run said; None where there was none, or it did not end."""
+    there = (folder / AUDIT).exists() and (folder / "summary.json").exists()
+    if not there or AUDIT not in files.sums_of(folder):
         return None
     files.require_sound(folder, [AUDIT])
     return json.loads((folder / AUDIT).read_text(encoding="utf-8"))
@@ -238,8 +247,10 @@ def of_finished(folder: Path) -> Record:
     """The same, refused where the run had no canaries."""
     if (found := stored(folder)) is not None:
         return found
-    if RunDirectory(folder).summary() is None:
+    run = RunDirectory(folder)
+    if run.summary() is None:
         raise InputError(f"{folder} holds no finished run: give a config, or a run with canaries")
+    run.require_resumable()
     raise InputError(
         f"{folder} was trained without canaries, so nothing tells how well they are hidden: audit "
         f"its config, fedmuon privacy audit --one-run {folder / 'config.toml'} --out another-folder"

@@ -55,11 +55,7 @@ class Canaries:
 
     def marked(self, shards: Shards) -> Shards:
         """The shards with labels that tell a canary and its number."""
-        if shards.labels.dtype != torch.int64:
-            raise InputError(
-                "canaries are known by their labels, and these targets are no classes: audit a run "
-                "with labels of whole numbers"
-            )
+        require_classes(shards)
         labels = shards.labels.clone()
         numbers = torch.arange(1, len(self.rows) + 1, device=labels.device)
         labels[torch.from_numpy(self.rows).to(labels.device)] += MARK * numbers
@@ -85,6 +81,15 @@ class Canaries:
             name: value.reshape(-1).index_select(0, self.places[name]) * self.signs[name]
             for name, value in tensors.items()
         }
+
+
+def require_classes(shards: Shards) -> None:
+    """Refuse targets that cannot carry a mark."""
+    if shards.labels.dtype != torch.int64:
+        raise InputError(
+            "canaries are known by their labels, and these targets are no classes: audit a run "
+            "with labels of whole numbers"
+        )
 
 
 def _places(rng: np.random.Generator, entries: int, count: int) -> np.ndarray:

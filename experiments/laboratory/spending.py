@@ -9,12 +9,14 @@ import numpy as np
 from rich.table import Table
 
 from fedmuon import config as tables
+from fedmuon.comparing import adjacency_of
 from fedmuon.config import Config
 from fedmuon.errors import InputError
 from fedmuon.experiments.laboratory.facts import columns, finite
 from fedmuon.federated import client_spending
-from fedmuon.federated.spending import delta_of
-from fedmuon.privacy.client_level import EVERYONE
+from fedmuon.federated.spending import delta_of, named
+from fedmuon.privacy.accounting import loose
+from fedmuon.privacy.client_level import EACH, EVERYONE
 from fedmuon.privacy.ledger import Ledger
 from fedmuon.privacy.mechanism import DOUBTS, STOPPED
 from fedmuon.storage import AUDIT, Record, RunDirectory
@@ -38,14 +40,15 @@ def spent(folder: Path, delta: float | None = None, accountant: str = "pld") -> 
     # The run may be going on: what is read first is behind what is read last.
     done, head, ledger = len(directory.records()), directory.ledger_head(), Ledger.read(file)
     ledger.require(done, head)
-    goal = _delta(folder) if delta is None else delta
+    summary, doubt, held = directory.summary(), DOUBTS[ledger.about["noise"]], _dealt(folder)
+    if (goal := delta) is None:
+        public = ledger.about["rate_from"] == "public"
+        goal = summary["privacy"]["delta"] if summary else _delta(folder, held, public)
     answers = ledger.epsilons(goal, accountant)
-    doubt = DOUBTS[ledger.about["noise"]]
-    summary = directory.summary()
     stopped = bool((summary or {}).get("stopped"))
     names = ("epsilon", "lower", "upper", "rdp")
     clients = {
-        str(client): {name: finite(getattr(one, name)) for name in names}
+        str(named(client)): {name: finite(getattr(one, name)) for name in names}
         for client, one in answers.items()
     }
     most = max((one.upper for one in answers.values()), default=0.0)
@@ -55,6 +58,7 @@ def spent(folder: Path, delta: float | None = None, accountant: str = "pld") -> 
         "" if answers else "Nothing was released yet.",
         "" if summary else UNFINISHED,
         "" if math.isfinite(most) else "A release without noise: epsilon is infinite.",
+        loose(goal, _protected(held)),
     )
     return {
         "delta": goal,
@@ -80,30 +84,50 @@ def _audited(folder: Path) -> Record:
     return {"audit": {name: found[name] for name in names}} if found else {}
 
 
-def _delta(folder: Path) -> float:
-    """[privacy] delta of the run, or what its largest client makes of 0."""
+def _delta(folder: Path, held: tuple[Config, np.ndarray] | None, public: bool) -> float:
+    """[privacy] delta of a run that has not ended, or what its examples make of 0."""
+    if held is None:
+        raise InputError(f"{folder} does not say at which delta: give --delta")
+    privacy = held[0].privacy
+    if public and privacy.level == "example" and not (privacy.delta or privacy.public_population):
+        raise InputError(
+            f"{folder} has not ended, and the public rate of its recipe's own mechanism leaves the "
+            "delta open: give --delta"
+        )
+    at_client = privacy.level == "client"
+    return client_spending.delta_of(held[0]) if at_client else delta_of(*held)
+
+
+def _protected(held: tuple[Config, np.ndarray] | None) -> float:
+    """How many examples, or clients, an epsilon protects each of; 0 if that is not known."""
+    if held is None:
+        return 0.0
+    config, sizes = held
+    examples = config.privacy.public_population or float(sizes.max())
+    return config.federation.clients if config.privacy.level == "client" else examples
+
+
+def _dealt(folder: Path) -> tuple[Config, np.ndarray] | None:
+    """The config of a run, and how many samples each client has [N]; None where it says neither."""
     file, split = folder / "config.toml", folder / "partition.npz"
     if not (file.exists() and split.exists()):
-        raise InputError(f"{folder} does not say at which delta: give --delta")
+        return None
     with np.load(split) as held:
-        sizes = np.bincount(held["client"])
-    config = tables.load(file)
-    at_client = config.privacy.level == "client"
-    return client_spending.delta_of(config) if at_client else delta_of(config, sizes)
+        return tables.load(file), np.bincount(held["client"])
 
 
 def table(record: Record) -> Table:
     """The same for people."""
     rows = [
         (
-            "each" if client == str(EVERYONE) else client,
+            client,
             *(_said(held[name]) for name in ("upper", "lower", "rdp")),
         )
         for client, held in record["clients"].items()
     ]
     head = ("client", "epsilon", "at least", "RDP")
-    of = f"cohorts, trust {record['trust']}, unit client" if "unit" in record else "lots"
-    about = f"joint, {record['adjacency']}, {record['sampling']} {of}, delta {record['delta']:.3g}"
+    of = f", trust {record['trust']}, unit client" if "unit" in record else ""
+    about = f"joint, {record['adjacency']}, {released_by(record)}{of}, delta {record['delta']:.3g}"
     shown = columns(about, head, rows)
     shown.add_section()
     shown.add_row("most", _said(record["epsilon"]))
@@ -117,10 +141,26 @@ def _said(value: float | None) -> str:
     return "infinite" if value is None else f"{value:.4f}"
 
 
-def adjacency_of(private: Mapping[str, Any]) -> str:
-    """What holds of the epsilon in a summary: earlier versions, whose rates were lot / n_i, said
-    add-remove of it, and did not say where rates are from."""
-    return private["adjacency"] if "rate_from" in private else "zero-out"
+def unreleased(summary: Mapping[str, Any] | None) -> str:
+    """What the title of numbers says that were measured on the data of a private run themselves."""
+    return ", measured and not released" if "privacy" in (summary or {}) else ""
+
+
+def standing(private: Mapping[str, Any]) -> str:
+    """What the epsilon of a summary compares, of what is released how."""
+    held = f"{private['mode']}, {adjacency_of(private)}, {released_by(private)}"
+    if "trust" in private:
+        whom = f"clients whole, trust {private['trust']}"
+        return f"{held}, {whom}, multiplier {private['noise']:.4g}"
+    blocks = f"{private['blocks']} block" + "s" * (private["blocks"] != 1)
+    return f"{held}, {blocks} of multiplier {private['noise']:.4g}"
+
+
+def released_by(private: Mapping[str, Any]) -> str:
+    """Whom a release holds: lots of examples, or at client level cohorts."""
+    if "trust" in private:
+        return "poisson cohorts" if private["sampling"] == "poisson" else "cohorts known to all"
+    return f"{private['sampling']} lots"
 
 
 def privacy_record(config: Config, summary: Mapping[str, Any]) -> Record:
@@ -161,7 +201,11 @@ def _clients(heads: Sequence[Record], records: Sequence[Record]) -> Rows:
     """Every client that took part in a private run, with its own epsilon and the target."""
     return [
         head
-        | {"client": int(client), "epsilon": value, "target": one["privacy"]["target"]}
+        | {
+            "client": EVERYONE if client == EACH else int(client),
+            "epsilon": value,
+            "target": one["privacy"]["target"],
+        }
         | _named(one["privacy"])
         for head, one in zip(heads, records, strict=True)
         for client, value in (one.get("privacy", {}).get("clients") or {}).items()

@@ -24,9 +24,10 @@ from fedmuon.errors import InputError, NonFinite
 from fedmuon.experiments.laboratory import bound, realized
 from fedmuon.experiments.laboratory.calibration import CALIBRATION, PREDICTED, calibrated, lines
 from fedmuon.experiments.laboratory.facts import facts
-from fedmuon.experiments.laboratory.influence import Ranking
+from fedmuon.experiments.laboratory.influence import Ranking, require_smooth
 from fedmuon.experiments.laboratory.measure import Laboratory, measured_losses
 from fedmuon.experiments.laboratory.ranking import RANKING, kept
+from fedmuon.experiments.laboratory.spending import unreleased
 from fedmuon.experiments.run import execute as run
 from fedmuon.experiments.run import on_engine
 from fedmuon.federated.coupled import coupled, distances
@@ -39,6 +40,10 @@ from fedmuon.storage import Record, RunDirectory, read_tensors
 HEADER = "trial,client,index,replacement,perturbation,exposure,certificate\n"
 CENSUS, PROGRESS = bound.CENSUS, ".neighbours.progress"
 ONE_MODEL = "neighbours run on [engine] name = 'inline' or 'ray': a deployment runs one model"
+SECRET_COHORTS = (
+    "neighbours of a run share its participants, and [privacy] cohorts = 'poisson' draws them in "
+    "secret, round by round: set cohorts = 'fixed'"
+)
 MEMORY, MOST = 1 << 30, 256  # bytes and neighbours of one stack
 
 
@@ -53,18 +58,15 @@ def execute(
 
     `watch` sees each finished stack of neighbours.
     """
-    if config and config.engine.name == "deployment":
-        raise InputError(ONE_MODEL)
+    if config:
+        require_measurable(config)
     with held(out):
         run(config, out, resume)
         given = config.given if config else NOTHING
         laboratory = Laboratory.open(out, given)
-        if laboratory.config.stability.realized:
-            realized.require_covered(laboratory.config)
+        require_measurable(laboratory.config)
         case = bound.from_directory(out, given=given)
         verdict = bound.judge(case)
-        if laboratory.config.engine.name == "deployment":
-            raise InputError(ONE_MODEL)
         if (finished := _ranked_before(out)) is not None:
             return finished
         compared = on_engine(
@@ -77,6 +79,19 @@ def execute(
             record["realized"] = realized.measured(laboratory, verdict)
         _write(out, record, compared[1])
     return record
+
+
+def require_measurable(config: Config) -> None:
+    """Refuse what has no neighbours that could be run, or not those that are asked for."""
+    privacy, table = config.privacy, config.stability
+    if config.engine.name == "deployment":
+        raise InputError(ONE_MODEL)
+    if privacy.level == "client" and privacy.cohorts == "poisson":
+        raise InputError(SECRET_COHORTS)
+    if table.realized:
+        realized.require_covered(config)
+    if table.neighbours == "worst":
+        require_smooth(config)
 
 
 def _ranked_before(out: Path) -> Record | None:
@@ -280,7 +295,7 @@ def verdict_table(out: Path, record: Record) -> Table:
     if (found := record.get("influence")) is not None:
         rows += [(words, found[name]) for name, words in CALIBRATION.items()]
     title = f"{len(moved)} neighbours; bound with {bound.constant_of(record)}: {record['status']}"
-    return facts(title, rows)
+    return facts(title + unreleased(RunDirectory(out).summary()), rows)
 
 
 def _yes(holds: bool) -> Text:

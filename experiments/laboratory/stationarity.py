@@ -1,6 +1,7 @@
 """`fedmuon stationarity`: bounds of 000, 002, 003 and 004 as numbers; numpy is all they need."""
 
 import math
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
@@ -22,6 +23,29 @@ from fedmuon.analysis.theory.stationarity import Noise, Stationarity, nesterov_m
 from fedmuon.errors import InputError
 from fedmuon.experiments.laboratory.facts import facts, listed
 from fedmuon.orthogonalize.guarantees import polar_error_bound, residual
+
+ALL = ("--steps", "--gap", "--smoothness", "--batch", "--rank", "--lr", "--beta")
+NOISE = ("--alpha", "--sigma0", "--sigma1")
+NEWTON_SCHULZ = ("--delta0", "--degree", "--q")
+READ = {
+    "000": (*NEWTON_SCHULZ, "--noise", "--columns", "--tail", "--moment", "--clip", "--excess"),
+    "002": (*NOISE, "--schedule", "--gamma", "--nu"),
+    "003": (*NOISE, "--noise", "--columns", "--clip", "--gain", "--reach"),
+    "004": (*NOISE, *NEWTON_SCHULZ),
+}
+
+
+def require_read(paper: str, given: Sequence[str]) -> None:
+    """Refuse a paper that is not known, and options that its bound does not look at."""
+    if paper not in READ:
+        raise InputError(f"no bound of paper {paper!r} is known: use 000, 002, 003 or 004")
+    if idle := [one for one in given if one not in (*ALL, *READ[paper])]:
+        raise InputError(
+            f"paper {paper} does not read {', '.join(idle)}: leave that out; it reads "
+            f"{', '.join((*ALL, *READ[paper]))}"
+        )
+    if paper == "000" and {"--tail", "--moment"} <= set(given):
+        raise InputError("--tail is not read beside --moment, which stands in its place: give one")
 
 
 @dataclass(frozen=True)

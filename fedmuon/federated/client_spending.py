@@ -15,25 +15,27 @@ import numpy as np
 from fedmuon.config import Config
 from fedmuon.federated import spending
 from fedmuon.federated.aggregate import ServerState
+from fedmuon.federated.local import joint
 from fedmuon.federated.simulate import Experiment, Round
 from fedmuon.federated.spending import (
-    MOST_DELTA,
     Spending,
     answered,
+    least_delta,
     least_noise,
     mark_of,
+    require_counted,
     require_within,
     rounds_taken,
 )
-from fedmuon.privacy.accounting import epsilon
-from fedmuon.privacy.client_level import COHORTS, EVERYONE, REPLAY, ClientLevel
+from fedmuon.privacy.accounting import epsilon, loose
+from fedmuon.privacy.client_level import COHORTS, EVERYONE, REPLAY, ClientLevel, leaves
 from fedmuon.privacy.ledger import Ledger
 from fedmuon.tasks.base import Params
 
 
 def delta_of(config: Config) -> float:
     """[privacy] delta, or N^-1.1 and 1e-5 at most: the examples are clients."""
-    return config.privacy.delta or min(MOST_DELTA, config.federation.clients**-1.1)
+    return config.privacy.delta or least_delta(config.federation.clients)
 
 
 def calibrated(config: Config, experiment: Experiment, sizes: np.ndarray, params: Params) -> Config:
@@ -53,6 +55,18 @@ def calibrated(config: Config, experiment: Experiment, sizes: np.ndarray, params
     named = level.adjacency
     noise = least_noise(privacy.epsilon, level.rate, taken, goal, adjacency=named)[0]
     return config.model_copy(update={"privacy": privacy.model_copy(update={"noise": noise})})
+
+
+def require_accountable(
+    config: Config, experiment: Experiment, sizes: np.ndarray, fresh: ServerState
+) -> None:
+    """Refuse, before anything is written, what would be refused at a release or at the end."""
+    level = experiment.recipe.client_level
+    if level is None:
+        spending.require_accountable(config, experiment, sizes, fresh.params)
+        return
+    released = joint(experiment.recipe, fresh.params, fresh.states)
+    require_counted(level, {level.rate}, 1, 1, delta_of(config), leaves(released))
 
 
 @dataclass(frozen=True)
@@ -99,7 +113,8 @@ class ClientSpending:
         head["arithmetic"] = "grid" if level.on_grid else "continuous"
         secret = [] if level.seed is not None else [REPLAY, *([COHORTS] if level.poisson else [])]
         target = self.config.privacy.epsilon
-        spent = answered(self.ledger, goal, level, target, stopped, *secret)
+        words = *secret, loose(goal, level.clients)
+        spent = answered(self.ledger, goal, level, target, stopped, *words)
         return head | spent | about(level)
 
 

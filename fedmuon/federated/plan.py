@@ -78,8 +78,8 @@ class Plan:
         """All rounds' participants [R, K], drawn once."""
         if self.poisson:
             raise InputError(
-                "Poisson cohorts are drawn round by round, and nothing can be said of them before: "
-                "set [privacy] cohorts = 'fixed'"
+                "[privacy] cohorts = 'poisson' are drawn round by round, and not known before: set "
+                "cohorts = 'fixed'"
             )
         return self._schedule
 

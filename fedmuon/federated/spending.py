@@ -14,24 +14,25 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from torch import Tensor
 
 from fedmuon import config as tables
-from fedmuon.combinations import ONE_CLIENT
+from fedmuon.combinations import IN_ONE_PROCESS, ONE_CLIENT
 from fedmuon.config import Config
 from fedmuon.errors import InputError
 from fedmuon.federated.aggregate import ServerState
 from fedmuon.federated.simulate import Experiment, Round
 from fedmuon.files import AFRESH
-from fedmuon.privacy.accounting import Answer, epsilon
+from fedmuon.privacy import lattice
+from fedmuon.privacy.accounting import Answer, epsilon, event, loose, require_delta
 from fedmuon.privacy.calibration import noise_for
-from fedmuon.privacy.client_level import ClientLevel
+from fedmuon.privacy.client_level import EACH, EVERYONE, ClientLevel
 from fedmuon.privacy.ledger import Ledger
 from fedmuon.privacy.mechanism import DOUBTS, STOPPED, Mechanism, uncertified
 from fedmuon.settings import Privacy
 from fedmuon.tasks.base import Params
 
 MOST_DELTA = 1e-5
-ROUNDING = 1e-12  # of noise that is divided by what it was times
 LOW_BITS = "The noise is in floating point, of whose low bits epsilon does not know."
 BEYOND = "More than [privacy] epsilon = {:g}: rounds that were broken off were released again."
 DIAGNOSTICS = (
@@ -52,14 +53,15 @@ def calibrated(config: Config, experiment: Experiment, sizes: np.ndarray, params
         return config
     if not mechanism.public_rate:
         _require_lot(mechanism.lot, sizes)
-    _require_one_client(mechanism, experiment)
+    _require_one_client(mechanism, config)
     if not privacy.epsilon:
         return config
     blocks, taken = mechanism.clipping.blocks(params), rounds_taken(experiment)
     demands = _hardest(
         {(mechanism.rate(int(sizes[i])), int(count)) for i, count in enumerate(taken) if count}
     )
-    steps, goal, named = experiment.plan.steps, delta_of(config, sizes), mechanism.adjacency
+    steps, goal = experiment.plan.steps, delta_of(config, sizes, mechanism)
+    named = mechanism.adjacency
     alike = [_alike(mechanism, rate, count * steps) for rate, count in demands]
     if privacy.noise:
         require_within(privacy, [
@@ -74,17 +76,54 @@ def calibrated(config: Config, experiment: Experiment, sizes: np.ndarray, params
     return config.model_copy(update={"privacy": privacy.model_copy(update={"noise": noise})})
 
 
+def require_accountable(
+    config: Config, experiment: Experiment, sizes: np.ndarray, params: Params
+) -> None:
+    """Refuse, before anything is written, what would be refused at a release or at the end."""
+    mechanism = experiment.recipe.mechanism
+    if mechanism is None:
+        return
+    blocks = mechanism.clipping.blocks(params)
+    require_counted(
+        mechanism, {mechanism.rate(int(size)) for size in sizes}, experiment.plan.steps, blocks,
+        delta_of(config, sizes, mechanism), list(params.values()),
+    )  # fmt: skip
+    if mechanism.quantile is not None:  # and its noise leaves some for the sums
+        mechanism.quantile.of_sums(mechanism.noise, blocks)
+
+
+def require_counted(
+    released: Releasing,
+    rates: set[float],
+    steps: int,
+    blocks: int,
+    delta: float,
+    tensors: list[Tensor],
+) -> None:
+    """Refuse releases that no account has, or noise that no lattice holds in these tensors."""
+    for rate in rates:
+        event(released.noise, rate, steps, blocks)
+    if released.noise:
+        require_delta(delta)
+        if released.on_grid:
+            lattice.spacing(1.0, released.noise, sum(one[0].numel() for one in tensors))
+
+
 def _alike(mechanism: Mechanism, rate: float, steps: int) -> tuple[float, float, int]:
     """(s, rate, steps) of Poisson lots, with s times less noise, that spend the same: lots that
     take turns are one release of all samples."""
     if mechanism.turns is None:
         return 1.0, rate, steps
-    return mechanism.turns.sensitivity(steps, round(1 / rate)) * (1 + ROUNDING), 1.0, 1
+    return mechanism.turns.alike(steps, round(1 / rate)), 1.0, 1
 
 
-def _require_one_client(mechanism: Mechanism, experiment: Experiment) -> None:
+def _require_one_client(mechanism: Mechanism, config: Config) -> None:
     """Refuse correlated noise, of a mechanism of the user's, too, where it would not cancel."""
-    if mechanism.turns is not None and mechanism.turns.band > 1 and experiment.plan.clients > 1:
+    if mechanism.turns is None or mechanism.turns.band == 1:
+        return
+    if config.engine.name != "inline":
+        raise InputError(IN_ONE_PROCESS)
+    if config.federation.clients > 1:
         raise InputError(ONE_CLIENT)
 
 
@@ -123,16 +162,27 @@ def answered(
     beyond = BEYOND.format(target) if 0 < target < most.upper else ""
     low = "" if released.on_grid else LOW_BITS
     note = " ".join(filter(None, (most.note, beyond, low, *words, DIAGNOSTICS)))
-    clients = {str(client): one.upper for client, one in sorted(answers.items())}
+    clients = {str(named(client)): one.upper for client, one in sorted(answers.items())}
     spent = dataclasses.asdict(most) | {"note": note}
-    return {**known, **spent, "client": worst, "clients": clients}
+    return {**known, **spent, "client": named(worst), "clients": clients}
 
 
-def delta_of(config: Config, sizes: np.ndarray) -> float:
-    """[privacy] delta, or n^-1.1 of the largest client, or of the public population (003), and 1e-5
-    at most: small clients would make it large, and a delta near 1 / n_i protects nobody."""
-    most = config.privacy.public_population or float(sizes.max())
-    return config.privacy.delta or min(MOST_DELTA, most**-1.1)
+def named(client: int) -> int | str:
+    """A client of a ledger, where people read it."""
+    return EACH if client == EVERYONE else client
+
+
+def delta_of(config: Config, sizes: np.ndarray, mechanism: Mechanism | None = None) -> float:
+    """[privacy] delta, or n^-1.1 of the largest client, or of the public population (003), of a
+    `mechanism` of the user's too, and 1e-5 at most: small clients would make it large, and a delta
+    near 1 / n_i protects nobody."""
+    public = (mechanism or config.privacy).public_population
+    return config.privacy.delta or least_delta(public or float(sizes.max()))
+
+
+def least_delta(population: float) -> float:
+    """What [privacy] delta = 0 stands for, of so many examples."""
+    return min(MOST_DELTA, population**-1.1)
 
 
 def mark_of(config: Config) -> str:
@@ -183,14 +233,9 @@ class Spending:
         about = mechanism.secrecy, state.round, head, mechanism.adjacency, rates
         turns = None if mechanism.turns is None else mechanism.turns.about
         ledger = Ledger.open(path, mark_of(config), *about, turns)
-        if ledger.entries and mechanism.turns is not None and mechanism.turns.band > 1:
-            raise InputError(
-                f"{path} has rounds whose noise that of the next ones is to cancel, and no file "
-                f"keeps it, as it is secret: {AFRESH}"
-            )
+        if ledger.lost:
+            raise InputError(f"{path} {ledger.lost}: {AFRESH}")
         blocks = mechanism.clipping.blocks(state.params)
-        if mechanism.quantile is not None:  # and its noise leaves some for the sums
-            mechanism.quantile.of_sums(mechanism.noise, blocks)
         return cls(config, mechanism, ledger, sizes, blocks, experiment)
 
     def ahead(self, rounds: Iterator[Round], done: int) -> Iterator[Round]:
@@ -205,7 +250,8 @@ class Spending:
     def summary(self, stopped: bool = False) -> dict[str, Any]:
         """What summary.json says: the client that spent most, and what the number stands on;
         `stopped` says that a callback ended the run."""
-        mechanism, goal = self.mechanism, delta_of(self.config, self.sizes)
+        mechanism = self.mechanism
+        goal = delta_of(self.config, self.sizes, mechanism)
         about = {
             "noise": mechanism.noise,
             "bound": mechanism.clipping.bound,
@@ -219,7 +265,8 @@ class Spending:
             **({} if mechanism.turns is None else mechanism.turns.about),
         }
         target = self.config.privacy.epsilon
-        return about | answered(self.ledger, goal, mechanism, target, stopped, self._small())
+        words = self._small(), loose(goal, mechanism.public_population or float(self.sizes.max()))
+        return about | answered(self.ledger, goal, mechanism, target, stopped, *words)
 
     def _small(self) -> str:
         """What to know of clients that have fewer samples than a lot."""

@@ -45,7 +45,8 @@ class Answer:
 
 
 def require_supported(adjacency: str = "zero-out", sampling: str = "poisson") -> None:
-    """Refuse what the accountant does not cover."""
+    """Refuse what the accountant does not cover; for lots that take turns see
+    `fedmuon.privacy.orders`."""
     if adjacency not in ADJACENCIES:
         raise InputError(
             f"adjacency '{adjacency}' is not accounted for: use {', '.join(ADJACENCIES)}"
@@ -53,7 +54,28 @@ def require_supported(adjacency: str = "zero-out", sampling: str = "poisson") ->
     if sampling != "poisson":
         raise InputError(
             f"sampling '{sampling}' is not accounted for: amplification holds for Poisson lots, "
-            "each example with probability lot/population, not for shuffled lots of fixed size"
+            "each example with probability lot/population, and lots that take turns (shuffle, "
+            "cyclic) have an account without it"
+        )
+
+
+def loose(delta: float, population: float) -> str:
+    """What to know of a delta that protects nobody of so many examples, or clients: whoever
+    publishes one of them whole, drawn at random, keeps to it."""
+    if delta * population < 1:
+        return ""
+    return (
+        f"Delta = {delta:g} is 1 / n or more for the n that are protected: at it, one of them, "
+        "drawn at random, may be published whole."
+    )
+
+
+def require_delta(delta: float) -> None:
+    """Refuse one at which the accountant does not compute."""
+    if not LEAST_DELTA <= delta < 1:
+        raise InputError(
+            f"delta = {delta} must lie in [{LEAST_DELTA:g}, 1): well below 1 over the number of "
+            "examples, say 1e-5"
         )
 
 
@@ -113,11 +135,7 @@ def account(
 ) -> Answer:
     """What several kinds of releases spend together, as a ledger lists them."""
     require_supported(adjacency)
-    if not LEAST_DELTA <= delta < 1:
-        raise InputError(
-            f"delta = {delta} must lie in [{LEAST_DELTA:g}, 1): well below 1 over the number of "
-            "examples, say 1e-5"
-        )
+    require_delta(delta)
     if accountant not in ACCOUNTANTS:
         raise InputError(f"accountant '{accountant}' is unknown: use {' or '.join(ACCOUNTANTS)}")
     merged = merge(events, adjacency)

@@ -53,6 +53,7 @@ from fedmuon.tasks.base import Params
 
 ROUNDING = 2.0**-53  # of float64
 EVERYONE = -1  # in a ledger: any one client, since all are drawn alike
+EACH = "each"  # the same, where people read it
 REPLAY = "Noise was drawn in secret, so that no seed repeats this run."
 COHORTS = "Who took part (rounds.jsonl) is as secret as the noise: else nothing is amplified."
 Tree = Mapping[str, Params]  # the model, and the states that come back, each by its name

@@ -66,8 +66,8 @@ def spacing(reach: float, noise: float, entries: int) -> float:
     share = 2 * more * math.sqrt(entries) / DEVIATION
     if share > 0.5:
         raise InputError(
-            f"noise = {noise:g} over {entries:,} entries is too coarse for [privacy] arithmetic = "
-            "'grid': lower noise, or set continuous"
+            f"noise = {noise:g} over {entries:,} entries is too coarse for the lattice: lower it, "
+            "or set [privacy] arithmetic = 'continuous'"
         )
     return more * reach / (1 - share) / DEVIATION
 

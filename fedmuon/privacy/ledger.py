@@ -230,6 +230,16 @@ class Ledger:
             max(one.steps for one in own),
         )
 
+    @property
+    def lost(self) -> str:
+        """Why no run can go on from these lines; nothing where one can."""
+        if self.about.get("band", 1) == 1 or not self.entries:
+            return ""
+        return (
+            "has rounds whose noise that of the next ones is to cancel, and no file keeps it, as "
+            "it is secret"
+        )
+
     def epsilons(self, delta: float, accountant: str = "pld") -> dict[int, Answer]:
         """Each client's own epsilon at delta; clients that spent the same are accounted once."""
         named, sampling = self.about["adjacency"], self.about["sampling"]

@@ -6,7 +6,8 @@ Under replace-one its PLD has the pair of `fedmuon.privacy.pairs`, but versions 
 the RDP of a Gaussian at sensitivity 1, half of what it is: there the RDP is ours.
 """
 
-from collections.abc import Sequence
+import contextlib
+from collections.abc import Iterator, Sequence
 from functools import reduce
 
 from fedmuon.privacy import renyi
@@ -16,7 +17,22 @@ from fedmuon.privacy.pairs import Event
 
 def ends(events: Sequence[Event], delta: float, grid: float = GRID) -> tuple[float, float, float]:
     """(lower, upper, rdp) of epsilon at delta."""
-    return _pld(events, delta, grid, False), _pld(events, delta, grid, True), _rdp(events, delta)
+    with _quiet():
+        both = (_pld(events, delta, grid, pessimistic) for pessimistic in (False, True))
+        return *both, _rdp(events, delta)
+
+
+@contextlib.contextmanager
+def _quiet() -> Iterator[None]:
+    """Without the library's lines on orders that it leaves out."""
+    from absl import logging
+
+    before = logging.get_verbosity()
+    logging.set_verbosity(logging.ERROR)
+    try:
+        yield
+    finally:
+        logging.set_verbosity(before)
 
 
 def _pld(events: Sequence[Event], delta: float, grid: float, pessimistic: bool) -> float:

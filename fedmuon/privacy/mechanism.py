@@ -160,12 +160,12 @@ class Mechanism:
 
     def __post_init__(self) -> None:
         require_supported(self.adjacency)
-        if self.adjacency == "add-remove" and not self.public_rate:
+        if self.adjacency == "add-remove" and not self.public_rate and self.turns is None:
             raise InputError(UNTRUE)
         for what, known in (("source", NoiseSource), ("arithmetic", Arithmetic)):
             if (value := getattr(self, what)) not in get_args(known):
                 raise InputError(f"{what} '{value}' is unknown: use {' or '.join(get_args(known))}")
-        if self.turns is not None and (why := in_turns(self.lot, self.public_rate)):
+        if self.turns is not None and (why := in_turns(self.lot, self.public_rate, self.adjacency)):
             raise InputError(why)
         if self.arithmetic == "grid" and self._of_reals:
             raise InputError(OF_REALS)
@@ -209,6 +209,11 @@ class Mechanism:
         if self.turns is not None:
             return 1 / lots_of(size, self.lot)
         return self.public_rate or min(1.0, self.lot / size)
+
+    @property
+    def public_population(self) -> float:
+        """The samples of a client as far as all may know; 0 if it is its own number."""
+        return self.lot / self.public_rate if self.public_rate else 0.0
 
     @property
     def spread(self) -> float:

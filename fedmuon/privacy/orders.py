@@ -27,6 +27,7 @@ from fedmuon.privacy.correlated import sensitivity, square_root
 from fedmuon.privacy.pairs import Event
 from fedmuon.randomness import Draw, generator
 
+ROUNDING = 1e-12  # of noise that is divided by what it was times
 APART = (
     "noise that is correlated asks for an epoch between two steps of a sample, which lots that are "
     "drawn anew do not keep: set [privacy] sampling = 'cyclic'"
@@ -61,7 +62,13 @@ class Turns:
 
     def sensitivity(self, steps: int, lots: int) -> float:
         """Of so many steps, with so many lots in an epoch, in units of C sqrt(m)."""
+        if self.band == 1:
+            return math.sqrt(participations([1], steps, lots))
         return sensitivity(square_root(min(self.band, steps)), steps, lots)
+
+    def alike(self, steps: int, lots: int) -> float:
+        """How many times less noise one release of all samples would spend the same with."""
+        return self.sensitivity(steps, lots) * (1 + ROUNDING)
 
     def spent(
         self, noise: float, blocks: int, lots: int, rounds: Sequence[int], steps: int

@@ -29,6 +29,7 @@ from torch import Tensor
 from fedmuon.errors import InputError
 from fedmuon.tasks.clipping import Clipping
 
+REACH = math.log(1e15)  # of ln C: noisy counts alone would carry it out of what float32 holds
 SHARE = 20.0  # a count's noise is the lot over this (Andrew et al. 2021, section 3.1)
 
 
@@ -56,8 +57,8 @@ class Quantile:
         return noise / math.sqrt(left)
 
     def moved(self, log_bound: Tensor, share: Tensor) -> Tensor:
-        """ln C_{t+1} from ln C_t and b~_t."""
-        return log_bound - self.rate * (share - self.wanted)
+        """ln C_{t+1} from ln C_t and b~_t, between the bounds that a config may have."""
+        return (log_bound - self.rate * (share - self.wanted)).clamp(-REACH, REACH)
 
 
 @dataclass(frozen=True)

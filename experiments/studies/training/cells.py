@@ -56,6 +56,11 @@ class Trained:
         A run that diverged has no summary, and ends with a row of nan.
         """
         assert self.folder is not None
+        if why := RunDirectory(self.folder).lost():
+            raise InputError(
+                f"{self.folder} {why}: remove it, which leaves what it released out of every "
+                "account, and go on with --resume"
+            )
         note = ""
         last: Record = dict.fromkeys(MEASURES, math.nan)
         try:
