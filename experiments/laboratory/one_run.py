@@ -12,7 +12,6 @@ import dataclasses
 import json
 import time
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 from rich.table import Table
@@ -34,7 +33,7 @@ from fedmuon.privacy.accounting import account, merge
 from fedmuon.privacy.audit import CONFIDENCE, Setting
 from fedmuon.privacy.ledger import Ledger
 from fedmuon.privacy.one_run import Guesses
-from fedmuon.privacy.pairs import Event
+from fedmuon.privacy.pairs import Event, hardest
 from fedmuon.storage import AUDIT, Record, RunDirectory, array_bytes, read_tensors
 
 COINS = "canaries.npz"
@@ -166,17 +165,17 @@ def judged(guesses: Guesses, out: Path, private: Record) -> Record:
     """What the guesses refute, beside what the run's ledger certifies."""
     delta = private["delta"]
     ledger = Ledger.read(out / "ledger.jsonl")
-    every = {client: merge(ledger.events(client)) for client in ledger.clients()}
+    every = {client: _of_one_kind(ledger.events(client)) for client in ledger.clients()}
     by_counts = {
         "binomial": one_run.by_binomial(guesses, delta, CONFIDENCE),
         "trade_off": one_run.by_trade_off(guesses, delta, CONFIDENCE),
     }
-    times = one_run.noise_below(guesses, _most(every), private["epsilon"], delta, CONFIDENCE)
+    times = one_run.noise_below(
+        guesses, hardest(every.values()), private["epsilon"], delta, CONFIDENCE
+    )
     worst = every[private["client"]]
-    quieter = [
-        dataclasses.replace(one, noise_multiplier=times * one.noise_multiplier) for one in worst
-    ]
-    declared = account(quieter, delta).lower if np.isfinite(times) else 0.0
+    quieter = dataclasses.replace(worst, noise_multiplier=times * worst.noise_multiplier)
+    declared = account([quieter], delta).lower if np.isfinite(times) else 0.0
     at_least = max(by_counts.values())
     return {
         "epsilon_at_least": at_least,
@@ -197,13 +196,10 @@ def judged(guesses: Guesses, out: Path, private: Record) -> Record:
     }
 
 
-def _most(every: dict[Any, list[Event]]) -> Event:
-    """Releases that tell at least what any client's do: the largest rate, the most of them."""
-    return Event(
-        max(one.sampling_probability for events in every.values() for one in events),
-        min(one.noise_multiplier for events in every.values() for one in events),
-        max(sum(one.count for one in events) for events in every.values()),
-    )
+def _of_one_kind(events: list[Event]) -> Event:
+    """A client's releases, all of which have one rate and one noise."""
+    (found,) = merge(events)
+    return found
 
 
 def _seconds(run: Run) -> float:

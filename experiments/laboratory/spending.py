@@ -15,8 +15,8 @@ from fedmuon.experiments.laboratory.facts import columns, finite
 from fedmuon.federated import client_spending
 from fedmuon.federated.spending import delta_of
 from fedmuon.privacy.client_level import EVERYONE
+from fedmuon.privacy.doubts import DOUBTS, STOPPED
 from fedmuon.privacy.ledger import Ledger
-from fedmuon.privacy.mechanism import DOUBTS, STOPPED
 from fedmuon.storage import AUDIT, Record, RunDirectory
 
 UNFINISHED = (
