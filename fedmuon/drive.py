@@ -36,6 +36,7 @@ from fedmuon.own import value
 from fedmuon.provenance import commit, machine, versions
 from fedmuon.storage import Record, RunDirectory, array_bytes, npy_bytes, tensor_bytes
 from fedmuon.tasks.networks import NetworkTask
+from fedmuon.transforms.recipes import Recipe
 
 Watch = Callable[[Record], None]
 Begin = Callable[[int, int], None]  # (rounds already done, rounds in all)
@@ -57,8 +58,10 @@ def prepare(
     out: Path,
     resume: bool = False,
     callbacks: Sequence[Callback | Heard] = (),
+    require: Callable[[Recipe], None] = lambda recipe: None,
 ) -> Run:
-    """Read the data, deal it, and write down everything that is fixed before the first round."""
+    """Read the data, deal it, and write down everything that is fixed before the first round, of a
+    recipe that `require` does not refuse."""
     source = setup.source(config)
     told = objects.described(config, out, source, afresh=not resume)
     there = objects.require_same(out, told) if resume else {}
@@ -72,6 +75,7 @@ def prepare(
     if (found := calibrated(config, experiment, data.sizes, fresh.params)) is not config:
         config, changed = found, rules.recipe(found, experiment.task)
         experiment = dataclasses.replace(experiment, recipe=changed)
+    require(experiment.recipe)
     directory = RunDirectory(out)
     directory.create(resume)
     split = {"train_index": data.train_index, "client": data.client, "test_index": data.test_index}

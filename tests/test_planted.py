@@ -17,9 +17,10 @@ from fedmuon import config as tables
 from fedmuon.errors import InputError
 from fedmuon.experiments.cli import app
 from fedmuon.experiments.laboratory import one_run
-from fedmuon.experiments.laboratory.auditor import Auditor, _ratio, told
+from fedmuon.experiments.laboratory.auditor import Auditor
 from fedmuon.experiments.laboratory.canary import CLASSES, FEATURES, Parallel
 from fedmuon.experiments.laboratory.planted import MARK, Canaries, Planted
+from fedmuon.experiments.laboratory.ratio import _ratio, told
 from fedmuon.experiments.run import execute
 from fedmuon.federated import setup
 from fedmuon.federated.aggregate import begin
