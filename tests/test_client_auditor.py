@@ -14,7 +14,7 @@ from benchmarks.one_run import REMOVED, by_removing
 from fedmuon import config as tables
 from fedmuon.errors import InputError
 from fedmuon.experiments.cli import app
-from fedmuon.experiments.laboratory import one_run
+from fedmuon.experiments.laboratory import one_run, spending
 from fedmuon.experiments.laboratory.client_auditor import ClientAuditor
 from fedmuon.experiments.laboratory.ratio import told
 from fedmuon.federated import setup
@@ -139,6 +139,8 @@ def test_a_run_of_clients_is_audited(privacy: dict[str, Any], tmp_path: Path) ->
     assert record["epsilon"] == summary["privacy"]["epsilon"] and record["below"]
     assert record["adjacency"] == summary["privacy"]["adjacency"] == (
         "zero-out" if privacy else "add-remove")  # fmt: skip
+    audit_there = spending.spent(tmp_path / "run")["audit"]
+    assert audit_there["epsilon_at_least"] == record["epsilon_at_least"]
     assert record["unit"] == "client" and record["right"] <= record["guesses"] <= 30
     assert bool(Ledger.read(tmp_path / "run" / "ledger.jsonl").entries)
     with np.load(one_run.coins(tmp_path / "run")) as held:
