@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from scipy.stats import norm
 from typer.testing import CliRunner
 
 from benchmarks.one_run import REMOVED, by_removing
@@ -21,9 +22,7 @@ from fedmuon.federated import setup
 from fedmuon.federated.aggregate import begin, broadcast
 from fedmuon.federated.local import joint, replies
 from fedmuon.federated.simulate import Experiment, simulate
-from fedmuon.privacy import audit
 from fedmuon.privacy.accounting import epsilon
-from fedmuon.privacy.audit import Setting
 from fedmuon.privacy.client_level import ClientLevel, Flat
 from fedmuon.privacy.ledger import Ledger
 
@@ -97,22 +96,37 @@ def test_watching_changes_no_bit_of_a_run(privacy: dict[str, Any]) -> None:
     assert not torch.equal(plain.params["weight"], with_one.params["weight"])  # a control
 
 
-@pytest.mark.parametrize("privacy", [{}, {"cohorts": "fixed"}, LOCAL])
-def test_scores_are_likelihood_ratios(privacy: dict[str, Any]) -> None:
-    """Where all clients are canaries and sums are mostly noise, those of the audit of many runs, of
-    the rounds in which a canary may be, or under local trust of what it sends."""
-    made = experiment(given({**privacy, "noise": 40.0}))
-    seen = auditor(made, [*range(40)], [True, False] * 20)
+@pytest.mark.parametrize("privacy", [{}, {"cohorts": "fixed"}])
+def test_what_a_round_says_of_each_canary(privacy: dict[str, Any]) -> None:
+    """By a loop, from the models before and after it and the law of a sum's entry, N(C b, v)."""
+    made = experiment(given(privacy))
+    seen = auditor(made, [*range(1, 40, 2)], [True, False] * 10)
+    states = [begin(made.recipe, made.task, 0)]
+    states += [one.state for one in seen.rounds(made, states[0])]
+    for round, (y, s, rates) in enumerate(seen.seen):
+        before, after = (states[k].params["weight"].flatten() for k in (round, round + 1))
+        total = 20 * (after - before).numpy()
+        v = max((0.7 * 0.5) ** 2, float(np.mean(total**2)))
+        assert s == pytest.approx(0.5**2 / v, rel=1e-9)
+        for i, client in enumerate(seen.clients):
+            z = total[seen.entries[i]] * seen.signs[i]
+            exact = norm.logpdf(z, 0.5, v**0.5) - norm.logpdf(z, 0, v**0.5)
+            assert y[i] - s / 2 == pytest.approx(exact, rel=1e-9, abs=1e-12)
+            there = client in made.plan.participants(round)
+            assert rates[i] == (there if privacy else 0.5)
+
+
+def test_under_local_trust_each_client_is_seen_alone() -> None:
+    """Nearly without noise what it sends is its update, 0 or C, in the rounds of its own."""
+    made = experiment(given({**LOCAL, "noise": 1e-6}))
+    seen = auditor(made, [*range(20)], [True, False] * 10)
     simulate(made, begin(made.recipe, made.task, 0), seen.rounds)
-    y, s, rates = (np.stack(part) for part in zip(*seen.seen, strict=True))
-    assert s == pytest.approx(np.full(len(s), 1 / 40**2), rel=0.4)
-    for i, score in enumerate(seen.scores()):
-        part = rates[:, i] > 0
-        setting = Setting(s[0] ** -0.5, seen.level.rate, 1, 1)
-        exact = audit.likelihood_ratio(setting, (y[part, i] / s[part])[:, None])
-        assert score == pytest.approx(exact.sum(), abs=0.01)
-        taken = sum(i in made.plan.participants(round) for round in (0, 1))
-        assert part.sum() == (taken if privacy else 2)
+    rows = [(client, round) for round in (0, 1) for client in made.plan.participants(round)]
+    rows = [(client, round) for client, round in rows if client < 20]
+    assert len(rows) == len(seen.seen) > 10
+    for (client, _), (y, s, rates) in zip(rows, seen.seen, strict=True):
+        assert rates.tolist() == [float(i == client) for i in range(20)]
+        assert y[client] / s == pytest.approx(1.0 - client % 2, abs=1e-4)
 
 
 def test_releases_that_a_canary_has_no_part_in_say_nothing() -> None:
