@@ -66,7 +66,7 @@ REMOVED = {
     "data": {"name": "synthetic", "train": 12, "test": 1, "dimension": 10, "minimum": 1},
     "federation": {"clients": 6, "per-round": 3, "rounds": 2},
     "local": {"recipe": "fedmuon", "steps": 1, "lr": 0.1},
-    "privacy": {"level": "client", "noise": 2.0, "bound": 0.5, "delta": 0.01},
+    "privacy": {"level": "client", "noise": 1.0, "bound": 0.5, "delta": 0.01},
 }
 WHOLE = SMALL | {
     "federation": {"clients": 1, "per-round": 1, "rounds": 1},
