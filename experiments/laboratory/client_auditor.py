@@ -30,7 +30,7 @@ from fedmuon.privacy.client_level import ClientLevel
 from fedmuon.tasks.base import Params
 from fedmuon.transforms.recipes import Recipe, ServerRule
 
-LENGTH = 2.0  # of a canary's update, in units of the bound; and at least this
+LENGTH = 2.0  # of a canary's update, in units of the bound or of 1, whichever is larger
 
 
 @dataclass(eq=False)
@@ -112,18 +112,22 @@ class ClientAuditor:
         return found
 
     def _reply(self, recipe: Recipe, sent: Broadcast, client: int, number: int) -> Reply:
-        """What a canary returns: the model that was sent, moved at its entry if it is there."""
-        params, place = dict(sent.params), int(self.entries[number])
-        long = LENGTH * max(1.0, self.level.bound) * float(self.signs[number])
-        for name, value in sent.params.items() if self.included[number] else ():
-            if 0 <= place < value[0].numel():
-                entries = value.new_zeros(value[0].numel())
-                entries[place] = long
-                params[name] = value + entries.view(value.shape[1:])
-            place -= value[0].numel()
+        """What a canary returns: what was sent, the model moved if it is there."""
+        params = self._moved(sent.params, number) if self.included[number] else sent.params
         states = {name: sent.states[name] for name in recipe.returned}
         first = next(iter(params.values()))
         return Reply(client, params, states, first.new_full((len(first),), math.nan))
+
+    def _moved(self, params: Params, number: int) -> Params:
+        """The model with that canary's update."""
+        found, place = dict(params), int(self.entries[number])
+        for name, value in params.items():
+            if 0 <= place < value[0].numel():
+                entries = value.new_zeros(value[0].numel())
+                entries[place] = LENGTH * max(1.0, self.level.bound) * float(self.signs[number])
+                found[name] = value + entries.view(value.shape[1:])
+            place -= value[0].numel()
+        return found
 
     def _rates(self, participants: np.ndarray) -> np.ndarray:
         """The chance of each canary to be in a round's sum, as far as all may know."""
