@@ -178,6 +178,12 @@ def test_claims_hold_of_the_mechanism_and_no_less_noise_is_refuted() -> None:
     )
     assert (held.deltas >= exact).all()
     np.testing.assert_allclose(held.deltas, exact, rtol=2e-3, atol=1e-10)
+    often = Event(0.1, sigma, 20)  # of another client, about whom the run tells more, or less
+    both, other = (
+        one_run.claims_of([*one, often], most, 1e-5) for one in ([Event(1.0, sigma)], [])
+    )
+    np.testing.assert_array_equal(both.deltas, np.maximum(held.deltas, other.deltas))
+    assert (other.deltas > held.deltas).any() and (other.deltas < held.deltas).any()
     spent, law = [Event(1.0, sigma, 1)], binom(400, norm.cdf(0.5 / sigma))  # guessed by their sides
 
     def below(right: float) -> float:
