@@ -16,7 +16,7 @@ from fedmuon import config as tables
 from fedmuon.errors import InputError
 from fedmuon.experiments.cli import app
 from fedmuon.experiments.laboratory import one_run, spending
-from fedmuon.experiments.laboratory.client_auditor import ClientAuditor
+from fedmuon.experiments.laboratory.client_auditor import ClientAuditor, _apart
 from fedmuon.experiments.laboratory.ratio import told
 from fedmuon.federated import setup
 from fedmuon.federated.aggregate import begin, broadcast
@@ -82,6 +82,24 @@ def test_a_round_s_sum_is_that_of_the_others_and_of_canaries_that_are_there(reci
     apart = next(turned.rounds(made, start)).state.params["weight"] - after.params["weight"]
     assert float(apart.norm()) == pytest.approx(3**0.5 * level.bound / level.cohort, rel=1e-12)
     assert after.states.keys() == start.states.keys()
+
+
+@pytest.mark.parametrize("bound", [1e-9, 3.0])
+def test_a_canary_moves_one_entry_of_all_tensors_and_is_looked_for_there(bound: float) -> None:
+    """By flat indices, in float32 beside parameters of size 1; clipped, it is as long as C."""
+    rng, many = np.random.default_rng(0), 41
+    level, order = ClientLevel(bound, 1.0, 4, many), rng.permutation(41)
+    seen = ClientAuditor(level, np.arange(many), order > 0, order, rng.choice([-1.0, 1.0], many))
+    weight = torch.from_numpy(rng.standard_normal((1, 6, 4))).float()
+    params = {"a": weight.mT, "b": torch.ones(1, 3), "c": torch.zeros(1, 7, 2)}
+    for i in range(many):
+        after = seen._moved(params, i)
+        moved = _apart(params, after)
+        assert np.flatnonzero(moved.numpy()).tolist() == [order[i]]
+        assert seen._along(moved)[i] == pytest.approx(2 * max(bound, 1.0), rel=1e-6)
+        clipped = level.clipped({"model": params}, {"model": after})["model"]
+        zeros = {name: torch.zeros_like(one) for name, one in clipped.items()}
+        assert seen._along(_apart(zeros, clipped))[i] == pytest.approx(bound, rel=1e-12)
 
 
 @pytest.mark.parametrize("privacy", [{}, {"cohorts": "fixed"}, LOCAL])
