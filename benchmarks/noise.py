@@ -30,7 +30,7 @@ from fedmuon.experiments.run import execute
 from fedmuon.privacy.discrete import STRIPS, gaussian
 from fedmuon.privacy.keystream import KeyStream
 from fedmuon.privacy.lattice import BITS, DEVIATION
-from fedmuon.privacy.mechanism import release, release_on_grid, secret
+from fedmuon.privacy.release import release, release_on_grid, secret
 from fedmuon.privacy.streams import secret_generator
 from fedmuon.tasks.clipping import Clipping
 

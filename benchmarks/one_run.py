@@ -1,16 +1,21 @@
 """What one run with canaries shows: at 000's setting, and in many repetitions of a small one.
 
     python -m benchmarks.one_run [--repetitions 50] [--canaries 40000]
+    python -m benchmarks.one_run --level client [--repetitions 50] [--trials 1000]
 
-000's E2E setting: N = 42043, lots of 1024, 410 steps, sigma = 2.3395, 49 matrices, delta = 8e-6,
-which prints 7.985 and is 61.98 jointly; real DP-Muon steps of small matrices. And the share of
-repetitions of smaller runs, one of them with a lot that is all of the data, whose bounds exceed
-what their ledgers certify: at most 5% may, each bound has a confidence of 95%.
+At level example 000's E2E setting: N = 42043, lots of 1024, 410 steps, sigma = 2.3395, 49 matrices,
+delta = 8e-6, which prints 7.985 and is 61.98 jointly; real DP-Muon steps of small matrices. And the
+share of repetitions of smaller runs, one of them with a lot that is all of the data, whose bounds
+exceed what their ledgers certify: at most 5% may, each bound has a confidence of 95%.
+
+At level client the same share of runs whose canaries are clients, with the server's noise and with
+the clients' own; and a bound by many runs with one client and as many without it.
 """
 
 import argparse
 import json
 import tempfile
+from dataclasses import replace
 from pathlib import Path
 from time import perf_counter
 from typing import Any
@@ -20,8 +25,13 @@ from torch import Tensor, nn
 
 from fedmuon import config as tables
 from fedmuon.experiments.laboratory import one_run
+from fedmuon.experiments.laboratory.client_auditor import ClientAuditor
+from fedmuon.federated import setup
+from fedmuon.federated.aggregate import begin
+from fedmuon.federated.simulate import simulate
 from fedmuon.own import Own
 from fedmuon.privacy.accounting import epsilon
+from fedmuon.privacy.audit import Statistics, counted
 
 WIDTH, MATRICES = 64, 49
 PUBLISHED = {"noise": 2.3395, "lot": 1024.0, "delta": 8e-6}
@@ -40,6 +50,23 @@ SMALL = {
     "federation": {"clients": 2, "per-round": 2, "rounds": 2},
     "local": {"recipe": "dp-muon", "steps": 2, "lr": 0.1},
     "privacy": {"noise": 0.5, "lot": 40.0, "delta": 1e-5},
+}
+CLIENTS = {
+    "data": {"name": "synthetic", "train": 800, "test": 10, "dimension": 200, "minimum": 1},
+    "federation": {"clients": 400, "per-round": 100, "rounds": 4},
+    "local": {"recipe": "fedmuon", "steps": 1, "lr": 0.1},
+    "privacy": {"level": "client", "noise": 0.5, "bound": 0.5, "delta": 1e-5},
+}
+ALL_CLIENTS = CLIENTS | {
+    "federation": {"clients": 400, "per-round": 400, "rounds": 1},
+    "privacy": CLIENTS["privacy"] | {"noise": 1.0},
+}
+OWN_NOISE = CLIENTS | {"privacy": CLIENTS["privacy"] | {"cohorts": "fixed", "trust": "local"}}
+REMOVED = {
+    "data": {"name": "synthetic", "train": 12, "test": 1, "dimension": 10, "minimum": 1},
+    "federation": {"clients": 6, "per-round": 3, "rounds": 2},
+    "local": {"recipe": "fedmuon", "steps": 1, "lr": 0.1},
+    "privacy": {"level": "client", "noise": 1.0, "bound": 0.5, "delta": 0.01},
 }
 WHOLE = SMALL | {
     "federation": {"clients": 1, "per-round": 1, "rounds": 1},
@@ -86,15 +113,65 @@ def repeated(settings: dict[str, Any], canaries: int, times: int) -> dict[str, A
     }  # fmt: skip
 
 
+def by_removing(settings: dict[str, Any], trials: int, seed: int | None = None) -> dict[str, Any]:
+    """A bound by counts, from so many runs with one client, whose update is the worst, and as many
+    without it, beside what is certified. With a `seed` every draw follows from a trial's number."""
+    start, config = perf_counter(), setup.resolve(tables.parse(settings))
+    source = setup.source(config)
+    made = setup.experiment(config, setup.federated_data(config, source), source.classes)
+    first, level = begin(made.recipe, made.task, 0), made.recipe.client_level
+    assert level is not None
+
+    def score(number: int, there: bool) -> float:
+        own, plan = level, replace(made.plan)  # which has drawn no cohort yet
+        if seed is not None:
+            own, plan = replace(level, seed=number), replace(plan, seed=number, secret="")
+        seen = ClientAuditor(own, np.zeros(1, int), np.array([there]), np.zeros(1, int), np.ones(1))
+        recipe = replace(made.recipe, client_level=own)
+        simulate(replace(made, recipe=recipe, plan=plan), first, seen.rounds)
+        return float(seen.scores()[0])
+
+    numbers = (seed or 0) + np.arange(2 * trials).reshape(2, trials)
+    with_it, without = (
+        np.array([score(int(number), there) for number in row])
+        for row, there in zip(numbers, (True, False), strict=True)
+    )
+    delta = config.privacy.delta
+    found = counted(Statistics(with_it, without), delta).epsilon
+    spent = epsilon(level.noise, level.rate, made.plan.rounds, delta, adjacency=level.adjacency)
+    return {
+        "epsilon_at_least": found, "certified": spent.upper, "below": found <= spent.upper,
+        "trials": trials, "delta": delta, "seconds": perf_counter() - start,
+    }  # fmt: skip
+
+
 def main() -> None:
     """Print what was found, one JSON object a line."""
     options = argparse.ArgumentParser()
+    options.add_argument("--level", choices=("example", "client"), default="example")
+    options.add_argument("--trials", type=int, default=1000)
     options.add_argument("--repetitions", type=int, default=50)
     options.add_argument("--canaries", type=int, default=40_000)
     given = options.parse_args()
+    if given.level == "client":
+        of_clients(given.repetitions, given.trials)
+    else:
+        of_examples(given.repetitions, given.canaries)
+
+
+def of_clients(repetitions: int, trials: int) -> None:
+    """Runs of whole clients."""
+    named = {"clients": CLIENTS, "all clients": ALL_CLIENTS, "own noise": OWN_NOISE}
+    for name, settings in named.items():
+        print(json.dumps({name: repeated(settings, 300, repetitions)}), flush=True)
+    print(json.dumps({"one client removed": by_removing(REMOVED, trials)}), flush=True)
+
+
+def of_examples(repetitions: int, canaries: int) -> None:
+    """Small runs, and 000's setting."""
     for name, settings in (("small", SMALL), ("whole lots", WHOLE)):
-        print(json.dumps({name: repeated(settings, 300, given.repetitions)}), flush=True)
-    found = audited(E2E, given.canaries, Sum())
+        print(json.dumps({name: repeated(settings, 300, repetitions)}), flush=True)
+    found = audited(E2E, canaries, Sum())
     noise, lot, delta = PUBLISHED.values()
     printed = epsilon(noise, lot / 42043, 410, delta, MATRICES, "per-release").rdp
     print(json.dumps({"E2E": found | {"printed": printed}}), flush=True)

@@ -19,7 +19,7 @@ from fedmuon.experiments.cli import app
 from fedmuon.privacy import library, loss, renyi
 from fedmuon.privacy.accounting import account, epsilon, event, require_supported
 from fedmuon.privacy.calibration import noise_for
-from fedmuon.privacy.pairs import Event
+from fedmuon.privacy.pairs import Event, hardest
 
 ROOT = Path(__file__).resolve().parent.parent
 E2E = (2.3395, 1024 / 42043, 410, 8e-6)
@@ -234,6 +234,20 @@ def test_calibration_meets_its_target_and_wastes_little(target: float) -> None:
     assert found.upper <= target
     assert found.upper == epsilon(noise, 0.02, 200, 1e-5, blocks=4).upper
     assert epsilon(noise * 0.999, 0.02, 200, 1e-5, blocks=4).upper > target
+
+
+def test_the_hardest_releases_spend_the_most() -> None:
+    """Whatever exceeds in rate, count and quiet spends more; of two that do not, either may, so
+    that both are kept (a control: the larger rate alone would hide 4000 lots)."""
+    once, often, more = Event(1.0, 2.0, 1), Event(0.02, 2.0, 1000), Event(0.02, 2.0, 4000)
+    assert hardest([once, often, once]) == [often, once]
+    assert hardest([once, often, more]) == [more, once]
+    assert hardest([Event(0.1, 1.0, 5, True), Event(0.1, 1.0, 5)]) == [Event(0.1, 1.0, 5, True)]
+    spent = [account([one], 1e-4).upper for one in (often, once, more)]
+    assert spent == sorted(spent)
+    for easier in (Event(0.02, 2.0, 3999), Event(0.01, 2.0, 4000), Event(0.02, 2.1, 4000)):
+        assert hardest([easier, more]) == [more]
+        assert account([easier], 1e-4).upper < spent[2]
 
 
 def test_calibration_per_release_reproduces_the_published_sigma() -> None:

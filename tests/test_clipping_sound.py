@@ -11,7 +11,8 @@ from torch.nn import functional
 
 from fedmuon.errors import InputError, NonFinite
 from fedmuon.optim.private import Private
-from fedmuon.privacy.mechanism import Mechanism, release
+from fedmuon.privacy.mechanism import Mechanism
+from fedmuon.privacy.release import release
 from fedmuon.randomness import Draw, generator
 from fedmuon.tasks.base import Batch, Params
 from fedmuon.tasks.clipping import RULES, Clipping, slack

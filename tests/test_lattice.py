@@ -16,12 +16,7 @@ from fedmuon.privacy.accounting import account
 from fedmuon.privacy.keystream import KeyStream
 from fedmuon.privacy.lattice import DEVIATION, rounded, spacing
 from fedmuon.privacy.loss import Event
-from fedmuon.privacy.mechanism import (
-    Streams,
-    release,
-    release_on_grid,
-    secret,
-)
+from fedmuon.privacy.release import Streams, release, release_on_grid, secret
 from fedmuon.randomness import Draw, generator
 from fedmuon.tasks.base import Batch, Params
 from fedmuon.tasks.clipping import Clipping, slack

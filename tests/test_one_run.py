@@ -172,13 +172,19 @@ def test_the_number_of_guesses_that_is_worthwhile() -> None:
 def test_claims_hold_of_the_mechanism_and_no_less_noise_is_refuted() -> None:
     """Against the Gaussian's own delta; guesses of a Gaussian with noise 1 refute some noise."""
     sigma, most = 0.5, 12.0
-    held = one_run.claims_of(Event(1.0, sigma, 1), most, 1e-5)
+    held = one_run.claims_of([Event(1.0, sigma, 1)], most, 1e-5)
     exact = norm.cdf(0.5 / sigma - held.epsilons * sigma) - np.exp(held.epsilons) * norm.cdf(
         -0.5 / sigma - held.epsilons * sigma
     )
     assert (held.deltas >= exact).all()
     np.testing.assert_allclose(held.deltas, exact, rtol=2e-3, atol=1e-10)
-    spent, law = Event(1.0, sigma, 1), binom(400, norm.cdf(0.5 / sigma))  # guessed by their sides
+    often = Event(0.1, sigma, 20)  # of another client, about whom the run tells more, or less
+    both, other = (
+        one_run.claims_of([*one, often], most, 1e-5) for one in ([Event(1.0, sigma)], [])
+    )
+    np.testing.assert_array_equal(both.deltas, np.maximum(held.deltas, other.deltas))
+    assert (other.deltas > held.deltas).any() and (other.deltas < held.deltas).any()
+    spent, law = [Event(1.0, sigma, 1)], binom(400, norm.cdf(0.5 / sigma))  # guessed by their sides
 
     def below(right: float) -> float:
         return one_run.noise_below(Guesses(400, 400, int(right)), spent, most, 1e-5, 0.95)
@@ -196,7 +202,7 @@ def test_one_run_at_the_published_setting_refutes_what_is_printed() -> None:
     rehearsed, scores = (np.concatenate(one) for one in seen)
     made = one_run.worthwhile(rehearsed, 40_000, FAILURE)
     guesses = one_run.guessed(scores, np.arange(40_000) < 20_000, made)
-    spent = Event(setting.sampling_probability, setting.noise_multiplier / 7, 410)
+    spent = [Event(setting.sampling_probability, setting.noise_multiplier / 7, 410)]
     assert 7.9852 + 0.25 < by_trade_off(guesses, delta, 0.95) < 61.78
     assert by_binomial(guesses, delta, 0.95) < 7.9852  # its delta costs more
     assert 1 < one_run.noise_below(guesses, spent, 62.0, delta, 0.95) < 1.6

@@ -17,9 +17,10 @@ from fedmuon import config as tables
 from fedmuon.errors import InputError
 from fedmuon.experiments.cli import app
 from fedmuon.experiments.laboratory import one_run
-from fedmuon.experiments.laboratory.auditor import Auditor, _ratio, told
+from fedmuon.experiments.laboratory.auditor import Auditor
 from fedmuon.experiments.laboratory.canary import CLASSES, FEATURES, Parallel
 from fedmuon.experiments.laboratory.planted import MARK, Canaries, Planted
+from fedmuon.experiments.laboratory.ratio import _ratio, told
 from fedmuon.experiments.run import execute
 from fedmuon.federated import setup
 from fedmuon.federated.aggregate import begin
@@ -252,12 +253,15 @@ def test_the_final_model_alone_tells_something(tmp_path: Path) -> None:
     ({}, {"count": 81}, "81 canaries cannot be"),
     ({}, {"sees": "lots"}, "--sees lots is unknown"),
     ({"privacy": {"noise": 0.0, "lot": 20.0}}, {}, "give noise"),
+    ({"privacy": {"noise": 1.0, "lot": 20.0, "quantile": 0.5}}, {}, "quantile out"),
+    ({"privacy": {"noise": 1.0, "lot": 20.0, "sampling": "shuffle"}}, {}, "sampling and quantile"),
 ])  # fmt: skip
 def test_what_cannot_be_audited_is_refused(
     changes: dict[str, Any], more: dict[str, Any], said: str, tmp_path: Path
 ) -> None:
     with pytest.raises(InputError, match=said):
         audited(SMALL | changes, tmp_path / "run", **more)
+    assert not (tmp_path / "run").exists()
 
 
 def test_real_targets_are_refused() -> None:
@@ -293,6 +297,24 @@ def test_the_command(finished: tuple[Path, dict[str, Any]], tmp_path: Path) -> N
     assert "--one-run" in str(apart.exception)
     both = CliRunner().invoke(app, [*again, "--noise", "1"])
     assert "many runs" in str(both.exception)
+
+
+@pytest.mark.parametrize(("arguments", "said"), [
+    ("--noise 1 --sees model", "read no --sees: add --one-run"),
+    ("--lot 2 --out a --set data.train=9", "read no --out, --set: add"),
+    ("config.toml --noise 1", "read no RUN: add"),
+    ("--one-run --seed 0 --blocks 1", "no --blocks, --seed, which is for audits of many runs"),
+    ("--one-run config.toml --code projected", "no --code, which is for audits of many runs"),
+    ("--one-run . --canaries 9 --json", ". is a folder whose audit is shown, by no --canaries"),
+])  # fmt: skip
+def test_options_that_an_audit_does_not_read_are_refused(
+    arguments: str, said: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Defaults, too, when they are given: they would look as if they held."""
+    monkeypatch.chdir(tmp_path)
+    refused = CliRunner().invoke(app, ["privacy", "audit", *arguments.split()])
+    assert isinstance(refused.exception, InputError) and not refused.output
+    assert said in str(refused.exception) and not list(tmp_path.iterdir())
 
 
 def test_an_audit_that_was_killed_is_not_gone_on_with(

@@ -20,7 +20,7 @@ from fedmuon.federated import setup
 from fedmuon.federated.aggregate import ServerState, aggregate, begin
 from fedmuon.federated.local import Reply
 from fedmuon.federated.simulate import Experiment, simulate
-from fedmuon.privacy.mechanism import Released
+from fedmuon.privacy.release import Released
 from fedmuon.settings import Local, OrthogonalizerTable, Privacy
 from fedmuon.tasks.matrix import MatrixTask
 from fedmuon.transforms import bias

@@ -37,7 +37,7 @@ CLIENT = {"level": "client", "noise": 1.0}
 DP_FTRL = {"sampling": "cyclic", "noise-correlation": "sqrt-toeplitz", "band": 3}
 
 
-def private(recipe: str = "dp-sgd", **privacy: Any) -> Config:
+def private(recipe: str = "dp-sgd", /, **privacy: Any) -> Config:
     given = {} if privacy.get("level") == "client" else {"noise": 1.0, "lot": 4.0}
     return small(federation={"rounds": 3}, local={"recipe": recipe}, privacy=given | privacy)
 

@@ -16,7 +16,7 @@ from torch.nn import functional
 
 from fedmuon.errors import InputError
 from fedmuon.privacy.keystream import KeyStream
-from fedmuon.privacy.mechanism import (
+from fedmuon.privacy.release import (
     Released,
     keyed,
     release,

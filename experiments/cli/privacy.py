@@ -6,17 +6,21 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from typer import Argument, Option
 
-from fedmuon.experiments.cli.options import (
-    AsJson,
-    Overrides,
-    chosen_config,
-    chosen_folder,
-    console,
-    refuse,
-    require_at_most,
-    resumable,
-    tell,
-    where,
+from fedmuon.experiments.cli.audit import audit
+from fedmuon.experiments.cli.options import AsJson, refuse, require_at_most, tell
+from fedmuon.experiments.cli.setting import (
+    Accountant,
+    Adjacency,
+    Band,
+    Blocks,
+    Delta,
+    Lot,
+    Mode,
+    Noise,
+    Population,
+    Sampling,
+    Steps,
+    rate,
 )
 
 if TYPE_CHECKING:
@@ -26,56 +30,6 @@ app = typer.Typer(
     help="What a private run spends: epsilon for a noise, noise for an epsilon, and an audit.",
     no_args_is_help=True,
 )
-
-NOISE = "sigma: noise of one block over its clipping bound C."
-LOT = "Expected size of a Poisson lot, or the size of those that take turns."
-POPULATION = "Examples of the client."
-STEPS = "T: noisy releases over the whole run."
-DELTA = "Should be well below 1/population."
-Noise = Annotated[float, Option("--noise", help=NOISE)]
-Lot = Annotated[float, Option("--lot", help=LOT)]
-Population = Annotated[int, Option("--population", help=POPULATION)]
-Steps = Annotated[int, Option("--steps", help=STEPS)]
-Delta = Annotated[float, Option("--delta", help=DELTA)]
-Blocks = Annotated[int, Option("--blocks", help="m: blocks clipped to C each, released together.")]
-Mode = Annotated[
-    str, Option("--mode", help="joint certifies; per-release reproduces 000's Table 3.")
-]
-Adjacency = Annotated[
-    str,
-    Option(
-        "--adjacency",
-        help="zero-out: an example may add 0 instead; add-remove: it is there or not, and the "
-        "population is a public number; replace-one: it is any other.",
-    ),
-]
-Sampling = Annotated[
-    str,
-    Option(
-        "--sampling",
-        help="poisson: each example on its own, which amplifies; shuffle or cyclic: lots take "
-        "turns, without amplification.",
-    ),
-]
-Band = Annotated[
-    int,
-    Option("--band", help="With cyclic: steps whose noise cancels, itself one; 1: independent."),
-]
-Accountant = Annotated[
-    str, Option("--accountant", help="pld: quick; dp-accounting: that library, slower to start.")
-]
-MOST_PEOPLE = 10**12
-
-
-def rate(lot: float, population: int) -> float:
-    """The probability with which an example is in a lot."""
-    from fedmuon.tables import shown
-
-    if not 1 <= population <= MOST_PEOPLE:
-        refuse(f"population = {shown(population)} must lie between 1 and {MOST_PEOPLE:,}")
-    if not 0 < lot <= population:
-        refuse(f"lot = {lot:g} must be positive and at most the population = {population}")
-    return lot / population
 
 
 def alike(
@@ -198,108 +152,7 @@ def tuned(
     show({**answer, **({"runs_drawn": tuning.draw(runs, shape)} if draw else {})}, as_json)
 
 
-@app.command()
-def audit(
-    run: Annotated[
-        Path | None,
-        Argument(help="With --one-run: a config, or the folder of a run that was audited."),
-    ] = None,
-    noise: Annotated[float | None, Option("--noise", help=NOISE)] = None,
-    lot: Annotated[float | None, Option("--lot", help=LOT)] = None,
-    population: Annotated[int | None, Option("--population", help=POPULATION)] = None,
-    steps: Annotated[int | None, Option("--steps", help=STEPS)] = None,
-    delta: Annotated[float | None, Option("--delta", help=DELTA)] = None,
-    blocks: Blocks = 1,
-    trials: Annotated[
-        int | None,
-        Option(
-            help="Runs with the canary, and as many without: 100000, or 2000 where real steps run."
-        ),
-    ] = None,
-    seed: Annotated[int, Option(help="Of the trials; the lots and noise of steps are secret.")] = 0,
-    code: Annotated[
-        str,
-        Option(
-            help="projected: what a release is along the canary; release: real private steps of a "
-            "small network (for a few steps and blocks)."
-        ),
-    ] = "projected",
-    one_run: Annotated[
-        bool, Option("--one-run", help="Train the config RUN once, with many canaries.")
-    ] = False,
-    canaries: Annotated[
-        int | None, Option(help="With --one-run: whose places they take; half of all samples.")
-    ] = None,
-    sees: Annotated[
-        str, Option(help="With --one-run: releases, or the final model alone (weaker).")
-    ] = "releases",
-    out: Annotated[
-        Path | None,
-        Option("--out", help="With --one-run: the run directory; a new one below runs/."),
-    ] = None,
-    overrides: Overrides = None,
-    as_json: AsJson = False,
-) -> None:
-    """A lower bound on epsilon from canaries, beside what the accountant claims.
-
-    Example: [bold]fedmuon privacy audit --noise 2.3395 --lot 1024 --population 42043 --steps 410
-    --delta 8e-6 --blocks 49[/]
-
-    Of the code that trains: [bold]fedmuon privacy audit --code release --noise 1 --lot 8
-    --population 16 --steps 2 --delta 0.05 --blocks 2[/]
-
-    Of one whole run, whose coins are kept beside its folder: [bold]fedmuon privacy audit --one-run
-    config.toml --out runs/audited[/]
-    """
-    given = {"noise": noise, "lot": lot, "population": population, "steps": steps, "delta": delta}
-    missing = [f"--{name}" for name, value in given.items() if value is None]
-    if one_run:
-        if len(missing) < len(given) or (blocks, trials, seed, code) != (1, None, 0, "projected"):
-            refuse(
-                "a setting and its trials are for audits of many runs: --one-run has the config's"
-            )
-        _audit_run(run, canaries, sees, out, overrides, as_json)
-        return
-    if run is not None or canaries is not None or out is not None or overrides:
-        refuse("a run, its canaries and its folder are for --one-run: add it, or leave them out")
-    from fedmuon.experiments.laboratory import audit as trial
-    from fedmuon.privacy.audit import Setting
-
-    if noise is None or lot is None or population is None or steps is None or delta is None:
-        refuse(f"{', '.join(missing)} is missing: give the whole setting, or a config to --one-run")
-    require_at_most(1e9, noise=noise)
-    setting = Setting(noise, rate(lot, population), steps, blocks)
-    record = trial.audit(setting, delta, trials, seed, code, lot, population)
-    tell(record, as_json, trial.table(record))
-
-
-def _audit_run(
-    run: Path | None,
-    canaries: int | None,
-    sees: str,
-    out: Path | None,
-    overrides: list[str] | None,
-    as_json: bool,
-) -> None:
-    """What an audited run's folder says, or a run of the config with canaries."""
-    from fedmuon.experiments.cli.show import Progress
-    from fedmuon.experiments.laboratory import one_run
-
-    if run is not None and run.is_dir():
-        record = one_run.of_finished(run)
-        tell(record, as_json, one_run.table(record))
-        return
-    config = chosen_config(run, overrides or [], False)
-    assert config is not None
-    folder = chosen_folder(out, config)
-    with resumable(folder, ["privacy", "audit"]), Progress(console) as progress:
-        record = one_run.execute(
-            config, folder, canaries, sees, watch=progress.watch, begun=progress.begin
-        )
-    tell(record, as_json, one_run.table(record))
-    if not as_json:
-        console.print("The run is in", where(folder), soft_wrap=True)
-        console.print("The coins are in", where(one_run.coins(folder)), soft_wrap=True)
+app.command()(audit)
 
 
 @app.command()

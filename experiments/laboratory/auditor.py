@@ -1,7 +1,7 @@
-"""Who guesses the coins of canaries: all releases are seen, and nothing else of a run."""
+"""Who guesses the coins of canaries among examples: all releases are seen, and nothing else of a
+run."""
 
 import dataclasses
-import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property, partial
@@ -10,13 +10,17 @@ from typing import Any
 import numpy as np
 import torch
 
-from fedmuon.experiments.laboratory.planted import Canaries
+from fedmuon.drive import Run
+from fedmuon.experiments.laboratory.planted import Canaries, Planted
+from fedmuon.experiments.laboratory.ratio import told
+from fedmuon.federated.aggregate import begin
+from fedmuon.federated.simulate import Engine, rounds
+from fedmuon.federated.spending import rounds_taken
+from fedmuon.privacy.audit import Setting
 from fedmuon.privacy.mechanism import Mechanism
 from fedmuon.tasks.base import Params, Points
 from fedmuon.transforms.base import Chain, Context, Link, State
 from fedmuon.transforms.recipes import Recipe
-
-SLIGHT, MOST_POINTS = 0.1, 16  # of the noise's own variance; points of an integral
 
 
 @dataclass(eq=False)
@@ -37,6 +41,47 @@ class Auditor:
     mechanism: Mechanism
     rates: np.ndarray  # by client
     found: dict[tuple[int, int, int], tuple[np.ndarray, float]] = field(default_factory=dict)
+    adjacency = "zero-out"
+
+    @classmethod
+    def drawn(cls, run: Run, count: int, rng: np.random.Generator) -> "Auditor":
+        """With so many canaries among the samples of the run."""
+        experiment, sizes = run.experiment, run.data.sizes
+        mechanism = experiment.recipe.mechanism
+        assert mechanism is not None
+        template = begin(experiment.recipe, experiment.task, run.config.federation.seed).params
+        canaries = Canaries.drawn(count, experiment.shards, template, rng)
+        return cls(canaries, mechanism, np.array([mechanism.rate(int(n)) for n in sizes]))
+
+    @property
+    def included(self) -> np.ndarray:
+        """The coins."""
+        return self.canaries.included
+
+    @property
+    def places(self) -> dict[str, np.ndarray]:
+        """Whose places the canaries take."""
+        return {"rows": self.canaries.rows}
+
+    def audited(self, run: Run) -> tuple[Run, Engine]:
+        """The same run with the canaries in its data and the auditor at its releases."""
+        was = run.experiment
+        experiment = dataclasses.replace(
+            was,
+            recipe=self.watching(was.recipe),
+            task=Planted(was.task, self.canaries),
+            shards=self.canaries.marked(was.shards),
+        )
+        return dataclasses.replace(run, experiment=experiment), rounds
+
+    def settings(self, run: Run) -> list[Setting]:
+        """What each canary is a part of, by the declared mechanism."""
+        plan, blocks = run.experiment.plan, self.mechanism.clipping.blocks(self.canaries.places)
+        steps = plan.steps * rounds_taken(run.experiment)
+        return [
+            Setting(self.mechanism.noise, float(self.rates[client]), int(steps[client]), blocks)
+            for client in self.canaries.clients
+        ]
 
     def watching(self, recipe: Recipe) -> Recipe:
         """The recipe, whose releases are seen here before its chain goes on."""
@@ -85,38 +130,6 @@ class Auditor:
         scale = {name: float(value.square().mean().sqrt()) or 1.0 for name, value in moved.items()}
         found = sum(value.double().cpu().numpy() / scale[name] for name, value in every.items())
         return np.asarray(found - np.median(found))
-
-
-def told(y: np.ndarray, s: np.ndarray, rate: float) -> np.ndarray:
-    """The log-likelihood ratio of y [T, m] with the canary, (1 - q) N(b, s_t) + q N(b + s_t, s_t),
-    and without it, N(b, s_t).
-
-    Here b is what other samples do at a canary's places in every release: N(0, t^2), where t^2 is
-    what the variance over canaries of the mean over time has beyond noise and canaries. Without it
-    the ratio is sum_t ln(1 - q + q exp(y_t - s_t / 2)); else b is integrated out, on a grid around
-    its mean given y, wide enough for both cases.
-    """
-    steps, mean = len(y), float(s.mean())
-    ours = (rate * mean) ** 2 / 4 + rate * (1 - rate) * mean**2 / steps / 2
-    shared = float(np.var(y.mean(0))) - mean / steps - ours
-    if shared <= SLIGHT * mean / steps:
-        return _ratio(y - s[:, None] / 2, rate)
-    precision = float((1 / s).sum()) + 1 / shared
-    center, spread = (y / s[:, None]).sum(0) / precision, precision**-0.5
-    low = -rate * mean / spread - 3
-    grid = np.linspace(low, 3, max(7, min(MOST_POINTS, math.ceil(3 - low)))) * spread
-    # Up to what no b changes, ln P(b | y) without the canary is -(b - center)^2 precision / 2.
-    weights = -(grid**2) * precision / 2
-    within = [
-        weight + _ratio(y - (center + b) - s[:, None] / 2, rate)
-        for b, weight in zip(grid, weights, strict=True)
-    ]
-    return np.logaddexp.reduce(within) - np.logaddexp.reduce(weights)
-
-
-def _ratio(x: np.ndarray, rate: float) -> np.ndarray:
-    """sum_t ln(1 - q + q e^x)."""
-    return np.logaddexp(math.log1p(-rate) if rate < 1 else -np.inf, math.log(rate) + x).sum(0)
 
 
 def _watched(link: Link, look: Callable[..., None]) -> Link:

@@ -1,18 +1,19 @@
 """`fedmuon privacy audit --one-run`: a run with canaries, and what its releases say of them.
 
 The run is the one that the config names, by the code that trains, with its ledger: only that some
-samples have given their places to canaries (`fedmuon.experiments.laboratory.planted`). Putting one
-in or leaving it out is zero-out adjacency, as no rate depends on a coin, and a special case of the
-others (`fedmuon.privacy.pairs`): what it refutes is refuted for them, too. How many canaries are
-guessed is fixed before the run, by likelihood ratios that a rehearsal draws from the declared
-mechanism. The coins stay with the auditor, in a folder of their own.
+samples have given their places to canaries (`fedmuon.experiments.laboratory.planted`), or at client
+level some clients (`...client_auditor`). Putting a sample in or leaving it out is zero-out
+adjacency, as no rate depends on a coin, and a special case of the others (`fedmuon.privacy.pairs`):
+what it refutes is refuted for them, too. How many canaries are guessed is fixed before the run, by
+likelihood ratios that a rehearsal draws from the declared mechanism. The coins stay with the
+auditor, in a folder of their own.
 """
 
 import dataclasses
 import json
 import time
+from collections import Counter
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 from rich.table import Table
@@ -22,11 +23,12 @@ from fedmuon.config import Config
 from fedmuon.drive import Begin, Run, Watch, drive, prepare
 from fedmuon.errors import InputError
 from fedmuon.experiments.laboratory.auditor import Auditor
+from fedmuon.experiments.laboratory.client_auditor import ClientAuditor
 from fedmuon.experiments.laboratory.facts import columns, finite
-from fedmuon.experiments.laboratory.planted import Canaries, Planted, require_classes
+from fedmuon.experiments.laboratory.planted import require_classes
 from fedmuon.federated import setup
-from fedmuon.federated.aggregate import begin
-from fedmuon.federated.simulate import Experiment, rounds
+from fedmuon.federated.simulate import Experiment
+from fedmuon.federated.spending import named
 from fedmuon.locks import held
 from fedmuon.names import PRIVATE, is_own
 from fedmuon.privacy import audit, one_run
@@ -35,14 +37,13 @@ from fedmuon.privacy.audit import CONFIDENCE, Setting
 from fedmuon.privacy.ledger import Ledger
 from fedmuon.privacy.mechanism import Mechanism
 from fedmuon.privacy.one_run import Guesses
-from fedmuon.privacy.pairs import Event
+from fedmuon.privacy.pairs import Event, hardest
 from fedmuon.storage import AUDIT, Record, RunDirectory, array_bytes, read_tensors
 
 COINS = "canaries.npz"
 LEAST = 10  # canaries
 REHEARSALS, NUMBERS = 10_000, 2**23  # canaries that are rehearsed, and normal numbers drawn for it
 SEES = ("releases", "model")
-ADJACENCY = "zero-out"
 
 
 def execute(
@@ -61,107 +62,91 @@ def execute(
     """
     start, rng = time.monotonic(), rng or np.random.default_rng()
     config = setup.resolve(config)
-    many = max(LEAST, config.data.train // 2) if canaries is None else canaries
+    many = max(LEAST, _most_canaries(config)[0] // 2) if canaries is None else canaries
     _require_auditable(config, many, sees)
     with held(out):
-        run = prepare(config, out, require=_require_known)
-        auditor = _planted(run, many, rng)
+        run = prepare(config, out, require=_require_known_law)
         files.write_bytes(out / AUDIT, json.dumps({"canaries": many, "finished": False}).encode())
-        failure = 1 - CONFIDENCE
-        ratios = rehearsed(auditor, _releases(run), rng)
-        made = one_run.worthwhile(ratios, many, failure) if sees == "releases" else many // 8
-        summary = drive(_audited(run, auditor), rounds, watch, begun)
+        auditor = (ClientAuditor if _at_client(config) else Auditor).drawn(run, many, rng)
+        ratios = rehearsed(auditor.settings(run), rng)
+        made = many // 8
+        if sees == "releases":
+            made = one_run.worthwhile(ratios, many, 1 - CONFIDENCE)
+        summary = drive(*auditor.audited(run), watch, begun)
         scores = auditor.scores() if sees == "releases" else _of_model(auditor, out)
-        guesses = one_run.guessed(scores, auditor.canaries.included, made)
+        guesses = one_run.guessed(scores, auditor.included, made)
         record = {
-            **judged(guesses, out, summary["privacy"]), "sees": sees,
+            **judged(guesses, out, summary["privacy"], auditor.adjacency), "sees": sees,
             "train_seconds": _seconds(run), "seconds": round(time.monotonic() - start, 3),
         }  # fmt: skip
-        _write(out, record, auditor.canaries, scores)
+        _write(out, record, auditor, scores)
     return record
+
+
+def _at_client(config: Config) -> bool:
+    return config.privacy.level == "client"
+
+
+def _most_canaries(config: Config) -> tuple[int, str]:
+    """How many places there are for canaries, and whose."""
+    if _at_client(config):
+        return config.federation.clients, "clients"
+    return config.data.train, "samples"
 
 
 def _require_auditable(config: Config, canaries: int, sees: str) -> None:
     if sees not in SEES:
         raise InputError(f"--sees {sees} is unknown: use {' or '.join(SEES)}")
-    if config.local.recipe not in PRIVATE and not is_own(config.local.recipe):
+    recipe = config.local.recipe
+    if recipe not in PRIVATE and not is_own(recipe) and not _at_client(config):
         raise InputError(
-            f"[local] recipe = '{config.local.recipe}' promises no privacy that an audit could "
-            "refute: choose a recipe dp-... or disk-..."
+            f"[local] recipe = '{recipe}' promises no privacy that an audit could refute: choose a "
+            "recipe dp-... or disk-..., or set [privacy] level = 'client'"
         )
     if config.engine.name != "inline":
         raise InputError(
             f"[engine] name = '{config.engine.name}' computes releases in other processes, where "
             "no auditor sees them: set it to 'inline'"
         )
-    if not LEAST <= canaries <= config.data.train:
+    most, whose = _most_canaries(config)
+    if not LEAST <= canaries <= most:
         raise InputError(
             f"{canaries} canaries cannot be: give {LEAST} or more, which show something, and at "
-            f"most the {config.data.train} samples whose places they take"
+            f"most the {most} {whose} whose places they take"
         )
 
 
-def _planted(run: Run, count: int, rng: np.random.Generator) -> Auditor:
-    """The canaries of a run, and who looks for them."""
-    experiment = run.experiment
-    mechanism = _require_known(experiment)
-    template = begin(experiment.recipe, experiment.task, run.config.federation.seed).params
-    drawn = Canaries.drawn(count, experiment.shards, template, rng)
-    return Auditor(drawn, mechanism, np.array([mechanism.rate(int(n)) for n in run.data.sizes]))
-
-
-def _require_known(experiment: Experiment) -> Mechanism:
-    """The mechanism, refused unless the auditor knows its law and can mark canaries."""
-    mechanism = experiment.recipe.mechanism
-    if mechanism is None or not mechanism.noise:
+def _require_known_law(experiment: Experiment) -> None:
+    """Refuse releases that hide nothing, or whose likelihood the auditors do not know, and samples
+    that cannot be marked."""
+    released = experiment.recipe.client_level or experiment.recipe.mechanism
+    if released is None or not released.noise:
         raise InputError("without noise nothing is private, and no audit is needed: give noise")
-    if mechanism.turns is not None or mechanism.quantile is not None:
+    if isinstance(released, Mechanism) and (released.turns or released.quantile):
         raise InputError(
             "the auditor of one run knows the law of Poisson lots under a bound that stays: leave "
             "[privacy] sampling and quantile out"
         )
-    require_classes(experiment.shards)
-    return mechanism
+    if isinstance(released, Mechanism):
+        require_classes(experiment.shards)
 
 
-def _audited(run: Run, auditor: Auditor) -> Run:
-    """The same run with the canaries in its data and the auditor at its releases."""
-    was = run.experiment
-    experiment = dataclasses.replace(
-        was,
-        recipe=auditor.watching(was.recipe),
-        task=Planted(was.task, auditor.canaries),
-        shards=auditor.canaries.marked(was.shards),
-    )
-    return dataclasses.replace(run, experiment=experiment)
-
-
-def _releases(run: Run) -> np.ndarray:
-    """How often each client releases."""
-    plan = run.experiment.plan
-    return plan.steps * np.bincount(plan.schedule().ravel(), minlength=plan.clients)
-
-
-def rehearsed(auditor: Auditor, releases: np.ndarray, rng: np.random.Generator) -> np.ndarray:
-    """Log-likelihood ratios of made-up canaries, in and out of the data alike, each client's as
+def rehearsed(settings: list[Setting], rng: np.random.Generator) -> np.ndarray:
+    """Log-likelihood ratios of made-up canaries, in and out of the data alike, of each setting as
     many as it has of all: by the declared mechanism, along a canary that nothing else touches."""
-    clients, mechanism = auditor.canaries.clients, auditor.mechanism
-    blocks = mechanism.clipping.blocks(auditor.canaries.places)
-    kinds = np.stack([auditor.rates[clients], releases[clients]], 1)
     found = []
-    for (rate, steps), count in zip(*np.unique(kinds, axis=0, return_counts=True), strict=True):
-        wanted = min(REHEARSALS, NUMBERS // max(1, int(steps)))
-        share = max(1, round(wanted * count / len(clients) / 2))
-        if not steps:
+    for setting, count in sorted(Counter(settings).items()):
+        wanted = min(REHEARSALS, NUMBERS // max(1, setting.steps))
+        share = max(1, round(wanted * count / len(settings) / 2))
+        if not setting.steps:
             found.append(np.zeros(2 * share))
             continue
-        setting = Setting(mechanism.noise, float(rate), int(steps), blocks)
         tried = audit.trials(setting, audit.projected(setting, rng), max(audit.FEWEST, share))
         found += [part[:share] for part in tried]
     return np.concatenate(found)
 
 
-def _of_model(auditor: Auditor, out: Path) -> np.ndarray:
+def _of_model(auditor: Auditor | ClientAuditor, out: Path) -> np.ndarray:
     """Scores that stand on the first and the last model alone."""
     first, last = (
         {name: value[None] for name, value in read_tensors(out / file)[0].items()}
@@ -170,21 +155,21 @@ def _of_model(auditor: Auditor, out: Path) -> np.ndarray:
     return auditor.scores_of_model(first, last)
 
 
-def judged(guesses: Guesses, out: Path, private: Record) -> Record:
+def judged(guesses: Guesses, out: Path, private: Record, adjacency: str) -> Record:
     """What the guesses refute, beside what the run's ledger certifies."""
     delta = private["delta"]
     ledger = Ledger.read(out / "ledger.jsonl")
-    every = {client: merge(ledger.events(client)) for client in ledger.clients()}
+    every = {named(client): _of_one_kind(ledger.events(client)) for client in ledger.clients()}
     by_counts = {
         "binomial": one_run.by_binomial(guesses, delta, CONFIDENCE),
         "trade_off": one_run.by_trade_off(guesses, delta, CONFIDENCE),
     }
-    times = one_run.noise_below(guesses, _most(every), private["epsilon"], delta, CONFIDENCE)
+    times = one_run.noise_below(
+        guesses, hardest(every.values()), private["epsilon"], delta, CONFIDENCE
+    )
     worst = every[private["client"]]
-    quieter = [
-        dataclasses.replace(one, noise_multiplier=times * one.noise_multiplier) for one in worst
-    ]
-    declared = account(quieter, delta).lower if np.isfinite(times) else 0.0
+    quieter = dataclasses.replace(worst, noise_multiplier=times * worst.noise_multiplier)
+    declared = account([quieter], delta).lower if np.isfinite(times) else 0.0
     at_least = max(by_counts.values())
     return {
         "epsilon_at_least": at_least,
@@ -200,18 +185,15 @@ def judged(guesses: Guesses, out: Path, private: Record) -> Record:
         "canaries": guesses.canaries,
         "guesses": guesses.made,
         "right": guesses.right,
-        "adjacency": ADJACENCY,
+        "adjacency": adjacency,
         "unit": private["unit"],
     }
 
 
-def _most(every: dict[Any, list[Event]]) -> Event:
-    """Releases that tell at least what any client's do: the largest rate, the most of them."""
-    return Event(
-        max(one.sampling_probability for events in every.values() for one in events),
-        min(one.noise_multiplier for events in every.values() for one in events),
-        max(sum(one.count for one in events) for events in every.values()),
-    )
+def _of_one_kind(events: list[Event]) -> Event:
+    """A client's releases, all of which have one rate and one noise."""
+    (found,) = merge(events)
+    return found
 
 
 def _seconds(run: Run) -> float:
@@ -223,12 +205,12 @@ def coins(out: Path) -> Path:
     return out.with_name(f"{out.name}-coins") / COINS
 
 
-def _write(out: Path, record: Record, canaries: Canaries, scores: np.ndarray) -> None:
+def _write(out: Path, record: Record, auditor: Auditor | ClientAuditor, scores: np.ndarray) -> None:
     content = {AUDIT: (json.dumps(record, indent=2, allow_nan=False) + "\n").encode()}
     file = coins(out)
     with files.mendable(file, "write"):
         file.parent.mkdir(parents=True, exist_ok=True)
-    held_apart = {"rows": canaries.rows, "included": canaries.included, "scores": scores}
+    held_apart = {**auditor.places, "included": auditor.included, "scores": scores}
     files.write_bytes(file, array_bytes(**held_apart))
     files.announce(out, content)
     files.write_bytes(out / AUDIT, content[AUDIT])

@@ -47,7 +47,7 @@ class Canaries:
         clients = np.searchsorted(shards.offsets, rows, side="right") - 1
         places, signs = {}, {}
         for name, value in template.items():
-            each = [_places(rng, value[0].numel(), n) for n in np.bincount(clients)]
+            each = [distinct_places(rng, value[0].numel(), n) for n in np.bincount(clients)]
             places[name] = torch.from_numpy(np.concatenate(each)).to(value.device)
             drawn = torch.from_numpy(rng.choice([-1.0, 1.0], count))
             signs[name] = drawn.to(value.device, value.dtype)
@@ -92,8 +92,8 @@ def require_classes(shards: Shards) -> None:
         )
 
 
-def _places(rng: np.random.Generator, entries: int, count: int) -> np.ndarray:
-    """Random entries for a client's canaries, each taken twice only when all are."""
+def distinct_places(rng: np.random.Generator, entries: int, count: int) -> np.ndarray:
+    """Random entries for canaries of one sum, each taken twice only when all are."""
     whole = [rng.permutation(entries) for _ in range(-(-count // entries))]
     return np.concatenate([np.array([], dtype=int), *whole])[:count]
 

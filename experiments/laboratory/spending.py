@@ -17,8 +17,8 @@ from fedmuon.federated import client_spending
 from fedmuon.federated.spending import delta_of, named
 from fedmuon.privacy.accounting import loose
 from fedmuon.privacy.client_level import EACH, EVERYONE
+from fedmuon.privacy.doubts import DOUBTS, STOPPED
 from fedmuon.privacy.ledger import Ledger
-from fedmuon.privacy.mechanism import DOUBTS, STOPPED
 from fedmuon.storage import AUDIT, Record, RunDirectory
 
 UNFINISHED = (

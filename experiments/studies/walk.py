@@ -7,7 +7,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fedmuon.privacy.mechanism import Released
+from fedmuon.privacy.release import Released
 from fedmuon.tasks.base import Params, Points
 from fedmuon.transforms.base import Chain, Context
 

@@ -77,10 +77,10 @@ def replies(
     found = unasked(task.device, done)
     if recipe.client_level is None:
         return found
-    return [_veiled(recipe, recipe.client_level, broadcast, reply) for reply in found]
+    return [veiled(recipe, recipe.client_level, broadcast, reply) for reply in found]
 
 
-def _veiled(recipe: Recipe, level: ClientLevel, sent: Broadcast, reply: Reply) -> Reply:
+def veiled(recipe: Recipe, level: ClientLevel, sent: Broadcast, reply: Reply) -> Reply:
     """A reply under client level: it tells no loss, and where the client trusts nobody, it is a
     release."""
     reply = replace(reply, loss=torch.full_like(reply.loss, math.nan))

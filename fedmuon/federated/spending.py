@@ -27,8 +27,10 @@ from fedmuon.privacy import lattice
 from fedmuon.privacy.accounting import Answer, epsilon, event, loose, require_delta
 from fedmuon.privacy.calibration import noise_for
 from fedmuon.privacy.client_level import EACH, EVERYONE, ClientLevel
+from fedmuon.privacy.doubts import DOUBTS, STOPPED, uncertified
 from fedmuon.privacy.ledger import Ledger
-from fedmuon.privacy.mechanism import DOUBTS, STOPPED, Mechanism, uncertified
+from fedmuon.privacy.mechanism import Mechanism
+from fedmuon.privacy.pairs import Event, hardest
 from fedmuon.settings import Privacy
 from fedmuon.tasks.base import Params
 
@@ -57,12 +59,14 @@ def calibrated(config: Config, experiment: Experiment, sizes: np.ndarray, params
     if not privacy.epsilon:
         return config
     blocks, taken = mechanism.clipping.blocks(params), rounds_taken(experiment)
-    demands = _hardest(
-        {(mechanism.rate(int(sizes[i])), int(count)) for i, count in enumerate(taken) if count}
+    demands = hardest(  # of noise 1: it is the same for all
+        Event(mechanism.rate(int(sizes[i])), 1.0, int(count))
+        for i, count in enumerate(taken)
+        if count
     )
     steps, goal = experiment.plan.steps, delta_of(config, sizes, mechanism)
     named = mechanism.adjacency
-    alike = [_alike(mechanism, rate, count * steps) for rate, count in demands]
+    alike = [_alike(mechanism, one.sampling_probability, one.count * steps) for one in demands]
     if privacy.noise:
         require_within(privacy, [
             epsilon(privacy.noise / over, rate, many, goal, blocks, adjacency=named)
@@ -193,15 +197,6 @@ def mark_of(config: Config) -> str:
 def rounds_taken(experiment: Experiment) -> np.ndarray:
     """How often each client takes part [N]."""
     return np.bincount(experiment.plan.schedule().ravel(), minlength=experiment.plan.clients)
-
-
-def _hardest(demands: set[tuple[float, int]]) -> list[tuple[float, int]]:
-    """The (rate, rounds) that no other exceeds in both: the rest spends less."""
-    return [
-        one
-        for one in sorted(demands)
-        if not any(other != one and other[0] >= one[0] and other[1] >= one[1] for other in demands)
-    ]
 
 
 @dataclass(frozen=True)

@@ -14,7 +14,7 @@ from torch import Tensor
 from fedmuon.errors import InputError, plain
 from fedmuon.federated.aggregate import combined
 from fedmuon.federated.local import Reply
-from fedmuon.privacy.mechanism import Released
+from fedmuon.privacy.release import Released
 from fedmuon.tasks.base import Params, Points
 from fedmuon.transforms.base import Context, Link, State, States, forbidden_gradient
 from fedmuon.transforms.probe import drawn_for, same

@@ -27,7 +27,7 @@ from fedmuon.errors import InputError
 from fedmuon.names import PRIVATE
 from fedmuon.optim.routing import routing_table
 from fedmuon.privacy.accounting import Answer, account, event, merge
-from fedmuon.privacy.mechanism import DOUBTS, uncertified
+from fedmuon.privacy.doubts import DOUBTS, uncertified
 from fedmuon.privacy.pairs import Event
 from fedmuon.randomness import Draw, generator
 from fedmuon.settings import Local, OrthogonalizerTable, Privacy

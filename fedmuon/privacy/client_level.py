@@ -46,6 +46,7 @@ from torch import Tensor
 from fedmuon.coupling import normal
 from fedmuon.names import Arithmetic, NoiseSource
 from fedmuon.privacy import lattice
+from fedmuon.privacy.doubts import secrecy
 from fedmuon.privacy.streams import Stream, secret_stream, words_of
 from fedmuon.questions import sent
 from fedmuon.randomness import Draw, generator
@@ -84,10 +85,8 @@ class ClientLevel:
 
     @property
     def secrecy(self) -> str:
-        """Who can know the noise: see `DOUBTS` of `fedmuon.privacy.mechanism`."""
-        if self.seed is not None:
-            return "repeatable"
-        return "secret" if self.source == "secure" else "predictable"
+        """Who can know the noise: see `fedmuon.privacy.doubts`."""
+        return secrecy(self.seed is not None, self.source)
 
     @property
     def rate(self) -> float:

@@ -27,15 +27,13 @@ loss that of one Gaussian release of sensitivity S (cf. Denisov et al. 2022, The
 """
 
 from collections import deque
-from collections.abc import Callable
 from dataclasses import dataclass, field
 
 import numpy as np
 from torch import Tensor
 
 from fedmuon.errors import InputError
-
-Normal = Callable[[tuple[int, ...], int], Tensor]  # as in `fedmuon.privacy.mechanism`
+from fedmuon.privacy.release import Normal
 
 
 def square_root(count: int) -> np.ndarray:

@@ -40,8 +40,9 @@ along (j - 1, r - j + 1) itself. Larger in the order is more in mass, (H + R) / 
 Both bound the same tail, so the smaller of the two does, with no loss of confidence.
 """
 
+import dataclasses
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -154,12 +155,16 @@ def _largest(beyond: Callable[[float], bool]) -> float:
     return low
 
 
-def claims_of(spent: Event, most: float, delta: float) -> Claims:
-    """What the accountant certifies of these releases at `POINTS` epsilons up to `most`, be the
-    example added or removed."""
-    grid = loss.coarsest([spent], delta, most)
+def claims_of(spent: Sequence[Event], most: float, delta: float) -> Claims:
+    """What the accountant certifies at `POINTS` epsilons up to `most`, be the example added or
+    removed, and be it part of whichever of these kinds of releases."""
     epsilons = most * np.linspace(0, 1, POINTS) ** 3
-    deltas = np.zeros(POINTS)
+    return Claims(epsilons, np.max([_deltas(one, epsilons, delta) for one in spent], axis=0))
+
+
+def _deltas(spent: Event, epsilons: np.ndarray, delta: float) -> np.ndarray:
+    """Of one kind of releases."""
+    grid, deltas = loss.coarsest([spent], delta, epsilons[-1]), np.zeros(len(epsilons))
     for part in loss.estimates(spent, grid):
         tail, parts = 1e-6 * delta, [(part, spent.count)]
         composed = loss.compose(parts, grid, tail)
@@ -168,21 +173,24 @@ def claims_of(spent: Event, most: float, delta: float) -> Claims:
         for k, first in enumerate(np.searchsorted(losses, epsilons)):
             excess = -np.expm1(epsilons[k] - losses[first:]) @ composed.masses[first:]
             deltas[k] = max(deltas[k], excess + beyond)
-    return Claims(epsilons, deltas)
+    return deltas
 
 
 def noise_below(
-    guesses: Guesses, spent: Event, most: float, delta: float, confidence: float
+    guesses: Guesses, spent: Sequence[Event], most: float, delta: float, confidence: float
 ) -> float:
     """With this confidence the noise was less than so many times the declared one; inf if the
     guesses refute none.
 
     It stands on more than counts: on the mechanism being the declared one, Poisson lots and
-    Gaussian noise, of which only the multiplier is in doubt. `most` is about its epsilon.
+    Gaussian noise, of which only the multiplier is in doubt. `spent` are the `hardest` of what the
+    run released, `most` is about its epsilon.
     """
 
     def beyond(times: float) -> bool:
-        louder = Event(spent.sampling_probability, times * spent.noise_multiplier, spent.count)
+        louder = [
+            dataclasses.replace(one, noise_multiplier=times * one.noise_multiplier) for one in spent
+        ]
         return refuted(guesses, claims_of(louder, most, delta), 1 - confidence)
 
     low = high = 1.0

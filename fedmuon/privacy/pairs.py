@@ -34,6 +34,7 @@ it.
 """
 
 import math
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
@@ -58,6 +59,25 @@ class Event:
     noise_multiplier: float
     count: int = 1
     replaced: bool = False
+
+
+def hardest(spent: Iterable[Event]) -> list[Event]:
+    """Those that no other exceeds in rate and count with as little noise: the rest spends less.
+
+    A pair of rate p < q mixes, by p/q and 1 - p/q, that of rate q with one of equals, N(0) twice;
+    H_a is jointly convex, and of equals the least that it can be. More noise is post-processing.
+    """
+    every = set(spent)
+    return sorted(one for one in every if not any(_exceeds(other, one) for other in every - {one}))
+
+
+def _exceeds(one: Event, other: Event) -> bool:
+    return (
+        one.sampling_probability >= other.sampling_probability
+        and one.noise_multiplier <= other.noise_multiplier
+        and one.count >= other.count
+        and one.replaced >= other.replaced
+    )
 
 
 def _log_mixed(q: float, exponent: float) -> float:

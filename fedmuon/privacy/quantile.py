@@ -20,13 +20,16 @@ have the slightly larger noise s_g; s_b must exceed s / (2 sqrt(m)).
 """
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor
 
 from fedmuon.errors import InputError
+from fedmuon.privacy.release import Normal, Released, clipped_sums, release
+from fedmuon.questions import unasked
+from fedmuon.tasks.base import Batch, Params, Points, Task, blocks
 from fedmuon.tasks.clipping import Clipping
 
 REACH = math.log(1e15)  # of ln C: noisy counts alone would carry it out of what float32 holds
@@ -80,3 +83,49 @@ class Counting(Clipping):
     def total(self) -> float:
         """The sum over all examples so far."""
         return math.fsum(float(one) for one in self.counted)
+
+
+@dataclass(frozen=True)
+class CountedRelease:
+    """A step's sums, each client's clipped at its own bound, with what was not clipped: `noise` is
+    the multiplier s of (1), `lot` what sums are divided by."""
+
+    quantile: Quantile
+    clipping: Clipping
+    noise: float
+    lot: float
+    task: Task
+
+    def of(
+        self, points: Points, batches: Sequence[Batch], bounds: Tensor, drawn: Sequence[Normal]
+    ) -> Released:
+        """At the bounds [K], with the noise of each client's own draws."""
+        if len(bounds) > len(batches):
+            raise InputError(
+                "clipping that follows a quantile follows that of one model: run it alone"
+            )
+        each = [(c, blocks(params, len(batches))) for c, params in points]
+        found = [
+            self._one([(c, own[k]) for c, own in each], batches[k], drawn[k], float(bound))
+            for k, bound in enumerate(bounds)
+        ]
+        names = found[0].gradient
+        kept = torch.stack([one.kept for one in found if one.kept is not None])
+        return Released(
+            {name: torch.cat([one.gradient[name] for one in found]) for name in names}, kept
+        )
+
+    def _one(self, points: Points, batch: Batch, drawn: Normal, bound: float) -> Released:
+        """A client's, by (1)."""
+        at = Counting(self.clipping.rule, bound, self.clipping.joint_block)
+
+        def sums() -> tuple[Params, float]:
+            at.counted.clear()
+            return clipped_sums(self.task, points, [batch], at), at.total()
+
+        total, count = unasked(self.task.device, sums)
+        noise = self.quantile.of_sums(self.noise, at.blocks(total))
+        found = release(total, at, noise, self.lot, drawn)
+        last = float(drawn((1, 1), len(total))) if self.noise else 0.0
+        kept = (count + self.quantile.noise * last) / self.lot + 0.5
+        return Released(found.gradient, torch.tensor(kept, dtype=torch.float64))

@@ -10,7 +10,7 @@ Of a family G = (G_1, ..., G_m) of blocks, one for each parameter tensor, an exa
 and 0 where the gradient is 0. Automatic clipping (003, section 5) needs no threshold to tune.
 
 In floating point a clipped norm may exceed C by rounding, at most by the factor 1 + `slack`: for
-that much more noise is drawn (`fedmuon.privacy.mechanism`), while the sums stay what they are. An
+that much more noise is drawn (`fedmuon.privacy.release`), while the sums stay what they are. An
 example whose gradient is not finite contributes 0, which is a function of that example alone.
 Squared norms below the smallest normal number over eps have lost their digits: automatic rules make
 0 of such a gradient, too, and the others take it for no shorter than that.

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from fedmuon.errors import InputError
-from fedmuon.privacy.mechanism import Released
+from fedmuon.privacy.release import Released
 from fedmuon.questions import sent
 from fedmuon.tasks.base import Params, Points
 

@@ -17,8 +17,8 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from fedmuon.privacy.mechanism import Released
 from fedmuon.privacy.quantile import Quantile
+from fedmuon.privacy.release import Released
 from fedmuon.questions import sent
 from fedmuon.tasks.base import Params, Points
 from fedmuon.transforms.base import Context, Link, State, has_stepped, per_replica

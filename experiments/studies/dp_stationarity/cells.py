@@ -24,7 +24,8 @@ from fedmuon.experiments.studies.study import Call
 from fedmuon.experiments.studies.walk import Oracle, walk
 from fedmuon.experiments.suites.contents import Asked
 from fedmuon.names import Recipe as Name
-from fedmuon.privacy.mechanism import Mechanism, keyed, release
+from fedmuon.privacy.mechanism import Mechanism
+from fedmuon.privacy.release import keyed, release
 from fedmuon.randomness import Draw, generator
 from fedmuon.settings import Count, Local, OrthogonalizerTable, Positive, Privacy
 from fedmuon.storage import Record

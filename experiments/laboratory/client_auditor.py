@@ -1,0 +1,177 @@
+"""Canaries among clients, and who guesses their coins.
+
+A canary takes the place of a client. When a cohort has it and its coin says so, its update is one
+entry of the model, of a sign and at a place that are public, and longer than the bound: clipped, a
+vector of norm C, the most that a client can be. Else its update is 0, whose clipped part is 0, so
+that all sums are those of a federation that lacks the client (`fedmuon.privacy.client_level`). So a
+coin is add-remove of a client where cohorts are Poisson ones, and zero-out else. All other clients'
+steps, clipping, noise and the server's rule are the run's own.
+"""
+
+import dataclasses
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from fedmuon.drive import Run
+from fedmuon.experiments.laboratory.planted import distinct_places
+from fedmuon.experiments.laboratory.ratio import told
+from fedmuon.federated.aggregate import ServerState, aggregate, begin, broadcast, mean_loss
+from fedmuon.federated.local import Broadcast, Reply, replies, veiled
+from fedmuon.federated.simulate import Engine, Experiment, Round
+from fedmuon.federated.spending import rounds_taken
+from fedmuon.privacy.audit import Setting
+from fedmuon.privacy.client_level import ClientLevel
+from fedmuon.tasks.base import Params
+from fedmuon.transforms.recipes import Recipe, ServerRule
+
+LENGTH = 2.0  # of a canary's update, in units of the bound or of 1, whichever is larger
+
+
+@dataclass(eq=False)
+class ClientAuditor:
+    """Who sees every release and knows the canaries' updates, but no coin.
+
+    `included` [m] are the coins; canary i is in the place of client `clients[i]`, and moves the
+    model's entry `entries[i]` (of all, one tensor after the other) to the side `signs[i]`. Times
+    K, what is released is a sum's; under local trust it is what each client sends. With entries z
+    at the canaries' places, times their signs, and v the mean square of all, at least the noise's
+    own variance, a release says y = C z / v and s = C^2 / v to `fedmuon.experiments.laboratory.
+    ratio`.
+    """
+
+    level: ClientLevel
+    clients: np.ndarray
+    included: np.ndarray
+    entries: np.ndarray
+    signs: np.ndarray
+    seen: list[tuple[np.ndarray, float, np.ndarray]] = field(default_factory=list)  # y, s, rates
+
+    @classmethod
+    def drawn(cls, run: Run, count: int, rng: np.random.Generator) -> "ClientAuditor":
+        """With so many canaries among the clients of the run."""
+        experiment, federation = run.experiment, run.config.federation
+        level = experiment.recipe.client_level
+        assert level is not None
+        params = begin(experiment.recipe, experiment.task, federation.seed).params
+        entries = distinct_places(rng, sum(one[0].numel() for one in params.values()), count)
+        clients = np.sort(rng.choice(federation.clients, count, replace=False))
+        return cls(level, clients, rng.random(count) < 0.5, entries, rng.choice([-1.0, 1.0], count))
+
+    @property
+    def adjacency(self) -> str:
+        """What a coin changes."""
+        return self.level.adjacency
+
+    @property
+    def places(self) -> dict[str, np.ndarray]:
+        """Whose places the canaries take."""
+        return {"clients": self.clients}
+
+    def audited(self, run: Run) -> tuple[Run, Engine]:
+        """The run, and the rounds in which the canaries take part."""
+        return run, self.rounds
+
+    def settings(self, run: Run) -> list[Setting]:
+        """What each canary is a part of, by the declared mechanism."""
+        level, plan = self.level, run.experiment.plan
+        many = np.full(plan.clients, plan.rounds) if level.poisson else rounds_taken(run.experiment)
+        return [Setting(level.noise, level.rate, int(many[client]), 1) for client in self.clients]
+
+    def rounds(self, experiment: Experiment, state: ServerState) -> Iterator[Round]:
+        """Those of `fedmuon.federated.simulate`, with the canaries in their places."""
+        plan, recipe = experiment.plan, experiment.recipe
+        for number in range(state.round, plan.rounds):
+            participants = plan.participants(number)
+            found = self._replies(experiment, participants.tolist(), broadcast(recipe, state))
+            watched = dataclasses.replace(
+                recipe, server=self._watched(recipe.server, self._rates(participants))
+            )
+            state = aggregate(watched, state, found, plan.factor_at(number))
+            yield Round(state, participants, participants, mean_loss(found))
+
+    def _replies(
+        self, experiment: Experiment, participants: list[int], sent: Broadcast
+    ) -> list[Reply]:
+        """Of the clients that gave no place to a canary, and of the canaries."""
+        recipe, shards = experiment.recipe, experiment.shards
+        number = {int(client): i for i, client in enumerate(self.clients)}
+        others = [(one, shards[one]) for one in participants if one not in number]
+        found = replies(recipe, experiment.task, experiment.plan, others, sent)
+        for client in participants:
+            if client in number:
+                own = self._reply(recipe, sent, client, number[client])
+                found.append(veiled(recipe, self.level, sent, own))
+                if self.level.trust == "local":
+                    self._look(sent.params, found[-1].params, 1, self.clients == client)
+        return found
+
+    def _reply(self, recipe: Recipe, sent: Broadcast, client: int, number: int) -> Reply:
+        """What a canary returns: what was sent, the model moved if it is there."""
+        params = self._moved(sent.params, number) if self.included[number] else sent.params
+        states = {name: sent.states[name] for name in recipe.returned}
+        first = next(iter(params.values()))
+        return Reply(client, params, states, first.new_full((len(first),), math.nan))
+
+    def _moved(self, params: Params, number: int) -> Params:
+        """The model with that canary's update."""
+        found, place = dict(params), int(self.entries[number])
+        for name, value in params.items():
+            if 0 <= place < value[0].numel():
+                entries = value.new_zeros(value[0].numel())
+                entries[place] = LENGTH * max(1.0, self.level.bound) * float(self.signs[number])
+                found[name] = value + entries.view(value.shape[1:])
+            place -= value[0].numel()
+        return found
+
+    def _rates(self, participants: np.ndarray) -> np.ndarray:
+        """The chance of each canary to be in a round's sum, as far as all may know."""
+        if self.level.poisson:
+            return np.full(len(self.clients), self.level.rate)
+        return np.isin(self.clients, participants)
+
+    def _watched(self, rule: ServerRule, rates: np.ndarray) -> ServerRule:
+        """The server's rule, whose mean is looked at first."""
+
+        def server(old: Params, mean: Params, *states: Any, **factor: Any) -> Any:
+            if self.level.trust != "local":
+                self._look(old, mean, self.level.cohort, rates)
+            return rule(old, mean, *states, **factor)
+
+        return server
+
+    def _look(self, old: Params, new: Params, times: int, rates: np.ndarray) -> None:
+        """At what was released: so many times how far the model moved."""
+        moved = times * _apart(old, new)
+        spread = max((self.level.noise * self.level.bound) ** 2, float(moved.square().mean()))
+        y = self.level.bound * self._along(moved) / spread
+        self.seen.append((y, self.level.bound**2 / spread, rates.astype(float)))
+
+    def _along(self, moved: Tensor) -> np.ndarray:
+        """Its entries at the canaries' places, times their signs."""
+        return moved[torch.from_numpy(self.entries)].numpy() * self.signs
+
+    def scores(self) -> np.ndarray:
+        """The log-likelihood ratios of all releases [m]."""
+        if not self.seen:
+            return np.zeros(len(self.clients))
+        y, s, rates = (np.stack(part) for part in zip(*self.seen, strict=True))
+        return told(y, s, rates)
+
+    def scores_of_model(self, first: Params, last: Params) -> np.ndarray:
+        """From the model alone, [1, ...] before and after: how far it went to each canary's side,
+        in units of all entries' root mean square, less the median."""
+        moved = _apart(first, last)
+        found = self._along(moved) / (float(moved.square().mean().sqrt()) or 1.0)
+        return found - np.median(found)
+
+
+def _apart(old: Params, new: Params) -> Tensor:
+    """new - old of the first replica, in one row."""
+    each = [(new[name][0].double() - old[name][0].double()).reshape(-1) for name in old]
+    return torch.cat(each).cpu()
