@@ -151,6 +151,8 @@ def standing(private: Mapping[str, Any]) -> str:
     held = f"{private['mode']}, {adjacency_of(private)}, {released_by(private)}"
     if "trust" in private:
         whom = f"clients whole, trust {private['trust']}"
+        if "honest" in private:
+            whom += f" ({private['honest']} of {private['shares']} shares of noise count)"
         return f"{held}, {whom}, multiplier {private['noise']:.4g}"
     blocks = f"{private['blocks']} block" + "s" * (private["blocks"] != 1)
     return f"{held}, {blocks} of multiplier {private['noise']:.4g}"
