@@ -15,6 +15,7 @@ from conftest import small
 from cryptography.hazmat.primitives.ciphers import Cipher, algorithms, modes
 from flwr.app import ConfigRecord, Context, Error, Message, RecordDict
 from flwr.serverapp import Grid
+from flwr.supercore.task_identity import TaskIdentity
 from mpmath import mp, mpf
 from test_client_level import REPEATABLE, clients, exact_square, tree
 
@@ -211,10 +212,10 @@ def test_a_wrap_around_or_a_missing_mask_is_noticed() -> None:
         own.released(held, hidden[:2], 0)
 
 
-@pytest.mark.parametrize(("noise", "cohort"), [(1e-6, 3), (0.01, 10**4), (0.0, 3)])
+@pytest.mark.parametrize(("noise", "cohort"), [(1e-3, 10**4), (0.01, 10**4), (0.0, 3)])
 def test_there_is_room_for_every_sum_or_none_is_begun(noise: float, cohort: int) -> None:
     """All of a cohort with entries of full length and noise of 40 deviations stay below 2^60."""
-    if cohort == 10**4:
+    if noise == 0.01:
         g = Fraction(distributed.spacing(0.3, noise, cohort))
         assert cohort * Fraction(0.3) / g + 40 * 2**32 * 100 <= distributed.reach(noise, cohort)
         assert distributed.reach(noise, cohort) <= 2**60
@@ -367,15 +368,18 @@ def test_what_it_does_not_cover_is_refused(tables: dict[str, Any], why: str) -> 
 # Messages.
 
 
-class Nodes(Grid):
-    """Clients of this process, and all that the server saw; `spoilt` says what becomes of a
-    message to a client before it answers, or of its answer."""
+@pytest.fixture(autouse=True)
+def _somebody(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Messages have a sender, which Flower's own processes are told at their start."""
+    for name in ("_task_id", "_run_id", "_node_id"):
+        monkeypatch.setattr(TaskIdentity, name, 1)
 
-    def __init__(
-        self,
-        count: int,
-        before: Callable[[Message], Message | None] = lambda one: one,
-    ) -> None:
+
+class Nodes(Grid):
+    """Clients of this process, and all that the server saw; `before` sees what a client is sent
+    first, and may change it, or end the client."""
+
+    def __init__(self, count: int, before: Callable[[Message], Message] = lambda one: one) -> None:
         self.app, self.before = client_app(), before
         self.state = {node: RecordDict() for node in range(count)}
         self.waiting: dict[str, Message] = {}
@@ -393,12 +397,11 @@ class Nodes(Grid):
         node = message.metadata.dst_node_id
         own: Any = Context(1, node, {"partition-id": node}, self.state[node], {})
         try:
-            reply = self.app(message, own) if self.before(message) is not None else None
+            reply = self.app(self.before(message), own)
         except InputError as error:
             reply = Message(Error(0, str(error)), reply_to=message)
-        if reply is not None:
-            self.waiting[name] = reply
-        self.seen.append(message if reply is None else reply)
+        self.waiting[name] = reply
+        self.seen.append(reply)
         return name
 
     def pull_messages(self, message_ids):  # type: ignore[override]
@@ -412,7 +415,7 @@ Nodes.__abstractmethods__ = frozenset()
 
 def remote(rounds: int = 2, **privacy: Any) -> Config:
     base = clients("fedmuon", rounds=rounds, **SHARED | REPEATABLE | privacy)
-    faults = base.faults.model_copy(update={"retries": 0, "deadline": 0.2})
+    faults = base.faults.model_copy(update={"retries": 0})
     named = base.engine.model_copy(update={"name": "deployment"})
     return base.model_copy(update={"engine": named, "faults": faults})
 
@@ -448,16 +451,17 @@ def test_over_messages_the_server_sees_masked_integers_and_makes_the_same_model(
     assert models[0] == models[1] == (tmp_path / "inline" / "model.safetensors").read_bytes()
 
 
-def _silent(kind: str, client: int = 3) -> Callable[[Message], Message | None]:
-    def before(message: Message) -> Message | None:
-        gone = (message.metadata.message_type, message.metadata.dst_node_id) == (kind, client)
-        return None if gone else message
+def _ended(kind: str, client: int = 3) -> Callable[[Message], Message]:
+    def before(message: Message) -> Message:
+        if (message.metadata.message_type, message.metadata.dst_node_id) == (kind, client):
+            raise InputError("it is gone")
+        return message
 
     return before
 
 
 @pytest.mark.parametrize(("kind", "why"), [
-    ("query.key", "client 3 gave no key for its mask \\(no answer\\)"),
+    ("query.key", "client 3 gave no key for its mask \\(it is gone\\)"),
     ("train", "no sound reply of 1 of 3 participants"),
 ])  # fmt: skip
 def test_a_client_that_drops_out_ends_the_round_and_nothing_is_unmasked(
@@ -467,7 +471,7 @@ def test_a_client_that_drops_out_ends_the_round_and_nothing_is_unmasked(
     what = remote(honest=0.5)
     ids = np.flatnonzero([3 in one for one in setup.plan(what).schedule()])
     assert ids[0] == 0  # client 3 takes part at once
-    grid = Nodes(6, _silent(kind))
+    grid = Nodes(6, _ended(kind))
     with pytest.raises(InputError, match=why):
         run(grid, tmp_path / "a", what)
     assert len(replies(grid)) == (3 if kind == "train" else 0)
