@@ -32,6 +32,11 @@ def agreed(
     return ConfigRecord({"clients": list(clients), "keys": keys})
 
 
+def blank(clients: Sequence[int]) -> ConfigRecord:
+    """What weighs as much."""
+    return ConfigRecord({"clients": list(clients), "keys": [bytes(LENGTH)] * len(clients)})
+
+
 def _key(reply: Message | None, client: int, node: int) -> bytes:
     if reply is None or reply.has_error():
         why = "no answer" if reply is None else reason(reply)

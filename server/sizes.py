@@ -17,6 +17,7 @@ from fedmuon.federated.aggregate import ServerState
 from fedmuon.federated.local import returned_like
 from fedmuon.federated.simulate import Experiment
 from fedmuon.federated.wire import pack
+from fedmuon.server import roster
 from fedmuon.server.batches import apart, large
 from fedmuon.server.flower_parts import identify, numbered, weight
 from fedmuon.server.strategy import FedMuonStrategy
@@ -63,7 +64,8 @@ def requests(config: Config, experiment: Experiment, state: ServerState) -> list
     identify()
     clients = [int(client) for client in experiment.plan.participants(0)]
     nodes = {client: client for client in clients}
-    strategy = FedMuonStrategy(config, experiment, state, nodes)
+    keys = roster.blank(clients) if experiment.recipe.masked else None
+    strategy = FedMuonStrategy(config, experiment, state, nodes, keys)
     messages = list(strategy.messages(MessageType.TRAIN, clients))
     for message in messages:
         numbered(message)

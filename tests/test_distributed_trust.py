@@ -28,6 +28,7 @@ from fedmuon.experiments.run import execute
 from fedmuon.federated import setup
 from fedmuon.privacy import distributed, masks
 from fedmuon.privacy.accounting import epsilon
+from fedmuon.privacy.audit import Setting, both_bounds, trials
 from fedmuon.privacy.client_level import ClientLevel, leaves
 from fedmuon.privacy.discrete import gaussian
 from fedmuon.privacy.lattice import BITS, DEVIATION
@@ -108,6 +109,37 @@ def test_the_variance_of_a_sum_and_of_the_shares_that_count() -> None:
     honest = sum(one["model"]["a"].double() for one in sent[: own.shares]) * g
     assert own.shares == 2 and own.counted == math.sqrt(0.5)
     assert float(honest.var()) == pytest.approx((1.3 * own.counted * 0.3) ** 2, rel=0.03)
+
+
+class Honest:
+    """What all but the honest and the server know leaves of releases: the sum of H clients' sent
+    integers, along an update longer than C that one of them has, or has not; in units of C."""
+
+    def __init__(self, own: ClientLevel) -> None:
+        self.own, self.number = own, 0
+        self.held = {"model": {"a": torch.zeros(1, 2, 2)}}
+
+    def observe(self, shape: tuple[int, int], present: bool) -> np.ndarray:
+        found, g = np.empty(shape), distributed.spacing(0.3, self.own.noise, self.own.cohort)
+        for place in np.ndindex(shape):
+            self.number += 1  # as a round, which has draws of its own
+            update = {"model": {"a": torch.full((1, 2, 2), 0.5 * present)}}
+            updates = [update, *[self.held] * (self.own.shares - 1)]
+            sent = [self.own.perturbed(self.held, one, self.number, k) for k, one in
+                    enumerate(updates)]  # fmt: skip
+            total = sum(one["model"]["a"].double().sum().item() for one in sent)
+            found[place] = total * g / 2 / 0.3
+        return found
+
+
+def test_an_audit_of_a_client_among_colluders() -> None:
+    """One honest share of four is what the account says, and is not what all four would be."""
+    delta, own = 0.01, level(1.0, 4, honest=0.25)
+    setting = Setting(own.noise * own.counted, 1.0, 1, 1)
+    seen = trials(setting, Honest(own).observe, 1500)
+    counted, _ = both_bounds(seen, delta, np.random.default_rng(0))
+    true, naive = (epsilon(one, 1.0, 1, delta).upper for one in (0.5, 1.0))
+    assert naive < counted.epsilon <= true
 
 
 # The sum of discrete Gaussians.

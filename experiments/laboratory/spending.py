@@ -64,7 +64,11 @@ def spent(folder: Path, delta: float | None = None, accountant: str = "pld") -> 
         "delta": goal,
         "mode": "joint",
         **{name: ledger.about[name] for name in ("adjacency", "rate_from", "sampling")},
-        **{name: ledger.about[name] for name in ("unit", "trust") if name in ledger.about},
+        **{
+            name: ledger.about[name]
+            for name in ("unit", "trust", "honest", "shares")
+            if name in ledger.about
+        },
         "epsilon": finite(most),
         "certified": math.isfinite(most) and not (doubt or stopped),
         "note": " ".join(filter(None, notes)),

@@ -39,8 +39,9 @@ as masks hide, against whoever cannot break them, and follows the protocol. What
 a client's updates against zeros, its share being there in both. Who takes part is known to the
 server: nothing is amplified.
 
-*The modulus.* An entry of a sum of z_k is at most K C / g, up to rounding. N_Z(0, s^2) is
-subgaussian with s (Canonne, Kamath, Steinke 2020, Corollary 17), so the shares' sum is beyond 40 s
+*The modulus.* An entry of a sum of z_k is at most K C / g, up to rounding. By E exp(l Y) = exp(l^2
+s^2 / 2) times the sum of phi_s shifted by l s^2 over that of phi_s, which is the largest of all
+(Canonne, Kamath, Steinke 2020), a share is subgaussian with s, and the sum of K is beyond 40 s
 sqrt(K) with probability 2 exp(-800) at most. Both together,
 
     W = s sqrt(K) (K / sigma + 40),                                                              (5)
