@@ -24,7 +24,8 @@ def agreed(
     for client in clients:
         if client not in nodes:
             raise InputError(NOTHING.format(client, "no node holds its partition"))
-    questions = [Message(RecordDict(), nodes[client], KEY, ttl=deadline) for client in clients]
+    content = RecordDict()
+    questions = [Message(content, nodes[client], KEY, ttl=deadline) for client in clients]
     replies = exchange(grid, questions, deadline)
     keys = [
         _key(replies.get(number), client, nodes[client]) for number, client in enumerate(clients)

@@ -321,27 +321,20 @@ def uniformity(vector: np.ndarray) -> float:
 
 
 def test_a_masked_vector_looks_uniform_and_a_bare_one_does_not() -> None:
-    """Of noise of 2^32, the upper bytes tell at once. What all but two clients and the server know
-    leaves those two's vectors uniform, and their sum known."""
+    """Of noise of 2^32, the upper bytes tell at once. What three clients tell the server leaves the
+    vectors of the two others uniform, and their sum known."""
     count = 2**14
-    sent = [drawn(k, 0, count) for k in range(len(PRIVATE))]
-    hidden = [one + masks.mask(PRIVATE[k], 10 * k, ROSTER, count) for k, one in enumerate(sent)]
+    sent = [drawn(k, 0, count) for k in range(5)]
+    every = [masks.mask(PRIVATE[k], 10 * k, ROSTER, count) for k in range(5)]
+    hidden = [one + mask for one, mask in zip(sent, every, strict=True)]
     assert all(uniformity(one) < 5 for one in hidden)
     assert min(uniformity(one) for one in sent) > 1000
     assert np.array_equal(sum(hidden), sum(sent))
-    told = [masks.mask(PRIVATE[k], 10 * k, ROSTER, count) for k in range(2, 5)]
-    between = {client: ROSTER[client] for client in (0, 10)}
-    rest = [
-        one - masks.mask(PRIVATE[k], 10 * k, between, count) for k, one in enumerate(hidden[:2])
-    ]
-    known = [
-        one - (masks.mask(PRIVATE[k], 10 * k, ROSTER, count)
-               - masks.mask(PRIVATE[k], 10 * k, between, count))
-        for k, one in enumerate(hidden[:2])
-    ]  # fmt: skip  # without what the three others agreed on with each: they know it
-    assert all(uniformity(one) < 5 for one in known) and len(rest) == 2
-    assert np.array_equal(known[0] + known[1], sent[0] + sent[1])
-    assert np.array_equal(sum(told) + hidden[0] - sent[0] + hidden[1] - sent[1], np.zeros(count))
+    pair = {client: ROSTER[client] for client in (0, 10)}
+    own = [masks.mask(PRIVATE[k], 10 * k, pair, count) for k in range(2)]
+    left = [hidden[k] - (every[k] - own[k]) for k in range(2)]  # three agreed on the difference
+    assert all(uniformity(one) < 5 for one in left)
+    assert np.array_equal(left[0] + left[1], sent[0] + sent[1])
 
 
 # Runs.
@@ -416,6 +409,7 @@ class Nodes(Grid):
         self.state = {node: RecordDict() for node in range(count)}
         self.waiting: dict[str, Message] = {}
         self.seen: list[Message] = []
+        self.asked = 0
 
     def get_node_ids(self):  # type: ignore[override]
         return list(self.state)
@@ -424,16 +418,25 @@ class Nodes(Grid):
         return [self._ask(one) for one in messages]
 
     def _ask(self, message: Message) -> str:
-        name = str(len(self.seen))
-        message.metadata.__dict__["_message_id"] = name
-        node = message.metadata.dst_node_id
-        own: Any = Context(1, node, {"partition-id": node}, self.state[node], {})
+        self._number(message)
         try:
-            reply = self.app(self.before(message), own)
+            reply = self.app(self.before(message), self._context(message))
         except InputError as error:
             reply = Message(Error(0, str(error)), reply_to=message)
-        self.waiting[name] = reply
+        return self._keep(reply)
+
+    def _number(self, message: Message) -> None:
+        self.asked += 1
+        message.metadata.__dict__["_message_id"] = str(self.asked)
+
+    def _context(self, message: Message) -> Any:
+        node = message.metadata.dst_node_id
+        place: Any = {"partition-id": node}
+        return Context(1, node, place, self.state[node], {})
+
+    def _keep(self, reply: Message) -> str:
         self.seen.append(reply)
+        self.waiting[name := reply.metadata.reply_to_message_id] = reply
         return name
 
     def pull_messages(self, message_ids):  # type: ignore[override]
@@ -443,6 +446,19 @@ class Nodes(Grid):
 
 
 Nodes.__abstractmethods__ = frozenset()
+
+
+class Stacked(Nodes):
+    """Clients that are asked at once, as workers of Ray's are."""
+
+    def push_messages(self, messages):  # type: ignore[override]
+        asked = list(messages)
+        if any(one.content is not asked[0].content for one in asked):  # who holds which partition
+            return super().push_messages(asked)
+        for one in asked:
+            self._number(one)
+        found = self.app.together(asked, [self._context(one) for one in asked])
+        return [self._keep(reply) for reply in found]
 
 
 def remote(rounds: int = 2, **privacy: Any) -> Config:
@@ -465,10 +481,10 @@ def test_over_messages_the_server_sees_masked_integers_and_makes_the_same_model(
     tmp_path: Path,
 ) -> None:
     """Masks are drawn in secret, the noise here from the seed: two runs see other vectors, and end
-    at one model, that of a run without messages."""
+    at one model, that of a run without messages. Clients answer one by one, or at once."""
     models, first = [], []
-    for name in "ab":
-        grid = Nodes(6)
+    for name, kind in (("a", Nodes), ("b", Stacked)):
+        grid = kind(6)
         summary = run(grid, tmp_path / name, remote())
         models.append((tmp_path / name / "model.safetensors").read_bytes())
         sent = [one.content.array_records["arrays"] for one in replies(grid)]
