@@ -1,6 +1,7 @@
 """A client's masks under distributed trust: a fresh key for each round, used for one reply."""
 
 from dataclasses import replace
+from typing import Any
 
 from flwr.app import ConfigRecord, Context, Message
 
@@ -26,7 +27,8 @@ def hidden(recipe: Recipe, reply: Reply, message: Message, context: Context) -> 
     assert recipe.client_level is not None
     if KEPT not in context.state:
         raise InputError("this client has no key for a mask: ask for its public key first")
-    private = bytes(context.state.pop(KEPT)["private"])
+    kept: Any = context.state.pop(KEPT)
+    private = kept["private"]
     keys = _roster(message, recipe.client_level.cohort)
     if keys.get(reply.client) != masks.public_of(private):
         raise InputError("the message's public keys are not those of this round: ask for new ones")
@@ -38,7 +40,7 @@ def hidden(recipe: Recipe, reply: Reply, message: Message, context: Context) -> 
 
 def _roster(message: Message, cohort: int) -> dict[int, bytes]:
     """Who takes part, each with a key of its own: fewer would add fewer shares of noise."""
-    held = message.content.config_records["roster"]
+    held: dict[str, Any] = dict(message.content.config_records["roster"])
     found = dict(zip(held["clients"], held["keys"], strict=True))
     if not len(found) == len(set(found.values())) == len(held["clients"]) == cohort:
         raise InputError(f"the message does not name a public key of each of {cohort} clients")

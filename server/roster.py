@@ -1,6 +1,7 @@
 """The public keys of a round's clients, which the server hands on to all of them."""
 
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 from flwr.app import ConfigRecord, Message, MessageType, RecordDict
 from flwr.serverapp import Grid
@@ -43,7 +44,7 @@ def _key(reply: Message | None, client: int, node: int) -> bytes:
         why = "no answer" if reply is None else reason(reply)
         raise InputError(NOTHING.format(client, why))
     with distrusted():
-        who = reply.content.config_records["who"]
+        who: dict[str, Any] = dict(reply.content.config_records["who"])
         found, right = who["key"], (node, client)
         if (reply.metadata.src_node_id, who["partition"]) != right or not _is_key(found):
             raise InputError(f"client {client} answers with what is no key for its mask")

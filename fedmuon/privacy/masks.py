@@ -51,8 +51,8 @@ def _agreed(private: bytes, public: bytes, both: bytes) -> bytes:
     from cryptography.hazmat.primitives.hashes import SHA256
     from cryptography.hazmat.primitives.kdf.hkdf import HKDF
 
-    own, theirs = X25519PrivateKey.from_private_bytes(private), X25519PublicKey
-    secret = own.exchange(theirs.from_public_bytes(public))
+    other = X25519PublicKey.from_public_bytes(public)
+    secret = X25519PrivateKey.from_private_bytes(private).exchange(other)
     return HKDF(SHA256(), 32, None, INFO + both).derive(secret)
 
 
