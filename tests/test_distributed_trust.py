@@ -535,7 +535,8 @@ def _rewritten(change: Callable[[dict], dict]) -> Callable[[Message], Message]:
     def before(message: Message) -> Message:
         if message.metadata.message_type == "train":
             held = dict(message.content.config_records["roster"])
-            message.content["roster"] = ConfigRecord(change(held))
+            own = {**message.content, "roster": ConfigRecord(change(held))}
+            message.content = RecordDict(own)  # others have theirs in common
         return message
 
     return before
