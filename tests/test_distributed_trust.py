@@ -23,7 +23,7 @@ from fedmuon.clients.client_app import client_app
 from fedmuon.config import Config
 from fedmuon.drive import drive, prepare
 from fedmuon.errors import InputError
-from fedmuon.experiments.cli.show import _standing
+from fedmuon.experiments.laboratory.spending import standing
 from fedmuon.experiments.run import execute
 from fedmuon.federated import setup
 from fedmuon.privacy import distributed, masks
@@ -354,7 +354,7 @@ def test_a_run_of_every_recipe_counts_the_honest_shares(recipe: str, tmp_path: P
     assert spent["upper"] == epsilon(counted, 1.0, int(taken), 1e-5).upper
     assert spent["upper"] > epsilon(1.0, 1.0, int(taken), 1e-5).upper
     assert spent["certified"] and spent["adjacency"] == "zero-out" and spent["noise"] == 1.0
-    assert "2 of 3 shares of noise count" in _standing(spent)
+    assert "2 of 3 shares of noise count" in standing(spent)
     assert "client_loss" not in (tmp_path / "rounds.jsonl").read_text()
 
 
