@@ -20,6 +20,11 @@ def query(message: Message, context: Context) -> Message:
     return answer(message, {"who": ConfigRecord({"partition": partition(context)})})
 
 
+def key(message: Message, context: Context) -> Message:
+    """A public key for the mask of this node's next reply."""
+    return importlib.import_module("fedmuon.clients.masking").key(message, context)
+
+
 def train(message: Message, context: Context, fetch: Fetch = nothing) -> Message:
     """One client's round of local steps."""
     return _training().train_together([message], [context], fetch)[0]
@@ -55,6 +60,7 @@ def client_app(fetch: Fetch = nothing) -> Clients:
     """The ClientApp of clients that are handed those objects."""
     made = Clients(fetch)
     made.query()(query)
+    made.query("key")(key)
     made.train()(partial(train, fetch=fetch))
     made.evaluate()(partial(evaluate, fetch=fetch))
     return made

@@ -14,6 +14,7 @@ from functools import lru_cache
 import torch
 from flwr.app import ArrayRecord, ConfigRecord, Context, Message, MetricRecord
 
+from fedmuon.clients.masking import hidden
 from fedmuon.clients.messages import Fetch, FlatConfig, answer, nothing, partition, request
 from fedmuon.config import Config, unflatten
 from fedmuon.errors import InputError, plain
@@ -57,6 +58,10 @@ def train_together(
             plan = replace(plan, factor=lambda round: factor)
         task, pairs = clients[0].task, list(zip(numbers, shards, strict=True))
         found = replies(recipe, task, plan, pairs, sent)
+        if recipe.masked:
+            each = zip(found, messages, contexts, strict=True)
+            with distrusted():
+                found = [hidden(recipe, *one) for one in each]
     return [
         answer(
             message,

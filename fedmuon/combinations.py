@@ -247,21 +247,38 @@ def unfit_for_clients(config: Config) -> Iterator[str]:
             f"[federation] aggregate = '{federation.aggregate}' has no bounded part of each client "
             "in a sum of equal weights, which is what client level releases: set aggregate = 'mean'"
         )
+    if privacy.trust != "central" and privacy.cohorts == "poisson":
+        yield (
+            f"[privacy] cohorts = 'poisson' amplifies nothing under trust = '{privacy.trust}', "
+            "where the server knows who answers: set cohorts = 'fixed'"
+        )
     if privacy.trust == "distributed":
-        yield (
-            "[privacy] trust = 'distributed' is not offered: Flower's SecAgg+ rounds after the "
-            "noise, and masks with keys of 32 bits, so set trust = 'central' or 'local'"
-        )
-    if privacy.trust == "local" and privacy.cohorts == "poisson":
-        yield (
-            "[privacy] cohorts = 'poisson' amplifies nothing under trust = 'local', where the "
-            "server knows who answers: set cohorts = 'fixed'"
-        )
+        yield from _undistributed(config)
     if math.isinf(privacy.bound):
         yield "[privacy] bound = inf clips no update: set a finite bound at level = 'client'"
     yield from _invisible(privacy)
     if privacy.trust != "central" and config.engine.name != "inline" and config.faults.retries:
         yield RETRIES
+
+
+def _undistributed(config: Config) -> Iterator[str]:
+    """What shares of noise in masked sums of integers cannot be."""
+    privacy = config.privacy
+    if not (privacy.noise or privacy.epsilon):
+        yield (
+            "[privacy] trust = 'distributed' without shares of noise would release clients' bare "
+            "sums: set noise or epsilon"
+        )
+    if privacy.arithmetic == "continuous":
+        yield (
+            "[privacy] arithmetic = 'continuous' has no integers, which masks are added to under "
+            "trust = 'distributed': set auto or grid"
+        )
+    if config.engine.name != "inline" and config.faults.policy != "strict":
+        yield (
+            "[faults] policy = 'drop' would leave masks in the sum of those who answered, under "
+            "trust = 'distributed': set policy = 'strict'; a run that stops can be resumed"
+        )
 
 
 def _has_adamw(config: Config) -> bool:

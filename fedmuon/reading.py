@@ -156,6 +156,7 @@ NEEDS: dict[str, dict[str, tuple[Need, ...]]] = {
         ),
         "level": ALWAYS,
         **dict.fromkeys(("trust", "cohorts"), (CLIENT,)),
+        "honest": (CLIENT, _one_of("privacy.trust", ["distributed"], "distributed trust reads")),
         "state-weight": (
             CLIENT,
             _recipes("recipes that send momenta read", lambda name: name not in STATELESS),

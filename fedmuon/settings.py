@@ -174,6 +174,8 @@ class Privacy(Table):
     delta: Annotated[float, Field(ge=0, lt=1)] = 0.0  # 0: n_i^-1.1, 1e-5 at most
     level: Literal["example", "client"] = "example"  # who is protected
     trust: Literal["central", "local", "distributed"] = "central"  # who adds a client's noise
+    # of a cohort, how many add their shares of it under distributed trust and tell nobody
+    honest: Annotated[float, Field(gt=0, le=1)] = 0.5
     state_weight: Positive = 1.0  # of momenta's part in a client's clipped update
     cohorts: Literal["poisson", "fixed"] = "poisson"  # who takes part: secret, or known to all
     adjacency: Literal["zero-out", "add-remove", "replace-one"] = "zero-out"

@@ -14,8 +14,10 @@ from flwr.app import ArrayRecord, ConfigRecord, Message, MessageType, MetricReco
 
 from fedmuon.config import Config
 from fedmuon.federated.aggregate import ServerState
+from fedmuon.federated.local import returned_like
 from fedmuon.federated.simulate import Experiment
 from fedmuon.federated.wire import pack
+from fedmuon.server import roster
 from fedmuon.server.batches import apart, large
 from fedmuon.server.flower_parts import identify, numbered, weight
 from fedmuon.server.strategy import FedMuonStrategy
@@ -62,7 +64,8 @@ def requests(config: Config, experiment: Experiment, state: ServerState) -> list
     identify()
     clients = [int(client) for client in experiment.plan.participants(0)]
     nodes = {client: client for client in clients}
-    strategy = FedMuonStrategy(config, experiment, state, nodes)
+    keys = roster.blank(clients) if experiment.recipe.masked else None
+    strategy = FedMuonStrategy(config, experiment, state, nodes, keys)
     messages = list(strategy.messages(MessageType.TRAIN, clients))
     for message in messages:
         numbered(message)
@@ -77,11 +80,11 @@ def questions(nodes: Iterable[int]) -> list[Message]:
 
 def _reply(experiment: Experiment, state: ServerState, message: Message) -> Message:
     """What a client answers, but for its numbers."""
-    states = {name: state.states[name] for name in experiment.recipe.returned}
+    like = returned_like(experiment.recipe, state.params, state.states)
     stack = len(next(iter(state.params.values())))
     client = int(message.metadata.dst_node_id)
     records: dict[str, Any] = {
-        "arrays": ArrayRecord(pack(state.params, states)),
+        "arrays": ArrayRecord(pack(*like)),
         "metrics": MetricRecord({"loss": [0.5] * stack}),
         "who": ConfigRecord({"partition": client, "round": 0}),
     }

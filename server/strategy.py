@@ -19,10 +19,10 @@ from flwr.serverapp.strategy import Strategy
 from fedmuon.config import Config, flatten
 from fedmuon.errors import InputError, plain
 from fedmuon.federated.aggregate import ServerState, aggregate, broadcast, mean_loss
-from fedmuon.federated.local import Reply
+from fedmuon.federated.local import Reply, returned_like
 from fedmuon.federated.simulate import Engine, Experiment, Fault, Round
 from fedmuon.federated.wire import distrusted, pack, received
-from fedmuon.server import stopping
+from fedmuon.server import roster, stopping
 from fedmuon.server.exchange import Numbered, arrays_of, exchange, meet, reason
 
 PAUSE = 2.0  # seconds more before every further attempt: a killed worker needs them to return
@@ -40,6 +40,7 @@ class FedMuonStrategy(Strategy):
     experiment: Experiment
     state: ServerState
     nodes: dict[int, int] = field(default_factory=dict)  # partition -> node id
+    roster: ConfigRecord | None = None  # the public keys of those whose replies are masked
 
     def rounds(self, grid: Grid) -> Iterator[Round]:
         """The rounds that remain, under the config's fault policy: the engine of a run."""
@@ -56,6 +57,7 @@ class FedMuonStrategy(Strategy):
         """The round's messages; Flower counts rounds from 1, the plan from 0."""
         participants = [int(i) for i in self.experiment.plan.participants(server_round - 1)]
         self._meet(grid, participants)
+        self._agree(grid, participants)
         return self.messages(MessageType.TRAIN, participants)
 
     def aggregate_train(
@@ -105,6 +107,8 @@ class FedMuonStrategy(Strategy):
         if (neighbours := self.experiment.shards.neighbours) is not None:
             config["rows"] = neighbours.rows.ravel().tolist()
         content = RecordDict({"arrays": self.arrays(), "config": config})
+        if self.roster is not None:
+            content["roster"] = self.roster
         deadline = self.config.faults.deadline
         return [Message(content, self.nodes[client], kind, ttl=deadline) for client in clients]
 
@@ -135,6 +139,7 @@ class FedMuonStrategy(Strategy):
         asked = [client for client in clients if client in self.nodes]
         why = {client: f"no node holds partition {client}" for client in clients}
         why |= dict.fromkeys(asked, f"no answer within {table.deadline:g} s")
+        self._agree(grid, clients)
         messages = self.messages(MessageType.TRAIN, asked)
         replies = exchange(grid, messages, table.deadline)
         for number, message in replies.items():
@@ -151,6 +156,11 @@ class FedMuonStrategy(Strategy):
             if (name := message.metadata.reply_to_message_id) in again and asked[number] in found
         ]
         return found, healed + [Fault(i, attempt, why[i]) for i in clients if i not in found]
+
+    def _agree(self, grid: Grid, clients: list[int]) -> None:
+        """Have clients whose replies are masked know each other's keys of this attempt."""
+        if self.experiment.recipe.masked:
+            self.roster = roster.agreed(grid, clients, self.nodes, self.config.faults.deadline)
 
     def _meet(self, grid: Grid, clients: list[int]) -> None:
         """Know the nodes of these clients; at first wait for all of them to appear."""
@@ -179,11 +189,8 @@ class FedMuonStrategy(Strategy):
         if (who["round"], who["partition"]) != (self.state.round, client):
             about = f"partition {plain(who['partition'], 20)}, round {plain(who['round'], 20)}"
             raise InputError(f"it answers for {about}")
-        params, states = received(
-            arrays_of(content),
-            self.state.params,
-            {name: self.state.states[name] for name in recipe.returned},
-        )
+        like = returned_like(recipe, self.state.params, self.state.states)
+        params, states = received(arrays_of(content), *like)
         found = [one for tree in (params, *states.values()) for one in tree.values()]
         clipped = recipe.client_level is not None  # which makes 0 of them: a fault would tell
         if not clipped and not all(bool(tensor.isfinite().all()) for tensor in found):

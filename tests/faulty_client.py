@@ -13,11 +13,12 @@ from flwr.app import Array, ArrayRecord, ConfigRecord, Context, Message
 from flwr.clientapp import ClientApp
 
 from fedmuon.clients.client_app import app as sound
-from fedmuon.clients.client_app import query
+from fedmuon.clients.client_app import key, query
 from fedmuon.clients.training import deadline
 
 app = ClientApp()
 app.query()(query)
+app.query("key")(key)
 
 
 @app.train()

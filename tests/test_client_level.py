@@ -392,7 +392,7 @@ def test_an_audit_by_removing_one_client() -> None:
     ({"privacy": {"bound": math.inf}}, "clips no update"),
     ({"privacy": {"delta": 1e-15}}, "raise it"),
     ({"privacy": {"trust": "local"}}, "set cohorts = 'fixed'"),
-    ({"privacy": {"trust": "distributed"}}, "keys of 32 bits"),
+    ({"privacy": {"trust": "distributed"}}, "set cohorts = 'fixed'"),
     ({"privacy": {"lot": 3.0}}, "lot = 3.0 has no effect"),
     ({"output": {"checkpoint-every": 3}}, "checkpoint-every = 3 has no effect"),
     ({"privacy": {"trust": "local", "cohorts": "fixed"}, "engine": {"name": "ray"}}, "retries = 0"),

@@ -122,11 +122,12 @@ def test_deployment_is_inline(
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("trust", ["central", "local"])
+@pytest.mark.parametrize("trust", ["central", "local", "distributed"])
 def test_client_level_deployed_is_that_inline(
     deployment: Deployment, tmp_path: Path, trust: str
 ) -> None:
-    """Under local trust nodes send what is clipped and noisy; else the server makes it so."""
+    """Under local trust nodes send what is clipped and noisy, under distributed trust with a share
+    of the noise and masked by keys that they keep meanwhile; else the server makes it so."""
     cohorts = "poisson" if trust == "central" else "fixed"
     known = {"level": "client", "noise": 0.5, "bound": 0.3, "insecure-reproducible-noise": True}
     config = tiny(

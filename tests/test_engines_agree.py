@@ -130,6 +130,7 @@ RELEASED = [
     ("fedmuon", 1, {}),  # of six clients, which leaves rounds to nobody
     ("local-muon", 3, {"cohorts": "fixed"}),
     ("fedmuon", 3, {"cohorts": "fixed", "trust": "local"}),
+    ("fedmuon", 3, {"cohorts": "fixed", "trust": "distributed"}),
 ]
 
 

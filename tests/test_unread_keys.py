@@ -62,7 +62,7 @@ OTHER: dict[str, Any] = {
     "orthogonalizer.sketch": "kaczmarz",
     "privacy.clipping": "automatic", "privacy.bound": 0.003, "privacy.noise": 2.0,
     "privacy.lot": 3.0, "privacy.epsilon": 0.01, "privacy.delta": 0.01,
-    "privacy.trust": "local", "privacy.cohorts": "fixed",
+    "privacy.trust": "local", "privacy.cohorts": "fixed", "privacy.honest": 1.0,
     "privacy.state-weight": 3.0,
     "privacy.level": "client", "privacy.kappa": 0.4, "privacy.lookahead": 2.0, "privacy.probes": 2,
     "privacy.adjacency": "replace-one", "privacy.population": 40, "privacy.rate": 0.3,
@@ -119,6 +119,10 @@ SETTINGS: dict[str, dict[str, dict[str, Any]]] = {
     "dp-muonbc": {"local": {"recipe": "dp-muonbc"}, "privacy": PRIVATE},
     "clients": {"local": {"recipe": "fedavg"}, "privacy": CLIENTS},
     "client-momenta": {"local": {"recipe": "fedmuon"}, "privacy": CLIENTS},
+    "shares": {
+        "local": {"recipe": "fedavg"},
+        "privacy": {**CLIENTS, "cohorts": "fixed", "trust": "distributed"},
+    },
     "network": NETWORK,
     "network-sgd": {**NETWORK, "local": {"recipe": "sgd"}},
     "text": {

@@ -64,7 +64,11 @@ def spent(folder: Path, delta: float | None = None, accountant: str = "pld") -> 
         "delta": goal,
         "mode": "joint",
         **{name: ledger.about[name] for name in ("adjacency", "rate_from", "sampling")},
-        **{name: ledger.about[name] for name in ("unit", "trust") if name in ledger.about},
+        **{
+            name: ledger.about[name]
+            for name in ("unit", "trust", "honest", "shares")
+            if name in ledger.about
+        },
         "epsilon": finite(most),
         "certified": math.isfinite(most) and not (doubt or stopped),
         "note": " ".join(filter(None, notes)),
@@ -151,6 +155,8 @@ def standing(private: Mapping[str, Any]) -> str:
     held = f"{private['mode']}, {adjacency_of(private)}, {released_by(private)}"
     if "trust" in private:
         whom = f"clients whole, trust {private['trust']}"
+        if "honest" in private:
+            whom += f" ({private['honest']} of {private['shares']} shares of noise count)"
         return f"{held}, {whom}, multiplier {private['noise']:.4g}"
     blocks = f"{private['blocks']} block" + "s" * (private["blocks"] != 1)
     return f"{held}, {blocks} of multiplier {private['noise']:.4g}"

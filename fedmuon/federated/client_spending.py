@@ -1,8 +1,9 @@
 """What a run at client level spends: one release a round, of which a whole client is a part.
 
 Poisson cohorts are drawn alike, so that one account stands for every client (`EVERYONE`): a
-release a round at the rate K / N. Of a schedule that all may know, or under local trust, each
-client has its own: a release at rate 1 in each round in which it takes part, and none in others.
+release a round at the rate K / N. Of a schedule that all may know, or under local or distributed
+trust, each client has its own: a release at rate 1 in each round in which it takes part, and none
+in others. Under distributed trust the shares of clients assumed honest make the noise that counts.
 """
 
 from collections.abc import Iterator
@@ -29,7 +30,9 @@ from fedmuon.federated.spending import (
 )
 from fedmuon.privacy.accounting import epsilon, loose
 from fedmuon.privacy.client_level import COHORTS, EVERYONE, REPLAY, ClientLevel, leaves
+from fedmuon.privacy.distributed import MODULUS
 from fedmuon.privacy.ledger import Ledger
+from fedmuon.privacy.orders import ROUNDING
 from fedmuon.tasks.base import Params
 
 
@@ -49,11 +52,14 @@ def calibrated(config: Config, experiment: Experiment, sizes: np.ndarray, params
     plan, goal = experiment.plan, delta_of(config)
     taken = plan.rounds if level.poisson else int(rounds_taken(experiment).max())
     if privacy.noise:
-        spent = epsilon(privacy.noise, level.rate, taken, goal, adjacency=level.adjacency)
+        counts = privacy.noise * level.counted
+        spent = epsilon(counts, level.rate, taken, goal, adjacency=level.adjacency)
         require_within(privacy, [spent])
         return config
     named = level.adjacency
     noise = least_noise(privacy.epsilon, level.rate, taken, goal, adjacency=named)[0]
+    if level.shared:
+        noise *= (1 + ROUNDING) / level.counted
     return config.model_copy(update={"privacy": privacy.model_copy(update={"noise": noise})})
 
 
@@ -102,7 +108,8 @@ class ClientSpending:
             plan.forget(number)
             chosen = [EVERYONE] if self.level.poisson else plan.participants(number).tolist()
             rates = [self.level.rate] * len(chosen)
-            self.ledger.begin(number, chosen, rates, self.level.noise, 1, 1)
+            noise = self.level.noise * self.level.counted
+            self.ledger.begin(number, chosen, rates, noise, 1, 1)
             yield next(rounds)
 
     def summary(self, stopped: bool = False) -> dict[str, Any]:
@@ -118,14 +125,16 @@ class ClientSpending:
         return head | spent | about(level)
 
 
-def about(level: ClientLevel) -> dict[str, str]:
+def about(level: ClientLevel) -> dict[str, str | int]:
     """What every epsilon of such a run is said to be of."""
+    shared = {"shares": level.cohort, "honest": level.shares, "modulus": MODULUS}
     return {
         "unit": "client",
         "trust": level.trust,
         "adjacency": level.adjacency,
         "rate_from": "public",
         "sampling": "poisson" if level.poisson else "none",
+        **(shared if level.shared else {}),
     }
 
 

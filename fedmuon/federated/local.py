@@ -13,7 +13,7 @@ from torch import Tensor
 from fedmuon.errors import NonFinite
 from fedmuon.federated.plan import Plan
 from fedmuon.federated.shards import Shard
-from fedmuon.privacy.client_level import ClientLevel
+from fedmuon.privacy.client_level import ClientLevel, mapped
 from fedmuon.privacy.mechanism import Mechanism
 from fedmuon.questions import finite, unasked
 from fedmuon.tasks.base import Batch, Params, Task, blocks
@@ -84,7 +84,7 @@ def veiled(recipe: Recipe, level: ClientLevel, sent: Broadcast, reply: Reply) ->
     """A reply under client level: it tells no loss, and where the client trusts nobody, it is a
     release."""
     reply = replace(reply, loss=torch.full_like(reply.loss, math.nan))
-    if level.trust != "local":
+    if level.trust == "central":
         return reply
     held, found = (joint(recipe, one.params, one.states) for one in (sent, reply))
     states = level.perturbed(held, found, sent.round, reply.client)
@@ -94,6 +94,14 @@ def veiled(recipe: Recipe, level: ClientLevel, sent: Broadcast, reply: Reply) ->
 def joint(recipe: Recipe, params: Params, states: States) -> dict[str, Params]:
     """Model and states that come back: all that a client's update has a part in."""
     return {"model": params, **{name: states[name] for name in recipe.returned}}
+
+
+def returned_like(recipe: Recipe, params: Params, states: States) -> tuple[Params, States]:
+    """Tensors like those of a reply, to fit received arrays to."""
+    found = joint(recipe, params, states)
+    if recipe.masked:
+        found = mapped(lambda one: torch.empty(one.shape, dtype=torch.int64), found)
+    return found.pop("model"), found
 
 
 def cohort_round(

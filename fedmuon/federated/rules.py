@@ -63,6 +63,7 @@ def _client_level(config: Config) -> ClientLevel:
         privacy.state_weight,
         privacy.noise_source,
         privacy.arithmetic,
+        privacy.honest,
     )
 
 

@@ -192,7 +192,7 @@ def _require_sound(privacy: Privacy, local: Local, population: int) -> None:
             "privacy epsilon is a target that only a known number of steps can be held to: leave "
             "it out, and set noise, for instance to what `fedmuon privacy sigma` finds"
         )
-    for name in ("trust", "cohorts", "state_weight", "noise_correlation", "band"):
+    for name in ("trust", "honest", "cohorts", "state_weight", "noise_correlation", "band"):
         if getattr(privacy, name) != getattr(Privacy(), name):
             key = name.replace("_", "-")
             problems.append(f"privacy {key} is not read in a loop of your own: leave it out")

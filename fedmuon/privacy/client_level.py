@@ -33,7 +33,8 @@ a processor may round the products of a larger stack otherwise; that is counted 
 
 Trust. `central`: the server sees the updates, and adds the noise. `local`: each client adds all of
 it, so that even the server learns no more of it than ε allows; the noise of K sums is sqrt(K) times
-as large, and nothing is amplified, since the server knows who answers.
+as large, and nothing is amplified, since the server knows who answers. `distributed`: each adds a
+share, and the server learns the sum alone (`fedmuon.privacy.distributed`).
 """
 
 import math
@@ -45,7 +46,7 @@ from torch import Tensor
 
 from fedmuon.coupling import normal
 from fedmuon.names import Arithmetic, NoiseSource
-from fedmuon.privacy import lattice
+from fedmuon.privacy import distributed, lattice
 from fedmuon.privacy.doubts import secrecy
 from fedmuon.privacy.streams import Stream, secret_stream, words_of
 from fedmuon.questions import sent
@@ -77,11 +78,32 @@ class ClientLevel:
     weight: float = 1.0
     source: NoiseSource = "secure"
     arithmetic: Arithmetic = "auto"
+    honest: float = 1.0  # of a cohort whose members each add a share of the noise
+
+    def __post_init__(self) -> None:
+        if self.shared and self.noise:
+            distributed.reach(self.noise, self.cohort)
+
+    @property
+    def shared(self) -> bool:
+        """Whether clients add shares of the noise, and the server learns their sum alone."""
+        return self.trust == "distributed"
+
+    @property
+    def shares(self) -> int:
+        """H, how many shares of the noise count: a client's own does, whoever the others are."""
+        return max(1, math.floor(self.honest * self.cohort))
+
+    @property
+    def counted(self) -> float:
+        """What `noise` is times in the account."""
+        return math.sqrt(self.shares / self.cohort) if self.shared else 1.0
 
     @property
     def on_grid(self) -> bool:
         """Whether noise is exact, on a lattice (`fedmuon.privacy.lattice`), whose C' is C here."""
-        return self.arithmetic == "grid" or (self.arithmetic == "auto" and self.seed is None)
+        chosen = self.arithmetic == "grid" or (self.arithmetic == "auto" and self.seed is None)
+        return chosen or self.shared
 
     @property
     def secrecy(self) -> str:
@@ -119,13 +141,21 @@ class ClientLevel:
         return mapped(short, moved)
 
     def perturbed(self, held: Tree, returned: Tree, round: int, client: int) -> dict[str, Params]:
-        """What a client that trusts nobody sends in place of what it `returned`."""
-        noisy = self._with_noise(self.clipped(held, returned), round, client)
+        """What a client that trusts nobody sends in place of what it `returned`; under distributed
+        trust integers, with its share of the noise and before its mask."""
+        own = self.clipped(held, returned)
+        if self.shared:
+            step = distributed.spacing(self.bound, self.noise, self.cohort)
+            return distributed.share(own, step, self._streams(round, client))
+        noisy = self._with_noise(own, round, client)
         return _moved(held, self._weighted(noisy, 1 / self.weight), 1.0)
 
     def released(self, held: Tree, returned: Sequence[Tree], round: int) -> dict[str, Params]:
         """(2) without the rule, in the run's precision; an empty cohort releases noise. Under local
         trust all is clipped and noisy already, and this is post-processing."""
+        if self.shared:
+            total = self._weighted(self._summed(held, returned), 1 / self.weight)
+            return _moved(held, total, 1 / self.cohort)
         total = mapped(lambda one: torch.zeros_like(one, dtype=torch.float64), held)
         local = self.trust == "local"
         for one in returned:
@@ -135,6 +165,12 @@ class ClientLevel:
         if not local:
             total = self._weighted(self._with_noise(total, round), 1 / self.weight)
         return _moved(held, total, 1 / self.cohort)
+
+    def _summed(self, held: Tree, vectors: Sequence[Tree]) -> dict[str, Params]:
+        """The sum of the clients' masked updates with its noise."""
+        step = distributed.spacing(self.bound, self.noise, self.cohort)
+        sums = distributed.total(vectors, self.noise, self.cohort)
+        return mapped(lambda like, one: one.to(like.device) * step, held, sums)
 
     def _weighted(self, trees: Tree, weight: float) -> dict[str, Params]:
         """The states' parts times that."""
@@ -147,6 +183,13 @@ class ClientLevel:
         """sums + sigma C xi, one xi for all replicas."""
         if not self.noise:
             return sums
+        stream = self._streams(round, client)
+        flat = {(tree, name): one for tree, held in sums.items() for name, one in held.items()}
+        noisy = self._on_grid(flat, stream) if self.on_grid else self._continuous(flat, stream)
+        return {tree: {name: noisy[tree, name] for name in held} for tree, held in sums.items()}
+
+    def _streams(self, round: int, client: int) -> Callable[[int], Stream]:
+        """block -> what its noise is drawn of."""
         secret = secret_stream(self.source) if self.seed is None else None
 
         def stream(block: int) -> Stream:
@@ -154,9 +197,7 @@ class ClientLevel:
                 self.seed or 0, Draw.NOISE, round=round, client=client, block=block
             )
 
-        flat = {(tree, name): one for tree, held in sums.items() for name, one in held.items()}
-        noisy = self._on_grid(flat, stream) if self.on_grid else self._continuous(flat, stream)
-        return {tree: {name: noisy[tree, name] for name in held} for tree, held in sums.items()}
+        return stream
 
     def _continuous(self, sums: Flat, stream: Callable[[int], Stream]) -> Flat:
         found: Flat = {}

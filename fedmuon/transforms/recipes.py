@@ -56,6 +56,11 @@ class Recipe:
         """Whether what it releases is accounted for."""
         return self.mechanism is not None or self.client_level is not None
 
+    @property
+    def masked(self) -> bool:
+        """Whether clients return integers, of which their sum alone says something."""
+        return self.client_level is not None and self.client_level.shared
+
     def __post_init__(self) -> None:
         follows = [one.name for one in self.chain.links if one.averaged is not None]
         if self.aggregate.shares is None and set(follows) & set(self.returned):
