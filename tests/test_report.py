@@ -80,7 +80,7 @@ def test_the_verdict_comes_first_and_every_claim_is_there(suite: Path) -> None:
     assert places == sorted(places) and all(
         " ".join(claim.detail.split()) in page.text for claim in claims
     )
-    assert page.text.count("✓ yes") == 6 and "✗" not in page.text
+    assert page.text.count("✓ holds") == 7 and "✗" not in page.text
     assert page.text.index("claims hold") < places[0] < page.text.index("Measured beside published")
     assert page.tags.count("img") == 2 and page.tags.count("figcaption") == 2
 
@@ -99,20 +99,22 @@ def test_it_says_what_it_stands_on_and_what_is_comparable(suite: Path) -> None:
 
 def test_a_failed_claim_is_said_in_words(tmp_path: Path) -> None:
     runs, neighbours = made()
-    for name, value in (("gap", 9.0), ("gap_high", 9.1)):
+    for name, value in (("gap", 9.0), ("gap_low", 8.9), ("gap_high", 9.1)):
         runs[name][0] = value
     runs["within"] = np.array(["False", "True"])
     text = read(write_report(write(tmp_path / "a", runs, neighbours))).text
-    assert "1 of 2 claims holds" in text and "✗ NO 1 of 2 runs" in text
+    assert "1 of 2 claims holds on fashion-mnist; 1 fails" in text and "✗ fails" in text
     runs["bound"][:] = np.nan
     text = read(write_report(write(tmp_path / "b", runs, neighbours))).text
-    assert "1 cannot be judged" in text and "? cannot say" in text
+    assert "1 is undecided" in text and "? undecided" in text
 
 
 def test_the_page_needs_nothing_else(suite: Path) -> None:
     page = read(suite / "report.html")
     assert page.addresses and "script" not in page.tags and "link" not in page.tags
-    assert all(address.startswith(("data:image/png;base64,", "#")) for address in page.addresses)
+    assert all(
+        address.startswith(("data:image/svg+xml;base64,", "#")) for address in page.addresses
+    )
     text = (suite / "report.html").read_text(encoding="utf-8")
     assert not re.search(r"https?://|@import|url\(", text) and "prefers-color-scheme" in text
     assert 'name="viewport"' in text
@@ -161,7 +163,7 @@ def test_a_census(census: Path) -> None:
 def test_a_refused_bound(tmp_path: Path) -> None:
     execute(small(local={"recipe": "adamw"}, stability={"trials": 3}), tmp_path / "a")
     text = read(write_report(tmp_path / "a")).text
-    assert "0 of 3 claims hold on synthetic; 3 cannot be judged" in text
+    assert "0 of 3 claims hold on synthetic; 3 are undecided" in text
     assert "Refused:" in text and "Recipe adamw" in text and "3 random neighbours" in text
 
 

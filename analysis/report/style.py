@@ -195,6 +195,11 @@ def _tick(value: float, _: object) -> str:
     return _scientific(value, next((digits for digits, one in enumerate(near) if one), 5))
 
 
+def svg(figure: Figure) -> bytes:
+    """The figure as an SVG whose letters are outlines, the same bytes each time."""
+    return _bytes(figure, "svg")
+
+
 def png(figure: Figure) -> bytes:
     """The figure as a PNG, the same bytes each time."""
     return _bytes(figure, "png")

@@ -67,6 +67,23 @@ def curves(
     return figure
 
 
+def in_words(figure: Figure) -> str:
+    """What the lines of these curves are, read off the figure that was drawn."""
+    loss, accuracy = figure.axes
+    held = {
+        kind: [str(line.get_label()) for line in accuracy.lines if line.get_linestyle() == kind]
+        for kind in ("-", ":")
+    }
+    train = any(line.get_linestyle() == "--" for line in loss.lines)
+    said = ["Left the losses" + (" on a log axis" if loss.get_yscale() == "log" else "")]
+    said.append("held out solid" if held["-"] else "")
+    said.append("dotted, with hollow marks, where a variant adds something to the full mark of its "
+                f"colour ({', '.join(held[':'])})" if held[":"] else "")  # fmt: skip
+    said.append("train dashed" if train else "held-out losses alone")
+    bands = "; bands reach from the smallest to the largest over seeds" if loss.collections else ""
+    return f"{', '.join(filter(None, said))}{bands}; right the accuracy on held-out samples."
+
+
 def _means(rows: Columns, variant: str, x: float, by: str, measure: str) -> np.ndarray:
     """Place, mean, minimum and maximum over seeds at every evaluated round, [rounds, 4].
 
