@@ -3,7 +3,6 @@
 import json
 import re
 import shutil
-import subprocess
 from collections.abc import Callable
 from html.parser import HTMLParser
 from pathlib import Path
@@ -285,38 +284,3 @@ def test_other_folders_are_refused(tmp_path: Path) -> None:
         write_report(tmp_path)
     with pytest.raises(InputError, match="no folder"):
         write_report(tmp_path / "nowhere")
-
-
-def scroll_width(page: Path, width: int, folder: Path) -> int:
-    """How wide Chromium lays the page out in a frame of that width, where phones fit too.
-
-    A headless window has a least width of its own, a frame has not.
-    """
-    inner, outer = folder / "inner.html", folder / "outer.html"
-    inner.write_text(page.read_text(encoding="utf-8"), encoding="utf-8")
-    outer.write_text(
-        f'<body style="margin:0"><iframe id="f" src="inner.html" style="border:0;width:{width}px;'
-        'height:800px"></iframe><script>onload = () => { const d = document.getElementById("f")'
-        '.contentDocument; document.body.textContent = "w" + d.documentElement.scrollWidth + '
-        '"of" + d.documentElement.clientWidth; }</script></body>',
-        encoding="utf-8",
-    )
-    shown = subprocess.run(
-        ["chromium", "--headless", "--no-sandbox", "--disable-gpu", "--window-size=1400,900",
-         "--allow-file-access-from-files", f"--user-data-dir={folder / 'profile'}", "--dump-dom",
-         outer.as_uri()],
-        capture_output=True, text=True, timeout=60, check=True,
-    )  # fmt: skip
-    found = re.search(r"w(\d+)of(\d+)", shown.stdout)
-    assert found and abs(int(found[2]) - width) <= 20, shown.stdout[-300:]
-    return int(found[1])
-
-
-@pytest.mark.skipif(not shutil.which("chromium"), reason="needs Chromium")
-def test_the_page_does_not_scroll_sideways(suite: Path, tmp_path: Path) -> None:
-    for width in (1280, 390):
-        assert scroll_width(suite / "report.html", width, tmp_path) <= width
-    wide = tmp_path / "wide.html"
-    text = (suite / "report.html").read_text(encoding="utf-8")
-    wide.write_text(text.replace("<h1>", '<h1 style="width:900px">'), encoding="utf-8")
-    assert scroll_width(wide, 390, tmp_path) > 390  # the test would see it

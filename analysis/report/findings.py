@@ -103,7 +103,8 @@ class Findings:
 
 def at_a_glance(about: Mapping[str, Any]) -> Rows:
     """Scale, seeds, samples, device and threads, as far as suite.json knows them."""
-    seeds, machine = about.get("seeds"), about.get("machine", {})
+    machine = about.get("machine", {})
+    seeds = about.get("seeds", about.get("settings", {}).get("seeds"))
     many = ", ".join(map(str, seeds)) if isinstance(seeds, list) else seeds
     known = dict(card_of(about))
     samples = next((known[name] for name in known if name.startswith("n:")), None)

@@ -33,7 +33,7 @@ _TERMS = {
         "table says.",
     ),
     "n, N, K, E, R": (
-        r"\b[NKER] =|participants a round|local steps",
+        r"participants a round|local steps",
         "Training samples; clients; clients that take part in a round; local steps a round; "
         "rounds.",
     ),

@@ -14,6 +14,8 @@ MARKS: dict[Verdict, tuple[str, str]] = {  # class and sign
     "not testable at this scale": ("unknown", "–"),
 }
 
+HEAD = ("claim", "effect", "95% interval", "accepted")
+
 
 def document(title: str, body: Sequence[str]) -> str:
     """A whole page; `body` is HTML."""
@@ -63,11 +65,23 @@ def claims(every: Sequence[Claim]) -> str:
         told = ("effect", effect), ("95% interval", interval), ("rule", str(one.rule))
         told = *(told if effect else ()), ("why", one.limit), ("by how much", one.detail)
         command = _command(one.command) if one.command else ""
+        more = _pairs([pair for pair in told if pair[1]], command)
         lines.append(
-            f"<details><summary>{mark(one.verdict)}<span>{escape(one.sentence)}</span>{also}"
-            f"</summary>{_pairs([pair for pair in told if pair[1]], command)}</details>\n"
+            f"<details><summary>{mark(one.verdict)}<span>{escape(one.sentence)}{also}</span>"
+            f"{_brief(one)}</summary>{more}</details>\n"
         )
-    return f'<div class="claims">{"".join(lines)}</div>'
+    head = "".join(f"<span>{name}</span>" for name in ("verdict", *HEAD))
+    return f'<div class="claims"><div class="head">{head}</div>{"".join(lines)}</div>'
+
+
+def _brief(claim: Claim) -> str:
+    """The effect at its worst place, its interval, and what the rule accepts."""
+    effect, interval = claim.shown
+    cells = effect.rpartition(": ")[2], interval, str(claim.rule) if effect else ""
+    return "".join(
+        f'<span class="brief" data-name="{name}">{escape(cell)}</span>'
+        for name, cell in zip(HEAD[1:], cells, strict=True)
+    )
 
 
 def mark(verdict: Verdict) -> str:
@@ -101,8 +115,11 @@ def table(head: Sequence[str], rows: Sequence[Sequence[str]], label: str) -> str
     )
     lines = []
     for name, *cells in rows:
-        group = cells and not any(cells)
-        kind = ' class="group"' if group else ' class="sub"' if name.startswith("  ") else ""
+        if cells and not any(cells):
+            title = f'<td colspan="{len(head)}">{escape(name.strip())}</td>'
+            lines.append(f'<tr class="group">{title}</tr>\n')
+            continue
+        kind = ' class="sub"' if name.startswith("  ") else ""
         shown = "".join(
             f"<td{_kind(quiet)}>{escape(cell)}</td>"
             for cell, quiet in zip(cells, reach[1:], strict=True)

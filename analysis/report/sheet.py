@@ -31,14 +31,21 @@ a { color: inherit; }
 .yes { color: var(--good); } .no { color: var(--bad); } .open { color: var(--open); }
 .unknown { color: var(--quiet); }
 .mark { font-weight: 600; white-space: nowrap; }
-.claims { max-width: 70rem; border-top: 1px solid var(--line); }
+.claims { max-width: 82rem; border-top: 1px solid var(--line); }
 .claims details { border-bottom: 1px solid var(--line); }
-.claims summary { cursor: pointer; padding: .45rem 0; display: grid; gap: 0 1rem;
-  grid-template-columns: 13.5rem 1fr; list-style: none; }
+.claims summary, .claims .head { padding: .45rem 0; display: grid; gap: 0 1rem;
+  grid-template-columns: 15.5rem 1fr 5rem 9rem 7rem; list-style: none; }
+.claims summary { cursor: pointer; }
+.claims .head { color: var(--quiet); font-size: .88rem; font-weight: 600; padding: .2rem 0; }
+.claims .head span:nth-child(n+3) { text-align: right; }
+.claims .mark::before { content: "▸ "; color: var(--quiet); }
+.claims details[open] .mark::before { content: "▾ "; }
+.claims .brief { text-align: right; font-variant-numeric: tabular-nums; font-size: .94rem; }
+.claims .brief:nth-child(n+4) { color: var(--quiet); }
 .claims summary::-webkit-details-marker { display: none; }
 .claims summary:hover { background: var(--soft); }
-.claims summary small { grid-column: 2; color: var(--quiet); font-size: .9rem; }
-.claims .about { margin: 0 0 .9rem 14.5rem; }
+.claims small { display: block; color: var(--quiet); font-size: .9rem; }
+.claims .about { margin: 0 0 .9rem 16.5rem; }
 code, .command { font: .88rem/1.45 ui-monospace, monospace; }
 .command { display: block; background: var(--soft); border: 1px solid var(--line);
   border-radius: 6px; padding: .6rem .8rem; white-space: pre-wrap; user-select: all;
@@ -53,7 +60,7 @@ th { color: var(--quiet); font-weight: 600; font-size: .88rem; vertical-align: b
 .numbers thead th:not(:first-child) { white-space: normal; }
 .numbers .reach { color: var(--quiet); font-size: .88rem; padding-left: .45rem !important; }
 .numbers th:first-child, .numbers td:first-child { position: sticky; left: 0; z-index: 1;
-  background: var(--paper); max-width: min(22rem, 45vw); padding-right: .75rem; }
+  background: var(--paper); padding-right: .75rem; white-space: nowrap; }
 .numbers .sub td:first-child { padding-left: 1rem; }
 .numbers .group td { font-weight: 600; border-bottom: 0; padding-top: .7rem; }
 .facts td:first-child { color: var(--quiet); white-space: nowrap; }
@@ -66,9 +73,16 @@ figcaption { color: var(--quiet); font-size: .93rem; max-width: 48rem; margin-to
 dl.glossary { max-width: 52rem; } .glossary dt { font-weight: 600; }
 .glossary dd { margin: 0 0 .5rem; color: var(--quiet); }
 details.more > summary { cursor: pointer; margin: 1rem 0 .3rem; }
+@media (max-width: 1000px) {
+  .claims .head { display: none; }
+  .claims summary { grid-template-columns: 1fr; } .claims .brief { text-align: left; }
+  .claims .brief:empty { display: none; }
+  .claims .brief::before { content: attr(data-name) " "; color: var(--quiet); }
+  .claims .about { margin-left: 1rem; }
+}
 @media (max-width: 700px) {
-  .claims summary { grid-template-columns: 1fr; } .claims summary small { grid-column: 1; }
-  .claims .about { margin-left: 0; grid-template-columns: 1fr; } .claims dt { margin-top: .4rem; }
+  .numbers th:first-child, .numbers td:first-child { white-space: normal; max-width: 45vw; }
+  .claims .about { grid-template-columns: 1fr; } .claims dt { margin-top: .4rem; }
   .facts td:first-child { white-space: normal; }
 }
 @media print { figure, tr, details { break-inside: avoid; } }

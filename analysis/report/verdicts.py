@@ -144,9 +144,11 @@ class Claim:
 
     @cached_property
     def worst(self) -> int | None:
-        """The place that reaches furthest out of the rule, or the first without an interval."""
+        """The place that reaches furthest out of the rule, of those that refute it if some do; or
+        the first without an interval."""
         effect = self.effect
-        known = np.flatnonzero(~np.isnan(effect.value))
+        against = self.rule.refuses(effect.low, effect.high) | (self.verdict != FAILS)
+        known = np.flatnonzero(~np.isnan(effect.value) & against)
         if not len(known):
             return None
         room = self.rule.room(effect.low, effect.high)[known]

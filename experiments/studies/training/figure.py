@@ -76,10 +76,10 @@ def in_words(figure: Figure) -> str:
     }
     train = any(line.get_linestyle() == "--" for line in loss.lines)
     said = ["Left the losses" + (" on a log axis" if loss.get_yscale() == "log" else "")]
-    said.append("held out solid" if held["-"] else "")
+    said.append("held out solid" if train else "held-out ones alone, solid")
     said.append("dotted, with hollow marks, where a variant adds something to the full mark of its "
                 f"colour ({', '.join(held[':'])})" if held[":"] else "")  # fmt: skip
-    said.append("train dashed" if train else "held-out losses alone")
+    said.append("train dashed" if train else "")
     bands = "; bands reach from the smallest to the largest over seeds" if loss.collections else ""
     return f"{', '.join(filter(None, said))}{bands}; right the accuracy on held-out samples."
 
