@@ -290,7 +290,7 @@ def test_claims_hold_and_fail() -> None:
         (0, {"bound": rows["bound"] / 1e4}),
         (1, {"zero_bound": rows["zero_bound"] * 99}),
         (1, {"zero_bound": np.where(rows["reach"] == -1, np.nan, 1.0)}),
-        (2, {"ceiling": rows["ceiling"] / 99}),
+        (2, {"mean_square": rows["ceiling"] * (99 + rows["seed"])}),
         (3, {"mean_square": rows["mean_square"] * rows["steps"] ** 3}),
     ):
         assert claims({**rows, **change})[place].holds is False, place

@@ -119,7 +119,7 @@ def test_the_worst_place_is_shown_and_recorded() -> None:
     assert claim.record() == {
         "claim": "It falls.", "verdict": UNDECIDED, "places": 2, "held": 0, "rule": "< 0",
         "effect": {"name": "slope", "value": 0.5, "low": -3.0, "high": 4.0, "at": "b"},
-        "command": "do this", "detail": "more", "also": "", "limit": "",
+        "command": "do this", "detail": "more", "also": "", "why": "",
     }  # fmt: skip
     assert replace(claim, also="but").in_words == "more; but"
     lost = Claim("", Effect.around("", [0.1, np.nan, np.inf], [0.1, 0.1, np.nan]), Rule(high=1.0))

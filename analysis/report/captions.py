@@ -57,8 +57,8 @@ CAPTIONS = {
     ),
     "curves": _MEANS
     + (
-        "Lower on the left and higher on the right is better; a held-out loss that leaves its "
-        "train loss upwards is a growing gap."
+        "Lower losses and higher accuracies are better; a held-out loss that leaves its train "
+        "loss upwards is a growing gap."
     ),
     "curves-seconds": _MEANS
     + (

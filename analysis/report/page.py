@@ -63,7 +63,7 @@ def claims(every: Sequence[Claim]) -> str:
         also = f"<small>{escape(one.also)}</small>" if one.also else ""
         effect, interval = one.shown
         told = ("effect", effect), ("95% interval", interval), ("rule", str(one.rule))
-        told = *(told if effect else ()), ("why", one.limit), ("by how much", one.detail)
+        told = *(told if effect else ()), ("why", one.why), ("by how much", one.detail)
         command = _command(one.command) if one.command else ""
         more = _pairs([pair for pair in told if pair[1]], command)
         lines.append(

@@ -75,7 +75,8 @@ dl.glossary { max-width: 52rem; } .glossary dt { font-weight: 600; }
 details.more > summary { cursor: pointer; margin: 1rem 0 .3rem; }
 @media (max-width: 1000px) {
   .claims .head { display: none; }
-  .claims summary { grid-template-columns: 1fr; } .claims .brief { text-align: left; }
+  .claims summary { grid-template-columns: auto auto 1fr; }
+  .claims summary > :not(.brief) { grid-column: 1 / -1; } .claims .brief { text-align: left; }
   .claims .brief:empty { display: none; }
   .claims .brief::before { content: attr(data-name) " "; color: var(--quiet); }
   .claims .about { margin-left: 1rem; }

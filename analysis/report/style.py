@@ -145,7 +145,9 @@ def powers_of_2(axes: Axes, levels: np.ndarray) -> None:
 
 def plain(value: float) -> str:
     """A level as short as can be: 20000 is 20k, 0.005 stays."""
-    return f"{value / 1000:g}k" if value >= 1000 and value % 100 == 0 else f"{value:.3g}"
+    if value >= 1000 and value % 100 == 0:
+        return f"{value / 1000:g}k"
+    return f"{value:.0f}" if 1000 <= value < 1e5 else f"{value:.3g}"
 
 
 def compact(value: float) -> str:

@@ -138,6 +138,11 @@ class Claim:
         return UNTESTABLE if without.any() else UNDECIDED
 
     @property
+    def why(self) -> str:
+        """What keeps these runs from testing it, if anything does."""
+        return self.limit or "no interval to judge by" * (self.verdict == UNTESTABLE)
+
+    @property
     def holds(self) -> bool | None:
         """True or False where it is decided."""
         return {HOLDS: True, FAILS: False}.get(self.verdict)
@@ -171,7 +176,7 @@ class Claim:
     @property
     def in_words(self) -> str:
         """Why it could not be shown, every place, and what else must be said."""
-        return "; ".join(one for one in (self.limit, self.detail, self.also) if one)
+        return "; ".join(one for one in (self.why, self.detail, self.also) if one)
 
     def record(self) -> dict[str, Any]:
         """What claims.json says of it: the effect at the worst place."""
@@ -184,7 +189,7 @@ class Claim:
             "claim": self.sentence, "verdict": self.verdict,
             "effect": {"name": effect.name, **numbers, "at": place},
             "places": len(held), "held": int(held.sum()), "rule": str(self.rule),
-            "command": self.command, "detail": self.detail, "also": self.also, "limit": self.limit,
+            "command": self.command, "detail": self.detail, "also": self.also, "why": self.why,
         }  # fmt: skip
 
 

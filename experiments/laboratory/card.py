@@ -28,14 +28,15 @@ def card(configs: Sequence[Config]) -> list[tuple[str, str, str]]:
     """Symbol, meaning and values of every key that some of these configs read."""
     found = []
     for symbol, words, key in KEYS:
-        values = dict.fromkeys(_value(one, key) for one in configs if reads(one, key))
+        of_all = key == "task.model"  # a task without models is its own
+        values = dict.fromkeys(_value(one, key) for one in configs if of_all or reads(one, key))
         if values:
-            found.append((symbol, words or f"[{key.replace('.', '] ')}", shown(list(values))))
+            found.append((symbol, words, shown(list(values))))
     return found
 
 
 def _value(config: Config, key: str) -> Scalar:
-    """A task without models is its own."""
+    """What the config has there; the task's name for the model of one that has none."""
     table, _, name = key.partition(".")
     held = config.model_dump(by_alias=True)[table]
     return held["name"] if key == "task.model" and held["name"] != "network" else held[name]

@@ -14,7 +14,14 @@ from fedmuon import config as tables
 from fedmuon.analysis.report.claims import Columns, run_claims
 from fedmuon.analysis.report.columns import MEND, TRIALS, read_csv, read_json
 from fedmuon.analysis.report.comparisons import name_of
-from fedmuon.analysis.report.findings import Findings, Picture, Rows, circumstances, number
+from fedmuon.analysis.report.findings import (
+    Findings,
+    Picture,
+    Rows,
+    card_of,
+    circumstances,
+    number,
+)
 from fedmuon.config import Config
 from fedmuon.errors import InputError
 from fedmuon.experiments.laboratory import figure
@@ -69,7 +76,7 @@ def findings(folder: Path) -> Findings:
             summary, ("recipe", "data", "rounds", "seed", "dtype", "engine", "device", "seconds")
         ),
         about=_about(summary, config),
-        card=[(f"{symbol}: {words}", held) for symbol, words, held in card(config)],
+        card=card_of({"card": card(config)}),
     )
 
 

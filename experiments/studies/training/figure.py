@@ -75,13 +75,13 @@ def in_words(figure: Figure) -> str:
         for kind in ("-", ":")
     }
     train = any(line.get_linestyle() == "--" for line in loss.lines)
-    said = ["Left the losses" + (" on a log axis" if loss.get_yscale() == "log" else "")]
+    said = ["Losses" + (" on a log axis" if loss.get_yscale() == "log" else "")]
     said.append("held out solid" if train else "held-out ones alone, solid")
     said.append("dotted, with hollow marks, where a variant adds something to the full mark of its "
                 f"colour ({', '.join(held[':'])})" if held[":"] else "")  # fmt: skip
     said.append("train dashed" if train else "")
     bands = "; bands reach from the smallest to the largest over seeds" if loss.collections else ""
-    return f"{', '.join(filter(None, said))}{bands}; right the accuracy on held-out samples."
+    return f"{', '.join(filter(None, said))}{bands}. Accuracies are those on held-out samples."
 
 
 def _means(rows: Columns, variant: str, x: float, by: str, measure: str) -> np.ndarray:
