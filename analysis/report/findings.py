@@ -116,7 +116,8 @@ def at_a_glance(about: Mapping[str, Any]) -> Rows:
 def card_of(about: Mapping[str, Any]) -> Rows:
     """The settings of the runs, or those of a study's file that are numbers or short lists."""
     if "card" in about:
-        return [(f"{name}: {words}" if words else name, of) for name, words, of in about["card"]]
+        return [(f"{name}: {words}" if words else text(name), text(of))
+                for name, words, of in about["card"]]  # fmt: skip
     held = about.get("settings", {})
     return [(name, _listed(value)) for name, value in held.items() if _listed(value)]
 
