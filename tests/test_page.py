@@ -90,7 +90,13 @@ def test_a_card_has_every_value_of_what_is_read() -> None:
 
 def test_words_are_explained_where_they_occur() -> None:
     found = terms_of("The certificate Δ_i Y_i(C), in a census, with the explicit form of C_hp")
-    assert list(found) == ["Y_i(C), exposure", "certificate", "census", "explicit, C_hp"]
+    assert list(found) == [
+        "neighbour",
+        "Y_i(C), exposure",
+        "certificate",
+        "census",
+        "explicit, C_hp",
+    ]
     assert "Ψ" in terms_of("at most Ψ") and "sharp, paper" in terms_of("the sharp constant")
     assert not terms_of("Nothing of it.")
 

@@ -124,6 +124,8 @@ def test_the_worst_place_is_shown_and_recorded() -> None:
     assert replace(claim, also="but").in_words == "more; but"
     lost = Claim("", Effect.around("", [0.1, np.nan, np.inf], [0.1, 0.1, np.nan]), Rule(high=1.0))
     assert lost.worst == 2 and lost.record()["effect"]["value"] is None  # JSON has no infinity
+    tiny = Claim("", Effect.exact("share", [1e-26, 1e-18, 1e-20]), Rule(high=1.0))
+    assert tiny.worst == 1  # though 1 - 1e-18 rounds to 1
     assert unknown("", "why").shown == ("", "") and unknown("", "").worst is None
 
 

@@ -42,7 +42,7 @@ _TERMS = {
         "The model before the first round.",
     ),
     "neighbour": (
-        r"neighbour",
+        r"perturbation|[Cc]ensus",
         "The same run with one training sample replaced, and every other draw the same.",
     ),
     "perturbation": (

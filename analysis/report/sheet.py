@@ -82,7 +82,8 @@ details.more > summary { cursor: pointer; margin: 1rem 0 .3rem; }
   .claims .about { margin-left: 1rem; }
 }
 @media (max-width: 700px) {
-  .numbers th:first-child, .numbers td:first-child { white-space: normal; max-width: 45vw; }
+  .numbers th:first-child, .numbers td:first-child { white-space: normal; min-width: 6.5rem;
+    max-width: 45vw; }
   .claims .about { grid-template-columns: 1fr; } .claims dt { margin-top: .4rem; }
   .facts td:first-child { white-space: normal; }
 }

@@ -156,10 +156,12 @@ class Claim:
         known = np.flatnonzero(~np.isnan(effect.value) & against)
         if not len(known):
             return None
-        room = self.rule.room(effect.low, effect.high)[known]
-        open_ = np.isnan(room)
-        return int(known[open_.argmax() if open_.any() and self.holds is None else
-                         np.nanargmin(np.where(open_, np.inf, room))])  # fmt: skip
+        low, high = effect.low[known], effect.high[known]
+        room = self.rule.room(low, high)
+        if (open_ := np.isnan(room)).any() and self.holds is None:
+            return int(known[open_.argmax()])
+        beyond = -high if math.isfinite(self.rule.high) else low  # where room rounds to the same
+        return int(known[np.lexsort((beyond, room))[0]])
 
     @property
     def shown(self) -> tuple[str, str]:

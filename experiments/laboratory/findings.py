@@ -2,6 +2,7 @@
 
 import contextlib
 import functools
+import shlex
 import tomllib
 import zipfile
 from collections.abc import Mapping, Sequence
@@ -48,13 +49,13 @@ def findings(folder: Path) -> Findings:
     record = read_json(folder / "bound.json", (*NAMES, *BOUND_WORDS))
     summary = read_json(folder / "summary.json", ("recipe", "data", "rounds", "seconds"))
     neighbours = read_csv(folder / "neighbours.csv", TRIALS)
-    mode = _mode(folder, neighbours)
+    mode, name = _mode(folder, neighbours), folder.resolve().name
     config = _config(folder)
     census = mode == "all"
     count, compared = len(neighbours["trial"]), record.get("influence")
     what = MODES.get(mode, "{} neighbours").format(count)
     return Findings(
-        name=folder.resolve().name,
+        name=name,
         title=f"{summary['recipe']} on {summary['data']}: {what}{unreleased(summary)}",
         data=str(summary["data"]),
         claims=run_claims(neighbours, record, census),
@@ -71,7 +72,7 @@ def findings(folder: Path) -> Findings:
         pictures=[Picture.known("census", functools.partial(figure.census, neighbours))],
         stands_on=stands_on(record, str(record["kind"])),
         assumptions=[str(text) for text in record["assumptions"]],
-        again="fedmuon stability config.toml --out FOLDER, with the run's own config.toml",
+        again=shlex.join(["fedmuon", "stability", f"{name}/config.toml", "--out", f"{name}-again"]),
         circumstances=circumstances(
             summary, ("recipe", "data", "rounds", "seed", "dtype", "engine", "device", "seconds")
         ),

@@ -62,6 +62,8 @@ def curves(
         axes.set_xlabel(AXES[by])
         axes.set_ylabel(label)
         axes.set_xlim(left=0)
+        if by == "round":
+            axes.xaxis.set_major_locator(MaxNLocator(6, steps=[1, 2, 5, 10], integer=True))
     style.log_y(loss)
     style.legend_below(figure, accuracy, 2 if narrow else MOST)
     return figure

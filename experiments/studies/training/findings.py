@@ -113,7 +113,7 @@ def kept(runs: Columns, clients: Columns) -> Claim:
         "(`fedmuon privacy tuned`)"
     )
     every = np.concatenate([certified, ~over])
-    return counted(sentence, every, "certificates and accounts", detail)
+    return counted(sentence, every, "runs and accounts", detail)
 
 
 def _require_matching(
