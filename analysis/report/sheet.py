@@ -34,13 +34,14 @@ a { color: inherit; }
 .claims { max-width: 82rem; border-top: 1px solid var(--line); }
 .claims details { border-bottom: 1px solid var(--line); }
 .claims summary, .claims .head { padding: .45rem 0; display: grid; gap: 0 1rem;
-  grid-template-columns: 15.5rem 1fr 5rem 9rem 7rem; list-style: none; }
+  grid-template-columns: 15.5rem 1fr 6rem 9.5rem 7rem; list-style: none; }
 .claims summary { cursor: pointer; }
 .claims .head { color: var(--quiet); font-size: .88rem; font-weight: 600; padding: .2rem 0; }
 .claims .head span:nth-child(n+3) { text-align: right; }
 .claims .mark::before { content: "▸ "; color: var(--quiet); }
 .claims details[open] .mark::before { content: "▾ "; }
-.claims .brief { text-align: right; font-variant-numeric: tabular-nums; font-size: .94rem; }
+.claims .brief { text-align: right; font-variant-numeric: tabular-nums; font-size: .94rem;
+  overflow-wrap: normal; }
 .claims .brief:nth-child(n+4) { color: var(--quiet); }
 .claims summary::-webkit-details-marker { display: none; }
 .claims summary:hover { background: var(--soft); }

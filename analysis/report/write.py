@@ -63,12 +63,13 @@ def as_written(folder: Path) -> Iterator[None]:
 def _page(found: Sequence[Findings], bodies: Sequence[Sequence[str]]) -> str:
     single = len(found) == 1
     claims = [claim for part in found for claim in part.claims]
-    result = tally(claims, ", ".join(dict.fromkeys(part.data for part in found if part.data)))
+    data = dict.fromkeys(part.data for part in found)
+    result = tally(claims, ", ".join(data) if all(data) else "")
     title = found[0].title if single else "Federated and private Muon"
     body = [page.heading(1, title)]
     if not single:
-        body.append(page.answer(f"{result}.", counts(claims), [], ""))
-        body.append(page.links([(part.title, tally(part.claims)) for part in found]))
+        index = page.links([(part.title, tally(part.claims)) for part in found])
+        body.append(page.answer(f"{result}.", counts(claims), [], index))
     for number, (part, lines) in enumerate(zip(found, bodies, strict=True)):
         body += [] if single else [page.heading(2, part.title, f"part-{number}")]
         body += lines
