@@ -21,6 +21,13 @@ from fedmuon.experiments.studies.training import figure
 from fedmuon.experiments.suites import contents
 
 
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A suite's with its report."""
+    made = write(tmp_path_factory.mktemp("suite") / "A1", *phase_grid())
+    return write_report(made).parent
+
+
 def test_values_and_intervals_have_columns_of_their_own() -> None:
     head = "method", "slope (95%)", "loss", "at"
     rows = [("all:", "", "", ""), ("  SGD", "−0.069 (−0.174 to +0.037)", "0.3 ± 0.02", "9 (c)"),
@@ -34,7 +41,7 @@ def test_values_and_intervals_have_columns_of_their_own() -> None:
     assert apart(*plain) == (list(plain[0]), [list(plain[1][0])])  # names, and what is no number
 
 
-def test_tables_beside_the_page_read_back(tmp_path: Path) -> None:
+def test_tables_beside_the_page_read_back(folder: Path) -> None:
     names, cells = ["a_b", "x & y"], [["  sub", "−1.5e−05"], ["100%", "–"], ["c", "−∞"]]
     read = list(csv.reader(as_csv(names, cells).decode().splitlines()))
     assert read == [names, ["sub", "-1.5e-05"], ["100%", ""], ["c", "−∞"]]
@@ -46,8 +53,6 @@ def test_tables_beside_the_page_read_back(tmp_path: Path) -> None:
         slug("Terminal values, ± over seeds") == "terminal-values-over-seeds"
         and slug("±") == "table"
     )
-    folder = write(tmp_path / "A1", *phase_grid())
-    write_report(folder)
     head, *lines = csv.reader((folder / "tables" / "measured-beside-published.csv").open())
     (part,) = gather(folder)
     assert head == ["", "measured", "001, Table 2 (mnist)"] and len(lines) == len(part.numbers)
@@ -58,9 +63,7 @@ def test_tables_beside_the_page_read_back(tmp_path: Path) -> None:
     assert {"gap", "95%", "bound / B"} <= set(runs[0])
 
 
-def test_claims_lie_beside_the_page_as_json(tmp_path: Path) -> None:
-    folder = write(tmp_path / "A1", *phase_grid())
-    write_report(folder)
+def test_claims_lie_beside_the_page_as_json(folder: Path) -> None:
     (part,) = json.loads((folder / "claims.json").read_text())
     wanted = suite_claims(*phase_grid())
     assert part["counts"] == {

@@ -119,7 +119,10 @@ def card_of(about: Mapping[str, Any]) -> Rows:
         return [(f"{name}: {words}" if words else text(name), text(of))
                 for name, words, of in about["card"]]  # fmt: skip
     held = about.get("settings", {})
-    return [(name, _listed(value)) for name, value in held.items() if _listed(value)]
+    below = [(f"[{table}] {key}", value) for table, keys in dict(held.get("base", {})).items()
+             for key, value in keys.items()]  # fmt: skip
+    every = [*held.items(), *below]
+    return [(name, _listed(value)) for name, value in every if _listed(value)]
 
 
 def _listed(value: Any) -> str:

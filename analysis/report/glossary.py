@@ -10,8 +10,8 @@ _TERMS = {
     ),
     "λ": (
         r"λ",
-        "The regularization of the smoothed polar factor: a singular value σ becomes σ/√(σ² + "
-        "λ); in a suite of runs, 1/√λ is the map's Lipschitz constant.",
+        "The regularization of the smoothed polar factor: a singular value s becomes "
+        "s/√(s² + λ), and 1/√λ is the map's Lipschitz constant.",
     ),
     "α": (
         r"label skew|\bα\b",
@@ -29,8 +29,7 @@ _TERMS = {
     ),
     "σ": (
         r"\bσ\b",
-        "Of privacy: the standard deviation of the noise over the clipping bound, or as the "
-        "table says.",
+        "The standard deviation of the noise; of privacy's, in units of the clipping bound.",
     ),
     "n, N, K, E, R": (
         r"participants a round|local steps",
@@ -93,7 +92,7 @@ _TERMS = {
         "form is proved, 1 is what the printed tables appear to use.",
     ),
     "ε, δ": (
-        r"\(?ε",
+        r"zero-out|add-remove|privacy",
         "Differential privacy: what one example, or one client, can change in the law of all "
         "releases; δ is the probability outside of ε.",
     ),

@@ -34,7 +34,7 @@ a { color: inherit; }
 .claims { max-width: 82rem; border-top: 1px solid var(--line); }
 .claims details { border-bottom: 1px solid var(--line); }
 .claims summary, .claims .head { padding: .45rem 0; display: grid; gap: 0 1rem;
-  grid-template-columns: 15.5rem 1fr 6rem 9.5rem 7rem; list-style: none; }
+  grid-template-columns: 15.5rem 1fr 6rem 10.5rem 7rem; list-style: none; }
 .claims summary { cursor: pointer; }
 .claims .head { color: var(--quiet); font-size: .88rem; font-weight: 600; padding: .2rem 0; }
 .claims .head span:nth-child(n+3) { text-align: right; }
