@@ -45,7 +45,10 @@ def _within(value: float, error: float) -> Slope:
 
 
 def _errors(runs: Sequence[np.ndarray]) -> np.ndarray:
-    return np.array([values.std(ddof=1) / np.sqrt(len(values)) for values in runs])
+    """Standard errors of the means; a single run has none."""
+    return np.array([
+        values.std(ddof=1) / np.sqrt(len(values)) if len(values) > 1 else np.nan for values in runs
+    ])  # fmt: skip
 
 
 @dataclass(frozen=True)
