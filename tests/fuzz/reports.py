@@ -86,6 +86,10 @@ NAMES = (
     "trajectories",
     "delta",
     "kind",
+    "told",
+    "card",
+    "seeds",
+    "alone",
 )
 FORMULAS = "=+-@\t\r"
 
