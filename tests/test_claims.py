@@ -10,6 +10,8 @@ from made_suite import Table, changed, made, phase_grid
 from scipy import stats
 
 from fedmuon.analysis.report.claims import (
+    FACTORS,
+    SETTING,
     Claim,
     adjacent,
     census_needed,
@@ -25,6 +27,7 @@ from fedmuon.analysis.report.claims import (
     suite_claims,
     within_certificate,
 )
+from fedmuon.analysis.report.verdicts import UNDECIDED
 
 SIZES = [500, 1000, 2000, 5000]
 
@@ -49,10 +52,12 @@ def test_a_gap_over_its_bound_is_seen() -> None:
     runs, _ = phase_grid()
     good = gap_within_bound(runs)
     assert good.holds and "18 of 18 runs (18 even" in good.detail and "0 of the" in good.detail
-    bad = gap_within_bound(changed(runs, "gap", 7, runs["bound"][7] + 1e-9))
-    assert bad.holds is False and "17 of 18" in bad.detail
+    above = changed(changed(runs, "gap", 7, 9.0), "gap_high", 7, 9.1)
+    bad = gap_within_bound(changed(above, "gap_low", 7, runs["bound"][7] + 1e-9))
+    assert bad.verdict == "fails" and "17 of 18" in bad.detail and bad.worst == 7
+    assert gap_within_bound(above).verdict == "undecided"  # its interval has values below
     high = gap_within_bound(changed(runs, "gap_high", 3, runs["bound"][3] + 1e-9))
-    assert high.holds and "(17 even" in high.detail
+    assert high.verdict == "undecided" and "(17 even" in high.detail
     vacuous = gap_within_bound(changed(runs, "bound", 3, 1.0))
     assert vacuous.holds and "1 of the bounds is vacuous" in vacuous.detail
 
@@ -114,7 +119,8 @@ def test_pairs_against_a_loop(factor: str, quantity: str) -> None:
     rising = sum(a < b for a, b in pairs)
     held = rising if factor == "lr" else len(pairs) - rising
     found = monotone(runs, factor, quantity)
-    assert found.holds is False and f"{held} of {len(pairs)} neighbouring" in found.detail
+    assert not found.holds and f"{held} of {len(pairs)} neighbouring" in found.detail
+    assert quantity != "bound" or found.verdict == "fails"
 
 
 @pytest.mark.parametrize("factor", ["lr", "lambda", "n"])
@@ -124,7 +130,13 @@ def test_one_pair_out_of_order_is_seen(factor: str, quantity: str) -> None:
     assert monotone(runs, factor, quantity).holds
     top = runs[factor] == (runs[factor].max() if factor == "lr" else runs[factor].min())
     bad = changed(runs, quantity, int(np.flatnonzero(top)[0]), -99.0)
-    assert monotone(bad, factor, quantity).holds is False
+    assert monotone(bad, factor, quantity).verdict == (
+        "fails" if quantity == "bound" else UNDECIDED
+    )
+    last = np.flatnonzero(top & np.all([runs[k] == runs[k][top][0] for k in FACTORS], 0))
+    for place in last:  # at both seeds
+        bad = changed(bad, quantity, place, -99.0)
+    assert monotone(bad, factor, quantity).verdict == "fails"
     flat = monotone({**runs, quantity: np.ones(len(top))}, factor, quantity)
     assert flat.holds is False and "ties counted against it" in flat.detail
 
@@ -160,7 +172,17 @@ def test_exposure_ranks_the_perturbations() -> None:
     x, y = neighbours["exposure"] / neighbours["size"], neighbours["perturbation"]
     rho, active = spearmanr(x, y), x > 0
     found = exposure_ranks(neighbours)
-    assert found.holds == (rho >= 0.87) and f"ρ = {rho:.3f}" in found.detail
+    assert f"ρ = {rho:.3f}" in found.detail and found.effect.value == pytest.approx([rho])
+    runs = np.unique(np.stack([neighbours[k] for k in SETTING], 1), axis=0)
+    of = [
+        np.all([neighbours[k] == v for k, v in zip(SETTING, one, strict=True)], 0) for one in runs
+    ]
+    left = np.array([spearmanr(x[~one], y[~one]) for one in of])
+    half = stats.t.ppf(0.975, 5) * np.sqrt(5 / 6 * ((left - left.mean()) ** 2).sum())
+    assert len(runs) == 6 and found.effect.high - found.effect.value == pytest.approx([half])
+    assert found.verdict == (
+        "holds" if rho - half >= 0.87 else "fails" if rho + half < 0.87 else UNDECIDED
+    )
     alone = spearmanr(x[active], y[active])
     assert f"{alone:.3f} without the {(~active).sum()} of clients" in found.detail
     other = neighbours["old_label"] != neighbours["new_label"]
@@ -186,6 +208,7 @@ def test_what_was_refused_cannot_be_judged() -> None:
     assert within_certificate(nothing).holds is None and exposure_ranks(nothing).holds is None
     assert client_by_client(nothing, True).holds is None
     wrong = changed(changed(runs, "bound", 0, math.nan), "gap", 1, 9.0)
+    wrong = changed(changed(wrong, "gap_low", 1, 8.9), "gap_high", 1, 9.1)
     assert gap_within_bound(wrong).holds is False  # one counterexample is enough
 
 
@@ -228,5 +251,7 @@ def test_the_claims_of_a_run() -> None:
     assert [claim.holds for claim in run_claims(neighbours, record, False)] == [True] * 3
     assert len(run_claims(neighbours, record, True)) == 4
     refused = run_claims(neighbours, {**record, "value": None}, False)
-    assert refused[0].holds is None
-    assert run_claims(neighbours, {**record, "gap": 0.4}, False)[0].holds is False
+    assert refused[0].verdict == UNDECIDED
+    above = {**record, "gap": 0.4, "gap_low": 0.31, "gap_high": 0.5}
+    assert run_claims(neighbours, above, False)[0].verdict == "fails"
+    assert run_claims(neighbours, {**above, "gap_low": 0.29}, False)[0].verdict == UNDECIDED

@@ -1,9 +1,11 @@
 """Who ends lower and who gets there sooner: from made columns, each with a negative control."""
 
 import numpy as np
+import pytest
 from scipy.stats import ttest_rel
 
-from fedmuon.analysis.report.comparisons import judged, margin, near, sooner, terminal
+from fedmuon.analysis.report.comparisons import judged, luck, margin, near, sooner, terminal
+from fedmuon.analysis.report.verdicts import UNTESTABLE
 from fedmuon.experiments.studies.training import figure
 from fedmuon.experiments.studies.training.figure import looks
 
@@ -26,17 +28,32 @@ def columns(**ends: list[list[float]]) -> tuple[dict, dict]:
 def test_terminal_claims_are_about_means_over_seeds() -> None:
     runs, _ = columns(good=[[0.9, 0.2], [0.9, 0.5]], bad=[[0.9, 0.4], [0.9, 0.4]])
     claim = terminal("good", "bad", "train_loss", runs)
-    assert claim.holds and claim.detail.startswith("0.35 against 0.4 (-0.05 ± 1.9); ± is 95%")
+    assert claim.verdict == "undecided"
+    assert claim.detail.startswith("0.35 against 0.4 (-0.05 ± 1.9); ± is 95%")
     assert claim.detail.endswith("0 of 1 clear of 0")
     sure, _ = columns(good=[[0.2], [0.21]], bad=[[0.4], [0.41]])
     assert terminal("good", "bad", "train_loss", sure).detail.endswith("1 of 1 clear of 0")
-    assert terminal("bad", "good", "train_loss", runs).holds is False
-    assert terminal("good", "bad", "accuracy", runs).holds  # higher is better
-    assert terminal("bad", "good", "accuracy", runs).holds is False
+    assert terminal("good", "bad", "train_loss", sure).holds
+    assert terminal("bad", "good", "train_loss", sure).holds is False
+    assert terminal("good", "bad", "accuracy", sure).holds  # higher is better
+    assert terminal("bad", "good", "accuracy", sure).holds is False
+    alone, _ = columns(good=[[0.2]], bad=[[0.4]])
+    assert terminal("good", "bad", "train_loss", alone).verdict == UNTESTABLE
     assert terminal("good", "good", "train_loss", runs).holds  # at or below
     assert terminal("good", "bad", "epsilon", runs).holds is None
-    runs["train_loss"][1] = 0.61  # one seed worse, and the mean with it
-    assert terminal("good", "bad", "train_loss", runs).holds is False
+    sure["train_loss"][:2] += 0.21  # worse by a hundredth
+    assert terminal("good", "bad", "train_loss", sure).holds is False
+
+
+def test_models_that_only_guess_compare_nothing() -> None:
+    """Of ten classes on 100 samples, an accuracy up to 0.19 may be a guess."""
+    assert luck(10, 100) == pytest.approx(0.19)
+    runs, _ = columns(good=[[0.84], [0.85]], bad=[[0.88], [0.89]])
+    for chance, verdict in ((0.19, UNTESTABLE), (0.15, "holds")):
+        found = terminal("good", "bad", "accuracy", runs, chance=chance)
+        assert found.verdict == verdict and ("guess" in found.detail) == (chance == 0.19)
+        close = near("good", "bad", "train_loss", runs, 0.1, chance=chance)
+        assert close.verdict == verdict
 
 
 def test_near_is_within_a_share_either_way() -> None:
@@ -91,9 +108,15 @@ def test_sooner_is_about_seconds_and_not_rounds() -> None:
     assert claim.holds and claim.detail == "2 of 2 runs get there, after 2 s against 6 s"
     assert sooner("slow", "good", runs, curves).holds is False  # never gets there
     runs, curves = columns(slow=[[0.5, 0.3]], other=[[0.5, 0.4, 0.3]])  # 2 rounds of 2 s each
-    assert sooner("slow", "other", runs, curves).holds is False
+    assert sooner("slow", "other", runs, curves).verdict == UNTESTABLE  # of one seed
+    twice = {name: np.tile(column, 2) for name, column in curves.items()}
+    twice["seed"] = np.repeat([0, 1], len(curves["seed"]))
+    ends = {name: np.tile(column, 2) for name, column in runs.items()}
+    ends["seed"] = np.repeat([0, 1], len(runs["seed"]))
+    assert sooner("slow", "other", ends, twice).holds is False
     curves["train_seconds"][1] = 2.9
-    assert sooner("slow", "other", runs, curves).holds
+    twice["train_seconds"] = np.tile(curves["train_seconds"], 2)
+    assert sooner("slow", "other", ends, twice).holds
 
 
 def test_curves_show_mean_and_band() -> None:

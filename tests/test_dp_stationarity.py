@@ -174,7 +174,7 @@ def made(power: float = -0.25, share: float = 0.3, loud: str = "noise", **own: f
         ({}, []),
         ({"share": 1.01}, [0, 1]),
         ({"corrected": 4.0}, [1]),
-        ({"power": 0.0, "share": 0.2}, [2, 3]),
+        ({"power": 0.05, "share": 0.12}, [2, 3]),
         ({"share": 0.05}, [4]),
         ({"loud": "descent"}, [5]),
         ({"ceiling": 2.0}, [6]),

@@ -79,7 +79,7 @@ def columns(**values: list) -> dict[str, np.ndarray]:
         "rouge_l": [1.0, 2.0, 3.0, 4.0], "epsilon": [7.9] * 4, "target": [8.0] * 4,
         "delta": [1e-5] * 4, "noise": [1.0] * 4, "blocks": [1.0, 1.0, 9.0, 9.0],
     }  # fmt: skip
-    return {name: np.array(column) for name, column in (base | values).items()}
+    return {name: np.tile(column, 2) for name, column in (base | values).items()}  # two seeds
 
 
 def test_claims_hold_and_fail() -> None:
@@ -95,6 +95,10 @@ def test_claims_hold_and_fail() -> None:
     ):
         assert dp_text.claims(columns(**changed), {})[lost].holds is False
     assert dp_text.ordered(columns(), "DP-Muon", "AdamW", "nll").holds is None
+    one = {name: column[:4] for name, column in columns().items()}
+    assert {claim.verdict for claim in dp_text.claims(one, {})[1:]} == {
+        "not testable at this scale"
+    }
 
 
 def test_made_text_by_its_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

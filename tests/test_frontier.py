@@ -124,6 +124,10 @@ def test_claims_of_a_frontier_can_fail() -> None:
     assert verdicts(made(5.0, 5.0)) == [True, False, None]  # no bound is small
     above = made(0.05, 0.5)
     assert verdicts({**above, "gap": np.full(8, 0.02)})[0] is False
+    wide = {"gap_low": np.full(8, -0.1), "gap_high": np.full(8, 0.1)}
+    assert findings.claims({**above, **wide})[0].verdict == "undecided"  # its interval is wider
+    one = {name: column[:4] for name, column in above.items()}
+    assert findings.claims(one)[1].verdict == "not testable at this scale"  # of one seed
     assert verdicts({**above, "accuracy": np.full(8, 0.1)})[1] is False  # nothing is learned
 
 

@@ -3,7 +3,6 @@
 import json
 import re
 import shutil
-import subprocess
 from collections.abc import Callable
 from html.parser import HTMLParser
 from pathlib import Path
@@ -80,7 +79,7 @@ def test_the_verdict_comes_first_and_every_claim_is_there(suite: Path) -> None:
     assert places == sorted(places) and all(
         " ".join(claim.detail.split()) in page.text for claim in claims
     )
-    assert page.text.count("✓ yes") == 6 and "✗" not in page.text
+    assert page.text.count("✓ holds") == 7 and "✗" not in page.text
     assert page.text.index("claims hold") < places[0] < page.text.index("Measured beside published")
     assert page.tags.count("img") == 2 and page.tags.count("figcaption") == 2
 
@@ -99,20 +98,22 @@ def test_it_says_what_it_stands_on_and_what_is_comparable(suite: Path) -> None:
 
 def test_a_failed_claim_is_said_in_words(tmp_path: Path) -> None:
     runs, neighbours = made()
-    for name, value in (("gap", 9.0), ("gap_high", 9.1)):
+    for name, value in (("gap", 9.0), ("gap_low", 8.9), ("gap_high", 9.1)):
         runs[name][0] = value
     runs["within"] = np.array(["False", "True"])
     text = read(write_report(write(tmp_path / "a", runs, neighbours))).text
-    assert "1 of 2 claims holds" in text and "✗ NO 1 of 2 runs" in text
+    assert "1 of 2 claims holds on fashion-mnist; 1 fails" in text and "✗ fails" in text
     runs["bound"][:] = np.nan
     text = read(write_report(write(tmp_path / "b", runs, neighbours))).text
-    assert "1 cannot be judged" in text and "? cannot say" in text
+    assert "1 is undecided" in text and "? undecided" in text
 
 
 def test_the_page_needs_nothing_else(suite: Path) -> None:
     page = read(suite / "report.html")
     assert page.addresses and "script" not in page.tags and "link" not in page.tags
-    assert all(address.startswith(("data:image/png;base64,", "#")) for address in page.addresses)
+    assert all(
+        address.startswith(("data:image/svg+xml;base64,", "#")) for address in page.addresses
+    )
     text = (suite / "report.html").read_text(encoding="utf-8")
     assert not re.search(r"https?://|@import|url\(", text) and "prefers-color-scheme" in text
     assert 'name="viewport"' in text
@@ -161,7 +162,7 @@ def test_a_census(census: Path) -> None:
 def test_a_refused_bound(tmp_path: Path) -> None:
     execute(small(local={"recipe": "adamw"}, stability={"trials": 3}), tmp_path / "a")
     text = read(write_report(tmp_path / "a")).text
-    assert "0 of 3 claims hold on synthetic; 3 cannot be judged" in text
+    assert "0 of 3 claims hold on synthetic; 3 are undecided" in text
     assert "Refused:" in text and "Recipe adamw" in text and "3 random neighbours" in text
 
 
@@ -283,38 +284,3 @@ def test_other_folders_are_refused(tmp_path: Path) -> None:
         write_report(tmp_path)
     with pytest.raises(InputError, match="no folder"):
         write_report(tmp_path / "nowhere")
-
-
-def scroll_width(page: Path, width: int, folder: Path) -> int:
-    """How wide Chromium lays the page out in a frame of that width, where phones fit too.
-
-    A headless window has a least width of its own, a frame has not.
-    """
-    inner, outer = folder / "inner.html", folder / "outer.html"
-    inner.write_text(page.read_text(encoding="utf-8"), encoding="utf-8")
-    outer.write_text(
-        f'<body style="margin:0"><iframe id="f" src="inner.html" style="border:0;width:{width}px;'
-        'height:800px"></iframe><script>onload = () => { const d = document.getElementById("f")'
-        '.contentDocument; document.body.textContent = "w" + d.documentElement.scrollWidth + '
-        '"of" + d.documentElement.clientWidth; }</script></body>',
-        encoding="utf-8",
-    )
-    shown = subprocess.run(
-        ["chromium", "--headless", "--no-sandbox", "--disable-gpu", "--window-size=1400,900",
-         "--allow-file-access-from-files", f"--user-data-dir={folder / 'profile'}", "--dump-dom",
-         outer.as_uri()],
-        capture_output=True, text=True, timeout=60, check=True,
-    )  # fmt: skip
-    found = re.search(r"w(\d+)of(\d+)", shown.stdout)
-    assert found and abs(int(found[2]) - width) <= 20, shown.stdout[-300:]
-    return int(found[1])
-
-
-@pytest.mark.skipif(not shutil.which("chromium"), reason="needs Chromium")
-def test_the_page_does_not_scroll_sideways(suite: Path, tmp_path: Path) -> None:
-    for width in (1280, 390):
-        assert scroll_width(suite / "report.html", width, tmp_path) <= width
-    wide = tmp_path / "wide.html"
-    text = (suite / "report.html").read_text(encoding="utf-8")
-    wide.write_text(text.replace("<h1>", '<h1 style="width:900px">'), encoding="utf-8")
-    assert scroll_width(wide, 390, tmp_path) > 390  # the test would see it

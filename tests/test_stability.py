@@ -24,6 +24,7 @@ from fedmuon.experiments.laboratory.bound import in_doubles
 from fedmuon.experiments.laboratory.findings import findings
 from fedmuon.experiments.laboratory.measure import Laboratory
 from fedmuon.experiments.laboratory.stability import (
+    _within,
     census,
     execute,
     verdict_table,
@@ -355,6 +356,7 @@ def test_the_stability_command(tmp_path: Path) -> None:
     file.write_text(tables.dump(parse(held)).replace('dtype = "float32"\n', ""))
     output = command("stability", str(file), "--trials", "2", "--out", str(tmp_path / "a"))
     assert "2 neighbours" in output and "C_hp = explicit" in output and "yes" in output
+    assert "accuracy" in output and "test loss" in output
     assert "[" in output.split("gap")[1]  # the interval, not eaten as markup
     assert tables.load(tmp_path / "a" / "config.toml").engine.dtype == "float64"
     record = json.loads(command("bound", str(tmp_path / "a"), "--json"))
@@ -438,3 +440,10 @@ def test_the_engine_is_an_option(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     refusal = CliRunner().invoke(app, arguments).exception
     assert isinstance(refusal, InputError) and "a deployment runs one model" in str(refusal)
     assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize(
+    ("low", "high", "said"), [(0.0, 0.3, "yes"), (0.1, 0.31, "undecided"), (0.31, 0.5, "no")]
+)
+def test_a_gap_is_within_its_bound_if_its_interval_is(low: float, high: float, said: str) -> None:
+    assert _within({"gap": 0.2, "gap_low": low, "gap_high": high}, 0.3).plain.startswith(said)

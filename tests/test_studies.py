@@ -34,13 +34,13 @@ def summary(records: list) -> dict:
     return {"largest": max(record["rows"][0]["square"] for record in records)}
 """
 JUDGED = """
-from fedmuon.analysis.report.claims import Claim
+from fedmuon.analysis.report.verdicts import counted
 
 STANDS_ON = "Arithmetic."
 
 def claims(rows):
     held = rows["square"] == rows["n"] ** 2
-    return [Claim("Squares are squares.", bool(held.all()), f"{held.sum()} of {len(held)}")]
+    return [counted("Squares are squares.", held, "rows", f"{held.sum()} of {len(held)}")]
 
 def numbers(rows):
     return [("n", "square"), *zip(rows["word"], map(str, rows["square"]))]

@@ -255,6 +255,23 @@ def test_heavy_tail_claims_hold_and_fail() -> None:
     assert "without the allowance in 0 of 3" in heavy_tail.claims(_tails(bend=0.02))[0].detail
 
 
+def test_a_claim_that_holds_says_who_is_ahead_all_the_same() -> None:
+    found = heavy_tail.claims(_tails(sgd=1.2))[-2]
+    assert found.holds and "behind Muon at 1 of 3 α, and ahead at 2" in found.also
+
+
+def test_noisy_seeds_leave_claims_undecided_and_one_seed_tests_none() -> None:
+    studies = ((heavy_tail, _tails(sgd=1.1), "mean_gradient"), (rank_dependence, _ranks(sgd_m=0.5),
+               "mean_nuclear"), (disk_regression, _filters(0.95), "loss"))  # fmt: skip
+    for study, rows, name in studies:
+        noise = np.exp(0.6 * np.random.default_rng(0).standard_normal(len(rows[name])))
+        loud = {claim.verdict for claim in study.claims({**rows, name: rows[name] * noise})}
+        assert "undecided" in loud and "holds" not in loud, study.__name__
+    for study, rows, _ in studies[:2]:
+        one = {name: column[rows["seed"] == 0] for name, column in rows.items()}
+        assert {claim.verdict for claim in study.claims(one)} == {"not testable at this scale"}
+
+
 def _ranks(**slopes: float) -> Columns:
     rows = [
         {"method": method, "rank": rank, "steps": steps, "seed": seed,

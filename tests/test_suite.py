@@ -136,6 +136,10 @@ def test_a_run_of_a_suite_is_the_run_of_the_stability_command(own: str, tmp_path
     run = what.compute()["runs"][2]
     for name, same in (("gap", "gap"), ("bound", "value"), ("gap_low", "gap_low")):
         assert run[name] == pytest.approx(record[same], rel=1e-9)
+    summary = json.loads((tmp_path / "run" / "summary.json").read_text())
+    for name in ("accuracy", "test_loss"):  # what was learned stands beside the bound
+        assert run[name] == pytest.approx(summary[name], rel=1e-9), name
+    assert run["test_loss"] - run["train_loss"] == pytest.approx(run["table_gap"], rel=1e-9)
 
 
 def test_both_kinds_of_constants_stand_side_by_side(own: str, tmp_path: Path) -> None:
@@ -153,7 +157,10 @@ def test_both_kinds_of_constants_stand_side_by_side(own: str, tmp_path: Path) ->
     out = tmp_path / "out"
     suite.execute(work(own, scale="small", changes=zero), out)
     found = findings(out, json.loads((out / "suite.json").read_text()))
-    assert "mean bound, constants of all models" in [row[0] for row in found.numbers]
+    named = {row[0] for row in found.numbers}
+    assert {"mean bound, constants of all models", "mean bound / B", "mean accuracy"} <= named
+    assert found.runs and {"accuracy", "train loss", "test loss", "bound / B"} <= {*found.runs[1]}
+    assert dict(found.card)["η: step size"] == "0.01, 0.05" and dict(found.about)["seeds"] == "0"
     drawn = gap_and_bound(read_csv(out / "runs.csv", RUNS, ASIDE)).axes[0]
     assert "bound, constants of all models" in drawn.get_legend_handles_labels()[1]
 

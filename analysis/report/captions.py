@@ -15,10 +15,7 @@ TITLES = {
     "clients": "What each client has spent",
     "epsilon": "Accuracy at each ε",
 }
-_BANDS = (
-    "Lines are means over seeds, bands reach from the smallest to the largest. A line ends where a "
-    "run diverged. Of more than four variants only means are drawn, and held-out losses alone. "
-)
+_MEANS = "Lines are means over seeds and end where a run diverged. "
 _LINES = (
     "Points are runs and lines their means, on log axes; every other setting is averaged over. "
     "The certificate is the mean over the neighbours that were tried. "
@@ -58,18 +55,17 @@ CAPTIONS = {
         "zeros included; with 100 neighbours or more, a dashed line is the largest that 10 random "
         "ones of them would show on average."
     ),
-    "curves": _BANDS
+    "curves": _MEANS
     + (
-        "Left the losses, held out solid and train dashed, on a log axis; right the accuracy on "
-        "held-out samples. Lower on the left and higher on the right is better, and a solid line "
-        "that leaves its dashed one upwards is a growing gap."
+        "Lower losses and higher accuracies are better; a held-out loss that leaves its train "
+        "loss upwards is a growing gap."
     ),
-    "curves-seconds": _BANDS
+    "curves-seconds": _MEANS
     + (
         "The same against the seconds that the rounds took, evaluation left out: a variant that "
         "needs fewer rounds wins here only if its rounds are not dearer by more."
     ),
-    "followed": _BANDS
+    "followed": _MEANS
     + "Every line is one value of the sweep, or a variant that the sweep leaves alone.",
     "clients": (
         "Every client has an account of its own: how large its share of examples in a lot is, and "

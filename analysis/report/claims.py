@@ -2,33 +2,34 @@
 
 Each claim is judged from columns alone: runs.csv and neighbours.csv of a suite, or neighbours.csv
 and bound.json of one run. What varies decides what is claimed; a suite's name does not matter. A
-claim about numbers that the theory refused (nan) cannot be judged: `holds` is None.
+claim about numbers that the theory refused (nan) is undecided.
 """
 
 import itertools
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import numpy as np
 from scipy.stats import rankdata
 
 from fedmuon.analysis.report.columns import Columns
+from fedmuon.analysis.report.slopes import by_seed, jackknife
+from fedmuon.analysis.report.verdicts import (
+    AT_MOST_ONE,
+    POSITIVE,
+    Claim,
+    Effect,
+    Rule,
+    counted,
+    unknown,
+)
+from fedmuon.analysis.report.words import count as _count
 
 FACTORS = ("n", "lr", "lambda", "alpha", "per_round")
 SETTING = (*FACTORS, "seed")
 PUBLISHED_RHO = 0.87  # 001, Figure 3(c)
 DRAWS = 10  # replacement trials a run (001, Table 1)
 QUANTITIES = {"bound": "bound", "mean_perturbation": "mean perturbation"}
-
-
-@dataclass(frozen=True)
-class Claim:
-    """One sentence; whether it holds (None: cannot be judged); by how much, with its caveats."""
-
-    sentence: str
-    holds: bool | None
-    detail: str
 
 
 def varying(runs: Columns) -> tuple[str, ...]:
@@ -50,7 +51,7 @@ def suite_claims(runs: Columns, neighbours: Columns) -> list[Claim]:
 
 def run_claims(neighbours: Columns, bound: Mapping[str, Any], census: bool) -> list[Claim]:
     """What holds of one run, from its neighbours and its bound.json; a census has them all."""
-    names = {"gap": "gap", "gap_high": "gap_high", "bound": "value"}
+    names = {"gap": "gap", "gap_low": "gap_low", "gap_high": "gap_high", "bound": "value"}
     row = {name: np.array([bound[key]], dtype=float) for name, key in names.items()}  # None is nan
     row["range"] = np.array([bound.get("range", 1.0)])
     claims = [gap_within_bound(row), within_certificate(neighbours)]
@@ -59,19 +60,24 @@ def run_claims(neighbours: Columns, bound: Mapping[str, Any], census: bool) -> l
 
 
 def gap_within_bound(runs: Columns) -> Claim:
-    """gap <= bound (001, Table 2) in every run [S]; vacuous bounds are counted apart."""
-    judged = ~np.isnan(runs["gap"] + runs["bound"])
+    """gap <= bound (001, Table 2) in every run [S]: within only if the gap's interval is."""
+    gap, bound, low, high = (runs[name] for name in ("gap", "bound", "gap_low", "gap_high"))
+    judged = ~np.isnan(gap + bound)
     if not judged.any():
-        return Claim(_GAP, None, _unknown(len(judged), "a gap or a bound"))
-    gap, bound, high = (runs[name][judged] for name in ("gap", "bound", "gap_high"))
-    top = runs["range"][judged] if "range" in runs else 1.0
-    held, vacuous = gap <= bound, int((bound >= top).sum())
+        return unknown(_GAP, _unknown(len(judged), "a gap or a bound"))
+    top = (runs["range"] if "range" in runs else np.ones(len(gap)))[judged]
+    away = Effect("gap − bound", gap - bound, low - bound, high - bound, seeded=False)
+    held, sure, vacuous = gap <= bound, high <= bound, int((bound[judged] >= top).sum())
     detail = (
-        f"{held.sum()} of {_count(len(held), 'run')} ({(high <= bound).sum()} even at the "
-        f"upper end of the gap's 95% interval); smallest bound − gap {_signed((bound - gap).min())}"
-        f"; {vacuous} of the bounds {'is' if vacuous == 1 else 'are'} vacuous (≥ B)"
+        f"{held[judged].sum()} of {_count(int(judged.sum()), 'run')} ({sure[judged].sum()} even at "
+        f"the upper end of the gap's 95% interval); smallest bound − gap "
+        f"{_signed((bound - gap)[judged].min())}; {vacuous} of the bounds "
+        f"{'is' if vacuous == 1 else 'are'} vacuous (≥ B)"
     )
-    return _judged(_GAP, held, judged, detail, "run")
+    also = f"{vacuous} of {_count(int(judged.sum()), 'bound')} ≥ B: no gap could exceed them"
+    return Claim(
+        _GAP, away, Rule(high=0.0), detail + _left_out(judged, "run"), also * (vacuous > 0)
+    )
 
 
 def within_certificate(neighbours: Columns) -> Claim:
@@ -79,15 +85,16 @@ def within_certificate(neighbours: Columns) -> Claim:
     moved, promised = neighbours["perturbation"], neighbours["certificate"]
     judged = ~np.isnan(promised)
     if not judged.any():
-        return Claim(_WITHIN, None, _unknown(len(moved), "a certificate"))
-    held, largest = (moved <= promised)[judged], share(neighbours)[judged].max()
+        return unknown(_WITHIN, _unknown(len(moved), "a certificate"))
+    part = np.where(judged, share(neighbours), np.nan)
     detail = (
-        f"{held.sum()} of {_count(len(held), 'neighbour')}; the largest is {largest:.3g} of its "
-        f"certificate"
+        f"{(moved <= promised)[judged].sum()} of {_count(int(judged.sum()), 'neighbour')}; the "
+        f"largest is {np.nanmax(part):.3g} of its certificate"
     )
     if idle := int(((promised == 0) & (moved == 0)).sum()):
         detail += f"; {idle} of clients that never took part are 0 ≤ 0"
-    return _judged(_WITHIN, held, judged, detail, "neighbour")
+    found = Effect.exact("perturbation over certificate", part)
+    return Claim(_WITHIN, found, AT_MOST_ONE, detail + _left_out(judged, "neighbour"))
 
 
 def share(neighbours: Columns) -> np.ndarray:
@@ -100,32 +107,54 @@ def share(neighbours: Columns) -> np.ndarray:
 def monotone(runs: Columns, factor: str, quantity: str) -> Claim:
     """Means over seeds grow with eta or 1/sqrt(lambda), or shrink with n (001, Figures 2, 3).
 
-    Neighbouring levels are compared in order, with every other factor equal; a tie is no growth.
+    Neighbouring levels are compared in order, with every other factor equal; a tie is no growth. A
+    bound is a number of its run; a perturbation is a draw, and compared seed by seed.
     """
     sentence = _MONOTONE[factor].format(QUANTITIES[quantity])
     pairs = adjacent(runs, factor, quantity)
     judged = ~np.isnan(pairs.sum(axis=1))
     if not judged.any():
-        return Claim(sentence, None, _unknown(len(pairs), "a comparison"))
+        return unknown(sentence, _unknown(len(pairs), "a comparison"))
     low, high = pairs[judged].T if factor == "lr" else pairs[judged, ::-1].T
     detail = f"{(low < high).sum()} of {_count(len(low), 'neighbouring pair')} of settings"
     if ties := int((low == high).sum()):
         detail += f"; {_count(ties, 'tie')} counted against it"
     if factor == "n" and not np.isnan(fitted := slope(runs["n"], runs[quantity])):
         detail += f"; fitted slope on log-log axes {_signed(fitted)}"
-    return _judged(sentence, low < high, judged, detail, "pair")
+    found = growth(runs, factor, quantity, 1.0 if factor == "lr" else -1.0)
+    return Claim(sentence, found, POSITIVE, detail + _left_out(judged, "pair"))
+
+
+def growth(runs: Columns, factor: str, quantity: str, sign: float) -> Effect:
+    """By how much the mean over seeds grows from level to level, times the sign, relative to the
+    larger; of a perturbation with the interval of the difference seed by seed (Student's t)."""
+    found, places = [], []
+    for level, after, (rows, others) in _neighbouring(runs, factor):
+        scale = max(abs(runs[quantity][part].mean()) for part in (rows, others)) or 1.0
+        by = runs[quantity][others].mean() - runs[quantity][rows].mean()
+        half = 0.0 if quantity == "bound" else by_seed(runs, quantity, others, rows)[1]
+        found.append((sign * by / scale, half / scale))
+        places.append(f"from {factor} = {level:g} to {after:g}")
+    values, reach = np.array(found).reshape(-1, 2).T
+    return Effect.around(f"growth of the {QUANTITIES[quantity]}", values, reach, places)
 
 
 def adjacent(runs: Columns, factor: str, quantity: str) -> np.ndarray:
     """Means over seeds at neighbouring levels of a factor, all others equal, [pairs, 2]."""
+    pairs = [[runs[quantity][part].mean() for part in both]
+             for *_, both in _neighbouring(runs, factor)]  # fmt: skip
+    return np.array(pairs, dtype=float).reshape(-1, 2)
+
+
+def _neighbouring(
+    runs: Columns, factor: str
+) -> Iterator[tuple[float, float, tuple[np.ndarray, np.ndarray]]]:
+    """Neighbouring levels of a factor, all others equal: both, and the runs at each as masks."""
     others = [runs[name] for name in FACTORS if name != factor]
-    pairs = []
     for setting in np.unique(np.stack(others, axis=1), axis=0):
         same = np.all([column == value for column, value in zip(others, setting, strict=True)], 0)
-        levels = np.unique(runs[factor][same])
-        means = [runs[quantity][same & (runs[factor] == level)].mean() for level in levels]
-        pairs += itertools.pairwise(means)
-    return np.array(pairs, dtype=float).reshape(-1, 2)
+        for low, high in itertools.pairwise(np.unique(runs[factor][same])):
+            yield low, high, (same & (runs[factor] == low), same & (runs[factor] == high))
 
 
 def slope(sizes: np.ndarray, values: np.ndarray) -> float:
@@ -137,18 +166,21 @@ def slope(sizes: np.ndarray, values: np.ndarray) -> float:
 
 
 def exposure_ranks(neighbours: Columns) -> Claim:
-    """Spearman's rho of Y_i(C) / n_i with the perturbation over all neighbours (001, Figure 3c)."""
+    """Spearman's rho of Y_i(C) / n_i with the perturbation over all neighbours (001, Figure 3c).
+
+    Its interval is a jackknife's over runs: neighbours of one run share its draws.
+    """
     x, y = neighbours["exposure"] / neighbours["size"], neighbours["perturbation"]
     rho = np.nan if np.isnan(x).any() else spearman(x, y)
     if np.isnan(rho):
-        return Claim(_RANKS, None, "no exposure is known, or all are equal")
+        return unknown(_RANKS, "no exposure is known, or all are equal")
     active = neighbours["exposure"] > 0
     settings = np.stack([neighbours[name] for name in SETTING], axis=1)
     _, run = np.unique(settings, axis=0, return_inverse=True)
-    inside = [
-        spearman(x[run.ravel() == one], y[run.ravel() == one]) for one in range(run.max() + 1)
-    ]
+    every = [run.ravel() == one for one in range(run.max() + 1)]
+    inside = [spearman(x[own], y[own]) for own in every]
     inside = [value for value in inside if not np.isnan(value)] or [rho]
+    half = jackknife([spearman(x[~own], y[~own]) for own in every])
     detail = f"ρ = {rho:.3f} over {_count(len(x), 'neighbour')} (published {PUBLISHED_RHO})"
     if idle := int((~active).sum()):
         alone = spearman(x[active], y[active])
@@ -157,7 +189,7 @@ def exposure_ranks(neighbours: Columns) -> Claim:
     for said, part in zip(("another", "the same"), by_label(neighbours), strict=True):
         if not np.isnan(alone := spearman(x[part], y[part])):
             detail += f"; {alone:.3f} over the {part.sum()} with {said} label"
-    return Claim(_RANKS, bool(rho >= PUBLISHED_RHO), detail)
+    return Claim(_RANKS, Effect.around("Spearman's ρ", rho, half), Rule(low=PUBLISHED_RHO), detail)
 
 
 def by_label(neighbours: Columns) -> tuple[np.ndarray, np.ndarray]:
@@ -180,15 +212,15 @@ def client_by_client(neighbours: Columns, census: bool) -> Claim:
     most = np.array([neighbours["perturbation"][mine].max() for mine in every])
     promised = np.array([neighbours["certificate"][mine].max() for mine in every])
     if np.isnan(promised).any():
-        return Claim(sentence, None, _unknown(len(every), "a certificate"))
+        return unknown(sentence, _unknown(len(every), "a certificate"))
     moved = most > 0
     ratio = promised[moved] / most[moved]
     detail = f"{(most <= promised).sum()} of {_count(len(every), 'client')}"
     if len(ratio):
         detail += _RATIO.format(ratio.min(), np.median(ratio), ratio.max())
-    if idle := (~moved).sum():
+    if idle := int((~moved).sum()):
         detail += f"; nothing moved in {_count(idle, 'client')}"
-    return Claim(sentence, bool((most <= promised).all()), detail)
+    return counted(sentence, most <= promised, "clients", detail)
 
 
 def census_needed(neighbours: Columns) -> Claim:
@@ -201,7 +233,10 @@ def census_needed(neighbours: Columns) -> Claim:
         f"{expected:.4g} on average; the chance that {DRAWS} come within 10% of the largest is "
         f"{1 - (1 - near) ** DRAWS:.2g}"
     )
-    return Claim(_CENSUS, bool(expected < 0.9 * largest), detail)
+    found = Effect.exact(
+        "largest of all over that of ten random ones", largest / expected if expected else np.nan
+    )
+    return Claim(_CENSUS, found, Rule(low=1 / 0.9, strict=True), detail)
 
 
 def expected_maximum(values: np.ndarray, draws: int) -> float:
@@ -213,26 +248,21 @@ def expected_maximum(values: np.ndarray, draws: int) -> float:
     return float(np.sort(values) @ np.diff(chances**draws))
 
 
-def _judged(sentence: str, held: np.ndarray, judged: np.ndarray, detail: str, noun: str) -> Claim:
-    """The verdict: False with one exception, True only if all could be judged."""
-    if missing := int((~judged).sum()):
-        detail += f"; {_count(missing, noun)} could not be judged"
-    return Claim(sentence, False if not held.all() else True if judged.all() else None, detail)
+def _left_out(judged: np.ndarray, noun: str) -> str:
+    """How many could not be judged."""
+    missing = int((~judged).sum())
+    return f"; {_count(missing, noun)} could not be judged" if missing else ""
 
 
 def _signed(value: float) -> str:
     return f"{value:+.3g}".replace("-", "−")
 
 
-def _count(number: int, noun: str) -> str:
-    return f"{number} {noun}" if number == 1 else f"{number} {noun}s"
-
-
 def _unknown(number: int, what: str) -> str:
     return f"{what} is refused or unknown in all {number}"
 
 
-_GAP = "Every measured gap is at most its bound."
+_GAP = "Every gap is at most its bound."
 _WITHIN = "Every perturbation is at most its certificate."
 _MONOTONE = {
     "lr": "The {} grows with the step size η.",

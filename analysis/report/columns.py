@@ -19,7 +19,8 @@ Table = dict[str, np.ndarray]
 SETTING = ("suite", "data", "n", "lr", "lambda", "alpha", "per_round", "seed")
 RUNS = (*SETTING, "gap", "bound", "mean_perturbation", "max_perturbation", "within", "gap_low",
         "gap_high", "table_gap", "bound_one", "share")  # fmt: skip
-ASIDE = ("bound_global", "share_global", "range")  # with the constants of all models; of the loss
+# With the constants of all models; of the loss; what was learned.
+ASIDE = ("bound_global", "share_global", "range", "accuracy", "train_loss", "test_loss")
 TRIALS = ("trial", "client", "index", "replacement", "perturbation", "exposure", "certificate")
 NEIGHBOURS = (*SETTING, *TRIALS, "size", "old_label", "new_label")
 WORDS = ("suite", "data", "within")

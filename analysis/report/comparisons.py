@@ -1,31 +1,32 @@
-"""Claims that compare trained variants, and curves side by side along a sweep.
+"""Claims that compare trained variants.
 
 Columns are those of runs.csv and curves.csv: `variant`, `x` (nan without a sweep), `seed`, and the
-measures. A run that diverged ends with nan, and counts as infinitely bad.
+measures. A run that diverged ends with nan, and counts as infinitely bad. Effects are mean
+differences seed by seed with Student's interval, so that a single seed tests nothing; nor do two
+variants that predict no better than chance.
 """
 
-import math
-from collections.abc import Mapping, Sequence
+import itertools
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
-from scipy.stats import t as student
 
-from fedmuon.analysis.report.claims import Claim, Columns
-from fedmuon.analysis.report.findings import Rows, number
+from fedmuon.analysis.report.columns import Columns
+from fedmuon.analysis.report.slopes import by_seed, paired
+from fedmuon.analysis.report.verdicts import NEGATIVE, POSITIVE, Claim, Effect, Rule, unknown
 
 HIGHER = ("accuracy",)  # is better
 NAMES = {"train_loss": "train loss", "test_loss": "test loss", "test_gap": "test minus train loss",
          "accuracy": "accuracy", "train_seconds": "seconds of training",
          "epsilon": "certified ε"}  # fmt: skip
-TIMETABLE = (
-    "Train loss after seconds of training, linear between evaluations; a dash is a moment before "
-    "the first or after the last"
-)
 
 
-def judged(claim: Mapping[str, Any], runs: Columns, curves: Columns, label: str = "") -> Claim:
-    """The verdict on one claim of a suite's file; `label` names what is swept."""
+def judged(
+    claim: Mapping[str, Any], runs: Columns, curves: Columns, label: str = "", chance: float = 0.0
+) -> Claim:
+    """The verdict on one claim of a suite's file; `label` names what is swept, `chance` is the
+    accuracy that a model without knowledge may be seen to have."""
     if claim["kind"] in ("falling", "rising"):
         return trend(claim, runs, label)
     better, than = claim["better"], claim["than"]
@@ -33,8 +34,15 @@ def judged(claim: Mapping[str, Any], runs: Columns, curves: Columns, label: str 
         return sooner(better, than, runs, curves, claim["sentence"], label)
     if claim["kind"] == "near":
         given = claim["measure"], runs, claim["within"], claim["sentence"], label
-        return near(better, than, *given)
-    return terminal(better, than, claim["measure"], runs, claim["sentence"], label)
+        return near(better, than, *given, chance)
+    return terminal(better, than, claim["measure"], runs, claim["sentence"], label, chance)
+
+
+def luck(classes: int, held_out: int) -> float:
+    """The accuracy up to which a model cannot be told from a guess among the classes: three
+    standard deviations above 1/classes on so many held-out samples."""
+    guess = 1 / classes
+    return float(guess + 3 * np.sqrt(guess * (1 - guess) / held_out))
 
 
 def name_of(measure: str) -> str:
@@ -43,28 +51,30 @@ def name_of(measure: str) -> str:
 
 
 def terminal(
-    better: str, than: str, measure: str, runs: Columns, sentence: str = "", label: str = ""
-) -> Claim:
+    better: str, than: str, measure: str, runs: Columns, sentence: str = "", label: str = "",
+    chance: float = 0.0,
+) -> Claim:  # fmt: skip
     """The terminal mean over seeds is at or below the other's (above in accuracy) at every x."""
     up = measure in HIGHER
     word, at = name_of(measure), f" at every {label}" if label else ""
     article, side = "an" if word[0] in "aeiou" else "a", "above" if up else "below"
     sentence = sentence or (f"{better} ends with {article} {word} at or {side} that of {than}{at}.")
     if measure not in runs:
-        return Claim(sentence, None, f"no run measured {word}")
-    ends = [[ended(runs, name, x, measure) for name in (better, than)] for x in levels(runs)]
-    pairs = np.array(ends)
+        return unknown(sentence, f"no run measured {word}")
+    pairs, away, reach = _apart(better, than, measure, runs, chance)
     if not np.isfinite(pairs).any():
-        return Claim(sentence, None, "both diverged")
-    signed = -pairs if up else pairs
-    held = np.isfinite(signed[:, 0]) & (signed[:, 0] <= signed[:, 1])
-    margins = np.array([margin(runs, better, than, x, measure) for x in levels(runs)])
-    return Claim(sentence, bool(held.all()), _by_how_much(pairs, margins, held, levels(runs)))
+        return unknown(sentence, "both diverged")
+    held = np.isfinite(pairs[:, 0]) & ((away >= 0) if up else (away <= 0))
+    found = Effect.around(f"{word}, {better} − {than}", away, reach, _at(runs, label))
+    margins = np.stack([away, reach], 1)
+    detail = _by_how_much(pairs, margins, held, levels(runs))
+    rule = Rule(low=0.0) if up else Rule(high=0.0)
+    return Claim(sentence, found, rule, detail + _guessing(better, than, runs, chance))
 
 
 def near(
     better: str, than: str, measure: str, runs: Columns, within: float, sentence: str = "",
-    label: str = "",
+    label: str = "", chance: float = 0.0,
 ) -> Claim:  # fmt: skip
     """The terminal means over seeds differ by at most that share of the larger, at every x."""
     at = f" at every {label}" if label else ""
@@ -73,28 +83,57 @@ def near(
         f"{better} and {than} end with a {word} within {within:.0%} of each other{at}."
     )
     if measure not in runs:
-        return Claim(sentence, None, f"no run measured {word}")
-    pairs = np.array(
-        [[ended(runs, name, x, measure) for name in (better, than)] for x in levels(runs)]
-    )
-    finite = np.isfinite(pairs).all(axis=1)
+        return unknown(sentence, f"no run measured {word}")
+    pairs, away, reach = _apart(better, than, measure, runs, chance)
+    larger = np.abs(pairs).max(axis=1)
     with np.errstate(invalid="ignore"):
-        held = finite & (np.abs(pairs[:, 0] - pairs[:, 1]) <= within * np.abs(pairs).max(axis=1))
-    margins = np.array([margin(runs, better, than, x, measure) for x in levels(runs)])
-    return Claim(sentence, bool(held.all()), _by_how_much(pairs, margins, held, levels(runs)))
+        share = np.where(np.isfinite(pairs).all(axis=1), away / larger, np.inf)
+        held = np.abs(share) <= within
+        found = Effect.around(f"difference in {word} over the larger", share, reach / larger,
+                              _at(runs, label))  # fmt: skip
+    margins = np.stack([away, reach], 1)
+    detail = _by_how_much(pairs, margins, held, levels(runs))
+    rule = Rule(-within, within)
+    return Claim(sentence, found, rule, detail + _guessing(better, than, runs, chance))
+
+
+def _apart(
+    better: str, than: str, measure: str, runs: Columns, chance: float
+) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """By x: where both end [x, 2], by how much apart [x], and half of its interval [x]; nan where
+    one seed, or a model that has learned nothing, leaves none."""
+    values = levels(runs)
+    ends = [[ended(runs, name, x, measure) for name in (better, than)] for x in values]
+    pairs = np.array(ends)
+    reach = np.array([margin(runs, better, than, x, measure)[1] for x in values])
+    reach[_guesses(better, than, runs, chance)] = np.nan
+    with np.errstate(invalid="ignore"):  # a difference of two infinities is unknown
+        return pairs, np.round(pairs[:, 0] - pairs[:, 1], 12), reach
+
+
+def _guesses(better: str, than: str, runs: Columns, chance: float) -> np.ndarray:
+    """At which x neither of the two does better than a guess."""
+    best = [max(ended(runs, name, x, "accuracy") for name in (better, than)) for x in levels(runs)]
+    return np.array(best) <= chance
+
+
+def _guessing(better: str, than: str, runs: Columns, chance: float) -> str:
+    """That in words."""
+    where = _guesses(better, than, runs, chance)
+    if not where.any():
+        return ""
+    places = f" at {int(where.sum())} of {len(where)} values" if len(where) > 1 else ""
+    return f"; neither is above a guess's accuracy, {chance:.1%}{places}: nothing is compared"
+
+
+def _at(runs: Columns, label: str) -> list[str]:
+    """The values of the sweep in words."""
+    return [f"{label} = {x:g}" for x in levels(runs)]
 
 
 def margin(runs: Columns, variant: str, other: str, x: float, measure: str) -> tuple[float, float]:
     """The mean difference of the two seed by seed, and half of its 95% interval (Student's t)."""
-    mine, theirs = rows_of(runs, variant, x), rows_of(runs, other, x)
-    seeds = np.intersect1d(runs["seed"][mine], runs["seed"][theirs])
-    one, two = (np.array([runs[measure][rows & (runs["seed"] == seed)][0] for seed in seeds])
-                for rows in (mine, theirs))  # fmt: skip
-    away = one - two
-    if len(away) < 2 or not np.isfinite(away).all():
-        return np.nan, np.nan
-    half = student.ppf(0.975, len(away) - 1) * away.std(ddof=1) / math.sqrt(len(away))
-    return round(float(away.mean()), 12), float(half)
+    return by_seed(runs, measure, rows_of(runs, variant, x), rows_of(runs, other, x))
 
 
 def ended(runs: Columns, variant: str, x: float, measure: str) -> float:
@@ -127,7 +166,8 @@ def _by_how_much(
     several, places = len(values) > 1, []
     for ends, (by, half), x in zip(pairs, margins, values, strict=True):
         one, other = (f"{end:.4g}" if np.isfinite(end) else "diverged" for end in ends)
-        more = "" if np.isnan(by) else f" ({by:+.2g} ± {half:.2g})"
+        sure = "" if np.isnan(half) else f" ± {half:.2g}"
+        more = f" ({by:+.2g}{sure})" if np.isfinite(by) else ""
         places.append(f"{one} against {other}{more}" + (f" at {x:g}" if several else ""))
     count = f"{held.sum()} of {len(held)} values: " if several else ""
     known = margins[~np.isnan(margins).any(axis=1)]
@@ -141,24 +181,27 @@ def sooner(
 ) -> Claim:
     """Seed by seed, the time of training until the other's terminal train loss is reached.
 
-    It holds if every run gets there, and in less time on average than the other's own runs took.
+    It holds if every run gets there, and in less time than the other's own runs took, beyond the
+    interval of the mean difference.
     """
     at = f" at every {label}" if label else ""
     sentence = sentence or (
         f"{better} reaches the terminal train loss of {than} in less training time{at}."
     )
-    held, details = [], []
+    by, details = [], []
     for x in levels(runs):
         times = _times(better, than, runs, curves, float(x))
         reached = np.isfinite(times[:, 0])
         if not len(times):
-            return Claim(sentence, None, f"{than} diverged")
+            return unknown(sentence, f"{than} diverged")
         mine, theirs = times[reached].mean(axis=0) if reached.any() else (np.nan, np.nan)
-        held.append(bool(reached.all() and mine < theirs))
+        away = (mine - theirs, paired([*map(tuple, times)])[1]) if reached.all() else (np.inf, 0.0)
+        by.append(away)
         place = "" if np.isnan(x) else f" at {x:g}"
         after = f", after {mine:.3g} s against {theirs:.3g} s" if reached.any() else ""
         details.append(f"{reached.sum()} of {len(times)} runs get there{place}{after}")
-    return Claim(sentence, all(held), "; ".join(details))
+    found = Effect.around(f"seconds, {better} − {than}", *np.array(by).T, _at(runs, label))
+    return Claim(sentence, found, NEGATIVE, "; ".join(details))
 
 
 def _times(better: str, than: str, runs: Columns, curves: Columns, x: float) -> np.ndarray:
@@ -183,63 +226,18 @@ def trend(claim: Mapping[str, Any], runs: Columns, label: str) -> Claim:
         f"at every next {label}."
     )
     if measure not in runs:
-        return Claim(sentence, None, f"no run measured {word}")
-    ends = np.array([ended(runs, variant, x, measure) for x in levels(runs)])
-    steps = np.diff(ends) if kind == "rising" else -np.diff(ends)
-    along = ", ".join(f"{end:.4g} at {x:g}" for end, x in zip(ends, levels(runs), strict=True))
-    held = bool((steps > 0).all()) if len(steps) and np.isfinite(ends).all() else None
-    return Claim(sentence, held, along)
+        return unknown(sentence, f"no run measured {word}")
+    values = levels(runs)
+    ends = np.array([ended(runs, variant, x, measure) for x in values])
+    along = ", ".join(f"{end:.4g} at {x:g}" for end, x in zip(ends, values, strict=True))
+    if len(ends) < 2 or not np.isfinite(ends).all():
+        return unknown(sentence, along)
+    reach = [_step(runs, variant, measure, *both) for both in itertools.pairwise(values)]
+    places = [f"from {x:g} to {y:g}" for x, y in itertools.pairwise(values)]
+    found = Effect.around(f"change of the {word}", np.diff(ends), reach, places)
+    return Claim(sentence, found, POSITIVE if kind == "rising" else NEGATIVE, along)
 
 
-def followed(curves: Columns, sweep: Mapping[str, Any]) -> tuple[Columns, Sequence[str]]:
-    """The curves of one variant, each value of the sweep as a variant of its own, beside those
-    that are not swept; and their names."""
-    values, names = levels(curves), {}
-    for x in values:
-        names[f"{sweep['label']} = {x:g}"] = rows_of(curves, sweep["follow"], x)
-    names |= {name: rows_of(curves, name, values[-1]) for name in sweep["fixed"]}
-    rows = {name: np.concatenate([column[mask] for mask in names.values()])
-            for name, column in curves.items()}  # fmt: skip
-    rows["variant"] = np.repeat(list(names), [mask.sum() for mask in names.values()])
-    rows["x"] = np.full(len(rows["variant"]), np.nan)
-    return rows, list(names)
-
-
-def timetable(curves: Columns, about: Mapping[str, Any]) -> tuple[str, tuple[str, ...], Rows]:
-    """Title, head and lines: a line a variant, and its published line below it."""
-    asked, held = about["times"], about["times"]["published"] or {"seconds": [], "losses": {}}
-    moments = parts(curves, asked["of"], asked["parts"])
-    head = ("variant", *(f"{moment:.3g} s" for moment in moments))
-    rows: Rows = []
-    if held["seconds"]:
-        at = [f"at {second:g} s" for second in held["seconds"]]
-        rows.append((about["source"], *_as_long(at, len(moments))))
-    for variant in about["variants"]:
-        losses = at_seconds(curves, variant, moments)
-        rows.append((variant, *map(number, losses)))
-        if found := held["losses"].get(variant):
-            rows.append((f"  {about['source']}", *_as_long(list(map(number, found)), len(moments))))
-    return TIMETABLE, head, rows
-
-
-def _as_long(cells: list[str], count: int) -> list[str]:
-    return (cells + ["–"] * count)[:count]
-
-
-def parts(curves: Columns, variant: str, count: int) -> np.ndarray:
-    """Even parts of the training seconds of the variant's shortest run, the last being all."""
-    mine = curves["variant"] == variant
-    ends = [curves["train_seconds"][mine & (curves["seed"] == seed)].max()
-            for seed in np.unique(curves["seed"][mine])]  # fmt: skip
-    return np.linspace(0, np.min(ends), count + 1)[1:]  # whose last is the end to the last bit
-
-
-def at_seconds(curves: Columns, variant: str, moments: np.ndarray) -> np.ndarray:
-    """The mean over seeds of the train loss, linear between evaluations; nan outside them."""
-    mine, found = curves["variant"] == variant, []
-    for seed in np.unique(curves["seed"][mine]):
-        rows = mine & (curves["seed"] == seed)
-        order = np.argsort(curves["train_seconds"][rows])
-        seconds, losses = (curves[name][rows][order] for name in ("train_seconds", "train_loss"))
-        found.append(np.interp(moments, seconds, losses, left=np.nan, right=np.nan))
-    return np.mean(found, axis=0)
+def _step(runs: Columns, variant: str, measure: str, x: float, after: float) -> float:
+    """Half of the interval of a variant's change from one value of the sweep to another."""
+    return by_seed(runs, measure, rows_of(runs, variant, after), rows_of(runs, variant, x))[1]

@@ -9,7 +9,9 @@ from typing import Any
 import numpy as np
 
 from fedmuon.analysis.report.captions import CAPTIONS, TITLES
-from fedmuon.analysis.report.claims import Claim
+from fedmuon.analysis.report.deciding import with_command
+from fedmuon.analysis.report.verdicts import Claim
+from fedmuon.analysis.report.words import number as number
 
 Rows = list[tuple[str, ...]]
 SHARED = (
@@ -32,16 +34,27 @@ class Picture:
     draw: Callable[..., Any]
     title: str
     caption: str
+    read: Callable[..., str] | None = None  # what its lines are, from the figure that was drawn
 
     @classmethod
-    def known(cls, name: str, draw: Callable[..., Any], *given: Any, where: str = "") -> "Picture":
+    def known(
+        cls,
+        name: str,
+        draw: Callable[..., Any],
+        *given: Any,
+        where: str = "",
+        read: Callable[..., str] | None = None,
+    ) -> "Picture":
         """One whose title and caption are in `fedmuon.analysis.report.captions`, of what `draw` is
         given before `narrow`."""
-        return cls(name, draw, TITLES[name] + where, CAPTIONS[name]).of(*given)
+        return cls(name, draw, TITLES[name] + where, CAPTIONS[name], read).of(*given)
 
     def of(self, *given: Any) -> "Picture":
         """The same with all that `draw` asks for but `narrow`."""
         return replace(self, draw=partial(self.draw, *given))
+
+
+Titled = tuple[str, tuple[str, ...], Rows]  # a table: title, head, rows
 
 
 @dataclass(frozen=True)
@@ -61,13 +74,20 @@ class Findings:
     circumstances: Rows
     stands_on: str = ""
     assumptions: Sequence[str] = ()
-    more: Sequence[tuple[str, tuple[str, ...], Rows]] = ()  # tables: title, head, rows
+    more: Sequence[Titled] = ()
+    about: Sequence[
+        tuple[str, str]
+    ] = ()  # in the box of the answer: scale, seeds, n, device, threads
+    card: Sequence[tuple[str, ...]] = ()  # settings: symbol and meaning, values
+    told: str = ""  # what the suite's file says of itself
+    runs: Titled | None = None  # every run, folded
 
     @classmethod
     def of_suite(
         cls, folder: Path, about: Mapping[str, Any], facts: Sequence[str], **held: Any
     ) -> "Findings":
         """Those of a suite, whose suite.json is `about`; `facts` are its circumstances."""
+        held["claims"] = [with_command(claim, about) for claim in held["claims"]]
         return cls(
             name=folder.resolve().name,
             title=f"{about['title']} on {about['data']}" if about["data"] else str(about["title"]),
@@ -75,8 +95,41 @@ class Findings:
             note=str(about.get("note", "")),
             again=str(about["again"]),
             circumstances=circumstances(about, facts),
-            **held,
+            about=at_a_glance(about),
+            told=str(about.get("told", "")),
+            **({"card": card_of(about)} | held),
         )
+
+
+def at_a_glance(about: Mapping[str, Any]) -> Rows:
+    """Scale, seeds, samples, device and threads, as far as suite.json knows them."""
+    machine = about.get("machine", {})
+    seeds = about.get("seeds", about.get("settings", {}).get("seeds"))
+    many = ", ".join(map(str, seeds)) if isinstance(seeds, list) else seeds
+    known = dict(card_of(about))
+    samples = next((known[name] for name in known if name.startswith("n:")), None)
+    rows = {"scale": about["scale"], "seeds": many, "training samples n": samples,
+            "device": machine.get("device", "cpu"), "threads": machine.get("threads")}  # fmt: skip
+    return [(name, text(value)) for name, value in rows.items() if value not in (None, "")]
+
+
+def card_of(about: Mapping[str, Any]) -> Rows:
+    """The settings of the runs, or those of a study's file that are numbers or short lists."""
+    if "card" in about:
+        return [(f"{name}: {words}" if words else text(name), text(of))
+                for name, words, of in about["card"]]  # fmt: skip
+    held = about.get("settings", {})
+    below = [(f"[{table}] {key}", value) for table, keys in dict(held.get("base", {})).items()
+             for key, value in keys.items()]  # fmt: skip
+    every = [*held.items(), *below]
+    return [(name, _listed(value)) for name, value in every if _listed(value)]
+
+
+def _listed(value: Any) -> str:
+    """Numbers and words; nothing for tables and what is long."""
+    if isinstance(value, list) and all(isinstance(one, int | float | str) for one in value):
+        value = ", ".join(map(text, value))
+    return text(value) if isinstance(value, int | float | str) and len(str(value)) < 200 else ""
 
 
 def circumstances(record: Mapping[str, Any], names: Sequence[str]) -> Rows:
@@ -92,12 +145,6 @@ def circumstances(record: Mapping[str, Any], names: Sequence[str]) -> Rows:
         if held := record.get(group):
             rows.append((group, ", ".join(f"{name} {text(held[name])}" for name in held)))
     return rows
-
-
-def number(value: Any, digits: int = 4) -> str:
-    """Four digits, or as many as are asked for; a dash for what is unknown."""
-    unknown = value is None or not isinstance(value, int | float) or value != value
-    return "–" if unknown else f"{value:.{digits}g}".replace("-", "−")
 
 
 def spread(values: np.ndarray) -> str:

@@ -1,54 +1,20 @@
 """One HTML file that needs nothing else: no network, no script; figures inside, text escaped."""
 
 import base64
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from html import escape
 
-from fedmuon.analysis.report.claims import Claim
+from fedmuon.analysis.report.sheet import STYLE
+from fedmuon.analysis.report.verdicts import Claim, Verdict
 
-# class, and what is seen
-VERDICTS = {True: ("yes", "✓ yes"), False: ("no", "✗ NO"), None: ("unknown", "? cannot say")}
-STYLE = """
-:root { color-scheme: light dark; --ink: #1a1a1a; --paper: #fff; --line: #ccc; --soft: #f4f4f2;
-  --good: #00664b; --bad: #a33c00; --quiet: #555; }
-@media (prefers-color-scheme: dark) { :root { --ink: #e8e8e6; --paper: #16181b; --line: #45494f;
-  --soft: #212429; --good: #4fd1a5; --bad: #ff9a5c; --quiet: #a9adb3; } }
-* { box-sizing: border-box; }
-body { margin: 0 auto; max-width: 62rem; padding: 1rem; background: var(--paper);
-  color: var(--ink); font: 1rem/1.5 system-ui, sans-serif; overflow-wrap: anywhere; }
-h1 { font-size: 1.6rem; line-height: 1.2; margin: .5rem 0; }
-h2 { font-size: 1.25rem; margin: 2.5rem 0 .5rem; border-top: 1px solid var(--line);
-  padding-top: 1rem; }
-h3 { font-size: 1.05rem; margin: 1.5rem 0 .4rem; }
-p, ul { margin: .4rem 0; max-width: 46rem; }
-.verdict { font-size: 1.2rem; font-weight: 600; }
-.scroll { overflow-x: auto; }
-table { border-collapse: collapse; margin: .6rem 0; font-variant-numeric: tabular-nums; }
-th, td { text-align: left; vertical-align: top; padding: .35rem .8rem .35rem 0;
-  border-bottom: 1px solid var(--line); overflow-wrap: normal; }
-th { color: var(--quiet); font-weight: 600; font-size: .9rem; }
-.numbers th:not(:first-child), .numbers td:not(:first-child) { text-align: right;
-  white-space: nowrap; }
-.numbers thead th:not(:first-child) { white-space: normal; }
-.facts { font-size: .95rem; } .facts td:first-child { color: var(--quiet); }
-.claims { width: 100%; }
-.claims td:nth-child(1) { width: 38%; }
-.claims td:nth-child(2) { white-space: nowrap; font-weight: 600; }
-.yes { color: var(--good); } .no { color: var(--bad); } .unknown { color: var(--quiet); }
-figure { margin: 1.2rem 0; }
-figure img { display: block; width: 100%; max-width: 52rem; height: auto; background: #fff;
-  padding: .5rem; border-radius: 4px; }
-figcaption { color: var(--quiet); font-size: .95rem; max-width: 46rem; margin-top: .3rem; }
-a { color: inherit; }
-@media (max-width: 640px) {
-  .claims, .claims tbody, .claims tr, .claims td { display: block; width: auto !important; }
-  .claims thead { display: none; }
-  .claims tr { border-bottom: 1px solid var(--line); padding: .5rem 0; }
-  .claims td { border: 0; padding: .1rem 0; }
-  .claims td:nth-child(3) { color: var(--quiet); font-size: .95rem; }
+MARKS: dict[Verdict, tuple[str, str]] = {  # class and sign
+    "holds": ("yes", "✓"),
+    "fails": ("no", "✗"),
+    "undecided": ("open", "?"),
+    "not testable at this scale": ("unknown", "–"),
 }
-@media print { h2 { break-before: auto; } figure, tr { break-inside: avoid; } }
-"""
+
+HEAD = ("claim", "effect", "95% interval", "accepted")
 
 
 def document(title: str, body: Sequence[str]) -> str:
@@ -57,7 +23,7 @@ def document(title: str, body: Sequence[str]) -> str:
         '<!DOCTYPE html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n'
         '<meta name="viewport" content="width=device-width, initial-scale=1">\n'
         f"<title>{escape(title)}</title>\n<style>{STYLE}</style>\n</head>\n<body>\n"
-        + "\n".join(body)
+        + "\n".join(filter(None, body))
         + "\n</body>\n</html>\n"
     )
 
@@ -79,40 +45,133 @@ def items(texts: Sequence[str]) -> str:
     return f"<ul>{''.join(f'<li>{escape(text)}</li>' for text in texts)}</ul>" if texts else ""
 
 
-def claims_table(claims: Sequence[Claim]) -> str:
-    """Claim, whether it holds, by how much; one below the other on a telephone."""
-    rows = "".join(
-        f"<tr><td>{escape(claim.sentence)}</td><td>{mark(claim.holds)}</td>"
-        f"<td>{escape(claim.detail)}</td></tr>\n"
-        for claim in claims
+def answer(
+    sentence: str, found: Mapping[Verdict, int], about: Sequence[tuple[str, str]], drawn: str
+) -> str:
+    """What was found in one sentence, how many claims have which verdict, of what, and a figure."""
+    tally = "".join(f"<li>{mark(one)}: {number}</li>" for one, number in found.items() if number)
+    return (
+        f'<section class="answer"><div>{paragraph(sentence, "verdict")}'
+        f'<ul class="tally">{tally}</ul>{_pairs(about)}</div><div>{drawn}</div></section>'
     )
-    head = "<thead><tr><th>claim</th><th>holds</th><th>by how much</th></tr></thead>"
-    return f'<table class="claims">{head}<tbody>\n{rows}</tbody></table>'
 
 
-def mark(holds: bool | None) -> str:
-    """yes, NO or cannot say: in words, with a sign, and in colour."""
-    kind, words = VERDICTS[holds]
-    return f'<span class="{kind}">{words}</span>'
+def claims(every: Sequence[Claim]) -> str:
+    """A line a claim: its verdict, its sentence, and what else must be said; the rest is folded."""
+    lines = []
+    for one in every:
+        also = f"<small>{escape(one.also)}</small>" if one.also else ""
+        effect, interval = one.shown
+        told = ("effect", effect), ("95% interval", interval), ("rule", str(one.rule))
+        told = *(told if effect else ()), ("why", one.why), ("by how much", one.detail)
+        command = _command(one.command) if one.command else ""
+        more = _pairs([pair for pair in told if pair[1]], command)
+        lines.append(
+            f"<details><summary>{mark(one.verdict)}<span>{escape(one.sentence)}{also}</span>"
+            f"{_brief(one)}</summary>{more}</details>\n"
+        )
+    head = "".join(f"<span>{name}</span>" for name in ("verdict", *HEAD))
+    return f'<div class="claims"><div class="head">{head}</div>{"".join(lines)}</div>'
+
+
+def _brief(claim: Claim) -> str:
+    """The effect at its worst place, its interval, and what the rule accepts."""
+    effect, interval = claim.shown
+    cells = effect.rpartition(": ")[2], interval, str(claim.rule) if effect else ""
+    return "".join(
+        f'<span class="brief" data-name="{name}">{escape(cell)}</span>'
+        for name, cell in zip(HEAD[1:], cells, strict=True)
+    )
+
+
+def mark(verdict: Verdict) -> str:
+    """The verdict: in words, with a sign, and in colour."""
+    kind, sign = MARKS[verdict]
+    return f'<span class="mark {kind}">{sign} {verdict}</span>'
+
+
+def _pairs(pairs: Sequence[tuple[str, str]], command: str = "") -> str:
+    lines = "".join(f"<dt>{escape(name)}</dt><dd>{escape(text)}</dd>" for name, text in pairs)
+    lines += f"<dt>what would decide it</dt><dd>{command}</dd>" if command else ""
+    return f'<dl class="about">{lines}</dl>'
+
+
+def _command(text: str) -> str:
+    return f'<code class="command">{escape(text)}</code>'
+
+
+def command(text: str) -> str:
+    """One that a click selects whole."""
+    return _command(text) if text else ""
 
 
 def table(head: Sequence[str], rows: Sequence[Sequence[str]], label: str) -> str:
-    """Numbers beside their names, right-aligned; the table scrolls in its own box."""
-    top = "".join(f"<th>{escape(name)}</th>" for name in head)
+    """Numbers beside their names, right-aligned, the names kept in sight; it scrolls in its own
+    box."""
+    reach = [name in ("±", "95%") for name in head]
+    top = "".join(
+        f'<th scope="col"{_kind(quiet)}>{escape(name)}</th>'
+        for name, quiet in zip(head, reach, strict=True)
+    )
+    lines = []
+    for name, *cells in rows:
+        if cells and not any(cells):
+            title = f'<td colspan="{len(head)}">{escape(name.strip())}</td>'
+            lines.append(f'<tr class="group">{title}</tr>\n')
+            continue
+        kind = ' class="sub"' if name.startswith("  ") else ""
+        shown = "".join(
+            f"<td{_kind(quiet)}>{escape(cell)}</td>"
+            for cell, quiet in zip(cells, reach[1:], strict=True)
+        )
+        lines.append(f"<tr{kind}><td>{escape(name.strip())}</td>{shown}</tr>\n")
     return (
         f'<div class="scroll" tabindex="0" role="region" aria-label="{escape(label)}">'
-        f'<table class="numbers"><thead><tr>{top}</tr></thead>{_rows(rows)}</table></div>'
+        f'<table class="numbers"><thead><tr>{top}</tr></thead><tbody>{"".join(lines)}</tbody>'
+        "</table></div>"
     )
+
+
+def _kind(quiet: bool) -> str:
+    return ' class="reach"' if quiet else ""
 
 
 def facts(rows: Sequence[Sequence[str]]) -> str:
     """Words beside their names; long ones wrap."""
-    return f'<table class="facts">{_rows(rows)}</table>'
-
-
-def _rows(rows: Sequence[Sequence[str]]) -> str:
     lines = ("".join(f"<td>{escape(cell)}</td>" for cell in row) for row in rows)
-    return "<tbody>" + "".join(f"<tr>{line}</tr>\n" for line in lines) + "</tbody>"
+    body = "".join(f"<tr>{line}</tr>\n" for line in lines)
+    return f'<table class="facts"><tbody>{body}</tbody></table>' if rows else ""
+
+
+def glossary(terms: Mapping[str, str]) -> str:
+    """Each term with what it means."""
+    lines = "".join(f"<dt>{escape(one)}</dt><dd>{escape(of)}</dd>" for one, of in terms.items())
+    return f'<dl class="glossary">{lines}</dl>' if terms else ""
+
+
+def told(text: str) -> str:
+    """The words of a suite's file: paragraphs, items, and tables that keep their lines."""
+    blocks: list[tuple[str, list[str]]] = []
+    for line in text.splitlines():
+        before, open_ = blocks[-1] if blocks else ("", [])
+        deep = line.startswith("    ") or (line.startswith("  ") and before != "item")
+        kind = "pre" if deep else "item" if line.startswith("- ") else ""
+        if open_ and line.strip() and kind in (before, "") and kind != "item" and (
+            kind == "pre" or before != "pre"):  # fmt: skip
+            open_.append(line if kind == "pre" else line.strip())
+        else:
+            blocks.append((kind, [line] if line.strip() else []))
+    shown = [
+        f"<pre>{escape(chr(10).join(lines))}</pre>" if kind == "pre" else
+        f'<div{" class=item" * (kind == "item")}>{escape(" ".join(lines))}</div>'
+        for kind, lines in blocks if lines
+    ]  # fmt: skip
+    return f'<div class="told">{"".join(shown)}</div>' if shown else ""
+
+
+def fold(summary: str, body: str) -> str:
+    """What is seen once its line is clicked."""
+    return f'<details class="more"><summary>{escape(summary)}</summary>{body}</details>'
 
 
 def links(parts: Sequence[tuple[str, str]]) -> str:
@@ -124,14 +183,16 @@ def links(parts: Sequence[tuple[str, str]]) -> str:
     return f"<ul>{''.join(lines)}</ul>"
 
 
-def figure(wide: bytes, narrow: bytes, title: str, caption: str) -> str:
-    """A PNG inside the page, and another that takes its place on a narrow screen."""
+def figure(wide: bytes, narrow: bytes, title: str, caption: str, files: str) -> str:
+    """An SVG inside the page, another that takes its place on a narrow screen, and where to find
+    it as a file."""
     return (
         f'<figure><picture><source media="(max-width: 640px)" srcset="{_inline(narrow)}">'
         f'<img src="{_inline(wide)}" alt="{escape(title)}"></picture>'
-        f"<figcaption><strong>{escape(title)}.</strong> {escape(caption)}</figcaption></figure>"
+        f"<figcaption><strong>{escape(title)}.</strong> {escape(caption)} "
+        f"<span>{escape(files)}</span></figcaption></figure>"
     )
 
 
-def _inline(png: bytes) -> str:
-    return f"data:image/png;base64,{base64.b64encode(png).decode()}"
+def _inline(svg: bytes) -> str:
+    return f"data:image/svg+xml;base64,{base64.b64encode(svg).decode()}"

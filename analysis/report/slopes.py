@@ -5,6 +5,7 @@ from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import ArrayLike
+from scipy.stats import t as student
 
 from fedmuon.analysis.report import columns
 from fedmuon.analysis.report.columns import Columns
@@ -44,7 +45,10 @@ def _within(value: float, error: float) -> Slope:
 
 
 def _errors(runs: Sequence[np.ndarray]) -> np.ndarray:
-    return np.array([values.std(ddof=1) / np.sqrt(len(values)) for values in runs])
+    """Standard errors of the means; a single run has none."""
+    return np.array([
+        values.std(ddof=1) / np.sqrt(len(values)) if len(values) > 1 else np.nan for values in runs
+    ])  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -88,3 +92,37 @@ def quotient(above: np.ndarray, below: np.ndarray) -> Slope:
     means = np.array([above.mean(), below.mean()])
     value = means[0] / means[1]
     return _within(value, value * np.linalg.norm(_errors([above, below]) / means))
+
+
+def paired(pairs: Sequence[tuple[float, float]]) -> tuple[float, float]:
+    """The mean of a - b over pairs, and half of its 95% interval (Student's t); nan of one pair."""
+    away = np.array([one - other for one, other in pairs])
+    if len(away) < 2 or not np.isfinite(away).all():
+        return np.nan, np.nan
+    half = student.ppf(0.975, len(away) - 1) * away.std(ddof=1) / np.sqrt(len(away))
+    return round(float(away.mean()), 12), float(half)
+
+
+def by_seed(
+    runs: Columns, measure: str, rows: np.ndarray, others: np.ndarray
+) -> tuple[float, float]:
+    """The mean difference of these rows from the others, seed by seed, and half of its interval."""
+    one, other = (dict(zip(runs["seed"][part].tolist(), runs[measure][part].tolist(), strict=True))
+                  for part in (rows, others))  # fmt: skip
+    return paired([(one[seed], other[seed]) for seed in one if seed in other])
+
+
+def mean_of(values: np.ndarray) -> Slope:
+    """The mean of independent runs and its 95% interval (Student's t); one run leaves none."""
+    value, half = float(values.mean()), paired([(float(one), 0.0) for one in values])[1]
+    return Slope(value, value - half, value + half)
+
+
+def jackknife(without: Sequence[float]) -> float:
+    """Half of the 95% interval of a statistic whose values without each of G groups are these: the
+    jackknife's variance is (G - 1)/G sum (theta_(g) - mean)^2 (Efron and Stein 1981)."""
+    left, groups = np.array(without), len(without)
+    if groups < 2 or np.isnan(left).any():
+        return np.nan
+    error = np.sqrt((groups - 1) * left.var())
+    return float(student.ppf(0.975, groups - 1) * error)

@@ -145,7 +145,9 @@ def powers_of_2(axes: Axes, levels: np.ndarray) -> None:
 
 def plain(value: float) -> str:
     """A level as short as can be: 20000 is 20k, 0.005 stays."""
-    return f"{value / 1000:g}k" if value >= 1000 and value % 100 == 0 else f"{value:.3g}"
+    if value >= 1000 and value % 100 == 0:
+        return f"{value / 1000:g}k"
+    return f"{value:.0f}" if 1000 <= value < 1e5 else f"{value:.3g}"
 
 
 def compact(value: float) -> str:
@@ -193,6 +195,11 @@ def _tick(value: float, _: object) -> str:
         return f"{value:g}"
     near = (abs(float(f"{value:.{digits}e}") - value) <= 1e-6 * abs(value) for digits in range(5))
     return _scientific(value, next((digits for digits, one in enumerate(near) if one), 5))
+
+
+def svg(figure: Figure) -> bytes:
+    """The figure as an SVG whose letters are outlines, the same bytes each time."""
+    return _bytes(figure, "svg")
 
 
 def png(figure: Figure) -> bytes:

@@ -1,25 +1,50 @@
-"""`report.html`: findings with their verdict first, in one file without a network."""
+"""`report.html`: findings with their verdict first, in one file without a network; beside it
+claims.json, the figures as PDF and PNG, and the tables as CSV and LaTeX."""
 
 import contextlib
+import html
+import json
+import re
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from fedmuon.analysis.report import page, style
-from fedmuon.analysis.report.claims import Claim
 from fedmuon.analysis.report.columns import MEND
-from fedmuon.analysis.report.findings import Findings, Rows
+from fedmuon.analysis.report.findings import Findings, Picture, Rows
+from fedmuon.analysis.report.glossary import terms_of
+from fedmuon.analysis.report.tables import apart, as_csv, as_latex, slug
+from fedmuon.analysis.report.verdicts import counts, tally
 from fedmuon.errors import InputError
 from fedmuon.files import mendable, write_bytes
 
 ODD = (ArithmeticError, AttributeError, LookupError, TypeError, ValueError)
+CHOSEN = "What is printed, what is left open, and what is chosen here"
 
 
 def write_page(folder: Path, found: Sequence[Findings]) -> Path:
-    """Write FOLDER/report.html, and its figures as PDF and PNG below FOLDER/figures/."""
-    figures, target = folder / "figures", folder / "report.html"
-    pictures = [_draw(one, figures / one.name if len(found) > 1 else figures) for one in found]
-    write_bytes(target, _page(found, pictures).encode())
-    return target
+    """Write FOLDER/report.html, and what belongs beside it."""
+    several = len(found) > 1
+    parts = [_Part(folder, one, one.name if several else "") for one in found]
+    body = [part.body() for part in parts]
+    write_bytes(folder / "claims.json", _claims(found))
+    write_bytes(folder / "report.html", _page(found, body).encode())
+    return folder / "report.html"
+
+
+def _claims(found: Sequence[Findings]) -> bytes:
+    """Every claim with verdict, effect, interval, rule and command, as JSON."""
+    parts = [
+        {
+            "name": part.name,
+            "title": part.title,
+            "data": part.data,
+            "stands_on": part.stands_on,
+            "counts": counts(part.claims),
+            "claims": [one.record() for one in part.claims],
+        }
+        for part in found
+    ]
+    return (json.dumps(parts, indent=1, ensure_ascii=False) + "\n").encode()
 
 
 @contextlib.contextmanager
@@ -35,60 +60,100 @@ def as_written(folder: Path) -> Iterator[None]:
         ) from error
 
 
-def _draw(part: Findings, place: Path) -> list[str]:
-    """Save every figure, and return them as HTML; the page has them wide and narrow."""
-    with mendable(place, "create"):
-        place.mkdir(parents=True, exist_ok=True)
-    with as_written(place):
-        return [
-            page.figure(
-                style.save(picture.draw(False), place / picture.name)[1].read_bytes(),
-                style.png(picture.draw(True)),
-                picture.title,
-                picture.caption,
-            )
-            for picture in part.pictures
-        ]
-
-
-def verdict(claims: Sequence[Claim], data: str = "") -> str:
-    """`7 of 8 claims hold on fashion-mnist; 1 cannot be judged`."""
-    held, open_ = (sum(claim.holds is value for claim in claims) for value in (True, None))
-    where, tail = f" on {data}" if data else "", f"; {open_} cannot be judged" if open_ else ""
-    return f"{held} of {len(claims)} claims {'holds' if held == 1 else 'hold'}{where}{tail}"
-
-
-def _page(found: Sequence[Findings], pictures: Sequence[Sequence[str]]) -> str:
+def _page(found: Sequence[Findings], bodies: Sequence[Sequence[str]]) -> str:
     single = len(found) == 1
     claims = [claim for part in found for claim in part.claims]
-    result = verdict(claims, ", ".join(dict.fromkeys(part.data for part in found)))
+    data = dict.fromkeys(part.data for part in found)
+    result = tally(claims, ", ".join(data) if all(data) else "")
     title = found[0].title if single else "Federated and private Muon"
-    body = [page.heading(1, title), page.paragraph(result, "verdict")]
+    body = [page.heading(1, title)]
     if not single:
-        body.append(page.links([(part.title, verdict(part.claims)) for part in found]))
-    for number, (part, drawn) in enumerate(zip(found, pictures, strict=True)):
+        index = page.links([(part.title, tally(part.claims)) for part in found])
+        body.append(page.answer(f"{result}.", counts(claims), [], index))
+    for number, (part, lines) in enumerate(zip(found, bodies, strict=True)):
         body += [] if single else [page.heading(2, part.title, f"part-{number}")]
-        body += _section(part, drawn)
+        body += lines
     return page.document(f"{title}: {result}", body)
 
 
-def _section(part: Findings, pictures: Sequence[str]) -> list[str]:
-    """Verdict, numbers, figures, assumptions, and how to have it again."""
-    return [
-        page.claims_table(part.claims),
-        *_table(part.numbers_title, part.head, part.numbers),
-        *(line for one in part.more for line in _table(*one)),
-        page.paragraph(part.note),
-        *([page.heading(3, "Figures")] if pictures else []),
-        *pictures,
-        *([page.heading(3, "What this stands on")] if part.stands_on else []),
-        page.paragraph(part.stands_on),
-        page.items(part.assumptions),
-        page.heading(3, "How to reproduce"),
-        page.paragraph(part.again),
-        page.facts(part.circumstances),
-    ]
+class _Part:
+    """One section of a page, which saves its figures and tables as they are put in."""
+
+    def __init__(self, folder: Path, found: Findings, name: str) -> None:
+        self.folder, self.found, self.name = folder, found, name
+
+    def body(self) -> list[str]:
+        """Answer, verdicts, figures, settings, numbers, what they stand on, how to have them again;
+        and what the words in all this mean."""
+        part = self.found
+        first, *figures = [*self._figures(), ""]
+        result = f"{tally(part.claims, part.data)}."
+        above = [
+            page.answer(result, counts(part.claims), part.about, first),
+            page.heading(3, "Verdicts"),
+            page.claims(part.claims),
+            *([page.heading(3, "Figures")] if any(figures) else []),
+            *figures,
+        ]
+        below = [*self._numbers(), *self._circumstances()]
+        words = page.glossary(terms_of(_words([*above, *below])))
+        return [*above, *below, *([page.heading(3, "Words and symbols"), words] if words else [])]
+
+    def _numbers(self) -> list[str]:
+        part = self.found
+        card = [page.heading(3, "The experiment"), page.facts(part.card)] if part.card else []
+        tables = ((part.numbers_title, part.head, part.numbers), *part.more)
+        runs = [self._table(*part.runs)] if part.runs else []
+        return [
+            *card,
+            *(line for one in tables for line in (page.heading(3, one[0]), self._table(*one))),
+            page.paragraph(part.note),
+            *(page.fold(f"{part.runs[0]} ({len(part.runs[2])})", one) for one in runs if part.runs),
+        ]
+
+    def _circumstances(self) -> list[str]:
+        part = self.found
+        told, stands = page.told(part.told), part.stands_on or part.assumptions
+        return [
+            *([page.heading(3, CHOSEN), told] if told else []),
+            *([page.heading(3, "What this stands on")] if stands else []),
+            page.paragraph(part.stands_on),
+            page.items(part.assumptions),
+            page.heading(3, "How to reproduce"),
+            page.command(part.again),
+            page.facts(part.circumstances),
+        ]
+
+    def _figures(self) -> list[str]:
+        """Save every figure, and return them as HTML; the page has them wide and narrow."""
+        place = self._place("figures")
+        with as_written(place):
+            return [self._figure(place, picture) for picture in self.found.pictures]
+
+    def _figure(self, place: Path, picture: Picture) -> str:
+        drawn = picture.draw(False)
+        pdf, png = style.save(drawn, place / picture.name)
+        files = f"As files: {pdf.relative_to(self.folder)}, {png.name}."
+        caption = " ".join(filter(None, (picture.read and picture.read(drawn), picture.caption)))
+        both = style.svg(drawn), style.svg(picture.draw(True))
+        return page.figure(*both, picture.title, caption, files)
+
+    def _table(self, title: str, head: Sequence[str], rows: Rows) -> str:
+        """The table, and the same as files."""
+        names, cells = apart(head, rows)
+        file = self._place("tables") / f"{slug(title)}.csv"
+        write_bytes(file, as_csv(names, cells))
+        write_bytes(file.with_suffix(".tex"), as_latex(names, cells, title))
+        beside = f"As files: {file.relative_to(self.folder)}, {file.stem}.tex."
+        return page.table(names, cells, title) + page.paragraph(beside, "beside")
+
+    def _place(self, kind: str) -> Path:
+        place = self.folder / kind / self.name
+        with mendable(place, "create"):
+            place.mkdir(parents=True, exist_ok=True)
+        return place
 
 
-def _table(title: str, head: Sequence[str], rows: Rows) -> list[str]:
-    return [page.heading(3, title), page.table(head, rows, title)]
+def _words(lines: Sequence[str]) -> str:
+    """The text of HTML, without what stands inside of tags."""
+    return html.unescape(re.sub("<[^>]*>", " ", " ".join(lines)))

@@ -9,6 +9,7 @@ from rich import progress as bars
 from rich.console import Console, Group
 from rich.markup import escape
 from rich.table import Table
+from rich.text import Text
 
 from fedmuon.drive import Begin, Watch
 from fedmuon.errors import plain
@@ -158,14 +159,23 @@ def _said(text: str) -> str:
     return escape(plain(text, None))
 
 
-def suite_tables(found: "Findings") -> list[Table]:
-    """A suite's claims, and its numbers."""
-    answers = {True: "[green]yes[/]", False: "[red]NO[/]", None: "cannot say"}
+COLOURS = {"holds": "green", "fails": "red", "undecided": "yellow"}
+
+
+def suite_tables(found: "Findings") -> list[Table | Text]:
+    """A suite's claims with their verdicts, what would decide the open ones, and its numbers."""
+    from fedmuon.analysis.report.verdicts import tally
+
     claims = [
-        (_said(claim.sentence), answers[claim.holds], _said(claim.detail)) for claim in found.claims
-    ]
+        (_said(claim.sentence), f"[{COLOURS.get(claim.verdict, 'dim')}]{claim.verdict}[/]",
+         _said(claim.in_words))
+        for claim in found.claims
+    ]  # fmt: skip
     numbers = [[_said(one) for one in row] for row in found.numbers]
+    title = f"{_said(found.title)}: {tally(found.claims)}"
+    commands = dict.fromkeys(claim.command for claim in found.claims if claim.command)
     return [
-        columns(_said(found.title), ("claim", "holds", "by how much"), claims, left=3),
+        columns(title, ("claim", "verdict", "by how much"), claims, left=3),
+        *(Text(f"To decide what is open: {plain(one, None)}\n") for one in commands),
         columns(found.numbers_title, [_said(name) for name in found.head], numbers),
     ]

@@ -1,20 +1,33 @@
 """A run beside its neighbours, as `fedmuon stability` leaves it."""
 
+import contextlib
 import functools
+import shlex
 import tomllib
 import zipfile
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from fedmuon import config as tables
 from fedmuon.analysis.report.claims import Columns, run_claims
 from fedmuon.analysis.report.columns import MEND, TRIALS, read_csv, read_json
-from fedmuon.analysis.report.findings import Findings, Picture, circumstances, number
+from fedmuon.analysis.report.comparisons import name_of
+from fedmuon.analysis.report.findings import (
+    Findings,
+    Picture,
+    Rows,
+    card_of,
+    circumstances,
+    number,
+)
+from fedmuon.config import Config
 from fedmuon.errors import InputError
 from fedmuon.experiments.laboratory import figure
 from fedmuon.experiments.laboratory.calibration import CALIBRATION
+from fedmuon.experiments.laboratory.card import card
 from fedmuon.experiments.laboratory.facts import BALL_NAMES, BOUND_NAMES
 from fedmuon.experiments.laboratory.spending import standing, unreleased
 from fedmuon.files import require_sound, sums_of
@@ -36,12 +49,13 @@ def findings(folder: Path) -> Findings:
     record = read_json(folder / "bound.json", (*NAMES, *BOUND_WORDS))
     summary = read_json(folder / "summary.json", ("recipe", "data", "rounds", "seconds"))
     neighbours = read_csv(folder / "neighbours.csv", TRIALS)
-    mode = _mode(folder, neighbours)
+    mode, name = _mode(folder, neighbours), folder.resolve().name
+    config = _config(folder)
     census = mode == "all"
     count, compared = len(neighbours["trial"]), record.get("influence")
     what = MODES.get(mode, "{} neighbours").format(count)
     return Findings(
-        name=folder.resolve().name,
+        name=name,
         title=f"{summary['recipe']} on {summary['data']}: {what}{unreleased(summary)}",
         data=str(summary["data"]),
         claims=run_claims(neighbours, record, census),
@@ -52,16 +66,48 @@ def findings(folder: Path) -> Findings:
             for name, text in (NAMES | BALL_NAMES).items()
             if name in NAMES or name in record
         ]
-        + [(text, number(compared[name])) for name, text in CALIBRATION.items() if compared],
+        + [(text, number(compared[name])) for name, text in CALIBRATION.items() if compared]
+        + learned(summary, record),
         note=" ".join(filter(None, (_note(record), _account(summary.get("privacy"))))),
         pictures=[Picture.known("census", functools.partial(figure.census, neighbours))],
         stands_on=stands_on(record, str(record["kind"])),
         assumptions=[str(text) for text in record["assumptions"]],
-        again="fedmuon stability config.toml --out FOLDER, with the run's own config.toml",
+        again=shlex.join(["fedmuon", "stability", f"{name}/config.toml", "--out", f"{name}-again"]),
         circumstances=circumstances(
             summary, ("recipe", "data", "rounds", "seed", "dtype", "engine", "device", "seconds")
         ),
+        about=_about(summary, config),
+        card=card_of({"card": card(config)}),
     )
+
+
+def learned(summary: Mapping[str, Any], record: Mapping[str, Any]) -> Rows:
+    """What stands beside a bound: bound / B, accuracy and both losses of the last model."""
+    top, value = record.get("range", 1.0), record["value"]
+    share = value / top if value is not None and top else None
+    own = [] if "share" in record else [("bound over B", number(share))]
+    names = ("accuracy", "train_loss", "test_loss")
+    return own + [(name_of(one), number(summary[one])) for one in names if one in summary]
+
+
+def _config(folder: Path) -> list[Config]:
+    """The run's; nothing of one that names what is not here."""
+    with contextlib.suppress(InputError):
+        return [tables.load(folder / "config.toml")]
+    return []
+
+
+def _about(summary: Mapping[str, Any], config: Sequence[Config]) -> list[tuple[str, str]]:
+    """What stands in the box of the answer."""
+    threads = summary.get("machine", {}).get("threads")
+    found = {
+        "scale": "one run",
+        "seed": summary.get("seed"),
+        "training samples n": config[0].data.train if config else None,
+        "device": summary.get("device"),
+        "threads": threads,
+    }
+    return [(name, str(value)) for name, value in found.items() if value is not None]
 
 
 def _note(record: Mapping[str, Any]) -> str:

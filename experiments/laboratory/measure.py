@@ -78,6 +78,7 @@ class Loss:
 
     gap: MeasuredGap
     plain: float
+    accuracy: float = float("nan")  # on held-out samples
 
 
 def measured_losses(
@@ -94,13 +95,17 @@ def measured_losses(
     owner = np.repeat(np.arange(clients), data.sizes)
     shares = label_shares(classes_of(data.labels), owner, clients, max(1, classes))
     chances = weights(data.sizes, config.federation.risk_weights)
-    train, test = (
-        experiment.task.losses(params, batch)[0].double().cpu().numpy()
+    (train, _), (test, seen) = (
+        experiment.task.losses(params, batch)
         for batch in (Batch(shards.inputs, shards.labels), shards.held_out)
     )
+    train, test = (one.double().cpu().numpy() for one in (train, test))
+    right = (
+        seen["accuracy"].double().mean(1).tolist() if "accuracy" in seen else [np.nan] * len(test)
+    )
     of_test, found = classes_of(data.test_labels), []
-    for fitted, held in zip(train, test, strict=True):
+    for fitted, held, score in zip(train, test, right, strict=True):
         means = np.bincount(owner, fitted, clients) / data.sizes
         gap = measured_gap(means, chances, shares, held, of_test, interval=interval)
-        found.append(Loss(gap, float(held.mean() - gap.empirical)))
+        found.append(Loss(gap, float(held.mean() - gap.empirical), score))
     return found

@@ -281,6 +281,7 @@ def verdict_table(out: Path, record: Record) -> Table:
             ("largest share of its certificate", share),
             ("perturbations within", _yes(bool((moved <= promised).all()))),
             ("bound", value),
+            ("bound over B", record.get("share")),
         ]
     if after := record.get("realized"):
         rows += [("certificates after the run", after["status"]),
@@ -291,11 +292,20 @@ def verdict_table(out: Path, record: Record) -> Table:
         rows += [("gap", record["gap_refusal"])]
     else:
         rows += [("gap", "{gap:+.4g} [{gap_low:+.4g}, {gap_high:+.4g}]".format_map(record))]
-        rows += [("gap within", _yes(record["gap"] <= value))] if value is not None else []
+        rows += [("gap within", _within(record, value))] if value is not None else []
+    summary = RunDirectory(out).summary() or {}
+    rows += [(k.replace("_", " "), summary.get(k)) for k in ("accuracy", "train_loss", "test_loss")]
     if (found := record.get("influence")) is not None:
         rows += [(words, found[name]) for name, words in CALIBRATION.items()]
     title = f"{len(moved)} neighbours; bound with {bound.constant_of(record)}: {record['status']}"
-    return facts(title + unreleased(RunDirectory(out).summary()), rows)
+    return facts(title + unreleased(summary), rows)
+
+
+def _within(record: Record, value: float) -> Text:
+    """Whether the gap's whole interval is at most the bound, or above it."""
+    if record["gap_low"] <= value < record["gap_high"]:
+        return Text("undecided: its interval reaches above the bound", style="yellow")
+    return _yes(record["gap_high"] <= value)
 
 
 def _yes(holds: bool) -> Text:

@@ -24,6 +24,8 @@ def find(name: str, data: str | None, scale: str, changes: Tables) -> Work:
     of_runs, cells = kind in OF_RUNS, part(kind, "cells")
     if data and not own and not of_runs:
         raise InputError(f"the suite {name} has no data: leave --data out")
-    asked = Asked(name, data or own or (contents.DATA if of_runs else ""), scale, changes)
-    content = contents.at(content, asked.data, scale)
+    named = data or own or (contents.DATA if of_runs else "")
+    content = contents.at(content, named, scale)
+    told = contents.told(name) | {"seeds": content.get("seeds")}
+    asked = Asked(name, named, scale, changes, told)
     return cells.work(content, asked) if of_runs else Study.of(kind, cells, content, asked)

@@ -4,9 +4,9 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from fedmuon.analysis.report.claims import Claim
 from fedmuon.analysis.report.columns import read_table
 from fedmuon.analysis.report.findings import Findings, Rows
+from fedmuon.analysis.report.verdicts import Claim
 from fedmuon.experiments.studies import part
 
 

@@ -4,8 +4,10 @@ The module `cells` of one has `Settings`, the table of what its TOML file holds 
 `title` and `data`, and `cells(settings, asked)`. Each cell's record holds `rows`, or other lists,
 which all together become rows.csv. It may have `summary(records)`, for suite.json.
 
-The module `findings` has `claims` and `numbers`, which are given the columns of rows.csv, and
-STANDS_ON; `figure` has PICTURES, whose functions are given the same. See `findings.assemble`.
+The module `findings` has `claims` (an effect with its interval beside a rule, each: `Claim` of
+`fedmuon.analysis.report.verdicts`, or `counted`) and `numbers`, which are given the columns of
+rows.csv, and STANDS_ON; `figure` has PICTURES, whose functions are given the same. See
+`findings.assemble`.
 """
 
 from collections.abc import Callable, Mapping

@@ -1,10 +1,11 @@
 """A suite's TOML file, as it is for a data set at a scale; what it says is its kind's to read."""
 
 import contextlib
+import itertools
 import shlex
 import sys
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import reduce
 from pathlib import Path
 from typing import Any, Literal, get_args
@@ -37,6 +38,7 @@ class Asked:
     data: str
     scale: str
     changes: Tables
+    told: Mapping[str, Any] = field(default_factory=dict)  # what suite.json repeats of the file
 
     @property
     def stem(self) -> str:
@@ -65,6 +67,19 @@ def read(name: str) -> dict[str, Any]:
     if "like" in below:
         raise InputError(f"{name}: like = {like!r} must name a suite that is like no other")
     return merged(below, content)
+
+
+def told(name: str) -> dict[str, Any]:
+    """What the file's first lines say of it, and whether another file can be `like` it."""
+    like = read_toml(_file(name)).get("like")
+    said = [preamble(_file(one).read_text(encoding="utf-8")) for one in (name, like) if one]
+    return {"told": "\n\n".join(filter(None, said)), "alone": like is None}
+
+
+def preamble(text: str) -> str:
+    """The comment at the beginning of a TOML file."""
+    lines = itertools.takewhile(lambda line: line.startswith("#"), text.splitlines())
+    return "\n".join(line[1:].removeprefix(" ") for line in lines)
 
 
 def require_plain(word: str, what: str) -> None:

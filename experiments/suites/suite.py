@@ -15,8 +15,10 @@ from pathlib import Path
 from typing import Any, ClassVar, Protocol
 
 from fedmuon import files
+from fedmuon.config import Config
 from fedmuon.drive import Begin, Watch
 from fedmuon.errors import InputError
+from fedmuon.experiments.laboratory.card import card
 from fedmuon.experiments.suites.contents import Asked, merged
 from fedmuon.locks import held, require_place
 from fedmuon.provenance import machine, versions
@@ -61,6 +63,11 @@ class Work(ABC):
     @abstractmethod
     def decisive(self) -> list[Any]:
         """Everything that decides the results, as JSON can hold it."""
+
+    @property
+    def configs(self) -> Sequence[Config]:
+        """Those of its runs, if its cells are runs."""
+        return [one.config for one in self.cells if hasattr(one, "config")]  # pyright: ignore
 
     @property
     def lock(self) -> bytes:
@@ -168,6 +175,8 @@ def _write(work: Work, out: Path, records: list[Record]) -> Record:
         "seconds": sum(record["seconds"] for record in records),
         "machine": machine(),
         "versions": versions(),
+        **asked.told,
+        **({"card": card(configs)} if (configs := work.configs) else {}),
     }
     summary = merged(shared, work.summary(records))
     contents["suite.json"] = (json.dumps(summary, indent=2) + "\n").encode()

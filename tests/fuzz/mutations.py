@@ -47,7 +47,7 @@ def spoil(folder: Path, mutations: list[dict[str, Any]], suffix: str = "") -> No
     """Damage files of that suffix below the folder, or any if it has none."""
     for one in mutations:
         files = sorted(file for file in folder.rglob("*") if file.is_file())
-        files = [file for file in files if "figures" not in file.parts]
+        files = [file for file in files if not {"figures", "tables"} & {*file.parts}]
         fit = [file for file in files if file.suffix == suffix] or files
         if fit:  # an earlier mutation may have left nothing to mutate
             with contextlib.suppress(ValueError, IndexError, TypeError, csv.Error):

@@ -39,6 +39,15 @@ TAGS = {
     "img",
     "figcaption",
     "strong",
+    "section",
+    "details",
+    "summary",
+    "small",
+    "code",
+    "dl",
+    "dt",
+    "dd",
+    "pre",
 }
 ATTRIBUTES = {
     "lang",
@@ -55,6 +64,9 @@ ATTRIBUTES = {
     "srcset",
     "media",
     "alt",
+    "scope",
+    "colspan",
+    "data-name",
 }
 HOSTILE = [one for one in values.TEXTS if "\0" not in one]
 NAMES = (
@@ -74,6 +86,10 @@ NAMES = (
     "trajectories",
     "delta",
     "kind",
+    "told",
+    "card",
+    "seeds",
+    "alone",
 )
 FORMULAS = "=+-@\t\r"
 
@@ -198,7 +214,7 @@ class _Reader(HTMLParser):
         for name, value in attrs:
             self.odd += [f"{name}= in <{tag}>"] if name not in ATTRIBUTES else []
             if name in ("href", "src", "srcset") and not (value or "").startswith(
-                ("#part-", "data:image/png;base64,")
+                ("#part-", "data:image/svg+xml;base64,")
             ):
                 self.odd.append(f"{name}={value!r:.60}")
 

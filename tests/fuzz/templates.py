@@ -107,5 +107,5 @@ def results(held: Path) -> dict[str, bytes]:
 
 def told(page: Path) -> str:
     """The words of a report, without its pictures."""
-    text = re.sub(r'data:image/png;base64,[^"]*', "", page.read_text(encoding="utf-8"))
+    text = re.sub(r'data:image/svg[+]xml;base64,[^"]*', "", page.read_text(encoding="utf-8"))
     return html.unescape(re.sub(r"<[^>]*>", " ", text))

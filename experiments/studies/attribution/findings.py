@@ -4,10 +4,10 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from fedmuon.analysis.report.claims import Claim, Columns
-from fedmuon.analysis.report.columns import where
+from fedmuon.analysis.report.columns import Columns, where
 from fedmuon.analysis.report.findings import Rows
 from fedmuon.analysis.report.slopes import NORMAL
+from fedmuon.analysis.report.verdicts import POSITIVE, Claim, Effect, Rule
 
 OURS = "trajectory"
 NAMES = {"trajectory": "derivative through the run (ours)", "tracin": "TracIn, before each round",
@@ -61,7 +61,8 @@ def foretells(rows: Columns, variant: str, truth: str) -> Claim:
     value, reach = mean(rhos(rows, variant, truth, OURS))
     return Claim(
         f"{variant}: the derivative through the run ranks leave-one-out runs with ρ ≥ 0.99.",
-        value >= 0.99,
+        Effect.around("mean ρ over test samples", value, reach),
+        Rule(low=0.99),
         f"mean ρ {value:.4f} ± {reach:.4f}",
     )
 
@@ -76,7 +77,8 @@ def ahead(rows: Columns, variant: str, truth: str) -> Claim:
     del others[OURS]
     return Claim(
         f"{variant}, {TRUTHS[truth]}: the derivative through the run is ahead of all other scores.",
-        all(value > reach for value, reach in others.values()),
+        Effect.around("lead in ρ", *np.array(list(others.values())).T, [*map(name_of, others)]),
+        POSITIVE,
         "ahead in ρ by "
         + "; ".join(f"{_shown(*value, 4)} of {name_of(one)}" for one, value in others.items()),
     )

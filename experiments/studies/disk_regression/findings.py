@@ -4,9 +4,10 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from fedmuon.analysis.report.claims import Claim, Columns
+from fedmuon.analysis.report.columns import Columns
 from fedmuon.analysis.report.findings import Rows, number
-from fedmuon.analysis.report.slopes import NORMAL
+from fedmuon.analysis.report.slopes import NORMAL, Slope
+from fedmuon.analysis.report.verdicts import NEGATIVE, Claim, Effect
 
 NAMES = {"noisy-gd": "noisy gradient descent", "low-pass": "low-pass filter", "disk": "DiSK"}
 # Whether each method has its best step size and gain at each level, or all share theirs.
@@ -57,17 +58,19 @@ def claims(rows: Columns) -> Sequence[Claim]:
 
 def lowest(rows: Columns, setting: str) -> Claim:
     """DiSK against each of the others, level by level, on the same noise."""
-    shares, held = [], []
+    shares, found = [], {}
     for noise in np.unique(rows["noise"]):
         for name in ("noisy-gd", "low-pass"):
             low, high = compared(rows, setting, "disk", name, float(noise))
-            held.append(high < 0)
+            found[f"σ = {noise:g} against {name}"] = Slope((low + high) / 2, low, high)
             percent = f"{low:+.1%} to {high:+.1%}".replace("-", "−")
             shares.append(f"σ = {noise:g}: {percent} against {name}")
+    sure = sum(one.high < 0 for one in found.values())
     return Claim(
         f"DiSK has a lower excess loss than both others at every noise level, {setting}.",
-        all(held),
-        f"{sum(held)} of {len(held)} beyond doubt; DiSK's loss relative to theirs (95%): "
+        Effect.between("DiSK's excess loss over the other's, less 1", found),
+        NEGATIVE,
+        f"{sure} of {len(found)} beyond doubt; DiSK's loss relative to theirs (95%): "
         + "; ".join(shares),
     )
 

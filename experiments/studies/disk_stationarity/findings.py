@@ -1,14 +1,15 @@
 """Study `disk-stationarity`: measured squared gradients beside 003's bounds."""
 
+import itertools
 from collections.abc import Sequence
 from statistics import NormalDist
 
 import numpy as np
 
-from fedmuon.analysis.report.claims import Claim, Columns
-from fedmuon.analysis.report.columns import where
+from fedmuon.analysis.report.columns import Columns, where
 from fedmuon.analysis.report.findings import Rows, number
-from fedmuon.analysis.report.slopes import NORMAL
+from fedmuon.analysis.report.slopes import NORMAL, Slope, mean_of, quotient
+from fedmuon.analysis.report.verdicts import AT_MOST_ONE, POSITIVE, Claim, Effect, Rule
 
 KEYS = ("reach", "gain", "lr", "noise", "batch", "steps")
 STANDS_ON = (
@@ -29,13 +30,14 @@ def claims(rows: Columns) -> Sequence[Claim]:
 
 
 def within(grid: Columns) -> Claim:
-    """Setting by setting, where there is a bound."""
+    """Setting by setting, where there is a bound; of an expectation, so means have intervals."""
     found = _means(grid)
-    known = found[~np.isnan(found[:, 1])]
-    share = known[:, 0] / known[:, 1]
+    known = [(mean, bound) for mean, bound in found if not np.isnan(bound)]
+    share = np.array([mean.value / bound for mean, bound in known])
     return Claim(
         "The mean squared gradient is at most the bound in every setting that has one.",
-        bool((share <= 1).all()),
+        _under(known, ()),
+        AT_MOST_ONE,
         f"{(share <= 1).sum()} of {len(share)} settings, {len(found) - len(known)} have none; "
         f"measured over bound {share.min():.2g} to {share.max():.2g}",
     )
@@ -50,7 +52,13 @@ def printed(grid: Columns) -> Claim:
     return Claim(
         "For γ = −1 the bound is never above Theorem 3's, and holds where that one's conditions "
         "fail.",
-        bool((ratio >= 1).all() and not np.isnan(part["zero_bound"]).any()),
+        Effect.exact(
+            "printed over proved",
+            np.where(np.isnan(ratio), 0.0, ratio)
+            if not np.isnan(part["zero_bound"]).any()
+            else 0.0,
+        ),
+        Rule(low=1.0),
         f"printed over proved here {ratio.min():.3g} to {ratio.max():.3g}; Theorem 3 says nothing "
         f"in {len(lost)} settings",
     )
@@ -65,12 +73,19 @@ def corollary(best: Columns) -> Claim:
         f"κ = {part['gain'][0]:.3g}"
         for steps, part in zip(horizons, parts, strict=True)
     ]
-    held = [part["mean_square"].mean() <= part["ceiling"][0] for part in parts]
+    held = [(mean_of(part["mean_square"]), float(part["ceiling"][0])) for part in parts]
     return Claim(
         "Corollary 4's runs keep to √(6(1 + 1/T) C_κ L D W/T), which has √6 where 003 has 4.",
-        all(held),
+        _under(held, [f"T = {steps:.0f}" for steps in horizons]),
+        AT_MOST_ONE,
         "; ".join(shown),
     )
+
+
+def _under(means: Sequence[tuple[Slope, float]], places: Sequence[str]) -> Effect:
+    """Each mean over seeds, with its interval, over its bound."""
+    ends = [[end / bound for end in (mean.value, mean.low, mean.high)] for mean, bound in means]
+    return Effect("measured over bound", *np.array(ends).reshape(-1, 3).T, places=places)
 
 
 def falling(best: Columns) -> Claim:
@@ -80,7 +95,16 @@ def falling(best: Columns) -> Claim:
     slope = float(np.polyfit(np.log(horizons), np.log(means), 1)[0])
     return Claim(
         "With Corollary 4's step size and gain the mean falls with T.",
-        bool((np.diff(means) < 0).all()),
+        Effect.between(
+            "mean over that of the run before",
+            {
+                f"T = {after:.0f}": quotient(
+                    *(where(best, steps=one)["mean_square"] for one in (after, before))
+                )
+                for before, after in itertools.pairwise(horizons)
+            },
+        ),
+        Rule(high=1.0, strict=True),
         f"log-log slope {number(slope)} (the bound's is −0.5)",
     )
 
@@ -88,34 +112,37 @@ def falling(best: Columns) -> Claim:
 def worth(grid: Columns) -> Claim:
     """What filtering is for, seed by seed: at the most noise some gain below 1 is better than none,
     beyond 95% intervals for all gains at once."""
-    shown, held = [], []
+    shown, held = [], np.full(3, np.nan)
     for lr, part in _loudest(grid):
         gains = [gain for gain in np.unique(part["gain"]).tolist() if gain < 1]
         level = NormalDist().inv_cdf(1 - 0.025 / max(1, len(gains)))
         saved = {gain: _saved(part, gain, level) for gain in gains}
-        held.append(_judged(part, [value > reach for value, reach in saved.values()]))
+        ends = np.array([(value, value - reach, value + reach) for value, reach in saved.values()])
+        held = ends.max(axis=0) if len(ends) else np.full(3, np.nan)  # of the best gain
         shown += [f"η = {lr:g}: " + ", ".join(f"κ = {gain:g} {_percent(*one)}"
                                               for gain, one in saved.items())]  # fmt: skip
     return Claim(
         "At the most noise some gain below 1 beats κ = 1, plain noisy descent, at the largest step "
         "size.",
-        held[-1],
+        Effect("saved by the best gain", *held.reshape(3, 1)),
+        POSITIVE,
         "saved of κ = 1's mean: " + "; ".join(shown),
     )
 
 
 def chosen(grid: Columns) -> Claim:
     """Whether the bound sees that: it names a gain before the run, which then beats none."""
-    shown, held = [], []
+    shown, held = [], (np.nan, np.nan)
     for lr, part in _loudest(grid):
         known = np.where(np.isnan(part["bound"]), np.inf, part["bound"])
         gain = float(part["gain"][known.argmin()])
         saved = _saved(part, gain, NORMAL)
-        held.append(_judged(part, [gain < 1 and saved[0] > saved[1]]))
+        held = saved
         shown.append(f"η = {lr:g}: κ = {gain:g} {_percent(*saved)}")
     return Claim(
         "At the most noise the gain whose bound is least beats κ = 1 at the largest step size.",
-        held[-1],
+        Effect.around("saved by the gain whose bound is least", *held),
+        POSITIVE,
         "saved of κ = 1's mean: " + "; ".join(shown),
     )
 
@@ -136,21 +163,16 @@ def _saved(part: Columns, gain: float, level: float) -> tuple[float, float]:
     return less.mean() / scale, level * less.std(ddof=1) / np.sqrt(len(less)) / scale
 
 
-def _judged(part: Columns, better: Sequence[bool]) -> bool | None:
-    """Without a run at kappa = 1 there is nothing to beat."""
-    return any(better) if (part["gain"] == 1).any() else None
-
-
 def _percent(value: float, reach: float) -> str:
     return f"{value:+.1%} ± {reach:.1%}".replace("-", "−")
 
 
-def _means(part: Columns) -> np.ndarray:
-    """The mean over seeds and the bound of every setting, [settings, 2]."""
+def _means(part: Columns) -> list[tuple[Slope, float]]:
+    """The mean over seeds and the bound of every setting."""
     table = np.stack([part[name] for name in KEYS], 1)
     _, inverse = np.unique(table, axis=0, return_inverse=True)
     at = [inverse.ravel() == k for k in range(inverse.max() + 1)]
-    return np.array([[part["mean_square"][one].mean(), part["bound"][one][0]] for one in at])
+    return [(mean_of(part["mean_square"][one]), float(part["bound"][one][0])) for one in at]
 
 
 def numbers(rows: Columns) -> Rows:

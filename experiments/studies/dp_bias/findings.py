@@ -4,10 +4,10 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from fedmuon.analysis.report.claims import Claim, Columns
-from fedmuon.analysis.report.columns import where
+from fedmuon.analysis.report.columns import Columns, where
 from fedmuon.analysis.report.findings import Rows, number
 from fedmuon.analysis.report.slopes import NORMAL
+from fedmuon.analysis.report.verdicts import AT_MOST_ONE, Claim, Effect, Rule
 
 MEASURED = {"quadrature": "quadrature", "monte-carlo": "Monte Carlo"}
 SMALL = 1 / 32  # slopes are fitted up to this rho, where the next term is small
@@ -33,9 +33,12 @@ def claims(rows: Columns) -> Sequence[Claim]:
 def order(rows: Columns, kind: str) -> Claim:
     """The bias goes to 0 like rho^2 without the correction, like rho^4 with it."""
     slopes = {name: _slope(part, kind) for name, part in _measured(rows).items()}
+    reach = [_reach(part, kind) for part in _measured(rows).values()]
+    named = [", ".join(name) for name in slopes]
     return Claim(
         f"{WORDS[kind]} the bias of the direction has order ρ^{ORDERS[kind]}.",
-        all(abs(slope - ORDERS[kind]) <= NEAR for slope in slopes.values()),
+        Effect.around("log-log slope in ρ", [*slopes.values()], reach, named),
+        Rule(ORDERS[kind] - NEAR, ORDERS[kind] + NEAR),
         "slope for ρ ≤ 1/32: "
         + "; ".join(f"{', '.join(name)} {slope:.3f}" for name, slope in slopes.items()),
     )
@@ -43,18 +46,25 @@ def order(rows: Columns, kind: str) -> Claim:
 
 def leading(rows: Columns, kind: str) -> Claim:
     """The bias comes as near to its leading term, sign and direction too, as it should: its
-    relative distance falls with rho, to 10% at the smallest, but for its standard errors."""
-    shares, held = [], []
+    relative distance is at most 10% at the smallest rho, and from rho to rho at most what it is at
+    the next, each with its standard errors."""
+    shares, ratios, reaches, places = [], [], [], []
     for (shape, way), part in _measured(rows).items():
         term, used = _part(rows, shape, "taylor")[kind], part["rho"] <= SMALL
         away, reach = (part[f"{kind}_off"] / term)[used], (part[f"{kind}_error"] / term)[used]
         reach *= NORMAL
         sure = f" (± {reach[0]:.2g})" if reach[0] else ""
         shares.append(f"{shape}, {way} {number(away[0])}{sure}, {number(away[-1])}")
-        held.append(away[0] <= NEAR + reach[0] and (np.diff(away) > -reach[:-1]).all())
+        ratios += [away[0] / NEAR, *(away[:-1] / away[1:])]
+        reaches += [reach[0] / NEAR, *(reach[:-1] / away[1:])]
+        places += [
+            f"{shape}, {way}, smallest ρ, over {NEAR}",
+            *(f"{shape}, {way}, next ρ over ρ = {one:.3g}" for one in part["rho"][used][:-1]),
+        ]
     return Claim(
         f"{WORDS[kind]} the leading term is {TERMS[kind]}, sign and direction included.",
-        all(held),
+        Effect.around("relative distance", ratios, reaches, places),
+        Rule(high=1.0, strict=True),
         "‖bias − term‖ / ‖term‖ at the smallest ρ, and at ρ = 1/32: " + "; ".join(shares),
     )
 
@@ -64,9 +74,18 @@ def smaller(rows: Columns) -> Claim:
     parts = _measured(rows).values()
     ratio = np.concatenate([part["corrected"] / part["plain"] for part in parts])
     held = ratio < 1
+    spread = [
+        part[f"{kind}_error"] * NORMAL / part["plain"]
+        for part in parts
+        for kind in ("plain", "corrected")
+    ]
+    reach = np.concatenate(
+        [np.hypot(*both) for both in zip(spread[::2], spread[1::2], strict=True)]
+    )
     return Claim(
         "The correction makes the bias smaller at every ρ.",
-        bool(held.all()),
+        Effect.around("corrected over plain bias", ratio, reach),
+        Rule(high=1.0, strict=True),
         f"in {held.sum()} of {len(held)}; corrected over plain is {ratio.max():.3g} at most",
     )
 
@@ -81,7 +100,10 @@ def no_less_noise(rows: Columns) -> Claim:
     return Claim(
         "The correction helps on average only: with one probe, a single direction is no nearer to "
         "Q(H) than without.",
-        all(ratio.min() >= 0.99 for ratio in ratios.values()),
+        Effect.exact(
+            "error, corrected over plain", [one.min() for one in ratios.values()], list(ratios)
+        ),
+        Rule(low=0.99),
         "root mean square error, corrected over plain, by ρ: "
         + "; ".join(f"{name} {one.min():.3f} to {one.max():.3f}" for name, one in ratios.items()),
     )
@@ -94,7 +116,12 @@ def probes(rows: Columns) -> Claim:
     return Claim(
         "A pair of probes scatters by at most min(K_Q, ρ√(d/2) Lip(Q)), never more than the K_Q of "
         "000, C.6.",
-        bool((share <= 1).all() and (gain >= 1).all()),
+        Effect.exact(
+            "scatter over bound, and bound over K_Q",
+            [share.max(), (1 / gain).max()],
+            ("scatter over bound", "bound over K_Q"),
+        ),
+        AT_MOST_ONE,
         f"root mean square over the bound {share.min():.3g} to {share.max():.3g}; K_Q is up to "
         f"{gain.max():.3g} times the bound",
     )
@@ -129,6 +156,15 @@ def _part(rows: Columns, shape: str, way: str) -> Columns:
 def _slope(part: Columns, kind: str) -> float:
     used = part["rho"] <= SMALL
     return float(np.polyfit(np.log(part["rho"][used]), np.log(part[kind][used]), 1)[0])
+
+
+def _reach(part: Columns, kind: str) -> float:
+    """Half of an interval of that slope, sum_k w_k log b_k: errors of one draw may go one way, so
+    that they add up."""
+    used = part["rho"] <= SMALL
+    x = np.log(part["rho"][used])
+    weights = (x - x.mean()) / ((x - x.mean()) @ (x - x.mean()))
+    return float(NORMAL * np.abs(weights) @ (part[f"{kind}_error"] / part[kind])[used])
 
 
 WORDS = {"plain": "Without correction", "corrected": "With DP-MuonBC's correction"}

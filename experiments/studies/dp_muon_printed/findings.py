@@ -1,11 +1,13 @@
 """Study `dp-muon-printed`: how the epsilons of 000's Table 3 came about, and which hold."""
 
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 
-from fedmuon.analysis.report.claims import Claim, Columns
+from fedmuon.analysis.report.columns import Columns
 from fedmuon.analysis.report.findings import Rows, number
+from fedmuon.analysis.report.verdicts import Claim, Effect, Rule, unknown
 
 NEAR = 0.003  # of the printed value
 STANDS_ON = (
@@ -29,7 +31,8 @@ def reproduced(rows: Columns) -> Claim:
     off = np.abs(rows["per_release"] / rows["printed"] - 1)
     return Claim(
         "Per-release accounting gives every printed ε to 0.3%.",
-        bool((off <= NEAR).all()),
+        Effect.exact("per-release over printed, less 1", off, _names(rows)),
+        Rule(high=NEAR),
         f"{(off <= NEAR).sum()} of {len(off)} do; the furthest is off by {off.max():.2%}",
     )
 
@@ -39,10 +42,11 @@ def exceeded(rows: Columns) -> Claim:
     many = rows["blocks"] > 1
     sentence = "With many blocks on one lot, the joint ε (zero-out) is far above the printed one."
     if not many.any():
-        return Claim(sentence, None, "no row has more than one block")
+        return unknown(sentence, "no row has more than one block")
     times = rows["joint_lower"][many] / rows["printed"][many]
     detail = f"at least {times.min():.3g} to {times.max():.3g} times as large"
-    return Claim(sentence, bool((times > 2).all()), detail)
+    found = Effect.exact("joint over printed ε", times, _names(rows, many))
+    return Claim(sentence, found, Rule(low=2.0, strict=True), detail)
 
 
 def kept(rows: Columns) -> Claim:
@@ -50,10 +54,16 @@ def kept(rows: Columns) -> Claim:
     one = rows["blocks"] == 1
     sentence = "With one block a step the printed ε would be certified for Poisson lots, zero-out."
     if not one.any():
-        return Claim(sentence, None, "every row has more than one block")
+        return unknown(sentence, "every row has more than one block")
     share = rows["joint_upper"][one] / rows["printed"][one]
     detail = f"then certified ε is {share.min():.3g} to {share.max():.3g} times the printed one"
-    return Claim(sentence, bool((share <= 1 + NEAR).all()), detail)
+    found = Effect.exact("joint over printed ε", share, _names(rows, one))
+    return Claim(sentence, found, Rule(high=1 + NEAR), detail)
+
+
+def _names(rows: Columns, part: Any = slice(None)) -> list[str]:
+    """What the rows are called; tables that a test made have no names."""
+    return rows["name"][part].tolist() if "name" in rows else []
 
 
 def numbers(rows: Columns) -> Rows:

@@ -4,10 +4,10 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from fedmuon.analysis.report.claims import Claim, Columns
-from fedmuon.analysis.report.columns import where
+from fedmuon.analysis.report.columns import Columns, where
 from fedmuon.analysis.report.findings import Rows
 from fedmuon.analysis.report.slopes import Curve, curve
+from fedmuon.analysis.report.verdicts import AT_MOST_ONE, NEGATIVE, Claim, Effect, Rule, counted
 
 MUON, CORRECTED = "dp-muon", "dp-muonbc"
 NAMES = {MUON: "DP-Muon", CORRECTED: "DP-MuonBC"}
@@ -37,7 +37,8 @@ def within(rows: Columns) -> Claim:
     return Claim(
         "DP-Muon: the mean nuclear norm of the gradient is at most the bound of Theorem 3.4 in "
         "every run.",
-        bool((part["mean_nuclear"] <= part["bound"]).all()),
+        Effect.exact("measured over bound", _share(part)),
+        AT_MOST_ONE,
         f"{_held(part)}; polar error ε ≤ {part['polar_error'].max():.3g}",
     )
 
@@ -51,7 +52,8 @@ def outside(rows: Columns) -> Claim:
     return Claim(
         "DP-MuonBC, which the theorem does not cover, keeps to the bound for exact polar factors "
         "in every run.",
-        bool((part["mean_nuclear"] <= part["bound"]).all()),
+        Effect.exact("measured over bound", _share(part)),
+        AT_MOST_ONE,
         f"{_held(part)}; longest step {part['longest_step'].max():.3g} in spectral norm; its norm "
         f"over DP-Muon's at T = {rows['steps'].max():.0f}: {'; '.join(ratios)}",
     )
@@ -62,7 +64,8 @@ def falling(rows: Columns, method: str) -> Claim:
     slopes = {noise: _curve(rows, method, noise).slope for noise in _noises(rows)}
     return Claim(
         f"{NAMES[method]}: the norm falls with T at every noise.",
-        all(slope.high < 0 for slope in slopes.values()),
+        Effect.between("log-log slope", {f"σ = {k:g}": one for k, one in slopes.items()}),
+        NEGATIVE,
         "log-log slopes (the bound's goes to −1/4): "
         + "; ".join(f"σ = {noise:g}: {slope}" for noise, slope in slopes.items()),
     )
@@ -74,7 +77,8 @@ def tight(rows: Columns) -> Claim:
     shares = {noise: _share(part)[part["noise"] == noise] for noise in _noises(rows)}
     return Claim(
         "The bound is within a factor of 10 of what DP-Muon does, in every run.",
-        bool((10 * part["mean_nuclear"] >= part["bound"]).all()),
+        Effect.exact("measured over bound", _share(part)),
+        Rule(low=0.1),
         "measured over bound: "
         + "; ".join(f"σ = {k:g}: {one.min():.2f} to {one.max():.2f}" for k, one in shares.items()),
     )
@@ -89,10 +93,11 @@ def made_of(rows: Columns) -> Claim:
         terms = {name: float(one[f"term_{name}"][0]) for name in TERMS}
         largest.append(max(terms, key=lambda name: terms[name]))
         shares.append(f"σ = {noise:g}: {largest[-1]}, {terms[largest[-1]] / one['bound'][0]:.0%}")
-    return Claim(
+    return counted(
         "The bound's largest term is the momentum's drift at the smallest noise, and the noise's "
         "at the largest.",
-        largest[0] == "drift" and largest[-1] == "noise",
+        [largest[0] == "drift", largest[-1] == "noise"],
+        "two noises",
         "; ".join(shares) + f" of the bound at T = {rows['steps'].max():.0f}",
     )
 
@@ -105,7 +110,8 @@ def telling(rows: Columns) -> Claim:
     return Claim(
         "At the largest T and the smallest noise the bound says more than ‖∇f‖_* ≤ √r c, which "
         "holds everywhere.",
-        bool((ratio < 1)[part["noise"] == part["noise"].min()].all()),
+        Effect.exact("bound over ceiling", ratio[part["noise"] == part["noise"].min()]),
+        Rule(high=1.0, strict=True),
         "; ".join(f"σ = {noise:g}: {value:.2f} times that" for noise, value in shown),
     )
 

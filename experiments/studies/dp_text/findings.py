@@ -7,8 +7,18 @@ from typing import Any
 
 import numpy as np
 
-from fedmuon.analysis.report.claims import Claim, Columns
+from fedmuon.analysis.report.columns import Columns
 from fedmuon.analysis.report.findings import Findings, Rows, number, spread
+from fedmuon.analysis.report.slopes import paired
+from fedmuon.analysis.report.verdicts import (
+    AT_MOST_ONE,
+    NEGATIVE,
+    POSITIVE,
+    Claim,
+    Effect,
+    counted,
+    unknown,
+)
 from fedmuon.experiments.studies.findings import assemble
 
 MEASURES = {"nll": "NLL per target token", "bleu": "BLEU", "rouge_l": "ROUGE-L"}
@@ -54,25 +64,29 @@ def within(ends: Columns) -> Claim:
     return Claim(
         "Every run spends at most its ε (zero-out, Poisson lots), all releases of a step accounted "
         "jointly.",
-        bool((spent <= target).all()),
+        Effect.exact("spent over asked for", spent / target),
+        AT_MOST_ONE,
         f"{spent.min():.4f} to {spent.max():.4f} of {number(float(target.max()))}, "
         f"δ = {ends['delta'].max():.3g}, up to {ends['blocks'].max():.0f} blocks a step",
     )
 
 
 def ordered(ends: Columns, better: str, than: str, measure: str) -> Claim:
-    """The mean over seeds is better, with every seed counted too."""
+    """The mean over seeds is better, beyond the interval of the differences seed by seed."""
     sign = 1 if measure == "nll" else -1
     one, other = (ends[measure][ends["method"] == name] for name in (better, than))
     word = "lower" if sign > 0 else "higher"
     sentence = f"{better} has a {word} {MEASURES[measure]} than {than}."
     if not len(one) or len(one) != len(other):
-        return Claim(sentence, None, "one of them was not run")
+        return unknown(sentence, "one of them was not run")
     if not np.isfinite([one.mean(), other.mean()]).all():
-        return Claim(sentence, False if np.isnan(one).any() else None, "a run diverged")
+        lost = np.isnan(one).any()
+        return counted(sentence, 0.0 if lost else np.nan, "seeds", "a run diverged")
     wins = int((sign * one < sign * other).sum())
     detail = f"{number(one.mean())} against {number(other.mean())}; in {wins} of {len(one)} seeds"
-    return Claim(sentence, bool(sign * one.mean() < sign * other.mean()), detail)
+    away, half = one.mean() - other.mean(), paired(list(zip(one, other, strict=True)))[1]
+    found = Effect.around(f"{MEASURES[measure]}, {better} − {than}", away, half)
+    return Claim(sentence, found, NEGATIVE if sign > 0 else POSITIVE, detail)
 
 
 def numbers(published: Mapping[str, Mapping[str, float]], ends: Columns, curves: Columns) -> Rows:

@@ -4,10 +4,10 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from fedmuon.analysis.report.claims import Claim, Columns
-from fedmuon.analysis.report.columns import where
+from fedmuon.analysis.report.columns import Columns, where
 from fedmuon.analysis.report.findings import Rows
 from fedmuon.analysis.report.slopes import curve
+from fedmuon.analysis.report.verdicts import AT_MOST_ONE, NEGATIVE, Claim, Effect, Rule
 
 TERMS = ("descent", "step", "clipping", "noise", "drift")
 POWER = -1 / 6
@@ -32,11 +32,13 @@ def within(rows: Columns) -> Claim:
     it."""
     share, said = rows["mean_nuclear"] / rows["bound"], rows["bound"] < rows["ceiling"]
     held = share[said] <= 1
+    judged = share[said] if said.any() else np.nan
     largest = f"; the largest is {share[said].max():.2f} of its bound" if said.any() else ""
     return Claim(
         "The mean nuclear norm of the gradient is at most the bound with Corollary B.6's rule in "
         "every run whose bound says more than ‖∇f‖_* ≤ √r mean cᵢ, which holds everywhere.",
-        bool(held.all()) if said.any() else None,
+        Effect.exact("measured over bound", judged),
+        AT_MOST_ONE,
         f"{held.sum()} of {said.sum()} such runs, of {len(said)}{largest}; polar error ε ≤ "
         f"{rows['polar_error'].max():.3g}",
     )
@@ -45,16 +47,17 @@ def within(rows: Columns) -> Claim:
 def telling(rows: Columns) -> Claim:
     """Whether the bound is below what holds of any gradient of this problem, and from where on
     K_T T^(-1/6) is, with the constant that 000 leaves open."""
-    end, shown, held = where(rows, steps=rows["steps"].max()), [], []
+    end, shown, ratios = where(rows, steps=rows["steps"].max()), [], []
     for noise in _noises(rows):
         one = where(end, noise=noise)
-        held.append(bool(one["bound"][0] < one["ceiling"][0]))
+        ratios.append(one["bound"][0] / one["ceiling"][0])
         known = (one["constant"][0] / one["ceiling"][0]) ** (-1 / POWER)
         shown.append(f"σ = {noise:g}: {one['bound'][0] / one['ceiling'][0]:.2f} times that, and "
                      f"K_T T^(−1/6) is below it from T = {known:.2g} on")  # fmt: skip
     return Claim(
         "At the largest T the bound says more than ‖∇f‖_* ≤ √r mean cᵢ at every noise.",
-        all(held),
+        Effect.exact("bound over ceiling", ratios, [f"σ = {noise:g}" for noise in _noises(rows)]),
+        Rule(high=1.0, strict=True),
         "; ".join(shown),
     )
 
@@ -66,7 +69,8 @@ def shows(rows: Columns) -> Claim:
     return Claim(
         "The rate shows in what is measured: over the larger half of T the norm falls like "
         "T^(−1/6) or faster. (000's O(·) promises it of large T only.)",
-        all(slope.low <= POWER for slope in slopes.values()),
+        Effect.between("log-log slope", {f"σ = {k:g}": one for k, one in slopes.items()}),
+        Rule(high=POWER),
         "log-log slopes: " + "; ".join(f"σ = {noise:g}: {one}" for noise, one in slopes.items()),
     )
 
@@ -78,7 +82,8 @@ def falling(rows: Columns) -> Claim:
     return Claim(
         "The norm falls with T at every noise, although gradients have no third moment as people "
         "grow in number.",
-        all(slope.high < 0 for slope in slopes.values()),
+        Effect.between("log-log slope", {f"σ = {k:g}": one for k, one in slopes.items()}),
+        NEGATIVE,
         "log-log slopes (the bound's goes to −1/6): "
         + "; ".join(f"σ = {noise:g}: {slope}" for noise, slope in slopes.items()),
     )
@@ -90,7 +95,8 @@ def clipped(rows: Columns) -> Claim:
     return Claim(
         "Clipping cuts gradients at every T, by at most G₂²/(4C) on average; 000 has four times "
         "that.",
-        bool(((share > 0) & (share <= 1)).all()),
+        Effect.exact("excess over G₂²/(4C)", np.where(share > 0, share, np.inf)),
+        AT_MOST_ONE,
         f"{share.min():.3f} to {share.max():.3f} of G₂²/(4C)",
     )
 

@@ -95,6 +95,8 @@ def followed(config: Config, horizons: Sequence[int]) -> Record:
             "train_loss": losses[place].gap.empirical,
             "test_loss": float(test.loss[place]),
             "gap": losses[place].gap.gap,
+            "gap_low": losses[place].gap.low,
+            "gap_high": losses[place].gap.high,
         }
         verdicts = [
             judge(Case(_ending(config, horizon, kind), data.sizes, seen, first.shape, start=start))

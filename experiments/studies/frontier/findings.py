@@ -5,11 +5,14 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from fedmuon.analysis.report.claims import Claim, Columns
+from fedmuon.analysis.report.columns import Columns
 from fedmuon.analysis.report.findings import Rows, number
+from fedmuon.analysis.report.slopes import Slope, mean_of
+from fedmuon.analysis.report.verdicts import POSITIVE, Claim, Effect, Rule
 
 TENTH = 0.1  # of B, the range of the loss
 HALF = 0.5  # of what training gains in accuracy
+NOTHING = Slope(-1.0, -1.0, -1.0)  # where no setting learns, half of it is nothing to have
 NAMES = {"ball": "the ball", "global": "all models"}
 SHOWN = ("lr", "lambda", "rounds", "accuracy", "train_loss", "test_loss", "bound", "share")
 STANDS_ON = (
@@ -61,10 +64,14 @@ def claims(rows: Columns) -> Sequence[Claim]:
 
 
 def within(rows: Columns) -> Claim:
-    """gap <= bound in every row."""
-    held = rows["gap"] <= rows["bound"]
-    detail = f"{held.sum()} of {len(held)} bounds"
-    return Claim("Every measured gap is at most its bound.", bool(held.all()), detail)
+    """gap <= bound in every row: within only if the gap's interval is."""
+    gap, bound = rows["gap"], rows["bound"]
+    low, high = (rows.get(name, gap) for name in ("gap_low", "gap_high"))
+    away = Effect("gap − bound", gap - bound, low - bound, high - bound, seeded=False)
+    detail = (
+        f"{(gap <= bound).sum()} of {len(gap)} bounds, {(high <= bound).sum()} at the upper end"
+    )
+    return Claim("Every gap is at most its bound.", away, Rule(high=0.0), detail)
 
 
 def learned(rows: Columns, start: str) -> Claim:
@@ -73,11 +80,15 @@ def learned(rows: Columns, start: str) -> Claim:
     here, kept = rows["start"] == start, _covered(rows, start, "ball")
     first = np.array([rows["untrained"][one][0] for one in _by_seed(rows, here)])
     top = np.array([rows["accuracy"][one].max() for one in _by_seed(rows, here)])
-    gained, possible = float((kept - first).mean()), float((top - first).mean())
+    half = mean_of(kept - first - HALF * (top - first))  # seed by seed
+    learns = float((top - first).mean()) > 0
     return Claim(
         f"From X⁰ {start}, half of what training gains in accuracy is had with a bound below "
         "B / 10, with the ball.",
-        gained >= HALF * possible > 0,
+        Effect.between(
+            "accuracy gained beyond half of the best", {"": half if learns else NOTHING}
+        ),
+        Rule(low=0.0),
         f"X⁰ {first.mean():.3f}, covered {kept.mean():.3f}, best of all {top.mean():.3f}",
     )
 
@@ -94,7 +105,8 @@ def ahead(rows: Columns, start: str) -> Claim:
     return Claim(
         f"From X⁰ {start}, the best model with a bound below B / 10 is better with the ball than "
         "with all models, or than X⁰ where these cover none, at every seed.",
-        bool((ball > wide).all()) if small.any() else None,
+        Effect.exact("gain in accuracy of a seed", ball - wide if small.any() else np.nan),
+        POSITIVE,
         f"{(ball > wide).sum()} of {len(ball)} seeds; best accuracy: {said}",
     )
 

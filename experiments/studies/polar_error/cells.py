@@ -37,6 +37,7 @@ from fedmuon.transforms.orthogonal import named, orthogonalize
 from fedmuon.transforms.step import descend, momentum
 
 SEED = 0
+SURE = 0.05  # the gap leaves its interval with this chance at most
 MAPS = {
     "exact-sign": OrthogonalizerTable(name="exact-sign"),
     # From M / ||M||_F: no momentum is as short as eps.
@@ -137,6 +138,11 @@ class Classifier:
         """The mean loss [S] of X [S, d, c]."""
         return 1 - self._own(x, samples)[1].mean(1)
 
+    def accuracy(self, x: Tensor) -> float:
+        """On the held-out samples, of X [1, d, c]."""
+        points, labels = self.test
+        return float(((points @ x)[0].argmax(-1) == labels).double().mean())
+
     def slope(self, x: Tensor) -> Tensor:
         """The gradient [S, d, c]: of replica s > 0, with sample s - 1 replaced."""
         total, count = self._sum(x, self.train), len(x) - 1
@@ -161,12 +167,18 @@ def of_runs(asked: Settings, name: str, lr: float) -> Record:
     found = trajectory(asked, problem, MAPS[name], lr, 1 + asked.neighbours)
     end = found.path[-1]
     norms = torch.linalg.matrix_norm(found.momenta[:, 0])
-    gap = problem.loss(end[:1], problem.test) - problem.loss(end[:1], problem.train)
+    train, test = (float(problem.loss(end[:1], of)) for of in (problem.train, problem.test))
+    reach = math.sqrt(math.log(2 / SURE) / (2 * len(problem.test[1])))  # Hoeffding's, of [0, 1]
     shared = {
         "map": name,
         "lr": lr,
         "perturbation": float(torch.linalg.matrix_norm(end[1:] - end[0]).max()),
-        "gap": float(gap),
+        "accuracy": problem.accuracy(end[:1]),
+        "train_loss": train,
+        "test_loss": test,
+        "gap": test - train,
+        "gap_low": test - train - reach,
+        "gap_high": test - train + reach,
         "tube": neighbours_tube(asked, name, lr, norms.numpy()),
         "still": still(asked, found, lr),
     }

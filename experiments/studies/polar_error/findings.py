@@ -1,14 +1,15 @@
 """Study `polar-error`: 001, Proposition D.4 for maps, and what follows from it for runs."""
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from fedmuon.analysis.report.claims import Claim, Columns
-from fedmuon.analysis.report.columns import where
-from fedmuon.analysis.report.findings import Findings, Rows, number
+from fedmuon.analysis.report.columns import Columns, read_table, where
+from fedmuon.analysis.report.findings import Findings, Rows, Titled, number
+from fedmuon.analysis.report.verdicts import AT_MOST_ONE, Claim, Effect, Rule
 from fedmuon.experiments.studies.findings import assemble
 
 NAMES = {"exact-sign": "exact sign", "cubic": "five cubic steps from M / ‖M‖"}
@@ -28,9 +29,23 @@ STANDS_ON = (
 
 def findings(folder: Path, about: Mapping[str, Any]) -> Findings:
     """From rows.csv, of maps, and runs.csv."""
-    return assemble(
-        "polar-error", folder, about, claims, numbers, STANDS_ON, tables=("rows", "runs")
-    )
+    names = "rows", "runs"
+    found = assemble("polar-error", folder, about, claims, numbers, STANDS_ON, tables=names)
+    return replace(found, more=[learned(read_table(folder / "runs.csv"))])
+
+
+def learned(runs: Columns) -> Titled:
+    """What stands beside a bound: what each run learned, and its least bound over B = 1."""
+    head = ("map, η", "accuracy", "train loss", "test loss", "gap (95%)", "least bound / B")
+    lines: Rows = []
+    for run in dict.fromkeys(zip(runs["map"].tolist(), runs["lr"].tolist(), strict=True)):
+        part = where(runs, map=run[0], lr=run[1])
+        names = ("accuracy", "train_loss", "test_loss", "gap", "gap_low", "gap_high")
+        *learnt, gap, low, high = (number(float(part[k][0])) if k in part else "–" for k in names)
+        within = f"{gap} ({low} to {high})" if "gap_low" in part else gap
+        bound = number(float(part["bound"].min()), 3)
+        lines.append((f"{NAMES[run[0]]}, η = {run[1]:g}", *learnt, within, bound))
+    return "What the runs learned, beside their least bound", head, lines
 
 
 def claims(rows: Columns, runs: Columns) -> Sequence[Claim]:
@@ -45,7 +60,8 @@ def within(rows: Columns) -> Claim:
     return Claim(
         "No drawn matrix is further from its polar factor than Proposition D.4 with the proved "
         "maximum allows.",
-        bool(held.all()),
+        Effect.exact("distance over bound", rows["measured"] / rows["bound"]),
+        AT_MOST_ONE,
         f"{held.sum()} of {len(held)} settings of map, steps and τ",
     )
 
@@ -57,7 +73,8 @@ def met(rows: Columns) -> Claim:
     return Claim(
         "For Taylor steps the bound is met: with all singular values at τ the distance is within "
         "10⁻⁶ of it.",
-        bool((share > 1 - 1e-6).all()),
+        Effect.exact("1 − distance over bound", 1 - share),
+        Rule(high=1e-6, strict=True),
         f"smallest share {share.min():.9f} in {len(share)} settings",
     )
 
@@ -68,7 +85,8 @@ def printed(rows: Columns) -> Claim:
     ratio = part["printed"] / part["bound"]
     return Claim(
         "001's (1 − τ²)^(2^T) for the cubic step holds too, and is larger.",
-        bool((ratio > 1).all()),
+        Effect.exact("printed over proved", ratio),
+        Rule(low=1.0, strict=True),
         f"{ratio.min():.3g} to {ratio.max():.3g} times as large",
     )
 
@@ -78,7 +96,8 @@ def near(runs: Columns) -> Claim:
     share = runs["distance"] / runs["drift"]
     return Claim(
         "A run ends within the drift D of the run with a smoothed polar factor in its map's place.",
-        bool((share <= 1).all()),
+        Effect.exact("distance over D", share),
+        AT_MOST_ONE,
         f"{(share <= 1).sum()} of {len(share)}; the largest is {share.max():.2f} of D, the "
         f"smallest {share.min():.2g}",
     )
@@ -89,12 +108,15 @@ def neighbours(runs: Columns) -> Claim:
     moved, tube = runs["perturbation"], ~np.isnan(runs["tube"])
     alone, both = moved <= runs["certificate"], moved <= runs["of_both"]
     inside = moved[tube] <= runs["tube"][tube]
+    most = [float((moved / runs[name]).max()) for name in ("certificate", "of_both")]
+    most += [float((moved[tube] / runs["tube"][tube]).max())] * bool(tube.any())
     least = [float((runs[name] / moved).min()) for name in ("certificate", "of_both")]
     return Claim(
         "Every neighbour moves a run by at most the certificate from that run alone, by at most "
         "S's certificate and the drifts of both runs, and by at most the norm tube's where Remark "
         "D.1 gives one.",
-        bool(alone.all() and both.all() and inside.all()),
+        Effect.exact("perturbation over certificate", most, ("alone", "with both drifts", "tube")),
+        AT_MOST_ONE,
         f"{alone.sum()} of {len(alone)} alone, {both.sum()} with both drifts, tubes {inside.sum()} "
         f"of {len(inside)}; {least[0]:.3g} times the largest perturbation at best, and "
         f"{least[1]:.3g} times with both drifts",
@@ -102,11 +124,14 @@ def neighbours(runs: Columns) -> Claim:
 
 
 def gaps(runs: Columns) -> Claim:
-    """The transferred bound holds."""
+    """The transferred bound holds: within only if the gap's interval is."""
+    low, high = (runs.get(name, runs["gap"]) for name in ("gap_low", "gap_high"))
+    gap, bound = runs["gap"], runs["bound"]
     held, vacuous = runs["gap"] <= runs["bound"], runs["bound"] >= 1
     return Claim(
-        "Every measured gap is at most the bound that S's run lends.",
-        bool(held.all()),
+        "Every gap is at most the bound that S's run lends.",
+        Effect("gap − bound", gap - bound, low - bound, high - bound, seeded=False),
+        Rule(high=0.0),
         f"{held.sum()} of {len(held)}; {vacuous.sum()} of the bounds are vacuous (≥ 1)",
     )
 
@@ -117,7 +142,11 @@ def telling(runs: Columns) -> Claim:
     return Claim(
         "The exact sign, which has no Lipschitz constant, has at some step size a bound that is "
         "below B = 1 and below what the length of its path gives.",
-        any(value < min(1.0, trivial) for _, _, value, trivial in best),
+        Effect.exact(
+            "least bound over 1 and over the path's",
+            min(value / min(1.0, trivial) for _, _, value, trivial in best),
+        ),
+        Rule(high=1.0, strict=True),
         "; ".join(
             f"η = {lr:g}: {number(value)} with λ = {lam:g}, by the path {number(trivial)}"
             for lr, lam, value, trivial in best

@@ -56,6 +56,11 @@ class Stability(Work):
         return [self.asked.stem, self.asked.scale, settings]
 
     @property
+    def configs(self) -> Sequence[Config]:
+        """One a run: a stack has one for each pair (eta, lambda)."""
+        return [one.at(pair) for one in self.cells for pair in one.pairs]
+
+    @property
     def published(self) -> Published | None:
         """The line of 001, Table 2 to put beside this."""
         return self.lines.get(PUBLISHED_FOR.get(self.asked.data, ""))

@@ -9,13 +9,16 @@ import numpy as np
 
 from fedmuon.analysis.report import columns
 from fedmuon.analysis.report.claims import Columns, suite_claims, varying
-from fedmuon.analysis.report.findings import Findings, Picture, Rows, number
+from fedmuon.analysis.report.findings import Findings, Picture, Rows, Titled, number
 from fedmuon.experiments.laboratory.findings import stands_on
 from fedmuon.experiments.studies.stability import figure
 
 KEYS = ("trajectories", "published", "trajectories_per_second", "note", "constant", "delta",
         "status", "assumptions")  # fmt: skip
 ASIDE = {
+    "accuracy": ("mean accuracy", np.mean),
+    "train_loss": ("mean train loss", np.mean),
+    "test_loss": ("mean test loss", np.mean),
     "bound_global": ("mean bound, constants of all models", np.mean),
     "range": ("mean range B of the loss", np.mean),
     "share": ("largest perturbation / certificate", np.max),
@@ -43,7 +46,26 @@ def findings(folder: Path, about: Mapping[str, Any]) -> Findings:
         stands_on=stands_on({**about, "c_hp": "explicit"}, str(about["constant"])),
         assumptions=[str(text) for text in about["assumptions"]],
         facts=("suite", "data", "scale", "trajectories", "seconds", "trajectories_per_second"),
+        runs=_every(runs),
     )
+
+
+def _every(runs: Columns) -> Titled:
+    """All runs: what varies, what each learned, its gap and its bound."""
+    factors = (*varying(runs), "seed")
+    names = [k for k in ("accuracy", "train_loss", "test_loss") if k in runs]
+    share = runs["bound"] / runs.get("range", np.ones(len(runs["bound"])))
+    head = (", ".join(factors), *(k.replace("_", " ") for k in names), "gap (95%)", "bound",
+            "bound / B", "mean perturbation")  # fmt: skip
+    lines: Rows = []
+    for at in range(len(share)):
+        gap, low, high = (number(float(runs[k][at]), 3) for k in ("gap", "gap_low", "gap_high"))
+        learnt = (number(float(runs[k][at])) for k in names)
+        ends = runs["bound"][at], share[at], runs["mean_perturbation"][at]
+        setting = ", ".join(f"{runs[k][at]:g}" for k in factors)
+        lines.append((setting, *learnt, f"{gap} ({low} to {high})",
+                      *(number(float(one), 3) for one in ends)))  # fmt: skip
+    return "All runs", head, lines
 
 
 def _pictures(runs: Columns, neighbours: Columns) -> list[Picture]:
@@ -75,6 +97,7 @@ def _beside(runs: Columns, published: Mapping[str, Any] | None) -> tuple[tuple[s
             for name, (words, of) in ASIDE.items()
             if name in runs
         },
+        "mean bound / B": number(float((runs["bound"] / runs.get("range", 1.0)).mean())),
     }
     if not published:
         return ("", "measured"), list(measured.items())

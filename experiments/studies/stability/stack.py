@@ -148,7 +148,7 @@ class Stack:
         """The lines of runs.csv."""
         every = zip(self.pairs, judged, losses, moved, strict=True)
         return [
-            self._setting(pair) | _run(verdicts, loss, far, made.client)
+            self._setting(pair) | _run(verdicts, loss, far, made.client) | _learned(loss)
             for pair, verdicts, loss, far in every
         ]
 
@@ -233,6 +233,12 @@ def _run(verdicts: Verdicts, loss: Loss, moved: np.ndarray, client: np.ndarray) 
         "share_global": _share(verdicts[2], moved, client),
         "range": verdicts[0].loss_bound,
     }
+
+
+def _learned(loss: Loss) -> Record:
+    """What the run's model is worth, and its losses as plain means."""
+    train = loss.gap.empirical
+    return {"accuracy": loss.accuracy, "train_loss": train, "test_loss": train + loss.plain}
 
 
 def _share(verdict: Verdict, moved: np.ndarray, client: np.ndarray) -> float:

@@ -232,7 +232,13 @@ class Training(Work):
             "published": self.published,
             "source": f"{suite.source} ({source})",
             "machine": {"device": self.cells[0].config.engine.device},
+            "guess": _guess(self.cells[0].config),
         }
+
+
+def _guess(config: Config) -> tuple[int, int]:
+    """Among how many classes a guess is, and on how many held-out samples it is judged."""
+    return max(1, setup.source(config).classes), config.data.test
 
 
 def _everywhere(records: list[Record], sweep: Sweep | None) -> Iterator[Record]:

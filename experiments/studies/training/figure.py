@@ -62,9 +62,28 @@ def curves(
         axes.set_xlabel(AXES[by])
         axes.set_ylabel(label)
         axes.set_xlim(left=0)
+        if by == "round":
+            axes.xaxis.set_major_locator(MaxNLocator(6, steps=[1, 2, 5, 10], integer=True))
     style.log_y(loss)
     style.legend_below(figure, accuracy, 2 if narrow else MOST)
     return figure
+
+
+def in_words(figure: Figure) -> str:
+    """What the lines of these curves are, read off the figure that was drawn."""
+    loss, accuracy = figure.axes
+    held = {
+        kind: [str(line.get_label()) for line in accuracy.lines if line.get_linestyle() == kind]
+        for kind in ("-", ":")
+    }
+    train = any(line.get_linestyle() == "--" for line in loss.lines)
+    said = ["Losses" + (" on a log axis" if loss.get_yscale() == "log" else "")]
+    said.append("held out solid" if train else "held-out ones alone, solid")
+    said.append("dotted, with hollow marks, where a variant adds something to the full mark of its "
+                f"colour ({', '.join(held[':'])})" if held[":"] else "")  # fmt: skip
+    said.append("train dashed" if train else "")
+    bands = "; bands reach from the smallest to the largest over seeds" if loss.collections else ""
+    return f"{', '.join(filter(None, said))}{bands}. Accuracies are those on held-out samples."
 
 
 def _means(rows: Columns, variant: str, x: float, by: str, measure: str) -> np.ndarray:

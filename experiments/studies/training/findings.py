@@ -1,22 +1,32 @@
 """Kind `training`: variants of a run over seeds, their curves, and who ends lower or sooner."""
 
 from collections.abc import Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from fedmuon.analysis.report.claims import Claim, Columns
-from fedmuon.analysis.report.columns import MEND, read_table, require
+from fedmuon.analysis.report.columns import MEND, Columns, read_table, require
 from fedmuon.analysis.report.comparisons import (
-    followed,
+    ended,
     judged,
     levels,
+    luck,
     name_of,
     rows_of,
-    timetable,
 )
-from fedmuon.analysis.report.findings import Findings, Picture, Rows, number, spread
+from fedmuon.analysis.report.findings import (
+    Findings,
+    Picture,
+    Rows,
+    Titled,
+    card_of,
+    number,
+    spread,
+)
+from fedmuon.analysis.report.timetables import followed, timetable
+from fedmuon.analysis.report.verdicts import Claim, counted, unknown
 from fedmuon.errors import InputError
 from fedmuon.experiments.studies.training import figure
 from fedmuon.privacy.pairs import ADJACENCIES
@@ -34,7 +44,8 @@ def findings(folder: Path, about: Mapping[str, Any]) -> Findings:
     _require_matching(curves, runs, about, folder)
     label = str(about["sweep"]["label"]) if about["sweep"] else ""
     clients = _clients(folder)
-    claims = [judged(claim, runs, curves, label) for claim in about["claims"]]
+    chance = luck(*about["guess"]) if "guess" in about else 0.0
+    claims = [judged(claim, runs, curves, label, chance) for claim in about["claims"]]
     head, numbers = _numbers(runs, about)
     return Findings.of_suite(
         folder,
@@ -47,7 +58,28 @@ def findings(folder: Path, about: Mapping[str, Any]) -> Findings:
         stands_on="" if clients is None else _stands_on(clients),
         facts=("suite", "data", "scale", "runs", "seconds"),
         more=[timetable(curves, about)] if about.get("times") else (),
+        card=[*card_of(about), ("accuracy at the end", _reached(runs))],
+        runs=_every(runs, label),
     )
+
+
+def _reached(runs: Columns) -> str:
+    """From the least accurate variant to the most, as means over seeds."""
+    every = [ended(runs, name, x, "accuracy") for name in dict.fromkeys(runs["variant"].tolist())
+             for x in levels(runs)]  # fmt: skip
+    known = [one for one in every if np.isfinite(one)]
+    return f"{min(known):.3f} to {max(known):.3f}" if known else "–"
+
+
+def _every(runs: Columns, label: str) -> Titled:
+    """All runs with what they ended with."""
+    names = ("seed", "round", *MEASURES, "train_seconds")
+    head = ("run", *([label] if label else []), *(name_of(name) for name in names))
+    lines: Rows = []
+    for at, variant in enumerate(runs["variant"].tolist()):
+        swept = (f"{runs['x'][at]:g}",) if label else ()
+        lines.append((variant, *swept, *(number(float(runs[name][at])) for name in names)))
+    return "All runs", head, lines
 
 
 def _clients(folder: Path) -> Columns | None:
@@ -71,7 +103,7 @@ def kept(runs: Columns, clients: Columns) -> Claim:
         f"({figure.adjacency_of(clients)}, Poisson lots)."
     )
     if not (clients["target"] > 0).all():
-        return Claim(sentence, None, "no target was given")
+        return unknown(sentence, "no target was given")
     certified = runs["certified"][~np.isnan(runs["epsilon"])] == "True"  # of the runs that ended
     over, share = clients["epsilon"] > clients["target"], clients["epsilon"] / clients["target"]
     detail = (
@@ -80,7 +112,8 @@ def kept(runs: Columns, clients: Columns) -> Claim:
         "each account is of one training, and choosing among several spends more "
         "(`fedmuon privacy tuned`)"
     )
-    return Claim(sentence, bool(certified.all() and not over.any()), detail)
+    every = np.concatenate([certified, ~over])
+    return counted(sentence, every, "runs and accounts", detail)
 
 
 def _require_matching(
@@ -151,8 +184,9 @@ def _by_round_and_seconds(curves: Columns, about: Mapping[str, Any]) -> list[Pic
     """The curves at one value of the sweep, if there is one."""
     variants, sweep, at = about["variants"], about["sweep"], _drawn_at(about)
     where = f" at {sweep['label']} = {at:g}" if sweep else ""
+    shown = partial(Picture.known, where=where, read=figure.in_words)
     return [
-        Picture.known(name, figure.curves, curves, variants, by, at, where=where)
+        shown(name, figure.curves, curves, variants, by, at)
         for by, name in (("round", "curves"), ("train_seconds", "curves-seconds"))
     ]
 
@@ -161,7 +195,8 @@ def _followed(curves: Columns, sweep: Mapping[str, Any]) -> Picture:
     """The curves of the variant that the suite follows, at each value of the sweep."""
     lines, names = followed(curves, sweep)
     where = sweep["follow"]
-    return Picture.known("followed", figure.curves, lines, names, "round", np.nan, where=where)
+    given = lines, names, "round", np.nan
+    return Picture.known("followed", figure.curves, *given, where=where, read=figure.in_words)
 
 
 def _drawn_at(about: Mapping[str, Any]) -> float:

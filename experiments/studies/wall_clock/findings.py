@@ -6,9 +6,9 @@ from typing import Any
 
 import numpy as np
 
-from fedmuon.analysis.report.claims import Claim, Columns
-from fedmuon.analysis.report.columns import where
+from fedmuon.analysis.report.columns import Columns, where
 from fedmuon.analysis.report.findings import Findings, Rows, number
+from fedmuon.analysis.report.verdicts import POSITIVE, Claim, Effect, Rule, counted
 from fedmuon.analysis.theory.wall_clock import least_efficiency
 from fedmuon.experiments.studies.findings import assemble
 
@@ -45,7 +45,8 @@ def predicted(times: Columns) -> Claim:
     return Claim(
         "Lemma 11 with two throughputs of this machine, and the products made here, predicts how "
         "much longer an SVD takes, within a factor of 4.",
-        bool(((off <= NEAR) & (off >= 1 / NEAR)).all()),
+        Effect.exact("predicted over measured", off, _shapes(times)),
+        Rule(1 / NEAR, NEAR),
         f"predicted over measured {off.min():.2f} to {off.max():.2f}; with 004's count of products "
         f"{(times['lemma'] / measured).min():.2f} to {(times['lemma'] / measured).max():.2f}; "
         f"products run {times['efficiency'].min():.2g} to {times['efficiency'].max():.2g} times as "
@@ -59,7 +60,8 @@ def sooner(times: Columns) -> Claim:
     ratio = part["svd_seconds"] / part["seconds"]
     return Claim(
         "Up to three Newton–Schulz steps take less time than an SVD at every shape, here as there.",
-        bool((ratio > 1).all()),
+        Effect.exact("SVD's time over Newton–Schulz's", ratio, _shapes(part)),
+        Rule(low=1.0, strict=True),
         f"the SVD takes {ratio.min():.2g} to {ratio.max():.2g} times as long",
     )
 
@@ -72,7 +74,8 @@ def ahead(table: Columns, name: str) -> Claim:
     return Claim(
         f"{name}, as printed: Muon with q = 1, 2, 3 has a smaller loss than SGD-M and than Muon by "
         "SVD at every second.",
-        bool((lead > 0).all()),
+        Effect.exact("lead in loss", lead, [f"{second:.0f} s" for second in table["seconds"]]),
+        POSITIVE,
         f"{(lead > 0).sum()} of {len(lead)}; the least lead is {number(float(lead.min()))}"
         + (f"; not at {behind}" if behind else ""),
     )
@@ -86,9 +89,10 @@ def curved(rows: Columns) -> Claim:
         for method in METHODS
         if np.abs(np.diff(where(rows, table=name)[method], 2)).max() < 1e-9
     ]
-    return Claim(
+    return counted(
         "No printed curve falls by the same amount from each second to the next.",
         not straight,
+        "tables",
         f"to the last printed digit: {', '.join(straight) or 'none'}",
     )
 
@@ -104,7 +108,8 @@ def slower(rows: Columns) -> Claim:
     return Claim(
         "As printed: SVD takes at least 4/3 times as long as q = 3 to its last loss, more than "
         "Lemma 11's counts explain: the rest is the machine's.",
-        all(times > 4 / 3 for times, _ in found.values()),
+        Effect.exact("times as long", [times for times, _ in found.values()], list(found)),
+        Rule(low=4 / 3, strict=True),
         "times as long: " + "; ".join(shown),
     )
 
@@ -132,6 +137,14 @@ def numbers(rows: Columns, times: Columns) -> Rows:
         ratio, bare = slowdown(where(rows, table=name))
         lines.append((name, "3", f"{'≥ ' if bare else ''}{ratio:.3g}, printed", "–", "–"))
     return lines
+
+
+def _shapes(times: Columns) -> list[str]:
+    """Shape and steps of each row; tables that a test made may lack them."""
+    if "m" not in times:
+        return []
+    every = zip(times["m"], times["n"], times["steps"], strict=True)
+    return [f"{m:.0f} × {n:.0f}, q = {q:.0f}" for m, n, q in every]
 
 
 def _tables(rows: Columns) -> list[str]:

@@ -1,0 +1,64 @@
+"""The command that would decide what these runs leave open: full scale, or more seeds.
+
+An interval shrinks like 1/sqrt(seeds), so that an effect at distance d from the end of its rule,
+known up to h, takes about (h/d)^2 times as many.
+"""
+
+import math
+import shlex
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+
+from fedmuon.analysis.report.verdicts import FAILS, HOLDS, Claim
+
+FEW = 5  # seeds, of which an interval can be seen
+MARGIN, MOST = 1.5, 100.0  # times as many as the formula says; times as many as one would run
+
+
+def with_command(claim: Claim, about: Mapping[str, Any]) -> Claim:
+    """The claim of a suite, whose suite.json is `about`, with what would decide it."""
+    if claim.verdict in (HOLDS, FAILS) or not str(about["again"]).startswith("fedmuon suite "):
+        return claim
+    words = shlex.split(about["again"])
+    if about["scale"] == "small":
+        return replace(claim, command=_command(words, "full", f"{about['suite']}-full"))
+    seeds, times = about.get("seeds"), times_as_many(claim, count_of(about.get("seeds")))
+    if not (seeds and about.get("alone") and claim.effect.seeded and times <= MOST):
+        return claim
+    more = math.ceil(count_of(seeds) * times)
+    lines = (
+        f'like = "{words[2]}"',
+        f"seeds = {list(range(more)) if isinstance(seeds, list) else more}",
+    )
+    file = f"printf '%s\\n' {shlex.join(lines)} > more.toml"
+    again = _command([*words[:2], "more.toml", *words[3:]], "full", f"{about['suite']}-more")
+    return replace(claim, command=f"{file} && {again}")
+
+
+def count_of(seeds: Any) -> int:
+    """How many a suite's file asks for, in a list or as a number."""
+    return len(seeds) if isinstance(seeds, list) else int(seeds or 0)
+
+
+def times_as_many(claim: Claim, seeds: int) -> float:
+    """How many times as many seeds would leave every interval on one side of its rule's ends."""
+    effect, rule = claim.effect, claim.rule
+    if np.isnan(effect.value).any() or not seeds:
+        return math.inf
+    half = (effect.high - effect.low) / 2
+    if np.isnan(half).any():
+        return max(1.0, FEW / seeds)
+    ends = [end for end in (rule.low, rule.high) if math.isfinite(end)]
+    near = np.min([np.abs(effect.value - end) for end in ends], axis=0)
+    with np.errstate(divide="ignore", invalid="ignore"):
+        times = np.where(half > near, (half / near) ** 2, 0.0)
+    return float(max(1.0, MARGIN * times.max()))
+
+
+def _command(words: list[str], scale: str, folder: str) -> str:
+    """The command of these words at that scale."""
+    at = words.index("--scale") + 1
+    return shlex.join([*words[:at], scale, *words[at + 1 :], "--out", f"runs/{folder}"])

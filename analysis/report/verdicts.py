@@ -1,0 +1,231 @@
+"""One answer to one claim, from what was measured, how well it is known, and a rule.
+
+A claim is about K places (settings, sizes, runs): at place k the data leave the interval I_k for an
+effect, and the rule accepts the effects of a set A, an interval of the line. The claim
+
+    holds       if every I_k lies in A,
+    fails       if some I_k has no point of A,
+    undecided   otherwise: the data allow both;
+
+and it is `not testable at this scale` where an effect was seen, but the runs leave no interval for
+it (there is one seed), or where nothing was learned that could be compared. What was counted, or
+computed without chance, is its own interval. If every I_k has 95% coverage, a false claim holds
+with a chance of at most 1/20 (at the place where its effect is not in A, I_k must miss it), and a
+true one fails with at most K/20 (some I_k must miss its effect).
+"""
+
+import math
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Any, Literal, get_args
+
+import numpy as np
+from numpy.typing import ArrayLike
+
+from fedmuon.analysis.report.words import interval, number
+
+Verdict = Literal["holds", "fails", "undecided", "not testable at this scale"]
+HOLDS, FAILS, UNDECIDED, UNTESTABLE = VERDICTS = get_args(Verdict)
+
+
+@dataclass(frozen=True)
+class Rule:
+    """The effects that bear a claim out: from `low` to `high`, their ends left out if `strict`."""
+
+    low: float = -math.inf
+    high: float = math.inf
+    strict: bool = False
+
+    def accepts(self, low: np.ndarray, high: np.ndarray) -> np.ndarray:
+        """Whether all of each interval is accepted."""
+        above, below = (low > self.low, high < self.high) if self.strict else (
+            low >= self.low, high <= self.high)  # fmt: skip
+        return (above | math.isinf(self.low)) & (below | math.isinf(self.high)) & (low <= high)
+
+    def refuses(self, low: np.ndarray, high: np.ndarray) -> np.ndarray:
+        """Whether nothing of it is."""
+        below, above = (high <= self.low, low >= self.high) if self.strict else (
+            high < self.low, low > self.high)  # fmt: skip
+        return (below & math.isfinite(self.low)) | (above & math.isfinite(self.high))
+
+    def room(self, low: np.ndarray, high: np.ndarray) -> np.ndarray:
+        """How far inside each interval is: negative by as much as it reaches outside."""
+        with np.errstate(invalid="ignore"):
+            ends = [self.high - high] * math.isfinite(self.high)
+            ends += [low - self.low] * math.isfinite(self.low)
+        return np.min(ends, axis=0)
+
+    def __str__(self) -> str:
+        """`≤ 1`, `> 0`, `−0.1 to 0.1`."""
+        if math.isfinite(self.low) and math.isfinite(self.high):
+            return interval(self.low, self.high)
+        sign, end = ("≥", self.low) if math.isfinite(self.low) else ("≤", self.high)
+        return (
+            f"{sign.translate({0x2265: '>', 0x2264: '<'}) if self.strict else sign} {number(end)}"
+        )
+
+
+AT_MOST_ONE, ALL = Rule(high=1.0), Rule(low=1.0)
+POSITIVE, NEGATIVE = Rule(low=0.0, strict=True), Rule(high=0.0, strict=True)
+
+
+@dataclass(frozen=True)
+class Effect:
+    """What was measured at each place [K], and the ends of the intervals; nan is what nobody knows.
+
+    `seeded` says that more seeds would shorten the intervals.
+    """
+
+    name: str
+    value: np.ndarray
+    low: np.ndarray
+    high: np.ndarray
+    places: Sequence[str] = ()
+    seeded: bool = True
+
+    @classmethod
+    def exact(cls, name: str, values: ArrayLike, places: Sequence[str] = ()) -> "Effect":
+        """Of what was counted, or computed without chance."""
+        found = np.atleast_1d(np.asarray(values, dtype=float))
+        return cls(name, found, found, found, places, seeded=False)
+
+    @classmethod
+    def around(
+        cls, name: str, values: ArrayLike, reach: ArrayLike, places: Sequence[str] = ()
+    ) -> "Effect":
+        """Values ± reach; an infinite one (a run that diverged) is beyond doubt."""
+        found = np.atleast_1d(np.asarray(values, dtype=float))
+        half = np.where(np.isinf(found), 0.0, np.asarray(reach, dtype=float))
+        with np.errstate(invalid="ignore"):
+            return cls(name, found, found - half, found + half, places)
+
+    @classmethod
+    def between(cls, name: str, found: Mapping[str, Any]) -> "Effect":
+        """Of estimates with `value`, `low` and `high`, by place."""
+        ends = np.array([(one.value, one.low, one.high) for one in found.values()]).reshape(-1, 3)
+        return cls(name, *ends.T, places=list(found))
+
+
+@dataclass(frozen=True)
+class Claim:
+    """One sentence with its verdict.
+
+    `detail` has every place in words, `also` what nobody should read the verdict without, `limit`
+    why these runs could not have shown it, `command` what would decide it.
+    """
+
+    sentence: str
+    effect: Effect
+    rule: Rule
+    detail: str = ""
+    also: str = ""
+    limit: str = ""
+    command: str = field(default="", kw_only=True)
+
+    @cached_property
+    def verdict(self) -> Verdict:
+        """See above; nothing that is known is `undecided`."""
+        effect, known = self.effect, ~np.isnan(self.effect.value)
+        if self.limit:
+            return UNTESTABLE
+        if self.rule.refuses(effect.low, effect.high).any():
+            return FAILS
+        if len(known) and self.rule.accepts(effect.low, effect.high).all():
+            return HOLDS
+        without = known & np.isnan(effect.low + effect.high)
+        return UNTESTABLE if without.any() else UNDECIDED
+
+    @property
+    def why(self) -> str:
+        """What keeps these runs from testing it, if anything does."""
+        return self.limit or "no interval to judge by" * (self.verdict == UNTESTABLE)
+
+    @property
+    def holds(self) -> bool | None:
+        """True or False where it is decided."""
+        return {HOLDS: True, FAILS: False}.get(self.verdict)
+
+    @cached_property
+    def worst(self) -> int | None:
+        """The place that reaches furthest out of the rule, of those that refute it if some do; or
+        the first without an interval."""
+        effect = self.effect
+        against = self.rule.refuses(effect.low, effect.high) | (self.verdict != FAILS)
+        known = np.flatnonzero(~np.isnan(effect.value) & against)
+        if not len(known):
+            return None
+        low, high = effect.low[known], effect.high[known]
+        room = self.rule.room(low, high)
+        if (open_ := np.isnan(room)).any() and self.holds is None:
+            return int(known[open_.argmax()])
+        beyond = -high if math.isfinite(self.rule.high) else low  # where room rounds to the same
+        return int(known[np.lexsort((beyond, room))[0]])
+
+    @property
+    def shown(self) -> tuple[str, str]:
+        """The effect at the worst place in words, and its interval, if it is more than a point."""
+        if (at := self.worst) is None:
+            return "", ""
+        effect = self.effect
+        places = effect.places if len(effect.places) > 1 else ()
+        where = f", {places[at]}" if places else ""
+        low, high = float(effect.low[at]), float(effect.high[at])
+        ends = "" if low == high else interval(low, high)
+        return f"{effect.name}{where}: {number(float(effect.value[at]))}", ends
+
+    @property
+    def in_words(self) -> str:
+        """Why it could not be shown, every place, and what else must be said."""
+        return "; ".join(one for one in (self.why, self.detail, self.also) if one)
+
+    def record(self) -> dict[str, Any]:
+        """What claims.json says of it: the effect at the worst place."""
+        effect, at = self.effect, self.worst
+        held = self.rule.accepts(effect.low, effect.high)
+        ends = ("value", "low", "high")
+        numbers = {name: None if at is None else finite(getattr(effect, name)[at]) for name in ends}
+        place = effect.places[at] if at is not None and effect.places else ""
+        return {
+            "claim": self.sentence, "verdict": self.verdict,
+            "effect": {"name": effect.name, **numbers, "at": place},
+            "places": len(held), "held": int(held.sum()), "rule": str(self.rule),
+            "command": self.command, "detail": self.detail, "also": self.also, "why": self.why,
+        }  # fmt: skip
+
+
+def finite(value: float) -> float | None:
+    """None for what JSON cannot say."""
+    return float(value) if math.isfinite(value) else None
+
+
+def counted(sentence: str, held: ArrayLike, what: str, detail: str = "") -> Claim:
+    """A claim that each of these cases bears out or refutes, without chance."""
+    cases = np.atleast_1d(np.asarray(held, dtype=float))
+    share = cases.mean() if len(cases) else np.nan
+    return Claim(
+        sentence, Effect.exact(f"share of the {what} in which it holds", share), ALL, detail
+    )
+
+
+def unknown(sentence: str, why: str) -> Claim:
+    """One that nothing measured speaks of."""
+    return Claim(sentence, Effect.exact("", np.nan), ALL, why)
+
+
+def counts(claims: Iterable[Claim]) -> dict[Verdict, int]:
+    """How many claims have which verdict, in the order of `VERDICTS`."""
+    found = Counter(claim.verdict for claim in claims)
+    return {one: found[one] for one in VERDICTS}
+
+
+def tally(claims: Sequence[Claim], data: str = "") -> str:
+    """`5 of 8 claims hold on digits; 1 fails, 2 are undecided`."""
+    found = counts(claims)
+    held, where = found[HOLDS], f" on {data}" if data else ""
+    words = {FAILS: ("fails", "fail"), UNDECIDED: ("is undecided", "are undecided"),
+             UNTESTABLE: (f"is {UNTESTABLE}", f"are {UNTESTABLE}")}  # fmt: skip
+    rest = [f"{found[one]} {words[one][found[one] > 1]}" for one in words if found[one]]
+    head = f"{held} of {len(claims)} claims {'holds' if held == 1 else 'hold'}{where}"
+    return "; ".join([head, ", ".join(rest)] if rest else [head])

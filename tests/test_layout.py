@@ -1,0 +1,125 @@
+"""Pages laid out by Chromium: nothing clipped, covered or pale, narrow or wide."""
+
+import itertools
+import json
+import re
+import shutil
+import subprocess
+from html import unescape
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from made_suite import phase_grid, write
+
+from fedmuon.analysis.report.findings import Findings, Picture
+from fedmuon.analysis.report.style import canvas, legend_below
+from fedmuon.analysis.report.verdicts import Claim, Effect, Rule, unknown
+from fedmuon.analysis.report.write import write_page
+from fedmuon.experiments.report import write_report
+
+NAMES = "chromium", "chromium-browser", "google-chrome"
+CHROMIUM = next(filter(None, map(shutil.which, NAMES)), "")
+WIDTHS = (390, 1280, 1600)
+SCHEMES = {"dark": 0, "light": 1}
+LEGIBLE = 4.5  # of text to what it stands on (WCAG 2.2, 1.4.3)
+
+
+def measured(pages: dict[str, Path], scheme: str, folder: Path) -> dict[tuple[str, int], Any]:
+    """What each page looks like in a frame of each width, where phones fit too: a headless window
+    has a least width of its own."""
+    frames = []
+    for (name, page), width in itertools.product(pages.items(), WIDTHS):
+        (folder / f"{name}.html").write_bytes(page.read_bytes())
+        style = f"border:0;width:{width}px;height:900px"
+        frames.append(f'<iframe src="{name}.html" data-width="{width}" style="{style}"></iframe>')
+    outer, dark = folder / f"{scheme}.html", SCHEMES[scheme]
+    script = (Path(__file__).parent / "layout.js").read_text(encoding="utf-8")
+    outer.write_text(f"<body>{''.join(frames)}<script>{script}</script></body>", encoding="utf-8")
+    shown = subprocess.run(
+        [CHROMIUM, "--headless", "--no-sandbox", "--disable-gpu", "--hide-scrollbars",
+         "--allow-file-access-from-files", f"--blink-settings=preferredColorScheme={dark}",
+         f"--user-data-dir={folder / 'profile'}", "--dump-dom", outer.as_uri()],
+        capture_output=True, text=True, timeout=120, check=True,
+    )  # fmt: skip
+    found = re.search(r"found(\[.*\])end", shown.stdout, re.DOTALL)
+    assert found, shown.stdout[-300:]
+    every = json.loads(unescape(found[1]))
+    return {
+        (one["page"].removesuffix(".html"), width): one
+        for one, (_, width) in zip(every, itertools.product(pages, WIDTHS), strict=True)
+    }
+
+
+def crowded(folder: Path) -> Path:
+    """A page with long words, every verdict, and a table as wide as the widest of any suite."""
+
+    def draw(narrow: bool = False) -> Any:
+        figure, panels = canvas(2, narrow, 2.9)
+        for axes, name in itertools.product(panels, ("one", "another", "a third method")):
+            axes.plot([1, 2], [1, 2], label=name)
+            axes.set_xlabel("steps")
+        legend_below(figure, panels[0], 3)
+        return figure
+
+    sentence = "Muon, Newton–Schulz, keeps the promised rate at every tail index. " * 2
+    ends = (0.5, 0.1), (-0.5, 0.1), (0.05, 0.1), (0.05, np.nan)
+    claims = [Claim(sentence, Effect.around("slope", *one), Rule(low=0.0), "detail " * 40, "also",
+                    command="fedmuon suite x") for one in ends]  # fmt: skip
+    head = "method", *(f"slope over K = {4**k}" for k in range(4)), "promised", "at the end"
+    row = "Muon, randomized", *("−0.069 (−0.174 to +0.037)" for _ in range(4)), "−0.125", "0.2455"
+    found = Findings(
+        name="crowded",
+        title="Rates of Muon under heavy-tailed noise (002)",
+        data="",
+        claims=[*claims, unknown(sentence, "refused")],
+        numbers_title="Numbers",
+        head=head,
+        numbers=[("Muon, schedule that knows α:", *[""] * 6), row],
+        note="note " * 40,
+        pictures=[Picture("a", draw, "Losses by round", "caption " * 30)],
+        again="fedmuon suite heavy-tail --set data.folder=/a/very/long/path/to/some/data/of/ours",
+        circumstances=[("versions", "python 3.11.7, fedmuon 0.1.0, torch 2.13.0+cpu")],
+        stands_on="The bound of Y_i(C) is certified. " * 9,
+        about=[("scale", "small"), ("seeds", "4")],
+        card=[("η: step size", "0.1, 0.3")],
+        told="What it prints.\n- This and\n  that.\n    1  2\n",
+    )
+    return write_page(folder, [found])
+
+
+BROKEN = """<body style="background:#fff"><h1 style="width:2000px">wide</h1>
+<p style="position:absolute;top:200px">one label here</p>
+<p style="position:absolute;top:205px">another label over it</p>
+<p style="color:#ddd">pale</p>
+<div class="scroll" aria-label="cut" style="width:300px;overflow-x:auto">
+<p style="width:400px">x</p></div>
+</body>"""
+
+
+@pytest.fixture(scope="module")
+def pages(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    """A suite's, one with more than any suite has, and one that is wrong in every way."""
+    folder = tmp_path_factory.mktemp("pages")
+    broken = folder / "made.html"
+    broken.write_text(BROKEN, encoding="utf-8")
+    suite = write_report(write(folder / "A1", *phase_grid()))
+    return {"suite": suite, "crowded": crowded(folder / "crowded"), "broken": broken}
+
+
+@pytest.mark.skipif(not CHROMIUM, reason="needs Chromium")
+@pytest.mark.parametrize("scheme", SCHEMES)
+def test_nothing_is_clipped_covered_or_pale(
+    scheme: str, pages: dict[str, Path], tmp_path: Path
+) -> None:
+    for (name, width), one in measured(pages, scheme, tmp_path).items():
+        assert abs(one["width"] - width) <= 20
+        if name == "broken":  # every one of these would be seen
+            assert one["scroll"] > width and one["clipped"] == ["cut"]
+            assert one["covered"] and one["contrast"] < LEGIBLE
+            continue
+        assert one["scroll"] <= width, (name, width)
+        assert not one["covered"] and not one["labels"], (name, width)
+        assert not one["clipped"] or width < 1280, (name, width)
+        assert one["contrast"] >= LEGIBLE and (one["paper"] > 0.5) == (scheme == "light")

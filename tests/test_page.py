@@ -1,0 +1,143 @@
+"""The parts of a page: tables taken apart and written beside it, cards, words, captions, JSON."""
+
+import csv
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from conftest import small
+from made_suite import phase_grid, write
+
+from fedmuon.analysis.report import page
+from fedmuon.analysis.report.claims import suite_claims
+from fedmuon.analysis.report.glossary import terms_of
+from fedmuon.analysis.report.tables import apart, as_csv, as_latex, slug
+from fedmuon.config import Config
+from fedmuon.experiments.laboratory.card import card, shown
+from fedmuon.experiments.report import gather, write_report
+from fedmuon.experiments.studies.training import figure
+from fedmuon.experiments.suites import contents
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A suite's with its report."""
+    made = write(tmp_path_factory.mktemp("suite") / "A1", *phase_grid())
+    return write_report(made).parent
+
+
+def test_values_and_intervals_have_columns_of_their_own() -> None:
+    head = "method", "slope (95%)", "loss", "at"
+    rows = [("all:", "", "", ""), ("  SGD", "−0.069 (−0.174 to +0.037)", "0.3 ± 0.02", "9 (c)"),
+            ("  lost", "–", "1 of 2 diverged", "3")]  # fmt: skip
+    names, cells = apart(head, rows)
+    assert names == ["method", "slope", "95%", "loss", "±", "at"]
+    assert cells[0] == ["all:", *[""] * 5]
+    assert cells[1] == ["  SGD", "−0.069", "−0.174 to +0.037", "0.3", "0.02", "9 (c)"]
+    assert cells[2] == ["  lost", "–", "", "1 of 2 diverged", "", "3"]
+    plain = ("a ± b", "x"), [("1 ± 2", "bound (1 to 2)")]
+    assert apart(*plain) == (list(plain[0]), [list(plain[1][0])])  # names, and what is no number
+
+
+def test_tables_beside_the_page_read_back(folder: Path) -> None:
+    names, cells = ["a_b", "x & y"], [["  sub", "−1.5e−05"], ["100%", "–"], ["c", "−∞"]]
+    read = list(csv.reader(as_csv(names, cells).decode().splitlines()))
+    assert read == [names, ["sub", "-1.5e-05"], ["100%", ""], ["c", "−∞"]]
+    assert float(read[1][1]) == -1.5e-5
+    latex = as_latex(names, cells, "T").decode()
+    assert r"a\_b & x \& y \\" in latex and r"\quad sub & $-$1.5e$-$05 \\" in latex
+    assert r"100\% & –" in latex and latex.count(r"\hline") == 3 and "{lr}" in latex
+    assert (
+        slug("Terminal values, ± over seeds") == "terminal-values-over-seeds"
+        and slug("±") == "table"
+    )
+    head, *lines = csv.reader((folder / "tables" / "measured-beside-published.csv").open())
+    (part,) = gather(folder)
+    assert head == ["", "measured", "001, Table 2 (mnist)"] and len(lines) == len(part.numbers)
+    assert (folder / "tables" / "measured-beside-published.tex").exists()
+    runs = list(csv.DictReader((folder / "tables" / "all-runs.csv").open()))
+    bounds = sorted(float(row["bound"]) for row in runs)
+    np.testing.assert_allclose(bounds, np.sort(phase_grid()[0]["bound"]), rtol=5e-3)
+    assert {"gap", "95%", "bound / B"} <= set(runs[0])
+
+
+def test_claims_lie_beside_the_page_as_json(folder: Path) -> None:
+    (part,) = json.loads((folder / "claims.json").read_text())
+    wanted = suite_claims(*phase_grid())
+    assert part["counts"] == {
+        "holds": 6,
+        "fails": 0,
+        "undecided": 0,
+        "not testable at this scale": 0,
+    }
+    assert [one["claim"] for one in part["claims"]] == [one.sentence for one in wanted]
+    gap = part["claims"][0]
+    runs, _ = phase_grid()
+    worst = int((runs["gap_high"] - runs["bound"]).argmax())
+    assert gap["effect"]["high"] == pytest.approx((runs["gap_high"] - runs["bound"])[worst])
+    assert gap["rule"] == "≤ 0" and gap["places"] == gap["held"] == 18
+
+
+def test_a_card_has_every_value_of_what_is_read() -> None:
+    configs = [small(local={"lr": lr}) for lr in (0.1, 0.3)]
+    held = {symbol: values for symbol, _, values in card(configs)}
+    first: Config = configs[0]
+    assert held["η"] == "0.1, 0.3" and held["N"] == str(first.federation.clients)
+    assert held["model"] == "matrix" and held["λ"] == f"{first.orthogonalizer.lambda_:g}"
+    plain = [small(local={"recipe": "fedavg"}, orthogonalizer={})]
+    assert "λ" not in {symbol for symbol, *_ in card(plain)}  # which fedavg does not read
+    assert shown([5, 3, 0.5, 9, 7]) == "0.5 to 9 (5 values)" and shown(["b", "a"]) == "b, a"
+
+
+def test_words_are_explained_where_they_occur() -> None:
+    found = terms_of("The certificate Δ_i Y_i(C), in a census, with the explicit form of C_hp")
+    assert list(found) == [
+        "neighbour",
+        "Y_i(C), exposure",
+        "certificate",
+        "census",
+        "explicit, C_hp",
+    ]
+    assert "Ψ" in terms_of("at most Ψ") and "sharp, paper" in terms_of("the sharp constant")
+    assert not terms_of("Nothing of it.")
+
+
+def test_what_a_suites_file_says_keeps_its_paragraphs_items_and_tables() -> None:
+    text = contents.preamble(
+        "# What it\n# prints.\n#\n# - One\n#   thing:\n#     a  1\n#     b  2\n# - two\n"
+        "key = 1\n# no"
+    )
+    assert text == "What it\nprints.\n\n- One\n  thing:\n    a  1\n    b  2\n- two"
+    assert page.told(text) == (
+        '<div class="told"><div>What it prints.</div><div class=item>- One thing:</div>'
+        "<pre>    a  1\n    b  2</pre><div class=item>- two</div></div>"
+    )
+    assert page.told("") == "" and "&lt;b&gt;" in page.told("<b>")
+    both = contents.told("dp-classification-cnn")
+    assert not both["alone"] and "dp-classification with a" in both["told"]
+    assert "Accuracy against epsilon" in both["told"]  # of the suite that it is like
+    for name in contents.shipped():
+        assert contents.told(name)["told"], name
+
+
+def curves(*names: str) -> dict[str, Any]:
+    rows = [(name, np.nan, seed, number, 1 / number) for name in names for seed in (0, 1)
+            for number in (1, 2)]  # fmt: skip
+    columns = dict(
+        zip(("variant", "x", "seed", "round", "train_loss"), zip(*rows, strict=True), strict=True)
+    )
+    found = {name: np.array(column) for name, column in columns.items()}
+    return found | {"test_loss": found["train_loss"], "accuracy": 1 - found["train_loss"]}
+
+
+def test_captions_say_what_was_drawn() -> None:
+    plain = figure.in_words(figure.curves(curves("SGD", "Muon"), ["SGD", "Muon"], "round"))
+    assert "held out solid, train dashed; bands" in plain and "dotted" not in plain
+    names = ["SGD", "SGD + DiSK"]
+    added = figure.in_words(figure.curves(curves(*names), names, "round"))
+    assert "dotted, with hollow marks" in added and "(SGD + DiSK), train dashed" in added
+    many = ["a", "b", "c", "d", "e"]
+    alone = figure.in_words(figure.curves(curves(*many), many, "round"))
+    assert "held-out ones alone, solid" in alone and "dashed" not in alone and "bands" not in alone

@@ -1,0 +1,216 @@
+"""A verdict is where an interval lies beside a rule: against naive loops, and with false claims."""
+
+import itertools
+import math
+import shlex
+import tomllib
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from fedmuon.analysis.report.deciding import times_as_many, with_command
+from fedmuon.analysis.report.slopes import Slope, mean_of
+from fedmuon.analysis.report.verdicts import (
+    FAILS,
+    HOLDS,
+    UNDECIDED,
+    UNTESTABLE,
+    VERDICTS,
+    Claim,
+    Effect,
+    Rule,
+    counted,
+    counts,
+    tally,
+    unknown,
+)
+from fedmuon.experiments.studies import find as kinds
+
+GRID = np.arange(-3, 4) / 2.0
+
+
+def naive(low: float, high: float, rule: Rule) -> str:
+    """Of the points of a fine grid: all accepted, none, or some."""
+
+    def accepted(point: float) -> bool:
+        if rule.strict:
+            return rule.low < point < rule.high
+        return rule.low <= point <= rule.high
+
+    points = [low, *(p for p in np.linspace(-2, 2, 81) if low < p < high), high]
+    held = [accepted(point) for point in points]
+    return HOLDS if all(held) else UNDECIDED if any(held) else FAILS
+
+
+@pytest.mark.parametrize("strict", [False, True])
+def test_one_place_against_a_loop_over_its_points(strict: bool) -> None:
+    seen = set()
+    ends = [pair for pair in itertools.product(GRID, GRID) if pair[0] <= pair[1]]
+    rules = [*ends, *((-math.inf, end) for end in GRID), *((end, math.inf) for end in GRID)]
+    for (low, high), (least, most) in itertools.product(ends, rules):
+        if strict and least == most:
+            continue  # accepts nothing
+        rule = Rule(least, most, strict)
+        claim = Claim("", Effect.between("", {"": Slope((low + high) / 2, low, high)}), rule)
+        assert claim.verdict == naive(low, high, rule), (low, high, rule)
+        seen.add(claim.verdict)
+    assert seen == {HOLDS, FAILS, UNDECIDED}
+
+
+def test_several_places_are_judged_together() -> None:
+    """All must hold, one that fails is enough; and every pair of the three, by hand."""
+    inside, outside, across = (0.1, 0.2), (-0.2, -0.1), (-0.1, 0.1)
+    wanted = {
+        (inside, inside): HOLDS, (inside, outside): FAILS, (inside, across): UNDECIDED,
+        (across, outside): FAILS, (across, across): UNDECIDED, (outside, outside): FAILS,
+    }  # fmt: skip
+    for pair, verdict in wanted.items():
+        for order in (pair, pair[::-1]):
+            found = Effect.between("", {str(k): Slope(0, *one) for k, one in enumerate(order)})
+            assert Claim("", found, Rule(low=0.0)).verdict == verdict
+
+
+def test_what_was_said_no_of_is_undecided() -> None:
+    slope = Effect.between("log-log slope", {"": Slope(-0.069, -0.174, 0.037)})
+    assert Claim("", slope, Rule(high=-0.125)).verdict == UNDECIDED
+    assert Claim("", slope, Rule(high=-0.2)).verdict == FAILS  # a rule beyond the interval
+    assert Claim("", slope, Rule(high=0.04)).verdict == HOLDS
+
+
+def test_one_seed_tests_nothing_and_a_divergence_is_beyond_doubt() -> None:
+    alone = Effect.around("", 0.3, np.nan)
+    assert Claim("", alone, Rule(high=1.0)).verdict == UNTESTABLE
+    assert mean_of(np.array([0.3])).value == 0.3 and math.isnan(mean_of(np.array([0.3])).low)
+    for value, verdict in ((np.inf, FAILS), (-np.inf, HOLDS), (np.nan, UNDECIDED)):
+        assert Claim("", Effect.around("", value, np.nan), Rule(high=0.0)).verdict == verdict
+    limited = Claim("", Effect.exact("", 0.3), Rule(high=1.0), limit="nothing was learned")
+    assert limited.verdict == UNTESTABLE and limited.holds is None
+    assert unknown("", "refused").verdict == UNDECIDED
+
+
+def test_of_false_claims_few_hold_and_of_true_ones_few_fail() -> None:
+    """As the intervals promise, for one place and for several; a narrower interval is seen."""
+    rng, places, trials = np.random.default_rng(0), 3, 300
+
+    def share(true: float, verdict: str, width: float = 1.0) -> float:
+        found = 0
+        for _ in range(trials):
+            slopes = {}
+            for k in range(places):
+                middle = mean_of(rng.normal(true if k == 0 else 5.0, 1.0, 4))
+                half = (middle.high - middle.value) * width
+                slopes[str(k)] = Slope(middle.value, middle.value - half, middle.value + half)
+            found += Claim("", Effect.between("", slopes), Rule(low=0.0)).verdict == verdict
+        return found / trials
+
+    error = 3 * math.sqrt(0.05 * 0.95 / trials)
+    assert share(-1e-9, HOLDS) <= 0.025 + error and share(0.0, FAILS) <= 0.025 + error
+    assert share(-1e-9, HOLDS, width=0.2) > 0.1
+    assert share(9.0, HOLDS) > 0.9  # and clear ones are decided
+
+
+def test_the_worst_place_is_shown_and_recorded() -> None:
+    effect = Effect.between("slope", {"a": Slope(-1, -2, 0.1), "b": Slope(0.5, -3, 4.0)})
+    claim = Claim("It falls.", effect, Rule(high=0.0, strict=True), "more", command="do this")
+    assert claim.shown == ("slope, b: 0.5", "−3 to 4") and str(claim.rule) == "< 0"
+    assert claim.record() == {
+        "claim": "It falls.", "verdict": UNDECIDED, "places": 2, "held": 0, "rule": "< 0",
+        "effect": {"name": "slope", "value": 0.5, "low": -3.0, "high": 4.0, "at": "b"},
+        "command": "do this", "detail": "more", "also": "", "why": "",
+    }  # fmt: skip
+    assert replace(claim, also="but").in_words == "more; but"
+    lost = Claim("", Effect.around("", [0.1, np.nan, np.inf], [0.1, 0.1, np.nan]), Rule(high=1.0))
+    assert lost.worst == 2 and lost.record()["effect"]["value"] is None  # JSON has no infinity
+    tiny = Claim("", Effect.exact("share", [1e-26, 1e-18, 1e-20]), Rule(high=1.0))
+    assert tiny.worst == 1  # though 1 - 1e-18 rounds to 1
+    assert unknown("", "why").shown == ("", "") and unknown("", "").worst is None
+
+
+def test_rules_in_words() -> None:
+    rules = Rule(high=1.0), Rule(low=0.99), Rule(high=0.0, strict=True), Rule(-0.1, 0.1)
+    assert [str(rule) for rule in rules] == ["≤ 1", "≥ 0.99", "< 0", "−0.1 to 0.1"]
+
+
+def test_counts_have_every_verdict() -> None:
+    claims = [counted("", held, "cases") for held in ([True] * 3, [True, False], np.nan)]
+    claims.append(Claim("", Effect.around("", 1.0, np.nan), Rule(high=2.0)))
+    assert counts(claims) == dict.fromkeys(VERDICTS, 1)
+    assert tally(claims, "digits") == (
+        "1 of 4 claims holds on digits; 1 fails, 1 is undecided, 1 is not testable at this scale"
+    )
+    assert tally(claims[:1] * 2) == "2 of 2 claims hold"
+
+
+ABOUT = {"suite": "heavy-tail", "scale": "full", "seeds": 20, "alone": True,
+         "again": "fedmuon suite heavy-tail --scale full"}  # fmt: skip
+
+
+def open_claim(value: float = 0.1, half: float = 0.2) -> Claim:
+    return Claim("", Effect.around("", value, half), Rule(low=0.0))
+
+
+def suite_of(command: str, folder: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
+    """The suite that the command runs, after what it writes first."""
+    monkeypatch.chdir(folder)
+    first, _, second = command.rpartition(" && ")
+    if first:
+        _, _, *lines, _, file = shlex.split(first)
+        Path(file).write_text("\n".join(lines) + "\n")
+        tomllib.loads(Path(file).read_text())
+    words = shlex.split(second)
+    assert words[:2] == ["fedmuon", "suite"] and words[-2] == "--out"
+    data = words[words.index("--data") + 1] if "--data" in words else None
+    return kinds.find(words[2], data, words[words.index("--scale") + 1], {})
+
+
+@pytest.mark.parametrize(
+    ("name", "data", "seeds"), [("heavy-tail", "", 20), ("cnn", "digits", [0, 1, 2])]
+)
+def test_the_command_that_would_decide_is_a_true_one(
+    name: str, data: str, seeds: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    again = f"fedmuon suite {name}{' --data ' * bool(data)}{data} --scale "
+    about = {**ABOUT, "suite": name, "seeds": seeds, "again": f"{again}small", "scale": "small"}
+    first = with_command(open_claim(), about).command
+    assert first == f"{again}full --out runs/{name}-full"
+    full = suite_of(first, tmp_path, monkeypatch)
+    second = with_command(open_claim(), {**about, "scale": "full", "again": f"{again}full"}).command
+    more = suite_of(second, tmp_path, monkeypatch)
+    many = (6 * len(seeds)) if data else 120  # (0.2 / 0.1)^2 of them, and half of that again
+    asked = more.asked.told["seeds"]
+    assert (len(asked) if data else asked) == many and full.asked.told["alone"]
+    assert len(more.cells) == len(full.cells) * (many // len(seeds) if data else 1)
+
+
+def test_more_seeds_are_as_many_as_an_interval_needs() -> None:
+    """Drawn again with so many, the claim is decided; with as many as there were, mostly not."""
+    rng = np.random.default_rng(3)
+    effect, noise, seeds = 0.5, 1.0, 6
+    half = 1.96 * noise / math.sqrt(seeds)
+    times = times_as_many(open_claim(effect, half), seeds)
+    assert times == pytest.approx(1.5 * (half / effect) ** 2)
+
+    def decided(count: int) -> float:
+        means = (mean_of(rng.normal(effect, noise, count)) for _ in range(200))
+        return float(np.mean([one.low >= 0 or one.high < 0 for one in means]))
+
+    assert decided(math.ceil(seeds * times)) > 0.5 > 0.3 > decided(seeds)
+
+
+def test_there_is_no_command_where_none_would_decide() -> None:
+    none = [
+        with_command(counted("", True, "runs"), ABOUT),  # decided
+        with_command(open_claim(0.0), ABOUT),  # at the very end of the rule
+        with_command(unknown("", "refused"), ABOUT),
+        with_command(open_claim(), {**ABOUT, "alone": False}),
+        with_command(open_claim(), {**ABOUT, "seeds": None}),
+        with_command(open_claim(), {**ABOUT, "again": "fedmuon stability config.toml"}),
+    ]
+    held = replace(open_claim().effect, seeded=False)  # a gap: more seeds leave it as it is
+    none.append(with_command(replace(open_claim(), effect=held), ABOUT))
+    assert [claim.command for claim in none] == [""] * 7
+    one = with_command(open_claim(0.1, np.nan), {**ABOUT, "seeds": [7]})
+    assert "seeds = [0, 1, 2, 3, 4]" in one.command
