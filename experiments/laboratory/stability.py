@@ -290,7 +290,8 @@ def verdict_table(out: Path, record: Record) -> Table:
     if record["gap"] is None:
         rows += [("gap", record["gap_refusal"])]
     else:
-        rows += [("gap", "{gap:+.4g} [{gap_low:+.4g}, {gap_high:+.4g}]".format_map(record))]
+        rows += [("gap", "{gap:+.4g}".format_map(record))]
+        rows += [("its 95% interval", "{gap_low:+.4g} to {gap_high:+.4g}".format_map(record))]
         rows += [("gap within", _yes(record["gap"] <= value))] if value is not None else []
     if (found := record.get("influence")) is not None:
         rows += [(words, found[name]) for name, words in CALIBRATION.items()]

@@ -10,8 +10,8 @@ from fedmuon.experiments.suites.suite import Work
 OF_RUNS = ("stability", "training")
 
 
-def find(name: str, data: str | None, scale: str, changes: Tables) -> Work:
-    """The suite that the command line asks for; without data, on the suite's own default."""
+def find(name: str, data: str | None, scale: str, changes: Tables, seed: int | None = None) -> Work:
+    """The suite that the command line asks for; without data, or a seed, on the suite's own."""
     content = contents.read(name)
     kind, own = content.pop("kind", "stability"), content.pop("data", None)
     if not isinstance(kind, str) or not isinstance(own, str | None):
@@ -24,6 +24,10 @@ def find(name: str, data: str | None, scale: str, changes: Tables) -> Work:
     of_runs, cells = kind in OF_RUNS, part(kind, "cells")
     if data and not own and not of_runs:
         raise InputError(f"the suite {name} has no data: leave --data out")
-    asked = Asked(name, data or own or (contents.DATA if of_runs else ""), scale, changes)
+    asked = Asked(name, data or own or (contents.DATA if of_runs else ""), scale, changes, seed)
     content = contents.at(content, asked.data, scale)
+    if seed is not None:
+        if "seeds" not in content:
+            raise InputError(f"the suite {name} has no seeds: leave --seed out")
+        content["seeds"] = [seed]
     return cells.work(content, asked) if of_runs else Study.of(kind, cells, content, asked)
