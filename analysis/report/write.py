@@ -53,6 +53,8 @@ def _draw(part: Findings, place: Path) -> list[str]:
 
 def verdict(claims: Sequence[Claim], data: str = "") -> str:
     """`7 of 8 claims hold on fashion-mnist; 1 cannot be judged`."""
+    if not claims:
+        return f"Measured on {data}; nothing is claimed" if data else "nothing is claimed"
     held, open_ = (sum(claim.holds is value for claim in claims) for value in (True, None))
     where, tail = f" on {data}" if data else "", f"; {open_} cannot be judged" if open_ else ""
     return f"{held} of {len(claims)} claims {'holds' if held == 1 else 'hold'}{where}{tail}"
@@ -75,7 +77,7 @@ def _page(found: Sequence[Findings], pictures: Sequence[Sequence[str]]) -> str:
 def _section(part: Findings, pictures: Sequence[str]) -> list[str]:
     """Verdict, numbers, figures, assumptions, and how to have it again."""
     return [
-        page.claims_table(part.claims),
+        *([page.claims_table(part.claims)] if part.claims else []),
         *_table(part.numbers_title, part.head, part.numbers),
         *(line for one in part.more for line in _table(*one)),
         page.paragraph(part.note),

@@ -11,6 +11,7 @@ from typer import Option
 from fedmuon.errors import InputError, Interrupted
 from fedmuon.experiments.cli.keys import app as config
 from fedmuon.experiments.cli.keys import names
+from fedmuon.experiments.cli.look import ls, show
 from fedmuon.experiments.cli.options import WithKeys, complain, sound
 from fedmuon.experiments.cli.plan import plan
 from fedmuon.experiments.cli.privacy import app as privacy
@@ -36,6 +37,8 @@ for command in (
     stability,
     unlearn,
     suite,
+    show,
+    ls,
     compare,
     report,
     bound,
