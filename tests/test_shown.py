@@ -3,8 +3,9 @@
 import io
 import re
 import tomllib
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
+from typing import Any
 
 import pytest
 from conftest import small
@@ -13,7 +14,7 @@ from typer.main import get_command
 from typer.testing import CliRunner
 
 import fedmuon
-from fedmuon.config import Config, parse
+from fedmuon.config import Config, load, parse
 from fedmuon.errors import InputError, Interrupted
 from fedmuon.experiments.cli import app
 from fedmuon.experiments.cli.options import changes_of, near_keys, resumable
@@ -24,7 +25,7 @@ from fedmuon.experiments.suites.contents import shipped
 from fedmuon.reading import NEEDS
 from fedmuon.reference import describe
 from fedmuon.reference.keys import KEYS
-from fedmuon.reference.names import LISTS, NAMES
+from fedmuon.reference.names import LISTS, NAMES, OPTIONS
 from fedmuon.reference.template import commented
 
 EVERY = [f"{table}.{key}" for table, keys in KEYS.items() for key in keys]
@@ -47,6 +48,10 @@ def test_every_key_answers() -> None:
         for words in (f"[{found.table}] {found.name}", found.what, found.default, found.readers):
             assert " ".join(words.split()) in text, key
         assert all(name in text for name in NAMES.get(key, ()))
+        for name, options in OPTIONS.get(key, {}).items():
+            assert name in text and all(option in text for option in options)
+        assert found.setting in text
+        assert load(None, [found.setting.removeprefix("--set ")]) == Config()
 
 
 def test_tables_list_their_keys() -> None:
@@ -218,7 +223,7 @@ def test_a_long_run_is_remembered_in_little() -> None:
 def test_an_interruption_says_which_round_is_saved(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    def stop(record: dict, state: object) -> None:
+    def stop(record: Mapping[str, Any], state: object) -> None:
         if record["round"] == 5:
             raise Interrupted
 

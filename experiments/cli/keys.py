@@ -1,13 +1,16 @@
 """Commands that say what a config can have: `config explain`, `config init`, `list`."""
 
-import json
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 from typer import Argument
 
 from fedmuon.experiments.cli.options import console, near_keys, refuse, where
+
+if TYPE_CHECKING:
+    from fedmuon.reference.describe import Key
 
 app = typer.Typer(help="What a config can say: every key, and a file to begin with.",
                   no_args_is_help=True)  # fmt: skip
@@ -33,33 +36,55 @@ def explain(
 
     Example: [bold]fedmuon config explain local.lr[/]
     """
-    from rich.markup import escape
-
-    from fedmuon.experiments.laboratory.facts import columns, facts
     from fedmuon.reference import describe
-    from fedmuon.reference.names import NAMES
 
     if not key:
-        tables = [(name, escape(describe.title(name))) for name in describe.tables()]
-        console.print(columns("Tables of a config", ("table", "what it has"), tables, 2))
+        _show("Tables of a config", {name: describe.title(name) for name in describe.tables()})
     elif key in describe.tables():
-        rows = [(one.name, one.default, escape(one.what)) for one in describe.keys(key)]
-        title = f"[{key}]: {describe.title(key)}"
-        console.print(columns(escape(title), ("key", "default", "what it is"), rows, 3))
+        rows = [(one.name, one.default, one.what) for one in describe.keys(key)]
+        _show_rows(f"[{key}]: {describe.title(key)}", ("key", "default", "what it is"), rows)
     else:
-        found = describe.find(key)
-        known = NAMES.get(found.whole)
-        lines = {
-            "what it is": found.what,
-            "default": found.default,
-            "values": "these names, or package.module:object of yours" if known else found.values,
-            "read by": found.readers,
-            "set by": f"--set {found.whole}={json.loads(found.default)}",
-        }
-        console.print(facts(f"[{found.table}] {found.name}", lines.items()))
-        if known:
-            said = [(name, escape(what)) for name, what in known.items()]
-            console.print(columns("", ("name", "what it is"), said, 2))
+        _explain_key(describe.find(key))
+
+
+def _explain_key(found: "Key") -> None:
+    """A key, the names that it can have, and their options."""
+    from fedmuon.experiments.laboratory.facts import facts
+    from fedmuon.reference.names import NAMES, OPTIONS
+
+    known = NAMES.get(found.whole)
+    lines = {
+        "what it is": found.what,
+        "default": found.default,
+        "values": "these names, or package.module:object of yours" if known else found.values,
+        "read by": found.readers,
+        "set by": found.setting,
+    }
+    console.print(facts(f"[{found.table}] {found.name}", lines.items()))
+    if known:
+        _show("", known)
+    rows = [
+        (name, option, default, what)
+        for name, options in OPTIONS.get(found.whole, {}).items()
+        for option, (default, what) in options.items()
+    ]
+    if rows:
+        title = f"[{found.table}.options]: --set {found.table}.options.OPTION=VALUE"
+        _show_rows(title, ("name", "option", "default", "what it is"), rows)
+
+
+def _show(title: str, known: Mapping[str, str]) -> None:
+    _show_rows(title, ("name", "what it is"), list(known.items()))
+
+
+def _show_rows(title: str, head: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
+    """Words in columns."""
+    from rich.markup import escape
+
+    from fedmuon.experiments.laboratory.facts import columns
+
+    cells = [[escape(one) for one in row] for row in rows]
+    console.print(columns(escape(title), head, cells, len(head)))
 
 
 @app.command()
@@ -90,17 +115,14 @@ def names(
 
     Example: [bold]fedmuon list recipes[/]
     """
-    from rich.markup import escape
-
-    from fedmuon.experiments.laboratory.facts import columns
     from fedmuon.reference.names import LISTS, NAMES
 
     if kind not in KINDS:
         refuse(f"there is no list of {kind!r}: choose one of {', '.join(KINDS)}")
-    known = _suites() if kind == "suites" else NAMES[LISTS[kind]]
-    asked = "fedmuon suite NAME" if kind == "suites" else f"--set {LISTS[kind]}=NAME"
-    rows = [(name, escape(what)) for name, what in known.items()]
-    console.print(columns(f"{kind}: {asked}", ("name", "what it is"), rows, 2))
+    if kind == "suites":
+        _show("suites: fedmuon suite NAME", _suites())
+    else:
+        _show(f"{kind}: --set {LISTS[kind]}=NAME", NAMES[LISTS[kind]])
 
 
 def _suites() -> dict[str, str]:

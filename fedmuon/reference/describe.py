@@ -52,6 +52,11 @@ class Key:
         """`table.key`."""
         return f"{self.table}.{self.name}"
 
+    @property
+    def setting(self) -> str:
+        """What sets it on the command line, to its default."""
+        return f"--set {self.whole}={self.default.strip(chr(34))}"
+
 
 def tables() -> dict[str, type[Table]]:
     """The tables of a config by name."""
