@@ -70,12 +70,13 @@ def digits(value: float, count: int = 4) -> str:
     return f"{value:#.{count}g}".removesuffix(".")
 
 
-def facts(title: str, rows: Facts) -> Table:
-    """A row for each name: six digits of a real number; no row for what is None or empty."""
+def facts(title: str, rows: Facts, count: int = 6) -> Table:
+    """A row for each name, none for what is None or empty: six digits of a real number that one
+    may go on computing with, or four, as `digits`, of one that was measured."""
     shown = Table("", "", title=escape(title), title_justify="left", show_header=False)
     for name, value in rows:
         if value is not None and value != "":
-            text = f"{value:.6g}" if isinstance(value, float) else str(value)
+            text = f"{value:.{count}g}" if isinstance(value, float) else str(value)
             shown.add_row(name, value if isinstance(value, Text) else escape(text))
     return shown
 

@@ -296,7 +296,7 @@ def verdict_table(out: Path, record: Record) -> Table:
     if (found := record.get("influence")) is not None:
         rows += [(words, found[name]) for name, words in CALIBRATION.items()]
     title = f"{len(moved)} neighbours; bound with {bound.constant_of(record)}: {record['status']}"
-    return facts(title + unreleased(RunDirectory(out).summary()), rows)
+    return facts(title + unreleased(RunDirectory(out).summary()), rows, 4)
 
 
 def _yes(holds: bool) -> Text:
