@@ -20,9 +20,11 @@ import fedmuon
 from fedmuon.experiments.cli import app
 from fedmuon.experiments.laboratory.facts import columns, digits
 from fedmuon.experiments.looking import plots
+from fedmuon.experiments.looking.page import of_run
 from fedmuon.experiments.looking.seen import Seen
 from fedmuon.experiments.run import execute
 from fedmuon.locks import LOCK, held, writer
+from fedmuon.storage import AUDIT
 
 WIDTHS = (80, 120)
 BRAILLE = range(0x2800, 0x2900)
@@ -264,3 +266,17 @@ def test_compare_names_runs_that_no_key_tells_apart(runs: Path, tmp_path: Path) 
     shutil.copytree(runs / "a0", tmp_path / "again")
     text = said("compare", str(runs / "a0"), str(tmp_path / "again"))
     assert "a0" in text and "again" in text
+
+
+def test_what_cannot_be_gone_on_with_is_lost(runs: Path, tmp_path: Path) -> None:
+    shutil.copytree(runs / "half", tmp_path / "half")
+    (tmp_path / "half" / AUDIT).write_text("{}")
+    text = " ".join(said("ls", str(tmp_path)).split())
+    assert " lost " in text and "of an audit that did not end" in text and "go on with" not in text
+
+
+def test_a_page_of_a_private_run_has_its_account(runs: Path) -> None:
+    """Beside what was not released; and no other run has one."""
+    private, plain = (of_run(Seen(runs / name)) for name in ("p", "a0"))
+    assert "Spent: ε = " in private.note and "not released" in f"{private.title} {private.note}"
+    assert plain.note == "" and "released" not in plain.title
