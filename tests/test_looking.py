@@ -20,7 +20,7 @@ import fedmuon
 from fedmuon.experiments.cli import app
 from fedmuon.experiments.laboratory.facts import columns, digits
 from fedmuon.experiments.looking import plots
-from fedmuon.experiments.looking.page import of_run
+from fedmuon.experiments.looking.page import of_run, of_runs
 from fedmuon.experiments.looking.seen import Seen
 from fedmuon.experiments.run import execute
 from fedmuon.locks import LOCK, held, writer
@@ -260,6 +260,19 @@ def test_compare_has_a_column_a_key_and_spreads_beside_means(runs: Path, width: 
     spread = digits(found.rows[0]["accuracy ±"], 2)
     lines = [line.split("│") for line in text.splitlines() if spread in line]
     assert any(cell.strip() == spread for line in lines for cell in line)
+
+
+def test_compare_has_the_keys_that_only_some_rows_have(runs: Path) -> None:
+    """And what a private row spent; on the terminal and on a page before what was measured."""
+    folders = [runs / "a0", runs / "p"]
+    text = said("compare", *map(str, folders), width=200)
+    heads = [cell.strip() for cell in text.splitlines()[1].split("┃")]
+    for key in ("recipe", "noise", "lot"):
+        assert heads.index(key) < heads.index("seeds") < heads.index("accuracy")
+    assert text.count("spent epsilon") == 1
+    page = of_runs(folders)
+    assert page.head.index("privacy.lot") < page.head.index("seeds") < page.head.index("accuracy")
+    assert "spent epsilon" in page.head and "not released" in page.note
 
 
 def test_compare_names_runs_that_no_key_tells_apart(runs: Path, tmp_path: Path) -> None:

@@ -40,7 +40,7 @@ def show(
         console.print(Text(line), soft_wrap=True)
     for found in _came_of(run):
         console.print(found)
-    if run.note:
+    if run.note and run.summary is None:  # else its account says so
         console.print(run.note)
     _say_how_to_go_on([run])
     if html is not None:

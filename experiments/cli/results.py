@@ -30,7 +30,7 @@ def compare(
     console.print(columns("", head, rows, words))
     for row in found.rows:
         if "spent epsilon" in row:
-            console.print(f"{escape(str(row['run']))} {_spent(row)}", highlight=False)
+            console.print(f"{escape(str(row['run']))}: {_spent(row)}", highlight=False)
     if found.note:
         console.print(found.note)
     if figure is not None:

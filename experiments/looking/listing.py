@@ -58,12 +58,18 @@ def cells(one: Record, names: Sequence[str]) -> list[str]:
     return [said[name] for name in names]
 
 
+def heads(found: Comparison) -> list[str]:
+    """All columns of runs that are compared: those before `seeds` in any row, and measures."""
+    rows = [list(row) for row in found.rows]
+    before = dict.fromkeys(name for row in rows for name in row[: row.index("seeds")])
+    return [*before, "seeds", *found.measures]
+
+
 def side_by_side(found: Comparison) -> tuple[list[str], list[list[str]], int]:
     """Heads, rows and the number of columns of words of runs that are compared: the keys that
     differ, or the names of rows that these do not tell apart, seeds, and every mean with its
     standard deviation beside it."""
-    names = list(dict.fromkeys(name for row in found.rows for name in row))
-    keys = [name for name in names[: names.index("seeds")] if "." in name]
+    keys = [name for name in heads(found) if "." in name]
     known = [tuple(row.get(key) for key in keys) for row in found.rows]
     words = keys if len(set(known)) == len(known) and keys else ["run", *keys]
     measures = [name for name in found.measures if not name.startswith(("test_gap", "seconds"))]

@@ -14,6 +14,7 @@ from fedmuon.experiments.laboratory.facts import digits
 from fedmuon.experiments.laboratory.findings import account
 from fedmuon.experiments.laboratory.spending import unreleased
 from fedmuon.experiments.looking.card import card
+from fedmuon.experiments.looking.listing import heads
 from fedmuon.experiments.looking.seen import Seen, seen
 from fedmuon.files import mendable, write_bytes
 from fedmuon.library import compare
@@ -48,8 +49,8 @@ def of_runs(folders: Sequence[Path]) -> Findings:
         data=data,
         claims=[],
         numbers_title="Mean and standard deviation over seeds",
-        head=_heads(found.rows),
-        numbers=[_cells(row, _heads(found.rows)) for row in found.rows],
+        head=tuple(heads(found)),
+        numbers=[tuple(_said(name, row.get(name)) for name in heads(found)) for row in found.rows],
         note=found.note,
         pictures=[_picture(found.curves, MANY)] if few else [],
         again=f"fedmuon compare {' '.join(sorted({str(one.parent) for one in folders}))}",
@@ -77,14 +78,6 @@ def of_run(run: Seen) -> Findings:
 
 def _picture(curves: Mapping[str, Sequence[Sequence[Record]]], caption: str) -> Picture:
     return Picture("curves", partial(by_round, curves), "Curves", caption)
-
-
-def _heads(rows: Sequence[Record]) -> tuple[str, ...]:
-    return tuple(dict.fromkeys(name for row in rows for name in row))
-
-
-def _cells(row: Record, heads: Sequence[str]) -> tuple[str, ...]:
-    return tuple(_said(name, row.get(name)) for name in heads)
 
 
 def _said(name: str, value: Any) -> str:
