@@ -16,7 +16,7 @@ export FLWR_TELEMETRY_ENABLED := 0
 export FLWR_DISABLE_UPDATE_CHECK := 1
 export RAY_USAGE_STATS_ENABLED := 0
 
-.PHONY: run test test-long check bench chaos fuzz soak packages audit deploy-demo format clean help install
+.PHONY: run test test-long check bench chaos fuzz soak packages audit deploy-demo reference format clean help install
 .DEFAULT_GOAL := help
 
 help: ## list the targets
@@ -57,6 +57,9 @@ soak: $(STAMP) ## 10,000 rounds here, 500 on Ray, 50 deployed: nothing may grow
 deploy-demo: $(STAMP) ## SuperLink and SuperNodes as processes: with TLS and keys, then without
 	$(BIN)/fedmuon deploy-demo
 	$(BIN)/fedmuon deploy-demo --insecure
+
+reference: $(STAMP) ## make docs/config.md from the descriptions in fedmuon/reference
+	$(BIN)/python -m fedmuon.reference docs/config.md
 
 packages: $(STAMP) ## licences; wheel and sdist, tried in every Python from 3.11 that is here
 	PYTHONPATH=tests $(BIN)/python -m packages.licences

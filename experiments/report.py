@@ -1,7 +1,8 @@
-"""`fedmuon report`: what suites and censuses found, gathered from their folders.
+"""`fedmuon report`: what suites, censuses and runs found, gathered from their folders.
 
 A folder is a suite (suite.json, whose `kind` says what else), a run with neighbours
-(neighbours.csv, bound.json, config.toml), or holds such folders, which then share one page.
+(neighbours.csv, bound.json, config.toml), a plain run (summary.json), or holds such folders, which
+then share one page.
 """
 
 from collections.abc import Callable
@@ -12,6 +13,7 @@ from fedmuon.analysis.report.findings import SHARED, Findings
 from fedmuon.analysis.report.write import as_written, write_page
 from fedmuon.errors import InputError
 from fedmuon.experiments.laboratory.findings import findings as of_neighbours
+from fedmuon.experiments.looking.page import of_runs
 from fedmuon.experiments.studies import known
 from fedmuon.experiments.studies.findings import findings
 from fedmuon.files import mendable
@@ -32,20 +34,20 @@ def gather(folder: Path) -> list[Findings]:
         below = sorted(entry for entry in folder.iterdir() if entry.is_dir())
     places = [folder] if _kind(folder) else below
     found = [_found(kind, place) for place in places if (kind := _kind(place))]
+    plain = [place for place in (folder, *below) if _is_plain(place)]
+    found += [of_runs(plain)] if plain and (folder in plain or not _kind(folder)) else []
     if not found:
-        plain = " (`fedmuon compare` shows plain runs)" if left_out(folder) else ""
         raise InputError(
-            f"{folder} holds neither a finished suite nor a run with neighbours{plain}: name a "
-            "folder that `fedmuon suite` or `fedmuon stability` wrote, or finish it with --resume"
+            f"{folder} holds neither a finished suite nor a run: name a folder that `fedmuon "
+            "suite`, `stability` or `run` wrote, or finish it with --resume"
         )
     return found
 
 
-def left_out(folder: Path) -> int:
-    """How many finished runs without neighbours the folder, or its subfolders, are."""
-    places = {one.parent for one in (*folder.glob("summary.json"), *folder.glob("*/summary.json"))}
-    plain = [one for one in places if (one / "config.toml").exists() and not _kind(one)]
-    return 0 if _kind(folder) else len(plain)
+def _is_plain(folder: Path) -> bool:
+    """Whether it is of a finished run without neighbours."""
+    ended = all((folder / name).exists() for name in ("summary.json", "config.toml"))
+    return ended and not _kind(folder)
 
 
 def _found(kind: Callable[[Path], Findings], folder: Path) -> Findings:

@@ -7,6 +7,7 @@ that carries it says who holds it, and is gone when it was given back.
 import contextlib
 import fcntl
 import os
+import re
 import shlex
 import socket
 import sys
@@ -123,6 +124,26 @@ def _holder(file: Path) -> str:
         return file.read_text(encoding="utf-8", errors="replace").strip() or "another process"
     except OSError:
         return "another process"
+
+
+def writer(folder: Path) -> str:
+    """Who writes to the folder now, in words; empty if nobody does, as far as the process that the
+    lock names is of this machine."""
+    said = _holder(folder / LOCK) if (folder / LOCK).exists() else ""
+    found = re.match(r"process (\d+) on (.+) \(", said)
+    if found and found[2] == socket.gethostname() and not _lives(int(found[1])):
+        return ""
+    return said
+
+
+def _lives(process: int) -> bool:
+    try:
+        os.kill(process, 0)
+    except PermissionError:
+        return True  # somebody else's
+    except (ProcessLookupError, OverflowError):
+        return False
+    return True
 
 
 def _myself() -> str:

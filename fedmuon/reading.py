@@ -139,7 +139,8 @@ NEEDS: dict[str, dict[str, tuple[Need, ...]]] = {
         "normalization": SCHULZ,
         "eps": (
             *SCHULZ,
-            _one_of("orthogonalizer.normalization", ["plus", "max"], "plus and max read"),
+            _one_of("orthogonalizer.normalization", ["plus", "max"],
+                    "the normalizations plus and max read"),
         ),
         "sigma": _map("gaussian-smoothed-sign"),
         "clip-level": _map("clipped-sign"),
@@ -167,7 +168,10 @@ NEEDS: dict[str, dict[str, tuple[Need, ...]]] = {
             Need("privacy.quantile", bool, "clipping at a quantile reads", "set quantile above 0"),
         )),
         "noise-correlation": CYCLIC,
-        "band": (*CYCLIC, _one_of("privacy.noise-correlation", ["sqrt-toeplitz"], "that reads")),
+        "band": (
+            *CYCLIC,
+            _one_of("privacy.noise-correlation", ["sqrt-toeplitz"], "correlated noise reads"),
+        ),
         "noise-source": (
             EITHER,
             Need("privacy.insecure-reproducible-noise", not_, "secret noise reads",

@@ -1,4 +1,5 @@
-"""The tables of an experiment, frozen and typed: what each key means, and which values it can have.
+"""The tables of an experiment, frozen and typed: which keys there are, and which values they can
+have; what people are told of them is in `fedmuon.reference`.
 
 Tables hold scalars only, because Flower's run config has no lists: a coefficient schedule is named.
 """
@@ -150,9 +151,10 @@ class OrthogonalizerTable(Table):
 
 
 class Privacy(Table):
-    """What the recipes dp-* and disk-* release: example-level privacy within each client; and at
-    level `client` the others: `bound` is then that of a client's whole update, `noise` times it is
-    the deviation of a round's sum.
+    """What dp-* and disk-* release, and what others do at client level.
+
+    Recipes dp-* and disk-* have example-level privacy within each client; at level `client` `bound`
+    is that of a client's whole update, `noise` times it is the deviation of a round's sum.
 
     Each example's gradient is clipped to `bound` in every matrix block (the auxiliary parameters
     are one block), in one norm (flat), or scaled to it (automatic); a lot's sum over `lot` has

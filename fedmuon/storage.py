@@ -215,6 +215,15 @@ class RunDirectory:
             return self._head
         return next((about.get("ledger") or None for _, about in self._checkpoints()), None)
 
+    def checkpointed(self) -> int | None:
+        """The round that the last checkpoint says it is of; None where there is none."""
+        with (
+            contextlib.suppress(SafetensorError, OSError),
+            safe_open(self.path / CHECKPOINTS[0], framework="pt") as file,
+        ):
+            return int((file.metadata() or {}).get("round", 0))
+        return None
+
     def append(self, record: Record) -> None:
         """Add one line to rounds.jsonl."""
         require_place(self.path)

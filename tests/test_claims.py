@@ -135,7 +135,7 @@ def test_one_pair_out_of_order_is_seen(factor: str, quantity: str) -> None:
     )
     last = np.flatnonzero(top & np.all([runs[k] == runs[k][top][0] for k in FACTORS], 0))
     for place in last:  # at both seeds
-        bad = changed(bad, quantity, place, -99.0)
+        bad = changed(bad, quantity, int(place), -99.0)
     assert monotone(bad, factor, quantity).verdict == "fails"
     flat = monotone({**runs, quantity: np.ones(len(top))}, factor, quantity)
     assert flat.holds is False and "ties counted against it" in flat.detail

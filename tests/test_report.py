@@ -14,7 +14,6 @@ from made_suite import made, phase_grid, summed, write
 
 from fedmuon.analysis.report.claims import suite_claims
 from fedmuon.errors import InputError
-from fedmuon.experiments.cli.results import report
 from fedmuon.experiments.laboratory.stability import execute
 from fedmuon.experiments.report import gather, write_report
 from fedmuon.experiments.run import execute as run
@@ -265,18 +264,20 @@ def test_a_damaged_census_is_refused(
     assert not (folder / "report.html").exists()
 
 
-def test_plain_runs_are_left_out_aloud(
-    census: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    run(small(), tmp_path / "plain")
-    with pytest.raises(InputError, match="`fedmuon compare` shows plain runs"):
-        write_report(tmp_path)
-    shutil.copytree(census, tmp_path / "run")
-    report(tmp_path)
-    said = " ".join(capsys.readouterr().out.split())
-    assert "1 plain run is left out, to be seen by fedmuon compare" in said
-    report(tmp_path / "run")
-    assert "left out" not in capsys.readouterr().out
+def test_plain_runs_are_on_the_page(census: Path, tmp_path: Path) -> None:
+    """One by itself, several side by side; beside what has claims, and without any."""
+    first = run(small(), tmp_path / "plain")
+    assert [one.title for one in gather(tmp_path / "plain")] == ["fedmuon on synthetic"]
+    text = write_report(tmp_path).read_text(encoding="utf-8")
+    assert "fedmuon on synthetic" in text and "; nothing is claimed" in text
+    assert "N = 6, K = 3, R = 8, E = 1" in text and f"{first['test_loss']:.4g}" in text
+    assert "data:image/svg" in text and "claims hold" not in text
+    run(small(federation={"seed": 4}), tmp_path / "seed")
+    shutil.copytree(census, tmp_path / "census")
+    found = gather(tmp_path)
+    assert [one.title for one in found[1:]] == ["2 runs side by side"] and found[0].claims
+    assert len(found[1].numbers) == 1 and found[1].numbers[0][1] == "2"  # of two seeds
+    assert len(gather(tmp_path / "census")) == 1
 
 
 def test_other_folders_are_refused(tmp_path: Path) -> None:

@@ -120,13 +120,15 @@ def test_labels_that_cover_each_other_would_be_seen() -> None:
     assert overprinted(figure) == [panels[2].get_title("left")]
 
 
-def test_a_table_that_is_too_wide_would_be_seen() -> None:
+def test_a_table_that_is_too_wide_turns_to_rows_and_a_cut_one_would_be_seen() -> None:
     def found(head: tuple[str, ...]) -> Findings:
         return Findings(
             "", "", "", [], "Numbers", head, [("0.1234567",) * len(head)], "", [], "", []
         )
 
-    assert "…" in rendered(found(("measured",) * 9)) and "…" not in rendered(found(("T",) * 6))
+    wide = found(("measured",) * 9)
+    assert rendered(wide).count("measured │ 0.1234567") == 9 and "…" in rendered(wide, 12)
+    assert "0.1234567 │ 0.1234567" in rendered(found(("T",) * 6))  # columns, where they fit
 
 
 def test_tables_of_whole_studies_fit_a_terminal() -> None:

@@ -49,10 +49,11 @@ def answer(
     sentence: str, found: Mapping[Verdict, int], about: Sequence[tuple[str, str]], drawn: str
 ) -> str:
     """What was found in one sentence, how many claims have which verdict, of what, and a figure."""
-    tally = "".join(f"<li>{mark(one)}: {number}</li>" for one, number in found.items() if number)
+    each = "".join(f"<li>{mark(one)}: {number}</li>" for one, number in found.items() if number)
+    tally = f'<ul class="tally">{each}</ul>' if each else ""
     return (
         f'<section class="answer"><div>{paragraph(sentence, "verdict")}'
-        f'<ul class="tally">{tally}</ul>{_pairs(about)}</div><div>{drawn}</div></section>'
+        f"{tally}{_pairs(about)}</div><div>{drawn}</div></section>"
     )
 
 

@@ -222,6 +222,8 @@ def counts(claims: Iterable[Claim]) -> dict[Verdict, int]:
 
 def tally(claims: Sequence[Claim], data: str = "") -> str:
     """`5 of 8 claims hold on digits; 1 fails, 2 are undecided`."""
+    if not claims:
+        return f"Measured on {data}; nothing is claimed" if data else "nothing is claimed"
     found = counts(claims)
     held, where = found[HOLDS], f" on {data}" if data else ""
     words = {FAILS: ("fails", "fail"), UNDECIDED: ("is undecided", "are undecided"),

@@ -90,8 +90,7 @@ class _Part:
         result = f"{tally(part.claims, part.data)}."
         above = [
             page.answer(result, counts(part.claims), part.about, first),
-            page.heading(3, "Verdicts"),
-            page.claims(part.claims),
+            *([page.heading(3, "Verdicts"), page.claims(part.claims)] if part.claims else []),
             *([page.heading(3, "Figures")] if any(figures) else []),
             *figures,
         ]

@@ -3,11 +3,15 @@
 import os
 import sys
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import typer
+from typer import Option
 
 from fedmuon.errors import InputError, Interrupted
+from fedmuon.experiments.cli.keys import app as config
+from fedmuon.experiments.cli.keys import names
+from fedmuon.experiments.cli.look import ls, show
 from fedmuon.experiments.cli.options import WithKeys, complain, sound
 from fedmuon.experiments.cli.plan import plan
 from fedmuon.experiments.cli.privacy import app as privacy
@@ -23,7 +27,6 @@ app = typer.Typer(
     help="A laboratory for orthogonalized-momentum (Muon) optimization in federated and private "
     "learning: simulate rounds, and check what the theory promises against what happens.",
     no_args_is_help=True,
-    add_completion=False,
     pretty_exceptions_enable=False,
     rich_markup_mode="rich",
     context_settings={"help_option_names": ["-h", "--help"]},
@@ -34,8 +37,10 @@ for command in (
     stability,
     unlearn,
     suite,
-    report,
+    show,
+    ls,
     compare,
+    report,
     bound,
     stationarity,
     flops,
@@ -45,7 +50,27 @@ for command in (
     doctor,
 ):
     app.command(cls=WithKeys)(command)
+app.command("list")(names)
+app.add_typer(config, name="config")
 app.add_typer(privacy, name="privacy")
+
+
+def _say_version(asked: bool) -> None:
+    if asked:
+        from fedmuon import __version__
+
+        typer.echo(f"fedmuon {__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def whole(
+    version: Annotated[
+        bool,
+        Option("--version", help="Say the version.", callback=_say_version, is_eager=True),
+    ] = False,
+) -> None:
+    """What comes before a command; the help is the app's own."""
 
 
 def prefer_wide_vectors() -> None:

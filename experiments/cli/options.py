@@ -28,7 +28,12 @@ ConfigFile = Annotated[
 ]
 Overrides = Annotated[
     list[str] | None,
-    Option("--set", metavar="TABLE.KEY=VALUE", help="Change one key; may be repeated."),
+    Option(
+        "--set",
+        metavar="TABLE.KEY=VALUE",
+        help="Change one key; may be repeated.",
+        autocompletion=lambda incomplete: near_keys(incomplete, "="),
+    ),
 ]
 OutFolder = Annotated[
     Path | None, Option("--out", help="The run directory; a new one below runs/ by default.")
@@ -36,7 +41,24 @@ OutFolder = Annotated[
 Resume = Annotated[
     bool, Option("--resume", help="Go on with --out where it was interrupted, to the same bytes.")
 ]
+EngineName = Annotated[
+    str | None,
+    Option(
+        "--engine",
+        help="inline, ray or deployment: who runs the clients.",
+        autocompletion=lambda incomplete: near_values("engine.name", incomplete),
+    ),
+]
 RayAddress = Annotated[str | None, Option(help="A running Ray cluster to use.")]
+DataName = Annotated[
+    str | None,
+    Option(
+        "--data",
+        help="A source of samples, as `fedmuon list data` names them.",
+        autocompletion=lambda incomplete: near_values("data.name", incomplete),
+    ),
+]
+Seed = Annotated[int | None, Option("--seed", help="Of every draw but secret noise.")]
 AsJson = Annotated[bool, Option("--json", help="One JSON object, no table.")]
 
 
@@ -61,13 +83,36 @@ def _key(name: str) -> str:
     return next((f"{table}.{name}" for table, keys in NEEDS.items() if name in keys), "")
 
 
-def on_engine(
-    overrides: list[str] | None, engine: str | None, ray_address: str | None
+def changes_of(
+    overrides: list[str] | None,
+    engine: str | None = None,
+    ray_address: str | None = None,
+    data: str | None = None,
+    seed: int | None = None,
 ) -> list[str]:
-    """The changes with those of --engine and --ray-address."""
+    """The changes with those of options that are short for one; both of a key are refused."""
+    asked = {
+        "--engine": ("engine.name", engine),
+        "--ray-address": ("engine.ray-address", ray_address),
+        "--data": ("data.name", data),
+        "--seed": ("federation.seed", seed),
+    }
     changes = [*(overrides or [])]
-    changes += [f"engine.name={engine}"] if engine else []
-    return changes + ([f"engine.ray-address={ray_address}"] if ray_address else [])
+    for option, (key, value) in asked.items():
+        if value is None:
+            continue
+        if any(one.partition("=")[0].strip() == key for one in changes):
+            refuse(f"{option} and --set {key} say the same key: give one of them")
+        changes.append(f"{key}={value}")
+    return changes
+
+
+def near_keys(begun: str, end: str = "") -> list[str]:
+    """The keys `table.key` that begin so, for shells that complete them."""
+    from fedmuon.reading import NEEDS
+
+    names = (f"{table}.{key}{end}" for table, keys in NEEDS.items() for key in keys)
+    return [name for name in names if name.startswith(begun)]
 
 
 def chosen_config(
@@ -94,26 +139,40 @@ def chosen_folder(out: Path | None, config: "Config | None", resume: bool = Fals
     return Path("runs") / re.sub(r"[^A-Za-z0-9._-]+", "-", name).lstrip(".-")
 
 
+def near_values(key: str, begun: str) -> list[str]:
+    """The values of a key that begin so."""
+    from fedmuon.reference.describe import find
+
+    known = find(key).values.removesuffix(", or yours").split(", ")
+    return [value for value in known if value.startswith(begun)]
+
+
 @contextlib.contextmanager
 def resumable(folder: Path, command: Sequence[str]) -> Iterator[None]:
     """Where work on the folder is interrupted, say what was saved and how to go on."""
     try:
         yield
     except Interrupted as wish:
-        begun = any((folder / name).exists() for name in ("config.toml", "suite.lock"))
-        complain(f"interrupted: {_next(folder, command) if begun else 'nothing was written yet'}")
+        complain(f"interrupted: {_saved(folder, command)}")
         raise SystemExit(wish.exit_code) from None
 
 
-def _next(folder: Path, command: Sequence[str]) -> str:
-    """How to go on with what is in the folder, if that can be."""
+def _saved(folder: Path, command: Sequence[str]) -> str:
+    """What is left of work that was interrupted, and how to go on with it, if that can be."""
+    if not any((folder / name).exists() for name in ("config.toml", "suite.lock")):
+        return "nothing was written yet"
     from fedmuon.storage import RunDirectory
 
+    directory = RunDirectory(folder)
     with contextlib.suppress(InputError):  # of what is damaged, which resuming says
-        if why := RunDirectory(folder).lost():
+        if why := directory.lost():
             return f"{folder} {why}: {AFRESH}"
+    done = directory.checkpointed()
+    held = (
+        "what was finished is saved" if done is None else f"a checkpoint of round {done} is written"
+    )
     again = shlex.join(["fedmuon", *command, "--out", str(folder), "--resume"])
-    return f"what was finished is saved, go on with: {again}"
+    return f"{held}, go on with: {again}"
 
 
 def sound(arguments: list[str] | None) -> list[str] | None:

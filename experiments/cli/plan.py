@@ -1,9 +1,6 @@
 """`fedmuon plan`: what a run will cost."""
 
 import time
-from typing import Annotated
-
-from typer import Option
 
 import fedmuon.experiments.cli.options as options
 
@@ -11,10 +8,10 @@ import fedmuon.experiments.cli.options as options
 def plan(
     config: options.ConfigFile = None,
     overrides: options.Overrides = None,
-    engine: Annotated[
-        str | None, Option(help="inline, ray or deployment: who would run the clients.")
-    ] = None,
+    engine: options.EngineName = None,
     ray_address: options.RayAddress = None,
+    data: options.DataName = None,
+    seed: options.Seed = None,
     as_json: options.AsJson = False,
 ) -> None:
     """Say what a run will cost, in seconds, memory and bytes: a few seconds of it are tried here.
@@ -26,7 +23,7 @@ def plan(
     from fedmuon.experiments.planning.cost import plan as cost
     from fedmuon.experiments.planning.table import tables
 
-    changes = options.on_engine(overrides, engine, ray_address)
+    changes = options.changes_of(overrides, engine, ray_address, data, seed)
     chosen = options.chosen_config(config, changes, False)
     assert chosen is not None
     # The processor's seconds: whoever waited in this process before, as a wrapper, does not count.

@@ -16,27 +16,27 @@ def run(
     out: options.OutFolder = None,
     overrides: options.Overrides = None,
     resume: options.Resume = False,
-    engine: Annotated[
-        str | None, Option(help="inline, ray or deployment: who runs the clients.")
-    ] = None,
+    engine: options.EngineName = None,
     ray_address: options.RayAddress = None,
+    data: options.DataName = None,
+    seed: options.Seed = None,
     verbose: Annotated[
         bool, Option("--verbose", help="Show what Flower and Ray have to say.")
     ] = False,
 ) -> None:
-    """Run one federated experiment and write its run directory. Every key: docs/config.md.
+    """Run one federated experiment and write its run directory. Every key: fedmuon config explain.
 
     Example: [bold]fedmuon run --set local.lr=0.02 --set data.name=fashion-mnist --out runs/a[/]
     """
     from fedmuon.experiments.cli.show import Progress, summary_table
     from fedmuon.experiments.run import execute
 
-    changes = options.on_engine(overrides, engine, ray_address)
+    changes = options.changes_of(overrides, engine, ray_address, data, seed)
     chosen = options.chosen_config(config, changes, resume, out)
     folder = options.chosen_folder(out, chosen, resume)
     ended = resume and (folder / "summary.json").exists()
     with options.resumable(folder, ["run"]):
-        with Progress(console) as progress:
+        with Progress(console, lines=True) as progress:
             summary = execute(chosen, folder, resume, progress.watch, progress.begin, verbose)
         console.print(summary_table(summary))
         if note := progress.risen():
@@ -49,6 +49,8 @@ def deploy_demo(
     config: options.ConfigFile = None,
     out: options.OutFolder = None,
     overrides: options.Overrides = None,
+    data: options.DataName = None,
+    seed: options.Seed = None,
     insecure: Annotated[
         bool, Option("--insecure", help="Without TLS and without SuperNode keys.")
     ] = False,
@@ -61,12 +63,13 @@ def deploy_demo(
     from fedmuon.experiments.cli.show import Progress, summary_table
     from fedmuon.experiments.engines.deploy import DEMO, deploy
 
-    changes = [*([] if config else DEMO), *(overrides or []), "engine.name=deployment"]
+    asked = options.changes_of(overrides, data=data, seed=seed)
+    changes = [*([] if config else DEMO), *asked, "engine.name=deployment"]
     chosen = options.chosen_config(config, changes, False)
     assert chosen is not None
     folder = options.chosen_folder(out, chosen)
     with options.resumable(folder, ["run"]):
-        with Progress(console) as progress:
+        with Progress(console, lines=True) as progress:
             summary = deploy(chosen, folder, not insecure, progress.watch, progress.begin)
         console.print(summary_table(summary))
         console.print("Results are in", where(folder), soft_wrap=True)
@@ -83,8 +86,10 @@ def stability(
         bool, Option("--worst", help="The worst of all replacements, by derivatives.")
     ] = False,
     resume: options.Resume = False,
-    engine: Annotated[str | None, Option(help="inline or ray: who runs the clients.")] = None,
+    engine: options.EngineName = None,
     ray_address: options.RayAddress = None,
+    data: options.DataName = None,
+    seed: options.Seed = None,
 ) -> None:
     """Run an experiment beside neighbours that differ in one sample, and hold them to the bound.
 
@@ -98,7 +103,7 @@ def stability(
 
     if every and (hardest or trials is not None):
         options.refuse("--all runs every neighbour there is: leave --worst and --trials out")
-    changes = options.on_engine(overrides, engine, ray_address)
+    changes = options.changes_of(overrides, engine, ray_address, data, seed)
     changes += [f"stability.trials={trials}"] if trials is not None else []
     changes += ["stability.neighbours=all"] if every else []
     changes += ["stability.neighbours=worst"] if hardest else []
@@ -110,7 +115,7 @@ def stability(
         )
     folder = options.chosen_folder(out, chosen, resume)
     with options.resumable(folder, ["stability"]):
-        with Progress(console, "neighbours") as progress:
+        with Progress(console, "neighbours", lines=True) as progress:
             record = execute(chosen, folder, resume, progress.watch, progress.begin)
         console.print(verdict_table(folder, record), *accounts(RunDirectory(folder).summary()))
         console.print("Results are in", where(folder), soft_wrap=True)
@@ -122,6 +127,8 @@ def suite(
         str | None, Option(help="A source that `doctor` lists; else the suite's own.")
     ] = None,
     scale: Annotated[str, Option(help="full: the published grid; small: seconds.")] = "full",
+    seed: Annotated[int | None, Option("--seed", help="One, in place of the suite's own.")] = None,
+    engine: options.EngineName = None,
     out: options.OutFolder = None,
     overrides: options.Overrides = None,
     resume: Annotated[
@@ -143,7 +150,7 @@ def suite(
     from fedmuon.experiments.suites.suite import execute, here
     from fedmuon.tables import override
 
-    work = find(name, data, scale, override({}, overrides or []))
+    work = find(name, data, scale, override({}, options.changes_of(overrides, engine)), seed)
     parts = (work.asked.stem, work.asked.data, scale, time.strftime("%Y%m%d-%H%M%S"))
     folder = out or Path("runs") / "-".join(part for part in parts if part)
     by, spread = here, []
@@ -154,7 +161,7 @@ def suite(
         spread = [f"--ray-address={ray_address}", f"--cpus={cpus:g}", f"--gpus={gpus:g}"]
     again = [*shlex.split(work.asked.again)[1:], *spread]
     with options.resumable(folder, again):
-        with Progress(console, work.counted) as progress:
+        with Progress(console, work.counted, lines=True) as progress:
             execute(work, folder, resume, by, progress.watch, progress.begin)
         page = write_report(folder)
         for table in suite_tables(*gather(folder)):

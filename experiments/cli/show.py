@@ -13,8 +13,9 @@ from rich.text import Text
 
 from fedmuon.drive import Begin, Watch
 from fedmuon.errors import plain
-from fedmuon.experiments.laboratory.facts import columns, facts
+from fedmuon.experiments.laboratory.facts import columns, digits, facts
 from fedmuon.experiments.laboratory.spending import standing, unreleased
+from fedmuon.experiments.looking.plots import sparkline
 from fedmuon.storage import Record
 
 if TYPE_CHECKING:
@@ -32,26 +33,33 @@ def shown(counted: str) -> Iterator[tuple[Watch, Begin]]:
         yield progress.watch, progress.begin
 
 
-FORMATS = {"train_loss": "{:.5f}", "test_loss": "{:.5f}", "test_gap": "{:+.5f}",
-           "accuracy": "{:.2%}"}  # fmt: skip
+SIGNED = ("test_gap",)
+MOST = 100  # lines where there is no terminal, as many points of a loss that are remembered
+BARS = 10  # of the loss beside the bar
+WIDE = 100  # characters that have room for both times
 RISEN = 1.1  # times its first value, a loss did not only waver
 
 
 class Progress(bars.Progress):
-    """One live bar: what is counted, a note, time left; silent where there is no terminal."""
+    """One live bar: what is counted, what was last known, time left; where there is no terminal,
+    `lines` as they come, of as many rounds as there are, or a hundred of more."""
 
-    def __init__(self, console: Console, counted: str = "rounds") -> None:
+    def __init__(self, console: Console, counted: str = "rounds", lines: bool = False) -> None:
         super().__init__(
             bars.TextColumn("[bold]{task.description}"),
-            bars.BarColumn(),
+            bars.BarColumn(max(8, min(40, console.width - 80))),
             bars.MofNCompleteColumn(),
             bars.TextColumn("{task.fields[note]}"),
-            bars.TimeElapsedColumn(),
+            *([bars.TimeElapsedColumn()] if console.width >= WIDE else []),
             bars.TimeRemainingColumn(),
             console=console,
             disable=not console.is_terminal,
         )
         self._counted = counted
+        self._lines = lines and not console.is_terminal
+        self._known: Record = {}  # the last value of what a note says
+        self._losses_seen = Remembered()
+        self._total, self._said = 0, 0
         self._whole = True
         self._losses: list[float] = []  # of the first round that was seen, and of the last
 
@@ -60,15 +68,29 @@ class Progress(bars.Progress):
         for ended in self.task_ids:
             self.remove_task(ended)
         self._whole = done == 0
+        self._total, self._said = total, done
         self.add_task(self._counted, total=total, completed=done, note="")
 
     def watch(self, record: Record) -> None:
         """Move the bar to what the record says is done."""
         if "client_loss" in record:
             self._losses = [*self._losses[:1], record["client_loss"]]
-        for bar in self.task_ids:
-            done = record["done"] if "done" in record else record["round"]
-            self.update(bar, completed=done, note=_note(record))
+            self._losses_seen.add(record["client_loss"])
+        self._known |= _noted(record)
+        done = record["done"] if "done" in record else record["round"]
+        if not self.disable:
+            drawn = sparkline(self._losses_seen.values, BARS)
+            for bar in self.task_ids:
+                self.update(bar, completed=done, note=f"{_note(self._known)}  {drawn}".strip())
+        elif self._lines and self._due(done):
+            self._said = done
+            said = f"{self._counted} {done}/{self._total}  {_note(self._known)}"
+            self.console.print(said.strip(), highlight=False, markup=False, soft_wrap=True)
+
+    def _due(self, done: int) -> bool:
+        """Whether it is the end, or another hundredth is done."""
+        total = max(self._total, 1)
+        return done == self._total or done * MOST // total > self._said * MOST // total
 
     def risen(self) -> str:
         """What to say of a run, seen from its first round on, whose loss grew."""
@@ -83,6 +105,7 @@ class NotebookLine:
 
     def __init__(self, counted: str) -> None:
         self._counted, self._total, self._next = counted, 0, 0.0
+        self._known: Record = {}
         self._shown: Any = None
 
     def begin(self, done: int, total: int) -> None:
@@ -94,10 +117,11 @@ class NotebookLine:
 
     def watch(self, record: Record) -> None:
         """Move it to what the record says is done."""
+        self._known |= _noted(record)
         done = record["done"] if "done" in record else record["round"]
         if self._shown and (done == self._total or time.monotonic() >= self._next):
             self._next = time.monotonic() + 0.1
-            self._shown.update(self._line(done, _note(record)), raw=True)
+            self._shown.update(self._line(done, _note(self._known)), raw=True)
 
     def _line(self, done: int, note: str) -> dict[str, str]:
         said = f"{self._counted} {done}/{self._total}  {note}"
@@ -105,28 +129,51 @@ class NotebookLine:
         return {"text/plain": said, "text/html": bar}
 
 
-def _note(record: Record) -> str:
-    """What a finished round or cell has to say for itself."""
-    said = {
-        "client_loss": "loss {:.4f}",
-        "accuracy": "accuracy {:.3f}",
-        "largest": "largest {:.3g}",
-        "cell": "{}",
-        "ranking": "{}",
-    }
-    return "  ".join(text.format(record[name]) for name, text in said.items() if name in record)
+class Remembered:
+    """Numbers in their order; of many every second, every fourth and so on."""
+
+    def __init__(self) -> None:
+        self.values: list[float] = []
+        self._every, self._seen = 1, 0
+
+    def add(self, value: float) -> None:
+        """Take one more."""
+        if self._seen % self._every == 0:
+            self.values.append(value)
+        self._seen += 1
+        if len(self.values) > 2 * MOST:
+            self.values, self._every = self.values[::2], 2 * self._every
+
+
+NOTES = {"client_loss": "loss {}", "accuracy": "accuracy {}", "largest": "largest {}",
+         "cell": "{}", "ranking": "{}"}  # fmt: skip
+
+
+def _noted(record: Record) -> Record:
+    """What of a record a note says."""
+    return {name: record[name] for name in NOTES if name in record}
+
+
+def _note(known: Record) -> str:
+    """What is known of finished rounds or cells."""
+    said = {name: digits(one) if isinstance(one, float) else one for name, one in known.items()}
+    return "  ".join(text.format(said[name]) for name, text in NOTES.items() if name in said)
 
 
 def privacy_table(private: Record) -> Table:
     """What a private run spent, and what that stands on."""
     lines = {"epsilon": "infinite"}
     if private["epsilon"] is not None:
-        bracket = f"(at least {private['lower']:.3f}, RDP {private['rdp']:.3f})"
+        bracket = {name: f"{private[name]:.3f}" for name in ("epsilon", "lower", "rdp")}
         lines = {
-            "epsilon": f"{private['epsilon']:.3f} {bracket} at delta = {private['delta']:.3g}",
+            "epsilon": bracket["epsilon"],
+            "at least": bracket["lower"],
+            "by RDP": bracket["rdp"],
+            "at delta": f"{private['delta']:.3g}",
             "stands on": standing(private),
             "certified": "yes" if private["certified"] else "NO",
         }
+    lines["released"] = ", ".join(private.get("released", ()))
     return facts("privacy", [*lines.items(), ("note", private["note"])])
 
 
@@ -146,11 +193,11 @@ def _numbers(summary: Record) -> Table:
     title += unreleased(summary)
     known = list(summary)[: list(summary).index("seconds")]
     values = {
-        name.replace("_", " "): FORMATS.get(name, "{:.5g}").format(summary[name])
-        for name in known
+        name.replace("_", " "): ("+" if name in SIGNED and summary[name] > 0 else "")
+        + digits(summary[name])
+        for name in [*known, "seconds"]
         if isinstance(summary[name], float)
     }
-    values["seconds"] = f"{summary['seconds']:.2f}"
     return columns(title, list(values), [list(values.values())], left=0)
 
 
@@ -175,7 +222,7 @@ def suite_tables(found: "Findings") -> list[Table | Text]:
     title = f"{_said(found.title)}: {tally(found.claims)}"
     commands = dict.fromkeys(claim.command for claim in found.claims if claim.command)
     return [
-        columns(title, ("claim", "verdict", "by how much"), claims, left=3),
+        *([columns(title, ("claim", "verdict", "by how much"), claims, left=3)] if claims else []),
         *(Text(f"To decide what is open: {plain(one, None)}\n") for one in commands),
         columns(found.numbers_title, [_said(name) for name in found.head], numbers),
     ]

@@ -68,7 +68,7 @@ def findings(folder: Path) -> Findings:
         ]
         + [(text, number(compared[name])) for name, text in CALIBRATION.items() if compared]
         + learned(summary, record),
-        note=" ".join(filter(None, (_note(record), _account(summary.get("privacy"))))),
+        note=" ".join(filter(None, (_note(record), account(summary.get("privacy"))))),
         pictures=[Picture.known("census", functools.partial(figure.census, neighbours))],
         stands_on=stands_on(record, str(record["kind"])),
         assumptions=[str(text) for text in record["assumptions"]],
@@ -118,7 +118,7 @@ def _note(record: Mapping[str, Any]) -> str:
     return f"Violated: {note}" if record["status"] == "violated" else note
 
 
-def _account(private: Mapping[str, Any] | None) -> str:
+def account(private: Mapping[str, Any] | None) -> str:
     """What a private run has spent; nothing of others."""
     if private is None:
         return ""

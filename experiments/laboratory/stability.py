@@ -291,14 +291,15 @@ def verdict_table(out: Path, record: Record) -> Table:
     if record["gap"] is None:
         rows += [("gap", record["gap_refusal"])]
     else:
-        rows += [("gap", "{gap:+.4g} [{gap_low:+.4g}, {gap_high:+.4g}]".format_map(record))]
+        rows += [("gap", "{gap:+.4g}".format_map(record))]
+        rows += [("its 95% interval", "{gap_low:+.4g} to {gap_high:+.4g}".format_map(record))]
         rows += [("gap within", _within(record, value))] if value is not None else []
     summary = RunDirectory(out).summary() or {}
     rows += [(k.replace("_", " "), summary.get(k)) for k in ("accuracy", "train_loss", "test_loss")]
     if (found := record.get("influence")) is not None:
         rows += [(words, found[name]) for name, words in CALIBRATION.items()]
     title = f"{len(moved)} neighbours; bound with {bound.constant_of(record)}: {record['status']}"
-    return facts(title + unreleased(summary), rows)
+    return facts(title + unreleased(summary), rows, 4)
 
 
 def _within(record: Record, value: float) -> Text:

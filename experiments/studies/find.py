@@ -10,8 +10,8 @@ from fedmuon.experiments.suites.suite import Work
 OF_RUNS = ("stability", "training")
 
 
-def find(name: str, data: str | None, scale: str, changes: Tables) -> Work:
-    """The suite that the command line asks for; without data, on the suite's own default."""
+def find(name: str, data: str | None, scale: str, changes: Tables, seed: int | None = None) -> Work:
+    """The suite that the command line asks for; without data, or a seed, on the suite's own."""
     content = contents.read(name)
     kind, own = content.pop("kind", "stability"), content.pop("data", None)
     if not isinstance(kind, str) or not isinstance(own, str | None):
@@ -26,6 +26,10 @@ def find(name: str, data: str | None, scale: str, changes: Tables) -> Work:
         raise InputError(f"the suite {name} has no data: leave --data out")
     named = data or own or (contents.DATA if of_runs else "")
     content = contents.at(content, named, scale)
+    if seed is not None:
+        if "seeds" not in content:
+            raise InputError(f"the suite {name} has no seeds: leave --seed out")
+        content["seeds"] = [seed]
     told = contents.told(name) | {"seeds": content.get("seeds")}
-    asked = Asked(name, named, scale, changes, told)
+    asked = Asked(name, named, scale, changes, seed, told)
     return cells.work(content, asked) if of_runs else Study.of(kind, cells, content, asked)

@@ -31,13 +31,14 @@ Tables = Mapping[str, Mapping[str, Scalar]]
 class Asked:
     """What the command line asks for; `data` is empty where the suite has none by itself.
 
-    `changes` are config tables that override the suite's own.
+    `changes` are config tables that override the suite's own; a `seed` is the only one.
     """
 
     name: str
     data: str
     scale: str
     changes: Tables
+    seed: int | None = None
     told: Mapping[str, Any] = field(default_factory=dict)  # what suite.json repeats of the file
 
     @property
@@ -50,6 +51,7 @@ class Asked:
         """The command that asks for the same."""
         words = ["fedmuon", "suite", self.name, *(["--data", self.data] if self.data else [])]
         words += ["--scale", self.scale]
+        words += [] if self.seed is None else ["--seed", str(self.seed)]
         for table, keys in self.changes.items():
             for key, value in keys.items():
                 spelled = str(value).lower() if isinstance(value, bool) else value

@@ -1,0 +1,143 @@
+"""Commands that look at runs: `show`, `ls`."""
+
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+from rich.measure import Measurement
+from rich.table import Table
+from rich.text import Text
+from typer import Argument, Option
+
+from fedmuon.errors import plain
+from fedmuon.experiments.cli.options import AsJson, console, tell, where
+
+if TYPE_CHECKING:
+    from fedmuon.experiments.looking.seen import Seen
+
+HEIGHT, WIDTH, GAP = 7, 38, 2  # lines and least characters of a curve, and between two
+FIRST = ("train_loss", "test_loss", "accuracy", "client_loss")  # of the curves
+DROPPED = ("train_loss", "seconds", "test_loss", "seed", "data", "recipe", "accuracy")
+
+
+def show(
+    run_dir: Annotated[Path, Argument(help="A run directory, finished or not.")],
+    html: Annotated[
+        Path | None, Option("--html", help="Write the same as one page that needs nothing else.")
+    ] = None,
+) -> None:
+    """Look at a run: its experiment, its curves, what it measured and released.
+
+    Example: [bold]fedmuon show runs/a --html a.html[/]
+    """
+    from fedmuon.experiments.laboratory.facts import facts
+    from fedmuon.experiments.looking.card import card
+    from fedmuon.experiments.looking.seen import seen
+
+    run = seen(run_dir)
+    console.print(facts(plain(run_dir, None), [*card(run), *_where(run)]))
+    for line in _curves(run, console.width):
+        console.print(Text(line), soft_wrap=True)
+    for found in _came_of(run):
+        console.print(found)
+    if run.note and run.summary is None:  # else its account says so
+        console.print(run.note)
+    _say_how_to_go_on([run])
+    if html is not None:
+        from fedmuon.experiments.looking.page import write
+
+        console.print("The page is", where(write(run, html)), soft_wrap=True)
+
+
+def ls(
+    folder: Annotated[Path, Argument(help="Its runs are listed, and those below it.")] = Path(
+        "runs"
+    ),
+    sort: Annotated[
+        str, Option("--sort", help="run, recipe, data, seed, rounds, accuracy, test_loss, ...")
+    ] = "run",
+    reverse: Annotated[bool, Option("--reverse", help="The greatest first.")] = False,
+    as_json: AsJson = False,
+) -> None:
+    """List all runs below a folder, and how to go on with those that are not finished.
+
+    Example: [bold]fedmuon ls runs --sort accuracy --reverse[/]
+    """
+    from fedmuon.experiments.looking.listing import in_order, row
+    from fedmuon.experiments.looking.seen import below
+
+    if not (runs := below(folder)) and not as_json:
+        console.print("There are no runs below", where(folder), soft_wrap=True)
+        return
+    rows = in_order([row(one, folder) for one in runs], sort, reverse)
+    notes = [one.note for one in runs if one.readable and one.note]
+    tell({"runs": rows}, as_json, _listed(rows, sort), *notes[:1])
+    if not as_json:
+        _say_how_to_go_on(runs)
+
+
+def _listed(rows: Sequence[dict[str, Any]], sort: str) -> Table:
+    """As many columns as there is room for."""
+    from fedmuon.experiments.laboratory.facts import columns
+    from fedmuon.experiments.looking.listing import COLUMNS, WORDS, cells
+
+    held, left = [*COLUMNS], [name for name in DROPPED if name != sort.replace("-", "_")]
+    while True:
+        words = sum(name in WORDS for name in held)
+        head = [name.replace("_", " ") for name in held]
+        shown = columns("", head, [cells(one, held) for one in rows], words)
+        wide = Measurement.get(console, console.options.update(max_width=10_000), shown).maximum
+        if wide <= console.width or not left:
+            return shown
+        held.remove(left.pop(0))
+
+
+def _curves(run: "Seen", width: int) -> list[str]:
+    """What was measured by round, as many curves beside each other as there is room for."""
+    from fedmuon.experiments.looking.plots import panel, side_by_side
+
+    known = [name for name in dict.fromkeys((*FIRST, *run.measures)) if name != "test_gap"]
+    found = {name: run.curve(name) for name in known}
+    drawn = {name.replace("_", " "): held for name, held in found.items() if len(held) > 1}
+    across = max(1, (width + GAP) // (WIDTH + GAP))
+    each = (width - GAP * (across - 1)) // across
+    panels = [panel(name, held, each, HEIGHT) for name, held in drawn.items()]
+    return side_by_side(panels, across, GAP)
+
+
+def _where(run: "Seen") -> list[tuple[str, str]]:
+    """What a finished run was computed by."""
+    if run.summary is None:
+        return []
+    machine, versions = run.summary["machine"], run.summary["versions"]
+    threads = machine["threads"]
+    by = f"{machine['processor']}, {threads} thread{'s' * (threads != 1)}"
+    names = ("fedmuon", "torch", "python")
+    return [("machine", by), ("versions", ", ".join(f"{one} {versions[one]}" for one in names))]
+
+
+def _came_of(run: "Seen") -> Iterator[Any]:
+    """What a run says of itself and of its neighbours."""
+    from fedmuon.experiments.cli.show import summary_table
+    from fedmuon.experiments.laboratory.facts import columns, digits
+
+    if (summary := run.summary) is None:
+        names = [name.replace("_", " ") for name in run.measures]
+        cells = [digits(value) for value in run.measures.values()]
+        yield columns("last known", names, [cells], 0)
+        return
+
+    yield summary_table(summary)
+    if run.bound is not None:
+        from fedmuon.experiments.laboratory.stability import verdict_table
+
+        yield verdict_table(run.path, run.bound)
+
+
+def _say_how_to_go_on(runs: Sequence["Seen"]) -> None:
+    for run in runs:
+        if run.readable and not run.ended:
+            said = (
+                run.state if run.state != "unfinished" else f"unfinished, go on with: {run.again}"
+            )
+            console.print(Text(plain(f"{run.path} is {said}", None)), soft_wrap=True)

@@ -1,0 +1,1 @@
+"""Looking at runs, finished or not: curves in a terminal, cards, lists, pages."""

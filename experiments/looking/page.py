@@ -1,0 +1,91 @@
+"""Plain runs as parts of a page: one with its card, or several side by side."""
+
+import tempfile
+from collections.abc import Mapping, Sequence
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from fedmuon.analysis.report.figure import by_round
+from fedmuon.analysis.report.findings import Findings, Picture, circumstances
+from fedmuon.analysis.report.style import SERIES
+from fedmuon.analysis.report.write import write_page
+from fedmuon.experiments.laboratory.facts import digits
+from fedmuon.experiments.laboratory.findings import account
+from fedmuon.experiments.laboratory.spending import unreleased
+from fedmuon.experiments.looking.card import card
+from fedmuon.experiments.looking.listing import heads
+from fedmuon.experiments.looking.seen import Seen, seen
+from fedmuon.files import mendable, write_bytes
+from fedmuon.library import compare
+from fedmuon.names import SPREAD
+from fedmuon.storage import Record
+
+ONE = "By round: solid the train loss, dashed the test loss, thin the loss of the clients."
+MANY = ("By round, a colour a row of the table: mean over seeds, with a band from the least to the "
+        "largest; solid the train loss, dashed the test loss.")  # fmt: skip
+
+
+def write(run: Seen, file: Path) -> Path:
+    """One run as one file."""
+    with tempfile.TemporaryDirectory() as draft, mendable(file, "write"):
+        content = write_page(Path(draft), [of_run(run)]).read_bytes()
+        file.parent.mkdir(parents=True, exist_ok=True)
+    write_bytes(file, content)
+    return file
+
+
+def of_runs(folders: Sequence[Path]) -> Findings:
+    """Finished plain runs: one by itself, several side by side."""
+    if len(folders) == 1:
+        return of_run(seen(folders[0]))
+    found = compare(list(folders))
+    runs = [seen(folder) for folder in folders]
+    data = ", ".join(dict.fromkeys(one.config.data.name for one in runs))
+    few = len(found.curves) <= len(SERIES)
+    return Findings(
+        name="runs",
+        title=f"{len(folders)} runs side by side",
+        data=data,
+        claims=[],
+        numbers_title="Mean and standard deviation over seeds",
+        head=tuple(heads(found)),
+        numbers=[tuple(_said(name, row.get(name)) for name in heads(found)) for row in found.rows],
+        note=found.note,
+        pictures=[_picture(found.curves, MANY)] if few else [],
+        again=f"fedmuon compare {' '.join(sorted({str(one.parent) for one in folders}))}",
+        circumstances=circumstances(runs[0].summary or {}, ("dtype", "engine", "device")),
+    )
+
+
+def of_run(run: Seen) -> Findings:
+    """One run, finished or not."""
+    config = run.config
+    return Findings(
+        name=run.path.resolve().name,
+        title=f"{config.local.recipe} on {config.data.name}{unreleased(run.summary)}",
+        data=config.data.name,
+        claims=[],
+        numbers_title="Measured in the last round",
+        head=("", "value"),
+        numbers=[(_words(name), digits(value)) for name, value in run.measures.items()],
+        note=account((run.summary or {}).get("privacy")) or run.note,
+        pictures=[_picture({run.path.name: [run.rounds]}, ONE)] if run.measures else [],
+        again="fedmuon run config.toml --out FOLDER, with the run's own config.toml",
+        circumstances=[*card(run), *circumstances(run.summary or {}, ())],
+    )
+
+
+def _picture(curves: Mapping[str, Sequence[Sequence[Record]]], caption: str) -> Picture:
+    return Picture("curves", partial(by_round, curves), "Curves", caption)
+
+
+def _said(name: str, value: Any) -> str:
+    if value is None:
+        return "–"
+    count = 2 if name.endswith(SPREAD) else 4
+    return digits(value, count) if isinstance(value, float) else str(value)
+
+
+def _words(name: str) -> str:
+    return name.replace("_", " ")

@@ -1,0 +1,86 @@
+"""Curves of characters: a sparkline in one line, and a panel of braille dots with its axes.
+
+A braille character has 2 x 4 dots, so that W x H of them are a picture of 2W x 4H.
+"""
+
+import math
+from collections.abc import Sequence
+from itertools import pairwise
+
+from fedmuon.experiments.laboratory.facts import digits
+
+BARS = "▁▂▃▄▅▆▇█"
+BLANK = 0x2800  # the braille character without dots
+DOTS = ((0x01, 0x02, 0x04, 0x40), (0x08, 0x10, 0x20, 0x80))  # of its columns, from above
+Points = Sequence[tuple[float, float]]
+
+
+def sparkline(values: Sequence[float], width: int) -> str:
+    """The finite values in their order, from the least to the greatest, as bars of eight heights;
+    of more than `width` of them the mean of each part."""
+    found = [one for one in values if math.isfinite(one)]
+    count = min(width, len(found))
+    ends = [len(found) * place // count for place in range(count + 1)] if count else []
+    means = [sum(found[a:b]) / (b - a) for a, b in pairwise(ends)]
+    low, high = (min(means), max(means)) if means else (0.0, 0.0)
+    return "".join(BARS[_level(one, low, high, len(BARS))] for one in means)
+
+
+def panel(title: str, points: Points, width: int, height: int) -> list[str]:
+    """A curve in lines of exactly `width` characters: its title with the last value, `height` lines
+    between the greatest and the least value, and the axis with its first and last x."""
+    found = [(x, y) for x, y in points if math.isfinite(y)]
+    if not found:
+        lines = [title, "nothing finite was measured", *[""] * height]
+        return [line[:width].ljust(width) for line in lines]
+    low, high = (end(y for _, y in found) for end in (min, max))
+    labels = [digits(high), *[""] * (height - 2), digits(low)]
+    margin = max(map(len, labels))
+    drawn = braille(found, max(1, width - margin - 1), height)
+    lines = [f"{label:>{margin}}┤{line}" for label, line in zip(labels, drawn, strict=True)]
+    first, last = (f"{found[end][0]:g}" for end in (0, -1))
+    axis = " " * margin + "└" + first + last.rjust(width - margin - 1 - len(first), "─")
+    head = f"{title} {digits(found[-1][1])}"
+    return [head[:width].ljust(width), *lines, axis[:width]]
+
+
+def braille(points: Points, width: int, height: int) -> list[str]:
+    """A polygon through the points as `height` lines of `width` characters; the least and greatest
+    x and y are at the edges."""
+    cells = [[0] * width for _ in range(height)]
+    xs, ys = zip(*points, strict=True)
+    placed = [
+        (_level(x, min(xs), max(xs), 2 * width), _level(y, min(ys), max(ys), 4 * height))
+        for x, y in points
+    ]
+    for start, end in pairwise(placed if len(placed) > 1 else placed * 2):
+        for column, row in _between(start, end):
+            down = 4 * height - 1 - row
+            cells[down // 4][column // 2] |= DOTS[column % 2][down % 4]
+    return ["".join(chr(BLANK + cell) for cell in line) for line in cells]
+
+
+def _between(start: tuple[int, int], end: tuple[int, int]) -> list[tuple[int, int]]:
+    """The dots of the line from one to another, both included."""
+    right, up = end[0] - start[0], end[1] - start[1]
+    count = max(abs(right), abs(up), 1)
+    steps = (step / count for step in range(count + 1))
+    return [(round(start[0] + right * part), round(start[1] + up * part)) for part in steps]
+
+
+def _level(value: float, low: float, high: float, count: int) -> int:
+    """Which of `count` levels from the least to the greatest value is nearest; the middle one where
+    all are the same."""
+    if not low < high:
+        return (count - 1) // 2
+    return round((value - low) / (high - low) * (count - 1))
+
+
+def side_by_side(panels: Sequence[Sequence[str]], across: int, gap: int = 2) -> list[str]:
+    """Panels of equal size, `across` of them to a row."""
+    lines = []
+    for start in range(0, len(panels), across):
+        row = panels[start : start + across]
+        lines += [(" " * gap).join(parts).rstrip() for parts in zip(*row, strict=True)]
+        lines.append("")
+    return lines[:-1]

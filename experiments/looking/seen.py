@@ -1,0 +1,130 @@
+"""A run as it lies in its folder, finished or not, and how to go on with it."""
+
+import json
+import shlex
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+
+from fedmuon import config as tables
+from fedmuon.config import Config
+from fedmuon.errors import InputError
+from fedmuon.files import require_sound
+from fedmuon.locks import writer
+from fedmuon.names import GIVEN, PRIVATE
+from fedmuon.own import NAMED
+from fedmuon.results import NOT_RELEASED
+from fedmuon.storage import Record, RunDirectory
+
+NEIGHBOURS, BOUND = "neighbours.csv", "bound.json"
+NO_MEASURES = ("round", "train_seconds", "seconds")
+
+
+@dataclass(frozen=True)
+class Seen:
+    """A run directory."""
+
+    path: Path
+
+    @cached_property
+    def config(self) -> Config:
+        """The resolved config."""
+        RunDirectory(self.path).require_config()
+        return tables.load(self.path / "config.toml")
+
+    @cached_property
+    def rounds(self) -> list[Record]:
+        """The records of the rounds that are done, as far as they are sound."""
+        return RunDirectory(self.path).records()
+
+    @cached_property
+    def summary(self) -> Record | None:
+        """What summary.json says; None of an unfinished run."""
+        return RunDirectory(self.path).summary()
+
+    @cached_property
+    def bound(self) -> Record | None:
+        """What bound.json says; None without neighbours, or before they were all run."""
+        if not (self.path / BOUND).exists():
+            return None
+        require_sound(self.path, [BOUND, NEIGHBOURS])
+        return json.loads((self.path / BOUND).read_text(encoding="utf-8"))
+
+    @property
+    def readable(self) -> bool:
+        """Whether its config and its records can be trusted."""
+        try:
+            return bool(self.config and self.rounds is not None)
+        except InputError:
+            return False
+
+    @property
+    def private(self) -> bool:
+        """Whether what it measured is not released."""
+        return self.config.local.recipe in PRIVATE or self.config.privacy.level == "client"
+
+    @property
+    def note(self) -> str:
+        """What to know of its numbers."""
+        return NOT_RELEASED if self.private else ""
+
+    @property
+    def measures(self) -> dict[str, float]:
+        """The last value of everything that its rounds measured."""
+        last: dict[str, float] = {}
+        for record in self.rounds:
+            last |= {
+                name: value
+                for name, value in record.items()
+                if isinstance(value, float) and name not in NO_MEASURES
+            }
+        return last
+
+    def curve(self, name: str) -> list[tuple[float, float]]:
+        """(round, value) of a measure, where it was taken."""
+        return [(one["round"], one[name]) for one in self.rounds if name in one]
+
+    @property
+    def ended(self) -> bool:
+        """Whether nothing remains to be done: the run, and its neighbours if it has some."""
+        begun = (self.path / NEIGHBOURS).exists()
+        return self.summary is not None and ((self.path / BOUND).exists() or not begun)
+
+    @property
+    def lost(self) -> str:
+        """Why it cannot be gone on with; nothing where it can."""
+        try:
+            return RunDirectory(self.path).lost()
+        except InputError as error:
+            return f"cannot be gone on with ({error})"
+
+    @property
+    def again(self) -> str:
+        """The command that goes on with it."""
+        if any(getattr(getattr(self.config, table), key) == GIVEN for table, key in NAMED.values()):
+            return f"fedmuon.run(out={str(self.path)!r}, resume=True) in Python, with its objects"
+        command = "stability" if (self.path / NEIGHBOURS).exists() else "run"
+        return shlex.join(["fedmuon", command, "--out", str(self.path), "--resume"])
+
+    @property
+    def state(self) -> str:
+        """`finished`, `running` and by whom, `lost` and why, or `unfinished`."""
+        if self.ended:
+            return "finished"
+        if holder := writer(self.path):
+            return f"running: {holder}"
+        return f"lost: it {self.lost}" if self.lost else "unfinished"
+
+
+def seen(folder: Path) -> Seen:
+    """The run in a folder; refused where there is none."""
+    if not (folder / "schedule.npy").is_file():
+        raise InputError(f"{folder} is no run directory: name one, or list them by `fedmuon ls`")
+    return Seen(folder)
+
+
+def below(folder: Path) -> list[Seen]:
+    """Every run in the folder and below it, in order of their paths."""
+    if not folder.is_dir():
+        raise InputError(f"{folder} is no folder: name one that holds runs")
+    return [Seen(file.parent) for file in sorted(folder.rglob("schedule.npy"))]

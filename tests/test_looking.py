@@ -1,0 +1,295 @@
+"""Looking at runs: what is drawn is what was measured, what is listed is what is there."""
+
+import io
+import json
+import os
+import shutil
+import socket
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+import pytest
+from conftest import small
+from hypothesis import given
+from hypothesis import strategies as st
+from rich.console import Console
+from typer.testing import CliRunner
+
+import fedmuon
+from fedmuon.experiments.cli import app
+from fedmuon.experiments.laboratory.facts import columns, digits
+from fedmuon.experiments.looking import plots
+from fedmuon.experiments.looking.page import of_run, of_runs
+from fedmuon.experiments.looking.seen import Seen
+from fedmuon.experiments.run import execute
+from fedmuon.locks import LOCK, held, writer
+from fedmuon.storage import AUDIT
+
+WIDTHS = (80, 120)
+BRAILLE = range(0x2800, 0x2900)
+
+
+def said(*command: str, width: int = 80, code: int = 0) -> str:
+    done = CliRunner().invoke(app, list(command), env={"COLUMNS": str(width)})
+    assert done.exit_code == code, done.output + str(done.exception)
+    return done.output
+
+
+def refused(*command: str) -> str:
+    return str(CliRunner().invoke(app, list(command)).exception)
+
+
+def dots(lines: Sequence[str]) -> np.ndarray:
+    """Braille as the picture that a reader sees, [4 rows, 2 columns] a character: by the standard's
+    numbers of the dots, 1 2 3 7 below each other on the left, 4 5 6 8 on the right."""
+    places = [(0, 0), (1, 0), (2, 0), (0, 1), (1, 1), (2, 1), (3, 0), (3, 1)]  # of bits 0, 1, ...
+    picture = np.zeros((4 * len(lines), 2 * len(lines[0])), bool)
+    for row, line in enumerate(lines):
+        for column, one in enumerate(line):
+            for bit, (down, right) in enumerate(places):
+                picture[4 * row + down, 2 * column + right] = (ord(one) - 0x2800) >> bit & 1
+    return picture
+
+
+@given(
+    st.lists(st.floats(-1e6, 1e6), min_size=1, max_size=40), st.integers(1, 30), st.integers(1, 8)
+)
+def test_a_curve_goes_through_its_points(values: list[float], width: int, height: int) -> None:
+    """Every point has its dot, where it is in proportion; and a dot lies in each column between."""
+    points = [(float(x), y) for x, y in enumerate(values)]
+    picture = dots(plots.braille(points, width, height))[::-1]  # from below
+    assert picture.shape == (4 * height, 2 * width)
+    low, high = min(values), max(values)
+    for x, y in points:
+        column = (
+            x / (len(values) - 1) * (2 * width - 1) if len(values) > 1 else (2 * width - 1) // 2
+        )
+        row = (y - low) / (high - low) * (4 * height - 1) if low < high else (4 * height - 1) // 2
+        near = [(round(row + a), round(column + b)) for a in (-1e-6, 1e-6) for b in (-1e-6, 1e-6)]
+        assert any(picture[place] for place in near)
+    if len(values) > 1:
+        assert picture.any(axis=0).all()
+
+
+def test_another_curve_is_another_picture() -> None:
+    """A rising one goes from the lower left to the upper right, a falling one does not."""
+    up, down = (
+        dots(plots.braille([(x, sign * float(x)) for x in range(10)], 12, 4)) for sign in (1, -1)
+    )
+    assert up[-1, 0] and up[0, -1] and not (up[0, 0] or up[-1, -1])
+    assert down[0, 0] and down[-1, -1] and not (down[-1, 0] or down[0, -1])
+
+
+@given(st.lists(st.floats(-1e9, 1e9), max_size=60), st.integers(1, 30))
+def test_a_sparkline_is_as_high_as_its_parts(values: list[float], width: int) -> None:
+    found = plots.sparkline(values, width)
+    assert len(found) == min(width, len(values))
+    parts = [np.mean(part) for part in np.array_split(values, len(found))] if found else []
+    heights = [plots.BARS.index(one) for one in found]
+    if len(values) <= width:  # each is by itself
+        order = np.argsort(parts, kind="stable")
+        assert (np.diff(np.array(heights)[order]) >= 0).all()
+    if found and min(parts) < max(parts) and len(values) <= width:
+        assert min(heights) == 0 and max(heights) == len(plots.BARS) - 1
+
+
+def test_what_is_not_finite_is_left_out_of_curves() -> None:
+    points = [(1, float("nan")), (2, 1.0), (3, float("inf")), (4, 2.0)]
+    assert plots.panel("x", points, 30, 4) == plots.panel("x", [points[1], points[3]], 30, 4)
+    assert "nothing finite" in plots.panel("x", points[:1], 40, 4)[1]
+    assert plots.sparkline([float("nan"), 1.0, 2.0], 9) == plots.sparkline([1.0, 2.0], 9)
+
+
+@given(st.integers(24, 90), st.integers(2, 9), st.lists(st.floats(-1e9, 1e9), min_size=1))
+def test_a_panel_is_as_large_as_it_should_be(width: int, height: int, ys: list[float]) -> None:
+    lines = plots.panel("test loss", [*enumerate(ys)], width, height)
+    assert [len(line) for line in lines] == [width] * (height + 2)
+    assert digits(max(ys)) in lines[1] and digits(min(ys)) in lines[height]
+
+
+@pytest.mark.parametrize(
+    ("value", "text"),
+    [(0.82, "0.8200"), (1234.2, "1234"), (98765.4, "98765"), (1e-5, "1.000e-05"), (-0.5, "-0.5000"),
+     (float("nan"), "nan"), (1.5e7, "1.500e+07"), (0.0, "0.000")],
+)  # fmt: skip
+def test_the_rule_of_digits(value: float, text: str) -> None:
+    assert digits(value) == text
+
+
+@pytest.mark.parametrize("width", [40, 80, 120])
+def test_a_table_fits_or_turns_to_rows(width: int) -> None:
+    """Nothing is cut off, at any width; where there is room, the rows stay rows."""
+    head = ["run", *(f"measure {n}" for n in range(6))]
+    rows = [[f"a run of many words {n}", *("0.1234" for _ in range(6))] for n in range(2)]
+    console = Console(width=width, file=io.StringIO())
+    console.print(columns("a title", head, rows))
+    assert isinstance(console.file, io.StringIO)
+    text = console.file.getvalue()
+    assert max(map(len, text.splitlines())) <= width and "…" not in text
+    assert text.count("0.1234") == 12
+    assert (text.count("measure 3") == 1) == (width == 120)
+
+
+# Runs of the tests below: finished, of two seeds; other; unfinished; private; damaged.
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    root = tmp_path_factory.mktemp("looking") / "runs"
+    for seed in (0, 1):
+        execute(small(federation={"seed": seed}), root / f"a{seed}")
+    execute(small(local={"lr": 0.2}), root / "deep" / "b")
+    shutil.copytree(root / "a0", root / "half")
+    (root / "half" / "summary.json").unlink()
+    shutil.copytree(root / "a0", root / "odd")
+    (root / "odd" / "config.toml").write_text("[data]\n")
+    private = {"lot": 5.0, "noise": 1.0}
+    execute(small(local={"recipe": "dp-sgd"}, privacy=private), root / "p")
+    return root
+
+
+@pytest.mark.parametrize("width", WIDTHS)
+def test_show(runs: Path, width: int) -> None:
+    """Card, curves and numbers of a run, within the terminal; the numbers are its own."""
+    text = said("show", str(runs / "a0"), width=width)
+    assert max(map(len, text.splitlines())) <= width
+    for words in ("N = 6, K = 3, R = 8, E = 1", "η = 0.05", "λ = 0.1", "finished, 8 of 8 rounds"):
+        assert words in text
+    summary = json.loads((runs / "a0" / "summary.json").read_text())
+    for name in ("train_loss", "test_loss", "accuracy"):
+        assert f"{name.replace('_', ' ')} {digits(summary[name])}" in text
+    assert any(ord(one) in BRAILLE for one in text)
+    assert "not released" not in text and "go on with" not in text
+
+
+def test_show_says_what_is_not_released_and_what_is(runs: Path) -> None:
+    text = " ".join(said("show", str(runs / "p"), width=120).split())
+    assert "not released" in text and "model.safetensors" in text and "zero-out" in text
+
+
+def test_show_says_how_to_go_on(runs: Path, tmp_path: Path) -> None:
+    """And whoever does so finishes it."""
+    out = tmp_path / "half"
+    shutil.copytree(runs / "half", out)
+    again = f"fedmuon run --out {out} --resume"
+    assert f"unfinished, go on with: {again}" in said("show", str(out))
+    said(*again.split()[1:])
+    assert "go on with" not in said("show", str(out))
+
+
+def test_show_as_a_page(runs: Path, tmp_path: Path) -> None:
+    said("show", str(runs / "a0"), "--html", str(tmp_path / "new" / "a.html"))
+    text = (tmp_path / "new" / "a.html").read_text()
+    summary = json.loads((runs / "a0" / "summary.json").read_text())
+    assert digits(summary["test_loss"]) in text and "data:image/svg" in text
+    assert "http" not in text.replace("http-equiv", "") and "0 of 0" not in text
+    assert not (runs / "a0" / "report.html").exists()
+
+
+def test_other_folders_are_refused(tmp_path: Path) -> None:
+    (tmp_path / "config.toml").write_text("[local]\nlr = 0.1\n")
+    assert "is no run directory" in refused("show", str(tmp_path))
+    assert "is no folder" in refused("ls", str(tmp_path / "nowhere"))
+    assert "no runs below" in said("ls", str(tmp_path))
+    assert json.loads(said("ls", str(tmp_path), "--json")) == {"runs": []}
+
+
+@pytest.mark.parametrize("width", [60, *WIDTHS])
+def test_ls(runs: Path, width: int) -> None:
+    """All runs, finished or not, with how to go on; damaged ones too; as many columns as fit."""
+    text = said("ls", str(runs), width=width)
+    table = [line for line in text.splitlines() if line.startswith(("│", "┃"))]
+    assert max(map(len, table)) <= width
+    order = [line.split("│")[1].strip() for line in table if line.startswith("│")]
+    assert order == ["a0", "a1", "deep/b", "half", "odd", "p"]
+    assert "damaged" in table[-2] and "unfinished" in table[-3] and "8/8" in table[-3]
+    assert text.count("go on with: ") == 1 and "not" in text and "released" in text
+    assert ("test loss" in text) == (width == 120)
+
+
+def test_ls_is_sorted_by_any_column(runs: Path) -> None:
+    def order(*options: str) -> list[tuple]:
+        rows = json.loads(said("ls", str(runs), "--json", *options))["runs"]
+        return [(one["run"], one.get(options[1].replace("-", "_"))) for one in rows]
+
+    for column in ("accuracy", "test-loss", "seed", "recipe", "rounds"):
+        for reverse in ([], ["--reverse"]):
+            found = [value for _, value in order("--sort", column, *reverse)]
+            known = [one for one in found if one is not None]
+            assert known == sorted(known, reverse=bool(reverse)) and len(known) == 5
+            assert found[-1] is None  # of the damaged run
+    assert "there is no column 'speed'" in refused("ls", str(runs), "--sort", "speed")
+    table = said("ls", str(runs), "--sort", "train-loss")
+    assert "train loss" in table  # which else is the first to make room
+
+
+def test_who_writes_is_said(tmp_path: Path) -> None:
+    """And a lock whose holder is dead says nobody."""
+    assert writer(tmp_path) == ""
+    with held(tmp_path):
+        assert f"process {os.getpid()} " in writer(tmp_path)
+    (tmp_path / LOCK).write_text("process 2147483647 on elsewhere (fedmuon run)")
+    assert "elsewhere" in writer(tmp_path)
+    (tmp_path / LOCK).write_text(f"process 4194305 on {socket.gethostname()} (fedmuon run)")
+    assert writer(tmp_path) == ""
+
+
+def test_neighbours_are_gone_on_with_by_their_command(runs: Path, tmp_path: Path) -> None:
+    shutil.copytree(runs / "a0", tmp_path / "s")
+    (tmp_path / "s" / "neighbours.csv").write_text("trial\n")
+    assert Seen(tmp_path / "s").again == f"fedmuon stability --out {tmp_path / 's'} --resume"
+
+
+def test_objects_handed_over_are_gone_on_with_in_python(tmp_path: Path) -> None:
+    tables = {
+        "data": {"name": "synthetic", "train": 60, "test": 20},
+        "federation": {"rounds": 1, "clients": 2},
+    }
+    fedmuon.run(tables, schedule=lambda round: 1.0, out=tmp_path / "own")
+    assert "resume=True" in Seen(tmp_path / "own").again
+
+
+@pytest.mark.parametrize("width", WIDTHS)
+def test_compare_has_a_column_a_key_and_spreads_beside_means(runs: Path, width: int) -> None:
+    folders = [str(runs / name) for name in ("a0", "a1", "deep/b")]
+    text = said("compare", *folders, width=width)
+    found = fedmuon.compare(folders)
+    assert max(map(len, text.splitlines())) <= width
+    assert "lr" in text and "0.05" in text and "0.2" in text
+    for row in found.rows:
+        assert digits(row["accuracy"]) in text
+    spread = digits(found.rows[0]["accuracy ±"], 2)
+    lines = [line.split("│") for line in text.splitlines() if spread in line]
+    assert any(cell.strip() == spread for line in lines for cell in line)
+
+
+def test_compare_has_the_keys_that_only_some_rows_have(runs: Path) -> None:
+    """And what a private row spent; on the terminal and on a page before what was measured."""
+    folders = [runs / "a0", runs / "p"]
+    text = said("compare", *map(str, folders), width=200)
+    heads = [cell.strip() for cell in text.splitlines()[1].split("┃")]
+    for key in ("recipe", "noise", "lot"):
+        assert heads.index(key) < heads.index("seeds") < heads.index("accuracy")
+    assert text.count("spent epsilon") == 1
+    page = of_runs(folders)
+    assert page.head.index("privacy.lot") < page.head.index("seeds") < page.head.index("accuracy")
+    assert "spent epsilon" in page.head and "not released" in page.note
+
+
+def test_compare_names_runs_that_no_key_tells_apart(runs: Path, tmp_path: Path) -> None:
+    shutil.copytree(runs / "a0", tmp_path / "again")
+    text = said("compare", str(runs / "a0"), str(tmp_path / "again"))
+    assert "a0" in text and "again" in text
+
+
+def test_what_cannot_be_gone_on_with_is_lost(runs: Path, tmp_path: Path) -> None:
+    shutil.copytree(runs / "half", tmp_path / "half")
+    (tmp_path / "half" / AUDIT).write_text("{}")
+    text = " ".join(said("ls", str(tmp_path)).split())
+    assert " lost " in text and "of an audit that did not end" in text and "go on with" not in text
+
+
+def test_a_page_of_a_private_run_has_its_account(runs: Path) -> None:
+    """Beside what was not released; and no other run has one."""
+    private, plain = (of_run(Seen(runs / name)) for name in ("p", "a0"))
+    assert "Spent: ε = " in private.note and "not released" in f"{private.title} {private.note}"
+    assert plain.note == "" and "released" not in plain.title

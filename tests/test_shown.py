@@ -1,0 +1,240 @@
+"""What the command says of configs, of itself, and while it works."""
+
+import io
+import re
+import tomllib
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+from conftest import small
+from rich.console import Console
+from typer.main import get_command
+from typer.testing import CliRunner
+
+import fedmuon
+from fedmuon.config import Config, load, parse
+from fedmuon.errors import InputError, Interrupted
+from fedmuon.experiments.cli import app
+from fedmuon.experiments.cli.options import changes_of, near_keys, resumable
+from fedmuon.experiments.cli.show import MOST, Progress, Remembered
+from fedmuon.experiments.run import execute
+from fedmuon.experiments.studies.find import find
+from fedmuon.experiments.suites.contents import shipped
+from fedmuon.reading import NEEDS
+from fedmuon.reference import describe
+from fedmuon.reference.keys import KEYS
+from fedmuon.reference.names import LISTS, NAMES, OPTIONS
+from fedmuon.reference.template import commented
+
+EVERY = [f"{table}.{key}" for table, keys in KEYS.items() for key in keys]
+
+
+def said(*command: str, code: int = 0, **env: str) -> str:
+    done = CliRunner().invoke(app, list(command), env={"COLUMNS": "80", **env})
+    assert done.exit_code == code, done.output + str(done.exception)
+    return " ".join(done.output.split())
+
+
+def refused(*command: str) -> str:
+    return str(CliRunner().invoke(app, list(command)).exception)
+
+
+def test_every_key_answers() -> None:
+    for key in EVERY:
+        found = describe.find(key)
+        text = said("config", "explain", key, COLUMNS="400")
+        for words in (f"[{found.table}] {found.name}", found.what, found.default, found.readers):
+            assert " ".join(words.split()) in text, key
+        assert all(name in text for name in NAMES.get(key, ()))
+        for name, options in OPTIONS.get(key, {}).items():
+            assert name in text and all(option in text for option in options)
+        assert found.setting in text
+        assert load(None, [found.setting.removeprefix("--set ")]) == Config()
+
+
+def test_tables_list_their_keys() -> None:
+    assert all(table in said("config", "explain") for table in KEYS)
+    for table, keys in KEYS.items():
+        text = said("config", "explain", table)
+        assert all(key in text for key in keys)
+    assert "did you mean local.lr?" in refused("config", "explain", "local.lrr")
+
+
+@pytest.mark.parametrize("kind", ["suites", *LISTS])
+def test_lists_have_all_names(kind: str) -> None:
+    known = shipped() if kind == "suites" else NAMES[LISTS[kind]]
+    text = said("list", kind, COLUMNS="200")
+    assert all(name in text for name in known) and len(known) > 1
+    assert "choose one of suites, data, recipes" in refused("list", f"{kind}s")
+
+
+def test_the_config_to_begin_with_is_the_default_however_many_keys_are_set(tmp_path: Path) -> None:
+    """Commented out they are the defaults, and so they are with the signs taken away."""
+    text = commented()
+    assert parse(tomllib.loads(text)) == Config() and text == said_whole("config", "init")
+    bare = re.sub(r"^#(?=[a-z])", "", text, flags=re.MULTILINE)
+    tables = tomllib.loads(bare)
+    assert {f"{table}.{key}" for table, keys in tables.items() for key in keys} == set(EVERY)
+    assert parse(tables) == Config()
+    assert parse(tomllib.loads(bare.replace("lr = 1.0", "lr = 0.5"))) != Config()
+    assert max(map(len, text.splitlines())) <= 100
+    file = tmp_path / "new.toml"
+    said("config", "init", str(file))
+    assert file.read_text() == text
+    assert "is there already" in refused("config", "init", str(file))
+
+
+def said_whole(*command: str) -> str:
+    return CliRunner().invoke(app, list(command)).output
+
+
+def test_the_version_is_said() -> None:
+    assert said("--version") == f"fedmuon {fedmuon.__version__}"
+
+
+@pytest.mark.parametrize(
+    ("words", "found"),
+    [
+        ("fedmuon ru", ["run"]),
+        ("fedmuon run --set local.server", ["local.server-momentum="]),
+        ("fedmuon config explain privacy.kap", ["privacy.kappa"]),
+        ("fedmuon list agg", ["aggregators"]),
+        ("fedmuon run --see", ["--seed"]),
+        ("fedmuon plan --data mni", ["mnist5k", "mnist"]),
+        ("fedmuon stability --engine r", ["ray"]),
+    ],
+)
+def test_shells_complete_commands_options_keys_and_lists(words: str, found: list[str]) -> None:
+    asked = {"_FEDMUON_COMPLETE": "complete_bash", "COMP_WORDS": words,
+             "COMP_CWORD": str(words.count(" "))}  # fmt: skip
+    done = CliRunner().invoke(app, [], env=asked, prog_name="fedmuon")
+    assert done.output.split() == found
+
+
+def test_keys_that_are_completed_are_those_that_there_are() -> None:
+    keys = [f"{table}.{key}" for table, held in NEEDS.items() for key in held]
+    assert near_keys("") == keys and near_keys("nothing") == []
+
+
+SHORT = {"--engine", "--ray-address", "--data", "--seed", "--set", "--out"}
+LACKING = {  # what a command that runs something has no use for
+    "plan": {"--out"},  # it writes nothing
+    "deploy-demo": {"--engine", "--ray-address"},  # it is an engine
+}
+
+
+@pytest.mark.parametrize("name", ["run", "stability", "plan", "deploy-demo", "suite"])
+def test_what_runs_something_has_the_same_options(name: str) -> None:
+    command = get_command(app).commands[name]  # pyright: ignore[reportAttributeAccessIssue]
+    known = {option for one in command.params for option in one.opts}
+    assert SHORT - known == LACKING.get(name, set())
+
+
+def test_short_options_are_changes_and_no_second_word() -> None:
+    found = changes_of(["local.lr=1"], "ray", "1.2.3.4:5", "digits", 7)
+    assert found == ["local.lr=1", "engine.name=ray", "engine.ray-address=1.2.3.4:5",
+                     "data.name=digits", "federation.seed=7"]  # fmt: skip
+    assert changes_of(None) == [] and changes_of(None, seed=0) == ["federation.seed=0"]
+    with pytest.raises(InputError, match=r"--seed and --set federation\.seed say"):
+        changes_of(["federation.seed = 3"], seed=3)
+
+
+def test_a_suite_with_one_seed_says_so() -> None:
+    three = find("cnn", "digits", "full", {})
+    one = find("cnn", "digits", "full", {}, seed=7)
+    seeds = {cell.config.federation.seed for cell in one.cells}  # pyright: ignore
+    assert len(three.cells) == 3 * len(one.cells) and seeds == {7} and three.lock != one.lock
+    assert one.asked.again == "fedmuon suite cnn --data digits --scale full --seed 7"
+    with pytest.raises(InputError, match="the suite dp-bias has no seeds"):
+        find("dp-bias", None, "small", {}, seed=1)
+
+
+def test_options_reach_the_run(tmp_path: Path) -> None:
+    out = tmp_path / "run"
+    given = "--data synthetic --seed 5 --set data.train=400 --set federation.rounds=2"
+    said("run", *given.split(), "--out", str(out))
+    config = fedmuon.Result(out).config
+    assert (config.data.name, config.federation.seed) == ("synthetic", 5)
+
+
+def records(count: int, every: int = 10) -> Iterator[dict[str, float]]:
+    """Rounds with a loss, every tenth with an accuracy."""
+    for number in range(1, count + 1):
+        looked = {"accuracy": 0.5 + number / 1000} if number % every == 0 else {}
+        yield {"round": number, "client_loss": 1.0 / number, **looked}
+
+
+def watched(console: Console, count: int, lines: bool = True) -> Progress:
+    progress = Progress(console, lines=lines)
+    progress.begin(0, count)
+    for record in records(count):
+        progress.watch(record)
+    return progress
+
+
+def test_what_was_last_known_stays_on_the_bar() -> None:
+    """Between two looks the accuracy of the one before, beside the loss of every round and its
+    course; all in one line of 80 characters."""
+    file = io.StringIO()
+    progress = watched(Console(file=file, force_terminal=True, width=80), 25)
+    note = progress.tasks[0].fields["note"]
+    assert "accuracy 0.5200" in note and "loss 0.04000" in note and note.endswith("▁")
+    shown = Console(width=80, file=io.StringIO())
+    shown.print(progress.get_renderable())
+    assert isinstance(shown.file, io.StringIO)
+    (line,) = shown.file.getvalue().splitlines()
+    assert (
+        "25/25" in line
+        and re.search(r"\d:\d\d:\d\d", line)
+        and "accuracy 0.5200" in line
+        and "…" not in line
+    )
+    assert file.getvalue() == ""  # and no lines
+
+
+@pytest.mark.parametrize(("count", "least"), [(5, 5), (60, 60), (1000, MOST), (12345, MOST)])
+def test_a_pipe_has_a_line_a_round_or_a_hundred(count: int, least: int) -> None:
+    file = io.StringIO()
+    watched(Console(file=file, width=80), count)
+    lines = file.getvalue().splitlines()
+    assert least <= len(lines) <= least + 1
+    assert lines[-1].startswith(f"rounds {count}/{count}  loss ")
+    assert all("accuracy" in line for line in lines[10:])
+
+
+def test_commands_that_answer_in_json_print_no_lines() -> None:
+    file = io.StringIO()
+    watched(Console(file=file, width=80), 5, lines=False)
+    assert file.getvalue() == ""
+
+
+def test_a_long_run_is_remembered_in_little() -> None:
+    kept = Remembered()
+    for number in range(100_000):
+        kept.add(float(number))
+    assert MOST <= len(kept.values) <= 2 * MOST + 1
+    assert kept.values == sorted(kept.values) and kept.values[0] == 0
+    steps = {b - a for a, b in zip(kept.values, kept.values[1:], strict=False)}
+    assert len(steps) == 1
+
+
+def test_an_interruption_says_which_round_is_saved(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def stop(record: Mapping[str, Any], state: object) -> None:
+        if record["round"] == 5:
+            raise Interrupted
+
+    out = tmp_path / "run"
+    with pytest.raises(SystemExit) as ended, resumable(out, ["run"]):
+        execute(small(), out, callbacks=[stop])
+    text = capsys.readouterr().err
+    assert ended.value.code == 130 and text.count("\n") == 1
+    assert (
+        f"a checkpoint of round 5 is written, go on with: fedmuon run --out {out} --resume" in text
+    )
+    with pytest.raises(SystemExit), resumable(tmp_path / "new", ["run"]):
+        raise Interrupted
+    assert "nothing was written yet" in capsys.readouterr().err
