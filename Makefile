@@ -10,7 +10,7 @@ DOCS_STAMP := $(VENV)/.installed-docs
 SITE := build/docs
 VERIFIED := $(BIN)/pip install --quiet --require-hashes --no-deps
 # The rooms as they lie when installed, for the type checker.
-HOUSE := rm -rf .house && mkdir -p .house/fedmuon && ln -s ../tests ../benchmarks ../examples .house \
+HOUSE := rm -rf .house && mkdir -p .house/fedmuon && ln -s ../tests ../benchmarks ../examples ../docs .house \
 	&& ln -s ../../clients ../../server ../../analysis ../../experiments .house/fedmuon \
 	&& for one in fedmuon/*; do ln -s ../../$$one .house/fedmuon; done \
 	&& ln -s ../pyrightconfig.json .house

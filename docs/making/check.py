@@ -87,8 +87,8 @@ def addresses(log: dict) -> list[str]:
     """What a page asked of a network, in a net log of Chromium's; what Chromium asks for its own
     sake, as the time, has no origin."""
     start = log["constants"]["logEventTypes"]["URL_REQUEST_START_JOB"]
-    jobs = [one["params"] for one in log["events"] if one["type"] == start and "params" in one]
-    asked = {job["url"] for job in jobs if job.get("initiator", "") != "not an origin"}
+    said = [one.get("params", {}) for one in log["events"] if one["type"] == start]
+    asked = {one["url"] for one in said if "url" in one and one["initiator"] != "not an origin"}
     return sorted(one for one in asked if urlsplit(one).scheme in ("http", "https", "ws", "wss"))
 
 
