@@ -49,16 +49,16 @@ def inline(name: str) -> str:
 )
 def maps() -> Figure:
     """Singular values through four maps, as the product computes them."""
-    from fedmuon.orthogonalize import clipped_sign, exact_sign, newton_schulz, smoothed_polar
+    from fedmuon.orthogonalize import clipped_sign, newton_schulz, smoothed_polar
 
     figure, (axes,) = style.canvas(1, False, 2.8)
     sigma = torch.linspace(0, 1, 401, dtype=torch.float64)
     unit = torch.stack([sigma, (1 - sigma**2).sqrt()], 1).diag_embed()  # of Frobenius norm 1
+    axes.plot([0, 0, 1], [0, 1, 1], color=style.GREY, lw=0.9, ls="--", label="exact sign")
     lines = {
         "smoothed polar, λ = 0.01": smoothed_polar(unit, lam=0.01),
         "clipped sign, γ = 0.3": clipped_sign(unit, gamma=0.3),
         "five cubic Newton–Schulz steps": newton_schulz(unit, 5, "cubic", eps=1e-12),
-        "exact sign": exact_sign(unit),
     }
     for (name, mapped), (color, _) in zip(lines.items(), style.SERIES, strict=False):
         axes.plot(sigma, mapped[:, 0, 0], color=color, label=name)
@@ -81,7 +81,9 @@ def federation() -> Figure:
     rounds = np.repeat(np.arange(1, len(schedule) + 1), schedule.shape[1])
     left.plot(rounds, schedule.ravel(), "s", color=style.BLUE, ms=3)
     left.set_xlabel("round")
-    left.set_ylabel("client")
+    for axes in (left, right):
+        axes.set_yticks(range(0, 20, 5))
+        axes.set_ylabel("client")
     _labels(right, held["client"], load("mnist5k")[1][held["train_index"]])
     return figure
 
@@ -97,7 +99,6 @@ def _labels(axes: Axes, client: np.ndarray, label: np.ndarray) -> None:
         axes.barh(range(len(counts)), counts[:, k], left=left, color=color, height=0.8)
         left += counts[:, k]
     axes.set_xlabel("samples, coloured by label")
-    axes.set_ylabel("client")
 
 
 CONTROLLED = {
@@ -134,12 +135,13 @@ def _paths(axes: Axes) -> None:
                   label="neighbours, measured" if k == 0 else None)  # fmt: skip
     axes.plot(rounds, allowed.max(axis=1), color=style.BLACK, lw=1.6, label="certificate")
     axes.set_xlabel("round")
-    axes.set_ylabel("distance of the models, ‖X − X′‖")
+    axes.set_ylabel("distance ‖X − X′‖")
 
 
 @drawing(
-    "Every neighbour of one sample each, client by client in the order of exposure: the bar is the "
-    "client's certificate. A census tries them all, where ten random ones would miss the worst."
+    "Every one of 300 samples replaced once. Left: how far each moves the model, client by client "
+    "in the order of exposure, below the client's certificate. Right: how near all of them come to "
+    "it, and what ten random ones would have shown."
 )
 def census() -> Figure:
     """All neighbours of a small run."""
