@@ -23,6 +23,7 @@ html_static_path = ["static"]
 html_css_files = ["site.css"]
 html_show_sphinx = html_show_sourcelink = False
 html_copy_source = False
+smartquotes = False  # --out is an option, no dash
 autodoc_typehints = "none"
 autodoc_member_order = "bysource"
 MARK = re.compile(r"^<!-- made: (.+) -->$", re.MULTILINE)
@@ -68,8 +69,15 @@ def display(self, node):
     raise SkipNode
 
 
+def break_names(app, page, template, context, tree):
+    """Long names in code may break after their underscores, so that tables fit."""
+    names = re.compile(r'(?<=<span class="pre">)[^<]*_[^<]*')
+    context["body"] = names.sub(lambda one: one[0].replace("_", "_<wbr>"), context.get("body", ""))
+
+
 def setup(app):
     """What Sphinx calls first."""
+    app.connect("html-page-context", break_names)
     app.connect("source-read", fill)
     app.connect("autodoc-process-docstring", plain)
     app.add_html_math_renderer(

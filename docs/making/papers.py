@@ -32,7 +32,7 @@ def page(number: str) -> str:
     return "\n\n".join(
         [
             f"**{held['title']}**, {held['identifier']}.",
-            table(("where", "printed", "here", "verdict"), rows),
+            "{.stacked}\n" + table(("where", "printed", "here", "verdict"), rows),
             "## Tests that show it",
             "\n".join(proofs),
             "## Suites",
