@@ -25,6 +25,16 @@ def test_the_readme_is_short() -> None:
     assert len((ROOT / "README.md").read_text(encoding="utf-8").splitlines()) <= 150
 
 
+def test_the_readme_names_the_papers_as_their_pages_do() -> None:
+    text = (ROOT / "README.md").read_text(encoding="utf-8")
+    for number in papers.known():
+        assert (
+            f"| [{number}](docs/papers/{number}.md) | {papers.titled(papers.read(number))} |"
+            in text
+        )
+    assert "](/concepts/orth.md)" in made.readme("What", "it", "found")
+
+
 def test_a_formula_is_a_picture_with_its_source() -> None:
     drawn = ElementTree.fromstring(formulas.svg(r"\frac{a'}{b}" + "\n" + r"\leq \|X\|_F"))
     assert drawn.attrib["aria-label"] == r"\frac{a'}{b} \leq \|X\|_F"

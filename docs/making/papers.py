@@ -24,6 +24,18 @@ def known() -> list[str]:
     return sorted(file.stem for file in FOLDER.glob("*.toml"))
 
 
+def index() -> str:
+    """The papers by their numbers."""
+    rows = [[f"[{number}]({number}.md)", titled(read(number))] for number in known()]
+    return table(("", "paper"), rows)
+
+
+def titled(paper: Mapping[str, Any]) -> str:
+    """A paper's title, with its identifier where its text names one."""
+    named = f" ({paper['identifier']})" if "identifier" in paper else ""
+    return f"{paper['title']}{named}"
+
+
 def page(number: str) -> str:
     """A table of the paper's claims, what shows each, and what its suites come to, as Markdown."""
     held = read(number)
@@ -31,7 +43,7 @@ def page(number: str) -> str:
     proofs = [f"- {one['where']}: `tests/{one['test']}`" for one in held["claims"] if "test" in one]
     return "\n\n".join(
         [
-            f"**{held['title']}**, {held['identifier']}.",
+            f"**{titled(held)}**",
             "{.stacked}\n" + table(("where", "printed", "here", "verdict"), rows),
             "## Tests that show it",
             "\n".join(proofs),
