@@ -90,7 +90,7 @@ def suite(name: str) -> str:
 
 def circumstances(kept: Kept) -> str:
     """What was run where, and how to run it again."""
-    machine = ", ".join(str(one) for one in kept.get("machine", {}).values())
+    machine = ", ".join(f"{name} {one}" for name, one in kept.get("machine", {}).items())
     on = f" on {kept['data']}" if kept["data"] else ""
     return (
         f"Scale {kept['scale']}{on}, {kept['seconds']:.0f} seconds ({machine}). "
