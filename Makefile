@@ -47,7 +47,7 @@ format: $(STAMP) ## format and fix what can be fixed
 bench: $(BENCH_STAMP) ## side by side with Flower, pfl-research, BlazeFL, torch, Opacus: one page in bench/
 	$(BIN)/python -m benchmarks
 
-docs: $(DOCS_STAMP) ## the site in build/docs, which reads without a network; links and requests are checked
+docs: $(DOCS_STAMP) ## the site in build/docs, which reads without a network: links, requests, widths checked
 	$(BIN)/python -m sphinx --fresh-env --fail-on-warning --keep-going --quiet docs $(SITE)
 	$(BIN)/python -m docs.making.check $(SITE)
 

@@ -1,4 +1,5 @@
-"""Whether a built site holds together by itself: every link leads somewhere, nothing is fetched.
+"""Whether a built site holds together by itself: every link leads somewhere, nothing is fetched,
+no page is wider than its screen.
 
     python -m docs.making.check build/docs
 
@@ -7,6 +8,7 @@ requested when it was opened, where Chromium is installed.
 """
 
 import json
+import re
 import shutil
 import subprocess
 import sys
@@ -18,9 +20,23 @@ from urllib.parse import unquote, urldefrag, urlsplit
 
 BROWSERS = ("chromium", "chromium-browser", "google-chrome")
 FETCHED = {"script": "src", "img": "src", "link": "href", "iframe": "src", "source": "srcset"}
+WIDTHS = 390, 1280
+# Every page in a frame of one width, one after the other; the body ends as those that are wider.
+FRAMES = """<body></body><script>
+const wide = [], show = ([page, ...others]) => {
+  if (!page) { document.body.textContent = JSON.stringify(wide); return; }
+  const frame = document.createElement("iframe");
+  frame.width = WIDTH; frame.height = 900; frame.src = page;
+  frame.onload = () => {
+    const seen = frame.contentDocument.documentElement;
+    if (seen.scrollWidth > seen.clientWidth) wide.push(page);
+    frame.remove(); show(others);
+  };
+  document.body.append(frame);
+}; show(PAGES)</script>"""
 QUIET = ("--headless", "--no-sandbox", "--disable-gpu", "--disable-background-networking",
          "--disable-component-update", "--disable-sync", "--no-first-run",
-         "--virtual-time-budget=3000")  # fmt: skip
+         "--virtual-time-budget=60000")  # fmt: skip
 
 
 class Page(HTMLParser):
@@ -74,13 +90,34 @@ def _nowhere(file: Path, page: Page, pages: dict[Path, Page]) -> Iterator[str]:
 
 
 def requested(page: Path, browser: str) -> list[str]:
-    """The addresses beyond this machine's files that a browser asks for when it opens the page."""
+    """The addresses beyond this machine's files that a page asks for when a browser opens it."""
     with TemporaryDirectory() as folder:
         log = Path(folder, "net.json")
-        told = (f"--user-data-dir={folder}/profile", f"--log-net-log={log}", "--dump-dom")
-        command = [browser, *QUIET, *told, page.resolve().as_uri()]
-        subprocess.run(command, check=True, capture_output=True, timeout=120)
+        opened(page, browser, f"--log-net-log={log}")
         return addresses(json.loads(log.read_text(encoding="utf-8")))
+
+
+def opened(page: Path, browser: str, *more: str) -> str:
+    """The page as a browser leaves it."""
+    with TemporaryDirectory() as folder:
+        told = (f"--user-data-dir={folder}", "--dump-dom", *more, page.resolve().as_uri())
+        ended = subprocess.run(
+            [browser, *QUIET, *told], check=True, capture_output=True, timeout=180
+        )
+        return ended.stdout.decode()
+
+
+def wider(site: Path, browser: str, width: int) -> list[str]:
+    """The pages that a screen of that width cannot show without being pushed aside."""
+    pages = json.dumps([one.resolve().as_uri() for one in sorted(site.rglob("*.html"))])
+    with TemporaryDirectory() as folder:
+        frames = Path(folder, "frames.html")
+        frames.write_text(FRAMES.replace("WIDTH", str(width)).replace("PAGES", pages))
+        left = opened(frames, browser, "--allow-file-access-from-files", "--window-size=1400,1000")
+        found = re.search(r"<body>(\[.*?\])", left)
+        if not found:
+            raise SystemExit("the browser did not come to the end of the pages")
+        return [unquote(one.rpartition("/")[2]) for one in json.loads(found[1])]
 
 
 def addresses(log: dict) -> list[str]:
@@ -99,8 +136,11 @@ def main(site: Path) -> int:
     if browser:
         pages = [site / name for name in ("index.html", "concepts/stability.html", "search.html")]
         found += [f"{one.name} asked for {url}" for one in pages for url in requested(one, browser)]
-    print("\n".join(found) or "every link leads somewhere; nothing is fetched", end="")
-    print("" if found or browser else "; no browser is here to be asked", flush=True)
+        found += [f"{one} is wider than {width} points"
+                  for width in WIDTHS for one in wider(site, browser, width)]  # fmt: skip
+    whole = "every link leads somewhere, nothing is fetched, no page is wider than its screen"
+    alone = "every link leads somewhere; no browser is here to be asked"
+    print("\n".join(found) or (whole if browser else alone))
     return bool(found)
 
 
