@@ -6,9 +6,11 @@ VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 BENCH_STAMP := $(VENV)/.installed-bench
+DOCS_STAMP := $(VENV)/.installed-docs
+SITE := build/docs
 VERIFIED := $(BIN)/pip install --quiet --require-hashes --no-deps
 # The rooms as they lie when installed, for the type checker.
-HOUSE := rm -rf .house && mkdir -p .house/fedmuon && ln -s ../tests ../benchmarks ../examples .house \
+HOUSE := rm -rf .house && mkdir -p .house/fedmuon && ln -s ../tests ../benchmarks ../examples ../docs .house \
 	&& ln -s ../../clients ../../server ../../analysis ../../experiments .house/fedmuon \
 	&& for one in fedmuon/*; do ln -s ../../$$one .house/fedmuon; done \
 	&& ln -s ../pyrightconfig.json .house
@@ -16,7 +18,7 @@ export FLWR_TELEMETRY_ENABLED := 0
 export FLWR_DISABLE_UPDATE_CHECK := 1
 export RAY_USAGE_STATS_ENABLED := 0
 
-.PHONY: run test test-long check bench chaos fuzz soak packages audit deploy-demo reference format clean help install
+.PHONY: run test test-long check bench docs chaos fuzz soak packages audit deploy-demo reference format clean help install
 .DEFAULT_GOAL := help
 
 help: ## list the targets
@@ -44,6 +46,10 @@ format: $(STAMP) ## format and fix what can be fixed
 
 bench: $(BENCH_STAMP) ## side by side with Flower, pfl-research, BlazeFL, torch, Opacus: one page in bench/
 	$(BIN)/python -m benchmarks
+
+docs: $(DOCS_STAMP) ## the site in build/docs, which reads without a network: links, requests, widths checked
+	$(BIN)/python -m sphinx --fresh-env --fail-on-warning --keep-going --quiet docs $(SITE)
+	$(BIN)/python -m docs.making.check $(SITE)
 
 chaos: $(STAMP) ## kill, fill, flip, interrupt at random: the same bytes or a refusal, as a table
 	$(BIN)/python -m tests.chaos
@@ -91,4 +97,8 @@ $(STAMP): pyproject.toml constraints.txt $(wildcard requirements/*.txt)
 
 $(BENCH_STAMP): $(STAMP)
 	$(VERIFIED) --ignore-requires-python -r requirements/bench.txt
+	@touch $@
+
+$(DOCS_STAMP): $(STAMP)
+	$(VERIFIED) -r requirements/docs.txt
 	@touch $@

@@ -1,28 +1,43 @@
-"""What the README tells people to type does what it says."""
+"""What README and docs tell people to type does what they say."""
 
+import importlib.util
 import re
 import shlex
+import tomllib
 from pathlib import Path
 
 import pytest
 
+from fedmuon.config import parse
 from fedmuon.experiments.cli import main
 
-README = (Path(__file__).resolve().parent.parent / "README.md").read_text(encoding="utf-8")
-ELSEWHERE = (
-    "--engine ray",  # tests/test_engines_agree.py
-    "--engine deployment",  # tests/test_deployment.py
-)
+ROOT = Path(__file__).resolve().parent.parent
+PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
+ELSEWHERE = {
+    "--engine ray": "tests/test_engines_agree.py",
+    "--engine deployment": "tests/test_deployment.py",
+    "fedmuon plan": "tests/test_plan.py",
+    "flwr run": "tests/test_run_config.py",
+}
+
+
+def blocks(language: str) -> list[tuple[Path, str]]:
+    """The fenced blocks of that language, in the order of the pages."""
+    marked = re.compile(rf"^```{language}\n(.*?)^```", re.DOTALL | re.MULTILINE)
+    return [(page, block) for page in PAGES for block in marked.findall(page.read_text("utf-8"))]
+
+
+def lines() -> list[str]:
+    """What is typed in shells: each line once, without its comment."""
+    typed = [line for _, block in blocks("sh") for line in block.replace("\\\n", " ").splitlines()]
+    return list(dict.fromkeys(shlex.join(shlex.split(line, comments=True)) for line in typed))
 
 
 def commands() -> list[str]:
-    """Every `fedmuon` line of the README's shell blocks, in their order."""
-    blocks = re.findall(r"```sh\n(.*?)```", README, re.DOTALL)
-    lines = [line for block in blocks for line in block.replace("\\\n", " ").splitlines()]
-    plain = [shlex.join(shlex.split(line, comments=True)) for line in lines]
+    """Every `fedmuon` line that is run here."""
     return [
         line
-        for line in plain
+        for line in lines()
         if line.startswith("fedmuon ") and not any(other in line for other in ELSEWHERE)
     ]
 
@@ -46,9 +61,9 @@ class Reader:
     def __init__(self, folder: Path) -> None:
         self.folder = folder
         self._done: set[str] = set()
-        controlled = next(block for block in re.findall(r"```toml\n(.*?)```", README, re.DOTALL)
-                          if "steps = 1" in block)  # fmt: skip
-        (folder / "controlled.toml").write_text(controlled)
+        for _, block in blocks("toml"):
+            if named := re.match(r"# ([\w-]+\.toml)\n", block):
+                (folder / named[1]).write_text(block, encoding="utf-8")
 
     def types(self, command: str) -> None:
         """Run a command, unless it already ran for the sake of another."""
@@ -58,7 +73,9 @@ class Reader:
             if written(other) in read(command):
                 self.types(other)
         if "report runs" in command:
-            self.types(commands()[1])  # it makes a page of whatever is there
+            self.types(
+                "fedmuon suite dp-muon-printed --out runs/printed"
+            )  # a page of what is there
         with pytest.raises(SystemExit) as ended:
             main(shlex.split(command)[1:])
         assert ended.value.code == 0, command
@@ -80,14 +97,53 @@ def test_a_command_runs(command: str, reader: Reader, monkeypatch: pytest.Monkey
 
 
 def test_the_commands_are_found() -> None:
-    assert len(commands()) >= 20 and len(set(commands())) == len(commands())
+    made = [out for one in commands() if (out := written(one))]
+    assert len(commands()) >= 30 and len(set(made)) == len(made)
     resumed = next(one for one in commands() if "--resume" in one)
-    assert read(resumed) == ["runs/a"] and read(commands()[1]) == []
+    assert read(resumed) == ["runs/a"] and read("fedmuon doctor") == []
     assert read(next(one for one in commands() if "bound runs/s" in one)) == ["runs/s"]
 
 
-def test_python_lines_run() -> None:
-    blocks = re.findall(r"```python\n(.*?)```", README, re.DOTALL)
-    assert len(blocks) == 5
-    for block in blocks:
-        exec(block, {})
+@pytest.mark.parametrize("line", [one for one in lines() if one not in commands()])
+def test_what_is_not_typed_here_is_there(line: str) -> None:
+    """A target of make, a module of ours, or a line that another test types."""
+    first, *words = shlex.split(line)
+    if first == "make":
+        assert re.search(rf"^{words[0]}:", (ROOT / "Makefile").read_text("utf-8"), re.MULTILINE)
+    elif first == "python":
+        assert words[0] == "-m" and importlib.util.find_spec(words[1])
+    else:
+        tests = [test for words, test in ELSEWHERE.items() if words in line]
+        assert tests and (ROOT / tests[0]).exists()
+
+
+@pytest.mark.parametrize(
+    "block", [pytest.param(text, id=f"{page.stem}-{k}")
+              for k, (page, text) in enumerate(blocks("python"))]
+)  # fmt: skip
+def test_python_lines_run(block: str) -> None:
+    exec(block, {})
+
+
+@pytest.mark.parametrize(
+    "block", [pytest.param(text, id=f"{page.stem}-{k}")
+              for k, (page, text) in enumerate(blocks("toml"))]
+)  # fmt: skip
+def test_toml_is_a_config_or_a_suite(block: str) -> None:
+    content = tomllib.loads(block)
+    if "kind" not in content:  # which the command that names it runs
+        parse(content)
+
+
+def test_every_language_is_looked_at() -> None:
+    """So no block is there that nothing runs; what is included is run as an example."""
+    fences = {
+        fence
+        for page in PAGES
+        for fence in re.findall(r"^```(\S[^\n]*)$", page.read_text("utf-8"), re.MULTILINE)
+    }
+    included = {one for one in fences if one.startswith("{literalinclude} ../../")}
+    known = {"sh", "python", "toml", "{toctree}", "{eval-rst}"}
+    assert fences - included <= known
+    for one in included:
+        assert (ROOT / one.removeprefix("{literalinclude} ../../")).exists()

@@ -18,7 +18,7 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[2]
 CONSTRAINTS = ROOT / "constraints.txt"
 FOLDER = ROOT / "requirements"
-NAMES = ("build", "torch", "cuda", "dev", "bench")
+NAMES = ("build", "torch", "cuda", "dev", "bench", "docs")
 # Builds for processors alone, which PyTorch publishes beside the registry: Linux on x86-64 for
 # Python 3.11 (these bytes were tested), 3.12 and 3.13 (as others have published them).
 BESIDE = {
@@ -37,6 +37,7 @@ ABOUT = {
     "build": "What builds this package and the only dependency that comes as a source.",
     "dev": "What `make run`, `make test` and `make check` need.",
     "bench": "What `make bench` needs beside that.",
+    "docs": "What `make docs` needs beside that.",
     "cuda": "What torch needs beside that where its build is one for CUDA.",
 }
 
@@ -118,23 +119,25 @@ def resolve(*arguments: str, wanted: str = "") -> Pins:
     return parse(ended.stdout)
 
 
-def apart(dev: Pins, everything: Pins, build: Pins) -> dict[str, list[Pin]]:
-    """All pins, each in the one file that installs it."""
+def apart(dev: Pins, docs: Pins, everything: Pins, build: Pins) -> dict[str, list[Pin]]:
+    """All pins, each in the one file that installs it; `docs` are those of dev, too."""
     homes: dict[str, list[Pin]] = {name: [] for name in NAMES}
     for name, pin in sorted((everything | build).items()):
         more = (*pin.hashes, *BESIDE.get((name, pin.version), ()))
         marker = "" if name in EARLIER else pin.marker
         full = replace(pin, marker=marker, hashes=tuple(sorted(set(more))))
-        homes[_home(name, dev, build)].append(full)
+        homes[_home(name, dev, docs, build)].append(full)
     return homes
 
 
-def _home(name: str, dev: Pins, build: Pins) -> str:
+def _home(name: str, dev: Pins, docs: Pins, build: Pins) -> str:
     if name == "torch":
         return "torch"
     if name.startswith(CUDA):
         return "cuda"
-    return "build" if name in build else "dev" if name in dev else "bench"
+    if name in build:
+        return "build"
+    return "dev" if name in dev else "docs" if name in docs else "bench"
 
 
 def write(homes: Mapping[str, Iterable[Pin]]) -> None:
@@ -154,8 +157,9 @@ def main() -> None:
     """Make requirements/ and constraints.txt anew."""
     project = "pyproject.toml"
     dev = resolve("--extra", "dev", project)
-    everything = resolve("--extra", "dev", "--extra", "bench", project)
-    write(apart(dev, everything, resolve(wanted=BACKENDS)))
+    docs = resolve("--extra", "dev", "--extra", "docs", project)
+    everything = resolve("--extra", "dev", "--extra", "docs", "--extra", "bench", project)
+    write(apart(dev, docs, everything, resolve(wanted=BACKENDS)))
 
 
 if __name__ == "__main__":

@@ -1,0 +1,88 @@
+"""The site: `make docs` builds it in build/docs, where it reads without a network."""
+
+import re
+import sys
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parent.parent
+sys.path.insert(0, str(ROOT))
+
+from docs.making import formulas, made  # noqa: E402
+
+project = "fedmuon"
+author = "The fedmuon authors"
+copyright = "the fedmuon authors, Apache-2.0"
+extensions = ["myst_parser", "sphinx.ext.autodoc"]
+exclude_patterns = ["making"]
+myst_enable_extensions = ["dollarmath", "attrs_block"]
+myst_heading_anchors = 4
+suppress_warnings = ["myst.header"]  # made parts begin at the level that they need
+html_theme = "furo"
+html_title = "fedmuon"
+html_static_path = ["static"]
+html_css_files = ["site.css"]
+html_show_sphinx = html_show_sourcelink = False
+html_copy_source = False
+smartquotes = False  # --out is an option, no dash
+autodoc_typehints = "none"
+autodoc_member_order = "bysource"
+MARK = re.compile(r"^<!-- made: (.+) -->$", re.MULTILINE)
+
+
+def fill(app, name, source):
+    """`<!-- made: KIND WORDS -->` is replaced by what `made.KIND(*WORDS)` says, as Markdown."""
+
+    def said(mark: re.Match[str]) -> str:
+        kind, *words = mark[1].split()
+        return getattr(made, kind)(*words)
+
+    # What the README has for those who read the files stands on a page of its own here.
+    source[0] = MARK.sub(said, source[0]).replace("(../README.md)", "(/papers/index.md)")
+
+
+def plain(app, what, name, one, options, lines):
+    """Docstrings are plain text: what RST would take for its own stays as it is, code is code; of
+    a module its first paragraph is shown."""
+    if what == "module" and "" in lines:
+        del lines[lines.index("") :]
+    lines[:] = [re.sub(r"`+([^`]+)`+|([*|]|_(?=\W|$))", as_rst, line) for line in lines]
+
+
+def as_rst(one: re.Match[str]) -> str:
+    """Code, or a sign that means nothing."""
+    return f"``{one[1]}``" if one[1] else f"\\{one[2]}"
+
+
+def inline(self, node):
+    """A formula in a line."""
+    from docutils.nodes import SkipNode
+
+    self.body.append(formulas.svg(node.astext()))
+    raise SkipNode
+
+
+def display(self, node):
+    """A formula of its own, which scrolls where it is wider than the page."""
+    from docutils.nodes import SkipNode
+
+    self.body.append(f'<div class="display">{formulas.svg(node.astext())}</div>')
+    raise SkipNode
+
+
+def break_names(app, page, template, context, tree):
+    """Long names in code may break after their underscores, so that tables fit."""
+    names = re.compile(r'(?<=<span class="pre">)[^<]*_[^<]*')
+    context["body"] = names.sub(lambda one: one[0].replace("_", "_<wbr>"), context.get("body", ""))
+
+
+def setup(app):
+    """What Sphinx calls first."""
+    app.connect("html-page-context", break_names)
+    app.connect("source-read", fill)
+    app.connect("autodoc-process-docstring", plain)
+    app.add_html_math_renderer(
+        "paths", inline_renderers=(inline, None), block_renderers=(display, None)
+    )
+
+
+html_math_renderer = "paths"

@@ -1,0 +1,1 @@
+"""What the site is made with: formulas, drawings, tables, and what holds it to what it says."""

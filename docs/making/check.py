@@ -1,0 +1,148 @@
+"""Whether a built site holds together by itself: every link leads somewhere, nothing is fetched,
+no page is wider than its screen.
+
+    python -m docs.making.check build/docs
+
+What a page asks for is read twice: from its HTML, and from what Chromium says that the page
+requested when it was opened, where Chromium is installed.
+"""
+
+import json
+import re
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterator
+from html.parser import HTMLParser
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from urllib.parse import unquote, urldefrag, urlsplit
+
+BROWSERS = ("chromium", "chromium-browser", "google-chrome")
+FETCHED = {"script": "src", "img": "src", "link": "href", "iframe": "src", "source": "srcset"}
+WIDTHS = 390, 1280
+# Every page in a frame of one width, one after the other; the body ends as those that are wider.
+FRAMES = """<body></body><script>
+const wide = [], show = ([page, ...others]) => {
+  if (!page) { document.body.textContent = JSON.stringify(wide); return; }
+  const frame = document.createElement("iframe");
+  frame.width = WIDTH; frame.height = 900; frame.src = page;
+  frame.onload = () => {
+    const seen = frame.contentDocument.documentElement;
+    if (seen.scrollWidth > seen.clientWidth) wide.push(page);
+    frame.remove(); show(others);
+  };
+  document.body.append(frame);
+}; show(PAGES)</script>"""
+QUIET = ("--headless", "--no-sandbox", "--disable-gpu", "--disable-background-networking",
+         "--disable-component-update", "--disable-sync", "--no-first-run",
+         "--virtual-time-budget=60000")  # fmt: skip
+
+
+class Page(HTMLParser):
+    """What a page links to, what it fetches, and the anchors it has."""
+
+    def __init__(self, text: str) -> None:
+        super().__init__()
+        self.links: list[str] = []
+        self.fetched: list[str] = []
+        self.anchors: set[str] = set()
+        self.feed(text)
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        """Note what the tag says."""
+        held = {name: value for name, value in attrs if value}
+        self.anchors |= {held[name] for name in ("id", "name") if name in held}
+        if tag == "a" and "href" in held:
+            self.links.append(held["href"])
+        if tag in FETCHED and FETCHED[tag] in held:
+            self.fetched.append(held[FETCHED[tag]])
+
+
+def flaws(site: Path) -> list[str]:
+    """Links and files that lead nowhere, and what would be fetched from elsewhere."""
+    pages = {file: Page(file.read_text(encoding="utf-8")) for file in sorted(site.rglob("*.html"))}
+    return [
+        f"{file.relative_to(site)}: {flaw}"
+        for file, page in pages.items()
+        for flaw in (*_elsewhere(page), *_nowhere(file, page, pages))
+    ]
+
+
+def _elsewhere(page: Page) -> Iterator[str]:
+    """What would be fetched over a network."""
+    for one in page.fetched:
+        if urlsplit(one).scheme not in ("", "data") or one.startswith("//"):
+            yield f"fetches {one}"
+
+
+def _nowhere(file: Path, page: Page, pages: dict[Path, Page]) -> Iterator[str]:
+    """What leads to no file of the site, or to no place in it; other sites are not asked."""
+    for one in {*page.links, *page.fetched}:
+        path, anchor = urldefrag(one)
+        if urlsplit(one).scheme or one.startswith("//"):
+            continue
+        target = (file.parent / unquote(urlsplit(path).path)).resolve() if path else file.resolve()
+        if not target.is_file():
+            yield f"leads to {one}, which is not there"
+        elif anchor and target in pages and unquote(anchor) not in pages[target].anchors:
+            yield f"leads to {one}, where there is no such place"
+
+
+def requested(page: Path, browser: str) -> list[str]:
+    """The addresses beyond this machine's files that a page asks for when a browser opens it."""
+    with TemporaryDirectory() as folder:
+        log = Path(folder, "net.json")
+        opened(page, browser, f"--log-net-log={log}")
+        return addresses(json.loads(log.read_text(encoding="utf-8")))
+
+
+def opened(page: Path, browser: str, *more: str) -> str:
+    """The page as a browser leaves it."""
+    with TemporaryDirectory() as folder:
+        told = (f"--user-data-dir={folder}", "--dump-dom", *more, page.resolve().as_uri())
+        ended = subprocess.run(
+            [browser, *QUIET, *told], check=True, capture_output=True, timeout=180
+        )
+        return ended.stdout.decode()
+
+
+def wider(site: Path, browser: str, width: int) -> list[str]:
+    """The pages that a screen of that width cannot show without being pushed aside."""
+    pages = json.dumps([one.resolve().as_uri() for one in sorted(site.rglob("*.html"))])
+    with TemporaryDirectory() as folder:
+        frames = Path(folder, "frames.html")
+        frames.write_text(FRAMES.replace("WIDTH", str(width)).replace("PAGES", pages))
+        left = opened(frames, browser, "--allow-file-access-from-files", "--window-size=1400,1000")
+        found = re.search(r"<body>(\[.*?\])", left)
+        if not found:
+            raise SystemExit("the browser did not come to the end of the pages")
+        return [unquote(one.rpartition("/")[2]) for one in json.loads(found[1])]
+
+
+def addresses(log: dict) -> list[str]:
+    """What a page asked of a network, in a net log of Chromium's; what Chromium asks for its own
+    sake, as the time, has no origin."""
+    start = log["constants"]["logEventTypes"]["URL_REQUEST_START_JOB"]
+    said = [one.get("params", {}) for one in log["events"] if one["type"] == start]
+    asked = {one["url"] for one in said if "url" in one and one["initiator"] != "not an origin"}
+    return sorted(one for one in asked if urlsplit(one).scheme in ("http", "https", "ws", "wss"))
+
+
+def main(site: Path) -> int:
+    """Say what is wrong; 0 if nothing is."""
+    found = flaws(site.resolve())
+    browser = next(filter(None, map(shutil.which, BROWSERS)), None)
+    if browser:
+        pages = [site / name for name in ("index.html", "concepts/stability.html", "search.html")]
+        found += [f"{one.name} asked for {url}" for one in pages for url in requested(one, browser)]
+        found += [f"{one} is wider than {width} points"
+                  for width in WIDTHS for one in wider(site, browser, width)]  # fmt: skip
+    whole = "every link leads somewhere, nothing is fetched, no page is wider than its screen"
+    alone = "every link leads somewhere; no browser is here to be asked"
+    print("\n".join(found) or (whole if browser else alone))
+    return bool(found)
+
+
+if __name__ == "__main__":
+    sys.exit(main(Path(sys.argv[1])))

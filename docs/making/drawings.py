@@ -1,0 +1,223 @@
+"""Drawings of the concepts, computed by the product; inside a page they take its ink."""
+
+import io
+import re
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import torch
+from matplotlib import colormaps
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+
+import fedmuon
+from fedmuon.analysis.report import style
+from fedmuon.data import load
+from fedmuon.privacy import accounting
+
+Drawn = Callable[[], Figure]
+DRAWINGS: dict[str, tuple[Drawn, str]] = {}
+
+
+def drawing(says: str) -> Callable[[Drawn], Drawn]:
+    """Known by its function's name; `says` is for those who do not see it."""
+
+    def known(draw: Drawn) -> Drawn:
+        DRAWINGS[draw.__name__] = style.styled(draw), says
+        return draw
+
+    return known
+
+
+def inline(name: str) -> str:
+    """As SVG inside HTML: black is the ink of the page, and nothing is painted behind."""
+    draw, says = DRAWINGS[name]
+    buffer = io.BytesIO()
+    draw().savefig(buffer, format="svg", metadata={"Date": None}, transparent=True)
+    text = buffer.getvalue().decode()
+    text = text[text.index("<svg") :].replace(style.BLACK, "currentColor")
+    text = re.sub(r'(<svg[^>]*?) width="[^"]*"', r"\1", text, count=1)
+    text = re.sub(r'(<svg[^>]*?) height="[^"]*"', r"\1", text, count=1)
+    text = re.sub(r'(id="|href="#|url\(#)', rf"\g<1>{name}-", text)  # several to a page
+    return f'<figure class="drawing">{text}<figcaption>{says}</figcaption></figure>'
+
+
+@drawing(
+    "What each map does to a singular value: 0 stays 0, large ones go to 1. The steepest slope is "
+    "its Lipschitz constant; the exact sign, which jumps at 0, has none."
+)
+def maps() -> Figure:
+    """Singular values through four maps, as the product computes them."""
+    from fedmuon.orthogonalize import clipped_sign, newton_schulz, smoothed_polar
+
+    figure, (axes,) = style.canvas(1, False, 2.8)
+    sigma = torch.linspace(0, 1, 401, dtype=torch.float64)
+    unit = torch.stack([sigma, (1 - sigma**2).sqrt()], 1).diag_embed()  # of Frobenius norm 1
+    axes.plot([0, 0, 1], [0, 1, 1], color=style.GREY, lw=0.9, ls="--", label="exact sign")
+    lines = {
+        "smoothed polar, λ = 0.01": smoothed_polar(unit, lam=0.01),
+        "clipped sign, γ = 0.3": clipped_sign(unit, gamma=0.3),
+        "five cubic Newton–Schulz steps": newton_schulz(unit, 5, "cubic", eps=1e-12),
+    }
+    for (name, mapped), (color, _) in zip(lines.items(), style.SERIES, strict=False):
+        axes.plot(sigma, mapped[:, 0, 0], color=color, label=name)
+    axes.set_xlabel("singular value of M, where ‖M‖ = 1")
+    axes.set_ylabel("singular value of Orth(M)")
+    style.legend(axes, 2)
+    return figure
+
+
+@drawing(
+    "Left: who takes part, 5 of 20 clients a round, drawn ahead of the run. Right: how many "
+    "samples of which label each client has, by a Dirichlet law with α = 0.5."
+)
+def federation() -> Figure:
+    """A schedule and a partition that the product draws."""
+    config = {"federation": {"rounds": 30}, "output": {"evaluate-every": 30}}
+    folder = fedmuon.run(config).path
+    figure, (left, right) = style.canvas(2, False, 3.0)
+    schedule, held = np.load(folder / "schedule.npy"), np.load(folder / "partition.npz")
+    rounds = np.repeat(np.arange(1, len(schedule) + 1), schedule.shape[1])
+    left.plot(rounds, schedule.ravel(), "s", color=style.BLUE, ms=3)
+    left.set_xlabel("round")
+    for axes in (left, right):
+        axes.set_yticks(range(0, 20, 5))
+        axes.set_ylabel("client")
+    _labels(right, held["client"], load("mnist5k")[1][held["train_index"]])
+    return figure
+
+
+def _labels(axes: Axes, client: np.ndarray, label: np.ndarray) -> None:
+    """Counts [clients, labels] as bars, one colour a label."""
+    counts = np.zeros((client.max() + 1, label.max() + 1), int)
+    np.add.at(counts, (client, label), 1)
+    left = np.zeros(len(counts))
+    for k, color in zip(
+        range(counts.shape[1]), colormaps["viridis"](np.linspace(0, 1, 10)), strict=False
+    ):
+        axes.barh(range(len(counts)), counts[:, k], left=left, color=color, height=0.8)
+        left += counts[:, k]
+    axes.set_xlabel("samples, coloured by label")
+
+
+CONTROLLED = {
+    "data": {"train": 1000, "test": 200},
+    "task": {"initial": "zero"},
+    "local": {"steps": 1, "lr": 0.01},
+    "orthogonalizer": {"lambda": 0.1},
+}
+
+
+@drawing(
+    "Twenty neighbours of one run: each differs in one sample, every draw is shared. Blue is how "
+    "far its model is from the run's after so many rounds; black is the largest certificate of the "
+    "clients whose sample it is, proved before the run."
+)
+def neighbours() -> Figure:
+    """Measured distances by round, and what the theory allows."""
+    figure, (axes,) = style.canvas(1, False, 2.8)
+    _paths(axes)
+    style.legend(axes, 2)
+    return figure
+
+
+def _paths(axes: Axes) -> None:
+    rounds = np.array([1, 2, 3, 5, 7, 10, 15, 20, 30, 40, 50])
+    runs = [
+        fedmuon.stability(CONTROLLED | {"federation": {"rounds": int(last)}}, trials=20).neighbours
+        for last in rounds
+    ]
+    moved = np.array([[one["perturbation"] for one in run] for run in runs])
+    allowed = np.array([[one["certificate"] for one in run] for run in runs])
+    for k, path in enumerate(moved.T):
+        axes.plot(rounds, path, color=style.BLUE, lw=0.8, alpha=0.7,
+                  label="neighbours, measured" if k == 0 else None)  # fmt: skip
+    axes.plot(rounds, allowed.max(axis=1), color=style.BLACK, lw=1.6, label="certificate")
+    axes.set_xlabel("round")
+    axes.set_ylabel("distance ‖X − X′‖")
+
+
+@drawing(
+    "Every one of 300 samples replaced once. Left: how far each moves the model, client by client "
+    "in the order of exposure, below the client's certificate. Right: how near all of them come to "
+    "it, and what ten random ones would have shown."
+)
+def census() -> Figure:
+    """All neighbours of a small run."""
+    small = {"data": {"train": 300, "test": 200}, "federation": {"clients": 10, "rounds": 20}}
+    return fedmuon.stability(CONTROLLED | small, neighbours="all").plot()
+
+
+@drawing(
+    "The bound on the gap between population and train loss, by the number of rounds, for three "
+    "step sizes. Above B = 1, which the loss never exceeds, a bound says nothing."
+)
+def bounds() -> Figure:
+    """Theorem 4.1 as a number, before any run."""
+    figure, (axes,) = style.canvas(1, False, 2.8)
+    rounds = [1, 2, 5, 10, 20, 50, 100, 200, 500, 1000]
+    for lr, (color, mark) in zip((1e-4, 1e-3, 1e-2), style.SERIES, strict=False):
+        values = [fedmuon.bound(config=_certain(lr, last), size=1000)["value"] for last in rounds]
+        axes.plot(rounds, values, mark + "-", color=color, ms=4, label=f"η = {lr:g}")
+    axes.axhline(1, color=style.BLACK, lw=0.8, ls="--", label="B")
+    axes.set_xscale("log")
+    axes.set_yscale("log")
+    axes.set_xlabel("rounds")
+    axes.set_ylabel("bound on the gap")
+    style.legend(axes, 4)
+    return figure
+
+
+def _certain(lr: float, rounds: int) -> dict[str, dict[str, float]]:
+    return {
+        "federation": {"clients": 100, "per-round": 10, "rounds": rounds},
+        "local": {"lr": lr, "steps": 1},
+        "orthogonalizer": {"lambda": 0.1},
+    }
+
+
+@drawing(
+    "One noise, more and more blocks of parameters a step: what is printed when every block is "
+    "accounted for as if it had a lot of its own, and what all blocks of one lot spend together. "
+    "At 49 blocks, the setting of a published table, these are 7.985 and 61.98."
+)
+def epsilon() -> Figure:
+    """Joint against per-release accounting, by the number of blocks."""
+    figure, (axes,) = style.canvas(1, False, 2.8)
+    _spent(axes)
+    style.legend(axes, 2)
+    return figure
+
+
+def _spent(axes: Axes) -> None:
+    blocks = [1, 2, 4, 7, 12, 20, 32, 49]
+    named = {
+        "joint": "all blocks of a lot together: holds",
+        "per-release": "block by block: printed",
+    }
+    for (mode, name), (color, mark) in zip(named.items(), style.SERIES[1::-1], strict=True):
+        values = [accounting.epsilon(2.3395, 1024 / 42043, 410, 8e-6, m, mode).epsilon
+                  for m in blocks]  # fmt: skip
+        axes.plot(blocks, values, mark + "-", color=color, ms=4, label=name)
+    axes.set_yscale("log")
+    axes.set_yticks([0.5, 1, 2, 5, 10, 20, 50], ["0.5", "1", "2", "5", "10", "20", "50"])
+    axes.set_yticks([], minor=True)
+    axes.set_xlabel("blocks of parameters a step")
+    axes.set_ylabel("ε at δ = 8e−6")
+
+
+@style.styled
+def picture() -> Figure:
+    """The README's: what a certificate allows, and what an ε leaves out."""
+    figure, (left, right) = style.canvas(2, False, 2.6)
+    _paths(left)
+    _spent(right)
+    for axes, title in ((left, "One sample replaced: how far?"), (right, "How private, really?")):
+        axes.set_title(title, loc="left")
+        style.legend(axes, 1)
+    return figure
+
+
+if __name__ == "__main__":
+    style.saved_as(picture(), Path(__file__).resolve().parent.parent / "picture.png")

@@ -1,0 +1,23 @@
+"""The parts of pages that are made: `<!-- made: NAME WORDS -->` is what NAME(*WORDS) says."""
+
+from pathlib import Path
+
+from docs.making import drawings
+from docs.making.commands import reference as commands
+from docs.making.papers import gallery
+from docs.making.papers import index as papers
+from docs.making.papers import page as paper
+
+__all__ = ["commands", "drawing", "gallery", "paper", "papers", "readme"]
+README = Path(__file__).resolve().parents[2] / "README.md"
+
+
+def drawing(name: str) -> str:
+    """A drawing inside the page, in its ink."""
+    return f"```{{raw}} html\n{drawings.inline(name)}\n```"
+
+
+def readme(*words: str) -> str:
+    """The README's section of that title, without it; its links are those of the site."""
+    text = README.read_text(encoding="utf-8").split(f"\n## {' '.join(words)}\n")[1]
+    return text.split("\n## ")[0].strip().replace("](docs/", "](/")

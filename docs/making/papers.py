@@ -1,0 +1,120 @@
+"""A page a paper: what it says, what is found here, and what shows it."""
+
+import tomllib
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from docs.making import results
+from fedmuon.experiments.suites import contents
+
+FOLDER = Path(__file__).resolve().parent.parent / "papers"
+Claim = Mapping[str, Any]
+Kept = Mapping[str, Any]
+
+
+def read(number: str) -> dict[str, Any]:
+    """A paper's title, identifier, suites and claims."""
+    return tomllib.loads((FOLDER / f"{number}.toml").read_text(encoding="utf-8"))
+
+
+def known() -> list[str]:
+    """Their numbers."""
+    return sorted(file.stem for file in FOLDER.glob("*.toml"))
+
+
+def index() -> str:
+    """The papers by their numbers."""
+    rows = [[f"[{number}]({number}.md)", titled(read(number))] for number in known()]
+    return table(("", "paper"), rows)
+
+
+def titled(paper: Mapping[str, Any]) -> str:
+    """A paper's title, with its identifier where its text names one."""
+    named = f" ({paper['identifier']})" if "identifier" in paper else ""
+    return f"{paper['title']}{named}"
+
+
+def page(number: str) -> str:
+    """A table of the paper's claims, what shows each, and what its suites come to, as Markdown."""
+    held = read(number)
+    rows = [[one["where"], one["printed"], one["ours"], shown(one)] for one in held["claims"]]
+    proofs = [f"- {one['where']}: `tests/{one['test']}`" for one in held["claims"] if "test" in one]
+    return "\n\n".join(
+        [
+            f"**{titled(held)}**",
+            "{.stacked}\n" + table(("where", "printed", "here", "verdict"), rows),
+            "## Tests that show it",
+            "\n".join(proofs),
+            "## Suites",
+            *(suite(name) for name in held["suites"]),
+        ]
+    )
+
+
+def shown(claim: Claim, folder: Path = results.FOLDER) -> str:
+    """The verdicts that are kept, or how to have them; and whether a test shows it."""
+    parts = ["tested"] if "test" in claim else []
+    if name := claim.get("suite"):
+        parts.insert(0, verdicts(name, claim.get("claim", ""), results.read(name, folder)))
+    return "; ".join([*parts, *(f"`{claim[key]}`" for key in ("command",) if key in claim)])
+
+
+def verdicts(name: str, fragment: str, kept: Kept | None) -> str:
+    """Counts by verdict of the suite's claims with that fragment."""
+    if kept is None:
+        return f"run it: `fedmuon suite {name}`"
+    found = Counter(results.verdict(one) for one in matching(fragment, kept))
+    counts = ", ".join(f"{word} {count}" if sum(found.values()) > 1 else f"**{word}**"
+                       for word, count in found.items())  # fmt: skip
+    return f"{counts} (`{name}`)"
+
+
+def matching(fragment: str, kept: Kept) -> Sequence[Claim]:
+    """The kept claims whose sentence has the fragment; all of them where none has, or it is ""."""
+    return [one for one in kept["claims"] if fragment in one["sentence"]] or kept["claims"]
+
+
+def suite(name: str) -> str:
+    """A suite's title and note, and its verdicts or how to have them."""
+    about, kept = contents.read(name), results.read(name)
+    parts = [f"### `{name}`: {about['title']}", str(about.get("note", ""))]
+    if kept is None:
+        parts.append(f"No result is kept here. Run it: `fedmuon suite {name}`")
+    else:
+        rows = [[one["sentence"], results.verdict(one), one["detail"]] for one in kept["claims"]]
+        parts += [table(("claim", "verdict", "by how much"), rows), circumstances(kept)]
+    return "\n\n".join(part for part in parts if part)
+
+
+def circumstances(kept: Kept) -> str:
+    """What was run where, and how to run it again."""
+    machine = ", ".join(f"{name} {one}" for name, one in kept.get("machine", {}).items())
+    on = f" on {kept['data']}" if kept["data"] else ""
+    return (
+        f"Scale {kept['scale']}{on}, {kept['seconds']:.0f} seconds ({machine}). "
+        f"Again: `{kept['again']}`"
+    )
+
+
+def gallery() -> str:
+    """All suites that are shipped: which papers they are of, and what they came to."""
+    of = {number: read(number)["suites"] for number in known()}
+    rows = []
+    for name in sorted(contents.shipped()):
+        papers = [f"[{number}]({number}.md)" for number in of if name in of[number]]
+        seen = verdicts(name, "", results.read(name)).split(" (`")[0]
+        rows.append([f"`{name}`", contents.read(name)["title"], ", ".join(papers) or "ours", seen])
+    return table(("suite", "what it is", "of", "verdicts"), rows)
+
+
+def table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    """Markdown."""
+    lines = [head, ["---"] * len(head), *rows]
+    return "\n".join(f"| {' | '.join(map(cell, line))} |" for line in lines)
+
+
+def cell(text: str) -> str:
+    """Text that stays within its cell."""
+    return " ".join(text.replace("|", "\\|").split())
