@@ -97,7 +97,7 @@ def said_somewhere(fragment: str) -> bool:
 
 
 def test_what_nobody_says_is_missed() -> None:
-    assert said_somewhere("Every measured gap is at most") and not said_somewhere("gaps never grow")
+    assert said_somewhere("Every gap is at most") and not said_somewhere("gaps never grow")
 
 
 def test_suites_of_papers_are_shipped() -> None:
@@ -108,8 +108,8 @@ def test_suites_of_papers_are_shipped() -> None:
 
 
 def test_verdicts_are_those_that_are_kept(tmp_path: Path) -> None:
-    claims = [{"sentence": "All is well.", "holds": True, "detail": "by far"},
-              {"sentence": "All grows.", "holds": False, "detail": "it falls"}]  # fmt: skip
+    claims = [{"claim": "All is well.", "verdict": "holds", "detail": "by far"},
+              {"claim": "All grows.", "verdict": "fails", "detail": "it falls"}]  # fmt: skip
     (tmp_path / "dp-bias.json").write_text(json.dumps({"claims": claims}))
     claim = {"suite": "dp-bias", "claim": "is well"}
     assert papers.shown(claim, tmp_path) == "**holds** (`dp-bias`)"

@@ -73,7 +73,7 @@ def verdicts(name: str, fragment: str, kept: Kept | None) -> str:
 
 def matching(fragment: str, kept: Kept) -> Sequence[Claim]:
     """The kept claims whose sentence has the fragment; all of them where none has, or it is ""."""
-    return [one for one in kept["claims"] if fragment in one["sentence"]] or kept["claims"]
+    return [one for one in kept["claims"] if fragment in one["claim"]] or kept["claims"]
 
 
 def suite(name: str) -> str:
@@ -83,7 +83,7 @@ def suite(name: str) -> str:
     if kept is None:
         parts.append(f"No result is kept here. Run it: `fedmuon suite {name}`")
     else:
-        rows = [[one["sentence"], results.verdict(one), one["detail"]] for one in kept["claims"]]
+        rows = [[one["claim"], results.verdict(one), one["detail"]] for one in kept["claims"]]
         parts += [table(("claim", "verdict", "by how much"), rows), circumstances(kept)]
     return "\n\n".join(part for part in parts if part)
 

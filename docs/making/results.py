@@ -5,7 +5,6 @@ python -m docs.making.results runs/dp-bias        keeps what that folder holds
 
 import json
 import sys
-from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -13,13 +12,12 @@ from fedmuon.experiments.report import of_suite
 
 FOLDER = Path(__file__).resolve().parent.parent / "results"
 FACTS = ("suite", "title", "kind", "data", "scale", "seconds", "again", "machine", "versions")
-WORDS = {True: "holds", False: "fails", None: "undecided"}
 
 
 def keep(folder: Path, into: Path = FOLDER) -> Path:
     """Keep the claims of a finished suite's folder, with their verdicts and circumstances."""
     about = json.loads((folder / "suite.json").read_text(encoding="utf-8"))
-    claims = [asdict(one) for one in of_suite(folder).claims]
+    claims = [one.record() for one in of_suite(folder).claims]
     kept = {name: about[name] for name in FACTS if name in about} | {"claims": claims}
     into.mkdir(exist_ok=True)
     file = into / f"{about['suite']}.json"
@@ -34,8 +32,8 @@ def read(suite: str, folder: Path = FOLDER) -> dict[str, Any] | None:
 
 
 def verdict(claim: dict[str, Any]) -> str:
-    """In words."""
-    return claim.get("verdict") or WORDS[claim["holds"]]
+    """One of the four."""
+    return claim["verdict"]
 
 
 if __name__ == "__main__":
