@@ -20,6 +20,7 @@ from fedmuon.experiments.cli.results import compare, report
 from fedmuon.experiments.cli.runs import deploy_demo, doctor, run, stability, suite
 from fedmuon.experiments.cli.theory import bound, flops, stationarity
 from fedmuon.experiments.cli.unlearn import unlearn
+from fedmuon.experiments.cli.watch import watch
 from fedmuon.registry import blamed
 from fedmuon.signals import interruptible
 
@@ -33,6 +34,7 @@ app = typer.Typer(
 )
 for command in (
     run,
+    watch,
     plan,
     stability,
     unlearn,

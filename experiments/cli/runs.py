@@ -9,6 +9,7 @@ from typer import Argument, Option
 
 import fedmuon.experiments.cli.options as options
 from fedmuon.experiments.cli.options import console, where
+from fedmuon.experiments.cli.watch import Watch, followed
 
 
 def run(
@@ -23,6 +24,7 @@ def run(
     verbose: Annotated[
         bool, Option("--verbose", help="Show what Flower and Ray have to say.")
     ] = False,
+    watch: Watch = False,
 ) -> None:
     """Run one federated experiment and write its run directory. Every key: fedmuon config explain.
 
@@ -35,7 +37,7 @@ def run(
     chosen = options.chosen_config(config, changes, resume, out)
     folder = options.chosen_folder(out, chosen, resume)
     ended = resume and (folder / "summary.json").exists()
-    with options.resumable(folder, ["run"]):
+    with options.resumable(folder, ["run"]), followed(folder, watch):
         with Progress(console, lines=True) as progress:
             summary = execute(chosen, folder, resume, progress.watch, progress.begin, verbose)
         console.print(summary_table(summary))

@@ -1,0 +1,1 @@
+"""A page on this machine alone that follows runs while they last."""
