@@ -189,7 +189,8 @@ def test_runs_below_a_folder(finished: Path, growing: tuple[Path, list[str]]) ->
     lock = growing[0] / ".lock"
     with served(folder) as server:
         one, other = told(server, "runs")["runs"]
-        assert one["state"] == "stopped" and "summary.json" in other["trouble"]
+        assert one["state"] == "stopped" and other["state"] == "damaged"
+        assert "summary.json is not as" in other["trouble"]
         lock.write_text(f"process {os.getpid()} on {socket.gethostname()} (fedmuon run)")
         assert told(server, "runs")["runs"][0]["state"] == "running"
         lock.write_text(f"process {_ended()} on {socket.gethostname()} (fedmuon run)")
@@ -241,6 +242,21 @@ def test_a_run_goes_on_without_its_page(finished: Path, monkeypatch: pytest.Monk
     with watched(finished, said.append):
         said.append("ran")
     assert "Too many open files" in said[1] and said[2] == "ran"
+
+
+def test_a_run_goes_on_whatever_its_page_does(
+    finished: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture
+) -> None:
+    monkeypatch.setattr(http_server, "runs_of", lambda folder: 1 / 0)
+    said: list[str] = []
+    with watched(finished, said.append):
+        address = urlsplit(said[0].split()[-1])
+        link = http.client.HTTPConnection("127.0.0.1", address.port or 0, timeout=30)
+        with contextlib.closing(link), pytest.raises(http.client.RemoteDisconnected):
+            link.request("GET", f"{address.path}runs")
+            link.getresponse()
+        said.append("ran")
+    assert said[1] == "ran" and "ZeroDivisionError" in capsys.readouterr().err
 
 
 def test_ctrl_c_ends_it(finished: Path) -> None:

@@ -2,7 +2,7 @@
 const LOSSES = { train_loss: "a", test_loss: "b", client_loss: "c" }, POINTS = 1500, RECENT = 20;
 const LEFT_OUT = ["round", "faults", "dropped", "train_seconds", "seconds", "test_gap",
   ...Object.keys(LOSSES)];
-const WORDS = { done: "✓ done", running: "● running", stopped: "■ stopped" };
+const WORDS = { done: "✓ done", running: "● running", stopped: "■ stopped", damaged: "✗ damaged" };
 const known = new Map(), main = document.querySelector("main");
 
 function put(parent, tag, kind, text) {
@@ -16,7 +16,9 @@ function put(parent, tag, kind, text) {
 }
 
 async function ask(path) {
-  const answer = await fetch(path, { cache: "no-store" });
+  const answer = await fetch(path).catch(() => {
+    throw new Error("What served this page has ended, or does not answer: these are its last words");
+  });
   if (!answer.ok) throw new Error(await answer.text());
   return answer.json();
 }
@@ -39,9 +41,7 @@ async function look() {
     said = `${folder}: ${all === 0 ? "no run has begun here yet" : states.join(", ")}`
       + (all > runs.length ? `; the newest ${runs.length} of ${all} are shown` : "") + ".";
   } catch (error) {
-    said = error instanceof TypeError
-      ? "What served this page has ended, or does not answer: these are the last numbers it gave."
-      : `${error.message}.`;
+    said = `${error.message}.`;
   }
   const about = document.getElementById("about");
   if (about.textContent !== said) about.textContent = said;
@@ -96,8 +96,8 @@ function draw(one) {
   line.replaceChildren();
   body.replaceChildren();
   put(line, "strong", "", run.name);
-  if (run.trouble) return void put(line, "span", "bad", run.trouble);
   put(line, "span", `state ${run.state}`, WORDS[run.state]);
+  if (run.trouble) return void put(body, "p", "bad", run.trouble);
   const done = end?.round ?? 0, spent = end ? ` in ${lasting(end.seconds)}` : "";
   const rate = put(line, "span", "rate", `round ${done} of ${run.total}${spent}`);
   if (end && run.state === "running") rate.textContent += pace(rounds, run.total);
@@ -110,7 +110,7 @@ function draw(one) {
   if (run.state === "stopped")
     put(body, "p", "bad", "It has not ended, and no process writes to it: --resume goes on.");
   if (run.private) put(body, "p", "private", `${run.private} ${run.spent
-    ? `Released: ${run.spent.released.join(", ")}; ε ${run.spent.epsilon === null ? "= ∞"
+    ? `Released: ${(run.spent.released ?? []).join(", ")}; ε ${run.spent.epsilon === null ? "= ∞"
       : `≤ ${short(run.spent.epsilon)}`} at δ = ${short(run.spent.delta)}, ${run.spent.certified
       ? "certified" : "not certified"}.` : ""}`);
   const charts = put(body, "div", "charts");

@@ -20,6 +20,7 @@ from fedmuon.names import PRIVATE
 from fedmuon.tables import read_toml
 
 ROUNDS, LEDGER = "rounds.jsonl", "ledger.jsonl"
+SPENT = ("released", "epsilon", "delta", "certified")
 PART = 1 << 20  # bytes of a file that are read at a time
 
 
@@ -46,14 +47,18 @@ def about(name: str, folder: Path) -> Record:
     try:
         card = _card(file, file.stat().st_mtime_ns)
         summary = RunDirectory(folder).summary() or {}
-    except InputError as error:
-        return {"name": name, "trouble": str(error)}
+    except (InputError, KeyError) as error:  # a config of another version lacks tables
+        return {"name": name, "state": "damaged", "trouble": f"{file}: {error}"}
     state = "done" if summary else "running" if _is_written(folder) else "stopped"
     private = NOT_RELEASED if (folder / LEDGER).exists() else ""
     found = {"name": name, "state": state, "stopped": summary.get("stopped", ""), **card}
     with contextlib.suppress(FileNotFoundError):  # before its first round
         found["size"] = _place((folder / ROUNDS).stat())
-    return found | {"private": private, "spent": summary.get("privacy")}
+    spent = summary.get("privacy")
+    return found | {
+        "private": private,
+        "spent": spent and {name: spent.get(name) for name in SPENT},
+    }
 
 
 @lru_cache(256)
