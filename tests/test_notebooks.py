@@ -55,6 +55,7 @@ def elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
     monkeypatch.setenv("MPLBACKEND", "agg")
+    monkeypatch.setenv("FORCE_COLOR", "1")  # as Jupyter's kernels have it
 
 
 def test_notebooks_are_stripped_and_short() -> None:

@@ -209,7 +209,7 @@ def test_a_private_run_says_what_is_not_released(tmp_path: Path) -> None:
     with served(tmp_path) as server:
         (run,) = told(server, "runs")["runs"]
     assert "not released" in run["private"] and "model.safetensors" in run["spent"]["released"]
-    assert run["spent"]["epsilon"] > 0 and ["local steps", "1 on lots of 5"] in run["card"]
+    assert run["spent"]["epsilon"] > 0 and ["recipe", "dp-muon"] in run["card"]
 
 
 def test_a_watched_run_has_the_same_bytes(
@@ -253,7 +253,7 @@ def test_a_run_goes_on_whatever_its_page_does(
         address = urlsplit(said[0].split()[-1])
         link = http.client.HTTPConnection("127.0.0.1", address.port or 0, timeout=30)
         with contextlib.closing(link), pytest.raises(http.client.RemoteDisconnected):
-            link.request("GET", f"{address.path}runs")
+            link.request("GET", f"{address.path}rounds")
             link.getresponse()
         said.append("ran")
     assert said[1] == "ran" and "ZeroDivisionError" in capsys.readouterr().err

@@ -3,6 +3,7 @@
 from pathlib import Path
 from typing import Annotated
 
+from rich.console import Console
 from typer import Argument, Context, Option
 
 from fedmuon.experiments.cli.options import (
@@ -147,7 +148,8 @@ def _audit_run(
     config = chosen_config(file, overrides or [], False)
     assert config is not None
     folder = chosen_folder(out, config)
-    with resumable(folder, ["privacy", "audit"]), Progress(console) as progress:
+    shown = Console(quiet=True) if as_json else console  # FORCE_COLOR has a bar even in a pipe
+    with resumable(folder, ["privacy", "audit"]), Progress(shown) as progress:
         record = one_run.execute(
             config, folder, canaries, sees, watch=progress.watch, begun=progress.begin
         )

@@ -1,8 +1,10 @@
 "use strict";
-const LOSSES = { train_loss: "a", test_loss: "b", client_loss: "c" }, POINTS = 1500, RECENT = 20;
+const LOSSES = { train_loss: "a", test_loss: "b", client_loss: "c" }, POINTS = 1500;
+const RECENT = 20, FEW = 12;  // rounds that tell the rate, and evaluations that are marked
 const LEFT_OUT = ["round", "faults", "dropped", "train_seconds", "seconds", "test_gap",
   ...Object.keys(LOSSES)];
-const WORDS = { done: "✓ done", running: "● running", stopped: "■ stopped", damaged: "✗ damaged" };
+const WORDS = { done: "✓ done", running: "● running", stopped: "■ stopped",
+  damaged: "✗ damaged" };
 const known = new Map(), main = document.querySelector("main");
 
 function put(parent, tag, kind, text) {
@@ -17,7 +19,7 @@ function put(parent, tag, kind, text) {
 
 async function ask(path) {
   const answer = await fetch(path).catch(() => {
-    throw new Error("What served this page has ended, or does not answer: these are its last words");
+    throw new Error("What served this page has ended, or does not answer; this was its last");
   });
   if (!answer.ok) throw new Error(await answer.text());
   return answer.json();
@@ -132,7 +134,8 @@ function faults(body, one, rounds) {
     + [...one.faults ?? [], ...one.dropped ? [`left out: ${one.dropped}`] : []].join("; "));
   if (one.damaged) put(body, "p", "bad", `Damaged lines of rounds.jsonl: ${one.damaged}.`);
   if (!found.length) return;
-  put(body, "p", "bad", `Rounds with faults: ${found.length}${found.length > 5 ? "; the last" : ""}`);
+  const which = found.length > 5 ? ", the last of them" : "";
+  put(body, "p", "bad", `Rounds with faults: ${found.length}${which}`);
   const list = put(body, "ul");
   for (const said of found.slice(-5)) put(list, "li", "", said);
 }
@@ -179,10 +182,9 @@ function chart(figure, title, series, rounds, run) {
   for (const { name, kind, points } of curves) {
     const every = Math.ceil(points.length / POINTS);
     const kept = points.filter((_, i) => i % every === 0 || i === points.length - 1);
-    const path = put(svg, "path", kind);
-    path.setAttribute("d", kept.map((one, i) =>
-      `${i ? "L" : "M"}${x(one.round).toFixed(1)},${y(one[name]).toFixed(1)}`).join(""));
-    if (kept.length === 1) path.setAttribute("d", `${path.getAttribute("d")}h4`);
+    const at = kept.map(one => `${x(one.round).toFixed(1)},${y(one[name]).toFixed(1)}`);
+    put(svg, "path", kind).setAttribute("d", `M${at.join("L")}`);
+    if (at.length <= FEW) put(svg, "path", `${kind} dots`).setAttribute("d", `M${at.join("h0M")}h0`);
   }
   const say = most => {
     caption.replaceChildren();

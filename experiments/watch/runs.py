@@ -16,8 +16,6 @@ from pathlib import Path
 from fedmuon.errors import InputError
 from fedmuon.files import SUMS, Record, unsealed
 from fedmuon.locks import DRIVER, LOCK
-from fedmuon.names import PRIVATE
-from fedmuon.tables import read_toml
 
 ROUNDS, LEDGER = "rounds.jsonl", "ledger.jsonl"
 SPENT = ("released", "epsilon", "delta", "certified")
@@ -47,7 +45,7 @@ def about(name: str, folder: Path) -> Record:
     try:
         card = _card(file, file.stat().st_mtime_ns)
         summary = RunDirectory(folder).summary() or {}
-    except (InputError, KeyError) as error:  # a config of another version lacks tables
+    except InputError as error:
         return {"name": name, "state": "damaged", "trouble": f"{file}: {error}"}
     state = "done" if summary else "running" if _is_written(folder) else "stopped"
     private = NOT_RELEASED if (folder / LEDGER).exists() else ""
@@ -63,26 +61,13 @@ def about(name: str, folder: Path) -> Record:
 
 @lru_cache(256)
 def _card(file: Path, changed: int) -> Record:
-    """How many rounds the config.toml, last changed then, asks for, and what a reader asks of an
-    experiment first."""
-    tables = read_toml(file)
-    data, federation, local = tables["data"], tables["federation"], tables["local"]
-    task, engine, orth = tables["task"], tables["engine"], tables["orthogonalizer"]
-    batch = f"batches of {local['batch']}" if local["batch"] else "full batches"
-    batch = f"lots of {tables['privacy']['lot']:g}" if local["recipe"] in PRIVATE else batch
-    smoothed = f", λ = {orth['lambda']:g}" if orth["name"] == "smoothed-polar" else ""
-    card = {
-        "recipe": local["recipe"],
-        "step size η": f"{local['lr']:g}",
-        "map": f"{orth['name']}{smoothed}" if "muon" in local["recipe"] else "",
-        "data": f"{data['name']}, {data['train']} to train, {data['test']} to test",
-        "model": task["model"] if task["name"] == "network" else task["name"],
-        "clients": f"{federation['per-round']} of {federation['clients']} a round",
-        "local steps": f"{local['steps']} on {batch}",
-        "seed": str(federation["seed"]),
-        "engine": f"{engine['name']}, {engine['dtype']}, {engine['device']}",
-    }
-    return {"total": federation["rounds"], "card": [[k, v] for k, v in card.items() if v]}
+    """How many rounds the config.toml, last changed then, asks for; and the experiment's card."""
+    from fedmuon import config
+    from fedmuon.experiments.laboratory.card import card
+
+    loaded = config.load(file)
+    facts = [[f"{name}: {words}".rstrip(": "), value] for name, words, value in card([loaded])]
+    return {"total": loaded.federation.rounds, "card": facts}
 
 
 def _is_written(folder: Path) -> bool:
