@@ -124,7 +124,8 @@ def test_what_is_appended_is_told_once_and_whole(growing: tuple[Path, list[str]]
     with served(folder) as server:
         (run,) = told(server, "runs")["runs"]
         ask = f"rounds?run={quote(run['name'])}&from="
-        assert (run["state"], run["total"], "size" in run) == ("stopped", 8, False)
+        assert (run["state"], run["total"], "size" in run) == ("unfinished", 8, False)
+        assert run["again"].endswith("growing --resume")
         assert told(server, ask)["rounds"] == []
         append(folder, lines[0] + lines[1][:30])
         first = told(server, ask)
@@ -179,22 +180,21 @@ def test_damage_faults_and_what_is_no_number(growing: tuple[Path, list[str]]) ->
 def test_runs_below_a_folder(finished: Path, growing: tuple[Path, list[str]]) -> None:
     folder = growing[0].parent
     shutil.copytree(finished, folder / "deep" / "done")
-    shutil.copytree(finished, folder / ".hidden")
     (folder / "mine").mkdir()
     (folder / "mine" / "config.toml").write_text("")  # a config is no run
-    os.utime(folder / "deep" / "done" / "config.toml", (1, 1))
+    os.utime(folder / "deep" / "done" / "schedule.npy", (1, 1))
     assert [*runs_of(folder)] == ["growing", "deep/done"]  # newest first
     damaged = folder / "deep" / "done" / "summary.json"
     damaged.write_text(damaged.read_text().replace("8", "9"))
     lock = growing[0] / ".lock"
     with served(folder) as server:
         one, other = told(server, "runs")["runs"]
-        assert one["state"] == "stopped" and other["state"] == "damaged"
-        assert "summary.json is not as" in other["trouble"]
+        assert one["state"] == "unfinished" and other["state"] == "damaged"
+        assert "summary.json is not as" in other["why"]
         lock.write_text(f"process {os.getpid()} on {socket.gethostname()} (fedmuon run)")
         assert told(server, "runs")["runs"][0]["state"] == "running"
         lock.write_text(f"process {_ended()} on {socket.gethostname()} (fedmuon run)")
-        assert told(server, "runs")["runs"][0]["state"] == "stopped"
+        assert told(server, "runs")["runs"][0]["state"] == "unfinished"
 
 
 def _ended() -> int:
@@ -208,8 +208,8 @@ def test_a_private_run_says_what_is_not_released(tmp_path: Path) -> None:
     execute(small(**PRIVATE), tmp_path / "p")
     with served(tmp_path) as server:
         (run,) = told(server, "runs")["runs"]
-    assert "not released" in run["private"] and "model.safetensors" in run["spent"]["released"]
-    assert run["spent"]["epsilon"] > 0 and ["recipe", "dp-muon"] in run["card"]
+    assert "not released" in run["note"] and "model.safetensors" in run["spent"]["released"]
+    assert run["spent"]["epsilon"] > 0 and "lot = 5" in dict(run["card"])["privacy"]
 
 
 def test_a_watched_run_has_the_same_bytes(
@@ -343,7 +343,7 @@ def test_the_browser_draws_rounds_as_they_come(
     with served(folder, Grows) as server:
         shown = dom(server.url, tmp_path)
     last = RunDirectory(finished).records()[-1]
-    assert "✓ done" in shown and "round 8 of 8" in shown and "growing" in shown
+    assert "✓ finished" in shown and "round 8 of 8" in shown and "growing" in shown
     assert f"accuracy {last['accuracy']:.4g} in round 8" in shown
     drawn = re.findall(r'<path class="c" d="(M[^"]+)"', shown)
     assert len(drawn) == 2 and drawn[0].count("L") == 7  # the curve of all rounds, and its key

@@ -27,10 +27,15 @@ SHORT = {
 }  # fmt: skip
 
 
+def settings(config: Config) -> dict[str, str]:
+    """Name and words of every line that tells what is run."""
+    lines = {name: _line(config, keys) for name, keys in LINES.items()}
+    return {name: said for name, said in lines.items() if said}
+
+
 def card(run: Seen) -> list[tuple[str, str]]:
     """Name and words of every line that says something."""
-    lines = {name: _line(run.config, keys) for name, keys in LINES.items()}
-    lines["state"] = run.state
+    lines = settings(run.config) | {"state": run.state}
     if run.rounds:
         done, seconds = len(run.rounds), (run.summary or run.rounds[-1])["seconds"]
         lines["state"] += (

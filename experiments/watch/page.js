@@ -3,8 +3,8 @@ const LOSSES = { train_loss: "a", test_loss: "b", client_loss: "c" }, POINTS = 1
 const RECENT = 20, FEW = 12;  // rounds that tell the rate, and evaluations that are marked
 const LEFT_OUT = ["round", "faults", "dropped", "train_seconds", "seconds", "test_gap",
   ...Object.keys(LOSSES)];
-const WORDS = { done: "✓ done", running: "● running", stopped: "■ stopped",
-  damaged: "✗ damaged" };
+const WORDS = { finished: "✓ finished", running: "● running", unfinished: "■ unfinished",
+  lost: "✗ lost", damaged: "✗ damaged" };
 const known = new Map(), main = document.querySelector("main");
 
 function put(parent, tag, kind, text) {
@@ -55,7 +55,7 @@ async function follow(run, place) {
     const box = put(main, "details"), line = put(box, "summary"), body = put(box, "div");
     const one = { run, box, line, body, at: "", size: "", drawn: "", rounds: [], damaged: 0 };
     box.dataset.run = run.name;
-    box.open = place === 0 || run.state === "running";
+    box.open = place === 0 || !["finished", "unfinished"].includes(run.state);
     box.addEventListener("toggle", () => draw(one));
     known.set(run.name, one);
   }
@@ -75,7 +75,7 @@ async function follow(run, place) {
 
 const short = value => Math.abs(value) >= 1e4 || (value && Math.abs(value) < 1e-3)
   ? (+value.toPrecision(3)).toExponential() : String(+value.toPrecision(4));
-const unreleased = run => run.private ? " (not released)" : "";
+const unreleased = run => run.note ? " (not released)" : "";
 const spell = name => name.replaceAll("_", " ");
 const last = list => list[list.length - 1];
 function lasting(seconds) {
@@ -99,7 +99,8 @@ function draw(one) {
   body.replaceChildren();
   put(line, "strong", "", run.name);
   put(line, "span", `state ${run.state}`, WORDS[run.state]);
-  if (run.trouble) return void put(body, "p", "bad", run.trouble);
+  if (run.why) put(body, "p", run.state, run.why);
+  if (run.state === "damaged") return;
   const done = end?.round ?? 0, spent = end ? ` in ${lasting(end.seconds)}` : "";
   const rate = put(line, "span", "rate", `round ${done} of ${run.total}${spent}`);
   if (end && run.state === "running") rate.textContent += pace(rounds, run.total);
@@ -109,9 +110,10 @@ function draw(one) {
   if (!box.open) return;
   Object.assign(put(body, "progress"), { max: run.total, value: done, ariaLabel: "rounds done" });
   if (run.stopped) put(body, "p", "", `It ended early: ${run.stopped}.`);
-  if (run.state === "stopped")
-    put(body, "p", "bad", "It has not ended, and no process writes to it: --resume goes on.");
-  if (run.private) put(body, "p", "private", `${run.private} ${run.spent
+  if (run.again) {
+    put(put(body, "p", "", "Nobody writes to it now. To go on: "), "code", "", run.again);
+  }
+  if (run.note) put(body, "p", "", `${run.note} ${run.spent
     ? `Released: ${(run.spent.released ?? []).join(", ")}; ε ${run.spent.epsilon === null ? "= ∞"
       : `≤ ${short(run.spent.epsilon)}`} at δ = ${short(run.spent.delta)}, ${run.spent.certified
       ? "certified" : "not certified"}.` : ""}`);
@@ -184,7 +186,8 @@ function chart(figure, title, series, rounds, run) {
     const kept = points.filter((_, i) => i % every === 0 || i === points.length - 1);
     const at = kept.map(one => `${x(one.round).toFixed(1)},${y(one[name]).toFixed(1)}`);
     put(svg, "path", kind).setAttribute("d", `M${at.join("L")}`);
-    if (at.length <= FEW) put(svg, "path", `${kind} dots`).setAttribute("d", `M${at.join("h0M")}h0`);
+    const dots = at.length <= FEW ? `M${at.join("h0M")}h0` : "";
+    if (dots) put(svg, "path", `${kind} dots`).setAttribute("d", dots);
   }
   const say = most => {
     caption.replaceChildren();

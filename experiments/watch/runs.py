@@ -9,86 +9,53 @@ import contextlib
 import math
 import os
 import re
-import socket
 from functools import lru_cache
 from pathlib import Path
 
 from fedmuon.errors import InputError
-from fedmuon.files import SUMS, Record, unsealed
-from fedmuon.locks import DRIVER, LOCK
+from fedmuon.experiments.looking.card import settings
+from fedmuon.experiments.looking.seen import Seen, below
+from fedmuon.files import Record, unsealed
+from fedmuon.storage import RunDirectory
 
-ROUNDS, LEDGER = "rounds.jsonl", "ledger.jsonl"
+ROUNDS = "rounds.jsonl"
 SPENT = ("released", "epsilon", "delta", "certified")
 PART = 1 << 20  # bytes of a file that are read at a time
 
 
 def runs_of(folder: Path) -> dict[str, Path]:
     """The run directories that the folder is or holds, by their names below it; newest first."""
-    found: dict[Path, float] = {}
-    for place, below, files in os.walk(folder):
-        if {"config.toml", SUMS} <= {*files}:
-            with contextlib.suppress(FileNotFoundError):  # gone meanwhile
-                found[Path(place)] = (Path(place) / "config.toml").stat().st_mtime
-            below.clear()
-        below[:] = [name for name in below if not name.startswith(".")]
-    newest = sorted(found, key=lambda one: found[one], reverse=True)
+    begun: dict[Path, float] = {}
+    for run in below(folder) if folder.is_dir() else ():  # a run that begins has no folder yet
+        with contextlib.suppress(FileNotFoundError):  # gone meanwhile
+            begun[run.path] = (run.path / "schedule.npy").stat().st_mtime
+    newest = sorted(begun, key=lambda one: begun[one], reverse=True)
     alone = folder.resolve().name
     return {alone if one == folder else str(one.relative_to(folder)): one for one in newest}
 
 
 def about(name: str, folder: Path) -> Record:
     """What a page shows of a run beside its rounds; of one that is damaged, what is."""
-    from fedmuon.results import NOT_RELEASED
-    from fedmuon.storage import RunDirectory
-
-    file = folder / "config.toml"
+    run = Seen(folder)
     try:
-        card = _card(file, file.stat().st_mtime_ns)
-        summary = RunDirectory(folder).summary() or {}
+        told = _settings(folder, (folder / "config.toml").stat().st_mtime_ns)
+        state, _, why = run.state.partition(": ")
+        summary = run.summary or {}
     except InputError as error:
-        return {"name": name, "state": "damaged", "trouble": f"{file}: {error}"}
-    state = "done" if summary else "running" if _is_written(folder) else "stopped"
-    private = NOT_RELEASED if (folder / LEDGER).exists() else ""
-    found = {"name": name, "state": state, "stopped": summary.get("stopped", ""), **card}
+        return {"name": name, "state": "damaged", "why": str(error)}
+    again = run.again if state == "unfinished" else ""
+    found = {"name": name, "state": state, "why": why, "again": again, **told}
     with contextlib.suppress(FileNotFoundError):  # before its first round
         found["size"] = _place((folder / ROUNDS).stat())
-    spent = summary.get("privacy")
-    return found | {
-        "private": private,
-        "spent": spent and {name: spent.get(name) for name in SPENT},
-    }
+    spent = {one: summary["privacy"].get(one) for one in SPENT} if "privacy" in summary else None
+    return found | {"stopped": summary.get("stopped", ""), "note": run.note, "spent": spent}
 
 
 @lru_cache(256)
-def _card(file: Path, changed: int) -> Record:
-    """How many rounds the config.toml, last changed then, asks for; and the experiment's card."""
-    from fedmuon import config
-    from fedmuon.experiments.laboratory.card import card
-
-    loaded = config.load(file)
-    facts = [[f"{name}: {words}".rstrip(": "), value] for name, words, value in card([loaded])]
-    return {"total": loaded.federation.rounds, "card": facts}
-
-
-def _is_written(folder: Path) -> bool:
-    """Whether a process that lives holds the folder, as its lock says; the lock itself is not
-    tried, which would turn away a writer that begins."""
-    for name in (LOCK, DRIVER):
-        with contextlib.suppress(OSError):
-            holder = (folder / name).read_text(encoding="utf-8", errors="replace")
-            if said := re.match(r"process (\d+) on (\S+)", holder):
-                return said[2] != socket.gethostname() or _lives(int(said[1]))
-    return False
-
-
-def _lives(process: int) -> bool:
-    try:
-        os.kill(process, 0)
-    except ProcessLookupError:
-        return False
-    except PermissionError:  # it is another user's
-        pass
-    return True
+def _settings(folder: Path, changed: int) -> Record:
+    """How many rounds the config, which was last changed then, asks for; and all that it sets."""
+    config = Seen(folder).config
+    return {"total": config.federation.rounds, "card": [*settings(config).items()]}
 
 
 def _place(of: os.stat_result, at: int | None = None) -> str:
@@ -100,8 +67,6 @@ def rounds_since(folder: Path, since: str) -> Record:
     """What was appended to rounds.jsonl after the place that an earlier answer named `at`; from its
     start where that is no place of this file. A line that is not whole is left for the next look.
     """
-    from fedmuon.storage import RunDirectory
-
     try:
         file = (folder / ROUNDS).open("rb")
     except FileNotFoundError:
