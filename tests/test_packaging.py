@@ -109,7 +109,8 @@ def test_the_wheel_holds_the_rooms_and_nothing_else(built: dict[str, Path]) -> N
     held = archives.names(built["wheel"])
     assert archives.differences(held, rooms) == []
     suite = "fedmuon/experiments/suites/A1.toml"
-    assert {suite, "fedmuon/py.typed", "fedmuon/experiments/project/model.py.tmpl"} <= held
+    page = {f"fedmuon/experiments/watch/page.{kind}" for kind in ("html", "css", "js")}
+    assert {suite, "fedmuon/py.typed", "fedmuon/experiments/project/model.py.tmpl", *page} <= held
     assert {name.partition("/")[0] for name in held if ".dist-info/" not in name} == {"fedmuon"}
     stray = held - {suite} | {"tests/conftest.py"}
     assert archives.differences(stray, rooms) == [f"without {suite}", "with tests/conftest.py"]
