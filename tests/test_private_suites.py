@@ -20,7 +20,7 @@ from fedmuon.experiments.run import execute
 from fedmuon.experiments.studies import find as kinds
 from fedmuon.experiments.studies.dp_muon_printed import findings as dp_muon_printed
 from fedmuon.experiments.studies.dp_muon_printed.cells import Row, accounted
-from fedmuon.experiments.studies.training.findings import kept
+from fedmuon.experiments.studies.training.findings import drawn, kept
 from fedmuon.experiments.suites.suite import execute as make
 from fedmuon.federated import spending
 from fedmuon.privacy.accounting import epsilon
@@ -101,6 +101,7 @@ def test_runs_without_privacy_say_nothing_of_it(tmp_path: Path) -> None:
 def columns(**changed: Any) -> tuple[dict, dict]:
     runs = {"epsilon": np.array([2.0, np.nan]), "certified": np.array(["True", "False"])}
     clients = {"epsilon": np.array([1.5, 2.0]), "target": np.array([2.0, 2.0])}
+    clients |= {"client": np.array([0, 1])}
     return runs | {k: v for k, v in changed.items() if k == "certified"}, clients | {
         k: v for k, v in changed.items() if k != "certified"
     }
@@ -111,6 +112,16 @@ def test_the_claim_about_accounts_can_fail() -> None:
     assert kept(*columns(epsilon=np.array([1.5, 2.001]))).holds is False
     assert kept(*columns(certified=np.array(["False", "False"]))).holds is False
     assert kept(*columns(target=np.array([0.0, 0.0]))).holds is None
+
+
+@pytest.mark.parametrize(("client", "sampling", "said"), [
+    (0, ["poisson", "poisson"], "Poisson lots"),
+    (0, ["poisson", "cyclic"], "Poisson lots, cyclic lots"),
+    (-1, ["none", "none"], "public cohorts"),
+])  # fmt: skip
+def test_how_lots_are_drawn_is_said(client: int, sampling: list[str], said: str) -> None:
+    runs, clients = columns(client=np.array([client, client]), sampling=np.array(sampling))
+    assert drawn(clients) == said and said in kept(runs, clients).sentence
 
 
 def private_run(out: Path, watch: Watch = lambda record: None) -> dict[str, Any]:

@@ -29,11 +29,13 @@ from fedmuon.analysis.report.timetables import followed, timetable
 from fedmuon.analysis.report.verdicts import Claim, counted, unknown
 from fedmuon.errors import InputError
 from fedmuon.experiments.studies.training import figure
+from fedmuon.privacy.client_level import EVERYONE
 from fedmuon.privacy.pairs import ADJACENCIES
 
 KEYS = ("variants", "sweep", "claims", "published", "source", "note")
 HEAD = ("x", "seed", "round", "train_seconds")
 MEASURES = ("train_loss", "test_loss", "accuracy")
+SAMPLINGS = {"poisson": "Poisson", "shuffle": "shuffled", "cyclic": "cyclic", "none": "public"}
 
 
 def findings(folder: Path, about: Mapping[str, Any]) -> Findings:
@@ -93,14 +95,21 @@ def _stands_on(clients: Columns) -> str:
     """What every epsilon of the section compares."""
     named = figure.adjacency_of(clients)
     means = "; ".join(f"{one}: {ADJACENCIES.get(one, '')}" for one in named.split(", "))
-    return f"Every ε here is of {named} neighbours, and lots are Poisson ({means})."
+    return f"Every ε here is of {named} neighbours, with {drawn(clients)} ({means})."
+
+
+def drawn(clients: Columns) -> str:
+    """How the lots of samples, or the cohorts of whole clients, are drawn."""
+    what = "cohorts" if (clients["client"] == EVERYONE).all() else "lots"
+    ways = dict.fromkeys(map(str, clients.get("sampling", ["poisson"])))
+    return ", ".join(f"{SAMPLINGS.get(one, one)} {what}" for one in ways if one)
 
 
 def kept(runs: Columns, clients: Columns) -> Claim:
     """Every run is certified, and no client of it spends more than the run's target."""
     sentence = (
         "Every run is certified, and no client spends more than its target ε, jointly "
-        f"({figure.adjacency_of(clients)}, Poisson lots)."
+        f"({figure.adjacency_of(clients)}, {drawn(clients)})."
     )
     if not (clients["target"] > 0).all():
         return unknown(sentence, "no target was given")
