@@ -6,6 +6,7 @@ from dataclasses import dataclass
 import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
+from matplotlib.lines import Line2D
 from matplotlib.ticker import MaxNLocator
 from matplotlib.transforms import ScaledTranslation
 
@@ -102,13 +103,14 @@ def _means(rows: Columns, variant: str, x: float, by: str, measure: str) -> np.n
     return np.array(found).reshape(-1, 4)
 
 
-def _line(axes: Axes, points: np.ndarray, look: Look, label: str, band: bool) -> None:
+def _line(axes: Axes, points: np.ndarray, look: Look, label: str, band: bool) -> Line2D:
     at, mean, _, _ = points.T
-    axes.plot(at, mean, ":" if look.added else "-", color=look.colour, lw=1.4, marker=look.marker,
-              ms=3.5, mfc="white" if look.added else look.colour, markevery=max(1, len(at) // 6),
-              label=label)  # fmt: skip
+    (line,) = axes.plot(at, mean, ":" if look.added else "-", color=look.colour, lw=1.4, ms=3.5,
+                        marker=look.marker, mfc="white" if look.added else look.colour,
+                        markevery=max(1, len(at) // 6), label=label)  # fmt: skip
     if band:
         _band(axes, points, look)
+    return line
 
 
 def _band(axes: Axes, points: np.ndarray, look: Look) -> None:
@@ -116,11 +118,13 @@ def _band(axes: Axes, points: np.ndarray, look: Look) -> None:
     axes.fill_between(at, low, high, color=look.colour, alpha=0.15, lw=0)
 
 
-def _bars(axes: Axes, points: np.ndarray, shift: float, look: Look) -> None:
-    """From the smallest to the largest, beside the bars of other variants."""
+def _with_bars(axes: Axes, points: np.ndarray, shift: float, look: Look, label: str) -> None:
+    """Means on a line, with bars from the smallest to the largest; beside those of other variants,
+    which would cover them."""
     figure = axes.get_figure(root=True)
     assert figure is not None
     aside = axes.transData + ScaledTranslation(shift / 72, 0, figure.dpi_scale_trans)
+    _line(axes, points, look, label, band=False).set_transform(aside)
     axes.vlines(points[:, 0], points[:, 2], points[:, 3], color=look.colour, lw=0.9, alpha=0.7,
                 transform=aside)  # fmt: skip
     ends = np.concatenate([points[:, [0, 2]], points[:, [0, 3]]])
@@ -139,8 +143,7 @@ def terminal(
     for axes, measure in zip(panels, measures, strict=True):
         for place, (name, look) in enumerate(looks(variants).items()):
             points = _ends(runs, name, values, measure)
-            _line(axes, points, look, name, band=False)
-            _bars(axes, points, APART * (place - (len(variants) - 1) / 2), look)
+            _with_bars(axes, points, APART * (place - (len(variants) - 1) / 2), look, name)
         _spread_out(axes, values)
         axes.set_xlabel(label)
         axes.set_ylabel(f"terminal {name_of(measure)}")
@@ -160,8 +163,7 @@ def by_epsilon(runs: Columns, variants: Sequence[str], narrow: bool = False) -> 
         points = _ends(runs, name, values, "accuracy")
         points[:, 0] = [runs["epsilon"][rows_of(runs, name, x)].mean() for x in points[:, 0]]
         points = points[np.argsort(points[:, 0])]
-        _line(axes, points, look, name, band=False)
-        _bars(axes, points, APART * (place - (len(variants) - 1) / 2), look)
+        _with_bars(axes, points, APART * (place - (len(variants) - 1) / 2), look, name)
     style.levels_on_x(axes, np.unique(runs["epsilon"].round(2)))
     axes.margins(x=0.1)
     axes.set_xlabel(f"ε (upper end; {', '.join(np.unique(runs['adjacency']))})")
