@@ -148,3 +148,19 @@ def test_terminal_bars_reach_from_smallest_to_largest_and_are_seen() -> None:
     np.testing.assert_allclose(bars, [[0.6, 0.8], [0.1, 0.9]])
     assert axes.get_ylim()[0] < 0.1 and axes.get_ylim()[1] > 0.9
     np.testing.assert_allclose(np.asarray(axes.lines[0].get_ydata()), [0.7, 0.5])
+
+
+def test_means_stand_on_their_bars_and_beside_those_of_other_variants() -> None:
+    runs, _ = columns(a=[[0.2], [0.4], [0.1], [0.9]], b=[[0.2], [0.4], [0.1], [0.9]])
+    runs["x"] = np.tile([1.0, 1.0, 8.0, 8.0], 2)
+    drawn = figure.terminal(runs, ["a", "b"], ["accuracy"], "eps")
+    drawn.canvas.draw()
+    (axes,) = drawn.axes
+    places = [
+        (line.get_transform().transform((1, 0.7)), bars.get_transform().transform((1, 0.7)))
+        for line, bars in zip(axes.lines, axes.collections, strict=True)
+    ]
+    for mean, bar in places:
+        np.testing.assert_array_equal(mean, bar)
+    apart = (places[1][0] - places[0][0]) * 72 / drawn.dpi
+    np.testing.assert_allclose(apart, [figure.APART, 0], atol=1e-9)

@@ -138,6 +138,7 @@ def test_captions_say_what_was_drawn() -> None:
     names = ["SGD", "SGD + DiSK"]
     added = figure.in_words(figure.curves(curves(*names), names, "round"))
     assert "dotted, with hollow marks" in added and "(SGD + DiSK), train dashed" in added
+    assert "dash-dotted where held-out is dotted" in added
     many = ["a", "b", "c", "d", "e"]
     alone = figure.in_words(figure.curves(curves(*many), many, "round"))
     assert "held-out ones alone, solid" in alone and "dashed" not in alone and "bands" not in alone

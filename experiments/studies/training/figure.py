@@ -44,7 +44,8 @@ def looks(variants: Sequence[str]) -> dict[str, Look]:
 def curves(
     rows: Columns, variants: Sequence[str], by: str, x: float = np.nan, narrow: bool = False
 ) -> Figure:
-    """Held-out loss solid, train loss dashed, and accuracy, by round or by seconds of training.
+    """Held-out loss solid, train loss dashed, or dotted and dash-dotted of what adds to another
+    variant, and accuracy, by round or by seconds of training.
 
     A line is the mean over seeds, its band their minimum and maximum; more than `MOST` variants
     have no bands and no train losses. `x` is a value of the sweep.
@@ -56,7 +57,8 @@ def curves(
             _line(axes, _means(rows, name, x, by, measure), look, name, few)
         if few:
             points = _means(rows, name, x, by, "train_loss")
-            loss.plot(points[:, 0], points[:, 1], "--", color=look.colour, lw=1.4)
+            kind = "-." if look.added else "--"
+            loss.plot(points[:, 0], points[:, 1], kind, color=look.colour, lw=1.4)
             _band(loss, points, look)
     named = "loss (train dashed)" if few else "held-out loss"
     for axes, label in ((loss, named), (accuracy, "accuracy")):
@@ -77,12 +79,13 @@ def in_words(figure: Figure) -> str:
         kind: [str(line.get_label()) for line in accuracy.lines if line.get_linestyle() == kind]
         for kind in ("-", ":")
     }
-    train = any(line.get_linestyle() == "--" for line in loss.lines)
+    kinds = {line.get_linestyle() for line in loss.lines}
+    train, added = "--" in kinds, "-." in kinds
     said = ["Losses" + (" on a log axis" if loss.get_yscale() == "log" else "")]
     said.append("held out solid" if train else "held-out ones alone, solid")
     said.append("dotted, with hollow marks, where a variant adds something to the full mark of its "
                 f"colour ({', '.join(held[':'])})" if held[":"] else "")  # fmt: skip
-    said.append("train dashed" if train else "")
+    said.append(f"train dashed{', dash-dotted where held-out is dotted' * added}" if train else "")
     bands = "; bands reach from the smallest to the largest over seeds" if loss.collections else ""
     return f"{', '.join(filter(None, said))}{bands}. Accuracies are those on held-out samples."
 
