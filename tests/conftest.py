@@ -14,6 +14,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from browser import chromium  # noqa: F401  a fixture
 from chaos.nursery import Nursery, nursery
 from hypothesis import HealthCheck, settings
 from replay import replayed

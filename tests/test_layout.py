@@ -3,14 +3,13 @@
 import itertools
 import json
 import re
-import shutil
-import subprocess
 from html import unescape
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+from browser import dom
 from made_suite import phase_grid, write
 
 from fedmuon.analysis.report.findings import Findings, Picture
@@ -19,14 +18,14 @@ from fedmuon.analysis.report.verdicts import Claim, Effect, Rule, unknown
 from fedmuon.analysis.report.write import write_page
 from fedmuon.experiments.report import write_report
 
-NAMES = "chromium", "chromium-browser", "google-chrome"
-CHROMIUM = next(filter(None, map(shutil.which, NAMES)), "")
 WIDTHS = (390, 1280, 1600)
 SCHEMES = {"dark": 0, "light": 1}
 LEGIBLE = 4.5  # of text to what it stands on (WCAG 2.2, 1.4.3)
 
 
-def measured(pages: dict[str, Path], scheme: str, folder: Path) -> dict[tuple[str, int], Any]:
+def measured(
+    browser: str, pages: dict[str, Path], scheme: str, folder: Path
+) -> dict[tuple[str, int], Any]:
     """What each page looks like in a frame of each width, where phones fit too: a headless window
     has a least width of its own."""
     frames = []
@@ -37,14 +36,10 @@ def measured(pages: dict[str, Path], scheme: str, folder: Path) -> dict[tuple[st
     outer, dark = folder / f"{scheme}.html", SCHEMES[scheme]
     script = (Path(__file__).parent / "layout.js").read_text(encoding="utf-8")
     outer.write_text(f"<body>{''.join(frames)}<script>{script}</script></body>", encoding="utf-8")
-    shown = subprocess.run(
-        [CHROMIUM, "--headless", "--no-sandbox", "--disable-gpu", "--hide-scrollbars",
-         "--allow-file-access-from-files", f"--blink-settings=preferredColorScheme={dark}",
-         f"--user-data-dir={folder / 'profile'}", "--dump-dom", outer.as_uri()],
-        capture_output=True, text=True, timeout=120, check=True,
-    )  # fmt: skip
-    found = re.search(r"found(\[.*\])end", shown.stdout, re.DOTALL)
-    assert found, shown.stdout[-300:]
+    options = "--hide-scrollbars", f"--blink-settings=preferredColorScheme={dark}"
+    shown = dom(browser, outer.as_uri(), folder, "--allow-file-access-from-files", *options)
+    found = re.search(r"found(\[.*\])end", shown, re.DOTALL)
+    assert found, shown[-300:]
     every = json.loads(unescape(found[1]))
     return {
         (one["page"].removesuffix(".html"), width): one
@@ -108,12 +103,14 @@ def pages(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     return {"suite": suite, "crowded": crowded(folder / "crowded"), "broken": broken}
 
 
-@pytest.mark.skipif(not CHROMIUM, reason="needs Chromium")
 @pytest.mark.parametrize("scheme", SCHEMES)
 def test_nothing_is_clipped_covered_or_pale(
-    scheme: str, pages: dict[str, Path], tmp_path: Path
+    scheme: str,
+    pages: dict[str, Path],
+    tmp_path: Path,
+    chromium: str,
 ) -> None:
-    for (name, width), one in measured(pages, scheme, tmp_path).items():
+    for (name, width), one in measured(chromium, pages, scheme, tmp_path).items():
         assert abs(one["width"] - width) <= 20
         if name == "broken":  # every one of these would be seen
             assert one["scroll"] > width and one["clipped"] == ["cut"]

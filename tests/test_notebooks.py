@@ -105,7 +105,7 @@ def test_a_private_run_its_ledger_and_an_audit(
             main(command[3:])
         said = capsys.readouterr().out
         print(before, end="")
-        return subprocess.CompletedProcess(command, end.value.code or 0, said)
+        return subprocess.CompletedProcess(command, int(end.value.code or 0), said)
 
     monkeypatch.setattr(subprocess, "run", here)
     names, shown = executed(FILES[2])

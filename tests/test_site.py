@@ -4,7 +4,6 @@ import ast
 import functools
 import json
 import re
-import shutil
 import tomllib
 from pathlib import Path
 from xml.etree import ElementTree
@@ -184,16 +183,13 @@ def test_a_browser_s_own_requests_are_not_the_page_s() -> None:
 
 
 @pytest.mark.long
-def test_a_browser_tells_what_is_asked_for_and_what_is_wide(tmp_path: Path) -> None:
-    browser = next(filter(None, map(shutil.which, check.BROWSERS)), None)
-    if browser is None:
-        pytest.skip("no browser is here")
+def test_a_browser_tells_what_is_asked_for_and_what_is_wide(tmp_path: Path, chromium: str) -> None:
     plain, script = "<p>text</p>", '<script src="http://127.0.0.1:9/b.js"></script>'
     site(tmp_path, plain=plain, asks=script, wide='<div style="width: 600px">x</div>')
-    assert check.requested(tmp_path / "plain.html", browser) == []
-    assert check.requested(tmp_path / "asks.html", browser) == ["http://127.0.0.1:9/b.js"]
-    assert check.wider(tmp_path, browser, 390) == ["wide.html"]
-    assert check.wider(tmp_path, browser, 1280) == []
+    assert check.requested(tmp_path / "plain.html", chromium) == []
+    assert check.requested(tmp_path / "asks.html", chromium) == ["http://127.0.0.1:9/b.js"]
+    assert check.wider(tmp_path, chromium, 390) == ["wide.html"]
+    assert check.wider(tmp_path, chromium, 1280) == []
 
 
 def test_the_citation_names_this_version() -> None:

@@ -16,6 +16,7 @@ from pathlib import Path
 from urllib.parse import quote, urlsplit
 
 import pytest
+from browser import dom
 from conftest import small
 
 from fedmuon.experiments.cli import main
@@ -324,24 +325,19 @@ class Framed(Server):
         return 200, "text/html", f"<body>{frame}{frame}<script>{script}</script></body>".encode()
 
 
-def dom(url: str, folder: Path) -> str:
-    """What Chromium has made of a page after half a minute of its own time."""
-    shown = subprocess.run(
-        ["chromium", "--headless", "--no-sandbox", "--disable-gpu", "--virtual-time-budget=30000",
-         f"--user-data-dir={folder / 'profile'}", "--dump-dom", url],
-        capture_output=True, text=True, timeout=120, check=True,
-    )  # fmt: skip
-    return shown.stdout
+PATIENT = "--virtual-time-budget=30000"  # half a minute of the browser's own time
 
 
-@pytest.mark.skipif(not shutil.which("chromium"), reason="needs Chromium")
 def test_the_browser_draws_rounds_as_they_come(
-    finished: Path, growing: tuple[Path, list[str]], tmp_path: Path
+    finished: Path,
+    growing: tuple[Path, list[str]],
+    tmp_path: Path,
+    chromium: str,
 ) -> None:
     folder, Grows.lines = growing
     Grows.end = (finished / "summary.json").read_bytes()
     with served(folder, Grows) as server:
-        shown = dom(server.url, tmp_path)
+        shown = dom(chromium, server.url, tmp_path, PATIENT)
     last = RunDirectory(finished).records()[-1]
     assert "✓ finished" in shown and "round 8 of 8" in shown and "growing" in shown
     assert f"accuracy {last['accuracy']:.4g} in round 8" in shown
@@ -349,12 +345,15 @@ def test_the_browser_draws_rounds_as_they_come(
     assert len(drawn) == 2 and drawn[0].count("L") == 7  # the curve of all rounds, and its key
 
 
-@pytest.mark.skipif(not shutil.which("chromium"), reason="needs Chromium")
 def test_the_page_fits_a_telephone(
-    finished: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    finished: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    chromium: str,
 ) -> None:
     monkeypatch.setattr(http_server, "HEADERS", {})  # no frame may hold the page
     with served(finished, Framed) as server:
-        shown = dom(f"http://127.0.0.1:{server.server_port}/frames", tmp_path)
+        url = f"http://127.0.0.1:{server.server_port}/frames"
+        shown = dom(chromium, url, tmp_path, PATIENT)
     found = re.search(r"<body[^>]*>(\d+) (\d+) (\d+)<", shown)
     assert found and int(found[1]) <= 390 < int(found[2]) and int(found[3]) > 8, shown

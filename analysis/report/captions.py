@@ -24,7 +24,7 @@ CAPTIONS = {
     "phase": (
         "Left the bound, right the mean perturbation ‖X − X′‖_F, averaged over all runs with that "
         "η and λ; colours are on a log scale. Both should grow to the right and upwards. A bound "
-        "of 1 or more is vacuous, because no loss exceeds 1."
+        "of B or more, the range of the loss, is vacuous: no gap exceeds it."
     ),
     "scaling-lr": _LINES + "Bound and perturbation should rise with η.",
     "scaling-lambda": _LINES + "Bound and perturbation should rise with 1/√λ.",

@@ -125,7 +125,7 @@ def addresses(log: dict) -> list[str]:
     sake, as the time, has no origin."""
     start = log["constants"]["logEventTypes"]["URL_REQUEST_START_JOB"]
     said = [one.get("params", {}) for one in log["events"] if one["type"] == start]
-    asked = {one["url"] for one in said if "url" in one and one["initiator"] != "not an origin"}
+    asked = {one["url"] for one in said if "url" in one and one.get("initiator") != "not an origin"}
     return sorted(one for one in asked if urlsplit(one).scheme in ("http", "https", "ws", "wss"))
 
 

@@ -12,6 +12,7 @@ from fedmuon.experiments.cli.options import (
     chosen_config,
     chosen_folder,
     console,
+    given_in,
     refuse,
     require_at_most,
     resumable,
@@ -90,7 +91,7 @@ def audit(
     Of one whole run, whose coins are kept beside its folder: [bold]fedmuon privacy audit --one-run
     config.toml --out runs/audited[/]
     """
-    given = [one.opts[0] for one in context.command.params if _is_given(context, one.name)]
+    given = given_in(context)
     if one_run:
         if unread := _among(given, OF_MANY_RUNS):
             refuse(f"--one-run reads no {unread}, which is for audits of many runs: leave it out")
@@ -113,11 +114,6 @@ def audit(
     setting = Setting(noise, rate(lot, population), steps, blocks)
     record = trial.audit(setting, delta, trials, seed, code, lot, population)
     tell(record, as_json, trial.table(record))
-
-
-def _is_given(context: Context, name: str | None) -> bool:
-    source = context.get_parameter_source(name or "")
-    return source is not None and source.name == "COMMANDLINE"
 
 
 def _among(given: list[str], unread: tuple[str, ...]) -> str:

@@ -40,6 +40,10 @@ from fedmuon.privacy.one_run import Guesses
 from fedmuon.privacy.pairs import Event, hardest
 from fedmuon.storage import AUDIT, Record, RunDirectory, array_bytes, read_tensors
 
+ODDS = (
+    "The certified epsilon is refuted at that confidence: of sound runs that happens to one in "
+    "twenty at most, so audit again, with other coins, before you look for what is wrong."
+)
 COINS = "canaries.npz"
 LEAST = 10  # canaries
 REHEARSALS, NUMBERS = 10_000, 2**23  # canaries that are rehearsed, and normal numbers drawn for it
@@ -170,12 +174,13 @@ def judged(guesses: Guesses, out: Path, private: Record, adjacency: str) -> Reco
     worst = every[private["client"]]
     quieter = dataclasses.replace(worst, noise_multiplier=times * worst.noise_multiplier)
     declared = account([quieter], delta).lower if np.isfinite(times) else 0.0
+    whole = worst.noise_multiplier if private["unit"] == "client" else private["noise"]
     at_least = max(by_counts.values())
     return {
         "epsilon_at_least": at_least,
         **by_counts,
         "declared": declared,
-        "noise_at_most": finite(times * private["noise"]),
+        "noise_at_most": finite(times * whole),
         "epsilon": private["epsilon"],
         "epsilon_adjacency": private["adjacency"],
         "certified": private["certified"],
@@ -262,4 +267,4 @@ def _caption(record: Record) -> str:
         f" delta = {record['delta']:.3g}. Each bound holds with {record['confidence']:.0%} "
         f"confidence; {record['seconds']:.1f} s, of which {record['train_seconds']:.1f} s trained."
     ]
-    return " ".join(words + ["The certified epsilon is refuted."] * (not record["below"]))
+    return " ".join(words + [ODDS] * (not record["below"]))

@@ -301,7 +301,8 @@ def _in_tube(case: Case) -> Verdict:
 
 def _rounding(case: Case) -> float:
     """What R E roundings of the whole model in float64 come to, each as large as much decay makes
-    it, where |1 - lr decay| > 1. It is added to certificates, as one that is attained, by one step
+    it, where |1 - lr decay| > 1, and moves off by sqrt(n) of them, as sums over n samples are whose
+    roundings are a random walk. It is added to certificates, as one that is attained, by one step
     along gradients for instance, is exceeded by that; what is called certified is far above it, so
     that proved constants certify what is computed in real numbers, or all but so."""
     if case.shape is None:
@@ -310,9 +311,8 @@ def _rounding(case: Case) -> float:
     rates = run.lr * (np.ones(run.rounds) if run.factors is None else run.factors)
     with np.errstate(over="ignore"):
         grown = np.maximum(1, abs(1 - rates * method_of(case.config).decay)) ** run.local_steps
-        far = (case.start.reach if case.start else 1.0) + (
-            case.reach.radius if case.reach else run.lr * steps
-        )
+        moved = case.reach.radius if case.reach else run.lr * steps
+        far = (case.start.reach if case.start else 1.0) + moved * math.sqrt(run.sizes.max())
         return float(np.finfo(float).eps * math.sqrt(min(case.shape)) * far * steps * grown.prod())
 
 

@@ -61,7 +61,8 @@ class Seen:
     @property
     def private(self) -> bool:
         """Whether what it measured is not released."""
-        return self.config.local.recipe in PRIVATE or self.config.privacy.level == "client"
+        named = self.config.local.recipe in PRIVATE or self.config.privacy.level == "client"
+        return named or (self.path / "ledger.jsonl").exists()  # of a recipe of the user's, too
 
     @property
     def note(self) -> str:

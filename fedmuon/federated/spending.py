@@ -109,7 +109,8 @@ def require_counted(
         event(released.noise, rate, steps, blocks)
     if released.noise:
         require_delta(delta)
-        if released.on_grid:
+        shared = isinstance(released, ClientLevel) and released.shared  # a lattice of its own
+        if released.on_grid and not shared:
             lattice.spacing(1.0, released.noise, sum(one[0].numel() for one in tensors))
 
 

@@ -143,7 +143,7 @@ KEYS: dict[str, dict[str, str]] = {
         "trust": (
             "who adds a client's noise: the server; each client all of it; or each a share of it, "
             "of which, and of the updates, the server learns the sum alone, by masks that cancel "
-            "(needs cohorts fixed, policy strict)"
+            "(needs cohorts fixed; off `inline`, [faults] policy strict and retries 0)"
         ),
         "honest": (
             "the part of a cohort that neither withholds its shares of the noise nor tells them to "

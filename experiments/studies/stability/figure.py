@@ -170,7 +170,7 @@ def gap_and_bound(runs: Columns, narrow: bool = False) -> Figure:
                   label="bound, constants of all models")  # fmt: skip
     _scale(axes, runs)
     if (runs["bound"] >= 1).any():
-        axes.axhline(1, color=style.GREY, lw=1, ls=":", label="vacuous from 1 on")
+        axes.axhline(1, color=style.GREY, lw=1, ls=":", label="1, which no loss exceeds")
     axes.xaxis.set_major_locator(MaxNLocator(integer=True))
     axes.set_xlabel("run, in order of its bound")
     axes.set_ylabel(r"test minus train risk $F-\hat F$")
