@@ -46,6 +46,8 @@ def test_tables_beside_the_page_read_back(folder: Path) -> None:
     read = list(csv.reader(as_csv(names, cells).decode().splitlines()))
     assert read == [names, ["sub", "-1.5e-05"], ["100%", ""], ["c", "−∞"]]
     assert float(read[1][1]) == -1.5e-5
+    spread = as_csv(("", "95%"), [("a", "−0.174 to −0.037"), ("b", "−.5 (−∞ to −1e−05)")])
+    assert spread.decode().splitlines()[1:] == ["a,-0.174 to -0.037", "b,-.5 (−∞ to -1e-05)"]
     latex = as_latex(names, cells, "T").decode()
     assert r"a\_b & x \& y \\" in latex and r"\quad sub & $-$1.5e$-$05 \\" in latex
     assert r"100\% & –" in latex and latex.count(r"\hline") == 3 and "{lr}" in latex

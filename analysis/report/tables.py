@@ -43,7 +43,7 @@ def as_csv(head: Sequence[str], rows: Sequence[Sequence[str]]) -> bytes:
     writer = csv.writer(text, lineterminator="\n")
     writer.writerow(head)
     for name, *cells in rows:
-        plain = [re.sub("^−(?=[\\d.])|(?<=e)−", "-", ASCII.get(cell, cell)) for cell in cells]
+        plain = [re.sub("−(?=[\\d.])", "-", ASCII.get(cell, cell)) for cell in cells]
         writer.writerow([name.strip(), *plain])
     return text.getvalue().encode()
 
