@@ -29,6 +29,8 @@ def find(name: str, data: str | None, scale: str, changes: Tables, seed: int | N
     if seed is not None:
         if "seeds" not in content:
             raise InputError(f"the suite {name} has no seeds: leave --seed out")
+        if isinstance(content["seeds"], int):
+            raise InputError(f"the suite {name} counts its seeds: leave --seed out")
         content["seeds"] = [seed]
     told = contents.told(name) | {"seeds": content.get("seeds")}
     asked = Asked(name, named, scale, changes, seed, told)
