@@ -5,6 +5,7 @@ import pytest
 from scipy.stats import ttest_rel
 
 from fedmuon.analysis.report.comparisons import judged, luck, margin, near, sooner, terminal
+from fedmuon.analysis.report.deciding import with_command
 from fedmuon.analysis.report.verdicts import UNTESTABLE
 from fedmuon.experiments.studies.training import figure
 from fedmuon.experiments.studies.training.figure import looks
@@ -54,6 +55,13 @@ def test_models_that_only_guess_compare_nothing() -> None:
         assert found.verdict == verdict and ("guess" in found.detail) == (chance == 0.19)
         close = near("good", "bad", "train_loss", runs, 0.1, chance=chance)
         assert close.verdict == verdict
+        assert all(one.effect.seeded == (chance == 0.15) for one in (found, close))
+        about = {"suite": "cnn", "scale": "full", "seeds": [0, 1], "alone": True,
+                 "again": "fedmuon suite cnn --scale full"}  # fmt: skip
+        assert not with_command(found, about).command  # more seeds guess no better
+    alone, _ = columns(good=[[0.84]], bad=[[0.88]])  # negative control: the seed is missing
+    bare = terminal("good", "bad", "accuracy", alone, chance=0.15)
+    assert bare.verdict == UNTESTABLE and with_command(bare, about).command
 
 
 def test_near_is_within_a_share_either_way() -> None:

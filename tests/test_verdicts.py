@@ -214,3 +214,30 @@ def test_there_is_no_command_where_none_would_decide() -> None:
     assert [claim.command for claim in none] == [""] * 7
     one = with_command(open_claim(0.1, np.nan), {**ABOUT, "seeds": [7]})
     assert "seeds = [0, 1, 2, 3, 4]" in one.command
+
+
+@pytest.mark.filterwarnings("error")
+def test_more_seeds_bring_an_interval_only_where_few_left_none() -> None:
+    """Not to five seeds or more, nor to models that guess; what is infinite needs no interval."""
+    bare = open_claim(0.1, np.nan)
+    assert [times_as_many(bare, seeds) for seeds in (1, 2, 5, 9)] == [5.0, 2.5, math.inf, math.inf]
+    guess = replace(bare, effect=replace(bare.effect, seeded=False))
+    assert times_as_many(guess, 1) == math.inf
+    beside = Claim("", Effect.around("", [np.inf, 0.1], [np.nan, 0.2]), Rule(low=0.0))
+    assert beside.verdict == UNDECIDED
+    assert times_as_many(beside, 3) == times_as_many(open_claim(0.1, 0.2), 3) == 6.0
+    assert "seeds = 120" in with_command(beside, ABOUT).command
+
+
+@pytest.mark.parametrize("scale", ["small", "full"])
+def test_the_command_that_would_decide_is_of_all_seeds(
+    scale: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also where one was asked for, which would override those of the file."""
+    asked = kinds.find("cnn", "digits", scale, {"local": {"batch": 32}}, 3).asked
+    about = {**ABOUT, "suite": "cnn", "scale": scale, "seeds": [3], "again": asked.again}
+    assert "--seed 3" in asked.again
+    found = with_command(open_claim(0.1, np.nan), about).command
+    assert "--seed" not in found and " --set local.batch=32" in found
+    many = suite_of(found, tmp_path, monkeypatch).asked.told["seeds"]
+    assert many == ([0, 1, 2] if scale == "small" else [0, 1, 2, 3, 4])

@@ -8,6 +8,7 @@ variants that predict no better than chance.
 
 import itertools
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -69,6 +70,7 @@ def terminal(
     margins = np.stack([away, reach], 1)
     detail = _by_how_much(pairs, margins, held, levels(runs))
     rule = Rule(low=0.0) if up else Rule(high=0.0)
+    found = _seeded(found, _guesses(better, than, runs, chance))
     return Claim(sentence, found, rule, detail + _guessing(better, than, runs, chance))
 
 
@@ -94,6 +96,7 @@ def near(
     margins = np.stack([away, reach], 1)
     detail = _by_how_much(pairs, margins, held, levels(runs))
     rule = Rule(-within, within)
+    found = _seeded(found, _guesses(better, than, runs, chance))
     return Claim(sentence, found, rule, detail + _guessing(better, than, runs, chance))
 
 
@@ -115,6 +118,11 @@ def _guesses(better: str, than: str, runs: Columns, chance: float) -> np.ndarray
     """At which x neither of the two does better than a guess."""
     best = [max(ended(runs, name, x, "accuracy") for name in (better, than)) for x in levels(runs)]
     return np.array(best) <= chance
+
+
+def _seeded(found: Effect, guesses: np.ndarray) -> Effect:
+    """The effect, whose missing intervals no seeds would bring where both variants guess."""
+    return replace(found, seeded=not (guesses & np.isfinite(found.value)).any())
 
 
 def _guessing(better: str, than: str, runs: Columns, chance: float) -> str:

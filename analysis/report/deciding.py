@@ -22,7 +22,7 @@ def with_command(claim: Claim, about: Mapping[str, Any]) -> Claim:
     """The claim of a suite, whose suite.json is `about`, with what would decide it."""
     if claim.verdict in (HOLDS, FAILS) or not str(about["again"]).startswith("fedmuon suite "):
         return claim
-    words = shlex.split(about["again"])
+    words = _of_all_seeds(shlex.split(about["again"]))
     if about["scale"] == "small":
         return replace(claim, command=_command(words, "full", f"{about['suite']}-full"))
     seeds, times = about.get("seeds"), times_as_many(claim, count_of(about.get("seeds")))
@@ -48,14 +48,21 @@ def times_as_many(claim: Claim, seeds: int) -> float:
     effect, rule = claim.effect, claim.rule
     if np.isnan(effect.value).any() or not seeds:
         return math.inf
-    half = (effect.high - effect.low) / 2
+    with np.errstate(invalid="ignore"):  # an infinite effect is beyond doubt
+        half = np.where(np.isinf(effect.value), 0.0, (effect.high - effect.low) / 2)
     if np.isnan(half).any():
-        return max(1.0, FEW / seeds)
+        return FEW / seeds if effect.seeded and seeds < FEW else math.inf
     ends = [end for end in (rule.low, rule.high) if math.isfinite(end)]
     near = np.min([np.abs(effect.value - end) for end in ends], axis=0)
     with np.errstate(divide="ignore", invalid="ignore"):
         times = np.where(half > near, (half / near) ** 2, 0.0)
     return float(max(1.0, MARGIN * times.max()))
+
+
+def _of_all_seeds(words: list[str]) -> list[str]:
+    """These words without `--seed N`, which would override the file's seeds."""
+    at = words.index("--seed") if "--seed" in words else len(words)
+    return words[:at] + words[at + 2 :]
 
 
 def _command(words: list[str], scale: str, folder: str) -> str:
