@@ -218,8 +218,8 @@ TINY: dict[str, Any] = {
 }  # fmt: skip
 
 
-def asked() -> study.Settings:
-    return study.Settings.model_construct(**TINY)
+def asked(**change: Any) -> study.Settings:
+    return study.Settings.model_construct(**TINY | change)
 
 
 def test_the_regression_has_the_constants_that_the_bound_is_told() -> None:
@@ -273,7 +273,7 @@ def test_the_trajectory_is_algorithm_2_in_a_naive_loop(
 def columns() -> Any:
     rows = [
         row
-        for call in study.cells(asked(), None)  # pyright: ignore[reportArgumentType]
+        for call in study.cells(asked(seeds=5), None)  # pyright: ignore[reportArgumentType]
         for row in call.compute()["rows"]
     ]
     return {name: np.array([row[name] for row in rows]) for name in rows[0]}

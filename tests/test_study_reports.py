@@ -4,6 +4,7 @@ import csv
 import io
 import itertools
 import json
+import math
 from pathlib import Path
 from typing import Any
 
@@ -11,17 +12,20 @@ import numpy as np
 import pytest
 from matplotlib.figure import Figure
 from rich.console import Console
+from scipy.stats import ttest_ind, ttest_rel
 
-from fedmuon.analysis.report import style
+from fedmuon.analysis.report import slopes, style
 from fedmuon.analysis.report.claims import Claim, Columns
 from fedmuon.analysis.report.findings import Findings
-from fedmuon.analysis.report.slopes import curve, fitted, quotient
+from fedmuon.analysis.report.slopes import Curve, curve, fitted, quotient
+from fedmuon.errors import InputError
 from fedmuon.experiments.cli import main
 from fedmuon.experiments.cli.show import suite_tables
 from fedmuon.experiments.studies import find as kinds
 from fedmuon.experiments.studies.attribution import findings as attribution
 from fedmuon.experiments.studies.disk_regression import findings as disk_regression
 from fedmuon.experiments.studies.disk_regression.findings import compared
+from fedmuon.experiments.studies.disk_stationarity import findings as disk_stationarity
 from fedmuon.experiments.studies.dp_bias import findings as dp_bias
 from fedmuon.experiments.studies.findings import findings
 from fedmuon.experiments.studies.frontier import findings as frontier
@@ -194,6 +198,15 @@ def test_what_a_study_refuses(tmp_path: Path, capsys: pytest.CaptureFixture[str]
     assert "leave --data out" in capsys.readouterr().err
 
 
+def test_one_seed_of_a_suite_that_counts_them_is_refused() -> None:
+    with pytest.raises(InputError, match=r"^the suite heavy-tail counts its seeds: leave --seed"):
+        kinds.find("heavy-tail", None, "small", {}, seed=3)
+    with pytest.raises(InputError, match=r"^the suite dp-bias has no seeds: leave --seed out$"):
+        kinds.find("dp-bias", None, "small", {}, seed=3)
+    listed = kinds.find("cnn", "digits", "small", {}, seed=3)  # these are names
+    assert listed.asked.told["seeds"] == [3]
+
+
 # slopes
 
 
@@ -220,6 +233,62 @@ def test_quotients_and_their_intervals() -> None:
     right, wrong = np.mean(covered, axis=0)
     assert 0.92 < right < 0.97
     assert wrong < 0.5
+
+
+@pytest.mark.parametrize(("seeds", "sizes"), [(2, 3), (3, 4), (5, 5)])
+def test_intervals_of_few_seeds_are_wide_enough(
+    seeds: int, sizes: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Student's, with the degrees of freedom that few seeds leave; 1.96 standard errors are not."""
+    at = 2.0 ** np.arange(1, sizes + 1)
+
+    def covered() -> np.ndarray:
+        rng, found = np.random.default_rng(seeds), []
+        for _ in range(1500):
+            runs = [size**-0.3 * (1 + 0.05 * rng.standard_normal(seeds)) for size in at]
+            slope, ratio = fitted(at, runs), quotient(runs[0], runs[-1])
+            middle, reach = runs[0].mean(), Curve(at, runs).reach[0]
+            found.append([
+                slope.low <= -0.3 <= slope.high,
+                ratio.low <= (at[0] / at[-1]) ** -0.3 <= ratio.high,
+                abs(middle - at[0] ** -0.3) <= reach,
+            ])  # fmt: skip
+        return np.mean(found, axis=0)
+
+    right = covered()
+    assert (right > 0.95 - 3 * math.sqrt(0.05 * 0.95 / 1500)).all() and (right < 0.995).all()
+    monkeypatch.setattr(slopes.student, "ppf", lambda *_: 1.96)  # negative control
+    assert (covered() < 0.935).all()
+
+
+def test_two_samples_of_unlike_spread_have_welchs_interval() -> None:
+    """To first order a quotient is a difference of logarithms: scipy's interval of that."""
+    above, below = np.array([2.1, 1.9, 2.4]), np.array([1.0, 1.0001, 1.0003, 0.9999])
+    known = ttest_ind(np.log(above.mean()) + above / above.mean() - 1,
+                      np.log(below.mean()) + below / below.mean() - 1, equal_var=False)  # fmt: skip
+    ends, found = known.confidence_interval(0.95), quotient(above, below)
+    half = (ends.high - ends.low) / 2 * found.value
+    assert (found.high - found.low) / 2 == pytest.approx(half, rel=1e-12)
+    lone = quotient(above, below[:1])
+    assert lone.value > 0 and math.isnan(lone.low) and math.isnan(lone.high)
+
+
+def test_differences_seed_by_seed_have_students_interval() -> None:
+    """In the studies of DiSK, against scipy; one of three is wider by Bonferroni's level."""
+    plain, own = np.array([1.0, 1.2, 0.9, 1.4]), np.array([0.8, 1.1, 0.95, 1.0])
+    part = {"gain": np.repeat([1.0, 0.5], 4), "seed": np.tile(np.arange(4.0), 2),
+            "mean_square": np.concatenate([plain, own])}  # fmt: skip
+    for many in (1, 3):
+        known = ttest_rel(plain, own).confidence_interval(1 - 0.05 / many)
+        value, reach = disk_stationarity._saved(part, 0.5, many)
+        ends = (np.array([value - reach, value + reach]) * plain.mean()).tolist()
+        assert ends == pytest.approx([known.low, known.high])
+    rows = {"loss": np.concatenate([own, plain]), "floor": np.zeros(8), "noise": np.ones(8),
+            "method": np.repeat(["disk", "noisy-gd"], 4), "gain": np.ones(8), "lr": np.ones(8),
+            "shared": np.ones(8)}  # fmt: skip
+    known = ttest_rel(own, plain).confidence_interval(0.95)
+    found = compared(rows, next(iter(disk_regression.TUNED)), "disk", "noisy-gd", 1.0)
+    assert np.array(found) * plain.mean() == pytest.approx([known.low, known.high])
 
 
 def test_promised_rates() -> None:

@@ -10,7 +10,7 @@ from scipy.stats import t as student
 from fedmuon.analysis.report import columns
 from fedmuon.analysis.report.columns import Columns
 
-NORMAL = 1.96  # of a 95% interval
+NORMAL = 1.96  # of a 95% interval, where the error itself is known
 
 
 @dataclass(frozen=True)
@@ -31,24 +31,35 @@ def fitted(sizes: ArrayLike, runs: Sequence[np.ndarray]) -> Slope:
 
     It is sum_k w_k log mean_k with w = (x - x_mean) / ||x - x_mean||^2, so its variance is
     sum_k w_k^2 s_k^2 / (n_k mean_k^2) to first order: the seeds of one size are independent of
-    those of another.
+    those of another. The interval is Student's, see `_within`.
     """
     x = np.log(np.asarray(sizes, dtype=float))
     centred = x - x.mean()
     weights = centred / (centred @ centred)
     means = np.array([values.mean() for values in runs])
-    return _within(weights @ np.log(means), float(np.linalg.norm(weights * _errors(runs) / means)))
+    return _within(weights @ np.log(means), weights * _errors(runs) / means, runs)
 
 
-def _within(value: float, error: float) -> Slope:
-    return Slope(float(value), float(value - NORMAL * error), float(value + NORMAL * error))
+def _within(value: float, errors: np.ndarray, runs: Sequence[np.ndarray]) -> Slope:
+    """The value whose errors [K], one from each mean of independent runs, add in squares, and its
+    interval: Student's t with 1 / (sum_k q_k^2 / (n_k - 1)) degrees of freedom, where q_k is the
+    share of mean k in the variance (Welch 1947)."""
+    error = np.linalg.norm(errors)
+    shares = (errors / error) ** 2 if error else np.full(len(runs), 1 / len(runs))
+    free = 1 / (shares**2 / (_counts(runs) - 1)).sum()
+    half = student.ppf(0.975, free) * error
+    return Slope(float(value), float(value - half), float(value + half))
+
+
+def _counts(runs: Sequence[np.ndarray]) -> np.ndarray:
+    """How many there are; nan for a single run, which has no interval."""
+    return np.array([len(values) if len(values) > 1 else np.nan for values in runs])
 
 
 def _errors(runs: Sequence[np.ndarray]) -> np.ndarray:
     """Standard errors of the means; a single run has none."""
-    return np.array([
-        values.std(ddof=1) / np.sqrt(len(values)) if len(values) > 1 else np.nan for values in runs
-    ])  # fmt: skip
+    spread = [values.std(ddof=1) if len(values) > 1 else np.nan for values in runs]
+    return np.array(spread) / np.sqrt(_counts(runs))
 
 
 @dataclass(frozen=True)
@@ -66,7 +77,7 @@ class Curve:
     @property
     def reach(self) -> np.ndarray:
         """Half the width of the means' 95% intervals [K]."""
-        return NORMAL * _errors(self.runs)
+        return student.ppf(0.975, _counts(self.runs) - 1) * _errors(self.runs)
 
     @property
     def slope(self) -> Slope:
@@ -91,7 +102,7 @@ def quotient(above: np.ndarray, below: np.ndarray) -> Slope:
     """mean(above) / mean(below) of independent runs and its 95% interval, to first order."""
     means = np.array([above.mean(), below.mean()])
     value = means[0] / means[1]
-    return _within(value, value * np.linalg.norm(_errors([above, below]) / means))
+    return _within(value, value * _errors([above, below]) / means, [above, below])
 
 
 def paired(pairs: Sequence[tuple[float, float]]) -> tuple[float, float]:

@@ -6,7 +6,7 @@ import numpy as np
 
 from fedmuon.analysis.report.columns import Columns
 from fedmuon.analysis.report.findings import Rows, number
-from fedmuon.analysis.report.slopes import NORMAL, Slope
+from fedmuon.analysis.report.slopes import Slope, mean_of
 from fedmuon.analysis.report.verdicts import NEGATIVE, Claim, Effect
 
 NAMES = {"noisy-gd": "noisy gradient descent", "low-pass": "low-pass filter", "disk": "DiSK"}
@@ -46,9 +46,8 @@ def compared(
     At one level, runs of one seed share their noise, so the differences are taken seed by seed.
     """
     mine, theirs = (chosen(rows, setting, one, noise)[2] for one in (name, other))
-    change = (mine - theirs) / theirs.mean()
-    reach = NORMAL * change.std(ddof=1) / np.sqrt(len(change))
-    return float(change.mean() - reach), float(change.mean() + reach)
+    change = mean_of((mine - theirs) / theirs.mean())
+    return change.low, change.high
 
 
 def claims(rows: Columns) -> Sequence[Claim]:

@@ -2,13 +2,13 @@
 
 import itertools
 from collections.abc import Sequence
-from statistics import NormalDist
 
 import numpy as np
+from scipy.stats import t as student
 
 from fedmuon.analysis.report.columns import Columns, where
 from fedmuon.analysis.report.findings import Rows, number
-from fedmuon.analysis.report.slopes import NORMAL, Slope, mean_of, quotient
+from fedmuon.analysis.report.slopes import Slope, mean_of, quotient
 from fedmuon.analysis.report.verdicts import AT_MOST_ONE, POSITIVE, Claim, Effect, Rule
 
 KEYS = ("reach", "gain", "lr", "noise", "batch", "steps")
@@ -115,8 +115,7 @@ def worth(grid: Columns) -> Claim:
     shown, held = [], np.full(3, np.nan)
     for lr, part in _loudest(grid):
         gains = [gain for gain in np.unique(part["gain"]).tolist() if gain < 1]
-        level = NormalDist().inv_cdf(1 - 0.025 / max(1, len(gains)))
-        saved = {gain: _saved(part, gain, level) for gain in gains}
+        saved = {gain: _saved(part, gain, len(gains)) for gain in gains}
         ends = np.array([(value, value - reach, value + reach) for value, reach in saved.values()])
         held = ends.max(axis=0) if len(ends) else np.full(3, np.nan)  # of the best gain
         shown += [f"η = {lr:g}: " + ", ".join(f"κ = {gain:g} {_percent(*one)}"
@@ -136,7 +135,7 @@ def chosen(grid: Columns) -> Claim:
     for lr, part in _loudest(grid):
         known = np.where(np.isnan(part["bound"]), np.inf, part["bound"])
         gain = float(part["gain"][known.argmin()])
-        saved = _saved(part, gain, NORMAL)
+        saved = _saved(part, gain)
         held = saved
         shown.append(f"η = {lr:g}: κ = {gain:g} {_percent(*saved)}")
     return Claim(
@@ -153,13 +152,15 @@ def _loudest(grid: Columns) -> list[tuple[float, Columns]]:
     return [(lr, where(part, lr=lr)) for lr in np.unique(part["lr"]).tolist()]
 
 
-def _saved(part: Columns, gain: float, level: float) -> tuple[float, float]:
-    """By how much of kappa = 1's mean that gain's is smaller, seed by seed, with its interval."""
+def _saved(part: Columns, gain: float, many: int = 1) -> tuple[float, float]:
+    """By how much of kappa = 1's mean that gain's is smaller, seed by seed, with its interval: of
+    so many as are right together 95 times in 100."""
     own, plain = (where(part, gain=one) for one in (gain, 1.0))
     if not len(plain["seed"]):
         return float("nan"), float("nan")
     less = plain["mean_square"][plain["seed"].argsort()] - own["mean_square"][own["seed"].argsort()]
     scale = plain["mean_square"].mean()
+    level = student.ppf(1 - 0.025 / many, len(less) - 1)
     return less.mean() / scale, level * less.std(ddof=1) / np.sqrt(len(less)) / scale
 
 
