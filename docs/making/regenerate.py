@@ -12,6 +12,7 @@ of others; a suite is done when what is kept of it names the same.
 import argparse
 import math
 import signal
+import subprocess
 import sys
 import time
 from collections.abc import Iterator, Sequence
@@ -28,7 +29,6 @@ from fedmuon.experiments.cli.show import Progress
 from fedmuon.experiments.studies.find import OF_RUNS, find
 from fedmuon.experiments.suites import contents
 from fedmuon.experiments.suites.suite import Work, execute
-from fedmuon.provenance import commit
 
 ROOT = Path(__file__).resolve().parents[2]
 RUNS = Path("runs", "results")
@@ -45,6 +45,15 @@ def state_of_sources(root: Path = ROOT) -> str:
     mine = sorted(one for one in every if one.suffix in (".py", ".toml") and one.name not in TELL)
     return files.digest(b"".join(str(one.relative_to(root)).encode() + one.read_bytes()
                                  for one in mine))[:12]  # fmt: skip
+
+
+def commit(root: Path = ROOT) -> str | None:
+    """The last commit that changed one of them; None where git knows of none."""
+    command = ["git", "-C", str(root), "log", "-1", "--format=%H", "--", *COMPUTE]
+    try:
+        return subprocess.run(command, capture_output=True, text=True).stdout.strip() or None
+    except OSError:
+        return None
 
 
 def data_of(name: str) -> str | None:
