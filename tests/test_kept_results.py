@@ -2,7 +2,6 @@
 
 import json
 import re
-import shutil
 import signal
 import tomllib
 from pathlib import Path
@@ -12,6 +11,7 @@ import pytest
 from small_suites import STUDY
 
 from docs.making import kept, papers, regenerate, results
+from fedmuon import provenance
 from fedmuon.analysis.report.findings import Picture
 from fedmuon.analysis.report.verdicts import FAILS, HOLDS, UNDECIDED, UNTESTABLE
 from fedmuon.errors import InputError
@@ -81,7 +81,7 @@ def test_sources_are_those_that_compute(tmp_path: Path) -> None:
 
 def test_the_commit_is_git_s_or_nobody_s(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert regenerate.commit(tmp_path) is None
-    if (regenerate.ROOT / ".git").exists() and shutil.which("git"):
+    if provenance.commit():
         assert re.fullmatch("[0-9a-f]{40}", regenerate.commit() or "")
     monkeypatch.setenv("PATH", "")
     assert regenerate.commit() is None
