@@ -185,8 +185,8 @@ def test_a_picture_is_small_or_not_there(tmp_path: Path, monkeypatch: pytest.Mon
 def test_what_is_kept_is_small_and_says_where_it_is_from() -> None:
     files = {file.name for file in results.FOLDER.iterdir()}
     for name, one in kept.kept().items():
-        assert {"machine", "versions", "seconds", "seeds", "sources", "commit"} <= set(one), name
-        files -= {f"{name}.json", (one["picture"] or {}).get("file")}
+        assert {"scale", "data", "again", "machine", "versions", "seconds"} <= set(one), name
+        files -= {f"{name}.json", (one.get("picture") or {}).get("file")}
     assert not files
     assert all(file.stat().st_size <= results.LARGEST for file in results.FOLDER.iterdir())
 
