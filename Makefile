@@ -18,7 +18,7 @@ export FLWR_TELEMETRY_ENABLED := 0
 export FLWR_DISABLE_UPDATE_CHECK := 1
 export RAY_USAGE_STATS_ENABLED := 0
 
-.PHONY: run test test-long check bench docs chaos fuzz soak packages audit deploy-demo reference format clean help install
+.PHONY: run test test-long check bench docs results chaos fuzz soak packages audit deploy-demo reference format clean help install
 .DEFAULT_GOAL := help
 
 help: ## list the targets
@@ -50,6 +50,9 @@ bench: $(BENCH_STAMP) ## side by side with Flower, pfl-research, BlazeFL, torch,
 docs: $(DOCS_STAMP) ## the site in build/docs, which reads without a network: links, requests, widths checked
 	$(BIN)/python -m sphinx --fresh-env --fail-on-warning --keep-going --quiet docs $(SITE)
 	$(BIN)/python -m docs.making.check $(SITE)
+
+results: $(STAMP) ## all suites at full scale, kept in docs/results: ONLY="A1 dp-bias", BUDGET=seconds; Ctrl-C, then go on
+	$(BIN)/python -m docs.making.regenerate $(if $(ONLY),--only $(ONLY)) $(if $(BUDGET),--budget $(BUDGET))
 
 chaos: $(STAMP) ## kill, fill, flip, interrupt at random: the same bytes or a refusal, as a table
 	$(BIN)/python -m tests.chaos

@@ -109,7 +109,7 @@ def test_suites_of_papers_are_shipped() -> None:
 def test_verdicts_are_those_that_are_kept(tmp_path: Path) -> None:
     claims = [{"claim": "All is well.", "verdict": "holds", "detail": "by far"},
               {"claim": "All grows.", "verdict": "fails", "detail": "it falls"}]  # fmt: skip
-    (tmp_path / "dp-bias.json").write_text(json.dumps({"claims": claims}))
+    (tmp_path / "dp-bias.json").write_text(json.dumps({"claims": claims, "scale": "full"}))
     claim = {"suite": "dp-bias", "claim": "is well"}
     assert papers.shown(claim, tmp_path) == "**holds** (`dp-bias`)"
     assert papers.shown(claim | {"claim": ""}, tmp_path) == "holds 1, fails 1 (`dp-bias`)"

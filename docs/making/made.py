@@ -4,11 +4,15 @@ from pathlib import Path
 
 from docs.making import drawings
 from docs.making.commands import reference as commands
+from docs.making.kept import claims, headlines, pictures
 from docs.making.papers import gallery
 from docs.making.papers import index as papers
 from docs.making.papers import page as paper
 
-__all__ = ["commands", "drawing", "gallery", "paper", "papers", "readme"]
+__all__ = [
+    "claims", "commands", "drawing", "gallery", "headlines", "paper", "papers", "pictures",
+    "readme",
+]  # fmt: skip
 README = Path(__file__).resolve().parents[2] / "README.md"
 
 

@@ -68,7 +68,12 @@ def verdicts(name: str, fragment: str, kept: Kept | None) -> str:
     found = Counter(results.verdict(one) for one in matching(fragment, kept))
     counts = ", ".join(f"{word} {count}" if sum(found.values()) > 1 else f"**{word}**"
                        for word, count in found.items())  # fmt: skip
-    return f"{counts} (`{name}`)"
+    return f"{counts}{scale(kept)} (`{name}`)"
+
+
+def scale(kept: Kept) -> str:
+    """What a verdict of a smaller scale says of itself; nothing at full scale."""
+    return "" if kept["scale"] == "full" else f" at {kept['scale']} scale"
 
 
 def matching(fragment: str, kept: Kept) -> Sequence[Claim]:
@@ -92,8 +97,10 @@ def circumstances(kept: Kept) -> str:
     """What was run where, and how to run it again."""
     machine = ", ".join(f"{name} {one}" for name, one in kept.get("machine", {}).items())
     on = f" on {kept['data']}" if kept["data"] else ""
+    commit = f", commit {kept['commit'][:8]}" if kept.get("commit") else ""
+    seeds = f", seeds {kept['seeds']}" if kept.get("seeds") else ""
     return (
-        f"Scale {kept['scale']}{on}, {kept['seconds']:.0f} seconds ({machine}). "
+        f"Scale {kept['scale']}{on}{seeds}, {kept['seconds']:.0f} seconds ({machine}{commit}). "
         f"Again: `{kept['again']}`"
     )
 

@@ -3,26 +3,64 @@
 python -m docs.making.results runs/dp-bias        keeps what that folder holds
 """
 
+import io
 import json
 import sys
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from matplotlib.figure import Figure
+from PIL import Image
+
+from fedmuon.analysis.report import style
+from fedmuon.analysis.report.findings import Picture
 from fedmuon.experiments.report import of_suite
 
 FOLDER = Path(__file__).resolve().parent.parent / "results"
-FACTS = ("suite", "title", "kind", "data", "scale", "seconds", "again", "machine", "versions")
+FACTS = (
+    "suite", "title", "kind", "data", "scale", "seeds", "seconds", "again", "machine", "versions",
+)  # fmt: skip
+LARGEST = 60_000  # bytes of a picture
 
 
-def keep(folder: Path, into: Path = FOLDER) -> Path:
-    """Keep the claims of a finished suite's folder, with their verdicts and circumstances."""
-    about = json.loads((folder / "suite.json").read_text(encoding="utf-8"))
-    claims = [one.record() for one in of_suite(folder).claims]
-    kept = {name: about[name] for name in FACTS if name in about} | {"claims": claims}
+def keep(folder: Path, into: Path = FOLDER, more: Mapping[str, Any] | None = None) -> Path:
+    """Keep the claims of a finished suite's folder, with their verdicts and circumstances, and
+    `more` that its caller knows of them; its first picture lies beside them."""
+    about, found = json.loads((folder / "suite.json").read_text(encoding="utf-8")), of_suite(folder)
+    kept = {name: about[name] for name in FACTS if name in about} | dict(more or {})
     into.mkdir(exist_ok=True)
+    kept["picture"] = draw(found.pictures, into / about["suite"])
+    kept["claims"] = [one.record() for one in found.claims]
     file = into / f"{about['suite']}.json"
     file.write_text(json.dumps(kept, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
     return file
+
+
+def draw(pictures: Sequence[Picture], stem: Path, largest: int = LARGEST) -> dict[str, str] | None:
+    """Save the first picture, as lines or in few colours, wide or narrow: the first that is small
+    enough; its file, title and caption, or None."""
+    for kind in KINDS:
+        stem.with_name(f"{stem.name}.{kind}").unlink(missing_ok=True)
+    for one in pictures[:1]:
+        for drawn in (one.draw(False), one.draw(True)):
+            for kind, as_bytes in KINDS.items():
+                if len(content := as_bytes(drawn)) <= largest:
+                    file = stem.with_name(f"{stem.name}.{kind}")
+                    file.write_bytes(content)
+                    return {"file": file.name, "title": one.title, "caption": one.caption}
+    return None
+
+
+def in_few_colours(figure: Figure) -> bytes:
+    """The figure as a PNG of 48 colours, half the size of one with all."""
+    buffer = io.BytesIO()
+    with Image.open(io.BytesIO(style.png(figure))) as every:
+        every.convert("RGB").quantize(48).save(buffer, "png", optimize=True)
+    return buffer.getvalue()
+
+
+KINDS: dict[str, Callable[[Figure], bytes]] = {"svg": style.svg, "png": in_few_colours}
 
 
 def read(suite: str, folder: Path = FOLDER) -> dict[str, Any] | None:
@@ -31,7 +69,7 @@ def read(suite: str, folder: Path = FOLDER) -> dict[str, Any] | None:
     return json.loads(file.read_text(encoding="utf-8")) if file.exists() else None
 
 
-def verdict(claim: dict[str, Any]) -> str:
+def verdict(claim: Mapping[str, Any]) -> str:
     """One of the four."""
     return claim["verdict"]
 

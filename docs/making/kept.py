@@ -1,0 +1,143 @@
+"""Pages made of kept results alone: the gallery, the table of all claims, the headlines."""
+
+import tomllib
+from collections import Counter
+from collections.abc import Iterable, Iterator, Sequence
+from pathlib import Path
+
+from docs.making import papers, results
+from docs.making.papers import Claim, Kept, cell, table
+from fedmuon.analysis.report.verdicts import FAILS, HOLDS, UNDECIDED, UNTESTABLE, VERDICTS
+from fedmuon.analysis.report.words import interval, number
+from fedmuon.experiments.suites import contents
+
+HEADLINES = Path(__file__).resolve().parent.parent / "about" / "headlines.toml"
+TESTED, OPEN = "shown by a test", "not run at full scale"
+
+
+def kept(folder: Path = results.FOLDER) -> dict[str, Kept]:
+    """What is kept, by the suite's name."""
+    read = {name: results.read(name, folder) for name in sorted(contents.shipped())}
+    return {name: one for name, one in read.items() if one is not None}
+
+
+def together(words: Sequence[str]) -> str:
+    """The verdict on several claims that stand for one: it holds if all do, fails if one does."""
+    order = (FAILS, UNDECIDED, UNTESTABLE)
+    return next((one for one in order if one in words), HOLDS)
+
+
+def counted(words: Iterable[str]) -> str:
+    """`**12** holds, **3** fails`."""
+    found = Counter(words)
+    order = sorted(found, key=(*VERDICTS, TESTED, OPEN).index)
+    return ", ".join(f"**{found[one]}** {one}" for one in order)
+
+
+def judged(claim: Claim, folder: Path = results.FOLDER) -> str:
+    """One word of a paper's claim: its suite's at full scale, else whether a test shows it."""
+    held = results.read(claim["suite"], folder) if "suite" in claim else None
+    if held and held["scale"] == "full":
+        return together(
+            [results.verdict(one) for one in papers.matching(claim.get("claim", ""), held)]
+        )
+    return TESTED if "test" in claim else OPEN
+
+
+def claims(folder: Path = results.FOLDER) -> str:
+    """All claims of the papers, then all that the kept suites judge, with counts by verdict."""
+    every = [(number, one) for number in papers.known() for one in papers.read(number)["claims"]]
+    words = [judged(one, folder) for _, one in every]
+    rows = [of_paper(number, one, word, folder)
+            for (number, one), word in zip(every, words, strict=True)]  # fmt: skip
+    suites = kept(folder)
+    head = ("where", "printed", "here", "verdict", "suite", "command", "seconds")
+    return "\n\n".join([
+        f"{len(every)} claims of the papers: {counted(words)}.",
+        "{.stacked}\n" + table(head, rows),
+        "## As the suites judge them",
+        f"{counted(all_words(suites))}, of {len(suites)} suites.",
+        table(("suite", "claim", "verdict", "effect", "rule", "what would decide it"),
+              [line for name in suites for line in of_suite(name, suites[name])]),
+    ])  # fmt: skip
+
+
+def of_paper(number: str, claim: Claim, word: str, folder: Path) -> list[str]:
+    """A claim's row."""
+    name = claim.get("suite", "")
+    held = results.read(name, folder) if name else None
+    again = held["again"] if held else f"fedmuon suite {name}"
+    command = claim.get("command") or (again if name else f"pytest tests/{claim['test']}")
+    took = f"{held['seconds']:.0f}" if held else ""
+    return [f"[{number}]({link(number)}), {claim['where']}", claim["printed"], claim["ours"],
+            f"**{word}**", f"`{name}`" if name else "", f"`{command}`", took]  # fmt: skip
+
+
+def link(number: str) -> str:
+    """The paper's page."""
+    return f"/papers/{number}.md"
+
+
+def all_words(suites: dict[str, Kept]) -> Iterator[str]:
+    """Every verdict at full scale."""
+    for held in suites.values():
+        if held["scale"] == "full":
+            yield from map(results.verdict, held["claims"])
+
+
+def of_suite(name: str, held: Kept) -> Iterator[list[str]]:
+    """A row a claim."""
+    for one in held["claims"]:
+        yield [f"`{name}`", one["claim"], marked(one, held), effect(one), one["rule"],
+               f"`{one['command']}`" if one["command"] else ""]  # fmt: skip
+
+
+def marked(claim: Claim, held: Kept) -> str:
+    """The verdict, and the scale where it is not the full one."""
+    return f"**{results.verdict(claim)}**{papers.scale(held)}"
+
+
+def effect(claim: Claim) -> str:
+    """What was measured where it is furthest out, its interval, and of how many places."""
+    seen = claim["effect"]
+    if seen["value"] is None:
+        return claim["why"] or claim["detail"]
+    ends = [seen[end] for end in ("low", "high")]
+    within = f" ({interval(*ends)})" if None not in ends and ends[0] != ends[1] else ""
+    where = f", {seen['at']}" if seen["at"] and claim["places"] > 1 else ""
+    share = f"; {claim['held']} of {claim['places']}" if claim["places"] > 1 else ""
+    return f"{seen['name']}{where}: {number(seen['value'])}{within}{share}"
+
+
+def pictures(folder: Path = results.FOLDER) -> str:
+    """A section a kept suite: its picture, its counts, what was run where."""
+    return "\n\n".join(section(name, held) for name, held in kept(folder).items())
+
+
+def section(name: str, held: Kept) -> str:
+    """One suite of the gallery."""
+    said = counted(map(results.verdict, held["claims"])) or "Nothing is claimed"
+    parts = [f"## `{name}`: {held['title']}", f"{said}{papers.scale(held)}."]
+    if drawn := held.get("picture"):
+        parts += [f"![{cell(drawn['title'])}](/results/{drawn['file']})", drawn["caption"]]
+    return "\n\n".join([*parts, papers.circumstances(held)])
+
+
+def headlines(folder: Path = results.FOLDER) -> str:
+    """What docs/about/headlines.toml asks, each with what the kept suites say of it."""
+    asked = tomllib.loads(HEADLINES.read_text(encoding="utf-8"))["headlines"]
+    return "\n\n".join(headline(one["title"], one["claims"], folder) for one in asked)
+
+
+def headline(title: str, asked: dict[str, list[str]], folder: Path) -> str:
+    """A question, and the claims with these fragments of these suites; none means all."""
+    parts = [f"## {title}"]
+    for name, fragments in asked.items():
+        held = results.read(name, folder)
+        if held is None:
+            parts.append(f"No result is kept of `{name}`. Run it: `fedmuon suite {name}`")
+            continue
+        rows = [[one["claim"], marked(one, held), effect(one)] for one in held["claims"]
+                if not fragments or any(part in one["claim"] for part in fragments)]  # fmt: skip
+        parts += [table((f"`{name}`", "verdict", "effect"), rows), papers.circumstances(held)]
+    return "\n\n".join(parts)

@@ -1,0 +1,162 @@
+"""`make results`: every suite that is shipped, at full size, one after the other, cheapest first.
+
+python -m docs.making.regenerate --list               what is kept, and how long each took
+python -m docs.making.regenerate --only dp-bias A1    those alone
+python -m docs.making.regenerate --budget 600         stops after so many seconds
+
+What was computed stays in runs/results/SOURCES/SUITE, from where the next call goes on. SOURCES is
+a digest of the files that compute, so that no result is of two states of them, nor taken from a run
+of others; a suite is done when what is kept of it names the same.
+"""
+
+import argparse
+import math
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator, Sequence
+from functools import cache
+from pathlib import Path
+from typing import NoReturn
+
+from docs.making import results
+from fedmuon import files
+from fedmuon.data import sources
+from fedmuon.errors import InputError
+from fedmuon.experiments.cli.options import console
+from fedmuon.experiments.cli.show import Progress
+from fedmuon.experiments.studies.find import OF_RUNS, find
+from fedmuon.experiments.suites import contents
+from fedmuon.experiments.suites.suite import Work, execute
+
+ROOT = Path(__file__).resolve().parents[2]
+RUNS = Path("runs", "results")
+COMPUTE = ("fedmuon", "analysis/theory", "experiments/laboratory", "experiments/suites",
+           "experiments/studies")  # fmt: skip
+TELL = ("findings.py", "figure.py")  # of a study: what is said of rows that are computed
+FASHION = "fashion-mnist"
+
+
+@cache
+def state_of_sources(root: Path = ROOT) -> str:
+    """A digest of all files that decide what a suite computes."""
+    every = (file for place in COMPUTE for file in (root / place).rglob("*.*"))
+    mine = sorted(one for one in every if one.suffix in (".py", ".toml") and one.name not in TELL)
+    return files.digest(b"".join(str(one.relative_to(root)).encode() + one.read_bytes()
+                                 for one in mine))[:12]  # fmt: skip
+
+
+def commit(root: Path = ROOT) -> str | None:
+    """The last commit that changed one of them; None where git knows of none."""
+    command = ["git", "-C", str(root), "log", "-1", "--format=%H", "--", *COMPUTE]
+    try:
+        return subprocess.run(command, capture_output=True, text=True).stdout.strip() or None
+    except OSError:
+        return None
+
+
+def data_of(name: str) -> str | None:
+    """Fashion-MNIST where the suite names it or leaves its images open, if it is here, else the
+    bundled digits; what else it names."""
+    content = contents.read(name)
+    own, of_runs = content.get("data"), content.get("kind", "stability") in OF_RUNS
+    if own == FASHION or (own is None and of_runs):
+        return FASHION if sources.found_folder(FASHION) else contents.DATA
+    return own
+
+
+def work_of(name: str, scale: str = "full") -> Work:
+    """The suite on data that is here."""
+    return find(name, data_of(name), scale, {})
+
+
+def place_of(name: str, runs: Path = RUNS) -> Path:
+    """Where it runs."""
+    return runs / state_of_sources() / name
+
+
+def state(name: str, runs: Path = RUNS, into: Path = results.FOLDER) -> str:
+    """`kept`, `kept of other sources`, or nothing; and how much of it is computed."""
+    held = results.read(name, into)
+    if held and held.get("sources") == state_of_sources():
+        return "kept" if held["scale"] == "full" else f"kept at scale {held['scale']}"
+    begun = len(list((place_of(name, runs) / Work.place).glob("*.json")))
+    parts = ["kept of other sources" if held else "", f"{begun} cells computed" if begun else ""]
+    return ", ".join(filter(None, parts)) or "not kept"
+
+
+def cost(name: str, into: Path = results.FOLDER) -> float:
+    """The seconds that its cells took when it was kept; infinite if it never was."""
+    held = results.read(name, into)
+    return held["seconds"] if held else math.inf
+
+
+def listed(names: Sequence[str], runs: Path = RUNS, into: Path = results.FOLDER) -> Iterator[str]:
+    """A line a suite: its state, and its seconds when it was kept."""
+    for name in names:
+        took = cost(name, into)
+        known = f"{took:9.0f} s" if took < math.inf else f"{'unknown':>11}"
+        yield f"{name:24}{known}  {state(name, runs, into)}"
+
+
+def regenerate(work: Work, runs: Path = RUNS, into: Path = results.FOLDER) -> Path:
+    """Compute what is not yet computed of a suite, and keep what it came to."""
+    folder = place_of(work.asked.stem, runs)
+    begun = (folder / "suite.lock").exists()
+    with Progress(console, work.counted, lines=True) as progress:
+        execute(work, folder, begun, watch=progress.watch, begun=progress.begin)
+    return results.keep(folder, into, {"sources": state_of_sources(), "commit": commit()})
+
+
+def stop(*_: object) -> NoReturn:
+    """As Ctrl-C does."""
+    raise KeyboardInterrupt
+
+
+def main(words: Sequence[str] | None = None) -> int:
+    """Keep what is asked for; 1 if a suite was refused, 130 if it was stopped."""
+    asked = arguments().parse_args(words)
+    names = sorted(asked.only or contents.shipped(), key=lambda name: (cost(name), name))
+    if asked.list:
+        print(*listed(names), sep="\n")
+        return 0
+    if asked.budget:
+        signal.signal(signal.SIGALRM, stop)
+        signal.setitimer(signal.ITIMER_REAL, asked.budget)
+    try:
+        return max([one_by_one(name, asked.again) for name in names], default=0)
+    except KeyboardInterrupt:
+        print("Stopped. What was computed is saved: the same command goes on from there.")
+        return 130
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+
+
+def one_by_one(name: str, again: bool) -> int:
+    """Say how long a suite took, and run it unless it is kept; 1 if it is refused."""
+    (line,) = listed([name])
+    print(line, flush=True)
+    if state(name) == "kept" and not again:
+        return 0
+    begun = time.perf_counter()
+    try:
+        print(f"{regenerate(work_of(name))} in {time.perf_counter() - begun:.0f} s", flush=True)
+    except InputError as error:
+        print(error, file=sys.stderr)
+        return 1
+    return 0
+
+
+def arguments() -> argparse.ArgumentParser:
+    """What can be asked for."""
+    parser = argparse.ArgumentParser(prog="make results", description="Run suites, keep results.")
+    parser.add_argument("--only", nargs="+", choices=sorted(contents.shipped()), metavar="SUITE")
+    parser.add_argument("--budget", type=float, metavar="SECONDS", help="stop after so many")
+    parser.add_argument("--list", action="store_true", help="say what is kept, and its seconds")
+    parser.add_argument("--again", action="store_true", help="also what is kept of these sources")
+    return parser
+
+
+if __name__ == "__main__":
+    sys.exit(main())
