@@ -8,6 +8,7 @@ accidents, not forgers, who would mend them as well.
 import contextlib
 import hashlib
 import json
+import math
 import os
 import tempfile
 import zlib
@@ -20,6 +21,11 @@ from fedmuon.errors import InputError
 Record = dict[str, Any]
 SUMS, PART = "SHA256SUMS", ".part"
 AFRESH = "start afresh in another folder with --out"
+
+
+def finite(value: float | None) -> float | None:
+    """None for what overflowed, as JSON has no infinity."""
+    return float(value) if value is not None and math.isfinite(value) else None
 
 
 @contextlib.contextmanager

@@ -8,7 +8,8 @@ from tempfile import TemporaryDirectory
 
 import pytest
 
-NAMES = "chromium", "chromium-browser", "google-chrome"
+from docs.making.check import BROWSERS
+
 SECONDS = 120  # for one page, on a busy machine
 
 
@@ -23,7 +24,7 @@ def dom(browser: str, url: str, folder: Path, *options: str) -> str:
 
 @functools.cache
 def _working() -> str:
-    for browser in filter(None, map(shutil.which, NAMES)):
+    for browser in filter(None, map(shutil.which, BROWSERS)):
         with TemporaryDirectory() as folder:
             page = Path(folder, "page.html")
             page.write_text("<p>seen by a browser</p>", encoding="utf-8")

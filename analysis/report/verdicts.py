@@ -25,6 +25,7 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from fedmuon.analysis.report.words import interval, number
+from fedmuon.files import finite
 
 Verdict = Literal["holds", "fails", "undecided", "not testable at this scale"]
 HOLDS, FAILS, UNDECIDED, UNTESTABLE = VERDICTS = get_args(Verdict)
@@ -193,11 +194,6 @@ class Claim:
             "places": len(held), "held": int(held.sum()), "rule": str(self.rule),
             "command": self.command, "detail": self.detail, "also": self.also, "why": self.why,
         }  # fmt: skip
-
-
-def finite(value: float) -> float | None:
-    """None for what JSON cannot say."""
-    return float(value) if math.isfinite(value) else None
 
 
 def counted(sentence: str, held: ArrayLike, what: str, detail: str = "") -> Claim:

@@ -38,9 +38,7 @@ def judged(claim: Claim, folder: Path = results.FOLDER) -> str:
     """One word of a paper's claim: its suite's at full scale, else whether a test shows it."""
     held = results.read(claim["suite"], folder) if "suite" in claim else None
     if held and held["scale"] == "full":
-        return together(
-            [results.verdict(one) for one in papers.matching(claim.get("claim", ""), held)]
-        )
+        return together([one["verdict"] for one in papers.matching(claim.get("claim", ""), held)])
     return TESTED if "test" in claim else OPEN
 
 
@@ -82,7 +80,7 @@ def all_words(suites: dict[str, Kept]) -> Iterator[str]:
     """Every verdict at full scale."""
     for held in suites.values():
         if held["scale"] == "full":
-            yield from map(results.verdict, held["claims"])
+            yield from (one["verdict"] for one in held["claims"])
 
 
 def of_suite(name: str, held: Kept) -> Iterator[list[str]]:
@@ -94,7 +92,7 @@ def of_suite(name: str, held: Kept) -> Iterator[list[str]]:
 
 def marked(claim: Claim, held: Kept) -> str:
     """The verdict, and the scale where it is not the full one."""
-    return f"**{results.verdict(claim)}**{papers.scale(held)}"
+    return f"**{claim['verdict']}**{papers.scale(held)}"
 
 
 def effect(claim: Claim) -> str:
@@ -116,7 +114,7 @@ def pictures(folder: Path = results.FOLDER) -> str:
 
 def section(name: str, held: Kept) -> str:
     """One suite of the gallery."""
-    said = counted(map(results.verdict, held["claims"])) or "Nothing is claimed"
+    said = counted(one["verdict"] for one in held["claims"]) or "Nothing is claimed"
     parts = [f"## `{name}`: {held['title']}", f"{said}{papers.scale(held)}."]
     if drawn := held.get("picture"):
         parts += [f"![{cell(drawn['title'])}](/results/{drawn['file']})", drawn["caption"]]

@@ -65,7 +65,7 @@ def verdicts(name: str, fragment: str, kept: Kept | None) -> str:
     """Counts by verdict of the suite's claims with that fragment."""
     if kept is None:
         return f"run it: `fedmuon suite {name}`"
-    found = Counter(results.verdict(one) for one in matching(fragment, kept))
+    found = Counter(one["verdict"] for one in matching(fragment, kept))
     counts = ", ".join(f"{word} {count}" if sum(found.values()) > 1 else f"**{word}**"
                        for word, count in found.items())  # fmt: skip
     return f"{counts}{scale(kept)} (`{name}`)"
@@ -88,7 +88,7 @@ def suite(name: str) -> str:
     if kept is None:
         parts.append(f"No result is kept here. Run it: `fedmuon suite {name}`")
     else:
-        rows = [[one["claim"], results.verdict(one), one["detail"]] for one in kept["claims"]]
+        rows = [[one["claim"], one["verdict"], one["detail"]] for one in kept["claims"]]
         parts += [table(("claim", "verdict", "by how much"), rows), circumstances(kept)]
     return "\n\n".join(part for part in parts if part)
 

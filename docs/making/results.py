@@ -69,11 +69,6 @@ def read(suite: str, folder: Path = FOLDER) -> dict[str, Any] | None:
     return json.loads(file.read_text(encoding="utf-8")) if file.exists() else None
 
 
-def verdict(claim: Mapping[str, Any]) -> str:
-    """One of the four."""
-    return claim["verdict"]
-
-
 if __name__ == "__main__":
     for one in sys.argv[1:]:
         print(keep(Path(one)))

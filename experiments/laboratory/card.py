@@ -4,34 +4,37 @@ from collections.abc import Sequence
 
 from fedmuon.config import Config
 from fedmuon.reading import reads
+from fedmuon.reference.symbols import SYMBOLS
 from fedmuon.tables import Scalar
 
 LISTED = 4  # values; of more the ends
-KEYS = (
-    ("data", "", "data.name"),
-    ("model", "", "task.model"),
-    ("n", "training samples", "data.train"),
-    ("α", "label skew", "data.alpha"),
-    ("N", "clients", "federation.clients"),
-    ("K", "participants a round", "federation.per-round"),
-    ("R", "rounds", "federation.rounds"),
-    ("E", "local steps", "local.steps"),
-    ("batch", "0 is all of a client's samples", "local.batch"),
-    ("recipe", "", "local.recipe"),
-    ("η", "step size", "local.lr"),
-    ("map", "", "orthogonalizer.name"),
-    ("λ", "regularization of the map", "orthogonalizer.lambda"),
-)
+KEYS = {
+    "data.name": "",
+    "task.model": "",
+    "data.train": "training samples",
+    "data.alpha": "label skew",
+    "federation.clients": "clients",
+    "federation.per-round": "participants a round",
+    "federation.rounds": "rounds",
+    "local.steps": "local steps",
+    "local.batch": "0 is all of a client's samples",
+    "local.recipe": "",
+    "local.lr": "step size",
+    "orthogonalizer.name": "",
+    "orthogonalizer.lambda": "regularization of the map",
+}
+NAMES = SYMBOLS | {"data.name": "data", "task.model": "model", "local.batch": "batch",
+                   "local.recipe": "recipe", "orthogonalizer.name": "map"}  # fmt: skip
 
 
 def card(configs: Sequence[Config]) -> list[tuple[str, str, str]]:
     """Symbol, meaning and values of every key that some of these configs read."""
     found = []
-    for symbol, words, key in KEYS:
+    for key, words in KEYS.items():
         of_all = key == "task.model"  # a task without models is its own
         values = dict.fromkeys(_value(one, key) for one in configs if of_all or reads(one, key))
         if values:
-            found.append((symbol, words, shown(list(values))))
+            found.append((NAMES[key], words, shown(list(values))))
     return found
 
 

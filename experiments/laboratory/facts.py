@@ -1,6 +1,5 @@
 """What people and programs are shown of a record: tables, and numbers that JSON has."""
 
-import math
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
 
@@ -101,8 +100,3 @@ def columns(title: str, head: Sequence[str], rows: Iterable[Sequence[str]], left
     for row in rows:
         shown.add_row(*row)
     return shown
-
-
-def finite(value: float | None) -> float | None:
-    """None for what overflowed, as JSON has no infinity."""
-    return float(value) if value is not None and math.isfinite(value) else None

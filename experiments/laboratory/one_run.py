@@ -24,11 +24,12 @@ from fedmuon.drive import Begin, Run, Watch, drive, prepare
 from fedmuon.errors import InputError
 from fedmuon.experiments.laboratory.auditor import Auditor
 from fedmuon.experiments.laboratory.client_auditor import ClientAuditor
-from fedmuon.experiments.laboratory.facts import columns, finite
+from fedmuon.experiments.laboratory.facts import columns
 from fedmuon.experiments.laboratory.planted import require_classes
 from fedmuon.federated import setup
 from fedmuon.federated.simulate import Experiment
 from fedmuon.federated.spending import named
+from fedmuon.files import finite
 from fedmuon.locks import held
 from fedmuon.names import PRIVATE, is_own
 from fedmuon.privacy import audit, one_run

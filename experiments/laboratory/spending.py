@@ -12,9 +12,10 @@ from fedmuon import config as tables
 from fedmuon.comparing import adjacency_of
 from fedmuon.config import Config
 from fedmuon.errors import InputError
-from fedmuon.experiments.laboratory.facts import columns, finite
+from fedmuon.experiments.laboratory.facts import columns
 from fedmuon.federated import client_spending
 from fedmuon.federated.spending import delta_of, named
+from fedmuon.files import finite
 from fedmuon.privacy.accounting import loose
 from fedmuon.privacy.client_level import EACH, EVERYONE
 from fedmuon.privacy.doubts import DOUBTS, STOPPED

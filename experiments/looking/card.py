@@ -4,6 +4,7 @@ from fedmuon.config import Config
 from fedmuon.experiments.laboratory.facts import digits
 from fedmuon.experiments.looking.seen import Seen
 from fedmuon.reading import reads
+from fedmuon.reference.symbols import SYMBOLS
 from fedmuon.tables import attribute
 
 # Name on the card -> the keys that it tells, where something reads them.
@@ -17,13 +18,9 @@ LINES = {
     "privacy": ("privacy.noise", "privacy.bound", "privacy.lot", "privacy.epsilon"),
     "computed": ("engine.name", "engine.dtype", "engine.device", "federation.seed"),
 }  # fmt: skip
-SHORT = {
-    "data.train": "n", "data.test": "test", "data.alpha": "α", "federation.clients": "N",
-    "federation.per-round": "K", "federation.rounds": "R", "local.steps": "E", "local.lr": "η",
-    "local.momentum": "β", "local.batch": "batch", "local.schedule": "schedule",
-    "orthogonalizer.lambda": "λ", "orthogonalizer.steps": "q", "orthogonalizer.rank": "r",
-    "privacy.noise": "σ", "privacy.bound": "C", "privacy.lot": "lot", "privacy.epsilon": "ε asked",
-    "federation.seed": "seed",
+SHORT = SYMBOLS | {
+    "data.test": "test", "local.batch": "batch", "local.schedule": "schedule", "privacy.lot": "lot",
+    "privacy.epsilon": "ε asked", "federation.seed": "seed",
 }  # fmt: skip
 
 

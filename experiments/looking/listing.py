@@ -7,8 +7,9 @@ from typing import Any
 from rich.markup import escape
 
 from fedmuon.errors import InputError, plain
-from fedmuon.experiments.laboratory.facts import digits, finite
+from fedmuon.experiments.laboratory.facts import digits
 from fedmuon.experiments.looking.seen import Seen
+from fedmuon.files import finite
 from fedmuon.names import SPREAD
 from fedmuon.results import Comparison
 from fedmuon.storage import Record
