@@ -35,6 +35,7 @@ QUIET = {
     "RAY_worker_niceness": "0",  # beside other work its workers would hardly ever be heard
     "RAY_ENABLE_AUTO_CONNECT": "0",  # a late call would start another Ray, open to everyone
 }
+THREADS = "FEDMUON_CLIENT_THREADS"  # of a worker
 _driving = threading.Lock()
 # Ray takes loopback for a node's address only where it believes that clusters do not work.
 LOOPBACK = "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER"
@@ -50,9 +51,9 @@ def quieten() -> None:
 def connected(address: str, verbose: bool = False) -> Iterator[None]:
     """Ray's driver is this process; at the end it has left, and a Ray of our own is gone.
 
-    Workers find what we can import: those of our own Ray inherit how, from its start. A runtime
-    environment says so to a cluster; its agent, and workers that were started before they knew,
-    would cost our own a second or two.
+    Workers find what we can import, and take our threads: those of our own Ray inherit both, from
+    its start. A runtime environment says so to a cluster; its agent, and workers that were started
+    before they knew, would cost our own a second or two.
     """
     quieten()
     given: dict[str, Any] = {
@@ -63,7 +64,8 @@ def connected(address: str, verbose: bool = False) -> Iterator[None]:
         until.enter_context(_only_one())
         if address:
             given["address"] = address
-            given["runtime_env"] = {"env_vars": {"PYTHONPATH": importable()}}
+            told = {"PYTHONPATH": importable(), THREADS: os.environ.get(THREADS, "1")}
+            given["runtime_env"] = {"env_vars": told}
         else:
             given |= until.enter_context(_own(verbose))
         import ray

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, TypeVar
 
 from fedmuon.config import Config
 from fedmuon.errors import InputError
-from fedmuon.experiments.engines.ray_cluster import Handed, connected, quieten
+from fedmuon.experiments.engines.ray_cluster import THREADS, Handed, connected, quieten
 from fedmuon.federated.simulate import Engine
 from fedmuon.signals import deferred, interruptible
 
@@ -35,7 +35,7 @@ def on_grid(
     """Do `work` with a simulated node for each client of the config; clients are handed the objects
     that the config was given."""
     quieten()
-    os.environ["FEDMUON_CLIENT_THREADS"] = str(max(1, int(config.engine.cpus_per_client)))
+    os.environ[THREADS] = str(max(1, int(config.engine.cpus_per_client)))
     from ray.exceptions import RayError
 
     from fedmuon.clients import client_app as clients

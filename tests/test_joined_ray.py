@@ -1,0 +1,19 @@
+"""What a Ray cluster is told that was there before the run."""
+
+import os
+
+import pytest
+
+from fedmuon.experiments.engines.ray_cluster import THREADS, connected
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
+
+
+def test_workers_of_a_cluster_take_our_threads(cluster: str) -> None:
+    """`cpus-per-client` is theirs, too: the cluster's own environment does not have them."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv(THREADS, "3")
+        with connected(cluster):
+            import ray
+
+            assert ray.get(ray.remote(os.getenv).remote(THREADS)) == "3"
