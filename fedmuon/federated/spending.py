@@ -104,12 +104,16 @@ def require_counted(
     delta: float,
     tensors: list[Tensor],
 ) -> None:
-    """Refuse releases that no account has, or noise that no lattice holds in these tensors."""
+    """Refuse releases that no account has, or noise that no lattice holds in these tensors.
+
+    An account has noise times its counted part: of K shares, that of H alone."""
+    counted, shared = 1.0, False
+    if isinstance(released, ClientLevel):
+        counted, shared = released.counted, released.shared  # which has a lattice of its own
     for rate in rates:
-        event(released.noise, rate, steps, blocks)
+        event(released.noise * counted, rate, steps, blocks)
     if released.noise:
         require_delta(delta)
-        shared = isinstance(released, ClientLevel) and released.shared  # a lattice of its own
         if released.on_grid and not shared:
             lattice.spacing(1.0, released.noise, sum(one[0].numel() for one in tensors))
 
