@@ -6,6 +6,11 @@ vector of norm C, the most that a client can be. Else its update is 0, whose cli
 that all sums are those of a federation that lacks the client (`fedmuon.privacy.client_level`). So a
 coin is add-remove of a client where cohorts are Poisson ones, and zero-out else. All other clients'
 steps, clipping, noise and the server's rule are the run's own.
+
+Under distributed trust all but H of a cohort may tell the server what they sent, and the account
+holds against all of these. So here clients that are no canaries do, as many as there are, up to all
+but H; subtracted, they leave the sum of the others, H or as many as there are canaries. That is as
+private as is claimed, or more: H shares make the noise of H / K of the variance.
 """
 
 import dataclasses
@@ -25,6 +30,7 @@ from fedmuon.federated.aggregate import ServerState, aggregate, begin, broadcast
 from fedmuon.federated.local import Broadcast, Reply, replies, veiled
 from fedmuon.federated.simulate import Engine, Experiment, Round
 from fedmuon.federated.spending import rounds_taken
+from fedmuon.privacy import distributed
 from fedmuon.privacy.audit import Setting
 from fedmuon.privacy.client_level import ClientLevel
 from fedmuon.tasks.base import Params
@@ -39,10 +45,11 @@ class ClientAuditor:
 
     `included` [m] are the coins; canary i is in the place of client `clients[i]`, and moves the
     model's entry `entries[i]` (of all, one tensor after the other) to the side `signs[i]`. Times
-    K, what is released is a sum's; under local trust it is what each client sends. With entries z
-    at the canaries' places, times their signs, and v the mean square of all, at least the noise's
-    own variance, a release says y = C z / v and s = C^2 / v to `fedmuon.experiments.laboratory.
-    ratio`.
+    K, what is released is a sum's; under local trust it is what each client sends, and under
+    distributed trust what colluders leave of a sum, with `shares_seen` shares of noise at most.
+    With entries z at the canaries' places, times their signs, and v the mean square of all, at
+    least the noise's own variance, a release says y = C z / v and s = C^2 / v to
+    `fedmuon.experiments.laboratory.ratio`.
     """
 
     level: ClientLevel
@@ -51,6 +58,7 @@ class ClientAuditor:
     entries: np.ndarray
     signs: np.ndarray
     seen: list[tuple[np.ndarray, float, np.ndarray]] = field(default_factory=list)  # y, s, rates
+    shares_seen: int = 0
 
     @classmethod
     def drawn(cls, run: Run, count: int, rng: np.random.Generator) -> "ClientAuditor":
@@ -81,7 +89,8 @@ class ClientAuditor:
         """What each canary is a part of, by the declared mechanism."""
         level, plan = self.level, run.experiment.plan
         many = np.full(plan.clients, plan.rounds) if level.poisson else rounds_taken(run.experiment)
-        return [Setting(level.noise, level.rate, int(many[client]), 1) for client in self.clients]
+        noise = level.noise * level.counted
+        return [Setting(noise, level.rate, int(many[client]), 1) for client in self.clients]
 
     def rounds(self, experiment: Experiment, state: ServerState) -> Iterator[Round]:
         """Those of `fedmuon.federated.simulate`, with the canaries in their places."""
@@ -89,9 +98,10 @@ class ClientAuditor:
         for number in range(state.round, plan.rounds):
             participants = plan.participants(number)
             found = self._replies(experiment, participants.tolist(), broadcast(recipe, state))
-            watched = dataclasses.replace(
-                recipe, server=self._watched(recipe.server, self._rates(participants))
-            )
+            rates = self._rates(participants)
+            if self.level.shared:
+                self._look_behind(found, rates)
+            watched = dataclasses.replace(recipe, server=self._watched(recipe.server, rates))
             state = aggregate(watched, state, found, plan.factor_at(number))
             yield Round(state, participants, participants, mean_loss(found))
 
@@ -108,7 +118,7 @@ class ClientAuditor:
                 own = self._reply(recipe, sent, client, number[client])
                 found.append(veiled(recipe, self.level, sent, own))
                 if self.level.trust == "local":
-                    self._look(sent.params, found[-1].params, 1, self.clients == client)
+                    self._look(_apart(sent.params, found[-1].params), self.clients == client)
         return found
 
     def _reply(self, recipe: Recipe, sent: Broadcast, client: int, number: int) -> Reply:
@@ -139,16 +149,25 @@ class ClientAuditor:
         """The server's rule, whose mean is looked at first."""
 
         def server(old: Params, mean: Params, *states: Any, **factor: Any) -> Any:
-            if self.level.trust != "local":
-                self._look(old, mean, self.level.cohort, rates)
+            if self.level.trust == "central":
+                self._look(self.level.cohort * _apart(old, mean), rates)
             return rule(old, mean, *states, **factor)
 
         return server
 
-    def _look(self, old: Params, new: Params, times: int, rates: np.ndarray) -> None:
-        """At what was released: so many times how far the model moved."""
-        moved = times * _apart(old, new)
-        spread = max((self.level.noise * self.level.bound) ** 2, float(moved.square().mean()))
+    def _look_behind(self, replies: list[Reply], rates: np.ndarray) -> None:
+        """At the sum of the canaries and of as many others as make H of them."""
+        level, ordered = self.level, sorted(replies, key=lambda one: one.client not in self.clients)
+        honest = ordered[: max(level.shares, int(rates.sum()))]
+        step = distributed.spacing(level.bound, level.noise, level.cohort)
+        total = torch.stack([_flat(reply.params) for reply in honest]).sum(0)
+        self._look(step * total, rates, len(honest) / level.cohort)
+        self.shares_seen = max(self.shares_seen, len(honest))
+
+    def _look(self, moved: Tensor, rates: np.ndarray, share: float = 1.0) -> None:
+        """At what was released [D], with that share of the noise's variance."""
+        least = share * (self.level.noise * self.level.bound) ** 2
+        spread = max(least, float(moved.square().mean()))
         y = self.level.bound * self._along(moved) / spread
         self.seen.append((y, self.level.bound**2 / spread, rates.astype(float)))
 
@@ -173,5 +192,9 @@ class ClientAuditor:
 
 def _apart(old: Params, new: Params) -> Tensor:
     """new - old of the first replica, in one row."""
-    each = [(new[name][0].double() - old[name][0].double()).reshape(-1) for name in old]
-    return torch.cat(each).cpu()
+    return _flat({name: new[name] for name in old}) - _flat(old)
+
+
+def _flat(params: Params) -> Tensor:
+    """The first replica's entries, in one row."""
+    return torch.cat([value[0].double().reshape(-1) for value in params.values()]).cpu()

@@ -45,6 +45,13 @@ ODDS = (
     "The certified epsilon is refuted at that confidence: of sound runs that happens to one in "
     "twenty at most, so audit again, with other coins, before you look for what is wrong."
 )
+# What each stands on. All refute by the tail of one number of right guesses, so that the largest of
+# them fails no more often than the one that fails most.
+BOUNDS = {
+    "binomial": "counts alone; Steinke, Nasr, Jagielski 2023",
+    "trade_off": "counts alone; Mahloujifar et al. 2024",
+    "declared": "the declared mechanism, of which only sigma is in doubt",
+}
 COINS = "canaries.npz"
 LEAST = 10  # canaries
 REHEARSALS, NUMBERS = 10_000, 2**23  # canaries that are rehearsed, and normal numbers drawn for it
@@ -82,6 +89,7 @@ def execute(
         guesses = one_run.guessed(scores, auditor.included, made)
         record = {
             **judged(guesses, out, summary["privacy"], auditor.adjacency), "sees": sees,
+            **_shares(auditor, sees),
             "train_seconds": _seconds(run), "seconds": round(time.monotonic() - start, 3),
         }  # fmt: skip
         _write(out, record, auditor, scores)
@@ -196,6 +204,16 @@ def judged(guesses: Guesses, out: Path, private: Record, adjacency: str) -> Reco
     }
 
 
+def _shares(auditor: Auditor | ClientAuditor, sees: str) -> Record:
+    """Under distributed trust, of the shares of noise of a cohort: how many count, and how many are
+    in what the guesses stand on, at most."""
+    if isinstance(auditor, Auditor) or not auditor.level.shared:
+        return {}
+    level = auditor.level
+    seen = level.cohort if sees == "model" else auditor.shares_seen
+    return {"shares": level.cohort, "honest": level.shares, "shares_seen": seen}
+
+
 def _of_one_kind(events: list[Event]) -> Event:
     """A client's releases, all of which have one rate and one noise."""
     (found,) = merge(events)
@@ -250,8 +268,8 @@ def table(record: Record) -> Table:
     noise = record["noise_at_most"]
     sigma = "sigma may be anything" if noise is None else f"sigma is at most {noise:.4g}"
     rows = [
-        ("binomial", f">= {record['binomial']:.4f}", "counts alone; Steinke, Nasr, Jagielski 2023"),
-        ("trade-off", f">= {record['trade_off']:.4f}", "counts alone; Mahloujifar et al. 2024"),
+        ("binomial", f">= {record['binomial']:.4f}", BOUNDS["binomial"]),
+        ("trade-off", f">= {record['trade_off']:.4f}", BOUNDS["trade_off"]),
         ("declared", f">= {record['declared']:.4f}", f"if only sigma is in doubt: {sigma}"),
         ("certified" if record["certified"] else "accounted for", f"<= {record['epsilon']:.4f}",
          f"by the run's ledger, {record['epsilon_adjacency']}"),
@@ -268,4 +286,15 @@ def _caption(record: Record) -> str:
         f" delta = {record['delta']:.3g}. Each bound holds with {record['confidence']:.0%} "
         f"confidence; {record['seconds']:.1f} s, of which {record['train_seconds']:.1f} s trained."
     ]
-    return " ".join(words + [ODDS] * (not record["below"]))
+    return " ".join(words + _collusion(record) + [ODDS] * (not record["below"]))
+
+
+def _collusion(record: Record) -> list[str]:
+    """What to know of an audit under distributed trust."""
+    if "shares" not in record:
+        return []
+    seen, honest = record["shares_seen"], record["honest"]
+    words = f"They stand on sums with up to {seen} of {record['shares']} shares of noise"
+    if seen == honest:
+        return [f"{words}, the number that epsilon counts."]
+    return [f"{words}; epsilon counts {honest} alone, of which these bounds say the less."]
