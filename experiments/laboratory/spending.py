@@ -31,7 +31,7 @@ Rows = Sequence[Mapping[str, Any]]
 
 def spent(folder: Path, delta: float | None = None, accountant: str = "pld") -> Record:
     """Each client's epsilon with its bracket, from the ledger of a run; delta is the run's own
-    unless it is given."""
+    unless it is given. `never_part` counts the clients that have spent nothing: see `_never`."""
     file = folder / "ledger.jsonl"
     if not file.exists():
         raise InputError(f"{folder} has no ledger.jsonl: name the folder of a private run")
@@ -74,8 +74,21 @@ def spent(folder: Path, delta: float | None = None, accountant: str = "pld") -> 
         "certified": math.isfinite(most) and not (doubt or stopped),
         "note": " ".join(filter(None, notes)),
         "clients": clients,
+        "never_part": _never(ledger, held),
         **_audited(folder),
     }
+
+
+def _never(ledger: Ledger, held: tuple[Config, np.ndarray] | None) -> int:
+    """How many clients took part in no round so far, and have spent epsilon = 0 at every delta.
+
+    Who takes part is known to all, and drawn without looking at samples: all releases have the same
+    law whatever such a client holds, under each adjacency. Where secrecy amplifies, it is 0 of
+    nobody: an epsilon is of the draw and not of its outcome, so that a client of Poisson cohorts
+    (`EVERYONE`), or a sample of Poisson lots, that was never drawn has the amplified one.
+    """
+    secret = ledger.about.get("unit") == "client" and ledger.about["sampling"] == "poisson"
+    return 0 if held is None or secret else held[0].federation.clients - len(ledger.clients())
 
 
 def _audited(folder: Path) -> Record:
@@ -85,8 +98,12 @@ def _audited(folder: Path) -> Record:
     from fedmuon.experiments.laboratory import one_run  # and scipy, which no other account needs
 
     found = one_run.stored(folder)
+    if found is None:
+        return {}
     names = ("epsilon_at_least", "confidence", "delta")
-    return {"audit": {name: found[name] for name in names}} if found else {}
+    bound = max(one_run.BOUNDS, key=lambda name: found[name])
+    best = {"bound": bound, "best": found[bound], "basis": one_run.BOUNDS[bound]}
+    return {"audit": {**{name: found[name] for name in names}, **best}}
 
 
 def _delta(folder: Path, held: tuple[Config, np.ndarray] | None, public: bool) -> float:
@@ -134,11 +151,18 @@ def table(record: Record) -> Table:
     of = f", trust {record['trust']}, unit client" if "unit" in record else ""
     about = f"joint, {record['adjacency']}, {released_by(record)}{of}, delta {record['delta']:.3g}"
     shown = columns(about, head, rows)
+    if record["never_part"]:
+        shown.add_row(f"{record['never_part']} never took part", *[_said(0.0)] * 3)
     shown.add_section()
     shown.add_row("most", _said(record["epsilon"]))
+    words = [record["note"]]
     if (found := record.get("audit")) is not None:
-        shown.add_row("audited", "", f">= {found['epsilon_at_least']:.4f}", "")
-    shown.caption = record["note"] or None
+        shown.add_row(f"audited, {found['bound']}", "", f">= {found['best']:.4f}", "")
+        words.append(
+            f"The audit's bound stands on {found['basis']}; at delta = {found['delta']:.3g}, with "
+            f"{found['confidence']:.0%} confidence."
+        )
+    shown.caption = " ".join(filter(None, words)) or None
     return shown
 
 
