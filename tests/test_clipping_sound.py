@@ -359,6 +359,24 @@ def test_networks_that_mix_samples_are_refused(name: str) -> None:
         sums_of(net, x, y, Clipping("block", 0.05))
 
 
+@pytest.mark.parametrize("kept", ["calls", "samples", "nothing"])
+def test_networks_that_keep_something_from_call_to_call_are_refused(kept: str) -> None:
+    """A number of calls, or the samples of the last one; nothing is a control."""
+    held = [0.0]
+
+    def between(x: Tensor) -> Tensor:
+        mean = 0.0 if x.is_meta else float(x.detach().mean())
+        held.append(mean if kept == "samples" else float(len(held)))
+        return x if kept == "nothing" else x + held[-2]
+
+    net, x, y = Mixed(same, between), torch.randn(6, 4), torch.tensor([0, 1, 2, 0, 1, 2])
+    if kept == "nothing":
+        assert len(sums_of(net, x, y, Clipping("block", 0.05))) > 0
+        return
+    with pytest.raises(InputError, match="from call to call"):
+        sums_of(net, x, y, Clipping("block", 0.05))
+
+
 class Tokens(nn.Module):
     """Words whose embeddings are summed, over samples too where `mixes`."""
 

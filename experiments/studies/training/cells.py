@@ -228,7 +228,7 @@ class Training(Work):
             "variants": list(suite.variants),
             "sweep": suite.sweep and suite.sweep.model_dump(),
             "times": times,
-            "claims": [claim.model_dump() for claim in suite.claims.values()],
+            "claims": [{**one.model_dump(), "also": suite.also} for one in suite.claims.values()],
             "published": self.published,
             "source": f"{suite.source} ({source})",
             "machine": {"device": self.cells[0].config.engine.device},

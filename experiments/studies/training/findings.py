@@ -1,6 +1,7 @@
 """Kind `training`: variants of a run over seeds, their curves, and who ends lower or sooner."""
 
 from collections.abc import Mapping
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -47,7 +48,10 @@ def findings(folder: Path, about: Mapping[str, Any]) -> Findings:
     label = str(about["sweep"]["label"]) if about["sweep"] else ""
     clients = _clients(folder)
     chance = luck(*about["guess"]) if "guess" in about else 0.0
-    claims = [judged(claim, runs, curves, label, chance) for claim in about["claims"]]
+    claims = [
+        replace(judged(one, runs, curves, label, chance), also=one.get("also", ""))
+        for one in about["claims"]
+    ]
     head, numbers = _numbers(runs, about)
     return Findings.of_suite(
         folder,

@@ -64,7 +64,8 @@ class Times(Table):
 
 
 class Suite(Table):
-    """The file; `published` has numbers by data set and variant, which `source` names."""
+    """The file; `published` has numbers by data set and variant, which `source` names, and `also`
+    stands beside every verdict."""
 
     title: str
     seeds: Annotated[list[Natural], Field(min_length=1)]
@@ -76,6 +77,7 @@ class Suite(Table):
     published: dict[str, dict[str, dict[str, float]]] = Field(default_factory=dict)
     source: str = "published"
     note: str = ""
+    also: str = ""
 
     def sweeps(self, variant: str) -> bool:
         """Whether the variant runs at every value of a sweep."""
