@@ -80,8 +80,13 @@ def _read_and_slope(uses: Sequence[Use]) -> tuple[Tensor, Tensor, Explicit]:
     """[n, 1, T, in] and [n, 1, T, out] with T over positions and points, and a bias's gradients."""
     flat = [pair for use in uses for pair in zip(*_telescoped(*use), strict=True)]
     read, slope = (joined([_sequence(v) for v in column], 1) for column in zip(*flat, strict=True))
-    shift = [_sequence(slope).sum(1) for _, slopes in uses for slope in slopes]
+    shift = [_over_positions(_sequence(slope)) for _, slopes in uses for slope in slopes]
     return read[:, None], slope[:, None], Explicit(_summed(shift))
+
+
+def _over_positions(slope: Tensor) -> Tensor:
+    """The sum of [n, T, p] over T; of one no pass, which took 6% of a private step of an MLP."""
+    return slope[:, 0] if slope.shape[1] == 1 else slope.sum(1)
 
 
 def _convolution(layer: _ConvNd, uses: Sequence[Use]) -> Parts:
