@@ -14,7 +14,6 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fedmuon.errors import InputError
 from fedmuon.gemm import multiply
 from fedmuon.tasks.base import Batch, Params, Points, Replaced, joined
 from fedmuon.tasks.clipped import unclipped
@@ -22,12 +21,12 @@ from fedmuon.tasks.clipping import Clipping
 from fedmuon.tasks.constants import Constants, constants
 from fedmuon.tasks.pieces import Member, pieces
 from fedmuon.tasks.products import lengths
+from fedmuon.tasks.thin import mean_gradients
 from fedmuon.threads import spread
 
 __all__ = ["Constants", "MatrixTask", "constants"]
 
 CPU = torch.device("cpu")
-INDICES = torch.int64, torch.int32
 Found = tuple[Tensor, Tensor]
 Weights = Sequence[tuple[float, Tensor]]  # (c_k, X_k [S, c, d]) of the points
 
@@ -69,6 +68,9 @@ class MatrixTask:
         """Mean loss [K S] and gradient [K S, d, c], in pieces that several threads take."""
         blocks = params["weight"].mT.chunk(len(batches))
         members = [Member(w, b, len(b.labels)) for w, b in zip(blocks, batches, strict=True)]
+        if self.kernel == "fused" and not members[0].thick:
+            loss, gradient = mean_gradients(members, _replaced_slope)
+            return loss, {"weight": gradient.mT}
         rows = pieces(members) if self.apart else [[members]]
         work = [partial(self._side_by_side, piece) for row in rows for piece in row]
         found = iter(spread(work, self.apart))
@@ -82,8 +84,6 @@ class MatrixTask:
         The logits of all stand side by side, [S, c, n_1 + ... + n_K], so that clients share every
         operation but the products with their own samples.
         """
-        if self.kernel == "fused" and not members[0].thick:
-            return joined(list(map(_in_one_pass, members)))
         logits = [self._logits(one.weight, one.batch.inputs) for one in members]
         sizes = [len(one.batch.labels) for one in members]
         labels = joined([one.batch.labels for one in members], -1)
@@ -211,38 +211,6 @@ def _replaced_slope(member: Member, there: Replaced) -> Found:
     """p_y [T, 1] of the replaced samples, and their share of the mean loss's slope [T, c, 1]."""
     logits = _own_logits(member.weight, there)
     return _slope_(logits, there.labels[:, None], 1 / member.samples)
-
-
-def _in_one_pass(member: Member) -> Found:
-    """Shares of the mean loss [S] and of the gradient [S, c, d]."""
-    from fedmuon.tasks.fused import slope_sums
-
-    batch, there, weight = member.batch, member.batch.replaced, member.weight.contiguous()
-    _require_types(batch, weight)
-    skip = np.full(len(weight), -1)
-    if there is not None:
-        skip[there.replica.numpy()] = there.position.numpy()
-    total, right = torch.zeros_like(weight), weight.new_zeros(len(weight))
-    arrays = (one.contiguous().numpy() for one in (batch.inputs, batch.labels.long(), weight))
-    share = right.numpy().dtype.type(1 / member.samples)
-    if not slope_sums(*arrays, skip, share, total.numpy(), right.numpy()):
-        raise InputError(
-            f"a label is none of 0 to {weight.shape[1] - 1}: number the classes from 0"
-        )
-    if there is not None:
-        after, more = _replaced_slope(member, there)
-        total[there.replica] += more * there.inputs[:, None]
-        right[there.replica] += after[:, 0]
-    return (len(batch.labels) - right) / member.samples, total
-
-
-def _require_types(batch: Batch, weight: Tensor) -> None:
-    """Refuse what torch's products and gathers refuse too."""
-    if batch.inputs.dtype != weight.dtype or batch.labels.dtype not in INDICES:
-        raise InputError(
-            f"the samples are {batch.inputs.dtype}, their labels {batch.labels.dtype} and the "
-            f"parameters {weight.dtype}: let samples be as parameters are, and labels whole"
-        )
 
 
 def _added_(total: Found, more: Found) -> Found:

@@ -39,13 +39,13 @@ class Member(NamedTuple):
 def pieces(members: Sequence[Member]) -> list[list[list[Member]]]:
     """Rows of pieces: a row's results are to be added, the rows' to be joined in this order."""
     found: list[list[list[Member]]] = []
-    for some in _together(members):
+    for some in together(members):
         found += _cut(some[0]) if len(some) == 1 else [[some]]
     return found
 
 
-def _together(members: Sequence[Member]) -> Iterator[list[Member]]:
-    """Neighbours with little to do."""
+def together(members: Sequence[Member]) -> Iterator[list[Member]]:
+    """Neighbours with little to do; others alone."""
     some: list[Member] = []
     held = 0.0
     for one in members:
@@ -61,8 +61,7 @@ def _cut(member: Member) -> list[list[list[Member]]]:
     replicas, classes = member.weight.shape[:2]
     rows, samples = replicas * classes, len(member.batch.labels)
     if not member.thick:
-        cut = parts(samples, min(member.flops / FLOP, samples / FEW))
-        return [[[_part(member, slice(0, replicas), part)] for part in cut]]
+        return [[[_part(member, slice(0, replicas), part)] for part in thin_parts(member)]]
     cut = parts(samples, samples / MANY + 0.5)
     blocks = min(rows * (samples / len(cut)) / LOGITS, rows / THICK)
     return [
@@ -70,14 +69,20 @@ def _cut(member: Member) -> list[list[list[Member]]]:
     ]
 
 
+def thin_parts(member: Member) -> list[slice]:
+    """The samples of each part of a thin product."""
+    samples = len(member.batch.labels)
+    return parts(samples, min(member.flops / FLOP, samples / FEW))
+
+
 def _part(member: Member, replicas: slice, samples: slice) -> Member:
     batch = member.batch
-    there = batch.replaced and _within(batch.replaced, replicas, samples)
+    there = batch.replaced and within(batch.replaced, replicas, samples)
     own = Batch(batch.inputs[samples], batch.labels[samples], there)
     return Member(member.weight[replicas], own, member.samples)
 
 
-def _within(there: Replaced, replicas: slice, samples: slice) -> Replaced | None:
+def within(there: Replaced, replicas: slice, samples: slice) -> Replaced | None:
     """Those of the replaced samples that a part sees, by their place in it."""
     replica, position = there.replica - replicas.start, there.position - samples.start
     held = (replica >= 0) & (there.replica < replicas.stop)
