@@ -34,6 +34,8 @@ def spread(pieces: Sequence[Callable[[], Found]], apart: bool = True) -> list[Fo
     if not apart:
         return [piece() for piece in pieces]
     with _crew() as crew:
+        if len(pieces) == 1:
+            return [pieces[0]()]
         job = _Job(pieces, crew)
         try:
             for _ in range(min(crew.size, len(pieces)) - 1):

@@ -37,7 +37,9 @@ class Plan:
 
     def factor_at(self, round: int) -> float:
         """What step sizes are times in that round: a number of 0 or more."""
-        found = 1.0 if self.factor is None else self.factor(round)
+        if self.factor is None:
+            return 1.0
+        found = self.factor(round)
         if (number := _number(found)) is None or not 0 <= number < math.inf:
             raise InputError(
                 f"[local] schedule gives {plain(found, 60)} in round {round}: return a number of 0 "

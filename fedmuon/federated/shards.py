@@ -28,7 +28,7 @@ class Shard:
         """A client's rows in a stack of data sets, of which some replace samples of its own."""
         there = np.flatnonzero(neighbours.client == client) if neighbours else np.array([])
         if neighbours is None or not there.size:
-            return cls(dataclasses.replace(data, replaced=None))
+            return cls(Batch(data.inputs, data.labels))
         position, dtype = neighbours.position[there], data.inputs.dtype
         inputs, labels = neighbours.inputs[there], neighbours.labels[there]
         values = (there, position, inputs, labels)

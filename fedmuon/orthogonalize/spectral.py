@@ -146,7 +146,7 @@ def _accurate(size: Tensor, root: Tensor, dtype: torch.dtype) -> torch.dtype | N
     Its largest norm is held against its smallest root: two numbers, decided without tensors. Where
     they are not at hand, that the widest dtype is accurate is the one question.
     """
-    ends = (end.detach().square() for end in (size.max(), root.min()))
+    ends = size.detach().max(), root.detach().min()
     if not at_hand(size.device):
         work = ladder(dtype)[-1]
         return work if holds(_suffices(work, dtype, *ends)) else None
@@ -155,8 +155,8 @@ def _accurate(size: Tensor, root: Tensor, dtype: torch.dtype) -> torch.dtype | N
 
 
 def _suffices(work: torch.dtype, dtype: torch.dtype, largest: Any, floor: Any) -> Any:
-    """Whether it does for that squared norm and root, numbers or tensors []."""
-    info = torch.finfo(work)
+    """Whether it does for that norm and root, numbers or tensors []."""
+    info, largest, floor = torch.finfo(work), largest * largest, floor * floor
     accurate = info.eps * largest <= target(dtype) * floor
     return accurate & (largest <= info.max / 4) & (floor >= info.tiny / info.eps)
 
