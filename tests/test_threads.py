@@ -66,6 +66,17 @@ def test_each_is_computed_by_one_thread_of_torch(threads: int) -> None:
     assert torch.get_num_threads() == threads
 
 
+def test_one_piece_alone_takes_no_job(threads: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nor more than one of torch's threads, which are as many afterwards, even if it fails."""
+    monkeypatch.setattr("fedmuon.threads._Job", None)
+    assert spread([torch.get_num_threads]) == [1]
+    with pytest.raises(ZeroDivisionError):
+        spread([lambda: 1 // 0])
+    assert torch.get_num_threads() == threads
+    with pytest.raises(TypeError):
+        spread([torch.get_num_threads] * 2)
+
+
 def test_the_first_piece_that_fails_ends_it(threads: int) -> None:
     begun = []
 

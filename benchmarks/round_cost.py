@@ -1,0 +1,58 @@
+"""What a round of one trajectory costs beside its pass over the samples.
+
+    python -m benchmarks.round_cost [--times 8]
+
+The work of `benchmarks.rounds` at S = 1 in float32, by one thread, with the compiled kernel and
+with one that does nothing. Microseconds of processor time, which a busy machine stretches least:
+the least round and the median.
+"""
+
+import argparse
+import tempfile
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import torch
+
+from benchmarks.ours import experiment
+from benchmarks.page import say
+from benchmarks.rounds import make_work
+from fedmuon.federated.aggregate import begin
+from fedmuon.federated.simulate import Experiment, rounds
+from fedmuon.tasks import fused
+
+
+def seconds(what: Experiment) -> Iterator[float]:
+    """Of each round but the first."""
+    start = None
+    for _ in rounds(what, begin(what.recipe, what.task, 0)):
+        now = time.thread_time()
+        if start is not None:
+            yield now - start
+        start = now
+
+
+def main() -> None:
+    """Both by turns."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--times", type=int, default=8)
+    times = parser.parse_args().times
+    with tempfile.TemporaryDirectory() as folder:
+        make_work(Path(folder) / "work.npz")
+        with np.load(Path(folder) / "work.npz") as file:
+            what = experiment(dict(file), 1, "float32", "fused")
+    torch.set_num_threads(1)
+    kernels = {"with the pass": fused.slope_sums, "without": lambda *given: True}
+    found: dict[str, list[float]] = {name: [] for name in kernels}
+    for _ in range(times):
+        for name, kernel in kernels.items():
+            fused.slope_sums = kernel
+            found[name] += seconds(what)
+    for name, each in found.items():
+        say(f"a round {name}: {1e6 * min(each):.0f} us, median {1e6 * np.median(each):.0f}")
+
+
+if __name__ == "__main__":
+    main()
