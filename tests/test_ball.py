@@ -487,6 +487,24 @@ def test_what_has_no_ball_keeps_the_constants_of_all_models(tmp_path: Path) -> N
     assert start_of(np.zeros((4, 1)), None) is None
 
 
+def test_a_gap_has_the_range_of_the_ball_only_where_that_is_proved() -> None:
+    """Not in float32, beside a neighbour out of its certificate, of what is refused or unproved."""
+    part, sizes, start = Realized(Plan(0, 6, 3, 8).schedule()), np.full(6, 15), Start(3)
+    config = small(local={"lr": 0.01})
+    case = bound.Case(config, sizes, part, (7, 3), start=start, moved=np.zeros(6))
+    top = bound.proved_range(case, bound.judge(case))
+    assert case.reach and top == case.reach.last.loss_bound < 0.1
+    kinds = {
+        "float32": {"config": small(engine={"dtype": "float32"}, local={"lr": 0.01})},
+        "violated": {"moved": np.ones(6)},
+        "dropped": {"dropped": True},
+        "unknown start": {"start": None},
+    }
+    for name, change in kinds.items():
+        other = dataclasses.replace(case, **change)
+        assert bound.proved_range(other, bound.judge(other)) == 1.0, name
+
+
 def test_zero_is_known_without_a_run() -> None:
     """Any schedule of a run from 0: at least what a run of that schedule comes to."""
     names = ["local.lr=0.01", "local.steps=1", "orthogonalizer.lambda=0.1"]

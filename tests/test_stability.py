@@ -118,6 +118,7 @@ def test_every_perturbation_is_within_its_certificate(tables: dict, tmp_path: Pa
     assert record["status"] == "certified" and not record["refusal"]
     assert (moved <= promised).all() and moved.max() > 0
     assert record["gap_low"] < record["gap"] < record["gap_high"]
+    assert record["gap_high"] - record["gap"] <= record["range"] / 2  # of 60 samples
     assert record["gap"] <= record["value"] == min(record["h"], record["g"])
     assert record["max_certificate"] == promised.max()
 

@@ -11,7 +11,8 @@ from fedmuon.errors import InputError
 from fedmuon.experiments.laboratory.methods import has_map, method_of
 from fedmuon.names import is_own
 from fedmuon.orthogonalize import Uncertified
-from fedmuon.orthogonalize.sizes import growth
+from fedmuon.orthogonalize.sizes import Growth, growth
+from fedmuon.settings import OrthogonalizerTable
 
 IMAGES = ("mnist5k", "mnist", "fashion-mnist", "cifar10", "digits")
 
@@ -53,10 +54,8 @@ def reached(config: Config, start: Start | None, factors: np.ndarray | None) -> 
     """The constants along the way; None where those of all models are asked for, or are all that
     is known: of an unknown start, of alignment, of weight decay (towards 0, not X0), of maps
     without a size, and of what no recursion covers."""
-    local, table = config.local, config.orthogonalizer
-    schulz = table.model_dump(include={"steps", "coefficients", "eps", "normalization"})
-    of_map = growth(table.name, lam=table.lambda_, gamma=table.clip_level, **schulz)
-    size = of_map if has_map(config) else float
+    local = config.local
+    size = size_of(config.orthogonalizer) if has_map(config) else float
     if start is None or size is None or config.stability.constants != "ball":
         return None
     try:
@@ -67,3 +66,9 @@ def reached(config: Config, start: Start | None, factors: np.ndarray | None) -> 
         return None
     steps = local.lr * (np.ones(config.federation.rounds) if factors is None else factors)
     return reach(start, steps, method, size, local.steps)
+
+
+def size_of(table: OrthogonalizerTable) -> Growth | None:
+    """How large the output of the map gets."""
+    schulz = table.model_dump(include={"steps", "coefficients", "eps", "normalization"})
+    return growth(table.name, lam=table.lambda_, gamma=table.clip_level, **schulz)

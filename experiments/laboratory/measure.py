@@ -1,6 +1,7 @@
 """A finished run, opened again, and what its model lost: the gap F - F_hat with its interval."""
 
 import zipfile
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -82,13 +83,16 @@ class Loss:
 
 
 def measured_losses(
-    config: Config, data: FederatedData, classes: int, experiment: Experiment, params: Params
-) -> list[Loss]:
+    config: Config, data: FederatedData, classes: int, experiment: Experiment, params: Params,
+    ranges: Sequence[float] | None = None,
+) -> list[Loss]:  # fmt: skip
     """The losses of every model of a stack [S, ...]; all share the data of `experiment`.
 
-    Cross-entropy has no range, so the gap of a network comes with the normal approximation.
+    `ranges` [S] are proved lengths B of an interval that has all losses of a model: 1 unless given,
+    as 1 - p_y has. Cross-entropy has none, so the gap of a network comes with the normal
+    approximation.
     """
-    interval = "hoeffding" if config.task.name == "matrix" else "normal"
+    interval = "shorter" if config.task.name == "matrix" else "normal"
     shards, clients = experiment.shards, len(data.sizes)
     if not len(data.test_labels):
         raise InputError("no sample is held out, so the gap is unknown: leave some for [data] test")
@@ -104,8 +108,10 @@ def measured_losses(
         seen["accuracy"].double().mean(1).tolist() if "accuracy" in seen else [np.nan] * len(test)
     )
     of_test, found = classes_of(data.test_labels), []
-    for fitted, held, score in zip(train, test, right, strict=True):
+    tops = ranges or [1.0] * len(test)
+    for fitted, held, score, top in zip(train, test, right, tops, strict=True):
         means = np.bincount(owner, fitted, clients) / data.sizes
-        gap = measured_gap(means, chances, shares, held, of_test, interval=interval)
+        given = means, chances, shares, held, of_test
+        gap = measured_gap(*given, interval=interval, loss_bound=top)
         found.append(Loss(gap, float(held.mean() - gap.empirical), score))
     return found

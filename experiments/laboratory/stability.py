@@ -73,7 +73,9 @@ def execute(
             laboratory.config, lambda engine: _measured(laboratory, verdict, watch, begun, engine)
         )
         moved = bound.largest_moves(out / CENSUS, len(case.sizes))
-        record = bound.report(dataclasses.replace(case, moved=moved), verdict) | _gap(laboratory)
+        case = dataclasses.replace(case, moved=moved)
+        top = bound.proved_range(case, verdict)
+        record = bound.report(case, verdict) | _gap(laboratory, top)
         record |= compared[0]
         if laboratory.config.stability.realized:
             record["realized"] = realized.measured(laboratory, verdict)
@@ -248,15 +250,18 @@ def _known(file: Path, lines: list[str], start: int) -> tuple[int, int]:
     return record["lines"], record["crc"]
 
 
-def _gap(laboratory: Laboratory) -> Record:
-    """F - F_hat of the finished model, F at the clients' own label shares: gap, gap_low and
-    gap_high, or nulls and `gap_refusal` where no interval can be had."""
+def _gap(laboratory: Laboratory, top: float) -> Record:
+    """F - F_hat of the finished model, whose losses lie in an interval of that length, F at the
+    clients' own label shares: gap, gap_low and gap_high, or nulls and `gap_refusal` where no
+    interval can be had."""
     experiment, classes = laboratory.experiment, laboratory.source.classes
     model = read_tensors(laboratory.out / "model.safetensors")[0]
     device = experiment.shards.inputs.device
     params = {name: value[None].to(device) for name, value in model.items()}
     try:
-        (loss,) = measured_losses(laboratory.config, laboratory.data, classes, experiment, params)
+        (loss,) = measured_losses(
+            laboratory.config, laboratory.data, classes, experiment, params, [top]
+        )
     except InputError as error:
         return {"gap": None, "gap_low": None, "gap_high": None, "gap_refusal": str(error)}
     return {"gap": loss.gap.gap, "gap_low": loss.gap.low, "gap_high": loss.gap.high}

@@ -18,7 +18,7 @@ from fedmuon.analysis import Realized
 from fedmuon.config import Config
 from fedmuon.experiments.laboratory.ball import start_of
 from fedmuon.experiments.laboratory.measure import measured_losses
-from fedmuon.experiments.laboratory.verdict import Case, Verdict, judge
+from fedmuon.experiments.laboratory.verdict import Case, Verdict, judge, proved_range
 from fedmuon.experiments.studies.study import Call
 from fedmuon.experiments.suites.contents import Asked, cell, require_free, require_read
 from fedmuon.federated import setup
@@ -81,13 +81,20 @@ def followed(config: Config, horizons: Sequence[int]) -> Record:
     experiment = setup.experiment(config, data, source.classes)
     models = _models(experiment, config.federation.seed, horizons)
     held, plan = experiment.shards.held_out, experiment.plan
-    losses = measured_losses(config, data, source.classes, experiment, models)
     test = risk(experiment.task, models, held.inputs, held.labels)
     right, (first, *_) = test.scores["accuracy"], models["weight"]
-    start = start_of(first.cpu().numpy(), source)
-    rows = []
-    for place, horizon in enumerate(horizons, 1):
+    start, sizes = start_of(first.cpu().numpy(), source), data.sizes
+    judged = []
+    for horizon in horizons:
         seen = Realized(plan.schedule()[:horizon], plan.rows if plan.batch else None)
+        settings = (_ending(config, horizon, kind) for kind in KINDS)
+        cases = [Case(one, sizes, seen, first.shape, start=start) for one in settings]
+        verdicts = [judge(case) for case in cases]
+        judged.append((verdicts, proved_range(cases[0], verdicts[0])))
+    tops = [1.0, *(top for _, top in judged)]  # of X0, whose gap nobody asks for
+    losses = measured_losses(config, data, source.classes, experiment, models, tops)
+    rows = []
+    for place, (horizon, (verdicts, _)) in enumerate(zip(horizons, judged, strict=True), 1):
         known = {
             "rounds": horizon,
             "untrained": float(right[0]),
@@ -98,10 +105,6 @@ def followed(config: Config, horizons: Sequence[int]) -> Record:
             "gap_low": losses[place].gap.low,
             "gap_high": losses[place].gap.high,
         }
-        verdicts = [
-            judge(Case(_ending(config, horizon, kind), data.sizes, seen, first.shape, start=start))
-            for kind in KINDS
-        ]
         rows += [known | row for row in _promised(verdicts)]
     head = {
         "start": config.task.initial,

@@ -19,6 +19,9 @@ from torch import Tensor
 
 from fedmuon.analysis.theory import near_polar
 from fedmuon.analysis.theory.corollaries import Realized, Run, certificate, smoothed_polar, theorem
+from fedmuon.analysis.theory.gap import MeasuredGap, measured_gap
+from fedmuon.analysis.theory.reach import Start, reach
+from fedmuon.experiments.laboratory.ball import size_of
 from fedmuon.experiments.studies.study import Call
 from fedmuon.experiments.studies.walk import walk
 from fedmuon.experiments.suites.contents import Asked
@@ -136,7 +139,7 @@ class Classifier:
 
     def loss(self, x: Tensor, samples: Sequence[Tensor]) -> Tensor:
         """The mean loss [S] of X [S, d, c]."""
-        return 1 - self._own(x, samples)[1].mean(1)
+        return 1 - self.chances(x, samples)[1].mean(1)
 
     def accuracy(self, x: Tensor) -> float:
         """On the held-out samples, of X [1, d, c]."""
@@ -150,13 +153,14 @@ class Classifier:
         total[1:] += self._sum(x[1:], new) - self._sum(x[1:], old)
         return total / len(self.train[0])
 
-    def _own(self, x: Tensor, samples: Sequence[Tensor]) -> tuple[Tensor, Tensor]:
+    def chances(self, x: Tensor, samples: Sequence[Tensor]) -> tuple[Tensor, Tensor]:
+        """p [S, n, c], and p_y [S, n]."""
         chances = torch.softmax(samples[0] @ x, -1)
         return chances, chances.gather(2, samples[1].expand(len(x), -1)[..., None])[..., 0]
 
     def _sum(self, x: Tensor, samples: Sequence[Tensor]) -> Tensor:
         points, labels = samples
-        chances, own = self._own(x, samples)
+        chances, own = self.chances(x, samples)
         hot = torch.nn.functional.one_hot(labels, self.classes)
         return points.mT @ (own[..., None] * (chances - hot))
 
@@ -167,23 +171,37 @@ def of_runs(asked: Settings, name: str, lr: float) -> Record:
     found = trajectory(asked, problem, MAPS[name], lr, 1 + asked.neighbours)
     end = found.path[-1]
     norms = torch.linalg.matrix_norm(found.momenta[:, 0])
-    train, test = (float(problem.loss(end[:1], of)) for of in (problem.train, problem.test))
-    reach = math.sqrt(math.log(2 / SURE) / (2 * len(problem.test[1])))  # Hoeffding's, of [0, 1]
+    gap = measured(asked, problem, name, lr, end[:1])
     shared = {
         "map": name,
         "lr": lr,
         "perturbation": float(torch.linalg.matrix_norm(end[1:] - end[0]).max()),
         "accuracy": problem.accuracy(end[:1]),
-        "train_loss": train,
-        "test_loss": test,
-        "gap": test - train,
-        "gap_low": test - train - reach,
-        "gap_high": test - train + reach,
+        "train_loss": gap.empirical,
+        "test_loss": gap.population,
+        "gap": gap.gap,
+        "gap_low": gap.low,
+        "gap_high": gap.high,
         "tube": neighbours_tube(asked, name, lr, norms.numpy()),
         "still": still(asked, found, lr),
     }
     beside = [against(asked, problem, name, found, lr, lam) for lam in asked.lambdas]
     return {"rows": [], "runs": [shared | one for one in beside]}
+
+
+def measured(
+    asked: Settings, problem: Classifier, name: str, lr: float, end: Tensor
+) -> MeasuredGap:
+    """The gap of the run's last model X [1, d, c], which is in the ball that the map's steps span:
+    samples of one law are one class."""
+    size = size_of(MAPS[name])
+    assert size  # known of both maps
+    ball = reach(Start(asked.classes), np.full(asked.steps, lr), asked.memory, size)
+    train, test = (1 - problem.chances(end, of)[1][0] for of in (problem.train, problem.test))
+    return measured_gap(
+        [float(train.mean())], [1.0], [[1.0]], test.numpy(), np.zeros(len(test), dtype=int),
+        confidence=1 - SURE, interval="shorter", loss_bound=ball.last.loss_bound,
+    )  # fmt: skip
 
 
 @dataclass(frozen=True)

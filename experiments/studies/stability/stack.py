@@ -1,6 +1,5 @@
 """One stack of a suite: all its runs and neighbours as one program, then the theory on each run."""
 
-import dataclasses
 import math
 import time
 from dataclasses import dataclass
@@ -94,9 +93,14 @@ class Stack:
         made = self._made()
         models = self._trained(made)
         moved = self._moved(made, models)
-        losses = self._losses(made, models)
         shape = models["weight"].shape[-2:]
-        judged = [self._judge(pair, made, shape) for pair in self.pairs]
+        each = zip(self.pairs, moved, strict=True)
+        cases = [self._case(pair, made, shape, far) for pair, far in each]
+        judged = [_judge(case) for case in cases]
+        tops = [
+            bound.proved_range(*one) for one in zip(cases, (own for own, *_ in judged), strict=True)
+        ]
+        losses = self._losses(made, models, tops)
         return {
             "runs": self._runs(made, judged, losses, moved),
             "neighbours": self._neighbours(made, judged, moved),
@@ -130,10 +134,11 @@ class Stack:
             made.experiment, neighbours.repeated(len(self.pairs)), config.federation.seed
         )
 
-    def _losses(self, made: Made, models: Params) -> list[Loss]:
-        """Those of the runs, not of the neighbours."""
+    def _losses(self, made: Made, models: Params, tops: list[float]) -> list[Loss]:
+        """Those of the runs, not of the neighbours; each lie in an interval of that length."""
         runs = {name: value[:: 1 + self.trials] for name, value in models.items()}
-        return measured_losses(made.config, made.data, made.source.classes, made.experiment, runs)
+        of = made.config, made.data, made.source.classes, made.experiment
+        return measured_losses(*of, runs, tops)
 
     def _moved(self, made: Made, models: Params) -> np.ndarray:
         """How far each neighbour ends from its run [pairs, T], in the Frobenius norm."""
@@ -177,15 +182,13 @@ class Stack:
             }
         )
 
-    def _judge(self, pair: Pair, made: Made, shape: tuple[int, ...]) -> Verdicts:
-        """What the theory promises of one run, and what it would by 001's own choices."""
+    def _case(self, pair: Pair, made: Made, shape: tuple[int, ...], far: np.ndarray) -> bound.Case:
+        """One run, whose neighbours moved so far [T]."""
         plan, (d, c) = made.experiment.plan, shape
         part = Realized(plan.schedule(), plan.rows if plan.batch else None)
-        start = start_of(made.initial, made.source)
-        case = bound.Case(self.at(pair), made.data.sizes, part, (d, c), start=start)
-        one = dataclasses.replace(case, config=self.at(pair, c_hp=1.0))
-        wide = dataclasses.replace(case, config=self.at(pair, constants="global"))
-        return bound.judge(case), bound.judge(one), bound.judge(wide)
+        start, moved = start_of(made.initial, made.source), np.zeros(len(made.data.sizes))
+        np.maximum.at(moved, made.client, far)
+        return bound.Case(self.at(pair), made.data.sizes, part, (d, c), moved=moved, start=start)
 
     def _setting(self, pair: Pair) -> Record:
         data, federation = self.config.data, self.config.federation
@@ -197,6 +200,12 @@ class Stack:
             "per_round": federation.per_round,
             "seed": federation.seed,
         }
+
+
+def _judge(case: bound.Case) -> Verdicts:
+    """What the theory promises of one run, and what it would by 001's own choices."""
+    one, wide = case.under(c_hp=1.0), case.under(constants="global")
+    return bound.judge(case), bound.judge(one), bound.judge(wide)
 
 
 def _law(config: Config) -> Law:
