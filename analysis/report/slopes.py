@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 from numpy.typing import ArrayLike
@@ -26,6 +27,12 @@ class Slope:
         return f"{self.value:+.3f} ({self.low:+.3f} to {self.high:+.3f})".replace("-", "−")
 
 
+def half_width(error: ArrayLike, free: ArrayLike, many: int = 1) -> Any:
+    """Half of Student's 95% interval of an estimate whose standard error has so many degrees of
+    freedom; of so many estimates that are right together 95 times in 100."""
+    return student.ppf(1 - 0.025 / many, free) * error
+
+
 def fitted(sizes: ArrayLike, runs: Sequence[np.ndarray]) -> Slope:
     """The least-squares slope of log mean(runs[k]) on log sizes[k].
 
@@ -46,8 +53,7 @@ def _within(value: float, errors: np.ndarray, runs: Sequence[np.ndarray]) -> Slo
     share of mean k in the variance (Welch 1947)."""
     error = np.linalg.norm(errors)
     shares = (errors / error) ** 2 if error else np.full(len(runs), 1 / len(runs))
-    free = 1 / (shares**2 / (_counts(runs) - 1)).sum()
-    half = student.ppf(0.975, free) * error
+    half = half_width(error, 1 / (shares**2 / (_counts(runs) - 1)).sum())
     return Slope(float(value), float(value - half), float(value + half))
 
 
@@ -77,7 +83,7 @@ class Curve:
     @property
     def reach(self) -> np.ndarray:
         """Half the width of the means' 95% intervals [K]."""
-        return student.ppf(0.975, _counts(self.runs) - 1) * _errors(self.runs)
+        return half_width(_errors(self.runs), _counts(self.runs) - 1)
 
     @property
     def slope(self) -> Slope:
@@ -110,7 +116,7 @@ def paired(pairs: Sequence[tuple[float, float]]) -> tuple[float, float]:
     away = np.array([one - other for one, other in pairs])
     if len(away) < 2 or not np.isfinite(away).all():
         return np.nan, np.nan
-    half = student.ppf(0.975, len(away) - 1) * away.std(ddof=1) / np.sqrt(len(away))
+    half = half_width(away.std(ddof=1) / np.sqrt(len(away)), len(away) - 1)
     return round(float(away.mean()), 12), float(half)
 
 
@@ -136,4 +142,4 @@ def jackknife(without: Sequence[float]) -> float:
     if groups < 2 or np.isnan(left).any():
         return np.nan
     error = np.sqrt((groups - 1) * left.var())
-    return float(student.ppf(0.975, groups - 1) * error)
+    return float(half_width(error, groups - 1))

@@ -6,7 +6,7 @@ import numpy as np
 
 from fedmuon.analysis.report.columns import Columns, where
 from fedmuon.analysis.report.findings import Rows
-from fedmuon.analysis.report.slopes import NORMAL
+from fedmuon.analysis.report.slopes import Slope, mean_of
 from fedmuon.analysis.report.verdicts import POSITIVE, Claim, Effect, Rule
 
 OURS = "trajectory"
@@ -37,10 +37,9 @@ def rhos(rows: Columns, variant: str, truth: str, method: str) -> np.ndarray:
 
 
 def mean(values: np.ndarray) -> tuple[float, float]:
-    """The mean with half the width of its 95% interval."""
-    if len(values) < 2:
-        return float("nan"), float("nan")
-    return float(values.mean()), float(NORMAL * values.std(ddof=1) / np.sqrt(len(values)))
+    """The mean with half the width of its 95% interval; nan of less than two."""
+    found = mean_of(values) if len(values) > 1 else Slope(np.nan, np.nan, np.nan)
+    return found.value, found.high - found.value
 
 
 def settings(rows: Columns) -> list[tuple[str, str]]:

@@ -4,11 +4,10 @@ import itertools
 from collections.abc import Sequence
 
 import numpy as np
-from scipy.stats import t as student
 
 from fedmuon.analysis.report.columns import Columns, where
 from fedmuon.analysis.report.findings import Rows, number
-from fedmuon.analysis.report.slopes import Slope, mean_of, quotient
+from fedmuon.analysis.report.slopes import Slope, half_width, mean_of, quotient
 from fedmuon.analysis.report.verdicts import AT_MOST_ONE, POSITIVE, Claim, Effect, Rule
 
 KEYS = ("reach", "gain", "lr", "noise", "batch", "steps")
@@ -160,8 +159,8 @@ def _saved(part: Columns, gain: float, many: int = 1) -> tuple[float, float]:
         return float("nan"), float("nan")
     less = plain["mean_square"][plain["seed"].argsort()] - own["mean_square"][own["seed"].argsort()]
     scale = plain["mean_square"].mean()
-    level = student.ppf(1 - 0.025 / many, len(less) - 1)
-    return less.mean() / scale, level * less.std(ddof=1) / np.sqrt(len(less)) / scale
+    half = half_width(less.std(ddof=1) / np.sqrt(len(less)), len(less) - 1, many)
+    return less.mean() / scale, half / scale
 
 
 def _percent(value: float, reach: float) -> str:
