@@ -1,5 +1,6 @@
 """A verdict is where an interval lies beside a rule: against naive loops, and with false claims."""
 
+import ast
 import itertools
 import math
 import shlex
@@ -13,6 +14,7 @@ import pytest
 
 from fedmuon.analysis.report.deciding import times_as_many, with_command
 from fedmuon.analysis.report.slopes import Slope, mean_of
+from fedmuon.analysis.report.units import UNITS, unit_of
 from fedmuon.analysis.report.verdicts import (
     FAILS,
     HOLDS,
@@ -118,7 +120,7 @@ def test_the_worst_place_is_shown_and_recorded() -> None:
     assert claim.shown == ("slope, b: 0.5", "−3 to 4") and str(claim.rule) == "< 0"
     assert claim.record() == {
         "claim": "It falls.", "verdict": UNDECIDED, "places": 2, "held": 0, "rule": "< 0",
-        "effect": {"name": "slope", "value": 0.5, "low": -3.0, "high": 4.0, "at": "b"},
+        "effect": {"name": "slope", "unit": "", "value": 0.5, "low": -3.0, "high": 4.0, "at": "b"},
         "command": "do this", "detail": "more", "also": "", "why": "",
     }  # fmt: skip
     assert replace(claim, also="but").in_words == "more; but"
@@ -127,6 +129,46 @@ def test_the_worst_place_is_shown_and_recorded() -> None:
     tiny = Claim("", Effect.exact("share", [1e-26, 1e-18, 1e-20]), Rule(high=1.0))
     assert tiny.worst == 1  # though 1 - 1e-18 rounds to 1
     assert unknown("", "why").shown == ("", "") and unknown("", "").worst is None
+
+
+def test_effects_are_shown_in_their_unit() -> None:
+    """Accuracy in points, its interval and its rule too; JSON has the same numbers."""
+    found = Effect.around("accuracy, A − B", 0.031, 0.01)
+    claim = Claim("", found, Rule(low=0.02))
+    assert claim.shown == ("accuracy, A − B: 3.1 accuracy points", "2.1 to 4.1")
+    assert claim.accepted == "≥ 2" and claim.verdict == HOLDS
+    assert claim.record()["effect"]["value"] == pytest.approx(3.1)
+    assert claim.record()["effect"]["unit"] == "accuracy points"
+    shown = {
+        "seconds, A − B": "0.5 s",
+        "change of the test loss": "0.5 (loss)",
+        "x over y, z": "0.5 (ratio)",
+        "log-log slope": "0.5 (slope)",
+        "own measure, A − B": "0.5",
+    }
+    for name, words in shown.items():
+        assert Claim("", Effect.exact(name, 0.5), Rule(low=0.0)).shown[0] == f"{name}: {words}"
+
+
+def test_every_effect_of_the_product_has_a_unit() -> None:
+    """Read from the sources: the first argument of Effect and of what makes one. What a measure is
+    called, and `share of the`, are put in; a name that nobody listed is found."""
+    root, seen = Path(__file__).parents[1], set()
+    for file in [*(root / "analysis").rglob("*.py"), *(root / "experiments").rglob("*.py")]:
+        for call in ast.walk(ast.parse(file.read_text(encoding="utf-8"))):
+            if isinstance(call, ast.Call) and ast.unparse(call.func).split(".")[0] == "Effect":
+                seen |= {_head(call.args[0])}
+    assert len(seen) > 30 and not {one for one in seen if one not in UNITS and not unit_of(one)}
+    assert not unit_of("a name that nobody listed")
+
+
+def _head(name: ast.expr) -> str:
+    """An effect's name up to its first comma, of an f-string with a measure's name in each gap."""
+    if isinstance(name, ast.JoinedStr):
+        parts = [str(one.value) if isinstance(one, ast.Constant) else "\0" for one in name.values]
+        text = "".join(parts).partition(",")[0]
+        return text.replace("\0", "bound" if text.startswith("growth") else "accuracy")
+    return ast.literal_eval(name).partition(",")[0] or "certified ε"  # that of nothing has no name
 
 
 def test_rules_in_words() -> None:

@@ -63,7 +63,7 @@ def claims(every: Sequence[Claim]) -> str:
     for one in every:
         also = f"<small>{escape(one.also)}</small>" if one.also else ""
         effect, interval = one.shown
-        told = ("effect", effect), ("95% interval", interval), ("rule", str(one.rule))
+        told = ("effect", effect), ("95% interval", interval), ("rule", one.accepted)
         told = *(told if effect else ()), ("why", one.why), ("by how much", one.detail)
         command = _command(one.command) if one.command else ""
         more = _pairs([pair for pair in told if pair[1]], command)
@@ -78,7 +78,7 @@ def claims(every: Sequence[Claim]) -> str:
 def _brief(claim: Claim) -> str:
     """The effect at its worst place, its interval, and what the rule accepts."""
     effect, interval = claim.shown
-    cells = effect.rpartition(": ")[2], interval, str(claim.rule) if effect else ""
+    cells = effect.rpartition(": ")[2], interval, claim.accepted if effect else ""
     return "".join(
         f'<span class="brief" data-name="{name}">{escape(cell)}</span>'
         for name, cell in zip(HEAD[1:], cells, strict=True)

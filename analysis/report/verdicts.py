@@ -17,13 +17,14 @@ true one fails with at most K/20 (some I_k must miss its effect).
 import math
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any, Literal, get_args
 
 import numpy as np
 from numpy.typing import ArrayLike
 
+from fedmuon.analysis.report.units import factor, quantity, unit_of
 from fedmuon.analysis.report.words import interval, number
 from fedmuon.files import finite
 
@@ -85,6 +86,11 @@ class Effect:
     high: np.ndarray
     places: Sequence[str] = ()
     seeded: bool = True
+
+    @property
+    def unit(self) -> str:
+        """What it is counted in."""
+        return unit_of(self.name)
 
     @classmethod
     def exact(cls, name: str, values: ArrayLike, places: Sequence[str] = ()) -> "Effect":
@@ -172,9 +178,20 @@ class Claim:
         effect = self.effect
         places = effect.places if len(effect.places) > 1 else ()
         where = f", {places[at]}" if places else ""
-        low, high = float(effect.low[at]), float(effect.high[at])
+        value, low, high = self._counted(at)
         ends = "" if low == high else interval(low, high)
-        return f"{effect.name}{where}: {number(float(effect.value[at]))}", ends
+        return f"{effect.name}{where}: {quantity(value, effect.unit)}", ends
+
+    @property
+    def accepted(self) -> str:
+        """The rule, in the effect's unit."""
+        times = factor(self.effect.unit)
+        return str(replace(self.rule, low=times * self.rule.low, high=times * self.rule.high))
+
+    def _counted(self, at: int) -> list[float]:
+        """The effect at a place and the ends of its interval, in its unit."""
+        effect, times = self.effect, factor(self.effect.unit)
+        return [times * float(one[at]) for one in (effect.value, effect.low, effect.high)]
 
     @property
     def in_words(self) -> str:
@@ -185,13 +202,13 @@ class Claim:
         """What claims.json says of it: the effect at the worst place."""
         effect, at = self.effect, self.worst
         held = self.rule.accepts(effect.low, effect.high)
-        ends = ("value", "low", "high")
-        numbers = {name: None if at is None else finite(getattr(effect, name)[at]) for name in ends}
+        ends = [None] * 3 if at is None else map(finite, self._counted(at))
+        numbers = dict(zip(("value", "low", "high"), ends, strict=True))
         place = effect.places[at] if at is not None and effect.places else ""
         return {
             "claim": self.sentence, "verdict": self.verdict,
-            "effect": {"name": effect.name, **numbers, "at": place},
-            "places": len(held), "held": int(held.sum()), "rule": str(self.rule),
+            "effect": {"name": effect.name, "unit": effect.unit, **numbers, "at": place},
+            "places": len(held), "held": int(held.sum()), "rule": self.accepted,
             "command": self.command, "detail": self.detail, "also": self.also, "why": self.why,
         }  # fmt: skip
 
