@@ -390,3 +390,17 @@ def test_plain_descent_has_its_closed_form() -> None:
     rows = disk_regression.measured(disk(seeds=2000), "noisy-gd", 1.0)["rows"]
     losses = np.array([row["loss"] for row in rows if (row["lr"], row["noise"]) == (0.2, 1.0)])
     assert abs(losses.mean() - expected) < 5 * losses.std() / math.sqrt(len(losses))
+
+
+def test_errors_of_root_mean_squares_are_their_scatter_over_draws(monkeypatch: Any) -> None:
+    """The relative standard errors of 60 draws on average, beside how much the quotients scatter:
+    a deviation of 60 values is known to 10%."""
+    apply, at = dp_bias.output_map(bias((0.1,))), dp_bias.momentum("2 × 2", 2.0)
+    found, said = [], []
+    for seed in range(60):
+        monkeypatch.setattr(dp_bias, "SEED", seed)
+        _, errors, spreads, doubts = dp_bias._sampled(apply, at, 0.1, 500)
+        found.append([float(spreads[1] / spreads[0]), float(errors[0])])
+        said.append(doubts)
+    scatter = np.std(found, axis=0, ddof=1) / np.mean(found, axis=0)
+    np.testing.assert_allclose(np.mean(said, axis=0), scatter, rtol=0.35)

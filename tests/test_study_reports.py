@@ -378,6 +378,7 @@ def _biases(plain: float = 2, corrected: float = 4, factor: float = 1.0) -> Colu
                 "plain_error": 0.0, "corrected_error": 0.0,
                 "plain_spread": 0.1, "corrected_spread": 0.105,
                 "probe": rho, "probe_bound": 2 * rho, "probe_any": 1.0,
+                "probe_error": 0.01, "gain_error": 0.01,
             })  # fmt: skip
     return _columns(rows)
 
@@ -392,6 +393,9 @@ def test_bias_claims_hold_and_fail() -> None:
     rows = _biases()
     for loose in ({"probe": 3 * rows["probe"]}, {"probe_any": rows["probe"]}):
         assert _verdicts(dp_bias.claims({**rows, **loose})) == [True] * 6 + [False]
+    few = {**rows, "gain_error": np.full(len(rows["rho"]), 0.1),
+           "probe_error": np.full(len(rows["rho"]), 1.0)}  # fmt: skip
+    assert _verdicts(dp_bias.claims(few)) == [True] * 5 + [None] * 2  # of few draws
     near = np.where(rows["way"] == "taylor", 0.0, 0.05 * rows["corrected"])
     kept = dp_bias.claims({**rows, "corrected_off": near})
     assert _verdicts(kept)[3] is False  # small, but never smaller

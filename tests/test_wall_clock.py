@@ -1,6 +1,7 @@
 """004's Lemma 11: its counts against counted products, its floor by drawn machines; the tables."""
 
 import itertools
+import math
 from typing import Any
 
 import numpy as np
@@ -69,10 +70,22 @@ def test_the_floor_holds_for_any_machine_and_rest_of_a_step() -> None:
         horner_flops(2, 2, 1, 0)
 
 
-def test_the_least_time_leaves_the_first_out() -> None:
+def test_times_are_taken_in_turn_and_leave_the_first_round_out() -> None:
     calls: list[int] = []
-    found = study.least(lambda: calls.append(1), 3)
-    assert len(calls) == 4 and 0 <= found < 1
+    found = study.in_turn([lambda: calls.append(1), lambda: calls.append(2)], 3)
+    assert calls == [1, 2] * 4 and found.shape == (3, 2) and (found > 0).all()
+
+
+def test_quotients_of_times_have_the_interval_of_their_rounds(monkeypatch: Any) -> None:
+    """Against the formula: a machine that is slow in one round is so for all calls of it."""
+    rounds = np.array([[6.0, 1.0, 2.0], [60.0, 10.0, 21.0], [6.0, 1.0, 1.9]])
+    monkeypatch.setattr(study, "in_turn", lambda calls, repeats: rounds)
+    settings = study.Settings.model_construct(shapes=[], iterations=[2], repeats=3, tables={})
+    (row,) = study.timed(settings, (8, 16))["times"]
+    logs = np.log(rounds[:, 0] / rounds[:, 2])
+    half = 4.302652729911275 * logs.std(ddof=1) / math.sqrt(3)  # t of 2 degrees of freedom
+    assert row["svd_seconds"] / row["seconds"] == pytest.approx(math.exp(logs.mean()))
+    assert row["to_svd"] == pytest.approx(math.exp(half)) and row["to_svd"] < 1.3
 
 
 def test_what_a_printed_table_is_refused_for() -> None:
@@ -93,7 +106,8 @@ def published() -> Any:
 def times(**change: float) -> Any:
     """Of made-up machines on which the lemma is exact."""
     held: dict[str, Any] = {"m": 8, "n": 8, "svd_seconds": 6.0, "efficiency": 4.0, "lemma": 3.0,
-                            "made": 3.0, "seconds": 2.0} | change  # fmt: skip
+                            "made": 3.0, "seconds": 2.0, "to_svd": 1.01,
+                            "to_product": 1.01} | change  # fmt: skip
     return {name: np.full(3, float(value)) for name, value in held.items()} | {
         "steps": np.array([1.0, 3.0, 5.0])
     }
@@ -109,6 +123,9 @@ def test_claims_of_the_printed_tables_and_of_made_up_times() -> None:
     assert "not at 100 s" in found[2].detail and "G.6 svd" in found[-1].detail
     assert claims(rows, times(made=13.0))[0].holds is False
     assert claims(rows, times(seconds=7.0))[1].holds is False
+    for wide, place in (("to_product", 0), ("to_svd", 1)):
+        assert claims(rows, times(**{wide: 5.0}))[place].verdict == "undecided"  # of noisy times
+    assert claims(rows, times(to_svd=math.nan))[1].verdict == "not testable at this scale"
     assert claims({**rows, "q2": rows["q2"] * 9}, times())[3].holds is False
     assert claims({**rows, "svd": rows["q3"] * 1.001}, times())[8].holds is False
     bent = {**rows, "svd": rows["svd"] + 1e-4 * (rows["seconds"] == 1200)}

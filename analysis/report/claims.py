@@ -71,10 +71,11 @@ def gap_within_bound(runs: Columns) -> Claim:
     detail = (
         f"{held[judged].sum()} of {_count(int(judged.sum()), 'run')} ({sure[judged].sum()} even at "
         f"the upper end of the gap's 95% interval); smallest bound − gap "
-        f"{_signed((bound - gap)[judged].min())}; {vacuous} of the bounds "
-        f"{'is' if vacuous == 1 else 'are'} vacuous (≥ B)"
+        f"{_signed((bound - gap)[judged].min())}"
     )
-    also = f"{vacuous} of {_count(int(judged.sum()), 'bound')} ≥ B: no gap could exceed them"
+    also = (
+        f"{vacuous} of {_count(int(judged.sum()), 'bound')} ≥ B, vacuous: no gap could exceed them"
+    )
     return Claim(
         _GAP, away, Rule(high=0.0), detail + _left_out(judged, "run"), also * (vacuous > 0)
     )

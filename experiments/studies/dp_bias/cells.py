@@ -26,6 +26,7 @@ from fedmuon.tables import Table
 
 Map = Callable[[Tensor], Tensor]  # [..., m, n] -> [..., m, n]
 SEED = 0
+NOT_ALL = ("probe", "probe_bound", "probe_any", "probe_error", "gain_error")  # of Monte Carlo alone
 AT_ONCE = 1 << 14  # samples of a chunk
 SHAPES = {"2 × 2": (2, 2), "3 × 4": (3, 4)}
 QUADRATURE, MONTE_CARLO, TAYLOR = "quadrature", "monte-carlo", "taylor"
@@ -100,11 +101,13 @@ def by_monte_carlo(settings: Settings, shape: str) -> Record:
     """
     apply, at, rhos = output_map(settings), momentum(shape, settings.norm), settings.rhos
     sampled = [_sampled(apply, at, rho, settings.samples) for rho in rhos]
-    biases, errors, spreads = (torch.stack(part, 1) for part in zip(*sampled, strict=True))
+    *parts, doubts = zip(*sampled, strict=True)
+    biases, errors, spreads = (torch.stack(part, 1) for part in parts)
     terms = leading_terms(apply, at, rhos, settings.spacing)
     record = _record(shape, MONTE_CARLO, rhos, biases, terms, errors, spreads)
     given = settings.coefficients, settings.steps
-    for row in record["rows"]:
+    for row, (quotient, probe) in zip(record["rows"], doubts, strict=True):
+        row["gain_error"], row["probe_error"] = quotient, probe
         # phi(U) is a pair of probes at M = H, so its deviation is that of 000, C.6, for J = 1.
         row["probe"] = row["plain_error"] * math.sqrt(settings.samples)
         row["probe_bound"] = probe_error(*given, SHAPES[shape], row["rho"])
@@ -112,14 +115,24 @@ def by_monte_carlo(settings: Settings, shape: str) -> Record:
     return record
 
 
-def _sampled(apply: Map, at: Tensor, rho: float, samples: int) -> tuple[Tensor, Tensor, Tensor]:
+def _sampled(
+    apply: Map, at: Tensor, rho: float, samples: int
+) -> tuple[Tensor, Tensor, Tensor, tuple[float, float]]:
     """Both biases [2, m, n], their standard errors [2] and those of a single O [2], each the root
-    of a mean square."""
+    of a mean square; and the relative standard errors of the quotient of the last two, and of the
+    root of phi's mean square.
+
+    To first order log sqrt(mean a) is off by mean(a / mean a - 1) / 2, and draws are independent.
+    """
     chunks = [_chunk(apply, at, *pair, rho) for pair in _pairs(at, samples)]
     *both, alone, bettered = (torch.cat(part) for part in zip(*chunks, strict=True))
     errors = [(one.var(0).sum() / samples).sqrt() for one in both]
     spreads = [one.mean().sqrt() for one in (alone, bettered)]
-    return torch.stack([one.mean(0) for one in both]), torch.stack(errors), torch.stack(spreads)
+    scatter = (both[0] - both[0].mean(0)).square().sum((-2, -1))
+    away = bettered / bettered.mean() - alone / alone.mean(), scatter / scatter.mean()
+    quotient, probe = (float(one.std()) / 2 / math.sqrt(samples) for one in away)
+    biases = torch.stack([one.mean(0) for one in both])
+    return biases, torch.stack(errors), torch.stack(spreads), (quotient, probe)
 
 
 def _pairs(at: Tensor, samples: int) -> Iterator[tuple[Tensor, Tensor]]:
@@ -190,7 +203,7 @@ def _record(
         "_error": nothing if errors is None else errors,
         "_spread": nothing if spreads is None else spreads,
     }
-    unknown = dict.fromkeys(("probe", "probe_bound", "probe_any"), math.nan)
+    unknown = dict.fromkeys(NOT_ALL, math.nan)
     rows = [{"shape": shape, "way": way, "rho": rho} | unknown for rho in rhos]
     for what, pair in columns.items():
         for kind, values in zip(("plain", "corrected"), pair.tolist(), strict=True):

@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeGuard
 
 import numpy as np
 
@@ -27,7 +27,7 @@ from fedmuon.analysis.report.findings import (
     spread,
 )
 from fedmuon.analysis.report.timetables import followed, timetable
-from fedmuon.analysis.report.verdicts import Claim, counted, unknown
+from fedmuon.analysis.report.verdicts import Claim, counted
 from fedmuon.errors import InputError
 from fedmuon.experiments.studies.training import figure
 from fedmuon.privacy.client_level import EVERYONE
@@ -56,7 +56,7 @@ def findings(folder: Path, about: Mapping[str, Any]) -> Findings:
     return Findings.of_suite(
         folder,
         about,
-        claims=claims if clients is None else [*claims, kept(runs, clients)],
+        claims=[*claims, kept(runs, clients)] if _targeted(clients) else claims,
         numbers_title="Terminal values, mean ± standard deviation over seeds",
         head=head,
         numbers=numbers,
@@ -109,14 +109,17 @@ def drawn(clients: Columns) -> str:
     return ", ".join(f"{SAMPLINGS.get(one, one)} {what}" for one in ways if one)
 
 
+def _targeted(clients: Columns | None) -> TypeGuard[Columns]:
+    """Whether runs were to keep to an epsilon; those of a given noise spend what they spend."""
+    return clients is not None and bool((clients["target"] > 0).all())
+
+
 def kept(runs: Columns, clients: Columns) -> Claim:
     """Every run is certified, and no client of it spends more than the run's target."""
     sentence = (
         "Every run is certified, and no client spends more than its target ε, jointly "
         f"({figure.adjacency_of(clients)}, {drawn(clients)})."
     )
-    if not (clients["target"] > 0).all():
-        return unknown(sentence, "no target was given")
     certified = runs["certified"][~np.isnan(runs["epsilon"])] == "True"  # of the runs that ended
     over, share = clients["epsilon"] > clients["target"], clients["epsilon"] / clients["target"]
     detail = (

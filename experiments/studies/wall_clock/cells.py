@@ -1,19 +1,23 @@
 """Study `wall-clock`: 004's Lemma 11 on this machine, and its printed losses by seconds.
 
 A shape's cell times an SVD with U V^T, Newton-Schulz steps of degree 2, and a square product of the
-longer side, all in float32; times are the least of several. Predictions are Lemma 11's with the
-throughputs of that product and of that SVD, once with 004's count for Newton-Schulz and once with
-the products that are made here, which are fewer.
+longer side, all in float32, in turn, several times over. Times are geometric means over the rounds,
+and quotients of two have Student's interval of the differences of logarithms, round by round.
+Predictions are Lemma 11's with the throughputs of that product and of that SVD, once with 004's
+count for Newton-Schulz and once with the products that are made here, which are fewer.
 """
 
+import math
 import time
 from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Annotated
 
+import numpy as np
 import torch
 from pydantic import Field, model_validator
 
+from fedmuon.analysis.report.slopes import paired
 from fedmuon.analysis.theory.wall_clock import horner_flops, svd_flops
 from fedmuon.errors import InputError
 from fedmuon.experiments.studies.study import Call
@@ -79,21 +83,25 @@ def printed(name: str, table: Printed) -> Record:
 
 
 def timed(settings: Settings, shape: tuple[int, int]) -> Record:
-    """A row for each number of steps."""
+    """A row for each number of steps; `to_svd` and `to_product` are what the ends of the intervals
+    of its time over those of an SVD and of a product are times, or over, the quotient."""
     matrix = torch.randn(shape, generator=torch.Generator().manual_seed(0))
     square = torch.randn(max(shape), max(shape), generator=torch.Generator().manual_seed(1))
-    svd = least(lambda: _polar(matrix), settings.repeats)
-    product = 2 * max(shape) ** 3 / least(lambda: square @ square, settings.repeats)
-    efficiency = product / (svd_flops(*shape) / svd)
+    products = partial(torch.matmul, square, square)
+    mine = [partial(newton_schulz, matrix, q, COEFFICIENTS) for q in settings.iterations]
+    logs = np.log(in_turn([partial(_polar, matrix), products, *mine], settings.repeats))
+    svd, product, *found = np.exp(logs.mean(0)).tolist()
+    efficiency = 2 * max(shape) ** 3 / product / (svd_flops(*shape) / svd)
     rows = []
-    for steps in settings.iterations:
+    for at, (steps, seconds) in enumerate(zip(settings.iterations, found, strict=True), 2):
         made = performed_newton_schulz(*shape, schedule(COEFFICIENTS, steps), matrix.dtype)
-        seconds = least(partial(newton_schulz, matrix, steps, COEFFICIENTS), settings.repeats)
+        away = [math.exp(paired([*zip(logs[:, at], logs[:, k], strict=True)])[1]) for k in (0, 1)]
         rows.append({
             "m": shape[0], "n": shape[1], "steps": steps, "svd_seconds": svd,
             "seconds": seconds, "efficiency": efficiency,
             "lemma": svd_flops(*shape) / horner_flops(*shape, steps, DEGREE) * efficiency,
             "made": svd_flops(*shape) / made * efficiency,
+            "to_svd": away[0], "to_product": away[1],
         })  # fmt: skip
     return {"rows": [], "times": rows}
 
@@ -104,12 +112,13 @@ def _polar(matrix: torch.Tensor) -> torch.Tensor:
     return left @ right
 
 
-def least(call: Callable[[], object], repeats: int) -> float:
-    """The shortest of several times, after one that does not count."""
-    call()
-    found = []
-    for _ in range(repeats):
-        start = time.perf_counter()
-        call()
-        found.append(time.perf_counter() - start)
-    return min(found)
+def in_turn(calls: Sequence[Callable[[], object]], repeats: int) -> np.ndarray:
+    """The seconds of each call in each round [repeats, calls], after a round that does not count:
+    what slows the machine for a while slows all calls of a round."""
+    found = np.empty((repeats + 1, len(calls)))
+    for row in found:
+        for at, call in enumerate(calls):
+            start = time.perf_counter()
+            call()
+            row[at] = time.perf_counter() - start
+    return found[1:]
