@@ -150,13 +150,17 @@ def test_effects_are_shown_in_their_unit() -> None:
         assert Claim("", Effect.exact(name, 0.5), Rule(low=0.0)).shown[0] == f"{name}: {words}"
 
 
+MAKERS = ("Effect", "_timed", "_drawn")
+
+
 def test_every_effect_of_the_product_has_a_unit() -> None:
     """Read from the sources: the first argument of Effect and of what makes one. What a measure is
     called, and `share of the`, are put in; a name that nobody listed is found."""
     root, seen = Path(__file__).parents[1], set()
     for file in [*(root / "analysis").rglob("*.py"), *(root / "experiments").rglob("*.py")]:
         for call in ast.walk(ast.parse(file.read_text(encoding="utf-8"))):
-            if isinstance(call, ast.Call) and ast.unparse(call.func).split(".")[0] == "Effect":
+            made = isinstance(call, ast.Call) and ast.unparse(call.func).split(".")[0] in MAKERS
+            if made and not isinstance(call.args[0], ast.Name):  # of a maker's own argument
                 seen |= {_head(call.args[0])}
     assert len(seen) > 30 and not {one for one in seen if one not in UNITS and not unit_of(one)}
     assert not unit_of("a name that nobody listed")
@@ -254,6 +258,9 @@ def test_there_is_no_command_where_none_would_decide() -> None:
     held = replace(open_claim().effect, seeded=False)  # a gap: more seeds leave it as it is
     none.append(with_command(replace(open_claim(), effect=held), ABOUT))
     assert [claim.command for claim in none] == [""] * 7
+    for at, why in {1: "100 times", 2: "no effect", 4: "other data", 6: "other data"}.items():
+        assert none[at].also.startswith("nothing shipped decides it") and why in none[at].also
+    assert not any(none[at].also for at in (0, 3, 5))
     one = with_command(open_claim(0.1, np.nan), {**ABOUT, "seeds": [7]})
     assert "seeds = [0, 1, 2, 3, 4]" in one.command
 

@@ -1,4 +1,5 @@
-"""The command that would decide what these runs leave open: full scale, or more seeds.
+"""The command that would decide what these runs leave open: full scale, or more seeds; or, where
+both cannot, that nothing shipped decides it, and why.
 
 An interval shrinks like 1/sqrt(seeds), so that an effect at distance d from the end of its rule,
 known up to h, takes about (h/d)^2 times as many.
@@ -14,6 +15,7 @@ import numpy as np
 
 from fedmuon.analysis.report.verdicts import FAILS, HOLDS, Claim
 
+NOTHING = "nothing shipped decides it: {}"
 FEW = 5  # seeds, of which an interval can be seen
 MARGIN, MOST = 1.5, 100.0  # times as many as the formula says; times as many as one would run
 
@@ -26,7 +28,9 @@ def with_command(claim: Claim, about: Mapping[str, Any]) -> Claim:
     if about["scale"] == "small":
         return replace(claim, command=_command(words, "full", f"{about['suite']}-full"))
     seeds, times = about.get("seeds"), times_as_many(claim, count_of(about.get("seeds")))
-    if not (seeds and about.get("alone") and claim.effect.seeded and times <= MOST):
+    if why := _why_not(claim, bool(seeds), times):
+        return replace(claim, also="; ".join(filter(None, (claim.also, NOTHING.format(why)))))
+    if not about.get("alone"):  # a file like another's, whose seeds are not in it
         return claim
     more = math.ceil(count_of(seeds) * times)
     lines = (
@@ -36,6 +40,15 @@ def with_command(claim: Claim, about: Mapping[str, Any]) -> Claim:
     file = f"printf '%s\\n' {shlex.join(lines)} > more.toml"
     again = _command([*words[:2], "more.toml", *words[3:]], "full", f"{about['suite']}-more")
     return replace(claim, command=f"{file} && {again}")
+
+
+def _why_not(claim: Claim, seeds: bool, times: float) -> str:
+    """Why more seeds than full scale has, which was run, would not decide it, if so."""
+    if np.isnan(claim.effect.value).all():
+        return "it has no effect that could be judged"
+    if not (seeds and claim.effect.seeded):
+        return "more seeds would not shorten its interval, other data might"
+    return f"it takes more than {MOST:g} times as many seeds" if times > MOST else ""
 
 
 def count_of(seeds: Any) -> int:
