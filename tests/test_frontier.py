@@ -37,6 +37,7 @@ per-round = 3
 
 [base.local]
 steps = 2
+schedule = "warm-up"
 
 [base.engine]
 dtype = "float64"
@@ -66,7 +67,8 @@ def test_every_point_is_a_run_that_ends_there(suite: Path, tmp_path: Path) -> No
             run(
                 small(
                     data={"name": "digits"}, task={"initial": row["start"]},
-                    local={"lr": 0.02, "steps": 2}, federation={"rounds": int(row["rounds"])},
+                    local={"lr": 0.02, "steps": 2, "schedule": "warm-up"},
+                    federation={"rounds": int(row["rounds"])},
                 ),
                 folder,
             )  # fmt: skip

@@ -126,8 +126,12 @@ def test_a_stack_is_its_runs_one_by_one(own: str) -> None:
     assert not np.allclose(moved, wrong, rtol=1e-3)
 
 
-def test_a_run_of_a_suite_is_the_run_of_the_stability_command(own: str, tmp_path: Path) -> None:
-    what = work(own).cells[0]
+@pytest.mark.parametrize("local", [{}, {"schedule": "warm-up"}], ids=str)
+def test_a_run_of_a_suite_is_the_run_of_the_stability_command(
+    own: str, tmp_path: Path, local: dict[str, str]
+) -> None:
+    """With its schedule, too: its certificate is not that of steps that stay."""
+    what = work(own, changes={"local": local} if local else None).cells[0]
     from fedmuon import config as tables
     from fedmuon.experiments.laboratory.stability import execute
 

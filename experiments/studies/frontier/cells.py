@@ -88,7 +88,10 @@ def followed(config: Config, horizons: Sequence[int]) -> Record:
     for horizon in horizons:
         seen = Realized(plan.schedule()[:horizon], plan.rows if plan.batch else None)
         settings = (_ending(config, horizon, kind) for kind in KINDS)
-        cases = [Case(one, sizes, seen, first.shape, start=start) for one in settings]
+        factors = None if (every := plan.factors()) is None else every[:horizon]
+        cases = [
+            Case(one, sizes, seen, first.shape, start=start, factors=factors) for one in settings
+        ]
         verdicts = [judge(case) for case in cases]
         judged.append((verdicts, proved_range(cases[0], verdicts[0])))
     tops = [1.0, *(top for _, top in judged)]  # of X0, whose gap nobody asks for

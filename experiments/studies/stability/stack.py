@@ -188,7 +188,10 @@ class Stack:
         part = Realized(plan.schedule(), plan.rows if plan.batch else None)
         start, moved = start_of(made.initial, made.source), np.zeros(len(made.data.sizes))
         np.maximum.at(moved, made.client, far)
-        return bound.Case(self.at(pair), made.data.sizes, part, (d, c), moved=moved, start=start)
+        return bound.Case(
+            self.at(pair), made.data.sizes, part, (d, c),
+            moved=moved, start=start, factors=plan.factors(),
+        )  # fmt: skip
 
     def _setting(self, pair: Pair) -> Record:
         data, federation = self.config.data, self.config.federation
