@@ -43,10 +43,10 @@ def test_the_gap_to_twelve_digits() -> None:
     most = max(a / t for a, t in zip(w, sizes, strict=True))
     most_free = max(a / mp.sqrt(t * (t - 1)) for a, t in zip(w, sizes, strict=True))
 
-    def hoeffding(failure: mpf) -> mpf:
+    def hoeffding(failure: Any) -> Any:
         return mp.sqrt(mp.log(2 / failure) / 2 * squares)
 
-    def bernstein(failure: mpf) -> mpf:
+    def bernstein(failure: Any) -> Any:
         log = mp.log(3 / failure)
         return mp.sqrt(2 * log * variance) + log * (2 * most_free + most / 3)
 

@@ -395,7 +395,7 @@ def test_plain_descent_has_its_closed_form() -> None:
 def test_errors_of_root_mean_squares_are_their_scatter_over_draws(monkeypatch: Any) -> None:
     """The relative standard errors of 60 draws on average, beside how much the quotients scatter:
     a deviation of 60 values is known to 10%."""
-    apply, at = dp_bias.output_map(bias((0.1,))), dp_bias.momentum("2 × 2", 2.0)
+    apply, at = dp_bias.output_map(bias([0.1])), dp_bias.momentum("2 × 2", 2.0)
     found, said = [], []
     for seed in range(60):
         monkeypatch.setattr(dp_bias, "SEED", seed)

@@ -159,8 +159,9 @@ def test_every_effect_of_the_product_has_a_unit() -> None:
     root, seen = Path(__file__).parents[1], set()
     for file in [*(root / "analysis").rglob("*.py"), *(root / "experiments").rglob("*.py")]:
         for call in ast.walk(ast.parse(file.read_text(encoding="utf-8"))):
-            made = isinstance(call, ast.Call) and ast.unparse(call.func).split(".")[0] in MAKERS
-            if made and not isinstance(call.args[0], ast.Name):  # of a maker's own argument
+            if not isinstance(call, ast.Call) or ast.unparse(call.func).split(".")[0] not in MAKERS:
+                continue
+            if not isinstance(call.args[0], ast.Name):  # of a maker's own argument
                 seen |= {_head(call.args[0])}
     assert len(seen) > 30 and not {one for one in seen if one not in UNITS and not unit_of(one)}
     assert not unit_of("a name that nobody listed")
