@@ -21,14 +21,15 @@ SPENT = 0.01  # of a target, by which the noise that is found for it may miss it
 DIGEST = "data.options.digest"  # of samples that were given, which nobody reads
 
 
-def compared(
-    runs: Sequence[Finished], labels: Sequence[str] = ()
-) -> tuple[list[Record], dict[str, list[list[Record]]]]:
-    """A row for each group, with means and standard deviations; and each group's curves by name.
-    Runs of different `labels`, one for each run, are in different groups."""
+Compared = tuple[list[Record], dict[str, list[list[Record]]], dict[str, list[Path]]]
+
+
+def compared(runs: Sequence[Finished], labels: Sequence[str] = ()) -> Compared:
+    """A row for each group, with means and standard deviations; and by its name each group's curves
+    and folders. Runs of different `labels`, one for each run, are in different groups."""
     labels = labels or [""] * len(runs)
     own = {(label, run[0].resolve()): run for label, run in zip(labels, runs, strict=True)}
-    flats = _with_objects([flatten(run[1]) for run in own.values()], [*own.values()])
+    flats = _with_objects([flatten(_as_read(run)) for run in own.values()], [*own.values()])
     for flat, one in zip(flats, own.values(), strict=True):
         if _follows(one):
             flat[NOISE] = "by epsilon"
@@ -41,9 +42,9 @@ def compared(
         while any(one[1].federation.seed == flat[SEED] for one in groups.get(key, ())):
             key = (*key, "again")  # who has the same seed is no other seed of the same
         groups.setdefault(key, []).append(run)
-        of.setdefault(key, {name: flat.get(name) for name in shown if _told(run[1], name)})
+        of.setdefault(key, {name: flat.get(name) for name in shown if _told(run, name)})
     names = [_name(changed, flats) for changed in of.values()]
-    rows, curves = [], {}
+    rows, curves, folders = [], {}, {}
     for (key, members), name in zip(groups.items(), names, strict=True):
         label, folder = key[0], members[0][0]
         name = f"{name} ({folder.name})" if name and names.count(name) > 1 else name or folder.name
@@ -53,7 +54,20 @@ def compared(
         row = {"run": name, **of[key], **_spent(members)}
         rows.append({**row, "seeds": len(members), **_measures(members)})
         curves[name] = [rounds for _, _, _, rounds in members]
-    return rows, curves
+        folders[name] = [folder for folder, _, _, _ in members]
+    return rows, curves, folders
+
+
+def _as_read(run: Finished) -> Config:
+    """The config, of a run without neighbours with the defaults of what only they read."""
+    config = run[1]
+    if _has_neighbours(run[0]):
+        return config
+    return config.model_copy(update={"stability": type(config.stability)()})
+
+
+def _has_neighbours(folder: Path) -> bool:
+    return (folder / "neighbours.csv").exists()
 
 
 def _follows(run: Finished) -> bool:
@@ -88,9 +102,10 @@ def _with_objects(
     return [*flats]
 
 
-def _told(config: Config, name: str) -> bool:
+def _told(run: Finished, name: str) -> bool:
     """Whether the key says anything of the run."""
-    return ".options." in name or reads(config, name)
+    idle = name.startswith("stability.") and not _has_neighbours(run[0])
+    return ".options." in name or (reads(run[1], name) and not idle)
 
 
 def _name(changed: Mapping[str, Any], flats: Sequence[Mapping[str, Any]]) -> str:

@@ -222,7 +222,8 @@ def compare(
         raise InputError("there is nothing to compare: name at least one finished run")
     finished = [(one.path, one.config, one.summary, one.rounds) for _, one in found]
     note = NOT_RELEASED if any("privacy" in one.summary for _, one in found) else ""
-    return Comparison(*compared(finished, [str(label) for label, _ in found]), note)
+    rows, curves, folders = compared(finished, [str(label) for label, _ in found])
+    return Comparison(rows, curves, note, folders)
 
 
 def _finished(held: One | Sequence[One]) -> list[Result]:

@@ -135,6 +135,7 @@ class Comparison:
     rows: list[Record]
     curves: dict[str, list[list[Record]]]
     note: str = ""  # what to know of the numbers
+    folders: dict[str, list[Path]] = field(default_factory=dict)  # of a row's runs, by its name
 
     @property
     def measures(self) -> list[str]:

@@ -281,6 +281,32 @@ def test_compare_names_runs_that_no_key_tells_apart(runs: Path, tmp_path: Path) 
     assert "a0" in text and "again" in text
 
 
+@pytest.mark.parametrize("width", WIDTHS)
+def test_compare_names_the_folders_of_every_row(runs: Path, tmp_path: Path, width: int) -> None:
+    """Of one seed or several, beside what was measured and, where they differ, beside the keys; as
+    one table where there is room, else as two."""
+    folders = [str(runs / name) for name in ("a0", "a1", "deep/b")]
+    lines = said("compare", *folders, width=width).splitlines()
+    assert sum("a0, a1" in line for line in lines) == sum("deep/b" in line for line in lines)
+    assert sum("deep/b" in line for line in lines) == (1 if width == 120 else 2)
+    many = [shutil.copytree(runs / "a0", tmp_path / str(n)) for n in range(2)]
+    assert "│ 0 " in (text := said("compare", *map(str, many))) and "│ 1 " in text
+
+
+def test_compare_leaves_out_what_a_run_does_not_read(runs: Path, tmp_path: Path) -> None:
+    """How many neighbours, of runs that have none; of such that have it tells them apart."""
+    plain = [runs / "a0", tmp_path / "a1"]
+    execute(small(stability={"trials": 7}), plain[1])
+    (row,) = fedmuon.compare(plain).rows  # of two seeds
+    assert row["seeds"] == 2 and not any("." in key for key in row)
+    near = [shutil.copytree(folder, tmp_path / f"near-{folder.name}") for folder in plain]
+    for folder in near:
+        (folder / "neighbours.csv").write_text("trial\n")
+    assert [row["stability.trials"] for row in fedmuon.compare(near).rows] == [10, 7]
+    shown = fedmuon.compare([near[1], plain[1]]).rows
+    assert [row.get("stability.trials") for row in shown] == [7, None]
+
+
 def test_what_cannot_be_gone_on_with_is_lost(runs: Path, tmp_path: Path) -> None:
     shutil.copytree(runs / "half", tmp_path / "half")
     (tmp_path / "half" / AUDIT).write_text("{}")

@@ -16,21 +16,23 @@ def compare(
 ) -> None:
     """Show finished runs side by side: by the keys in which they differ, mean and ± over seeds.
 
-    ± is the standard deviation of a sample, over n - 1.
+    One table where there is room, else what was measured above the keys. ± is the standard
+    deviation of a sample, over n - 1.
     Example: [bold]fedmuon compare runs/a runs/b --figure curves.png[/]
     """
-    from rich.markup import escape
-
     from fedmuon.experiments.laboratory.facts import columns
     from fedmuon.experiments.looking.listing import side_by_side
     from fedmuon.library import compare as compared
 
     found = compared(folders)
-    head, rows, words = side_by_side(found)
-    console.print(columns("", head, rows, words))
-    for row in found.rows:
+    whole, measured, keys = side_by_side(found)
+    one = columns("", *whole)
+    apart = len(keys[0]) > 1 and not one.fits(console, console.options)
+    for table in [columns("", *measured), columns("", *keys)] if apart else [one]:
+        console.print(table)
+    for (name, *_), row in zip(whole[1], found.rows, strict=True):
         if "spent epsilon" in row:
-            console.print(f"{escape(str(row['run']))}: {_spent(row)}", highlight=False)
+            console.print(f"{name}: {_spent(row)}", highlight=False)
     if found.note:
         console.print(found.note)
     if figure is not None:

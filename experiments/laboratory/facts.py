@@ -31,11 +31,15 @@ class Fitting(Table):
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
         """The table, or its rows below each other."""
-        least = Measurement.get(console, options.update(max_width=ENDLESS), _rigid(self)).minimum
-        if least <= options.max_width:
+        if self.fits(console, options):
             yield from super().__rich_console__(console, options)
             return
         yield from _turned(self).__rich_console__(console, options)
+
+    def fits(self, console: Console, options: ConsoleOptions) -> bool:
+        """Whether it needs no turning."""
+        least = Measurement.get(console, options.update(max_width=ENDLESS), _rigid(self)).minimum
+        return least <= options.max_width
 
 
 def _rigid(table: Table) -> Table:
@@ -85,7 +89,9 @@ def listed(name: str, sentences: Sequence[str]) -> Facts:
     return [("" if place else name, one) for place, one in enumerate(sentences)]
 
 
-def columns(title: str, head: Sequence[str], rows: Iterable[Sequence[str]], left: int = 1) -> Table:
+def columns(
+    title: str, head: Sequence[str], rows: Iterable[Sequence[str]], left: int = 1
+) -> Fitting:
     """Rows of markup under their heads; the first `left` columns are words, which may be broken,
     the others numbers, which are not."""
     shown = Fitting(title=title, title_justify="left")

@@ -1,5 +1,6 @@
 """Every run below a folder as rows that can be put in order by any column."""
 
+import os
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -16,6 +17,7 @@ from fedmuon.storage import Record
 
 WORDS = ("run", "state", "recipe", "data")
 COLUMNS = (*WORDS, "seed", "rounds", "accuracy", "test_loss", "train_loss", "seconds")
+MOST = 3  # folders of a row that are all named
 
 
 def row(run: Seen, root: Path) -> Record:
@@ -66,24 +68,43 @@ def heads(found: Comparison) -> list[str]:
     return [*before, "seeds", *found.measures]
 
 
-def side_by_side(found: Comparison) -> tuple[list[str], list[list[str]], int]:
-    """Heads, rows and the number of columns of words of runs that are compared: the keys that
-    differ, or the names of rows that these do not tell apart, seeds, and every mean with its
-    standard deviation beside it."""
+Side = tuple[list[str], list[list[str]], int]  # heads, rows, and how many columns are words
+
+
+def side_by_side(found: Comparison) -> tuple[Side, Side, Side]:
+    """Runs that are compared: by their folders the keys that differ and what was measured, and
+    each of both by itself; every mean with its standard deviation beside it."""
     keys = [name for name in heads(found) if "." in name]
-    known = [tuple(row.get(key) for key in keys) for row in found.rows]
-    words = keys if len(set(known)) == len(known) and keys else ["run", *keys]
     measures = [name for name in found.measures if not name.startswith(("test_gap", "seconds"))]
-    short = [name.rpartition(".")[2] for name in words]
-    head = [
-        name if short.count(name) == 1 else whole for name, whole in zip(short, words, strict=True)
-    ]
-    head += [
-        "±" if name.endswith(SPREAD) else name.replace("_", " ") for name in ["seeds", *measures]
-    ]
-    rows = [[_said(row.get(name), name) for name in [*words, "seeds", *measures]]
-            for row in found.rows]  # fmt: skip
-    return head, rows, len(words)
+    names = _of_folders([found.folders[row["run"]] for row in found.rows])
+
+    def side(words: list[str], numbers: list[str]) -> Side:
+        rows = [
+            [name, *(_said(row.get(one), one) for one in [*words, *numbers])]
+            for name, row in zip(names, found.rows, strict=True)
+        ]
+        return ["run", *_short(words), *map(_head, numbers)], rows, 1 + len(words)
+
+    return side(keys, ["seeds", *measures]), side([], ["seeds", *measures]), side(keys, [])
+
+
+def _of_folders(groups: Sequence[Sequence[Path]]) -> list[str]:
+    """What each group's folders are called where they part from the others; of many the ends."""
+    every = [folder.absolute() for folders in groups for folder in folders]
+    root = os.path.commonpath([one.parent for one in every])
+    names = [[str(folder.absolute().relative_to(root)) for folder in one] for one in groups]
+    few = [one if len(one) <= MOST else [f"{one[0]} ... {one[-1]}"] for one in names]
+    return [escape(plain(", ".join(one), None)) for one in few]
+
+
+def _short(keys: Sequence[str]) -> list[str]:
+    """The keys without their tables, where no other one is called so."""
+    short = [name.rpartition(".")[2] for name in keys]
+    return [one if short.count(one) == 1 else key for one, key in zip(short, keys, strict=True)]
+
+
+def _head(name: str) -> str:
+    return "±" if name.endswith(SPREAD) else name.replace("_", " ")
 
 
 def _said(value: Any, name: str = "") -> str:
