@@ -131,7 +131,8 @@ def drive(
     start, last = time.monotonic() - _spent(directory), run.config.federation.rounds
     trained = _spent(directory, "train_seconds")
     stopped = ""
-    with _saving(lambda: keep(state), InputError, Interrupted, KeyboardInterrupt):
+    saving = _saving(lambda: keep(state), InputError, Interrupted, KeyboardInterrupt)
+    with directory.failing(), saving:
         rounds = engine(run.experiment, state)
         rounds = spending.ahead(rounds, state.round) if spending else rounds
         for done, spent in _timed(rounds):

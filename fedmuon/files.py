@@ -35,8 +35,8 @@ def mendable(path: Path, doing: str) -> Iterator[None]:
         yield
     except OSError as error:
         raise InputError(
-            f"cannot {doing} {path} ({error.strerror}): choose a folder that is writable and has "
-            "room with --out"
+            f"cannot {doing} {path} ({error.strerror}): choose another place, which is writable "
+            "and has room"
         ) from None
 
 

@@ -12,7 +12,7 @@ import io
 import json
 import logging
 import os
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -23,7 +23,7 @@ from safetensors.torch import save
 from torch import Tensor
 
 from fedmuon import files
-from fedmuon.errors import InputError
+from fedmuon.errors import InputError, NonFinite
 from fedmuon.federated.aggregate import ServerState
 from fedmuon.federated.wire import pack, unpack
 from fedmuon.files import AFRESH, Record, digest, mendable, sums_of, write_bytes
@@ -37,6 +37,7 @@ FIXED = ("config.toml", "partition.npz", "schedule.npy", "initial.safetensors")
 ENDS = ("model.safetensors", "momentum.safetensors", "rounds.jsonl", "summary.json")
 MAYBE = ("routes.txt", "objects.json", "ledger.jsonl")
 AUDIT = "one-run.json"  # of a run with canaries
+FAILED = "failed.txt"  # why a run ended without a finite model, as it would again
 LOGS = "logs"  # of a deployment, which may have ended before the run began
 logger = logging.getLogger(__name__)
 
@@ -116,6 +117,30 @@ class RunDirectory:
         """Refuse to go on with what is lost, before any file is touched."""
         if why := self.lost():
             raise InputError(f"{self.path} {why}: {AFRESH}")
+
+    def require_intact(self) -> None:
+        """Refuse an unfinished run of which something is damaged that going on needs."""
+        files.require_sound(self.path, [name for name in FIXED if (self.path / name).exists()])
+        for _, about in self._checkpoints():
+            self._lines(int(about["round"]))
+
+    @contextlib.contextmanager
+    def failing(self) -> Iterator[None]:
+        """Keep why what is within ended in numbers that are not finite."""
+        with mendable(self.path / FAILED, "write"):
+            (self.path / FAILED).unlink(missing_ok=True)
+        try:
+            yield
+        except NonFinite as error:
+            with contextlib.suppress(InputError):  # what stopped the run is the news
+                write_bytes(self.path / FAILED, f"{error}\n".encode())
+            raise
+
+    def failure(self) -> str:
+        """Why it failed; nothing of a run that did not."""
+        file = self.path / FAILED
+        with mendable(file, "read"):
+            return file.read_text(encoding="utf-8").strip() if file.exists() else ""
 
     def fix(self, contents: Mapping[str, bytes]) -> None:
         """Write files that the config determines, or check that they are as the config says."""
@@ -238,13 +263,16 @@ class RunDirectory:
 
     def cut_back(self, round: int) -> None:
         """Keep the records of the first `round` rounds, all of which must be there."""
+        write_bytes(self.path / "rounds.jsonl", "".join(self._lines(round)).encode())
+
+    def _lines(self, round: int) -> list[str]:
         file = self.path / "rounds.jsonl"
         lines = files.whole_lines(file)[:round]
         if len(kept := _records(lines, self.mark)) < round:
             raise InputError(
                 f"line {len(kept) + 1} of {file} is damaged, missing or of another run: {AFRESH}"
             )
-        write_bytes(file, "".join(lines).encode())
+        return lines
 
     def finish(self, state: ServerState, summary: Record) -> None:
         """Write the model, the momentum and, last, the summary; the checkpoints have served."""

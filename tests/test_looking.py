@@ -5,8 +5,9 @@ import json
 import os
 import shutil
 import socket
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -17,6 +18,7 @@ from rich.console import Console
 from typer.testing import CliRunner
 
 import fedmuon
+from fedmuon.errors import Interrupted, NonFinite
 from fedmuon.experiments.cli import app
 from fedmuon.experiments.laboratory.facts import columns, digits
 from fedmuon.experiments.looking import plots
@@ -24,7 +26,7 @@ from fedmuon.experiments.looking.page import of_run, of_runs
 from fedmuon.experiments.looking.seen import Seen
 from fedmuon.experiments.run import execute
 from fedmuon.locks import LOCK, held, writer
-from fedmuon.storage import AUDIT
+from fedmuon.storage import AUDIT, FAILED
 
 WIDTHS = (80, 120)
 BRAILLE = range(0x2800, 0x2900)
@@ -312,6 +314,62 @@ def test_what_cannot_be_gone_on_with_is_lost(runs: Path, tmp_path: Path) -> None
     (tmp_path / "half" / AUDIT).write_text("{}")
     text = " ".join(said("ls", str(tmp_path)).split())
     assert " lost " in text and "of an audit that did not end" in text and "go on with" not in text
+
+
+@pytest.mark.parametrize("file", ["partition.npz", "checkpoint.safetensors", "rounds.jsonl"])
+def test_what_is_damaged_is_lost_and_what_is_whole_is_not(tmp_path: Path, file: str) -> None:
+    """Listed as what going on with it would say."""
+    interrupted(out := tmp_path / "run")
+    assert "go on with: " in said("ls", str(tmp_path)) and Seen(out).state == "unfinished"
+    content = (out / file).read_bytes()
+    (out / file).write_bytes(content[: len(content) // 3])
+    text = " ".join(said("ls", str(tmp_path)).split())
+    assert " lost " in text and "go on with: " not in text and f"{out}: lost: " in text
+    why = Seen(out).state.removeprefix("lost: ")
+    for one in (why, refused("run", "--out", str(out), "--resume")):
+        assert str(out / file) in one or "every checkpoint" in one
+        assert "start afresh" in one
+
+
+def interrupted(out: Path) -> None:
+    def stop(record: Mapping[str, Any], state: object) -> None:
+        if record["round"] == 5:
+            raise Interrupted
+
+    with pytest.raises(Interrupted):
+        execute(small(output={"checkpoint-every": 8}), out, callbacks=[stop])
+
+
+def test_a_run_that_failed_says_why_and_does_not_ask_to_go_on(tmp_path: Path) -> None:
+    """Until it has ended well, of which a trace of the failure would be false."""
+    out, way = tmp_path / "run", {"recipe": "fedavg", "lr": 1e15, "weight-decay": 1e15}
+    with pytest.raises(NonFinite) as error:
+        execute(small(local=way, federation={"rounds": 30}), out)
+    text = " ".join(said("ls", str(tmp_path)).split())
+    assert " failed " in text and f"{out}: failed: {error.value}" in text
+    assert "go on with" not in text and "last known" not in said("show", str(out))
+    interrupted(other := tmp_path / "other")
+    (other / FAILED).write_text("once")
+    execute(None, other, resume=True)
+    assert not (other / FAILED).exists() and Seen(other).state == "finished"
+
+
+def test_gaps_of_two_kinds_have_two_names(runs: Path, tmp_path: Path) -> None:
+    """That of the held-out samples, and that of the population at the clients' label shares."""
+    config = tmp_path / "config.toml"
+    config.write_bytes((runs / "a0" / "config.toml").read_bytes())
+    said("stability", str(config), "--trials", "2", "--out", str(tmp_path / "s"))
+    text = said("show", str(tmp_path / "s"), width=120)
+    assert "┃  test gap " in text and "│ population gap " in text and "│ gap " not in text
+
+
+@pytest.mark.parametrize("place", ["", "file/a.html"])
+def test_a_page_that_cannot_be_written_names_no_option_of_others(
+    runs: Path, tmp_path: Path, place: str
+) -> None:
+    (tmp_path / "file").touch()
+    why = refused("show", str(runs / "a0"), "--html", str(tmp_path / place))
+    assert str(tmp_path / place) in why and "choose another place" in why and "--out" not in why
 
 
 def test_a_page_of_a_private_run_has_its_account(runs: Path) -> None:

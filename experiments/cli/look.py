@@ -124,7 +124,8 @@ def _came_of(run: "Seen") -> Iterator[Any]:
     if (summary := run.summary) is None:
         names = [name.replace("_", " ") for name in run.measures]
         cells = [digits(value) for value in run.measures.values()]
-        yield columns("last known", names, [cells], 0)
+        if names:
+            yield columns("last known", names, [cells], 0)
         return
 
     yield summary_table(summary)
@@ -137,7 +138,6 @@ def _came_of(run: "Seen") -> Iterator[Any]:
 def _say_how_to_go_on(runs: Sequence["Seen"]) -> None:
     for run in runs:
         if run.readable and not run.ended:
-            said = (
-                run.state if run.state != "unfinished" else f"unfinished, go on with: {run.again}"
-            )
-            console.print(Text(plain(f"{run.path} is {said}", None)), soft_wrap=True)
+            state = run.state
+            more = f", go on with: {run.again}" if state == "unfinished" else ""
+            console.print(Text(plain(f"{run.path}: {state}{more}", None)), soft_wrap=True)

@@ -44,6 +44,7 @@ SECRET_COHORTS = (
     "neighbours of a run share its participants, and [privacy] cohorts = 'poisson' draws them in "
     "secret, round by round: set cohorts = 'fixed'"
 )
+GAP = "population gap"  # at the clients' label shares; the test gap is of the samples held out
 MEMORY, MOST = 1 << 30, 256  # bytes and neighbours of one stack
 
 
@@ -69,9 +70,11 @@ def execute(
         verdict = bound.judge(case)
         if (finished := _ranked_before(out)) is not None:
             return finished
-        compared = on_engine(
-            laboratory.config, lambda engine: _measured(laboratory, verdict, watch, begun, engine)
-        )
+        with RunDirectory(out).failing():
+            compared = on_engine(
+                laboratory.config,
+                lambda engine: _measured(laboratory, verdict, watch, begun, engine),
+            )
         moved = bound.largest_moves(out / CENSUS, len(case.sizes))
         case = dataclasses.replace(case, moved=moved)
         top = bound.proved_range(case, verdict)
@@ -294,11 +297,11 @@ def verdict_table(out: Path, record: Record) -> Table:
                  ("certificate over it, at most", after["certified_over_realized"]),
                  ("above it", after["exceeded"])]  # fmt: skip
     if record["gap"] is None:
-        rows += [("gap", record["gap_refusal"])]
+        rows += [(GAP, record["gap_refusal"])]
     else:
-        rows += [("gap", "{gap:+.4g}".format_map(record))]
+        rows += [(GAP, "{gap:+.4g}".format_map(record))]
         rows += [("its 95% interval", "{gap_low:+.4g} to {gap_high:+.4g}".format_map(record))]
-        rows += [("gap within", _within(record, value))] if value is not None else []
+        rows += [(f"{GAP} within", _within(record, value))] if value is not None else []
     summary = RunDirectory(out).summary() or {}
     rows += [(k.replace("_", " "), summary.get(k)) for k in ("accuracy", "train_loss", "test_loss")]
     if (found := record.get("influence")) is not None:

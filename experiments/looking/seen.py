@@ -93,11 +93,14 @@ class Seen:
 
     @property
     def lost(self) -> str:
-        """Why it cannot be gone on with; nothing where it can."""
+        """Why it cannot be gone on with, and what to do; nothing where it can."""
+        directory = RunDirectory(self.path)
         try:
-            return RunDirectory(self.path).lost()
+            directory.require_resumable()
+            directory.require_intact()
         except InputError as error:
-            return f"cannot be gone on with ({error})"
+            return str(error)
+        return ""
 
     @property
     def again(self) -> str:
@@ -109,12 +112,14 @@ class Seen:
 
     @property
     def state(self) -> str:
-        """`finished`, `running` and by whom, `lost` and why, or `unfinished`."""
+        """`finished`, `running` and by whom, `failed` or `lost` and why, or `unfinished`."""
         if self.ended:
             return "finished"
         if holder := writer(self.path):
             return f"running: {holder}"
-        return f"lost: it {self.lost}" if self.lost else "unfinished"
+        if why := RunDirectory(self.path).failure():
+            return f"failed: {why}"
+        return f"lost: {why}" if (why := self.lost) else "unfinished"
 
 
 def seen(folder: Path) -> Seen:
