@@ -347,7 +347,7 @@ def test_a_run_that_failed_says_why_and_does_not_ask_to_go_on(tmp_path: Path) ->
         execute(small(local=way, federation={"rounds": 30}), out)
     text = " ".join(said("ls", str(tmp_path)).split())
     assert " failed " in text and f"{out}: failed: {error.value}" in text
-    assert "go on with" not in text and "last known" not in said("show", str(out))
+    assert "go on with" not in text and "failed: " in said("show", str(out))
     interrupted(other := tmp_path / "other")
     (other / FAILED).write_text("once")
     execute(None, other, resume=True)

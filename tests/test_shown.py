@@ -2,6 +2,8 @@
 
 import io
 import re
+import subprocess
+import sys
 import tomllib
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -194,6 +196,34 @@ def test_what_was_last_known_stays_on_the_bar() -> None:
     assert file.getvalue() == ""  # and no lines
 
 
+@pytest.mark.parametrize("width", [80, 100, 120])
+def test_a_bar_has_both_times_whole_beside_the_longest_numbers(width: int) -> None:
+    """What has passed and what is left, in one line with all else."""
+    progress = Progress(Console(file=io.StringIO(), force_terminal=True, width=width))
+    progress.begin(0, 10_000)
+    for number in range(1, 40):
+        loss = {"client_loss": 1e-5 / number, "accuracy": 0.5}
+        progress.watch({"round": 1000 + number, **loss})
+    shown = Console(width=width, file=io.StringIO())
+    shown.print(progress.get_renderable())
+    assert isinstance(shown.file, io.StringIO)
+    (line,) = shown.file.getvalue().splitlines()
+    assert len(re.findall(r"\d:\d\d:\d\d|-:--:--", line)) == 2 and "…" not in line
+    assert "1039/10000" in line and "accuracy 0.5000" in line and "▁" in line
+
+
+def test_a_run_that_goes_on_begins_with_what_was_last_known() -> None:
+    """Of the rounds that it goes on from, not of those behind its checkpoint, which come again."""
+    before = [*records(25)]
+    progress = Progress(Console(file=io.StringIO(), force_terminal=True), before=before)
+    progress.begin(15, 40)
+    note = progress.tasks[0].fields["note"]
+    assert note.startswith(f"loss {1 / 15:.5f}  accuracy 0.5100  ") and progress.risen() == ""
+    afresh = Progress(Console(file=io.StringIO(), force_terminal=True), before=before)
+    afresh.begin(0, 40)
+    assert afresh.tasks[0].fields["note"] == ""
+
+
 @pytest.mark.parametrize(("count", "least"), [(5, 5), (60, 60), (1000, MOST), (12345, MOST)])
 def test_a_pipe_has_a_line_a_round_or_a_hundred(count: int, least: int) -> None:
     file = io.StringIO()
@@ -235,6 +265,53 @@ def test_an_interruption_says_which_round_is_saved(
     assert (
         f"a checkpoint of round 5 is written, go on with: fedmuon run --out {out} --resume" in text
     )
-    with pytest.raises(SystemExit), resumable(tmp_path / "new", ["run"]):
-        raise Interrupted
-    assert "nothing was written yet" in capsys.readouterr().err
+    (out / "checkpoint.safetensors").unlink()  # as before the first
+    for folder, command, words in (
+        (tmp_path / "new", ["run"], "nothing was written yet"),
+        (out, ["run"], "no round is saved yet, go on with: fedmuon run"),
+        (out, [], "that cannot be gone on with: start afresh"),
+    ):
+        with pytest.raises(SystemExit), resumable(folder, command):
+            raise Interrupted
+        assert words in capsys.readouterr().err
+
+
+INTERRUPTED = """
+import os, runpy, sys
+class Finder:
+    def find_spec(self, name, *rest):
+        name == "typer" and os.kill(os.getpid(), 2)
+sys.meta_path.insert(0, Finder())
+runpy.run_module("fedmuon", run_name="__main__")
+"""
+
+
+def test_an_interruption_while_libraries_are_read_is_one_sentence() -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", INTERRUPTED], capture_output=True, text=True, check=False
+    )
+    said = "fedmuon: interrupted: give the command again\n"
+    assert (done.returncode, done.stdout, done.stderr) == (130, "", said)
+
+
+def test_an_audit_by_one_run_has_the_short_options_of_runs(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[Config] = []
+
+    def execute(config: Config, *rest: object, **more: object) -> None:
+        asked.append(config)
+        raise InputError("seen")
+
+    monkeypatch.setattr("fedmuon.experiments.laboratory.one_run.execute", execute)
+    audit = "privacy", "audit", "--one-run", "--out", str(tmp_path / "a")
+    short = "--data", "synthetic", "--engine", "inline", "--seed", "5"
+    assert refused(*audit, *short) == "seen"
+    (one,) = asked
+    assert (one.data.name, one.engine.name, one.federation.seed) == ("synthetic", "inline", 5)
+    assert "say the same key" in refused(*audit, "--seed", "5", "--set", "federation.seed=5")
+    assert "reads no --seed" not in refused("privacy", "audit", "--seed", "5")
+    for option in ("--data", "--engine"):
+        assert f"read no {option}" in refused("privacy", "audit", option, "inline")
+    shown = refused(*audit[:3], str(tmp_path), "--seed", "1")
+    assert "by no --seed" in shown

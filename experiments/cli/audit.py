@@ -8,7 +8,10 @@ from typer import Argument, Context, Option
 
 from fedmuon.experiments.cli.options import (
     AsJson,
+    DataName,
+    EngineName,
     Overrides,
+    changes_of,
     chosen_config,
     chosen_folder,
     console,
@@ -29,9 +32,10 @@ from fedmuon.experiments.cli.setting import (
     rate,
 )
 
+SHORT = ("--data", "--engine")
 OF_A_SETTING = ("--noise", "--lot", "--population", "--steps", "--delta")
-OF_MANY_RUNS = (*OF_A_SETTING, "--blocks", "--trials", "--seed", "--code")
-OF_A_CONFIG = ("--canaries", "--sees", "--out", "--set")
+OF_MANY_RUNS = (*OF_A_SETTING, "--blocks", "--trials", "--code")
+OF_A_CONFIG = ("--canaries", "--sees", "--out", "--set", *SHORT)
 
 
 def audit(
@@ -52,7 +56,13 @@ def audit(
             help="Runs with the canary, and as many without: 100000, or 2000 where real steps run."
         ),
     ] = None,
-    seed: Annotated[int, Option(help="Of the trials; the lots and noise of steps are secret.")] = 0,
+    seed: Annotated[
+        int | None,
+        Option(
+            help="Of the trials, 0 by default, or with --one-run of the run: lots, noise of steps "
+            "and coins are secret."
+        ),
+    ] = None,
     code: Annotated[
         str,
         Option(
@@ -78,6 +88,8 @@ def audit(
         Option("--out", help="With --one-run: the run directory; a new one below runs/."),
     ] = None,
     overrides: Overrides = None,
+    engine: EngineName = None,
+    data: DataName = None,
     as_json: AsJson = False,
 ) -> None:
     """A lower bound on epsilon from canaries, beside what the accountant claims.
@@ -88,6 +100,7 @@ def audit(
     Of the code that trains: [bold]fedmuon privacy audit --code release --noise 1 --lot 8
     --population 16 --steps 2 --delta 0.05 --blocks 2[/]
 
+    With --one-run, --engine, --data and --seed are short for keys of the config.
     Of one whole run, whose coins are kept beside its folder: [bold]fedmuon privacy audit --one-run
     config.toml --out runs/audited[/]
     """
@@ -96,8 +109,9 @@ def audit(
         if unread := _among(given, OF_MANY_RUNS):
             refuse(f"--one-run reads no {unread}, which is for audits of many runs: leave it out")
         if run is None or not run.is_dir():
-            _audit_run(run, canaries, sees, out, overrides, as_json)
-        elif unread := _among(given, OF_A_CONFIG):
+            changes = changes_of(overrides, engine, data=data, seed=seed)
+            _audit_run(run, canaries, sees, out, changes, as_json)
+        elif unread := _among(given, (*OF_A_CONFIG, "--seed")):
             refuse(f"{run} is a folder whose audit is shown, by no {unread}: leave it out")
         else:
             _show_audit(run, as_json)
@@ -112,7 +126,7 @@ def audit(
 
     require_at_most(1e9, noise=noise)
     setting = Setting(noise, rate(lot, population), steps, blocks)
-    record = trial.audit(setting, delta, trials, seed, code, lot, population)
+    record = trial.audit(setting, delta, trials, seed or 0, code, lot, population)
     tell(record, as_json, trial.table(record))
 
 
@@ -134,18 +148,18 @@ def _audit_run(
     canaries: int | None,
     sees: str,
     out: Path | None,
-    overrides: list[str] | None,
+    changes: list[str],
     as_json: bool,
 ) -> None:
     """A run of the config with canaries."""
     from fedmuon.experiments.cli.show import Progress
     from fedmuon.experiments.laboratory import one_run
 
-    config = chosen_config(file, overrides or [], False)
+    config = chosen_config(file, changes, False)
     assert config is not None
     folder = chosen_folder(out, config)
     shown = Console(quiet=True) if as_json else console  # FORCE_COLOR has a bar even in a pipe
-    with resumable(folder, ["privacy", "audit"]), Progress(shown) as progress:
+    with resumable(folder, []), Progress(shown) as progress:
         record = one_run.execute(
             config, folder, canaries, sees, watch=progress.watch, begun=progress.begin
         )

@@ -149,7 +149,8 @@ def near_values(key: str, begun: str) -> list[str]:
 
 @contextlib.contextmanager
 def resumable(folder: Path, command: Sequence[str]) -> Iterator[None]:
-    """Where work on the folder is interrupted, say what was saved and how to go on."""
+    """Where work on the folder is interrupted, say what was saved and how to go on; without a
+    command nothing does."""
     try:
         yield
     except Interrupted as wish:
@@ -167,10 +168,13 @@ def _saved(folder: Path, command: Sequence[str]) -> str:
     with contextlib.suppress(InputError):  # of what is damaged, which resuming says
         if why := directory.lost():
             return f"{folder} {why}: {AFRESH}"
+    if not command:
+        return f"that cannot be gone on with: {AFRESH}"
     done = directory.checkpointed()
-    held = (
-        "what was finished is saved" if done is None else f"a checkpoint of round {done} is written"
-    )
+    held = f"a checkpoint of round {done} is written"
+    if done is None:
+        some = any((folder / name).exists() for name in ("summary.json", "suite.lock"))
+        held = "what was finished is saved" if some else "no round is saved yet"
     again = shlex.join(["fedmuon", *command, "--out", str(folder), "--resume"])
     return f"{held}, go on with: {again}"
 

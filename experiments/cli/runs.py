@@ -32,13 +32,15 @@ def run(
     """
     from fedmuon.experiments.cli.show import Progress, summary_table
     from fedmuon.experiments.run import execute
+    from fedmuon.storage import RunDirectory
 
     changes = options.changes_of(overrides, engine, ray_address, data, seed)
     chosen = options.chosen_config(config, changes, resume, out)
     folder = options.chosen_folder(out, chosen, resume)
     ended = resume and (folder / "summary.json").exists()
     with options.resumable(folder, ["run"]), followed(folder, watch):
-        with Progress(console, lines=True) as progress:
+        before = RunDirectory(folder).records() if resume else []
+        with Progress(console, lines=True, before=before) as progress:
             summary = execute(chosen, folder, resume, progress.watch, progress.begin, verbose)
         console.print(summary_table(summary))
         if note := progress.risen():

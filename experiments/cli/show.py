@@ -2,13 +2,13 @@
 
 import contextlib
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 from rich import progress as bars
 from rich.console import Console, Group
 from rich.markup import escape
-from rich.table import Table
+from rich.table import Column, Table
 from rich.text import Text
 
 from fedmuon.drive import Begin, Watch
@@ -34,28 +34,36 @@ def shown(counted: str) -> Iterator[tuple[Watch, Begin]]:
 
 
 SIGNED = ("test_gap",)
+TIME = len("0:00:00")
 MOST = 100  # lines where there is no terminal, as many points of a loss that are remembered
-BARS = 10  # of the loss beside the bar
-WIDE = 100  # characters that have room for both times
+WIDE = 100  # characters that have room for more than a short bar and course of the loss
 RISEN = 1.1  # times its first value, a loss did not only waver
 
 
 class Progress(bars.Progress):
     """One live bar: what is counted, what was last known, time left; where there is no terminal,
-    `lines` as they come, of as many rounds as there are, or a hundred of more."""
+    `lines` as they come, of as many rounds as there are, or a hundred of more. Work that goes on
+    knows of the rounds `before` what it is to go on from."""
 
-    def __init__(self, console: Console, counted: str = "rounds", lines: bool = False) -> None:
+    def __init__(
+        self,
+        console: Console,
+        counted: str = "rounds",
+        lines: bool = False,
+        before: Sequence[Record] = (),
+    ) -> None:
         super().__init__(
             bars.TextColumn("[bold]{task.description}"),
-            bars.BarColumn(max(8, min(40, console.width - 80))),
+            bars.BarColumn(max(5, min(40, console.width - 80))),
             bars.MofNCompleteColumn(),
-            bars.TextColumn("{task.fields[note]}"),
-            *([bars.TimeElapsedColumn()] if console.width >= WIDE else []),
-            bars.TimeRemainingColumn(),
+            bars.TextColumn("{task.fields[note]}", table_column=Column(no_wrap=True)),
+            bars.TimeElapsedColumn(Column(no_wrap=True, min_width=TIME)),
+            bars.TimeRemainingColumn(table_column=Column(no_wrap=True, min_width=TIME)),
             console=console,
             disable=not console.is_terminal,
         )
-        self._counted = counted
+        self._counted, self._before = counted, before
+        self._bars = 10 if console.width >= WIDE else 5  # of the course of the loss
         self._lines = lines and not console.is_terminal
         self._known: Record = {}  # the last value of what a note says
         self._losses_seen = Remembered()
@@ -69,23 +77,33 @@ class Progress(bars.Progress):
             self.remove_task(ended)
         self._whole = done == 0
         self._total, self._said = total, done
-        self.add_task(self._counted, total=total, completed=done, note="")
+        for record in self._before[:done]:
+            self._take(record)
+        self.add_task(self._counted, total=total, completed=done, note=self._note())
 
     def watch(self, record: Record) -> None:
         """Move the bar to what the record says is done."""
         if "client_loss" in record:
             self._losses = [*self._losses[:1], record["client_loss"]]
-            self._losses_seen.add(record["client_loss"])
-        self._known |= _noted(record)
+        self._take(record)
         done = record["done"] if "done" in record else record["round"]
         if not self.disable:
-            drawn = sparkline(self._losses_seen.values, BARS)
             for bar in self.task_ids:
-                self.update(bar, completed=done, note=f"{_note(self._known)}  {drawn}".strip())
+                self.update(bar, completed=done, note=self._note())
         elif self._lines and self._due(done):
             self._said = done
             said = f"{self._counted} {done}/{self._total}  {_note(self._known)}"
             self.console.print(said.strip(), highlight=False, markup=False, soft_wrap=True)
+
+    def _take(self, record: Record) -> None:
+        """Remember what the record measured."""
+        if "client_loss" in record:
+            self._losses_seen.add(record["client_loss"])
+        self._known |= _noted(record)
+
+    def _note(self) -> str:
+        """What was last known, and the course of the loss."""
+        return f"{_note(self._known)}  {sparkline(self._losses_seen.values, self._bars)}".strip()
 
     def _due(self, done: int) -> bool:
         """Whether it is the end, or another hundredth is done."""
