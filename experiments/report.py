@@ -10,10 +10,12 @@ from pathlib import Path
 
 from fedmuon.analysis.report.columns import MEND, read_json
 from fedmuon.analysis.report.findings import SHARED, Findings
+from fedmuon.analysis.report.overlay import Run
 from fedmuon.analysis.report.write import as_written, write_page
 from fedmuon.errors import InputError
 from fedmuon.experiments.laboratory.findings import findings as of_neighbours
-from fedmuon.experiments.looking.page import of_runs
+from fedmuon.experiments.looking.page import drawn, of_runs
+from fedmuon.experiments.looking.seen import Seen
 from fedmuon.experiments.studies import known
 from fedmuon.experiments.studies.findings import findings
 from fedmuon.files import mendable
@@ -23,7 +25,7 @@ SUITE, RUN = ("runs.csv", "suite.json"), ("bound.json", "neighbours.csv")
 
 def write_report(folder: Path) -> Path:
     """Write FOLDER/report.html and its figures; nothing where the folder is damaged."""
-    return write_page(folder, gather(folder))
+    return write_page(folder, gather(folder), _runs(folder))
 
 
 def gather(folder: Path) -> list[Findings]:
@@ -42,6 +44,14 @@ def gather(folder: Path) -> list[Findings]:
             "suite`, `stability` or `run` wrote, or finish it with --resume"
         )
     return found
+
+
+def _runs(folder: Path) -> list[Run]:
+    """Every run in the folder or right below it, to be drawn with others; none of a lone one."""
+    places = [folder, *sorted(folder.iterdir())]
+    found = [Seen(place) for place in places if (place / "schedule.npy").is_file()]
+    readable = [run for run in found if run.readable]
+    return [drawn(run) for run in readable] if len(readable) > 1 else []
 
 
 def _is_plain(folder: Path) -> bool:

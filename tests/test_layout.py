@@ -120,3 +120,48 @@ def test_nothing_is_clipped_covered_or_pale(
         assert not one["covered"] and not one["labels"], (name, width)
         assert not one["clipped"] or width < 1280, (name, width)
         assert one["contrast"] >= LEGIBLE and (one["paper"] > 0.5) == (scheme == "light")
+
+
+PIXELS = """<script>
+onload = () => {
+  const found = [...document.querySelectorAll('figure img')].map(image => {
+    const canvas = document.createElement('canvas');
+    [canvas.width, canvas.height] = [image.naturalWidth, image.naturalHeight];
+    const brush = canvas.getContext('2d');
+    brush.drawImage(image, 0, 0);
+    const at = (x, y) => [...brush.getImageData(x * canvas.width, y * canvas.height, 1, 1).data];
+    return [at(.01, .01), at(.3, .2), at(.6, .2)];
+  });
+  document.body.textContent = 'found' + JSON.stringify(found) + 'end';
+};
+</script>"""
+
+
+def test_figures_are_dark_on_a_dark_page_and_colours_mean_the_same(
+    tmp_path: Path, chromium: str
+) -> None:
+    """What is black or white changes; a patch of a heat map does not."""
+
+    def draw(narrow: bool = False) -> Any:
+        figure, (axes,) = canvas(1, narrow, 2.9)
+        axes.set_position((0.2, 0.1, 0.7, 0.8))
+        axes.imshow([[0.0, 1.0]], aspect="auto", cmap="viridis")
+        axes.axis("off")
+        figure.set_layout_engine("none")
+        return figure
+
+    picture = Picture("a", draw, "A map", "caption")
+    found = Findings(
+        "a", "A map", "", [], "Numbers", ("", "x"), [("a", "1")], "", [picture], "", []
+    )
+    page = write_page(tmp_path / "page", [found])
+    text = page.read_text(encoding="utf-8").replace("</body>", f"{PIXELS}</body>")
+    page.write_text(text, encoding="utf-8")
+    seen = {}
+    for scheme, number in SCHEMES.items():
+        options = f"--blink-settings=preferredColorScheme={number}", "--window-size=1280,900"
+        shown = dom(chromium, page.as_uri(), tmp_path / scheme, *options)
+        ((seen[scheme],),) = [json.loads(unescape(re.findall(r"found(\[.*\])end", shown)[0]))]
+    (dark, *patches), (light, *same) = seen["dark"], seen["light"]
+    assert max(dark[:3]) < 40 and min(light[:3]) > 250
+    assert patches == same and patches[0] != patches[1]

@@ -4,7 +4,7 @@ import base64
 from collections.abc import Mapping, Sequence
 from html import escape
 
-from fedmuon.analysis.report.sheet import STYLE
+from fedmuon.analysis.report.sheet import DARK_FIGURE, STYLE
 from fedmuon.analysis.report.verdicts import Claim, Verdict
 
 MARKS: dict[Verdict, tuple[str, str]] = {  # class and sign
@@ -196,4 +196,5 @@ def figure(wide: bytes, narrow: bytes, title: str, caption: str, files: str) -> 
 
 
 def _inline(svg: bytes) -> str:
-    return f"data:image/svg+xml;base64,{base64.b64encode(svg).decode()}"
+    both = svg.replace(b"</style>", f"{DARK_FIGURE}</style>".encode(), 1)
+    return f"data:image/svg+xml;base64,{base64.b64encode(both).decode()}"

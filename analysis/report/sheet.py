@@ -1,11 +1,18 @@
 """How a page looks: light and dark, from a telephone to a wide screen."""
 
+INK, PAPER = "#e6e7e8", "#15171a"  # where it is dark
+# What is black or white in a figure changes there, and nothing else: colours keep their meaning.
+DARK_FIGURE = f"""@media (prefers-color-scheme: dark) {{ svg {{ fill: {INK}; }}
+[style*="stroke: #000000"] {{ stroke: {INK} !important; }}
+[style*="fill: #000000"] {{ fill: {INK} !important; }}
+[style*="stroke: #ffffff"] {{ stroke: {PAPER} !important; }}
+[style*="fill: #ffffff"] {{ fill: {PAPER} !important; }} }}
+"""
 STYLE = """
 :root { color-scheme: light dark; --ink: #1b1d20; --paper: #fff; --line: #d5d7da; --soft: #f5f5f2;
   --good: #00664b; --bad: #a33c00; --open: #6b4e00; --quiet: #55595e; }
 @media (prefers-color-scheme: dark) { :root { --ink: #e6e7e8; --paper: #15171a; --line: #3d4248;
-  --soft: #1f2226; --good: #4fd1a5; --bad: #ff9a5c; --open: #e3bd5a; --quiet: #a8adb4; }
-  figure img { filter: invert(.92) hue-rotate(180deg); } }
+  --soft: #1f2226; --good: #4fd1a5; --bad: #ff9a5c; --open: #e3bd5a; --quiet: #a8adb4; } }
 * { box-sizing: border-box; }
 html { -webkit-text-size-adjust: 100%; }
 body { margin: 0 auto; max-width: 88rem; padding: 1rem clamp(.9rem, 3vw, 3rem) 4rem;
@@ -67,10 +74,21 @@ th { color: var(--quiet); font-weight: 600; font-size: .88rem; vertical-align: b
 .facts td:first-child { color: var(--quiet); white-space: nowrap; }
 .beside { color: var(--quiet); font-size: .88rem; }
 figure { margin: 1.2rem 0; max-width: 62rem; }
-figure img { display: block; width: 100%; height: auto; background: #fff; padding: .4rem;
+figure img { display: block; width: 100%; height: auto; background: var(--paper); padding: .4rem;
   border-radius: 4px; }
 figcaption { color: var(--quiet); font-size: .93rem; max-width: 48rem; margin-top: .4rem; }
 .answer figcaption { font-size: .88rem; }
+.overlay fieldset { border: 0; padding: 0; margin: .6rem 0; min-width: 0; }
+.overlay legend { color: var(--quiet); font-size: .88rem; padding: 0; }
+.overlay label { display: inline-flex; gap: .45rem; align-items: baseline; margin: 0 1rem .2rem 0; }
+.overlay .of { display: grid; grid-template-columns: repeat(auto-fill, minmax(19rem, 1fr)); }
+.overlay .of svg { width: 28px; flex: none; height: 8px; }
+.overlay small { color: var(--quiet); }
+.overlay > svg { display: block; width: 100%; max-width: 46rem; height: auto; }
+.overlay path { fill: none; stroke-width: 1.8; }
+.overlay .axis { stroke: var(--quiet); stroke-width: 1; }
+.overlay .grid { stroke: var(--line); stroke-width: .7; }
+.overlay text { fill: currentColor; font-size: 12px; }
 dl.glossary { max-width: 52rem; } .glossary dt { font-weight: 600; }
 .glossary dd { margin: 0 0 .5rem; color: var(--quiet); }
 details.more > summary { cursor: pointer; margin: 1rem 0 .3rem; }
@@ -83,6 +101,7 @@ details.more > summary { cursor: pointer; margin: 1rem 0 .3rem; }
   .claims .about { margin-left: 1rem; }
 }
 @media (max-width: 700px) {
+  .overlay text { font-size: 16px; } .overlay .of { grid-template-columns: 1fr; }
   .numbers th:first-child, .numbers td:first-child { white-space: normal; min-width: 6.5rem;
     max-width: 45vw; }
   .claims .about { grid-template-columns: 1fr; } .claims dt { margin-top: .4rem; }

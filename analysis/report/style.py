@@ -28,6 +28,7 @@ BLUE, RED, GREEN, ORANGE, SKY, PINK = (
     "#0072B2", "#D55E00", "#009E73", "#E69F00", "#56B4E9", "#CC79A7",
 )  # fmt: skip
 BLACK, GREY = "#000000", "#707070"
+ON_DARK, ON_LIGHT = "#fefefe", "#010101"  # on a colour, which a dark page leaves as it is
 SERIES = ((BLUE, "o"), (ORANGE, "s"), (GREEN, "^"), (RED, "D"), (PINK, "v"), (SKY, "P"))
 VARIES = {"png": "Software", "pdf": "CreationDate", "svg": "Date"}  # what is left out of each kind
 STYLE = {

@@ -12,6 +12,7 @@ from fedmuon.analysis.report import page, style
 from fedmuon.analysis.report.columns import MEND
 from fedmuon.analysis.report.findings import Findings, Picture, Rows
 from fedmuon.analysis.report.glossary import terms_of
+from fedmuon.analysis.report.overlay import Run, overlay
 from fedmuon.analysis.report.tables import apart, as_csv, as_latex, slug
 from fedmuon.analysis.report.verdicts import counts, tally
 from fedmuon.errors import InputError
@@ -21,13 +22,13 @@ ODD = (ArithmeticError, AttributeError, LookupError, TypeError, ValueError)
 CHOSEN = "What is printed, what is left open, and what is chosen here"
 
 
-def write_page(folder: Path, found: Sequence[Findings]) -> Path:
-    """Write FOLDER/report.html, and what belongs beside it."""
+def write_page(folder: Path, found: Sequence[Findings], runs: Sequence[Run] = ()) -> Path:
+    """Write FOLDER/report.html, and what belongs beside it; all `runs` are in one drawing."""
     several = len(found) > 1
     parts = [_Part(folder, one, one.name if several else "") for one in found]
     body = [part.body() for part in parts]
     write_bytes(folder / "claims.json", _claims(found))
-    write_bytes(folder / "report.html", _page(found, body).encode())
+    write_bytes(folder / "report.html", _page(found, body, overlay(runs)).encode())
     return folder / "report.html"
 
 
@@ -60,7 +61,7 @@ def as_written(folder: Path) -> Iterator[None]:
         ) from error
 
 
-def _page(found: Sequence[Findings], bodies: Sequence[Sequence[str]]) -> str:
+def _page(found: Sequence[Findings], bodies: Sequence[Sequence[str]], drawn: str) -> str:
     single = len(found) == 1
     claims = [claim for part in found for claim in part.claims]
     data = dict.fromkeys(part.data for part in found)
@@ -70,9 +71,13 @@ def _page(found: Sequence[Findings], bodies: Sequence[Sequence[str]]) -> str:
     if not single:
         index = page.links([(part.title, tally(part.claims)) for part in found])
         body.append(page.answer(f"{result}.", counts(claims), [], index))
+    every = [page.heading(3, "All runs"), drawn] if drawn else []
+    if single:
+        (answer, *lines), *_ = bodies
+        return page.document(f"{title}: {result}", [*body, answer, *every, *lines])
+    body += every
     for number, (part, lines) in enumerate(zip(found, bodies, strict=True)):
-        body += [] if single else [page.heading(2, part.title, f"part-{number}")]
-        body += lines
+        body += [page.heading(2, part.title, f"part-{number}"), *lines]
     return page.document(f"{title}: {result}", body)
 
 

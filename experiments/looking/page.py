@@ -8,6 +8,7 @@ from typing import Any
 
 from fedmuon.analysis.report.figure import by_round
 from fedmuon.analysis.report.findings import Findings, Picture, circumstances
+from fedmuon.analysis.report.overlay import Run
 from fedmuon.analysis.report.style import SERIES
 from fedmuon.analysis.report.write import write_page
 from fedmuon.experiments.laboratory.facts import digits
@@ -21,6 +22,7 @@ from fedmuon.library import compare
 from fedmuon.names import SPREAD
 from fedmuon.storage import Record
 
+FIRST = ("test_loss", "train_loss", "accuracy")  # of what all runs are drawn by
 ONE = "By round: solid the train loss, dashed the test loss, thin the loss of the clients."
 MANY = ("By round, a colour a row of the table: mean over seeds, with a band from the least to the "
         "largest; solid the train loss, dashed the test loss.")  # fmt: skip
@@ -74,6 +76,21 @@ def of_run(run: Seen) -> Findings:
         again="fedmuon run config.toml --out FOLDER, with the run's own config.toml",
         circumstances=[*card(run), *circumstances(run.summary or {}, ())],
     )
+
+
+def drawn(run: Seen) -> Run:
+    """A run among others, finished or not: who it is, how far it came, and its curves."""
+    config = run.config
+    words = (
+        f"{config.local.recipe} on {config.data.name}",
+        f"seed {config.federation.seed}",
+        run.state.partition(":")[0],
+        f"{len(run.rounds)} of {config.federation.rounds} rounds",
+        "not released" if run.private else "",
+    )
+    names = [one for one in dict.fromkeys((*FIRST, *run.measures)) if one in run.measures]
+    curves = {_words(name): run.curve(name) for name in names}
+    return Run(run.path.name, ", ".join(filter(None, words)), curves)
 
 
 def _picture(curves: Mapping[str, Sequence[Sequence[Record]]], caption: str) -> Picture:

@@ -44,8 +44,9 @@ def _heat_map(axes: Axes, lrs: np.ndarray, roots: np.ndarray, table: np.ndarray)
     for (row, column), value in np.ndenumerate(table):
         filled = not np.ma.is_masked(shown[row, column])
         dark = filled and np.dot(image.to_rgba(value)[:3], (0.3, 0.59, 0.11)) < 0.5
+        colour = style.ON_DARK if dark else style.ON_LIGHT if filled else style.BLACK
         axes.text(column, row, style.compact(value), ha="center", va="center", fontsize=8,
-                  color="white" if dark else "black")  # fmt: skip
+                  color=colour)  # fmt: skip
     axes.set_xticks(range(len(lrs)), [style.plain(value) for value in lrs])
     axes.set_yticks(range(len(roots)), [f"{value:.3g}" for value in roots])
     axes.tick_params(length=0)

@@ -1,0 +1,156 @@
+"""The curves of many runs in one drawing: who ticks a run sees it. No script: style sheets hide
+what is not ticked, and show everything where they cannot."""
+
+import math
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from html import escape
+
+from matplotlib.ticker import MaxNLocator
+
+Points = Sequence[tuple[float, float]]
+WIDTH, HEIGHT = 560, 320
+LEFT, RIGHT, TOP, BOTTOM = 76, 548, 12, 276  # of the axes
+MOST = 200  # points of a curve
+WIDE_RANGE = 100.0  # times the least, from which an axis is logarithmic
+# At least 3:1 to white and to the dark page (WCAG 2.2, 1.4.11).
+COLOURS = "#2f7fd1", "#d2691e", "#1f9a6a", "#c2559b", "#8a6fd8", "#8a7a55"
+DASHES = "", "7 3", "2 3", "9 3 2 3"
+
+
+@dataclass(frozen=True)
+class Run:
+    """A run to tick: its name, what else to say of it, and its curves by measure."""
+
+    name: str
+    about: str
+    curves: Mapping[str, Points]
+
+
+@dataclass(frozen=True)
+class Axis:
+    """An axis: where its ends are on the drawing, and whether they are those of logarithms."""
+
+    low: float
+    high: float
+    start: float
+    end: float
+    log: bool = False
+
+    @classmethod
+    def of(cls, values: Sequence[float], start: float, end: float, log: bool = False) -> "Axis":
+        """One that reaches from the least value to the greatest."""
+        low, high = min(values), max(values)
+        log = log and low > 0 and high > WIDE_RANGE * low
+        if log:
+            low, high = math.log10(low), math.log10(high)
+        room = 0.5 if low == high else 0.0
+        return cls(low - room, high + room, start, end, log)
+
+    def at(self, value: float) -> float:
+        """Where a value is drawn."""
+        scaled = math.log10(value) if self.log else value
+        return self.start + (scaled - self.low) / (self.high - self.low) * (self.end - self.start)
+
+    def ticks(self, integer: bool = False) -> list[float]:
+        """Round values between the ends."""
+        every = MaxNLocator(5, steps=[1, 2, 5, 10], integer=integer or self.log)
+        found = [one for one in every.tick_values(self.low, self.high)
+                 if self.low <= one <= self.high and (one % 1 == 0 or not integer)]  # fmt: skip
+        return [10.0**one if self.log else float(one) for one in found]
+
+
+def overlay(runs: Sequence[Run]) -> str:
+    """All runs with boxes to tick, and their curves, of one measure at a time."""
+    if not (measures := _measures(runs)):
+        return ""
+    drawn = "".join(_panel(runs, name, place) for place, name in enumerate(measures))
+    rules = [*(f"run-{place}" for place in range(len(runs))),
+             *(f"measure-{place}" for place in range(len(measures)))]  # fmt: skip
+    hidden = ",".join(f".overlay:has(#{one}:not(:checked)) .{one}" for one in rules)
+    label = f"{', '.join(measures)} by round, of {len(runs)} runs"
+    return (
+        f'<section class="overlay"><style>{hidden}{{display:none}}</style>'
+        f"<fieldset><legend>Drawn by round</legend>{_radios(measures)}</fieldset>"
+        f'<svg viewBox="0 0 {WIDTH} {HEIGHT}" role="img" aria-label="{escape(label)}">{drawn}</svg>'
+        f'<fieldset class="of"><legend>Runs</legend>{_boxes(runs)}</fieldset></section>'
+    )
+
+
+def _measures(runs: Sequence[Run]) -> list[str]:
+    """What was measured; first what was so most often."""
+    count = Counter[str]()
+    for run in runs:
+        count.update({name: len(points) for name, points in run.curves.items()})
+    return [name for name, _ in count.most_common()]
+
+
+def look(place: int) -> str:
+    """How the line of a run is drawn: another colour, and after all of them another dash."""
+    dash = DASHES[place // len(COLOURS) % len(DASHES)]
+    return f'stroke="{COLOURS[place % len(COLOURS)]}"' + f' stroke-dasharray="{dash}"' * bool(dash)
+
+
+def _radios(measures: Sequence[str]) -> str:
+    return "".join(
+        f'<label><input type="radio" name="measure" id="measure-{place}"{" checked" * (not place)}>'
+        f"{escape(name)}</label> "
+        for place, name in enumerate(measures)
+    )
+
+
+def _boxes(runs: Sequence[Run]) -> str:
+    return "".join(
+        f'<label><input type="checkbox" id="run-{place}" checked><svg viewBox="0 0 28 8" '
+        f'aria-hidden="true"><path d="M0 4H28" {look(place)}/></svg>'
+        f"<span>{escape(run.name)} <small>{escape(run.about)}</small></span></label>"
+        for place, run in enumerate(runs)
+    )
+
+
+def _panel(runs: Sequence[Run], measure: str, number: int) -> str:
+    """The axes of a measure, and a line a run that has it."""
+    held = {place: _thinned(run.curves.get(measure, ())) for place, run in enumerate(runs)}
+    held = {place: points for place, points in held.items() if points}
+    if not held:
+        text = f'<text x="{LEFT}" y="{TOP + 20}">nothing finite was measured</text>'
+        return f'<g class="measure-{number}">{text}</g>'
+    every = [point for points in held.values() for point in points]
+    x = Axis.of([one for one, _ in every], LEFT, RIGHT)
+    y = Axis.of([one for _, one in every], BOTTOM, TOP, log=True)
+    lines = "".join(
+        f'<path class="run-{place}" d="{_path(points, x, y)}" {look(place)}>'
+        f"<title>{escape(runs[place].name)}</title></path>"
+        for place, points in held.items()
+    )
+    return f'<g class="measure-{number}">{_axes(x, y)}{lines}</g>'
+
+
+def _thinned(points: Points) -> list[tuple[float, float]]:
+    """The finite points; of many every second, third and so on, and the last."""
+    found = [(x, y) for x, y in points if math.isfinite(y)]
+    every = -(-len(found) // MOST) or 1
+    return [*found[:-1:every], *found[-1:]]
+
+
+def _path(points: Points, x: Axis, y: Axis) -> str:
+    """A polygon through the points; a single one is a dash."""
+    found = [f"{x.at(a):.2f} {y.at(b):.2f}" for a, b in points]
+    return f"M{'L'.join(found)}" + ("h6" if len(found) == 1 else "")
+
+
+def _axes(x: Axis, y: Axis) -> str:
+    """Both axes with their ticks."""
+    frame = f'<path class="axis" d="M{LEFT} {TOP}V{BOTTOM}H{RIGHT}"/>'
+    below = (
+        f'<text x="{x.at(one):.1f}" y="{BOTTOM + 20}" text-anchor="middle">{one:g}</text>'
+        for one in x.ticks(integer=True)
+    )
+    beside = (
+        f'<path class="grid" d="M{LEFT} {y.at(one):.1f}H{RIGHT}"/>'
+        f'<text x="{LEFT - 8}" y="{y.at(one) + 4:.1f}" text-anchor="end">{one:.6g}</text>'
+        for one in y.ticks()
+    )
+    name = f'<text x="{(LEFT + RIGHT) / 2}" y="{HEIGHT - 4}" text-anchor="middle">round</text>'
+    return f"{frame}{''.join(beside)}{''.join(below)}{name}"

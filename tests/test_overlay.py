@@ -1,0 +1,126 @@
+"""The curves of all runs on one page: where they should be, and hidden where nobody ticks them."""
+
+import json
+import re
+import shutil
+from html import unescape
+from pathlib import Path
+
+import numpy as np
+import pytest
+from browser import dom
+from conftest import small
+
+from fedmuon.analysis.report.overlay import COLOURS, DASHES, Axis, Run, look, overlay
+from fedmuon.experiments.report import write_report
+from fedmuon.experiments.run import execute
+
+PAPERS = (1.0, 1.0, 1.0), (0x15 / 255, 0x17 / 255, 0x1A / 255)
+
+
+def runs() -> list[Run]:
+    long = [(float(n), 1.0 / n) for n in range(1, 1001)]
+    return [
+        Run("<b>one", "& only", {"loss": long, "accuracy": [(10.0, 0.5), (20.0, 0.75)]}),
+        Run("two", "", {"loss": [(1.0, 2.0), (2.0, float("nan")), (500.0, 1.0)]}),
+        Run("three", "failed", {}),
+    ]
+
+
+def ticks(panel: str) -> tuple[dict[float, float], dict[float, float]]:
+    """Value -> place of the ticks of x and of y, as a reader sees them."""
+    found = re.findall(r'<text x="([\d.]+)" y="([\d.]+)" text-anchor="(\w+)">([-\de.+]+)<', panel)
+    below = {float(value): float(x) for x, _, kind, value in found if kind == "middle"}
+    beside = {float(value): float(y) - 4 for _, y, kind, value in found if kind == "end"}
+    return below, beside
+
+
+def test_curves_are_where_their_ticks_say() -> None:
+    """Read back through a line through the ticks; values over two decades by logarithms."""
+    panels = dict(re.findall(r'<g class="(measure-\d)">(.*?)</g>', overlay(runs())))
+    for measure, name, scale in (("measure-0", "loss", np.log10), ("measure-1", "accuracy", float)):
+        below, beside = ticks(panels[measure])
+        to_x = np.polyfit([*below.values()], [*below], 1)
+        to_y = np.polyfit([*beside.values()], [float(scale(one)) for one in beside], 1)
+        assert len(beside) >= 2 and len(below) >= 2
+        for place, run in enumerate(runs()[: 2 - (name == "accuracy")]):
+            (path,) = re.findall(rf'class="run-{place}" d="M(.*?)"', panels[measure])
+            points = np.array([one.split() for one in path.split("L")], float)
+            known = np.array([point for point in run.curves[name] if np.isfinite(point[1])])
+            xs, ys = np.polyval(to_x, points[:, 0]), np.polyval(to_y, points[:, 1])
+            assert xs[[0, -1]] == pytest.approx(known[[0, -1], 0], abs=1)
+            for x, y in zip(xs, ys, strict=True):  # within a round of where it should be
+                near = [scale(one) for one in np.interp([x - 1, x, x + 1], *known.T)]
+                assert min(near) - 0.01 <= y <= max(near) + 0.01
+    assert "nan" not in panels["measure-0"] and len(panels) == 2
+
+
+def test_words_of_runs_are_words() -> None:
+    text = overlay(runs())
+    assert "&lt;b&gt;one" in text and "<b>" not in text and "&amp; only" in text
+    assert text.count("checked>") == 3 + 1  # every run, and the first measure
+    assert "<script" not in text and overlay([runs()[2]]) == ""
+    one = overlay([Run("a", "", {"x": [(3.0, float("inf"))]})])
+    assert "nothing finite was measured" in one
+
+
+@pytest.mark.parametrize("values", [[1.0], [0.0, 0.0], [-1.0, 1e9], [1e-9, 1.0]])
+def test_an_axis_holds_all_values(values: list[float]) -> None:
+    axis = Axis.of(values, 10.0, 20.0, log=True)
+    assert all(10 <= axis.at(one) <= 20 for one in values)
+    assert axis.log == (min(values) > 0 and max(values) > 100 * min(values))
+    assert all(10 <= axis.at(one) <= 20 for one in axis.ticks())
+
+
+def light(colour: tuple[float, ...]) -> float:
+    parts = [c / 12.92 if c <= 0.04045 else ((c + 0.055) / 1.055) ** 2.4 for c in colour]
+    return float(np.dot((0.2126, 0.7152, 0.0722), parts))
+
+
+@pytest.mark.parametrize("paper", PAPERS)
+def test_lines_are_seen_on_light_and_dark(paper: tuple[float, ...]) -> None:
+    """Three to one to what they are drawn on (WCAG 2.2, 1.4.11); and each looks like no other."""
+
+    def contrast(name: str) -> float:
+        one = tuple(int(name[at : at + 2], 16) / 255 for at in (1, 3, 5))
+        low, high = sorted((light(one), light(paper)))
+        return (high + 0.05) / (low + 0.05)
+
+    assert min(map(contrast, COLOURS)) >= 3
+    assert contrast("#e69f00" if paper[0] == 1 else "#3d4248") < 3  # which others would not be
+    many = len(COLOURS) * len(DASHES)
+    assert len({look(place) for place in range(many)}) == many
+
+
+SCRIPT = """<script>
+const shown = () => [...document.querySelectorAll('.overlay > svg path[class^=run]')]
+  .filter(one => one.getBoundingClientRect().width).map(one =>
+    one.parentElement.className.baseVal + ' ' + one.className.baseVal);
+const found = [shown()];
+document.querySelector('#run-0').click(); found.push(shown());
+document.querySelector('#measure-1').click(); found.push(shown());
+document.body.textContent = 'found' + JSON.stringify(found) + 'end';
+</script>"""
+
+
+def test_a_report_of_several_runs_draws_those_that_are_ticked(
+    tmp_path: Path, chromium: str
+) -> None:
+    """All of one measure at first, then without one run, then of another measure; unfinished runs
+    and such with neighbours, too."""
+    folder = tmp_path / "runs"
+    execute(small(), folder / "a")
+    execute(small(federation={"seed": 4}), folder / "b")
+    shutil.copytree(folder / "a", folder / "half")
+    (folder / "half" / "summary.json").unlink()
+    page = write_report(folder)
+    text = page.read_text(encoding="utf-8")
+    assert text.count('type="checkbox"') == 3 and "unfinished" in text and "<script" not in text
+    assert not re.search(r"https?://", text)
+    page.write_text(text.replace("</body>", f"{SCRIPT}</body>"), encoding="utf-8")
+    seen = dom(chromium, page.as_uri(), tmp_path)
+    found = json.loads(unescape(re.search(r"found(\[.*\])end", seen, re.DOTALL)[1]))  # pyright: ignore
+    every = [f"measure-0 run-{place}" for place in range(3)]
+    assert found == [every, every[1:], [one.replace("0 r", "1 r") for one in every[1:]]]
+    alone = write_report(folder / "a").read_text(encoding="utf-8")
+    assert 'class="overlay"' not in alone
