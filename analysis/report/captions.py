@@ -1,5 +1,7 @@
 """What a reader should see in each figure of a report."""
 
+from typing import Any
+
 TITLES = {
     "phase": "Step size and regularization (001, Figure 2)",
     "scaling-lr": "Step size",
@@ -36,24 +38,15 @@ CAPTIONS = {
     ),
     "exposure": (
         "Each point is a run and one neighbour of it. Samples of clients that took part more, and "
-        "that hold fewer samples, should move the model more; no point may lie above the "
-        "certificate. A replacement that keeps the label moves the model less than one that does "
-        "not, so each kind has its own mark. Neighbours of clients that never took part moved "
-        "nothing; they are counted, and marked at the foot, because a log axis has no zero."
+        "that hold fewer samples, should move the model more."
     ),
     "gap": (
         "Each run's measured gap, with the interval for its finite held-out set, should lie below "
-        "its bound. Diamonds are the same bound with C_hp = 1, a value nothing proves; squares "
-        "stand on the constants of all models, as 001 has them. Where bounds dwarf the gaps, the "
-        "axis is linear near zero and logarithmic beyond."
+        "its bound."
     ),
     "census": (
         "Left, every neighbour that was run, client by client with the smallest perturbation at "
-        "the left of its strip, and the client's certificate as a bar: no point may lie above its "
-        "bar. Clients that never took part have perturbation 0, which a log axis cannot show; "
-        "crosses mark them. Right, how many neighbours reach which share of their certificate, "
-        "zeros included; with 100 neighbours or more, a dashed line is the largest that 10 random "
-        "ones of them would show on average."
+        "the left of its strip; right, which share of all neighbours reaches how much."
     ),
     "curves": _MEANS
     + (
@@ -86,3 +79,44 @@ CAPTIONS = {
         "colour."
     ),
 }
+# What is said only where something of that label was drawn, or an axis has that scale.
+OF_LABELS = {
+    "exposure": {
+        "certificate": "No point may lie above the certificate.",
+        "the same label": "A replacement that keeps the label moves the model less than one that "
+        "does not, so each kind has its own mark.",
+        "zero, off the log axes": "Neighbours of clients that never took part moved nothing; they "
+        "are counted, and marked at the foot, because a log axis has no zero.",
+    },
+    "gap": {
+        "bound with $C_{hp}$ = 1": "Diamonds are the same bound with C_hp = 1, a value nothing "
+        "proves.",
+        "bound, constants of all models": "Squares stand on the constants of all models, as 001 "
+        "has them.",
+        "symlog": "As bounds dwarf the gaps, the axis is linear near zero and logarithmic beyond.",
+    },
+    "census": {
+        "certificate": "A bar is the client's certificate: no point may lie above it.",
+        "0, off the log axis": "Clients that never took part have perturbation 0, which a log axis "
+        "cannot show; crosses mark them.",
+        "largest of": "The dashed line is the largest that so few random ones would show on "
+        "average.",
+    },
+}
+
+
+def of_drawn(name: str, figure: Any) -> str:
+    """What is said of a figure because of what was drawn in it."""
+    return " ".join(
+        sentence
+        for label, sentence in OF_LABELS.get(name, {}).items()
+        if any(one.startswith(label) for one in _drawn(figure))
+    )
+
+
+def _drawn(figure: Any) -> list[str]:
+    """The labels of everything that has points, and the scales of the axes."""
+    pairs = [zip(*axes.get_legend_handles_labels(), strict=True) for axes in figure.axes]
+    held = [(one, str(label)) for pair in pairs for one, label in pair]
+    labels = [label for one, label in held if not hasattr(one, "get_xdata") or len(one.get_xdata())]
+    return [*labels, *(axes.get_yscale() for axes in figure.axes)]

@@ -19,6 +19,7 @@ LOSSES: dict[str, Look] = {
     "test_loss": ("--", "s", 1.2),
     "client_loss": ("-", "", 0.6),  # of every round, whatever is evaluated
 }
+WORDS = {"train loss": "solid", "test loss": "dashed", "client loss": "thin"}
 FEW = 12  # evaluations that are marked
 
 
@@ -42,6 +43,19 @@ def by_round(curves: Mapping[str, Sequence[Records]], narrow: bool = False) -> F
         axes.xaxis.set_major_locator(MaxNLocator(6, steps=[1, 2, 5, 10], integer=True))
     legend_below(figure, panels[0], 1 if narrow else 3 if single else 2)
     return figure
+
+
+def in_words(figure: Figure) -> str:
+    """What the lines of these curves are, read off the figure that was drawn."""
+    losses, *_ = figure.axes
+    labels = [str(line.get_label()) for line in losses.lines]
+    kinds = [f"{word} the {loss}" for loss, word in WORDS.items()
+             if any(label.endswith(loss) for label in labels)]  # fmt: skip
+    several = any("," in label for label in labels)
+    bands = any(axes.collections for axes in figure.axes)
+    said = ["a colour a row of the table" if several else "", ", ".join(kinds),
+            "means over seeds, bands from the least to the largest" if bands else ""]  # fmt: skip
+    return f"By round: {'; '.join(filter(None, said))}."
 
 
 def _measures(curves: Mapping[str, Sequence[Records]]) -> list[str]:

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from fedmuon.analysis.report.captions import CAPTIONS, TITLES
+from fedmuon.analysis.report.captions import CAPTIONS, TITLES, of_drawn
 from fedmuon.analysis.report.deciding import with_command
 from fedmuon.analysis.report.verdicts import Claim
 from fedmuon.analysis.report.words import number as number
@@ -47,6 +47,7 @@ class Picture:
     ) -> "Picture":
         """One whose title and caption are in `fedmuon.analysis.report.captions`, of what `draw` is
         given before `narrow`."""
+        read = read or partial(of_drawn, name)
         return cls(name, draw, TITLES[name] + where, CAPTIONS[name], read).of(*given)
 
     def of(self, *given: Any) -> "Picture":

@@ -7,8 +7,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from html import escape
 
-from matplotlib.ticker import MaxNLocator
-
 Points = Sequence[tuple[float, float]]
 WIDTH, HEIGHT = 560, 320
 LEFT, RIGHT, TOP, BOTTOM = 76, 548, 12, 276  # of the axes
@@ -55,10 +53,13 @@ class Axis:
 
     def ticks(self, integer: bool = False) -> list[float]:
         """Round values between the ends."""
-        every = MaxNLocator(5, steps=[1, 2, 5, 10], integer=integer or self.log)
-        found = [one for one in every.tick_values(self.low, self.high)
-                 if self.low <= one <= self.high and (one % 1 == 0 or not integer)]  # fmt: skip
-        return [10.0**one if self.log else float(one) for one in found]
+        least = (self.high - self.low) / 5
+        power = 10.0 ** math.floor(math.log10(least))
+        step = next(one * power for one in (1, 2, 5, 10) if one * power >= least)
+        step = max(1, round(step)) if integer or self.log else step
+        first, last = math.ceil(self.low / step), math.floor(self.high / step)
+        every = (place * step for place in range(first, last + 1))
+        return [10.0**one if self.log else one for one in every]
 
 
 def overlay(runs: Sequence[Run]) -> str:

@@ -138,7 +138,8 @@ class _Part:
         drawn = picture.draw(False)
         pdf, png = style.save(drawn, place / picture.name)
         files = f"As files: {pdf.relative_to(self.folder)}, {png.name}."
-        caption = " ".join(filter(None, (picture.read and picture.read(drawn), picture.caption)))
+        said = picture.caption, picture.read(drawn) if picture.read else ""
+        caption = " ".join(filter(None, said))
         both = style.svg(drawn), style.svg(picture.draw(True))
         return page.figure(*both, picture.title, caption, files)
 

@@ -6,7 +6,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from fedmuon.analysis.report.figure import by_round
+from fedmuon.analysis.report.figure import by_round, in_words
 from fedmuon.analysis.report.findings import Findings, Picture, circumstances
 from fedmuon.analysis.report.overlay import Run
 from fedmuon.analysis.report.style import SERIES
@@ -23,9 +23,6 @@ from fedmuon.names import SPREAD
 from fedmuon.storage import Record
 
 FIRST = ("test_loss", "train_loss", "accuracy")  # of what all runs are drawn by
-ONE = "By round: solid the train loss, dashed the test loss, thin the loss of the clients."
-MANY = ("By round, a colour a row of the table: mean over seeds, with a band from the least to the "
-        "largest; solid the train loss, dashed the test loss.")  # fmt: skip
 
 
 def write(run: Seen, file: Path) -> Path:
@@ -54,7 +51,7 @@ def of_runs(folders: Sequence[Path]) -> Findings:
         head=tuple(heads(found)),
         numbers=[tuple(_said(name, row.get(name)) for name in heads(found)) for row in found.rows],
         note=found.note,
-        pictures=[_picture(found.curves, MANY)] if few else [],
+        pictures=[_picture(found.curves)] if few else [],
         again=f"fedmuon compare {' '.join(sorted({str(one.parent) for one in folders}))}",
         circumstances=circumstances(runs[0].summary or {}, ("dtype", "engine", "device")),
     )
@@ -72,7 +69,7 @@ def of_run(run: Seen) -> Findings:
         head=("", "value"),
         numbers=[(_words(name), digits(value)) for name, value in run.measures.items()],
         note=account((run.summary or {}).get("privacy")) or run.note,
-        pictures=[_picture({run.path.name: [run.rounds]}, ONE)] if run.measures else [],
+        pictures=[_picture({run.path.name: [run.rounds]})] if run.measures else [],
         again="fedmuon run config.toml --out FOLDER, with the run's own config.toml",
         circumstances=[*card(run), *circumstances(run.summary or {}, ())],
     )
@@ -93,8 +90,8 @@ def drawn(run: Seen) -> Run:
     return Run(run.path.name, ", ".join(filter(None, words)), curves)
 
 
-def _picture(curves: Mapping[str, Sequence[Sequence[Record]]], caption: str) -> Picture:
-    return Picture("curves", partial(by_round, curves), "Curves", caption)
+def _picture(curves: Mapping[str, Sequence[Sequence[Record]]]) -> Picture:
+    return Picture("curves", partial(by_round, curves), "Curves", "", in_words)
 
 
 def _said(name: str, value: Any) -> str:

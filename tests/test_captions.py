@@ -1,0 +1,54 @@
+"""What is said below a figure is of what was drawn in it."""
+
+import numpy as np
+from matplotlib.figure import Figure
+
+from fedmuon.analysis.report.captions import OF_LABELS, of_drawn
+from fedmuon.analysis.report.figure import by_round, in_words
+from fedmuon.experiments.studies.stability.figure import gap_and_bound
+
+
+def of(**more: np.ndarray) -> Figure:
+    """Two runs with a gap and a bound."""
+    runs = {"gap": [0.0, 0.01], "gap_low": [-0.01, 0.0], "gap_high": [0.01, 0.02],
+            "bound": [0.03, 0.04], "bound_one": [0.02, 0.03]}  # fmt: skip
+    return gap_and_bound({name: np.array(one) for name, one in runs.items()} | more)
+
+
+def test_marks_are_named_where_there_are_any() -> None:
+    text = of_drawn("gap", of())
+    assert "Diamonds" in text and "Squares" not in text and "logarithmic" not in text
+    assert "Squares" in of_drawn("gap", of(bound_global=np.array([0.5, 0.6])))
+    assert "logarithmic beyond" in of_drawn("gap", of(bound=np.array([3e2, 4e2])))
+
+
+def test_every_sentence_is_said_of_its_label_alone() -> None:
+    for name, sentences in OF_LABELS.items():
+        for label, sentence in sentences.items():
+            figure = Figure()
+            axes = figure.subplots()
+            axes.plot([], [], label=label)
+            assert of_drawn(name, figure) == ""  # nothing was drawn
+            if label == "symlog":
+                axes.set_yscale("symlog")
+            else:
+                axes.plot([1], [1], label=f"{label} and more")
+            assert of_drawn(name, figure) == sentence
+    assert of_drawn("curves", Figure()) == ""
+
+
+def rounds(*names: str) -> list[dict[str, float]]:
+    return [{"round": n, **dict.fromkeys(names, 1.0 / n)} for n in (1, 2, 3)]
+
+
+def test_curves_by_round_are_told_as_they_are() -> None:
+    alone = by_round({"a": [rounds("train_loss")]})
+    assert in_words(alone) == "By round: solid the train loss."
+    both = by_round({"a": [rounds("train_loss", "test_loss", "client_loss")]})
+    assert in_words(both) == (
+        "By round: solid the train loss, dashed the test loss, thin the client loss."
+    )
+    two = [rounds("train_loss"), rounds("train_loss")]
+    many = by_round({"a": two, "b": two[:1]})
+    assert "a colour a row" in in_words(many) and "bands from the least" in in_words(many)
+    assert "bands" not in in_words(by_round({"a": two[:1], "b": two[1:]}))
