@@ -7,6 +7,9 @@
 `RayGrid` is the Grid alone, for a Ray that is connected.
 """
 
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -33,7 +36,8 @@ def simulate(
     """Run the ServerApp with so many nodes, on a Ray of its own or the cluster at `address`; the
     context that it leaves is returned. `resources` are Ray's for a worker, one CPU by default, and
     `workers` are as many as fit; both apps find `run_config`, of scalars, in their context;
-    `verbose` shows what Flower and Ray say and what clients print."""
+    `verbose` shows what Flower and Ray say and what clients print. Beside a Ray of its own, whose
+    workers have the cores, the ServerApp computes in one thread of torch's unless it sets more."""
     from fedmuon.experiments.engines.ray_cluster import connected, quieten
 
     quieten()
@@ -41,11 +45,26 @@ def simulate(
     from fedmuon.server.grid import RayGrid
 
     context = server_context(run_config or {})
-    with connected(address, verbose):
+    with connected(address, verbose), nullcontext() if address else _one_thread():
         asked: dict[str, Any] = {"workers": workers, "resources": resources}
         with RayGrid(client_app, num_supernodes, run_config=run_config, **asked) as grid:
             server_app(grid, context)
     return context
+
+
+@contextmanager
+def _one_thread() -> Iterator[None]:
+    """Torch, if it is loaded, has one within: several would spin for milliseconds after each loop,
+    on cores that workers have work for."""
+    if (torch := sys.modules.get("torch")) is None:
+        yield
+        return
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
 
 
 def __getattr__(name: str) -> Any:

@@ -1,6 +1,7 @@
 """What a worker of Ray's is asked at once."""
 
 import math
+import os
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -9,7 +10,7 @@ from flwr.app import Message, RecordDict
 
 from fedmuon.server.flower_parts import with_content
 
-SHARED = 100_000  # bytes; what Ray would copy into its store for each call goes there once
+DIRECT = "RAY_max_direct_call_object_size"  # bytes that Ray sends with a call, if it was told
 WORTH = 0.05  # seconds of work that a call is worth
 
 
@@ -64,9 +65,10 @@ def apart(messages: Sequence[Message]) -> tuple[RecordDict | None, list[Message]
 
 
 def large(content: RecordDict) -> bool:
-    """Whether it is better kept in Ray's store than sent with each call."""
+    """Whether Ray would copy it into its store for each call: once is enough."""
+    direct = int(os.environ.get(DIRECT, 100_000))  # Ray's own, of which nothing else tells
     records = content.array_records.values()
-    return sum(len(array.data) for record in records for array in record.values()) > SHARED
+    return sum(len(array.data) for record in records for array in record.values()) > direct
 
 
 def singles(messages: Iterable[Message]) -> list[Message]:

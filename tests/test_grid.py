@@ -14,11 +14,14 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 from conftest import small
 from flwr.app import ArrayRecord, ConfigRecord, Context, Message, MessageType, RecordDict
 from flwr.clientapp import ClientApp
+from flwr.serverapp import ServerApp
 from plain_flower import NODES, ROUNDS, client_app, server_app
 from ray.exceptions import RayError
+from ray.experimental import get_object_locations
 from test_engines_agree import distance
 
 from fedmuon.clients import client_app as clients
@@ -30,6 +33,7 @@ from fedmuon.experiments.engines.ray_engine import engine
 from fedmuon.experiments.run import execute
 from fedmuon.federated import setup
 from fedmuon.flower import RayGrid, simulate
+from fedmuon.server.batches import large
 
 MANY = 10**6
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
@@ -210,6 +214,41 @@ def test_an_app_of_plain_flower_is_flowers_fedavg(
     (model,) = context.state.array_records["arrays"].to_numpy_ndarrays()
     np.testing.assert_allclose(model, ROUNDS * mean, rtol=1e-12)
     assert context.state["metrics"]["times"] == ROUNDS - 1
+
+
+@pytest.mark.parametrize(("own", "threads"), [(True, 1), (False, 3)])
+def test_a_server_leaves_the_cores_to_the_workers_beside_it(
+    own: bool, threads: int, ray: None, cluster: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of a Ray of its own, not of a cluster; what the program had before it has afterwards."""
+    monkeypatch.setattr("fedmuon.experiments.engines.ray_cluster.connected", joined)
+    server, found = ServerApp(), []
+    server.main()(lambda grid, context: found.append(torch.get_num_threads()))
+    before = torch.get_num_threads()
+    torch.set_num_threads(3)
+    try:
+        simulate(server, client_app, NODES, address="" if own else cluster, workers=1)
+        assert [*found, torch.get_num_threads()] == [threads, 3]
+    finally:
+        torch.set_num_threads(before)
+
+
+@pytest.mark.parametrize(("size", "stored"), [(200_000, False), (600_000, True)])
+def test_what_is_small_does_not_pass_through_rays_store(
+    size: int, stored: bool, grid: RayGrid, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Neither the content nor the reply, of as many bytes."""
+    content = RecordDict({"arrays": ArrayRecord([np.zeros(size // 8)])})
+    assert large(content) == stored
+    take, places = RayGrid._take, []
+
+    def taken(grid: RayGrid, place: Any) -> None:
+        places.append(get_object_locations([place])[place]["node_ids"])
+        take(grid, place)
+
+    monkeypatch.setattr(RayGrid, "_take", taken)
+    assert answers(grid, [Message(content, 3, MessageType.TRAIN)]) == {3: 3.0}
+    assert [bool(one) for one in places] == [stored]
 
 
 class Broken(ClientApp):

@@ -31,6 +31,7 @@ QUIET = {
     "RAY_USAGE_STATS_ENABLED": "0",
     "RAY_DEDUP_LOGS": "1",
     "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",
+    "RAY_max_direct_call_object_size": "500000",  # bytes; more than that are quicker by its store
     "RAY_task_events_report_interval_ms": "0",  # or Ray's memory grows with every task
     "RAY_worker_niceness": "0",  # beside other work its workers would hardly ever be heard
     "RAY_ENABLE_AUTO_CONNECT": "0",  # a late call would start another Ray, open to everyone
