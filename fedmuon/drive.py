@@ -70,9 +70,11 @@ def prepare(
     told = objects.described(config, out, source, afresh=not resume)
     there = objects.require_same(out, told) if resume else {}
     data = setup.federated_data(config, source)
-    experiment = setup.experiment(config, data, source.classes)
+    classes = source.classes
+    del source
     if config.engine.name != "inline":
         setup.forget()  # its clients read their own
+    experiment = setup.experiment(config, data, classes)
     schedule, factors = objects.kept(experiment.plan, config, there)
     experiment = dataclasses.replace(experiment, plan=schedule)
     fresh = begin(experiment.recipe, experiment.task, config.federation.seed)

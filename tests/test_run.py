@@ -8,7 +8,9 @@ import signal
 import subprocess
 import sys
 import time
+import weakref
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -21,11 +23,13 @@ from typer.testing import CliRunner
 from fedmuon import config as tables
 from fedmuon.config import dump, parse
 from fedmuon.data import load
+from fedmuon.drive import prepare
 from fedmuon.errors import InputError
 from fedmuon.experiments.cli import app, main
 from fedmuon.experiments.cli.options import chosen_folder
 from fedmuon.experiments.cli.show import Progress
 from fedmuon.experiments.run import execute
+from fedmuon.federated import setup
 from fedmuon.storage import FIXED
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -311,3 +315,25 @@ def test_a_new_folder_has_a_name_that_shells_and_other_systems_take() -> None:
         folder = chosen_folder(None, parse({"data": {"name": name}}))
         assert folder.parent == Path("runs") and "blobs-fedmuon-seed0-" in folder.name
         assert re.fullmatch(r"[A-Za-z0-9_][A-Za-z0-9._-]*", folder.name)
+
+
+@pytest.mark.parametrize(("engine", "kept"), [("ray", False), ("inline", True)])
+def test_a_driver_whose_clients_read_the_source_keeps_what_is_dealt_alone(
+    engine: str, kept: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Before it has the samples a second time, as a task wants them; inline runs read once."""
+    places: list[weakref.ref[Any]] = []
+    read, make, found = setup.source, setup.experiment, []
+
+    def source(config: tables.Config) -> Any:
+        places.append(weakref.ref(samples := read(config)))
+        return samples
+
+    def experiment(*given: Any) -> Any:
+        found.extend(place() is not None for place in places)
+        return make(*given)
+
+    monkeypatch.setattr(setup, "source", source)
+    monkeypatch.setattr(setup, "experiment", experiment)
+    prepare(setup.resolve(small(engine={"name": engine})), tmp_path)
+    assert set(found) == {kept}
