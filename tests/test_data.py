@@ -145,6 +145,16 @@ def test_synthetic_classes_are_apart() -> None:
     assert accuracy(0.0) < 0.5
 
 
+def test_synthetic_samples_lie_about_the_centre_of_their_class() -> None:
+    """Also those of the last chunk of many."""
+    noise, moved = (read("synthetic", n=1300, separation=s) for s in (0.0, 2.0))
+    steps = moved.inputs - noise.inputs
+    for label in range(4):
+        own = steps[moved.labels == label]
+        np.testing.assert_allclose(own, np.broadcast_to(own[0], own.shape), atol=1e-14)
+        np.testing.assert_allclose(np.linalg.norm(own[0]), 2.0, rtol=1e-14)
+
+
 def test_synthetic_noise_knows_nothing_of_the_centres() -> None:
     noise, far = (read("synthetic", n=50, separation=s) for s in (0.0, 1e9))
     centres = np.stack([far.inputs[far.labels == c][0] for c in range(4)])

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import numpy as np
 
-from fedmuon.data.source import Source
+from fedmuon.data.source import CHUNK, Source
 from fedmuon.errors import InputError
 from fedmuon.randomness import Draw, generator
 
@@ -31,7 +31,9 @@ def synthetic(
     centres *= separation / np.linalg.norm(centres, axis=1, keepdims=True)
     labels = label.integers(classes, size=n)
     inputs = noise.standard_normal((n, dimension))
-    inputs += centres[labels]
+    for start in range(0, n, CHUNK):  # all at once, the centres would take the room of the inputs
+        part = slice(start, start + CHUNK)
+        inputs[part] += centres[labels[part]]
     return Source("synthetic", inputs, labels, classes, None, "generated")
 
 
