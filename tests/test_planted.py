@@ -303,7 +303,7 @@ def test_the_command(finished: tuple[Path, dict[str, Any]], tmp_path: Path) -> N
     ("--noise 1 --sees model", "read no --sees: add --one-run"),
     ("--lot 2 --out a --set data.train=9", "read no --out, --set: add"),
     ("config.toml --noise 1", "read no RUN: add"),
-    ("--one-run --seed 0 --blocks 1", "no --blocks, --seed, which is for audits of many runs"),
+    ("--one-run --lot 2 --blocks 1", "no --lot, --blocks, which is for audits of many runs"),
     ("--one-run config.toml --code projected", "no --code, which is for audits of many runs"),
     ("--one-run . --canaries 9 --json", ". is a folder whose audit is shown, by no --canaries"),
 ])  # fmt: skip

@@ -20,7 +20,7 @@ from fedmuon.experiments.run import execute
 from fedmuon.experiments.studies import find as kinds
 from fedmuon.experiments.studies.dp_muon_printed import findings as dp_muon_printed
 from fedmuon.experiments.studies.dp_muon_printed.cells import Row, accounted
-from fedmuon.experiments.studies.training.findings import drawn, kept
+from fedmuon.experiments.studies.training.findings import drawn, kept, targeted
 from fedmuon.experiments.suites.suite import execute as make
 from fedmuon.federated import spending
 from fedmuon.privacy.accounting import epsilon
@@ -111,7 +111,8 @@ def test_the_claim_about_accounts_can_fail() -> None:
     assert kept(*columns()).holds  # the second run diverged, and certifies nothing
     assert kept(*columns(epsilon=np.array([1.5, 2.001]))).holds is False
     assert kept(*columns(certified=np.array(["False", "False"]))).holds is False
-    assert kept(*columns(target=np.array([0.0, 0.0]))).holds is None
+    assert targeted(columns()[1])  # without a target there is nothing to keep, and no claim
+    assert not targeted(columns(target=np.array([0.0, 0.0]))[1]) and not targeted(None)
 
 
 @pytest.mark.parametrize(("client", "sampling", "said"), [

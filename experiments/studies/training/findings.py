@@ -56,7 +56,7 @@ def findings(folder: Path, about: Mapping[str, Any]) -> Findings:
     return Findings.of_suite(
         folder,
         about,
-        claims=[*claims, kept(runs, clients)] if _targeted(clients) else claims,
+        claims=[*claims, kept(runs, clients)] if targeted(clients) else claims,
         numbers_title="Terminal values, mean ± standard deviation over seeds",
         head=head,
         numbers=numbers,
@@ -109,7 +109,7 @@ def drawn(clients: Columns) -> str:
     return ", ".join(f"{SAMPLINGS.get(one, one)} {what}" for one in ways if one)
 
 
-def _targeted(clients: Columns | None) -> TypeGuard[Columns]:
+def targeted(clients: Columns | None) -> TypeGuard[Columns]:
     """Whether runs were to keep to an epsilon; those of a given noise spend what they spend."""
     return clients is not None and bool((clients["target"] > 0).all())
 
