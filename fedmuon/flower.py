@@ -37,7 +37,8 @@ def simulate(
     context that it leaves is returned. `resources` are Ray's for a worker, one CPU by default, and
     `workers` are as many as fit; both apps find `run_config`, of scalars, in their context;
     `verbose` shows what Flower and Ray say and what clients print. Beside a Ray of its own, whose
-    workers have the cores, the ServerApp computes in one thread of torch's unless it sets more."""
+    workers have the cores, the ServerApp computes in one thread of torch's, if torch was imported
+    before, unless it sets more."""
     from fedmuon.experiments.engines.ray_cluster import connected, quieten
 
     quieten()

@@ -37,7 +37,7 @@ FIXED = ("config.toml", "partition.npz", "schedule.npy", "initial.safetensors")
 ENDS = ("model.safetensors", "momentum.safetensors", "rounds.jsonl", "summary.json")
 MAYBE = ("routes.txt", "objects.json", "ledger.jsonl")
 AUDIT = "one-run.json"  # of a run with canaries
-FAILED = "failed.txt"  # why a run ended without a finite model, as it would again
+FAILED = "failed.txt"  # why a run has no finite model, as without secret noise it would again
 LOGS = "logs"  # of a deployment, which may have ended before the run began
 logger = logging.getLogger(__name__)
 

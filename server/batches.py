@@ -66,7 +66,7 @@ def apart(messages: Sequence[Message]) -> tuple[RecordDict | None, list[Message]
 
 def large(content: RecordDict) -> bool:
     """Whether Ray would copy it into its store for each call: once is enough."""
-    direct = int(os.environ.get(DIRECT, 100_000))  # Ray's own, of which nothing else tells
+    direct = int(os.environ.get(DIRECT, 102_400))  # Ray's own, of which nothing else tells
     records = content.array_records.values()
     return sum(len(array.data) for record in records for array in record.values()) > direct
 

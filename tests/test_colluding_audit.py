@@ -1,6 +1,7 @@
 """Audits and accounts under distributed trust: of a cohort's shares of noise, those that count."""
 
 import json
+import math
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -85,12 +86,20 @@ def test_what_colluders_leave_is_the_sum_of_canaries_and_of_others_up_to_the_hon
 
 
 @pytest.mark.parametrize("sees", ["releases", "model"])
-def test_an_audit_says_how_many_shares_of_noise_it_sees(sees: str, tmp_path: Path) -> None:
-    """As many as count, where canaries are no more; of the model all. Other runs have no words."""
+def test_an_audit_says_how_many_shares_of_noise_it_sees(
+    sees: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As many as count, where canaries are no more; of the model all. Other runs have no words. The
+    sigma that it refutes is that of all shares, of whose variance it sees a part."""
+    judged, least = one_run.judged, list[float]()
+    monkeypatch.setattr(one_run, "judged", lambda *given: (
+        least.append(judged(*given[:4])["noise_at_most"]) or judged(*given)))  # fmt: skip
     record = audited(given(SHARED, **ONCE), tmp_path / "run", sees=sees)
     seen = 40 if sees == "releases" else 80
     assert (record["honest"], record["shares"], record["shares_seen"]) == (40, 80, seen)
     assert record["below"] and record["adjacency"] == "zero-out"
+    most = least[0] and pytest.approx(least[0] * math.sqrt(80 / seen), rel=1e-12)
+    assert record["noise_at_most"] == most and (least[0] or sees == "model")  # of which any may be
     assert record == json.loads((tmp_path / "run" / one_run.AUDIT).read_text())
     caption = one_run._caption(record)
     assert f"up to {seen} of 80 shares of noise" in caption

@@ -64,7 +64,7 @@ def test_words_of_runs_are_words() -> None:
     assert "nothing finite was measured" in one
 
 
-@pytest.mark.parametrize("values", [[1.0], [0.0, 0.0], [-1.0, 1e9], [1e-9, 1.0]])
+@pytest.mark.parametrize("values", [[1.0], [0.0, 0.0], [-1.0, 1e9], [1e-9, 1.0], [1e17], [-1e300]])
 def test_an_axis_holds_all_values(values: list[float]) -> None:
     axis = Axis.of(values, 10.0, 20.0, log=True)
     assert all(10 <= axis.at(one) <= 20 for one in values)

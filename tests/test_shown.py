@@ -277,7 +277,8 @@ def test_an_interruption_says_which_round_is_saved(
 
 
 INTERRUPTED = """
-import os, runpy, sys
+import os, runpy, signal, sys
+signal.signal(signal.SIGINT, signal.default_int_handler)  # where it was started to ignore them
 class Finder:
     def find_spec(self, name, *rest):
         name == "typer" and os.kill(os.getpid(), 2)

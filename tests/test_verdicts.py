@@ -259,11 +259,16 @@ def test_there_is_no_command_where_none_would_decide() -> None:
     held = replace(open_claim().effect, seeded=False)  # a gap: more seeds leave it as it is
     none.append(with_command(replace(open_claim(), effect=held), ABOUT))
     assert [claim.command for claim in none] == [""] * 7
-    for at, why in {1: "100 times", 2: "no effect", 4: "other data", 6: "other data"}.items():
+    for at, why in {1: "100 times", 2: "could not be", 4: "shorten", 6: "shorten"}.items():
         assert none[at].also.startswith("nothing shipped decides it") and why in none[at].also
     assert not any(none[at].also for at in (0, 3, 5))
     one = with_command(open_claim(0.1, np.nan), {**ABOUT, "seeds": [7]})
     assert "seeds = [0, 1, 2, 3, 4]" in one.command
+    many = {**ABOUT, "seeds": [*range(9)]}
+    for one in (open_claim(np.nan), open_claim(0.1, np.nan)):  # no number of seeds is named
+        assert "100 times" not in with_command(one, many).also.replace("nothing", "") and not (
+            with_command(one, many).command
+        )
 
 
 @pytest.mark.filterwarnings("error")

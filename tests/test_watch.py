@@ -357,3 +357,17 @@ def test_the_page_fits_a_telephone(
         shown = dom(chromium, url, tmp_path, PATIENT)
     found = re.search(r"<body[^>]*>(\d+) (\d+) (\d+)<", shown)
     assert found and int(found[1]) <= 390 < int(found[2]) and int(found[3]) > 8, shown
+
+
+def test_the_page_has_a_word_for_every_state(
+    finished: Path, growing: tuple[Path, list[str]]
+) -> None:
+    """Of runs that ended, that failed, that go on and that are lost."""
+    folder, _ = growing
+    words = (ROOT / "experiments" / "watch" / "page.js").read_text().partition("WORDS = {")[2]
+    states = [runs.about("a", finished)["state"], runs.about("a", folder)["state"]]
+    (folder / "failed.txt").write_text("not finite")
+    states.append(runs.about("a", folder)["state"])
+    assert states[0] == "finished" and states[2] == "failed"
+    for one in [*states, "running", "unfinished", "lost", "damaged"]:
+        assert f'{one}: "' in words.partition("}")[0]

@@ -44,10 +44,13 @@ def with_command(claim: Claim, about: Mapping[str, Any]) -> Claim:
 
 def _why_not(claim: Claim, seeds: bool, times: float) -> str:
     """Why more seeds than full scale has, which was run, would not decide it, if so."""
-    if np.isnan(claim.effect.value).all():
-        return "it has no effect that could be judged"
-    if not (seeds and claim.effect.seeded):
-        return "more seeds would not shorten its interval, other data might"
+    effect = claim.effect
+    if np.isnan(effect.value).any():
+        return "an effect of it could not be measured"
+    if not (seeds and effect.seeded):
+        return "more seeds would not shorten its interval"
+    if math.isinf(times) and np.isnan(effect.high - effect.low)[np.isfinite(effect.value)].any():
+        return "its interval is not known"
     return f"it takes more than {MOST:g} times as many seeds" if times > MOST else ""
 
 

@@ -43,7 +43,7 @@ class Axis:
         log = log and low > 0 and high > WIDE_RANGE * low
         if log:
             low, high = math.log10(low), math.log10(high)
-        room = 0.5 if low == high else 0.0
+        room = max(0.5, 1e-9 * abs(low)) if low == high else 0.0
         return cls(low - room, high + room, start, end, log)
 
     def at(self, value: float) -> float:

@@ -7,8 +7,9 @@ from pathlib import Path
 
 from docs.making import papers, results
 from docs.making.papers import Claim, Kept, cell, table
+from fedmuon.analysis.report.units import quantity
 from fedmuon.analysis.report.verdicts import FAILS, HOLDS, UNDECIDED, UNTESTABLE, VERDICTS
-from fedmuon.analysis.report.words import interval, number
+from fedmuon.analysis.report.words import interval
 from fedmuon.experiments.suites import contents
 
 HEADLINES = Path(__file__).resolve().parent.parent / "about" / "headlines.toml"
@@ -104,7 +105,7 @@ def effect(claim: Claim) -> str:
     within = f" ({interval(*ends)})" if None not in ends and ends[0] != ends[1] else ""
     where = f", {seen['at']}" if seen["at"] and claim["places"] > 1 else ""
     share = f"; {claim['held']} of {claim['places']}" if claim["places"] > 1 else ""
-    return f"{seen['name']}{where}: {number(seen['value'])}{within}{share}"
+    return f"{seen['name']}{where}: {quantity(seen['value'], seen.get('unit', ''))}{within}{share}"
 
 
 def pictures(folder: Path = results.FOLDER) -> str:

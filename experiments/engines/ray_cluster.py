@@ -13,7 +13,7 @@ import secrets
 import signal
 import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import lru_cache, partial
 from inspect import signature
@@ -31,7 +31,6 @@ QUIET = {
     "RAY_USAGE_STATS_ENABLED": "0",
     "RAY_DEDUP_LOGS": "1",
     "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",
-    "RAY_max_direct_call_object_size": "500000",  # bytes; more than that are quicker by its store
     "RAY_task_events_report_interval_ms": "0",  # or Ray's memory grows with every task
     "RAY_worker_niceness": "0",  # beside other work its workers would hardly ever be heard
     "RAY_ENABLE_AUTO_CONNECT": "0",  # a late call would start another Ray, open to everyone
@@ -45,16 +44,18 @@ LOOPBACK = "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER"
 def quieten() -> None:
     """Tell Ray and Flower, before they are imported, what they are not wanted to do or say."""
     os.environ.update(QUIET)
+    # Bytes that travel with a call; more than that are quicker by Ray's store.
+    os.environ.setdefault("RAY_max_direct_call_object_size", "500000")
     logging.getLogger("ray.widgets").setLevel(logging.WARNING)  # which it would like in notebooks
 
 
 @contextlib.contextmanager
-def connected(address: str, verbose: bool = False) -> Iterator[None]:
+def connected(address: str, verbose: bool = False, threads: int = 1) -> Iterator[None]:
     """Ray's driver is this process; at the end it has left, and a Ray of our own is gone.
 
-    Workers find what we can import, and take our threads: those of our own Ray inherit both, from
-    its start. A runtime environment says so to a cluster; its agent, and workers that were started
-    before they knew, would cost our own a second or two.
+    Workers find what we can import, and have `threads` of torch's: those of our own Ray inherit
+    both, from its start. A runtime environment says so to a cluster; its agent, and workers that
+    were started before they knew, would cost our own a second or two.
     """
     quieten()
     given: dict[str, Any] = {
@@ -63,9 +64,10 @@ def connected(address: str, verbose: bool = False) -> Iterator[None]:
     }
     with contextlib.ExitStack() as until:
         until.enter_context(_only_one())
+        until.enter_context(_environment({THREADS: str(threads)}))
         if address:
             given["address"] = address
-            told = {"PYTHONPATH": importable(), THREADS: os.environ.get(THREADS, "1")}
+            told = {"PYTHONPATH": importable(), THREADS: str(threads)}
             given["runtime_env"] = {"env_vars": told}
         else:
             given |= until.enter_context(_own(verbose))
@@ -149,18 +151,29 @@ def _closed_to_others(folder: Path) -> Iterator[None]:
         "SPT_NOENV": "1",  # Ray's agents shall not overwrite the environment they are known by
         "PYTHONPATH": importable(),
     }
-    held = {name: os.environ.get(name) for name in (*wanted, "RAY_AUTH_TOKEN", "RAY_ADDRESS")}
-    for name in held:
-        os.environ.pop(name, None)
-    os.environ.update(wanted)
-    _read_again()
+    with _environment({**wanted, "RAY_AUTH_TOKEN": None, "RAY_ADDRESS": None}, _read_again):
+        yield
+
+
+@contextlib.contextmanager
+def _environment(
+    wanted: Mapping[str, str | None], changed: Callable[[], object] = lambda: None
+) -> Iterator[None]:
+    """These variables, or their absence, within; `changed` is called after each change."""
+    held = {name: os.environ.get(name) for name in wanted}
     try:
+        _set(wanted)
+        changed()
         yield
     finally:
-        for name, value in held.items():
-            os.environ.pop(name, None)
-            os.environ.update({} if value is None else {name: value})
-        _read_again()
+        _set(held)
+        changed()
+
+
+def _set(wanted: Mapping[str, str | None]) -> None:
+    for name, value in wanted.items():
+        os.environ.pop(name, None)
+        os.environ.update({} if value is None else {name: value})
 
 
 def _read_again() -> None:

@@ -2,13 +2,12 @@
 
 import contextlib
 import logging
-import os
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, TypeVar
 
 from fedmuon.config import Config
 from fedmuon.errors import InputError
-from fedmuon.experiments.engines.ray_cluster import THREADS, Handed, connected, quieten
+from fedmuon.experiments.engines.ray_cluster import Handed, connected, quieten
 from fedmuon.federated.simulate import Engine
 from fedmuon.signals import deferred, interruptible
 
@@ -35,7 +34,6 @@ def on_grid(
     """Do `work` with a simulated node for each client of the config; clients are handed the objects
     that the config was given."""
     quieten()
-    os.environ[THREADS] = str(max(1, int(config.engine.cpus_per_client)))
     from ray.exceptions import RayError
 
     from fedmuon.clients import client_app as clients
@@ -43,7 +41,9 @@ def on_grid(
     from fedmuon.server.grid import RayGrid
 
     stopping.forget()
-    with interruptible(), _folded_logs(verbose), connected(config.engine.ray_address, verbose):
+    threads = max(1, int(config.engine.cpus_per_client))
+    joined = connected(config.engine.ray_address, verbose, threads)
+    with interruptible(), _folded_logs(verbose), joined:
         if client_app is None:
             handed = config.given and Handed.over(config.given)
             client_app = clients.client_app(handed) if handed else clients.app

@@ -11,6 +11,7 @@ auditor, in a folder of their own.
 
 import dataclasses
 import json
+import math
 import time
 from collections import Counter
 from pathlib import Path
@@ -87,9 +88,10 @@ def execute(
         summary = drive(*auditor.audited(run), watch, begun)
         scores = auditor.scores() if sees == "releases" else _of_model(auditor, out)
         guesses = one_run.guessed(scores, auditor.included, made)
+        shares = _shares(auditor, sees)
         record = {
-            **judged(guesses, out, summary["privacy"], auditor.adjacency), "sees": sees,
-            **_shares(auditor, sees),
+            **judged(guesses, out, summary["privacy"], auditor.adjacency, _part(shares)),
+            "sees": sees, **shares,
             "train_seconds": _seconds(run), "seconds": round(time.monotonic() - start, 3),
         }  # fmt: skip
         _write(out, record, auditor, scores)
@@ -168,8 +170,11 @@ def _of_model(auditor: Auditor | ClientAuditor, out: Path) -> np.ndarray:
     return auditor.scores_of_model(first, last)
 
 
-def judged(guesses: Guesses, out: Path, private: Record, adjacency: str) -> Record:
-    """What the guesses refute, beside what the run's ledger certifies."""
+def judged(
+    guesses: Guesses, out: Path, private: Record, adjacency: str, part: float = 1.0
+) -> Record:
+    """What the guesses, which see that part of the noise's variance, refute, beside what the run's
+    ledger certifies."""
     delta = private["delta"]
     ledger = Ledger.read(out / "ledger.jsonl")
     every = {named(client): _of_one_kind(ledger.events(client)) for client in ledger.clients()}
@@ -189,7 +194,7 @@ def judged(guesses: Guesses, out: Path, private: Record, adjacency: str) -> Reco
         "epsilon_at_least": at_least,
         **by_counts,
         "declared": declared,
-        "noise_at_most": finite(times * whole),
+        "noise_at_most": finite(times * whole / math.sqrt(part)),
         "epsilon": private["epsilon"],
         "epsilon_adjacency": private["adjacency"],
         "certified": private["certified"],
@@ -212,6 +217,11 @@ def _shares(auditor: Auditor | ClientAuditor, sees: str) -> Record:
     level = auditor.level
     seen = level.cohort if sees == "model" else auditor.shares_seen
     return {"shares": level.cohort, "honest": level.shares, "shares_seen": seen}
+
+
+def _part(shares: Record) -> float:
+    """The part of a cohort's variance that is in what the guesses stand on."""
+    return shares["shares_seen"] / shares["shares"] if shares else 1.0
 
 
 def _of_one_kind(events: list[Event]) -> Event:

@@ -3,7 +3,7 @@
 import json
 import shlex
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, lru_cache
 from pathlib import Path
 
 from fedmuon import config as tables
@@ -94,13 +94,8 @@ class Seen:
     @property
     def lost(self) -> str:
         """Why it cannot be gone on with, and what to do; nothing where it can."""
-        directory = RunDirectory(self.path)
-        try:
-            directory.require_resumable()
-            directory.require_intact()
-        except InputError as error:
-            return str(error)
-        return ""
+        there = (one.stat() for one in sorted(self.path.iterdir()) if one.is_file())
+        return _lost(self.path, tuple((one.st_mtime_ns, one.st_size) for one in there))
 
     @property
     def again(self) -> str:
@@ -120,6 +115,18 @@ class Seen:
         if why := RunDirectory(self.path).failure():
             return f"failed: {why}"
         return f"lost: {why}" if (why := self.lost) else "unfinished"
+
+
+@lru_cache(1024)
+def _lost(folder: Path, changed: tuple[tuple[int, int], ...]) -> str:
+    """The same of a run whose files were changed so last: reading them whole, once, is enough."""
+    directory = RunDirectory(folder)
+    try:
+        directory.require_resumable()
+        directory.require_intact()
+    except InputError as error:
+        return str(error)
+    return ""
 
 
 def seen(folder: Path) -> Seen:

@@ -4,7 +4,7 @@ const RECENT = 20, FEW = 12;  // rounds that tell the rate, and evaluations that
 const LEFT_OUT = ["round", "faults", "dropped", "train_seconds", "seconds", "test_gap",
   ...Object.keys(LOSSES)];
 const WORDS = { finished: "✓ finished", running: "● running", unfinished: "■ unfinished",
-  lost: "✗ lost", damaged: "✗ damaged" };
+  failed: "✗ failed", lost: "✗ lost", damaged: "✗ damaged" };
 const known = new Map(), main = document.querySelector("main");
 
 function put(parent, tag, kind, text) {
