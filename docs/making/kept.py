@@ -50,7 +50,7 @@ def claims(folder: Path = results.FOLDER) -> str:
     rows = [of_paper(number, one, word, folder)
             for (number, one), word in zip(every, words, strict=True)]  # fmt: skip
     suites = kept(folder)
-    head = ("where", "printed", "here", "verdict", "suite", "command", "seconds")
+    head = ("where", "printed", "here", "verdict", "command, and its seconds")
     return "\n\n".join([
         f"{len(every)} claims of the papers: {counted(words)}.",
         "{.stacked}\n" + table(head, rows),
@@ -67,9 +67,9 @@ def of_paper(number: str, claim: Claim, word: str, folder: Path) -> list[str]:
     held = results.read(name, folder) if name else None
     again = held["again"] if held else f"fedmuon suite {name}"
     command = claim.get("command") or (again if name else f"pytest tests/{claim['test']}")
-    took = f"{held['seconds']:.0f}" if held else ""
+    took = f", {held['seconds']:.0f} s" if held else ""
     return [f"[{number}]({link(number)}), {claim['where']}", claim["printed"], claim["ours"],
-            f"**{word}**", f"`{name}`" if name else "", f"`{command}`", took]  # fmt: skip
+            f"**{word}**", f"`{command}`{took}"]  # fmt: skip
 
 
 def link(number: str) -> str:
