@@ -17,7 +17,7 @@ from fedmuon.errors import InputError
 from fedmuon.experiments.cli import app
 from fedmuon.experiments.laboratory import one_run, spending
 from fedmuon.experiments.laboratory.client_auditor import ClientAuditor, _apart
-from fedmuon.experiments.laboratory.ratio import told
+from fedmuon.experiments.laboratory.ratio import log_ratio
 from fedmuon.federated import setup
 from fedmuon.federated.aggregate import begin, broadcast
 from fedmuon.federated.local import joint, replies
@@ -152,10 +152,10 @@ def test_releases_that_a_canary_has_no_part_in_say_nothing() -> None:
     rng = np.random.default_rng(0)
     y, s = rng.standard_normal((30, 8)) / 3, np.full(30, 0.1)
     part = rng.random((30, 8)) < 0.4
-    found = told(y, s, part.astype(float))
+    found = log_ratio(y, s, part.astype(float))
     for i in range(8):
         assert found[i] == pytest.approx((y[part[:, i], i] - 0.05).sum(), rel=1e-12)
-    np.testing.assert_array_equal(told(y, s, np.full((30, 8), 0.3)), told(y, s, 0.3))
+    np.testing.assert_array_equal(log_ratio(y, s, np.full((30, 8), 0.3)), log_ratio(y, s, 0.3))
 
 
 def audited(settings: dict[str, Any], out: Path, count: int = 30, **more: Any) -> dict[str, Any]:

@@ -20,7 +20,7 @@ from fedmuon.experiments.laboratory import one_run
 from fedmuon.experiments.laboratory.auditor import Auditor
 from fedmuon.experiments.laboratory.canary import CLASSES, FEATURES, Parallel
 from fedmuon.experiments.laboratory.planted import MARK, Canaries, Planted
-from fedmuon.experiments.laboratory.ratio import _ratio, told
+from fedmuon.experiments.laboratory.ratio import _ratio, log_ratio
 from fedmuon.experiments.run import execute
 from fedmuon.federated import setup
 from fedmuon.federated.aggregate import begin
@@ -151,8 +151,8 @@ def test_scores_are_likelihood_ratios() -> None:
     )
     exact = audit.likelihood_ratio(setting, sums)
     y, s = 2 * sums.T / 1.5**2, np.full(200, 4 / 1.5**2)
-    np.testing.assert_allclose(told(y, s, 0.1), exact, rtol=1e-9)
-    np.testing.assert_allclose(told(y, s, 1.0), (y - s[:, None] / 2).sum(0), rtol=1e-9)
+    np.testing.assert_allclose(log_ratio(y, s, 0.1), exact, rtol=1e-9)
+    np.testing.assert_allclose(log_ratio(y, s, 1.0), (y - s[:, None] / 2).sum(0), rtol=1e-9)
 
 
 def test_scores_do_without_what_others_do_in_every_release() -> None:
@@ -164,7 +164,7 @@ def test_scores_do_without_what_others_do_in_every_release() -> None:
     )
     s, others = np.full(60, 4 / 1.5**2), rng.normal(0, 3, 600)
     y, there = 2 * sums.T / 1.5**2 + others, np.repeat([1, 0], 300)
-    found = told(y, s, 0.1)
+    found = log_ratio(y, s, 0.1)
     right = lambda scores: np.mean((scores > np.median(scores)) == there)  # noqa: E731
     assert right(_ratio(y - s[:, None] / 2, 0.1)) < right(found) - 0.1
     for i in (0, 5, 400):

@@ -13,6 +13,7 @@ import numpy as np
 from scipy.stats import rankdata
 
 from fedmuon.analysis.report.columns import Columns
+from fedmuon.analysis.report.numbers import count as _count
 from fedmuon.analysis.report.slopes import by_seed, jackknife
 from fedmuon.analysis.report.verdicts import (
     AT_MOST_ONE,
@@ -23,7 +24,6 @@ from fedmuon.analysis.report.verdicts import (
     counted,
     unknown,
 )
-from fedmuon.analysis.report.words import count as _count
 
 FACTORS = ("n", "lr", "lambda", "alpha", "per_round")
 SETTING = (*FACTORS, "seed")

@@ -10,8 +10,8 @@ import numpy as np
 
 from fedmuon.analysis.report.captions import CAPTIONS, TITLES, of_drawn
 from fedmuon.analysis.report.deciding import with_command
+from fedmuon.analysis.report.numbers import number as number
 from fedmuon.analysis.report.verdicts import Claim
-from fedmuon.analysis.report.words import number as number
 
 Rows = list[tuple[str, ...]]
 SHARED = (

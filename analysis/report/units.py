@@ -4,7 +4,7 @@ A name that says `a over b` is of a ratio; that of another is in the table. What
 measure counts is not known, and it has none.
 """
 
-from fedmuon.analysis.report.words import number
+from fedmuon.analysis.report.numbers import number
 
 POINTS = "accuracy points"  # hundredths; an accuracy is computed as a share
 UNITS = {

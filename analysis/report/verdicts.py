@@ -24,8 +24,8 @@ from typing import Any, Literal, get_args
 import numpy as np
 from numpy.typing import ArrayLike
 
+from fedmuon.analysis.report.numbers import interval, number
 from fedmuon.analysis.report.units import factor, quantity, unit_of
-from fedmuon.analysis.report.words import interval, number
 from fedmuon.files import finite
 
 Verdict = Literal["holds", "fails", "undecided", "not testable at this scale"]

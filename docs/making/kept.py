@@ -7,9 +7,9 @@ from pathlib import Path
 
 from docs.making import papers, results
 from docs.making.papers import Claim, Kept, cell, table
+from fedmuon.analysis.report.numbers import interval
 from fedmuon.analysis.report.units import quantity
 from fedmuon.analysis.report.verdicts import FAILS, HOLDS, UNDECIDED, UNTESTABLE, VERDICTS
-from fedmuon.analysis.report.words import interval
 from fedmuon.experiments.suites import contents
 
 HEADLINES = Path(__file__).resolve().parent.parent / "about" / "headlines.toml"

@@ -12,7 +12,7 @@ import torch
 
 from fedmuon.drive import Run
 from fedmuon.experiments.laboratory.planted import Canaries, Planted
-from fedmuon.experiments.laboratory.ratio import told
+from fedmuon.experiments.laboratory.ratio import log_ratio
 from fedmuon.federated.aggregate import begin
 from fedmuon.federated.simulate import Engine, rounds
 from fedmuon.federated.spending import rounds_taken
@@ -119,7 +119,7 @@ class Auditor:
             seen = [one for (_, who, _), one in self.found.items() if who == client]
             if seen and (own := self.canaries.clients == client).any():
                 y, s = (np.stack(part) for part in zip(*seen, strict=True))
-                total[own] = told(y, s, self.rates[client])
+                total[own] = log_ratio(y, s, self.rates[client])
         return total
 
     def scores_of_model(self, first: Params, last: Params) -> np.ndarray:

@@ -25,7 +25,7 @@ from torch import Tensor
 
 from fedmuon.drive import Run
 from fedmuon.experiments.laboratory.planted import distinct_places
-from fedmuon.experiments.laboratory.ratio import told
+from fedmuon.experiments.laboratory.ratio import log_ratio
 from fedmuon.federated.aggregate import ServerState, aggregate, begin, broadcast, mean_loss
 from fedmuon.federated.local import Broadcast, Reply, replies, veiled
 from fedmuon.federated.simulate import Engine, Experiment, Round
@@ -180,7 +180,7 @@ class ClientAuditor:
         if not self.seen:
             return np.zeros(len(self.clients))
         y, s, rates = (np.stack(part) for part in zip(*self.seen, strict=True))
-        return told(y, s, rates)
+        return log_ratio(y, s, rates)
 
     def scores_of_model(self, first: Params, last: Params) -> np.ndarray:
         """From the model alone, [1, ...] before and after: how far it went to each canary's side,

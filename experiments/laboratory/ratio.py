@@ -7,7 +7,7 @@ import numpy as np
 SLIGHT, MOST_POINTS = 0.1, 16  # of the noise's own variance; points of an integral
 
 
-def told(y: np.ndarray, s: np.ndarray, rate: float | np.ndarray) -> np.ndarray:
+def log_ratio(y: np.ndarray, s: np.ndarray, rate: float | np.ndarray) -> np.ndarray:
     """The log-likelihood ratio of y [T, m] with the canary, (1 - q) N(b, s_t) + q N(b + s_t, s_t),
     and without it, N(b, s_t).
 
