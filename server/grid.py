@@ -52,6 +52,8 @@ class RayGrid(Grid):
         are asked in up to `pieces` calls a worker and round, for an even load. Messages whose
         worker was lost with several are asked `again`, unless a client must not answer twice."""
         identify()
+        if num_supernodes < 1:
+            raise InputError(f"num_supernodes = {num_supernodes} is refused: give 1 node or more")
         self.nodes, self._run = num_supernodes, empty_run()
         self._asks_again = again
         self._pieces = 1 if isinstance(client_app, Together) else pieces

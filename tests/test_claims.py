@@ -27,7 +27,7 @@ from fedmuon.analysis.report.claims import (
     suite_claims,
     within_certificate,
 )
-from fedmuon.analysis.report.verdicts import UNDECIDED
+from fedmuon.analysis.report.verdicts import HOLDS, UNDECIDED, UNTESTABLE
 
 SIZES = [500, 1000, 2000, 5000]
 
@@ -255,3 +255,13 @@ def test_the_claims_of_a_run() -> None:
     above = {**record, "gap": 0.4, "gap_low": 0.31, "gap_high": 0.5}
     assert run_claims(neighbours, above, False)[0].verdict == "fails"
     assert run_claims(neighbours, {**above, "gap_low": 0.29}, False)[0].verdict == UNDECIDED
+
+
+def test_what_nothing_could_exceed_is_not_held() -> None:
+    """Infinite certificates and vacuous bounds; one that is neither is judged as before."""
+    ends = {"gap": 0.1, "gap_low": 0.0, "gap_high": 0.2}
+    for certificate, value, verdict in ((np.inf, 2.0, UNTESTABLE), (1.0, 0.5, HOLDS)):
+        tried = {"client": np.zeros(2), "perturbation": np.array([0.1, 0.2])}
+        tried["certificate"] = np.full(2, certificate)
+        gap, within, *_ = run_claims(tried, {**ends, "value": value, "status": "certified"}, False)
+        assert (gap.verdict, within.verdict) == (verdict, verdict)

@@ -381,3 +381,9 @@ def test_workers_are_told_where_modules_lie(address: str, monkeypatch: pytest.Mo
     assert "/here" in wanted.split(os.pathsep)
     assert seen == [("/here", True) if address else (wanted, False)]
     assert os.environ["PYTHONPATH"] == "/here"
+
+
+@pytest.mark.parametrize("nodes", [0, -1])
+def test_a_grid_has_a_node(ray: None, nodes: int) -> None:
+    with pytest.raises(InputError, match=f"num_supernodes = {nodes} is refused"):
+        RayGrid(client_app, nodes)

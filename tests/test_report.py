@@ -161,7 +161,7 @@ def test_a_census(census: Path) -> None:
 def test_a_refused_bound(tmp_path: Path) -> None:
     execute(small(local={"recipe": "adamw"}, stability={"trials": 3}), tmp_path / "a")
     text = read(write_report(tmp_path / "a")).text
-    assert "0 of 3 claims hold on synthetic; 3 are undecided" in text
+    assert "0 of 3 claims hold on synthetic; 3 are not testable" in text
     assert "Refused:" in text and "Recipe adamw" in text and "3 random neighbours" in text
 
 

@@ -7,6 +7,7 @@ claim about numbers that the theory refused (nan) is undecided.
 
 import itertools
 from collections.abc import Iterator, Mapping
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -56,7 +57,11 @@ def run_claims(neighbours: Columns, bound: Mapping[str, Any], census: bool) -> l
     row["range"] = np.array([bound.get("range", 1.0)])
     claims = [gap_within_bound(row), within_certificate(neighbours)]
     claims.append(client_by_client(neighbours, census))
-    return [*claims, census_needed(neighbours)] if census else claims
+    claims += [census_needed(neighbours)] if census else []
+    if bound.get("status") != "refused":
+        return claims
+    why = "nothing is proved for such a run"
+    return [replace(one, limit=why) if one.holds is None else one for one in claims]
 
 
 def gap_within_bound(runs: Columns) -> Claim:
@@ -76,8 +81,9 @@ def gap_within_bound(runs: Columns) -> Claim:
     also = (
         f"{vacuous} of {_count(int(judged.sum()), 'bound')} ≥ B, vacuous: no gap could exceed them"
     )
+    limit = "every bound is vacuous: no gap could exceed it" * bool(vacuous == judged.sum())
     return Claim(
-        _GAP, away, Rule(high=0.0), detail + _left_out(judged, "run"), also * (vacuous > 0)
+        _GAP, away, Rule(high=0.0), detail + _left_out(judged, "run"), also * (vacuous > 0), limit
     )
 
 
@@ -94,8 +100,11 @@ def within_certificate(neighbours: Columns) -> Claim:
     )
     if idle := int(((promised == 0) & (moved == 0)).sum()):
         detail += f"; {idle} of clients that never took part are 0 ≤ 0"
-    found = Effect.exact("perturbation over certificate", part)
-    return Claim(_WITHIN, found, AT_MOST_ONE, detail + _left_out(judged, "neighbour"))
+    found, also, limit = Effect.exact("perturbation over certificate", part), "", ""
+    if endless := int(np.isinf(promised).sum()):
+        also = f"{_count(endless, 'certificate')} infinite, vacuous: nothing could exceed them"
+        limit = "every certificate is infinite" * bool(endless == judged.sum())
+    return Claim(_WITHIN, found, AT_MOST_ONE, detail + _left_out(judged, "neighbour"), also, limit)
 
 
 def share(neighbours: Columns) -> np.ndarray:

@@ -116,7 +116,8 @@ _TERMS = {
     ),
     "not testable at this scale": (
         r"not testable at this scale",
-        "The runs leave no interval (one seed), or learned nothing that could be compared.",
+        "The runs leave no interval (one seed), learned nothing that could be compared, have no "
+        "bound, or one that no outcome could exceed.",
     ),
 }
 

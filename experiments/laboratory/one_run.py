@@ -296,10 +296,10 @@ def _caption(record: Record) -> str:
         f" delta = {record['delta']:.3g}. Each bound holds with {record['confidence']:.0%} "
         f"confidence; {record['seconds']:.1f} s, of which {record['train_seconds']:.1f} s trained."
     ]
-    return " ".join(words + _collusion(record) + [ODDS] * (not record["below"]))
+    return " ".join(words + collusion(record) + [ODDS] * (not record["below"]))
 
 
-def _collusion(record: Record) -> list[str]:
+def collusion(record: Record) -> list[str]:
     """What to know of an audit under distributed trust."""
     if "shares" not in record:
         return []

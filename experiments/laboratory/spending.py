@@ -102,7 +102,8 @@ def _audited(folder: Path) -> Record:
         return {}
     names = ("epsilon_at_least", "confidence", "delta")
     bound = max(one_run.BOUNDS, key=lambda name: found[name])
-    best = {"bound": bound, "best": found[bound], "basis": one_run.BOUNDS[bound]}
+    best = {"bound": bound, "best": found[bound], "basis": one_run.BOUNDS[bound],
+            "said": " ".join(one_run.collusion(found))}  # fmt: skip
     return {"audit": {**{name: found[name] for name in names}, **best}}
 
 
@@ -162,6 +163,7 @@ def table(record: Record) -> Table:
             f"The audit's bound stands on {found['basis']}; at delta = {found['delta']:.3g}, with "
             f"{found['confidence']:.0%} confidence."
         )
+        words.append(found["said"])
     shown.caption = " ".join(filter(None, words)) or None
     return shown
 

@@ -101,7 +101,8 @@ def split(
     held = test or len(after) - (train if shared else 0)
     if min(taken, held) < 1 or (shared and taken + held > n):
         raise InputError(
-            f"[data] train = {train} and test = {test} do not fit in {n} samples: lower one of them"
+            f"[data] train = {train} and test = {test} do not fit in {n} samples: lower "
+            "one of them or both, or give one as 0 for all that remain"
         )
     first = generator(seed, Draw.SPLIT).permutation(before)
     last = first[::-1] if shared else generator(seed, Draw.SPLIT, block=1).permutation(after)
