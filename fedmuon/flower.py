@@ -8,8 +8,7 @@
 """
 
 import sys
-from collections.abc import Iterator
-from contextlib import contextmanager, nullcontext
+from contextlib import AbstractContextManager, nullcontext
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -53,19 +52,14 @@ def simulate(
     return context
 
 
-@contextmanager
-def _one_thread() -> Iterator[None]:
+def _one_thread() -> AbstractContextManager[Any]:
     """Torch, if it is loaded, has one within: several would spin for milliseconds after each loop,
     on cores that workers have work for."""
-    if (torch := sys.modules.get("torch")) is None:
-        yield
-        return
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(before)
+    if "torch" not in sys.modules:
+        return nullcontext()
+    from fedmuon.threads import one_thread
+
+    return one_thread()
 
 
 def __getattr__(name: str) -> Any:

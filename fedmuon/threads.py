@@ -111,18 +111,27 @@ class _Crew:
 
 
 @contextmanager
+def one_thread() -> Iterator[int]:
+    """Torch works in one thread within, and in as many as before, which is told, afterwards."""
+    before = torch.get_num_threads()
+    try:
+        torch.set_num_threads(1)
+        yield before
+    finally:
+        torch.set_num_threads(before)
+
+
+@contextmanager
 def _crew() -> Iterator[_Crew]:
-    """Torch works in one thread within, and in as many as before afterwards."""
+    """Those who work with this thread, each in one of torch's."""
     if hasattr(_here, "crew"):
         yield _here.crew
         return
-    before = torch.get_num_threads()
     try:
-        _here.crew = _Crew(before, threading.Semaphore(before - 1))
-        torch.set_num_threads(1)
-        yield _here.crew
+        with one_thread() as before:
+            _here.crew = _Crew(before, threading.Semaphore(before - 1))
+            yield _here.crew
     finally:
-        torch.set_num_threads(before)
         vars(_here).pop("crew", None)
 
 

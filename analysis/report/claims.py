@@ -2,7 +2,8 @@
 
 Each claim is judged from columns alone: runs.csv and neighbours.csv of a suite, or neighbours.csv
 and bound.json of one run. What varies decides what is claimed; a suite's name does not matter. A
-claim about numbers that the theory refused (nan) is undecided.
+claim about numbers that the theory refused (nan) is undecided, and where it refused a run not
+testable by it; nor is one that no outcome could refute.
 """
 
 import itertools

@@ -8,12 +8,15 @@ DARK_FIGURE = f"""@media (prefers-color-scheme: dark) {{ svg {{ fill: {INK}; }}
 [style*="stroke: #ffffff"] {{ stroke: {PAPER} !important; }}
 [style*="fill: #ffffff"] {{ fill: {PAPER} !important; }} }}
 """
-STYLE = """
-:root { color-scheme: light dark; --ink: #1b1d20; --paper: #fff; --line: #d5d7da; --soft: #f5f5f2;
-  --good: #00664b; --bad: #a33c00; --open: #6b4e00; --quiet: #55595e; }
-@media (prefers-color-scheme: dark) { :root { --ink: #e6e7e8; --paper: #15171a; --line: #3d4248;
-  --soft: #1f2226; --good: #4fd1a5; --bad: #ff9a5c; --open: #e3bd5a; --quiet: #a8adb4; } }
-* { box-sizing: border-box; }
+_PAPERS = f"""
+:root {{ color-scheme: light dark; --ink: #1b1d20; --paper: #fff; --line: #d5d7da; --soft: #f5f5f2;
+  --good: #00664b; --bad: #a33c00; --open: #6b4e00; --quiet: #55595e; }}
+@media (prefers-color-scheme: dark) {{ :root {{ --ink: {INK}; --paper: {PAPER}; --line: #3d4248;
+  --soft: #1f2226; --good: #4fd1a5; --bad: #ff9a5c; --open: #e3bd5a; --quiet: #a8adb4; }} }}
+"""
+STYLE = (
+    _PAPERS
+    + """* { box-sizing: border-box; }
 html { -webkit-text-size-adjust: 100%; }
 body { margin: 0 auto; max-width: 88rem; padding: 1rem clamp(.9rem, 3vw, 3rem) 4rem;
   background: var(--paper); color: var(--ink); font: 1rem/1.5 system-ui, sans-serif;
@@ -109,3 +112,4 @@ details.more > summary { cursor: pointer; margin: 1rem 0 .3rem; }
 }
 @media print { figure, tr, details { break-inside: avoid; } }
 """
+)

@@ -84,11 +84,11 @@ def followed(config: Config, horizons: Sequence[int]) -> Record:
     test = risk(experiment.task, models, held.inputs, held.labels)
     right, (first, *_) = test.scores["accuracy"], models["weight"]
     start, sizes = start_of(first.cpu().numpy(), source), data.sizes
-    judged = []
+    judged, every = [], plan.factors()
     for horizon in horizons:
         seen = Realized(plan.schedule()[:horizon], plan.rows if plan.batch else None)
         settings = (_ending(config, horizon, kind) for kind in KINDS)
-        factors = None if (every := plan.factors()) is None else every[:horizon]
+        factors = None if every is None else every[:horizon]
         cases = [
             Case(one, sizes, seen, first.shape, start=start, factors=factors) for one in settings
         ]
