@@ -16,10 +16,12 @@ than = "FedAvg"
 """
 
 
-def training(folder: Path, text: str = TINY, data: str | None = None, **asked: str) -> Training:
+def training(
+    folder: Path, text: str = TINY, data: str | None = None, seeds: int | None = None, **asked: str
+) -> Training:
     file = folder / "own.toml"
     file.write_text(text)
-    found = kinds.find(str(file), data, asked.get("scale", "full"), {})
+    found = kinds.find(str(file), data, asked.get("scale", "full"), {}, None, seeds)
     assert isinstance(found, Training)
     return found
 

@@ -56,7 +56,7 @@ def test_models_that_only_guess_compare_nothing() -> None:
         close = near("good", "bad", "train_loss", runs, 0.1, chance=chance)
         assert close.verdict == verdict
         assert all(one.effect.seeded == (chance == 0.15) for one in (found, close))
-        about = {"suite": "cnn", "scale": "full", "seeds": [0, 1], "alone": True,
+        about = {"suite": "cnn", "scale": "full", "seeds": [0, 1],
                  "again": "fedmuon suite cnn --scale full"}  # fmt: skip
         assert not with_command(found, about).command  # more seeds guess no better
     alone, _ = columns(good=[[0.84]], bad=[[0.88]])  # negative control: the seed is missing

@@ -21,7 +21,7 @@ from fedmuon.experiments.laboratory import one_run, stability
 from fedmuon.experiments.laboratory.spending import spent
 from fedmuon.experiments.report import gather
 from fedmuon.experiments.run import execute
-from fedmuon.experiments.studies.training.cells import Trained
+from fedmuon.experiments.studies.training.trained import Trained
 from fedmuon.federated.spending import delta_of
 from fedmuon.privacy.correlated import sensitivity, square_root
 from fedmuon.privacy.mechanism import Mechanism

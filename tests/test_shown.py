@@ -153,6 +153,20 @@ def test_a_suite_with_one_seed_says_so() -> None:
         find("dp-bias", None, "small", {}, seed=1)
 
 
+def test_a_suite_of_so_many_seeds_says_so() -> None:
+    three, five = (find("cnn", "digits", "full", {}, seeds=count) for count in (None, 5))
+    seeds = {cell.config.federation.seed for cell in five.cells}  # pyright: ignore
+    assert 3 * len(five.cells) == 5 * len(three.cells) and seeds == {0, 1, 2, 3, 4}
+    assert five.asked.again == "fedmuon suite cnn --data digits --scale full --seeds 5"
+    assert find("heavy-tail", None, "small", {}, seeds=3).asked.told["seeds"] == 3
+    with pytest.raises(InputError, match="counts its seeds: leave --seed out"):
+        find("heavy-tail", None, "small", {}, seed=3)
+    with pytest.raises(InputError, match="the suite dp-bias has no seeds: leave --seeds out"):
+        find("dp-bias", None, "small", {}, seeds=1)
+    with pytest.raises(InputError, match="--seed is one, --seeds are many"):
+        find("cnn", "digits", "full", {}, seed=1, seeds=2)
+
+
 def test_options_reach_the_run(tmp_path: Path) -> None:
     out = tmp_path / "run"
     given = "--data synthetic --seed 5 --set data.train=400 --set federation.rounds=2"

@@ -13,7 +13,7 @@ from fedmuon import config as tables
 from fedmuon.drive import drive, prepare
 from fedmuon.errors import InputError
 from fedmuon.experiments.report import gather, write_report
-from fedmuon.experiments.studies.training.cells import MEASURES, Trained
+from fedmuon.experiments.studies.training.trained import MEASURES, Trained
 from fedmuon.experiments.suites import suite
 from fedmuon.federated.simulate import rounds
 from fedmuon.storage import RunDirectory
@@ -121,6 +121,48 @@ def test_an_interrupted_suite_goes_on(tmp_path: Path, done: Path) -> None:
         for folder in (out, done)
     )
     assert one == other
+
+
+def test_a_suite_goes_on_to_more_seeds(tmp_path: Path, done: Path) -> None:
+    """Of what was computed nothing is computed again, and the end is as if all had been asked for;
+    to fewer seeds, to another setting, or from a lock that is damaged nothing goes on."""
+    out = tmp_path / "out"
+    shutil.copytree(done, out)
+    text = (done.parent / "own.toml").read_text()
+    computed = []
+
+    def noted(cells):
+        computed.extend(one.name for one in cells)
+        yield from suite.here(cells)
+
+    open_claims = [one for one in gather(out)[0].claims if one.command]
+    for one in open_claims:
+        assert one.command.endswith(f" --out {out} --resume") and " --seeds " in one.command
+    assert open_claims
+    three = training(tmp_path, text, seeds=3)
+    suite.execute(three, out, resume=True, by=noted)
+    assert len(computed) == 2 and all(name.endswith("-seed2") for name in computed)
+    whole = [{**row, "train_seconds": "", "seconds": ""} for row in read(out / "curves.csv")]
+    suite.execute(three, tmp_path / "afresh")
+    again = [
+        {**row, "train_seconds": "", "seconds": ""} for row in read(tmp_path / "afresh/curves.csv")
+    ]
+    assert whole == again and {row["seed"] for row in whole} == {"0", "1", "2"}
+    about = json.loads((out / "suite.json").read_text())
+    assert about["seeds"] == [0, 1, 2] and about["again"].endswith("--scale full --seeds 3")
+    before = (out / "suite.lock").read_bytes()
+    for other in (
+        training(tmp_path, text),
+        training(tmp_path, text, seeds=4, scale="small"),
+        training(tmp_path, text.replace("lr = 0.5", "lr = 0.4", 1), seeds=4),
+    ):
+        with pytest.raises(InputError, match="of more seeds, or damaged"):
+            suite.execute(other, out, resume=True)
+    for damaged in (before[:-9], b"[]", b"5", b"null", before.replace(b"0.5", b"0.6", 1)):
+        (out / "suite.lock").write_bytes(damaged)
+        with pytest.raises(InputError, match="of more seeds, or damaged"):
+            suite.execute(training(tmp_path, text, seeds=4), out, resume=True)
+    assert len(read(out / "curves.csv")) == len(whole)
 
 
 def test_a_run_that_diverges_is_a_row(tmp_path: Path) -> None:

@@ -4,7 +4,6 @@ import ast
 import itertools
 import math
 import shlex
-import tomllib
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -191,7 +190,7 @@ def test_counts_have_every_verdict() -> None:
     assert tally(claims[:1] * 2) == "2 of 2 claims hold"
 
 
-ABOUT = {"suite": "heavy-tail", "scale": "full", "seeds": 20, "alone": True,
+ABOUT = {"suite": "heavy-tail", "scale": "full", "seeds": 20,
          "again": "fedmuon suite heavy-tail --scale full"}  # fmt: skip
 
 
@@ -199,36 +198,29 @@ def open_claim(value: float = 0.1, half: float = 0.2) -> Claim:
     return Claim("", Effect.around("", value, half), Rule(low=0.0))
 
 
-def suite_of(command: str, folder: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
-    """The suite that the command runs, after what it writes first."""
-    monkeypatch.chdir(folder)
-    first, _, second = command.rpartition(" && ")
-    if first:
-        _, _, *lines, _, file = shlex.split(first)
-        Path(file).write_text("\n".join(lines) + "\n")
-        tomllib.loads(Path(file).read_text())
-    words = shlex.split(second)
+def suite_of(command: str) -> Any:
+    """The suite that the command runs."""
+    words = shlex.split(command)
     assert words[:2] == ["fedmuon", "suite"] and words[-2] == "--out"
-    data = words[words.index("--data") + 1] if "--data" in words else None
-    return kinds.find(words[2], data, words[words.index("--scale") + 1], {})
+    given = dict(zip(words[3::2], words[4::2], strict=True))
+    seeds = int(given["--seeds"]) if "--seeds" in given else None
+    return kinds.find(words[2], given.get("--data"), given["--scale"], {}, None, seeds)
 
 
 @pytest.mark.parametrize(
     ("name", "data", "seeds"), [("heavy-tail", "", 20), ("cnn", "digits", [0, 1, 2])]
 )
-def test_the_command_that_would_decide_is_a_true_one(
-    name: str, data: str, seeds: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_command_that_would_decide_is_a_true_one(name: str, data: str, seeds: Any) -> None:
     again = f"fedmuon suite {name}{' --data ' * bool(data)}{data} --scale "
     about = {**ABOUT, "suite": name, "seeds": seeds, "again": f"{again}small", "scale": "small"}
     first = with_command(open_claim(), about).command
     assert first == f"{again}full --out runs/{name}-full"
-    full = suite_of(first, tmp_path, monkeypatch)
+    full = suite_of(first)
     second = with_command(open_claim(), {**about, "scale": "full", "again": f"{again}full"}).command
-    more = suite_of(second, tmp_path, monkeypatch)
+    more = suite_of(second)
     many = (6 * len(seeds)) if data else 120  # (0.2 / 0.1)^2 of them, and half of that again
     asked = more.asked.told["seeds"]
-    assert (len(asked) if data else asked) == many and full.asked.told["alone"]
+    assert asked == ([*range(many)] if data else many)
     assert len(more.cells) == len(full.cells) * (many // len(seeds) if data else 1)
 
 
@@ -252,18 +244,17 @@ def test_there_is_no_command_where_none_would_decide() -> None:
         with_command(counted("", True, "runs"), ABOUT),  # decided
         with_command(open_claim(0.0), ABOUT),  # at the very end of the rule
         with_command(unknown("", "refused"), ABOUT),
-        with_command(open_claim(), {**ABOUT, "alone": False}),
         with_command(open_claim(), {**ABOUT, "seeds": None}),
         with_command(open_claim(), {**ABOUT, "again": "fedmuon stability config.toml"}),
     ]
     held = replace(open_claim().effect, seeded=False)  # a gap: more seeds leave it as it is
     none.append(with_command(replace(open_claim(), effect=held), ABOUT))
-    assert [claim.command for claim in none] == [""] * 7
-    for at, why in {1: "100 times", 2: "could not be", 4: "shorten", 6: "shorten"}.items():
+    assert [claim.command for claim in none] == [""] * 6
+    for at, why in {1: "100 times", 2: "could not be", 3: "shorten", 5: "shorten"}.items():
         assert none[at].also.startswith("nothing shipped decides it") and why in none[at].also
-    assert not any(none[at].also for at in (0, 3, 5))
+    assert not any(none[at].also for at in (0, 4))
     one = with_command(open_claim(0.1, np.nan), {**ABOUT, "seeds": [7]})
-    assert "seeds = [0, 1, 2, 3, 4]" in one.command
+    assert " --seeds 5 " in one.command
     many = {**ABOUT, "seeds": [*range(9)]}
     for one in (open_claim(np.nan), open_claim(0.1, np.nan)):  # no number of seeds is named
         assert "100 times" not in with_command(one, many).also.replace("nothing", "") and not (
@@ -281,18 +272,16 @@ def test_more_seeds_bring_an_interval_only_where_few_left_none() -> None:
     beside = Claim("", Effect.around("", [np.inf, 0.1], [np.nan, 0.2]), Rule(low=0.0))
     assert beside.verdict == UNDECIDED
     assert times_as_many(beside, 3) == times_as_many(open_claim(0.1, 0.2), 3) == 6.0
-    assert "seeds = 120" in with_command(beside, ABOUT).command
+    assert " --seeds 120 " in with_command(beside, ABOUT).command
 
 
 @pytest.mark.parametrize("scale", ["small", "full"])
-def test_the_command_that_would_decide_is_of_all_seeds(
-    scale: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_command_that_would_decide_is_of_all_seeds(scale: str) -> None:
     """Also where one was asked for, which would override those of the file."""
     asked = kinds.find("cnn", "digits", scale, {"local": {"batch": 32}}, 3).asked
     about = {**ABOUT, "suite": "cnn", "scale": scale, "seeds": [3], "again": asked.again}
     assert "--seed 3" in asked.again
     found = with_command(open_claim(0.1, np.nan), about).command
-    assert "--seed" not in found and " --set local.batch=32" in found
-    many = suite_of(found, tmp_path, monkeypatch).asked.told["seeds"]
+    assert "--seed " not in found and " --set local.batch=32" in found
+    many = suite_of(found).asked.told["seeds"]
     assert many == ([0, 1, 2] if scale == "small" else [0, 1, 2, 3, 4])

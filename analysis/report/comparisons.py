@@ -135,8 +135,8 @@ def _guessing(better: str, than: str, runs: Columns, chance: float) -> str:
 
 
 def _at(runs: Columns, label: str) -> list[str]:
-    """The values of the sweep in words."""
-    return [f"{label} = {x:g}" for x in levels(runs)]
+    """The values of the sweep in words; nothing where nothing is swept."""
+    return [f"{label} = {x:g}" for x in levels(runs)] if label else []
 
 
 def margin(runs: Columns, variant: str, other: str, x: float, measure: str) -> tuple[float, float]:

@@ -9,6 +9,7 @@ import math
 import shlex
 from collections.abc import Mapping
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -20,26 +21,21 @@ FEW = 5  # seeds, of which an interval can be seen
 MARGIN, MOST = 1.5, 100.0  # times as many as the formula says; times as many as one would run
 
 
-def with_command(claim: Claim, about: Mapping[str, Any]) -> Claim:
-    """The claim of a suite, whose suite.json is `about`, with what would decide it."""
+def with_command(claim: Claim, about: Mapping[str, Any], folder: Path | None = None) -> Claim:
+    """The claim of a suite, whose suite.json is `about`, with what would decide it: in its folder,
+    if that is given and can go on to more seeds, or else in a new one."""
     if claim.verdict in (HOLDS, FAILS) or not str(about["again"]).startswith("fedmuon suite "):
         return claim
     words = _of_all_seeds(shlex.split(about["again"]))
     if about["scale"] == "small":
-        return replace(claim, command=_command(words, "full", f"{about['suite']}-full"))
+        return replace(claim, command=_command(words, f"{about['suite']}-full"))
     seeds, times = about.get("seeds"), times_as_many(claim, count_of(about.get("seeds")))
     if why := _why_not(claim, bool(seeds), times):
         return replace(claim, also="; ".join(filter(None, (claim.also, NOTHING.format(why)))))
-    if not about.get("alone"):  # a file like another's, whose seeds are not in it
-        return claim
-    more = math.ceil(count_of(seeds) * times)
-    lines = (
-        f'like = "{words[2]}"',
-        f"seeds = {list(range(more)) if isinstance(seeds, list) else more}",
-    )
-    file = f"printf '%s\\n' {shlex.join(lines)} > more.toml"
-    again = _command([*words[:2], "more.toml", *words[3:]], "full", f"{about['suite']}-more")
-    return replace(claim, command=f"{file} && {again}")
+    words += ["--seeds", str(math.ceil(count_of(seeds) * times))]
+    if folder is not None and about.get("kind") == "training" and seeds == [*range(len(seeds))]:
+        return replace(claim, command=shlex.join([*words, "--out", str(folder), "--resume"]))
+    return replace(claim, command=_command(words, f"{about['suite']}-more"))
 
 
 def _why_not(claim: Claim, seeds: bool, times: float) -> str:
@@ -76,12 +72,14 @@ def times_as_many(claim: Claim, seeds: int) -> float:
 
 
 def _of_all_seeds(words: list[str]) -> list[str]:
-    """These words without `--seed N`, which would override the file's seeds."""
-    at = words.index("--seed") if "--seed" in words else len(words)
-    return words[:at] + words[at + 2 :]
+    """These words without `--seed N` or `--seeds N`, which override the file's seeds."""
+    for option in {"--seed", "--seeds"}.intersection(words):
+        at = words.index(option)
+        words = words[:at] + words[at + 2 :]
+    return words
 
 
-def _command(words: list[str], scale: str, folder: str) -> str:
-    """The command of these words at that scale."""
+def _command(words: list[str], folder: str) -> str:
+    """The command of these words at full scale."""
     at = words.index("--scale") + 1
-    return shlex.join([*words[:at], scale, *words[at + 1 :], "--out", f"runs/{folder}"])
+    return shlex.join([*words[:at], "full", *words[at + 1 :], "--out", f"runs/{folder}"])

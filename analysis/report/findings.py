@@ -88,7 +88,7 @@ class Findings:
         cls, folder: Path, about: Mapping[str, Any], facts: Sequence[str], **held: Any
     ) -> "Findings":
         """Those of a suite, whose suite.json is `about`; `facts` are its circumstances."""
-        held["claims"] = [with_command(claim, about) for claim in held["claims"]]
+        held["claims"] = [with_command(claim, about, folder) for claim in held["claims"]]
         return cls(
             name=folder.resolve().name,
             title=f"{about['title']} on {about['data']}" if about["data"] else str(about["title"]),

@@ -14,6 +14,7 @@ from matplotlib.figure import Figure
 from PIL import Image
 
 from fedmuon.analysis.report import style
+from fedmuon.analysis.report.deciding import with_command
 from fedmuon.analysis.report.findings import Picture
 from fedmuon.experiments.report import of_suite
 
@@ -31,7 +32,8 @@ def keep(folder: Path, into: Path = FOLDER, more: Mapping[str, Any] | None = Non
     kept = {name: about[name] for name in FACTS if name in about} | dict(more or {})
     into.mkdir(exist_ok=True)
     kept["picture"] = draw(found.pictures, into / about["suite"])
-    kept["claims"] = [one.record() for one in found.claims]
+    afresh = (with_command(one, about) if one.command else one for one in found.claims)
+    kept["claims"] = [one.record() for one in afresh]  # for who has not the folder
     file = into / f"{about['suite']}.json"
     file.write_text(json.dumps(kept, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
     return file

@@ -132,11 +132,14 @@ def suite(
     ] = None,
     scale: Annotated[str, Option(help="full: the published grid; small: seconds.")] = "full",
     seed: Annotated[int | None, Option("--seed", help="One, in place of the suite's own.")] = None,
+    seeds: Annotated[
+        int | None, Option("--seeds", min=1, help="So many: 0, 1, ..., in place of its own.")
+    ] = None,
     engine: options.EngineName = None,
     out: options.OutFolder = None,
     overrides: options.Overrides = None,
     resume: Annotated[
-        bool, Option("--resume", help="Compute only the cells that --out lacks.")
+        bool, Option("--resume", help="Compute only the cells that --out lacks, as of more seeds.")
     ] = False,
     ray_address: Annotated[
         str | None, Option(help="Spread over a Ray cluster; `local` starts one here.")
@@ -154,7 +157,8 @@ def suite(
     from fedmuon.experiments.suites.suite import execute, here
     from fedmuon.tables import override
 
-    work = find(name, data, scale, override({}, options.changes_of(overrides, engine)), seed)
+    changes = override({}, options.changes_of(overrides, engine))
+    work = find(name, data, scale, changes, seed, seeds)
     parts = (work.asked.stem, work.asked.data, scale, time.strftime("%Y%m%d-%H%M%S"))
     folder = out or Path("runs") / "-".join(part for part in parts if part)
     by, spread = here, []

@@ -31,7 +31,8 @@ Tables = Mapping[str, Mapping[str, Scalar]]
 class Asked:
     """What the command line asks for; `data` is empty where the suite has none by itself.
 
-    `changes` are config tables that override the suite's own; a `seed` is the only one.
+    `changes` are config tables that override the suite's own; a `seed` is the only one, `seeds` is
+    how many there are.
     """
 
     name: str
@@ -39,6 +40,7 @@ class Asked:
     scale: str
     changes: Tables
     seed: int | None = None
+    seeds: int | None = None
     told: Mapping[str, Any] = field(default_factory=dict)  # what suite.json repeats of the file
 
     @property
@@ -52,6 +54,7 @@ class Asked:
         words = ["fedmuon", "suite", self.name, *(["--data", self.data] if self.data else [])]
         words += ["--scale", self.scale]
         words += [] if self.seed is None else ["--seed", str(self.seed)]
+        words += [] if self.seeds is None else ["--seeds", str(self.seeds)]
         for table, keys in self.changes.items():
             for key, value in keys.items():
                 spelled = str(value).lower() if isinstance(value, bool) else value
@@ -71,11 +74,11 @@ def read(name: str) -> dict[str, Any]:
     return merged(below, content)
 
 
-def told(name: str) -> dict[str, Any]:
-    """What the file's first lines say of it, and whether another file can be `like` it."""
+def told(name: str) -> str:
+    """What the file's first lines say of it, and those of the one that it is `like`."""
     like = read_toml(_file(name)).get("like")
     said = [preamble(_file(one).read_text(encoding="utf-8")) for one in (name, like) if one]
-    return {"told": "\n\n".join(filter(None, said)), "alone": like is None}
+    return "\n\n".join(filter(None, said))
 
 
 def preamble(text: str) -> str:

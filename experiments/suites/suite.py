@@ -74,6 +74,14 @@ class Work(ABC):
         """The same as a file: what has another is another suite."""
         return (json.dumps(self.decisive, indent=1) + "\n").encode()
 
+    def seal(self, cell: Cell) -> str:
+        """What tells a cell's record from those of other cells and suites."""
+        return f"{files.digest(self.lock)} {cell.name}"
+
+    def extends(self, lock: bytes) -> bool:
+        """Whether every cell of the suite with that lock is a cell of this one, unchanged."""
+        return lock == self.lock
+
     @abstractmethod
     def tables(self, records: list[Record]) -> Mapping[str, Rows]:
         """NAME -> the rows of NAME.csv, from the cells' records in the cells' order."""
@@ -119,16 +127,17 @@ def execute(
     """Compute the cells that `out` lacks, and write the tables; returns suite.json's content."""
     with held(out):
         cells, places = work.within(out), _open(work, out, resume)
-        suite = files.digest(work.lock)  # tells the record of a cell from those of other suites
         done = {
-            name: _read(file, f"{suite} {name}") for name, file in places.items() if file.exists()
+            one.name: _read(places[one.name], work.seal(one))
+            for one in work.cells
+            if places[one.name].exists()
         }
         work.require_sound([one for one in cells if one.name in done])
         count = sum(one.size for one in cells if one.name in done)
         begun(count, sum(one.size for one in cells))
         for one, record in by([one for one in cells if one.name not in done]):
             require_place(out)
-            line = files.sealed(record, f"{suite} {one.name}")
+            line = files.sealed(record, work.seal(one))
             files.write_bytes(places[one.name], line.encode())
             done[one.name], count = record, count + one.size
             watch({"done": count, "cell": one.name})
@@ -136,19 +145,20 @@ def execute(
 
 
 def _open(work: Work, out: Path, resume: bool) -> dict[str, Path]:
-    """The file of every cell, in a folder that is new, or that holds this very suite."""
+    """The file of every cell, in a folder that is new, or that holds this suite or less of it."""
     lock = out / "suite.lock"
     with files.mendable(out, "create"):
         out.mkdir(parents=True, exist_ok=True)
         full = any(not entry.name.startswith(".") for entry in out.iterdir())
         if full and not (resume and lock.exists()):
             raise InputError(f"{out} is not empty: choose another folder with --out, or --resume")
-        if full and lock.read_bytes() != work.lock:
+        if full and not work.extends(lock.read_bytes()):
             raise InputError(
-                f"{lock} is of another suite, data or scale, or damaged: choose another --out"
+                f"{lock} is of another suite, data or scale, of more seeds, or damaged: choose "
+                "another --out"
             )
         files.remove_drafts(out)
-        if not full:  # first of all: what holds no lock is no suite that could be gone on with
+        if not full or lock.read_bytes() != work.lock:  # first of all: a folder without is no suite
             files.write_bytes(lock, work.lock)
         (out / work.place).mkdir(exist_ok=True)
     return {one.name: out / work.place / f"{one.name}.json" for one in work.cells}

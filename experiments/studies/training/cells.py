@@ -3,21 +3,22 @@
 Every cell is a run directory below runs/, which resumes and replays like any other.
 """
 
+import contextlib
 import dataclasses
 import itertools
+import json
 import math
-import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any, ClassVar
 
 import numpy as np
 
+from fedmuon import files
 from fedmuon.config import Config
-from fedmuon.errors import InputError, NonFinite
+from fedmuon.errors import InputError
 from fedmuon.experiments.laboratory import spending
-from fedmuon.experiments.run import execute
+from fedmuon.experiments.studies.training.trained import MEASURES, Trained
 from fedmuon.experiments.studies.training.variants import Suite, Sweep, suite_of
 from fedmuon.experiments.suites import contents
 from fedmuon.experiments.suites.contents import PUBLISHED_FOR, Asked, Tables, merged
@@ -26,71 +27,6 @@ from fedmuon.federated import setup
 from fedmuon.storage import Record, RunDirectory
 
 SETTLED = {"federation.seed": "seeds", "data.name": "--data"}
-NOT_MEASURED = ("round", "seconds", "train_seconds", "client_loss")
-MEASURES = ("train_loss", "test_loss", "test_gap", "accuracy")
-
-
-@dataclass(frozen=True)
-class Trained:
-    """One run: a variant at a value of the sweep, with a seed."""
-
-    variant: str
-    x: float | None
-    config: Config
-    folder: Path | None = None
-
-    @property
-    def name(self) -> str:
-        """The run directory's name."""
-        at = "" if self.x is None else f"-{self.x:g}"
-        return f"{slug(self.variant)}{at}-seed{self.config.federation.seed}"
-
-    @property
-    def size(self) -> int:
-        """Rounds."""
-        return self.config.federation.rounds
-
-    def compute(self) -> Record:
-        """The run, made or gone on with; its evaluated rounds, and what stopped it if it diverged.
-
-        A run that diverged has no summary, and ends with a row of nan.
-        """
-        assert self.folder is not None
-        if why := RunDirectory(self.folder).lost():
-            raise InputError(
-                f"{self.folder} {why}: remove it, which leaves what it released out of every "
-                "account, and go on with --resume"
-            )
-        note = ""
-        last: Record = dict.fromkeys(MEASURES, math.nan)
-        try:
-            last = execute(self.config, self.folder, resume=True)
-        except NonFinite as error:
-            note = str(error)
-        records = RunDirectory(self.folder).records()
-        rows = [_measured(record) for record in records if MEASURES[0] in record]
-        if note or not rows or rows[-1]["round"] < self.size:
-            final = records[-1] if records else {"round": 0, "train_seconds": 0.0}
-            rows.append(_measured(final) | {name: last[name] for name in MEASURES})
-        head = {"variant": self.variant, "x": self.x, "seed": self.config.federation.seed}
-        found: Record = {"head": head, "run": self.name, "rows": rows, "note": note}
-        found |= spending.privacy_record(self.config, last)
-        return found | ({"seconds": records[-1]["seconds"]} if records else {})
-
-
-def slug(name: str) -> str:
-    """A variant as part of a file's name: FedAvg, E = 1 is fedavg-e-1."""
-    return re.sub(r"[^a-z0-9.]+", "-", name.lower()).strip("-")
-
-
-def _measured(record: Record) -> Record:
-    """Round, seconds of training, and every number that the run tells of that round."""
-    head = {name: record[name] for name in ("round", "train_seconds")}
-    return head | {
-        name: value
-        for name, value in record.items()
-        if name not in NOT_MEASURED and isinstance(value, int | float)
-    }
 
 
 def work(content: dict[str, Any], asked: Asked) -> "Training":
@@ -144,6 +80,10 @@ def settings(
             yield name, x, merged(setting, {"federation": {"seed": seed}})
 
 
+def _settings(cell: Trained) -> list[Any]:
+    return [cell.name, cell.config.model_dump(by_alias=True)]
+
+
 def _sizes(base: Tables) -> dict[str, int]:
     data = base["data"]
     if data["name"] == "synthetic":
@@ -165,8 +105,24 @@ class Training(Work):
     @property
     def decisive(self) -> list[Any]:
         """Kind, suite, scale, and every run's config."""
-        settings = [[one.name, one.config.model_dump(by_alias=True)] for one in self.cells]
-        return [self.kind, self.asked.stem, self.asked.scale, settings]
+        return [*self._named, [_settings(one) for one in self.cells]]
+
+    @property
+    def _named(self) -> list[str]:
+        return [self.kind, self.asked.stem, self.asked.scale]
+
+    def seal(self, cell: Cell) -> str:
+        """Of the cell alone: with more seeds it is the same."""
+        assert isinstance(cell, Trained)
+        return files.digest(json.dumps([*self._named, _settings(cell)]).encode())
+
+    def extends(self, lock: bytes) -> bool:
+        """Also one of fewer seeds."""
+        with contextlib.suppress(ValueError, TypeError):
+            *named, cells = json.loads(lock)
+            mine = {json.dumps(_settings(one)) for one in self.cells}
+            return named == self._named and all(json.dumps(one) in mine for one in cells)
+        return False  # damaged
 
     def require_sound(self, cells: Sequence[Cell]) -> None:
         """Their run directories, where they were kept."""
