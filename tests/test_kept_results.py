@@ -148,7 +148,10 @@ def test_a_small_scale_is_never_shown_as_the_full_one(tmp_path: Path) -> None:
     small = held(tmp_path, HOLDS, FAILS, scale="small")
     assert kept.judged(claim, tmp_path) == kept.OPEN and not [*kept.all_words({"a": small})]
     assert kept.judged(claim | {"test": "a::b"}, tmp_path) == kept.TESTED
-    assert papers.verdicts("dp-bias", "", small) == "holds 1, fails 1 at small scale (`dp-bias`)"
+    assert (
+        papers.verdicts("dp-bias", "", small)
+        == "**1** holds, **1** fails at small scale (`dp-bias`)"
+    )
     assert "**fails** at small scale" in kept.claims(tmp_path)
     assert "**1** fails at small scale." in kept.pictures(tmp_path)
 

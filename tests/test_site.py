@@ -112,7 +112,7 @@ def test_verdicts_are_those_that_are_kept(tmp_path: Path) -> None:
     (tmp_path / "dp-bias.json").write_text(json.dumps({"claims": claims, "scale": "full"}))
     claim = {"suite": "dp-bias", "claim": "is well"}
     assert papers.shown(claim, tmp_path) == "**holds** (`dp-bias`)"
-    assert papers.shown(claim | {"claim": ""}, tmp_path) == "holds 1, fails 1 (`dp-bias`)"
+    assert papers.shown(claim | {"claim": ""}, tmp_path) == "**1** holds, **1** fails (`dp-bias`)"
     assert papers.shown({"suite": "rank", "test": "a"}, tmp_path) == (
         "run it: `fedmuon suite rank`; tested"
     )

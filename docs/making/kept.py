@@ -1,19 +1,17 @@
 """Pages made of kept results alone: the gallery, the table of all claims, the headlines."""
 
 import tomllib
-from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from docs.making import papers, results
-from docs.making.papers import Claim, Kept, cell, table
+from docs.making.papers import OPEN, TESTED, Claim, Kept, cell, counted, table
 from fedmuon.analysis.report.numbers import interval
 from fedmuon.analysis.report.units import quantity
-from fedmuon.analysis.report.verdicts import FAILS, HOLDS, UNDECIDED, UNTESTABLE, VERDICTS
+from fedmuon.analysis.report.verdicts import FAILS, HOLDS, UNDECIDED, UNTESTABLE
 from fedmuon.experiments.suites import contents
 
 HEADLINES = Path(__file__).resolve().parent.parent / "about" / "headlines.toml"
-TESTED, OPEN = "shown by a test", "not run at full scale"
 
 
 def kept(folder: Path = results.FOLDER) -> dict[str, Kept]:
@@ -26,13 +24,6 @@ def together(words: Sequence[str]) -> str:
     """The verdict on several claims that stand for one: it holds if all do, fails if one does."""
     order = (FAILS, UNDECIDED, UNTESTABLE)
     return next((one for one in order if one in words), HOLDS)
-
-
-def counted(words: Iterable[str]) -> str:
-    """`**12** holds, **3** fails`."""
-    found = Counter(words)
-    order = sorted(found, key=(*VERDICTS, TESTED, OPEN).index)
-    return ", ".join(f"**{found[one]}** {one}" for one in order)
 
 
 def judged(claim: Claim, folder: Path = results.FOLDER) -> str:

@@ -2,16 +2,19 @@
 
 import tomllib
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from docs.making import results
+from fedmuon.analysis.report.verdicts import FAILS, HOLDS, VERDICTS
 from fedmuon.experiments.suites import contents
 
 FOLDER = Path(__file__).resolve().parent.parent / "papers"
 Claim = Mapping[str, Any]
 Kept = Mapping[str, Any]
+TESTED, OPEN = "shown by a test", "not run at full scale"
+WORDS = (*VERDICTS, TESTED, OPEN)
 
 
 def read(number: str) -> dict[str, Any]:
@@ -65,10 +68,17 @@ def verdicts(name: str, fragment: str, kept: Kept | None) -> str:
     """Counts by verdict of the suite's claims with that fragment."""
     if kept is None:
         return f"run it: `fedmuon suite {name}`"
-    found = Counter(one["verdict"] for one in matching(fragment, kept))
-    counts = ", ".join(f"{word} {count}" if sum(found.values()) > 1 else f"**{word}**"
-                       for word, count in found.items())  # fmt: skip
-    return f"{counts}{scale(kept)} (`{name}`)"
+    words = [one["verdict"] for one in matching(fragment, kept)]
+    said = counted(words) if len(words) > 1 else f"**{words[0]}**"
+    return f"{said}{scale(kept)} (`{name}`)"
+
+
+def counted(words: Iterable[str]) -> str:
+    """`**12** hold, **1** fails`, in the order of `WORDS`."""
+    found = Counter(words)
+    many = {HOLDS: "hold", FAILS: "fail"}
+    return ", ".join(f"**{found[one]}** {many.get(one, one) if found[one] > 1 else one}"
+                     for one in sorted(found, key=WORDS.index))  # fmt: skip
 
 
 def scale(kept: Kept) -> str:
