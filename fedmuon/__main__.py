@@ -6,6 +6,8 @@ import sys
 from types import FrameType
 from typing import Any
 
+from fedmuon.errors import NOTHING_SAVED  # which reads no library
+
 
 def main() -> Any:
     """The command; Ctrl-C ends it in a sentence, too, while its libraries are still being read."""
@@ -20,7 +22,7 @@ def main() -> Any:
 
 
 def _stop(number: int, frame: FrameType | None) -> None:
-    sys.stderr.write("fedmuon: interrupted: give the command again\n")
+    sys.stderr.write(f"fedmuon: interrupted: {NOTHING_SAVED}\n")
     sys.stderr.flush()
     os._exit(128 + number)
 

@@ -9,6 +9,7 @@ KEYWORDS = {
     "--resume": "resume=True",
     "--out": "out=",
 }
+NOTHING_SAVED = "nothing new was saved, give the command again"
 
 
 class InputError(ValueError):

@@ -17,8 +17,8 @@ from typer.testing import CliRunner
 
 import fedmuon
 from fedmuon.config import Config, load, parse
-from fedmuon.errors import InputError, Interrupted
-from fedmuon.experiments.cli import app
+from fedmuon.errors import NOTHING_SAVED, InputError, Interrupted
+from fedmuon.experiments.cli import app, main
 from fedmuon.experiments.cli.options import changes_of, near_keys, resumable
 from fedmuon.experiments.cli.show import MOST, Progress, Remembered
 from fedmuon.experiments.run import execute
@@ -281,7 +281,7 @@ def test_an_interruption_says_which_round_is_saved(
     )
     (out / "checkpoint.safetensors").unlink()  # as before the first
     for folder, command, words in (
-        (tmp_path / "new", ["run"], "nothing was written yet"),
+        (tmp_path / "new", ["run"], NOTHING_SAVED),
         (out, ["run"], "no round is saved yet, go on with: fedmuon run"),
         (out, [], "that cannot be gone on with: start afresh"),
     ):
@@ -305,8 +305,21 @@ def test_an_interruption_while_libraries_are_read_is_one_sentence() -> None:
     done = subprocess.run(
         [sys.executable, "-c", INTERRUPTED], capture_output=True, text=True, check=False
     )
-    said = "fedmuon: interrupted: give the command again\n"
+    said = f"fedmuon: interrupted: {NOTHING_SAVED}\n"
     assert (done.returncode, done.stdout, done.stderr) == (130, "", said)
+
+
+def test_an_interruption_before_a_folder_is_chosen_is_the_same_sentence(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture
+) -> None:
+    def interrupt(*given: object) -> None:
+        raise Interrupted
+
+    monkeypatch.setattr("fedmuon.experiments.cli.options.chosen_config", interrupt)
+    with pytest.raises(SystemExit) as ended:
+        main(["run"])
+    assert ended.value.code == 130
+    assert capsys.readouterr().err == f"fedmuon: interrupted: {NOTHING_SAVED}\n"
 
 
 def test_an_audit_by_one_run_has_the_short_options_of_runs(

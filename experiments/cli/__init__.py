@@ -8,7 +8,7 @@ from typing import Annotated, Any
 import typer
 from typer import Option
 
-from fedmuon.errors import InputError, Interrupted
+from fedmuon.errors import NOTHING_SAVED, InputError, Interrupted
 from fedmuon.experiments.cli.keys import app as config
 from fedmuon.experiments.cli.keys import names
 from fedmuon.experiments.cli.look import ls, show
@@ -100,16 +100,16 @@ def spin_briefly() -> None:
 
 def main(arguments: list[str] | None = None) -> Any:
     """Entry point: exit code 0 when done, 2 when the user can mend it, 130 or 143 when stopped."""
-    prefer_wide_vectors()
-    spin_briefly()
     with interruptible():
         try:
+            prefer_wide_vectors()
+            spin_briefly()
             return app(sound(arguments))
         except InputError as error:
             complain(str(error))
             raise SystemExit(2) from None
         except Interrupted as wish:
-            complain("interrupted: give the command again")
+            complain(f"interrupted: {NOTHING_SAVED}")
             raise SystemExit(wish.exit_code) from None
         except SystemExit as error:
             if (said := blamed(error)) is None:

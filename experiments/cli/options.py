@@ -15,7 +15,7 @@ from rich.text import Text
 from typer import Argument, Context, Option
 from typer.core import TyperCommand
 
-from fedmuon.errors import InputError, Interrupted, plain
+from fedmuon.errors import NOTHING_SAVED, InputError, Interrupted, plain
 from fedmuon.files import AFRESH
 
 if TYPE_CHECKING:
@@ -161,7 +161,7 @@ def resumable(folder: Path, command: Sequence[str]) -> Iterator[None]:
 def _saved(folder: Path, command: Sequence[str]) -> str:
     """What is left of work that was interrupted, and how to go on with it, if that can be."""
     if not any((folder / name).exists() for name in ("config.toml", "suite.lock")):
-        return "nothing was written yet"
+        return NOTHING_SAVED
     from fedmuon.storage import RunDirectory
 
     directory = RunDirectory(folder)
