@@ -121,7 +121,7 @@ def drive(
     if (finished := _finished(directory)) is not None:
         return finished
     state, record = directory.restore(begin(run.experiment.recipe, run.experiment.task, seed)), {}
-    directory.cut_back(state.round)
+    before = directory.cut_back(state.round)
     spending = _spending(run, state)
 
     def keep(state: ServerState) -> None:
@@ -130,8 +130,8 @@ def drive(
     # What is released is spent, so that losing it to a kill would waste privacy.
     every = 1 if spending else run.config.output.checkpoint_every
     begun(state.round, run.config.federation.rounds)
-    start, last = time.monotonic() - _spent(directory), run.config.federation.rounds
-    trained = _spent(directory, "train_seconds")
+    start, last = time.monotonic() - _spent(before), run.config.federation.rounds
+    trained = _spent(before, "train_seconds")
     stopped = ""
     saving = _saving(lambda: keep(state), InputError, Interrupted, KeyboardInterrupt)
     with directory.failing(), saving:
@@ -289,7 +289,6 @@ def _all_records(run: Run, state: ServerState) -> list[Record]:
     return records
 
 
-def _spent(directory: RunDirectory, name: str = "seconds") -> float:
+def _spent(records: Sequence[Record], name: str = "seconds") -> float:
     """Seconds that the kept rounds took before the run was interrupted."""
-    records = directory.records()
     return float(records[-1].get(name, 0.0)) if records else 0.0

@@ -122,7 +122,7 @@ class RunDirectory:
         """Refuse an unfinished run of which something is damaged that going on needs."""
         files.require_sound(self.path, [name for name in FIXED if (self.path / name).exists()])
         for _, about in self._checkpoints():
-            self._lines(int(about["round"]))
+            self._kept(int(about["round"]))
 
     @contextlib.contextmanager
     def failing(self) -> Iterator[None]:
@@ -261,18 +261,21 @@ class RunDirectory:
             self._mark = mark  # lines bear it: nobody will fix other files
         return found
 
-    def cut_back(self, round: int) -> None:
-        """Keep the records of the first `round` rounds, all of which must be there."""
-        write_bytes(self.path / "rounds.jsonl", "".join(self._lines(round)).encode())
+    def cut_back(self, round: int) -> list[Record]:
+        """Keep the records of the first `round` rounds, all of which must be there, and return
+        them."""
+        lines, kept = self._kept(round)
+        write_bytes(self.path / "rounds.jsonl", "".join(lines).encode())
+        return kept
 
-    def _lines(self, round: int) -> list[str]:
+    def _kept(self, round: int) -> tuple[list[str], list[Record]]:
         file = self.path / "rounds.jsonl"
         lines = files.whole_lines(file)[:round]
         if len(kept := _records(lines, self.mark)) < round:
             raise InputError(
                 f"line {len(kept) + 1} of {file} is damaged, missing or of another run: {AFRESH}"
             )
-        return lines
+        return lines, kept
 
     def finish(self, state: ServerState, summary: Record) -> None:
         """Write the model, the momentum and, last, the summary; the checkpoints have served."""

@@ -94,6 +94,28 @@ def test_in_the_last_look(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> No
     assert same(directory.path, tmp_path / "whole", "model.safetensors", "momentum.safetensors")
 
 
+def test_going_on_reads_the_rounds_no_more_often_than_it_must(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """To cut them back, which gives their seconds, too, and to count drops at the end."""
+    config = small(output={"checkpoint-every": 3})
+
+    def stop(record: dict, state: object) -> None:
+        if record["round"] == 5:
+            raise Interrupted
+
+    with pytest.raises(Interrupted):
+        execute(config, tmp_path / "a", callbacks=[stop])
+    before, reads, records = RunDirectory(tmp_path / "a").records(), [], RunDirectory.records
+    monkeypatch.setattr(
+        RunDirectory, "records", lambda self: (reads.append(self), records(self))[1]
+    )
+    execute(None, tmp_path / "a", resume=True)
+    assert len(reads) == 1
+    after = records(RunDirectory(tmp_path / "a"))
+    assert after[len(before)]["train_seconds"] >= before[-1]["train_seconds"]
+
+
 def test_a_wish_waits_for_who_listens() -> None:
     """It raises nothing where it comes; a second one does what the system does."""
     stopping.forget()
