@@ -1,6 +1,6 @@
 """`fedmuon run`: one experiment on the engine that its config names."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TypeVar
 
@@ -13,7 +13,7 @@ from fedmuon.federated import setup
 from fedmuon.federated.simulate import Engine, rounds
 from fedmuon.locks import held
 from fedmuon.places import with_files
-from fedmuon.storage import Record, RunDirectory
+from fedmuon.storage import NONE, Record, RunDirectory
 from fedmuon.transforms.recipes import aux_rate
 
 Result = TypeVar("Result")
@@ -27,8 +27,10 @@ def execute(
     begun: Begin = lambda done, total: None,
     verbose: bool = False,
     callbacks: Sequence[Callback | Heard] = (),
+    beside: Mapping[str, bytes] = NONE,
 ) -> Record:
-    """Run, or go on with, the experiment in `out`; returns its summary."""
+    """Run, or go on with, the experiment in `out`, with files `beside` its own that tell what shall
+    follow; returns its summary."""
     if config is not None and config.engine.name == "deployment":  # whose processes are elsewhere
         config = with_files(config)
     config = _agreed(config, out) if resume else (config or Config())
@@ -39,7 +41,7 @@ def execute(
         return deploy(config, out, True, watch, begun, resume)
     with held(out):
         settled = _as_written(config, setup.resolve(config)) if resume else setup.resolve(config)
-        prepared = prepare(settled, out, resume, callbacks)
+        prepared = prepare(settled, out, resume, callbacks, beside=beside)
         return on_engine(
             prepared.config, lambda engine: drive(prepared, engine, watch, begun), verbose
         )

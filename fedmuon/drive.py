@@ -8,7 +8,7 @@ import contextlib
 import copy
 import dataclasses
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -39,7 +39,7 @@ from fedmuon.files import AFRESH
 from fedmuon.names import OF_A_ROUND
 from fedmuon.own import value
 from fedmuon.provenance import commit, machine, versions
-from fedmuon.storage import Record, RunDirectory, array_bytes, npy_bytes, tensor_bytes
+from fedmuon.storage import NONE, Record, RunDirectory, array_bytes, npy_bytes, tensor_bytes
 from fedmuon.tasks.networks import NetworkTask
 
 Watch = Callable[[Record], None]
@@ -63,9 +63,10 @@ def prepare(
     resume: bool = False,
     callbacks: Sequence[Callback | Heard] = (),
     require: Callable[[Experiment], object] = lambda experiment: None,
+    beside: Mapping[str, bytes] = NONE,
 ) -> Run:
-    """Read the data, deal it, and write down everything that is fixed before the first round;
-    before that, `require` may refuse the experiment."""
+    """Read the data, deal it, and write down everything that is fixed before the first round, and
+    files `beside` it that grow later; before that, `require` may refuse the experiment."""
     source = setup.source(config)
     told = objects.described(config, out, source, afresh=not resume)
     there = objects.require_same(out, told) if resume else {}
@@ -99,7 +100,7 @@ def prepare(
         fixed["routes.txt"] = f"{table}\n".encode()
     if there or not (out / "summary.json").exists():  # older versions end without it
         fixed |= objects.as_bytes(told | factors)
-    directory.fix(fixed)
+    directory.fix(fixed, beside)
     named = value(config, "callback", CALLBACKS, (Callback,))
     listeners = [*callbacks, *([] if named is None else [named])]
     return Run(config, data, experiment, directory, tuple(map(as_callback, listeners)))

@@ -39,6 +39,7 @@ MAYBE = ("routes.txt", "objects.json", "ledger.jsonl")
 AUDIT = "one-run.json"  # of a run with canaries
 FAILED = "failed.txt"  # why a run has no finite model, as without secret noise it would again
 LOGS = "logs"  # of a deployment, which may have ended before the run began
+NONE: Mapping[str, bytes] = {}
 logger = logging.getLogger(__name__)
 
 
@@ -142,8 +143,10 @@ class RunDirectory:
         with mendable(file, "read"):
             return file.read_text(encoding="utf-8").strip() if file.exists() else ""
 
-    def fix(self, contents: Mapping[str, bytes]) -> None:
-        """Write files that the config determines, or check that they are as the config says."""
+    def fix(self, contents: Mapping[str, bytes], beside: Mapping[str, bytes] = NONE) -> None:
+        """Write files that the config determines, or check that they are as the config says; before
+        the last of them those `beside`, which are yet to grow, unless they are there or the run has
+        ended."""
         for name, content in contents.items():
             file = self.path / name
             with mendable(file, "read"):
@@ -158,8 +161,9 @@ class RunDirectory:
             self.require_sound(but=missing)
         else:
             files.announce(self.path, contents)
+            missing |= {name for name in beside if not (self.path / name).exists()}
         for name in sorted(missing):
-            write_bytes(self.path / name, contents[name])
+            write_bytes(self.path / name, {**beside, **contents}[name])
         self._mark = self._read_mark()
 
     def require_sound(self, but: Collection[str] = (), ended: bool = False) -> None:

@@ -20,10 +20,11 @@ from typer.testing import CliRunner
 import fedmuon
 from fedmuon.errors import Interrupted, NonFinite
 from fedmuon.experiments.cli import app
+from fedmuon.experiments.laboratory import stability
 from fedmuon.experiments.laboratory.facts import columns, digits
 from fedmuon.experiments.looking import plots
 from fedmuon.experiments.looking.page import of_run, of_runs
-from fedmuon.experiments.looking.seen import Seen
+from fedmuon.experiments.looking.seen import NEIGHBOURS, Seen
 from fedmuon.experiments.run import execute
 from fedmuon.locks import LOCK, held, writer
 from fedmuon.storage import AUDIT, FAILED
@@ -241,13 +242,41 @@ def test_neighbours_are_gone_on_with_by_their_command(runs: Path, tmp_path: Path
     assert Seen(tmp_path / "s").again == f"fedmuon stability --out {tmp_path / 's'} --resume"
 
 
+def test_neighbours_are_run_also_where_their_run_was_broken_off(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Their command is named from the first file on; `run` ends the run alone, and leaves them."""
+    out, config = tmp_path / "s", small(stability={"trials": 3})
+    with monkeypatch.context() as patch:
+        patch.setattr("fedmuon.drive.evaluate", stopping)
+        with pytest.raises(Interrupted):
+            stability.execute(config, out)
+    again = f"fedmuon stability --out {out} --resume"
+    assert not Seen(out).summary and f"unfinished, go on with: {again}" in said("show", str(out))
+    assert f"go on with: {again}" in said("run", "--out", str(out), "--resume")
+    assert Seen(out).summary and f"unfinished, go on with: {again}" in said("ls", str(tmp_path))
+    said(*again.split()[1:])
+    assert Seen(out).ended and "go on with" not in said("ls", str(tmp_path))
+    stability.execute(config, tmp_path / "whole")
+    for name in (NEIGHBOURS, "config.toml", "model.safetensors"):
+        assert (out / name).read_bytes() == (tmp_path / "whole" / name).read_bytes()
+    assert "go on with" not in said("run", "--out", str(out), "--resume")
+
+
+def stopping(*given: object) -> None:
+    raise Interrupted
+
+
 def test_objects_handed_over_are_gone_on_with_in_python(tmp_path: Path) -> None:
     tables = {
         "data": {"name": "synthetic", "train": 60, "test": 20},
         "federation": {"rounds": 1, "clients": 2},
     }
     fedmuon.run(tables, schedule=lambda round: 1.0, out=tmp_path / "own")
-    assert "resume=True" in Seen(tmp_path / "own").again
+    assert "fedmuon.run(out=" in Seen(tmp_path / "own").again
+    (tmp_path / "own" / NEIGHBOURS).write_text("trial\n")
+    assert "fedmuon.stability(out=" in (again := Seen(tmp_path / "own").again)
+    assert "resume=True" in again
 
 
 @pytest.mark.parametrize("width", WIDTHS)

@@ -31,6 +31,7 @@ def run(
     Example: [bold]fedmuon run --set local.lr=0.02 --set data.name=fashion-mnist --out runs/a[/]
     """
     from fedmuon.experiments.cli.show import Progress, summary_table
+    from fedmuon.experiments.looking.seen import Seen
     from fedmuon.experiments.run import execute
     from fedmuon.storage import RunDirectory
 
@@ -47,6 +48,13 @@ def run(
             console.print(note)
         said = "The run had ended before; its results are in" if ended else "Results are in"
         console.print(said, where(folder), soft_wrap=True)
+        if not (left := Seen(folder)).ended:
+            console.print(
+                f"Its neighbours are left to run, go on with: {left.again}",
+                markup=False,
+                highlight=False,
+                soft_wrap=True,
+            )
 
 
 def deploy_demo(

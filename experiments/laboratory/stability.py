@@ -62,7 +62,7 @@ def execute(
     if config:
         require_measurable(config)
     with held(out):
-        run(config, out, resume)
+        run(config, out, resume, beside={CENSUS: HEADER.encode()})
         given = config.given if config else NOTHING
         laboratory = Laboratory.open(out, given)
         require_measurable(laboratory.config)

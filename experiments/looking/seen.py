@@ -100,9 +100,10 @@ class Seen:
     @property
     def again(self) -> str:
         """The command that goes on with it."""
-        if any(getattr(getattr(self.config, table), key) == GIVEN for table, key in NAMED.values()):
-            return f"fedmuon.run(out={str(self.path)!r}, resume=True) in Python, with its objects"
         command = "stability" if (self.path / NEIGHBOURS).exists() else "run"
+        if any(getattr(getattr(self.config, table), key) == GIVEN for table, key in NAMED.values()):
+            call = f"fedmuon.{command}(out={str(self.path)!r}, resume=True)"
+            return f"{call} in Python, with its objects"
         return shlex.join(["fedmuon", command, "--out", str(self.path), "--resume"])
 
     @property
