@@ -236,6 +236,11 @@ class RunDirectory:
             )
         return []
 
+    def is_finite(self) -> bool:
+        """Whether all numbers of the last checkpoint are finite, if there is one."""
+        every = (value for tensors, _ in self._checkpoints() for value in tensors.values())
+        return all(bool(value.isfinite().all()) for value in every)
+
     def ledger_head(self) -> str | None:
         """The ledger's head at the last checkpoint, or at the end; None if nothing was saved."""
         if summary := self.summary():

@@ -31,6 +31,7 @@ from fedmuon.storage import AUDIT, FAILED
 
 WIDTHS = (80, 120)
 BRAILLE = range(0x2800, 0x2900)
+NOISY = {"lot": 5.0, "noise": 1.0}
 
 
 def said(*command: str, width: int = 80, code: int = 0) -> str:
@@ -145,8 +146,7 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
     (root / "half" / "summary.json").unlink()
     shutil.copytree(root / "a0", root / "odd")
     (root / "odd" / "config.toml").write_text("[data]\n")
-    private = {"lot": 5.0, "noise": 1.0}
-    execute(small(local={"recipe": "dp-sgd"}, privacy=private), root / "p")
+    execute(small(local={"recipe": "dp-sgd"}, privacy=NOISY), root / "p")
     return root
 
 
@@ -381,6 +381,38 @@ def test_a_run_that_failed_says_why_and_does_not_ask_to_go_on(tmp_path: Path) ->
     (other / FAILED).write_text("once")
     execute(None, other, resume=True)
     assert not (other / FAILED).exists() and Seen(other).state == "finished"
+
+
+def failing(out: Path, **privacy: bool) -> str:
+    """How the state of a private run begins that a made-up number ended in round 5, and what it
+    says then."""
+
+    def stop(record: Mapping[str, Any], state: object) -> None:
+        if record["round"] == 5:
+            raise NonFinite("made up")
+
+    config = small(local={"recipe": "dp-sgd"}, privacy=NOISY | privacy)
+    with pytest.raises(NonFinite):
+        execute(config, out, callbacks=[stop])
+    first, then = Seen(out).state.split("; ")
+    assert first == "failed: made up"
+    return then
+
+
+def test_a_private_run_that_failed_says_whether_it_can_be_gone_on_with(tmp_path: Path) -> None:
+    """Where its noise is drawn anew, from numbers that are finite; else that it cannot."""
+    out = tmp_path / "secret"
+    again = f"fedmuon run --out {out} --resume"
+    assert failing(out).endswith(f"go on with: {again}") and again in said("ls", str(tmp_path))
+    said(*again.split()[1:])
+    assert Seen(out).state == "finished"
+    then = failing(tmp_path / "repeatable", **{"insecure-reproducible-noise": True})
+    assert "go on with" not in then and "start afresh" in then
+    way = {"recipe": "dp-sgd", "lr": 1e15, "weight-decay": 1e15}
+    with pytest.raises(NonFinite):
+        execute(small(local=way, privacy=NOISY, federation={"rounds": 30}), tmp_path / "infinite")
+    state = Seen(tmp_path / "infinite").state
+    assert "checkpoint is not finite either: start afresh" in state and "go on with" not in state
 
 
 def test_gaps_of_two_kinds_have_two_names(runs: Path, tmp_path: Path) -> None:

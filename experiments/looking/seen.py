@@ -9,7 +9,7 @@ from pathlib import Path
 from fedmuon import config as tables
 from fedmuon.config import Config
 from fedmuon.errors import InputError
-from fedmuon.files import require_sound
+from fedmuon.files import AFRESH, require_sound
 from fedmuon.locks import writer
 from fedmuon.names import GIVEN, PRIVATE
 from fedmuon.own import NAMED
@@ -114,8 +114,22 @@ class Seen:
         if holder := writer(self.path):
             return f"running: {holder}"
         if why := RunDirectory(self.path).failure():
-            return f"failed: {why}"
+            return f"failed: {why}{self._after_failure}"
         return f"lost: {why}" if (why := self.lost) else "unfinished"
+
+    @property
+    def _after_failure(self) -> str:
+        """Whether a private run that failed can be gone on with, and how; any other would end the
+        same."""
+        if not self.private or self.summary is not None:
+            return ""
+        if why := self.lost:
+            return f"; and it is lost: {why}"
+        if self.config.privacy.insecure_reproducible_noise:
+            return f"; its noise would be the same again: {AFRESH}"
+        if not RunDirectory(self.path).is_finite():
+            return f"; its last checkpoint is not finite either: {AFRESH}"
+        return f"; its noise is drawn anew, so it may end well: go on with: {self.again}"
 
 
 @lru_cache(1024)
