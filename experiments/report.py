@@ -5,7 +5,7 @@ A folder is a suite (suite.json, whose `kind` says what else), a run with neighb
 then share one page.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from fedmuon.analysis.report.columns import MEND, read_json
@@ -15,42 +15,72 @@ from fedmuon.analysis.report.write import as_written, write_page
 from fedmuon.errors import InputError
 from fedmuon.experiments.laboratory.findings import findings as of_neighbours
 from fedmuon.experiments.looking.page import drawn, of_runs
-from fedmuon.experiments.looking.seen import Seen
+from fedmuon.experiments.looking.seen import Seen, seen
 from fedmuon.experiments.studies import known
 from fedmuon.experiments.studies.findings import findings
 from fedmuon.files import mendable
+from fedmuon.storage import RunDirectory
 
 SUITE, RUN = ("runs.csv", "suite.json"), ("bound.json", "neighbours.csv")
 
 
-def write_report(folder: Path) -> Path:
-    """Write FOLDER/report.html and its figures; nothing where the folder is damaged."""
-    return write_page(folder, gather(folder), _runs(folder))
+def write_report(folder: Path, tell: Callable[[str], None] = lambda why: None) -> Path:
+    """Write FOLDER/report.html and its figures; nothing where the folder is damaged. Of a folder of
+    such folders those that are damaged are left out, and `tell` hears why."""
+    found, left_out = _gathered(folder)
+    page = write_page(folder, found, _runs(folder), left_out)
+    for why in left_out:
+        tell(why)
+    return page
 
 
 def gather(folder: Path) -> list[Findings]:
     """What the folder, or each of its subfolders that is a suite or a run, holds."""
+    return _gathered(folder)[0]
+
+
+def _gathered(folder: Path) -> tuple[list[Findings], list[str]]:
+    """The same, and why subfolders are left out."""
     if not folder.is_dir():
         raise InputError(f"{folder} is no folder: name one that `fedmuon suite` wrote")
+    if kind := _kind(folder):
+        return [_found(kind, folder)], []
+    if _is_plain(folder):
+        return [of_runs([folder])], []
     with mendable(folder, "read"):
         below = sorted(entry for entry in folder.iterdir() if entry.is_dir())
-    places = [folder] if _kind(folder) else below
-    found = [_found(kind, place) for place in places if (kind := _kind(place))]
-    plain = [place for place in (folder, *below) if _is_plain(place)]
-    found += [of_runs(plain)] if plain and (folder in plain or not _kind(folder)) else []
+    found, left_out = _each(below)
     if not found:
         raise InputError(
-            f"{folder} holds neither a finished suite nor a run: name a folder that `fedmuon "
+            left_out[0]
+            if left_out
+            else f"{folder} holds neither a finished suite nor a run: name a folder that `fedmuon "
             "suite`, `stability` or `run` wrote, or finish it with --resume"
         )
-    return found
+    return found, left_out
+
+
+def _each(folders: Sequence[Path]) -> tuple[list[Findings], list[str]]:
+    """What the folders hold, plain runs side by side; and why some are left out."""
+    found, plain, left_out = [], [], []
+    for folder in folders:
+        try:
+            if kind := _kind(folder):
+                found.append(_found(kind, folder))
+            elif _is_plain(folder):
+                plain.append(_readable(folder))
+            elif (folder / "schedule.npy").is_file():
+                _readable(folder)  # as it is drawn beside the others
+        except InputError as error:
+            left_out.append(str(error))
+    return [*found, *([of_runs(plain)] if plain else [])], left_out
 
 
 def _runs(folder: Path) -> list[Run]:
     """Every run in the folder or right below it, to be drawn with others; none of a lone one."""
     places = [folder, *sorted(folder.iterdir())]
     found = [Seen(place) for place in places if (place / "schedule.npy").is_file()]
-    readable = [run for run in found if run.readable]
+    readable = [run for run in found if not run.damage]
     return [drawn(run) for run in readable] if len(readable) > 1 else []
 
 
@@ -60,9 +90,19 @@ def _is_plain(folder: Path) -> bool:
     return ended and not _kind(folder)
 
 
+def _readable(folder: Path) -> Path:
+    """The folder, refused unless a run that can be trusted is there."""
+    if why := seen(folder).damage:
+        raise InputError(why)
+    return folder
+
+
 def _found(kind: Callable[[Path], Findings], folder: Path) -> Findings:
     with as_written(folder):
-        return kind(folder)
+        found = kind(folder)
+    if kind is of_neighbours:  # whose rounds are drawn beside those of others
+        RunDirectory(folder).require_told()
+    return found
 
 
 def _kind(folder: Path) -> Callable[[Path], Findings] | None:

@@ -9,16 +9,58 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from fedmuon import config as tables
 from fedmuon.config import Config, flatten
+from fedmuon.errors import InputError
 from fedmuon.files import Record
 from fedmuon.names import GIVEN, SPREAD
 from fedmuon.own import NAMED
 from fedmuon.reading import reads
+from fedmuon.results import NOT_RELEASED, Comparison
 
 Finished = tuple[Path, Config, Record, list[Record]]  # folder, config, summary, rounds
 SEED, NOISE = "federation.seed", "privacy.noise"
 SPENT = 0.01  # of a target, by which the noise that is found for it may miss it
 DIGEST = "data.options.digest"  # of samples that were given, which nobody reads
+
+
+def comparison(labelled: Mapping[str, Sequence[Path]]) -> Comparison:
+    """The finished runs in these folders, by labels; or right below one that is no run, where those
+    that are damaged are left out."""
+    found, left = [], []
+    for label, folders in labelled.items():
+        for folder in folders:
+            found += [(label, one) for one in _in(folder, left)]
+    if not found:
+        raise InputError(left[0] if left else "there is nothing to compare: name a finished run")
+    runs = [one for _, one in found]
+    note = NOT_RELEASED if any("privacy" in summary for _, _, summary, _ in runs) else ""
+    rows, curves, folders = compared(runs, [label for label, _ in found])
+    return Comparison(rows, curves, note, folders, left)
+
+
+def _in(folder: Path, left: list[str]) -> list[Finished]:
+    """The run, or those right below; why one of these is left out is added to `left`."""
+    below = () if (folder / "config.toml").exists() else sorted(folder.glob("*/summary.json"))
+    if not below:
+        return [_read(folder)]
+    found = []
+    for file in below:
+        try:
+            found.append(_read(file.parent))
+        except InputError as error:
+            left.append(str(error))
+    return found
+
+
+def _read(folder: Path) -> Finished:
+    """A finished run, refused where a file of it was changed that is shown."""
+    from fedmuon.storage import RunDirectory
+
+    directory = RunDirectory(folder)
+    summary = directory.finished()
+    directory.require_told()
+    return folder, tables.load(folder / "config.toml"), summary, directory.records()
 
 
 Compared = tuple[list[Record], dict[str, list[list[Record]]], dict[str, list[Path]]]

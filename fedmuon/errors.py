@@ -39,11 +39,15 @@ def in_python() -> Iterator[None]:
     try:
         yield
     except InputError as error:
-        said = str(error)
-        for option, keyword in KEYWORDS.items():
-            said = said.replace(option, keyword)
-        error.args = (said, *error.args[1:])
+        error.args = (as_keywords(str(error)), *error.args[1:])
         raise
+
+
+def as_keywords(said: str) -> str:
+    """A sentence with keywords in place of the command line's options."""
+    for option, keyword in KEYWORDS.items():
+        said = said.replace(option, keyword)
+    return said
 
 
 def plain(what: object, most: int | None = 200) -> str:

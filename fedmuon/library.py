@@ -13,10 +13,10 @@ from typing import TYPE_CHECKING, Any
 
 from fedmuon import config as tables
 from fedmuon.config import Config
-from fedmuon.errors import InputError, in_python
+from fedmuon.errors import InputError, as_keywords, in_python
 from fedmuon.names import GIVEN
 from fedmuon.own import NAMED, NOTHING
-from fedmuon.results import NOT_RELEASED, Comparison, Record, Result, StabilityResult
+from fedmuon.results import Comparison, Record, Result, StabilityResult
 
 if TYPE_CHECKING:
     from fedmuon.callbacks import Callback, Heard
@@ -209,32 +209,25 @@ def compare(
     sample, over n - 1), and the keys in which they differ.
 
     Results and folders in one list, or by labels of yours: {"mine": [...], "theirs": [...]}. Of a
-    folder without a run, those right below it. Runs of a label that differ in more than the seed
-    keep rows of their own.
+    folder without a run, those right below it; of these, `left_out` says which are damaged. Runs of
+    a label that differ in more than the seed keep rows of their own.
     """
-    from fedmuon.comparing import compared
+    from fedmuon.comparing import comparison
 
     if more:
         raise InputError("compare takes its runs in one list: compare([first, second])")
     labelled = runs if isinstance(runs, Mapping) else {"": runs}
-    found = [(label, one) for label, held in labelled.items() for one in _finished(held)]
-    if not found:
-        raise InputError("there is nothing to compare: name at least one finished run")
-    finished = [(one.path, one.config, one.summary, one.rounds) for _, one in found]
-    note = NOT_RELEASED if any("privacy" in one.summary for _, one in found) else ""
-    rows, curves, folders = compared(finished, [str(label) for label, _ in found])
-    return Comparison(rows, curves, note, folders)
+    found = comparison({str(label): _places(held) for label, held in labelled.items()})
+    return dataclasses.replace(found, left_out=[*map(as_keywords, found.left_out)])
 
 
-def _finished(held: One | Sequence[One]) -> list[Result]:
-    """Results, those of folders, and those right below a folder that is no run."""
+def _places(held: One | Sequence[One]) -> list[Path]:
+    """The folders of results, and those named."""
     if isinstance(held, Result):
-        return [held]
-    if not isinstance(held, str | Path):
-        return [one for part in held for one in _finished(part)]
-    folder = Path(held)
-    below = () if (folder / "config.toml").exists() else sorted(folder.glob("*/summary.json"))
-    return [Result(one.parent) for one in below] or [Result(folder)]
+        return [held.path]
+    if isinstance(held, str | Path):
+        return [Path(held)]
+    return [one for part in held for one in _places(part)]
 
 
 def _unchecked(config: Configured) -> Config:

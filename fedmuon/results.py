@@ -35,12 +35,7 @@ class Result:
         """The content of summary.json."""
         from fedmuon.storage import RunDirectory
 
-        found = RunDirectory(self.path).summary()
-        if found is None:
-            raise InputError(
-                f"{self.path} holds no finished run: name one, or finish it with resume"
-            )
-        return found
+        return RunDirectory(self.path).finished()
 
     @cached_property
     @in_python()
@@ -136,6 +131,7 @@ class Comparison:
     curves: dict[str, list[list[Record]]]
     note: str = ""  # what to know of the numbers
     folders: dict[str, list[Path]] = field(default_factory=dict)  # of a row's runs, by its name
+    left_out: Sequence[str] = ()  # why runs of a folder are not among them
 
     @property
     def measures(self) -> list[str]:
@@ -161,13 +157,17 @@ class Comparison:
             "  ".join(word.ljust(n) for word, n in zip(line, widths, strict=True)).rstrip()
             for line in cells
         )
-        return "\n".join([*lines, *([self.note] if self.note else [])])
+        return "\n".join([*lines, *filter(None, [self.note, *self._told()])])
 
     __repr__ = __str__
 
     def _repr_html_(self) -> str:
         """What a notebook shows."""
-        return _table(self.rows, self.note)
+        return _table(self.rows, " ".join(filter(None, [self.note, *self._told()])))
+
+    def _told(self) -> list[str]:
+        """What is not among them, in sentences."""
+        return [f"Left out: {why}" for why in self.left_out]
 
 
 def _table(rows: Sequence[Record], below: str = "") -> str:

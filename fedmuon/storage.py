@@ -36,6 +36,7 @@ CHECKPOINTS = ("checkpoint.safetensors", "checkpoint-previous.safetensors")
 FIXED = ("config.toml", "partition.npz", "schedule.npy", "initial.safetensors")
 ENDS = ("model.safetensors", "momentum.safetensors", "rounds.jsonl", "summary.json")
 MAYBE = ("routes.txt", "objects.json", "ledger.jsonl")
+UNREAD = {*FIXED, *ENDS} - {"config.toml", "rounds.jsonl", "summary.json"}  # samples and tensors
 AUDIT = "one-run.json"  # of a run with canaries
 FAILED = "failed.txt"  # why a run has no finite model, as without secret noise it would again
 LOGS = "logs"  # of a deployment, which may have ended before the run began
@@ -175,6 +176,11 @@ class RunDirectory:
         maybe = [name for name in MAYBE if name in known and (finished or name != "ledger.jsonl")]
         names = [*FIXED, *maybe, *(ENDS if finished else ())]
         files.require_sound(self.path, [name for name in names if name not in but])
+
+    def require_told(self) -> None:
+        """Refuse a finished run of which a file was changed that people read: any but samples and
+        tensors."""
+        self.require_sound(but=UNREAD)
 
     def require_config(self) -> None:
         """Refuse a config that is damaged: all else may be missing when a run was killed early."""
@@ -317,6 +323,14 @@ class RunDirectory:
             return None
         files.require_sound(self.path, [file.name])
         return json.loads(file.read_text(encoding="utf-8"))
+
+    def finished(self) -> Record:
+        """The summary; refused where there is none."""
+        if (found := self.summary()) is None:
+            raise InputError(
+                f"{self.path} holds no finished run: name one, or finish it with --resume"
+            )
+        return found
 
 
 def _records(lines: Sequence[str], run: str) -> list[Record]:

@@ -22,13 +22,19 @@ ODD = (ArithmeticError, AttributeError, LookupError, TypeError, ValueError)
 CHOSEN = "What is printed, what is left open, and what is chosen here"
 
 
-def write_page(folder: Path, found: Sequence[Findings], runs: Sequence[Run] = ()) -> Path:
-    """Write FOLDER/report.html, and what belongs beside it; all `runs` are in one drawing."""
+def write_page(
+    folder: Path, found: Sequence[Findings], runs: Sequence[Run] = (), left_out: Sequence[str] = ()
+) -> Path:
+    """Write FOLDER/report.html, and what belongs beside it; all `runs` are in one drawing, above
+    which stands why others are `left_out`."""
     several = len(found) > 1
     parts = [_Part(folder, one, one.name if several else "") for one in found]
     body = [part.body() for part in parts]
     write_bytes(folder / "claims.json", _claims(found))
-    write_bytes(folder / "report.html", _page(found, body, overlay(runs)).encode())
+    write_bytes(
+        folder / "report.html",
+        _page(found, body, [*_missing(left_out), *_all(overlay(runs))]).encode(),
+    )
     return folder / "report.html"
 
 
@@ -61,7 +67,18 @@ def as_written(folder: Path) -> Iterator[None]:
         ) from error
 
 
-def _page(found: Sequence[Findings], bodies: Sequence[Sequence[str]], drawn: str) -> str:
+def _missing(left_out: Sequence[str]) -> list[str]:
+    """What the page does not have, and why."""
+    return [page.heading(3, "Left out"), page.items(left_out)] if left_out else []
+
+
+def _all(drawn: str) -> list[str]:
+    """The drawing of all runs, if there is one."""
+    return [page.heading(3, "All runs"), drawn] if drawn else []
+
+
+def _page(found: Sequence[Findings], bodies: Sequence[Sequence[str]], every: Sequence[str]) -> str:
+    """The whole page, with what is of `every` part between the first answer and the rest."""
     single = len(found) == 1
     claims = [claim for part in found for claim in part.claims]
     data = dict.fromkeys(part.data for part in found)
@@ -71,7 +88,6 @@ def _page(found: Sequence[Findings], bodies: Sequence[Sequence[str]], drawn: str
     if not single:
         index = page.links([(part.title, tally(part.claims)) for part in found])
         body.append(page.answer(f"{result}.", counts(claims), [], index))
-    every = [page.heading(3, "All runs"), drawn] if drawn else []
     if single:
         (answer, *lines), *_ = bodies
         return page.document(f"{title}: {result}", [*body, answer, *every, *lines])

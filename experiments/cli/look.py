@@ -10,7 +10,7 @@ from rich.text import Text
 from typer import Argument, Option
 
 from fedmuon.errors import plain
-from fedmuon.experiments.cli.options import AsJson, console, tell, where
+from fedmuon.experiments.cli.options import AsJson, console, refuse, tell, where
 
 if TYPE_CHECKING:
     from fedmuon.experiments.looking.seen import Seen
@@ -34,7 +34,8 @@ def show(
     from fedmuon.experiments.looking.card import card
     from fedmuon.experiments.looking.seen import seen
 
-    run = seen(run_dir)
+    if (run := seen(run_dir)).damage:
+        refuse(run.damage)
     console.print(facts(plain(run_dir, None), [*card(run), *_where(run)]))
     for line in _curves(run, console.width):
         console.print(Text(line), soft_wrap=True)
@@ -70,7 +71,7 @@ def ls(
         console.print("There are no runs below", where(folder), soft_wrap=True)
         return
     rows = in_order([row(one, folder) for one in runs], sort, reverse)
-    notes = [one.note for one in runs if one.readable and one.note]
+    notes = [one.note for one in runs if not one.damage and one.note]
     tell({"runs": rows}, as_json, _listed(rows, sort), *notes[:1])
     if not as_json:
         _say_how_to_go_on(runs)
@@ -137,7 +138,7 @@ def _came_of(run: "Seen") -> Iterator[Any]:
 
 def _say_how_to_go_on(runs: Sequence["Seen"]) -> None:
     for run in runs:
-        if run.readable and not run.ended:
-            state = run.state
+        if run.damage or not run.ended:
+            state = f"damaged: {run.damage}" if run.damage else run.state
             more = f", go on with: {run.again}" if state == "unfinished" else ""
             console.print(Text(plain(f"{run.path}: {state}{more}", None)), soft_wrap=True)

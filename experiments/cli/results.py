@@ -5,7 +5,7 @@ from typing import Annotated
 
 from typer import Argument, Option
 
-from fedmuon.experiments.cli.options import console, where
+from fedmuon.experiments.cli.options import complain, console, where
 
 
 def compare(
@@ -20,11 +20,11 @@ def compare(
     deviation of a sample, over n - 1.
     Example: [bold]fedmuon compare runs/a runs/b --figure curves.png[/]
     """
+    from fedmuon.comparing import comparison
     from fedmuon.experiments.laboratory.facts import columns
     from fedmuon.experiments.looking.listing import side_by_side
-    from fedmuon.library import compare as compared
 
-    found = compared(folders)
+    found = comparison({"": folders})
     whole, measured, keys = side_by_side(found)
     one = columns("", *whole)
     apart = len(keys[0]) > 1 and not one.fits(console, console.options)
@@ -35,6 +35,8 @@ def compare(
             console.print(f"{name}: {_spent(row)}", highlight=False)
     if found.note:
         console.print(found.note)
+    for why in found.left_out:
+        complain(f"left out: {why}")
     if figure is not None:
         from fedmuon.analysis.report.style import saved_as
 
@@ -49,12 +51,14 @@ def report(
 ) -> None:
     """Write figures and one self-contained HTML page: which claims hold, by how much.
 
-    It has suites, runs with neighbours, and plain runs side by side.
+    It has suites, runs with neighbours, and plain runs side by side; and says which of a folder it
+    leaves out, as they are damaged.
     Example: [bold]fedmuon report runs/A1[/]
     """
     from fedmuon.experiments.report import write_report
 
-    console.print("The report is", where(write_report(folder)), soft_wrap=True)
+    page = write_report(folder, lambda why: complain(f"left out: {why}"))
+    console.print("The report is", where(page), soft_wrap=True)
 
 
 def _spent(row: dict[str, object]) -> str:

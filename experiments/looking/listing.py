@@ -23,22 +23,21 @@ MOST = 3  # folders of a row that are all named
 def row(run: Seen, root: Path) -> Record:
     """A run's cells by column; None where it has none. A damaged run says so as its state."""
     name = str(run.path.relative_to(root)) if run.path != root else run.path.name
-    try:
-        measures, config = run.measures, run.config
-        return {
-            "run": name,
-            "recipe": config.local.recipe,
-            "data": config.data.name,
-            "seed": config.federation.seed,
-            "rounds": len(run.rounds),
-            "of": config.federation.rounds,
-            **{one: finite(measures.get(one)) for one in ("accuracy", "test_loss", "train_loss")},
-            "seconds": run.rounds[-1]["seconds"] if run.rounds else None,
-            "state": run.state.partition(":")[0],
-            "private": run.private,
-        }
-    except InputError:
+    if run.damage:
         return {**dict.fromkeys(COLUMNS), "run": name, "state": "damaged"}
+    measures, config = run.measures, run.config
+    return {
+        "run": name,
+        "recipe": config.local.recipe,
+        "data": config.data.name,
+        "seed": config.federation.seed,
+        "rounds": len(run.rounds),
+        "of": config.federation.rounds,
+        **{one: finite(measures.get(one)) for one in ("accuracy", "test_loss", "train_loss")},
+        "seconds": run.rounds[-1]["seconds"] if run.rounds else None,
+        "state": run.state.partition(":")[0],
+        "private": run.private,
+    }
 
 
 def in_order(rows: Sequence[Record], column: str, reverse: bool) -> list[Record]:

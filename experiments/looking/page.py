@@ -11,6 +11,7 @@ from fedmuon.analysis.report.findings import Findings, Picture, circumstances
 from fedmuon.analysis.report.overlay import Run
 from fedmuon.analysis.report.style import SERIES
 from fedmuon.analysis.report.write import write_page
+from fedmuon.comparing import comparison
 from fedmuon.experiments.laboratory.facts import digits
 from fedmuon.experiments.laboratory.findings import account
 from fedmuon.experiments.laboratory.spending import unreleased
@@ -18,7 +19,6 @@ from fedmuon.experiments.looking.card import card
 from fedmuon.experiments.looking.listing import heads
 from fedmuon.experiments.looking.seen import Seen, seen
 from fedmuon.files import mendable, write_bytes
-from fedmuon.library import compare
 from fedmuon.names import SPREAD
 from fedmuon.storage import Record
 
@@ -38,7 +38,7 @@ def of_runs(folders: Sequence[Path]) -> Findings:
     """Finished plain runs: one by itself, several side by side."""
     if len(folders) == 1:
         return of_run(seen(folders[0]))
-    found = compare(list(folders))
+    found = comparison({"": folders})
     runs = [seen(folder) for folder in folders]
     data = ", ".join(dict.fromkeys(one.config.data.name for one in runs))
     few = len(found.curves) <= len(SERIES)

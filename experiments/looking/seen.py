@@ -18,6 +18,7 @@ from fedmuon.storage import Record, RunDirectory
 
 NEIGHBOURS, BOUND = "neighbours.csv", "bound.json"
 NO_MEASURES = ("round", "train_seconds", "seconds")
+Changed = tuple[tuple[int, int], ...]  # when, and to how many bytes, each file of a folder was
 
 
 @dataclass(frozen=True)
@@ -34,8 +35,12 @@ class Seen:
 
     @cached_property
     def rounds(self) -> list[Record]:
-        """The records of the rounds that are done, as far as they are sound."""
-        return RunDirectory(self.path).records()
+        """The records of the rounds that are done, as far as they are sound; of a finished run all,
+        or a refusal."""
+        directory = RunDirectory(self.path)
+        if self.summary is not None:
+            directory.require_told()
+        return directory.records()
 
     @cached_property
     def summary(self) -> Record | None:
@@ -50,13 +55,14 @@ class Seen:
         require_sound(self.path, [BOUND, NEIGHBOURS])
         return json.loads((self.path / BOUND).read_text(encoding="utf-8"))
 
-    @property
-    def readable(self) -> bool:
-        """Whether its config and its records can be trusted."""
+    @cached_property
+    def damage(self) -> str:
+        """Why what it shows cannot be trusted, and what to do; nothing where it can."""
         try:
-            return bool(self.config and self.rounds is not None)
-        except InputError:
-            return False
+            _ = self.config, self.rounds, self.bound
+        except InputError as error:
+            return str(error)
+        return ""
 
     @property
     def private(self) -> bool:
@@ -94,8 +100,12 @@ class Seen:
     @property
     def lost(self) -> str:
         """Why it cannot be gone on with, and what to do; nothing where it can."""
+        return _lost(self.path, self._changed)
+
+    @property
+    def _changed(self) -> Changed:
         there = (one.stat() for one in sorted(self.path.iterdir()) if one.is_file())
-        return _lost(self.path, tuple((one.st_mtime_ns, one.st_size) for one in there))
+        return tuple((one.st_mtime_ns, one.st_size) for one in there)
 
     @property
     def again(self) -> str:
@@ -127,14 +137,14 @@ class Seen:
             return f"; and it is lost: {why}"
         if self.config.privacy.insecure_reproducible_noise:
             return f"; its noise would be the same again: {AFRESH}"
-        if not RunDirectory(self.path).is_finite():
+        if not _is_finite(self.path, self._changed):
             return f"; its last checkpoint is not finite either: {AFRESH}"
         return f"; its noise is drawn anew, so it may end well: go on with: {self.again}"
 
 
 @lru_cache(1024)
-def _lost(folder: Path, changed: tuple[tuple[int, int], ...]) -> str:
-    """The same of a run whose files were changed so last: reading them whole, once, is enough."""
+def _lost(folder: Path, changed: Changed) -> str:
+    """`lost` of a run whose files were changed so last: reading them whole, once, is enough."""
     directory = RunDirectory(folder)
     try:
         directory.require_resumable()
@@ -142,6 +152,12 @@ def _lost(folder: Path, changed: tuple[tuple[int, int], ...]) -> str:
     except InputError as error:
         return str(error)
     return ""
+
+
+@lru_cache(1024)
+def _is_finite(folder: Path, changed: Changed) -> bool:
+    """Whether the last checkpoint is, in the same way."""
+    return RunDirectory(folder).is_finite()
 
 
 def seen(folder: Path) -> Seen:

@@ -1,0 +1,133 @@
+"""Runs of which a file was changed since they ended: whoever looks at them is told."""
+
+import json
+import shutil
+from pathlib import Path
+
+import pytest
+from conftest import small
+from typer.testing import CliRunner, Result
+
+import fedmuon
+from fedmuon.errors import InputError
+from fedmuon.experiments.cli import app
+from fedmuon.experiments.laboratory import stability
+from fedmuon.experiments.report import gather, write_report
+from fedmuon.experiments.run import execute
+
+
+def without_last_line(text: str) -> str:
+    """Each line that is left has its own check, and agrees with it."""
+    return text[: text.rindex("\n", 0, -1) + 1]
+
+
+def another_rate(text: str) -> str:
+    return text.replace("lr = 0.05", "lr = 0.06")
+
+
+def another_number(text: str) -> str:
+    return text.replace("5", "6", 1)
+
+
+CHANGES = {
+    "config.toml": another_rate,
+    "rounds.jsonl": without_last_line,
+    "summary.json": another_number,
+    "neighbours.csv": without_last_line,
+    "bound.json": another_number,
+}
+OF_NEIGHBOURS = ("neighbours.csv", "bound.json")
+
+
+def changed(folder: Path, name: str) -> None:
+    text = (folder / name).read_text()
+    other = CHANGES[name](text)
+    assert other != text
+    (folder / name).write_text(other)
+
+
+def asked(*command: str) -> Result:
+    return CliRunner().invoke(app, list(command), env={"COLUMNS": "100"})
+
+
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Two plain runs, of two seeds, and two with neighbours."""
+    root = tmp_path_factory.mktemp("changed") / "runs"
+    for seed in (0, 1):
+        execute(small(federation={"seed": seed}), root / f"plain {seed}")
+        stability.execute(
+            small(federation={"seed": seed}, stability={"trials": 2}), root / f"near {seed}"
+        )
+    return root
+
+
+@pytest.fixture
+def copied(runs: Path, tmp_path: Path) -> Path:
+    return shutil.copytree(runs, tmp_path / "runs")
+
+
+@pytest.mark.parametrize("name", CHANGES)
+def test_whoever_looks_at_a_changed_run_is_told_the_file(copied: Path, name: str) -> None:
+    """Of what each shows: `compare` shows nothing of neighbours."""
+    folder = copied / "near 0"
+    before = json.loads(asked("ls", str(copied), "--json").stdout)["runs"]
+    assert {one["state"] for one in before} == {"finished"}
+    commands = ["show", "report", *([] if name in OF_NEIGHBOURS else ["compare"])]
+    assert all(asked(one, str(folder)).exit_code == 0 for one in commands)
+    changed(folder, name)
+    for one in commands:
+        why = str(asked(one, str(folder)).exception)
+        assert f"{folder / name} is not as {folder / 'SHA256SUMS'} says" in why
+        assert "with --out" in why and "out=" not in why
+    text = " ".join(asked("ls", str(copied)).stdout.split())
+    assert text.count("│ damaged") == 1 and f"{folder}: damaged: {folder / name} is not as" in text
+    after = json.loads(asked("ls", str(copied), "--json").stdout)["runs"]
+    assert [one["run"] for one in after if one["state"] == "damaged"] == ["near 0"]
+
+
+@pytest.mark.parametrize("name", ["plain 0", "near 0"])
+def test_a_report_of_a_folder_leaves_out_what_is_damaged_and_says_so(
+    copied: Path, name: str
+) -> None:
+    """On the page and in the terminal; all others are on it."""
+    whole = write_report(copied).read_text(encoding="utf-8")
+    assert "Left out" not in whole and len(gather(copied)) == 3
+    changed(copied / name, "rounds.jsonl")
+    done = asked("report", str(copied))
+    assert done.exit_code == 0 and "The report is" in done.stdout
+    (said,) = done.stderr.splitlines()
+    assert f"left out: {copied / name / 'rounds.jsonl'} is not as" in said and "--out" in said
+    page = (copied / "report.html").read_text(encoding="utf-8")
+    assert "Left out" in page and f"{copied / name / 'rounds.jsonl'} is not as" in page
+    assert len(gather(copied)) == (3 if name == "plain 0" else 2)
+    for one in copied.iterdir():
+        if one.is_dir() and (one / "rounds.jsonl").exists():
+            (one / "rounds.jsonl").write_text("")
+    with pytest.raises(InputError, match=r"rounds\.jsonl is not as"):
+        write_report(copied)
+
+
+def test_compare_refuses_a_damaged_run_by_name_and_leaves_it_out_of_a_folder(copied: Path) -> None:
+    """In the words of who asks."""
+    changed(copied / "plain 0", "rounds.jsonl")
+    bad, good = str(copied / "plain 0"), str(copied / "plain 1")
+    why = str(asked("compare", bad, good).exception)
+    assert f"{bad}/rounds.jsonl is not as" in why and "with --out" in why
+    with pytest.raises(InputError, match=r"rounds\.jsonl is not as .* with out=$"):
+        fedmuon.compare([bad, good])
+    done = asked("compare", str(copied))
+    (said,) = done.stderr.splitlines()
+    assert done.exit_code == 0 and "plain 1" in done.stdout and "plain 0" not in done.stdout
+    assert f"left out: {bad}/rounds.jsonl is not as" in said and said.endswith("with --out")
+    found = fedmuon.compare(copied)
+    (left,) = found.left_out
+    assert left.endswith("with out=") and f"Left out: {left}" in str(found)
+    assert bad in found._repr_html_() and not fedmuon.compare([good]).left_out
+
+
+def test_compare_says_how_to_finish_a_run_in_the_words_of_who_asks(tmp_path: Path) -> None:
+    (tmp_path / "config.toml").touch()
+    assert str(asked("compare", str(tmp_path)).exception).endswith("finish it with --resume")
+    with pytest.raises(InputError, match=r"finish it with resume=True$"):
+        fedmuon.compare(tmp_path)
