@@ -6,6 +6,7 @@ then share one page.
 """
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 from fedmuon.analysis.report.columns import MEND, read_json
@@ -61,7 +62,8 @@ def _gathered(folder: Path) -> tuple[list[Findings], list[str]]:
 
 
 def _each(folders: Sequence[Path]) -> tuple[list[Findings], list[str]]:
-    """What the folders hold, plain runs side by side; and why some are left out."""
+    """What the folders hold, plain runs side by side; and why some are left out. Of several parts
+    those of one folder are named by it."""
     found, plain, left_out = [], [], []
     for folder in folders:
         try:
@@ -73,6 +75,8 @@ def _each(folders: Sequence[Path]) -> tuple[list[Findings], list[str]]:
                 _readable(folder)  # as it is drawn beside the others
         except InputError as error:
             left_out.append(str(error))
+    if len(found) + bool(plain) > 1:
+        found = [replace(one, title=f"{one.title} ({one.name})") for one in found]
     return [*found, *([of_runs(plain)] if plain else [])], left_out
 
 

@@ -108,6 +108,15 @@ def test_a_report_of_a_folder_leaves_out_what_is_damaged_and_says_so(
         write_report(copied)
 
 
+def test_runs_with_neighbours_are_told_apart_by_their_folders(copied: Path) -> None:
+    titles = [one.title for one in gather(copied)]
+    assert titles[0].endswith("(near 0)") and titles[1].endswith("(near 1)")
+    assert titles[0].removesuffix("(near 0)") == titles[1].removesuffix("(near 1)")
+    assert not gather(copied / "near 0")[0].title.endswith(")")  # where there is no other
+    page = write_report(copied).read_text(encoding="utf-8")
+    assert f"{titles[0]}</h2>" in page and f"{titles[1]}</h2>" in page
+
+
 def test_compare_refuses_a_damaged_run_by_name_and_leaves_it_out_of_a_folder(copied: Path) -> None:
     """In the words of who asks."""
     changed(copied / "plain 0", "rounds.jsonl")
