@@ -15,8 +15,9 @@ from pathlib import Path
 
 import numpy as np
 
+from fedmuon import checkpoints, objects
 from fedmuon import config as tables
-from fedmuon import objects
+from fedmuon.arrays import array_bytes, npy_bytes, tensor_bytes
 from fedmuon.callbacks import CALLBACKS, Callback, Heard, as_callback
 from fedmuon.config import Config
 from fedmuon.data.federated import FederatedData
@@ -39,7 +40,7 @@ from fedmuon.files import AFRESH
 from fedmuon.names import OF_A_ROUND
 from fedmuon.own import value
 from fedmuon.provenance import commit, machine, versions
-from fedmuon.storage import NONE, Record, RunDirectory, array_bytes, npy_bytes, tensor_bytes
+from fedmuon.storage import NONE, Record, RunDirectory
 from fedmuon.tasks.networks import NetworkTask
 
 Watch = Callable[[Record], None]
@@ -179,7 +180,7 @@ def _finished(directory: RunDirectory) -> Record | None:
     """The summary of a run that has ended, and whose files are sound."""
     if (summary := directory.summary()) is not None:
         directory.require_sound()
-        directory.forget_checkpoints()
+        checkpoints.forget(directory.path)
     return summary
 
 

@@ -55,7 +55,7 @@ class Result:
     @in_python()
     def model(self) -> "dict[str, Tensor]":
         """The last model: parameter's name -> tensor."""
-        from fedmuon.storage import read_tensors
+        from fedmuon.arrays import read_tensors
 
         return read_tensors(self.path / "model.safetensors")[0]
 

@@ -1,38 +1,29 @@
 """A run directory: every file is written whole or not at all, and a killed run can go on.
 
-While a run lasts, `checkpoint.safetensors` is its only truth: model, server states and round in one
-atomically replaced file, with a digest in it; the one before it is kept, should it be damaged.
-`rounds.jsonl` may be ahead of it and is cut back on resume. What no longer changes is named in
+While a run lasts, its checkpoint is its only truth (`checkpoints`); `rounds.jsonl` may be ahead of
+it and is cut back on resume. What no longer changes is named in
 `SHA256SUMS`.
 """
 
 import contextlib
-import hashlib
-import io
 import json
-import logging
 import os
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-import numpy as np
 import torch
-from safetensors import SafetensorError, safe_open
-from safetensors.torch import save
-from torch import Tensor
 
-from fedmuon import files
+from fedmuon import checkpoints, files
+from fedmuon.arrays import tensor_bytes
 from fedmuon.errors import InputError, NonFinite
 from fedmuon.federated.aggregate import ServerState
-from fedmuon.federated.wire import pack, unpack
 from fedmuon.files import AFRESH, Record, digest, mendable, sums_of, write_bytes
 from fedmuon.locks import DRIVER, LOCK, require_place
 from fedmuon.privacy.ledger import Ledger
 
-__all__ = ["Record", "RunDirectory", "array_bytes", "npy_bytes", "read_tensors", "tensor_bytes"]
+__all__ = ["Record", "RunDirectory"]
 
-CHECKPOINTS = ("checkpoint.safetensors", "checkpoint-previous.safetensors")
 FIXED = ("config.toml", "partition.npz", "schedule.npy", "initial.safetensors")
 ENDS = ("model.safetensors", "momentum.safetensors", "rounds.jsonl", "summary.json")
 MAYBE = ("routes.txt", "objects.json", "ledger.jsonl")
@@ -41,40 +32,6 @@ AUDIT = "one-run.json"  # of a run with canaries
 FAILED = "failed.txt"  # why a run has no finite model, as without secret noise it would again
 LOGS = "logs"  # of a deployment, which may have ended before the run began
 NONE: Mapping[str, bytes] = {}
-logger = logging.getLogger(__name__)
-
-
-def array_bytes(**arrays: np.ndarray) -> bytes:
-    """Arrays as the bytes of an .npz; the same arrays give the same bytes."""
-    buffer = io.BytesIO()
-    np.savez(buffer, allow_pickle=False, **arrays)
-    return buffer.getvalue()
-
-
-def npy_bytes(array: np.ndarray) -> bytes:
-    """An array as the bytes of an .npy."""
-    buffer = io.BytesIO()
-    np.save(buffer, array, allow_pickle=False)
-    return buffer.getvalue()
-
-
-def tensor_bytes(tensors: Mapping[str, Tensor], metadata: dict[str, str] | None = None) -> bytes:
-    """Tensors as safetensors; an ordinary run's replica axis (S = 1) is dropped."""
-    plain = {
-        name: (value[0] if len(value) == 1 else value).contiguous().cpu()
-        for name, value in tensors.items()
-    }
-    return save(plain, metadata)
-
-
-def read_tensors(path: Path) -> tuple[dict[str, Tensor], dict[str, str]]:
-    """The tensors and the metadata of a safetensors file."""
-    try:
-        with safe_open(path, framework="pt") as file:
-            names = list(file.keys())
-            return {name: file.get_tensor(name) for name in names}, file.metadata() or {}
-    except (SafetensorError, OSError) as error:
-        raise InputError(f"{path} is not a readable safetensors file ({error}): {AFRESH}") from None
 
 
 @dataclass
@@ -123,8 +80,8 @@ class RunDirectory:
     def require_intact(self) -> None:
         """Refuse an unfinished run of which something is damaged that going on needs."""
         files.require_sound(self.path, [name for name in FIXED if (self.path / name).exists()])
-        for _, about in self._checkpoints():
-            self._kept(int(about["round"]))
+        if held := checkpoints.newest(self.path, self.mark):
+            self._kept(int(held[1]["round"]))
 
     @contextlib.contextmanager
     def failing(self) -> Iterator[None]:
@@ -197,55 +154,26 @@ class RunDirectory:
 
     def checkpoint(self, state: ServerState, ledger: str = "") -> None:
         """Replace the checkpoint by this state; `ledger` is the head of a private run's."""
-        tensors = {
-            name: value.contiguous() for name, value in pack(state.params, state.states).items()
-        }
         require_place(self.path)
-        about = {"round": str(state.round), "ledger": ledger, "run": self.mark}
-        content = save(tensors, {**about, "digest": _digest(tensors, about)})
-        last, previous = (self.path / name for name in CHECKPOINTS)
-        with mendable(last, "write"):
-            with (self.path / "rounds.jsonl").open("ab") as log:
-                os.fsync(log.fileno())  # the rounds that the checkpoint has behind it
-            if last.exists():
-                last.replace(previous)
-        write_bytes(last, content)
+        log = self.path / "rounds.jsonl"
+        with mendable(log, "write"), log.open("ab") as rounds:
+            os.fsync(rounds.fileno())  # those that the checkpoint has behind it
+        checkpoints.write(self.path, state, self.mark, ledger)
         self._head = ledger
 
     def restore(self, fresh: ServerState) -> ServerState:
         """The last sound checkpoint's state, shaped and placed like the fresh one; fresh if there
         is none."""
-        for tensors, about in self._checkpoints():
-            try:
-                params, states = unpack(tensors, fresh.params, fresh.states)
-                self._head = about.get("ledger", "")
-                return ServerState(int(about["round"]), params, states)
-            except (InputError, KeyError, ValueError) as error:
-                raise InputError(
-                    f"the checkpoint in {self.path} does not fit this config ({error}): {AFRESH}"
-                ) from None
-        return fresh
-
-    def _checkpoints(self) -> list[tuple[dict[str, Tensor], dict[str, str]]]:
-        """The newest sound checkpoint, or none; where all there are are damaged, a refusal."""
-        held = [self.path / name for name in CHECKPOINTS if (self.path / name).exists()]
-        for number, file in enumerate(held):
-            with contextlib.suppress(InputError):
-                found = _sound(file, self.mark)
-                if number:
-                    said = "fedmuon: %s is damaged, so the checkpoint before it is used"
-                    logger.warning(said, held[0])
-                return [found]
-        if held:
-            raise InputError(
-                f"every checkpoint in {self.path} is damaged or of another run: {AFRESH}"
-            )
-        return []
+        if (held := checkpoints.newest(self.path, self.mark)) is None:
+            return fresh
+        found = checkpoints.state_of(held, fresh, self.path)
+        self._head = held[1].get("ledger", "")
+        return found
 
     def is_finite(self) -> bool:
         """Whether all numbers of the last checkpoint are finite, if there is one."""
-        every = (value for tensors, _ in self._checkpoints() for value in tensors.values())
-        return all(bool(value.isfinite().all()) for value in every)
+        tensors, _ = checkpoints.newest(self.path, self.mark) or ({}, {})
+        return all(bool(value.isfinite().all()) for value in tensors.values())
 
     def ledger_head(self) -> str | None:
         """The ledger's head at the last checkpoint, or at the end; None if nothing was saved."""
@@ -253,16 +181,8 @@ class RunDirectory:
             return summary.get("privacy", {}).get("ledger")
         if self._head:
             return self._head
-        return next((about.get("ledger") or None for _, about in self._checkpoints()), None)
-
-    def checkpointed(self) -> int | None:
-        """The round that the last checkpoint says it is of; None where there is none."""
-        with (
-            contextlib.suppress(SafetensorError, OSError),
-            safe_open(self.path / CHECKPOINTS[0], framework="pt") as file,
-        ):
-            return int((file.metadata() or {}).get("round", 0))
-        return None
+        _, about = checkpoints.newest(self.path, self.mark) or ({}, {})
+        return about.get("ledger") or None
 
     def append(self, record: Record) -> None:
         """Add one line to rounds.jsonl."""
@@ -308,13 +228,7 @@ class RunDirectory:
         files.announce(self.path, {**ended, **contents})
         for name, content in contents.items():
             write_bytes(self.path / name, content)
-        self.forget_checkpoints()
-
-    def forget_checkpoints(self) -> None:
-        """Remove what a finished run needs no more."""
-        with mendable(self.path, "write to"):
-            for name in CHECKPOINTS:
-                (self.path / name).unlink(missing_ok=True)
+        checkpoints.forget(self.path)
 
     def summary(self) -> Record | None:
         """The summary of a finished run, None while it is unfinished."""
@@ -342,22 +256,3 @@ def _records(lines: Sequence[str], run: str) -> list[Record]:
             break
         found.append(record)
     return found
-
-
-def _sound(file: Path, run: str) -> tuple[dict[str, Tensor], dict[str, str]]:
-    """The tensors and metadata of a checkpoint, refused unless its digest and its run are right."""
-    tensors, about = read_tensors(file)
-    if about.pop("digest", "") != _digest(tensors, about):
-        raise InputError(f"{file} is damaged")
-    if about.get("run") != run:
-        raise InputError(f"{file} is of another run")
-    return tensors, about
-
-
-def _digest(tensors: Mapping[str, Tensor], about: Mapping[str, str]) -> str:
-    """SHA-256 of names, types, shapes, bytes and metadata."""
-    found = hashlib.sha256(json.dumps(about, sort_keys=True).encode())
-    for name, value in sorted(tensors.items()):
-        found.update(f"{name} {value.dtype} {tuple(value.shape)}".encode())
-        found.update(value.contiguous().reshape(-1).view(torch.uint8).numpy().data)
-    return found.hexdigest()

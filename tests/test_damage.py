@@ -11,11 +11,12 @@ import numpy as np
 import pytest
 from conftest import small
 
+from fedmuon.checkpoints import NAMES as CHECKPOINTS
 from fedmuon.errors import InputError
 from fedmuon.experiments.laboratory import bound, spending, stability
 from fedmuon.experiments.run import execute
 from fedmuon.files import sealed, unsealed
-from fedmuon.storage import CHECKPOINTS, RunDirectory
+from fedmuon.storage import RunDirectory
 
 
 class Stopped(Exception):

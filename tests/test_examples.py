@@ -17,9 +17,9 @@ import torch
 from chaos.nursery import Nursery
 from torch import Tensor
 
+from fedmuon.arrays import read_tensors
 from fedmuon.experiments.cli import main
 from fedmuon.experiments.engines import ray_engine
-from fedmuon.storage import read_tensors
 
 ROOT = Path(__file__).resolve().parent.parent
 EXAMPLES = ROOT / "examples"

@@ -14,7 +14,7 @@ from types import FrameType
 import pytest
 from conftest import small
 
-from fedmuon import locks, signals
+from fedmuon import checkpoints, locks, signals
 from fedmuon.errors import Interrupted
 from fedmuon.experiments.cli import main
 from fedmuon.experiments.run import execute
@@ -87,8 +87,7 @@ def test_in_the_last_look(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> No
         with pytest.raises(Interrupted):
             execute(config, directory.path)
     assert len(directory.records()) == rounds - 1
-    (_, about), *_ = directory._checkpoints()
-    assert int(about["round"]) == rounds - 1
+    assert checkpoints.round_of(directory.path) == rounds - 1
     execute(None, directory.path, resume=True)
     execute(config, tmp_path / "whole")
     assert same(directory.path, tmp_path / "whole", "model.safetensors", "momentum.safetensors")

@@ -20,6 +20,7 @@ from flwr.supercore.inflatable.inflatable_object import get_all_nested_objects
 from rich.console import Console
 
 import fedmuon
+from fedmuon.arrays import npy_bytes
 from fedmuon.clients import client_app as clients
 from fedmuon.config import Config
 from fedmuon.drive import Run, prepare
@@ -37,7 +38,6 @@ from fedmuon.federated.wire import named
 from fedmuon.server import sizes
 from fedmuon.server.batches import apart
 from fedmuon.server.ray_worker import Worker
-from fedmuon.storage import npy_bytes
 
 MLP = {"task": {"name": "network", "model": "mlp"}, "local": {"batch": 4}}
 PRIVATE = {"local": {"recipe": "dp-muon"}, "privacy": {"noise": 2.0, "lot": 8.0}}

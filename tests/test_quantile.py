@@ -11,6 +11,7 @@ import torch
 from conftest import small
 from torch import Tensor, nn
 
+from fedmuon.arrays import read_tensors
 from fedmuon.config import Config
 from fedmuon.drive import drive, prepare
 from fedmuon.errors import InputError
@@ -26,7 +27,6 @@ from fedmuon.privacy.mechanism import Mechanism
 from fedmuon.privacy.pairs import Event
 from fedmuon.privacy.quantile import Counting, Quantile
 from fedmuon.randomness import Draw, generator
-from fedmuon.storage import read_tensors
 from fedmuon.tasks.base import Batch
 from fedmuon.tasks.clipping import Clipping, slack
 from fedmuon.tasks.matrix import MatrixTask

@@ -55,7 +55,7 @@ def test_by_samples_is_federated_averaging_by_hand() -> None:
         data=(X, Y), partition=parts, task=linear, aggregate="by-samples",
     )  # fmt: skip
     schedule = np.load(run.path / "schedule.npy")
-    from fedmuon.storage import read_tensors
+    from fedmuon.arrays import read_tensors
 
     start = read_tensors(run.path / "initial.safetensors")[0]
     w, b = start["weight"].numpy()[0], start["bias"].item()

@@ -15,6 +15,7 @@ from scipy.optimize import brentq
 from scipy.stats import norm
 from torch import Tensor
 
+from fedmuon.arrays import read_tensors
 from fedmuon.config import Config
 from fedmuon.drive import drive, prepare
 from fedmuon.errors import InputError
@@ -35,7 +36,6 @@ from fedmuon.privacy.mechanism import Mechanism
 from fedmuon.privacy.orders import Turns, participations
 from fedmuon.privacy.pairs import Event
 from fedmuon.randomness import Draw
-from fedmuon.storage import read_tensors
 from fedmuon.tasks.clipping import Clipping, slack
 
 

@@ -12,6 +12,7 @@ from conftest import small
 from typer.testing import CliRunner
 
 from fedmuon.analysis.theory.unlearning import indistinguishable, noise_multiplier, removal
+from fedmuon.arrays import read_tensors
 from fedmuon.errors import InputError
 from fedmuon.experiments.cli import app
 from fedmuon.experiments.laboratory import bound
@@ -20,7 +21,6 @@ from fedmuon.experiments.laboratory.unlearning import execute, noised, retrained
 from fedmuon.experiments.run import execute as run
 from fedmuon.federated.aggregate import begin
 from fedmuon.privacy.audit import Statistics, counted
-from fedmuon.storage import read_tensors
 
 
 def hockey_stick(shift: float, epsilon: float) -> float:

@@ -162,6 +162,7 @@ def _saved(folder: Path, command: Sequence[str]) -> str:
     """What is left of work that was interrupted, and how to go on with it, if that can be."""
     if not any((folder / name).exists() for name in ("config.toml", "suite.lock")):
         return NOTHING_SAVED
+    from fedmuon import checkpoints
     from fedmuon.storage import RunDirectory
 
     directory = RunDirectory(folder)
@@ -170,7 +171,7 @@ def _saved(folder: Path, command: Sequence[str]) -> str:
             return f"{folder} {why}: {AFRESH}"
     if not command:
         return f"that cannot be gone on with: {AFRESH}"
-    done = directory.checkpointed()
+    done = checkpoints.round_of(folder)
     held = f"a checkpoint of round {done} is written"
     if done is None:
         some = any((folder / name).exists() for name in ("summary.json", "suite.lock"))

@@ -88,8 +88,9 @@ def from_directory(
 ) -> Case:
     """A run that was made, on its schedule as drawn; with rho, on any uniform schedule."""
     from fedmuon import objects
+    from fedmuon.arrays import read_tensors
     from fedmuon.federated import rules, setup
-    from fedmuon.storage import RunDirectory, read_tensors
+    from fedmuon.storage import RunDirectory
 
     if not (folder / "config.toml").exists():
         raise InputError(f"{folder} holds no config.toml and is no run directory: check the path")

@@ -13,13 +13,13 @@ from typing import Any
 import numpy as np
 import torch
 
+from fedmuon.arrays import read_tensors
 from fedmuon.errors import InputError
 from fedmuon.experiments.laboratory.measure import Laboratory
 from fedmuon.experiments.laboratory.methods import has_map
 from fedmuon.experiments.laboratory.verdict import AUTHOR, Case, map_constant
 from fedmuon.federated import setup
 from fedmuon.federated.routing import routes
-from fedmuon.storage import read_tensors
 from fedmuon.tasks.base import Batch, Params, Task
 from fedmuon.tasks.constants import Constants
 from fedmuon.tasks.networks import NetworkTask

@@ -20,6 +20,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from fedmuon.arrays import read_tensors
 from fedmuon.config import Config
 from fedmuon.data.neighbours import held_out
 from fedmuon.data.source import flat_rows
@@ -34,7 +35,6 @@ from fedmuon.federated.simulate import Experiment
 from fedmuon.names import PRIVATE
 from fedmuon.randomness import Draw, generator
 from fedmuon.reading import reads
-from fedmuon.storage import read_tensors
 from fedmuon.tasks.base import Batch, Params
 from fedmuon.tasks.matrix import MatrixTask
 

@@ -20,6 +20,7 @@ import numpy as np
 from rich.table import Table
 
 from fedmuon import files
+from fedmuon.arrays import array_bytes, read_tensors
 from fedmuon.config import Config
 from fedmuon.drive import Begin, Run, Watch, drive, prepare
 from fedmuon.errors import InputError
@@ -40,7 +41,7 @@ from fedmuon.privacy.ledger import Ledger
 from fedmuon.privacy.mechanism import Mechanism
 from fedmuon.privacy.one_run import Guesses
 from fedmuon.privacy.pairs import Event, hardest
-from fedmuon.storage import AUDIT, Record, RunDirectory, array_bytes, read_tensors
+from fedmuon.storage import AUDIT, Record, RunDirectory
 
 ODDS = (
     "The certified epsilon is refuted at that confidence: of sound runs that happens to one in "

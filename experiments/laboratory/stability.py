@@ -16,6 +16,7 @@ from rich.text import Text
 
 from fedmuon import config as tables
 from fedmuon import files
+from fedmuon.arrays import read_tensors
 from fedmuon.config import Config
 from fedmuon.data.federated import FederatedData
 from fedmuon.data.neighbours import census, draw, stack
@@ -35,7 +36,7 @@ from fedmuon.federated.simulate import Engine, rounds
 from fedmuon.locks import held, require_place
 from fedmuon.own import NOTHING
 from fedmuon.randomness import Draw, generator
-from fedmuon.storage import Record, RunDirectory, read_tensors
+from fedmuon.storage import Record, RunDirectory
 
 HEADER = "trial,client,index,replacement,perturbation,exposure,certificate\n"
 CENSUS, PROGRESS = bound.CENSUS, ".neighbours.progress"

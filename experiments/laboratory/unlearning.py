@@ -22,6 +22,7 @@ from torch import Tensor
 
 from fedmuon import files
 from fedmuon.analysis.theory import unlearning as theory
+from fedmuon.arrays import read_tensors, tensor_bytes
 from fedmuon.errors import InputError
 from fedmuon.experiments.laboratory import bound
 from fedmuon.experiments.laboratory.facts import columns
@@ -32,7 +33,7 @@ from fedmuon.federated.simulate import simulate
 from fedmuon.locks import held
 from fedmuon.own import NOTHING, Own
 from fedmuon.privacy.keystream import KeyStream
-from fedmuon.storage import Record, read_tensors, tensor_bytes
+from fedmuon.storage import Record
 from fedmuon.tasks.base import Params
 
 KINDS = ("ball", "global")

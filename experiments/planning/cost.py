@@ -12,6 +12,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from fedmuon.arrays import npy_bytes
 from fedmuon.config import Config
 from fedmuon.drive import Run, prepare
 from fedmuon.errors import InputError
@@ -24,7 +25,7 @@ from fedmuon.federated.simulate import rounds
 from fedmuon.federated.wire import named
 from fedmuon.footprint import Others, peak
 from fedmuon.places import with_files
-from fedmuon.storage import Record, npy_bytes
+from fedmuon.storage import Record
 
 RESUMED = " and go on with --resume"
 
