@@ -29,7 +29,8 @@ def runs() -> list[Run]:
 
 def ticks(panel: str) -> tuple[dict[float, float], dict[float, float]]:
     """Value -> place of the ticks of x and of y, as a reader sees them."""
-    found = re.findall(r'<text x="([\d.]+)" y="([\d.]+)" text-anchor="(\w+)">([-\de.+]+)<', panel)
+    found = re.findall(r'<text x="([\d.]+)" y="([\d.]+)" text-anchor="(\w+)">([−\de.+]+)<', panel)
+    found = [(*one, value.replace("−", "-")) for *one, value in found]
     below = {float(value): float(x) for x, _, kind, value in found if kind == "middle"}
     beside = {float(value): float(y) - 4 for _, y, kind, value in found if kind == "end"}
     return below, beside
@@ -55,6 +56,44 @@ def test_curves_are_where_their_ticks_say() -> None:
     assert "nan" not in panels["measure-0"] and len(panels) == 2
 
 
+def test_it_opens_on_what_the_most_runs_have() -> None:
+    """Not on what one has at more rounds than all others; of equals on the held-out loss."""
+    often = [(float(n), 1.0) for n in range(50)]
+    few = {"accuracy": often[:2], "train loss": often[:3], "test loss": often[:2]}
+    lost = {"client loss": often, "test loss": [(1.0, float("nan"))]}
+    text = overlay([Run("a", "", {"client loss": often, **few}), Run("b", "", few)])
+    wanted = ["test loss", "train loss", "accuracy", "client loss"]
+    assert re.findall(r'id="measure-\d"(?: checked)?>([\w ]+)<', text) == wanted
+    assert overlay([Run("a", "", lost)]).index("client loss") < text.index("test loss")
+
+
+def test_short_runs_are_seen_beside_long_ones() -> None:
+    """Four rounds beside four hundred have a part of the axis that can be read; where no run is
+    ten times as long as another, rounds are as far apart as they are many."""
+
+    def shares(*lengths: int) -> list[float]:
+        curves = [[(n, 1 / n) for n in map(float, range(1, many + 1))] for many in lengths]
+        text = overlay([Run(str(n), "", {"loss": one}) for n, one in enumerate(curves)])
+        assert ("logarithmic" in text) == (max(lengths) > 10 * min(lengths))
+        found = [one.split("L") for one in re.findall(r'class="run-\d" d="M(.*?)"', text)]
+        assert all(len(one) <= 202 for one in found)
+        xs = [[float(point.split()[0]) for point in one] for one in found]
+        assert all(one == sorted(one) for one in xs)
+        return [round((one[-1] - one[0]) / (max(map(max, xs)) - one[0]), 2) for one in xs]
+
+    assert shares(4, 400) == [0.23, 1.0] and shares(40, 400) == [0.1, 1.0]
+    assert shares(2, 10_000) == [0.08, 1.0]
+
+
+def test_many_rounds_are_drawn_where_the_axis_has_room() -> None:
+    """The first rounds of ten thousand, too, if the axis is logarithmic."""
+    long = [(float(n), 1.0 / n) for n in range(1, 10_001)]
+    text = overlay([Run("a", "", {"loss": long}), Run("b", "", {"loss": long[:2]})])
+    (path, _) = re.findall(r'class="run-\d" d="M(.*?)"', text)
+    points = np.array([one.split() for one in path.split("L")], float)
+    assert len(points) > 100 and np.ptp(np.diff(points[:, 1]) / np.diff(points[:, 0])) < 0.02
+
+
 def test_words_of_runs_are_words() -> None:
     text = overlay(runs())
     assert "&lt;b&gt;one" in text and "<b>" not in text and "&amp; only" in text
@@ -66,7 +105,7 @@ def test_words_of_runs_are_words() -> None:
 
 @pytest.mark.parametrize("values", [[1.0], [0.0, 0.0], [-1.0, 1e9], [1e-9, 1.0], [1e17], [-1e300]])
 def test_an_axis_holds_all_values(values: list[float]) -> None:
-    axis = Axis.of(values, 10.0, 20.0, log=True)
+    axis = Axis.of(values, 10.0, 20.0, wide=100.0)
     assert all(10 <= axis.at(one) <= 20 for one in values)
     assert axis.log == (min(values) > 0 and max(values) > 100 * min(values))
     assert all(10 <= axis.at(one) <= 20 for one in axis.ticks())
@@ -106,16 +145,18 @@ document.body.textContent = 'found' + JSON.stringify(found) + 'end';
 def test_a_report_of_several_runs_draws_those_that_are_ticked(
     tmp_path: Path, chromium: str
 ) -> None:
-    """All of one measure at first, then without one run, then of another measure; unfinished runs
-    and such with neighbours, too."""
+    """All of one measure at first, then without one run, then of another measure; failed runs too,
+    with the reason."""
     folder = tmp_path / "runs"
     execute(small(), folder / "a")
     execute(small(federation={"seed": 4}), folder / "b")
     shutil.copytree(folder / "a", folder / "half")
     (folder / "half" / "summary.json").unlink()
+    (folder / "half" / "failed.txt").write_text("the loss is not finite (round 3): lower lr")
     page = write_report(folder)
     text = page.read_text(encoding="utf-8")
-    assert text.count('type="checkbox"') == 3 and "unfinished" in text and "<script" not in text
+    assert text.count('type="checkbox"') == 3 and "<script" not in text
+    assert "failed: the loss is not finite (round 3), " in text and "lower lr" not in text
     assert not re.search(r"https?://", text)
     page.write_text(text.replace("</body>", f"{SCRIPT}</body>"), encoding="utf-8")
     seen = dom(chromium, page.as_uri(), tmp_path)

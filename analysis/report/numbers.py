@@ -1,21 +1,37 @@
-"""Numbers as a report writes them."""
+"""Numbers as people read them, on a page, in a figure, in a terminal: with the minus sign U+2212.
+
+What programs read (CSV, JSON, LaTeX) has the hyphen of ASCII; a setting stands as it was set.
+"""
 
 import math
 from typing import Any
 
 
-def number(value: Any, digits: int = 4) -> str:
+def written(value: float, form: str) -> str:
+    """The number in that format: `written(-0.5, "+.3g")` is `−0.5`."""
+    return f"{value:{form}}".replace("-", "−")
+
+
+def number(value: Any, count: int = 4) -> str:
     """Four digits, or as many as are asked for; a dash for what is unknown."""
     unknown = value is None or not isinstance(value, int | float) or value != value
     if not unknown and math.isinf(value):
         return "∞" if value > 0 else "−∞"
-    return "–" if unknown else f"{value:.{digits}g}".replace("-", "−")
+    return "–" if unknown else written(value, f".{count}g")
 
 
-def interval(low: float, high: float, digits: int = 3) -> str:
+def digits(value: float, count: int = 4) -> str:
+    """A measured number: so many significant digits, zeros too, so that columns compare; whole
+    numbers up to a million have all of theirs."""
+    if 10**count <= abs(value) < 10**6:
+        return written(value, ".0f")
+    return written(value, f"#.{count}g").removesuffix(".")
+
+
+def interval(low: float, high: float, count: int = 3) -> str:
     """`−0.174 to 0.037`; nothing where it is unknown."""
     known = low == low and high == high
-    return f"{number(low, digits)} to {number(high, digits)}" if known else ""
+    return f"{number(low, count)} to {number(high, count)}" if known else ""
 
 
 def count(quantity: int, noun: str) -> str:

@@ -7,11 +7,16 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from html import escape
 
+from fedmuon.analysis.report.numbers import number
+
 Points = Sequence[tuple[float, float]]
 WIDTH, HEIGHT = 560, 320
 LEFT, RIGHT, TOP, BOTTOM = 76, 548, 12, 276  # of the axes
 MOST = 200  # points of a curve
-WIDE_RANGE = 100.0  # times the least, from which an axis is logarithmic
+FIRST = "test loss", "train loss", "accuracy"  # of measures that equally many runs have
+WIDE_RANGE = 100.0  # times the least value, from which its axis is logarithmic
+FEW_DECADES = 2.7  # of a logarithmic axis, where 2 and 5 have ticks, too
+UNEVEN = 10.0  # times the shortest run, from which rounds are
 # At least 3:1 to white and to the dark page (WCAG 2.2, 1.4.11).
 COLOURS = "#2f7fd1", "#d2691e", "#1f9a6a", "#c2559b", "#8a6fd8", "#8a7a55"
 DASHES = "", "7 3", "2 3", "9 3 2 3"
@@ -37,10 +42,13 @@ class Axis:
     log: bool = False
 
     @classmethod
-    def of(cls, values: Sequence[float], start: float, end: float, log: bool = False) -> "Axis":
-        """One that reaches from the least value to the greatest."""
+    def of(
+        cls, values: Sequence[float], start: float, end: float, wide: float = math.inf
+    ) -> "Axis":
+        """One that reaches from the least value to the greatest; logarithmic where this is more
+        than `wide` times that."""
         low, high = min(values), max(values)
-        log = log and low > 0 and high > WIDE_RANGE * low
+        log = low > 0 and high > wide * low
         if log:
             low, high = math.log10(low), math.log10(high)
         room = max(0.5, 1e-9 * abs(low)) if low == high else 0.0
@@ -53,6 +61,10 @@ class Axis:
 
     def ticks(self, integer: bool = False) -> list[float]:
         """Round values between the ends."""
+        if self.log and self.high - self.low < FEW_DECADES:
+            powers = range(math.floor(self.low), math.ceil(self.high))
+            every = (one * 10.0**power for power in powers for one in (1, 2, 5))
+            return [one for one in every if self.low <= math.log10(one) <= self.high]
         least = (self.high - self.low) / 5
         power = 10.0 ** math.floor(math.log10(least))
         step = next(one * power for one in (1, 2, 5, 10) if one * power >= least)
@@ -80,11 +92,12 @@ def overlay(runs: Sequence[Run]) -> str:
 
 
 def _measures(runs: Sequence[Run]) -> list[str]:
-    """What was measured; first what was so most often."""
+    """What was measured; first what the most runs have."""
     count = Counter[str]()
     for run in runs:
-        count.update({name: len(points) for name, points in run.curves.items()})
-    return [name for name, _ in count.most_common()]
+        count.update({name: bool(_finite(points)) for name, points in run.curves.items()})
+    rank = {name: place for place, name in enumerate(FIRST)}
+    return sorted(count, key=lambda name: (-count[name], rank.get(name, len(FIRST))))
 
 
 def look(place: int) -> str:
@@ -112,27 +125,35 @@ def _boxes(runs: Sequence[Run]) -> str:
 
 def _panel(runs: Sequence[Run], measure: str, number: int) -> str:
     """The axes of a measure, and a line a run that has it."""
-    held = {place: _thinned(run.curves.get(measure, ())) for place, run in enumerate(runs)}
+    held = {place: _finite(run.curves.get(measure, ())) for place, run in enumerate(runs)}
     held = {place: points for place, points in held.items() if points}
     if not held:
         text = f'<text x="{LEFT}" y="{TOP + 20}">nothing finite was measured</text>'
         return f'<g class="measure-{number}">{text}</g>'
     every = [point for points in held.values() for point in points]
-    x = Axis.of([one for one, _ in every], LEFT, RIGHT)
-    y = Axis.of([one for _, one in every], BOTTOM, TOP, log=True)
+    ends = [max(points)[0] for points in held.values()]
+    uneven = max(ends) > UNEVEN * min(ends)
+    x = Axis.of([one for one, _ in every], LEFT, RIGHT, 1.0 if uneven else math.inf)
+    y = Axis.of([one for _, one in every], BOTTOM, TOP, WIDE_RANGE)
     lines = "".join(
-        f'<path class="run-{place}" d="{_path(points, x, y)}" {look(place)}>'
+        f'<path class="run-{place}" d="{_path(_thinned(points, x), x, y)}" {look(place)}>'
         f"<title>{escape(runs[place].name)}</title></path>"
         for place, points in held.items()
     )
     return f'<g class="measure-{number}">{_axes(x, y)}{lines}</g>'
 
 
-def _thinned(points: Points) -> list[tuple[float, float]]:
-    """The finite points; of many every second, third and so on, and the last."""
-    found = [(x, y) for x, y in points if math.isfinite(y)]
-    every = -(-len(found) // MOST) or 1
-    return [*found[:-1:every], *found[-1:]]
+def _finite(points: Points) -> list[tuple[float, float]]:
+    return [(x, y) for x, y in points if math.isfinite(y)]
+
+
+def _thinned(points: Points, x: Axis) -> list[tuple[float, float]]:
+    """The points; of many the first in each of `MOST` parts of the axis, and the last."""
+    if len(points) <= MOST:
+        return [*points]
+    parts = {round(x.at(one) / (x.end - x.start) * MOST): one for one, _ in reversed(points)}
+    kept = {points[-1][0], *parts.values()}
+    return [point for point in points if point[0] in kept]
 
 
 def _path(points: Points, x: Axis, y: Axis) -> str:
@@ -145,13 +166,14 @@ def _axes(x: Axis, y: Axis) -> str:
     """Both axes with their ticks."""
     frame = f'<path class="axis" d="M{LEFT} {TOP}V{BOTTOM}H{RIGHT}"/>'
     below = (
-        f'<text x="{x.at(one):.1f}" y="{BOTTOM + 20}" text-anchor="middle">{one:g}</text>'
+        f'<text x="{x.at(one):.1f}" y="{BOTTOM + 20}" text-anchor="middle">{number(one, 6)}</text>'
         for one in x.ticks(integer=True)
     )
     beside = (
         f'<path class="grid" d="M{LEFT} {y.at(one):.1f}H{RIGHT}"/>'
-        f'<text x="{LEFT - 8}" y="{y.at(one) + 4:.1f}" text-anchor="end">{one:.6g}</text>'
+        f'<text x="{LEFT - 8}" y="{y.at(one) + 4:.1f}" text-anchor="end">{number(one, 6)}</text>'
         for one in y.ticks()
     )
-    name = f'<text x="{(LEFT + RIGHT) / 2}" y="{HEIGHT - 4}" text-anchor="middle">round</text>'
+    text = "round, on a logarithmic axis" if x.log else "round"
+    name = f'<text x="{(LEFT + RIGHT) / 2}" y="{HEIGHT - 4}" text-anchor="middle">{text}</text>'
     return f"{frame}{''.join(beside)}{''.join(below)}{name}"

@@ -4,15 +4,16 @@ import tempfile
 from collections.abc import Mapping, Sequence
 from functools import partial
 from pathlib import Path
+from textwrap import shorten
 from typing import Any
 
 from fedmuon.analysis.report.figure import by_round, in_words
 from fedmuon.analysis.report.findings import Findings, Picture, circumstances
+from fedmuon.analysis.report.numbers import digits
 from fedmuon.analysis.report.overlay import Run
 from fedmuon.analysis.report.style import SERIES
 from fedmuon.analysis.report.write import write_page
 from fedmuon.comparing import comparison
-from fedmuon.experiments.laboratory.facts import digits
 from fedmuon.experiments.laboratory.findings import account
 from fedmuon.experiments.laboratory.spending import unreleased
 from fedmuon.experiments.looking.card import card
@@ -22,7 +23,7 @@ from fedmuon.files import mendable, write_bytes
 from fedmuon.names import SPREAD
 from fedmuon.storage import Record
 
-FIRST = ("test_loss", "train_loss", "accuracy")  # of what all runs are drawn by
+SHORT = 90  # characters of why a run failed
 
 
 def write(run: Seen, file: Path) -> Path:
@@ -76,18 +77,25 @@ def of_run(run: Seen) -> Findings:
 
 
 def drawn(run: Seen) -> Run:
-    """A run among others, finished or not: who it is, how far it came, and its curves."""
+    """A run among others, finished or not: who it is, how far it came and why no further, and its
+    curves."""
     config = run.config
     words = (
         f"{config.local.recipe} on {config.data.name}",
         f"seed {config.federation.seed}",
-        run.state.partition(":")[0],
+        _standing(run.state),
         f"{len(run.rounds)} of {config.federation.rounds} rounds",
         "not released" if run.private else "",
     )
-    names = [one for one in dict.fromkeys((*FIRST, *run.measures)) if one in run.measures]
-    curves = {_words(name): run.curve(name) for name in names}
+    curves = {_words(name): run.curve(name) for name in run.measures}
     return Run(run.path.name, ", ".join(filter(None, words)), curves)
+
+
+def _standing(state: str) -> str:
+    """The state in a word; of a run that failed with its reason, without its mend."""
+    word, _, why = state.partition(": ")
+    reason = shorten(why.partition(": ")[0], SHORT, placeholder=" …")
+    return f"{word}: {reason}" if word == "failed" else word
 
 
 def _picture(curves: Mapping[str, Sequence[Sequence[Record]]]) -> Picture:
