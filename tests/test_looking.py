@@ -18,10 +18,11 @@ from rich.console import Console
 from typer.testing import CliRunner
 
 import fedmuon
+from fedmuon.analysis.report.numbers import digits
 from fedmuon.errors import Interrupted, NonFinite
 from fedmuon.experiments.cli import app
 from fedmuon.experiments.laboratory import stability
-from fedmuon.experiments.laboratory.facts import columns, digits
+from fedmuon.experiments.laboratory.facts import columns
 from fedmuon.experiments.looking import plots
 from fedmuon.experiments.looking.page import of_run, of_runs
 from fedmuon.experiments.looking.seen import NEIGHBOURS, Seen
@@ -114,7 +115,7 @@ def test_a_panel_is_as_large_as_it_should_be(width: int, height: int, ys: list[f
 
 @pytest.mark.parametrize(
     ("value", "text"),
-    [(0.82, "0.8200"), (1234.2, "1234"), (98765.4, "98765"), (1e-5, "1.000e-05"), (-0.5, "-0.5000"),
+    [(0.82, "0.8200"), (1234.2, "1234"), (98765.4, "98765"), (1e-5, "1.000e−05"), (-0.5, "−0.5000"),
      (float("nan"), "nan"), (1.5e7, "1.500e+07"), (0.0, "0.000")],
 )  # fmt: skip
 def test_the_rule_of_digits(value: float, text: str) -> None:

@@ -90,7 +90,7 @@ def test_a_comparison_says_what_was_spent(tmp_path: Path) -> None:
     assert not repeatable["certified"] and "spent epsilon" not in plain
     assert not {"spent epsilon", "adjacency"} & set(found.measures)
     words = said("compare", str(tmp_path))
-    assert f"spent epsilon {max(ends):.4g} at delta = 1e-05, zero-out, level example" in words
+    assert f"spent epsilon {max(ends):.4g} at delta = 1e−05, zero-out, level example" in words
     assert "add-remove, level client" in words and words.count("not certified") == 1
     assert words.count("spent epsilon") == 3
 

@@ -359,7 +359,7 @@ def test_the_stability_command(tmp_path: Path) -> None:
     output = command("stability", str(file), "--trials", "2", "--out", str(tmp_path / "a"))
     assert "2 neighbours" in output and "C_hp = explicit" in output and "yes" in output
     assert "accuracy" in output and "test loss" in output
-    assert re.search(r"its 95% interval +│ [+-][\d.e-]+ to [+-][\d.e-]+", output)  # beside the gap
+    assert re.search(r"its 95% interval +│ [+−][\d.e−]+ to [+−][\d.e−]+", output)  # beside the gap
     assert tables.load(tmp_path / "a" / "config.toml").engine.dtype == "float64"
     record = json.loads(command("bound", str(tmp_path / "a"), "--json"))
     held = json.loads((tmp_path / "a" / "bound.json").read_text())

@@ -16,6 +16,7 @@ from scipy.stats import rankdata
 
 from fedmuon.analysis.report.columns import Columns
 from fedmuon.analysis.report.numbers import count as _count
+from fedmuon.analysis.report.numbers import number, written
 from fedmuon.analysis.report.slopes import by_seed, jackknife
 from fedmuon.analysis.report.verdicts import (
     AT_MOST_ONE,
@@ -97,7 +98,7 @@ def within_certificate(neighbours: Columns) -> Claim:
     part = np.where(judged, share(neighbours), np.nan)
     detail = (
         f"{(moved <= promised)[judged].sum()} of {_count(int(judged.sum()), 'neighbour')}; the "
-        f"largest is {np.nanmax(part):.3g} of its certificate"
+        f"largest is {number(np.nanmax(part), 3)} of its certificate"
     )
     if idle := int(((promised == 0) & (moved == 0)).sum()):
         detail += f"; {idle} of clients that never took part are 0 ≤ 0"
@@ -240,9 +241,9 @@ def census_needed(neighbours: Columns) -> Claim:
     largest, expected = float(moved.max()), expected_maximum(moved, DRAWS)
     near = float((moved >= 0.9 * largest).mean())
     detail = (
-        f"largest of all {len(moved)} neighbours {largest:.4g}; largest of {DRAWS} random ones "
-        f"{expected:.4g} on average; the chance that {DRAWS} come within 10% of the largest is "
-        f"{1 - (1 - near) ** DRAWS:.2g}"
+        f"largest of all {len(moved)} neighbours {number(largest)}; largest of {DRAWS} random ones "
+        f"{number(expected)} on average; the chance that {DRAWS} come within 10% of the largest is "
+        f"{number(1 - (1 - near) ** DRAWS, 2)}"
     )
     found = Effect.exact(
         "largest of all over that of ten random ones", largest / expected if expected else np.nan
@@ -266,7 +267,7 @@ def _left_out(judged: np.ndarray, noun: str) -> str:
 
 
 def _signed(value: float) -> str:
-    return f"{value:+.3g}".replace("-", "−")
+    return written(value, "+.3g")
 
 
 def _unknown(number: int, what: str) -> str:

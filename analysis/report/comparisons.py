@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 
 from fedmuon.analysis.report.columns import Columns
+from fedmuon.analysis.report.numbers import number, written
 from fedmuon.analysis.report.slopes import by_seed, paired
 from fedmuon.analysis.report.verdicts import NEGATIVE, POSITIVE, Claim, Effect, Rule, unknown
 
@@ -173,9 +174,9 @@ def _by_how_much(
     many of these the seeds can tell from 0."""
     several, places = len(values) > 1, []
     for ends, (by, half), x in zip(pairs, margins, values, strict=True):
-        one, other = (f"{end:.4g}" if np.isfinite(end) else "diverged" for end in ends)
-        sure = "" if np.isnan(half) else f" ± {half:.2g}"
-        more = f" ({by:+.2g}{sure})" if np.isfinite(by) else ""
+        one, other = (number(end) if np.isfinite(end) else "diverged" for end in ends)
+        sure = "" if np.isnan(half) else f" ± {number(half, 2)}"
+        more = f" ({written(by, '+.2g')}{sure})" if np.isfinite(by) else ""
         places.append(f"{one} against {other}{more}" + (f" at {x:g}" if several else ""))
     count = f"{held.sum()} of {len(held)} values: " if several else ""
     known = margins[~np.isnan(margins).any(axis=1)]
@@ -206,7 +207,9 @@ def sooner(
         away = (mine - theirs, paired([*map(tuple, times)])[1]) if reached.all() else (np.inf, 0.0)
         by.append(away)
         place = "" if np.isnan(x) else f" at {x:g}"
-        after = f", after {mine:.3g} s against {theirs:.3g} s" if reached.any() else ""
+        after = (
+            f", after {number(mine, 3)} s against {number(theirs, 3)} s" if reached.any() else ""
+        )
         details.append(f"{reached.sum()} of {len(times)} runs get there{place}{after}")
     found = Effect.around(f"seconds, {better} − {than}", *np.array(by).T, _at(runs, label))
     return Claim(sentence, found, NEGATIVE, "; ".join(details))
@@ -237,7 +240,7 @@ def trend(claim: Mapping[str, Any], runs: Columns, label: str) -> Claim:
         return unknown(sentence, f"no run measured {word}")
     values = levels(runs)
     ends = np.array([ended(runs, variant, x, measure) for x in values])
-    along = ", ".join(f"{end:.4g} at {x:g}" for end, x in zip(ends, values, strict=True))
+    along = ", ".join(f"{number(end)} at {x:g}" for end, x in zip(ends, values, strict=True))
     if len(ends) < 2 or not np.isfinite(ends).all():
         return unknown(sentence, along)
     reach = [_step(runs, variant, measure, *both) for both in itertools.pairwise(values)]

@@ -150,7 +150,7 @@ def circumstances(record: Mapping[str, Any], names: Sequence[str]) -> Rows:
 
 def spread(values: np.ndarray) -> str:
     """Mean and standard deviation, if there are several."""
-    more = f" ± {values.std(ddof=1):.2g}" if len(values) > 1 else ""
+    more = f" ± {number(float(values.std(ddof=1)), 2)}" if len(values) > 1 else ""
     return number(float(values.mean())) + more
 
 

@@ -10,6 +10,7 @@ from scipy.stats import t as student
 
 from fedmuon.analysis.report import columns
 from fedmuon.analysis.report.columns import Columns
+from fedmuon.analysis.report.numbers import written
 
 NORMAL = 1.96  # of a 95% interval, where the error itself is known
 
@@ -24,7 +25,8 @@ class Slope:
 
     def __str__(self) -> str:
         """`−0.244 (−0.251 to −0.237)`."""
-        return f"{self.value:+.3f} ({self.low:+.3f} to {self.high:+.3f})".replace("-", "−")
+        value, low, high = (written(one, "+.3f") for one in (self.value, self.low, self.high))
+        return f"{value} ({low} to {high})"
 
 
 def half_width(error: ArrayLike, free: ArrayLike, many: int = 1) -> Any:

@@ -33,7 +33,7 @@ def timetable(curves: Columns, about: Mapping[str, Any]) -> tuple[str, tuple[str
     """Title, head and lines: a line a variant, and its published line below it."""
     asked, held = about["times"], about["times"]["published"] or {"seconds": [], "losses": {}}
     moments = parts(curves, asked["of"], asked["parts"])
-    head = ("variant", *(f"{moment:.3g} s" for moment in moments))
+    head = ("variant", *(f"{number(moment, 3)} s" for moment in moments))
     rows: Rows = []
     if held["seconds"]:
         at = [f"at {second:g} s" for second in held["seconds"]]

@@ -119,8 +119,9 @@ def _where(run: "Seen") -> list[tuple[str, str]]:
 
 def _came_of(run: "Seen") -> Iterator[Any]:
     """What a run says of itself and of its neighbours."""
+    from fedmuon.analysis.report.numbers import digits
     from fedmuon.experiments.cli.show import summary_table
-    from fedmuon.experiments.laboratory.facts import columns, digits
+    from fedmuon.experiments.laboratory.facts import columns
 
     if (summary := run.summary) is None:
         names = [name.replace("_", " ") for name in run.measures]

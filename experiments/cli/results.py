@@ -63,6 +63,9 @@ def report(
 
 def _spent(row: dict[str, object]) -> str:
     """What the private runs of a row spent at most."""
-    found = "{spent epsilon:.4g} at delta = {at delta:.3g}, {adjacency}, level {level}"
+    from fedmuon.analysis.report.numbers import number
+
+    spent, delta = number(row["spent epsilon"]), number(row["at delta"], 3)
     doubt = "" if row["certified"] else ", not certified"
-    return f"spent epsilon {found.format_map(row)}{doubt}"
+    of = f"{row['adjacency']}, level {row['level']}"
+    return f"spent epsilon {spent} at delta = {delta}, {of}{doubt}"

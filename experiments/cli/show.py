@@ -11,9 +11,10 @@ from rich.markup import escape
 from rich.table import Column, Table
 from rich.text import Text
 
+from fedmuon.analysis.report.numbers import digits, number
 from fedmuon.drive import Begin, Watch
 from fedmuon.errors import plain
-from fedmuon.experiments.laboratory.facts import columns, digits, facts
+from fedmuon.experiments.laboratory.facts import columns, facts
 from fedmuon.experiments.laboratory.spending import standing, unreleased
 from fedmuon.experiments.looking.plots import sparkline
 from fedmuon.storage import Record
@@ -115,7 +116,9 @@ class Progress(bars.Progress):
         first, last = self._losses if len(self._losses) == 2 else (0.0, 0.0)
         if not (self._whole and 0 < RISEN * first < last):
             return ""
-        return escape(f"Note: the loss grew from {first:.4g} to {last:.4g}: lower [local] lr.")
+        return escape(
+            f"Note: the loss grew from {number(first)} to {number(last)}: lower [local] lr."
+        )
 
 
 class NotebookLine:
@@ -187,7 +190,7 @@ def privacy_table(private: Record) -> Table:
             "epsilon": bracket["epsilon"],
             "at least": bracket["lower"],
             "by RDP": bracket["rdp"],
-            "at delta": f"{private['delta']:.3g}",
+            "at delta": number(private["delta"], 3),
             "stands on": standing(private),
             "certified": "yes" if private["certified"] else "NO",
         }

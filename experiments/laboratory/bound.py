@@ -15,6 +15,7 @@ from rich.table import Table
 from fedmuon import config as tables
 from fedmuon import files
 from fedmuon.analysis import Realized, Uniform
+from fedmuon.analysis.report.numbers import number
 from fedmuon.analysis.theory.checks import at_least, probability, whole
 from fedmuon.analysis.theory.concentration import effective_size
 from fedmuon.analysis.theory.recursion import OVERFLOW
@@ -192,8 +193,8 @@ def _note(case: Case, verdict: Verdict) -> str:
     found, clients, top = verdict.bound, len(case.sizes), case.run.constants.loss_bound
     if violation := verdict.violation(case.moved):
         return (
-            f"A neighbour moved the model by {violation:.4g} times its certificate: what the bound "
-            "assumes does not hold of this run, so it promises nothing."
+            f"A neighbour moved the model by {number(violation)} times its certificate: what the "
+            "bound assumes does not hold of this run, so it promises nothing."
         )
     if found is None or verdict.exposures is None:
         return verdict.scope
@@ -222,8 +223,8 @@ def table(record: dict[str, Any]) -> Table:
     rows = [(words, "-" if record[name] is None else record[name]) for name, words in named]
     for kind, other in record["kinds"].items():
         if kind != record["kind"] and other["l_orth"] != record["l_orth"]:
-            constant = "-" if other["l_orth"] is None else f"{other['l_orth']:.6g}"
-            value = "-" if other["value"] is None else f"{other['value']:.6g}"
+            constant = "-" if other["l_orth"] is None else number(other["l_orth"], 6)
+            value = "-" if other["value"] is None else number(other["value"], 6)
             rows.append((f"with its {kind} constant", f"bound {value}, constant {constant}"))
     rows += [*listed("assumes", record["assumptions"]), ("note", record["note"])]
     return facts(f"bound with {constant_of(record)}", [*rows, ("why", record["refusal"])])

@@ -10,6 +10,8 @@ from rich.measure import Measurement
 from rich.table import Table
 from rich.text import Text
 
+from fedmuon.analysis.report.numbers import written
+
 ENDLESS, WORDS = 10_000, 12  # columns of a terminal; of a column of words that can still be read
 
 # What the numbers of bound.json are, for people.
@@ -65,21 +67,13 @@ def _turned(table: Table) -> Table:
     return shown
 
 
-def digits(value: float, count: int = 4) -> str:
-    """A measured number: so many significant digits, zeros too, so that columns compare; whole
-    numbers up to a million have all of theirs."""
-    if 10**count <= abs(value) < 10**6:
-        return f"{value:.0f}"
-    return f"{value:#.{count}g}".removesuffix(".")
-
-
 def facts(title: str, rows: Facts, count: int = 6) -> Table:
     """A row for each name, none for what is None or empty: six digits of a real number that one
     may go on computing with, or four, as `digits`, of one that was measured."""
     shown = Table("", "", title=escape(title), title_justify="left", show_header=False)
     for name, value in rows:
         if value is not None and value != "":
-            text = f"{value:.{count}g}" if isinstance(value, float) else str(value)
+            text = written(value, f".{count}g") if isinstance(value, float) else str(value)
             shown.add_row(name, value if isinstance(value, Text) else escape(text))
     return shown
 

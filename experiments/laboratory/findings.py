@@ -124,7 +124,9 @@ def account(private: Mapping[str, Any] | None) -> str:
         return ""
     spent = "Epsilon is infinite."
     if (most := private["epsilon"]) is not None:
-        spent = f"Spent: ε = {most:.4g} at δ = {private['delta']:.3g} ({standing(private)})."
+        spent = (
+            f"Spent: ε = {number(most)} at δ = {number(private['delta'], 3)} ({standing(private)})."
+        )
     return f"{spent} {private['note']}"
 
 

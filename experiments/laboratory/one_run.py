@@ -20,6 +20,7 @@ import numpy as np
 from rich.table import Table
 
 from fedmuon import files
+from fedmuon.analysis.report.numbers import number
 from fedmuon.arrays import array_bytes, read_tensors
 from fedmuon.config import Config
 from fedmuon.drive import Begin, Run, Watch, drive, prepare
@@ -277,7 +278,7 @@ def of_finished(folder: Path) -> Record:
 def table(record: Record) -> Table:
     """The same for people."""
     noise = record["noise_at_most"]
-    sigma = "sigma may be anything" if noise is None else f"sigma is at most {noise:.4g}"
+    sigma = "sigma may be anything" if noise is None else f"sigma is at most {number(noise)}"
     rows = [
         ("binomial", f">= {record['binomial']:.4f}", BOUNDS["binomial"]),
         ("trade-off", f">= {record['trade_off']:.4f}", BOUNDS["trade_off"]),
@@ -294,7 +295,7 @@ def _caption(record: Record) -> str:
     words = [
         f"{record['right']} of {record['guesses']} guesses about {record['canaries']} canaries are "
         f"right, by the {record['sees']}; unit: {record['unit']}, adjacency: {record['adjacency']},"
-        f" delta = {record['delta']:.3g}. Each bound holds with {record['confidence']:.0%} "
+        f" delta = {number(record['delta'], 3)}. Each bound holds with {record['confidence']:.0%} "
         f"confidence; {record['seconds']:.1f} s, of which {record['train_seconds']:.1f} s trained."
     ]
     return " ".join(words + collusion(record) + [ODDS] * (not record["below"]))

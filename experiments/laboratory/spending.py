@@ -9,6 +9,7 @@ import numpy as np
 from rich.table import Table
 
 from fedmuon import config as tables
+from fedmuon.analysis.report.numbers import number
 from fedmuon.comparing import adjacency_of
 from fedmuon.config import Config
 from fedmuon.errors import InputError
@@ -150,7 +151,8 @@ def table(record: Record) -> Table:
     ]
     head = ("client", "epsilon", "at least", "RDP")
     of = f", trust {record['trust']}, unit client" if "unit" in record else ""
-    about = f"joint, {record['adjacency']}, {released_by(record)}{of}, delta {record['delta']:.3g}"
+    delta = number(record["delta"], 3)
+    about = f"joint, {record['adjacency']}, {released_by(record)}{of}, delta {delta}"
     shown = columns(about, head, rows)
     if record["never_part"]:
         shown.add_row(f"{record['never_part']} never took part", *[_said(0.0)] * 3)
@@ -160,8 +162,8 @@ def table(record: Record) -> Table:
     if (found := record.get("audit")) is not None:
         shown.add_row(f"audited, {found['bound']}", "", f">= {found['best']:.4f}", "")
         words.append(
-            f"The audit's bound stands on {found['basis']}; at delta = {found['delta']:.3g}, with "
-            f"{found['confidence']:.0%} confidence."
+            f"The audit's bound stands on {found['basis']}; at delta = "
+            f"{number(found['delta'], 3)}, with {found['confidence']:.0%} confidence."
         )
         words.append(found["said"])
     shown.caption = " ".join(filter(None, words)) or None
@@ -184,9 +186,9 @@ def standing(private: Mapping[str, Any]) -> str:
         whom = f"clients whole, trust {private['trust']}"
         if "honest" in private:
             whom += f" ({private['honest']} of {private['shares']} shares of noise count)"
-        return f"{held}, {whom}, multiplier {private['noise']:.4g}"
+        return f"{held}, {whom}, multiplier {number(private['noise'])}"
     blocks = f"{private['blocks']} block" + "s" * (private["blocks"] != 1)
-    return f"{held}, {blocks} of multiplier {private['noise']:.4g}"
+    return f"{held}, {blocks} of multiplier {number(private['noise'])}"
 
 
 def released_by(private: Mapping[str, Any]) -> str:

@@ -16,6 +16,7 @@ from rich.text import Text
 
 from fedmuon import config as tables
 from fedmuon import files
+from fedmuon.analysis.report.numbers import written
 from fedmuon.arrays import read_tensors
 from fedmuon.config import Config
 from fedmuon.data.federated import FederatedData
@@ -300,8 +301,9 @@ def verdict_table(out: Path, record: Record) -> Table:
     if record["gap"] is None:
         rows += [(GAP, record["gap_refusal"])]
     else:
-        rows += [(GAP, "{gap:+.4g}".format_map(record))]
-        rows += [("its 95% interval", "{gap_low:+.4g} to {gap_high:+.4g}".format_map(record))]
+        rows += [(GAP, written(record["gap"], "+.4g"))]
+        ends = [written(record[end], "+.4g") for end in ("gap_low", "gap_high")]
+        rows += [("its 95% interval", " to ".join(ends))]
         rows += [(f"{GAP} within", _within(record, value))] if value is not None else []
     summary = RunDirectory(out).summary() or {}
     rows += [(k.replace("_", " "), summary.get(k)) for k in ("accuracy", "train_loss", "test_loss")]

@@ -21,6 +21,7 @@ from rich.table import Table
 from torch import Tensor
 
 from fedmuon import files
+from fedmuon.analysis.report.numbers import number
 from fedmuon.analysis.theory import unlearning as theory
 from fedmuon.arrays import read_tensors, tensor_bytes
 from fedmuon.errors import InputError
@@ -63,8 +64,8 @@ def execute(
     distance = math.sqrt(sum(float((model[one] - again[one]).square().sum()) for one in model))
     if any(distance > one for one in found.values()):
         raise InputError(
-            f"retraining moved the model by {distance:.4g}, more than the certificate "
-            f"{min(found.values()):.4g}: what it stands on does not hold here, so nothing is "
+            f"retraining moved the model by {number(distance)}, more than the certificate "
+            f"{number(min(found.values()))}: what it stands on does not hold here, so nothing is "
             "released"
         )
     kinds = {
@@ -181,14 +182,14 @@ def _accuracy(laboratory: Laboratory, models: Params) -> list[float]:
 def table(record: Record) -> Table:
     """The noise by certificate kind, and what it costs."""
     rows = [
-        [kind, f"{one['sensitivity']:.4g}", f"{one['sigma']:.4g}",
-         f"{one['accuracy']:.2%} ± {one['spread']:.2%}", f"{one['told']:.2g}"]
+        [kind, number(one['sensitivity']), number(one['sigma']),
+         f"{one['accuracy']:.2%} ± {one['spread']:.2%}", number(one['told'], 2)]
         for kind, one in record["kinds"].items()
     ]  # fmt: skip
     many = len(record["samples"])
     title = (
         f"{many} sample{'s' if many > 1 else ''} forgotten for ε = {record['epsilon']:g}, "
         f"δ = {record['delta']:g}\nwithout noise {record['accuracy']:.2%}, retrained "
-        f"{record['accuracy_retrained']:.2%}; the models are {record['distance']:.4g} apart"
+        f"{record['accuracy_retrained']:.2%}; the models are {number(record['distance'])} apart"
     )
     return columns(title, ("constants", "certificate", "σ", "accuracy", "δ of this pair"), rows)

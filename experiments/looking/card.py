@@ -1,7 +1,7 @@
 """The card of an experiment: what was run, in the letters of the papers, and what came of it."""
 
+from fedmuon.analysis.report.numbers import digits
 from fedmuon.config import Config
-from fedmuon.experiments.laboratory.facts import digits
 from fedmuon.experiments.looking.seen import Seen
 from fedmuon.reading import reads
 from fedmuon.reference.symbols import SYMBOLS

@@ -7,8 +7,8 @@ from typing import Any
 
 from rich.markup import escape
 
+from fedmuon.analysis.report.numbers import digits
 from fedmuon.errors import InputError, plain
-from fedmuon.experiments.laboratory.facts import digits
 from fedmuon.experiments.looking.seen import Seen
 from fedmuon.files import finite
 from fedmuon.names import SPREAD

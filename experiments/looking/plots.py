@@ -7,7 +7,7 @@ import math
 from collections.abc import Sequence
 from itertools import pairwise
 
-from fedmuon.experiments.laboratory.facts import digits
+from fedmuon.analysis.report.numbers import digits
 
 BARS = "▁▂▃▄▅▆▇█"
 BLANK = 0x2800  # the braille character without dots

@@ -73,8 +73,8 @@ async function follow(run, place) {
   return one;
 }
 
-const short = value => Math.abs(value) >= 1e4 || (value && Math.abs(value) < 1e-3)
-  ? (+value.toPrecision(3)).toExponential() : String(+value.toPrecision(4));
+const short = value => (Math.abs(value) >= 1e4 || (value && Math.abs(value) < 1e-3)
+  ? (+value.toPrecision(3)).toExponential() : String(+value.toPrecision(4))).replaceAll("-", "−");
 const unreleased = run => run.note ? " (not released)" : "";
 const spell = name => name.replaceAll("_", " ");
 const last = list => list[list.length - 1];

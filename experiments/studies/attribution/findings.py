@@ -6,6 +6,7 @@ import numpy as np
 
 from fedmuon.analysis.report.columns import Columns, where
 from fedmuon.analysis.report.findings import Rows
+from fedmuon.analysis.report.numbers import written
 from fedmuon.analysis.report.slopes import Slope, mean_of
 from fedmuon.analysis.report.verdicts import POSITIVE, Claim, Effect, Rule
 
@@ -96,4 +97,4 @@ def numbers(rows: Columns) -> Rows:
 
 
 def _shown(value: float, reach: float, digits: int) -> str:
-    return f"{value:.{digits}f} ± {reach:.{digits}f}".replace("-", "−")
+    return f"{written(value, f'.{digits}f')} ± {reach:.{digits}f}"

@@ -6,6 +6,7 @@ import numpy as np
 
 from fedmuon.analysis.report.columns import Columns
 from fedmuon.analysis.report.findings import Rows, number
+from fedmuon.analysis.report.numbers import written
 from fedmuon.analysis.report.slopes import Slope, mean_of
 from fedmuon.analysis.report.verdicts import NEGATIVE, Claim, Effect
 
@@ -62,7 +63,7 @@ def lowest(rows: Columns, setting: str) -> Claim:
         for name in ("noisy-gd", "low-pass"):
             low, high = compared(rows, setting, "disk", name, float(noise))
             found[f"σ = {noise:g} against {name}"] = Slope((low + high) / 2, low, high)
-            percent = f"{low:+.1%} to {high:+.1%}".replace("-", "−")
+            percent = f"{written(low, '+.1%')} to {written(high, '+.1%')}"
             shares.append(f"σ = {noise:g}: {percent} against {name}")
     sure = sum(one.high < 0 for one in found.values())
     return Claim(

@@ -7,6 +7,7 @@ import numpy as np
 
 from fedmuon.analysis.report.columns import Columns, where
 from fedmuon.analysis.report.findings import Rows, number
+from fedmuon.analysis.report.numbers import written
 from fedmuon.analysis.report.slopes import Slope, half_width, mean_of, quotient
 from fedmuon.analysis.report.verdicts import AT_MOST_ONE, POSITIVE, Claim, Effect, Rule
 
@@ -38,7 +39,7 @@ def within(grid: Columns) -> Claim:
         _under(known, ()),
         AT_MOST_ONE,
         f"{(share <= 1).sum()} of {len(share)} settings, {len(found) - len(known)} have none; "
-        f"measured over bound {share.min():.2g} to {share.max():.2g}",
+        f"measured over bound {number(share.min(), 2)} to {number(share.max(), 2)}",
     )
 
 
@@ -69,7 +70,7 @@ def corollary(best: Columns) -> Claim:
     parts = [where(best, steps=steps) for steps in horizons]
     shown = [
         f"T = {steps:.0f}: {number(part['mean_square'].mean())} ≤ {number(part['ceiling'][0])}, "
-        f"κ = {part['gain'][0]:.3g}"
+        f"κ = {number(part['gain'][0], 3)}"
         for steps, part in zip(horizons, parts, strict=True)
     ]
     held = [(mean_of(part["mean_square"]), float(part["ceiling"][0])) for part in parts]
@@ -164,7 +165,7 @@ def _saved(part: Columns, gain: float, many: int = 1) -> tuple[float, float]:
 
 
 def _percent(value: float, reach: float) -> str:
-    return f"{value:+.1%} ± {reach:.1%}".replace("-", "−")
+    return f"{written(value, '+.1%')} ± {reach:.1%}"
 
 
 def _means(part: Columns) -> list[tuple[Slope, float]]:
@@ -185,6 +186,6 @@ def numbers(rows: Columns) -> Rows:
             one = where(part, **dict(zip(KEYS, key.tolist(), strict=True)))
             values = (one["mean_square"].mean(), *(one[k][0] for k in ("bound", "printed")))
             cells = [number(float(value)) for value in (*values, one["ceiling"][0])]
-            head = f"{key[0]:g}".replace("-", "−"), f"{key[1]:.3g}", f"{key[2]:.3g}"
+            head = written(key[0], "g"), number(key[1], 3), number(key[2], 3)
             lines.append((*head, f"{key[5]:.0f}", *cells))
     return lines

@@ -54,13 +54,16 @@ def leading(rows: Columns, kind: str) -> Claim:
         term, used = _part(rows, shape, "taylor")[kind], part["rho"] <= SMALL
         away, reach = (part[f"{kind}_off"] / term)[used], (part[f"{kind}_error"] / term)[used]
         reach *= NORMAL
-        sure = f" (± {reach[0]:.2g})" if reach[0] else ""
+        sure = f" (± {number(reach[0], 2)})" if reach[0] else ""
         shares.append(f"{shape}, {way} {number(away[0])}{sure}, {number(away[-1])}")
         ratios += [away[0] / NEAR, *(away[:-1] / away[1:])]
         reaches += [reach[0] / NEAR, *(reach[:-1] / away[1:])]
         places += [
             f"{shape}, {way}, smallest ρ, over {NEAR}",
-            *(f"{shape}, {way}, next ρ over ρ = {one:.3g}" for one in part["rho"][used][:-1]),
+            *(
+                f"{shape}, {way}, next ρ over ρ = {number(one, 3)}"
+                for one in part["rho"][used][:-1]
+            ),
         ]
     return Claim(
         f"{WORDS[kind]} the leading term is {TERMS[kind]}, sign and direction included.",
@@ -87,7 +90,7 @@ def smaller(rows: Columns) -> Claim:
         "The correction makes the bias smaller at every ρ.",
         Effect.around("corrected over plain bias", ratio, reach),
         Rule(high=1.0, strict=True),
-        f"in {held.sum()} of {len(held)}; corrected over plain is {ratio.max():.3g} at most",
+        f"in {held.sum()} of {len(held)}; corrected over plain is {number(ratio.max(), 3)} at most",
     )
 
 
@@ -125,7 +128,7 @@ def probes(rows: Columns) -> Claim:
         ),
         AT_MOST_ONE,
         f"root mean square over the bound {share.min():.3g} to {share.max():.3g}; K_Q is up to "
-        f"{gain.max():.3g} times the bound",
+        f"{number(gain.max(), 3)} times the bound",
     )
 
 
@@ -145,7 +148,7 @@ def numbers(rows: Columns) -> Rows:
     for name, part in _measured(rows).items():
         slopes = [f"{_slope(part, kind):.3f}" for kind in ORDERS]
         for place in (0, len(part["rho"]) - 1):
-            at = f"{number(part['plain'][place])} at {part['rho'][place]:.4g}"
+            at = f"{number(part['plain'][place])} at {number(part['rho'][place])}"
             lines.append((*name, *slopes, at, number(part["corrected"][place])))
     return lines
 

@@ -7,6 +7,7 @@ import numpy as np
 
 from fedmuon.analysis.report.columns import Columns
 from fedmuon.analysis.report.findings import Rows, number
+from fedmuon.analysis.report.numbers import written
 from fedmuon.analysis.report.verdicts import Claim, Effect, Rule, unknown
 
 NEAR = 0.003  # of the printed value
@@ -44,7 +45,7 @@ def exceeded(rows: Columns) -> Claim:
     if not many.any():
         return unknown(sentence, "no row has more than one block")
     times = rows["joint_lower"][many] / rows["printed"][many]
-    detail = f"at least {times.min():.3g} to {times.max():.3g} times as large"
+    detail = f"at least {number(times.min(), 3)} to {number(times.max(), 3)} times as large"
     found = Effect.exact("joint over printed ε", times, _names(rows, many))
     return Claim(sentence, found, Rule(low=2.0, strict=True), detail)
 
@@ -83,7 +84,7 @@ def numbers(rows: Columns) -> Rows:
     for at in range(len(rows["name"])):
         held = {name: column[at] for name, column in rows.items()}
         bracket = f"{number(float(held['joint_lower']))} – {number(float(held['joint_upper']))}"
-        cells = [f"{held['blocks']:g}", f"{held['delta']:.0e}".replace("e-0", "e−")]
-        cells += [f"{held[name]:.5g}" for name in ("noise", "printed", "per_release")]
-        lines.append((str(held["name"]), *cells, bracket, f"{held['needed']:.5g}"))
+        cells = [f"{held['blocks']:g}", written(held["delta"], ".0e").replace("e−0", "e−")]
+        cells += [number(held[name], 5) for name in ("noise", "printed", "per_release")]
+        lines.append((str(held["name"]), *cells, bracket, number(held["needed"], 5)))
     return lines

@@ -6,6 +6,7 @@ import numpy as np
 
 from fedmuon.analysis.report.columns import Columns, where
 from fedmuon.analysis.report.findings import Rows
+from fedmuon.analysis.report.numbers import number
 from fedmuon.analysis.report.slopes import Curve, curve
 from fedmuon.analysis.report.verdicts import AT_MOST_ONE, NEGATIVE, Claim, Effect, Rule, counted
 
@@ -39,7 +40,7 @@ def within(rows: Columns) -> Claim:
         "every run.",
         Effect.exact("measured over bound", _share(part)),
         AT_MOST_ONE,
-        f"{_held(part)}; polar error ε ≤ {part['polar_error'].max():.3g}",
+        f"{_held(part)}; polar error ε ≤ {number(part['polar_error'].max(), 3)}",
     )
 
 

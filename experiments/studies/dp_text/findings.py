@@ -67,7 +67,7 @@ def within(ends: Columns) -> Claim:
         Effect.exact("spent over asked for", spent / target),
         AT_MOST_ONE,
         f"{spent.min():.4f} to {spent.max():.4f} of {number(float(target.max()))}, "
-        f"δ = {ends['delta'].max():.3g}, up to {ends['blocks'].max():.0f} blocks a step",
+        f"δ = {number(ends['delta'].max(), 3)}, up to {ends['blocks'].max():.0f} blocks a step",
     )
 
 

@@ -6,6 +6,7 @@ import numpy as np
 
 from fedmuon.analysis.report.columns import Columns, where
 from fedmuon.analysis.report.findings import Rows
+from fedmuon.analysis.report.numbers import number
 from fedmuon.analysis.report.slopes import curve
 from fedmuon.analysis.report.verdicts import AT_MOST_ONE, NEGATIVE, Claim, Effect, Rule
 
@@ -40,7 +41,7 @@ def within(rows: Columns) -> Claim:
         Effect.exact("measured over bound", judged),
         AT_MOST_ONE,
         f"{held.sum()} of {said.sum()} such runs, of {len(said)}{largest}; polar error ε ≤ "
-        f"{rows['polar_error'].max():.3g}",
+        f"{number(rows['polar_error'].max(), 3)}",
     )
 
 
@@ -53,7 +54,7 @@ def telling(rows: Columns) -> Claim:
         ratios.append(one["bound"][0] / one["ceiling"][0])
         known = (one["constant"][0] / one["ceiling"][0]) ** (-1 / POWER)
         shown.append(f"σ = {noise:g}: {one['bound'][0] / one['ceiling'][0]:.2f} times that, and "
-                     f"K_T T^(−1/6) is below it from T = {known:.2g} on")  # fmt: skip
+                     f"K_T T^(−1/6) is below it from T = {number(known, 2)} on")  # fmt: skip
     return Claim(
         "At the largest T the bound says more than ‖∇f‖_* ≤ √r mean cᵢ at every noise.",
         Effect.exact("bound over ceiling", ratios, [f"σ = {noise:g}" for noise in _noises(rows)]),

@@ -9,6 +9,7 @@ import numpy as np
 
 from fedmuon.analysis.report.columns import Columns, where
 from fedmuon.analysis.report.findings import Rows, number
+from fedmuon.analysis.report.numbers import written
 from fedmuon.analysis.report.slopes import Curve, Slope, curve, quotient
 from fedmuon.analysis.report.verdicts import Claim, Effect, Rule
 from fedmuon.analysis.theory.schedules import rate
@@ -166,4 +167,4 @@ def _line(one: Curve, alpha: float, wanted: str, more: str = "") -> tuple[str, .
 
 
 def _minus(value: float) -> str:
-    return f"{value:.3f}".replace("-", "−")
+    return written(value, ".3f")

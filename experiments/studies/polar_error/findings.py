@@ -87,7 +87,7 @@ def printed(rows: Columns) -> Claim:
         "001's (1 − τ²)^(2^T) for the cubic step holds too, and is larger.",
         Effect.exact("printed over proved", ratio),
         Rule(low=1.0, strict=True),
-        f"{ratio.min():.3g} to {ratio.max():.3g} times as large",
+        f"{number(ratio.min(), 3)} to {number(ratio.max(), 3)} times as large",
     )
 
 
@@ -99,7 +99,7 @@ def near(runs: Columns) -> Claim:
         Effect.exact("distance over D", share),
         AT_MOST_ONE,
         f"{(share <= 1).sum()} of {len(share)}; the largest is {share.max():.2f} of D, the "
-        f"smallest {share.min():.2g}",
+        f"smallest {number(share.min(), 2)}",
     )
 
 
@@ -118,8 +118,8 @@ def neighbours(runs: Columns) -> Claim:
         Effect.exact("perturbation over certificate", most, ("alone", "with both drifts", "tube")),
         AT_MOST_ONE,
         f"{alone.sum()} of {len(alone)} alone, {both.sum()} with both drifts, tubes {inside.sum()} "
-        f"of {len(inside)}; {least[0]:.3g} times the largest perturbation at best, and "
-        f"{least[1]:.3g} times with both drifts",
+        f"of {len(inside)}; {number(least[0], 3)} times the largest perturbation at best, and "
+        f"{number(least[1], 3)} times with both drifts",
     )
 
 

@@ -63,7 +63,7 @@ def sooner(times: Columns) -> Claim:
         "Up to three Newton–Schulz steps take less time than an SVD at every shape, here as there.",
         _timed("SVD's time over Newton–Schulz's", ratio, part, "to_svd"),
         Rule(low=1.0, strict=True),
-        f"the SVD takes {ratio.min():.2g} to {ratio.max():.2g} times as long",
+        f"the SVD takes {number(ratio.min(), 2)} to {number(ratio.max(), 2)} times as long",
     )
 
 
@@ -108,8 +108,8 @@ def slower(rows: Columns) -> Claim:
     """Printed: how much longer SVD takes to its last loss than q = 3, and what that says."""
     found = {name: slowdown(where(rows, table=name)) for name in _tables(rows)}
     shown = [
-        f"{name.split()[0]} {'≥ ' if bare else ''}{times:.2g} "
-        f"(P_gemm/P_svd ≥ {least_efficiency(times, 3, 2):.2g})"
+        f"{name.split()[0]} {'≥ ' if bare else ''}{number(times, 2)} "
+        f"(P_gemm/P_svd ≥ {number(least_efficiency(times, 3, 2), 2)})"
         for name, (times, bare) in found.items()
     ]
     return Claim(
@@ -142,7 +142,7 @@ def numbers(rows: Columns, times: Columns) -> Rows:
         lines.append((shape, f"{times['steps'][k]:.0f}", *shown))
     for name in _tables(rows):
         ratio, bare = slowdown(where(rows, table=name))
-        lines.append((name, "3", f"{'≥ ' if bare else ''}{ratio:.3g}, printed", "–", "–"))
+        lines.append((name, "3", f"{'≥ ' if bare else ''}{number(ratio, 3)}, printed", "–", "–"))
     return lines
 
 
