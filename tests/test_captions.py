@@ -1,11 +1,15 @@
 """What is said below a figure is of what was drawn in it."""
 
+import re
+
 import numpy as np
 from matplotlib.figure import Figure
 
-from fedmuon.analysis.report.captions import OF_LABELS, of_drawn
+from fedmuon.analysis.report.captions import CAPTIONS, OF_LABELS, of_drawn
 from fedmuon.analysis.report.figure import by_round, in_words
+from fedmuon.experiments.studies import known, part
 from fedmuon.experiments.studies.stability.figure import gap_and_bound
+from fedmuon.experiments.studies.training.figure import by_client
 
 
 def of(**more: np.ndarray) -> Figure:
@@ -28,6 +32,7 @@ def test_every_sentence_is_said_of_its_label_alone() -> None:
             figure = Figure()
             axes = figure.subplots()
             axes.plot([], [], label=label)
+            axes.plot([1], [np.nan], label=label)
             assert of_drawn(name, figure) == ""  # nothing was drawn
             if label == "symlog":
                 axes.set_yscale("symlog")
@@ -52,3 +57,28 @@ def test_curves_by_round_are_told_as_they_are() -> None:
     many = by_round({"a": two, "b": two[:1]})
     assert "a colour a row" in in_words(many) and "bands from the least" in in_words(many)
     assert "bands" not in in_words(by_round({"a": two[:1], "b": two[1:]}))
+
+
+def accounts(target: float) -> Figure:
+    """Two clients of two variants that spend alike."""
+    rows = {"variant": ["a", "a", "b", "b"], "x": [np.nan] * 4, "seed": [0] * 4,
+            "epsilon": [1.0, 2.0] * 2, "target": [target] * 4}  # fmt: skip
+    return by_client({name: np.array(one) for name, one in rows.items()}, ["a", "b"])
+
+
+def test_a_target_is_told_and_drawn_where_there_is_one() -> None:
+    """Runs whose noise is given have none: 0 in their table."""
+    held, given = accounts(4.0), accounts(0.0)
+    assert "dashed" in of_drawn("clients", held) and of_drawn("clients", given) == ""
+    assert [len(one.axes[0].lines) for one in (held, given)] == [2, 1]
+
+
+SIDES = re.compile(r"Left(?! of)|Right(?! of)|[;,] right(?! of)|[Oo]n the (?:left|right)")
+
+
+def test_captions_name_no_side_of_a_picture() -> None:
+    """On a narrow page panels lie below each other."""
+    pictures = [one for kind in known() for one in getattr(part(kind, "figure"), "PICTURES", ())]
+    texts = [*CAPTIONS.values(), *(one.caption for one in pictures)]
+    assert len(pictures) > 10 and SIDES.search("Left the bound, right the perturbation")
+    assert not [text for text in texts if SIDES.search(text)]

@@ -1,21 +1,27 @@
 """The parts of a page: tables taken apart and written beside it, cards, words, captions, JSON."""
 
 import csv
+import io
 import json
+import re
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
 from conftest import small
 from made_suite import phase_grid, write
+from rich.console import Console
 
-from fedmuon.analysis.report import page
-from fedmuon.analysis.report.claims import suite_claims
+from fedmuon import analysis, experiments
+from fedmuon.analysis.report import page, style
+from fedmuon.analysis.report.claims import Columns, suite_claims
 from fedmuon.analysis.report.glossary import terms_of
+from fedmuon.analysis.report.numbers import digits, number, written
+from fedmuon.analysis.report.slopes import Slope
 from fedmuon.analysis.report.tables import apart, as_csv, as_latex, slug
 from fedmuon.config import Config
 from fedmuon.experiments.laboratory.card import card, shown
+from fedmuon.experiments.laboratory.facts import facts
 from fedmuon.experiments.report import gather, write_report
 from fedmuon.experiments.studies.training import figure
 from fedmuon.experiments.suites import contents
@@ -39,6 +45,30 @@ def test_values_and_intervals_have_columns_of_their_own() -> None:
     assert cells[2] == ["  lost", "–", "", "1 of 2 diverged", "", "3"]
     plain = ("a ± b", "x"), [("1 ± 2", "bound (1 to 2)")]
     assert apart(*plain) == (list(plain[0]), [list(plain[1][0])])  # names, and what is no number
+
+
+@pytest.mark.parametrize("value", [-0.5, 1.5e-5, -1.5e-7, -123456.0])
+def test_people_read_one_minus_and_programs_another(value: float) -> None:
+    """On a page, in a figure, in a terminal U+2212; what is saved beside a page reads back."""
+    console = Console(width=80, file=io.StringIO())
+    console.print(facts("", [("loss", value)]))
+    assert isinstance(console.file, io.StringIO)
+    people = [number(value), digits(value), written(value, "+.3g"), f"{Slope(value, value, value)}"]
+    people += [style.compact(value), style.plain(value), console.file.getvalue()]
+    assert all("-" not in one for one in people) and "−" in "".join(people)
+    cells = ["a", number(value), digits(value)]
+    (_, *read) = as_csv(["", "x", "y"], [cells]).decode().splitlines()[1].split(",")
+    latex = as_latex(["", "x", "y"], [cells], "").decode()
+    assert [float(one) for one in read] == pytest.approx([value, value], rel=1e-3)
+    assert "−" not in latex and "$-$" in latex
+
+
+def test_a_minus_is_made_at_one_place() -> None:
+    rooms = (Path(room.__path__[0]) for room in (analysis, experiments))
+    files = [file for room in rooms for file in room.rglob("*.py")]
+    swapped = re.compile(r"replace\(.-., .−.\)")
+    made = [file.name for file in files if swapped.search(file.read_text(encoding="utf-8"))]
+    assert len(files) > 100 and made == ["numbers.py"]
 
 
 def test_tables_beside_the_page_read_back(folder: Path) -> None:
@@ -124,9 +154,9 @@ def test_what_a_suites_file_says_keeps_its_paragraphs_items_and_tables() -> None
         assert contents.told(name), name
 
 
-def curves(*names: str) -> dict[str, Any]:
-    rows = [(name, np.nan, seed, number, 1 / number) for name in names for seed in (0, 1)
-            for number in (1, 2)]  # fmt: skip
+def curves(*names: str) -> Columns:
+    rows = [(name, np.nan, seed, number, (1 + 0.1 * seed) / number)
+            for name in names for seed in (0, 1) for number in (1, 2)]  # fmt: skip
     columns = dict(
         zip(("variant", "x", "seed", "round", "train_loss"), zip(*rows, strict=True), strict=True)
     )
@@ -135,12 +165,41 @@ def curves(*names: str) -> dict[str, Any]:
 
 
 def test_captions_say_what_was_drawn() -> None:
-    plain = figure.in_words(figure.curves(curves("SGD", "Muon"), ["SGD", "Muon"], "round"))
-    assert "held out solid, train dashed; bands" in plain and "dotted" not in plain
-    names = ["SGD", "SGD + DiSK"]
-    added = figure.in_words(figure.curves(curves(*names), names, "round"))
+    plain = of_curves(curves("SGD", "Muon"))
+    assert "solid, train dashed; lines are means over seeds; bands" in plain
+    assert "growing gap" in plain and "dotted" not in plain and "diverged" not in plain
+    added = of_curves(curves("SGD", "SGD + DiSK"))
     assert "dotted, with hollow marks" in added and "(SGD + DiSK), train dashed" in added
     assert "dash-dotted where held-out is dotted" in added
-    many = ["a", "b", "c", "d", "e"]
-    alone = figure.in_words(figure.curves(curves(*many), many, "round"))
+    alone = of_curves(curves("a", "b", "c", "d", "e"))
     assert "held-out ones alone, solid" in alone and "dashed" not in alone and "bands" not in alone
+    assert "growing gap" not in alone
+
+
+def of_curves(rows: Columns) -> str:
+    names = list(dict.fromkeys(rows["variant"].tolist()))
+    return figure.in_words(rows, figure.curves(rows, names, "round"))
+
+
+def test_of_one_seed_no_mean_is_told_and_of_runs_that_lasted_no_end() -> None:
+    rows = curves("SGD", "Muon")
+    one = of_curves({name: column[rows["seed"] == 0] for name, column in rows.items()})
+    assert "mean" not in one and "bands" not in one and "diverged" not in one
+    losses = np.where((rows["variant"] == "SGD") & (rows["round"] == 2), np.nan, 1.0)
+    assert "a line ends where a run diverged" in of_curves(dict(rows) | {"test_loss": losses})
+
+
+def ends(*names: str, seeds: int = 2) -> str:
+    rows = [
+        (name, x, seed, x + seed) for name in names for x in (1.0, 2.0) for seed in range(seeds)
+    ]
+    columns = zip(("variant", "x", "seed", "accuracy"), zip(*rows, strict=True), strict=True)
+    runs = {name: np.array(column) for name, column in columns}
+    return figure.ends_in_words(figure.terminal(runs, names, ["accuracy"], "x"))
+
+
+def test_bars_and_hollow_marks_are_named_where_there_are_any() -> None:
+    assert ends("SGD", seeds=1) == ""
+    assert ends("SGD").endswith("to the largest.") and "mean over seeds" in ends("SGD")
+    assert "overlap" in ends("SGD", "Muon") and "hollow" not in ends("SGD", "Muon")
+    assert ends("SGD", "SGD + DiSK", seeds=1).startswith("A hollow mark")

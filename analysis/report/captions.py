@@ -2,6 +2,8 @@
 
 from typing import Any
 
+import numpy as np
+
 TITLES = {
     "phase": "Step size and regularization (001, Figure 2)",
     "scaling-lr": "Step size",
@@ -17,22 +19,18 @@ TITLES = {
     "clients": "What each client has spent",
     "epsilon": "Accuracy at each ε",
 }
-_MEANS = "Lines are means over seeds and end where a run diverged. "
-_LINES = (
-    "Points are runs and lines their means, on log axes; every other setting is averaged over. "
-    "The certificate is the mean over the neighbours that were tried. "
-)
+_LINES = "Points are runs and lines their means; every other setting is averaged over. "
 CAPTIONS = {
     "phase": (
-        "Left the bound, right the mean perturbation ‖X − X′‖_F, averaged over all runs with that "
-        "η and λ; colours are on a log scale. Both should grow to the right and upwards. A bound "
-        "of B or more, the range of the loss, is vacuous: no gap exceeds it."
+        "The bound and the mean perturbation ‖X − X′‖_F, each averaged over all runs with that η "
+        "and λ. Both should grow to the right and upwards. A bound of B or more, the range of the "
+        "loss, is vacuous: no gap exceeds it."
     ),
     "scaling-lr": _LINES + "Bound and perturbation should rise with η.",
     "scaling-lambda": _LINES + "Bound and perturbation should rise with 1/√λ.",
     "scaling-n": _LINES
     + (
-        "Both should fall with n. The perturbation should run beside slope −1, as replacing one of "
+        "Both should fall with n. The perturbation should fall with slope −1, as replacing one of "
         "n samples moves a client's gradient by at most 2G/n_i; the bound falls more slowly, "
         "because part of it shrinks only like 1/√n."
     ),
@@ -45,42 +43,36 @@ CAPTIONS = {
         "its bound."
     ),
     "census": (
-        "Left, every neighbour that was run, client by client with the smallest perturbation at "
-        "the left of its strip; right, which share of all neighbours reaches how much."
+        "First every neighbour that was run, client by client with the smallest perturbation at "
+        "the left of its strip; then which share of all neighbours moved the model how much at "
+        "most."
     ),
-    "curves": _MEANS
-    + (
-        "Lower losses and higher accuracies are better; a held-out loss that leaves its train "
-        "loss upwards is a growing gap."
-    ),
-    "curves-seconds": _MEANS
-    + (
+    "curves": "Lower losses and higher accuracies are better.",
+    "curves-seconds": (
         "The same against the seconds that the rounds took, evaluation left out: a variant that "
         "needs fewer rounds wins here only if its rounds are not dearer by more."
     ),
-    "followed": _MEANS
-    + "Every line is one value of the sweep, or a variant that the sweep leaves alone.",
+    "followed": "A line is one value of the sweep.",
     "clients": (
         "Every client has an account of its own: how large its share of examples in a lot is, and "
-        "how often it took part. The noise is the least that keeps the client with the most below "
-        "the target, so that no point may lie above the dashed line. Optimizers that clip alike "
-        "spend alike, so a line stands for all of them."
+        "how often it took part. A colour is a seed, whose line stands for all variants that spend "
+        "alike."
     ),
     "epsilon": (
-        "Each mark is the mean over seeds of where the runs with one noise multiplier end, at the "
-        "ε that this noise spends; bars, set side by side, reach from the smallest to the largest. "
-        "Higher and further left is better. Accuracies were measured on held-out samples and are "
-        "not released, and what was tried to find step sizes and bounds is in no ε."
+        "Each mark is where the runs with one noise multiplier end, at the ε that this noise "
+        "spends. Higher and further left is better. Accuracies were measured on held-out samples "
+        "and are not released, and what was tried to find step sizes and bounds is in no ε."
     ),
-    "terminal": (
-        "Each mark is the mean over seeds of where the runs with that value end; bars, set side by "
-        "side, reach from the smallest to the largest. Where bars of two variants overlap widely, "
-        "these seeds do not tell them apart. A hollow mark adds something to the full mark of its "
-        "colour."
-    ),
+    "terminal": "Each mark is where the runs with that value end.",
 }
 # What is said only where something of that label was drawn, or an axis has that scale.
+_SCALING = {"mean certificate": "The certificate is the mean over the neighbours that were tried."}
 OF_LABELS = {
+    **dict.fromkeys(("scaling-lr", "scaling-lambda", "scaling-n"), _SCALING),
+    "clients": {
+        "target": "The noise is the least that keeps the client with the most below the target: "
+        "no point may lie above the dashed line.",
+    },
     "exposure": {
         "certificate": "No point may lie above the certificate.",
         "the same label": "A replacement that keeps the label moves the model less than one that "
@@ -115,8 +107,14 @@ def of_drawn(name: str, figure: Any) -> str:
 
 
 def _drawn(figure: Any) -> list[str]:
-    """The labels of everything that has points, and the scales of the axes."""
+    """The labels of everything that has finite points, and the scales of the axes."""
     pairs = [zip(*axes.get_legend_handles_labels(), strict=True) for axes in figure.axes]
     held = [(one, str(label)) for pair in pairs for one, label in pair]
-    labels = [label for one, label in held if not hasattr(one, "get_xdata") or len(one.get_xdata())]
+    labels = [label for one, label in held if _seen(one)]
     return [*labels, *(axes.get_yscale() for axes in figure.axes)]
+
+
+def _seen(drawn: Any) -> bool:
+    """Whether anything of a line is there; what is no line is."""
+    ends = np.asarray(drawn.get_ydata(), dtype=float) if hasattr(drawn, "get_ydata") else [0.0]
+    return bool(np.isfinite(ends).any())

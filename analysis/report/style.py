@@ -17,15 +17,17 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter, LogLocator, MaxNLocator, NullFormatter, NullLocator
 
 from fedmuon.analysis.report.columns import Columns as Columns
+from fedmuon.analysis.report.numbers import written
 from fedmuon.errors import InputError
 from fedmuon.files import write_bytes
 
 Given = ParamSpec("Given")
 WIDE, NARROW = 6.8, 3.5  # inches
 DPI, SCREEN = 200, 100
-# Okabe and Ito's palette, from dark to light.
+# Okabe and Ito's palette, orange and sky darker: at least 3:1 to white and to the dark page (WCAG
+# 2.2, 1.4.11) of all that is opaque.
 BLUE, RED, GREEN, ORANGE, SKY, PINK = (
-    "#0072B2", "#D55E00", "#009E73", "#E69F00", "#56B4E9", "#CC79A7",
+    "#0072B2", "#D55E00", "#009E73", "#C08400", "#3A96CE", "#CC79A7",
 )  # fmt: skip
 BLACK, GREY = "#000000", "#707070"
 ON_DARK, ON_LIGHT = "#fefefe", "#010101"  # on a colour, which a dark page leaves as it is
@@ -148,7 +150,7 @@ def plain(value: float) -> str:
     """A level as short as can be: 20000 is 20k, 0.005 stays."""
     if value >= 1000 and value % 100 == 0:
         return f"{value / 1000:g}k"
-    return f"{value:.0f}" if 1000 <= value < 1e5 else f"{value:.3g}"
+    return f"{value:.0f}" if 1000 <= value < 1e5 else written(value, ".3g")
 
 
 def compact(value: float) -> str:
@@ -156,13 +158,13 @@ def compact(value: float) -> str:
     if not np.isfinite(value):
         return "–"
     if value == 0 or 0.01 <= abs(value) < 1000:
-        return f"{value:#.2g}".rstrip(".").replace("-", "−")
+        return written(value, "#.2g").rstrip(".")
     return _scientific(value, 1)
 
 
 def _scientific(value: float, digits: int) -> str:
     mantissa, power = f"{value:.{digits}e}".split("e")
-    return f"{mantissa}e{int(power)}".replace("-", "−")
+    return f"{written(float(mantissa), f'.{digits}f')}e{written(int(power), 'd')}"
 
 
 def log_x(axes: Axes) -> None:

@@ -131,7 +131,7 @@ def _paths(axes: Axes) -> None:
     moved = np.array([[one["perturbation"] for one in run] for run in runs])
     allowed = np.array([[one["certificate"] for one in run] for run in runs])
     for k, path in enumerate(moved.T):
-        axes.plot(rounds, path, color=style.BLUE, lw=0.8, alpha=0.7,
+        axes.plot(rounds, path, color=style.BLUE, lw=0.8,
                   label="neighbours, measured" if k == 0 else None)  # fmt: skip
     axes.plot(rounds, allowed.max(axis=1), color=style.BLACK, lw=1.6, label="certificate")
     axes.set_xlabel("round")

@@ -6,6 +6,7 @@ from matplotlib.figure import Figure
 
 from fedmuon.analysis.report import style
 from fedmuon.analysis.report.claims import DRAWS, Columns, expected_maximum, share
+from fedmuon.analysis.report.numbers import number
 
 
 @style.styled
@@ -38,7 +39,7 @@ def _strips(axes: Axes, neighbours: Columns) -> None:
         mine = np.flatnonzero(neighbours["client"] == i)
         rank[mine] = place + spread(len(mine))[np.argsort(np.argsort(moved[mine], kind="stable"))]
     up, size = moved > 0, 1.8 if len(moved) > 300 else 3.5
-    axes.plot(rank[up], moved[up], "o", color=style.BLUE, ms=size, mew=0, alpha=0.5,
+    axes.plot(rank[up], moved[up], "o", color=style.BLUE, ms=size, mew=0,
               rasterized=True, label="one neighbour")  # fmt: skip
     _certificates(axes, neighbours, clients)
     _idle(axes, neighbours, clients)
@@ -89,10 +90,10 @@ def _shares(axes: Axes, neighbours: Columns) -> None:
     if np.isnan(part).any():
         part, name = neighbours["perturbation"], r"perturbation $\Vert X-X'\Vert_F$"
     axes.ecdf(part, color=style.BLUE, lw=1.6, label=f"all {len(part)} neighbours")
-    axes.axvline(part.max(), color=style.BLACK, lw=1.2, label=f"largest: {part.max():.3g}")
+    axes.axvline(part.max(), color=style.BLACK, lw=1.2, label=f"largest: {number(part.max(), 3)}")
     if len(part) >= 10 * DRAWS:  # fewer say little of what other draws would show
         mean = expected_maximum(part, DRAWS)
-        label = f"largest of {DRAWS} random, on average: {mean:.3g}"
+        label = f"largest of {DRAWS} random, on average: {number(mean, 3)}"
         axes.axvline(mean, color=style.ORANGE, lw=1.4, ls="--", label=label)
     axes.set_xlim(left=0)
     axes.set_ylim(0, 1.02)

@@ -47,7 +47,7 @@ PICTURES = (
         "attribution",
         correlations,
         "How well scores of train samples foretell exact runs without them",
-        "Left, runs without one sample; right, on halves of all samples, by the sum of the scores "
-        "of those who stayed. Bars are 95% intervals over test samples.",
+        "Runs of leave-one-out lack one sample; those on halves of all are foretold by the sum of "
+        "the scores of those who stayed. Bars are 95% intervals over test samples.",
     ),
 )

@@ -34,7 +34,8 @@ PICTURES = (
         by_noise,
         "Excess loss of the last iterate by noise level",
         "Relative to noisy gradient descent, which is 1; below 1 is better. Intervals are 95% "
-        "of the mean difference from it: methods share the noise of a seed and level. Left one "
-        "step size for all, right each method's best step size and gain at each level.",
+        "of the mean difference from it: methods share the noise of a seed and level. "
+        "Under `one step size` all share it, under `tuned` each has its best step size and gain at "
+        "each level.",
     ),
 )

@@ -7,6 +7,7 @@ from fedmuon.analysis.report import style
 from fedmuon.analysis.report.claims import Columns
 from fedmuon.analysis.report.columns import where
 from fedmuon.analysis.report.findings import Picture
+from fedmuon.analysis.report.numbers import written
 from fedmuon.analysis.report.slopes import curve
 
 
@@ -25,7 +26,7 @@ def gains(rows: Columns, narrow: bool = False) -> Figure:
             bound = curve(part, "gain", "bound")
             axes.plot(bound.sizes, bound.means, "--", color=look[0], marker=look[1], ms=3, lw=1.2)
         axes.plot([], [], "--", color=style.BLACK, lw=1.2, label="bound (small full marks)")
-        axes.set_title(f"γ = {reach:g}".replace("-", "−"), loc="left")
+        axes.set_title(f"γ = {written(reach, 'g')}", loc="left")
         style.levels_on_x(axes, np.unique(grid["gain"]))
         axes.set_xlabel("gain κ")
     style.alike(panels, log=True)

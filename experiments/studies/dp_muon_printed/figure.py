@@ -16,7 +16,7 @@ def printed(rows: Columns, narrow: bool = False) -> Figure:
     figure, (axes,) = canvas(1, narrow, 2.4 if narrow else 2.2)
     at = np.arange(len(rows["name"]))[::-1]
     low, high = rows["joint_lower"], rows["joint_upper"]
-    axes.hlines(at, rows["printed"], high, color=RED, lw=0.8, alpha=0.5)
+    axes.hlines(at, rows["printed"], high, color=RED, lw=0.8)
     axes.errorbar(high, at, xerr=[high - low, np.zeros_like(high)], fmt="s", color=RED, ms=5,
                   label="certified (joint)")  # fmt: skip
     axes.plot(rows["printed"], at, "o", color=BLACK, mfc="none", ms=8, label="printed")

@@ -44,9 +44,9 @@ PICTURES = (
         "dp-stationarity",
         norms_and_bounds,
         "Mean nuclear norm of the gradient beside its bound",
-        "Points are means over seeds, with 95% intervals, which are mostly smaller than the "
-        "points; dashed lines of the same colour are Theorem 3.4's bound. On the right it is "
-        "drawn for comparison only: the theorem does not cover the correction. The dotted "
+        "Points are means over seeds, with 95% intervals; dashed lines of the same colour are "
+        "Theorem 3.4's bound. Beside the corrected method it is drawn for comparison only: the "
+        "theorem does not cover the correction. The dotted "
         "line is the nuclear norm that no gradient of this problem exceeds: a bound above it "
         "says nothing.",
     ),

@@ -18,11 +18,19 @@ def learning(ends: Columns, rows: Columns, narrow: bool = False) -> Figure:
         runs = [rows["loss"][mine & (rows["step"] == step)] for step in steps]
         low, mean, high = np.array([(v.min(), v.mean(), v.max()) for v in runs]).T
         axes.plot(steps, mean, color=colour, lw=1.4, marker=marker, ms=4, mfc="none", label=name)
-        axes.fill_between(steps, low, high, color=colour, alpha=0.15, lw=0)
+        if (high > low).any():
+            axes.fill_between(steps, low, high, color=colour, alpha=0.15, lw=0)
     axes.set_xlabel("private step")
     axes.set_ylabel("held-out NLL of a target token")
     legend_below(figure, axes, 2 if narrow else len(methods))
     return figure
+
+
+def in_words(figure: Figure) -> str:
+    """What a line with a band is, where there are bands."""
+    (axes,) = figure.axes
+    said = "A line is the mean over seeds, its band their least and largest."
+    return said * bool(axes.collections)
 
 
 PICTURES = (
@@ -31,7 +39,7 @@ PICTURES = (
         learning,
         "Held-out negative log-likelihood by private step",
         "The mean over held-out sentences of the mean over their tokens; lower is better. All "
-        "methods begin from one decoder and spend the same joint ε (zero-out) in all. A line is "
-        "the mean over seeds, its band their least and largest.",
+        "methods begin from one decoder and spend the same joint ε (zero-out) in all.",
+        in_words,
     ),
 )

@@ -44,8 +44,8 @@ def _draw(above: Axes, below: Axes, rows: Columns, seen: np.ndarray, look: tuple
           kind: str, name: str) -> None:  # fmt: skip
     """One kind of constants in both panels."""
     colour, marker = look
-    above.plot(rows["share"][seen], rows["accuracy"][seen], marker, color=colour, ms=3, alpha=0.4,
-               mew=0, rasterized=True)  # fmt: skip
+    above.plot(rows["share"][seen], rows["accuracy"][seen], marker, color=colour, ms=2, mew=0,
+               rasterized=True)  # fmt: skip
     if not len(places := frontier(rows, seen)):
         return
     x, top = rows["share"][places], rows["accuracy"][places]

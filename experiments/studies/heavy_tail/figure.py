@@ -73,7 +73,7 @@ PICTURES = (
         "heavy-tail-slopes",
         slopes,
         "Fitted slopes beside the promised ones",
-        "Points at or below the line shrink at least as fast as promised. Left with the "
-        "schedule that knows α, right with the one that does not, whose guarantee is weaker.",
+        "Points at or below the line shrink at least as fast as promised. The "
+        "guarantee of the schedule that does not know α is weaker.",
     ),
 )

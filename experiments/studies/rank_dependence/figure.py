@@ -40,8 +40,8 @@ PICTURES = (
         "rank-dependence",
         dependence,
         "Mean nuclear norm of the gradient against the rank",
-        "Left: means over the longest run, with 95% intervals over seeds; the dotted line has "
-        "slope 1/2. Right: the slope in r of means over K steps. One Newton–Schulz step from "
+        "First means over the longest run, with 95% intervals over seeds, then the slope in r of "
+        "means over K steps; dotted lines are a slope of 1/2. One Newton–Schulz step from "
         "M/‖M‖_F leaves small singular values where r is large, so q = 1 follows SGD-M part "
         "of the way; the exact map does not.",
     ),

@@ -8,6 +8,7 @@ from matplotlib.ticker import FuncFormatter, MaxNLocator, SymmetricalLogLocator
 
 from fedmuon.analysis.report import style
 from fedmuon.analysis.report.claims import Columns, by_label, spearman
+from fedmuon.analysis.report.numbers import written
 
 QUANTITIES = ("bound", "mean_perturbation")
 
@@ -90,9 +91,9 @@ def _place(columns: Columns, factor: str) -> np.ndarray:
 
 
 def _series(axes: Axes, x: np.ndarray, y: np.ndarray, label: str) -> None:
-    """Every run as a faint point, and a line through the means of each level."""
+    """Every run as a hollow point, and a line through the means of each level."""
     levels = np.unique(x)
-    axes.plot(x, y, "o", color=style.BLUE, ms=3, alpha=0.45, mew=0, label="runs")
+    axes.plot(x, y, "o", color=style.BLUE, ms=3, mfc="none", mew=0.6, label="runs")
     average = [y[x == level].mean() for level in levels]
     axes.plot(levels, average, color=style.BLUE, marker="o", ms=4.5, label=label)
 
@@ -113,7 +114,7 @@ def exposure(neighbours: Columns, narrow: bool = False) -> Figure:
     kinds = zip(names, by_label(neighbours), style.SERIES, strict=False)
     for label, part, (colour, marker) in kinds:
         here = part & positive
-        axes.plot(at[0][here], at[1][here], marker, color=colour, ms=3, alpha=0.55, mew=0,
+        axes.plot(at[0][here], at[1][here], marker, color=colour, ms=2.5, mew=0,
                   rasterized=True, label=label)  # fmt: skip
     zero = finite & ~positive
     if zero.any():
@@ -189,4 +190,4 @@ def _scale(axes: Axes, runs: Columns) -> None:
         axes.yaxis.set_minor_locator(
             SymmetricalLogLocator(base=10, linthresh=linear, subs=list(range(2, 10)))
         )
-        axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
+        axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: written(value, "g")))

@@ -72,8 +72,9 @@ def curves(
     return figure
 
 
-def in_words(figure: Figure) -> str:
-    """What the lines of these curves are, read off the figure that was drawn."""
+def in_words(rows: Columns, figure: Figure) -> str:
+    """What the lines of these curves are, read off the figure that was drawn, and whether they are
+    means, off the rows of its variants."""
     loss, accuracy = figure.axes
     held = {
         kind: [str(line.get_label()) for line in accuracy.lines if line.get_linestyle() == kind]
@@ -86,8 +87,33 @@ def in_words(figure: Figure) -> str:
     said.append("dotted, with hollow marks, where a variant adds something to the full mark of its "
                 f"colour ({', '.join(held[':'])})" if held[":"] else "")  # fmt: skip
     said.append(f"train dashed{', dash-dotted where held-out is dotted' * added}" if train else "")
-    bands = "; bands reach from the smallest to the largest over seeds" if loss.collections else ""
-    return f"{', '.join(filter(None, said))}{bands}. Accuracies are those on held-out samples."
+    said = [", ".join(filter(None, said)), *_means_in_words(rows)]
+    said += ["bands reach from the smallest to the largest"] * bool(loss.collections)
+    growing = " A held-out loss that leaves its train loss upwards is a growing gap." * train
+    return f"{'; '.join(said)}. Accuracies are those on held-out samples.{growing}"
+
+
+def _means_in_words(rows: Columns) -> list[str]:
+    """Whether lines are means, and whether some end early."""
+    several = len(np.unique(rows["seed"])) > 1
+    lost = not (np.abs(rows["test_loss"]) < HUGE).all()
+    said = "lines are means over seeds" * several, "a line ends where a run diverged" * lost
+    return [*filter(None, said)]
+
+
+def ends_in_words(figure: Figure) -> str:
+    """What marks and bars of ends are, read off the figure that was drawn."""
+    axes = figure.axes[-1]
+    several, bars = len(axes.lines) > 1, bool(axes.collections)
+    said = [
+        "A mark is the mean over seeds, its bar reaches from the smallest to the largest"
+        f"{', beside those of other variants' * several}." * bars,
+        "Where bars of two variants overlap widely, these seeds do not tell them apart."
+        * (several and bars),
+        "A hollow mark adds something to the full mark of its colour."
+        * any(line.get_linestyle() == ":" for line in axes.lines),
+    ]
+    return " ".join(filter(None, said))
 
 
 def _means(rows: Columns, variant: str, x: float, by: str, measure: str) -> np.ndarray:
@@ -118,18 +144,19 @@ def _line(axes: Axes, points: np.ndarray, look: Look, label: str, band: bool) ->
 
 def _band(axes: Axes, points: np.ndarray, look: Look) -> None:
     at, _, low, high = points.T
-    axes.fill_between(at, low, high, color=look.colour, alpha=0.15, lw=0)
+    if (high > low).any():
+        axes.fill_between(at, low, high, color=look.colour, alpha=0.15, lw=0)
 
 
 def _with_bars(axes: Axes, points: np.ndarray, shift: float, look: Look, label: str) -> None:
     """Means on a line, with bars from the smallest to the largest; beside those of other variants,
     which would cover them."""
-    figure = axes.get_figure(root=True)
+    figure, varies = axes.get_figure(root=True), points[:, 3] > points[:, 2]
     assert figure is not None
     aside = axes.transData + ScaledTranslation(shift / 72, 0, figure.dpi_scale_trans)
     _line(axes, points, look, label, band=False).set_transform(aside)
-    axes.vlines(points[:, 0], points[:, 2], points[:, 3], color=look.colour, lw=0.9, alpha=0.7,
-                transform=aside)  # fmt: skip
+    if varies.any():
+        axes.vlines(*points[varies][:, [0, 2, 3]].T, color=look.colour, lw=0.9, transform=aside)
     ends = np.concatenate([points[:, [0, 2]], points[:, [0, 3]]])
     axes.update_datalim(ends[np.isfinite(ends).all(axis=1)])
     axes.autoscale_view()
@@ -215,11 +242,12 @@ def by_client(
         every = [
             rows["epsilon"][rows_of(rows, name, x) & (rows["seed"] == seed)] for name in variants
         ]
-        distinct = dict.fromkeys(tuple(np.sort(spent)) for spent in every)
+        distinct = dict.fromkeys(tuple(np.sort(spent)) for spent in every if len(spent))
         for number, spent in enumerate(distinct):
             axes.plot(np.arange(1, len(spent) + 1), spent, color=colour, marker=marker, ms=3.5,
                       lw=1, mfc="none", label="" if number else f"seed {seed:g}")  # fmt: skip
-    for target in np.unique(rows["target"][at_level(rows, x)]):
+    targets = np.unique(rows["target"][at_level(rows, x)])
+    for target in targets[targets > 0]:  # 0 is that of runs whose noise is given
         axes.axhline(target, color=style.BLACK, lw=1, ls="--", label="target")
     axes.set_xlabel("clients that took part, from the least spent")
     axes.set_ylabel(f"ε of the client (joint, {adjacency_of(rows)}, upper end)")

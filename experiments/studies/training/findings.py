@@ -10,6 +10,7 @@ import numpy as np
 
 from fedmuon.analysis.report.columns import MEND, Columns, read_table, require
 from fedmuon.analysis.report.comparisons import (
+    at_level,
     ended,
     judged,
     levels,
@@ -185,7 +186,8 @@ def _pictures(curves: Columns, runs: Columns, about: Mapping[str, Any]) -> list[
     ends = [_terminal(runs, about)] if sweep else []
     if sweep and sweep["key"] == "privacy.noise" and "epsilon" in runs:
         spent = runs, about["variants"]
-        ends.insert(0, Picture.known("epsilon", figure.by_epsilon, *spent))
+        by = Picture.known("epsilon", figure.by_epsilon, *spent, read=figure.ends_in_words)
+        ends.insert(0, by)
     along = [_followed(curves, sweep)] if sweep and sweep.get("follow") else []
     return [*ends, *_by_round_and_seconds(curves, about), *along]
 
@@ -193,14 +195,16 @@ def _pictures(curves: Columns, runs: Columns, about: Mapping[str, Any]) -> list[
 def _terminal(runs: Columns, about: Mapping[str, Any]) -> Picture:
     """Where the variants end, along the sweep."""
     measures, label = ("test_loss", "accuracy"), about["sweep"]["label"]
-    return Picture.known("terminal", figure.terminal, runs, about["variants"], measures, label)
+    given = runs, about["variants"], measures, label
+    return Picture.known("terminal", figure.terminal, *given, read=figure.ends_in_words)
 
 
 def _by_round_and_seconds(curves: Columns, about: Mapping[str, Any]) -> list[Picture]:
     """The curves at one value of the sweep, if there is one."""
     variants, sweep, at = about["variants"], about["sweep"], _drawn_at(about)
     where = f" at {sweep['label']} = {at:g}" if sweep else ""
-    shown = partial(Picture.known, where=where, read=figure.in_words)
+    rows = {name: column[at_level(curves, at)] for name, column in curves.items()}
+    shown = partial(Picture.known, where=where, read=partial(figure.in_words, rows))
     return [
         shown(name, figure.curves, curves, variants, by, at)
         for by, name in (("round", "curves"), ("train_seconds", "curves-seconds"))
@@ -212,7 +216,10 @@ def _followed(curves: Columns, sweep: Mapping[str, Any]) -> Picture:
     lines, names = followed(curves, sweep)
     where = sweep["follow"]
     given = lines, names, "round", np.nan
-    return Picture.known("followed", figure.curves, *given, where=where, read=figure.in_words)
+    read = partial(figure.in_words, lines)
+    made = Picture.known("followed", figure.curves, *given, where=where, read=read)
+    beside = " Beside them are variants that the sweep leaves alone." * bool(sweep["fixed"])
+    return replace(made, caption=made.caption + beside)
 
 
 def _drawn_at(about: Mapping[str, Any]) -> float:
