@@ -4,7 +4,8 @@ import numpy as np
 import pytest
 from scipy.stats import ttest_rel
 
-from fedmuon.analysis.report.comparisons import judged, luck, margin, near, sooner, terminal
+from fedmuon.analysis.report.chance import luck, near_chance
+from fedmuon.analysis.report.comparisons import judged, margin, near, sooner, terminal
 from fedmuon.analysis.report.deciding import with_command
 from fedmuon.analysis.report.verdicts import UNTESTABLE
 from fedmuon.experiments.studies.training import figure
@@ -62,6 +63,17 @@ def test_models_that_only_guess_compare_nothing() -> None:
     alone, _ = columns(good=[[0.84]], bad=[[0.88]])  # negative control: the seed is missing
     bare = terminal("good", "bad", "accuracy", alone, chance=0.15)
     assert bare.verdict == UNTESTABLE and with_command(bare, about).command
+
+
+def test_models_near_chance_are_counted() -> None:
+    """Up to half above a guess's accuracy, or three standard deviations of few samples; diverged
+    runs are not counted, nor is anything said of a task without classes."""
+    found = np.array([0.1, 0.149, 0.151, np.nan])
+    said = "2 of 3 runs ended near chance, with an accuracy of 0.1 to 0.149: a guess among 10"
+    assert near_chance(found, 10, 5000) == f"{said} classes has 0.1."
+    assert near_chance(found, 10, 100).startswith("Every run")
+    assert near_chance(found[2:], 10, 5000) == "" == near_chance(found, 1, 5000)
+    assert near_chance(np.array([0.6]), 2, 5000) == "" != near_chance(np.array([0.54]), 2, 5000)
 
 
 def test_near_is_within_a_share_either_way() -> None:

@@ -1,5 +1,6 @@
 """The report: complete, self-contained, escaped, refused when damaged, and fit for a telephone."""
 
+import io
 import json
 import re
 import shutil
@@ -11,9 +12,11 @@ import numpy as np
 import pytest
 from conftest import small
 from made_suite import made, phase_grid, summed, write
+from rich.console import Console
 
 from fedmuon.analysis.report.claims import suite_claims
 from fedmuon.errors import InputError
+from fedmuon.experiments.cli.show import suite_tables
 from fedmuon.experiments.laboratory.stability import execute
 from fedmuon.experiments.report import gather, write_report
 from fedmuon.experiments.run import execute as run
@@ -93,6 +96,24 @@ def test_it_says_what_it_stands_on_and_what_is_comparable(suite: Path) -> None:
         f"{runs['bound'].mean():.4g}",
     ):  # fmt: skip
         assert words in text, words
+
+
+def test_models_near_chance_are_told_beside_the_verdicts(tmp_path: Path) -> None:
+    """On the page, before the first verdict, and in the terminal; nothing of models that learned,
+    and of suites that did not say how many classes they have."""
+    runs, neighbours = phase_grid()
+    for accuracy, about, near in (
+        (0.1, {"guess": [10, 5000]}, True), (0.6, {"guess": [10, 5000]}, False), (0.1, {}, False)
+    ):  # fmt: skip
+        table = {**runs, "accuracy": np.full(len(runs["n"]), accuracy)}
+        folder = write(tmp_path / f"{accuracy}-{len(about)}", table, neighbours, **about)
+        text = write_report(folder).read_text(encoding="utf-8")
+        assert ("near chance" in text) == near
+        assert not near or text.index("near chance") < text.index("Verdicts")
+        console = Console(width=200, file=io.StringIO())
+        console.print(*suite_tables(*gather(folder)))
+        assert isinstance(console.file, io.StringIO)
+        assert ("Every run ended near chance" in console.file.getvalue()) == near
 
 
 def test_a_failed_claim_is_said_in_words(tmp_path: Path) -> None:

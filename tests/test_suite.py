@@ -188,6 +188,7 @@ def test_tables(own: str, tmp_path: Path) -> None:
     runs, lines = read(out / "runs.csv"), read(out / "neighbours.csv")
     assert list(runs[0])[:13] == HEAD.split()
     assert (len(runs), len(lines), summary["trajectories"]) == (16, 32, 48)
+    assert summary["guess"] == (10, 1797 // 5)
     assert {row["within"] for row in runs} == {"True"}
     assert all(float(row["perturbation"]) <= float(row["certificate"]) for row in lines)
     first = [float(row["perturbation"]) for row in lines[:2]]

@@ -40,13 +40,6 @@ def judged(
     return terminal(better, than, claim["measure"], runs, claim["sentence"], label, chance)
 
 
-def luck(classes: int, held_out: int) -> float:
-    """The accuracy up to which a model cannot be told from a guess among the classes: three
-    standard deviations above 1/classes on so many held-out samples."""
-    guess = 1 / classes
-    return float(guess + 3 * np.sqrt(guess * (1 - guess) / held_out))
-
-
 def name_of(measure: str) -> str:
     """A measure in words."""
     return NAMES.get(measure, measure.replace("_", " "))

@@ -76,6 +76,7 @@ class Findings:
     stands_on: str = ""
     assumptions: Sequence[str] = ()
     more: Sequence[Titled] = ()
+    caution: str = ""  # what the verdicts should not be read without
     about: Sequence[
         tuple[str, str]
     ] = ()  # in the box of the answer: scale, seeds, n, device, threads

@@ -46,14 +46,16 @@ def items(texts: Sequence[str]) -> str:
 
 
 def answer(
-    sentence: str, found: Mapping[Verdict, int], about: Sequence[tuple[str, str]], drawn: str
-) -> str:
-    """What was found in one sentence, how many claims have which verdict, of what, and a figure."""
+    sentence: str, found: Mapping[Verdict, int], about: Sequence[tuple[str, str]], drawn: str,
+    caution: str = "",
+) -> str:  # fmt: skip
+    """What was found in one sentence, how many claims have which verdict, what these should not be
+    read without, of what, and a figure."""
     each = "".join(f"<li>{mark(one)}: {number}</li>" for one, number in found.items() if number)
     tally = f'<ul class="tally">{each}</ul>' if each else ""
     return (
         f'<section class="answer"><div>{paragraph(sentence, "verdict")}'
-        f"{tally}{_pairs(about)}</div><div>{drawn}</div></section>"
+        f"{tally}{paragraph(caution)}{_pairs(about)}</div><div>{drawn}</div></section>"
     )
 
 

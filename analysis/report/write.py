@@ -110,7 +110,7 @@ class _Part:
         first, *figures = [*self._figures(), ""]
         result = f"{tally(part.claims, part.data)}."
         above = [
-            page.answer(result, counts(part.claims), part.about, first),
+            page.answer(result, counts(part.claims), part.about, first, part.caution),
             *([page.heading(3, "Verdicts"), page.claims(part.claims)] if part.claims else []),
             *([page.heading(3, "Figures")] if any(figures) else []),
             *figures,

@@ -244,6 +244,7 @@ def suite_tables(found: "Findings") -> list[Table | Text]:
     commands = dict.fromkeys(claim.command for claim in found.claims if claim.command)
     return [
         *([columns(title, ("claim", "verdict", "by how much"), claims, left=3)] if claims else []),
+        *([Text(f"{plain(found.caution, None)}\n")] if found.caution else []),
         *(Text(f"To decide what is open: {plain(one, None)}\n") for one in commands),
         columns(found.numbers_title, [_said(name) for name in found.head], numbers),
     ]

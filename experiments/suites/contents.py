@@ -172,3 +172,8 @@ def room(source: Source | None, test: Scalar = TEST) -> tuple[int, int]:
     n, parted = len(source.labels), source.official_test
     held = min(test, n - parted if parted else n // 5)
     return held, parted or n - held
+
+
+def guess(source: Source, config: Config) -> tuple[int, int]:
+    """Among how many classes a guess is, and on how many held-out samples it is judged."""
+    return max(1, source.classes), config.data.test

@@ -12,6 +12,7 @@ from fedmuon.config import Config
 from fedmuon.experiments.studies.stability import grid
 from fedmuon.experiments.studies.stability.grid import Published
 from fedmuon.experiments.studies.stability.stack import Stack
+from fedmuon.experiments.suites import contents
 from fedmuon.experiments.suites.contents import PUBLISHED_FOR, Asked, cell, merged
 from fedmuon.experiments.suites.suite import Rows, Work
 from fedmuon.federated import setup
@@ -95,6 +96,7 @@ class Stability(Work):
             "constant": config.stability.lipschitz,
             "delta": config.stability.delta,
             "machine": {"device": config.engine.device},
+            "guess": contents.guess(setup.source(config), config),
             "status": status.pop() if len(status) == 1 else "mixed",
             "assumptions": list(dict.fromkeys(chain(*(record["assumes"] for record in records)))),
         }

@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 
 from fedmuon.analysis.report import columns
+from fedmuon.analysis.report.chance import near_chance
 from fedmuon.analysis.report.claims import Columns, suite_claims, varying
 from fedmuon.analysis.report.findings import Findings, Picture, Rows, Titled, number
 from fedmuon.experiments.laboratory.findings import stands_on
@@ -47,6 +48,9 @@ def findings(folder: Path, about: Mapping[str, Any]) -> Findings:
         assumptions=[str(text) for text in about["assumptions"]],
         facts=("suite", "data", "scale", "trajectories", "seconds", "trajectories_per_second"),
         runs=_every(runs),
+        caution=near_chance(runs["accuracy"], *about["guess"])
+        if "guess" in about and "accuracy" in runs
+        else "",
     )
 
 

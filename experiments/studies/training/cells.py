@@ -172,7 +172,7 @@ class Training(Work):
 
     def summary(self, records: list[Record]) -> Record:
         """What the report needs to judge and draw; `times` with what is published of these data."""
-        source, suite = self.asked.data, self.suite
+        source, suite, config = self.asked.data, self.suite, self.cells[0].config
         if source not in suite.published:
             source = PUBLISHED_FOR.get(source, source)
         times = suite.times and suite.times.model_dump()
@@ -187,14 +187,9 @@ class Training(Work):
             "claims": [{**one.model_dump(), "also": suite.also} for one in suite.claims.values()],
             "published": self.published,
             "source": f"{suite.source} ({source})",
-            "machine": {"device": self.cells[0].config.engine.device},
-            "guess": _guess(self.cells[0].config),
+            "machine": {"device": config.engine.device},
+            "guess": contents.guess(setup.source(config), config),
         }
-
-
-def _guess(config: Config) -> tuple[int, int]:
-    """Among how many classes a guess is, and on how many held-out samples it is judged."""
-    return max(1, setup.source(config).classes), config.data.test
 
 
 def _everywhere(records: list[Record], sweep: Sweep | None) -> Iterator[Record]:

@@ -8,13 +8,13 @@ from typing import Any, TypeGuard
 
 import numpy as np
 
+from fedmuon.analysis.report.chance import luck, near_chance
 from fedmuon.analysis.report.columns import MEND, Columns, read_table, require
 from fedmuon.analysis.report.comparisons import (
     at_level,
     ended,
     judged,
     levels,
-    luck,
     name_of,
     rows_of,
 )
@@ -67,7 +67,14 @@ def findings(folder: Path, about: Mapping[str, Any]) -> Findings:
         more=[timetable(curves, about)] if about.get("times") else (),
         card=[*card_of(about), ("accuracy at the end", _reached(runs))],
         runs=_every(runs, label),
+        caution=near_chance(_accuracies(runs), *about["guess"]) if "guess" in about else "",
     )
+
+
+def _accuracies(runs: Columns) -> np.ndarray:
+    """Of every run once: one that is not swept has a row at each value."""
+    every = dict(zip(runs.get("run", range(len(runs["x"]))), runs["accuracy"], strict=True))
+    return np.array([*every.values()])
 
 
 def _reached(runs: Columns) -> str:
