@@ -18,7 +18,7 @@ from matplotlib.text import Text
 
 from fedmuon.analysis.report import style
 from fedmuon.analysis.report.claims import expected_maximum, share
-from fedmuon.analysis.report.figure import by_round
+from fedmuon.analysis.report.figure import by_round, in_words
 from fedmuon.analysis.report.sheet import PAPER
 from fedmuon.analysis.report.style import compact
 from fedmuon.experiments.laboratory.figure import by_exposure, census
@@ -257,8 +257,20 @@ def test_a_legend_of_long_names_has_fewer_columns(long: int, columns: int) -> No
     figure = by_round({str(k) * long: [records] for k in range(4)})
     (legend,) = figure.legends
     assert vars(legend)["_ncols"] <= columns
-    assert legend.get_window_extent().width <= figure.bbox.width or long == 400
-    assert len(legend.get_texts()) == 8
+    figure.draw_without_rendering()
+    assert legend.get_window_extent().width <= figure.bbox.width
+    assert len(legend.get_texts()) == 4
+    foot = legend.get_window_extent().y1
+    panels = [axes.get_window_extent() for axes in figure.axes]
+    assert all(one.height >= 1.5 * figure.dpi and one.y0 > foot for one in panels)
+
+
+def test_short_curves_are_seen_beside_long_ones() -> None:
+    long = [{"round": r, "train_loss": 1 / r} for r in range(1, 401)]
+    for many, scale in ((4, "log"), (40, "linear")):
+        figure = by_round({"a": [long], "b": [long[:many]]})
+        assert {axes.get_xscale() for axes in figure.axes} == {scale}
+        assert ("logarithmic" in in_words(figure)) == (scale == "log")
 
 
 @pytest.mark.parametrize(

@@ -8,7 +8,8 @@ import numpy as np
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
-from fedmuon.analysis.report.style import SERIES, canvas, legend_below, styled
+from fedmuon.analysis.report.overlay import UNEVEN
+from fedmuon.analysis.report.style import SERIES, canvas, legend_below, log_x, styled
 
 Records = Sequence[Mapping[str, Any]]
 LEFT_OUT = ("train_seconds", "seconds", "round", "test_gap", "client_loss")
@@ -32,15 +33,22 @@ def by_round(curves: Mapping[str, Sequence[Records]], narrow: bool = False) -> F
         colour = SERIES[place % len(SERIES)][0]
         for other, (loss, look) in enumerate(LOSSES.items()):
             label = loss.replace("_", " ")
-            label, hue = (label, SERIES[other][0]) if single else (f"{name}, {label}", colour)
+            label, hue = (label, SERIES[other][0]) if single else (f"_{name}, {label}", colour)
             _draw(panels[0], runs, loss, hue, look, label)
+        if not single:
+            panels[0].plot([], [], color=colour, label=name)  # one label for all its losses
         for axes, measure in zip(panels[1:], measures, strict=True):
             _draw(axes, runs, measure, colour, PLAIN, "")
+    if uneven := _uneven(curves):
+        panels[0].set_xscale("log")
     for axes, measure in zip(panels, ["loss", *measures], strict=True):
         axes.set_ylabel(measure.replace("_", " "))
         axes.set_xlabel("round")
         axes.set_xlim(panels[0].get_xlim())
-        axes.xaxis.set_major_locator(MaxNLocator(6, steps=[1, 2, 5, 10], integer=True))
+        if uneven:
+            log_x(axes)
+        else:
+            axes.xaxis.set_major_locator(MaxNLocator(6, steps=[1, 2, 5, 10], integer=True))
     legend_below(figure, panels[0], 1 if narrow else 3 if single else 2)
     return figure
 
@@ -48,12 +56,14 @@ def by_round(curves: Mapping[str, Sequence[Records]], narrow: bool = False) -> F
 def in_words(figure: Figure) -> str:
     """What the lines of these curves are, read off the figure that was drawn."""
     losses, *_ = figure.axes
-    labels = [str(line.get_label()) for line in losses.lines]
+    labels = [str(line.get_label()) for line in losses.lines if len(np.asarray(line.get_xdata()))]
     kinds = [f"{word} the {loss}" for loss, word in WORDS.items()
              if any(label.endswith(loss) for label in labels)]  # fmt: skip
     several = any("," in label for label in labels)
     bands = any(axes.collections for axes in figure.axes)
-    said = ["a colour a row of the table" if several else "", ", ".join(kinds),
+    log = losses.get_xscale() == "log"
+    said = ["rounds on a logarithmic axis" * log,
+            "a colour a row of the table" if several else "", ", ".join(kinds),
             "means over seeds, bands from the least to the largest" if bands else ""]  # fmt: skip
     return f"By round: {'; '.join(filter(None, said))}."
 
@@ -69,6 +79,12 @@ def _measures(curves: Mapping[str, Sequence[Records]]) -> list[str]:
         if isinstance(value, float)
     ]
     return [name for name in dict.fromkeys(numbers) if name not in (*LEFT_OUT, *LOSSES)][:2]
+
+
+def _uneven(curves: Mapping[str, Sequence[Records]]) -> bool:
+    """Whether a run is so long that a shorter one could not be seen beside it."""
+    lengths = [records[-1]["round"] for runs in curves.values() for records in runs if records]
+    return max(lengths, default=0) > UNEVEN * min(lengths, default=0)
 
 
 def _draw(

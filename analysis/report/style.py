@@ -3,6 +3,7 @@
 import contextlib
 import io
 import logging
+import textwrap
 from collections.abc import Callable, Iterator, Sequence
 from functools import wraps
 from pathlib import Path
@@ -14,6 +15,7 @@ from matplotlib.axes import Axes
 from matplotlib.axis import Axis
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
+from matplotlib.legend import Legend
 from matplotlib.ticker import FuncFormatter, LogLocator, MaxNLocator, NullFormatter, NullLocator
 
 from fedmuon.analysis.report.columns import Columns as Columns
@@ -24,6 +26,7 @@ from fedmuon.files import write_bytes
 Given = ParamSpec("Given")
 WIDE, NARROW = 6.8, 3.5  # inches
 DPI, SCREEN = 200, 100
+LEGEND, MARGIN = 0.7, 6  # inches of a figure for its labels; characters beside one that is broken
 # Okabe and Ito's palette, orange and sky darker: at least 3:1 to white and to the dark page (WCAG
 # 2.2, 1.4.11) of all that is opaque.
 BLUE, RED, GREEN, ORANGE, SKY, PINK = (
@@ -90,14 +93,26 @@ def canvas(
 
 def legend_below(figure: Figure, axes: Axes, columns: int) -> None:
     """The labels of one panel, which all share, below the whole figure; in fewer columns than
-    asked for where labels are long."""
+    asked for where labels are long, and on lines of their own where one is too long for that. The
+    figure grows by what many labels take, and its panels keep their height."""
     handles, labels = axes.get_legend_handles_labels()
     for count in range(columns, 0, -1):
-        made = figure.legend(handles, labels, loc="outside lower center", ncols=count,
-                             handlelength=1.6, columnspacing=1.2, handletextpad=0.5)  # fmt: skip
-        if count == 1 or made.get_window_extent().width <= figure.bbox.width:
-            return
-        made.remove()
+        made = _below(figure, handles, labels, count)
+        wide = made.get_window_extent().width / figure.bbox.width
+        if wide > 1:
+            made.remove()
+        else:
+            break
+    else:
+        least = int(max(map(len, labels)) / wide) - MARGIN
+        made = _below(figure, handles, [textwrap.fill(one, least) for one in labels], 1)
+    more = made.get_window_extent().height / figure.dpi - LEGEND
+    figure.set_figheight(figure.get_figheight() + max(0.0, more))
+
+
+def _below(figure: Figure, handles: Sequence[Any], labels: Sequence[str], columns: int) -> Legend:
+    return figure.legend(handles, labels, loc="outside lower center", ncols=columns,
+                         handlelength=1.6, columnspacing=1.2, handletextpad=0.5)  # fmt: skip
 
 
 def legend(axes: Axes, columns: int) -> None:
