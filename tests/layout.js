@@ -1,10 +1,16 @@
 // Measures every framed copy of a page, and leaves what it found as the document's text.
+const shown = (one) => {
+  // Text of an SVG has its boxes where a group of it is not drawn, too.
+  for (let at = one; at; at = at.parentElement)
+    if (at.ownerDocument.defaultView.getComputedStyle(at).display === "none") return false;
+  return one.checkVisibility(); // false of what is folded
+};
 const boxes = (root, make) => {
   const found = [];
   const walk = root.createTreeWalker(root.body, NodeFilter.SHOW_TEXT);
   for (let node; (node = walk.nextNode()); ) {
     if (!node.data.trim() || node.parentElement.closest("style, script")) continue;
-    if (!node.parentElement.checkVisibility()) continue; // folded
+    if (!shown(node.parentElement)) continue;
     const range = root.createRange();
     range.selectNodeContents(node);
     for (const box of range.getClientRects()) if (box.width * box.height > 0) found.push(make(box, node));
@@ -42,6 +48,23 @@ const labels = (root) => {
   }
   return wrong;
 };
+const overlaid = (root) => {
+  // The drawing of all runs, measure by measure: its labels and how small they are.
+  const found = { covered: [], outside: [], sizes: [] };
+  for (const radio of root.querySelectorAll(".overlay input[type=radio]")) {
+    radio.click();
+    const svg = root.querySelector(".overlay > svg");
+    const frame = svg.getBoundingClientRect();
+    const list = [...svg.querySelectorAll("text")].filter(shown)
+      .map((one) => plain(one.getBoundingClientRect(), one, one.textContent));
+    const style = (one) => root.defaultView.getComputedStyle(one.of);
+    found.sizes.push(...list.map((one) => (parseFloat(style(one).fontSize) * frame.width) / svg.viewBox.baseVal.width));
+    found.outside.push(...list.filter((one) => one.left < frame.left || one.right > frame.right
+      || one.top < frame.top || one.bottom > frame.bottom).map((one) => one.text));
+    found.covered.push(...covered(list));
+  }
+  return found;
+};
 const light = (colour) => {
   const [r, g, b] = colour.match(/[\d.]+/g).map((one) => one / 255)
     .map((one) => (one <= 0.04045 ? one / 12.92 : ((one + 0.055) / 1.055) ** 2.4));
@@ -62,6 +85,7 @@ onload = () => {
     const text = () => covered(boxes(root, (box, node) => plain(box, node, node.data.trim().slice(0, 40))));
     const folded = text();
     const drawn = labels(root);
+    const together = overlaid(root);
     root.querySelectorAll("details").forEach((one) => (one.open = true));
     const clipped = [...root.querySelectorAll(".scroll")].filter((one) => one.scrollWidth > one.clientWidth);
     return {
@@ -71,6 +95,7 @@ onload = () => {
       clipped: clipped.map((one) => one.getAttribute("aria-label")),
       covered: [...folded, ...text()],
       labels: drawn,
+      overlay: together,
       contrast: Math.min(...boxes(root, (box, node) => contrast(root, node))),
       paper: light(getComputedStyle(root.body).backgroundColor),
     };

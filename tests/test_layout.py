@@ -13,6 +13,7 @@ from browser import dom
 from made_suite import phase_grid, write
 
 from fedmuon.analysis.report.findings import Findings, Picture
+from fedmuon.analysis.report.overlay import Run
 from fedmuon.analysis.report.style import canvas, legend_below
 from fedmuon.analysis.report.verdicts import Claim, Effect, Rule, unknown
 from fedmuon.analysis.report.write import write_page
@@ -20,6 +21,7 @@ from fedmuon.experiments.report import write_report
 
 WIDTHS = (390, 1280, 1600)
 SCHEMES = {"dark": 0, "light": 1}
+SMALLEST = 9  # pixels of a label
 LEGIBLE = 4.5  # of text to what it stands on (WCAG 2.2, 1.4.3)
 
 
@@ -84,23 +86,47 @@ def crowded(folder: Path) -> Path:
     return write_page(folder, [found])
 
 
+def many_runs(folder: Path) -> Path:
+    """All that a drawing of runs may have to show: as many as have looks, short ones beside long
+    ones, long names and reasons, values of every size."""
+    rounds = {"short": range(1, 5), "long": range(1, 100_001, 50)}
+    scales = {"test loss": 1.0, "train loss": 1e-7, "client loss": -1.5e-5, "accuracy": 1e-3,
+              "a measure that has a long name": 123456.0}  # fmt: skip
+    curves = {
+        kind: {name: [(float(n), scale * n**-0.7) for n in every] for name, scale in scales.items()}
+        for kind, every in rounds.items()
+    }
+    about = "fedmuon on mnist5k, seed 0, failed: " + "the loss is not finite " * 4
+    runs = [Run(f"{kind}-run-of-a-name-{'long' * 9}-{place}", about, curves[kind])
+            for place in range(13) for kind in rounds]  # fmt: skip
+    found = Findings(
+        "runs", "Runs side by side", "", [], "Numbers", ("", "x"), [("a", "1")], "", [], "", []
+    )
+    return write_page(folder, [found], runs)
+
+
 BROKEN = """<body style="background:#fff"><h1 style="width:2000px">wide</h1>
 <p style="position:absolute;top:200px">one label here</p>
 <p style="position:absolute;top:205px">another label over it</p>
 <p style="color:#ddd">pale</p>
 <div class="scroll" aria-label="cut" style="width:300px;overflow-x:auto">
 <p style="width:400px">x</p></div>
+<section class="overlay"><input type="radio"><svg viewBox="0 0 560 320" width="300">
+<text x="-9" y="20" font-size="12px">over</text><text x="-5" y="22" font-size="12px">each</text>
+</svg></section>
 </body>"""
 
 
 @pytest.fixture(scope="module")
 def pages(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
-    """A suite's, one with more than any suite has, and one that is wrong in every way."""
+    """A suite's, one with more than any suite has, one of many runs, and one that is wrong in every
+    way."""
     folder = tmp_path_factory.mktemp("pages")
     broken = folder / "made.html"
     broken.write_text(BROKEN, encoding="utf-8")
     suite = write_report(write(folder / "A1", *phase_grid()))
-    return {"suite": suite, "crowded": crowded(folder / "crowded"), "broken": broken}
+    runs = many_runs(folder / "runs")
+    return {"suite": suite, "crowded": crowded(folder / "crowded"), "runs": runs, "broken": broken}
 
 
 @pytest.mark.parametrize("scheme", SCHEMES)
@@ -115,11 +141,17 @@ def test_nothing_is_clipped_covered_or_pale(
         if name == "broken":  # every one of these would be seen
             assert one["scroll"] > width and one["clipped"] == ["cut"]
             assert one["covered"] and one["contrast"] < LEGIBLE
+            assert one["overlay"]["covered"] and one["overlay"]["outside"]
+            assert min(one["overlay"]["sizes"]) < SMALLEST
             continue
         assert one["scroll"] <= width, (name, width)
         assert not one["covered"] and not one["labels"], (name, width)
         assert not one["clipped"] or width < 1280, (name, width)
         assert one["contrast"] >= LEGIBLE and (one["paper"] > 0.5) == (scheme == "light")
+        drawn = one["overlay"]
+        assert len(drawn["sizes"]) >= 40 * (name == "runs")
+        assert not drawn["covered"] and not drawn["outside"], (width, drawn)
+        assert min(drawn["sizes"], default=SMALLEST) >= SMALLEST, (name, width)
 
 
 PIXELS = """<script>

@@ -10,8 +10,8 @@ from html import escape
 from fedmuon.analysis.report.numbers import number
 
 Points = Sequence[tuple[float, float]]
-WIDTH, HEIGHT = 560, 320
-LEFT, RIGHT, TOP, BOTTOM = 76, 548, 12, 276  # of the axes
+WIDTH, HEIGHT = 560, 326
+LEFT, RIGHT, TOP, BOTTOM = 88, 530, 18, 278  # of the axes
 MOST = 200  # points of a curve
 FIRST = "test loss", "train loss", "accuracy"  # of measures that equally many runs have
 WIDE_RANGE = 100.0  # times the least value, from which its axis is logarithmic
@@ -175,5 +175,5 @@ def _axes(x: Axis, y: Axis) -> str:
         for one in y.ticks()
     )
     text = "round, on a logarithmic axis" if x.log else "round"
-    name = f'<text x="{(LEFT + RIGHT) / 2}" y="{HEIGHT - 4}" text-anchor="middle">{text}</text>'
+    name = f'<text x="{(LEFT + RIGHT) / 2}" y="{HEIGHT - 7}" text-anchor="middle">{text}</text>'
     return f"{frame}{''.join(beside)}{''.join(below)}{name}"
