@@ -16,6 +16,7 @@ MOST = 200  # points of a curve
 FIRST = "test loss", "train loss", "accuracy"  # of measures that equally many runs have
 WIDE_RANGE = 100.0  # times the least value, from which its axis is logarithmic
 FEW_DECADES = 2.7  # of a logarithmic axis, where 2 and 5 have ticks, too
+ROOM = 0.02  # of an axis, beside the curves
 UNEVEN = 10.0  # times the shortest run, from which rounds are
 # At least 3:1 to white and to the dark page (WCAG 2.2, 1.4.11).
 COLOURS = "#2f7fd1", "#d2691e", "#1f9a6a", "#c2559b", "#8a6fd8", "#8a7a55"
@@ -45,13 +46,13 @@ class Axis:
     def of(
         cls, values: Sequence[float], start: float, end: float, wide: float = math.inf
     ) -> "Axis":
-        """One that reaches from the least value to the greatest; logarithmic where this is more
-        than `wide` times that."""
+        """One that reaches a little beyond the least value and the greatest; logarithmic where this
+        is more than `wide` times that."""
         low, high = min(values), max(values)
         log = low > 0 and high > wide * low
         if log:
             low, high = math.log10(low), math.log10(high)
-        room = max(0.5, 1e-9 * abs(low)) if low == high else 0.0
+        room = max(0.5, 1e-9 * abs(low)) if low == high else ROOM * (high - low)
         return cls(low - room, high + room, start, end, log)
 
     def at(self, value: float) -> float:

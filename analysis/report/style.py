@@ -116,13 +116,16 @@ def _below(figure: Figure, handles: Sequence[Any], labels: Sequence[str], column
 
 
 def legend(axes: Axes, columns: int) -> None:
-    """The panel's labels below its axis, so that they never cover data."""
+    """The panel's labels below its axis, so that they never cover data; marks too small to be told
+    apart alone are larger there."""
     handles, labels = axes.get_legend_handles_labels()
     if handles:
-        axes.legend(
+        made = axes.legend(
             handles, labels, loc="upper center", bbox_to_anchor=(0.5, -0.25), ncols=columns,
             handlelength=1.6, columnspacing=1.0, handletextpad=0.5, borderaxespad=0.0,
         )  # fmt: skip
+        for one in made.get_lines():
+            one.set_markersize(max(4.0, one.get_markersize()))
 
 
 def errorbars(

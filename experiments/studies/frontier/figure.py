@@ -10,6 +10,7 @@ from fedmuon.analysis.report.findings import Picture
 from fedmuon.experiments.studies.frontier.findings import NAMES, TENTH, frontier, of
 
 LINES = dict(zip(NAMES, ("-", "--"), strict=True))
+MANY = 300  # points, which are small
 
 
 @style.styled
@@ -44,8 +45,8 @@ def _draw(above: Axes, below: Axes, rows: Columns, seen: np.ndarray, look: tuple
           kind: str, name: str) -> None:  # fmt: skip
     """One kind of constants in both panels."""
     colour, marker = look
-    above.plot(rows["share"][seen], rows["accuracy"][seen], marker, color=colour, ms=2, mew=0,
-               rasterized=True)  # fmt: skip
+    above.plot(rows["share"][seen], rows["accuracy"][seen], marker, color=colour, mew=0,
+               ms=2 if seen.sum() > MANY else 4, rasterized=True)  # fmt: skip
     if not len(places := frontier(rows, seen)):
         return
     x, top = rows["share"][places], rows["accuracy"][places]

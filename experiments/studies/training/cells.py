@@ -15,7 +15,6 @@ from typing import Any, ClassVar
 import numpy as np
 
 from fedmuon import files
-from fedmuon.config import Config
 from fedmuon.errors import InputError
 from fedmuon.experiments.laboratory import spending
 from fedmuon.experiments.studies.training.trained import MEASURES, Trained
