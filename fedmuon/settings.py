@@ -4,7 +4,6 @@ have; what people are told of them is in `fedmuon.reference`.
 Tables hold scalars only, because Flower's run config has no lists: a coefficient schedule is named.
 """
 
-import difflib
 import math
 from collections.abc import Callable, Mapping
 from typing import Annotated, Any, Literal, get_args
@@ -13,6 +12,7 @@ from pydantic import AfterValidator, BeforeValidator, Field, PlainSerializer, mo
 
 from fedmuon import names
 from fedmuon.names import is_own
+from fedmuon.suggestions import instead
 from fedmuon.tables import Scalar, Table
 
 # Numbers that a run can have: counts that end before the first round, sizes that a library's own
@@ -37,9 +37,7 @@ def _named(known: Any) -> Callable[[str], str]:
     def check(value: str) -> str:
         if value in ours or is_own(value):
             return value
-        close = difflib.get_close_matches(value, ours, n=1)
-        hint = f"did you mean {close[0]}?" if close else f"use one of {', '.join(ours)}"
-        raise ValueError(f"{hint}, or package.module:object of your own")
+        raise ValueError(f"{instead(value, ours)}, or package.module:object of your own")
 
     return check
 

@@ -1,6 +1,5 @@
 """Typed tables and TOML: whatever is wrong is refused in one sentence that names key and mend."""
 
-import difflib
 import tomllib
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -10,6 +9,7 @@ from pydantic import BaseModel, ConfigDict, ValidationError
 from pydantic_core import ErrorDetails
 
 from fedmuon.errors import InputError
+from fedmuon.suggestions import instead
 
 Scalar = str | int | float | bool
 Model = TypeVar("Model", bound=BaseModel)
@@ -158,9 +158,7 @@ def _suggestion(model: type[BaseModel], place: list[str]) -> str:
         return where
     for part in place[:-1]:
         model = _keys(model)[part]
-    known = list(_keys(model))
-    close = difflib.get_close_matches(place[-1], known, n=1)
-    return f"did you mean {close[0]}?" if close else f"known here are {', '.join(known)}"
+    return instead(place[-1], _keys(model), "known here are")
 
 
 def _keys(model: type[BaseModel]) -> dict[str, Any]:

@@ -16,6 +16,7 @@ from fedmuon.data.partition import PARTITIONS
 from fedmuon.errors import InputError
 from fedmuon.reading import NEEDS
 from fedmuon.schedules import SCHEDULES
+from fedmuon.suggestions import instead, near
 from fedmuon.tables import validate
 
 PAGE = Path(__file__).resolve().parent.parent / "docs" / "config.md"
@@ -112,6 +113,7 @@ def test_overrides_win_over_the_file(tmp_path: Path) -> None:
         ("faults.deadline=0", "give a number above 0"),
         ("engine.threads=2", "unknown key [engine] threads: set OMP_NUM_THREADS"),
         ("engine.workers=2", "unknown key [engine] workers: there are as many as fit"),
+        ("compute.threads=2", "unknown key [compute]: known here are data, federation"),
         ("engine.thread=2", "unknown key [engine] thread: known here are"),
         ("local.steps=1.5", "[local] steps = 1.5"),
         ("federation.per-round=21", "per-round = 21 exceeds clients = 20"),
@@ -141,3 +143,13 @@ def test_a_file_that_is_no_toml(tmp_path: Path) -> None:
 @pytest.mark.parametrize("name", ["npz", "csv", "parquet"])
 def test_a_table_of_ones_own_has_a_folder(name: str) -> None:
     assert load(None, [f"data.name={name}", "data.folder=mine"]).data.folder == "mine"
+
+
+def test_what_is_suggested_is_a_slip_away() -> None:
+    """Less than that is a guess, as another table for one that only ends alike: all are named."""
+    tables = ("data", "task", "local", "engine", "output")
+    for name, close in (("lokal", "local"), ("egnine", "engine"), ("outputs", "output")):
+        assert instead(name, tables) == f"did you mean {close}?"
+    for name in ("compute", "x", ""):
+        assert instead(name, tables) == "use one of data, task, local, engine, output"
+    assert near("lr", ["lr", "lrs", "lr"], 3) == ["lr", "lrs"]

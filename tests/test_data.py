@@ -174,7 +174,8 @@ def test_load_maps_everything() -> None:
 @pytest.mark.parametrize(
     ("name", "options", "words"),
     [
-        ("minst", {}, "use one of synthetic, digits, mnist5k, fashion-mnist, mnist, cifar10, idx"),
+        ("minst", {}, "did you mean mnist[?]"),
+        ("imagenet", {}, "use one of synthetic, digits, mnist5k, fashion-mnist, mnist, cifar10, idx"),
         ("digits", {"folder": "x"}, "'folder' is no option of digits"),
         ("synthetic", {"n": 0}, "n = 0"),
         ("synthetic", {"separation": float("nan")}, "separation = nan"),

@@ -283,7 +283,8 @@ def test_impossible_parameters_are_refused_with_the_mend():
         (lambda: gaussian_smoothed_sign(m, -1.0, m), "sigma >= 0"),
         (lambda: newton_schulz(m, -1), "0 or more"),
         (lambda: newton_schulz(m, 5, eps=0.0), "eps > 0"),
-        (lambda: newton_schulz(m, 5, "cubical"), "cubic, quintic"),
+        (lambda: newton_schulz(m, 5, "cubical"), "did you mean cubic[?]"),
+        (lambda: newton_schulz(m, 5, "septic"), "cubic, quintic"),
         (lambda: newton_schulz(m, 5, normalization="l2"), ", ".join(NORMALIZATIONS)),
         (lambda: newton_schulz(m, 5, []), "at least one"),
     ]:

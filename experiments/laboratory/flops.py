@@ -28,6 +28,7 @@ from fedmuon.errors import InputError
 from fedmuon.experiments.laboratory.facts import columns
 from fedmuon.federated.routing import routes
 from fedmuon.optim.flops import Cost, Part, Rule, Sketch, costs, parts, total
+from fedmuon.suggestions import instead
 from fedmuon.tasks.models import MODELS, network
 
 OPTIMIZERS = (
@@ -59,7 +60,7 @@ def model(name: str) -> list[Part]:
         shape = (3, 32, 32) if name in _COLOUR else (28, 28)
         return parts(routes(network(name, shape, 10), "hidden"))
     if name not in _NAMES:
-        raise InputError(f"--model '{name}' is unknown: use one of {', '.join(_NAMES)}")
+        raise InputError(f"--model '{name}' is unknown: {instead(name, _NAMES)}")
     return {"gpt2-small": _gpt2, "nanogpt": _nanogpt, "airbench": _airbench}[name]()
 
 

@@ -8,6 +8,7 @@ from fedmuon.experiments.studies.study import Study
 from fedmuon.experiments.suites import contents
 from fedmuon.experiments.suites.contents import Asked, Tables
 from fedmuon.experiments.suites.suite import Work
+from fedmuon.suggestions import instead
 
 OF_RUNS = ("stability", "training")
 
@@ -28,8 +29,9 @@ def find(
             f"{name} is no suite, in which kind and data are names: give a config to `fedmuon run`"
         )
     if kind not in known():
-        every = ", ".join(sorted(known(), key=lambda one: one not in OF_RUNS))
-        raise InputError(f"kind = {kind!r} is no kind of suite: choose one of {every}")
+        every = sorted(known(), key=lambda one: one not in OF_RUNS)
+        mend = instead(kind, every, "choose one of")
+        raise InputError(f"kind = {kind!r} is no kind of suite: {mend}")
     of_runs, cells = kind in OF_RUNS, part(kind, "cells")
     if data and not own and not of_runs:
         raise InputError(f"the suite {name} has no data: leave --data out")

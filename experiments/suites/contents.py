@@ -14,6 +14,7 @@ from fedmuon.config import Config, only_read, parse
 from fedmuon.data.source import Source
 from fedmuon.errors import InputError
 from fedmuon.reading import is_default, reads, refusal
+from fedmuon.suggestions import instead
 from fedmuon.tables import Scalar, read_toml, shown
 
 FOLDER = Path(__file__).parent
@@ -105,8 +106,8 @@ def _file(name: str) -> Path:
     with contextlib.suppress(OSError, ValueError):  # no file can be called so
         if file.is_file():
             return file
-    known = ", ".join(sorted(shipped()))
-    raise InputError(f"there is no suite {name}: name one of {known}, or a TOML file")
+    mend = instead(name, sorted(shipped()), "name one of")
+    raise InputError(f"there is no suite {name}: {mend}, or a TOML file")
 
 
 def at(content: Mapping[str, Any], data: str, scale: str) -> dict[str, Any]:

@@ -21,6 +21,7 @@ from fedmuon.data.table_text import table_files, table_text
 from fedmuon.data.text import pydoc, text
 from fedmuon.errors import InputError
 from fedmuon.names import TABLES
+from fedmuon.suggestions import instead
 
 __all__ = ["READERS", "Source", "available", "load", "read", "unit_rows"]
 
@@ -52,7 +53,7 @@ FILES = {
 def read(name: str, **options: Any) -> Source:
     """The named source as stored; options are those of its reader."""
     if name not in READERS:
-        raise InputError(f"[data] name = '{name}' is unknown: use one of {', '.join(READERS)}")
+        raise InputError(f"[data] name = '{name}' is unknown: {instead(name, READERS)}")
     known = inspect.signature(READERS[name]).parameters
     for option in options:
         if option not in known:

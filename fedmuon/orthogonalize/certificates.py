@@ -18,6 +18,7 @@ from typing import Any, Literal
 from fedmuon.errors import InputError
 from fedmuon.orthogonalize.coefficients import Coefficients, Schedule, divisor_floor, schedule
 from fedmuon.orthogonalize.slope import steepest
+from fedmuon.suggestions import instead
 
 Kind = Literal["paper", "sharp"]
 
@@ -33,7 +34,7 @@ def lipschitz(name: str, kind: Kind, **parameters: Any) -> float:
     if kind not in ("paper", "sharp"):
         raise InputError(f"No certificate is called {kind!r}: use 'paper' or 'sharp'.")
     if name not in _CERTIFICATES:
-        raise InputError(f"No map is called {name!r}: use one of {', '.join(_CERTIFICATES)}.")
+        raise InputError(f"No map is called {name!r}: {instead(name, _CERTIFICATES)}")
     return _CERTIFICATES[name](kind, **parameters)
 
 

@@ -10,6 +10,7 @@ from math import comb, isfinite
 from typing import TYPE_CHECKING, cast
 
 from fedmuon.errors import InputError
+from fedmuon.suggestions import instead
 
 if TYPE_CHECKING:  # configs and certificates need no torch for these
     from torch import Tensor
@@ -87,8 +88,8 @@ def schedule(coefficients: Coefficients, steps: int) -> Schedule:
 def _listed(given: Coefficients) -> Schedule:
     if isinstance(given, str):
         if given not in COEFFICIENTS:
-            names = ", ".join(COEFFICIENTS)
-            raise InputError(f"No coefficients are called {given!r}: use one of {names}.")
+            mend = instead(given, COEFFICIENTS)
+            raise InputError(f"No coefficients are called {given!r}: {mend}")
         return COEFFICIENTS[given].steps
     single = bool(given) and not isinstance(given[0], Sequence)
     rows = cast("Sequence[Sequence[float]]", [given] if single else given)

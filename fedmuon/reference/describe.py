@@ -4,7 +4,6 @@ Default and values are those of `fedmuon.settings`, readers those of `fedmuon.re
 cannot say anything else than what is held to.
 """
 
-import difflib
 import json
 from dataclasses import dataclass
 from typing import Any, Literal, get_args, get_origin
@@ -14,6 +13,7 @@ from fedmuon.errors import InputError
 from fedmuon.reading import NEEDS, Need
 from fedmuon.reference.keys import KEYS
 from fedmuon.reference.names import NAMES
+from fedmuon.suggestions import near
 from fedmuon.tables import ELSEWHERE, RENAMED, Table, attribute
 
 # What a type does not say: what a text is, and limits that other keys set.
@@ -31,7 +31,6 @@ VALUES = {
     "engine.ray-address": "an address",
     "stability.c-hp": "explicit, sharp, or a number above 0",
 }
-NEAR = 0.75  # of difflib's ratio
 TINY, HUGE = 1e-9, 10**15  # limits that mean "above 0", and none
 SUPERSCRIPT = str.maketrans("0123456789", "⁰¹²³⁴⁵⁶⁷⁸⁹")
 
@@ -98,9 +97,8 @@ def _near(said: str) -> str:
         return f"it is called {place[0]}.{RENAMED[place]} now"
     table, _, name = said.rpartition(".")
     known = [one for one in _every() if table not in KEYS or one[0] == table]
-    names = list(dict.fromkeys(key for _, key in known))
-    short = difflib.get_close_matches(name, names, n=3, cutoff=NEAR)
-    close = [".".join(one) for near in short for one in known if one[1] == near]
+    short = near(name, (key for _, key in known), 3)
+    close = [".".join(one) for key in short for one in known if one[1] == key]
     if close:
         return f"did you mean {' or '.join(close)}?"
     return f"name one as table.key, or one of the tables {', '.join(KEYS)}"

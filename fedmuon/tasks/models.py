@@ -12,6 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from fedmuon.errors import InputError
+from fedmuon.suggestions import instead
 from fedmuon.tasks.vision import VisionTransformer
 
 Shape = tuple[int, ...]
@@ -21,7 +22,7 @@ GROUPS = 16  # of every GroupNorm
 def network(name: str, shape: Shape, classes: int) -> nn.Module:
     """The named network; images without a channel axis, (H, W), get one."""
     if name not in MODELS:
-        raise InputError(f"[task] model = '{name}' is unknown: use one of {', '.join(MODELS)}")
+        raise InputError(f"[task] model = '{name}' is unknown: {instead(name, MODELS)}")
     shape, least = with_channels(shape), LEAST.get(name)
     if least and (len(shape) != 3 or min(shape[1:]) < least):
         raise InputError(
