@@ -2,6 +2,7 @@
 
 import io
 import re
+import shlex
 import subprocess
 import sys
 import tomllib
@@ -9,6 +10,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+import click
 import pytest
 from conftest import small
 from rich.console import Console
@@ -16,10 +18,12 @@ from typer.main import get_command
 from typer.testing import CliRunner
 
 import fedmuon
+from docs.making import commands
 from fedmuon.config import Config, load, parse
 from fedmuon.errors import NOTHING_SAVED, InputError, Interrupted
 from fedmuon.experiments.cli import app, main
 from fedmuon.experiments.cli.options import changes_of, near_keys, resumable
+from fedmuon.experiments.cli.pasting import apart
 from fedmuon.experiments.cli.show import MOST, Progress, Remembered
 from fedmuon.experiments.run import execute
 from fedmuon.experiments.studies.find import find
@@ -56,6 +60,52 @@ def test_every_key_answers() -> None:
         assert load(None, [found.setting.removeprefix("--set ")]) == Config()
 
 
+def typed(lines: str) -> list[list[str]]:
+    """The words of each command that a shell finds in the lines of a help."""
+    whole = [shlex.split(one) for one in lines.splitlines() if not one.startswith(" ")]
+    return [one for one in whole if one]
+
+
+@pytest.mark.parametrize("width", [60, 80, 200])
+def test_examples_of_every_help_can_be_pasted(width: int) -> None:
+    """A shell reads what is written, which parses, keys of configs too; on lines that fit and end
+    where they end. Control: a shell that knows no backslash reads something else."""
+    alone = 0
+    for name, command in commands.every(commands.app_as_click()):
+        env = {"COLUMNS": str(width)}
+        shown = CliRunner().invoke(app, [*name.split()[1:], "--help"], env=env).output
+        assert "[bold]" not in shown and "[/" not in shown
+        tail = shown.rpartition("╯")[2].strip("\n")
+        assert all(one == one.rstrip() and len(one) < width for one in tail.splitlines()), name
+        said = re.findall(r"\[bold\](.*?)\[/\]", command.help or "", re.DOTALL)
+        found = typed(tail.replace("\\\n", ""))
+        assert found == [one.split() for one in said] and (found or name == "fedmuon doctor")
+        alone += typed(tail.replace("\\\n", "\n")) != found
+        for words in found:
+            if words[0] == "fedmuon":
+                require_parses(words[1:])
+    assert alone > 3 or width == 200
+
+
+def require_parses(words: list[str]) -> None:
+    """Refuse what the command line would refuse, or its config."""
+    command: Any = commands.app_as_click()
+    while isinstance(command, click.Group):
+        _, command, words = command.resolve_command(click.Context(command), words)
+    context = command.make_context(command.name, list(words))
+    load(None, context.params.get("overrides") or [])
+
+
+def test_what_a_help_says_beside_its_examples() -> None:
+    assert apart("One.\n\nTwo is\n3. Example: [bold]a -b\nc[/], then [bold]d[/]\n\nE.") == (
+        "One.\n\nTwo is 3.\n\nE.", [("Example:", ["a -b c", "d"])]
+    )  # fmt: skip
+    assert apart("One: [bold]a[/]\n\nOf two: [bold]b[/]")[1] == [
+        ("One:", ["a"]),
+        ("Of two:", ["b"]),
+    ]
+
+
 def test_tables_list_their_keys() -> None:
     assert all(table in said("config", "explain") for table in KEYS)
     for table, keys in KEYS.items():
@@ -69,7 +119,8 @@ def test_lists_have_all_names(kind: str) -> None:
     known = shipped() if kind == "suites" else NAMES[LISTS[kind]]
     text = said("list", kind, COLUMNS="200")
     assert all(name in text for name in known) and len(known) > 1
-    assert "choose one of suites, data, recipes" in refused("list", f"{kind}s")
+    assert f"did you mean {kind}?" in refused("list", f"{kind}s")
+    assert "choose one of suites, data, recipes" in refused("list", "nonsense")
 
 
 def test_the_config_to_begin_with_is_the_default_however_many_keys_are_set(tmp_path: Path) -> None:

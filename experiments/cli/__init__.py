@@ -52,7 +52,7 @@ for command in (
     doctor,
 ):
     app.command(cls=WithKeys)(command)
-app.command("list")(names)
+app.command("list", cls=WithKeys)(names)
 app.add_typer(config, name="config")
 app.add_typer(privacy, name="privacy")
 

@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 from typer import Argument
 
-from fedmuon.experiments.cli.options import console, near_keys, refuse, where
+from fedmuon.experiments.cli.options import WithKeys, console, near_keys, refuse, where
+from fedmuon.suggestions import instead
 
 if TYPE_CHECKING:
     from fedmuon.reference.describe import Key
@@ -22,7 +23,7 @@ def _kinds_that_begin(begun: str) -> list[str]:
     return [kind for kind in KINDS if kind.startswith(begun)]
 
 
-@app.command()
+@app.command(cls=WithKeys)
 def explain(
     key: Annotated[
         str,
@@ -87,7 +88,7 @@ def _show_rows(title: str, head: Sequence[str], rows: Sequence[Sequence[str]]) -
     console.print(columns(escape(title), head, cells, len(head)))
 
 
-@app.command()
+@app.command(cls=WithKeys)
 def init(
     file: Annotated[Path | None, Argument(help="A new file; without one, it is printed.")] = None,
 ) -> None:
@@ -118,7 +119,7 @@ def names(
     from fedmuon.reference.names import LISTS, NAMES
 
     if kind not in KINDS:
-        refuse(f"there is no list of {kind!r}: choose one of {', '.join(KINDS)}")
+        refuse(f"there is no list of {kind!r}: {instead(kind, KINDS, 'choose one of')}")
     if kind == "suites":
         _show("suites: fedmuon suite NAME", _suites())
     else:

@@ -16,6 +16,7 @@ from typer import Argument, Context, Option
 from typer.core import TyperCommand
 
 from fedmuon.errors import NOTHING_SAVED, InputError, Interrupted, plain
+from fedmuon.experiments.cli.pasting import apart, broken
 from fedmuon.files import AFRESH
 
 if TYPE_CHECKING:
@@ -63,7 +64,8 @@ AsJson = Annotated[bool, Option("--json", help="One JSON object, no table.")]
 
 
 class WithKeys(TyperCommand):
-    """A command that says of an unknown option which key of the config is called so."""
+    """A command that says of an unknown option which key of the config is called so, and whose
+    examples can be pasted."""
 
     def parse_args(self, ctx: Context, args: list[str]) -> list[str]:
         """As ever, but for such an option."""
@@ -74,6 +76,20 @@ class WithKeys(TyperCommand):
                 said = value or next(iter(args[place + 1 :]), "VALUE")
                 refuse(f"{option} is no option, but a key of the config: write --set {key}={said}")
         return super().parse_args(ctx, args)
+
+    def format_help(self, ctx: Context, formatter: Any) -> None:
+        """As ever, and last the examples."""
+        written = self.help
+        self.help, examples = apart(written or "")
+        try:
+            super().format_help(ctx, formatter)
+        finally:
+            self.help = written
+        for place, (lead, commands) in enumerate(examples):
+            said = "\n" * (place > 0) + f" {lead}"
+            console.print(said, markup=False, highlight=False, soft_wrap=True)
+            for one in commands:
+                console.print(Text(broken(one), style="bold"), soft_wrap=True)
 
 
 def _key(name: str) -> str:

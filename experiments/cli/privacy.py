@@ -7,7 +7,7 @@ import typer
 from typer import Argument, Option
 
 from fedmuon.experiments.cli.audit import audit
-from fedmuon.experiments.cli.options import AsJson, refuse, require_at_most, tell
+from fedmuon.experiments.cli.options import AsJson, WithKeys, refuse, require_at_most, tell
 from fedmuon.experiments.cli.setting import (
     Accountant,
     Adjacency,
@@ -60,7 +60,7 @@ def alike(
     return turns.alike(steps, lots_of(population, lot)), 1.0, 1
 
 
-@app.command()
+@app.command(cls=WithKeys)
 def epsilon(
     noise: Noise,
     lot: Lot,
@@ -89,7 +89,7 @@ def epsilon(
     show(described(answer, sampling, delta, population), as_json)
 
 
-@app.command()
+@app.command(cls=WithKeys)
 def sigma(
     epsilon: Annotated[float, Option(help="The most that may be spent.")],
     lot: Lot,
@@ -116,7 +116,7 @@ def sigma(
     show({"noise": over * noise, **found}, as_json)
 
 
-@app.command()
+@app.command(cls=WithKeys)
 def tuned(
     runs: Annotated[float, Option(help="How many runs are expected, of which one is published.")],
     noise: Noise,
@@ -152,10 +152,10 @@ def tuned(
     show({**answer, **({"runs_drawn": tuning.draw(runs, shape)} if draw else {})}, as_json)
 
 
-app.command()(audit)
+app.command(cls=WithKeys)(audit)
 
 
-@app.command()
+@app.command(cls=WithKeys)
 def spent(
     folder: Annotated[Path, Argument(help="The folder of a private run.")],
     delta: Annotated[float | None, Option(help="Instead of the delta of the run.")] = None,

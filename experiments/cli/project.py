@@ -90,7 +90,8 @@ def make_text(
     """Make up tables and sentences in the format of E2E or DART; no line is from these corpora.
 
     Example: [bold]fedmuon make-text data/e2e[/], then
-    [bold]fedmuon run --set data.name=e2e --set data.folder=data/e2e ...[/]
+    [bold]fedmuon run --set data.name=e2e --set data.folder=data/e2e --set task.name=network
+    --set task.model=gpt[/]
     """
     from fedmuon.data.made_text import make_text as write
 
