@@ -28,6 +28,7 @@ from ray.exceptions import RayError
 from fedmuon.errors import InputError
 from fedmuon.server.batches import Batch, apart, batches, calls, large, singles
 from fedmuon.server.crew import PAUSE, Crew
+from fedmuon.server.failures import Failures
 from fedmuon.server.flower_parts import empty_run, identify, numbered, refusal
 from fedmuon.server.ray_worker import Together
 
@@ -46,16 +47,19 @@ class RayGrid(Grid):
         resources: dict[str, float] | None = None,
         run_config: dict[str, Any] | None = None,
         again: bool = True,
+        shows_errors: bool = True,
     ) -> None:
         """`resources` are options of Ray's actors; `workers` are as many as fit unless given, and
         never more than `most`, the messages of a round. Apps that take one message at a time
         are asked in up to `pieces` calls a worker and round, for an even load. Messages whose
-        worker was lost with several are asked `again`, unless a client must not answer twice."""
+        worker was lost with several are asked `again`, unless a client must not answer twice. The
+        first error that a client raises is shown with its traceback, the others are counted."""
         identify()
         if num_supernodes < 1:
             raise InputError(f"num_supernodes = {num_supernodes} is refused: give 1 node or more")
         self.nodes, self._run = num_supernodes, empty_run()
         self._asks_again = again
+        self._failures = Failures(shows_errors)
         self._pieces = 1 if isinstance(client_app, Together) else pieces
         held = (client_app, num_supernodes, run_config or {})
         wanted = {"num_cpus": 1.0, **(resources or {})}
@@ -82,6 +86,7 @@ class RayGrid(Grid):
             self._closed, self._running = True, {}
             self._crew.close()
             self._queue.clear()
+            self._failures.close()
 
     def set_run(self, run: Run) -> None:
         """Take that for the run."""
@@ -251,6 +256,7 @@ class RayGrid(Grid):
         self._each |= {one.metadata.message_type: took for one in batch.messages}
         self._states |= states
         for reply in replies:
+            self._failures.take(reply)
             self._keep(reply)
 
     def _again(self, batch: Batch, error: RayError) -> None:

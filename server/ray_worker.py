@@ -9,6 +9,7 @@ from flwr.app import Context, Message, RecordDict
 from flwr.clientapp import ClientApp
 
 from fedmuon.footprint import peak
+from fedmuon.server.failures import raised
 from fedmuon.server.flower_parts import context, identify, numbered, refusal, with_content
 
 
@@ -77,7 +78,7 @@ class Worker:
             reply = self._app(own, found)
         except Exception as error:
             traceback.print_exc()  # shown where Ray's log is
-            return refusal(message, f"{type(error).__name__}: {error}{_place(error)}", raised=True)
+            return refusal(message, raised(message, error), raised=True)
         if not _answers(reply, message):
             return refusal(message, _no_reply(reply), raised=True)
         numbered(reply)
@@ -102,9 +103,3 @@ def _no_reply(found: Any) -> str:
         f"the client app returned {what}: let it return Message(content, reply_to=message) for the "
         "message that it was given"
     )
-
-
-def _place(error: BaseException) -> str:
-    """Where it was raised, in an app's words: its last line of Python."""
-    last = traceback.extract_tb(error.__traceback__)[-1:]
-    return "".join(f" ({one.filename}:{one.lineno} in {one.name})" for one in last)

@@ -87,6 +87,26 @@ def test_one_that_fails_takes_no_other_with_it(grid: RayGrid, order: str, why: s
     assert grid.mended == {}
 
 
+@pytest.mark.parametrize("orders", [{"raises": 4, "server-round": 2}, {}])
+def test_the_first_error_of_a_client_is_shown_whole(
+    ray: None, orders: dict[str, Any], caplog: pytest.LogCaptureFixture
+) -> None:
+    """Its node, its round and the lines that raised it, once; nothing of clients that answer, and
+    nothing but a line to whom the replies go."""
+    with caplog.at_level("WARNING", "fedmuon"), RayGrid(client_app, NODES, workers=1) as own:
+        found = [answers(own, messages(**orders)) for _ in range(3)]
+    assert all("\n" not in str(one.get(4)) for one in found)
+    said = [record.getMessage() for record in caplog.records if record.name == "fedmuon"]
+    if not orders:
+        assert not said
+        return
+    first, last = said
+    assert "node 4 failed at train of round 2" in first and "in train" in first
+    assert first.endswith("RuntimeError: the disk of this client is on fire")
+    assert "raise RuntimeError(" in first and first.count("\n") < 20
+    assert last == "2 more replies were errors"
+
+
 def times(grid: RayGrid, node: int, count: int = 1, **orders: Any) -> list[int]:
     """How often a node had been asked before, as it remembers at each of so many messages."""
     content = RecordDict({"arrays": ArrayRecord([np.zeros(3)]), "config": ConfigRecord(orders)})

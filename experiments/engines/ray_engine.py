@@ -56,6 +56,7 @@ def on_grid(
                     most=config.federation.per_round,
                     resources=_resources(config),
                     again=config.faults.retries > 0,
+                    shows_errors=False,  # the strategy says what it refuses
                 ) as grid,
             ):
                 done = work(grid)
