@@ -70,6 +70,10 @@ def test_a_study_from_its_command_to_its_report(
     cells = [json.loads(path.read_text()) for path in (out / "cells").iterdir()]
     assert len(rows) == sum(len(cell["rows"]) for cell in cells)
     found = findings(name, out, json.loads((out / "suite.json").read_text()))
+    whole = "".join(rendered(found, 2000).split())
+    for claim in found.claims:
+        told = (*claim.shown, claim.accepted if claim.shown[0] else "")
+        assert all("".join(one.split()) in whole for one in (claim.verdict, *told)), claim.sentence
     printed = rendered(found)
     assert printed in capsys.readouterr().out and "…" not in printed
     for picture, slim in itertools.product(found.pictures, (False, True)):

@@ -21,6 +21,7 @@ from fedmuon.storage import Record
 
 if TYPE_CHECKING:
     from fedmuon.analysis.report.findings import Findings
+    from fedmuon.analysis.report.verdicts import Claim
 
 
 @contextlib.contextmanager
@@ -230,13 +231,21 @@ def _said(text: str) -> str:
 COLOURS = {"holds": "green", "fails": "red", "undecided": "yellow"}
 
 
+def by_how_much(claim: "Claim") -> str:
+    """The effect at its worst place, its interval and what the rule asks for; then every place."""
+    effect, ends = claim.shown
+    reach = f" ({ends}, 95%)" if ends else ""
+    told = f"{effect}{reach}, asked for: {claim.accepted}" if effect else ""
+    return "; ".join(filter(None, (told, claim.in_words)))
+
+
 def suite_tables(found: "Findings") -> list[Table | Text]:
     """A suite's claims with their verdicts, what would decide the open ones, and its numbers."""
     from fedmuon.analysis.report.verdicts import tally
 
     claims = [
         (_said(claim.sentence), f"[{COLOURS.get(claim.verdict, 'dim')}]{claim.verdict}[/]",
-         _said(claim.in_words))
+         _said(by_how_much(claim)))
         for claim in found.claims
     ]  # fmt: skip
     numbers = [[_said(one) for one in row] for row in found.numbers]
