@@ -29,7 +29,7 @@ from fedmuon.analysis import (
     theorem,
 )
 from fedmuon.analysis.theory.reach import CELLS, Start, reach
-from fedmuon.experiments.laboratory import bound
+from fedmuon.experiments.laboratory import bound, gap_range
 from fedmuon.experiments.laboratory.ball import source_of, start_of
 from fedmuon.experiments.laboratory.stability import execute
 from fedmuon.experiments.run import execute as run
@@ -492,7 +492,7 @@ def test_a_gap_has_the_range_of_the_ball_only_where_that_is_proved() -> None:
     part, sizes, start = Realized(Plan(0, 6, 3, 8).schedule()), np.full(6, 15), Start(3)
     config = small(local={"lr": 0.01})
     case = bound.Case(config, sizes, part, (7, 3), start=start, moved=np.zeros(6))
-    top = bound.proved_range(case, bound.judge(case))
+    top = gap_range.proved_range(case, bound.judge(case))
     assert case.reach and top == case.reach.last.loss_bound < 0.1
     kinds = {
         "float32": {"config": small(engine={"dtype": "float32"}, local={"lr": 0.01})},
@@ -502,7 +502,37 @@ def test_a_gap_has_the_range_of_the_ball_only_where_that_is_proved() -> None:
     }
     for name, change in kinds.items():
         other = dataclasses.replace(case, **change)
-        assert bound.proved_range(other, bound.judge(other)) == 1.0, name
+        assert gap_range.proved_range(other, bound.judge(other)) == 1.0, name
+
+
+def test_a_gap_of_range_one_says_why_and_what_is_shorter() -> None:
+    """The changes that it names do make it shorter; where none does, none is named."""
+    part, sizes, start = Realized(Plan(0, 6, 3, 8).schedule()), np.full(6, 15), Start(3)
+    single, every = {"engine": {"dtype": "float32"}}, {"stability": {"constants": "global"}}
+    lacking: dict[str, dict[str, Any]] = {
+        "": {},
+        "engine.dtype=float64": single,
+        "stability.constants=ball": every,
+        "engine.dtype=float64 stability.constants=ball": single | every,
+    }
+    for changes, tables in lacking.items():
+        config = small(**{"local": {"lr": 0.01}, **tables})
+        case = bound.Case(config, sizes, part, (7, 3), start=start, moved=np.zeros(6))
+        found = gap_range.why_one(case, bound.judge(case))
+        assert " ".join(found.changes) == changes and bool(found.note) == bool(changes)
+        assert all(change in found.note for change in found.changes)
+    kinds = {
+        "cannot leave": {"start": None},
+        "refuses": {"moved": np.ones(6)},
+        "lower [local] lr": {"config": small(local={"lr": 100.0})},
+    }
+    for words, change in kinds.items():
+        other = dataclasses.replace(case, **({"config": small(local={"lr": 0.01})} | change))
+        found = gap_range.why_one(other, bound.judge(other))
+        assert words in found.note and not found.changes
+    text = small(task={"name": "network", "model": "mlp"}, local={"lr": 0.01})
+    network = dataclasses.replace(case, config=text)
+    assert gap_range.why_one(network, bound.judge(network)) == gap_range.Why("")
 
 
 def test_zero_is_known_without_a_run() -> None:

@@ -17,7 +17,7 @@ from rich.console import Console
 from fedmuon.analysis.report.claims import suite_claims
 from fedmuon.errors import InputError
 from fedmuon.experiments.cli.show import suite_tables
-from fedmuon.experiments.laboratory.stability import execute
+from fedmuon.experiments.laboratory.stability import execute, verdict_table
 from fedmuon.experiments.report import gather, write_report
 from fedmuon.experiments.run import execute as run
 
@@ -177,6 +177,41 @@ def test_a_census(census: Path) -> None:
     assert "census of all 90 neighbours" in page.text and "4 claims" in page.text
     assert f"{record['value']:.4g}" in page.text and record["assumptions"][0] in page.text
     assert {file.name for file in (census / "figures").iterdir()} == {"census.pdf", "census.png"}
+
+
+@pytest.mark.parametrize(("dtype", "wide"), [("float32", True), ("float64", False)])
+def test_a_gap_of_range_one_says_why_and_by_what_it_is_decided(
+    dtype: str, wide: bool, tmp_path: Path
+) -> None:
+    """On the page and in the terminal, with the change whose run says nothing of the kind."""
+    settings = small(engine={"dtype": dtype}, local={"lr": 0.01}, stability={"trials": 3})
+    record = execute(settings, tmp_path / "a")
+    console = Console(width=400, file=io.StringIO())
+    console.print(verdict_table(tmp_path / "a", record))
+    terminal = console.file.getvalue()  # type: ignore[attr-defined]
+    for text in (terminal, read(write_report(tmp_path / "a")).text):
+        assert ("stands on the range 1" in text and "set engine.dtype=float64" in text) == wide
+    (of_gap, *_), *_ = (one.claims for one in gather(tmp_path / "a"))
+    command = "fedmuon stability a/config.toml --set engine.dtype=float64 --out a-shorter"
+    assert of_gap.command == (command if of_gap.holds is None and wide else "")
+    assert (record["gap_high"] - record["gap_low"] > 0.3) == wide
+
+
+def test_a_suite_says_why_its_gaps_have_range_one(tmp_path: Path) -> None:
+    said = {"gap_notes": ["so wide"], "gap_changes": ["engine.dtype=float64"]}
+    runs, neighbours = phase_grid()
+    runs["gap_high"] = runs["bound"] + 0.1
+    for scale, end in (("small", "full"), ("full", "shorter")):
+        again = f"fedmuon suite A1 --data fashion-mnist --scale {scale}"
+        folder = write(tmp_path / scale, runs, neighbours, **said, scale=scale, again=again)
+        (found,) = gather(folder)
+        of_gap, *others = found.claims
+        assert of_gap.verdict == "undecided" and of_gap.also.endswith("so wide")
+        assert of_gap.command == (
+            "fedmuon suite A1 --data fashion-mnist --scale full --set engine.dtype=float64 "
+            f"--out runs/A1-{end}"
+        )
+        assert not any("so wide" in one.also or "dtype" in one.command for one in others)
 
 
 def test_a_refused_bound(tmp_path: Path) -> None:

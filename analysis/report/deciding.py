@@ -7,7 +7,7 @@ known up to h, takes about (h/d)^2 times as many.
 
 import math
 import shlex
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -21,14 +21,30 @@ FEW = 5  # seeds, of which an interval can be seen
 MARGIN, MOST = 1.5, 100.0  # times as many as the formula says; times as many as one would run
 
 
+def with_range(claim: Claim, about: Mapping[str, Any]) -> Claim:
+    """The claim about a gap, whose interval is as long as a record says, and why."""
+    notes = about.get("gap_notes", [])
+    return replace(
+        claim,
+        also="; ".join(filter(None, (claim.also, *notes))),
+        changes=() if claim.limit else tuple(about.get("gap_changes", ())),
+    )
+
+
+def with_settings(words: Sequence[str], claim: Claim) -> list[str]:
+    """A command with the changes that would shorten the claim's intervals."""
+    return [*words, *(word for change in claim.changes for word in ("--set", change))]
+
+
 def with_command(claim: Claim, about: Mapping[str, Any], folder: Path | None = None) -> Claim:
     """The claim of a suite, whose suite.json is `about`, with what would decide it: in its folder,
     if that is given and can go on to more seeds, or else in a new one."""
     if claim.verdict in (HOLDS, FAILS) or not str(about["again"]).startswith("fedmuon suite "):
         return claim
-    words = _of_all_seeds(shlex.split(about["again"]))
-    if about["scale"] == "small":
-        return replace(claim, command=_command(words, f"{about['suite']}-full"))
+    words = with_settings(_of_all_seeds(shlex.split(about["again"])), claim)
+    if about["scale"] == "small" or claim.changes:
+        end = "full" if about["scale"] == "small" else "shorter"
+        return replace(claim, command=_command(words, f"{about['suite']}-{end}"))
     seeds, times = about.get("seeds"), times_as_many(claim, count_of(about.get("seeds")))
     if why := _why_not(claim, bool(seeds), times):
         return replace(claim, also="; ".join(filter(None, (claim.also, NOTHING.format(why)))))

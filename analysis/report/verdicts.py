@@ -120,7 +120,8 @@ class Claim:
     """One sentence with its verdict.
 
     `detail` has every place in words, `also` what nobody should read the verdict without, `limit`
-    why these runs could not have shown it, `command` what would decide it.
+    why these runs could not have shown it, `changes` what `--set` would shorten its intervals, and
+    `command` what would decide it.
     """
 
     sentence: str
@@ -129,6 +130,7 @@ class Claim:
     detail: str = ""
     also: str = ""
     limit: str = ""
+    changes: Sequence[str] = field(default=(), kw_only=True)
     command: str = field(default="", kw_only=True)
 
     @cached_property

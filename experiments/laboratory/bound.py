@@ -23,7 +23,7 @@ from fedmuon.config import Config
 from fedmuon.errors import InputError
 from fedmuon.experiments.laboratory.ball import source_of, start_of, start_without_a_run
 from fedmuon.experiments.laboratory.facts import BALL_NAMES, BOUND_NAMES, facts, listed
-from fedmuon.experiments.laboratory.verdict import Case, Verdict, by_kind, judge, proved_range
+from fedmuon.experiments.laboratory.verdict import Case, Verdict, by_kind, judge
 from fedmuon.federated.plan import Plan
 from fedmuon.files import finite
 from fedmuon.names import GIVEN
@@ -32,7 +32,7 @@ from fedmuon.own import NAMED, NOTHING, Own, schedule_of
 CENSUS = "neighbours.csv"
 
 __all__ = ["Case", "Verdict", "constant_of", "find", "from_directory", "from_parameters",
-           "in_doubles", "judge", "largest_moves", "proved_range", "report", "table"]  # fmt: skip
+           "in_doubles", "judge", "largest_moves", "report", "table"]  # fmt: skip
 
 
 def find(folder: Path | None, changes: list[str], given: dict[str, Any]) -> Case:

@@ -6,6 +6,7 @@ import shlex
 import tomllib
 import zipfile
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,7 @@ from fedmuon import config as tables
 from fedmuon.analysis.report.claims import Columns, run_claims
 from fedmuon.analysis.report.columns import MEND, TRIALS, read_csv, read_json
 from fedmuon.analysis.report.comparisons import name_of
+from fedmuon.analysis.report.deciding import with_range, with_settings
 from fedmuon.analysis.report.findings import (
     Findings,
     Picture,
@@ -23,6 +25,7 @@ from fedmuon.analysis.report.findings import (
     circumstances,
     number,
 )
+from fedmuon.analysis.report.verdicts import Claim
 from fedmuon.config import Config
 from fedmuon.errors import InputError
 from fedmuon.experiments.laboratory import figure
@@ -58,7 +61,7 @@ def findings(folder: Path) -> Findings:
         name=name,
         title=f"{summary['recipe']} on {summary['data']}: {what}{unreleased(summary)}",
         data=str(summary["data"]),
-        claims=run_claims(neighbours, record, census),
+        claims=_claims(run_claims(neighbours, record, census), record, name),
         numbers_title="The bound",
         head=("", "value"),
         numbers=[
@@ -79,6 +82,16 @@ def findings(folder: Path) -> Findings:
         about=_about(summary, config),
         card=card_of({"card": card(config)}),
     )
+
+
+def _claims(every: Sequence[Claim], record: Mapping[str, Any], name: str) -> list[Claim]:
+    """With why the interval of the gap is as long as it is, and what would make it shorter."""
+    first, *others = every
+    of_gap = with_range(first, record)
+    if of_gap.changes and of_gap.holds is None:
+        words = with_settings(["fedmuon", "stability", f"{name}/config.toml"], of_gap)
+        of_gap = replace(of_gap, command=shlex.join([*words, "--out", f"{name}-shorter"]))
+    return [of_gap, *others]
 
 
 def learned(summary: Mapping[str, Any], record: Mapping[str, Any]) -> Rows:

@@ -23,7 +23,7 @@ from fedmuon.data.federated import FederatedData
 from fedmuon.data.neighbours import census, draw, stack
 from fedmuon.drive import Begin, Watch
 from fedmuon.errors import InputError, NonFinite
-from fedmuon.experiments.laboratory import bound, realized
+from fedmuon.experiments.laboratory import bound, gap_range, realized
 from fedmuon.experiments.laboratory.calibration import CALIBRATION, PREDICTED, calibrated, lines
 from fedmuon.experiments.laboratory.facts import facts
 from fedmuon.experiments.laboratory.influence import Ranking, require_smooth
@@ -79,8 +79,9 @@ def execute(
             )
         moved = bound.largest_moves(out / CENSUS, len(case.sizes))
         case = dataclasses.replace(case, moved=moved)
-        top = bound.proved_range(case, verdict)
-        record = bound.report(case, verdict) | _gap(laboratory, top)
+        record = bound.report(case, verdict)
+        record |= _gap(laboratory, gap_range.proved_range(case, verdict))
+        record |= gap_range.as_record([gap_range.why_one(case, verdict)])
         record |= compared[0]
         if laboratory.config.stability.realized:
             record["realized"] = realized.measured(laboratory, verdict)
@@ -304,6 +305,7 @@ def verdict_table(out: Path, record: Record) -> Table:
         rows += [(GAP, written(record["gap"], "+.4g"))]
         ends = [written(record[end], "+.4g") for end in ("gap_low", "gap_high")]
         rows += [("its 95% interval", " to ".join(ends))]
+        rows += [("why so wide", " ".join(record.get("gap_notes", [])))]
         rows += [(f"{GAP} within", _within(record, value))] if value is not None else []
     summary = RunDirectory(out).summary() or {}
     rows += [(k.replace("_", " "), summary.get(k)) for k in ("accuracy", "train_loss", "test_loss")]

@@ -178,14 +178,6 @@ def _takes_signs(case: Case) -> bool:
     return exact and case.l_orth is None
 
 
-def proved_range(case: Case, verdict: Verdict) -> float:
-    """The length of an interval that is proved to have every loss 1 - p_y of the last model,
-    whatever the sample: that of the ball which covered runs in float64 cannot leave, unless a
-    neighbour refutes what the verdict assumes; else 1, which needs no proof."""
-    known = verdict.certificates is not None and not verdict.violation(case.moved)
-    return case.reach.last.loss_bound if case.reach and case.exact and known else 1.0
-
-
 def by_kind(case: Case) -> dict[str, dict[str, float | None]]:
     """L_orth and the bound with the printed constant of the map, and with the proved one."""
     found: dict[str, dict[str, float | None]] = {}

@@ -1,6 +1,6 @@
 """Kind `stability`: a published grid of runs, each beside its neighbours and its bound."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import chain
 from typing import Any, ClassVar
@@ -98,8 +98,15 @@ class Stability(Work):
             "machine": {"device": config.engine.device},
             "guess": contents.guess(setup.source(config), config),
             "status": status.pop() if len(status) == 1 else "mixed",
-            "assumptions": list(dict.fromkeys(chain(*(record["assumes"] for record in records)))),
+            "assumptions": _once(record["assumes"] for record in records),
+            "gap_notes": _once(record.get("gap_notes", []) for record in records),
+            "gap_changes": _once(record.get("gap_changes", []) for record in records),
         }
+
+
+def _once(lists: Iterable[list[str]]) -> list[str]:
+    """All of them in their order, each once."""
+    return list(dict.fromkeys(chain(*lists)))
 
 
 def _aggregate(records: list[Record]) -> Record:

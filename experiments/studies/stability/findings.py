@@ -10,6 +10,7 @@ import numpy as np
 from fedmuon.analysis.report import columns
 from fedmuon.analysis.report.chance import near_chance
 from fedmuon.analysis.report.claims import Columns, suite_claims, varying
+from fedmuon.analysis.report.deciding import with_range
 from fedmuon.analysis.report.findings import Findings, Picture, Rows, Titled, number
 from fedmuon.experiments.laboratory.findings import stands_on
 from fedmuon.experiments.studies.stability import figure
@@ -36,10 +37,11 @@ def findings(folder: Path, about: Mapping[str, Any]) -> Findings:
     columns.require_matching(runs, neighbours, folder)
     columns.require_consistent(runs, folder)
     head, numbers = _beside(runs, about["published"])
+    of_gap, *others = suite_claims(runs, neighbours)
     return Findings.of_suite(
         folder,
         about,
-        claims=suite_claims(runs, neighbours),
+        claims=[with_range(of_gap, about), *others],
         numbers_title="Measured beside published" if about["published"] else "Measured",
         head=head,
         numbers=numbers,

@@ -13,7 +13,7 @@ from fedmuon.data.federated import FederatedData
 from fedmuon.data.neighbours import Law, draw, stack
 from fedmuon.data.source import Source
 from fedmuon.errors import InputError
-from fedmuon.experiments.laboratory import bound
+from fedmuon.experiments.laboratory import bound, gap_range
 from fedmuon.experiments.laboratory.ball import start_of
 from fedmuon.experiments.laboratory.bound import Verdict
 from fedmuon.experiments.laboratory.measure import Loss, measured_losses
@@ -97,14 +97,14 @@ class Stack:
         each = zip(self.pairs, moved, strict=True)
         cases = [self._case(pair, made, shape, far) for pair, far in each]
         judged = [_judge(case) for case in cases]
-        tops = [
-            bound.proved_range(*one) for one in zip(cases, (own for own, *_ in judged), strict=True)
-        ]
+        ranged = [*zip(cases, (own for own, *_ in judged), strict=True)]
+        tops = [gap_range.proved_range(*one) for one in ranged]
         losses = self._losses(made, models, tops)
         return {
             "runs": self._runs(made, judged, losses, moved),
             "neighbours": self._neighbours(made, judged, moved),
             **_standing(judged),
+            **gap_range.as_record(gap_range.why_one(*one) for one in ranged),
             "flop": self._flop(made, shape),
             "seconds": time.perf_counter() - start,
         }
