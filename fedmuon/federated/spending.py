@@ -7,6 +7,7 @@ amplifies nothing.
 
 import dataclasses
 import hashlib
+import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cache
@@ -19,12 +20,19 @@ from torch import Tensor
 from fedmuon import config as tables
 from fedmuon.combinations import IN_ONE_PROCESS, ONE_CLIENT
 from fedmuon.config import Config
-from fedmuon.errors import InputError
+from fedmuon.errors import InputError, enough
 from fedmuon.federated.aggregate import ServerState
 from fedmuon.federated.simulate import Experiment, Round
 from fedmuon.files import AFRESH
 from fedmuon.privacy import lattice
-from fedmuon.privacy.accounting import Answer, epsilon, event, loose, require_delta
+from fedmuon.privacy.accounting import (
+    LEAST_NOISE,
+    Answer,
+    epsilon,
+    event,
+    loose,
+    require_delta,
+)
 from fedmuon.privacy.calibration import noise_for
 from fedmuon.privacy.client_level import EACH, EVERYONE, ClientLevel
 from fedmuon.privacy.doubts import DOUBTS, STOPPED, uncertified
@@ -110,12 +118,30 @@ def require_counted(
     counted, shared = 1.0, False
     if isinstance(released, ClientLevel):
         counted, shared = released.counted, released.shared  # which has a lattice of its own
+    if 0 < released.noise * counted < LEAST_NOISE:
+        raise InputError(_too_little(released))
     for rate in rates:
         event(released.noise * counted, rate, steps, blocks)
     if released.noise:
         require_delta(delta)
         if released.on_grid and not shared:
             lattice.spacing(1.0, released.noise, sum(one[0].numel() for one in tensors))
+
+
+def _too_little(released: Releasing) -> str:
+    """Which keys give the account its noise, and how much of each is enough."""
+    if not (isinstance(released, ClientLevel) and released.shared):
+        return (
+            f"[privacy] noise = {released.noise:g} is less than an account computes with: set "
+            f"noise = {LEAST_NOISE:g} or more, or 0"
+        )
+    wanted = math.ceil((LEAST_NOISE / released.noise) ** 2 * released.cohort)  # shares of it
+    honest = f" or honest = {enough(wanted / released.cohort)}" * (wanted <= released.cohort)
+    return (
+        f"[privacy] noise = {released.noise:g} is too little where {released.shares} of "
+        f"{released.cohort} shares of it count, [privacy] honest of a cohort: set noise = "
+        f"{enough(LEAST_NOISE / released.counted)}{honest} or more"
+    )
 
 
 def _alike(mechanism: Mechanism, rate: float, steps: int) -> tuple[float, float, int]:

@@ -58,7 +58,7 @@ from functools import reduce
 import numpy as np
 import torch
 
-from fedmuon.errors import InputError
+from fedmuon.errors import InputError, enough
 from fedmuon.privacy.discrete import gaussian
 from fedmuon.privacy.lattice import BITS, DEVIATION
 from fedmuon.privacy.streams import Stream, words_of
@@ -79,9 +79,11 @@ def reach(noise: float, cohort: int) -> float:
     """W of (5)."""
     found = DEVIATION * math.sqrt(cohort) * (cohort / noise + TAIL) if noise else math.inf
     if found > MOST:
+        least = cohort / (MOST / DEVIATION / math.sqrt(cohort) - TAIL)
         raise InputError(
             f"[privacy] noise = {noise:g} is too little for shares of {cohort} clients, whose sums "
-            f"modulo {MODULUS} would wrap around: raise noise, or lower [federation] per-round"
+            f"modulo {MODULUS} would wrap around: set noise = {enough(least)} or more, or lower "
+            "[federation] per-round"
         )
     return found
 
