@@ -2,6 +2,7 @@
 
 import json
 import math
+from typing import Any
 
 import mpmath
 import numpy as np
@@ -10,6 +11,7 @@ from typer.testing import CliRunner
 
 from fedmuon.errors import InputError
 from fedmuon.experiments.cli import app
+from fedmuon.experiments.laboratory import audit as laboratory
 from fedmuon.privacy import audit
 from fedmuon.privacy.accounting import epsilon
 from fedmuon.privacy.audit import Setting, Statistics, counted, likelihood_ratio, projected, tilted
@@ -131,3 +133,36 @@ def test_the_command_refuses(code: str, word: str) -> None:
                                     "--blocks", "49", "--code", code])  # fmt: skip
     assert isinstance(done.exception, InputError)
     assert word in str(done.exception)
+
+
+@pytest.mark.parametrize("count", [100, 101, 1000])
+def test_the_most_that_counts_can_show(count: int) -> None:
+    """Of trials that nothing hides, which `counted` takes apart; of others it is never reached."""
+    apart = Statistics(np.full(count, 9.0), np.full(count, -9.0))
+    assert counted(apart, 1e-3).epsilon == pytest.approx(audit.most_counted(count, 1e-3))
+    hidden = found(Setting(2.0, 0.5, 1, 1), count)
+    assert counted(hidden, 1e-3).epsilon < audit.most_counted(count, 1e-3)
+    assert audit.most_counted(count, 0.999) == 0.0
+
+
+@pytest.mark.parametrize(
+    ("code", "noise", "few"),
+    [("release", 0.3, True), ("release", 3.0, False), ("projected", 0.3, False)],
+)
+def test_trials_that_cannot_test_a_claim_say_so_beforehand(
+    code: str, noise: float, few: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By counts alone; `tilted` reaches further. Control: all are told before they begin."""
+    told: list[str] = []
+    true = laboratory.trials
+
+    def trials(*given: Any) -> Statistics:
+        assert len(told) == 1
+        return true(*given)
+
+    monkeypatch.setattr(laboratory, "trials", trials)
+    setting = Setting(noise, 0.5, 1, 1)
+    record = laboratory.audit(setting, 1e-5, 100, 0, code, 8.0, 16, told.append)
+    assert told == [record["note"]] and bool(record["note"]) == few
+    assert (record["most_possible"] < record["joint"]) == (noise == 0.3)
+    assert str(laboratory.table(record).caption).count("cannot test the") == few

@@ -2,7 +2,9 @@
 
 import json
 import math
+import re
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -17,10 +19,13 @@ from fedmuon.errors import InputError
 from fedmuon.experiments.laboratory import one_run
 from fedmuon.experiments.laboratory.client_auditor import ClientAuditor
 from fedmuon.experiments.run import execute
+from fedmuon.federated import spending
 from fedmuon.federated.aggregate import begin, broadcast
 from fedmuon.federated.local import Reply, joint, replies
 from fedmuon.privacy import distributed
 from fedmuon.privacy.client_level import ClientLevel
+from fedmuon.privacy.mechanism import Mechanism
+from fedmuon.tasks.clipping import Clipping
 
 SHARED = {"cohorts": "fixed", "trust": "distributed", "honest": 0.5}
 
@@ -123,9 +128,75 @@ def test_noise_too_little_for_the_account_is_refused_before_anything_is_written(
     tmp_path: Path,
 ) -> None:
     """One share of three counts: sigma / sqrt(3) is below what accountants compute; of all three,
-    a control, it is not, and under central trust neither."""
-    with pytest.raises(InputError, match=r"noise = 5\.77.*e-07 must be 0 or lie in"):
-        execute(clients("fedavg", noise=1e-6, **{**SHARED, "honest": 0.34}), tmp_path / "a")
+    or with the noise that is named, it is not, and under central trust neither."""
+    few = {**SHARED, "honest": 0.34}
+    with pytest.raises(InputError, match=r"set noise = 1\.74e-06 or honest = 1 or more$"):
+        execute(clients("fedavg", noise=1e-6, **few), tmp_path / "a")
     assert not list(tmp_path.iterdir())
-    for more in ({**SHARED, "honest": 1.0}, {"cohorts": "fixed"}):
-        execute(clients("fedavg", noise=1e-6, rounds=1, **more), tmp_path / more.get("trust", "c"))
+    kinds = {"all": {**SHARED, "honest": 1.0}, "central": {"cohorts": "fixed"},
+             "louder": {**few, "noise": 1.74e-6}}  # fmt: skip
+    for name, more in kinds.items():
+        execute(clients("fedavg", **{"noise": 1e-6, "rounds": 1, **more}), tmp_path / name)
+
+
+@pytest.mark.parametrize(
+    ("noise", "honest", "cohort"),
+    [(1e-6, 0.1, 40), (3e-6, 0.01, 200), (1e-7, 0.5, 40), (1e-7, 1.0, 3)],
+)
+def test_too_little_noise_names_the_least_that_is_enough(
+    noise: float, honest: float, cohort: int
+) -> None:
+    """What is named passes, and a hundredth less noise does not; honest is named where it helps."""
+
+    def require(noise: float, **more: Any) -> None:
+        level = ClientLevel(1.0, 1.0, cohort, cohort, "distributed", False)
+        held = replace(level, **{"honest": honest, **more})
+        object.__setattr__(held, "noise", noise)  # less than its sums can be made of
+        spending.require_counted(held, {1.0}, 1, 1, 1e-5, [])
+
+    with pytest.raises(InputError, match=rf"noise = {noise:g} is too little .* or more$") as error:
+        require(noise)
+    named = {key: float(value) for key, value in re.findall(r"(\w+) = (\S+)", str(error.value))}
+    assert named["noise"] > noise and ("honest" in named) == (noise >= 1e-6)
+    require(named["noise"])
+    if "honest" in named:
+        require(noise, honest=named["honest"])
+    with pytest.raises(InputError, match="too little"):
+        require(0.99 * named["noise"])
+
+
+def test_too_little_noise_of_samples_names_the_key() -> None:
+    mechanism = Mechanism(Clipping("block", 1.0), 1e-7, 8.0)
+    with pytest.raises(InputError, match=r"\[privacy\] noise = 1e-07 .* set noise = 1e-06 or more"):
+        spending.require_counted(mechanism, {0.1}, 1, 1, 1e-5, [])
+    spending.require_counted(replace(mechanism, noise=1e-6), {0.1}, 1, 1, 1e-5, [torch.ones(1, 2)])
+
+
+def test_sums_that_would_wrap_around_name_the_noise_that_is_enough() -> None:
+    cohort = 10**6
+    with pytest.raises(InputError, match="would wrap around: set noise = ") as error:
+        distributed.reach(1.0, cohort)
+    least = float(re.findall(r"set noise = (\S+)", str(error.value))[0])
+    distributed.reach(least, cohort)
+    with pytest.raises(InputError, match="would wrap around"):
+        distributed.reach(0.99 * least, cohort)
+
+
+@pytest.mark.parametrize(("count", "noise"), [(10, 0.7), (40, 4.0)])
+def test_an_audit_that_cannot_test_its_claim_says_so_before_the_run(
+    count: int, noise: float, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Not even where nothing is hidden, so that all guesses are right, is such a claim refuted; one
+    of which nothing is said is."""
+    true, told = distributed.gaussian, list[tuple[str, bool]]()
+    monkeypatch.setattr(distributed, "gaussian", lambda *rest: true(*rest) // 20)
+    out, settings = tmp_path / "run", given({**SHARED, "noise": noise, "delta": 1e-5}, **ONCE)
+    record = audited(settings, out, count, say=lambda note: told.append(
+        (note, (out / "summary.json").exists())))  # fmt: skip
+    few = count == 10
+    assert told == [(record["note"], False)] and bool(record["note"]) == few
+    assert record["below"] == few and record["right"] == record["guesses"]
+    assert record["epsilon_at_least"] == pytest.approx(record["most_possible"], abs=1e-3)
+    assert (record["note"] in one_run._caption(record)) and (
+        f"{record['most_possible']:.4g} at most" in record["note"]) == few  # fmt: skip
+    assert not few or f"the {record['epsilon']:.4g} that is claimed" in record["note"]

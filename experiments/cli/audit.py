@@ -14,6 +14,7 @@ from fedmuon.experiments.cli.options import (
     changes_of,
     chosen_config,
     chosen_folder,
+    complain,
     console,
     given_in,
     refuse,
@@ -126,8 +127,14 @@ def audit(
 
     require_at_most(1e9, noise=noise)
     setting = Setting(noise, rate(lot, population), steps, blocks)
-    record = trial.audit(setting, delta, trials, seed or 0, code, lot, population)
+    record = trial.audit(setting, delta, trials, seed or 0, code, lot, population, _note)
     tell(record, as_json, trial.table(record))
+
+
+def _note(said: str) -> None:
+    """What to know before an audit runs, if anything."""
+    if said:
+        complain(said)
 
 
 def _among(given: list[str], unread: tuple[str, ...]) -> str:
@@ -161,7 +168,7 @@ def _audit_run(
     shown = Console(quiet=True) if as_json else console  # FORCE_COLOR has a bar even in a pipe
     with resumable(folder, []), Progress(shown) as progress:
         record = one_run.execute(
-            config, folder, canaries, sees, watch=progress.watch, begun=progress.begin
+            config, folder, canaries, sees, None, progress.watch, progress.begin, _note
         )
     tell(record, as_json, one_run.table(record))
     if not as_json:

@@ -4,6 +4,7 @@
 runs private steps of a small network, to try whether they keep it.
 """
 
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -18,6 +19,7 @@ from fedmuon.privacy.audit import (
     Statistics,
     both_bounds,
     counted,
+    most_counted,
     projected,
     trials,
 )
@@ -25,6 +27,10 @@ from fedmuon.privacy.audit import (
 TRIALS = {"projected": 100_000, "release": 2_000}  # unless told
 MOST = 4_000_000  # tensors that are released, and two for each release: about half an hour
 MOST_TRIALS = 10**7  # each is a few numbers
+FEW = (
+    "{trials} trials can show an epsilon of {most_possible:.4g} at most by counts, so they cannot "
+    "test the {joint:.4g} that is claimed: use more --trials, or more --noise."
+)
 MEANINGS = {
     "counted": (">=", "counts of the trials alone; up to about ln(trials)"),
     "tilted": (">=", "where the noise is the declared Gaussian; needs more trials than 1/delta"),
@@ -56,8 +62,10 @@ def audit(
     code: str,
     lot: float,
     population: int,
+    say: Callable[[str], None] = lambda note: None,
 ) -> dict[str, Any]:
-    """What canaries show, beside what the accountant claims in both of its modes."""
+    """What canaries show, beside what the accountant claims in both of its modes; `say` hears
+    beforehand that so many trials cannot test the claim."""
     if code not in TRIALS:
         raise InputError(f"code '{code}' is unknown: use {' or '.join(TRIALS)}")
     count = TRIALS[code] if count is None else count
@@ -67,13 +75,15 @@ def audit(
             "seed that is not negative"
         )
     rng = np.random.default_rng(seed)
+    joint, printed = (
+        epsilon(*setting[:3], delta, setting.blocks, mode) for mode in ("joint", "per-release")
+    )
+    limits = _limits(count, delta, code, joint.upper)
+    say(limits["note"])
     if code == "projected":
         shown = both_bounds(trials(setting, projected(setting, rng), count), delta, rng)
     else:  # what it draws is itself in doubt: counts alone
         shown = (counted(_released(setting, count, lot, population, rng), delta),)
-    joint, printed = (
-        epsilon(*setting[:3], delta, setting.blocks, mode) for mode in ("joint", "per-release")
-    )
     best = max(bound.epsilon for bound in shown)
     return {
         "epsilon_at_least": best,
@@ -85,11 +95,22 @@ def audit(
         "adjacency": joint.adjacency,
         "sampling": joint.sampling,
         "confidence": CONFIDENCE,
+        **limits,
         "trials": count,
         "code": code,
         "delta": delta,
         **setting._asdict(),
     }
+
+
+def _limits(count: int, delta: float, code: str, joint: float) -> dict[str, Any]:
+    """The largest epsilon that so many trials can show by counts, and what to know where that is
+    all that they show and it is below what is claimed."""
+    share = (1 + CONFIDENCE) / 2 if code == "projected" else CONFIDENCE  # which `tilted` shares
+    most = most_counted(count, delta, share)
+    few = code != "projected" and most <= joint
+    note = FEW.format(trials=count, most_possible=most, joint=joint) if few else ""
+    return {"most_possible": most, "note": note}
 
 
 def table(record: dict[str, Any]) -> Table:
@@ -109,7 +130,8 @@ def _caption(record: dict[str, Any]) -> str:
     words = [
         f"{record['trials']} trials with and as many without the canary ({record['code']}), "
         f"{record['adjacency']}, delta = {record['delta']:g}. The {hold} with "
-        f"{record['confidence']:.0%} confidence."
+        f"{record['confidence']:.0%} confidence.",
+        *filter(None, [record["note"]]),
     ]
     if not record["below_joint"]:
         words.append("The joint claim is refuted: the code releases more than it accounts for.")

@@ -14,6 +14,7 @@ import json
 import math
 import time
 from collections import Counter
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -25,6 +26,7 @@ from fedmuon.arrays import array_bytes, read_tensors
 from fedmuon.config import Config
 from fedmuon.drive import Begin, Run, Watch, drive, prepare
 from fedmuon.errors import InputError
+from fedmuon.experiments.laboratory import testable
 from fedmuon.experiments.laboratory.auditor import Auditor
 from fedmuon.experiments.laboratory.client_auditor import ClientAuditor
 from fedmuon.experiments.laboratory.facts import columns
@@ -69,11 +71,12 @@ def execute(
     rng: np.random.Generator | None = None,
     watch: Watch = lambda record: None,
     begun: Begin = lambda done, total: None,
+    say: Callable[[str], None] = lambda note: None,
 ) -> Record:
     """Run the config with canaries in `out`, guess their coins, and say what that refutes.
 
     `sees` is what the guesses stand on: every release, or the final model alone. Without `rng`
-    nobody can repeat the coins.
+    nobody can repeat the coins. `say` hears before the run what it cannot show, or nothing.
     """
     start, rng = time.monotonic(), rng or np.random.default_rng()
     config = setup.resolve(config)
@@ -83,17 +86,20 @@ def execute(
         run = prepare(config, out, require=_require_known_law)
         files.write_bytes(out / AUDIT, json.dumps({"canaries": many, "finished": False}).encode())
         auditor = (ClientAuditor if _at_client(config) else Auditor).drawn(run, many, rng)
-        ratios = rehearsed(auditor.settings(run), rng)
+        settings = auditor.settings(run)
+        ratios = rehearsed(settings, rng)
         made = many // 8
         if sees == "releases":
             made = one_run.worthwhile(ratios, many, 1 - CONFIDENCE)
+        limits = testable.limits(run, settings, many, made)
+        say(limits["note"])
         summary = drive(*auditor.audited(run), watch, begun)
         scores = auditor.scores() if sees == "releases" else _of_model(auditor, out)
         guesses = one_run.guessed(scores, auditor.included, made)
         shares = _shares(auditor, sees)
         record = {
             **judged(guesses, out, summary["privacy"], auditor.adjacency, _part(shares)),
-            "sees": sees, **shares,
+            "sees": sees, **shares, **limits,
             "train_seconds": _seconds(run), "seconds": round(time.monotonic() - start, 3),
         }  # fmt: skip
         _write(out, record, auditor, scores)
@@ -180,10 +186,7 @@ def judged(
     delta = private["delta"]
     ledger = Ledger.read(out / "ledger.jsonl")
     every = {named(client): _of_one_kind(ledger.events(client)) for client in ledger.clients()}
-    by_counts = {
-        "binomial": one_run.by_binomial(guesses, delta, CONFIDENCE),
-        "trade_off": one_run.by_trade_off(guesses, delta, CONFIDENCE),
-    }
+    counted = testable.by_counts(guesses, delta)
     times = one_run.noise_below(
         guesses, hardest(every.values()), private["epsilon"], delta, CONFIDENCE
     )
@@ -191,10 +194,10 @@ def judged(
     quieter = dataclasses.replace(worst, noise_multiplier=times * worst.noise_multiplier)
     declared = account([quieter], delta).lower if np.isfinite(times) else 0.0
     whole = worst.noise_multiplier if private["unit"] == "client" else private["noise"]
-    at_least = max(by_counts.values())
+    at_least = max(counted.values())
     return {
         "epsilon_at_least": at_least,
-        **by_counts,
+        **counted,
         "declared": declared,
         "noise_at_most": finite(times * whole / math.sqrt(part)),
         "epsilon": private["epsilon"],
@@ -298,7 +301,8 @@ def _caption(record: Record) -> str:
         f" delta = {number(record['delta'], 3)}. Each bound holds with {record['confidence']:.0%} "
         f"confidence; {record['seconds']:.1f} s, of which {record['train_seconds']:.1f} s trained."
     ]
-    return " ".join(words + collusion(record) + [ODDS] * (not record["below"]))
+    words += [*collusion(record), record.get("note", ""), "" if record["below"] else ODDS]
+    return " ".join(filter(None, words))
 
 
 def collusion(record: Record) -> list[str]:

@@ -130,6 +130,14 @@ def counted(found: Statistics, delta: float, confidence: float = CONFIDENCE) -> 
     return LowerBound(value, "counted", delta, confidence, len(second.present))
 
 
+def most_counted(count: int, delta: float, confidence: float = CONFIDENCE) -> float:
+    """What `counted` shows of so many trials where all with the canary are told from all without:
+    the largest epsilon that it ever can."""
+    of, failure = count - count // 2, (1 - confidence) / 2
+    least = at_least(of, of, failure) - delta
+    return max(0.0, math.log(least / at_most(0, of, failure))) if least > 0 else 0.0
+
+
 def _bound(found: Statistics, threshold: float, up: bool, delta: float, failure: float) -> float:
     """ln((P(A) - delta) / P'(A)), P(A) bounded from below and P'(A) from above.
 
