@@ -12,7 +12,7 @@ from scipy.special import ndtr
 from test_accounting import gaussian_epsilon
 
 from fedmuon.errors import InputError
-from fedmuon.privacy import library, loss, renyi
+from fedmuon.privacy import by_dp_accounting, loss, renyi
 from fedmuon.privacy.accounting import account, epsilon
 from fedmuon.privacy.calibration import noise_for
 from fedmuon.privacy.pairs import Event, bottom, outcome, top
@@ -136,7 +136,7 @@ def test_it_agrees_with_the_librarys_distributions(events: list[Event]) -> None:
     """On the same grid, to what either drops in the tails."""
     replaced = [Event(one.sampling_probability, one.noise_multiplier, one.count, True)
                 for one in events]  # fmt: skip
-    lower, upper, rdp = library.ends(replaced, 1e-5)
+    lower, upper, rdp = by_dp_accounting.ends(replaced, 1e-5)
     assert loss.lower(replaced, 1e-5, loss.GRID) == pytest.approx(lower, rel=1e-4)
     assert loss.upper(replaced, 1e-5, loss.GRID) == pytest.approx(upper, rel=1e-4)
     assert upper < rdp == renyi.epsilon(replaced, 1e-5)

@@ -175,7 +175,7 @@ def test_load_maps_everything() -> None:
     ("name", "options", "words"),
     [
         ("minst", {}, "did you mean mnist[?]"),
-        ("imagenet", {}, "use one of synthetic, digits, mnist5k, fashion-mnist, mnist, cifar10, idx"),
+        ("imagenet", {}, "use one of synthetic, digits, mnist5k, fashion-mnist, mnist, cifar10"),
         ("digits", {"folder": "x"}, "'folder' is no option of digits"),
         ("synthetic", {"n": 0}, "n = 0"),
         ("synthetic", {"separation": float("nan")}, "separation = nan"),

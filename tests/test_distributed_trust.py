@@ -252,7 +252,7 @@ def test_there_is_room_for_every_sum_or_none_is_begun(noise: float, cohort: int)
         assert cohort * Fraction(0.3) / g + 40 * 2**32 * 100 <= distributed.reach(noise, cohort)
         assert distributed.reach(noise, cohort) <= 2**60
     else:
-        with pytest.raises(InputError, match="set noise = .* or more, or lower"):
+        with pytest.raises(InputError, match=r"set noise = .* or more, or lower"):
             distributed.spacing(0.3, noise, cohort)
 
 

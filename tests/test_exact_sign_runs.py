@@ -19,7 +19,7 @@ from fedmuon.config import Config
 from fedmuon.data import load
 from fedmuon.experiments.laboratory import bound
 from fedmuon.experiments.laboratory.findings import findings
-from fedmuon.experiments.laboratory.gaps import smallest
+from fedmuon.experiments.laboratory.singular_values import smallest
 from fedmuon.experiments.laboratory.stability import execute, verdict_table
 from fedmuon.federated import setup
 from fedmuon.federated.aggregate import begin

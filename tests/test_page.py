@@ -20,8 +20,8 @@ from fedmuon.analysis.report.numbers import digits, number, written
 from fedmuon.analysis.report.slopes import Slope
 from fedmuon.analysis.report.tables import apart, as_csv, as_latex, slug
 from fedmuon.config import Config
-from fedmuon.experiments.laboratory.card import card, shown
 from fedmuon.experiments.laboratory.facts import facts
+from fedmuon.experiments.laboratory.settings_card import settings_card, shown
 from fedmuon.experiments.report import gather, write_report
 from fedmuon.experiments.studies.training import figure
 from fedmuon.experiments.suites import contents
@@ -114,12 +114,12 @@ def test_claims_lie_beside_the_page_as_json(folder: Path) -> None:
 
 def test_a_card_has_every_value_of_what_is_read() -> None:
     configs = [small(local={"lr": lr}) for lr in (0.1, 0.3)]
-    held = {symbol: values for symbol, _, values in card(configs)}
+    held = {symbol: values for symbol, _, values in settings_card(configs)}
     first: Config = configs[0]
     assert held["η"] == "0.1, 0.3" and held["N"] == str(first.federation.clients)
     assert held["model"] == "matrix" and held["λ"] == f"{first.orthogonalizer.lambda_:g}"
     plain = [small(local={"recipe": "fedavg"}, orthogonalizer={})]
-    assert "λ" not in {symbol for symbol, *_ in card(plain)}  # which fedavg does not read
+    assert "λ" not in {symbol for symbol, *_ in settings_card(plain)}  # which fedavg does not read
     assert shown([5, 3, 0.5, 9, 7]) == "0.5 to 9 (5 values)" and shown(["b", "a"]) == "b, a"
 
 

@@ -119,7 +119,7 @@ def from_directory(
         start=start_of(start["weight"].numpy(), source_of(config, folder)) if shape else None,
     )  # fmt: skip
     if config.orthogonalizer.name == "exact-sign" and config.task.name == "matrix":
-        from fedmuon.experiments.laboratory.gaps import smallest
+        from fedmuon.experiments.laboratory.singular_values import smallest
 
         return dataclasses.replace(case, gaps=cache(partial(smallest, folder, given)))
     if config.task.name == "matrix":

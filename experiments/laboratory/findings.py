@@ -30,8 +30,8 @@ from fedmuon.config import Config
 from fedmuon.errors import InputError
 from fedmuon.experiments.laboratory import figure
 from fedmuon.experiments.laboratory.calibration import CALIBRATION
-from fedmuon.experiments.laboratory.card import card
 from fedmuon.experiments.laboratory.facts import BALL_NAMES, BOUND_NAMES
+from fedmuon.experiments.laboratory.settings_card import settings_card
 from fedmuon.experiments.laboratory.spending import standing, unreleased
 from fedmuon.files import require_sound, sums_of
 
@@ -80,7 +80,7 @@ def findings(folder: Path) -> Findings:
             summary, ("recipe", "data", "rounds", "seed", "dtype", "engine", "device", "seconds")
         ),
         about=_about(summary, config),
-        card=card_of({"card": card(config)}),
+        card=card_of({"card": settings_card(config)}),
     )
 
 

@@ -19,8 +19,8 @@ from fedmuon.federated.spending import delta_of, named
 from fedmuon.files import finite
 from fedmuon.privacy.accounting import loose
 from fedmuon.privacy.client_level import EACH, EVERYONE
-from fedmuon.privacy.doubts import DOUBTS, STOPPED
 from fedmuon.privacy.ledger import Ledger
+from fedmuon.privacy.noise_secrecy import CAVEATS, STOPPED
 from fedmuon.storage import AUDIT, Record, RunDirectory
 
 UNFINISHED = (
@@ -42,7 +42,7 @@ def spent(folder: Path, delta: float | None = None, accountant: str = "pld") -> 
     # The run may be going on: what is read first is behind what is read last.
     done, head, ledger = len(directory.records()), directory.ledger_head(), Ledger.read(file)
     ledger.require(done, head)
-    summary, doubt, held = directory.summary(), DOUBTS[ledger.about["noise"]], _dealt(folder)
+    summary, doubt, held = directory.summary(), CAVEATS[ledger.about["noise"]], _dealt(folder)
     if (goal := delta) is None:
         public = ledger.about["rate_from"] == "public"
         goal = summary["privacy"]["delta"] if summary else _delta(folder, held, public)

@@ -16,7 +16,7 @@ from fedmuon.arrays import npy_bytes
 from fedmuon.config import Config
 from fedmuon.drive import Run, prepare
 from fedmuon.errors import InputError
-from fedmuon.experiments.planning.books import Books, books
+from fedmuon.experiments.planning.folder_seconds import FolderSeconds, of_folder
 from fedmuon.experiments.planning.pace import Pace, Trial, evaluation, pace
 from fedmuon.federated import setup
 from fedmuon.federated.aggregate import ServerState, begin, broadcast
@@ -56,7 +56,7 @@ def plan(config: Config, started: float = 0.0) -> Record:
         run = prepare(quiet, Path(folder) / "run")
         prepared = time.perf_counter() - begun
         state = begin(run.experiment.recipe, run.experiment.task, config.federation.seed)
-        look, found = evaluation(run, state), books(run, state)
+        look, found = evaluation(run, state), of_folder(run, state)
         inline = config.engine.name == "inline"
         beside = 0.0 if inline else others.cores()
         engine = _engine(_scheduled(run), state)
@@ -134,7 +134,7 @@ def _untried_bytes(run: Run, state: ServerState, pace: Pace) -> int:
 
 
 def _record(
-    run: Run, state: ServerState, engine: Engine, spent: dict[str, float], found: Books
+    run: Run, state: ServerState, engine: Engine, spent: dict[str, float], found: FolderSeconds
 ) -> Record:
     """What the measured parts come to."""
     config, most = run.config, run.config.federation.rounds

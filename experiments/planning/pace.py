@@ -15,7 +15,7 @@ import numpy as np
 from fedmuon.aggregators import mean
 from fedmuon.data.partition import weights
 from fedmuon.drive import Run, evaluate
-from fedmuon.experiments.planning.books import seconds
+from fedmuon.experiments.planning.folder_seconds import seconds
 from fedmuon.federated.aggregate import ServerState
 from fedmuon.federated.evaluate import risk, sample_weights
 from fedmuon.federated.plan import Plan

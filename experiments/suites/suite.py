@@ -18,7 +18,7 @@ from fedmuon import files
 from fedmuon.config import Config
 from fedmuon.drive import Begin, Watch
 from fedmuon.errors import InputError
-from fedmuon.experiments.laboratory.card import card
+from fedmuon.experiments.laboratory.settings_card import settings_card
 from fedmuon.experiments.suites.contents import Asked, merged
 from fedmuon.locks import held, require_place
 from fedmuon.provenance import machine, versions
@@ -186,7 +186,7 @@ def _write(work: Work, out: Path, records: list[Record]) -> Record:
         "machine": machine(),
         "versions": versions(),
         **asked.told,
-        **({"card": card(configs)} if (configs := work.configs) else {}),
+        **({"card": settings_card(configs)} if (configs := work.configs) else {}),
     }
     summary = merged(shared, work.summary(records))
     contents["suite.json"] = (json.dumps(summary, indent=2) + "\n").encode()

@@ -35,9 +35,9 @@ from fedmuon.privacy.accounting import (
 )
 from fedmuon.privacy.calibration import noise_for
 from fedmuon.privacy.client_level import EACH, EVERYONE, ClientLevel
-from fedmuon.privacy.doubts import DOUBTS, STOPPED, uncertified
 from fedmuon.privacy.ledger import Ledger
 from fedmuon.privacy.mechanism import Mechanism
+from fedmuon.privacy.noise_secrecy import CAVEATS, STOPPED, uncertified
 from fedmuon.privacy.pairs import Event, hardest
 from fedmuon.settings import Privacy
 from fedmuon.tasks.base import Params
@@ -192,7 +192,7 @@ def answered(
     answers = ledger.epsilons(goal)
     worst = max(answers, key=lambda client: answers[client].upper)
     most = answers[worst]
-    for doubt in (DOUBTS[released.secrecy], STOPPED if stopped else ""):
+    for doubt in (CAVEATS[released.secrecy], STOPPED if stopped else ""):
         most = uncertified(most, doubt) if doubt else most
     beyond = BEYOND.format(target) if 0 < target < most.upper else ""
     low = "" if released.on_grid else LOW_BITS

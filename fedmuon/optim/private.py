@@ -27,7 +27,7 @@ from fedmuon.errors import InputError
 from fedmuon.names import PRIVATE
 from fedmuon.optim.routing import routing_table
 from fedmuon.privacy.accounting import Answer, account, event, merge
-from fedmuon.privacy.doubts import DOUBTS, uncertified
+from fedmuon.privacy.noise_secrecy import CAVEATS, uncertified
 from fedmuon.privacy.pairs import Event
 from fedmuon.randomness import Draw, generator
 from fedmuon.settings import Local, OrthogonalizerTable, Privacy
@@ -139,7 +139,7 @@ class Private(Optimizer):
         named = self._mechanism().adjacency
         named = named if self._public or named != "add-remove" else "zero-out"
         answer = account(chain.from_iterable(self._spent.values()), delta, adjacency=named)
-        doubt = DOUBTS[self._mechanism().secrecy]
+        doubt = CAVEATS[self._mechanism().secrecy]
         return uncertified(answer, doubt) if doubt else answer
 
     def _count(self) -> None:

@@ -154,7 +154,7 @@ def _ends(
     merged: Sequence[Event], delta: float, mode: str, accountant: str
 ) -> tuple[float, float, float]:
     if accountant == "dp-accounting":
-        from fedmuon.privacy.library import ends
+        from fedmuon.privacy.by_dp_accounting import ends
 
         return ends(merged, delta)
     rdp = renyi.epsilon(merged, delta)

@@ -47,7 +47,7 @@ from torch import Tensor
 from fedmuon.coupling import normal
 from fedmuon.names import Arithmetic, NoiseSource
 from fedmuon.privacy import distributed, lattice
-from fedmuon.privacy.doubts import secrecy
+from fedmuon.privacy.noise_secrecy import secrecy
 from fedmuon.privacy.streams import Stream, secret_stream, words_of
 from fedmuon.questions import sent
 from fedmuon.randomness import Draw, generator
@@ -107,7 +107,7 @@ class ClientLevel:
 
     @property
     def secrecy(self) -> str:
-        """Who can know the noise: see `fedmuon.privacy.doubts`."""
+        """Who can know the noise: see `fedmuon.privacy.noise_secrecy`."""
         return secrecy(self.seed is not None, self.source)
 
     @property

@@ -16,7 +16,7 @@ from fedmuon.errors import InputError
 from fedmuon.names import Arithmetic, NoiseSource
 from fedmuon.privacy.accounting import require_supported
 from fedmuon.privacy.correlated import Past, square_root
-from fedmuon.privacy.doubts import secrecy
+from fedmuon.privacy.noise_secrecy import secrecy
 from fedmuon.privacy.orders import Turns, lots_of
 from fedmuon.privacy.quantile import CountedRelease, Quantile
 from fedmuon.privacy.release import (
@@ -98,7 +98,7 @@ class Mechanism:
 
     @property
     def secrecy(self) -> str:
-        """Who can know the noise: see `fedmuon.privacy.doubts`."""
+        """Who can know the noise: see `fedmuon.privacy.noise_secrecy`."""
         return secrecy(self.repeatable, self.source)
 
     def _streams(self, draws: Sequence[Draws]) -> Streams:

@@ -23,7 +23,7 @@ NUMBER = 36  # bytes of a client's number in a list of Python's
 
 
 @dataclass(frozen=True)
-class Books:
+class FolderSeconds:
     """Seconds of a round's record (and, if private, of its line in the ledger), of a checkpoint, of
     the end; bytes of all records, which the end reads."""
 
@@ -33,7 +33,7 @@ class Books:
     memory: int
 
 
-def books(run: Run, state: ServerState) -> Books:
+def of_folder(run: Run, state: ServerState) -> FolderSeconds:
     """Tried in the run's own folder."""
     directory, federation = run.directory, run.config.federation
     chosen = list(range(federation.per_round))
@@ -44,7 +44,7 @@ def books(run: Run, state: ServerState) -> Books:
     read = seconds(directory.records) * federation.rounds
     end = seconds(lambda: (versions(), commit(), machine(), directory.finish(state, {})))
     memory = (NUMBER + len(json.dumps(chosen)) // len(chosen)) * len(chosen) * federation.rounds
-    return Books(added + ledger, checkpoint, end + read + summed, memory)
+    return FolderSeconds(added + ledger, checkpoint, end + read + summed, memory)
 
 
 def _ledger(run: Run, state: ServerState) -> tuple[float, float]:

@@ -16,11 +16,11 @@ STOPPED = (
     "A callback ended this run by what it saw of it, which was not released: no ledger counts what "
     "its length tells."
 )
-DOUBTS = {"secret": "", "predictable": PREDICTABLE, "repeatable": REPEATABLE}
+CAVEATS = {"secret": "", "predictable": PREDICTABLE, "repeatable": REPEATABLE}
 
 
 def secrecy(repeatable: bool, source: NoiseSource) -> str:
-    """Who can know noise of that source: a key of `DOUBTS`."""
+    """Who can know noise of that source: a key of `CAVEATS`."""
     if repeatable:
         return "repeatable"
     return "secret" if source == "secure" else "predictable"

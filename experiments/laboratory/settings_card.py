@@ -27,7 +27,7 @@ NAMES = SYMBOLS | {"data.name": "data", "task.model": "model", "local.batch": "b
                    "local.recipe": "recipe", "orthogonalizer.name": "map"}  # fmt: skip
 
 
-def card(configs: Sequence[Config]) -> list[tuple[str, str, str]]:
+def settings_card(configs: Sequence[Config]) -> list[tuple[str, str, str]]:
     """Symbol, meaning and values of every key that some of these configs read."""
     found = []
     for key, words in KEYS.items():
