@@ -234,7 +234,7 @@ COLOURS = {"holds": "green", "fails": "red", "undecided": "yellow"}
 def by_how_much(claim: "Claim") -> str:
     """The effect at its worst place, its interval and what the rule asks for; then every place."""
     effect, ends = claim.shown
-    reach = f" ({ends}, 95%)" if ends else ""
+    reach = f", {ends} (95%)" if ends else ""
     told = f"{effect}{reach}, asked for: {claim.accepted}" if effect else ""
     return "; ".join(filter(None, (told, claim.in_words)))
 

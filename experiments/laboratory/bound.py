@@ -22,8 +22,9 @@ from fedmuon.analysis.theory.recursion import OVERFLOW
 from fedmuon.config import Config
 from fedmuon.errors import InputError
 from fedmuon.experiments.laboratory.ball import source_of, start_of, start_without_a_run
+from fedmuon.experiments.laboratory.case import Case
 from fedmuon.experiments.laboratory.facts import BALL_NAMES, BOUND_NAMES, facts, listed
-from fedmuon.experiments.laboratory.verdict import Case, Verdict, by_kind, judge
+from fedmuon.experiments.laboratory.verdict import Verdict, by_kind, judge
 from fedmuon.federated.plan import Plan
 from fedmuon.files import finite
 from fedmuon.names import GIVEN

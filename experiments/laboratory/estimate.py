@@ -15,9 +15,10 @@ import torch
 
 from fedmuon.arrays import read_tensors
 from fedmuon.errors import InputError
+from fedmuon.experiments.laboratory.case import Case
 from fedmuon.experiments.laboratory.measure import Laboratory
 from fedmuon.experiments.laboratory.methods import has_map
-from fedmuon.experiments.laboratory.verdict import AUTHOR, Case, map_constant
+from fedmuon.experiments.laboratory.verdict import AUTHOR, map_constant
 from fedmuon.federated import setup
 from fedmuon.federated.routing import routes
 from fedmuon.tasks.base import Batch, Params, Task

@@ -5,7 +5,8 @@ shorter one."""
 from collections.abc import Iterable
 from typing import NamedTuple
 
-from fedmuon.experiments.laboratory.verdict import Case, Verdict
+from fedmuon.experiments.laboratory.case import Case
+from fedmuon.experiments.laboratory.verdict import Verdict
 from fedmuon.storage import Record
 
 NEARLY = 0.99  # of the range that any loss has: hardly shorter

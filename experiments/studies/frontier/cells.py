@@ -17,9 +17,10 @@ from pydantic import Field
 from fedmuon.analysis import Realized
 from fedmuon.config import Config
 from fedmuon.experiments.laboratory.ball import start_of
+from fedmuon.experiments.laboratory.case import Case
 from fedmuon.experiments.laboratory.gap_range import proved_range
 from fedmuon.experiments.laboratory.measure import measured_losses
-from fedmuon.experiments.laboratory.verdict import Case, Verdict, judge
+from fedmuon.experiments.laboratory.verdict import Verdict, judge
 from fedmuon.experiments.studies.study import Call
 from fedmuon.experiments.suites.contents import Asked, cell, require_free, require_read
 from fedmuon.federated import setup
