@@ -48,8 +48,8 @@ def private(recipe: str = "dp-sgd", /, **privacy: Any) -> Config:
         (private(quantile=0.5, **{"count-noise": 0.4}), "count-noise = 0.4 leaves nothing"),
         (private(noise=1e9), "too coarse for the lattice"),
         (private("fedmuon", level="client", noise=1e9), "too coarse for the lattice"),
-        (private(noise=1e-9), "noise = 1e-09 must be 0 or lie in"),
-        (private("fedmuon", level="client", noise=1e-9), "noise = 1e-09 must be 0 or lie in"),
+        (private(noise=1e-9), "noise = 1e-09 is less than an account"),
+        (private("fedmuon", level="client", noise=1e-9), "noise = 1e-09 is less than an account"),
         (private(rate=1e-18, delta=1e-5), "probability 1e-18 must lie in"),
     ],
 )
