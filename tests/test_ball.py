@@ -521,6 +521,10 @@ def test_a_gap_of_range_one_says_why_and_what_is_shorter() -> None:
         found = gap_range.why_one(case, bound.judge(case))
         assert " ".join(found.changes) == changes and bool(found.note) == bool(changes)
         assert all(change in found.note for change in found.changes)
+    case = bound.Case(
+        small(**{"local": {"lr": 0.01}, **single, **every}), sizes, part, (7, 3), start=start,
+        moved=np.zeros(6),
+    )  # fmt: skip
     kinds = {
         "cannot leave": {"start": None},
         "refuses": {"moved": np.ones(6)},

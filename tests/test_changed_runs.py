@@ -5,8 +5,9 @@ import shutil
 from pathlib import Path
 
 import pytest
+from click.testing import Result
 from conftest import small
-from typer.testing import CliRunner, Result
+from typer.testing import CliRunner
 
 import fedmuon
 from fedmuon.errors import InputError

@@ -7,9 +7,10 @@ import signal
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from types import FrameType
+from typing import Any
 
 import pytest
 from conftest import small
@@ -99,7 +100,7 @@ def test_going_on_reads_the_rounds_no_more_often_than_it_must(
     """To cut them back, which gives their seconds, too, and to count drops at the end."""
     config = small(output={"checkpoint-every": 3})
 
-    def stop(record: dict, state: object) -> None:
+    def stop(record: Mapping[str, Any], state: object) -> None:
         if record["round"] == 5:
             raise Interrupted
 

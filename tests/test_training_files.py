@@ -17,6 +17,7 @@ from fedmuon.experiments.studies.training import figure
 from fedmuon.experiments.studies.training.cells import settings
 from fedmuon.experiments.studies.training.variants import suite_of
 from fedmuon.experiments.suites import contents, suite
+from fedmuon.federated import setup
 from fedmuon.reading import reads
 
 SWEEP = """
@@ -206,6 +207,22 @@ def test_every_shipped_suite_can_be_run(name: str, data: str, scale: str) -> Non
     key = found.sweep.key if found.sweep else "data.name"
     told = {(one.model_dump_json(), None if reads(one, key) else x) for _, x, one in made}
     assert len(told) == len(made)  # no two runs are the same, but for draws beside a swept key
+
+
+def test_sizes_are_those_of_each_runs_own_data() -> None:
+    """All of a text is trained on but what is held out, whatever the windows: nearly the same
+    tokens, where sizes of the first variant would be too many, or too few, for the others."""
+    text, read = {}, {}
+    for one in kinds.find("context", None, "full", {}).cells:
+        data = one.config.data  # type: ignore[attr-defined]
+        text[data.context] = (data.train * data.context, data.test * data.context)
+        source = setup.source(one.config)  # type: ignore[attr-defined]
+        read[data.context] = source.official_test
+        assert data.train == source.official_test
+        assert data.test <= len(source.labels) - source.official_test
+    (least, *_, most), held = sorted(train for train, _ in text.values()), text[128][1]
+    assert most - least < 0.01 * most and {test for _, test in text.values()} == {held}
+    assert len(set(read.values())) == 3 and held == 64_000
 
 
 def test_the_published_suite_is_the_published_one() -> None:

@@ -45,9 +45,8 @@ def _cells(suite: Suite, asked: Asked) -> list[Trained]:
         swept = {suite.sweep.key: "[sweep]"} if suite.sweep and suite.sweeps(name) else {}
         contents.require_free(f"[variants.{name!r}]", own, SETTLED | swept)
     base = merged(suite.base, merged(asked.changes, {"data": {"name": asked.data}}))
-    base = merged(base, {"data": _sizes(base)})
     cells = [
-        Trained(name, x, contents.cell(setting))
+        Trained(name, x, contents.cell(merged(setting, {"data": _sizes(setting)})))
         for name, x, setting in settings(suite, base, asked.changes)
     ]
     _require_read(suite, asked, cells)
@@ -83,12 +82,14 @@ def _settings(cell: Trained) -> list[Any]:
     return [cell.name, cell.config.model_dump(by_alias=True)]
 
 
-def _sizes(base: Tables) -> dict[str, int]:
-    data = base["data"]
+def _sizes(setting: Tables) -> dict[str, int]:
+    """What a run trains on and holds out of its own data: a text has fewer windows if they are
+    longer."""
+    data = setting["data"]
     if data["name"] == "synthetic":
         return {}
     # text is read by a decoder alone
-    read = contents.cell({"data": data, "task": base.get("task", {})})
+    read = contents.cell({"data": data, "task": setting.get("task", {})})
     held, most = contents.room(setup.source(read), data.get("test", contents.TEST))
     return {"train": min(int(data.get("train", most)), most), "test": held}
 
