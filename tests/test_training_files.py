@@ -217,9 +217,9 @@ def test_sizes_are_those_of_each_runs_own_data() -> None:
         data = one.config.data  # type: ignore[attr-defined]
         text[data.context] = (data.train * data.context, data.test * data.context)
         source = setup.source(one.config)  # type: ignore[attr-defined]
-        read[data.context] = source.official_test
+        read[data.context] = data.train
         assert data.train == source.official_test
-        assert data.test <= len(source.labels) - source.official_test
+        assert data.train + data.test <= len(source.labels)
     (least, *_, most), held = sorted(train for train, _ in text.values()), text[128][1]
     assert most - least < 0.01 * most and {test for _, test in text.values()} == {held}
     assert len(set(read.values())) == 3 and held == 64_000

@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from scipy.stats import t as student
 
 from fedmuon.analysis.report.deciding import times_as_many, with_command
 from fedmuon.analysis.report.slopes import Slope, mean_of
@@ -218,19 +219,29 @@ def test_the_command_that_would_decide_is_a_true_one(name: str, data: str, seeds
     full = suite_of(first)
     second = with_command(open_claim(), {**about, "scale": "full", "again": f"{again}full"}).command
     more = suite_of(second)
-    many = (6 * len(seeds)) if data else 120  # (0.2 / 0.1)^2 of them, and half of that again
+    many = needed(0.2 / 0.1, len(seeds) if data else seeds)
+    assert many == (7 if data else 108)
     asked = more.asked.told["seeds"]
     assert asked == ([*range(many)] if data else many)
-    assert len(more.cells) == len(full.cells) * (many // len(seeds) if data else 1)
+    assert len(more.cells) * (len(seeds) if data else 1) == len(full.cells) * (many if data else 1)
+
+
+def needed(ratio: float, seeds: int) -> int:
+    """The least number of which Student's interval is shorter by that ratio, and by sqrt(1.5)."""
+    width = student.ppf(0.975, seeds - 1) / math.sqrt(seeds) / ratio / math.sqrt(1.5)
+    many = seeds
+    while student.ppf(0.975, many - 1) / math.sqrt(many) > width:
+        many += 1
+    return many
 
 
 def test_more_seeds_are_as_many_as_an_interval_needs() -> None:
     """Drawn again with so many, the claim is decided; with as many as there were, mostly not."""
     rng = np.random.default_rng(3)
     effect, noise, seeds = 0.5, 1.0, 6
-    half = 1.96 * noise / math.sqrt(seeds)
+    half = student.ppf(0.975, seeds - 1) * noise / math.sqrt(seeds)
     times = times_as_many(open_claim(effect, half), seeds)
-    assert times == pytest.approx(1.5 * (half / effect) ** 2)
+    assert times == needed(half / effect, seeds) / seeds
 
     def decided(count: int) -> float:
         means = (mean_of(rng.normal(effect, noise, count)) for _ in range(200))
@@ -271,8 +282,8 @@ def test_more_seeds_bring_an_interval_only_where_few_left_none() -> None:
     assert times_as_many(guess, 1) == math.inf
     beside = Claim("", Effect.around("", [np.inf, 0.1], [np.nan, 0.2]), Rule(low=0.0))
     assert beside.verdict == UNDECIDED
-    assert times_as_many(beside, 3) == times_as_many(open_claim(0.1, 0.2), 3) == 6.0
-    assert " --seeds 120 " in with_command(beside, ABOUT).command
+    assert times_as_many(beside, 3) == times_as_many(open_claim(0.1, 0.2), 3) == 7 / 3
+    assert " --seeds 108 " in with_command(beside, ABOUT).command
 
 
 @pytest.mark.parametrize("scale", ["small", "full"])

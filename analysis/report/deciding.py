@@ -1,8 +1,9 @@
 """The command that would decide what these runs leave open: full scale, or more seeds; or, where
 both cannot, that nothing shipped decides it, and why.
 
-An interval shrinks like 1/sqrt(seeds), so that an effect at distance d from the end of its rule,
-known up to h, takes about (h/d)^2 times as many.
+An interval of n seeds is Student's: it shrinks like t(n) / sqrt(n), t(n) being the quantile at
+97.5% with n - 1 degrees of freedom, so that an effect at distance d from the end of its rule, known
+up to h, takes as many as make that d / h of what it was.
 """
 
 import math
@@ -13,12 +14,13 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from scipy.stats import t as student
 
 from fedmuon.analysis.report.verdicts import FAILS, HOLDS, Claim
 
 NOTHING = "nothing shipped decides it: {}"
 FEW = 5  # seeds, of which an interval can be seen
-MARGIN, MOST = 1.5, 100.0  # times as many as the formula says; times as many as one would run
+MARGIN, MOST = 1.5, 100  # of the variance, as effects are guesses; times as many as one would run
 
 
 def with_range(claim: Claim, about: Mapping[str, Any]) -> Claim:
@@ -83,8 +85,16 @@ def times_as_many(claim: Claim, seeds: int) -> float:
     ends = [end for end in (rule.low, rule.high) if math.isfinite(end)]
     near = np.min([np.abs(effect.value - end) for end in ends], axis=0)
     with np.errstate(divide="ignore", invalid="ignore"):
-        times = np.where(half > near, (half / near) ** 2, 0.0)
-    return float(max(1.0, MARGIN * times.max()))
+        shorter = np.where(half > near, half / near, 0.0).max()
+    many = np.arange(seeds, MOST * seeds + 1)
+    enough = _width(many) * math.sqrt(MARGIN) * shorter <= _width(many[:1])
+    return float(many[enough.argmax()] / seeds) if enough.any() else math.inf
+
+
+def _width(seeds: np.ndarray) -> np.ndarray:
+    """t(n) / sqrt(n); of a single seed, whose interval is not over seeds, the normal one."""
+    free = np.where(seeds > 1, seeds - 1.0, np.inf)
+    return student.ppf(0.975, free) / np.sqrt(seeds)
 
 
 def _of_all_seeds(words: list[str]) -> list[str]:
