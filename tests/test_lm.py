@@ -21,6 +21,7 @@ from fedmuon.data.text import windows
 from fedmuon.errors import InputError
 from fedmuon.experiments.run import execute
 from fedmuon.experiments.studies.find import find
+from fedmuon.experiments.suites import contents
 from fedmuon.federated import setup
 from fedmuon.federated.aggregate import begin
 from fedmuon.federated.routing import counts, routes
@@ -450,6 +451,14 @@ def test_the_suite_is_four_optimizers_on_one_text() -> None:
         )
         assert config.data.name == "pydoc" and config.data.normalize == "tokens"
     assert find("lm", "pydoc", "full", {}).cells[0].config.task.width == 128  # type: ignore[attr-defined]
+
+
+def test_no_guess_among_labels_is_named_where_tokens_are_predicted() -> None:
+    """A text's labels say where it is from; those of images are what is predicted."""
+    config = find("lm", None, "small", {}).cells[0].config  # type: ignore[attr-defined]
+    assert setup.source(config).classes > 1 and not contents.guess(setup.source(config), config)
+    images = find("cnn", "digits", "small", {}).cells[0].config  # type: ignore[attr-defined]
+    assert contents.guess(setup.source(images), images)["guess"][0] == 10
 
 
 def test_the_decoder_is_made_without_numbers() -> None:

@@ -156,11 +156,12 @@ def test_a_suite_goes_on_to_more_seeds(tmp_path: Path, done: Path) -> None:
         training(tmp_path, text, seeds=4, scale="small"),
         training(tmp_path, text.replace("lr = 0.5", "lr = 0.4", 1), seeds=4),
     ):
-        with pytest.raises(InputError, match="of more seeds, or damaged"):
+        with pytest.raises(InputError, match="of more seeds, of an older version, or damaged"):
             suite.execute(other, out, resume=True)
-    for damaged in (before[:-9], b"[]", b"5", b"null", before.replace(b"0.5", b"0.6", 1)):
+    older = json.dumps([one for one in json.loads(before) if one != "a seal a cell"]).encode()
+    for damaged in (older, before[:-9], b"[]", b"5", b"null", before.replace(b"0.5", b"0.6", 1)):
         (out / "suite.lock").write_bytes(damaged)
-        with pytest.raises(InputError, match="of more seeds, or damaged"):
+        with pytest.raises(InputError, match="of more seeds, of an older version, or damaged"):
             suite.execute(training(tmp_path, text, seeds=4), out, resume=True)
     assert len(read(out / "curves.csv")) == len(whole)
 

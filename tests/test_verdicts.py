@@ -226,6 +226,29 @@ def test_the_command_that_would_decide_is_a_true_one(name: str, data: str, seeds
     assert len(more.cells) * (len(seeds) if data else 1) == len(full.cells) * (many if data else 1)
 
 
+def test_of_many_places_a_true_claim_seldom_fails() -> None:
+    """At the very end of the rule at ten places, three seeds each: one 95% interval alone would
+    refute it in more than a tenth of all draws, all of them together in a twentieth at most."""
+    rng, places, seeds, tries = np.random.default_rng(5), 10, 3, 2000
+    draws = rng.normal(size=(tries, places, seeds))
+    reach = student.ppf(0.975, seeds - 1) * draws.std(-1, ddof=1) / math.sqrt(seeds)
+    found = [Effect.around("", mean, half, free=seeds - 1)
+             for mean, half in zip(draws.mean(-1), reach, strict=True)]  # fmt: skip
+    rule = Rule(low=0.0)
+    fails = np.mean([Claim("", one, rule).verdict == FAILS for one in found])
+    alone = np.mean([rule.refuses(one.low, one.high).any() for one in found])
+    assert fails < 0.05 and alone > 0.1
+    assert found[0].longer == pytest.approx(student.ppf(1 - 0.0025, 2) / student.ppf(0.975, 2))
+    open_one = next(one for one in found if rule.refuses(one.low, one.high).any()
+                    and Claim("", one, rule).verdict == UNDECIDED)  # fmt: skip
+    claim = Claim("", open_one, rule)
+    assert "one of many" in claim.why and times_as_many(claim, seeds) > 1
+    lone = Claim("", Effect.around("", -1.0, 0.9), rule)
+    assert lone.verdict == FAILS and lone.effect.longer == 1.0 and not lone.why
+    exact = Claim("", Effect.exact("", [-1.0, 1.0]), rule)
+    assert exact.verdict == FAILS  # what was computed without chance is beyond it
+
+
 def needed(ratio: float, seeds: int) -> int:
     """The least number of which Student's interval is shorter by that ratio, and by sqrt(1.5)."""
     width = student.ppf(0.975, seeds - 1) / math.sqrt(seeds) / ratio / math.sqrt(1.5)

@@ -148,7 +148,8 @@ def growth(runs: Columns, factor: str, quantity: str, sign: float) -> Effect:
         found.append((sign * by / scale, half / scale))
         places.append(f"from {factor} = {level:g} to {after:g}")
     values, reach = np.array(found).reshape(-1, 2).T
-    return Effect.around(f"growth of the {QUANTITIES[quantity]}", values, reach, places)
+    free = max(1.0, len(np.unique(runs["seed"])) - 1.0)
+    return Effect.around(f"growth of the {QUANTITIES[quantity]}", values, reach, places, free)
 
 
 def adjacent(runs: Columns, factor: str, quantity: str) -> np.ndarray:

@@ -79,7 +79,9 @@ def times_as_many(claim: Claim, seeds: int) -> float:
     if np.isnan(effect.value).any() or not seeds:
         return math.inf
     with np.errstate(invalid="ignore"):  # an infinite effect is beyond doubt
-        half = np.where(np.isinf(effect.value), 0.0, (effect.high - effect.low) / 2)
+        beyond = claim.rule.refuses(effect.low, effect.high)  # decides where longer ones do
+        longer = np.where(beyond, effect.longer, 1.0)
+        half = np.where(np.isinf(effect.value), 0.0, longer * (effect.high - effect.low) / 2)
     if np.isnan(half).any():
         return FEW / seeds if effect.seeded and seeds < FEW else math.inf
     ends = [end for end in (rule.low, rule.high) if math.isfinite(end)]

@@ -1,17 +1,18 @@
 """One answer to one claim, from what was measured, how well it is known, and a rule.
 
 A claim is about K places (settings, sizes, runs): at place k the data leave the interval I_k for an
-effect, and the rule accepts the effects of a set A, an interval of the line. The claim
+effect, of 95%, and a longer one, J_k, so that all of these are right together 95 times in 100
+(Bonferroni). The rule accepts the effects of a set A, an interval of the line. The claim
 
     holds       if every I_k lies in A,
-    fails       if some I_k has no point of A,
+    fails       if some J_k has no point of A,
     undecided   otherwise: the data allow both;
 
 and it is `not testable at this scale` where an effect was seen, but the runs leave no interval for
 it (there is one seed), or where nothing was learned that could be compared. What was counted, or
-computed without chance, is its own interval. If every I_k has 95% coverage, a false claim holds
-with a chance of at most 1/20 (at the place where its effect is not in A, I_k must miss it), and a
-true one fails with at most K/20 (some I_k must miss its effect).
+computed without chance, is its own interval. A false claim holds with a chance of at most 1/20 (at
+the place where its effect is not in A, I_k must miss it), and so does a true one fail (some J_k
+must miss its effect), however many places there are.
 """
 
 import math
@@ -23,6 +24,7 @@ from typing import Any, Literal, get_args
 
 import numpy as np
 from numpy.typing import ArrayLike
+from scipy.stats import t as student
 
 from fedmuon.analysis.report.numbers import interval, number
 from fedmuon.analysis.report.units import factor, quantity, unit_of
@@ -30,6 +32,10 @@ from fedmuon.files import finite
 
 Verdict = Literal["holds", "fails", "undecided", "not testable at this scale"]
 HOLDS, FAILS, UNDECIDED, UNTESTABLE = VERDICTS = get_args(Verdict)
+ONE_OF_MANY = (
+    "an interval is beyond the rule, as one of many may be by chance: they are right together, 95 "
+    "times in 100, where they are {} times as long"
+)
 
 
 @dataclass(frozen=True)
@@ -77,7 +83,8 @@ POSITIVE, NEGATIVE = Rule(low=0.0, strict=True), Rule(high=0.0, strict=True)
 class Effect:
     """What was measured at each place [K], and the ends of the intervals; nan is what nobody knows.
 
-    `seeded` says that more seeds would shorten the intervals.
+    `seeded` says that more seeds would shorten the intervals, `free` has their degrees of freedom:
+    infinite where the error itself is known.
     """
 
     name: str
@@ -86,6 +93,21 @@ class Effect:
     high: np.ndarray
     places: Sequence[str] = ()
     seeded: bool = True
+    free: float = math.inf
+
+    @cached_property
+    def longer(self) -> float:
+        """How many times as long intervals are that are right together 95 times in 100."""
+        many = max(1, int((self.low < self.high).sum()))
+        return float(np.divide(*student.ppf([1 - 0.025 / many, 0.975], self.free)))
+
+    @property
+    def together(self) -> tuple[np.ndarray, np.ndarray]:
+        """The ends of these."""
+        with np.errstate(invalid="ignore"):  # what is infinite is its own interval
+            ends = [self.value + self.longer * (end - self.value) for end in (self.low, self.high)]
+        low, high = (np.where(self.low == self.high, self.low, end) for end in ends)
+        return low, high
 
     @property
     def unit(self) -> str:
@@ -100,13 +122,14 @@ class Effect:
 
     @classmethod
     def around(
-        cls, name: str, values: ArrayLike, reach: ArrayLike, places: Sequence[str] = ()
-    ) -> "Effect":
+        cls, name: str, values: ArrayLike, reach: ArrayLike, places: Sequence[str] = (),
+        free: float = math.inf,
+    ) -> "Effect":  # fmt: skip
         """Values ± reach; an infinite one (a run that diverged) is beyond doubt."""
         found = np.atleast_1d(np.asarray(values, dtype=float))
         half = np.where(np.isinf(found), 0.0, np.asarray(reach, dtype=float))
         with np.errstate(invalid="ignore"):
-            return cls(name, found, found - half, found + half, places)
+            return cls(name, found, found - half, found + half, places, free=free)
 
     @classmethod
     def between(cls, name: str, found: Mapping[str, Any]) -> "Effect":
@@ -139,7 +162,7 @@ class Claim:
         effect, known = self.effect, ~np.isnan(self.effect.value)
         if self.limit:
             return UNTESTABLE
-        if self.rule.refuses(effect.low, effect.high).any():
+        if self.rule.refuses(*effect.together).any():
             return FAILS
         if len(known) and self.rule.accepts(effect.low, effect.high).all():
             return HOLDS
@@ -148,7 +171,9 @@ class Claim:
 
     @property
     def why(self) -> str:
-        """What keeps these runs from testing it, if anything does."""
+        """What keeps these runs from testing it, or an interval from deciding it, if anything."""
+        if self.verdict == UNDECIDED and self.rule.refuses(self.effect.low, self.effect.high).any():
+            return ONE_OF_MANY.format(number(self.effect.longer, 3))
         return self.limit or "no interval to judge by" * (self.verdict == UNTESTABLE)
 
     @property
@@ -161,7 +186,7 @@ class Claim:
         """The place that reaches furthest out of the rule, of those that refute it if some do; or
         the first without an interval."""
         effect = self.effect
-        against = self.rule.refuses(effect.low, effect.high) | (self.verdict != FAILS)
+        against = self.rule.refuses(*effect.together) | (self.verdict != FAILS)
         known = np.flatnonzero(~np.isnan(effect.value) & against)
         if not len(known):
             return None

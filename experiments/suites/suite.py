@@ -154,8 +154,8 @@ def _open(work: Work, out: Path, resume: bool) -> dict[str, Path]:
             raise InputError(f"{out} is not empty: choose another folder with --out, or --resume")
         if full and not work.extends(lock.read_bytes()):
             raise InputError(
-                f"{lock} is of another suite, data or scale, of more seeds, or damaged: choose "
-                "another --out"
+                f"{lock} is of another suite, data or scale, of more seeds, of an older version, "
+                "or damaged: choose another --out"
             )
         files.remove_drafts(out)
         if not full or lock.read_bytes() != work.lock:  # first of all: a folder without is no suite

@@ -96,7 +96,7 @@ class Stability(Work):
             "constant": config.stability.lipschitz,
             "delta": config.stability.delta,
             "machine": {"device": config.engine.device},
-            "guess": contents.guess(setup.source(config), config),
+            **contents.guess(setup.source(config), config),
             "status": status.pop() if len(status) == 1 else "mixed",
             "assumptions": _once(record["assumes"] for record in records),
             "gap_notes": _once(record.get("gap_notes", []) for record in records),

@@ -109,7 +109,7 @@ class Training(Work):
 
     @property
     def _named(self) -> list[str]:
-        return [self.kind, self.asked.stem, self.asked.scale]
+        return [self.kind, self.asked.stem, self.asked.scale, "a seal a cell"]
 
     def seal(self, cell: Cell) -> str:
         """Of the cell alone: with more seeds it is the same."""
@@ -188,7 +188,7 @@ class Training(Work):
             "published": self.published,
             "source": f"{suite.source} ({source})",
             "machine": {"device": config.engine.device},
-            "guess": contents.guess(setup.source(config), config),
+            **contents.guess(setup.source(config), config),
         }
 
 
