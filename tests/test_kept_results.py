@@ -21,7 +21,11 @@ from fedmuon.experiments.suites import contents
 from fedmuon.experiments.suites.suite import Work
 
 GAIN = {"name": "gain", "value": 2.0, "low": 1.5, "high": 2.5, "at": "here"}
-CLAIM = {"claim": "All is well.", "verdict": HOLDS, "detail": "by far", "why": "", "rule": "> 1",
+# What the pages of the papers ask of this suite, in one sentence.
+ASKED = [one["claim"] for number in papers.known() for one in papers.read(number)["claims"]
+         if one.get("suite") == "dp-bias" and "claim" in one]  # fmt: skip
+CLAIM = {"claim": f"All is well: {'; '.join(ASKED)}.", "verdict": HOLDS,
+         "detail": "by far", "why": "", "rule": "> 1",
          "command": "", "places": 2, "held": 2, "effect": GAIN}  # fmt: skip
 HELD = {"suite": "dp-bias", "title": "Bias", "data": "", "scale": "full", "seconds": 3.0,
         "again": "fedmuon suite dp-bias --scale full", "machine": {"cores": 2}}  # fmt: skip
@@ -144,12 +148,12 @@ def test_a_small_scale_is_never_shown_as_the_full_one(tmp_path: Path) -> None:
     assert kept.judged(claim, tmp_path) == kept.OPEN
     full = held(tmp_path, HOLDS, FAILS)
     assert kept.judged(claim, tmp_path) == FAILS and [*kept.all_words({"a": full})]
-    assert "scale" not in papers.verdicts("dp-bias", "", full)
+    assert "scale" not in papers.verdicts("dp-bias", {}, full)
     small = held(tmp_path, HOLDS, FAILS, scale="small")
     assert kept.judged(claim, tmp_path) == kept.OPEN and not [*kept.all_words({"a": small})]
     assert kept.judged(claim | {"test": "a::b"}, tmp_path) == kept.TESTED
     assert (
-        papers.verdicts("dp-bias", "", small)
+        papers.verdicts("dp-bias", {}, small)
         == "**1** holds, **1** fails at small scale (`dp-bias`)"
     )
     assert "**fails** at small scale" in kept.claims(tmp_path)

@@ -30,7 +30,7 @@ def judged(claim: Claim, folder: Path = results.FOLDER) -> str:
     """One word of a paper's claim: its suite's at full scale, else whether a test shows it."""
     held = results.read(claim["suite"], folder) if "suite" in claim else None
     if held and held["scale"] == "full":
-        return together([one["verdict"] for one in papers.matching(claim.get("claim", ""), held)])
+        return together(papers.judged(claim, held))
     return TESTED if "test" in claim else OPEN
 
 

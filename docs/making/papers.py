@@ -1,4 +1,9 @@
-"""A page a paper: what it says, what is found here, and what shows it."""
+"""A page a paper: what it says, what is found here, and what shows it.
+
+A claim's `claim` are fragments of the sentences of its suite's claims that it stands on: all of the
+suite if it names none. Those with a fragment of `against` refute it where they hold. What is
+`beyond` a paper is no claim of it, and is not counted as one.
+"""
 
 import tomllib
 from collections import Counter
@@ -43,11 +48,19 @@ def page(number: str) -> str:
     """A table of the paper's claims, what shows each, and what its suites come to, as Markdown."""
     held = read(number)
     rows = [[one["where"], one["printed"], one["ours"], shown(one)] for one in held["claims"]]
-    proofs = [f"- {one['where']}: `tests/{one['test']}`" for one in held["claims"] if "test" in one]
+    beyond = [[one["printed"], one["ours"], shown(one)] for one in held.get("beyond", [])]
+    every = [*held["claims"], *held.get("beyond", [])]
+    proofs = [f"- {one.get('where', one['printed'])}: `tests/{one['test']}`"
+              for one in every if "test" in one]  # fmt: skip
     return "\n\n".join(
         [
             f"**{titled(held)}**",
             "{.stacked}\n" + table(("where", "printed", "here", "verdict"), rows),
+            *(
+                ["## Beyond the paper", table(("the paper has", "here", "verdict"), beyond)]
+                if beyond
+                else []
+            ),
             "## Tests that show it",
             "\n".join(proofs),
             "## Suites",
@@ -60,15 +73,15 @@ def shown(claim: Claim, folder: Path = results.FOLDER) -> str:
     """The verdicts that are kept, or how to have them; and whether a test shows it."""
     parts = ["tested"] if "test" in claim else []
     if name := claim.get("suite"):
-        parts.insert(0, verdicts(name, claim.get("claim", ""), results.read(name, folder)))
+        parts.insert(0, verdicts(name, claim, results.read(name, folder)))
     return "; ".join([*parts, *(f"`{claim[key]}`" for key in ("command",) if key in claim)])
 
 
-def verdicts(name: str, fragment: str, kept: Kept | None) -> str:
-    """Counts by verdict of the suite's claims with that fragment."""
+def verdicts(name: str, claim: Claim, kept: Kept | None) -> str:
+    """Counts by verdict of the suite's claims that it stands on, or that are against it."""
     if kept is None:
         return f"run it: `fedmuon suite {name}`"
-    words = [one["verdict"] for one in matching(fragment, kept)]
+    words = judged(claim, kept)
     said = counted(words) if len(words) > 1 else f"**{words[0]}**"
     return f"{said}{scale(kept)} (`{name}`)"
 
@@ -86,9 +99,21 @@ def scale(kept: Kept) -> str:
     return "" if kept["scale"] == "full" else f" at {kept['scale']} scale"
 
 
-def matching(fragment: str, kept: Kept) -> Sequence[Claim]:
-    """The kept claims whose sentence has the fragment; all of them where none has, or it is ""."""
-    return [one for one in kept["claims"] if fragment in one["claim"]] or kept["claims"]
+def judged(claim: Claim, kept: Kept) -> list[str]:
+    """What the kept claims that it stands on come to for it; those against it are turned round."""
+    turned = {HOLDS: FAILS, FAILS: HOLDS}
+    against = matching(claim.get("against", []), kept)
+    own = claim.get("claim", [] if against else [""])
+    return [*(one["verdict"] for one in matching(own, kept)),
+            *(turned.get(one["verdict"], one["verdict"]) for one in against)]  # fmt: skip
+
+
+def matching(fragments: str | Sequence[str], kept: Kept) -> list[Claim]:
+    """The kept claims whose sentence has one of the fragments, each of which some has."""
+    named = [fragments] if isinstance(fragments, str) else fragments
+    if lost := [one for one in named if not any(one in held["claim"] for held in kept["claims"])]:
+        raise ValueError(f"no claim that is kept says {lost[0]!r}")
+    return [held for held in kept["claims"] if any(one in held["claim"] for one in named)]
 
 
 def suite(name: str) -> str:
@@ -121,7 +146,7 @@ def gallery() -> str:
     rows = []
     for name in sorted(contents.shipped()):
         papers = [f"[{number}]({number}.md)" for number in of if name in of[number]]
-        seen = verdicts(name, "", results.read(name)).split(" (`")[0]
+        seen = verdicts(name, {}, results.read(name)).split(" (`")[0]
         rows.append([f"`{name}`", contents.read(name)["title"], ", ".join(papers) or "ours", seen])
     return table(("suite", "what it is", "of", "verdicts"), rows)
 
