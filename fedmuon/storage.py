@@ -69,8 +69,12 @@ class RunDirectory:
             return "is of an audit that did not end, and the coins of its canaries are gone"
         if (self.path / "summary.json").exists():
             return ""
-        ledger = self.path / "ledger.jsonl"
-        return Ledger.read(ledger).lost if ledger.exists() else ""
+        if not (ledger := self.path / "ledger.jsonl").exists():
+            return ""  # the same again
+        held = any((self.path / name).exists() for name in checkpoints.NAMES)
+        if "summary.json" in sums_of(self.path) and not held:
+            return "ended, and its summary.json is gone: what it released is spent"
+        return Ledger.read(ledger).lost
 
     def require_resumable(self) -> None:
         """Refuse to go on with what is lost, before any file is touched."""

@@ -141,3 +141,20 @@ def test_compare_says_how_to_finish_a_run_in_the_words_of_who_asks(tmp_path: Pat
     assert str(asked("compare", str(tmp_path)).exception).endswith("finish it with --resume")
     with pytest.raises(InputError, match=r"finish it with resume=True$"):
         fedmuon.compare(tmp_path)
+
+
+def test_a_private_run_that_ended_is_not_run_again_for_want_of_its_summary(tmp_path: Path) -> None:
+    """Its noise would be drawn anew and its epsilon spent twice; one that was broken off while it
+    ended has its checkpoint, and goes on."""
+    noisy = {"noise": 1.0, "bound": 1.0, "lot": 8.0}
+    config, out = small(local={"recipe": "dp-sgd"}, privacy=noisy), tmp_path / "a"
+    execute(config, out)
+    ledger, model = ((out / name).read_bytes() for name in ("ledger.jsonl", "model.safetensors"))
+    (out / "summary.json").unlink()
+    said = asked("ls", str(tmp_path)).output
+    assert "lost" in said and "summary.json is gone" in " ".join(said.split())
+    assert "--resume" not in said
+    with pytest.raises(InputError, match=r"summary\.json is gone: what it released is spent"):
+        execute(None, out, resume=True)
+    assert (out / "ledger.jsonl").read_bytes() == ledger
+    assert (out / "model.safetensors").read_bytes() == model

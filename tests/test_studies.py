@@ -109,7 +109,7 @@ def test_a_study_resumes_and_refuses_another(study: str, tmp_path: Path) -> None
 
     suite.execute(work, out, resume=True, by=counted)
     assert asked == ["n2"]
-    with pytest.raises(InputError, match="another suite, data or scale"):
+    with pytest.raises(InputError, match="another suite, of other data, scale"):
         suite.execute(kinds.find(study, None, "small", {}), out, resume=True)
     changed = kinds.find(study, None, "full", {"local": {"lr": 2.0}})
     assert changed.lock != work.lock and changed.asked.again.endswith("--set local.lr=2.0")

@@ -1,6 +1,7 @@
 """Suites of training runs: real runs, resuming, divergence, and damaged tables."""
 
 import json
+import re
 import shutil
 from pathlib import Path
 
@@ -152,18 +153,57 @@ def test_a_suite_goes_on_to_more_seeds(tmp_path: Path, done: Path) -> None:
     assert about["seeds"] == [0, 1, 2] and about["again"].endswith("--scale full --seeds 3")
     before = (out / "suite.lock").read_bytes()
     for other in (
-        training(tmp_path, text),
         training(tmp_path, text, seeds=4, scale="small"),
         training(tmp_path, text.replace("lr = 0.5", "lr = 0.4", 1), seeds=4),
+        training(tmp_path, text.replace("FedAvg", "FEDAVG"), seeds=4),  # the same files' names
     ):
-        with pytest.raises(InputError, match="of more seeds, of an older version, or damaged"):
+        with pytest.raises(InputError, match="of an older version, or damaged"):
             suite.execute(other, out, resume=True)
     older = json.dumps([one for one in json.loads(before) if one != "a seal a cell"]).encode()
     for damaged in (older, before[:-9], b"[]", b"5", b"null", before.replace(b"0.5", b"0.6", 1)):
         (out / "suite.lock").write_bytes(damaged)
-        with pytest.raises(InputError, match="of more seeds, of an older version, or damaged"):
+        with pytest.raises(InputError, match="of an older version, or damaged"):
             suite.execute(training(tmp_path, text, seeds=4), out, resume=True)
     assert len(read(out / "curves.csv")) == len(whole)
+
+
+def test_a_suite_goes_back_to_fewer_seeds_and_never_further_than_it_was_sound(
+    tmp_path: Path, done: Path
+) -> None:
+    """A number mistyped, or refused for what is damaged, leaves the folder as it was."""
+    out, text = tmp_path / "out", (done.parent / "own.toml").read_text()
+    shutil.copytree(done, out)
+    before = (out / "suite.lock").read_bytes()
+    cell = next((out / "cells").iterdir())
+    sound = cell.read_bytes()
+    cell.write_bytes(sound[:-9])
+    with pytest.raises(InputError, match="damaged or of another cell"):
+        suite.execute(training(tmp_path, text, seeds=3), out, resume=True)
+    assert (out / "suite.lock").read_bytes() == before
+    cell.write_bytes(sound)
+
+    def none(cells):
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        suite.execute(training(tmp_path, text, seeds=400), out, resume=True, by=none)
+    wide = (out / "suite.lock").read_bytes()
+    rows = read(out / "runs.csv")
+    suite.execute(training(tmp_path, text), out, resume=True)
+    assert read(out / "runs.csv") == rows and (out / "suite.lock").read_bytes() == wide != before
+
+
+def test_one_damaged_run_of_a_suite_costs_no_other(tmp_path: Path, done: Path) -> None:
+    out, text = tmp_path / "out", (done.parent / "own.toml").read_text()
+    shutil.copytree(done, out)
+    run = sorted((out / "runs").iterdir())[0]
+    (run / "summary.json").write_text("{}")
+    rows = read(out / "runs.csv")
+    with pytest.raises(InputError, match=f"remove {re.escape(str(run))}, whose rows are kept"):
+        suite.execute(training(tmp_path, text), out, resume=True)
+    shutil.rmtree(run)
+    suite.execute(training(tmp_path, text), out, resume=True)
+    assert read(out / "runs.csv") == rows
 
 
 def test_a_run_that_diverges_is_a_row(tmp_path: Path) -> None:

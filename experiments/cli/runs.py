@@ -147,7 +147,8 @@ def suite(
     out: options.OutFolder = None,
     overrides: options.Overrides = None,
     resume: Annotated[
-        bool, Option("--resume", help="Compute only the cells that --out lacks, as of more seeds.")
+        bool,
+        Option("--resume", help="Compute only what --out lacks, runs of more --seeds, too."),
     ] = False,
     ray_address: Annotated[
         str | None, Option(help="Spread over a Ray cluster; `local` starts one here.")

@@ -78,9 +78,9 @@ class Work(ABC):
         """What tells a cell's record from those of other cells and suites."""
         return f"{files.digest(self.lock)} {cell.name}"
 
-    def extends(self, lock: bytes) -> bool:
-        """Whether every cell of the suite with that lock is a cell of this one, unchanged."""
-        return lock == self.lock
+    def joined(self, lock: bytes) -> bytes | None:
+        """The lock of a folder that has that one and takes this suite, too; None if it cannot."""
+        return lock if lock == self.lock else None
 
     @abstractmethod
     def tables(self, records: list[Record]) -> Mapping[str, Rows]:
@@ -133,6 +133,7 @@ def execute(
             if places[one.name].exists()
         }
         work.require_sound([one for one in cells if one.name in done])
+        _widen(work, out)
         count = sum(one.size for one in cells if one.name in done)
         begun(count, sum(one.size for one in cells))
         for one, record in by([one for one in cells if one.name not in done]):
@@ -145,23 +146,33 @@ def execute(
 
 
 def _open(work: Work, out: Path, resume: bool) -> dict[str, Path]:
-    """The file of every cell, in a folder that is new, or that holds this suite or less of it."""
+    """The file of every cell, in a folder that is new, or that holds this suite, or more or less of
+    it."""
     lock = out / "suite.lock"
     with files.mendable(out, "create"):
         out.mkdir(parents=True, exist_ok=True)
         full = any(not entry.name.startswith(".") for entry in out.iterdir())
         if full and not (resume and lock.exists()):
             raise InputError(f"{out} is not empty: choose another folder with --out, or --resume")
-        if full and not work.extends(lock.read_bytes()):
+        if full and work.joined(lock.read_bytes()) is None:
             raise InputError(
-                f"{lock} is of another suite, data or scale, of more seeds, of an older version, "
-                "or damaged: choose another --out"
+                f"{lock} is of another suite, of other data, scale, settings or seeds, of an older "
+                "version, or damaged: choose another --out"
             )
         files.remove_drafts(out)
-        if not full or lock.read_bytes() != work.lock:  # first of all: a folder without is no suite
+        if not full:  # first of all: what holds no lock is no suite that could be gone on with
             files.write_bytes(lock, work.lock)
         (out / work.place).mkdir(exist_ok=True)
     return {one.name: out / work.place / f"{one.name}.json" for one in work.cells}
+
+
+def _widen(work: Work, out: Path) -> None:
+    """Let the folder's lock name all cells of the suite, when what is there is known as sound."""
+    lock = out / "suite.lock"
+    with files.mendable(lock, "read"):
+        before = lock.read_bytes()
+    if (both := work.joined(before)) is not None and both != before:
+        files.write_bytes(lock, both)
 
 
 def _read(file: Path, home: str) -> Record:

@@ -79,7 +79,7 @@ def settings(
 
 
 def _settings(cell: Trained) -> list[Any]:
-    return [cell.name, cell.config.model_dump(by_alias=True)]
+    return [cell.name, cell.variant, cell.config.model_dump(by_alias=True)]
 
 
 def _sizes(setting: Tables) -> dict[str, int]:
@@ -116,19 +116,29 @@ class Training(Work):
         assert isinstance(cell, Trained)
         return files.digest(json.dumps([*self._named, _settings(cell)]).encode())
 
-    def extends(self, lock: bytes) -> bool:
-        """Also one of fewer seeds."""
-        with contextlib.suppress(ValueError, TypeError):
+    def joined(self, lock: bytes) -> bytes | None:
+        """Also that of more or fewer runs, as of other seeds: the one that names more."""
+        with contextlib.suppress(ValueError, TypeError):  # damaged
             *named, cells = json.loads(lock)
-            mine = {json.dumps(_settings(one)) for one in self.cells}
-            return named == self._named and all(json.dumps(one) in mine for one in cells)
-        return False  # damaged
+            mine, theirs = ({json.dumps(one) for one in every}
+                            for every in (map(_settings, self.cells), cells))  # fmt: skip
+            if named == self._named and mine >= theirs:
+                return self.lock
+            if named == self._named and mine <= theirs:
+                return lock
+        return None
 
     def require_sound(self, cells: Sequence[Cell]) -> None:
         """Their run directories, where they were kept."""
         for one in cells:
             if isinstance(one, Trained) and one.folder and one.folder.exists():
-                RunDirectory(one.folder).require_sound(ended=True)
+                try:
+                    RunDirectory(one.folder).require_sound(ended=True)
+                except InputError as error:
+                    what, _, _ = str(error).partition(": ")
+                    raise InputError(
+                        f"{what}: remove {one.folder}, whose rows are kept, and go on with --resume"
+                    ) from None
 
     @property
     def published(self) -> dict[str, dict[str, float]]:
