@@ -196,7 +196,7 @@ def test_an_audit_that_cannot_test_its_claim_says_so_before_the_run(
     few = count == 10
     assert told == [(record["note"], False)] and bool(record["note"]) == few
     assert record["below"] == few and record["right"] == record["guesses"]
-    assert record["epsilon_at_least"] == pytest.approx(record["most_possible"], abs=1e-3)
+    assert record["epsilon_at_least"] == pytest.approx(record["most_by_counts"], abs=1e-3)
     assert (record["note"] in one_run._caption(record)) and (
-        f"{record['most_possible']:.4g} at most" in record["note"]) == few  # fmt: skip
+        f"{record['most_by_counts']:.4g} at most" in record["note"]) == few  # fmt: skip
     assert not few or f"the {record['epsilon']:.4g} that is claimed" in record["note"]

@@ -16,7 +16,8 @@ from typer.testing import CliRunner
 from fedmuon import config as tables
 from fedmuon.errors import InputError
 from fedmuon.experiments.cli import app
-from fedmuon.experiments.laboratory import one_run
+from fedmuon.experiments.laboratory import audit_limits, one_run
+from fedmuon.experiments.laboratory.audit_limits import Claimed
 from fedmuon.experiments.laboratory.auditor import Auditor
 from fedmuon.experiments.laboratory.canary import CLASSES, FEATURES, Parallel
 from fedmuon.experiments.laboratory.planted import MARK, Canaries, Planted
@@ -236,6 +237,33 @@ def test_a_run_with_too_little_noise_is_caught(
     assert found["right"] == found["guesses"] and not found["below"] and honest["below"]
     assert found["epsilon_at_least"] > found["epsilon"] > honest["epsilon_at_least"]
     assert "refuted" in one_run._caption(found) and "refuted" not in one_run._caption(honest)
+
+
+def test_what_cannot_be_tested_is_what_a_run_of_unequal_clients_will_claim(tmp_path: Path) -> None:
+    """The one that spends most holds no canary; a control, what those that do would claim."""
+    settings = SMALL | {
+        "data": {**SMALL["data"], "train": 200, "alpha": 0.1, "minimum": 5},
+        "privacy": {**SMALL["privacy"], "lot": 5.0},
+        "federation": {"clients": 6, "per-round": 6, "rounds": 2, "seed": 4},
+    }
+    told = list[str]()
+    record = audited(settings, tmp_path / "run", 10, say=told.append)
+    assert told == [record["note"]]
+    assert f"the {record['epsilon']:.4g} that is claimed" in record["note"]
+    every = json.loads((tmp_path / "run" / "summary.json").read_text())["privacy"]["clients"]
+    with np.load(tmp_path / "run" / "partition.npz") as split, np.load(
+        one_run.coins(tmp_path / "run")) as held:  # fmt: skip
+        clients = np.sort(split["client"])[held["rows"]]  # a client's samples lie together
+    assert max(every[str(client)] for client in clients) < 0.99 * record["epsilon"]
+
+
+def test_enough_guesses_for_the_clients_with_canaries_may_be_too_few_for_all() -> None:
+    """What they could refute lies between both claims; a control, of the quieter clients alone."""
+    quiet, loud = Setting(3.0, 0.1, 1, 1), Setting(0.7, 1.0, 1, 1)
+    for settings, few in (([quiet], False), ([quiet, loud], True)):
+        claimed = Claimed(settings, 1e-5, "zero-out")
+        limits = audit_limits.of_guesses(20, 20, claimed, audit_limits.MORE_CANARIES)
+        assert bool(limits["note"]) == few, limits
 
 
 def test_the_final_model_alone_tells_something(tmp_path: Path) -> None:

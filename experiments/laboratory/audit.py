@@ -4,22 +4,23 @@
 runs private steps of a small network, to try whether they keep it.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
 from rich.table import Table
 
 from fedmuon.errors import InputError
+from fedmuon.experiments.laboratory.audit_limits import of_trials
 from fedmuon.experiments.laboratory.facts import columns
-from fedmuon.privacy.accounting import epsilon
+from fedmuon.privacy.accounting import Answer, epsilon
 from fedmuon.privacy.audit import (
     CONFIDENCE,
+    LowerBound,
     Setting,
     Statistics,
     both_bounds,
     counted,
-    most_counted,
     projected,
     trials,
 )
@@ -27,10 +28,6 @@ from fedmuon.privacy.audit import (
 TRIALS = {"projected": 100_000, "release": 2_000}  # unless told
 MOST = 4_000_000  # tensors that are released, and two for each release: about half an hour
 MOST_TRIALS = 10**7  # each is a few numbers
-FEW = (
-    "{trials} trials can show an epsilon of {most_possible:.4g} at most by counts, so they cannot "
-    "test the {joint:.4g} that is claimed: use more --trials, or more --noise."
-)
 MEANINGS = {
     "counted": (">=", "counts of the trials alone; up to about ln(trials)"),
     "tilted": (">=", "where the noise is the declared Gaussian; needs more trials than 1/delta"),
@@ -66,6 +63,24 @@ def audit(
 ) -> dict[str, Any]:
     """What canaries show, beside what the accountant claims in both of its modes; `say` hears
     beforehand that so many trials cannot test the claim."""
+    count = _allowed(count, seed, code)
+    rng = np.random.default_rng(seed)
+    joint, printed = (
+        epsilon(*setting[:3], delta, setting.blocks, mode) for mode in ("joint", "per-release")
+    )
+    by_counts = code != "projected"  # as what it draws is itself in doubt; `tilted` reaches further
+    limits = of_trials(count, delta, joint.upper) if by_counts else {"note": ""}
+    say(limits["note"])
+    if by_counts:
+        shown = (counted(_released(setting, count, lot, population, rng), delta),)
+    else:
+        shown = both_bounds(trials(setting, projected(setting, rng), count), delta, rng)
+    more = {**limits, "trials": count, "code": code, "delta": delta, **setting._asdict()}
+    return _against(shown, joint, printed) | more
+
+
+def _allowed(count: int | None, seed: int, code: str) -> int:
+    """How many trials are made, or why they cannot be."""
     if code not in TRIALS:
         raise InputError(f"code '{code}' is unknown: use {' or '.join(TRIALS)}")
     count = TRIALS[code] if count is None else count
@@ -74,16 +89,11 @@ def audit(
             f"{count} trials with seed {seed} cannot be: give 1 to {MOST_TRIALS:,} trials and a "
             "seed that is not negative"
         )
-    rng = np.random.default_rng(seed)
-    joint, printed = (
-        epsilon(*setting[:3], delta, setting.blocks, mode) for mode in ("joint", "per-release")
-    )
-    limits = _limits(count, delta, code, joint.upper)
-    say(limits["note"])
-    if code == "projected":
-        shown = both_bounds(trials(setting, projected(setting, rng), count), delta, rng)
-    else:  # what it draws is itself in doubt: counts alone
-        shown = (counted(_released(setting, count, lot, population, rng), delta),)
+    return count
+
+
+def _against(shown: Sequence[LowerBound], joint: Answer, printed: Answer) -> dict[str, Any]:
+    """What the bounds, the first by counts, say of both claims."""
     best = max(bound.epsilon for bound in shown)
     return {
         "epsilon_at_least": best,
@@ -95,22 +105,7 @@ def audit(
         "adjacency": joint.adjacency,
         "sampling": joint.sampling,
         "confidence": CONFIDENCE,
-        **limits,
-        "trials": count,
-        "code": code,
-        "delta": delta,
-        **setting._asdict(),
     }
-
-
-def _limits(count: int, delta: float, code: str, joint: float) -> dict[str, Any]:
-    """The largest epsilon that so many trials can show by counts, and what to know where that is
-    all that they show and it is below what is claimed."""
-    share = (1 + CONFIDENCE) / 2 if code == "projected" else CONFIDENCE  # which `tilted` shares
-    most = most_counted(count, delta, share)
-    few = code != "projected" and most <= joint
-    note = FEW.format(trials=count, most_possible=most, joint=joint) if few else ""
-    return {"most_possible": most, "note": note}
 
 
 def table(record: dict[str, Any]) -> Table:

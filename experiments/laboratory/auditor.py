@@ -11,11 +11,12 @@ import numpy as np
 import torch
 
 from fedmuon.drive import Run
+from fedmuon.experiments.laboratory.audit_limits import Claimed
 from fedmuon.experiments.laboratory.planted import Canaries, Planted
 from fedmuon.experiments.laboratory.ratio import log_ratio
 from fedmuon.federated.aggregate import begin
 from fedmuon.federated.simulate import Engine, rounds
-from fedmuon.federated.spending import rounds_taken
+from fedmuon.federated.spending import delta_of, rounds_taken
 from fedmuon.privacy.audit import Setting
 from fedmuon.privacy.mechanism import Mechanism
 from fedmuon.tasks.base import Params, Points
@@ -74,14 +75,21 @@ class Auditor:
         )
         return dataclasses.replace(run, experiment=experiment), rounds
 
-    def settings(self, run: Run) -> list[Setting]:
-        """What each canary is a part of, by the declared mechanism."""
+    @property
+    def clients(self) -> np.ndarray:
+        """Whose samples the canaries are among."""
+        return self.canaries.clients
+
+    def claimed(self, run: Run) -> Claimed:
+        """What each client's samples are a part of, by the declared mechanism."""
         plan, blocks = run.experiment.plan, self.mechanism.clipping.blocks(self.canaries.places)
         steps = plan.steps * rounds_taken(run.experiment)
-        return [
-            Setting(self.mechanism.noise, float(self.rates[client]), int(steps[client]), blocks)
-            for client in self.canaries.clients
+        settings = [
+            Setting(self.mechanism.noise, float(rate), int(many), blocks)
+            for rate, many in zip(self.rates, steps, strict=True)
         ]
+        delta = delta_of(run.config, run.data.sizes, self.mechanism)
+        return Claimed(settings, delta, self.mechanism.adjacency)
 
     def watching(self, recipe: Recipe) -> Recipe:
         """The recipe, whose releases are seen here before its chain goes on."""

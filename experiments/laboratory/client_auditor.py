@@ -24,9 +24,11 @@ import torch
 from torch import Tensor
 
 from fedmuon.drive import Run
+from fedmuon.experiments.laboratory.audit_limits import Claimed
 from fedmuon.experiments.laboratory.planted import distinct_places
 from fedmuon.experiments.laboratory.ratio import log_ratio
 from fedmuon.federated.aggregate import ServerState, aggregate, begin, broadcast, mean_loss
+from fedmuon.federated.client_spending import delta_of
 from fedmuon.federated.local import Broadcast, Reply, replies, veiled
 from fedmuon.federated.simulate import Engine, Experiment, Round
 from fedmuon.federated.spending import rounds_taken
@@ -85,12 +87,13 @@ class ClientAuditor:
         """The run, and the rounds in which the canaries take part."""
         return run, self.rounds
 
-    def settings(self, run: Run) -> list[Setting]:
-        """What each canary is a part of, by the declared mechanism."""
+    def claimed(self, run: Run) -> Claimed:
+        """What each client is a part of, by the declared mechanism."""
         level, plan = self.level, run.experiment.plan
         many = np.full(plan.clients, plan.rounds) if level.poisson else rounds_taken(run.experiment)
         noise = level.noise * level.counted
-        return [Setting(noise, level.rate, int(many[client]), 1) for client in self.clients]
+        settings = [Setting(noise, level.rate, int(rounds), 1) for rounds in many]
+        return Claimed(settings, delta_of(run.config), level.adjacency)
 
     def rounds(self, experiment: Experiment, state: ServerState) -> Iterator[Round]:
         """Those of `fedmuon.federated.simulate`, with the canaries in their places."""

@@ -26,7 +26,7 @@ from fedmuon.arrays import array_bytes, read_tensors
 from fedmuon.config import Config
 from fedmuon.drive import Begin, Run, Watch, drive, prepare
 from fedmuon.errors import InputError
-from fedmuon.experiments.laboratory import testable
+from fedmuon.experiments.laboratory import audit_limits
 from fedmuon.experiments.laboratory.auditor import Auditor
 from fedmuon.experiments.laboratory.client_auditor import ClientAuditor
 from fedmuon.experiments.laboratory.facts import columns
@@ -86,12 +86,13 @@ def execute(
         run = prepare(config, out, require=_require_known_law)
         files.write_bytes(out / AUDIT, json.dumps({"canaries": many, "finished": False}).encode())
         auditor = (ClientAuditor if _at_client(config) else Auditor).drawn(run, many, rng)
-        settings = auditor.settings(run)
+        claimed = auditor.claimed(run)
+        settings = [claimed.settings[client] for client in auditor.clients]
         ratios = rehearsed(settings, rng)
         made = many // 8
         if sees == "releases":
             made = one_run.worthwhile(ratios, many, 1 - CONFIDENCE)
-        limits = testable.limits(run, settings, many, made)
+        limits = audit_limits.of_guesses(many, made, claimed, _mend(auditor))
         say(limits["note"])
         summary = drive(*auditor.audited(run), watch, begun)
         scores = auditor.scores() if sees == "releases" else _of_model(auditor, out)
@@ -186,7 +187,7 @@ def judged(
     delta = private["delta"]
     ledger = Ledger.read(out / "ledger.jsonl")
     every = {named(client): _of_one_kind(ledger.events(client)) for client in ledger.clients()}
-    counted = testable.by_counts(guesses, delta)
+    counted = audit_limits.by_counts(guesses, delta)
     times = one_run.noise_below(
         guesses, hardest(every.values()), private["epsilon"], delta, CONFIDENCE
     )
@@ -222,6 +223,12 @@ def _shares(auditor: Auditor | ClientAuditor, sees: str) -> Record:
     level = auditor.level
     seen = level.cohort if sees == "model" else auditor.shares_seen
     return {"shares": level.cohort, "honest": level.shares, "shares_seen": seen}
+
+
+def _mend(auditor: Auditor | ClientAuditor) -> str:
+    """Of what there must be more where guesses cannot test what is claimed."""
+    shared = isinstance(auditor, ClientAuditor) and auditor.level.shared
+    return audit_limits.MORE_HONEST if shared else audit_limits.MORE_CANARIES
 
 
 def _part(shares: Record) -> float:
