@@ -32,6 +32,7 @@ from fedmuon.tables import attribute
 
 Config = Any  # a `fedmuon.config.Config`, which holds what was given
 
+IN_PYTHON = " in Python, with its objects"  # how a run goes on whose config cannot name them
 # Kind -> the table and key that name it.
 NAMED = {
     "data": ("data", "name"),
@@ -59,6 +60,11 @@ OFFERED = {
 }  # fmt: skip
 CALLED = ("orthogonalizer", "aggregate", "schedule", "callback")  # whose values are functions
 SHARED = {"recipe": ("steps",), "data": ("train", "test"), "partition": ("minimum",)}  # read anyway
+
+
+def handed_over(config: Config) -> bool:
+    """Whether a run of the config needs objects that no config can name."""
+    return any(getattr(getattr(config, table), key) == GIVEN for table, key in NAMED.values())
 
 
 @dataclass(frozen=True, eq=False)

@@ -526,14 +526,29 @@ def test_a_gap_of_range_one_says_why_and_what_is_shorter() -> None:
         moved=np.zeros(6),
     )  # fmt: skip
     kinds = {
-        "cannot leave": {"start": None},
-        "refuses": {"moved": np.ones(6)},
+        "these iterates cannot leave; raise [data] test": {"start": None},
+        "set [local] weight-decay = 0, or raise": {
+            "config": small(local={"lr": 0.01, "weight-decay": 0.1})
+        },
+        "set [local] recipe = 'fedmuon', or raise": {
+            "config": small(local={"lr": 0.01, "recipe": "fedmuon-aligned"})
+        },
+        "set [local] weight-decay = 0 and recipe = 'fedmuon', or raise": {
+            "config": small(local={"lr": 0.01, "recipe": "fedmuon-aligned", "weight-decay": 0.1})
+        },
+        "are refused": {"dropped": True},
+        "exceeds its certificate": {"moved": np.ones(6)},
+        "set engine.dtype=float64, if rounding": {
+            "config": small(local={"lr": 0.01}, **single),
+            "moved": np.ones(6),
+        },
         "lower [local] lr": {"config": small(local={"lr": 100.0})},
     }
     for words, change in kinds.items():
         other = dataclasses.replace(case, **({"config": small(local={"lr": 0.01})} | change))
         found = gap_range.why_one(other, bound.judge(other))
         assert words in found.note and not found.changes
+        assert gap_range.proved_range(other, bound.judge(other)) == 1.0
     text = small(task={"name": "network", "model": "mlp"}, local={"lr": 0.01})
     network = dataclasses.replace(case, config=text)
     assert gap_range.why_one(network, bound.judge(network)) == gap_range.Why("")

@@ -14,7 +14,9 @@ from conftest import small
 from made_suite import made, phase_grid, summed, write
 from rich.console import Console
 
+import fedmuon
 from fedmuon.analysis.report.claims import suite_claims
+from fedmuon.config import Config, nested
 from fedmuon.errors import InputError
 from fedmuon.experiments.cli.show import suite_tables
 from fedmuon.experiments.laboratory.stability import execute, verdict_table
@@ -184,21 +186,63 @@ def test_a_gap_of_range_one_says_why_and_by_what_it_is_decided(
     dtype: str, wide: bool, tmp_path: Path
 ) -> None:
     """On the page and in the terminal, with the change whose run says nothing of the kind."""
-    settings = small(engine={"dtype": dtype}, local={"lr": 0.01}, stability={"trials": 3})
-    record = execute(settings, tmp_path / "a")
+    record = execute(lean(dtype, 60), tmp_path / "a")
     console = Console(width=400, file=io.StringIO())
     console.print(verdict_table(tmp_path / "a", record))
     terminal = console.file.getvalue()  # type: ignore[attr-defined]
     for text in (terminal, read(write_report(tmp_path / "a")).text):
         assert ("stands on the range 1" in text and "set engine.dtype=float64" in text) == wide
-    (of_gap, *_), *_ = (one.claims for one in gather(tmp_path / "a"))
-    command = "fedmuon stability a/config.toml --set engine.dtype=float64 --out a-shorter"
-    assert of_gap.command == (command if of_gap.holds is None and wide else "")
     assert (record["gap_high"] - record["gap_low"] > 0.3) == wide
 
 
+def lean(dtype: str, test: int, **tables: dict) -> Config:
+    """A run whose gap has the range of a ball in float64, with so many samples held out."""
+    tables = {"data": {"test": test}, "local": {"lr": 0.01}, "stability": {"trials": 3}} | tables
+    return small(engine={"dtype": dtype}, **tables)
+
+
+@pytest.mark.parametrize(("test", "decides"), [(60, False), (150, True)])
+def test_a_command_is_named_where_it_decides(test: int, decides: bool, tmp_path: Path) -> None:
+    """The run that it asks for is decided exactly if it is named; else words say that it may not
+    be."""
+    records, found = {}, {}
+    for dtype in ("float32", "float64"):
+        records[dtype] = execute(lean(dtype, test), tmp_path / dtype)
+        found[dtype] = gather(tmp_path / dtype)[0].claims[0]
+    first, second = found.values()
+    command = (
+        "fedmuon stability float32/config.toml --set engine.dtype=float64 --out float32-shorter"
+    )
+    assert first.holds is None and (second.holds is not None) == decides
+    assert first.command == (command if decides else "") and not second.command
+    assert first.also.endswith("may not decide.") != decides
+    assert records["float32"]["gap_then"] == [second.verdict] and not records["float64"]["gap_then"]
+    assert "may not decide" not in second.also
+
+
+@pytest.mark.parametrize(("test", "decides"), [(60, False), (130, True)])
+def test_objects_handed_over_are_run_again_in_python(
+    test: int, decides: bool, tmp_path: Path
+) -> None:
+    """No command line has their samples; the call that is named in its place runs with them."""
+    rng = np.random.default_rng(0)
+    data = rng.standard_normal((90 + test, 7)), rng.integers(0, 3, 90 + test)
+    tables = nested(lean("float32", test))
+    tables["data"] = {"train": 90, "test": test, "minimum": 5}
+    fedmuon.stability(tables, data=data, out=tmp_path / "own")
+    (found,) = gather(tmp_path / "own")
+    assert found.again == (
+        "fedmuon.stability('own/config.toml', ..., out='own-again') in Python, with its objects"
+    )
+    command = found.again.replace("again", "shorter") + " and engine.dtype=float64"
+    assert found.claims[0].holds is None
+    assert found.claims[0].command == (command if decides else "")
+    fedmuon.stability(tmp_path / "own" / "config.toml", data=data, out=tmp_path / "own-again")
+
+
 def test_a_suite_says_why_its_gaps_have_range_one(tmp_path: Path) -> None:
-    said = {"gap_notes": ["so wide"], "gap_changes": ["engine.dtype=float64"]}
+    said = {"gap_notes": ["so wide"], "gap_changes": ["engine.dtype=float64"],
+            "gap_then": ["holds"]}  # fmt: skip
     runs, neighbours = phase_grid()
     runs["gap_high"] = runs["bound"] + 0.1
     for scale, end in (("small", "full"), ("full", "shorter")):
@@ -212,6 +256,28 @@ def test_a_suite_says_why_its_gaps_have_range_one(tmp_path: Path) -> None:
             f"--out runs/A1-{end}"
         )
         assert not any("so wide" in one.also or "dtype" in one.command for one in others)
+
+
+@pytest.mark.parametrize(("then", "decides"), [
+    (["holds"], True), (["holds", "undecided"], False), (["fails", "undecided"], True), ([], False),
+    (["holds", "not testable at this scale"], True), (["not testable at this scale"], False),
+])  # fmt: skip
+def test_a_suite_names_a_change_where_its_runs_would_decide(
+    then: list[str], decides: bool, tmp_path: Path
+) -> None:
+    """One run that fails is enough, else all must hold; at small scale a larger one is to be made,
+    with the change in any case."""
+    said = {"gap_notes": ["so wide."], "gap_changes": ["engine.dtype=float64"], "gap_then": then}
+    runs, neighbours = phase_grid()
+    runs["gap_high"] = runs["bound"] + 0.1
+    for scale in ("small", "full"):
+        again = f"fedmuon suite A1 --data fashion-mnist --scale {scale}"
+        folder = write(tmp_path / scale, runs, neighbours, **said, scale=scale, again=again)
+        of_gap = gather(folder)[0].claims[0]
+        named = decides or scale == "small"
+        assert ("--set engine.dtype=float64" in of_gap.command) == named
+        assert ("may not decide" in of_gap.also) != decides
+        assert ("nothing shipped decides it" in of_gap.also) != named
 
 
 def test_a_refused_bound(tmp_path: Path) -> None:

@@ -16,26 +16,36 @@ from typing import Any
 import numpy as np
 from scipy.stats import t as student
 
-from fedmuon.analysis.report.verdicts import FAILS, HOLDS, Claim
+from fedmuon.analysis.report.verdicts import FAILS, HOLDS, UNTESTABLE, Claim
 
 NOTHING = "nothing shipped decides it: {}"
+SHORT = "Such a change shortens the interval, and may not decide."
 FEW = 5  # seeds, of which an interval can be seen
 MARGIN, MOST = 1.5, 100  # of the variance, as effects are guesses; times as many as one would run
 
 
 def with_range(claim: Claim, about: Mapping[str, Any]) -> Claim:
-    """The claim about a gap, whose interval is as long as a record says, and why."""
-    notes = about.get("gap_notes", [])
-    return replace(
-        claim,
-        also="; ".join(filter(None, (claim.also, *notes))),
-        changes=() if claim.limit else tuple(about.get("gap_changes", ())),
-    )
+    """The claim about a gap, whose interval is as long as a record says, and why; with the changes
+    that shorten it, if with them these runs would decide, or if larger ones are left to make."""
+    notes, changes = about.get("gap_notes", []), tuple(about.get("gap_changes", ()))
+    useful = bool(changes) and claim.holds is None and not claim.limit
+    decides = _decide(about.get("gap_then", ()))
+    short = useful and not decides
+    why = " ".join([*notes, *[SHORT] * short])
+    also = "; ".join(filter(None, (claim.also, why)))
+    kept = useful and (decides or about.get("scale") == "small")
+    return replace(claim, also=also, changes=changes if kept else ())
 
 
-def with_settings(words: Sequence[str], claim: Claim) -> list[str]:
-    """A command with the changes that would shorten the claim's intervals."""
-    return [*words, *(word for change in claim.changes for word in ("--set", change))]
+def _decide(then: Sequence[str]) -> bool:
+    """Whether runs whose verdicts would be these decide: one can fail, but all must hold, but for
+    those that cannot, whose bound is vacuous."""
+    return FAILS in then or {*then} - {UNTESTABLE} == {HOLDS}
+
+
+def with_changes(words: Sequence[str], changes: Sequence[str]) -> list[str]:
+    """A command with these changes of its config."""
+    return [*words, *(word for change in changes for word in ("--set", change))]
 
 
 def with_command(claim: Claim, about: Mapping[str, Any], folder: Path | None = None) -> Claim:
@@ -43,7 +53,7 @@ def with_command(claim: Claim, about: Mapping[str, Any], folder: Path | None = N
     if that is given and can go on to more seeds, or else in a new one."""
     if claim.verdict in (HOLDS, FAILS) or not str(about["again"]).startswith("fedmuon suite "):
         return claim
-    words = with_settings(_of_all_seeds(shlex.split(about["again"])), claim)
+    words = with_changes(_of_all_seeds(shlex.split(about["again"])), claim.changes)
     if about["scale"] == "small" or claim.changes:
         end = "full" if about["scale"] == "small" else "shorter"
         return replace(claim, command=_command(words, f"{about['suite']}-{end}"))

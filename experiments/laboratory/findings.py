@@ -16,7 +16,7 @@ from fedmuon import config as tables
 from fedmuon.analysis.report.claims import Columns, run_claims
 from fedmuon.analysis.report.columns import MEND, TRIALS, read_csv, read_json
 from fedmuon.analysis.report.comparisons import name_of
-from fedmuon.analysis.report.deciding import with_range, with_settings
+from fedmuon.analysis.report.deciding import with_changes, with_range
 from fedmuon.analysis.report.findings import (
     Findings,
     Picture,
@@ -34,6 +34,7 @@ from fedmuon.experiments.laboratory.facts import BALL_NAMES, BOUND_NAMES
 from fedmuon.experiments.laboratory.settings_card import settings_card
 from fedmuon.experiments.laboratory.spending import standing, unreleased
 from fedmuon.files import require_sound, sums_of
+from fedmuon.own import IN_PYTHON, handed_over
 
 NAMES = BOUND_NAMES | {"gap": "measured gap", "gap_low": "lower end of its 95% interval",
                        "gap_high": "upper end of its 95% interval"}  # fmt: skip
@@ -61,7 +62,7 @@ def findings(folder: Path) -> Findings:
         name=name,
         title=f"{summary['recipe']} on {summary['data']}: {what}{unreleased(summary)}",
         data=str(summary["data"]),
-        claims=_claims(run_claims(neighbours, record, census), record, name),
+        claims=_claims(run_claims(neighbours, record, census), record, name, config),
         numbers_title="The bound",
         head=("", "value"),
         numbers=[
@@ -75,7 +76,7 @@ def findings(folder: Path) -> Findings:
         pictures=[Picture.known("census", functools.partial(figure.census, neighbours))],
         stands_on=stands_on(record, str(record["kind"])),
         assumptions=[str(text) for text in record["assumptions"]],
-        again=shlex.join(["fedmuon", "stability", f"{name}/config.toml", "--out", f"{name}-again"]),
+        again=_command(name, config, "again"),
         circumstances=circumstances(
             summary, ("recipe", "data", "rounds", "seed", "dtype", "engine", "device", "seconds")
         ),
@@ -84,13 +85,25 @@ def findings(folder: Path) -> Findings:
     )
 
 
-def _claims(every: Sequence[Claim], record: Mapping[str, Any], name: str) -> list[Claim]:
+def _command(name: str, config: Sequence[Config], end: str, changes: Sequence[str] = ()) -> str:
+    """What makes the run again in a folder of that ending, with these changes."""
+    if any(map(handed_over, config)):
+        also = f" and {' and '.join(changes)}" if changes else ""
+        call = f"fedmuon.stability({f'{name}/config.toml'!r}, ..., out={f'{name}-{end}'!r})"
+        return f"{call}{IN_PYTHON}{also}"
+    words = ["fedmuon", "stability", f"{name}/config.toml"]
+    return shlex.join([*with_changes(words, changes), "--out", f"{name}-{end}"])
+
+
+def _claims(
+    every: Sequence[Claim], record: Mapping[str, Any], name: str, config: Sequence[Config]
+) -> list[Claim]:
     """With why the interval of the gap is as long as it is, and what would make it shorter."""
     first, *others = every
     of_gap = with_range(first, record)
-    if of_gap.changes and of_gap.holds is None:
-        words = with_settings(["fedmuon", "stability", f"{name}/config.toml"], of_gap)
-        of_gap = replace(of_gap, command=shlex.join([*words, "--out", f"{name}-shorter"]))
+    if of_gap.changes:
+        command = _command(name, config, "shorter", of_gap.changes)
+        of_gap = replace(of_gap, command=command)
     return [of_gap, *others]
 
 

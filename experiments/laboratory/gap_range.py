@@ -2,20 +2,34 @@
 interval of its gap scales: that of the ball where it counts, else 1; why it is 1, and what has a
 shorter one."""
 
+import dataclasses
+import math
 from collections.abc import Iterable
 from typing import NamedTuple
 
+import numpy as np
+
+from fedmuon.analysis import MeasuredGap
+from fedmuon.analysis.report.claims import gap_within_bound
 from fedmuon.experiments.laboratory.case import Case
-from fedmuon.experiments.laboratory.verdict import Verdict
+from fedmuon.experiments.laboratory.verdict import Verdict, judge
 from fedmuon.storage import Record
 
 NEARLY = 0.99  # of the range that any loss has: hardly shorter
 ANY = "The gap's interval stands on the range 1 that any loss 1 − p_y has: {}."
-UNKNOWN = "no ball is known that these iterates cannot leave; more [data] test alone shortens it"
+NO_BALL = "no ball is known that {} cannot leave; {}raise [data] test"
 FAR = "the ball that steps so large reach has no shorter one; lower [local] lr, or fewer rounds do"
-REFUSED = "what refuses a certificate, or exceeds it, refuses the shorter range of a ball, too"
+REFUSED = (
+    "the shorter one of a ball is proved of runs that have certificates, and this run's are "
+    "refused (the bound says why); raise [data] test"
+)
+EXCEEDED = (
+    "a neighbour exceeds its certificate, so the proof does not cover this run, nor does that of "
+    "the shorter one of a ball; {}raise [data] test"
+)
 SHORTER = "the shorter one of the ball around X⁰ is proved {}; set {}"
 IN_DOUBLES = "of arithmetic in float64", "engine.dtype=float64"
+MAYBE_ROUNDING = "set engine.dtype=float64, if rounding did it, or "
 ON_THE_BALL = "for [stability] constants = 'ball'", "stability.constants=ball"
 
 
@@ -40,9 +54,11 @@ def why_one(case: Case, verdict: Verdict) -> Why:
         return Why("")
     ball = case.under(constants="ball").reach
     if ball is None:
-        return Why(ANY.format(UNKNOWN))
-    if not _known(case, verdict):
+        return Why(ANY.format(NO_BALL.format(*_without_a_ball(case))))
+    if verdict.certificates is None:
         return Why(ANY.format(REFUSED))
+    if not _known(case, verdict):
+        return Why(ANY.format(EXCEEDED.format("" if case.exact else MAYBE_ROUNDING)))
     if ball.last.loss_bound >= NEARLY:
         return Why(ANY.format(FAR))
     lacking = [] if case.exact else [IN_DOUBLES]
@@ -51,12 +67,47 @@ def why_one(case: Case, verdict: Verdict) -> Why:
     return Why(ANY.format(SHORTER.format(" and ".join(proofs), " and ".join(changes))), changes)
 
 
-def as_record(every: Iterable[Why]) -> Record:
-    """What several runs lack, each sentence and each change once."""
+def _without_a_ball(case: Case) -> tuple[str, str]:
+    """Whose iterates have none, and which keys would have one, if any would."""
+    local = case.config.local
+    aligned = case.aligned and local.alignment
+    names = ["weight decay"] * bool(local.weight_decay) + ["alignment"] * bool(aligned)
+    keys = ["weight-decay = 0"] * bool(local.weight_decay) + ["recipe = 'fedmuon'"] * bool(aligned)
+    free = {"weight_decay": 0.0} | ({"recipe": "fedmuon"} if aligned else {})
+    config = case.config.model_copy(update={"local": local.model_copy(update=free)})
+    if not names or dataclasses.replace(case, config=config).under(constants="ball").reach is None:
+        return "these iterates", ""
+    return f"iterates with {' and '.join(names)}", f"set [local] {' and '.join(keys)}, or "
+
+
+def after_changes(case: Case) -> tuple[Verdict, float]:
+    """What is promised of the run, and its range, after all changes that are ever named."""
+    engine = case.config.engine.model_copy(update={"dtype": "float64"})
+    config = case.config.model_copy(update={"engine": engine})
+    case = dataclasses.replace(case, config=config).under(constants="ball")
+    verdict = judge(case)
+    return verdict, proved_range(case, verdict)
+
+
+def verdict_on(gap: MeasuredGap, verdict: Verdict) -> str:
+    """What becomes of the claim that this gap is within the bound."""
+    value = verdict.bound.value if verdict.bound else math.nan
+    row = {"gap": gap.gap, "gap_low": gap.low, "gap_high": gap.high, "bound": value}
+    row["range"] = verdict.loss_bound
+    return gap_within_bound({name: np.array([one]) for name, one in row.items()}).verdict
+
+
+def as_record(every: Iterable[Why], then: Iterable[str] = ()) -> Record:
+    """What several runs lack, each sentence and each change once, and what becomes of their claims
+    after the changes."""
     found = list(every)
     notes = dict.fromkeys(one.note for one in found if one.note)
     changes = dict.fromkeys(change for one in found for change in one.changes)
-    return {"gap_notes": list(notes), "gap_changes": list(changes)}
+    return {
+        "gap_notes": list(notes),
+        "gap_changes": list(changes),
+        "gap_then": [*dict.fromkeys(then)],
+    }
 
 
 def _known(case: Case, verdict: Verdict) -> bool:

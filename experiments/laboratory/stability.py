@@ -17,17 +17,16 @@ from rich.text import Text
 from fedmuon import config as tables
 from fedmuon import files
 from fedmuon.analysis.report.numbers import written
-from fedmuon.arrays import read_tensors
 from fedmuon.config import Config
 from fedmuon.data.federated import FederatedData
 from fedmuon.data.neighbours import census, draw, stack
 from fedmuon.drive import Begin, Watch
 from fedmuon.errors import InputError, NonFinite
-from fedmuon.experiments.laboratory import bound, gap_range, realized
+from fedmuon.experiments.laboratory import bound, realized, run_gap
 from fedmuon.experiments.laboratory.calibration import CALIBRATION, PREDICTED, calibrated, lines
 from fedmuon.experiments.laboratory.facts import facts
 from fedmuon.experiments.laboratory.influence import Ranking, require_smooth
-from fedmuon.experiments.laboratory.measure import Laboratory, measured_losses
+from fedmuon.experiments.laboratory.measure import Laboratory
 from fedmuon.experiments.laboratory.ranking import RANKING, kept
 from fedmuon.experiments.laboratory.spending import unreleased
 from fedmuon.experiments.run import execute as run
@@ -80,9 +79,7 @@ def execute(
         moved = bound.largest_moves(out / CENSUS, len(case.sizes))
         case = dataclasses.replace(case, moved=moved)
         record = bound.report(case, verdict)
-        record |= _gap(laboratory, gap_range.proved_range(case, verdict))
-        record |= gap_range.as_record([gap_range.why_one(case, verdict)])
-        record |= compared[0]
+        record |= run_gap.measured(laboratory, case, verdict) | compared[0]
         if laboratory.config.stability.realized:
             record["realized"] = realized.measured(laboratory, verdict)
         _write(out, record, compared[1])
@@ -254,23 +251,6 @@ def _known(file: Path, lines: list[str], start: int) -> tuple[int, int]:
     if record is None:
         raise InputError(f"{progress} is damaged: {files.AFRESH}")
     return record["lines"], record["crc"]
-
-
-def _gap(laboratory: Laboratory, top: float) -> Record:
-    """F - F_hat of the finished model, whose losses lie in an interval of that length, F at the
-    clients' own label shares: gap, gap_low and gap_high, or nulls and `gap_refusal` where no
-    interval can be had."""
-    experiment, classes = laboratory.experiment, laboratory.source.classes
-    model = read_tensors(laboratory.out / "model.safetensors")[0]
-    device = experiment.shards.inputs.device
-    params = {name: value[None].to(device) for name, value in model.items()}
-    try:
-        (loss,) = measured_losses(
-            laboratory.config, laboratory.data, classes, experiment, params, [top]
-        )
-    except InputError as error:
-        return {"gap": None, "gap_low": None, "gap_high": None, "gap_refusal": str(error)}
-    return {"gap": loss.gap.gap, "gap_low": loss.gap.low, "gap_high": loss.gap.high}
 
 
 def verdict_table(out: Path, record: Record) -> Table:

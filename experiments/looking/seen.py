@@ -11,8 +11,8 @@ from fedmuon.config import Config
 from fedmuon.errors import InputError
 from fedmuon.files import AFRESH, require_sound
 from fedmuon.locks import writer
-from fedmuon.names import GIVEN, PRIVATE
-from fedmuon.own import NAMED
+from fedmuon.names import PRIVATE
+from fedmuon.own import IN_PYTHON, handed_over
 from fedmuon.results import NOT_RELEASED
 from fedmuon.storage import Record, RunDirectory
 
@@ -111,9 +111,8 @@ class Seen:
     def again(self) -> str:
         """The command that goes on with it."""
         command = "stability" if (self.path / NEIGHBOURS).exists() else "run"
-        if any(getattr(getattr(self.config, table), key) == GIVEN for table, key in NAMED.values()):
-            call = f"fedmuon.{command}(out={str(self.path)!r}, resume=True)"
-            return f"{call} in Python, with its objects"
+        if handed_over(self.config):
+            return f"fedmuon.{command}(out={str(self.path)!r}, resume=True){IN_PYTHON}"
         return shlex.join(["fedmuon", command, "--out", str(self.path), "--resume"])
 
     @property

@@ -101,6 +101,7 @@ class Stability(Work):
             "assumptions": _once(record["assumes"] for record in records),
             "gap_notes": _once(record.get("gap_notes", []) for record in records),
             "gap_changes": _once(record.get("gap_changes", []) for record in records),
+            "gap_then": _once(record.get("gap_then", []) for record in records),
         }
 
 

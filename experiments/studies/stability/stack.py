@@ -8,6 +8,7 @@ import numpy as np
 import torch
 
 from fedmuon.analysis import Realized
+from fedmuon.analysis.report.verdicts import UNDECIDED
 from fedmuon.config import Config
 from fedmuon.data.federated import FederatedData
 from fedmuon.data.neighbours import Law, draw, stack
@@ -100,11 +101,12 @@ class Stack:
         ranged = [*zip(cases, (own for own, *_ in judged), strict=True)]
         tops = [gap_range.proved_range(*one) for one in ranged]
         losses = self._losses(made, models, tops)
+        why = [gap_range.why_one(*one) for one in ranged]
         return {
             "runs": self._runs(made, judged, losses, moved),
             "neighbours": self._neighbours(made, judged, moved),
             **_standing(judged),
-            **gap_range.as_record(gap_range.why_one(*one) for one in ranged),
+            **gap_range.as_record(why, self._then(made, models, ranged, losses, why)),
             "flop": self._flop(made, shape),
             "seconds": time.perf_counter() - start,
         }
@@ -139,6 +141,26 @@ class Stack:
         runs = {name: value[:: 1 + self.trials] for name, value in models.items()}
         of = made.config, made.data, made.source.classes, made.experiment
         return measured_losses(*of, runs, tops)
+
+    def _then(
+        self,
+        made: Made,
+        models: Params,
+        ranged: list[tuple[bound.Case, Verdict]],
+        losses: list[Loss],
+        why: list[gap_range.Why],
+    ) -> list[str]:
+        """What becomes of each run's claim, after the changes if some are named."""
+        verdicts = [verdict for _, verdict in ranged]
+        if any(one.changes for one in why):
+            after = [gap_range.after_changes(case) for case, _ in ranged]
+            verdicts, tops = map(list, zip(*after, strict=True))
+            try:
+                losses = self._losses(made, models, tops)
+            except InputError:  # rounded otherwise, they are further apart
+                return [UNDECIDED]
+        gaps = (one.gap for one in losses)
+        return [*map(gap_range.verdict_on, gaps, verdicts)]
 
     def _moved(self, made: Made, models: Params) -> np.ndarray:
         """How far each neighbour ends from its run [pairs, T], in the Frobenius norm."""
