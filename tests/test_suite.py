@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 import torch
 
+from fedmuon.analysis.report.claims import gap_within_bound
 from fedmuon.analysis.report.columns import ASIDE, RUNS, read_csv
 from fedmuon.config import parse
 from fedmuon.data.neighbours import draw, replace, stack
@@ -114,6 +115,18 @@ def one_by_one(what: Stack, pair: Pair) -> np.ndarray:
         fresh = begin(alone.recipe, alone.task, config.federation.seed)
         ends.append(simulate(alone, fresh).params["weight"][0].numpy())
     return np.array([np.linalg.norm(end - ends[0]) for end in ends[1:]])
+
+
+def test_a_stack_says_what_becomes_of_its_gaps_after_the_changes(own: str) -> None:
+    """As the same runs with them do, each on its own."""
+    single, double = (
+        work(own, changes={"engine": {"dtype": dtype}}).cells[0].compute()
+        for dtype in ("float32", "float64")
+    )
+    assert "engine.dtype=float64" in single["gap_changes"] and not double["gap_changes"]
+    alone = [{name: np.array([value]) for name, value in run.items()} for run in double["runs"]]
+    verdicts = dict.fromkeys(gap_within_bound(run).verdict for run in alone)
+    assert single["gap_then"] == double["gap_then"] == [*verdicts]
 
 
 def test_a_stack_is_its_runs_one_by_one(own: str) -> None:

@@ -38,9 +38,9 @@ def with_range(claim: Claim, about: Mapping[str, Any]) -> Claim:
 
 
 def _decide(then: Sequence[str]) -> bool:
-    """Whether runs whose verdicts would be these decide: one can fail, but all must hold, but for
-    those that cannot, whose bound is vacuous."""
-    return FAILS in then or {*then} - {UNTESTABLE} == {HOLDS}
+    """Whether runs whose verdicts would be these decide: all hold, but for those that test nothing,
+    whose bound is vacuous, or all fail; one of many that fails may do so by chance."""
+    return {*then} - {UNTESTABLE} == {HOLDS} or {*then} == {FAILS}
 
 
 def with_changes(words: Sequence[str], changes: Sequence[str]) -> list[str]:
