@@ -19,7 +19,7 @@ from fedmuon.errors import InputError
 from fedmuon.experiments.laboratory import one_run
 from fedmuon.experiments.laboratory.client_auditor import ClientAuditor
 from fedmuon.experiments.run import execute
-from fedmuon.federated import spending
+from fedmuon.federated import spendable
 from fedmuon.federated.aggregate import begin, broadcast
 from fedmuon.federated.local import Reply, joint, replies
 from fedmuon.privacy import distributed
@@ -152,7 +152,7 @@ def test_too_little_noise_names_the_least_that_is_enough(
         level = ClientLevel(1.0, 1.0, cohort, cohort, "distributed", False)
         held = replace(level, **{"honest": honest, **more})
         object.__setattr__(held, "noise", noise)  # less than its sums can be made of
-        spending.require_counted(held, {1.0}, 1, 1, 1e-5, [])
+        spendable.require_counted(held, {1.0}, 1, 1, 1e-5, [])
 
     with pytest.raises(InputError, match=rf"noise = {noise:g} is too little .* or more$") as error:
         require(noise)
@@ -168,8 +168,8 @@ def test_too_little_noise_names_the_least_that_is_enough(
 def test_too_little_noise_of_samples_names_the_key() -> None:
     mechanism = Mechanism(Clipping("block", 1.0), 1e-7, 8.0)
     with pytest.raises(InputError, match=r"\[privacy\] noise = 1e-07 .* set noise = 1e-06 or more"):
-        spending.require_counted(mechanism, {0.1}, 1, 1, 1e-5, [])
-    spending.require_counted(replace(mechanism, noise=1e-6), {0.1}, 1, 1, 1e-5, [torch.ones(1, 2)])
+        spendable.require_counted(mechanism, {0.1}, 1, 1, 1e-5, [])
+    spendable.require_counted(replace(mechanism, noise=1e-6), {0.1}, 1, 1, 1e-5, [torch.ones(1, 2)])
 
 
 def test_sums_that_would_wrap_around_name_the_noise_that_is_enough() -> None:

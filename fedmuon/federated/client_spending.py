@@ -18,14 +18,13 @@ from fedmuon.federated import spending
 from fedmuon.federated.aggregate import ServerState
 from fedmuon.federated.local import joint
 from fedmuon.federated.simulate import Experiment, Round
+from fedmuon.federated.spendable import require_counted, require_within
 from fedmuon.federated.spending import (
     Spending,
     answered,
     least_delta,
     least_noise,
     mark_of,
-    require_counted,
-    require_within,
     rounds_taken,
 )
 from fedmuon.privacy.accounting import epsilon, loose

@@ -7,7 +7,6 @@ amplifies nothing.
 
 import dataclasses
 import hashlib
-import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cache
@@ -15,31 +14,27 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from torch import Tensor
 
 from fedmuon import config as tables
-from fedmuon.combinations import IN_ONE_PROCESS, ONE_CLIENT
 from fedmuon.config import Config
-from fedmuon.errors import InputError, enough
+from fedmuon.errors import InputError
 from fedmuon.federated.aggregate import ServerState
 from fedmuon.federated.simulate import Experiment, Round
-from fedmuon.files import AFRESH
-from fedmuon.privacy import lattice
-from fedmuon.privacy.accounting import (
-    LEAST_NOISE,
-    Answer,
-    epsilon,
-    event,
-    loose,
-    require_delta,
+from fedmuon.federated.spendable import (
+    Releasing,
+    require_counted,
+    require_lot,
+    require_one_client,
+    require_within,
 )
+from fedmuon.files import AFRESH
+from fedmuon.privacy.accounting import epsilon, loose
 from fedmuon.privacy.calibration import noise_for
-from fedmuon.privacy.client_level import EACH, EVERYONE, ClientLevel
+from fedmuon.privacy.client_level import EACH, EVERYONE
 from fedmuon.privacy.ledger import Ledger
 from fedmuon.privacy.mechanism import Mechanism
 from fedmuon.privacy.noise_secrecy import CAVEATS, STOPPED, uncertified
 from fedmuon.privacy.pairs import Event, hardest
-from fedmuon.settings import Privacy
 from fedmuon.tasks.base import Params
 
 MOST_DELTA = 1e-5
@@ -51,7 +46,6 @@ DIAGNOSTICS = (
 )
 # All that noise was added to, or that follows from it; no other file of a run is for publication.
 RELEASED = ("initial.safetensors", "model.safetensors", "momentum.safetensors")
-Releasing = Mechanism | ClientLevel
 least_noise = cache(noise_for)  # a second of work, and all runs of a suite ask the same
 
 
@@ -62,8 +56,8 @@ def calibrated(config: Config, experiment: Experiment, sizes: np.ndarray, params
     if mechanism is None:
         return config
     if not mechanism.public_rate:
-        _require_lot(mechanism.lot, sizes)
-    _require_one_client(mechanism, config)
+        require_lot(mechanism.lot, sizes)
+    require_one_client(mechanism, config)
     if not privacy.epsilon:
         return config
     blocks, taken = mechanism.clipping.blocks(params), rounds_taken(experiment)
@@ -104,80 +98,12 @@ def require_accountable(
         mechanism.quantile.of_sums(mechanism.noise, blocks)
 
 
-def require_counted(
-    released: Releasing,
-    rates: set[float],
-    steps: int,
-    blocks: int,
-    delta: float,
-    tensors: list[Tensor],
-) -> None:
-    """Refuse releases that no account has, or noise that no lattice holds in these tensors.
-
-    An account has noise times its counted part: of K shares, that of H alone."""
-    counted, shared = 1.0, False
-    if isinstance(released, ClientLevel):
-        counted, shared = released.counted, released.shared  # which has a lattice of its own
-    if 0 < released.noise * counted < LEAST_NOISE:
-        raise InputError(_too_little(released))
-    for rate in rates:
-        event(released.noise * counted, rate, steps, blocks)
-    if released.noise:
-        require_delta(delta)
-        if released.on_grid and not shared:
-            lattice.spacing(1.0, released.noise, sum(one[0].numel() for one in tensors))
-
-
-def _too_little(released: Releasing) -> str:
-    """Which keys give the account its noise, and how much of each is enough."""
-    if not (isinstance(released, ClientLevel) and released.shared):
-        return (
-            f"[privacy] noise = {released.noise:g} is less than an account computes with: set "
-            f"noise = {LEAST_NOISE:g} or more, or 0"
-        )
-    wanted = math.ceil((LEAST_NOISE / released.noise) ** 2 * released.cohort)  # shares of it
-    honest = f" or honest = {enough(wanted / released.cohort)}" * (wanted <= released.cohort)
-    return (
-        f"[privacy] noise = {released.noise:g} is too little where {released.shares} of "
-        f"{released.cohort} shares of it count, [privacy] honest of a cohort: set noise = "
-        f"{enough(LEAST_NOISE / released.counted)}{honest} or more"
-    )
-
-
 def _alike(mechanism: Mechanism, rate: float, steps: int) -> tuple[float, float, int]:
     """(s, rate, steps) of Poisson lots, with s times less noise, that spend the same: lots that
     take turns are one release of all samples."""
     if mechanism.turns is None:
         return 1.0, rate, steps
     return mechanism.turns.alike(steps, round(1 / rate)), 1.0, 1
-
-
-def _require_one_client(mechanism: Mechanism, config: Config) -> None:
-    """Refuse correlated noise, of a mechanism of the user's, too, where it would not cancel."""
-    if mechanism.turns is None or mechanism.turns.band == 1:
-        return
-    if config.engine.name != "inline":
-        raise InputError(IN_ONE_PROCESS)
-    if config.federation.clients > 1:
-        raise InputError(ONE_CLIENT)
-
-
-def _require_lot(lot: float, sizes: np.ndarray) -> None:
-    if lot > sizes.max():
-        raise InputError(
-            f"[privacy] lot = {lot:g} exceeds the {sizes.max()} samples of the largest client: "
-            "lower it, or raise [data] train"
-        )
-
-
-def require_within(privacy: Privacy, answers: list[Answer]) -> None:
-    """Refuse a noise that does not reach the target that stands beside it."""
-    most = max((one.upper for one in answers), default=0.0)
-    if most > privacy.epsilon:
-        raise InputError(
-            f"[privacy] noise = {privacy.noise:g} spends {most:.4g} ({answers[0].adjacency}), more "
-            f"than epsilon = {privacy.epsilon:g}: leave one of them out"
-        )
 
 
 def answered(
