@@ -10,7 +10,8 @@ KEYWORDS = {
     "--resume": "resume=True",
     "--out": "out=",
 }
-NOTHING_SAVED = "nothing new was saved, give the command again"
+AGAIN = "give the command again"
+NOTHING_SAVED = f"nothing new was saved, {AGAIN}"  # where no command began, or its folder is empty
 
 
 class InputError(ValueError):

@@ -20,7 +20,7 @@ from typer.testing import CliRunner
 import fedmuon
 from docs.making import commands
 from fedmuon.config import Config, load, parse
-from fedmuon.errors import NOTHING_SAVED, InputError, Interrupted
+from fedmuon.errors import AGAIN, NOTHING_SAVED, InputError, Interrupted
 from fedmuon.experiments.cli import app, main
 from fedmuon.experiments.cli.options import changes_of, near_keys, resumable
 from fedmuon.experiments.cli.pasting import apart
@@ -28,6 +28,7 @@ from fedmuon.experiments.cli.show import MOST, Progress, Remembered
 from fedmuon.experiments.run import execute
 from fedmuon.experiments.studies.find import find
 from fedmuon.experiments.suites.contents import shipped
+from fedmuon.files import write_bytes
 from fedmuon.reading import NEEDS
 from fedmuon.reference import describe
 from fedmuon.reference.keys import KEYS
@@ -360,7 +361,7 @@ def test_an_interruption_while_libraries_are_read_is_one_sentence() -> None:
     assert (done.returncode, done.stdout, done.stderr) == (130, "", said)
 
 
-def test_an_interruption_before_a_folder_is_chosen_is_the_same_sentence(
+def test_an_interruption_before_a_folder_is_chosen_is_a_sentence(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture
 ) -> None:
     def interrupt(*given: object) -> None:
@@ -370,7 +371,26 @@ def test_an_interruption_before_a_folder_is_chosen_is_the_same_sentence(
     with pytest.raises(SystemExit) as ended:
         main(["run"])
     assert ended.value.code == 130
-    assert capsys.readouterr().err == f"fedmuon: interrupted: {NOTHING_SAVED}\n"
+    assert capsys.readouterr().err == f"fedmuon: interrupted: {AGAIN}\n"
+
+
+def test_a_report_that_is_interrupted_does_not_say_that_nothing_was_saved(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture
+) -> None:
+    """Between claims.json and the page."""
+
+    def stopping(file: Path, content: bytes) -> None:
+        write_bytes(file, content)
+        if file.name == "claims.json":
+            raise Interrupted
+
+    execute(small(), tmp_path / "a")
+    monkeypatch.setattr("fedmuon.analysis.report.write.write_bytes", stopping)
+    with pytest.raises(SystemExit) as ended:
+        main(["report", str(tmp_path / "a")])
+    there = [(tmp_path / "a" / name).exists() for name in ("claims.json", "report.html")]
+    assert ended.value.code == 130 and there == [True, False]
+    assert capsys.readouterr().err == f"fedmuon: interrupted: {AGAIN}\n"
 
 
 def test_an_audit_by_one_run_has_the_short_options_of_runs(

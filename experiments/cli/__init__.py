@@ -8,7 +8,7 @@ from typing import Annotated, Any
 import typer
 from typer import Option
 
-from fedmuon.errors import NOTHING_SAVED, InputError, Interrupted
+from fedmuon.errors import AGAIN, InputError, Interrupted
 from fedmuon.experiments.cli.keys import app as config
 from fedmuon.experiments.cli.keys import names
 from fedmuon.experiments.cli.look import ls, show
@@ -109,7 +109,7 @@ def main(arguments: list[str] | None = None) -> Any:
             complain(str(error))
             raise SystemExit(2) from None
         except Interrupted as wish:
-            complain(f"interrupted: {NOTHING_SAVED}")
+            complain(f"interrupted: {AGAIN}")  # the command may have written files
             raise SystemExit(wish.exit_code) from None
         except SystemExit as error:
             if (said := blamed(error)) is None:

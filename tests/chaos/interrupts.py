@@ -11,7 +11,7 @@ from .jobs import Job
 from .laboratory import OTHER, SAME, Laboratory, Trial, Verdict
 
 TRIALS = 6  # of each signal and job
-NOTHING = "nothing new was saved, give the command again"
+AFRESH = "give the command again"  # which these jobs say before they write anything
 COMMAND = re.compile(r"fedmuon ((?:run|stability|suite|deploy-demo) .*?--resume)\b")
 
 
@@ -51,7 +51,7 @@ def interrupted(
     said = ended.err.strip()
     if not said.startswith("fedmuon: ") or len(said.splitlines()) != 1:
         return OTHER, f"not one sentence: {said[-1500:]}"
-    if NOTHING in said:
+    if AFRESH in said:
         return _afresh(trial, job, real)
     if not (found := COMMAND.search(said)):
         return OTHER, f"no command to go on: {said[-1500:]}"
@@ -63,8 +63,8 @@ def interrupted(
 
 
 def _afresh(trial: Trial, job: Job, real: bool) -> Verdict:
-    """It says that nothing was saved: then nothing may be there, and the job can begin anew."""
+    """It asks for the command again: then nothing may be there, and the job can begin anew."""
     if held := set(digests(trial.out)) - {LISTED}:
-        return OTHER, f"it says that nothing was saved, but there are {sorted(held)}"
+        return OTHER, f"it asks for the command again, but there are {sorted(held)}"
     again = trial.laboratory.nursery.run(job.start(trial.out), 240, real=real)
     return (OTHER, again.err[-800:]) if again.code else trial.compare(job)
