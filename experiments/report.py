@@ -6,7 +6,7 @@ then share one page.
 """
 
 from collections.abc import Callable, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from fedmuon.analysis.report.columns import MEND, read_json
@@ -19,19 +19,41 @@ from fedmuon.experiments.looking.page import drawn, of_runs
 from fedmuon.experiments.looking.seen import Seen, seen
 from fedmuon.experiments.studies import known
 from fedmuon.experiments.studies.findings import findings
-from fedmuon.files import mendable
+from fedmuon.files import mendable, sums_of
 from fedmuon.storage import RunDirectory
 
 SUITE, RUN = ("runs.csv", "suite.json"), ("bound.json", "neighbours.csv")
 
 
-def write_report(folder: Path, tell: Callable[[str], None] = lambda why: None) -> Path:
+class Unfinished(InputError):
+    """A run whose neighbours are still to come: it is drawn, and nothing is wrong with it."""
+
+
+@dataclass
+class Missing:
+    """Why folders are not parts of a page: they are damaged, or their neighbours still to come."""
+
+    left_out: list[str] = field(default_factory=list)
+    unfinished: list[str] = field(default_factory=list)
+
+    def add(self, why: InputError) -> None:
+        """A sentence more of either."""
+        (self.unfinished if isinstance(why, Unfinished) else self.left_out).append(str(why))
+
+    def lines(self) -> list[str]:
+        """All of them, as a terminal shows them."""
+        damaged = [f"left out: {why}" for why in self.left_out]
+        return damaged + [f"unfinished: {why}" for why in self.unfinished]
+
+
+def write_report(folder: Path, tell: Callable[[str], None] = lambda line: None) -> Path:
     """Write FOLDER/report.html and its figures; nothing where the folder is damaged. Of a folder of
-    such folders those that are damaged are left out, and `tell` hears why."""
-    found, left_out = _gathered(folder)
-    page = write_page(folder, found, _runs(folder), left_out)
-    for why in left_out:
-        tell(why)
+    such folders those that are damaged are left out, and those that are unfinished have a curve
+    alone; `tell` hears of both."""
+    found, missing = _gathered(folder)
+    page = write_page(folder, found, _runs(folder), missing.left_out, missing.unfinished)
+    for line in missing.lines():
+        tell(line)
     return page
 
 
@@ -40,31 +62,32 @@ def gather(folder: Path) -> list[Findings]:
     return _gathered(folder)[0]
 
 
-def _gathered(folder: Path) -> tuple[list[Findings], list[str]]:
-    """The same, and why subfolders are left out."""
+def _gathered(folder: Path) -> tuple[list[Findings], Missing]:
+    """The same, and why subfolders are missing."""
     if not folder.is_dir():
         raise InputError(f"{folder} is no folder: name one that `fedmuon suite` wrote")
     if kind := _kind(folder):
-        return [_found(kind, folder)], []
+        return [_found(kind, folder)], Missing()
     if _is_plain(folder):
-        return [of_runs([folder])], []
+        return [of_runs([folder])], Missing()
     with mendable(folder, "read"):
         below = sorted(entry for entry in folder.iterdir() if entry.is_dir())
-    found, left_out = _each(below)
+    found, missing = _each(below)
     if not found:
+        reasons = [*missing.left_out, *missing.unfinished]
         raise InputError(
-            left_out[0]
-            if left_out
+            reasons[0]
+            if reasons
             else f"{folder} holds neither a finished suite nor a run: name a folder that `fedmuon "
             "suite`, `stability` or `run` wrote, or finish it with --resume"
         )
-    return found, left_out
+    return found, missing
 
 
-def _each(folders: Sequence[Path]) -> tuple[list[Findings], list[str]]:
-    """What the folders hold, plain runs side by side; and why some are left out. Of several parts
+def _each(folders: Sequence[Path]) -> tuple[list[Findings], Missing]:
+    """What the folders hold, plain runs side by side; and why some are missing. Of several parts
     those of one folder are named by it."""
-    found, plain, left_out = [], [], []
+    found, plain, missing = [], [], Missing()
     for folder in folders:
         try:
             if kind := _kind(folder):
@@ -74,10 +97,10 @@ def _each(folders: Sequence[Path]) -> tuple[list[Findings], list[str]]:
             elif (folder / "schedule.npy").is_file():
                 _readable(folder)  # as it is drawn beside the others
         except InputError as error:
-            left_out.append(str(error))
+            missing.add(error)
     if len(found) + bool(plain) > 1:
         found = [replace(one, title=f"{one.title} ({one.name})") for one in found]
-    return [*found, *([of_runs(plain)] if plain else [])], left_out
+    return [*found, *([of_runs(plain)] if plain else [])], missing
 
 
 def _runs(folder: Path) -> list[Run]:
@@ -102,11 +125,31 @@ def _readable(folder: Path) -> Path:
 
 
 def _found(kind: Callable[[Path], Findings], folder: Path) -> Findings:
+    if kind is of_neighbours:
+        _require_neighbours(folder)
     with as_written(folder):
         found = kind(folder)
     if kind is of_neighbours:  # whose rounds are drawn beside those of others
         RunDirectory(folder).require_told()
     return found
+
+
+def _require_neighbours(folder: Path) -> None:
+    """Refuse a sound run that has not been held to its neighbours yet: bound.json comes last."""
+    if (folder / "bound.json").exists() or "bound.json" in sums_of(folder):
+        return
+    run = Seen(folder)
+    if run.damage:
+        raise InputError(run.damage)
+    word, _, why = run.state.partition(": ")
+    if word == "unfinished":
+        raise Unfinished(f"{folder}: its neighbours are not all run yet: go on with {run.again}")
+    if word == "running":
+        raise Unfinished(
+            f"{folder}: its neighbours are not all run yet, {why} is running it: wait until it has "
+            f"ended, or go on, if it stops before, with {run.again}"
+        )
+    raise Unfinished(f"{folder}: {run.state}")
 
 
 def _kind(folder: Path) -> Callable[[Path], Findings] | None:

@@ -10,11 +10,12 @@ from conftest import small
 from typer.testing import CliRunner
 
 import fedmuon
-from fedmuon.errors import InputError
+from fedmuon.errors import InputError, Interrupted
 from fedmuon.experiments.cli import app
 from fedmuon.experiments.laboratory import stability
 from fedmuon.experiments.report import gather, write_report
 from fedmuon.experiments.run import execute
+from fedmuon.locks import held
 
 
 def without_last_line(text: str) -> str:
@@ -37,6 +38,7 @@ CHANGES = {
     "neighbours.csv": without_last_line,
     "bound.json": another_number,
 }
+TO_COME = "its neighbours are not all run yet"
 OF_NEIGHBOURS = ("neighbours.csv", "bound.json")
 
 
@@ -107,6 +109,56 @@ def test_a_report_of_a_folder_leaves_out_what_is_damaged_and_says_so(
             (one / "rounds.jsonl").write_text("")
     with pytest.raises(InputError, match=r"rounds\.jsonl is not as"):
         write_report(copied)
+
+
+@pytest.fixture
+def begun(copied: Path) -> Path:
+    """A run among others that was stopped after its first neighbours."""
+
+    def stop(record: object) -> None:
+        raise Interrupted
+
+    with pytest.raises(Interrupted):
+        stability.execute(small(stability={"trials": 2}), copied / "begun", watch=stop)
+    return copied / "begun"
+
+
+def told_of(folder: Path) -> tuple[str, str, str]:
+    """What a report of its parent says of it: on stderr, and above and in the drawing of runs."""
+    done = asked("report", str(folder.parent))
+    (said,) = done.stderr.splitlines()
+    page = (folder.parent / "report.html").read_text(encoding="utf-8")
+    above, below = page.split("All runs</h3>")
+    return said, " ".join(above.split()), below
+
+
+def test_a_run_whose_neighbours_are_to_come_is_unfinished_and_drawn(begun: Path) -> None:
+    """Stopped, in another terminal just now, or failed; and left out only if it is damaged."""
+    again = f"fedmuon stability --out {begun} --resume"
+    said, above, below = told_of(begun)
+    assert said == f"fedmuon: unfinished: {begun}: {TO_COME}: go on with {again}"
+    assert "Unfinished</h3>" in above and again in above and "Left out" not in above
+    assert "begun" in below and ", unfinished, 8 of 8 rounds" in below
+    with held(begun):
+        said, above, below = told_of(begun)
+    assert "is running it: wait until it has ended" in said and "Left out" not in above
+    assert ", running, " in below
+    with pytest.raises(InputError, match=f"{TO_COME}: go on with"):
+        write_report(begun)
+    (begun / "failed.txt").write_text("a neighbour is not finite: lower lr")
+    assert "begun: failed: a neighbour is not finite: lower lr" in told_of(begun)[0]
+    changed(begun, "rounds.jsonl")
+    said, above, below = told_of(begun)
+    assert "left out" in said and "Unfinished" not in above and "begun" not in below
+
+
+def test_a_run_with_neighbours_may_have_no_schedule_yet(begun: Path) -> None:
+    """neighbours.csv is older than that."""
+    for file in begun.iterdir():
+        if file.name not in ("config.toml", "neighbours.csv", "SHA256SUMS"):
+            file.unlink()
+    said, above, below = told_of(begun)
+    assert "unfinished: " in said and "Left out" not in above and "begun" not in below
 
 
 def test_runs_with_neighbours_are_told_apart_by_their_folders(copied: Path) -> None:

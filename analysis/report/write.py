@@ -23,17 +23,22 @@ CHOSEN = "What is printed, what is left open, and what is chosen here"
 
 
 def write_page(
-    folder: Path, found: Sequence[Findings], runs: Sequence[Run] = (), left_out: Sequence[str] = ()
+    folder: Path,
+    found: Sequence[Findings],
+    runs: Sequence[Run] = (),
+    left_out: Sequence[str] = (),
+    unfinished: Sequence[str] = (),
 ) -> Path:
     """Write FOLDER/report.html, and what belongs beside it; all `runs` are in one drawing, above
-    which stands why others are `left_out`."""
+    which stands why others are `left_out`, and what `unfinished` ones lack."""
     several = len(found) > 1
     parts = [_Part(folder, one, one.name if several else "") for one in found]
     body = [part.body() for part in parts]
+    every = [*_list("Left out", left_out), *_list("Unfinished", unfinished), *_all(overlay(runs))]
     write_bytes(folder / "claims.json", _claims(found))
     write_bytes(
         folder / "report.html",
-        _page(found, body, [*_missing(left_out), *_all(overlay(runs))]).encode(),
+        _page(found, body, every).encode(),
     )
     return folder / "report.html"
 
@@ -67,9 +72,9 @@ def as_written(folder: Path) -> Iterator[None]:
         ) from error
 
 
-def _missing(left_out: Sequence[str]) -> list[str]:
-    """What the page does not have, and why."""
-    return [page.heading(3, "Left out"), page.items(left_out)] if left_out else []
+def _list(heading: str, reasons: Sequence[str]) -> list[str]:
+    """What the page does not have, and why; nothing where it has all."""
+    return [page.heading(3, heading), page.items(reasons)] if reasons else []
 
 
 def _all(drawn: str) -> list[str]:

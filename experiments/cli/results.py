@@ -52,12 +52,12 @@ def report(
     """Write figures and one self-contained HTML page: which claims hold, by how much.
 
     It has suites, runs with neighbours, and plain runs side by side; and says which of a folder it
-    leaves out, as they are damaged.
+    leaves out, as they are damaged, and which have neighbours still to be run.
     Example: [bold]fedmuon report runs/A1[/]
     """
     from fedmuon.experiments.report import write_report
 
-    page = write_report(folder, lambda why: complain(f"left out: {why}"))
+    page = write_report(folder, complain)
     console.print("The report is", where(page), soft_wrap=True)
 
 

@@ -33,7 +33,7 @@ from fedmuon.experiments.laboratory.calibration import CALIBRATION
 from fedmuon.experiments.laboratory.facts import BALL_NAMES, BOUND_NAMES
 from fedmuon.experiments.laboratory.settings_card import settings_card
 from fedmuon.experiments.laboratory.spending import standing, unreleased
-from fedmuon.files import require_sound, sums_of
+from fedmuon.files import require_sound
 from fedmuon.own import IN_PYTHON, handed_over
 
 NAMES = BOUND_NAMES | {"gap": "measured gap", "gap_low": "lower end of its 95% interval",
@@ -45,11 +45,6 @@ MODES = {"all": "census of all {} neighbours", "own": "{} random neighbours",
 
 def findings(folder: Path) -> Findings:
     """The findings of a run with neighbours; a census must be whole."""
-    if not (folder / "bound.json").exists() and "bound.json" not in sums_of(folder):
-        raise InputError(
-            f"{folder} holds neighbours that were broken off: go on with fedmuon stability --out "
-            f"{folder} --resume, or move it elsewhere"
-        )
     record = read_json(folder / "bound.json", (*NAMES, *BOUND_WORDS))
     summary = read_json(folder / "summary.json", ("recipe", "data", "rounds", "seconds"))
     neighbours = read_csv(folder / "neighbours.csv", TRIALS)
