@@ -14,10 +14,11 @@ def raised(message: Message, error: BaseException) -> str:
     """The reason of a reply: a line with the error, and below it the end of its traceback."""
     last = traceback.extract_tb(error.__traceback__)[-1:]
     place = "".join(f" ({one.filename}:{one.lineno} in {one.name})" for one in last)
-    head = f"{type(error).__name__}: {error}{place}"
+    what = next((line for line in str(error).splitlines() if line.strip()), "").strip()
+    head = plain(": ".join(filter(None, (type(error).__name__, what))), WIDTH)
     whole = "".join(traceback.format_exception(error, limit=-FRAMES)).splitlines()[-LINES:]
     told = [f"{message.metadata.message_type}{_round(message)}", *whole]
-    return "\n".join([*head.splitlines()[:1], *(plain(one, WIDTH) for one in told)])
+    return "\n".join([f"{head}{place}", *(plain(one, WIDTH) for one in told)])
 
 
 def _round(message: Message) -> str:
