@@ -67,11 +67,16 @@ def test_models_that_only_guess_compare_nothing() -> None:
 
 def test_models_near_chance_are_counted() -> None:
     """Up to half above a guess's accuracy, or three standard deviations of few samples; diverged
-    runs are not counted, nor is anything said of a task without classes."""
+    runs are not counted, which is said, nor is anything said of a task without classes."""
     found = np.array([0.1, 0.149, 0.151, np.nan])
-    said = "2 of 3 runs ended near chance, with an accuracy of 0.1 to 0.149: a guess among 10"
-    assert near_chance(found, 10, 5000) == f"{said} classes has 0.1."
-    assert near_chance(found, 10, 100).startswith("Every run")
+    end = "ended near chance, with an accuracy of 0.1 to 0.149: a guess among 10 classes has 0.1."
+    assert near_chance(found, 10, 5000) == f"2 of 3 runs that lasted {end}"
+    assert near_chance(found[:3], 10, 5000) == f"2 of 3 runs {end}"
+    assert near_chance(found, 10, 100).startswith("Every run that lasted ended")
+    assert near_chance(np.array([0.1, np.nan, np.nan]), 10, 5000).startswith(
+        "Every run that lasted"
+    )
+    assert near_chance(found[:2], 10, 5000) == f"Every run {end}"  # of which none diverged
     assert near_chance(found[2:], 10, 5000) == "" == near_chance(found, 1, 5000)
     assert near_chance(np.array([0.6]), 2, 5000) == "" != near_chance(np.array([0.54]), 2, 5000)
 
