@@ -105,6 +105,12 @@ def test_what_a_help_says_beside_its_examples() -> None:
         ("One:", ["a"]),
         ("Of two:", ["b"]),
     ]
+    assert apart("Use [bold]a ls[/] to see\nmore. It is quick.\n\nNow: [bold]b[/].") == (
+        "Use a ls to see more. It is quick.", [("Now:", ["b"])]
+    )  # fmt: skip
+    assert apart("One. So: [bold]a[/] and [bold]b[/]. It takes\na minute.") == (
+        "One. It takes a minute.", [("So:", ["a", "b"])]
+    )  # fmt: skip
 
 
 def test_tables_list_their_keys() -> None:

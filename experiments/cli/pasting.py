@@ -10,15 +10,18 @@ LEAD = re.compile(r"(.*[.])?\s*([^.]*:)", re.DOTALL)  # sentences, and what intr
 
 
 def apart(text: str) -> tuple[str, list[tuple[str, list[str]]]]:
-    """A docstring's prose, and its commands with the words before them; markup is left out."""
+    """A docstring's prose, and its commands with the words before them; markup is left out. A
+    command that nothing introduces stays in its sentence."""
     prose: list[str] = []
     examples: list[tuple[str, list[str]]] = []
     for paragraph in text.split("\n\n"):
-        before, *others = TYPED.split(" ".join(paragraph.split()))
-        if others and (found := LEAD.fullmatch(before.strip())):
-            before = found[1] or ""
-            examples.append((found[2], others[::2]))
-        prose.append(before)
+        line = " ".join(paragraph.split())
+        before, *others = TYPED.split(line)
+        if not (others and (found := LEAD.fullmatch(before.strip()))):
+            prose.append(TYPED.sub(r"\1", line))
+            continue
+        examples.append((found[2], others[::2]))
+        prose.append(" ".join(filter(None, (found[1], others[-1].lstrip(" .,;")))))
     return "\n\n".join(filter(None, prose)), examples
 
 
