@@ -3,7 +3,6 @@
 import contextlib
 import signal
 from collections.abc import Iterator
-from decimal import ROUND_CEILING, Context
 
 KEYWORDS = {
     "--resume it": "go on with it by resume=True",
@@ -50,12 +49,6 @@ def as_keywords(said: str) -> str:
     for option, keyword in KEYWORDS.items():
         said = said.replace(option, keyword)
     return said
-
-
-def enough(least: float) -> str:
-    """A positive number in a few digits, rounded up, so that what is set is no less."""
-    digits = Context(prec=3, rounding=ROUND_CEILING)
-    return f"{float(digits.create_decimal(repr(least))):g}"
 
 
 def plain(what: object, most: int | None = 200) -> str:

@@ -130,7 +130,11 @@ def test_noise_too_little_for_the_account_is_refused_before_anything_is_written(
     """One share of three counts: sigma / sqrt(3) is below what accountants compute; of all three,
     or with the noise that is named, it is not, and under central trust neither."""
     few = {**SHARED, "honest": 0.34}
-    with pytest.raises(InputError, match=r"set noise = 1\.74e-06 or honest = 1 or more$"):
+    of_shares = (
+        r"noise = 1e-06 is too little, as only 1 of 3 shares of it count \(honest = 0\.34\): set "
+        r"noise = 1\.74e-06 or more, or honest = 1$"
+    )
+    with pytest.raises(InputError, match=of_shares):
         execute(clients("fedavg", noise=1e-6, **few), tmp_path / "a")
     assert not list(tmp_path.iterdir())
     kinds = {"all": {**SHARED, "honest": 1.0}, "central": {"cohorts": "fixed"},
@@ -154,9 +158,11 @@ def test_too_little_noise_names_the_least_that_is_enough(
         object.__setattr__(held, "noise", noise)  # less than its sums can be made of
         spendable.require_counted(held, {1.0}, 1, 1, 1e-5, [])
 
-    with pytest.raises(InputError, match=rf"noise = {noise:g} is too little .* or more$") as error:
+    with pytest.raises(InputError, match=rf"noise = {noise:g} is too little.* or more") as error:
         require(noise)
-    named = {key: float(value) for key, value in re.findall(r"(\w+) = (\S+)", str(error.value))}
+    assert ("shares of it count" in str(error.value)) == (honest < 1)
+    mend = str(error.value).partition(": ")[2]
+    named = {key: float(value) for key, value in re.findall(r"(\w+) = (\S+)", mend)}
     assert named["noise"] > noise and ("honest" in named) == (noise >= 1e-6)
     require(named["noise"])
     if "honest" in named:

@@ -326,8 +326,10 @@ def test_what_is_refused(own: str, tmp_path: Path) -> None:
         with pytest.raises(InputError, match=sentence):
             kinds.find(*arguments, {})  # type: ignore[call-arg]
 
-    refused("there is no suite A9: name one of A1, A2, A3", "A9", "digits", "full")
-    refused("there is no suite heavytail: did you mean heavy-tail[?]", "heavytail", "", "full")
+    lacks = "there is no suite {}, nor a TOML file of that name: {}"
+    refused(lacks.format("A9", "name one of A1, A2, A3"), "A9", "digits", "full")
+    near = lacks.format("heavytail", "did you mean heavy-tail[?]$")
+    refused(near, "heavytail", "", "full")
     refused("--scale big is unknown", "A1", "digits", "big")
     Path(own).write_text(OWN.replace("trials = 3", "trails = 3"))
     refused("did you mean trials", own, "synthetic", "full")

@@ -285,7 +285,8 @@ def verdict_table(out: Path, record: Record) -> Table:
         rows += [(GAP, written(record["gap"], "+.4g"))]
         ends = [written(record[end], "+.4g") for end in ("gap_low", "gap_high")]
         rows += [("its 95% interval", " to ".join(ends))]
-        rows += [("why so wide", " ".join(record.get("gap_notes", [])))]
+        if value is None or _is_undecided(record, value):
+            rows += [("why so wide", " ".join(record.get("gap_notes", [])))]
         rows += [(f"{GAP} within", _within(record, value))] if value is not None else []
     summary = RunDirectory(out).summary() or {}
     rows += [(k.replace("_", " "), summary.get(k)) for k in ("accuracy", "train_loss", "test_loss")]
@@ -297,9 +298,13 @@ def verdict_table(out: Path, record: Record) -> Table:
 
 def _within(record: Record, value: float) -> Text:
     """Whether the gap's whole interval is at most the bound, or above it."""
-    if record["gap_low"] <= value < record["gap_high"]:
+    if _is_undecided(record, value):
         return Text("undecided: its interval reaches above the bound", style="yellow")
     return _yes(record["gap_high"] <= value)
+
+
+def _is_undecided(record: Record, value: float) -> bool:
+    return record["gap_low"] <= value < record["gap_high"]
 
 
 def _yes(holds: bool) -> Text:

@@ -107,7 +107,7 @@ def _file(name: str) -> Path:
         if file.is_file():
             return file
     mend = instead(name, sorted(shipped()), "name one of")
-    raise InputError(f"there is no suite {name}: {mend}, or a TOML file")
+    raise InputError(f"there is no suite {name}, nor a TOML file of that name: {mend}")
 
 
 def at(content: Mapping[str, Any], data: str, scale: str) -> dict[str, Any]:

@@ -8,11 +8,12 @@ from torch import Tensor
 
 from fedmuon.combinations import IN_ONE_PROCESS, ONE_CLIENT
 from fedmuon.config import Config
-from fedmuon.errors import InputError, enough
+from fedmuon.errors import InputError
 from fedmuon.privacy import lattice
 from fedmuon.privacy.accounting import LEAST_NOISE, Answer, event, require_delta
 from fedmuon.privacy.client_level import ClientLevel
 from fedmuon.privacy.mechanism import Mechanism
+from fedmuon.rounding import rounded_up
 from fedmuon.settings import Privacy
 
 Releasing = Mechanism | ClientLevel
@@ -50,11 +51,15 @@ def _too_little(released: Releasing) -> str:
             f"noise = {LEAST_NOISE:g} or more, or 0"
         )
     wanted = math.ceil((LEAST_NOISE / released.noise) ** 2 * released.cohort)  # shares of it
-    honest = f" or honest = {enough(wanted / released.cohort)}" * (wanted <= released.cohort)
+    share = rounded_up(wanted / released.cohort)
+    few = (
+        f", as only {released.shares} of {released.cohort} shares of it count (honest = "
+        f"{released.honest:g})"
+    ) * (released.shares < released.cohort)
+    honest = f", or honest = {share}{' or more' * (share != '1')}" * (wanted <= released.cohort)
     return (
-        f"[privacy] noise = {released.noise:g} is too little where {released.shares} of "
-        f"{released.cohort} shares of it count, [privacy] honest of a cohort: set noise = "
-        f"{enough(LEAST_NOISE / released.counted)}{honest} or more"
+        f"[privacy] noise = {released.noise:g} is too little{few}: set noise = "
+        f"{rounded_up(LEAST_NOISE / released.counted)} or more{honest}"
     )
 
 

@@ -58,10 +58,11 @@ from functools import reduce
 import numpy as np
 import torch
 
-from fedmuon.errors import InputError, enough
+from fedmuon.errors import InputError
 from fedmuon.privacy.discrete import gaussian
 from fedmuon.privacy.lattice import BITS, DEVIATION
 from fedmuon.privacy.streams import Stream, words_of
+from fedmuon.rounding import rounded_up
 from fedmuon.tasks.base import Params
 
 MODULUS = "2^64"
@@ -82,8 +83,8 @@ def reach(noise: float, cohort: int) -> float:
         least = cohort / (MOST / DEVIATION / math.sqrt(cohort) - TAIL)
         raise InputError(
             f"[privacy] noise = {noise:g} is too little for shares of {cohort} clients, whose sums "
-            f"modulo {MODULUS} would wrap around: set noise = {enough(least)} or more, or lower "
-            "[federation] per-round"
+            f"modulo {MODULUS} would wrap around: set noise = {rounded_up(least)} or more, or "
+            "lower [federation] per-round"
         )
     return found
 
