@@ -130,7 +130,7 @@ def _found(kind: Callable[[Path], Findings], folder: Path) -> Findings:
     with as_written(folder):
         found = kind(folder)
     if kind is of_neighbours:  # whose rounds are drawn beside those of others
-        RunDirectory(folder).require_told()
+        RunDirectory(folder).require_shown_files()
     return found
 
 

@@ -13,7 +13,7 @@ from fedmuon.federated import setup
 from fedmuon.federated.simulate import Engine, rounds
 from fedmuon.locks import held
 from fedmuon.places import with_files
-from fedmuon.storage import NONE, Record, RunDirectory
+from fedmuon.storage import NO_FILES, Record, RunDirectory
 from fedmuon.transforms.recipes import aux_rate
 
 Result = TypeVar("Result")
@@ -27,7 +27,7 @@ def execute(
     begun: Begin = lambda done, total: None,
     verbose: bool = False,
     callbacks: Sequence[Callback | Heard] = (),
-    beside: Mapping[str, bytes] = NONE,
+    beside: Mapping[str, bytes] = NO_FILES,
 ) -> Record:
     """Run, or go on with, the experiment in `out`, with files `beside` its own that tell what shall
     follow; returns its summary."""

@@ -59,7 +59,7 @@ def _read(folder: Path) -> Finished:
 
     directory = RunDirectory(folder)
     summary = directory.finished()
-    directory.require_told()
+    directory.require_shown_files()
     return folder, tables.load(folder / "config.toml"), summary, directory.records()
 
 

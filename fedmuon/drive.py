@@ -40,7 +40,7 @@ from fedmuon.files import AFRESH
 from fedmuon.names import OF_A_ROUND
 from fedmuon.own import value
 from fedmuon.provenance import commit, machine, versions
-from fedmuon.storage import NONE, Record, RunDirectory
+from fedmuon.storage import NO_FILES, Record, RunDirectory
 from fedmuon.tasks.networks import NetworkTask
 
 Watch = Callable[[Record], None]
@@ -64,7 +64,7 @@ def prepare(
     resume: bool = False,
     callbacks: Sequence[Callback | Heard] = (),
     require: Callable[[Experiment], object] = lambda experiment: None,
-    beside: Mapping[str, bytes] = NONE,
+    beside: Mapping[str, bytes] = NO_FILES,
 ) -> Run:
     """Read the data, deal it, and write down everything that is fixed before the first round, and
     files `beside` it that grow later; before that, `require` may refuse the experiment."""

@@ -27,11 +27,11 @@ __all__ = ["Record", "RunDirectory"]
 FIXED = ("config.toml", "partition.npz", "schedule.npy", "initial.safetensors")
 ENDS = ("model.safetensors", "momentum.safetensors", "rounds.jsonl", "summary.json")
 MAYBE = ("routes.txt", "objects.json", "ledger.jsonl")
-UNREAD = {*FIXED, *ENDS} - {"config.toml", "rounds.jsonl", "summary.json"}  # samples and tensors
+NOT_SHOWN = {*FIXED, *ENDS} - {"config.toml", "rounds.jsonl", "summary.json"}  # samples and tensors
 AUDIT = "one-run.json"  # of a run with canaries
 FAILED = "failed.txt"  # why a run has no finite model, as without secret noise it would again
 LOGS = "logs"  # of a deployment, which may have ended before the run began
-NONE: Mapping[str, bytes] = {}
+NO_FILES: Mapping[str, bytes] = {}
 
 
 @dataclass
@@ -105,7 +105,7 @@ class RunDirectory:
         with mendable(file, "read"):
             return file.read_text(encoding="utf-8").strip() if file.exists() else ""
 
-    def fix(self, contents: Mapping[str, bytes], beside: Mapping[str, bytes] = NONE) -> None:
+    def fix(self, contents: Mapping[str, bytes], beside: Mapping[str, bytes] = NO_FILES) -> None:
         """Write files that the config determines, or check that they are as the config says; before
         the last of them those `beside`, which are yet to grow, unless they are there or the run has
         ended."""
@@ -138,10 +138,10 @@ class RunDirectory:
         names = [*FIXED, *maybe, *(ENDS if finished else ())]
         files.require_sound(self.path, [name for name in names if name not in but])
 
-    def require_told(self) -> None:
+    def require_shown_files(self) -> None:
         """Refuse a finished run of which a file was changed that people read: any but samples and
         tensors."""
-        self.require_sound(but=UNREAD)
+        self.require_sound(but=NOT_SHOWN)
 
     def require_config(self) -> None:
         """Refuse a config that is damaged: all else may be missing when a run was killed early."""

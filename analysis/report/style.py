@@ -104,8 +104,8 @@ def legend_below(figure: Figure, axes: Axes, columns: int) -> None:
         else:
             break
     else:
-        least = int(max(map(len, labels)) / wide) - MARGIN
-        made = _below(figure, handles, [textwrap.fill(one, least) for one in labels], 1)
+        width = int(max(map(len, labels)) / wide) - MARGIN
+        made = _below(figure, handles, [textwrap.fill(one, width) for one in labels], 1)
     more = made.get_window_extent().height / figure.dpi - LEGEND
     figure.set_figheight(figure.get_figheight() + max(0.0, more))
 

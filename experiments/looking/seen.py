@@ -39,7 +39,7 @@ class Seen:
         or a refusal."""
         directory = RunDirectory(self.path)
         if self.summary is not None:
-            directory.require_told()
+            directory.require_shown_files()
         return directory.records()
 
     @cached_property
