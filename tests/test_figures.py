@@ -2,14 +2,13 @@
 
 import struct
 from pathlib import Path
-from typing import Any
 
 import matplotlib
 import numpy as np
 import pytest
+from contrast import PAPERS, contrast, inks
 from made_suite import changed, made, phase_grid
 from matplotlib.axes import Axes
-from matplotlib.collections import LineCollection
 from matplotlib.colors import to_rgb, to_rgba
 from matplotlib.container import ErrorbarContainer
 from matplotlib.figure import Figure
@@ -19,7 +18,6 @@ from matplotlib.text import Text
 from fedmuon.analysis.report import style
 from fedmuon.analysis.report.claims import expected_maximum, share
 from fedmuon.analysis.report.figure import by_round, in_words
-from fedmuon.analysis.report.sheet import PAPER
 from fedmuon.analysis.report.style import compact
 from fedmuon.experiments.laboratory.figure import by_exposure, census
 from fedmuon.experiments.studies.stability.figure import exposure, gap_and_bound, phase, scaling
@@ -290,36 +288,6 @@ def test_ticks_of_a_log_axis_are_told_apart(ends: tuple[float, float], said: lis
     assert [format_tick(at) for at in axes.get_yticks() if low <= at <= high] == said
 
 
-PAPERS = "#ffffff", PAPER
-
-
-def light(colour: np.ndarray) -> float:
-    linear = np.where(colour <= 0.04045, colour / 12.92, ((colour + 0.055) / 1.055) ** 2.4)
-    return float(linear @ (0.2126, 0.7152, 0.0722))
-
-
-def contrast(colour: Any, paper: str) -> float:
-    """Of what is drawn in that colour, perhaps partly transparent, to what it is drawn on."""
-    *ink, alpha = to_rgba(colour)
-    below = np.array(to_rgb(paper))
-    low, high = sorted((light(below), light(alpha * np.array(ink) + (1 - alpha) * below)))
-    return (high + 0.05) / (low + 0.05)
-
-
-def inks(figure: Figure) -> set[Any]:
-    """The colours of all lines and marks, but black, which a dark page turns to white."""
-    found = set()
-    for axes in figure.axes:
-        for one in axes.lines:
-            drawn = [one.get_markeredgecolor()] if one.get_markeredgewidth() else []
-            drawn += [] if one.get_marker() in ("", "None") else [one.get_markerfacecolor()]
-            drawn += [] if one.get_linestyle() == "None" else [one.get_color()]
-            found |= {to_rgba(each, one.get_alpha()) for each in drawn if each != "none"}  # pyright: ignore[reportArgumentType]
-        bars = [one for one in axes.collections if isinstance(one, LineCollection)]
-        found |= {to_rgba(each, one.get_alpha()) for one in bars for each in one.get_colors()}
-    return found - {to_rgba(style.BLACK)}
-
-
 def test_lines_and_dots_are_seen_on_light_and_on_dark() -> None:
     """Three to one to both papers (WCAG 2.2, 1.4.11), what is drawn on top of each other too."""
     drawn = {name: inks(figure) for name, figure in every_figure().items() if name != "phase"}
@@ -329,4 +297,4 @@ def test_lines_and_dots_are_seen_on_light_and_on_dark() -> None:
     for paper in PAPERS:
         assert all(contrast(one, paper) >= 3 for one in used), paper
     assert contrast("#e69f00", PAPERS[0]) < 3  # which orange was
-    assert contrast((*to_rgb(style.BLUE), 0.5), PAPER) < 3  # and dots on a dark page
+    assert contrast((*to_rgb(style.BLUE), 0.5), PAPERS[1]) < 3  # and dots on a dark page

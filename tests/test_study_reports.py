@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from contrast import pale
 from matplotlib.figure import Figure
 from rich.console import Console
 from scipy.stats import ttest_ind, ttest_rel
@@ -77,7 +78,8 @@ def test_a_study_from_its_command_to_its_report(
     printed = rendered(found)
     assert printed in capsys.readouterr().out and "…" not in printed
     for picture, slim in itertools.product(found.pictures, (False, True)):
-        assert not overprinted(picture.draw(slim)), (picture.name, slim)
+        drawn = picture.draw(slim)
+        assert not overprinted(drawn) and not pale(drawn), (picture.name, slim)
     before = (out / "rows.csv").read_bytes()
     next((out / "cells").iterdir()).unlink()
     execute(kinds.find(str(file), None, "full", {}), out, resume=True)
@@ -126,6 +128,17 @@ def test_labels_that_cover_each_other_would_be_seen() -> None:
     panels[0].set_xscale("linear")
     panels[2].set_title("a title of one panel that is far too long", loc="left")
     assert overprinted(figure) == [panels[2].get_title("left")]
+
+
+def test_a_line_that_is_too_pale_would_be_seen() -> None:
+    """Where it is so by itself, or as light shines through; a black one turns on a dark page."""
+    figure, (axes,) = style.canvas(1, False, 2.9)
+    axes.plot([1, 2], [1, 2], color=style.BLUE)
+    axes.axhline(1, color=style.BLACK)
+    assert not pale(figure)
+    axes.plot([1, 2], [1, 2], color="#cccccc")
+    axes.vlines([1], [0], [1], color=style.BLUE, alpha=0.3)
+    assert len(pale(figure)) == 2
 
 
 def test_a_table_that_is_too_wide_turns_to_rows_and_a_cut_one_would_be_seen() -> None:
