@@ -367,7 +367,11 @@ def test_the_command_writes_a_report(
     assert ended.value.code == 0
     assert (out / "report.html").exists()
     assert json.loads((out / "suite.json").read_text())["trajectories"] == 24
-    assert "Two by two on digits" in capsys.readouterr().out
+    said = capsys.readouterr().out
+    assert "Two by two on digits" in said
+    commands = [line for line in said.splitlines() if line.startswith("To decide what is open: ")]
+    assert commands  # longer than a terminal is wide, and each is one line to be pasted
+    assert all(len(one) > 80 and " --out runs/" in one for one in commands)
 
 
 def test_a_replacement_may_follow_anybodys_law(own: str) -> None:

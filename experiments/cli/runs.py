@@ -5,6 +5,7 @@ import time
 from pathlib import Path
 from typing import Annotated
 
+from rich.text import Text
 from typer import Argument, Option
 
 import fedmuon.experiments.cli.options as options
@@ -181,8 +182,8 @@ def suite(
         with Progress(console, work.counted, lines=True) as progress:
             execute(work, folder, resume, by, progress.watch, progress.begin)
         page = write_report(folder)
-        for table in suite_tables(*gather(folder)):
-            console.print(table)
+        for part in suite_tables(*gather(folder)):  # commands stay lines that can be pasted
+            console.print(part, soft_wrap=isinstance(part, Text))
         console.print("The report is", where(page), soft_wrap=True)
 
 
