@@ -262,7 +262,7 @@ def test_more_seeds_are_as_many_as_an_interval_needs() -> None:
     """Drawn again with so many, the claim is decided; with as many as there were, mostly not."""
     rng = np.random.default_rng(3)
     effect, noise, seeds = 0.5, 1.0, 6
-    half = student.ppf(0.975, seeds - 1) * noise / math.sqrt(seeds)
+    half = float(student.ppf(0.975, seeds - 1)) * noise / math.sqrt(seeds)
     times = times_as_many(open_claim(effect, half), seeds)
     assert times == needed(half / effect, seeds) / seeds
 
