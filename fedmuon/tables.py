@@ -3,7 +3,8 @@
 import tomllib
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, TypeVar
+from types import UnionType
+from typing import Annotated, Any, TypeVar, Union, get_args, get_origin
 
 from pydantic import BaseModel, ConfigDict, ValidationError
 from pydantic_core import ErrorDetails
@@ -116,7 +117,8 @@ def _sentence(model: type[BaseModel], error: ErrorDetails) -> str:
     if error["type"] == "extra_forbidden" and (new := RENAMED.get(tuple(place))):
         return f"{name} is called {new} now: rename it"
     if error["type"] == "extra_forbidden":
-        return f"unknown key {name}: {_suggestion(model, place)}"
+        inner = f"[{'.'.join(place[:-1])}] {place[-1]}" if len(place) > 1 else name
+        return f"unknown key {inner}: {_suggestion(model, place)}"
     if error["type"] == "missing":
         return f"{name} is missing: add it"
     if error["type"] == "value_error":
@@ -156,9 +158,28 @@ def attribute(model: type[BaseModel], key: str) -> str:
 def _suggestion(model: type[BaseModel], place: list[str]) -> str:
     if where := ELSEWHERE.get(tuple(place)):
         return where
+    kind: Any = model
     for part in place[:-1]:
-        model = _keys(model)[part]
-    return instead(place[-1], _keys(model), "known here are")
+        kind = _inside(kind, part)
+    return instead(place[-1], _keys(_table(kind)), "known here are")
+
+
+def _inside(kind: Any, part: str) -> Any:
+    """The type of what lies at the part of a table, of a dictionary or of a list."""
+    kind = _table(kind)
+    return get_args(kind)[-1] if get_origin(kind) in (dict, list) else _keys(kind)[part]
+
+
+def _table(kind: Any) -> Any:
+    """The type without what is said beside it, and of one or another the first that has keys."""
+    if get_origin(kind) is Annotated:
+        return _table(get_args(kind)[0])
+    if get_origin(kind) not in (Union, UnionType):
+        return kind
+    every = [_table(one) for one in get_args(kind)]
+    return next(
+        one for one in every if get_origin(one) in (dict, list) or hasattr(one, "model_fields")
+    )
 
 
 def _keys(model: type[BaseModel]) -> dict[str, Any]:

@@ -173,6 +173,18 @@ def test_followed_curves_are_those_of_one_variant() -> None:
         ("[small]", SWEEP + 'follow = "SGD"\n\n[small]', "no variant"),
         ("[small]", SWEEP + 'written = "taylor"\n\n[small]', "written"),
         ("[variants.FedAvg.local]", '[variants."fedmuon e 1".local]', "share a name"),
+        ("[small]", SWEEP + 'lable = "x"\n\n[small]', r"\[sweep\] lable: did you mean label"),
+        ("[small]", SWEEP + '"local.lr" = [0.1]\n\n[small]', r"\[sweep\] local.lr: known .* key,"),
+        (
+            "[claims.loss]",
+            '[claims.loss]\nbettr = "x"',
+            r"\[claims.loss\] bettr: did you mean better",
+        ),
+        (
+            "[small]",
+            "[times.published.digits]\nsecond = [1]\n\n[small]",
+            r"\[times.published.digits\] second: did you mean seconds",
+        ),
     ],
 )
 def test_what_is_refused(old: str, new: str, why: str, tmp_path: Path) -> None:
