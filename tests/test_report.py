@@ -406,6 +406,18 @@ def test_plain_runs_are_on_the_page(census: Path, tmp_path: Path) -> None:
     assert len(gather(tmp_path / "census")) == 1
 
 
+def test_the_heading_names_the_data_of_what_is_claimed(tmp_path: Path) -> None:
+    """A run of other data beside a suite claims nothing of them; where nothing is claimed, all."""
+    write(tmp_path / "A1", *made(), data="digits")
+    run(small(), tmp_path / "plain")
+    heading = write_report(tmp_path).read_text(encoding="utf-8").partition("</title>")[0]
+    assert heading.endswith("claims hold on digits")
+    shutil.rmtree(tmp_path / "A1")
+    run(small(), tmp_path / "again")
+    heading = write_report(tmp_path).read_text(encoding="utf-8").partition("</title>")[0]
+    assert heading.endswith("Measured on synthetic; nothing is claimed")
+
+
 def test_other_folders_are_refused(tmp_path: Path) -> None:
     with pytest.raises(InputError, match="neither a finished suite nor a run"):
         write_report(tmp_path)

@@ -86,7 +86,7 @@ def _page(found: Sequence[Findings], bodies: Sequence[Sequence[str]], every: Seq
     """The whole page, with what is of `every` part between the first answer and the rest."""
     single = len(found) == 1
     claims = [claim for part in found for claim in part.claims]
-    data = dict.fromkeys(part.data for part in found)
+    data = dict.fromkeys(part.data for part in found if part.claims or not claims)
     result = tally(claims, ", ".join(data) if all(data) else "")
     title = found[0].title if single else "Federated and private Muon"
     body = [page.heading(1, title)]
