@@ -19,6 +19,7 @@ from typer.testing import CliRunner
 
 import fedmuon
 from docs.making import commands
+from fedmuon.analysis.report.numbers import digits
 from fedmuon.config import Config, load, parse
 from fedmuon.errors import AGAIN, NOTHING_SAVED, InputError, Interrupted
 from fedmuon.experiments.cli import app, main
@@ -303,7 +304,28 @@ def test_a_pipe_has_a_line_a_round_or_a_hundred(count: int, least: int) -> None:
     lines = file.getvalue().splitlines()
     assert least <= len(lines) <= least + 1
     assert lines[-1].startswith(f"rounds {count}/{count}  loss ")
-    assert all("accuracy" in line for line in lines[10:])
+    said = [(int(one[1]), float(one[2])) for line in lines
+            if (one := re.search(r"rounds (\d+)/.* accuracy ([\d.]+)", line))]  # fmt: skip
+    measured = {r["round"]: digits(r["accuracy"]) for r in records(count) if "accuracy" in r}
+    if count == least:
+        assert said == [(round, float(value)) for round, value in measured.items()]
+
+
+def test_a_pipe_says_of_what_is_measured_between_two_lines_in_which_round() -> None:
+    """Once each: an accuracy of 25 rounds before is none of this round."""
+    file = io.StringIO()
+    progress = Progress(Console(file=file, width=80), lines=True)
+    progress.begin(0, 1000)
+    for record in records(1000, every=25):
+        progress.watch(record)
+    said = [line.partition("  ")[::2] for line in file.getvalue().splitlines()]
+    found = [(head, note.partition("accuracy ")[2]) for head, note in said if "accuracy" in note]
+    assert found[:3] == [
+        ("rounds 30/1000", "0.5250 in round 25"),
+        ("rounds 50/1000", "0.5500"),
+        ("rounds 80/1000", "0.5750 in round 75"),
+    ]
+    assert len(found) == 40
 
 
 def test_commands_that_answer_in_json_print_no_lines() -> None:

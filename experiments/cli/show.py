@@ -68,6 +68,7 @@ class Progress(bars.Progress):
         self._bars = 10 if console.width >= WIDE else 5  # of the course of the loss
         self._lines = lines and not console.is_terminal
         self._known: Record = {}  # the last value of what a note says
+        self._unsaid: dict[str, Record] = {}  # what lines have yet to say: the record that has it
         self._losses_seen = Remembered()
         self._total, self._said = 0, 0
         self._whole = True
@@ -94,7 +95,8 @@ class Progress(bars.Progress):
                 self.update(bar, completed=done, note=self._note())
         elif self._lines and self._due(done):
             self._said = done
-            said = f"{self._counted} {done}/{self._total}  {_note(self._known)}"
+            said = f"{self._counted} {done}/{self._total}  {self._measured(record)}"
+            self._unsaid = {}
             self.console.print(said.strip(), highlight=False, markup=False, soft_wrap=True)
 
     def _take(self, record: Record) -> None:
@@ -102,6 +104,16 @@ class Progress(bars.Progress):
         if "client_loss" in record:
             self._losses_seen.add(record["client_loss"])
         self._known |= _noted(record)
+        self._unsaid |= dict.fromkeys(_noted(record), record)
+
+    def _measured(self, record: Record) -> str:
+        """What the record measured, and with its round what those since the last line did."""
+        before = [
+            f"{_note({name: one[name]})} in round {one['round']}"
+            for name, one in self._unsaid.items()
+            if name not in record and "round" in one
+        ]
+        return "  ".join(filter(None, [_note(_noted(record)), *before]))
 
     def _note(self) -> str:
         """What was last known, and the course of the loss."""
