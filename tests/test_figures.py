@@ -257,10 +257,25 @@ def test_a_legend_of_long_names_has_fewer_columns(long: int, columns: int) -> No
     assert vars(legend)["_ncols"] <= columns
     figure.draw_without_rendering()
     assert legend.get_window_extent().width <= figure.bbox.width
-    assert len(legend.get_texts()) == 4
+    assert len(legend.get_texts()) == 4 + 2  # and a key to solid and dashed
     foot = legend.get_window_extent().y1
     panels = [axes.get_window_extent() for axes in figure.axes]
     assert all(one.height >= 1.5 * figure.dpi and one.y0 > foot for one in panels)
+
+
+def test_solid_dashed_and_thin_have_a_key_where_colours_are_runs() -> None:
+    """A gray line each, as the losses are drawn; none where all lines are of one loss."""
+    records = [dict.fromkeys(("train_loss", "test_loss", "client_loss"), 1 / r) | {"round": r}
+               for r in (1, 2)]  # fmt: skip
+    (legend,) = by_round({"a": [records], "b": [records]}).legends
+    drawn = {text.get_text(): line for text, line in
+             zip(legend.get_texts(), legend.get_lines(), strict=True)}  # fmt: skip
+    assert [*drawn] == ["a", "b", "train loss", "test loss", "client loss"]
+    assert drawn["test loss"].get_linestyle() == "--" != drawn["train loss"].get_linestyle()
+    assert drawn["client loss"].get_linewidth() < drawn["train loss"].get_linewidth()
+    lone = [{"round": r, "train_loss": 1 / r} for r in (1, 2)]
+    (legend,) = by_round({"a": [lone], "b": [lone]}).legends
+    assert [one.get_text() for one in legend.get_texts()] == ["a", "b"]
 
 
 def test_short_curves_are_seen_beside_long_ones() -> None:

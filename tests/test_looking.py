@@ -290,12 +290,15 @@ def test_compare_has_a_column_a_key_and_spreads_beside_means(runs: Path, width: 
     for row in found.rows:
         assert digits(row["accuracy"]) in text
     spread = digits(found.rows[0]["accuracy ±"], 2)
+    assert text.count("± is the standard deviation over seeds") == 1
+    alone = said("compare", *folders[1:], width=width)  # of one seed each
+    assert "±" not in alone
     lines = [line.split("│") for line in text.splitlines() if spread in line]
     assert any(cell.strip() == spread for line in lines for cell in line)
 
 
 def test_compare_has_the_keys_that_only_some_rows_have(runs: Path) -> None:
-    """And what a private row spent; on the terminal and on a page before what was measured."""
+    """And what a private row spent; on the terminal before what was measured, on a page after."""
     folders = [runs / "a0", runs / "p"]
     text = said("compare", *map(str, folders), width=200)
     heads = [cell.strip() for cell in text.splitlines()[1].split("┃")]
@@ -303,8 +306,22 @@ def test_compare_has_the_keys_that_only_some_rows_have(runs: Path) -> None:
         assert heads.index(key) < heads.index("seeds") < heads.index("accuracy")
     assert text.count("spent epsilon") == 1
     page = of_runs(folders)
-    assert page.head.index("privacy.lot") < page.head.index("seeds") < page.head.index("accuracy")
+    assert page.head.index("seeds") < page.head.index("accuracy") < page.head.index("lot")
     assert "spent epsilon" in page.head and "not released" in page.note
+
+
+def test_a_page_names_runs_by_their_folders_and_has_each_key_once(runs: Path) -> None:
+    """So that what was measured is in sight; the curves are called the same."""
+    page = of_runs([runs / name for name in ("a0", "a1", "deep/b")])
+    assert [row[0] for row in page.numbers] == ["a0, a1", "deep/b"]
+    assert page.head[:2] == ("run", "seeds") and page.head.count("lr") == 1
+    row = fedmuon.compare([runs / "a0", runs / "a1"]).rows[0]
+    place = page.head.index("accuracy")
+    assert page.head[place + 1] == "±" and place < page.head.index("lr") < len(page.head) - 1
+    assert page.numbers[0][place] == digits(row["accuracy"])
+    (picture,) = page.pictures
+    (legend,) = picture.draw(False).legends
+    assert [one.get_text() for one in legend.get_texts()][:2] == ["a0, a1", "deep/b"]
 
 
 def test_compare_names_runs_that_no_key_tells_apart(runs: Path, tmp_path: Path) -> None:

@@ -39,6 +39,7 @@ def by_round(curves: Mapping[str, Sequence[Records]], narrow: bool = False) -> F
             panels[0].plot([], [], color=colour, label=name)  # one label for all its losses
         for axes, measure in zip(panels[1:], measures, strict=True):
             _draw(axes, runs, measure, colour, PLAIN, "")
+    _name_losses(panels[0])
     if uneven := _uneven(curves):
         panels[0].set_xscale("log")
     for axes, measure in zip(panels, ["loss", *measures], strict=True):
@@ -85,6 +86,16 @@ def _uneven(curves: Mapping[str, Sequence[Records]]) -> bool:
     """Whether a run is so long that a shorter one could not be seen beside it."""
     lengths = [records[-1]["round"] for runs in curves.values() for records in runs if records]
     return max(lengths, default=0) > UNEVEN * min(lengths, default=0)
+
+
+def _name_losses(axes: Any) -> None:
+    """One label for each loss that is drawn in all colours, where there are several."""
+    drawn = [str(line.get_label()) for line in axes.lines]
+    for loss, (style, _, width) in LOSSES.items():
+        name = loss.replace("_", " ")
+        others = [one for one in drawn if one.startswith("_") and not one.endswith(name)]
+        if others and any(one.endswith(f", {name}") for one in drawn):
+            axes.plot([], [], style, color="0.4", lw=width, label=name)
 
 
 def _draw(

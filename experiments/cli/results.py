@@ -23,6 +23,7 @@ def compare(
     from fedmuon.comparing import comparison
     from fedmuon.experiments.laboratory.facts import columns
     from fedmuon.experiments.looking.listing import side_by_side
+    from fedmuon.names import SPREAD
 
     found = comparison({"": folders})
     whole, measured, keys = side_by_side(found)
@@ -30,6 +31,10 @@ def compare(
     apart = len(keys[0]) > 1 and not one.fits(console, console.options)
     for table in [columns("", *measured), columns("", *keys)] if apart else [one]:
         console.print(table)
+    if any(name.endswith(SPREAD) for name in found.measures):
+        console.print(
+            "± is the standard deviation over seeds (of a sample, over n - 1).", highlight=False
+        )
     for (name, *_), row in zip(whole[1], found.rows, strict=True):
         if "spent epsilon" in row:
             console.print(f"{name}: {_spent(row)}", highlight=False)

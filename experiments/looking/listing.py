@@ -17,6 +17,7 @@ from fedmuon.storage import Record
 
 WORDS = ("run", "state", "recipe", "data")
 COLUMNS = (*WORDS, "seed", "rounds", "accuracy", "test_loss", "train_loss", "seconds")
+LATE = ("test_gap", "seconds")  # measures that tables have last, or not at all
 MOST = 3  # folders of a row that are all named
 
 
@@ -74,35 +75,37 @@ def side_by_side(found: Comparison) -> tuple[Side, Side, Side]:
     """Runs that are compared: by their folders the keys that differ and what was measured, and
     each of both by itself; every mean with its standard deviation beside it."""
     keys = [name for name in heads(found) if "." in name]
-    measures = [name for name in found.measures if not name.startswith(("test_gap", "seconds"))]
-    names = _of_folders([found.folders[row["run"]] for row in found.rows])
+    measures = [name for name in found.measures if not name.startswith(LATE)]
+    names = [escape(one) for one in names_of(found)]
 
     def side(words: list[str], numbers: list[str]) -> Side:
         rows = [
             [name, *(_said(row.get(one), one) for one in [*words, *numbers])]
             for name, row in zip(names, found.rows, strict=True)
         ]
-        return ["run", *_short(words), *map(_head, numbers)], rows, 1 + len(words)
+        return ["run", *short(words), *map(head, numbers)], rows, 1 + len(words)
 
     return side(keys, ["seeds", *measures]), side([], ["seeds", *measures]), side(keys, [])
 
 
-def _of_folders(groups: Sequence[Sequence[Path]]) -> list[str]:
-    """What each group's folders are called where they part from the others; of many the ends."""
+def names_of(found: Comparison) -> list[str]:
+    """What the folders of each row are called where they part from the others; of many the ends."""
+    groups = [found.folders[row["run"]] for row in found.rows]
     every = [folder.absolute() for folders in groups for folder in folders]
     root = os.path.commonpath([one.parent for one in every])
     names = [[str(folder.absolute().relative_to(root)) for folder in one] for one in groups]
     few = [one if len(one) <= MOST else [f"{one[0]} ... {one[-1]}"] for one in names]
-    return [escape(plain(", ".join(one), None)) for one in few]
+    return [plain(", ".join(one), None) for one in few]
 
 
-def _short(keys: Sequence[str]) -> list[str]:
+def short(keys: Sequence[str]) -> list[str]:
     """The keys without their tables, where no other one is called so."""
-    short = [name.rpartition(".")[2] for name in keys]
-    return [one if short.count(one) == 1 else key for one, key in zip(short, keys, strict=True)]
+    alone = [name.rpartition(".")[2] for name in keys]
+    return [one if alone.count(one) == 1 else key for one, key in zip(alone, keys, strict=True)]
 
 
-def _head(name: str) -> str:
+def head(name: str) -> str:
+    """A measure above its column; beside it stands its standard deviation."""
     return "±" if name.endswith(SPREAD) else name.replace("_", " ")
 
 

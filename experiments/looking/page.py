@@ -8,7 +8,7 @@ from textwrap import shorten
 from typing import Any
 
 from fedmuon.analysis.report.figure import by_round, in_words
-from fedmuon.analysis.report.findings import Findings, Picture, circumstances
+from fedmuon.analysis.report.findings import Findings, Picture, Rows, circumstances
 from fedmuon.analysis.report.numbers import digits
 from fedmuon.analysis.report.overlay import Run
 from fedmuon.analysis.report.style import SERIES
@@ -17,10 +17,11 @@ from fedmuon.comparing import comparison
 from fedmuon.experiments.laboratory.findings import account
 from fedmuon.experiments.laboratory.spending import unreleased
 from fedmuon.experiments.looking.card import card
-from fedmuon.experiments.looking.listing import heads
+from fedmuon.experiments.looking.listing import LATE, head, heads, names_of, short
 from fedmuon.experiments.looking.seen import Seen, seen
 from fedmuon.files import mendable, write_bytes
 from fedmuon.names import SPREAD
+from fedmuon.results import Comparison
 from fedmuon.storage import Record
 
 SHORT = 90  # characters of why a run failed
@@ -42,20 +43,34 @@ def of_runs(folders: Sequence[Path]) -> Findings:
     found = comparison({"": folders})
     runs = [seen(folder) for folder in folders]
     data = ", ".join(dict.fromkeys(one.config.data.name for one in runs))
-    few = len(found.curves) <= len(SERIES)
+    top, rows = _beside(found)
+    curves = dict(zip(names_of(found), found.curves.values(), strict=True))
     return Findings(
         name="runs",
         title=f"{len(folders)} runs side by side",
         data=data,
         claims=[],
         numbers_title="Mean and standard deviation over seeds",
-        head=tuple(heads(found)),
-        numbers=[tuple(_said(name, row.get(name)) for name in heads(found)) for row in found.rows],
+        head=top,
+        numbers=rows,
         note=found.note,
-        pictures=[_picture(found.curves)] if few else [],
+        pictures=[_picture(curves)] if len(curves) <= len(SERIES) else [],
         again=f"fedmuon compare {' '.join(sorted({str(one.parent) for one in folders}))}",
         circumstances=circumstances(runs[0].summary or {}, ("dtype", "engine", "device")),
     )
+
+
+def _beside(found: Comparison) -> tuple[tuple[str, ...], Rows]:
+    """Head and rows: folders, what was measured, then the keys that differ and what was spent."""
+    first = ["seeds", *(one for one in found.measures if not one.startswith(LATE))]
+    rest = [one for one in heads(found) if one not in ("run", *first)]
+    keys = [one for one in rest if one not in found.measures]
+    late = [one for one in rest if one in found.measures]
+    rows = [
+        (name, *(_said(one, row.get(one)) for one in [*first, *keys, *late]))
+        for name, row in zip(names_of(found), found.rows, strict=True)
+    ]
+    return ("run", *map(head, first), *short(keys), *map(head, late)), rows
 
 
 def of_run(run: Seen) -> Findings:
