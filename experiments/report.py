@@ -16,7 +16,7 @@ from fedmuon.analysis.report.write import as_written, write_page
 from fedmuon.errors import InputError
 from fedmuon.experiments.laboratory.findings import findings as of_neighbours
 from fedmuon.experiments.looking.page import drawn, of_runs
-from fedmuon.experiments.looking.seen import Seen, seen
+from fedmuon.experiments.looking.seen import Seen, is_run, seen
 from fedmuon.experiments.studies import known
 from fedmuon.experiments.studies.findings import findings
 from fedmuon.files import mendable, sums_of
@@ -94,7 +94,7 @@ def _each(folders: Sequence[Path]) -> tuple[list[Findings], Missing]:
                 found.append(_found(kind, folder))
             elif _is_plain(folder):
                 plain.append(_readable(folder))
-            elif (folder / "schedule.npy").is_file():
+            elif is_run(folder):
                 _readable(folder)  # as it is drawn beside the others
         except InputError as error:
             missing.add(error)
@@ -106,15 +106,14 @@ def _each(folders: Sequence[Path]) -> tuple[list[Findings], Missing]:
 def _runs(folder: Path) -> list[Run]:
     """Every run in the folder or right below it, to be drawn with others; none of a lone one."""
     places = [folder, *sorted(folder.iterdir())]
-    found = [Seen(place) for place in places if (place / "schedule.npy").is_file()]
+    found = [Seen(place) for place in places if is_run(place)]
     readable = [run for run in found if not run.damage]
     return [drawn(run) for run in readable] if len(readable) > 1 else []
 
 
 def _is_plain(folder: Path) -> bool:
     """Whether it is of a finished run without neighbours."""
-    ended = all((folder / name).exists() for name in ("summary.json", "config.toml"))
-    return ended and not _kind(folder)
+    return (folder / "summary.json").exists() and is_run(folder) and not _kind(folder)
 
 
 def _readable(folder: Path) -> Path:

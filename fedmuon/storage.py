@@ -140,8 +140,18 @@ class RunDirectory:
 
     def require_shown_files(self) -> None:
         """Refuse a finished run of which a file was changed that people read: any but samples and
-        tensors."""
+        tensors, which cannot be missing either where they were fixed before its rounds."""
         self.require_sound(but=NOT_SHOWN)
+        self.require_fixed()
+
+    def require_fixed(self) -> None:
+        """Refuse a run that has rounds, or an end, and lacks a file that was fixed before them."""
+        log = self.path / "rounds.jsonl"
+        with mendable(self.path, "read"):
+            begun = log.exists() and log.stat().st_size > 0  # empty, it may be older than the last
+        if begun or (self.path / "summary.json").exists():
+            missing = [name for name in FIXED if not (self.path / name).exists()]
+            files.require_sound(self.path, missing)
 
     def require_config(self) -> None:
         """Refuse a config that is damaged: all else may be missing when a run was killed early."""

@@ -13,9 +13,12 @@ import fedmuon
 from fedmuon.errors import InputError, Interrupted
 from fedmuon.experiments.cli import app
 from fedmuon.experiments.laboratory import stability
+from fedmuon.experiments.looking.seen import Seen
 from fedmuon.experiments.report import gather, write_report
 from fedmuon.experiments.run import execute
+from fedmuon.experiments.watch.runs import about, runs_of
 from fedmuon.locks import held
+from fedmuon.storage import FIXED
 
 
 def without_last_line(text: str) -> str:
@@ -87,6 +90,30 @@ def test_whoever_looks_at_a_changed_run_is_told_the_file(copied: Path, name: str
     assert text.count("│ damaged") == 1 and f"{folder}: damaged: {folder / name} is not as" in text
     after = json.loads(asked("ls", str(copied), "--json").stdout)["runs"]
     assert [one["run"] for one in after if one["state"] == "damaged"] == ["near 0"]
+
+
+@pytest.mark.parametrize("name", FIXED)
+def test_whoever_looks_at_a_run_that_lacks_a_file_is_told_so(copied: Path, name: str) -> None:
+    """Whether it has ended or has rounds alone; one without rounds may be about to write it."""
+    folder, half = copied / "plain 0", copied / "half"
+    shutil.copytree(folder, half)
+    (half / "summary.json").unlink()
+    for one in (folder, half):
+        (one / name).unlink()
+    for one in ("show", "report", "compare"):
+        why = str(asked(one, str(folder)).exception)
+        assert f"{folder / name} is missing" in why or f"cannot read the config {folder}" in why
+    assert f"{half / name} is missing" in str(asked("show", str(half)).exception)
+    rows = json.loads(asked("ls", str(copied), "--json").stdout)["runs"]
+    damaged = {one["run"] for one in rows if one["state"] == "damaged"}
+    assert damaged == {"half", "plain 0"} and len(rows) == 5
+    assert {about(one, copied / one)["state"] for one in damaged} == {"damaged"}
+    assert len(runs_of(copied)) == 5
+    said = asked("report", str(copied)).stderr
+    assert str(folder / name) in said and str(half / name) in said
+    if name != "config.toml":
+        (half / "rounds.jsonl").write_text("")
+        assert not Seen(half).damage
 
 
 @pytest.mark.parametrize("name", ["plain 0", "near 0"])

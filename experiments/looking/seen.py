@@ -9,7 +9,7 @@ from pathlib import Path
 from fedmuon import config as tables
 from fedmuon.config import Config
 from fedmuon.errors import InputError
-from fedmuon.files import AFRESH, require_sound
+from fedmuon.files import AFRESH, SUMS, require_sound
 from fedmuon.locks import writer
 from fedmuon.names import PRIVATE
 from fedmuon.own import IN_PYTHON, handed_over
@@ -40,6 +40,7 @@ class Seen:
         directory = RunDirectory(self.path)
         if self.summary is not None:
             directory.require_shown_files()
+        directory.require_fixed()
         return directory.records()
 
     @cached_property
@@ -159,9 +160,16 @@ def _is_finite(folder: Path, changed: Changed) -> bool:
     return RunDirectory(folder).is_finite()
 
 
+def is_run(folder: Path) -> bool:
+    """Whether a run lies there, whole or not: its config and its sums, or what it had last of all
+    before its first round."""
+    both = all((folder / name).is_file() for name in ("config.toml", SUMS))
+    return both or (folder / "schedule.npy").is_file()
+
+
 def seen(folder: Path) -> Seen:
     """The run in a folder; refused where there is none."""
-    if not (folder / "schedule.npy").is_file():
+    if not is_run(folder):
         raise InputError(f"{folder} is no run directory: name one, or list them by `fedmuon ls`")
     return Seen(folder)
 
@@ -170,4 +178,7 @@ def below(folder: Path) -> list[Seen]:
     """Every run in the folder and below it, in order of their paths."""
     if not folder.is_dir():
         raise InputError(f"{folder} is no folder: name one that holds runs")
-    return [Seen(file.parent) for file in sorted(folder.rglob("schedule.npy"))]
+    places = {
+        file.parent for name in ("config.toml", "schedule.npy") for file in folder.rglob(name)
+    }
+    return [Seen(place) for place in sorted(places) if is_run(place)]

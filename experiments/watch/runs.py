@@ -28,7 +28,9 @@ def runs_of(folder: Path) -> dict[str, Path]:
     begun: dict[Path, float] = {}
     for run in below(folder) if folder.is_dir() else ():  # a run that begins has no folder yet
         with contextlib.suppress(FileNotFoundError):  # gone meanwhile
-            begun[run.path] = (run.path / "schedule.npy").stat().st_mtime
+            last = run.path / "schedule.npy"  # unless it is damaged, or begins
+            file = last if last.exists() else run.path / "config.toml"
+            begun[run.path] = file.stat().st_mtime
     newest = sorted(begun, key=lambda one: begun[one], reverse=True)
     alone = folder.resolve().name
     return {alone if one == folder else str(one.relative_to(folder)): one for one in newest}
@@ -38,6 +40,7 @@ def about(name: str, folder: Path) -> Record:
     """What a page shows of a run beside its rounds; of one that is damaged, what is."""
     run = Seen(folder)
     try:
+        RunDirectory(folder).require_fixed()
         told = _settings(folder, (folder / "config.toml").stat().st_mtime_ns)
         state, _, why = run.state.partition(": ")
         summary = run.summary or {}
