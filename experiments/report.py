@@ -49,10 +49,10 @@ class Missing:
 def write_report(folder: Path, tell: Callable[[str], None] = lambda line: None) -> Path:
     """Write FOLDER/report.html and its figures; nothing where the folder is damaged. Of a folder of
     such folders those that are damaged are left out, and those that are unfinished have a curve
-    alone; `tell` hears of both."""
+    alone; `tell` hears of both, and of suites with more to come."""
     found, missing = _gathered(folder)
     page = write_page(folder, found, _runs(folder), missing.left_out, missing.unfinished)
-    for line in missing.lines():
+    for line in (*missing.lines(), *filter(None, (one.pending for one in found))):
         tell(line)
     return page
 

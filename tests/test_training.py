@@ -1,5 +1,7 @@
 """Suites of training runs: real runs, resuming, divergence, and damaged tables."""
 
+import html
+import itertools
 import json
 import re
 import shutil
@@ -12,7 +14,7 @@ from made_training import TINY, read, training
 
 from fedmuon import config as tables
 from fedmuon.drive import drive, prepare
-from fedmuon.errors import InputError
+from fedmuon.errors import InputError, Interrupted
 from fedmuon.experiments.report import gather, write_report
 from fedmuon.experiments.studies.training.trained import MEASURES, Trained
 from fedmuon.experiments.suites import suite
@@ -204,6 +206,37 @@ def test_one_damaged_run_of_a_suite_costs_no_other(tmp_path: Path, done: Path) -
     shutil.rmtree(run)
     suite.execute(training(tmp_path, text), out, resume=True)
     assert read(out / "runs.csv") == rows
+
+
+def test_a_report_says_that_going_on_to_more_seeds_was_broken_off(
+    tmp_path: Path, done: Path
+) -> None:
+    """With the command that goes on, on the page and in the terminal; no word of it before and
+    after."""
+    out = tmp_path / "out"
+    shutil.copytree(done, out)
+    text = (done.parent / "own.toml").read_text()
+    three = training(tmp_path, text, seeds=3)
+
+    def stopping(cells):
+        yield from itertools.islice(suite.here(cells), 1)
+        raise Interrupted
+
+    def told() -> list[str]:
+        said = []
+        page = write_report(out, said.append).read_text(encoding="utf-8")
+        assert all(html.escape(one) in page for one in said) and ("go on with" in page) == any(said)
+        return said
+
+    assert told() == []
+    with pytest.raises(Interrupted):
+        suite.execute(three, out, resume=True, by=stopping)
+    (said,) = told()
+    assert said.startswith("These are 4 of 6 runs that were once asked for, of 3 seeds: for the")
+    assert said.endswith(f" --scale full --seeds 3 --out {out} --resume")
+    assert "go on with fedmuon suite " in said
+    suite.execute(three, out, resume=True)
+    assert told() == []
 
 
 def test_a_run_that_diverges_is_a_row(tmp_path: Path) -> None:

@@ -53,7 +53,7 @@ def with_command(claim: Claim, about: Mapping[str, Any], folder: Path | None = N
     if that is given and can go on to more seeds, or else in a new one."""
     if claim.verdict in (HOLDS, FAILS) or not str(about["again"]).startswith("fedmuon suite "):
         return claim
-    words = with_changes(_of_all_seeds(shlex.split(about["again"])), claim.changes)
+    words = with_changes(of_all_seeds(shlex.split(about["again"])), claim.changes)
     if about["scale"] == "small" or claim.changes:
         end = "full" if about["scale"] == "small" else "shorter"
         return replace(claim, command=_command(words, f"{about['suite']}-{end}"))
@@ -109,7 +109,7 @@ def _width(seeds: np.ndarray) -> np.ndarray:
     return student.ppf(0.975, free) / np.sqrt(seeds)
 
 
-def _of_all_seeds(words: list[str]) -> list[str]:
+def of_all_seeds(words: list[str]) -> list[str]:
     """These words without `--seed N` or `--seeds N`, which override the file's seeds."""
     for option in {"--seed", "--seeds"}.intersection(words):
         at = words.index(option)

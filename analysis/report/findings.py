@@ -77,6 +77,7 @@ class Findings:
     assumptions: Sequence[str] = ()
     more: Sequence[Titled] = ()
     caution: str = ""  # what the verdicts should not be read without
+    pending: str = ""  # what was asked for and is not here, and the command that goes on
     about: Sequence[
         tuple[str, str]
     ] = ()  # in the box of the answer: scale, seeds, n, device, threads

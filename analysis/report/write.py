@@ -114,8 +114,9 @@ class _Part:
         part = self.found
         first, *figures = [*self._figures(), ""]
         result = f"{tally(part.claims, part.data)}."
+        caution = " ".join(filter(None, (part.pending, part.caution)))
         above = [
-            page.answer(result, counts(part.claims), part.about, first, part.caution),
+            page.answer(result, counts(part.claims), part.about, first, caution),
             *([page.heading(3, "Verdicts"), page.claims(part.claims)] if part.claims else []),
             *([page.heading(3, "Figures")] if any(figures) else []),
             *figures,

@@ -1,5 +1,8 @@
 """Kind `training`: variants of a run over seeds, their curves, and who ends lower or sooner."""
 
+import contextlib
+import json
+import shlex
 from collections.abc import Mapping
 from dataclasses import replace
 from functools import partial
@@ -18,6 +21,7 @@ from fedmuon.analysis.report.comparisons import (
     name_of,
     rows_of,
 )
+from fedmuon.analysis.report.deciding import of_all_seeds
 from fedmuon.analysis.report.findings import (
     Findings,
     Picture,
@@ -68,7 +72,23 @@ def findings(folder: Path, about: Mapping[str, Any]) -> Findings:
         card=[*card_of(about), ("accuracy at the end", _reached(runs))],
         runs=_every(runs, label),
         caution=near_chance(_accuracies(runs), *about["guess"]) if "guess" in about else "",
+        pending=_pending(folder, about),
     )
+
+
+def _pending(folder: Path, about: Mapping[str, Any]) -> str:
+    """That more seeds were asked for than these tables have, and the command that goes on."""
+    with contextlib.suppress(OSError, ValueError, LookupError, TypeError):  # for --resume to refuse
+        cells = json.loads((folder / "suite.lock").read_text(encoding="utf-8"))[-1]
+        if len(cells) > about["runs"]:
+            seeds = str(len({config["federation"]["seed"] for *_, config in cells}))
+            words = of_all_seeds(shlex.split(str(about["again"])))
+            again = shlex.join([*words, "--seeds", seeds, "--out", str(folder), "--resume"])
+            return (
+                f"These are {about['runs']} of {len(cells)} runs that were once asked for, of "
+                f"{seeds} seeds: for the others go on with {again}"
+            )
+    return ""
 
 
 def _accuracies(runs: Columns) -> np.ndarray:
