@@ -236,6 +236,31 @@ def test_calibration_meets_its_target_and_wastes_little(target: float) -> None:
     assert epsilon(noise * 0.999, 0.02, 200, 1e-5, blocks=4).upper > target
 
 
+def least_by_halving(target: float, *releases: float) -> float:
+    """The least noise that the accountant lets pass, to 1e-5, by halving alone."""
+    low, high = 0.5, 1e3
+    while high > low * (1 + 1e-5):
+        middle = math.sqrt(low * high)
+        passes = epsilon(middle, *releases).upper <= target
+        low, high = (low, middle) if passes else (middle, high)
+    return high
+
+
+@pytest.mark.parametrize(
+    ("target", "rate", "steps"), [(1e-3, 256 / 60000, 400), (0.01, 256 / 60000, 2000), (2, 0.1, 50)]
+)
+def test_the_least_noise_is_that_of_the_accountant_at_small_targets_too(
+    target: float, rate: float, steps: int
+) -> None:
+    """A control: the Renyi epsilon, which is never too small, asks for more of it."""
+    releases = rate, steps, 1e-5
+    noise, found = noise_for(target, *releases)
+    least = least_by_halving(target, *releases)
+    assert found.upper <= target
+    assert noise == pytest.approx(least, rel=1.5e-4)
+    assert renyi.epsilon([Event(rate, 1.05 * least, steps)], 1e-5) > target
+
+
 def test_the_hardest_releases_spend_the_most() -> None:
     """Whatever exceeds in rate, count and quiet spends more; of two that do not, either may, so
     that both are kept (a control: the larger rate alone would hide 4000 lots)."""

@@ -10,6 +10,8 @@ from fedmuon.privacy.accounting import Answer, account, event, merge, require_su
 from fedmuon.privacy.pairs import Event
 
 Spent = Callable[[float], float]
+Releases = Callable[[float], list[Event]]
+Grid = Callable[[list[Event], float, float], float]
 
 
 def noise_for(
@@ -24,8 +26,9 @@ def noise_for(
 ) -> tuple[float, Answer]:
     """The least noise multiplier of a block, to a relative precision, and its answer.
 
-    The answer's upper end is at most epsilon. A Renyi epsilon is quick and never too small, so the
-    search starts from the noise that meets it.
+    The answer's upper end is at most epsilon, and above it a share `precision` below. A Renyi
+    epsilon and a coarse grid are quick and never too small, so the search starts from the noise
+    that meets them; only the grid on which the accountant answers says where it ends.
     """
     require_supported(adjacency)
     if not 0 < epsilon < math.inf:
@@ -37,32 +40,44 @@ def noise_for(
     def answer(noise: float) -> Answer:
         return account(releases(noise), delta, mode, adjacency=adjacency)
 
-    def renyi_spent(noise: float) -> float:
-        return renyi.epsilon(releases(noise), delta)
-
-    def spent(noise: float) -> float:
-        events, about = releases(noise), renyi_spent(noise)
-        return min(about, loss.upper(events, delta, loss.coarsest(events, delta, about)))
-
     answer(math.sqrt(blocks))  # refuses what cannot be accounted for before the search begins
-    by_renyi = mode == "per-release"
-    noise = least(renyi_spent, epsilon, math.sqrt(blocks), 2.0, precision if by_renyi else 0.01)
-    noise = noise if by_renyi else least(spent, epsilon, noise, 1.15, precision)
-    while (found := answer(noise)).upper > epsilon:  # another grid, other roundings
+    by_renyi, coarsely, finely = (
+        _spent(releases, delta, grid) for grid in (None, loss.coarsest, loss.grid_for)
+    )
+    printed = mode == "per-release"
+    noise = least(by_renyi, epsilon, math.sqrt(blocks), 2.0, precision if printed else 0.01)
+    if not printed:
+        noise = least(coarsely, epsilon, noise, 1.15, 10 * precision)
+        noise = least(finely, epsilon, noise, 1.01, precision)
+    while (found := answer(noise)).upper > epsilon:  # a sum's last bits may differ
         noise *= 1 + precision
     return noise, found
 
 
+def _spent(releases: Releases, delta: float, grid: Grid | None) -> Spent:
+    """Noise -> the upper end of epsilon: Renyi's, or on a grid where that is less."""
+
+    def spent(noise: float) -> float:
+        events = releases(noise)
+        about = renyi.epsilon(events, delta)
+        if grid is None:
+            return about
+        return min(about, loss.upper(events, delta, grid(events, delta, about)))
+
+    return spent
+
+
 def least(spent: Spent, target: float, guess: float, ratio: float, precision: float) -> float:
-    """Where a falling function first is at most `target`: steps by `ratio`, then a root."""
+    """Where a falling function first is at most `target`: steps by `ratio`, longer and
+    longer ones, then a root."""
     spent = cache(spent)
     low = high = guess
     while spent(high) > target:
-        low, high = high, ratio * high
+        low, high, ratio = high, ratio * high, min(ratio**3, 4.0)
         if high > 1e9:
             raise InputError(f"no noise reaches epsilon = {target}: ask for a larger one")
     while low == high or spent(low) <= target:
-        low, high = low / ratio, low
+        low, high, ratio = low / ratio, low, min(ratio**3, 4.0)
         if high < 1e-3:
             return high
     return _narrow(spent, target, low, high, precision)
@@ -74,13 +89,15 @@ def _narrow(spent: Spent, target: float, low: float, high: float, precision: flo
     def excess(noise: float) -> float:
         return math.log(max(spent(noise), 1e-300) / target)
 
-    above, below = excess(low), excess(high)
+    above, below, last = excess(low), excess(high), 0.0
     while high > low * (1 + precision):
         share = above / (above - below) if math.isfinite(above) else 0.5
         middle = low * (high / low) ** min(max(share, 0.05), 0.95)
         found = excess(middle)
+        again = 0.5 if found * last > 0 else 1.0  # an end that stays twice counts half
         if found > 0:
-            low, above, below = middle, found, below / 2
+            low, above, below = middle, found, below * again
         else:
-            high, below, above = middle, found, above / 2
+            high, below, above = middle, found, above * again
+        last = found
     return high
