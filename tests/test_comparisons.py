@@ -158,6 +158,25 @@ def test_curves_show_mean_and_band() -> None:
     assert len(accuracy.lines) == 2 and len(drawn.legends[0].get_texts()) == 2
 
 
+def test_a_single_round_is_seen_and_its_spread_is_bars() -> None:
+    """A control: of two rounds the train loss has no marks, and the spread is a band."""
+    _, once = columns(good=[[0.9], [0.7]])
+    _, twice = columns(good=[[0.9, 0.3], [0.7, 0.2]])
+    for curves, mark, spread in ((once, "_", "bars reach"), (twice, "", "bands reach")):
+        drawn = figure.curves(curves, ["good"], "train_seconds")
+        loss, words = drawn.axes[0], figure.in_words(curves, drawn)
+        assert loss.lines[1].get_linestyle() == "--" and loss.lines[1].get_marker() in (
+            mark,
+            "None",
+        )
+        assert spread in words and ("flat mark" in words) == bool(mark)
+        assert ("growing gap" in words) == (not mark)
+        extent = np.asarray(loss.collections[0].get_paths()[0].vertices)
+        assert extent[:, 1].min() < extent[:, 1].max()
+        ends = curves["train_seconds"].max()
+        assert loss.get_xlim()[0] == 0 and loss.get_xlim()[1] >= 1.04 * ends
+
+
 def test_what_adds_to_another_variant_has_its_colour() -> None:
     found = looks(["SGD", "SGD + DiSK", "Muon", "Adam + DiSK", "Muon + A", "Muon + B"])
     assert found["SGD + DiSK"].colour == found["SGD"].colour and found["SGD + DiSK"].added

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 
 import numpy as np
 from matplotlib.axes import Axes
+from matplotlib.collections import LineCollection
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.ticker import MaxNLocator
@@ -57,14 +58,14 @@ def curves(
             _line(axes, _means(rows, name, x, by, measure), look, name, few)
         if few:
             points = _means(rows, name, x, by, "train_loss")
-            kind = "-." if look.added else "--"
-            loss.plot(points[:, 0], points[:, 1], kind, color=look.colour, lw=1.4)
+            kind, mark = "-." if look.added else "--", "_" if len(points) == 1 else ""
+            loss.plot(points[:, 0], points[:, 1], kind, color=look.colour, lw=1.4, marker=mark)
             _band(loss, points, look)
     named = "loss (train dashed)" if few else "held-out loss"
     for axes, label in ((loss, named), (accuracy, "accuracy")):
         axes.set_xlabel(AXES[by])
         axes.set_ylabel(label)
-        axes.set_xlim(left=0)
+        _from_zero(axes)
         if by == "round":
             axes.xaxis.set_major_locator(MaxNLocator(6, steps=[1, 2, 5, 10], integer=True))
     style.log_y(loss)
@@ -82,14 +83,20 @@ def in_words(rows: Columns, figure: Figure) -> str:
     }
     kinds = {line.get_linestyle() for line in loss.lines}
     train, added = "--" in kinds, "-." in kinds
+    single = "_" in {line.get_marker() for line in loss.lines}
     said = ["Losses" + (" on a log axis" if loss.get_yscale() == "log" else "")]
     said.append("held out solid" if train else "held-out ones alone, solid")
     said.append("dotted, with hollow marks, where a variant adds something to the full mark of its "
                 f"colour ({', '.join(held[':'])})" if held[":"] else "")  # fmt: skip
     said.append(f"train dashed{', dash-dotted where held-out is dotted' * added}" if train else "")
     said = [", ".join(filter(None, said)), *_means_in_words(rows)]
-    said += ["bands reach from the smallest to the largest"] * bool(loss.collections)
-    growing = " A held-out loss that leaves its train loss upwards is a growing gap." * train
+    said += ["a train loss of one round alone is a flat mark"] * single
+    spread = [isinstance(one, LineCollection) for one in loss.collections]
+    extents = " and ".join(["bands"] * (not all(spread)) + ["bars"] * any(spread))
+    said += [f"{extents} reach from the smallest to the largest"] * bool(extents)
+    lasts = any(len(np.asarray(line.get_xdata())) > 1 for line in loss.lines)
+    growing = " A held-out loss that leaves its train loss upwards is a growing gap."
+    growing *= train and lasts
     return f"{'; '.join(said)}. Accuracies are those on held-out samples.{growing}"
 
 
@@ -142,9 +149,17 @@ def _line(axes: Axes, points: np.ndarray, look: Look, label: str, band: bool) ->
     return line
 
 
+def _from_zero(axes: Axes) -> None:
+    """An x axis from 0, with room for the whole of the last mark."""
+    last = float(axes.dataLim.x1)
+    axes.set_xlim(0, 1.05 * last if np.isfinite(last) and last > 0 else None)
+
+
 def _band(axes: Axes, points: np.ndarray, look: Look) -> None:
     at, _, low, high = points.T
-    if (high > low).any():
+    if len(at) == 1 and high > low:  # a band would have no width
+        axes.vlines(at, low, high, color=look.colour, lw=0.9)
+    elif (high > low).any():
         axes.fill_between(at, low, high, color=look.colour, alpha=0.15, lw=0)
 
 
