@@ -112,6 +112,16 @@ def test_what_shows_nothing_is_refused() -> None:
         found(Setting(0.0, 0.1, 2, 1), 1000)
 
 
+def test_of_trials_that_are_refused_nothing_is_said_beforehand() -> None:
+    """A control: of a hundred, which can run and cannot test the claim, it is said."""
+    heard: list[str] = []
+    with pytest.raises(InputError, match="use at least 100"):
+        laboratory.audit(Setting(0.3, 0.25, 2, 1), 1e-3, 20, 0, "release", 10, 40, heard.append)
+    assert not any(heard)
+    laboratory.audit(Setting(0.3, 0.25, 2, 1), 1e-3, 100, 0, "release", 10, 40, heard.append)
+    assert "100 trials can show" in heard[0]
+
+
 @pytest.mark.parametrize("code", ["projected", "release"])
 def test_the_command(code: str) -> None:
     arguments = ["privacy", "audit", "--noise", "1.2", "--lot", "10", "--population", "40",

@@ -22,6 +22,7 @@ from fedmuon.privacy.audit import (
     both_bounds,
     counted,
     projected,
+    require_enough,
     trials,
 )
 
@@ -89,6 +90,7 @@ def _allowed(count: int | None, seed: int, code: str) -> int:
             f"{count} trials with seed {seed} cannot be: give 1 to {MOST_TRIALS:,} trials and a "
             "seed that is not negative"
         )
+    require_enough(count)
     return count
 
 

@@ -84,10 +84,15 @@ def likelihood_ratio(setting: Setting, sums: np.ndarray) -> np.ndarray:
     return np.logaddexp(math.log1p(-q), math.log(q) + exponent).sum(1)
 
 
-def trials(setting: Setting, observe: Observe, count: int) -> Statistics:
-    """`count` trials with the canary, and as many without it."""
+def require_enough(count: int) -> None:
+    """Refuse trials that can show nothing."""
     if count < FEWEST:
         raise InputError(f"trials = {count} can show nothing: use at least {FEWEST}")
+
+
+def trials(setting: Setting, observe: Observe, count: int) -> Statistics:
+    """`count` trials with the canary, and as many without it."""
+    require_enough(count)
     if not setting.noise_multiplier > 0:
         raise InputError("noise = 0 hides nothing, epsilon is infinite: give noise")
     size = max(1, CHUNK // setting.steps)
