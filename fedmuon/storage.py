@@ -255,10 +255,18 @@ class RunDirectory:
     def finished(self) -> Record:
         """The summary; refused where there is none."""
         if (found := self.summary()) is None:
-            raise InputError(
-                f"{self.path} holds no finished run: name one, or finish it with --resume"
-            )
+            raise InputError(self._unfinished())
         return found
+
+    def _unfinished(self) -> str:
+        """Why there is no summary, and what to do."""
+        if not self.path.exists():
+            return f"there is no folder {self.path}: name one that holds a finished run"
+        if not (self.path / "config.toml").exists():
+            return f"{self.path} holds no run: name a folder that a run was written to"
+        if why := self.failure():
+            return f"the run of {self.path} failed ({why.rstrip('.')}): name one that finished"
+        return f"{self.path} holds no finished run: name one, or finish it with --resume"
 
 
 def _records(lines: Sequence[str], run: str) -> list[Record]:

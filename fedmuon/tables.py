@@ -32,6 +32,7 @@ LIMITS = {
     "less_than_equal": ("le", "of at most"),
     "less_than": ("lt", "below"),
 }
+PLAIN = {"list_type": "give a list, as [0, 1]", "too_short": "give at least one"}
 TINY = 1e-9  # a least number that means "above 0"
 
 
@@ -130,6 +131,8 @@ def _sentence(model: type[BaseModel], error: ErrorDetails) -> str:
 
 def _mend(error: ErrorDetails) -> str:
     """What to give instead, in the words of docs/config.md."""
+    if plain := PLAIN.get(error["type"]):
+        return plain
     if error["type"] not in LIMITS:
         return f"{error['msg'][0].lower()}{error['msg'][1:]}"
     if error["input"] != error["input"]:

@@ -216,6 +216,16 @@ def test_compare_refuses_a_damaged_run_by_name_and_leaves_it_out_of_a_folder(cop
     assert bad in found._repr_html_() and not fedmuon.compare([good]).left_out
 
 
+def test_compare_says_of_what_is_no_finished_run_why(tmp_path: Path) -> None:
+    """No folder, no run, and one that failed, which no --resume finishes."""
+    assert "there is no folder" in str(asked("compare", str(tmp_path / "none")).exception)
+    assert "holds no run" in str(asked("compare", str(tmp_path)).exception)
+    (tmp_path / "config.toml").touch()
+    (tmp_path / "failed.txt").write_text("the loss is not finite (round 3): lower lr")
+    why = str(asked("compare", str(tmp_path)).exception)
+    assert "failed (the loss is not finite" in why and "--resume" not in why
+
+
 def test_compare_says_how_to_finish_a_run_in_the_words_of_who_asks(tmp_path: Path) -> None:
     (tmp_path / "config.toml").touch()
     assert str(asked("compare", str(tmp_path)).exception).endswith("finish it with --resume")

@@ -1,5 +1,6 @@
 """Files of training suites: sweeps, what is refused, and that every shipped one can be run."""
 
+import re
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -156,6 +157,21 @@ def test_followed_curves_are_those_of_one_variant() -> None:
     np.testing.assert_array_equal(rows["train_loss"], curves["train_loss"])
     more = dict(rows) | dict.fromkeys(("test_loss", "accuracy"), rows["train_loss"])
     assert len(figure.curves(more, names, "round").axes[1].lines) == 2
+
+
+@pytest.mark.parametrize(
+    ("seeds", "why"),
+    [
+        ("[0, 0]", "names one twice"),
+        ("[]", "give at least one"),
+        ("3", r"give a list, as \[0, 1\]"),
+        ("[0, -1]", "give a number of at least 0"),
+    ],
+)
+def test_seeds_that_cannot_be_are_refused_as_such(seeds: str, why: str, tmp_path: Path) -> None:
+    text = re.sub(r"^seeds = .*", f"seeds = {seeds}", TINY, count=1, flags=re.MULTILINE)
+    with pytest.raises(InputError, match=f"seeds.*{why}"):
+        training(tmp_path, text, data="mnist5k")
 
 
 @pytest.mark.parametrize(

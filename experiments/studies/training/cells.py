@@ -31,6 +31,8 @@ SETTLED = {"federation.seed": "seeds", "data.name": "--data"}
 def work(content: dict[str, Any], asked: Asked) -> "Training":
     """The suite as runs."""
     suite = suite_of(content)
+    if len(set(suite.seeds)) < len(suite.seeds):
+        raise InputError(f"seeds = {suite.seeds} names one twice: name each once")
     cells = _cells(suite, asked)
     if len({one.name for one in cells}) < len(cells):
         raise InputError("two [variants] or [sweep] values share a name: make their names differ")
