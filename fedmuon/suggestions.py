@@ -7,8 +7,11 @@ NEAR = 0.75  # of difflib's ratio: one letter of four wrong; below it suggestion
 
 
 def near(name: str, known: Iterable[str], most: int = 1) -> list[str]:
-    """Those of the known names that a slip of the keyboard makes of this, the nearest first."""
-    return difflib.get_close_matches(name, list(dict.fromkeys(known)), n=most, cutoff=NEAR)
+    """Those of the known names that a slip of the keyboard makes of this, the nearest first; a
+    letter in another case is a slip."""
+    spelt = {one.lower(): one for one in reversed(list(known))}
+    close = difflib.get_close_matches(name.lower(), spelt, n=most, cutoff=NEAR)
+    return [spelt[one] for one in close]
 
 
 def instead(name: str, known: Iterable[str], words: str = "use one of") -> str:

@@ -122,6 +122,25 @@ def test_tables_list_their_keys() -> None:
     assert "did you mean local.lr?" in refused("config", "explain", "local.lrr")
 
 
+@pytest.mark.parametrize(
+    ("key", "why"),
+    [
+        ("local.Lr", "did you mean local.lr?"),
+        ("LOCAL.LR", "did you mean local.lr?"),
+        ("local.zzz", "those of [local] are recipe, steps"),
+        ("data.options", "set an option as data.options.OPTION=VALUE"),
+        ("federation.options", "those of [federation] are"),  # a control: it has none
+        ("zz.zzz", "or one of the tables data"),
+    ],
+)
+def test_of_what_is_no_key_the_nearest_are_named(key: str, why: str) -> None:
+    assert why in refused("config", "explain", key)
+
+
+def test_a_letter_in_another_case_is_a_slip() -> None:
+    assert "[local] Lr: did you mean lr?" in refused("run", "--set", "local.Lr=3")
+
+
 @pytest.mark.parametrize("kind", ["suites", *LISTS])
 def test_lists_have_all_names(kind: str) -> None:
     known = shipped() if kind == "suites" else NAMES[LISTS[kind]]

@@ -96,11 +96,16 @@ def _near(said: str) -> str:
     if place in RENAMED:
         return f"it is called {place[0]}.{RENAMED[place]} now"
     table, _, name = said.rpartition(".")
+    table = table.lower()
     known = [one for one in _every() if table not in KEYS or one[0] == table]
     short = near(name, (key for _, key in known), 3)
     close = [".".join(one) for key in short for one in known if one[1] == key]
     if close:
         return f"did you mean {' or '.join(close)}?"
+    if table in KEYS and name == "options" and name in tables()[table].model_fields:
+        return f"it is a table of its own: set an option as {said}.OPTION=VALUE"
+    if table in KEYS:
+        return f"those of [{table}] are {', '.join(KEYS[table])}"
     return f"name one as table.key, or one of the tables {', '.join(KEYS)}"
 
 
