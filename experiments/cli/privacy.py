@@ -43,8 +43,9 @@ def alike(
     share = rate(lot, population)
     if sampling not in ("shuffle", "cyclic"):
         require_supported(adjacency, sampling)
-        if band != 1:
-            refuse("--band is of noise that cancels: give --sampling cyclic, or leave it out")
+    if band != 1 and sampling != "cyclic":
+        refuse("--band is of noise that cancels: give --sampling cyclic, or leave it out")
+    if sampling not in ("shuffle", "cyclic"):
         return 1.0, share, steps
     from fedmuon.privacy.orders import Turns, lots_of  # and torch, which Poisson lots do without
 
