@@ -129,12 +129,18 @@ def test_tables_list_their_keys() -> None:
         ("LOCAL.LR", "did you mean local.lr?"),
         ("local.zzz", "those of [local] are recipe, steps"),
         ("data.options", "set an option as data.options.OPTION=VALUE"),
-        ("federation.options", "those of [federation] are"),  # a control: it has none
+        ("faults.options", "those of [faults] are"),  # a control: it has none
         ("zz.zzz", "or one of the tables data"),
     ],
 )
 def test_of_what_is_no_key_the_nearest_are_named(key: str, why: str) -> None:
     assert why in refused("config", "explain", key)
+
+
+@pytest.mark.parametrize("seeds", ["2.5", "0", "x"])
+def test_seeds_that_are_no_count_are_refused_in_plain_words(seeds: str) -> None:
+    text = said("suite", "A1", "--seeds", seeds, code=2, COLUMNS="200")
+    assert f"{seeds} is no count: give a whole number from 1 on" in text
 
 
 def test_a_letter_in_another_case_is_a_slip() -> None:

@@ -63,6 +63,14 @@ Seed = Annotated[int | None, Option("--seed", help="Of every draw but secret noi
 AsJson = Annotated[bool, Option("--json", help="One JSON object, no table.")]
 
 
+def count(text: str) -> int:
+    """A number of things, from 1 on."""
+    with contextlib.suppress(ValueError):
+        if (number := int(text)) >= 1:
+            return number
+    raise typer.BadParameter(f"{text} is no count: give a whole number from 1 on")
+
+
 class WithKeys(TyperCommand):
     """A command that says of an unknown option which key of the config is called so, and whose
     examples can be pasted."""

@@ -142,7 +142,13 @@ def suite(
     scale: Annotated[str, Option(help="full: the published grid; small: seconds.")] = "full",
     seed: Annotated[int | None, Option("--seed", help="One, in place of the suite's own.")] = None,
     seeds: Annotated[
-        int | None, Option("--seeds", min=1, help="So many: 0, 1, ..., in place of its own.")
+        int | None,
+        Option(
+            "--seeds",
+            parser=options.count,
+            metavar="INTEGER",
+            help="So many: 0, 1, ..., in place of its own.",
+        ),
     ] = None,
     engine: options.EngineName = None,
     out: options.OutFolder = None,
