@@ -34,9 +34,10 @@ def inks(figure: Figure) -> set[Any]:
             drawn = [one.get_markeredgecolor()] if one.get_markeredgewidth() else []
             drawn += [] if one.get_marker() in ("", "None") else [one.get_markerfacecolor()]
             drawn += [] if one.get_linestyle() == "None" else [one.get_color()]
-            found |= {to_rgba(each, one.get_alpha()) for each in drawn if each != "none"}  # pyright: ignore[reportArgumentType]
+            found |= {to_rgba(each, one.get_alpha()) for each in drawn if each != "none"}
         bars = [one for one in axes.collections if isinstance(one, LineCollection)]
-        found |= {to_rgba(each, one.get_alpha()) for one in bars for each in one.get_colors()}
+        every: Any = [(each, bar.get_alpha()) for bar in bars for each in bar.get_colors()]
+        found |= {to_rgba(each, alpha) for each, alpha in every}
     return found - {to_rgba(style.BLACK)}
 
 

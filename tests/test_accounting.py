@@ -236,12 +236,12 @@ def test_calibration_meets_its_target_and_wastes_little(target: float) -> None:
     assert epsilon(noise * 0.999, 0.02, 200, 1e-5, blocks=4).upper > target
 
 
-def least_by_halving(target: float, *releases: float) -> float:
+def least_by_halving(target: float, rate: float, steps: int, delta: float) -> float:
     """The least noise that the accountant lets pass, to 1e-5, by halving alone."""
     low, high = 0.5, 1e3
     while high > low * (1 + 1e-5):
         middle = math.sqrt(low * high)
-        passes = epsilon(middle, *releases).upper <= target
+        passes = epsilon(middle, rate, steps, delta).upper <= target
         low, high = (low, middle) if passes else (middle, high)
     return high
 
