@@ -36,7 +36,7 @@ REFUSED = {
     f"local.lr={'[' * 5000}": "nested too deeply",
     "local.weight-decay=1e300": "[local] weight-decay = 1e+300",
     "local.lr=1e300": "[local] lr = 1e+300",
-    "local.recipe=dp-sgd privacy.noise=1e-320 privacy.lot=8": "noise = 1e-320 must be 0 or",
+    "local.recipe=dp-sgd privacy.noise=1e-320 privacy.lot=8": "less than an account computes with",
     "local.recipe=dp-sgd privacy.lot=1e-320": "[privacy] lot = 1e-320",
     "engine.device=mps": "[engine] device = 'mps'",
     "engine.device=meta": "[engine] device = 'meta'",

@@ -13,6 +13,7 @@ import pytest
 from contrast import pale
 from matplotlib.figure import Figure
 from rich.console import Console
+from rich.text import Text
 from scipy.stats import ttest_ind, ttest_rel
 
 from fedmuon.analysis.report import slopes, style
@@ -91,7 +92,7 @@ def rendered(found: Findings, width: int = 80) -> str:
     """What a terminal of that width shows of it."""
     console = Console(width=width, file=io.StringIO())
     for one in suite_tables(found):
-        console.print(one)
+        console.print(one, soft_wrap=isinstance(one, Text))
     return console.file.getvalue()  # type: ignore[attr-defined]
 
 
