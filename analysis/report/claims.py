@@ -17,7 +17,7 @@ from scipy.stats import rankdata
 from fedmuon.analysis.report.columns import Columns
 from fedmuon.analysis.report.numbers import count as _count
 from fedmuon.analysis.report.numbers import number, written
-from fedmuon.analysis.report.slopes import by_seed, jackknife
+from fedmuon.analysis.report.slopes import by_seed, free_of_seeds, jackknife
 from fedmuon.analysis.report.verdicts import (
     AT_MOST_ONE,
     POSITIVE,
@@ -148,8 +148,8 @@ def growth(runs: Columns, factor: str, quantity: str, sign: float) -> Effect:
         found.append((sign * by / scale, half / scale))
         places.append(f"from {factor} = {level:g} to {after:g}")
     values, reach = np.array(found).reshape(-1, 2).T
-    free = max(1.0, len(np.unique(runs["seed"])) - 1.0)
-    return Effect.around(f"growth of the {QUANTITIES[quantity]}", values, reach, places, free)
+    name = f"growth of the {QUANTITIES[quantity]}"
+    return Effect.around(name, values, reach, places, free_of_seeds(runs))
 
 
 def adjacent(runs: Columns, factor: str, quantity: str) -> np.ndarray:

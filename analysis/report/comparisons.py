@@ -15,7 +15,7 @@ import numpy as np
 
 from fedmuon.analysis.report.columns import Columns
 from fedmuon.analysis.report.numbers import number, written
-from fedmuon.analysis.report.slopes import by_seed, paired
+from fedmuon.analysis.report.slopes import by_seed, free_of_seeds, paired
 from fedmuon.analysis.report.verdicts import NEGATIVE, POSITIVE, Claim, Effect, Rule, unknown
 
 HIGHER = ("accuracy",)  # is better
@@ -60,7 +60,9 @@ def terminal(
     if not np.isfinite(pairs).any():
         return unknown(sentence, "both diverged")
     held = np.isfinite(pairs[:, 0]) & ((away >= 0) if up else (away <= 0))
-    found = Effect.around(f"{word}, {better} − {than}", away, reach, _at(runs, label), _free(runs))
+    found = Effect.around(
+        f"{word}, {better} − {than}", away, reach, _at(runs, label), free_of_seeds(runs)
+    )
     margins = np.stack([away, reach], 1)
     detail = _by_how_much(pairs, margins, held, levels(runs))
     rule = Rule(low=0.0) if up else Rule(high=0.0)
@@ -86,7 +88,7 @@ def near(
         share = np.where(np.isfinite(pairs).all(axis=1), away / larger, np.inf)
         held = np.abs(share) <= within
         found = Effect.around(f"difference in {word} over the larger", share, reach / larger,
-                              _at(runs, label), _free(runs))  # fmt: skip
+                              _at(runs, label), free_of_seeds(runs))  # fmt: skip
     margins = np.stack([away, reach], 1)
     detail = _by_how_much(pairs, margins, held, levels(runs))
     rule = Rule(-within, within)
@@ -126,11 +128,6 @@ def _guessing(better: str, than: str, runs: Columns, chance: float) -> str:
         return ""
     places = f" at {int(where.sum())} of {len(where)} values" if len(where) > 1 else ""
     return f"; neither is above a guess's accuracy, {chance:.1%}{places}: nothing is compared"
-
-
-def _free(runs: Columns) -> float:
-    """Degrees of freedom of a mean over seeds."""
-    return max(1.0, len(np.unique(runs["seed"])) - 1.0)
 
 
 def _at(runs: Columns, label: str) -> list[str]:
@@ -210,7 +207,9 @@ def sooner(
         )
         details.append(f"{reached.sum()} of {len(times)} runs get there{place}{after}")
     away, reach = np.array(by).T
-    found = Effect.around(f"seconds, {better} − {than}", away, reach, _at(runs, label), _free(runs))
+    found = Effect.around(
+        f"seconds, {better} − {than}", away, reach, _at(runs, label), free_of_seeds(runs)
+    )
     return Claim(sentence, found, NEGATIVE, "; ".join(details))
 
 
@@ -244,7 +243,9 @@ def trend(claim: Mapping[str, Any], runs: Columns, label: str) -> Claim:
         return unknown(sentence, along)
     reach = [_step(runs, variant, measure, *both) for both in itertools.pairwise(values)]
     places = [f"from {x:g} to {y:g}" for x, y in itertools.pairwise(values)]
-    found = Effect.around(f"change of the {word}", np.diff(ends), reach, places, _free(runs))
+    found = Effect.around(
+        f"change of the {word}", np.diff(ends), reach, places, free_of_seeds(runs)
+    )
     return Claim(sentence, found, POSITIVE if kind == "rising" else NEGATIVE, along)
 
 

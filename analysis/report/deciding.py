@@ -14,8 +14,8 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from scipy.stats import t as student
 
+from fedmuon.analysis.report.slopes import half_width
 from fedmuon.analysis.report.verdicts import FAILS, HOLDS, UNTESTABLE, Claim
 
 NOTHING = "nothing shipped decides it: {}"
@@ -106,7 +106,7 @@ def times_as_many(claim: Claim, seeds: int) -> float:
 def _width(seeds: np.ndarray) -> np.ndarray:
     """t(n) / sqrt(n); of a single seed, whose interval is not over seeds, the normal one."""
     free = np.where(seeds > 1, seeds - 1.0, np.inf)
-    return student.ppf(0.975, free) / np.sqrt(seeds)
+    return half_width(1 / np.sqrt(seeds), free)
 
 
 def of_all_seeds(words: list[str]) -> list[str]:

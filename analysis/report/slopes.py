@@ -131,6 +131,11 @@ def by_seed(
     return paired([(one[seed], other[seed]) for seed in one if seed in other])
 
 
+def free_of_seeds(runs: Columns) -> float:
+    """Degrees of freedom of a mean difference seed by seed."""
+    return max(1.0, len(np.unique(runs["seed"])) - 1.0)
+
+
 def mean_of(values: np.ndarray) -> Slope:
     """The mean of independent runs and its 95% interval (Student's t); one run leaves none."""
     value, half = float(values.mean()), paired([(float(one), 0.0) for one in values])[1]

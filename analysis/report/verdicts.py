@@ -24,9 +24,9 @@ from typing import Any, Literal, get_args
 
 import numpy as np
 from numpy.typing import ArrayLike
-from scipy.stats import t as student
 
 from fedmuon.analysis.report.numbers import interval, number
+from fedmuon.analysis.report.slopes import half_width
 from fedmuon.analysis.report.units import factor, quantity, unit_of
 from fedmuon.files import finite
 
@@ -99,7 +99,7 @@ class Effect:
     def longer(self) -> float:
         """How many times as long intervals are that are right together 95 times in 100."""
         many = max(1, int((self.low < self.high).sum()))
-        return float(np.divide(*student.ppf([1 - 0.025 / many, 0.975], self.free)))
+        return float(half_width(1.0, self.free, many) / half_width(1.0, self.free))
 
     @property
     def together(self) -> tuple[np.ndarray, np.ndarray]:
