@@ -1,0 +1,1 @@
+"""Instruments for reorganizing the code: they use the command line and public names alone."""
