@@ -151,7 +151,8 @@ def sent(config: dict[str, Any]) -> dict[str, float]:
         content, bare = grid.apart(batch.messages)
         states = [None] * len(batch.messages)
         inside = content if content is not None and not grid.large(content) else None
-        counted["down"] += weight((inside, bare, states))
+        partitions = {node: self._partitions[node] for node in batch.nodes}
+        counted["down"] += weight((inside, bare, states, partitions))
         if inside is None and content is not None and id(content) not in seen:
             seen.add(id(content))
             counted["down"] += weight(content)

@@ -129,7 +129,7 @@ def _found(kind: Callable[[Path], Findings], folder: Path) -> Findings:
     with as_written(folder):
         found = kind(folder)
     if kind is of_neighbours:  # whose rounds are drawn beside those of others
-        RunDirectory(folder).require_shown_files()
+        RunDirectory(folder).require_unchanged()
     return found
 
 

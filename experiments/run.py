@@ -66,13 +66,9 @@ def _require_importable(config: Config, callbacks: Sequence[Callback | Heard]) -
 
 def _agreed(config: Config | None, out: Path) -> Config:
     """The config of the run to resume; one that is given must say the same."""
-    file = out / "config.toml"
-    if not file.exists():
-        if config is None:
-            raise InputError(
-                f"{out} holds no config.toml, so there is nothing to resume: begin without --resume"
-            )
+    if config is not None and not (out / "config.toml").exists():
         return config
+    file = tables.to_resume(out)
     RunDirectory(out).require_config()
     there = tables.load(file)
     if config is None:

@@ -1,12 +1,23 @@
 """`python -m fedmuon` is the command `fedmuon`."""
 
+import codecs
+import io
 import os
+import re
 import signal
 import sys
+import unicodedata
 from types import FrameType
 from typing import Any
 
 from fedmuon.errors import NOTHING_SAVED  # which reads no library
+
+LEAST, MOST = 20, 1000  # columns, or lines, of a terminal that output is laid out for
+SPELLED = {
+    **dict(zip("▁▂▃▄▅▆▇█", "_.-:=+*#", strict=True)), "│": "|", "┤": "|", "─": "-", "━": "-",
+    "−": "-", "–": "-", "…": "...", "±": "+-", "·": "*", "×": "x", "√": "sqrt", "‖": "||",
+    "≤": "<=", "≥": ">=", "≠": "!=", "′": "'", "∞": "inf", "∇": "grad ", "⠀": " ",
+}  # fmt: skip
 
 
 def main() -> Any:
@@ -14,11 +25,55 @@ def main() -> Any:
     reading = signal.getsignal(signal.SIGINT) is signal.default_int_handler
     if reading:  # else it is ignored, as in the background
         signal.signal(signal.SIGINT, _stop)
+    require_room()
+    print_anywhere()
     from fedmuon.experiments.cli import main as command
 
     if reading:
         signal.signal(signal.SIGINT, signal.default_int_handler)
     return command()
+
+
+def require_room() -> None:
+    """Ignore sizes of a terminal, COLUMNS and LINES, in which nothing can be read; consoles look at
+    them from the moment they are made."""
+    for name in ("COLUMNS", "LINES"):
+        said = os.environ.get(name, "")
+        size = int(said) if re.fullmatch("[0-9]{1,9}", said) else 0
+        if size < LEAST * (name == "COLUMNS") or size < 1:
+            os.environ.pop(name, None)
+        elif size > MOST:
+            os.environ[name] = str(MOST)
+
+
+def print_anywhere() -> None:
+    """Spell characters that the encoding of the output lacks with those that it has."""
+    codecs.register_error("fedmuon.spelled", _spelled)
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="fedmuon.spelled")
+
+
+def _spelled(error: UnicodeError) -> tuple[str, int]:
+    assert isinstance(error, UnicodeEncodeError)
+    text = "".join(map(_in_ascii, error.object[error.start : error.end]))
+    return re.sub(r"(?<=\^.)\^", "", text), error.end  # one sign for an exponent
+
+
+def _in_ascii(sign: str) -> str:
+    """A character in ASCII: of those that make up pictures one alone, of others what they mean."""
+    if sign in SPELLED:
+        return SPELLED[sign]
+    name, kind = unicodedata.name(sign, ""), unicodedata.decomposition(sign)
+    if name.startswith("GREEK"):
+        word = name.rpartition(" ")[2].replace("LAMDA", "LAMBDA")
+        return word.lower() if sign.islower() else word.capitalize()
+    if name.startswith(("BRAILLE", "BOX DRAWINGS")):
+        return "*" if name.startswith("BRAILLE") else "+"
+    if kind.startswith(("<super>", "<sub>")):
+        plain = map(_in_ascii, unicodedata.normalize("NFKC", sign))
+        return "^" * kind.startswith("<super>") + "".join(plain)
+    return sign.encode("ascii", "backslashreplace").decode()
 
 
 def _stop(number: int, frame: FrameType | None) -> None:

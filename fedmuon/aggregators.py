@@ -4,44 +4,104 @@ A function sees one model at a time: `replies` have `.client`, `.params` and `.s
 tensor), `.samples` (n_i) and `.loss`, in order of the client, and it returns name -> tensor like
 `.params`; it keeps nothing from call to call. States that come back are combined by the same
 function, as their parameters would be.
+
+What lasts from round to round is declared: `Aggregator(apply, init=init)`, with `init(params) ->
+state` and `apply(replies, state) -> (params, state)`, mappings of names to tensors. The state is
+part of the server's, hence of every checkpoint; each state that comes back has one of its own.
 The theory of 001 follows the plain mean: of any other there is no certificate.
 """
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, cast
 
 import torch
 from torch import Tensor
 
 from fedmuon.errors import InputError
+from fedmuon.guard import Guard, called, mapping
+from fedmuon.held import Held
 from fedmuon.registry import Registry
 
-Function = Callable[[Sequence[Any]], Mapping[str, Tensor]]
+Function = Callable[..., Any]  # (replies) -> params, or (replies, state) -> (params, state)
+Init = Callable[[Mapping[str, Tensor]], Mapping[str, Tensor]]
 
 
 @dataclass(frozen=True)
 class Aggregator:
     """A function of replies; `stacked` ones take those of a whole stack [S, ...] at once. `shares`
-    says of a weighted mean the weight of each reply, which sum to 1."""
+    says of a weighted mean the weight of each reply, which sum to 1. With `init` it has a state,
+    which is saved and resumed: `apply(replies, state) -> (params, state)`."""
 
     apply: Function
     stacked: bool = False
     averages: bool = False  # with weight 1/K: what the theory follows
     shares: Callable[[Sequence[Any]], Sequence[float]] | None = None
+    init: Init | None = None
 
-    def __call__(self, replies: Sequence[Any]) -> Mapping[str, Tensor]:
-        """What it makes of the replies."""
-        return self.apply(replies)
+    def __post_init__(self) -> None:
+        for name in ("apply", "shares", "init"):
+            if (one := getattr(self, name)) is not None and not callable(one):
+                raise InputError(
+                    f"{name} of an Aggregator has type {type(one).__name__}: give a function"
+                )
+        if self.init is not None and self.averages:
+            raise InputError(
+                "an Aggregator with averages = True is the plain mean, which has no state: leave "
+                "init out, or set averages = False"
+            )
+
+    def __call__(self, replies: Sequence[Any], *state: Mapping[str, Tensor]) -> Any:
+        """Combine the replies; with a state, return the next state as well."""
+        return self.apply(replies, *state)
 
 
-def as_aggregator(found: Any) -> Aggregator:
-    """What was given: a value, or a function of replies."""
-    if isinstance(found, Aggregator):
-        return found
-    if callable(found):
-        return Aggregator(cast(Function, found))
-    raise InputError(f"an aggregate of type {type(found).__name__} is none: give a function")
+def as_aggregator(found: Any, guard: Guard | None = None) -> Aggregator:
+    """What was given: a value, or a function of replies; one of the user's is called within its
+    `guard`, and refused once it keeps something between calls."""
+    if not isinstance(found, Aggregator):
+        if not callable(found):
+            raise InputError(
+                f"an aggregate of type {type(found).__name__} is none: give a function"
+            )
+        found = Aggregator(cast(Function, found))
+    return found if guard is None else _within(guard, found)
+
+
+def _within(guard: Guard, found: Aggregator) -> Aggregator:
+    """The aggregator, whose functions are called within the guard."""
+    apply = found.apply
+    with guard:
+        held = Held(apply)
+
+    def unchanged(made: Any) -> Any:
+        if name := held.changed():
+            raise InputError(
+                f"your aggregate {called(apply)} changes {name} when it is called, and a resumed "
+                "run would begin without that: declare it as a state, fedmuon.Aggregator(apply, "
+                "init=init) with init(params) -> state and apply(replies, state) -> (params, "
+                "state), or keep it in a state of the recipe, which its server's rule changes"
+            )
+        return made
+
+    def read(made: Any) -> Any:
+        if found.init is None:
+            return unchanged(dict(made) if isinstance(made, Mapping) else None)
+        if not isinstance(made, tuple | list) or len(made) != 2:
+            raise TypeError(f"it returns a {type(made).__name__} and no pair (params, state)")
+        params, state = unchanged(made)
+        return mapping(params), mapping(state)
+
+    return replace(
+        found,
+        apply=guard.calling(apply, read),
+        init=None if found.init is None else guard.calling(found.init, mapping),
+        shares=None if found.shares is None else guard.calling(found.shares, _numbers),
+    )
+
+
+def _numbers(shares: Any) -> list[float]:
+    return [float(share) for share in shares]
 
 
 AGGREGATORS: Registry[Aggregator] = Registry()

@@ -1,8 +1,10 @@
 """Arrays and tensors as the bytes of files that hold no code: .npz, .npy, safetensors."""
 
+import contextlib
 import io
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from safetensors import SafetensorError, safe_open
@@ -10,7 +12,7 @@ from safetensors.torch import save
 from torch import Tensor
 
 from fedmuon.errors import InputError
-from fedmuon.files import AFRESH
+from fedmuon.files import AFRESH, require_regular
 
 
 def array_bytes(**arrays: np.ndarray) -> bytes:
@@ -36,11 +38,23 @@ def tensor_bytes(tensors: Mapping[str, Tensor], metadata: dict[str, str] | None 
     return save(plain, metadata)
 
 
+def require_whole(path: Path) -> None:
+    """Reject a safetensors file whose size is not the one that its head asks for."""
+    with _opened(path):
+        pass
+
+
 def read_tensors(path: Path) -> tuple[dict[str, Tensor], dict[str, str]]:
     """The tensors and the metadata of a safetensors file."""
+    with _opened(path) as file:
+        names = list(file.keys())
+        return {name: file.get_tensor(name) for name in names}, file.metadata() or {}
+
+
+@contextlib.contextmanager
+def _opened(path: Path) -> Iterator[Any]:
     try:
-        with safe_open(path, framework="pt") as file:
-            names = list(file.keys())
-            return {name: file.get_tensor(name) for name in names}, file.metadata() or {}
+        with safe_open(require_regular(path), framework="pt") as file:
+            yield file
     except (SafetensorError, OSError) as error:
         raise InputError(f"{path} is not a readable safetensors file ({error}): {AFRESH}") from None

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any, cast
 
 from fedmuon.errors import InputError
+from fedmuon.guard import Guard, at
 from fedmuon.registry import Registry, required
 
 Heard = Callable[[Mapping[str, Any], Any], bool | str | None]
@@ -30,8 +31,33 @@ class Callback:
 CALLBACKS: Registry[Callback] = Registry()
 
 
-def as_callback(found: Any) -> Callback:
-    """What was given: a callback, or a function of the record and the state of each round."""
+def as_callback(found: Any, guard: Guard | None = None) -> Callback:
+    """What was given, within its guard."""
+    of = guard or Guard("callback", found)
+    with of:
+        return _Guarded(_callback(found), of)
+
+
+class _Guarded(Callback):
+    """A callback whose answer is why to stop, nothing where it goes on."""
+
+    def __init__(self, callback: Callback, guard: Guard) -> None:
+        self._callback, self._guard = callback, guard
+
+    def on_round(self, record: Mapping[str, Any], state: Any) -> str:
+        with at(record["round"] - 1), self._guard:
+            answer = self._callback.on_round(record, state)
+            if isinstance(answer, str):
+                return answer
+            return type(self._callback).__name__ if answer else ""
+
+    def on_end(self, result: Any) -> None:
+        with self._guard:
+            self._callback.on_end(result)
+
+
+def _callback(found: Any) -> Callback:
+    """A callback, or a function of the record and the state of each round."""
     kind = getattr(found, "function", found)  # one that waits for more than it was told
     if isinstance(kind, type):
         raise InputError(

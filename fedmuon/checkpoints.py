@@ -19,7 +19,7 @@ from fedmuon.arrays import read_tensors
 from fedmuon.errors import InputError
 from fedmuon.federated.aggregate import ServerState
 from fedmuon.federated.wire import pack, unpack
-from fedmuon.files import AFRESH, mendable, write_bytes
+from fedmuon.files import AFRESH, mendable, require_regular, write_bytes
 
 NAMES = ("checkpoint.safetensors", "checkpoint-previous.safetensors")
 Held = tuple[dict[str, Tensor], dict[str, str]]  # tensors, and what is said of them
@@ -68,8 +68,8 @@ def state_of(held: Held, fresh: ServerState, folder: Path) -> ServerState:
 def round_of(folder: Path) -> int | None:
     """The round that the last one says it is of; None where there is none."""
     with (
-        contextlib.suppress(SafetensorError, OSError),
-        safe_open(folder / NAMES[0], framework="pt") as file,
+        contextlib.suppress(SafetensorError, OSError, InputError),
+        safe_open(require_regular(folder / NAMES[0]), framework="pt") as file,
     ):
         return int((file.metadata() or {}).get("round", 0))
     return None

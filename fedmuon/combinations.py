@@ -106,6 +106,29 @@ def _private(config: Config) -> Iterator[str]:
         yield from unprivate_run(config)
 
 
+def noiseless(config: Config) -> bool:
+    """Whether a run that is called private would release everything as it is."""
+    privacy = config.privacy
+    private = privacy.level == "client" or config.local.recipe in PRIVATE
+    return private and not (privacy.noise or privacy.epsilon)
+
+
+def without_noise(config: Config) -> Iterator[str]:
+    """Why a private run is rejected whose noise nobody named."""
+    if noiseless(config) and "noise" not in config.privacy.model_fields_set:
+        yield infinite(config)
+
+
+def infinite(config: Config) -> str:
+    """Explain that a private run needs noise or a target epsilon."""
+    named = f"[local] recipe = '{config.local.recipe}'"
+    named = "[privacy] level = 'client'" if config.privacy.level == "client" else named
+    return (
+        f"{named} adds no noise by itself, so epsilon would be infinite: set [privacy] epsilon, "
+        "such as 8, or noise, such as 1 (noise = 0 is for tests without privacy)"
+    )
+
+
 def unprivate_run(config: Config) -> Iterator[str]:
     """What a private recipe, ours or one with a mechanism of its own, cannot be combined with."""
     yield from unprivate(config.privacy, config.local)

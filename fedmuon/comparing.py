@@ -12,7 +12,7 @@ from typing import Any
 from fedmuon import config as tables
 from fedmuon.config import Config, flatten
 from fedmuon.errors import InputError
-from fedmuon.files import Record
+from fedmuon.files import Record, read_text
 from fedmuon.names import GIVEN, SPREAD
 from fedmuon.own import NAMED
 from fedmuon.reading import reads
@@ -54,12 +54,12 @@ def _in(folder: Path, left: list[str]) -> list[Finished]:
 
 
 def _read(folder: Path) -> Finished:
-    """A finished run, refused where a file of it was changed that is shown."""
+    """A finished run, refused where a file of it was changed."""
     from fedmuon.storage import RunDirectory
 
     directory = RunDirectory(folder)
     summary = directory.finished()
-    directory.require_shown_files()
+    directory.require_unchanged()
     return folder, tables.load(folder / "config.toml"), summary, directory.records()
 
 
@@ -123,7 +123,7 @@ def _follows(run: Finished) -> bool:
 def _objects(folder: Path) -> Record:
     """What tells a run's objects of the user's from others, by kind."""
     file = folder / "objects.json"
-    told = json.loads(file.read_text(encoding="utf-8")) if file.exists() else {}
+    told = json.loads(read_text(file)) if file.exists() else {}
     return {kind: str(one) for kind, one in told.items()}
 
 

@@ -7,8 +7,9 @@ from typing import Any
 import tomli_w
 from pydantic import PrivateAttr, ValidationInfo, model_validator
 
-from fedmuon.combinations import impossible
-from fedmuon.names import TEXTS
+from fedmuon.combinations import impossible, without_noise
+from fedmuon.errors import InputError
+from fedmuon.names import TEXTS, is_own
 from fedmuon.own import NAMED, NOTHING, Own
 from fedmuon.reading import refusal, unread
 from fedmuon.settings import (
@@ -25,6 +26,7 @@ from fedmuon.settings import (
 )
 from fedmuon.tables import Scalar, Table, override, put, read_toml, validate
 
+OWN_RECIPE = {"own_recipe": True}  # a recipe is handed over, and may have a mechanism
 UNFINISHED = {"unfinished": True}  # tables that are to be changed before they are held to anything
 
 
@@ -83,12 +85,16 @@ class Config(Table):
             raise ValueError(problem)
         for name in unread(self):
             raise ValueError(refusal(self, name))
+        if info.context != OWN_RECIPE and not is_own(self.local.recipe):
+            for problem in without_noise(self):
+                raise ValueError(problem)
         return self
 
 
-def parse(tables: Mapping[str, Any]) -> Config:
-    """Nested tables -> Config, or InputError with one sentence."""
-    return validate(Config, tables)
+def parse(tables: Mapping[str, Any], own_recipe: bool = False) -> Config:
+    """Nested tables -> Config, or InputError with one sentence. A recipe of the user's own is
+    checked for noise when it is built."""
+    return validate(Config, tables, OWN_RECIPE if own_recipe else None)
 
 
 def only_read(tables: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
@@ -104,6 +110,16 @@ def only_read(tables: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
 def load(path: Path | None, overrides: Sequence[str] = ()) -> Config:
     """The TOML file at `path` (or the defaults), with `table.key=value` overrides applied."""
     return parse(override(read(path) if path else {}, overrides))
+
+
+def to_resume(folder: Path) -> Path:
+    """The config.toml of a run to resume, rejected where there is none: an experiment that the
+    command does not name in full would begin with the defaults."""
+    if not (file := folder / "config.toml").exists():
+        raise InputError(
+            f"{folder} holds no config.toml, so there is nothing to resume: begin without --resume"
+        )
+    return file
 
 
 def read(path: Path) -> dict[str, Any]:

@@ -162,10 +162,28 @@ def _content(cell: Any) -> Any:
 
 def _of_array(found: Any) -> Iterator[Any]:
     if _is_tensor(found):
-        import torch
-
-        yield str(found.dtype)
-        found = found.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy()
+        yield from _of_tensor(found)
+        return
     yield from (str(found.dtype), found.shape)
     if found.dtype.kind != "O":
         yield sha256(np.ascontiguousarray(found).tobytes()).hexdigest()
+
+
+def _of_tensor(found: Any) -> Iterator[Any]:
+    """What a tensor holds, however it is stored; of one without values there is its type."""
+    import torch
+
+    yield str(found.dtype)
+    if torch.nn.parameter.is_lazy(found) or found.is_meta:
+        return
+    if found.is_nested:
+        yield from found.unbind()
+    elif found.is_quantized:
+        yield from (found.int_repr(), repr(found.qscheme()), found.dequantize())
+    elif found.layout != torch.strided:
+        dense = found.detach().cpu().to_dense()
+        at = dense.nonzero()
+        yield from (str(found.layout), tuple(dense.shape), at, dense[tuple(at.T)])
+    else:
+        flat = found.detach().cpu().resolve_conj().resolve_neg().contiguous().reshape(-1)
+        yield from _of_array(flat.view(torch.uint8).numpy())

@@ -37,8 +37,9 @@ from fedmuon.federated.routing import routes
 from fedmuon.federated.simulate import Engine, Experiment, Round
 from fedmuon.federated.spending import Spending
 from fedmuon.files import AFRESH
+from fedmuon.guard import Guard
 from fedmuon.names import OF_A_ROUND
-from fedmuon.own import value
+from fedmuon.own import guard, value
 from fedmuon.provenance import commit, machine, versions
 from fedmuon.storage import NO_FILES, Record, RunDirectory
 from fedmuon.tasks.networks import NetworkTask
@@ -103,8 +104,15 @@ def prepare(
         fixed |= objects.as_bytes(told | factors)
     directory.fix(fixed, beside)
     named = value(config, "callback", CALLBACKS, (Callback,))
-    listeners = [*callbacks, *([] if named is None else [named])]
-    return Run(config, data, experiment, directory, tuple(map(as_callback, listeners)))
+    listeners = [*map(as_callback, _listed(callbacks))]
+    if named is not None:
+        listeners.append(as_callback(named, guard(config, "callback")))
+    return Run(config, data, experiment, directory, tuple(listeners))
+
+
+def _listed(callbacks: Sequence[Callback | Heard]) -> list[Callback | Heard]:
+    with Guard("callbacks", callbacks):
+        return [*callbacks]
 
 
 def _known(plan: Plan) -> np.ndarray:
@@ -194,8 +202,8 @@ def _heard(run: Run, record: Record, state: ServerState) -> str:
     """What callbacks say to the round: why to stop, if one of them returns that it should. Each
     gets copies, so that what it does with them changes neither the run nor what others see."""
     for one in run.callbacks:
-        if answer := one.on_round(copy.deepcopy(record), _copied(state)):
-            return answer if isinstance(answer, str) else type(one).__name__
+        if why := one.on_round(copy.deepcopy(record), _copied(state)):
+            return str(why)
     return ""
 
 

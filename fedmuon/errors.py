@@ -51,6 +51,14 @@ def as_keywords(said: str) -> str:
     return said
 
 
+def shown(what: object) -> str:
+    """An argument as code, in part of a line; the type alone of what cannot say what it is."""
+    try:
+        return plain(" ".join(repr(what).split()), 60)
+    except Exception:  # of an object of the user's
+        return f"a {type(what).__name__}"
+
+
 def plain(what: object, most: int | None = 200) -> str:
     """Anybody's words as part of a line: control characters become visible, `most` are kept."""
     words = str(what) if most is None else str(what)[: most + 1]

@@ -1,18 +1,23 @@
 """Files that are written whole or not at all, and that say when they are damaged.
 
+Only regular files are opened: a named pipe would wait for a writer that may never come.
+
 Two kinds of witness: `SHA256SUMS` in a folder, as the command `sha256sum` writes it, names every
 file that no longer changes; every line of a file that grows ends in a check of its own. They find
 accidents, not forgers, who would mend them as well.
 """
 
 import contextlib
+import errno
 import hashlib
 import json
 import math
 import os
+import stat
 import tempfile
 import zlib
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +26,9 @@ from fedmuon.errors import InputError
 Record = dict[str, Any]
 SUMS, PART = "SHA256SUMS", ".part"
 AFRESH = "start afresh in another folder with --out"
+KINDS = {stat.S_IFIFO: "named pipe", stat.S_IFSOCK: "socket", stat.S_IFDIR: "folder",
+         stat.S_IFCHR: "device", stat.S_IFBLK: "device", stat.S_IFLNK: "looping link"}  # fmt: skip
+STREAMS = ("/dev/stdin", "/dev/fd/", "/proc/self/fd/")  # opened for this process by its caller
 
 
 def finite(value: float | None) -> float | None:
@@ -40,6 +48,54 @@ def mendable(path: Path, doing: str) -> Iterator[None]:
         ) from None
 
 
+def regular(path: str | Path, flags: int = os.O_RDONLY) -> int:
+    """Open a regular file, as the `opener` of `open` or by itself; reject all else by what it is,
+    without waiting for it. A new file is for its owner alone."""
+    if str(path).startswith(STREAMS):
+        return os.open(path, flags)
+    with contextlib.suppress(FileNotFoundError):
+        _require_regular(path, Path(path).stat)  # first: opening a device may already do something
+    handle = os.open(path, flags | os.O_NONBLOCK, 0o600)
+    try:
+        _require_regular(path, partial(os.fstat, handle))
+    except BaseException:
+        os.close(handle)
+        raise
+    return handle
+
+
+def _require_regular(path: str | Path, look: Callable[[], os.stat_result]) -> None:
+    try:
+        kind = stat.S_IFMT(look().st_mode)
+    except OSError as error:
+        if error.errno != errno.ELOOP:
+            raise
+        kind = stat.S_IFLNK
+    if kind != stat.S_IFREG:
+        raise InputError(
+            f"{path} is a {KINDS.get(kind, 'special file')}, not a regular file: give another "
+            "path, or put the file there"
+        ) from None
+
+
+def require_regular(path: Path) -> Path:
+    """The path, for libraries that open files themselves: rejected as by `regular`."""
+    os.close(regular(path))
+    return path
+
+
+def read_bytes(path: Path) -> bytes:
+    """The content of a regular file."""
+    with open(path, "rb", opener=regular) as file:
+        return file.read()
+
+
+def read_text(path: Path, encoding: str = "utf-8", errors: str = "strict") -> str:
+    """The text of a regular file."""
+    with open(path, encoding=encoding, errors=errors, opener=regular) as file:
+        return file.read()
+
+
 def write_bytes(path: Path, content: bytes) -> None:
     """Replace the file atomically: a reader sees the old bytes or the new ones, never a part."""
     with mendable(path, "write"):
@@ -56,8 +112,8 @@ def write_bytes(path: Path, content: bytes) -> None:
 
 
 def append(path: Path, lines: Iterable[str], durable: bool = False) -> None:
-    """Add lines at the end of a file."""
-    with mendable(path, "write"), path.open("a", encoding="utf-8") as log:
+    """Add lines at the end of a file, which only its owner may read if it is new."""
+    with mendable(path, "write"), open(path, "a", encoding="utf-8", opener=regular) as log:
         log.write("".join(lines))
         if durable:
             log.flush()
@@ -100,7 +156,7 @@ def whole_lines(path: Path) -> list[str]:
     if not path.exists():
         return []
     with mendable(path, "read"):
-        content = path.read_bytes()
+        content = read_bytes(path)
     text = content[: content.rfind(b"\n") + 1].decode("utf-8", errors="replace")
     return [line + "\n" for line in text.split("\n")[:-1]]
 
@@ -132,7 +188,7 @@ def require_sound(folder: Path, names: Iterable[str]) -> None:
     for name in names:
         file = folder / name
         with mendable(file, "read"):
-            held = digest(file.read_bytes()) if file.exists() else ""
+            held = digest(read_bytes(file)) if file.exists() else ""
         if not held or sums.get(name) != held:
             if held and name not in sums:
                 raise InputError(

@@ -31,23 +31,25 @@ def simulate(
     resources: dict[str, float] | None = None,
     address: str = "",
     verbose: bool = False,
+    seed: int | None = None,
 ) -> "Context":
     """Run the ServerApp with so many nodes, on a Ray of its own or the cluster at `address`; the
     context that it leaves is returned. `resources` are Ray's for a worker, one CPU by default, and
-    `workers` are as many as fit; both apps find `run_config`, of scalars, in their context;
-    `verbose` shows what Flower and Ray say and what clients print. Beside a Ray of its own, whose
+    `workers` are as many as fit; both apps find `run_config` in their context, its tables as dotted
+    keys, as Flower hands it over; `verbose` shows what Flower and Ray say and what clients print.
+    Node ids are random, and with a `seed` the same each time. Beside a Ray of its own, whose
     workers have the cores, the ServerApp computes in one thread of torch's, if torch was imported
     before, unless it sets more."""
     from fedmuon.experiments.engines.ray_cluster import connected, quieten
 
     quieten()
-    from fedmuon.server.flower_parts import server_context
+    from fedmuon.server.flower_parts import flat, server_context
     from fedmuon.server.grid import RayGrid
 
-    context = server_context(run_config or {})
+    context = server_context(flat(run_config))
     with connected(address, verbose), nullcontext() if address else _one_thread():
         asked: dict[str, Any] = {"workers": workers, "resources": resources}
-        with RayGrid(client_app, num_supernodes, run_config=run_config, **asked) as grid:
+        with RayGrid(client_app, num_supernodes, run_config=run_config, seed=seed, **asked) as grid:
             server_app(grid, context)
     return context
 

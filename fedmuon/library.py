@@ -1,29 +1,54 @@
 """What a notebook calls: `run`, `plan`, `stability`, `bound`, `compare`; and what they return.
 
 Everything here is what the commands of the same names do, with objects in place of names. What a
-caller does not name with `out` is written below a temporary folder, whose path the result has.
+caller does not name with `out` is written to a temporary folder, which goes with its result, unless
+`Result.save` copies it.
 """
 
 import contextlib
 import dataclasses
-import tempfile
-from collections.abc import Callable, Mapping, Sequence
+import sys
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from fedmuon import config as tables
 from fedmuon.config import Config
 from fedmuon.errors import InputError, as_keywords, in_python
+from fedmuon.guard import Guard
 from fedmuon.names import GIVEN
 from fedmuon.own import NAMED, NOTHING
 from fedmuon.results import Comparison, Record, Result, StabilityResult
+from fedmuon.temporary import Temporary
 
 if TYPE_CHECKING:
     from fedmuon.callbacks import Callback, Heard
 
+BROKEN_OFF: list[Temporary] = []  # folders of runs that ended by an error
 Configured = Config | Mapping[str, Any] | str | Path | None
 
 
+@contextlib.contextmanager
+def _plainly() -> Iterator[None]:
+    """Let torch compute as it does by default, whatever surrounds the call: with gradients, without
+    autocast, in float32 and on a device that holds values. Workers in other processes do so too."""
+    if (torch := sys.modules.get("torch")) is None:  # so nobody has changed its settings
+        yield
+        return
+    from fedmuon.threads import without_autocast  # which imports torch
+
+    with contextlib.ExitStack() as stack:
+        stack.enter_context(torch.inference_mode(False))
+        stack.enter_context(torch.enable_grad())
+        stack.enter_context(without_autocast())
+        if torch.get_default_device().type == "meta":
+            stack.enter_context(torch.device("cpu"))
+        stack.callback(torch.set_default_dtype, torch.get_default_dtype())
+        torch.set_default_dtype(torch.float32)
+        yield
+
+
+@_plainly()
 def run(
     config: Configured = None,
     *,
@@ -45,15 +70,19 @@ def run(
     `config` is the path of a TOML file, nested tables as in one, or a `Config`. A keyword is a name
     as in the config, or an object:
 
-    - `data`: (inputs, labels), a torch Dataset, or a function that returns either; `test`: the
-      same, held out. [data] normalize is how samples are scaled: arrays of uint8 are taken for
-      pixels and divided by 255, so give other features as floats;
+    - `data`: (inputs, labels) as arrays, tensors or tables (a DataFrame), a torch Dataset, a
+      Bunch of scikit-learn, or a function that returns one of these; `test`: the same, held out.
+      [data] normalize is how samples are scaled: arrays of uint8 are taken for pixels and divided
+      by 255, so give other features as floats;
     - `partition`: index arrays into `data`, one a client, a function (labels, clients, rng), or a
       partitioner of flwr-datasets;
     - `task`: an nn.Module, (module, loss), or `fedmuon.Task(module, loss, metrics)`;
     - `recipe`: a `fedmuon.Recipe`, a `fedmuon.Chain`, or links;
     - `orthogonalizer`: `fedmuon.Orthogonalizer(apply, lipschitz)`, or a function on stacks;
     - `aggregate`: a function of a round's replies; `schedule`: one of the round.
+
+    Without `out` the run folder is temporary: it is removed with the last result that lies in it,
+    or when Python ends. `result.save(path)` keeps a copy.
 
     >>> import fedmuon
     >>> small = {"data": {"name": "synthetic", "train": 60, "test": 40, "dimension": 5},
@@ -68,12 +97,13 @@ def run(
         "data": data, "partition": partition, "task": task, "recipe": recipe,
         "orthogonalizer": orthogonalizer, "aggregate": aggregate, "schedule": schedule,
     }  # fmt: skip
-    chosen, folder = _chosen(config, objects, test, resume, out), _folder(out, resume)
-    with in_python(), _shown(progress, "rounds") as (watch, begin):
-        execute(chosen, folder, resume, watch, begin, callbacks=callbacks)
-    return Result(folder, chosen.given)
+    chosen = _chosen(config, objects, test, resume, out)
+    with _folder(out, resume) as (folder, kept), in_python(), _shown(progress, "rounds") as shown:
+        execute(chosen, folder, resume, *shown, callbacks=callbacks)
+    return Result(folder, chosen.given, kept)
 
 
+@_plainly()
 def stability(
     config: Configured = None,
     *,
@@ -107,13 +137,18 @@ def stability(
     asked = {"trials": trials, "neighbours": neighbours}
     table = {name: value for name, value in asked.items() if value is not None}
     more = {"stability": table} if table else {}
-    chosen, folder = _chosen(config, objects, test, resume, out, more), _folder(out, resume)
-    with in_python(), _shown(progress, "neighbours") as (watch, begin):
-        execute(in_doubles(chosen), folder, resume, watch, begin)
-    return StabilityResult(folder, chosen.given)
+    chosen = _chosen(config, objects, test, resume, out, more)
+    with (
+        _folder(out, resume) as (folder, kept),
+        in_python(),
+        _shown(progress, "neighbours") as shown,
+    ):
+        execute(in_doubles(chosen), folder, resume, *shown)
+    return StabilityResult(folder, chosen.given, kept)
 
 
 @in_python()
+@_plainly()
 def plan(
     config: Configured = None,
     *,
@@ -146,6 +181,7 @@ def plan(
 
 
 @in_python()
+@_plainly()
 def unlearn(
     run: "Result | str | Path",
     samples: Sequence[int],
@@ -164,6 +200,7 @@ def unlearn(
 
 
 @in_python()
+@_plainly()
 def bound(
     run: "Result | str | Path | None" = None,
     *,
@@ -218,7 +255,17 @@ def compare(
         raise InputError("compare takes its runs in one list: compare([first, second])")
     labelled = runs if isinstance(runs, Mapping) else {"": runs}
     found = comparison({str(label): _places(held) for label, held in labelled.items()})
-    return dataclasses.replace(found, left_out=[*map(as_keywords, found.left_out)])
+    told = [*map(as_keywords, found.left_out)]
+    return dataclasses.replace(found, left_out=told, temporary=_temporary(labelled.values()))
+
+
+def _temporary(held: Any) -> list[Temporary]:
+    """The temporary folders of results among them."""
+    if isinstance(held, Result):
+        return [held.temporary] if held.temporary else []
+    return (
+        [] if isinstance(held, str | Path) else [one for part in held for one in _temporary(part)]
+    )
 
 
 def _places(held: One | Sequence[One]) -> list[Path]:
@@ -266,16 +313,11 @@ def _chosen(
             raise InputError("test is held out beside data that are given: give data, too")
         kept["test"] = test
     given = dataclasses.replace(config.given if isinstance(config, Config) else NOTHING, **kept)
-    if resume and config is None and not more and out is not None:
-        there = Path(out) / "config.toml"
-        if not there.exists():
-            raise InputError(
-                f"{out} holds no config.toml, so there is nothing to resume: begin without "
-                "resume=True"
-            )
-        known = tables.nested(tables.load(there))
+    if resume and config is None and out is not None:
+        with in_python():
+            known = tables.nested(tables.load(tables.to_resume(Path(out))))
         held = {name: keys | held.get(name, {}) for name, keys in known.items()}
-    return tables.parse(held).beside(given)
+    return tables.parse(held, own_recipe=kept.get("recipe") is not None).beside(given)
 
 
 def _replacing(held: dict[str, Any], objects: Mapping[str, Any]) -> dict[str, Any]:
@@ -286,7 +328,8 @@ def _replacing(held: dict[str, Any], objects: Mapping[str, Any]) -> dict[str, An
         inside = held.get(table, {}).get(key) if isinstance(held.get(table), dict) else None
         said = objects.get(kind) is not None
         found = objects[kind] if said else inside
-        named = isinstance(found, str)
+        with Guard(kind, found):
+            named = isinstance(found, str)
         if found is None or (named and not said):
             continue
         kept[kind] = None if named else found
@@ -296,10 +339,22 @@ def _replacing(held: dict[str, Any], objects: Mapping[str, Any]) -> dict[str, An
     return kept
 
 
-def _folder(out: str | Path | None, resume: bool) -> Path:
-    if out is None and resume:
+@contextlib.contextmanager
+def _folder(out: str | Path | None, resume: bool) -> Iterator[tuple[Path, Temporary | None]]:
+    """The folder of a run, and what keeps it if it is temporary. One in which a run was broken off
+    stays until Python ends, so that the run can be resumed."""
+    if out is not None:
+        yield Path(out), None
+        return
+    if resume:
         raise InputError("resume=True needs out: name the run directory to go on with")
-    return Path(out) if out is not None else Path(tempfile.mkdtemp(prefix="out-of-fedmuon-"))
+    kept = Temporary()
+    try:
+        yield kept.path, kept
+    except BaseException:
+        if any(kept.path.iterdir()):
+            BROKEN_OFF.append(kept)
+        raise
 
 
 def _shown(progress: bool, counted: str) -> Any:

@@ -9,6 +9,7 @@ It returns new tensors: what it is given, other links and the model hold, too.
 from collections.abc import Callable, Mapping
 from typing import Any
 
+from fedmuon.errors import InputError
 from fedmuon.orthogonalizers import as_orthogonalizer
 from fedmuon.tasks.base import Params
 from fedmuon.transforms import orthogonal, step
@@ -22,6 +23,10 @@ __all__ = ["Chain", "Context", "Link", "Params", "adamw", "align", "descend", "g
 
 def only(chosen: Callable[[str], bool], link: Link) -> Link:
     """The link for the parameters whose names are chosen; the others pass as they are."""
+    if not isinstance(link, Link) or not callable(chosen):
+        raise InputError(
+            "links.only takes a function of a name and a Link: give links.only(chosen, link)"
+        )
     return step.only(lambda name, value: chosen(name), link)
 
 

@@ -17,7 +17,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from fedmuon.errors import InputError
-from fedmuon.files import mendable
+from fedmuon.files import mendable, read_text, regular
 from fedmuon.signals import whole
 
 LOCK, DRIVER = ".lock", ".driver.lock"
@@ -83,7 +83,7 @@ def _wait(file: Path, end: float) -> None:
 def _try(file: Path) -> int | None:
     """A handle that holds the lock, or None while somebody else does."""
     with mendable(file, "lock"):
-        handle = os.open(file, os.O_RDWR | os.O_CREAT, 0o644)
+        handle = regular(file, os.O_RDWR | os.O_CREAT)
         try:
             fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
             if _is_still(file, handle):
@@ -121,7 +121,7 @@ def require_place(folder: Path) -> None:
 def _holder(file: Path) -> str:
     """Who holds the lock, in words."""
     try:
-        return file.read_text(encoding="utf-8", errors="replace").strip() or "another process"
+        return read_text(file, errors="replace").strip() or "another process"
     except OSError:
         return "another process"
 

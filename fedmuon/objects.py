@@ -24,7 +24,7 @@ from fedmuon.errors import InputError
 from fedmuon.federated.dealing import own_digest
 from fedmuon.federated.plan import Plan
 from fedmuon.files import AFRESH, Record
-from fedmuon.own import NAMED, own_objects
+from fedmuon.own import NAMED, guard, own_objects
 from fedmuon.reading import reads
 from fedmuon.registry import settled, stands_in
 
@@ -49,8 +49,9 @@ def described(
             key = (folder.resolve(), kind, id(mine))
             met, known = MET.get(key, (lambda: None, ""))
             if afresh or met() is not mine:
-                known = _digest(config, kind, mine)
-                MET[key] = (_reference(mine), known)
+                with guard(config, kind):
+                    known = _digest(config, kind, mine)
+                    MET[key] = (_reference(mine), known)
             found[kind] = known
     if reads(config, "task.lora-rank") and config.task.lora_rank:  # else its own files have all
         found["weights"] = weights_digest(config.task.weights)
@@ -94,7 +95,7 @@ def require_same(folder: Path, found: Record) -> Record:
         return {}
     files.require_sound(folder, [FILE])
     try:
-        there = json.loads((folder / FILE).read_text(encoding="utf-8"))
+        there = json.loads(files.read_text(folder / FILE))
         known = {kind: digest for kind, digest in there.items() if kind != FACTORS}
     except (OSError, ValueError, AttributeError) as error:
         raise InputError(f"{folder / FILE} is damaged ({error}): {AFRESH}") from None
@@ -135,4 +136,4 @@ def _file(config: Config, kind: str) -> Iterator[str]:
             if place.partition(".")[0] not in LIBRARIES and (file := stands_in(place)):
                 beside = neighbours(file).values() if place.endswith(".py") else ()
                 for one in (file, *beside):
-                    yield sha256(one.read_bytes()).hexdigest()
+                    yield sha256(files.read_bytes(one)).hexdigest()

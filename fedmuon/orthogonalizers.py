@@ -2,15 +2,17 @@
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from numbers import Real
+from types import FunctionType
 from typing import Any
 
 from torch import Tensor
 
 from fedmuon import orthogonalize as maps
 from fedmuon.errors import InputError
+from fedmuon.guard import Guard
 from fedmuon.orthogonalize import lipschitz
 from fedmuon.orthogonalize.coefficients import Coefficients
 from fedmuon.registry import function
@@ -33,6 +35,11 @@ class Orthogonalizer:
     lipschitz: float | None = None
 
     def __post_init__(self) -> None:
+        if not callable(self.apply):
+            raise InputError(
+                f"apply of an Orthogonalizer has type {type(self.apply).__name__}: give a function "
+                "on stacks [..., m, n]"
+            )
         if self.lipschitz is not None:
             object.__setattr__(self, "lipschitz", _constant(self.lipschitz))
 
@@ -42,7 +49,12 @@ def _constant(found: Any) -> float:
     try:
         one = found.item() if hasattr(found, "item") else found
         number = float(one) if isinstance(one, Real) and not isinstance(one, bool) else math.nan
-    except (ValueError, RuntimeError, OverflowError):  # of several entries, or beyond all floats
+    except (
+        ValueError,
+        RuntimeError,
+        OverflowError,
+        NotImplementedError,
+    ):  # of several entries, or beyond all floats
         number = math.nan
     if not 0 <= number < math.inf:
         shown = " ".join(repr(found).split())[:60]
@@ -50,11 +62,28 @@ def _constant(found: Any) -> float:
     return number
 
 
-def as_orthogonalizer(found: Any) -> Orthogonalizer:
-    """What was given as a map: a value, or a function on stacks."""
+def as_orthogonalizer(found: Any, guard: Guard | None = None) -> Orthogonalizer:
+    """What was given as a map: a value, or a function on stacks; called within its guard."""
+    of = guard or Guard("orthogonalizer", found)
+    with of:
+        made = as_map(found)
+    return made if _is_ours(made.apply) else replace(made, apply=of.calling(made.apply))
+
+
+def as_map(found: Any) -> Orthogonalizer:
+    """The same without a guard, for a recipe of the user's that makes something of it."""
     mend = "a function on stacks [..., m, n], or fedmuon.Orthogonalizer(apply, lipschitz)"
     return (
         found if isinstance(found, Orthogonalizer) else Orthogonalizer(function(found, "map", mend))
+    )
+
+
+def _is_ours(apply: Any) -> bool:
+    """Whether it is one of the maps of this package, or is within its guard already."""
+    held = apply.func if isinstance(apply, partial) else apply
+    return type(held).__module__ == "fedmuon.guard" or (
+        isinstance(held, FunctionType)
+        and (held.__module__ or "").startswith("fedmuon.orthogonalize")
     )
 
 

@@ -15,6 +15,7 @@ from pydantic import ValidationError
 
 from fedmuon.beside import Stamp
 from fedmuon.errors import InputError
+from fedmuon.guard import Guard
 from fedmuon.names import GIVEN, is_own
 from fedmuon.reading import is_default
 from fedmuon.registry import (
@@ -100,9 +101,23 @@ def value(
     found = getattr(own_objects(config), kind)
     if found is None and ours is not None:
         found = ours.get(_name(config, kind))
-    if found is None or (kind in CALLED and says_nothing(found)):
-        return found
-    return made(found, known(config, kind) | dict(facts or {}), values)
+    if found is None:
+        return None
+    with guard(config, kind):
+        if kind in CALLED and says_nothing(found):
+            return found
+        return made(found, known(config, kind) | dict(facts or {}), values)
+
+
+def guard(config: Config, kind: str) -> Guard:
+    """What stands between a run and the user's object of that kind."""
+    table, key = NAMED[kind]
+    name, given = _name(config, kind), getattr(config.given, kind)
+    if kind == "task" and not is_own(name):
+        name, key = config.task.model, "model"
+    if given is not None or not is_own(name):
+        return Guard(kind, given)
+    return Guard(kind, getattr(own_objects(config), kind), f"[{table}] {key} = '{name}'")
 
 
 def known(config: Config, kind: str) -> dict[str, Any]:
@@ -122,7 +137,9 @@ def with_defaults(config: Config) -> Config:
     for kind, keys in OFFERED.items():
         held = changes.get(_place(kind), getattr(config, _place(kind)))
         for key in keys:
-            name, usual = attribute(type(held), key), default(getattr(own, kind), _spelled(key))
+            name = attribute(type(held), key)
+            with Guard(kind, getattr(own, kind)):
+                usual = default(getattr(own, kind), _spelled(key))
             if usual is not None and name not in held.model_fields_set:
                 with contextlib.suppress(ValidationError):  # a default that no config can hold
                     found = getattr(type(held).model_validate({name: usual}), name)
@@ -149,8 +166,9 @@ def _own_objects(config: Config, named: tuple[Named, ...]) -> Own:
     own = _with_named(config.given, named)
     for kind in NAMED:
         if (found := getattr(own, kind)) is not None:
-            _require_given(config, kind)
-            _require_keys(config, kind, found)
+            with Guard(kind, found):
+                _require_given(config, kind)
+                _require_keys(config, kind, found)
     for table in {place for place, _ in NAMED.values()}:
         _require_options(config, table, own)
     return own
@@ -284,7 +302,11 @@ def _readers(config: Config, table: str, own: Own) -> list[tuple[str, Callable[.
 
 def schedule_of(config: Config) -> Callable[[int], float] | None:
     """What the step size is times by round; None if it stays."""
-    from fedmuon.schedules import SCHEDULES
+    from fedmuon.schedules import SCHEDULES, as_factor
 
-    found = value(config, "schedule", SCHEDULES)
-    return found and function(found, "schedule", "a function of the round")
+    if (found := value(config, "schedule", SCHEDULES)) is None:
+        return None
+    of = guard(config, "schedule")
+    with of:
+        called = function(found, "schedule", "a function of the round")
+    return called if own_objects(config).schedule is None else of.calling(called, as_factor)

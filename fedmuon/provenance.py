@@ -4,6 +4,7 @@ import importlib.metadata
 import os
 import platform
 import subprocess
+from functools import cache
 from pathlib import Path
 
 import torch
@@ -16,17 +17,22 @@ PROCESSOR = "model name"  # the line of Linux's /proc/cpuinfo
 def versions() -> dict[str, str]:
     """The versions that a result depends on."""
     names = ("fedmuon", "torch", "numpy", "scipy", "flwr", "ray")
-    found = {"python": platform.python_version()}
-    for name in names:
-        try:
-            found[name] = importlib.metadata.version(name)
-        except importlib.metadata.PackageNotFoundError:
-            found[name] = "not installed"
-    return found
+    return {"python": platform.python_version()} | {name: _version(name) for name in names}
 
 
+@cache
+def _version(name: str) -> str:
+    """Read once: a suite of a thousand short runs asks for it as often."""
+    try:
+        return importlib.metadata.version(name)
+    except importlib.metadata.PackageNotFoundError:
+        return "not installed"
+
+
+@cache
 def commit() -> str | None:
-    """The git commit of this source tree; None for an installed package."""
+    """The git commit of this source tree when a process first asks; None for an installed
+    package."""
     here = Path(__file__).resolve().parent.parent
     if not (here / ".git").exists():
         return None

@@ -26,6 +26,7 @@ class Draw(IntEnum):
     LOT = 11
     PROBE = 12
     ORDER = 13
+    NODE = 14
 
 
 def generator(

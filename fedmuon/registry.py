@@ -247,6 +247,8 @@ class _Filled:
 
 
 def _parameters(found: Any) -> Mapping[str, inspect.Parameter]:
+    if not callable(found):  # inspect would refuse it by writing out what may be a data set
+        return {}
     try:
         return inspect.signature(found).parameters
     except (TypeError, ValueError):

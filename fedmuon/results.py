@@ -5,12 +5,14 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Self
 
 from fedmuon import config as tables
 from fedmuon.config import Config
 from fedmuon.errors import InputError, in_python
+from fedmuon.files import read_text, regular, require_sound
 from fedmuon.own import NOTHING, Own
+from fedmuon.temporary import Temporary, copied
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -28,6 +30,7 @@ class Result:
 
     path: Path
     given: Own = field(default=NOTHING, repr=False, compare=False)  # objects handed over in Python
+    temporary: "Temporary | None" = field(default=None, repr=False, compare=False)  # if it is one
 
     @cached_property
     @in_python()
@@ -43,12 +46,18 @@ class Result:
         """The records of rounds.jsonl."""
         from fedmuon.storage import RunDirectory
 
-        return RunDirectory(self.path).records()
+        directory = RunDirectory(self.path)
+        if directory.summary() is not None:
+            require_sound(self.path, ["rounds.jsonl"])
+        return directory.records()
 
     @cached_property
     @in_python()
     def config(self) -> Config:
         """The config with every key resolved."""
+        from fedmuon.storage import RunDirectory
+
+        RunDirectory(self.path).require_config()
         return tables.load(self.path / "config.toml")
 
     @cached_property
@@ -57,7 +66,33 @@ class Result:
         """The last model: parameter's name -> tensor."""
         from fedmuon.arrays import read_tensors
 
-        return read_tensors(self.path / "model.safetensors")[0]
+        return read_tensors(self._sound("model.safetensors"))[0]
+
+    def _sound(self, name: str) -> Path:
+        """A file of a finished run, rejected where it is damaged."""
+        from fedmuon.storage import RunDirectory
+
+        RunDirectory(self.path).finished()
+        require_sound(self.path, [name])
+        return self.path / name
+
+    def save(self, path: str | Path) -> Self:
+        """Copy the run folder to `path`, where the result then lies; returns the result itself.
+
+        A run without `out` lies in a temporary folder, which is removed with its last result, or
+        when Python ends. The copy appears whole or not at all.
+
+        Args:
+            path: A folder that does not exist yet; the folders above it are made.
+
+        Raises:
+            InputError: If `path` exists, lies inside the run folder, or cannot be written.
+        """
+        place = Path(path).expanduser().absolute()
+        copied(self.path, place)
+        object.__setattr__(self, "path", place)
+        object.__setattr__(self, "temporary", None)  # the last result that lets go of it removes it
+        return self
 
     def _repr_html_(self) -> str:
         """What a notebook shows: what was measured, and where it lies."""
@@ -91,16 +126,17 @@ class StabilityResult(Result):
         import csv
 
         whole = ("trial", "client", "index", "replacement")
-        with (self.path / "neighbours.csv").open(encoding="utf-8") as file:
+        with open(self._sound("neighbours.csv"), encoding="utf-8", opener=regular) as file:
             return [
                 {k: int(v) if k in whole else float(v) for k, v in row.items()}
                 for row in csv.DictReader(file)
             ]
 
     @cached_property
+    @in_python()
     def bound(self) -> Record:
         """The content of bound.json."""
-        return json.loads((self.path / "bound.json").read_text(encoding="utf-8"))
+        return json.loads(read_text(self._sound("bound.json")))
 
     def _measured(self) -> list[Record]:
         most = max(one["perturbation"] for one in self.neighbours)
@@ -132,6 +168,8 @@ class Comparison:
     note: str = ""  # what to know of the numbers
     folders: dict[str, list[Path]] = field(default_factory=dict)  # of a row's runs, by its name
     left_out: Sequence[str] = ()  # why runs of a folder are not among them
+    # Temporary folders among them, which stay as long as this does.
+    temporary: Sequence[Temporary] = field(default=(), compare=False)
 
     @property
     def measures(self) -> list[str]:

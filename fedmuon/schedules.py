@@ -4,14 +4,25 @@ A schedule is a function of the round, fixed before the data are seen, so that t
 recursion of 001 holds with it: its matrix A_t then varies from round to round.
 """
 
+import contextlib
 import math
 from collections.abc import Callable
+from typing import Any, SupportsFloat
 
-from fedmuon.errors import InputError
+from fedmuon.errors import InputError, plain
 from fedmuon.registry import Registry
 
 Schedule = Callable[[int], float]
 SCHEDULES: Registry[Schedule] = Registry()
+
+
+def as_factor(found: Any) -> float | str:
+    """The float of a number, or of an array of one; of all else words for an error."""
+    held = found.detach() if hasattr(found, "detach") else found
+    with contextlib.suppress(TypeError, ValueError, RuntimeError, OverflowError):  # of several
+        if isinstance(held, SupportsFloat):
+            return float(held)
+    return found if isinstance(found, str) else plain(found, 60)
 
 
 @SCHEDULES.add("cosine")

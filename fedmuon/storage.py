@@ -15,7 +15,7 @@ from pathlib import Path
 import torch
 
 from fedmuon import checkpoints, files
-from fedmuon.arrays import tensor_bytes
+from fedmuon.arrays import require_whole, tensor_bytes
 from fedmuon.errors import InputError, NonFinite
 from fedmuon.federated.aggregate import ServerState
 from fedmuon.files import AFRESH, Record, digest, mendable, sums_of, write_bytes
@@ -28,6 +28,7 @@ FIXED = ("config.toml", "partition.npz", "schedule.npy", "initial.safetensors")
 ENDS = ("model.safetensors", "momentum.safetensors", "rounds.jsonl", "summary.json")
 MAYBE = ("routes.txt", "objects.json", "ledger.jsonl")
 NOT_SHOWN = {*FIXED, *ENDS} - {"config.toml", "rounds.jsonl", "summary.json"}  # samples and tensors
+LARGE = 1 << 20  # bytes of a file that is not read whole only to list its run
 AUDIT = "one-run.json"  # of a run with canaries
 FAILED = "failed.txt"  # why a run has no finite model, as without secret noise it would again
 LOGS = "logs"  # of a deployment, which may have ended before the run began
@@ -103,7 +104,7 @@ class RunDirectory:
         """Why it failed; nothing of a run that did not."""
         file = self.path / FAILED
         with mendable(file, "read"):
-            return file.read_text(encoding="utf-8").strip() if file.exists() else ""
+            return files.read_text(file).strip() if file.exists() else ""
 
     def fix(self, contents: Mapping[str, bytes], beside: Mapping[str, bytes] = NO_FILES) -> None:
         """Write files that the config determines, or check that they are as the config says; before
@@ -112,7 +113,7 @@ class RunDirectory:
         for name, content in contents.items():
             file = self.path / name
             with mendable(file, "read"):
-                other = file.exists() and file.read_bytes() != content
+                other = file.exists() and files.read_bytes(file) != content
             if other:
                 raise InputError(
                     f"{file} is not what this config gives (damaged, another config or other "
@@ -138,10 +139,18 @@ class RunDirectory:
         names = [*FIXED, *maybe, *(ENDS if finished else ())]
         files.require_sound(self.path, [name for name in names if name not in but])
 
-    def require_shown_files(self) -> None:
-        """Refuse a finished run of which a file was changed that people read: any but samples and
-        tensors, which cannot be missing either where they were fixed before its rounds."""
-        self.require_sound(but=NOT_SHOWN)
+    def require_unchanged(self, brief: bool = False) -> None:
+        """Reject a finished run of which any file is missing, or was changed since. A `brief` look
+        reads no large file of samples or tensors: tensors must have the size that they say."""
+        with mendable(self.path, "read"):
+            there = [
+                self.path / name for name in NOT_SHOWN if brief and (self.path / name).exists()
+            ]
+            large = [file for file in there if file.stat().st_size > LARGE]
+        self.require_sound(but=[file.name for file in large])
+        for file in large:
+            if file.suffix == ".safetensors":
+                require_whole(file)
         self.require_fixed()
 
     def require_fixed(self) -> None:
@@ -170,7 +179,7 @@ class RunDirectory:
         """Replace the checkpoint by this state; `ledger` is the head of a private run's."""
         require_place(self.path)
         log = self.path / "rounds.jsonl"
-        with mendable(log, "write"), log.open("ab") as rounds:
+        with mendable(log, "write"), open(log, "ab", opener=files.regular) as rounds:
             os.fsync(rounds.fileno())  # those that the checkpoint has behind it
         checkpoints.write(self.path, state, self.mark, ledger)
         self._head = ledger
@@ -238,7 +247,7 @@ class RunDirectory:
         }
         logs = [self.path / name for name in ("rounds.jsonl", "ledger.jsonl")]
         with mendable(self.path, "read"):
-            ended = {file.name: file.read_bytes() for file in logs if file.exists()}
+            ended = {file.name: files.read_bytes(file) for file in logs if file.exists()}
         files.announce(self.path, {**ended, **contents})
         for name, content in contents.items():
             write_bytes(self.path / name, content)
@@ -250,7 +259,7 @@ class RunDirectory:
         if not file.exists():
             return None
         files.require_sound(self.path, [file.name])
-        return json.loads(file.read_text(encoding="utf-8"))
+        return json.loads(files.read_text(file))
 
     def finished(self) -> Record:
         """The summary; refused where there is none."""

@@ -2,6 +2,7 @@
 
 import tomllib
 from collections.abc import Mapping, Sequence
+from functools import cache
 from pathlib import Path
 from types import UnionType
 from typing import Annotated, Any, TypeVar, Union, get_args, get_origin
@@ -10,6 +11,7 @@ from pydantic import BaseModel, ConfigDict, ValidationError
 from pydantic_core import ErrorDetails
 
 from fedmuon.errors import InputError
+from fedmuon.files import read_text
 from fedmuon.suggestions import instead
 
 Scalar = str | int | float | bool
@@ -85,7 +87,9 @@ def put(tables: dict[str, Any], name: str, value: Any) -> None:
 def read_toml(path: Path) -> dict[str, Any]:
     """A TOML file as nested tables."""
     try:
-        return tomllib.loads(path.read_text(encoding="utf-8"))
+        return tomllib.loads(read_text(path))
+    except InputError:  # it is no file
+        raise
     except OSError as error:
         raise InputError(
             f"cannot read the config {path} ({error.strerror}): check the path"
@@ -150,11 +154,14 @@ def shown(value: Any) -> str:
         text = repr(value)
     except ValueError:  # Python prints no number of more than 4300 digits
         return "a number of thousands of digits"
+    if "\n" in text:  # such as that of a tensor
+        text = " ".join(text.split())
     return text if len(text) <= LONG else f"{text[: LONG // 2]}...{text[-LONG // 4 :]}"
 
 
+@cache
 def attribute(model: type[BaseModel], key: str) -> str:
-    """The attribute that files spell `key`."""
+    """The attribute that files spell `key`; every config asks for some hundred."""
     return next(name for name, field in model.model_fields.items() if key in (field.alias, name))
 
 

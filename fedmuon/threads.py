@@ -12,7 +12,7 @@ import os
 import sys
 import threading
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from functools import partial
 from queue import SimpleQueue
@@ -133,6 +133,16 @@ def _crew() -> Iterator[_Crew]:
             yield _here.crew
     finally:
         vars(_here).pop("crew", None)
+
+
+@contextmanager
+def without_autocast() -> Iterator[None]:
+    """Meanwhile operations of this thread keep the precision of their operands."""
+    with ExitStack() as stack:
+        for device in ("cpu", "cuda"):
+            if torch.is_autocast_enabled(device):
+                stack.enter_context(torch.autocast(device, enabled=False))
+        yield
 
 
 class _Manner:

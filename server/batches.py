@@ -2,6 +2,7 @@
 
 import math
 import os
+import time
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -22,11 +23,17 @@ class Batch:
     start: float = 0.0
     end: float = math.inf
     tries: int = 0  # of a worker that is waited for
+    ended: bool = False  # its worker was, as it took too long
 
     @property
     def ttl(self) -> float:
         """Seconds for which all of them live."""
         return min(message.metadata.ttl for message in self.messages)
+
+    @property
+    def late(self) -> bool:
+        """Whether its time is up."""
+        return self.ended or self.end < time.monotonic()
 
     @cached_property
     def nodes(self) -> frozenset[int]:

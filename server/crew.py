@@ -8,12 +8,18 @@ from collections.abc import Mapping
 from typing import Any
 
 import ray
-from ray.exceptions import ActorUnavailableError, RayError
+from ray.exceptions import (
+    ActorDiedError,
+    ActorUnavailableError,
+    OutOfMemoryError,
+    RayError,
+    WorkerCrashedError,
+)
 
 from fedmuon.errors import InputError
 from fedmuon.server.ray_worker import Worker
 
-TRIES, PAUSE = 4, 0.1  # calls that a worker may fail without having answered one; seconds between
+TRIES, PAUSE = 4, 0.1  # calls that workers may fail in one place in a row; seconds between
 LOOK = 5.0  # seconds between looks for machines that have joined
 PATIENCE = 15.0  # seconds without any worker, after which somebody is told
 MEMORY = 0.7e9  # bytes of a worker that has loaded torch and Flower
@@ -34,7 +40,7 @@ class Crew:
             raise InputError(f"workers = {asked!r} is refused: give a whole number of 1 or more")
         self._resources, self._asked, self._most = resources, asked, most
         try:
-            options = ray.remote(Worker).options(max_restarts=-1, **resources)  # type: ignore[arg-type]
+            options = ray.remote(Worker).options(**resources)  # type: ignore[arg-type]
         except (TypeError, ValueError) as error:
             raise InputError(
                 f"resources = {resources} is refused ({error!s:.100}): name num_cpus, num_gpus or "
@@ -67,15 +73,20 @@ class Crew:
             self.expect(worker)
 
     def expect(self, worker: Any, tries: int = 0, error: RayError | None = None) -> None:
-        """Use the worker when it answers; one that cannot start is left, and the last one tells."""
-        if isinstance(error, ActorUnavailableError):  # it is starting, however long that takes
-            tries -= 1
-        if tries < TRIES:
-            self.absent.append((time.monotonic() + (PAUSE if error else 0.0), worker, tries))
-        else:
+        """Use the worker when it answers, or another one in place of one that died. After a few
+        deaths in a row the place is given up; the last place raises the error."""
+        unsure = isinstance(error, ActorUnavailableError)  # dead or not, the next call will tell
+        again = (tries := tries - unsure) < TRIES
+        if died(error) and not unsure:
             self.all.remove(worker)
-            if not self.all and error is not None:
-                raise error
+            if again := again and bool(_machines()):
+                self.all.append(worker := self._make(*self._held))
+        elif not again:
+            self.all.remove(worker)
+        if again:
+            self.absent.append((time.monotonic() + (PAUSE if error else 0.0), worker, tries))
+        elif not self.all and error is not None:
+            raise error
 
     def due(self) -> list[tuple[Any, int]]:
         """Whom to ask now whether they are there, and how often that was."""
@@ -103,6 +114,20 @@ class Crew:
         asked = [worker.memory.remote() for worker in self.all]
         ready, _ = ray.wait(asked, num_returns=len(asked), timeout=LOOK)
         return [int(one) for one in ray.get(ready)]
+
+
+def died(error: BaseException | None) -> bool:
+    """Whether a worker's process ended, other than by failing to load the app."""
+    ended = (ActorDiedError, ActorUnavailableError, WorkerCrashedError, OutOfMemoryError)
+    return isinstance(error, ended) and not getattr(error, "actor_init_failed", False)
+
+
+def why(error: RayError) -> str:
+    """Why a worker gives no reply."""
+    kind = type(error).__name__
+    if died(error):
+        return f"its worker process died ({kind}): it was killed, or ran out of memory"
+    return f"{kind}: {error}"
 
 
 def fitting(resources: Resources, machines: list[Mapping[str, float]]) -> int:

@@ -11,6 +11,7 @@ from flwr.serverapp import Grid
 from fedmuon.errors import InputError, plain
 from fedmuon.federated.wire import distrusted
 from fedmuon.server import stopping
+from fedmuon.server.failures import OWN, SENTENCE
 
 FIRST_PAUSE, LAST_PAUSE = 0.005, 0.1  # seconds between looks; small rounds should not wait
 
@@ -107,7 +108,8 @@ def reason(reply: Message) -> str:
     """Why a reply is an error, without the wrapping that Flower and Ray put around it."""
     text = (reply.error.reason or "").strip() or "it failed"
     inner = (text.rsplit("Message: ", 1)[-1].strip() or text).splitlines()[0]
-    return plain(inner.removeprefix("<class 'ray.exceptions.").rstrip("'>"))
+    most = SENTENCE if OWN in inner else 200
+    return plain(inner.removeprefix("<class 'ray.exceptions.").rstrip("'>"), most)
 
 
 def arrays_of(content: RecordDict) -> dict[str, bytes]:

@@ -6,7 +6,9 @@ import traceback
 from flwr.app import Error, Message
 
 from fedmuon.errors import plain
+from fedmuon.guard import OwnError
 
+OWN, SENTENCE = "OwnError: ", 800  # what the reason begins with where a custom object is at fault
 FRAMES, LINES, WIDTH = 3, 20, 200  # of a traceback: calls, lines, and characters of a line
 
 
@@ -16,6 +18,8 @@ def raised(message: Message, error: BaseException) -> str:
     place = "".join(f" ({one.filename}:{one.lineno} in {one.name})" for one in last)
     what = next((line for line in str(error).splitlines() if line.strip()), "").strip()
     head = plain(": ".join(filter(None, (type(error).__name__, what))), WIDTH)
+    if isinstance(error, OwnError):  # which says itself where it was
+        head, place = f"{OWN}{plain(what, SENTENCE)}", ""
     whole = "".join(traceback.format_exception(error, limit=-FRAMES)).splitlines()[-LINES:]
     told = [f"{message.metadata.message_type}{_round(message)}", *whole]
     return "\n".join([f"{head}{place}", *(plain(one, WIDTH) for one in told)])
@@ -35,8 +39,8 @@ class Failures:
     def __init__(self, shown: bool) -> None:
         self._shown, self._count = shown, 0
 
-    def take(self, reply: Message) -> None:
-        """Show the first reply whose client raised an error."""
+    def take(self, reply: Message, partition: int | None) -> None:
+        """Show the first reply whose client, with that partition, raised an error."""
         if not reply.has_error():
             return
         line, *below = (reply.error.reason or "").split("\n")
@@ -44,7 +48,7 @@ class Failures:
         if below and self._shown:
             self._count += 1
             if self._count == 1:
-                self._show(reply.metadata.src_node_id, below)
+                self._show(reply.metadata.src_node_id, partition, below)
 
     def close(self) -> None:
         """Say how many more there were."""
@@ -52,9 +56,9 @@ class Failures:
             logging.getLogger("fedmuon").warning("%d more replies were errors", self._count - 1)
         self._count = 0
 
-    def _show(self, node: int, below: list[str]) -> None:
+    def _show(self, node: int, partition: int | None, below: list[str]) -> None:
         what, *lines = below
         logging.getLogger("fedmuon").warning(
-            "the client app of node %d failed at %s; of later errors there will be the number "
-            "alone:\n%s", node, what, "\n".join(lines)
+            "the client app of node %d (partition %s) failed at %s; of later errors there will be "
+            "the number alone:\n%s", node, partition, what, "\n".join(lines)
         )  # fmt: skip

@@ -2,13 +2,14 @@
 
 Flower's own simulation keeps messages in a table that it scans, one message a node a scan. Here a
 worker is handed the messages of many clients in one call; what they share crosses once a call. A
-node is a number, so a client costs nothing until it is asked; it has one message at a time, also
+node is a number until it is asked, about 100 bytes; it has one message at a time, also
 where several threads of a server ask.
 
 A worker that dies, or does not answer in time, comes back; what it had is asked again one message
 at a time, so that the one at fault takes no other with it: clients that had answered in that call
 do so twice, from the state that they had before. A message's time to live counts from when a worker
-takes it.
+takes it, so that waiting for a worker costs a client nothing; when it is over, the reply is the
+error MESSAGE_UNAVAILABLE, as from a SuperLink.
 """
 
 import math
@@ -27,14 +28,25 @@ from ray.exceptions import RayError
 
 from fedmuon.errors import InputError
 from fedmuon.server.batches import Batch, apart, batches, calls, large, singles
-from fedmuon.server.crew import PAUSE, Crew
+from fedmuon.server.crew import PAUSE, Crew, why
 from fedmuon.server.failures import Failures
-from fedmuon.server.flower_parts import empty_run, identify, numbered, refusal
+from fedmuon.server.flower_parts import (
+    empty_run,
+    expired,
+    flat,
+    identify,
+    node_ids,
+    numbered,
+    refusal,
+)
 from fedmuon.server.ray_worker import Together
 
 
 class RayGrid(Grid):
-    """The nodes 0 to N - 1, whose ClientApp runs in workers of the Ray that is connected."""
+    """N nodes, whose ClientApp runs in workers of the Ray that is connected.
+
+    Node ids are random numbers of 64 bits, as Flower's are; `node_of` tells who holds a partition.
+    """
 
     def __init__(
         self,
@@ -48,20 +60,23 @@ class RayGrid(Grid):
         run_config: dict[str, Any] | None = None,
         again: bool = True,
         shows_errors: bool = True,
+        seed: int | None = None,
     ) -> None:
         """`resources` are options of Ray's actors; `workers` are as many as fit unless given, and
         never more than `most`, the messages of a round. Apps that take one message at a time
         are asked in up to `pieces` calls a worker and round, for an even load. Messages whose
         worker was lost with several are asked `again`, unless a client must not answer twice. The
-        first error that a client raises is shown with its traceback, the others are counted."""
+        first error that a client raises is shown with its traceback, the others are counted. A
+        `seed` makes node ids reproducible; without one they differ from grid to grid."""
         identify()
         if num_supernodes < 1:
             raise InputError(f"num_supernodes = {num_supernodes} is refused: give 1 node or more")
-        self.nodes, self._run = num_supernodes, empty_run()
+        self._ids, self._run = node_ids(num_supernodes, seed), empty_run()
+        self._partitions = {node: place for place, node in enumerate(self._ids)}
         self._asks_again = again
         self._failures = Failures(shows_errors)
         self._pieces = 1 if isinstance(client_app, Together) else pieces
-        held = (client_app, num_supernodes, run_config or {})
+        held = (client_app, num_supernodes, flat(run_config))
         wanted = {"num_cpus": 1.0, **(resources or {})}
         self._crew = Crew(wanted, workers, most or num_supernodes, held)
         self._each: dict[str, float] = {}  # seconds that a message of that type took lately
@@ -109,8 +124,8 @@ class RayGrid(Grid):
         return Message(content, dst_node_id, message_type, ttl=ttl, group_id=group_id)
 
     def get_node_ids(self) -> Iterable[int]:
-        """All nodes, which are always there."""
-        return range(self.nodes)
+        """All nodes, which are always there, in the order of their partitions."""
+        return list(self._ids)
 
     @property
     def workers(self) -> int:
@@ -129,7 +144,7 @@ class RayGrid(Grid):
 
     def node_of(self, partition: int) -> int:
         """The node that holds a partition; nobody has to ask them all."""
-        return partition
+        return self._ids[partition]
 
     def push_messages(self, messages: Iterable[Message]) -> list[str]:
         """Ask the workers; the ids of the messages."""
@@ -143,10 +158,13 @@ class RayGrid(Grid):
             self._wanted.update(names)
             known = []
             for one in sent:
-                if 0 <= (node := one.metadata.dst_node_id) < self.nodes:
+                if (node := one.metadata.dst_node_id) in self._partitions:
                     known.append(one)
                 else:
-                    self._keep(refusal(one, f"node {node} is none of the {self.nodes}"))
+                    told = (
+                        f"node {node} is none of the {len(self._ids)}: ask get_node_ids() for ids"
+                    )
+                    self._keep(refusal(one, told))
             self._queue.extend(batches(known, self._size(known)))
             self._dispatch()
         return names
@@ -229,14 +247,16 @@ class RayGrid(Grid):
     def _ask(self, worker: Any, batch: Batch, shared: dict[int, Any]) -> None:
         """One call; large content that several calls share lies in Ray's store once."""
         batch.start = time.monotonic()
-        batch.end = batch.start + batch.ttl / min(2, len(batch.messages))
+        batch.end = batch.start + batch.ttl / (2 if self._divides(batch) else 1)
         content, sent = apart(batch.messages)
         if content is not None and large(content):
             if id(content) not in shared:
                 shared[id(content)] = ray.put(content)
             content = shared[id(content)]
         states = {node: state for node in batch.nodes if (state := self._states.get(node))}
-        self._running[worker.answer.remote(content, sent, states)] = (worker, batch)
+        partitions = {node: self._partitions[node] for node in batch.nodes}
+        asked = worker.answer.remote(content, sent, states, partitions)
+        self._running[asked] = (worker, batch)
 
     def _take(self, place: Any) -> None:
         """The replies of one call, unless another thread has them; what failed is asked again one
@@ -256,18 +276,23 @@ class RayGrid(Grid):
         self._each |= {one.metadata.message_type: took for one in batch.messages}
         self._states |= states
         for reply in replies:
-            self._failures.take(reply)
+            self._failures.take(reply, self._partitions.get(reply.metadata.src_node_id))
             self._keep(reply)
 
     def _again(self, batch: Batch, error: RayError) -> None:
-        if len(batch.messages) > 1 and self._asks_again:
+        if self._divides(batch):
             again = self._still_wanted(batch)
             self._queue.extendleft(Batch([one]) for one in reversed(again))
-            why = f"its worker's {type(error).__name__}, and it was asked again"
-            self.mended |= {one.metadata.message_id: why for one in again}
+            cause = "its worker took too long" if batch.late else why(error)
+            told = f"{cause}, and it was asked again"
+            self.mended |= {one.metadata.message_id: told for one in again}
             return
         for message in batch.messages:
-            self._keep(refusal(message, f"{type(error).__name__}: {error}"))
+            self._keep(expired(message) if batch.late else refusal(message, why(error)))
+
+    def _divides(self, batch: Batch) -> bool:
+        """Whether its messages are asked again one by one where its worker fails."""
+        return len(batch.messages) > 1 and self._asks_again
 
     def _still_wanted(self, batch: Batch) -> list[Message]:
         return [one for one in batch.messages if one.metadata.message_id in self._wanted]
@@ -280,6 +305,6 @@ class RayGrid(Grid):
         """End workers that take longer than their messages live."""
         now = time.monotonic()
         for worker, batch in list(self._running.values()):
-            if batch.end < now:
-                batch.end = math.inf
+            if batch.end < now and not batch.ended:
+                batch.ended = True
                 ray.kill(worker, no_restart=False)

@@ -6,6 +6,7 @@ import traceback
 from typing import Any, Protocol, runtime_checkable
 
 from flwr.app import Context, Message, RecordDict
+from flwr.app.user_config import UserConfig
 from flwr.clientapp import ClientApp
 
 from fedmuon.footprint import peak
@@ -29,9 +30,10 @@ class Together(Protocol):
 class Worker:
     """An actor that answers for any client."""
 
-    def __init__(self, app: ClientApp, nodes: int, config: dict[str, Any]) -> None:
+    def __init__(self, app: ClientApp, nodes: int, config: UserConfig) -> None:
         identify()
         self._app, self._nodes, self._config = app, nodes, config
+        self._partitions: dict[int, int] = {}  # of the nodes whose messages are answered now
         if isinstance(app, Together):
             app.load()
 
@@ -44,10 +46,15 @@ class Worker:
         return peak()
 
     def answer(
-        self, content: Any, messages: list[Message], states: dict[int, RecordDict]
+        self,
+        content: Any,
+        messages: list[Message],
+        states: dict[int, RecordDict],
+        partitions: dict[int, int],
     ) -> tuple[list[Message], dict[int, RecordDict]]:
         """A reply to each, and what the nodes keep now; `content` is what messages without one
-        share, `states` what the nodes have kept."""
+        share, `states` what the nodes have kept, `partitions` those that they hold."""
+        self._partitions = partitions
         if content is not None:
             for message in messages:
                 message.content = content
@@ -88,7 +95,8 @@ class Worker:
 
     def _context(self, message: Message, states: dict[int, RecordDict]) -> Context:
         node = message.metadata.dst_node_id
-        return context(node, self._nodes, states.get(node), self._config)
+        place = self._partitions[node], self._nodes
+        return context(node, place, states.get(node), self._config)
 
 
 def _answers(reply: Any, message: Message) -> bool:

@@ -9,6 +9,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from fedmuon.combinations import infinite, noiseless
 from fedmuon.config import Config, nested, unflatten
 from fedmuon.errors import InputError
 from fedmuon.tables import Scalar
@@ -28,6 +29,16 @@ def unpacked(run_config: Mapping[str, Scalar], engine: str) -> Config:
     flat = {key: value for key, value in run_config.items() if key not in (OUT, OPTIONS)}
     flat |= _options(str(run_config.get(OPTIONS, "")))
     return unflatten({**flat, "engine.name": engine})
+
+
+def require_noise(config: Config, folder: Path) -> None:
+    """Reject a private run without noise that begins in `folder`: in Flower's run config every key
+    is set, so that noise = 0 is nobody's choice."""
+    if noiseless(config) and not (folder / "config.toml").exists():
+        raise InputError(
+            f"{infinite(config)}; under Flower noise = 0 counts as not set, because the run config "
+            "has every key"
+        )
 
 
 def _options(text: str) -> dict[str, Any]:

@@ -16,7 +16,7 @@ from fedmuon.errors import InputError
 from fedmuon.federated import setup
 from fedmuon.locks import held
 from fedmuon.server import stopping
-from fedmuon.server.run_config import OUT, unpacked
+from fedmuon.server.run_config import OUT, require_noise, unpacked
 from fedmuon.server.strategy import engine
 
 SIMULATED_PATIENCE = 5.0  # seconds: simulated nodes are there at once
@@ -60,7 +60,9 @@ def await_nodes(config: Config, grid: Grid) -> None:
 def _config(grid: Grid, context: Context) -> Config:
     """The experiment, with the engine that in truth runs it."""
     kind = "ray" if _simulated(grid) else "deployment"
-    return setup.resolve(unpacked(context.run_config, kind))
+    config = unpacked(context.run_config, kind)
+    require_noise(config, _folder(context))
+    return setup.resolve(config)
 
 
 def _folder(context: Context) -> Path:

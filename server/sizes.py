@@ -6,7 +6,7 @@ all of its own.
 """
 
 import pickle
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -19,7 +19,7 @@ from fedmuon.federated.simulate import Experiment
 from fedmuon.federated.wire import pack
 from fedmuon.server import roster
 from fedmuon.server.batches import apart, large
-from fedmuon.server.flower_parts import identify, numbered, weight
+from fedmuon.server.flower_parts import identify, node_ids, numbered, weight
 from fedmuon.server.strategy import FedMuonStrategy
 
 SAMPLE = 1024  # messages that are written, where there are more; the others weigh the same
@@ -37,14 +37,16 @@ def on_ray(
     config: Config, experiment: Experiment, state: ServerState, workers: int, machines: int
 ) -> Sizes:
     """Of a round on workers that are asked once each."""
-    messages = requests(config, experiment, state)
+    ids = node_ids(config.federation.clients, config.federation.seed)
+    partitions = {node: place for place, node in enumerate(ids)}
+    messages = requests(config, experiment, state, ids)
     calls = min(workers, len(messages))
     content, bare = apart(messages)
     shared = len(pickle.dumps(content, 5)) * (machines if large(messages[0].content) else calls)
     shared = shared if content is not None else 0
-    down = shared + _scaled(bare, calls, lambda some: (some, [None] * len(some)))
+    down = shared + _scaled(bare, calls, lambda some: (some, {}, _places(some, partitions)))
     arrived = pickle.loads(pickle.dumps(bare[:SAMPLE], 5))
-    replies = [_reply(experiment, state, one) for one in arrived]
+    replies = [_reply(experiment, state, one, partitions) for one in arrived]
     if calls == len(messages):  # of one alone the id is told, too
         for reply in replies:
             numbered(reply)
@@ -55,15 +57,18 @@ def on_ray(
 def on_link(config: Config, experiment: Experiment, state: ServerState) -> Sizes:
     """Of a round of a deployment."""
     messages = requests(config, experiment, state)
-    reply = _reply(experiment, state, messages[0])
+    client = messages[0].metadata.dst_node_id
+    reply = _reply(experiment, state, messages[0], {client: client})
     return Sizes(len(messages) * weight(messages[0]), len(messages) * weight(reply))
 
 
-def requests(config: Config, experiment: Experiment, state: ServerState) -> list[Message]:
-    """The messages of the first round."""
+def requests(
+    config: Config, experiment: Experiment, state: ServerState, ids: Sequence[int] = ()
+) -> list[Message]:
+    """The messages of the first round, to nodes of these ids or of their partitions' numbers."""
     identify()
     clients = [int(client) for client in experiment.plan.participants(0)]
-    nodes = {client: client for client in clients}
+    nodes = {client: ids[client] if ids else client for client in clients}
     keys = roster.blank(clients) if experiment.recipe.masked else None
     strategy = FedMuonStrategy(config, experiment, state, nodes, keys)
     messages = list(strategy.messages(MessageType.TRAIN, clients))
@@ -78,17 +83,24 @@ def questions(nodes: Iterable[int]) -> list[Message]:
     return [Message(RecordDict(), node, MessageType.QUERY) for node in nodes]
 
 
-def _reply(experiment: Experiment, state: ServerState, message: Message) -> Message:
+def _reply(
+    experiment: Experiment, state: ServerState, message: Message, partitions: Mapping[int, int]
+) -> Message:
     """What a client answers, but for its numbers."""
     like = returned_like(experiment.recipe, state.params, state.states)
     stack = len(next(iter(state.params.values())))
-    client = int(message.metadata.dst_node_id)
+    client = partitions[message.metadata.dst_node_id]
     records: dict[str, Any] = {
         "arrays": ArrayRecord(pack(*like)),
         "metrics": MetricRecord({"loss": [0.5] * stack}),
         "who": ConfigRecord({"partition": client, "round": 0}),
     }
     return Message(RecordDict(records), reply_to=message)
+
+
+def _places(messages: Sequence[Message], partitions: Mapping[int, int]) -> dict[int, int]:
+    """The partitions of the nodes of these messages, which a worker is told."""
+    return {(node := one.metadata.dst_node_id): partitions[node] for one in messages}
 
 
 def _scaled(

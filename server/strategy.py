@@ -24,6 +24,7 @@ from fedmuon.federated.simulate import Engine, Experiment, Fault, Round
 from fedmuon.federated.wire import distrusted, pack, received
 from fedmuon.server import roster, stopping
 from fedmuon.server.exchange import Numbered, arrays_of, exchange, meet, reason
+from fedmuon.server.failures import OWN
 
 PAUSE = 2.0  # seconds more before every further attempt: a killed worker needs them to return
 
@@ -122,6 +123,9 @@ class FedMuonStrategy(Strategy):
                 found, new = self._attempt(grid, missing, attempt)
                 replies, faults = replies | found, faults + new
                 missing = [client for client in clients if client not in replies]
+        own = [one.why for one in faults[-len(missing) :] if one.why.startswith(OWN)]
+        if missing and own and (table.policy == "strict" or not replies):
+            raise RoundFailed(own[0].removeprefix(OWN))
         if missing and (table.policy == "strict" or not replies):
             why = "; ".join(f"client {one.client}: {one.why}" for one in faults[-len(missing) :])
             raise RoundFailed(

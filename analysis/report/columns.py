@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from fedmuon.errors import InputError
-from fedmuon.files import require_sound
+from fedmuon.files import read_text, require_sound
 
 Columns = Mapping[str, np.ndarray]
 Table = dict[str, np.ndarray]
@@ -43,7 +43,7 @@ def read_json(file: Path, names: Sequence[str]) -> dict[str, Any]:
     """A JSON object that has these names."""
     require_sound(file.parent, [file.name])
     try:
-        found = json.loads(file.read_text(encoding="utf-8"))
+        found = json.loads(read_text(file))
     except (OSError, ValueError):
         raise InputError(f"{file} is missing or no JSON: {MEND}") from None
     if not isinstance(found, dict):
@@ -118,7 +118,7 @@ def _numbers_or_words(cells: Sequence[str]) -> np.ndarray:
 def _cells(file: Path) -> list[list[str]]:
     require_sound(file.parent, [file.name])
     try:
-        text = file.read_text(encoding="utf-8")
+        text = read_text(file)
         rows = list(csv.reader(text.splitlines(), strict=True))
     except (OSError, UnicodeDecodeError, csv.Error):
         raise InputError(f"{file} is missing or no CSV: {MEND}") from None

@@ -11,7 +11,12 @@ from fedmuon.analysis.report.numbers import number
 
 Points = Sequence[tuple[float, float]]
 WIDTH, HEIGHT = 560, 326
-LEFT, RIGHT, TOP, BOTTOM = 88, 530, 18, 278  # of the axes
+LEFT, RIGHT, TOP, BOTTOM = 88, 530, 18, 278  # of the axes, which begin later where labels are wide
+GAP = 8  # between an axis and its labels
+LETTERS = 16  # size of the labels on narrow screens, where it is largest (see sheet.py)
+# Advance widths in DejaVu Sans, one of the widest fonts of a system, in units of the size.
+DIGIT = 0.6363
+ADVANCE = {"−": 0.8379, "+": 0.8379, ".": 0.3179, "e": 0.6153}
 MOST = 200  # points of a curve
 FIRST = "test loss", "train loss", "accuracy"  # of measures that equally many runs have
 WIDE_RANGE = 100.0  # times the least value, from which its axis is logarithmic
@@ -134,14 +139,39 @@ def _panel(runs: Sequence[Run], measure: str, number: int) -> str:
     every = [point for points in held.values() for point in points]
     ends = [max(points)[0] for points in held.values()]
     uneven = max(ends) > UNEVEN * min(ends)
-    x = Axis.of([one for one, _ in every], LEFT, RIGHT, 1.0 if uneven else math.inf)
     y = Axis.of([one for _, one in every], BOTTOM, TOP, WIDE_RANGE)
+    x = Axis.of([one for one, _ in every], _left(y), RIGHT, 1.0 if uneven else math.inf)
     lines = "".join(
         f'<path class="run-{place}" d="{_path(_thinned(points, x), x, y)}" {look(place)}>'
         f"<title>{escape(runs[place].name)}</title></path>"
         for place, points in held.items()
     )
     return f'<g class="measure-{number}">{_axes(x, y)}{lines}</g>'
+
+
+def _left(y: Axis) -> float:
+    """Where the axes begin, so that the widest label of y fits beside them."""
+    return max([LEFT, *(2 * GAP + _extent(label(one)) for one in y.ticks())])
+
+
+def _spread(x: Axis) -> list[float]:
+    """The ticks of x, without those whose labels would cover the one before."""
+    kept: list[float] = []
+    for one in x.ticks(integer=True):
+        wide = _extent(label(one)) + _extent(label(kept[-1])) if kept else 0.0
+        if not kept or x.at(one) - x.at(kept[-1]) > wide / 2:
+            kept.append(one)
+    return kept
+
+
+def label(value: float) -> str:
+    """A tick's value as it is written beside the axis."""
+    return number(value, 6)
+
+
+def _extent(text: str) -> float:
+    """The width of a number on a narrow screen, in units of the drawing."""
+    return LETTERS * sum(ADVANCE.get(one, DIGIT) for one in text)
 
 
 def _finite(points: Points) -> list[tuple[float, float]]:
@@ -165,16 +195,17 @@ def _path(points: Points, x: Axis, y: Axis) -> str:
 
 def _axes(x: Axis, y: Axis) -> str:
     """Both axes with their ticks."""
-    frame = f'<path class="axis" d="M{LEFT} {TOP}V{BOTTOM}H{RIGHT}"/>'
+    left = x.start
+    frame = f'<path class="axis" d="M{left:.1f} {TOP}V{BOTTOM}H{RIGHT}"/>'
     below = (
-        f'<text x="{x.at(one):.1f}" y="{BOTTOM + 20}" text-anchor="middle">{number(one, 6)}</text>'
-        for one in x.ticks(integer=True)
+        f'<text x="{x.at(one):.1f}" y="{BOTTOM + 20}" text-anchor="middle">{label(one)}</text>'
+        for one in _spread(x)
     )
     beside = (
-        f'<path class="grid" d="M{LEFT} {y.at(one):.1f}H{RIGHT}"/>'
-        f'<text x="{LEFT - 8}" y="{y.at(one) + 4:.1f}" text-anchor="end">{number(one, 6)}</text>'
+        f'<path class="grid" d="M{left:.1f} {y.at(one):.1f}H{RIGHT}"/>'
+        f'<text x="{left - GAP:.1f}" y="{y.at(one) + 4:.1f}" text-anchor="end">{label(one)}</text>'
         for one in y.ticks()
     )
     text = "round, on a logarithmic axis" if x.log else "round"
-    name = f'<text x="{(LEFT + RIGHT) / 2}" y="{HEIGHT - 7}" text-anchor="middle">{text}</text>'
+    name = f'<text x="{(left + RIGHT) / 2:.1f}" y="{HEIGHT - 7}" text-anchor="middle">{text}</text>'
     return f"{frame}{''.join(beside)}{''.join(below)}{name}"

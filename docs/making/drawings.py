@@ -75,9 +75,9 @@ def maps() -> Figure:
 def federation() -> Figure:
     """A schedule and a partition that the product draws."""
     config = {"federation": {"rounds": 30}, "output": {"evaluate-every": 30}}
-    folder = fedmuon.run(config).path
+    run = fedmuon.run(config)
     figure, (left, right) = style.canvas(2, False, 3.0)
-    schedule, held = np.load(folder / "schedule.npy"), np.load(folder / "partition.npz")
+    schedule, held = np.load(run.path / "schedule.npy"), np.load(run.path / "partition.npz")
     rounds = np.repeat(np.arange(1, len(schedule) + 1), schedule.shape[1])
     left.plot(rounds, schedule.ravel(), "s", color=style.BLUE, ms=3)
     left.set_xlabel("round")

@@ -140,16 +140,27 @@ def near_keys(begun: str, end: str = "") -> list[str]:
 
 
 def chosen_config(
-    file: Path | None, overrides: list[str], resume: bool, out: Path | None = None
+    file: Path | None,
+    overrides: list[str],
+    resume: bool,
+    out: Path | None = None,
+    named: bool = False,
 ) -> "Config | None":
     """The experiment asked for; None when a resumed run shall bring its own. What a command to
-    resume sets without a file is held against the config in `out`."""
+    resume sets without a file is compared with the config in `out`; where there is none, only
+    settings that were `named` by --set begin an experiment, as the same command did before."""
     from fedmuon import config
+    from fedmuon.combinations import noiseless
 
     if resume and not file and not overrides:
         return None
-    there = out / "config.toml" if resume and out else None
-    return config.load(file or (there if there and there.exists() else None), overrides)
+    there = out / "config.toml" if resume and out and not file else None
+    if out and there and not there.exists():
+        there = None if named else config.to_resume(out)
+    chosen = config.load(file or there, overrides)
+    if noiseless(chosen):
+        complain("[privacy] noise is 0, so nothing is private: epsilon is infinite")
+    return chosen
 
 
 def chosen_folder(out: Path | None, config: "Config | None", resume: bool = False) -> Path:

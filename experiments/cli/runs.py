@@ -37,7 +37,7 @@ def run(
     from fedmuon.storage import RunDirectory
 
     changes = options.changes_of(overrides, engine, ray_address, data, seed)
-    chosen = options.chosen_config(config, changes, resume, out)
+    chosen = options.chosen_config(config, changes, resume, out, named=bool(overrides))
     folder = options.chosen_folder(out, chosen, resume)
     ended = resume and (folder / "summary.json").exists()
     with options.resumable(folder, ["run"]), followed(folder, watch):
@@ -120,7 +120,7 @@ def stability(
     changes += [f"stability.trials={trials}"] if trials is not None else []
     changes += ["stability.neighbours=all"] if every else []
     changes += ["stability.neighbours=worst"] if hardest else []
-    chosen = options.chosen_config(config, changes, resume, out)
+    chosen = options.chosen_config(config, changes, resume, out, named=bool(overrides))
     chosen = chosen and in_doubles(chosen)
     if chosen and chosen.engine.dtype == "float32":
         options.complain(

@@ -52,7 +52,8 @@ def main() -> None:
 
     identify()
     message, nodes = pickle.loads(Path(sys.argv[1]).read_bytes())
-    app(message, context(message.metadata.dst_node_id, nodes, None, {}))
+    node = message.metadata.dst_node_id  # which is the number of its partition there
+    app(message, context(node, (node, nodes), None, {}))
     print(peak())
 
 

@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from fedmuon.experiments.engines.guard import GuardedFolder, descendants, kill
+from fedmuon.files import regular
 
 SCRIPTS = sysconfig.get_path("scripts")
 
@@ -33,7 +34,7 @@ class Processes:
 
     def start(self, name: str, command: Sequence[str | Path]) -> subprocess.Popen[bytes]:
         """Start a command of this environment; what it says goes to logs/name.log."""
-        with (self.logs / f"{name}.log").open("ab") as log:
+        with open(self.logs / f"{name}.log", "ab", opener=regular) as log:
             process = subprocess.Popen(
                 [Path(SCRIPTS, command[0]), *command[1:]],
                 stdin=subprocess.DEVNULL,

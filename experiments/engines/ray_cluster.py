@@ -11,6 +11,7 @@ import logging
 import os
 import secrets
 import signal
+import socket
 import sys
 import threading
 from collections.abc import Callable, Iterator, Mapping
@@ -36,6 +37,8 @@ QUIET = {
     "RAY_ENABLE_AUTO_CONNECT": "0",  # a late call would start another Ray, open to everyone
 }
 THREADS = "FEDMUON_CLIENT_THREADS"  # of a worker
+LOCAL = "local"  # the address that starts a Ray of our own, as none does
+CONNECT = 3.0  # seconds within which a cluster's address has to take a connection
 _driving = threading.Lock()
 # Ray takes loopback for a node's address only where it believes that clusters do not work.
 LOOPBACK = "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER"
@@ -58,6 +61,7 @@ def connected(address: str, verbose: bool = False, threads: int = 1) -> Iterator
     were started before they knew, would cost our own a second or two.
     """
     quieten()
+    address = "" if address == LOCAL else address
     given: dict[str, Any] = {
         "log_to_driver": verbose,
         "logging_level": "INFO" if verbose else "ERROR",
@@ -66,6 +70,7 @@ def connected(address: str, verbose: bool = False, threads: int = 1) -> Iterator
         until.enter_context(_only_one())
         until.enter_context(_environment({THREADS: str(threads)}))
         if address:
+            _require_listener(address)
             given["address"] = address
             told = {"PYTHONPATH": importable(), THREADS: str(threads)}
             given["runtime_env"] = {"env_vars": told}
@@ -98,6 +103,21 @@ def _only_one() -> Iterator[None]:
     finally:
         if not taken:
             _driving.release()
+
+
+def _require_listener(address: str) -> None:
+    """Reject an address where nothing listens: Ray would wait for minutes before it says so."""
+    services: Any = importlib.import_module("ray._private.services")
+    try:
+        if address.startswith("ray://"):  # Ray's client, whose server has a port of its own
+            place = address.removeprefix("ray://").partition("/")[0]
+        else:
+            place = services.canonicalize_bootstrap_address(address) or ""
+        if place and "://" not in place:
+            host, _, port = place.rpartition(":")
+            socket.create_connection((host.strip("[]"), int(port)), CONNECT).close()
+    except (OSError, ValueError) as error:
+        raise InputError(_why(error, address)) from error
 
 
 def _why(error: Exception, address: str) -> str:

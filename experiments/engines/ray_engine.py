@@ -14,6 +14,7 @@ from fedmuon.signals import deferred, interruptible
 if TYPE_CHECKING:
     from flwr.clientapp import ClientApp
     from flwr.serverapp import Grid
+    from ray.exceptions import RayError
 
 Result = TypeVar("Result")
 
@@ -57,6 +58,7 @@ def on_grid(
                     resources=_resources(config),
                     again=config.faults.retries > 0,
                     shows_errors=False,  # the strategy says what it refuses
+                    seed=config.federation.seed,
                 ) as grid,
             ):
                 done = work(grid)
@@ -84,10 +86,21 @@ def _folded_logs(verbose: bool) -> Iterator[None]:
         logger.setLevel(before)
 
 
-def _why(error: BaseException, config: Config) -> str:
-    cause, engine = error.__cause__ or error, config.engine
-    return (
-        f"the Ray engine could not run ({str(cause).splitlines()[0]}): check [engine] cpus-per-"
-        f"client = {engine.cpus_per_client} and gpus-per-client = {engine.gpus_per_client}, or see "
-        "--verbose"
-    )
+def _why(error: "RayError", config: Config) -> str:
+    """Explain the error and say what to do."""
+    from ray.exceptions import ActorUnschedulableError, TaskUnschedulableError
+
+    from fedmuon.server.crew import died, why
+
+    if died(error):
+        return (
+            f"the Ray engine stopped after all of its workers had died, the last one thus: "
+            f"{why(error)}. Free memory or lower [federation] per-round, then resume with --resume"
+        )
+    said, engine = str(error.__cause__ or error).splitlines()[0], config.engine
+    if isinstance(error, ActorUnschedulableError | TaskUnschedulableError):
+        return (
+            f"Ray has no room for a worker ({said}): lower [engine] cpus-per-client = "
+            f"{engine.cpus_per_client:g} or gpus-per-client = {engine.gpus_per_client:g}"
+        )
+    return f"the Ray engine stopped ({said}): run it with --verbose to see why"

@@ -5,6 +5,7 @@ From parameters it needs numpy only; torch is loaded to read a run.
 
 import dataclasses
 import zipfile
+from collections.abc import Sequence
 from functools import cache, partial
 from pathlib import Path
 from typing import Any
@@ -33,7 +34,7 @@ from fedmuon.own import NAMED, NOTHING, Own, schedule_of
 CENSUS = "neighbours.csv"
 
 __all__ = ["Case", "Verdict", "constant_of", "find", "from_directory", "from_parameters",
-           "in_doubles", "judge", "largest_moves", "report", "table"]  # fmt: skip
+           "in_doubles", "judge", "largest_moves", "read_census", "report", "table"]  # fmt: skip
 
 
 def find(folder: Path | None, changes: list[str], given: dict[str, Any]) -> Case:
@@ -103,9 +104,10 @@ def from_directory(
     there = objects.require_same(folder, objects.described(config, folder))
     plan, _ = objects.kept(setup.plan(config), config, there)
     try:
-        with np.load(folder / "partition.npz") as split:
+        with np.load(files.require_regular(folder / "partition.npz")) as split:
             sizes = np.bincount(split["client"], minlength=plan.clients)
-        realized = Realized(np.load(folder / "schedule.npy"), plan.rows if plan.batch else None)
+        schedule = np.load(files.require_regular(folder / "schedule.npy"))
+        realized = Realized(schedule, plan.rows if plan.batch else None)
         start = read_tensors(folder / "initial.safetensors")[0]
         shape = start["weight"].shape[:2] if config.task.name == "matrix" else None
     except (OSError, ValueError, KeyError, EOFError, zipfile.BadZipFile) as error:
@@ -153,9 +155,15 @@ def _largest_moves(folder: Path, clients: int) -> np.ndarray | None:
     return largest_moves(folder / CENSUS, clients)
 
 
+def read_census(census: Path, usecols: Sequence[int] | None = None) -> np.ndarray:
+    """The numbers of a neighbours.csv, one row for each neighbour."""
+    with open(census, encoding="utf-8", opener=files.regular) as file:
+        return np.loadtxt(file, delimiter=",", skiprows=1, usecols=usecols, ndmin=2)
+
+
 def largest_moves(census: Path, clients: int) -> np.ndarray:
     """The same of a neighbours.csv."""
-    columns = np.loadtxt(census, delimiter=",", skiprows=1, usecols=(1, 4), ndmin=2)
+    columns = read_census(census, usecols=(1, 4))
     moved = np.zeros(clients)
     np.maximum.at(moved, columns[:, 0].astype(int), columns[:, 1])
     return moved

@@ -33,7 +33,7 @@ from fedmuon.experiments.laboratory.calibration import CALIBRATION
 from fedmuon.experiments.laboratory.facts import BALL_NAMES, BOUND_NAMES
 from fedmuon.experiments.laboratory.settings_card import settings_card
 from fedmuon.experiments.laboratory.spending import standing, unreleased
-from fedmuon.files import require_sound
+from fedmuon.files import read_text, require_regular, require_sound
 from fedmuon.own import IN_PYTHON, handed_over
 
 NAMES = BOUND_NAMES | {"gap": "measured gap", "gap_low": "lower end of its 95% interval",
@@ -155,9 +155,9 @@ def _mode(folder: Path, neighbours: Columns) -> str:
     """[stability] neighbours of the run; a census that lacks samples is refused."""
     require_sound(folder, ["config.toml", "partition.npz"])
     try:
-        config = tomllib.loads((folder / "config.toml").read_text(encoding="utf-8"))
+        config = tomllib.loads(read_text(folder / "config.toml"))
         mode = str(config["stability"]["neighbours"])
-        with np.load(folder / "partition.npz") as split:
+        with np.load(require_regular(folder / "partition.npz")) as split:
             every = np.sort(split["train_index"])
     except (OSError, ValueError, KeyError, TypeError, EOFError, zipfile.BadZipFile):
         raise InputError(f"{folder}: config.toml or partition.npz is damaged: {MEND}") from None

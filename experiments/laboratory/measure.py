@@ -19,7 +19,7 @@ from fedmuon.errors import InputError
 from fedmuon.federated import setup
 from fedmuon.federated.dealing import dealing
 from fedmuon.federated.simulate import Experiment
-from fedmuon.files import AFRESH
+from fedmuon.files import AFRESH, require_regular
 from fedmuon.own import NOTHING, Own
 from fedmuon.storage import RunDirectory
 from fedmuon.tasks.base import Batch, Params
@@ -62,7 +62,7 @@ class Laboratory:
 def _require_dealt(out: Path, data: FederatedData) -> None:
     """Refuse samples that are dealt otherwise now than in the run."""
     try:
-        with np.load(out / "partition.npz") as held:
+        with np.load(require_regular(out / "partition.npz")) as held:
             there = dealing(held["train_index"], held["client"])
     except (OSError, ValueError, KeyError, EOFError, zipfile.BadZipFile) as error:
         raise InputError(f"{out} is damaged ({error}): {AFRESH}") from None

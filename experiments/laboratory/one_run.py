@@ -268,7 +268,7 @@ def stored(folder: Path) -> Record | None:
     if not there or AUDIT not in files.sums_of(folder):
         return None
     files.require_sound(folder, [AUDIT])
-    return json.loads((folder / AUDIT).read_text(encoding="utf-8"))
+    return json.loads(files.read_text(folder / AUDIT))
 
 
 def of_finished(folder: Path) -> Record:

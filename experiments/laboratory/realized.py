@@ -138,7 +138,7 @@ def hessian_norm(task: MatrixTask, model: Tensor, data: Batch) -> float:
 
 def measured(laboratory: Laboratory, verdict: bound.Verdict) -> Record:
     """realized.csv beside neighbours.csv, and what it says in short."""
-    known = np.loadtxt(laboratory.out / bound.CENSUS, delimiter=",", skiprows=1, ndmin=2)
+    known = bound.read_census(laboratory.out / bound.CENSUS)
     drawn, moved, promised = _drawn(laboratory, known), known[:, 4], known[:, 6]
     found = certificates(laboratory, verdict, drawn)
     rows = zip(drawn[:, 0].tolist(), moved.tolist(), promised.tolist(), found.tolist(), strict=True)

@@ -16,7 +16,7 @@ from fedmuon.errors import InputError
 from fedmuon.experiments.laboratory.facts import columns
 from fedmuon.federated import client_spending
 from fedmuon.federated.spending import delta_of, named
-from fedmuon.files import finite
+from fedmuon.files import finite, require_regular
 from fedmuon.privacy.accounting import loose
 from fedmuon.privacy.client_level import EACH, EVERYONE
 from fedmuon.privacy.ledger import Ledger
@@ -136,7 +136,7 @@ def _dealt(folder: Path) -> tuple[Config, np.ndarray] | None:
     file, split = folder / "config.toml", folder / "partition.npz"
     if not (file.exists() and split.exists()):
         return None
-    with np.load(split) as held:
+    with np.load(require_regular(split)) as held:
         return tables.load(file), np.bincount(held["client"])
 
 

@@ -104,7 +104,7 @@ def _ranked_before(out: Path) -> Record | None:
     if (out / PROGRESS).exists() or PREDICTED not in files.sums_of(out):
         return None
     files.require_sound(out, [PREDICTED, CENSUS, "bound.json"])
-    return json.loads((out / "bound.json").read_text(encoding="utf-8"))
+    return json.loads(files.read_text(out / "bound.json"))
 
 
 def _measured(
@@ -114,7 +114,7 @@ def _measured(
     ranking = measure(laboratory, verdict, watch, begun, engine)
     if ranking is None:
         return {}, {}
-    top = np.loadtxt(laboratory.out / CENSUS, delimiter=",", skiprows=1, usecols=4, ndmin=1)
+    top = bound.read_census(laboratory.out / CENSUS, usecols=(4,))[:, 0]
     drawn, size = ranking.rows[ranking.top :], stack_size(laboratory)
     parts = np.split(drawn, range(size, len(drawn), size))
     moved = np.concatenate([top, *(perturbations(laboratory, one, engine) for one in parts)])
@@ -127,7 +127,7 @@ def _write(out: Path, record: Record, more: dict[str, bytes]) -> None:
     any more."""
     content = (json.dumps(record, indent=2, allow_nan=False) + "\n").encode()
     made = {"bound.json": content, **more}
-    files.announce(out, {**made, CENSUS: (out / CENSUS).read_bytes()})
+    files.announce(out, {**made, CENSUS: files.read_bytes(out / CENSUS)})
     for name, held_there in made.items():
         files.write_bytes(out / name, held_there)
     with files.mendable(out, "write to"):
@@ -255,7 +255,7 @@ def _known(file: Path, lines: list[str], start: int) -> tuple[int, int]:
 
 def verdict_table(out: Path, record: Record) -> Table:
     """Perturbations beside certificates, the gap beside the bound."""
-    moved, promised = np.loadtxt(out / CENSUS, delimiter=",", skiprows=1, usecols=(4, 6), ndmin=2).T
+    moved, promised = bound.read_census(out / CENSUS, usecols=(4, 6)).T
     used, value, hidden = promised > 0, record["value"], ""
     if tables.load(out / "config.toml").engine.dtype == "float32":
         hidden = "no certificate counts its rounding, which hides perturbations: prefer float64"

@@ -91,7 +91,7 @@ def sensitivities(folder: Path, samples: Sequence[int], given: Own = NOTHING) ->
     _require_covered(case)
     if case.start:  # that no sample is negative is known of samples, and sigma must not be
         case = dataclasses.replace(case, start=dataclasses.replace(case.start, nonnegative=False))
-    with np.load(folder / "partition.npz") as split:
+    with np.load(files.require_regular(folder / "partition.npz")) as split:
         owner = dict(zip(split["train_index"].tolist(), split["client"].tolist(), strict=True))
     if strangers := [one for one in samples if one not in owner]:
         raise InputError(

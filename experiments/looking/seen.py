@@ -9,7 +9,7 @@ from pathlib import Path
 from fedmuon import config as tables
 from fedmuon.config import Config
 from fedmuon.errors import InputError
-from fedmuon.files import AFRESH, SUMS, require_sound
+from fedmuon.files import AFRESH, SUMS, read_text, require_sound
 from fedmuon.locks import writer
 from fedmuon.names import PRIVATE
 from fedmuon.own import IN_PYTHON, handed_over
@@ -23,9 +23,10 @@ Changed = tuple[tuple[int, int], ...]  # when, and to how many bytes, each file 
 
 @dataclass(frozen=True)
 class Seen:
-    """A run directory."""
+    """A run directory; of one in a list, a `brief` look at large files is enough."""
 
     path: Path
+    brief: bool = False
 
     @cached_property
     def config(self) -> Config:
@@ -39,7 +40,7 @@ class Seen:
         or a refusal."""
         directory = RunDirectory(self.path)
         if self.summary is not None:
-            directory.require_shown_files()
+            directory.require_unchanged(self.brief)
         directory.require_fixed()
         return directory.records()
 
@@ -54,16 +55,21 @@ class Seen:
         if not (self.path / BOUND).exists():
             return None
         require_sound(self.path, [BOUND, NEIGHBOURS])
-        return json.loads((self.path / BOUND).read_text(encoding="utf-8"))
+        return json.loads(read_text(self.path / BOUND))
 
     @cached_property
     def damage(self) -> str:
         """Why what it shows cannot be trusted, and what to do; nothing where it can."""
         try:
-            _ = self.config, self.rounds, self.bound
+            _ = self.config, self.rounds, self.bound, self.state
         except InputError as error:
             return str(error)
         return ""
+
+    def require_unchanged(self) -> None:
+        """Reject a finished run of which a file is damaged."""
+        if self.summary is not None and (why := _changes(self.path, self._changed, self.brief)):
+            raise InputError(why)
 
     @property
     def private(self) -> bool:
@@ -155,6 +161,16 @@ def _lost(folder: Path, changed: Changed) -> str:
 
 
 @lru_cache(1024)
+def _changes(folder: Path, changed: Changed, brief: bool) -> str:
+    """Which file of a finished run is damaged, and what to do, in the same way."""
+    try:
+        RunDirectory(folder).require_unchanged(brief)
+    except InputError as error:
+        return str(error)
+    return ""
+
+
+@lru_cache(1024)
 def _is_finite(folder: Path, changed: Changed) -> bool:
     """Whether the last checkpoint is, in the same way."""
     return RunDirectory(folder).is_finite()
@@ -181,4 +197,4 @@ def below(folder: Path) -> list[Seen]:
     places = {
         file.parent for name in ("config.toml", "schedule.npy") for file in folder.rglob(name)
     }
-    return [Seen(place) for place in sorted(places) if is_run(place)]
+    return [Seen(place, brief=True) for place in sorted(places) if is_run(place)]

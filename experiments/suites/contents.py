@@ -13,6 +13,7 @@ from typing import Any, Literal, get_args
 from fedmuon.config import Config, only_read, parse
 from fedmuon.data.source import Source
 from fedmuon.errors import InputError
+from fedmuon.files import read_text
 from fedmuon.reading import is_default, reads, refusal
 from fedmuon.suggestions import instead
 from fedmuon.tables import Scalar, read_toml, shown
@@ -78,7 +79,7 @@ def read(name: str) -> dict[str, Any]:
 def told(name: str) -> str:
     """What the file's first lines say of it, and those of the one that it is `like`."""
     like = read_toml(_file(name)).get("like")
-    said = [preamble(_file(one).read_text(encoding="utf-8")) for one in (name, like) if one]
+    said = [preamble(read_text(_file(one))) for one in (name, like) if one]
     return "\n\n".join(filter(None, said))
 
 
@@ -104,7 +105,7 @@ def _file(name: str) -> Path:
     require_plain(Path(name).stem, "the suite's name")
     file = shipped().get(name) or Path(name)
     with contextlib.suppress(OSError, ValueError):  # no file can be called so
-        if file.is_file():
+        if file.exists() and not file.is_dir():  # what no file is, is said when it is read
             return file
     mend = instead(name, sorted(shipped()), "name one of")
     raise InputError(f"there is no suite {name}, nor a TOML file of that name: {mend}")

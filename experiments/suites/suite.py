@@ -153,8 +153,8 @@ def _open(work: Work, out: Path, resume: bool) -> dict[str, Path]:
         out.mkdir(parents=True, exist_ok=True)
         full = any(not entry.name.startswith(".") for entry in out.iterdir())
         if full and not (resume and lock.exists()):
-            raise InputError(f"{out} is not empty: choose another folder with --out, or --resume")
-        if full and work.joined(lock.read_bytes()) is None:
+            raise InputError(f"{out} {_not_new(resume)}")
+        if full and work.joined(files.read_bytes(lock)) is None:
             raise InputError(
                 f"{lock} is of another suite, of other data, scale, settings or seeds, of an older "
                 "version, or damaged: choose another --out"
@@ -166,11 +166,17 @@ def _open(work: Work, out: Path, resume: bool) -> dict[str, Path]:
     return {one.name: out / work.place / f"{one.name}.json" for one in work.cells}
 
 
+def _not_new(resume: bool) -> str:
+    if resume:
+        return "holds no suite.lock, so there is no suite to resume: check --out"
+    return "is not empty: choose another folder with --out, or --resume"
+
+
 def _widen(work: Work, out: Path) -> None:
     """Let the folder's lock name all cells of the suite, when what is there is known as sound."""
     lock = out / "suite.lock"
     with files.mendable(lock, "read"):
-        before = lock.read_bytes()
+        before = files.read_bytes(lock)
     if (both := work.joined(before)) is not None and both != before:
         files.write_bytes(lock, both)
 

@@ -8,7 +8,6 @@ from fedmuon.experiments.suites.suite import Cell, timed
 from fedmuon.federated.setup import one_copy
 from fedmuon.storage import Record
 
-LOCAL = "local"  # the address that starts a Ray of our own
 PAUSE = 0.2  # seconds
 
 
@@ -27,7 +26,7 @@ class Spread:
         """
         if not cells:
             return
-        with connected("" if self.address == LOCAL else self.address):
+        with connected(self.address):
             import ray  # which reads, when it is imported, what `connected` has set
 
             task = ray.remote(num_cpus=self.cpus, num_gpus=self.gpus)(_compute)

@@ -15,7 +15,7 @@ from pathlib import Path
 from fedmuon.errors import InputError
 from fedmuon.experiments.looking.card import settings
 from fedmuon.experiments.looking.seen import Seen, below
-from fedmuon.files import Record, unsealed
+from fedmuon.files import Record, regular, unsealed
 from fedmuon.storage import RunDirectory
 
 ROUNDS = "rounds.jsonl"
@@ -38,9 +38,10 @@ def runs_of(folder: Path) -> dict[str, Path]:
 
 def about(name: str, folder: Path) -> Record:
     """What a page shows of a run beside its rounds; of one that is damaged, what is."""
-    run = Seen(folder)
+    run = Seen(folder, brief=True)
     try:
         RunDirectory(folder).require_fixed()
+        run.require_unchanged()
         told = _settings(folder, (folder / "config.toml").stat().st_mtime_ns)
         state, _, why = run.state.partition(": ")
         summary = run.summary or {}
@@ -71,7 +72,7 @@ def rounds_since(folder: Path, since: str) -> Record:
     start where that is no place of this file. A line that is not whole is left for the next look.
     """
     try:
-        file = (folder / ROUNDS).open("rb")
+        file = os.fdopen(regular(folder / ROUNDS), "rb")
     except FileNotFoundError:
         return {"at": "", "afresh": True, "rounds": [], "damaged": 0, "more": False}
     with file:

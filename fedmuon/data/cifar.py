@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 
 from fedmuon.errors import InputError
+from fedmuon.files import regular, require_regular
 
 SHAPE = (3, 32, 32)
 BYTES = 3 * 32 * 32
@@ -49,7 +50,7 @@ def _first_batch(folder: Path) -> Path | None:
 
 def _read_binary(path: Path) -> Samples:
     try:
-        content = np.fromfile(path, np.uint8)
+        content = np.fromfile(require_regular(path), np.uint8)
     except OSError as error:
         raise InputError(
             f"cannot read {path} ({error.strerror}): all six CIFAR-10 batches are needed"
@@ -109,7 +110,7 @@ def _unpickle(path: Path) -> Any:
     if not path.is_file():
         raise InputError(f"{path} is missing: all six CIFAR-10 batches are needed")
     try:
-        with path.open("rb") as file:
+        with open(path, "rb", opener=regular) as file:
             return _Unpickler(file, encoding="bytes").load()
     except Exception as error:  # a hostile or damaged file may fail in any way
         raise InputError(

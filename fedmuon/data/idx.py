@@ -9,6 +9,7 @@ from pathlib import Path
 import numpy as np
 
 from fedmuon.errors import InputError
+from fedmuon.files import read_bytes
 
 # Third byte of the magic number -> type of the values (Y. LeCun's description of the format).
 TYPES = {0x08: "u1", 0x09: "i1", 0x0B: ">i2", 0x0C: ">i4", 0x0D: ">f4", 0x0E: ">f8"}
@@ -40,7 +41,7 @@ def read_idx(path: Path) -> np.ndarray:
 def _content(path: Path) -> bytes:
     """The file's bytes, decompressed where they are gzipped whatever the file is called."""
     try:
-        content = path.read_bytes()
+        content = read_bytes(path)
         return gzip.decompress(content) if content.startswith(GZIP_MAGIC) else content
     except (EOFError, gzip.BadGzipFile, zlib.error) as error:
         raise InputError(

@@ -3,17 +3,17 @@
 import csv
 import hashlib
 import io
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from fedmuon.data.given import pair_of
 from fedmuon.data.source import Source
 from fedmuon.errors import InputError
-
-MEND = "give (inputs, labels) of as many entries each, a torch Dataset of such pairs, or a Source"
+from fedmuon.files import read_text, require_regular
 
 
 def as_source(data: Any, test: Any = None, where: str = "given") -> Source:
@@ -27,7 +27,7 @@ def as_source(data: Any, test: Any = None, where: str = "given") -> Source:
     inputs, labels = _arrays(data)
     official = None
     if test is not None:
-        more, answers = _arrays(test)
+        more, answers = _arrays(test, "test")
         if more.shape[1:] != inputs.shape[1:] or answers.shape[1:] != labels.shape[1:]:
             raise InputError(
                 f"test samples of shape {more.shape[1:]} are not like data of {inputs.shape[1:]}"
@@ -38,13 +38,8 @@ def as_source(data: Any, test: Any = None, where: str = "given") -> Source:
     return Source("given", inputs, labels, classes, official, where)
 
 
-def _arrays(data: Any) -> tuple[np.ndarray, np.ndarray]:
-    pair = isinstance(data, tuple | list)
-    if not pair and hasattr(data, "__getitem__") and hasattr(data, "__len__"):
-        data = tuple(zip(*(data[k] for k in range(len(data))), strict=True))  # a torch Dataset
-    if not isinstance(data, tuple | list) or len(data) != 2:
-        raise InputError(f"data of type {type(data).__name__} are no samples: {MEND}")
-    inputs, labels = (_array(part) for part in data)
+def _arrays(data: Any, name: str = "data") -> tuple[np.ndarray, np.ndarray]:
+    inputs, labels = pair_of(data, name)
     if labels.ndim == 2 and labels.shape[1] == 1 and labels.dtype.kind in "iub":
         labels = labels[:, 0]
     if labels.dtype.kind in "iub":
@@ -56,18 +51,6 @@ def _arrays(data: Any) -> tuple[np.ndarray, np.ndarray]:
     if inputs.ndim == 1:
         inputs = inputs[:, None]
     return inputs.astype(np.uint8) if inputs.dtype == bool else inputs, labels
-
-
-def _array(part: Any) -> np.ndarray:
-    """An array of numbers, a tensor, or a sequence of either."""
-    if hasattr(part, "detach"):
-        return part.detach().cpu().numpy()
-    if isinstance(part, Iterable) and not isinstance(part, np.ndarray):
-        part = [one.detach().cpu().numpy() if hasattr(one, "detach") else one for one in part]
-    try:
-        return np.asarray(part)
-    except ValueError as error:
-        raise InputError(f"the samples are not alike ({error}): {MEND}") from None
 
 
 def digest(source: Source) -> str:
@@ -85,7 +68,7 @@ def npz(
     """An .npz file with an array of inputs and one of labels; `client` names one for `column`."""
     path = _file(folder, "npz")
     try:
-        with np.load(path, allow_pickle=False) as held:
+        with np.load(require_regular(path), allow_pickle=False) as held:
             arrays = {name: held[name] for name in held.files}
     except Exception as error:  # numpy and zipfile end in many ways
         raise InputError(f"{path} is no readable .npz file ({error})") from None
@@ -96,7 +79,7 @@ def comma_separated(folder: str = "", label: str = "label", client: str = "") ->
     """A .csv file with a head: the column `label`, perhaps one of clients, all others inputs."""
     path = _file(folder, "csv")
     try:
-        rows = list(csv.reader(io.StringIO(path.read_text(encoding="utf-8"))))
+        rows = list(csv.reader(io.StringIO(read_text(path))))
         head, *body = rows
         found = zip(head, zip(*body, strict=True), strict=True)
         columns = {name: _numbers(column) for name, column in found}
@@ -113,7 +96,7 @@ def parquet(folder: str = "", label: str = "label", client: str = "") -> Source:
     except ImportError:
         raise InputError("parquet files need pyarrow: pip install pyarrow") from None
     try:
-        table = reader.read_table(path)
+        table = reader.read_table(require_regular(path))
         columns = {name: np.asarray(table[name].to_numpy()) for name in table.column_names}
     except Exception as error:  # pyarrow's own
         raise InputError(f"{path} is no readable Parquet file ({error})") from None

@@ -33,7 +33,7 @@ class Files:
     present: Callable[[Path], bool]
     read: Callable[[Path], tuple[np.ndarray, np.ndarray, int]]
     hub: tuple[str, str]  # its name on the Hugging Face hub, and the column of the images
-    places: tuple[Path, ...] = ()
+    system: bool = False  # whether an operating system has a package of it
     mend: str = ""
 
 
@@ -42,7 +42,7 @@ FILES = {
         has_train_files,
         read_mnist_folder,
         ("zalando-datasets/fashion_mnist", "image"),
-        (Path("/usr/share/datasets/fashion-mnist"),),
+        True,
         "apt-get install dataset-fashion-mnist, or ",
     ),
     "mnist": Files(has_train_files, read_mnist_folder, ("ylecun/mnist", "image")),
@@ -106,13 +106,16 @@ def found_folder(name: str, folder: str | Path = "") -> Path | None:
 
 
 def folders(name: str, folder: str | Path = "") -> list[Path]:
-    """Folders searched for a data set, in order; a given one alone."""
+    """Folders searched for a data set, in order; only the given one where there is one.
+
+    `FEDMUON_DATA` replaces the folder `data`, and `FEDMUON_SYSTEM_DATA` the system's.
+    """
     if folder:
         return [Path(folder).expanduser()]
-    root = os.environ.get("FEDMUON_DATA")
-    first = [Path(root).expanduser() / name] if root else []
-    places = FILES[name].places if name in FILES else ()
-    return [*first, *places, Path("data") / name]
+    mine = [Path(root).expanduser() / name] if (root := os.environ.get("FEDMUON_DATA")) else []
+    system = Path(os.environ.get("FEDMUON_SYSTEM_DATA") or "/usr/share/datasets") / name
+    shared = [system] if name in FILES and FILES[name].system else []
+    return [*mine, *shared] if mine else [*shared, Path("data") / name]
 
 
 def _fetched(name: str) -> str:

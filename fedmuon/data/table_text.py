@@ -22,6 +22,7 @@ import numpy as np
 from fedmuon.data.source import Source
 from fedmuon.data.text import tokens_of
 from fedmuon.errors import InputError
+from fedmuon.files import read_text
 
 PARTS = ("train", "dev", "test")
 
@@ -144,7 +145,7 @@ def _annotated(entry: Any) -> Iterator[Pair]:
 
 def _text(file: Path) -> str:
     try:
-        return file.read_text(encoding="utf-8-sig")
+        return read_text(file, "utf-8-sig")
     except (OSError, UnicodeDecodeError) as error:
         raise InputError(f"{file} cannot be read as UTF-8 ({error}): get it again") from None
 

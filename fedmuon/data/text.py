@@ -16,6 +16,7 @@ import numpy as np
 
 from fedmuon.data.source import Source
 from fedmuon.errors import InputError
+from fedmuon.files import read_bytes
 
 BYTES = 256  # the vocabulary
 GROUPS = 10
@@ -45,7 +46,7 @@ def text(folder: str | Path = "", context: int = 64) -> Source:
             f"[data] folder = '{folder}' has no text: name = 'text' needs a file, or a folder of "
             "files"
         )
-    groups = [file.read_bytes() for file in files]
+    groups = [read_bytes(file) for file in files]
     if len(groups) == 1:
         edges = np.linspace(0, len(groups[0]), GROUPS + 1).astype(int).tolist()
         groups = [groups[0][a:b] for a, b in pairwise(edges)]

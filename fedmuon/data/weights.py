@@ -7,6 +7,7 @@ import numpy as np
 from safetensors import SafetensorError, safe_open
 
 from fedmuon.errors import InputError
+from fedmuon.files import require_regular
 
 
 def read_weights(place: str | Path) -> dict[str, np.ndarray]:
@@ -32,7 +33,7 @@ def weights_digest(place: str | Path) -> str:
 
 def _arrays(file: Path) -> dict[str, np.ndarray]:
     try:
-        with safe_open(file, framework="pt") as opened:
+        with safe_open(require_regular(file), framework="pt") as opened:
             held = {name: opened.get_tensor(name) for name in opened.keys()}  # noqa: SIM118
     except (SafetensorError, OSError) as error:
         raise InputError(

@@ -6,16 +6,21 @@ from dataclasses import dataclass, replace
 from functools import partial
 
 import numpy as np
-import torch
 from torch import Tensor
 
 from fedmuon.aggregators import Aggregator
 from fedmuon.errors import InputError
 from fedmuon.federated.local import Broadcast, Reply, joint
+from fedmuon.guard import at
 from fedmuon.randomness import Draw, generator
-from fedmuon.tasks.base import Params, Task
+from fedmuon.tasks.base import Params, Task, stacked
 from fedmuon.transforms.base import States
-from fedmuon.transforms.recipes import Recipe, initial_states
+from fedmuon.transforms.recipes import (
+    Recipe,
+    aggregate_state,
+    aggregate_states,
+    initial_states,
+)
 
 
 @dataclass(frozen=True)
@@ -46,29 +51,43 @@ def aggregate(
 
     Replies are added in the order of the schedule, so that every engine rounds alike.
     """
-    mean, states = _combined(recipe, state, sorted(replies, key=lambda reply: reply.client))
-    rule = partial(recipe.server, factor=factor) if recipe.scaled else recipe.server
-    params, states = rule(state.params, mean, {**state.states, **states})
-    return ServerState(state.round + 1, params, states)
+    with at(state.round):
+        ordered = sorted(replies, key=lambda reply: reply.client)
+        mean, states, kept = _combined(recipe, state, ordered)
+        held = {name: one for name, one in state.states.items() if name not in kept}
+        rule = partial(recipe.server, factor=factor) if recipe.scaled else recipe.server
+        params, states = rule(state.params, mean, {**held, **states})
+        states = {name: one for name, one in states.items() if name in recipe.kept}
+        return ServerState(state.round + 1, params, states | kept)
 
 
 def _combined(
     recipe: Recipe, state: ServerState, ordered: Sequence[Reply]
-) -> tuple[Params, States]:
-    """The participants' aggregate: of models, and of each state that comes back."""
+) -> tuple[Params, States, States]:
+    """The participants' aggregate: of models, and of each state that comes back; and the states of
+    the aggregator, if it has any."""
     if recipe.client_level is not None:
         held = joint(recipe, state.params, state.states)
         each = [joint(recipe, reply.params, reply.states) for reply in ordered]
         found = recipe.client_level.released(held, each, state.round)
-        return found.pop("model"), found
+        return found.pop("model"), found, {}
+    before = {name: state.states.get(name, {}) for name in aggregate_states(recipe)}
+    kept: States = {}
+
+    def made(name: str, replies: Sequence[Reply]) -> Params:
+        if not before:
+            return combined(recipe.aggregate, replies)
+        found, kept[name] = moved_on(recipe.aggregate, replies, before[name])
+        return found
+
     states = {
-        name: combined(
-            recipe.aggregate, [replace(reply, params=reply.states[name]) for reply in ordered]
+        name: made(
+            aggregate_state(name), [replace(one, params=one.states[name]) for one in ordered]
         )
         for name in recipe.returned
     }
     states |= _followed(recipe, ordered, states)
-    return combined(recipe.aggregate, ordered), states
+    return made(aggregate_state(), ordered), states, kept
 
 
 def _followed(recipe: Recipe, replies: Sequence[Reply], states: States) -> States:
@@ -85,14 +104,41 @@ def _followed(recipe: Recipe, replies: Sequence[Reply], states: States) -> State
 
 def combined(aggregator: Aggregator, replies: Sequence[Reply]) -> Params:
     """What the aggregator makes of the replies; one that knows no stacks sees model by model."""
+    return _made(aggregator, replies, None)[0]
+
+
+def moved_on(
+    aggregator: Aggregator, replies: Sequence[Reply], state: Params
+) -> tuple[Params, Params]:
+    """The same of an aggregator with a state, and its next state."""
+    return _made(aggregator, replies, state)
+
+
+def _made(
+    aggregator: Aggregator, replies: Sequence[Reply], state: Params | None
+) -> tuple[Params, Params]:
     like = replies[0].params
     if aggregator.stacked:
-        return _checked(aggregator.apply(replies), like)
-    found = []
+        return _once(aggregator, replies, state, like)
+    found, after = [], []
     for s in range(len(next(iter(like.values())))):
         one = {name: value[s] for name, value in like.items()}
-        found.append(_checked(aggregator.apply([_alone(reply, s) for reply in replies]), one))
-    return {name: torch.stack([one[name] for one in found]) for name in like}
+        own = None if state is None else {name: value[s] for name, value in state.items()}
+        pair = _once(aggregator, [_alone(reply, s) for reply in replies], own, one)
+        found.append(pair[0])
+        after.append(pair[1])
+    return stacked(found), stacked(after)
+
+
+def _once(
+    aggregator: Aggregator, replies: Sequence[Reply], state: Params | None, like: Params
+) -> tuple[Params, Params]:
+    """One call of the aggregator, whose results must be like what it was given."""
+    if state is None:
+        return _checked(aggregator.apply(replies), like), {}
+    found, after = aggregator.apply(replies, dict(state))
+    kept = _checked(after, state, "its state")  # in memory of its own: a file has no tensor twice
+    return _checked(found, like), {name: value.clone() for name, value in kept.items()}
 
 
 def _alone(reply: Reply, s: int) -> Reply:
@@ -105,21 +151,31 @@ def _alone(reply: Reply, s: int) -> Reply:
     return replace(reply, params=params, states=states, loss=reply.loss[s])
 
 
-def _checked(found: Mapping[str, Tensor], like: Params) -> Params:
-    """Refuse what is no model like the clients'."""
+def _checked(found: Mapping[str, Tensor], like: Params, what: str = "each parameter") -> Params:
+    """Refuse what is no model like the clients', or no state like the one before."""
     if not isinstance(found, Mapping) or set(found) != set(like):
         raise InputError(
-            "[federation] aggregate returns no tensor for each parameter: return a mapping of "
+            f"[federation] aggregate returns no tensor for {what}: return a mapping of "
             f"{', '.join(sorted(like)[:3])}{', ...' if len(like) > 3 else ''} to tensors"
         )
     for name, value in found.items():
-        held = like[name]
-        if not isinstance(value, Tensor) or (value.shape, value.dtype) != (held.shape, held.dtype):
+        if not _alike(value, held := like[name]):
             raise InputError(
                 f"[federation] aggregate returns for {name} what is not {tuple(held.shape)} "
-                f"{held.dtype}: return tensors like those of the replies"
+                f"{held.dtype} on {held.device}: return tensors like those of the replies"
             )
-    return dict(found)
+    # A graph of the aggregate's own is dropped; one that the replies brought is followed (adjoint).
+    return {
+        name: value if like[name].requires_grad else value.detach() for name, value in found.items()
+    }
+
+
+def _alike(value: object, held: Tensor) -> bool:
+    return (
+        isinstance(value, Tensor)
+        and (value.shape, value.dtype, value.device) == (held.shape, held.dtype, held.device)
+        and value.layout == held.layout
+    )
 
 
 def mean_loss(replies: Sequence[Reply]) -> np.ndarray:

@@ -1,5 +1,6 @@
 """From what was named or given to samples and their clients."""
 
+from contextlib import AbstractContextManager, nullcontext
 from functools import lru_cache
 from hashlib import sha256
 from typing import Any
@@ -13,8 +14,9 @@ from fedmuon.data.partition import PARTITIONS, as_clients, indices, require_samp
 from fedmuon.data.partitioner import COLUMN, by_partitioner, deals_to, is_partitioner, of_one_line
 from fedmuon.data.source import Source
 from fedmuon.errors import InputError
-from fedmuon.names import is_own
-from fedmuon.own import Own, known, own_objects, value
+from fedmuon.guard import Guard
+from fedmuon.names import GIVEN, is_own
+from fedmuon.own import Own, guard, known, own_objects, value
 from fedmuon.randomness import Draw, generator
 from fedmuon.registry import function, made, settled, takes
 
@@ -36,7 +38,9 @@ def _asked(config: Config) -> tuple[Own, Asked, str]:
 
 @lru_cache(maxsize=2)
 def _read(own: Own, asked: Asked, where: str) -> Source:
-    return as_source(made(own.data, dict(asked), (Source, tuple, list)), own.test, where)
+    named = f"[data] name = '{where}'" if where != GIVEN else ""
+    with Guard("data", own.data, named):
+        return as_source(made(own.data, dict(asked), (Source, tuple, list)), own.test, where)
 
 
 def own_digest(config: Config) -> str:
@@ -47,7 +51,9 @@ def own_digest(config: Config) -> str:
 @lru_cache(maxsize=2)
 def _digest(own: Own, asked: Asked, where: str) -> str:
     """Hashed once: a worker resolves the config for each of its clients."""
-    return digest(_read(own, asked, where))
+    found = _read(own, asked, where)
+    with Guard("data", own.data):
+        return digest(found)
 
 
 def deal(config: Config, samples: Source) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
@@ -62,11 +68,18 @@ def deal(config: Config, samples: Source) -> tuple[np.ndarray, np.ndarray, np.nd
     if federation.partition == "column":
         client = _by_column(samples, train, federation.clients)
     else:
-        found = _partition(config)(samples.labels[train], federation.clients, rng)
-        client = as_clients(found, len(train), federation.clients)
+        with _guard(config):
+            found = _partition(config)(samples.labels[train], federation.clients, rng)
+            client = as_clients(found, len(train), federation.clients)
     filled = federation.partition in ("dirichlet", "quantity")  # which give everybody enough
     require_samples(client, federation.clients, 1 if filled else table.minimum)
     return train, client, test
+
+
+def _guard(config: Config) -> AbstractContextManager[None]:
+    """That of the user's partition, if there is one."""
+    brought = own_objects(config).partition is not None
+    return guard(config, "partition") if brought else nullcontext()
 
 
 def _partition(config: Config) -> Any:
@@ -112,7 +125,8 @@ def _by_column(samples: Source, train: np.ndarray, clients: int) -> np.ndarray:
 def _listed(config: Config) -> tuple | list | None:
     """The user's index arrays, one a client, if that is what the partition is."""
     found = own_objects(config).partition
-    return found if isinstance(found, tuple | list) else None
+    with _guard(config):
+        return found if isinstance(found, tuple | list) else None
 
 
 def _parts(
@@ -120,7 +134,8 @@ def _parts(
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """Index arrays into the data: what they leave out may be held out."""
     n = len(samples.labels) if samples.official_test is None else samples.official_test
-    train, client = indices(parts, n)
+    with _guard(config):
+        train, client = indices(parts, n)
     require_samples(client, config.federation.clients, config.data.minimum)
     if samples.official_test is not None:
         return train, client, np.arange(n, len(samples.labels))
@@ -138,7 +153,8 @@ def dealing(train: np.ndarray, client: np.ndarray) -> str:
 def fitted(config: Config) -> Config:
     """The config with the numbers that follow from what was brought, where it says nothing."""
     own, parts = own_objects(config), _listed(config)
-    count = deals_to(own.partition) if parts is None else len(parts)
+    with _guard(config):
+        count = deals_to(own.partition) if parts is None else len(parts)
     if own.data is None and count is None:
         return config
     changes: dict[str, dict[str, Any]] = {"data": {}, "federation": {}}
@@ -184,7 +200,8 @@ def _count(config: Config, parts: int) -> int:
 
 def _of_parts(config: Config, parts: Any) -> dict[str, int]:
     """How many samples the parts deal, and how few one of them has."""
-    sizes = [len(part) for part in parts]
+    with _guard(config):
+        sizes = [len(part) for part in parts]
     least = max(1, min(sizes, default=1))
     found = {"train": max(1, sum(sizes)), "minimum": min(config.data.minimum, least)}
     for name, one in found.items():

@@ -13,6 +13,7 @@ from torch import Tensor
 from fedmuon.errors import NonFinite
 from fedmuon.federated.plan import Plan
 from fedmuon.federated.shards import Shard
+from fedmuon.guard import at
 from fedmuon.privacy.client_level import ClientLevel, mapped
 from fedmuon.privacy.mechanism import Mechanism
 from fedmuon.questions import finite, unasked
@@ -119,10 +120,11 @@ def cohort_round(
     clients = [client for client, _ in cohort]
     params = _repeated(broadcast.params, len(cohort))
     sent = {name: _repeated(state, len(cohort)) for name, state in broadcast.states.items()}
-    states = recipe.chain.init(params, sent)
-    for step in range(plan.steps):
-        context = _context(recipe, task, plan, cohort, params, (broadcast.round, step))
-        params, states = recipe.chain.step(params, states, context)
+    with at(broadcast.round, clients):
+        states = recipe.chain.init(params, sent)
+        for step in range(plan.steps):
+            context = _context(recipe, task, plan, cohort, params, (broadcast.round, step))
+            params, states = recipe.chain.step(params, states, context)
     sizes = [shard.size for _, shard in cohort]
     return _replies(recipe, clients, sizes, params, states)
 

@@ -1,17 +1,16 @@
 """All data-independent randomness of a run (001, Assumption 4.2), a function of its seed."""
 
-import contextlib
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property, partial
-from typing import Any, SupportsFloat
 
 import numpy as np
 
-from fedmuon.errors import InputError, plain
+from fedmuon.errors import InputError
 from fedmuon.privacy.streams import poisson_rows, secret_stream
 from fedmuon.randomness import Draw, generator
+from fedmuon.schedules import as_factor
 
 
 @dataclass(frozen=True)
@@ -39,11 +38,10 @@ class Plan:
         """What step sizes are times in that round: a number of 0 or more."""
         if self.factor is None:
             return 1.0
-        found = self.factor(round)
-        if (number := _number(found)) is None or not 0 <= number < math.inf:
+        number = as_factor(self.factor(round))
+        if not isinstance(number, float) or not 0 <= number < math.inf:
             raise InputError(
-                f"[local] schedule gives {plain(found, 60)} in round {round}: return a number of 0 "
-                "or more"
+                f"[local] schedule gives {number} in round {round}: return a number of 0 or more"
             )
         return number
 
@@ -105,13 +103,6 @@ class Plan:
     def draws(self, round: int, client: int, step: int) -> Callable[..., np.random.Generator]:
         """draw(what, block=...) for one local step."""
         return partial(_draw, self.seed, round, client, step)
-
-
-def _number(found: Any) -> float | None:
-    """The float of a number, or of an array of one; None of all else."""
-    with contextlib.suppress(TypeError, ValueError, RuntimeError):  # of arrays and tensors of more
-        return float(found) if isinstance(found, SupportsFloat) else None
-    return None
 
 
 def _draw(

@@ -5,14 +5,14 @@ from functools import lru_cache
 from typing import Any
 
 from fedmuon.aggregators import AGGREGATORS, Aggregator, as_aggregator
-from fedmuon.combinations import unprivate_run
+from fedmuon.combinations import unprivate_run, without_noise
 from fedmuon.config import Config
 from fedmuon.errors import InputError
 from fedmuon.federated.routing import counts
 from fedmuon.federated.trial import require_memoryless, require_round
 from fedmuon.names import PRIVATE
-from fedmuon.orthogonalizers import Orthogonalizer, as_orthogonalizer, of_table
-from fedmuon.own import own_objects, value
+from fedmuon.orthogonalizers import Orthogonalizer, as_map, as_orthogonalizer, of_table
+from fedmuon.own import guard, own_objects, value
 from fedmuon.privacy.client_level import ClientLevel
 from fedmuon.randomness import Draw, generator
 from fedmuon.reading import NEEDS, is_default, reads, unread_by_own_recipe
@@ -99,7 +99,9 @@ def _averaging(
         return mine
     found = mine or _named_recipe(config, what, lr, regularization)
     average = value(config, "aggregate", AGGREGATORS, (Aggregator,))
-    return replace(found, aggregate=as_aggregator(average))
+    if own_objects(config).aggregate is None:
+        return replace(found, aggregate=as_aggregator(average))
+    return replace(found, aggregate=as_aggregator(average, guard(config, "aggregate")))
 
 
 @lru_cache(maxsize=4)
@@ -110,14 +112,17 @@ def _own_recipe(config: Config, what: Task) -> Recipe | None:
     facts: dict[str, Any] = {"task": what} | _map_for(config, mine)
     if isinstance(what, NetworkTask) and "routes" in takes(mine, {"routes": 0}):
         facts["routes"] = counts(what.module, config.local.route)
-    found = as_recipe(value(config, "recipe", None, (Recipe, Chain, tuple, list), facts))
+    made = value(config, "recipe", None, (Recipe, Chain, tuple, list), facts)
+    within = guard(config, "recipe")
+    found = as_recipe(made, within)
     _require_keys_of(config, private=found.mechanism is not None)
     start = what.initial(generator(0, Draw.INITIAL))
-    _require_scheduled(config, found, start)
-    entries = sum(one.numel() for one in start.values())
-    require_round(found, start)
-    if found.mechanism is None and 2 * entries <= what.stack_limit:  # larger ones are not stacked
-        require_apart(found.chain, start)
+    with within:
+        _require_scheduled(config, found, start)
+        entries = sum(one.numel() for one in start.values())
+        require_round(found, start)
+        if found.mechanism is None and 2 * entries <= what.stack_limit:  # larger: not stacked
+            require_apart(found.chain, start)
     return found
 
 
@@ -132,7 +137,10 @@ def require_own_aggregate(config: Config, found: Recipe, what: Task) -> None:
 def _require_keys_of(config: Config, private: bool) -> None:
     """Refuse what is set beside a recipe of the user's that does not read it, or that what it
     releases cannot be accounted for with."""
-    problems = [*unread_by_own_recipe(config, private), *(unprivate_run(config) if private else ())]
+    problems = [
+        *unread_by_own_recipe(config, private),
+        *(unprivate_run(config) if private else without_noise(config)),
+    ]
     if problems:
         raise InputError(problems[0])
 
@@ -150,8 +158,9 @@ def _map_for(config: Config, mine: Any) -> dict[str, Orthogonalizer]:
                 f"parameter `orthogonalizer`, so add that to it, or leave {name} out"
             )
         return {}
-    if (brought := own_map(config)) is not None:
-        return {"orthogonalizer": brought}
+    if (brought := value(config, "orthogonalizer", values=(Orthogonalizer,))) is not None:
+        with guard(config, "orthogonalizer"):
+            return {"orthogonalizer": as_map(brought)}
     asked = keys or "orthogonalizer" in required(mine)
     return {"orthogonalizer": of_table(config.orthogonalizer)} if asked else {}
 
@@ -205,4 +214,4 @@ def _is_centred(config: Config, what: Task) -> bool:
 def own_map(config: Config) -> Orthogonalizer | None:
     """The user's map, None if it is one of ours."""
     found = value(config, "orthogonalizer", values=(Orthogonalizer,))
-    return None if found is None else as_orthogonalizer(found)
+    return None if found is None else as_orthogonalizer(found, guard(config, "orthogonalizer"))

@@ -31,8 +31,8 @@ from fedmuon.federated.shards import Shards
 from fedmuon.federated.simulate import Experiment
 from fedmuon.gemm import compiles, fastest, supported
 from fedmuon.names import TABLES, TEXTS, is_own
+from fedmuon.own import guard, own_objects, schedule_of, value, with_defaults
 from fedmuon.own import options as own_options
-from fedmuon.own import own_objects, schedule_of, value, with_defaults
 from fedmuon.places import with_objects
 from fedmuon.reading import reads
 from fedmuon.schedules import heavy_tailed
@@ -175,8 +175,11 @@ def _own(
     known = dict(facts)
     with torch.random.fork_rng(devices=[]):  # the caller's draws go on as they would have
         torch.manual_seed(config.federation.seed)  # a class draws its first weights when called
-        found = as_task(value(config, "task", values=(nn.Module, OwnTask, tuple), facts=known))
-    return own_network(found, known["shape"], known["classes"], whole, dtype, device)
+        made = value(config, "task", values=(nn.Module, OwnTask, tuple), facts=known)
+    within = guard(config, "task")
+    with within:
+        found = as_task(made)
+        return own_network(found, known["shape"], known["classes"], whole, dtype, device, within)
 
 
 @lru_cache(maxsize=4)

@@ -12,13 +12,13 @@ import torch
 from torch import Tensor
 
 from fedmuon.errors import InputError, plain
-from fedmuon.federated.aggregate import combined
+from fedmuon.federated.aggregate import combined, moved_on
 from fedmuon.federated.local import Reply
 from fedmuon.privacy.release import Released
 from fedmuon.tasks.base import Params, Points
 from fedmuon.transforms.base import Context, Link, State, States, forbidden_gradient
 from fedmuon.transforms.probe import drawn_for, same
-from fedmuon.transforms.recipes import Recipe, initial_states
+from fedmuon.transforms.recipes import Recipe, aggregate_state, initial_states
 
 LINK = (
     "update(direction, state, context) returns (direction, state), and that of links.stateless, "
@@ -150,16 +150,23 @@ def _require_rule(recipe: Recipe, old: Params, mean: Params, states: States) -> 
 def require_memoryless(recipe: Recipe, start: Params, count: int) -> None:
     """Refuse an aggregate that makes another model of the same `count` replies after others."""
 
+    state = initial_states(recipe, start).get(aggregate_state())
+
     def made(seed: int) -> Params:
         replies = [_reply(recipe, start, count * seed + k, k) for k in range(count)]
-        return combined(recipe.aggregate, replies)
+        if state is None:
+            return combined(recipe.aggregate, replies)
+        found, after = moved_on(recipe.aggregate, replies, _copied(state))
+        return found | {f"its state {name}": value for name, value in after.items()}
 
     first, _, again = made(0), made(1), made(0)
     if any(not same(value, again[name]) for name, value in first.items()):
         raise InputError(
             "the aggregate makes another model of the same replies at each call, so a resumed run "
-            "would differ: let it keep and draw nothing, and keep what lasts in a state of the "
-            "recipe, which its server's rule changes"
+            "would differ: let it draw nothing, and declare what it keeps as a state, "
+            "fedmuon.Aggregator(apply, init=init) with init(params) -> state and apply(replies, "
+            "state) -> (params, state), or keep it in a state of the recipe, which its server's "
+            "rule changes"
         )
 
 

@@ -7,7 +7,8 @@ from typing import Any
 from torch import Tensor
 
 from fedmuon import orthogonalize as maps
-from fedmuon.errors import InputError
+from fedmuon.errors import InputError, shown
+from fedmuon.guard import Guard
 from fedmuon.randomness import Draw, generator
 
 Orthogonalizer = Callable[[Tensor], Tensor]  # [B, m, n] -> [B, m, n]
@@ -25,11 +26,25 @@ _NAMES = ("newton-schulz", RANDOMIZED, *NAMED)
 def orthogonalizer(group: Mapping[str, Any]) -> Orthogonalizer:
     """The group's map: a function given, a name, or Newton-Schulz."""
     given = group["orthogonalizer"]
-    if given == RANDOMIZED:
+    if isinstance(given, str) and given == RANDOMIZED:
         return partial(_randomized, group=group)
-    if given is not None and given != "newton-schulz":
-        return NAMED[given] if isinstance(given, str) else given
-    return partial(_full, group=group)
+    if isinstance(given, str) and given != "newton-schulz":
+        return NAMED[given]
+    if given is None or isinstance(given, str):
+        return partial(_full, group=group)
+    return partial(_own, given, Guard("orthogonalizer", given))
+
+
+def _own(given: Orthogonalizer, guard: Guard, stack: Tensor) -> Tensor:
+    """What the user's map makes of a stack, refused unless it is like it."""
+    with guard:
+        found = given(stack)
+        if not isinstance(found, Tensor) or found.shape != stack.shape or found.is_meta:
+            raise InputError(
+                f"the orthogonalizer returns {shown(getattr(found, 'shape', found))} for a stack "
+                f"of shape {tuple(stack.shape)}: return a stack of that shape"
+            )
+        return found
 
 
 def check_orthogonalizer(group: Mapping[str, Any]) -> None:
@@ -38,7 +53,11 @@ def check_orthogonalizer(group: Mapping[str, Any]) -> None:
     if isinstance(given, str) and given not in _NAMES:
         names = ", ".join(_NAMES)
         raise InputError(f"No orthogonalizer is called {given!r}: use a function or {names}.")
-    if given != RANDOMIZED:
+    if given is not None and not isinstance(given, str) and not callable(given):
+        raise InputError(
+            f"orthogonalizer is {shown(given)}: give a function on stacks [B, m, n], or a name."
+        )
+    if not isinstance(given, str) or given != RANDOMIZED:
         return
     if group["ns_dtype"].itemsize < 4:
         raise InputError(

@@ -25,7 +25,8 @@ from torch import (
     _foreach_mul_,  # pyright: ignore[reportPrivateImportUsage]
 )
 
-from fedmuon.errors import InputError
+from fedmuon.errors import InputError, shown
+from fedmuon.guard import Guard
 from fedmuon.optim.maps import NAMED, Orthogonalizer, check_orthogonalizer, orthogonalizer
 from fedmuon.optim.matrices import (
     Member,
@@ -104,7 +105,8 @@ class Muon(PortableOptimizer):
             "draws": 0,  # steps taken, hence sketches drawn
             "blocks": 1,
         }
-        super().__init__(params, defaults)
+        with Guard("params", params):
+            super().__init__(params, defaults)
 
     def _accept(self, group: dict[str, Any]) -> None:
         _check(group)
@@ -172,25 +174,33 @@ def _gradient(param: Tensor) -> Tensor | None:
 
 
 def _check(group: Mapping[str, Any]) -> None:
-    for name in ("lr", "weight_decay", "momentum"):
+    for name in ("lr", "weight_decay", "momentum", "eps"):
         value = group[name]
         if isinstance(value, Tensor) and value.numel() != 1:
             raise InputError(f"{name} is a tensor of {value.numel()} values: give one value.")
-        if not float(value) >= 0:
-            raise InputError(f"{name} is {value}: choose {name} >= 0.")
-    if group["adjust_lr_fn"] not in _ADJUSTMENTS:
-        names = ", ".join(repr(name) for name in _ADJUSTMENTS)
-        raise InputError(f"adjust_lr_fn is {group['adjust_lr_fn']!r}: use one of {names}.")
-    if group["momentum_form"] not in ("ema", "polyak"):
-        raise InputError(f"momentum_form is {group['momentum_form']!r}: use 'ema' or 'polyak'.")
-    if not group["ns_dtype"].is_floating_point:
-        raise InputError(
-            f"ns_dtype is {group['ns_dtype']}: use a floating dtype, as torch.float32."
-        )
-    schedule(group["ns_coefficients"], group["ns_steps"])
-    check_orthogonalizer(group)
+        with Guard(name, value):
+            if not float(value) >= 0:
+                raise InputError(f"{name} is {value}: choose {name} >= 0.")
+    _check_names(group)
+    with Guard("ns_steps", group["ns_steps"]):
+        int(group["ns_steps"])
+    with Guard("ns_coefficients", group["ns_coefficients"]):
+        schedule(group["ns_coefficients"], group["ns_steps"])
+    with Guard("orthogonalizer", group["orthogonalizer"]):
+        check_orthogonalizer(group)
     for param in group["params"]:
         _check_shape(param, group["blocks"])
+
+
+def _check_names(group: Mapping[str, Any]) -> None:
+    adjust, form, dtype = group["adjust_lr_fn"], group["momentum_form"], group["ns_dtype"]
+    if not isinstance(adjust, str | None) or adjust not in _ADJUSTMENTS:
+        names = ", ".join(repr(name) for name in _ADJUSTMENTS)
+        raise InputError(f"adjust_lr_fn is {shown(adjust)}: use one of {names}.")
+    if not isinstance(form, str) or form not in ("ema", "polyak"):
+        raise InputError(f"momentum_form is {shown(form)}: use 'ema' or 'polyak'.")
+    if not isinstance(dtype, torch.dtype) or not dtype.is_floating_point:
+        raise InputError(f"ns_dtype is {shown(dtype)}: use a floating dtype, as torch.float32.")
 
 
 def _check_shape(param: Tensor, blocks: int) -> None:

@@ -8,6 +8,8 @@ import torch
 from torch._compile import _disable_dynamo
 from torch.optim import Optimizer
 
+from fedmuon.threads import without_autocast
+
 
 class PortableOptimizer(Optimizer):
     """An optimizer whose groups may hold functions: they are not saved, and loading keeps them.
@@ -19,12 +21,17 @@ class PortableOptimizer(Optimizer):
     @_disable_dynamo
     @torch.no_grad()
     def step(self, closure: Callable[[], Any] | None = None) -> Any:  # type: ignore[override]
-        """One step; parameters without a gradient stay."""
+        """One step; parameters without a gradient stay.
+
+        Inside `torch.autocast` the closure computes as autocast says, and the update in its own
+        precision.
+        """
         loss = None
         if closure is not None:
             with torch.enable_grad():
                 loss = closure()
-        self._update()
+        with without_autocast():
+            self._update()
         return loss
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:

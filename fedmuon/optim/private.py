@@ -23,7 +23,8 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from fedmuon.combinations import unprivate
-from fedmuon.errors import InputError
+from fedmuon.errors import InputError, shown
+from fedmuon.guard import WANTED, Guard
 from fedmuon.names import PRIVATE
 from fedmuon.optim.routing import routing_table
 from fedmuon.privacy.accounting import Answer, account, event, merge
@@ -33,8 +34,11 @@ from fedmuon.randomness import Draw, generator
 from fedmuon.settings import Local, OrthogonalizerTable, Privacy
 from fedmuon.tables import validate
 from fedmuon.tasks.base import Batch, Params
+from fedmuon.tasks.copies import stateless
 from fedmuon.tasks.losses import Loss, cross_entropy
 from fedmuon.tasks.networks import NetworkTask
+from fedmuon.tasks.own import each_checked, require_numbers
+from fedmuon.threads import without_autocast
 from fedmuon.transforms.base import Context, forbidden_gradient
 from fedmuon.transforms.recipes import Recipe, build
 
@@ -69,13 +73,17 @@ class Private(Optimizer):
         privacy: Mapping[str, Any] | None = None,
         seed: int = 0,
     ) -> None:
+        _require_arguments(model, population, seed, loss)
         if recipe not in PRIVATE:
             raise InputError(f"recipe '{recipe}' is not private: use one of {', '.join(PRIVATE)}")
-        self._local = validate(Local, {**(local or {}), "recipe": recipe, "lr": lr})
-        self._map = validate(OrthogonalizerTable, orthogonalizer or {})
-        self._privacy = validate(Privacy, privacy or {})
+        own = _table("local", local)
+        self._local = validate(Local, {**own, "recipe": recipe, "lr": lr})
+        self._map = validate(OrthogonalizerTable, _table("orthogonalizer", orthogonalizer))
+        self._privacy = validate(Privacy, _table("privacy", privacy))
         _require_sound(self._privacy, self._local, population)
         self._model, self._loss, self._population, self._seed = model, loss, population, seed
+        if loss is not cross_entropy and not stateless(loss):
+            self._loss = each_checked(loss, "loss", Guard("loss", loss))
         self._routed = {
             one.name: one.matrices[0] if one.matrices else 0 for one in routing_table(model)
         }
@@ -103,7 +111,10 @@ class Private(Optimizer):
             yield Lot(torch.from_numpy(rows), self._open)
 
     def step(self, lot: Lot, inputs: Tensor, labels: Tensor) -> None:  # type: ignore[override]
-        """One private step on the examples of a lot that `lots` has just drawn."""
+        """One private step on the examples of a lot that `lots` has just drawn.
+
+        `torch.autocast` has no effect within: the norms that bound an example's part must be exact.
+        """
         if lot.number != self._open:
             raise InputError(
                 "this lot was not drawn by lots() for this step: the accountant covers its Poisson "
@@ -113,9 +124,10 @@ class Private(Optimizer):
             raise InputError(f"lot {lot.number} has {len(lot.rows)} rows: give these, no others")
         self._open, self._recipe = None, self._built()
         params = self._params()
-        moved, self._states = self._recipe.chain.step(
-            params, self._states, self._context(lot, params, inputs, labels)
-        )
+        with Guard("model", self._model), without_autocast():
+            moved, self._states = self._recipe.chain.step(
+                params, self._states, self._context(lot, params, inputs, labels)
+            )
         with torch.no_grad():
             for name, value in moved.items():
                 self._named[name].copy_(value[0])
@@ -184,6 +196,34 @@ class Private(Optimizer):
         return generator(self._seed, what, step=number, block=block)
 
 
+def _require_arguments(model: Any, population: Any, seed: Any, loss: Any) -> None:
+    """Refuse arguments of other types."""
+    wanted = {
+        "model": (model, isinstance(model, nn.Module), WANTED["model"]),
+        "population": (population, _is_whole(population, 1), WANTED["population"]),
+        "seed": (seed, _is_whole(seed, 0), WANTED["seed"]),
+        "loss": (loss, callable(loss), WANTED["loss"]),
+    }
+    for name, (value, sound, mend) in wanted.items():
+        if not sound:
+            raise InputError(f"{name} is {shown(value)}: give {mend}")
+    if isinstance(model, nn.Module):
+        require_numbers(model)
+
+
+def _is_whole(value: Any, least: int) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and least <= value < 2**63
+
+
+def _table(name: str, given: Any) -> Mapping[str, Any]:
+    """The keys of a table, which are words."""
+    if given is None:
+        return {}
+    if not isinstance(given, Mapping) or not all(isinstance(key, str) for key in given):
+        raise InputError(f"{name} is {shown(given)}: give a dictionary of keys, as in [{name}]")
+    return given
+
+
 def _require_sound(privacy: Privacy, local: Local, population: int) -> None:
     """Refuse what the accountant cannot cover, or what only a run of known length can mean."""
     problems = [*unprivate(privacy, local)]
@@ -191,6 +231,11 @@ def _require_sound(privacy: Privacy, local: Local, population: int) -> None:
         problems.append(
             "privacy epsilon is a target that only a known number of steps can be held to: leave "
             "it out, and set noise, for instance to what `fedmuon privacy sigma` finds"
+        )
+    elif "noise" not in privacy.model_fields_set:
+        problems.append(
+            "privacy noise is not set, so epsilon would be infinite: set it, for instance to what "
+            "`fedmuon privacy sigma` finds (noise = 0 is for tests without privacy)"
         )
     for name in ("trust", "honest", "cohorts", "state_weight", "noise_correlation", "band"):
         if getattr(privacy, name) != getattr(Privacy(), name):

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from fedmuon.errors import InputError
-from fedmuon.files import AFRESH, append, mendable
+from fedmuon.files import AFRESH, append, mendable, read_bytes
 from fedmuon.locks import require_place
 from fedmuon.privacy.accounting import Answer, account, event
 from fedmuon.privacy.orders import Turns
@@ -93,7 +93,7 @@ class Ledger:
             **(about or {}),
         }
         with mendable(path, "read"):
-            content = path.read_bytes() if path.exists() else b""
+            content = read_bytes(path) if path.exists() else b""
         whole = _whole(content)
         ledger = cls(path)._replayed(whole, first)
         ledger.require(done, head)
@@ -108,7 +108,7 @@ class Ledger:
     def read(cls, path: Path) -> "Ledger":
         """The ledger as it stands, of whatever run; the file is left as it is."""
         with mendable(path, "read"):
-            content = path.read_bytes()
+            content = read_bytes(path)
         return cls(path)._replayed(_whole(content))
 
     def _started(self, first: dict[str, Any]) -> "Ledger":

@@ -14,6 +14,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn.modules.module import _has_any_global_hook
 
+from fedmuon.guard import Guard
+
 LAYERS = ("torch.nn.modules.", "fedmuon.")
 FUNCTIONS = ("torch.", "fedmuon.")
 VALUES = (bool, int, float, str, torch.dtype, torch.device, torch.Size, Tensor, type(None))
@@ -53,6 +55,8 @@ def _known(values: Iterable[Any]) -> bool:
 
 
 def _is_value(value: Any) -> bool:
+    if isinstance(value, Guard):  # it holds what it guards, to name it
+        return stateless(value.found)
     return isinstance(value, VALUES) or (isinstance(value, FunctionType) and stateless(value))
 
 

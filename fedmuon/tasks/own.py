@@ -4,7 +4,7 @@ Parameters may stand anywhere in the module and be tied; its buffers stay what t
 """
 
 import copy
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -13,9 +13,13 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
+from fedmuon.data.given import storage_problem
 from fedmuon.errors import InputError
+from fedmuon.guard import Guard
 from fedmuon.names import OF_A_ROUND, OF_A_RUN, SPREAD
 from fedmuon.registry import unfit
+from fedmuon.tasks.base import Batch, Params, Points
+from fedmuon.tasks.clipping import Clipping
 from fedmuon.tasks.losses import Loss, cross_entropy
 from fedmuon.tasks.networks import NetworkTask
 
@@ -48,21 +52,27 @@ def as_task(found: Any) -> Task:
 
 def own_network(
     task: Task, shape: tuple[int, ...], classes: int, whole: bool, dtype: torch.dtype,
-    device: torch.device,
+    device: torch.device, guard: Guard | None = None,
 ) -> NetworkTask:  # fmt: skip
     """The task for samples of that shape; targets are real if there are no `classes`, inputs
     `whole` numbers such as tokens."""
     _require_learning(task.module)
-    module = copy.deepcopy(task.module).to(device, dtype).train()
+    module = _copied(task.module).to(device, dtype).train()
     loss = task.loss or (cross_entropy if classes else squared_error)
     _require_free(task.metrics)
     metrics = dict(task.metrics) or (None if classes and not task.loss else {})
-    measures = metrics and {name: _each(one, f"metric {name}") for name, one in metrics.items()}
+    of = guard or Guard("task", task.module)
+    measures = metrics and {
+        name: each_checked(one, f"metric {name}", of.part("metric", one))
+        for name, one in metrics.items()
+    }
+    if loss is not cross_entropy:
+        loss = each_checked(loss, "loss", of.part("loss", loss))
     try:
-        found = NetworkTask(
+        found = OwnNetwork(
             module, shape, dtype, device,
-            loss=loss if loss is cross_entropy else _each(loss, "loss"),
-            start=as_they_are, metrics=measures, whole=whole,
+            loss=loss, start=as_they_are, metrics=measures, whole=whole,
+            guard=of.part("task", task.module),
         )  # fmt: skip
         outputs = _width(found)
     except InputError:
@@ -80,16 +90,84 @@ def own_network(
     return found
 
 
+@dataclass(frozen=True, eq=False)
+class OwnNetwork(NetworkTask):
+    """The task of a module of the user's: all calls of it are within its guard."""
+
+    guard: Guard = field(default_factory=lambda: Guard("task"))
+
+    def initial(self, rng: np.random.Generator, stack: int = 1) -> Params:
+        """As of any network."""
+        with self.guard:
+            return super().initial(rng, stack)
+
+    def gradient(self, params: Params, batches: Sequence[Batch]) -> tuple[Tensor, Params]:
+        """As of any network, refused where it has another precision."""
+        with self.guard:
+            loss, slope = super().gradient(params, batches)
+            if loss.dtype != self.dtype or loss.device != self.device:
+                raise InputError(
+                    f"the loss is {loss.dtype} on {loss.device} for parameters of {self.dtype} on "
+                    f"{self.device}: let the module and its loss return those"
+                )
+            return loss, slope
+
+    def clipped(
+        self, points: Points, batches: Sequence[Batch], clipping: Clipping
+    ) -> tuple[Tensor, Params]:
+        """As of any network."""
+        with self.guard:
+            return super().clipped(points, batches, clipping)
+
+    def losses(self, params: Params, batch: Batch) -> tuple[Tensor, Params]:
+        """As of any network."""
+        with self.guard:
+            return super().losses(params, batch)
+
+
+def require_numbers(module: nn.Module) -> None:
+    """Reject parameters and buffers that have no shape or no numbers that a run could use."""
+    params = dict(module.named_parameters())
+    for name, value in (*params.items(), *module.named_buffers()):
+        if problem := _problem(value):
+            kind = "parameter" if name in params else "buffer"
+            raise InputError(f"the {kind} {name} of the module is {problem}")
+
+
 def _require_learning(module: nn.Module) -> None:
+    require_numbers(module)
     params = dict(module.named_parameters())
     if not params:
         raise InputError("the module has no parameters, so nothing is learned: give it some")
     for name, param in params.items():
+        if not bool(param.detach().isfinite().all()):
+            raise InputError(
+                f"the parameter {name} of the module holds NaN or infinity: give it finite values"
+            )
         if not param.requires_grad:
             raise InputError(
                 f"the parameter {name} is frozen (requires_grad = False): make it a buffer, or "
                 "let it learn"
             )
+
+
+def _problem(value: Tensor) -> str:
+    """Why a run cannot use a parameter or buffer of that kind, if so, and what to do."""
+    if nn.parameter.is_lazy(value):
+        return "not initialized: name its layer's sizes, or call the module once before"
+    if value.is_complex():
+        return f"complex ({value.dtype}), and a run computes with real numbers: store two real ones"
+    return storage_problem(value)
+
+
+def _copied(module: nn.Module) -> nn.Module:
+    try:
+        return copy.deepcopy(module)
+    except Exception as error:  # of any object that the module holds
+        raise InputError(
+            f"the module cannot be copied ({_line(error)}), and a run leaves the given one as it "
+            "is: give a function that makes the module instead"
+        ) from error
 
 
 def _require_free(metrics: Mapping[str, Metric]) -> None:
@@ -102,17 +180,18 @@ def _require_free(metrics: Mapping[str, Metric]) -> None:
             )
 
 
-def _each(measure: Metric, what: str) -> Metric:
+def each_checked(measure: Metric, what: str, guard: Guard) -> Metric:
     """The same, refused where it is not one value a sample."""
 
     def checked(outputs: Tensor, targets: Tensor) -> Tensor:
-        values = measure(outputs, targets)
-        if getattr(values, "shape", None) != outputs.shape[:1]:
-            raise InputError(
-                f"the {what} is {tuple(getattr(values, 'shape', ()))} for {len(outputs)} samples: "
-                "return one value for each, without a mean over them"
-            )
-        return values
+        with guard:
+            values = measure(outputs, targets)
+            if getattr(values, "shape", None) != outputs.shape[:1]:
+                raise InputError(
+                    f"the {what} is {tuple(getattr(values, 'shape', ()))} for {len(outputs)} "
+                    "samples: return one value for each, without a mean over them"
+                )
+            return values if isinstance(values, Tensor) else torch.as_tensor(values)
 
     return checked
 

@@ -15,7 +15,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fedmuon.errors import InputError
+from fedmuon.errors import InputError, plain
 from fedmuon.privacy.release import Released
 from fedmuon.questions import sent
 from fedmuon.tasks.base import Params, Points
@@ -57,6 +57,20 @@ class Link:
     lasting: bool = False
     averaged: Callable[[State, float], State] | None = None
 
+    def __post_init__(self) -> None:
+        functions = [self.init, self.update]
+        if self.averaged is not None:
+            functions.append(self.averaged)
+        if not all(map(callable, functions)) or not isinstance(self.lasting, bool):
+            raise InputError(
+                "a Link has a name, functions init(params) and update(direction, state, context), "
+                "and lasting = True or False: give these"
+            )
+        if not isinstance(self.name, str) or not self.name or "." in self.name:
+            raise InputError(
+                f"a link cannot be called {plain(self.name, 60)}: give a word without a dot"
+            )
+
 
 @dataclass(frozen=True)
 class Chain:
@@ -69,6 +83,9 @@ class Chain:
     links: tuple[Link, ...] = field(default_factory=tuple)
 
     def __post_init__(self) -> None:
+        given = self.links
+        if not isinstance(given, tuple | list) or not all(isinstance(x, Link) for x in given):
+            raise InputError("a Chain is made of links alone: give it a tuple of fedmuon.Link")
         taken: set[str] = set()
         links = tuple(_named_apart(link, taken) for link in self.links)
         object.__setattr__(self, "links", links)

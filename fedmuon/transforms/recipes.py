@@ -12,8 +12,9 @@ from typing import Any
 
 from torch import Tensor
 
-from fedmuon.aggregators import Aggregator, mean
-from fedmuon.errors import InputError
+from fedmuon.aggregators import Aggregator, as_aggregator, mean
+from fedmuon.errors import InputError, plain
+from fedmuon.guard import Guard, mapping
 from fedmuon.names import PRIVATE
 from fedmuon.orthogonalizers import Orthogonalizer
 from fedmuon.privacy.client_level import ClientLevel
@@ -22,9 +23,9 @@ from fedmuon.privacy.orders import Turns
 from fedmuon.privacy.quantile import SHARE, Quantile
 from fedmuon.registry import unfit
 from fedmuon.settings import Local, OrthogonalizerTable, Privacy
-from fedmuon.tasks.base import Params
+from fedmuon.tasks.base import Params, stacked
 from fedmuon.tasks.clipping import Clipping
-from fedmuon.transforms.base import Chain, Link, Number, States, per_replica, zeros
+from fedmuon.transforms.base import Chain, Context, Link, Number, States, per_replica, zeros
 from fedmuon.transforms.bias import corrected
 from fedmuon.transforms.oracle import adapting, filtered, gradient, released
 from fedmuon.transforms.orthogonal import RANDOMIZED_MAPS, named, of_value, orthogonalize
@@ -62,6 +63,9 @@ class Recipe:
         return self.client_level is not None and self.client_level.shared
 
     def __post_init__(self) -> None:
+        with Guard("recipe", self.server):
+            self._require_fields()
+        self._require_lasting()
         follows = [one.name for one in self.chain.links if one.averaged is not None]
         if self.aggregate.shares is None and set(follows) & set(self.returned):
             raise InputError(
@@ -69,6 +73,40 @@ class Recipe:
                 "means alone: set [federation] aggregate = 'mean' or 'by-samples', or give a "
                 "fedmuon.Aggregator with `shares`"
             )
+
+    def _require_fields(self) -> None:
+        """Refuse fields of other types, which would fail in the midst of a run."""
+        wanted = {
+            "chain": (isinstance(self.chain, Chain), "a fedmuon.Chain of links"),
+            "server": (callable(self.server), "a function (old, mean, states)"),
+            "aggregate": (isinstance(self.aggregate, Aggregator), "a fedmuon.Aggregator"),
+            "scaled": (isinstance(self.scaled, bool), "True or False"),
+            "steps": (type(self.steps) is int and self.steps >= 0, "a whole number of 0 or more"),
+        }
+        for name in ("sent", "returned", "kept"):
+            held = getattr(self, name)
+            named = isinstance(held, tuple | list) and all(isinstance(one, str) for one in held)
+            wanted[name] = named, "a tuple of names of states"
+        for name, (sound, mend) in wanted.items():
+            if not sound:
+                kind = type(getattr(self, name)).__name__
+                raise InputError(f"{name} of a Recipe has type {kind}: give {mend}")
+        if clash := set(aggregate_states(self)) & set(self.kept):
+            raise InputError(
+                f"the recipe keeps a state {min(clash)!r}, which is the name of its aggregator's: "
+                "give the link another name"
+            )
+
+    def _require_lasting(self) -> None:
+        """Refuse a state that is to last and to come back, and begins afresh in every round."""
+        for link in self.chain.links:
+            lost = [key for key in ("sent", "kept") if link.name not in getattr(self, key)]
+            if link.lasting and link.name in self.returned and lost:
+                raise InputError(
+                    f"the link {link.name} is lasting and its state is returned, but it begins "
+                    f"afresh in every round: name it in {' and in '.join(lost)}, too, or set "
+                    "lasting=False"
+                )
 
 
 def replace_by_mean(old: Params, mean: Params, states: States) -> tuple[Params, States]:
@@ -157,8 +195,12 @@ def build(
     return recipes[local.recipe]
 
 
-def as_recipe(found: Any) -> Recipe:
-    """What was given: a recipe, or a chain or its links, of which lasting states are kept."""
+def as_recipe(found: Any, guard: Guard | None = None) -> Recipe:
+    """What was given: a recipe, or a chain or its links, of which lasting states are kept; one of
+    the user's is called within its `guard`."""
+    if guard is not None:
+        with guard:
+            return _guarded(as_recipe(found), guard)
     if isinstance(found, Recipe):
         _require_accounted(found.mechanism)
         return found
@@ -171,6 +213,52 @@ def as_recipe(found: Any) -> Recipe:
         "a fedmuon.Recipe (fedmuon.recipes makes ours), a fedmuon.Chain or a list of links "
         "(fedmuon.links); an optimizer of torch's is no recipe",
     )
+
+
+@dataclass(frozen=True)
+class _Chain(Chain):
+    """A chain of the user's."""
+
+    guard: Guard = field(default_factory=lambda: Guard("recipe"))
+
+    def init(self, params: Params, given: States) -> States:
+        with self.guard:
+            return super().init(params, given)
+
+    def step(self, params: Params, states: States, context: Context) -> tuple[Params, States]:
+        with self.guard:
+            return super().step(params, states, context)
+
+
+def _guarded(found: Recipe, guard: Guard) -> Recipe:
+    """The recipe, whose functions are called within guards of their own."""
+    server, mine = guard.part("server rule", found.server), found.aggregate
+    return dataclasses.replace(
+        found,
+        chain=_Chain(tuple(_link(one, guard) for one in found.chain.links), guard),
+        server=server.calling(found.server, _two_mappings),
+        aggregate=as_aggregator(mine, guard.part("aggregate", mine.apply)),
+    )
+
+
+def _link(link: Link, guard: Guard) -> Link:
+    def within(part: str, function: Any, read: Callable[[Any], Any]) -> Any:
+        of = guard.part(f"{part} of the link {link.name}", function)
+        return None if function is None else of.calling(function, read)
+
+    return dataclasses.replace(
+        link,
+        init=within("init", link.init, mapping),
+        update=within("update", link.update, _two_mappings),
+        averaged=within("averaged", link.averaged, mapping),
+    )
+
+
+def _two_mappings(found: Any) -> tuple[dict[str, Any], dict[str, Any]]:
+    """A direction or model, and the state or states that go with it."""
+    if not isinstance(found, tuple | list) or len(found) != 2:
+        raise TypeError(f"it returns a {type(found).__name__} and no pair of mappings")
+    return mapping(found[0]), mapping(found[1])
 
 
 def _require_accounted(mechanism: Mechanism | None) -> None:
@@ -267,6 +355,46 @@ def aux_rate(local: Local) -> float:
 
 
 def initial_states(recipe: Recipe, params: Params) -> States:
-    """The server's states before the first round: those of its links, and 0 for its own."""
+    """The server's states before the first round: those of its links, 0 for its own, and those that
+    its aggregator declares."""
     made = {link.name: link.init for link in recipe.chain.links}
-    return {name: made.get(name, zeros)(params) for name in recipe.kept}
+    states = {name: made.get(name, zeros)(params) for name in recipe.kept}
+    if recipe.aggregate.init is None:
+        return states
+    first = _first_state(recipe.aggregate, params)
+    others = {one: _first_state(recipe.aggregate, made[one](params)) for one in recipe.returned}
+    named = {aggregate_state(name): state for name, state in others.items()}
+    return states | {aggregate_state(): first} | named
+
+
+def _first_state(aggregator: Aggregator, like: Params) -> Params:
+    """What an aggregator declares for tensors like these [S, ...], each in memory of its own."""
+    assert aggregator.init is not None
+    if aggregator.stacked:
+        found = dict(aggregator.init(like))
+    else:
+        count = len(next(iter(like.values())))
+        alone = [{name: value[s] for name, value in like.items()} for s in range(count)]
+        found = stacked([_tensors(aggregator.init(one)) for one in alone])
+    return {name: value.detach().clone() for name, value in _tensors(found).items()}
+
+
+def _tensors(found: Mapping[str, Any]) -> dict[str, Tensor]:
+    for name, value in found.items():
+        if not isinstance(name, str) or not isinstance(value, Tensor):
+            raise InputError(
+                f"init of an Aggregator returns a {type(value).__name__} for {plain(name, 60)}: "
+                "return a mapping of names to tensors"
+            )
+    return dict(found)
+
+
+def aggregate_state(link: str = "") -> str:
+    """The name of the aggregator's state: that for models, or for a state that comes back."""
+    return f"aggregate-{link}" if link else "aggregate"
+
+
+def aggregate_states(recipe: Recipe) -> tuple[str, ...]:
+    """The names of all states of the aggregator; none of one that declares none."""
+    names = ("", *recipe.returned) if recipe.aggregate.init is not None else ()
+    return tuple(map(aggregate_state, names))

@@ -35,6 +35,7 @@ from fedmuon.analysis.report.timetables import followed, timetable
 from fedmuon.analysis.report.verdicts import Claim, counted
 from fedmuon.errors import InputError
 from fedmuon.experiments.studies.training import figure
+from fedmuon.files import read_text
 from fedmuon.privacy.client_level import EVERYONE
 from fedmuon.privacy.pairs import ADJACENCIES
 
@@ -79,7 +80,7 @@ def findings(folder: Path, about: Mapping[str, Any]) -> Findings:
 def _pending(folder: Path, about: Mapping[str, Any]) -> str:
     """That more seeds were asked for than these tables have, and the command that goes on."""
     with contextlib.suppress(OSError, ValueError, LookupError, TypeError):  # for --resume to refuse
-        cells = json.loads((folder / "suite.lock").read_text(encoding="utf-8"))[-1]
+        cells = json.loads(read_text(folder / "suite.lock"))[-1]
         if len(cells) > about["runs"]:
             seeds = str(len({config["federation"]["seed"] for *_, config in cells}))
             words = of_all_seeds(shlex.split(str(about["again"])))
