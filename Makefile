@@ -3,12 +3,13 @@ SHELL := /bin/sh
 PYTHON ?= python3
 SECONDS ?= 600
 VENV := .venv
+WORKERS := -n 4
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 BENCH_STAMP := $(VENV)/.installed-bench
 DOCS_STAMP := $(VENV)/.installed-docs
 SITE := build/docs
-VERIFIED := $(BIN)/pip install --quiet --require-hashes --no-deps
+INSTALL := GOAL="$(firstword $(MAKECMDGOALS))" $(PYTHON) requirements/install.py $(VENV)
 # The rooms as they lie when installed, for the type checker.
 HOUSE := rm -rf .house && mkdir -p .house/fedmuon && ln -s ../tests ../benchmarks ../examples ../docs .house \
 	&& ln -s ../../clients ../../server ../../analysis ../../experiments .house/fedmuon \
@@ -18,7 +19,7 @@ export FLWR_TELEMETRY_ENABLED := 0
 export FLWR_DISABLE_UPDATE_CHECK := 1
 export RAY_USAGE_STATS_ENABLED := 0
 
-.PHONY: run test test-long check bench docs results chaos fuzz soak packages audit deploy-demo reference format clean help install
+.PHONY: run test test-all coverage fresh check bench docs results chaos fuzz soak packages audit stats deploy-demo reference format clean help install
 .DEFAULT_GOAL := help
 
 help: ## list the targets
@@ -27,11 +28,17 @@ help: ## list the targets
 run: $(STAMP) ## set up, then run the main job on bundled data
 	$(BIN)/fedmuon run
 
-test: $(STAMP) ## set up, then run the tests
-	$(BIN)/python -m pytest -n 4
+test: $(STAMP) ## set up, then run the tests: every module and formula, in three minutes
+	$(BIN)/python -m pytest $(WORKERS)
 
-test-long: $(STAMP) ## the tests that take minutes: a SuperNode that dies and returns, examples on Ray
-	$(BIN)/python -m pytest -m long
+test-all: $(STAMP) ## all tests, with the slow ones and those that need a browser
+	$(BIN)/python -m pytest $(WORKERS) -m ""
+
+coverage: $(STAMP) ## lines and branches that `make test` reaches; ALL=1: those of `make test-all`
+	$(BIN)/python -m tests.measure_coverage $(if $(ALL),-m "")
+
+fresh: ## the two commands in a fresh clone, which sees nothing of this machine but Python and make
+	$(PYTHON) tests/fresh.py
 
 check: $(STAMP) ## format, lint, types and import rules
 	$(BIN)/ruff format --check .
@@ -77,31 +84,24 @@ packages: $(STAMP) ## licences; wheel and sdist, tried in every Python from 3.11
 audit: $(STAMP) ## ask whether a pinned version is known to be vulnerable
 	PYTHONPATH=tests $(BIN)/python -m packages.audit
 
+stats: $(STAMP) ## how large the code is and how far a run goes through it: counts and their targets
+	$(BIN)/python -m tests.architecture.stats $(if $(DETAILS),--details)
+
 install: $(STAMP) ## set up only
 
 clean: ## remove the environment, caches and runs
 	rm -rf $(VENV) runs dist build .pytest_cache .ruff_cache .hypothesis
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
-# Every file is verified by its hash. Of torch, the build that this machine prefers is taken where
-# requirements/ knows it, else the registry's; a build for CUDA needs more.
-$(STAMP): pyproject.toml constraints.txt $(wildcard requirements/*.txt)
-	$(PYTHON) -m venv $(VENV)
-	$(VERIFIED) -r requirements/build.txt
-	$(BIN)/pip download --quiet --no-deps --only-binary :all: -c constraints.txt -d $(VENV)/torch torch
-	$(VERIFIED) --no-index --find-links $(VENV)/torch -r requirements/torch.txt || \
-	  $(VERIFIED) -r requirements/torch.txt
-	rm -rf $(VENV)/torch
-	if $(BIN)/pip check | grep -q '^torch.* requires \(nvidia\|cuda\)'; then \
-	  $(VERIFIED) -r requirements/cuda.txt; fi
-	$(VERIFIED) --no-build-isolation -r requirements/dev.txt
-	$(BIN)/pip install --quiet --no-deps --no-build-isolation --editable .
+# requirements/install.py verifies every file by its hash, and says what it is doing.
+$(STAMP): pyproject.toml constraints.txt requirements/install.py $(wildcard requirements/*.txt)
+	@$(INSTALL)
 	@touch $@
 
 $(BENCH_STAMP): $(STAMP)
-	$(VERIFIED) --ignore-requires-python -r requirements/bench.txt
+	@$(INSTALL) bench
 	@touch $@
 
 $(DOCS_STAMP): $(STAMP)
-	$(VERIFIED) -r requirements/docs.txt
+	@$(INSTALL) docs
 	@touch $@

@@ -25,5 +25,5 @@ def linear() -> nn.Module:
     return nn.Linear(3, 1)
 
 
-DATA = {"data": (X, Y)}
+DATA: dict[str, Any] = {"data": (X, Y)}
 PLAIN = {**DATA, "task": linear}

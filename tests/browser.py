@@ -1,5 +1,6 @@
 """A Chromium that works here: some are stubs, and some may not read temporary folders."""
 
+import base64
 import functools
 import shutil
 import subprocess
@@ -7,10 +8,25 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 
 import pytest
+from matplotlib import get_data_path
 
 from docs.making.check import BROWSERS
 
+PATIENT = "--virtual-time-budget=30000"  # half a minute of the browser's own time
 SECONDS = 120  # for one page, on a busy machine
+
+
+FONT = Path(get_data_path(), "fonts", "ttf", "DejaVuSans.ttf")  # a wide one
+
+
+def in_one_font(page: str) -> str:
+    """The page with every text in a font that is the same on all machines. Its last line has the
+    font loaded before the page is."""
+    data = base64.b64encode(FONT.read_bytes()).decode()
+    face = f"font-family: shipped; font-weight: 100 900; src: url(data:font/ttf;base64,{data})"
+    style = f"<style>@font-face {{ {face} }} * {{ font-family: shipped !important; }}</style>"
+    load = "<script>document.body.offsetWidth;</script>"
+    return page.replace("</body>", f"{style}{load}</body>")
 
 
 def dom(browser: str, url: str, folder: Path, *options: str) -> str:

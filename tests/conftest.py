@@ -1,15 +1,18 @@
 """Small experiments that many tests share, and what keeps a test from hanging on chance."""
 
-import surroundings  # noqa: F401  it clears what the imports below read
+import surroundings  # it hides what the imports below read
 
 # isort: split
 
+import contextlib
+import gc
 import os
 import random
 import shutil
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Collection, Iterable, Iterator
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -21,6 +24,7 @@ from replay import replayed
 from xdist.remote import Producer
 from xdist.scheduler import LoadScopeScheduling
 
+from fedmuon.analysis.report import style
 from fedmuon.config import Config, only_read, parse
 from fedmuon.data.federated import FederatedData
 from fedmuon.data.neighbours import Neighbours, draw, stack
@@ -29,6 +33,8 @@ from fedmuon.experiments.engines.ray_cluster import quieten
 from fedmuon.experiments.studies.stability import cells
 from fedmuon.experiments.suites.contents import merged
 from fedmuon.privacy import keystream, streams
+
+gc.disable()  # until all is loaded, of which nothing is garbage
 
 # The same examples each time; `make fuzz` looks elsewhere, and what it finds is replayed.
 settings.register_profile("repeatable", derandomize=True, deadline=None, database=None)
@@ -55,6 +61,7 @@ GROUPS = {
         "tests/test_examples.py::test_an_example_on_ray_is_that_inline",
         "tests/test_examples.py::test_named_objects_are_the_same_on_ray",
         "tests/test_grid.py",
+        "tests/test_joined_ray.py",
         "tests/test_plan.py::test_on_ray",
         "tests/test_suite.py::test_ray_tasks_give_the_same_results",
     ),
@@ -63,37 +70,122 @@ GROUPS = {
         "tests/test_chaos.py",
         "tests/test_examples.py::test_named_objects_after_kill_9",
         "tests/test_locks.py::test_two_private_runs_release_each_round_once",
+        "tests/test_run.py::test_no_room_on_the_disk_leaves_nothing_half_written",
         "tests/test_run.py::test_resume_after_kill_9",
     ),
     "archives": ("tests/test_packaging.py",),
     "pages": ("tests/test_report.py",),
     "training": ("tests/test_training.py",),
+    "calculator": ("tests/test_bound.py::test_the_calculator_answers",),  # in one process
+    "compiled": ("tests/test_pieces.py", "tests/test_thin.py"),  # by numba, in seconds
+    "house": ("tests/test_house.py",),  # reads all files
+    "unread": ("tests/test_unread_keys.py",),
+    "transformers": (  # which take two seconds to import
+        "tests/test_lm.py",
+        "tests/test_lora.py",
+        "tests/test_decoder_clipping.py",
+        "tests/test_meta.py::test_networks_ask_once",
+        "tests/test_clipping_sound.py::test_others_are_not",
+    ),
 }
 
 
+NEEDS = {
+    "needs_fashion_mnist": (
+        Path("/usr/share/datasets/fashion-mnist").is_dir,
+        "the data of Fashion-MNIST: apt-get install dataset-fashion-mnist",
+    ),
+    "needs_gpu": (torch.cuda.is_available, "a GPU"),
+}
+BEFORE = pytest.StashKey[set[Path]]()
+LEFT = pytest.StashKey[list[str]]()
+
+
+def group_of(nodeid: str) -> str:
+    """The name of a test's group, or nothing."""
+    return next((group for group, tests in GROUPS.items() if nodeid.startswith(tests)), "")
+
+
 class OneForGroups(LoadScopeScheduling):
-    """Tests go to whichever worker is free, those of a group of `GROUPS` all to the same.
+    """Functions with all their parameters go to whichever worker is free, so that what they keep is
+    made once; those of a group of `GROUPS` all to the same, and first.
 
     The mark xdist_group is for this, but with pytest 9.2 pytest-xdist 3.8 passes it over in silence
     (pytest-dev/pytest-xdist#1386).
     """
 
     def _split_scope(self, nodeid: str) -> str:
-        groups = (group for group, tests in GROUPS.items() if nodeid.startswith(tests))
-        return next(groups, nodeid)
+        return group_of(nodeid) or nodeid.partition("[")[0]
 
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Producer) -> OneForGroups:
-    """How `pytest -n` shares the tests out."""
+    """How `pytest -n` shares the tests out: in the order in which they were collected."""
+    config.option.loadscopereorder = False
     return OneForGroups(config, log)
 
 
+def pytest_addoption(parser: pytest.Parser) -> None:
+    """`--shuffle SEED`: the tests in a random order, to find those that depend on others."""
+    parser.addoption("--shuffle", type=int, help="run the tests in the random order of this seed")
+
+
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Add the cases that exploring has found."""
+    """Add the cases that exploring has found, begin with the groups, and shuffle."""
     for item in items:
         if isinstance(item, pytest.Function):
             replayed(item)
+    order = {group: place for place, group in enumerate(GROUPS)}
+    if hasattr(config, "workerinput"):
+        items.sort(key=lambda item: order.get(group_of(item.nodeid), len(order)))
+    if (seed := config.getoption("--shuffle")) is not None:
+        random.Random(seed).shuffle(items)
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_runtestloop() -> None:
+    """Collect what tests leave, and do not go through all that is loaded each time."""
+    gc.freeze()
+    gc.enable()
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_configure(config: pytest.Config) -> None:
+    """Remember what lies around before the first test; workers of a session have no say in it."""
+    if not hasattr(config, "workerinput"):
+        config.stash[BEFORE] = surroundings.listing()
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_sessionfinish(session: pytest.Session) -> None:
+    """Fail a session that leaves anything behind."""
+    if (before := session.config.stash.get(BEFORE, None)) is None:
+        return
+    ended = bool(session.config.getoption("numprocesses", None))  # xdist's workers have
+    session.config.stash[LEFT] = left = surroundings.leftovers(before, ended)
+    if left and session.exitstatus == pytest.ExitCode.OK:
+        session.exitstatus = pytest.ExitCode.TESTS_FAILED
+
+
+def pytest_terminal_summary(terminalreporter: Any, config: pytest.Config) -> None:
+    """Name what the session has left behind."""
+    if left := config.stash.get(LEFT, []):
+        terminalreporter.section("left behind by the tests", sep="=", red=True)
+        terminalreporter.write("".join(f"{one}\n" for one in left))
+
+
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    """Skip tests whose data set or device this machine lacks."""
+    for name, (there, what) in NEEDS.items():
+        if item.get_closest_marker(name) and not there():
+            pytest.skip(f"needs {what}")
+
+
+@pytest.fixture(autouse=True)
+def _system_data(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Show the system's data sets to the tests that need them."""
+    if request.node.get_closest_marker("needs_fashion_mnist"):
+        monkeypatch.delenv("FEDMUON_SYSTEM_DATA")
 
 
 @pytest.fixture(autouse=True, scope="session")
@@ -107,6 +199,31 @@ def _quick_rate() -> Iterator[None]:
     """A suite times a large product, which takes longer than all else that it does in a test."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(cells, "SIDE", 64)
+        yield
+
+
+@pytest.fixture(autouse=True, scope="session")
+def _no_waiting_for_disks() -> Iterator[None]:
+    """What one process has written another reads, as long as nobody cuts the power: each run would
+    wait ten times for a disk that others use."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(os, "fsync", lambda file: None)
+        yield
+
+
+@contextlib.contextmanager
+def without_rendering() -> Iterator[None]:
+    """Figures are made while this lasts, and their files hold nothing: for whoever does not look at
+    them, as nearly all the time that a report takes goes into fonts."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(style, "_bytes", lambda figure, kind: b"<svg/>")
+        yield
+
+
+@pytest.fixture
+def undrawn() -> Iterator[None]:
+    """`without_rendering`, for a test."""
+    with without_rendering():
         yield
 
 
@@ -163,9 +280,17 @@ def _no_chance(monkeypatch: pytest.MonkeyPatch) -> None:
     """Global generators begin anew, and secret noise repeats, so that statistics do too."""
     random.seed(0)
     np.random.seed(0)  # noqa: NPY002
-    torch.manual_seed(0)
+    torch.default_generator.manual_seed(0)  # manual_seed takes a millisecond to tell devices
+    if torch.cuda.is_initialized():
+        torch.cuda.manual_seed_all(0)
     monkeypatch.setattr(streams, "secrets", Entropy())
     monkeypatch.setattr(keystream, "os", Entropy())
+
+
+def quick(values: Iterable[Any], kept: Collection[Any]) -> list[Any]:
+    """Parameters of a test: `make test` runs it with those in `kept`, `make test-all` with all."""
+    rows = [(one, one if isinstance(one, tuple) else (one,)) for one in values]
+    return [one if one in kept else pytest.param(*row, marks=pytest.mark.slow) for one, row in rows]
 
 
 def small(below: dict | None = None, **tables: dict) -> Config:

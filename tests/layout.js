@@ -78,7 +78,7 @@ const contrast = (root, node) => {
   const paper = light(at ? colour(at) : "rgb(255, 255, 255)");
   return (Math.max(ink, paper) + 0.05) / (Math.min(ink, paper) + 0.05);
 };
-onload = () => {
+const measure = () => {
   const found = [...document.querySelectorAll("iframe")].map((frame) => {
     const root = frame.contentDocument;
     const page = root.documentElement;
@@ -91,6 +91,7 @@ onload = () => {
     return {
       page: frame.getAttribute("src"),
       width: page.clientWidth,
+      fonts: [...root.fonts].map((one) => one.status),
       scroll: page.scrollWidth,
       clipped: clipped.map((one) => one.getAttribute("aria-label")),
       covered: [...folded, ...text()],
@@ -102,3 +103,6 @@ onload = () => {
   });
   document.body.textContent = "found" + JSON.stringify(found) + "end";
 };
+// A frame is measured once its own fonts are there.
+onload = () =>
+  Promise.all([...document.querySelectorAll("iframe")].map((frame) => frame.contentDocument.fonts.ready)).then(measure);

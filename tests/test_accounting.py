@@ -101,7 +101,7 @@ def test_without_sampling_it_is_the_analytic_gaussian(noise: float, delta: float
     assert found.upper == pytest.approx(exact, rel=1e-3, abs=2e-4)
 
 
-@pytest.mark.parametrize("noise", [0.003, 0.05])
+@pytest.mark.parametrize("noise", [0.003, pytest.param(0.05, marks=pytest.mark.slow)])
 def test_little_noise_is_answered_on_a_coarser_grid(noise: float) -> None:
     """400 releases without sampling are one, whose loss would take 1e8 points of the grid."""
     exact = gaussian_epsilon(noise / 20, 1e-6)
@@ -130,7 +130,15 @@ def test_one_subsampled_release_by_quadrature(q: float, noise: float, eps: float
 
 
 @pytest.mark.parametrize(("q", "noise"), [(0.02, 0.7), (0.02, 2.5), (0.4, 1.5), (1.0, 0.8)])
-@pytest.mark.parametrize("order", [1.3, 2, 3.7, 8, 32])
+@pytest.mark.parametrize(
+    "order",
+    [
+        1.3,
+        *(pytest.param(one, marks=pytest.mark.slow) for one in (2, 3.7)),
+        8,
+        pytest.param(32, marks=pytest.mark.slow),
+    ],
+)
 def test_the_renyi_divergence_by_quadrature_and_by_binomials(
     q: float, noise: float, order: float
 ) -> None:
@@ -160,7 +168,10 @@ def test_the_renyi_divergence_by_quadrature_and_by_binomials(
         [Event(0.02, 0.8, 200)],
         [Event(0.5, 3.0, 30)],
         [Event(1.0, 8.0, 10)],
-        [Event(0.02, 0.8, 100), Event(0.1, 2.0, 50), Event(1.0, 20.0, 3)],
+        pytest.param(
+            [Event(0.02, 0.8, 100), Event(0.1, 2.0, 50), Event(1.0, 20.0, 3)],
+            marks=pytest.mark.slow,
+        ),
     ],
 )
 def test_it_agrees_with_dp_accounting(events: list[Event]) -> None:
@@ -247,7 +258,12 @@ def least_by_halving(target: float, rate: float, steps: int, delta: float) -> fl
 
 
 @pytest.mark.parametrize(
-    ("target", "rate", "steps"), [(1e-3, 256 / 60000, 400), (0.01, 256 / 60000, 2000), (2, 0.1, 50)]
+    ("target", "rate", "steps"),
+    [
+        pytest.param(1e-3, 256 / 60000, 400, marks=pytest.mark.slow),
+        pytest.param(0.01, 256 / 60000, 2000, marks=pytest.mark.slow),
+        (2, 0.1, 50),
+    ],
 )
 def test_the_least_noise_is_that_of_the_accountant_at_small_targets_too(
     target: float, rate: float, steps: int
@@ -262,16 +278,25 @@ def test_the_least_noise_is_that_of_the_accountant_at_small_targets_too(
 
 
 def test_the_hardest_releases_spend_the_most() -> None:
-    """Whatever exceeds in rate, count and quiet spends more; of two that do not, either may, so
+    """Of two of which neither exceeds the other in rate, count and quiet, either may spend more, so
     that both are kept (a control: the larger rate alone would hide 4000 lots)."""
     once, often, more = Event(1.0, 2.0, 1), Event(0.02, 2.0, 1000), Event(0.02, 2.0, 4000)
     assert hardest([once, often, once]) == [often, once]
     assert hardest([once, often, more]) == [more, once]
     assert hardest([Event(0.1, 1.0, 5, True), Event(0.1, 1.0, 5)]) == [Event(0.1, 1.0, 5, True)]
+    for easier in EASIER:
+        assert hardest([easier, more]) == [more]
+
+
+EASIER = Event(0.02, 2.0, 3999), Event(0.01, 2.0, 4000), Event(0.02, 2.1, 4000)
+
+
+@pytest.mark.slow
+def test_what_exceeds_in_rate_count_and_quiet_spends_more() -> None:
+    once, often, more = Event(1.0, 2.0, 1), Event(0.02, 2.0, 1000), Event(0.02, 2.0, 4000)
     spent = [account([one], 1e-4).upper for one in (often, once, more)]
     assert spent == sorted(spent)
-    for easier in (Event(0.02, 2.0, 3999), Event(0.01, 2.0, 4000), Event(0.02, 2.1, 4000)):
-        assert hardest([easier, more]) == [more]
+    for easier in EASIER:
         assert account([easier], 1e-4).upper < spent[2]
 
 
@@ -310,7 +335,7 @@ def test_the_command_refuses_and_shows() -> None:
         assert isinstance(done.exception, InputError)
 
 
-@pytest.mark.parametrize("mode", ["joint", "per-release"])
+@pytest.mark.parametrize("mode", ["joint", pytest.param("per-release", marks=pytest.mark.slow)])
 def test_the_command_answers_quickly_without_heavy_packages(mode: str) -> None:
     """A second of processor time, start-up included; ten, so that no machine is too slow."""
     code = (

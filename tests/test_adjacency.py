@@ -65,7 +65,8 @@ def twice(q: float, s: float, eps: float) -> float:
 @pytest.mark.parametrize(
     ("q", "s", "eps", "count"),
     [(0.02, 1.0, 0.1, 1), (0.3, 0.7, 0.4, 1), (0.5, 3.0, 0.05, 1), (1.0, 0.8, 3.0, 1),
-     (0.02, 0.4, 2.0, 1), (0.3, 0.7, 1.0, 2), (0.6, 2.0, 0.5, 2)],
+     (0.02, 0.4, 2.0, 1), (0.3, 0.7, 1.0, 2),
+     pytest.param(0.6, 2.0, 0.5, 2, marks=pytest.mark.slow)],
 )  # fmt: skip
 def test_replace_one_by_quadrature(q: float, s: float, eps: float, count: int) -> None:
     with mpmath.workdps(16):
@@ -143,7 +144,13 @@ def test_it_agrees_with_the_librarys_distributions(events: list[Event]) -> None:
 
 
 @pytest.mark.parametrize(
-    ("q", "s", "order"), [(0.02, 0.7, 1.3), (0.4, 1.5, 20), (0.3, 0.8, 3.7), (1.0, 0.8, 3.7)]
+    ("q", "s", "order"),
+    [
+        (0.02, 0.7, 1.3),
+        pytest.param(0.4, 1.5, 20, marks=pytest.mark.slow),
+        pytest.param(0.3, 0.8, 3.7, marks=pytest.mark.slow),
+        (1.0, 0.8, 3.7),
+    ],
 )
 def test_the_renyi_divergence_by_quadrature(q: float, s: float, order: float) -> None:
     with mpmath.workdps(20):
@@ -182,6 +189,7 @@ def test_doubling_the_sensitivity_is_another_pair() -> None:
     assert (doubled.upper, found.upper) == pytest.approx((12.2, 2.59), rel=2e-3)
 
 
+@pytest.mark.slow
 def test_little_noise_and_rare_examples_are_answered() -> None:
     for q, s, steps in ((1.0, 0.003, 1), (0.5, 1e-4, 1), (0.02, 0.05, 2), (1e-4, 0.5, 100)):
         found = epsilon(s, q, steps, 1e-5, **REPLACED)

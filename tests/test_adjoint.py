@@ -117,9 +117,14 @@ def differences(
 
 
 CASES = [(None, tables) for tables in MUON + OTHERS] + NETWORKS
+QUICK = *CASES[:2], CASES[len(MUON)], CASES[-1]
 
 
-@pytest.mark.parametrize(("module", "tables"), CASES, ids=lambda one: str(one)[:60])
+@pytest.mark.parametrize(
+    ("module", "tables"),
+    [one if one in QUICK else pytest.param(*one, marks=pytest.mark.slow) for one in CASES],
+    ids=lambda one: str(one)[:60],
+)
 def test_against_runs_with_another_weight(module: nn.Module | None, tables: dict) -> None:
     """Central differences err by STEP^2 and by rounding over STEP."""
     experiment, start, towards, others = prepared(small(tables), module)

@@ -80,7 +80,9 @@ def test_every_branch_to_twelve_digits(seed, clients, delta, number) -> None:
     assert close(g_alone(eps, sizes, weights, delta, top), exact_g(eps, sizes, weights, delta, top))
 
 
-@pytest.mark.parametrize("seed", range(6))
+@pytest.mark.parametrize(
+    "seed", [0, 1, *(pytest.param(seed, marks=pytest.mark.slow) for seed in range(2, 6))]
+)
 def test_sharp_is_at_most_explicit_and_at_its_minimum(seed: int) -> None:
     eps, sizes, weights, top = problem(seed, 4)
     for delta in (1e-6, 0.05, 0.9):

@@ -235,6 +235,7 @@ def test_smoothness_of_the_wrong_step_is_seen() -> None:
     assert not close(found, products(0.3, 0.8, 5.0, l_g[::-1].tolist(), np.ones(3), 2))
 
 
+@pytest.mark.slow
 def test_a_constant_by_step_is_the_constant() -> None:
     """A million of them, and what overflows; as many steps as there are, and none below 0."""
     steps = step_amplification(1e-6, 0.9, 1.0, np.full((10**5, 10), 0.3), 10**5, 10)

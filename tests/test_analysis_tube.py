@@ -142,6 +142,7 @@ def test_gamma_is_good_and_the_largest(moved, thin) -> None:
         assert min((smallest - radii(1 / beyond, sensitivity)[0] - beyond).ravel()) < 0
 
 
+@pytest.mark.slow
 def test_a_gap_is_found_exactly_when_there_is_one() -> None:
     """Against a grid of gammas, over momenta from hopeless to comfortable."""
     rng, found = np.random.default_rng(2), 0

@@ -18,6 +18,7 @@ def attacked(monkeypatch: pytest.MonkeyPatch, *given: str) -> int:
     return attack.main()
 
 
+@pytest.mark.slow
 def test_no_neighbour_is_above_and_the_planted_error_is_found(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -45,7 +46,10 @@ WRONG = {  # what is made of the certificates, and where that is seen
 }
 
 
-@pytest.mark.parametrize("wrong", WRONG)
+@pytest.mark.parametrize(
+    "wrong",
+    [*(pytest.param(one, marks=pytest.mark.slow) for one in [*WRONG][:2]), [*WRONG][2]],
+)
 def test_a_wrong_certificate_is_found_out(wrong: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """The control of the whole: a few cells see it."""
     place, name, instead, family = WRONG[wrong]

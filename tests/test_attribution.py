@@ -162,6 +162,7 @@ lr = 1.0
 """
 
 
+@pytest.mark.slow
 def test_from_its_command_to_its_report(tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
     file, out = tmp_path / "own.toml", tmp_path / "out"
     file.write_text(SUITE)

@@ -24,6 +24,7 @@ def found(setting: Setting, count: int, seed: int = 0) -> Statistics:
     return audit.trials(setting, projected(setting, np.random.default_rng(seed)), count)
 
 
+@pytest.mark.slow
 def test_the_published_claim_is_refuted_and_the_joint_one_is_not() -> None:
     """000's own setting: printed 7.985, joint 61.98; counts alone show more than 7.985."""
     shown = counted(found(E2E, 60_000), 8e-6)
@@ -51,6 +52,7 @@ def test_an_audit_of_a_wrong_claim_fails_it() -> None:
     assert counted(found(SMALL, 20_000), delta).epsilon > joint
 
 
+@pytest.mark.slow
 def test_the_bounds_hold_with_their_confidence() -> None:
     """A Gaussian whose epsilon is known exactly: of 100 audits about 5 may claim more."""
     delta, setting = 0.05, Setting(1.0, 1.0, 1, 1)
@@ -112,6 +114,7 @@ def test_what_shows_nothing_is_refused() -> None:
         found(Setting(0.0, 0.1, 2, 1), 1000)
 
 
+@pytest.mark.slow
 def test_of_trials_that_are_refused_nothing_is_said_beforehand() -> None:
     """A control: of a hundred, which can run and cannot test the claim, it is said."""
     heard: list[str] = []
@@ -122,7 +125,7 @@ def test_of_trials_that_are_refused_nothing_is_said_beforehand() -> None:
     assert "100 trials can show" in heard[0]
 
 
-@pytest.mark.parametrize("code", ["projected", "release"])
+@pytest.mark.parametrize("code", ["projected", pytest.param("release", marks=pytest.mark.slow)])
 def test_the_command(code: str) -> None:
     arguments = ["privacy", "audit", "--noise", "1.2", "--lot", "10", "--population", "40",
                  "--steps", "2", "--delta", "0.1", "--blocks", "2", "--trials", "100",

@@ -51,6 +51,7 @@ def claimed(setting: Setting) -> float:
     return epsilon(*setting[:3], DELTA, setting.blocks).upper
 
 
+@pytest.mark.slow
 def test_a_private_step_keeps_its_claim() -> None:
     """And an audit sees a good part of what it spends."""
     own = repeatable(of_network(), NETWORK)
@@ -81,7 +82,11 @@ class WholeLots(Mechanism):
         return np.arange(size)
 
 
-@pytest.mark.parametrize("defect", [HalfNoise, TwiceTheBound, WholeLots, None])
+@pytest.mark.parametrize(
+    "defect",
+    [HalfNoise, *(pytest.param(one, marks=pytest.mark.slow) for one in (TwiceTheBound, WholeLots)),
+     None],
+)  # fmt: skip
 def test_a_defect_is_caught(defect: type[Mechanism] | None) -> None:
     """Negative controls: each shows more than is claimed; where there is none, less is shown."""
     own = repeatable(of_matrix(), MATRIX, defect or Mechanism)
@@ -94,6 +99,7 @@ def with_the_canary(x: np.ndarray) -> np.ndarray:
     return (stats.norm.cdf(x) + stats.norm.cdf(x - np.sqrt(2))) / 2
 
 
+@pytest.mark.slow
 def test_secret_noise_and_lots_have_the_projected_law() -> None:
     """As in a run, where nothing is keyed: no two audits agree."""
     own = of_network()

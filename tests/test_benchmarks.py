@@ -102,6 +102,7 @@ page.tell([page.Row("full" if asked.full else "small", 1.0, 2.0, 2.0, 1.5)], ask
 """
 
 
+@pytest.mark.slow
 def test_parts_are_processes_whose_rows_are_gathered(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
@@ -110,10 +111,15 @@ def test_parts_are_processes_whose_rows_are_gathered(
     said = capfd.readouterr()  # the page is all of stdout
     assert said.out.startswith(text) and len(said.out.splitlines()) <= len(text.splitlines()) + 2
     assert "1/1 tried: a part" in said.err and "done: full" in said.err
+
+
+@pytest.mark.slow
+def test_the_quick_form_of_one_part(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     code, text = tried(tmp_path, monkeypatch, TELLING, "--quick", "--only", "tried")
     assert code == 0 and "small" in text
 
 
+@pytest.mark.slow
 def test_a_quick_look_judges_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     missed = TELLING.replace("2.0, 1.5)", "2.0, 9.0, share=0.5, share_aim=0.9)")
     code, text = tried(tmp_path, monkeypatch, f"{missed}\nsys.exit('gone')", "--quick")
@@ -139,6 +145,7 @@ def test_help_says_what_each_part_is(monkeypatch, capsys) -> None:
     assert all(name in said and part.about in said for name, part in PARTS.items())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("more", "said"), [
     ("sys.exit('no such peer')", "ended with 1: no such peer"),
     ("import time; time.sleep(600)", "ended with more than 3 s: it said nothing"),
@@ -153,6 +160,7 @@ def test_a_part_that_fails_is_a_row_that_says_so(
     assert "sleep" in more or "2 x" in text
 
 
+@pytest.mark.slow
 def test_a_part_without_rows_has_failed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     code, text = tried(tmp_path, monkeypatch, "")
     assert code == 1 and "ended with 0" in text

@@ -32,44 +32,57 @@ MILLION = ["--rounds", "1000000", "--local-steps", "1", "--clients", "1000000", 
            "--size", "1000", "--lr", "1e-6"]  # fmt: skip
 
 
-def loaded(*arguments: str) -> set[str]:
-    """The heavy packages that a process holds when the command has answered."""
+def loaded(*commands: list[str]) -> list[set[str]]:
+    """The heavy packages that a process holds when it has answered each of these commands."""
     code = (
-        "import sys\n"
+        "import json, sys\n"
         "from fedmuon.experiments.cli import main\n"
-        "try:\n"
-        "    main(sys.argv[1:])\n"
-        "except SystemExit as end:\n"
-        "    assert not end.code, end.code\n"
-        "print(*{name.split('.')[0] for name in sys.modules}, file=sys.stderr)\n"
+        "for command in json.loads(sys.argv[1]):\n"
+        "    try:\n"
+        "        main(['bound', *command])\n"
+        "    except SystemExit as end:\n"
+        "        assert not end.code, end.code\n"
+        "    print('answered', flush=True)\n"
+        "    print(*{name.split('.')[0] for name in sys.modules}, file=sys.stderr)\n"
     )
     done = subprocess.run(
-        [sys.executable, "-c", code, "bound", *arguments],
+        [sys.executable, "-c", code, json.dumps(commands)],
         cwd=ROOT, capture_output=True, text=True, check=True,
     )  # fmt: skip
-    assert "C_hp" in done.stdout or json.loads(done.stdout)["value"] is not None
-    return HEAVY & set(done.stderr.split())
+    *answers, rest = done.stdout.split("answered\n")
+    assert len(answers) == len(commands) and not rest
+    assert all("C_hp" in one or json.loads(one)["value"] is not None for one in answers)
+    return [HEAVY & set(line.split()) for line in done.stderr.splitlines()]
 
 
-@pytest.mark.parametrize(
-    "more",
-    [
-        ["--lambda", "0.1"],
-        ["--json"],
-        ["--json", "--c-hp", "sharp", "--batch", "10"],
-        ["--json", "--set", "local.recipe=fedmuon-aligned"],
-        ["--json", "--set", "orthogonalizer.name=newton-schulz"],
-    ],
-)
-def test_the_calculator_answers_without_the_heavy_packages(more: list[str]) -> None:
+ASKED = [
+    ["--lambda", "0.1"],
+    ["--json"],
+    ["--json", "--c-hp", "sharp", "--batch", "10"],
+    ["--json", "--set", "local.recipe=fedmuon-aligned"],
+    ["--json", "--set", "orthogonalizer.name=newton-schulz"],
+]
+
+
+@pytest.fixture(scope="module")
+def held() -> list[set[str]]:
+    """The heavy packages that a process holds after each of `ASKED`."""
+    return loaded(*([*MILLION, *more] for more in ASKED))
+
+
+@pytest.mark.parametrize("more", ASKED)
+def test_the_calculator_answers_without_the_heavy_packages(
+    more: list[str], held: list[set[str]]
+) -> None:
     """They take longer to import than a million rounds and clients to compute."""
-    assert loaded(*MILLION, *more) == set()
+    assert held[ASKED.index(more)] == set()
 
 
+@pytest.mark.slow
 def test_reading_a_run_needs_torch(tmp_path: Path) -> None:
     """Negative control: `loaded` sees what is loaded."""
     run(small(), tmp_path / "a")
-    assert loaded(str(tmp_path / "a"), "--json") >= {"torch", "safetensors"}
+    assert loaded([str(tmp_path / "a"), "--json"])[0] >= {"torch", "safetensors"}
 
 
 def record_of(*arguments: str) -> dict:

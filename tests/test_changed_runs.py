@@ -2,6 +2,7 @@
 
 import json
 import shutil
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -10,15 +11,18 @@ from conftest import small
 from typer.testing import CliRunner
 
 import fedmuon
+from fedmuon import files
 from fedmuon.errors import InputError, Interrupted
 from fedmuon.experiments.cli import app
 from fedmuon.experiments.laboratory import stability
-from fedmuon.experiments.looking.seen import Seen
+from fedmuon.experiments.looking.seen import Seen, below
 from fedmuon.experiments.report import gather, write_report
 from fedmuon.experiments.run import execute
 from fedmuon.experiments.watch.runs import about, runs_of
 from fedmuon.locks import held
 from fedmuon.storage import FIXED
+
+pytestmark = pytest.mark.usefixtures("undrawn")
 
 
 def without_last_line(text: str) -> str:
@@ -159,6 +163,7 @@ def told_of(folder: Path) -> tuple[str, str, str]:
     return said, " ".join(above.split()), below
 
 
+@pytest.mark.slow
 def test_a_run_whose_neighbours_are_to_come_is_unfinished_and_drawn(begun: Path) -> None:
     """Stopped, in another terminal just now, or failed; and left out only if it is damaged."""
     again = f"fedmuon stability --out {begun} --resume"
@@ -248,3 +253,77 @@ def test_a_private_run_that_ended_is_not_run_again_for_want_of_its_summary(tmp_p
         execute(None, out, resume=True)
     assert (out / "ledger.jsonl").read_bytes() == ledger
     assert (out / "model.safetensors").read_bytes() == model
+
+
+TENSORS = ("model.safetensors", "momentum.safetensors", "initial.safetensors")
+BINARY = (*TENSORS, "partition.npz", "schedule.npy")
+
+
+def flipped(file: Path) -> None:
+    """One bit, in a copy of its own."""
+    content = bytearray(file.read_bytes())
+    content[-9] ^= 1
+    file.write_bytes(content)
+
+
+@pytest.mark.parametrize("name", BINARY)
+@pytest.mark.parametrize("damage", [flipped, Path.unlink])
+def test_whoever_looks_at_a_finished_run_is_told_of_tensors_and_samples(
+    copied: Path, name: str, damage: Callable[[Path], None]
+) -> None:
+    """One bit, or the whole file: of the run that is named, and of one among others."""
+    for kind in ("plain 0", "near 0"):
+        damage(copied / kind / name)
+    for kind in ("plain 0", "near 0"):
+        bad = copied / kind
+        said = f"{bad / name} is {'' if (bad / name).exists() else 'missing or '}not as"
+        for one in ("show", "report", "compare"):
+            why = str(asked(one, str(bad)).exception)
+            assert said in why and why.endswith("start afresh in another folder with --out")
+        assert about("x", bad)["state"] == "damaged" and said in about("x", bad)["why"]
+        with pytest.raises(InputError, match=r"with out=$"):
+            fedmuon.compare([bad])
+        done = asked("ls", str(copied))
+        assert done.exit_code == 0 and f"{bad}: damaged: {said}" in " ".join(done.stdout.split())
+        rest = asked("compare", str(copied))
+        assert rest.exit_code == 0 and f"left out: {said}" in rest.stderr and "1" in rest.stdout
+    rows = json.loads(asked("ls", str(copied), "--json").stdout)["runs"]
+    assert {one["run"]: one["state"] for one in rows} == {
+        "near 0": "damaged", "near 1": "finished", "plain 0": "damaged", "plain 1": "finished",
+    }  # fmt: skip
+    assert len(gather(copied)) == 2
+
+
+@pytest.mark.parametrize("name", TENSORS)
+def test_a_list_reads_no_large_file_whole(
+    copied: Path, name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of tensors it sees that they are there, and as long as their head says; `show` sees all."""
+    monkeypatch.setattr("fedmuon.storage.LARGE", 64)
+    file = copied / "plain 0" / name
+    read = []
+    whole = files.read_bytes
+    monkeypatch.setattr(files, "read_bytes", lambda path: read.append(path.name) or whole(path))
+    (run,) = (one for one in below(copied) if one.path == file.parent)
+    assert not run.damage and not {*BINARY} & {*read} and "summary.json" in read
+    flipped(file)
+    assert not Seen(file.parent, brief=True).damage and str(file) in Seen(file.parent).damage
+    file.write_bytes(file.read_bytes()[:-4])
+    assert f"{file} is not a readable" in Seen(file.parent, brief=True).damage
+    file.unlink()
+    assert f"{file} is missing" in Seen(file.parent, brief=True).damage
+
+
+@pytest.mark.parametrize("name", ["config.toml", "rounds.jsonl", "neighbours.csv", "bound.json"])
+def test_a_result_of_a_changed_run_is_refused(copied: Path, name: str) -> None:
+    changed(copied / "near 0", name)
+    found = fedmuon.StabilityResult(copied / "near 0")
+    with pytest.raises(InputError, match=rf"{name} is not as .* with out=$"):
+        getattr(found, name.partition(".")[0])
+
+
+def test_a_result_of_a_damaged_model_is_refused(copied: Path) -> None:
+    for damage, said in ((flipped, "is not as"), (Path.unlink, "is missing")):
+        damage(file := copied / "plain 0" / "model.safetensors")
+        with pytest.raises(InputError, match=rf"{file} {said}.* with out=$"):
+            _ = fedmuon.Result(file.parent).model

@@ -31,11 +31,13 @@ def none_other(lab: Laboratory, count: int) -> None:
     assert tried >= count and not lab.findings, "\n".join(lab.findings)
 
 
+@pytest.mark.slow
 def test_kills(lab: Laboratory) -> None:
     kills.scenario(lab)
     none_other(lab, 6)
 
 
+@pytest.mark.slow
 def test_failing_writes(lab: Laboratory) -> None:
     for code, again in writes.FAULTS:
         writes.each(lab, lab.jobs()[0], code, again, 16)
@@ -53,6 +55,7 @@ def test_two_writers(lab: Laboratory) -> None:
     none_other(lab, 4)
 
 
+@pytest.mark.slow
 def test_damage(lab: Laboratory) -> None:
     for case in flips.cases(lab)[:2]:
         flips.tried(lab, case, list(flips.damages(case.folder, lab.draws("flips"), 1))[::8])
@@ -123,6 +126,7 @@ def test_damage_is_of_every_class() -> None:
     assert kinds == {"names", "numbers", "whitespace", "marks", "ends", "cut", "longer", "gone"}
 
 
+@pytest.mark.slow
 def test_a_soak_in_small() -> None:
     environment = {**os.environ, "PYTHONPATH": str(ROOT)}
     command = [sys.executable, "-m", "tests.soak", "--quick"]

@@ -203,7 +203,7 @@ def test_a_run_with_too_little_noise_is_caught(
     assert of_model["guesses"] == of_model["right"] == 10
 
 
-@pytest.mark.parametrize("quiet", [1, 20])
+@pytest.mark.parametrize("quiet", [pytest.param(1, marks=pytest.mark.slow), 20])
 def test_an_audit_by_removing_one_client(quiet: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """Whole runs with and without it, by counts alone: below what is certified; above it, where
     the noise is less than is accounted for, a control. Every draw follows from a trial's number."""

@@ -13,6 +13,7 @@ import tomli_w
 import torch
 from conftest import small
 from safetensors.numpy import load_file
+from test_data import write_idx
 from test_epsilons_named import unnamed
 from torch import Tensor
 
@@ -372,6 +373,7 @@ class Alone:
         return found
 
 
+@pytest.mark.slow
 def test_an_audit_by_removing_one_client() -> None:
     """Real cohorts, clipping and releases: what is seen is below what is certified; and a release
     of half the noise is found out. The update is longer than C."""
@@ -427,7 +429,9 @@ def test_a_recipe_of_ones_own_is_clipped_like_ours(tmp_path: Path) -> None:
     assert models[0] == models[1]
 
 
-def test_the_suite_draws_accuracy_at_the_epsilon_of_each_noise(tmp_path: Path) -> None:
+def test_the_suite_draws_accuracy_at_the_epsilon_of_each_noise(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Its small scale, with two of its variants; every epsilon that it leaves says of what."""
     content, out = contents.read("dp-client"), tmp_path / "out"
     kept = {name: content["variants"][name] for name in ("FedAvg", "FedMuon")}
@@ -444,10 +448,15 @@ def test_the_suite_draws_accuracy_at_the_epsilon_of_each_noise(tmp_path: Path) -
         np.testing.assert_array_equal(line.get_xdata(), rows["epsilon"][mine][order])
         np.testing.assert_array_equal(line.get_ydata(), rows["accuracy"][mine][order])
     assert set(rows["adjacency"]) == {"add-remove"} and not unnamed(out)
+    place = tmp_path / "data" / "fashion-mnist"  # as many samples as it asks for, of six pixels
+    place.mkdir(parents=True)
+    write_idx(place, {"train-": 60_000, "t10k-": 10_000})
+    monkeypatch.setenv("FEDMUON_SYSTEM_DATA", str(place.parent))
     full = kinds.find("dp-client", "fashion-mnist", "full", {})
     assert {one.config.engine.name for one in full.cells} == {"ray"}  # type: ignore[attr-defined]
 
 
+@pytest.mark.slow
 def test_who_else_takes_part_changes_no_update(tmp_path: Path) -> None:
     """Not even by the rounding of products in a stack, which large steps make large."""
     given = {

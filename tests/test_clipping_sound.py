@@ -93,8 +93,14 @@ CASES: dict[str, Callable[[int], tuple[nn.Module, Tensor, Tensor]]] = {
 }
 
 
-@pytest.mark.parametrize("rule", RULES)
-@pytest.mark.parametrize("case", CASES)
+@pytest.mark.parametrize(
+    ("case", "rule"),
+    [
+        pytest.param(case, rule, marks=[pytest.mark.slow] * (rule != "block" and case != "waves"))
+        for case in CASES
+        for rule in RULES
+    ],
+)
 def test_no_clipped_norm_exceeds_the_bound(case: str, rule: str) -> None:
     for seed in range(4):
         for bound in (1.0, 1e-3):
@@ -250,7 +256,9 @@ def test_terms_may_be_as_much_longer_as_the_slack_has_room_for(dtype: torch.dtyp
 # --- Examples that are not finite -----------------------------------------------------------------
 
 
-@pytest.mark.parametrize("rule", RULES)
+@pytest.mark.parametrize(
+    "rule", [RULES[0], *(pytest.param(one, marks=pytest.mark.slow) for one in RULES[1:])]
+)
 def test_an_example_that_overflows_is_no_part_of_the_sum(rule: str) -> None:
     for make in (flat_images, flat_words):
         net, one, _ = make(0.0, 1.0, 0)
@@ -435,7 +443,10 @@ def summed(loss: Callable, x: Tensor, y: Tensor, clipping: Clipping) -> Params:
     return task.clipped([(1.0, params_of(net))], [Batch(x, y)], clipping)[1]
 
 
-@pytest.mark.parametrize("loss", [flipping, branching, contrastive])
+@pytest.mark.parametrize(
+    "loss",
+    [flipping, *(pytest.param(one, marks=pytest.mark.slow) for one in (branching, contrastive))],
+)
 def test_a_loss_that_mixes_samples_is_given_one_at_a_time(loss: Callable) -> None:
     """So that an example moves the sum by 2 C at most; given all at once, `flipping` moves it by
     twenty times that."""

@@ -90,7 +90,7 @@ def test_what_colluders_leave_is_the_sum_of_canaries_and_of_others_up_to_the_hon
     assert s == pytest.approx(level.bound**2 / np.mean(exact[0] ** 2), rel=1e-3)
 
 
-@pytest.mark.parametrize("sees", ["releases", "model"])
+@pytest.mark.parametrize("sees", [pytest.param("releases", marks=pytest.mark.slow), "model"])
 def test_an_audit_says_how_many_shares_of_noise_it_sees(
     sees: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 from torch.nn.modules.module import register_module_forward_hook
 
+from fedmuon.guard import Guard
 from fedmuon.tasks import losses, own, samples
 from fedmuon.tasks.base import Batch
 from fedmuon.tasks.copies import copyable, stateless
@@ -118,6 +119,10 @@ def test_losses_and_measures_of_ones_own_are_for_one_thread() -> None:
     assert not NetworkTask(net, (4,), metrics={"mine": mine}).apart
 
 
+def each(loss: Any) -> Any:
+    return own.each_checked(loss, "loss", Guard("loss", loss))
+
+
 def test_so_are_those_that_ours_call_for_them() -> None:
     """In `partial`, in a closure, under another's name, by a hook of theirs."""
 
@@ -127,10 +132,10 @@ def test_so_are_those_that_ours_call_for_them() -> None:
 
     hooked = nn.CrossEntropyLoss(reduction="none")
     hooked.register_forward_hook(thrice)
-    theirs = (named, own._each(named, "loss"), losses.apart(named), partial(losses.apart, named))
+    theirs = (named, each(named), losses.apart(named), partial(losses.apart, named))
     assert not any(map(stateless, (*theirs, hooked, torch.jit.ScriptModule())))
     known = (own.squared_error, functional.mse_loss, nn.CrossEntropyLoss(reduction="none"))
-    assert all(stateless(one) and stateless(own._each(one, "loss")) for one in known)
+    assert all(stateless(one) and stateless(each(one)) for one in known)
 
 
 def test_a_hook_on_all_modules_keeps_them_for_one_thread() -> None:

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from conftest import small
+from conftest import quick, small
 
 from fedmuon.checkpoints import NAMES as CHECKPOINTS
 from fedmuon.errors import InputError
@@ -73,7 +73,7 @@ def finished(folder: Path, like: Path) -> bool:
     return True
 
 
-@pytest.mark.parametrize("kind", ["whole", "cut"])
+@pytest.mark.parametrize("kind", quick(["whole", "cut"], ["whole"]))
 def test_any_flipped_bit_is_refused_or_does_not_matter(
     kind: str, whole: Path, cut: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -179,6 +179,7 @@ def test_neighbours_of_an_interrupted_census(whole: Path, tmp_path: Path) -> Non
         stability.execute(None, tmp_path / "x", resume=True)
 
 
+@pytest.mark.slow
 def test_a_shortened_ledger_prints_no_smaller_epsilon(tmp_path: Path) -> None:
     privacy = {"epsilon": 4.0, "lot": 6.0, "bound": 0.2, "delta": 1e-3}
     config = small(local={"recipe": "dp-sgd", "lr": 0.1}, privacy=privacy)
@@ -229,6 +230,7 @@ def hook(event, given):
 """
 
 
+@pytest.mark.slow
 def test_a_disk_that_fails_at_any_write(whole: Path, tmp_path: Path) -> None:
     """In a forked process each: the k-th change below the folder fails, for every k; afterwards
     the run goes on to the same bytes."""

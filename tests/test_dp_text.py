@@ -37,6 +37,7 @@ def tiny(folder: Path) -> Path:
     return file
 
 
+@pytest.mark.usefixtures("undrawn")
 @pytest.mark.slow
 def test_the_suite_from_its_command_to_its_report(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]

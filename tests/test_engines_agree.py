@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from conftest import small
+from conftest import quick, small
 from live_grid import LiveGrid
 from safetensors.numpy import load_file
 
@@ -29,7 +29,7 @@ from fedmuon.federated.simulate import Engine
 from fedmuon.privacy.ledger import Ledger
 from fedmuon.storage import Record
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
+pytestmark = pytest.mark.timeout(900)
 
 
 @pytest.fixture(scope="module")
@@ -112,7 +112,7 @@ def _measure(run: Path, by: Callable[[Config], Engine]) -> None:
     measure(laboratory, verdict, lambda record: None, lambda *_: None, by(laboratory.config))
 
 
-@pytest.mark.parametrize("number", range(len(MATRICES)))
+@pytest.mark.parametrize("number", quick(range(len(MATRICES)), [8, len(MATRICES) - 1]))
 def test_ray_is_inline(live: LiveGrid, tmp_path: Path, number: int) -> None:
     """One experiment after the other through the same workers, which hold what they cached."""
     ray = tmp_path / "ray"
@@ -134,7 +134,7 @@ RELEASED = [
 ]
 
 
-@pytest.mark.parametrize(("recipe", "count", "privacy"), RELEASED)
+@pytest.mark.parametrize(("recipe", "count", "privacy"), quick(RELEASED, [RELEASED[-1]]))
 def test_client_level_on_ray_is_that_inline(
     live: LiveGrid, tmp_path: Path, recipe: str, count: int, privacy: dict
 ) -> None:
@@ -172,6 +172,7 @@ def test_flowers_own_loop_drives_the_strategy(live: LiveGrid, tmp_path: Path) ->
     np.testing.assert_allclose(strategy.state.params["weight"][0], found, rtol=1e-12)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("number", range(len(NETWORKS)))
 def test_a_network_on_ray_is_that_inline(live: LiveGrid, tmp_path: Path, number: int) -> None:
     """A CNN's parameters travel by name. Convolutions and eigenvectors lose more digits: inline
@@ -191,6 +192,7 @@ def test_a_network_on_ray_is_that_inline(live: LiveGrid, tmp_path: Path, number:
         distance(tmp_path / "inline", tmp_path / "mlp")
 
 
+@pytest.mark.slow
 def test_a_decoder_on_ray_is_that_inline(live: LiveGrid, tmp_path: Path) -> None:
     """Every client reads the text for itself; fused projections are cut there."""
     execute(small(**TEXT), tmp_path / "inline")
@@ -206,7 +208,7 @@ def same_neighbours(inline: Path, ray: Path) -> None:
     assert found[0][:, 4].max() > 1e-6
 
 
-@pytest.mark.parametrize("number", range(1, len(NEIGHBOURS)))
+@pytest.mark.parametrize("number", quick(range(1, len(NEIGHBOURS)), [2]))
 def test_neighbours_on_ray_are_those_inline(live: LiveGrid, tmp_path: Path, number: int) -> None:
     what = small(**NEIGHBOURS[number])
     stability(what, tmp_path / "inline")
@@ -267,7 +269,7 @@ WORDS = {
 LONGEST = {"silent": 6.0, "kill": 20.0}
 
 
-@pytest.mark.parametrize("kind", WORDS)
+@pytest.mark.parametrize("kind", quick(WORDS, ["raise"]))
 def test_strict_survives_what_passes(
     live: LiveGrid, order: Callable, tmp_path: Path, kind: str, request: pytest.FixtureRequest
 ) -> None:
@@ -299,7 +301,7 @@ def test_strict_stops_where_it_can_be_resumed(
     assert distance(tmp_path / "inline", tmp_path / "ray") <= 1e-12
 
 
-@pytest.mark.parametrize("kind", ["raise", "nan", "silent"])
+@pytest.mark.parametrize("kind", quick(["raise", "nan", "silent"], ["nan"]))
 def test_drop_averages_the_others_and_says_so(
     live: LiveGrid, order: Callable, tmp_path: Path, kind: str
 ) -> None:
@@ -318,6 +320,7 @@ def test_drop_averages_the_others_and_says_so(
     assert distance(tmp_path / "inline", tmp_path / "ray") > 1e-6
 
 
+@pytest.mark.slow
 def test_the_stability_command_on_ray_is_that_inline(
     live: LiveGrid, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -336,7 +339,7 @@ def test_the_stability_command_on_ray_is_that_inline(
     same_neighbours(tmp_path / "inline", tmp_path / "ray")
 
 
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device on this machine")
+@pytest.mark.needs_gpu
 def test_clients_share_one_gpu(tmp_path: Path) -> None:
     """Two clients at a time on half a GPU each: the CPU's trajectory up to float32 rounding."""
     single = {"dtype": "float32"}

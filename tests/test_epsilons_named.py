@@ -117,6 +117,7 @@ def test_of_a_run(tmp_path: Path, adjacency: str) -> None:
 UNTUNED = ("dp-classification-cnn", "dp-federated")
 
 
+@pytest.mark.usefixtures("undrawn")
 @pytest.mark.parametrize(
     "name",
     ["dp-classification", "dp-classification-cnn", "dp-federated", "disk-ablation", "dp-ftrl"],

@@ -58,6 +58,7 @@ def network(**local: object) -> dict:
     }
 
 
+@pytest.mark.slow
 def test_the_bound_of_a_network_is_estimated_and_says_so(tmp_path: Path) -> None:
     execute(small(**network()), tmp_path / "a")
     case = bound.from_directory(tmp_path / "a")
@@ -70,6 +71,7 @@ def test_the_bound_of_a_network_is_estimated_and_says_so(tmp_path: Path) -> None
     assert record["status"] == "estimated"
 
 
+@pytest.mark.slow
 def test_a_constant_that_is_its_author_s_word_is_said_of_networks_too(tmp_path: Path) -> None:
     tables = small(**network()).model_dump(by_alias=True)
     tables["orthogonalizer"] = {}
@@ -79,6 +81,7 @@ def test_a_constant_that_is_its_author_s_word_is_said_of_networks_too(tmp_path: 
     assert any("L_orth = 0.5, for which its author answers" in one for one in found["assumptions"])
 
 
+@pytest.mark.slow
 def test_adamw_beside_muon_has_no_constant(tmp_path: Path) -> None:
     execute(small(**network(aux="adamw")), tmp_path / "a")
     verdict = bound.judge(bound.from_directory(tmp_path / "a"))

@@ -84,6 +84,7 @@ def ranks(config: Config, monkeypatch: pytest.MonkeyPatch) -> set[int]:
     return seen
 
 
+@pytest.mark.slow
 def test_runs_have_no_spurious_direction(monkeypatch: pytest.MonkeyPatch) -> None:
     """Long steps leave gradients of 1e-9 beside those that momenta began with. The controls: the
     same with the map of whole matrices, as the median asks for, whose momenta's rows sum to

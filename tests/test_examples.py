@@ -1,15 +1,12 @@
 """The examples: short, and the same on every engine; and objects that a config names."""
 
 import hashlib
-import os
 import runpy
 import signal
-import subprocess
 import sys
 import tempfile
 import time
 from collections.abc import Callable
-from functools import partial
 from pathlib import Path
 
 import pytest
@@ -17,6 +14,7 @@ import torch
 from chaos.nursery import Nursery
 from torch import Tensor
 
+from fedmuon import temporary
 from fedmuon.arrays import read_tensors
 from fedmuon.experiments.cli import main
 from fedmuon.experiments.engines import ray_engine
@@ -26,7 +24,7 @@ EXAMPLES = ROOT / "examples"
 FILES = sorted(EXAMPLES.glob("*.py"))
 RUN = [file for file in FILES if file.name != "named.py"]  # which `named.toml` is run with
 LINES = 25
-LONG = pytest.mark.long
+LONG = pytest.mark.slow
 Models = list[dict[str, Tensor]]
 Example = Callable[..., Models]
 
@@ -40,6 +38,7 @@ def example(
     def say(file: Path, engine: str, *more: str) -> Models:
         (folder := tmp_path / engine).mkdir()
         monkeypatch.setattr(tempfile, "tempdir", str(folder))
+        monkeypatch.setattr(temporary, "_remove", lambda *_: None)  # the models are looked at
         monkeypatch.setattr(sys, "argv", [str(file), engine, *more])
         runpy.run_path(str(file), run_name="__main__")
         assert capsys.readouterr().out.count("\n") == 1
@@ -57,12 +56,17 @@ def test_an_example_is_short_and_documented(file: Path) -> None:
     assert text.startswith('"""') and (file not in RUN or '\nif __name__ == "__main__":' in text)
 
 
-@pytest.mark.parametrize("file", RUN, ids=lambda file: file.stem)
+LATER = {"aggregate"}
+RUNS = [pytest.param(file, id=file.stem, marks=[LONG] * (file.stem in LATER)) for file in RUN]
+
+
+@pytest.mark.parametrize("file", RUNS)
 def test_an_example_runs(file: Path, example: Example) -> None:
     models = example(file, "inline")
     assert models and all(value.isfinite().all() for model in models for value in model.values())
 
 
+@pytest.mark.slow
 def test_robust_aggregates_withstand_the_client_that_the_mean_does_not(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture
 ) -> None:
@@ -113,12 +117,6 @@ def same_models(a: dict[str, Tensor], b: dict[str, Tensor]) -> None:
         assert (value - b[name]).norm() <= 1e-12 * value.norm(), name
 
 
-# The command, in the folder of a config that names objects by file and by module.
-SAID = [sys.executable, "-m", "fedmuon", "run"]
-PLACE = {"cwd": EXAMPLES, "env": os.environ | {"PYTHONPATH": str(ROOT)}}
-command = partial(subprocess.run, capture_output=True, text=True, **PLACE)
-
-
 def model(run: Path) -> dict[str, Tensor]:
     return read_tensors(run / "model.safetensors")[0]
 
@@ -145,6 +143,7 @@ def test_named_objects_are_the_same_on_ray(
     same_models(model(tmp_path / "inline"), model(tmp_path / "ray"))
 
 
+@pytest.mark.slow
 def test_named_objects_after_kill_9(forks: Nursery, tmp_path: Path) -> None:
     """Options and all: the resumed run has the bytes of one that nobody killed."""
     cut, whole = tmp_path / "cut", tmp_path / "whole"
@@ -163,7 +162,12 @@ def test_named_objects_after_kill_9(forks: Nursery, tmp_path: Path) -> None:
     assert digest(cut) == digest(whole)
 
 
-def test_an_option_that_is_missing_or_misspelled_is_one_sentence(tmp_path: Path) -> None:
-    said = command([*SAID, "named.toml", "--set=local.options.power=2", f"--out={tmp_path / 'a'}"])
-    assert said.returncode == 2 and "Traceback" not in said.stderr
-    assert "power = 2 has no effect" in said.stderr.replace("\n", " ")
+def test_an_option_that_is_missing_or_misspelled_is_one_sentence(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture
+) -> None:
+    monkeypatch.chdir(EXAMPLES)
+    with pytest.raises(SystemExit) as end:
+        main(["run", "named.toml", "--set=local.options.power=2", f"--out={tmp_path / 'a'}"])
+    said = capsys.readouterr().err
+    assert end.value.code == 2 and "Traceback" not in said
+    assert "power = 2 has no effect" in said.replace("\n", " ")

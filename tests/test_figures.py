@@ -180,6 +180,7 @@ def test_a_census_without_certificates() -> None:
     assert line(right, "largest: ").get_xdata()[0] == neighbours["perturbation"].max()  # type: ignore[index]
 
 
+@pytest.mark.slow
 def test_what_the_theory_refuses_is_left_out() -> None:
     """No certificate, exposure or bound, or infinite ones: the measurements are still drawn."""
     for value in (np.nan, np.inf):
@@ -196,7 +197,7 @@ def test_what_the_theory_refuses_is_left_out() -> None:
         assert all(text.get_text() == "–" for text in drawn[1].axes[0].texts)
 
 
-@pytest.mark.parametrize("narrow", [False, True])
+@pytest.mark.parametrize("narrow", [pytest.param(False, marks=pytest.mark.slow), True])
 def test_text_is_readable_and_nothing_is_clipped(narrow: bool) -> None:
     for name, figure in every_figure(narrow).items():
         assert figure.get_figwidth() <= (3.5 if narrow else 6.8), name
@@ -213,6 +214,7 @@ def test_text_is_readable_and_nothing_is_clipped(narrow: bool) -> None:
             assert tight.y0 >= box.y0 - 1 and tight.y1 <= box.y1 + 1, name
 
 
+@pytest.mark.slow
 def test_saved_bytes_repeat(tmp_path: Path) -> None:
     """With text, vectors, and points as pixels."""
     _, neighbours = made(per_round=[2, 5])

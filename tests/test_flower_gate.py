@@ -73,6 +73,7 @@ def test_what_is_replaced_is_where_it_was() -> None:
     assert "token_file" in inspect.getsource(try_obtain_flwr_app_token)
 
 
+@pytest.mark.slow  # a deployment starts them, too
 @pytest.mark.parametrize("role", ["superlink", "superexec"])
 def test_the_gate_starts_flowers_own_commands(tmp_path: Path, role: str) -> None:
     """With imports of its own folder off, for modules there have the names of others."""

@@ -55,6 +55,7 @@ def suite(tmp_path: Path) -> Path:
     return file
 
 
+@pytest.mark.slow
 def test_every_point_is_a_run_that_ends_there(suite: Path, tmp_path: Path) -> None:
     out = tmp_path / "out"
     with pytest.raises(SystemExit, match="0"):

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from conftest import quick
 
 from tests.fuzz import campaign, found, reports, templates, workers
 from tests.fuzz.calls import Ending, judged, load, snapshot
@@ -33,10 +34,22 @@ def ends(cases: list[Case], place: Path) -> dict[str, str]:
     }  # fmt: skip
 
 
-def test_what_was_found_stays_mended(place: Path) -> None:
-    assert ends([found.load(file) for file in found.saved()], place) == {}
+def saved(bare: bool) -> list[Case]:
+    """The cases once found that need no templates, or those that do."""
+    cases = [found.load(file) for file in found.saved()]
+    return [case for case in cases if (case["kind"] in ("configs", "files", "messages")) == bare]
 
 
+def test_what_was_found_stays_mended(tmp_path: Path) -> None:
+    assert len(cases := saved(bare=True)) > 30 and ends(cases, tmp_path) == {}
+
+
+@pytest.mark.slow
+def test_what_was_found_in_folders_and_commands_stays_mended(place: Path) -> None:
+    assert len(cases := saved(bare=False)) > 20 and ends(cases, place) == {}
+
+
+@pytest.mark.slow
 def test_new_cases_end_as_they_may(place: Path) -> None:
     kinds = list(campaign.KINDS)
     assert ends([campaign.draw(kinds, SEED, number) for number in range(CASES)], place) == {}
@@ -79,7 +92,7 @@ def test_a_refusal_that_touched_a_file_is_seen(tmp_path: Path) -> None:
     assert "model" in judged(Ending(2, "", REFUSAL), tmp_path, before).why
 
 
-@pytest.mark.parametrize("act", ["crash", "exit", "memory"])
+@pytest.mark.parametrize("act", quick(["crash", "exit", "memory"], ["crash"]))
 def test_a_worker_that_dies_is_a_finding_and_the_rest_goes_on(
     act: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -3,6 +3,7 @@
 import ast
 import subprocess
 import sys
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -40,9 +41,16 @@ LATE = (
 )
 
 
+@cache
+def parsed(file: Path) -> ast.Module:
+    """What a file says."""
+    return ast.parse(file.read_text(encoding="utf-8"))
+
+
+@cache
 def imports(file: Path) -> set[str]:
     """The modules that a file names in its import statements, and those that they may mean."""
-    found, tree = set(), ast.parse(file.read_text(encoding="utf-8"))
+    found, tree = set(), parsed(file)
     late = file.relative_to(ROOT).as_posix() in LATE
     for node in [one for part in tree.body for one in ([part] if late else ast.walk(part))]:
         if isinstance(node, ast.Import):
@@ -112,14 +120,25 @@ def test_the_core_has_no_circles() -> None:
         visit(name, ())
 
 
-def test_importing_the_core_loads_no_engine() -> None:
-    code = (
-        "import sys, fedmuon.federated.setup, fedmuon.experiments.cli;"
-        "heavy = {'flwr', 'ray', 'matplotlib', 'sklearn', 'pandas', 'mlxtend', 'transformers'};"
-        "heavy &= set(sys.modules);"
-        "assert not heavy, heavy"
+@cache
+def loaded(code: str) -> set[str]:
+    """The modules that a process has loaded after that."""
+    code = f"import sys; {code}; print(*sys.modules)"
+    done = subprocess.run(
+        [sys.executable, "-c", code], check=True, cwd=ROOT, stdout=subprocess.PIPE
     )
-    subprocess.run([sys.executable, "-c", code], check=True, cwd=ROOT)
+    return set(done.stdout.decode().split())
+
+
+WITH_TORCH = "import fedmuon.experiments.cli.show, fedmuon.experiments.run"
+
+
+@pytest.mark.slow
+def test_importing_the_core_loads_no_engine() -> None:
+    found = loaded(WITH_TORCH)
+    assert {"torch", "fedmuon.federated.setup", "fedmuon.experiments.cli"} <= found
+    heavy = {"flwr", "ray", "matplotlib", "sklearn", "pandas", "mlxtend", "transformers"}
+    assert not heavy & found
 
 
 def package_of(module: str) -> str:
@@ -134,7 +153,7 @@ def package_graph() -> dict[str, set[str]]:
     names = {name_of(file): file for file in FILES}
     for name, file in names.items():
         here = package_of(name)
-        for node in ast.parse(file.read_text(encoding="utf-8")).body:
+        for node in parsed(file).body:
             if isinstance(node, ast.ImportFrom) and node.module:
                 meant = {node.module, *(f"{node.module}.{alias.name}" for alias in node.names)}
                 needed = {package_of(one) for one in meant & set(names)}
@@ -154,10 +173,9 @@ def test_packages_have_no_circles() -> None:
 @pytest.mark.parametrize(("code", "heavy"), [
     ("import fedmuon", "numpy pydantic torch typer rich"),
     ("import fedmuon.experiments.cli", "numpy pydantic torch"),
-    ("import fedmuon.experiments.cli.show, fedmuon.experiments.run", "scipy flwr pandas"),
+    pytest.param(WITH_TORCH, "scipy flwr pandas", marks=pytest.mark.slow),
     ("import fedmuon.clients.client_app", "torch scipy"),
 ])  # fmt: skip
 def test_what_is_not_needed_is_not_loaded(code: str, heavy: str) -> None:
     """Before help is shown, and before a run begins, nobody should wait for it."""
-    code = f"import sys; {code}; found = set({heavy.split()}) & set(sys.modules); assert not found"
-    subprocess.run([sys.executable, "-c", code], check=True, cwd=ROOT)
+    assert not set(heavy.split()) & loaded(code)

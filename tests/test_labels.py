@@ -32,7 +32,7 @@ CHANGES: dict[str, dict[str, tuple[dict[str, Any], dict[str, Any]]]] = {
         "second moment": ({"local": {"recipe": "adamw"}}, {}),
         "median": ({"federation": {"aggregate": "median"}}, {}),
         "by the law": ({"federation": {"aggregate": "by-samples"}}, {}),
-        "clients": ({"privacy": {"level": "client"}}, {}),
+        "clients": ({"privacy": {"level": "client", "noise": 0.0}}, {}),
         "dropped": ({}, {"dropped": True}),
         "stopped": ({}, {"stopped": "by its loss"}),
         "no constants": ({}, {"refusal": "none were found"}),

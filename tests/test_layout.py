@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from browser import dom
+from browser import PATIENT, dom, in_one_font
 from made_suite import phase_grid, write
 
 from fedmuon.analysis.report.findings import Findings, Picture
@@ -32,13 +32,14 @@ def measured(
     has a least width of its own."""
     frames = []
     for (name, page), width in itertools.product(pages.items(), WIDTHS):
-        (folder / f"{name}.html").write_bytes(page.read_bytes())
+        text = in_one_font(page.read_text(encoding="utf-8"))
+        (folder / f"{name}.html").write_text(text, encoding="utf-8")
         style = f"border:0;width:{width}px;height:900px"
         frames.append(f'<iframe src="{name}.html" data-width="{width}" style="{style}"></iframe>')
     outer, dark = folder / f"{scheme}.html", SCHEMES[scheme]
     script = (Path(__file__).parent / "layout.js").read_text(encoding="utf-8")
     outer.write_text(f"<body>{''.join(frames)}<script>{script}</script></body>", encoding="utf-8")
-    options = "--hide-scrollbars", f"--blink-settings=preferredColorScheme={dark}"
+    options = "--hide-scrollbars", PATIENT, f"--blink-settings=preferredColorScheme={dark}"
     shown = dom(browser, outer.as_uri(), folder, "--allow-file-access-from-files", *options)
     found = re.search(r"found(\[.*\])end", shown, re.DOTALL)
     assert found, shown[-300:]
@@ -129,6 +130,7 @@ def pages(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     return {"suite": suite, "crowded": crowded(folder / "crowded"), "runs": runs, "broken": broken}
 
 
+@pytest.mark.needs_browser
 @pytest.mark.parametrize("scheme", SCHEMES)
 def test_nothing_is_clipped_covered_or_pale(
     scheme: str,
@@ -137,7 +139,7 @@ def test_nothing_is_clipped_covered_or_pale(
     chromium: str,
 ) -> None:
     for (name, width), one in measured(chromium, pages, scheme, tmp_path).items():
-        assert abs(one["width"] - width) <= 20
+        assert abs(one["width"] - width) <= 20 and one["fonts"] == ["loaded"]
         if name == "broken":  # every one of these would be seen
             assert one["scroll"] > width and one["clipped"] == ["cut"]
             assert one["covered"] and one["contrast"] < LEGIBLE
@@ -169,6 +171,7 @@ onload = () => {
 </script>"""
 
 
+@pytest.mark.needs_browser
 def test_figures_are_dark_on_a_dark_page_and_colours_mean_the_same(
     tmp_path: Path, chromium: str
 ) -> None:

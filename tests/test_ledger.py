@@ -46,6 +46,7 @@ def test_each_client_has_its_own_epsilon(tmp_path: Path) -> None:
     assert answers[0].certified
 
 
+@pytest.mark.slow
 def test_a_line_is_in_the_file_before_begin_returns(tmp_path: Path) -> None:
     """A process that is killed the moment `begin` returns leaves its line behind."""
     code = (

@@ -16,6 +16,7 @@ from torch import nn
 
 import fedmuon
 from fedmuon import library
+from fedmuon.experiments.cli import main
 
 TINY = {
     "data": {"name": "synthetic", "train": 60, "test": 40, "dimension": 5, "classes": 3,
@@ -353,3 +354,39 @@ def test_a_tracker_that_is_not_installed(monkeypatch: pytest.MonkeyPatch) -> Non
     monkeypatch.setitem(sys.modules, "wandb", None)
     with pytest.raises(fedmuon.InputError, match=r"pip install 'fedmuon\[wandb\]'"):
         fedmuon.callbacks.wandb()
+
+
+@pytest.mark.parametrize(
+    "command",
+    ["run", "run --seed 1", "stability", "stability --trials 2", "stability --all",
+     "stability --seed 1"],
+)  # fmt: skip
+def test_nothing_is_resumed_where_a_run_was_killed_before_its_config(
+    command: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Else other defaults would begin; a config that is named says all."""
+    (tmp_path / "SHA256SUMS").touch()
+    with pytest.raises(SystemExit) as ended:
+        main([*command.split(), "--out", str(tmp_path), "--resume"])
+    said = capsys.readouterr().err
+    assert ended.value.code == 2 and f"{tmp_path} holds no config.toml, so there is" in said
+    assert [one.name for one in tmp_path.iterdir()] == ["SHA256SUMS"]
+
+
+def test_stability_resumes_with_keywords_what_is_there_alone(tmp_path: Path) -> None:
+    with pytest.raises(fedmuon.InputError, match="begin without resume=True"):
+        fedmuon.stability(trials=2, out=tmp_path, resume=True)
+    assert not any(tmp_path.iterdir())
+    first = fedmuon.stability(TINY, trials=2, out=tmp_path / "a")
+    again = fedmuon.stability(trials=2, out=tmp_path / "a", resume=True)
+    assert again.bound == first.bound
+
+
+def test_a_suite_is_not_resumed_where_other_files_lie(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "notes").touch()
+    with pytest.raises(SystemExit) as ended:
+        main(["suite", "A1", "--scale=small", "--out", str(tmp_path), "--resume"])
+    said = capsys.readouterr().err
+    assert ended.value.code == 2 and "holds no suite.lock, so there is no suite to resume" in said

@@ -386,6 +386,7 @@ def test_fedavg_on_a_decoder_is_the_loop_by_hand() -> None:
         torch.testing.assert_close(found[name][0], value, rtol=1e-8, atol=1e-11)
 
 
+@pytest.mark.slow
 def test_a_stack_of_neighbours_is_a_loop_over_data_sets() -> None:
     """A neighbour has another window in place of one."""
     config = tiny(local={"batch": 0})
@@ -403,6 +404,7 @@ def test_a_stack_of_neighbours_is_a_loop_over_data_sets() -> None:
     )
 
 
+@pytest.mark.slow
 def test_a_decoder_learns_more_than_how_often_letters_come(tmp_path: Path) -> None:
     """Its test loss falls below the entropy of single bytes, which needs what came before."""
     config = tiny(

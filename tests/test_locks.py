@@ -123,6 +123,7 @@ def test_a_suite_is_held_too(tmp_path: Path) -> None:
         suite.execute(work, tmp_path / "out")
 
 
+@pytest.mark.slow
 def test_two_private_runs_release_each_round_once(forks: Nursery, tmp_path: Path) -> None:
     """Two commands at once on one folder: one runs, the other is refused."""
     out = tmp_path / "out"

@@ -442,6 +442,7 @@ def test_gaps_of_two_kinds_have_two_names(runs: Path, tmp_path: Path) -> None:
     assert "┃  test gap " in text and "│ population gap " in text and "│ gap " not in text
 
 
+@pytest.mark.usefixtures("undrawn")
 @pytest.mark.parametrize("place", ["", "file/a.html"])
 def test_a_page_that_cannot_be_written_names_no_option_of_others(
     runs: Path, tmp_path: Path, place: str

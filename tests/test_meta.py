@@ -165,7 +165,13 @@ def one(
     )
 
 
-@pytest.mark.parametrize(("recipe", "orthogonalizer"), CASES)
+@pytest.mark.parametrize(
+    ("recipe", "orthogonalizer"),
+    [
+        pytest.param(*one, marks=[pytest.mark.slow] * (one[0] != "fedmuon" and one[1] != MAPS[0]))
+        for one in CASES
+    ],
+)
 def test_a_round_asks_once(recipe: str, orthogonalizer: str, silent: Callable[[], None]) -> None:
     """At its end, whether all that it took for granted held, and its numbers are the same; on
     `meta` nothing is asked, and what the host draws comes by one way and no other."""
@@ -248,8 +254,14 @@ def network(name: str, private: bool) -> tuple[Experiment, ServerState]:
     return made(NETWORKS[name](local=recipe | {"steps": 1}, **tables), stack=2)
 
 
-@pytest.mark.parametrize("private", [False, True])
-@pytest.mark.parametrize("name", NETWORKS)
+@pytest.mark.parametrize(
+    ("name", "private"),
+    [
+        pytest.param(name, private, marks=[pytest.mark.slow] * (private and name != "mlp"))
+        for name in NETWORKS
+        for private in (False, True)
+    ],
+)
 def test_networks_ask_once(name: str, private: bool, silent: Callable[[], None]) -> None:
     """A round, and an evaluation of it; a private one clips by layers' records."""
 

@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from conftest import draw_neighbours, small
+from conftest import draw_neighbours, quick, small
 from safetensors.numpy import load_file
 from torch import Tensor, nn
 from torch.func import functional_call
@@ -30,6 +30,7 @@ from fedmuon.tasks.base import Params
 from fedmuon.tasks.models import MODELS
 from fedmuon.tasks.networks import NetworkTask
 
+AUX = [("sgd", 0.05), ("adamw", 1e-3)]
 RECIPES = ("fedavg", "fedavgm", "local-muon", "fedmuon", "fedmuon-aligned")
 
 
@@ -100,7 +101,7 @@ def differ(one: Params, other: Params) -> bool:
     return any(not torch.allclose(one[name][0], other[name], rtol=1e-4) for name in other)
 
 
-@pytest.mark.parametrize("batch", [0, 6])
+@pytest.mark.parametrize("batch", quick([0, 6], [6]))
 def test_fedavg_is_a_loop_of_torch_sgd(batch: int) -> None:
     """Literally torch.optim.SGD on each client's copy."""
     config = digits("cnn", local={"recipe": "fedavg", "batch": batch, "lr": 0.01})
@@ -124,7 +125,7 @@ MAPS = {
 
 
 @pytest.mark.parametrize("name", MAPS)
-@pytest.mark.parametrize("recipe", ["fedmuon", "local-muon"])
+@pytest.mark.parametrize("recipe", quick(["fedmuon", "local-muon"], ["fedmuon"]))
 def test_fedmuon_on_a_network_is_the_naive_loop(name: str, recipe: str) -> None:
     config = digits(local={"recipe": recipe}, orthogonalizer={"name": name})
 
@@ -193,7 +194,7 @@ def digest(run: Path) -> str:
     )
 
 
-@pytest.mark.parametrize("recipe", RECIPES)
+@pytest.mark.parametrize("recipe", quick(RECIPES, ["fedmuon"]))
 def test_one_seed_one_network(tmp_path: Path, recipe: str) -> None:
     local = {"recipe": recipe, "batch": 8}
     for name, seed in (("1", 3), ("2", 3), ("3", 4)):
@@ -207,6 +208,7 @@ class Stop(Exception):
     """What ends a run in the middle."""
 
 
+@pytest.mark.slow
 def test_an_interrupted_run_of_a_network_goes_on_to_the_same_bytes(tmp_path: Path) -> None:
     config = digits("cnn", federation={"rounds": 3}, output={"checkpoint-every": 1})
     execute(config, tmp_path / "whole")
@@ -223,7 +225,7 @@ def test_an_interrupted_run_of_a_network_goes_on_to_the_same_bytes(tmp_path: Pat
     assert "conv2.weight" in routes and "first layer" in routes
 
 
-@pytest.mark.parametrize(("aux", "rate"), [("sgd", 0.05), ("adamw", 1e-3)])
+@pytest.mark.parametrize(("aux", "rate"), quick(AUX, AUX[:1]))
 def test_a_resolved_config_says_the_auxiliary_step_size(
     aux: str, rate: float, tmp_path: Path
 ) -> None:
@@ -238,6 +240,7 @@ def test_a_resolved_config_says_the_auxiliary_step_size(
     assert plain.local.aux_lr == 0.0  # which reads none
 
 
+@pytest.mark.slow
 def test_a_run_that_says_no_auxiliary_step_size_goes_on(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -260,6 +263,7 @@ def test_a_run_that_says_no_auxiliary_step_size_goes_on(
     assert digest(tmp_path / "a") == digest(tmp_path / "b") == digest(tmp_path / "whole")
 
 
+@pytest.mark.slow
 def test_a_network_learns(tmp_path: Path) -> None:
     """Far above chance, and better than where it began."""
     table = {"rounds": 6, "clients": 4, "per-round": 4}
@@ -275,8 +279,8 @@ def test_a_network_learns(tmp_path: Path) -> None:
     assert summary["accuracy"] > 0.8 and summary["test_loss"] < first["test_loss"]
 
 
-@pytest.mark.parametrize("model", ["mlp", "cnn"])
-@pytest.mark.parametrize("batch", [0, 5])
+@pytest.mark.parametrize("model", quick(["mlp", "cnn"], ["mlp"]))
+@pytest.mark.parametrize("batch", quick([0, 5], [5]))
 def test_a_stack_of_neighbours_is_a_loop_over_data_sets(model: str, batch: int) -> None:
     config = digits(model, local={"batch": batch, "lr": 0.01})
     source = setup.source(config)
@@ -289,6 +293,7 @@ def test_a_stack_of_neighbours_is_a_loop_over_data_sets(model: str, batch: int) 
             torch.testing.assert_close(together[name][s], value[0], rtol=1e-7, atol=1e-9)
 
 
+@pytest.mark.slow
 def test_stability_of_a_network_is_measured_and_never_certified(tmp_path: Path) -> None:
     config = digits(stability={"trials": 4}, federation={"per-round": 4})
     record = stability(config, tmp_path / "run")

@@ -211,9 +211,9 @@ def test_models_have_the_published_sizes(name: str, shape: tuple[int, ...]) -> N
 
 
 @pytest.mark.parametrize(("name", "shape"), [
-    (name, shape)
+    pytest.param(name, shape, marks=[pytest.mark.slow] * (place % 2))
     for name in MODELS
-    for shape in ((12, 12), (3, 9, 9), (1, 13, 10), (3, 14, 14), (17, 15))
+    for place, shape in enumerate(((12, 12), (3, 9, 9), (1, 13, 10), (3, 14, 14), (17, 15)))
     if min(shape[-2:]) >= LEAST.get(name, 0)
 ])  # fmt: skip
 def test_models_adapt_to_samples_and_classes(
@@ -348,6 +348,7 @@ def test_activations_are_counted_by_trying_as_on_meta(
     assert tried == saved_entries(module, with_channels((3, 16, 16))) > 0
 
 
+@pytest.mark.slow
 def test_a_network_does_not_load_a_compiler() -> None:
     code = (
         "import sys\n"

@@ -60,7 +60,7 @@ def test_what_a_notebook_shows(tmp_path: Path) -> None:
     assert compared[0]["text/plain"].startswith("run ")
 
 
-@pytest.mark.long
+@pytest.mark.slow
 def test_a_class_of_a_cell_on_ray(tmp_path: Path) -> None:
     """Whose samples and class no module holds."""
     compare = "a, b = run('inline'), run('ray')\n"

@@ -81,6 +81,7 @@ def test_a_first_run_and_its_certificate(capsys: pytest.CaptureFixture) -> None:
     assert "status: certified" in said and said.count("\n- ") == len(bound["assumptions"])
 
 
+@pytest.mark.slow
 def test_neighbours_and_the_census_by_derivatives(capsys: pytest.CaptureFixture) -> None:
     names, shown = executed(FILES[1])
     assert pictures(shown) == 1 and pictures([names["figure"]]) == 1

@@ -171,6 +171,7 @@ mine = fedmuon.Orthogonalizer(Map(), 0.5)
 """
 
 
+@pytest.mark.slow
 def test_the_command_line_knows_a_map_again_that_remembers(tmp_path: Path) -> None:
     """While it runs, and when another command reads the run."""
     (file := tmp_path / "mine.py").write_text(FILE)

@@ -194,6 +194,7 @@ def test_claims_hold_of_the_mechanism_and_no_less_noise_is_refuted() -> None:
     assert below(400) < 1  # a control: it must have been quieter than declared
 
 
+@pytest.mark.slow
 def test_one_run_at_the_published_setting_refutes_what_is_printed() -> None:
     """000's E2E prints 7.985; 40000 canaries along what is released of them show more by counts
     alone, and the joint epsilon is more than all bounds (benchmarks/one_run.py: real steps)."""

@@ -99,7 +99,11 @@ def ours(**options: Any) -> Make:
     return partial(Muon, lr=0.02, **options)
 
 
-@pytest.mark.parametrize("options", OPTIONS, ids=str)
+@pytest.mark.parametrize(
+    "options",
+    [pytest.param(one, marks=[pytest.mark.slow] * (k % 4 > 0)) for k, one in enumerate(OPTIONS)],
+    ids=str,
+)
 def test_the_same_bits_as_torch(options: dict, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(polynomial, "native_half", lambda *where: True)
     found = trajectory(ours(ns_dtype=torch.bfloat16, **options))
@@ -107,7 +111,11 @@ def test_the_same_bits_as_torch(options: dict, monkeypatch: pytest.MonkeyPatch) 
         assert torch.equal(mine, other)
 
 
-@pytest.mark.parametrize("options", OPTIONS[::3], ids=str)
+@pytest.mark.parametrize(
+    "options",
+    [OPTIONS[0], *(pytest.param(one, marks=pytest.mark.slow) for one in OPTIONS[3::3])],
+    ids=str,
+)
 def test_float32_products_in_place_of_bfloat16(
     options: dict, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -118,7 +126,7 @@ def test_float32_products_in_place_of_bfloat16(
     assert apart(trajectory(ours(**wrong)), wanted) > 2e-3
 
 
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU")
+@pytest.mark.needs_gpu
 def test_the_same_trajectory_on_a_gpu() -> None:
     """Batched products may sum in another order than torch's single ones: see above."""
     shapes, ends = [*SHAPES, *SHAPES], []
@@ -133,8 +141,17 @@ def test_the_same_trajectory_on_a_gpu() -> None:
     assert apart(*ends) < 2e-3
 
 
-@pytest.mark.parametrize("nesterov", [True, False])
-@pytest.mark.parametrize("adjust", [None, "original", "match_rms_adamw"])
+@pytest.mark.parametrize(
+    ("adjust", "nesterov"),
+    [
+        (None, True),
+        pytest.param(None, False, marks=pytest.mark.slow),
+        ("original", False),
+        pytest.param("original", True, marks=pytest.mark.slow),
+        pytest.param("match_rms_adamw", True, marks=pytest.mark.slow),
+        pytest.param("match_rms_adamw", False, marks=pytest.mark.slow),
+    ],
+)
 def test_the_equations_in_float64(nesterov: bool, adjust: str | None) -> None:
     wanted = naive(steps=30, nesterov=nesterov, adjust=adjust)
     options = {"nesterov": nesterov, "adjust_lr_fn": adjust, "ns_dtype": torch.float64}
@@ -554,6 +571,7 @@ def test_impossible_input_is_refused_with_the_mend() -> None:
         Muon(embedding.parameters()).step()
 
 
+@pytest.mark.slow
 def test_beside_compiled_models() -> None:
     """A compiled model trains, and a compiled step is the step itself."""
     plain, model = conv_model(), conv_model()

@@ -325,6 +325,7 @@ for module in sys.argv[1:]:
 """
 
 
+@pytest.mark.slow
 def test_public_names_are_the_maps_whatever_was_imported_before():
     """Importing a module puts it into its package: it must not take the place of a map."""
     modules = ["polynomial", "randomized", "polar"]

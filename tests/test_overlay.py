@@ -1,17 +1,21 @@
 """The curves of all runs on one page: where they should be, and hidden where nobody ticks them."""
 
+import itertools
 import json
 import re
 import shutil
 from html import unescape
 from pathlib import Path
+from typing import Any
 
+import browser
 import numpy as np
 import pytest
-from browser import dom
 from conftest import small
+from fontTools.ttLib import TTFont
 
-from fedmuon.analysis.report.overlay import COLOURS, DASHES, Axis, Run, look, overlay
+from fedmuon.analysis.report.overlay import COLOURS, DASHES, WIDTH, Axis, Run, look, overlay
+from fedmuon.analysis.report.sheet import STYLE
 from fedmuon.experiments.report import write_report
 from fedmuon.experiments.run import execute
 
@@ -111,6 +115,45 @@ def test_an_axis_holds_all_values(values: list[float]) -> None:
     assert all(10 <= axis.at(one) <= 20 for one in axis.ticks())
 
 
+FONT: Any = TTFont(browser.FONT)
+
+
+def advance(text: str) -> float:
+    """The width of a text in DejaVu Sans as matplotlib ships it, in units of the size."""
+    names, wide = FONT.getBestCmap(), FONT["hmtx"]
+    return sum(wide[names[ord(one)]][0] for one in text) / FONT["head"].unitsPerEm
+
+
+SPANS = [
+    (sign * factor * 10.0**power, sign * factor * 10.0**power * (1 + wide))
+    for sign in (1, -1)
+    for factor in (1.0, 1.23456, 9.9)
+    for power in (-300, -10, -5, -4, -2, 0, 3, 5, 6, 12, 300)
+    for wide in (1e-4, 1.0, 50.0, 1e5)
+] + [(-1.5e-5, 0.0), (-2e-5, 1e-5), (-1e9, 1e-9), (0.0, 0.0)]
+
+
+def test_there_is_room_for_labels_of_every_size() -> None:
+    """In the size of wide screens and of narrow ones (sheet.py), with a wide font that is the same
+    on every machine. Rounds keep apart, too."""
+    sizes = [float(one) for one in re.findall(r"\.overlay text {[^}]*font-size: (\d+)px", STYLE)]
+    assert sorted(sizes) == [12, 16]
+    needed = []
+    for rounds, values in itertools.product(((1.0, 50.0), (1000.0, 250_000.0)), SPANS):
+        first, last = zip(rounds, values, strict=True)
+        drawn = overlay([Run("a", "", {"x": [first, last]}), Run("b", "", {"x": [first]})])
+        found = re.findall(r'<text x="([\d.]+)" y="[\d.]+" text-anchor="(\w+)">([−\de.+]+)<', drawn)
+        for size in sizes:
+            beside = [(float(x), size * advance(text)) for x, kind, text in found if kind == "end"]
+            assert beside and all(x - wide >= 4 for x, wide in beside), (values, beside)
+            needed += [wide for _, wide in beside]
+            below = [(float(x), size * advance(text) / 2) for x, kind, text in found
+                     if kind == "middle"]  # fmt: skip
+            assert len(below) > 1 and all(x + half <= WIDTH for x, half in below), (rounds, below)
+            assert all(b - a > one + other for (a, one), (b, other) in itertools.pairwise(below))
+    assert max(needed) > 120 > 88 > max(sizes) * advance("0.0001")  # some need more than most
+
+
 def light(colour: tuple[float, ...]) -> float:
     parts = [c / 12.92 if c <= 0.04045 else ((c + 0.055) / 1.055) ** 2.4 for c in colour]
     return float(np.dot((0.2126, 0.7152, 0.0722), parts))
@@ -142,6 +185,7 @@ document.body.textContent = 'found' + JSON.stringify(found) + 'end';
 </script>"""
 
 
+@pytest.mark.needs_browser
 def test_a_report_of_several_runs_draws_those_that_are_ticked(
     tmp_path: Path, chromium: str
 ) -> None:
@@ -159,7 +203,7 @@ def test_a_report_of_several_runs_draws_those_that_are_ticked(
     assert "failed: the loss is not finite (round 3), " in text and "lower lr" not in text
     assert not re.search(r"https?://", text)
     page.write_text(text.replace("</body>", f"{SCRIPT}</body>"), encoding="utf-8")
-    seen = dom(chromium, page.as_uri(), tmp_path)
+    seen = browser.dom(chromium, page.as_uri(), tmp_path)
     found = json.loads(unescape(re.search(r"found(\[.*\])end", seen, re.DOTALL)[1]))  # pyright: ignore
     every = [f"measure-0 run-{place}" for place in range(3)]
     assert found == [every, every[1:], [one.replace("0 r", "1 r") for one in every[1:]]]

@@ -782,6 +782,20 @@ def test_a_table_that_cannot_be_read(tmp_path: Path, table: str, words: str) -> 
         fedmuon.run({"data": {"name": "csv", "folder": str(file)}})
 
 
+class Unwritten(list):
+    """Samples that nobody should write out: there may be many."""
+
+    def __repr__(self) -> str:
+        raise AssertionError("written out")
+
+
+def test_samples_are_not_written_out() -> None:
+    """Though the parameters of every object that was handed over are looked for."""
+    data = Unwritten((X, Y))
+    found = fedmuon.run(tables(), data=data, task=linear)
+    assert torch.equal(found.model["weight"], fedmuon.run(tables(), **PLAIN).model["weight"])
+
+
 def test_samples_of_every_kind_are_the_same_source() -> None:
     from torch.utils.data import TensorDataset
 

@@ -14,19 +14,11 @@ from packages.pins import Pin, Pins
 
 @pytest.fixture(scope="module")
 def built(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
-    """The sdist, the wheel of the tree, and both of what the sdist holds, with the type checker's
-    links in it."""
+    """The sdist and the wheel of the tree."""
     folder = tmp_path_factory.mktemp("archives")
-    sdist = archives.build(archives.ROOT, folder, "sdist")
-    tree = archives.unpack(sdist, folder)
-    (tree / ".house").mkdir()
-    for room in archives.ROOMS:
-        (tree / ".house" / room).symlink_to(f"../{room}")
     return {
-        "sdist": sdist,
-        "wheel": archives.build(archives.ROOT, folder / "tree", "wheel"),
-        "again": archives.build(tree, folder / "sdist", "wheel"),
-        "sdist again": archives.build(tree, folder / "sdist", "sdist"),
+        target: archives.build(archives.ROOT, folder / target, target)
+        for target in ("sdist", "wheel")
     }
 
 
@@ -104,6 +96,7 @@ def test_every_requirement_of_ours_is_pinned() -> None:
     assert named - {"fedmuon"} <= set(all_pins()[0])
 
 
+@pytest.mark.slow
 def test_the_wheel_holds_the_rooms_and_nothing_else(built: dict[str, Path]) -> None:
     rooms = archives.installed(archives.tracked(*archives.ROOMS))
     held = archives.names(built["wheel"])
@@ -121,7 +114,7 @@ def test_the_wheel_holds_the_rooms_and_nothing_else(built: dict[str, Path]) -> N
     "editable",
     [
         pytest.param(False, id="wheel"),
-        pytest.param(True, id="editable", marks=pytest.mark.long),  # as the tests are run from
+        pytest.param(True, id="editable", marks=pytest.mark.slow),  # as the tests are run from
     ],
 )
 def test_one_name_is_enough(built: dict[str, Path], tmp_path: Path, editable: bool) -> None:
@@ -149,13 +142,18 @@ def test_the_sdist_holds_the_tests_and_the_pins(built: dict[str, Path]) -> None:
     assert not any(name.startswith(("runs/", ".ci/", ".venv/")) for name in held)
 
 
+@pytest.mark.slow
 def test_archives_are_the_same_bytes(built: dict[str, Path], tmp_path: Path) -> None:
-    """Built a second time, and from the sdist instead of the tree."""
-    for target in ("sdist", "wheel"):
-        second = archives.build(archives.ROOT, tmp_path / target, target)
-        assert second.read_bytes() == built[target].read_bytes()
-    assert built["again"].read_bytes() == built["wheel"].read_bytes()
-    assert built["sdist again"].read_bytes() == built["sdist"].read_bytes()
+    """Built a second time, and from the sdist, with the type checker's links in it, instead of the
+    tree."""
+    tree = archives.unpack(built["sdist"], tmp_path)
+    (tree / ".house").mkdir()
+    for room in archives.ROOMS:
+        (tree / ".house" / room).symlink_to(f"../{room}")
+    for name, source in (("again", archives.ROOT), ("unpacked", tree)):
+        for target in ("sdist", "wheel"):
+            second = archives.build(source, tmp_path / name, target)
+            assert second.read_bytes() == built[target].read_bytes()
 
 
 def test_every_licence_is_accepted(judged: dict[str, str]) -> None:

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from conftest import small
+from conftest import small, without_rendering
 from made_suite import phase_grid, write
 from rich.console import Console
 
@@ -31,7 +31,8 @@ from fedmuon.experiments.suites import contents
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A suite's with its report."""
     made = write(tmp_path_factory.mktemp("suite") / "A1", *phase_grid())
-    return write_report(made).parent
+    with without_rendering():
+        return write_report(made).parent
 
 
 def test_values_and_intervals_have_columns_of_their_own() -> None:

@@ -27,6 +27,12 @@ SHAPES = {  # replicas, samples of each client, d, c
     "many classes": (1, [300, 20], 64, 200),
     "more classes than a piece": (2, [4090], 5, 1000),
 }
+LOOPED = [  # the last takes naive loops a second
+    *[*SHAPES.values()][:-1],
+    pytest.param(SHAPES["more classes than a piece"], marks=pytest.mark.slow),
+]
+# Each has its kernel compiled, in seconds, unless a session before this one has kept it.
+DTYPES = [pytest.param(torch.float32, marks=pytest.mark.slow), torch.float64]
 
 
 def naive(weight: Tensor, inputs: Tensor, labels: Tensor) -> tuple[float, np.ndarray]:
@@ -43,7 +49,7 @@ def naive(weight: Tensor, inputs: Tensor, labels: Tensor) -> tuple[float, np.nda
 
 @pytest.mark.parametrize("kernel", ["torch", "fused"])
 @pytest.mark.parametrize("replaced", [False, True])
-@pytest.mark.parametrize("shape", SHAPES.values(), ids=list(SHAPES))
+@pytest.mark.parametrize("shape", LOOPED, ids=list(SHAPES))
 def test_a_cut_gradient_is_the_naive_loops(
     shape: tuple[int, list[int], int, int], replaced: bool, kernel: str
 ) -> None:
@@ -148,7 +154,7 @@ def test_a_networks_cut_gradient_is_that_of_the_whole(
         torch.testing.assert_close(cut[name], value, rtol=1e-10, atol=1e-15)
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("scale", [1e-3, 1.0, 300.0])
 def test_the_compiled_kernel_rounds_as_a_library_does(dtype: torch.dtype, scale: float) -> None:
     rng = np.random.default_rng(0)
@@ -194,9 +200,9 @@ def test_so_is_what_another_sample_stands_in_for(value: float) -> None:
 def test_a_label_that_is_no_class_is_refused(label: int, kernel: str) -> None:
     """Before memory that is another's is read; the last class is one."""
     batch, task = batch_of(np.random.default_rng(0), 300, 5, 3, 0), MatrixTask(5, 3, kernel=kernel)
-    rows, labels = batch.inputs.float(), batch.labels.clone()
+    rows, labels = batch.inputs, batch.labels.clone()
     labels[:2] = torch.tensor([0, 2])
-    weight = {"weight": torch.randn(1, 3, 5).mT}
+    weight = {"weight": torch.randn(1, 3, 5, dtype=torch.float64).mT}
     task.gradient(weight, [Batch(rows, labels)])
     labels[299] = label
     with pytest.raises((InputError, RuntimeError), match=r"none of 0 to 2|out of bounds"):

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from conftest import small
+from conftest import quick, small
 from flwr.app import Message
 from flwr.supercore.inflatable.inflatable_object import get_all_nested_objects
 from rich.console import Console
@@ -37,6 +37,7 @@ from fedmuon.federated.simulate import Experiment, Round
 from fedmuon.federated.wire import named
 from fedmuon.server import sizes
 from fedmuon.server.batches import apart
+from fedmuon.server.flower_parts import node_ids
 from fedmuon.server.ray_worker import Worker
 
 MLP = {"task": {"name": "network", "model": "mlp"}, "local": {"batch": 4}}
@@ -101,7 +102,7 @@ def test_what_cannot_run_has_no_cost(wrong: list[str], empty: Path, capsys) -> N
     assert end.value.code == 2 and said.startswith("fedmuon: ") and len(said.splitlines()) == 1
 
 
-@pytest.mark.parametrize("below", [{}, MLP, PRIVATE])
+@pytest.mark.parametrize("below", quick([{}, MLP, PRIVATE], [{}, PRIVATE]))
 def test_every_kind_of_run_has_a_cost(below: dict, empty: Path) -> None:
     found = plan(small(below), started=2.0)
     assert found["seconds"]["start"] == 2.0 and found["seconds"]["records"] > 0
@@ -115,6 +116,7 @@ def documented() -> list[str]:
     return re.findall(r"`([^`]+)`", rows)
 
 
+@pytest.mark.slow
 def test_in_python(empty: Path) -> None:
     torch.manual_seed(0)
     model = torch.nn.Linear(7, 3)
@@ -188,7 +190,6 @@ def test_rules_that_refuse_few_replies_have_a_cost(empty: Path) -> None:
     assert fedmuon.plan(small({"local": {"recipe": "fedavg"}}), aggregate=without_largest)
 
 
-@pytest.mark.long
 @pytest.mark.slow
 def test_a_deployment_has_a_cost(empty: Path) -> None:
     few = {"data": {"train": 90}, "federation": {"clients": 2, "per-round": 1}}
@@ -278,12 +279,15 @@ def test_few_are_some_of_those_who_take_part(tmp_path: Path) -> None:
 
 def asked(run: Run, state: ServerState, calls: int) -> tuple[int, int, list[Message]]:
     """Bytes of real calls of a real worker and of its real replies, shared content with each."""
-    messages = sizes.requests(run.config, run.experiment, state)
+    ids = node_ids(run.config.federation.clients, run.config.federation.seed)
+    messages = sizes.requests(run.config, run.experiment, state, ids)
     each, down, up, replies = -(-len(messages) // calls), 0, 0, []
     worker = Worker(clients.app, run.config.federation.clients, {})
     for start in range(0, len(messages), each):
         content, bare = apart(messages[start : start + each])
-        call = pickle.dumps((content, bare, {}), 5)
+        asked = [one.metadata.dst_node_id for one in bare]
+        partitions = {node: ids.index(node) for node in asked}
+        call = pickle.dumps((content, bare, {}, partitions), 5)
         down += len(call)
         found, states = worker.answer(*pickle.loads(call))
         assert not any(reply.has_error() for reply in found)

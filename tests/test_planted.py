@@ -212,6 +212,7 @@ def test_a_run_is_audited_and_its_coins_are_not_in_its_folder(
     assert not any(part in file.read_bytes() for file in out.iterdir() for part in coins)
 
 
+@pytest.mark.slow
 def test_of_repeated_audits_none_exceeds_what_is_certified(tmp_path: Path) -> None:
     """Bounds of 95%, of 6 runs whose noise and coins are secret: three would be one in 400."""
     chosen, above = tables.parse(WHOLE), 0

@@ -162,12 +162,17 @@ def test_probes_are_as_wide_as_the_weights_of_all_draws(
 # last step; in the mean without a filter 1 / (1 - b + b / K) with b = mu^(2E), but for mu^60.
 MEASURED = [
     ((1, 1, 1), PLAIN, "mean", 1.0),
-    ((5, 5, 1), PLAIN, "mean", 2.84),
-    ((20, 5, 1), PLAIN, "mean", 2.84),
-    ((5, 5, 5), PLAIN, "mean", 1.39),
-    ((20, 5, 5), PLAIN, "mean", 1.39),
-    ((20, 5, 1), PLAIN, BY_SAMPLES, 2.59),
-    ((20, 5, 1), DISK, "mean", 4.35),
+    *(
+        pytest.param(*one, marks=pytest.mark.slow)
+        for one in (
+            ((5, 5, 1), PLAIN, "mean", 2.84),
+            ((20, 5, 1), PLAIN, "mean", 2.84),
+            ((5, 5, 5), PLAIN, "mean", 1.39),
+            ((20, 5, 5), PLAIN, "mean", 1.39),
+            ((20, 5, 1), PLAIN, BY_SAMPLES, 2.59),
+            ((20, 5, 1), DISK, "mean", 4.35),
+        )
+    ),
     ((20, 5, 5), DISK, BY_SAMPLES, 1.71),
 ]
 
@@ -222,7 +227,9 @@ def bias_of_a_round(
     return float(weights @ moved.numpy()) - 1 / math.sqrt(2)
 
 
-@pytest.mark.parametrize(("clients", "disk"), [(1, False), (5, False), (5, True)])
+@pytest.mark.parametrize(
+    ("clients", "disk"), [(1, False), pytest.param(5, False, marks=pytest.mark.slow), (5, True)]
+)
 def test_the_bias_of_a_federated_step_falls_with_the_fourth_power(
     clients: int, disk: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -253,6 +260,7 @@ def test_the_bias_of_a_federated_step_falls_with_the_fourth_power(
     assert corrected[0] == pytest.approx(15 / 2**4.5 / 4 * (variance * rhos[0] ** 2) ** 2, rel=0.01)
 
 
+@pytest.mark.slow
 def test_a_resumed_run_keeps_the_noise_apart(tmp_path: Path) -> None:
     """Stopped between two averages, and begun anew from its files."""
     config = federation(6, 3, 2, DISK, BY_SAMPLES, 4, "ema")

@@ -14,7 +14,8 @@ from conftest import small
 
 import fedmuon
 from fedmuon import links
-from fedmuon.config import Config, dump, parse
+from fedmuon.combinations import noiseless
+from fedmuon.config import Config, dump, nested, parse
 from fedmuon.errors import InputError, Interrupted
 from fedmuon.experiments.cli import main
 from fedmuon.experiments.laboratory import one_run, stability
@@ -23,11 +24,14 @@ from fedmuon.experiments.report import gather
 from fedmuon.experiments.run import execute
 from fedmuon.experiments.studies.training.trained import Trained
 from fedmuon.federated.spending import delta_of
+from fedmuon.names import PRIVATE
+from fedmuon.optim import Private
 from fedmuon.privacy.correlated import sensitivity, square_root
 from fedmuon.privacy.mechanism import Mechanism
 from fedmuon.privacy.orders import Turns
 from fedmuon.privacy.quantile import Quantile
 from fedmuon.reading import NEEDS
+from fedmuon.server.run_config import require_noise
 from fedmuon.storage import RunDirectory
 from fedmuon.tasks.clipping import Clipping
 from fedmuon.transforms.oracle import released
@@ -244,7 +248,7 @@ OTHER = {  # a value that is no default, of each key of [privacy]
 
 def refused(recipe: str, given: dict[str, Any]) -> str:
     try:
-        parse({"local": {"recipe": recipe}, "privacy": given})
+        parse({"local": {"recipe": recipe}, "privacy": {"noise": 0.0, **given}})
     except InputError as error:
         return str(error)
     return ""
@@ -376,3 +380,57 @@ def ended(command: list[str]) -> int:
 
 def contents(folder: Path) -> dict[str, bytes]:
     return {one.name: one.read_bytes() for one in folder.rglob("*") if one.is_file()}
+
+
+@pytest.mark.parametrize("recipe", PRIVATE)
+def test_a_private_recipe_without_noise_says_what_to_set(recipe: str) -> None:
+    """And a client level; noise = 0 that is given, as in the config of a stored run, is taken."""
+    chosen = {"local": {"recipe": recipe}}
+    with pytest.raises(InputError, match=r"infinite: set \[privacy\] epsilon") as why:
+        parse(chosen)
+    assert f"recipe = '{recipe}'" in str(why.value) and "\n" not in str(why.value)
+    for found in ({"noise": 0.0}, {"noise": 1.0}, {"epsilon": 8.0}):
+        taken = parse({**chosen, "privacy": found})
+        assert parse(nested(taken)) == taken
+    with pytest.raises(InputError, match=r"set \[privacy\] epsilon"):
+        parse({**chosen, "privacy": {"epsilon": 0.0}})
+
+
+def test_a_client_level_without_noise_says_what_to_set() -> None:
+    with pytest.raises(InputError, match=r"level = 'client' adds no noise by itself"):
+        parse({"privacy": {"level": "client"}})
+    assert noiseless(parse({"privacy": {"level": "client", "noise": 0.0}}))
+
+
+def test_a_private_loop_without_noise_says_what_to_set() -> None:
+    with pytest.raises(InputError, match="privacy noise is not set"):
+        Private(torch.nn.Linear(3, 2), population=80, recipe="dp-sgd")
+    Private(torch.nn.Linear(3, 2), population=80, recipe="dp-sgd", privacy={"noise": 0.0})
+
+
+def test_flower_s_run_config_needs_noise_as_it_sets_every_key(tmp_path: Path) -> None:
+    """There 0 is what nobody named; a run that began before goes on."""
+    config = parse({"local": {"recipe": "dp-sgd"}, "privacy": {"noise": 0.0}})
+    with pytest.raises(InputError, match=r"set \[privacy\] epsilon"):
+        require_noise(config, tmp_path)
+    (tmp_path / "config.toml").touch()
+    require_noise(config, tmp_path)
+
+
+def test_noise_free_runs_are_warned_of(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    run = ["run", "--data", "synthetic", "--set", "data.train=400", "--out", str(tmp_path / "a")]
+    run += ["--set", "local.recipe=dp-sgd", "--set", "federation.rounds=1", "--set"]
+    run += ["privacy.lot=4"]
+
+    def code(words: list[str]) -> Any:
+        with pytest.raises(SystemExit) as ended:
+            main(words)
+        return ended.value.code
+
+    assert code(run) == 2 and not (tmp_path / "a").exists()
+    assert "set [privacy] epsilon" in capsys.readouterr().err
+    assert code([*run, "--set", "privacy.noise=0.0"]) == 0
+    said = capsys.readouterr()
+    assert "epsilon is infinite" in said.err and re.search(r"epsilon\W+infinite", said.out)
+    assert code(["show", str(tmp_path / "a")]) == 0
+    assert re.search(r"epsilon\W+infinite", capsys.readouterr().out)

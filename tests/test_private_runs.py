@@ -172,7 +172,7 @@ def _stopped_after(count: int) -> Any:
 def test_without_noise_nothing_is_called_private(tmp_path: Path) -> None:
     """Nor forgotten: its ledger says so, and a stopped one goes on."""
     with pytest.raises(KeyboardInterrupt):
-        drive(prepare(setup.resolve(private(epsilon=0.0)), tmp_path), _stopped_after(2))
+        drive(prepare(setup.resolve(private(0.0, noise=0.0)), tmp_path), _stopped_after(2))
     spent = execute(None, tmp_path, resume=True)["privacy"]
     assert spent["epsilon"] is None and not spent["certified"]
     told = spending.spent(tmp_path)
@@ -208,7 +208,7 @@ def test_retries_would_release_twice() -> None:
     tables = {"local": {"recipe": "dp-sgd"}, "engine": {"name": "ray"}}
     with pytest.raises(InputError, match="retries = 0"):
         small(**tables)
-    small(**tables, faults={"retries": 0})
+    small(**tables, faults={"retries": 0}, privacy={"noise": 1.0})
 
 
 def network() -> nn.Sequential:
@@ -225,7 +225,13 @@ def loss(model: nn.Module, inputs: torch.Tensor, labels: torch.Tensor) -> float:
     return float(nn.functional.cross_entropy(model(inputs), labels))
 
 
-@pytest.mark.parametrize("recipe", ["dp-sgd", "dp-adam", "dp-muon", "dp-muonbc", "disk-muon"])
+@pytest.mark.parametrize(
+    "recipe",
+    [
+        *(pytest.param(one, marks=pytest.mark.slow) for one in ("dp-sgd", "dp-adam", "dp-muonbc")),
+        *("dp-muon", "disk-muon"),
+    ],
+)
 def test_a_loop_of_ones_own(recipe: str) -> None:
     torch.manual_seed(1)
     teacher = torch.randn(6, 3)

@@ -72,6 +72,7 @@ def test_words_fit_what_was_drawn() -> None:
         assert words in standing(one | more)
 
 
+@pytest.mark.slow
 def test_a_comparison_says_what_was_spent(tmp_path: Path) -> None:
     """Not the target alone; of several seeds the most, and of runs without privacy nothing."""
     for name, config in {

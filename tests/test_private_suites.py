@@ -71,6 +71,7 @@ def read(file: Path) -> list[dict[str, str]]:
     return list(csv.DictReader(file.read_text().splitlines()))
 
 
+@pytest.mark.slow
 def test_a_private_suite_says_what_its_runs_certify(tmp_path: Path) -> None:
     out = made(tmp_path)
     for row in read(out / "runs.csv"):
@@ -215,6 +216,8 @@ def test_the_printed_table_is_per_release(tmp_path: Path) -> None:
     assert dp_muon_printed.kept(one).holds is False
 
 
+@pytest.mark.slow
+@pytest.mark.usefixtures("undrawn")
 def test_the_printed_table_from_its_command_to_its_report(tmp_path: Path) -> None:
     file = tmp_path / "own.toml"
     row = {"blocks": 1, "noise": 0.7189, "printed": 8.0, **E2E}

@@ -276,7 +276,7 @@ def test_a_deployment_is_closed_and_ends_with_its_driver(tmp_path: Path) -> None
         assert gone(folder, helpers)
 
 
-@pytest.mark.long
+@pytest.mark.slow
 def test_a_deployment_is_interrupted_and_goes_on(tmp_path: Path) -> None:
     """kill -9, then --resume, then SIGTERM: no round is lost that a checkpoint holds."""
     out = tmp_path / "out"

@@ -55,12 +55,14 @@ def distance(one: Path, other: Path) -> float:
     return max(float(np.abs(found[0][name] - found[1][name]).max()) for name in found[0])
 
 
+@pytest.mark.slow
 def test_its_own_tests_pass(project: Path) -> None:
     command = [sys.executable, "-P", "-m", "pytest", "-q", "-p", "no:cacheprovider"]
     ended = subprocess.run(command, cwd=project, capture_output=True, text=True)
     assert ended.returncode == 0 and "3 passed" in ended.stdout, ended.stdout
 
 
+@pytest.mark.slow
 def test_it_learns_by_the_command_of_its_page(project: Path) -> None:
     assert "fedmuon run config.toml --out runs/first" in (project / "README.md").read_text()
     assert "runs/first" in fedmuon(project, "run", "config.toml", "--out", "runs/first")
@@ -81,7 +83,7 @@ def test_it_is_a_flower_app(project: Path) -> None:
     assert of_file.federation.clients == NODES
 
 
-@pytest.mark.long  # tests/test_deployment.py runs this repository's own app by that command
+@pytest.mark.slow  # tests/test_deployment.py runs this repository's own app by that command
 @pytest.mark.skipif(os.name != "posix", reason="gives the command in a shell")
 def test_flwr_run_in_the_project(project: Path) -> None:
     """As it is typed there, on a SuperLink that Flower starts at a port of its own and that is
@@ -107,7 +109,7 @@ def test_flwr_run_in_the_project(project: Path) -> None:
     assert distance(summary.parent, inline(project, "runs/beside-flwr")) <= 1e-12
 
 
-@pytest.mark.long
+@pytest.mark.slow
 def test_a_deployment_of_ones_own(project: Path) -> None:
     """With a file's object and options, which the processes must find in folders of their own."""
     changes = [*TWO, f"local.recipe=./{NAME}/recipe.py:mine"]

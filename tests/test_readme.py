@@ -4,6 +4,7 @@ import importlib.util
 import re
 import shlex
 import tomllib
+from collections.abc import Iterable
 from pathlib import Path
 
 import pytest
@@ -19,6 +20,11 @@ ELSEWHERE = {
     "fedmuon plan": "tests/test_plan.py",
     "flwr run": "tests/test_run_config.py",
 }
+# What takes a second or more is typed by `make test-all`, unless the README has it.
+LONG = (
+    "fedmuon suite", "fedmuon doctor", "--worst", "--all", "name=network", "level=client", "runs/k",
+    "runs/s ", "privacy sigma", "--one-run",
+)  # fmt: skip
 
 
 def blocks(language: str) -> list[tuple[Path, str]]:
@@ -27,10 +33,15 @@ def blocks(language: str) -> list[tuple[Path, str]]:
     return [(page, block) for page in PAGES for block in marked.findall(page.read_text("utf-8"))]
 
 
+def typed(shells: Iterable[str]) -> list[str]:
+    """The lines of blocks, each once, without its comment."""
+    lines = [line for block in shells for line in block.replace("\\\n", " ").splitlines()]
+    return list(dict.fromkeys(shlex.join(shlex.split(line, comments=True)) for line in lines))
+
+
 def lines() -> list[str]:
-    """What is typed in shells: each line once, without its comment."""
-    typed = [line for _, block in blocks("sh") for line in block.replace("\\\n", " ").splitlines()]
-    return list(dict.fromkeys(shlex.join(shlex.split(line, comments=True)) for line in typed))
+    """What is typed in shells."""
+    return typed(block for _, block in blocks("sh"))
 
 
 def commands() -> list[str]:
@@ -88,7 +99,16 @@ def reader(tmp_path_factory: pytest.TempPathFactory) -> Reader:
     return Reader(tmp_path_factory.mktemp("readme"))
 
 
-@pytest.mark.parametrize("command", commands(), ids=lambda one: one[8:88])
+def layer(command: str) -> list[pytest.MarkDecorator]:
+    """The marks of a command."""
+    known = "README.md" in {page.name for page, block in blocks("sh") if command in typed([block])}
+    return [pytest.mark.slow] if any(one in command for one in LONG) and not known else []
+
+
+@pytest.mark.usefixtures("undrawn")
+@pytest.mark.parametrize(
+    "command", [pytest.param(one, marks=layer(one), id=one[8:88]) for one in commands()]
+)
 def test_a_command_runs(command: str, reader: Reader, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(reader.folder)
     reader.types(command)
@@ -118,9 +138,12 @@ def test_what_is_not_typed_here_is_there(line: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "block", [pytest.param(text, id=f"{page.stem}-{k}")
-              for k, (page, text) in enumerate(blocks("python"))]
-)  # fmt: skip
+    "block",
+    [
+        pytest.param(text, id=f"{page.stem}-{k}", marks=[pytest.mark.slow] * ("flwr" in text))
+        for k, (page, text) in enumerate(blocks("python"))
+    ],
+)
 def test_python_lines_run(block: str) -> None:
     exec(block, {})
 

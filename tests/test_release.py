@@ -131,9 +131,22 @@ def check(
 # --- Whole models ---------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("rule, points", [("block", (1.0,)), ("automatic", (1.0,)),
-                                          ("flat", (18.0, -17.0))])  # fmt: skip
-@pytest.mark.parametrize("name", MODELS)
+RULED = ("block", (1.0,)), ("automatic", (1.0,)), ("flat", (18.0, -17.0))
+
+
+@pytest.mark.parametrize(
+    ("name", "rule", "points"),
+    [
+        pytest.param(
+            name,
+            *one,
+            id=f"{name}-{one[0]}-points{offset}",
+            marks=[pytest.mark.slow] * (place % 3 != offset),
+        )
+        for place, name in enumerate(MODELS)
+        for offset, one in enumerate(RULED)
+    ],
+)
 def test_models_give_the_loops_sums(
     name: str, rule: str, points: tuple[float, ...], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -42,6 +42,7 @@ def outcome(folder: Path, *command: str) -> tuple[int, str]:
     return done.returncode, done.stdout + done.stderr
 
 
+@pytest.mark.slow
 def test_a_planted_mistake_is_found_kept_and_replayed(tmp_path: Path) -> None:
     (tmp_path / "conftest.py").write_text(CONFTEST)
     (tmp_path / "test_planted.py").write_text(PLANTED)

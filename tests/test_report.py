@@ -100,6 +100,8 @@ def test_it_says_what_it_stands_on_and_what_is_comparable(suite: Path) -> None:
         assert words in text, words
 
 
+@pytest.mark.slow
+@pytest.mark.usefixtures("undrawn")
 def test_models_near_chance_are_told_beside_the_verdicts(tmp_path: Path) -> None:
     """On the page, before the first verdict, and in the terminal; nothing of models that learned,
     and of suites that did not say how many classes they have."""
@@ -118,6 +120,7 @@ def test_models_near_chance_are_told_beside_the_verdicts(tmp_path: Path) -> None
         assert ("Every run ended near chance" in console.file.getvalue()) == near
 
 
+@pytest.mark.usefixtures("undrawn")
 def test_a_failed_claim_is_said_in_words(tmp_path: Path) -> None:
     runs, neighbours = made()
     for name, value in (("gap", 9.0), ("gap_low", 8.9), ("gap_high", 9.1)):
@@ -141,6 +144,7 @@ def test_the_page_needs_nothing_else(suite: Path) -> None:
     assert 'name="viewport"' in text
 
 
+@pytest.mark.slow
 def test_figures_lie_beside_it_and_all_bytes_repeat(suite: Path, tmp_path: Path) -> None:
     held = {file.name for file in (suite / "figures").iterdir()}
     assert held == {"phase.pdf", "phase.png", "gap.pdf", "gap.png"}
@@ -165,6 +169,7 @@ def test_what_varies_decides_the_figures(levels: dict, names: set[str], tmp_path
     assert part.numbers_title == "Measured" and part.head == ("", "measured") and not part.note
 
 
+@pytest.mark.usefixtures("undrawn")
 def test_all_text_is_escaped(tmp_path: Path) -> None:
     evil = "<script>alert('x')</script>\"&"
     about = dict.fromkeys(("suite", "data", "title", "note", "status", "constant", "again"), evil)
@@ -173,6 +178,7 @@ def test_all_text_is_escaped(tmp_path: Path) -> None:
     assert "script" not in page.tags and evil in page.text
 
 
+@pytest.mark.usefixtures("undrawn")
 def test_a_census(census: Path) -> None:
     page = read(write_report(census))
     record = json.loads((census / "bound.json").read_text())
@@ -181,6 +187,7 @@ def test_a_census(census: Path) -> None:
     assert {file.name for file in (census / "figures").iterdir()} == {"census.pdf", "census.png"}
 
 
+@pytest.mark.usefixtures("undrawn")
 @pytest.mark.parametrize(("dtype", "wide"), [("float32", True), ("float64", False)])
 def test_a_gap_of_range_one_says_why_and_by_what_it_is_decided(
     dtype: str, wide: bool, tmp_path: Path
@@ -284,6 +291,7 @@ def test_a_suite_names_a_change_where_its_runs_would_decide(
         assert ("nothing shipped decides it" in of_gap.also) != named
 
 
+@pytest.mark.usefixtures("undrawn")
 def test_a_refused_bound(tmp_path: Path) -> None:
     execute(small(local={"recipe": "adamw"}, stability={"trials": 3}), tmp_path / "a")
     text = read(write_report(tmp_path / "a")).text
@@ -291,6 +299,7 @@ def test_a_refused_bound(tmp_path: Path) -> None:
     assert "Refused:" in text and "Recipe adamw" in text and "3 random neighbours" in text
 
 
+@pytest.mark.usefixtures("undrawn")
 def test_many_folders_share_a_page(census: Path, tmp_path: Path) -> None:
     write(tmp_path / "A 1", *made(), title="First")
     write(tmp_path / "A-1", *made(), title="Second")
@@ -343,6 +352,7 @@ DAMAGES = {
 }  # fmt: skip
 
 
+@pytest.mark.usefixtures("undrawn")
 @pytest.mark.parametrize("name", ["runs.csv", "neighbours.csv", "suite.json"])
 def test_a_flipped_bit_is_seen(name: str, tmp_path: Path) -> None:
     """In a digit, so that the table stays whole and likely."""
@@ -390,6 +400,7 @@ def test_a_damaged_census_is_refused(
     assert not (folder / "report.html").exists()
 
 
+@pytest.mark.usefixtures("undrawn")
 def test_plain_runs_are_on_the_page(census: Path, tmp_path: Path) -> None:
     """One by itself, several side by side; beside what has claims, and without any."""
     first = run(small(), tmp_path / "plain")
@@ -406,6 +417,7 @@ def test_plain_runs_are_on_the_page(census: Path, tmp_path: Path) -> None:
     assert len(gather(tmp_path / "census")) == 1
 
 
+@pytest.mark.usefixtures("undrawn")
 def test_the_heading_names_the_data_of_what_is_claimed(tmp_path: Path) -> None:
     """A run of other data beside a suite claims nothing of them; where nothing is claimed, all."""
     write(tmp_path / "A1", *made(), data="digits")

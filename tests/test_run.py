@@ -1,6 +1,7 @@
 """Runs as a user sees them: the command, its directory, resume after a kill, and bad input."""
 
 import hashlib
+import importlib
 import json
 import os
 import re
@@ -30,6 +31,7 @@ from fedmuon.experiments.cli.options import chosen_folder
 from fedmuon.experiments.cli.show import Progress
 from fedmuon.experiments.run import execute
 from fedmuon.federated import setup
+from fedmuon.gemm import rate
 from fedmuon.storage import FIXED
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -132,7 +134,7 @@ def test_resume_after_any_round_gives_the_same_bytes(tmp_path: Path, last: int) 
 def test_resume_after_kill_9(forks: Nursery, tmp_path: Path) -> None:
     out = f"--out={tmp_path / 'cut'}"
     settings = [
-        "--set=data.name=digits", "--set=data.train=600", "--set=data.test=300",
+        "--set=data.name=synthetic", "--set=data.train=400", "--set=data.test=100",
         "--set=federation.rounds=120", "--set=engine.device=cpu",
     ]  # fmt: skip
     process = forks.start(["run", out, *settings])
@@ -223,19 +225,12 @@ def test_bad_input_is_one_sentence_and_exit_code_2(
     assert not (tmp_path / "out").exists()
 
 
-def test_no_room_on_the_disk_leaves_nothing_half_written(tmp_path: Path) -> None:
+def test_no_room_on_the_disk_leaves_nothing_half_written(forks: Nursery, tmp_path: Path) -> None:
     """A process whose files may not pass 4 kB: the writes fail as on a full disk."""
-    code = (
-        "import resource, signal, sys; signal.signal(signal.SIGXFSZ, signal.SIG_IGN);"
-        "resource.setrlimit(resource.RLIMIT_FSIZE, (4096, 4096));"
-        "from fedmuon.experiments.cli import main; main(sys.argv[1:])"
-    )
     arguments = ["run", "--out", str(tmp_path / "out"), "--set", "data.name=digits",
                  "--set", "data.train=1000", "--set", "data.test=500"]  # fmt: skip
-    process = subprocess.run(
-        [sys.executable, "-c", code, *arguments], capture_output=True, text=True, cwd=ROOT
-    )
-    assert process.returncode == 2 and "cannot write" in process.stderr, process.stderr
+    ended = forks.run(arguments, tamper={"longest": 4096})
+    assert ended.code == 2 and "cannot write" in ended.err, ended.err
     assert all(file.stat().st_size < 4096 for file in (tmp_path / "out").iterdir())
     assert not [file for file in (tmp_path / "out").iterdir() if file.name.startswith(".")]
 
@@ -271,7 +266,9 @@ def test_the_command_reads_well() -> None:
     assert "--resume" in shown.output and "--set" in shown.output
 
 
-def test_doctor_names_every_source() -> None:
+def test_doctor_names_every_source(monkeypatch: pytest.MonkeyPatch) -> None:
+    doctor = importlib.import_module("fedmuon.experiments.cli.doctor")
+    monkeypatch.setattr(doctor, "rate", lambda kernel, *given: rate(kernel, 64, 64, 64, *given[3:]))
     shown = CliRunner().invoke(app, ["doctor"], env={"COLUMNS": "140"})
     assert shown.exit_code == 0, shown.output
     for name in ("mnist5k", "fashion-mnist", "cifar10", "torch", "GFLOP/s", "[data] folder"):
@@ -292,7 +289,8 @@ def test_the_environment_is_left_as_it_was() -> None:
 
 @pytest.mark.parametrize(
     ("said", "before", "count"),
-    [({}, "", "5000"), ({"GOMP_SPINCOUNT": "7"}, "", "7"), ({}, "import torch; ", None),
+    [({}, "", "5000"), ({"GOMP_SPINCOUNT": "7"}, "", "7"),
+     pytest.param({}, "import torch; ", None, marks=pytest.mark.slow),
      ({"OMP_WAIT_POLICY": "active"}, "", None)],
 )  # fmt: skip
 def test_threads_spin_briefly_unless_somebody_says_how(

@@ -49,6 +49,7 @@ def refused(*command: str) -> str:
     return str(CliRunner().invoke(app, list(command)).exception)
 
 
+@pytest.mark.slow
 def test_every_key_answers() -> None:
     for key in EVERY:
         found = describe.find(key)
@@ -68,7 +69,9 @@ def typed(lines: str) -> list[list[str]]:
     return [one for one in whole if one]
 
 
-@pytest.mark.parametrize("width", [60, 80, 200])
+@pytest.mark.parametrize(
+    "width", [80, *(pytest.param(one, marks=pytest.mark.slow) for one in (60, 200))]
+)
 def test_examples_of_every_help_can_be_pasted(width: int) -> None:
     """A shell reads what is written, which parses, keys of configs too; on lines that fit and end
     where they end. Control: a shell that knows no backslash reads something else."""
@@ -417,7 +420,7 @@ def test_an_interruption_while_libraries_are_read_is_one_sentence() -> None:
 def test_an_interruption_before_a_folder_is_chosen_is_a_sentence(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture
 ) -> None:
-    def interrupt(*given: object) -> None:
+    def interrupt(*given: object, **named: object) -> None:
         raise Interrupted
 
     monkeypatch.setattr("fedmuon.experiments.cli.options.chosen_config", interrupt)
@@ -427,6 +430,7 @@ def test_an_interruption_before_a_folder_is_chosen_is_a_sentence(
     assert capsys.readouterr().err == f"fedmuon: interrupted: {AGAIN}\n"
 
 
+@pytest.mark.usefixtures("undrawn")
 def test_a_report_that_is_interrupted_does_not_say_that_nothing_was_saved(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture
 ) -> None:

@@ -128,6 +128,7 @@ def test_verdicts_are_those_that_are_kept(tmp_path: Path) -> None:
     )
 
 
+@pytest.mark.usefixtures("undrawn")
 def test_a_finished_suite_is_kept(tmp_path: Path) -> None:
     (tmp_path / "ranks.toml").write_text(STUDY, encoding="utf-8")
     with pytest.raises(SystemExit):
@@ -192,7 +193,8 @@ def test_a_browser_s_own_requests_are_not_the_page_s() -> None:
     assert check.addresses(log) == ["https://a.org/b.js"]
 
 
-@pytest.mark.long
+@pytest.mark.needs_browser
+@pytest.mark.slow
 def test_a_browser_tells_what_is_asked_for_and_what_is_wide(tmp_path: Path, chromium: str) -> None:
     plain, script = "<p>text</p>", '<script src="http://127.0.0.1:9/b.js"></script>'
     site(tmp_path, plain=plain, asks=script, wide='<div style="width: 600px">x</div>')

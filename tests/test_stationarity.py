@@ -162,7 +162,7 @@ def trajectory(plan: Schedule, step, sigma: float, runs: int = 100) -> float:
     return total / plan.steps
 
 
-@pytest.mark.parametrize("sigma", [0.0, 1.0, 5.0])
+@pytest.mark.parametrize("sigma", [0.0, 1.0, pytest.param(5.0, marks=pytest.mark.slow)])
 def test_the_optimizers_of_004_keep_to_their_bounds(sigma):
     """L = r from ||.||_op to ||.||_*; the residual of Newton-Schulz is measured where it ran."""
     gap, smooth, steps = ROWS / 2, float(ROWS), 300
@@ -282,16 +282,19 @@ def test_the_command_gives_the_numbers_of_disk():
 def test_the_command_answers_without_torch_and_refuses_with_the_mend():
     code = (
         "import sys\nfrom fedmuon.experiments.cli import main\n"
-        "try:\n    main(['stationarity', *sys.argv[1:]])\n"
-        "except SystemExit as end:\n    assert not end.code, end.code\n"
+        "for paper in sys.argv[1:]:\n"
+        "    print('of paper', paper)\n"
+        "    try:\n        main(['stationarity', '--paper', paper])\n"
+        "    except SystemExit as end:\n        assert not end.code, end.code\n"
         "assert not {'torch', 'scipy', 'matplotlib', 'ray', 'flwr'} & set(sys.modules)\n"
     )
-    for paper in ("000", "002", "003", "004"):
-        done = subprocess.run(
-            [sys.executable, "-c", code, "--paper", paper],
-            cwd=ROOT, capture_output=True, text=True, check=True,
-        )  # fmt: skip
-        assert "assumes" in done.stdout
+    papers = "000", "002", "003", "004"
+    done = subprocess.run(
+        [sys.executable, "-c", code, *papers], cwd=ROOT, capture_output=True, text=True, check=True
+    )
+    answers = done.stdout.split("of paper")[1:]
+    assert [one.split()[0] for one in answers] == [*papers]
+    assert all("assumes" in one for one in answers)
     for arguments, word in [
         (["--paper", "005"], "000, 002, 003 or 004"),
         (["--paper", "003", "--beta", "0.9"], "give --gain"),
@@ -318,7 +321,10 @@ OTHER = {
 REFUSED = {"003": ("--alpha", "--sigma1", "--beta"), "004": ("--alpha", "--sigma1")}  # as they are
 
 
-@pytest.mark.parametrize("paper", READ)
+@pytest.mark.parametrize(
+    "paper",
+    [pytest.param(one, marks=[pytest.mark.slow] * (one in ("000", "003"))) for one in READ],
+)
 def test_each_option_of_a_paper_is_read_and_no_other(paper: str):
     """At the options' own defaults, but for a batch that all papers have room in."""
     assert set(OTHER) == {*ALL, *(one for names in READ.values() for one in names)}

@@ -57,7 +57,14 @@ TINY: dict[str, dict[str, Any]] = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("name", TINY)
+# These take a second or so.
+LONG = "heavy-tail", "dp-bias", "dp-stationarity", "disk-stationarity", "polar-error"
+
+
+@pytest.mark.usefixtures("undrawn")
+@pytest.mark.parametrize(
+    "name", [pytest.param(one, marks=[pytest.mark.slow] * (one in LONG)) for one in TINY]
+)
 def test_a_study_from_its_command_to_its_report(
     name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -253,7 +260,11 @@ def test_quotients_and_their_intervals() -> None:
     assert wrong < 0.5
 
 
-@pytest.mark.parametrize(("seeds", "sizes"), [(2, 3), (3, 4), (5, 5)])
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("seeds", "sizes"),
+    [(2, 3), (3, 4), (5, 5)],
+)
 def test_intervals_of_few_seeds_are_wide_enough(
     seeds: int, sizes: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:

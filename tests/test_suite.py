@@ -238,6 +238,7 @@ def test_an_interrupted_suite_goes_on_to_the_same_bytes(own: str, tmp_path: Path
         assert (broken / name).read_bytes() == (whole / name).read_bytes()
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(300)
 def test_ray_tasks_give_the_same_results(
     cluster: str, own: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -249,7 +250,7 @@ def test_ray_tasks_give_the_same_results(
     monkeypatch.setattr(sweep, "connected", started := Mock(side_effect=InputError("none")))
     with pytest.raises(InputError, match="none"):
         list(sweep.Spread("local")(work(own).cells))
-    started.assert_called_once_with("")  # a Ray of its own, as a run's
+    started.assert_called_once_with("local")  # a Ray of its own, as a run's
     for name in ("runs.csv", "neighbours.csv"):
         one, other = read(tmp_path / "here" / name), read(tmp_path / "ray" / name)
         assert len(one) == len(other)
@@ -305,6 +306,7 @@ def test_the_processes_of_a_machine_read_one_copy(
     np.testing.assert_array_equal(inputs, own)
 
 
+@pytest.mark.slow
 def test_ray_is_told_how_to_be_before_it_is_loaded() -> None:
     """It reads, when it is imported, whether a late call may start another Ray, open to all."""
     code = (
@@ -357,6 +359,7 @@ def test_folders_that_are_refused(own: str, tmp_path: Path) -> None:
     assert ended.value.code == 2
 
 
+@pytest.mark.usefixtures("undrawn")
 def test_the_command_writes_a_report(
     own: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

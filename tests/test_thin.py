@@ -5,12 +5,11 @@ from functools import reduce
 import numpy as np
 import pytest
 import torch
-from test_pieces import batch_of
+from test_pieces import DTYPES, batch_of
 from torch import Tensor
 
 from fedmuon.errors import InputError
 from fedmuon.tasks.base import Batch
-from fedmuon.tasks.fused import slope_sums
 from fedmuon.tasks.matrix import MatrixTask
 from fedmuon.tasks.pieces import Member, pieces
 
@@ -21,6 +20,8 @@ D, C = 784, 10
 
 def sums(one: Member) -> Sums:
     """A part's share of the mean loss and gradient, by one call of the kernel."""
+    from fedmuon.tasks.fused import slope_sums  # with numba: not by every worker
+
     weight = one.weight.contiguous().numpy()
     skip, total = np.full(len(weight), -1), np.zeros_like(weight)
     right = np.zeros(len(weight), weight.dtype)
@@ -41,7 +42,7 @@ def drawn(replicas: int, dtype: torch.dtype) -> tuple[Tensor, list[Batch]]:
     return stack, [Batch(one.inputs.to(dtype), one.labels) for one in batches]
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("replicas", [1, 3])
 def test_the_bytes_are_those_of_the_parts_in_their_order(replicas: int, dtype: torch.dtype) -> None:
     """And not those of another order."""

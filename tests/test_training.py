@@ -9,6 +9,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from conftest import without_rendering
 from made_suite import summed
 from made_training import TINY, read, training
 
@@ -27,7 +28,8 @@ def done(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A finished suite with its report."""
     folder = tmp_path_factory.mktemp("training")
     suite.execute(training(folder), folder / "out")
-    write_report(folder / "out")
+    with without_rendering():
+        write_report(folder / "out")
     return folder / "out"
 
 
@@ -188,7 +190,7 @@ def test_a_suite_goes_back_to_fewer_seeds_and_never_further_than_it_was_sound(
         raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        suite.execute(training(tmp_path, text, seeds=400), out, resume=True, by=none)
+        suite.execute(training(tmp_path, text, seeds=40), out, resume=True, by=none)
     wide = (out / "suite.lock").read_bytes()
     rows = read(out / "runs.csv")
     suite.execute(training(tmp_path, text), out, resume=True)
@@ -208,6 +210,8 @@ def test_one_damaged_run_of_a_suite_costs_no_other(tmp_path: Path, done: Path) -
     assert read(out / "runs.csv") == rows
 
 
+@pytest.mark.slow
+@pytest.mark.usefixtures("undrawn")
 def test_a_report_says_that_going_on_to_more_seeds_was_broken_off(
     tmp_path: Path, done: Path
 ) -> None:
@@ -239,6 +243,7 @@ def test_a_report_says_that_going_on_to_more_seeds_was_broken_off(
     assert told() == []
 
 
+@pytest.mark.usefixtures("undrawn")
 def test_a_run_that_diverges_is_a_row(tmp_path: Path) -> None:
     text = TINY.replace(
         "[base.local]", '[base.task]\nname = "network"\nmodel = "mlp"\n\n[base.local]'

@@ -71,7 +71,7 @@ def test_the_tree_has_the_flat_mean_and_the_bytes_of_the_formula(
     assert (np.abs(wrong * counts.sum() - exact) > most).all()  # the bound tells errors of its size
 
 
-@pytest.mark.parametrize("clients", [1000, 100_000])
+@pytest.mark.parametrize("clients", [1000, pytest.param(100_000, marks=pytest.mark.slow)])
 def test_on_a_coarse_grid_every_tree_gives_the_same_bits(clients: int) -> None:
     counts, models = federation(clients)
     bits = min(20, exact_bits(int(counts.sum()), 8.0))

@@ -35,7 +35,9 @@ def apart(p: np.ndarray, q: np.ndarray, order: float) -> float:
 
 
 @pytest.mark.parametrize("shape", tuning.SHAPES)
-@pytest.mark.parametrize("gamma", [0.5, 0.05, 1e-3])
+@pytest.mark.parametrize(
+    "gamma", [0.05, *(pytest.param(one, marks=pytest.mark.slow) for one in (0.5, 1e-3))]
+)
 def test_the_best_of_k_runs_outcome_by_outcome(shape: str, gamma: float) -> None:
     rng = np.random.default_rng(3)
     for _ in range(60):
@@ -61,7 +63,7 @@ def test_one_run_s_epsilon_does_not_cover_the_choice(shape: str, gamma: float) -
 
 
 @pytest.mark.parametrize("shape", tuning.SHAPES)
-@pytest.mark.parametrize("runs", [1.5, 10.0, 500.0])
+@pytest.mark.parametrize("runs", [1.5, 10.0, pytest.param(500.0, marks=pytest.mark.slow)])
 def test_the_number_of_runs_is_what_was_asked_for(shape: str, runs: float) -> None:
     gamma, small = tuning.gamma_for(shape, runs), 1e-5
     slope = (
@@ -106,6 +108,7 @@ def asked(*more: str) -> dict:
     return json.loads(done.output)
 
 
+@pytest.mark.slow
 def test_the_command() -> None:
     found = asked("--draw")
     assert found["of_one_run"] < found["epsilon"] < found["of_all_published"]

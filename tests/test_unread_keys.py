@@ -7,9 +7,10 @@ look.
 
 import json
 import tomllib
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pytest
 from conftest import small
@@ -179,6 +180,12 @@ def left_behind(config: Config, out: Path) -> dict[str, Any]:
     return {**files, "rounds": told, "summary": summary, "bound": bound}
 
 
+@pytest.fixture(scope="module")
+def as_set(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], dict[str, Any]]:
+    """What a setting leaves behind, run once."""
+    return cache(lambda name: left_behind(tiny(SETTINGS[name]), tmp_path_factory.mktemp("set")))
+
+
 def bound_of(run: Run) -> dict[str, Any]:
     """What `fedmuon bound` says of it, by the config as it is in memory."""
     plan, task = run.experiment.plan, run.experiment.task
@@ -228,26 +235,28 @@ def test_needs_begin_with_those_of_the_keys_they_name() -> None:
 
 
 @pytest.mark.parametrize("setting", SETTINGS)
-def test_keys_that_nothing_reads_change_nothing(setting: str, tmp_path: Path) -> None:
+def test_keys_that_nothing_reads_change_nothing(
+    setting: str, as_set: Callable[[str], dict[str, Any]], tmp_path: Path
+) -> None:
     """All of them at once, by other values than the defaults."""
     config = tiny(SETTINGS[setting])
     # A folder in vain is also refused by the source itself.
     ignored = [n for n in NAMES if not reads(config, n) and n != "data.folder"]
-    first = left_behind(config, tmp_path / "one")
-    other = left_behind(with_others(config, ignored), tmp_path / "other")
+    first, other = as_set(setting), left_behind(with_others(config, ignored), tmp_path / "other")
     assert len(ignored) > 20 and "refused" not in first
     assert without_metadata(first) == without_metadata(other)
 
 
 @pytest.mark.parametrize("name", [name for name in NAMES if name not in ELSEWHERE])
-def test_keys_that_are_read_change_something(name: str, tmp_path: Path) -> None:
+def test_keys_that_are_read_change_something(
+    name: str, as_set: Callable[[str], dict[str, Any]], tmp_path: Path
+) -> None:
     """The control of the above, in a setting where the table says that it is read."""
     for setting in CHOSEN.get(name, SETTINGS):
         config = tiny(SETTINGS[setting])
         if reads(config, name):
-            first = left_behind(config, tmp_path / "one")
             other = left_behind(with_others(config, [name]), tmp_path / "other")
-            assert without_metadata(first) != without_metadata(other)
+            assert without_metadata(as_set(setting)) != without_metadata(other)
             return
     raise AssertionError(f"{name} is read in no setting")
 
@@ -273,7 +282,7 @@ def test_what_other_engines_read_is_asked_for() -> None:
     engine, faults = Seen(config.engine), Seen(config.faults)
     spied: Any = type("Spied", (), {"engine": engine, "faults": faults})
     ray_engine._resources(spied)
-    ray_engine._why(ValueError("no"), spied)
+    ray_engine._why(cast(Any, ValueError("no")), spied)
     deployment._longest_silence(spied)
     assert engine.names == {"cpus_per_client", "gpus_per_client"}  # on_grid reads the address
     assert faults.names == {"patience", "retries", "deadline"}

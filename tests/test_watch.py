@@ -16,7 +16,7 @@ from pathlib import Path
 from urllib.parse import quote, urlsplit
 
 import pytest
-from browser import dom
+from browser import PATIENT, dom, in_one_font
 from conftest import small
 
 from fedmuon.experiments.cli import main
@@ -231,6 +231,7 @@ def main_returns(arguments: list[str]) -> None:
     assert end.value.code == 0
 
 
+@pytest.mark.slow
 def test_a_run_goes_on_without_its_page(finished: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def refused(folder: Path) -> Server:
         raise OSError(24, "Too many open files")
@@ -260,6 +261,7 @@ def test_a_run_goes_on_whatever_its_page_does(
     assert said[1] == "ran" and "ZeroDivisionError" in capsys.readouterr().err
 
 
+@pytest.mark.slow
 def test_ctrl_c_ends_it(finished: Path) -> None:
     """As its only end, it is a good one."""
     command = [sys.executable, "-m", "fedmuon", "watch", str(finished)]
@@ -313,7 +315,8 @@ class Framed(Server):
     def answer(self, hosts: list[str], target: str) -> tuple[int, str, bytes]:
         """As ever, but for the frames and what they measure."""
         if target != "/frames":
-            return super().answer(hosts, target)
+            status, kind, content = super().answer(hosts, target)
+            return status, kind, in_one_font(content.decode()).encode()
         frame = f'<iframe src="{self.url}" width="390" frameborder="0"></iframe>'
         script = """setTimeout(() => {
             const [one, wide] = [frames[0].document, frames[1].document];
@@ -325,9 +328,7 @@ class Framed(Server):
         return 200, "text/html", f"<body>{frame}{frame}<script>{script}</script></body>".encode()
 
 
-PATIENT = "--virtual-time-budget=30000"  # half a minute of the browser's own time
-
-
+@pytest.mark.needs_browser
 def test_the_browser_draws_rounds_as_they_come(
     finished: Path,
     growing: tuple[Path, list[str]],
@@ -345,6 +346,7 @@ def test_the_browser_draws_rounds_as_they_come(
     assert len(drawn) == 2 and drawn[0].count("L") == 7  # the curve of all rounds, and its key
 
 
+@pytest.mark.needs_browser
 def test_the_page_fits_a_telephone(
     finished: Path,
     tmp_path: Path,
