@@ -16,8 +16,8 @@ import time
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
-# What the two commands need: a POSIX shell with its tools, git, and the Python that runs this.
-PROGRAMS = ("sh", "env", "make", "awk", "cat", "cp", "find", "git", "grep", "kill", "ln", "ls",
+# What the two commands need: shells with their tools (Ray starts workers by bash), git and Python.
+PROGRAMS = ("sh", "bash", "env", "make", "awk", "cat", "cp", "find", "git", "grep", "kill", "ln", "ls",
             "mkdir", "mv", "ps", "rm", "sed", "sleep", "touch", "uname")  # fmt: skip
 COVERED = (
     "/usr/share/datasets",
