@@ -17,25 +17,13 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
 # What the two commands need: shells with their tools (Ray starts workers by bash), git and Python.
-PROGRAMS = ("sh", "bash", "env", "make", "awk", "cat", "cp", "find", "git", "grep", "kill", "ln", "ls",
-            "mkdir", "mv", "ps", "rm", "sed", "sleep", "touch", "uname")  # fmt: skip
-COVERED = (
-    "/usr/share/datasets",
-    "/usr/share/fonts",
-    "/usr/local/share/fonts",
-    "/usr/share/tokenizers",
-)
-NETWORK = (
-    "PIP_",
-    "SSL_",
-    "REQUESTS_CA",
-    "CURL_CA",
-    "HTTP",
-    "http",
-    "NO_PROXY",
-    "no_proxy",
-    "ALL_PROXY",
-)
+PROGRAMS = ("sh", "bash", "env", "make", "awk", "cat", "cp", "find", "git", "grep", "kill", "ln",
+            "ls", "mkdir", "mv", "ps", "rm", "sed", "sleep", "touch", "uname")  # fmt: skip
+COVERED = ("/usr/share/datasets", "/usr/share/fonts", "/usr/local/share/fonts",
+           "/usr/share/tokenizers")  # fmt: skip
+# What says how the network is reached.
+NETWORK = ("PIP_", "SSL_", "REQUESTS_CA", "CURL_CA", "HTTP", "http", "NO_PROXY", "no_proxy",
+           "ALL_PROXY")  # fmt: skip
 
 
 def environment(folder: Path) -> dict[str, str]:
