@@ -277,7 +277,8 @@ def test_what_is_small_does_not_pass_through_rays_store(
     take, places = RayGrid._take, []
 
     def taken(grid: RayGrid, place: Any) -> None:
-        places.append(get_object_locations([place])[place]["node_ids"])
+        if grid._running[place][1].messages:  # and no worker that returns after an earlier test
+            places.append(get_object_locations([place])[place]["node_ids"])
         take(grid, place)
 
     monkeypatch.setattr(RayGrid, "_take", taken)
