@@ -45,7 +45,7 @@ check: $(STAMP) ## format, lint, types and import rules
 	$(BIN)/ruff check .
 	$(HOUSE)
 	$(BIN)/pyright -p .house
-	$(BIN)/python -m pytest -q tests/test_house.py
+	$(BIN)/python -m pytest -q tests/architecture/test_imports.py
 
 format: $(STAMP) ## format and fix what can be fixed
 	$(BIN)/ruff format .
@@ -74,8 +74,8 @@ deploy-demo: $(STAMP) ## SuperLink and SuperNodes as processes: with TLS and key
 	$(BIN)/fedmuon deploy-demo
 	$(BIN)/fedmuon deploy-demo --insecure
 
-reference: $(STAMP) ## make docs/config.md from the descriptions in fedmuon/reference
-	$(BIN)/python -m fedmuon.reference docs/config.md
+reference: $(STAMP) ## make docs/config.md from the descriptions in fedmuon/config
+	$(BIN)/python -m fedmuon.config.reference_page docs/config.md
 
 packages: $(STAMP) ## licences; wheel and sdist, tried in every Python from 3.11 that is here
 	PYTHONPATH=tests $(BIN)/python -m packages.licences

@@ -5,11 +5,11 @@ from collections.abc import Callable
 
 import numpy as np
 
+from fedmuon.core.errors import InputError
 from fedmuon.data.neighbours import Neighbours
-from fedmuon.errors import InputError
-from fedmuon.experiments.laboratory.influence import ranked
-from fedmuon.experiments.laboratory.measure import Laboratory
-from fedmuon.federated.coupled import coupled, distances
+from fedmuon.experiments.stability.influence import ranked
+from fedmuon.experiments.stability.measure import Laboratory
+from fedmuon.federated.rounds import coupled, distances
 
 CHAINS = 48  # pairs that are known to be bad
 FRESH, GENERATIONS, BEST = 12, 3, 4  # pairs near the worst, so many times, and how many worst

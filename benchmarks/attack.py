@@ -30,15 +30,15 @@ from rich.table import Table
 import fedmuon
 from benchmarks.adversary import search, shares
 from benchmarks.attack_cells import HALF, Cell, words
-from fedmuon import names
-from fedmuon.config import parse
+from fedmuon.config.load import parse
+from fedmuon.config.schema import Stability
+from fedmuon.core import choices
 from fedmuon.experiments.cli.show import shown
-from fedmuon.experiments.laboratory import bound
-from fedmuon.experiments.laboratory.facts import columns, facts
-from fedmuon.experiments.laboratory.measure import Laboratory
-from fedmuon.experiments.laboratory.methods import has_map, method_of
+from fedmuon.experiments.stability import bound
+from fedmuon.experiments.stability.covered_recipes import has_map, method_of
+from fedmuon.experiments.stability.measure import Laboratory
+from fedmuon.experiments.tables import columns, facts
 from fedmuon.orthogonalize import Uncertified
-from fedmuon.settings import Stability
 
 PLANTED = 0.99  # times the certificate is the control
 CONSTANTS = words(Stability, "constants")
@@ -98,7 +98,7 @@ def _run(cell: Cell, folder: Path) -> tuple[bound.Case, Laboratory]:
     }
     made = fedmuon.run(
         {**tables, "data": more}, partition=np.split(np.arange(ends[-1]), ends[:-1]),
-        orthogonalizer=HALF if cell.orth == names.GIVEN else None, out=folder / "run",
+        orthogonalizer=HALF if cell.orth == choices.GIVEN else None, out=folder / "run",
     )  # fmt: skip
     case = bound.from_directory(made.path, given=made.given)
     if case.gaps is None:  # float32 is real-arithmetic, but refused for the exact sign
@@ -110,14 +110,14 @@ def _run(cell: Cell, folder: Path) -> tuple[bound.Case, Laboratory]:
 def families(only: Sequence[str]) -> tuple[list[tuple[str, str]], dict[str, str]]:
     """(recipe, map) of the recipes that have certificates, and why others have none."""
     found, refused = [], {}
-    for recipe in get_args(names.Recipe):
+    for recipe in get_args(choices.Recipe):
         config = parse({"local": {"recipe": recipe}, "privacy": {"noise": 0.0}})
         try:
             method_of(config)
         except Uncertified as error:
             refused[recipe] = str(error).partition(". ")[0]
             continue
-        maps = (*get_args(names.Orthogonalizer), names.GIVEN) if has_map(config) else ("",)
+        maps = (*get_args(choices.Orthogonalizer), choices.GIVEN) if has_map(config) else ("",)
         found += [(recipe, orth) for orth in maps]
     return [one for one in found if not only or set(one) & set(only)], refused
 

@@ -7,17 +7,18 @@ from typing import Any, get_args
 import numpy as np
 import torch
 
-from fedmuon import analysis, names
-from fedmuon.config import only_read, parse
+from fedmuon import analysis
+from fedmuon.config.load import only_read, parse
+from fedmuon.config.read_if import reads
+from fedmuon.config.schema import Local, TaskTable
+from fedmuon.core import choices
+from fedmuon.core.rng import Draw, generator
+from fedmuon.core.tables import Table
 from fedmuon.data.source import unit_rows
-from fedmuon.experiments.laboratory import bound
-from fedmuon.experiments.laboratory.verdict import map_constant
+from fedmuon.experiments.stability import bound
+from fedmuon.experiments.stability.certify import map_constant
+from fedmuon.optim.orthogonalizers import Orthogonalizer
 from fedmuon.orthogonalize import Uncertified
-from fedmuon.orthogonalizers import Orthogonalizer
-from fedmuon.randomness import Draw, generator
-from fedmuon.reading import reads
-from fedmuon.settings import Local, TaskTable
-from fedmuon.tables import Table
 from fedmuon.tasks.base import Batch
 from fedmuon.tasks.matrix import MatrixTask
 
@@ -44,7 +45,7 @@ HALF = Orthogonalizer(lambda m: 0.5 * m, 0.5)  # stands for a map of the user's
 AXES: dict[str, Sequence[Any]] = {
     "local.momentum-form": words(Local, "momentum_form"),
     "local.momentum": (0.0, 0.5, 0.9),
-    "local.schedule": get_args(names.Schedule),
+    "local.schedule": get_args(choices.Schedule),
     "local.batch": (0, 3),
     "local.steps": (1, 3),
     "local.alignment": (0.3, 0.9, 1.0),
@@ -100,7 +101,7 @@ class Cell:
             "engine": {"device": "cpu", "dtype": "float64"},
             "stability": {"trials": RANKED},
         }  # fmt: skip
-        if self.orth != names.GIVEN:
+        if self.orth != choices.GIVEN:
             found["orthogonalizer"] = {"name": self.orth or "smoothed-polar", **drawn["parameters"]}
         for axis, value in drawn.items():
             table, _, key = axis.partition(".")
@@ -120,7 +121,7 @@ class Cell:
         law = analysis.Uniform(config.federation.per_round, 0.5)
         case = bound.Case(config, sizes, law, self.drawn["shape"])
         try:
-            slope = HALF.lipschitz if self.orth == names.GIVEN else map_constant(case)
+            slope = HALF.lipschitz if self.orth == choices.GIVEN else map_constant(case)
         except Uncertified:
             slope = 1.0
         return self.drawn["lr times L_orth"] / (slope or 1.0)

@@ -28,9 +28,9 @@ import numpy as np
 from benchmarks import page
 from benchmarks.page import Row, say
 from benchmarks.rounds import PEERS, make_work, run
-from fedmuon.config import parse
-from fedmuon.errors import InputError
-from fedmuon.federated import setup
+from fedmuon.config.load import parse
+from fedmuon.core.errors import InputError
+from fedmuon.federated import build
 
 SETTINGS = {
     "engine.name": "ray",
@@ -136,7 +136,7 @@ def waiting() -> None:
     """`fedmuon run`, whose first messages wait until all workers are there; the seconds of it are
     left beside the run."""
     from fedmuon.experiments.cli import main as command
-    from fedmuon.server.grid import RayGrid
+    from fedmuon.server.ray.grid import RayGrid
 
     push, waited = RayGrid.push_messages, []
     told = Path(sys.argv[sys.argv.index("--out") + 1]).parent / WAITED
@@ -210,7 +210,7 @@ def resident(process: Path) -> int:
 
 def _data() -> str:
     try:
-        setup.source(parse({"data": {"name": "fashion-mnist"}}))
+        build.source(parse({"data": {"name": "fashion-mnist"}}))
     except InputError:
         return "synthetic"
     return "fashion-mnist"

@@ -28,14 +28,14 @@ from unittest import mock
 from benchmarks import page
 from benchmarks.page import Row, say
 from benchmarks.rounds import PEERS, make_work, per_trajectory, run
-from fedmuon import config as tables
-from fedmuon.config import Config
-from fedmuon.errors import InputError
-from fedmuon.experiments.laboratory import stability
+from fedmuon.config import load as tables
+from fedmuon.config.load import Config
+from fedmuon.core.errors import InputError
+from fedmuon.experiments.stability import neighbours
 from fedmuon.experiments.studies import find as kinds
 from fedmuon.experiments.suites import contents, suite
-from fedmuon.federated import setup
-from fedmuon.storage import Record
+from fedmuon.federated import build
+from fedmuon.runs.directory import Record
 
 BEFORE = "45583e9"  # the last commit without one pass over the samples, and without RayGrid
 ROOT = Path(__file__).resolve().parent.parent
@@ -86,7 +86,7 @@ def census_config(n: int, data: str, device: str) -> Config:
 def census(n: int, data: str, device: str, folder: Path) -> Row:
     """Run every neighbour of n samples."""
     start = time.perf_counter()
-    stability.execute(census_config(n, data, device), folder / "census")
+    neighbours.execute(census_config(n, data, device), folder / "census")
     seconds = time.perf_counter() - start
     return Row(
         f"census of n = {n} on {data}", seconds, note=f"{n / seconds:.1f} neighbours a second"
@@ -212,7 +212,7 @@ def measured(asked: argparse.Namespace, folder: Path) -> Iterator[Row]:
         yield from before(asked.suites, data, asked.before, asked, folder)
     if asked.scaling or asked.before:
         return
-    device = str(setup.resolve(tables.parse({"engine": {"device": asked.device}})).engine.device)
+    device = str(build.resolve(tables.parse({"engine": {"device": asked.device}})).engine.device)
     ours = 0.0
     for row in suites(asked.suites, data, device, folder):
         ours = ours or row.ours or 0.0
@@ -226,7 +226,7 @@ def measured(asked: argparse.Namespace, folder: Path) -> Iterator[Row]:
 def available() -> str:
     """Fashion-MNIST where it is installed, else rows made up."""
     try:
-        setup.source(tables.parse({"data": {"name": "fashion-mnist"}}))
+        build.source(tables.parse({"data": {"name": "fashion-mnist"}}))
     except InputError:
         return "synthetic"
     return "fashion-mnist"

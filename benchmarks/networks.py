@@ -23,11 +23,11 @@ import numpy as np
 from benchmarks import page
 from benchmarks.page import Row, say
 from benchmarks.rounds import PEERS, run
-from fedmuon.config import Config, only_read, parse
-from fedmuon.errors import InputError
-from fedmuon.federated import setup
+from fedmuon.config.load import Config, only_read, parse
+from fedmuon.core.errors import InputError
+from fedmuon.federated import build
 from fedmuon.federated.aggregate import begin
-from fedmuon.federated.simulate import Experiment, rounds
+from fedmuon.federated.rounds import Experiment, rounds
 
 BATCH = 64
 AIMS = {"torch loop": 1.3, "pfl-research": 1.3, "Flower": 1.5}
@@ -49,14 +49,14 @@ def config(data: str, count: int, recipe: str = "fedavg") -> Config:
 
 def experiment_of(table: Config) -> Experiment:
     """The experiment with its data."""
-    source = setup.source(table)
-    return setup.experiment(table, setup.federated_data(table, source), source.classes)
+    source = build.source(table)
+    return build.experiment(table, build.federated_data(table, source), source.classes)
 
 
 def available() -> str:
     """Fashion-MNIST where it is installed, else mnist5k."""
     try:
-        setup.source(config("fashion-mnist", 1))
+        build.source(config("fashion-mnist", 1))
         return "fashion-mnist"
     except InputError:
         return "mnist5k"

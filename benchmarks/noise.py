@@ -24,8 +24,8 @@ import torch
 from scipy import special, stats
 
 from benchmarks.page import say
-from fedmuon.config import load
-from fedmuon.coupling import normal
+from fedmuon.config.load import load
+from fedmuon.core.rng import normal
 from fedmuon.experiments.run import execute
 from fedmuon.privacy.discrete import STRIPS, gaussian
 from fedmuon.privacy.keystream import KeyStream

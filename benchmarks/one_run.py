@@ -23,13 +23,13 @@ from typing import Any
 import numpy as np
 from torch import Tensor, nn
 
-from fedmuon import config as tables
-from fedmuon.experiments.laboratory import one_run
-from fedmuon.experiments.laboratory.client_auditor import ClientAuditor
-from fedmuon.federated import setup
+from fedmuon.config import load as tables
+from fedmuon.config.user_objects import Own
+from fedmuon.experiments.auditing import one_run
+from fedmuon.experiments.auditing.clients import ClientAuditor
+from fedmuon.federated import build
 from fedmuon.federated.aggregate import begin
-from fedmuon.federated.simulate import simulate
-from fedmuon.own import Own
+from fedmuon.federated.rounds import simulate
 from fedmuon.privacy.accounting import epsilon
 from fedmuon.privacy.audit import Statistics, counted
 
@@ -116,9 +116,9 @@ def repeated(settings: dict[str, Any], canaries: int, times: int) -> dict[str, A
 def by_removing(settings: dict[str, Any], trials: int, seed: int | None = None) -> dict[str, Any]:
     """A bound by counts, from so many runs with one client, whose update is the worst, and as many
     without it, beside what is certified. With a `seed` every draw follows from a trial's number."""
-    start, config = perf_counter(), setup.resolve(tables.parse(settings))
-    source = setup.source(config)
-    made = setup.experiment(config, setup.federated_data(config, source), source.classes)
+    start, config = perf_counter(), build.resolve(tables.parse(settings))
+    source = build.source(config)
+    made = build.experiment(config, build.federated_data(config, source), source.classes)
     first, level = begin(made.recipe, made.task, 0), made.recipe.client_level
     assert level is not None
 

@@ -13,17 +13,17 @@ import time
 import numpy as np
 import torch
 
-from fedmuon.config import Config, parse
+from fedmuon.config.load import Config, parse
 from fedmuon.data.neighbours import Neighbours
-from fedmuon.federated import setup
+from fedmuon.federated import build
 from fedmuon.federated.aggregate import begin
 from fedmuon.federated.plan import Plan
+from fedmuon.federated.rounds import Experiment, rounds
 from fedmuon.federated.shards import Shards
-from fedmuon.federated.simulate import Experiment, rounds
-from fedmuon.gemm import fastest, rate, supported
+from fedmuon.optim.recipe_chains import make_recipe
 from fedmuon.tasks.base import Batch
 from fedmuon.tasks.matrix import MatrixTask
-from fedmuon.transforms.recipes import build
+from fedmuon.tasks.matrix_kernels import fastest, rate, supported
 
 
 def config(dtype: str, seed: int = 0) -> Config:
@@ -67,7 +67,7 @@ def neighbours(work: dict[str, np.ndarray], order: np.ndarray, stack: int) -> Ne
 def experiment(work: dict[str, np.ndarray], stack: int, dtype: str, kernel: str) -> Experiment:
     """The work file's experiment for S replicas."""
     table, order = config(dtype), np.argsort(work["client"], kind="stable")
-    kind, device = setup.DTYPES[dtype], torch.device("cpu")
+    kind, device = build.DTYPES[dtype], torch.device("cpu")
     labels = torch.from_numpy(work["labels"][order])
     clients = int(work["client"].max()) + 1
     offsets = np.concatenate([[0], np.cumsum(np.bincount(work["client"], minlength=clients))])
@@ -80,7 +80,7 @@ def experiment(work: dict[str, np.ndarray], stack: int, dtype: str, kernel: str)
         neighbours(work, order, stack) if stack > 1 else None,
     )
     lr, lam = grid(stack) if stack > 1 else (None, None)
-    recipe = build(table.local, table.orthogonalizer, lr, lam)
+    recipe = make_recipe(table.local, table.orthogonalizer, lr, lam)
     task = MatrixTask(784, 10, kind, device, kernel)
     schedule = work["schedule"]
     plan = Plan(0, clients, schedule.shape[1], len(schedule), fixed=schedule)
@@ -97,7 +97,7 @@ def main() -> None:
     asked = parser.parse_args()
     with np.load(asked.work) as file:
         work = {name: file[name] for name in file.files}
-    kind, device = setup.DTYPES[asked.dtype], torch.device("cpu")
+    kind, device = build.DTYPES[asked.dtype], torch.device("cpu")
     thin = "fused" if "fused" in supported(kind, device) else "torch"
     kernel = fastest(440, 784, 1000, kind, device) if asked.stack > 1 else thin
     best = max(rate(name, 4096, 4096, 4096, kind, device, 2) for name in supported(kind, device))

@@ -11,7 +11,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
-from fedmuon.provenance import commit, machine, versions
+from fedmuon.runs.provenance import commit, machine, versions
 
 WIDTH = 80
 TITLES = ("figure", "ours", "peer", "ratio", "aim", "of the best")

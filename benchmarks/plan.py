@@ -31,8 +31,7 @@ from unittest import mock
 import numpy as np
 
 from benchmarks.engine_overhead import Memory, descends, resident
-from fedmuon.footprint import busy
-from fedmuon.provenance import processor
+from fedmuon.runs.provenance import busy, processor
 
 NETWORK = {"task.name": "network", "local.batch": 32, "local.lr": 0.01,
            "local.adjust": "match-rms"}  # fmt: skip
@@ -136,8 +135,8 @@ def sent(config: dict[str, Any]) -> dict[str, float]:
     import ray
 
     import fedmuon
-    from fedmuon.server import grid
-    from fedmuon.tables import override
+    from fedmuon.core.tables import override
+    from fedmuon.server.ray import grid
 
     counted, seen = {"down": 0, "up": 0}, set()
 

@@ -39,7 +39,7 @@ from torch import Tensor, nn
 
 from benchmarks import page
 from benchmarks.page import Row, say
-from fedmuon.randomness import Draw, generator
+from fedmuon.core.rng import Draw, generator
 from fedmuon.tasks.base import Batch, Params
 from fedmuon.tasks.clipping import Clipping
 from fedmuon.tasks.decoder import Form, decoder, next_tokens

@@ -20,8 +20,8 @@ from torch import Tensor
 from benchmarks import page
 from benchmarks.optimizer import turns
 from benchmarks.page import Row
-from fedmuon.gemm import rate, supported
 from fedmuon.orthogonalize import exact_sign, newton_schulz, randomized_polar
+from fedmuon.tasks.matrix_kernels import rate, supported
 
 Works = dict[str, Callable[[], object]]
 

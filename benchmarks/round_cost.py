@@ -20,7 +20,7 @@ from benchmarks.ours import experiment
 from benchmarks.page import say
 from benchmarks.rounds import make_work
 from fedmuon.federated.aggregate import begin
-from fedmuon.federated.simulate import Experiment, rounds
+from fedmuon.federated.rounds import Experiment, rounds
 from fedmuon.tasks import fused
 
 

@@ -25,11 +25,11 @@ import numpy as np
 from benchmarks import page
 from benchmarks.ours import config
 from benchmarks.page import Row, say
-from fedmuon.config import Config, parse
-from fedmuon.errors import InputError
-from fedmuon.federated import setup
+from fedmuon.config.load import Config, parse
+from fedmuon.core.errors import InputError
+from fedmuon.federated import build
 from fedmuon.federated.aggregate import begin
-from fedmuon.federated.simulate import rounds
+from fedmuon.federated.rounds import rounds
 
 PEERS = Path(__file__).parent / "peers"
 OURS = (
@@ -51,19 +51,19 @@ def make_work(path: Path) -> str:
     """Write the work file; say which data it holds."""
     table = config("float32")
     try:
-        source = setup.source(table)
+        source = build.source(table)
     except InputError:
         script = [sys.executable, str(PEERS / "reference.py"), "--make", str(path)]
         subprocess.run(script, check=True)
         return "synthetic rows"
-    data = setup.federated_data(table, source)
+    data = build.federated_data(table, source)
     rng = np.random.default_rng(0)
     np.savez(
         path,
         inputs=data.inputs.astype(np.float32),
         labels=data.labels,
         client=np.repeat(np.arange(20), data.sizes),
-        schedule=setup.plan(table).schedule(),
+        schedule=build.plan(table).schedule(),
         x0=(1e-4 * rng.standard_normal((784, 10))).astype(np.float32),
         lr=0.01,
         lam=0.1,
@@ -157,9 +157,9 @@ def many_clients() -> Iterator[Row]:
     """A round at N = 1,000,000 against one at N = 1,000, K = 10, the same samples a client."""
     seconds = {}
     for clients in (1_000, 1_000_000):
-        table = setup.resolve(_wide(clients))
-        source = setup.source(table)
-        what = setup.experiment(table, setup.federated_data(table, source), source.classes)
+        table = build.resolve(_wide(clients))
+        source = build.source(table)
+        what = build.experiment(table, build.federated_data(table, source), source.classes)
         times, state = [], begin(what.recipe, what.task, 0)
         start = time.perf_counter()
         for finished in rounds(what, state):

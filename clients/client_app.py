@@ -8,7 +8,7 @@ from flwr.app import ConfigRecord, Context, Message, MessageType
 from flwr.clientapp import ClientApp
 
 from fedmuon.clients.messages import Fetch, answer, nothing, partition
-from fedmuon.errors import InputError
+from fedmuon.core.errors import InputError
 
 
 def _training() -> Any:

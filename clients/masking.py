@@ -6,11 +6,11 @@ from typing import Any
 from flwr.app import ConfigRecord, Context, Message
 
 from fedmuon.clients.messages import answer, partition
-from fedmuon.errors import InputError
-from fedmuon.federated.local import Reply
+from fedmuon.core.errors import InputError
+from fedmuon.federated.client import Reply
+from fedmuon.optim.recipe_chains import Recipe
 from fedmuon.privacy import masks
 from fedmuon.privacy.distributed import masked
-from fedmuon.transforms.recipes import Recipe
 
 KEPT = "fedmuon-key"  # in the node's memory, from the question for the key to the masked reply
 

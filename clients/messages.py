@@ -7,9 +7,9 @@ from typing import Any
 import numpy as np
 from flwr.app import Context, Message, RecordDict
 
-from fedmuon.errors import InputError, plain
-from fedmuon.own import NOTHING, Own
-from fedmuon.tables import Scalar
+from fedmuon.config.user_objects import NOTHING, Own
+from fedmuon.core.errors import InputError, plain
+from fedmuon.core.tables import Scalar
 
 FlatConfig = tuple[tuple[str, Scalar], ...]
 

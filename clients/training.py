@@ -16,15 +16,15 @@ from flwr.app import ArrayRecord, ConfigRecord, Context, Message, MetricRecord
 
 from fedmuon.clients.masking import hidden
 from fedmuon.clients.messages import Fetch, FlatConfig, answer, nothing, partition, request
-from fedmuon.config import Config, unflatten
-from fedmuon.errors import InputError, plain
+from fedmuon.config.load import Config, unflatten
+from fedmuon.config.user_objects import Own
+from fedmuon.core.errors import InputError, plain
+from fedmuon.federated.client import Broadcast, replies
 from fedmuon.federated.evaluate import risk
-from fedmuon.federated.local import Broadcast, replies
 from fedmuon.federated.wire import distrusted, named, pack, received
 from fedmuon.federated.worker import Worker, worker
-from fedmuon.own import Own
+from fedmuon.optim.chain import States
 from fedmuon.tasks.base import Params
-from fedmuon.transforms.base import States
 
 
 @contextmanager

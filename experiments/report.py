@@ -13,14 +13,14 @@ from fedmuon.analysis.report.columns import MEND, read_json
 from fedmuon.analysis.report.findings import SHARED, Findings
 from fedmuon.analysis.report.overlay import Run
 from fedmuon.analysis.report.write import as_written, write_page
-from fedmuon.errors import InputError
-from fedmuon.experiments.laboratory.findings import findings as of_neighbours
-from fedmuon.experiments.looking.page import drawn, of_runs
-from fedmuon.experiments.looking.seen import Seen, is_run, seen
+from fedmuon.core.errors import InputError
+from fedmuon.core.files import mendable, sums_of
+from fedmuon.experiments.inspect.page import drawn, of_runs
+from fedmuon.experiments.inspect.status import Seen, is_run, seen
+from fedmuon.experiments.stability.findings import findings as of_neighbours
 from fedmuon.experiments.studies import known
 from fedmuon.experiments.studies.findings import findings
-from fedmuon.files import mendable, sums_of
-from fedmuon.storage import RunDirectory
+from fedmuon.runs.directory import RunDirectory
 
 SUITE, RUN = ("runs.csv", "suite.json"), ("bound.json", "neighbours.csv")
 

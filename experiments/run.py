@@ -4,17 +4,17 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TypeVar
 
-from fedmuon import config as tables
-from fedmuon.callbacks import Callback, Heard
-from fedmuon.config import Config
-from fedmuon.drive import Begin, Watch, drive, prepare
-from fedmuon.errors import InputError
-from fedmuon.federated import setup
-from fedmuon.federated.simulate import Engine, rounds
-from fedmuon.locks import held
-from fedmuon.places import with_files
-from fedmuon.storage import NO_FILES, Record, RunDirectory
-from fedmuon.transforms.recipes import aux_rate
+from fedmuon.config import load as tables
+from fedmuon.config.load import Config
+from fedmuon.config.paths import with_files
+from fedmuon.core.errors import InputError
+from fedmuon.core.locks import held
+from fedmuon.federated import build
+from fedmuon.federated.rounds import Engine, rounds
+from fedmuon.optim.recipe_chains import aux_rate
+from fedmuon.runs.callbacks import Callback, Heard
+from fedmuon.runs.directory import NO_FILES, Record, RunDirectory
+from fedmuon.runs.loop import Begin, Watch, drive, prepare
 
 Result = TypeVar("Result")
 
@@ -40,7 +40,7 @@ def execute(
 
         return deploy(config, out, True, watch, begun, resume)
     with held(out):
-        settled = _as_written(config, setup.resolve(config)) if resume else setup.resolve(config)
+        settled = _as_written(config, build.resolve(config)) if resume else build.resolve(config)
         prepared = prepare(settled, out, resume, callbacks, beside=beside)
         return on_engine(
             prepared.config, lambda engine: drive(prepared, engine, watch, begun), verbose
@@ -74,7 +74,7 @@ def _agreed(config: Config | None, out: Path) -> Config:
     if config is None:
         return there
     there = there.beside(config.given)
-    if _as_written(there, _with_noise_of(there, setup.resolve(config))) != there:
+    if _as_written(there, _with_noise_of(there, build.resolve(config))) != there:
         raise InputError(
             f"{file} is another experiment than the config given: leave the config out, and give "
             "the same objects if there were any, to resume it, or choose another folder with --out"

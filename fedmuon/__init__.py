@@ -8,65 +8,93 @@
 Names are loaded when they are first used.
 """
 
+import sys
 from importlib import import_module
+from importlib.abc import Loader, MetaPathFinder
+from importlib.machinery import ModuleSpec
+from importlib.util import spec_from_loader
 from pathlib import Path
+from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
-# One name for users: in a source tree and in Flower's bundle the other rooms lie beside this
+# One name for users: in a source tree and in Flower's bundle the other packages lie beside this
 # folder; installed, they lie in it.
 if not (Path(__file__).parent / "clients").exists():
     __path__.append(str(Path(__file__).parent.parent))
 
 if TYPE_CHECKING:
-    from fedmuon import (
-        aggregators,
-        callbacks,
-        links,
-        optim,
-        orthogonalize,
-        orthogonalizers,
-        recipes,
-        schedules,
-    )
-    from fedmuon.aggregators import Aggregator
-    from fedmuon.config import Config
-    from fedmuon.errors import InputError
-    from fedmuon.library import bound, compare, plan, run, stability, unlearn
-    from fedmuon.orthogonalizers import Orthogonalizer
-    from fedmuon.results import Comparison, Result, StabilityResult
+    from fedmuon import optim, orthogonalize
+    from fedmuon.config.load import Config
+    from fedmuon.core.errors import InputError
+    from fedmuon.experiments.api import bound, compare, plan, run, stability, unlearn
+    from fedmuon.experiments.engines import flower_simulation as flower
+    from fedmuon.experiments.results import Comparison, Result, StabilityResult
+    from fedmuon.optim import aggregators, links, orthogonalizers, recipes, schedules
+    from fedmuon.optim.aggregators import Aggregator
+    from fedmuon.optim.chain import Chain, Context, Link
+    from fedmuon.optim.orthogonalizers import Orthogonalizer
+    from fedmuon.optim.recipe_chains import Recipe
+    from fedmuon.runs import callbacks
     from fedmuon.tasks.own import Task
-    from fedmuon.transforms.base import Chain, Context, Link
-    from fedmuon.transforms.recipes import Recipe
 
     __version__: str
 
 _PLACES = {
-    "Aggregator": "aggregators",
-    "Chain": "transforms.base",
-    "Comparison": "results",
-    "Config": "config",
-    "Context": "transforms.base",
-    "InputError": "errors",
-    "Link": "transforms.base",
-    "Orthogonalizer": "orthogonalizers",
-    "Recipe": "transforms.recipes",
-    "Result": "results",
-    "StabilityResult": "results",
+    "Aggregator": "optim.aggregators",
+    "Chain": "optim.chain",
+    "Comparison": "experiments.results",
+    "Config": "config.load",
+    "Context": "optim.chain",
+    "InputError": "core.errors",
+    "Link": "optim.chain",
+    "Orthogonalizer": "optim.orthogonalizers",
+    "Recipe": "optim.recipe_chains",
+    "Result": "experiments.results",
+    "StabilityResult": "experiments.results",
     "Task": "tasks.own",
-    "bound": "library",
-    "compare": "library",
-    "plan": "library",
-    "run": "library",
-    "stability": "library",
-    "unlearn": "library",
+    **dict.fromkeys(("bound", "compare", "plan", "run", "stability", "unlearn"), "experiments.api"),
 }
-_MODULES = ("aggregators", "callbacks", "links", "optim", "orthogonalize", "orthogonalizers",
-            "recipes", "schedules")  # fmt: skip
+_MODULES = {
+    "aggregators": "optim.aggregators",
+    "callbacks": "runs.callbacks",
+    "flower": "experiments.engines.flower_simulation",
+    "links": "optim.links",
+    "optim": "optim",
+    "orthogonalize": "orthogonalize",
+    "orthogonalizers": "optim.orthogonalizers",
+    "recipes": "optim.recipes",
+    "schedules": "optim.schedules",
+}
+
+
+class _PublicModules(MetaPathFinder, Loader):
+    """Lets `import fedmuon.links` find `fedmuon.optim.links`: public paths outlive the layout."""
+
+    def find_spec(
+        self, fullname: str, path: Any = None, target: ModuleType | None = None
+    ) -> ModuleSpec | None:
+        package, _, name = fullname.rpartition(".")
+        known = package == __name__ and _MODULES.get(name, name) != name
+        return spec_from_loader(fullname, self) if known else None
+
+    def create_module(self, spec: ModuleSpec) -> ModuleType:
+        found = import_module(f"fedmuon.{_MODULES[spec.name.rpartition('.')[2]]}")
+        spec.loader_state = found.__spec__
+        return found
+
+    def exec_module(self, module: ModuleType) -> None:
+        """It is loaded already, under its own name, which it keeps."""
+        assert module.__spec__ is not None
+        module.__spec__ = module.__spec__.loader_state
+
+
+if not any(type(one).__name__ == "_PublicModules" for one in sys.meta_path):  # else reloaded
+    sys.meta_path.append(_PublicModules())
 
 __all__ = ["Aggregator", "Chain", "Comparison", "Config", "Context", "InputError", "Link",
            "Orthogonalizer", "Recipe", "Result", "StabilityResult", "Task", "__version__",
-           "aggregators", "bound", "callbacks", "compare", "links", "optim", "orthogonalize",
-           "orthogonalizers", "plan", "recipes", "run", "schedules", "stability",
+           "aggregators", "bound", "callbacks", "compare", "flower", "links", "optim",
+           "orthogonalize", "orthogonalizers", "plan", "recipes", "run", "schedules", "stability",
            "unlearn"]  # fmt: skip
 
 
@@ -77,7 +105,7 @@ def __getattr__(name: str) -> Any:
 
         found: Any = version("fedmuon")
     elif name in _MODULES:
-        found = import_module(f"fedmuon.{name}")
+        found = import_module(f"fedmuon.{_MODULES[name]}")
     elif name in _PLACES:
         found = getattr(import_module(f"fedmuon.{_PLACES[name]}"), name)
     else:

@@ -10,7 +10,7 @@ import unicodedata
 from types import FrameType
 from typing import Any
 
-from fedmuon.errors import NOTHING_SAVED  # which reads no library
+from fedmuon.core.errors import NOTHING_SAVED  # which reads no library
 
 LEAST, MOST = 20, 1000  # columns, or lines, of a terminal that output is laid out for
 SPELLED = {

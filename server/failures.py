@@ -5,8 +5,8 @@ import traceback
 
 from flwr.app import Error, Message
 
-from fedmuon.errors import plain
-from fedmuon.guard import OwnError
+from fedmuon.core.errors import plain
+from fedmuon.core.guard import OwnError
 
 OWN, SENTENCE = "OwnError: ", 800  # what the reason begins with where a custom object is at fault
 FRAMES, LINES, WIDTH = 3, 20, 200  # of a traceback: calls, lines, and characters of a line

@@ -9,10 +9,10 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from fedmuon.combinations import infinite, noiseless
-from fedmuon.config import Config, nested, unflatten
-from fedmuon.errors import InputError
-from fedmuon.tables import Scalar
+from fedmuon.config.incompatible import infinite, noiseless
+from fedmuon.config.load import Config, nested, unflatten
+from fedmuon.core.errors import InputError
+from fedmuon.core.tables import Scalar
 
 OUT, OPTIONS = "out", "options"
 

@@ -10,11 +10,11 @@ from flwr.common.logger import log
 from flwr.serverapp import Grid, ServerApp
 from flwr.superlink.grid import InMemoryGrid
 
-from fedmuon.config import Config
-from fedmuon.drive import drive, prepare
-from fedmuon.errors import InputError
-from fedmuon.federated import setup
-from fedmuon.locks import held
+from fedmuon.config.load import Config
+from fedmuon.core.errors import InputError
+from fedmuon.core.locks import held
+from fedmuon.federated import build
+from fedmuon.runs.loop import drive, prepare
 from fedmuon.server import stopping
 from fedmuon.server.run_config import OUT, require_noise, unpacked
 from fedmuon.server.strategy import engine
@@ -62,7 +62,7 @@ def _config(grid: Grid, context: Context) -> Config:
     kind = "ray" if _simulated(grid) else "deployment"
     config = unpacked(context.run_config, kind)
     require_noise(config, _folder(context))
-    return setup.resolve(config)
+    return build.resolve(config)
 
 
 def _folder(context: Context) -> Path:

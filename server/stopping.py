@@ -5,8 +5,8 @@ import signal
 import threading
 from collections.abc import Iterator
 
-from fedmuon.errors import InputError, Interrupted
-from fedmuon.signals import told
+from fedmuon.core.errors import InputError, Interrupted
+from fedmuon.core.signals import told
 
 SAVING = 20.0  # seconds within which a state is saved
 _asked: list[int] = []

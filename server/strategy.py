@@ -16,15 +16,15 @@ from flwr.common.logger import log
 from flwr.serverapp import Grid
 from flwr.serverapp.strategy import Strategy
 
-from fedmuon.config import Config, flatten
-from fedmuon.errors import InputError, plain
+from fedmuon.config.load import Config, flatten
+from fedmuon.core.errors import InputError, plain
 from fedmuon.federated.aggregate import ServerState, aggregate, broadcast, mean_loss
-from fedmuon.federated.local import Reply, returned_like
-from fedmuon.federated.simulate import Engine, Experiment, Fault, Round
+from fedmuon.federated.client import Reply, returned_like
+from fedmuon.federated.rounds import Engine, Experiment, Fault, Round
 from fedmuon.federated.wire import distrusted, pack, received
-from fedmuon.server import roster, stopping
-from fedmuon.server.exchange import Numbered, arrays_of, exchange, meet, reason
+from fedmuon.server import public_keys, stopping
 from fedmuon.server.failures import OWN
+from fedmuon.server.messaging import Numbered, arrays_of, exchange, meet, reason
 
 PAUSE = 2.0  # seconds more before every further attempt: a killed worker needs them to return
 
@@ -164,7 +164,7 @@ class FedMuonStrategy(Strategy):
     def _agree(self, grid: Grid, clients: list[int]) -> None:
         """Have clients whose replies are masked know each other's keys of this attempt."""
         if self.experiment.recipe.masked:
-            self.roster = roster.agreed(grid, clients, self.nodes, self.config.faults.deadline)
+            self.roster = public_keys.agreed(grid, clients, self.nodes, self.config.faults.deadline)
 
     def _meet(self, grid: Grid, clients: list[int]) -> None:
         """Know the nodes of these clients; at first wait for all of them to appear."""

@@ -9,6 +9,7 @@ import gc
 import os
 import random
 import shutil
+import sys
 import tempfile
 from collections.abc import Collection, Iterable, Iterator
 from pathlib import Path
@@ -25,7 +26,7 @@ from xdist.remote import Producer
 from xdist.scheduler import LoadScopeScheduling
 
 from fedmuon.analysis.report import style
-from fedmuon.config import Config, only_read, parse
+from fedmuon.config.load import Config, only_read, parse
 from fedmuon.data.federated import FederatedData
 from fedmuon.data.neighbours import Neighbours, draw, stack
 from fedmuon.data.source import Source
@@ -34,6 +35,9 @@ from fedmuon.experiments.studies.stability import cells
 from fedmuon.experiments.suites.contents import merged
 from fedmuon.privacy import keystream, streams
 
+TESTS = Path(__file__).resolve().parent
+# A test file may use what another one has; no two have the same name.
+sys.path += sorted({str(file.parent) for file in TESTS.rglob("test_*.py")} - {*sys.path})
 gc.disable()  # until all is loaded, of which nothing is garbage
 
 # The same examples each time; `make fuzz` looks elsewhere, and what it finds is replayed.
@@ -52,40 +56,45 @@ settings.load_profile("repeatable")
 # sooner, and what a group makes is made once. Two of four mostly wait for processes: -n 4.
 GROUPS = {
     "deployments": (
-        "tests/test_deployment.py",
-        "tests/test_process_life.py",
-        "tests/test_project.py",
+        "tests/experiments/engines/test_deployment.py",
+        "tests/experiments/engines/test_process_life.py",
+        "tests/experiments/engines/test_project.py",
     ),
     "clusters": (
-        "tests/test_engines_agree.py",
-        "tests/test_examples.py::test_an_example_on_ray_is_that_inline",
-        "tests/test_examples.py::test_named_objects_are_the_same_on_ray",
-        "tests/test_grid.py",
-        "tests/test_joined_ray.py",
-        "tests/test_plan.py::test_on_ray",
-        "tests/test_suite.py::test_ray_tasks_give_the_same_results",
+        "tests/fedmuon/federated/test_engines_agree.py",
+        "tests/architecture/test_examples.py::test_an_example_on_ray_is_that_inline",
+        "tests/architecture/test_examples.py::test_named_objects_are_the_same_on_ray",
+        "tests/server/test_grid.py",
+        "tests/experiments/engines/test_joined_ray.py",
+        "tests/experiments/planning/test_plan.py::test_on_ray",
+        "tests/experiments/suites/test_suite.py::test_ray_tasks_give_the_same_results",
     ),
-    "readme": ("tests/test_readme.py",),  # later commands read what earlier ones wrote
+    "readme": ("tests/architecture/test_readme.py",),  # later commands read what earlier ones wrote
     "forks": (  # of one process that has everything loaded
-        "tests/test_chaos.py",
-        "tests/test_examples.py::test_named_objects_after_kill_9",
-        "tests/test_locks.py::test_two_private_runs_release_each_round_once",
-        "tests/test_run.py::test_no_room_on_the_disk_leaves_nothing_half_written",
-        "tests/test_run.py::test_resume_after_kill_9",
+        "tests/fedmuon/runs/test_chaos.py",
+        "tests/architecture/test_examples.py::test_named_objects_after_kill_9",
+        "tests/fedmuon/core/test_locks.py::test_two_private_runs_release_each_round_once",
+        "tests/fedmuon/runs/test_run.py::test_no_room_on_the_disk_leaves_nothing_half_written",
+        "tests/fedmuon/runs/test_run.py::test_resume_after_kill_9",
     ),
-    "archives": ("tests/test_packaging.py",),
-    "pages": ("tests/test_report.py",),
-    "training": ("tests/test_training.py",),
-    "calculator": ("tests/test_bound.py::test_the_calculator_answers",),  # in one process
-    "compiled": ("tests/test_pieces.py", "tests/test_thin.py"),  # by numba, in seconds
-    "house": ("tests/test_house.py",),  # reads all files
-    "unread": ("tests/test_unread_keys.py",),
+    "archives": ("tests/architecture/test_packaging.py",),
+    "pages": ("tests/analysis/report/test_report.py",),
+    "training": ("tests/experiments/studies/test_training.py",),
+    "calculator": (
+        "tests/experiments/stability/test_bound.py::test_the_calculator_answers",
+    ),  # in one process
+    "compiled": (
+        "tests/fedmuon/tasks/test_work_split.py",
+        "tests/fedmuon/tasks/test_thin_members.py",
+    ),  # by numba, in seconds
+    "house": ("tests/architecture/test_imports.py",),  # reads all files
+    "unread": ("tests/fedmuon/config/test_unread_keys.py",),
     "transformers": (  # which take two seconds to import
-        "tests/test_lm.py",
-        "tests/test_lora.py",
-        "tests/test_decoder_clipping.py",
-        "tests/test_meta.py::test_networks_ask_once",
-        "tests/test_clipping_sound.py::test_others_are_not",
+        "tests/fedmuon/tasks/test_decoder.py",
+        "tests/fedmuon/tasks/test_lora.py",
+        "tests/fedmuon/tasks/test_decoder_clipping.py",
+        "tests/fedmuon/tasks/test_deferred_checks.py::test_networks_ask_once",
+        "tests/fedmuon/tasks/test_clipping_sound.py::test_others_are_not",
     ),
 }
 
@@ -242,7 +251,7 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     from ray.cluster_utils import Cluster
 
     os.environ["FEDMUON_FAULTS"] = str(tmp_path_factory.mktemp("faults"))
-    path = os.pathsep.join([str(Path(__file__).parent), str(Path(__file__).parent.parent)])
+    path = os.pathsep.join([str(TESTS / "helpers"), str(TESTS.parent)])
     os.environ["PYTHONPATH"] = path
     # A folder of its own, with a short name because of the sockets, whoever owns /tmp/ray.
     folder = tempfile.mkdtemp(prefix="fm-ray-", dir="/tmp" if os.name == "posix" else None)

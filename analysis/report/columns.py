@@ -11,8 +11,8 @@ from typing import Any
 
 import numpy as np
 
-from fedmuon.errors import InputError
-from fedmuon.files import read_text, require_sound
+from fedmuon.core.errors import InputError
+from fedmuon.core.files import read_text, require_sound
 
 Columns = Mapping[str, np.ndarray]
 Table = dict[str, np.ndarray]

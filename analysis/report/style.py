@@ -20,8 +20,8 @@ from matplotlib.ticker import FuncFormatter, LogLocator, MaxNLocator, NullFormat
 
 from fedmuon.analysis.report.columns import Columns as Columns
 from fedmuon.analysis.report.numbers import written
-from fedmuon.errors import InputError
-from fedmuon.files import write_bytes
+from fedmuon.core.errors import InputError
+from fedmuon.core.files import write_bytes
 
 Given = ParamSpec("Given")
 WIDE, NARROW = 6.8, 3.5  # inches

@@ -28,7 +28,7 @@ from numpy.typing import ArrayLike
 from fedmuon.analysis.report.numbers import interval, number
 from fedmuon.analysis.report.slopes import half_width
 from fedmuon.analysis.report.units import factor, quantity, unit_of
-from fedmuon.files import finite
+from fedmuon.core.files import finite
 
 Verdict = Literal["holds", "fails", "undecided", "not testable at this scale"]
 HOLDS, FAILS, UNDECIDED, UNTESTABLE = VERDICTS = get_args(Verdict)

@@ -15,8 +15,8 @@ from fedmuon.analysis.report.glossary import terms_of
 from fedmuon.analysis.report.overlay import Run, overlay
 from fedmuon.analysis.report.tables import apart, as_csv, as_latex, slug
 from fedmuon.analysis.report.verdicts import counts, tally
-from fedmuon.errors import InputError
-from fedmuon.files import mendable, write_bytes
+from fedmuon.core.errors import InputError
+from fedmuon.core.files import mendable, write_bytes
 
 ODD = (ArithmeticError, AttributeError, LookupError, TypeError, ValueError)
 CHOSEN = "What is printed, what is left open, and what is chosen here"

@@ -11,7 +11,7 @@ import numpy as np
 from fedmuon.analysis.theory.checks import entries, positive, whole
 from fedmuon.analysis.theory.methods import Method, method_amplification
 from fedmuon.analysis.theory.recursion import of_rounds
-from fedmuon.errors import InputError
+from fedmuon.core.errors import InputError
 
 
 def aligned_amplification(

@@ -8,7 +8,7 @@ from typing import ParamSpec, TypeVar
 import numpy as np
 from numpy.typing import ArrayLike
 
-from fedmuon.errors import InputError
+from fedmuon.core.errors import InputError
 
 MOST = 2**53  # whole numbers up to here are doubles, all of them
 LARGEST = 10**18

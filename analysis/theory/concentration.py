@@ -52,7 +52,7 @@ import numpy as np
 
 from fedmuon.analysis.theory.checks import at_least, in_doubles, whole
 from fedmuon.analysis.theory.search import least
-from fedmuon.errors import InputError
+from fedmuon.core.errors import InputError
 
 Constant = float | Literal["explicit", "sharp"]
 

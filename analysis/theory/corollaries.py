@@ -21,7 +21,7 @@ from fedmuon.analysis.theory.methods import Method, method_amplification
 from fedmuon.analysis.theory.participation import Rows
 from fedmuon.analysis.theory.reach import Reach
 from fedmuon.analysis.theory.recursion import Steps
-from fedmuon.errors import InputError
+from fedmuon.core.errors import InputError
 from fedmuon.orthogonalize import Uncertified, lipschitz
 from fedmuon.orthogonalize.certificates import Kind
 from fedmuon.tasks.constants import Constants

@@ -59,7 +59,7 @@ import numpy as np
 from fedmuon.analysis.theory.checks import at_least, in_doubles, positive, probability, whole
 from fedmuon.analysis.theory.schedules import Schedule
 from fedmuon.analysis.theory.stationarity import Stationarity
-from fedmuon.errors import InputError
+from fedmuon.core.errors import InputError
 
 Start = Literal["first", "zero"]
 MEASURE = "(1/T) sum_t E |grad F(x_t)|^2"

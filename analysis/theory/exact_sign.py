@@ -38,7 +38,7 @@ from numpy.typing import ArrayLike
 from fedmuon.analysis.theory.checks import at_least, entries, rounds_of, values, whole
 from fedmuon.analysis.theory.recursion import Steps, by_step, transition
 from fedmuon.analysis.theory.search import least
-from fedmuon.errors import InputError
+from fedmuon.core.errors import InputError
 from fedmuon.orthogonalize import Uncertified
 from fedmuon.orthogonalize.certificates import Kind
 

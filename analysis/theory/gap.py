@@ -48,7 +48,7 @@ from fedmuon.analysis.theory.checks import (
     values,
     whole,
 )
-from fedmuon.errors import InputError
+from fedmuon.core.errors import InputError
 
 ROUNDING = 1e-6  # of a loss, relative to B, which is float32's at worst
 

@@ -8,7 +8,7 @@ from numpy.typing import ArrayLike
 
 from fedmuon.analysis.theory import checks, concentration
 from fedmuon.analysis.theory.concentration import Constant
-from fedmuon.errors import InputError
+from fedmuon.core.errors import InputError
 
 Status = Literal["certified", "real-arithmetic", "estimated"]
 

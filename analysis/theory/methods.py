@@ -41,7 +41,7 @@ import numpy as np
 
 from fedmuon.analysis.theory.checks import at_least, memory
 from fedmuon.analysis.theory.recursion import Steps, by_step, first_rows, saturated
-from fedmuon.errors import InputError
+from fedmuon.core.errors import InputError
 
 FORMS = ("ema", "ema-nesterov", "polyak", "nesterov")
 Row = tuple[float, float, float, float]  # of x (its difference from 1), m, v, d

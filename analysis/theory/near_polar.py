@@ -47,7 +47,7 @@ from numpy.typing import ArrayLike
 from fedmuon.analysis.theory import checks, recursion
 from fedmuon.analysis.theory.exact_sign import Tube, certify
 from fedmuon.analysis.theory.generalization import Bound
-from fedmuon.errors import InputError
+from fedmuon.core.errors import InputError
 from fedmuon.orthogonalize import Uncertified, lipschitz
 from fedmuon.orthogonalize.certificates import Kind
 from fedmuon.orthogonalize.coefficients import Coefficients

@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from fedmuon.analysis.theory import checks
-from fedmuon.errors import InputError
+from fedmuon.core.errors import InputError
 
 # (round, client, local step, samples of the client) -> the rows in the batch; None is all of them.
 # `fedmuon.federated.plan.Plan.rows` is one.

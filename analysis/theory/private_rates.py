@@ -34,7 +34,7 @@ from fedmuon.analysis.theory.checks import at_least, in_doubles, positive, whole
 from fedmuon.analysis.theory.private_stationarity import Release
 from fedmuon.analysis.theory.schedules import Schedule
 from fedmuon.analysis.theory.stationarity import slowdown_of
-from fedmuon.errors import InputError
+from fedmuon.core.errors import InputError
 from fedmuon.orthogonalize import Uncertified, lipschitz
 from fedmuon.orthogonalize.coefficients import Coefficients, schedule
 from fedmuon.orthogonalize.slope import furthest

@@ -26,7 +26,7 @@ import numpy as np
 from fedmuon.analysis.theory.checks import at_least, in_doubles, positive, whole
 from fedmuon.analysis.theory.schedules import Schedule
 from fedmuon.analysis.theory.stationarity import Stationarity, slowdown_of
-from fedmuon.errors import InputError
+from fedmuon.core.errors import InputError
 
 SMOOTH = "||grad f(X) - grad f(Y)||_* <= L ||X - Y||_op, f is bounded below (000, Assumption 3.1)."
 LOTS = (

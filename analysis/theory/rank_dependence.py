@@ -17,7 +17,7 @@ import math
 from fedmuon.analysis.theory.checks import at_least, in_doubles, whole
 from fedmuon.analysis.theory.schedules import Schedule
 from fedmuon.analysis.theory.stationarity import Stationarity, slowdown_of
-from fedmuon.errors import InputError
+from fedmuon.core.errors import InputError
 
 SMOOTH = "||grad f(X) - grad f(Y)||_* <= L ||X - Y||_op, f is bounded below (004, Assumption 1)."
 VARIANCE = "Batches are independent and unbiased, E|G - grad|_F^2 <= sigma^2 each (Assumption 2)."

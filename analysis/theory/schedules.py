@@ -7,8 +7,8 @@ import math
 from dataclasses import dataclass
 
 from fedmuon.analysis.theory.checks import at_least, positive, whole
-from fedmuon.errors import InputError
-from fedmuon.schedules import heavy_tailed as powers
+from fedmuon.core.errors import InputError
+from fedmuon.optim.schedules import heavy_tailed as powers
 
 
 @dataclass(frozen=True)

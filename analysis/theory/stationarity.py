@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 from fedmuon.analysis.theory.checks import at_least, in_doubles, whole
 from fedmuon.analysis.theory.schedules import Schedule, tail_index
-from fedmuon.errors import InputError
+from fedmuon.core.errors import InputError
 from fedmuon.orthogonalize.guarantees import slowdown
 
 SMOOTH = "f is L-smooth in Frobenius norm and bounded below (002, Assumption 3.1)."

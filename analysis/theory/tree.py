@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from itertools import pairwise
 
 from fedmuon.analysis.theory.checks import in_doubles, positive, whole
-from fedmuon.errors import InputError
+from fedmuon.core.errors import InputError
 
 UNIT = 2.0**-53
 COUNT = DOUBLE = 8  # bytes

@@ -29,7 +29,7 @@ from collections.abc import Mapping
 import numpy as np
 
 from fedmuon.analysis.theory.checks import at_least, probability
-from fedmuon.errors import InputError
+from fedmuon.core.errors import InputError
 
 FAR = 1e9  # distance over sigma at most, and its inverse: nobody asks for more
 PRECISION = 1e-12

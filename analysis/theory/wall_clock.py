@@ -22,7 +22,7 @@ s q (k + 1) / 12, for layers of any shape.
 """
 
 from fedmuon.analysis.theory.checks import positive, whole
-from fedmuon.errors import InputError
+from fedmuon.core.errors import InputError
 
 
 def svd_flops(rows: int, columns: int) -> float:

@@ -84,7 +84,7 @@ def main() -> None:
         report("flower", out, x.numpy(), stamps)
 
     if os.environ.get("RAY_GRID"):
-        from fedmuon.flower import simulate
+        from fedmuon.experiments.engines.flower_simulation import simulate
 
         simulate(server_app, client_app, work.clients)
         return

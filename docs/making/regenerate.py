@@ -21,9 +21,9 @@ from pathlib import Path
 from typing import NoReturn
 
 from docs.making import results
-from fedmuon import files
+from fedmuon.core import files
+from fedmuon.core.errors import InputError
 from fedmuon.data import sources
-from fedmuon.errors import InputError
 from fedmuon.experiments.cli.options import console
 from fedmuon.experiments.cli.show import Progress
 from fedmuon.experiments.studies.find import OF_RUNS, find

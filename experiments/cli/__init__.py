@@ -8,7 +8,9 @@ from typing import Annotated, Any
 import typer
 from typer import Option
 
-from fedmuon.errors import AGAIN, InputError, Interrupted
+from fedmuon.core.errors import AGAIN, InputError, Interrupted
+from fedmuon.core.registry import blamed
+from fedmuon.core.signals import interruptible
 from fedmuon.experiments.cli.keys import app as config
 from fedmuon.experiments.cli.keys import names
 from fedmuon.experiments.cli.look import ls, show
@@ -21,8 +23,6 @@ from fedmuon.experiments.cli.runs import deploy_demo, doctor, run, stability, su
 from fedmuon.experiments.cli.theory import bound, flops, stationarity
 from fedmuon.experiments.cli.unlearn import unlearn
 from fedmuon.experiments.cli.watch import watch
-from fedmuon.registry import blamed
-from fedmuon.signals import interruptible
 
 app = typer.Typer(
     help="A laboratory for orthogonalized-momentum (Muon) optimization in federated and private "

@@ -122,7 +122,7 @@ def audit(
     if noise is None or lot is None or population is None or steps is None or delta is None:
         missing = ", ".join(one for one in OF_A_SETTING if one not in given)
         refuse(f"{missing} is missing: give the whole setting, or a config to --one-run")
-    from fedmuon.experiments.laboratory import audit as trial
+    from fedmuon.experiments.auditing import audit as trial
     from fedmuon.privacy.audit import Setting
 
     require_at_most(1e9, noise=noise)
@@ -144,7 +144,7 @@ def _among(given: list[str], unread: tuple[str, ...]) -> str:
 
 def _show_audit(folder: Path, as_json: bool) -> None:
     """What the folder of an audited run says."""
-    from fedmuon.experiments.laboratory import one_run
+    from fedmuon.experiments.auditing import one_run
 
     record = one_run.of_finished(folder)
     tell(record, as_json, one_run.table(record))
@@ -159,8 +159,8 @@ def _audit_run(
     as_json: bool,
 ) -> None:
     """A run of the config with canaries."""
+    from fedmuon.experiments.auditing import one_run
     from fedmuon.experiments.cli.show import Progress
-    from fedmuon.experiments.laboratory import one_run
 
     config = chosen_config(file, changes, False)
     assert config is not None

@@ -7,9 +7,9 @@ from rich.markup import escape
 from rich.table import Table
 
 from fedmuon.data.sources import available
-from fedmuon.experiments.laboratory.facts import columns
-from fedmuon.gemm import rate, supported
-from fedmuon.provenance import processor, versions
+from fedmuon.experiments.tables import columns
+from fedmuon.runs.provenance import processor, versions
+from fedmuon.tasks.matrix_kernels import rate, supported
 
 
 def tables() -> list[Table]:

@@ -7,11 +7,11 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 from typer import Argument
 
+from fedmuon.core.errors import instead
 from fedmuon.experiments.cli.options import WithKeys, console, near_keys, refuse, where
-from fedmuon.suggestions import instead
 
 if TYPE_CHECKING:
-    from fedmuon.reference.describe import Key
+    from fedmuon.config.describe import Key
 
 app = typer.Typer(help="What a config can say: every key, and a file to begin with.",
                   no_args_is_help=True)  # fmt: skip
@@ -37,7 +37,7 @@ def explain(
 
     Example: [bold]fedmuon config explain local.lr[/]
     """
-    from fedmuon.reference import describe
+    from fedmuon.config import describe
 
     if not key:
         _show("Tables of a config", {name: describe.title(name) for name in describe.tables()})
@@ -50,8 +50,8 @@ def explain(
 
 def _explain_key(found: "Key") -> None:
     """A key, the names that it can have, and their options."""
-    from fedmuon.experiments.laboratory.facts import facts
-    from fedmuon.reference.names import NAMES, OPTIONS
+    from fedmuon.config.name_texts import NAMES, OPTIONS
+    from fedmuon.experiments.tables import facts
 
     known = NAMES.get(found.whole)
     lines = {
@@ -82,7 +82,7 @@ def _show_rows(title: str, head: Sequence[str], rows: Sequence[Sequence[str]]) -
     """Words in columns."""
     from rich.markup import escape
 
-    from fedmuon.experiments.laboratory.facts import columns
+    from fedmuon.experiments.tables import columns
 
     cells = [[escape(one) for one in row] for row in rows]
     console.print(columns(escape(title), head, cells, len(head)))
@@ -96,8 +96,8 @@ def init(
 
     Example: [bold]fedmuon config init config.toml[/], then [bold]fedmuon run config.toml[/]
     """
-    from fedmuon.files import mendable, write_bytes
-    from fedmuon.reference.template import commented
+    from fedmuon.config.describe import commented
+    from fedmuon.core.files import mendable, write_bytes
 
     if file is None:
         typer.echo(commented(), nl=False)
@@ -116,7 +116,7 @@ def names(
 
     Example: [bold]fedmuon list recipes[/]
     """
-    from fedmuon.reference.names import LISTS, NAMES
+    from fedmuon.config.name_texts import LISTS, NAMES
 
     if kind not in KINDS:
         refuse(f"there is no list of {kind!r}: {instead(kind, KINDS, 'choose one of')}")

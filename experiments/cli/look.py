@@ -9,11 +9,11 @@ from rich.table import Table
 from rich.text import Text
 from typer import Argument, Option
 
-from fedmuon.errors import plain
+from fedmuon.core.errors import plain
 from fedmuon.experiments.cli.options import AsJson, console, refuse, tell, where
 
 if TYPE_CHECKING:
-    from fedmuon.experiments.looking.seen import Seen
+    from fedmuon.experiments.inspect.status import Seen
 
 HEIGHT, WIDTH, GAP = 7, 38, 2  # lines and least characters of a curve, and between two
 FIRST = ("train_loss", "test_loss", "accuracy", "client_loss")  # of the curves
@@ -30,9 +30,9 @@ def show(
 
     Example: [bold]fedmuon show runs/a --html a.html[/]
     """
-    from fedmuon.experiments.laboratory.facts import facts
-    from fedmuon.experiments.looking.card import card
-    from fedmuon.experiments.looking.seen import seen
+    from fedmuon.experiments.inspect.card import card
+    from fedmuon.experiments.inspect.status import seen
+    from fedmuon.experiments.tables import facts
 
     if (run := seen(run_dir)).damage:
         refuse(run.damage)
@@ -45,7 +45,7 @@ def show(
         console.print(run.note)
     _say_how_to_go_on([run])
     if html is not None:
-        from fedmuon.experiments.looking.page import write
+        from fedmuon.experiments.inspect.page import write
 
         console.print("The page is", where(write(run, html)), soft_wrap=True)
 
@@ -64,8 +64,8 @@ def ls(
 
     Example: [bold]fedmuon ls runs --sort accuracy --reverse[/]
     """
-    from fedmuon.experiments.looking.listing import in_order, row
-    from fedmuon.experiments.looking.seen import below
+    from fedmuon.experiments.inspect.listing import in_order, row
+    from fedmuon.experiments.inspect.status import below
 
     if not (runs := below(folder)) and not as_json:
         console.print("There are no runs below", where(folder), soft_wrap=True)
@@ -79,8 +79,8 @@ def ls(
 
 def _listed(rows: Sequence[dict[str, Any]], sort: str) -> Table:
     """As many columns as there is room for."""
-    from fedmuon.experiments.laboratory.facts import columns
-    from fedmuon.experiments.looking.listing import COLUMNS, WORDS, cells
+    from fedmuon.experiments.inspect.listing import COLUMNS, WORDS, cells
+    from fedmuon.experiments.tables import columns
 
     held, left = [*COLUMNS], [name for name in DROPPED if name != sort.replace("-", "_")]
     while True:
@@ -95,7 +95,7 @@ def _listed(rows: Sequence[dict[str, Any]], sort: str) -> Table:
 
 def _curves(run: "Seen", width: int) -> list[str]:
     """What was measured by round, as many curves beside each other as there is room for."""
-    from fedmuon.experiments.looking.plots import panel, side_by_side
+    from fedmuon.experiments.inspect.plots import panel, side_by_side
 
     known = [name for name in dict.fromkeys((*FIRST, *run.measures)) if name != "test_gap"]
     found = {name: run.curve(name) for name in known}
@@ -121,7 +121,7 @@ def _came_of(run: "Seen") -> Iterator[Any]:
     """What a run says of itself and of its neighbours."""
     from fedmuon.analysis.report.numbers import digits
     from fedmuon.experiments.cli.show import summary_table
-    from fedmuon.experiments.laboratory.facts import columns
+    from fedmuon.experiments.tables import columns
 
     if (summary := run.summary) is None:
         names = [name.replace("_", " ") for name in run.measures]
@@ -132,7 +132,7 @@ def _came_of(run: "Seen") -> Iterator[Any]:
 
     yield summary_table(summary)
     if run.bound is not None:
-        from fedmuon.experiments.laboratory.stability import verdict_table
+        from fedmuon.experiments.stability.neighbours import verdict_table
 
         yield verdict_table(run.path, run.bound)
 

@@ -15,12 +15,12 @@ from rich.text import Text
 from typer import Argument, Context, Option
 from typer.core import TyperCommand
 
-from fedmuon.errors import NOTHING_SAVED, InputError, Interrupted, plain
+from fedmuon.core.errors import NOTHING_SAVED, InputError, Interrupted, plain
+from fedmuon.core.files import AFRESH
 from fedmuon.experiments.cli.pasting import apart, broken
-from fedmuon.files import AFRESH
 
 if TYPE_CHECKING:
-    from fedmuon.config import Config
+    from fedmuon.config.load import Config
 
 console = Console()
 
@@ -102,7 +102,7 @@ class WithKeys(TyperCommand):
 
 def _key(name: str) -> str:
     """The first `table.key` of the config that is called so, if one is."""
-    from fedmuon.reading import NEEDS
+    from fedmuon.config.read_if import NEEDS
 
     return next((f"{table}.{name}" for table, keys in NEEDS.items() if name in keys), "")
 
@@ -133,7 +133,7 @@ def changes_of(
 
 def near_keys(begun: str, end: str = "") -> list[str]:
     """The keys `table.key` that begin so, for shells that complete them."""
-    from fedmuon.reading import NEEDS
+    from fedmuon.config.read_if import NEEDS
 
     names = (f"{table}.{key}{end}" for table, keys in NEEDS.items() for key in keys)
     return [name for name in names if name.startswith(begun)]
@@ -149,15 +149,15 @@ def chosen_config(
     """The experiment asked for; None when a resumed run shall bring its own. What a command to
     resume sets without a file is compared with the config in `out`; where there is none, only
     settings that were `named` by --set begin an experiment, as the same command did before."""
-    from fedmuon import config
-    from fedmuon.combinations import noiseless
+    from fedmuon.config import load
+    from fedmuon.config.incompatible import noiseless
 
     if resume and not file and not overrides:
         return None
     there = out / "config.toml" if resume and out and not file else None
     if out and there and not there.exists():
-        there = None if named else config.to_resume(out)
-    chosen = config.load(file or there, overrides)
+        there = None if named else load.to_resume(out)
+    chosen = load.load(file or there, overrides)
     if noiseless(chosen):
         complain("[privacy] noise is 0, so nothing is private: epsilon is infinite")
     return chosen
@@ -176,7 +176,7 @@ def chosen_folder(out: Path | None, config: "Config | None", resume: bool = Fals
 
 def near_values(key: str, begun: str) -> list[str]:
     """The values of a key that begin so."""
-    from fedmuon.reference.describe import find
+    from fedmuon.config.describe import find
 
     known = find(key).values.removesuffix(", or yours").split(", ")
     return [value for value in known if value.startswith(begun)]
@@ -197,8 +197,8 @@ def _saved(folder: Path, command: Sequence[str]) -> str:
     """What is left of work that was interrupted, and how to go on with it, if that can be."""
     if not any((folder / name).exists() for name in ("config.toml", "suite.lock")):
         return NOTHING_SAVED
-    from fedmuon import checkpoints
-    from fedmuon.storage import RunDirectory
+    from fedmuon.runs import checkpoints
+    from fedmuon.runs.directory import RunDirectory
 
     directory = RunDirectory(folder)
     with contextlib.suppress(InputError):  # of what is damaged, which resuming says
@@ -237,7 +237,7 @@ def given_in(context: Context, *but: str) -> list[str]:
 
 def require_at_most(most: float, **given: float | None) -> None:
     """Refuse numbers beyond which nothing is computed, or not in anybody's time."""
-    from fedmuon.tables import shown
+    from fedmuon.core.tables import shown
 
     for name, value in given.items():
         if value is not None and abs(value) > most:

@@ -37,7 +37,7 @@ def alike(
 ) -> tuple[float, float, int]:
     """(s, rate, steps) of Poisson lots with s times less noise that spend the same; of lots that
     take turns, those of one release of all examples."""
-    from fedmuon.combinations import in_turns
+    from fedmuon.config.incompatible import in_turns
     from fedmuon.privacy.accounting import event, require_supported
 
     share = rate(lot, population)
@@ -167,7 +167,7 @@ def spent(
 
     Example: [bold]fedmuon privacy spent runs/private[/]
     """
-    from fedmuon.experiments.laboratory import spending
+    from fedmuon.experiments import spending
 
     record = spending.spent(folder, delta, accountant)
     tell(record, as_json, spending.table(record))
@@ -183,6 +183,6 @@ def described(answer: "Answer", sampling: str, delta: float, population: int) ->
 
 def show(answer: dict[str, Any], as_json: bool) -> None:
     """An answer of the accountant, for machines or for people."""
-    from fedmuon.experiments.laboratory.facts import facts
+    from fedmuon.experiments.tables import facts
 
     tell(answer, as_json, facts("", answer.items()))

@@ -70,7 +70,7 @@ def _run_config(text: str) -> str:
     """The experiment as Flower's run config: every key, for as many clients as it simulates."""
     import tomli_w
 
-    from fedmuon.config import nested, parse
+    from fedmuon.config.load import nested, parse
 
     tables: dict[str, Any] = tomllib.loads(text)
     tables["federation"] |= {"clients": NODES, "per-round": NODES}

@@ -20,10 +20,10 @@ def compare(
     deviation of a sample, over n - 1.
     Example: [bold]fedmuon compare runs/a runs/b --figure curves.png[/]
     """
-    from fedmuon.comparing import comparison
-    from fedmuon.experiments.laboratory.facts import columns
-    from fedmuon.experiments.looking.listing import side_by_side
-    from fedmuon.names import SPREAD
+    from fedmuon.core.choices import SPREAD
+    from fedmuon.experiments.compare import comparison
+    from fedmuon.experiments.inspect.listing import side_by_side
+    from fedmuon.experiments.tables import columns
 
     found = comparison({"": folders})
     whole, measured, keys = side_by_side(found)

@@ -32,9 +32,9 @@ def run(
     Example: [bold]fedmuon run --set local.lr=0.02 --set data.name=fashion-mnist --out runs/a[/]
     """
     from fedmuon.experiments.cli.show import Progress, summary_table
-    from fedmuon.experiments.looking.seen import Seen
+    from fedmuon.experiments.inspect.status import Seen
     from fedmuon.experiments.run import execute
-    from fedmuon.storage import RunDirectory
+    from fedmuon.runs.directory import RunDirectory
 
     changes = options.changes_of(overrides, engine, ray_address, data, seed)
     chosen = options.chosen_config(config, changes, resume, out, named=bool(overrides))
@@ -110,9 +110,9 @@ def stability(
     Example: [bold]fedmuon stability --set local.lr=0.02 --trials 20 --out runs/s[/]
     """
     from fedmuon.experiments.cli.show import Progress, accounts
-    from fedmuon.experiments.laboratory.bound import in_doubles
-    from fedmuon.experiments.laboratory.stability import execute, verdict_table
-    from fedmuon.storage import RunDirectory
+    from fedmuon.experiments.stability.bound import in_doubles
+    from fedmuon.experiments.stability.neighbours import execute, verdict_table
+    from fedmuon.runs.directory import RunDirectory
 
     if every and (hardest or trials is not None):
         options.refuse("--all runs every neighbour there is: leave --worst and --trials out")
@@ -167,11 +167,11 @@ def suite(
 
     Example: [bold]fedmuon suite A1 --data fashion-mnist --out runs/A1[/]
     """
+    from fedmuon.core.tables import override
     from fedmuon.experiments.cli.show import Progress, suite_tables
     from fedmuon.experiments.report import gather, write_report
     from fedmuon.experiments.studies.find import find
     from fedmuon.experiments.suites.suite import execute, here
-    from fedmuon.tables import override
 
     changes = override({}, options.changes_of(overrides, engine))
     work = find(name, data, scale, changes, seed, seeds)

@@ -48,7 +48,7 @@ MOST_PEOPLE = 10**12
 
 def rate(lot: float, population: int) -> float:
     """The probability with which an example is in a lot."""
-    from fedmuon.tables import shown
+    from fedmuon.core.tables import shown
 
     if not 1 <= population <= MOST_PEOPLE:
         refuse(f"population = {shown(population)} must lie between 1 and {MOST_PEOPLE:,}")

@@ -12,12 +12,12 @@ from rich.table import Column, Table
 from rich.text import Text
 
 from fedmuon.analysis.report.numbers import digits, number
-from fedmuon.drive import Begin, Watch
-from fedmuon.errors import plain
-from fedmuon.experiments.laboratory.facts import columns, facts
-from fedmuon.experiments.laboratory.spending import standing, unreleased
-from fedmuon.experiments.looking.plots import sparkline
-from fedmuon.storage import Record
+from fedmuon.core.errors import plain
+from fedmuon.experiments.inspect.plots import sparkline
+from fedmuon.experiments.spending import standing, unreleased
+from fedmuon.experiments.tables import columns, facts
+from fedmuon.runs.directory import Record
+from fedmuon.runs.loop import Begin, Watch
 
 if TYPE_CHECKING:
     from fedmuon.analysis.report.findings import Findings

@@ -45,7 +45,7 @@ def bound(
 
     Example: [bold]fedmuon bound --lr 0.01 --lambda 0.1 --rounds 50 --local-steps 1 --size 1000[/]
     """
-    from fedmuon.experiments.laboratory import bound as calculator
+    from fedmuon.experiments.stability import bound as calculator
 
     options = {
         "local.lr": lr, "local.momentum": beta, "local.steps": local_steps, "local.batch": batch,
@@ -103,7 +103,7 @@ def stationarity(
 
     Example: [bold]fedmuon stationarity --paper 002 --steps 100000 --alpha 1.5 --batch 64[/]
     """
-    from fedmuon.experiments.laboratory import stationarity as calculator
+    from fedmuon.experiments import rates as calculator
 
     calculator.require_read(paper, given_in(context, "paper", "as_json"))
     require_at_most(1000, q=iterations, degree=degree)
@@ -150,7 +150,7 @@ def flops(
 
     Example: [bold]fedmuon flops --model nanogpt --rank 200 --steps 7[/]
     """
-    from fedmuon.experiments.laboratory import flops as account
+    from fedmuon.experiments import step_flops as account
     from fedmuon.optim.flops import Rule, Sketch
 
     require_at_most(1000, steps=steps, power=power)

@@ -27,7 +27,7 @@ def unlearn(
     owner's eyes alone.
     Example: [bold]fedmuon unlearn runs/a --sample 17 --epsilon 1 --out runs/a-without-17[/]
     """
-    from fedmuon.experiments.laboratory.unlearning import execute, table
+    from fedmuon.experiments.unlearning import execute, table
 
     if len(set(sample)) < len(sample):
         refuse("a sample is named twice: name each once")

@@ -7,7 +7,7 @@ from typing import Annotated
 
 from typer import Argument, Option
 
-from fedmuon.errors import Interrupted
+from fedmuon.core.errors import Interrupted
 from fedmuon.experiments.cli.options import console, refuse
 
 Watch = Annotated[
@@ -22,7 +22,7 @@ def watch(
 
     Example: [bold]fedmuon watch runs[/]
     """
-    from fedmuon.experiments.watch.server import Server
+    from fedmuon.experiments.inspect.watch_server import Server
 
     if not folder.is_dir():
         refuse(f"{folder} is no folder: name a run directory, or a folder that holds some")
@@ -38,7 +38,7 @@ def watch(
 @contextlib.contextmanager
 def followed(folder: Path, wanted: bool) -> Iterator[None]:
     """Serve the page of what is within, if it is wanted."""
-    from fedmuon.experiments.watch.server import watched
+    from fedmuon.experiments.inspect.watch_server import watched
 
     with watched(folder, _say) if wanted else contextlib.nullcontext():
         yield

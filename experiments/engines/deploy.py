@@ -10,16 +10,16 @@ import shutil
 from collections.abc import Iterator
 from pathlib import Path
 
-from fedmuon.config import Config
-from fedmuon.drive import Begin, Watch
-from fedmuon.errors import InputError
+from fedmuon.config.load import Config
+from fedmuon.config.paths import with_files
+from fedmuon.core.errors import InputError
+from fedmuon.core.locks import DRIVER, held
+from fedmuon.core.signals import interruptible
 from fedmuon.experiments.engines.deployment import SETTINGS, Deployment
 from fedmuon.experiments.engines.processes import Processes, importable
-from fedmuon.federated import setup
-from fedmuon.locks import DRIVER, held
-from fedmuon.places import with_files
-from fedmuon.signals import interruptible
-from fedmuon.storage import LOGS, Record, RunDirectory
+from fedmuon.federated import build
+from fedmuon.runs.directory import LOGS, Record, RunDirectory
+from fedmuon.runs.loop import Begin, Watch
 
 PATIENCE = 10.0  # seconds for what a killed driver has left behind to end
 logger = logging.getLogger(__name__)
@@ -65,7 +65,7 @@ def deploy(
     with held(out, DRIVER):
         _await_writer(out)
         RunDirectory(out).create(resume)
-        config = setup.resolve(with_files(config))
+        config = build.resolve(with_files(config))
         try:
             with deployed(config.federation.clients, secure, out / LOGS) as deployment:
                 return deployment.execute(config, out, watch, begun)

@@ -16,14 +16,14 @@ from typing import Any
 
 import tomli_w
 
-from fedmuon.config import Config
-from fedmuon.drive import Begin, Watch
-from fedmuon.errors import InputError, Interrupted
+from fedmuon.config.load import Config
+from fedmuon.core.errors import InputError, Interrupted
 from fedmuon.experiments.engines import credentials
 from fedmuon.experiments.engines.processes import Processes, free_ports
 from fedmuon.experiments.engines.ray_cluster import QUIET
+from fedmuon.runs.directory import Record, RunDirectory
+from fedmuon.runs.loop import Begin, Watch
 from fedmuon.server.run_config import packed
-from fedmuon.storage import Record, RunDirectory
 
 GATE = Path(__file__).resolve().with_name("flower_gate.py")
 COMPONENTS = {

@@ -13,7 +13,7 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
-from fedmuon.errors import InputError
+from fedmuon.core.errors import InputError
 from fedmuon.experiments.engines.processes import importable
 
 
@@ -47,8 +47,8 @@ def main() -> None:
     import flwr.supernode.cli.flwr_clientapp  # noqa: F401  what Flower starts
 
     from fedmuon.clients.client_app import app
-    from fedmuon.footprint import peak
-    from fedmuon.server.flower_parts import context, identify
+    from fedmuon.runs.provenance import peak
+    from fedmuon.server.ray.flower_internals import context, identify
 
     identify()
     message, nodes = pickle.loads(Path(sys.argv[1]).read_bytes())

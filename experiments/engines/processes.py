@@ -10,8 +10,8 @@ import sysconfig
 from collections.abc import Sequence
 from pathlib import Path
 
-from fedmuon.experiments.engines.guard import GuardedFolder, descendants, kill
-from fedmuon.files import regular
+from fedmuon.core.files import regular
+from fedmuon.experiments.engines.orphan_cleanup import GuardedFolder, descendants, kill
 
 SCRIPTS = sysconfig.get_path("scripts")
 

@@ -21,10 +21,10 @@ from inspect import signature
 from pathlib import Path
 from typing import Any
 
-from fedmuon.errors import InputError, Interrupted
-from fedmuon.experiments.engines.guard import GuardedFolder
+from fedmuon.core.errors import InputError, Interrupted
+from fedmuon.core.signals import ENDS
+from fedmuon.experiments.engines.orphan_cleanup import GuardedFolder
 from fedmuon.experiments.engines.processes import importable
-from fedmuon.signals import ENDS
 
 QUIET = {
     "FLWR_TELEMETRY_ENABLED": "0",

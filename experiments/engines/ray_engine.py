@@ -5,11 +5,11 @@ import logging
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, TypeVar
 
-from fedmuon.config import Config
-from fedmuon.errors import InputError
+from fedmuon.config.load import Config
+from fedmuon.core.errors import InputError
+from fedmuon.core.signals import deferred, interruptible
 from fedmuon.experiments.engines.ray_cluster import Handed, connected, quieten
-from fedmuon.federated.simulate import Engine
-from fedmuon.signals import deferred, interruptible
+from fedmuon.federated.rounds import Engine
 
 if TYPE_CHECKING:
     from flwr.clientapp import ClientApp
@@ -39,7 +39,7 @@ def on_grid(
 
     from fedmuon.clients import client_app as clients
     from fedmuon.server import stopping
-    from fedmuon.server.grid import RayGrid
+    from fedmuon.server.ray.grid import RayGrid
 
     stopping.forget()
     threads = max(1, int(config.engine.cpus_per_client))
@@ -90,7 +90,7 @@ def _why(error: "RayError", config: Config) -> str:
     """Explain the error and say what to do."""
     from ray.exceptions import ActorUnschedulableError, TaskUnschedulableError
 
-    from fedmuon.server.crew import died, why
+    from fedmuon.server.ray.worker_pool import died, why
 
     if died(error):
         return (

@@ -12,20 +12,20 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from fedmuon.arrays import npy_bytes
-from fedmuon.config import Config
-from fedmuon.drive import Run, prepare
-from fedmuon.errors import InputError
+from fedmuon.config.load import Config
+from fedmuon.config.paths import with_files
+from fedmuon.core.arrays import npy_bytes
+from fedmuon.core.errors import InputError
 from fedmuon.experiments.planning.folder_seconds import FolderSeconds, of_folder
 from fedmuon.experiments.planning.pace import Pace, Trial, evaluation, pace
-from fedmuon.federated import setup
+from fedmuon.federated import build
 from fedmuon.federated.aggregate import ServerState, begin, broadcast
 from fedmuon.federated.memory import COPIES
-from fedmuon.federated.simulate import rounds
+from fedmuon.federated.rounds import rounds
 from fedmuon.federated.wire import named
-from fedmuon.footprint import Others, peak
-from fedmuon.places import with_files
-from fedmuon.storage import Record
+from fedmuon.runs.directory import Record
+from fedmuon.runs.loop import Run, prepare
+from fedmuon.runs.provenance import Others, peak
 
 RESUMED = " and go on with --resume"
 
@@ -48,7 +48,7 @@ def plan(config: Config, started: float = 0.0) -> Record:
     """The cost of `fedmuon run` of the config; `started` are the seconds that have gone before, to
     load what it needs."""
     begun, others = time.perf_counter(), Others()
-    config = setup.resolve(with_files(config) if config.engine.name == "deployment" else config)
+    config = build.resolve(with_files(config) if config.engine.name == "deployment" else config)
     quiet = config.model_copy(
         update={"output": config.output.model_copy(update={"callback": "none", "options": ()})}
     )
@@ -98,7 +98,7 @@ def _on_ray(run: Run, state: ServerState) -> Engine:
     begun, config = time.perf_counter(), run.config
 
     def work(grid: Any) -> tuple[Engine, float]:
-        from fedmuon.server.sizes import on_ray
+        from fedmuon.server.message_sizes import on_ray
 
         up, engine = time.perf_counter() - begun, ray_engine.engine(config, grid)
         trial = Trial(run.experiment, state, engine)

@@ -10,10 +10,10 @@ import os
 import tempfile
 from pathlib import Path
 
-from fedmuon.drive import Run
 from fedmuon.experiments.engines.probe import probed
 from fedmuon.experiments.planning.pace import Pace
 from fedmuon.federated.aggregate import ServerState
+from fedmuon.runs.loop import Run
 
 WAIT = 1.0  # seconds of a round in which everybody waits for the next look
 # The rest in processes that say who they are.
@@ -24,11 +24,11 @@ ASKED = 0.5  # of each question who it is; the first are answered while other no
 
 def deployed(run: Run, state: ServerState) -> tuple[Pace, float, float, int, int, int, int]:
     """What `Engine` has of it; rounds are not tried."""
-    from fedmuon.server import sizes
+    from fedmuon.server import message_sizes
 
     federation, cores = run.config.federation, os.cpu_count() or 1
-    asked = sizes.requests(run.config, run.experiment, state)
-    who = sizes.questions(range(federation.clients))
+    asked = message_sizes.requests(run.config, run.experiment, state)
+    who = message_sizes.questions(range(federation.clients))
     with tempfile.TemporaryDirectory(prefix="plan-of-fedmuon-") as folder:
         some, place = min(cores, len(asked), len(who)), Path(folder)
         query, _ = probed(who[:some], federation.clients, place)
@@ -36,6 +36,6 @@ def deployed(run: Run, state: ServerState) -> tuple[Pace, float, float, int, int
     later = train * math.ceil(len(asked) / some) + WAIT
     turns = len(who) / some
     first, start = query * ASKED * turns, query * (SERIAL + EACH * turns)
-    sent = sizes.on_link(run.config, run.experiment, state)
+    sent = message_sizes.on_link(run.config, run.experiment, state)
     pace = Pace(first, later, some)
     return pace, start, 0.0, federation.clients, memory, sent.down, sent.up

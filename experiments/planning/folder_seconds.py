@@ -12,11 +12,11 @@ from typing import Any, cast
 
 import numpy as np
 
-from fedmuon.drive import Run
 from fedmuon.federated.aggregate import ServerState
-from fedmuon.federated.client_spending import account as account_of
-from fedmuon.federated.simulate import Round
-from fedmuon.provenance import commit, machine, versions
+from fedmuon.federated.client_accountant import account as account_of
+from fedmuon.federated.rounds import Round
+from fedmuon.runs.loop import Run
+from fedmuon.runs.provenance import commit, machine, versions
 
 AFFORD, MOST = 0.5, 50  # seconds and rounds of a ledger that is tried
 NUMBER = 36  # bytes of a client's number in a list of Python's

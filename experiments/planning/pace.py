@@ -12,15 +12,15 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from fedmuon.aggregators import mean
 from fedmuon.data.partition import weights
-from fedmuon.drive import Run, evaluate
 from fedmuon.experiments.planning.folder_seconds import seconds
 from fedmuon.federated.aggregate import ServerState
 from fedmuon.federated.evaluate import risk, sample_weights
 from fedmuon.federated.plan import Plan
-from fedmuon.federated.simulate import Engine, Experiment
-from fedmuon.footprint import peak
+from fedmuon.federated.rounds import Engine, Experiment
+from fedmuon.optim.aggregators import mean
+from fedmuon.runs.loop import Run, evaluate
+from fedmuon.runs.provenance import peak
 
 AFFORD, MOST = 3.0, 100  # seconds that rounds may be tried for, and rounds
 LOOK = 1.0  # seconds that evaluations may be tried for

@@ -2,8 +2,8 @@
 
 from rich.table import Table
 
-from fedmuon.experiments.laboratory.facts import columns
-from fedmuon.storage import Record
+from fedmuon.experiments.tables import columns
+from fedmuon.runs.directory import Record
 
 WHAT = {
     "start": "to load Python's libraries",

@@ -2,13 +2,12 @@
 
 from typing import Any
 
-from fedmuon.errors import InputError
+from fedmuon.core.errors import InputError, instead
 from fedmuon.experiments.studies import known, part
 from fedmuon.experiments.studies.study import Study
 from fedmuon.experiments.suites import contents
 from fedmuon.experiments.suites.contents import Asked, Tables
 from fedmuon.experiments.suites.suite import Work
-from fedmuon.suggestions import instead
 
 OF_RUNS = ("stability", "training")
 

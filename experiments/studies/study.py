@@ -14,11 +14,11 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from fedmuon.errors import InputError
+from fedmuon.core.errors import InputError
+from fedmuon.core.tables import Table, validate
 from fedmuon.experiments.suites.contents import Asked, merged
 from fedmuon.experiments.suites.suite import Rows, Work
-from fedmuon.storage import Record
-from fedmuon.tables import Table, validate
+from fedmuon.runs.directory import Record
 
 
 @dataclass(frozen=True)

@@ -7,9 +7,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from fedmuon.optim.chain import Chain, Context
 from fedmuon.privacy.release import Released
 from fedmuon.tasks.base import Params, Points
-from fedmuon.transforms.base import Chain, Context
 
 # (step, params) -> (loss [S], gradient); what is random in it is a function of the step
 Oracle = Callable[[int, Params], tuple[Tensor, Params]]

@@ -10,13 +10,12 @@ from functools import reduce
 from pathlib import Path
 from typing import Any, Literal, get_args
 
-from fedmuon.config import Config, only_read, parse
+from fedmuon.config.load import Config, only_read, parse
+from fedmuon.config.read_if import is_default, reads, refusal
+from fedmuon.core.errors import InputError, instead
+from fedmuon.core.files import read_text
+from fedmuon.core.tables import Scalar, read_toml, shown
 from fedmuon.data.source import Source
-from fedmuon.errors import InputError
-from fedmuon.files import read_text
-from fedmuon.reading import is_default, reads, refusal
-from fedmuon.suggestions import instead
-from fedmuon.tables import Scalar, read_toml, shown
 
 FOLDER = Path(__file__).parent
 STUDIES = FOLDER.parent / "studies"

@@ -14,15 +14,15 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, ClassVar, Protocol
 
-from fedmuon import files
-from fedmuon.config import Config
-from fedmuon.drive import Begin, Watch
-from fedmuon.errors import InputError
-from fedmuon.experiments.laboratory.settings_card import settings_card
+from fedmuon.config.load import Config
+from fedmuon.core import files
+from fedmuon.core.errors import InputError
+from fedmuon.core.locks import held, require_place
 from fedmuon.experiments.suites.contents import Asked, merged
-from fedmuon.locks import held, require_place
-from fedmuon.provenance import machine, versions
-from fedmuon.storage import Record
+from fedmuon.experiments.suites.settings_card import settings_card
+from fedmuon.runs.directory import Record
+from fedmuon.runs.loop import Begin, Watch
+from fedmuon.runs.provenance import machine, versions
 
 Rows = Sequence[Mapping[str, Any]]
 

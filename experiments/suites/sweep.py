@@ -5,8 +5,8 @@ from dataclasses import dataclass
 
 from fedmuon.experiments.engines.ray_cluster import connected
 from fedmuon.experiments.suites.suite import Cell, timed
-from fedmuon.federated.setup import one_copy
-from fedmuon.storage import Record
+from fedmuon.federated.build import one_copy
+from fedmuon.runs.directory import Record
 
 PAUSE = 0.2  # seconds
 

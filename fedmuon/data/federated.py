@@ -7,9 +7,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from fedmuon.core.errors import InputError
+from fedmuon.core.rng import Draw, generator
 from fedmuon.data.source import Source, flat_rows
-from fedmuon.errors import InputError
-from fedmuon.randomness import Draw, generator
 
 
 @dataclass(frozen=True)

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from fedmuon.errors import InputError
+from fedmuon.core.errors import InputError
 
 MEND = "give (inputs, labels) of as many entries each, a torch Dataset of such pairs, or a Source"
 DENSE = "convert it to a dense array with {}, if it fits into memory"

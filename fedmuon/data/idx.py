@@ -8,8 +8,8 @@ from pathlib import Path
 
 import numpy as np
 
-from fedmuon.errors import InputError
-from fedmuon.files import read_bytes
+from fedmuon.core.errors import InputError
+from fedmuon.core.files import read_bytes
 
 # Third byte of the magic number -> type of the values (Y. LeCun's description of the format).
 TYPES = {0x08: "u1", 0x09: "i1", 0x0B: ">i2", 0x0C: ">i4", 0x0D: ">f4", 0x0E: ">f8"}

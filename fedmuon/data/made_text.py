@@ -13,8 +13,8 @@ from typing import Any
 
 import numpy as np
 
-from fedmuon.errors import InputError
-from fedmuon.randomness import Draw, generator
+from fedmuon.core.errors import InputError
+from fedmuon.core.rng import Draw, generator
 
 PARTS = {"train": 0.8, "dev": 0.1, "test": 0.1}  # of the tables
 LEAST, MOST = 10, 5000  # tables: each part has one, and there are more than so many

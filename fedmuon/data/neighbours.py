@@ -10,10 +10,10 @@ from typing import Literal
 
 import numpy as np
 
+from fedmuon.core.errors import InputError
+from fedmuon.core.rng import Draw, generator
 from fedmuon.data.federated import FederatedData
 from fedmuon.data.source import Source, flat_rows
-from fedmuon.errors import InputError
-from fedmuon.randomness import Draw, generator
 
 Law = Literal["own", "any"]
 Pool = list[np.ndarray]  # held-out samples of each label

@@ -10,10 +10,10 @@ from typing import Any
 
 import numpy as np
 
+from fedmuon.core.errors import InputError
+from fedmuon.core.files import read_text, require_regular
 from fedmuon.data.given import pair_of
 from fedmuon.data.source import Source
-from fedmuon.errors import InputError
-from fedmuon.files import read_text, require_regular
 
 
 def as_source(data: Any, test: Any = None, where: str = "given") -> Source:

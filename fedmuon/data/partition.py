@@ -10,8 +10,8 @@ from typing import Any
 
 import numpy as np
 
-from fedmuon.errors import InputError
-from fedmuon.registry import Registry
+from fedmuon.core.errors import InputError
+from fedmuon.core.registry import Registry
 
 Partition = Callable[[np.ndarray, int, np.random.Generator], Any]
 PARTITIONS: Registry[Partition] = Registry()

@@ -5,7 +5,7 @@ from typing import Any
 
 import numpy as np
 
-from fedmuon.errors import InputError
+from fedmuon.core.errors import InputError
 
 COLUMN = {
     "partition_by": "label"

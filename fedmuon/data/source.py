@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from fedmuon.errors import InputError
+from fedmuon.core.errors import InputError
 
 NORMALIZATIONS = ("unit", "ball")
 PIXELS, TOKENS = "pixels", "tokens"

@@ -19,10 +19,10 @@ from typing import Any
 
 import numpy as np
 
+from fedmuon.core.errors import InputError
+from fedmuon.core.files import read_text
 from fedmuon.data.source import Source
 from fedmuon.data.text import tokens_of
-from fedmuon.errors import InputError
-from fedmuon.files import read_text
 
 PARTS = ("train", "dev", "test")
 

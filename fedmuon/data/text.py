@@ -14,9 +14,9 @@ from typing import Any
 
 import numpy as np
 
+from fedmuon.core.errors import InputError
+from fedmuon.core.files import read_bytes
 from fedmuon.data.source import Source
-from fedmuon.errors import InputError
-from fedmuon.files import read_bytes
 
 BYTES = 256  # the vocabulary
 GROUPS = 10

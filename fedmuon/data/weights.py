@@ -6,8 +6,8 @@ from pathlib import Path
 import numpy as np
 from safetensors import SafetensorError, safe_open
 
-from fedmuon.errors import InputError
-from fedmuon.files import require_regular
+from fedmuon.core.errors import InputError
+from fedmuon.core.files import require_regular
 
 
 def read_weights(place: str | Path) -> dict[str, np.ndarray]:

@@ -24,8 +24,8 @@ from torch import Tensor
 from torch.func import vmap
 
 from fedmuon.federated.aggregate import ServerState
+from fedmuon.federated.rounds import Experiment, advanced, rounds
 from fedmuon.federated.shards import Shard
-from fedmuon.federated.simulate import Experiment, advanced, rounds
 from fedmuon.tasks.base import Batch, Params
 from fedmuon.tasks.curvature import Differentiable, Weighted
 

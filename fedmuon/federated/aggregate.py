@@ -8,19 +8,14 @@ from functools import partial
 import numpy as np
 from torch import Tensor
 
-from fedmuon.aggregators import Aggregator
-from fedmuon.errors import InputError
-from fedmuon.federated.local import Broadcast, Reply, joint
-from fedmuon.guard import at
-from fedmuon.randomness import Draw, generator
+from fedmuon.core.errors import InputError
+from fedmuon.core.guard import at
+from fedmuon.core.rng import Draw, generator
+from fedmuon.federated.client import Broadcast, Reply, joint
+from fedmuon.optim.aggregators import Aggregator
+from fedmuon.optim.chain import States
+from fedmuon.optim.recipe_chains import Recipe, aggregate_state, aggregate_states, initial_states
 from fedmuon.tasks.base import Params, Task, stacked
-from fedmuon.transforms.base import States
-from fedmuon.transforms.recipes import (
-    Recipe,
-    aggregate_state,
-    aggregate_states,
-    initial_states,
-)
 
 
 @dataclass(frozen=True)

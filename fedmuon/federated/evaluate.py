@@ -7,8 +7,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from fedmuon.core.threads import spread
 from fedmuon.tasks.base import Batch, Params, Task
-from fedmuon.threads import spread
 
 CHUNK = 1 << 24  # logits held at once by a thread
 LEAST, MOST = 1024, 64  # samples of a piece, and pieces, unless these bring too many logits

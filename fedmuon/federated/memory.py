@@ -10,9 +10,9 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from fedmuon.config import Config
-from fedmuon.errors import InputError
-from fedmuon.names import TEXTS
+from fedmuon.config.load import Config
+from fedmuon.core.choices import TEXTS
+from fedmuon.core.errors import InputError
 from fedmuon.tasks.base import Task
 from fedmuon.tasks.matrix import MatrixTask
 from fedmuon.tasks.networks import NetworkTask

@@ -7,10 +7,10 @@ from functools import cached_property, partial
 
 import numpy as np
 
-from fedmuon.errors import InputError
+from fedmuon.core.errors import InputError
+from fedmuon.core.rng import Draw, generator
+from fedmuon.optim.schedules import as_factor
 from fedmuon.privacy.streams import poisson_rows, secret_stream
-from fedmuon.randomness import Draw, generator
-from fedmuon.schedules import as_factor
 
 
 @dataclass(frozen=True)

@@ -8,10 +8,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from fedmuon.core.device import sent
 from fedmuon.data.federated import FederatedData
 from fedmuon.data.neighbours import Neighbours
-from fedmuon.federated.dealing import dealing
-from fedmuon.questions import sent
+from fedmuon.federated.deal import dealing
 from fedmuon.tasks.base import Batch, Replaced
 
 

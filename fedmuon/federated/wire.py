@@ -13,9 +13,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fedmuon.errors import InputError, plain
+from fedmuon.core.errors import InputError, plain
+from fedmuon.optim.chain import States
 from fedmuon.tasks.base import Params
-from fedmuon.transforms.base import States
 
 BEFORE = 10  # bytes of an .npy file before its header, whose length the last two of them tell
 

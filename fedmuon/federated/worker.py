@@ -6,21 +6,21 @@ from functools import lru_cache
 import numpy as np
 import torch
 
-from fedmuon.config import Config
+from fedmuon.config.load import Config
+from fedmuon.config.user_objects import own_objects
+from fedmuon.core.errors import InputError
+from fedmuon.core.rng import Draw, generator
 from fedmuon.data.mapped import mapped
 from fedmuon.data.neighbours import Neighbours
 from fedmuon.data.source import Source, flat_rows
-from fedmuon.errors import InputError
-from fedmuon.federated.dealing import deal, dealing, own_source, require_same_samples
+from fedmuon.federated.build import options_of, plan, resolve, task
+from fedmuon.federated.build_recipe import recipe
+from fedmuon.federated.deal import deal, dealing, own_source, require_same_samples
 from fedmuon.federated.plan import Plan
-from fedmuon.federated.rules import recipe
-from fedmuon.federated.setup import options_of, plan, resolve, task
 from fedmuon.federated.shards import Shard, targets_on
-from fedmuon.own import own_objects
-from fedmuon.randomness import Draw, generator
+from fedmuon.optim.chain import States
+from fedmuon.optim.recipe_chains import Recipe, initial_states
 from fedmuon.tasks.base import Batch, Params, Task
-from fedmuon.transforms.base import States
-from fedmuon.transforms.recipes import Recipe, initial_states
 
 
 @dataclass(frozen=True)

@@ -5,7 +5,7 @@ from typing import Any
 
 from torch.optim import AdamW, Optimizer
 
-from fedmuon.errors import InputError
+from fedmuon.core.errors import InputError
 from fedmuon.optim.muon import Muon
 from fedmuon.optim.portable import PortableOptimizer
 

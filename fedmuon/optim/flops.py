@@ -21,7 +21,7 @@ from typing import NamedTuple
 
 import torch
 
-from fedmuon.errors import InputError
+from fedmuon.core.errors import InputError
 from fedmuon.optim.routing import RoutingTable
 from fedmuon.orthogonalize.coefficients import Coefficients, Schedule, schedule
 from fedmuon.orthogonalize.polynomial import degree, gram_dtypes

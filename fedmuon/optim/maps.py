@@ -7,9 +7,9 @@ from typing import Any
 from torch import Tensor
 
 from fedmuon import orthogonalize as maps
-from fedmuon.errors import InputError, shown
-from fedmuon.guard import Guard
-from fedmuon.randomness import Draw, generator
+from fedmuon.core.errors import InputError, shown
+from fedmuon.core.guard import Guard
+from fedmuon.core.rng import Draw, generator
 
 Orthogonalizer = Callable[[Tensor], Tensor]  # [B, m, n] -> [B, m, n]
 

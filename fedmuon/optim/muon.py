@@ -25,8 +25,8 @@ from torch import (
     _foreach_mul_,  # pyright: ignore[reportPrivateImportUsage]
 )
 
-from fedmuon.errors import InputError, shown
-from fedmuon.guard import Guard
+from fedmuon.core.errors import InputError, shown
+from fedmuon.core.guard import Guard
 from fedmuon.optim.maps import NAMED, Orthogonalizer, check_orthogonalizer, orthogonalizer
 from fedmuon.optim.matrices import (
     Member,

@@ -8,7 +8,7 @@ import torch
 from torch._compile import _disable_dynamo
 from torch.optim import Optimizer
 
-from fedmuon.threads import without_autocast
+from fedmuon.core.threads import without_autocast
 
 
 class PortableOptimizer(Optimizer):

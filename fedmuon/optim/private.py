@@ -22,25 +22,25 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from fedmuon.combinations import unprivate
-from fedmuon.errors import InputError, shown
-from fedmuon.guard import WANTED, Guard
-from fedmuon.names import PRIVATE
+from fedmuon.config.incompatible import unprivate
+from fedmuon.config.schema import Local, OrthogonalizerTable, Privacy
+from fedmuon.core.choices import PRIVATE
+from fedmuon.core.errors import InputError, shown
+from fedmuon.core.guard import WANTED, Guard
+from fedmuon.core.rng import Draw, generator
+from fedmuon.core.tables import validate
+from fedmuon.core.threads import without_autocast
+from fedmuon.optim.chain import Context, forbidden_gradient
+from fedmuon.optim.recipe_chains import Recipe, make_recipe
 from fedmuon.optim.routing import routing_table
 from fedmuon.privacy.accounting import Answer, account, event, merge
 from fedmuon.privacy.noise_secrecy import CAVEATS, uncertified
 from fedmuon.privacy.pairs import Event
-from fedmuon.randomness import Draw, generator
-from fedmuon.settings import Local, OrthogonalizerTable, Privacy
-from fedmuon.tables import validate
 from fedmuon.tasks.base import Batch, Params
 from fedmuon.tasks.copies import stateless
 from fedmuon.tasks.losses import Loss, cross_entropy
 from fedmuon.tasks.networks import NetworkTask
 from fedmuon.tasks.own import each_checked, require_numbers
-from fedmuon.threads import without_autocast
-from fedmuon.transforms.base import Context, forbidden_gradient
-from fedmuon.transforms.recipes import Recipe, build
 
 
 class Lot(NamedTuple):
@@ -183,7 +183,7 @@ class Private(Optimizer):
     def _built(self) -> Recipe:
         local = self._local.model_copy(update={"lr": float(self.param_groups[0]["lr"])})
         routed = self._routed if "muon" in local.recipe else None
-        return build(local, self._map, routed=routed, privacy=self._privacy)
+        return make_recipe(local, self._map, routed=routed, privacy=self._privacy)
 
     def _mechanism(self) -> Any:
         assert self._recipe.mechanism is not None

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _NormBase
 
-from fedmuon.errors import InputError
+from fedmuon.core.errors import InputError
 from fedmuon.optim.matrices import matrix_shape
 from fedmuon.tasks.layers import owned
 

@@ -27,7 +27,7 @@ momentum can exceed is needed (`fedmuon.analysis.theory.exact_sign`).
 
 import math
 
-from fedmuon.errors import InputError
+from fedmuon.core.errors import InputError
 from fedmuon.orthogonalize.certificates import Uncertified, lipschitz
 from fedmuon.orthogonalize.coefficients import Coefficients, schedule
 from fedmuon.orthogonalize.slope import furthest

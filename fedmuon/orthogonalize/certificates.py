@@ -15,10 +15,9 @@ import math
 from collections.abc import Callable
 from typing import Any, Literal
 
-from fedmuon.errors import InputError
+from fedmuon.core.errors import InputError, instead
 from fedmuon.orthogonalize.coefficients import Coefficients, Schedule, divisor_floor, schedule
 from fedmuon.orthogonalize.slope import steepest
-from fedmuon.suggestions import instead
 
 Kind = Literal["paper", "sharp"]
 

@@ -9,8 +9,7 @@ from dataclasses import dataclass
 from math import comb, isfinite
 from typing import TYPE_CHECKING, cast
 
-from fedmuon.errors import InputError
-from fedmuon.suggestions import instead
+from fedmuon.core.errors import InputError, instead
 
 if TYPE_CHECKING:  # configs and certificates need no torch for these
     from torch import Tensor

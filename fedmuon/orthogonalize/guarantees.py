@@ -7,7 +7,7 @@ import math
 from fractions import Fraction
 from functools import lru_cache
 
-from fedmuon.errors import InputError
+from fedmuon.core.errors import InputError
 
 
 def residual(initial: float, degree: int, steps: int) -> float:

@@ -3,6 +3,7 @@
 import torch
 from torch import Tensor
 
+from fedmuon.core.device import at_hand, holds, sent
 from fedmuon.orthogonalize.derivative import Divisor, Spectral
 from fedmuon.orthogonalize.spectral import (
     apply,
@@ -14,7 +15,6 @@ from fedmuon.orthogonalize.spectral import (
     target,
     wide,
 )
-from fedmuon.questions import at_hand, holds, sent
 
 # Squares of float64 entries stay normal numbers between these; float32 inputs always do.
 _LOW, _HIGH = 1e-280, 1e280

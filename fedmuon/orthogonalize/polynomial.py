@@ -11,6 +11,7 @@ from math import prod
 import torch
 from torch import Tensor
 
+from fedmuon.core.device import holds
 from fedmuon.orthogonalize.coefficients import (
     NORMALIZATIONS,
     Coefficients,
@@ -20,7 +21,6 @@ from fedmuon.orthogonalize.coefficients import (
     schedule,
 )
 from fedmuon.orthogonalize.spectral import apply, gram, ladder, multiply, norm, peak, wide
-from fedmuon.questions import holds
 
 # Divisors between these square without overflow, and without an underflow that matters.
 _RANGE = {

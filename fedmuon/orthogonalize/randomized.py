@@ -12,11 +12,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fedmuon.errors import InputError
+from fedmuon.core.device import holds, sent
+from fedmuon.core.errors import InputError
 from fedmuon.orthogonalize.coefficients import Coefficients
 from fedmuon.orthogonalize.polynomial import scaled_newton_schulz
 from fedmuon.orthogonalize.spectral import gram, multiply, norm, peak, per_matrix
-from fedmuon.questions import holds, sent
 
 Generator = np.random.Generator | torch.Generator
 Generators = Generator | Sequence[Generator] | None

@@ -12,9 +12,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fedmuon.errors import InputError, NonFinite
+from fedmuon.core.device import at_hand, holds, sent
+from fedmuon.core.errors import InputError, NonFinite
 from fedmuon.orthogonalize.derivative import Divisor, Spectral
-from fedmuon.questions import at_hand, holds, sent
 
 
 def target(dtype: torch.dtype) -> float:

@@ -12,11 +12,11 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import partial
 
-from fedmuon.combinations import LEAST_DELTA
-from fedmuon.errors import InputError
+from fedmuon.config.incompatible import LEAST_DELTA
+from fedmuon.core.errors import InputError
+from fedmuon.core.tables import shown
 from fedmuon.privacy import loss, renyi
 from fedmuon.privacy.pairs import ADJACENCIES, Event
-from fedmuon.tables import shown
 
 MODES = ("joint", "per-release")
 ACCOUNTANTS = ("pld", "dp-accounting")

@@ -25,7 +25,7 @@ from typing import NamedTuple
 import numpy as np
 from scipy.special import betaincinv
 
-from fedmuon.errors import InputError
+from fedmuon.core.errors import InputError
 
 FEWEST = 100
 CONFIDENCE = 0.95

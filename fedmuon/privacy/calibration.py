@@ -4,7 +4,7 @@ import math
 from collections.abc import Callable
 from functools import cache
 
-from fedmuon.errors import InputError
+from fedmuon.core.errors import InputError
 from fedmuon.privacy import loss, renyi
 from fedmuon.privacy.accounting import Answer, account, event, merge, require_supported
 from fedmuon.privacy.pairs import Event

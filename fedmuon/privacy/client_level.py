@@ -44,13 +44,12 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from fedmuon.coupling import normal
-from fedmuon.names import Arithmetic, NoiseSource
+from fedmuon.core.choices import Arithmetic, NoiseSource
+from fedmuon.core.device import sent
+from fedmuon.core.rng import Draw, generator, normal
 from fedmuon.privacy import distributed, lattice
 from fedmuon.privacy.noise_secrecy import secrecy
 from fedmuon.privacy.streams import Stream, secret_stream, words_of
-from fedmuon.questions import sent
-from fedmuon.randomness import Draw, generator
 from fedmuon.tasks.base import Params
 
 ROUNDING = 2.0**-53  # of float64

@@ -32,7 +32,7 @@ from dataclasses import dataclass, field
 import numpy as np
 from torch import Tensor
 
-from fedmuon.errors import InputError
+from fedmuon.core.errors import InputError
 from fedmuon.privacy.release import Normal
 
 

@@ -58,11 +58,10 @@ from functools import reduce
 import numpy as np
 import torch
 
-from fedmuon.errors import InputError
+from fedmuon.core.errors import InputError, rounded_up
 from fedmuon.privacy.discrete import gaussian
 from fedmuon.privacy.lattice import BITS, DEVIATION
 from fedmuon.privacy.streams import Stream, words_of
-from fedmuon.rounding import rounded_up
 from fedmuon.tasks.base import Params
 
 MODULUS = "2^64"

@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from fedmuon.errors import InputError
+from fedmuon.core.errors import InputError
 from fedmuon.privacy.discrete import MOST_BITS, STRIPS, gaussian
 
 ZEROS = bytes(2**16)

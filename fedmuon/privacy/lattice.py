@@ -49,9 +49,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fedmuon.errors import InputError
+from fedmuon.core.device import sent
+from fedmuon.core.errors import InputError
 from fedmuon.privacy.discrete import STRIPS, Words, gaussian
-from fedmuon.questions import sent
 from fedmuon.tasks.base import Params
 
 BITS = 26

@@ -17,9 +17,9 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from fedmuon.errors import InputError
-from fedmuon.files import AFRESH, append, mendable, read_bytes
-from fedmuon.locks import require_place
+from fedmuon.core.errors import InputError
+from fedmuon.core.files import AFRESH, append, mendable, read_bytes
+from fedmuon.core.locks import require_place
 from fedmuon.privacy.accounting import Answer, account, event
 from fedmuon.privacy.orders import Turns
 from fedmuon.privacy.pairs import Event

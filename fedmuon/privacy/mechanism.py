@@ -11,9 +11,11 @@ from typing import get_args
 import numpy as np
 from torch import Tensor
 
-from fedmuon.combinations import OF_REALS, UNTRUE, in_turns
-from fedmuon.errors import InputError
-from fedmuon.names import Arithmetic, NoiseSource
+from fedmuon.config.incompatible import OF_REALS, UNTRUE, in_turns
+from fedmuon.core.choices import Arithmetic, NoiseSource
+from fedmuon.core.device import unasked
+from fedmuon.core.errors import InputError
+from fedmuon.core.rng import Draw
 from fedmuon.privacy.accounting import require_supported
 from fedmuon.privacy.correlated import Past, square_root
 from fedmuon.privacy.noise_secrecy import secrecy
@@ -31,8 +33,6 @@ from fedmuon.privacy.release import (
     secretly,
 )
 from fedmuon.privacy.streams import Streams, poisson_rows
-from fedmuon.questions import unasked
-from fedmuon.randomness import Draw
 from fedmuon.tasks.base import Batch, Params, Points, Task
 from fedmuon.tasks.clipping import Clipping
 

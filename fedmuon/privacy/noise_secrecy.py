@@ -2,7 +2,7 @@
 
 import dataclasses
 
-from fedmuon.names import NoiseSource
+from fedmuon.core.choices import NoiseSource
 from fedmuon.privacy.accounting import Answer
 
 REPEATABLE = (

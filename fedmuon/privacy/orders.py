@@ -21,11 +21,11 @@ from typing import get_args
 
 import numpy as np
 
-from fedmuon.errors import InputError
-from fedmuon.names import Sampling
+from fedmuon.core.choices import Sampling
+from fedmuon.core.errors import InputError
+from fedmuon.core.rng import Draw, generator
 from fedmuon.privacy.correlated import sensitivity, square_root
 from fedmuon.privacy.pairs import Event
-from fedmuon.randomness import Draw, generator
 
 ROUNDING = 1e-12  # of noise that is divided by what it was times
 APART = (

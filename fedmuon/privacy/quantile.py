@@ -26,9 +26,9 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
-from fedmuon.errors import InputError
+from fedmuon.core.device import unasked
+from fedmuon.core.errors import InputError
 from fedmuon.privacy.release import Normal, Released, clipped_sums, release
-from fedmuon.questions import unasked
 from fedmuon.tasks.base import Batch, Params, Points, Task, blocks
 from fedmuon.tasks.clipping import Clipping
 

@@ -7,12 +7,11 @@ from dataclasses import dataclass
 import numpy as np
 from torch import Tensor
 
-from fedmuon.coupling import normal
-from fedmuon.errors import InputError, NonFinite
+from fedmuon.core.device import finite, sent
+from fedmuon.core.errors import InputError, NonFinite
+from fedmuon.core.rng import Draw, normal
 from fedmuon.privacy import lattice
 from fedmuon.privacy.streams import Streams, secret_stream, words_of
-from fedmuon.questions import finite, sent
-from fedmuon.randomness import Draw
 from fedmuon.tasks.base import Batch, Params, Points, Task
 from fedmuon.tasks.clipping import Clipping, slack
 

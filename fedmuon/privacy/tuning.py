@@ -21,7 +21,7 @@ from collections.abc import Callable, Sequence
 from functools import cache
 from typing import Any
 
-from fedmuon.errors import InputError
+from fedmuon.core.errors import InputError
 from fedmuon.privacy import accounting, renyi
 from fedmuon.privacy.pairs import Event
 

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torch.autograd.graph import saved_tensors_hooks
 from torch.func import functional_call
 
-from fedmuon.errors import InputError
+from fedmuon.core.errors import InputError
 from fedmuon.tasks.shapes import inputs_like, stand_ins
 
 Found = TypeVar("Found")

@@ -14,7 +14,9 @@ import torch
 from torch import Tensor, nn
 from torch.func import functional_call, grad_and_value, vmap
 
-from fedmuon.questions import at_hand, holds, sent
+from fedmuon.core.device import at_hand, holds, sent
+from fedmuon.core.threads import Turns, spread
+from fedmuon.core.threads import parts as even
 from fedmuon.tasks.base import Batch, Params, Points, stacked
 from fedmuon.tasks.chunks import Chunks, exact_on
 from fedmuon.tasks.clipping import Clipping
@@ -22,8 +24,6 @@ from fedmuon.tasks.ghost import Ghosts, Record, record
 from fedmuon.tasks.ghost_layers import Use, parts, shaped
 from fedmuon.tasks.losses import Loss, apart
 from fedmuon.tasks.per_example import Explicit, Lookup, Outer, PerExample, Tied
-from fedmuon.threads import Turns, spread
-from fedmuon.threads import parts as even
 
 MEMORY = {"cpu": 1 << 26, "cuda": 1 << 32}  # bytes that a thread holds at once, at most
 MOST = {"cpu": 512}  # samples of a group, beyond which a processor gains little

@@ -23,7 +23,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from fedmuon.errors import InputError
+from fedmuon.core.errors import InputError
 
 RULES = ("block", "flat", "automatic", "automatic-flat")
 

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.modules.module import _has_any_global_hook
 
-from fedmuon.guard import Guard
+from fedmuon.core.guard import Guard
 
 LAYERS = ("torch.nn.modules.", "fedmuon.")
 FUNCTIONS = ("torch.", "fedmuon.")

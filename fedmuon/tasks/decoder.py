@@ -15,7 +15,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from fedmuon.errors import InputError
+from fedmuon.core.errors import InputError
 from fedmuon.tasks.base import Params
 from fedmuon.tasks.losses import IGNORED
 

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 from torch.func import functional_call
 
-from fedmuon.errors import InputError
+from fedmuon.core.errors import InputError
 from fedmuon.tasks.base import Params
 from fedmuon.tasks.ghost_layers import entries, known
 from fedmuon.tasks.shapes import on_meta

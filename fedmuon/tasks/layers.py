@@ -10,7 +10,7 @@ from torch.nn.modules.conv import _ConvNd
 from torch.nn.modules.dropout import _DropoutNd
 from torch.nn.modules.instancenorm import _InstanceNorm
 
-from fedmuon.errors import InputError
+from fedmuon.core.errors import InputError
 
 _NORMS = (nn.GroupNorm, nn.LayerNorm, nn.RMSNorm, _InstanceNorm)
 

@@ -7,7 +7,7 @@ from torch import Tensor
 from torch.func import vmap
 from torch.nn import functional
 
-from fedmuon.errors import InputError
+from fedmuon.core.errors import InputError
 
 IGNORED = -100  # a target that no loss counts, as torch has it
 Loss = Callable[[Tensor, Tensor], Tensor]  # (outputs [n, ..., c], targets [n, ...]) -> losses [n]

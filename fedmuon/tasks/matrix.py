@@ -14,15 +14,15 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fedmuon.gemm import multiply
+from fedmuon.core.threads import spread
 from fedmuon.tasks.base import Batch, Params, Points, Replaced, joined
 from fedmuon.tasks.clipped import unclipped
 from fedmuon.tasks.clipping import Clipping
 from fedmuon.tasks.constants import Constants, constants
+from fedmuon.tasks.matrix_kernels import multiply
 from fedmuon.tasks.pieces import Member, pieces
 from fedmuon.tasks.products import lengths
 from fedmuon.tasks.thin import mean_gradients
-from fedmuon.threads import spread
 
 __all__ = ["Constants", "MatrixTask", "constants"]
 

@@ -11,8 +11,7 @@ from collections.abc import Callable
 import torch
 from torch import Tensor, nn
 
-from fedmuon.errors import InputError
-from fedmuon.suggestions import instead
+from fedmuon.core.errors import InputError, instead
 from fedmuon.tasks.vision import VisionTransformer
 
 Shape = tuple[int, ...]

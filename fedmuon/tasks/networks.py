@@ -17,6 +17,7 @@ from torch import Tensor, nn
 from torch.func import functional_call, grad_and_value, vmap
 from torch.nn.modules.conv import _ConvNd
 
+from fedmuon.core.threads import PerThread, spread
 from fedmuon.tasks.base import Batch, Params, Points, blocks, joined, stacked
 from fedmuon.tasks.chunks import Chunks, exact_on, saved_entries
 from fedmuon.tasks.clipped import ClippedSums, unclipped
@@ -26,7 +27,6 @@ from fedmuon.tasks.ghost import ghostly, refuse_mixing
 from fedmuon.tasks.layers import fresh, refuse
 from fedmuon.tasks.losses import Loss, Targets, cross_entropy, given_labels, mean_of
 from fedmuon.tasks.samples import Samples, pieces, side_by_side, size_of
-from fedmuon.threads import PerThread, spread
 
 CPU = torch.device("cpu")
 MEMORY = {"cpu": 1 << 28, "cuda": 1 << 32}  # bytes of activations that a thread holds at once

@@ -13,11 +13,11 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
+from fedmuon.core.choices import OF_A_ROUND, OF_A_RUN, SPREAD
+from fedmuon.core.errors import InputError
+from fedmuon.core.guard import Guard
+from fedmuon.core.registry import unfit
 from fedmuon.data.given import storage_problem
-from fedmuon.errors import InputError
-from fedmuon.guard import Guard
-from fedmuon.names import OF_A_ROUND, OF_A_RUN, SPREAD
-from fedmuon.registry import unfit
 from fedmuon.tasks.base import Batch, Params, Points
 from fedmuon.tasks.clipping import Clipping
 from fedmuon.tasks.losses import Loss, cross_entropy

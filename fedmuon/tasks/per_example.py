@@ -14,7 +14,7 @@ from functools import cached_property
 
 from torch import Tensor
 
-from fedmuon.questions import holds
+from fedmuon.core.device import holds
 from fedmuon.tasks.products import (
     certain,
     inner_error,

@@ -9,8 +9,8 @@ from typing import NamedTuple
 
 from torch import Tensor
 
+from fedmuon.core.threads import parts
 from fedmuon.tasks.base import Batch, Replaced
-from fedmuon.threads import parts
 
 THICK = 64  # matrix rows
 FLOP = 16e6  # of a piece at least: some tenths of a millisecond

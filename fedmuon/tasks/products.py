@@ -13,7 +13,7 @@ import math
 import torch
 from torch import Tensor
 
-from fedmuon.questions import at_hand
+from fedmuon.core.device import at_hand
 from fedmuon.tasks.clipping import slack
 
 PIECE = 64  # numbers in a piece, at least: shorter ones keep a processor waiting

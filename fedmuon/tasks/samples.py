@@ -7,8 +7,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from fedmuon.core.threads import parts
 from fedmuon.tasks.base import Batch, Params
-from fedmuon.threads import parts
 
 WORK = 1 << 24  # products of a piece, at least: a millisecond or two
 FEW = 32  # samples of a piece, at least: fewer lose more in convolutions than a thread gains

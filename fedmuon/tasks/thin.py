@@ -12,10 +12,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fedmuon.errors import InputError
+from fedmuon.core.errors import InputError
+from fedmuon.core.threads import spread
 from fedmuon.tasks.base import Batch, Replaced
 from fedmuon.tasks.pieces import Member, thin_parts, together, within
-from fedmuon.threads import spread
 
 INDICES = torch.int64, torch.int32
 Own = Callable[[Member, Replaced], tuple[Tensor, Tensor]]  # p_y [T, 1] and slopes [T, c, 1]

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from tests.small_suites import STABILITY, STUDY, TRAINING
+from tests.helpers.small_suites import STABILITY, STUDY, TRAINING
 
 BASE = (
     "data.name=synthetic", "data.train=60", "data.test=40", "data.dimension=5", "data.classes=3",

@@ -3,7 +3,7 @@
 from pathlib import Path
 
 from tests.fuzz.values import written
-from tests.small_suites import STABILITY
+from tests.helpers.small_suites import STABILITY
 
 Tables = dict[str, dict[str, str]]  # table -> key -> the value's TOML text
 

@@ -10,8 +10,8 @@ from typing import Any, get_args, get_origin
 from annotated_types import Ge, Gt, Le, Lt
 from pydantic.fields import FieldInfo
 
-from fedmuon.config import UNFINISHED, Config
-from fedmuon.reading import unread
+from fedmuon.config.load import UNFINISHED, Config
+from fedmuon.config.read_if import unread
 from tests.fuzz import base, values
 from tests.fuzz.calls import call, judged, snapshot
 from tests.fuzz.outcome import Case, Outcome

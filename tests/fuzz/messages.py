@@ -57,7 +57,7 @@ def perform(case: Case, place: Path) -> Outcome:
 
 def _to_client(case: Case) -> Outcome:
     from fedmuon.clients import client_app
-    from fedmuon.errors import InputError
+    from fedmuon.core.errors import InputError
 
     peers = _peers(case["recipe"], "strict")
     message = peers.request(case["asked"])
@@ -77,7 +77,7 @@ def _to_client(case: Case) -> Outcome:
 def _to_server(case: Case) -> Outcome:
     """One of two participants lies; under `drop` the round is the honest one's alone, or the lie
     was none."""
-    from fedmuon.errors import InputError
+    from fedmuon.core.errors import InputError
 
     peers = _peers(case["recipe"], case["policy"])
 

@@ -10,10 +10,10 @@ from flwr.app import ConfigRecord, Context, Error, Message, MessageType, RecordD
 from flwr.supercore.task_identity import TaskIdentity
 
 from fedmuon.clients import client_app
-from fedmuon.config import parse
-from fedmuon.federated import setup
+from fedmuon.config.load import parse
+from fedmuon.federated import build
 from fedmuon.federated.aggregate import begin
-from fedmuon.federated.simulate import Fault
+from fedmuon.federated.rounds import Fault
 from fedmuon.server.strategy import FedMuonStrategy
 
 Lie = Callable[[Any], None]
@@ -89,10 +89,10 @@ class Peers:
 
     def __init__(self, toml: str) -> None:
         TaskIdentity.run_id = TaskIdentity.node_id = TaskIdentity.task_id = 1  # as if Flower ran us
-        self.config = setup.resolve(parse(tomllib.loads(toml)))
-        samples = setup.source(self.config)
-        self.data = setup.federated_data(self.config, samples)
-        self.experiment = setup.experiment(self.config, self.data, samples.classes)
+        self.config = build.resolve(parse(tomllib.loads(toml)))
+        samples = build.source(self.config)
+        self.data = build.federated_data(self.config, samples)
+        self.experiment = build.experiment(self.config, self.data, samples.classes)
         self.liar = int(self.experiment.plan.participants(0)[0])
         self.both = self.round(lambda content: None)[0]
         drops = self.config.faults.policy == "drop"

@@ -3,7 +3,7 @@
     python -m tests.fuzz.properties [seconds] [seed]
 
 Each pass is a process of pytest with the profile `explore`, another seed and another order. What
-fails is printed and kept in tests/found, from where `make test` replays it (tests/replay.py).
+fails is printed and kept in tests/found, from where `make test` replays it (helpers/replay.py).
 """
 
 import os

@@ -123,7 +123,7 @@ def perform(case: Case, place: Path) -> Outcome:
 
 
 def _folder(case: Case, place: Path) -> Path:
-    from tests import made_suite
+    from tests.helpers import made_suite
 
     if case["what"] == "stability":
         held = templates.copied(place.parent, "stability", place)

@@ -52,7 +52,7 @@ def _call(place: Path, *arguments: str) -> None:
 
 def _stopped(config: Path, out: Path) -> None:
     """A run that ends without a word after its second round."""
-    from fedmuon.config import load
+    from fedmuon.config.load import load
     from fedmuon.experiments.run import execute
 
     def watch(record: dict) -> None:

@@ -17,20 +17,19 @@ from pydantic import Field
 from torch import Tensor
 
 from fedmuon.analysis.report.claims import spearman
-from fedmuon.config import Config
+from fedmuon.config.load import Config
+from fedmuon.config.schema import Count, Positive
+from fedmuon.core.errors import InputError
+from fedmuon.core.rng import Draw, generator
+from fedmuon.core.tables import Scalar, Table
 from fedmuon.data.neighbours import Neighbours
-from fedmuon.errors import InputError
 from fedmuon.experiments.studies.attribution.scores import Trained, methods
 from fedmuon.experiments.studies.study import Call
 from fedmuon.experiments.suites.contents import Asked, cell
-from fedmuon.federated import setup
+from fedmuon.federated import build
 from fedmuon.federated.aggregate import begin
-from fedmuon.federated.coupled import coupled
-from fedmuon.federated.simulate import simulate
-from fedmuon.randomness import Draw, generator
-from fedmuon.settings import Count, Positive
-from fedmuon.storage import Record
-from fedmuon.tables import Scalar, Table
+from fedmuon.federated.rounds import coupled, simulate
+from fedmuon.runs.directory import Record
 from fedmuon.tasks.base import Batch, Params
 
 STACK = 64  # runs at once
@@ -81,10 +80,10 @@ def measured(asked: Settings, variant: str, config: Config, truth: str) -> Recor
 
 def trained(config: Config, tests: int) -> Trained:
     """The run with its first test samples."""
-    config = setup.resolve(config)
-    source = setup.source(config)
-    data = setup.federated_data(config, source)
-    experiment = setup.experiment(config, data, source.classes)
+    config = build.resolve(config)
+    source = build.source(config)
+    data = build.federated_data(config, source)
+    experiment = build.experiment(config, data, source.classes)
     held = experiment.shards.held_out
     return Trained(
         experiment, config.federation.seed, Batch(held.inputs[:tests], held.labels[:tests])

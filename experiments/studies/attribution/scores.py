@@ -14,10 +14,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from fedmuon.core.rng import Draw, generator
 from fedmuon.federated.adjoint import pulled_back
 from fedmuon.federated.aggregate import ServerState, begin
-from fedmuon.federated.simulate import Experiment, rounds
-from fedmuon.randomness import Draw, generator
+from fedmuon.federated.rounds import Experiment, rounds
 from fedmuon.tasks.base import Batch, Params
 from fedmuon.tasks.matrix import MatrixTask
 

@@ -17,18 +17,18 @@ import torch
 from pydantic import Field
 from torch import Tensor
 
-from fedmuon.errors import InputError
+from fedmuon.config.schema import Count, Positive
+from fedmuon.core.errors import InputError
+from fedmuon.core.rng import Draw, generator
+from fedmuon.core.tables import Table
 from fedmuon.experiments.studies.study import Call
 from fedmuon.experiments.studies.walk import walk
 from fedmuon.experiments.suites.contents import Asked
-from fedmuon.randomness import Draw, generator
-from fedmuon.settings import Count, Positive
-from fedmuon.storage import Record
-from fedmuon.tables import Table
+from fedmuon.optim.chain import Chain, Link
+from fedmuon.optim.gradients import filtered, released
+from fedmuon.optim.steps import descend
+from fedmuon.runs.directory import Record
 from fedmuon.tasks.base import Params
-from fedmuon.transforms.base import Chain, Link
-from fedmuon.transforms.oracle import filtered, released
-from fedmuon.transforms.step import descend
 
 SEED = 0
 PLAIN, LOW_PASS, DISK = "noisy-gd", "low-pass", "disk"

@@ -19,18 +19,18 @@ from pydantic import Field
 from torch import Tensor
 
 from fedmuon.analysis.theory import disk_stationarity as theorem
-from fedmuon.errors import InputError
+from fedmuon.config.schema import Count, Natural, Positive
+from fedmuon.core.errors import InputError
+from fedmuon.core.rng import Draw, generator
+from fedmuon.core.tables import Table
 from fedmuon.experiments.studies.study import Call
 from fedmuon.experiments.studies.walk import walk
 from fedmuon.experiments.suites.contents import Asked
-from fedmuon.randomness import Draw, generator
-from fedmuon.settings import Count, Natural, Positive
-from fedmuon.storage import Record
-from fedmuon.tables import Table
+from fedmuon.optim.chain import Chain, Link
+from fedmuon.optim.gradients import filtered
+from fedmuon.optim.steps import descend
+from fedmuon.runs.directory import Record
 from fedmuon.tasks.base import Params
-from fedmuon.transforms.base import Chain, Link
-from fedmuon.transforms.oracle import filtered
-from fedmuon.transforms.step import descend
 
 SEED, SIGMA, SMOOTHNESS = 0, 0.5, 1.0
 

@@ -16,13 +16,13 @@ from pydantic import Field
 from torch import Tensor
 
 from fedmuon.analysis.theory.private_rates import largest_output, probe_error
+from fedmuon.config.schema import Count, Positive
+from fedmuon.core.rng import Draw, generator
+from fedmuon.core.tables import Table
 from fedmuon.experiments.studies.study import Call
 from fedmuon.experiments.suites.contents import Asked
 from fedmuon.orthogonalize import newton_schulz
-from fedmuon.randomness import Draw, generator
-from fedmuon.settings import Count, Positive
-from fedmuon.storage import Record
-from fedmuon.tables import Table
+from fedmuon.runs.directory import Record
 
 Map = Callable[[Tensor], Tensor]  # [..., m, n] -> [..., m, n]
 SEED = 0

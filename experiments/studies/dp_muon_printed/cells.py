@@ -6,13 +6,13 @@ from typing import Annotated
 
 from pydantic import Field
 
+from fedmuon.config.schema import Chance, Count, Positive
+from fedmuon.core.tables import Table
 from fedmuon.experiments.studies.study import Call
 from fedmuon.experiments.suites.contents import Asked
 from fedmuon.privacy.accounting import epsilon
 from fedmuon.privacy.calibration import noise_for
-from fedmuon.settings import Chance, Count, Positive
-from fedmuon.storage import Record
-from fedmuon.tables import Table
+from fedmuon.runs.directory import Record
 
 
 class Row(Table):

@@ -20,18 +20,18 @@ from torch import Tensor
 
 from fedmuon.analysis.theory import private_stationarity as theorem
 from fedmuon.analysis.theory.schedules import Schedule
+from fedmuon.config.schema import Count, Local, OrthogonalizerTable, Positive, Privacy
+from fedmuon.core.choices import Recipe as Name
+from fedmuon.core.rng import Draw, generator
+from fedmuon.core.tables import Table
 from fedmuon.experiments.studies.study import Call
 from fedmuon.experiments.studies.walk import Oracle, walk
 from fedmuon.experiments.suites.contents import Asked
-from fedmuon.names import Recipe as Name
+from fedmuon.optim.recipe_chains import Recipe, make_recipe
 from fedmuon.privacy.mechanism import Mechanism
 from fedmuon.privacy.release import keyed, release
-from fedmuon.randomness import Draw, generator
-from fedmuon.settings import Count, Local, OrthogonalizerTable, Positive, Privacy
-from fedmuon.storage import Record
-from fedmuon.tables import Table
+from fedmuon.runs.directory import Record
 from fedmuon.tasks.base import Params
-from fedmuon.transforms.recipes import Recipe, build
 
 SEED = 0  # of the data
 REFINED = 50  # steps towards the minimum
@@ -181,7 +181,7 @@ def recipe_of(asked: Settings, method: Name, noise: float, plan: Schedule) -> Re
     )
     privacy = Privacy(bound=asked.clip, noise=noise, lot=asked.lot, probes=asked.probes,
                       insecure_reproducible_noise=True)  # fmt: skip
-    return build(local, table, privacy=privacy)
+    return make_recipe(local, table, privacy=privacy)
 
 
 def trajectory(

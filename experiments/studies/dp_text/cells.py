@@ -16,20 +16,20 @@ import torch
 from pydantic import Field
 from torch import Tensor
 
-from fedmuon.config import Config
+from fedmuon.config.load import Config
+from fedmuon.config.schema import Count, Natural
+from fedmuon.core.errors import NonFinite
+from fedmuon.core.tables import Scalar, Table
 from fedmuon.data.made_text import make_text
 from fedmuon.data.table_text import corpus, prompts
 from fedmuon.data.text import tokens_of
 from fedmuon.data.weights import read_weights
-from fedmuon.drive import Run, drive, prepare
-from fedmuon.errors import NonFinite
 from fedmuon.experiments.studies.dp_text.metrics import bleu, rouge_l
 from fedmuon.experiments.suites.contents import Asked, cell, merged, require_read
-from fedmuon.federated import setup
-from fedmuon.federated.simulate import rounds
-from fedmuon.settings import Count, Natural
-from fedmuon.storage import Record
-from fedmuon.tables import Scalar, Table
+from fedmuon.federated import build
+from fedmuon.federated.rounds import rounds
+from fedmuon.runs.directory import Record
+from fedmuon.runs.loop import Run, drive, prepare
 from fedmuon.tasks.adapters import folded
 from fedmuon.tasks.base import Params
 from fedmuon.tasks.decoder import LEAST, generate
@@ -119,14 +119,14 @@ class Tuned:
         setting = merged(self.settings.base, own)
         data = {"name": self.form, "folder": str(text)}
         last = {"data": data, "task": {"weights": weights}, "federation": {"seed": self.seed}}
-        source = setup.source(cell(setting, last))
+        source = build.source(cell(setting, last))
         held = source.official_test or len(source.labels) * 4 // 5
         asked = setting.get("data", {})
         sizes = {
             "train": min(int(asked.get("train", held)), held),
             "test": min(int(asked.get("test", len(source.labels))), len(source.labels) - held),
         }
-        return setup.resolve(cell(setting, last, {"data": sizes}))
+        return build.resolve(cell(setting, last, {"data": sizes}))
 
 
 def tuned(config: Config, out: Path, settings: Settings) -> Mapping[str, list[Record]]:
@@ -161,7 +161,7 @@ def _written(run: Run, params: Params, settings: Settings) -> tuple[Record, list
     asked = {prompt: tokens.prompt(prompt) for prompt in held}
     short = [prompt for prompt, row in asked.items() if len(row) + LEAST <= table.context]
     short = short[: settings.prompts]
-    form = setup.form_of(run.config, run.data.shape, run.data.vocabulary)
+    form = build.form_of(run.config, run.data.shape, run.data.vocabulary)
     task = run.experiment.task
     assert isinstance(task, NetworkTask)
     whole = folded(task.module, params)

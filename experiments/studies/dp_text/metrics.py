@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from typing import Any
 
-from fedmuon.errors import InputError
+from fedmuon.core.errors import InputError
 
 
 def bleu(written: Sequence[str], references: Sequence[Sequence[str]]) -> float:

@@ -18,12 +18,12 @@ from torch import Tensor
 
 from fedmuon.analysis.theory import private_rates as rates
 from fedmuon.analysis.theory import private_stationarity as theorem
+from fedmuon.config.schema import Positive
+from fedmuon.core.rng import Draw, generator
 from fedmuon.experiments.studies.dp_stationarity import cells as bounded
 from fedmuon.experiments.studies.study import Call
 from fedmuon.experiments.suites.contents import Asked
-from fedmuon.randomness import Draw, generator
-from fedmuon.settings import Positive
-from fedmuon.storage import Record
+from fedmuon.runs.directory import Record
 
 
 class Settings(bounded.People):

@@ -15,21 +15,21 @@ import torch
 from pydantic import Field
 
 from fedmuon.analysis import Realized
-from fedmuon.config import Config
-from fedmuon.experiments.laboratory.ball import start_of
-from fedmuon.experiments.laboratory.case import Case
-from fedmuon.experiments.laboratory.gap_range import proved_range
-from fedmuon.experiments.laboratory.measure import measured_losses
-from fedmuon.experiments.laboratory.verdict import Verdict, judge
+from fedmuon.config.load import Config
+from fedmuon.config.schema import Count, Natural, Positive
+from fedmuon.core.tables import Scalar, Table
+from fedmuon.experiments.stability.certified_setting import Case
+from fedmuon.experiments.stability.certify import Verdict, judge
+from fedmuon.experiments.stability.gap import proved_range
+from fedmuon.experiments.stability.measure import measured_losses
+from fedmuon.experiments.stability.reachable_ball import start_of
 from fedmuon.experiments.studies.study import Call
 from fedmuon.experiments.suites.contents import Asked, cell, require_free, require_read
-from fedmuon.federated import setup
+from fedmuon.federated import build
 from fedmuon.federated.aggregate import begin
 from fedmuon.federated.evaluate import risk
-from fedmuon.federated.simulate import Experiment, rounds
-from fedmuon.settings import Count, Natural, Positive
-from fedmuon.storage import Record
-from fedmuon.tables import Scalar, Table
+from fedmuon.federated.rounds import Experiment, rounds
+from fedmuon.runs.directory import Record
 from fedmuon.tasks.base import Params
 
 KINDS = ("ball", "global")
@@ -77,10 +77,10 @@ def cells(settings: Settings, asked: Asked) -> Sequence[Call]:
 
 def followed(config: Config, horizons: Sequence[int]) -> Record:
     """The model and its bounds after each of these numbers of rounds."""
-    config = setup.resolve(config)
-    source = setup.source(config)
-    data = setup.federated_data(config, source)
-    experiment = setup.experiment(config, data, source.classes)
+    config = build.resolve(config)
+    source = build.source(config)
+    data = build.federated_data(config, source)
+    experiment = build.experiment(config, data, source.classes)
     models = _models(experiment, config.federation.seed, horizons)
     held, plan = experiment.shards.held_out, experiment.plan
     test = risk(experiment.task, models, held.inputs, held.labels)

@@ -17,19 +17,19 @@ from pydantic import Field
 from scipy.special import gamma
 from torch import Tensor
 
+from fedmuon.config.schema import Count, OrthogonalizerTable, Positive
+from fedmuon.core.rng import Draw, generator
+from fedmuon.core.tables import Table
 from fedmuon.experiments.studies.study import Call
 from fedmuon.experiments.studies.walk import Oracle, walk
 from fedmuon.experiments.suites.contents import Asked
-from fedmuon.randomness import Draw, generator
-from fedmuon.schedules import heavy_tailed
-from fedmuon.settings import Count, OrthogonalizerTable, Positive
-from fedmuon.storage import Record
-from fedmuon.tables import Table
+from fedmuon.optim.chain import Chain, Link
+from fedmuon.optim.gradients import gradient
+from fedmuon.optim.orthogonal import named, orthogonalize
+from fedmuon.optim.schedules import heavy_tailed
+from fedmuon.optim.steps import descend, momentum, normalize
+from fedmuon.runs.directory import Record
 from fedmuon.tasks.base import Params
-from fedmuon.transforms.base import Chain, Link
-from fedmuon.transforms.oracle import gradient
-from fedmuon.transforms.orthogonal import named, orthogonalize
-from fedmuon.transforms.step import descend, momentum, normalize
 
 BLOCK = 128  # steps whose noise is drawn at once
 SEED = 0

@@ -21,23 +21,23 @@ from fedmuon.analysis.theory import near_polar
 from fedmuon.analysis.theory.corollaries import Realized, Run, certificate, smoothed_polar, theorem
 from fedmuon.analysis.theory.gap import MeasuredGap, measured_gap
 from fedmuon.analysis.theory.reach import Start, reach
-from fedmuon.experiments.laboratory.ball import size_of
+from fedmuon.config.schema import Count, OrthogonalizerTable, Positive
+from fedmuon.core.rng import Draw, generator
+from fedmuon.core.tables import Table
+from fedmuon.experiments.stability.reachable_ball import size_of
 from fedmuon.experiments.studies.study import Call
 from fedmuon.experiments.studies.walk import walk
 from fedmuon.experiments.suites.contents import Asked
+from fedmuon.optim.chain import Chain
+from fedmuon.optim.gradients import gradient
+from fedmuon.optim.orthogonal import named, orthogonalize
+from fedmuon.optim.steps import descend, momentum
 from fedmuon.orthogonalize import Uncertified, exact_sign, lipschitz, newton_schulz, schedule
 from fedmuon.orthogonalize import smoothed_polar as smoothed
 from fedmuon.orthogonalize.approximation import newton_schulz_error, printed_cubic_error
-from fedmuon.randomness import Draw, generator
-from fedmuon.settings import Count, OrthogonalizerTable, Positive
-from fedmuon.storage import Record
-from fedmuon.tables import Table
+from fedmuon.runs.directory import Record
 from fedmuon.tasks.base import Params
 from fedmuon.tasks.constants import constants
-from fedmuon.transforms.base import Chain
-from fedmuon.transforms.oracle import gradient
-from fedmuon.transforms.orthogonal import named, orthogonalize
-from fedmuon.transforms.step import descend, momentum
 
 SEED = 0
 SURE = 0.05  # the gap leaves its interval with this chance at most

@@ -8,17 +8,17 @@ from typing import Any, ClassVar
 import numpy as np
 import torch
 
-from fedmuon.config import Config
+from fedmuon.config.load import Config
+from fedmuon.core.tables import validate
 from fedmuon.experiments.studies.stability import grid
 from fedmuon.experiments.studies.stability.grid import Published
 from fedmuon.experiments.studies.stability.stack import Stack
 from fedmuon.experiments.suites import contents
 from fedmuon.experiments.suites.contents import PUBLISHED_FOR, Asked, cell, merged
 from fedmuon.experiments.suites.suite import Rows, Work
-from fedmuon.federated import setup
-from fedmuon.gemm import rate, supported
-from fedmuon.storage import Record
-from fedmuon.tables import validate
+from fedmuon.federated import build
+from fedmuon.runs.directory import Record
+from fedmuon.tasks.matrix_kernels import rate, supported
 
 SIDE = 2048  # of the matrices whose product is timed
 COMPARED = (
@@ -32,7 +32,7 @@ def work(content: dict[str, Any], asked: Asked) -> "Stability":
     suite = validate(grid.Suite, content)
     named = {"data": {"name": asked.data}}
     read = merged(merged(suite.base, asked.changes), named)
-    source = setup.source(cell({"data": read["data"]})) if asked.data != "synthetic" else None
+    source = build.source(cell({"data": read["data"]})) if asked.data != "synthetic" else None
     suite = suite.model_copy(update={"base": merged(suite.base, named)})
     stacks = grid.stacks(suite, source, asked.changes)
     return Stability(asked, "stability", suite.title, stacks, suite.published)
@@ -81,7 +81,7 @@ class Stability(Work):
     def summary(self, records: list[Record]) -> Record:
         """What was done, how fast, and what it stands on."""
         data, scale = self.asked.data, self.asked.scale
-        config, source = setup.resolve(self.cells[0].config), PUBLISHED_FOR.get(data, "")
+        config, source = build.resolve(self.cells[0].config), PUBLISHED_FOR.get(data, "")
         seconds = sum(record["seconds"] for record in records)
         count = sum(one.size for one in self.cells)
         flop = sum(record["flop"] for record in records)
@@ -96,7 +96,7 @@ class Stability(Work):
             "constant": config.stability.lipschitz,
             "delta": config.stability.delta,
             "machine": {"device": config.engine.device},
-            **contents.guess(setup.source(config), config),
+            **contents.guess(build.source(config), config),
             "status": status.pop() if len(status) == 1 else "mixed",
             "assumptions": _once(record["assumes"] for record in records),
             "gap_notes": _once(record.get("gap_notes", []) for record in records),
@@ -121,5 +121,5 @@ def _aggregate(records: list[Record]) -> Record:
 
 def best_rate(config: Config) -> float:
     """Flop per second of this machine's best large product, in the precision of the runs."""
-    dtype, device = setup.DTYPES[config.engine.dtype], torch.device(config.engine.device)
+    dtype, device = build.DTYPES[config.engine.dtype], torch.device(config.engine.device)
     return max(rate(name, SIDE, SIDE, SIDE, dtype, device) for name in supported(dtype, device))

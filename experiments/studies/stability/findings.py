@@ -12,7 +12,7 @@ from fedmuon.analysis.report.chance import near_chance
 from fedmuon.analysis.report.claims import Columns, suite_claims, varying
 from fedmuon.analysis.report.deciding import with_range
 from fedmuon.analysis.report.findings import Findings, Picture, Rows, Titled, number
-from fedmuon.experiments.laboratory.findings import stands_on
+from fedmuon.experiments.stability.findings import stands_on
 from fedmuon.experiments.studies.stability import figure
 
 KEYS = ("trajectories", "published", "trajectories_per_second", "note", "constant", "delta",

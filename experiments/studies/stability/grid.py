@@ -10,15 +10,15 @@ from typing import Annotated
 
 from pydantic import Field
 
-from fedmuon.config import Config
+from fedmuon.config.load import Config
+from fedmuon.config.read_if import reads, refusal
+from fedmuon.config.schema import Count, Natural, Positive
+from fedmuon.core.errors import InputError
+from fedmuon.core.tables import Scalar, Table
 from fedmuon.data.source import Source
-from fedmuon.errors import InputError
 from fedmuon.experiments.studies.stability.stack import Stack
 from fedmuon.experiments.suites import contents
 from fedmuon.experiments.suites.contents import TEST, Tables, cell, merged
-from fedmuon.reading import reads, refusal
-from fedmuon.settings import Count, Natural, Positive
-from fedmuon.tables import Scalar, Table
 
 REPLICAS = 256  # of one stack, at most
 # 001, section 5 and Table 1; float64, because float32 hides perturbations of 1e-5.

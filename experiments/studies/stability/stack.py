@@ -9,21 +9,20 @@ import torch
 
 from fedmuon.analysis import Realized
 from fedmuon.analysis.report.verdicts import UNDECIDED
-from fedmuon.config import Config
+from fedmuon.config.load import Config
+from fedmuon.core.errors import InputError
+from fedmuon.core.tables import Scalar
 from fedmuon.data.federated import FederatedData
 from fedmuon.data.neighbours import Law, draw, stack
 from fedmuon.data.source import Source
-from fedmuon.errors import InputError
-from fedmuon.experiments.laboratory import bound, gap_range
-from fedmuon.experiments.laboratory.ball import start_of
-from fedmuon.experiments.laboratory.bound import Verdict
-from fedmuon.experiments.laboratory.measure import Loss, measured_losses
-from fedmuon.federated import setup
+from fedmuon.experiments.stability import bound, gap
+from fedmuon.experiments.stability.bound import Verdict
+from fedmuon.experiments.stability.measure import Loss, measured_losses
+from fedmuon.experiments.stability.reachable_ball import start_of
+from fedmuon.federated import build
 from fedmuon.federated.aggregate import begin
-from fedmuon.federated.coupled import coupled, distances
-from fedmuon.federated.simulate import Experiment
-from fedmuon.storage import Record
-from fedmuon.tables import Scalar
+from fedmuon.federated.rounds import Experiment, coupled, distances
+from fedmuon.runs.directory import Record
 from fedmuon.tasks.base import Params
 
 Pair = tuple[float, float]  # eta and lambda
@@ -99,28 +98,28 @@ class Stack:
         cases = [self._case(pair, made, shape, far) for pair, far in each]
         judged = [_judge(case) for case in cases]
         ranged = [*zip(cases, (own for own, *_ in judged), strict=True)]
-        tops = [gap_range.proved_range(*one) for one in ranged]
+        tops = [gap.proved_range(*one) for one in ranged]
         losses = self._losses(made, models, tops)
-        why = [gap_range.why_one(*one) for one in ranged]
+        why = [gap.why_one(*one) for one in ranged]
         return {
             "runs": self._runs(made, judged, losses, moved),
             "neighbours": self._neighbours(made, judged, moved),
             **_standing(judged),
-            **gap_range.as_record(why, self._then(made, models, ranged, losses, why)),
+            **gap.as_record(why, self._then(made, models, ranged, losses, why)),
             "flop": self._flop(made, shape),
             "seconds": time.perf_counter() - start,
         }
 
     def _made(self) -> Made:
-        config = setup.resolve(self.config)
+        config = build.resolve(self.config)
         if config.task.name != "matrix":
             raise InputError(
                 "a suite holds runs to their bound: set task.name = 'matrix', which has one"
             )
-        source = setup.source(config)
-        data = setup.federated_data(config, source)
+        source = build.source(config)
+        data = build.federated_data(config, source)
         drawn = draw(data, source, self.trials, config.federation.seed, _law(config))
-        experiment = setup.experiment(config, data, source.classes, None, *self._per_replica())
+        experiment = build.experiment(config, data, source.classes, None, *self._per_replica())
         return Made(config, source, data, drawn, experiment)
 
     def _per_replica(self) -> torch.Tensor:
@@ -148,19 +147,19 @@ class Stack:
         models: Params,
         ranged: list[tuple[bound.Case, Verdict]],
         losses: list[Loss],
-        why: list[gap_range.Why],
+        why: list[gap.Why],
     ) -> list[str]:
         """What becomes of each run's claim, after the changes if some are named."""
         verdicts = [verdict for _, verdict in ranged]
         if any(one.changes for one in why):
-            after = [gap_range.after_changes(case) for case, _ in ranged]
+            after = [gap.after_changes(case) for case, _ in ranged]
             verdicts, tops = map(list, zip(*after, strict=True))
             try:
                 losses = self._losses(made, models, tops)
             except InputError:  # rounded otherwise, they are further apart
                 return [UNDECIDED]
         gaps = (one.gap for one in losses)
-        return [*map(gap_range.verdict_on, gaps, verdicts)]
+        return [*map(gap.verdict_on, gaps, verdicts)]
 
     def _moved(self, made: Made, models: Params) -> np.ndarray:
         """How far each neighbour ends from its run [pairs, T], in the Frobenius norm."""

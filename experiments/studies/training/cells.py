@@ -14,16 +14,16 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from fedmuon import files
-from fedmuon.errors import InputError
-from fedmuon.experiments.laboratory import spending
+from fedmuon.core import files
+from fedmuon.core.errors import InputError
+from fedmuon.experiments import spending
 from fedmuon.experiments.studies.training.trained import MEASURES, Trained
 from fedmuon.experiments.studies.training.variants import Suite, Sweep, suite_of
 from fedmuon.experiments.suites import contents
 from fedmuon.experiments.suites.contents import PUBLISHED_FOR, Asked, Tables, merged
 from fedmuon.experiments.suites.suite import Cell, Rows, Work
-from fedmuon.federated import setup
-from fedmuon.storage import Record, RunDirectory
+from fedmuon.federated import build
+from fedmuon.runs.directory import Record, RunDirectory
 
 SETTLED = {"federation.seed": "seeds", "data.name": "--data"}
 
@@ -52,7 +52,7 @@ def _cells(suite: Suite, asked: Asked) -> list[Trained]:
         for name, x, setting in settings(suite, base, asked.changes)
     ]
     _require_read(suite, asked, cells)
-    return [dataclasses.replace(one, config=setup.resolve(one.config)) for one in cells]
+    return [dataclasses.replace(one, config=build.resolve(one.config)) for one in cells]
 
 
 def _require_read(suite: Suite, asked: Asked, cells: Sequence[Trained]) -> None:
@@ -92,7 +92,7 @@ def _sizes(setting: Tables) -> dict[str, int]:
         return {}
     # text is read by a decoder alone
     read = contents.cell({"data": data, "task": setting.get("task", {})})
-    held, most = contents.room(setup.source(read), data.get("test", contents.TEST))
+    held, most = contents.room(build.source(read), data.get("test", contents.TEST))
     return {"train": min(int(data.get("train", most)), most), "test": held}
 
 
@@ -200,7 +200,7 @@ class Training(Work):
             "published": self.published,
             "source": f"{suite.source} ({source})",
             "machine": {"device": config.engine.device},
-            **contents.guess(setup.source(config), config),
+            **contents.guess(build.source(config), config),
         }
 
 

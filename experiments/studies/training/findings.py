@@ -33,9 +33,9 @@ from fedmuon.analysis.report.findings import (
 )
 from fedmuon.analysis.report.timetables import followed, timetable
 from fedmuon.analysis.report.verdicts import Claim, counted
-from fedmuon.errors import InputError
+from fedmuon.core.errors import InputError
+from fedmuon.core.files import read_text
 from fedmuon.experiments.studies.training import figure
-from fedmuon.files import read_text
 from fedmuon.privacy.client_level import EVERYONE
 from fedmuon.privacy.pairs import ADJACENCIES
 

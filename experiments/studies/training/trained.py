@@ -5,11 +5,11 @@ import re
 from dataclasses import dataclass
 from pathlib import Path
 
-from fedmuon.config import Config
-from fedmuon.errors import InputError, NonFinite
-from fedmuon.experiments.laboratory import spending
+from fedmuon.config.load import Config
+from fedmuon.core.errors import InputError, NonFinite
+from fedmuon.experiments import spending
 from fedmuon.experiments.run import execute
-from fedmuon.storage import Record, RunDirectory
+from fedmuon.runs.directory import Record, RunDirectory
 
 NOT_MEASURED = ("round", "seconds", "train_seconds", "client_loss")
 MEASURES = ("train_loss", "test_loss", "test_gap", "accuracy")

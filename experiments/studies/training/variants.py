@@ -5,9 +5,9 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field
 
-from fedmuon.errors import InputError
-from fedmuon.settings import Natural
-from fedmuon.tables import Scalar, Table, validate
+from fedmuon.config.schema import Natural
+from fedmuon.core.errors import InputError
+from fedmuon.core.tables import Scalar, Table, validate
 
 Key = Annotated[str, Field(pattern=r"^[a-z-]+\.[a-z-]+$")]
 Nested = dict[str, dict[str, Scalar]]

@@ -19,14 +19,14 @@ from pydantic import Field, model_validator
 
 from fedmuon.analysis.report.slopes import paired
 from fedmuon.analysis.theory.wall_clock import horner_flops, svd_flops
-from fedmuon.errors import InputError
+from fedmuon.config.schema import Count
+from fedmuon.core.errors import InputError
+from fedmuon.core.tables import Table
 from fedmuon.experiments.studies.study import Call
 from fedmuon.experiments.suites.contents import Asked
 from fedmuon.optim.flops import performed_newton_schulz
 from fedmuon.orthogonalize import newton_schulz, schedule
-from fedmuon.settings import Count
-from fedmuon.storage import Record
-from fedmuon.tables import Table
+from fedmuon.runs.directory import Record
 
 DEGREE, COEFFICIENTS = 2, "quintic"
 METHODS = ("sgd", "svd", "q1", "q2", "q3")

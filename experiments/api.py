@@ -1,0 +1,367 @@
+"""What a notebook calls: `run`, `plan`, `stability`, `bound`, `compare`; and what they return.
+
+Everything here is what the commands of the same names do, with objects in place of names. What a
+caller does not name with `out` is written to a temporary folder, which goes with its result, unless
+`Result.save` copies it.
+"""
+
+import contextlib
+import dataclasses
+import sys
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from fedmuon.config import load as tables
+from fedmuon.config.load import Config
+from fedmuon.config.user_objects import NAMED, NOTHING
+from fedmuon.core.choices import GIVEN
+from fedmuon.core.errors import InputError, as_keywords, in_python
+from fedmuon.core.files import Temporary
+from fedmuon.core.guard import Guard
+from fedmuon.experiments.results import Comparison, Record, Result, StabilityResult
+
+if TYPE_CHECKING:
+    from fedmuon.runs.callbacks import Callback, Heard
+
+BROKEN_OFF: list[Temporary] = []  # folders of runs that ended by an error
+Configured = Config | Mapping[str, Any] | str | Path | None
+
+
+@contextlib.contextmanager
+def _plainly() -> Iterator[None]:
+    """Let torch compute as it does by default, whatever surrounds the call: with gradients, without
+    autocast, in float32 and on a device that holds values. Workers in other processes do so too."""
+    if (torch := sys.modules.get("torch")) is None:  # so nobody has changed its settings
+        yield
+        return
+    from fedmuon.core.threads import without_autocast  # which imports torch
+
+    with contextlib.ExitStack() as stack:
+        stack.enter_context(torch.inference_mode(False))
+        stack.enter_context(torch.enable_grad())
+        stack.enter_context(without_autocast())
+        if torch.get_default_device().type == "meta":
+            stack.enter_context(torch.device("cpu"))
+        stack.callback(torch.set_default_dtype, torch.get_default_dtype())
+        torch.set_default_dtype(torch.float32)
+        yield
+
+
+@_plainly()
+def run(
+    config: Configured = None,
+    *,
+    data: Any = None,
+    test: Any = None,
+    partition: Any = None,
+    task: Any = None,
+    recipe: Any = None,
+    orthogonalizer: Any = None,
+    aggregate: Any = None,
+    schedule: Any = None,
+    callbacks: "Sequence[Callback | Heard]" = (),
+    out: str | Path | None = None,
+    resume: bool = False,
+    progress: bool = False,
+) -> Result:
+    """Run a federated experiment, or go on with it; every keyword overrides what `config` names.
+
+    `config` is the path of a TOML file, nested tables as in one, or a `Config`. A keyword is a name
+    as in the config, or an object:
+
+    - `data`: (inputs, labels) as arrays, tensors or tables (a DataFrame), a torch Dataset, a
+      Bunch of scikit-learn, or a function that returns one of these; `test`: the same, held out.
+      [data] normalize is how samples are scaled: arrays of uint8 are taken for pixels and divided
+      by 255, so give other features as floats;
+    - `partition`: index arrays into `data`, one a client, a function (labels, clients, rng), or a
+      partitioner of flwr-datasets;
+    - `task`: an nn.Module, (module, loss), or `fedmuon.Task(module, loss, metrics)`;
+    - `recipe`: a `fedmuon.Recipe`, a `fedmuon.Chain`, or links;
+    - `orthogonalizer`: `fedmuon.Orthogonalizer(apply, lipschitz)`, or a function on stacks;
+    - `aggregate`: a function of a round's replies; `schedule`: one of the round.
+
+    Without `out` the run folder is temporary: it is removed with the last result that lies in it,
+    or when Python ends. `result.save(path)` keeps a copy.
+
+    >>> import fedmuon
+    >>> small = {"data": {"name": "synthetic", "train": 60, "test": 40, "dimension": 5},
+    ...          "federation": {"clients": 3, "per-round": 2, "rounds": 2}}
+    >>> result = fedmuon.run(small)
+    >>> result.summary["rounds"], sorted(result.model)
+    (2, ['weight'])
+    """
+    from fedmuon.experiments.run import execute
+
+    objects = {
+        "data": data, "partition": partition, "task": task, "recipe": recipe,
+        "orthogonalizer": orthogonalizer, "aggregate": aggregate, "schedule": schedule,
+    }  # fmt: skip
+    chosen = _chosen(config, objects, test, resume, out)
+    with _folder(out, resume) as (folder, kept), in_python(), _shown(progress, "rounds") as shown:
+        execute(chosen, folder, resume, *shown, callbacks=callbacks)
+    return Result(folder, chosen.given, kept)
+
+
+@_plainly()
+def stability(
+    config: Configured = None,
+    *,
+    trials: int | None = None,
+    neighbours: str | None = None,
+    data: Any = None,
+    test: Any = None,
+    partition: Any = None,
+    task: Any = None,
+    recipe: Any = None,
+    orthogonalizer: Any = None,
+    aggregate: Any = None,
+    schedule: Any = None,
+    out: str | Path | None = None,
+    resume: bool = False,
+    progress: bool = False,
+) -> StabilityResult:
+    """Run beside neighbours that differ in one sample, and hold them to the bound (001); keywords
+    are those of `run`. `neighbours` is own, any, worst (of all replacements, by derivatives) or
+    all, `trials` how many, if not all.
+
+    In float64 unless the config names a precision.
+    """
+    from fedmuon.experiments.stability.bound import in_doubles
+    from fedmuon.experiments.stability.neighbours import execute
+
+    objects = {
+        "data": data, "partition": partition, "task": task, "recipe": recipe,
+        "orthogonalizer": orthogonalizer, "aggregate": aggregate, "schedule": schedule,
+    }  # fmt: skip
+    asked = {"trials": trials, "neighbours": neighbours}
+    table = {name: value for name, value in asked.items() if value is not None}
+    more = {"stability": table} if table else {}
+    chosen = _chosen(config, objects, test, resume, out, more)
+    with (
+        _folder(out, resume) as (folder, kept),
+        in_python(),
+        _shown(progress, "neighbours") as shown,
+    ):
+        execute(in_doubles(chosen), folder, resume, *shown)
+    return StabilityResult(folder, chosen.given, kept)
+
+
+@in_python()
+@_plainly()
+def plan(
+    config: Configured = None,
+    *,
+    data: Any = None,
+    test: Any = None,
+    partition: Any = None,
+    task: Any = None,
+    recipe: Any = None,
+    orthogonalizer: Any = None,
+    aggregate: Any = None,
+    schedule: Any = None,
+) -> Record:
+    """What `run` would cost with the same arguments, from a few seconds of its work: seconds,
+    memory (bytes held at most) and bytes sent in a round; every key: docs/scale.md. Nothing is
+    written, so `out`, `resume`, `callbacks` and `progress` are left out.
+
+    >>> import fedmuon
+    >>> small = {"data": {"name": "synthetic", "train": 60, "test": 40, "dimension": 5},
+    ...          "federation": {"clients": 3, "per-round": 2, "rounds": 2}}
+    >>> fedmuon.plan(small)["bytes"]["a client up"] > 0
+    True
+    """
+    from fedmuon.experiments.planning.cost import plan as cost
+
+    objects = {
+        "data": data, "partition": partition, "task": task, "recipe": recipe,
+        "orthogonalizer": orthogonalizer, "aggregate": aggregate, "schedule": schedule,
+    }  # fmt: skip
+    return cost(_chosen(config, objects, test, False, None))
+
+
+@in_python()
+@_plainly()
+def unlearn(
+    run: "Result | str | Path",
+    samples: Sequence[int],
+    *,
+    epsilon: float = 1.0,
+    delta: float = 1e-5,
+    out: str | Path,
+) -> Record:
+    """Forget samples of a finished run, named by their index in the source: `out` gets its model
+    with noise, which nobody can tell, beyond (epsilon, delta), from that of a run without them; the
+    record says what each kind of certificate costs, and is for its owner's eyes alone."""
+    from fedmuon.experiments.unlearning import execute
+
+    made = run if isinstance(run, Result) else Result(Path(run))
+    return execute(made.path, samples, epsilon, delta, Path(out), made.given)
+
+
+@in_python()
+@_plainly()
+def bound(
+    run: "Result | str | Path | None" = None,
+    *,
+    config: Configured = None,
+    size: int | None = None,
+    rho: float | None = None,
+    l_orth: float | None = None,
+    l_g: float | None = None,
+) -> Record:
+    """Theorem 4.1 of 001 as a number, of a run or of parameters (`size` samples a client); the
+    content is that of bound.json, with what it stands on.
+
+    >>> import fedmuon
+    >>> tables = {"federation": {"clients": 100, "per-round": 10, "rounds": 100},
+    ...           "local": {"lr": 1e-4, "steps": 1}, "orthogonalizer": {"lambda": 0.1}}
+    >>> fedmuon.bound(config=tables, size=1000)["status"]
+    'certified'
+    """
+    from fedmuon.experiments.stability import bound as of
+
+    given = {"l_orth": l_orth, "l_g": l_g}
+    named = {name: value for name, value in given.items() if value is not None}
+    if run is None:
+        chosen = _unchecked(config)
+        size, rho = 200 if size is None else size, 0.01 if rho is None else rho
+        case = of.from_parameters(chosen, size, rho, **named)
+    elif size is not None or config is not None:
+        raise InputError("a run has its own config and sizes: give rho, l_orth or l_g alone")
+    else:
+        made = run if isinstance(run, Result) else Result(Path(run))
+        case = dataclasses.replace(of.from_directory(made.path, rho=rho, given=made.given), **named)
+    return of.report(case, of.judge(case))
+
+
+One = Result | str | Path
+
+
+@in_python()
+def compare(
+    runs: One | Sequence[One] | Mapping[str, One | Sequence[One]], *more: Any
+) -> Comparison:
+    """Finished runs beside each other: the mean over seeds, `±` their standard deviation (that of a
+    sample, over n - 1), and the keys in which they differ.
+
+    Results and folders in one list, or by labels of yours: {"mine": [...], "theirs": [...]}. Of a
+    folder without a run, those right below it; of these, `left_out` says which are damaged. Runs of
+    a label that differ in more than the seed keep rows of their own.
+    """
+    from fedmuon.experiments.compare import comparison
+
+    if more:
+        raise InputError("compare takes its runs in one list: compare([first, second])")
+    labelled = runs if isinstance(runs, Mapping) else {"": runs}
+    found = comparison({str(label): _places(held) for label, held in labelled.items()})
+    told = [*map(as_keywords, found.left_out)]
+    return dataclasses.replace(found, left_out=told, temporary=_temporary(labelled.values()))
+
+
+def _temporary(held: Any) -> list[Temporary]:
+    """The temporary folders of results among them."""
+    if isinstance(held, Result):
+        return [held.temporary] if held.temporary else []
+    return (
+        [] if isinstance(held, str | Path) else [one for part in held for one in _temporary(part)]
+    )
+
+
+def _places(held: One | Sequence[One]) -> list[Path]:
+    """The folders of results, and those named."""
+    if isinstance(held, Result):
+        return [held.path]
+    if isinstance(held, str | Path):
+        return [Path(held)]
+    return [one for part in held for one in _places(part)]
+
+
+def _unchecked(config: Configured) -> Config:
+    """A config for a bound of parameters, whose clients' samples come from no source."""
+    held = _nested(config)
+    data = {"train": 1_000_000_000, "minimum": 1} | held.get("data", {})
+    return tables.parse({**held, "data": data})
+
+
+def _nested(config: Configured) -> dict[str, Any]:
+    if config is None:
+        return {}
+    if isinstance(config, Config):
+        return config.model_dump(by_alias=True, exclude_unset=True)
+    if isinstance(config, Mapping):
+        return {name: dict(held) if isinstance(held, Mapping) else held
+                for name, held in config.items()}  # fmt: skip
+    return tables.read(Path(config))
+
+
+def _chosen(
+    config: Configured,
+    objects: Mapping[str, Any],
+    test: Any,
+    resume: bool,
+    out: str | Path | None,
+    more: Mapping[str, Mapping[str, Any]] | None = None,
+) -> Config:
+    """The config, that of the run to resume where nothing is said, beside the objects given."""
+    held = _nested(config)
+    kept = _replacing(held, objects)
+    for name, values in (more or {}).items():
+        held[name] = held.get(name, {}) | dict(values)
+    if test is not None:
+        if kept.get("data") is None:
+            raise InputError("test is held out beside data that are given: give data, too")
+        kept["test"] = test
+    given = dataclasses.replace(config.given if isinstance(config, Config) else NOTHING, **kept)
+    if resume and config is None and out is not None:
+        with in_python():
+            known = tables.nested(tables.load(tables.to_resume(Path(out))))
+        held = {name: keys | held.get(name, {}) for name, keys in known.items()}
+    return tables.parse(held, own_recipe=kept.get("recipe") is not None).beside(given)
+
+
+def _replacing(held: dict[str, Any], objects: Mapping[str, Any]) -> dict[str, Any]:
+    """Names go into the tables; the objects themselves, and None in place of what a name overrides,
+    are returned."""
+    kept: dict[str, Any] = {} if objects.get("data") is None else {"test": None}
+    for kind, (table, key) in NAMED.items():
+        inside = held.get(table, {}).get(key) if isinstance(held.get(table), dict) else None
+        said = objects.get(kind) is not None
+        found = objects[kind] if said else inside
+        with Guard(kind, found):
+            named = isinstance(found, str)
+        if found is None or (named and not said):
+            continue
+        kept[kind] = None if named else found
+        held.setdefault(table, {})[key] = found if named else GIVEN
+        if kind == "task" and not named:
+            held[table].pop("model", None)
+    return kept
+
+
+@contextlib.contextmanager
+def _folder(out: str | Path | None, resume: bool) -> Iterator[tuple[Path, Temporary | None]]:
+    """The folder of a run, and what keeps it if it is temporary. One in which a run was broken off
+    stays until Python ends, so that the run can be resumed."""
+    if out is not None:
+        yield Path(out), None
+        return
+    if resume:
+        raise InputError("resume=True needs out: name the run directory to go on with")
+    kept = Temporary()
+    try:
+        yield kept.path, kept
+    except BaseException:
+        if any(kept.path.iterdir()):
+            BROKEN_OFF.append(kept)
+        raise
+
+
+def _shown(progress: bool, counted: str) -> Any:
+    """A bar if it is asked for; silence otherwise."""
+    if not progress:
+        silent: tuple[Callable[..., None], ...] = (lambda record: None, lambda done, total: None)
+        return contextlib.nullcontext(silent)
+    from fedmuon.experiments.cli.show import shown
+
+    return shown(counted)

@@ -1,0 +1,1 @@
+"""Audits of private training with canaries."""

@@ -1,0 +1,137 @@
+"""`fedmuon privacy audit`: canaries against the accountant, through the code that trains.
+
+`projected` draws what a release is along the canary, fast, to try the accountant's claim. `release`
+runs private steps of a small network, to try whether they keep it.
+"""
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+from rich.table import Table
+
+from fedmuon.core.errors import InputError
+from fedmuon.experiments.auditing.audit_limits import of_trials
+from fedmuon.experiments.tables import columns
+from fedmuon.privacy.accounting import Answer, epsilon
+from fedmuon.privacy.audit import (
+    CONFIDENCE,
+    LowerBound,
+    Setting,
+    Statistics,
+    both_bounds,
+    counted,
+    projected,
+    require_enough,
+    trials,
+)
+
+TRIALS = {"projected": 100_000, "release": 2_000}  # unless told
+MOST = 4_000_000  # tensors that are released, and two for each release: about half an hour
+MOST_TRIALS = 10**7  # each is a few numbers
+MEANINGS = {
+    "counted": (">=", "counts of the trials alone; up to about ln(trials)"),
+    "tilted": (">=", "where the noise is the declared Gaussian; needs more trials than 1/delta"),
+    "joint": ("<=", "what the accountant certifies"),
+    "per_release": ("<=", "what composing the blocks as if each drew its own lot would claim"),
+}
+
+
+def _released(
+    setting: Setting, count: int, lot: float, population: int, rng: np.random.Generator
+) -> Statistics:
+    """Trials of real steps; `rng` draws the network's parameters, and lots and noise are secret."""
+    if 2 * count * setting.steps * (setting.blocks + 2) > MOST:
+        raise InputError(
+            f"{count} trials of {setting.steps} steps with {setting.blocks} blocks run for half "
+            "an hour or more as --code release: use fewer, or --code projected"
+        )
+    from fedmuon.experiments.auditing import canary  # and torch, which `projected` does without
+
+    own = canary.step(setting.noise_multiplier, lot, population, setting.blocks, rng)
+    return trials(setting, own.observe, count)
+
+
+def audit(
+    setting: Setting,
+    delta: float,
+    count: int | None,
+    seed: int,
+    code: str,
+    lot: float,
+    population: int,
+    say: Callable[[str], None] = lambda note: None,
+) -> dict[str, Any]:
+    """What canaries show, beside what the accountant claims in both of its modes; `say` hears
+    beforehand that so many trials cannot test the claim."""
+    count = _allowed(count, seed, code)
+    rng = np.random.default_rng(seed)
+    joint, printed = (
+        epsilon(*setting[:3], delta, setting.blocks, mode) for mode in ("joint", "per-release")
+    )
+    by_counts = code != "projected"  # as what it draws is itself in doubt; `tilted` reaches further
+    limits = of_trials(count, delta, joint.upper) if by_counts else {"note": ""}
+    say(limits["note"])
+    if by_counts:
+        shown = (counted(_released(setting, count, lot, population, rng), delta),)
+    else:
+        shown = both_bounds(trials(setting, projected(setting, rng), count), delta, rng)
+    more = {**limits, "trials": count, "code": code, "delta": delta, **setting._asdict()}
+    return _against(shown, joint, printed) | more
+
+
+def _allowed(count: int | None, seed: int, code: str) -> int:
+    """How many trials are made, or why they cannot be."""
+    if code not in TRIALS:
+        raise InputError(f"code '{code}' is unknown: use {' or '.join(TRIALS)}")
+    count = TRIALS[code] if count is None else count
+    if not 1 <= count <= MOST_TRIALS or seed < 0:
+        raise InputError(
+            f"{count} trials with seed {seed} cannot be: give 1 to {MOST_TRIALS:,} trials and a "
+            "seed that is not negative"
+        )
+    require_enough(count)
+    return count
+
+
+def _against(shown: Sequence[LowerBound], joint: Answer, printed: Answer) -> dict[str, Any]:
+    """What the bounds, the first by counts, say of both claims."""
+    best = max(bound.epsilon for bound in shown)
+    return {
+        "epsilon_at_least": best,
+        **{bound.method: bound.epsilon for bound in shown},
+        "joint": joint.upper,
+        "per_release": printed.rdp,
+        "below_joint": best <= joint.upper,
+        "refutes_per_release": shown[0].epsilon > printed.rdp,
+        "adjacency": joint.adjacency,
+        "sampling": joint.sampling,
+        "confidence": CONFIDENCE,
+    }
+
+
+def table(record: dict[str, Any]) -> Table:
+    """The same for people."""
+    rows = [
+        (name, f"{sign} {record[name]:.4f}", meaning)
+        for name, (sign, meaning) in MEANINGS.items()
+        if name in record
+    ]
+    shown = columns("audit by canaries", ("epsilon", "", ""), rows, left=3)
+    shown.caption, shown.caption_justify = _caption(record), "left"
+    return shown
+
+
+def _caption(record: dict[str, Any]) -> str:
+    hold = "lower bounds hold together" if "tilted" in record else "lower bound holds"
+    words = [
+        f"{record['trials']} trials with and as many without the canary ({record['code']}), "
+        f"{record['adjacency']}, delta = {record['delta']:g}. The {hold} with "
+        f"{record['confidence']:.0%} confidence.",
+        *filter(None, [record["note"]]),
+    ]
+    if not record["below_joint"]:
+        words.append("The joint claim is refuted: the code releases more than it accounts for.")
+    if record["refutes_per_release"]:
+        words.append("The per-release claim is refuted.")
+    return " ".join(words)

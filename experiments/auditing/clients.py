@@ -1,0 +1,203 @@
+"""Canaries among clients, and who guesses their coins.
+
+A canary takes the place of a client. When a cohort has it and its coin says so, its update is one
+entry of the model, of a sign and at a place that are public, and longer than the bound: clipped, a
+vector of norm C, the most that a client can be. Else its update is 0, whose clipped part is 0, so
+that all sums are those of a federation that lacks the client (`fedmuon.privacy.client_level`). So a
+coin is add-remove of a client where cohorts are Poisson ones, and zero-out else. All other clients'
+steps, clipping, noise and the server's rule are the run's own.
+
+Under distributed trust all but H of a cohort may tell the server what they sent, and the account
+holds against all of these. So here clients that are no canaries do, as many as there are, up to all
+but H; subtracted, they leave the sum of the others, H or as many as there are canaries. That is as
+private as is claimed, or more: H shares make the noise of H / K of the variance.
+"""
+
+import dataclasses
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from fedmuon.experiments.auditing.audit_limits import Claimed
+from fedmuon.experiments.auditing.canary_injection import distinct_places
+from fedmuon.experiments.auditing.likelihood_ratio import log_ratio
+from fedmuon.federated.accountant import rounds_taken
+from fedmuon.federated.aggregate import ServerState, aggregate, begin, broadcast, mean_loss
+from fedmuon.federated.client import Broadcast, Reply, replies, veiled
+from fedmuon.federated.client_accountant import delta_of
+from fedmuon.federated.rounds import Engine, Experiment, Round
+from fedmuon.optim.recipe_chains import Recipe, ServerRule
+from fedmuon.privacy import distributed
+from fedmuon.privacy.audit import Setting
+from fedmuon.privacy.client_level import ClientLevel
+from fedmuon.runs.loop import Run
+from fedmuon.tasks.base import Params
+
+LENGTH = 2.0  # of a canary's update, in units of the bound or of 1, whichever is larger
+
+
+@dataclass(eq=False)
+class ClientAuditor:
+    """Who sees every release and knows the canaries' updates, but no coin.
+
+    `included` [m] are the coins; canary i is in the place of client `clients[i]`, and moves the
+    model's entry `entries[i]` (of all, one tensor after the other) to the side `signs[i]`. Times
+    K, what is released is a sum's; under local trust it is what each client sends, and under
+    distributed trust what colluders leave of a sum, with `shares_seen` shares of noise at most.
+    With entries z at the canaries' places, times their signs, and v the mean square of all, at
+    least the noise's own variance, a release says y = C z / v and s = C^2 / v to
+    `fedmuon.experiments.auditing.likelihood_ratio`.
+    """
+
+    level: ClientLevel
+    clients: np.ndarray
+    included: np.ndarray
+    entries: np.ndarray
+    signs: np.ndarray
+    seen: list[tuple[np.ndarray, float, np.ndarray]] = field(default_factory=list)  # y, s, rates
+    shares_seen: int = 0
+
+    @classmethod
+    def drawn(cls, run: Run, count: int, rng: np.random.Generator) -> "ClientAuditor":
+        """With so many canaries among the clients of the run."""
+        experiment, federation = run.experiment, run.config.federation
+        level = experiment.recipe.client_level
+        assert level is not None
+        params = begin(experiment.recipe, experiment.task, federation.seed).params
+        entries = distinct_places(rng, sum(one[0].numel() for one in params.values()), count)
+        clients = np.sort(rng.choice(federation.clients, count, replace=False))
+        return cls(level, clients, rng.random(count) < 0.5, entries, rng.choice([-1.0, 1.0], count))
+
+    @property
+    def adjacency(self) -> str:
+        """What a coin changes."""
+        return self.level.adjacency
+
+    @property
+    def places(self) -> dict[str, np.ndarray]:
+        """Whose places the canaries take."""
+        return {"clients": self.clients}
+
+    def audited(self, run: Run) -> tuple[Run, Engine]:
+        """The run, and the rounds in which the canaries take part."""
+        return run, self.rounds
+
+    def claimed(self, run: Run) -> Claimed:
+        """What each client is a part of, by the declared mechanism."""
+        level, plan = self.level, run.experiment.plan
+        many = np.full(plan.clients, plan.rounds) if level.poisson else rounds_taken(run.experiment)
+        noise = level.noise * level.counted
+        settings = [Setting(noise, level.rate, int(rounds), 1) for rounds in many]
+        return Claimed(settings, delta_of(run.config), level.adjacency)
+
+    def rounds(self, experiment: Experiment, state: ServerState) -> Iterator[Round]:
+        """Those of `fedmuon.federated.rounds`, with the canaries in their places."""
+        plan, recipe = experiment.plan, experiment.recipe
+        for number in range(state.round, plan.rounds):
+            participants = plan.participants(number)
+            found = self._replies(experiment, participants.tolist(), broadcast(recipe, state))
+            rates = self._rates(participants)
+            if self.level.shared:
+                self._look_behind(found, rates)
+            watched = dataclasses.replace(recipe, server=self._watched(recipe.server, rates))
+            state = aggregate(watched, state, found, plan.factor_at(number))
+            yield Round(state, participants, participants, mean_loss(found))
+
+    def _replies(
+        self, experiment: Experiment, participants: list[int], sent: Broadcast
+    ) -> list[Reply]:
+        """Of the clients that gave no place to a canary, and of the canaries."""
+        recipe, shards = experiment.recipe, experiment.shards
+        number = {int(client): i for i, client in enumerate(self.clients)}
+        others = [(one, shards[one]) for one in participants if one not in number]
+        found = replies(recipe, experiment.task, experiment.plan, others, sent)
+        for client in participants:
+            if client in number:
+                own = self._reply(recipe, sent, client, number[client])
+                found.append(veiled(recipe, self.level, sent, own))
+                if self.level.trust == "local":
+                    self._look(_apart(sent.params, found[-1].params), self.clients == client)
+        return found
+
+    def _reply(self, recipe: Recipe, sent: Broadcast, client: int, number: int) -> Reply:
+        """What a canary returns: what was sent, the model moved if it is there."""
+        params = self._moved(sent.params, number) if self.included[number] else sent.params
+        states = {name: sent.states[name] for name in recipe.returned}
+        first = next(iter(params.values()))
+        return Reply(client, params, states, first.new_full((len(first),), math.nan))
+
+    def _moved(self, params: Params, number: int) -> Params:
+        """The model with that canary's update."""
+        found, place = dict(params), int(self.entries[number])
+        for name, value in params.items():
+            if 0 <= place < value[0].numel():
+                entries = value.new_zeros(value[0].numel())
+                entries[place] = LENGTH * max(1.0, self.level.bound) * float(self.signs[number])
+                found[name] = value + entries.view(value.shape[1:])
+            place -= value[0].numel()
+        return found
+
+    def _rates(self, participants: np.ndarray) -> np.ndarray:
+        """The chance of each canary to be in a round's sum, as far as all may know."""
+        if self.level.poisson:
+            return np.full(len(self.clients), self.level.rate)
+        return np.isin(self.clients, participants)
+
+    def _watched(self, rule: ServerRule, rates: np.ndarray) -> ServerRule:
+        """The server's rule, whose mean is looked at first."""
+
+        def server(old: Params, mean: Params, *states: Any, **factor: Any) -> Any:
+            if self.level.trust == "central":
+                self._look(self.level.cohort * _apart(old, mean), rates)
+            return rule(old, mean, *states, **factor)
+
+        return server
+
+    def _look_behind(self, replies: list[Reply], rates: np.ndarray) -> None:
+        """At the sum of the canaries and of as many others as make H of them."""
+        level, ordered = self.level, sorted(replies, key=lambda one: one.client not in self.clients)
+        honest = ordered[: max(level.shares, int(rates.sum()))]
+        step = distributed.spacing(level.bound, level.noise, level.cohort)
+        total = torch.stack([_flat(reply.params) for reply in honest]).sum(0)
+        self._look(step * total, rates, len(honest) / level.cohort)
+        self.shares_seen = max(self.shares_seen, len(honest))
+
+    def _look(self, moved: Tensor, rates: np.ndarray, share: float = 1.0) -> None:
+        """At what was released [D], with that share of the noise's variance."""
+        least = share * (self.level.noise * self.level.bound) ** 2
+        spread = max(least, float(moved.square().mean()))
+        y = self.level.bound * self._along(moved) / spread
+        self.seen.append((y, self.level.bound**2 / spread, rates.astype(float)))
+
+    def _along(self, moved: Tensor) -> np.ndarray:
+        """Its entries at the canaries' places, times their signs."""
+        return moved[torch.from_numpy(self.entries)].numpy() * self.signs
+
+    def scores(self) -> np.ndarray:
+        """The log-likelihood ratios of all releases [m]."""
+        if not self.seen:
+            return np.zeros(len(self.clients))
+        y, s, rates = (np.stack(part) for part in zip(*self.seen, strict=True))
+        return log_ratio(y, s, rates)
+
+    def scores_of_model(self, first: Params, last: Params) -> np.ndarray:
+        """From the model alone, [1, ...] before and after: how far it went to each canary's side,
+        in units of all entries' root mean square, less the median."""
+        moved = _apart(first, last)
+        found = self._along(moved) / (float(moved.square().mean().sqrt()) or 1.0)
+        return found - np.median(found)
+
+
+def _apart(old: Params, new: Params) -> Tensor:
+    """new - old of the first replica, in one row."""
+    return _flat({name: new[name] for name in old}) - _flat(old)
+
+
+def _flat(params: Params) -> Tensor:
+    """The first replica's entries, in one row."""
+    return torch.cat([value[0].double().reshape(-1) for value in params.values()]).cpu()

@@ -1,0 +1,323 @@
+"""`fedmuon privacy audit --one-run`: a run with canaries, and what its releases say of them.
+
+The run is the one that the config names, by the code that trains, with its ledger: only that some
+samples have given their places to canaries (`canary_injection.py`), or at client level some
+clients (`clients.py`). Putting a sample in or leaving it out is zero-out
+adjacency, as no rate depends on a coin, and a special case of the others (`fedmuon.privacy.pairs`):
+what it refutes is refuted for them, too. How many canaries are guessed is fixed before the run, by
+likelihood ratios that a rehearsal draws from the declared mechanism. The coins stay with the
+auditor, in a folder of their own.
+"""
+
+import dataclasses
+import json
+import math
+import time
+from collections import Counter
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+from rich.table import Table
+
+from fedmuon.analysis.report.numbers import number
+from fedmuon.config.load import Config
+from fedmuon.core import files
+from fedmuon.core.arrays import array_bytes, read_tensors
+from fedmuon.core.choices import PRIVATE, is_own
+from fedmuon.core.errors import InputError
+from fedmuon.core.files import finite
+from fedmuon.core.locks import held
+from fedmuon.experiments.auditing import audit_limits
+from fedmuon.experiments.auditing.canary_injection import require_classes
+from fedmuon.experiments.auditing.clients import ClientAuditor
+from fedmuon.experiments.auditing.example_scoring import Auditor
+from fedmuon.experiments.tables import columns
+from fedmuon.federated import build
+from fedmuon.federated.accountant import named
+from fedmuon.federated.rounds import Experiment
+from fedmuon.privacy import audit, one_run
+from fedmuon.privacy.accounting import account, merge
+from fedmuon.privacy.audit import CONFIDENCE, Setting
+from fedmuon.privacy.ledger import Ledger
+from fedmuon.privacy.mechanism import Mechanism
+from fedmuon.privacy.one_run import Guesses
+from fedmuon.privacy.pairs import Event, hardest
+from fedmuon.runs.directory import AUDIT, Record, RunDirectory
+from fedmuon.runs.loop import Begin, Run, Watch, drive, prepare
+
+ODDS = (
+    "The certified epsilon is refuted at that confidence: of sound runs that happens to one in "
+    "twenty at most, so audit again, with other coins, before you look for what is wrong."
+)
+# What each stands on. All refute by the tail of one number of right guesses, so that the largest of
+# them fails no more often than the one that fails most.
+BOUNDS = {
+    "binomial": "counts alone; Steinke, Nasr, Jagielski 2023",
+    "trade_off": "counts alone; Mahloujifar et al. 2024",
+    "declared": "the declared mechanism, of which only sigma is in doubt",
+}
+COINS = "canaries.npz"
+LEAST = 10  # canaries
+REHEARSALS, NUMBERS = 10_000, 2**23  # canaries that are rehearsed, and normal numbers drawn for it
+SEES = ("releases", "model")
+
+
+def execute(
+    config: Config,
+    out: Path,
+    canaries: int | None = None,
+    sees: str = "releases",
+    rng: np.random.Generator | None = None,
+    watch: Watch = lambda record: None,
+    begun: Begin = lambda done, total: None,
+    say: Callable[[str], None] = lambda note: None,
+) -> Record:
+    """Run the config with canaries in `out`, guess their coins, and say what that refutes.
+
+    `sees` is what the guesses stand on: every release, or the final model alone. Without `rng`
+    nobody can repeat the coins. `say` hears before the run what it cannot show, or nothing.
+    """
+    start, rng = time.monotonic(), rng or np.random.default_rng()
+    config = build.resolve(config)
+    many = max(LEAST, _most_canaries(config)[0] // 2) if canaries is None else canaries
+    _require_auditable(config, many, sees)
+    with held(out):
+        run = prepare(config, out, require=_require_known_law)
+        files.write_bytes(out / AUDIT, json.dumps({"canaries": many, "finished": False}).encode())
+        auditor = (ClientAuditor if _at_client(config) else Auditor).drawn(run, many, rng)
+        claimed = auditor.claimed(run)
+        settings = [claimed.settings[client] for client in auditor.clients]
+        ratios = rehearsed(settings, rng)
+        made = many // 8
+        if sees == "releases":
+            made = one_run.worthwhile(ratios, many, 1 - CONFIDENCE)
+        limits = audit_limits.of_guesses(many, made, claimed, _mend(auditor))
+        say(limits["note"])
+        summary = drive(*auditor.audited(run), watch, begun)
+        scores = auditor.scores() if sees == "releases" else _of_model(auditor, out)
+        guesses = one_run.guessed(scores, auditor.included, made)
+        shares = _shares(auditor, sees)
+        record = {
+            **judged(guesses, out, summary["privacy"], auditor.adjacency, _part(shares)),
+            "sees": sees, **shares, **limits,
+            "train_seconds": _seconds(run), "seconds": round(time.monotonic() - start, 3),
+        }  # fmt: skip
+        _write(out, record, auditor, scores)
+    return record
+
+
+def _at_client(config: Config) -> bool:
+    return config.privacy.level == "client"
+
+
+def _most_canaries(config: Config) -> tuple[int, str]:
+    """How many places there are for canaries, and whose."""
+    if _at_client(config):
+        return config.federation.clients, "clients"
+    return config.data.train, "samples"
+
+
+def _require_auditable(config: Config, canaries: int, sees: str) -> None:
+    if sees not in SEES:
+        raise InputError(f"--sees {sees} is unknown: use {' or '.join(SEES)}")
+    recipe = config.local.recipe
+    if recipe not in PRIVATE and not is_own(recipe) and not _at_client(config):
+        raise InputError(
+            f"[local] recipe = '{recipe}' promises no privacy that an audit could refute: choose a "
+            "recipe dp-... or disk-..., or set [privacy] level = 'client'"
+        )
+    if config.engine.name != "inline":
+        raise InputError(
+            f"[engine] name = '{config.engine.name}' computes releases in other processes, where "
+            "no auditor sees them: set it to 'inline'"
+        )
+    most, whose = _most_canaries(config)
+    if not LEAST <= canaries <= most:
+        raise InputError(
+            f"{canaries} canaries cannot be: give {LEAST} or more, which show something, and at "
+            f"most the {most} {whose} whose places they take"
+        )
+
+
+def _require_known_law(experiment: Experiment) -> None:
+    """Refuse releases that hide nothing, or whose likelihood the auditors do not know, and samples
+    that cannot be marked."""
+    released = experiment.recipe.client_level or experiment.recipe.mechanism
+    if released is None or not released.noise:
+        raise InputError("without noise nothing is private, and no audit is needed: give noise")
+    if isinstance(released, Mechanism) and (released.turns or released.quantile):
+        raise InputError(
+            "the auditor of one run knows the law of Poisson lots under a bound that stays: leave "
+            "[privacy] sampling and quantile out"
+        )
+    if isinstance(released, Mechanism):
+        require_classes(experiment.shards)
+
+
+def rehearsed(settings: list[Setting], rng: np.random.Generator) -> np.ndarray:
+    """Log-likelihood ratios of made-up canaries, in and out of the data alike, of each setting as
+    many as it has of all: by the declared mechanism, along a canary that nothing else touches."""
+    found = []
+    for setting, count in sorted(Counter(settings).items()):
+        wanted = min(REHEARSALS, NUMBERS // max(1, setting.steps))
+        share = max(1, round(wanted * count / len(settings) / 2))
+        if not setting.steps:
+            found.append(np.zeros(2 * share))
+            continue
+        tried = audit.trials(setting, audit.projected(setting, rng), max(audit.FEWEST, share))
+        found += [part[:share] for part in tried]
+    return np.concatenate(found)
+
+
+def _of_model(auditor: Auditor | ClientAuditor, out: Path) -> np.ndarray:
+    """Scores that stand on the first and the last model alone."""
+    first, last = (
+        {name: value[None] for name, value in read_tensors(out / file)[0].items()}
+        for file in ("initial.safetensors", "model.safetensors")
+    )
+    return auditor.scores_of_model(first, last)
+
+
+def judged(
+    guesses: Guesses, out: Path, private: Record, adjacency: str, part: float = 1.0
+) -> Record:
+    """What the guesses, which see that part of the noise's variance, refute, beside what the run's
+    ledger certifies."""
+    delta = private["delta"]
+    ledger = Ledger.read(out / "ledger.jsonl")
+    every = {named(client): _of_one_kind(ledger.events(client)) for client in ledger.clients()}
+    counted = audit_limits.by_counts(guesses, delta)
+    times = one_run.noise_below(
+        guesses, hardest(every.values()), private["epsilon"], delta, CONFIDENCE
+    )
+    worst = every[private["client"]]
+    quieter = dataclasses.replace(worst, noise_multiplier=times * worst.noise_multiplier)
+    declared = account([quieter], delta).lower if np.isfinite(times) else 0.0
+    whole = worst.noise_multiplier if private["unit"] == "client" else private["noise"]
+    at_least = max(counted.values())
+    return {
+        "epsilon_at_least": at_least,
+        **counted,
+        "declared": declared,
+        "noise_at_most": finite(times * whole / math.sqrt(part)),
+        "epsilon": private["epsilon"],
+        "epsilon_adjacency": private["adjacency"],
+        "certified": private["certified"],
+        "below": max(at_least, declared) <= private["epsilon"],
+        "delta": delta,
+        "confidence": CONFIDENCE,
+        "canaries": guesses.canaries,
+        "guesses": guesses.made,
+        "right": guesses.right,
+        "adjacency": adjacency,
+        "unit": private["unit"],
+    }
+
+
+def _shares(auditor: Auditor | ClientAuditor, sees: str) -> Record:
+    """Under distributed trust, of the shares of noise of a cohort: how many count, and how many are
+    in what the guesses stand on, at most."""
+    if isinstance(auditor, Auditor) or not auditor.level.shared:
+        return {}
+    level = auditor.level
+    seen = level.cohort if sees == "model" else auditor.shares_seen
+    return {"shares": level.cohort, "honest": level.shares, "shares_seen": seen}
+
+
+def _mend(auditor: Auditor | ClientAuditor) -> str:
+    """Of what there must be more where guesses cannot test what is claimed."""
+    shared = isinstance(auditor, ClientAuditor) and auditor.level.shared
+    return audit_limits.MORE_HONEST if shared else audit_limits.MORE_CANARIES
+
+
+def _part(shares: Record) -> float:
+    """The part of a cohort's variance that is in what the guesses stand on."""
+    return shares["shares_seen"] / shares["shares"] if shares else 1.0
+
+
+def _of_one_kind(events: list[Event]) -> Event:
+    """A client's releases, all of which have one rate and one noise."""
+    (found,) = merge(events)
+    return found
+
+
+def _seconds(run: Run) -> float:
+    return float(run.directory.records()[-1]["train_seconds"])
+
+
+def coins(out: Path) -> Path:
+    """Where the auditor of the run in `out` keeps its coins: beside it, as they are no release."""
+    return out.with_name(f"{out.name}-coins") / COINS
+
+
+def _write(out: Path, record: Record, auditor: Auditor | ClientAuditor, scores: np.ndarray) -> None:
+    content = {AUDIT: (json.dumps(record, indent=2, allow_nan=False) + "\n").encode()}
+    file = coins(out)
+    with files.mendable(file, "write"):
+        file.parent.mkdir(parents=True, exist_ok=True)
+    held_apart = {**auditor.places, "included": auditor.included, "scores": scores}
+    files.write_bytes(file, array_bytes(**held_apart))
+    files.announce(out, content)
+    files.write_bytes(out / AUDIT, content[AUDIT])
+
+
+def stored(folder: Path) -> Record | None:
+    """What the audit of a finished run said; None where there was none, or it did not end."""
+    there = (folder / AUDIT).exists() and (folder / "summary.json").exists()
+    if not there or AUDIT not in files.sums_of(folder):
+        return None
+    files.require_sound(folder, [AUDIT])
+    return json.loads(files.read_text(folder / AUDIT))
+
+
+def of_finished(folder: Path) -> Record:
+    """The same, refused where the run had no canaries."""
+    if (found := stored(folder)) is not None:
+        return found
+    run = RunDirectory(folder)
+    if run.summary() is None:
+        raise InputError(f"{folder} holds no finished run: give a config, or a run with canaries")
+    run.require_resumable()
+    raise InputError(
+        f"{folder} was trained without canaries, so nothing tells how well they are hidden: audit "
+        f"its config, fedmuon privacy audit --one-run {folder / 'config.toml'} --out another-folder"
+    )
+
+
+def table(record: Record) -> Table:
+    """The same for people."""
+    noise = record["noise_at_most"]
+    sigma = "sigma may be anything" if noise is None else f"sigma is at most {number(noise)}"
+    rows = [
+        ("binomial", f">= {record['binomial']:.4f}", BOUNDS["binomial"]),
+        ("trade-off", f">= {record['trade_off']:.4f}", BOUNDS["trade_off"]),
+        ("declared", f">= {record['declared']:.4f}", f"if only sigma is in doubt: {sigma}"),
+        ("certified" if record["certified"] else "accounted for", f"<= {record['epsilon']:.4f}",
+         f"by the run's ledger, {record['epsilon_adjacency']}"),
+    ]  # fmt: skip
+    shown = columns("audit by one run", ("epsilon", "", ""), rows, left=3)
+    shown.caption, shown.caption_justify = _caption(record), "left"
+    return shown
+
+
+def _caption(record: Record) -> str:
+    words = [
+        f"{record['right']} of {record['guesses']} guesses about {record['canaries']} canaries are "
+        f"right, by the {record['sees']}; unit: {record['unit']}, adjacency: {record['adjacency']},"
+        f" delta = {number(record['delta'], 3)}. Each bound holds with {record['confidence']:.0%} "
+        f"confidence; {record['seconds']:.1f} s, of which {record['train_seconds']:.1f} s trained."
+    ]
+    words += [*collusion(record), record.get("note", ""), "" if record["below"] else ODDS]
+    return " ".join(filter(None, words))
+
+
+def collusion(record: Record) -> list[str]:
+    """What to know of an audit under distributed trust."""
+    if "shares" not in record:
+        return []
+    seen, honest = record["shares_seen"], record["honest"]
+    words = f"They stand on sums with up to {seen} of {record['shares']} shares of noise"
+    if seen == honest:
+        return [f"{words}, the number that epsilon counts."]
+    return [f"{words}; epsilon counts {honest} alone, of which these bounds say the less."]

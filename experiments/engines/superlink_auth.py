@@ -1,0 +1,101 @@
+"""Flower's own commands with two doors closed that they leave open.
+
+`flower-superlink` runs whatever app it is sent by anyone who trusts its certificate, unless its
+Control API has an authentication plugin: here it has one, which wants a key. `flower-superexec`
+shows the tokens of its tasks on command lines, which everyone on the machine may read: here they
+are in files. Run as a program, `superlink_auth.py superlink KEY-FILE ...` or `superexec ...`; and
+`register LINK KEY ...` tells a SuperLink of all its SuperNodes' keys.
+
+What is replaced is not Flower's public interface; test_superlink_auth.py tells when it changes.
+"""
+
+import hmac
+import importlib
+import os
+import subprocess
+import sys
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+from flwr.common.constant import ACCESS_TOKEN_KEY, NOOP_ACCOUNT_NAME, NOOP_FLWR_AID
+from flwr.supercore.auth.typing import AccountAuthCredentials, AccountAuthLoginDetails, AccountInfo
+from flwr.superlink.auth_plugin import ControlAuthnPlugin
+
+Metadata = Sequence[tuple[str, str | bytes]]
+
+
+class OneKey(ControlAuthnPlugin):
+    """Whoever has the key is the one account there is; there is nothing to log in with."""
+
+    def __init__(self, key: str = "") -> None:
+        self._key = key.encode()
+
+    def get_login_details(self) -> AccountAuthLoginDetails | None:
+        """None: the key is not handed out."""
+        return None
+
+    def validate_tokens_in_metadata(self, metadata: Metadata) -> tuple[bool, AccountInfo | None]:
+        """Whether the caller has the key, and as whom it then acts."""
+        given = dict(metadata).get(ACCESS_TOKEN_KEY, b"")
+        given = given.encode() if isinstance(given, str) else given
+        if not self._key or not hmac.compare_digest(given, self._key):
+            return False, None
+        return True, AccountInfo(NOOP_FLWR_AID, NOOP_ACCOUNT_NAME)
+
+    def get_auth_tokens(self, device_code: str) -> AccountAuthCredentials | None:
+        """None: the key is not handed out."""
+        return None
+
+    def refresh_tokens(self, metadata: Metadata) -> tuple[Metadata | None, AccountInfo | None]:
+        """Nothing: the key lasts as long as the SuperLink."""
+        return None, None
+
+
+def superlink(key_file: str) -> None:
+    """`flower-superlink`, with a key to its Control API."""
+    command: Any = importlib.import_module("flwr.superlink.cli.flower_superlink")
+    key = Path(key_file).read_text(encoding="ascii")
+    command.load_control_authn_plugin = lambda: OneKey(key)
+    command.flower_superlink()
+
+
+def register(link: str, keys: Sequence[str]) -> None:
+    """`flwr supernode register KEY LINK` for each key: Flower is loaded once for all of them."""
+    command: Any = importlib.import_module("flwr.cli.app").app
+    for key in keys:
+        if code := command(["supernode", "register", key, link], standalone_mode=False):
+            sys.exit(code)
+
+
+def superexec() -> None:
+    """`flower-superexec`, whose tasks read their tokens from files."""
+    command = importlib.import_module("flwr.supercore.cli.flower_superexec")
+    executor: Any = importlib.import_module("flwr.supercore.superexec.executor.subprocess_executor")
+    executor.subprocess = SimpleNamespace(Popen=_start, DEVNULL=subprocess.DEVNULL)
+    command.flower_superexec()
+
+
+def _start(command: list[str], **given: Any) -> subprocess.Popen:
+    return subprocess.Popen(_without_secrets(command), **given)
+
+
+def _without_secrets(command: list[str]) -> list[str]:
+    """The same command, with the token in a file that only this user may read."""
+    place = command.index("--token")
+    handle, file = tempfile.mkstemp(prefix="token-")
+    with os.fdopen(handle, "w") as written:
+        written.write(command[place + 1])
+    return [*command[:place], "--token-file", file, *command[place + 2 :]]
+
+
+if __name__ == "__main__":
+    role = sys.argv.pop(1)
+    if role == "register":
+        register(sys.argv[1], sys.argv[2:])
+    elif role == "superlink":
+        superlink(sys.argv.pop(1))
+    else:
+        superexec()

@@ -1,0 +1,217 @@
+"""`fedmuon stationarity`: bounds of 000, 002, 003 and 004 as numbers; numpy is all they need."""
+
+import math
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, replace
+from typing import Any
+
+import numpy as np
+from rich.table import Table
+
+from fedmuon.analysis.theory import (
+    disk_stationarity,
+    private_rates,
+    private_stationarity,
+    rank_dependence,
+    schedules,
+)
+from fedmuon.analysis.theory.checks import positive
+from fedmuon.analysis.theory.disk_stationarity import Disk, printed_theorem_3
+from fedmuon.analysis.theory.private_stationarity import GIVEN, TAILED, Release
+from fedmuon.analysis.theory.schedules import Schedule
+from fedmuon.analysis.theory.stationarity import Noise, Stationarity, nesterov_muon
+from fedmuon.core.errors import InputError
+from fedmuon.experiments.tables import facts, listed
+from fedmuon.orthogonalize.guarantees import polar_error_bound, residual
+
+ALL = ("--steps", "--gap", "--smoothness", "--batch", "--rank", "--lr", "--beta")
+NOISE = ("--alpha", "--sigma0", "--sigma1")
+NEWTON_SCHULZ = ("--delta0", "--degree", "--q")
+READ = {
+    "000": (*NEWTON_SCHULZ, "--noise", "--columns", "--tail", "--moment", "--clip", "--excess"),
+    "002": (*NOISE, "--schedule", "--gamma", "--nu"),
+    "003": (*NOISE, "--noise", "--columns", "--clip", "--gain", "--reach"),
+    "004": (*NOISE, *NEWTON_SCHULZ),
+}
+
+
+def require_read(paper: str, given: Sequence[str]) -> None:
+    """Refuse a paper that is not known, and options that its bound does not look at."""
+    if paper not in READ:
+        raise InputError(f"no bound of paper {paper!r} is known: use 000, 002, 003 or 004")
+    if idle := [one for one in given if one not in (*ALL, *READ[paper])]:
+        raise InputError(
+            f"paper {paper} does not read {', '.join(idle)}: leave that out; it reads "
+            f"{', '.join((*ALL, *READ[paper]))}"
+        )
+    if paper == "000" and {"--tail", "--moment"} <= set(given):
+        raise InputError("--tail is not read beside --moment, which stands in its place: give one")
+
+
+@dataclass(frozen=True)
+class Problem:
+    """What the papers ask of a problem; `sides` is min(m, n), which bounds every rank."""
+
+    steps: int
+    gap: float
+    smoothness: float
+    noise: Noise
+    sides: int
+    lr: float | None = None
+    beta: float | None = None
+
+
+def nesterov(problem: Problem, rule: str, gamma: float = 0.0, nu: float = 0.0) -> dict[str, Any]:
+    """002: the rule's schedule, the rate it has, and the bound with its terms."""
+    if rule == "alpha-free":
+        plan = schedules.alpha_free(problem.steps)
+    elif rule == "heavy-tailed":
+        plan = schedules.heavy_tailed(problem.steps, problem.noise.alpha)
+    else:
+        raise InputError(f"No rule is called {rule!r}: use heavy-tailed or alpha-free.")
+    p, shape = problem, (problem.sides, problem.sides)
+    found = nesterov_muon(_given(plan, p), p.noise, p.gap, p.smoothness, shape, gamma, nu)
+    power = None if found.schedule.rule == "given" else -schedules.rate(p.noise.alpha, rule)
+    return {"paper": "002", **_record(found), "power_of_steps": power}
+
+
+def newton_schulz(
+    problem: Problem, delta0: float = 0.99, degree: int = 2, iterations: int = 5
+) -> dict[str, Any]:
+    """004: Muon with that many Newton-Schulz iterations, beside Muon with an SVD and SGD."""
+    p, noise = problem, problem.noise
+    if noise.alpha != 2 or noise.sigma1:
+        raise InputError("004 is about bounded variance: leave alpha at 2 and sigma1 at 0.")
+    q = residual(delta0, degree, iterations)
+    terms = (p.gap, p.smoothness, noise.sigma0, p.sides, noise.batch)
+    plan = schedules.tuned_muon(p.steps, *terms)
+    vector = schedules.tuned_sgd(p.steps, p.gap, p.smoothness, noise.sigma0, noise.batch)
+    found = rank_dependence.muon(_given(plan, p), *terms, polar_error_bound(q))
+    return {
+        "paper": "004",
+        **_record(found),
+        "power_of_steps": None if found.schedule.rule == "given" else -0.25,
+        **_residuals(found, q),
+        "others": {
+            "muon-svd": _record(rank_dependence.muon(plan, *terms)),
+            "sgd-momentum": _record(rank_dependence.sgd_momentum(vector, *terms)),
+        },
+    }
+
+
+@dataclass(frozen=True)
+class Private:
+    """What 000 asks for beside: the noise multiplier, the larger side, and how gradients are cut.
+
+    `clip` is C, by default that of the light-tailed rule for K = `tail`, or for `moment` = G_2 > 0
+    of Corollary B.6's; `excess` bounds E(||G||_F - C)_+, by default as the tail or moment does.
+    """
+
+    noise: float = 1.0
+    columns: int = 0
+    tail: float = 1.0
+    clip: float | None = None
+    excess: float | None = None
+    moment: float = 0.0
+
+
+def dp_muon(
+    problem: Problem, private: Private, delta0: float = 0.99, degree: int = 2, iterations: int = 5
+) -> dict[str, Any]:
+    """000: DP-Muon on one block, with the rule of its Corollary 3.5 or B.6 at eta_0 = sqrt(D/L)."""
+    p, q = problem, residual(delta0, degree, iterations)
+    if not (p.gap > 0 and p.smoothness > 0):
+        raise InputError("The rule of 000 needs gap > 0 and smoothness > 0: give both.")
+    scale = math.sqrt(p.gap / p.smoothness)
+    shape = (p.sides, private.columns or p.sides)
+    if private.moment:
+        alone = Release(1.0, private.noise, p.noise.batch, shape)
+        first = private_rates.clip_scale(private.moment, alone)
+        plan, cut = private_rates.second_moment(p.steps, scale, first)
+    else:
+        plan, cut = private_stationarity.light_tailed(p.steps, private.tail, scale)
+    clip, excess = cut if private.clip is None else private.clip, private.excess
+    if excess is None and private.moment:
+        excess = private_rates.moment_excess(private.moment, clip)
+    elif excess is None:
+        excess = private_stationarity.tail_excess(private.tail, clip)
+    release = Release(clip, private.noise, p.noise.batch, shape, excess)
+    found = private_stationarity.dp_muon(
+        _given(plan, p), release, p.gap, p.smoothness, polar_error_bound(q)
+    )
+    record = _record(found)
+    known = private_rates.MOMENT if private.moment else TAILED
+    record["assumptions"] += [known if private.excess is None else GIVEN]
+    more = {"clip": clip, "excess": excess, "noise_of_a_release": release.spread}
+    return {"paper": "000", **record, **more, **_residuals(found, q)}
+
+
+OCTAVES = 40  # of step sizes below 1/L
+
+
+def disk(problem: Problem, private: Private, gain: float = 0.7, reach: float = -1.0) -> dict:
+    """003: DiSK on SGD, whose releases have E|w|^2 = m n (sigma C / B)^2, at the given eta, or at
+    the 2^-j/L with the least bound; beside it what 003 prints, for reach -1 and its zero start."""
+    p, noise = problem, problem.noise
+    if noise.alpha != 2 or noise.sigma1:
+        raise InputError("003 is about bounded variance: leave alpha at 2 and sigma1 at 0.")
+    if p.beta is not None:
+        raise InputError("DiSK's memory is 1 - gain: give --gain instead of --beta.")
+    shape, top = (p.sides, private.columns or p.sides), 1 / positive("smoothness", p.smoothness)
+    clip = 1.0 if private.clip is None else private.clip
+    release = Release(clip, private.noise, noise.batch, shape)
+    spread = shape[0] * shape[1] * (release.clip * release.noise / release.lot) ** 2
+    rates = top * 0.5 ** np.arange(OCTAVES) if p.lr is None else [p.lr]
+    runs = [
+        Disk(float(lr), p.steps, gain, reach, noise.sigma0, noise.batch, spread) for lr in rates
+    ]
+    run, found = _least(runs, p)
+    plan = replace(found.schedule, rule="given" if p.lr is not None else "least of 2^-j/L")
+    slope = math.sqrt(2 * p.smoothness * p.gap)
+    printed = printed_theorem_3(run, p.gap, p.smoothness, slope) if reach == -1 else math.inf
+    others = {"others": {"printed, from 0": {"value": printed}}} if printed < math.inf else {}
+    more = {"gain": gain, "clip": clip, "noise_of_a_release": math.sqrt(spread)}
+    return {"paper": "003", **_record(replace(found, schedule=plan)), **more, **others}
+
+
+def _least(runs: list[Disk], problem: Problem) -> tuple[Disk, Stationarity]:
+    """The run with the least bound; the last refusal where none has any."""
+    found: list[tuple[float, Disk, Stationarity]] = []
+    for run in runs:
+        try:
+            one = disk_stationarity.disk(run, problem.gap, problem.smoothness)
+        except InputError:
+            if run is runs[-1] and not found:
+                raise
+        else:
+            found.append((one.value, run, one))
+    return min(found, key=lambda one: one[0])[1:]
+
+
+def _residuals(found: Stationarity, q: float) -> dict[str, float]:
+    return {"delta_q": q, "eps_q": polar_error_bound(q), "chi_q": 1 / found.contraction}
+
+
+def _given(plan: Schedule, problem: Problem) -> Schedule:
+    """The rule's schedule, with what the caller sets instead."""
+    named = {"lr": problem.lr, "beta": problem.beta}
+    given = {name: value for name, value in named.items() if value is not None}
+    return replace(plan, **given, rule="given") if given else plan
+
+
+def _record(found: Stationarity) -> dict[str, Any]:
+    record = asdict(found)
+    return {**record, **record.pop("schedule"), "assumptions": list(found.assumptions)}
+
+
+def table(record: dict[str, Any]) -> Table:
+    """The same for people."""
+    names = ("value", "lr", "beta", "steps", "rule", "power_of_steps", "contraction",
+             "gain", "clip", "excess", "noise_of_a_release",
+             "delta_q", "eps_q", "chi_q")  # fmt: skip
+    rows = [(name, record.get(name)) for name in names]
+    rows += [(f"of that, {name}", term) for name, term in record["terms"].items()]
+    others = record.get("others", {})
+    rows += [(f"beside it, {name}", other["value"]) for name, other in others.items()]
+    rows += listed("assumes", record["assumptions"])
+    return facts(f"{record['measure']}, {record['paper']}", rows)

@@ -1,0 +1,1 @@
+"""Neighbouring data sets: certificates, bounds, exact and predicted perturbations."""

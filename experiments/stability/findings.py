@@ -1,0 +1,179 @@
+"""A run beside its neighbours, as `fedmuon stability` leaves it."""
+
+import contextlib
+import functools
+import shlex
+import tomllib
+import zipfile
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from fedmuon.analysis.report.claims import Columns, run_claims
+from fedmuon.analysis.report.columns import MEND, TRIALS, read_csv, read_json
+from fedmuon.analysis.report.comparisons import name_of
+from fedmuon.analysis.report.deciding import with_changes, with_range
+from fedmuon.analysis.report.findings import (
+    Findings,
+    Picture,
+    Rows,
+    card_of,
+    circumstances,
+    number,
+)
+from fedmuon.analysis.report.verdicts import Claim
+from fedmuon.config import load as tables
+from fedmuon.config.load import Config
+from fedmuon.config.user_objects import IN_PYTHON, handed_over
+from fedmuon.core.errors import InputError
+from fedmuon.core.files import read_text, require_regular, require_sound
+from fedmuon.experiments.spending import standing, unreleased
+from fedmuon.experiments.stability import figure
+from fedmuon.experiments.stability.prediction_check import CALIBRATION
+from fedmuon.experiments.suites.settings_card import settings_card
+from fedmuon.experiments.tables import BALL_NAMES, BOUND_NAMES
+
+NAMES = BOUND_NAMES | {"gap": "measured gap", "gap_low": "lower end of its 95% interval",
+                       "gap_high": "upper end of its 95% interval"}  # fmt: skip
+BOUND_WORDS = ("c_hp", "kind", "status", "assumptions", "refusal")
+MODES = {"all": "census of all {} neighbours", "own": "{} random neighbours",
+         "worst": "the {} neighbours predicted to be worst"}  # fmt: skip
+
+
+def findings(folder: Path) -> Findings:
+    """The findings of a run with neighbours; a census must be whole."""
+    record = read_json(folder / "bound.json", (*NAMES, *BOUND_WORDS))
+    summary = read_json(folder / "summary.json", ("recipe", "data", "rounds", "seconds"))
+    neighbours = read_csv(folder / "neighbours.csv", TRIALS)
+    mode, name = _mode(folder, neighbours), folder.resolve().name
+    config = _config(folder)
+    census = mode == "all"
+    count, compared = len(neighbours["trial"]), record.get("influence")
+    what = MODES.get(mode, "{} neighbours").format(count)
+    return Findings(
+        name=name,
+        title=f"{summary['recipe']} on {summary['data']}: {what}{unreleased(summary)}",
+        data=str(summary["data"]),
+        claims=_claims(run_claims(neighbours, record, census), record, name, config),
+        numbers_title="The bound",
+        head=("", "value"),
+        numbers=[
+            (text, number(record[name]))
+            for name, text in (NAMES | BALL_NAMES).items()
+            if name in NAMES or name in record
+        ]
+        + [(text, number(compared[name])) for name, text in CALIBRATION.items() if compared]
+        + learned(summary, record),
+        note=" ".join(filter(None, (_note(record), account(summary.get("privacy"))))),
+        pictures=[Picture.known("census", functools.partial(figure.census, neighbours))],
+        stands_on=stands_on(record, str(record["kind"])),
+        assumptions=[str(text) for text in record["assumptions"]],
+        again=_command(name, config, "again"),
+        circumstances=circumstances(
+            summary, ("recipe", "data", "rounds", "seed", "dtype", "engine", "device", "seconds")
+        ),
+        about=_about(summary, config),
+        card=card_of({"card": settings_card(config)}),
+    )
+
+
+def _command(name: str, config: Sequence[Config], end: str, changes: Sequence[str] = ()) -> str:
+    """What makes the run again in a folder of that ending, with these changes."""
+    if any(map(handed_over, config)):
+        also = f" and {' and '.join(changes)}" if changes else ""
+        call = f"fedmuon.stability({f'{name}/config.toml'!r}, ..., out={f'{name}-{end}'!r})"
+        return f"{call}{IN_PYTHON}{also}"
+    words = ["fedmuon", "stability", f"{name}/config.toml"]
+    return shlex.join([*with_changes(words, changes), "--out", f"{name}-{end}"])
+
+
+def _claims(
+    every: Sequence[Claim], record: Mapping[str, Any], name: str, config: Sequence[Config]
+) -> list[Claim]:
+    """With why the interval of the gap is as long as it is, and what would make it shorter."""
+    first, *others = every
+    of_gap = with_range(first, record)
+    if of_gap.changes:
+        command = _command(name, config, "shorter", of_gap.changes)
+        of_gap = replace(of_gap, command=command)
+    return [of_gap, *others]
+
+
+def learned(summary: Mapping[str, Any], record: Mapping[str, Any]) -> Rows:
+    """What stands beside a bound: bound / B, accuracy and both losses of the last model."""
+    top, value = record.get("range", 1.0), record["value"]
+    share = value / top if value is not None and top else None
+    own = [] if "share" in record else [("bound over B", number(share))]
+    names = ("accuracy", "train_loss", "test_loss")
+    return own + [(name_of(one), number(summary[one])) for one in names if one in summary]
+
+
+def _config(folder: Path) -> list[Config]:
+    """The run's; nothing of one that names what is not here."""
+    with contextlib.suppress(InputError):
+        return [tables.load(folder / "config.toml")]
+    return []
+
+
+def _about(summary: Mapping[str, Any], config: Sequence[Config]) -> list[tuple[str, str]]:
+    """What stands in the box of the answer."""
+    threads = summary.get("machine", {}).get("threads")
+    found = {
+        "scale": "one run",
+        "seed": summary.get("seed"),
+        "training samples n": config[0].data.train if config else None,
+        "device": summary.get("device"),
+        "threads": threads,
+    }
+    return [(name, str(value)) for name, value in found.items() if value is not None]
+
+
+def _note(record: Mapping[str, Any]) -> str:
+    """Why there is no bound, how it is violated, or that it is vacuous."""
+    if record["refusal"]:
+        return f"Refused: {record['refusal']}"
+    note = str(record.get("note", ""))
+    return f"Violated: {note}" if record["status"] == "violated" else note
+
+
+def account(private: Mapping[str, Any] | None) -> str:
+    """What a private run has spent; nothing of others."""
+    if private is None:
+        return ""
+    spent = "Epsilon is infinite."
+    if (most := private["epsilon"]) is not None:
+        spent = (
+            f"Spent: ε = {number(most)} at δ = {number(private['delta'], 3)} ({standing(private)})."
+        )
+    return f"{spent} {private['note']}"
+
+
+def _mode(folder: Path, neighbours: Columns) -> str:
+    """[stability] neighbours of the run; a census that lacks samples is refused."""
+    require_sound(folder, ["config.toml", "partition.npz"])
+    try:
+        config = tomllib.loads(read_text(folder / "config.toml"))
+        mode = str(config["stability"]["neighbours"])
+        with np.load(require_regular(folder / "partition.npz")) as split:
+            every = np.sort(split["train_index"])
+    except (OSError, ValueError, KeyError, TypeError, EOFError, zipfile.BadZipFile):
+        raise InputError(f"{folder}: config.toml or partition.npz is damaged: {MEND}") from None
+    if mode == "all" and not np.array_equal(np.sort(neighbours["index"]), every):
+        raise InputError(f"{folder} holds an unfinished census: finish it with --resume")
+    return mode
+
+
+def stands_on(record: Mapping[str, Any], lipschitz: str) -> str:
+    """Status and constants in one sentence."""
+    if not record["assumptions"]:
+        return f"Status: {record['status']}."
+    named = isinstance(c_hp := record["c_hp"], str)
+    constant = f"the {c_hp} form, which is proved" if named else f"{c_hp}, which nothing proves"
+    return (
+        f"Status: {record['status']}. The bound is that of 001, Theorem 4.1 at δ = "
+        f"{record['delta']}, with C_hp = {constant}, and the {lipschitz} Lipschitz constant "
+        "of the map. It assumes:"
+    )

@@ -1,0 +1,338 @@
+"""All replacements of a run, ranked by the derivative of its last model in its samples' weights.
+
+To replace sample z of a client by z' is to move weight 1 from z to z': to first order it moves X^R
+by D = dX^R / dw_z' - dX^R / dw_z (`fedmuon.federated.adjoint`). Reverse passes from k Gaussian
+directions V give <V, D> for every pair of a sample and a candidate at once. As <V, D> is normal
+with variance ||D||_F^2, their mean square estimates that, with a relative error in ||D||_F of about
+1 / sqrt(2 k) (Johnson and Lindenstrauss).
+
+Where some D~ near D is known with its norm, the k numbers are regressed on those of D~: with
+D = a D~ + B and a by least squares, ||D||^2 is estimated by a^2 ||D~||^2 + sum <V, B>^2 / (k - 1),
+whose error is about ||B|| / (||D|| sqrt(k)). In the matrix task D~ is the difference of the two
+samples' gradients, both of rank one, half way between the first and the last model.
+"""
+
+import itertools
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field, replace
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from fedmuon.config.load import Config
+from fedmuon.config.read_if import reads
+from fedmuon.core.arrays import read_tensors
+from fedmuon.core.choices import PRIVATE
+from fedmuon.core.errors import InputError, plain
+from fedmuon.core.rng import Draw, generator
+from fedmuon.data.neighbours import held_out
+from fedmuon.data.source import flat_rows
+from fedmuon.experiments.stability.measure import Laboratory
+from fedmuon.federated import build
+from fedmuon.federated.adjoint import Pulled, pulled_back
+from fedmuon.federated.aggregate import ServerState, begin
+from fedmuon.federated.rounds import Experiment
+from fedmuon.federated.shards import targets_on
+from fedmuon.runs.loop import Begin, Watch
+from fedmuon.tasks.base import Batch, Params
+from fedmuon.tasks.matrix import MatrixTask
+
+POOL = 2048  # held-out samples that are tried
+DIRECTIONS = 64  # k
+MEMORY = 1 << 30  # bytes of adjoints
+KEPT = 1 << 30  # bytes of what is known of candidates, k numbers for each client or mini-batch
+JUMPS = ("exact-sign", "randomized-polar")
+
+
+@dataclass(frozen=True)
+class Candidates:
+    """Held-out samples [P], where they are in the source, and which a client's labels admit."""
+
+    index: np.ndarray
+    admitted: dict[int, np.ndarray]
+    samples: Batch
+
+    @classmethod
+    def of(cls, run: Laboratory, experiment: Experiment) -> "Candidates":
+        """All that may replace a sample of some participant; of too many, some that are drawn."""
+        active = np.unique(experiment.plan.schedule()).tolist()
+        each = {i: held_out(run.data, run.source, i) for i in active}
+        index, most = np.unique(np.concatenate(list(each.values()))), _most(experiment)
+        if not len(index):
+            raise InputError(
+                "no held-out sample has a label of a participant, so none can replace any of its "
+                "samples: lower [data] train so that some remain"
+            )
+        if len(index) > most:
+            rng = generator(run.config.federation.seed, Draw.NEIGHBOUR, block=2)
+            index = np.sort(rng.choice(index, most, replace=False))
+        inputs = torch.from_numpy(flat_rows(run.source.inputs, run.config.data.normalize, index))
+        device, dtype = experiment.task.device, experiment.task.dtype
+        labels = targets_on(device, dtype, run.source.labels[index])
+        admitted = {i: np.flatnonzero(np.isin(index, own)) for i, own in each.items()}
+        return cls(index, admitted, Batch(inputs.to(device, dtype), labels))
+
+    def groups(self, experiment: Experiment) -> Iterator["Candidates"]:
+        """Those of some participants and none for all others, as many as memory allows for: full
+        batches keep k numbers of each candidate and participant. In the order of a reverse pass."""
+        met = list(dict.fromkeys(experiment.plan.schedule()[::-1].ravel().tolist()))
+        each, nothing = 8 * DIRECTIONS * len(self.index), np.empty(0, np.int64)
+        size = len(met) if experiment.plan.batch else max(1, KEPT // each)
+        for start in range(0, len(met), size):
+            some = set(met[start : start + size])
+            admitted = {i: own if i in some else nothing for i, own in self.admitted.items()}
+            yield replace(self, admitted=admitted)
+
+    def of_client(self, client: int) -> Batch:
+        """Those that may replace its samples."""
+        place = self.admitted[client]
+        if len(place) == len(self.index):
+            return self.samples
+        return Batch(self.samples.inputs[place], self.samples.labels[place])
+
+
+def _most(experiment: Experiment) -> int:
+    """Mini-batches keep k numbers of each candidate, as it stands in some of them only."""
+    plan = experiment.plan
+    kept = plan.rounds * plan.per_round * plan.steps * DIRECTIONS
+    return max(1, min(POOL, KEPT // (8 * kept))) if plan.batch else POOL
+
+
+@dataclass
+class Slopes:
+    """<V, dX^R / dw> of one client's samples [k, n_i], and of its candidates [k, P] in the place of
+    the rows of some batch, None if those are all."""
+
+    own: Tensor
+    others: list[tuple[np.ndarray | None, Tensor]] = field(default_factory=list)
+
+    def add(self, pulled: Pulled) -> None:
+        """One batch more."""
+        self.own[:, slice(None) if pulled.rows is None else pulled.rows] += pulled.own
+        if pulled.rows is None and self.others:
+            self.others[0][1].add_(pulled.others)
+        else:
+            self.others.append((pulled.rows, pulled.others.clone()))
+
+    def differences(self) -> Iterator[Tensor]:
+        """<V, D> [k, P] of all that may replace the first sample, the second, ..."""
+        for sample, own in enumerate(self.own.T):
+            held = [there for rows, there in self.others if rows is None or sample in rows]
+            yield torch.stack(held).sum(0) - own[:, None] if held else 0 * self.others[0][1]
+
+
+@dataclass(frozen=True)
+class Gradients:
+    """Of some samples at one model, the slopes s [n, c] of grad loss = u s^T, and <V, grad loss>
+    [k, n]."""
+
+    samples: Batch
+    slopes: Tensor
+    along: Tensor
+
+    @classmethod
+    def of(cls, task: MatrixTask, model: Params, towards: Params, samples: Batch) -> "Gradients":
+        """Those in the directions [k, 1, d, c]."""
+        slopes = task.slopes(model, samples)[0]
+        turned = torch.tensordot(samples.inputs, towards["weight"][:, 0].transpose(0, 1), 1)
+        return cls(samples, slopes, (turned * slopes[:, None]).sum(-1).T)
+
+    def some(self, rows: slice | np.ndarray) -> "Gradients":
+        """Those of some of the samples."""
+        samples = Batch(self.samples.inputs[rows], self.samples.labels[rows])
+        return Gradients(samples, self.slopes[rows], self.along[:, rows])
+
+
+@dataclass(frozen=True)
+class Ranking:
+    """Of so many `pairs` (client, position, replacement) the `top` that should hurt most, and then
+    as many drawn ones: `rows` [T, 3] with what is `predicted` [T]."""
+
+    rows: np.ndarray
+    predicted: np.ndarray
+    top: int
+    pairs: int
+
+
+def ranked(
+    run: Laboratory,
+    watch: Watch = lambda record: None,
+    begun: Begin = lambda done, total: None,
+) -> Ranking:
+    """The `trials` samples that hurt most, each with the replacement that does; `watch` sees each
+    round that a pass went back through."""
+    best, drawn, pairs = [], [], 0
+    rng = generator(run.config.federation.seed, Draw.NEIGHBOUR, block=3)
+    for client, index, moved in predictions(run, watch, begun):
+        at, pairs = np.arange(len(moved)), pairs + moved.size
+        any_other = rng.integers(len(index), size=len(moved))
+        for kept, other in ((best, moved.argmax(1)), (drawn, any_other)):
+            kept.append(np.stack([np.full_like(at, client), at, index[other], moved[at, other]], 1))
+    every, some = np.concatenate(best), np.concatenate(drawn)
+    first = np.argsort(-every[:, 3], kind="stable")[: run.config.stability.trials]
+    rows = np.concatenate([every[first], some[rng.permutation(len(some))[: len(first)]]])
+    return Ranking(rows[:, :3].astype(np.int64), rows[:, 3], len(first), pairs)
+
+
+def predictions(
+    run: Laboratory,
+    watch: Watch = lambda record: None,
+    begun: Begin = lambda done, total: None,
+) -> Iterator[tuple[int, np.ndarray, np.ndarray]]:
+    """Each participant, what may replace its samples [P], and ||D||_F of every pair [n_i, P]."""
+    experiment = smooth(run)
+    offsets = experiment.shards.offsets
+    start = begin(experiment.recipe, experiment.task, run.config.federation.seed)
+    candidates, towards = Candidates.of(run, experiment), _directions(run, start.params)
+    parts, groups = list(_parts(experiment, towards)), list(candidates.groups(experiment))
+    near = _regressor(run, experiment, start, towards, candidates)
+    begun(0, len(parts) * len(groups) * experiment.plan.rounds)
+    done = itertools.count(1)
+
+    def heard() -> None:
+        watch({"done": next(done), "ranking": "ranking by derivatives"})
+
+    for some in groups:
+        blocks = _swept(experiment, start, parts, some, heard)
+        for client in blocks[0]:
+            if not len(place := some.admitted[client]):
+                continue
+            one = _joined([block[client] for block in blocks])
+            if near is None:
+                moved = torch.stack([d.square().mean(0).sqrt() for d in one.differences()])
+            else:
+                rows = slice(int(offsets[client]), int(offsets[client + 1]))
+                moved = norms(one, near[0].some(rows), near[1].some(place))
+            yield client, some.index[place], moved.cpu().numpy()
+
+
+def _swept(
+    experiment: Experiment,
+    start: ServerState,
+    parts: Sequence[Params],
+    candidates: Candidates,
+    heard: Callable[[], None],
+) -> list[dict[int, Slopes]]:
+    """What reverse passes say of each participant, part by part of the directions."""
+    try:
+        return [_slopes(experiment, start, part, candidates, heard) for part in parts]
+    except RuntimeError as error:  # of autograd, at what the user brought
+        raise InputError(
+            f"torch cannot differentiate this run ({plain(str(error), 200)}): set [stability] "
+            "neighbours to own, any or all"
+        ) from error
+
+
+def _regressor(
+    run: Laboratory, experiment: Experiment, start: ServerState, towards: Params, others: Candidates
+) -> tuple[Gradients, Gradients] | None:
+    """Gradients of all samples and candidates where they have closed forms."""
+    task, shards = experiment.task, experiment.shards
+    if not isinstance(task, MatrixTask):
+        return None
+    last = read_tensors(run.out / "model.safetensors")[0]["weight"].to(task.device, task.dtype)
+    middle = {"weight": (start.params["weight"] + last) / 2}
+    own = Batch(shards.inputs, shards.labels)
+    return (
+        Gradients.of(task, middle, towards, own),
+        Gradients.of(task, middle, towards, others.samples),
+    )
+
+
+def smooth(run: Laboratory) -> Experiment:
+    """The run's experiment in float64, refused where it has no derivative."""
+    config, recipe = run.config, run.experiment.recipe
+    require_smooth(config, recipe.private, [link.name for link in recipe.chain.links])
+    if run.experiment.task.dtype == torch.float64:
+        return run.experiment
+    engine = config.engine.model_copy(update={"dtype": "float64"})
+    exact = config.model_copy(update={"engine": engine})
+    found = build.experiment(exact, run.data, run.source.classes)
+    return replace(found, plan=run.experiment.plan)
+
+
+def require_smooth(config: Config, private: bool = False, links: Sequence[str] = ()) -> None:
+    """Refuse what has no derivative, as far as the config tells; `links` tell more, and so does
+    whether a recipe of the user's is `private`."""
+    jumps, of = config.orthogonalizer.name, config.federation.aggregate
+    if private or config.local.recipe in PRIVATE or config.privacy.level == "client":
+        why = "what a private run is made of is clipped, and its noise hides it"
+    elif reads(config, "orthogonalizer.name") and jumps in JUMPS:
+        why = f"{jumps} jumps where a singular value is 0, or is sketched"
+    elif of not in ("mean", "by-samples"):
+        why = f"aggregate {of} chooses among replies, and so jumps"
+    elif any(name.startswith("adamw") for name in (config.local.recipe, *links)):
+        why = "AdamW's step has none where a gradient is 0"
+    else:
+        return
+    raise InputError(
+        f"the worst neighbours are ranked by derivatives, and {why}: set [stability] neighbours to "
+        "own, any or all"
+    )
+
+
+def _directions(run: Laboratory, params: Params) -> Params:
+    """V [k, 1, ...], Gaussian."""
+    rng = generator(run.config.federation.seed, Draw.NEIGHBOUR, block=4)
+    return {
+        name: torch.from_numpy(rng.standard_normal((DIRECTIONS, *value.shape))).to(value)
+        for name, value in params.items()
+    }
+
+
+def _parts(experiment: Experiment, towards: Params) -> Iterator[Params]:
+    """As many directions at once as memory allows: a pass holds some copies for each client, and
+    of the matrix task's logits of one client and of all candidates."""
+    task, sizes = experiment.task, np.diff(experiment.shards.offsets)
+    entries = sum(value[0].numel() for value in towards.values()) * experiment.plan.per_round
+    if isinstance(task, MatrixTask):
+        entries += task.classes * (int(sizes.max()) + POOL)
+    size = max(1, MEMORY // (64 * entries))
+    for place in torch.arange(len(next(iter(towards.values())))).split(size):
+        yield {name: value[place] for name, value in towards.items()}
+
+
+def _slopes(
+    experiment: Experiment,
+    start: ServerState,
+    towards: Params,
+    candidates: Candidates,
+    heard: Callable[[], None],
+) -> dict[int, Slopes]:
+    """What a reverse pass says of each participant."""
+    found: dict[int, Slopes] = {}
+    for pulled in pulled_back(experiment, start, towards, candidates.of_client, heard):
+        size = experiment.shards.size(pulled.client)
+        fresh = Slopes(pulled.own.new_zeros(len(pulled.own), size))
+        found.setdefault(pulled.client, fresh).add(pulled)
+    return found
+
+
+def _joined(parts: Sequence[Slopes]) -> Slopes:
+    """The same of all directions."""
+    each = zip(*(one.others for one in parts), strict=True)
+    others = [(same[0][0], torch.cat([found for _, found in same])) for same in each]
+    return Slopes(torch.cat([one.own for one in parts]), others)
+
+
+def norms(one: Slopes, own: Gradients, others: Gradients) -> Tensor:
+    """||D||_F [n_i, P] by regression on the gradients' differences."""
+    pair = (own.slopes[None], own.samples, others.slopes[None], others.samples)
+    apart, found = gradient_distances(*pair)[0].square(), []
+    for sample, difference in enumerate(one.differences()):
+        near = others.along - own.along[:, sample, None]
+        share = ((difference * near).sum(0) / near.square().sum(0)).nan_to_num_()
+        rest = (difference - share * near).square().sum(0) / (len(near) - 1)
+        found.append((share.square() * apart[sample] + rest).sqrt())
+    return torch.stack(found)
+
+
+def gradient_distances(slopes: Tensor, own: Batch, slopes_there: Tensor, there: Batch) -> Tensor:
+    """||u s^T - v t^T||_F for u [n, d] with s [S, n, c] against v [P, d] with t [S, P, c],
+    [S, n, P]: |u|^2 |s|^2 + |v|^2 |t|^2 - 2 (u . v)(s . t), as both matrices have rank one. Inputs
+    may be stacks, too."""
+    mine = own.inputs.square().sum(-1) * slopes.square().sum(-1)
+    theirs = there.inputs.square().sum(-1) * slopes_there.square().sum(-1)
+    cross = (own.inputs @ there.inputs.mT) * (slopes @ slopes_there.mT)
+    return (mine[:, :, None] + theirs[:, None, :] - 2 * cross).clamp_min_(0).sqrt_()

@@ -1,0 +1,200 @@
+"""What an optimizer step costs on a model, beside 002's Table 2 where it has the model.
+
+The shapes of 002's two models, which it does not print, are those of its public code
+(github.com/Xiaoran-Cheng/muon-randomized-svd). With them all fourteen printed numbers come out, to
+the last of their four decimals, under these conventions, found by trying:
+
+    both        no orthogonalization of embeddings and heads; the factorization, which the formula
+                of section 2.2 leaves out, counts; AdamW is 12 flop an entry, SGD 6, Nesterov 2
+    nanoGPT     Q, K, V, O are four square matrices a layer, in 10 layers (one of 11 has none); the
+                feed-forward layers count 12 times 2, one pair of them padding; AdamW is 14 with its
+                decay, and in Muon's runs moves every other step; the input embedding, tied to the
+                head at first, moves in 522 of 1490 steps; 14 flop more for each entry of a matrix,
+                whose breakdown is not printed (the code rescales rows and decays cautiously)
+    CIFAR-10    filters as [out, in 9]; the sketch is paid for with l = 138 columns where the matrix
+                has 64 rows and Q is cut to 64; 3 flop an entry for a normalization of the whole
+                weight or momentum, and none for that of the sketched matrix
+
+Not explained: the text's model of 135M parameters; the table's 518.7M are those that move, on
+average, in a step, value embeddings and the bigram table (386M) included.
+"""
+
+from dataclasses import replace
+from typing import Any
+
+from rich.table import Table
+
+from fedmuon.core.errors import InputError, instead
+from fedmuon.experiments.tables import columns
+from fedmuon.federated.build_recipe import routes
+from fedmuon.optim.flops import Cost, Part, Rule, Sketch, costs, parts, total
+from fedmuon.tasks.models import MODELS, network
+
+OPTIMIZERS = (
+    "AdamW",
+    "SGD (Nesterov)",
+    "Muon (Polyak)",
+    "Rand Muon (Polyak)",
+    "Muon (Nesterov)",
+    "Rand Muon (Nesterov Gaussian)",
+    "Rand Muon (Nesterov Kaczmarz)",
+)
+TABLE_2 = {  # of 002: GFLOP of a step of these optimizers
+    "nanogpt": (7.2621, 3.1123, 2135.5947, 250.8060, 2135.7551, 250.9665, 217.4581),
+    "airbench": (0.0237, 0.0118, 14.7920, 8.0723, 14.7960, 8.0763, 7.5373),
+}
+NOTE = (
+    "Shapes, which 002 does not print, are those of its public code; conventions were found by "
+    "trying, and stand at the top of experiments/step_flops.py. 135M parameters, as 002 "
+    "calls nanoGPT, are not what its table counts: 518.7M move in a step."
+)
+_COLOUR = ("cifarnet", "wrn-16-2", "wrn-16-4", "vit-small")  # 3 x 32 x 32; the others read 28 x 28
+_COLUMNS = ("products", "QR", "entries", "total", "performed")
+_NAMES = (*MODELS, "gpt2-small", "nanogpt", "airbench")
+
+
+def model(name: str) -> list[Part]:
+    """The parameters of a network of `fedmuon.tasks`, of GPT-2, or of 002's nanogpt, airbench."""
+    if name in MODELS:
+        shape = (3, 32, 32) if name in _COLOUR else (28, 28)
+        return parts(routes(network(name, shape, 10), "hidden"))
+    if name not in _NAMES:
+        raise InputError(f"--model '{name}' is unknown: {instead(name, _NAMES)}")
+    return {"gpt2-small": _gpt2, "nanogpt": _nanogpt, "airbench": _airbench}[name]()
+
+
+def published_rules(name: str) -> dict[str, Rule]:
+    """002's seven optimizers as it counts them for one of its models."""
+    gpt = name == "nanogpt"
+    sketch = Sketch(200, 10, 1) if gpt else Sketch(128, 10, 2)
+    sgd = Rule("sgd")
+    adam = Rule("adamw", decay=gpt)
+    muon = Rule(steps=7, aux=adam if gpt else sgd)
+    muon = replace(muon, extra=14) if gpt else replace(muon, normalized=0, extra=3)
+    drawn, sparse = replace(muon, sketch=sketch), replace(sketch, kind="kaczmarz")
+    polyak = replace(muon, nesterov=False), replace(drawn, nesterov=False)
+    rules = (adam, sgd, *polyak, muon, drawn, replace(muon, sketch=sparse))
+    return dict(zip(OPTIMIZERS, rules, strict=True))
+
+
+def beside_table_2(name: str) -> list[dict[str, Any]]:
+    """GFLOP counted and printed, and their difference."""
+    rows = []
+    for (label, rule), printed in zip(published_rules(name).items(), TABLE_2[name], strict=True):
+        halved = name == "nanogpt" and rule.name == "muon"
+        counted = total(costs(_every_other(model(name)) if halved else model(name), rule)) / 1e9
+        row = {"optimizer": label, "counted": counted, "printed": printed}
+        rows.append({**row, "difference": counted - printed})
+    return rows
+
+
+def record(name: str, rule: Rule) -> dict[str, Any]:
+    """The step by parameter, in flop, its total, and Table 2 where it has the model."""
+    found = costs(model(name), rule)
+    return {
+        "model": name,
+        "optimizer": rule.name,
+        "parameters": [_row(one) for one in found],
+        "total": total(found),
+        "products_performed": sum(one.performed for one in found),
+        "table_2": beside_table_2(name) if name in TABLE_2 else [],
+    }
+
+
+def tables(found: dict[str, Any]) -> list[Table | str]:
+    """The same for people, in GFLOP; parameters that are updated entry by entry share a line."""
+    rows = found["parameters"]
+    matrices = [row for row in rows if row["products"]]
+    others = [row for row in rows if not row["products"]]
+    rest = [_sum(others, f"{len(others)} others")] if others else []
+    shown = columns(
+        f"one step of {found['optimizer']} on {found['model']}, GFLOP",
+        ("parameter", "shape", *_COLUMNS),
+        map(_cells, [*matrices, *rest] if matrices else rows),
+        left=2,
+    )
+    for column in shown.columns:
+        column.no_wrap = True
+    shown.add_section()
+    shown.add_row(*_cells(_sum(rows, "all") | {"shape": ""}))
+    return [shown, *(_published(found["table_2"]) if found["table_2"] else ())]
+
+
+def _sum(rows: list[dict[str, Any]], name: str) -> dict[str, Any]:
+    used = sorted({row["optimizer"] for row in rows})
+    sums = {column: sum(row[column] for row in rows) for column in _COLUMNS}
+    return {"name": name, "shape": f"by {', '.join(used)}", **sums}
+
+
+def _cells(row: dict[str, Any]) -> list[str]:
+    sizes = [row[name] / 1e9 for name in _COLUMNS]
+    numbers = [f"{size:.{2 if size >= 10 else 4}f}" if size else "-" for size in sizes]
+    return [row["name"], row["shape"], *numbers]
+
+
+def _published(rows: list[dict[str, Any]]) -> tuple[Table, str]:
+    head = ("optimizer", "counted", "printed", "difference")
+    forms = ("{}", "{:.4f}", "{:.4f}", "{:+.5f}")
+    cells = [
+        [form.format(row[name]) for name, form in zip(head, forms, strict=True)] for row in rows
+    ]
+    return columns("beside 002, Table 2, as it counts", head, cells), NOTE
+
+
+def _row(one: Cost) -> dict[str, Any]:
+    part = one.part
+    sides = "x".join(map(str, part.shape))
+    return {
+        "name": part.name,
+        "shape": sides if part.copies == 1 else f"{part.copies:.2g} of {sides}",
+        "optimizer": one.optimizer,
+        "products": one.products,
+        "QR": one.factorization,
+        "entries": one.entries,
+        "total": one.total,
+        "performed": one.performed,
+    }
+
+
+def _every_other(found: list[Part]) -> list[Part]:
+    """What is no matrix moves in every other step."""
+    return [one if one.matrices else one._replace(copies=one.copies / 2) for one in found]
+
+
+def _gpt2() -> list[Part]:
+    """GPT-2 small: 12 layers of width 768, Q, K, V fused in one parameter; 124M parameters."""
+    d = 768
+    return [
+        Part("wte (tied)", (50257, d)),
+        Part("wpe", (1024, d)),
+        Part("attn.c_attn", (d, 3 * d), (3, d, d), 12),
+        Part("attn.c_proj", (d, d), (1, d, d), 12),
+        Part("mlp.c_fc", (d, 4 * d), (1, d, 4 * d), 12),
+        Part("mlp.c_proj", (4 * d, d), (1, 4 * d, d), 12),
+        Part("biases", (9 * d,), copies=12),
+        Part("norms", (2 * d,), copies=25),
+    ]
+
+
+def _nanogpt() -> list[Part]:
+    """002's language model: 11 layers of width 768, one without attention."""
+    d, tokens = 768, 50304
+    return [
+        Part("attn", (d, d), (1, d, d), 40),
+        Part("mlp", (4 * d, d), (1, 4 * d, d), 24),
+        Part("lm_head", (d, tokens)),
+        Part("value_embeds", (5 * tokens, d)),
+        Part("bigram_embed", (5 * tokens, d)),
+        Part("embed", (tokens, d), copies=522 / 1490),
+        Part("gates and scalars", (1198,)),
+    ]
+
+
+def _airbench() -> list[Part]:
+    """002's CIFAR-10 network; its first, whitening convolution is not trained."""
+    filters = [(64, 24), (64, 64), (256, 64), (256, 256), (256, 256), (256, 256)]
+    found = [
+        Part(f"conv{number}", (out, into, 3, 3), (1, out, 9 * into))
+        for number, (out, into) in enumerate(filters, start=1)
+    ]
+    return [*found, Part("head", (10, 256)), Part("biases", (24 + 2 * 64 + 4 * 256,))]

@@ -1,0 +1,195 @@
+"""`fedmuon unlearn`: a finished run's model with noise that hides whether samples were in it.
+
+The certificate is the sensitivity. The same samples are left out of a run made anew, which says how
+far the model in truth moved, and what the noise costs is measured for each kind of certificate.
+Only the noisy model is meant to be shown to others, and once: noises of several releases average
+out, and their (epsilon, delta) add up. The record beside it was computed from the samples that are
+to be forgotten. Certificates after the run (`realized`) look at the samples, so no noise stands on
+them.
+"""
+
+import dataclasses
+import json
+import math
+from collections import Counter
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+import torch
+from rich.table import Table
+from torch import Tensor
+
+from fedmuon.analysis.report.numbers import number
+from fedmuon.analysis.theory import unlearning as theory
+from fedmuon.config.user_objects import NOTHING, Own
+from fedmuon.core import files
+from fedmuon.core.arrays import read_tensors, tensor_bytes
+from fedmuon.core.errors import InputError
+from fedmuon.core.locks import held
+from fedmuon.experiments.stability import bound
+from fedmuon.experiments.stability.measure import Laboratory
+from fedmuon.experiments.tables import columns
+from fedmuon.federated.aggregate import begin
+from fedmuon.federated.evaluate import risk
+from fedmuon.federated.rounds import simulate
+from fedmuon.privacy.keystream import KeyStream
+from fedmuon.runs.directory import Record
+from fedmuon.tasks.base import Params
+
+KINDS = ("ball", "global")
+DRAWS = 16  # of the noise, for the accuracy that it costs
+MODEL, EVIDENCE = "unlearned.safetensors", "unlearn.json"
+DATA_FREE = ("smoothed-polar", "newton-schulz", "clipped-sign")
+
+
+def execute(
+    folder: Path,
+    samples: Sequence[int],
+    epsilon: float,
+    delta: float,
+    out: Path,
+    given: Own = NOTHING,
+) -> Record:
+    """The model of the run, without those samples as far as (epsilon, delta) goes, in `out`."""
+    if any((out / one).exists() for one in (MODEL, EVIDENCE)):
+        raise InputError(f"{out} holds an unlearned model already: choose another folder")
+    multiplier = theory.noise_multiplier(epsilon, delta)
+    found = sensitivities(folder, samples, given)
+    laboratory = Laboratory.open(folder, given)
+    rows = laboratory.data.rows_of(np.array(samples))
+    ended, _ = read_tensors(folder / "model.safetensors")
+    model = {name: value[None] for name, value in ended.items()}
+    again = retrained(laboratory, rows)
+    distance = math.sqrt(sum(float((model[one] - again[one]).square().sum()) for one in model))
+    if any(distance > one for one in found.values()):
+        raise InputError(
+            f"retraining moved the model by {number(distance)}, more than the certificate "
+            f"{number(min(found.values()))}: what it stands on does not hold here, so nothing is "
+            "released"
+        )
+    kinds = {
+        kind: _cost(laboratory, model, sensitivity, multiplier, epsilon, distance)
+        for kind, sensitivity in found.items()
+    }
+    best = min(found, key=lambda kind: found[kind])
+    record: Record = {
+        "samples": list(samples), "epsilon": epsilon, "delta": delta, "kind": best,
+        "distance": distance, "accuracy": _accuracy(laboratory, model)[0],
+        "accuracy_retrained": _accuracy(laboratory, again)[0], "kinds": kinds,
+    }  # fmt: skip
+    with held(out):
+        noisy = noised(model, found[best] * multiplier)
+        files.write_bytes(out / MODEL, tensor_bytes(noisy))
+        files.write_bytes(out / EVIDENCE, (json.dumps(record, indent=2) + "\n").encode())
+    return record
+
+
+def sensitivities(folder: Path, samples: Sequence[int], given: Own = NOTHING) -> dict[str, float]:
+    """Delta by the kind of the task's constants; refused unless each is certified."""
+    case = bound.from_directory(folder, given=given)
+    _require_covered(case)
+    if case.start:  # that no sample is negative is known of samples, and sigma must not be
+        case = dataclasses.replace(case, start=dataclasses.replace(case.start, nonnegative=False))
+    with np.load(files.require_regular(folder / "partition.npz")) as split:
+        owner = dict(zip(split["train_index"].tolist(), split["client"].tolist(), strict=True))
+    if strangers := [one for one in samples if one not in owner]:
+        raise InputError(
+            f"sample {strangers[0]} is not among those that the run trained on: name it by its "
+            "index in the source, as train_index in partition.npz does"
+        )
+    leaving = Counter(owner[one] for one in samples)
+    return {kind: _sensitivity(case, kind, leaving) for kind in KINDS}
+
+
+def _sensitivity(case: bound.Case, kind: str, leaving: Counter[int]) -> float:
+    verdict = bound.judge(case.under(constants=kind))
+    if verdict.certificates is None or verdict.bound is None or verdict.bound.status != "certified":
+        why = verdict.refusal or f"its bound is {verdict.bound.status if verdict.bound else ''}"
+        raise InputError(f"the run has no certificate to unlearn by: {why}")
+    moved = theory.removal(verdict.certificates, case.sizes, leaving)
+    if not math.isfinite(moved):
+        raise InputError("the certificate overflows, so no noise hides a sample: lower [local] lr")
+    return moved
+
+
+def _require_covered(case: bound.Case) -> None:
+    """What removal needs beyond what replacement does."""
+    if case.config.local.batch:
+        raise InputError(
+            "which rows a mini-batch has depends on how many samples its client has, so removal is "
+            "certified for full batches alone: set [local] batch = 0"
+        )
+    if case.config.federation.aggregate != "mean":
+        raise InputError(
+            "a sample that leaves changes its client's weight, which no certificate bounds: set "
+            "[federation] aggregate = 'mean'"
+        )
+    if case.config.orthogonalizer.name not in DATA_FREE:
+        raise InputError(
+            f"the certificate of {case.config.orthogonalizer.name} may fail, or looks at the "
+            f"samples, and so is no sensitivity: use {', '.join(DATA_FREE)}"
+        )
+
+
+def retrained(laboratory: Laboratory, rows: np.ndarray) -> Params:
+    """X^R [1, ...] of the same run without those rows: same start, schedule and noise."""
+    experiment = laboratory.experiment
+    stay = ~np.isin(np.arange(len(experiment.shards.labels)), rows)
+    less = dataclasses.replace(experiment, shards=experiment.shards.only(stay))
+    fresh = begin(less.recipe, less.task, laboratory.config.federation.seed)
+    return simulate(less, fresh).params
+
+
+def noised(model: Params, sigma: float, draws: int = 1) -> Params:
+    """`draws` copies of the model [draws, ...], each with its own secret noise."""
+    rng = KeyStream()
+
+    def one(value: Tensor) -> Tensor:
+        noise = rng.standard_normal((draws, *value.shape[1:]))
+        return value + sigma * torch.from_numpy(noise).to(value.device, value.dtype)
+
+    return {name: one(value) for name, value in model.items()}
+
+
+def _cost(
+    laboratory: Laboratory,
+    model: Params,
+    sensitivity: float,
+    multiplier: float,
+    epsilon: float,
+    distance: float,
+) -> Record:
+    """The noise that a sensitivity asks for, the accuracy [mean, standard deviation] with it, and
+    the delta that the best test has of these very models, retrained or not."""
+    sigma = sensitivity * multiplier
+    accuracy = _accuracy(laboratory, noised(model, sigma, DRAWS))
+    return {
+        "sensitivity": sensitivity,
+        "sigma": sigma,
+        "accuracy": float(np.mean(accuracy)),
+        "spread": float(np.std(accuracy, ddof=1)),
+        "told": theory.indistinguishable(distance / sigma, epsilon) if sigma else 0.0,
+    }
+
+
+def _accuracy(laboratory: Laboratory, models: Params) -> list[float]:
+    held_out = laboratory.experiment.shards.held_out
+    found = risk(laboratory.experiment.task, models, held_out.inputs, held_out.labels)
+    return found.scores["accuracy"].tolist()
+
+
+def table(record: Record) -> Table:
+    """The noise by certificate kind, and what it costs."""
+    rows = [
+        [kind, number(one['sensitivity']), number(one['sigma']),
+         f"{one['accuracy']:.2%} ± {one['spread']:.2%}", number(one['told'], 2)]
+        for kind, one in record["kinds"].items()
+    ]  # fmt: skip
+    many = len(record["samples"])
+    title = (
+        f"{many} sample{'s' if many > 1 else ''} forgotten for ε = {record['epsilon']:g}, "
+        f"δ = {record['delta']:g}\nwithout noise {record['accuracy']:.2%}, retrained "
+        f"{record['accuracy_retrained']:.2%}; the models are {number(record['distance'])} apart"
+    )
+    return columns(title, ("constants", "certificate", "σ", "accuracy", "δ of this pair"), rows)

@@ -1,1 +1,0 @@
-"""A page on this machine alone that follows runs while they last."""

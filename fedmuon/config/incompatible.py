@@ -1,0 +1,308 @@
+"""Keys of a config that are sound alone and impossible together, each with its mend."""
+
+import math
+from collections.abc import Iterator
+from typing import Any
+
+from fedmuon.core.choices import PRIVATE, TEXTS, is_own
+from fedmuon.orthogonalize.coefficients import schedule
+
+LEAST_DELTA = 1e-12  # of the accountant
+UNTRUE = (
+    "[privacy] adjacency = 'add-remove' does not hold for rates lot / n_i, which one sample more "
+    "changes for all: set a public population or rate, or adjacency = 'zero-out'"
+)
+MOVED = (
+    "[privacy] adjacency = 'add-remove' does not hold for sampling = 'shuffle' and 'cyclic', where "
+    "one sample more moves others to other lots: set adjacency = 'zero-out', or sampling = "
+    "'poisson' and a public population or rate"
+)
+IN_ONE_PROCESS = (
+    "[privacy] noise-correlation cancels noise by that of the steps before, which stays in the "
+    "memory of one process, as whoever has it can undo it all: set [engine] name = 'inline'"
+)
+OF_REALS = (
+    "[privacy] arithmetic = 'grid' has no place for noise that is mixed with that of other steps, "
+    "nor for counts beside the sums: set 'auto', or noise-correlation = 'none' and quantile = 0"
+)
+ONE_CLIENT = (
+    "[privacy] noise-correlation cancels noise in the sum of one client's releases, which no mean "
+    "over others leaves as it is: set [federation] clients = 1, or noise-correlation = 'none'"
+)
+RETRIES = (
+    "[faults] retries would ask a client for a second release in the same round, which no ledger "
+    "foresaw: set retries = 0; a run that stops can be resumed"
+)
+Config = Any  # a `fedmuon.config.load.Config`, which asks here while it is made
+
+
+def impossible(config: Config) -> Iterator[str]:
+    """A sentence for each combination in the config that cannot run."""
+    data, federation = config.data, config.federation
+    if federation.per_round > federation.clients:
+        yield (
+            f"[federation] per-round = {federation.per_round} exceeds clients = "
+            f"{federation.clients}: sample at most as many clients as there are"
+        )
+    dealt = not (is_own(federation.partition) or is_own(data.name))  # of others not known yet
+    if dealt and federation.clients * data.minimum > data.train:
+        yield (
+            f"[data] train = {data.train} cannot give {federation.clients} clients minimum = "
+            f"{data.minimum} samples each: raise train, or lower minimum or [federation] clients"
+        )
+    bare = data.normalize == "pixels" or (data.normalize == "tokens" and is_own(data.name))
+    if config.task.name == "matrix" and bare:
+        yield (
+            f"[data] normalize = '{data.normalize}' leaves the unit ball, where the constants of "
+            "the matrix task are proved: use unit or ball, or [task] name = 'network'"
+        )
+    if config.task.name == "matrix" and config.local.adjust != "none":
+        yield (
+            f"[local] adjust = '{config.local.adjust}' is for networks: the matrix task has one "
+            "matrix, whose scale is lr, so set adjust = 'none'"
+        )
+    if 0 < config.local.tail_index <= 1:
+        yield (
+            f"[local] tail-index = {config.local.tail_index} leaves the noise without a mean: "
+            "choose it in (1, 2], or 0 if unknown"
+        )
+    yield from _unreadable(config)
+    yield from _private(config)
+    try:
+        schedule(config.orthogonalizer.coefficients, config.orthogonalizer.steps)
+    except ValueError as error:
+        yield f"[orthogonalizer] coefficients: {error}"
+
+
+def _unreadable(config: Config) -> Iterator[str]:
+    """Text without a decoder, a decoder without text."""
+    data, task = config.data, config.task
+    is_text = data.name in TEXTS
+    own = is_own(data.name) or is_own(task.name) or is_own(task.model)
+    if not own and is_text != (task.name == "network" and task.model == "gpt"):
+        yield (
+            f"[task] model = '{task.model}' ({task.name}) cannot read [data] name = '{data.name}': "
+            "text is for [task] name = 'network' with model = 'gpt', which reads nothing else"
+        )
+    if not is_own(data.name) and is_text != (data.normalize == "tokens"):
+        yield (f"[data] normalize = '{data.normalize}' is not for name = '{data.name}': use auto")
+    if task.name == "network" and task.model == "gpt" and task.width % task.heads:
+        yield (
+            f"[task] width = {task.width} cannot be shared by heads = {task.heads}: make it a "
+            "multiple"
+        )
+    if task.lora_rank and not task.weights:
+        yield (
+            f"[task] lora-rank = {task.lora_rank} learns adapters beside a decoder that stays: set "
+            "weights to its file"
+        )
+
+
+def _private(config: Config) -> Iterator[str]:
+    """Of runs that release by recipe or by level."""
+    if config.privacy.level == "client":
+        yield from unfit_for_clients(config)
+    elif config.local.recipe in PRIVATE:
+        yield from unprivate_run(config)
+
+
+def noiseless(config: Config) -> bool:
+    """Whether a run that is called private would release everything as it is."""
+    privacy = config.privacy
+    private = privacy.level == "client" or config.local.recipe in PRIVATE
+    return private and not (privacy.noise or privacy.epsilon)
+
+
+def without_noise(config: Config) -> Iterator[str]:
+    """Why a private run is rejected whose noise nobody named."""
+    if noiseless(config) and "noise" not in config.privacy.model_fields_set:
+        yield infinite(config)
+
+
+def infinite(config: Config) -> str:
+    """Explain that a private run needs noise or a target epsilon."""
+    named = f"[local] recipe = '{config.local.recipe}'"
+    named = "[privacy] level = 'client'" if config.privacy.level == "client" else named
+    return (
+        f"{named} adds no noise by itself, so epsilon would be infinite: set [privacy] epsilon, "
+        "such as 8, or noise, such as 1 (noise = 0 is for tests without privacy)"
+    )
+
+
+def unprivate_run(config: Config) -> Iterator[str]:
+    """What a private recipe, ours or one with a mechanism of its own, cannot be combined with."""
+    yield from unprivate(config.privacy, config.local)
+    if config.privacy.noise_correlation != "none":
+        if config.engine.name != "inline":
+            yield IN_ONE_PROCESS
+        if config.federation.clients != 1:
+            yield ONE_CLIENT
+    aggregate = config.federation.aggregate
+    if config.privacy.adjacency == "add-remove" and (
+        aggregate == "by-samples" or is_own(aggregate)
+    ):
+        yield (
+            f"[federation] aggregate = '{aggregate}' may weigh clients by how many samples they "
+            "have, which [privacy] adjacency = 'add-remove' is to hide: use mean, or 'zero-out'"
+        )
+    if config.engine.name != "inline" and config.faults.retries:
+        yield RETRIES
+
+
+def unprivate(privacy: Any, local: Any) -> Iterator[str]:
+    """What [privacy] and [local] cannot hold in a private recipe."""
+    if privacy.level == "client":
+        yield (
+            "[privacy] level = 'client' is not for a recipe that releases each step: its noise "
+            "protects single examples within a client, so set level = 'example'"
+        )
+    yield from _unlikely(privacy)
+    yield from _unfollowed(privacy, local.recipe)
+    if local.batch:
+        yield (
+            f"[local] batch = {local.batch} is a shuffled batch of fixed size, which the "
+            "accountant does not cover: set batch = 0, and [privacy] lot for Poisson lots, or for "
+            "ones that sampling = 'shuffle' has take turns, without amplification"
+        )
+    yield from _invisible(privacy)
+    if privacy.noise and math.isinf(privacy.bound):
+        yield "[privacy] noise needs a finite bound: set bound, or noise = 0"
+    if (
+        local.recipe in PRIVATE
+        and local.recipe.endswith("muonbc")
+        and local.momentum_form not in ("ema", "polyak")
+    ):
+        yield (
+            f"[local] momentum-form = '{local.momentum_form}' has no bias correction: set ema or "
+            "polyak"
+        )
+    if local.recipe.endswith("muonbc") and privacy.noise_correlation != "none":
+        yield (
+            f"[local] recipe = '{local.recipe}' corrects for noise that is independent from step "
+            "to step: set [privacy] noise-correlation = 'none', or choose ...-muon"
+        )
+
+
+def in_turns(lot: float, public_rate: float, adjacency: str) -> str:
+    """Why lots cannot take turns, if they cannot."""
+    if adjacency == "add-remove" and not public_rate:
+        return MOVED
+    if lot != int(lot):
+        return f"[privacy] lot = {lot:g} is to be cut from samples in an order: give a whole number"
+    if public_rate:
+        return (
+            "[privacy] sampling = 'shuffle' and 'cyclic' have no rate that could be public, lots "
+            "being cut from the samples that a client has: leave rate and population out, and "
+            "adjacency = 'add-remove' with them"
+        )
+    return ""
+
+
+def _unfollowed(privacy: Any, recipe: str) -> Iterator[str]:
+    """What correlated noise or a bound that follows a quantile cannot stand beside."""
+    if privacy.arithmetic == "grid" and (privacy.quantile or privacy.noise_correlation != "none"):
+        yield OF_REALS
+    if not privacy.quantile:
+        return
+    if privacy.clipping.startswith("automatic"):
+        yield (
+            f"[privacy] clipping = '{privacy.clipping}' scales every gradient, so none is below a "
+            "quantile: set quantile = 0, or clipping = 'flat' or 'block'"
+        )
+    if math.isinf(privacy.bound):
+        yield "[privacy] quantile begins at bound, which must be finite then: set bound"
+    if recipe.endswith("muonbc"):
+        yield (
+            f"[local] recipe = '{recipe}' corrects for noise that is as wide at every step: set "
+            "[privacy] quantile = 0, or choose ...-muon"
+        )
+    if privacy.noise_correlation != "none":
+        yield (
+            "[privacy] noise-correlation cancels noise of one scale, which a bound that moves does "
+            "not have: set quantile = 0, or noise-correlation = 'none'"
+        )
+
+
+def _unlikely(privacy: Any) -> Iterator[str]:
+    """Rates that cannot be, or under which the adjacency is not what it is called."""
+    if privacy.sampling != "poisson":
+        if why := in_turns(privacy.lot, privacy.public_rate, privacy.adjacency):
+            yield why
+    elif privacy.adjacency == "add-remove" and not privacy.public_rate:
+        yield UNTRUE
+    if privacy.rate and privacy.population:
+        yield "[privacy] rate and population both say how likely a sample is: leave one of them out"
+    if 0 < privacy.population < privacy.lot:
+        yield f"[privacy] lot = {privacy.lot:g} exceeds population = {privacy.population}: lower it"
+
+
+def _invisible(privacy: Any) -> Iterator[str]:
+    """A delta that no accountant resolves."""
+    if 0 < privacy.delta < LEAST_DELTA:
+        yield (
+            f"[privacy] delta = {privacy.delta} is below {LEAST_DELTA:g}, where an accountant sees "
+            "nothing but rounding: raise it, or set 0 for 1e-5 or less"
+        )
+    if not privacy.delta and (many := privacy.public_population) > LEAST_DELTA ** (-1 / 1.1):
+        yield (
+            f"[privacy] delta = 0 is n^-1.1, and rate = {privacy.rate:g} says that n = {many:.3g}: "
+            f"that is below {LEAST_DELTA:g}, so set delta, or raise rate"
+        )
+
+
+def unfit_for_clients(config: Config) -> Iterator[str]:
+    """What cannot be released as a sum of clients' clipped updates."""
+    privacy, local, federation = config.privacy, config.local, config.federation
+    if local.recipe in PRIVATE:
+        yield (
+            f"[privacy] level = 'client' is not for recipe = '{local.recipe}', which releases each "
+            "step of a client with noise for its examples, an account of another unit: choose one "
+            "without dp- and disk-, or level = 'example'"
+        )
+    if local.recipe == "adamw" or (local.recipe == "muon" and _has_adamw(config)):
+        yield (
+            f"[privacy] level = 'client' is not for recipe = '{local.recipe}' with AdamW, whose "
+            "averaged second moment would be negative with noise and has no root: choose a recipe "
+            "that sends its model or momentum alone"
+        )
+    if federation.aggregate != "mean":
+        yield (
+            f"[federation] aggregate = '{federation.aggregate}' has no bounded part of each client "
+            "in a sum of equal weights, which is what client level releases: set aggregate = 'mean'"
+        )
+    if privacy.trust != "central" and privacy.cohorts == "poisson":
+        yield (
+            f"[privacy] cohorts = 'poisson' amplifies nothing under trust = '{privacy.trust}', "
+            "where the server knows who answers: set cohorts = 'fixed'"
+        )
+    if privacy.trust == "distributed":
+        yield from _undistributed(config)
+    if math.isinf(privacy.bound):
+        yield "[privacy] bound = inf clips no update: set a finite bound at level = 'client'"
+    yield from _invisible(privacy)
+    if privacy.trust != "central" and config.engine.name != "inline" and config.faults.retries:
+        yield RETRIES
+
+
+def _undistributed(config: Config) -> Iterator[str]:
+    """What shares of noise in masked sums of integers cannot be."""
+    privacy = config.privacy
+    if not (privacy.noise or privacy.epsilon):
+        yield (
+            "[privacy] trust = 'distributed' without shares of noise would release clients' bare "
+            "sums: set noise or epsilon"
+        )
+    if privacy.arithmetic == "continuous":
+        yield (
+            "[privacy] arithmetic = 'continuous' has no integers, which masks are added to under "
+            "trust = 'distributed': set auto or grid"
+        )
+    if config.engine.name != "inline" and config.faults.policy != "strict":
+        yield (
+            "[faults] policy = 'drop' would leave masks in the sum of those who answered, under "
+            "trust = 'distributed': set policy = 'strict'; a run that stops can be resumed"
+        )
+
+
+def _has_adamw(config: Config) -> bool:
+    return config.task.name == "network" and config.local.aux == "adamw"

@@ -1,0 +1,169 @@
+"""An experiment as frozen typed tables: TOML <-> tables <-> Flower's flat run config."""
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import tomli_w
+from pydantic import PrivateAttr, ValidationInfo, model_validator
+
+from fedmuon.config.incompatible import impossible, without_noise
+from fedmuon.config.read_if import refusal, unread
+from fedmuon.config.schema import (
+    Data,
+    Engine,
+    Faults,
+    Federation,
+    Local,
+    OrthogonalizerTable,
+    Output,
+    Privacy,
+    Stability,
+    TaskTable,
+)
+from fedmuon.config.user_objects import NAMED, NOTHING, Own
+from fedmuon.core.choices import TEXTS, is_own
+from fedmuon.core.errors import InputError
+from fedmuon.core.tables import Scalar, Table, override, put, read_toml, validate
+
+OWN_RECIPE = {"own_recipe": True}  # a recipe is handed over, and may have a mechanism
+UNFINISHED = {"unfinished": True}  # tables that are to be changed before they are held to anything
+
+
+class Config(Table):
+    """The whole experiment: tables as in a file, and beside them the objects `given` in Python,
+    which no file holds."""
+
+    data: Data = Data()
+    federation: Federation = Federation()
+    task: TaskTable = TaskTable()
+    local: Local = Local()
+    orthogonalizer: OrthogonalizerTable = OrthogonalizerTable()
+    privacy: Privacy = Privacy()
+    engine: Engine = Engine()
+    faults: Faults = Faults()
+    stability: Stability = Stability()
+    output: Output = Output()
+    _given: Own = PrivateAttr(default_factory=lambda: NOTHING)  # itself, and no copy of it
+
+    @property
+    def given(self) -> Own:
+        """What the caller handed over in Python."""
+        return self._given
+
+    def beside(self, given: Own) -> "Config":
+        """The same tables beside these objects."""
+        made = self.model_copy()
+        made._given = given
+        return made
+
+    @model_validator(mode="before")
+    @classmethod
+    def _normalized(cls, tables: Any) -> Any:
+        """What follows from other keys: `normalize = auto` becomes what the task asks for, and few
+        clients take part all, so that a config says what it does."""
+        if not isinstance(tables, Mapping):
+            return tables
+        held = {name: tables.get(name, {}) for name in ("data", "task", "federation")}
+        if not all(isinstance(one, Mapping) for one in held.values()):
+            return tables
+        data, federation = dict(held["data"]), dict(held["federation"])
+        if data.get("normalize", "auto") == "auto":
+            found = "unit" if held["task"].get("name", "matrix") == "matrix" else "pixels"
+            data["normalize"] = "tokens" if data.get("name") in TEXTS else found
+        clients = federation.get("clients")
+        if isinstance(clients, int) and "per-round" not in federation:
+            most = Federation.model_fields["per_round"].default
+            federation.setdefault("per_round", max(1, min(most, clients)))
+        return {**tables, "data": data, "federation": federation}
+
+    @model_validator(mode="after")
+    def _possible(self, info: ValidationInfo) -> "Config":
+        if info.context == UNFINISHED:
+            return self
+        for problem in impossible(self):
+            raise ValueError(problem)
+        for name in unread(self):
+            raise ValueError(refusal(self, name))
+        if info.context != OWN_RECIPE and not is_own(self.local.recipe):
+            for problem in without_noise(self):
+                raise ValueError(problem)
+        return self
+
+
+def parse(tables: Mapping[str, Any], own_recipe: bool = False) -> Config:
+    """Nested tables -> Config, or InputError with one sentence. A recipe of the user's own is
+    checked for noise when it is built."""
+    return validate(Config, tables, OWN_RECIPE if own_recipe else None)
+
+
+def only_read(tables: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
+    """Nested tables without the keys that nothing reads: what several configs share means "where
+    it is read"."""
+    left_out = unread(validate(Config, tables, UNFINISHED))
+    return {
+        table: {key: value for key, value in keys.items() if f"{table}.{key}" not in left_out}
+        for table, keys in tables.items()
+    }
+
+
+def load(path: Path | None, overrides: Sequence[str] = ()) -> Config:
+    """The TOML file at `path` (or the defaults), with `table.key=value` overrides applied."""
+    return parse(override(read(path) if path else {}, overrides))
+
+
+def to_resume(folder: Path) -> Path:
+    """The config.toml of a run to resume, rejected where there is none: an experiment that the
+    command does not name in full would begin with the defaults."""
+    if not (file := folder / "config.toml").exists():
+        raise InputError(
+            f"{folder} holds no config.toml, so there is nothing to resume: begin without --resume"
+        )
+    return file
+
+
+def read(path: Path) -> dict[str, Any]:
+    """A TOML file as nested tables. A `./file.py` that it names lies beside it, and else where the
+    command is given."""
+    held = read_toml(path)
+    for table, key in (*NAMED.values(), ("task", "model")):
+        if not isinstance(keys := held.get(table), dict):
+            continue
+        place, _, found = str(keys.get(key, "")).rpartition(":")
+        if place.endswith(".py") and (file := path.parent / place).is_file():
+            keys[key] = f"{file.resolve()}:{found}"
+    return held
+
+
+def nested(config: Config) -> dict[str, dict[str, Any]]:
+    """Config -> nested tables, every key resolved; empty options are left out."""
+    tables = config.model_dump(by_alias=True)
+    for keys in tables.values():
+        if not keys.get("options", True):
+            del keys["options"]
+    return tables
+
+
+def dump(config: Config) -> str:
+    """Config -> TOML text, every key resolved."""
+    return tomli_w.dumps(nested(config))
+
+
+def flatten(config: Config) -> dict[str, Scalar]:
+    """Config -> Flower's flat run config, keys `table.key` and `table.options.key`."""
+    flat: dict[str, Scalar] = {}
+    for table, keys in nested(config).items():
+        for key, value in keys.items():
+            if key == "options":
+                flat |= {f"{table}.options.{name}": one for name, one in value.items()}
+            else:
+                flat[f"{table}.{key}"] = value
+    return flat
+
+
+def unflatten(flat: Mapping[str, Scalar]) -> Config:
+    """Flower's flat run config -> Config."""
+    tables: dict[str, dict[str, Any]] = {}
+    for name, value in flat.items():
+        put(tables, name, value)
+    return parse(tables)

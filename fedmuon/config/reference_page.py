@@ -1,0 +1,85 @@
+"""docs/config.md: its headings and tables are made from the descriptions, its prose is its own.
+
+python -m fedmuon.config.reference_page docs/config.md
+"""
+
+import re
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from fedmuon.config.describe import keys, title
+from fedmuon.config.key_texts import KEYS
+from fedmuon.config.name_texts import NAMES, OPTIONS
+
+Rows = Sequence[Sequence[str]]
+
+
+def written(text: str) -> str:
+    """The page with the headings and tables that it should have, in the sections that it has."""
+    first, *sections = re.split(r"^(?=## )", text, flags=re.MULTILINE)
+    return first + "".join(_section(one) for one in sections)
+
+
+def _section(text: str) -> str:
+    """The section with its heading and its one table made anew, if it is of descriptions."""
+    if found := re.match(r"## `\[([a-z]+)\]`.*", text):
+        text = text.replace(found[0], f"## `[{found[1]}]`: {title(found[1])}", 1)
+        return _with_table(text, _of_keys(found[1]))
+    if text.startswith("## Names"):
+        return _with_table(text, _of_names())
+    if text.startswith("## Options"):
+        return _with_table(text, _of_options())
+    return text
+
+
+def _with_table(text: str, lines: str) -> str:
+    """The text with these lines in the place of its table."""
+    return re.sub(r"(^\|.*\n)+", lambda _: lines, text, count=1, flags=re.MULTILINE)
+
+
+def _of_keys(table: str) -> str:
+    rows = [
+        (f"`{one.name}`", f"`{one.default}`", one.values, one.what, one.readers)
+        for one in keys(table)
+    ]
+    return _table(("key", "default", "values", "what it is", "read by"), rows)
+
+
+def _of_names() -> str:
+    rows = [
+        (f"`{key}`", f"`{name}`", what)
+        for table in KEYS
+        for key in NAMES
+        if key.startswith(f"{table}.")
+        for name, what in NAMES[key].items()
+    ]
+    return _table(("key", "name", "what it is"), rows)
+
+
+def _of_options() -> str:
+    rows = [
+        (f"`[{key.partition('.')[0]}.options]`", f"`{name}`", *_of_name(options))
+        for key, names in OPTIONS.items()
+        for name, options in names.items()
+    ]
+    return _table(("table", "name", "option", "default", "what it is"), rows)
+
+
+def _of_name(options: dict[str, tuple[str, str]]) -> tuple[str, str, str]:
+    """Options of a name, their defaults, and what they are."""
+    defaults = ", ".join(f"`{default}`" if default else "none" for default, _ in options.values())
+    what = "; ".join(one for _, one in options.values())
+    return ", ".join(f"`{option}`" for option in options), defaults, what
+
+
+def _table(head: Sequence[str], rows: Rows) -> str:
+    """A table as Markdown."""
+    top, *lines = [f"| {' | '.join(line)} |\n" for line in (head, *rows)]
+    return "".join([top, "|---" * len(head) + "|\n", *lines])
+
+
+if __name__ == "__main__":
+    for name in sys.argv[1:]:
+        page = Path(name)
+        page.write_text(written(page.read_text(encoding="utf-8")), encoding="utf-8")

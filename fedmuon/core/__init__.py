@@ -1,0 +1,1 @@
+"""What everything else stands on: errors, keyed draws, files, locks, threads, tables."""

@@ -1,0 +1,241 @@
+"""Files that are written whole or not at all, and that say when they are damaged.
+
+Only regular files are opened: a named pipe would wait for a writer that may never come.
+
+Two kinds of witness: `SHA256SUMS` in a folder, as the command `sha256sum` writes it, names every
+file that no longer changes; every line of a file that grows ends in a check of its own. They find
+accidents, not forgers, who would mend them as well.
+"""
+
+import contextlib
+import errno
+import hashlib
+import json
+import math
+import os
+import shutil
+import stat
+import tempfile
+import weakref
+import zlib
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from fedmuon.core.errors import InputError
+
+Record = dict[str, Any]
+SUMS, PART = "SHA256SUMS", ".part"
+AFRESH = "start afresh in another folder with --out"
+KINDS = {stat.S_IFIFO: "named pipe", stat.S_IFSOCK: "socket", stat.S_IFDIR: "folder",
+         stat.S_IFCHR: "device", stat.S_IFBLK: "device", stat.S_IFLNK: "looping link"}  # fmt: skip
+STREAMS = ("/dev/stdin", "/dev/fd/", "/proc/self/fd/")  # opened for this process by its caller
+
+
+def finite(value: float | None) -> float | None:
+    """None for what overflowed, as JSON has no infinity."""
+    return float(value) if value is not None and math.isfinite(value) else None
+
+
+@contextlib.contextmanager
+def mendable(path: Path, doing: str) -> Iterator[None]:
+    """Turn the operating system's refusals into one sentence."""
+    try:
+        yield
+    except OSError as error:
+        raise InputError(
+            f"cannot {doing} {path} ({error.strerror}): choose another place, which is writable "
+            "and has room"
+        ) from None
+
+
+def regular(path: str | Path, flags: int = os.O_RDONLY) -> int:
+    """Open a regular file, as the `opener` of `open` or by itself; reject all else by what it is,
+    without waiting for it. A new file is for its owner alone."""
+    if str(path).startswith(STREAMS):
+        return os.open(path, flags)
+    with contextlib.suppress(FileNotFoundError):
+        _require_regular(path, Path(path).stat)  # first: opening a device may already do something
+    handle = os.open(path, flags | os.O_NONBLOCK, 0o600)
+    try:
+        _require_regular(path, partial(os.fstat, handle))
+    except BaseException:
+        os.close(handle)
+        raise
+    return handle
+
+
+def _require_regular(path: str | Path, look: Callable[[], os.stat_result]) -> None:
+    try:
+        kind = stat.S_IFMT(look().st_mode)
+    except OSError as error:
+        if error.errno != errno.ELOOP:
+            raise
+        kind = stat.S_IFLNK
+    if kind != stat.S_IFREG:
+        raise InputError(
+            f"{path} is a {KINDS.get(kind, 'special file')}, not a regular file: give another "
+            "path, or put the file there"
+        ) from None
+
+
+def require_regular(path: Path) -> Path:
+    """The path, for libraries that open files themselves: rejected as by `regular`."""
+    os.close(regular(path))
+    return path
+
+
+def read_bytes(path: Path) -> bytes:
+    """The content of a regular file."""
+    with open(path, "rb", opener=regular) as file:
+        return file.read()
+
+
+def read_text(path: Path, encoding: str = "utf-8", errors: str = "strict") -> str:
+    """The text of a regular file."""
+    with open(path, encoding=encoding, errors=errors, opener=regular) as file:
+        return file.read()
+
+
+def write_bytes(path: Path, content: bytes) -> None:
+    """Replace the file atomically: a reader sees the old bytes or the new ones, never a part."""
+    with mendable(path, "write"):
+        handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.", suffix=PART)
+        try:
+            with os.fdopen(handle, "wb") as file:
+                file.write(content)
+                file.flush()
+                os.fsync(file.fileno())
+            Path(name).replace(path)
+        except BaseException:
+            Path(name).unlink(missing_ok=True)
+            raise
+
+
+def append(path: Path, lines: Iterable[str], durable: bool = False) -> None:
+    """Add lines at the end of a file, which only its owner may read if it is new."""
+    with mendable(path, "write"), open(path, "a", encoding="utf-8", opener=regular) as log:
+        log.write("".join(lines))
+        if durable:
+            log.flush()
+            os.fsync(log.fileno())
+
+
+def remove_drafts(folder: Path) -> None:
+    """Remove what killed writers of `write_bytes` left; only whoever holds the folder may."""
+    with mendable(folder, "write to"):
+        for draft in folder.glob(f".*{PART}"):
+            draft.unlink(missing_ok=True)
+
+
+def sealed(record: Record, home: str = "") -> str:
+    """A record as one line of JSON whose last key, `check`, is the CRC-32 of all before it, behind
+    that of its `home`: it is no line of another one."""
+    body = json.dumps(record)[:-1]
+    return f'{body}, "check": "{crc(body, crc(home)):08x}"}}\n'
+
+
+def unsealed(line: str, home: str = "") -> Record | None:
+    """The record of a line sealed for that home; None where it is damaged or of another one."""
+    body, found, _ = line.rpartition(', "check": "')
+    if not found or line != f'{body}{found}{crc(body, crc(home)):08x}"}}\n':
+        return None
+    return json.loads(body + "}")
+
+
+def crc(text: str, before: int = 0) -> int:
+    """The CRC-32 of a text, behind another whose CRC-32 is `before`."""
+    return zlib.crc32(text.encode(), before)
+
+
+def whole_lines(path: Path) -> list[str]:
+    """The lines of a text file, each with its end; none where there is no file.
+
+    A last line that a kill cut off is left out; bytes that are no text become signs that no check
+    agrees with.
+    """
+    if not path.exists():
+        return []
+    with mendable(path, "read"):
+        content = read_bytes(path)
+    text = content[: content.rfind(b"\n") + 1].decode("utf-8", errors="replace")
+    return [line + "\n" for line in text.split("\n")[:-1]]
+
+
+def sums_of(folder: Path) -> dict[str, str]:
+    """File name -> SHA-256, as the folder's SHA256SUMS has them; none without such a file."""
+    entries = [line.rstrip("\n").partition("  ") for line in whole_lines(folder / SUMS)]
+    return {name: digest for digest, _, name in entries}
+
+
+def announce(folder: Path, contents: Mapping[str, bytes]) -> None:
+    """Put the sums of files that are about to be written into SHA256SUMS.
+
+    Sums come first, so that a file beside which no sum stands was never written by us.
+    """
+    sums = sums_of(folder) | {name: digest(content) for name, content in contents.items()}
+    lines = [f"{value}  {name}\n" for name, value in sorted(sums.items())]
+    write_bytes(folder / SUMS, "".join(lines).encode())
+
+
+def digest(content: bytes) -> str:
+    """SHA-256 in hexadecimal digits."""
+    return hashlib.sha256(content).hexdigest()
+
+
+def require_sound(folder: Path, names: Iterable[str]) -> None:
+    """Refuse files that are missing, or other than SHA256SUMS says."""
+    sums = sums_of(folder)
+    for name in names:
+        file = folder / name
+        with mendable(file, "read"):
+            held = digest(read_bytes(file)) if file.exists() else ""
+        if not held or sums.get(name) != held:
+            if held and name not in sums:
+                raise InputError(
+                    f"{file} has no sum in {folder / SUMS}: that is damaged or lost, or an older "
+                    f"version wrote the folder, so {AFRESH}"
+                )
+            what = "is not as" if held else "is missing or not as"
+            raise InputError(f"{file} {what} {folder / SUMS} says: it is damaged, so {AFRESH}")
+
+
+# Temporary run folders, which go with the last result that lies in them, and copies that stay.
+
+
+class Temporary:
+    """A new folder, removed with this object or when Python ends, by the process that made it."""
+
+    def __init__(self) -> None:
+        self.path = Path(tempfile.mkdtemp(prefix="out-of-fedmuon-"))
+        weakref.finalize(self, _remove, self.path, os.getpid())
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> "Temporary":
+        return self  # copies of a result lie in the same folder
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return type(None), ()  # what was pickled elsewhere removes nothing
+
+
+def _remove(path: Path, process: int) -> None:
+    if os.getpid() == process:  # and not a child that was forked from it
+        shutil.rmtree(path, ignore_errors=True)
+
+
+def copied(folder: Path, place: Path) -> None:
+    """Copy a folder to a place where nothing is, whole or not at all."""
+    if os.path.lexists(place):
+        raise InputError(f"{place} exists: choose another path, or remove it first")
+    if place.resolve().is_relative_to(folder.resolve()):
+        raise InputError(f"{place} lies inside the run folder {folder}: choose a path outside it")
+    with mendable(place, "write"):
+        place.parent.mkdir(parents=True, exist_ok=True)
+        draft = Path(tempfile.mkdtemp(prefix=f".{place.name}.", dir=place.parent))
+        try:
+            (whole := draft / "run").mkdir()  # with the rights of a new folder
+            for one in folder.iterdir():
+                (shutil.copytree if one.is_dir() else shutil.copy2)(one, whole / one.name)
+            whole.rename(place)
+        finally:
+            shutil.rmtree(draft, ignore_errors=True)

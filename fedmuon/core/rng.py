@@ -1,0 +1,58 @@
+"""Every random draw of the project, keyed by what it is for.
+
+A draw is a function of (seed, what, round, client, step, block) and of nothing else: not of the
+engine, the process, the order of clients or the number of workers. This is Assumption 4.2 of the
+stability theory made mechanical: a run and all its neighbours share one realization.
+"""
+
+from collections.abc import Sequence
+from enum import IntEnum
+from typing import Protocol
+
+import numpy as np
+import torch
+from torch import Tensor
+
+
+class Draw(IntEnum):
+    """What a draw is for. Codes are part of the file format: append, never renumber."""
+
+    SYNTHETIC = 1
+    SPLIT = 2
+    PARTITION = 3
+    INITIAL = 4
+    SCHEDULE = 5
+    BATCH = 6
+    SMOOTHING = 7
+    SKETCH = 8
+    NEIGHBOUR = 9
+    NOISE = 10
+    LOT = 11
+    PROBE = 12
+    ORDER = 13
+    NODE = 14
+
+
+def generator(
+    seed: int, what: Draw, *, round: int = 0, client: int = 0, step: int = 0, block: int = 0
+) -> np.random.Generator:
+    """An independent generator for one draw; `block` tells the matrices of one model apart."""
+    key = (int(what), round, client, step, block)
+    return np.random.Generator(np.random.PCG64(np.random.SeedSequence(seed, spawn_key=key)))
+
+
+# Draws that a stack's replicas share: runs that are compared must see one realization.
+
+
+class Normals(Protocol):
+    """Such as NumPy's generators."""
+
+    def standard_normal(self, shape: tuple[int, ...], /) -> np.ndarray:
+        """N(0, 1) entries."""
+        ...
+
+
+def normal(rngs: Sequence[Normals], shape: tuple[int, ...]) -> Tensor:
+    """Standard normal entries [K S, ...] in float64: one tensor a client, for all S replicas."""
+    each = np.stack([rng.standard_normal(shape[1:]) for rng in rngs])
+    return torch.from_numpy(each).repeat_interleave(shape[0] // len(rngs), 0)

@@ -1,0 +1,196 @@
+"""Typed tables and TOML: whatever is wrong is refused in one sentence that names key and mend."""
+
+import tomllib
+from collections.abc import Mapping, Sequence
+from functools import cache
+from pathlib import Path
+from types import UnionType
+from typing import Annotated, Any, TypeVar, Union, get_args, get_origin
+
+from pydantic import BaseModel, ConfigDict, ValidationError
+from pydantic_core import ErrorDetails
+
+from fedmuon.core.errors import InputError, instead
+from fedmuon.core.files import read_text
+
+Scalar = str | int | float | bool
+Model = TypeVar("Model", bound=BaseModel)
+NESTED = "arrays or tables are nested too deeply"
+LONG = 120  # characters of a value in a sentence
+RENAMED: dict[tuple[str, ...], str] = {
+    ("federation", "weights"): "risk-weights",
+    ("orthogonalizer", "gamma"): "clip-level",
+    ("privacy", "gamma"): "lookahead",
+    ("stability", "kind"): "lipschitz",
+}
+ELSEWHERE: dict[tuple[str, ...], str] = {  # what people look for here, and where it is
+    ("engine", "threads"): "set OMP_NUM_THREADS in the environment, or cpus-per-client for Ray",
+    ("engine", "workers"): "there are as many as fit: set cpus-per-client, the CPUs of each",
+}
+LIMITS = {
+    "greater_than_equal": ("ge", "of at least"),
+    "greater_than": ("gt", "above"),
+    "less_than_equal": ("le", "of at most"),
+    "less_than": ("lt", "below"),
+}
+PLAIN = {"list_type": "give a list, as [0, 1]", "too_short": "give at least one"}
+TINY = 1e-9  # a least number that means "above 0"
+
+
+class Table(BaseModel):
+    """A table: keys are kebab-case in files; unknown keys and silent conversions are refused."""
+
+    model_config = ConfigDict(
+        extra="forbid",
+        frozen=True,
+        strict=True,
+        populate_by_name=True,
+        alias_generator=lambda name: name.rstrip("_").replace("_", "-"),
+    )
+
+
+def validate(
+    model: type[Model], tables: Mapping[str, Any], context: Mapping[str, bool] | None = None
+) -> Model:
+    """Nested tables -> one of our models, or InputError with one sentence; a model's own checks
+    may look at the context."""
+    try:
+        return model.model_validate(dict(tables), context=context)
+    except ValidationError as error:
+        found = error.errors(include_url=False)
+        odd = [one for one in found if one["type"] == "extra_forbidden"]  # says what is misspelt
+        raise InputError(_sentence(model, (odd or found)[0])) from None
+
+
+def override(tables: dict[str, Any], overrides: Sequence[str]) -> dict[str, Any]:
+    """Nested tables with `table.key=value` overrides put into them."""
+    for text in overrides:
+        table, key, value = _override(text)
+        put(tables, f"{table}.{key}", value)
+    return tables
+
+
+def put(tables: dict[str, Any], name: str, value: Any) -> None:
+    """Set the key `table.key`, or `table.options.key`, of nested tables."""
+    *places, key = name.split(".", 2)
+    if len(places) == 2 and places[1] != "options":
+        places, key = places[:1], f"{places[1]}.{key}"
+    section = tables
+    for place in places:
+        section = section.setdefault(place, {})
+        if not isinstance(section, dict):
+            raise InputError(f"{place} must be a table: write [{place}] above its keys")
+    section[key] = value
+
+
+def read_toml(path: Path) -> dict[str, Any]:
+    """A TOML file as nested tables."""
+    try:
+        return tomllib.loads(read_text(path))
+    except InputError:  # it is no file
+        raise
+    except OSError as error:
+        raise InputError(
+            f"cannot read the config {path} ({error.strerror}): check the path"
+        ) from None
+    except RecursionError:
+        raise InputError(f"{path} is not valid TOML ({NESTED}): mend it") from None
+    except ValueError as error:  # also a number of more digits than Python reads
+        raise InputError(f"{path} is not valid TOML ({error}): mend that line") from None
+
+
+def _override(text: str) -> tuple[str, str, Scalar]:
+    name, equals, value = text.partition("=")
+    table, dot, key = name.strip().partition(".")
+    if not (equals and dot and table and key):
+        raise InputError(f"--set {text!r} is not table.key=value, for example local.lr=0.02")
+    try:
+        return table, key, tomllib.loads(f"value = {value.strip()}")["value"]
+    except tomllib.TOMLDecodeError:
+        return table, key, value.strip()  # a bare word is a string
+    except RecursionError:
+        why = NESTED
+    except ValueError:
+        why = "the number has too many digits"
+    raise InputError(f"--set {table}.{key} is refused ({why}): give a plain value")
+
+
+def _sentence(model: type[BaseModel], error: ErrorDetails) -> str:
+    place, given = [str(part) for part in error["loc"]], error.get("input")
+    name = f"[{place[0]}] {' '.join(place[1:])}".strip() if place else "config"
+    if error["type"] == "extra_forbidden" and (new := RENAMED.get(tuple(place))):
+        return f"{name} is called {new} now: rename it"
+    if error["type"] == "extra_forbidden":
+        inner = f"[{'.'.join(place[:-1])}] {place[-1]}" if len(place) > 1 else name
+        return f"unknown key {inner}: {_suggestion(model, place)}"
+    if error["type"] == "missing":
+        return f"{name} is missing: add it"
+    if error["type"] == "value_error":
+        said = str(error["ctx"]["error"]) if "ctx" in error else error["msg"]
+        whole = said.startswith("[") or not place
+        return said if whole else f"{name} = {shown(given)} is refused: {said}"
+    return f"{name} = {shown(given)} is refused: {_mend(error)}"
+
+
+def _mend(error: ErrorDetails) -> str:
+    """What to give instead, in the words of docs/config.md."""
+    if plain := PLAIN.get(error["type"]):
+        return plain
+    if error["type"] not in LIMITS:
+        return f"{error['msg'][0].lower()}{error['msg'][1:]}"
+    if error["input"] != error["input"]:
+        return "nan is no number: give one"
+    name, words = LIMITS[error["type"]]
+    limit = error.get("ctx", {})[name]
+    if 0 < limit < TINY:
+        return f"give a number above 0 ({limit:g} or more)"
+    return f"give a number {words} {limit if isinstance(limit, int) else format(limit, 'g')}"
+
+
+def shown(value: Any) -> str:
+    """A value as a sentence has it, cut where it is long."""
+    try:
+        text = repr(value)
+    except ValueError:  # Python prints no number of more than 4300 digits
+        return "a number of thousands of digits"
+    if "\n" in text:  # such as that of a tensor
+        text = " ".join(text.split())
+    return text if len(text) <= LONG else f"{text[: LONG // 2]}...{text[-LONG // 4 :]}"
+
+
+@cache
+def attribute(model: type[BaseModel], key: str) -> str:
+    """The attribute that files spell `key`; every config asks for some hundred."""
+    return next(name for name, field in model.model_fields.items() if key in (field.alias, name))
+
+
+def _suggestion(model: type[BaseModel], place: list[str]) -> str:
+    if where := ELSEWHERE.get(tuple(place)):
+        return where
+    kind: Any = model
+    for part in place[:-1]:
+        kind = _inside(kind, part)
+    return instead(place[-1], _keys(_table(kind)), "known here are")
+
+
+def _inside(kind: Any, part: str) -> Any:
+    """The type of what lies at the part of a table, of a dictionary or of a list."""
+    kind = _table(kind)
+    return get_args(kind)[-1] if get_origin(kind) in (dict, list) else _keys(kind)[part]
+
+
+def _table(kind: Any) -> Any:
+    """The type without what is said beside it, and of one or another the first that has keys."""
+    if get_origin(kind) is Annotated:
+        return _table(get_args(kind)[0])
+    if get_origin(kind) not in (Union, UnionType):
+        return kind
+    every = [_table(one) for one in get_args(kind)]
+    return next(
+        one for one in every if get_origin(one) in (dict, list) or hasattr(one, "model_fields")
+    )
+
+
+def _keys(model: type[BaseModel]) -> dict[str, Any]:
+    """Key as files spell it -> its type."""
+    return {field.alias or name: field.annotation for name, field in model.model_fields.items()}

@@ -1,0 +1,192 @@
+"""What is told of each round, and may end a run: early stopping, and trackers of experiments.
+
+A tracker is fed from the records of rounds.jsonl, and needs its package: `pip install
+'fedmuon[tensorboard]'`, `'fedmuon[mlflow]'` or `'fedmuon[wandb]'`.
+"""
+
+import importlib
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any, cast
+
+from fedmuon.core.errors import InputError
+from fedmuon.core.guard import Guard, at
+from fedmuon.core.registry import Registry, required
+
+Heard = Callable[[Mapping[str, Any], Any], bool | str | None]
+
+
+class Callback:
+    """Told of every round, and of the end; does nothing by itself."""
+
+    def on_round(self, record: Mapping[str, Any], state: Any) -> bool | str | None:
+        """The record of a round as in rounds.jsonl, and the server's state after it (`.round`,
+        `.params`, replica first, and `.states`), both copies of its own. To return True, or why,
+        ends the run."""
+
+    def on_end(self, result: Any) -> None:
+        """The summary of the finished run."""
+
+
+CALLBACKS: Registry[Callback] = Registry()
+
+
+def as_callback(found: Any, guard: Guard | None = None) -> Callback:
+    """What was given, within its guard."""
+    of = guard or Guard("callback", found)
+    with of:
+        return _Guarded(_callback(found), of)
+
+
+class _Guarded(Callback):
+    """A callback whose answer is why to stop, nothing where it goes on."""
+
+    def __init__(self, callback: Callback, guard: Guard) -> None:
+        self._callback, self._guard = callback, guard
+
+    def on_round(self, record: Mapping[str, Any], state: Any) -> str:
+        with at(record["round"] - 1), self._guard:
+            answer = self._callback.on_round(record, state)
+            if isinstance(answer, str):
+                return answer
+            return type(self._callback).__name__ if answer else ""
+
+    def on_end(self, result: Any) -> None:
+        with self._guard:
+            self._callback.on_end(result)
+
+
+def _callback(found: Any) -> Callback:
+    """A callback, or a function of the record and the state of each round."""
+    kind = getattr(found, "function", found)  # one that waits for more than it was told
+    if isinstance(kind, type):
+        raise InputError(
+            f"a callback of {kind.__name__} cannot be made without {', '.join(required(kind))}: "
+            "set it in [output.options], or give the callback itself"
+        )
+    if hasattr(found, "on_round") and hasattr(found, "on_end"):
+        return found
+    if callable(found):
+        return _Function(cast(Heard, found))
+    raise InputError(f"a callback of type {type(found).__name__} is none: give a function")
+
+
+class _Function(Callback):
+    def __init__(self, function: Heard) -> None:
+        self._function = function
+
+    def on_round(self, record: Mapping[str, Any], state: Any) -> bool | str | None:
+        return self._function(record, state)
+
+
+@CALLBACKS.add("early-stopping")
+class EarlyStopping(Callback):
+    """Ends a run when `measure` was not better than its best by `least` in `patience` looks.
+
+    Rounds that are resumed count as new looks. A run that is stopped by what it saw of its data has
+    no certificate.
+    """
+
+    def __init__(
+        self,
+        measure: str = "test_loss",
+        patience: int = 5,
+        least: float = 0.0,
+        rising: bool = False,
+    ) -> None:
+        self.measure, self.patience, self.least, self.rising = measure, patience, least, rising
+        self._best, self._since = float("-inf"), 0
+
+    def on_round(self, record: Mapping[str, Any], state: Any) -> str | None:
+        """Look, if the round was evaluated."""
+        if self.measure not in record:
+            if "train_loss" in record:  # the round was evaluated
+                raise InputError(
+                    f"early-stopping looks at {self.measure}, which no round has: set "
+                    f"[output.options] measure to one of {', '.join(_numbers(record))}"
+                )
+            return None
+        value = record[self.measure] if self.rising else -record[self.measure]
+        self._since += 1
+        if value > self._best + self.least:
+            self._best, self._since = value, 0
+        late = self._since >= self.patience
+        return f"{self.measure} was not better in {self.patience} looks" if late else None
+
+
+@CALLBACKS.add("tensorboard")
+class TensorBoard(Callback):
+    """Scalars by round, in a folder that TensorBoard reads."""
+
+    def __init__(self, folder: str | Path) -> None:
+        self._writer = _package("torch.utils.tensorboard", "tensorboard").SummaryWriter(str(folder))
+
+    def on_round(self, record: Mapping[str, Any], state: Any) -> None:
+        """Every number of the record."""
+        for name, value in _numbers(record).items():
+            self._writer.add_scalar(name, value, record["round"])
+
+    def on_end(self, result: Any) -> None:
+        """Write out."""
+        self._writer.close()
+
+
+@CALLBACKS.add("mlflow")
+class MLflow(Callback):
+    """Metrics by round; `uri` may be a folder, in which a database is kept."""
+
+    def __init__(self, experiment: str = "fedmuon", uri: str | None = None, **run: Any) -> None:
+        self._mlflow = _package("mlflow", "mlflow")
+        if uri is not None:
+            self._mlflow.set_tracking_uri(uri if "://" in uri else _database(Path(uri)))
+        self._mlflow.set_experiment(experiment)
+        self._run = self._mlflow.start_run(**run).info.run_id
+        self._mlflow.end_run("RUNNING")  # for this process: one that is interrupted bars no other
+
+    def on_round(self, record: Mapping[str, Any], state: Any) -> None:
+        """Every number of the record."""
+        self._mlflow.log_metrics(_numbers(record), step=record["round"], run_id=self._run)
+
+    def on_end(self, result: Any) -> None:
+        """End the run there."""
+        self._mlflow.MlflowClient().set_terminated(self._run)
+
+
+@CALLBACKS.add("wandb")
+class WandB(Callback):
+    """Metrics by round; `settings` are those of wandb.init."""
+
+    def __init__(self, project: str = "fedmuon", **settings: Any) -> None:
+        self._run = _package("wandb", "wandb").init(project=project, **settings)
+
+    def on_round(self, record: Mapping[str, Any], state: Any) -> None:
+        """Every number of the record."""
+        self._run.log(_numbers(record), step=record["round"])
+
+    def on_end(self, result: Any) -> None:
+        """End the run there."""
+        self._run.finish()
+
+
+early_stopping, tensorboard, mlflow, wandb = EarlyStopping, TensorBoard, MLflow, WandB
+
+
+def _database(folder: Path) -> str:
+    """MLflow keeps plain folders no more."""
+    folder.mkdir(parents=True, exist_ok=True)
+    return f"sqlite:///{folder.resolve()}/mlflow.db"
+
+
+def _numbers(record: Mapping[str, Any]) -> dict[str, float]:
+    return {
+        name: float(value)
+        for name, value in record.items()
+        if isinstance(value, int | float) and name != "round"
+    }
+
+
+def _package(name: str, extra: str) -> Any:
+    try:
+        return importlib.import_module(name)
+    except ImportError:
+        raise InputError(f"{name} is not installed: pip install 'fedmuon[{extra}]'") from None

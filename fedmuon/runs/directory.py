@@ -1,0 +1,290 @@
+"""A run directory: every file is written whole or not at all, and a killed run can go on.
+
+While a run lasts, its checkpoint is its only truth (`checkpoints`); `rounds.jsonl` may be ahead of
+it and is cut back on resume. What no longer changes is named in
+`SHA256SUMS`.
+"""
+
+import contextlib
+import json
+import os
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import torch
+
+from fedmuon.runs import checkpoints
+from fedmuon.core import files
+from fedmuon.core.arrays import require_whole, tensor_bytes
+from fedmuon.core.errors import InputError, NonFinite
+from fedmuon.federated.aggregate import ServerState
+from fedmuon.core.files import AFRESH, Record, digest, mendable, sums_of, write_bytes
+from fedmuon.core.locks import DRIVER, LOCK, require_place
+from fedmuon.privacy.ledger import Ledger
+
+__all__ = ["Record", "RunDirectory"]
+
+FIXED = ("config.toml", "partition.npz", "schedule.npy", "initial.safetensors")
+ENDS = ("model.safetensors", "momentum.safetensors", "rounds.jsonl", "summary.json")
+MAYBE = ("routes.txt", "objects.json", "ledger.jsonl")
+NOT_SHOWN = {*FIXED, *ENDS} - {"config.toml", "rounds.jsonl", "summary.json"}  # samples and tensors
+LARGE = 1 << 20  # bytes of a file that is not read whole only to list its run
+AUDIT = "one-run.json"  # of a run with canaries
+FAILED = "failed.txt"  # why a run has no finite model, as without secret noise it would again
+LOGS = "logs"  # of a deployment, which may have ended before the run began
+NO_FILES: Mapping[str, bytes] = {}
+
+
+@dataclass
+class RunDirectory:
+    """The files of one run."""
+
+    path: Path
+    _mark: str = field(default="", init=False)  # once it cannot change any more
+    _head: str = field(default="", init=False)  # of the ledger, at the checkpoint read or written
+
+    def create(self, resume: bool) -> None:
+        """Make the folder; refuse one that holds anything unless it is a run to resume."""
+        with mendable(self.path, "create"):
+            self.path.mkdir(parents=True, exist_ok=True)
+            held = {entry.name for entry in self.path.iterdir()} - {LOCK, DRIVER}
+        if "config.toml" not in held:  # a run that ended before its first file was there is new
+            ours = {files.SUMS} if set(sums_of(self.path)) <= {*FIXED, *MAYBE} else set()
+            held -= {name for name in held if name.endswith(files.PART)} | ours | {LOGS}
+        if held and not resume:
+            or_resume = "" if self.lost() else ", or --resume it"
+            raise InputError(
+                f"{self.path} is not empty: choose another folder with --out{or_resume}"
+            )
+        shown = [name for name in held - {files.SUMS} if not name.startswith(".")]
+        if shown and "config.toml" not in held:
+            raise InputError(
+                f"{self.path} holds no config.toml and is no run directory: check --out"
+            )
+        files.remove_drafts(self.path)
+
+    def lost(self) -> str:
+        """Why the unfinished run, or audit, that is there cannot be gone on with; nothing where it
+        can."""
+        if (self.path / AUDIT).exists() and AUDIT not in sums_of(self.path):
+            return "is of an audit that did not end, and the coins of its canaries are gone"
+        if (self.path / "summary.json").exists():
+            return ""
+        if not (ledger := self.path / "ledger.jsonl").exists():
+            return ""  # the same again
+        held = any((self.path / name).exists() for name in checkpoints.NAMES)
+        if "summary.json" in sums_of(self.path) and not held:
+            return "ended, and its summary.json is gone: what it released is spent"
+        return Ledger.read(ledger).lost
+
+    def require_resumable(self) -> None:
+        """Refuse to go on with what is lost, before any file is touched."""
+        if why := self.lost():
+            raise InputError(f"{self.path} {why}: {AFRESH}")
+
+    def require_intact(self) -> None:
+        """Refuse an unfinished run of which something is damaged that going on needs."""
+        files.require_sound(self.path, [name for name in FIXED if (self.path / name).exists()])
+        if held := checkpoints.newest(self.path, self.mark):
+            self._kept(int(held[1]["round"]))
+
+    @contextlib.contextmanager
+    def failing(self) -> Iterator[None]:
+        """Keep why what is within ended in numbers that are not finite."""
+        with mendable(self.path / FAILED, "write"):
+            (self.path / FAILED).unlink(missing_ok=True)
+        try:
+            yield
+        except NonFinite as error:
+            with contextlib.suppress(InputError):  # what stopped the run is the news
+                write_bytes(self.path / FAILED, f"{error}\n".encode())
+            raise
+
+    def failure(self) -> str:
+        """Why it failed; nothing of a run that did not."""
+        file = self.path / FAILED
+        with mendable(file, "read"):
+            return files.read_text(file).strip() if file.exists() else ""
+
+    def fix(self, contents: Mapping[str, bytes], beside: Mapping[str, bytes] = NO_FILES) -> None:
+        """Write files that the config determines, or check that they are as the config says; before
+        the last of them those `beside`, which are yet to grow, unless they are there or the run has
+        ended."""
+        for name, content in contents.items():
+            file = self.path / name
+            with mendable(file, "read"):
+                other = file.exists() and files.read_bytes(file) != content
+            if other:
+                raise InputError(
+                    f"{file} is not what this config gives (damaged, another config or other "
+                    f"data): {AFRESH}"
+                )
+        missing = {name for name in contents if not (self.path / name).exists()}
+        if (self.path / "summary.json").exists():  # its sums are there, and are not made anew
+            self.require_sound(but=missing)
+        else:
+            files.announce(self.path, contents)
+            missing |= {name for name in beside if not (self.path / name).exists()}
+        for name in sorted(missing):
+            write_bytes(self.path / name, {**beside, **contents}[name])
+        self._mark = self._read_mark()
+
+    def require_sound(self, but: Collection[str] = (), ended: bool = False) -> None:
+        """Refuse a run of which a file is damaged: what was fixed, and once finished all; of one
+        that has `ended`, the summary cannot be missing where its sum was written."""
+        with mendable(self.path, "read"):
+            known = {entry.name for entry in self.path.iterdir()} | {*sums_of(self.path)}
+        finished = (self.path / "summary.json").exists() or (ended and "summary.json" in known)
+        maybe = [name for name in MAYBE if name in known and (finished or name != "ledger.jsonl")]
+        names = [*FIXED, *maybe, *(ENDS if finished else ())]
+        files.require_sound(self.path, [name for name in names if name not in but])
+
+    def require_unchanged(self, brief: bool = False) -> None:
+        """Reject a finished run of which any file is missing, or was changed since. A `brief` look
+        reads no large file of samples or tensors: tensors must have the size that they say."""
+        with mendable(self.path, "read"):
+            there = [
+                self.path / name for name in NOT_SHOWN if brief and (self.path / name).exists()
+            ]
+            large = [file for file in there if file.stat().st_size > LARGE]
+        self.require_sound(but=[file.name for file in large])
+        for file in large:
+            if file.suffix == ".safetensors":
+                require_whole(file)
+        self.require_fixed()
+
+    def require_fixed(self) -> None:
+        """Refuse a run that has rounds, or an end, and lacks a file that was fixed before them."""
+        log = self.path / "rounds.jsonl"
+        with mendable(self.path, "read"):
+            begun = log.exists() and log.stat().st_size > 0  # empty, it may be older than the last
+        if begun or (self.path / "summary.json").exists():
+            missing = [name for name in FIXED if not (self.path / name).exists()]
+            files.require_sound(self.path, missing)
+
+    def require_config(self) -> None:
+        """Refuse a config that is damaged: all else may be missing when a run was killed early."""
+        files.require_sound(self.path, ["config.toml"])
+
+    @property
+    def mark(self) -> str:
+        """What tells this run from others: the sums of what was fixed before its first round."""
+        return self._mark or self._read_mark()
+
+    def _read_mark(self) -> str:
+        sums = sums_of(self.path)
+        return digest("".join(sums.get(name, "") for name in FIXED).encode())
+
+    def checkpoint(self, state: ServerState, ledger: str = "") -> None:
+        """Replace the checkpoint by this state; `ledger` is the head of a private run's."""
+        require_place(self.path)
+        log = self.path / "rounds.jsonl"
+        with mendable(log, "write"), open(log, "ab", opener=files.regular) as rounds:
+            os.fsync(rounds.fileno())  # those that the checkpoint has behind it
+        checkpoints.write(self.path, state, self.mark, ledger)
+        self._head = ledger
+
+    def restore(self, fresh: ServerState) -> ServerState:
+        """The last sound checkpoint's state, shaped and placed like the fresh one; fresh if there
+        is none."""
+        if (held := checkpoints.newest(self.path, self.mark)) is None:
+            return fresh
+        found = checkpoints.state_of(held, fresh, self.path)
+        self._head = held[1].get("ledger", "")
+        return found
+
+    def is_finite(self) -> bool:
+        """Whether all numbers of the last checkpoint are finite, if there is one."""
+        tensors, _ = checkpoints.newest(self.path, self.mark) or ({}, {})
+        return all(bool(value.isfinite().all()) for value in tensors.values())
+
+    def ledger_head(self) -> str | None:
+        """The ledger's head at the last checkpoint, or at the end; None if nothing was saved."""
+        if summary := self.summary():
+            return summary.get("privacy", {}).get("ledger")
+        if self._head:
+            return self._head
+        _, about = checkpoints.newest(self.path, self.mark) or ({}, {})
+        return about.get("ledger") or None
+
+    def append(self, record: Record) -> None:
+        """Add one line to rounds.jsonl."""
+        require_place(self.path)
+        files.append(self.path / "rounds.jsonl", [files.sealed(record, self.mark)])
+
+    def records(self) -> list[Record]:
+        """The rounds of rounds.jsonl up to the first line that is damaged."""
+        mark = self.mark
+        if found := _records(files.whole_lines(self.path / "rounds.jsonl"), mark):
+            self._mark = mark  # lines bear it: nobody will fix other files
+        return found
+
+    def cut_back(self, round: int) -> list[Record]:
+        """Keep the records of the first `round` rounds, all of which must be there, and return
+        them."""
+        lines, kept = self._kept(round)
+        write_bytes(self.path / "rounds.jsonl", "".join(lines).encode())
+        return kept
+
+    def _kept(self, round: int) -> tuple[list[str], list[Record]]:
+        file = self.path / "rounds.jsonl"
+        lines = files.whole_lines(file)[:round]
+        if len(kept := _records(lines, self.mark)) < round:
+            raise InputError(
+                f"line {len(kept) + 1} of {file} is damaged, missing or of another run: {AFRESH}"
+            )
+        return lines, kept
+
+    def finish(self, state: ServerState, summary: Record) -> None:
+        """Write the model, the momentum and, last, the summary; the checkpoints have served."""
+        momentum = state.states.get(
+            "momentum", {name: torch.zeros_like(value) for name, value in state.params.items()}
+        )
+        contents = {
+            "model.safetensors": tensor_bytes(state.params),
+            "momentum.safetensors": tensor_bytes(momentum),
+            "summary.json": (json.dumps(summary, indent=2) + "\n").encode(),
+        }
+        logs = [self.path / name for name in ("rounds.jsonl", "ledger.jsonl")]
+        with mendable(self.path, "read"):
+            ended = {file.name: files.read_bytes(file) for file in logs if file.exists()}
+        files.announce(self.path, {**ended, **contents})
+        for name, content in contents.items():
+            write_bytes(self.path / name, content)
+        checkpoints.forget(self.path)
+
+    def summary(self) -> Record | None:
+        """The summary of a finished run, None while it is unfinished."""
+        file = self.path / "summary.json"
+        if not file.exists():
+            return None
+        files.require_sound(self.path, [file.name])
+        return json.loads(files.read_text(file))
+
+    def finished(self) -> Record:
+        """The summary; refused where there is none."""
+        if (found := self.summary()) is None:
+            raise InputError(self._unfinished())
+        return found
+
+    def _unfinished(self) -> str:
+        """Why there is no summary, and what to do."""
+        if not self.path.exists():
+            return f"there is no folder {self.path}: name one that holds a finished run"
+        if not (self.path / "config.toml").exists():
+            return f"{self.path} holds no run: name a folder that a run was written to"
+        if why := self.failure():
+            return f"the run of {self.path} failed ({why.rstrip('.')}): name one that finished"
+        return f"{self.path} holds no finished run: name one, or finish it with --resume"
+
+
+def _records(lines: Sequence[str], run: str) -> list[Record]:
+    """The records of rounds 1, 2, ... as far as the lines are sound and of the run."""
+    found: list[Record] = []
+    for number, line in enumerate(lines, 1):
+        record = files.unsealed(line, run)
+        if record is None or record.get("round") != number:
+            break
+        found.append(record)
+    return found

@@ -1,0 +1,321 @@
+"""Words that tell objects apart by what they would do: code, and what it and values hold."""
+
+import itertools
+import sys
+from collections.abc import Callable, Iterator, Mapping
+from functools import lru_cache, partial
+from hashlib import sha256
+from pathlib import Path
+from types import BuiltinFunctionType, CodeType, FunctionType, MethodType, ModuleType
+from typing import Any
+import numpy as np
+from fedmuon.core.source_files import LIBRARIES
+import dataclasses
+import json
+import weakref
+from collections.abc import Callable, Iterator
+from functools import partial
+from fedmuon.core import files
+from fedmuon.core.source_files import LIBRARIES, neighbours
+from fedmuon.config.load import Config
+from fedmuon.data.own import digest
+from fedmuon.data.source import Source
+from fedmuon.data.weights import weights_digest
+from fedmuon.core.errors import InputError
+from fedmuon.federated.deal import own_digest
+from fedmuon.federated.plan import Plan
+from fedmuon.core.files import AFRESH, Record
+from fedmuon.config.user_objects import NAMED, guard, own_objects
+from fedmuon.config.read_if import reads
+from fedmuon.core.registry import settled, stands_in
+
+
+def parts(found: Any, seen: dict[int, Any], state: bool = True) -> Iterator[str]:
+    """Words that differ where two objects do: of functions their code and what it closes over, of
+    values what they hold; `state` leaves that out. Of what is opaque there is but its type."""
+    yield f"{type(found).__module__}.{type(found).__qualname__}"
+    if found is None or isinstance(found, bool | int | float | complex | str | bytes | np.generic):
+        yield repr(found)
+    elif id(found) not in seen:
+        if not isinstance(found, tuple | frozenset | CodeType):  # of which equal ones may be one
+            seen[id(found)] = found
+        for one in _held(found, state):
+            yield from parts(one, seen, state)
+
+
+def _held(found: Any, state: bool) -> Iterator[Any]:
+    """What an object is made of."""
+    for kinds, held_by in HELD.items():
+        if isinstance(found, kinds):
+            own = found if state and type(found).__module__ != "builtins" else None
+            return itertools.chain(held_by(found), _attributes(own))
+    if isinstance(found, FunctionType | type):
+        return _of_code(found, state)
+    if isinstance(found, np.ndarray) or _is_tensor(found):
+        return _of_array(found) if state else iter(())
+    return _of_value(found, state)
+
+
+def _attributes(found: Any) -> Iterator[Any]:
+    """What an object holds by names: in its dictionary, and in slots of the user's classes."""
+    yield from getattr(found, "__dict__", {}).items()
+    for kind in type(found).__mro__:
+        names = vars(kind).get("__slots__", ()) if _is_ours(kind) else ()
+        for name in (names,) if isinstance(names, str) else names:
+            hidden = name.startswith("__") and not name.endswith("__")
+            spelled = f"_{kind.__name__.lstrip('_')}{name}" if hidden else name
+            if spelled not in ("__dict__", "__weakref__") and hasattr(found, spelled):
+                yield (spelled, getattr(found, spelled))
+
+
+def _is_ours(found: FunctionType | type) -> bool:
+    """Whether the user wrote it: what libraries have is known by its name."""
+    module = str(found.__module__)
+    return module.partition(".")[0] not in LIBRARIES and not _is_installed(module)
+
+
+@lru_cache
+def _is_installed(module: str) -> bool:
+    """Whether the module lies where packages are installed; a program's own does not, though what
+    runs it may."""
+    if module == "__main__":
+        return False
+    file = getattr(sys.modules.get(module), "__file__", None) or ""
+    return bool({"site-packages", "dist-packages"} & set(Path(file).parts))
+
+
+def _is_foreign(found: Any) -> bool:
+    """Whether an object is another library's, which may hold anything; modules hold weights."""
+    module = type(found).__module__
+    known = module.partition(".")[0] in LIBRARIES or hasattr(found, "named_parameters")
+    return not known and _is_installed(module)
+
+
+def _is_tensor(found: Any) -> bool:
+    return "torch" in sys.modules and isinstance(found, sys.modules["torch"].Tensor)
+
+
+HELD: dict[type | tuple[type, ...], Callable[[Any], Iterator[Any]]] = {
+    (BuiltinFunctionType, ModuleType): lambda one: iter([one.__name__]),
+    CodeType: lambda one: iter([one.co_code, one.co_names, one.co_varnames, one.co_consts]),
+    MethodType: lambda one: iter([one.__func__, one.__self__]),
+    partial: lambda one: iter([one.func, one.args, one.keywords]),
+    Mapping: lambda one: iter([part for pair in one.items() for part in pair]),
+    (set, frozenset): lambda one: iter(sorted(one, key=repr)),
+    (tuple, list): iter,
+}  # fmt: skip
+
+
+def _of_value(found: Any, state: bool) -> Iterator[Any]:
+    yield type(found)
+    held = list(_attributes(found)) if state else []
+    if _is_foreign(found):
+        held = [pair for pair in held if _is_plain(pair[1])]
+    yield from held
+    if state and not held and " at 0x" not in (words := repr(found)):
+        yield words
+
+
+def _of_code(found: FunctionType | type, state: bool) -> Iterator[Any]:
+    """Of a function or a class."""
+    ours = _is_ours(found)
+    yield "" if ours else found.__qualname__
+    if isinstance(found, FunctionType):
+        yield from (found.__defaults__, found.__kwdefaults__)
+        yield from [_content(cell) for cell in found.__closure__ or ()] if state else ()
+        yield from [*vars(found).items()] if ours and state else ()
+        yield from (found.__code__, *_globals(found, state)) if ours else ()
+    elif ours:
+        yield from found.__bases__
+        yield from _of_class(found, state)
+
+
+def _of_class(found: type, state: bool) -> Iterator[Any]:
+    """What a class of the user's says by itself."""
+    kinds = (FunctionType, staticmethod, classmethod, property, partial, int, float, str, tuple)
+    for name, one in vars(found).items():
+        plain = state and isinstance(one, list | dict) and _is_plain(one)
+        if plain or (isinstance(one, kinds) and name not in ("__module__", "__doc__", "__slots__")):
+            yield (name, _unwrapped(one))
+
+
+def _unwrapped(one: Any) -> Any:
+    return (one.fget, one.fset) if isinstance(one, property) else getattr(one, "__func__", one)
+
+
+def _globals(found: FunctionType, state: bool) -> Iterator[Any]:
+    """Numbers, words, functions, classes, and with `state` plain collections and arrays, that the
+    code takes from its module."""
+    for name in _names(found.__code__):
+        one = found.__globals__.get(name)
+        known = isinstance(one, (bool, int, float, str, FunctionType, type))
+        if known or (state and _is_plain(one)):
+            yield (name, one)
+
+
+def _names(code: CodeType) -> dict[str, None]:
+    """The names that code asks for, and that of the functions inside it does."""
+    inside = [one for one in code.co_consts if isinstance(one, CodeType)]
+    return dict.fromkeys([*code.co_names, *(name for one in inside for name in _names(one))])
+
+
+def _is_plain(found: Any) -> bool:
+    """Whether it is made of numbers, words and arrays alone."""
+    if isinstance(found, dict):
+        return all(_is_plain(one) for pair in found.items() for one in pair)
+    if isinstance(found, list | tuple | set | frozenset):
+        return all(_is_plain(one) for one in found)
+    values = bool | int | float | complex | str | bytes | np.generic | np.ndarray
+    return found is None or isinstance(found, values) or _is_tensor(found)
+
+
+def _content(cell: Any) -> Any:
+    try:
+        return cell.cell_contents
+    except ValueError:  # not filled yet
+        return None
+
+
+def _of_array(found: Any) -> Iterator[Any]:
+    if _is_tensor(found):
+        yield from _of_tensor(found)
+        return
+    yield from (str(found.dtype), found.shape)
+    if found.dtype.kind != "O":
+        yield sha256(np.ascontiguousarray(found).tobytes()).hexdigest()
+
+
+def _of_tensor(found: Any) -> Iterator[Any]:
+    """What a tensor holds, however it is stored; of one without values there is its type."""
+    import torch
+
+    yield str(found.dtype)
+    if torch.nn.parameter.is_lazy(found) or found.is_meta:
+        return
+    if found.is_nested:
+        yield from found.unbind()
+    elif found.is_quantized:
+        yield from (found.int_repr(), repr(found.qscheme()), found.dequantize())
+    elif found.layout != torch.strided:
+        dense = found.detach().cpu().to_dense()
+        at = dense.nonzero()
+        yield from (str(found.layout), tuple(dense.shape), at, dense[tuple(at.T)])
+    else:
+        flat = found.detach().cpu().resolve_conj().resolve_neg().contiguous().reshape(-1)
+        yield from _of_array(flat.view(torch.uint8).numpy())
+
+
+# What is known again of the user's objects: a run is gone on with by the same ones, or refused.
+#
+# A run directory has it in objects.json: digests of the code of objects and of the files they stand
+# in, of the samples, and the schedule's values, which are what every later reader uses.
+
+FILE = "objects.json"
+KINDS = ("partition", "task", "recipe", "orthogonalizer", "aggregate", "schedule")
+FACTORS = "factors"
+
+
+# (folder, kind, id) -> the object, and its digest when the run in that folder first met it in this
+# process: use may change what it holds, and it is the same one yet.
+MET: dict[tuple[Path, str, int], tuple[Callable[[], Any], str]] = {}
+
+
+def described(
+    config: Config, folder: Path, source: Source | None = None, afresh: bool = False
+) -> Record:
+    """By kind, `name:digest` of each object of the user's as the run in `folder` met it, which
+    begins `afresh` or goes on, and of samples that lie in files."""
+    own, found = own_objects(config), {}
+    for kind in KINDS:
+        if (mine := getattr(own, kind)) is not None:
+            key = (folder.resolve(), kind, id(mine))
+            met, known = MET.get(key, (lambda: None, ""))
+            if afresh or met() is not mine:
+                with guard(config, kind):
+                    known = _digest(config, kind, mine)
+                    MET[key] = (_reference(mine), known)
+            found[kind] = known
+    if reads(config, "task.lora-rank") and config.task.lora_rank:  # else its own files have all
+        found["weights"] = weights_digest(config.task.weights)
+    if source is not None and own.data is not None:
+        found["data"] = own_digest(config)
+    elif source is not None and reads(config, "data.folder"):
+        found["data"] = digest(source)
+    return found
+
+
+def _called(found: Any) -> str:
+    """What people call the object: its function's or class's name, or that of what it wraps."""
+    if isinstance(found, partial):
+        return _called(found.func)
+    if isinstance(found, tuple | list) and found:
+        return _called(found[0])
+    held = getattr(found, "__dict__", {})
+    for within in ("apply", "module"):  # of an Orthogonalizer or Aggregator, of a Task
+        if within in held and not isinstance(found, type):
+            return _called(held[within])
+    return str(getattr(found, "__name__", type(found).__name__))
+
+
+def _reference(mine: Any) -> Callable[[], Any]:
+    """What returns the object, and keeps it only if it cannot be had otherwise."""
+    try:
+        return weakref.ref(mine)
+    except TypeError:
+        return lambda: mine
+
+
+def _digest(config: Config, kind: str, mine: Any) -> str:
+    # A schedule's values are written, so what it remembers between calls does not matter.
+    told = "\n".join([*_file(config, kind), *parts(mine, {}, state=kind != "schedule")])
+    return f"{_called(mine)}:{sha256(told.encode()).hexdigest()[:16]}"
+
+
+def require_same(folder: Path, found: Record) -> Record:
+    """What the run in `folder` began with, refused where another object is given now."""
+    if not (folder / FILE).exists():
+        return {}
+    files.require_sound(folder, [FILE])
+    try:
+        there = json.loads(files.read_text(folder / FILE))
+        known = {kind: digest for kind, digest in there.items() if kind != FACTORS}
+    except (OSError, ValueError, AttributeError) as error:
+        raise InputError(f"{folder / FILE} is damaged ({error}): {AFRESH}") from None
+    for kind in known.keys() | found.keys():
+        if known.get(kind) != found.get(kind) and (kind != "data" or kind in found):
+            other = "are others" if kind in ("data", "weights") else "is another one"
+            raise InputError(
+                f"the {kind} {other} than {folder} was begun with: give the same again, or {AFRESH}"
+            )
+    return there
+
+
+def kept(plan: Plan, config: Config, there: Record) -> tuple[Plan, Record]:
+    """The plan with the user's schedule as it was written, or is now to be, called once a run."""
+    if own_objects(config).schedule is None:
+        return plan, {}
+    factors = there.get(FACTORS)
+    if factors is None:
+        found = plan.factors()
+        factors = [] if found is None else found.tolist()
+    if len(factors) != plan.rounds:
+        raise InputError(f"[local] schedule was written of {len(factors)} rounds: {AFRESH}")
+    return dataclasses.replace(plan, factor=factors.__getitem__), {FACTORS: factors}
+
+
+def as_bytes(found: Record) -> dict[str, bytes]:
+    """The file and its content, if there is anything to tell."""
+    return {FILE: (json.dumps(found, sort_keys=True) + "\n").encode()} if found else {}
+
+
+def _file(config: Config, kind: str) -> Iterator[str]:
+    """The sources of the file or module that the config names the object in, and of a file's
+    neighbours."""
+    table, key = NAMED[kind]
+    names = [getattr(getattr(config, table), key), config.task.model if kind == "task" else ""]
+    if getattr(config.given, kind) is None:
+        for place in {settled(name).rpartition(":")[0] for name in names} - {""}:
+            if place.partition(".")[0] not in LIBRARIES and (file := stands_in(place)):
+                beside = neighbours(file).values() if place.endswith(".py") else ()
+                for one in (file, *beside):
+                    yield sha256(files.read_bytes(one)).hexdigest()

@@ -1,0 +1,97 @@
+"""Where a result comes from: versions, machine, commit."""
+
+import importlib.metadata
+import os
+import platform
+import subprocess
+from functools import cache
+from pathlib import Path
+import torch
+from fedmuon.core.files import Record
+import contextlib
+import sys
+import time
+
+PROCESSOR = "model name"  # the line of Linux's /proc/cpuinfo
+
+
+def versions() -> dict[str, str]:
+    """The versions that a result depends on."""
+    names = ("fedmuon", "torch", "numpy", "scipy", "flwr", "ray")
+    return {"python": platform.python_version()} | {name: _version(name) for name in names}
+
+
+@cache
+def _version(name: str) -> str:
+    """Read once: a suite of a thousand short runs asks for it as often."""
+    try:
+        return importlib.metadata.version(name)
+    except importlib.metadata.PackageNotFoundError:
+        return "not installed"
+
+
+@cache
+def commit() -> str | None:
+    """The git commit of this source tree when a process first asks; None for an installed
+    package."""
+    here = Path(__file__).resolve().parent.parent
+    if not (here / ".git").exists():
+        return None
+    command = ["git", "-C", str(here), "rev-parse", "HEAD"]
+    try:
+        return subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip()
+    except (OSError, subprocess.CalledProcessError):
+        return None
+
+
+def machine() -> Record:
+    """The processor of the process that wrote the result, and how many threads torch was to use in
+    it; clients of a cluster or a deployment may run elsewhere."""
+    return {"processor": processor(), "cores": os.cpu_count(), "threads": torch.get_num_threads()}
+
+
+def processor() -> str:
+    """Its name as it calls itself."""
+    try:
+        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
+    except OSError:
+        lines = []
+    named = (line.partition(":")[2].strip() for line in lines if line.startswith(PROCESSOR))
+    return next(named, "") or platform.processor() or platform.machine()
+
+
+# What this process has taken of its machine, its most memory; and what others take.
+
+
+def peak() -> int:
+    """The most bytes of memory that this process has held."""
+    with contextlib.suppress(OSError, IndexError, ValueError):
+        status = Path("/proc/self/status").read_text(encoding="ascii", errors="replace")
+        return 1024 * int(status.partition("VmHWM:")[2].split()[0])
+    import resource  # which Windows lacks
+
+    unit = 1 if sys.platform == "darwin" else 1024
+    return unit * resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+
+
+class Others:
+    """Cores that other processes have had since this was made, this process having no children at
+    work meanwhile; 0 where the system does not say."""
+
+    def __init__(self) -> None:
+        self._begun = time.perf_counter(), busy(), time.process_time()
+
+    def cores(self) -> float:
+        """On average."""
+        start, before, own = self._begun
+        seconds = time.perf_counter() - start
+        return max(0.0, (busy() - before - time.process_time() + own) / max(seconds, 1e-9))
+
+
+def busy() -> float:
+    """Seconds of all processors together that they were not idle, since the machine started."""
+    with contextlib.suppress(OSError, IndexError, ValueError):
+        first = Path("/proc/stat").read_text(encoding="ascii").partition("\n")[0]
+        ticks = [int(one) for one in first.split()[1:9]]
+        return (sum(ticks) - ticks[3] - ticks[4]) / os.sysconf("SC_CLK_TCK")
+    return time.process_time()

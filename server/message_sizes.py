@@ -1,0 +1,114 @@
+"""What the messages of a round weigh, found by writing those of the first one.
+
+On Ray they are pickled, and what all clients of a call share goes there once a call or, where it is
+large, once a machine. Of a SuperLink's messages each is a tree of objects, and every client reads
+all of its own.
+"""
+
+import pickle
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from flwr.app import ArrayRecord, ConfigRecord, Message, MessageType, MetricRecord, RecordDict
+
+from fedmuon.config.load import Config
+from fedmuon.federated.aggregate import ServerState
+from fedmuon.federated.client import returned_like
+from fedmuon.federated.rounds import Experiment
+from fedmuon.federated.wire import pack
+from fedmuon.server import public_keys
+from fedmuon.server.ray.flower_internals import identify, node_ids, numbered, weight
+from fedmuon.server.ray.worker_pool import apart, large
+from fedmuon.server.strategy import FedMuonStrategy
+
+SAMPLE = 1024  # messages that are written, where there are more; the others weigh the same
+
+
+@dataclass(frozen=True)
+class Sizes:
+    """Bytes of a round, to the clients and back."""
+
+    down: int
+    up: int
+
+
+def on_ray(
+    config: Config, experiment: Experiment, state: ServerState, workers: int, machines: int
+) -> Sizes:
+    """Of a round on workers that are asked once each."""
+    ids = node_ids(config.federation.clients, config.federation.seed)
+    partitions = {node: place for place, node in enumerate(ids)}
+    messages = requests(config, experiment, state, ids)
+    calls = min(workers, len(messages))
+    content, bare = apart(messages)
+    shared = len(pickle.dumps(content, 5)) * (machines if large(messages[0].content) else calls)
+    shared = shared if content is not None else 0
+    down = shared + _scaled(bare, calls, lambda some: (some, {}, _places(some, partitions)))
+    arrived = pickle.loads(pickle.dumps(bare[:SAMPLE], 5))
+    replies = [_reply(experiment, state, one, partitions) for one in arrived]
+    if calls == len(messages):  # of one alone the id is told, too
+        for reply in replies:
+            numbered(reply)
+    up = _scaled(replies, calls, lambda some: [(one, None) for one in some], len(messages))
+    return Sizes(down, up)
+
+
+def on_link(config: Config, experiment: Experiment, state: ServerState) -> Sizes:
+    """Of a round of a deployment."""
+    messages = requests(config, experiment, state)
+    client = messages[0].metadata.dst_node_id
+    reply = _reply(experiment, state, messages[0], {client: client})
+    return Sizes(len(messages) * weight(messages[0]), len(messages) * weight(reply))
+
+
+def requests(
+    config: Config, experiment: Experiment, state: ServerState, ids: Sequence[int] = ()
+) -> list[Message]:
+    """The messages of the first round, to nodes of these ids or of their partitions' numbers."""
+    identify()
+    clients = [int(client) for client in experiment.plan.participants(0)]
+    nodes = {client: ids[client] if ids else client for client in clients}
+    keys = public_keys.blank(clients) if experiment.recipe.masked else None
+    strategy = FedMuonStrategy(config, experiment, state, nodes, keys)
+    messages = list(strategy.messages(MessageType.TRAIN, clients))
+    for message in messages:
+        numbered(message)
+    return messages
+
+
+def questions(nodes: Iterable[int]) -> list[Message]:
+    """What each node is asked at first: who it is."""
+    identify()
+    return [Message(RecordDict(), node, MessageType.QUERY) for node in nodes]
+
+
+def _reply(
+    experiment: Experiment, state: ServerState, message: Message, partitions: Mapping[int, int]
+) -> Message:
+    """What a client answers, but for its numbers."""
+    like = returned_like(experiment.recipe, state.params, state.states)
+    stack = len(next(iter(state.params.values())))
+    client = partitions[message.metadata.dst_node_id]
+    records: dict[str, Any] = {
+        "arrays": ArrayRecord(pack(*like)),
+        "metrics": MetricRecord({"loss": [0.5] * stack}),
+        "who": ConfigRecord({"partition": client, "round": 0}),
+    }
+    return Message(RecordDict(records), reply_to=message)
+
+
+def _places(messages: Sequence[Message], partitions: Mapping[int, int]) -> dict[int, int]:
+    """The partitions of the nodes of these messages, which a worker is told."""
+    return {(node := one.metadata.dst_node_id): partitions[node] for one in messages}
+
+
+def _scaled(
+    messages: Sequence[Message], calls: int, of: Callable[[Sequence[Message]], Any], count: int = 0
+) -> int:
+    """Bytes of so many messages, or all, in so many calls, from some of them."""
+    count, each = count or len(messages), -(-len(messages) // calls)
+    some = list(messages[: min(SAMPLE, each)])
+    whole, one = (len(pickle.dumps(of(part), 5)) for part in (some, some[:1]))
+    more = (whole - one) / (len(some) - 1) if len(some) > 1 else 0.0
+    return round(calls * (one - more) + count * more) if more else calls * one

@@ -1,0 +1,1 @@
+"""The Grid of Flower on Ray workers."""

@@ -1,0 +1,115 @@
+"""The parts of Flower that it keeps to itself and that a Grid of another kind cannot do without."""
+
+import copy
+import secrets
+from typing import Any
+from uuid import uuid4
+
+import numpy as np
+from flwr.app import Context, Error, Message, RecordDict
+from flwr.app.user_config import UserConfig
+from flwr.common.config import flatten_dict
+from flwr.common.constant import (
+    NODE_ID_NUM_BYTES,
+    NUM_PARTITIONS_KEY,
+    PARTITION_ID_KEY,
+    SUPERLINK_NODE_ID,
+    ErrorCode,
+)
+from flwr.supercore.inflatable.inflatable_object import get_all_nested_objects
+from flwr.supercore.run import Run
+from flwr.supercore.task_identity import TaskIdentity
+
+from fedmuon.core.errors import InputError
+from fedmuon.core.rng import Draw, generator
+
+RUN = 1
+SERVER = SUPERLINK_NODE_ID  # the node that a server's messages come from
+
+
+def identify() -> None:
+    """Tell Flower who makes messages in this process, without which it makes none."""
+    TaskIdentity.task_id, TaskIdentity.run_id, TaskIdentity.node_id = RUN, RUN, SERVER
+
+
+def numbered(message: Message) -> str:
+    """Give the message an id, as a SuperLink would."""
+    name = str(uuid4())
+    message.metadata.__dict__["_message_id"] = name
+    return name
+
+
+def with_content(message: Message, content: RecordDict | None) -> Message:
+    """The same message with other content, or none, and with an id of its own to come."""
+    found = copy.copy(message)
+    found.__dict__["_content"] = content
+    found.__dict__["_metadata"] = copy.copy(message.metadata)
+    return found
+
+
+def refusal(message: Message, why: str, raised: bool = False) -> Message:
+    """The reply of a node that has none."""
+    code = ErrorCode.CLIENT_APP_RAISED_EXCEPTION if raised else ErrorCode.UNKNOWN
+    reply = Message(Error(code, why), reply_to=message)
+    numbered(reply)
+    return reply
+
+
+def expired(message: Message) -> Message:
+    """The reply to a message that outlived its time to live, as a SuperLink gives it."""
+    # Imported here: it loads the SuperLink's database, which only a late reply needs.
+    from flwr.server.superlink.linkstate.utils import create_message_error_unavailable_ins_message
+
+    metadata = message.metadata
+    return create_message_error_unavailable_ins_message(metadata.message_id, metadata.run_id)
+
+
+def node_ids(count: int, seed: int | None) -> list[int]:
+    """Distinct node ids, one per partition, drawn as a SuperLink draws them: 8 random bytes each,
+    but neither 0 nor the SuperLink's own id. A seed makes them reproducible."""
+    if seed is None:
+        seed = secrets.randbits(64)
+    elif not (isinstance(seed, int) and seed >= 0):
+        raise InputError(f"seed = {seed!r:.40} is rejected: give a whole number of 0 or more")
+    draw, found = generator(seed, Draw.NODE), dict[int, None]()
+    while len(found) < count:
+        missing = count - len(found)
+        drawn = draw.integers(2 ** (8 * NODE_ID_NUM_BYTES), size=missing, dtype=np.uint64)
+        found |= dict.fromkeys(drawn.tolist())
+        for reserved in (0, SUPERLINK_NODE_ID):
+            found.pop(reserved, None)
+    return list(found)
+
+
+def flat(run_config: dict[str, Any] | None) -> UserConfig:
+    """The run config as Flower hands it to apps: nested tables become dotted keys."""
+    try:
+        return flatten_dict(run_config)
+    except ValueError as error:
+        raise InputError(
+            f"run_config = {run_config!r:.200} is rejected: {error} Store anything else in a file "
+            "and pass its path."
+        ) from None
+
+
+def context(
+    node: int, place: tuple[int, int], state: RecordDict | None, config: UserConfig
+) -> Context:
+    """What a ClientApp knows of where it runs; `place` is its partition and how many there are."""
+    own: UserConfig = dict(zip((PARTITION_ID_KEY, NUM_PARTITIONS_KEY), place, strict=True))
+    return Context(RUN, node, own, RecordDict() if state is None else state, dict(config))
+
+
+def server_context(config: UserConfig) -> Context:
+    """The same for a ServerApp."""
+    return Context(RUN, SERVER, {}, RecordDict(), dict(config))
+
+
+def weight(message: Message) -> int:
+    """Bytes of the objects that a message is taken apart into on its way through a SuperLink."""
+    return sum(len(one.deflate()) for one in get_all_nested_objects(message).values())
+
+
+def empty_run() -> Run:
+    """A run of which there is nothing to tell."""
+    return Run.create_empty(RUN)

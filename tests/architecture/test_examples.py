@@ -1,0 +1,173 @@
+"""The examples: short, and the same on every engine; and objects that a config names."""
+
+import hashlib
+import runpy
+import signal
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+from chaos.nursery import Nursery
+from torch import Tensor
+
+from fedmuon.core import files
+from fedmuon.core.arrays import read_tensors
+from fedmuon.experiments.cli import main
+from fedmuon.experiments.engines import ray_engine
+
+ROOT = Path(__file__).resolve().parents[2]
+EXAMPLES = ROOT / "examples"
+FILES = sorted(EXAMPLES.glob("*.py"))
+RUN = [file for file in FILES if file.name != "named.py"]  # which `named.toml` is run with
+LINES = 25
+LONG = pytest.mark.slow
+Models = list[dict[str, Tensor]]
+Example = Callable[..., Models]
+
+
+@pytest.fixture
+def example(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture
+) -> Example:
+    """Says `python example.py engine ...`, and returns the models of its runs in order."""
+
+    def say(file: Path, engine: str, *more: str) -> Models:
+        (folder := tmp_path / engine).mkdir()
+        monkeypatch.setattr(tempfile, "tempdir", str(folder))
+        monkeypatch.setattr(files, "_remove", lambda *_: None)  # the models are looked at
+        monkeypatch.setattr(sys, "argv", [str(file), engine, *more])
+        runpy.run_path(str(file), run_name="__main__")
+        assert capsys.readouterr().out.count("\n") == 1
+        made = sorted(folder.glob("*/config.toml"), key=lambda one: one.stat().st_mtime_ns)
+        assert all(f'name = "{engine}"' in one.read_text() for one in made)
+        return [read_tensors(one.parent / "model.safetensors")[0] for one in made]
+
+    return say
+
+
+@pytest.mark.parametrize("file", FILES, ids=lambda file: file.stem)
+def test_an_example_is_short_and_documented(file: Path) -> None:
+    text = file.read_text(encoding="utf-8")
+    assert len(text.splitlines()) <= LINES
+    assert text.startswith('"""') and (file not in RUN or '\nif __name__ == "__main__":' in text)
+
+
+LATER = {"aggregate"}
+RUNS = [pytest.param(file, id=file.stem, marks=[LONG] * (file.stem in LATER)) for file in RUN]
+
+
+@pytest.mark.parametrize("file", RUNS)
+def test_an_example_runs(file: Path, example: Example) -> None:
+    models = example(file, "inline")
+    assert models and all(value.isfinite().all() for model in models for value in model.values())
+
+
+@pytest.mark.slow
+def test_robust_aggregates_withstand_the_client_that_the_mean_does_not(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture
+) -> None:
+    """And the figure is written where it is asked for."""
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    monkeypatch.setattr(sys, "argv", ["", "inline", str(tmp_path / "by-round.png")])
+    runpy.run_path(str(EXAMPLES / "aggregate.py"), run_name="__main__")
+    clipped, mean, *robust = map(float, capsys.readouterr().out.split()[1:])
+    assert mean < 0.2 < clipped and min(robust) > 0.6
+    assert (tmp_path / "by-round.png").read_bytes()[:4] == b"\x89PNG"
+
+
+def test_a_map_has_a_bound_where_its_constant_is_given(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture
+) -> None:
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    monkeypatch.setattr(sys, "argv", ["", "inline"])
+    runpy.run_path(str(EXAMPLES / "maps.py"), run_name="__main__")
+    assert capsys.readouterr().out == "without a constant refused and with one certified\n"
+
+
+# Workers of its own for each of its runs take a while: `make test-long` has the others.
+ON_RAY = [
+    pytest.param(file, id=file.stem, marks=[] if file.stem == "task" else [LONG]) for file in RUN
+]
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize("file", ON_RAY)
+def test_an_example_on_ray_is_that_inline(
+    cluster: str, file: Path, example: Example, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Objects of the example's own, which no module holds, reach the client processes."""
+    joined = ray_engine.connected
+    monkeypatch.setattr(ray_engine, "connected", lambda address, *more: joined(cluster, *more))
+    inline, ray = example(file, "inline"), example(file, "ray")
+    assert len(inline) == len(ray)
+    for mine, theirs in zip(inline, ray, strict=True):
+        same_models(mine, theirs)
+
+
+def same_models(a: dict[str, Tensor], b: dict[str, Tensor]) -> None:
+    """To 1e-12 in float64."""
+    assert set(a) == set(b)
+    for name, value in a.items():
+        assert value.dtype == torch.float64
+        assert (value - b[name]).norm() <= 1e-12 * value.norm(), name
+
+
+def model(run: Path) -> dict[str, Tensor]:
+    return read_tensors(run / "model.safetensors")[0]
+
+
+def digest(run: Path) -> dict[str, str]:
+    """A hash of each file of a run that does not depend on when it was made."""
+    return {
+        file.name: hashlib.sha256(file.read_bytes()).hexdigest()
+        for file in run.iterdir()
+        if file.suffix not in (".jsonl", ".json") and file.name != "SHA256SUMS"
+    }
+
+
+@pytest.mark.slow
+def test_named_objects_are_the_same_on_ray(
+    cluster: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(EXAMPLES)
+    for engine, where in (("inline", []), ("ray", [f"--ray-address={cluster}"])):
+        out = f"--out={tmp_path / engine}"
+        with pytest.raises(SystemExit) as end:
+            main(["run", "named.toml", f"--engine={engine}", *where, out])
+        assert not end.value.code
+    same_models(model(tmp_path / "inline"), model(tmp_path / "ray"))
+
+
+@pytest.mark.slow
+def test_named_objects_after_kill_9(forks: Nursery, tmp_path: Path) -> None:
+    """Options and all: the resumed run has the bytes of one that nobody killed."""
+    cut, whole = tmp_path / "cut", tmp_path / "whole"
+    settings = ["named.toml", "--set=federation.rounds=100"]
+    process = forks.start(["run", *settings, f"--out={cut}"], at=EXAMPLES)
+    deadline = time.monotonic() + 200
+    while not (cut / "checkpoint.safetensors").exists():  # of round 10 of 100
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+    process.send(signal.SIGKILL)
+    assert process.wait().code == -signal.SIGKILL
+    assert not (cut / "summary.json").exists()
+    for arguments in ([f"--out={cut}", "--resume"], [*settings, f"--out={whole}"]):
+        said = forks.run(["run", *arguments], 240, at=EXAMPLES)
+        assert said.code == 0, said.err
+    assert digest(cut) == digest(whole)
+
+
+def test_an_option_that_is_missing_or_misspelled_is_one_sentence(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture
+) -> None:
+    monkeypatch.chdir(EXAMPLES)
+    with pytest.raises(SystemExit) as end:
+        main(["run", "named.toml", "--set=local.options.power=2", f"--out={tmp_path / 'a'}"])
+    said = capsys.readouterr().err
+    assert end.value.code == 2 and "Traceback" not in said
+    assert "power = 2 has no effect" in said.replace("\n", " ")

@@ -1,0 +1,200 @@
+"""Which package may import which; importing is cheap and does no work."""
+
+import ast
+import subprocess
+import sys
+from functools import cache
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+TOPS = ("fedmuon", "clients", "server", "analysis", "experiments")  # installed in `fedmuon`
+# A package imports only packages above it. `fedmuon/__init__.py` and `__main__.py` load the public
+# names and the command when they are first used, and stand outside.
+ORDER = (
+    "fedmuon.core",  # errors, keyed draws, files, locks, threads, tables
+    "fedmuon.orthogonalize",
+    "fedmuon.data",
+    "fedmuon.tasks",
+    "fedmuon.config",
+    "fedmuon.privacy",
+    "fedmuon.optim",
+    "fedmuon.federated",
+    "fedmuon.runs",
+    "fedmuon.clients",
+    "fedmuon.server",
+    "fedmuon.analysis",
+    "fedmuon.experiments",
+)
+# The values that a key of the user's may have are declared by packages below, and read when needed.
+LATE = {
+    ("fedmuon.config.user_objects", "fedmuon.optim.aggregators"),
+    ("fedmuon.config.user_objects", "fedmuon.optim.schedules"),
+    ("fedmuon.config.user_objects", "fedmuon.runs.callbacks"),
+}
+ONLY_IN = {
+    "flwr": ("clients/", "server/", "experiments/engines/"),
+    "ray": ("server/ray/", "experiments/suites/sweep.py", "experiments/engines/"),
+    "matplotlib": ("analysis/report/style.py", "figure.py", "experiments/results.py"),
+    "typer": ("experiments/cli/",),
+    "rich": ("experiments/",),
+}
+
+
+@cache
+def parsed(file: Path) -> ast.Module:
+    """What a file says."""
+    return ast.parse(file.read_text(encoding="utf-8"))
+
+
+@cache
+def imports(file: Path) -> set[str]:
+    """The modules that a file names in its import statements, and those that they may mean."""
+    found = set()
+    for node in ast.walk(parsed(file)):
+        if isinstance(node, ast.Import):
+            found |= {alias.name for alias in node.names}
+        elif isinstance(node, ast.ImportFrom) and node.module and not node.level:
+            found |= {node.module, *(f"{node.module}.{alias.name}" for alias in node.names)}
+    return found
+
+
+FILES = sorted(file for top in TOPS for file in (ROOT / top).rglob("*.py"))
+OUTSIDE = ("fedmuon", "fedmuon.__main__")
+
+
+def name_of(file: Path) -> str:
+    """The module that a file is, when installed."""
+    name = ".".join(file.relative_to(ROOT).with_suffix("").parts).removesuffix(".__init__")
+    return name if name.split(".")[0] == "fedmuon" else f"fedmuon.{name}"
+
+
+def package_of(module: str) -> str:
+    """The package of `ORDER` that holds a module of ours."""
+    return ".".join(module.split(".")[:2])
+
+
+def breaches(module: str, place: str, modules: set[str]) -> list[str]:
+    """What a module may not import: packages below its own, a top-level name that is ours only in
+    this source tree, and libraries that belong elsewhere."""
+    mine = {name_of(file) for file in FILES} - {"fedmuon"}
+    rank = ORDER.index(package_of(module))
+    wrong = [
+        one
+        for one in modules & mine
+        if ORDER.index(package_of(one)) > rank and (module, one) not in LATE
+    ]
+    wrong += [one for one in modules if one.split(".")[0] in TOPS[1:]]
+    roots = {one.split(".")[0] for one in modules}
+    wrong += [
+        root
+        for root, homes in ONLY_IN.items()
+        if root in roots and not any(place.startswith(h) or place.endswith(h) for h in homes)
+    ]
+    return sorted(wrong)
+
+
+@pytest.mark.parametrize("file", FILES, ids=lambda file: str(file.relative_to(ROOT)))
+def test_a_package_imports_only_packages_above_it(file: Path) -> None:
+    if (module := name_of(file)) not in OUTSIDE:
+        assert breaches(module, file.relative_to(ROOT).as_posix(), imports(file)) == []
+
+
+def test_a_breach_is_seen() -> None:
+    matrix = "fedmuon.tasks.matrix", "fedmuon/tasks/matrix.py"
+    assert breaches(*matrix, {"flwr.app"}) == ["flwr"]
+    assert breaches(*matrix, {"fedmuon.optim.chain"}) == ["fedmuon.optim.chain"]
+    assert breaches(*matrix, {"server.strategy"}) == ["server.strategy"]
+    client = "fedmuon.clients.client_app", "clients/client_app.py"
+    assert breaches(*client, {"fedmuon.server.strategy"}) == ["fedmuon.server.strategy"]
+    bound = "fedmuon.analysis.bound", "analysis/bound.py"
+    assert breaches(*bound, {"matplotlib.pyplot"}) == ["matplotlib"]
+
+
+def test_every_package_has_its_place_and_its_own_folder() -> None:
+    assert {package_of(name_of(file)) for file in FILES} == {*ORDER, *OUTSIDE}
+    loose = {file.name for file in (ROOT / "fedmuon").glob("*.py")}
+    assert loose == {"__init__.py", "__main__.py"}
+
+
+def test_the_core_has_no_circles() -> None:
+    graph = {}
+    for file in FILES:
+        if (name := name_of(file)) not in OUTSIDE:
+            graph[name] = imports(file)
+    modules = set(graph)
+    seen: dict[str, str] = {}
+
+    def visit(name: str, path: tuple[str, ...]) -> None:
+        assert seen.get(name) != "open", f"circle: {' -> '.join((*path, name))}"
+        if name in seen:
+            return
+        seen[name] = "open"
+        for other in sorted(graph[name] & modules):
+            visit(other, (*path, name))
+        seen[name] = "done"
+
+    for name in sorted(modules):
+        visit(name, ())
+
+
+@cache
+def loaded(code: str) -> set[str]:
+    """The modules that a process has loaded after that."""
+    code = f"import sys; {code}; print(*sys.modules)"
+    done = subprocess.run(
+        [sys.executable, "-c", code], check=True, cwd=ROOT, stdout=subprocess.PIPE
+    )
+    return set(done.stdout.decode().split())
+
+
+WITH_TORCH = "import fedmuon.experiments.cli.show, fedmuon.experiments.run"
+
+
+@pytest.mark.slow
+def test_importing_the_core_loads_no_engine() -> None:
+    found = loaded(WITH_TORCH)
+    assert {"torch", "fedmuon.federated.build", "fedmuon.experiments.cli"} <= found
+    heavy = {"flwr", "ray", "matplotlib", "sklearn", "pandas", "mlxtend", "transformers"}
+    assert not heavy & found
+
+
+def folder_of(module: str) -> str:
+    """What a reader sees as one: a package, or a folder of analysis and experiments."""
+    parts = module.split(".")
+    return ".".join(parts[: 3 if parts[1:2] in (["analysis"], ["experiments"]) else 2])
+
+
+def package_graph() -> dict[str, set[str]]:
+    """Package -> those that it needs when it is imported."""
+    graph: dict[str, set[str]] = {}
+    names = {name_of(file): file for file in FILES}
+    for name, file in names.items():
+        here = folder_of(name)
+        for node in parsed(file).body:
+            if isinstance(node, ast.ImportFrom) and node.module:
+                meant = {node.module, *(f"{node.module}.{alias.name}" for alias in node.names)}
+                needed = {folder_of(one) for one in meant & set(names)}
+                graph.setdefault(here, set()).update(needed - {here, "fedmuon"})
+    return graph
+
+
+def test_packages_have_no_circles() -> None:
+    graph = package_graph()
+    assert len(graph) > 15 and "fedmuon.tasks" in graph["fedmuon.optim"]
+    left = dict(graph)
+    while free := [one for one, needed in left.items() if not needed & set(left)]:
+        left = {one: needed for one, needed in left.items() if one not in free}
+    assert not left, f"circle among {sorted(left)}"
+
+
+@pytest.mark.parametrize(("code", "heavy"), [
+    ("import fedmuon", "numpy pydantic torch typer rich"),
+    ("import fedmuon.experiments.cli", "numpy pydantic torch"),
+    pytest.param(WITH_TORCH, "scipy flwr pandas", marks=pytest.mark.slow),
+    ("import fedmuon.clients.client_app", "torch scipy"),
+])  # fmt: skip
+def test_what_is_not_needed_is_not_loaded(code: str, heavy: str) -> None:
+    """Before help is shown, and before a run begins, nobody should wait for it."""
+    assert not set(heavy.split()) & loaded(code)

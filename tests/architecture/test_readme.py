@@ -1,0 +1,172 @@
+"""What README and docs tell people to type does what they say."""
+
+import importlib.util
+import re
+import shlex
+import tomllib
+from collections.abc import Iterable
+from pathlib import Path
+
+import pytest
+
+from fedmuon.config.load import parse
+from fedmuon.experiments.cli import main
+
+ROOT = Path(__file__).resolve().parents[2]
+PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
+ELSEWHERE = {
+    "--engine ray": "tests/fedmuon/federated/test_engines_agree.py",
+    "--engine deployment": "tests/experiments/engines/test_deployment.py",
+    "fedmuon plan": "tests/experiments/planning/test_plan.py",
+    "flwr run": "tests/fedmuon/config/test_run_config.py",
+}
+# What takes a second or more is typed by `make test-all`, unless the README has it.
+LONG = (
+    "fedmuon suite", "fedmuon doctor", "--worst", "--all", "name=network", "level=client", "runs/k",
+    "runs/s ", "privacy sigma", "--one-run",
+)  # fmt: skip
+
+
+def blocks(language: str) -> list[tuple[Path, str]]:
+    """The fenced blocks of that language, in the order of the pages."""
+    marked = re.compile(rf"^```{language}\n(.*?)^```", re.DOTALL | re.MULTILINE)
+    return [(page, block) for page in PAGES for block in marked.findall(page.read_text("utf-8"))]
+
+
+def typed(shells: Iterable[str]) -> list[str]:
+    """The lines of blocks, each once, without its comment."""
+    lines = [line for block in shells for line in block.replace("\\\n", " ").splitlines()]
+    return list(dict.fromkeys(shlex.join(shlex.split(line, comments=True)) for line in lines))
+
+
+def lines() -> list[str]:
+    """What is typed in shells."""
+    return typed(block for _, block in blocks("sh"))
+
+
+def commands() -> list[str]:
+    """Every `fedmuon` line that is run here."""
+    return [
+        line
+        for line in lines()
+        if line.startswith("fedmuon ") and not any(other in line for other in ELSEWHERE)
+    ]
+
+
+def written(command: str) -> str | None:
+    """The folder that a command makes."""
+    words = shlex.split(command)
+    return words[words.index("--out") + 1] if "--out" in words and "--resume" not in words else None
+
+
+def read(command: str) -> list[str]:
+    """The folders, made by other commands, that a command goes on with or reads."""
+    own = written(command)
+    known = [out for other in commands() if (out := written(other))]
+    return [out for out in known if out in shlex.split(command) and out != own]
+
+
+class Reader:
+    """Types the commands in a folder of its own, and before each what it needs, once."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self._done: set[str] = set()
+        for _, block in blocks("toml"):
+            if named := re.match(r"# ([\w-]+\.toml)\n", block):
+                (folder / named[1]).write_text(block, encoding="utf-8")
+
+    def types(self, command: str) -> None:
+        """Run a command, unless it already ran for the sake of another."""
+        if command in self._done:
+            return
+        for other in commands():
+            if written(other) in read(command):
+                self.types(other)
+        if "report runs" in command:
+            self.types(
+                "fedmuon suite dp-muon-printed --out runs/printed"
+            )  # a page of what is there
+        with pytest.raises(SystemExit) as ended:
+            main(shlex.split(command)[1:])
+        assert ended.value.code == 0, command
+        self._done.add(command)
+
+
+@pytest.fixture(scope="module")
+def reader(tmp_path_factory: pytest.TempPathFactory) -> Reader:
+    """One folder for all commands, as a reader has."""
+    return Reader(tmp_path_factory.mktemp("readme"))
+
+
+def layer(command: str) -> list[pytest.MarkDecorator]:
+    """The marks of a command."""
+    known = "README.md" in {page.name for page, block in blocks("sh") if command in typed([block])}
+    return [pytest.mark.slow] if any(one in command for one in LONG) and not known else []
+
+
+@pytest.mark.usefixtures("undrawn")
+@pytest.mark.parametrize(
+    "command", [pytest.param(one, marks=layer(one), id=one[8:88]) for one in commands()]
+)
+def test_a_command_runs(command: str, reader: Reader, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(reader.folder)
+    reader.types(command)
+    if "report runs" in command:
+        assert (reader.folder / "runs" / "report.html").exists()
+
+
+def test_the_commands_are_found() -> None:
+    made = [out for one in commands() if (out := written(one))]
+    assert len(commands()) >= 30 and len(set(made)) == len(made)
+    resumed = [read(one) for one in commands() if "--resume" in one]
+    assert ["runs/a"] in resumed and ["runs/mine"] in resumed and read("fedmuon doctor") == []
+    assert read(next(one for one in commands() if "bound runs/s" in one)) == ["runs/s"]
+
+
+@pytest.mark.parametrize("line", [one for one in lines() if one not in commands()])
+def test_what_is_not_typed_here_is_there(line: str) -> None:
+    """A target of make, a module of ours, or a line that another test types."""
+    first, *words = shlex.split(line)
+    if first == "make":
+        assert re.search(rf"^{words[0]}:", (ROOT / "Makefile").read_text("utf-8"), re.MULTILINE)
+    elif first == "python":
+        assert words[0] == "-m" and importlib.util.find_spec(words[1])
+    else:
+        tests = [test for words, test in ELSEWHERE.items() if words in line]
+        assert tests and (ROOT / tests[0]).exists()
+
+
+@pytest.mark.parametrize(
+    "block",
+    [
+        pytest.param(text, id=f"{page.stem}-{k}", marks=[pytest.mark.slow] * ("flwr" in text))
+        for k, (page, text) in enumerate(blocks("python"))
+    ],
+)
+def test_python_lines_run(block: str) -> None:
+    exec(block, {})
+
+
+@pytest.mark.parametrize(
+    "block", [pytest.param(text, id=f"{page.stem}-{k}")
+              for k, (page, text) in enumerate(blocks("toml"))]
+)  # fmt: skip
+def test_toml_is_a_config_or_a_suite(block: str) -> None:
+    content = tomllib.loads(block)
+    if "kind" not in content:  # which the command that names it runs
+        parse(content)
+
+
+def test_every_language_is_looked_at() -> None:
+    """So no block is there that nothing runs; what is included is run as an example."""
+    fences = {
+        fence
+        for page in PAGES
+        for fence in re.findall(r"^```(\S[^\n]*)$", page.read_text("utf-8"), re.MULTILINE)
+    }
+    included = {one for one in fences if one.startswith("{literalinclude} ../../")}
+    known = {"sh", "python", "toml", "{toctree}", "{eval-rst}"}
+    assert fences - included <= known
+    for one in included:
+        assert (ROOT / one.removeprefix("{literalinclude} ../../")).exists()

@@ -1,0 +1,473 @@
+"""What the command says of configs, of itself, and while it works."""
+
+import io
+import re
+import shlex
+import subprocess
+import sys
+import tomllib
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import click
+import pytest
+from conftest import small
+from rich.console import Console
+from typer.main import get_command
+from typer.testing import CliRunner
+
+import fedmuon
+from docs.making import commands
+from fedmuon.analysis.report.numbers import digits
+from fedmuon.config import describe
+from fedmuon.config.describe import commented
+from fedmuon.config.key_texts import KEYS
+from fedmuon.config.load import Config, load, parse
+from fedmuon.config.name_texts import LISTS, NAMES, OPTIONS
+from fedmuon.config.read_if import NEEDS
+from fedmuon.core.errors import AGAIN, NOTHING_SAVED, InputError, Interrupted
+from fedmuon.core.files import write_bytes
+from fedmuon.experiments.cli import app, main
+from fedmuon.experiments.cli.options import changes_of, near_keys, resumable
+from fedmuon.experiments.cli.pasting import apart
+from fedmuon.experiments.cli.show import MOST, Progress, Remembered
+from fedmuon.experiments.run import execute
+from fedmuon.experiments.studies.find import find
+from fedmuon.experiments.suites.contents import shipped
+
+EVERY = [f"{table}.{key}" for table, keys in KEYS.items() for key in keys]
+
+
+def said(*command: str, code: int = 0, **env: str) -> str:
+    done = CliRunner().invoke(app, list(command), env={"COLUMNS": "80", **env})
+    assert done.exit_code == code, done.output + str(done.exception)
+    return " ".join(done.output.split())
+
+
+def refused(*command: str) -> str:
+    return str(CliRunner().invoke(app, list(command)).exception)
+
+
+@pytest.mark.slow
+def test_every_key_answers() -> None:
+    for key in EVERY:
+        found = describe.find(key)
+        text = said("config", "explain", key, COLUMNS="400")
+        for words in (f"[{found.table}] {found.name}", found.what, found.default, found.readers):
+            assert " ".join(words.split()) in text, key
+        assert all(name in text for name in NAMES.get(key, ()))
+        for name, options in OPTIONS.get(key, {}).items():
+            assert name in text and all(option in text for option in options)
+        assert found.setting in text
+        assert load(None, [found.setting.removeprefix("--set ")]) == Config()
+
+
+def typed(lines: str) -> list[list[str]]:
+    """The words of each command that a shell finds in the lines of a help."""
+    whole = [shlex.split(one) for one in lines.splitlines() if not one.startswith(" ")]
+    return [one for one in whole if one]
+
+
+@pytest.mark.parametrize(
+    "width", [80, *(pytest.param(one, marks=pytest.mark.slow) for one in (60, 200))]
+)
+def test_examples_of_every_help_can_be_pasted(width: int) -> None:
+    """A shell reads what is written, which parses, keys of configs too; on lines that fit and end
+    where they end. Control: a shell that knows no backslash reads something else."""
+    alone = 0
+    for name, command in commands.every(commands.app_as_click()):
+        env = {"COLUMNS": str(width)}
+        shown = CliRunner().invoke(app, [*name.split()[1:], "--help"], env=env).output
+        assert "[bold]" not in shown and "[/" not in shown
+        tail = shown.rpartition("╯")[2].strip("\n")
+        assert all(one == one.rstrip() and len(one) < width for one in tail.splitlines()), name
+        said = re.findall(r"\[bold\](.*?)\[/\]", command.help or "", re.DOTALL)
+        found = typed(tail.replace("\\\n", ""))
+        assert found == [one.split() for one in said] and (found or name == "fedmuon doctor")
+        alone += typed(tail.replace("\\\n", "\n")) != found
+        for words in found:
+            if words[0] == "fedmuon":
+                require_parses(words[1:])
+    assert alone > 3 or width == 200
+
+
+def require_parses(words: list[str]) -> None:
+    """Refuse what the command line would refuse, or its config."""
+    command: Any = commands.app_as_click()
+    while isinstance(command, click.Group):
+        _, command, words = command.resolve_command(click.Context(command), words)
+    context = command.make_context(command.name, list(words))
+    load(None, context.params.get("overrides") or [])
+
+
+def test_what_a_help_says_beside_its_examples() -> None:
+    assert apart("One.\n\nTwo is\n3. Example: [bold]a -b\nc[/], then [bold]d[/]\n\nE.") == (
+        "One.\n\nTwo is 3.\n\nE.", [("Example:", ["a -b c", "d"])]
+    )  # fmt: skip
+    assert apart("One: [bold]a[/]\n\nOf two: [bold]b[/]")[1] == [
+        ("One:", ["a"]),
+        ("Of two:", ["b"]),
+    ]
+    assert apart("Use [bold]a ls[/] to see\nmore. It is quick.\n\nNow: [bold]b[/].") == (
+        "Use a ls to see more. It is quick.", [("Now:", ["b"])]
+    )  # fmt: skip
+    assert apart("One. So: [bold]a[/] and [bold]b[/]. It takes\na minute.") == (
+        "One. It takes a minute.", [("So:", ["a", "b"])]
+    )  # fmt: skip
+
+
+def test_tables_list_their_keys() -> None:
+    assert all(table in said("config", "explain") for table in KEYS)
+    for table, keys in KEYS.items():
+        text = said("config", "explain", table)
+        assert all(key in text for key in keys)
+    assert "did you mean local.lr?" in refused("config", "explain", "local.lrr")
+
+
+@pytest.mark.parametrize(
+    ("key", "why"),
+    [
+        ("local.Lr", "did you mean local.lr?"),
+        ("LOCAL.LR", "did you mean local.lr?"),
+        ("local.zzz", "those of [local] are recipe, steps"),
+        ("data.options", "set an option as data.options.OPTION=VALUE"),
+        ("faults.options", "those of [faults] are"),  # a control: it has none
+        ("zz.zzz", "or one of the tables data"),
+    ],
+)
+def test_of_what_is_no_key_the_nearest_are_named(key: str, why: str) -> None:
+    assert why in refused("config", "explain", key)
+
+
+@pytest.mark.parametrize("seeds", ["2.5", "0", "x"])
+def test_seeds_that_are_no_count_are_refused_in_plain_words(seeds: str) -> None:
+    text = said("suite", "A1", "--seeds", seeds, code=2, COLUMNS="200")
+    assert f"{seeds} is no count: give a whole number from 1 on" in text
+
+
+def test_a_letter_in_another_case_is_a_slip() -> None:
+    assert "[local] Lr: did you mean lr?" in refused("run", "--set", "local.Lr=3")
+
+
+@pytest.mark.parametrize("kind", ["suites", *LISTS])
+def test_lists_have_all_names(kind: str) -> None:
+    known = shipped() if kind == "suites" else NAMES[LISTS[kind]]
+    text = said("list", kind, COLUMNS="200")
+    assert all(name in text for name in known) and len(known) > 1
+    assert f"did you mean {kind}?" in refused("list", f"{kind}s")
+    assert "choose one of suites, data, recipes" in refused("list", "nonsense")
+
+
+def test_the_config_to_begin_with_is_the_default_however_many_keys_are_set(tmp_path: Path) -> None:
+    """Commented out they are the defaults, and so they are with the signs taken away."""
+    text = commented()
+    assert parse(tomllib.loads(text)) == Config() and text == said_whole("config", "init")
+    bare = re.sub(r"^#(?=[a-z])", "", text, flags=re.MULTILINE)
+    tables = tomllib.loads(bare)
+    assert {f"{table}.{key}" for table, keys in tables.items() for key in keys} == set(EVERY)
+    assert parse(tables) == Config()
+    assert parse(tomllib.loads(bare.replace("lr = 1.0", "lr = 0.5"))) != Config()
+    assert max(map(len, text.splitlines())) <= 100
+    file = tmp_path / "new.toml"
+    said("config", "init", str(file))
+    assert file.read_text() == text
+    assert "is there already" in refused("config", "init", str(file))
+
+
+def said_whole(*command: str) -> str:
+    return CliRunner().invoke(app, list(command)).output
+
+
+def test_the_version_is_said() -> None:
+    assert said("--version") == f"fedmuon {fedmuon.__version__}"
+
+
+@pytest.mark.parametrize(
+    ("words", "found"),
+    [
+        ("fedmuon ru", ["run"]),
+        ("fedmuon run --set local.server", ["local.server-momentum="]),
+        ("fedmuon config explain privacy.kap", ["privacy.kappa"]),
+        ("fedmuon list agg", ["aggregators"]),
+        ("fedmuon run --see", ["--seed"]),
+        ("fedmuon plan --data mni", ["mnist5k", "mnist"]),
+        ("fedmuon stability --engine r", ["ray"]),
+    ],
+)
+def test_shells_complete_commands_options_keys_and_lists(words: str, found: list[str]) -> None:
+    asked = {"_FEDMUON_COMPLETE": "complete_bash", "COMP_WORDS": words,
+             "COMP_CWORD": str(words.count(" "))}  # fmt: skip
+    done = CliRunner().invoke(app, [], env=asked, prog_name="fedmuon")
+    assert done.output.split() == found
+
+
+def test_keys_that_are_completed_are_those_that_there_are() -> None:
+    keys = [f"{table}.{key}" for table, held in NEEDS.items() for key in held]
+    assert near_keys("") == keys and near_keys("nothing") == []
+
+
+SHORT = {"--engine", "--ray-address", "--data", "--seed", "--set", "--out"}
+LACKING = {  # what a command that runs something has no use for
+    "plan": {"--out"},  # it writes nothing
+    "deploy-demo": {"--engine", "--ray-address"},  # it is an engine
+}
+
+
+@pytest.mark.parametrize("name", ["run", "stability", "plan", "deploy-demo", "suite"])
+def test_what_runs_something_has_the_same_options(name: str) -> None:
+    command = get_command(app).commands[name]  # pyright: ignore[reportAttributeAccessIssue]
+    known = {option for one in command.params for option in one.opts}
+    assert SHORT - known == LACKING.get(name, set())
+
+
+def test_short_options_are_changes_and_no_second_word() -> None:
+    found = changes_of(["local.lr=1"], "ray", "1.2.3.4:5", "digits", 7)
+    assert found == ["local.lr=1", "engine.name=ray", "engine.ray-address=1.2.3.4:5",
+                     "data.name=digits", "federation.seed=7"]  # fmt: skip
+    assert changes_of(None) == [] and changes_of(None, seed=0) == ["federation.seed=0"]
+    with pytest.raises(InputError, match=r"--seed and --set federation\.seed say"):
+        changes_of(["federation.seed = 3"], seed=3)
+
+
+def test_a_suite_with_one_seed_says_so() -> None:
+    three = find("cnn", "digits", "full", {})
+    one = find("cnn", "digits", "full", {}, seed=7)
+    seeds = {cell.config.federation.seed for cell in one.cells}  # pyright: ignore
+    assert len(three.cells) == 3 * len(one.cells) and seeds == {7} and three.lock != one.lock
+    assert one.asked.again == "fedmuon suite cnn --data digits --scale full --seed 7"
+    with pytest.raises(InputError, match="the suite dp-bias has no seeds"):
+        find("dp-bias", None, "small", {}, seed=1)
+
+
+def test_a_suite_of_so_many_seeds_says_so() -> None:
+    three, five = (find("cnn", "digits", "full", {}, seeds=count) for count in (None, 5))
+    seeds = {cell.config.federation.seed for cell in five.cells}  # pyright: ignore
+    assert 3 * len(five.cells) == 5 * len(three.cells) and seeds == {0, 1, 2, 3, 4}
+    assert five.asked.again == "fedmuon suite cnn --data digits --scale full --seeds 5"
+    assert find("heavy-tail", None, "small", {}, seeds=3).asked.told["seeds"] == 3
+    with pytest.raises(InputError, match="counts its seeds: leave --seed out"):
+        find("heavy-tail", None, "small", {}, seed=3)
+    with pytest.raises(InputError, match="the suite dp-bias has no seeds: leave --seeds out"):
+        find("dp-bias", None, "small", {}, seeds=1)
+    with pytest.raises(InputError, match="--seed is one, --seeds are many"):
+        find("cnn", "digits", "full", {}, seed=1, seeds=2)
+
+
+def test_options_reach_the_run(tmp_path: Path) -> None:
+    out = tmp_path / "run"
+    given = "--data synthetic --seed 5 --set data.train=400 --set federation.rounds=2"
+    said("run", *given.split(), "--out", str(out))
+    config = fedmuon.Result(out).config
+    assert (config.data.name, config.federation.seed) == ("synthetic", 5)
+
+
+def records(count: int, every: int = 10) -> Iterator[dict[str, float]]:
+    """Rounds with a loss, every tenth with an accuracy."""
+    for number in range(1, count + 1):
+        looked = {"accuracy": 0.5 + number / 1000} if number % every == 0 else {}
+        yield {"round": number, "client_loss": 1.0 / number, **looked}
+
+
+def watched(console: Console, count: int, lines: bool = True) -> Progress:
+    progress = Progress(console, lines=lines)
+    progress.begin(0, count)
+    for record in records(count):
+        progress.watch(record)
+    return progress
+
+
+def test_what_was_last_known_stays_on_the_bar() -> None:
+    """Between two looks the accuracy of the one before, beside the loss of every round and its
+    course; all in one line of 80 characters."""
+    file = io.StringIO()
+    progress = watched(Console(file=file, force_terminal=True, width=80), 25)
+    note = progress.tasks[0].fields["note"]
+    assert "accuracy 0.5200" in note and "loss 0.04000" in note and note.endswith("▁")
+    shown = Console(width=80, file=io.StringIO())
+    shown.print(progress.get_renderable())
+    assert isinstance(shown.file, io.StringIO)
+    (line,) = shown.file.getvalue().splitlines()
+    assert (
+        "25/25" in line
+        and re.search(r"\d:\d\d:\d\d", line)
+        and "accuracy 0.5200" in line
+        and "…" not in line
+    )
+    assert file.getvalue() == ""  # and no lines
+
+
+@pytest.mark.parametrize("width", [80, 100, 120])
+def test_a_bar_has_both_times_whole_beside_the_longest_numbers(width: int) -> None:
+    """What has passed and what is left, in one line with all else."""
+    progress = Progress(Console(file=io.StringIO(), force_terminal=True, width=width))
+    progress.begin(0, 10_000)
+    for number in range(1, 40):
+        loss = {"client_loss": 1e-5 / number, "accuracy": 0.5}
+        progress.watch({"round": 1000 + number, **loss})
+    shown = Console(width=width, file=io.StringIO())
+    shown.print(progress.get_renderable())
+    assert isinstance(shown.file, io.StringIO)
+    (line,) = shown.file.getvalue().splitlines()
+    assert len(re.findall(r"\d:\d\d:\d\d|-:--:--", line)) == 2 and "…" not in line
+    assert "1039/10000" in line and "accuracy 0.5000" in line and "▁" in line
+
+
+def test_a_run_that_goes_on_begins_with_what_was_last_known() -> None:
+    """Of the rounds that it goes on from, not of those behind its checkpoint, which come again."""
+    before = [*records(25)]
+    progress = Progress(Console(file=io.StringIO(), force_terminal=True), before=before)
+    progress.begin(15, 40)
+    note = progress.tasks[0].fields["note"]
+    assert note.startswith(f"loss {1 / 15:.5f}  accuracy 0.5100  ") and progress.risen() == ""
+    afresh = Progress(Console(file=io.StringIO(), force_terminal=True), before=before)
+    afresh.begin(0, 40)
+    assert afresh.tasks[0].fields["note"] == ""
+
+
+@pytest.mark.parametrize(("count", "least"), [(5, 5), (60, 60), (1000, MOST), (12345, MOST)])
+def test_a_pipe_has_a_line_a_round_or_a_hundred(count: int, least: int) -> None:
+    file = io.StringIO()
+    watched(Console(file=file, width=80), count)
+    lines = file.getvalue().splitlines()
+    assert least <= len(lines) <= least + 1
+    assert lines[-1].startswith(f"rounds {count}/{count}  loss ")
+    said = [(int(one[1]), float(one[2])) for line in lines
+            if (one := re.search(r"rounds (\d+)/.* accuracy ([\d.]+)", line))]  # fmt: skip
+    measured = {r["round"]: digits(r["accuracy"]) for r in records(count) if "accuracy" in r}
+    if count == least:
+        assert said == [(round, float(value)) for round, value in measured.items()]
+
+
+def test_a_pipe_says_of_what_is_measured_between_two_lines_in_which_round() -> None:
+    """Once each: an accuracy of 25 rounds before is none of this round."""
+    file = io.StringIO()
+    progress = Progress(Console(file=file, width=80), lines=True)
+    progress.begin(0, 1000)
+    for record in records(1000, every=25):
+        progress.watch(record)
+    said = [line.partition("  ")[::2] for line in file.getvalue().splitlines()]
+    found = [(head, note.partition("accuracy ")[2]) for head, note in said if "accuracy" in note]
+    assert found[:3] == [
+        ("rounds 30/1000", "0.5250 in round 25"),
+        ("rounds 50/1000", "0.5500"),
+        ("rounds 80/1000", "0.5750 in round 75"),
+    ]
+    assert len(found) == 40
+
+
+def test_commands_that_answer_in_json_print_no_lines() -> None:
+    file = io.StringIO()
+    watched(Console(file=file, width=80), 5, lines=False)
+    assert file.getvalue() == ""
+
+
+def test_a_long_run_is_remembered_in_little() -> None:
+    kept = Remembered()
+    for number in range(100_000):
+        kept.add(float(number))
+    assert MOST <= len(kept.values) <= 2 * MOST + 1
+    assert kept.values == sorted(kept.values) and kept.values[0] == 0
+    steps = {b - a for a, b in zip(kept.values, kept.values[1:], strict=False)}
+    assert len(steps) == 1
+
+
+def test_an_interruption_says_which_round_is_saved(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def stop(record: Mapping[str, Any], state: object) -> None:
+        if record["round"] == 5:
+            raise Interrupted
+
+    out = tmp_path / "run"
+    with pytest.raises(SystemExit) as ended, resumable(out, ["run"]):
+        execute(small(), out, callbacks=[stop])
+    text = capsys.readouterr().err
+    assert ended.value.code == 130 and text.count("\n") == 1
+    assert (
+        f"a checkpoint of round 5 is written, go on with: fedmuon run --out {out} --resume" in text
+    )
+    (out / "checkpoint.safetensors").unlink()  # as before the first
+    for folder, command, words in (
+        (tmp_path / "new", ["run"], NOTHING_SAVED),
+        (out, ["run"], "no round is saved yet, go on with: fedmuon run"),
+        (out, [], "that cannot be gone on with: start afresh"),
+    ):
+        with pytest.raises(SystemExit), resumable(folder, command):
+            raise Interrupted
+        assert words in capsys.readouterr().err
+
+
+INTERRUPTED = """
+import os, runpy, signal, sys
+signal.signal(signal.SIGINT, signal.default_int_handler)  # where it was started to ignore them
+class Finder:
+    def find_spec(self, name, *rest):
+        name == "typer" and os.kill(os.getpid(), 2)
+sys.meta_path.insert(0, Finder())
+runpy.run_module("fedmuon", run_name="__main__")
+"""
+
+
+def test_an_interruption_while_libraries_are_read_is_one_sentence() -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", INTERRUPTED], capture_output=True, text=True, check=False
+    )
+    said = f"fedmuon: interrupted: {NOTHING_SAVED}\n"
+    assert (done.returncode, done.stdout, done.stderr) == (130, "", said)
+
+
+def test_an_interruption_before_a_folder_is_chosen_is_a_sentence(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture
+) -> None:
+    def interrupt(*given: object, **named: object) -> None:
+        raise Interrupted
+
+    monkeypatch.setattr("fedmuon.experiments.cli.options.chosen_config", interrupt)
+    with pytest.raises(SystemExit) as ended:
+        main(["run"])
+    assert ended.value.code == 130
+    assert capsys.readouterr().err == f"fedmuon: interrupted: {AGAIN}\n"
+
+
+@pytest.mark.usefixtures("undrawn")
+def test_a_report_that_is_interrupted_does_not_say_that_nothing_was_saved(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture
+) -> None:
+    """Between claims.json and the page."""
+
+    def stopping(file: Path, content: bytes) -> None:
+        write_bytes(file, content)
+        if file.name == "claims.json":
+            raise Interrupted
+
+    execute(small(), tmp_path / "a")
+    monkeypatch.setattr("fedmuon.analysis.report.write.write_bytes", stopping)
+    with pytest.raises(SystemExit) as ended:
+        main(["report", str(tmp_path / "a")])
+    there = [(tmp_path / "a" / name).exists() for name in ("claims.json", "report.html")]
+    assert ended.value.code == 130 and there == [True, False]
+    assert capsys.readouterr().err == f"fedmuon: interrupted: {AGAIN}\n"
+
+
+def test_an_audit_by_one_run_has_the_short_options_of_runs(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[Config] = []
+
+    def execute(config: Config, *rest: object, **more: object) -> None:
+        asked.append(config)
+        raise InputError("seen")
+
+    monkeypatch.setattr("fedmuon.experiments.auditing.one_run.execute", execute)
+    audit = "privacy", "audit", "--one-run", "--out", str(tmp_path / "a")
+    short = "--data", "synthetic", "--engine", "inline", "--seed", "5"
+    assert refused(*audit, *short) == "seen"
+    (one,) = asked
+    assert (one.data.name, one.engine.name, one.federation.seed) == ("synthetic", "inline", 5)
+    assert "say the same key" in refused(*audit, "--seed", "5", "--set", "federation.seed=5")
+    assert "reads no --seed" not in refused("privacy", "audit", "--seed", "5")
+    for option in ("--data", "--engine"):
+        assert f"read no {option}" in refused("privacy", "audit", option, "inline")
+    shown = refused(*audit[:3], str(tmp_path), "--seed", "1")
+    assert "by no --seed" in shown

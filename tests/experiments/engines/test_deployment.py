@@ -1,0 +1,319 @@
+"""The app as Flower packs it, and as separate processes with TLS and known keys run it."""
+
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+import tomllib
+import zipfile
+from collections.abc import Iterator
+from pathlib import Path
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+from conftest import quick, small
+from cryptography import x509
+from flwr.common.config import flatten_dict
+from safetensors.numpy import load_file
+
+from fedmuon.config.load import Config, dump, flatten, unflatten
+from fedmuon.core.errors import InputError, Interrupted
+from fedmuon.experiments.engines.credentials import make_node_key, make_server_files
+from fedmuon.experiments.engines.deploy import SETTINGS, Deployment, deployed
+from fedmuon.experiments.engines.deployment import executor
+from fedmuon.experiments.engines.processes import SCRIPTS, Processes, descendants, free_ports
+from fedmuon.experiments.run import execute
+from fedmuon.federated import build
+from fedmuon.runs.directory import RunDirectory
+
+pytestmark = pytest.mark.timeout(400)
+needs_proc = pytest.mark.skipif(not Path("/proc").exists(), reason="looks processes up in /proc")
+ROOT = Path(__file__).resolve().parents[3]
+NODES = 3
+RETURNED: list[int] = []  # SuperNodes that were killed and admitted again
+SIX = ("--federation-config", "num-supernodes=6")
+
+
+@pytest.fixture(scope="module")
+def deployment() -> Iterator[Deployment]:
+    """Three known SuperNodes with TLS; nothing of them is left afterwards."""
+    with deployed(NODES, secure=True) as one:
+        folder = one.processes.folder
+        yield one
+    assert gone(folder)
+
+
+@pytest.fixture(scope="module")
+def stranger(deployment: Deployment) -> subprocess.Popen[bytes]:
+    """A SuperNode with a key of its own that nobody registered."""
+    deployment.make_key(NODES)
+    return deployment.start_supernode(NODES, free_ports(1)[0])
+
+
+def kill(deployment: Deployment, number: int) -> None:
+    """End a SuperNode as a power cut would, with its children."""
+    name = f"supernode-{number}"
+    deployment.processes.kill(name, executor(name))
+    deployment.supernodes[number].wait()
+
+
+def revive(deployment: Deployment, number: int) -> None:
+    """Start a SuperNode again until the SuperLink admits it, which believes for a minute that the
+    dead one still lives."""
+    end = time.monotonic() + 300
+    while time.monotonic() < end:
+        node = deployment.supernodes[number] = deployment.start_supernode(number, free_ports(1)[0])
+        try:
+            node.wait(10)  # it ended: not admitted yet
+        except subprocess.TimeoutExpired:
+            RETURNED.append(number)
+            return
+
+
+def gone(folder: Path) -> bool:
+    """Whether all that was started below the folder ends, and the folder with it: what was killed
+    takes a moment of a busy machine."""
+    end = time.monotonic() + 60
+    while descendants(folder) and time.monotonic() < end:
+        time.sleep(0.05)
+    return not descendants(folder) and not folder.exists()
+
+
+def tiny(rounds: int, **tables: dict) -> Config:
+    federation = {"clients": NODES, "per-round": 2, "rounds": rounds}
+    return small(**{"federation": federation, **tables})
+
+
+def distance(a: Path, b: Path) -> float:
+    """The relative difference of two files' weights."""
+    one, other = (load_file(file)["weight"] for file in (a, b))
+    return float(np.linalg.norm(one - other) / np.linalg.norm(one))
+
+
+CASES = [
+    # Rounds whose draws may be mixed up; the short one has none, to tell what differs if both do.
+    (2, {"steps": 2, "batch": 4}, {"name": "gaussian-smoothed-sign"}),
+    (1, {"steps": 2}, {"name": "smoothed-polar"}),
+]
+
+
+@pytest.mark.parametrize(("rounds", "local", "orthogonalizer"), quick(CASES, CASES[1:]))
+def test_deployment_is_inline(
+    deployment: Deployment,
+    tmp_path: Path,
+    rounds: int,
+    local: dict,
+    orthogonalizer: dict,
+    request: pytest.FixtureRequest,
+) -> None:
+    config, seen = tiny(rounds, local=local, orthogonalizer=orthogonalizer), []
+    if rounds > 1:
+        request.getfixturevalue("stranger")
+    inline, out = tmp_path / "inline", tmp_path / "deployed"
+    execute(config, inline)
+    summary = deployment.execute(config, out, lambda record: seen.append(record["round"]))
+    assert seen == [*range(1, rounds + 1)] and summary["engine"] == "deployment"
+    for name in ("model.safetensors", "momentum.safetensors"):
+        assert distance(inline / name, out / name) <= 1e-12
+    assert distance(inline / "model.safetensors", out / "initial.safetensors") > 1e-3
+    assert (inline / "schedule.npy").read_bytes() == (out / "schedule.npy").read_bytes()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("trust", ["central", "local", "distributed"])
+def test_client_level_deployed_is_that_inline(
+    deployment: Deployment, tmp_path: Path, trust: str
+) -> None:
+    """Under local trust nodes send what is clipped and noisy, under distributed trust with a share
+    of the noise and masked by keys that they keep meanwhile; else the server makes it so."""
+    cohorts = "poisson" if trust == "central" else "fixed"
+    known = {"level": "client", "noise": 0.5, "bound": 0.3, "insecure-reproducible-noise": True}
+    config = tiny(
+        2,
+        local={"steps": 2, "lr": 0.1},
+        privacy=known | {"trust": trust, "cohorts": cohorts},
+        faults={"retries": 0},
+        engine={"name": "deployment"},
+    )
+    summary = deployment.execute(config, tmp_path / "deployed")
+    execute(config.model_copy(update={"engine": small().engine}), tmp_path / "inline")
+    assert summary["privacy"]["trust"] == trust
+    for name in ("model.safetensors", "momentum.safetensors"):
+        assert distance(tmp_path / "inline" / name, tmp_path / "deployed" / name) <= 1e-12
+
+
+@pytest.mark.slow
+def test_a_supernode_that_dies_and_returns(deployment: Deployment, tmp_path: Path) -> None:
+    """Killed after the first round, it comes back, is asked again, and nothing is lost."""
+    faults, engine = {"deadline": 40.0, "retries": 3}, {"name": "deployment"}
+    config = tiny(3, faults=faults, engine=engine)
+    victim = int(build.plan(config).participants(1)[0])
+    inline, out = tmp_path / "inline", tmp_path / "deployed"
+    execute(tiny(3), inline)
+
+    revival = threading.Thread(target=revive, args=(deployment, victim))
+
+    def watch(record: dict) -> None:
+        if record["round"] == 1:
+            kill(deployment, victim)
+            revival.start()
+
+    deployment.execute(config, out, watch)
+    revival.join()
+    assert distance(inline / "model.safetensors", out / "model.safetensors") <= 1e-12
+    records = [json.loads(line) for line in (out / "rounds.jsonl").read_text().splitlines()]
+    assert {fault["client"] for record in records for fault in record.get("faults", [])} == {victim}
+
+
+@pytest.mark.slow
+def test_an_unregistered_supernode_is_refused(
+    deployment: Deployment, stranger: subprocess.Popen[bytes]
+) -> None:
+    assert stranger.wait(200) != 0
+    said = deployment.processes.log(f"supernode-{NODES}")
+    assert "Failed to activate" in said and "Receiving" not in said
+    end = time.monotonic() + 200
+    known = NODES + len(RETURNED)
+    while (admitted := deployment.processes.log("superlink").count("Activated node")) < known:
+        assert time.monotonic() < end
+        time.sleep(0.2)
+    assert admitted == known
+
+
+@pytest.mark.slow
+def test_too_few_supernodes_are_one_sentence(deployment: Deployment, tmp_path: Path) -> None:
+    federation = {"clients": NODES + 2, "per-round": 2, "rounds": 1}
+    engine = {"name": "deployment"}
+    config = small(federation=federation, engine=engine, faults={"patience": 0.5})
+    with pytest.raises(InputError, match="clients = 5, but the federation has") as refusal:
+        deployment.execute(config, tmp_path / "out")
+    assert "\n" not in str(refusal.value)
+
+
+@pytest.mark.slow
+def test_an_interrupt_leaves_the_logs_and_nothing_else(tmp_path: Path) -> None:
+    started: list[Deployment] = []
+    with pytest.raises(Interrupted), deployed(1, False, tmp_path / "logs") as one:
+        started.append(one)
+        os.kill(os.getpid(), signal.SIGTERM)
+        time.sleep(10)
+    assert gone(started[0].processes.folder)
+    with socket.socket() as probe:
+        assert probe.connect_ex(("127.0.0.1", started[0].port)) != 0
+    assert (tmp_path / "logs" / "superlink.log").stat().st_size
+
+
+def test_the_folder_of_a_deployment_that_never_began_is_new(tmp_path: Path) -> None:
+    (tmp_path / "logs").mkdir()
+    RunDirectory(tmp_path).create(resume=False)
+    (tmp_path / "mine.txt").touch()
+    with pytest.raises(InputError, match="not empty"):
+        RunDirectory(tmp_path).create(resume=False)
+
+
+@needs_proc
+def test_logs_that_cannot_be_kept_hide_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(
+        "fedmuon.experiments.engines.deploy.Deployment",
+        lambda processes, *given: SimpleNamespace(processes=processes),
+    )
+    (tmp_path / "logs").touch()
+    with pytest.raises(InputError, match="the news"), deployed(1, logs=tmp_path / "logs") as one:
+        raise InputError("the news")
+    assert "logs cannot be written" in caplog.text
+    assert not one.processes.folder.exists()
+
+
+@needs_proc
+def test_children_in_other_groups_are_ended_too() -> None:
+    """A child that makes a session of its own and does not listen to SIGTERM."""
+    deaf = "import signal, time; signal.signal(15, signal.SIG_IGN); print('up'); time.sleep(60)"
+    parent = (
+        "import subprocess, sys, time\n"
+        f"subprocess.Popen([sys.executable, '-uc', {deaf!r}], start_new_session=True)\n"
+        "time.sleep(60)"
+    )
+    processes = Processes({})
+    processes.start("parent", [sys.executable, "-c", parent])
+    end = time.monotonic() + 200
+    while "up" not in processes.log("parent") and time.monotonic() < end:
+        time.sleep(0.05)
+    assert len(descendants(processes.folder)) == 2
+    processes.stop()
+    assert gone(processes.folder)
+
+
+def test_every_port_is_another() -> None:
+    assert len(set(free_ports(50))) == 50
+
+
+def test_secrets_are_private_and_name_loopback(tmp_path: Path) -> None:
+    files = make_server_files(tmp_path)
+    key = make_node_key(tmp_path / "node.key")
+    assert [file.stat().st_mode & 0o077 for file in (files.key, key)] == [0, 0]
+    server = x509.load_pem_x509_certificate(files.certificate.read_bytes())
+    server.verify_directly_issued_by(x509.load_pem_x509_certificate(files.authority.read_bytes()))
+    names = server.extensions.get_extension_for_class(x509.SubjectAlternativeName).value
+    assert names.get_values_for_type(x509.DNSName) == ["localhost"]
+    assert Path(f"{key}.pub").read_text().startswith("ecdsa-sha2-nistp384 ")
+
+
+def test_the_run_config_holds_every_default() -> None:
+    table = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["flwr"]["app"]["config"]
+    held = flatten_dict(table)
+    assert held.pop("out") == held.pop("options") == ""
+    wanted = flatten(Config())
+    assert held == {**wanted, "data.normalize": "auto"}  # resolved by whatever task is chosen
+    assert unflatten(held) == Config()
+    assert {key: type(value) for key, value in held.items()} == {
+        key: type(value) for key, value in wanted.items()
+    }
+
+
+@pytest.mark.slow
+def test_the_bundle_is_small_and_holds_the_app_only(tmp_path: Path) -> None:
+    command = [f"{SCRIPTS}/flwr", "build", "--app", str(ROOT)]
+    environment = {**os.environ, **SETTINGS, "FLWR_HOME": str(tmp_path / "home")}
+    subprocess.run(command, cwd=tmp_path, env=environment, check=True, timeout=120)
+    (bundle,) = tmp_path.glob("*.fab")
+    assert bundle.stat().st_size < 1_200_000  # Flower stores it uncompressed
+    tops = {name.partition("/")[0] for name in zipfile.ZipFile(bundle).namelist()}
+    assert tops == {"pyproject.toml", "LICENSE", "clients", "fedmuon", "server", ".info"}
+
+
+@pytest.mark.slow
+@needs_proc
+def test_flwr_run_as_in_the_readme(tmp_path: Path) -> None:
+    """`flwr run .` simulates on a Ray of its own; the SuperLink that it leaves is ended here.
+
+    It would take a stranger's that answers at its usual port, so it has another one; and it gives
+    its SuperLink 15 seconds to start, which a busy machine may miss: then it is typed again.
+    """
+    config = small(federation={"rounds": 2})
+    execute(config, tmp_path / "inline")
+    names = ("FLWR_LOCAL_SUPERLINK_HTTP_API_PORT", "FLWR_LOCAL_CONTROL_API_PORT")
+    ports = {name: str(port) for name, port in zip(names, free_ports(2), strict=True)}
+    processes = Processes({**SETTINGS, **ports, "RAY_ADDRESS": "local"})
+    try:
+        file, out = processes.folder / "run.toml", tmp_path / "out"
+        file.write_text(f'out = "{out}"\n' + dump(config))
+        code, late = 1, "Failed to start local SuperLink within"
+        for attempt in range(1, 6):
+            command = ["flwr", "run", ROOT, "--stream", *SIX, "--run-config", file]
+            code = processes.start("run", command).wait(300)
+            if processes.log("run").count(late) < attempt:
+                break
+        assert code == 0, processes.log("run")
+        assert (
+            distance(tmp_path / "inline" / "model.safetensors", out / "model.safetensors") <= 1e-12
+        )
+    finally:
+        processes.stop()
+    assert gone(processes.folder)

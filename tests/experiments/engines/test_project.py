@@ -1,0 +1,156 @@
+"""A project that `fedmuon new` wrote: its tests pass, and it runs here, on Flower and deployed."""
+
+import json
+import os
+import subprocess
+import sys
+import tomllib
+from pathlib import Path
+
+import numpy as np
+import pytest
+from flwr.common.config import flatten_dict, validate_config
+from safetensors.numpy import load_file
+
+from fedmuon.config.load import flatten, load
+from fedmuon.core.errors import InputError
+from fedmuon.experiments.cli.project import NODES, new
+from fedmuon.experiments.engines.deploy import SETTINGS
+from fedmuon.experiments.engines.processes import Processes, free_ports
+from fedmuon.server.run_config import unpacked
+
+pytestmark = pytest.mark.timeout(400)
+NAME = "demo_app"
+TWO = ("federation.clients=2", "federation.per-round=2", "federation.rounds=2",
+       "engine.dtype=float64")  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def project(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """What the command writes into an empty folder."""
+    folder = tmp_path_factory.mktemp("empty")
+    fedmuon(folder, "new", NAME)
+    return folder / NAME
+
+
+def fedmuon(folder: Path, *arguments: str) -> str:
+    """What the command says when it is given in a folder; it ends well."""
+    command = [sys.executable, "-P", "-m", "fedmuon", *arguments]
+    ended = subprocess.run(command, cwd=folder, capture_output=True, text=True)
+    assert ended.returncode == 0, ended.stderr
+    return ended.stdout
+
+
+def inline(project: Path, out: str) -> Path:
+    """Two rounds of two clients in this process' kind, in double precision."""
+    changes = [word for change in TWO for word in ("--set", change)]
+    fedmuon(project, "run", "config.toml", *changes, "--out", out)
+    return project / out
+
+
+def distance(one: Path, other: Path) -> float:
+    """The largest difference of two runs' weights."""
+    found = [load_file(folder / "model.safetensors") for folder in (one, other)]
+    assert found[0].keys() == found[1].keys()
+    return max(float(np.abs(found[0][name] - found[1][name]).max()) for name in found[0])
+
+
+@pytest.mark.slow
+def test_its_own_tests_pass(project: Path) -> None:
+    command = [sys.executable, "-P", "-m", "pytest", "-q", "-p", "no:cacheprovider"]
+    ended = subprocess.run(command, cwd=project, capture_output=True, text=True)
+    assert ended.returncode == 0 and "3 passed" in ended.stdout, ended.stdout
+
+
+@pytest.mark.slow
+def test_it_learns_by_the_command_of_its_page(project: Path) -> None:
+    assert "fedmuon run config.toml --out runs/first" in (project / "README.md").read_text()
+    assert "runs/first" in fedmuon(project, "run", "config.toml", "--out", "runs/first")
+    summary = json.loads((project / "runs/first/summary.json").read_text())
+    assert summary["rounds"] == 10 and summary["accuracy"] > 0.5  # a guess has 0.1
+    assert "64 x 64 " in (project / "runs/first/routes.txt").read_text()
+
+
+def test_it_is_a_flower_app(project: Path) -> None:
+    """Whose run config is config.toml, of as many clients as Flower simulates."""
+    app = tomllib.loads((project / "pyproject.toml").read_text())
+    sound, errors, warnings = validate_config(app, True, project)
+    assert sound and not errors and not warnings
+    held = flatten_dict(app["tool"]["flwr"]["app"]["config"])
+    of_file = load(project / "config.toml", TWO[:2])
+    assert unpacked(held, "inline") == of_file
+    assert held.keys() == {"out", "options", *flatten(of_file)}
+    assert of_file.federation.clients == NODES
+
+
+@pytest.mark.slow  # test_deployment.py runs this repository's own app by that command
+@pytest.mark.skipif(os.name != "posix", reason="gives the command in a shell")
+def test_flwr_run_in_the_project(project: Path) -> None:
+    """As it is typed there, on a SuperLink that Flower starts at a port of its own and that is
+    ended here; it gives that 15 seconds to start, which a busy machine may miss."""
+    names = ("FLWR_LOCAL_SUPERLINK_HTTP_API_PORT", "FLWR_LOCAL_CONTROL_API_PORT")
+    ports = {name: str(port) for name, port in zip(names, free_ports(2), strict=True)}
+    processes = Processes({**SETTINGS, **ports, "RAY_ADDRESS": "local"})
+    changes = "federation.rounds=2 engine.dtype='float64'"
+    typed = f'cd "{project}" && flwr run . --stream --run-config "{changes}"'
+    try:
+        code, late = 1, "Failed to start local SuperLink within"
+        for attempt in range(1, 6):
+            code = processes.start("run", ["/bin/sh", "-c", typed]).wait(300)
+            if processes.log("run").count(late) < attempt:
+                break
+        said = processes.log("run")
+    finally:
+        processes.stop()
+    assert code == 0, said
+    (summary,) = (project / "runs").glob("[0-9]*/summary.json")
+    assert str(summary.parent) in said
+    assert json.loads(summary.read_text())["engine"] == "ray"
+    assert distance(summary.parent, inline(project, "runs/beside-flwr")) <= 1e-12
+
+
+@pytest.mark.slow
+def test_a_deployment_of_ones_own(project: Path) -> None:
+    """With a file's object and options, which the processes must find in folders of their own."""
+    changes = [*TWO, f"local.recipe=./{NAME}/recipe.py:mine"]
+    words = [word for change in changes for word in ("--set", change)]
+    words += ["--engine", "deployment", "--out", "runs/deployed"]
+    fedmuon(project, "run", "config.toml", *words)
+    config = load(project / "runs/deployed/config.toml")
+    assert config.local.recipe == f"{(project / NAME / 'recipe.py').resolve()}:mine"
+    assert dict(config.local.options) == {"bound": 1.0} and config.engine.name == "deployment"
+    assert distance(project / "runs/deployed", inline(project, "runs/beside-deployed")) <= 1e-12
+
+
+@pytest.mark.parametrize(("name", "said"), [
+    ("my-project", "try my_project"),
+    ("3rd", "try rd"),
+    ("Demo App", "try demo_app"),
+    ("class", "choose another"),
+    ("été", "is no name"),
+    ("_hidden", "try hidden"),
+    ("numpy", "another package"),
+    ("json", "another package"),
+    ("tests", "another package"),
+    ("a" * 33, "longer than 32"),
+])  # fmt: skip
+def test_a_name_that_is_none_is_one_sentence(tmp_path: Path, name: str, said: str) -> None:
+    with pytest.raises(InputError, match=said) as refusal:
+        new(tmp_path / name)
+    assert "\n" not in str(refusal.value) and not (tmp_path / name).exists()
+
+
+def test_nothing_is_written_over(tmp_path: Path) -> None:
+    (tmp_path / "mine").mkdir()
+    (tmp_path / "mine" / "precious.txt").write_text("mine")
+    (tmp_path / "file").write_text("mine")
+    for name in ("mine", "file"):
+        with pytest.raises(InputError, match="is there already: choose a new or an empty"):
+            new(tmp_path / name)
+    assert [file.name for file in (tmp_path / "mine").iterdir()] == ["precious.txt"]
+
+
+def test_an_empty_folder_will_do(tmp_path: Path) -> None:
+    (tmp_path / "mine").mkdir()
+    new(tmp_path / "mine")
+    assert (tmp_path / "mine" / "mine" / "model.py").exists()

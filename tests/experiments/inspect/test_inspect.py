@@ -1,0 +1,459 @@
+"""Looking at runs: what is drawn is what was measured, what is listed is what is there."""
+
+import io
+import json
+import os
+import shutil
+import socket
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from conftest import small
+from hypothesis import given
+from hypothesis import strategies as st
+from rich.console import Console
+from typer.testing import CliRunner
+
+import fedmuon
+from fedmuon.analysis.report.numbers import digits
+from fedmuon.core.errors import Interrupted, NonFinite
+from fedmuon.core.locks import LOCK, held, writer
+from fedmuon.experiments.cli import app
+from fedmuon.experiments.inspect import plots
+from fedmuon.experiments.inspect.page import of_run, of_runs
+from fedmuon.experiments.inspect.status import NEIGHBOURS, Seen
+from fedmuon.experiments.run import execute
+from fedmuon.experiments.stability import neighbours
+from fedmuon.experiments.tables import columns
+from fedmuon.runs.directory import AUDIT, FAILED
+
+WIDTHS = (80, 120)
+BRAILLE = range(0x2800, 0x2900)
+NOISY = {"lot": 5.0, "noise": 1.0}
+
+
+def said(*command: str, width: int = 80, code: int = 0) -> str:
+    done = CliRunner().invoke(app, list(command), env={"COLUMNS": str(width)})
+    assert done.exit_code == code, done.output + str(done.exception)
+    return done.output
+
+
+def refused(*command: str) -> str:
+    return str(CliRunner().invoke(app, list(command)).exception)
+
+
+def dots(lines: Sequence[str]) -> np.ndarray:
+    """Braille as the picture that a reader sees, [4 rows, 2 columns] a character: by the standard's
+    numbers of the dots, 1 2 3 7 below each other on the left, 4 5 6 8 on the right."""
+    places = [(0, 0), (1, 0), (2, 0), (0, 1), (1, 1), (2, 1), (3, 0), (3, 1)]  # of bits 0, 1, ...
+    picture = np.zeros((4 * len(lines), 2 * len(lines[0])), bool)
+    for row, line in enumerate(lines):
+        for column, one in enumerate(line):
+            for bit, (down, right) in enumerate(places):
+                picture[4 * row + down, 2 * column + right] = (ord(one) - 0x2800) >> bit & 1
+    return picture
+
+
+@given(
+    st.lists(st.floats(-1e6, 1e6), min_size=1, max_size=40), st.integers(1, 30), st.integers(1, 8)
+)
+def test_a_curve_goes_through_its_points(values: list[float], width: int, height: int) -> None:
+    """Every point has its dot, where it is in proportion; and a dot lies in each column between."""
+    points = [(float(x), y) for x, y in enumerate(values)]
+    picture = dots(plots.braille(points, width, height))[::-1]  # from below
+    assert picture.shape == (4 * height, 2 * width)
+    low, high = min(values), max(values)
+    for x, y in points:
+        column = (
+            x / (len(values) - 1) * (2 * width - 1) if len(values) > 1 else (2 * width - 1) // 2
+        )
+        row = (y - low) / (high - low) * (4 * height - 1) if low < high else (4 * height - 1) // 2
+        near = [(round(row + a), round(column + b)) for a in (-1e-6, 1e-6) for b in (-1e-6, 1e-6)]
+        assert any(picture[place] for place in near)
+    if len(values) > 1:
+        assert picture.any(axis=0).all()
+
+
+def test_another_curve_is_another_picture() -> None:
+    """A rising one goes from the lower left to the upper right, a falling one does not."""
+    up, down = (
+        dots(plots.braille([(x, sign * float(x)) for x in range(10)], 12, 4)) for sign in (1, -1)
+    )
+    assert up[-1, 0] and up[0, -1] and not (up[0, 0] or up[-1, -1])
+    assert down[0, 0] and down[-1, -1] and not (down[-1, 0] or down[0, -1])
+
+
+@given(st.lists(st.floats(-1e9, 1e9), max_size=60), st.integers(1, 30))
+def test_a_sparkline_is_as_high_as_its_parts(values: list[float], width: int) -> None:
+    found = plots.sparkline(values, width)
+    assert len(found) == min(width, len(values))
+    parts = [np.mean(part) for part in np.array_split(values, len(found))] if found else []
+    heights = [plots.BARS.index(one) for one in found]
+    if len(values) <= width:  # each is by itself
+        order = np.argsort(parts, kind="stable")
+        assert (np.diff(np.array(heights)[order]) >= 0).all()
+    if found and min(parts) < max(parts) and len(values) <= width:
+        assert min(heights) == 0 and max(heights) == len(plots.BARS) - 1
+
+
+def test_what_is_not_finite_is_left_out_of_curves() -> None:
+    points = [(1, float("nan")), (2, 1.0), (3, float("inf")), (4, 2.0)]
+    assert plots.panel("x", points, 30, 4) == plots.panel("x", [points[1], points[3]], 30, 4)
+    assert "nothing finite" in plots.panel("x", points[:1], 40, 4)[1]
+    assert plots.sparkline([float("nan"), 1.0, 2.0], 9) == plots.sparkline([1.0, 2.0], 9)
+
+
+@given(st.integers(24, 90), st.integers(2, 9), st.lists(st.floats(-1e9, 1e9), min_size=1))
+def test_a_panel_is_as_large_as_it_should_be(width: int, height: int, ys: list[float]) -> None:
+    lines = plots.panel("test loss", [*enumerate(ys)], width, height)
+    assert [len(line) for line in lines] == [width] * (height + 2)
+    assert digits(max(ys)) in lines[1] and digits(min(ys)) in lines[height]
+
+
+@pytest.mark.parametrize(
+    ("value", "text"),
+    [(0.82, "0.8200"), (1234.2, "1234"), (98765.4, "98765"), (1e-5, "1.000e−05"), (-0.5, "−0.5000"),
+     (float("nan"), "nan"), (1.5e7, "1.500e+07"), (0.0, "0.000")],
+)  # fmt: skip
+def test_the_rule_of_digits(value: float, text: str) -> None:
+    assert digits(value) == text
+
+
+@pytest.mark.parametrize("width", [40, 80, 120])
+def test_a_table_fits_or_turns_to_rows(width: int) -> None:
+    """Nothing is cut off, at any width; where there is room, the rows stay rows."""
+    head = ["run", *(f"measure {n}" for n in range(6))]
+    rows = [[f"a run of many words {n}", *("0.1234" for _ in range(6))] for n in range(2)]
+    console = Console(width=width, file=io.StringIO())
+    console.print(columns("a title", head, rows))
+    assert isinstance(console.file, io.StringIO)
+    text = console.file.getvalue()
+    assert max(map(len, text.splitlines())) <= width and "…" not in text
+    assert text.count("0.1234") == 12
+    assert (text.count("measure 3") == 1) == (width == 120)
+
+
+# Runs of the tests below: finished, of two seeds; other; unfinished; private; damaged.
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    root = tmp_path_factory.mktemp("looking") / "runs"
+    for seed in (0, 1):
+        execute(small(federation={"seed": seed}), root / f"a{seed}")
+    execute(small(local={"lr": 0.2}), root / "deep" / "b")
+    shutil.copytree(root / "a0", root / "half")
+    (root / "half" / "summary.json").unlink()
+    shutil.copytree(root / "a0", root / "odd")
+    (root / "odd" / "config.toml").write_text("[data]\n")
+    execute(small(local={"recipe": "dp-sgd"}, privacy=NOISY), root / "p")
+    return root
+
+
+@pytest.mark.parametrize("width", WIDTHS)
+def test_show(runs: Path, width: int) -> None:
+    """Card, curves and numbers of a run, within the terminal; the numbers are its own."""
+    text = said("show", str(runs / "a0"), width=width)
+    assert max(map(len, text.splitlines())) <= width
+    for words in ("N = 6, K = 3, R = 8, E = 1", "η = 0.05", "λ = 0.1", "finished, 8 of 8 rounds"):
+        assert words in text
+    summary = json.loads((runs / "a0" / "summary.json").read_text())
+    for name in ("train_loss", "test_loss", "accuracy"):
+        assert f"{name.replace('_', ' ')} {digits(summary[name])}" in text
+    assert any(ord(one) in BRAILLE for one in text)
+    assert "not released" not in text and "go on with" not in text
+
+
+def test_show_says_what_is_not_released_and_what_is(runs: Path) -> None:
+    text = " ".join(said("show", str(runs / "p"), width=120).split())
+    assert "not released" in text and "model.safetensors" in text and "zero-out" in text
+
+
+def test_show_says_how_to_go_on(runs: Path, tmp_path: Path) -> None:
+    """And whoever does so finishes it."""
+    out = tmp_path / "half"
+    shutil.copytree(runs / "half", out)
+    again = f"fedmuon run --out {out} --resume"
+    assert f"unfinished, go on with: {again}" in said("show", str(out))
+    said(*again.split()[1:])
+    assert "go on with" not in said("show", str(out))
+
+
+def test_show_as_a_page(runs: Path, tmp_path: Path) -> None:
+    said("show", str(runs / "a0"), "--html", str(tmp_path / "new" / "a.html"))
+    text = (tmp_path / "new" / "a.html").read_text()
+    summary = json.loads((runs / "a0" / "summary.json").read_text())
+    assert digits(summary["test_loss"]) in text and "data:image/svg" in text
+    assert "http" not in text.replace("http-equiv", "") and "0 of 0" not in text
+    assert not (runs / "a0" / "report.html").exists()
+
+
+def test_other_folders_are_refused(tmp_path: Path) -> None:
+    (tmp_path / "config.toml").write_text("[local]\nlr = 0.1\n")
+    assert "is no run directory" in refused("show", str(tmp_path))
+    assert "is no folder" in refused("ls", str(tmp_path / "nowhere"))
+    assert "no runs below" in said("ls", str(tmp_path))
+    assert json.loads(said("ls", str(tmp_path), "--json")) == {"runs": []}
+
+
+@pytest.mark.parametrize("width", [60, *WIDTHS])
+def test_ls(runs: Path, width: int) -> None:
+    """All runs, finished or not, with how to go on; damaged ones too; as many columns as fit."""
+    text = said("ls", str(runs), width=width)
+    table = [line for line in text.splitlines() if line.startswith(("│", "┃"))]
+    assert max(map(len, table)) <= width
+    order = [line.split("│")[1].strip() for line in table if line.startswith("│")]
+    assert order == ["a0", "a1", "deep/b", "half", "odd", "p"]
+    assert "damaged" in table[-2] and "unfinished" in table[-3] and "8/8" in table[-3]
+    assert text.count("go on with: ") == 1 and "not" in text and "released" in text
+    assert ("test loss" in text) == (width == 120)
+
+
+def test_ls_is_sorted_by_any_column(runs: Path) -> None:
+    def order(*options: str) -> list[tuple]:
+        rows = json.loads(said("ls", str(runs), "--json", *options))["runs"]
+        return [(one["run"], one.get(options[1].replace("-", "_"))) for one in rows]
+
+    for column in ("accuracy", "test-loss", "seed", "recipe", "rounds"):
+        for reverse in ([], ["--reverse"]):
+            found = [value for _, value in order("--sort", column, *reverse)]
+            known = [one for one in found if one is not None]
+            assert known == sorted(known, reverse=bool(reverse)) and len(known) == 5
+            assert found[-1] is None  # of the damaged run
+    assert "there is no column 'speed'" in refused("ls", str(runs), "--sort", "speed")
+    table = said("ls", str(runs), "--sort", "train-loss")
+    assert "train loss" in table  # which else is the first to make room
+
+
+def test_who_writes_is_said(tmp_path: Path) -> None:
+    """And a lock whose holder is dead says nobody."""
+    assert writer(tmp_path) == ""
+    with held(tmp_path):
+        assert f"process {os.getpid()} " in writer(tmp_path)
+    (tmp_path / LOCK).write_text("process 2147483647 on elsewhere (fedmuon run)")
+    assert "elsewhere" in writer(tmp_path)
+    (tmp_path / LOCK).write_text(f"process 4194305 on {socket.gethostname()} (fedmuon run)")
+    assert writer(tmp_path) == ""
+
+
+def test_neighbours_are_gone_on_with_by_their_command(runs: Path, tmp_path: Path) -> None:
+    shutil.copytree(runs / "a0", tmp_path / "s")
+    (tmp_path / "s" / "neighbours.csv").write_text("trial\n")
+    assert Seen(tmp_path / "s").again == f"fedmuon stability --out {tmp_path / 's'} --resume"
+
+
+def test_neighbours_are_run_also_where_their_run_was_broken_off(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Their command is named from the first file on; `run` ends the run alone, and leaves them."""
+    out, config = tmp_path / "s", small(stability={"trials": 3})
+    with monkeypatch.context() as patch:
+        patch.setattr("fedmuon.runs.loop.evaluate", stopping)
+        with pytest.raises(Interrupted):
+            neighbours.execute(config, out)
+    again = f"fedmuon stability --out {out} --resume"
+    assert not Seen(out).summary and f"unfinished, go on with: {again}" in said("show", str(out))
+    assert f"go on with: {again}" in said("run", "--out", str(out), "--resume")
+    assert Seen(out).summary and f"unfinished, go on with: {again}" in said("ls", str(tmp_path))
+    said(*again.split()[1:])
+    assert Seen(out).ended and "go on with" not in said("ls", str(tmp_path))
+    neighbours.execute(config, tmp_path / "whole")
+    for name in (NEIGHBOURS, "config.toml", "model.safetensors"):
+        assert (out / name).read_bytes() == (tmp_path / "whole" / name).read_bytes()
+    assert "go on with" not in said("run", "--out", str(out), "--resume")
+
+
+def stopping(*given: object) -> None:
+    raise Interrupted
+
+
+def test_objects_handed_over_are_gone_on_with_in_python(tmp_path: Path) -> None:
+    tables = {
+        "data": {"name": "synthetic", "train": 60, "test": 20},
+        "federation": {"rounds": 1, "clients": 2},
+    }
+    fedmuon.run(tables, schedule=lambda round: 1.0, out=tmp_path / "own")
+    assert "fedmuon.run(out=" in Seen(tmp_path / "own").again
+    (tmp_path / "own" / NEIGHBOURS).write_text("trial\n")
+    assert "fedmuon.stability(out=" in (again := Seen(tmp_path / "own").again)
+    assert "resume=True" in again
+
+
+@pytest.mark.parametrize("width", WIDTHS)
+def test_compare_has_a_column_a_key_and_spreads_beside_means(runs: Path, width: int) -> None:
+    folders = [str(runs / name) for name in ("a0", "a1", "deep/b")]
+    text = said("compare", *folders, width=width)
+    found = fedmuon.compare(folders)
+    assert max(map(len, text.splitlines())) <= width
+    assert "lr" in text and "0.05" in text and "0.2" in text
+    for row in found.rows:
+        assert digits(row["accuracy"]) in text
+    spread = digits(found.rows[0]["accuracy ±"], 2)
+    assert text.count("± is the standard deviation over seeds") == 1
+    alone = said("compare", *folders[1:], width=width)  # of one seed each
+    assert "±" not in alone
+    lines = [line.split("│") for line in text.splitlines() if spread in line]
+    assert any(cell.strip() == spread for line in lines for cell in line)
+
+
+def test_compare_has_the_keys_that_only_some_rows_have(runs: Path) -> None:
+    """And what a private row spent; on the terminal before what was measured, on a page after."""
+    folders = [runs / "a0", runs / "p"]
+    text = said("compare", *map(str, folders), width=200)
+    heads = [cell.strip() for cell in text.splitlines()[1].split("┃")]
+    for key in ("recipe", "noise", "lot"):
+        assert heads.index(key) < heads.index("seeds") < heads.index("accuracy")
+    assert text.count("spent epsilon") == 1
+    page = of_runs(folders)
+    assert page.head.index("seeds") < page.head.index("accuracy") < page.head.index("lot")
+    assert "spent epsilon" in page.head and "not released" in page.note
+
+
+def test_a_page_names_runs_by_their_folders_and_has_each_key_once(runs: Path) -> None:
+    """So that what was measured is in sight; the curves are called the same."""
+    page = of_runs([runs / name for name in ("a0", "a1", "deep/b")])
+    assert [row[0] for row in page.numbers] == ["a0, a1", "deep/b"]
+    assert page.head[:2] == ("run", "seeds") and page.head.count("lr") == 1
+    row = fedmuon.compare([runs / "a0", runs / "a1"]).rows[0]
+    place = page.head.index("accuracy")
+    assert page.head[place + 1] == "±" and place < page.head.index("lr") < len(page.head) - 1
+    assert page.numbers[0][place] == digits(row["accuracy"])
+    (picture,) = page.pictures
+    (legend,) = picture.draw(False).legends
+    assert [one.get_text() for one in legend.get_texts()][:2] == ["a0, a1", "deep/b"]
+
+
+def test_compare_names_runs_that_no_key_tells_apart(runs: Path, tmp_path: Path) -> None:
+    shutil.copytree(runs / "a0", tmp_path / "again")
+    text = said("compare", str(runs / "a0"), str(tmp_path / "again"))
+    assert "a0" in text and "again" in text
+
+
+@pytest.mark.parametrize("width", WIDTHS)
+def test_compare_names_the_folders_of_every_row(runs: Path, tmp_path: Path, width: int) -> None:
+    """Of one seed or several, beside what was measured and, where they differ, beside the keys; as
+    one table where there is room, else as two."""
+    folders = [str(runs / name) for name in ("a0", "a1", "deep/b")]
+    lines = said("compare", *folders, width=width).splitlines()
+    assert sum("a0, a1" in line for line in lines) == sum("deep/b" in line for line in lines)
+    assert sum("deep/b" in line for line in lines) == (1 if width == 120 else 2)
+    many = [shutil.copytree(runs / "a0", tmp_path / str(n)) for n in range(2)]
+    assert "│ 0 " in (text := said("compare", *map(str, many))) and "│ 1 " in text
+
+
+def test_compare_leaves_out_what_a_run_does_not_read(runs: Path, tmp_path: Path) -> None:
+    """How many neighbours, of runs that have none; of such that have it tells them apart."""
+    plain = [runs / "a0", tmp_path / "a1"]
+    execute(small(stability={"trials": 7}), plain[1])
+    (row,) = fedmuon.compare(plain).rows  # of two seeds
+    assert row["seeds"] == 2 and not any("." in key for key in row)
+    near = [shutil.copytree(folder, tmp_path / f"near-{folder.name}") for folder in plain]
+    for folder in near:
+        (folder / "neighbours.csv").write_text("trial\n")
+    assert [row["stability.trials"] for row in fedmuon.compare(near).rows] == [10, 7]
+    shown = fedmuon.compare([near[1], plain[1]]).rows
+    assert [row.get("stability.trials") for row in shown] == [7, None]
+
+
+def test_what_cannot_be_gone_on_with_is_lost(runs: Path, tmp_path: Path) -> None:
+    shutil.copytree(runs / "half", tmp_path / "half")
+    (tmp_path / "half" / AUDIT).write_text("{}")
+    text = " ".join(said("ls", str(tmp_path)).split())
+    assert " lost " in text and "of an audit that did not end" in text and "go on with" not in text
+
+
+@pytest.mark.parametrize("file", ["partition.npz", "checkpoint.safetensors", "rounds.jsonl"])
+def test_what_is_damaged_is_lost_and_what_is_whole_is_not(tmp_path: Path, file: str) -> None:
+    """Listed as what going on with it would say."""
+    interrupted(out := tmp_path / "run")
+    assert "go on with: " in said("ls", str(tmp_path)) and Seen(out).state == "unfinished"
+    content = (out / file).read_bytes()
+    (out / file).write_bytes(content[: len(content) // 3])
+    text = " ".join(said("ls", str(tmp_path)).split())
+    assert " lost " in text and "go on with: " not in text and f"{out}: lost: " in text
+    why = Seen(out).state.removeprefix("lost: ")
+    for one in (why, refused("run", "--out", str(out), "--resume")):
+        assert str(out / file) in one or "every checkpoint" in one
+        assert "start afresh" in one
+
+
+def interrupted(out: Path) -> None:
+    def stop(record: Mapping[str, Any], state: object) -> None:
+        if record["round"] == 5:
+            raise Interrupted
+
+    with pytest.raises(Interrupted):
+        execute(small(output={"checkpoint-every": 8}), out, callbacks=[stop])
+
+
+def test_a_run_that_failed_says_why_and_does_not_ask_to_go_on(tmp_path: Path) -> None:
+    """Until it has ended well, of which a trace of the failure would be false."""
+    out, way = tmp_path / "run", {"recipe": "fedavg", "lr": 1e15, "weight-decay": 1e15}
+    with pytest.raises(NonFinite) as error:
+        execute(small(local=way, federation={"rounds": 30}), out)
+    text = " ".join(said("ls", str(tmp_path)).split())
+    assert " failed " in text and f"{out}: failed: {error.value}" in text
+    assert "go on with" not in text and "failed: " in said("show", str(out))
+    interrupted(other := tmp_path / "other")
+    (other / FAILED).write_text("once")
+    execute(None, other, resume=True)
+    assert not (other / FAILED).exists() and Seen(other).state == "finished"
+
+
+def failing(out: Path, **privacy: bool) -> str:
+    """How the state of a private run begins that a made-up number ended in round 5, and what it
+    says then."""
+
+    def stop(record: Mapping[str, Any], state: object) -> None:
+        if record["round"] == 5:
+            raise NonFinite("made up")
+
+    config = small(local={"recipe": "dp-sgd"}, privacy=NOISY | privacy)
+    with pytest.raises(NonFinite):
+        execute(config, out, callbacks=[stop])
+    first, then = Seen(out).state.split("; ")
+    assert first == "failed: made up"
+    return then
+
+
+def test_a_private_run_that_failed_says_whether_it_can_be_gone_on_with(tmp_path: Path) -> None:
+    """Where its noise is drawn anew, from numbers that are finite; else that it cannot."""
+    out = tmp_path / "secret"
+    again = f"fedmuon run --out {out} --resume"
+    assert failing(out).endswith(f"go on with: {again}") and again in said("ls", str(tmp_path))
+    said(*again.split()[1:])
+    assert Seen(out).state == "finished"
+    then = failing(tmp_path / "repeatable", **{"insecure-reproducible-noise": True})
+    assert "go on with" not in then and "start afresh" in then
+    way = {"recipe": "dp-sgd", "lr": 1e15, "weight-decay": 1e15}
+    with pytest.raises(NonFinite):
+        execute(small(local=way, privacy=NOISY, federation={"rounds": 30}), tmp_path / "infinite")
+    state = Seen(tmp_path / "infinite").state
+    assert "checkpoint is not finite either: start afresh" in state and "go on with" not in state
+
+
+def test_gaps_of_two_kinds_have_two_names(runs: Path, tmp_path: Path) -> None:
+    """That of the held-out samples, and that of the population at the clients' label shares."""
+    config = tmp_path / "config.toml"
+    config.write_bytes((runs / "a0" / "config.toml").read_bytes())
+    said("stability", str(config), "--trials", "2", "--out", str(tmp_path / "s"))
+    text = said("show", str(tmp_path / "s"), width=120)
+    assert "┃  test gap " in text and "│ population gap " in text and "│ gap " not in text
+
+
+@pytest.mark.usefixtures("undrawn")
+@pytest.mark.parametrize("place", ["", "file/a.html"])
+def test_a_page_that_cannot_be_written_names_no_option_of_others(
+    runs: Path, tmp_path: Path, place: str
+) -> None:
+    (tmp_path / "file").touch()
+    why = refused("show", str(runs / "a0"), "--html", str(tmp_path / place))
+    assert str(tmp_path / place) in why and "choose another place" in why and "--out" not in why
+
+
+def test_a_page_of_a_private_run_has_its_account(runs: Path) -> None:
+    """Beside what was not released; and no other run has one."""
+    private, plain = (of_run(Seen(runs / name)) for name in ("p", "a0"))
+    assert "Spent: ε = " in private.note and "not released" in f"{private.title} {private.note}"
+    assert plain.note == "" and "released" not in plain.title

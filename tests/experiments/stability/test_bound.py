@@ -1,0 +1,194 @@
+"""`fedmuon bound`: what it loads, what it says where the amplification overflows."""
+
+import json
+import math
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from conftest import small
+from typer.testing import CliRunner
+
+import fedmuon
+from fedmuon import analysis
+from fedmuon.config.load import parse
+from fedmuon.experiments.cli import app
+from fedmuon.experiments.run import execute as run
+from fedmuon.experiments.stability import bound
+from fedmuon.experiments.stability.neighbours import execute, verdict_table
+from fedmuon.federated import build
+from fedmuon.federated.aggregate import begin
+from fedmuon.orthogonalize import lipschitz
+from fedmuon.tasks.constants import constants
+
+ROOT = Path(__file__).resolve().parents[3]
+HEAVY = {"torch", "ray", "flwr", "matplotlib", "sklearn", "scipy", "pandas", "safetensors"}
+MILLION = ["--rounds", "1000000", "--local-steps", "1", "--clients", "1000000", "--per-round", "10",
+           "--size", "1000", "--lr", "1e-6"]  # fmt: skip
+
+
+def loaded(*commands: list[str]) -> list[set[str]]:
+    """The heavy packages that a process holds when it has answered each of these commands."""
+    code = (
+        "import json, sys\n"
+        "from fedmuon.experiments.cli import main\n"
+        "for command in json.loads(sys.argv[1]):\n"
+        "    try:\n"
+        "        main(['bound', *command])\n"
+        "    except SystemExit as end:\n"
+        "        assert not end.code, end.code\n"
+        "    print('answered', flush=True)\n"
+        "    print(*{name.split('.')[0] for name in sys.modules}, file=sys.stderr)\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code, json.dumps(commands)],
+        cwd=ROOT, capture_output=True, text=True, check=True,
+    )  # fmt: skip
+    *answers, rest = done.stdout.split("answered\n")
+    assert len(answers) == len(commands) and not rest
+    assert all("C_hp" in one or json.loads(one)["value"] is not None for one in answers)
+    return [HEAVY & set(line.split()) for line in done.stderr.splitlines()]
+
+
+ASKED = [
+    ["--lambda", "0.1"],
+    ["--json"],
+    ["--json", "--c-hp", "sharp", "--batch", "10"],
+    ["--json", "--set", "local.recipe=fedmuon-aligned"],
+    ["--json", "--set", "orthogonalizer.name=newton-schulz"],
+]
+
+
+@pytest.fixture(scope="module")
+def held() -> list[set[str]]:
+    """The heavy packages that a process holds after each of `ASKED`."""
+    return loaded(*([*MILLION, *more] for more in ASKED))
+
+
+@pytest.mark.parametrize("more", ASKED)
+def test_the_calculator_answers_without_the_heavy_packages(
+    more: list[str], held: list[set[str]]
+) -> None:
+    """They take longer to import than a million rounds and clients to compute."""
+    assert held[ASKED.index(more)] == set()
+
+
+@pytest.mark.slow
+def test_reading_a_run_needs_torch(tmp_path: Path) -> None:
+    """Negative control: `loaded` sees what is loaded."""
+    run(small(), tmp_path / "a")
+    assert loaded([str(tmp_path / "a"), "--json"])[0] >= {"torch", "safetensors"}
+
+
+def record_of(*arguments: str) -> dict:
+    shown = CliRunner().invoke(app, ["bound", "--json", *arguments])
+    assert shown.exit_code == 0, shown.output + str(shown.exception)
+    return json.loads(shown.output)
+
+
+def test_an_overflow_is_a_vacuous_bound_with_its_reason() -> None:
+    """Every eps_i is B = 1, n_eff = n and S = 1: (10) with the explicit constant, by hand."""
+    record = record_of("--rounds", "10000", "--clients", "50", "--size", "100", "--lr", "1")
+    r, tree = math.log(20), 13  # of delta, and ceil(log2 5000)
+    h = 2 + math.e * (math.sqrt(r / 5000) + math.sqrt(2) * r * tree)
+    assert record["h"] == pytest.approx(h, rel=1e-12)
+    moves = 2 - 1 / 50 / 100 + 1 / 50 / 100
+    g = 1 + math.sqrt(r / 2 * 5000) * moves
+    assert record["g"] == pytest.approx(g, rel=1e-12)
+    assert record["value"] == min(record["h"], record["g"]) and record["status"] == "certified"
+    assert record["max_exposure"] is None and record["max_certificate"] is None
+    assert record["refusal"] == ""
+    assert record["note"] == (
+        "The bound is vacuous (eps_i = B for 50 of 50 clients), because the amplification exceeds "
+        "1e308: shorten the horizon, lower lr, or use an orthogonalization with a smaller "
+        "Lipschitz constant."
+    )
+
+
+def test_what_is_merely_large_is_given() -> None:
+    """Negative control: a finite exposure is a number, and a bound below B has no note."""
+    large = record_of("--rounds", "40", "--clients", "50", "--size", "100", "--lr", "1")
+    assert 1e10 < large["max_exposure"] < 1e308
+    assert large["note"] == "The bound is vacuous: no gap exceeds B = 1."
+    small = record_of(*MILLION, "--lambda", "0.1")
+    assert small["note"] == "" and small["value"] < 1
+    shown = CliRunner().invoke(app, ["bound", "--rounds", "10000", "--lr", "1"])
+    assert "exceeds" in shown.output and "vacuous" in shown.output
+
+
+@pytest.mark.parametrize("aligned", [False, True])
+def test_clients_of_the_last_rounds_keep_their_certificate(aligned: bool) -> None:
+    """Clients 0 and 1 overflow, 2 and 3 come last, 4 and 5 never: B, a number, 0."""
+    recipe = {"recipe": "fedmuon-aligned"} if aligned else {}
+    config = small(local={"lr": 1.0, "steps": 2, **recipe}, orthogonalizer={"lambda": 1e-4},
+                   federation={"rounds": 1200, "per-round": 2})  # fmt: skip
+    schedule = np.array([[0, 1]] * 1199 + [[2, 3]])
+    case = bound.Case(config, np.full(6, 10**6), analysis.Realized(schedule))
+    verdict = bound.judge(case)
+    assert verdict.exposures is not None and verdict.bound is not None
+    assert np.isinf(verdict.exposures).tolist() == [True] * 2 + [False] * 4
+    assert 0 < verdict.exposures[2] == verdict.exposures[3] and not verdict.exposures[4:].any()
+    assert "(eps_i = B for 2 of 6 clients)" in bound.report(case, verdict)["note"]
+    # Where the two hold next to nothing of the sample, the bound says something all the same.
+    sizes = np.array([1, 1, *[10**9] * 4])
+    case = replace(case, sizes=sizes)
+    verdict = bound.judge(case)
+    assert verdict.bound is not None and verdict.bound.value < 0.1
+    assert bound.report(case, verdict)["note"].startswith("2 of 6 clients count with the trivial")
+
+
+def test_an_overflow_does_not_stop_the_neighbours(tmp_path: Path) -> None:
+    record = execute(small(orthogonalizer={"lambda": 1e-300}), tmp_path / "a")
+    certificates = np.loadtxt(tmp_path / "a" / "neighbours.csv", delimiter=",", skiprows=1)[:, 6]
+    assert record["value"] > 1 and record["note"] and np.isinf(certificates).any()
+    assert record["l_orth"] == lipschitz("smoothed-polar", "sharp", lam=1e-300)
+    assert verdict_table(tmp_path / "a", record).row_count
+
+
+def test_a_case_is_the_run_of_analysis() -> None:
+    config = small(local={"batch": 4})
+    case = bound.Case(config, np.full(6, 15), analysis.Uniform(3, 0.01), l_g=0.5)
+    what = case.run
+    assert (what.lr, what.beta, what.rounds, what.local_steps, what.batch) == (0.05, 0.9, 8, 1, 4)
+    assert what.constants == replace(constants(), smoothness=0.5)
+    assert what.weights.tolist() == [1 / 6] * 6
+
+
+def test_both_kinds_stand_side_by_side() -> None:
+    """001's own network setting: five steps at eps = 1e-7, printed and proved (method of D.3)."""
+    changes = ["orthogonalizer.name=newton-schulz", "orthogonalizer.eps=1e-7"]
+    case = bound.find(None, changes, {})
+    kinds = bound.report(case, bound.judge(case))["kinds"]
+    names = {"steps": 5, "coefficients": "cubic", "eps": 1e-7}
+    for kind in ("paper", "sharp"):
+        assert kinds[kind]["l_orth"] == lipschitz("newton-schulz", kind, **names)
+    assert kinds["paper"]["l_orth"] > 1e18 * kinds["sharp"]["l_orth"]
+    given = bound.find(None, changes, {"l_orth": 2.0})
+    assert bound.report(given, bound.judge(given))["kinds"] == {}
+
+
+def test_the_momentum_of_the_matrix_task_never_has_full_rank() -> None:
+    """But in the quotient by the ones vector, where Lemma D.12 asks for a run's momenta."""
+    config = build.resolve(parse({"engine": {"dtype": "float64"}}))
+    source = build.source(config)
+    what = build.experiment(config, build.federated_data(config, source), source.classes)
+    start = begin(what.recipe, what.task, 0)
+    _, gradient = what.task.gradient(start.params, [what.shards[0].data])
+    values = torch.linalg.svdvals(gradient["weight"][0])
+    assert values[-1] <= 1e-14 * values[0] < values[-2]
+    case = bound.find(None, ["orthogonalizer.name=exact-sign"], {})
+    assert "from its momenta (Lemma D.12)" in bound.judge(case).refusal
+
+
+@pytest.mark.parametrize(
+    "given", [{"size": 0}, {"size": 10.5}, {"size": -3}, {"rho": math.nan}, {"rho": 0.0}]
+)
+def test_sizes_and_chances_that_are_none_are_refused(given: dict[str, Any]) -> None:
+    (name,) = given
+    with pytest.raises(fedmuon.InputError, match=f"{name} "):
+        fedmuon.bound(**given)

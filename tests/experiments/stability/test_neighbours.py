@@ -1,0 +1,446 @@
+"""Neighbours, census and calculator: against runs by hand, and against `analysis` called alone."""
+
+import dataclasses
+import io
+import json
+import re
+from pathlib import Path
+
+import numpy as np
+import pytest
+from conftest import draw_neighbours, small
+from rich.console import Console
+from safetensors.numpy import load_file
+from typer.testing import CliRunner
+
+from fedmuon import analysis
+from fedmuon.config import load as tables
+from fedmuon.config.load import Config, parse
+from fedmuon.core.errors import InputError
+from fedmuon.core.files import announce, sealed
+from fedmuon.data import load
+from fedmuon.data.neighbours import replace
+from fedmuon.experiments.cli import app
+from fedmuon.experiments.run import execute as run
+from fedmuon.experiments.stability import neighbours
+from fedmuon.experiments.stability.bound import in_doubles
+from fedmuon.experiments.stability.findings import findings
+from fedmuon.experiments.stability.measure import Laboratory
+from fedmuon.experiments.stability.neighbours import _within, census, execute, verdict_table
+from fedmuon.federated import build
+from fedmuon.federated.aggregate import begin
+from fedmuon.federated.rounds import simulate
+from fedmuon.orthogonalize import lipschitz
+from fedmuon.runs.directory import RunDirectory
+from fedmuon.tasks.matrix import constants
+
+COLUMNS = ["trial", "client", "index", "replacement", "perturbation", "exposure", "certificate"]
+
+
+def lines(folder: Path) -> list[dict[str, float]]:
+    """neighbours.csv, one dictionary a neighbour."""
+    header, *rows = (folder / "neighbours.csv").read_text().splitlines()
+    assert header.split(",") == COLUMNS
+    return [dict(zip(COLUMNS, map(float, row.split(",")), strict=True)) for row in rows]
+
+
+def column(folder: Path, name: str) -> np.ndarray:
+    return np.array([row[name] for row in lines(folder)])
+
+
+def the_run(config: Config, folder: Path, batch: int = 0) -> analysis.Run:
+    """The run of a directory in the words of `analysis`, from its files alone."""
+    with np.load(folder / "partition.npz") as split:
+        sizes = np.bincount(split["client"])
+    local = config.local
+    return analysis.Run(
+        local.lr, local.momentum, config.federation.rounds, local.steps, sizes,
+        sizes / sizes.sum(), constants(), batch=batch,
+    )  # fmt: skip
+
+
+def test_a_trial_is_the_run_with_one_row_replaced_by_hand(tmp_path: Path) -> None:
+    """Row `index` of the source's order becomes row `replacement`; numpy runs FedMuon on it."""
+    config = small(stability={"trials": 3})
+    execute(config, tmp_path / "a")
+    inputs, labels = load("synthetic", n=150, dimension=7, classes=3, seed=3)
+    with np.load(tmp_path / "a" / "partition.npz") as split:
+        train, client = split["train_index"], split["client"]
+    schedule = np.load(tmp_path / "a" / "schedule.npy")
+    start = load_file(tmp_path / "a" / "initial.safetensors")["weight"]
+
+    def train_on(owned: np.ndarray) -> np.ndarray:
+        X, M = start, np.zeros_like(start)
+        for row in schedule:
+            Xs, Ms = [], []
+            for i in row:
+                U, y = inputs[owned[client == i]], labels[owned[client == i]]
+                P = np.exp(U @ X)
+                P /= P.sum(1, keepdims=True)
+                right = P[np.arange(len(y)), y][:, None]
+                Ms.append(0.9 * M + 0.1 * U.T @ (right * (P - np.eye(3)[y])) / len(y))
+                u, s, v = np.linalg.svd(Ms[-1], full_matrices=False)
+                Xs.append(X - 0.05 * (u * (s / np.sqrt(s**2 + 0.1))) @ v)
+            X, M = np.mean(Xs, 0), np.mean(Ms, 0)
+        return X
+
+    for row in lines(tmp_path / "a"):
+        place = train == row["index"]
+        assert place.sum() == 1 and client[place] == row["client"]
+        assert row["replacement"] not in train
+        moved = np.linalg.norm(
+            train_on(np.where(place, int(row["replacement"]), train)) - train_on(train)
+        )
+        assert row["perturbation"] == pytest.approx(moved, rel=1e-9)
+
+
+VARIANTS = [
+    {},
+    {"local": {"batch": 4, "steps": 2}},
+    {"local": {"recipe": "fedmuon-aligned", "alignment": 0.3, "steps": 2}},
+    {"orthogonalizer": {"name": "clipped-sign", "clip-level": 0.2}},
+    {"orthogonalizer": {"name": "newton-schulz", "eps": 0.1}},
+    {"orthogonalizer": {"name": "gaussian-smoothed-sign", "sigma": 0.3}},
+    {"federation": {"rounds": 1, "per-round": 1}},  # five clients never take part
+]
+
+
+@pytest.mark.parametrize("tables", VARIANTS, ids=lambda tables: str(tables)[:60])
+def test_every_perturbation_is_within_its_certificate(tables: dict, tmp_path: Path) -> None:
+    config = small(**tables, stability={"neighbours": "all"})
+    record = execute(config, tmp_path / "a")
+    moved, promised = (column(tmp_path / "a", name) for name in ("perturbation", "certificate"))
+    assert record["status"] == "certified" and not record["refusal"]
+    assert (moved <= promised).all() and moved.max() > 0
+    assert record["gap_low"] < record["gap"] < record["gap_high"]
+    assert record["gap_high"] - record["gap"] <= record["range"] / 2  # of 60 samples
+    assert record["gap"] <= record["value"] == min(record["h"], record["g"])
+    assert record["max_certificate"] == promised.max()
+
+
+def test_a_smaller_constant_would_be_exceeded(tmp_path: Path) -> None:
+    """Negative control: with a third of L_orth the certificate is false."""
+    config = small(stability={"neighbours": "all"})
+    record = execute(config, tmp_path / "a")
+    part = analysis.Realized(build.plan(config).schedule())
+    what = the_run(config, tmp_path / "a")
+    client, moved = column(tmp_path / "a", "client").astype(int), column(tmp_path / "a", COLUMNS[4])
+    assert (moved <= analysis.certificate(what, record["l_orth"], part)[client]).all()
+    assert (moved > analysis.certificate(what, record["l_orth"] / 3, part)[client]).any()
+
+
+def test_neighbours_of_an_idle_client_do_not_move_the_model(tmp_path: Path) -> None:
+    """In a stack of this shape the last bits of some idle replicas differ from those of the run."""
+    config = small(
+        data={"name": "digits", "train": 900, "test": 500},
+        federation={"clients": 12, "per-round": 2, "rounds": 2},
+        local={"steps": 2},
+        stability={"neighbours": "all"},
+    )
+    execute(config, tmp_path / "a")
+    idle = ~np.isin(column(tmp_path / "a", "client"), np.load(tmp_path / "a" / "schedule.npy"))
+    moved, promised = (column(tmp_path / "a", name) for name in ("perturbation", "certificate"))
+    assert idle.any() and not moved[idle].any() and not promised[idle].any()
+    assert (moved <= promised).all() and moved[~idle].all()
+
+
+def test_materialised_neighbours_move_the_model_as_far(tmp_path: Path) -> None:
+    config = small(local={"batch": 4, "steps": 2}, stability={"trials": 4})
+    execute(config, tmp_path / "a")
+    there = Laboratory.open(tmp_path / "a")
+    drawn = draw_neighbours(there.data, there.source, 4, config.federation.seed)
+    ends = []
+    for s in range(5):
+        alone = build.experiment(config, replace(there.data, drawn, s), 3)
+        ends.append(simulate(alone, begin(alone.recipe, alone.task, 3)).params["weight"][0])
+    moved = [float((end - ends[0]).norm()) for end in ends[1:]]
+    np.testing.assert_allclose(column(tmp_path / "a", "perturbation"), moved, rtol=1e-9)
+
+
+def test_neighbours_stop_where_their_run_did(tmp_path: Path) -> None:
+    """They are those of a run that was to be as long."""
+    stop = {"evaluate-every": 3, "callback": "early-stopping",
+            "options": {"patience": 1, "least": 10.0}}  # fmt: skip
+    table = {"trials": 4}
+    execute(small(output=stop, stability=table), tmp_path / "stopped")
+    execute(small(federation={"rounds": 6}, stability=table), tmp_path / "short")
+    execute(small(stability=table), tmp_path / "whole")
+    moved = {end: column(tmp_path / end, COLUMNS[4]) for end in ("stopped", "short", "whole")}
+    assert np.array_equal(moved["stopped"], moved["short"])
+    assert not np.array_equal(moved["stopped"], moved["whole"])
+
+
+def test_the_run_is_that_of_fedmuon_run(tmp_path: Path) -> None:
+    execute(small(), tmp_path / "a")
+    run(small(), tmp_path / "b")
+    names = {file.name for file in (tmp_path / "b").iterdir()}
+    assert {file.name for file in (tmp_path / "a").iterdir()} == names | {
+        "neighbours.csv",
+        "bound.json",
+    }
+    for name in names - {"rounds.jsonl", "summary.json", "SHA256SUMS"}:
+        assert (tmp_path / "a" / name).read_bytes() == (tmp_path / "b" / name).read_bytes()
+
+
+def test_the_census_replaces_every_sample_once(tmp_path: Path) -> None:
+    execute(small(stability={"neighbours": "all"}), tmp_path / "all")
+    rows = lines(tmp_path / "all")
+    with np.load(tmp_path / "all" / "partition.npz") as split:
+        owner = dict(zip(split["train_index"].tolist(), split["client"].tolist(), strict=True))
+    assert [row["trial"] for row in rows] == list(range(90))
+    assert {row["index"]: row["client"] for row in rows} == owner
+
+
+def test_census_and_trials_draw_from_one_law(tmp_path: Path) -> None:
+    """The census takes each sample once and the trials at random: the means agree, up to noise.
+
+    Their maxima need not: each draws its own replacement for a sample.
+    """
+    execute(small(stability={"neighbours": "all"}), tmp_path / "all")
+    execute(small(stability={"trials": 300}), tmp_path / "own")
+    every, some = (column(tmp_path / name, "perturbation") for name in ("all", "own"))
+    error = np.sqrt(every.var() / len(every) + some.var() / len(some))
+    assert abs(every.mean() - some.mean()) < 4 * error
+    assert abs(every.mean() - 1.5 * some.mean()) > 4 * error  # the test would see a wrong law
+
+
+def test_census_draws_do_not_depend_on_each_other_and_keep_the_rule(tmp_path: Path) -> None:
+    run(small(), tmp_path / "a")
+    there = Laboratory.open(tmp_path / "a")
+    drawn = census(there.data, there.source, 3)
+    for i, position, new in drawn:
+        held = there.data.samples(i)[1]
+        assert there.source.labels[new] in held and position < len(held)
+        assert new not in there.data.train_index
+    assert (census(there.data, there.source, 4)[:, 2] != drawn[:, 2]).any()
+
+
+class Stop(Exception):
+    """What a test raises to end a census in the middle."""
+
+
+@pytest.mark.parametrize("torn", ["", "77,1,", "40,0,1,2,0.5,0.1,0.1\n"])
+def test_a_census_killed_and_resumed_gives_the_same_bytes(
+    torn: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(neighbours, "MOST", 20)
+    config = small(stability={"neighbours": "all"})
+    execute(config, tmp_path / "whole")
+    seen = []
+
+    def stop(record: dict) -> None:
+        seen.append(record["done"])
+        if record["done"] == 40:
+            raise Stop
+
+    with pytest.raises(Stop):
+        execute(config, tmp_path / "cut", watch=stop)
+    file = tmp_path / "cut" / "neighbours.csv"
+    assert len(file.read_text().splitlines()) == 41
+    if torn.endswith("\n"):  # a whole line of an unfinished stack
+        head = (tmp_path / "whole" / "neighbours.csv").read_text().splitlines()[41]
+        torn = ",".join(head.split(",")[:4]) + ",0.5,0.1,0.1\n"
+    file.write_text(file.read_text() + torn)
+    execute(None, tmp_path / "cut", resume=True, watch=lambda record: seen.append(record["done"]))
+    assert seen == [20, 40, 60, 80, 90]
+    for name in ("neighbours.csv", "bound.json"):
+        assert (tmp_path / "cut" / name).read_bytes() == (tmp_path / "whole" / name).read_bytes()
+    execute(None, tmp_path / "cut", resume=True, watch=stop)
+    assert len(seen) == 5  # nothing was left to do
+
+
+def test_stacks_of_any_size_measure_the_same(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config = small(stability={"neighbours": "all"})
+    execute(config, tmp_path / "a")
+    monkeypatch.setattr(neighbours, "MOST", 7)
+    execute(config, tmp_path / "b")
+    one, other = (column(tmp_path / name, "perturbation") for name in "ab")
+    np.testing.assert_allclose(one, other, rtol=1e-9, atol=1e-15)
+
+
+def test_neighbours_of_another_run_are_refused(tmp_path: Path) -> None:
+    execute(small(), tmp_path / "a")
+    file = tmp_path / "a" / "neighbours.csv"
+    file.write_text(file.read_text().replace("\n0,", "\n5,"))
+    with pytest.raises(InputError, match=r"neighbours\.csv is not as"):
+        execute(None, tmp_path / "a", resume=True)
+
+
+def test_bound_json_holds_what_analysis_says(tmp_path: Path) -> None:
+    table = {"delta": 0.1, "c-hp": 1.0, "constants": "global"}
+    config = small(local={"batch": 4}, stability=table)
+    record = execute(config, tmp_path / "a")
+    assert record == json.loads((tmp_path / "a" / "bound.json").read_text())
+    what, plan = the_run(config, tmp_path / "a", batch=4), build.plan(config)
+    part = analysis.Realized(plan.schedule(), plan.rows)
+    found = analysis.smoothed_polar(what, 0.1, part, 0.1, c_hp=1.0)
+    for name in ("value", "h", "g", "delta", "c_hp", "n_eff", "failure", "status"):
+        assert record[name] == getattr(found, name), name
+    assert record["assumptions"] == list(found.assumptions)
+    assert record["l_orth"] == lipschitz("smoothed-polar", "sharp", lam=0.1)
+    steps = analysis.step_amplification(0.05, 0.9, record["l_orth"], constants().smoothness, 8, 1)
+    drawn = analysis.batch_exposure(steps, part.schedule, what.sizes, plan.rows)
+    clients = column(tmp_path / "a", "client").astype(int)
+    np.testing.assert_allclose(column(tmp_path / "a", "exposure"), drawn[clients], rtol=1e-14)
+
+
+def test_aligned_and_smoothed_bounds_are_those_of_analysis(tmp_path: Path) -> None:
+    config = small(local={"recipe": "fedmuon-aligned", "alignment": 0.3})
+    record = execute(config, tmp_path / "a")
+    what, schedule = the_run(config, tmp_path / "a"), build.plan(config).schedule()
+    a = analysis.aligned_amplification(
+        0.05, 0.9, record["l_orth"], constants().smoothness, 8, 1, 0.3
+    )
+    moved = analysis.perturbation(
+        analysis.full_batch_sensitivity(constants().gradient_bound, what.sizes),
+        analysis.exposure(a, schedule, 6),
+    )
+    eps = analysis.loss_stability(moved, constants().lipschitz)
+    full = analysis.bound(eps, what.sizes, what.weights, 0.05, shares=(1, 1))
+    assert record["value"] == pytest.approx(full.value, rel=1e-13)
+    halves = analysis.bound(eps, what.sizes, what.weights, 0.05)
+    assert record["value"] < 0.95 * halves.value  # what (12) has as printed
+    smoothed = {"name": "gaussian-smoothed-sign", "sigma": 0.3}
+    smooth = small(orthogonalizer=smoothed, stability={"constants": "global"})
+    record = execute(smooth, tmp_path / "b")
+    found = analysis.gaussian_smoothed_sign(
+        what, analysis.Realized(schedule), 0.05, sigma=0.3, alpha=0.05, shape=(7, 3), shares=(1, 1)
+    )
+    assert record["value"] == found.value and record["failure"] == found.failure == 0.1
+
+
+@pytest.mark.parametrize(
+    ("tables", "why"),
+    [
+        (
+            {"local": {"recipe": "adamw"}},
+            "Recipe adamw has no certificate: the recursion has no second moment",
+        ),
+        ({"local": {"recipe": "normalized-sgd"}}, "jumps where the momentum D is 0"),
+        ({"federation": {"aggregate": "median"}}, "weighted means"),
+        ({"orthogonalizer": {"name": "exact-sign"}}, "a neighbour may lose the gap"),
+        ({"orthogonalizer": {"name": "exact-sign"}, "engine": {"dtype": "float32"}}, "jumps"),
+        ({"orthogonalizer": {"name": "randomized-polar", "rank": 2, "oversample": 1}}, "Lipschitz"),
+    ],
+)
+def test_a_refusal_says_why_and_measures_on(tables: dict, why: str, tmp_path: Path) -> None:
+    record = execute(small(**tables, stability={"trials": 2}), tmp_path / "a")
+    assert record["status"] == "refused" and why in record["refusal"]
+    assert record["value"] is None and record["gap"] is not None
+    assert np.isnan(column(tmp_path / "a", "certificate")).all()
+    assert np.isfinite(column(tmp_path / "a", "perturbation")).all()
+    assert verdict_table(tmp_path / "a", record).row_count
+
+
+def test_float64_unless_a_precision_is_named() -> None:
+    assert in_doubles(parse({})).engine.dtype == "float64"
+    single = parse({"engine": {"dtype": "float32"}})
+    assert in_doubles(single) == single
+
+
+def command(*arguments: str) -> str:
+    shown = CliRunner().invoke(app, list(arguments), env={"COLUMNS": "100"})
+    assert shown.exit_code == 0, shown.output + str(shown.exception)
+    return shown.output
+
+
+def test_the_stability_command(tmp_path: Path) -> None:
+    file = tmp_path / "a.toml"
+    held = small().model_dump(by_alias=True)
+    del held["engine"]["dtype"]
+    file.write_text(tables.dump(parse(held)).replace('dtype = "float32"\n', ""))
+    output = command("stability", str(file), "--trials", "2", "--out", str(tmp_path / "a"))
+    assert "2 neighbours" in output and "C_hp = explicit" in output and "yes" in output
+    assert "accuracy" in output and "test loss" in output
+    assert re.search(r"its 95% interval +│ [+−][\d.e−]+ to [+−][\d.e−]+", output)  # beside the gap
+    assert tables.load(tmp_path / "a" / "config.toml").engine.dtype == "float64"
+    record = json.loads(command("bound", str(tmp_path / "a"), "--json"))
+    held = json.loads((tmp_path / "a" / "bound.json").read_text())
+    assert record == {name: held[name] for name in record}
+    other = json.loads(command("bound", str(tmp_path / "a"), "--json", "--c-hp", "sharp"))
+    assert other["c_hp"] == "sharp" and other["h"] < record["h"] and other["g"] == record["g"]
+
+
+def test_a_vacuous_bound_says_so(tmp_path: Path) -> None:
+    record = execute(small(local={"lr": 1.0}, stability={"trials": 1}), tmp_path / "a")
+    assert "vacuous" in record["note"]
+    console = Console(width=200, record=True, file=io.StringIO())
+    console.print(verdict_table(tmp_path / "a", record))
+    assert record["note"] in console.export_text()
+    assert findings(tmp_path / "a").note == record["note"]
+
+
+def test_the_calculator_is_analysis() -> None:
+    output = command("bound", "--json", "--lr", "0.01", "--beta", "0.8", "--l-orth", "3",
+                     "--l-g", "0.5", "--rounds", "40", "--local-steps", "2", "--clients", "12",
+                     "--per-round", "4", "--size", "50", "--delta", "0.1", "--c-hp", "1",
+                     "--rho", "0.02")  # fmt: skip
+    record = json.loads(output)
+    given = dataclasses.replace(constants(), smoothness=0.5)
+    what = analysis.Run(0.01, 0.8, 40, 2, np.full(12, 50), np.full(12, 1 / 12), given)
+    found = analysis.theorem(what, 3.0, analysis.Uniform(4, 0.02), 0.1, 1.0)
+    for name in ("value", "h", "g", "n_eff", "failure", "c_hp"):
+        assert record[name] == pytest.approx(getattr(found, name), rel=1e-14), name
+    assert record["status"] == "estimated" and record["kind"] == "given"
+    assert any("L_orth = 3" in sentence for sentence in record["assumptions"])
+    most = analysis.psi(analysis.amplification(0.01, 0.8, 3.0, 0.5, 40, 2), 12, 4, 0.02)
+    assert record["max_exposure"] == pytest.approx(most, rel=1e-14)
+    proved = command("bound", "--lr", "0.01", "--lambda", "0.1", "--size", "1000")
+    assert "certified" in proved and "C_hp = explicit" in proved
+    assert "refused" in command("bound", "--set", "local.recipe=adamw")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "why"),
+    [
+        (["nowhere"], "no run directory"),
+        (["--c-hp", "large"], r"c-hp = 'large'"),
+        (["--delta", "2"], "delta"),
+        (["--size", "0"], "size"),
+        (["--l-orth", "inf"], "l_orth"),
+    ],
+)
+def test_the_calculator_refuses(arguments: list[str], why: str) -> None:
+    shown = CliRunner().invoke(app, ["bound", *arguments])
+    assert isinstance(shown.exception, InputError) and why in str(shown.exception)
+
+
+def test_a_run_directory_keeps_its_parameters(tmp_path: Path) -> None:
+    run(small(), tmp_path / "a")
+    shown = CliRunner().invoke(app, ["bound", str(tmp_path / "a"), "--lr", "2"])
+    assert isinstance(shown.exception, InputError) and "its own" in str(shown.exception)
+    log = tmp_path / "a" / "rounds.jsonl"
+    log.write_text(
+        log.read_text() + sealed({"round": 9, "dropped": [1]}, RunDirectory(log.parent).mark)
+    )
+    announce(tmp_path / "a", {log.name: log.read_bytes()})
+    assert "dropped out" in command("bound", str(tmp_path / "a"))
+
+
+def test_the_engine_is_an_option(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As of `fedmuon run`; what cannot run neighbours is refused before anything is written."""
+    asked = []
+
+    def stop(config: Config, *others: object) -> None:
+        asked.append(config.engine)
+        raise InputError("enough")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(neighbours, "execute", stop)
+        for given in ("--engine=ray --ray-address=10.0.0.1:6379", "--engine=inline", ""):
+            CliRunner().invoke(app, ["stability", *given.split(), "--out", str(tmp_path / "s")])
+    assert [one.name for one in asked] == ["ray", "inline", "inline"]
+    assert [one.ray_address for one in asked] == ["10.0.0.1:6379", "", ""]
+    arguments = ["stability", "--engine=deployment", "--out", str(tmp_path / "s")]
+    refusal = CliRunner().invoke(app, arguments).exception
+    assert isinstance(refusal, InputError) and "a deployment runs one model" in str(refusal)
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize(
+    ("low", "high", "said"), [(0.0, 0.3, "yes"), (0.1, 0.31, "undecided"), (0.31, 0.5, "no")]
+)
+def test_a_gap_is_within_its_bound_if_its_interval_is(low: float, high: float, said: str) -> None:
+    assert _within({"gap": 0.2, "gap_low": low, "gap_high": high}, 0.3).plain.startswith(said)

@@ -1,0 +1,207 @@
+"""Study `attribution`: scores against naive loops, exact runs against a loop in NumPy."""
+
+import itertools
+from functools import cache
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from conftest import small
+from torch import Tensor
+
+from fedmuon.analysis.report.claims import Columns, spearman
+from fedmuon.core.errors import InputError
+from fedmuon.experiments.cli import main
+from fedmuon.experiments.studies import find as kinds
+from fedmuon.experiments.studies.attribution import cells, findings, scores
+from fedmuon.experiments.studies.attribution.scores import Trained
+from fedmuon.experiments.suites.contents import Asked
+
+ASKED = cells.Settings.model_validate({
+    "tests": 4, "left-out": 6, "subsets": 3, "dampings": [1.0], "projections": 12,
+    "variants": {"FedAvg": {"local": {"recipe": "fedavg", "lr": 2.0, "steps": 2}}},
+})  # fmt: skip
+
+
+@cache
+def run(recipe: str = "fedavg", lr: float = 2.0) -> Trained:
+    return cells.trained(small(local={"recipe": recipe, "lr": lr, "steps": 2}), ASKED.tests)
+
+
+def gradients(run: Trained, model: Tensor, of: str, margin: bool = False) -> Tensor:
+    """Of each train or test sample [m, d c], of 1 - p_y, or of log p_y / (1 - p_y)."""
+    samples, found = getattr(run, of), []
+    for sample, label in zip(samples.inputs, samples.labels, strict=True):
+        at = model.clone().requires_grad_()
+        chance = torch.softmax(sample @ at, 0)[label]
+        value = torch.log(chance / (1 - chance)) if margin else 1 - chance
+        found.append(torch.autograd.grad(value, at)[0].flatten())
+    return torch.stack(found)
+
+
+def shares(run: Trained) -> Tensor:
+    owner = np.repeat(np.arange(6), np.diff(run.experiment.shards.offsets))
+    part = [(run.experiment.plan.schedule() == i).sum() / (owner == i).sum() for i in owner]
+    return torch.tensor(np.array(part))
+
+
+def test_products_are_those_of_gradients() -> None:
+    models = [one["weight"][0] for one in run().models]
+    each = [gradients(run(), at, "test") @ gradients(run(), at, "train").T for at in models]
+    torch.testing.assert_close(scores.last_product(run()), -each[-1] * shares(run()))
+    torch.testing.assert_close(scores.tracin(run()), -sum(each[:-1]) * shares(run()))
+    assert (scores.tracin(run()) + sum(each) * shares(run())).abs().max() > 1e-3  # one model more
+
+
+def test_influence_solves_with_the_whole_matrix() -> None:
+    model, train = run().models[-1]["weight"][0], run().train
+    chance, matrix = torch.softmax(train.inputs @ model, 1), torch.zeros(21, 21).double()
+    for u, p in zip(train.inputs, chance, strict=True):
+        matrix += torch.kron(torch.outer(u, u), torch.diag(p) - torch.outer(p, p)) / len(chance)
+    whole = matrix + 0.5 * matrix.trace() / 21 * torch.eye(21)
+    solved = torch.linalg.solve(whole, gradients(run(), model, "train").T)
+    expected = -(gradients(run(), model, "test") @ solved) * shares(run())
+    torch.testing.assert_close(scores.influence(run(), 0.5), expected, rtol=1e-6, atol=1e-9)
+
+
+def test_trak_is_a_regression_on_projected_gradients() -> None:
+    model = run().models[-1]["weight"][0]
+    drawn = scores.generator(run().seed, scores.Draw.PROBE).standard_normal((7, 12, 3))
+    drawn = drawn.transpose(1, 0, 2).reshape(12, 21)
+    own, there = (
+        gradients(run(), model, of, margin=True) @ torch.from_numpy(drawn).T
+        for of in ("train", "test")
+    )
+    chance = torch.softmax(run().train.inputs @ model, 1)
+    wrong = 1 - chance.gather(1, run().train.labels[:, None])[:, 0]
+    expected = -(there @ torch.linalg.inv(own.T @ own) @ own.T) * wrong * shares(run())
+    torch.testing.assert_close(scores.trak(run(), 12), expected, rtol=1e-6, atol=1e-9)
+
+
+def fedavg(run: Trained, kept: np.ndarray, divisors: np.ndarray) -> np.ndarray:
+    """Test losses of FedAvg on the kept samples, one sample's gradient after the other."""
+    shards, plan = run.experiment.shards, run.experiment.plan
+    U, y, offsets = shards.inputs.numpy(), shards.labels.numpy(), shards.offsets
+    X = run.models[0]["weight"][0].numpy()
+    for row in plan.schedule():
+        ends = []
+        for i in row:
+            at = X.copy()
+            for _ in range(2):
+                G = np.zeros_like(at)
+                for j in range(offsets[i], offsets[i + 1]):
+                    p = np.exp(U[j] @ at) / np.exp(U[j] @ at).sum()
+                    G += kept[j] * np.outer(U[j], p[y[j]] * (p - np.eye(3)[y[j]]))
+                at -= 2.0 * G / divisors[i]
+            ends.append(at)
+        X = np.mean(ends, 0)
+    P = np.exp(run.test.inputs.numpy() @ X)
+    return 1 - P[np.arange(len(P)), run.test.labels.numpy()] / P.sum(1)
+
+
+def test_one_sample_is_left_out() -> None:
+    sizes = np.diff(run().experiment.shards.offsets)
+    changes, weights = cells.left_out(run(), ASKED)
+    whole = fedavg(run(), np.ones(90), sizes)
+    for change, weight in zip(changes, weights.numpy(), strict=True):
+        assert sorted(np.unique(weight)) == [-1, 0] and weight.sum() == -1
+        np.testing.assert_allclose(fedavg(run(), 1 + weight, sizes) - whole, change, atol=1e-12)
+
+
+def test_half_of_each_client_stays() -> None:
+    losses, stayed = cells.halves(run(), ASKED)
+    owner = np.repeat(np.arange(6), np.diff(run().experiment.shards.offsets))
+    for loss, kept in zip(losses, stayed.numpy(), strict=True):
+        left = np.bincount(owner, kept)
+        assert np.array_equal(left, (np.bincount(owner) + 1) // 2)
+        np.testing.assert_allclose(fedavg(run(), kept, left), loss, rtol=1e-12)
+    assert len(np.unique(stayed.numpy(), axis=0)) == 3
+
+
+@pytest.mark.parametrize(("recipe", "lr"), [("fedavg", 2.0), ("fedmuon", 0.05)])
+def test_derivatives_through_the_run_foretell_it(recipe: str, lr: float) -> None:
+    changes, weights = cells.left_out(run(recipe, lr), ASKED)
+    foretold, most = (
+        (scores.trajectory(run(recipe, lr)) @ weights.T).numpy().T,
+        np.abs(changes).max(),
+    )
+    assert spearman(foretold.ravel(), changes.ravel()) >= 0.99
+    assert np.abs(foretold - changes).max() < 0.05 * most
+    assert np.abs(foretold - np.roll(changes, 1, 0)).max() > 0.5 * most  # of other samples
+
+
+SUITE = """
+kind = "attribution"
+data = "synthetic"
+tests = 3
+left-out = 5
+subsets = 4
+dampings = [1.0, 10.0]
+projections = 5
+
+[base.data]
+dimension = 5
+classes = 3
+train = 60
+test = 30
+minimum = 5
+
+[base.federation]
+clients = 4
+per-round = 2
+rounds = 4
+
+[variants."FedMuon, E = 1".local]
+steps = 1
+
+[variants.FedAvg.local]
+recipe = "fedavg"
+steps = 1
+lr = 1.0
+"""
+
+
+@pytest.mark.slow
+def test_from_its_command_to_its_report(tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
+    file, out = tmp_path / "own.toml", tmp_path / "out"
+    file.write_text(SUITE)
+    with pytest.raises(SystemExit, match="0"):
+        main(["suite", str(file), "--out", str(out)])
+    assert len((out / "rows.csv").read_text().splitlines()) == 1 + 2 * 2 * 3 * 6
+    assert "derivative through the run" in (out / "report.html").read_text()
+    assert (out / "figures" / "attribution.png").exists()
+    capsys.readouterr()
+
+
+def test_the_file_is_valid_and_what_is_refused() -> None:
+    for scale in ("full", "small"):
+        assert len(kinds.find("attribution", None, scale, {}).cells) == 6
+    changed = {"task": {"name": "network", "model": "mlp"}}, {"local": {"batch": 4}}
+    for tables in changed:
+        asked = Asked("attribution", "digits", "full", {})
+        with pytest.raises(InputError, match="matrix task and full batches"):
+            cells.cells(ASKED.model_copy(update={"base": tables}), asked)
+
+
+def rows(ours: float, theirs: float) -> Columns:
+    made = [
+        {"variant": variant, "truth": truth, "method": method, "test": t,
+         "rho": (ours if method == findings.OURS else theirs) + 0.001 * (-1) ** t}
+        for variant, truth, method, t in itertools.product(
+            ("FedAvg", "FedMuon"), findings.TRUTHS, ("trajectory", "tracin", "trak"), range(6)
+        )
+    ]  # fmt: skip
+    return {name: np.array([row[name] for row in made]) for name in made[0]}
+
+
+def test_claims_hold_and_fail() -> None:
+    def verdicts(columns: Columns) -> list[bool | None]:
+        return [claim.holds for claim in findings.claims(columns)]
+
+    assert verdicts(rows(0.995, 0.9)) == [True] * 6
+    assert verdicts(rows(0.98, 0.9)) == [False] * 2 + [True] * 4
+    assert verdicts(rows(0.995, 0.999)) == [True] * 2 + [False] * 4
+    table = findings.numbers(rows(0.995, 0.9))
+    assert table[0] == ("scores", "leave-one-out", "halves") and table[1][0] == "FedAvg:"
+    assert table[2][:2] == ("  derivative through the run (ours)", "0.995 ± 0.001")

@@ -1,0 +1,172 @@
+"""Accuracy against a proved bound: each point is a run of its own; claims that can fail."""
+
+import csv
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+from conftest import small
+
+from fedmuon.core.errors import InputError
+from fedmuon.experiments.cli import main
+from fedmuon.experiments.run import execute as run
+from fedmuon.experiments.stability import bound
+from fedmuon.experiments.studies import find as kinds
+from fedmuon.experiments.studies.frontier import findings
+from fedmuon.experiments.studies.frontier.figure import PICTURES, by_share
+
+SUITE = """
+kind = "frontier"
+title = "A frontier"
+data = "digits"
+seeds = [3]
+starts = ["zero", "gaussian"]
+lrs = [0.02]
+lambdas = [0.1]
+horizons = [4, 2]
+
+[base.data]
+train = 90
+test = 60
+minimum = 5
+
+[base.federation]
+clients = 6
+per-round = 3
+
+[base.local]
+steps = 2
+schedule = "warm-up"
+
+[base.engine]
+dtype = "float64"
+device = "cpu"
+"""
+
+
+ENDS = (("zero", "2"), ("gaussian", "4"))  # of the points, those that are run again
+
+
+@pytest.fixture
+def suite(tmp_path: Path) -> Path:
+    file = tmp_path / "frontier.toml"
+    file.write_text(SUITE)
+    return file
+
+
+@pytest.mark.slow
+def test_every_point_is_a_run_that_ends_there(suite: Path, tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    with pytest.raises(SystemExit, match="0"):
+        main(["suite", str(suite), "--out", str(out)])
+    rows = list(csv.DictReader((out / "rows.csv").read_text().splitlines()))
+    assert len(rows) == 8 and "bound / B" in (out / "report.html").read_text()
+    for row in (one for one in rows if (one["start"], one["rounds"]) in ENDS):
+        folder = tmp_path / f"{row['start']}-{row['rounds']}"
+        if not folder.exists():
+            run(
+                small(
+                    data={"name": "digits"}, task={"initial": row["start"]},
+                    local={"lr": 0.02, "steps": 2, "schedule": "warm-up"},
+                    federation={"rounds": int(row["rounds"])},
+                ),
+                folder,
+            )  # fmt: skip
+        case = bound.from_directory(folder, [f"stability.constants={row['constants']}"])
+        record = bound.report(case, bound.judge(case))
+        assert float(row["bound"]) == pytest.approx(record["value"], rel=1e-12)
+        assert float(row["share"]) == float(row["bound"]) / float(row["range"])
+        if row["constants"] == "ball":
+            assert float(row["range"]) == pytest.approx(record["range"], rel=1e-12)
+        summary = json.loads((folder / "summary.json").read_text())
+        for name in ("accuracy", "train_loss", "test_loss"):
+            assert float(row[name]) == pytest.approx(summary[name]), name
+    first = {row["start"]: float(row["untrained"]) for row in rows}
+    assert first["zero"] == pytest.approx(0.1, abs=0.05) and first["gaussian"] != first["zero"]
+
+
+def test_what_the_suite_settles_is_refused_below_it(suite: Path) -> None:
+    with pytest.raises(InputError, match="horizons settles it"):
+        kinds.find(str(suite), None, "full", {"federation": {"rounds": 7}})
+    for scale, count in (("small", 8), ("full", 90)):
+        assert len(kinds.find("A4", None, scale, {}).cells) == count
+
+
+def made(ball: float, wide: float) -> dict[str, np.ndarray]:
+    """Two runs of each of two seeds with each kind of constants: 0.3 accurate with a twentieth of
+    that bound / B, and 0.7 accurate with all of it; X0 is 0.1 accurate."""
+    shares = np.tile([ball / 20, ball, wide / 20, wide], 2)
+    return {
+        "start": np.array(["zero"] * 8),
+        "constants": np.array(["ball", "ball", "global", "global"] * 2),
+        "seed": np.repeat([0.0, 1.0], 4),
+        "rounds": np.array([1.0, 5.0] * 4),
+        "lr": np.full(8, 0.1),
+        "lambda": np.full(8, 0.1),
+        "untrained": np.full(8, 0.1),
+        "accuracy": np.array([0.3, 0.7] * 4),
+        "train_loss": np.full(8, 0.8),
+        "test_loss": np.full(8, 0.81),
+        "gap": np.full(8, 1e-4),
+        "bound": shares * 0.5,
+        "range": np.full(8, 0.5),
+        "share": shares,
+    }
+
+
+def verdicts(rows: dict[str, np.ndarray]) -> list[bool | None]:
+    return [one.holds for one in findings.claims(rows)]
+
+
+def test_claims_of_a_frontier_can_fail() -> None:
+    """The bounds hold; half of what training gains is covered; the ball is ahead."""
+    assert verdicts(made(0.05, 0.5)) == [True, True, True]
+    assert verdicts(made(0.5, 5.0)) == [True, False, True]  # 0.3 of 0.7 from 0.1: a third
+    assert verdicts(made(0.05, 0.05)) == [True, True, False]  # the ball is worth nothing
+    assert verdicts(made(5.0, 5.0)) == [True, False, None]  # no bound is small
+    above = made(0.05, 0.5)
+    assert verdicts({**above, "gap": np.full(8, 0.02)})[0] is False
+    wide = {"gap_low": np.full(8, -0.1), "gap_high": np.full(8, 0.1)}
+    assert findings.claims({**above, **wide})[0].verdict == "undecided"  # its interval is wider
+    one = {name: column[:4] for name, column in above.items()}
+    assert findings.claims(one)[1].verdict == "not testable at this scale"  # of one seed
+    assert verdicts({**above, "accuracy": np.full(8, 0.1)})[1] is False  # nothing is learned
+
+
+def test_the_ball_may_be_worth_less_than_an_untrained_model() -> None:
+    """Its bounds are never above the others, and yet the claim is no identity: where those cover
+    nothing X0 counts, and one seed is enough."""
+    rows = made(0.05, 5.0)
+    assert verdicts(rows)[2] is True
+    assert verdicts({**rows, "untrained": np.full(8, 0.8)})[2] is False
+    one = {**rows, "accuracy": np.where(rows["seed"] == 1, 0.1, rows["accuracy"])}
+    assert verdicts(one)[2] is False and "1 of 2 seeds" in findings.claims(one)[2].detail
+
+
+def test_the_frontier_is_the_best_so_far() -> None:
+    rows = made(0.05, np.inf)
+    place = findings.frontier(rows, findings.of(rows, "zero", "ball"))
+    assert rows["share"][place].tolist() == [0.0025, 0.05]
+    assert rows["accuracy"][place].tolist() == [0.3, 0.7]
+    assert not len(findings.frontier(rows, findings.of(rows, "zero", "global")))
+
+
+def test_the_table_has_accuracy_losses_and_bound_over_b_for_both_kinds() -> None:
+    head, *lines = findings.numbers(made(0.05, 5.0))
+    assert head[1:] == ("accuracy", "train loss", "test loss", "bound", "bound / B")
+    shown = ("  0.1, 0.1, 5", "0.700", "0.80000", "0.81000", "0.025", "0.05")
+    none = ("  none", *("–" for _ in range(5)))
+    titles = [(f"zero, {name}:", *("" for _ in range(5))) for name in ("ball", "global", "any")]
+    assert lines == [titles[0], shown, titles[1], none, titles[2], shown]
+
+
+def test_the_figure_has_the_losses_of_every_best_point() -> None:
+    rows = made(0.05, 0.5)
+    above, below = by_share(rows).axes
+    (step,) = [one for one in above.lines if str(one.get_label()).endswith("the ball")]
+    assert list(np.asarray(step.get_ydata())) == [0.3, 0.7, 0.7]
+    drawn = [sorted(set(np.asarray(one.get_ydata(), float))) for one in below.lines[:4]]
+    assert drawn == [[0.81], [0.8]] * 2
+    marks = [one.get_markerfacecolor() != "none" for one in below.lines[:4]]
+    assert marks == [True, False] * 2 and "realized" in PICTURES[0].caption

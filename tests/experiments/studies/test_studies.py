@@ -1,0 +1,135 @@
+"""A study is a folder: its cells are computed, its rows judged and told."""
+
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from made_suite import summed
+
+from fedmuon.core.errors import InputError
+from fedmuon.experiments import studies
+from fedmuon.experiments.report import gather, write_report
+from fedmuon.experiments.studies import find as kinds
+from fedmuon.experiments.suites import suite
+
+CELLS = """
+from functools import partial
+
+from fedmuon.experiments.suites.contents import Asked
+from fedmuon.experiments.studies.study import Call
+from fedmuon.core.tables import Table
+
+class Settings(Table):
+    sizes: list[int]
+    base: dict = {}
+
+def cells(settings: Settings, asked: Asked) -> list[Call]:
+    return [Call(f"n{n}", partial(square, n), size=n) for n in settings.sizes]
+
+def square(n: int) -> dict:
+    return {"rows": [{"n": n, "word": "a" * n, "square": n * n}]}
+
+def summary(records: list) -> dict:
+    return {"largest": max(record["rows"][0]["square"] for record in records)}
+"""
+JUDGED = """
+from fedmuon.analysis.report.verdicts import counted
+
+STANDS_ON = "Arithmetic."
+
+def claims(rows):
+    held = rows["square"] == rows["n"] ** 2
+    return [counted("Squares are squares.", held, "rows", f"{held.sum()} of {len(held)}")]
+
+def numbers(rows):
+    return [("n", "square"), *zip(rows["word"], map(str, rows["square"]))]
+"""
+FILE = """
+kind = "made-up"
+title = "Squares"
+note = "A note."
+sizes = [1, 2, 3]
+
+[small]
+sizes = [1]
+"""
+
+
+@pytest.fixture
+def study(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
+    """The name of a suite whose study lies in a folder of its own."""
+    folder = tmp_path / "studies" / "made_up"
+    folder.mkdir(parents=True)
+    parts = {"__init__": "", "cells": CELLS, "findings": JUDGED, "figure": "PICTURES = ()"}
+    for part, text in parts.items():
+        (folder / f"{part}.py").write_text(text)
+    monkeypatch.setattr(studies, "__path__", [*studies.__path__, str(folder.parent)])
+    file = tmp_path / "own.toml"
+    file.write_text(FILE)
+    yield str(file)
+    for name in [name for name in sys.modules if name.startswith(f"{studies.__name__}.made_up")]:
+        del sys.modules[name]
+
+
+def test_a_study_is_computed_judged_and_told(study: str, tmp_path: Path) -> None:
+    out, begun, seen = tmp_path / "out", [], []
+    work = kinds.find(study, None, "full", {})
+    told = suite.execute(
+        work, out, watch=seen.append, begun=lambda done, total: begun.append((done, total))
+    )
+    assert begun == [(0, 6)] and [record["done"] for record in seen] == [1, 3, 6]
+    assert (out / "rows.csv").read_text() == "n,word,square\n1,a,1\n2,aa,4\n3,aaa,9\n"
+    assert told["kind"] == "made-up" and told["largest"] == 9 and told["settings"]["sizes"]
+    text = write_report(out).read_text()
+    for words in (
+        "Squares are squares.",
+        "3 of 3",
+        "A note.",
+        "What this stands on",
+        "Arithmetic.",
+    ):
+        assert words in text, words
+    (part,) = gather(out)
+    assert part.title == "Squares" and part.again == f"fedmuon suite {study} --scale full"
+    (out / "rows.csv").write_text("n,word,square\n1,a,1\n2,aa,5\n")
+    summed(out)
+    assert gather(out)[0].claims[0].holds is False
+
+
+def test_a_study_resumes_and_refuses_another(study: str, tmp_path: Path) -> None:
+    out, work = tmp_path / "out", kinds.find(study, None, "full", {})
+    suite.execute(work, out)
+    (out / "cells" / "n2.json").unlink()
+    asked = []
+
+    def counted(cells):
+        asked.extend(one.name for one in cells)
+        return suite.here(cells)
+
+    suite.execute(work, out, resume=True, by=counted)
+    assert asked == ["n2"]
+    with pytest.raises(InputError, match="another suite, of other data, scale"):
+        suite.execute(kinds.find(study, None, "small", {}), out, resume=True)
+    changed = kinds.find(study, None, "full", {"local": {"lr": 2.0}})
+    assert changed.lock != work.lock and changed.asked.again.endswith("--set local.lr=2.0")
+
+
+def test_what_is_refused(study: str, tmp_path: Path) -> None:
+    with pytest.raises(InputError, match="has no data: leave --data out"):
+        kinds.find(study, "digits", "full", {})
+    Path(study).write_text(FILE.replace("made-up", "made-down"))
+    with pytest.raises(InputError, match=r"choose one of stability, training, .*made-up"):
+        kinds.find(study, None, "full", {})
+    Path(study).write_text(FILE.replace("sizes = [1, 2, 3]", "size = [1, 2, 3]"))
+    with pytest.raises(InputError, match="did you mean sizes"):
+        kinds.find(study, None, "full", {})
+
+
+def test_a_folder_of_an_unknown_kind_is_refused(study: str, tmp_path: Path) -> None:
+    suite.execute(kinds.find(study, None, "small", {}), tmp_path / "out")
+    file = tmp_path / "out" / "suite.json"
+    file.write_text(file.read_text().replace("made-up", "sharp"))
+    summed(file.parent)
+    with pytest.raises(InputError, match="unknown kind 'sharp'"):
+        gather(tmp_path / "out")

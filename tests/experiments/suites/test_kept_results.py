@@ -1,0 +1,207 @@
+"""`make results`, and the pages that are made of what it keeps."""
+
+import json
+import re
+import signal
+import tomllib
+from pathlib import Path
+from typing import Any
+
+import pytest
+from small_suites import STUDY
+
+from docs.making import kept, papers, regenerate, results
+from fedmuon.analysis.report.findings import Picture
+from fedmuon.analysis.report.verdicts import FAILS, HOLDS, UNDECIDED, UNTESTABLE
+from fedmuon.core.errors import InputError
+from fedmuon.experiments.cli.show import Progress
+from fedmuon.experiments.studies.find import find
+from fedmuon.experiments.suites import contents
+from fedmuon.experiments.suites.suite import Work
+from fedmuon.runs import provenance
+
+GAIN = {"name": "gain", "value": 2.0, "low": 1.5, "high": 2.5, "at": "here"}
+# What the pages of the papers ask of this suite, in one sentence.
+ASKED = [one["claim"] for number in papers.known() for one in papers.read(number)["claims"]
+         if one.get("suite") == "dp-bias" and "claim" in one]  # fmt: skip
+CLAIM = {"claim": f"All is well: {'; '.join(ASKED)}.", "verdict": HOLDS,
+         "detail": "by far", "why": "", "rule": "> 1",
+         "command": "", "places": 2, "held": 2, "effect": GAIN}  # fmt: skip
+HELD = {"suite": "dp-bias", "title": "Bias", "data": "", "scale": "full", "seconds": 3.0,
+        "again": "fedmuon suite dp-bias --scale full", "machine": {"cores": 2}}  # fmt: skip
+
+
+def held(folder: Path, *words: str, **more: Any) -> dict[str, Any]:
+    """Keep a result of dp-bias with claims of these verdicts."""
+    content = HELD | {"claims": [CLAIM | {"verdict": one} for one in words]} | more
+    (folder / "dp-bias.json").write_text(json.dumps(content))
+    return content
+
+
+@pytest.fixture
+def ranks(tmp_path: Path) -> Work:
+    """A suite as small as can be."""
+    (tmp_path / "ranks.toml").write_text(STUDY, encoding="utf-8")
+    return find(str(tmp_path / "ranks.toml"), None, "full", {})
+
+
+def test_a_stopped_suite_goes_on_and_is_kept(
+    ranks: Work, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    places = tmp_path / "runs", tmp_path / "kept"
+    with monkeypatch.context() as patched, pytest.raises(KeyboardInterrupt):
+        patched.setattr(Progress, "watch", regenerate.stop)
+        regenerate.regenerate(ranks, *places)
+    (cell,) = (regenerate.place_of("ranks", places[0]) / "cells").iterdir()
+    before = cell.stat().st_mtime_ns
+    assert regenerate.state("ranks", *places) == "1 cells computed"
+    file = regenerate.regenerate(ranks, *places)
+    found = json.loads(file.read_text(encoding="utf-8"))
+    assert cell.stat().st_mtime_ns == before and len(found["claims"]) == 6
+    assert found["sources"] == regenerate.state_of_sources() and "commit" in found
+    assert 0 < (places[1] / found["picture"]["file"]).stat().st_size <= results.LARGEST
+    assert regenerate.state("ranks", *places) == "kept"
+    assert regenerate.cost("ranks", places[1]) == found["seconds"]
+    file.write_text(json.dumps(found | {"scale": "small"}))
+    assert regenerate.state("ranks", *places) == "kept at scale small"
+    file.write_text(json.dumps(found | {"sources": "others"}))
+    assert regenerate.state("ranks", *places).startswith("kept of other sources, ")
+
+
+def test_sources_are_those_that_compute(tmp_path: Path) -> None:
+    def digest(name: str, text: str) -> str:
+        file = tmp_path / name
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.write_text(text)
+        return regenerate.state_of_sources.__wrapped__(tmp_path)
+
+    first = digest("fedmuon/a.py", "1")
+    assert digest("experiments/studies/x/findings.py", "1") == first
+    assert digest("analysis/report/page.py", "1") == first
+    second = digest("fedmuon/a.py", "2")
+    assert second != first
+    assert digest("experiments/suites/x.toml", "") not in (first, second)
+
+
+def test_the_commit_is_git_s_or_nobody_s(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert regenerate.commit(tmp_path) is None
+    if provenance.commit():
+        assert re.fullmatch("[0-9a-f]{40}", regenerate.commit() or "")
+    monkeypatch.setenv("PATH", "")
+    assert regenerate.commit() is None
+
+
+def test_data_are_those_at_hand(monkeypatch: pytest.MonkeyPatch) -> None:
+    names = "A1", "cnn", "A4", "lm", "dp-bias"
+    for there, images in ((Path("x"), "fashion-mnist"), (None, "mnist5k")):
+        monkeypatch.setattr(regenerate.sources, "found_folder", lambda _, there=there: there)
+        assert [*map(regenerate.data_of, names)] == [images, images, "mnist5k", "pydoc", None]
+
+
+def test_suites_run_cheapest_first_and_a_refused_one_stops_none(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    asked = []
+
+    def run(work: str) -> str:
+        asked.append(work)
+        if work == "rank":
+            raise InputError("rank has no data")
+        return "kept"
+
+    seconds = {"rank": 5.0, "dp-bias": 9.0}
+    monkeypatch.setattr(regenerate, "cost", lambda name, *_: seconds.get(name, float("inf")))
+    monkeypatch.setattr(regenerate, "work_of", lambda name: name)
+    monkeypatch.setattr(regenerate, "regenerate", run)
+    monkeypatch.setattr(regenerate, "state", lambda name, *_: "kept" * (name == "A1"))
+    monkeypatch.setattr(regenerate, "RUNS", tmp_path)
+    words = ["--only", "A1", "A2", "dp-bias", "rank"]
+    assert regenerate.main(words) == 1 and asked == ["rank", "dp-bias", "A2"]
+    said = capsys.readouterr()
+    assert said.err == "rank has no data\n"
+    assert said.out.index("9 s") < said.out.index("A1  ") and "unknown" in said.out
+    assert regenerate.main(["--list", *words]) == 0 and len(asked) == 3
+    assert regenerate.main(["--again", "--only", "A1"]) == 0 and asked[-1] == "A1"
+
+
+def test_a_budget_stops_as_ctrl_c_does(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    timers = []
+    monkeypatch.setattr(signal, "signal", lambda *_: None)
+    monkeypatch.setattr(signal, "setitimer", lambda _, seconds: timers.append(seconds))
+    monkeypatch.setattr(regenerate, "one_by_one", regenerate.stop)
+    assert regenerate.main(["--only", "dp-bias", "--budget", "60"]) == 130
+    assert timers == [60.0, 0] and "goes on from there" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(("words", "one"), [
+    ([HOLDS, HOLDS], HOLDS), ([HOLDS, UNTESTABLE], UNTESTABLE),
+    ([UNTESTABLE, UNDECIDED, HOLDS], UNDECIDED), ([UNDECIDED, HOLDS, FAILS], FAILS),
+])  # fmt: skip
+def test_several_claims_hold_if_all_do(words: list[str], one: str) -> None:
+    assert kept.together(words) == one
+
+
+def test_a_small_scale_is_never_shown_as_the_full_one(tmp_path: Path) -> None:
+    claim = {"suite": "dp-bias", "where": "", "printed": "", "ours": ""}
+    assert kept.judged(claim, tmp_path) == kept.OPEN
+    full = held(tmp_path, HOLDS, FAILS)
+    assert kept.judged(claim, tmp_path) == FAILS and [*kept.all_words({"a": full})]
+    assert "scale" not in papers.verdicts("dp-bias", {}, full)
+    small = held(tmp_path, HOLDS, FAILS, scale="small")
+    assert kept.judged(claim, tmp_path) == kept.OPEN and not [*kept.all_words({"a": small})]
+    assert kept.judged(claim | {"test": "a::b"}, tmp_path) == kept.TESTED
+    assert (
+        papers.verdicts("dp-bias", {}, small)
+        == "**1** holds, **1** fails at small scale (`dp-bias`)"
+    )
+    assert "**fails** at small scale" in kept.claims(tmp_path)
+    assert "**1** fails at small scale." in kept.pictures(tmp_path)
+
+
+def test_every_claim_is_a_row_and_is_counted(tmp_path: Path) -> None:
+    held(tmp_path, HOLDS, UNDECIDED)
+    of_papers, of_suites = kept.claims(tmp_path).split("## As the suites judge them")
+    every = [one for number in papers.known() for one in papers.read(number)["claims"]]
+    counts = re.findall(r"\*\*(\d+)\*\* ", of_papers.split("\n")[0])
+    assert sum(map(int, counts)) == len(every) == of_papers.count("\n| [")
+    assert "**1** holds, **1** undecided, of 1 suites." in of_suites
+    assert "| gain, here: 2 (1.5 to 2.5); 2 of 2 | > 1 |" in of_suites
+
+
+def test_what_was_not_seen_says_why() -> None:
+    nothing = {"name": "", "value": None, "low": None, "high": None, "at": ""}
+    assert kept.effect(CLAIM | {"effect": nothing}) == "by far"
+    point = GAIN | {"low": 2.0, "high": 2.0}
+    assert kept.effect(CLAIM | {"effect": point, "places": 1}) == "gain: 2"
+
+
+def test_a_picture_is_small_or_not_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    sizes = {False: 9, True: 3}
+    kinds = {"svg": lambda of: b"x" * of, "png": lambda of: b"y" * (of - 1)}
+    monkeypatch.setattr(results, "KINDS", kinds)
+    one = Picture("p", lambda narrow: sizes[narrow], "A title", "A caption")
+    for largest, name, size in ((9, "s.svg", 9), (8, "s.png", 8), (3, "s.svg", 3), (2, "s.png", 2)):
+        drawn = results.draw([one], tmp_path / "s", largest)
+        assert drawn == {"file": name, "title": "A title", "caption": "A caption"}
+        assert [(tmp_path / name).stat().st_size, len([*tmp_path.iterdir()])] == [size, 1]
+    assert results.draw([one], tmp_path / "s", 1) is None and not [*tmp_path.iterdir()]
+
+
+def test_what_is_kept_is_small_and_says_where_it_is_from() -> None:
+    files = {file.name for file in results.FOLDER.iterdir()}
+    for name, one in kept.kept().items():
+        assert {"scale", "data", "again", "machine", "versions", "seconds"} <= set(one), name
+        files -= {f"{name}.json", (one.get("picture") or {}).get("file")}
+    assert not files
+    assert all(file.stat().st_size <= results.LARGEST for file in results.FOLDER.iterdir())
+
+
+def test_headlines_are_of_suites_and_of_claims() -> None:
+    asked = tomllib.loads(kept.HEADLINES.read_text(encoding="utf-8"))["headlines"]
+    for name, fragments in (pair for one in asked for pair in one["claims"].items()):
+        assert name in contents.shipped()
+        if (found := results.read(name)) and found["claims"]:
+            assert all(any(part in one["claim"] for one in found["claims"]) for part in fragments)
+    assert "Run it: `fedmuon suite A1`" in kept.headline("Bounds", {"A1": []}, Path("nowhere"))

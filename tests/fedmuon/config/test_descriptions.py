@@ -1,0 +1,148 @@
+"""What people are told of a config is said of everything, and is what is held to."""
+
+import inspect
+import json
+import re
+import tomllib
+from pathlib import Path
+from typing import get_args
+
+import pytest
+
+from fedmuon.config import describe, reference_page
+from fedmuon.config.key_texts import KEYS
+from fedmuon.config.load import Config
+from fedmuon.config.name_texts import LISTS, NAMES, OPTIONS
+from fedmuon.config.read_if import NEEDS
+from fedmuon.core import choices
+from fedmuon.core.errors import InputError
+from fedmuon.core.tables import validate
+from fedmuon.data.partition import PARTITIONS
+from fedmuon.data.sources import READERS
+from fedmuon.optim.aggregators import AGGREGATORS
+from fedmuon.optim.schedules import SCHEDULES
+from fedmuon.runs.callbacks import CALLBACKS
+
+PAGE = Path(__file__).resolve().parents[3] / "docs" / "config.md"
+EVERY = [f"{table}.{key}" for table, keys in NEEDS.items() for key in keys if key != "options"]
+TYPES = {
+    "data.name": choices.SourceName, "federation.aggregate": choices.Aggregate,
+    "federation.partition": choices.Partition, "task.model": choices.Model,
+    "local.recipe": choices.Recipe, "local.schedule": choices.Schedule,
+    "orthogonalizer.name": choices.Orthogonalizer, "output.callback": choices.CallbackName,
+}  # fmt: skip
+MAKERS = {
+    "data.name": READERS, "federation.partition": PARTITIONS, "federation.aggregate": AGGREGATORS,
+    "local.schedule": SCHEDULES, "output.callback": CALLBACKS,
+}  # fmt: skip
+
+
+def test_the_page_is_made_of_the_descriptions() -> None:
+    """`make reference` writes what is committed; and would mend a page that says otherwise."""
+    text = PAGE.read_text(encoding="utf-8")
+    assert reference_page.written(text) == text, "give `make reference`"
+    other = text.replace("η, the step size", "no such thing").replace(
+        "## `[local]`", "## `[local]` "
+    )
+    assert other != text and reference_page.written(other) == text
+    sections = re.findall(r"^## `\[([a-z]+)\]`", text, re.MULTILINE)
+    assert sections == [*Config.model_fields]
+
+
+def test_every_key_is_described_and_no_other() -> None:
+    said = [f"{table}.{key}" for table, keys in KEYS.items() for key in keys]
+    assert sorted(said) == sorted(EVERY) and [*KEYS] == [*NEEDS]
+
+
+@pytest.mark.parametrize("key", EVERY)
+def test_what_is_said_of_a_key_is_so(key: str) -> None:
+    """Its default is the model's, is among the values, and names that are listed are taken."""
+    found = describe.find(key)
+    table, name = key.split(".")
+    model = describe.tables()[table]
+    field = model.model_fields[describe.attribute(model, name)]
+    assert json.loads(found.default) == field.default
+    assert found.what and (found.readers == "always") == (NEEDS[table][name] == ())
+    listed = [one.strip("`") for one in found.values.split(", ")]
+    if isinstance(field.default, str) and field.default:
+        assert field.default in listed
+    for one in listed:
+        if re.fullmatch(r"[a-z][a-z0-9-]*", one) and one not in ("inf", "true", "false"):
+            validate(model, {name: one})
+
+
+def test_the_names_are_those_that_there_are() -> None:
+    for key, known in TYPES.items():
+        assert set(NAMES[key]) == set(get_args(known)), key
+    assert set(LISTS.values()) == set(NAMES)
+
+
+def test_options_have_the_defaults_of_their_makers() -> None:
+    """And there is no option of a built-in name that is not said."""
+    for key, makers in MAKERS.items():
+        for name in makers:
+            maker = makers[name]
+            given = inspect.signature(
+                maker.__init__ if isinstance(maker, type) else maker
+            ).parameters
+            taken = {
+                one.name.replace("_", "-"): one.default
+                for one in given.values()
+                if one.default is not one.empty and one.kind is not one.VAR_KEYWORD
+            }
+            if key == "data.name":  # whose readers are given keys of the table, too
+                taken = {one: taken[one] for one in taken if one not in KEYS["data"]}
+                taken = {one: taken[one] for one in taken if one not in ("n", "seed", "separation")}
+            said = OPTIONS.get(key, {}).get(name, {})
+            for option, default in taken.items():
+                assert said[option][0] == ("" if default is None else json.dumps(default)), name
+            assert {one for one, (default, _) in said.items() if default} <= set(taken)
+
+
+@pytest.mark.parametrize(
+    ("asked", "said"),
+    [
+        ("local.lrr", "did you mean local.lr"),
+        ("lrr", "did you mean local.lr"),
+        ("privacy.epsilo", "did you mean privacy.epsilon?"),
+        ("epsilo", "did you mean privacy.epsilon?"),
+        ("steps", "ask for local.steps or orthogonalizer.steps"),
+        ("engine.threads", "OMP_NUM_THREADS"),
+        ("privacy.gamma", "it is called privacy.lookahead now"),
+        ("xyzzy", "one of the tables data, federation"),
+        ("", "one of the tables data, federation"),
+    ],
+)
+def test_near_misses_are_told_what_is_near(asked: str, said: str) -> None:
+    with pytest.raises(InputError, match=re.escape(said)):
+        describe.find(asked)
+
+
+def test_a_name_alone_is_enough_where_one_table_has_it() -> None:
+    assert describe.find("lora_rank").whole == describe.find("lora-rank").whole == "task.lora-rank"
+
+
+@pytest.mark.parametrize(
+    ("limits", "said"),
+    [
+        ({"ge": 1, "le": 10**9}, "1 to 10⁹"),
+        ({"ge": 0, "le": 2**63 - 1}, "0 to 2⁶³ − 1"),
+        ({"ge": 1e-15, "le": 1e15}, "above 0"),
+        ({"ge": 1e-15}, "above 0, `inf`"),
+        ({"ge": 0, "le": 1e15}, "0 or more"),
+        ({"ge": 0, "lt": 1}, "0 to below 1"),
+        ({"gt": 0, "lt": 1}, "above 0, below 1"),
+        ({"gt": 0, "le": 1}, "above 0 to 1"),
+        ({"gt": 0, "le": 1e7}, "above 0"),
+        ({"ge": 1e-3, "le": 10**9}, "0.001 to 10⁹"),
+        ({"ge": 1, "le": 1024}, "1 to 1024"),
+    ],
+)
+def test_limits_in_words(limits: dict[str, float], said: str) -> None:
+    assert describe._range(limits) == said
+
+
+def test_defaults_are_toml() -> None:
+    for key in EVERY:
+        found = describe.find(key)
+        assert tomllib.loads(f"v = {found.default}")["v"] == json.loads(found.default)

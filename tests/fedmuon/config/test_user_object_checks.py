@@ -1,0 +1,393 @@
+"""What the user brings is held to what a certificate, a resumed run and other processes need."""
+
+import os
+import tempfile
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, cast
+
+import numpy as np
+import pytest
+import torch
+from brought import CLASSES, DATA, PLAIN, X, Y, linear, tables
+from torch import Tensor, nn
+
+import fedmuon
+from fedmuon import links
+from fedmuon.config.load import parse
+from fedmuon.config.user_objects import Own
+from fedmuon.core.errors import InputError
+from fedmuon.data.federated import federate
+from fedmuon.data.own import as_source
+from fedmuon.experiments.stability import bound
+from fedmuon.federated import build
+from fedmuon.federated.deal import dealing
+from fedmuon.federated.shards import Shards
+from fedmuon.federated.worker import worker
+from fedmuon.optim import probe
+from fedmuon.optim.gradients import released
+from fedmuon.optim.recipe_chains import replace_by_mean
+from fedmuon.privacy.mechanism import Mechanism
+from fedmuon.tasks.clipping import Clipping
+
+MATRIX = tables(local={"recipe": "fedmuon"})
+ONE = fedmuon.Chain((links.gradient(), links.descend(0.1)))
+
+
+@pytest.fixture(autouse=True)
+def _here(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Runs that name no folder lie among the tests' own."""
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path_factory.mktemp("runs")))
+
+
+def refused(mend: str, config: Any, **given: Any) -> None:
+    with pytest.raises(InputError, match=mend) as said:
+        fedmuon.run(config, **given)
+    assert "\n" not in str(said.value)
+
+
+# Samples in the ball
+
+
+@pytest.mark.parametrize("name", ["tokens", "pixels"])
+def test_own_samples_stay_in_the_ball_of_the_certificate(name: str) -> None:
+    config = {**MATRIX, "data": {"normalize": name}}
+    refused("leaves the unit ball", config, data=(5 * X, CLASSES))
+
+
+def test_rows_outside_the_ball_have_no_constants() -> None:
+    """However they came to be there; the check sees what the config says nothing of."""
+    source, deal = as_source((5 * X, CLASSES)), np.arange(60) % 3
+    given = Own(data=(5 * X, CLASSES))
+    config = build.resolve(parse({**MATRIX, "data": {"name": "given"}}).beside(given))
+    for normalize, sound in (("unit", True), ("ball", True), ("pixels", False)):
+        data = federate(source, np.arange(50), deal[:50], np.arange(50, 60), normalize)
+        if sound:
+            build.experiment(config, data, 2)
+        else:
+            with pytest.raises(InputError, match="unit ball"):
+                build.experiment(config, data, 2)
+
+
+@pytest.mark.parametrize("kind", [np.float64, np.float32, np.float16, np.longdouble])
+def test_the_largest_and_smallest_numbers_are_moved_into_the_ball(kind: Any) -> None:
+    held = np.finfo(kind)
+    rows = [[held.max] * 3, [held.tiny] * 3, [held.smallest_subnormal] * 3, [0.0] * 3]
+    samples = np.array(rows * 15, dtype=kind)
+    if kind is np.longdouble and held.max > np.finfo(float).max:
+        refused("NaN or infinity", MATRIX, data=(samples, CLASSES))
+    else:
+        fedmuon.run(MATRIX, data=(samples, CLASSES))
+
+
+# Partitions
+
+
+def shuffled(labels: np.ndarray, clients: int, rng: np.random.Generator) -> np.ndarray:
+    """Of one's own draws, by which each call deals otherwise."""
+    return OWN.permutation(np.arange(len(labels)) % clients)
+
+
+OWN = np.random.default_rng(os.getpid())
+
+
+def dealt_evenly(labels: np.ndarray, clients: int, rng: np.random.Generator) -> np.ndarray:
+    return np.arange(len(labels)) % clients
+
+
+def test_a_worker_that_deals_otherwise_is_refused() -> None:
+    """The message says what the server dealt; a partition of the generator that it is given is the
+    same everywhere."""
+
+    def seeded(labels: np.ndarray, clients: int, rng: np.random.Generator) -> np.ndarray:
+        return rng.permutation(np.arange(len(labels)) % clients)
+
+    for partition, sound in ((seeded, True), (shuffled, False)):
+        given = Own(data=(X, Y), task=linear, partition=partition)
+        named = {"data": {"name": "given"}, "task": {"name": "given"}}
+        config = parse({**tables(federation={"partition": "given"}), **named}).beside(given)
+        config = build.resolve(config)
+        data = build.federated_data(config, build.source(config))
+        dealt = Shards.of(data, torch.float64, torch.device("cpu")).dealt
+        assert dealt == dealing(data.train_index, data.client)
+        found = worker(config, 0)
+        if sound:
+            found.require_dealt(dealt)
+        else:
+            with pytest.raises(InputError, match="the generator that it is given"):
+                found.require_dealt(dealt)
+
+
+def test_the_laboratory_deals_as_the_run_did() -> None:
+    """Or its neighbours would be those of other clients' samples."""
+    config = {**MATRIX, "data": {"name": "synthetic", "train": 60, "test": 20, "dimension": 3}}
+    assert fedmuon.stability(config, trials=2, partition=dealt_evenly).bound["status"]
+    with pytest.raises(InputError, match="deals otherwise at each call"):
+        fedmuon.stability(config, trials=2, partition=shuffled)
+
+
+def test_runs_of_two_partitions_are_two_experiments(tmp_path: Path) -> None:
+    parts = [range(20), range(20, 40), range(40, 60)], [range(k, 60, 3) for k in range(3)]
+    for partition in (parts, (dealt_evenly, lambda y, n, rng: dealt_evenly(y, n, rng)[::-1])):
+        ends = [
+            fedmuon.run(tables(federation={"seed": seed}), **PLAIN, partition=one)
+            for seed, one in enumerate(partition)
+        ]
+        assert [row["seeds"] for row in fedmuon.compare(ends).rows] == [1, 1]
+        with pytest.raises(InputError, match="the partition is another one"):
+            fedmuon.run(**PLAIN, partition=partition[1], out=ends[0].path, resume=True)
+        ends[1] = fedmuon.run(tables(federation={"seed": 1}), **PLAIN, partition=partition[0])
+        assert [row["seeds"] for row in fedmuon.compare(ends).rows] == [2]
+
+
+@pytest.mark.parametrize("made", [list, tuple])
+def test_a_list_of_clients_is_told_from_index_arrays(made: Any) -> None:
+    """Which are what a list is of."""
+    mend = "one array of indices a client, or .* a numpy array of the client of each sample"
+    refused(mend, tables(), **PLAIN, partition=lambda y, n, rng: made(np.arange(len(y)) % n))
+
+
+# Mechanisms
+
+
+class Half(Mechanism):
+    """Claims a rate that it does not keep to."""
+
+    def rate(self, size: int) -> float:
+        return super().rate(size) / 100
+
+
+class Loose(Clipping):
+    """Could clip otherwise."""
+
+
+@pytest.mark.parametrize(
+    "mechanism", [Half(Clipping("block", 1.0), 2.0, 5.0), Mechanism(Loose("block", 1.0), 2.0, 5.0)]
+)
+def test_a_mechanism_of_another_class_has_no_account(mechanism: Mechanism) -> None:
+    chain = fedmuon.Chain((released(), links.descend(0.1)))
+    whole = Mechanism(Clipping("block", 1.0), 2.0, 5.0)
+    sound = fedmuon.Recipe(chain, replace_by_mean, mechanism=whole)
+    assert fedmuon.run(tables(), **PLAIN, recipe=sound).summary["privacy"]["certified"]
+    refused("no account has counted", tables(), **PLAIN, recipe=replace(sound, mechanism=mechanism))
+
+
+# Links, rules, aggregates
+
+
+def after(update: Any, *before: fedmuon.Link) -> list[fedmuon.Link]:
+    """A chain with a link of that update."""
+    return [links.gradient(), *before, links.stateless("mine", update), links.descend(0.1)]
+
+
+def kept(update: Any) -> list[fedmuon.Link]:
+    return [links.gradient(), fedmuon.Link("mine", links.zeros, update), links.descend(0.1)]
+
+
+def into_its_state(direction: Any, state: Any, context: Any) -> Any:
+    for name, value in direction.items():
+        state[name].add_(value)
+    return dict(state), state
+
+
+def no_states() -> Any:
+    return {}
+
+
+def first_alone(direction: Any, context: Any) -> Any:
+    return dict(list(direction.items())[:1])
+
+
+NEW = "writes into what it is given, .* return new tensors"
+TAKES = r"returns \(direction, state\)"
+LINKS: dict[str, tuple[Any, str]] = {
+    "direction": (
+        after(lambda d, c: {n: v.mul_(0.5) for n, v in d.items()}, links.momentum(0.9)), NEW
+    ),
+    "state": (kept(into_its_state), NEW),
+    "params": (after(lambda d, c: {n: c.params[n].mul_(0.5) for n in d}), NEW),
+    "alone": (kept(lambda d, state, context: d), TAKES),
+    "nothing": (kept(lambda d, state, context: None), TAKES),
+    "two": (kept(lambda d, state: (d, state)), TAKES),
+    "one": (after(lambda d: d), TAKES),
+    "no-mapping": (after(lambda d, context: 1.0), TAKES),
+    "drops": (after(first_alone), "drops the direction of bias"),
+    "no-direction": ([fedmuon.Link("idle", links.zeros, lambda d, s, c: (d, s))], "begin it with"),
+    "init": ([fedmuon.Link("mine", cast(Any, no_states), into_its_state)], "init of the link"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", list(LINKS))
+def test_a_link_that_is_none_is_one_sentence(name: str) -> None:
+    chain, mend = LINKS[name]
+    refused(mend, tables(), **PLAIN, recipe=chain)
+
+
+def test_a_private_chain_s_links_are_tried_too() -> None:
+    mechanism = Mechanism(Clipping("block", 1.0), 2.0, 5.0)
+    updates: dict[str, Any] = {
+        NEW: lambda d, c: {n: v.mul_(2) for n, v in d.items()},
+        TAKES: lambda d: d,
+    }
+    for mend, update in updates.items():
+        chain = fedmuon.Chain((released(), links.stateless("mine", update), links.descend(0.1)))
+        recipe = fedmuon.Recipe(chain, replace_by_mean, mechanism=mechanism)
+        refused(mend, tables(), **PLAIN, recipe=recipe)
+
+
+def test_the_user_s_own_error_is_the_cause() -> None:
+    def fails(direction: Any, context: Any) -> Any:
+        raise RuntimeError("mine")
+
+    with pytest.raises(InputError, match="RuntimeError: mine") as said:
+        fedmuon.run(tables(), **PLAIN, recipe=after(fails))
+    assert isinstance(said.value.__cause__, RuntimeError)
+
+
+def plainly(old: Any, mean: Any, states: Any) -> Any:
+    return mean, states
+
+
+MINE = ("momentum",)
+RULES: dict[str, tuple[fedmuon.Recipe, str]] = {
+    "sent": (fedmuon.Recipe(ONE, plainly, ("momentum",)), "does not keep: name it in kept"),
+    "returned": (fedmuon.Recipe(ONE, plainly, (), ("momentum",), ("momentum",)), "no link of its"),
+    "all": (fedmuon.Recipe(ONE, plainly, MINE, MINE, MINE), "no link of its chain"),
+    "model": (fedmuon.Recipe(ONE, lambda old, mean, states: mean), "returns .model, states."),
+    "two": (fedmuon.Recipe(ONE, lambda old, mean: (mean, {})), "takes .old, mean, states."),
+    "less": (fedmuon.Recipe(ONE, lambda old, mean, states: ({}, states)), "no tensor like"),
+    "state": (
+        fedmuon.Recipe(ONE, lambda old, mean, states: (mean, {}), kept=("mine",)), "no state mine"
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", list(RULES))
+def test_a_rule_that_is_none_is_one_sentence(name: str) -> None:
+    recipe, mend = RULES[name]
+    refused(mend, tables(), **PLAIN, recipe=recipe)
+
+
+class Running:
+    """The mean of what it ever saw, if `all`, or one that forgets."""
+
+    def __init__(self, all: bool) -> None:
+        self.all, self.seen, self.held = all, 0, {}
+
+    def __call__(self, replies: Any) -> dict[str, Tensor]:
+        self.seen += 1
+        found = {}
+        for name in replies[0].params:
+            mean = torch.stack([one.params[name] for one in replies]).mean(0)
+            held = self.held.get((name, mean.shape), torch.zeros_like(mean))
+            share = 1 / self.seen if self.all else 0.5
+            found[name] = self.held[name, mean.shape] = held + share * (mean - held)
+        return found
+
+
+@pytest.mark.parametrize("all", [True, False])
+def test_an_aggregate_that_remembers_is_refused(all: bool) -> None:
+    """A mean of all that it ever saw is the same of the same replies, one after the other."""
+    mend = "a state of the recipe, which its server's rule changes"
+    refused(mend, tables(), **PLAIN, aggregate=Running(all))
+    recipe = fedmuon.Recipe(ONE, plainly, aggregate=fedmuon.aggregators.Aggregator(Running(all)))
+    refused(mend, tables(), **PLAIN, recipe=recipe)
+
+
+def test_an_aggregate_may_write_into_its_replies() -> None:
+    """They are its own."""
+
+    def summed(replies: Any) -> dict[str, Tensor]:
+        for one in replies[1:]:
+            for name, value in one.params.items():
+                replies[0].params[name].add_(value)
+        return {name: value.div_(len(replies)) for name, value in replies[0].params.items()}
+
+    ends = [fedmuon.run(tables(), **PLAIN, aggregate=one).model for one in (summed, "mean")]
+    for name, value in ends[0].items():
+        assert torch.allclose(value, ends[1][name])
+
+
+# Maps
+
+
+def flat_at_zero(m: Tensor) -> Tensor:
+    """Steep near zero alone: its slope is 20 there, and below 1 at norms near 1."""
+    return m / (m.flatten(-2).norm(dim=-1)[..., None, None] + 0.05)
+
+
+def steep_far_out(m: Tensor) -> Tensor:
+    """The identity within the ball of radius 100, and steeper outside."""
+    return m * (m.flatten(-2).norm(dim=-1)[..., None, None] / 100).clamp(min=1)
+
+
+@pytest.mark.parametrize("apply", [flat_at_zero, steep_far_out])
+def test_a_constant_is_tried_on_small_and_large_matrices(
+    apply: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Which those of ordinary size do not tell from one that holds."""
+    found, like = fedmuon.Orthogonalizer(apply, 1.0), torch.zeros(1, 6, 4, dtype=torch.float64)
+    with pytest.raises(InputError, match="times their distance"):
+        probe.require_sound(found, like)
+    monkeypatch.setattr(probe, "SCALES", (1.0, 1.0, 1.0))
+    probe.require_sound(found, like)
+
+
+# Schedules, options, callbacks, names
+
+
+@pytest.mark.parametrize("gives", ["x", -1, [1.0, 2.0], np.ones(2), torch.ones(2), None])
+def test_a_schedule_that_is_none_is_one_sentence(gives: Any) -> None:
+    given = Own(schedule=lambda round: gives)
+    config = parse({"local": {"schedule": "given"}, "federation": {"rounds": 2}}).beside(given)
+    with pytest.raises(
+        InputError, match=r"\[local\] schedule gives .* a number of 0 or more"
+    ) as said:
+        bound.from_parameters(config, 100)
+    assert "\n" not in str(said.value)
+
+
+def test_a_bound_from_parameters_follows_the_schedule(tmp_path: Path) -> None:
+    (tmp_path / "one.py").write_text("def half(round):\n    return 0.5\n")
+    config = parse({"local": {"schedule": f"{tmp_path / 'one.py'}:half"}})
+    factors = bound.from_parameters(config, 100).factors
+    assert factors is not None and set(factors) == {0.5}
+
+
+def noisy(noise: bool = False, count: int = 1) -> tuple[np.ndarray, np.ndarray]:
+    return X, Y
+
+
+def digested(digest: str = "") -> tuple[np.ndarray, np.ndarray]:
+    return X, Y
+
+
+def test_a_number_is_no_switch() -> None:
+    given = {**PLAIN, "data": noisy}
+    for value in (3, 1, "yes", 0.0):
+        refused("give true or false", tables(data={"options": {"noise": value}}), **given)
+    fedmuon.run(tables(data={"options": {"noise": True}}), **given)
+
+
+def test_the_digest_is_no_option() -> None:
+    for config in (tables(), tables(data={"options": {"digest": "abc"}})):
+        refused("another name", config, **{**PLAIN, "data": digested})
+
+
+def test_a_measure_that_no_round_has_stops_nothing() -> None:
+    config = tables(output={"callback": "early-stopping", "options": {"measure": "test_los"}})
+    refused("measure to one of .*test_loss", config, **PLAIN)
+    stopping = fedmuon.callbacks.early_stopping("test_loss")
+    fedmuon.run(tables(output={"evaluate-every": 2}), **PLAIN, callbacks=[stopping])
+
+
+@pytest.mark.parametrize("name", ["seeds", "run", "accuracy ±"])
+def test_columns_of_compared_runs_are_no_metric_s_name(name: str) -> None:
+    task = fedmuon.Task(linear(), None, {name: lambda outputs, targets: outputs[:, 0]})
+    refused("give it another name", tables(), **DATA, task=task)
+
+
+def test_labels_count_from_0() -> None:
+    refused(
+        "labels up to 3, which count from 0", tables(), data=(X, CLASSES + 2), task=nn.Linear(3, 3)
+    )

@@ -1,0 +1,813 @@
+"""What the user brings: gone on with to the same bytes, refused where it is unsound."""
+
+import json
+import tempfile
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from brought import CLASSES, DATA, PLAIN, X, Y, linear, tables
+from torch import nn
+
+import fedmuon
+from fedmuon import links
+from fedmuon.config.load import Config, load, parse
+from fedmuon.config.user_objects import Own, schedule_of
+from fedmuon.core.choices import OF_A_ROUND, OF_A_RUN
+from fedmuon.core.errors import InputError
+from fedmuon.data.own import as_source
+from fedmuon.experiments.cli import main
+from fedmuon.experiments.results import Result
+from fedmuon.experiments.run import execute
+from fedmuon.federated.build import resolve
+from fedmuon.federated.worker import worker
+from fedmuon.optim.gradients import released
+from fedmuon.optim.probe import require_sound
+from fedmuon.optim.recipe_chains import replace_by_mean
+from fedmuon.optim.recipes import as_recipe
+from fedmuon.privacy.mechanism import Mechanism
+from fedmuon.tasks.clipping import Clipping
+
+LAMBDA = {"orthogonalizer": {"lambda": 1.0}}
+MUON = {"local": {"recipe": "fedmuon", "route": "all-matrices"}}
+
+
+@pytest.fixture(autouse=True)
+def _here(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Runs that name no folder lie among the tests' own."""
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path_factory.mktemp("runs")))
+
+
+class Stop(Exception):
+    """What a test raises to end a run in the middle."""
+
+
+class Stopping(fedmuon.callbacks.Callback):
+    """Raises after round 3."""
+
+    def on_round(self, record: Any, state: Any) -> None:
+        if record["round"] == 3:
+            raise Stop
+
+
+def test_a_run_of_handed_over_objects_is_gone_on_with_by_the_same_ones(tmp_path: Path) -> None:
+    """To the same bytes; other samples, or none, are refused."""
+    config = tables(federation={"rounds": 6}, output={"checkpoint-every": 2})
+    given = {**PLAIN, "aggregate": "by-samples", "schedule": lambda round: 1 / (round + 1)}
+    whole = fedmuon.run(config, **given)
+    with pytest.raises(Stop):
+        fedmuon.run(config, **given, out=tmp_path, callbacks=[Stopping()])
+    other = {**given, "data": (X, Y + 1)}
+    for config_again in (config, None):
+        with pytest.raises(InputError):
+            fedmuon.run(config_again, **other, out=tmp_path, resume=True)
+    with pytest.raises(InputError, match="was handed over in Python"):
+        fedmuon.run(out=tmp_path, resume=True)
+    again = fedmuon.run(**given, out=tmp_path, resume=True)
+    for name in ("model.safetensors", "partition.npz", "schedule.npy", "config.toml"):
+        assert (again.path / name).read_bytes() == (whole.path / name).read_bytes()
+    assert [one["round"] for one in again.rounds] == [1, 2, 3, 4, 5, 6]
+
+
+def slow(outputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+    return (outputs[:, 0] - targets).square() / 2
+
+
+def scaled(lr: float) -> fedmuon.Chain:
+    return fedmuon.Chain((links.gradient(), links.descend(lr)))
+
+
+BEGUN: dict[str, Any] = {
+    "task": fedmuon.Task(linear()),
+    "recipe": scaled(0.1),
+    "aggregate": lambda replies: replies[0].params,
+    "schedule": lambda round: 1.0,
+}
+OTHERS: dict[str, Any] = {
+    "task": fedmuon.Task(BEGUN["task"].module, slow),
+    "recipe": scaled(0.2),
+    "aggregate": lambda replies: replies[1].params,
+    "schedule": lambda round: 0.5,
+}
+
+
+@pytest.mark.parametrize("kind", OTHERS)
+def test_no_run_is_gone_on_with_by_another_object(kind: str, tmp_path: Path) -> None:
+    """Nor is it judged beside it."""
+    given = {**DATA, **BEGUN}
+    with pytest.raises(Stop):
+        fedmuon.run(tables(federation={"rounds": 4}), **given, out=tmp_path, callbacks=[Stopping()])
+    with pytest.raises(InputError, match=f"the {kind} is another one"):
+        fedmuon.run(**{**given, kind: OTHERS[kind]}, out=tmp_path, resume=True)
+    whole = fedmuon.run(**given, out=tmp_path, resume=True)
+    with pytest.raises(InputError, match=f"the {kind} is another one"):
+        fedmuon.bound(Result(whole.path, replace(whole.given, **{kind: OTHERS[kind]})))
+
+
+def test_a_map_is_known_again_by_its_constant(tmp_path: Path) -> None:
+    maps = [fedmuon.Orthogonalizer(lambda m: m / 2, constant) for constant in (1.0, 0.5)]
+    done = fedmuon.run(tables(**MUON), **PLAIN, orthogonalizer=maps[0], out=tmp_path)
+    with pytest.raises(InputError, match="the orthogonalizer is another one"):
+        fedmuon.bound(Result(done.path, replace(done.given, orthogonalizer=maps[1])))
+
+
+def test_a_file_that_was_edited_is_another_object(tmp_path: Path) -> None:
+    """Read anew by the next run of a process, and refused by one that goes on."""
+    (file := tmp_path / "mine.py").write_text("def schedule(round):\n    return 0.0\n")
+    config = tables(output={"evaluate-every": 1})
+    given: dict[str, Any] = {**PLAIN, "schedule": f"{file}:schedule"}
+    still = fedmuon.run(config, **given)
+    file.write_text("def schedule(round):\n    return 1.00\n")
+    moved = fedmuon.run(config, **given)
+    losses = [[one["train_loss"] for one in done.rounds] for done in (still, moved)]
+    assert losses[0][0] == losses[0][1] and losses[1][0] != losses[1][1]
+    with pytest.raises(InputError, match="the schedule is another one"):
+        fedmuon.run(**PLAIN, out=still.path, resume=True)
+
+
+def test_samples_of_a_file_that_changed_are_read_again(tmp_path: Path) -> None:
+    """By the next run of a process; one that goes on is refused."""
+    file = tmp_path / "held.npz"
+    np.savez(file, inputs=X, labels=CLASSES)
+    config = tables(data={"name": "npz", "folder": str(file), "train": 40, "test": 20})
+    config["federation"] |= {"partition": "iid"}
+    first = fedmuon.run(config)
+    np.savez(file, inputs=X[::-1] + 1, labels=CLASSES)
+    second = fedmuon.run(config)
+    assert first.summary["train_loss"] != second.summary["train_loss"]
+    with pytest.raises(InputError, match="the data are others"):
+        fedmuon.run(out=first.path, resume=True)
+
+
+def test_a_schedule_is_called_once_a_run(tmp_path: Path) -> None:
+    """And what it said then is what the bound and a resumed run use, be it random."""
+    said: list[float] = []
+
+    def schedule(round: int) -> float:
+        said.append(float(np.random.default_rng().random()))
+        return said[-1]
+
+    given = {**PLAIN, "schedule": schedule}
+    with pytest.raises(Stop):
+        fedmuon.run(tables(federation={"rounds": 5}), **given, out=tmp_path, callbacks=[Stopping()])
+    done = fedmuon.run(**given, out=tmp_path, resume=True)
+    fedmuon.bound(done)
+    assert len(said) == 5
+    assert json.loads((tmp_path / "objects.json").read_text())["factors"] == said
+
+
+def test_the_aggregate_of_a_recipe_holds_unless_the_config_names_another() -> None:
+    median = replace(as_recipe(scaled(0.1)), aggregate=fedmuon.aggregators.median())
+    of = {**PLAIN, "config": tables(federation={"per-round": 3})}
+    named = fedmuon.run(**of, recipe=scaled(0.1), aggregate="median")
+    held = fedmuon.run(**of, recipe=median)
+    other = fedmuon.run(**of, recipe=median, aggregate="by-samples")
+    assert torch.equal(held.model["weight"], named.model["weight"])
+    assert not torch.equal(other.model["weight"], named.model["weight"])
+
+
+def test_runs_of_one_seed_are_no_seeds_of_one_another() -> None:
+    """They differ in objects, or are one folder; a key that several tables have says its table."""
+    aggregates = [lambda replies, k=k: replies[k].params for k in (0, 1)]
+    runs = [
+        fedmuon.run(tables(federation={"seed": seed}), **PLAIN, aggregate=one)
+        for one in aggregates
+        for seed in (0, 1)
+    ]
+    mixed = fedmuon.compare([runs[place] for place in (0, 3, 2, 1)])  # (a, 0), (b, 1), (b, 0) ...
+    losses = [[run.summary["train_loss"] for run in runs[at : at + 2]] for at in (0, 2)]
+    assert [row["train_loss"] for row in mixed.rows] == pytest.approx([sum(x) / 2 for x in losses])
+    found = fedmuon.compare([*runs, runs[0], str(runs[0].path)])
+    assert [row["seeds"] for row in found.rows] == [2, 2]
+    for row in found.rows:  # of one name, which says nothing alone
+        assert str(row["run"]).startswith("aggregate=<lambda> of digest ")
+    again = fedmuon.run(tables(), **PLAIN, aggregate=aggregates[0])
+    assert [row["seeds"] for row in fedmuon.compare([runs[0], again]).rows] == [1, 1]
+    other = fedmuon.run(tables(data={"name": "digits", "train": 60, "test": 10, "minimum": 1}))
+    assert "data.name=digits" in str(fedmuon.compare([again, other]).rows[1]["run"])
+
+
+def first(replies: Any) -> Any:
+    return replies[0].params
+
+
+def second(replies: Any) -> Any:
+    return replies[1].params
+
+
+def test_objects_are_compared_by_their_names(tmp_path: Path) -> None:
+    runs = [fedmuon.run(tables(), **PLAIN, aggregate=one) for one in (first, second)]
+    assert [row["run"] for row in fedmuon.compare(runs).rows] == [
+        "aggregate=first", "aggregate=second"
+    ]  # fmt: skip
+    file = runs[0].path / "objects.json"
+    told = json.loads(file.read_text())
+    assert told["aggregate"].startswith("first:")
+
+
+def test_runs_are_compared_by_labels_or_folder(tmp_path: Path) -> None:
+    runs = [
+        fedmuon.run(tables(federation={"seed": seed}), **PLAIN, out=tmp_path / str(seed))
+        for seed in (0, 1, 2)
+    ]
+    found = fedmuon.compare({"mine": runs[:2], "theirs": runs[2].path})
+    assert [(row["run"], row["seeds"]) for row in found.rows] == [("mine", 2), ("theirs", 1)]
+    assert list(found.curves) == ["mine", "theirs"]
+    for folder in (tmp_path, str(tmp_path), [tmp_path]):
+        assert [row["seeds"] for row in fedmuon.compare(folder).rows] == [3]
+    assert fedmuon.compare({"a": runs[0], "b": runs[0]}).rows[1]["run"] == "b"
+    other = fedmuon.run(tables(federation={"rounds": 5}), **PLAIN)
+    split = fedmuon.compare({"mine": [runs[0], other]})
+    assert [row["seeds"] for row in split.rows] == [1, 1]
+    assert all(str(row["run"]).startswith("mine: rounds=") for row in split.rows)
+    with pytest.raises(InputError, match="in one list: compare"):
+        fedmuon.compare(runs[0], runs[1])
+    split.rows[0].pop("test_loss")
+    assert "test_loss" in split.measures
+
+
+class Wide(nn.Linear):
+    """Whose width is seen in its bias."""
+
+    def __init__(self, width: int = 7) -> None:
+        super().__init__(3, 1)
+        nn.init.constant_(self.bias, width)
+
+
+@pytest.mark.parametrize(("table", "width"), [({}, 7), ({"width": 128}, 128), ({"width": 9}, 9)])
+def test_a_key_that_nobody_set_is_what_its_parameter_says(
+    table: dict[str, Any], width: int, tmp_path: Path
+) -> None:
+    """Then, and when the run is gone on with."""
+    given: dict[str, Any] = {**DATA, "task": Wide, "schedule": lambda round: 0.0}
+    with pytest.raises(Stop):
+        fedmuon.run(
+            tables(task=table, federation={"rounds": 4}), **given, out=tmp_path,
+            callbacks=[Stopping()],
+        )  # fmt: skip
+    done = fedmuon.run(**given, out=tmp_path, resume=True)
+    assert done.model["bias"] == width == done.config.task.width
+
+
+def test_a_map_keeps_its_own_defaults() -> None:
+    said: list[Any] = []
+
+    def own_map(m: torch.Tensor, steps: int = 20, eps: float = 0.5) -> torch.Tensor:
+        said.append((steps, eps))
+        return m
+
+    fedmuon.run(tables(**MUON), **PLAIN, orthogonalizer=own_map)
+    fedmuon.run(tables(**MUON, orthogonalizer={"steps": 3}), **PLAIN, orthogonalizer=own_map)
+    assert set(said) == {(20, 0.5), (3, 0.5)}
+
+
+def test_a_keyword_replaces_what_the_config_was_given() -> None:
+    """A name the object of its kind, new data the samples that were held out beside the old."""
+    given = Own(data=(X, Y), test=(X[:7], Y[:7]), task=linear(), schedule=lambda round: 0.0)
+    named = tables(
+        data={"name": "given"}, task={"name": "given"}, local={"schedule": "given"},
+        output={"evaluate-every": 1},
+    )  # fmt: skip
+    config = parse(named).beside(given)
+    still = fedmuon.run(config)
+    moved = fedmuon.run(config, schedule="constant", data=(X, Y))
+    assert still.config.data.test == 7 and moved.config.data.test == 12
+    assert still.rounds[0]["train_loss"] == still.rounds[1]["train_loss"]
+    assert moved.rounds[0]["train_loss"] != moved.rounds[1]["train_loss"]
+
+
+def module(*layers: nn.Module) -> nn.Module:
+    return nn.Sequential(nn.Linear(3, 1), *layers)
+
+
+def options(table: str, **given: Any) -> dict[str, Any]:
+    """A table with those options."""
+    return {table: {"options": given}}
+
+
+def mechanical(*more: fedmuon.Link) -> fedmuon.Recipe:
+    """A recipe with a mechanism of its own, and with links before the last."""
+    chain = fedmuon.Chain((released(), *more, links.descend(0.1)))
+    return fedmuon.Recipe(
+        chain, replace_by_mean, mechanism=Mechanism(Clipping("block", 1.0), 0.5, 4.0)
+    )
+
+
+def asking(direction: links.Params, context: fedmuon.Context) -> links.Params:
+    """What a link gets that asks for a release of its own."""
+    return context.released([(1.0, context.params)]).gradient
+
+
+MIXING = links.stateless("unit", lambda d, context: {n: v / v.norm() for n, v in d.items()})
+DRAWING = links.stateless(
+    "noisy", lambda d, context: {n: v + torch.randn_like(v) for n, v in d.items()}
+)
+PARTS = [range(20), range(20, 40), range(40, 60)]
+REFUSED: dict[str, tuple[dict[str, Any], str]] = {
+    # what is learned
+    "frozen": ({**DATA, "task": nn.Linear(3, 1).requires_grad_(False)}, "make it a buffer"),
+    "dropout": ({**DATA, "task": module(nn.Dropout())}, "take it out"),
+    "batch-norm": ({**DATA, "task": module(nn.BatchNorm1d(1))}, "use GroupNorm"),
+    "no-parameters": ({**DATA, "task": nn.Flatten()}, "give it some"),
+    "no-task": ({**DATA, "task": 3}, "give an nn.Module"),
+    "first-layer": ({**DATA, "task": nn.Linear(4, 1)}, "fit its first layer"),
+    "last-layer": ({"data": (X, CLASSES + 3), "task": nn.Linear(3, 2)}, "widen its last layer"),
+    "real-classes": (
+        {"data": (X, CLASSES.astype(float)), "task": nn.Linear(3, 2)},
+        "labels are real numbers, so give integers for classes, or one output",
+    ),
+    "mean-loss": ({**DATA, "task": (nn.Linear(3, 1), lambda y, t: y.mean())}, "one value for each"),
+    "metric": (
+        {**DATA, "task": fedmuon.Task(linear(), None, {"m": lambda y, t: y.mean()})},
+        "metric m is .* return one value for each",
+    ),
+    **{
+        f"metric-{name}": (
+            {**DATA, "task": fedmuon.Task(linear(), None, {name: lambda y, t: y[:, 0]})},
+            f"called {name}, .* give it another name",
+        )
+        for name in ("train_loss", "participants", "versions")
+    },
+    "real-targets": (DATA, "bring a task of your own"),
+    # what is named
+    "option": ({**PLAIN, "config": options("local", x=1)}, "x = 1 .* leave it out"),
+    "option-of-data": ({**PLAIN, "config": options("data", x=1)}, "leave it out"),
+    "word": (
+        {**PLAIN, "aggregate": "trimmed-mean", "config": options("federation", trim="a")},
+        "give a number, such as 0.2",
+    ),
+    "fraction": (
+        {**PLAIN, "partition": "shards", "config": options("federation", **{"per-client": 1.5})},
+        "give a whole number, such as 2",
+    ),
+    "key": (
+        {**PLAIN, "orthogonalizer": lambda m: m, "config": MUON | LAMBDA},
+        "does not ask for it by a parameter `lam`",
+    ),
+    "model": (
+        {**DATA, "config": {"task": {"name": "torch.nn:Linear", "model": "mlp"}}}, "leave model out"
+    ),
+    "no-module": ({**PLAIN, "task": "nowhere.at:all"}, "package.module:object"),
+    "no-file": ({**PLAIN, "task": "./nowhere.py:all"}, r"there is no file .* \./file.py:object"),
+    "no-object": ({**PLAIN, "task": "torch.nn:Linnear"}, "Linnear"),
+    "no-name": ({**PLAIN, "schedule": "cosin"}, "did you mean cosine"),
+    # maps
+    "map-shape": (
+        {**PLAIN, "orthogonalizer": lambda m: m[..., :1], "config": MUON}, "return a like stack"
+    ),
+    "map-type": (
+        {**PLAIN, "orthogonalizer": lambda m: m.float(), "config": MUON}, "return a like stack"
+    ),
+    "map-draws": (
+        {**PLAIN, "orthogonalizer": lambda m: m + torch.randn_like(m), "config": MUON},
+        "let it draw nothing",
+    ),
+    "map-mixes": (
+        {**PLAIN, "orthogonalizer": lambda m: m - m.mean(0), "config": MUON},
+        "map each matrix .* by itself",
+    ),
+    "map-steeper": (
+        {
+            **PLAIN,
+            "orthogonalizer": fedmuon.Orthogonalizer(lambda m: 50 * m, lipschitz=0.5),
+            "config": MUON,
+        },
+        "lipschitz = 0.5 .* 50 times their distance",
+    ),
+    "no-map": ({**PLAIN, "orthogonalizer": 3, "config": MUON}, "give a function on stacks"),
+    "unread-map": ({**PLAIN, "orthogonalizer": lambda m: m}, "choose a recipe"),
+    # aggregates
+    "less": ({**PLAIN, "aggregate": lambda r: {"bias": r[0].params["bias"]}}, "mapping of bias"),
+    "nothing": ({**PLAIN, "aggregate": lambda r: None}, "mapping of bias"),
+    "other-shape": (
+        {**PLAIN, "aggregate": lambda r: {n: v[None] for n, v in r[0].params.items()}},
+        "return tensors like those",
+    ),
+    "no-aggregate": ({**PLAIN, "aggregate": 3}, "give a function"),
+    "krum": ({**PLAIN, "aggregate": "krum"}, "raise .* per-round or lower faulty"),
+    "trim": (
+        {**PLAIN, "aggregate": "trimmed-mean", "config": options("federation", trim=0.5)},
+        "give a share below 0.5",
+    ),
+    # schedules
+    "nan": ({**PLAIN, "schedule": lambda r: float("nan")}, "return a number of 0 or more"),
+    "negative": ({**PLAIN, "schedule": lambda r: -1}, "return a number of 0 or more"),
+    "no-number": ({**PLAIN, "schedule": lambda r: None}, "return a number of 0 or more"),
+    "no-schedule": ({**PLAIN, "schedule": 3}, "give a function of the round"),
+    "warm": (
+        {**PLAIN, "schedule": "warm-up", "config": options("local", warm=-1)},
+        "give 0 rounds or more",
+    ),
+    # recipes
+    "no-recipe": ({**PLAIN, "recipe": 3}, "give a fedmuon.Recipe"),
+    "no-links": ({**PLAIN, "recipe": []}, "give a fedmuon.Recipe"),
+    "unasked-lr": (
+        {**PLAIN, "recipe": [links.gradient()], "config": {"local": {"lr": 0.1}}},
+        "by a parameter `lr`",
+    ),
+    "private-key": (
+        {**PLAIN, "recipe": [links.gradient()], "config": {"privacy": {"epsilon": 1.0}}},
+        "epsilon = 1.0 .* no mechanism .* leave epsilon out",
+    ),
+    "second-release": (
+        {**PLAIN, "recipe": mechanical(links.stateless("again", asking))},
+        "second release.*: let one link of the chain ask once",
+    ),
+    **{
+        f"mechanism-{table}-{key}": (
+            {**PLAIN, "recipe": mechanical(), "config": {table: {key: value}}}, mend
+        )
+        for table, key, value, mend in (
+            ("privacy", "epsilon", 1.0, "in its mechanism, so leave epsilon out"),
+            ("privacy", "noise", 1.0, "in its mechanism, so leave noise out"),
+            ("privacy", "level", "client", "in its mechanism, so leave level out"),
+            ("privacy", "insecure-reproducible-noise", True, "leave insecure-repr"),
+            ("privacy", "delta", 1e-15, "raise it"),
+            ("output", "checkpoint-every", 3, "leave checkpoint-every out"),
+            ("local", "batch", 4, "set batch = 0"),
+            ("engine", "name", "ray", "set retries = 0"),
+        )
+    },
+    "mixing": (
+        {**PLAIN, "recipe": (links.gradient(), MIXING, links.descend(0.1))},
+        "for each replica",
+    ),
+    "drawing": (
+        {**PLAIN, "recipe": (links.gradient(), DRAWING, links.descend(0.1))},
+        "draw from context.draws alone",
+    ),
+    "torch-optimizer": (
+        {**PLAIN, "recipe": torch.optim.SGD}, "SGD makes no recipe .* an optimizer of torch's is no"
+    ),
+    # partitions
+    "twice": ({**PLAIN, "partition": [[0, 1], [1, 2], [3]]}, "each has one client"),
+    "beyond": ({**PLAIN, "partition": [[0, 1], [60], [3]]}, "beyond 0 to 59"),
+    "before": ({**PLAIN, "partition": [[0, 1], [-1], [3]]}, "beyond 0 to 59"),
+    "empty": ({**PLAIN, "partition": [[0, 1], [], [3]]}, "deal every client some"),
+    "count": ({**PLAIN, "partition": [[0, 1], [2]]}, "leave clients out"),
+    "halves": ({**PLAIN, "partition": [[0, 1], [2.5], [3]]}, "not whole numbers"),
+    "no-partition": ({**PLAIN, "partition": 3}, "give index arrays"),
+    "left-out": ({**PLAIN, "partition": lambda y, n, rng: [range(10)]}, "deal each once"),
+    "short": ({**PLAIN, "partition": lambda y, n, rng: y[:3] > 0}, "no client for each"),
+    "who": ({**PLAIN, "partition": lambda y, n, rng: np.full(len(y), n)}, "beyond 0 to 2"),
+    "idle": ({**PLAIN, "partition": lambda y, n, rng: np.zeros(len(y), int)}, "deal every client"),
+    "parts-train": (
+        {**PLAIN, "partition": PARTS, "config": {"data": {"train": 30}}}, "leave train out"
+    ),
+    "parts-minimum": (
+        {**PLAIN, "partition": PARTS, "config": {"data": {"minimum": 50}}}, "leave minimum out"
+    ),
+    "no-column": ({**PLAIN, "partition": "column"}, "read npz, csv or parquet"),
+    # samples
+    "no-data": ({**PLAIN, "data": 3}, "give .inputs, labels."),
+    "no-labels": ({**PLAIN, "data": (X,)}, "give .inputs, labels."),
+    "lengths": ({**PLAIN, "data": (X, Y[:-1])}, "one label for each sample"),
+    "words": ({**PLAIN, "data": (X, ["a"] * 60)}, "number the classes from 0"),
+    "below-0": ({**PLAIN, "data": (X, CLASSES - 1)}, "relabel them"),
+    "not-finite": ({**PLAIN, "data": (X * np.nan, Y)}, "mend or remove it"),
+    "ragged": ({**PLAIN, "data": ([[1, 2], [3]], [1.0, 2.0])}, "the samples are not alike"),
+    "test-alone": ({"test": (X, Y)}, "give data, too"),
+    "test-of-source": ({**PLAIN, "data": as_source((X, Y)), "test": (X, Y)}, "leave test out"),
+    "unlike-test": ({**PLAIN, "test": (X[:, :2], Y)}, "are not like data"),
+    "no-csv": (
+        {"config": {"data": {"name": "csv", "folder": "/nowhere.csv"}}}, "no .csv file: name one"
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", list(REFUSED))
+def test_what_cannot_be_used_is_one_sentence_with_its_mend(name: str, tmp_path: Path) -> None:
+    given, mend = REFUSED[name]
+    given = dict(given)
+    config = tables(**given.pop("config", {}))
+    with pytest.raises(InputError, match=mend) as refused:
+        fedmuon.run(config, **given, out=tmp_path / "run")
+    assert "\n" not in str(refused.value)
+    fedmuon.run(tables(), **PLAIN)  # what is sound is taken
+
+
+def test_all_that_a_run_tells_of_itself_is_no_metric_s_name() -> None:
+    """Dropped clients, faults, reasons to stop and privacy, which this run has not, are listed."""
+    found = fedmuon.run(tables(), **PLAIN)
+    told = {name for record in (found.summary, *found.rounds) for name in record}
+    assert told <= {*OF_A_ROUND, *OF_A_RUN}
+
+
+def test_the_callers_draws_go_on() -> None:
+    """A module that is made with a run's seed leaves torch's generator as it was."""
+    torch.manual_seed(5)
+    expected = torch.rand(3)
+    torch.manual_seed(5)
+    fedmuon.run(tables(), **PLAIN)
+    assert torch.equal(torch.rand(3), expected)
+
+
+@pytest.mark.parametrize("every", [1, 2, 3, 10])
+def test_the_last_round_is_in_the_log(every: int) -> None:
+    """With the numbers of the summary, whether or not it was to be looked at."""
+    found = fedmuon.run(tables(output={"evaluate-every": every}), **PLAIN)
+    last = found.rounds[-1]
+    assert last["round"] == 2 and last["train_loss"] == found.summary["train_loss"]
+    assert ("train_loss" in found.rounds[0]) == (every == 1)
+
+
+def test_samples_that_differ_from_process_to_process_are_refused() -> None:
+    """A worker makes them anew, for which a fresh function of the same draws stands here."""
+
+    def config_of(drawn: np.random.Generator) -> Config:
+        def samples() -> tuple[np.ndarray, np.ndarray]:
+            x = drawn.standard_normal((60, 3))
+            return x, x.sum(1)
+
+        given = Own(data=samples, task=linear)
+        return parse(tables(data={"name": "given"}, task={"name": "given"})).beside(given)
+
+    def rng() -> np.random.Generator:
+        return np.random.default_rng(1)
+
+    unseeded = config_of(drawn := rng())
+    told = resolve(unseeded)
+    assert worker(told.beside(config_of(rng()).given), 0).shard.size
+    with pytest.raises(InputError, match="seed it"):
+        worker(told.beside(config_of(drawn).given), 0)
+
+
+@pytest.mark.parametrize("link", [links.normalize(), links.momentum(0.5), links.adamw()])
+def test_links_that_keep_clients_apart_are_taken(link: fedmuon.Link) -> None:
+    fedmuon.run(tables(), **PLAIN, recipe=(links.gradient(), link, links.descend(0.1)))
+
+
+@pytest.mark.parametrize("constant", [None, 0.5])
+def test_a_map_in_place_is_the_same_map(constant: float | None) -> None:
+    """The momentum that it is given lives on; half the matrix keeps to a constant of 0.5."""
+    ends = [
+        fedmuon.run(
+            tables(**MUON), **PLAIN, orthogonalizer=fedmuon.Orthogonalizer(halved, constant)
+        ).model
+        for halved in (lambda m: m * 0.5, lambda m: m.mul_(0.5))
+    ]
+    assert all(torch.equal(ends[0][name], ends[1][name]) for name in ends[0])
+
+
+@pytest.mark.parametrize("shape", [(1, 3), (6, 4), (5, 5), (1, 1)])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_a_probe_takes_maps_with_proved_constants(shape: Any, dtype: torch.dtype) -> None:
+    for made in ("smoothed_polar", "newton_schulz", "clipped_sign"):
+        require_sound(getattr(fedmuon.orthogonalizers, made)(), torch.zeros(1, *shape, dtype=dtype))
+    require_sound(fedmuon.Orthogonalizer(lambda m: m, 1.0), torch.zeros(1, *shape, dtype=dtype))
+
+
+def test_a_name_beside_an_object_is_refused() -> None:
+    named = tables(data={"name": "given"}, task={"name": "given"})
+    given = Own(data=(X, Y), task=linear(), partition=PARTS)
+    with pytest.raises(InputError, match="set it to 'given'"):
+        execute(parse(named).beside(given), Path(tempfile.mkdtemp()))
+
+
+def test_there_is_nothing_to_resume_where_nothing_began(tmp_path: Path) -> None:
+    for given in ({}, PLAIN):
+        with pytest.raises(InputError, match="begin without resume=True"):
+            fedmuon.run(**given, out=tmp_path / "typo", resume=True)
+    assert not (tmp_path / "typo").exists()
+
+
+def test_a_resumed_run_is_held_to_the_keywords(tmp_path: Path) -> None:
+    fedmuon.run(tables(), **PLAIN, out=tmp_path)
+    with pytest.raises(InputError, match="with out=, or go on with it by resume=True"):
+        fedmuon.run(tables(), **PLAIN, out=tmp_path)
+    assert fedmuon.run(**PLAIN, recipe="fedavg", out=tmp_path, resume=True).rounds
+    with pytest.raises(InputError, match="another experiment"):
+        fedmuon.run(**PLAIN, recipe="sgd", out=tmp_path, resume=True)
+
+
+FAILING = """
+import torch
+from torch import nn
+
+def schedule(round):
+    return 1 / round
+
+def aggregate(replies):
+    raise KeyError("nothing")
+
+def callback(record, state):
+    raise OSError("full")
+
+def task(shape):
+    return nn.Linear(shape[7], 1)
+
+def data():
+    return undefined
+
+def partition(labels, clients):
+    return None
+"""
+KEYS = ["local.schedule", "federation.aggregate", "output.callback", "task.name", "data.name",
+        "federation.partition"]  # fmt: skip
+
+
+@pytest.mark.parametrize("key", KEYS)
+def test_an_object_that_fails_is_one_sentence_on_the_command_line(
+    key: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Of the key, the object, its error and where that is."""
+    (file := tmp_path / "failing.py").write_text(FAILING)
+    kind = key.removesuffix(".name").rpartition(".")[2]
+    small = ["federation.rounds=2", "federation.clients=3", "data.name=digits", "data.train=60",
+             "data.test=10", "data.minimum=1", f"{key}={file}:{kind}"]  # fmt: skip
+    sets = [part for one in small for part in ("--set", one)]
+    with pytest.raises(SystemExit) as ended:
+        main(["run", "--out", str(tmp_path / "run"), *sets])
+    table, _, name = key.partition(".")
+    said = " ".join(capsys.readouterr().err.split())
+    assert ended.value.code == 2 and f"[{table}] {name} = " in said and f"failing.py:{kind}" in said
+    assert "line " in said or "mend its parameters" in said
+
+
+def test_a_project_s_module_is_looked_for_in_its_folder(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Above it, its package has the folder's name and nothing in it."""
+    (tmp_path / "unpacked" / "unpacked").mkdir(parents=True)
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(
+        InputError, match="give the command in the folder of its project, install that"
+    ):
+        fedmuon.run({"data": {"name": "unpacked.data:samples"}})
+
+
+def test_a_bound_of_objects_that_only_their_caller_has(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    fedmuon.run(tables(), **PLAIN, out=tmp_path / "a")
+    with pytest.raises(SystemExit) as ended:
+        main(["bound", str(tmp_path / "a")])
+    said = capsys.readouterr().err
+    assert ended.value.code == 2 and "handed over in Python: there, fedmuon.bound(result)" in said
+
+
+def test_python_is_told_of_keywords(tmp_path: Path) -> None:
+    """Where the command line has options, whatever is asked of a result."""
+    (tmp_path / "a").mkdir()
+    for ask in (lambda: fedmuon.bound(tmp_path), lambda: Result(tmp_path / "a").model):
+        with pytest.raises(InputError) as refused:
+            ask()
+        assert "--" not in str(refused.value)
+
+
+@pytest.mark.parametrize("body", ["sys.exit(0)", "sys.exit(3)", "raise SystemExit"])
+def test_an_object_that_exits_is_an_error(
+    body: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A run without a summary does not end with 0."""
+    (file := tmp_path / "leaving.py").write_text(
+        f"import sys\n\n\ndef aggregate(replies):\n    {body}\n"
+    )
+    small = ["federation.rounds=2", "federation.clients=3", "data.name=digits", "data.train=60",
+             "data.test=10", "data.minimum=1"]  # fmt: skip
+    small += [f"federation.aggregate={file}:aggregate"]
+    sets = [part for one in small for part in ("--set", one)]
+    with pytest.raises(SystemExit) as ended:
+        main(["run", "--out", str(tmp_path / "run"), *sets])
+    said = " ".join(capsys.readouterr().err.split())
+    assert ended.value.code == 2 and "leaving.py:aggregate" in said and "SystemExit" in said
+
+
+def test_a_callback_that_fails_costs_no_privacy(tmp_path: Path) -> None:
+    """What was released before it is in the checkpoint, so it is not released again."""
+    private = {"local": {"recipe": "dp-sgd"}, "privacy": {"noise": 1.0, "lot": 5.0}}
+    config = tables(**private, federation={"rounds": 4})
+    del config["engine"]["device"]
+    with pytest.raises(Stop):
+        fedmuon.run(config, data=(X, CLASSES), out=tmp_path, callbacks=[Stopping()])
+    fedmuon.run(data=(X, CLASSES), out=tmp_path, resume=True)
+    ledger = (tmp_path / "ledger.jsonl").read_text().splitlines()
+    rounds = [one["round"] for one in map(json.loads, ledger) if "round" in one]
+    assert rounds == sorted(set(rounds))
+
+
+class Half(nn.Module):
+    """A map, an aggregate or a schedule that is a module."""
+
+    def forward(self, what: Any) -> Any:
+        if isinstance(what, torch.Tensor):
+            return what / 2
+        return 0.5 if isinstance(what, int) else what[0].params
+
+
+CALLABLES: dict[str, Any] = {"orthogonalizer": MUON, "aggregate": {}, "schedule": {}}
+
+
+@pytest.mark.parametrize("kind", CALLABLES)
+def test_a_module_and_a_function_of_anything_are_values(kind: str) -> None:
+    """They make nothing of nothing; and they read no key."""
+    half = Half()
+    values = (half, lambda what: half(what), lambda *given, **named: half(given[0]))
+    config = tables(**CALLABLES[kind])
+    given: list[dict[str, Any]] = [{**PLAIN, kind: one} for one in values]
+    found = [fedmuon.run(config, **one).model["weight"] for one in given]
+    assert torch.equal(found[0], found[1]) and torch.equal(found[0], found[2])
+    table = {"orthogonalizer": "orthogonalizer", "aggregate": "federation", "schedule": "local"}
+    idle = {table[kind]: {**config.get(table[kind], {}), "options": {"idle": 1}}}
+    for one in (given[0], given[2]):
+        with pytest.raises(InputError, match="idle = 1 has no effect"):
+            fedmuon.run({**config, **idle}, **one)
+        if kind == "orthogonalizer":
+            with pytest.raises(InputError, match="rank = 3 has no effect"):
+                fedmuon.run({**config, kind: {"rank": 3}}, **one)
+
+
+def test_a_module_reads_no_key() -> None:
+    with pytest.raises(InputError, match="width = 3 has no effect"):
+        fedmuon.run(tables(task={"width": 3}), data=(X, Y), task=linear())
+
+
+def test_a_file_lies_beside_the_config_that_names_it_or_where_the_command_is_given(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (config := tmp_path / "a.toml").write_text("[local]\nschedule = './mine.py:schedule'\n")
+    (here := tmp_path / "here").mkdir()
+    monkeypatch.chdir(here)
+    found = {}
+    for folder, factor in ((here, 0.25), (tmp_path, 0.5)):
+        (folder / "mine.py").write_text(f"def schedule(round):\n    return {factor}\n")
+        found[factor] = schedule_of(load(config))
+    assert [found[factor] and found[factor](0) for factor in found] == [0.25, 0.5]
+    (here / "mine.py").write_text("def schedule(round):\n    return 0.125\n")
+    relative = parse({"local": {"schedule": "./mine.py:schedule"}})
+    assert (one := schedule_of(relative)) and one(0) == 0.125
+    monkeypatch.chdir(tmp_path)
+    assert (one := schedule_of(relative)) and one(0) == 0.5
+
+
+def test_a_tracker_without_its_folder_is_refused() -> None:
+    with pytest.raises(InputError, match="without folder"):
+        fedmuon.run(tables(output={"callback": "tensorboard"}), **PLAIN)
+
+
+@pytest.mark.parametrize(
+    "constant",
+    [-1.0, float("nan"), float("inf"), 10**400, True, np.True_, "1", 1j, [1.0], np.ones(2),
+     torch.ones(2)],
+)  # fmt: skip
+def test_no_constant_is_refused(constant: Any) -> None:
+    with pytest.raises(InputError, match="give a number of 0 or more") as refused:
+        fedmuon.Orthogonalizer(lambda m: m, constant)
+    assert "\n" not in str(refused.value)
+
+
+@pytest.mark.parametrize(
+    "constant", [2, np.float32(2), np.int64(2), np.array([2.0]), torch.tensor(2)]
+)
+def test_a_constant_of_any_kind_is_a_float(constant: Any) -> None:
+    found = fedmuon.Orthogonalizer(lambda m: m, constant).lipschitz
+    assert found == 2 and type(found) is float
+
+
+@pytest.mark.parametrize(
+    ("table", "words"),
+    [
+        ("a,b\n1,2", "no column 'label': choose one of a, b"),
+        ("a,label\nx,1\ny,0", "column 'a' holds words"),
+        ("a,label\n1,1\n2", "no readable table"),
+        ("", "no readable table"),
+    ],
+)
+def test_a_table_that_cannot_be_read(tmp_path: Path, table: str, words: str) -> None:
+    (file := tmp_path / "held.csv").write_text(table)
+    with pytest.raises(InputError, match=words):
+        fedmuon.run({"data": {"name": "csv", "folder": str(file)}})
+
+
+class Unwritten(list):
+    """Samples that nobody should write out: there may be many."""
+
+    def __repr__(self) -> str:
+        raise AssertionError("written out")
+
+
+def test_samples_are_not_written_out() -> None:
+    """Though the parameters of every object that was handed over are looked for."""
+    data = Unwritten((X, Y))
+    found = fedmuon.run(tables(), data=data, task=linear)
+    assert torch.equal(found.model["weight"], fedmuon.run(tables(), **PLAIN).model["weight"])
+
+
+def test_samples_of_every_kind_are_the_same_source() -> None:
+    from torch.utils.data import TensorDataset
+
+    x, y = torch.from_numpy(X), torch.from_numpy(CLASSES)
+    kinds = (
+        (X, CLASSES),
+        [x, y],
+        (X.tolist(), CLASSES.tolist()),
+        TensorDataset(x, y),
+        (x, y[:, None]),
+    )
+    for kind in kinds:
+        found = as_source(kind)
+        assert np.array_equal(found.inputs, X) and np.array_equal(found.labels, CLASSES)
+        assert found.classes == 2

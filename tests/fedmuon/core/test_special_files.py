@@ -1,0 +1,177 @@
+"""Named pipes, sockets, devices, folders and looping links where files are due: nobody waits."""
+
+import contextlib
+import os
+import shutil
+import socket
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from conftest import small
+from small_suites import TRAINING
+
+import fedmuon
+from fedmuon.config import load as tables
+from fedmuon.core import files
+from fedmuon.core.errors import InputError
+from fedmuon.core.locks import LOCK, held
+from fedmuon.data.idx import read_idx
+from fedmuon.experiments import spending
+from fedmuon.experiments.auditing import one_run
+from fedmuon.experiments.cli import main
+from fedmuon.experiments.compare import comparison
+from fedmuon.experiments.inspect.listing import row
+from fedmuon.experiments.inspect.status import Seen, below
+from fedmuon.experiments.inspect.watch_runs import about, rounds_since, runs_of
+from fedmuon.experiments.report import gather
+from fedmuon.experiments.run import execute
+from fedmuon.experiments.stability import bound, neighbours
+from fedmuon.experiments.studies.find import find
+from fedmuon.experiments.suites import suite
+from fedmuon.privacy.ledger import Ledger
+from fedmuon.runs.directory import FAILED
+
+pytestmark = pytest.mark.timeout(120)  # whoever waits for a pipe waits for ever
+PRIVATE = {"local": {"recipe": "dp-muon"}, "privacy": {"lot": 5.0, "noise": 1.0}}
+TO_BE = (LOCK, FAILED, "objects.json")  # which other runs have
+
+
+def socket_at(file: Path) -> None:
+    with socket.socket(socket.AF_UNIX) as one, contextlib.chdir(file.parent):
+        one.bind(file.name)
+
+
+SPECIAL: dict[str, Callable[[Path], object]] = {
+    "named pipe": os.mkfifo,
+    "socket": socket_at,
+    "folder": Path.mkdir,
+    "device": lambda file: file.symlink_to("/dev/zero"),
+    "looping link": lambda file: file.symlink_to(file.name),
+}
+
+
+@pytest.mark.parametrize("kind", SPECIAL)
+def test_only_regular_files_are_opened(kind: str, tmp_path: Path) -> None:
+    """Neither to be read, nor to be written, nor to be locked."""
+    SPECIAL[kind](file := tmp_path / "one")
+    said = f"{file} is a {kind}, not a regular file: give another path"
+    for use in (
+        files.read_bytes,
+        files.read_text,
+        files.require_regular,
+        tables.load,
+        read_idx,
+        Ledger.read,
+        lambda file: files.append(file, ["line"]),
+        lambda file: held(file.parent, file.name).__enter__(),
+    ):
+        with pytest.raises(InputError) as refused:
+            use(file)
+        assert said in str(refused.value)
+
+
+@pytest.fixture(scope="module")
+def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    """A folder of each kind that a command writes."""
+    root = tmp_path_factory.mktemp("special")
+    found = {name: root / name for name in ("plain", "private", "neighbours", "cut", "suite")}
+    short = {"federation": {"rounds": 3}}
+    execute(small(short), found["plain"])
+    execute(small(short, **PRIVATE), found["private"])
+    neighbours.execute(small(short, stability={"trials": 2}), found["neighbours"])
+
+    def stop(record: dict) -> None:
+        if record["round"] == 5:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        execute(small(), found["cut"], watch=stop)
+    suite.execute(work_of(root), found["suite"])
+    return found
+
+
+def work_of(root: Path) -> suite.Work:
+    (root / "two.toml").write_text(TRAINING)
+    return find(str(root / "two.toml"), "synthetic", "small", {})
+
+
+def watched(folder: Path) -> object:
+    return [(about(name, one), rounds_since(one, "")) for name, one in runs_of(folder).items()]
+
+
+def result(folder: Path) -> object:
+    found = fedmuon.Result(folder)
+    return found.summary, found.rounds, found.config, found.model
+
+
+READERS: dict[str, Callable[[Path], object]] = {
+    "show": lambda folder: Seen(folder).damage,
+    "ls": lambda folder: [row(one, folder) for one in below(folder)],
+    "compare": lambda folder: comparison({"": [folder]}),
+    "report": gather,
+    "watch": watched,
+    "result": result,
+    "spent": spending.spent,
+    "bound": bound.from_directory,
+    "audit": one_run.of_finished,
+    "resumed": lambda folder: execute(None, folder, resume=True),
+    "measured": lambda folder: neighbours.execute(None, folder, resume=True),
+}
+
+
+@pytest.mark.parametrize("kind", ["plain", "private", "neighbours", "cut"])
+def test_no_reader_of_a_run_waits_for_a_named_pipe(
+    kind: str, folders: dict[str, Path], tmp_path: Path
+) -> None:
+    """Whichever file it stands for; a finished run is damaged, and the file is named."""
+    names = sorted(one.name for one in folders[kind].iterdir())
+    assert len(names) >= 8
+    for name in (*names, *TO_BE):
+        run = shutil.copytree(folders[kind], tmp_path / name)
+        (run / name).unlink(missing_ok=True)
+        os.mkfifo(run / name)
+        if kind != "cut" and name not in TO_BE:
+            assert f"{run / name} is a named pipe, not a regular file" in Seen(run).damage
+            assert row(Seen(run), tmp_path)["state"] == "damaged"
+        for read in READERS.values():
+            with contextlib.suppress(InputError):
+                read(run)
+
+
+def test_no_reader_of_a_suite_waits_for_a_named_pipe(
+    folders: dict[str, Path], tmp_path: Path
+) -> None:
+    work, copy = work_of(tmp_path), tmp_path / "copy"
+    for file in sorted(folders["suite"].rglob("*")):
+        if file.is_dir():
+            continue
+        for read in (gather, lambda folder: suite.execute(work, folder, resume=True)):
+            shutil.copytree(folders["suite"], copy)
+            (place := copy / file.relative_to(folders["suite"])).unlink()
+            os.mkfifo(place)
+            with contextlib.suppress(InputError):
+                read(copy)
+            shutil.rmtree(copy)
+
+
+@pytest.mark.parametrize("command", [["run"], ["suite"], ["plan"]])
+def test_what_is_named_on_the_command_line_is_a_file(
+    command: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    os.mkfifo(pipe := tmp_path / "config.toml")
+    with pytest.raises(SystemExit) as ended:
+        main([*command, str(pipe)])
+    assert ended.value.code == 2
+    assert f"{pipe} is a named pipe, not a regular file" in capsys.readouterr().err
+
+
+def test_a_config_may_come_from_a_pipe_that_the_shell_opened() -> None:
+    """As `fedmuon run <(command)` and `command | fedmuon run /dev/stdin` have it."""
+    out, into = os.pipe()
+    with os.fdopen(into, "w") as written:
+        written.write("[federation]\nrounds = 7\n")
+    try:
+        assert tables.load(Path(f"/dev/fd/{out}")).federation.rounds == 7
+    finally:
+        os.close(out)

@@ -1,0 +1,194 @@
+"""Every sample has one client, every client its minimum, and alpha decides the skew."""
+
+import math
+import tracemalloc
+
+import numpy as np
+import pytest
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
+
+from fedmuon.core.errors import InputError
+from fedmuon.core.rng import Draw, generator
+from fedmuon.data.federated import federate
+from fedmuon.data.partition import dirichlet_partition, weights
+from fedmuon.data.source import Source
+
+ALPHAS = st.sampled_from([1e-300, 1e-6, 0.01, 0.1, 0.5, 1.0, 10.0, 1e9, 1e308, math.inf])
+
+
+def dealt(
+    labels: np.ndarray, clients: int, alpha: float, minimum: int, seed: int = 0
+) -> np.ndarray:
+    rng = generator(seed, Draw.PARTITION)
+    return dirichlet_partition(labels, clients, alpha, minimum, rng)
+
+
+def counts(labels: np.ndarray, client: np.ndarray, clients: int) -> np.ndarray:
+    """Samples of each class at each client, [N, c]."""
+    table = np.zeros((clients, labels.max() + 1), int)
+    np.add.at(table, (client, labels), 1)
+    return table
+
+
+def levelled(sizes: np.ndarray, minimum: int) -> list[int]:
+    """Water-filling one sample at a time: the largest client gives to the smallest."""
+    sizes = sizes.copy()
+    while sizes.min() < minimum:
+        sizes[sizes.argmax()] -= 1
+        sizes[sizes.argmin()] += 1
+    return sorted(sizes.tolist())
+
+
+def purity(labels: np.ndarray, client: np.ndarray, clients: int) -> float:
+    """Mean share of a client's commonest class: 1 / c if even, 1 if every client has one class."""
+    table = counts(labels, client, clients)
+    held = table.sum(axis=1) > 0
+    return float(np.mean(table.max(axis=1)[held] / table.sum(axis=1)[held]))
+
+
+@settings(max_examples=150, deadline=None)
+@given(
+    n=st.integers(1, 400),
+    classes=st.integers(1, 7),
+    clients=st.integers(1, 60),
+    share=st.floats(0, 1),
+    alpha=ALPHAS,
+    seed=st.integers(0, 99),
+)
+@example(n=40, classes=3, clients=8, share=1.0, alpha=1e-300, seed=0)  # nothing to spare
+def test_everyone_gets_the_minimum(
+    n: int, classes: int, clients: int, share: float, alpha: float, seed: int
+) -> None:
+    labels = np.random.default_rng(seed).integers(classes, size=n)
+    minimum = int(share * (n // clients))
+    client = dealt(labels, clients, alpha, minimum, seed)
+    sizes = np.bincount(client, minlength=clients)
+    assert client.shape == (n,) and client.dtype == np.int64 and client.min() >= 0
+    assert len(sizes) == clients and sizes.min() >= minimum
+    unfilled = np.bincount(dealt(labels, clients, alpha, 0, seed), minlength=clients)
+    assert sorted(sizes.tolist()) == levelled(unfilled, minimum)
+
+
+def test_without_a_minimum_someone_goes_short() -> None:
+    """Negative control: it is the filling that keeps the promise, not the draw."""
+    labels = np.arange(2000) % 10
+    assert np.bincount(dealt(labels, 20, 0.1, 0), minlength=20).min() < 10
+    assert np.bincount(dealt(labels, 20, 0.1, 10), minlength=20).min() == 10
+
+
+def test_filling_moves_no_more_than_it_must() -> None:
+    labels = np.arange(2000) % 10
+    before, after = dealt(labels, 20, 0.1, 0), dealt(labels, 20, 0.1, 10)
+    short = np.maximum(10 - np.bincount(before, minlength=20), 0)
+    moved = before != after
+    assert moved.sum() == short.sum()
+    assert (np.bincount(after[moved], minlength=20) == short).all()
+
+
+def test_which_samples_a_client_gets_is_random() -> None:
+    """Neither a run of neighbours in the source's order, nor always the first when some move."""
+    labels = np.zeros(1000, int)
+    client = dealt(labels, 2, 10.0, 0)
+    assert 300 < np.count_nonzero(np.diff(client)) < 700
+    moved = np.flatnonzero(dealt(labels, 50, 0.05, 10) != dealt(labels, 50, 0.05, 0))
+    # The mean of m uniform indices deviates by about 289 / sqrt(m): 100 is more than 5 of them.
+    assert len(moved) > 225 and abs(moved.mean() - 500) < 100
+
+
+def test_scarce_samples_of_even_shares_reach_most_clients() -> None:
+    """Ten classes of 200 among 1000 clients: rounding every class alike would reach 200 clients."""
+    labels = np.arange(2000) % 10
+    assert (np.bincount(dealt(labels, 1000, 1e9, 0), minlength=1000) > 0).sum() > 600
+
+
+def test_alpha_decides_the_skew() -> None:
+    labels = np.arange(10_000) % 10
+
+    def found(alpha: float) -> float:
+        return float(
+            np.mean([purity(labels, dealt(labels, 20, alpha, 0, s), 20) for s in range(9)])
+        )
+
+    at = [found(alpha) for alpha in (0.01, 0.5, 10, 1e6)]
+    assert at == sorted(at, reverse=True)
+    assert at[0] > 0.7 and at[1] > 0.2
+    assert at[3] == pytest.approx(0.1, abs=0.005)
+    assert purity(labels, dealt(labels, 20, math.inf, 0), 20) == pytest.approx(0.1)
+
+
+@pytest.mark.parametrize(("n", "clients"), [(1000, 20), (1003, 20), (97, 50), (300, 300)])
+def test_an_infinite_alpha_is_even(n: int, clients: int) -> None:
+    labels = np.random.default_rng(1).integers(7, size=n)
+    table = counts(labels, dealt(labels, clients, math.inf, n // clients), clients)
+    assert np.ptp(table, axis=0).max() <= 1
+    assert np.ptp(table.sum(axis=1)) <= 1
+    assert np.ptp(counts(labels, dealt(labels, clients, 0.1, 0), clients).sum(axis=1)) > 1
+
+
+@pytest.mark.parametrize("alpha", [0.3, 2.0])
+def test_shares_are_dirichlet(alpha: float) -> None:
+    """E share_i = 1/N and E sum_i share_i^2 = (alpha + 1) / (N alpha + 1), to 5 deviations."""
+    clients, draws, labels = 5, 4000, np.zeros(1000, int)
+    rng = generator(0, Draw.PARTITION)
+    dealings = (dirichlet_partition(labels, clients, alpha, 0, rng) for _ in range(draws))
+    shares = np.array([np.bincount(dealing, minlength=clients) for dealing in dealings]) / 1000
+    means, squares = shares.mean(axis=0), (shares**2).sum(axis=1)
+    deviation = 5 / math.sqrt(draws)
+    assert (np.abs(means - 1 / clients) < deviation * shares.std(axis=0)).all()
+    expected = (alpha + 1) / (clients * alpha + 1)
+    assert abs(squares.mean() - expected) < deviation * squares.std()
+    other = (1.1 * alpha + 1) / (clients * 1.1 * alpha + 1)
+    assert abs(squares.mean() - other) > deviation * squares.std()
+
+
+def test_the_draw_is_a_function_of_the_generator() -> None:
+    labels = np.arange(500) % 5
+    assert (dealt(labels, 9, 0.5, 3, seed=4) == dealt(labels, 9, 0.5, 3, seed=4)).all()
+    assert (dealt(labels, 9, 0.5, 3, seed=4) != dealt(labels, 9, 0.5, 3, seed=5)).any()
+
+
+def test_names_of_classes_do_not_matter() -> None:
+    labels = np.random.default_rng(0).integers(5, size=300)
+    assert (dealt(labels, 7, 0.5, 2) == dealt(100 + 3 * labels, 7, 0.5, 2)).all()
+
+
+@pytest.mark.parametrize(
+    ("clients", "alpha", "minimum", "words"),
+    [
+        (11, 0.5, 10, "need 110 train samples and there are 100"),
+        (0, 0.5, 1, "at least one client"),
+        (5, 0.5, -1, "minimum of 0 or more"),
+        (5, 0.0, 1, "alpha = 0.0"),
+        (5, math.nan, 1, "alpha = nan"),
+    ],
+)
+def test_the_impossible_is_refused(clients: int, alpha: float, minimum: int, words: str) -> None:
+    with pytest.raises(InputError, match=words):
+        dealt(np.arange(100) % 10, clients, alpha, minimum)
+    assert len(dealt(np.arange(110) % 10, 11, 0.5, 10)) == 110
+
+
+def test_many_clients_take_little_memory() -> None:
+    """200,000 clients of 400,000 samples: a few arrays of either length, no object per client."""
+    clients, n = 200_000, 400_000
+    labels = np.random.default_rng(0).integers(10, size=n)
+    source = Source("test", np.ones((n, 1)), labels, 10, None, "made here")
+    tracemalloc.start()
+    try:
+        client = dealt(labels, clients, 0.5, 1)
+        data = federate(source, np.arange(n), client, np.arange(3))
+        peak = tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+    assert data.offsets.shape == (clients + 1,) and data.sizes.min() >= 1
+    assert data.sizes.sum() == n
+    assert peak < 12 * 8 * n, "more than twelve arrays of length n"
+
+
+def test_weights() -> None:
+    sizes = np.array([1, 2, 5])
+    np.testing.assert_allclose(weights(sizes, "size"), [0.125, 0.25, 0.625])
+    np.testing.assert_allclose(weights(sizes, "uniform"), [1 / 3] * 3)
+    with pytest.raises(InputError, match="size or uniform"):
+        weights(sizes, "sise")

@@ -1,0 +1,307 @@
+"""Tables and sentences: readers on literal files, the mask, what is written, how it is judged."""
+
+import json
+import math
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from conftest import small
+from torch import Tensor
+from torch.nn import functional
+
+from fedmuon.config.load import Config
+from fedmuon.core.errors import InputError
+from fedmuon.core.rng import Draw, generator
+from fedmuon.data.made_text import make_text
+from fedmuon.data.sources import read
+from fedmuon.data.table_text import Pair, corpus, prompts
+from fedmuon.data.text import tokens_of
+from fedmuon.experiments.studies.dp_text.metrics import bleu, rouge_l
+from fedmuon.federated import build
+from fedmuon.tasks.base import Batch
+from fedmuon.tasks.decoder import Form, generate, sentence_tokens
+from fedmuon.tasks.losses import IGNORED
+from fedmuon.tasks.networks import NetworkTask
+
+END = 256
+E2E = """mr,ref
+"name[Ivo], food[Thai]","Ivo serves
+ Thai food."
+"name[Ivo], food[Thai]",Thai food at Ivo.
+name[Café Ö],"Café Ö, a ""place""."
+"""
+DART = [
+    {
+        "tripleset": [["Ada", "BORN_IN", "London"], ["Ada", "FIELD", "Mathematics"]],
+        "subtree_was_extended": False,
+        "annotations": [
+            {"source": "WikiTableQuestions_mturk", "text": "Ada was born in London."},
+            {"source": "WikiSQL_decl_sents", "text": "London is where Ada was born."},
+        ],
+    },
+    {"tripleset": [["Bo", "HAS", "a cat"]], "annotations": [{"source": "e2e", "text": "Bo."}]},
+]
+
+
+def e2e(folder: Path, text: str = E2E, part: str = "trainset") -> Path:
+    folder.mkdir(exist_ok=True)
+    (folder / f"{part}.csv").write_text(text, encoding="utf-8")
+    return folder
+
+
+def dart(folder: Path, content: object = DART) -> Path:
+    (folder / "dart-v1.1.1-full-train.json").write_text(json.dumps(content), encoding="utf-8")
+    return folder
+
+
+def told(row: np.ndarray) -> str:
+    """A window as text, with | for END."""
+    return b"".join(b"|" if token == END else bytes([token]) for token in row).decode()
+
+
+# --- Readers --------------------------------------------------------------------------------------
+
+
+def test_e2e_is_read_as_it_was_published(tmp_path: Path) -> None:
+    found = corpus("e2e", e2e(tmp_path))["train"]
+    assert found == [
+        Pair("name[Ivo], food[Thai]", "Ivo serves Thai food.", 2),
+        Pair("name[Ivo], food[Thai]", "Thai food at Ivo.", 2),
+        Pair("name[Café Ö]", 'Café Ö, a "place".', 1),
+    ]
+    assert prompts(found)["name[Ivo], food[Thai]"] == ["Ivo serves Thai food.", "Thai food at Ivo."]
+
+
+def test_dart_is_read_as_it_was_published(tmp_path: Path) -> None:
+    found = corpus("dart", dart(tmp_path))["train"]
+    table = "Ada : born_in : London | Ada : field : Mathematics"
+    assert found == [
+        Pair(table, "Ada was born in London.", 2),
+        Pair(table, "London is where Ada was born.", 2),
+        Pair("Bo : has : a cat", "Bo.", 1),
+    ]
+
+
+def test_windows_are_table_end_sentence_end(tmp_path: Path) -> None:
+    """Held-out rows come from the test file, or from dev without one; what is too long is left
+    out, and said to be."""
+    e2e(e2e(tmp_path), "mr,ref\nname[B],Old.\n", "devset")
+    assert told(read("e2e", folder=tmp_path, context=47).inputs[3]).startswith("name[B]| Old.||")
+    e2e(tmp_path, 'mr,ref\n"name[B], food[C], x[y]",Z\n', "testset_w_refs")
+    source = read("e2e", folder=tmp_path, context=47)
+    assert source.inputs.shape == (4, 48) and source.official_test == 3
+    assert told(source.inputs[1]) == "name[Ivo], food[Thai]| Thai food at Ivo.||||||||"
+    assert told(source.inputs[3]).startswith("name[B], food[C], x[y]| Z|||")
+    assert source.labels.tolist() == [1, 1, 0, 2] and source.vocabulary == 257
+    short = read("e2e", folder=tmp_path, context=40)
+    assert len(short.labels) == 3 and "1 longer pairs left out" in short.where
+    with pytest.raises(InputError, match=r"at most \[data\] context = 9"):
+        read("e2e", folder=tmp_path, context=9)
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("table,sentence\na,b\n", "no columns mr and ref"),
+        ("", "no columns mr and ref"),
+        ("mr,ref\nname[A],\n", "line 2: mr or ref is empty"),
+        ("mr,ref\nname[A]\n", "line 2: mr or ref is empty"),
+    ],
+)
+def test_files_that_are_no_e2e_are_refused(tmp_path: Path, text: str, words: str) -> None:
+    with pytest.raises(InputError, match=words):
+        corpus("e2e", e2e(tmp_path, text))
+
+
+@pytest.mark.parametrize(
+    ("content", "words"),
+    [
+        ({"tripleset": []}, "holds no list"),
+        ([{"tripleset": [["a", "b", "c"]]}], "entry 0: a tripleset"),
+        ([*DART, {"tripleset": [["a", "b"]], "annotations": [{"text": "t"}]}], "entry 2"),
+        ([{"tripleset": [["a", "b", 3]], "annotations": [{"text": "t"}]}], "entry 0"),
+        ([{"tripleset": [["a", "b", "c"]], "annotations": [{"text": " "}]}], "entry 0"),
+        (["a"], "entry 0"),
+    ],
+)
+def test_files_that_are_no_dart_are_refused(tmp_path: Path, content: object, words: str) -> None:
+    with pytest.raises(InputError) as refusal:
+        corpus("dart", dart(tmp_path, content))
+    assert words in str(refusal.value) and "\n" not in str(refusal.value)
+
+
+def test_files_that_cannot_be_read_are_refused(tmp_path: Path) -> None:
+    with pytest.raises(InputError, match="make some up by `fedmuon make-text`"):
+        read("dart", folder=tmp_path)
+    (tmp_path / "train.json").write_text("{")
+    with pytest.raises(InputError, match="is no JSON"):
+        read("dart", folder=tmp_path)
+    (tmp_path / "train.csv").write_bytes(b"mr,ref\nname[\xff],a\n")
+    with pytest.raises(InputError, match="cannot be read as UTF-8"):
+        read("e2e", folder=tmp_path)
+
+
+@pytest.mark.parametrize("form", ["e2e", "dart"])
+def test_made_up_text_has_the_format_and_its_parts_share_no_table(
+    form: str, tmp_path: Path
+) -> None:
+    files = make_text(tmp_path / "a", form, 60)
+    assert all(file.name.startswith("made-up-") for file in files)
+    parts = corpus(form, tmp_path / "a")
+    every = [set(prompts(parts[part])) for part in ("train", "dev", "test")]
+    assert [len(part) for part in every] == [48, 6, 6] and len(set.union(*every)) == 60
+    again = make_text(tmp_path / "b", form, 60)
+    other = make_text(tmp_path / "c", form, 60, seed=1)
+    assert files[0].read_bytes() == again[0].read_bytes() != other[0].read_bytes()
+    named = {pair.table.split(":")[0].strip("name[]") for pair in parts["test"]}
+    assert all(any(name.split("]")[0] in pair.sentence for pair in parts["test"]) for name in named)
+    with pytest.raises(InputError, match="cannot be made up"):
+        make_text(tmp_path, form, 5)
+    with pytest.raises(InputError, match="no text of the format xml"):
+        make_text(tmp_path, "xml")
+
+
+def test_a_tokenizer_of_a_folder(tmp_path: Path) -> None:
+    """GPT-2's kind: pieces of bytes, and the last token ends a text."""
+    from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
+    from transformers import PreTrainedTokenizerFast
+
+    pieces = Tokenizer(models.BPE())
+    pieces.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)  # type: ignore
+    pieces.decoder = decoders.ByteLevel()  # type: ignore
+    alphabet = pre_tokenizers.ByteLevel.alphabet()
+    trainer = trainers.BpeTrainer(vocab_size=280, initial_alphabet=alphabet, show_progress=False)
+    pieces.train_from_iterator([E2E] * 3, trainer)
+    PreTrainedTokenizerFast(tokenizer_object=pieces, eos_token="<|endoftext|>").save_pretrained(
+        tmp_path / "own"
+    )
+    tokens = tokens_of(str(tmp_path / "own"))
+    assert 257 < tokens.vocabulary <= 281
+    text = "name[Café Ö], food[Thai]"
+    assert tokens.decode([*tokens.encode(f" {text}"), tokens.end, 3]) == text
+    assert len(tokens.encode(text)) < len(text.encode())
+    source = read("e2e", folder=e2e(tmp_path / "e2e"), context=47, tokenizer=str(tmp_path / "own"))
+    assert source.vocabulary == tokens.vocabulary
+    assert tokens.decode(source.inputs[1][: 1 + np.argmax(source.inputs[1] == tokens.end)]) == (
+        "name[Ivo], food[Thai]"
+    )
+    with pytest.raises(InputError, match="holds no tokenizer"):
+        tokens_of(str(tmp_path / "e2e"))
+
+
+# --- The mask -------------------------------------------------------------------------------------
+
+
+def tiny(folder: Path, **tables: dict) -> Config:
+    base: dict[str, dict] = {
+        "data": {"name": "e2e", "folder": str(folder), "context": 47, "train": 2, "test": 1},
+        "federation": {"clients": 1, "per-round": 1, "rounds": 1},
+        "task": {"name": "network", "model": "gpt", "width": 16, "depth": 2, "heads": 2},
+    }
+    base["data"]["minimum"] = 1
+    for table, keys in tables.items():
+        base.setdefault(table, {}).update(keys)
+    return small(**base)
+
+
+def task_of(config: Config) -> tuple[NetworkTask, Tensor]:
+    """The task, and all windows of the source."""
+    source = build.source(config)
+    found = build.task(config, source.inputs.shape[1:], source.classes, source.vocabulary)
+    assert isinstance(found, NetworkTask)
+    return found, torch.from_numpy(source.inputs.astype(np.float64))
+
+
+def test_only_the_sentence_and_its_end_are_targets() -> None:
+    rows = torch.tensor([[7, 8, END, 1, 2, END, END], [9, END, 1, 2, 3, 4, END]])
+    no, found = IGNORED, sentence_tokens(END, rows.double(), rows[:, 0])
+    assert found.tolist() == [[no, no, 1, 2, END, no], [no, 1, 2, 3, 4, END]]
+
+
+def test_the_loss_is_the_mean_over_the_sentence(tmp_path: Path) -> None:
+    """Position by position by hand, from the module's logits; so is the share of right tokens."""
+    task, windows = task_of(tiny(e2e(tmp_path)))
+    params = task.initial(generator(2, Draw.INITIAL))
+    one = {name: value[0] for name, value in params.items()}
+    labels = torch.zeros(len(windows), dtype=torch.int64)
+    losses, scores = task.losses(params, Batch(windows, labels))
+    right = scores["accuracy"]
+    for row, window in enumerate(windows.long()):
+        first, second = (window == END).nonzero().flatten().tolist()[:2]
+        logits = torch.func.functional_call(task.module, one, (window[None].double(),))[0]
+        each = [-torch.log_softmax(logits[t], -1)[window[t + 1]] for t in range(first, second)]
+        torch.testing.assert_close(losses[0, row], torch.stack(each).mean(), rtol=1e-12, atol=0)
+        hits = [int(logits[t].argmax()) == int(window[t + 1]) for t in range(first, second)]
+        assert float(right[0, row]) == pytest.approx(sum(hits) / len(hits))
+        whole = functional.cross_entropy(logits, window[1:])
+        assert abs(float(whole - losses[0, row])) > 1e-3
+
+
+def test_a_table_matters_as_context_alone(tmp_path: Path) -> None:
+    """Of logits that do not look back, the table's tokens change nothing; the sentence's do."""
+    task, windows = task_of(tiny(e2e(tmp_path)))
+    params = task.initial(generator(2, Draw.INITIAL))
+    labels = torch.zeros(1, dtype=torch.int64)
+
+    def losses(change: int, tied: bool) -> tuple[float, float]:
+        window = windows[:1].clone()
+        window[0, change] = 65
+        own = params if tied else {n: torch.zeros_like(v) for n, v in params.items()}
+        if not tied:  # a bias alone: logits are the same at all places, and tell tokens apart
+            own["transformer.ln_f.bias"] = params["transformer.wte.weight"][:, 3]
+            own["transformer.wte.weight"] = params["transformer.wte.weight"]
+        return tuple(float(task.losses(own, Batch(w, labels))[0]) for w in (windows[:1], window))  # type: ignore
+
+    place = int((windows[0] == END).nonzero()[0])
+    assert windows[0, 2] != 65 and windows[0, place + 2] != 65
+    before, after = losses(2, tied=False)
+    assert before == after
+    before, after = losses(place + 2, tied=False)
+    assert before != after
+    before, after = losses(2, tied=True)
+    assert before != after
+
+
+# --- What is written ------------------------------------------------------------------------------
+
+
+def test_the_greedy_sentence_is_the_loop_by_hand(tmp_path: Path) -> None:
+    """Side by side with longer prompts or alone, with our own module one token after the other."""
+    task, _ = task_of(tiny(e2e(tmp_path)))
+    params = {n: 30 * v[0] for n, v in task.initial(generator(5, Draw.INITIAL)).items()}
+    form, asked = Form(257, 47, 16, 2, 2), [[5, 6, 7, END], [70, END], [1, 2, 3, 4, 5, 6, END]]
+    found = generate(form, params, asked, END)
+    assert found[1] == generate(form, params, asked[1:2], END)[0][: len(found[1])]
+    for prompt, written in zip(asked, found, strict=True):
+        row = list(prompt)
+        for token in written:
+            window = torch.tensor([[*row, 0]], dtype=torch.float64)
+            logits = torch.func.functional_call(task.module, params, (window,))[0, -1]
+            if len(row) - len(prompt) < 5:
+                logits[END] = -math.inf
+            assert int(logits.argmax()) == token
+            row.append(token)
+        assert len(written) >= 5 and len(prompt) + len(written) <= 48
+    assert len({tuple(row) for row in found}) > 1
+    beamed = generate(form, params, asked, END, beams=3)
+    assert len(beamed) == 3 and all(END not in row for row in beamed)
+
+
+def test_metrics_are_those_of_their_libraries() -> None:
+    """BLEU by hand for a sentence of known counts; ROUGE-L's best reference."""
+    written = ["the cat sat on the mat", "a dog barks"]
+    references = [["the cat sat on a mat", "the cat sat on the mat"], ["dogs bark loudly"]]
+    import sacrebleu
+
+    padded = [["the cat sat on a mat", "dogs bark loudly"], ["the cat sat on the mat", None]]
+    theirs = sacrebleu.corpus_bleu(written, padded, use_effective_order=True).score  # type: ignore
+    assert bleu(written, references) == pytest.approx(theirs) and 0 < theirs < 100
+    assert bleu(written[:1], references[:1]) == pytest.approx(100)
+    # No four words match: sacrebleu counts half of one among the two.
+    by_hand = 100 * math.exp(1 - 6 / 5) * (5 / 5 * 3 / 4 * 1 / 3 * (1 / 2) / 2) ** 0.25
+    assert bleu(["a b c d e"], [["a b x c d e"]]) == pytest.approx(by_hand)
+    assert rouge_l(["a dog barks"], [["dogs bark loudly"]]) == pytest.approx(200 / 3)
+    assert rouge_l(["a b c"], [["x y z", "a b c d"]]) == pytest.approx(100 * 2 * 3 / 7)
+    assert rouge_l(["a b"], [["x y"]]) == 0

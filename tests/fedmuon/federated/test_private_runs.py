@@ -1,0 +1,332 @@
+"""A private run from config to summary: calibration, ledger, a kill; and a loop of one's own."""
+
+import copy
+import json
+import math
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from conftest import small
+from torch import nn
+
+import fedmuon
+from fedmuon.config.load import Config, nested, parse
+from fedmuon.core.errors import InputError
+from fedmuon.experiments import spending
+from fedmuon.experiments.run import execute
+from fedmuon.federated import build
+from fedmuon.federated.rounds import rounds
+from fedmuon.optim.private import Private
+from fedmuon.privacy.accounting import account, epsilon, event
+from fedmuon.privacy.ledger import Ledger
+from fedmuon.runs import loop as runs
+from fedmuon.runs.loop import drive, prepare
+from fedmuon.tasks.clipping import Clipping
+
+
+def private(epsilon: float = 4.0, **privacy: Any) -> Config:
+    """Six clients, four rounds, calibrated noise."""
+    given = {"epsilon": epsilon, "lot": 6.0, "bound": 0.2, "delta": 1e-3} | privacy
+    return small(
+        federation={"rounds": 4},
+        local={"recipe": "dp-sgd", "lr": 0.1, "steps": 2},
+        privacy=given,
+    )
+
+
+def lines(out: Path) -> list[dict]:
+    text = (out / "ledger.jsonl").read_text().splitlines()
+    return [json.loads(line) for line in text[1:]]
+
+
+def test_a_target_is_met_by_every_client_and_nearly_reached_by_one(tmp_path: Path) -> None:
+    summary = execute(private(), tmp_path)
+    spent = summary["privacy"]
+    assert 3.9 < spent["epsilon"] <= 4.0 and spent["certified"]
+    assert spent["epsilon"] == max(spent["clients"].values())
+    assert spent["noise"] > 0.3 and "not released" in spent["note"]
+    worst = spent["client"]
+    sizes = np.bincount(np.load(tmp_path / "partition.npz")["client"])
+    taken = sum(worst in entry["participants"] for entry in lines(tmp_path))
+    alone = epsilon(spent["noise"], min(1.0, 6 / int(sizes[worst])), 2 * taken, 1e-3)
+    assert spent["epsilon"] == pytest.approx(alone.epsilon, rel=1e-3)
+    assert not any("client_loss" in json.loads(line) for line in
+                   (tmp_path / "rounds.jsonl").read_text().splitlines())  # fmt: skip
+
+
+def test_a_killed_round_stays_spent_and_is_released_anew(tmp_path: Path) -> None:
+    """The engine dies after the ledger's line of round 2 is written, before its model is."""
+    with pytest.raises(KeyboardInterrupt):
+        drive(prepare(build.resolve(private()), tmp_path), _dying_at(3))
+    assert [entry["round"] for entry in lines(tmp_path)] == [0, 1, 2]
+    summary = execute(None, tmp_path, resume=True)
+    told = [(entry["round"], entry["attempt"]) for entry in lines(tmp_path)]
+    assert told == [(0, 0), (1, 0), (2, 0), (2, 1), (3, 0)]
+    assert summary["privacy"]["epsilon"] > 4.0  # the lost round counts, and is said to
+    assert "More than [privacy] epsilon = 4: rounds" in summary["privacy"]["note"]
+
+
+def test_one_example_s_loss_stops_no_private_run(tmp_path: Path) -> None:
+    """Its gradient is left out of the sums; were the run to end there, that would tell of it."""
+    net = torch.nn.Linear(4, 2, bias=False)
+    net.weight.data = torch.tensor([[1.0], [-1.0]]).expand(2, 4).clone()
+    inputs, labels = np.random.default_rng(0).normal(size=(40, 4)), np.arange(40) % 2
+    inputs = inputs.astype(np.float32)
+    inputs[3] = 3e38
+    for recipe, privacy in (("dp-sgd", {"noise": 1.0, "lot": 8.0}), ("sgd", {})):
+        given = {
+            "federation": {"clients": 2, "per-round": 2, "rounds": 1, "partition": "iid"},
+            "local": {"recipe": recipe, "lr": 1e-3, "steps": 1}, "privacy": privacy,
+        }  # fmt: skip
+        data, test = (inputs, labels), (np.ones((4, 4), np.float32), np.arange(4) % 2)
+        out = tmp_path / recipe
+        if privacy:
+            found = fedmuon.run(given, data=data, test=test, task=net, out=out).summary
+            assert "train_loss" not in found and found["privacy"]["certified"]
+        else:
+            with pytest.raises(InputError, match="not finite"):
+                fedmuon.run(given, data=data, test=test, task=net, out=out)
+
+
+def test_a_model_beside_a_shorter_ledger_is_refused(tmp_path: Path) -> None:
+    run = prepare(build.resolve(private()), tmp_path)
+    with pytest.raises(KeyboardInterrupt):
+        drive(run, _stopped_after(2))
+    ledger = tmp_path / "ledger.jsonl"
+    ledger.write_text("".join(ledger.read_text().splitlines(keepends=True)[:2]))
+    with pytest.raises(InputError, match="says nothing of round 1"):
+        execute(None, tmp_path, resume=True)
+
+
+def test_a_tail_cut_off_behind_the_model_is_refused(tmp_path: Path) -> None:
+    """Also where every round is there, but not every attempt."""
+    run = prepare(build.resolve(private()), tmp_path)
+    with pytest.raises(KeyboardInterrupt):
+        drive(run, _dying_at(2))
+    again = prepare(build.resolve(private()), tmp_path, resume=True)
+    with pytest.raises(KeyboardInterrupt):
+        drive(again, _stopped_after(3))
+    ledger = tmp_path / "ledger.jsonl"
+    whole = ledger.read_text().splitlines(keepends=True)
+    assert [(e["round"], e["attempt"]) for e in lines(tmp_path)] == [
+        (0, 0), (1, 0), (1, 1), (2, 0), (3, 0)]  # fmt: skip
+    ledger.write_text("".join(whole[:-2]))
+    with pytest.raises(InputError, match="says nothing of round 2"):
+        execute(None, tmp_path, resume=True)
+    first = json.loads(whole[0])  # the same rounds, without the attempt that was lost
+    other = Ledger(tmp_path / "other.jsonl", "")
+    other._append({key: value for key, value in first.items() if key != "head"})
+    for entry in [*lines(tmp_path)[:2], *map(json.loads, whole[-2:])]:
+        other._append({key: value for key, value in entry.items() if key != "head"})
+    ledger.write_bytes(other.path.read_bytes())
+    with pytest.raises(InputError, match="not the ledger that the model was saved with"):
+        execute(None, tmp_path, resume=True)
+    ledger.write_text("".join(whole))
+    assert execute(None, tmp_path, resume=True)["privacy"]["epsilon"] > 4.0
+
+
+def test_a_noise_that_misses_its_target_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(InputError, match="more than epsilon = 4: leave one of them out"):
+        execute(private(noise=0.5), tmp_path / "loud")
+    assert not (tmp_path / "loud").exists()
+    assert execute(private(noise=9.0), tmp_path / "quiet")["privacy"]["epsilon"] < 4
+
+
+def test_lots_that_no_client_can_fill_are_refused_and_small_clients_told(tmp_path: Path) -> None:
+    with pytest.raises(InputError, match="samples of the largest client"):
+        execute(private(lot=500.0), tmp_path / "large")
+    sizes = np.bincount(np.load(_ran(private(), tmp_path / "fit") / "partition.npz")["client"])
+    out = _ran(private(lot=float(sizes.max())), tmp_path / "tight")
+    note = json.loads((out / "summary.json").read_text())["privacy"]["note"]
+    assert f"{(sizes < sizes.max()).sum()} of 6 clients have fewer samples than a lot" in note
+
+
+def _ran(config: Config, out: Path) -> Path:
+    execute(config, out)
+    return out
+
+
+def _dying_at(count: int) -> Any:
+    def engine(experiment: Any, state: Any) -> Any:
+        for done in rounds(experiment, state):
+            if done.state.round == count:
+                raise KeyboardInterrupt
+            yield done
+
+    return engine
+
+
+def _stopped_after(count: int) -> Any:
+    def engine(experiment: Any, state: Any) -> Any:
+        for done in rounds(experiment, state):
+            yield done
+            if done.state.round == count:
+                raise KeyboardInterrupt
+
+    return engine
+
+
+def test_without_noise_nothing_is_called_private(tmp_path: Path) -> None:
+    """Nor forgotten: its ledger says so, and a stopped one goes on."""
+    with pytest.raises(KeyboardInterrupt):
+        drive(prepare(build.resolve(private(0.0, noise=0.0)), tmp_path), _stopped_after(2))
+    spent = execute(None, tmp_path, resume=True)["privacy"]
+    assert spent["epsilon"] is None and not spent["certified"]
+    told = spending.spent(tmp_path)
+    assert told["epsilon"] is None and not told["certified"] and "infinite" in told["note"]
+    assert json.loads(json.dumps(told, allow_nan=False)) == told
+
+
+def test_repeatable_noise_is_never_certified(tmp_path: Path) -> None:
+    changes = {"insecure-reproducible-noise": True, "noise": 1.0, "epsilon": 0.0}
+    first = execute(private(**changes), tmp_path / "a")
+    execute(private(**changes), tmp_path / "b")
+    assert not first["privacy"]["certified"] and "follow from the seed" in first["privacy"]["note"]
+    models = [(tmp_path / name / "model.safetensors").read_bytes() for name in "ab"]
+    assert models[0] == models[1]
+    told = spending.spent(tmp_path / "a")
+    assert not told["certified"] and "follow from the seed" in told["note"]
+    assert told["epsilon"] == pytest.approx(first["privacy"]["epsilon"])
+
+
+def test_a_run_that_a_callback_stops_is_not_certified(tmp_path: Path) -> None:
+    """What it saw are losses on the data, which no ledger counts."""
+    early = {"evaluate-every": 1, "callback": "early-stopping",
+             "options": {"measure": "train_loss", "patience": 1, "least": 10.0}}  # fmt: skip
+    tables = nested(private(epsilon=0.0, noise=1.0))
+    summary = execute(parse({**tables, "output": early}), tmp_path)
+    assert summary["stopped"] and summary["privacy"]["epsilon"] > 0
+    told = spending.spent(tmp_path)
+    for found in (summary["privacy"], told):
+        assert not found["certified"] and "A callback ended this run" in found["note"]
+
+
+def test_retries_would_release_twice() -> None:
+    tables = {"local": {"recipe": "dp-sgd"}, "engine": {"name": "ray"}}
+    with pytest.raises(InputError, match="retries = 0"):
+        small(**tables)
+    small(**tables, faults={"retries": 0}, privacy={"noise": 1.0})
+
+
+def network() -> nn.Sequential:
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Linear(6, 8), nn.Tanh(), nn.Linear(8, 8), nn.Tanh(), nn.Linear(8, 3))
+
+
+INPUTS, LABELS = torch.randn(200, 6), torch.randint(0, 3, (200,))
+OPTIONS: dict[str, Any] = {"population": 200, "orthogonalizer": {"name": "newton-schulz"}}
+
+
+@torch.no_grad()
+def loss(model: nn.Module, inputs: torch.Tensor, labels: torch.Tensor) -> float:
+    return float(nn.functional.cross_entropy(model(inputs), labels))
+
+
+@pytest.mark.parametrize(
+    "recipe",
+    [
+        *(pytest.param(one, marks=pytest.mark.slow) for one in ("dp-sgd", "dp-adam", "dp-muonbc")),
+        *("dp-muon", "disk-muon"),
+    ],
+)
+def test_a_loop_of_ones_own(recipe: str) -> None:
+    torch.manual_seed(1)
+    teacher = torch.randn(6, 3)
+    inputs = torch.randn(200, 6)
+    labels = (inputs @ teacher).argmax(1)
+    model = network()
+    made = Private(
+        model, recipe=recipe, lr=0.02 if recipe != "dp-sgd" else 0.5,
+        privacy={"noise": 0.3, "lot": 50.0, "bound": 1.0}, **OPTIONS,
+    )  # fmt: skip
+    before = loss(model, inputs, labels)
+    for lot in made.lots(steps=40):
+        made.step(lot, inputs[lot.rows], labels[lot.rows])
+    assert loss(model, inputs, labels) < before - 0.02
+    blocks = 6 if recipe in ("dp-sgd", "dp-adam") else 2  # one hidden matrix, and all the rest
+    assert made.epsilon(1e-5).epsilon == epsilon(0.3, 0.25, 40, 1e-5, blocks).epsilon
+
+
+def test_a_lot_of_ones_own_is_refused() -> None:
+    made = Private(network(), privacy={"noise": 1.0, "lot": 20.0}, **OPTIONS)
+    lots = made.lots(3)
+    lot = next(lots)
+    with pytest.raises(InputError, match="not used"):
+        next(made.lots(1))
+    with pytest.raises(InputError, match="no others"):
+        made.step(lot, INPUTS[:3], LABELS[:3])
+    made.step(lot, INPUTS[lot.rows], LABELS[lot.rows])
+    with pytest.raises(InputError, match="each used once"):
+        made.step(lot, INPUTS[lot.rows], LABELS[lot.rows])
+
+
+def test_the_users_loop_remembers_what_it_spent() -> None:
+    privacy = {"noise": 1.0, "lot": 20.0}
+    made, other = (Private(network(), privacy=privacy, **OPTIONS) for _ in range(2))
+    for lot in made.lots(3):
+        made.step(lot, INPUTS[lot.rows], LABELS[lot.rows])
+    other.load_state_dict(made.state_dict())
+    assert other.epsilon(1e-5) == made.epsilon(1e-5) and other.epsilon(1e-5).epsilon > 0
+    seen, own = runs.versions()["torch"], torch.__version__  # of which only one may name the build
+    assert seen.partition("+")[0] == own.partition("+")[0]
+
+
+def test_a_scheduler_changes_the_step() -> None:
+    made = Private(network(), lr=0.1, privacy={"noise": 0.0, "lot": 20.0}, **OPTIONS)
+    schedule = torch.optim.lr_scheduler.StepLR(made, 1, 0.5)
+    for lot in made.lots(2):
+        made.step(lot, INPUTS[lot.rows], LABELS[lot.rows])
+        schedule.step()
+    assert made.param_groups[0]["lr"] == pytest.approx(0.025)
+
+
+def sgd(noise: float, lot: float) -> Private:
+    privacy = {"noise": noise, "lot": lot}
+    return Private(network(), recipe="dp-sgd", lr=0.1, privacy=privacy, **OPTIONS)
+
+
+def test_a_loaded_account_keeps_the_noise_it_was_drawn_at() -> None:
+    """Against the accountant itself; and going back to an earlier state takes nothing back."""
+    loud = sgd(0.5, 40.0)
+    early = None
+    for lot in loud.lots(steps=5):
+        loud.step(lot, INPUTS[lot.rows], LABELS[lot.rows])
+        early = early or copy.deepcopy(loud.state_dict())
+    quiet = sgd(9.0, 4.0)
+    quiet.load_state_dict(loud.state_dict())
+    for lot in quiet.lots(steps=2):
+        quiet.step(lot, INPUTS[lot.rows], LABELS[lot.rows])
+    blocks = Clipping().blocks(dict(network().named_parameters()))
+    events = [event(0.5, 0.2, 5, blocks), event(9.0, 0.02, 2, blocks)]
+    assert quiet.epsilon(1e-5).upper == account(events, 1e-5).upper
+    before = loud.epsilon(1e-5).upper
+    assert early is not None
+    loud.load_state_dict(early)
+    assert loud.epsilon(1e-5).upper == before
+    again = sgd(0.5, 40.0)
+    again.load_state_dict(early)
+    assert again.epsilon(1e-5).upper == account([event(0.5, 0.2, 1, blocks)], 1e-5).upper < before
+
+
+@pytest.mark.parametrize(("privacy", "why"), [
+    ({"level": "client", "noise": 1.0}, "protects single examples within a client"),
+    ({"epsilon": 3.0}, "fedmuon privacy sigma"),
+    ({"noise": 1.0, "bound": math.inf}, "finite bound"),
+    ({"noise": 1.0, "lot": 201.0}, "exceeds population = 200"),
+    ({"noise": 1.0, "delta": 1e-15}, "below 1e-12"),
+])  # fmt: skip
+def test_a_loop_of_ones_own_refuses_what_a_run_does(privacy: dict[str, Any], why: str) -> None:
+    with pytest.raises(InputError, match=why):
+        Private(network(), recipe="dp-sgd", privacy=privacy, **OPTIONS)
+
+
+def test_a_loop_with_repeatable_noise_is_not_certified() -> None:
+    privacy = {"noise": 1.0, "insecure-reproducible-noise": True}
+    loop = Private(network(), recipe="dp-sgd", privacy=privacy, **OPTIONS)
+    for lot in loop.lots(steps=1):
+        loop.step(lot, INPUTS[lot.rows], LABELS[lot.rows])
+    answer = loop.epsilon(1e-5)
+    assert not answer.certified and "follow from the seed" in answer.note

@@ -1,0 +1,203 @@
+"""Private chains against loops in numpy; without noise and clipping they are the plain ones."""
+
+import itertools
+import math
+import os
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from conftest import small
+from test_rounds import gradient as mean_gradient
+from test_rounds import trained
+
+from fedmuon.config.load import Config
+from fedmuon.core.choices import PRIVATE
+from fedmuon.core.errors import InputError
+from fedmuon.core.rng import Draw, generator
+from fedmuon.federated import build
+from fedmuon.optim.bias_correction import spread
+from fedmuon.orthogonalize import newton_schulz
+from fedmuon.privacy import keystream
+
+ALL = 90  # all samples of the one client
+BASES = {"dp-sgd": "sgd", "dp-adam": "adamw", "dp-muon": "muon"}
+OPEN = {"bound": math.inf, "noise": 0.0, "lot": float(ALL), "clipping": "flat"}
+
+
+def central(recipe: str, steps: int = 3, privacy: dict | None = None, **local: Any) -> Config:
+    """One client with all data; noise from the run's seed, to be repeated here."""
+    shared = {
+        "local": {"momentum": 0.8},
+        "privacy": {"insecure-reproducible-noise": True, "lot": 30.0},
+    }
+    return small(
+        shared,
+        federation={"clients": 1, "per-round": 1, "rounds": 2},
+        local={"recipe": recipe, "lr": 0.2, "steps": steps, **local},
+        privacy=privacy or {},
+    )
+
+
+def weight(config: Config) -> np.ndarray:
+    return trained(config).params["weight"][0].numpy()
+
+
+@pytest.mark.parametrize(("private", "plain"), BASES.items())
+def test_without_noise_and_clipping_nothing_changes(private: str, plain: str) -> None:
+    expected = weight(central(plain))
+    np.testing.assert_allclose(weight(central(private, privacy=OPEN)), expected, rtol=1e-11)
+    moved = weight(central(private, privacy=OPEN | {"bound": 1e-3}))
+    assert np.abs(moved - expected).max() > 1e-3  # the control: a clip that bites
+
+
+@pytest.mark.parametrize("base", ["sgd", "adam", "muon", "muonbc"])
+def test_a_gain_of_one_is_no_filter(base: str) -> None:
+    privacy = {"noise": 0.5, "bound": 0.1}
+    plain = weight(central(f"dp-{base}", privacy=privacy))
+    filtered, other = (
+        weight(central(f"disk-{base}", privacy={**privacy, "kappa": gain})) for gain in (1.0, 0.5)
+    )
+    np.testing.assert_allclose(filtered, plain, rtol=1e-10, atol=1e-12)
+    assert np.abs(other - plain).max() > 1e-4
+
+
+class Lots:
+    """The samples of the one client, and its keyed lots and noise."""
+
+    def __init__(self, config: Config) -> None:
+        source = build.source(config)
+        self.config, data = config, build.federated_data(config, source)
+        self.inputs, self.labels = data.inputs, data.labels
+        self.shape = (data.inputs.shape[1], source.classes)
+
+    def draw(self, what: Draw, number: int, block: int = 0) -> np.random.Generator:
+        round, step = divmod(number, self.config.local.steps)
+        return generator(3, what, round=round, client=0, step=step, block=block)
+
+    def start(self) -> np.ndarray:
+        rng = generator(3, Draw.INITIAL)
+        return rng.standard_normal(self.shape) / math.sqrt(self.shape[0])
+
+    def released(self, number: int, points: list[tuple[float, np.ndarray]]) -> np.ndarray:
+        """One example at a time: combine, clip, add; then noise over the expected lot."""
+        privacy = self.config.privacy
+        chosen = self.draw(Draw.LOT, number).random(len(self.labels)) < privacy.lot / ALL
+        total = np.zeros(self.shape)
+        for u, y in zip(self.inputs[chosen], self.labels[chosen], strict=True):
+            g = sum(c * mean_gradient(X, u[None], y[None]) for c, X in points)
+            total += g * min(1.0, privacy.bound / np.linalg.norm(g))
+        noise = self.draw(Draw.NOISE, number).standard_normal(self.shape)
+        return (total + privacy.noise * privacy.bound * noise) / privacy.lot
+
+
+def test_disk_is_its_algorithm_line_by_line() -> None:
+    """003, Algorithm 2 with SGD as the base, over two rounds of three steps."""
+    config = central(
+        "disk-sgd",
+        momentum=0.0,
+        privacy={"noise": 0.7, "bound": 0.15, "kappa": 0.6, "lookahead": 0.5},
+    )
+    lots, c = Lots(config), 0.4 / (0.6 * 0.5)
+    X, d, smooth = lots.start(), 0.0, None
+    for t in range(6):
+        g = lots.released(t, [(c, X + 0.5 * d), (1 - c, X)])
+        smooth = g if smooth is None else 0.4 * smooth + 0.6 * g
+        d = -0.2 * smooth
+        X = X + d
+    np.testing.assert_allclose(weight(config), X, rtol=1e-10, atol=1e-12)
+
+
+def test_one_evaluation_where_two_points_are_one() -> None:
+    """gamma = (1 - kappa) / kappa."""
+    config = central(
+        "disk-sgd", momentum=0.0, privacy={"noise": 0.3, "lookahead": 0.25, "kappa": 0.8}
+    )
+    lots, X, d, smooth = Lots(config), Lots(config).start(), 0.0, None
+    for t in range(6):
+        g = lots.released(t, [(1.0, X + 0.25 * d)])
+        smooth = g if smooth is None else 0.2 * smooth + 0.8 * g
+        d = -0.2 * smooth
+        X = X + d
+    np.testing.assert_allclose(weight(config), X, rtol=1e-10, atol=1e-12)
+
+
+@pytest.mark.parametrize("form", ["polyak", "ema"])
+def test_bias_correction_line_by_line(form: str) -> None:
+    """000, section 4, with two antithetic pairs and the map of Algorithm 1."""
+    mu, privacy = 0.8, {"noise": 0.6, "bound": 0.1, "lot": 30.0, "probes": 2}
+    base = central("dp-muonbc", 3, privacy, **{"momentum-form": form})
+    table = {"name": "newton-schulz", "normalization": "unit", "steps": 3}
+    config = base.model_copy(
+        update={"orthogonalizer": base.orthogonalizer.model_copy(update=table)}
+    )
+    lots, sd = Lots(config), 0.6 * 0.1 / 30
+    X, M = lots.start(), np.zeros(lots.shape)
+
+    def Q(A: np.ndarray) -> np.ndarray:
+        return newton_schulz(torch.from_numpy(A), 3, normalization="unit").numpy()
+
+    for t in range(6):
+        M = mu * M + lots.released(t, [(1.0, X)])
+        s = (1 - mu ** (t + 1)) / (1 - mu)
+        rho = sd * math.sqrt((1 - mu) / (1 + mu) * (1 + mu ** (t + 1)) / (1 - mu ** (t + 1)))
+        probes = [lots.draw(Draw.PROBE, t, j).standard_normal(lots.shape) for j in range(2)]
+        pairs = [Q(M / s + sign * rho * U) for U, sign in itertools.product(probes, (1, -1))]
+        X = X - 0.2 * (2 * Q(M / s) - np.mean(pairs, axis=0))
+    np.testing.assert_allclose(weight(config), X, rtol=1e-9, atol=1e-11)
+
+
+def test_the_noise_of_a_filtered_momentum_by_its_weights() -> None:
+    """The moments against the squared weights of a filter and a momentum written out."""
+    mu, kappa, steps = 0.7, 0.4, 9
+    impulse = np.eye(steps)  # row t is w_t
+    f, m = impulse[0], impulse[0]
+    for t in range(1, steps):
+        f = (1 - kappa) * f + kappa * impulse[t]
+        m = mu * m + f
+    nothing = torch.zeros(1, 3, dtype=torch.float64)
+    state = {"steps": nothing[:, 0], "common": nothing, "own": nothing}
+    for _ in range(steps):
+        state = spread(state, mu, kappa)
+    np.testing.assert_allclose(state["own"][0], [f @ f, f @ m, m @ m], rtol=1e-12)
+    assert not state["common"].any()
+
+
+def test_noise_is_secret_unless_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    """With the operating system's entropy, which other tests have a repeatable one for."""
+    monkeypatch.setattr(keystream, "os", os)
+    hidden = central("dp-sgd", privacy={"noise": 0.5, "insecure-reproducible-noise": False})
+    assert np.abs(weight(hidden) - weight(hidden)).max() > 1e-4
+    shown = central("dp-sgd", privacy={"noise": 0.5})
+    assert np.array_equal(weight(shown), weight(shown))
+
+
+@pytest.mark.parametrize("recipe", PRIVATE)
+def test_every_private_recipe_runs_with_several_clients(recipe: str) -> None:
+    config = small(
+        federation={"rounds": 3},
+        local={"recipe": recipe, "lr": 0.02, "steps": 2},
+        privacy={"noise": 0.5, "lot": 8.0, "insecure-reproducible-noise": True},
+    )
+    params = trained(config).params["weight"]
+    assert bool(params.isfinite().all())
+    again = trained(config, build.federated_data(config, build.source(config)))
+    assert torch.equal(again.params["weight"], params)
+
+
+@pytest.mark.parametrize(
+    ("changes", "sentence"),
+    [
+        ({"privacy": {"level": "client"}}, "an account of another unit"),
+        ({"local": {"batch": 8}}, "shuffled batch of fixed size"),
+        ({"privacy": {"bound": math.inf, "noise": 1.0}}, "finite bound"),
+        ({"local": {"momentum-form": "nesterov"}}, "no bias correction"),
+    ],
+)
+def test_what_cannot_be_accounted_for_is_refused(changes: dict, sentence: str) -> None:
+    tables: dict[str, dict] = {"local": {"recipe": "dp-muonbc"}}
+    for table, keys in changes.items():
+        tables.setdefault(table, {}).update(keys)
+    with pytest.raises(InputError, match=sentence):
+        small(**tables)

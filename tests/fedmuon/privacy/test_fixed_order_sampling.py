@@ -1,0 +1,387 @@
+"""Lots that take turns, and noise that cancels: what is drawn, and what it spends."""
+
+import itertools
+import json
+import math
+import pickle
+from pathlib import Path
+from typing import Any, cast
+
+import numpy as np
+import pytest
+import torch
+from conftest import small
+from scipy.optimize import brentq
+from scipy.stats import norm
+from torch import Tensor
+
+from fedmuon.config.load import Config
+from fedmuon.core.arrays import read_tensors
+from fedmuon.core.errors import InputError
+from fedmuon.core.rng import Draw
+from fedmuon.experiments.auditing import one_run
+from fedmuon.experiments.run import execute
+from fedmuon.experiments.spending import spent
+from fedmuon.federated import build
+from fedmuon.federated.aggregate import begin, broadcast
+from fedmuon.federated.client import Broadcast, replies
+from fedmuon.federated.plan import Plan
+from fedmuon.federated.rounds import rounds
+from fedmuon.federated.worker import worker
+from fedmuon.optim.private import Private
+from fedmuon.privacy.accounting import account
+from fedmuon.privacy.audit import Statistics, counted
+from fedmuon.privacy.correlated import Past, sensitivity, square_root
+from fedmuon.privacy.mechanism import Mechanism
+from fedmuon.privacy.orders import Turns, participations
+from fedmuon.privacy.pairs import Event
+from fedmuon.runs.loop import drive, prepare
+from fedmuon.tasks.clipping import Clipping, slack
+
+
+def private(clients: int = 1, rounds: int = 4, **privacy: Any) -> Config:
+    """40 samples of each client in lots of 12 and 4: epochs of 4 lots, each round 3 of them."""
+    return small(
+        data={"train": 40 * clients},
+        federation={"rounds": rounds, "clients": clients, "per-round": min(2, clients),
+                    "partition": "iid"},
+        local={"recipe": "dp-sgd", "lr": 0.1, "steps": 3},
+        privacy={"noise": 2.0, "lot": 12.0, "bound": 0.2, "delta": 1e-3, "sampling": "cyclic"}
+        | privacy,
+    )  # fmt: skip
+
+
+CORRELATED = {"noise-correlation": "sqrt-toeplitz", "band": 3}
+
+
+def toeplitz(coefficients: np.ndarray, steps: int) -> np.ndarray:
+    """C [n, n], entry by entry."""
+    matrix = np.zeros((steps, steps))
+    for row, column in itertools.product(range(steps), repeat=2):
+        if 0 <= row - column < len(coefficients):
+            matrix[row, column] = coefficients[row - column]
+    return matrix
+
+
+def prefix_sums(steps: int) -> np.ndarray:
+    return np.tril(np.ones((steps, steps)))
+
+
+def patterns(steps: int, apart: int) -> list[tuple[int, ...]]:
+    """All sets of steps that are so far apart."""
+    every = itertools.chain.from_iterable(
+        itertools.combinations(range(steps), many) for many in range(1, steps + 1)
+    )
+    return [one for one in every if all(b - a >= apart for a, b in itertools.pairwise(one))]
+
+
+def test_coefficients_are_the_root_of_the_prefix_sums() -> None:
+    found = square_root(40)
+    exact = [math.comb(2 * j, j) / 4**j for j in range(40)]
+    np.testing.assert_allclose(found, exact, rtol=1e-14)
+    root = toeplitz(found, 40)
+    np.testing.assert_allclose(root @ root, prefix_sums(40), rtol=1e-13, atol=1e-13)
+
+
+@pytest.mark.parametrize("band", [1, 3, 12])
+def test_noise_is_the_dense_solution_and_its_sums_are_b_z(band: int) -> None:
+    """W = C^-1 Z row by row, for two blocks at once, and A W = B Z with A = B C."""
+    steps, rng = 12, np.random.default_rng(0)
+    fresh = torch.from_numpy(rng.standard_normal((steps, 2, 3, 4)))  # step, block, entries
+    past = Past(square_root(band))
+    found = np.zeros(fresh.shape)
+    for step, drawn in enumerate(fresh):
+        row = past.at(step, lambda shape, block, drawn=drawn: drawn[block])
+        found[step] = [row((3, 4), block).numpy() for block in range(2)]
+    matrix, flat = toeplitz(square_root(band), steps), fresh.reshape(steps, -1).numpy()
+    exact = np.linalg.solve(matrix, flat)
+    np.testing.assert_allclose(found.reshape(steps, -1), exact, rtol=1e-12, atol=1e-13)
+    decoder = prefix_sums(steps) @ np.linalg.inv(matrix)
+    np.testing.assert_allclose(np.cumsum(exact, 0), decoder @ flat, rtol=1e-11, atol=1e-12)
+
+
+@pytest.mark.parametrize("apart", [1, 2, 3, 5, 9])
+@pytest.mark.parametrize("band", [1, 2, 4, 9])
+def test_sensitivity_is_the_most_of_all_patterns(apart: int, band: int) -> None:
+    steps, coefficients = 9, square_root(band)
+    matrix = toeplitz(coefficients, steps)
+    most = max(np.linalg.norm(matrix[:, one].sum(1)) for one in patterns(steps, apart))
+    assert sensitivity(coefficients, steps, apart) == pytest.approx(most, rel=1e-13)
+    # Vectors of norm 1 in any directions add up to no more.
+    rng = np.random.default_rng(band)
+    for one in patterns(steps, apart)[::7]:
+        given = rng.standard_normal((len(one), 3))
+        given /= np.linalg.norm(given, axis=1)[:, None]
+        assert np.linalg.norm(matrix[:, one] @ given) <= most * (1 + 1e-12)
+    once = float(np.linalg.norm(coefficients))
+    assert (once < most) == (apart < steps)  # negative control: one participation is not enough
+
+
+def test_growing_coefficients_have_no_such_sensitivity() -> None:
+    """Nor does the formula hold for them: the control finds a pattern that exceeds it."""
+    growing = np.array([0.1, 1.0])
+    for odd in (growing, np.array([1.0, -0.5])):
+        with pytest.raises(InputError, match="do not grow and are not negative"):
+            sensitivity(odd, 4, 3)
+    matrix = toeplitz(growing, 4)
+    assert np.linalg.norm(matrix[:, (0, 3)].sum(1)) < np.linalg.norm(matrix[:, 0] + matrix[:, 2])
+
+
+def error(decoder: np.ndarray, most: float) -> float:
+    """The root mean square of a prefix sum's noise, at a joint sensitivity of 1."""
+    return most * float(np.sqrt(np.square(decoder).sum(1).mean()))
+
+
+def test_sums_have_less_noise_than_the_tree_gives_and_than_independent_noise() -> None:
+    """Of 256 steps: one epoch, against the binary tree of Dwork et al. 2010, and 8 epochs."""
+    steps = 256
+    sums = prefix_sums(steps)
+    root = toeplitz(square_root(steps), steps)
+    ours = error(sums @ np.linalg.inv(root), sensitivity(square_root(steps), steps, steps))
+    levels = steps.bit_length()  # an example is in as many nodes; a sum takes those of its bits
+    nodes = np.mean([number.bit_count() for number in range(1, steps + 1)])
+    tree = math.sqrt(levels * nodes)
+    independent = error(sums, 1.0)
+    assert ours < 0.45 * tree < tree < 0.7 * independent
+    banded = toeplitz(square_root(16), steps)
+    decoder = sums @ np.linalg.inv(banded)
+    assert error(decoder, sensitivity(square_root(16), steps, 32)) < 0.6 * error(sums, 8**0.5)
+
+
+def exact_epsilon(noise: float | np.floating, delta: float) -> float:
+    """Of one Gaussian release of sensitivity 1 (Balle, Wang 2018, Theorem 8)."""
+
+    def excess(epsilon: float) -> float:
+        low, high = 0.5 / noise - epsilon * noise, -0.5 / noise - epsilon * noise
+        return float(norm.cdf(low) - math.exp(epsilon) * norm.cdf(high) - delta)
+
+    return cast(float, brentq(excess, 0, 60))
+
+
+@pytest.mark.parametrize("turns", [Turns("shuffle"), Turns("cyclic", 4), Turns("cyclic", 50)])
+def test_epsilon_is_that_of_one_gaussian_release(turns: Turns) -> None:
+    lots, blocks, noise, delta = 8, 3, 6.0, 1e-5
+    spent = turns.spent(noise, blocks, lots, range(10), 3)
+    most = max(
+        np.linalg.norm(toeplitz(square_root(turns.band), 30)[:, start::lots].sum(1))
+        for start in range(lots)
+    )
+    answer = account([spent], delta)
+    exact = exact_epsilon(noise / (most * math.sqrt(blocks)), delta)
+    assert answer.lower <= exact <= answer.upper < 1.01 * exact
+    twice = account([spent], delta, adjacency="replace-one")  # which moves a sum by twice as much
+    double = exact_epsilon(noise / (2 * most * math.sqrt(blocks)), delta)
+    assert twice.lower <= double <= twice.upper < 1.01 * double
+
+
+def statistics(band: int, lots: int, steps: int, noise: float, count: int) -> Statistics:
+    """The log-likelihood ratio of runs with and without a canary in each epoch's first lot, whose
+    gradient follows what was released: it points where the last release points."""
+    found = []
+    for there in (True, False):
+        rng, past, rows = np.random.default_rng(int(there)), Past(square_root(band)), []
+        given: list[Tensor] = []
+        for step in range(steps):
+            drawn = past.at(step, lambda s, block, r=rng: torch.from_numpy(r.standard_normal(s)))
+            last = torch.sign(rows[-1]) if rows else torch.ones(count)
+            given.append(torch.where(last == 0, 1.0, last) * (step % lots == 0))
+            rows.append(there * given[-1] + noise * drawn((count,), 0))
+        mixed = torch.from_numpy(toeplitz(square_root(band), steps))
+        seen, means = mixed @ torch.stack(rows), mixed @ torch.stack(given).double()
+        found.append((((seen - means / 2) * means).sum(0) / noise**2).numpy())
+    return Statistics(*found)
+
+
+def test_an_audit_holds_the_account_and_fails_one_of_single_participations() -> None:
+    band, lots, steps, noise, delta = 3, 4, 16, 3.0, 1e-3
+    bound = counted(statistics(band, lots, steps, noise, 20_000), delta).epsilon
+    true = account([Turns("cyclic", band).spent(noise, 1, lots, range(4), 4)], delta).upper
+    once = float(np.linalg.norm(square_root(band)))
+    claimed = account([Event(1.0, noise / once, 1)], delta).upper  # negative control
+    assert claimed < bound < true
+
+
+def test_every_sample_has_one_turn_in_each_epoch() -> None:
+    for turns, alike in ((Turns("shuffle"), False), (Turns("cyclic"), True)):
+        epochs = [
+            [turns.rows(7, 2, 4 * epoch + place, 43, 12.0) for place in range(4)]
+            for epoch in range(2)
+        ]
+        for lots in epochs:
+            assert [len(rows) for rows in lots] == [12, 12, 12, 7]
+            assert sorted(np.concatenate(lots)) == list(range(43))
+        assert np.array_equal(epochs[0][0], epochs[1][0]) == alike
+        assert not np.array_equal(epochs[0][0], turns.rows(7, 3, 0, 43, 12.0))
+
+
+def test_a_clients_turns_go_on_where_its_last_round_ended() -> None:
+    plan = Plan(0, clients=3, per_round=2, rounds=9, steps=2)
+    for client in range(3):
+        taken = [number for number in range(9) if client in plan.participants(number)]
+        turns = [plan.turn(number, client, step) for number in taken for step in range(2)]
+        assert turns == list(range(2 * len(taken)))
+
+
+def test_participations_with_attempts_are_no_fewer_than_any_order_gives() -> None:
+    """Against counts in drawn orders; exactly the most of them where nothing is repeated."""
+    rng = np.random.default_rng(0)
+    for attempts in ([1, 1, 1, 1], [1, 3, 1], [2, 2], [1, 1, 4]):
+        for steps, lots in ((1, 3), (3, 4), (5, 2), (4, 4), (3, 1)):
+            most = 0
+            for _ in range(40):
+                places = rng.integers(lots, size=len(attempts) * steps)  # of the sample, by epoch
+                held = [
+                    places[turn // lots] == turn % lots for turn in range(len(attempts) * steps)
+                ]
+                each = np.reshape(held, (-1, steps)).sum(1)
+                most = max(most, int(each @ np.array(attempts)))
+            bound = participations(attempts, steps, lots)
+            assert most <= bound
+            assert bound == most or max(attempts) > 1
+
+
+def test_a_run_has_the_noise_of_the_dense_matrices(tmp_path: Path) -> None:
+    """With a vanishing bound and the noise that makes up for it, the model is a sum of noise."""
+    config = small(
+        data={"train": 40}, federation={"rounds": 4, "clients": 1, "per-round": 1},
+        local={"recipe": "dp-sgd", "lr": 0.1, "steps": 3, "momentum": 0.0},
+        privacy={"noise": 1e9, "lot": 12.0, "bound": 1e-9, "sampling": "cyclic",
+                 "insecure-reproducible-noise": True} | CORRELATED,
+        engine={"dtype": "float64"},
+    )  # fmt: skip
+    run = prepare(build.resolve(config), tmp_path)
+    execute(None, tmp_path, resume=True)
+    ends = [
+        read_tensors(tmp_path / f"{name}.safetensors")[0]["weight"].numpy()
+        for name in ("initial", "model")
+    ]
+    plan = run.experiment.plan
+    fresh = np.stack([
+        plan.draws(number, 0, step)(Draw.NOISE, block=0).standard_normal(ends[0].shape)
+        for number in range(4) for step in range(3)
+    ])  # fmt: skip
+    cancelled = np.linalg.solve(toeplitz(square_root(3), 12), fresh.reshape(12, -1)).sum(0)
+    moved = -0.1 * (1 + slack(torch.float64)) / 12 * cancelled.reshape(ends[0].shape)
+    np.testing.assert_allclose(ends[1] - ends[0], moved, rtol=1e-7, atol=1e-9)
+    independent = -0.1 / 12 * fresh.sum(0)  # negative control
+    assert np.linalg.norm(ends[1] - ends[0] - independent) > 0.2 * np.linalg.norm(independent)
+
+
+@pytest.mark.parametrize("extra", [{"sampling": "shuffle"}, CORRELATED])
+def test_a_target_is_met_and_the_ledger_says_by_what(tmp_path: Path, extra: dict) -> None:
+    private_run = execute(private(epsilon=2.0, noise=0.0, **extra), tmp_path)["privacy"]
+    assert 1.99 < private_run["epsilon"] <= 2.0 and private_run["certified"]
+    assert private_run["adjacency"] == "zero-out"
+    turns = Turns(extra.get("sampling", "cyclic"), extra.get("band", 1))
+    first = json.loads((tmp_path / "ledger.jsonl").read_text().splitlines()[0])
+    for held in (first, private_run):
+        assert {name: held[name] for name in turns.about} == turns.about
+    exact = exact_epsilon(private_run["noise"] / turns.sensitivity(12, 4), 1e-3)
+    assert private_run["lower"] <= exact <= private_run["epsilon"]
+    assert spent(tmp_path)["epsilon"] == private_run["epsilon"]
+
+
+def killed(config: Config, out: Path, after: int) -> None:
+    """The engine dies when the ledger's line of a round is written, before its model is."""
+
+    def dying(experiment: Any, state: Any) -> Any:
+        yield from itertools.islice(rounds(experiment, state), after)
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        drive(prepare(build.resolve(config), out), dying)
+
+
+def test_a_repeated_round_of_shuffled_lots_counts_again(tmp_path: Path) -> None:
+    whole = execute(private(sampling="shuffle"), tmp_path / "whole")["privacy"]["epsilon"]
+    killed(private(sampling="shuffle"), tmp_path / "killed", after=2)
+    again = execute(None, tmp_path / "killed", resume=True)["privacy"]["epsilon"]
+    counts = participations([1, 1, 1, 1], 3, 4), participations([1, 1, 2, 1], 3, 4)
+    assert counts == (3, 5)
+    for found, count in ((whole, 3), (again, 5)):
+        assert found == pytest.approx(exact_epsilon(2.0 / math.sqrt(count), 1e-3), rel=2e-3)
+
+
+def test_correlated_noise_is_not_resumed_and_stays_spent(tmp_path: Path) -> None:
+    killed(private(**CORRELATED), tmp_path, after=2)
+    with pytest.raises(InputError, match="no file keeps it, as it is secret"):
+        execute(None, tmp_path, resume=True)
+    exact = exact_epsilon(2.0 / Turns("cyclic", 3).sensitivity(9, 4), 1e-3)
+    assert spent(tmp_path)["epsilon"] == pytest.approx(exact, rel=2e-3)
+
+
+def test_the_past_is_in_one_process_and_in_order() -> None:
+    past = Past(square_root(3))
+    past.at(0, lambda shape, block: torch.ones(shape))((2,), 0)
+    with pytest.raises(InputError, match="the noise of step 2 is to cancel"):
+        past.at(2, lambda shape, block: torch.ones(shape))
+    with pytest.raises(InputError, match="stays where it was drawn"):
+        pickle.dumps(past)
+    assert "tensor" not in repr(past)
+
+
+def test_a_worker_takes_the_turns_of_the_engine_in_this_process() -> None:
+    """Two clients of three, shuffled, in float64, repeatable: client by client, round by round."""
+    config = build.resolve(
+        private(3, rounds=3, sampling="shuffle", **{"insecure-reproducible-noise": True})
+    )
+    source = build.source(config)
+    data = build.federated_data(config, source)
+    experiment = build.experiment(config, data, source.classes)
+    state = begin(experiment.recipe, experiment.task, config.federation.seed)
+    for done in rounds(experiment, state):
+        sent: Broadcast = broadcast(experiment.recipe, state)
+        held = []
+        for client in done.participants:
+            one = worker(config, int(client))
+            held += replies(one.recipe, one.task, one.plan, [(one.client, one.shard)], sent)
+        mean = torch.stack([reply.params["weight"] for reply in held]).mean(0)
+        assert torch.allclose(mean, done.state.params["weight"], rtol=1e-12, atol=1e-12)
+        state = done.state
+
+
+@pytest.mark.parametrize(
+    ("tables", "match"),
+    [
+        ({"privacy": {"sampling": "shuffle"} | CORRELATED}, "only lots in one order read it"),
+        ({"privacy": {"sampling": "poisson"} | CORRELATED}, "only lots in one order read it"),
+        ({"privacy": {"lot": 2.5}}, "give a whole number"),
+        ({"privacy": {"rate": 0.1}}, "have no rate that could be public"),
+        ({"privacy": {"population": 100}}, "have no rate that could be public"),
+        ({"privacy": CORRELATED, "federation": {"clients": 2}}, "no mean over others leaves"),
+        ({"privacy": CORRELATED, "local": {"recipe": "dp-muonbc"}}, "is independent from step"),
+        ({"privacy": CORRELATED, "engine": {"name": "ray"}, "faults": {"retries": 0}},
+         "in the memory of one process"),
+        ({"privacy": {"adjacency": "add-remove"}}, "add-remove' does not hold"),
+    ],
+)  # fmt: skip
+def test_what_cannot_be_covered_is_refused(tables: dict, match: str) -> None:
+    base = {
+        "federation": {"clients": 1, "per-round": 1},
+        "local": {"recipe": "dp-sgd"},
+        "privacy": {"sampling": "cyclic", "lot": 12.0, "noise": 1.0},
+    }
+    joined = {name: base.get(name, {}) | tables.get(name, {}) for name in {**base, **tables}}
+    with pytest.raises(InputError, match=match):
+        small(**joined)
+
+
+@pytest.mark.parametrize(
+    "extra", [{"sampling": "shuffle"}, {"sampling": "poisson", "quantile": 0.5}]
+)
+def test_an_audit_of_one_run_is_of_poisson_lots(tmp_path: Path, extra: dict) -> None:
+    with pytest.raises(InputError, match="the law of Poisson lots under a bound that stays"):
+        one_run.execute(private(**extra), tmp_path, 20)
+
+
+def test_mechanisms_of_ones_own_are_held_to_the_same(tmp_path: Path) -> None:
+    with pytest.raises(InputError, match="asks for an epoch between"):
+        Turns("shuffle", 2)
+    with pytest.raises(InputError, match="whole number"):
+        Mechanism(Clipping(), 1.0, 2.5, turns=Turns())
+    with pytest.raises(InputError, match="Poisson ones here"):
+        Mechanism(Clipping(), 1.0, 2.0, turns=Turns()).rows(lambda what: None, 10)  # type: ignore[arg-type]
+    with pytest.raises(InputError, match="no place in a loop of your own"):
+        Private(
+            torch.nn.Linear(3, 2), population=50, recipe="dp-sgd", privacy={"sampling": "shuffle"}
+        )

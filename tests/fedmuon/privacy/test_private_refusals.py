@@ -1,0 +1,437 @@
+"""What a private run is refused for: before anything is written, by the key that was set, and with
+a next step that works."""
+
+import itertools
+import re
+import shlex
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from conftest import small
+
+import fedmuon
+from fedmuon import links
+from fedmuon.config.incompatible import noiseless
+from fedmuon.config.load import Config, dump, nested, parse
+from fedmuon.config.read_if import NEEDS
+from fedmuon.core.choices import PRIVATE
+from fedmuon.core.errors import InputError, Interrupted
+from fedmuon.experiments.auditing import one_run
+from fedmuon.experiments.cli import main
+from fedmuon.experiments.report import gather
+from fedmuon.experiments.run import execute
+from fedmuon.experiments.spending import spent
+from fedmuon.experiments.stability import neighbours
+from fedmuon.experiments.studies.training.trained import Trained
+from fedmuon.federated.accountant import delta_of
+from fedmuon.optim import Private
+from fedmuon.optim.gradients import released
+from fedmuon.optim.recipe_chains import replace_by_mean
+from fedmuon.privacy.correlated import sensitivity, square_root
+from fedmuon.privacy.mechanism import Mechanism
+from fedmuon.privacy.orders import Turns
+from fedmuon.privacy.quantile import Quantile
+from fedmuon.runs.directory import RunDirectory
+from fedmuon.server.run_config import require_noise
+from fedmuon.tasks.clipping import Clipping
+
+CLIENT = {"level": "client", "noise": 1.0}
+DP_FTRL = {"sampling": "cyclic", "noise-correlation": "sqrt-toeplitz", "band": 3}
+
+
+def private(recipe: str = "dp-sgd", /, **privacy: Any) -> Config:
+    given = {} if privacy.get("level") == "client" else {"noise": 1.0, "lot": 4.0}
+    return small(federation={"rounds": 3}, local={"recipe": recipe}, privacy=given | privacy)
+
+
+@pytest.mark.parametrize(
+    ("config", "why"),
+    [
+        (private(quantile=0.5, **{"count-noise": 0.4}), "count-noise = 0.4 leaves nothing"),
+        (private(noise=1e9), "too coarse for the lattice"),
+        (private("fedmuon", level="client", noise=1e9), "too coarse for the lattice"),
+        (private(noise=1e-9), "noise = 1e-09 is less than an account"),
+        (private("fedmuon", level="client", noise=1e-9), "noise = 1e-09 is less than an account"),
+        (private(rate=1e-18, delta=1e-5), "probability 1e-18 must lie in"),
+    ],
+)
+def test_what_has_no_account_is_refused_before_anything_is_written(
+    config: Config, why: str, tmp_path: Path
+) -> None:
+    out = tmp_path / "run"
+    with pytest.raises(InputError, match=why):
+        execute(config, out)
+    assert not out.exists()
+
+
+def test_the_control_of_it_runs(tmp_path: Path) -> None:
+    """Just within the same limits."""
+    execute(private(quantile=0.5, noise=0.7, **{"count-noise": 0.4}), tmp_path / "count")
+    execute(private("fedmuon", level="client", noise=1e6), tmp_path / "coarse")
+    execute(private(noise=1e9, arithmetic="continuous"), tmp_path / "continuous")
+
+
+def test_a_delta_that_no_accountant_sees_is_refused_by_the_config() -> None:
+    for changes, why in [
+        ({"rate": 1e-12}, "delta = 0 is n.-1.1, and rate = 1e-12 says that n = 4e.12"),
+        ({"delta": 1e-20}, "delta = 1e-20 is below"),
+        ({"quantile": 0.5, "quantile-rate": 1e12}, "quantile-rate = .* at most 10"),
+    ]:
+        with pytest.raises(InputError, match=why):
+            private(**changes)
+    assert private(rate=1e-9).privacy.public_population == pytest.approx(4e9)
+
+
+def test_a_followed_bound_stays_a_bound() -> None:
+    """Counts that are nothing but noise carry its logarithm anywhere, and exp(800) is infinite."""
+    quantile, log_bound = Quantile(0.5, 10.0, 1e6), torch.zeros(1, dtype=torch.float64)
+    for share in (-80.0, 1e6, -1e6):
+        log_bound = quantile.moved(log_bound, torch.tensor([share], dtype=torch.float64))
+        assert 1e-15 * (1 - 1e-9) <= float(log_bound.exp()) <= 1e15 * (1 + 1e-9)
+    near = quantile.moved(torch.zeros(1).double(), torch.tensor([0.4]).double())
+    assert float(near) == pytest.approx(1.0)
+
+
+@pytest.mark.parametrize(
+    ("config", "why"),
+    [
+        (private("fedmuon", **CLIENT), "share its participants.* cohorts = 'fixed'"),
+        (small(stability={"realized": True}, local={"recipe": "fedavg"}), "follows FedMuon"),
+        (small(stability={"neighbours": "worst"}, orthogonalizer={"name": "exact-sign"}), "jumps"),
+        (small(stability={"neighbours": "worst"}, federation={"aggregate": "median"}), "chooses"),
+        (small(stability={"neighbours": "worst"}, local={"recipe": "adamw"}), "AdamW"),
+        (
+            small(
+                stability={"neighbours": "worst"},
+                local={"recipe": "dp-sgd"},
+                privacy={"noise": 1.0, "lot": 4.0},
+            ),
+            "its noise hides it",
+        ),
+        (small(engine={"name": "deployment"}), "a deployment runs one model"),
+    ],
+)
+def test_neighbours_that_cannot_be_are_refused_before_the_run(
+    config: Config, why: str, tmp_path: Path
+) -> None:
+    out = tmp_path / "run"
+    with pytest.raises(InputError, match=why):
+        neighbours.execute(config, out)
+    assert not out.exists()
+
+
+def test_a_refused_neighbourhood_leaves_a_finished_run_as_it_was(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    execute(private("fedmuon", **CLIENT), tmp_path / "clients")
+    before = contents(tmp_path / "clients")
+    assert ended(["stability", "--out", str(tmp_path / "clients"), "--resume"]) == 2
+    assert "cohorts = 'fixed'" in capsys.readouterr().err
+    assert contents(tmp_path / "clients") == before
+    neighbours.execute(small(stability={"trials": 1}, federation={"rounds": 1}), tmp_path / "one")
+    assert len(found := gather(tmp_path)) == 2 and found[0].name == "one"  # and the plain run
+
+
+def test_neighbours_that_were_broken_off_say_how_to_go_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    out = tmp_path / "one"
+    config = small(stability={"trials": 2}, federation={"rounds": 1})
+    with monkeypatch.context() as patch:
+        patch.setattr("fedmuon.experiments.stability.neighbours._write", interrupted)
+        with pytest.raises(Interrupted):
+            neighbours.execute(config, out)
+    with pytest.raises(InputError) as refusal:
+        gather(tmp_path)
+    command = re.search(r"go on with (fedmuon .*)$", str(refusal.value))
+    assert command and not ended(shlex.split(command[1])[1:])
+    assert len(gather(tmp_path)) == 1
+
+
+def test_a_run_whose_noise_is_lost_is_not_told_to_resume(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Nor does the resume that somebody tries all the same touch a byte."""
+    out, file = tmp_path / "run", tmp_path / "config.toml"
+    file.write_text(dump(dp_ftrl()))
+    broken_off(["run", str(file), "--out", str(out)], monkeypatch)
+    said = capsys.readouterr().err
+    assert "no file keeps it" in said and "another folder" in said and "--resume" not in said
+    (out / ".config.toml.x.part").write_bytes(b"a draft")
+    ledger = out / "ledger.jsonl"
+    ledger.write_bytes(ledger.read_bytes()[:-1])  # a kill in the midst of its last line
+    before = contents(out)
+    for command in (
+        ["run", "--out", str(out), "--resume"],
+        ["stability", "--out", str(out), "--resume"],
+        ["run", str(file), "--out", str(out)],
+    ):
+        assert ended(command) == 2
+        assert "--resume" not in capsys.readouterr().err
+        assert contents(out) == before
+    cell = Trained("DP-FTRL", None, dp_ftrl(), out)
+    with pytest.raises(InputError, match=r"remove it, .* and go on with --resume"):
+        cell.compute()
+    assert contents(out) == before
+
+
+def test_other_private_runs_are_told_to_resume_and_do(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    out, file = tmp_path / "run", tmp_path / "config.toml"
+    file.write_text(dump(dp_ftrl(band=1)))
+    broken_off(["run", str(file), "--out", str(out)], monkeypatch)
+    command = capsys.readouterr().err.split("go on with: ")[1]
+    assert not ended(shlex.split(command)[1:])
+    assert RunDirectory(out).summary()
+
+
+@pytest.mark.parametrize("where", ["drive._finish", "experiments.laboratory.one_run.judged"])
+def test_an_audit_that_was_interrupted_is_begun_anew(
+    where: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """In its last round, or once the run has ended and what it refutes has not been written."""
+    out, file = tmp_path / "run", tmp_path / "config.toml"
+    file.write_text(dump(private()))
+    again = ["privacy", "audit", "--one-run", str(file), "--canaries", "20", "--out", str(out)]
+    broken_off(again, monkeypatch, where)
+    said = capsys.readouterr().err
+    assert "coins of its canaries are gone" in said and "another folder" in said
+    assert "--resume" not in said
+    before = contents(out)
+    assert "audit" not in spent(out)
+    whole = ["privacy", "audit", "--one-run", str(out)]
+    for command in (again, whole, ["run", "--out", str(out), "--resume"]):
+        assert ended(command) == 2
+        assert "--resume" not in capsys.readouterr().err
+        assert contents(out) == before
+
+
+@pytest.mark.parametrize("changes", [{"noise": 0.0}, {"quantile": 0.5}, {"sampling": "shuffle"}])
+def test_what_the_auditor_does_not_know_is_refused_before_the_run(
+    changes: dict[str, Any], tmp_path: Path
+) -> None:
+    with pytest.raises(InputError, match=r"without noise|knows the law"):
+        one_run.execute(private(**changes), tmp_path / "run", 20)
+    assert not (tmp_path / "run").exists()
+
+
+def test_a_damaged_ledger_is_refused_untouched(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    out = tmp_path / "run"
+    with monkeypatch.context() as patch:
+        patch.setattr("fedmuon.runs.loop._finish", interrupted)
+        with pytest.raises(Interrupted):
+            execute(private(), out)
+    ledger = out / "ledger.jsonl"
+    ledger.write_bytes(ledger.read_bytes().replace(b'"noise_multiplier": 1.0', b'"noise": 9.0', 1))
+    (out / "rounds.jsonl").open("ab").write(b"a line that is no line\n")
+    before = contents(out)
+    with pytest.raises(InputError, match="damaged or changed"):
+        execute(None, out, resume=True)
+    assert contents(out) == before
+
+
+OTHER = {  # a value that is no default, of each key of [privacy]
+    "clipping": "flat", "bound": 2.0, "quantile": 0.5, "quantile-rate": 0.1, "count-noise": 3.0,
+    "noise": 1.0, "lot": 32.0, "epsilon": 3.0, "delta": 1e-6, "level": "client", "trust": "local",
+    "honest": 1.0, "state-weight": 2.0, "cohorts": "fixed", "adjacency": "add-remove",
+    "sampling": "cyclic",
+    "noise-correlation": "sqrt-toeplitz", "band": 3, "population": 1000, "rate": 0.1,
+    "kappa": 0.5, "lookahead": 0.25, "probes": 2, "noise-source": "pcg64",
+    "arithmetic": "grid", "insecure-reproducible-noise": True,
+}  # fmt: skip
+
+
+def refused(recipe: str, given: dict[str, Any]) -> str:
+    try:
+        parse({"local": {"recipe": recipe}, "privacy": {"noise": 0.0, **given}})
+    except InputError as error:
+        return str(error)
+    return ""
+
+
+@pytest.mark.parametrize("recipe", ["fedmuon", "dp-muon", "disk-muonbc", "adamw"])
+def test_a_refusal_names_a_key_that_was_set(recipe: str) -> None:
+    """Of each pair of keys: not one that followed from it, which nobody would find."""
+    assert set(OTHER) == set(NEEDS["privacy"])
+    said = {
+        pair: why
+        for pair in itertools.combinations(OTHER, 2)
+        if (why := refused(recipe, {key: OTHER[key] for key in pair}))
+    }
+    assert len(said) > 50  # the control: many of them are refused
+    for pair, why in said.items():
+        assert any(re.search(rf"(?<![\w-]){key}(?![\w-])", why) for key in pair), (pair, why)
+
+
+@pytest.mark.parametrize("key", ["population", "rate", "lot", "sampling", "quantile", "probes"])
+def test_at_client_level_the_mend_is_the_level(key: str) -> None:
+    """Choosing a private recipe alone would be refused for the level."""
+    why = refused("fedmuon", CLIENT | {key: OTHER[key]})
+    assert f"[privacy] {key} = " in why and "set level = 'example' and choose a recipe dp-" in why
+    mended = {key: OTHER[key], "noise": 1.0} | ({"lot": 8.0} if key == "rate" else {})
+    assert "level" not in refused("dp-muonbc", mended)
+    other = refused("dp-muon", {"noise": 1.0, "trust": "local"})
+    assert "set [privacy] level = 'client' and choose a recipe without dp-" in other
+
+
+def test_no_circle_of_refusals_for_lots_that_take_turns() -> None:
+    """Each sentence's mend, taken at its word, is the last one."""
+    turns = {"noise": 1.0, "sampling": "cyclic"}
+    why = refused("dp-muon", turns | {"adjacency": "add-remove"})
+    assert "adjacency = 'zero-out', or sampling = 'poisson' and a public population or rate" in why
+    assert not refused("dp-muon", turns | {"adjacency": "zero-out"})
+    assert not refused("dp-muon", {"noise": 1.0, "adjacency": "add-remove", "population": 1000})
+    why = refused("dp-muon", turns | {"adjacency": "add-remove", "population": 1000})
+    assert "leave rate and population out, and adjacency = 'add-remove' with them" in why
+    assert not refused("dp-muon", turns)
+    with pytest.raises(InputError, match="moves others to other lots"):
+        Mechanism(Clipping(), 1.0, 4.0, adjacency="add-remove", turns=Turns())
+
+
+def test_a_public_population_of_ones_own_mechanism_decides_its_delta(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of a mechanism that hides how many samples there are, no delta may tell."""
+    mechanism = Mechanism(Clipping(), 1.0, 4.0, public_rate=4e-6, adjacency="add-remove")
+    sizes = np.array([30, 60_000_000])
+    config = parse({})
+    assert delta_of(config, sizes, mechanism) == pytest.approx(1e6**-1.1)
+    assert delta_of(config, sizes) == pytest.approx(6e7**-1.1)  # the control: the secret number
+    chain = fedmuon.Chain((released(), links.descend(0.1)))
+    own = fedmuon.Recipe(chain, replace_by_mean, mechanism=mechanism)
+    tables = {
+        "data": {"name": "synthetic", "train": 90, "test": 30, "dimension": 5, "minimum": 5},
+        "federation": {"clients": 3, "rounds": 2},
+    }
+    out = tmp_path / "run"
+    with monkeypatch.context() as patch:
+        patch.setattr("fedmuon.runs.loop._finish", interrupted)
+        with pytest.raises(Interrupted):
+            fedmuon.run(tables, recipe=own, out=out)
+    with pytest.raises(InputError, match="give --delta"):
+        spent(out)
+    assert spent(out, 1e-6)["delta"] == 1e-6
+    done = fedmuon.run(tables, recipe=own, out=out, resume=True)
+    assert done.summary["privacy"]["delta"] == spent(out)["delta"] == pytest.approx(1e6**-1.1)
+
+
+@pytest.mark.parametrize(
+    ("clients", "engine", "why"), [(2, "inline", "clients = 1"), (1, "ray", "name = 'inline'")]
+)
+def test_correlated_noise_of_ones_own_mechanism_is_refused_before_the_run(
+    clients: int, engine: str, why: str, tmp_path: Path
+) -> None:
+    turns = Mechanism(Clipping(), 1.0, 4.0, turns=Turns("cyclic", 3))
+    chain = fedmuon.Chain((released(), links.descend(0.1)))
+    tables = {
+        "data": {"name": "synthetic", "train": 60, "test": 20, "dimension": 5},
+        "federation": {"clients": clients, "rounds": 2},
+        "engine": {"name": engine},
+        "faults": {"retries": 0} if engine == "ray" else {},
+    }
+    own = fedmuon.Recipe(chain, replace_by_mean, mechanism=turns)
+    with pytest.raises(InputError, match=why):
+        fedmuon.run(tables, recipe=own, out=tmp_path / "run")
+    assert not (tmp_path / "run").exists()
+
+
+def test_turns_of_independent_noise_in_closed_form() -> None:
+    """The norm of the steps of a sample, without a column of all of them."""
+    for steps, lots in ((1, 1), (7, 3), (9, 3), (10, 3), (2, 5)):
+        exact = sensitivity(square_root(1), steps, lots)
+        assert Turns().sensitivity(steps, lots) == pytest.approx(exact, rel=1e-12)
+    assert Turns().sensitivity(10**9, 10) == pytest.approx(1e4)
+
+
+def dp_ftrl(**changes: Any) -> Config:
+    privacy = {**DP_FTRL, **changes}
+    if privacy["band"] == 1:
+        privacy = {"sampling": "cyclic"}
+    return small(
+        federation={"rounds": 3, "clients": 1, "per-round": 1},
+        local={"recipe": "dp-sgd"},
+        privacy={"noise": 1.0, "lot": 12.0} | privacy,
+    )
+
+
+def interrupted(*given: object, **more: object) -> None:
+    raise Interrupted
+
+
+def broken_off(
+    command: list[str], monkeypatch: pytest.MonkeyPatch, where: str = "drive._finish"
+) -> None:
+    """Ctrl-C once all has been released."""
+    with monkeypatch.context() as patch:
+        patch.setattr(f"fedmuon.{where}", interrupted)
+        assert ended(command) == 130
+
+
+def ended(command: list[str]) -> int:
+    with pytest.raises(SystemExit) as end:
+        main(command)
+    return int(end.value.code or 0)
+
+
+def contents(folder: Path) -> dict[str, bytes]:
+    return {one.name: one.read_bytes() for one in folder.rglob("*") if one.is_file()}
+
+
+@pytest.mark.parametrize("recipe", PRIVATE)
+def test_a_private_recipe_without_noise_says_what_to_set(recipe: str) -> None:
+    """And a client level; noise = 0 that is given, as in the config of a stored run, is taken."""
+    chosen = {"local": {"recipe": recipe}}
+    with pytest.raises(InputError, match=r"infinite: set \[privacy\] epsilon") as why:
+        parse(chosen)
+    assert f"recipe = '{recipe}'" in str(why.value) and "\n" not in str(why.value)
+    for found in ({"noise": 0.0}, {"noise": 1.0}, {"epsilon": 8.0}):
+        taken = parse({**chosen, "privacy": found})
+        assert parse(nested(taken)) == taken
+    with pytest.raises(InputError, match=r"set \[privacy\] epsilon"):
+        parse({**chosen, "privacy": {"epsilon": 0.0}})
+
+
+def test_a_client_level_without_noise_says_what_to_set() -> None:
+    with pytest.raises(InputError, match=r"level = 'client' adds no noise by itself"):
+        parse({"privacy": {"level": "client"}})
+    assert noiseless(parse({"privacy": {"level": "client", "noise": 0.0}}))
+
+
+def test_a_private_loop_without_noise_says_what_to_set() -> None:
+    with pytest.raises(InputError, match="privacy noise is not set"):
+        Private(torch.nn.Linear(3, 2), population=80, recipe="dp-sgd")
+    Private(torch.nn.Linear(3, 2), population=80, recipe="dp-sgd", privacy={"noise": 0.0})
+
+
+def test_flower_s_run_config_needs_noise_as_it_sets_every_key(tmp_path: Path) -> None:
+    """There 0 is what nobody named; a run that began before goes on."""
+    config = parse({"local": {"recipe": "dp-sgd"}, "privacy": {"noise": 0.0}})
+    with pytest.raises(InputError, match=r"set \[privacy\] epsilon"):
+        require_noise(config, tmp_path)
+    (tmp_path / "config.toml").touch()
+    require_noise(config, tmp_path)
+
+
+def test_noise_free_runs_are_warned_of(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    run = ["run", "--data", "synthetic", "--set", "data.train=400", "--out", str(tmp_path / "a")]
+    run += ["--set", "local.recipe=dp-sgd", "--set", "federation.rounds=1", "--set"]
+    run += ["privacy.lot=4"]
+
+    def code(words: list[str]) -> Any:
+        with pytest.raises(SystemExit) as ended:
+            main(words)
+        return ended.value.code
+
+    assert code(run) == 2 and not (tmp_path / "a").exists()
+    assert "set [privacy] epsilon" in capsys.readouterr().err
+    assert code([*run, "--set", "privacy.noise=0.0"]) == 0
+    said = capsys.readouterr()
+    assert "epsilon is infinite" in said.err and re.search(r"epsilon\W+infinite", said.out)
+    assert code(["show", str(tmp_path / "a")]) == 0
+    assert re.search(r"epsilon\W+infinite", capsys.readouterr().out)

@@ -1,0 +1,360 @@
+"""Networks as tasks: gradients against plain autograd, runs against loops written by hand."""
+
+import dataclasses
+import math
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.func import functional_call
+from torch.nn import functional
+from torch.nn.functional import cross_entropy
+
+from fedmuon.core.choices import Model
+from fedmuon.core.errors import InputError
+from fedmuon.core.rng import Draw, generator
+from fedmuon.federated.build_recipe import counts, routes
+from fedmuon.optim.orthogonal import orthogonalize
+from fedmuon.orthogonalize import smoothed_polar
+from fedmuon.tasks import shapes
+from fedmuon.tasks.base import Batch, Params, Replaced
+from fedmuon.tasks.chunks import Chunks, saved_entries
+from fedmuon.tasks.models import (
+    LEAST,
+    MODELS,
+    network,
+    vision_transformer,
+    wide_resnet,
+    with_channels,
+)
+from fedmuon.tasks.networks import NetworkTask
+from fedmuon.tasks.vision import VisionTransformer, places
+
+TOY = (2, 6, 6)
+
+
+def toy() -> nn.Module:
+    """A convolution, a norm and two linear layers; built anew with torch's own numbers."""
+    return nn.Sequential(
+        nn.Conv2d(2, 4, 3, padding=1), nn.GroupNorm(2, 4), nn.ReLU(), nn.MaxPool2d(2), nn.Flatten(),
+        nn.Linear(36, 7), nn.Tanh(), nn.Linear(7, 3),
+    )  # fmt: skip
+
+
+def stack_of(module: nn.Module, size: int, dtype: torch.dtype = torch.float64) -> Params:
+    torch.manual_seed(0)
+    return {
+        name: torch.randn(size, *value.shape, dtype=dtype) * 0.3
+        for name, value in module.named_parameters()
+    }
+
+
+def batch_of(size: int, seed: int, dtype: torch.dtype = torch.float64) -> Batch:
+    generator = torch.Generator().manual_seed(seed)
+    inputs = torch.randn(size, 72, generator=generator, dtype=dtype)
+    return Batch(inputs, torch.randint(3, (size,), generator=generator))
+
+
+def autograd(
+    module: nn.Module, params: Params, replica: int, inputs: Tensor, labels: Tensor, shape=TOY
+) -> tuple[Tensor, Params]:
+    """Mean cross-entropy of one replica and its gradient, by torch alone."""
+    leaves = {name: value[replica].clone().requires_grad_() for name, value in params.items()}
+    outputs = functional_call(module, leaves, (inputs.view(-1, *shape),))
+    loss = cross_entropy(outputs, labels)
+    return loss.detach(), dict(
+        zip(leaves, torch.autograd.grad(loss, list(leaves.values())), strict=True)
+    )
+
+
+TOLERANCE = {torch.float64: (1e-9, 1e-12), torch.float32: (1e-4, 1e-5)}  # rounding of long sums
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize("vectorized", [True, False, None])
+@pytest.mark.parametrize("sizes", [(5, 5, 5), (9, 1, 4), (6,)])
+@pytest.mark.parametrize("replicas", [1, 3])
+def test_gradient_is_autograd_on_each_replica(
+    dtype: torch.dtype, vectorized: bool | None, sizes: tuple[int, ...], replicas: int
+) -> None:
+    module = toy()
+    task = NetworkTask(module, TOY, dtype, vectorized=vectorized)
+    task.chunks.most = 2 * replicas if vectorized else 2  # several chunks
+    params = stack_of(module, replicas * len(sizes), dtype)
+    batches = [batch_of(size, k, dtype) for k, size in enumerate(sizes)]
+    losses, slopes = task.gradient(params, batches)
+    relative, absolute = TOLERANCE[dtype]
+    for k, batch in enumerate(batches):
+        for r in range(k * replicas, (k + 1) * replicas):
+            loss, slope = autograd(module, params, r, batch.inputs, batch.labels)
+            torch.testing.assert_close(losses[r], loss, rtol=relative, atol=absolute)
+            for name, value in slope.items():
+                torch.testing.assert_close(slopes[name][r], value, rtol=relative, atol=absolute)
+    # Negative control: another replica's gradient is another one.
+    _, other = autograd(module, params, 0, batches[0].inputs[:1], batches[0].labels[:1])
+    assert not torch.allclose(slopes["0.weight"][0], other["0.weight"], rtol=1e-2)
+
+
+@pytest.mark.parametrize("vectorized", [True, False])
+def test_replaced_rows_are_data_made_by_hand(vectorized: bool) -> None:
+    module = toy()
+    task, params = (
+        NetworkTask(module, TOY, torch.float64, vectorized=vectorized),
+        stack_of(module, 4),
+    )
+    news = batch_of(2, 9)
+    there = Replaced(torch.tensor([3, 1]), torch.tensor([0, 4]), news.inputs, news.labels)
+    batch = batch_of(6, 1)
+    losses, slopes = task.gradient(params, [dataclasses.replace(batch, replaced=there)])
+    shared, _ = task.gradient(params, [batch])
+    for r in range(4):
+        inputs, labels = batch.inputs.clone(), batch.labels.clone()
+        for t in (there.replica == r).nonzero().flatten().tolist():
+            inputs[there.position[t]], labels[there.position[t]] = news.inputs[t], news.labels[t]
+        loss, slope = autograd(module, params, r, inputs, labels)
+        torch.testing.assert_close(losses[r], loss, rtol=1e-10, atol=1e-12)
+        for name, value in slope.items():
+            torch.testing.assert_close(slopes[name][r], value, rtol=1e-9, atol=1e-12)
+    moved = (losses - shared).abs() > 1e-9  # beyond what another order of adding makes
+    assert moved.tolist() == [False, True, False, True]
+
+
+@pytest.mark.parametrize("vectorized", [True, False])
+def test_losses_are_those_of_each_sample(vectorized: bool) -> None:
+    module, batch = toy(), batch_of(7, 0)
+    task = NetworkTask(module, TOY, torch.float64, vectorized=vectorized)
+    task.chunks.most = 4
+    params = stack_of(module, 3)
+    losses, scores = task.losses(params, batch)
+    right = scores["accuracy"]
+    assert losses.shape == right.shape == (3, 7) and right.dtype == torch.bool
+    for r in range(3):
+        own = {name: value[r] for name, value in params.items()}
+        outputs = functional_call(module, own, (batch.inputs.view(-1, *TOY),))
+        expected = cross_entropy(outputs, batch.labels, reduction="none")
+        torch.testing.assert_close(losses[r], expected, rtol=1e-10, atol=1e-12)
+        assert (right[r] == (outputs.argmax(1) == batch.labels)).all()
+
+
+def test_another_loss_can_be_given() -> None:
+    """The matrix task's loss 1 - p_y on a network without hidden layers is the matrix task."""
+    module = nn.Sequential(nn.Linear(72, 3, bias=False))
+
+    def miss(outputs: Tensor, labels: Tensor) -> Tensor:
+        return 1 - outputs.softmax(-1).gather(-1, labels[:, None])[:, 0]
+
+    from fedmuon.tasks.matrix import MatrixTask
+
+    batch, params = batch_of(6, 2), stack_of(module, 2)
+    loss, slope = NetworkTask(module, (72,), torch.float64, loss=miss).gradient(params, [batch])
+    weight = {"weight": params["0.weight"].mT}
+    expected, gradient = MatrixTask(72, 3, torch.float64).gradient(weight, [batch])
+    torch.testing.assert_close(loss, expected, rtol=1e-10, atol=1e-12)
+    torch.testing.assert_close(slope["0.weight"], gradient["weight"].mT, rtol=1e-10, atol=1e-12)
+
+
+def test_a_device_that_is_full_gets_smaller_chunks() -> None:
+    def work(part: slice) -> tuple[int, int]:
+        if part.stop - part.start > 3:
+            raise torch.OutOfMemoryError("full")
+        return part.start, part.stop
+
+    chunks = Chunks(16)
+    assert list(chunks.each(work, 8)) == [(0, 2), (2, 4), (4, 6), (6, 8)] and chunks.most == 2
+    assert list(Chunks(16).each(work, 8, replicas=8)) == [(0, 2), (2, 4), (4, 6), (6, 8)]
+
+    def never(part: slice) -> None:
+        raise torch.OutOfMemoryError("full")
+
+    with pytest.raises(InputError, match="single sample of 5 replicas"):
+        list(Chunks(8).each(never, 3, replicas=5))
+
+
+@pytest.mark.parametrize(
+    ("layer", "words"),
+    [
+        (nn.BatchNorm2d(4), "use GroupNorm"),
+        (nn.InstanceNorm2d(4, track_running_stats=True), "use GroupNorm"),
+        (nn.Dropout(0.5), "take it out"),
+    ],
+)
+def test_layers_that_no_run_could_repeat_are_refused(layer: nn.Module, words: str) -> None:
+    with pytest.raises(InputError, match=words) as refusal:
+        NetworkTask(nn.Sequential(nn.Conv2d(2, 4, 3), layer), TOY)
+    assert type(layer).__name__ in str(refusal.value)
+    NetworkTask(nn.Sequential(nn.Conv2d(2, 4, 3), nn.InstanceNorm2d(4), nn.Dropout(0.0)), TOY)
+
+
+# --- Models ---------------------------------------------------------------------------------------
+
+COUNTS = {  # by hand: weights and biases, layer after layer
+    ("mlp", (28, 28)): 785 * 512 + 513 * 256 + 257 * 10,
+    ("cnn", (28, 28)): 1_663_370,  # as McMahan et al. print it
+    ("cnn", (3, 32, 32)): 76 * 32 + 801 * 64 + 4097 * 512 + 5130,
+    ("tanh-cnn", (28, 28)): 26_010,  # as Opacus's example has it
+    ("cifarnet", (3, 32, 32)): 13 * 24 + 9 * (24 * 64 + 64 * 64 + 64 * 256 + 3 * 256 * 256)
+    + 4 * (64 + 256 + 256) + 2560,
+    ("wrn-16-2", (3, 32, 32)): 691_674,  # as with BatchNorm: as many scales and shifts
+    ("wrn-16-4", (3, 32, 32)): 2_748_890,
+    ("vit-small", (3, 32, 32)): 49 * 384 + 12 * (12 * 384**2 + 13 * 384) + 2 * 384 + 3850,
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(("name", "shape"), COUNTS)
+def test_models_have_the_published_sizes(name: str, shape: tuple[int, ...]) -> None:
+    module = network(name, shape, 10)
+    assert sum(param.numel() for param in module.parameters()) == COUNTS[name, shape]
+    assert all(param.is_meta for param in module.parameters())
+
+
+@pytest.mark.parametrize(("name", "shape"), [
+    pytest.param(name, shape, marks=[pytest.mark.slow] * (place % 2))
+    for name in MODELS
+    for place, shape in enumerate(((12, 12), (3, 9, 9), (1, 13, 10), (3, 14, 14), (17, 15)))
+    if min(shape[-2:]) >= LEAST.get(name, 0)
+])  # fmt: skip
+def test_models_adapt_to_samples_and_classes(
+    name: str, shape: tuple[int, ...], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(MODELS, "wrn-16-4", wide_resnet(10, 4))
+    monkeypatch.setitem(MODELS, "vit-small", vision_transformer(4, 48, 2, 6))
+    task = NetworkTask(network(name, shape, 7), with_channels(shape))
+    params = task.initial(generator(0, Draw.INITIAL), 2)
+    inputs = torch.from_numpy(np.random.default_rng(0).random((3, math.prod(shape)), np.float32))
+    batch = Batch(inputs, torch.tensor([0, 6, 3]))
+    losses, _ = task.losses(params, batch)
+    assert losses.shape == (2, 3)
+    # Some processors add in another order for another row of a stack: float32 loses some 1e-7.
+    torch.testing.assert_close(losses[0], losses[1], rtol=1e-5, atol=0)
+    moved = {name: torch.stack([v[0], v[1] * 1.01 + 0.01]) for name, v in params.items()}
+    other = task.losses(moved, batch)[0]
+    assert float((other[0] / other[1] - 1).abs().max()) > 1e-4  # the control
+    assert float((losses - math.log(7)).abs().max()) < 0.7  # nearly uniform at the start
+    loss, slope = task.gradient(params, [batch])
+    assert all(float(value.abs().sum()) > 0 for value in slope.values()) and loss.shape == (2,)
+
+
+def test_models_are_what_the_config_knows() -> None:
+    assert {*MODELS, "gpt"} == set(Model.__args__) and set(LEAST) < set(MODELS)
+    with pytest.raises(InputError, match=r"use one of mlp, cnn"):
+        network("vgg", (28, 28), 10)
+    with pytest.raises(InputError, match=r"not samples of shape \(20,\): use mlp"):
+        network("cnn", (20,), 10)
+    with pytest.raises(InputError, match=r"9 x 9 pixels or more"):
+        network("cifarnet", (8, 8), 10)
+
+
+def test_patches_know_their_places() -> None:
+    """Each entry by its definition; and a permutation of patches, without which a transformer gives
+    the same, gives another output."""
+    torch.manual_seed(0)
+    found = places(torch.zeros(1, 12, 2, 3, dtype=torch.float64))
+    for patch, (row, column) in enumerate((r, c) for r in range(2) for c in range(3)):
+        for k, wave in enumerate((1.0, 1e-2, 1e-4)):
+            expected = [f(at * wave) for at in (row, column) for f in (math.sin, math.cos)]
+            assert found[patch, k::3].tolist() == pytest.approx(expected, abs=1e-12)
+    net = VisionTransformer(1, 3, 2, 12, 2, 3).double()
+    image = torch.randn(2, 1, 4, 6).double()
+    turned = torch.cat([image[..., 2:], image[..., :2]], -1)
+    assert float((net(image) - net(turned)).abs().max().detach()) > 1e-3
+    padded = functional.pad(image[..., :5, :3], (0, 1, 0, 1))[..., :4, :4]
+    torch.testing.assert_close(net(image[..., :3]), net(padded))
+
+
+@pytest.mark.parametrize("name", ["cnn", "wrn-16-2"])
+def test_first_parameters_obey_the_laws_of_torch(name: str) -> None:
+    """The same laws as torch's reset_parameters, by their bounds and moments; and keyed."""
+    module = network(name, (1, 16, 16), 10)
+    task = NetworkTask(module, (1, 16, 16), torch.float64)
+    start = task.initial(generator(5, Draw.INITIAL), 2)
+    for key, value in start.items():
+        assert (value[0] == value[1]).all()
+        owner = module.get_submodule(key.rpartition(".")[0])
+        if isinstance(owner, nn.GroupNorm):
+            assert (value == (1.0 if key.endswith("weight") else 0.0)).all()
+            continue
+        bound = 1 / math.sqrt(owner.weight[0].numel())  # type: ignore[index]
+        assert float(value.abs().max()) <= bound
+        if value[0].numel() > 1000:
+            assert float(value[0].std()) == pytest.approx(bound / math.sqrt(3), rel=0.06)
+    again = task.initial(generator(5, Draw.INITIAL))
+    other = task.initial(generator(6, Draw.INITIAL))
+    assert all((again[key][0] == value[0]).all() for key, value in start.items())
+    assert not any(
+        (other[key][0] == value[0]).all() for key, value in start.items() if "norm" not in key
+    )
+
+
+# --- Routing --------------------------------------------------------------------------------------
+
+
+def test_routes_of_the_cnn() -> None:
+    module = network("cnn", (28, 28), 10)
+    table = routes(module, "hidden")
+    muon = {one.name: one.matrices for one in table if one.optimizer == "muon"}
+    assert muon == {"conv2.weight": (1, 64, 800), "hidden.weight": (1, 512, 3136)}
+    assert {one.name for one in table} == {name for name, _ in module.named_parameters()}
+    text = str(table).splitlines()
+    assert any(
+        " ".join(line.split()) == "conv2.weight 64 x 32 x 5 x 5 64 x 800 muon hidden"
+        for line in text
+    )
+    matrices = {f"{layer}.weight": 1 for layer in ("conv1", "conv2", "hidden", "head")}
+    biases = {name: 0 for name, param in module.named_parameters() if param.ndim == 1}
+    assert counts(module, "all-matrices") == matrices | biases
+
+
+def test_a_rule_that_finds_nothing_is_refused() -> None:
+    shallow = nn.Sequential(nn.Linear(4, 3), nn.ReLU(), nn.Linear(3, 2))
+    with pytest.raises(InputError, match=r"finds no matrix to orthogonalize.*all-matrices"):
+        counts(shallow, "hidden")
+    found = counts(shallow, "all-matrices")
+    assert found == {"0.weight": 1, "0.bias": 0, "2.weight": 1, "2.bias": 0}
+
+
+def test_matrices_of_one_shape_share_a_call_and_change_nothing() -> None:
+    """Grouped or not, a tensor [S, out, ...] is orthogonalized as [out, -1], times s(m, n)."""
+    shapes = {"a": (6, 2, 3), "b": (4, 6), "c": (6, 2, 3), "d": (6, 6)}
+    torch.manual_seed(1)
+    direction = {name: torch.randn(2, *shape).double() for name, shape in shapes.items()}
+    calls: list[int] = []
+
+    def apply(stack: Tensor, context: object, block: int) -> Tensor:
+        calls.append(len(stack))
+        return smoothed_polar(stack, 0.1)
+
+    for grouped, adjust, scale in ((True, "none", 1.0), (False, "match-rms", 0.2 * math.sqrt(6))):
+        calls.clear()
+        link = orthogonalize(apply, adjust, grouped)
+        found, _ = link.update(direction, {}, None)  # type: ignore[arg-type]
+        assert calls == ([6, 2] if grouped else [2, 2, 2, 2])
+        for name, value in direction.items():
+            for r in range(2):
+                one = smoothed_polar(value[r].flatten(1), 0.1).view(shapes[name])
+                torch.testing.assert_close(found[name][r], scale * one, rtol=1e-9, atol=1e-12)
+
+
+@pytest.mark.parametrize("name", sorted(MODELS))
+def test_activations_are_counted_by_trying_as_on_meta(
+    name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Small modules are tried with numbers, large ones without: the counts are the same."""
+    module = network(name, (3, 16, 16), 10)
+    tried = saved_entries(module, with_channels((3, 16, 16)))
+    monkeypatch.setattr(shapes, "SMALL", 0)
+    assert tried == saved_entries(module, with_channels((3, 16, 16))) > 0
+
+
+@pytest.mark.slow
+def test_a_network_does_not_load_a_compiler() -> None:
+    code = (
+        "import sys\n"
+        "from fedmuon.tasks.models import network, with_channels\n"
+        "from fedmuon.tasks.networks import NetworkTask\n"
+        "NetworkTask(network('cnn', (1, 28, 28), 10), with_channels((1, 28, 28)))\n"
+        "assert not {'torch._dynamo', 'sympy'} & set(sys.modules)"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True, timeout=200)

@@ -1,0 +1,215 @@
+"""Which modules several threads may call: those whose copy surely computes the same by parameters
+of its own, and no others; and what threads give of the others."""
+
+import functools
+import threading
+from collections.abc import Callable, Iterator
+from functools import partial
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+from torch.nn.modules.module import register_module_forward_hook
+
+from fedmuon.core.guard import Guard
+from fedmuon.tasks import losses, own, samples
+from fedmuon.tasks.base import Batch
+from fedmuon.tasks.copies import copyable, stateless
+from fedmuon.tasks.decoder import sentence_tokens
+from fedmuon.tasks.losses import cross_entropy
+from fedmuon.tasks.models import MODELS
+from fedmuon.tasks.networks import CPU, NetworkTask
+
+
+class Elsewhere(nn.Module):
+    """Its layer is known by another name."""
+
+    known: Any
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.last = nn.Linear(4, 3)
+        Elsewhere.known = self.last
+
+    def forward(self, x: Tensor) -> Tensor:
+        return Elsewhere.known(x)
+
+
+class Keeping(nn.Module):
+    """What it gives changes with each call."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.last, self.calls = nn.Linear(4, 3), 0
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.calls += 1
+        return self.last(x) / self.calls
+
+
+def with_own_forward() -> nn.Module:
+    made = nn.Sequential(nn.Linear(4, 3))
+    layer = made[0]
+    layer.forward = lambda input: functional.linear(input, layer.weight)  # type: ignore
+    return made
+
+
+def thrice(layer: nn.Module, args: Any, output: Tensor) -> Tensor:
+    return 3 * output
+
+
+def with_hook() -> nn.Module:
+    made = nn.Sequential(nn.Linear(4, 3))
+    made[0].register_forward_hook(thrice)
+    return made
+
+
+def with_a_part() -> nn.Module:
+    made = nn.Sequential(nn.Linear(4, 3))
+    made[0].pick = {0: made[0]}.get  # type: ignore
+    return made
+
+
+def with_a_list() -> nn.Module:
+    made = nn.Sequential(nn.Linear(4, 3))
+    made[0].others = [nn.Linear(4, 3)]  # type: ignore
+    return made
+
+
+def inside() -> nn.Module:
+    return nn.Sequential(nn.Linear(4, 4), nn.Sequential(Keeping()))
+
+
+def normed() -> nn.Module:
+    return nn.Sequential(nn.utils.parametrizations.spectral_norm(nn.Linear(4, 3)))
+
+
+UNSURE = (Elsewhere, Keeping, with_own_forward, with_hook, with_a_part, with_a_list, inside, normed)
+
+
+@pytest.mark.parametrize("make", UNSURE)
+def test_what_may_be_another_in_a_copy_is_not_copied(make: Callable[[], nn.Module]) -> None:
+    assert not copyable(make()) and not NetworkTask(make(), (4,)).apart
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_all_models_of_ours_are_copied(name: str) -> None:
+    shape = (784,) if name == "mlp" else (3, 32, 32)
+    assert NetworkTask(MODELS[name](shape, 10), shape).apart
+
+
+def test_so_are_torchs_layers() -> None:
+    layer = nn.TransformerEncoderLayer(4, 2, 8, dropout=0.0)
+    assert copyable(nn.Sequential(layer, nn.GELU(), nn.Linear(4, 3)))
+
+
+def test_losses_and_measures_of_ones_own_are_for_one_thread() -> None:
+    def mine(outputs: Tensor, labels: Tensor) -> Tensor:
+        return cross_entropy(outputs, labels)
+
+    net = nn.Sequential(nn.Linear(4, 3))
+    assert stateless(cross_entropy) and stateless(functional.mse_loss)
+    assert stateless(partial(sentence_tokens, 0))
+    assert not stateless(mine) and not stateless(partial(mine)) and not stateless(Keeping())
+    assert NetworkTask(net, (4,)).apart and not NetworkTask(net, (4,), loss=mine).apart
+    assert not NetworkTask(net, (4,), targets=lambda inputs, labels: labels).apart
+    assert not NetworkTask(net, (4,), metrics={"mine": mine}).apart
+
+
+def each(loss: Any) -> Any:
+    return own.each_checked(loss, "loss", Guard("loss", loss))
+
+
+def test_so_are_those_that_ours_call_for_them() -> None:
+    """In `partial`, in a closure, under another's name, by a hook of theirs."""
+
+    @functools.wraps(cross_entropy)
+    def named(outputs: Tensor, labels: Tensor) -> Tensor:
+        return torch.randn(len(labels))
+
+    hooked = nn.CrossEntropyLoss(reduction="none")
+    hooked.register_forward_hook(thrice)
+    theirs = (named, each(named), losses.apart(named), partial(losses.apart, named))
+    assert not any(map(stateless, (*theirs, hooked, torch.jit.ScriptModule())))
+    known = (own.squared_error, functional.mse_loss, nn.CrossEntropyLoss(reduction="none"))
+    assert all(stateless(one) and stateless(each(one)) for one in known)
+
+
+def test_a_hook_on_all_modules_keeps_them_for_one_thread() -> None:
+    net = nn.Sequential(nn.Linear(4, 3))
+    hook = register_module_forward_hook(lambda layer, args, output: None)
+    try:
+        assert not copyable(net)
+    finally:
+        hook.remove()
+    assert copyable(net)
+
+
+class Weighted:
+    """A loss that keeps a running mean of itself, adds noise, and sees who calls it."""
+
+    def __init__(self) -> None:
+        self.mean, self.threads = 1.0, set[int]()
+
+    def __call__(self, outputs: Tensor, labels: Tensor) -> Tensor:
+        self.threads.add(threading.get_ident())
+        noisy = outputs + 0.01 * torch.randn(outputs.shape, dtype=outputs.dtype)
+        each = functional.cross_entropy(noisy, labels, reduction="none")
+        self.mean = 0.9 * self.mean + 0.1 * float(each.detach().mean())
+        return each / self.mean
+
+
+@pytest.mark.parametrize("many", [1, 3])
+def test_what_a_loss_of_ones_own_gives_does_not_depend_on_threads(
+    many: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The naive loop over clients, in their order, is the oracle, to the last digits."""
+    monkeypatch.setattr(samples, "WORK", 1)
+    monkeypatch.setattr(samples, "FEW", 4)
+    net, mine, again = nn.Sequential(nn.Linear(4, 3)).double(), Weighted(), Weighted()
+    x, y = torch.randn(90, 4, dtype=torch.float64), torch.randint(3, (90,))
+    batches = [Batch(x[part], y[part]) for part in (slice(0, 20), slice(20, 50), slice(50, 90))]
+    before = torch.get_num_threads()
+    torch.set_num_threads(many)
+    try:
+        task = own.own_network(own.Task(net, mine), (4,), 3, False, torch.float64, CPU)
+        start = task.initial(np.random.default_rng(0), 3)
+        mine.__init__()
+        torch.manual_seed(1)
+        loss, _ = task.gradient(start, batches)
+    finally:
+        torch.set_num_threads(before)
+    torch.manual_seed(1)
+    expected = [again(net(one.inputs), one.labels).mean().item() for one in batches]
+    np.testing.assert_allclose(loss, expected, rtol=1e-12)
+    assert mine.threads == {threading.get_ident()} and mine.mean == pytest.approx(again.mean)
+
+
+@pytest.fixture
+def three_threads() -> Iterator[None]:
+    before = torch.get_num_threads()
+    torch.set_num_threads(3)
+    yield
+    torch.set_num_threads(before)
+
+
+@pytest.mark.usefixtures("three_threads")
+@pytest.mark.parametrize("make", [Elsewhere, with_own_forward, with_hook, with_a_part])
+def test_gradients_are_autograds_whoever_computes_them(
+    make: Callable[[], nn.Module], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of many small pieces."""
+    monkeypatch.setattr(samples, "WORK", 1)
+    monkeypatch.setattr(samples, "FEW", 4)
+    module = make().double()
+    held = {name: value.detach()[None] for name, value in module.named_parameters()}
+    x, y = torch.randn(90, 4, dtype=torch.float64), torch.randint(3, (90,))
+    loss = functional.cross_entropy(module(x), y)
+    expected = torch.autograd.grad(loss, list(module.parameters()), allow_unused=True)
+    _, found = NetworkTask(module, (4,), torch.float64).gradient(held, [Batch(x, y)])
+    for value, slope in zip(found.values(), expected, strict=True):
+        wanted = torch.zeros_like(value[0]) if slope is None else slope
+        torch.testing.assert_close(value[0], wanted, rtol=1e-12, atol=1e-15)

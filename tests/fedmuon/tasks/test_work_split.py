@@ -1,0 +1,251 @@
+"""Work that is cut into pieces: the whole of it, once, and what naive loops give."""
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+from fedmuon.config.load import load
+from fedmuon.core.errors import InputError
+from fedmuon.core.threads import parts
+from fedmuon.federated.build import COMPILED, resolve
+from fedmuon.tasks import pieces as cutting
+from fedmuon.tasks import samples as of_networks
+from fedmuon.tasks.base import Batch, Replaced
+from fedmuon.tasks.matrix import MatrixTask
+from fedmuon.tasks.models import mlp
+from fedmuon.tasks.networks import NetworkTask
+from fedmuon.tasks.pieces import Member, pieces
+
+SHAPES = {  # replicas, samples of each client, d, c
+    "one row": (1, [1], 5, 3),
+    "ragged": (1, [1, 700, 2, 3, 1500, 1], 784, 10),
+    "tiny clients": (2, [2, 1] * 40, 6, 4),
+    "thin and long": (3, [5000], 300, 7),
+    "thick": (30, [400, 1, 399], 200, 10),
+    "thick and long": (22, [4500], 40, 3),
+    "many classes": (1, [300, 20], 64, 200),
+    "more classes than a piece": (2, [4090], 5, 1000),
+}
+LOOPED = [  # the last takes naive loops a second
+    *[*SHAPES.values()][:-1],
+    pytest.param(SHAPES["more classes than a piece"], marks=pytest.mark.slow),
+]
+# Each has its kernel compiled, in seconds, unless a session before this one has kept it.
+DTYPES = [pytest.param(torch.float32, marks=pytest.mark.slow), torch.float64]
+
+
+def naive(weight: Tensor, inputs: Tensor, labels: Tensor) -> tuple[float, np.ndarray]:
+    """Mean loss and gradient [c, d] of one model, one sample after the other."""
+    w, total, loss = weight.numpy(), np.zeros(weight.shape), 0.0
+    for u, y in zip(inputs.numpy(), labels.tolist(), strict=True):
+        logits = w @ u
+        p = np.exp(logits - logits.max())
+        p /= p.sum()
+        loss += 1 - p[y]
+        total += np.outer(p[y] * (p - np.eye(len(p))[y]), u)
+    return loss / len(labels), total / len(labels)
+
+
+@pytest.mark.parametrize("kernel", ["torch", "fused"])
+@pytest.mark.parametrize("replaced", [False, True])
+@pytest.mark.parametrize("shape", LOOPED, ids=list(SHAPES))
+def test_a_cut_gradient_is_the_naive_loops(
+    shape: tuple[int, list[int], int, int], replaced: bool, kernel: str
+) -> None:
+    """Of a few replicas, the first and the last among them."""
+    replicas, sizes, d, c = shape
+    rng = np.random.default_rng(0)
+
+    def drawn(*size: int) -> Tensor:
+        return torch.from_numpy(rng.standard_normal(size))
+
+    stack = drawn(len(sizes) * replicas, c, d)
+    batches = [batch_of(rng, n, d, c, replicas if replaced else 0) for n in sizes]
+    task = MatrixTask(d, c, torch.float64, kernel=kernel)
+    loss, found = task.gradient({"weight": stack.mT}, batches)
+    for k, batch in enumerate(batches):
+        for s in {0, replicas // 2, replicas - 1}:
+            expected = naive(stack[k * replicas + s], *seen(batch, s))
+            assert float(loss[k * replicas + s]) == pytest.approx(expected[0], rel=1e-11)
+            gradient = found["weight"].mT[k * replicas + s].numpy()
+            assert np.abs(gradient - expected[1]).max() <= 1e-12 * np.abs(expected[1]).max() + 1e-15
+
+
+def batch_of(rng: np.random.Generator, n: int, d: int, c: int, own: int) -> Batch:
+    """Its last sample, or another one, is replaced in the first so many replicas."""
+    inputs, labels = torch.from_numpy(rng.standard_normal((n, d))), rng.integers(c, size=n)
+    there = None
+    if own:
+        there = Replaced(
+            torch.arange(own),
+            torch.from_numpy(rng.integers(n, size=own)),
+            torch.from_numpy(rng.standard_normal((own, d))),
+            torch.from_numpy(rng.integers(c, size=own)),
+        )
+    return Batch(inputs, torch.from_numpy(labels), there)
+
+
+def seen(batch: Batch, replica: int) -> tuple[Tensor, Tensor]:
+    inputs, labels, there = batch.inputs.clone(), batch.labels.clone(), batch.replaced
+    if there is not None:
+        inputs[there.position[replica]] = there.inputs[replica]
+        labels[there.position[replica]] = there.labels[replica]
+    return inputs, labels
+
+
+@pytest.mark.parametrize("shape", SHAPES.values(), ids=list(SHAPES))
+def test_each_sample_of_each_replica_is_in_one_piece(
+    shape: tuple[int, list[int], int, int],
+) -> None:
+    replicas, sizes, d, c = shape
+    members = []
+    for number, n in enumerate(sizes):
+        inputs = torch.full((n, d), float(number))
+        inputs[:, 0] = torch.arange(n)
+        weight = torch.arange(replicas).double().view(-1, 1, 1).expand(replicas, c, d)
+        members.append(Member(weight, Batch(inputs, torch.zeros(n)), n))
+    cells = [
+        (int(one.batch.inputs[0, -1]), int(replica), int(sample))
+        for row in pieces(members)
+        for piece in row
+        for one in piece
+        for replica in one.weight[:, 0, 0]
+        for sample in one.batch.inputs[:, 0]
+    ]
+    wanted = {(k, s, i) for k, n in enumerate(sizes) for s in range(replicas) for i in range(n)}
+    assert len(cells) == len(wanted) and set(cells) == wanted
+    assert all(one.samples == sizes[0] for piece in pieces(members[:1])[0] for one in piece)
+
+
+def test_large_work_is_cut_and_small_work_is_put_together(monkeypatch: pytest.MonkeyPatch) -> None:
+    def count(name: str) -> int:
+        replicas, sizes, d, c = SHAPES[name]
+        weight = torch.zeros(replicas, c, d)
+        each = [Member(weight, Batch(torch.zeros(n, d), torch.zeros(n)), n) for n in sizes]
+        return sum(len(row) for row in pieces(each))
+
+    found = {name: count(name) for name in SHAPES}
+    assert found["one row"] == found["tiny clients"] == 1
+    assert found["thin and long"] > 4 and found["thick"] >= 3 and found["ragged"] >= 4
+    monkeypatch.setattr(cutting, "FLOP", 1e18)
+    assert count("thin and long") == count("ragged") == 1
+
+
+def test_parts() -> None:
+    assert parts(10, 0.2) == [slice(0, 10)]
+    assert parts(10, 3) == [slice(0, 3), slice(3, 6), slice(6, 10)]
+    assert parts(0, 1) == [slice(0, 0)] and parts(2, 7.0) == [slice(0, 1), slice(1, 2)]
+
+
+@pytest.mark.parametrize("replaced", [False, True])
+def test_a_networks_cut_gradient_is_that_of_the_whole(
+    replaced: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    task, rng = NetworkTask(mlp((6,), 4), (6,), torch.float64), np.random.default_rng(0)
+    batches = [batch_of(rng, n, 6, 4, 2 if replaced else 0) for n in (300, 1, 70)]
+    params = {name: value.repeat_interleave(6, 0) for name, value in task.initial(rng).items()}
+    params = {name: value + 0.1 * torch.randn_like(value) for name, value in params.items()}
+    loss, whole = task.gradient(params, batches)
+    monkeypatch.setattr(of_networks, "WORK", 1)
+    again, cut = task.gradient(params, batches)
+    torch.testing.assert_close(again, loss, rtol=1e-13, atol=0.0)
+    for name, value in whole.items():
+        torch.testing.assert_close(cut[name], value, rtol=1e-10, atol=1e-15)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("scale", [1e-3, 1.0, 300.0])
+def test_the_compiled_kernel_rounds_as_a_library_does(dtype: torch.dtype, scale: float) -> None:
+    rng = np.random.default_rng(0)
+    batch = batch_of(rng, 3000, 784, 10, 0)
+    stack = scale * torch.from_numpy(rng.standard_normal((1, 10, 784)))
+    rounded = Batch(batch.inputs.to(dtype) / 28, batch.labels)
+    weight = {"weight": stack.to(dtype).mT}
+    exact = naive(weight["weight"].mT[0].double(), rounded.inputs.double(), batch.labels)
+    for kernel in ("torch", "fused"):
+        loss, found = MatrixTask(784, 10, dtype, kernel=kernel).gradient(weight, [rounded])
+        error = np.abs(found["weight"].mT[0].double().numpy() - exact[1]).max()
+        eps = torch.finfo(dtype).eps
+        assert error <= 60 * scale * eps * np.abs(exact[1]).max() + 60 * eps * 1e-3
+        assert float(loss) == pytest.approx(exact[0], rel=60 * eps * max(scale, 1.0))
+
+
+@pytest.mark.parametrize("value", [float("inf"), float("nan")])
+def test_what_is_not_finite_is_told(value: float) -> None:
+    batch, weight = batch_of(np.random.default_rng(0), 300, 5, 3, 0), torch.zeros(1, 3, 5)
+    weight[0, 1, 2] = value
+    task = MatrixTask(5, 3, torch.float64, kernel="fused")
+    loss, _ = task.gradient({"weight": weight.double().mT}, [batch])
+    assert not bool(loss.isfinite().any())
+
+
+@pytest.mark.parametrize("value", [float("inf"), float("nan")])
+def test_so_is_what_another_sample_stands_in_for(value: float) -> None:
+    """By both kernels alike: the shared sums have seen it."""
+    rng, weight = np.random.default_rng(0), torch.randn(2, 3, 5, dtype=torch.float64).mT
+    batch = batch_of(rng, 300, 5, 3, 1)
+    assert batch.replaced is not None
+    batch.inputs[batch.replaced.position[0], 0] = value
+    found = [MatrixTask(5, 3, torch.float64, kernel=one) for one in ("torch", "fused")]
+    for task in found:
+        loss, slope = task.gradient({"weight": weight}, [batch])
+        assert not bool(loss.isfinite().any()) and not bool(
+            slope["weight"].isfinite().all((1, 2)).any()
+        )
+
+
+@pytest.mark.parametrize("kernel", ["torch", "fused"])
+@pytest.mark.parametrize("label", [-1, 3, 10**6, -(2**62)])
+def test_a_label_that_is_no_class_is_refused(label: int, kernel: str) -> None:
+    """Before memory that is another's is read; the last class is one."""
+    batch, task = batch_of(np.random.default_rng(0), 300, 5, 3, 0), MatrixTask(5, 3, kernel=kernel)
+    rows, labels = batch.inputs, batch.labels.clone()
+    labels[:2] = torch.tensor([0, 2])
+    weight = {"weight": torch.randn(1, 3, 5, dtype=torch.float64).mT}
+    task.gradient(weight, [Batch(rows, labels)])
+    labels[299] = label
+    with pytest.raises((InputError, RuntimeError), match=r"none of 0 to 2|out of bounds"):
+        task.gradient(weight, [Batch(rows, labels)])
+
+
+@pytest.mark.parametrize("kernel", ["torch", "fused"])
+@pytest.mark.parametrize("name", ["samples", "labels", "weights"])
+def test_mixed_types_are_refused(name: str, kernel: str) -> None:
+    batch, weight = batch_of(np.random.default_rng(0), 40, 5, 3, 0), torch.randn(1, 3, 5).double()
+    rows, labels = batch.inputs, batch.labels
+    if name == "samples":
+        rows = rows.float()
+    elif name == "labels":
+        labels = labels.double()
+    else:
+        weight = weight.float()
+    with pytest.raises((InputError, RuntimeError), match=r"labels whole|type"):
+        MatrixTask(5, 3, torch.float64, kernel=kernel).gradient(
+            {"weight": weight.mT}, [Batch(rows, labels)]
+        )
+
+
+def test_labels_of_four_bytes_are_as_good() -> None:
+    batch, weight = batch_of(np.random.default_rng(0), 40, 5, 3, 0), torch.randn(1, 3, 5).double()
+    short, task = Batch(batch.inputs, batch.labels.int()), MatrixTask(5, 3, kernel="fused")
+    both = [task.gradient({"weight": weight.mT}, [one])[1]["weight"] for one in (batch, short)]
+    assert torch.equal(*both)
+
+
+def test_without_the_compiler_its_kernel_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("fedmuon.tasks.matrix_kernels.find_spec", lambda name: None)
+    config = load(None, ("engine.kernel=fused", "engine.device=cpu"))
+    with pytest.raises(InputError, match="'fused' cannot run float32 on cpu: choose one of torch"):
+        resolve(config)
+    long = load(None, ("engine.kernel=auto", "engine.device=cpu", "federation.rounds=1000000"))
+    assert resolve(long).engine.kernel != "fused"
+
+
+def test_long_runs_take_the_compiled_kernel() -> None:
+    def kernel(*keys: str) -> str:
+        return resolve(load(None, ("engine.kernel=auto", "engine.device=cpu", *keys))).engine.kernel
+
+    assert kernel("federation.rounds=1000000") == "fused" and COMPILED == 20e6  # as docs say
+    assert kernel("federation.rounds=3") != "fused"
+    assert kernel("federation.rounds=100000", "local.batch=1", "local.steps=1") != "fused"

@@ -1,0 +1,441 @@
+"""Flower's Grid on Ray actors, with an app of plain Flower and with our own."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from conftest import quick, small
+from flwr.app import ArrayRecord, ConfigRecord, Context, Message, MessageType, RecordDict
+from flwr.clientapp import ClientApp
+from flwr.serverapp import ServerApp
+from plain_flower import NODES, ROUNDS, client_app, server_app
+from ray.exceptions import RayError
+from ray.experimental import get_object_locations
+from test_engines_agree import distance
+
+from fedmuon.clients import client_app as clients
+from fedmuon.core.errors import InputError
+from fedmuon.experiments.engines import ray_cluster
+from fedmuon.experiments.engines.flower_simulation import RayGrid, simulate
+from fedmuon.experiments.engines.processes import importable
+from fedmuon.experiments.engines.ray_cluster import connected
+from fedmuon.experiments.engines.ray_engine import engine
+from fedmuon.experiments.run import execute
+from fedmuon.federated import build
+from fedmuon.runs.loop import drive, prepare
+from fedmuon.server.ray.flower_internals import node_ids
+from fedmuon.server.ray.worker_pool import large
+
+MANY, SEED = 10**6, 5
+IDS = node_ids(NODES, SEED)  # the first ones of a grid of more nodes, too
+pytestmark = pytest.mark.timeout(600)
+
+
+@pytest.fixture(scope="module")
+def ray(cluster: str) -> Iterator[None]:
+    with connected(cluster):
+        yield
+
+
+@pytest.fixture(scope="module")
+def grid(ray: None) -> Iterator[RayGrid]:
+    """One worker, so that its messages come together; a million nodes cost nothing."""
+    with RayGrid(client_app, MANY, workers=1, pieces=1, seed=SEED) as found:
+        yield found
+
+
+def messages(ttl: float = 60.0, **orders: Any) -> list[Message]:
+    """One to each node, of one content."""
+    content = RecordDict({"arrays": ArrayRecord([np.zeros(3)]), "config": ConfigRecord(orders)})
+    return [Message(content, node, MessageType.TRAIN, ttl=ttl) for node in IDS]
+
+
+def answers(grid: RayGrid, sent: list[Message]) -> dict[int, float | str]:
+    """By partition: what its node added to the model, or why there is no reply."""
+    found, replies = {}, grid.send_and_receive(sent, timeout=100)
+    asked = {one.metadata.message_id: one.metadata.dst_node_id for one in sent}
+    for reply in replies:
+        node = asked[reply.metadata.reply_to_message_id]
+        record = None if reply.has_error() else reply.content.array_records["arrays"]
+        found[IDS.index(node) if node in IDS else node] = (
+            record.to_numpy_ndarrays()[0][0] if record else reply.error.reason
+        )
+    return found
+
+
+def test_each_node_answers_for_itself(grid: RayGrid) -> None:
+    """And what one does with its message, no other one sees."""
+    assert answers(grid, messages()) == {node: float(node) for node in range(NODES)}
+    assert list(grid.get_node_ids())[-1] == grid.node_of(MANY - 1)
+
+
+FAILING = [("raises", "on fire"), ("dies", "Actor"), ("sleeps", "expired due to its TTL")]
+
+
+@pytest.mark.parametrize(("order", "why"), quick(FAILING, FAILING[:2]))
+def test_one_that_fails_takes_no_other_with_it(grid: RayGrid, order: str, why: str) -> None:
+    """Its worker comes back, and asks the others again one by one."""
+    found = answers(grid, messages(ttl=3.0 if order == "sleeps" else 60.0, **{order: 4}))
+    assert why in str(found.pop(4))
+    assert found == {node: float(node) for node in range(NODES) if node != 4}
+    assert len(grid.mended) == (0 if order == "raises" else NODES)
+    assert answers(grid, messages())[4] == 4.0
+    assert grid.mended == {}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("orders", [{"raises": 4, "server-round": 2}, {}])
+def test_the_first_error_of_a_client_is_shown_whole(
+    ray: None, orders: dict[str, Any], caplog: pytest.LogCaptureFixture
+) -> None:
+    """Its node, its round and the lines that raised it, once; nothing of clients that answer, and
+    nothing but a line to whom the replies go."""
+    with (
+        caplog.at_level("WARNING", "fedmuon"),
+        RayGrid(client_app, NODES, workers=1, seed=SEED) as own,
+    ):
+        found = [answers(own, messages(**orders)) for _ in range(3)]
+    assert all("\n" not in str(one.get(4)) for one in found)
+    said = [record.getMessage() for record in caplog.records if record.name == "fedmuon"]
+    if not orders:
+        assert not said
+        return
+    first, last = said
+    assert "(partition 4) failed at train of round 2" in first and "in train" in first
+    assert first.endswith("RuntimeError: the disk of this client is on fire")
+    assert "raise RuntimeError(" in first and first.count("\n") < 20
+    assert last == "2 more replies were errors"
+
+
+def times(grid: RayGrid, node: int, count: int = 1, **orders: Any) -> list[int]:
+    """How often a node had been asked before, as it remembers at each of so many messages."""
+    content = RecordDict({"arrays": ArrayRecord([np.zeros(3)]), "config": ConfigRecord(orders)})
+    sent = [Message(content, grid.node_of(node), MessageType.TRAIN) for _ in range(count)]
+    replies = grid.send_and_receive(sent, timeout=100)
+    return sorted(
+        -1 if one.has_error() else int(one.content["metrics"]["times"])  # type: ignore[index]
+        for one in replies
+    )
+
+
+def test_a_node_keeps_what_it_kept_last(grid: RayGrid) -> None:
+    """Of several messages at once each sees the state of the one before; a client that raises has
+    changed nothing, and one that forgets has nothing."""
+    assert times(grid, 100, 3) == [0, 1, 2]
+    assert times(grid, 100, raises=100) == [-1]
+    assert times(grid, 100) == [3]
+    assert times(grid, 100, forgets=100) == [4]
+    assert times(grid, 100) == [0]
+
+
+def test_a_reply_is_to_the_message_that_was_sent(grid: RayGrid) -> None:
+    found = answers(grid, messages(echoes=4))
+    assert "replies to no other" in str(found.pop(4))
+    assert found == {node: float(node) for node in range(NODES) if node != 4}
+
+
+def test_nodes_that_are_not_there_do_not_answer(grid: RayGrid) -> None:
+    assert "is none of the" in str(answers(grid, [Message(RecordDict(), MANY, "train")])[MANY])
+    content = messages()[0].content
+    assert "is none of the" in str(answers(grid, [Message(content, -1, "train")])[-1])
+
+
+def test_a_message_that_stands_there_twice_is_two(grid: RayGrid) -> None:
+    (first, *_) = messages()
+    assert len(grid.send_and_receive([first, first], timeout=100)) == 2
+
+
+def test_several_threads_of_a_server_ask_at_once(grid: RayGrid) -> None:
+    """As Flower's servers of before its message API do: each gets the replies to its own."""
+
+    def asked(node: int) -> dict[int, float | str]:
+        return answers(grid, [messages()[node]])
+
+    with ThreadPoolExecutor(NODES) as pool:
+        for _ in range(5):
+            found = list(pool.map(asked, range(NODES)))
+            assert found == [{node: float(node)} for node in range(NODES)]
+
+
+@pytest.mark.parametrize(
+    ("given", "why"),
+    [
+        ({"workers": 0}, "workers = 0"),
+        ({"workers": 2.5}, "workers = 2.5"),
+        ({"resources": {"num_cpus": 6400}}, "room for a worker, which wants CPU = 6400"),
+        ({"resources": {"num_gpus": 64}}, "GPU = 64"),
+        ({"resources": {"cpus": 1}}, "num_cpus, num_gpus or memory"),
+    ],
+)
+def test_workers_that_cannot_be_are_refused(ray: None, given: dict[str, Any], why: str) -> None:
+    with pytest.raises(InputError, match=why):
+        RayGrid(client_app, NODES, **given)
+
+
+def test_a_closed_grid_says_so(ray: None) -> None:
+    with RayGrid(client_app, NODES, workers=1, seed=SEED) as grid:
+        pass
+    with pytest.raises(InputError, match="closed"):
+        grid.push_messages(messages())
+
+
+def test_a_program_has_one_ray(ray: None) -> None:
+    """Which a second one refuses, and leaves as it is."""
+    import ray as library
+
+    with pytest.raises(InputError, match="connected to a Ray already"):
+        simulate(server_app, client_app, NODES)
+    assert library.is_initialized()
+
+
+@pytest.mark.slow
+def test_where_nobody_is_for_long_somebody_is_told(
+    ray: None, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """It is looked for in every wait: of a hundredth of a second here, as no worker begins in."""
+    monkeypatch.setattr("fedmuon.server.ray.worker_pool.PATIENCE", 0.0)
+    wait = RayGrid._wait
+    monkeypatch.setattr(RayGrid, "_wait", lambda grid, seconds: wait(grid, min(seconds, 0.01)))
+    with RayGrid(client_app, NODES, workers=1, seed=SEED) as grid:
+        assert len(answers(grid, messages())) == NODES
+    assert caplog.messages.count(caplog.messages[0]) == 1
+    assert "no worker has begun in" in caplog.messages[0]
+
+
+@pytest.mark.slow
+def test_what_is_late_is_not_waited_for(grid: RayGrid) -> None:
+    replies = grid.send_and_receive(messages(sleeps=0, ttl=2.0), timeout=0.3)
+    assert len(replies) < NODES
+    assert answers(grid, messages()) == {node: float(node) for node in range(NODES)}
+
+
+@pytest.mark.slow
+def test_what_is_forgotten_is_not_asked_and_not_kept(grid: RayGrid) -> None:
+    """Of a worker that sleeps, and of one that has not begun."""
+    assert answers(grid, messages())[0] == 0.0
+    asleep = grid.push_messages(messages(sleeps=0, ttl=4.0))
+    waiting = grid.push_messages(messages())
+    assert [len(batch.messages) for batch in grid._queue] == [NODES]
+    grid.forget([*asleep, *waiting[1:]])
+    assert [len(batch.messages) for batch in grid._queue] == [1]
+    replies: list[Message] = []
+    while not replies:
+        replies = grid.pull_within([*asleep, *waiting], 1.0)
+    assert [one.metadata.reply_to_message_id for one in replies] == waiting[:1]
+    assert not (grid._running or grid._queue or grid._done or grid._wanted or grid.mended)
+
+
+def test_an_app_of_plain_flower_is_flowers_fedavg(
+    ray: None, cluster: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Against the mean by hand; clients remember between rounds, and read the run's config."""
+    monkeypatch.setattr("fedmuon.experiments.engines.ray_cluster.connected", joined)
+    more = {"run_config": {"scale": 2.0}, "address": cluster, "workers": 1}
+    context = simulate(server_app, client_app, NODES, **more)
+    weights = np.arange(1, NODES + 1)
+    mean = np.average(2.0 * np.arange(NODES), weights=weights)
+    (model,) = context.state.array_records["arrays"].to_numpy_ndarrays()
+    np.testing.assert_allclose(model, ROUNDS * mean, rtol=1e-12)
+    assert context.state["metrics"]["times"] == ROUNDS - 1
+
+
+@pytest.mark.parametrize(("own", "threads"), [(True, 1), (False, 3)])
+def test_a_server_leaves_the_cores_to_the_workers_beside_it(
+    own: bool, threads: int, ray: None, cluster: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of a Ray of its own, not of a cluster; what the program had before it has afterwards."""
+    monkeypatch.setattr("fedmuon.experiments.engines.ray_cluster.connected", joined)
+    server, found = ServerApp(), []
+    server.main()(lambda grid, context: found.append(torch.get_num_threads()))
+    before = torch.get_num_threads()
+    torch.set_num_threads(3)
+    try:
+        simulate(server, client_app, NODES, address="" if own else cluster, workers=1)
+        assert [*found, torch.get_num_threads()] == [threads, 3]
+    finally:
+        torch.set_num_threads(before)
+
+
+@pytest.mark.parametrize(("size", "stored"), [(200_000, False), (600_000, True)])
+def test_what_is_small_does_not_pass_through_rays_store(
+    size: int, stored: bool, grid: RayGrid, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Neither the content nor the reply, of as many bytes."""
+    content = RecordDict({"arrays": ArrayRecord([np.zeros(size // 8)])})
+    assert large(content) == stored
+    take, places = RayGrid._take, []
+
+    def taken(grid: RayGrid, place: Any) -> None:
+        if grid._running[place][1].messages:  # and no worker that returns after an earlier test
+            places.append(get_object_locations([place])[place]["node_ids"])
+        take(grid, place)
+
+    monkeypatch.setattr(RayGrid, "_take", taken)
+    assert answers(grid, [Message(content, IDS[3], MessageType.TRAIN)]) == {3: 3.0}
+    assert [bool(one) for one in places] == [stored]
+
+
+class Broken(ClientApp):
+    """An app that no process but this one can load."""
+
+    def __reduce__(self) -> tuple:
+        return exec, ("raise ImportError('no module named such')",)
+
+
+@pytest.mark.slow
+def test_an_app_that_cannot_be_loaded_is_an_error(ray: None) -> None:
+    with (
+        RayGrid(Broken(), NODES, workers=1, seed=SEED) as grid,
+        pytest.raises(RayError, match="no module named such"),
+    ):
+        grid.send_and_receive(messages(), timeout=60)
+
+
+@pytest.mark.slow
+def test_our_clients_are_stepped_together(
+    ray: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In one call a round, to the same model; an id tells which process answered."""
+    what, calls = small(engine={"name": "ray"}), []
+    run = prepare(build.resolve(what), tmp_path / "ray")
+    with RayGrid(clients.app, what.federation.clients, workers=1) as grid:
+        ask = grid._ask
+        monkeypatch.setattr(grid, "_ask", lambda *given: (calls.append(given), ask(*given))[1])
+        drive(run, engine(run.config, grid))
+    execute(small(), tmp_path / "inline")
+    assert distance(tmp_path / "inline", tmp_path / "ray") <= 1e-12
+    assert len(calls) == what.federation.rounds
+
+
+class Dying:
+    """Our ClientApp in a process that ends once, the first time that several are asked."""
+
+    def __init__(self, mark: Path) -> None:
+        self.mark = mark
+
+    def __call__(self, message: Message, context: Context) -> Message:
+        return clients.app(message, context)
+
+    def load(self) -> None:
+        pass
+
+    def together(self, sent: list[Message], contexts: list[Context]) -> list[Message]:
+        if not self.mark.exists():
+            self.mark.touch()
+            os.kill(os.getpid(), signal.SIGKILL)
+        return clients.app.together(sent, contexts)
+
+
+@pytest.mark.slow
+def test_a_round_that_a_dead_worker_cost_more_says_so(ray: None, tmp_path: Path) -> None:
+    """Its clients are asked again, to the same model; the record of the round names them."""
+    what = small(engine={"name": "ray"})
+    run = prepare(build.resolve(what), tmp_path / "ray")
+    app: Any = Dying(tmp_path / "mark")
+    with RayGrid(app, what.federation.clients, workers=1) as grid:
+        drive(run, engine(run.config, grid))
+    execute(small(), tmp_path / "inline")
+    assert distance(tmp_path / "inline", tmp_path / "ray") <= 1e-12
+    lines = (tmp_path / "ray" / "rounds.jsonl").read_text().splitlines()
+    first, second = (json.loads(line).get("faults", []) for line in lines[:2])
+    assert all(one["why"].endswith("and it was asked again") for one in first)
+    assert len(first) == what.federation.per_round
+    assert second == []
+
+
+@pytest.mark.slow
+def test_a_client_that_must_not_answer_twice_is_not_asked_again(ray: None, tmp_path: Path) -> None:
+    """What it released before its worker died is in the account once."""
+    what = small(engine={"name": "ray"}, faults={"retries": 0})
+    run = prepare(build.resolve(what), tmp_path / "ray")
+    app: Any = Dying(tmp_path / "mark")
+    with (
+        RayGrid(app, what.federation.clients, workers=1, again=False) as grid,
+        pytest.raises(InputError),
+    ):
+        drive(run, engine(run.config, grid))
+    assert (
+        not (tmp_path / "ray" / "rounds.jsonl").exists()
+        or not (tmp_path / "ray" / "rounds.jsonl").read_text()
+    )
+
+
+def test_flower_wants_to_know_who_makes_messages() -> None:
+    """Negative control of what `flower_parts` does, in a process where nobody did it."""
+    code = (
+        "from flwr.app import Message, RecordDict\n"
+        "try:\n"
+        "    Message(RecordDict(), 1, 'train')\n"
+        "except RuntimeError:\n"
+        "    from fedmuon.server import flower_parts\n"
+        "    flower_parts.identify()\n"
+        "    message = Message(RecordDict(), 1, 'train')\n"
+        "    name = flower_parts.numbered(message)\n"
+        "    assert message.metadata.message_id == name\n"
+        "    bare = flower_parts.with_content(message, None)\n"
+        "    assert message.has_content() and not bare.has_content()\n"
+        "    reply = flower_parts.refusal(message, 'why')\n"
+        "    assert reply.metadata.reply_to_message_id == name and reply.error.reason == 'why'\n"
+        "    print('known')\n"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120)
+    assert done.stdout == "known\n", done.stderr
+
+
+@contextmanager
+def joined(address: str, verbose: bool = False) -> Iterator[None]:
+    """Ray is connected already."""
+    yield
+
+
+@pytest.mark.parametrize("address", ["", "10.0.0.1:6379"])
+def test_workers_are_told_where_modules_lie(address: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Those of our own Ray by what it is started with, which is quicker; a cluster's are told."""
+    import ray
+
+    seen: list[tuple[str, bool]] = []
+
+    def init(**given: Any) -> None:
+        seen.append((os.environ.get("PYTHONPATH", ""), "runtime_env" in given))
+
+    monkeypatch.setattr(ray, "init", init)
+    monkeypatch.setattr(ray_cluster, "_require_listener", lambda address: None)
+    monkeypatch.setattr(ray, "is_initialized", lambda: False)
+    monkeypatch.setattr("fedmuon.experiments.engines.ray_cluster._driving", threading.Lock())
+    monkeypatch.setattr(ray, "shutdown", lambda: None)
+    monkeypatch.setenv("PYTHONPATH", "/here")
+    wanted = importable()
+    with connected(address):
+        pass
+    assert "/here" in wanted.split(os.pathsep)
+    assert seen == [("/here", True) if address else (wanted, False)]
+    assert os.environ["PYTHONPATH"] == "/here"
+
+
+@pytest.mark.parametrize("nodes", [0, -1])
+def test_a_grid_has_a_node(ray: None, nodes: int) -> None:
+    with pytest.raises(InputError, match=f"num_supernodes = {nodes} is refused"):
+        RayGrid(client_app, nodes)
+
+
+@pytest.mark.slow
+def test_a_worker_that_is_gone_for_good_is_replaced(grid: RayGrid) -> None:
+    """Also where Ray does not start it again."""
+    import ray as library
+
+    assert answers(grid, messages())[0] == 0.0
+    (before,) = grid._crew.all
+    library.kill(before)
+    assert answers(grid, messages()) == {node: float(node) for node in range(NODES)}
+    assert before not in grid._crew.all and grid.workers == 1
