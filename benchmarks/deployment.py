@@ -22,9 +22,9 @@ from benchmarks.page import Row
 
 LOOK = 0.05  # seconds between looks
 KINDS = {  # words of a command line -> what such a process is there for
-    "flower_gate.py superlink": "SuperLink: keeps the messages",
+    "superlink_auth.py superlink": "SuperLink: keeps the messages",
     "flower-supernode": "SuperNode, one a client: asks the SuperLink for messages",
-    "flower_gate.py superexec": "SuperExec, one a node and one for the server: starts processes",
+    "superlink_auth.py superexec": "SuperExec, one a node and one for the server: starts processes",
     "flwr-serverapp": "the server: loads torch, averages",
     "flwr-clientapp": "one message to one client: who it is, or a round of training",
     "flwr run": "submits the app, and streams what the server says",

@@ -32,7 +32,7 @@ from fedmuon.experiments.suites.suite import Work, execute
 
 ROOT = Path(__file__).resolve().parents[2]
 RUNS = Path("runs", "results")
-COMPUTE = ("fedmuon", "analysis/theory", "experiments/laboratory", "experiments/suites",
+COMPUTE = ("fedmuon", "analysis/theory", "experiments/stability", "experiments/suites",
            "experiments/studies")  # fmt: skip
 TELL = ("findings.py", "figure.py")  # of a study: what is said of rows that are computed
 FASHION = "fashion-mnist"

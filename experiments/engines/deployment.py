@@ -25,7 +25,7 @@ from fedmuon.runs.directory import Record, RunDirectory
 from fedmuon.runs.loop import Begin, Watch
 from fedmuon.server.run_config import packed
 
-GATE = Path(__file__).resolve().with_name("flower_gate.py")
+GATE = Path(__file__).resolve().with_name("superlink_auth.py")
 COMPONENTS = {
     "serverapp": "fedmuon.server.server_app:app",
     "clientapp": "fedmuon.clients.client_app:app",
@@ -202,7 +202,7 @@ def write_app(folder: Path, run_config: dict[str, Any]) -> Path:
 
 
 def _gate(role: str) -> list[str | Path]:
-    """A program of `flower_gate`; -P, because its folder is none to import from."""
+    """A program of `superlink_auth`; -P, because its folder is none to import from."""
     return [sys.executable, "-P", GATE, role]
 
 

@@ -7,11 +7,12 @@ stability theory made mechanical: a run and all its neighbours share one realiza
 
 from collections.abc import Sequence
 from enum import IntEnum
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 import numpy as np
-import torch
-from torch import Tensor
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 
 class Draw(IntEnum):
@@ -52,7 +53,9 @@ class Normals(Protocol):
         ...
 
 
-def normal(rngs: Sequence[Normals], shape: tuple[int, ...]) -> Tensor:
+def normal(rngs: Sequence[Normals], shape: tuple[int, ...]) -> "Tensor":
     """Standard normal entries [K S, ...] in float64: one tensor a client, for all S replicas."""
+    import torch  # accountants and bounds draw seeds without it, and start two seconds sooner
+
     each = np.stack([rng.standard_normal(shape[1:]) for rng in rngs])
     return torch.from_numpy(each).repeat_interleave(shape[0] // len(rngs), 0)

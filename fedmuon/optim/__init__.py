@@ -16,10 +16,21 @@ for _ in range(20):
     optimizer.step()
 """
 
-from fedmuon.optim.auxiliary import MuonWithAux
-from fedmuon.optim.muon import Muon
-from fedmuon.optim.private import DPSGD, DPAdam, DPMuon, DPMuonBC, Lot, Private
-from fedmuon.optim.routing import Route, RoutingTable, param_groups_for_muon, routing_table
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from fedmuon.optim.auxiliary import MuonWithAux
+    from fedmuon.optim.muon import Muon
+    from fedmuon.optim.private import DPSGD, DPAdam, DPMuon, DPMuonBC, Lot, Private
+    from fedmuon.optim.routing import Route, RoutingTable, param_groups_for_muon, routing_table
+
+_PLACES = {
+    "Muon": "muon",
+    "MuonWithAux": "auxiliary",
+    **dict.fromkeys(("DPSGD", "DPAdam", "DPMuon", "DPMuonBC", "Lot", "Private"), "private"),
+    **dict.fromkeys(("Route", "RoutingTable", "param_groups_for_muon", "routing_table"), "routing"),
+}
 
 __all__ = [
     "DPSGD",
@@ -35,3 +46,11 @@ __all__ = [
     "param_groups_for_muon",
     "routing_table",
 ]
+
+
+def __getattr__(name: str) -> Any:
+    """The public object of that name; formulas that need only schedules do without torch."""
+    if name not in _PLACES:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    globals()[name] = found = getattr(import_module(f"{__name__}.{_PLACES[name]}"), name)
+    return found

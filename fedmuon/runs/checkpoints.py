@@ -17,9 +17,9 @@ from torch import Tensor
 
 from fedmuon.core.arrays import read_tensors
 from fedmuon.core.errors import InputError
+from fedmuon.core.files import AFRESH, mendable, require_regular, write_bytes
 from fedmuon.federated.aggregate import ServerState
 from fedmuon.federated.wire import pack, unpack
-from fedmuon.core.files import AFRESH, mendable, require_regular, write_bytes
 
 NAMES = ("checkpoint.safetensors", "checkpoint-previous.safetensors")
 Held = tuple[dict[str, Tensor], dict[str, str]]  # tensors, and what is said of them

@@ -14,14 +14,14 @@ from pathlib import Path
 
 import torch
 
-from fedmuon.runs import checkpoints
 from fedmuon.core import files
 from fedmuon.core.arrays import require_whole, tensor_bytes
 from fedmuon.core.errors import InputError, NonFinite
-from fedmuon.federated.aggregate import ServerState
 from fedmuon.core.files import AFRESH, Record, digest, mendable, sums_of, write_bytes
 from fedmuon.core.locks import DRIVER, LOCK, require_place
+from fedmuon.federated.aggregate import ServerState
 from fedmuon.privacy.ledger import Ledger
+from fedmuon.runs import checkpoints
 
 __all__ = ["Record", "RunDirectory"]
 

@@ -1,33 +1,32 @@
 """Words that tell objects apart by what they would do: code, and what it and values hold."""
 
+import dataclasses
 import itertools
+import json
 import sys
+import weakref
 from collections.abc import Callable, Iterator, Mapping
 from functools import lru_cache, partial
 from hashlib import sha256
 from pathlib import Path
 from types import BuiltinFunctionType, CodeType, FunctionType, MethodType, ModuleType
 from typing import Any
+
 import numpy as np
-from fedmuon.core.source_files import LIBRARIES
-import dataclasses
-import json
-import weakref
-from collections.abc import Callable, Iterator
-from functools import partial
-from fedmuon.core import files
-from fedmuon.core.source_files import LIBRARIES, neighbours
+
 from fedmuon.config.load import Config
+from fedmuon.config.read_if import reads
+from fedmuon.config.user_objects import NAMED, guard, own_objects
+from fedmuon.core import files
+from fedmuon.core.errors import InputError
+from fedmuon.core.files import AFRESH, Record
+from fedmuon.core.registry import settled, stands_in
+from fedmuon.core.source_files import LIBRARIES, neighbours
 from fedmuon.data.own import digest
 from fedmuon.data.source import Source
 from fedmuon.data.weights import weights_digest
-from fedmuon.core.errors import InputError
 from fedmuon.federated.deal import own_digest
 from fedmuon.federated.plan import Plan
-from fedmuon.core.files import AFRESH, Record
-from fedmuon.config.user_objects import NAMED, guard, own_objects
-from fedmuon.config.read_if import reads
-from fedmuon.core.registry import settled, stands_in
 
 
 def parts(found: Any, seen: dict[int, Any], state: bool = True) -> Iterator[str]:

@@ -15,28 +15,33 @@ from pathlib import Path
 
 import numpy as np
 
-from fedmuon.runs import checkpoints, fingerprints
 from fedmuon.config import load as tables
-from fedmuon.core.arrays import array_bytes, npy_bytes, tensor_bytes
-from fedmuon.runs.callbacks import CALLBACKS, Callback, Heard, as_callback
 from fedmuon.config.load import Config
-from fedmuon.data.federated import FederatedData
-from fedmuon.data.partition import weights
+from fedmuon.config.user_objects import guard, value
+from fedmuon.core.arrays import array_bytes, npy_bytes, tensor_bytes
+from fedmuon.core.choices import OF_A_ROUND
 from fedmuon.core.errors import InputError, Interrupted, NonFinite
-from fedmuon.federated import build_recipe, build
-from fedmuon.federated.aggregate import ServerState, begin
-from fedmuon.federated.client_accountant import ClientSpending, account, calibrated, require_accountable
-from fedmuon.federated.evaluate import risk, sample_weights
-from fedmuon.federated.plan import Plan
-from fedmuon.federated.build_recipe import routes
-from fedmuon.federated.rounds import Engine, Experiment, Round
-from fedmuon.federated.accountant import Spending
 from fedmuon.core.files import AFRESH
 from fedmuon.core.guard import Guard
-from fedmuon.core.choices import OF_A_ROUND
-from fedmuon.config.user_objects import guard, value
-from fedmuon.runs.provenance import commit, machine, versions
+from fedmuon.data.federated import FederatedData
+from fedmuon.data.partition import weights
+from fedmuon.federated import build, build_recipe
+from fedmuon.federated.accountant import Spending
+from fedmuon.federated.aggregate import ServerState, begin
+from fedmuon.federated.build_recipe import routes
+from fedmuon.federated.client_accountant import (
+    ClientSpending,
+    account,
+    calibrated,
+    require_accountable,
+)
+from fedmuon.federated.evaluate import risk, sample_weights
+from fedmuon.federated.plan import Plan
+from fedmuon.federated.rounds import Engine, Experiment, Round
+from fedmuon.runs import checkpoints, fingerprints
+from fedmuon.runs.callbacks import CALLBACKS, Callback, Heard, as_callback
 from fedmuon.runs.directory import NO_FILES, Record, RunDirectory
+from fedmuon.runs.provenance import commit, machine, versions
 from fedmuon.tasks.networks import NetworkTask
 
 Watch = Callable[[Record], None]

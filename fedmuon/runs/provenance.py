@@ -1,16 +1,18 @@
 """Where a result comes from: versions, machine, commit."""
 
+import contextlib
 import importlib.metadata
 import os
 import platform
 import subprocess
-from functools import cache
-from pathlib import Path
-import torch
-from fedmuon.core.files import Record
-import contextlib
 import sys
 import time
+from functools import cache
+from pathlib import Path
+
+import torch
+
+from fedmuon.core.files import Record
 
 PROCESSOR = "model name"  # the line of Linux's /proc/cpuinfo
 

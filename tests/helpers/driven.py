@@ -1,7 +1,7 @@
 """`fedmuon` as a process of its own that computes with the help of others, and what is left.
 
-`python -m tests.helpers.driven` kills every kind of driver with -9, and counts processes and key files 2
-and 10 seconds later.
+`python -m tests.helpers.driven` kills every kind of driver with -9, and counts processes and key
+files 2 and 10 seconds later.
 """
 
 import contextlib

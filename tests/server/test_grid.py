@@ -372,20 +372,20 @@ def test_a_client_that_must_not_answer_twice_is_not_asked_again(ray: None, tmp_p
 
 
 def test_flower_wants_to_know_who_makes_messages() -> None:
-    """Negative control of what `flower_parts` does, in a process where nobody did it."""
+    """Negative control of what `flower_internals` does, in a process where nobody did it."""
     code = (
         "from flwr.app import Message, RecordDict\n"
         "try:\n"
         "    Message(RecordDict(), 1, 'train')\n"
         "except RuntimeError:\n"
-        "    from fedmuon.server import flower_parts\n"
-        "    flower_parts.identify()\n"
+        "    from fedmuon.server.ray import flower_internals\n"
+        "    flower_internals.identify()\n"
         "    message = Message(RecordDict(), 1, 'train')\n"
-        "    name = flower_parts.numbered(message)\n"
+        "    name = flower_internals.numbered(message)\n"
         "    assert message.metadata.message_id == name\n"
-        "    bare = flower_parts.with_content(message, None)\n"
+        "    bare = flower_internals.with_content(message, None)\n"
         "    assert message.has_content() and not bare.has_content()\n"
-        "    reply = flower_parts.refusal(message, 'why')\n"
+        "    reply = flower_internals.refusal(message, 'why')\n"
         "    assert reply.metadata.reply_to_message_id == name and reply.error.reason == 'why'\n"
         "    print('known')\n"
     )

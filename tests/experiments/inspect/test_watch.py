@@ -366,7 +366,11 @@ def test_the_page_has_a_word_for_every_state(
 ) -> None:
     """Of runs that ended, that failed, that go on and that are lost."""
     folder, _ = growing
-    words = (ROOT / "experiments" / "watch" / "page.js").read_text().partition("WORDS = {")[2]
+    words = (
+        (ROOT / "experiments" / "inspect" / "assets" / "page.js")
+        .read_text()
+        .partition("WORDS = {")[2]
+    )
     states = [watch_runs.about("a", finished)["state"], watch_runs.about("a", folder)["state"]]
     (folder / "failed.txt").write_text("not finite")
     states.append(watch_runs.about("a", folder)["state"])

@@ -189,7 +189,7 @@ def test_other_private_runs_are_told_to_resume_and_do(
     assert RunDirectory(out).summary()
 
 
-@pytest.mark.parametrize("where", ["drive._finish", "experiments.laboratory.one_run.judged"])
+@pytest.mark.parametrize("where", ["runs.loop._finish", "experiments.auditing.one_run.judged"])
 def test_an_audit_that_was_interrupted_is_begun_anew(
     where: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -365,7 +365,7 @@ def interrupted(*given: object, **more: object) -> None:
 
 
 def broken_off(
-    command: list[str], monkeypatch: pytest.MonkeyPatch, where: str = "drive._finish"
+    command: list[str], monkeypatch: pytest.MonkeyPatch, where: str = "runs.loop._finish"
 ) -> None:
     """Ctrl-C once all has been released."""
     with monkeypatch.context() as patch:

@@ -1,0 +1,1 @@
+"""A run: its loop, its folder, and all that it saves."""
