@@ -20,13 +20,16 @@ before = surroundings.listing()
 assert surroundings.leftovers(before) == [], surroundings.leftovers(before)
 Path(surroundings.SESSION, "tmp", "left").touch()
 surroundings.SHARED[2].joinpath("fedmuon-left").touch()
-child = subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE)
+pipes = dict.fromkeys(("stdin", "stdout"), subprocess.PIPE)
+child = subprocess.Popen([sys.executable, "-c", "print(flush=True); input()"], **pipes)
 try:
+    child.stdout.readline()  # it runs: before, its environment cannot be read
     print(surroundings.SESSION, *surroundings.leftovers(before), sep="\\n")
 finally:
     child.kill()
     child.wait()
     child.stdin.close()
+    child.stdout.close()
 """
 
 

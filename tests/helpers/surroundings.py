@@ -99,10 +99,21 @@ def leftovers(before: set[Path], ended: bool = True) -> list[str]:
     end = time.monotonic() + SECONDS
     while (running := [*_processes()]) and time.monotonic() < end:
         time.sleep(0.1)
+    found = [one for one in listing() - before if not _of_others(one)]
     kept = ("pytest-of",) if ended else ("pytest-of", "out-of-fedmuon-")
     temporary = [one for one in (SESSION / "tmp").iterdir() if not one.name.startswith(kept)]
-    files = [*(listing() - before), *temporary]
+    files = [*found, *temporary]
     return [f"process {one}" for one in running] + [f"file {one}" for one in sorted(files)]
+
+
+def _of_others(file: Path) -> bool:
+    """Whether a process that this session did not start uses that file, as another session's do."""
+    mark, name = f"{MARK}={SESSION}".encode(), str(file).encode()
+    for entry in Path("/proc").glob("[0-9]*"):
+        with contextlib.suppress(OSError):
+            if name in (entry / "cmdline").read_bytes():
+                return mark not in (entry / "environ").read_bytes().split(b"\0")
+    return False
 
 
 def _processes() -> Iterator[str]:
