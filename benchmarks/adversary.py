@@ -9,7 +9,7 @@ from fedmuon.core.errors import InputError
 from fedmuon.data.neighbours import Neighbours
 from fedmuon.experiments.stability.influence import ranked
 from fedmuon.experiments.stability.measure import Laboratory
-from fedmuon.federated.rounds import coupled, distances
+from fedmuon.federated.rounds import distances, run_neighbours
 
 CHAINS = 48  # pairs that are known to be bad
 FRESH, GENERATIONS, BEST = 12, 3, 4  # pairs near the worst, so many times, and how many worst
@@ -82,7 +82,7 @@ def perturbed(there: Laboratory, neighbours: Neighbours) -> np.ndarray:
     """||X_s^R - X_0^R||_F, [T]."""
     unchanged = Neighbours.of(there.source, np.full((1, 3), -1))
     seed = there.config.federation.seed
-    return distances(coupled(there.experiment, joined(unchanged, neighbours), seed))[0]
+    return distances(run_neighbours(there.experiment, joined(unchanged, neighbours), seed))[0]
 
 
 def joined(*parts: Neighbours) -> Neighbours:

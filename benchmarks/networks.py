@@ -26,8 +26,7 @@ from benchmarks.rounds import PEERS, run
 from fedmuon.config.load import Config, only_read, parse
 from fedmuon.core.errors import InputError
 from fedmuon.federated import build
-from fedmuon.federated.aggregate import begin
-from fedmuon.federated.rounds import Experiment, rounds
+from fedmuon.federated.rounds import Experiment, begin, run_rounds
 
 BATCH = 64
 AIMS = {"torch loop": 1.3, "pfl-research": 1.3, "Flower": 1.5}
@@ -93,7 +92,7 @@ def work(kind: str, data: str, count: int, path: str, out: str) -> None:
         what = experiment_of(config(data, count, kind))
         state = begin(what.recipe, what.task, 0)
         stamps = [perf_counter()]
-        for finished in rounds(what, state):
+        for finished in run_rounds(what, state):
             stamps.append(perf_counter())
             state = finished.state
         report(out, {name: value[0] for name, value in state.params.items()}, stamps)

@@ -28,8 +28,7 @@ from fedmuon.config.user_objects import Own
 from fedmuon.experiments.auditing import one_run
 from fedmuon.experiments.auditing.clients import ClientAuditor
 from fedmuon.federated import build
-from fedmuon.federated.aggregate import begin
-from fedmuon.federated.rounds import simulate
+from fedmuon.federated.rounds import begin, simulate
 from fedmuon.privacy.accounting import epsilon
 from fedmuon.privacy.audit import Statistics, counted
 

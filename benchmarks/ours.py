@@ -16,9 +16,8 @@ import torch
 from fedmuon.config.load import Config, parse
 from fedmuon.data.neighbours import Neighbours
 from fedmuon.federated import build
-from fedmuon.federated.aggregate import begin
 from fedmuon.federated.plan import Plan
-from fedmuon.federated.rounds import Experiment, rounds
+from fedmuon.federated.rounds import Experiment, begin, run_rounds
 from fedmuon.federated.shards import Shards
 from fedmuon.optim.recipe_chains import make_recipe
 from fedmuon.tasks.base import Batch
@@ -106,7 +105,7 @@ def main() -> None:
     start_model = torch.from_numpy(work["x0"]).to(kind).T.contiguous().repeat(asked.stack, 1, 1).mT
     state = type(state)(0, {"weight": start_model}, state.states)
     stamps = [time.perf_counter()]
-    for finished in rounds(what, state):
+    for finished in run_rounds(what, state):
         state = finished.state
         stamps.append(time.perf_counter())
     seconds = stamps[-1] - stamps[0]

@@ -19,15 +19,14 @@ import torch
 from benchmarks.ours import experiment
 from benchmarks.page import say
 from benchmarks.rounds import make_work
-from fedmuon.federated.aggregate import begin
-from fedmuon.federated.rounds import Experiment, rounds
+from fedmuon.federated.rounds import Experiment, begin, run_rounds
 from fedmuon.tasks import fused
 
 
 def seconds(what: Experiment) -> Iterator[float]:
     """Of each round but the first."""
     start = None
-    for _ in rounds(what, begin(what.recipe, what.task, 0)):
+    for _ in run_rounds(what, begin(what.recipe, what.task, 0)):
         now = time.thread_time()
         if start is not None:
             yield now - start

@@ -28,8 +28,7 @@ from benchmarks.page import Row, say
 from fedmuon.config.load import Config, parse
 from fedmuon.core.errors import InputError
 from fedmuon.federated import build
-from fedmuon.federated.aggregate import begin
-from fedmuon.federated.rounds import rounds
+from fedmuon.federated.rounds import begin, run_rounds
 
 PEERS = Path(__file__).parent / "peers"
 OURS = (
@@ -162,7 +161,7 @@ def many_clients() -> Iterator[Row]:
         what = build.experiment(table, build.federated_data(table, source), source.classes)
         times, state = [], begin(what.recipe, what.task, 0)
         start = time.perf_counter()
-        for finished in rounds(what, state):
+        for finished in run_rounds(what, state):
             times.append(time.perf_counter() - start)
             start, state = time.perf_counter(), finished.state
         seconds[clients] = median(times)

@@ -19,8 +19,8 @@ from fedmuon.clients.messages import Fetch, FlatConfig, answer, nothing, partiti
 from fedmuon.config.load import Config, unflatten
 from fedmuon.config.user_objects import Own
 from fedmuon.core.errors import InputError, plain
-from fedmuon.federated.client import Broadcast, replies
 from fedmuon.federated.evaluate import risk
+from fedmuon.federated.rounds import Broadcast, client_updates
 from fedmuon.federated.wire import distrusted, named, pack, received
 from fedmuon.federated.worker import Worker, worker
 from fedmuon.optim.chain import States
@@ -57,7 +57,7 @@ def train_together(
         if factor is not None:  # the user's schedule is called once a run, by the server
             plan = replace(plan, factor=lambda round: factor)
         task, pairs = clients[0].task, list(zip(numbers, shards, strict=True))
-        found = replies(recipe, task, plan, pairs, sent)
+        found = client_updates(recipe, task, plan, pairs, sent)
         if recipe.masked:
             each = zip(found, messages, contexts, strict=True)
             with distrusted():

@@ -10,7 +10,7 @@ from fedmuon.config.paths import with_files
 from fedmuon.core.errors import InputError
 from fedmuon.core.locks import held
 from fedmuon.federated import build
-from fedmuon.federated.rounds import Engine, rounds
+from fedmuon.federated.rounds import Engine, run_rounds
 from fedmuon.optim.recipe_chains import aux_rate
 from fedmuon.runs.callbacks import Callback, Heard
 from fedmuon.runs.directory import NO_FILES, Record, RunDirectory
@@ -50,7 +50,7 @@ def execute(
 def on_engine(config: Config, work: Callable[[Engine], Result], verbose: bool = False) -> Result:
     """Do `work` with the clients in this process or on Ray, as the config names it."""
     if config.engine.name == "inline":
-        return work(rounds)
+        return work(run_rounds)
     from fedmuon.experiments.engines.ray_engine import engine, on_grid
 
     return on_grid(config, lambda grid: work(engine(config, grid)), verbose)

@@ -30,9 +30,8 @@ from fedmuon.core.locks import held
 from fedmuon.experiments.stability import bound
 from fedmuon.experiments.stability.measure import Laboratory
 from fedmuon.experiments.tables import columns
-from fedmuon.federated.aggregate import begin
 from fedmuon.federated.evaluate import risk
-from fedmuon.federated.rounds import simulate
+from fedmuon.federated.rounds import begin, simulate
 from fedmuon.privacy.keystream import KeyStream
 from fedmuon.runs.directory import Record
 from fedmuon.tasks.base import Params

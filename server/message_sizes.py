@@ -13,9 +13,7 @@ from typing import Any
 from flwr.app import ArrayRecord, ConfigRecord, Message, MessageType, MetricRecord, RecordDict
 
 from fedmuon.config.load import Config
-from fedmuon.federated.aggregate import ServerState
-from fedmuon.federated.client import returned_like
-from fedmuon.federated.rounds import Experiment
+from fedmuon.federated.rounds import Experiment, ServerState, returned_like
 from fedmuon.federated.wire import pack
 from fedmuon.server import public_keys
 from fedmuon.server.ray.flower_internals import identify, node_ids, numbered, weight

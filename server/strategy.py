@@ -18,9 +18,18 @@ from flwr.serverapp.strategy import Strategy
 
 from fedmuon.config.load import Config, flatten
 from fedmuon.core.errors import InputError, plain
-from fedmuon.federated.aggregate import ServerState, aggregate, broadcast, mean_loss
-from fedmuon.federated.client import Reply, returned_like
-from fedmuon.federated.rounds import Engine, Experiment, Fault, Round
+from fedmuon.federated.rounds import (
+    Engine,
+    Experiment,
+    Fault,
+    Reply,
+    Round,
+    ServerState,
+    broadcast,
+    mean_loss,
+    returned_like,
+    server_update,
+)
 from fedmuon.federated.wire import distrusted, pack, received
 from fedmuon.server import public_keys, stopping
 from fedmuon.server.failures import OWN
@@ -90,7 +99,7 @@ class FedMuonStrategy(Strategy):
     def _take(self, replies: list[Reply]) -> None:
         """The next state from these."""
         factor = self.experiment.plan.factor_at(self.state.round)
-        self.state = aggregate(self.experiment.recipe, self.state, replies, factor)
+        self.state = server_update(self.experiment.recipe, self.state, replies, factor)
 
     def arrays(self) -> ArrayRecord:
         """What participants receive: the model, and the states that the recipe sends."""

@@ -27,10 +27,21 @@ from fedmuon.experiments.auditing.audit_limits import Claimed
 from fedmuon.experiments.auditing.canary_injection import distinct_places
 from fedmuon.experiments.auditing.likelihood_ratio import log_ratio
 from fedmuon.federated.accountant import rounds_taken
-from fedmuon.federated.aggregate import ServerState, aggregate, begin, broadcast, mean_loss
-from fedmuon.federated.client import Broadcast, Reply, replies, veiled
 from fedmuon.federated.client_accountant import delta_of
-from fedmuon.federated.rounds import Engine, Experiment, Round
+from fedmuon.federated.rounds import (
+    Broadcast,
+    Engine,
+    Experiment,
+    Reply,
+    Round,
+    ServerState,
+    begin,
+    broadcast,
+    client_updates,
+    mean_loss,
+    privatize_reply,
+    server_update,
+)
 from fedmuon.optim.recipe_chains import Recipe, ServerRule
 from fedmuon.privacy import distributed
 from fedmuon.privacy.audit import Setting
@@ -105,7 +116,7 @@ class ClientAuditor:
             if self.level.shared:
                 self._look_behind(found, rates)
             watched = dataclasses.replace(recipe, server=self._watched(recipe.server, rates))
-            state = aggregate(watched, state, found, plan.factor_at(number))
+            state = server_update(watched, state, found, plan.factor_at(number))
             yield Round(state, participants, participants, mean_loss(found))
 
     def _replies(
@@ -115,11 +126,11 @@ class ClientAuditor:
         recipe, shards = experiment.recipe, experiment.shards
         number = {int(client): i for i, client in enumerate(self.clients)}
         others = [(one, shards[one]) for one in participants if one not in number]
-        found = replies(recipe, experiment.task, experiment.plan, others, sent)
+        found = client_updates(recipe, experiment.task, experiment.plan, others, sent)
         for client in participants:
             if client in number:
                 own = self._reply(recipe, sent, client, number[client])
-                found.append(veiled(recipe, self.level, sent, own))
+                found.append(privatize_reply(recipe, self.level, sent, own))
                 if self.level.trust == "local":
                     self._look(_apart(sent.params, found[-1].params), self.clients == client)
         return found

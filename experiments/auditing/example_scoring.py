@@ -14,8 +14,7 @@ from fedmuon.experiments.auditing.audit_limits import Claimed
 from fedmuon.experiments.auditing.canary_injection import Canaries, Planted
 from fedmuon.experiments.auditing.likelihood_ratio import log_ratio
 from fedmuon.federated.accountant import delta_of, rounds_taken
-from fedmuon.federated.aggregate import begin
-from fedmuon.federated.rounds import Engine, rounds
+from fedmuon.federated.rounds import Engine, begin, run_rounds
 from fedmuon.optim.chain import Chain, Context, Link, State
 from fedmuon.optim.recipe_chains import Recipe
 from fedmuon.privacy.audit import Setting
@@ -73,7 +72,7 @@ class Auditor:
             task=Planted(was.task, self.canaries),
             shards=self.canaries.marked(was.shards),
         )
-        return dataclasses.replace(run, experiment=experiment), rounds
+        return dataclasses.replace(run, experiment=experiment), run_rounds
 
     @property
     def clients(self) -> np.ndarray:

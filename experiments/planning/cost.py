@@ -19,9 +19,8 @@ from fedmuon.core.errors import InputError
 from fedmuon.experiments.planning.folder_seconds import FolderSeconds, of_folder
 from fedmuon.experiments.planning.pace import Pace, Trial, evaluation, pace
 from fedmuon.federated import build
-from fedmuon.federated.aggregate import ServerState, begin, broadcast
 from fedmuon.federated.memory import COPIES
-from fedmuon.federated.rounds import rounds
+from fedmuon.federated.rounds import ServerState, begin, broadcast, run_rounds
 from fedmuon.federated.wire import named
 from fedmuon.runs.directory import Record
 from fedmuon.runs.loop import Run, prepare
@@ -73,7 +72,7 @@ def _scheduled(run: Run) -> Run:
 
 def _engine(run: Run, state: ServerState) -> Engine:
     if run.config.engine.name == "inline":
-        return Engine(pace(Trial(run.experiment, state, rounds), run.data.sizes))
+        return Engine(pace(Trial(run.experiment, state, run_rounds), run.data.sizes))
     if run.config.engine.name == "ray":
         with _nothing_to_resume():
             return _on_ray(run, state)

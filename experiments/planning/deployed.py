@@ -12,7 +12,7 @@ from pathlib import Path
 
 from fedmuon.experiments.engines.probe import probed
 from fedmuon.experiments.planning.pace import Pace
-from fedmuon.federated.aggregate import ServerState
+from fedmuon.federated.rounds import ServerState
 from fedmuon.runs.loop import Run
 
 WAIT = 1.0  # seconds of a round in which everybody waits for the next look

@@ -12,9 +12,8 @@ from typing import Any, cast
 
 import numpy as np
 
-from fedmuon.federated.aggregate import ServerState
 from fedmuon.federated.client_accountant import account as account_of
-from fedmuon.federated.rounds import Round
+from fedmuon.federated.rounds import Round, ServerState
 from fedmuon.runs.loop import Run
 from fedmuon.runs.provenance import commit, machine, versions
 

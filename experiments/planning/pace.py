@@ -14,10 +14,9 @@ import numpy as np
 
 from fedmuon.data.partition import weights
 from fedmuon.experiments.planning.folder_seconds import seconds
-from fedmuon.federated.aggregate import ServerState
 from fedmuon.federated.evaluate import risk, sample_weights
 from fedmuon.federated.plan import Plan
-from fedmuon.federated.rounds import Engine, Experiment
+from fedmuon.federated.rounds import Engine, Experiment, ServerState
 from fedmuon.optim.aggregators import mean
 from fedmuon.runs.loop import Run, evaluate
 from fedmuon.runs.provenance import peak

@@ -7,8 +7,7 @@ from typing import TypeVar
 
 from torch import Tensor
 
-from fedmuon.federated.aggregate import begin
-from fedmuon.federated.rounds import Experiment, simulate
+from fedmuon.federated.rounds import Experiment, begin, simulate
 from fedmuon.optim.chain import Chain, Context, Link, State
 from fedmuon.tasks.base import Params
 

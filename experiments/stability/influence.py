@@ -31,8 +31,7 @@ from fedmuon.data.source import flat_rows
 from fedmuon.experiments.stability.measure import Laboratory
 from fedmuon.federated import build
 from fedmuon.federated.adjoint import Pulled, pulled_back
-from fedmuon.federated.aggregate import ServerState, begin
-from fedmuon.federated.rounds import Experiment
+from fedmuon.federated.rounds import Experiment, ServerState, begin
 from fedmuon.federated.shards import targets_on
 from fedmuon.runs.loop import Begin, Watch
 from fedmuon.tasks.base import Batch, Params

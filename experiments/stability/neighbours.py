@@ -33,7 +33,7 @@ from fedmuon.experiments.stability.measure import Laboratory
 from fedmuon.experiments.stability.prediction_check import CALIBRATION, PREDICTED, calibrated, lines
 from fedmuon.experiments.stability.ranking import RANKING, kept
 from fedmuon.experiments.tables import facts
-from fedmuon.federated.rounds import Engine, coupled, distances, rounds
+from fedmuon.federated.rounds import Engine, distances, run_neighbours, run_rounds
 from fedmuon.runs.directory import Record, RunDirectory
 from fedmuon.runs.loop import Begin, Watch
 
@@ -139,7 +139,7 @@ def measure(
     verdict: bound.Verdict,
     watch: Watch,
     begun: Begin,
-    engine: Engine = rounds,
+    engine: Engine = run_rounds,
 ) -> Ranking | None:
     """Run the neighbours that neighbours.csv lacks, stack by stack, and append their lines; the
     ranking that they come from, if any."""
@@ -196,7 +196,7 @@ def perturbations(laboratory: Laboratory, drawn: np.ndarray, engine: Engine) -> 
     taking_part = np.isin(drawn[:, 0], laboratory.experiment.plan.schedule())
     if taking_part.any():
         neighbours = stack(laboratory.source, drawn[taking_part], table.data.normalize)
-        ends = coupled(laboratory.experiment, neighbours, table.federation.seed, engine)
+        ends = run_neighbours(laboratory.experiment, neighbours, table.federation.seed, engine)
         moved[taking_part] = distances(ends)[0]
     if not np.isfinite(moved).all():
         raise NonFinite("a neighbour is not finite after the last round: lower [local] lr")

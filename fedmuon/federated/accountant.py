@@ -19,7 +19,6 @@ from fedmuon.config import load as tables
 from fedmuon.config.load import Config
 from fedmuon.core.errors import InputError
 from fedmuon.core.files import AFRESH
-from fedmuon.federated.aggregate import ServerState
 from fedmuon.federated.private_checks import (
     Releasing,
     require_counted,
@@ -27,7 +26,7 @@ from fedmuon.federated.private_checks import (
     require_one_client,
     require_within,
 )
-from fedmuon.federated.rounds import Experiment, Round
+from fedmuon.federated.rounds import Experiment, Round, ServerState
 from fedmuon.privacy.accounting import epsilon, loose
 from fedmuon.privacy.calibration import noise_for
 from fedmuon.privacy.client_level import EACH, EVERYONE

@@ -23,8 +23,7 @@ import torch
 from torch import Tensor
 from torch.func import vmap
 
-from fedmuon.federated.aggregate import ServerState
-from fedmuon.federated.rounds import Experiment, advanced, rounds
+from fedmuon.federated.rounds import Experiment, ServerState, run_round, run_rounds
 from fedmuon.federated.shards import Shard
 from fedmuon.tasks.base import Batch, Params
 from fedmuon.tasks.curvature import Differentiable, Weighted
@@ -93,7 +92,7 @@ def _through(
     """The adjoint [k, ...] of the state before a round from that of the state after it, and what
     the round sends to weights."""
     leaves = {place: value.detach().requires_grad_() for place, value in _tree(state).items()}
-    after, _ = advanced(taped, _state(state.round, leaves), list(shards.items()))
+    after, _ = run_round(taped, _state(state.round, leaves), list(shards.items()))
     ends = {
         place: value
         for place, value in _tree(after).items()
@@ -136,9 +135,9 @@ def backwards(experiment: Experiment, start: ServerState) -> Iterator[ServerStat
     """The states before each round, the last round's first: every sqrt(R)-th is kept, and those
     between are made again."""
     stride = math.isqrt(max(0, experiment.plan.rounds - 1)) + 1
-    every = itertools.chain([start], (done.state for done in rounds(experiment, start)))
+    every = itertools.chain([start], (done.state for done in run_rounds(experiment, start)))
     kept = [s for s in every if s.round % stride == 0 and s.round < experiment.plan.rounds]
     for first in reversed(kept):
-        some = (done.state for done in rounds(experiment, first))
+        some = (done.state for done in run_rounds(experiment, first))
         few = itertools.islice(some, min(stride, experiment.plan.rounds - first.round) - 1)
         yield from reversed([first, *few])

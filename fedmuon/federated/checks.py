@@ -12,8 +12,7 @@ import torch
 from torch import Tensor
 
 from fedmuon.core.errors import InputError, plain
-from fedmuon.federated.aggregate import combined, moved_on
-from fedmuon.federated.client import Reply
+from fedmuon.federated.rounds import Reply
 from fedmuon.optim.chain import Context, Link, State, States, forbidden_gradient
 from fedmuon.optim.probe import drawn_for, same
 from fedmuon.optim.recipe_chains import Recipe, aggregate_state, initial_states
@@ -155,8 +154,8 @@ def require_memoryless(recipe: Recipe, start: Params, count: int) -> None:
     def made(seed: int) -> Params:
         replies = [_reply(recipe, start, count * seed + k, k) for k in range(count)]
         if state is None:
-            return combined(recipe.aggregate, replies)
-        found, after = moved_on(recipe.aggregate, replies, _copied(state))
+            return recipe.aggregate.combine(replies)[0]
+        found, after = recipe.aggregate.combine(replies, _copied(state))
         return found | {f"its state {name}": value for name, value in after.items()}
 
     first, _, again = made(0), made(1), made(0)

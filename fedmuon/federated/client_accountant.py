@@ -23,10 +23,8 @@ from fedmuon.federated.accountant import (
     mark_of,
     rounds_taken,
 )
-from fedmuon.federated.aggregate import ServerState
-from fedmuon.federated.client import joint
 from fedmuon.federated.private_checks import require_counted, require_within
-from fedmuon.federated.rounds import Experiment, Round
+from fedmuon.federated.rounds import Experiment, Round, ServerState, joint
 from fedmuon.privacy.accounting import epsilon, loose
 from fedmuon.privacy.client_level import COHORTS, EVERYONE, REPLAY, ClientLevel, leaves
 from fedmuon.privacy.distributed import MODULUS

@@ -1,19 +1,38 @@
-"""The embedded engine: the federated loop in this process, with no serialization."""
+"""Federated rounds: the Stability note's Algorithm 1, from top to bottom.
+
+The server samples clients and sends them its model and states (`broadcast`). Each client takes E
+local steps of the recipe's chain (`client_update`). The server combines the replies and applies the
+recipe's rule (`server_update`). `run_rounds` does this in one process; other engines carry the
+same messages between processes and call the same functions.
+
+A model is a stack of S replicas with a leading axis [S, ...]: a run alone has S = 1, a run and its
+neighbours share every draw as one stack.
+"""
 
 import dataclasses
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+import math
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
 
 import numpy as np
 import torch
+from torch import Tensor
 
+from fedmuon.core.device import finite, unasked
+from fedmuon.core.errors import NonFinite
+from fedmuon.core.guard import at
+from fedmuon.core.rng import Draw, generator
+from fedmuon.core.threads import spread
 from fedmuon.data.neighbours import Neighbours
-from fedmuon.federated.aggregate import ServerState, aggregate, begin, broadcast, mean_loss
-from fedmuon.federated.client import Reply, replies
 from fedmuon.federated.plan import Plan
 from fedmuon.federated.shards import Shard, Shards
-from fedmuon.optim.recipe_chains import Recipe
-from fedmuon.tasks.base import Params, Task
+from fedmuon.optim.chain import Context, States, forbidden_gradient
+from fedmuon.optim.recipe_chains import Recipe, aggregate_state, aggregate_states, initial_states
+from fedmuon.privacy.client_level import ClientLevel, mapped
+from fedmuon.tasks.base import Batch, Params, Task, blocks
+
+LARGE = 1e15  # float32 holds its square, and sums of such squares
 
 
 @dataclass(frozen=True)
@@ -27,6 +46,35 @@ class Experiment:
 
 
 @dataclass(frozen=True)
+class ServerState:
+    """The model after `round` rounds, and the server's states."""
+
+    round: int
+    params: Params
+    states: States
+
+
+@dataclass(frozen=True)
+class Broadcast:
+    """What the server sends: the round, the model, and the states that the recipe shares."""
+
+    round: int
+    params: Params
+    states: States
+
+
+@dataclass(frozen=True)
+class Reply:
+    """What a client returns; `loss` [S] is that at the start of its last step, `samples` is n_i."""
+
+    client: int
+    params: Params
+    states: States
+    loss: Tensor
+    samples: int = 1
+
+
+@dataclass(frozen=True)
 class Fault:
     """A participant that gave no sound reply at an attempt, or had to be asked again, and why."""
 
@@ -37,8 +85,15 @@ class Fault:
 
 @dataclass(frozen=True)
 class Round:
-    """One finished round: the new state, who was to take part, and who answered; the mean loss of
-    those is per replica [S]. A client in no `answered` was dropped, which voids the bound."""
+    """A finished round.
+
+    Attributes:
+        state: The server's state after it.
+        participants: The clients that were selected.
+        answered: Those whose replies were used. A dropped client voids the bound.
+        loss: Mean loss of those that answered, per replica [S].
+        faults: What went wrong on the way.
+    """
 
     state: ServerState
     participants: np.ndarray
@@ -48,38 +103,300 @@ class Round:
 
 
 Engine = Callable[[Experiment, ServerState], Iterator[Round]]
+Client = tuple[int, Shard]  # number and samples
+Gradient = Callable[[Params], tuple[Tensor, Params]]
 
 
-def rounds(experiment: Experiment, state: ServerState) -> Iterator[Round]:
-    """The rounds that remain after `state` (001, Algorithm 1)."""
+# The algorithm
+
+
+def begin(recipe: Recipe, task: Task, seed: int, stack: int = 1) -> ServerState:
+    """The state before round 0, in which all replicas have the same model."""
+    params = task.initial(generator(seed, Draw.INITIAL), stack)
+    return ServerState(0, params, initial_states(recipe, params))
+
+
+def run_rounds(experiment: Experiment, state: ServerState) -> Iterator[Round]:
+    """Run the rounds that remain after `state` in this process."""
     plan, shards = experiment.plan, experiment.shards
     for number in range(state.round, plan.rounds):
         participants = plan.participants(number)
-        state, found = advanced(experiment, state, [(int(i), shards[int(i)]) for i in participants])
-        yield Round(state, participants, participants, mean_loss(found))
+        state, replies = run_round(
+            experiment, state, [(int(i), shards[int(i)]) for i in participants]
+        )
+        yield Round(state, participants, participants, mean_loss(replies))
 
 
-def advanced(
-    experiment: Experiment, state: ServerState, clients: Sequence[tuple[int, Shard]]
+def run_round(
+    experiment: Experiment, state: ServerState, clients: Sequence[Client]
 ) -> tuple[ServerState, list[Reply]]:
-    """The state after the round of these clients, and what they returned."""
+    """Run one round of these clients: the next state, and the replies behind it."""
     recipe, plan = experiment.recipe, experiment.plan
-    found = replies(recipe, experiment.task, plan, clients, broadcast(recipe, state))
-    return aggregate(recipe, state, found, plan.factor_at(state.round)), found
+    sent = broadcast(recipe, state)
+    replies = client_updates(recipe, experiment.task, plan, clients, sent)
+    return server_update(recipe, state, replies, plan.factor_at(state.round)), replies
 
 
-def simulate(experiment: Experiment, state: ServerState, engine: Engine = rounds) -> ServerState:
+def broadcast(recipe: Recipe, state: ServerState) -> Broadcast:
+    """What every participant of the next round receives."""
+    return Broadcast(state.round, state.params, {name: state.states[name] for name in recipe.sent})
+
+
+def client_update(
+    recipe: Recipe, task: Task, plan: Plan, clients: Sequence[Client], sent: Broadcast
+) -> list[Reply]:
+    """Take E local steps from the server's model (lines 4 to 11), for clients held as one stack.
+
+    K clients are K blocks of S replicas [K S, ...] that see different samples. Links whose state is
+    not sent begin afresh.
+    """
+    numbers, count = [client for client, _ in clients], len(clients)
+    params = _repeated(sent.params, count)
+    states = {name: _repeated(state, count) for name, state in sent.states.items()}
+    with at(sent.round, numbers):
+        states = recipe.chain.init(params, states)
+        for step in range(plan.steps):
+            context = _context(recipe, task, plan, clients, params, (sent.round, step))
+            params, states = recipe.chain.step(params, states, context)
+    models = blocks(params, count)
+    returned = {name: blocks(states[name], count) for name in recipe.returned}
+    first = next(iter(params.values()))
+    unknown = first.new_full((len(first),), math.nan)  # a private chain reports no loss
+    losses = states.get("gradient", {}).get("loss", unknown).chunk(count)
+    return [
+        Reply(
+            client,
+            models[k],
+            {name: one[k] for name, one in returned.items()},
+            losses[k],
+            shard.size,
+        )
+        for k, (client, shard) in enumerate(clients)
+    ]
+
+
+def server_update(
+    recipe: Recipe, state: ServerState, replies: Iterable[Reply], factor: float = 1.0
+) -> ServerState:
+    """Combine the replies (lines 12 and 13, eqs. (4) and (5)), then apply the recipe's rule.
+
+    Args:
+        recipe: What is combined, and the server's rule.
+        state: The state before the round.
+        replies: In any order; they are added in the order of the clients, so that every engine
+            rounds alike.
+        factor: What the round's step sizes were multiplied by.
+    """
+    with at(state.round):
+        ordered = sorted(replies, key=lambda reply: reply.client)
+        mean, states, kept = _combined(recipe, state, ordered)
+        before = {name: one for name, one in state.states.items() if name not in kept}
+        rule = partial(recipe.server, factor=factor) if recipe.scaled else recipe.server
+        params, states = rule(state.params, mean, {**before, **states})
+        states = {name: one for name, one in states.items() if name in recipe.kept}
+        return ServerState(state.round + 1, params, states | kept)
+
+
+def simulate(
+    experiment: Experiment, state: ServerState, engine: Engine = run_rounds
+) -> ServerState:
     """Run to the end and return the last state."""
     for finished in engine(experiment, state):
         state = finished.state
     return state
 
 
-# A run and its replace-one neighbours as one stack that shares every draw (001, section 3).
+def mean_loss(replies: Sequence[Reply]) -> np.ndarray:
+    """The mean loss of the replies, per replica [S]; NaN if there are none."""
+    if not replies:
+        return np.array([math.nan])
+    total: Tensor = sum((reply.loss for reply in replies[1:]), start=replies[0].loss)
+    return (total / len(replies)).double().cpu().numpy()
 
 
-def coupled(
-    experiment: Experiment, neighbours: Neighbours, seed: int, engine: Engine = rounds
+# Many clients at once
+
+
+def cohorts(
+    task: Task, params: Params, clients: Sequence[Client], alone: bool = False
+) -> Iterator[list[Client]]:
+    """Split clients into groups that train as one stack of limited size.
+
+    With `alone`, each client trains separately: its result cannot depend on the others even by
+    rounding.
+    """
+    entries = sum(value.numel() for value in params.values())
+    size = 1 if alone else max(1, task.stack_limit // entries)
+    for start in range(0, len(clients), size):
+        yield list(clients[start : start + size])
+
+
+def client_updates(
+    recipe: Recipe, task: Task, plan: Plan, clients: Sequence[Client], sent: Broadcast
+) -> list[Reply]:
+    """The replies of all these clients, several cohorts at once.
+
+    A GPU may have to compute a round a second time, with checks (`fedmuon.core.device`); a release
+    that may be drawn only once is never repeated.
+    """
+    level = recipe.client_level
+    work = [
+        partial(client_update, recipe, task, plan, cohort, sent)
+        for cohort in cohorts(task, sent.params, clients, alone=level is not None)
+    ]
+
+    def computed() -> list[Reply]:
+        return [reply for some in spread(work, task.apart and recipe.apart) for reply in some]
+
+    if recipe.mechanism is not None and not recipe.mechanism.again:
+        return computed()
+    replies = unasked(task.device, computed)
+    if level is None:
+        return replies
+    return [privatize_reply(recipe, level, sent, reply) for reply in replies]
+
+
+def privatize_reply(recipe: Recipe, level: ClientLevel, sent: Broadcast, reply: Reply) -> Reply:
+    """A reply under client-level privacy: without its loss, and with its share of the noise where
+    clients do not trust the server."""
+    reply = replace(reply, loss=torch.full_like(reply.loss, math.nan))
+    if level.trust == "central":
+        return reply
+    before, after = (joint(recipe, one.params, one.states) for one in (sent, reply))
+    states = level.perturbed(before, after, sent.round, reply.client)
+    return replace(reply, params=states.pop("model"), states=states)
+
+
+def joint(recipe: Recipe, params: Params, states: States) -> dict[str, Params]:
+    """The model and the states that come back: everything that a client's update is part of."""
+    return {"model": params, **{name: states[name] for name in recipe.returned}}
+
+
+def returned_like(recipe: Recipe, params: Params, states: States) -> tuple[Params, States]:
+    """Tensors like those of a reply, to fit received arrays to."""
+    found = joint(recipe, params, states)
+    if recipe.masked:
+        found = mapped(lambda one: torch.empty(one.shape, dtype=torch.int64), found)
+    return found.pop("model"), found
+
+
+# One local step
+
+
+def _context(
+    recipe: Recipe,
+    task: Task,
+    plan: Plan,
+    clients: Sequence[Client],
+    params: Params,
+    now: tuple[int, int],
+) -> Context:
+    """What the links of a step may see: mini-batch gradients, or only what a mechanism releases."""
+    round, step = now
+    factor, mechanism = plan.factor_at(round), recipe.mechanism
+    draws = [plan.draws(round, client, step) for client, _ in clients]
+    if mechanism is None:
+        rows = [plan.rows(round, client, step, shard.size) for client, shard in clients]
+        batches = [shard.batch(one) for one, (_, shard) in zip(rows, clients, strict=True)]
+        if recipe.client_level is not None:
+            return Context(params, _sanitized_gradient(task, batches), draws, factor=factor)
+        where = f"clients {[client for client, _ in clients]}, round {round}, step {step}"
+        return Context(params, _checked_gradient(task, batches, where), draws, factor=factor)
+    turns = [
+        0 if mechanism.turns is None else plan.turn(round, client, step) for client, _ in clients
+    ]
+    rows = [
+        mechanism.rows(draw, shard.size)
+        if mechanism.turns is None
+        else mechanism.turns.rows(plan.seed, client, turn, shard.size, mechanism.lot)
+        for draw, turn, (client, shard) in zip(draws, turns, clients, strict=True)
+    ]
+    batches = [shard.batch(one) for one, (_, shard) in zip(rows, clients, strict=True)]
+    release = mechanism.releases(task, batches, draws, turns[0])
+    return Context(params, forbidden_gradient, draws, release, factor)
+
+
+def _checked_gradient(task: Task, batches: Sequence[Batch], where: str) -> Gradient:
+    """The task's gradient, which raises an error at the first loss that is not finite."""
+
+    def gradient(at: Params) -> tuple[Tensor, Params]:
+        loss, slope = task.gradient(at, batches)
+        if not finite(loss.sum()):
+            raise NonFinite(f"the loss is not finite ({where}): lower [local] lr or mend the data")
+        return loss, slope
+
+    return gradient
+
+
+def _sanitized_gradient(task: Task, batches: Sequence[Batch]) -> Gradient:
+    """The task's gradient with 0 for NaN and infinity, and no entry beyond `LARGE`.
+
+    No map fails on it: a run that stops because of one client would disclose that client's data.
+    """
+
+    def gradient(at: Params) -> tuple[Tensor, Params]:
+        loss, slope = task.gradient(at, batches)
+        return loss, {
+            name: value.nan_to_num(0.0, 0.0, 0.0).clamp(-LARGE, LARGE)
+            for name, value in slope.items()
+        }
+
+    return gradient
+
+
+def _repeated(tree: Params, times: int) -> Params:
+    """K copies, one after the other along the replica axis; class-major matrices stay so."""
+    if times == 1:
+        return tree
+    turned = {name: value.ndim > 2 and value.mT.is_contiguous() for name, value in tree.items()}
+    return {
+        name: torch.cat([value.mT] * times).mT if turned[name] else torch.cat([value] * times)
+        for name, value in tree.items()
+    }
+
+
+# The server's aggregate
+
+
+def _combined(
+    recipe: Recipe, state: ServerState, replies: Sequence[Reply]
+) -> tuple[Params, States, States]:
+    """The combined model, the combined states that came back, and the aggregator's own states."""
+    if recipe.client_level is not None:
+        before = joint(recipe, state.params, state.states)
+        each = [joint(recipe, reply.params, reply.states) for reply in replies]
+        found = recipe.client_level.released(before, each, state.round)
+        return found.pop("model"), found, {}
+    memory = {name: state.states.get(name, {}) for name in aggregate_states(recipe)}
+    kept: States = {}
+
+    def combine(name: str, replies: Sequence[Reply]) -> Params:
+        found, after = recipe.aggregate.combine(replies, memory.get(name))
+        if memory:
+            kept[name] = after
+        return found
+
+    states = {
+        name: combine(
+            aggregate_state(name), [replace(one, params=one.states[name]) for one in replies]
+        )
+        for name in recipe.returned
+    }
+    if recipe.aggregate.shares is not None:  # of states that follow how noise averages
+        squares = sum(share**2 for share in recipe.aggregate.shares(replies))
+        states |= {
+            link.name: link.averaged(states[link.name], squares)
+            for link in recipe.chain.links
+            if link.averaged is not None and link.name in states
+        }
+    return combine(aggregate_state(), replies), states, kept
+
+
+# A run and its replace-one neighbours as one stack that shares every draw (Stability note, sec. 3)
+
+
+def run_neighbours(
+    experiment: Experiment, neighbours: Neighbours, seed: int, engine: Engine = run_rounds
 ) -> Params:
     """The last models [S, ...] of the S data sets in `neighbours`, from one start."""
     shards = dataclasses.replace(experiment.shards, neighbours=neighbours)
@@ -89,7 +406,7 @@ def coupled(
 
 
 def distances(params: Params, families: int = 1) -> np.ndarray:
-    """||X_s - X_0||_F over all matrices for the members s >= 1 of every family, [families, T].
+    """||X_s - X_0||_F over all matrices, for the members s >= 1 of every family [families, T].
 
     A stack [families (1 + T), ...] holds its families one after the other, the base run first.
     """

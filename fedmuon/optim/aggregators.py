@@ -22,6 +22,7 @@ from fedmuon.core.errors import InputError
 from fedmuon.core.guard import Guard, called, mapping
 from fedmuon.core.hidden_state import Held
 from fedmuon.core.registry import Registry
+from fedmuon.tasks.base import Params, stacked
 
 Function = Callable[..., Any]  # (replies) -> params, or (replies, state) -> (params, state)
 Init = Callable[[Mapping[str, Tensor]], Mapping[str, Tensor]]
@@ -54,6 +55,78 @@ class Aggregator:
     def __call__(self, replies: Sequence[Any], *state: Mapping[str, Tensor]) -> Any:
         """Combine the replies; with a state, return the next state as well."""
         return self.apply(replies, *state)
+
+    def combine(self, replies: Sequence[Any], state: Params | None = None) -> tuple[Params, Params]:
+        """Combine the replies of a stack of models, and check what comes of it.
+
+        Args:
+            replies: Replies whose tensors have a leading replica axis [S, ...]. An aggregator that
+                is not `stacked` sees them replica by replica.
+            state: The aggregator's state [S, ...]; None if it has none.
+
+        Returns:
+            The combined parameters, and the next state (empty without one).
+
+        Raises:
+            InputError: The function returned something unlike the replies.
+        """
+        like = replies[0].params
+        if self.stacked:
+            return self._applied(replies, state, like)
+        found, after = [], []
+        for s in range(len(next(iter(like.values())))):
+            alone = [
+                replace(
+                    reply,
+                    params=_at(reply.params, s),
+                    states={link: _at(held, s) for link, held in reply.states.items()},
+                    loss=reply.loss[s],
+                )
+                for reply in replies
+            ]
+            own = None if state is None else _at(state, s)
+            combined, kept = self._applied(alone, own, _at(like, s))
+            found.append(combined)
+            after.append(kept)
+        return stacked(found), stacked(after)
+
+    def _applied(
+        self, replies: Sequence[Any], state: Params | None, like: Params
+    ) -> tuple[Params, Params]:
+        if state is None:
+            return _checked(self.apply(replies), like), {}
+        found, after = self.apply(replies, dict(state))
+        kept = _checked(after, state, "its state")  # copied: a file cannot hold a tensor twice
+        return _checked(found, like), {name: value.clone() for name, value in kept.items()}
+
+
+def _at(tree: Params, s: int) -> Params:
+    """The tensors of one replica."""
+    return {name: value[s] for name, value in tree.items()}
+
+
+def _checked(found: Any, like: Params, what: str = "each parameter") -> Params:
+    """Reject what is no model like the clients', or no state like the one before."""
+    if not isinstance(found, Mapping) or set(found) != set(like):
+        raise InputError(
+            f"[federation] aggregate returns no tensor for {what}: return a mapping of "
+            f"{', '.join(sorted(like)[:3])}{', ...' if len(like) > 3 else ''} to tensors"
+        )
+    for name, value in found.items():
+        held = like[name]
+        alike = isinstance(value, Tensor) and (
+            (value.shape, value.dtype, value.device, value.layout)
+            == (held.shape, held.dtype, held.device, held.layout)
+        )
+        if not alike:
+            raise InputError(
+                f"[federation] aggregate returns for {name} what is not {tuple(held.shape)} "
+                f"{held.dtype} on {held.device}: return tensors like those of the replies"
+            )
+    # A graph of the aggregate's own is dropped; one that the replies brought is followed (adjoint).
+    return {
+        name: value if like[name].requires_grad else value.detach() for name, value in found.items()
+    }
 
 
 def as_aggregator(found: Any, guard: Guard | None = None) -> Aggregator:

@@ -18,7 +18,7 @@ from torch import Tensor
 from fedmuon.core.arrays import read_tensors
 from fedmuon.core.errors import InputError
 from fedmuon.core.files import AFRESH, mendable, require_regular, write_bytes
-from fedmuon.federated.aggregate import ServerState
+from fedmuon.federated.rounds import ServerState
 from fedmuon.federated.wire import pack, unpack
 
 NAMES = ("checkpoint.safetensors", "checkpoint-previous.safetensors")

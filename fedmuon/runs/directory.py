@@ -19,7 +19,7 @@ from fedmuon.core.arrays import require_whole, tensor_bytes
 from fedmuon.core.errors import InputError, NonFinite
 from fedmuon.core.files import AFRESH, Record, digest, mendable, sums_of, write_bytes
 from fedmuon.core.locks import DRIVER, LOCK, require_place
-from fedmuon.federated.aggregate import ServerState
+from fedmuon.federated.rounds import ServerState
 from fedmuon.privacy.ledger import Ledger
 from fedmuon.runs import checkpoints
 

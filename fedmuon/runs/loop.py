@@ -27,7 +27,6 @@ from fedmuon.data.federated import FederatedData
 from fedmuon.data.partition import weights
 from fedmuon.federated import build, build_recipe
 from fedmuon.federated.accountant import Spending
-from fedmuon.federated.aggregate import ServerState, begin
 from fedmuon.federated.build_recipe import routes
 from fedmuon.federated.client_accountant import (
     ClientSpending,
@@ -37,7 +36,7 @@ from fedmuon.federated.client_accountant import (
 )
 from fedmuon.federated.evaluate import risk, sample_weights
 from fedmuon.federated.plan import Plan
-from fedmuon.federated.rounds import Engine, Experiment, Round
+from fedmuon.federated.rounds import Engine, Experiment, Round, ServerState, begin
 from fedmuon.runs import checkpoints, fingerprints
 from fedmuon.runs.callbacks import CALLBACKS, Callback, Heard, as_callback
 from fedmuon.runs.directory import NO_FILES, Record, RunDirectory

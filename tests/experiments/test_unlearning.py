@@ -19,7 +19,7 @@ from fedmuon.experiments.run import execute as run
 from fedmuon.experiments.stability import bound
 from fedmuon.experiments.stability.measure import Laboratory
 from fedmuon.experiments.unlearning import execute, noised, retrained
-from fedmuon.federated.aggregate import begin
+from fedmuon.federated.rounds import begin
 from fedmuon.privacy.audit import Statistics, counted
 
 

@@ -12,8 +12,7 @@ from flwr.supercore.task_identity import TaskIdentity
 from fedmuon.clients import client_app
 from fedmuon.config.load import parse
 from fedmuon.federated import build
-from fedmuon.federated.aggregate import begin
-from fedmuon.federated.rounds import Fault
+from fedmuon.federated.rounds import Fault, begin
 from fedmuon.server.strategy import FedMuonStrategy
 
 Lie = Callable[[Any], None]

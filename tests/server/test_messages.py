@@ -24,7 +24,7 @@ from flwr.supercore.task_identity import TaskIdentity
 from fedmuon.clients.client_app import app
 from fedmuon.core.errors import InputError, Interrupted
 from fedmuon.federated import build
-from fedmuon.federated.aggregate import begin
+from fedmuon.federated.rounds import begin
 from fedmuon.server import stopping
 from fedmuon.server.messaging import exchange, meet, reason
 from fedmuon.server.strategy import FedMuonStrategy

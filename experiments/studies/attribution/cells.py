@@ -27,8 +27,7 @@ from fedmuon.experiments.studies.attribution.scores import Trained, methods
 from fedmuon.experiments.studies.study import Call
 from fedmuon.experiments.suites.contents import Asked, cell
 from fedmuon.federated import build
-from fedmuon.federated.aggregate import begin
-from fedmuon.federated.rounds import coupled, simulate
+from fedmuon.federated.rounds import begin, run_neighbours, simulate
 from fedmuon.runs.directory import Record
 from fedmuon.tasks.base import Batch, Params
 
@@ -109,7 +108,7 @@ def left_out(run: Trained, asked: Settings) -> tuple[np.ndarray, Tensor]:
         nothing = np.zeros((len(every), shards.inputs.shape[1]))
         labels = np.zeros(len(every), np.int64)
         neighbours = Neighbours(client, position, position, nothing, labels)
-        losses = _losses(run, coupled(run.experiment, neighbours, run.seed))
+        losses = _losses(run, run_neighbours(run.experiment, neighbours, run.seed))
         found.append(losses[1:] - losses[:1])
     return np.concatenate(found), -torch.eye(len(owner), dtype=torch.float64)[rows]
 

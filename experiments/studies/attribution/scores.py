@@ -16,8 +16,7 @@ from torch import Tensor
 
 from fedmuon.core.rng import Draw, generator
 from fedmuon.federated.adjoint import pulled_back
-from fedmuon.federated.aggregate import ServerState, begin
-from fedmuon.federated.rounds import Experiment, rounds
+from fedmuon.federated.rounds import Experiment, ServerState, begin, run_rounds
 from fedmuon.tasks.base import Batch, Params
 from fedmuon.tasks.matrix import MatrixTask
 
@@ -45,7 +44,7 @@ class Trained:
     @cached_property
     def models(self) -> list[Params]:
         """The model before each round, and the last."""
-        ends = [done.state.params for done in rounds(self.experiment, self.start)]
+        ends = [done.state.params for done in run_rounds(self.experiment, self.start)]
         return [self.start.params, *ends]
 
     @cached_property

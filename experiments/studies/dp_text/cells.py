@@ -27,7 +27,7 @@ from fedmuon.data.weights import read_weights
 from fedmuon.experiments.studies.dp_text.metrics import bleu, rouge_l
 from fedmuon.experiments.suites.contents import Asked, cell, merged, require_read
 from fedmuon.federated import build
-from fedmuon.federated.rounds import rounds
+from fedmuon.federated.rounds import run_rounds
 from fedmuon.runs.directory import Record
 from fedmuon.runs.loop import Run, drive, prepare
 from fedmuon.tasks.adapters import folded
@@ -110,7 +110,8 @@ class Tuned:
         """A decoder trained on public text, without privacy."""
         text = self._made_up(folder, "lodgings", self.settings.public_tables)
         drive(
-            prepare(self._config(self.settings.public, text, ""), folder / "public", True), rounds
+            prepare(self._config(self.settings.public, text, ""), folder / "public", True),
+            run_rounds,
         )
         return str(folder / "public" / "model.safetensors")
 
@@ -133,7 +134,7 @@ def tuned(config: Config, out: Path, settings: Settings) -> Mapping[str, list[Re
     """One method's run, and what its decoder then says of held-out tables."""
     run = prepare(config, out, resume=True)
     try:
-        summary = drive(run, rounds)
+        summary = drive(run, run_rounds)
     except NonFinite as error:
         return {"ends": [_end(run, {}, {}, str(error))], "curves": _curve(run), "written": []}
     stored = read_weights(out / "model.safetensors")

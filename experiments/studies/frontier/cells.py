@@ -26,9 +26,8 @@ from fedmuon.experiments.stability.reachable_ball import start_of
 from fedmuon.experiments.studies.study import Call
 from fedmuon.experiments.suites.contents import Asked, cell, require_free, require_read
 from fedmuon.federated import build
-from fedmuon.federated.aggregate import begin
 from fedmuon.federated.evaluate import risk
-from fedmuon.federated.rounds import Experiment, rounds
+from fedmuon.federated.rounds import Experiment, begin, run_rounds
 from fedmuon.runs.directory import Record
 from fedmuon.tasks.base import Params
 
@@ -125,7 +124,7 @@ def _models(experiment: Experiment, seed: int, horizons: Sequence[int]) -> Param
     begun = begin(experiment.recipe, experiment.task, seed)
     kept = [
         done.state.params["weight"]
-        for done in rounds(experiment, begun)
+        for done in run_rounds(experiment, begun)
         if done.state.round in horizons
     ]
     return {"weight": torch.cat([begun.params["weight"], *kept])}

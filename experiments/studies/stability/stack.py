@@ -20,8 +20,7 @@ from fedmuon.experiments.stability.bound import Verdict
 from fedmuon.experiments.stability.measure import Loss, measured_losses
 from fedmuon.experiments.stability.reachable_ball import start_of
 from fedmuon.federated import build
-from fedmuon.federated.aggregate import begin
-from fedmuon.federated.rounds import Experiment, coupled, distances
+from fedmuon.federated.rounds import Experiment, begin, distances, run_neighbours
 from fedmuon.runs.directory import Record
 from fedmuon.tasks.base import Params
 
@@ -131,7 +130,7 @@ class Stack:
         """The last models [S, ...], every run before its neighbours."""
         config = made.config
         neighbours = stack(made.source, made.drawn, config.data.normalize)
-        return coupled(
+        return run_neighbours(
             made.experiment, neighbours.repeated(len(self.pairs)), config.federation.seed
         )
 

@@ -23,9 +23,8 @@ from fedmuon.analysis import (
 )
 from fedmuon.core.errors import InputError
 from fedmuon.federated import build
-from fedmuon.federated.aggregate import begin
 from fedmuon.federated.plan import Plan
-from fedmuon.federated.rounds import simulate
+from fedmuon.federated.rounds import begin, simulate
 from fedmuon.tasks.matrix import constants
 
 mp.dps = 50

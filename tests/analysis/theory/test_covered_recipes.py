@@ -23,9 +23,8 @@ from fedmuon.data.neighbours import Neighbours
 from fedmuon.experiments.stability import bound
 from fedmuon.experiments.stability.covered_recipes import method_of
 from fedmuon.experiments.stability.neighbours import execute
-from fedmuon.federated.aggregate import begin
 from fedmuon.federated.plan import Plan
-from fedmuon.federated.rounds import Experiment, simulate
+from fedmuon.federated.rounds import Experiment, begin, simulate
 from fedmuon.federated.shards import Shards
 from fedmuon.optim.aggregators import by_samples
 from fedmuon.optim.orthogonalizers import Orthogonalizer

@@ -24,8 +24,7 @@ from fedmuon.experiments.auditing.likelihood_ratio import _ratio, log_ratio
 from fedmuon.experiments.cli import app
 from fedmuon.experiments.run import execute
 from fedmuon.federated import build
-from fedmuon.federated.aggregate import begin
-from fedmuon.federated.rounds import Experiment, simulate
+from fedmuon.federated.rounds import Experiment, begin, simulate
 from fedmuon.privacy import audit
 from fedmuon.privacy.audit import Setting
 from fedmuon.privacy.mechanism import Mechanism

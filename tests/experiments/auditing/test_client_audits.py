@@ -20,9 +20,7 @@ from fedmuon.experiments.auditing.clients import ClientAuditor, _apart
 from fedmuon.experiments.auditing.likelihood_ratio import log_ratio
 from fedmuon.experiments.cli import app
 from fedmuon.federated import build
-from fedmuon.federated.aggregate import begin, broadcast
-from fedmuon.federated.client import joint, replies
-from fedmuon.federated.rounds import Experiment, simulate
+from fedmuon.federated.rounds import Experiment, begin, broadcast, client_updates, joint, simulate
 from fedmuon.privacy.accounting import epsilon
 from fedmuon.privacy.client_level import ClientLevel, Flat
 from fedmuon.privacy.ledger import Ledger
@@ -72,7 +70,7 @@ def test_a_round_s_sum_is_that_of_the_others_and_of_canaries_that_are_there(reci
     others = [(one, made.shards[one]) for one in chosen[6:]]
     sent = broadcast(made.recipe, start)
     total = torch.zeros(ENTRIES, dtype=torch.float64)
-    for reply in replies(made.recipe, made.task, made.plan, others, sent):
+    for reply in client_updates(made.recipe, made.task, made.plan, others, sent):
         own, held = (joint(made.recipe, one.params, one.states) for one in (reply, sent))
         total += level.clipped(held, own)["model"]["weight"].flatten()
     for i in (0, 2, 4):

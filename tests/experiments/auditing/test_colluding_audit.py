@@ -20,8 +20,7 @@ from fedmuon.experiments.auditing import one_run
 from fedmuon.experiments.auditing.clients import ClientAuditor
 from fedmuon.experiments.run import execute
 from fedmuon.federated import private_checks
-from fedmuon.federated.aggregate import begin, broadcast
-from fedmuon.federated.client import Reply, joint, replies
+from fedmuon.federated.rounds import Reply, begin, broadcast, client_updates, joint
 from fedmuon.privacy import distributed
 from fedmuon.privacy.client_level import ClientLevel
 from fedmuon.privacy.mechanism import Mechanism
@@ -76,7 +75,7 @@ def test_what_colluders_leave_is_the_sum_of_canaries_and_of_others_up_to_the_hon
     def total(count: int) -> np.ndarray:
         found = np.zeros(ENTRIES)
         others = [(one, made.shards[one]) for one in rest[: count - len(own)]]
-        for reply in replies(open_.recipe, made.task, made.plan, others, sent):
+        for reply in client_updates(open_.recipe, made.task, made.plan, others, sent):
             each, held = (joint(made.recipe, one.params, one.states) for one in (reply, sent))
             found += level.clipped(held, each)["model"]["weight"].numpy().ravel()
         for i in own:

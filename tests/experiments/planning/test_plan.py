@@ -31,8 +31,7 @@ from fedmuon.experiments.planning.cost import array_bytes, plan
 from fedmuon.experiments.planning.pace import Pace, Trial, few, rows_of
 from fedmuon.experiments.run import execute
 from fedmuon.federated import build
-from fedmuon.federated.aggregate import ServerState, begin, broadcast
-from fedmuon.federated.rounds import Experiment, Round
+from fedmuon.federated.rounds import Experiment, Round, ServerState, begin, broadcast
 from fedmuon.federated.wire import named
 from fedmuon.runs.loop import Run, prepare
 from fedmuon.server import message_sizes

@@ -22,7 +22,7 @@ from fedmuon.experiments.run import execute as run
 from fedmuon.experiments.stability import bound
 from fedmuon.experiments.stability.neighbours import execute, verdict_table
 from fedmuon.federated import build
-from fedmuon.federated.aggregate import begin
+from fedmuon.federated.rounds import begin
 from fedmuon.orthogonalize import lipschitz
 from fedmuon.tasks.constants import constants
 

@@ -23,8 +23,7 @@ from fedmuon.experiments.stability.findings import findings
 from fedmuon.experiments.stability.neighbours import execute, verdict_table
 from fedmuon.experiments.stability.singular_values import smallest
 from fedmuon.federated import build
-from fedmuon.federated.aggregate import begin
-from fedmuon.federated.rounds import rounds
+from fedmuon.federated.rounds import begin, run_rounds
 from fedmuon.orthogonalize import exact_sign, quotient_sign
 from fedmuon.tasks.matrix import constants
 
@@ -79,7 +78,7 @@ def ranks(config: Config, monkeypatch: pytest.MonkeyPatch) -> set[int]:
     config = build.resolve(config)
     source = build.source(config)
     what = build.experiment(config, build.federated_data(config, source), source.classes)
-    for _ in rounds(what, begin(what.recipe, what.task, 3)):
+    for _ in run_rounds(what, begin(what.recipe, what.task, 3)):
         pass
     return seen
 

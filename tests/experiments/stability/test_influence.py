@@ -20,7 +20,7 @@ from fedmuon.experiments.stability.influence import gradient_distances
 from fedmuon.experiments.stability.measure import Laboratory
 from fedmuon.experiments.stability.neighbours import execute, perturbations
 from fedmuon.experiments.stability.ranking import RANKING
-from fedmuon.federated.rounds import rounds
+from fedmuon.federated.rounds import run_rounds
 from fedmuon.optim.chain import Chain
 from fedmuon.optim.orthogonal import orthogonalize
 from fedmuon.tasks.base import Batch
@@ -85,7 +85,7 @@ def test_every_pair_is_ranked_as_exact_runs_rank_it(tables: dict, tmp_path: Path
     )
     assert len(predicted) == every
     some = list(predicted)[:: len(predicted) // 200]
-    exact = perturbations(there, np.array(some), rounds)
+    exact = perturbations(there, np.array(some), run_rounds)
     found = np.array([predicted[pair] for pair in some])
     used = exact > 1e-12  # more than rounding
     assert spearman(found, exact) >= 0.99 and used.any() and (found[~used] == 0).all()

@@ -28,8 +28,7 @@ from fedmuon.experiments.stability.findings import findings
 from fedmuon.experiments.stability.measure import Laboratory
 from fedmuon.experiments.stability.neighbours import _within, census, execute, verdict_table
 from fedmuon.federated import build
-from fedmuon.federated.aggregate import begin
-from fedmuon.federated.rounds import simulate
+from fedmuon.federated.rounds import begin, simulate
 from fedmuon.orthogonalize import lipschitz
 from fedmuon.runs.directory import RunDirectory
 from fedmuon.tasks.matrix import constants

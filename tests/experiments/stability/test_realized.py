@@ -15,7 +15,7 @@ from fedmuon.experiments.run import execute as run
 from fedmuon.experiments.stability import bound, realized
 from fedmuon.experiments.stability.measure import Laboratory
 from fedmuon.experiments.stability.neighbours import execute, perturbations
-from fedmuon.federated.rounds import rounds
+from fedmuon.federated.rounds import run_rounds
 from fedmuon.tasks.base import Batch
 from fedmuon.tasks.matrix import MatrixTask
 
@@ -119,7 +119,7 @@ def test_neighbours_are_within_and_close(tmp_path: Path, steps: int) -> None:
     laboratory, verdict = Laboratory.open(tmp_path), bound.judge(bound.from_directory(tmp_path))
     drawn = draw(laboratory.data, laboratory.source, 40, 0, "any")
     found = realized.certificates(laboratory, verdict, drawn)
-    moved = perturbations(laboratory, drawn, rounds)
+    moved = perturbations(laboratory, drawn, run_rounds)
     assert verdict.certificates is not None
     assert (moved <= found).all() and (found <= verdict.certificates[drawn[:, 0]]).all()
     shares = moved[found > 0] / found[found > 0]

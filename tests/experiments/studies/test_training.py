@@ -18,7 +18,7 @@ from fedmuon.core.errors import InputError, Interrupted
 from fedmuon.experiments.report import gather, write_report
 from fedmuon.experiments.studies.training.trained import MEASURES, Trained
 from fedmuon.experiments.suites import suite
-from fedmuon.federated.rounds import rounds
+from fedmuon.federated.rounds import run_rounds
 from fedmuon.runs.directory import RunDirectory
 from fedmuon.runs.loop import drive, prepare
 
@@ -95,7 +95,7 @@ def stop_after(three: int, one: Trained) -> None:
     """Drive a cell's run as it would itself, up to an interrupt."""
 
     def engine(experiment, state):
-        for finished in rounds(experiment, state):
+        for finished in run_rounds(experiment, state):
             if finished.state.round > three:
                 raise KeyboardInterrupt
             yield finished

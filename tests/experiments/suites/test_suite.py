@@ -28,8 +28,7 @@ from fedmuon.experiments.studies.stability.stack import Pair, Stack
 from fedmuon.experiments.suites import contents, suite
 from fedmuon.experiments.suites.contents import Tables
 from fedmuon.federated import build
-from fedmuon.federated.aggregate import begin
-from fedmuon.federated.rounds import simulate
+from fedmuon.federated.rounds import begin, simulate
 
 OWN = """
 title = "Two by two"

@@ -30,8 +30,7 @@ from fedmuon.experiments.studies import find as kinds
 from fedmuon.experiments.studies.stability import grid
 from fedmuon.experiments.suites import contents
 from fedmuon.federated import build
-from fedmuon.federated.aggregate import begin
-from fedmuon.federated.rounds import rounds
+from fedmuon.federated.rounds import begin, run_rounds
 from fedmuon.runs.loop import Run, drive, prepare
 from fedmuon.tasks.matrix import MatrixTask
 
@@ -165,7 +164,7 @@ def left_behind(config: Config, out: Path) -> dict[str, Any]:
     sentence that refuses it."""
     try:
         run = prepare(build.resolve(config), out)
-        drive(run, rounds)
+        drive(run, run_rounds)
     except InputError as error:
         return {"refused": str(error)}
     files = {

@@ -13,7 +13,7 @@ from fedmuon.core.locks import held
 from fedmuon.experiments.run import execute
 from fedmuon.experiments.stability import neighbours
 from fedmuon.federated import build
-from fedmuon.federated.aggregate import begin
+from fedmuon.federated.rounds import begin
 from fedmuon.runs.loop import prepare
 
 SAMPLES: dict[str, Any] = {

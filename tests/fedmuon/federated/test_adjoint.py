@@ -13,8 +13,7 @@ from torch import Tensor, nn
 from fedmuon.config.load import Config
 from fedmuon.federated import build
 from fedmuon.federated.adjoint import backwards, pulled_back
-from fedmuon.federated.aggregate import ServerState, begin
-from fedmuon.federated.rounds import Experiment, rounds, simulate
+from fedmuon.federated.rounds import Experiment, ServerState, begin, run_rounds, simulate
 from fedmuon.tasks.base import Batch, Params, Task
 from fedmuon.tasks.networks import NetworkTask
 
@@ -162,7 +161,7 @@ def test_clients_that_never_take_part_have_no_influence() -> None:
 @pytest.mark.parametrize("count", [1, 2, 3, 4, 5, 9, 10])
 def test_states_come_backwards(count: int) -> None:
     experiment, start, _, _ = prepared(small(federation={"rounds": count}))
-    ahead = [start, *(done.state for done in rounds(experiment, start))][:-1]
+    ahead = [start, *(done.state for done in run_rounds(experiment, start))][:-1]
     behind = list(backwards(experiment, start))
     assert [one.round for one in behind] == list(reversed(range(count)))
     for one, other in zip(ahead, reversed(behind), strict=True):

@@ -23,8 +23,7 @@ from fedmuon.experiments.stability.measure import Laboratory
 from fedmuon.experiments.stability.neighbours import execute as stability
 from fedmuon.experiments.stability.neighbours import measure
 from fedmuon.federated import build
-from fedmuon.federated.aggregate import begin
-from fedmuon.federated.rounds import Engine
+from fedmuon.federated.rounds import Engine, begin
 from fedmuon.privacy.ledger import Ledger
 from fedmuon.runs.directory import Record
 from fedmuon.runs.loop import drive, prepare

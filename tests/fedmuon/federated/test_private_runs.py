@@ -18,7 +18,7 @@ from fedmuon.core.errors import InputError
 from fedmuon.experiments import spending
 from fedmuon.experiments.run import execute
 from fedmuon.federated import build
-from fedmuon.federated.rounds import rounds
+from fedmuon.federated.rounds import run_rounds
 from fedmuon.optim.private import Private
 from fedmuon.privacy.accounting import account, epsilon, event
 from fedmuon.privacy.ledger import Ledger
@@ -151,7 +151,7 @@ def _ran(config: Config, out: Path) -> Path:
 
 def _dying_at(count: int) -> Any:
     def engine(experiment: Any, state: Any) -> Any:
-        for done in rounds(experiment, state):
+        for done in run_rounds(experiment, state):
             if done.state.round == count:
                 raise KeyboardInterrupt
             yield done
@@ -161,7 +161,7 @@ def _dying_at(count: int) -> Any:
 
 def _stopped_after(count: int) -> Any:
     def engine(experiment: Any, state: Any) -> Any:
-        for done in rounds(experiment, state):
+        for done in run_rounds(experiment, state):
             yield done
             if done.state.round == count:
                 raise KeyboardInterrupt

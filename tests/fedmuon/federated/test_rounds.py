@@ -17,10 +17,9 @@ from fedmuon.core.errors import NonFinite
 from fedmuon.core.rng import Draw, generator
 from fedmuon.data.neighbours import replace
 from fedmuon.federated import build
-from fedmuon.federated.aggregate import ServerState, begin
 from fedmuon.federated.evaluate import risk
 from fedmuon.federated.plan import Plan
-from fedmuon.federated.rounds import rounds, simulate
+from fedmuon.federated.rounds import ServerState, begin, run_rounds, simulate
 from fedmuon.tasks.base import Batch
 from fedmuon.tasks.matrix import constants
 
@@ -254,4 +253,4 @@ def test_a_loss_that_is_no_number_is_refused() -> None:
     experiment.shards.inputs[:] = math.nan
     state = begin(experiment.recipe, experiment.task, 0)
     with pytest.raises(NonFinite, match=r"clients .*, round 0"):
-        next(rounds(experiment, state))
+        next(run_rounds(experiment, state))

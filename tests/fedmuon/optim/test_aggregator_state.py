@@ -14,8 +14,7 @@ from conftest import small
 import fedmuon
 from fedmuon import aggregators, links
 from fedmuon.core.errors import InputError
-from fedmuon.federated.aggregate import ServerState, aggregate
-from fedmuon.federated.client import Reply
+from fedmuon.federated.rounds import Reply, ServerState, server_update
 from fedmuon.optim.recipe_chains import as_recipe, initial_states, replace_by_mean
 from fedmuon.optim.recipes import Chain, Link, Recipe
 from fedmuon.runs.checkpoints import newest
@@ -108,7 +107,7 @@ def test_every_replica_has_a_state_of_its_own(whole: bool) -> None:
     state = ServerState(0, {"w": models[0]}, initial_states(recipe, {"w": models[0]}))
     replies = [Reply(k, {"w": one}, {}, torch.zeros(3)) for k, one in enumerate(models)]
     for factor in (0.5, 0.75):  # of the mean, that the average has had so far
-        state = aggregate(recipe, state, replies)
+        state = server_update(recipe, state, replies)
         torch.testing.assert_close(state.params["w"], factor * (models[0] + models[1]) / 2)
         assert state.states["aggregate"]["velocity w"].shape == (3, 2, 4)
 

@@ -16,8 +16,7 @@ import fedmuon
 from fedmuon import aggregators
 from fedmuon.core.registry import made
 from fedmuon.data.partition import PARTITIONS, as_clients
-from fedmuon.federated.aggregate import combined
-from fedmuon.federated.client import Reply
+from fedmuon.federated.rounds import Reply
 
 
 @pytest.fixture(autouse=True)
@@ -97,7 +96,7 @@ def test_by_samples_is_that_of_flower(monkeypatch: pytest.MonkeyPatch) -> None:
         messages.append(Message(content, reply_to=asked))
     theirs, _ = FedAvg().aggregate_train(1, messages)
     assert theirs is not None
-    mine = combined(aggregators.by_samples(), given)
+    mine = aggregators.by_samples().combine(given)[0]
     for name, value in mine.items():
         close(value, theirs[name].numpy())
 
@@ -105,21 +104,21 @@ def test_by_samples_is_that_of_flower(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize("count", [3, 4, 5, 7])
 def test_entrywise_aggregates_are_those_of_numpy_and_scipy(count: int) -> None:
     given = replies(count)
-    middle = combined(aggregators.median(), given)
+    middle = aggregators.median().combine(given)[0]
     for trim in (0.0, 0.2, 0.4):
-        cut = combined(aggregators.trimmed_mean(trim), given)
+        cut = aggregators.trimmed_mean(trim).combine(given)[0]
         for name, value in cut.items():
             close(value, scipy.stats.trim_mean(stacked(given, name), trim, axis=0))
     for name, value in middle.items():
         close(value, np.median(stacked(given, name), axis=0))
-    assert (middle["weight"] - combined(aggregators.mean(), given)["weight"]).norm() > 1e-3
+    assert (middle["weight"] - aggregators.mean().combine(given)[0]["weight"]).norm() > 1e-3
 
 
 @pytest.mark.parametrize(("count", "faulty"), [(4, 1), (5, 1), (7, 2), (5, 0)])
 def test_krum_is_that_by_hand(count: int, faulty: int) -> None:
     """One model after the other, with plain loops."""
     given = replies(count, stack=3)
-    found = combined(aggregators.krum(faulty), given)
+    found = aggregators.krum(faulty).combine(given)[0]
     for s in range(3):
         flat = [
             np.concatenate([v[s].numpy().ravel() for v in one.params.values()]) for one in given
@@ -143,8 +142,8 @@ def test_a_function_sees_one_model_at_a_time() -> None:
             name: torch.stack([o.params[name] for o in seen]).mean(0) for name in ("weight", "bias")
         }
 
-    found = combined(aggregators.as_aggregator(own), given)
-    for name, value in combined(aggregators.mean(), given).items():
+    found = aggregators.as_aggregator(own).combine(given)[0]
+    for name, value in aggregators.mean().combine(given)[0].items():
         close(found[name], value.numpy())
 
 

@@ -18,9 +18,7 @@ from fedmuon.config.schema import Local, OrthogonalizerTable, Privacy
 from fedmuon.core.errors import InputError
 from fedmuon.experiments.run import execute
 from fedmuon.federated import build
-from fedmuon.federated.aggregate import ServerState, aggregate, begin
-from fedmuon.federated.client import Reply
-from fedmuon.federated.rounds import Experiment, simulate
+from fedmuon.federated.rounds import Experiment, Reply, ServerState, begin, server_update, simulate
 from fedmuon.optim import bias_correction
 from fedmuon.optim.chain import Context, Params, forbidden_gradient
 from fedmuon.optim.probe import drawn_for
@@ -222,7 +220,7 @@ def bias_of_a_round(
     start = {"weight": torch.zeros_like(last)}
     state = ServerState(0, start, initial_states(recipe, start))
     replies = [Reply(k, *stepped(state, draw), last[:, 0, 0]) for k, draw in enumerate(draws)]
-    state = aggregate(recipe, state, replies)
+    state = server_update(recipe, state, replies)
     moved = (state.params["weight"] - stepped(state, last)[0]["weight"]).flatten()
     return float(weights @ moved.numpy()) - 1 / math.sqrt(2)
 

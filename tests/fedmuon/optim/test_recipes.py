@@ -16,7 +16,7 @@ from fedmuon import links
 from fedmuon.config.load import Config
 from fedmuon.core.rng import Draw, generator
 from fedmuon.federated import build
-from fedmuon.federated.aggregate import begin
+from fedmuon.federated.rounds import begin
 from fedmuon.federated.wire import pack, unpack
 from fedmuon.optim.chain import Chain, Context
 from fedmuon.optim.schedules import heavy_tailed

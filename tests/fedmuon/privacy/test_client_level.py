@@ -31,10 +31,15 @@ from fedmuon.experiments.studies import find as kinds
 from fedmuon.experiments.suites import contents
 from fedmuon.experiments.suites.suite import execute as make
 from fedmuon.federated import build
-from fedmuon.federated.aggregate import aggregate, begin, broadcast
-from fedmuon.federated.client import replies
 from fedmuon.federated.plan import Plan
-from fedmuon.federated.rounds import Experiment, rounds
+from fedmuon.federated.rounds import (
+    Experiment,
+    begin,
+    broadcast,
+    client_updates,
+    run_rounds,
+    server_update,
+)
 from fedmuon.orthogonalize import Uncertified
 from fedmuon.privacy import lattice
 from fedmuon.privacy.accounting import account, epsilon
@@ -273,7 +278,7 @@ def test_what_is_neither_clipped_nor_noisy_is_the_plain_run(recipe: str, tmp_pat
 
 def _dying_at(count: int) -> Callable[[Experiment, Any], Iterator[Any]]:
     def engine(experiment: Experiment, state: Any) -> Iterator[Any]:
-        for done in rounds(experiment, state):
+        for done in run_rounds(experiment, state):
             if done.state.round == count:
                 raise KeyboardInterrupt
             yield done
@@ -324,11 +329,11 @@ def test_an_empty_cohort_releases_noise() -> None:
     data = build.federated_data(config, build.source(config))
     experiment = build.experiment(config, data, 3)
     state = begin(experiment.recipe, experiment.task, 0)
-    after = aggregate(experiment.recipe, state, [])
+    after = server_update(experiment.recipe, state, [])
     moved = after.params["weight"] - state.params["weight"]
     assert float(moved.std()) == pytest.approx(0.2 / 3, rel=0.5) and after.round == 1
     assert float(after.states["momentum"]["weight"].abs().sum()) > 0
-    assert replies(experiment.recipe, experiment.task, experiment.plan, [], broadcast(
+    assert client_updates(experiment.recipe, experiment.task, experiment.plan, [], broadcast(
         experiment.recipe, state)) == []  # fmt: skip
 
 
@@ -473,7 +478,7 @@ def test_who_else_takes_part_changes_no_update(tmp_path: Path) -> None:
     def moved(recipe: Any, clients: range) -> dict[int, torch.Tensor]:
         state = begin(recipe, own.task, 0)
         those = [(client, own.shards[client]) for client in clients]
-        found = replies(recipe, own.task, own.plan, those, broadcast(recipe, state))
+        found = client_updates(recipe, own.task, own.plan, those, broadcast(recipe, state))
         return {one.client: next(iter(one.params.values())) for one in found}
 
     for recipe, same in ((own.recipe, True), (replace(own.recipe, client_level=None), False)):

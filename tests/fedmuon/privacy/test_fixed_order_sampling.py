@@ -23,10 +23,8 @@ from fedmuon.experiments.auditing import one_run
 from fedmuon.experiments.run import execute
 from fedmuon.experiments.spending import spent
 from fedmuon.federated import build
-from fedmuon.federated.aggregate import begin, broadcast
-from fedmuon.federated.client import Broadcast, replies
 from fedmuon.federated.plan import Plan
-from fedmuon.federated.rounds import rounds
+from fedmuon.federated.rounds import Broadcast, begin, broadcast, client_updates, run_rounds
 from fedmuon.federated.worker import worker
 from fedmuon.optim.private import Private
 from fedmuon.privacy.accounting import account
@@ -285,7 +283,7 @@ def killed(config: Config, out: Path, after: int) -> None:
     """The engine dies when the ledger's line of a round is written, before its model is."""
 
     def dying(experiment: Any, state: Any) -> Any:
-        yield from itertools.islice(rounds(experiment, state), after)
+        yield from itertools.islice(run_rounds(experiment, state), after)
         raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
@@ -329,12 +327,12 @@ def test_a_worker_takes_the_turns_of_the_engine_in_this_process() -> None:
     data = build.federated_data(config, source)
     experiment = build.experiment(config, data, source.classes)
     state = begin(experiment.recipe, experiment.task, config.federation.seed)
-    for done in rounds(experiment, state):
+    for done in run_rounds(experiment, state):
         sent: Broadcast = broadcast(experiment.recipe, state)
         held = []
         for client in done.participants:
             one = worker(config, int(client))
-            held += replies(one.recipe, one.task, one.plan, [(one.client, one.shard)], sent)
+            held += client_updates(one.recipe, one.task, one.plan, [(one.client, one.shard)], sent)
         mean = torch.stack([reply.params["weight"] for reply in held]).mean(0)
         assert torch.allclose(mean, done.state.params["weight"], rtol=1e-12, atol=1e-12)
         state = done.state

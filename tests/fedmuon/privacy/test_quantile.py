@@ -17,9 +17,7 @@ from fedmuon.core.errors import InputError
 from fedmuon.core.rng import Draw, generator
 from fedmuon.experiments.run import execute
 from fedmuon.federated import build
-from fedmuon.federated.aggregate import begin, broadcast
-from fedmuon.federated.client import replies
-from fedmuon.federated.rounds import rounds
+from fedmuon.federated.rounds import begin, broadcast, client_updates, run_rounds
 from fedmuon.federated.worker import worker
 from fedmuon.privacy.accounting import account
 from fedmuon.privacy.audit import Statistics, counted
@@ -160,11 +158,11 @@ def test_a_worker_has_the_bounds_of_the_engine_in_this_process() -> None:
     data = build.federated_data(config, source)
     experiment = build.experiment(config, data, source.classes)
     state = begin(experiment.recipe, experiment.task, config.federation.seed)
-    for done in rounds(experiment, state):
+    for done in run_rounds(experiment, state):
         sent, held = broadcast(experiment.recipe, state), []
         for client in done.participants:
             one = worker(config, int(client))
-            held += replies(one.recipe, one.task, one.plan, [(one.client, one.shard)], sent)
+            held += client_updates(one.recipe, one.task, one.plan, [(one.client, one.shard)], sent)
         for name, values in (
             ("weight", [one.params["weight"] for one in held]),
             ("log-bound", [one.states["gradient"]["log-bound"] for one in held]),
@@ -185,7 +183,7 @@ def test_runs_resume_to_the_same_bound_and_spend_no_more(tmp_path: Path, recipe:
     config = private(recipe=recipe)
     whole = execute(config, tmp_path / "whole")["privacy"]
     with pytest.raises(KeyboardInterrupt):
-        drive(prepare(build.resolve(config), tmp_path / "cut"), rounds, stopped)
+        drive(prepare(build.resolve(config), tmp_path / "cut"), run_rounds, stopped)
     assert execute(None, tmp_path / "cut", resume=True)["privacy"]["epsilon"] == whole["epsilon"]
     execute(private(recipe=recipe, quantile=0.0), tmp_path / "fixed")  # negative control
     ends = [

@@ -24,9 +24,8 @@ from fedmuon.experiments.run import execute
 from fedmuon.experiments.studies.find import find
 from fedmuon.experiments.suites import contents
 from fedmuon.federated import build
-from fedmuon.federated.aggregate import begin
 from fedmuon.federated.build_recipe import counts, routes
-from fedmuon.federated.rounds import simulate
+from fedmuon.federated.rounds import begin, simulate
 from fedmuon.federated.worker import worker
 from fedmuon.optim.orthogonal import orthogonalize
 from fedmuon.orthogonalize import smoothed_polar

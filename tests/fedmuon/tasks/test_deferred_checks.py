@@ -26,10 +26,15 @@ from fedmuon.config.load import Config
 from fedmuon.core import choices, device
 from fedmuon.core.errors import InputError, NonFinite
 from fedmuon.federated import build
-from fedmuon.federated.aggregate import ServerState, aggregate, begin, broadcast
-from fedmuon.federated.client import replies
 from fedmuon.federated.evaluate import sums
-from fedmuon.federated.rounds import Experiment
+from fedmuon.federated.rounds import (
+    Experiment,
+    ServerState,
+    begin,
+    broadcast,
+    client_updates,
+    server_update,
+)
 from fedmuon.optim.chain import Chain, Context, stateless
 from fedmuon.optim.orthogonal import of_value, orthogonalize
 from fedmuon.privacy import keystream, mechanism
@@ -137,7 +142,9 @@ def trained(experiment: Experiment, state: ServerState, rounds: int = 1) -> Serv
     for _ in range(rounds):
         clients = [(int(i), experiment.shards[int(i)]) for i in plan.participants(state.round)]
         sent = broadcast(recipe, state)
-        state = aggregate(recipe, state, replies(recipe, experiment.task, plan, clients, sent))
+        state = server_update(
+            recipe, state, client_updates(recipe, experiment.task, plan, clients, sent)
+        )
     return state
 
 

@@ -23,8 +23,7 @@ from fedmuon.experiments.run import execute
 from fedmuon.experiments.stability import bound
 from fedmuon.experiments.stability.neighbours import execute as stability
 from fedmuon.federated import build
-from fedmuon.federated.aggregate import ServerState, begin
-from fedmuon.federated.rounds import simulate
+from fedmuon.federated.rounds import ServerState, begin, simulate
 from fedmuon.orthogonalize import newton_schulz, smoothed_polar
 from fedmuon.tasks.base import Params
 from fedmuon.tasks.models import MODELS
