@@ -38,10 +38,11 @@ def explain(
     Example: [bold]fedmuon config explain local.lr[/]
     """
     from fedmuon.config import describe
+    from fedmuon.config.schema import TABLES_OF_A_CONFIG
 
     if not key:
-        _show("Tables of a config", {name: describe.title(name) for name in describe.tables()})
-    elif key in describe.tables():
+        _show("Tables of a config", {name: describe.title(name) for name in TABLES_OF_A_CONFIG})
+    elif key in TABLES_OF_A_CONFIG:
         rows = [(one.name, one.default, one.what) for one in describe.keys(key)]
         _show_rows(f"[{key}]: {describe.title(key)}", ("key", "default", "what it is"), rows)
     else:

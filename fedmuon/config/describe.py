@@ -1,7 +1,6 @@
 """A key as people are told of it: default, values, what it is, who reads it.
 
-Default and values are those of `schema.py`, readers those of `read_if.py`, so that they
-cannot say anything else than what is held to.
+Everything follows from the declarations of `schema.py`.
 """
 
 import json
@@ -9,30 +8,19 @@ import textwrap
 from dataclasses import dataclass
 from typing import Any, Literal, get_args, get_origin
 
-from fedmuon.config.key_texts import KEYS
-from fedmuon.config.load import Config
 from fedmuon.config.name_texts import NAMES
-from fedmuon.config.read_if import NEEDS, Need
+from fedmuon.config.read_if import NEEDS
+from fedmuon.config.schema import FIELDS, TABLES_OF_A_CONFIG, ReadIf, declared
 from fedmuon.core.errors import InputError, near
-from fedmuon.core.tables import ELSEWHERE, RENAMED, Table, attribute
+from fedmuon.core.tables import ELSEWHERE, RENAMED
 
-# What a type does not say: what a text is, and limits that other keys set.
-VALUES = {
-    "data.folder": "a path",
-    "data.tokenizer": "a path",
-    "federation.per-round": "1 to `clients`",
-    "task.weights": "a path",
-    "task.width": "a multiple of `heads`",
-    "task.lora-rank": "0 to `width`",
-    "local.tail-index": "0, or above 1 to 2",
-    "orthogonalizer.coefficients": "cubic, quintic, jordan, polar-express-e2, polar-express-e3, "
-    "taylor-1 to taylor-6",
-    "engine.device": "auto, cpu, cuda, cuda:1, …",
-    "engine.ray-address": "an address",
-    "stability.c-hp": "explicit, sharp, or a number above 0",
-}
 TINY, HUGE = 1e-9, 10**15  # limits that mean "above 0", and none
 SUPERSCRIPT = str.maketrans("0123456789", "⁰¹²³⁴⁵⁶⁷⁸⁹")
+# What each key is, by table and key; options are described by the object that they are for.
+KEYS: dict[str, dict[str, str]] = {
+    table: {name: field.description for name, field in fields.items() if field.description}
+    for table, fields in FIELDS.items()
+}
 
 
 @dataclass(frozen=True)
@@ -57,14 +45,9 @@ class Key:
         return f"--set {self.whole}={self.default.strip(chr(34))}"
 
 
-def tables() -> dict[str, type[Table]]:
-    """The tables of a config by name."""
-    return {name: type(field.default) for name, field in Config.model_fields.items()}
-
-
 def title(table: str) -> str:
     """What a table is about: the first sentence of its class's docstring, without its end."""
-    said = " ".join((tables()[table].__doc__ or "").split())
+    said = " ".join((TABLES_OF_A_CONFIG[table].__doc__ or "").split())
     return said.partition(". ")[0].removesuffix(".")
 
 
@@ -102,7 +85,7 @@ def _near(said: str) -> str:
     close = [".".join(one) for key in short for one in known if one[1] == key]
     if close:
         return f"did you mean {' or '.join(close)}?"
-    if table in KEYS and name == "options" and name in tables()[table].model_fields:
+    if table in KEYS and name == "options" and name in TABLES_OF_A_CONFIG[table].model_fields:
         return f"it is a table of its own: set an option as {said}.OPTION=VALUE"
     if table in KEYS:
         return f"those of [{table}] are {', '.join(KEYS[table])}"
@@ -110,19 +93,16 @@ def _near(said: str) -> str:
 
 
 def _key(table: str, name: str) -> Key:
-    model = tables()[table]
-    default = model.model_fields[attribute(model, name)].default
-    what, whole = KEYS[table][name], f"{table}.{name}"
-    return Key(table, name, json.dumps(default), values(whole), what, readers(whole))
+    default, whole = FIELDS[table][name].default, f"{table}.{name}"
+    return Key(table, name, json.dumps(default), values(whole), KEYS[table][name], readers(whole))
 
 
 def values(whole: str) -> str:
     """What a key can be, in words."""
     table, _, name = whole.partition(".")
-    model = tables()[table]
-    field = model.model_fields[attribute(model, name)]
-    if whole in VALUES:
-        return VALUES[whole]
+    field = FIELDS[table][name]
+    if said := declared(field, "values"):
+        return said
     if whole in NAMES:
         return ", ".join(NAMES[whole]) + ", or yours"
     if field.annotation is bool:
@@ -174,7 +154,7 @@ def readers(whole: str) -> str:
     return ", with ".join(dict.fromkeys(last.values())) or "always"
 
 
-def _needs_of(need: Need) -> tuple[Need, ...]:
+def _needs_of(need: ReadIf) -> tuple[ReadIf, ...]:
     """What the key that a need names needs itself."""
     table, _, name = need.key.partition(".")
     return NEEDS[table][name]
@@ -211,19 +191,9 @@ def _lines(key: Key) -> str:
 
 
 # The letters that the papers have for keys of a config; a key without one stands for itself.
-
 SYMBOLS = {
-    "data.train": "n",
-    "data.alpha": "α",
-    "federation.clients": "N",
-    "federation.per-round": "K",
-    "federation.rounds": "R",
-    "local.steps": "E",
-    "local.lr": "η",
-    "local.momentum": "β",
-    "orthogonalizer.lambda": "λ",
-    "orthogonalizer.steps": "q",
-    "orthogonalizer.rank": "r",
-    "privacy.noise": "σ",
-    "privacy.bound": "C",
+    f"{table}.{name}": symbol
+    for table, fields in FIELDS.items()
+    for name, field in fields.items()
+    if (symbol := declared(field, "symbol"))
 }

@@ -8,8 +8,7 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from fedmuon.config.describe import keys, title
-from fedmuon.config.key_texts import KEYS
+from fedmuon.config.describe import KEYS, keys, title
 from fedmuon.config.name_texts import NAMES, OPTIONS
 
 Rows = Sequence[Sequence[str]]

@@ -21,8 +21,7 @@ import fedmuon
 from docs.making import commands
 from fedmuon.analysis.report.numbers import digits
 from fedmuon.config import describe
-from fedmuon.config.describe import commented
-from fedmuon.config.key_texts import KEYS
+from fedmuon.config.describe import KEYS, commented
 from fedmuon.config.load import Config, load, parse
 from fedmuon.config.name_texts import LISTS, NAMES, OPTIONS
 from fedmuon.config.read_if import NEEDS

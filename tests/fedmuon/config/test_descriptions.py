@@ -1,5 +1,6 @@
 """What people are told of a config is said of everything, and is what is held to."""
 
+import ast
 import inspect
 import json
 import re
@@ -10,10 +11,11 @@ from typing import get_args
 import pytest
 
 from fedmuon.config import describe, reference_page
-from fedmuon.config.key_texts import KEYS
+from fedmuon.config.describe import KEYS
 from fedmuon.config.load import Config
 from fedmuon.config.name_texts import LISTS, NAMES, OPTIONS
 from fedmuon.config.read_if import NEEDS
+from fedmuon.config.schema import FIELDS, TABLES_OF_A_CONFIG
 from fedmuon.core import choices
 from fedmuon.core.errors import InputError
 from fedmuon.core.tables import validate
@@ -23,6 +25,7 @@ from fedmuon.optim.aggregators import AGGREGATORS
 from fedmuon.optim.schedules import SCHEDULES
 from fedmuon.runs.callbacks import CALLBACKS
 
+ROOT = Path(__file__).resolve().parents[3]
 PAGE = Path(__file__).resolve().parents[3] / "docs" / "config.md"
 EVERY = [f"{table}.{key}" for table, keys in NEEDS.items() for key in keys if key != "options"]
 TYPES = {
@@ -54,13 +57,32 @@ def test_every_key_is_described_and_no_other() -> None:
     assert sorted(said) == sorted(EVERY) and [*KEYS] == [*NEEDS]
 
 
+def tables_of_keys(source: str) -> list[set[Any]]:
+    """Dictionaries in a file that are written out with more than half of the keys of a table."""
+    tables = [set(fields) for fields in FIELDS.values() if len(fields) > 4]
+    written = (node for node in ast.walk(ast.parse(source)) if isinstance(node, ast.Dict))
+    named: list[set[Any]] = [
+        {one.value for one in node.keys if isinstance(one, ast.Constant)} for node in written
+    ]
+    return [keys for keys in named if any(len(keys & one) > len(one) / 2 for one in tables)]
+
+
+def test_a_key_is_declared_once() -> None:
+    """In the schema; every other table of keys is derived from it."""
+    fields = [(table, key) for table, held in FIELDS.items() for key in held]
+    assert len(fields) == len(set(fields))
+    for file in sorted((ROOT / "fedmuon").rglob("*.py")):
+        assert not tables_of_keys(file.read_text(encoding="utf-8")), file
+    again = "OTHER = {" + ", ".join(f"{key!r}: 1" for key in FIELDS["privacy"]) + "}"
+    assert tables_of_keys(again)
+
+
 @pytest.mark.parametrize("key", EVERY)
 def test_what_is_said_of_a_key_is_so(key: str) -> None:
     """Its default is the model's, is among the values, and names that are listed are taken."""
     found = describe.find(key)
     table, name = key.split(".")
-    model = describe.tables()[table]
-    field = model.model_fields[describe.attribute(model, name)]
+    field = FIELDS[table][name]
     assert json.loads(found.default) == field.default
     assert found.what and (found.readers == "always") == (NEEDS[table][name] == ())
     listed = [one.strip("`") for one in found.values.split(", ")]
@@ -68,7 +90,7 @@ def test_what_is_said_of_a_key_is_so(key: str) -> None:
         assert field.default in listed
     for one in listed:
         if re.fullmatch(r"[a-z][a-z0-9-]*", one) and one not in ("inf", "true", "false"):
-            validate(model, {name: one})
+            validate(TABLES_OF_A_CONFIG[table], {name: one})
 
 
 def test_the_names_are_those_that_there_are() -> None:
