@@ -19,7 +19,7 @@ from fedmuon.federated import build
 from fedmuon.federated.plan import Plan
 from fedmuon.federated.rounds import Experiment, begin, run_rounds
 from fedmuon.federated.shards import Shards
-from fedmuon.optim.recipe_chains import make_recipe
+from fedmuon.optim.recipe_tables import make_recipe
 from fedmuon.tasks.base import Batch
 from fedmuon.tasks.matrix import MatrixTask
 from fedmuon.tasks.matrix_kernels import fastest, rate, supported

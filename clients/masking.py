@@ -8,7 +8,7 @@ from flwr.app import ConfigRecord, Context, Message
 from fedmuon.clients.messages import answer, partition
 from fedmuon.core.errors import InputError
 from fedmuon.federated.rounds import Reply
-from fedmuon.optim.recipe_chains import Recipe
+from fedmuon.optim.recipe import Recipe
 from fedmuon.privacy import masks
 from fedmuon.privacy.distributed import masked
 

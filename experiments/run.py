@@ -11,7 +11,7 @@ from fedmuon.core.errors import InputError
 from fedmuon.core.locks import held
 from fedmuon.federated import build
 from fedmuon.federated.rounds import Engine, run_rounds
-from fedmuon.optim.recipe_chains import aux_rate
+from fedmuon.optim.recipe_tables import aux_rate
 from fedmuon.runs.callbacks import Callback, Heard
 from fedmuon.runs.directory import NO_FILES, Record, RunDirectory
 from fedmuon.runs.loop import Begin, Watch, drive, prepare

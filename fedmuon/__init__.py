@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from fedmuon.optim.aggregators import Aggregator
     from fedmuon.optim.chain import Chain, Context, Link
     from fedmuon.optim.orthogonalizers import Orthogonalizer
-    from fedmuon.optim.recipe_chains import Recipe
+    from fedmuon.optim.recipe import Recipe
     from fedmuon.runs import callbacks
     from fedmuon.tasks.own import Task
 
@@ -48,7 +48,7 @@ _PLACES = {
     "InputError": "core.errors",
     "Link": "optim.chain",
     "Orthogonalizer": "optim.orthogonalizers",
-    "Recipe": "optim.recipe_chains",
+    "Recipe": "optim.recipe",
     "Result": "experiments.results",
     "StabilityResult": "experiments.results",
     "Task": "tasks.own",

@@ -42,7 +42,7 @@ from fedmuon.federated.rounds import (
     privatize_reply,
     server_update,
 )
-from fedmuon.optim.recipe_chains import Recipe, ServerRule
+from fedmuon.optim.recipe import Recipe, ServerRule
 from fedmuon.privacy import distributed
 from fedmuon.privacy.audit import Setting
 from fedmuon.privacy.client_level import ClientLevel

@@ -16,7 +16,7 @@ from fedmuon.experiments.auditing.likelihood_ratio import log_ratio
 from fedmuon.federated.accountant import delta_of, rounds_taken
 from fedmuon.federated.rounds import Engine, begin, run_rounds
 from fedmuon.optim.chain import Chain, Context, Link, State
-from fedmuon.optim.recipe_chains import Recipe
+from fedmuon.optim.recipe import Recipe
 from fedmuon.privacy.audit import Setting
 from fedmuon.privacy.mechanism import Mechanism
 from fedmuon.runs.loop import Run

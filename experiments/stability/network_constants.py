@@ -22,7 +22,7 @@ from fedmuon.experiments.stability.measure import Laboratory
 from fedmuon.federated import build
 from fedmuon.federated.build_recipe import routes
 from fedmuon.optim.orthogonal import ADJUSTMENTS
-from fedmuon.optim.recipe_chains import aux_rate
+from fedmuon.optim.recipe_tables import aux_rate
 from fedmuon.tasks.base import Batch, Params, Task
 from fedmuon.tasks.constants import Constants
 from fedmuon.tasks.networks import NetworkTask

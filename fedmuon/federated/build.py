@@ -37,7 +37,7 @@ from fedmuon.federated.plan import Plan
 from fedmuon.federated.rounds import Experiment
 from fedmuon.federated.shards import Shards
 from fedmuon.optim.chain import Number
-from fedmuon.optim.recipe_chains import aux_rate
+from fedmuon.optim.recipe_tables import aux_rate
 from fedmuon.optim.schedules import heavy_tailed
 from fedmuon.tasks import decoder as decoders
 from fedmuon.tasks.adapters import adapted, beside_zero

@@ -20,7 +20,8 @@ from fedmuon.optim.aggregators import AGGREGATORS, Aggregator, as_aggregator
 from fedmuon.optim.chain import Chain, Number
 from fedmuon.optim.orthogonalizers import Orthogonalizer, as_map, as_orthogonalizer, of_table
 from fedmuon.optim.probe import reads_factor, require_apart
-from fedmuon.optim.recipe_chains import Recipe, as_recipe, make_recipe
+from fedmuon.optim.recipe import Recipe, as_recipe
+from fedmuon.optim.recipe_tables import make_recipe
 from fedmuon.optim.routing import RoutingTable, routing_table
 from fedmuon.privacy.client_level import ClientLevel
 from fedmuon.tasks.base import Params, Task

@@ -28,7 +28,7 @@ from fedmuon.data.neighbours import Neighbours
 from fedmuon.federated.plan import Plan
 from fedmuon.federated.shards import Shard, Shards
 from fedmuon.optim.chain import Context, States, forbidden_gradient
-from fedmuon.optim.recipe_chains import Recipe, aggregate_state, aggregate_states, initial_states
+from fedmuon.optim.recipe import Recipe, aggregate_state, aggregate_states, initial_states
 from fedmuon.privacy.client_level import ClientLevel, mapped
 from fedmuon.tasks.base import Batch, Params, Task, blocks
 

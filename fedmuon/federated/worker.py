@@ -19,7 +19,7 @@ from fedmuon.federated.deal import deal, dealing, own_source, require_same_sampl
 from fedmuon.federated.plan import Plan
 from fedmuon.federated.shards import Shard, targets_on
 from fedmuon.optim.chain import States
-from fedmuon.optim.recipe_chains import Recipe, initial_states
+from fedmuon.optim.recipe import Recipe, initial_states
 from fedmuon.tasks.base import Batch, Params, Task
 
 

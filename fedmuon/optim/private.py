@@ -31,7 +31,8 @@ from fedmuon.core.rng import Draw, generator
 from fedmuon.core.tables import validate
 from fedmuon.core.threads import without_autocast
 from fedmuon.optim.chain import Context, forbidden_gradient
-from fedmuon.optim.recipe_chains import Recipe, make_recipe
+from fedmuon.optim.recipe import Recipe
+from fedmuon.optim.recipe_tables import make_recipe
 from fedmuon.optim.routing import routing_table
 from fedmuon.privacy.accounting import Answer, account, event, merge
 from fedmuon.privacy.noise_secrecy import CAVEATS, uncertified

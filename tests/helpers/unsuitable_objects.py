@@ -30,7 +30,7 @@ from fedmuon import links
 from fedmuon.core.errors import InputError, Interrupted
 from fedmuon.optim import DPMuon, Muon
 from fedmuon.optim.aggregators import Aggregator
-from fedmuon.optim.recipe_chains import replace_by_mean
+from fedmuon.optim.recipe import replace_by_mean
 from fedmuon.optim.recipes import fedmuon as recipe_of
 
 SAID = "the words of the user"

@@ -27,7 +27,8 @@ from fedmuon.core.tables import Table
 from fedmuon.experiments.studies.study import Call
 from fedmuon.experiments.studies.walk import Oracle, walk
 from fedmuon.experiments.suites.contents import Asked
-from fedmuon.optim.recipe_chains import Recipe, make_recipe
+from fedmuon.optim.recipe import Recipe
+from fedmuon.optim.recipe_tables import make_recipe
 from fedmuon.privacy.mechanism import Mechanism
 from fedmuon.privacy.release import keyed, release
 from fedmuon.runs.directory import Record

@@ -26,7 +26,7 @@ from fedmuon.federated.shards import Shards
 from fedmuon.federated.worker import worker
 from fedmuon.optim import probe
 from fedmuon.optim.gradients import released
-from fedmuon.optim.recipe_chains import replace_by_mean
+from fedmuon.optim.recipe import replace_by_mean
 from fedmuon.privacy.mechanism import Mechanism
 from fedmuon.tasks.clipping import Clipping
 

@@ -26,7 +26,7 @@ from fedmuon.federated.build import resolve
 from fedmuon.federated.worker import worker
 from fedmuon.optim.gradients import released
 from fedmuon.optim.probe import require_sound
-from fedmuon.optim.recipe_chains import replace_by_mean
+from fedmuon.optim.recipe import replace_by_mean
 from fedmuon.optim.recipes import as_recipe
 from fedmuon.privacy.mechanism import Mechanism
 from fedmuon.tasks.clipping import Clipping

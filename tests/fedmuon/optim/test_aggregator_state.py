@@ -15,7 +15,7 @@ import fedmuon
 from fedmuon import aggregators, links
 from fedmuon.core.errors import InputError
 from fedmuon.federated.rounds import Reply, ServerState, server_update
-from fedmuon.optim.recipe_chains import as_recipe, initial_states, replace_by_mean
+from fedmuon.optim.recipe import as_recipe, initial_states, replace_by_mean
 from fedmuon.optim.recipes import Chain, Link, Recipe
 from fedmuon.runs.checkpoints import newest
 from fedmuon.runs.directory import RunDirectory

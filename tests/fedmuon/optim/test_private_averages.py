@@ -22,7 +22,8 @@ from fedmuon.federated.rounds import Experiment, Reply, ServerState, begin, serv
 from fedmuon.optim import bias_correction
 from fedmuon.optim.chain import Context, Params, forbidden_gradient
 from fedmuon.optim.probe import drawn_for
-from fedmuon.optim.recipe_chains import Recipe, initial_states, make_recipe
+from fedmuon.optim.recipe import Recipe, initial_states
+from fedmuon.optim.recipe_tables import make_recipe
 from fedmuon.privacy.release import Released
 from fedmuon.tasks.matrix import MatrixTask
 

@@ -29,7 +29,7 @@ from fedmuon.experiments.studies.training.trained import Trained
 from fedmuon.federated.accountant import delta_of
 from fedmuon.optim import Private
 from fedmuon.optim.gradients import released
-from fedmuon.optim.recipe_chains import replace_by_mean
+from fedmuon.optim.recipe import replace_by_mean
 from fedmuon.privacy.correlated import sensitivity, square_root
 from fedmuon.privacy.mechanism import Mechanism
 from fedmuon.privacy.orders import Turns

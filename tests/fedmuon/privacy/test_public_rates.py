@@ -22,7 +22,7 @@ from fedmuon.federated.accountant import delta_of
 from fedmuon.optim import DPSGD
 from fedmuon.optim.aggregators import by_samples
 from fedmuon.optim.private import Private
-from fedmuon.optim.recipe_chains import make_recipe
+from fedmuon.optim.recipe_tables import make_recipe
 from fedmuon.privacy.accounting import account
 from fedmuon.privacy.ledger import Ledger
 from fedmuon.privacy.mechanism import Mechanism

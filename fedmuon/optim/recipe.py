@@ -1,33 +1,24 @@
-"""Recipes: named chains, and what their server does with the average.
+"""What a recipe is: a chain for the clients, and a rule for the server.
 
 A recipe says which link states travel to the clients (`sent`), which come back and are averaged
 (`returned`), and how the server moves from the old model to the next one. Everything else about
-a federated round is the same for all.
+a federated round is the same for all. `recipes.py` has the named ones.
 """
 
 import dataclasses
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
 from torch import Tensor
 
-from fedmuon.config.schema import Local, OrthogonalizerTable, Privacy
-from fedmuon.core.choices import PRIVATE
 from fedmuon.core.errors import InputError, plain
 from fedmuon.core.guard import Guard, mapping
 from fedmuon.core.registry import unfit
 from fedmuon.optim.aggregators import Aggregator, as_aggregator, mean
-from fedmuon.optim.bias_correction import corrected
 from fedmuon.optim.chain import Chain, Context, Link, Number, States, per_replica, zeros
-from fedmuon.optim.gradients import adapting, filtered, gradient, released
-from fedmuon.optim.orthogonal import RANDOMIZED_MAPS, named, of_value, orthogonalize
-from fedmuon.optim.orthogonalizers import Orthogonalizer
-from fedmuon.optim.steps import adamw, align, descend, momentum, normalize, only
 from fedmuon.privacy.client_level import ClientLevel
 from fedmuon.privacy.mechanism import Mechanism
-from fedmuon.privacy.orders import Turns
-from fedmuon.privacy.quantile import SHARE, Quantile
 from fedmuon.tasks.base import Params, stacked
 from fedmuon.tasks.clipping import Clipping
 
@@ -143,56 +134,14 @@ def remember_direction(
     return rule
 
 
-def make_recipe(
-    local: Local,
-    orthogonalizer: OrthogonalizerTable,
-    lr: Number | None = None,
-    regularization: Number | None = None,
-    routed: Mapping[str, int] | None = None,
-    privacy: Privacy | None = None,
-    own_map: Orthogonalizer | None = None,
-    centred: bool = False,
-) -> Recipe:
-    """The recipe that the config names, with `own_map` for the map if given; lr and lambda may be
-    given per replica [S].
+def centralized(*links: Link) -> Recipe:
+    """The chain of a centralized optimizer.
 
-    `routed` says of every parameter of a network into how many matrices a Muon recipe cuts it to
-    orthogonalize them; those with 0 take the auxiliary step. Without it all are matrices, and
-    `centred` says that their gradients' rows sum to 0.
+    Every lasting state lives from round to round, and is averaged where there are several clients.
     """
-    rate = local.lr if lr is None else lr
-    others = {name: aux_rate(local) for name, count in (routed or {}).items() if not count}
-    descent = descend(rate, others, local.weight_decay)
-    heavy = momentum(local.momentum, local.momentum_form)
-    apply = of_value(own_map) if own_map else named(orthogonalizer, regularization, centred)
-    stacks = own_map is not None or orthogonalizer.name not in RANDOMIZED_MAPS
-    orthogonal = orthogonalize(apply, local.adjust, stacks, routed)
-    if local.recipe in PRIVATE:
-        return _private(local, privacy or Privacy(), heavy, orthogonal, others, descent)
-    muon = (gradient(), *_muon(local, heavy, orthogonal, others))
-    sgd, plain = Chain((gradient(), descent)), Chain((*muon, descent))
-    shared = ("momentum",)
-    aligned = Chain((*muon, align(local.alignment), descent))
-    recipes = {
-        "sgd": _kept(gradient(), heavy, descent),
-        "normalized-sgd": _kept(gradient(), heavy, normalize(), descent),
-        "adamw": _kept(gradient(), adamw(decay=0.0), descent),
-        "muon": _kept(*muon, descent),
-        "fedavg": Recipe(sgd, replace_by_mean),
-        "fedavgm": Recipe(sgd, server_momentum(local.server_momentum), kept=shared),
-        "local-muon": Recipe(plain, replace_by_mean),
-        "fedmuon": Recipe(plain, replace_by_mean, shared, shared, shared),
-        "fedmuon-aligned": Recipe(
-            aligned,
-            remember_direction(rate, local.steps, others),
-            sent=("momentum", "global-direction"),
-            returned=shared,
-            kept=("momentum", "global-direction"),
-            scaled=True,
-            steps=local.steps,
-        ),
-    }
-    return recipes[local.recipe]
+    chain = Chain(links)
+    lasting = tuple(link.name for link in chain.links if link.lasting)
+    return Recipe(chain, replace_by_mean, lasting, lasting, lasting)
 
 
 def as_recipe(found: Any, guard: Guard | None = None) -> Recipe:
@@ -206,7 +155,7 @@ def as_recipe(found: Any, guard: Guard | None = None) -> Recipe:
         return found
     links = found.links if isinstance(found, Chain) else found
     if isinstance(links, tuple | list) and links and all(isinstance(one, Link) for one in links):
-        return _kept(*links)
+        return centralized(*links)
     raise unfit(
         found,
         "recipe",
@@ -271,87 +220,6 @@ def _require_accounted(mechanism: Mechanism | None) -> None:
                 f"a mechanism of class {type(one).__name__} may release what no account has "
                 f"counted: give fedmuon's {ours.__name__} itself"
             )
-
-
-def _kept(*links: Link) -> Recipe:
-    """The chain of a centralised optimizer: every state lives from round to round, and is averaged
-    where there are several clients."""
-    chain = Chain(links)
-    lasting = tuple(link.name for link in chain.links if link.lasting)
-    return Recipe(chain, replace_by_mean, lasting, lasting, lasting)
-
-
-def _private(
-    local: Local,
-    privacy: Privacy,
-    heavy: Link,
-    orthogonal: Link,
-    others: Collection[str],
-    descent: Link,
-) -> Recipe:
-    """dp-BASE and disk-BASE (000, 003): a base optimizer on what the mechanism releases, plain or
-    through the Kalman filter. The auxiliary parameters `others` are one block."""
-    first, base = local.recipe.split("-")
-    clipping = Clipping(privacy.clipping, privacy.bound, frozenset(others))
-    repeatable = privacy.insecure_reproducible_noise
-    how = privacy.public_rate, privacy.adjacency, privacy.noise_source, privacy.arithmetic
-    mechanism = Mechanism(
-        clipping,
-        privacy.noise,
-        privacy.lot,
-        repeatable,
-        *how,
-        turns=_turns(privacy),
-        quantile=_quantile(privacy),
-    )
-    disk = first == "disk"
-    oracle = filtered(privacy.kappa, privacy.lookahead) if disk else released()
-    if mechanism.quantile is not None:
-        oracle = adapting(oracle, mechanism.quantile, privacy.bound)
-    if base == "muonbc":
-        average, gain = local.momentum_form == "ema", privacy.kappa if disk else 1.0
-        orthogonal = corrected(
-            orthogonal, privacy.probes, mechanism.spread, local.momentum, average, gain
-        )
-    if base == "adam":
-        links = (adamw(decay=0.0),)
-    else:
-        links = (heavy,) if base == "sgd" else _muon(local, heavy, orthogonal, others)
-    return dataclasses.replace(_kept(oracle, *links, descent), mechanism=mechanism)
-
-
-def _quantile(privacy: Privacy) -> Quantile | None:
-    if not privacy.quantile:
-        return None
-    count_noise = privacy.count_noise or max(privacy.lot / SHARE, privacy.noise)
-    return Quantile(privacy.quantile, privacy.quantile_rate, count_noise)
-
-
-def _turns(privacy: Privacy) -> Turns | None:
-    if privacy.sampling == "poisson":
-        return None
-    correlated = privacy.noise_correlation != "none"
-    return Turns(privacy.sampling, privacy.band if correlated else 1)
-
-
-def _muon(local: Local, heavy: Link, orthogonal: Link, others: Collection[str]) -> tuple[Link, ...]:
-    """Momentum, orthogonalization; `others` keep M (sgd), or take AdamW's step. AdamW's
-    moments are not sent by the federated recipes: it begins every local round afresh."""
-    if not others:
-        return heavy, orthogonal
-
-    def hidden(name: str, value: Tensor) -> bool:
-        return name not in others
-
-    if local.aux == "sgd":
-        return heavy, only(hidden, orthogonal)
-    auxiliary = only(lambda name, value: name in others, adamw())
-    return auxiliary, only(hidden, heavy), only(hidden, orthogonal)
-
-
-def aux_rate(local: Local) -> float:
-    """The auxiliary step size; by default that of FedAvg in 001 (Table 3), or torch's for AdamW."""
-    return local.aux_lr or (0.05 if local.aux == "sgd" else 1e-3)
 
 
 def initial_states(recipe: Recipe, params: Params) -> States:
