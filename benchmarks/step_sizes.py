@@ -17,9 +17,9 @@ from statistics import mean
 from typing import Any
 
 from benchmarks.page import say
-from fedmuon.experiments.studies.training import cells
+from fedmuon.experiments.studies import training
 from fedmuon.experiments.suites import contents
-from fedmuon.experiments.suites.contents import Asked, merged
+from fedmuon.experiments.suites.contents import SuiteRequest, merged
 from fedmuon.experiments.suites.suite import execute
 
 GRIDS: dict[str, dict[str, tuple[float, ...]]] = {
@@ -107,8 +107,8 @@ def tell(first: Ends, every: Ends) -> None:
 
 def run(name: str, content: Mapping[str, Any], out: Path) -> Path:
     """All runs of such a content; their table."""
-    asked = Asked(f"{name}-step-sizes", contents.read(name)["data"], "full", {})
-    summary = execute(cells.work(dict(content), asked), out, resume=out.exists())
+    asked = SuiteRequest(f"{name}-step-sizes", contents.read(name)["data"], "full", {})
+    summary = execute(training.work(dict(content), asked), out, resume=out.exists())
     say(f"{summary['runs']} runs with seeds {content['seeds']}: {summary['seconds']:.0f} s")
     return out / "runs.csv"
 

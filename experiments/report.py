@@ -18,8 +18,7 @@ from fedmuon.core.files import mendable, sums_of
 from fedmuon.experiments.inspect.page import drawn, of_runs
 from fedmuon.experiments.inspect.status import Seen, is_run, seen
 from fedmuon.experiments.stability.findings import findings as of_neighbours
-from fedmuon.experiments.studies import known
-from fedmuon.experiments.studies.findings import findings
+from fedmuon.experiments.studies.find import KINDS
 from fedmuon.runs.directory import RunDirectory
 
 SUITE, RUN = ("runs.csv", "suite.json"), ("bound.json", "neighbours.csv")
@@ -163,6 +162,6 @@ def of_suite(folder: Path) -> Findings:
     file = folder / "suite.json"
     about = read_json(file, SHARED)
     kind = str(about["kind"])
-    if kind not in known():
+    if kind not in KINDS:
         raise InputError(f"{file} is of an unknown kind {kind!r}: {MEND}")
-    return findings(kind, folder, about)
+    return KINDS[kind].findings(folder, about)

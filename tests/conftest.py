@@ -31,7 +31,7 @@ from fedmuon.data.federated import FederatedData
 from fedmuon.data.neighbours import Neighbours, draw, stack
 from fedmuon.data.source import Source
 from fedmuon.experiments.engines.ray_cluster import quieten
-from fedmuon.experiments.studies.stability import cells
+from fedmuon.experiments.studies import stability
 from fedmuon.experiments.suites.contents import merged
 from fedmuon.privacy import keystream, streams
 
@@ -207,7 +207,7 @@ def _one_thread() -> None:
 def _quick_rate() -> Iterator[None]:
     """A suite times a large product, which takes longer than all else that it does in a test."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(cells, "SIDE", 64)
+        patch.setattr(stability, "SIDE", 64)
         yield
 
 

@@ -33,7 +33,7 @@ from fedmuon.core.files import read_text, require_regular, require_sound
 from fedmuon.experiments.spending import standing, unreleased
 from fedmuon.experiments.stability import figure
 from fedmuon.experiments.stability.prediction_check import CALIBRATION
-from fedmuon.experiments.suites.settings_card import settings_card
+from fedmuon.experiments.suites.suite import settings_card
 from fedmuon.experiments.tables import BALL_NAMES, BOUND_NAMES
 
 NAMES = BOUND_NAMES | {"gap": "measured gap", "gap_low": "lower end of its 95% interval",

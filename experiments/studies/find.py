@@ -1,15 +1,51 @@
-"""A suite by its name, or by the path of its TOML file; `kind` says what its cells are."""
+"""Find a suite by its name or by the path of its TOML file."""
 
 from typing import Any
 
 from fedmuon.core.errors import InputError, instead
-from fedmuon.experiments.studies import known, part
-from fedmuon.experiments.studies.study import Study
+from fedmuon.experiments.studies import (
+    attribution,
+    disk_regression,
+    disk_stationarity,
+    dp_bias,
+    dp_muon_printed,
+    dp_stationarity,
+    dp_text,
+    dp_vanishing,
+    frontier,
+    heavy_tail,
+    polar_error,
+    rank_dependence,
+    stability,
+    training,
+    wall_clock,
+)
+from fedmuon.experiments.studies.study import RunStudy, Study
 from fedmuon.experiments.suites import contents
-from fedmuon.experiments.suites.contents import Asked, Tables
+from fedmuon.experiments.suites.contents import SuiteRequest, Tables
 from fedmuon.experiments.suites.suite import Work
 
 OF_RUNS = ("stability", "training")
+KINDS: dict[str, Study | RunStudy] = {  # what a suite's `kind` may be
+    one.kind: one
+    for one in (
+        stability.STUDY,
+        training.STUDY,
+        attribution.STUDY,
+        disk_regression.STUDY,
+        disk_stationarity.STUDY,
+        dp_bias.STUDY,
+        dp_muon_printed.STUDY,
+        dp_stationarity.STUDY,
+        dp_text.STUDY,
+        dp_vanishing.STUDY,
+        frontier.STUDY,
+        heavy_tail.STUDY,
+        polar_error.STUDY,
+        rank_dependence.STUDY,
+        wall_clock.STUDY,
+    )
+}
 
 
 def find(
@@ -20,18 +56,29 @@ def find(
     seed: int | None = None,
     seeds: int | None = None,
 ) -> Work:
-    """The suite that the command line asks for; without data, or seeds, on the suite's own."""
+    """Find the suite that the command line asks for.
+
+    Args:
+        name: The name of a suite that is shipped, or the path of a TOML file.
+        data: The data set; the suite's own if it is None.
+        scale: `full` or `small`.
+        changes: Config tables that override the suite's own.
+        seed: The only seed, in place of the suite's own.
+        seeds: How many seeds to take, from 0 on, in place of the suite's own.
+
+    Raises:
+        InputError: If there is no such suite, or an option has no effect on it.
+    """
     content = contents.read(name)
     kind, own = content.pop("kind", "stability"), content.pop("data", None)
     if not isinstance(kind, str) or not isinstance(own, str | None):
         raise InputError(
             f"{name} is no suite, in which kind and data are names: give a config to `fedmuon run`"
         )
-    if kind not in known():
-        every = sorted(known(), key=lambda one: one not in OF_RUNS)
-        mend = instead(kind, every, "choose one of")
+    if kind not in KINDS:
+        mend = instead(kind, list(KINDS), "choose one of")
         raise InputError(f"kind = {kind!r} is no kind of suite: {mend}")
-    of_runs, cells = kind in OF_RUNS, part(kind, "cells")
+    of_runs = kind in OF_RUNS
     if data and not own and not of_runs:
         raise InputError(f"the suite {name} has no data: leave --data out")
     named = data or own or (contents.DATA if of_runs else "")
@@ -39,12 +86,11 @@ def find(
     if seed is not None or seeds is not None:
         content["seeds"] = _seeds(name, content.get("seeds"), seed, seeds)
     told = {"told": contents.told(name), "seeds": content.get("seeds")}
-    asked = Asked(name, named, scale, changes, seed, seeds, told)
-    return cells.work(content, asked) if of_runs else Study.of(kind, cells, content, asked)
+    return KINDS[kind].work(content, SuiteRequest(name, named, scale, changes, seed, seeds, told))
 
 
 def _seeds(name: str, own: Any, seed: int | None, count: int | None) -> list[int] | int:
-    """The one, or so many of them, in place of a suite's own, in the form that those have."""
+    """The seeds to take in place of the suite's own, in the form that those have."""
     option = "--seed" if count is None else "--seeds"
     if own is None:
         raise InputError(f"the suite {name} has no seeds: leave {option} out")

@@ -29,7 +29,7 @@ Tables = Mapping[str, Mapping[str, Scalar]]
 
 
 @dataclass(frozen=True)
-class Asked:
+class SuiteRequest:
     """What the command line asks for; `data` is empty where the suite has none by itself.
 
     `changes` are config tables that override the suite's own; a `seed` is the only one, `seeds` is
@@ -96,7 +96,7 @@ def require_plain(word: str, what: str) -> None:
 
 def shipped() -> dict[str, Path]:
     """The suites that come with the package: those of runs lie here, each study has its own."""
-    own = {file.parent.name.replace("_", "-"): file for file in STUDIES.glob("*/suite.toml")}
+    own = {file.stem.replace("_", "-"): file for file in STUDIES.glob("*.toml")}
     return {file.stem: file for file in FOLDER.glob("*.toml")} | own
 
 

@@ -36,7 +36,12 @@ LATE = {
 ONLY_IN = {
     "flwr": ("clients/", "server/", "experiments/engines/"),
     "ray": ("server/ray/", "experiments/suites/sweep.py", "experiments/engines/"),
-    "matplotlib": ("analysis/report/style.py", "figure.py", "experiments/results.py"),
+    "matplotlib": (
+        "analysis/report/style.py",
+        "figure.py",
+        "experiments/results.py",
+        "experiments/studies/",
+    ),
     "typer": ("experiments/cli/",),
     "rich": ("experiments/",),
 }

@@ -166,7 +166,7 @@ def _warm(place: Path, quick: bool) -> None:
 
     torch.set_num_threads(1)
     from fedmuon.analysis.report import style
-    from fedmuon.experiments.studies.stability import cells as stability
+    from fedmuon.experiments.studies import stability
 
     from . import jobs
     from .tamper import command

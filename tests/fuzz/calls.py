@@ -167,7 +167,7 @@ def load() -> None:
     import fedmuon.clients.client_app
     import fedmuon.experiments.engines.deploy
     import fedmuon.experiments.engines.ray_engine
-    import fedmuon.experiments.studies.training.cells
+    import fedmuon.experiments.studies.training
     import fedmuon.experiments.suites.sweep
     import fedmuon.server.server_app  # noqa: F401
     from fedmuon.tasks.decoder import Form, decoder

@@ -6,7 +6,7 @@ from pathlib import Path
 from small_suites import TRAINING
 
 from fedmuon.experiments.studies import find as kinds
-from fedmuon.experiments.studies.training.cells import Training
+from fedmuon.experiments.studies.training import Training
 
 TINY = f"""{TRAINING}
 [claims.time]

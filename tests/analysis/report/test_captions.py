@@ -7,9 +7,9 @@ from matplotlib.figure import Figure
 
 from fedmuon.analysis.report.captions import CAPTIONS, OF_LABELS, of_drawn
 from fedmuon.analysis.report.figure import by_round, in_words
-from fedmuon.experiments.studies import known, part
-from fedmuon.experiments.studies.stability.figure import gap_and_bound
-from fedmuon.experiments.studies.training.figure import by_client
+from fedmuon.experiments.studies.find import KINDS
+from fedmuon.experiments.studies.stability_findings import gap_and_bound
+from fedmuon.experiments.studies.training_findings import by_client
 
 
 def of(**more: np.ndarray) -> Figure:
@@ -78,7 +78,7 @@ SIDES = re.compile(r"Left(?! of)|Right(?! of)|[;,] right(?! of)|[Oo]n the (?:lef
 
 def test_captions_name_no_side_of_a_picture() -> None:
     """On a narrow page panels lie below each other."""
-    pictures = [one for kind in known() for one in getattr(part(kind, "figure"), "PICTURES", ())]
+    pictures = [one for kind in KINDS.values() for one in getattr(kind, "pictures", ())]
     texts = [*CAPTIONS.values(), *(one.caption for one in pictures)]
     assert len(pictures) > 10 and SIDES.search("Left the bound, right the perturbation")
     assert not [text for text in texts if SIDES.search(text)]

@@ -8,8 +8,8 @@ from fedmuon.analysis.report.chance import luck, near_chance
 from fedmuon.analysis.report.comparisons import judged, margin, near, sooner, terminal
 from fedmuon.analysis.report.deciding import with_command
 from fedmuon.analysis.report.verdicts import UNTESTABLE
-from fedmuon.experiments.studies.training import figure
-from fedmuon.experiments.studies.training.figure import looks
+from fedmuon.experiments.studies import training_findings
+from fedmuon.experiments.studies.training_findings import looks
 
 
 def columns(**ends: list[list[float]]) -> tuple[dict, dict]:
@@ -146,7 +146,7 @@ def test_sooner_is_about_seconds_and_not_rounds() -> None:
 
 def test_curves_show_mean_and_band() -> None:
     _, curves = columns(good=[[0.9, 0.2], [0.7, 0.4]], bad=[[0.9, 0.4], [0.8, np.nan]])
-    drawn = figure.curves(curves, ["good", "bad"], "round")
+    drawn = training_findings.draw_curves(curves, ["good", "bad"], "round")
     loss, accuracy = drawn.axes
     solid, dashed, other, _ = loss.lines
     np.testing.assert_allclose(np.asarray(dashed.get_ydata()), [0.8, 0.3])
@@ -163,8 +163,8 @@ def test_a_single_round_is_seen_and_its_spread_is_bars() -> None:
     _, once = columns(good=[[0.9], [0.7]])
     _, twice = columns(good=[[0.9, 0.3], [0.7, 0.2]])
     for curves, mark, spread in ((once, "_", "bars reach"), (twice, "", "bands reach")):
-        drawn = figure.curves(curves, ["good"], "train_seconds")
-        loss, words = drawn.axes[0], figure.in_words(curves, drawn)
+        drawn = training_findings.draw_curves(curves, ["good"], "train_seconds")
+        loss, words = drawn.axes[0], training_findings.in_words(curves, drawn)
         assert loss.lines[1].get_linestyle() == "--" and loss.lines[1].get_marker() in (
             mark,
             "None",
@@ -187,7 +187,7 @@ def test_what_adds_to_another_variant_has_its_colour() -> None:
 def test_terminal_bars_reach_from_smallest_to_largest_and_are_seen() -> None:
     runs, _ = columns(a=[[0.2], [0.4], [0.1], [0.9]])
     runs["x"] = np.array([1.0, 1.0, 8.0, 8.0])
-    (axes,) = figure.terminal(runs, ["a"], ["accuracy"], "eps").axes
+    (axes,) = training_findings.terminal(runs, ["a"], ["accuracy"], "eps").axes
     bars = np.array([np.asarray(path.vertices)[:, 1] for path in axes.collections[0].get_paths()])
     np.testing.assert_allclose(bars, [[0.6, 0.8], [0.1, 0.9]])
     assert axes.get_ylim()[0] < 0.1 and axes.get_ylim()[1] > 0.9
@@ -197,7 +197,7 @@ def test_terminal_bars_reach_from_smallest_to_largest_and_are_seen() -> None:
 def test_means_stand_on_their_bars_and_beside_those_of_other_variants() -> None:
     runs, _ = columns(a=[[0.2], [0.4], [0.1], [0.9]], b=[[0.2], [0.4], [0.1], [0.9]])
     runs["x"] = np.tile([1.0, 1.0, 8.0, 8.0], 2)
-    drawn = figure.terminal(runs, ["a", "b"], ["accuracy"], "eps")
+    drawn = training_findings.terminal(runs, ["a", "b"], ["accuracy"], "eps")
     drawn.canvas.draw()
     (axes,) = drawn.axes
     places = [
@@ -207,4 +207,4 @@ def test_means_stand_on_their_bars_and_beside_those_of_other_variants() -> None:
     for mean, bar in places:
         np.testing.assert_array_equal(mean, bar)
     apart = (places[1][0] - places[0][0]) * 72 / drawn.dpi
-    np.testing.assert_allclose(apart, [figure.APART, 0], atol=1e-9)
+    np.testing.assert_allclose(apart, [training_findings.APART, 0], atol=1e-9)

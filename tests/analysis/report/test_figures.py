@@ -20,7 +20,7 @@ from fedmuon.analysis.report.claims import expected_maximum, share
 from fedmuon.analysis.report.figure import by_round, in_words
 from fedmuon.analysis.report.style import compact
 from fedmuon.experiments.stability.figure import by_exposure, census
-from fedmuon.experiments.studies.stability.figure import exposure, gap_and_bound, phase, scaling
+from fedmuon.experiments.studies.stability_findings import exposure, gap_and_bound, phase, scaling
 
 
 def line(axes: Axes, label: str) -> Line2D:

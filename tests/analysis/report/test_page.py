@@ -21,9 +21,9 @@ from fedmuon.analysis.report.slopes import Slope
 from fedmuon.analysis.report.tables import apart, as_csv, as_latex, slug
 from fedmuon.config.load import Config
 from fedmuon.experiments.report import gather, write_report
-from fedmuon.experiments.studies.training import figure
+from fedmuon.experiments.studies import training_findings
 from fedmuon.experiments.suites import contents
-from fedmuon.experiments.suites.settings_card import settings_card, shown
+from fedmuon.experiments.suites.suite import settings_card, shown
 from fedmuon.experiments.tables import facts
 
 
@@ -179,7 +179,7 @@ def test_captions_say_what_was_drawn() -> None:
 
 def of_curves(rows: Columns) -> str:
     names = list(dict.fromkeys(rows["variant"].tolist()))
-    return figure.in_words(rows, figure.curves(rows, names, "round"))
+    return training_findings.in_words(rows, training_findings.draw_curves(rows, names, "round"))
 
 
 def test_of_one_seed_no_mean_is_told_and_of_runs_that_lasted_no_end() -> None:
@@ -196,7 +196,9 @@ def ends(*names: str, seeds: int = 2) -> str:
     ]
     columns = zip(("variant", "x", "seed", "accuracy"), zip(*rows, strict=True), strict=True)
     runs = {name: np.array(column) for name, column in columns}
-    return figure.ends_in_words(figure.terminal(runs, names, ["accuracy"], "x"))
+    return training_findings.ends_in_words(
+        training_findings.terminal(runs, names, ["accuracy"], "x")
+    )
 
 
 def test_bars_and_hollow_marks_are_named_where_there_are_any() -> None:

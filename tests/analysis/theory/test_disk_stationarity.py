@@ -19,8 +19,8 @@ from fedmuon.analysis.theory.disk_stationarity import (
 )
 from fedmuon.core.errors import InputError
 from fedmuon.core.rng import Draw, generator
-from fedmuon.experiments.studies.disk_stationarity import cells as study
-from fedmuon.experiments.studies.disk_stationarity.findings import claims
+from fedmuon.experiments.studies import disk_stationarity as study
+from fedmuon.experiments.studies.disk_stationarity import claims
 from fedmuon.privacy.accounting import epsilon
 
 

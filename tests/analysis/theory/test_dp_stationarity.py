@@ -11,8 +11,8 @@ import torch
 from scipy.optimize import minimize
 
 from fedmuon.core.rng import Draw, generator
-from fedmuon.experiments.studies.dp_stationarity import cells as study
-from fedmuon.experiments.studies.dp_stationarity.findings import CORRECTED, NAMES, TERMS, claims
+from fedmuon.experiments.studies import dp_stationarity as study
+from fedmuon.experiments.studies.dp_stationarity import CORRECTED, NAMES, TERMS, claims
 from fedmuon.optim.orthogonal import PROBES
 
 ROWS, COLUMNS, PEOPLE, SLOPE, STEPS = 2, 3, 12, 2.0, 8

@@ -14,8 +14,8 @@ from mpmath import mp, mpf
 from fedmuon.analysis import Realized, Run, amplification, certify, exposure, smoothed_polar
 from fedmuon.analysis.theory.near_polar import NEAR, around, drift, furthest, norm_tube, transferred
 from fedmuon.core.errors import InputError
-from fedmuon.experiments.studies.polar_error import cells as study
-from fedmuon.experiments.studies.polar_error.findings import claims
+from fedmuon.experiments.studies import polar_error as study
+from fedmuon.experiments.studies.polar_error import claims
 from fedmuon.orthogonalize import Uncertified, lipschitz, newton_schulz, schedule
 from fedmuon.orthogonalize.approximation import (
     newton_schulz_error,

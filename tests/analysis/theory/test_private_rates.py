@@ -12,8 +12,8 @@ from test_stationarity import answer
 from fedmuon.analysis.theory import private_rates as rates
 from fedmuon.analysis.theory.private_stationarity import Release, averages, dp_muon
 from fedmuon.core.errors import InputError
-from fedmuon.experiments.studies.dp_vanishing import cells as study
-from fedmuon.experiments.studies.dp_vanishing.findings import TERMS, claims
+from fedmuon.experiments.studies import dp_vanishing as study
+from fedmuon.experiments.studies.dp_vanishing import TERMS, claims
 from fedmuon.orthogonalize import newton_schulz
 
 

@@ -12,8 +12,8 @@ from torch.utils.flop_counter import FlopCounterMode
 from fedmuon.analysis.theory.wall_clock import horner_flops, least_efficiency, speedup, svd_flops
 from fedmuon.core.errors import InputError
 from fedmuon.experiments.studies import find as kinds
-from fedmuon.experiments.studies.wall_clock import cells as study
-from fedmuon.experiments.studies.wall_clock.findings import claims, slowdown
+from fedmuon.experiments.studies import wall_clock as study
+from fedmuon.experiments.studies.wall_clock import claims, slowdown
 from fedmuon.optim.flops import newton_schulz_flops
 from fedmuon.orthogonalize import newton_schulz, schedule
 

@@ -13,12 +13,12 @@ from torch import Tensor
 from fedmuon.analysis.report.claims import Columns, spearman
 from fedmuon.core.errors import InputError
 from fedmuon.experiments.cli import main
+from fedmuon.experiments.studies import attribution
 from fedmuon.experiments.studies import find as kinds
-from fedmuon.experiments.studies.attribution import cells, findings, scores
-from fedmuon.experiments.studies.attribution.scores import Trained
-from fedmuon.experiments.suites.contents import Asked
+from fedmuon.experiments.studies.attribution import Trained
+from fedmuon.experiments.suites.contents import SuiteRequest
 
-ASKED = cells.Settings.model_validate({
+ASKED = attribution.Settings.model_validate({
     "tests": 4, "left-out": 6, "subsets": 3, "dampings": [1.0], "projections": 12,
     "variants": {"FedAvg": {"local": {"recipe": "fedavg", "lr": 2.0, "steps": 2}}},
 })  # fmt: skip
@@ -26,7 +26,7 @@ ASKED = cells.Settings.model_validate({
 
 @cache
 def run(recipe: str = "fedavg", lr: float = 2.0) -> Trained:
-    return cells.trained(small(local={"recipe": recipe, "lr": lr, "steps": 2}), ASKED.tests)
+    return attribution.trained(small(local={"recipe": recipe, "lr": lr, "steps": 2}), ASKED.tests)
 
 
 def gradients(run: Trained, model: Tensor, of: str, margin: bool = False) -> Tensor:
@@ -49,9 +49,11 @@ def shares(run: Trained) -> Tensor:
 def test_products_are_those_of_gradients() -> None:
     models = [one["weight"][0] for one in run().models]
     each = [gradients(run(), at, "test") @ gradients(run(), at, "train").T for at in models]
-    torch.testing.assert_close(scores.last_product(run()), -each[-1] * shares(run()))
-    torch.testing.assert_close(scores.tracin(run()), -sum(each[:-1]) * shares(run()))
-    assert (scores.tracin(run()) + sum(each) * shares(run())).abs().max() > 1e-3  # one model more
+    torch.testing.assert_close(attribution.last_product(run()), -each[-1] * shares(run()))
+    torch.testing.assert_close(attribution.tracin(run()), -sum(each[:-1]) * shares(run()))
+    assert (
+        attribution.tracin(run()) + sum(each) * shares(run())
+    ).abs().max() > 1e-3  # one model more
 
 
 def test_influence_solves_with_the_whole_matrix() -> None:
@@ -62,12 +64,12 @@ def test_influence_solves_with_the_whole_matrix() -> None:
     whole = matrix + 0.5 * matrix.trace() / 21 * torch.eye(21)
     solved = torch.linalg.solve(whole, gradients(run(), model, "train").T)
     expected = -(gradients(run(), model, "test") @ solved) * shares(run())
-    torch.testing.assert_close(scores.influence(run(), 0.5), expected, rtol=1e-6, atol=1e-9)
+    torch.testing.assert_close(attribution.influence(run(), 0.5), expected, rtol=1e-6, atol=1e-9)
 
 
 def test_trak_is_a_regression_on_projected_gradients() -> None:
     model = run().models[-1]["weight"][0]
-    drawn = scores.generator(run().seed, scores.Draw.PROBE).standard_normal((7, 12, 3))
+    drawn = attribution.generator(run().seed, attribution.Draw.PROBE).standard_normal((7, 12, 3))
     drawn = drawn.transpose(1, 0, 2).reshape(12, 21)
     own, there = (
         gradients(run(), model, of, margin=True) @ torch.from_numpy(drawn).T
@@ -76,7 +78,7 @@ def test_trak_is_a_regression_on_projected_gradients() -> None:
     chance = torch.softmax(run().train.inputs @ model, 1)
     wrong = 1 - chance.gather(1, run().train.labels[:, None])[:, 0]
     expected = -(there @ torch.linalg.inv(own.T @ own) @ own.T) * wrong * shares(run())
-    torch.testing.assert_close(scores.trak(run(), 12), expected, rtol=1e-6, atol=1e-9)
+    torch.testing.assert_close(attribution.trak(run(), 12), expected, rtol=1e-6, atol=1e-9)
 
 
 def fedavg(run: Trained, kept: np.ndarray, divisors: np.ndarray) -> np.ndarray:
@@ -102,7 +104,7 @@ def fedavg(run: Trained, kept: np.ndarray, divisors: np.ndarray) -> np.ndarray:
 
 def test_one_sample_is_left_out() -> None:
     sizes = np.diff(run().experiment.shards.offsets)
-    changes, weights = cells.left_out(run(), ASKED)
+    changes, weights = attribution.left_out(run(), ASKED)
     whole = fedavg(run(), np.ones(90), sizes)
     for change, weight in zip(changes, weights.numpy(), strict=True):
         assert sorted(np.unique(weight)) == [-1, 0] and weight.sum() == -1
@@ -110,7 +112,7 @@ def test_one_sample_is_left_out() -> None:
 
 
 def test_half_of_each_client_stays() -> None:
-    losses, stayed = cells.halves(run(), ASKED)
+    losses, stayed = attribution.halves(run(), ASKED)
     owner = np.repeat(np.arange(6), np.diff(run().experiment.shards.offsets))
     for loss, kept in zip(losses, stayed.numpy(), strict=True):
         left = np.bincount(owner, kept)
@@ -121,9 +123,9 @@ def test_half_of_each_client_stays() -> None:
 
 @pytest.mark.parametrize(("recipe", "lr"), [("fedavg", 2.0), ("fedmuon", 0.05)])
 def test_derivatives_through_the_run_foretell_it(recipe: str, lr: float) -> None:
-    changes, weights = cells.left_out(run(recipe, lr), ASKED)
+    changes, weights = attribution.left_out(run(recipe, lr), ASKED)
     foretold, most = (
-        (scores.trajectory(run(recipe, lr)) @ weights.T).numpy().T,
+        (attribution.trajectory(run(recipe, lr)) @ weights.T).numpy().T,
         np.abs(changes).max(),
     )
     assert spearman(foretold.ravel(), changes.ravel()) >= 0.99
@@ -179,17 +181,17 @@ def test_the_file_is_valid_and_what_is_refused() -> None:
         assert len(kinds.find("attribution", None, scale, {}).cells) == 6
     changed = {"task": {"name": "network", "model": "mlp"}}, {"local": {"batch": 4}}
     for tables in changed:
-        asked = Asked("attribution", "digits", "full", {})
+        asked = SuiteRequest("attribution", "digits", "full", {})
         with pytest.raises(InputError, match="matrix task and full batches"):
-            cells.cells(ASKED.model_copy(update={"base": tables}), asked)
+            attribution.cells(ASKED.model_copy(update={"base": tables}), asked)
 
 
 def rows(ours: float, theirs: float) -> Columns:
     made = [
         {"variant": variant, "truth": truth, "method": method, "test": t,
-         "rho": (ours if method == findings.OURS else theirs) + 0.001 * (-1) ** t}
+         "rho": (ours if method == attribution.OURS else theirs) + 0.001 * (-1) ** t}
         for variant, truth, method, t in itertools.product(
-            ("FedAvg", "FedMuon"), findings.TRUTHS, ("trajectory", "tracin", "trak"), range(6)
+            ("FedAvg", "FedMuon"), attribution.TRUTHS, ("trajectory", "tracin", "trak"), range(6)
         )
     ]  # fmt: skip
     return {name: np.array([row[name] for row in made]) for name in made[0]}
@@ -197,11 +199,11 @@ def rows(ours: float, theirs: float) -> Columns:
 
 def test_claims_hold_and_fail() -> None:
     def verdicts(columns: Columns) -> list[bool | None]:
-        return [claim.holds for claim in findings.claims(columns)]
+        return [claim.holds for claim in attribution.claims(columns)]
 
     assert verdicts(rows(0.995, 0.9)) == [True] * 6
     assert verdicts(rows(0.98, 0.9)) == [False] * 2 + [True] * 4
     assert verdicts(rows(0.995, 0.999)) == [True] * 2 + [False] * 4
-    table = findings.numbers(rows(0.995, 0.9))
+    table = attribution.numbers(rows(0.995, 0.9))
     assert table[0] == ("scores", "leave-one-out", "halves") and table[1][0] == "FedAvg:"
     assert table[2][:2] == ("  derivative through the run (ours)", "0.995 ± 0.001")

@@ -10,8 +10,8 @@ import pytest
 from test_epsilons_named import unnamed
 
 from fedmuon.experiments.cli import main
+from fedmuon.experiments.studies import dp_text
 from fedmuon.experiments.studies import find as kinds
-from fedmuon.experiments.studies.dp_text import findings as dp_text
 from fedmuon.experiments.suites import contents
 from fedmuon.experiments.suites.contents import merged
 from fedmuon.experiments.suites.suite import execute

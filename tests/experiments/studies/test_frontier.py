@@ -13,8 +13,8 @@ from fedmuon.experiments.cli import main
 from fedmuon.experiments.run import execute as run
 from fedmuon.experiments.stability import bound
 from fedmuon.experiments.studies import find as kinds
-from fedmuon.experiments.studies.frontier import findings
-from fedmuon.experiments.studies.frontier.figure import PICTURES, by_share
+from fedmuon.experiments.studies import frontier
+from fedmuon.experiments.studies.frontier import PICTURES, by_share
 
 SUITE = """
 kind = "frontier"
@@ -116,7 +116,7 @@ def made(ball: float, wide: float) -> dict[str, np.ndarray]:
 
 
 def verdicts(rows: dict[str, np.ndarray]) -> list[bool | None]:
-    return [one.holds for one in findings.claims(rows)]
+    return [one.holds for one in frontier.claims(rows)]
 
 
 def test_claims_of_a_frontier_can_fail() -> None:
@@ -128,9 +128,9 @@ def test_claims_of_a_frontier_can_fail() -> None:
     above = made(0.05, 0.5)
     assert verdicts({**above, "gap": np.full(8, 0.02)})[0] is False
     wide = {"gap_low": np.full(8, -0.1), "gap_high": np.full(8, 0.1)}
-    assert findings.claims({**above, **wide})[0].verdict == "undecided"  # its interval is wider
+    assert frontier.claims({**above, **wide})[0].verdict == "undecided"  # its interval is wider
     one = {name: column[:4] for name, column in above.items()}
-    assert findings.claims(one)[1].verdict == "not testable at this scale"  # of one seed
+    assert frontier.claims(one)[1].verdict == "not testable at this scale"  # of one seed
     assert verdicts({**above, "accuracy": np.full(8, 0.1)})[1] is False  # nothing is learned
 
 
@@ -141,19 +141,19 @@ def test_the_ball_may_be_worth_less_than_an_untrained_model() -> None:
     assert verdicts(rows)[2] is True
     assert verdicts({**rows, "untrained": np.full(8, 0.8)})[2] is False
     one = {**rows, "accuracy": np.where(rows["seed"] == 1, 0.1, rows["accuracy"])}
-    assert verdicts(one)[2] is False and "1 of 2 seeds" in findings.claims(one)[2].detail
+    assert verdicts(one)[2] is False and "1 of 2 seeds" in frontier.claims(one)[2].detail
 
 
 def test_the_frontier_is_the_best_so_far() -> None:
     rows = made(0.05, np.inf)
-    place = findings.frontier(rows, findings.of(rows, "zero", "ball"))
+    place = frontier.frontier(rows, frontier.of(rows, "zero", "ball"))
     assert rows["share"][place].tolist() == [0.0025, 0.05]
     assert rows["accuracy"][place].tolist() == [0.3, 0.7]
-    assert not len(findings.frontier(rows, findings.of(rows, "zero", "global")))
+    assert not len(frontier.frontier(rows, frontier.of(rows, "zero", "global")))
 
 
 def test_the_table_has_accuracy_losses_and_bound_over_b_for_both_kinds() -> None:
-    head, *lines = findings.numbers(made(0.05, 5.0))
+    head, *lines = frontier.numbers(made(0.05, 5.0))
     assert head[1:] == ("accuracy", "train loss", "test loss", "bound", "bound / B")
     shown = ("  0.1, 0.1, 5", "0.700", "0.80000", "0.81000", "0.025", "0.05")
     none = ("  none", *("–" for _ in range(5)))

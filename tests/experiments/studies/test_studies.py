@@ -1,50 +1,51 @@
-"""A study is a folder: its cells are computed, its rows judged and told."""
+"""A study is one object: its cells are computed, its rows judged and told."""
 
-import sys
-from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 
 import pytest
 from made_suite import summed
+from pydantic import Field
 
+from fedmuon.analysis.report.columns import Columns
+from fedmuon.analysis.report.verdicts import Claim, counted
 from fedmuon.core.errors import InputError
-from fedmuon.experiments import studies
+from fedmuon.core.tables import Table
 from fedmuon.experiments.report import gather, write_report
 from fedmuon.experiments.studies import find as kinds
+from fedmuon.experiments.studies.study import Call, Study
 from fedmuon.experiments.suites import suite
+from fedmuon.experiments.suites.contents import SuiteRequest
+from fedmuon.runs.directory import Record
 
-CELLS = """
-from functools import partial
-
-from fedmuon.experiments.suites.contents import Asked
-from fedmuon.experiments.studies.study import Call
-from fedmuon.core.tables import Table
 
 class Settings(Table):
     sizes: list[int]
-    base: dict = {}
+    base: dict = Field(default_factory=dict)
 
-def cells(settings: Settings, asked: Asked) -> list[Call]:
+
+def cells(settings: Settings, asked: SuiteRequest) -> list[Call]:
     return [Call(f"n{n}", partial(square, n), size=n) for n in settings.sizes]
 
-def square(n: int) -> dict:
+
+def square(n: int) -> Record:
     return {"rows": [{"n": n, "word": "a" * n, "square": n * n}]}
 
-def summary(records: list) -> dict:
+
+def summary(records: list[Record]) -> Record:
     return {"largest": max(record["rows"][0]["square"] for record in records)}
-"""
-JUDGED = """
-from fedmuon.analysis.report.verdicts import counted
 
-STANDS_ON = "Arithmetic."
 
-def claims(rows):
+def claims(rows: Columns) -> list[Claim]:
     held = rows["square"] == rows["n"] ** 2
     return [counted("Squares are squares.", held, "rows", f"{held.sum()} of {len(held)}")]
 
-def numbers(rows):
-    return [("n", "square"), *zip(rows["word"], map(str, rows["square"]))]
-"""
+
+def numbers(rows: Columns) -> list[tuple[str, ...]]:
+    return [("n", "square"), *zip(rows["word"], map(str, rows["square"]), strict=True)]
+
+
+STUDY = Study("made-up", Settings, cells, claims, numbers, "Arithmetic.", (), summary=summary)
 FILE = """
 kind = "made-up"
 title = "Squares"
@@ -57,19 +58,12 @@ sizes = [1]
 
 
 @pytest.fixture
-def study(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
-    """The name of a suite whose study lies in a folder of its own."""
-    folder = tmp_path / "studies" / "made_up"
-    folder.mkdir(parents=True)
-    parts = {"__init__": "", "cells": CELLS, "findings": JUDGED, "figure": "PICTURES = ()"}
-    for part, text in parts.items():
-        (folder / f"{part}.py").write_text(text)
-    monkeypatch.setattr(studies, "__path__", [*studies.__path__, str(folder.parent)])
+def study(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
+    """The name of a suite of a study that is not shipped."""
+    monkeypatch.setitem(kinds.KINDS, "made-up", STUDY)
     file = tmp_path / "own.toml"
     file.write_text(FILE)
-    yield str(file)
-    for name in [name for name in sys.modules if name.startswith(f"{studies.__name__}.made_up")]:
-        del sys.modules[name]
+    return str(file)
 
 
 def test_a_study_is_computed_judged_and_told(study: str, tmp_path: Path) -> None:

@@ -10,10 +10,7 @@ import torch
 from torch import Tensor
 
 from fedmuon.core.rng import Draw, generator
-from fedmuon.experiments.studies.disk_regression import cells as disk_regression
-from fedmuon.experiments.studies.dp_bias import cells as dp_bias
-from fedmuon.experiments.studies.heavy_tail import cells as heavy_tail
-from fedmuon.experiments.studies.rank_dependence import cells as rank_dependence
+from fedmuon.experiments.studies import disk_regression, dp_bias, heavy_tail, rank_dependence
 from fedmuon.optim.schedules import heavy_tailed
 
 

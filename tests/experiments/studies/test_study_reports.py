@@ -23,18 +23,19 @@ from fedmuon.analysis.report.slopes import Curve, curve, fitted, quotient
 from fedmuon.core.errors import InputError
 from fedmuon.experiments.cli import main
 from fedmuon.experiments.cli.show import suite_tables
+from fedmuon.experiments.studies import (
+    attribution,
+    disk_regression,
+    disk_stationarity,
+    dp_bias,
+    frontier,
+    heavy_tail,
+    rank_dependence,
+    wall_clock,
+)
 from fedmuon.experiments.studies import find as kinds
-from fedmuon.experiments.studies.attribution import findings as attribution
-from fedmuon.experiments.studies.disk_regression import findings as disk_regression
-from fedmuon.experiments.studies.disk_regression.findings import compared
-from fedmuon.experiments.studies.disk_stationarity import findings as disk_stationarity
-from fedmuon.experiments.studies.dp_bias import findings as dp_bias
-from fedmuon.experiments.studies.findings import findings
-from fedmuon.experiments.studies.frontier import findings as frontier
-from fedmuon.experiments.studies.heavy_tail import findings as heavy_tail
-from fedmuon.experiments.studies.heavy_tail.findings import FREE, THEOREM, promised
-from fedmuon.experiments.studies.rank_dependence import findings as rank_dependence
-from fedmuon.experiments.studies.wall_clock import figure as wall_clock
+from fedmuon.experiments.studies.disk_regression import compared
+from fedmuon.experiments.studies.heavy_tail import FREE, THEOREM, promised
 from fedmuon.experiments.suites import contents
 from fedmuon.experiments.suites.suite import execute
 
@@ -78,7 +79,7 @@ def test_a_study_from_its_command_to_its_report(
     rows = list(csv.DictReader((out / "rows.csv").read_text().splitlines()))
     cells = [json.loads(path.read_text()) for path in (out / "cells").iterdir()]
     assert len(rows) == sum(len(cell["rows"]) for cell in cells)
-    found = findings(name, out, json.loads((out / "suite.json").read_text()))
+    found = kinds.KINDS[name].findings(out, json.loads((out / "suite.json").read_text()))
     whole = "".join(rendered(found, 2000).split())
     for claim in found.claims:
         told = (*claim.shown, claim.accepted if claim.shown[0] else "")

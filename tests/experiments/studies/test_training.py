@@ -16,7 +16,7 @@ from made_training import TINY, read, training
 from fedmuon.config import load as tables
 from fedmuon.core.errors import InputError, Interrupted
 from fedmuon.experiments.report import gather, write_report
-from fedmuon.experiments.studies.training.trained import MEASURES, Trained
+from fedmuon.experiments.studies.training import MEASURES, Trained
 from fedmuon.experiments.suites import suite
 from fedmuon.federated.rounds import run_rounds
 from fedmuon.runs.directory import RunDirectory

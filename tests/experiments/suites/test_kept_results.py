@@ -76,7 +76,7 @@ def test_sources_are_those_that_compute(tmp_path: Path) -> None:
         return regenerate.state_of_sources.__wrapped__(tmp_path)
 
     first = digest("fedmuon/a.py", "1")
-    assert digest("experiments/studies/x/findings.py", "1") == first
+    assert digest("experiments/studies/x_findings.py", "1") == first
     assert digest("analysis/report/page.py", "1") == first
     second = digest("fedmuon/a.py", "2")
     assert second != first

@@ -16,10 +16,10 @@ from fedmuon.experiments.cli import app
 from fedmuon.experiments.report import gather
 from fedmuon.experiments.run import execute
 from fedmuon.experiments.spending import spent
+from fedmuon.experiments.studies import dp_muon_printed
 from fedmuon.experiments.studies import find as kinds
-from fedmuon.experiments.studies.dp_muon_printed import findings as dp_muon_printed
-from fedmuon.experiments.studies.dp_muon_printed.cells import Row, accounted
-from fedmuon.experiments.studies.training.findings import drawn, kept, targeted
+from fedmuon.experiments.studies.dp_muon_printed import Row, accounted
+from fedmuon.experiments.studies.training_findings import drawn, kept, targeted
 from fedmuon.experiments.suites.suite import execute as make
 from fedmuon.federated import accountant
 from fedmuon.privacy.accounting import epsilon

@@ -20,11 +20,9 @@ from fedmuon.core.tables import validate
 from fedmuon.data.neighbours import draw, replace, stack
 from fedmuon.experiments.cli import main
 from fedmuon.experiments.studies import find as kinds
-from fedmuon.experiments.studies.stability import grid
-from fedmuon.experiments.studies.stability.cells import Stability
-from fedmuon.experiments.studies.stability.figure import gap_and_bound
-from fedmuon.experiments.studies.stability.findings import findings
-from fedmuon.experiments.studies.stability.stack import Pair, Stack
+from fedmuon.experiments.studies import stability
+from fedmuon.experiments.studies.stability import Pair, Stability, Stack
+from fedmuon.experiments.studies.stability_findings import findings, gap_and_bound
 from fedmuon.experiments.suites import contents, suite
 from fedmuon.experiments.suites.contents import Tables
 from fedmuon.federated import build
@@ -69,9 +67,9 @@ def work(
     return found
 
 
-def load(name: str, data: str, scale: str) -> grid.Suite:
+def load(name: str, data: str, scale: str) -> stability.Suite:
     """The stability suite of that name, or in that file, for a data set at a scale."""
-    return validate(grid.Suite, contents.at(contents.read(name), data, scale))
+    return validate(stability.Suite, contents.at(contents.read(name), data, scale))
 
 
 @pytest.mark.parametrize(
@@ -79,7 +77,7 @@ def load(name: str, data: str, scale: str) -> grid.Suite:
 )
 def test_published_suites_have_the_published_size(name: str, runs: int, trajectories: int) -> None:
     held = load(name, "mnist", "full")
-    stacks = grid.stacks(held, None, {})
+    stacks = stability.stacks(held, None, {})
     assert sum(len(one.pairs) for one in stacks) == runs == held.published["mnist"].runs
     assert sum(one.size for one in stacks) == trajectories
     assert {one.config.federation.clients for one in stacks} == {20}

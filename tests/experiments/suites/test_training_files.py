@@ -15,9 +15,8 @@ from fedmuon.config.read_if import reads
 from fedmuon.core.errors import InputError
 from fedmuon.experiments.report import gather
 from fedmuon.experiments.studies import find as kinds
-from fedmuon.experiments.studies.training import figure
-from fedmuon.experiments.studies.training.cells import settings
-from fedmuon.experiments.studies.training.variants import suite_of
+from fedmuon.experiments.studies import training_findings
+from fedmuon.experiments.studies.training import settings, suite_of
 from fedmuon.experiments.suites import contents, suite
 from fedmuon.federated import build
 
@@ -156,7 +155,7 @@ def test_followed_curves_are_those_of_one_variant() -> None:
     assert names == ["q = 1", "q = 2"] and list(rows["variant"]) == ["q = 1"] * 2 + ["q = 2"] * 2
     np.testing.assert_array_equal(rows["train_loss"], curves["train_loss"])
     more = dict(rows) | dict.fromkeys(("test_loss", "accuracy"), rows["train_loss"])
-    assert len(figure.curves(more, names, "round").axes[1].lines) == 2
+    assert len(training_findings.draw_curves(more, names, "round").axes[1].lines) == 2
 
 
 @pytest.mark.parametrize(

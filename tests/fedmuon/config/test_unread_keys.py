@@ -27,7 +27,7 @@ from fedmuon.experiments.stability.bound import Case, judge
 from fedmuon.experiments.stability.bound import report as verdict_of
 from fedmuon.experiments.stability.reachable_ball import start_of
 from fedmuon.experiments.studies import find as kinds
-from fedmuon.experiments.studies.stability import grid
+from fedmuon.experiments.studies import stability
 from fedmuon.experiments.suites import contents
 from fedmuon.federated import build
 from fedmuon.federated.rounds import begin, run_rounds
@@ -410,5 +410,5 @@ def test_what_a_suite_asks_for_in_vain_is_refused(case: str, tmp_path: Path) -> 
 def test_a_stability_suite_refuses_what_it_does_not_read(change: dict, words: str) -> None:
     content = contents.at(contents.read("A1"), "synthetic", "small")
     with pytest.raises(InputError) as refusal:
-        grid.stacks(validate(grid.Suite, content), None, change)
+        stability.stacks(validate(stability.Suite, content), None, change)
     assert words in str(refusal.value)

@@ -18,7 +18,7 @@ from fedmuon.data.made_text import make_text
 from fedmuon.data.sources import read
 from fedmuon.data.table_text import Pair, corpus, prompts
 from fedmuon.data.text import tokens_of
-from fedmuon.experiments.studies.dp_text.metrics import bleu, rouge_l
+from fedmuon.experiments.studies.dp_text import bleu, rouge_l
 from fedmuon.federated import build
 from fedmuon.tasks.base import Batch
 from fedmuon.tasks.decoder import Form, generate, sentence_tokens

@@ -25,7 +25,7 @@ from fedmuon.experiments.report import gather
 from fedmuon.experiments.run import execute
 from fedmuon.experiments.spending import spent
 from fedmuon.experiments.stability import neighbours
-from fedmuon.experiments.studies.training.trained import Trained
+from fedmuon.experiments.studies.training import Trained
 from fedmuon.federated.accountant import delta_of
 from fedmuon.optim import Private
 from fedmuon.optim.gradients import released

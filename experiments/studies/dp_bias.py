@@ -1,0 +1,458 @@
+"""Study `dp-bias`: what noise does to a Newton-Schulz direction on average (000, section 4).
+
+The released momentum is M = H + rho E. Averages are over E and over the probes U of the correction
+O = 2 Q(M) - (Q(M + rho U) + Q(M - rho U)) / 2, so the uncorrected bias is P_rho Q(H) - Q(H) and
+the corrected one (2 P_rho - P_(sqrt 2 rho)) Q(H) - Q(H), P the Gaussian heat operator.
+"""
+
+import math
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
+from functools import partial
+from typing import Annotated
+
+import numpy as np
+import torch
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from pydantic import Field
+from torch import Tensor
+
+from fedmuon.analysis.report import style
+from fedmuon.analysis.report.columns import Columns, where
+from fedmuon.analysis.report.findings import Picture, Rows, number
+from fedmuon.analysis.report.slopes import NORMAL
+from fedmuon.analysis.report.verdicts import AT_MOST_ONE, Claim, Effect, Rule
+from fedmuon.analysis.theory.private_rates import largest_output, probe_error
+from fedmuon.config.schema import Count, Positive
+from fedmuon.core.rng import Draw, generator
+from fedmuon.core.tables import Table
+from fedmuon.experiments.studies.study import Call, Study
+from fedmuon.experiments.suites.contents import SuiteRequest
+from fedmuon.orthogonalize import newton_schulz
+from fedmuon.runs.directory import Record
+
+Map = Callable[[Tensor], Tensor]  # [..., m, n] -> [..., m, n]
+SEED = 0
+NOT_ALL = ("probe", "probe_bound", "probe_any", "probe_error", "gain_error")  # of Monte Carlo alone
+AT_ONCE = 1 << 14  # samples of a chunk
+SHAPES = {"2 × 2": (2, 2), "3 × 4": (3, 4)}
+QUADRATURE, MONTE_CARLO, TAYLOR = "quadrature", "monte-carlo", "taylor"
+
+
+class Settings(Table):
+    """What the suite's file holds; `norm` is ||H||_F, which must stay clear of 1, where Q kinks."""
+
+    rhos: Annotated[list[Positive], Field(min_length=2)]
+    norm: Positive
+    steps: Count
+    coefficients: str
+    nodes: Annotated[int, Field(ge=2)]  # of Gauss-Hermite quadrature, in each of four dimensions
+    samples: Annotated[int, Field(ge=100)]  # pairs (E, U) of the Monte Carlo estimate
+    spacing: Positive  # of finite differences
+
+
+def cells(settings: Settings, asked: SuiteRequest) -> Sequence[Call]:
+    """Every way to know the bias, for each matrix: quadrature where there are few entries."""
+    ways = [("2 × 2", by_quadrature)]
+    ways += [(shape, made) for shape in SHAPES for made in (by_monte_carlo, by_taylor)]
+    return [
+        Call(f"{made.__name__}-{shape.replace(' × ', 'x')}", partial(made, settings, shape))
+        for shape, made in ways
+    ]
+
+
+def output_map(settings: Settings) -> Map:
+    """Q of 000: Newton-Schulz from M / max(1, ||M||_F)."""
+    steps, coefficients = settings.steps, settings.coefficients
+    return lambda matrix: newton_schulz(matrix, steps, coefficients, normalization="unit")
+
+
+def momentum(shape: str, norm: float) -> Tensor:
+    """H [m, n] of this Frobenius norm, with singular values 1 : 2 : 3 ... in random directions."""
+    m, n = SHAPES[shape]
+    rng = generator(SEED, Draw.SYNTHETIC, block=m * n)
+    left, right = (np.linalg.qr(rng.standard_normal((k, m)))[0] for k in (m, n))
+    values = np.arange(1, m + 1)
+    return torch.from_numpy(left * (norm * values / np.linalg.norm(values)) @ right.T)
+
+
+def by_quadrature(settings: Settings, shape: str) -> Record:
+    """Both biases to many digits: Gauss-Hermite quadrature over all entries."""
+    apply, at, rhos = output_map(settings), momentum(shape, settings.norm), settings.rhos
+    heat, twice = (
+        torch.stack([_smoothed(apply, at, width * rho, settings.nodes) - apply(at) for rho in rhos])
+        for width in (1, math.sqrt(2))
+    )
+    terms = leading_terms(apply, at, rhos, settings.spacing)
+    return _record(shape, QUADRATURE, rhos, torch.stack([heat, 2 * heat - twice]), terms)
+
+
+def _smoothed(apply: Map, at: Tensor, rho: float, nodes: int) -> Tensor:
+    """P_rho Q(H) = E Q(H + rho U) by the product rule."""
+    points, weights = np.polynomial.hermite_e.hermegauss(nodes)
+    grid = np.stack(np.meshgrid(*[points] * at.numel(), indexing="ij"), -1)
+    mass = weights / weights.sum()
+    weight = torch.from_numpy(mass)
+    for _ in range(at.numel() - 1):
+        weight = weight[..., None] * torch.from_numpy(mass)
+    moved = at + rho * torch.from_numpy(grid).reshape(-1, *at.shape)
+    return torch.einsum("b,bij->ij", weight.flatten(), apply(moved))
+
+
+def by_monte_carlo(settings: Settings, shape: str) -> Record:
+    """Both biases from draws of (E, U), with their standard errors and the error of one direction.
+
+    phi(E) = (Q(H + rho E) + Q(H - rho E)) / 2 - Q(H) is averaged for the plain bias. Exchanging E
+    and U, which have one law, the corrected direction is on average phi(E) + phi(U) - (phi(E + U)
+    + phi(E - U)) / 2: its terms of order rho^2 cancel draw by draw, by the parallelogram law.
+    """
+    apply, at, rhos = output_map(settings), momentum(shape, settings.norm), settings.rhos
+    sampled = [_sampled(apply, at, rho, settings.samples) for rho in rhos]
+    *parts, doubts = zip(*sampled, strict=True)
+    biases, errors, spreads = (torch.stack(part, 1) for part in parts)
+    terms = leading_terms(apply, at, rhos, settings.spacing)
+    record = _record(shape, MONTE_CARLO, rhos, biases, terms, errors, spreads)
+    given = settings.coefficients, settings.steps
+    for row, (quotient, probe) in zip(record["rows"], doubts, strict=True):
+        row["gain_error"], row["probe_error"] = quotient, probe
+        # phi(U) is a pair of probes at M = H, so its deviation is that of 000, C.6, for J = 1.
+        row["probe"] = row["plain_error"] * math.sqrt(settings.samples)
+        row["probe_bound"] = probe_error(*given, SHAPES[shape], row["rho"])
+        row["probe_any"] = largest_output(*given, min(SHAPES[shape]))
+    return record
+
+
+def _sampled(
+    apply: Map, at: Tensor, rho: float, samples: int
+) -> tuple[Tensor, Tensor, Tensor, tuple[float, float]]:
+    """Both biases [2, m, n], their standard errors [2] and those of a single O [2], each the root
+    of a mean square; and the relative standard errors of the quotient of the last two, and of the
+    root of phi's mean square.
+
+    To first order log sqrt(mean a) is off by mean(a / mean a - 1) / 2, and draws are independent.
+    """
+    chunks = [_chunk(apply, at, *pair, rho) for pair in _pairs(at, samples)]
+    *both, alone, bettered = (torch.cat(part) for part in zip(*chunks, strict=True))
+    errors = [(one.var(0).sum() / samples).sqrt() for one in both]
+    spreads = [one.mean().sqrt() for one in (alone, bettered)]
+    scatter = (both[0] - both[0].mean(0)).square().sum((-2, -1))
+    away = bettered / bettered.mean() - alone / alone.mean(), scatter / scatter.mean()
+    quotient, probe = (float(one.std()) / 2 / math.sqrt(samples) for one in away)
+    biases = torch.stack([one.mean(0) for one in both])
+    return biases, torch.stack(errors), torch.stack(spreads), (quotient, probe)
+
+
+def _pairs(at: Tensor, samples: int) -> Iterator[tuple[Tensor, Tensor]]:
+    """E and U [chunk, m, n]; the same draws for every rho, so that the curves are smooth."""
+    for chunk, start in enumerate(range(0, samples, AT_ONCE)):
+        rng = generator(SEED, Draw.SMOOTHING, step=chunk, block=at.numel())
+        count = min(AT_ONCE, samples - start)
+        both = torch.from_numpy(rng.standard_normal((2, count, *at.shape)))
+        yield both[0], both[1]
+
+
+def _chunk(apply: Map, at: Tensor, e: Tensor, u: Tensor, rho: float) -> tuple[Tensor, ...]:
+    """For each pair: phi(E), the symmetrized correction, and the squared errors of both O's."""
+    exact, both = apply(at), torch.stack([e, u, e + u, e - u])
+    forth, back = apply(at + rho * both), apply(at - rho * both)
+    even = (forth + back) / 2 - exact
+    corrected = even[0] + even[1] - (even[2] + even[3]) / 2
+    one = 2 * forth[0] - (forth[2] + forth[3]) / 2 - exact
+    plain = forth[0] - exact
+    return even[0], corrected, plain.square().sum((-2, -1)), one.square().sum((-2, -1))
+
+
+def by_taylor(settings: Settings, shape: str) -> Record:
+    """The leading terms alone, in the place of biases."""
+    apply, at = output_map(settings), momentum(shape, settings.norm)
+    terms = leading_terms(apply, at, settings.rhos, settings.spacing)
+    return _record(shape, TAYLOR, settings.rhos, terms, terms)
+
+
+def leading_terms(apply: Map, at: Tensor, rhos: Sequence[float], spacing: float) -> Tensor:
+    """rho^2 / 2 Lap Q(H) and -rho^4 / 4 Lap^2 Q(H), by finite differences, [2, rhos, m, n]."""
+    first, second = laplacians(apply, at, spacing)
+    both = [rho**2 / 2 * first for rho in rhos], [-(rho**4) / 4 * second for rho in rhos]
+    return torch.stack([torch.stack(one) for one in both])
+
+
+def laplacians(apply: Map, at: Tensor, spacing: float) -> tuple[Tensor, Tensor]:
+    """Lap Q and Lap^2 Q at H, entrywise: central differences at h and 2h, extrapolated."""
+    fine, coarse = _stencils(apply, at, spacing), _stencils(apply, at, 2 * spacing)
+    first, second = ((4 * a - b) / 3 for a, b in zip(fine, coarse, strict=True))
+    return first, second
+
+
+def _stencils(apply: Map, at: Tensor, spacing: float) -> tuple[Tensor, Tensor]:
+    """sum_i d_i^2 and sum_ij d_i^2 d_j^2 with d_i^2 f(x) = (f(x + h) - 2 f(x) + f(x - h)) / h^2."""
+    d = at.numel()
+    unit = torch.eye(d, dtype=at.dtype).view(d, *at.shape) * spacing
+    moves = torch.cat([unit, -unit, torch.zeros_like(unit[:1])])
+    weights = torch.cat([torch.ones(2 * d), torch.tensor([-2.0 * d])]).double() / spacing**2
+    once = torch.einsum("b,bij->ij", weights, apply(at + moves))
+    values = apply(at + moves[:, None] + moves)
+    return once, torch.einsum("a,b,abij->ij", weights, weights, values)
+
+
+def _record(
+    shape: str, way: str, rhos: Sequence[float], biases: Tensor, terms: Tensor,
+    errors: Tensor | None = None, spreads: Tensor | None = None,
+) -> Record:  # fmt: skip
+    """A row for each rho. Norms of both biases [2, rhos, m, n], plain and corrected; `off`: of what
+    is left of them without their leading terms; and errors [2, rhos].
+
+    A norm alone would take a term of the wrong sign or direction for the bias.
+    """
+    nothing = torch.zeros(biases.shape[:2])
+    columns = {
+        "": torch.linalg.matrix_norm(biases),
+        "_off": torch.linalg.matrix_norm(biases - terms),
+        "_error": nothing if errors is None else errors,
+        "_spread": nothing if spreads is None else spreads,
+    }
+    unknown = dict.fromkeys(NOT_ALL, math.nan)
+    rows = [{"shape": shape, "way": way, "rho": rho} | unknown for rho in rhos]
+    for what, pair in columns.items():
+        for kind, values in zip(("plain", "corrected"), pair.tolist(), strict=True):
+            for row, value in zip(rows, values, strict=True):
+                row[f"{kind}{what}"] = value
+    return {"rows": rows}
+
+
+# Claims and numbers.
+
+MEASURED = {"quadrature": "quadrature", "monte-carlo": "Monte Carlo"}
+SMALL = 1 / 32  # slopes are fitted up to this rho, where the next term is small
+ORDERS = {"plain": 2, "corrected": 4}
+NEAR = 0.1  # of a slope, and of a leading coefficient relative to it
+STANDS_ON = (
+    "H is fixed with ‖H‖_F = 2, where Q is smooth; the released momentum is M = H + ρE, and "
+    "biases are averages over E and the probes U, both standard normal and independent, as in "
+    "000's model of a frozen path. Quadrature and Monte Carlo use nothing of the expansion; the "
+    "leading terms are finite differences of Q alone. Monte Carlo exchanges E and U, which have "
+    "one law, so that terms of order ρ² of the corrected direction cancel draw by draw."
+)
+
+
+def claims(rows: Columns) -> Sequence[Claim]:
+    """Orders, leading coefficients, which is smaller, what one direction gains, and how far probes
+    scatter."""
+    orders = [order(rows, kind) for kind in ORDERS]
+    last = [smaller(rows), no_less_noise(rows), probes(rows)]
+    return [*orders, *(leading(rows, kind) for kind in ORDERS), *last]
+
+
+def order(rows: Columns, kind: str) -> Claim:
+    """The bias goes to 0 like rho^2 without the correction, like rho^4 with it."""
+    slopes = {name: _slope(part, kind) for name, part in _measured(rows).items()}
+    reach = [_reach(part, kind) for part in _measured(rows).values()]
+    named = [", ".join(name) for name in slopes]
+    return Claim(
+        f"{WORDS[kind]} the bias of the direction has order ρ^{ORDERS[kind]}.",
+        Effect.around("log-log slope in ρ", [*slopes.values()], reach, named),
+        Rule(ORDERS[kind] - NEAR, ORDERS[kind] + NEAR),
+        "slope for ρ ≤ 1/32: "
+        + "; ".join(f"{', '.join(name)} {slope:.3f}" for name, slope in slopes.items()),
+    )
+
+
+def leading(rows: Columns, kind: str) -> Claim:
+    """The bias comes as near to its leading term, sign and direction too, as it should: its
+    relative distance is at most 10% at the smallest rho, and from rho to rho at most what it is at
+    the next, each with its standard errors."""
+    shares, ratios, reaches, places = [], [], [], []
+    for (shape, way), part in _measured(rows).items():
+        term, used = _part(rows, shape, "taylor")[kind], part["rho"] <= SMALL
+        away, reach = (part[f"{kind}_off"] / term)[used], (part[f"{kind}_error"] / term)[used]
+        reach *= NORMAL
+        sure = f" (± {number(reach[0], 2)})" if reach[0] else ""
+        shares.append(f"{shape}, {way} {number(away[0])}{sure}, {number(away[-1])}")
+        ratios += [away[0] / NEAR, *(away[:-1] / away[1:])]
+        reaches += [reach[0] / NEAR, *(reach[:-1] / away[1:])]
+        places += [
+            f"{shape}, {way}, smallest ρ, over {NEAR}",
+            *(
+                f"{shape}, {way}, next ρ over ρ = {number(one, 3)}"
+                for one in part["rho"][used][:-1]
+            ),
+        ]
+    return Claim(
+        f"{WORDS[kind]} the leading term is {TERMS[kind]}, sign and direction included.",
+        Effect.around("relative distance", ratios, reaches, places),
+        Rule(high=1.0, strict=True),
+        "‖bias − term‖ / ‖term‖ at the smallest ρ, and at ρ = 1/32: " + "; ".join(shares),
+    )
+
+
+def smaller(rows: Columns) -> Claim:
+    """The correction makes the bias smaller at every rho that was tried."""
+    parts = _measured(rows).values()
+    ratio = np.concatenate([part["corrected"] / part["plain"] for part in parts])
+    held = ratio < 1
+    spread = [
+        part[f"{kind}_error"] * NORMAL / part["plain"]
+        for part in parts
+        for kind in ("plain", "corrected")
+    ]
+    reach = np.concatenate(
+        [np.hypot(*both) for both in zip(spread[::2], spread[1::2], strict=True)]
+    )
+    return Claim(
+        "The correction makes the bias smaller at every ρ.",
+        Effect.around("corrected over plain bias", ratio, reach),
+        Rule(high=1.0, strict=True),
+        f"in {held.sum()} of {len(held)}; corrected over plain is {number(ratio.max(), 3)} at most",
+    )
+
+
+def no_less_noise(rows: Columns) -> Claim:
+    """The error of a single direction is noise far more than bias, and does not shrink."""
+    parts = {shape: part for (shape, way), part in _measured(rows).items()
+             if way == MEASURED["monte-carlo"]}  # fmt: skip
+    ratios = {name: part["corrected_spread"] / part["plain_spread"] for name, part in parts.items()}
+    least = [(one.min(), one.min() * NORMAL * _errors(parts[name], "gain")[one.argmin()])
+             for name, one in ratios.items()]  # fmt: skip
+    return Claim(
+        "The correction helps on average only: with one probe, a single direction is no nearer to "
+        "Q(H) than without.",
+        _drawn("error, corrected over plain", least, list(ratios)),
+        Rule(low=0.99),
+        "root mean square error, corrected over plain, by ρ: "
+        + "; ".join(f"{name} {one.min():.3f} to {one.max():.3f}" for name, one in ratios.items()),
+    )
+
+
+def probes(rows: Columns) -> Claim:
+    """000, C.6 for one pair: below K_Q, and below what Poincare's inequality gives of even maps."""
+    part = where(rows, way="monte-carlo")
+    share, gain = part["probe"] / part["probe_bound"], part["probe_any"] / part["probe_bound"]
+    return Claim(
+        "A pair of probes scatters by at most min(K_Q, ρ√(d/2) Lip(Q)), never more than the K_Q of "
+        "000, C.6.",
+        _drawn(
+            "scatter over bound, and bound over K_Q",
+            [
+                (share.max(), share.max() * NORMAL * _errors(part, "probe")[share.argmax()]),
+                ((1 / gain).max(), 0.0),
+            ],
+            ("scatter over bound", "bound over K_Q"),
+        ),
+        AT_MOST_ONE,
+        f"root mean square over the bound {share.min():.3g} to {share.max():.3g}; K_Q is up to "
+        f"{number(gain.max(), 3)} times the bound",
+    )
+
+
+def _drawn(name: str, found: Sequence[tuple[float, float]], places: Sequence[str]) -> Effect:
+    """Values of one draw of samples, with half of their intervals; no seeds would shorten them."""
+    return replace(Effect.around(name, *np.array(found).T, places), seeded=False)
+
+
+def _errors(part: Columns, of: str) -> np.ndarray:
+    """Relative standard errors; tables of earlier versions have none."""
+    return part.get(f"{of}_error", np.full(len(part["rho"]), np.nan))
+
+
+def numbers(rows: Columns) -> Rows:
+    """Slopes and ratios by matrix and way."""
+    lines: Rows = [("matrix", "way", "plain slope", "corrected slope", "plain at ρ", "corrected")]
+    for name, part in _measured(rows).items():
+        slopes = [f"{_slope(part, kind):.3f}" for kind in ORDERS]
+        for place in (0, len(part["rho"]) - 1):
+            at = f"{number(part['plain'][place])} at {number(part['rho'][place])}"
+            lines.append((*name, *slopes, at, number(part["corrected"][place])))
+    return lines
+
+
+def _measured(rows: Columns) -> dict[tuple[str, str], Columns]:
+    """The curves of all that was measured, by matrix and way."""
+    pairs = dict.fromkeys(zip(rows["shape"].tolist(), rows["way"].tolist(), strict=True))
+    return {
+        (shape, MEASURED[way]): _part(rows, shape, way) for shape, way in pairs if way in MEASURED
+    }
+
+
+def _part(rows: Columns, shape: str, way: str) -> Columns:
+    """The rows of one curve, in rising order of rho."""
+    part = where(rows, shape=shape, way=way)
+    order = np.argsort(part["rho"])
+    return {name: column[order] for name, column in part.items()}
+
+
+def _slope(part: Columns, kind: str) -> float:
+    used = part["rho"] <= SMALL
+    return float(np.polyfit(np.log(part["rho"][used]), np.log(part[kind][used]), 1)[0])
+
+
+def _reach(part: Columns, kind: str) -> float:
+    """Half of an interval of that slope, sum_k w_k log b_k: errors of one draw may go one way, so
+    that they add up."""
+    used = part["rho"] <= SMALL
+    x = np.log(part["rho"][used])
+    weights = (x - x.mean()) / ((x - x.mean()) @ (x - x.mean()))
+    return float(NORMAL * np.abs(weights) @ (part[f"{kind}_error"] / part[kind])[used])
+
+
+WORDS = {"plain": "Without correction", "corrected": "With DP-MuonBC's correction"}
+TERMS = {"plain": "(ρ²/2) ΔQ", "corrected": "−(ρ⁴/4) Δ²Q"}
+
+
+# The figure.
+
+KINDS = {
+    "plain": (style.BLUE, "o", "without correction"),
+    "corrected": (style.RED, "s", "corrected"),
+}
+TERMS_AS_TEX = {"plain": r"$(\rho^2/2)\,\Delta Q$", "corrected": r"$-(\rho^4/4)\,\Delta^2 Q$"}
+
+
+@style.styled
+def orders(rows: Columns, narrow: bool = False) -> Figure:
+    """A panel for each matrix: norms of both biases against rho, with their leading terms."""
+    shapes = list(dict.fromkeys(rows["shape"].tolist()))
+    figure, panels = style.canvas(len(shapes), narrow, 3.0)
+    for axes, shape in zip(panels, shapes, strict=True):
+        for kind in KINDS:
+            _curves(axes, where(rows, shape=shape), kind)
+        axes.set_title(f"{shape} matrix", loc="left")
+        axes.set_xlabel("noise ρ of an entry of the momentum")
+        style.powers_of_2(axes, np.unique(rows["rho"]))
+    style.alike(panels, log=True)
+    panels[0].set_ylabel("norm of the bias")
+    style.legend_below(figure, panels[0], 2)
+    return figure
+
+
+def _curves(axes: Axes, rows: Columns, kind: str) -> None:
+    colour, marker, label = KINDS[kind]
+    ways = {way: where(rows, way=way) for way in ("taylor", "quadrature", "monte-carlo")}
+    at = {way: (part["rho"], part[kind]) for way, part in ways.items()}
+    axes.plot(*at["taylor"], color=colour, lw=1, label=TERMS_AS_TEX[kind])
+    axes.plot(*at["quadrature"], marker, color=colour, ms=7, mfc="none", lw=0,
+              label=f"{label}, quadrature")  # fmt: skip
+    reach = np.minimum(NORMAL * ways["monte-carlo"][f"{kind}_error"], 0.999 * at["monte-carlo"][1])
+    axes.errorbar(*at["monte-carlo"], reach, fmt=marker, color=colour, ms=3, elinewidth=1,
+                  label=f"{label}, Monte Carlo")  # fmt: skip
+
+
+PICTURES = (
+    Picture(
+        "dp-bias",
+        orders,
+        "Bias of the orthogonalized direction against the noise in the momentum",
+        "Points are measured, with 95% intervals of Monte Carlo; lines are the leading terms "
+        "(ρ²/2) ΔQ and −(ρ⁴/4) Δ²Q, from finite differences of Q. Points leave the lines where "
+        "ρ is no longer small beside the smallest singular value.",
+    ),
+)
+
+STUDY = Study(
+    "dp-bias",
+    Settings,
+    cells,
+    claims,
+    numbers,
+    STANDS_ON,
+    PICTURES,
+)

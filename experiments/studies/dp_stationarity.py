@@ -1,0 +1,437 @@
+"""Study `dp-stationarity`: 000's Theorem 3.4 beside the nuclear norm that it bounds.
+
+All that the theorem asks of the problem is known: the gradients of single people are shorter than
+c, the mean is smooth with L = min(m, n) in the theorem's norms, and convex, so that its gap is too.
+Step size and memory are those of Corollary 3.5. One cell has one method, noise and horizon, and
+holds all seeds as one stack; lots and noise of a seed are the same for both methods.
+"""
+
+import itertools
+import math
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from functools import cached_property, partial
+from typing import Annotated
+
+import numpy as np
+import torch
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from pydantic import Field
+from torch import Tensor
+
+from fedmuon.analysis.report import style
+from fedmuon.analysis.report.columns import Columns, where
+from fedmuon.analysis.report.findings import Picture, Rows
+from fedmuon.analysis.report.numbers import number
+from fedmuon.analysis.report.slopes import Curve, curve
+from fedmuon.analysis.report.verdicts import AT_MOST_ONE, NEGATIVE, Claim, Effect, Rule, counted
+from fedmuon.analysis.theory import private_stationarity as theorem
+from fedmuon.analysis.theory.schedules import Schedule
+from fedmuon.config.schema import Count, Local, OrthogonalizerTable, Positive, Privacy
+from fedmuon.core.choices import Recipe as Name
+from fedmuon.core.rng import Draw, generator
+from fedmuon.core.tables import Table
+from fedmuon.experiments.studies.run_chain import Oracle, run_chain
+from fedmuon.experiments.studies.study import Call, Study
+from fedmuon.experiments.suites.contents import SuiteRequest
+from fedmuon.optim.recipe import Recipe
+from fedmuon.optim.recipe_tables import make_recipe
+from fedmuon.privacy.mechanism import Mechanism
+from fedmuon.privacy.release import keyed, release
+from fedmuon.runs.directory import Record
+from fedmuon.tasks.base import Params
+
+SEED = 0  # of the data
+REFINED = 50  # steps towards the minimum
+MUON: Name = "dp-muon"
+CORRECTED: Name = "dp-muonbc"
+METHODS = (MUON, CORRECTED)
+
+
+class People(Table):
+    """Who they are, and how often and by what steps they are asked."""
+
+    steps: Annotated[list[Annotated[int, Field(ge=2)]], Field(min_length=2)]
+    seeds: Annotated[int, Field(ge=2)]
+    rows: Count
+    columns: Count
+    people: Count
+    lot: Positive
+    distance: Positive  # of the centre from the start, in spectral norm
+    spread: Positive  # of an entry of a person's matrix about the centre
+    iterations: Count  # of Newton-Schulz
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        """(m, n) of W."""
+        return self.rows, self.columns
+
+
+class Settings(People):
+    """What the suite's file holds; `slope` is c, which no gradient of a person reaches."""
+
+    noises: Annotated[list[Annotated[float, Field(ge=0)]], Field(min_length=2)]
+    slope: Positive
+    clip: Positive
+    probes: Count  # antithetic pairs of DP-MuonBC
+
+
+def cells(settings: Settings, asked: SuiteRequest) -> Sequence[Call]:
+    """A cell for each method, noise and horizon."""
+    every = itertools.product(METHODS, settings.noises, settings.steps)
+    return [
+        Call(
+            f"{method}-{noise:g}-{steps}", partial(measured, settings, method, noise, steps), steps
+        )
+        for method, noise, steps in every
+    ]
+
+
+@dataclass(frozen=True)
+class Location:
+    """f(W) = (1/N) sum_i h(|W - A_i|_F) with h(u) = c sqrt(c^2 + u^2) - c^2, for A [N, m n].
+
+    h' is below c, and both h'' and h'(u)/u lie in (0, 1]: f is convex and 1-smooth in Frobenius
+    norm, so ||grad f(X) - grad f(Y)||_* <= sqrt(r) |X - Y|_F <= r ||X - Y||_op, r = min(m, n).
+    """
+
+    points: Tensor
+    slope: float | Tensor  # or one for each person, [N]
+
+    @classmethod
+    def of(cls, asked: Settings) -> "Location":
+        """People about a centre whose singular values are all `distance`."""
+        rng, shape = generator(SEED, Draw.SYNTHETIC), asked.shape
+        left, right = (np.linalg.qr(rng.standard_normal((size, min(shape))))[0] for size in shape)
+        away = asked.spread * rng.standard_normal((asked.people, *shape))
+        points = asked.distance * left @ right.T + away
+        return cls(torch.from_numpy(points).flatten(1), asked.slope)
+
+    def squares(self, at: Tensor) -> Tensor:
+        """|W - A_i|_F^2 [S, N] at W [S, m n]."""
+        squares = at.square().sum(1)[:, None] + self._lengths - 2 * at @ self.points.mT
+        return squares.clamp_min(0)
+
+    @cached_property
+    def _lengths(self) -> Tensor:
+        return self.points.square().sum(1)
+
+    def weights(self, squares: Tensor) -> Tensor:
+        """h'(u) / u: a person's gradient is that times W - A_i."""
+        return self.slope * (self.slope**2 + squares).rsqrt()
+
+    def combined(self, at: Tensor, shares: Tensor) -> Tensor:
+        """sum_i shares_i (W - A_i) [S, m n]."""
+        return shares.sum(1)[:, None] * at - shares @ self.points
+
+    def value(self, squares: Tensor) -> Tensor:
+        """f [S], from the squared distances."""
+        return (self.slope * (self.slope**2 + squares).sqrt() - self.slope**2).mean(1)
+
+    def gradient(self, at: Tensor) -> Tensor:
+        """The gradient [S, m n]."""
+        return self.combined(at, self.weights(self.squares(at)) / len(self.points))
+
+    def gap(self) -> float:
+        """A ceiling of f(0) - f*, to rounding f(0) - f*.
+
+        W <- the weighted mean goes down to the minimum. As f is convex and both W and W* lie
+        among the A_i, f(W) - f* <= |grad f(W)|_F 2 max |A_i|_F.
+        """
+        start = torch.zeros_like(self.points[:1])
+        best = start
+        for _ in range(REFINED):
+            weights = self.weights(self.squares(best))
+            best = weights @ self.points / weights.sum()
+        rest = 2 * self.gradient(best).norm() * self.points.norm(dim=1).max()
+        return float(self.value(self.squares(start)) - self.value(self.squares(best)) + rest)
+
+
+def measured(asked: Settings, method: Name, noise: float, steps: int) -> Record:
+    """A row for each seed: the mean of ||grad f(W_k)||_* over k < T, and the bound with its terms.
+
+    Newton-Schulz with polynomials that keep (0, 1] leaves singular vectors alone, so its distance
+    from the polar factor is 1 less the least singular value of O: the largest of any step and seed
+    is what the bound is given.
+    """
+    problem, short = Location.of(asked), min(asked.shape)
+    gap = problem.gap()
+    plan = schedule(steps, gap, short)
+    sizes, least, most = watched(trajectory(problem, asked, method, noise, plan), problem, plan)
+    error = max(0.0, 1 - least) if method == MUON else 0.0
+    excess = max(0.0, asked.slope - asked.clip)
+    release = theorem.Release(asked.clip, noise, asked.lot, asked.shape, excess)
+    bound = theorem.dp_muon(plan, release, gap, short, error)
+    shared = {
+        "method": method,
+        "noise": noise,
+        "steps": steps,
+        "bound": bound.value,
+        **{f"term_{name}": term for name, term in bound.terms.items()},
+        "ceiling": math.sqrt(short) * asked.slope,  # of any gradient's nuclear norm
+        "polar_error": error,
+        "longest_step": most,
+    }
+    rows = [shared | {"seed": seed, "mean_nuclear": float(size)} for seed, size in enumerate(sizes)]
+    return {"rows": rows}
+
+
+def schedule(steps: int, gap: float, smoothness: float) -> Schedule:
+    """The step size and memory of 000, Corollary 3.5, with eta_0 = sqrt(D / L)."""
+    return theorem.light_tailed(steps, 1.0, math.sqrt(gap / smoothness))[0]
+
+
+def recipe_of(asked: Settings, method: Name, noise: float, plan: Schedule) -> Recipe:
+    """DP-Muon as 000 has it, or with the correction."""
+    local = Local(recipe=method, lr=plan.lr, momentum=plan.beta, momentum_form="polyak")
+    table = OrthogonalizerTable(
+        name="newton-schulz", coefficients="quintic", steps=asked.iterations, normalization="unit"
+    )
+    privacy = Privacy(bound=asked.clip, noise=noise, lot=asked.lot, probes=asked.probes,
+                      insecure_reproducible_noise=True)  # fmt: skip
+    return make_recipe(local, table, privacy=privacy)
+
+
+def trajectory(
+    problem: Location, asked: Settings, method: Name, noise: float, plan: Schedule
+) -> Iterator[Tensor]:
+    """W_0 = 0, ..., W_T of all seeds [S, m, n]."""
+    recipe = recipe_of(asked, method, noise, plan)
+    assert recipe.mechanism is not None
+    draws = [partial(generator, seed, round=plan.steps) for seed in range(asked.seeds)]
+    oracle = _oracle(problem, recipe.mechanism, draws)
+    start = {"W": torch.zeros((asked.seeds, *asked.shape), dtype=torch.float64)}
+    for _, now in run_chain(recipe.chain, start, oracle, plan.steps, draws):
+        yield now["W"]
+
+
+def _oracle(
+    problem: Location, mechanism: Mechanism, draws: Sequence[Callable[..., np.random.Generator]]
+) -> Oracle:
+    """The loss [S], which no link sees, and what is released of a Poisson lot for each seed."""
+    people = len(problem.points)
+
+    def oracle(step: int, params: Params) -> tuple[Tensor, Params]:
+        at, now = params["W"].flatten(1), [partial(draw, step=step) for draw in draws]
+        lots = torch.zeros((len(at), people), dtype=at.dtype)
+        for lot, draw in zip(lots, now, strict=True):
+            lot[mechanism.rows(draw, people)] = 1
+        squares = problem.squares(at)
+        weights = problem.weights(squares)
+        factors = mechanism.clipping.factors({"W": weights.square() * squares})["W"]
+        sums = {"W": problem.combined(at, lots * factors * weights).view_as(params["W"])}
+        released = release(sums, mechanism.clipping, mechanism.noise, mechanism.lot, keyed(now))
+        return problem.value(squares), released.gradient
+
+    return oracle
+
+
+def watched(
+    path: Iterator[Tensor], problem: Location, plan: Schedule
+) -> tuple[Tensor, float, float]:
+    """The mean nuclear norm of the true gradient [S], and the least and largest singular value of
+    any direction O."""
+    before = next(path)
+    total, least, most = torch.zeros(len(before), dtype=before.dtype), math.inf, 0.0
+    for after in path:
+        gradient = problem.gradient(before.flatten(1)).view_as(before)
+        total += torch.linalg.svdvals(gradient).sum(-1)
+        turned = torch.linalg.svdvals((before - after) / plan.lr)
+        least, most = min(least, float(turned.min())), max(most, float(turned.max()))
+        before = after
+    return total / plan.steps, least, most
+
+
+# Claims and numbers.
+
+NAMES = {MUON: "DP-Muon", CORRECTED: "DP-MuonBC"}
+TERMS = ("descent", "step", "clipping", "noise", "drift")
+STANDS_ON = (
+    "f is a mean over people of c√(c² + ‖W − Aᵢ‖²) − c²: convex, L = min(m, n) from ‖·‖_op to "
+    "‖·‖_*, every person's gradient shorter than c, f(W₀) − f* computed. Lots are Poisson lots "
+    "of all people, so the theorem's noise term holds for them; one matrix moves. Step size and "
+    "memory are those of Corollary 3.5 with η₀ = √(D/L). The one constant that is not known "
+    "beforehand is the error ε of the polar factor: as in Lemma 3.3 it is the largest that was "
+    "met, here at any step of any seed. The theorem bounds an expectation; each run is held "
+    "against it. DP-MuonBC's steps may be longer than 1 in spectral norm: the theorem does not "
+    "cover them, and they are held against the bound for ε = 0, the smallest there is."
+)
+
+
+def claims(rows: Columns) -> Sequence[Claim]:
+    """Below the bound, for both methods; falling; how loose the bound is, and what it is made of;
+    whether it says much."""
+    falls = [falling(rows, method) for method in NAMES]
+    return [within(rows), outside(rows), *falls, tight(rows), made_of(rows), telling(rows)]
+
+
+def within(rows: Columns) -> Claim:
+    """DP-Muon, run by run."""
+    part = where(rows, method=MUON)
+    return Claim(
+        "DP-Muon: the mean nuclear norm of the gradient is at most the bound of Theorem 3.4 in "
+        "every run.",
+        Effect.exact("measured over bound", _share(part)),
+        AT_MOST_ONE,
+        f"{_held(part)}; polar error ε ≤ {number(part['polar_error'].max(), 3)}",
+    )
+
+
+def outside(rows: Columns) -> Claim:
+    """DP-MuonBC, of which the theorem says nothing, run by run, and beside DP-Muon."""
+    part, ratios = where(rows, method=CORRECTED), []
+    for noise in _noises(rows):
+        plain, corrected = (_curve(rows, name, noise).means[-1] for name in NAMES)
+        ratios.append(f"σ = {noise:g}: {corrected / plain:.3f}")
+    return Claim(
+        "DP-MuonBC, which the theorem does not cover, keeps to the bound for exact polar factors "
+        "in every run.",
+        Effect.exact("measured over bound", _share(part)),
+        AT_MOST_ONE,
+        f"{_held(part)}; longest step {part['longest_step'].max():.3g} in spectral norm; its norm "
+        f"over DP-Muon's at T = {rows['steps'].max():.0f}: {'; '.join(ratios)}",
+    )
+
+
+def falling(rows: Columns, method: str) -> Claim:
+    """Longer runs have smaller norms on average, at every noise."""
+    slopes = {noise: _curve(rows, method, noise).slope for noise in _noises(rows)}
+    return Claim(
+        f"{NAMES[method]}: the norm falls with T at every noise.",
+        Effect.between("log-log slope", {f"σ = {k:g}": one for k, one in slopes.items()}),
+        NEGATIVE,
+        "log-log slopes (the bound's goes to −1/4): "
+        + "; ".join(f"σ = {noise:g}: {slope}" for noise, slope in slopes.items()),
+    )
+
+
+def tight(rows: Columns) -> Claim:
+    """How much of the bound is used."""
+    part = where(rows, method=MUON)
+    shares = {noise: _share(part)[part["noise"] == noise] for noise in _noises(rows)}
+    return Claim(
+        "The bound is within a factor of 10 of what DP-Muon does, in every run.",
+        Effect.exact("measured over bound", _share(part)),
+        Rule(low=0.1),
+        "measured over bound: "
+        + "; ".join(f"σ = {k:g}: {one.min():.2f} to {one.max():.2f}" for k, one in shares.items()),
+    )
+
+
+def made_of(rows: Columns) -> Claim:
+    """Which term is the largest at the largest T."""
+    part = where(rows, method=MUON, steps=rows["steps"].max())
+    largest, shares = [], []
+    for noise in _noises(rows):
+        one = where(part, noise=noise)
+        terms = {name: float(one[f"term_{name}"][0]) for name in TERMS}
+        largest.append(max(terms, key=lambda name: terms[name]))
+        shares.append(f"σ = {noise:g}: {largest[-1]}, {terms[largest[-1]] / one['bound'][0]:.0%}")
+    return counted(
+        "The bound's largest term is the momentum's drift at the smallest noise, and the noise's "
+        "at the largest.",
+        [largest[0] == "drift", largest[-1] == "noise"],
+        "two noises",
+        "; ".join(shares) + f" of the bound at T = {rows['steps'].max():.0f}",
+    )
+
+
+def telling(rows: Columns) -> Claim:
+    """Whether the bound is below what holds of any gradient of this problem."""
+    part = where(rows, method=MUON, steps=rows["steps"].max())
+    ratio = part["bound"] / part["ceiling"]
+    shown = [(noise, ratio[part["noise"] == noise][0]) for noise in _noises(rows)]
+    return Claim(
+        "At the largest T and the smallest noise the bound says more than ‖∇f‖_* ≤ √r c, which "
+        "holds everywhere.",
+        Effect.exact("bound over ceiling", ratio[part["noise"] == part["noise"].min()]),
+        Rule(high=1.0, strict=True),
+        "; ".join(f"σ = {noise:g}: {value:.2f} times that" for noise, value in shown),
+    )
+
+
+def numbers(rows: Columns) -> Rows:
+    """The bound's terms by noise and T, and what was measured."""
+    lines: Rows = [("σ: T", *TERMS, "bound", *(one.removeprefix("DP-") for one in NAMES.values()))]
+    names = (*(f"term_{name}" for name in TERMS), "bound")
+    for noise in _noises(rows):
+        lines.append((f"{noise:g}:", *("" for _ in lines[0][1:])))
+        for steps in np.unique(rows["steps"]).tolist():
+            parts = [where(rows, method=name, noise=noise, steps=steps) for name in NAMES]
+            bound = [f"{parts[0][name][0]:.2f}" for name in names]
+            norms = [f"{one['mean_nuclear'].mean():.2f}" for one in parts]
+            lines.append((f"  {steps:.0f}", *bound, *norms))
+    return lines
+
+
+def _held(part: Columns) -> str:
+    held = part["mean_nuclear"] <= part["bound"]
+    return f"{held.sum()} of {len(held)} runs; the largest is {_share(part).max():.2f} of its bound"
+
+
+def _share(part: Columns) -> np.ndarray:
+    return part["mean_nuclear"] / part["bound"]
+
+
+def _noises(rows: Columns) -> list[float]:
+    return np.unique(rows["noise"]).tolist()
+
+
+def _curve(rows: Columns, method: str, noise: float) -> Curve:
+    return curve(rows, "steps", "mean_nuclear", method=method, noise=noise)
+
+
+# The figure.
+
+
+@style.styled
+def norms_and_bounds(rows: Columns, narrow: bool = False) -> Figure:
+    """A panel for each method: mean nuclear norms and bounds against T, a colour for each noise."""
+    figure, panels = style.canvas(len(NAMES), narrow, 2.9)
+    for axes, (method, name) in zip(panels, NAMES.items(), strict=True):
+        for noise, look in zip(np.unique(rows["noise"]), style.SERIES, strict=False):
+            _pair(axes, rows, method, float(noise), look)
+        axes.plot([], [], "--", color=style.BLACK, lw=1.2, label="bound (Theorem 3.4)")
+        axes.axhline(rows["ceiling"][0], color=style.GREY, lw=1, ls=":",
+                     label="largest of any gradient")  # fmt: skip
+        axes.set_title(name + (", outside the theorem" if method == CORRECTED else ""), loc="left")
+        style.powers_of_2(axes, np.unique(rows["steps"]))
+        axes.set_xlabel("steps $T$")
+    style.alike(panels, log=True)
+    panels[0].set_ylabel(r"mean of $\Vert\nabla f(W_t)\Vert_*$")
+    style.legend_below(figure, panels[0], 2 if narrow else 3)
+    return figure
+
+
+def _pair(axes: Axes, rows: Columns, method: str, noise: float, look: tuple[str, str]) -> None:
+    norms, bounds = (
+        curve(rows, "steps", name, method=method, noise=noise) for name in ("mean_nuclear", "bound")
+    )
+    label = f"measured, σ = {noise:g}"
+    style.errorbars(axes, norms.sizes, norms.means, norms.reach, look, label)
+    axes.plot(bounds.sizes, bounds.means, "--", color=look[0], lw=1.2)
+
+
+PICTURES = (
+    Picture(
+        "dp-stationarity",
+        norms_and_bounds,
+        "Mean nuclear norm of the gradient beside its bound",
+        "Points are means over seeds, with 95% intervals; dashed lines of the same colour are "
+        "Theorem 3.4's bound. Beside the corrected method it is drawn for comparison only: the "
+        "theorem does not cover the correction. The dotted "
+        "line is the nuclear norm that no gradient of this problem exceeds: a bound above it "
+        "says nothing.",
+    ),
+)
+
+STUDY = Study(
+    "dp-stationarity",
+    Settings,
+    cells,
+    claims,
+    numbers,
+    STANDS_ON,
+    PICTURES,
+)

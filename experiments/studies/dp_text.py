@@ -1,0 +1,389 @@
+"""Study `dp-text`: private fine-tuning of a decoder on tables and sentences (000, section 5).
+
+A cell is a seed. One decoder is trained on public text, and every method continues from it under
+the same joint epsilon. Each training is a run directory, which resumes and replays like any other.
+The corpus lies in [base.data] folder. If that is empty, both texts are synthetic (`make-text`), and
+the public text has other names and wordings than the private one.
+"""
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from pathlib import Path
+from typing import Annotated, Any
+
+import numpy as np
+import torch
+from matplotlib.figure import Figure
+from pydantic import Field
+from torch import Tensor
+
+from fedmuon.analysis.report.columns import Columns
+from fedmuon.analysis.report.findings import Findings, Picture, Rows, number, spread
+from fedmuon.analysis.report.slopes import paired
+from fedmuon.analysis.report.style import SERIES, canvas, legend_below, styled
+from fedmuon.analysis.report.verdicts import (
+    AT_MOST_ONE,
+    NEGATIVE,
+    POSITIVE,
+    Claim,
+    Effect,
+    counted,
+    unknown,
+)
+from fedmuon.config.load import Config
+from fedmuon.config.schema import Count, Natural
+from fedmuon.core.errors import InputError, NonFinite
+from fedmuon.core.tables import Scalar, Table
+from fedmuon.data.made_text import make_text
+from fedmuon.data.table_text import corpus, prompts
+from fedmuon.data.text import tokens_of
+from fedmuon.data.weights import read_weights
+from fedmuon.experiments.studies.study import Study, assemble
+from fedmuon.experiments.suites.contents import SuiteRequest, cell, merged, require_read
+from fedmuon.federated import build
+from fedmuon.federated.rounds import run_rounds
+from fedmuon.runs.directory import Record
+from fedmuon.runs.loop import Run, drive, prepare
+from fedmuon.tasks.adapters import folded
+from fedmuon.tasks.base import Params
+from fedmuon.tasks.decoder import LEAST, generate
+from fedmuon.tasks.losses import IGNORED
+from fedmuon.tasks.networks import NetworkTask
+
+
+def bleu(written: Sequence[str], references: Sequence[Sequence[str]]) -> float:
+    """Corpus BLEU in percent by sacrebleu with effective order; several references a sentence."""
+    try:
+        from sacrebleu.metrics.bleu import BLEU
+    except ImportError:
+        raise InputError("BLEU needs sacrebleu: pip install 'fedmuon[text]'") from None
+    most = max(map(len, references))
+    columns: list[Any] = [
+        [several[k] if k < len(several) else None for several in references] for k in range(most)
+    ]
+    return float(BLEU(effective_order=True).corpus_score(list(written), columns).score)
+
+
+def rouge_l(written: Sequence[str], references: Sequence[Sequence[str]]) -> float:
+    """Mean ROUGE-L (F1, stemmed) in percent by rouge-score, of the nearest reference each."""
+    try:
+        from rouge_score.rouge_scorer import RougeScorer
+    except ImportError:
+        raise InputError("ROUGE-L needs rouge-score: pip install 'fedmuon[text]'") from None
+    scorer = RougeScorer(["rougeL"], use_stemmer=True)
+    nearest = [
+        max(scorer.score(one, sentence)["rougeL"].fmeasure for one in several)
+        for sentence, several in zip(written, references, strict=True)
+    ]
+    return 100 * sum(nearest) / len(nearest)
+
+
+# The cells.
+
+Nested = dict[str, dict[str, Scalar]]
+SHOWN = 10  # written sentences kept for a reader
+
+
+class Settings(Table):
+    """What the suite's file holds; `public` is on top of `base` for the decoder to begin from."""
+
+    seeds: Annotated[list[Natural], Field(min_length=1)]
+    base: Nested
+    public: Nested
+    variants: Annotated[dict[str, Nested], Field(min_length=1)]
+    made_tables: Count
+    public_tables: Count
+    prompts: Count  # held-out tables to write about
+    beams: Count
+    published: dict[str, dict[str, dict[str, float]]]  # by format and method
+
+
+def cells(settings: Settings, asked: SuiteRequest) -> Sequence["Tuned"]:
+    """A cell for each seed."""
+    named = {"data": {"name": asked.data}}
+    configs = [
+        cell(settings.base, own, named) for own in (settings.public, *settings.variants.values())
+    ]
+    require_read("--set", asked.changes, configs)
+    for (name, own), config in zip(settings.variants.items(), configs[1:], strict=True):
+        require_read(f"[variants.{name!r}]", own, [config])
+    return [Tuned(settings, asked.data, seed) for seed in settings.seeds]
+
+
+@dataclass(frozen=True)
+class Tuned:
+    """All methods with one seed, from one public decoder."""
+
+    settings: Settings
+    form: str
+    seed: int
+    folder: Path | None = None
+
+    @property
+    def name(self) -> str:
+        """The name of its folder."""
+        return f"{self.form}-seed{self.seed}"
+
+    @property
+    def size(self) -> int:
+        """Trainings."""
+        return 1 + len(self.settings.variants)
+
+    def compute(self) -> Record:
+        """Rows `ends`, `curves` and `written` of every method."""
+        base, folder = self.settings.base, self.folder
+        assert folder is not None
+        weights = str(base.get("task", {}).get("weights", "")) or self._public_weights(folder)
+        given = str(base.get("data", {}).get("folder", ""))
+        text = Path(given or self._made_up(folder, "restaurants", self.settings.made_tables))
+        record: Record = {"ends": [], "curves": [], "written": []}
+        for place, (method, own) in enumerate(self.settings.variants.items()):
+            config = self._config(own, text, weights)
+            tables = tuned(config, folder / f"method-{place}", self.settings)
+            head = {"method": method, "seed": self.seed}
+            for name, rows in tables.items():
+                record[name] += [head | row for row in rows]
+        return record | {"made_up": not given}
+
+    def _made_up(self, folder: Path, domain: str, count: int) -> Path:
+        """Text of that domain, made up once."""
+        make_text(folder / domain, self.form, count, domain, self.seed)
+        return folder / domain
+
+    def _public_weights(self, folder: Path) -> str:
+        """A decoder trained on public text, without privacy."""
+        text = self._made_up(folder, "lodgings", self.settings.public_tables)
+        drive(
+            prepare(self._config(self.settings.public, text, ""), folder / "public", True),
+            run_rounds,
+        )
+        return str(folder / "public" / "model.safetensors")
+
+    def _config(self, own: Nested, text: Path, weights: str) -> Config:
+        """The settings of one training, on all pairs that its text has."""
+        setting = merged(self.settings.base, own)
+        data = {"name": self.form, "folder": str(text)}
+        last = {"data": data, "task": {"weights": weights}, "federation": {"seed": self.seed}}
+        source = build.source(cell(setting, last))
+        held = source.official_test or len(source.labels) * 4 // 5
+        asked = setting.get("data", {})
+        sizes = {
+            "train": min(int(asked.get("train", held)), held),
+            "test": min(int(asked.get("test", len(source.labels))), len(source.labels) - held),
+        }
+        return build.resolve(cell(setting, last, {"data": sizes}))
+
+
+def tuned(config: Config, out: Path, settings: Settings) -> Mapping[str, list[Record]]:
+    """One method's run, and what its decoder then says of held-out tables."""
+    run = prepare(config, out, resume=True)
+    try:
+        summary = drive(run, run_rounds)
+    except NonFinite as error:
+        return {"ends": [_end(run, {}, {}, str(error))], "curves": _curve(run), "written": []}
+    stored = read_weights(out / "model.safetensors")
+    task = run.experiment.task
+    params = {name: torch.from_numpy(v).to(task.device, task.dtype) for name, v in stored.items()}
+    scores, written = _written(run, params, settings)
+    end = _end(run, {"nll": nll(run, params), **scores}, summary["privacy"], "")
+    return {"ends": [end], "curves": _curve(run), "written": written}
+
+
+def nll(run: Run, params: Params) -> float:
+    """The mean negative log-likelihood of a held-out target token."""
+    task, held = run.experiment.task, run.experiment.shards.held_out
+    assert isinstance(task, NetworkTask)
+    losses, _ = task.losses({name: value[None] for name, value in params.items()}, held)
+    counts: Tensor = (task.targets(held.inputs, held.labels) != IGNORED).sum(1)
+    return float((losses[0].double() * counts).sum() / counts.sum())
+
+
+def _written(run: Run, params: Params, settings: Settings) -> tuple[Record, list[Record]]:
+    """BLEU and ROUGE-L of sentences about held-out tables, and the first of them."""
+    table, tokens = run.config.data, tokens_of(run.config.data.tokenizer)
+    parts = corpus(table.name, table.folder)
+    held = prompts(parts.get("test") or parts.get("dev") or parts["train"])
+    asked = {prompt: tokens.prompt(prompt) for prompt in held}
+    short = [prompt for prompt, row in asked.items() if len(row) + LEAST <= table.context]
+    short = short[: settings.prompts]
+    form = build.form_of(run.config, run.data.shape, run.data.vocabulary)
+    task = run.experiment.task
+    assert isinstance(task, NetworkTask)
+    whole = folded(task.module, params)
+    rows = generate(form, whole, [asked[prompt] for prompt in short], tokens.end, settings.beams)
+    sentences, wanted = [tokens.decode(row) for row in rows], [held[prompt] for prompt in short]
+    shown = [
+        {"table": prompt, "written": _printable(one), "reference": references[0]}
+        for prompt, one, references in zip(short, sentences, wanted, strict=True)
+    ]
+    scores = {"bleu": bleu(sentences, wanted), "rouge_l": rouge_l(sentences, wanted)}
+    return scores, shown[:SHOWN]
+
+
+def _printable(text: str) -> str:
+    """The same on one line: an untrained decoder writes control characters, too."""
+    return "".join(sign if sign.isprintable() else "\N{MIDDLE DOT}" for sign in text)
+
+
+def _end(run: Run, measured: Record, privacy: Mapping[str, Any], note: str) -> Record:
+    unknown = dict.fromkeys(("nll", "bleu", "rouge_l"), math.nan)
+    spent = {name: privacy.get(name, math.nan) for name in ("epsilon", "delta", "noise", "blocks")}
+    config = run.config
+    spent |= {name: privacy.get(name, "") for name in ("adjacency", "sampling")}
+    steps = config.federation.rounds * config.local.steps
+    head = {"recipe": config.local.recipe, "target": config.privacy.epsilon, "steps": steps,
+            "pairs": config.data.train, "lot": config.privacy.lot}  # fmt: skip
+    return {**head, **unknown, **measured, **spent, "note": note}
+
+
+def _curve(run: Run) -> list[Record]:
+    """Rows of curves.csv: the held-out loss by step."""
+    steps = run.config.local.steps
+    return [
+        {"step": record["round"] * steps, "loss": record["test_loss"]}
+        for record in run.directory.records()
+        if "test_loss" in record
+    ]
+
+
+def summary(records: list[Record]) -> Record:
+    """Whether the text is made up."""
+    return {"made_up": any(record["made_up"] for record in records)}
+
+
+# Claims and numbers.
+
+MEASURES = {"nll": "NLL per target token", "bleu": "BLEU", "rouge_l": "ROUGE-L"}
+PAIRS = (
+    ("DP-Adam", "DP-SGD", "nll"),
+    ("DP-Muon", "DP-Adam", "nll"),
+    ("DP-MuonBC", "DP-Muon", "nll"),
+    ("DP-Muon", "DP-Adam", "bleu"),
+    ("DP-Muon", "DP-Adam", "rouge_l"),
+)  # better, than, in what: what 000 prints for E2E
+STANDS_ON = (
+    "All releases of a step are accounted jointly, by Poisson lots, zero-out; a private "
+    "example is one pair of a table and a sentence, so a table with several sentences is several "
+    "examples. DP-SGD and DP-Adam clip the whole gradient, the Muon methods each matrix and, as "
+    "one block, all that is left, as in 000. Head and embedding are one parameter, which 000 "
+    "keeps as two. Step sizes were chosen without accounting for the "
+    "choice. BLEU is sacrebleu's with effective order, ROUGE-L rouge-score's F1 with stems, of the "
+    "nearest reference."
+)
+MADE_UP = (
+    " The text is made up: a small grammar writes tables and sentences in the corpus's format, and "
+    "the decoder begins from public text of the same kind about something else. Numbers on it say "
+    "nothing about the real corpora."
+)
+
+
+def report(study: Study, folder: Path, about: Mapping[str, Any]) -> Findings:
+    """The report's section, with published numbers, and a warning if the text is synthetic."""
+    published = about["settings"]["published"].get(about["data"], {})
+    stands_on = STANDS_ON + (MADE_UP if about["made_up"] else "")
+    told = replace(study, numbers=partial(numbers, published), stands_on=stands_on)
+    return assemble(told, folder, about)
+
+
+def claims(ends: Columns, curves: Columns) -> Sequence[Claim]:
+    """What was spent, and 000's orders."""
+    return [within(ends), *(ordered(ends, *pair) for pair in PAIRS)]
+
+
+def within(ends: Columns) -> Claim:
+    """The ledger of every run answers at most the epsilon that was asked for."""
+    spent, target = ends["epsilon"], ends["target"]
+    return Claim(
+        "Every run spends at most its ε (zero-out, Poisson lots), all releases of a step accounted "
+        "jointly.",
+        Effect.exact("spent over asked for", spent / target),
+        AT_MOST_ONE,
+        f"{spent.min():.4f} to {spent.max():.4f} of {number(float(target.max()))}, "
+        f"δ = {number(ends['delta'].max(), 3)}, up to {ends['blocks'].max():.0f} blocks a step",
+    )
+
+
+def ordered(ends: Columns, better: str, than: str, measure: str) -> Claim:
+    """The mean over seeds is better, beyond the interval of the differences seed by seed."""
+    sign = 1 if measure == "nll" else -1
+    one, other = (ends[measure][ends["method"] == name] for name in (better, than))
+    word = "lower" if sign > 0 else "higher"
+    sentence = f"{better} has a {word} {MEASURES[measure]} than {than}."
+    if not len(one) or len(one) != len(other):
+        return unknown(sentence, "one of them was not run")
+    if not np.isfinite([one.mean(), other.mean()]).all():
+        lost = np.isnan(one).any()
+        return counted(sentence, 0.0 if lost else np.nan, "seeds", "a run diverged")
+    wins = int((sign * one < sign * other).sum())
+    detail = f"{number(one.mean())} against {number(other.mean())}; in {wins} of {len(one)} seeds"
+    away, half = one.mean() - other.mean(), paired(list(zip(one, other, strict=True)))[1]
+    found = Effect.around(f"{MEASURES[measure]}, {better} − {than}", away, half)
+    return Claim(sentence, found, NEGATIVE if sign > 0 else POSITIVE, detail)
+
+
+def numbers(published: Mapping[str, Mapping[str, float]], ends: Columns, curves: Columns) -> Rows:
+    """Means over seeds with standard deviations, and below each what 000 prints."""
+    lines: Rows = [("method", "noise σ", "blocks", *MEASURES.values())]
+    for name in dict.fromkeys(ends["method"].tolist()):
+        mine = ends["method"] == name
+        about = (number(float(ends[key][mine].mean())) for key in ("noise", "blocks"))
+        lines.append((name, *about, *(spread(ends[key][mine]) for key in MEASURES)))
+        if held := published.get(name):
+            lines.append(("  000, GPT-2", "", "", *(number(held.get(key)) for key in MEASURES)))
+    return lines
+
+
+# The figure.
+
+
+@styled
+def learning(ends: Columns, rows: Columns, narrow: bool = False) -> Figure:
+    """Held-out loss by step, from curves.csv: means over seeds, least and largest as a band."""
+    figure, (axes,) = canvas(1, narrow, 3.0)
+    methods = list(dict.fromkeys(rows["method"].tolist()))
+    for name, (colour, marker) in zip(methods, SERIES, strict=False):
+        mine = rows["method"] == name
+        steps = np.unique(rows["step"][mine])
+        runs = [rows["loss"][mine & (rows["step"] == step)] for step in steps]
+        low, mean, high = np.array([(v.min(), v.mean(), v.max()) for v in runs]).T
+        axes.plot(steps, mean, color=colour, lw=1.4, marker=marker, ms=4, mfc="none", label=name)
+        if (high > low).any():
+            axes.fill_between(steps, low, high, color=colour, alpha=0.15, lw=0)
+    axes.set_xlabel("private step")
+    axes.set_ylabel("held-out NLL of a target token")
+    legend_below(figure, axes, 2 if narrow else len(methods))
+    return figure
+
+
+def in_words(figure: Figure) -> str:
+    """What a line with a band is, where there are bands."""
+    (axes,) = figure.axes
+    said = "A line is the mean over seeds, its band their least and largest."
+    return said * bool(axes.collections)
+
+
+PICTURES = (
+    Picture(
+        "dp-text",
+        learning,
+        "Held-out negative log-likelihood by private step",
+        "The mean over held-out sentences of the mean over their tokens; lower is better. All "
+        "methods begin from one decoder and spend the same joint ε (zero-out) in all.",
+        in_words,
+    ),
+)
+
+STUDY = Study(
+    "dp-text",
+    Settings,
+    cells,
+    claims,
+    partial(numbers, {}),
+    STANDS_ON,
+    PICTURES,
+    summary=summary,
+    tables=("ends", "curves"),
+    report=report,
+)

@@ -1,0 +1,247 @@
+"""Study `rank-dependence`: how the nuclear norm of the gradient grows with the rank (004, H.2).
+
+The model is y = X x with X [r, n], the loss ||X x - y||^2 / (2 r), the mean over outputs that
+networks are trained on. Then D_0 = f(0) - f* = 1/2 and L = 1, in the operator norm and its dual as
+004 has them, whatever r is: what grows with r is the optimizer's doing.
+"""
+
+from collections.abc import Sequence
+from functools import partial
+from typing import Annotated
+
+import numpy as np
+import torch
+from matplotlib.figure import Figure
+from pydantic import Field
+from torch import Tensor
+
+from fedmuon.analysis.report import style
+from fedmuon.analysis.report.columns import Columns
+from fedmuon.analysis.report.findings import Picture, Rows
+from fedmuon.analysis.report.slopes import Curve, Slope, curve
+from fedmuon.analysis.report.verdicts import POSITIVE, Claim, Effect, Rule
+from fedmuon.config.schema import Count, OrthogonalizerTable, Positive
+from fedmuon.core.rng import Draw, generator
+from fedmuon.core.tables import Table
+from fedmuon.experiments.studies.run_chain import run_chain
+from fedmuon.experiments.studies.study import Call, Study
+from fedmuon.experiments.suites.contents import SuiteRequest
+from fedmuon.optim.chain import Chain
+from fedmuon.optim.gradients import gradient
+from fedmuon.optim.orthogonal import named, orthogonalize
+from fedmuon.optim.steps import descend, momentum
+from fedmuon.runs.directory import Record
+from fedmuon.tasks.base import Params
+
+MAPS = {
+    "muon-svd": OrthogonalizerTable(name="exact-sign"),
+    **{
+        f"muon-ns-{q}": OrthogonalizerTable(name="newton-schulz", coefficients="quintic", steps=q)
+        for q in (1, 2, 3)
+    },
+}
+METHODS = ("sgd-m", *MAPS)
+
+
+class Settings(Table):
+    """What the suite's file holds; step sizes are the same for all ranks."""
+
+    ranks: Annotated[list[Count], Field(min_length=2)]
+    steps: Annotated[list[Count], Field(min_length=1)]  # the lengths over which means are taken
+    seeds: Annotated[int, Field(ge=2)]
+    inputs: Count
+    batch: Count
+    label_noise: Positive
+    memory: Annotated[float, Field(ge=0, lt=1)]
+    lr_sgd: Positive
+    lr_muon: Positive
+
+
+def cells(settings: Settings, asked: SuiteRequest) -> Sequence[Call]:
+    """A cell for each method and rank; all seeds are one stack."""
+    return [
+        Call(f"{method}-r{rank}", partial(measured, settings, method, rank), rank)
+        for method in METHODS
+        for rank in settings.ranks
+    ]
+
+
+def measured(asked: Settings, method: str, rank: int) -> Record:
+    """A row for each length K and seed: the mean of ||grad f(X_k)||_* over k < K."""
+    goal, longest = targets(rank, asked.inputs, asked.seeds), max(asked.steps)
+    turned = [orthogonalize(named(MAPS[method]))] if method in MAPS else []
+    rate = asked.lr_muon if method in MAPS else asked.lr_sgd
+    chain = Chain((gradient(), momentum(asked.memory), *turned, descend(rate)))
+    oracle = partial(_oracle, goal, asked.batch, asked.label_noise)
+    path = run_chain(
+        chain, {"X": torch.zeros_like(goal)}, oracle, longest, partial(generator, rank)
+    )
+    sizes = torch.stack([nuclear(slope(now["X"], goal)) for step, now in path if step < longest])
+    rows = []
+    for length in asked.steps:
+        head = {"method": method, "rank": rank, "steps": length}
+        mean = sizes[:length].mean(0).tolist()
+        rows += [head | {"seed": seed, "mean_nuclear": size} for seed, size in enumerate(mean)]
+    return {"rows": rows}
+
+
+def targets(rank: int, inputs: int, seeds: int) -> Tensor:
+    """X* [S, r, n] with orthonormal rows: r directions of equal weight, in operator norm 1."""
+    draws = generator(rank, Draw.SYNTHETIC).standard_normal((seeds, inputs, rank))
+    return torch.from_numpy(np.linalg.qr(draws)[0]).mT.contiguous()
+
+
+def slope(at: Tensor, goal: Tensor) -> Tensor:
+    """grad f(X) = (X - X*) / r, as inputs are standard normal."""
+    return (at - goal) / goal.shape[-2]
+
+
+def _oracle(
+    goal: Tensor, batch: int, label_noise: float, step: int, params: Params
+) -> tuple[Tensor, Params]:
+    """The loss [S] of a fresh mini-batch and its gradient."""
+    seeds, rank, inputs = goal.shape
+    rng = generator(rank, Draw.BATCH, step=step)
+    x = torch.from_numpy(rng.standard_normal((seeds, inputs, batch)))
+    noise = torch.from_numpy(rng.standard_normal((seeds, rank, batch))) * label_noise
+    error = (params["X"] - goal) @ x - noise
+    return error.square().sum(1).mean(1) / (2 * rank), {"X": error @ x.mT / (batch * rank)}
+
+
+def nuclear(at: Tensor) -> Tensor:
+    """||A||_* [S] of A [S, r, n], from the eigenvalues of the smaller Gram matrix."""
+    return torch.linalg.eigvalsh(at @ at.mT).clamp_min(0).sqrt().sum(-1)
+
+
+# Claims and numbers.
+
+NAMES = {"sgd-m": "SGD-M", "muon-svd": "Muon, SVD", "muon-ns-1": "Muon, q = 1",
+         "muon-ns-2": "Muon, q = 2", "muon-ns-3": "Muon, q = 3"}  # fmt: skip
+FLAT = 0.1  # a slope of at most this size is about flat
+PUBLISHED = 0.5  # of SGD-M (004, section 5)
+STANDS_ON = (
+    "The model is a matrix regression whose loss is a mean over outputs, its target has r singular "
+    "values 1: f(X₀) − f* = 1/2 and L = 1 in 004's norms for every r, and step sizes are the same "
+    "for all r. 004's theorems bound the mean of ‖∇f‖_* by √r times a constant for SGD-M, and by "
+    "a constant for Muon; upper bounds, which a problem need not attain. 004 measures a "
+    "convolution of a network on CIFAR-10 instead."
+)
+
+
+def claims(rows: Columns) -> Sequence[Claim]:
+    """SGD-M grows with r, Muon does not."""
+    flat = [about_flat(rows, name) for name in NAMES if name != "sgd-m"]
+    return [grows(rows), *flat, steepest(rows)]
+
+
+def norms(rows: Columns, method: str, length: float) -> Curve:
+    """The mean nuclear norms of a method over K steps, by rank."""
+    return curve(rows, "rank", "mean_nuclear", method=method, steps=length)
+
+
+def slopes(rows: Columns, method: str) -> dict[float, Slope]:
+    """By length, in rising order."""
+    return {length: norms(rows, method, length).slope for length in np.unique(rows["steps"])}
+
+
+def grows(rows: Columns) -> Claim:
+    """SGD-M's slope is within 1/4 of the 1/2 of its bound: positive, then, too."""
+    every = slopes(rows, "sgd-m")
+    last = every[max(every)]
+    return Claim(
+        "SGD-M's nuclear norm of the gradient grows with the rank, about like √r.",
+        Effect.between("log-log slope", {"": last}),
+        Rule(PUBLISHED - 0.25, PUBLISHED + 0.25),
+        f"{_by_length(every)}; published about +{PUBLISHED}, judged at the largest K and with "
+        "±0.25",
+    )
+
+
+def about_flat(rows: Columns, method: str) -> Claim:
+    """At every length, the slope is at most 0.1 in size."""
+    every = slopes(rows, method)
+    return Claim(
+        f"{NAMES[method]}: about flat in the rank, with a slope within ±{FLAT} at every K.",
+        Effect.between(
+            "log-log slope", {f"K = {length:.0f}": one for length, one in every.items()}
+        ),
+        Rule(-FLAT, FLAT),
+        _by_length(every),
+    )
+
+
+def _by_length(every: dict[float, Slope]) -> str:
+    return "; ".join(f"K = {length:.0f}: {slope}" for length, slope in every.items())
+
+
+def steepest(rows: Columns) -> Claim:
+    """Every Muon grows less with r than SGD-M: differences from the ends of both intervals, as
+    methods share their draws."""
+    last = {name: norms(rows, name, rows["steps"].max()).slope for name in NAMES}
+    sgd = last["sgd-m"]
+    less = {NAMES[name]: Slope(sgd.value - one.value, sgd.low - one.high, sgd.high - one.low)
+            for name, one in last.items() if name != "sgd-m"}  # fmt: skip
+    return Claim(
+        "Every Muon grows less with the rank than SGD-M, at the largest K.",
+        Effect.between("SGD-M's slope − Muon's", less),
+        POSITIVE,
+        "; ".join(f"{NAMES[name]} {slope}" for name, slope in last.items()),
+    )
+
+
+def numbers(rows: Columns) -> Rows:
+    """Slopes by method and length."""
+    head = ("method", *(f"slope over K = {length:.0f}" for length in np.unique(rows["steps"])))
+    return [head, *((NAMES[name], *map(str, slopes(rows, name).values())) for name in NAMES)]
+
+
+# The figure.
+
+
+@style.styled
+def dependence(rows: Columns, narrow: bool = False) -> Figure:
+    """Means against r at the largest K, and slopes in r against K."""
+    figure, (left, right) = style.canvas(2, narrow, 2.9)
+    lengths = np.unique(rows["steps"])
+    for (name, label), look in zip(NAMES.items(), style.SERIES, strict=False):
+        last, every = norms(rows, name, lengths[-1]), slopes(rows, name).values()
+        style.errorbars(left, last.sizes, last.means, last.reach, look, label)
+        value, low, high = np.array([(one.value, one.low, one.high) for one in every]).T
+        style.errorbars(right, lengths, value, (value - low, high - value), look)
+    guide = norms(rows, "sgd-m", lengths[-1])
+    line = 1.3 * guide.means[-1] * np.sqrt(guide.sizes / guide.sizes[-1])
+    left.plot(guide.sizes, line, ":", color=style.BLACK, lw=1.2, label="slope 1/2")
+    right.axhline(0, color=style.GREY, lw=0.8)
+    right.axhline(0.5, color=style.BLACK, lw=1.2, ls=":")
+    style.powers_of_2(left, guide.sizes)
+    style.powers_of_2(right, lengths)
+    style.log_y(left)
+    left.set_xlabel("rank $r$")
+    left.set_ylabel(r"mean of $\Vert\nabla f(X_k)\Vert_*$")
+    right.set_xlabel("steps $K$")
+    right.set_ylabel("fitted slope in $r$")
+    style.legend_below(figure, left, 3)
+    return figure
+
+
+PICTURES = (
+    Picture(
+        "rank-dependence",
+        dependence,
+        "Mean nuclear norm of the gradient against the rank",
+        "First means over the longest run, with 95% intervals over seeds, then the slope in r of "
+        "means over K steps; dotted lines are a slope of 1/2. One Newton–Schulz step from "
+        "M/‖M‖_F leaves small singular values where r is large, so q = 1 follows SGD-M part "
+        "of the way; the exact map does not.",
+    ),
+)
+
+STUDY = Study(
+    "rank-dependence",
+    Settings,
+    cells,
+    claims,
+    numbers,
+    STANDS_ON,
+    PICTURES,
+)

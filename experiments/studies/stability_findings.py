@@ -1,0 +1,301 @@
+"""Kind `stability`: runs of a published grid, each beside its neighbours and its bound."""
+
+import itertools
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from matplotlib.axes import Axes
+from matplotlib.colors import LogNorm
+from matplotlib.figure import Figure
+from matplotlib.ticker import FuncFormatter, MaxNLocator, SymmetricalLogLocator
+
+from fedmuon.analysis.report import columns, style
+from fedmuon.analysis.report.chance import near_chance
+from fedmuon.analysis.report.claims import Columns, by_label, spearman, suite_claims, varying
+from fedmuon.analysis.report.deciding import with_range
+from fedmuon.analysis.report.findings import Findings, Picture, Rows, Titled, number
+from fedmuon.analysis.report.numbers import written
+from fedmuon.experiments.stability.findings import stands_on
+
+KEYS = ("trajectories", "published", "trajectories_per_second", "note", "constant", "delta",
+        "status", "assumptions")  # fmt: skip
+ASIDE = {
+    "accuracy": ("mean accuracy", np.mean),
+    "train_loss": ("mean train loss", np.mean),
+    "test_loss": ("mean test loss", np.mean),
+    "bound_global": ("mean bound, constants of all models", np.mean),
+    "range": ("mean range B of the loss", np.mean),
+    "share": ("largest perturbation / certificate", np.max),
+    "share_global": ("the same, constants of all models", np.max),
+}
+TABLE_2 = ("gap_within_bound", "mean_gap", "mean_bound", "mean_perturbation")
+
+
+def findings(folder: Path, about: Mapping[str, Any]) -> Findings:
+    """The findings of such a folder, whose suite.json is `about`."""
+    columns.require(about, KEYS, folder / "suite.json")
+    runs = columns.read_csv(folder / "runs.csv", columns.RUNS, columns.ASIDE)
+    neighbours = columns.read_csv(folder / "neighbours.csv", columns.NEIGHBOURS)
+    columns.require_matching(runs, neighbours, folder)
+    columns.require_consistent(runs, folder)
+    head, numbers = _beside(runs, about["published"])
+    of_gap, *others = suite_claims(runs, neighbours)
+    return Findings.of_suite(
+        folder,
+        about,
+        claims=[with_range(of_gap, about), *others],
+        numbers_title="Measured beside published" if about["published"] else "Measured",
+        head=head,
+        numbers=numbers,
+        pictures=_pictures(runs, neighbours),
+        stands_on=stands_on({**about, "c_hp": "explicit"}, str(about["constant"])),
+        assumptions=[str(text) for text in about["assumptions"]],
+        facts=("suite", "data", "scale", "trajectories", "seconds", "trajectories_per_second"),
+        runs=_every(runs),
+        caution=near_chance(runs["accuracy"], *about["guess"])
+        if "guess" in about and "accuracy" in runs
+        else "",
+    )
+
+
+def _every(runs: Columns) -> Titled:
+    """All runs: what varies, what each learned, its gap and its bound."""
+    factors = (*varying(runs), "seed")
+    names = [k for k in ("accuracy", "train_loss", "test_loss") if k in runs]
+    share = runs["bound"] / runs.get("range", np.ones(len(runs["bound"])))
+    head = (", ".join(factors), *(k.replace("_", " ") for k in names), "gap (95%)", "bound",
+            "bound / B", "mean perturbation")  # fmt: skip
+    lines: Rows = []
+    for at in range(len(share)):
+        gap, low, high = (number(float(runs[k][at]), 3) for k in ("gap", "gap_low", "gap_high"))
+        learnt = (number(float(runs[k][at])) for k in names)
+        ends = runs["bound"][at], share[at], runs["mean_perturbation"][at]
+        setting = ", ".join(f"{runs[k][at]:g}" for k in factors)
+        lines.append((setting, *learnt, f"{gap} ({low} to {high})",
+                      *(number(float(one), 3) for one in ends)))  # fmt: skip
+    return "All runs", head, lines
+
+
+def _pictures(runs: Columns, neighbours: Columns) -> list[Picture]:
+    """The figures that what varies asks for; the gap beside its bound always."""
+    factors, chosen = varying(runs), []
+    if {"lr", "lambda"} <= set(factors):
+        chosen.append(Picture.known("phase", phase, runs))
+    for factor in ("lr", "lambda", "n"):
+        if factor in factors and not (factor != "n" and chosen and chosen[0].name == "phase"):
+            name = f"scaling-{factor}"
+            chosen.append(Picture.known(name, scaling, runs, neighbours, factor))
+    if {"per_round", "alpha"} & set(factors):
+        chosen.append(Picture.known("exposure", exposure, neighbours))
+    return [*chosen, Picture.known("gap", gap_and_bound, runs)]
+
+
+def _beside(runs: Columns, published: Mapping[str, Any] | None) -> tuple[tuple[str, ...], Rows]:
+    """The columns of 001, Table 2 over all runs, and the published line where there is one."""
+    measured = {
+        "runs": str(len(runs["gap"])),
+        "gap ≤ bound": number(float((runs["gap"] <= runs["bound"]).mean())),
+        "mean gap": number(float(runs["table_gap"].mean())),
+        "mean bound": number(float(runs["bound"].mean())),
+        "mean perturbation": number(float(runs["mean_perturbation"].mean())),
+        "mean bound with C_hp = 1": number(float(runs["bound_one"].mean())),
+        "mean gap at the clients' label shares": number(float(runs["gap"].mean())),
+        **{
+            words: number(float(of(runs[name])))
+            for name, (words, of) in ASIDE.items()
+            if name in runs
+        },
+        "mean bound / B": number(float((runs["bound"] / runs.get("range", 1.0)).mean())),
+    }
+    if not published:
+        return ("", "measured"), list(measured.items())
+    held = [str(published.get("runs", "–")), *(number(published.get(name)) for name in TABLE_2)]
+    rows = itertools.zip_longest(measured, measured.values(), held, fillvalue="–")
+    return ("", "measured", f"001, Table 2 ({published.get('data', '')})"), list(rows)
+
+
+# The figure.
+
+QUANTITIES = ("bound", "mean_perturbation")
+
+
+@style.styled
+def phase(runs: Columns, narrow: bool = False) -> Figure:
+    """Bound and mean perturbation over (eta, 1/sqrt(lambda)) (001, Figure 2); means over all else.
+
+    The columns are those of runs.csv, each [S]; a cell without a run stays white.
+    """
+    figure, panels = style.canvas(2, narrow, 2.7)
+    for axes, name in zip(panels, QUANTITIES, strict=True):
+        _heat_map(axes, *means(runs, name))
+        axes.set_title(style.NAMES[name])
+    return figure
+
+
+def means(runs: Columns, quantity: str) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """eta [A], 1/sqrt(lambda) [B] in rising order, and the mean of the runs at each, [B, A]."""
+    lrs, lambdas = np.unique(runs["lr"]), np.unique(runs["lambda"])[::-1]
+    table = np.full((len(lambdas), len(lrs)), np.nan)
+    for row, lam in enumerate(lambdas):
+        for column, lr in enumerate(lrs):
+            here = (runs["lr"] == lr) & (runs["lambda"] == lam)
+            if here.any():
+                table[row, column] = runs[quantity][here].mean()
+    return lrs, 1 / np.sqrt(lambdas), table
+
+
+def _heat_map(axes: Axes, lrs: np.ndarray, roots: np.ndarray, table: np.ndarray) -> None:
+    shown = np.ma.masked_where(~np.isfinite(table) | (table <= 0), table)
+    norm = LogNorm(shown.min(), shown.max()) if shown.count() else None
+    image = axes.imshow(shown, origin="lower", aspect="auto", cmap="viridis", norm=norm)
+    for (row, column), value in np.ndenumerate(table):
+        filled = not np.ma.is_masked(shown[row, column])
+        dark = filled and np.dot(image.to_rgba(value)[:3], (0.3, 0.59, 0.11)) < 0.5
+        colour = style.ON_DARK if dark else style.ON_LIGHT if filled else style.BLACK
+        axes.text(column, row, style.compact(value), ha="center", va="center", fontsize=8,
+                  color=colour)  # fmt: skip
+    axes.set_xticks(range(len(lrs)), [style.plain(value) for value in lrs])
+    axes.set_yticks(range(len(roots)), [f"{value:.3g}" for value in roots])
+    axes.tick_params(length=0)
+    axes.spines[:].set_visible(False)
+    axes.set_xlabel(style.NAMES["lr"])
+    axes.set_ylabel(style.NAMES["lambda"])
+
+
+@style.styled
+def scaling(runs: Columns, neighbours: Columns, factor: str, narrow: bool = False) -> Figure:
+    """Bound, mean perturbation and certificate along n (001, Figures 3a, 3b), eta or lambda.
+
+    Points are runs, lines their means; the mean certificate is over a level's neighbours.
+    """
+    figure, (left, right) = style.canvas(2, narrow, 2.9)
+    x, moved = _place(runs, factor), runs["mean_perturbation"]
+    levels = np.unique(x)
+    _series(left, x, runs["bound"], "bound")
+    _series(right, x, moved, "mean perturbation")
+    at = _place(neighbours, factor)
+    promised = [neighbours["certificate"][at == level].mean() for level in levels]
+    right.plot(
+        levels, promised, "--", color=style.ORANGE, marker="s", ms=4, label="mean certificate"
+    )
+    for axes, values in ((left, runs["bound"]), (right, moved)):
+        style.levels_on_x(axes, levels)
+        axes.set_xlabel(style.NAMES[factor])
+        if factor == "n":
+            first = values[x == levels[0]].mean()  # which a line of slope -1 goes through
+            axes.plot(levels, first * levels[0] / levels, ":", color=style.GREY, lw=1.2,
+                      label="slope −1")  # fmt: skip
+        style.log_y(axes)
+        style.legend(axes, 2)
+    left.set_ylabel(style.NAMES["bound"])
+    right.set_ylabel(r"perturbation $\Vert X-X'\Vert_F$")
+    return figure
+
+
+def _place(columns: Columns, factor: str) -> np.ndarray:
+    return 1 / np.sqrt(columns["lambda"]) if factor == "lambda" else columns[factor]
+
+
+def _series(axes: Axes, x: np.ndarray, y: np.ndarray, label: str) -> None:
+    """Every run as a hollow point, and a line through the means of each level."""
+    levels = np.unique(x)
+    axes.plot(x, y, "o", color=style.BLUE, ms=3, mfc="none", mew=0.6, label="runs")
+    average = [y[x == level].mean() for level in levels]
+    axes.plot(levels, average, color=style.BLUE, marker="o", ms=4.5, label=label)
+
+
+@style.styled
+def exposure(neighbours: Columns, narrow: bool = False) -> Figure:
+    """Exposure per sample Y_i(C)/n_i against perturbation (001, Figure 3c), a point a neighbour.
+
+    A log axis has no zero: such neighbours stand below the rest, with their own mark and number.
+    Those of infinite exposure, which overflowed, are only counted.
+    """
+    figure, (axes,) = style.canvas(1, narrow, 3.6)
+    x, y = neighbours["exposure"] / neighbours["size"], neighbours["perturbation"]
+    floors = _floor(x), _floor(y)
+    at = np.where(x > 0, x, floors[0]), np.where(y > 0, y, floors[1])
+    finite, positive = np.isfinite(x), (x > 0) & (y > 0) & np.isfinite(x)
+    names = ("another label", "the same label")
+    kinds = zip(names, by_label(neighbours), style.SERIES, strict=False)
+    for label, part, (colour, marker) in kinds:
+        here = part & positive
+        axes.plot(at[0][here], at[1][here], marker, color=colour, ms=2.5, mew=0,
+                  rasterized=True, label=label)  # fmt: skip
+    zero = finite & ~positive
+    if zero.any():
+        axes.plot(at[0][zero], at[1][zero], "x", color=style.BLACK, ms=6, clip_on=False,
+                  label=f"zero, off the log axes: {zero.sum()}")  # fmt: skip
+    if not finite.all():
+        axes.plot([], [], " ", label=f"exposure unknown or infinite: {(~finite).sum()}")
+    _promise(axes, x, neighbours["certificate"])
+    if positive.any():
+        style.log_x(axes)
+    style.log_y(axes)
+    axes.set_xlabel(r"exposure per sample $Y_i(C)/n_i$")
+    axes.set_ylabel(r"perturbation $\Vert X-X'\Vert_F$")
+    axes.set_title(f"Spearman's ρ = {spearman(x, y):.3f}, {len(x)} neighbours", loc="left")
+    style.legend(axes, 2 if narrow else 4)
+    return figure
+
+
+def _floor(values: np.ndarray) -> float:
+    """A third of the smallest positive value."""
+    positive = values[values > 0]
+    return float(positive.min()) / 3 if len(positive) else 1.0
+
+
+def _promise(axes: Axes, x: np.ndarray, promised: np.ndarray) -> None:
+    """The certificate 2 G_max Y_i / n_i as a line, where it is proportional to the exposure."""
+    used = (x > 0) & np.isfinite(x) & np.isfinite(promised)
+    ratio = promised[used] / x[used]
+    if len(ratio) and np.ptp(ratio) <= 1e-6 * ratio.max():
+        ends = np.array([x[used].min(), x[used].max()])
+        axes.plot(ends, ratio[0] * ends, color=style.BLACK, lw=1, label="certificate")
+
+
+@style.styled
+def gap_and_bound(runs: Columns, narrow: bool = False) -> Figure:
+    """Every run [S] in order of its bound: gap with its 95% interval, bound, bound with C_hp = 1.
+
+    Where bounds dwarf the gaps, the axis is linear around zero and logarithmic above.
+    """
+    figure, (axes,) = style.canvas(1, narrow, 3.2)
+    order = np.argsort(runs["bound"], kind="stable")
+    place, gap = np.arange(1, len(order) + 1), runs["gap"][order]
+    reach = np.stack([gap - runs["gap_low"][order], runs["gap_high"][order] - gap])
+    axes.axhline(0, color=style.GREY, lw=0.8)
+    size = max(2.0, min(6.0, (300 if not narrow else 130) / len(order)))
+    axes.errorbar(place, gap, reach, fmt="o", color=style.BLUE, ms=min(size, 4), elinewidth=0.9,
+                  label="gap, 95% interval")  # fmt: skip
+    axes.plot(
+        place, runs["bound"][order], "_", color=style.BLACK, ms=size + 1, mew=1.6, label="bound"
+    )
+    axes.plot(place, runs["bound_one"][order], "d", color=style.ORANGE, ms=size, mfc="none",
+              label="bound with $C_{hp}$ = 1")  # fmt: skip
+    if "bound_global" in runs:
+        axes.plot(place, runs["bound_global"][order], "s", color=style.GREY, ms=size, mfc="none",
+                  label="bound, constants of all models")  # fmt: skip
+    _scale(axes, runs)
+    if (runs["bound"] >= 1).any():
+        axes.axhline(1, color=style.GREY, lw=1, ls=":", label="1, which no loss exceeds")
+    axes.xaxis.set_major_locator(MaxNLocator(integer=True))
+    axes.set_xlabel("run, in order of its bound")
+    axes.set_ylabel(r"test minus train risk $F-\hat F$")
+    style.legend(axes, 2 if narrow else 4)
+    return figure
+
+
+def _scale(axes: Axes, runs: Columns) -> None:
+    """Symmetric log where the largest bound is ten times any end of an interval."""
+    ends = np.abs(np.concatenate([runs["gap_low"], runs["gap_high"]]))
+    ends, bounds = (values[np.isfinite(values)] for values in (ends, runs["bound"]))
+    if len(ends) and len(bounds) and bounds.max() > 10 * ends.max():
+        linear = 10 ** np.ceil(np.log10(ends.max()))
+        axes.set_yscale("symlog", linthresh=linear)
+        axes.yaxis.set_minor_locator(
+            SymmetricalLogLocator(base=10, linthresh=linear, subs=list(range(2, 10)))
+        )
+        axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: written(value, "g")))

@@ -1,0 +1,407 @@
+"""Kind `training`: variants of a run over seeds, perhaps along a swept key, as real runs.
+
+The file lists variants, a sweep, claims and published numbers. Every cell is a run directory below
+runs/, which resumes and replays like any other.
+"""
+
+import contextlib
+import dataclasses
+import itertools
+import json
+import math
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Any, ClassVar, Literal
+
+import numpy as np
+from pydantic import Field
+
+from fedmuon.config.load import Config
+from fedmuon.config.schema import Natural
+from fedmuon.core import files
+from fedmuon.core.errors import InputError, NonFinite
+from fedmuon.core.tables import Scalar, Table, validate
+from fedmuon.experiments import spending
+from fedmuon.experiments.run import execute
+from fedmuon.experiments.studies.study import RunStudy
+from fedmuon.experiments.studies.training_findings import findings
+from fedmuon.experiments.suites import contents
+from fedmuon.experiments.suites.contents import PUBLISHED_FOR, SuiteRequest, Tables, merged
+from fedmuon.experiments.suites.suite import Cell, Rows, Work
+from fedmuon.federated import build
+from fedmuon.runs.directory import Record, RunDirectory
+
+Key = Annotated[str, Field(pattern=r"^[a-z-]+\.[a-z-]+$")]
+Nested = dict[str, dict[str, Scalar]]
+
+
+class Sweep(Table):
+    """A config key whose values multiply every variant; curves are drawn at one of them."""
+
+    key: Key
+    values: Annotated[list[float | int], Field(min_length=1)]
+    label: str
+    curves: float | int | None = None  # the last if it is not said
+    # how a config spells a value, if not as a number: taylor-{}
+    written: Annotated[str, Field(pattern=r"^$|\{\}")] = ""
+    # variants that run once, the same at every value
+    fixed: list[str] = Field(default_factory=list)
+    follow: str = ""  # the variant whose curves are drawn at all values
+
+    def at(self, x: float) -> Nested:
+        """The config's table with the key at this value."""
+        table, _, key = self.key.partition(".")
+        return {table: {key: self.written.format(f"{x:g}") if self.written else x}}
+
+
+class Claim(Table):
+    """`better` ends at or below `than` (above in accuracy), reaches its train loss sooner, or ends
+    near it: within that share of the larger.
+
+    Along a sweep, falling and rising say it of the variant `better` from each value to the next.
+    """
+
+    better: str
+    than: str = ""
+    kind: Literal["terminal", "sooner", "near", "falling", "rising"] = "terminal"
+    measure: str = "train_loss"
+    sentence: str = ""
+    within: Annotated[float, Field(gt=0, lt=1)] = 0.02
+
+
+class PublishedTimes(Table):
+    """Train losses of variants at seconds of the paper's own machine."""
+
+    seconds: Annotated[list[float], Field(min_length=1)]
+    losses: dict[str, list[float]]
+
+
+class Times(Table):
+    """A table of train losses at even parts of the training seconds of the variant `of`."""
+
+    of: str
+    parts: Annotated[int, Field(ge=2)] = 5
+    # by data set
+    published: dict[str, PublishedTimes] = Field(default_factory=dict)
+
+
+class Suite(Table):
+    """The file; `published` has numbers by data set and variant, which `source` names, and `also`
+    stands beside every verdict."""
+
+    title: str
+    seeds: Annotated[list[Natural], Field(min_length=1)]
+    variants: Annotated[dict[str, Nested], Field(min_length=1)]
+    base: Nested = Field(default_factory=dict)
+    sweep: Sweep | None = None
+    times: Times | None = None
+    claims: dict[str, Claim] = Field(default_factory=dict)
+    published: dict[str, dict[str, dict[str, float]]] = Field(default_factory=dict)
+    source: str = "published"
+    note: str = ""
+    also: str = ""
+
+    def sweeps(self, variant: str) -> bool:
+        """Whether the variant runs at every value of a sweep."""
+        return self.sweep is not None and variant not in self.sweep.fixed
+
+
+def suite_of(content: dict[str, Any]) -> Suite:
+    """The file's content, with every variant that it names among its variants."""
+    suite = validate(Suite, content)
+    for place, name in _named(suite):
+        if name not in suite.variants:
+            known = ", ".join(suite.variants)
+            raise InputError(f"[{place}] names {name!r}, which is no variant: {known}")
+    for key, claim in suite.claims.items():
+        if claim.kind in ("falling", "rising") and not suite.sweep:
+            raise InputError(f"[claims.{key}] kind = '{claim.kind}' needs a [sweep]: add one")
+    if suite.times and suite.sweep:
+        raise InputError("[times] is for a suite without a [sweep]: leave one of them out")
+    return suite
+
+
+def _named(suite: Suite) -> Iterator[tuple[str, str]]:
+    """The places of the file that name a variant."""
+    for key, claim in suite.claims.items():
+        others = [] if claim.kind in ("falling", "rising") else [claim.than]
+        yield from ((f"claims.{key}", name) for name in (claim.better, *others))
+    for data, held in suite.published.items():
+        yield from ((f"published.{data}", name) for name in held)
+    if sweep := suite.sweep:
+        followed = [sweep.follow] if sweep.follow else []
+        yield from (("sweep", name) for name in (*sweep.fixed, *followed))
+    if suite.times:
+        yield "times", suite.times.of
+        for data, table in suite.times.published.items():
+            yield from ((f"times.published.{data}", name) for name in table.losses)
+
+
+# A cell: one run in its own run directory.
+
+NOT_MEASURED = ("round", "seconds", "train_seconds", "client_loss")
+MEASURES = ("train_loss", "test_loss", "test_gap", "accuracy")
+
+
+@dataclass(frozen=True)
+class Trained:
+    """One run: a variant at a value of the sweep, with a seed."""
+
+    variant: str
+    x: float | None
+    config: Config
+    folder: Path | None = None
+
+    @property
+    def name(self) -> str:
+        """The run directory's name."""
+        at = "" if self.x is None else f"-{self.x:g}"
+        return f"{slug(self.variant)}{at}-seed{self.config.federation.seed}"
+
+    @property
+    def size(self) -> int:
+        """Rounds."""
+        return self.config.federation.rounds
+
+    def compute(self) -> Record:
+        """The run, made or gone on with; its evaluated rounds, and what stopped it if it diverged.
+
+        A run that diverged has no summary, and ends with a row of nan.
+        """
+        assert self.folder is not None
+        if why := RunDirectory(self.folder).lost():
+            raise InputError(
+                f"{self.folder} {why}: remove it, which leaves what it released out of every "
+                "account, and go on with --resume"
+            )
+        note = ""
+        last: Record = dict.fromkeys(MEASURES, math.nan)
+        try:
+            last = execute(self.config, self.folder, resume=True)
+        except NonFinite as error:
+            note = str(error)
+        records = RunDirectory(self.folder).records()
+        rows = [_measured(record) for record in records if MEASURES[0] in record]
+        if note or not rows or rows[-1]["round"] < self.size:
+            final = records[-1] if records else {"round": 0, "train_seconds": 0.0}
+            rows.append(_measured(final) | {name: last[name] for name in MEASURES})
+        head = {"variant": self.variant, "x": self.x, "seed": self.config.federation.seed}
+        found: Record = {"head": head, "run": self.name, "rows": rows, "note": note}
+        found |= spending.privacy_record(self.config, last)
+        return found | ({"seconds": records[-1]["seconds"]} if records else {})
+
+
+def slug(name: str) -> str:
+    """A variant as part of a file's name: FedAvg, E = 1 is fedavg-e-1."""
+    return re.sub(r"[^a-z0-9.]+", "-", name.lower()).strip("-")
+
+
+def _measured(record: Record) -> Record:
+    """Round, seconds of training, and every number that the run tells of that round."""
+    head = {name: record[name] for name in ("round", "train_seconds")}
+    return head | {
+        name: value
+        for name, value in record.items()
+        if name not in NOT_MEASURED and isinstance(value, int | float)
+    }
+
+
+# The suite.
+
+SETTLED = {"federation.seed": "seeds", "data.name": "--data"}
+
+
+def work(content: dict[str, Any], asked: SuiteRequest) -> "Training":
+    """The suite as runs."""
+    suite = suite_of(content)
+    if len(set(suite.seeds)) < len(suite.seeds):
+        raise InputError(f"seeds = {suite.seeds} names one twice: name each once")
+    cells = _cells(suite, asked)
+    if len({one.name for one in cells}) < len(cells):
+        raise InputError("two [variants] or [sweep] values share a name: make their names differ")
+    return Training(asked, "training", suite.title, cells, suite)
+
+
+def _cells(suite: Suite, asked: SuiteRequest) -> list[Trained]:
+    """Every variant at every value with every seed; sizes are cut to what the source holds."""
+    contents.require_free("--set", asked.changes, SETTLED)
+    contents.require_free("[base]", suite.base, {**SETTLED, "data.name": ""})
+    for name, own in suite.variants.items():
+        swept = {suite.sweep.key: "[sweep]"} if suite.sweep and suite.sweeps(name) else {}
+        contents.require_free(f"[variants.{name!r}]", own, SETTLED | swept)
+    base = merged(suite.base, merged(asked.changes, {"data": {"name": asked.data}}))
+    cells = [
+        Trained(name, x, contents.cell(merged(setting, {"data": _sizes(setting)})))
+        for name, x, setting in settings(suite, base, asked.changes)
+    ]
+    _require_read(suite, asked, cells)
+    return [dataclasses.replace(one, config=build.resolve(one.config)) for one in cells]
+
+
+def _require_read(suite: Suite, asked: SuiteRequest, cells: Sequence[Trained]) -> None:
+    """Refuse what a variant, the sweep or the command line asks for in vain."""
+    for name, own in suite.variants.items():
+        contents.require_plain(name, "the variant")
+        configs = [one.config for one in cells if one.variant == name]
+        contents.require_read(f"[variants.{name!r}]", own, configs)
+    every = [one.config for one in cells]
+    contents.require_read("--set", asked.changes, every)
+    contents.require_read("[base]", suite.base, every)
+    if suite.sweep:
+        contents.require_read("[sweep]", suite.sweep.at(suite.sweep.values[0]), every)
+
+
+def settings(
+    suite: Suite, base: Tables, changes: Tables
+) -> Iterator[tuple[str, float | None, dict[str, Any]]]:
+    """Variant, value of the sweep and config tables of every run, over those of `base`."""
+    for name, own in suite.variants.items():
+        values = suite.sweep.values if suite.sweep and suite.sweeps(name) else [None]
+        for x, seed in itertools.product(values, suite.seeds):
+            swept = suite.sweep.at(x) if suite.sweep and x is not None else {}
+            setting = merged(merged(merged(base, own), swept), changes)
+            yield name, x, merged(setting, {"federation": {"seed": seed}})
+
+
+def _settings(cell: Trained) -> list[Any]:
+    return [cell.name, cell.variant, cell.config.model_dump(by_alias=True)]
+
+
+def _sizes(setting: Tables) -> dict[str, int]:
+    """What a run trains on and holds out of its own data: a text has fewer windows if they are
+    longer."""
+    data = setting["data"]
+    if data["name"] == "synthetic":
+        return {}
+    # text is read by a decoder alone
+    read = contents.cell({"data": data, "task": setting.get("task", {})})
+    held, most = contents.room(build.source(read), data.get("test", contents.TEST))
+    return {"train": min(int(data.get("train", most)), most), "test": held}
+
+
+@dataclass(frozen=True)
+class Training(Work):
+    """Runs of variants; `suite` is the file's content."""
+
+    cells: Sequence[Trained]
+    suite: Suite
+    counted: ClassVar[str] = "rounds"
+
+    @property
+    def decisive(self) -> list[Any]:
+        """Kind, suite, scale, and every run's config."""
+        return [*self._named, [_settings(one) for one in self.cells]]
+
+    @property
+    def _named(self) -> list[str]:
+        return [self.kind, self.asked.stem, self.asked.scale, "a seal a cell"]
+
+    def seal(self, cell: Cell) -> str:
+        """Of the cell alone: with more seeds it is the same."""
+        assert isinstance(cell, Trained)
+        return files.digest(json.dumps([*self._named, _settings(cell)]).encode())
+
+    def joined(self, lock: bytes) -> bytes | None:
+        """Also that of more or fewer runs, as of other seeds: the one that names more."""
+        with contextlib.suppress(ValueError, TypeError):  # damaged
+            *named, cells = json.loads(lock)
+            mine, theirs = ({json.dumps(one) for one in every}
+                            for every in (map(_settings, self.cells), cells))  # fmt: skip
+            if named == self._named and mine >= theirs:
+                return self.lock
+            if named == self._named and mine <= theirs:
+                return lock
+        return None
+
+    def require_sound(self, cells: Sequence[Cell]) -> None:
+        """Their run directories, where they were kept."""
+        for one in cells:
+            if isinstance(one, Trained) and one.folder and one.folder.exists():
+                try:
+                    RunDirectory(one.folder).require_sound(ended=True)
+                except InputError as error:
+                    what, _, _ = str(error).partition(": ")
+                    raise InputError(
+                        f"{what}: remove {one.folder}, whose rows are kept, and go on with --resume"
+                    ) from None
+
+    @property
+    def published(self) -> dict[str, dict[str, float]]:
+        """Numbers to put beside these, by variant."""
+        held = self.suite.published
+        return held.get(self.asked.data) or held.get(PUBLISHED_FOR.get(self.asked.data, ""), {})
+
+    def tables(self, records: list[Record]) -> Mapping[str, Rows]:
+        """curves.csv, runs.csv and summary.csv."""
+        records = list(_everywhere(records, self.suite.sweep))
+        names = _measures([*records, {"rows": list(self.published.values())}])
+        unknown = dict.fromkeys(("round", "train_seconds", *names), math.nan)
+        curves = [one["head"] | unknown | row for one in records for row in one["rows"]]
+        ends = [
+            one["head"] | {"run": one["run"]} | unknown | one["rows"][-1] | {"note": one["note"]}
+            for one in records
+        ]
+        found = {"curves": curves, "runs": ends, "summary": self._beside(ends, names)}
+        return spending.with_privacy_columns(found, [one["head"] for one in records], records)
+
+    def _beside(self, ends: list[Record], names: list[str]) -> list[Record]:
+        """Means over seeds with their standard deviations, and the published numbers."""
+        rows = []
+        # as text: a nan is not equal to itself
+        for _, group in itertools.groupby(ends, lambda row: (row["variant"], str(row["x"]))):
+            runs = list(group)
+            head = {name: runs[0][name] for name in ("variant", "x")}
+            mean = {"source": "measured", "runs": len(runs),
+                    "diverged": sum(bool(row["note"]) for row in runs)}  # fmt: skip
+            for name in ("train_seconds", *names):
+                values = np.array([row[name] for row in runs])
+                deviation = values.std(ddof=1) if len(values) > 1 else math.nan
+                mean |= {name: float(values.mean()), f"{name}_sd": float(deviation)}
+            rows.append(head | mean)
+            if head["variant"] in self.published and math.isnan(head["x"]):
+                empty = dict.fromkeys(mean, "")
+                rows.append(
+                    head | empty | {"source": self.suite.source} | self.published[head["variant"]]
+                )
+        return rows
+
+    def summary(self, records: list[Record]) -> Record:
+        """What the report needs to judge and draw; `times` with what is published of these data."""
+        source, suite, config = self.asked.data, self.suite, self.cells[0].config
+        if source not in suite.published:
+            source = PUBLISHED_FOR.get(source, source)
+        times = suite.times and suite.times.model_dump()
+        if times:
+            times |= {"published": times["published"].get(source)}
+        return {
+            "note": suite.note,
+            "runs": len(records),
+            "variants": list(suite.variants),
+            "sweep": suite.sweep and suite.sweep.model_dump(),
+            "times": times,
+            "claims": [{**one.model_dump(), "also": suite.also} for one in suite.claims.values()],
+            "published": self.published,
+            "source": f"{suite.source} ({source})",
+            "machine": {"device": config.engine.device},
+            **contents.guess(build.source(config), config),
+        }
+
+
+def _everywhere(records: list[Record], sweep: Sweep | None) -> Iterator[Record]:
+    """The records; variants that are not swept stand at every value, or at nan without a sweep."""
+    for x in sweep.values if sweep else [math.nan]:
+        for one in records:
+            if one["head"]["x"] in (x, None):
+                yield one | {"head": one["head"] | {"x": x}}
+
+
+def _measures(records: list[Record]) -> list[str]:
+    """All measured names, in order; a run may lack one that others have."""
+    rows = (row for record in records for row in record["rows"])
+    names = dict.fromkeys(itertools.chain(MEASURES, *rows))
+    return [name for name in names if name not in ("round", "train_seconds")]
+
+
+STUDY = RunStudy("training", work, findings)

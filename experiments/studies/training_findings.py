@@ -1,0 +1,521 @@
+"""Kind `training`: variants of a run over seeds, their curves, and who ends lower or sooner."""
+
+import contextlib
+import json
+import shlex
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from pathlib import Path
+from typing import Any, TypeGuard
+
+import numpy as np
+from matplotlib.axes import Axes
+from matplotlib.collections import LineCollection
+from matplotlib.figure import Figure
+from matplotlib.lines import Line2D
+from matplotlib.ticker import MaxNLocator
+from matplotlib.transforms import ScaledTranslation
+
+from fedmuon.analysis.report import style
+from fedmuon.analysis.report.chance import luck, near_chance
+from fedmuon.analysis.report.columns import MEND, Columns, read_table, require
+from fedmuon.analysis.report.comparisons import (
+    at_level,
+    ended,
+    judged,
+    levels,
+    name_of,
+    rows_of,
+)
+from fedmuon.analysis.report.deciding import of_all_seeds
+from fedmuon.analysis.report.findings import (
+    Findings,
+    Picture,
+    Rows,
+    Titled,
+    card_of,
+    number,
+    spread,
+)
+from fedmuon.analysis.report.timetables import followed, timetable
+from fedmuon.analysis.report.verdicts import Claim, counted
+from fedmuon.core.errors import InputError
+from fedmuon.core.files import read_text
+from fedmuon.privacy.client_level import EVERYONE
+from fedmuon.privacy.pairs import ADJACENCIES
+
+KEYS = ("variants", "sweep", "claims", "published", "source", "note")
+HEAD = ("x", "seed", "round", "train_seconds")
+MEASURES = ("train_loss", "test_loss", "accuracy")
+SAMPLINGS = {"poisson": "Poisson", "shuffle": "shuffled", "cyclic": "cyclic", "none": "public"}
+
+
+def findings(folder: Path, about: Mapping[str, Any]) -> Findings:
+    """The findings of such a folder, whose suite.json is `about`."""
+    require(about, KEYS, folder / "suite.json")
+    curves = read_table(folder / "curves.csv", (*HEAD, *MEASURES), ("variant",))
+    runs = read_table(folder / "runs.csv", (*HEAD, *MEASURES), ("variant", "note"))
+    _require_matching(curves, runs, about, folder)
+    label = str(about["sweep"]["label"]) if about["sweep"] else ""
+    clients = _clients(folder)
+    chance = luck(*about["guess"]) if "guess" in about else 0.0
+    claims = [
+        replace(judged(one, runs, curves, label, chance), also=one.get("also", ""))
+        for one in about["claims"]
+    ]
+    head, numbers = _numbers(runs, about)
+    return Findings.of_suite(
+        folder,
+        about,
+        claims=[*claims, kept(runs, clients)] if targeted(clients) else claims,
+        numbers_title="Terminal values, mean ± standard deviation over seeds",
+        head=head,
+        numbers=numbers,
+        pictures=[*_pictures(curves, runs, about), *_accounts(clients, about)],
+        stands_on="" if clients is None else _stands_on(clients),
+        facts=("suite", "data", "scale", "runs", "seconds"),
+        more=[timetable(curves, about)] if about.get("times") else (),
+        card=[*card_of(about), ("accuracy at the end", _reached(runs))],
+        runs=_every(runs, label),
+        caution=near_chance(_accuracies(runs), *about["guess"]) if "guess" in about else "",
+        pending=_pending(folder, about),
+    )
+
+
+def _pending(folder: Path, about: Mapping[str, Any]) -> str:
+    """That more seeds were asked for than these tables have, and the command that goes on."""
+    with contextlib.suppress(OSError, ValueError, LookupError, TypeError):  # for --resume to refuse
+        cells = json.loads(read_text(folder / "suite.lock"))[-1]
+        if len(cells) > about["runs"]:
+            seeds = str(len({config["federation"]["seed"] for *_, config in cells}))
+            words = of_all_seeds(shlex.split(str(about["again"])))
+            again = shlex.join([*words, "--seeds", seeds, "--out", str(folder), "--resume"])
+            return (
+                f"These are {about['runs']} of {len(cells)} runs that were once asked for, of "
+                f"{seeds} seeds: for the others go on with {again}"
+            )
+    return ""
+
+
+def _accuracies(runs: Columns) -> np.ndarray:
+    """Of every run once: one that is not swept has a row at each value."""
+    every = dict(zip(runs.get("run", range(len(runs["x"]))), runs["accuracy"], strict=True))
+    return np.array([*every.values()])
+
+
+def _reached(runs: Columns) -> str:
+    """From the least accurate variant to the most, as means over seeds."""
+    every = [ended(runs, name, x, "accuracy") for name in dict.fromkeys(runs["variant"].tolist())
+             for x in levels(runs)]  # fmt: skip
+    known = [one for one in every if np.isfinite(one)]
+    return f"{min(known):.3f} to {max(known):.3f}" if known else "–"
+
+
+def _every(runs: Columns, label: str) -> Titled:
+    """All runs with what they ended with."""
+    names = ("seed", "round", *MEASURES, "train_seconds")
+    head = ("run", *([label] if label else []), *(name_of(name) for name in names))
+    lines: Rows = []
+    for at, variant in enumerate(runs["variant"].tolist()):
+        swept = (f"{runs['x'][at]:g}",) if label else ()
+        lines.append((variant, *swept, *(number(float(runs[name][at])) for name in names)))
+    return "All runs", head, lines
+
+
+def _clients(folder: Path) -> Columns | None:
+    """The accounts of the clients of private runs, or None."""
+    file = folder / "clients.csv"
+    names = ("x", "seed", "client", "epsilon", "target")
+    return read_table(file, names, ("variant",)) if file.exists() else None
+
+
+def _stands_on(clients: Columns) -> str:
+    """What every epsilon of the section compares."""
+    named = adjacency_of(clients)
+    means = "; ".join(f"{one}: {ADJACENCIES.get(one, '')}" for one in named.split(", "))
+    return f"Every ε here is of {named} neighbours, with {drawn(clients)} ({means})."
+
+
+def drawn(clients: Columns) -> str:
+    """How the lots of samples, or the cohorts of whole clients, are drawn."""
+    what = "cohorts" if (clients["client"] == EVERYONE).all() else "lots"
+    ways = dict.fromkeys(map(str, clients.get("sampling", ["poisson"])))
+    return ", ".join(f"{SAMPLINGS.get(one, one)} {what}" for one in ways if one)
+
+
+def targeted(clients: Columns | None) -> TypeGuard[Columns]:
+    """Whether runs were to keep to an epsilon; those of a given noise spend what they spend."""
+    return clients is not None and bool((clients["target"] > 0).all())
+
+
+def kept(runs: Columns, clients: Columns) -> Claim:
+    """Every run is certified, and no client of it spends more than the run's target."""
+    sentence = (
+        "Every run is certified, and no client spends more than its target ε, jointly "
+        f"({adjacency_of(clients)}, {drawn(clients)})."
+    )
+    certified = runs["certified"][~np.isnan(runs["epsilon"])] == "True"  # of the runs that ended
+    over, share = clients["epsilon"] > clients["target"], clients["epsilon"] / clients["target"]
+    detail = (
+        f"{certified.sum()} of {len(certified)} runs are certified; {over.sum()} of {len(over)} "
+        f"accounts are above their target, and the largest is {share.max():.2%} of it; "
+        "each account is of one training, and choosing among several spends more "
+        "(`fedmuon privacy tuned`)"
+    )
+    every = np.concatenate([certified, ~over])
+    return counted(sentence, every, "runs and accounts", detail)
+
+
+def _require_matching(
+    curves: Columns, runs: Columns, about: Mapping[str, Any], folder: Path
+) -> None:
+    """Both tables have the suite's variants, and every run ends where its curve does."""
+    ends = [
+        curves["round"][rows_of(curves, variant, x) & (curves["seed"] == seed)].max(initial=-1)
+        for variant, x, seed in zip(runs["variant"], runs["x"], runs["seed"], strict=True)
+    ]
+    same = set(runs["variant"]) == set(curves["variant"]) == set(about["variants"])
+    count = len(about["variants"]) * len(levels(runs)) * len(np.unique(runs["seed"]))
+    if not same or len(ends) != count or not np.array_equal(ends, runs["round"]):
+        raise InputError(f"{folder}: curves.csv and runs.csv do not belong together: {MEND}")
+
+
+def _numbers(runs: Columns, about: Mapping[str, Any]) -> tuple[tuple[str, ...], Rows]:
+    """A line a variant and value, and its published line below it."""
+    swept = bool(about["sweep"])
+    names = (*MEASURES, "train_seconds", *(["epsilon"] if "epsilon" in runs else []))
+    named = {"epsilon": f"{name_of('epsilon')} ({adjacency_of(runs)})"}
+    heads = (named.get(name, name_of(name)) for name in names)
+    head = ("variant", *([about["sweep"]["label"]] if swept else []), *heads)
+    rows: Rows = []
+    for variant in about["variants"]:
+        for x in levels(runs):
+            mine = rows_of(runs, variant, x)
+            cells = [_spread(runs[name][mine]) for name in names]
+            rows.append((variant, *([f"{x:g}"] if swept else []), *cells))
+        if (held := about["published"].get(variant)) and not swept:
+            rows.append((f"  {about['source']}", *(number(held.get(name)) for name in names)))
+    return head, rows
+
+
+def _spread(values: np.ndarray) -> str:
+    """Mean and standard deviation, or that it diverged."""
+    lost = int(np.isnan(values).sum())
+    return f"{lost} of {len(values)} diverged" if lost else spread(values)
+
+
+def _accounts(clients: Columns | None, about: Mapping[str, Any]) -> list[Picture]:
+    """Every client's epsilon, where there is more than one client."""
+    if clients is None or len(np.unique(clients["client"])) == 1:
+        return []
+    return [Picture.known("clients", by_client, clients, about["variants"], _drawn_at(about))]
+
+
+def _pictures(curves: Columns, runs: Columns, about: Mapping[str, Any]) -> list[Picture]:
+    """Terminal values along the sweep, and curves by round and by seconds."""
+    sweep = about["sweep"]
+    ends = [_terminal(runs, about)] if sweep else []
+    if sweep and sweep["key"] == "privacy.noise" and "epsilon" in runs:
+        spent = runs, about["variants"]
+        by = Picture.known("epsilon", by_epsilon, *spent, read=ends_in_words)
+        ends.insert(0, by)
+    along = [_followed(curves, sweep)] if sweep and sweep.get("follow") else []
+    return [*ends, *_by_round_and_seconds(curves, about), *along]
+
+
+def _terminal(runs: Columns, about: Mapping[str, Any]) -> Picture:
+    """Where the variants end, along the sweep."""
+    measures, label = ("test_loss", "accuracy"), about["sweep"]["label"]
+    given = runs, about["variants"], measures, label
+    return Picture.known("terminal", terminal, *given, read=ends_in_words)
+
+
+def _by_round_and_seconds(curves: Columns, about: Mapping[str, Any]) -> list[Picture]:
+    """The curves at one value of the sweep, if there is one."""
+    variants, sweep, at = about["variants"], about["sweep"], _drawn_at(about)
+    where = f" at {sweep['label']} = {at:g}" if sweep else ""
+    rows = {name: column[at_level(curves, at)] for name, column in curves.items()}
+    shown = partial(Picture.known, where=where, read=partial(in_words, rows))
+    return [
+        shown(name, draw_curves, curves, variants, by, at)
+        for by, name in (("round", "curves"), ("train_seconds", "curves-seconds"))
+    ]
+
+
+def _followed(curves: Columns, sweep: Mapping[str, Any]) -> Picture:
+    """The curves of the variant that the suite follows, at each value of the sweep."""
+    lines, names = followed(curves, sweep)
+    where = sweep["follow"]
+    given = lines, names, "round", np.nan
+    read = partial(in_words, lines)
+    made = Picture.known("followed", draw_curves, *given, where=where, read=read)
+    beside = " Beside them are variants that the sweep leaves alone." * bool(sweep["fixed"])
+    return replace(made, caption=made.caption + beside)
+
+
+def _drawn_at(about: Mapping[str, Any]) -> float:
+    """The value of the sweep that curves are drawn at; nan without one."""
+    sweep = about["sweep"]
+    if not sweep:
+        return np.nan
+    return sweep["values"][-1] if sweep["curves"] is None else sweep["curves"]
+
+
+# The figure.
+
+LINES = (*style.SERIES, (style.BLACK, "X"), (style.GREY, "*"))
+AXES = {"round": "round", "train_seconds": "seconds of training"}
+HUGE = 1e6  # a loss from here on is a divergence
+MOST = 4  # variants whose bands and train losses stay apart; legend columns of a wide figure
+APART = 2.5  # points between the bars of two variants at one value
+
+
+@dataclass(frozen=True)
+class Look:
+    """How a variant is drawn; `added` is one that adds something to another, which is solid."""
+
+    colour: str
+    marker: str
+    added: bool
+
+
+def looks(variants: Sequence[str]) -> dict[str, Look]:
+    """A look for each; the only "A + B" beside an "A" is A's, hollow and dotted."""
+    heads = [name.rpartition(" + ")[0] for name in variants]
+    base = {name: head if head in variants and heads.count(head) == 1 else name
+            for name, head in zip(variants, heads, strict=True)}  # fmt: skip
+    places = [name for name in variants if base[name] == name]
+    return {name: Look(*LINES[places.index(base[name]) % len(LINES)], base[name] != name)
+            for name in variants}  # fmt: skip
+
+
+@style.styled
+def draw_curves(
+    rows: Columns, variants: Sequence[str], by: str, x: float = np.nan, narrow: bool = False
+) -> Figure:
+    """Held-out loss solid, train loss dashed, or dotted and dash-dotted of what adds to another
+    variant, and accuracy, by round or by seconds of training.
+
+    A line is the mean over seeds, its band their minimum and maximum; more than `MOST` variants
+    have no bands and no train losses. `x` is a value of the sweep.
+    """
+    figure, (loss, accuracy) = style.canvas(2, narrow, 2.9)
+    few = len(variants) <= MOST
+    for name, look in looks(variants).items():
+        for axes, measure in ((loss, "test_loss"), (accuracy, "accuracy")):
+            _line(axes, _means(rows, name, x, by, measure), look, name, few)
+        if few:
+            points = _means(rows, name, x, by, "train_loss")
+            kind, mark = "-." if look.added else "--", "_" if len(points) == 1 else ""
+            loss.plot(points[:, 0], points[:, 1], kind, color=look.colour, lw=1.4, marker=mark)
+            _band(loss, points, look)
+    named = "loss (train dashed)" if few else "held-out loss"
+    for axes, label in ((loss, named), (accuracy, "accuracy")):
+        axes.set_xlabel(AXES[by])
+        axes.set_ylabel(label)
+        _from_zero(axes)
+        if by == "round":
+            axes.xaxis.set_major_locator(MaxNLocator(6, steps=[1, 2, 5, 10], integer=True))
+    style.log_y(loss)
+    style.legend_below(figure, accuracy, 2 if narrow else MOST)
+    return figure
+
+
+def in_words(rows: Columns, figure: Figure) -> str:
+    """What the lines of these curves are, read off the figure that was drawn, and whether they are
+    means, off the rows of its variants."""
+    loss, accuracy = figure.axes
+    held = {
+        kind: [str(line.get_label()) for line in accuracy.lines if line.get_linestyle() == kind]
+        for kind in ("-", ":")
+    }
+    kinds = {line.get_linestyle() for line in loss.lines}
+    train, added = "--" in kinds, "-." in kinds
+    single = "_" in {line.get_marker() for line in loss.lines}
+    said = ["Losses" + (" on a log axis" if loss.get_yscale() == "log" else "")]
+    said.append("held out solid" if train else "held-out ones alone, solid")
+    said.append("dotted, with hollow marks, where a variant adds something to the full mark of its "
+                f"colour ({', '.join(held[':'])})" if held[":"] else "")  # fmt: skip
+    said.append(f"train dashed{', dash-dotted where held-out is dotted' * added}" if train else "")
+    said = [", ".join(filter(None, said)), *_means_in_words(rows)]
+    said += ["a train loss of one round alone is a flat mark"] * single
+    spread = [isinstance(one, LineCollection) for one in loss.collections]
+    extents = " and ".join(["bands"] * (not all(spread)) + ["bars"] * any(spread))
+    said += [f"{extents} reach from the smallest to the largest"] * bool(extents)
+    lasts = any(len(np.asarray(line.get_xdata())) > 1 for line in loss.lines)
+    growing = " A held-out loss that leaves its train loss upwards is a growing gap."
+    growing *= train and lasts
+    return f"{'; '.join(said)}. Accuracies are those on held-out samples.{growing}"
+
+
+def _means_in_words(rows: Columns) -> list[str]:
+    """Whether lines are means, and whether some end early."""
+    several = len(np.unique(rows["seed"])) > 1
+    lost = not (np.abs(rows["test_loss"]) < HUGE).all()
+    said = "lines are means over seeds" * several, "a line ends where a run diverged" * lost
+    return [*filter(None, said)]
+
+
+def ends_in_words(figure: Figure) -> str:
+    """What marks and bars of ends are, read off the figure that was drawn."""
+    axes = figure.axes[-1]
+    several, bars = len(axes.lines) > 1, bool(axes.collections)
+    said = [
+        "A mark is the mean over seeds, its bar reaches from the smallest to the largest"
+        f"{', beside those of other variants' * several}." * bars,
+        "Where bars of two variants overlap widely, these seeds do not tell them apart."
+        * (several and bars),
+        "A hollow mark adds something to the full mark of its colour."
+        * any(line.get_linestyle() == ":" for line in axes.lines),
+    ]
+    return " ".join(filter(None, said))
+
+
+def _means(rows: Columns, variant: str, x: float, by: str, measure: str) -> np.ndarray:
+    """Place, mean, minimum and maximum over seeds at every evaluated round, [rounds, 4].
+
+    A round that a run did not reach, or at which it had diverged, ends the line.
+    """
+    mine = rows_of(rows, variant, x)
+    seeds, found = len(np.unique(rows["seed"][mine])), []
+    for at in np.unique(rows["round"][mine]):
+        now = mine & (rows["round"] == at)
+        values = rows[measure][now]
+        if len(values) < seeds or not (np.abs(values) < HUGE).all():
+            break
+        found.append((rows[by][now].mean(), values.mean(), values.min(), values.max()))
+    return np.array(found).reshape(-1, 4)
+
+
+def _line(axes: Axes, points: np.ndarray, look: Look, label: str, band: bool) -> Line2D:
+    at, mean, _, _ = points.T
+    (line,) = axes.plot(at, mean, ":" if look.added else "-", color=look.colour, lw=1.4, ms=3.5,
+                        marker=look.marker, mfc="white" if look.added else look.colour,
+                        markevery=max(1, len(at) // 6), label=label)  # fmt: skip
+    if band:
+        _band(axes, points, look)
+    return line
+
+
+def _from_zero(axes: Axes) -> None:
+    """An x axis from 0, with room for the whole of the last mark."""
+    last = float(axes.dataLim.x1)
+    axes.set_xlim(0, 1.05 * last if np.isfinite(last) and last > 0 else None)
+
+
+def _band(axes: Axes, points: np.ndarray, look: Look) -> None:
+    at, _, low, high = points.T
+    if len(at) == 1 and high > low:  # a band would have no width
+        axes.vlines(at, low, high, color=look.colour, lw=0.9)
+    elif (high > low).any():
+        axes.fill_between(at, low, high, color=look.colour, alpha=0.15, lw=0)
+
+
+def _with_bars(axes: Axes, points: np.ndarray, shift: float, look: Look, label: str) -> None:
+    """Means on a line, with bars from the smallest to the largest; beside those of other variants,
+    which would cover them."""
+    figure, varies = axes.get_figure(root=True), points[:, 3] > points[:, 2]
+    assert figure is not None
+    aside = axes.transData + ScaledTranslation(shift / 72, 0, figure.dpi_scale_trans)
+    _line(axes, points, look, label, band=False).set_transform(aside)
+    if varies.any():
+        axes.vlines(*points[varies][:, [0, 2, 3]].T, color=look.colour, lw=0.9, transform=aside)
+    ends = np.concatenate([points[:, [0, 2]], points[:, [0, 3]]])
+    axes.update_datalim(ends[np.isfinite(ends).all(axis=1)])
+    axes.autoscale_view()
+
+
+@style.styled
+def terminal(
+    runs: Columns, variants: Sequence[str], measures: Sequence[str], label: str,
+    narrow: bool = False,
+) -> Figure:  # fmt: skip
+    """Terminal measures along the sweep: means over seeds, and bars from minimum to maximum."""
+    figure, panels = style.canvas(len(measures), narrow, 2.9)
+    values = levels(runs)
+    for axes, measure in zip(panels, measures, strict=True):
+        for place, (name, look) in enumerate(looks(variants).items()):
+            points = _ends(runs, name, values, measure)
+            _with_bars(axes, points, APART * (place - (len(variants) - 1) / 2), look, name)
+        _spread_out(axes, values)
+        axes.set_xlabel(label)
+        axes.set_ylabel(f"terminal {name_of(measure)}")
+        if measure not in ("accuracy", "test_gap"):
+            style.log_y(axes)
+    style.legend_below(figure, panels[-1], 2 if narrow else MOST)
+    return figure
+
+
+@style.styled
+def by_epsilon(runs: Columns, variants: Sequence[str], narrow: bool = False) -> Figure:
+    """Terminal accuracy against the epsilon that the noise of the sweep spends: means over seeds,
+    and bars from minimum to maximum."""
+    figure, (axes,) = style.canvas(1, narrow, 2.9)
+    values = levels(runs)
+    for place, (name, look) in enumerate(looks(variants).items()):
+        points = _ends(runs, name, values, "accuracy")
+        points[:, 0] = [runs["epsilon"][rows_of(runs, name, x)].mean() for x in points[:, 0]]
+        points = points[np.argsort(points[:, 0])]
+        _with_bars(axes, points, APART * (place - (len(variants) - 1) / 2), look, name)
+    style.levels_on_x(axes, np.unique(runs["epsilon"].round(2)))
+    axes.margins(x=0.1)
+    axes.set_xlabel(f"ε (upper end; {', '.join(np.unique(runs['adjacency']))})")
+    axes.set_ylabel("terminal accuracy")
+    style.legend_below(figure, axes, 2 if narrow else MOST)
+    return figure
+
+
+def _ends(runs: Columns, variant: str, values: np.ndarray, measure: str) -> np.ndarray:
+    """Value, mean, minimum and maximum over seeds, [values, 4]."""
+    every = [(x, runs[measure][rows_of(runs, variant, x)]) for x in values]
+    found = [(x, of.mean(), of.min(), of.max()) for x, of in every if len(of)]
+    return np.array(found).reshape(-1, 4)
+
+
+def _spread_out(axes: Axes, values: np.ndarray) -> None:
+    """A log x axis for values far apart, with a tick at each where these are few."""
+    if not (values > 0).all() or values.max() < 5 * values.min():
+        return
+    if len(values) <= 6:
+        style.levels_on_x(axes, values)
+        axes.margins(x=0.1)
+    else:
+        style.log_x(axes)
+
+
+def adjacency_of(rows: Columns) -> str:
+    """What the epsilons of these rows compare; tables of earlier versions, whose rates were lot /
+    n_i, did not say."""
+    named = dict.fromkeys(map(str, rows.get("adjacency", ["zero-out"])))
+    return ", ".join(one for one in named if one)
+
+
+@style.styled
+def by_client(
+    rows: Columns, variants: Sequence[str], x: float = np.nan, narrow: bool = False
+) -> Figure:
+    """The clients' own epsilons in rising order, below their target: a line a seed.
+
+    What is spent does not depend on the optimizer, so variants lie on each other unless they clip
+    differently.
+    """
+    figure, (axes,) = style.canvas(1, narrow, 2.9)
+    for place, seed in enumerate(np.unique(rows["seed"])):
+        colour, marker = LINES[place % len(LINES)]
+        every = [
+            rows["epsilon"][rows_of(rows, name, x) & (rows["seed"] == seed)] for name in variants
+        ]
+        distinct = dict.fromkeys(tuple(np.sort(spent)) for spent in every if len(spent))
+        for place_of, spent in enumerate(distinct):
+            axes.plot(np.arange(1, len(spent) + 1), spent, color=colour, marker=marker, ms=3.5,
+                      lw=1, mfc="none", label="" if place_of else f"seed {seed:g}")  # fmt: skip
+    targets = np.unique(rows["target"][at_level(rows, x)])
+    for target in targets[targets > 0]:  # 0 is that of runs whose noise is given
+        axes.axhline(target, color=style.BLACK, lw=1, ls="--", label="target")
+    axes.set_xlabel("clients that took part, from the least spent")
+    axes.set_ylabel(f"ε of the client (joint, {adjacency_of(rows)}, upper end)")
+    axes.set_ylim(bottom=0)
+    axes.xaxis.set_major_locator(MaxNLocator(integer=True))
+    style.legend_below(figure, axes, 2 if narrow else MOST)
+    return figure

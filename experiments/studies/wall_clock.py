@@ -1,0 +1,322 @@
+"""Study `wall-clock`: 004's Lemma 11 on this machine, and its printed losses by seconds.
+
+A shape's cell times an SVD with U V^T, Newton-Schulz steps of degree 2, and a square product of the
+longer side, all in float32, in turn, several times over. Times are geometric means over the rounds,
+and quotients of two have Student's interval of the differences of logarithms, round by round.
+Predictions are Lemma 11's with the throughputs of that product and of that SVD, once with 004's
+count for Newton-Schulz and once with the products that are made here, which are fewer.
+"""
+
+import math
+import time
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Annotated
+
+import numpy as np
+import torch
+from matplotlib.figure import Figure
+from matplotlib.ticker import NullLocator
+from pydantic import Field, model_validator
+
+from fedmuon.analysis.report import style
+from fedmuon.analysis.report.columns import Columns, where
+from fedmuon.analysis.report.findings import Picture, Rows, number
+from fedmuon.analysis.report.slopes import paired
+from fedmuon.analysis.report.verdicts import POSITIVE, Claim, Effect, Rule, counted
+from fedmuon.analysis.theory.wall_clock import horner_flops, least_efficiency, svd_flops
+from fedmuon.config.schema import Count
+from fedmuon.core.errors import InputError
+from fedmuon.core.tables import Table
+from fedmuon.experiments.studies.study import Call, Study
+from fedmuon.experiments.suites.contents import SuiteRequest
+from fedmuon.optim.flops import performed_newton_schulz
+from fedmuon.orthogonalize import newton_schulz, schedule
+from fedmuon.runs.directory import Record
+
+DEGREE, COEFFICIENTS = 2, "quintic"
+MUON = ("q1", "q2", "q3")
+METHODS = ("sgd", "svd", *MUON)
+
+
+class Printed(Table):
+    """One of 004's tables: train losses at these seconds."""
+
+    seconds: Annotated[list[float], Field(min_length=2)]
+    sgd: list[float]
+    svd: list[float]
+    q1: list[float]
+    q2: list[float]
+    q3: list[float]
+
+    @model_validator(mode="after")
+    def _alike(self) -> "Printed":
+        lengths = {len(getattr(self, name)) for name in ("seconds", *METHODS)}
+        if len(lengths) > 1:
+            raise InputError("a printed table has one loss of each method at every second")
+        return self
+
+
+class Settings(Table):
+    """What the suite's file holds."""
+
+    shapes: Annotated[list[Annotated[list[Count], Field(min_length=2, max_length=2)]],
+                      Field(min_length=1)]  # fmt: skip
+    iterations: Annotated[list[Count], Field(min_length=1)]
+    repeats: Count
+    tables: Annotated[dict[str, Printed], Field(min_length=1)]
+
+
+def cells(settings: Settings, asked: SuiteRequest) -> Sequence[Call]:
+    """A cell for each printed table and each shape."""
+    found = [
+        Call(f"printed-{number}", partial(printed, name, table), 0)
+        for number, (name, table) in enumerate(settings.tables.items())
+    ]
+    shapes = [(shape[0], shape[1]) for shape in settings.shapes]
+    return found + [
+        Call(f"timed-{m}x{n}", partial(timed, settings, (m, n)), m * n) for m, n in shapes
+    ]
+
+
+def printed(name: str, table: Printed) -> Record:
+    """A row for each printed second."""
+    columns = {method: getattr(table, method) for method in METHODS}
+    rows = [
+        {"table": name, "seconds": second} | {one: losses[k] for one, losses in columns.items()}
+        for k, second in enumerate(table.seconds)
+    ]
+    return {"rows": rows, "times": []}
+
+
+def timed(settings: Settings, shape: tuple[int, int]) -> Record:
+    """A row for each number of steps; `to_svd` and `to_product` are what the ends of the intervals
+    of its time over those of an SVD and of a product are times, or over, the quotient."""
+    matrix = torch.randn(shape, generator=torch.Generator().manual_seed(0))
+    square = torch.randn(max(shape), max(shape), generator=torch.Generator().manual_seed(1))
+    products = partial(torch.matmul, square, square)
+    mine = [partial(newton_schulz, matrix, q, COEFFICIENTS) for q in settings.iterations]
+    logs = np.log(in_turn([partial(_polar, matrix), products, *mine], settings.repeats))
+    svd, product, *found = np.exp(logs.mean(0)).tolist()
+    efficiency = 2 * max(shape) ** 3 / product / (svd_flops(*shape) / svd)
+    rows = []
+    for at, (steps, seconds) in enumerate(zip(settings.iterations, found, strict=True), 2):
+        made = performed_newton_schulz(*shape, schedule(COEFFICIENTS, steps), matrix.dtype)
+        away = [math.exp(paired([*zip(logs[:, at], logs[:, k], strict=True)])[1]) for k in (0, 1)]
+        rows.append({
+            "m": shape[0], "n": shape[1], "steps": steps, "svd_seconds": svd,
+            "seconds": seconds, "efficiency": efficiency,
+            "lemma": svd_flops(*shape) / horner_flops(*shape, steps, DEGREE) * efficiency,
+            "made": svd_flops(*shape) / made * efficiency,
+            "to_svd": away[0], "to_product": away[1],
+        })  # fmt: skip
+    return {"rows": [], "times": rows}
+
+
+def _polar(matrix: torch.Tensor) -> torch.Tensor:
+    """U V^T as 004 has it."""
+    left, _, right = torch.linalg.svd(matrix, full_matrices=False)
+    return left @ right
+
+
+def in_turn(calls: Sequence[Callable[[], object]], repeats: int) -> np.ndarray:
+    """The seconds of each call in each round [repeats, calls], after a round that does not count:
+    what slows the machine for a while slows all calls of a round."""
+    found = np.empty((repeats + 1, len(calls)))
+    for row in found:
+        for at, call in enumerate(calls):
+            start = time.perf_counter()
+            call()
+            row[at] = time.perf_counter() - start
+    return found[1:]
+
+
+# Claims and numbers.
+
+NEAR = 4.0  # how far a prediction that knows two throughputs may be off
+STANDS_ON = (
+    "Lemma 11's counts are 14nm² + 8m³ for a thin SVD, 2nm² for U Vᵀ, 2q(κ + 1)nm² for q steps of "
+    "degree κ by Horner's rule. Products take this machine's speed for a square matrix of the "
+    "longer side, SVDs the speed that they have at that shape: what is left to predict is that "
+    "Newton–Schulz runs at the speed of products. Printed tables are 004's: losses at equal "
+    "seconds, linear between them. That SVD and q = 3 reach the same loss by the same number of "
+    "steps is what 004 says of its Figure 1."
+)
+
+
+def claims(rows: Columns, times: Columns) -> Sequence[Claim]:
+    """The lemma here; the tables there."""
+    printed = [ahead(where(rows, table=name), name) for name in _tables(rows)]
+    return [predicted(times), sooner(times), *printed, slower(rows), curved(rows)]
+
+
+def predicted(times: Columns) -> Claim:
+    """Lemma 11 with the products that are made is a ceiling, and not far. The SVD's own time drops
+    out of predicted over measured: it is q steps' time over that of as many flops of a product."""
+    measured = times["svd_seconds"] / times["seconds"]
+    off = times["made"] / measured
+    return Claim(
+        "Lemma 11 with two throughputs of this machine, and the products made here, predicts how "
+        "much longer an SVD takes, within a factor of 4.",
+        _timed("predicted over measured", off, times, "to_product"),
+        Rule(1 / NEAR, NEAR),
+        f"predicted over measured {off.min():.2f} to {off.max():.2f}; with 004's count of products "
+        f"{(times['lemma'] / measured).min():.2f} to {(times['lemma'] / measured).max():.2f}; "
+        f"products run {times['efficiency'].min():.2g} to {times['efficiency'].max():.2g} times as "
+        "fast as an SVD",
+    )
+
+
+def sooner(times: Columns) -> Claim:
+    """Newton-Schulz with up to three steps takes less time at every shape."""
+    part = {name: column[times["steps"] <= 3] for name, column in times.items()}
+    ratio = part["svd_seconds"] / part["seconds"]
+    return Claim(
+        "Up to three Newton–Schulz steps take less time than an SVD at every shape, here as there.",
+        _timed("SVD's time over Newton–Schulz's", ratio, part, "to_svd"),
+        Rule(low=1.0, strict=True),
+        f"the SVD takes {number(ratio.min(), 2)} to {number(ratio.max(), 2)} times as long",
+    )
+
+
+def _timed(name: str, ratio: np.ndarray, times: Columns, reach: str) -> Effect:
+    """A quotient of times, whose interval is a factor; tables of earlier versions have none."""
+    by = times.get(reach, np.full(len(ratio), np.nan))
+    return Effect(name, ratio, ratio / by, ratio * by, _shapes(times), seeded=False)
+
+
+def ahead(table: Columns, name: str) -> Claim:
+    """Printed: at every second every q is below SVD and SGD."""
+    best = np.minimum(table["sgd"], table["svd"])
+    lead = best - np.max([table[one] for one in MUON], axis=0)
+    behind = ", ".join(f"{second:.0f} s" for second in table["seconds"][lead <= 0])
+    return Claim(
+        f"{name}, as printed: Muon with q = 1, 2, 3 has a smaller loss than SGD-M and than Muon by "
+        "SVD at every second.",
+        Effect.exact("lead in loss", lead, [f"{second:.0f} s" for second in table["seconds"]]),
+        POSITIVE,
+        f"{(lead > 0).sum()} of {len(lead)}; the least lead is {number(float(lead.min()))}"
+        + (f"; not at {behind}" if behind else ""),
+    )
+
+
+def curved(rows: Columns) -> Claim:
+    """Whether a printed column is a straight line to its last digit, as no measurement is."""
+    straight = [
+        f"{name.split()[0]} {method}"
+        for name in _tables(rows)
+        for method in METHODS
+        if np.abs(np.diff(where(rows, table=name)[method], 2)).max() < 1e-9
+    ]
+    return counted(
+        "No printed curve falls by the same amount from each second to the next.",
+        not straight,
+        "tables",
+        f"to the last printed digit: {', '.join(straight) or 'none'}",
+    )
+
+
+def slower(rows: Columns) -> Claim:
+    """Printed: how much longer SVD takes to its last loss than q = 3, and what that says."""
+    found = {name: slowdown(where(rows, table=name)) for name in _tables(rows)}
+    shown = [
+        f"{name.split()[0]} {'≥ ' if bare else ''}{number(times, 2)} "
+        f"(P_gemm/P_svd ≥ {number(least_efficiency(times, 3, 2), 2)})"
+        for name, (times, bare) in found.items()
+    ]
+    return Claim(
+        "As printed: SVD takes at least 4/3 times as long as q = 3 to its last loss, more than "
+        "Lemma 11's counts explain: the rest is the machine's.",
+        Effect.exact("times as long", [times for times, _ in found.values()], list(found)),
+        Rule(low=4 / 3, strict=True),
+        "times as long: " + "; ".join(shown),
+    )
+
+
+def slowdown(table: Columns) -> tuple[float, bool]:
+    """SVD's last second over when q = 3 has its loss; True if that was before the first second."""
+    seconds, losses, goal = table["seconds"], table["q3"], table["svd"][-1]
+    if losses[0] <= goal:
+        return float(seconds[-1] / seconds[0]), True
+    after = int(np.argmax(losses <= goal))
+    share = (losses[after - 1] - goal) / (losses[after - 1] - losses[after])
+    reached = seconds[after - 1] + share * (seconds[after] - seconds[after - 1])
+    return float(seconds[-1] / reached), False
+
+
+def numbers(rows: Columns, times: Columns) -> Rows:
+    """Shape by shape, then the printed tables' ends."""
+    lines: Rows = [("shape or table", "q", "SVD / NS", "Lemma 11, made here", "Lemma 11, 004's")]
+    for k in range(len(times["m"])):
+        shape = f"{times['m'][k]:.0f} × {times['n'][k]:.0f}"
+        measured = times["svd_seconds"][k] / times["seconds"][k]
+        shown = [number(float(value)) for value in (measured, times["made"][k], times["lemma"][k])]
+        lines.append((shape, f"{times['steps'][k]:.0f}", *shown))
+    for name in _tables(rows):
+        ratio, bare = slowdown(where(rows, table=name))
+        lines.append((name, "3", f"{'≥ ' if bare else ''}{number(ratio, 3)}, printed", "–", "–"))
+    return lines
+
+
+def _shapes(times: Columns) -> list[str]:
+    """Shape and steps of each row; tables that a test made may lack them."""
+    if "m" not in times:
+        return []
+    every = zip(times["m"], times["n"], times["steps"], strict=True)
+    return [f"{m:.0f} × {n:.0f}, q = {q:.0f}" for m, n, q in every]
+
+
+def _tables(rows: Columns) -> list[str]:
+    return list(dict.fromkeys(rows["table"].tolist()))
+
+
+# The figure.
+
+LABELS = 5
+"""Powers of two that a slim picture has room to name, less one."""
+
+
+@style.styled
+def ratios(rows: Columns, times: Columns, narrow: bool = False) -> Figure:
+    """Measured against predicted ratios, a colour for each number of steps."""
+    figure, (axes,) = style.canvas(1, narrow, 3.2)
+    measured = times["svd_seconds"] / times["seconds"]
+    every = np.log2(np.concatenate([measured, times["made"]]))
+    low, high = np.floor(every.min()), np.floor(every.max()) + 1
+    ends = 2.0 ** np.array([low, high])
+    ticks = 2.0 ** np.arange(low, high + 1, max(1, np.ceil((high - low) / LABELS)))
+    axes.plot(ends, ends, color=style.GREY, lw=1, label="equal")
+    for steps, (colour, marker) in zip(np.unique(times["steps"]), style.SERIES, strict=False):
+        part = where(times, steps=steps)
+        axes.plot(part["made"], part["svd_seconds"] / part["seconds"], marker, color=colour,
+                  ms=5, label=f"q = {steps:.0f}")  # fmt: skip
+    for name, axis in (("x", axes.xaxis), ("y", axes.yaxis)):
+        axes.set(**{f"{name}scale": "log", f"{name}lim": ends})
+        axis.set_ticks(ticks, [*map(style.plain, ticks)])
+        axis.set_minor_locator(NullLocator())
+    axes.set_xlabel("an SVD's time over that of q steps, predicted")
+    axes.set_ylabel("the same, measured")
+    style.legend_below(figure, axes, 3)
+    return figure
+
+
+PICTURES = (
+    Picture(
+        "wall-clock",
+        ratios,
+        "How much longer an SVD takes than Newton–Schulz, by Lemma 11 and by the clock",
+        "A point is a shape. Below the line Newton–Schulz is slower than products of square "
+        "matrices would be: small and thin ones do not reach that speed.",
+    ),
+)
+
+STUDY = Study(
+    "wall-clock",
+    Settings,
+    cells,
+    claims,
+    numbers,
+    STANDS_ON,
+    PICTURES,
+    tables=("rows", "times"),
+)
