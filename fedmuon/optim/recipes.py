@@ -368,7 +368,7 @@ def _muon_chain(
 
 def _orthogonal(orthogonalizer: Any, adjust: str, routes: Mapping[str, int] | None) -> Link:
     """The link of a map: a ready link, a value or function, or the smoothed polar factor."""
-    if isinstance(orthogonalizer, Link):
+    if type(orthogonalizer) is Link:  # isinstance asks the object, which may raise anything
         return orthogonalizer
     if orthogonalizer is None:
         return orthogonalize(lambda m, context, block: maps.smoothed_polar(m, 1e-4), adjust, True,

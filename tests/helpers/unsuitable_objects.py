@@ -3,9 +3,9 @@
 A case puts one object into one slot of a tiny run. It passes where the run works, and where it is
 refused by one sentence; every other exception is an error that the user cannot read.
 
-    python tests/helpers/unsuitable_objects.py [part of a case's name [all]]
+    PYTHONPATH=tests:tests/helpers python tests/helpers/unsuitable_objects.py [NAME [all]]
 
-It prints counts; `all` takes each object for every slot.
+It prints counts. NAME is a part of a name of cases; `all` takes each object for every slot.
 """
 
 import contextlib
