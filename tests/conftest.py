@@ -90,6 +90,7 @@ GROUPS = {
     "house": ("tests/architecture/test_imports.py",),  # reads all files
     "unread": ("tests/fedmuon/config/test_unread_keys.py",),
     "transformers": (  # which take two seconds to import
+        "tests/experiments/studies/test_dp_text.py::test_one_method_is_tuned_and_writes",
         "tests/fedmuon/tasks/test_decoder.py",
         "tests/fedmuon/tasks/test_lora.py",
         "tests/fedmuon/tasks/test_decoder_clipping.py",

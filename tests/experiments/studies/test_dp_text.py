@@ -2,6 +2,7 @@
 
 import csv
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -62,6 +63,32 @@ def test_the_suite_from_its_command_to_its_report(
     execute(kinds.find(str(file), "dart", "small", {}), out, resume=True)
     assert (out / "ends.csv").read_bytes() == before  # finished runs are not released anew
     capsys.readouterr()
+
+
+def test_one_method_is_tuned_and_writes(tmp_path: Path) -> None:
+    (whole,) = kinds.find(str(tiny(tmp_path)), "dart", "small", {}).within(tmp_path)
+    assert isinstance(whole, dp_text.Tuned)
+    few = {"DP-Muon": whole.settings.variants["DP-Muon"]}
+    given = {"variants": few, "prompts": 1, "beams": 1}
+    record = replace(whole, settings=whole.settings.model_copy(update=given)).compute()
+    (end,), (point,), (one,) = (record[name] for name in ("ends", "curves", "written"))
+    assert (end["method"], end["recipe"], end["blocks"]) == ("DP-Muon", "dp-muon", 5)
+    assert 7.5 < end["epsilon"] <= end["target"] == 8 and end["note"] == ""
+    # A decoder of bytes that has hardly learned anything guesses among 257 of them.
+    assert end["nll"] == pytest.approx(np.log(257), abs=0.2)
+    assert point["step"] == 1 and point["loss"] == pytest.approx(end["nll"], abs=0.01)
+    assert 0 <= end["bleu"] <= 100 and 0 <= end["rouge_l"] <= 100
+    assert " : " in one["table"] and one["written"].isprintable() and one["reference"]
+    assert record["made_up"] and dp_text.summary([record]) == {"made_up": True}
+
+
+def test_the_table_has_published_numbers_below_ours() -> None:
+    printed = {"DP-Muon": {"bleu": 61.0, "rouge_l": 65.0}}
+    head, *lines = dp_text.numbers(printed, columns(), {})
+    assert head == ("method", "noise σ", "blocks", "NLL per target token", "BLEU", "ROUGE-L")
+    assert [line[0] for line in lines] == ["DP-SGD", "DP-Adam", "DP-Muon", "  000, GPT-2",
+                                           "DP-MuonBC"]  # fmt: skip
+    assert lines[3][4:] == ("61", "65")
 
 
 @pytest.mark.parametrize("scale", ["small", "full"])

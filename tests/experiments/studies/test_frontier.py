@@ -3,6 +3,7 @@
 import csv
 import json
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -84,6 +85,30 @@ def test_every_point_is_a_run_that_ends_there(suite: Path, tmp_path: Path) -> No
             assert float(row[name]) == pytest.approx(summary[name]), name
     first = {row["start"]: float(row["untrained"]) for row in rows}
     assert first["zero"] == pytest.approx(0.1, abs=0.05) and first["gaussian"] != first["zero"]
+
+
+def test_a_cell_has_both_bounds_of_every_horizon(suite: Path) -> None:
+    """A shorter run is the first part of a longer one, and so is its bound."""
+
+    def rows(horizons: str) -> list[dict[str, Any]]:
+        text = SUITE.replace('["zero", "gaussian"]', '["zero"]').replace("[4, 2]", horizons)
+        suite.write_text(text)
+        (cell,) = kinds.find(str(suite), None, "full", {}).cells
+        return cell.compute()["rows"]
+
+    found = rows("[2, 1]")
+    assert [(row["rounds"], row["constants"]) for row in found] == [
+        (1, "ball"), (1, "global"), (2, "ball"), (2, "global")
+    ]  # fmt: skip
+    for ball, wide in (found[:2], found[2:]):
+        assert ball["bound"] <= wide["bound"] and ball["accuracy"] == wide["accuracy"]
+        assert ball["gap_low"] <= ball["gap"] <= ball["gap_high"] and ball["gap"] < ball["bound"]
+    assert found[2]["bound"] > found[0]["bound"]
+    for short, whole in zip(rows("[1]"), found, strict=False):
+        assert short.keys() == whole.keys()
+        for name, value in short.items():
+            same = value if isinstance(value, str) else pytest.approx(value, rel=1e-12)
+            assert whole[name] == same, name
 
 
 def test_what_the_suite_settles_is_refused_below_it(suite: Path) -> None:

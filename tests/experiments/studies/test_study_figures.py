@@ -1,0 +1,188 @@
+"""The figures of studies show the numbers of their rows, wide and narrow."""
+
+import itertools
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+from contrast import pale
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from test_study_reports import _biases, _columns, _tails, overprinted
+
+from fedmuon.analysis.report.claims import Columns
+from fedmuon.experiments.studies import (
+    attribution,
+    disk_stationarity,
+    dp_bias,
+    dp_stationarity,
+    dp_text,
+    heavy_tail,
+    polar_error,
+)
+from fedmuon.experiments.studies.find import KINDS
+from fedmuon.experiments.studies.study import Study
+
+
+def rows_of(value: Callable[..., dict[str, float]], **factors: tuple[Any, ...]) -> Columns:
+    """A row for each combination of factors, with what `value` makes of it."""
+    every = (dict(zip(factors, one, strict=True)) for one in itertools.product(*factors.values()))
+    return _columns([one | value(**one) for one in every])
+
+
+def scores() -> Columns:
+    """Our scores correlate at 0.8, all others at 0.2, give or take 0.1."""
+    return rows_of(
+        lambda method, test, **_: {
+            "rho": (0.8 if method == attribution.OURS else 0.2) + 0.1 * (-1) ** test
+        },
+        variant=("FedAvg", "FedMuon"),
+        truth=tuple(attribution.TRUTHS),
+        method=(attribution.OURS, "tracin", "trak"),
+        test=(0, 1, 2, 3),
+    )
+
+
+def texts() -> tuple[Columns, Columns]:
+    """Losses of two seeds fall by step; the table of ends is not drawn."""
+    curves = rows_of(
+        lambda method, step, seed: {"loss": 3.0 - 0.1 * step + 0.2 * seed},
+        method=("DP-SGD", "DP-Muon"),
+        step=(5, 10, 15),
+        seed=(0, 1),
+    )
+    return {}, curves
+
+
+def gains() -> Columns:
+    """The squared gradient is the gain, its bound three times that."""
+    return rows_of(
+        lambda gain, seed, **_: {"mean_square": gain * (1 + 0.01 * seed), "bound": 3 * gain},
+        corollary=(0,),
+        noise=(0.1, 0.3),
+        batch=(0.0, 32.0),
+        reach=(-1.0, 0.5),
+        lr=(0.05, 0.2),
+        gain=(0.2, 0.7, 1.0),
+        seed=(0, 1),
+    )
+
+
+def drifts() -> tuple[Columns, Columns]:
+    """Runs are as far apart as lambda, and one drift is too large to be drawn."""
+    runs = rows_of(
+        lambda **one: {"distance": one["lambda"], "drift": 1e3 if one["lambda"] == 1 else 2.0},
+        map=tuple(polar_error.NAMES),
+        lr=(0.001, 0.01),
+        **{"lambda": (0.01, 1.0)},
+    )
+    return {}, runs
+
+
+def norms() -> Columns:
+    """Nuclear norms fall with T, below twice as large bounds."""
+    return rows_of(
+        lambda steps, seed, noise, **_: {
+            "mean_nuclear": (1 + noise) / steps * (1 + 0.01 * seed),
+            "bound": 2 * (1 + noise) / steps,
+            "ceiling": 5.0,
+        },
+        method=tuple(dp_stationarity.NAMES),
+        noise=(0.0, 4.0),
+        steps=(4, 16),
+        seed=(0, 1),
+    )
+
+
+GIVEN: dict[str, tuple[Columns, ...]] = {
+    "attribution": (scores(),),
+    "heavy-tail": (_tails(sgd=3.0),),
+    "dp-text": texts(),
+    "disk-stationarity": (gains(),),
+    "polar-error": drifts(),
+    "dp-stationarity": (norms(),),
+    "dp-bias": (_biases(),),
+}
+STUDIES = {name: study for name, study in KINDS.items() if isinstance(study, Study)}
+
+
+def seen(axes: Axes) -> set[float]:
+    """All finite heights at which a panel has points or lines."""
+    every = [np.asarray(line.get_ydata(), float) for line in axes.lines]
+    return {round(float(one), 9) for line in every for one in line if np.isfinite(one)}
+
+
+@pytest.mark.parametrize("name", GIVEN)
+def test_figures_have_room_and_are_not_pale(name: str) -> None:
+    for picture in STUDIES[name].pictures:
+        for narrow in (False, True):
+            figure = picture.of(*GIVEN[name]).draw(narrow)
+            assert not overprinted(figure) and not pale(figure), (picture.name, narrow)
+
+
+def test_scores_are_drawn_at_their_mean_correlation() -> None:
+    left, right = attribution.correlations(scores()).axes
+    assert left.get_yticklabels()[0].get_text() == attribution.name_of("trajectory")
+    for axes in (left, right):
+        points = [line for line in axes.lines if len(np.asarray(line.get_xdata())) == 3]
+        assert len(points) >= 2  # one of each variant
+        for line in points[:1]:
+            assert np.asarray(line.get_xdata(), float).tolist() == pytest.approx([0.8, 0.2, 0.2])
+
+
+def test_learning_is_the_mean_over_seeds_with_a_band() -> None:
+    figure = dp_text.learning(*texts())
+    (axes,) = figure.axes
+    assert seen(axes) == {2.6, 2.1, 1.6}
+    assert len(axes.collections) == 2 and "band" in dp_text.in_words(figure)
+    ends, curves = texts()
+    one = {name: column[curves["seed"] == 0] for name, column in curves.items()}
+    assert dp_text.in_words(dp_text.learning(ends, one)) == ""  # no band, no sentence
+
+
+def test_gains_are_drawn_at_the_most_noise_with_full_batches() -> None:
+    found = disk_stationarity.gains(gains())
+    assert [axes.get_title("left") for axes in found.axes] == ["γ = −1", "γ = 0.5"]
+    for axes in found.axes:
+        assert {0.201, 0.7035, 1.005, 0.6, 2.1, 3.0} <= seen(axes)
+
+
+def test_drifts_beyond_the_panel_are_left_out() -> None:
+    for axes in polar_error.drifts(*drifts()).axes:
+        assert seen(axes) == {0.01, 1.0, 2.0}
+
+
+def test_norms_are_drawn_with_their_bounds_and_the_largest_norm() -> None:
+    panels = dp_stationarity.norms_and_bounds(norms()).axes
+    assert "outside the theorem" in panels[1].get_title("left")
+    for axes in panels:
+        assert {0.5, 0.125, 2.5, 0.625, 5.0} <= seen(axes)  # bounds of both noises; the ceiling
+        assert {0.25125, 1.25625} <= seen(axes)  # the means at T = 4
+
+
+def test_biases_are_drawn_beside_their_leading_terms() -> None:
+    for axes in dp_bias.orders(_biases()).axes:
+        rho = 1 / 64
+        assert {round(rho**2, 9), round(rho**4, 9)} <= seen(axes)
+        assert any("Monte Carlo" in str(one) for one in axes.get_legend_handles_labels()[1])
+
+
+def test_heavy_tails_are_drawn_by_index_and_their_slopes_by_schedule() -> None:
+    rows = _tails(sgd=3.0)
+    by_index, by_schedule = (picture.of(rows).draw(False) for picture in heavy_tail.PICTURES)
+    assert [axes.get_title("left") for axes in by_index.axes] == ["α = 1.2", "α = 1.6", "α = 2"]
+    for axes, schedule in zip(by_schedule.axes, heavy_tail.SCHEDULES, strict=True):
+        wanted = {round(heavy_tail.promised(alpha, schedule), 6) for alpha in (1.2, 1.6, 2.0)}
+        assert wanted <= {round(one, 6) for one in seen(axes)}
+
+
+def test_a_figure_of_other_rows_is_another() -> None:
+    def heights(figure: Figure) -> list[set[float]]:
+        return [seen(axes) for axes in figure.axes]
+
+    rows = norms()
+    other = {**rows, "mean_nuclear": 2 * rows["mean_nuclear"]}
+    drawn = (heights(dp_stationarity.norms_and_bounds(one)) for one in (rows, rows, other))
+    first, again, changed = drawn
+    assert first == again != changed
