@@ -215,18 +215,16 @@ class Settings(Table):
 def cells(settings: Settings, asked: SuiteRequest) -> Sequence[Call]:
     """A cell for each variant and each truth."""
     source = {"data": {"name": asked.data}, "engine": {"dtype": "float64", "device": "cpu"}}
-    return [
-        Call(f"{place}-{truth}", partial(measured, settings, name, config, truth))
-        for place, (name, tables) in enumerate(settings.variants.items())
-        for config in [_require_matrix(cell(source, settings.base, tables))]
-        for truth in TRUTHS
-    ]
-
-
-def _require_matrix(config: Config) -> Config:
-    if config.task.name != "matrix" or config.local.batch:
-        raise InputError("attribution is for the matrix task and full batches: leave them out")
-    return config
+    found = []
+    for place, (name, tables) in enumerate(settings.variants.items()):
+        config = cell(source, settings.base, tables)
+        if config.task.name != "matrix" or config.local.batch:
+            raise InputError("attribution is for the matrix task and full batches: leave them out")
+        found += [
+            Call(f"{place}-{truth}", partial(measured, settings, name, config, truth))
+            for truth in TRUTHS
+        ]
+    return found
 
 
 def measured(asked: Settings, variant: str, config: Config, truth: str) -> Record:

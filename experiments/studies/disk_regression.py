@@ -31,7 +31,7 @@ from fedmuon.core.tables import Table
 from fedmuon.experiments.studies.run_chain import run_chain
 from fedmuon.experiments.studies.study import Call, Study
 from fedmuon.experiments.suites.contents import SuiteRequest
-from fedmuon.optim.chain import Chain, Link
+from fedmuon.optim.chain import Chain
 from fedmuon.optim.gradients import filtered, released
 from fedmuon.optim.steps import descend
 from fedmuon.runs.directory import Record
@@ -108,7 +108,10 @@ def measured(asked: Settings, method: str, gain: float) -> Record:
     problem = regression(asked.samples, asked.features, asked.condition, asked.label_noise)
     shape = (len(asked.lrs), len(asked.noises), asked.seeds)
     lr = torch.tensor(asked.lrs, dtype=torch.float64)[:, None, None].expand(shape).flatten()
-    chain = Chain((_filter(method, gain, asked.reach), descend(lr)))
+    # The low-pass filter is DiSK at one point, from the same start: with gamma = inf the weight c
+    # of the point ahead is 0.
+    smooth = filtered(gain, asked.reach if method == DISK else math.inf)
+    chain = Chain((released() if method == PLAIN else smooth, descend(lr)))
 
     def oracle(step: int, params: Params) -> tuple[Tensor, Params]:
         """The gradient with this step's noise: the same at all points of a step."""
@@ -145,14 +148,6 @@ def _noise(step: int, noises: list[float], seeds: int, features: int) -> Tensor:
     return torch.cat(
         [noise * torch.from_numpy(one) for noise, one in zip(noises, drawn, strict=True)]
     )
-
-
-def _filter(method: str, gain: float, reach: float) -> Link:
-    """Where directions come from. The low-pass filter is DiSK at one point, from the same start:
-    with gamma = inf the point ahead has the weight c = 0."""
-    if method == PLAIN:
-        return released()
-    return filtered(gain, reach if method == DISK else math.inf)
 
 
 # Claims and numbers.

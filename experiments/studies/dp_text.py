@@ -214,17 +214,13 @@ def _written(run: Run, params: Params, settings: Settings) -> tuple[Record, list
     whole = folded(task.module, params)
     rows = generate(form, whole, [asked[prompt] for prompt in short], tokens.end, settings.beams)
     sentences, wanted = [tokens.decode(row) for row in rows], [held[prompt] for prompt in short]
-    shown = [
-        {"table": prompt, "written": _printable(one), "reference": references[0]}
-        for prompt, one, references in zip(short, sentences, wanted, strict=True)
-    ]
+    shown = []
+    for prompt, one, references in zip(short, sentences, wanted, strict=True):
+        # An untrained decoder writes control characters, too.
+        line = "".join(sign if sign.isprintable() else "\N{MIDDLE DOT}" for sign in one)
+        shown.append({"table": prompt, "written": line, "reference": references[0]})
     scores = {"bleu": bleu(sentences, wanted), "rouge_l": rouge_l(sentences, wanted)}
     return scores, shown[:SHOWN]
-
-
-def _printable(text: str) -> str:
-    """The same on one line: an untrained decoder writes control characters, too."""
-    return "".join(sign if sign.isprintable() else "\N{MIDDLE DOT}" for sign in text)
 
 
 def _end(run: Run, measured: Record, privacy: Mapping[str, Any], note: str) -> Record:

@@ -214,10 +214,18 @@ class Stack:
         made = self._made()
         models = self._trained(made)
         moved = self._moved(made, models)
-        shape = models["weight"].shape[-2:]
+        d, c = shape = models["weight"].shape[-2:]
+        seen = made.data.sizes[made.experiment.plan.schedule()].sum() * made.config.local.steps
         each = zip(self.pairs, moved, strict=True)
         cases = [self._case(pair, made, shape, far) for pair, far in each]
-        judged = [_judge(case) for case in cases]
+        judged = [
+            (
+                bound.judge(case),
+                bound.judge(case.under(c_hp=1.0)),
+                bound.judge(case.under(constants="global")),
+            )
+            for case in cases
+        ]
         ranged = [*zip(cases, (own for own, *_ in judged), strict=True)]
         tops = [gap.proved_range(*one) for one in ranged]
         losses = self._losses(made, models, tops)
@@ -227,7 +235,8 @@ class Stack:
             "neighbours": self._neighbours(made, judged, moved),
             **_standing(judged),
             **gap.as_record(why, self._then(made, models, ranged, losses, why)),
-            "flop": self._flop(made, shape),
+            # of products of a sample with the weights [d, c], forwards and backwards
+            "flop": 4.0 * d * c * float(seen) * self.size,
             "seconds": time.perf_counter() - start,
         }
 
@@ -240,13 +249,11 @@ class Stack:
         source = build.source(config)
         data = build.federated_data(config, source)
         drawn = draw(data, source, self.trials, config.federation.seed, _law(config))
-        experiment = build.experiment(config, data, source.classes, None, *self._per_replica())
-        return Made(config, source, data, drawn, experiment)
-
-    def _per_replica(self) -> torch.Tensor:
-        """eta and lambda [2, S]: each pair for its run and all its neighbours."""
+        # eta and lambda [2, S]: each pair for its run and all its neighbours
         pairs = torch.tensor(self.pairs, dtype=torch.float64)
-        return pairs.repeat_interleave(1 + self.trials, 0).T.contiguous()
+        each = pairs.repeat_interleave(1 + self.trials, 0).T.contiguous()
+        experiment = build.experiment(config, data, source.classes, None, *each)
+        return Made(config, source, data, drawn, experiment)
 
     def _trained(self, made: Made) -> Params:
         """The last models [S, ...], every run before its neighbours."""
@@ -295,7 +302,13 @@ class Stack:
         """The lines of runs.csv."""
         every = zip(self.pairs, judged, losses, moved, strict=True)
         return [
-            self._setting(pair) | _run(verdicts, loss, far, made.client) | _learned(loss)
+            self._setting(pair)
+            | _run(verdicts, loss, far, made.client)
+            | {
+                "accuracy": loss.accuracy,
+                "train_loss": loss.gap.empirical,
+                "test_loss": loss.gap.empirical + loss.plain,
+            }
             for pair, verdicts, loss, far in every
         ]
 
@@ -306,12 +319,6 @@ class Stack:
             for pair, (verdict, *_), far in zip(self.pairs, judged, moved, strict=True)
             for line in _neighbours(made, verdict, far)
         ]
-
-    def _flop(self, made: Made, shape: tuple[int, ...]) -> float:
-        """In products of a sample with the weights [d, c], forwards and backwards."""
-        d, c = shape
-        seen = made.data.sizes[made.experiment.plan.schedule()].sum() * made.config.local.steps
-        return 4.0 * d * c * float(seen) * self.size
 
     def at(self, pair: Pair, **stability: Scalar) -> Config:
         """The config of one of its runs."""
@@ -345,12 +352,6 @@ class Stack:
             "per_round": federation.per_round,
             "seed": federation.seed,
         }
-
-
-def _judge(case: bound.Case) -> Verdicts:
-    """What the theory promises of one run, and what it would by 001's own choices."""
-    one, wide = case.under(c_hp=1.0), case.under(constants="global")
-    return bound.judge(case), bound.judge(one), bound.judge(wide)
 
 
 def _law(config: Config) -> Law:
@@ -387,12 +388,6 @@ def _run(verdicts: Verdicts, loss: Loss, moved: np.ndarray, client: np.ndarray) 
         "share_global": _share(verdicts[2], moved, client),
         "range": verdicts[0].loss_bound,
     }
-
-
-def _learned(loss: Loss) -> Record:
-    """What the run's model is worth, and its losses as plain means."""
-    train = loss.gap.empirical
-    return {"accuracy": loss.accuracy, "train_loss": train, "test_loss": train + loss.plain}
 
 
 def _share(verdict: Verdict, moved: np.ndarray, client: np.ndarray) -> float:

@@ -65,6 +65,14 @@ def findings(folder: Path, about: Mapping[str, Any]) -> Findings:
         for one in about["claims"]
     ]
     head, numbers = _numbers(runs, about)
+    stands_on = caution = ""
+    if clients is not None:
+        named = adjacency_of(clients)
+        means = "; ".join(f"{one}: {ADJACENCIES.get(one, '')}" for one in named.split(", "))
+        stands_on = f"Every ε here is of {named} neighbours, with {drawn(clients)} ({means})."
+    if "guess" in about:  # each run counts once; one that is not swept has a row at each value
+        of_each = zip(runs.get("run", range(len(runs["x"]))), runs["accuracy"], strict=True)
+        caution = near_chance(np.array([*dict(of_each).values()]), *about["guess"])
     return Findings.of_suite(
         folder,
         about,
@@ -73,12 +81,12 @@ def findings(folder: Path, about: Mapping[str, Any]) -> Findings:
         head=head,
         numbers=numbers,
         pictures=[*_pictures(curves, runs, about), *_accounts(clients, about)],
-        stands_on="" if clients is None else _stands_on(clients),
+        stands_on=stands_on,
         facts=("suite", "data", "scale", "runs", "seconds"),
         more=[timetable(curves, about)] if about.get("times") else (),
         card=[*card_of(about), ("accuracy at the end", _reached(runs))],
         runs=_every(runs, label),
-        caution=near_chance(_accuracies(runs), *about["guess"]) if "guess" in about else "",
+        caution=caution,
         pending=_pending(folder, about),
     )
 
@@ -96,12 +104,6 @@ def _pending(folder: Path, about: Mapping[str, Any]) -> str:
                 f"{seeds} seeds: for the others go on with {again}"
             )
     return ""
-
-
-def _accuracies(runs: Columns) -> np.ndarray:
-    """Of every run once: one that is not swept has a row at each value."""
-    every = dict(zip(runs.get("run", range(len(runs["x"]))), runs["accuracy"], strict=True))
-    return np.array([*every.values()])
 
 
 def _reached(runs: Columns) -> str:
@@ -128,13 +130,6 @@ def _clients(folder: Path) -> Columns | None:
     file = folder / "clients.csv"
     names = ("x", "seed", "client", "epsilon", "target")
     return read_table(file, names, ("variant",)) if file.exists() else None
-
-
-def _stands_on(clients: Columns) -> str:
-    """What every epsilon of the section compares."""
-    named = adjacency_of(clients)
-    means = "; ".join(f"{one}: {ADJACENCIES.get(one, '')}" for one in named.split(", "))
-    return f"Every ε here is of {named} neighbours, with {drawn(clients)} ({means})."
 
 
 def drawn(clients: Columns) -> str:
@@ -215,20 +210,16 @@ def _accounts(clients: Columns | None, about: Mapping[str, Any]) -> list[Picture
 def _pictures(curves: Columns, runs: Columns, about: Mapping[str, Any]) -> list[Picture]:
     """Terminal values along the sweep, and curves by round and by seconds."""
     sweep = about["sweep"]
-    ends = [_terminal(runs, about)] if sweep else []
+    ends = []
+    if sweep:
+        given = runs, about["variants"], ("test_loss", "accuracy"), sweep["label"]
+        ends = [Picture.known("terminal", terminal, *given, read=ends_in_words)]
     if sweep and sweep["key"] == "privacy.noise" and "epsilon" in runs:
         spent = runs, about["variants"]
         by = Picture.known("epsilon", by_epsilon, *spent, read=ends_in_words)
         ends.insert(0, by)
     along = [_followed(curves, sweep)] if sweep and sweep.get("follow") else []
     return [*ends, *_by_round_and_seconds(curves, about), *along]
-
-
-def _terminal(runs: Columns, about: Mapping[str, Any]) -> Picture:
-    """Where the variants end, along the sweep."""
-    measures, label = ("test_loss", "accuracy"), about["sweep"]["label"]
-    given = runs, about["variants"], measures, label
-    return Picture.known("terminal", terminal, *given, read=ends_in_words)
 
 
 def _by_round_and_seconds(curves: Columns, about: Mapping[str, Any]) -> list[Picture]:

@@ -155,7 +155,11 @@ def _open(work: Work, out: Path, resume: bool) -> dict[str, Path]:
         out.mkdir(parents=True, exist_ok=True)
         full = any(not entry.name.startswith(".") for entry in out.iterdir())
         if full and not (resume and lock.exists()):
-            raise InputError(f"{out} {_not_new(resume)}")
+            raise InputError(
+                f"{out} holds no suite.lock, so there is no suite to resume: check --out"
+                if resume
+                else f"{out} is not empty: choose another folder with --out, or --resume"
+            )
         if full and work.joined(files.read_bytes(lock)) is None:
             raise InputError(
                 f"{lock} is of another suite, of other data, scale, settings or seeds, of an older "
@@ -166,12 +170,6 @@ def _open(work: Work, out: Path, resume: bool) -> dict[str, Path]:
             files.write_bytes(lock, work.lock)
         (out / work.place).mkdir(exist_ok=True)
     return {one.name: out / work.place / f"{one.name}.json" for one in work.cells}
-
-
-def _not_new(resume: bool) -> str:
-    if resume:
-        return "holds no suite.lock, so there is no suite to resume: check --out"
-    return "is not empty: choose another folder with --out, or --resume"
 
 
 def _widen(work: Work, out: Path) -> None:
