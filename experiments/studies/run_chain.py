@@ -1,4 +1,4 @@
-"""Following a chain of links on an oracle of one's own: the loop that numerical studies share."""
+"""Run a chain of links on a custom gradient oracle: the loop that numerical studies share."""
 
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
@@ -19,9 +19,9 @@ Draws = Callable[..., np.random.Generator]  # (what, step=..., block=...)
 def run_chain(
     chain: Chain, params: Params, oracle: Oracle, steps: int, draws: Draws | Sequence[Draws]
 ) -> Iterator[tuple[int, Params]]:
-    """(k, X_k) for k = 0 .. steps - 1, and then (steps, X_steps), each before its step is made.
+    """Yield (k, X_k) before step k, for k = 0 .. steps - 1, and (steps, X_steps) at the end.
 
-    A sequence of draws has one for each replica, which then share none.
+    A sequence of draws holds one generator per replica, so replicas share no draw.
     """
     states = chain.init(params, {})
     every = draws if isinstance(draws, Sequence) else [draws]
@@ -35,7 +35,7 @@ def run_chain(
 
 
 def _released(gradient: Callable[[Params], tuple[Tensor, Params]], points: Points) -> Released:
-    """sum_k c_k (noisy gradient at X_k): as sum_k c_k = 1, it has the step's noise once."""
+    """sum_k c_k (noisy gradient at X_k); it has the step's noise once, because sum_k c_k = 1."""
     found = [(share, gradient(at)[1]) for share, at in points]
     return Released(
         {

@@ -134,7 +134,7 @@ def stacks(suite: Suite, source: Source | None, changes: Tables) -> "list[Stack]
 
 
 def _require_used(suite: Suite, config: Config) -> None:
-    """Refuse an engine that no stack asks, and several lambdas that no map reads."""
+    """Reject an engine that no stack uses, and several lambdas that no map reads."""
     if config.engine.name != "inline":
         raise InputError(
             f"[engine] name = '{config.engine.name}' has no effect: a stack is one program, so "
@@ -188,7 +188,7 @@ class Stack:
 
     @property
     def name(self) -> str:
-        """What tells it from the other stacks of its suite."""
+        """Its unique name within the suite."""
         data, federation = self.config.data, self.config.federation
         lr, lam = self.pairs[0]
         return (
@@ -467,7 +467,7 @@ class Stability(Work):
 
     @property
     def published(self) -> Published | None:
-        """The line of 001, Table 2 to put beside this."""
+        """The line of the stability note's Table 2 (001) to compare with."""
         return self.lines.get(PUBLISHED_FOR.get(self.asked.data, ""))
 
     def tables(self, records: list[Record]) -> Mapping[str, Rows]:
@@ -510,7 +510,7 @@ class Stability(Work):
 
 
 def _once(lists: Iterable[list[str]]) -> list[str]:
-    """All of them in their order, each once."""
+    """All items in order, without repeats."""
     return list(dict.fromkeys(chain(*lists)))
 
 

@@ -38,7 +38,7 @@ Nested = dict[str, dict[str, Scalar]]
 
 
 class Sweep(Table):
-    """A config key whose values multiply every variant; curves are drawn at one of them."""
+    """A config key and its values; every variant runs at each value. Curves are drawn at one."""
 
     key: Key
     values: Annotated[list[float | int], Field(min_length=1)]
@@ -72,7 +72,7 @@ class Claim(Table):
 
 
 class PublishedTimes(Table):
-    """Train losses of variants at seconds of the paper's own machine."""
+    """Train losses of variants at times in seconds on the paper's machine."""
 
     seconds: Annotated[list[float], Field(min_length=1)]
     losses: dict[str, list[float]]
@@ -109,7 +109,7 @@ class Suite(Table):
 
 
 def suite_of(content: dict[str, Any]) -> Suite:
-    """The file's content, with every variant that it names among its variants."""
+    """Validate the file's content; every variant that it names must be defined."""
     suite = validate(Suite, content)
     for place, name in _named(suite):
         if name not in suite.variants:
@@ -166,7 +166,7 @@ class Trained:
         return self.config.federation.rounds
 
     def compute(self) -> Record:
-        """The run, made or gone on with; its evaluated rounds, and what stopped it if it diverged.
+        """Run or resume the run; return its evaluated rounds, and why it stopped if it diverged.
 
         A run that diverged has no summary, and ends with a row of nan.
         """
@@ -199,7 +199,7 @@ def slug(name: str) -> str:
 
 
 def _measured(record: Record) -> Record:
-    """Round, seconds of training, and every number that the run tells of that round."""
+    """Round, seconds of training, and every number that the run recorded for that round."""
     head = {name: record[name] for name in ("round", "train_seconds")}
     return head | {
         name: value
@@ -241,7 +241,7 @@ def _cells(suite: Suite, asked: SuiteRequest) -> list[Trained]:
 
 
 def _require_read(suite: Suite, asked: SuiteRequest, cells: Sequence[Trained]) -> None:
-    """Refuse what a variant, the sweep or the command line asks for in vain."""
+    """Reject keys of a variant, the sweep or the command line that have no effect."""
     for name, own in suite.variants.items():
         contents.require_plain(name, "the variant")
         configs = [one.config for one in cells if one.variant == name]
@@ -270,8 +270,7 @@ def _settings(cell: Trained) -> list[Any]:
 
 
 def _sizes(setting: Tables) -> dict[str, int]:
-    """What a run trains on and holds out of its own data: a text has fewer windows if they are
-    longer."""
+    """How many samples a run trains on and holds out; longer windows of a text are fewer."""
     data = setting["data"]
     if data["name"] == "synthetic":
         return {}
@@ -299,12 +298,12 @@ class Training(Work):
         return [self.kind, self.asked.stem, self.asked.scale, "a seal a cell"]
 
     def seal(self, cell: Cell) -> str:
-        """Of the cell alone: with more seeds it is the same."""
+        """The mark of the cell alone, which does not change with the number of seeds."""
         assert isinstance(cell, Trained)
         return files.digest(json.dumps([*self._named, _settings(cell)]).encode())
 
     def joined(self, lock: bytes) -> bytes | None:
-        """Also that of more or fewer runs, as of other seeds: the one that names more."""
+        """A folder of more or fewer runs, for example of other seeds, can join: the longer lock."""
         with contextlib.suppress(ValueError, TypeError):  # damaged
             *named, cells = json.loads(lock)
             mine, theirs = ({json.dumps(one) for one in every}
@@ -316,7 +315,7 @@ class Training(Work):
         return None
 
     def require_sound(self, cells: Sequence[Cell]) -> None:
-        """Their run directories, where they were kept."""
+        """Reject damaged run directories of finished cells."""
         for one in cells:
             if isinstance(one, Trained) and one.folder and one.folder.exists():
                 try:
@@ -329,7 +328,7 @@ class Training(Work):
 
     @property
     def published(self) -> dict[str, dict[str, float]]:
-        """Numbers to put beside these, by variant."""
+        """Published numbers to compare with, by variant."""
         held = self.suite.published
         return held.get(self.asked.data) or held.get(PUBLISHED_FOR.get(self.asked.data, ""), {})
 

@@ -1,4 +1,4 @@
-"""A suite's TOML file, as it is for a data set at a scale; what it says is its kind's to read."""
+"""Read a suite's TOML file for a data set at a scale; the suite's kind interprets the content."""
 
 import contextlib
 import itertools
@@ -30,7 +30,7 @@ Tables = Mapping[str, Mapping[str, Scalar]]
 
 @dataclass(frozen=True)
 class SuiteRequest:
-    """What the command line asks for; `data` is empty where the suite has none by itself.
+    """What the command line asks for; `data` is empty if the suite has no data set.
 
     `changes` are config tables that override the suite's own; a `seed` is the only one, `seeds` is
     how many there are.
@@ -46,12 +46,12 @@ class SuiteRequest:
 
     @property
     def stem(self) -> str:
-        """The suite's name, also where a file was named."""
+        """The suite's name, also if a file was named."""
         return Path(self.name).stem
 
     @property
     def again(self) -> str:
-        """The command that asks for the same."""
+        """The command that makes the same request."""
         words = ["fedmuon", "suite", self.name, *(["--data", self.data] if self.data else [])]
         words += ["--scale", self.scale]
         words += [] if self.seed is None else ["--seed", str(self.seed)]
@@ -64,7 +64,7 @@ class SuiteRequest:
 
 
 def read(name: str) -> dict[str, Any]:
-    """The file of that name, or the TOML file at that path, on top of the suite it is `like`."""
+    """Read a suite by name, or a TOML file by path, merged over the suite in `like`."""
     content = read_toml(_file(name))
     like = content.pop("like", None)
     if like is None:
@@ -76,7 +76,7 @@ def read(name: str) -> dict[str, Any]:
 
 
 def told(name: str) -> str:
-    """What the file's first lines say of it, and those of the one that it is `like`."""
+    """The opening comment of the file, and that of the suite in `like`."""
     like = read_toml(_file(name)).get("like")
     said = [preamble(read_text(_file(one))) for one in (name, like) if one]
     return "\n\n".join(filter(None, said))
@@ -89,13 +89,13 @@ def preamble(text: str) -> str:
 
 
 def require_plain(word: str, what: str) -> None:
-    """Refuse names that tables would hold as formulas: spreadsheets compute what they are given."""
+    """Reject names that a spreadsheet would read from a table as formulas."""
     if word.startswith(FORMULAS):
         raise InputError(f"{what} {word!r} begins like a spreadsheet's formula: rename it")
 
 
 def shipped() -> dict[str, Path]:
-    """The suites that come with the package: those of runs lie here, each study has its own."""
+    """The suites that come with the package: of runs in this folder, others beside their study."""
     own = {file.stem.replace("_", "-"): file for file in STUDIES.glob("*.toml")}
     return {file.stem: file for file in FOLDER.glob("*.toml")} | own
 
@@ -121,7 +121,7 @@ def at(content: Mapping[str, Any], data: str, scale: str) -> dict[str, Any]:
 
 
 def _table(content: dict[str, Any], name: str, above: str = "") -> dict[str, Any]:
-    """Take the table of that name out of the content."""
+    """Remove the table of that name from the content and return it."""
     held, name = content.pop(name, {}), above + name
     if not isinstance(held, Mapping):
         raise InputError(f"{name} = {shown(held)} must be a table: write [{name}] above it")
@@ -129,7 +129,7 @@ def _table(content: dict[str, Any], name: str, above: str = "") -> dict[str, Any
 
 
 def merged(below: Mapping[str, Any], above: Mapping[str, Any]) -> dict[str, Any]:
-    """Nested tables, those of `above` on top."""
+    """Merge nested tables; the values of `above` win."""
     both = {**below, **above}
     for key in set(below) & set(above):
         if isinstance(below[key], Mapping) and isinstance(above[key], Mapping):
@@ -138,13 +138,15 @@ def merged(below: Mapping[str, Any], above: Mapping[str, Any]) -> dict[str, Any]
 
 
 def cell(*layers: Tables) -> Config:
-    """A cell's config: tables, each on top of the one before, without what this cell does not read:
-    what all cells share means "where it is read"."""
+    """A cell's config: each table is merged over the one before.
+
+    Keys that this cell does not read are left out, so that cells can share a base.
+    """
     return parse(only_read(reduce(merged, layers, {})))
 
 
 def require_read(place: str, asked: Tables, cells: Sequence[Config]) -> None:
-    """Refuse a key that the place of a suite asks for and none of these cells reads."""
+    """Reject a key that a suite sets in `place` and that none of these cells reads."""
     for table, keys in asked.items():
         for key, value in keys.items():
             name = f"{table}.{key.replace('_', '-')}"
@@ -154,7 +156,7 @@ def require_read(place: str, asked: Tables, cells: Sequence[Config]) -> None:
 
 
 def require_free(place: str, changes: Tables, settled: Mapping[str, str]) -> None:
-    """Refuse keys that the suite settles elsewhere: `table.key` -> where."""
+    """Reject keys that the suite sets elsewhere: `table.key` -> where."""
     for table, keys in changes.items():
         for key in keys:
             if where := settled.get(f"{table}.{key}"):
@@ -165,7 +167,7 @@ def require_free(place: str, changes: Tables, settled: Mapping[str, str]) -> Non
 
 
 def room(source: Source | None, test: Scalar = TEST) -> tuple[int, int]:
-    """Held-out samples, and the most that can be trained on; None is a source without an end."""
+    """The number of held-out samples, and the maximum to train on; None is an unlimited source."""
     if not isinstance(test, int) or isinstance(test, bool):
         raise InputError(f"[data] test = {test!r} is refused: give a whole number")
     if source is None:
@@ -176,6 +178,8 @@ def room(source: Source | None, test: Scalar = TEST) -> tuple[int, int]:
 
 
 def guess(source: Source, config: Config) -> dict[str, tuple[int, int]]:
-    """Among how many classes a guess is, and on how many held-out samples it is judged; nothing of
-    text, whose labels say where it is from, while accuracy is that of the next token."""
+    """The number of classes of a random guess, and of held-out samples it is judged on.
+
+    Empty for text: its labels name the origin, but accuracy is of the next token.
+    """
     return {} if source.vocabulary else {"guess": (max(1, source.classes), config.data.test)}

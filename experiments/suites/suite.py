@@ -30,14 +30,14 @@ Rows = Sequence[Mapping[str, Any]]
 
 
 class Cell(Protocol):
-    """A part of a suite that needs no other: picklable, and it computes the same anywhere.
+    """An independent part of a suite. It is picklable and computes the same anywhere.
 
     Its name is also that of its file, its size the weight in the progress bar.
     """
 
     @property
     def name(self) -> str:
-        """What tells it from the other cells; its file's name."""
+        """Its unique name, also of its file."""
 
     @property
     def size(self) -> int:
@@ -68,20 +68,20 @@ class Work(ABC):
 
     @property
     def configs(self) -> Sequence[Config]:
-        """Those of its runs, if its cells are runs."""
+        """The configs of its runs, if its cells are runs."""
         return [one.config for one in self.cells if hasattr(one, "config")]  # pyright: ignore
 
     @property
     def lock(self) -> bytes:
-        """The same as a file: what has another is another suite."""
+        """`decisive` as a file; a folder with another lock holds another suite."""
         return (json.dumps(self.decisive, indent=1) + "\n").encode()
 
     def seal(self, cell: Cell) -> str:
-        """What tells a cell's record from those of other cells and suites."""
+        """The mark that ties a cell's record to this cell and suite."""
         return f"{files.digest(self.lock)} {cell.name}"
 
     def joined(self, lock: bytes) -> bytes | None:
-        """The lock of a folder that has that one and takes this suite, too; None if it cannot."""
+        """A folder's lock after this suite joins it; None if the suite cannot join."""
         return lock if lock == self.lock else None
 
     @abstractmethod
@@ -90,10 +90,10 @@ class Work(ABC):
 
     @abstractmethod
     def summary(self, records: list[Record]) -> Record:
-        """What suite.json holds beside the things that all kinds share."""
+        """What suite.json holds in addition to what all kinds share."""
 
     def within(self, out: Path) -> Sequence[Cell]:
-        """The cells; those that are dataclasses with a `folder` get one of their own in `out`."""
+        """The cells; each dataclass with a `folder` gets its own folder in `out`."""
         runs = out.absolute() / "runs"
         return [
             replace(one, folder=runs / one.name) if hasattr(one, "folder") else one  # pyright: ignore
@@ -101,7 +101,7 @@ class Work(ABC):
         ]
 
     def require_sound(self, cells: Sequence[Cell]) -> None:
-        """Refuse damage in what finished cells of `within` left behind beside their records."""
+        """Reject damaged files that finished cells of `within` wrote besides their records."""
         return
 
 
@@ -112,7 +112,7 @@ def here(cells: Sequence[Cell]) -> Iterator[tuple[Cell, Record]]:
 
 
 def timed(cell: Cell) -> Record:
-    """The cell's record, with the seconds that it took unless it counts them itself."""
+    """Compute the cell's record, and add its seconds unless it counts them itself."""
     start = time.perf_counter()
     record = cell.compute()
     return {"seconds": time.perf_counter() - start} | record
@@ -126,7 +126,22 @@ def execute(
     watch: Watch = lambda record: None,
     begun: Begin = lambda done, total: None,
 ) -> Record:
-    """Compute the cells that `out` lacks, and write the tables; returns suite.json's content."""
+    """Compute the cells that `out` lacks, and write the tables.
+
+    Args:
+        work: The suite.
+        out: The folder; new, or of the same suite with `resume`.
+        resume: Whether to continue a suite that `out` holds.
+        by: Computes cells, in this process or elsewhere.
+        watch: Called after each cell with the progress.
+        begun: Called first with the finished size and the total size.
+
+    Returns:
+        The content of suite.json.
+
+    Raises:
+        InputError: If `out` holds something else, or is damaged.
+    """
     with held(out):
         cells, places = work.within(out), _open(work, out, resume)
         done = {
@@ -148,8 +163,7 @@ def execute(
 
 
 def _open(work: Work, out: Path, resume: bool) -> dict[str, Path]:
-    """The file of every cell, in a folder that is new, or that holds this suite, or more or less of
-    it."""
+    """Open the folder, which is new or holds this suite; return the file of every cell."""
     lock = out / "suite.lock"
     with files.mendable(out, "create"):
         out.mkdir(parents=True, exist_ok=True)
@@ -173,7 +187,7 @@ def _open(work: Work, out: Path, resume: bool) -> dict[str, Path]:
 
 
 def _widen(work: Work, out: Path) -> None:
-    """Let the folder's lock name all cells of the suite, when what is there is known as sound."""
+    """Make the folder's lock name all cells of the suite, once its content is checked."""
     lock = out / "suite.lock"
     with files.mendable(lock, "read"):
         before = files.read_bytes(lock)
@@ -189,7 +203,7 @@ def _read(file: Path, home: str) -> Record:
 
 
 def _write(work: Work, out: Path, records: list[Record]) -> Record:
-    """A CSV file a table, and suite.json."""
+    """Write a CSV file for each table, and suite.json."""
     contents = {f"{name}.csv": csv_bytes(rows) for name, rows in work.tables(records).items()}
     asked = work.asked
     shared = {
@@ -214,7 +228,7 @@ def _write(work: Work, out: Path, records: list[Record]) -> Record:
 
 
 def csv_bytes(rows: Rows) -> bytes:
-    """Rows of equal keys as CSV; floats are written so that they read back exactly."""
+    """Rows with the same keys as CSV; floats are written so that they read back exactly."""
     text = io.StringIO()
     if rows:
         writer = csv.DictWriter(text, list(rows[0]), lineterminator="\n")
@@ -246,7 +260,7 @@ NAMES = SYMBOLS | {"data.name": "data", "task.model": "model", "local.batch": "b
 
 
 def settings_card(configs: Sequence[Config]) -> list[tuple[str, str, str]]:
-    """Symbol, meaning and values of every key that some of these configs read."""
+    """Symbol, meaning and values of every key that at least one of these configs reads."""
     found = []
     for key, words in KEYS.items():
         of_all = key == "task.model"  # a task without models is its own
@@ -257,14 +271,14 @@ def settings_card(configs: Sequence[Config]) -> list[tuple[str, str, str]]:
 
 
 def _value(config: Config, key: str) -> Scalar:
-    """What the config has there; the task's name for the model of one that has none."""
+    """The value of the key; for `task.model` of a task without models, the task's name."""
     table, _, name = key.partition(".")
     held = config.model_dump(by_alias=True)[table]
     return held["name"] if key == "task.model" and held["name"] != "network" else held[name]
 
 
 def shown(values: Sequence[Scalar]) -> str:
-    """All of a few values, the ends of more numbers."""
+    """All values if there are few, else the smallest and the largest number."""
     said = [f"{one:g}" if isinstance(one, float) else str(one) for one in values]
     if len(values) <= LISTED or isinstance(values[0], str):
         return ", ".join(said)

@@ -38,12 +38,12 @@ class Spread:
 
 
 def cost(cell: Cell) -> float:
-    """What it takes beside the others of its suite: its size, where its kind knows no better."""
+    """The relative cost of a cell within its suite: its size, unless its kind states a cost."""
     return getattr(cell, "cost", cell.size)
 
 
 def _compute(cell: Cell, cpus: float) -> Record:
-    """A task: one cell, on as many threads as it was given cores, and on the machine's samples."""
+    """Compute one cell in a Ray task, with one thread per core and the machine's shared samples."""
     import torch
 
     torch.set_num_threads(max(1, int(cpus)))
