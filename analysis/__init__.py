@@ -1,7 +1,5 @@
 """The theory: stability and generalization of FedMuon (001), stationarity of Muon (002, 004)."""
 
-from fedmuon.analysis.theory.alignment import aligned_amplification
-from fedmuon.analysis.theory.call_by_call import follow
 from fedmuon.analysis.theory.corollaries import (
     Rate,
     Realized,
@@ -16,10 +14,21 @@ from fedmuon.analysis.theory.corollaries import (
     stability,
     theorem,
 )
-from fedmuon.analysis.theory.exact_sign import Obstruction, Tube, certify, scalar_obstruction
-from fedmuon.analysis.theory.gap import MeasuredGap, label_shares, measured_gap
-from fedmuon.analysis.theory.generalization import Bound, bound, g_alone
-from fedmuon.analysis.theory.methods import Method
+from fedmuon.analysis.theory.exact_polar import (
+    Obstruction,
+    Tube,
+    certify,
+    follow,
+    scalar_obstruction,
+)
+from fedmuon.analysis.theory.generalization import (
+    Bound,
+    MeasuredGap,
+    bound,
+    g_alone,
+    label_shares,
+    measured_gap,
+)
 from fedmuon.analysis.theory.participation import (
     batch_exposure,
     exposure,
@@ -30,14 +39,22 @@ from fedmuon.analysis.theory.participation import (
     psi,
 )
 from fedmuon.analysis.theory.recursion import (
+    Method,
+    aligned_amplification,
     amplification,
     spectral_radius,
     spectral_radius_bound,
     step_amplification,
     transition,
 )
-from fedmuon.analysis.theory.schedules import Schedule, alpha_free, heavy_tailed
-from fedmuon.analysis.theory.stationarity import Noise, Stationarity, nesterov_muon
+from fedmuon.analysis.theory.stationarity import (
+    Noise,
+    Schedule,
+    Stationarity,
+    alpha_free,
+    heavy_tailed,
+    nesterov_muon,
+)
 
 __all__ = [
     "Bound",

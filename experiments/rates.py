@@ -8,18 +8,11 @@ from typing import Any
 import numpy as np
 from rich.table import Table
 
-from fedmuon.analysis.theory import (
-    disk_stationarity,
-    private_rates,
-    private_stationarity,
-    rank_dependence,
-    schedules,
-)
+from fedmuon.analysis.theory import disk_stationarity, private_stationarity, stationarity
 from fedmuon.analysis.theory.checks import positive
 from fedmuon.analysis.theory.disk_stationarity import Disk, printed_theorem_3
 from fedmuon.analysis.theory.private_stationarity import GIVEN, TAILED, Release
-from fedmuon.analysis.theory.schedules import Schedule
-from fedmuon.analysis.theory.stationarity import Noise, Stationarity, nesterov_muon
+from fedmuon.analysis.theory.stationarity import Noise, Schedule, Stationarity, nesterov_muon
 from fedmuon.core.errors import InputError
 from fedmuon.experiments.tables import facts, listed
 from fedmuon.orthogonalize.guarantees import polar_error_bound, residual
@@ -64,14 +57,14 @@ class Problem:
 def nesterov(problem: Problem, rule: str, gamma: float = 0.0, nu: float = 0.0) -> dict[str, Any]:
     """002: the rule's schedule, the rate it has, and the bound with its terms."""
     if rule == "alpha-free":
-        plan = schedules.alpha_free(problem.steps)
+        plan = stationarity.alpha_free(problem.steps)
     elif rule == "heavy-tailed":
-        plan = schedules.heavy_tailed(problem.steps, problem.noise.alpha)
+        plan = stationarity.heavy_tailed(problem.steps, problem.noise.alpha)
     else:
         raise InputError(f"No rule is called {rule!r}: use heavy-tailed or alpha-free.")
     p, shape = problem, (problem.sides, problem.sides)
     found = nesterov_muon(_given(plan, p), p.noise, p.gap, p.smoothness, shape, gamma, nu)
-    power = None if found.schedule.rule == "given" else -schedules.rate(p.noise.alpha, rule)
+    power = None if found.schedule.rule == "given" else -stationarity.rate(p.noise.alpha, rule)
     return {"paper": "002", **_record(found), "power_of_steps": power}
 
 
@@ -84,17 +77,17 @@ def newton_schulz(
         raise InputError("004 is about bounded variance: leave alpha at 2 and sigma1 at 0.")
     q = residual(delta0, degree, iterations)
     terms = (p.gap, p.smoothness, noise.sigma0, p.sides, noise.batch)
-    plan = schedules.tuned_muon(p.steps, *terms)
-    vector = schedules.tuned_sgd(p.steps, p.gap, p.smoothness, noise.sigma0, noise.batch)
-    found = rank_dependence.muon(_given(plan, p), *terms, polar_error_bound(q))
+    plan = stationarity.tuned_muon(p.steps, *terms)
+    vector = stationarity.tuned_sgd(p.steps, p.gap, p.smoothness, noise.sigma0, noise.batch)
+    found = stationarity.muon(_given(plan, p), *terms, polar_error_bound(q))
     return {
         "paper": "004",
         **_record(found),
         "power_of_steps": None if found.schedule.rule == "given" else -0.25,
         **_residuals(found, q),
         "others": {
-            "muon-svd": _record(rank_dependence.muon(plan, *terms)),
-            "sgd-momentum": _record(rank_dependence.sgd_momentum(vector, *terms)),
+            "muon-svd": _record(stationarity.muon(plan, *terms)),
+            "sgd-momentum": _record(stationarity.sgd_momentum(vector, *terms)),
         },
     }
 
@@ -126,13 +119,13 @@ def dp_muon(
     shape = (p.sides, private.columns or p.sides)
     if private.moment:
         alone = Release(1.0, private.noise, p.noise.batch, shape)
-        first = private_rates.clip_scale(private.moment, alone)
-        plan, cut = private_rates.second_moment(p.steps, scale, first)
+        first = private_stationarity.clip_scale(private.moment, alone)
+        plan, cut = private_stationarity.second_moment(p.steps, scale, first)
     else:
         plan, cut = private_stationarity.light_tailed(p.steps, private.tail, scale)
     clip, excess = cut if private.clip is None else private.clip, private.excess
     if excess is None and private.moment:
-        excess = private_rates.moment_excess(private.moment, clip)
+        excess = private_stationarity.moment_excess(private.moment, clip)
     elif excess is None:
         excess = private_stationarity.tail_excess(private.tail, clip)
     release = Release(clip, private.noise, p.noise.batch, shape, excess)
@@ -140,7 +133,7 @@ def dp_muon(
         _given(plan, p), release, p.gap, p.smoothness, polar_error_bound(q)
     )
     record = _record(found)
-    known = private_rates.MOMENT if private.moment else TAILED
+    known = private_stationarity.MOMENT if private.moment else TAILED
     record["assumptions"] += [known if private.excess is None else GIVEN]
     more = {"clip": clip, "excess": excess, "noise_of_a_release": release.spread}
     return {"paper": "000", **record, **more, **_residuals(found, q)}

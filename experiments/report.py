@@ -9,9 +9,9 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from fedmuon.analysis.report.columns import MEND, read_json
 from fedmuon.analysis.report.findings import SHARED, Findings
 from fedmuon.analysis.report.overlay import Run
+from fedmuon.analysis.report.tables import MEND, read_json
 from fedmuon.analysis.report.write import as_written, write_page
 from fedmuon.core.errors import InputError
 from fedmuon.core.files import mendable, sums_of
@@ -46,9 +46,20 @@ class Missing:
 
 
 def write_report(folder: Path, tell: Callable[[str], None] = lambda line: None) -> Path:
-    """Write FOLDER/report.html and its figures; nothing where the folder is damaged. Of a folder of
-    such folders those that are damaged are left out, and those that are unfinished have a curve
-    alone; `tell` hears of both, and of suites with more to come."""
+    """Write FOLDER/report.html with its figures and tables.
+
+    In a folder of folders, damaged ones are left out and unfinished runs have a curve only.
+
+    Args:
+        folder: A suite, a run, or a folder of such folders.
+        tell: Receives a line for each folder that is damaged, unfinished, or has more to run.
+
+    Returns:
+        The path of the page.
+
+    Raises:
+        InputError: If the folder itself is damaged or holds nothing to report.
+    """
     found, missing = _gathered(folder)
     page = write_page(folder, found, _runs(folder), missing.left_out, missing.unfinished)
     for line in (*missing.lines(), *filter(None, (one.pending for one in found))):

@@ -109,7 +109,7 @@ class Result:
 
     def plot(self) -> "Figure":
         """Losses and what else was measured, by round."""
-        from fedmuon.analysis.report.figure import by_round
+        from fedmuon.analysis.report.style import by_round
 
         return by_round({self.path.name: [self.rounds]})
 
@@ -183,7 +183,7 @@ class Comparison:
 
     def plot(self) -> "Figure":
         """Curves by round, mean and spread over seeds."""
-        from fedmuon.analysis.report.figure import by_round
+        from fedmuon.analysis.report.style import by_round
 
         return by_round(self.curves)
 

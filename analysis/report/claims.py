@@ -14,10 +14,10 @@ from typing import Any
 import numpy as np
 from scipy.stats import rankdata
 
-from fedmuon.analysis.report.columns import Columns
 from fedmuon.analysis.report.numbers import count as _count
 from fedmuon.analysis.report.numbers import number, written
 from fedmuon.analysis.report.slopes import by_seed, free_of_seeds, jackknife
+from fedmuon.analysis.report.tables import Columns
 from fedmuon.analysis.report.verdicts import (
     AT_MOST_ONE,
     POSITIVE,

@@ -1,21 +1,33 @@
-"""Claims that compare trained variants.
+"""Comparisons of variants: at the end, along a sweep, against a guess, in seconds.
+
+Claims
+------
+Claims that compare trained variants.
 
 Columns are those of runs.csv and curves.csv: `variant`, `x` (nan without a sweep), `seed`, and the
 measures. A run that diverged ends with nan, and counts as infinitely bad. Effects are mean
 differences seed by seed with Student's interval, so that a single seed tests nothing; nor do two
 variants that predict no better than chance.
+
+Chance
+------
+Whether models know more than a guess.
+
+Timetables
+----------
+Curves side by side along a sweep, and train losses at seconds of training.
 """
 
 import itertools
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
 import numpy as np
 
-from fedmuon.analysis.report.columns import Columns
 from fedmuon.analysis.report.numbers import number, written
 from fedmuon.analysis.report.slopes import by_seed, free_of_seeds, paired
+from fedmuon.analysis.report.tables import Columns, Rows
 from fedmuon.analysis.report.verdicts import NEGATIVE, POSITIVE, Claim, Effect, Rule, unknown
 
 HIGHER = ("accuracy",)  # is better
@@ -252,3 +264,89 @@ def trend(claim: Mapping[str, Any], runs: Columns, label: str) -> Claim:
 def _step(runs: Columns, variant: str, measure: str, x: float, after: float) -> float:
     """Half of the interval of a variant's change from one value of the sweep to another."""
     return by_seed(runs, measure, rows_of(runs, variant, after), rows_of(runs, variant, x))[1]
+
+
+ABOVE = 0.05  # what is no further above a guess's accuracy, or half of that if less, is near it
+
+
+def luck(classes: int, held_out: int) -> float:
+    """The accuracy up to which a model cannot be told from a guess among the classes: three
+    standard deviations above 1/classes on so many held-out samples."""
+    guess = 1 / classes
+    return float(guess + 3 * np.sqrt(guess * (1 - guess) / held_out))
+
+
+def near_chance(accuracies: np.ndarray, classes: int, held_out: int) -> str:
+    """How many of the runs that ended so know hardly more than a guess; nothing if none does. A
+    run without an accuracy has diverged."""
+    guess, known = 1 / classes, accuracies[np.isfinite(accuracies)]
+    near = known[known <= max(luck(classes, held_out), guess + min(ABOVE, guess / 2))]
+    if classes < 2 or not len(near):
+        return ""
+    who = "Every run" if len(near) == len(known) else f"{len(near)} of {len(known)} runs"
+    who += " that lasted" * (len(known) < len(accuracies))
+    ends = dict.fromkeys(number(end, 3) for end in (near.min(), near.max()))
+    return (
+        f"{who} ended near chance, with an accuracy of {' to '.join(ends)}: a guess among "
+        f"{classes} classes has {number(guess, 3)}."
+    )
+
+
+TIMETABLE = (
+    "Train loss after seconds of training, linear between evaluations; a dash is a moment before "
+    "the first or after the last"
+)
+
+
+def followed(curves: Columns, sweep: Mapping[str, Any]) -> tuple[Columns, Sequence[str]]:
+    """The curves of one variant, each value of the sweep as a variant of its own, beside those
+    that are not swept; and their names."""
+    values, names = levels(curves), {}
+    for x in values:
+        names[f"{sweep['label']} = {x:g}"] = rows_of(curves, sweep["follow"], x)
+    names |= {name: rows_of(curves, name, values[-1]) for name in sweep["fixed"]}
+    rows = {name: np.concatenate([column[mask] for mask in names.values()])
+            for name, column in curves.items()}  # fmt: skip
+    rows["variant"] = np.repeat(list(names), [mask.sum() for mask in names.values()])
+    rows["x"] = np.full(len(rows["variant"]), np.nan)
+    return rows, list(names)
+
+
+def timetable(curves: Columns, about: Mapping[str, Any]) -> tuple[str, tuple[str, ...], Rows]:
+    """Title, head and lines: a line a variant, and its published line below it."""
+    asked, held = about["times"], about["times"]["published"] or {"seconds": [], "losses": {}}
+    moments = parts(curves, asked["of"], asked["parts"])
+    head = ("variant", *(f"{number(moment, 3)} s" for moment in moments))
+    rows: Rows = []
+    if held["seconds"]:
+        at = [f"at {second:g} s" for second in held["seconds"]]
+        rows.append((about["source"], *_as_long(at, len(moments))))
+    for variant in about["variants"]:
+        losses = at_seconds(curves, variant, moments)
+        rows.append((variant, *map(number, losses)))
+        if found := held["losses"].get(variant):
+            rows.append((f"  {about['source']}", *_as_long(list(map(number, found)), len(moments))))
+    return TIMETABLE, head, rows
+
+
+def _as_long(cells: list[str], count: int) -> list[str]:
+    return (cells + ["–"] * count)[:count]
+
+
+def parts(curves: Columns, variant: str, count: int) -> np.ndarray:
+    """Even parts of the training seconds of the variant's shortest run, the last being all."""
+    mine = curves["variant"] == variant
+    ends = [curves["train_seconds"][mine & (curves["seed"] == seed)].max()
+            for seed in np.unique(curves["seed"][mine])]  # fmt: skip
+    return np.linspace(0, np.min(ends), count + 1)[1:]  # whose last is the end to the last bit
+
+
+def at_seconds(curves: Columns, variant: str, moments: np.ndarray) -> np.ndarray:
+    """The mean over seeds of the train loss, linear between evaluations; nan outside them."""
+    mine, found = curves["variant"] == variant, []
+    for seed in np.unique(curves["seed"][mine]):
+        rows = mine & (curves["seed"] == seed)
+        order = np.argsort(curves["train_seconds"][rows])
+        seconds, losses = (curves[name][rows][order] for name in ("train_seconds", "train_loss"))
+        found.append(np.interp(moments, seconds, losses, left=np.nan, right=np.nan))
+    return np.mean(found, axis=0)

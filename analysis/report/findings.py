@@ -1,5 +1,6 @@
-"""What a report says of one folder: its claims, numbers, figures, assumptions, circumstances."""
+"""Findings: what a report says of one folder, with titles and captions of its figures."""
 
+import tomllib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
@@ -8,12 +9,10 @@ from typing import Any
 
 import numpy as np
 
-from fedmuon.analysis.report.captions import CAPTIONS, TITLES, of_drawn
-from fedmuon.analysis.report.deciding import with_command
 from fedmuon.analysis.report.numbers import number as number
-from fedmuon.analysis.report.verdicts import Claim
+from fedmuon.analysis.report.tables import Rows as Rows
+from fedmuon.analysis.report.verdicts import Claim, with_command
 
-Rows = list[tuple[str, ...]]
 SHARED = (
     "kind",
     "title",
@@ -45,7 +44,7 @@ class Picture:
         where: str = "",
         read: Callable[..., str] | None = None,
     ) -> "Picture":
-        """One whose title and caption are in `fedmuon.analysis.report.captions`, of what `draw` is
+        """One whose title and caption are in `fedmuon.analysis.report.findings`, of what `draw` is
         given before `narrow`."""
         read = read or partial(of_drawn, name)
         return cls(name, draw, TITLES[name] + where, CAPTIONS[name], read).of(*given)
@@ -159,3 +158,34 @@ def spread(values: np.ndarray) -> str:
 def text(value: Any) -> str:
     """Any value in words."""
     return f"{value:.4g}" if isinstance(value, float) else str(value)
+
+
+_TEXTS = tomllib.loads(
+    (Path(__file__).parent / "assets" / "captions.toml").read_text(encoding="utf-8")
+)
+TITLES: dict[str, str] = _TEXTS["titles"]
+CAPTIONS: dict[str, str] = _TEXTS["captions"]
+OF_LABELS: dict[str, dict[str, str]] = _TEXTS["drawn"]
+
+
+def of_drawn(name: str, figure: Any) -> str:
+    """What is said of a figure because of what was drawn in it."""
+    return " ".join(
+        sentence
+        for label, sentence in OF_LABELS.get(name, {}).items()
+        if any(one.startswith(label) for one in _drawn(figure))
+    )
+
+
+def _drawn(figure: Any) -> list[str]:
+    """The labels of everything that has finite points, and the scales of the axes."""
+    pairs = [zip(*axes.get_legend_handles_labels(), strict=True) for axes in figure.axes]
+    held = [(one, str(label)) for pair in pairs for one, label in pair]
+    labels = [label for one, label in held if _seen(one)]
+    return [*labels, *(axes.get_yscale() for axes in figure.axes)]
+
+
+def _seen(drawn: Any) -> bool:
+    """Whether anything of a line is there; what is no line is."""
+    ends = np.asarray(drawn.get_ydata(), dtype=float) if hasattr(drawn, "get_ydata") else [0.0]
+    return bool(np.isfinite(ends).any())

@@ -13,7 +13,7 @@ Points = Sequence[tuple[float, float]]
 WIDTH, HEIGHT = 560, 326
 LEFT, RIGHT, TOP, BOTTOM = 88, 530, 18, 278  # of the axes, which begin later where labels are wide
 GAP = 8  # between an axis and its labels
-LETTERS = 16  # size of the labels on narrow screens, where it is largest (see sheet.py)
+LETTERS = 16  # size of the labels on narrow screens, where it is largest (see assets/page.css)
 # Advance widths in DejaVu Sans, one of the widest fonts of a system, in units of the size.
 DIGIT = 0.6363
 ADVANCE = {"−": 0.8379, "+": 0.8379, ".": 0.3179, "e": 0.6153}

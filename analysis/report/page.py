@@ -1,10 +1,12 @@
 """One HTML file that needs nothing else: no network, no script; figures inside, text escaped."""
 
 import base64
+import re
+import tomllib
 from collections.abc import Mapping, Sequence
 from html import escape
+from pathlib import Path
 
-from fedmuon.analysis.report.sheet import DARK_FIGURE, STYLE
 from fedmuon.analysis.report.verdicts import Claim, Verdict
 
 MARKS: dict[Verdict, tuple[str, str]] = {  # class and sign
@@ -22,7 +24,7 @@ def document(title: str, body: Sequence[str]) -> str:
     return (
         '<!DOCTYPE html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n'
         '<meta name="viewport" content="width=device-width, initial-scale=1">\n'
-        f"<title>{escape(title)}</title>\n<style>{STYLE}</style>\n</head>\n<body>\n"
+        f"<title>{escape(title)}</title>\n<style>\n{STYLE}</style>\n</head>\n<body>\n"
         + "\n".join(filter(None, body))
         + "\n</body>\n</html>\n"
     )
@@ -200,3 +202,14 @@ def figure(wide: bytes, narrow: bytes, title: str, caption: str, files: str) -> 
 def _inline(svg: bytes) -> str:
     both = svg.replace(b"</style>", f"{DARK_FIGURE}</style>".encode(), 1)
     return f"data:image/svg+xml;base64,{base64.b64encode(both).decode()}"
+
+
+_ASSETS = Path(__file__).parent / "assets"
+STYLE = (_ASSETS / "page.css").read_text(encoding="utf-8")
+DARK_FIGURE = (_ASSETS / "dark_figure.css").read_text(encoding="utf-8")
+_GLOSSARY = tomllib.loads((_ASSETS / "glossary.toml").read_text(encoding="utf-8"))["term"]
+
+
+def terms_of(text: str) -> dict[str, str]:
+    """The terms of the glossary that occur in the text, with their meanings."""
+    return {term["name"]: term["meaning"] for term in _GLOSSARY if re.search(term["seen"], text)}

@@ -8,9 +8,9 @@ import numpy as np
 from numpy.typing import ArrayLike
 from scipy.stats import t as student
 
-from fedmuon.analysis.report import columns
-from fedmuon.analysis.report.columns import Columns
+from fedmuon.analysis.report import tables
 from fedmuon.analysis.report.numbers import written
+from fedmuon.analysis.report.tables import Columns
 
 NORMAL = 1.96  # of a 95% interval, where the error itself is known
 
@@ -101,7 +101,7 @@ class Curve:
 
 def curve(rows: Columns, size: str, value: str, **where: str | float) -> Curve:
     """The values of the rows that have these entries, by size."""
-    chosen = columns.where(rows, **where)
+    chosen = tables.where(rows, **where)
     sizes = np.unique(chosen[size])
     return Curve(sizes, [chosen[value][chosen[size] == one] for one in sizes])
 

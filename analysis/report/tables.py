@@ -1,12 +1,151 @@
-"""Tables of a page, and beside it as CSV and LaTeX: values and their intervals in columns apart."""
+"""Tables: read from a folder, shown on a page, written as CSV and LaTeX."""
 
+import contextlib
 import csv
 import io
+import json
+import math
 import re
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
 
-from fedmuon.analysis.report.findings import Rows
+import numpy as np
 
+from fedmuon.core.errors import InputError
+from fedmuon.core.files import read_text, require_sound
+
+Columns = Mapping[str, np.ndarray]
+Table = dict[str, np.ndarray]
+SETTING = ("suite", "data", "n", "lr", "lambda", "alpha", "per_round", "seed")
+RUNS = (*SETTING, "gap", "bound", "mean_perturbation", "max_perturbation", "within", "gap_low",
+        "gap_high", "table_gap", "bound_one", "share")  # fmt: skip
+# With the constants of all models; of the loss; what was learned.
+ASIDE = ("bound_global", "share_global", "range", "accuracy", "train_loss", "test_loss")
+TRIALS = ("trial", "client", "index", "replacement", "perturbation", "exposure", "certificate")
+NEIGHBOURS = (*SETTING, *TRIALS, "size", "old_label", "new_label")
+WORDS = ("suite", "data", "within")
+# What the theory may refuse, and a gap that no held-out sample measures.
+MAY_BE_NAN = ("exposure", "certificate", "bound", "bound_one", "bound_global", "share",
+              "share_global", "gap", "gap_low", "gap_high")  # fmt: skip
+MEND = "make it afresh"
+
+
+def read_csv(file: Path, names: Sequence[str], also: Sequence[str] = ()) -> Table:
+    """The named columns of a CSV file, each [rows]: words as str, all others as float64; and those
+    of `also` that it has."""
+    header, *rows = _whole(file, names)
+    cells = dict(zip(header, zip(*rows, strict=True), strict=True))
+    held = (*names, *(name for name in also if name in header))
+    return {name: _column(file, name, cells[name]) for name in held}
+
+
+def read_json(file: Path, names: Sequence[str]) -> dict[str, Any]:
+    """A JSON object that has these names."""
+    require_sound(file.parent, [file.name])
+    try:
+        found = json.loads(read_text(file))
+    except (OSError, ValueError):
+        raise InputError(f"{file} is missing or no JSON: {MEND}") from None
+    if not isinstance(found, dict):
+        raise InputError(f"{file} is not a JSON object: {MEND}")
+    require(found, names, file)
+    return found
+
+
+def require(record: Mapping[str, Any], names: Sequence[str], file: Path) -> None:
+    """The record of that file has these names."""
+    if missing := [name for name in names if name not in record]:
+        raise InputError(f"{file} lacks {missing[0]}: {MEND}")
+
+
+def read_table(file: Path, names: Sequence[str] = (), words: Sequence[str] = ()) -> Table:
+    """All columns of a CSV file that has at least these: float64 where all cells are numbers.
+
+    The columns named in `words` stay words.
+    """
+    header, *rows = _whole(file, (*names, *words))
+    cells = zip(*rows, strict=True)
+    return {
+        name: np.array(column) if name in words else _numbers_or_words(column)
+        for name, column in zip(header, cells, strict=True)
+    }
+
+
+def where(columns: Columns, **wanted: str | float) -> Columns:
+    """The rows that have these entries."""
+    chosen = np.all([columns[name] == value for name, value in wanted.items()], axis=0)
+    return {name: column[chosen] for name, column in columns.items()}
+
+
+def require_matching(runs: Table, neighbours: Table, folder: Path) -> None:
+    """Each run has its neighbours, as many as every other: a cut table shows here."""
+    keys, count = (_count(table) for table in (runs, neighbours))
+    if set(keys) != set(count) or len(set(count.values())) != 1 or set(keys.values()) != {1}:
+        raise InputError(f"{folder}: runs.csv and neighbours.csv do not belong together: {MEND}")
+
+
+def require_consistent(runs: Table, folder: Path) -> None:
+    """Every gap lies in its interval, and `within` says whether gap <= bound."""
+    gap, bound, within = runs["gap"], runs["bound"], runs["within"] == "True"
+    outside = (gap < runs["gap_low"]) | (gap > runs["gap_high"])
+    if outside.any() or (within != (gap <= bound))[~np.isnan(gap + bound)].any():
+        raise InputError(f"{folder / 'runs.csv'} contradicts itself: {MEND}")
+
+
+def _count(table: Table) -> Counter[tuple]:
+    return Counter(zip(*(table[name].tolist() for name in SETTING), strict=True))
+
+
+def _whole(file: Path, names: Sequence[str]) -> list[list[str]]:
+    """Header and rows, of equal length; the header has these names."""
+    header, *rows = _cells(file)
+    if missing := [name for name in names if name not in header]:
+        raise InputError(f"{file} lacks the column {missing[0]}: {MEND}")
+    if not rows:
+        raise InputError(f"{file} holds no rows: {MEND}")
+    for number, row in enumerate(rows, 2):
+        if len(row) != len(header):
+            raise InputError(f"{file} is cut off in line {number}: {MEND}")
+    return [header, *rows]
+
+
+def _numbers_or_words(cells: Sequence[str]) -> np.ndarray:
+    with contextlib.suppress(ValueError):
+        return np.array(cells, dtype=float)
+    return np.array(cells)
+
+
+def _cells(file: Path) -> list[list[str]]:
+    require_sound(file.parent, [file.name])
+    try:
+        text = read_text(file)
+        rows = list(csv.reader(text.splitlines(), strict=True))
+    except (OSError, UnicodeDecodeError, csv.Error):
+        raise InputError(f"{file} is missing or no CSV: {MEND}") from None
+    if not rows or not text.endswith("\n"):
+        raise InputError(f"{file} is cut off: {MEND}")
+    return rows
+
+
+def _column(file: Path, name: str, cells: Sequence[str]) -> np.ndarray:
+    if name in WORDS:
+        return np.array(cells)
+    try:
+        values = np.array(cells, dtype=float)
+    except ValueError:
+        raise InputError(f"{file}: column {name} holds what is no number: {MEND}") from None
+    if np.isnan(values).any() and name not in MAY_BE_NAN:
+        raise InputError(f"{file}: column {name} holds a nan: {MEND}")
+    if name in ("perturbation", "mean_perturbation") and (
+        (values < 0).any() or math.isinf(values.max())
+    ):
+        raise InputError(f"{file}: a {name} is negative or infinite: {MEND}")
+    return values
+
+
+Rows = list[tuple[str, ...]]
 VALUE = r"[-−+≥≤ ]*(?:\d[\d.,]*(?:e[-−+]?\d+)?|–)(?:%)?"
 SPREAD = re.compile(rf"({VALUE}) ± (.*)")
 WITHIN = re.compile(rf"({VALUE}) \((.* to .*)\)")

@@ -9,11 +9,10 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from fedmuon.analysis.report import page, style
-from fedmuon.analysis.report.columns import MEND
 from fedmuon.analysis.report.findings import Findings, Picture, Rows
-from fedmuon.analysis.report.glossary import terms_of
 from fedmuon.analysis.report.overlay import Run, overlay
-from fedmuon.analysis.report.tables import apart, as_csv, as_latex, slug
+from fedmuon.analysis.report.page import terms_of
+from fedmuon.analysis.report.tables import MEND, apart, as_csv, as_latex, slug
 from fedmuon.analysis.report.verdicts import counts, tally
 from fedmuon.core.errors import InputError
 from fedmuon.core.files import mendable, write_bytes
@@ -29,17 +28,26 @@ def write_page(
     left_out: Sequence[str] = (),
     unfinished: Sequence[str] = (),
 ) -> Path:
-    """Write FOLDER/report.html, and what belongs beside it; all `runs` are in one drawing, above
-    which stands why others are `left_out`, and what `unfinished` ones lack."""
+    """Write FOLDER/report.html, claims.json, and the files of figures and tables.
+
+    Args:
+        folder: Where to write.
+        found: The parts of the page, one per suite or run.
+        runs: Runs to draw in one figure.
+        left_out: Why other folders are not on the page.
+        unfinished: What unfinished runs lack.
+
+    Returns:
+        The path of the page.
+    """
     several = len(found) > 1
     parts = [_Part(folder, one, one.name if several else "") for one in found]
     body = [part.body() for part in parts]
-    every = [*_list("Left out", left_out), *_list("Unfinished", unfinished), *_all(overlay(runs))]
+    every = [*_list("Left out", left_out), *_list("Unfinished", unfinished)]
+    if drawn := overlay(runs):
+        every += [page.heading(3, "All runs"), drawn]
     write_bytes(folder / "claims.json", _claims(found))
-    write_bytes(
-        folder / "report.html",
-        _page(found, body, every).encode(),
-    )
+    write_bytes(folder / "report.html", _page(found, body, every).encode())
     return folder / "report.html"
 
 
@@ -75,11 +83,6 @@ def as_written(folder: Path) -> Iterator[None]:
 def _list(heading: str, reasons: Sequence[str]) -> list[str]:
     """What the page does not have, and why; nothing where it has all."""
     return [page.heading(3, heading), page.items(reasons)] if reasons else []
-
-
-def _all(drawn: str) -> list[str]:
-    """The drawing of all runs, if there is one."""
-    return [page.heading(3, "All runs"), drawn] if drawn else []
 
 
 def _page(found: Sequence[Findings], bodies: Sequence[Sequence[str]], every: Sequence[str]) -> str:

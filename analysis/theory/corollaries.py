@@ -15,12 +15,10 @@ import numpy as np
 from fedmuon.analysis.theory import participation as taken
 from fedmuon.analysis.theory import recursion
 from fedmuon.analysis.theory.checks import in_doubles, probability, sample_sizes, whole
-from fedmuon.analysis.theory.concentration import Constant
-from fedmuon.analysis.theory.generalization import INDEPENDENCE, RANGE, Bound, bound
-from fedmuon.analysis.theory.methods import Method, method_amplification
+from fedmuon.analysis.theory.generalization import INDEPENDENCE, RANGE, Bound, Constant, bound
 from fedmuon.analysis.theory.participation import Rows
-from fedmuon.analysis.theory.reach import Reach
-from fedmuon.analysis.theory.recursion import Steps
+from fedmuon.analysis.theory.recursion import Method, Steps, method_amplification
+from fedmuon.analysis.theory.trajectories import Reach
 from fedmuon.core.errors import InputError
 from fedmuon.orthogonalize import Uncertified, lipschitz
 from fedmuon.orthogonalize.certificates import Kind

@@ -57,8 +57,7 @@ from typing import Literal
 import numpy as np
 
 from fedmuon.analysis.theory.checks import at_least, in_doubles, positive, probability, whole
-from fedmuon.analysis.theory.schedules import Schedule
-from fedmuon.analysis.theory.stationarity import Stationarity
+from fedmuon.analysis.theory.stationarity import Schedule, Stationarity
 from fedmuon.core.errors import InputError
 
 Start = Literal["first", "zero"]

@@ -1,14 +1,216 @@
-"""The generalization bound of 001, Theorem 4.1, as a number that says what it stands on."""
+"""From stability to a generalization bound, and the gap that a run shows.
 
+The constant
+------------
+The two branches of the bound, and the constant that 001 leaves open.
+
+**What is proved here.** Let replacing one sample of client i change every loss by at most eps_i,
+0 <= eps_i <= B. For every r >= 2, with J = ceil(log2 n) and S = (sum_i n_i eps_i^2 / n_eff)^(1/2),
+
+    gap <= 2 sum_i p_i eps_i + sum_a w_a g_a,                               w_a = p_i / n_i,
+    || sum_a w_a g_a ||_r <= k(r) B / sqrt(n_eff) + 2 sqrt(r - 1) k(r) J S,
+    k(r) = (2 Gamma(r/2 + 1))^(1/r) / sqrt(2) <= sqrt(r / 2).
+
+*The comparison.* With z' an independent copy of sample a and S^a the data where it replaces z_a,
+g_a = E_z'[F_i(A(S^a)) - loss(A(S^a), z_a)]. Swapping S^a for S moves F_i and the loss by eps_i
+each, which is the 2 eps_i. Given all samples but z_a, A(S^a) is fixed or independent of z_a, so
+E[g_a | others] = 0. Replacing sample b of client j moves g_a by at most 2 eps_j.
+
+*Tool 1, k(r).* If replacing coordinate j moves H by at most c_j, McDiarmid gives
+P(|H - EH| >= t) <= 2 exp(-2 t^2 / C^2), C^2 = sum c_j^2, and integrating r t^(r-1) against it
+E|H - EH|^r <= 2 Gamma(r/2 + 1) (C^2 / 2)^(r/2), that is ||H - EH||_r <= k(r) C. With m = r/2 >= 1,
+2 Gamma(m + 1) <= 2 m^m <= (2m)^m, hence k(r) <= sqrt(r / 2), with equality at r = 2.
+
+*Tool 2.* Rio's inequality: martingale differences satisfy ||sum X_j||_r^2 <= (r-1) sum ||X_j||_r^2
+for r >= 2. Sums of independent centred terms are a case. It is used given the other blocks, and
+Minkowski in L_{r/2} then removes the condition.
+
+*The dyadic tree.* Pad the samples to 2^J, 2^(J-1) < n <= 2^J. At level l the samples form blocks of
+2^l; let g_a^l = E[g_a | z_a, all outside a's block]. g_a telescopes into E[g_a | z_a] and J
+differences D_a^l = g_a^l - g_a^(l+1).
+
+- E[g_a | z_a] is a constant minus a number in [0, B]: independent, centred, in an interval of
+  length B. Tool 1 with c_a = w_a B gives k(r) B (sum w_a^2)^(1/2) = k(r) B / sqrt(n_eff).
+- Given all outside a's block B, the D_a^l, a in B, are functions of one coordinate each, hence
+  independent, and centred as E[g_a | others] = 0. Given z_a and all outside the parent block, D_a^l
+  is a function of the sibling block B* minus its mean, so tool 1 bounds it by k(r) A_{B*} with
+  A_B = (sum_{b in B} 4 eps^2)^(1/2). Tool 2: the block contributes sqrt(r-1) k(r) W_B A_{B*}, with
+  W_B = (sum_B w_a^2)^(1/2). By Cauchy-Schwarz over siblings, then over parents, a level contributes
+  at most sqrt(r-1) k(r) W A, with W A = 2 S over all samples.
+
+*The tail.* P(X >= delta^(-1/r) ||X||_r) <= delta for every r fixed before the data are drawn.
+
+**What is offered.** `sharp`: the above with the best r. `explicit`: r = max(2, ln(1/delta)), where
+delta^(-1/r) <= e, with k(r) <= sqrt(r/2), sqrt(r-1) <= sqrt(r) and, in the first term, sqrt(r)
+for sqrt(r/2) (what tool 2 alone would give there):
+
+    gap <= 2 sum p_i eps_i + e [B sqrt(r / n_eff) + sqrt(2) r J S].
+
+A number: H of 001 (10) with C_hp equal to it, which nothing proves.
+
+Golden-section search
+---------------------
+Where a function of one number is smallest; scipy's search would cost half a second to import.
+
+The bound
+---------
+The generalization bound of 001, Theorem 4.1, as a number that says what it stands on.
+
+The measured gap
+----------------
+The measured gap F - F_hat, with F from held-out samples weighted like the clients.
+
+Client i's law is the mixture sum_y q_i(y) D(. | y) of class-conditional laws that all clients
+share (label skew, as Dirichlet partitions make it), so F = sum_i p_i F_i = sum_y w_y E[loss | y]
+with w_y = sum_i p_i q_i(y). Each E[loss | y] is a mean over the held-out samples of class y.
+
+**What an interval covers.** F - F_hat of one finished model, not its mean over training samples
+or runs. F_hat is a mean over all training samples, computed and not sampled: only F is estimated.
+Given the training samples, the model and the held-out samples' labels, the held-out losses are
+independent, those of a class of one law, if nothing of the held-out set was used to make or choose
+the model; an interval that holds given all that holds without. The q_i are given, too: where they
+are the clients' training shares, F is the risk at those shares. Half-widths scale with B, the
+length of an interval that has all losses of that model, whatever the sample: 1 for 1 - p_y, and
+the B that is proved on a ball (`reach`) for a model that cannot leave it, whatever it has learned.
+
+**Half-widths** at failure d, with T_y losses of variance V_y (unbiased) in class y. The estimate of
+F is a sum of independent terms w_y loss / T_y, each in an interval of length w_y B / T_y:
+
+    hoeffding    B sqrt(ln(2/d)/2 sum_y w_y^2 / T_y)
+    bernstein    sqrt(2 l v) + B l (2 r' + r/3),   l = ln(3/d),   v = sum_y w_y^2 V_y / T_y,
+                 r = max_y w_y / T_y,   r' = max_y w_y / sqrt(T_y (T_y - 1))
+    shorter      the shorter of these two at d/2 each
+
+*Bernstein* is Maurer and Pontil's (2009, Theorem 4) for strata. Centred, the terms are at most r B
+in size, so the sum is above its mean by at most sqrt(2 l s) + r B l / 3, where s is its variance,
+except with chance e^-l = d/3 (Bernstein); as often it is below. It remains that sqrt(s) <=
+sqrt(v) + r' B sqrt(2 l) but for d/3. Let B = 1. Z_y = T_y V_y falls by at most 1 when one loss is
+replaced, and the squares of these falls over its losses sum to at most T_y / (T_y - 1) Z_y (their
+proof of Theorem 10). So Z = sum_y c_y Z_y = v / r^2 with c_y = (w_y / (T_y r))^2 <= 1, the largest
+of which is 1, falls by at most 1, and the squares sum to at most a Z, a = max_y c_y T_y / (T_y - 1)
+= (r' / r)^2 >= 1. Their Theorem 7 gives P(EZ - Z > t) <= exp(-t^2 / (2 a EZ)); with t = sqrt(2 a l
+EZ), that is sqrt(EZ) <= sqrt(Z) + sqrt(2 a l). Times r, with s = r^2 EZ, this is the claim.
+"""
+
+import math
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Literal
 
 import numpy as np
 from numpy.typing import ArrayLike
 
-from fedmuon.analysis.theory import checks, concentration
-from fedmuon.analysis.theory.concentration import Constant
+from fedmuon.analysis.theory import checks
+from fedmuon.analysis.theory.checks import (
+    at_least,
+    client_weights,
+    entries,
+    in_doubles,
+    probability,
+    values,
+    whole,
+)
 from fedmuon.core.errors import InputError
+
+Constant = float | Literal["explicit", "sharp"]
+
+
+def effective_size(sizes: np.ndarray, weights: np.ndarray) -> float:
+    """n_eff = 1 / sum_i p_i^2 / n_i."""
+    return float(1 / (np.square(weights) / sizes).sum())
+
+
+def spread(eps: np.ndarray, sizes: np.ndarray, n_eff: float) -> float:
+    """S = (sum_i n_i eps_i^2 / n_eff)^(1/2)."""
+    return math.sqrt((sizes * np.square(eps)).sum() / n_eff)
+
+
+def levels(samples: int) -> int:
+    """J = ceil(log2 n), in whole numbers: a float logarithm may miss a power of two."""
+    return (whole("samples", samples) - 1).bit_length()
+
+
+def sharp_stability(
+    eps: np.ndarray,
+    sizes: np.ndarray,
+    weights: np.ndarray,
+    delta: float,
+    loss_bound: float,
+    c_hp: Constant,
+) -> float:
+    """H_delta of 001 (10), or what this module proves in its place."""
+    n_eff = effective_size(sizes, weights)
+    base, scale = loss_bound / math.sqrt(n_eff), spread(eps, sizes, n_eff)
+    samples = int(sizes.sum())
+    if c_hp == "explicit":
+        r = max(2.0, math.log(1 / delta))
+        tree = math.sqrt(2) * r * levels(samples) * scale
+        deviation = math.e * (base * math.sqrt(r) + tree)
+    elif c_hp == "sharp":
+        deviation = _sharpest(base, scale, samples, delta)
+    elif isinstance(c_hp, str):
+        raise InputError(f"c_hp is {c_hp!r}: give a number, 'explicit' or 'sharp'.")
+    else:
+        log = math.log(2 / delta)
+        deviation = scale * math.log(2 * samples) * log + base * math.sqrt(log)
+        deviation *= at_least("c_hp", c_hp)
+    return float(2 * (weights * eps).sum() + deviation)
+
+
+def bounded_differences(
+    eps: np.ndarray, sizes: np.ndarray, weights: np.ndarray, delta: float, loss_bound: float
+) -> float:
+    """G_delta of 001 (11): McDiarmid on the gap itself, with no open constant."""
+    share = weights / sizes
+    moves = (2 - share) * eps + loss_bound * share
+    root = math.sqrt(math.log(1 / delta) / 2 * (sizes * np.square(moves)).sum())
+    return float((weights * eps).sum() + root)
+
+
+@in_doubles
+def difference_moment(r: float) -> float:
+    """k(r): ||H - EH||_r <= k(r) (sum c_j^2)^(1/2) for bounded differences c_j, r >= 2."""
+    r = at_least("r", r, 2)
+    return math.exp((math.log(2) + math.lgamma(r / 2 + 1)) / r) / math.sqrt(2)
+
+
+def moment(r: float, base: float, scale: float, samples: int) -> float:
+    """The bound on ||sum_a w_a g_a||_r, for base = B / sqrt(n_eff) and scale = S."""
+    base, scale = at_least("base", base), at_least("scale", scale)
+    return difference_moment(r) * (base + 2 * math.sqrt(r - 1) * levels(samples) * scale)
+
+
+def _sharpest(base: float, scale: float, samples: int, delta: float) -> float:
+    """The least over r of delta^(-1/r) ||.||_r; an r missed by the search is only less sharp."""
+    log = math.log(1 / delta)
+
+    def tail(r: float) -> float:
+        return math.exp(log / r) * moment(r, base, scale, samples)
+
+    return min(tail(least(tail, 2, 4 + 3 * log)), tail(2.0))
+
+
+_RATIO = (math.sqrt(5) - 1) / 2
+
+
+def least(value: Callable[[float], float], low: float, high: float, width: float = 1e-6) -> float:
+    """The minimum of a function that falls, then rises, on [low, high], by golden section.
+
+    On equal values it goes right, so that a function may be infinite on the left.
+    """
+    left, right = high - _RATIO * (high - low), low + _RATIO * (high - low)
+    at_left, at_right = value(left), value(right)
+    while high - low > width:
+        if at_left < at_right:
+            high, right, at_right = right, left, at_left
+            left = high - _RATIO * (high - low)
+            at_left = value(left)
+        else:
+            low, left, at_left = left, right, at_right
+            right = low + _RATIO * (high - low)
+            at_right = value(right)
+    return left if at_left < at_right else right
+
 
 Status = Literal["certified", "real-arithmetic", "estimated"]
 
@@ -62,13 +264,13 @@ def bound(
     delta = checks.probability("delta", delta)
     if not all(0 < share <= 1 for share in shares):
         raise InputError(f"shares are {shares}: give H and G each a part of delta in (0, 1].")
-    h = concentration.sharp_stability(*stable, shares[0] * delta, loss_bound, c_hp)
-    g = concentration.bounded_differences(*stable, shares[1] * delta, loss_bound)
+    h = sharp_stability(*stable, shares[0] * delta, loss_bound, c_hp)
+    g = bounded_differences(*stable, shares[1] * delta, loss_bound)
     if not isinstance(c_hp, str) and h < g:
         status = "estimated"
         assumptions = (*assumptions, f"C_hp = {c_hp:g} is the caller's: nothing proves it.")
     failure = delta + checks.at_least("other_failure", other_failure)
-    n_eff = concentration.effective_size(*stable[1:])
+    n_eff = effective_size(*stable[1:])
     return Bound(min(h, g), h, g, n_eff, c_hp, delta, failure, status, assumptions)
 
 
@@ -77,7 +279,7 @@ def g_alone(
 ) -> float:
     """G at the full delta (001, Lemmas C.1 and C.5): no split, and no constant left open."""
     stable, delta = _checked(eps, sizes, weights, loss_bound), checks.probability("delta", delta)
-    return concentration.bounded_differences(*stable, delta, loss_bound)
+    return bounded_differences(*stable, delta, loss_bound)
 
 
 def _checked(
@@ -88,3 +290,148 @@ def _checked(
     chances = checks.client_weights(weights, len(counts))
     top = checks.at_least("loss_bound", loss_bound)
     return np.minimum(top, checks.values("eps", eps, len(counts))), counts, chances
+
+
+ROUNDING = 1e-6  # of a loss, relative to B, which is float32's at worst
+
+Interval = Literal["hoeffding", "bernstein", "shorter", "normal"]
+
+
+@dataclass(frozen=True)
+class MeasuredGap:
+    """gap = population - empirical, and an interval that holds with the confidence asked for."""
+
+    gap: float
+    low: float
+    high: float
+    population: float
+    empirical: float
+    interval: Interval
+
+
+@dataclass(frozen=True)
+class Strata:
+    """Held-out losses by class, for the classes of positive weight w_y."""
+
+    weights: np.ndarray
+    means: np.ndarray
+    variances: np.ndarray  # unbiased; infinite for one sample
+    counts: np.ndarray
+
+
+def measured_gap(
+    train_losses: ArrayLike,
+    weights: ArrayLike,
+    shares: ArrayLike,
+    test_losses: ArrayLike,
+    test_labels: ArrayLike,
+    *,
+    confidence: float = 0.95,
+    interval: Interval = "hoeffding",
+    loss_bound: float = 1.0,
+) -> MeasuredGap:
+    """F - F_hat, from each client's mean training loss [N], p_i [N] and label shares [N, classes].
+
+    The held-out samples come as losses [T] and labels [T].
+
+    `hoeffding` is exact for any losses in an interval of length B = `loss_bound`. `bernstein`
+    (Maurer and Pontil's empirical form) is exact too and shorter when losses vary little;
+    `shorter` is exact and never much longer than either. `normal` is the usual approximation for
+    many samples of each class, exact for none, and does not read B.
+    """
+    fitted = values("train_losses", train_losses)
+    chances = client_weights(weights, len(fitted))
+    strata = stratify(class_weights(chances, shares), test_losses, test_labels)
+    top = at_least("loss_bound", loss_bound)
+    if interval != "normal" and np.ptp(test_losses) > top * (1 + ROUNDING):
+        raise InputError(
+            "held-out losses are further apart than loss_bound: raise it, or use interval='normal'."
+        )
+    empirical, population = float(chances @ fitted), float(strata.weights @ strata.means)
+    if interval not in _HALF_WIDTHS:
+        raise InputError(f"interval is {interval!r}: use one of {', '.join(_HALF_WIDTHS)}.")
+    if interval in ("bernstein", "normal") and (strata.counts < 2).any():
+        raise InputError("a class has a single held-out sample: use interval='hoeffding'.")
+    half = _HALF_WIDTHS[interval](strata, probability("1 - confidence", 1 - confidence), top)
+    gap = population - empirical
+    return MeasuredGap(gap, gap - half, gap + half, population, empirical, interval)
+
+
+def class_weights(weights: np.ndarray, shares: ArrayLike) -> np.ndarray:
+    """w_y = sum_i p_i q_i(y), [classes], from p [N] and q [N, classes]."""
+    table = np.asarray(shares, dtype=float)
+    if table.ndim != 2 or len(table) != len(weights) or not (table >= 0).all():
+        raise InputError("shares must be numbers >= 0 of shape [clients, classes].")
+    if (abs(table.sum(axis=1) - 1) > 1e-9).any():
+        raise InputError("each client's label shares must sum to 1.")
+    return weights @ table
+
+
+def label_shares(labels: ArrayLike, owner: ArrayLike, clients: int, classes: int) -> np.ndarray:
+    """q_i(y) [N, classes]: the share of label y among the samples that client i owns."""
+    shape = whole("clients", clients), whole("classes", classes)
+    entries("clients times classes", shape[0] * shape[1])
+    places = _indices("owner", owner, clients), _indices("labels", labels, classes)
+    if len(places[0]) != len(places[1]):
+        raise InputError("labels and owner must have the same length.")
+    table = np.zeros(shape)
+    np.add.at(table, places, 1.0)
+    if (table.sum(axis=1) == 0).any():
+        raise InputError("a client without samples has no label shares: drop it.")
+    return table / table.sum(axis=1, keepdims=True)
+
+
+def _indices(name: str, given: ArrayLike, count: int) -> np.ndarray:
+    """Whole numbers of 0 .. count-1."""
+    found = np.asarray(given)
+    if not (np.issubdtype(found.dtype, np.integer) and ((found >= 0) & (found < count)).all()):
+        raise InputError(f"{name} must be whole numbers of 0 .. {count - 1}.")
+    return found
+
+
+def stratify(class_weight: np.ndarray, losses: ArrayLike, labels: ArrayLike) -> Strata:
+    """The held-out losses by class."""
+    lost = values("test_losses", losses)
+    names, present = np.asarray(labels), np.flatnonzero(class_weight)
+    if names.shape != lost.shape:
+        raise InputError("test_losses and test_labels must have the same length.")
+    groups = [lost[names == y] for y in present]
+    if not all(len(group) for group in groups):
+        raise InputError("a class that clients hold has no held-out sample: hold out more.")
+    each = [(one.mean(), one.var(ddof=1) if len(one) > 1 else math.inf, len(one)) for one in groups]
+    return Strata(class_weight[present], *np.array(list(zip(*each, strict=True))))
+
+
+def _hoeffding(strata: Strata, failure: float, top: float) -> float:
+    """Independent terms w_y loss / T_y of range w_y B / T_y, both tails."""
+    squares = (np.square(strata.weights) / strata.counts).sum()
+    return top * math.sqrt(math.log(2 / failure) / 2 * float(squares))
+
+
+def _bernstein(strata: Strata, failure: float, top: float) -> float:
+    """Infinite where a class has a single sample, whose variance nobody knows."""
+    log, each = math.log(3 / failure), strata.weights / strata.counts
+    with np.errstate(divide="ignore"):
+        scaled = strata.weights / np.sqrt(strata.counts * (strata.counts - 1))
+    variance = float((np.square(strata.weights) * strata.variances / strata.counts).sum())
+    return math.sqrt(2 * log * variance) + top * log * float(2 * scaled.max() + each.max() / 3)
+
+
+def _shorter(strata: Strata, failure: float, top: float) -> float:
+    """The union bound: which of the two is shorter may depend on the losses."""
+    return min(one(strata, failure / 2, top) for one in (_hoeffding, _bernstein))
+
+
+def _normal(strata: Strata, failure: float, top: float) -> float:
+    from scipy.special import ndtri  # here, because it takes long to load
+
+    variance = (np.square(strata.weights) * strata.variances / strata.counts).sum()
+    return float(ndtri(1 - failure / 2)) * math.sqrt(variance)
+
+
+_HALF_WIDTHS: dict[str, Callable[[Strata, float, float], float]] = {
+    "hoeffding": _hoeffding,
+    "bernstein": _bernstein,
+    "shorter": _shorter,
+    "normal": _normal,
+}

@@ -79,10 +79,19 @@ def batch_shares(rows: np.ndarray | None, size: int) -> np.ndarray:
 
 
 def psi(a: ArrayLike, clients: int, per_round: int, rho: float) -> float:
-    """Psi(rho) of 001 (15): with probability 1 - rho, Y_i(C) <= Psi for all clients at once.
+    """Bound the exposure of all clients at once (Stability note, eq. (15)).
 
-    For K < N it is Bernstein's inequality for each client and a union over the N of them. The
-    paper's logarithm holds 2N, although these one-sided tails need N only; we keep the 2.
+    For K < N this is Bernstein's inequality for each client and a union bound over the N clients.
+    One-sided tails need log N only; the paper has log 2N, and so have we.
+
+    Args:
+        a: Amplification a_s of each round, [R].
+        clients: Number of clients N.
+        per_round: Number of clients K in a round.
+        rho: Probability that the bound fails.
+
+    Returns:
+        Psi(rho). With probability 1 - rho, Y_i(C) <= Psi for every client i.
     """
     weights, rho = checks.values("a", a), checks.probability("rho", rho)
     clients, per_round = checks.whole("clients", clients), checks.whole("per_round", per_round)
@@ -100,22 +109,36 @@ def psi(a: ArrayLike, clients: int, per_round: int, rho: float) -> float:
 
 
 def full_batch_sensitivity(gradient_bound: float, sizes: ArrayLike) -> np.ndarray:
-    """Delta_i = 2 G_max / n_i, the replacement sensitivity of full batches (001, Lemma E.1)."""
+    """Return the replacement sensitivity of full batches (Stability note, Lemma E.1).
+
+    Args:
+        gradient_bound: Bound G_max on the norm of every sample's gradient.
+        sizes: Number of samples n_i of each client, [N].
+
+    Returns:
+        Delta_i = 2 G_max / n_i, [N].
+    """
     return 2 * checks.at_least("gradient_bound", gradient_bound) / checks.sample_sizes(sizes)
 
 
 def mini_batch_sensitivity(gradient_bound: float, batch: int, sizes: ArrayLike) -> np.ndarray:
-    """Delta_i = 2 G_max / b on every path (001, Remark 4.1), [N].
+    """Return the replacement sensitivity of mini-batches (Stability note, Remark 4.1).
 
-    The average over batches is 2 G_max / n_i, but no path is promised that. A client with at most
-    b samples uses all of them.
+    It holds on every path of batches. The average over batches is 2 G_max / n_i, but a single path
+    can reach more. A client with at most b samples uses all of them.
+
+    Returns:
+        Delta_i = 2 G_max / min(b, n_i), [N].
     """
     used = np.minimum(checks.whole("batch", batch), checks.sample_sizes(sizes))
     return 2 * checks.at_least("gradient_bound", gradient_bound) / used
 
 
 def perturbation(sensitivity: ArrayLike, exposures: ArrayLike) -> np.ndarray:
-    """Delta_i Y_i, [N]: no neighbour in client i ends further away than this (Appendix F)."""
+    """Return Delta_i Y_i, [N] (Stability note, Appendix F).
+
+    No run that differs in one sample of client i ends further away than this.
+    """
     moved = checks.values("sensitivity", sensitivity)
     return product(moved, checks.values("exposures", exposures, len(moved)))
 
@@ -123,7 +146,11 @@ def perturbation(sensitivity: ArrayLike, exposures: ArrayLike) -> np.ndarray:
 def loss_stability(
     perturbations: ArrayLike, lipschitz: float, loss_bound: float = 1.0
 ) -> np.ndarray:
-    """eps_i = min(B, L_loss Delta_i Y_i) of 001 (13), [N]; B where Y_i is infinite."""
+    """Return the stability of the loss (Stability note, eq. (13)).
+
+    Returns:
+        eps_i = min(B, L_loss Delta_i Y_i), [N]; B where Y_i is infinite.
+    """
     moved = product(
         checks.at_least("lipschitz", lipschitz), checks.values("perturbations", perturbations)
     )

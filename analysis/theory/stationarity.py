@@ -1,16 +1,116 @@
-"""How stationary Muon with Nesterov momentum becomes: 002, Theorems 3.4, 3.5 and Corollary 3.6.
+"""How stationary Muon becomes: Nesterov Muon (002), Newton-Schulz convergence (004).
+
+Step sizes
+----------
+Step size and momentum from the horizon alone: the rules of 002, and those that tune 004.
+
+The rules of 002 need neither the smoothness nor the noise level; those of 004 need both.
+
+Nesterov Muon
+-------------
+How stationary Muon with Nesterov momentum becomes: 002, Theorems 3.4, 3.5 and Corollary 3.6.
 
 The theorems hide constants of alpha and d0; their proof (002, Appendices C and D.3) has them all,
 and so does the number here.
+
+Newton-Schulz
+-------------
+Nuclear-norm stationarity of Muon, by Newton-Schulz or SVD, and of SGD with momentum (004).
+
+Norms: f is L-smooth from ||.||_op to ||.||_*, D = f(X_0) - f*, r bounds the rank, samples have
+E ||G - grad||_F^2 <= sigma^2, B of them make a batch, and the momentum is M <- beta M + (1 - beta)
+G from 0. With C the same average of the true gradients, S = grad - M = (grad - C) + (C - M):
+
+- (C - M) is (1 - beta) sum_s beta^(t-s) xi_s, so E ||C - M||_F^2 <= (1 - beta)/(1 + beta)
+  sigma^2/B.
+- A_t = grad f(X_t) - C_t obeys A_t = beta (A_{t-1} + grad f(X_t) - grad f(X_{t-1})) and
+  A_0 = beta grad f(X_0), where ||grad f(X_0)||_* <= sqrt(2 L D) by smoothness.
+
+Constants follow 004's proofs, in a form that keeps beta; each function says how.
 """
 
 import math
 from dataclasses import dataclass
 
-from fedmuon.analysis.theory.checks import at_least, in_doubles, whole
-from fedmuon.analysis.theory.schedules import Schedule, tail_index
+from fedmuon.analysis.theory.checks import at_least, in_doubles, positive, whole
 from fedmuon.core.errors import InputError
+from fedmuon.optim.schedules import heavy_tailed as powers
 from fedmuon.orthogonalize.guarantees import slowdown
+
+
+@dataclass(frozen=True)
+class Schedule:
+    """Constant eta and beta for a horizon of `steps`, and the rule that they follow."""
+
+    lr: float
+    beta: float
+    steps: int
+    rule: str
+
+    def checked(self) -> tuple[float, float, int]:
+        """eta > 0, beta in [0, 1) and the steps."""
+        if not 0 <= self.beta < 1:
+            raise InputError(f"beta is {self.beta}: choose 0 <= beta < 1.")
+        return positive("lr", self.lr), self.beta, whole("steps", self.steps)
+
+
+def heavy_tailed(steps: int, alpha: float) -> Schedule:
+    """eta = K^(-(2a-1)/(3a-2)), 1 - beta = K^(-a/(3a-2)) (002, Theorems 3.4 and 3.5)."""
+    horizon = whole("steps", steps, 2)
+    return Schedule(*powers(horizon, tail_index(alpha)), horizon, "heavy-tailed")
+
+
+def alpha_free(steps: int) -> Schedule:
+    """eta = K^(-3/4), 1 - beta = K^(-1/2) (002, Corollary 3.6): the rule above at alpha = 2."""
+    horizon = whole("steps", steps, 2)
+    return Schedule(*powers(horizon), horizon, "alpha-free")
+
+
+def tuned_muon(
+    steps: int, gap: float, smoothness: float, sigma: float, rank: int, batch: int = 1
+) -> Schedule:
+    """eta = sqrt((1-beta) D / (L T)), 1 - beta = min(1, sqrt(B L D / (r T)) / sigma), as in 004.
+
+    It balances the terms of `rank_dependence.muon` up to factors that do not depend on T, r, sigma.
+    """
+    forget = _forget(steps, gap, smoothness, sigma * math.sqrt(whole("rank", rank)), batch)
+    lr = math.sqrt(forget * gap / (smoothness * steps))
+    return Schedule(lr, 1 - forget, steps, "tuned for Muon")
+
+
+def tuned_sgd(steps: int, gap: float, smoothness: float, sigma: float, batch: int = 1) -> Schedule:
+    """eta = (1-beta) / (2 L), 1 - beta = min(1, 2 sqrt(B L D / T) / sigma), as in 004."""
+    forget = _forget(steps, gap, smoothness, sigma / 2, batch)
+    return Schedule(forget / (2 * smoothness), 1 - forget, steps, "tuned for SGD with momentum")
+
+
+def rate(alpha: float, rule: str = "heavy-tailed") -> float:
+    """The power of 1/K of the slowest term: (a-1)/(3a-2) (002, Theorem 3.5), or of Corollary 3.6.
+
+    Without alpha the noise falls as K^(-(a-1)/(2a)), all else as K^(-1/4) or faster.
+    """
+    a = tail_index(alpha)
+    if rule == "alpha-free":
+        return min(0.25, (a - 1) / (2 * a))
+    if rule != "heavy-tailed":
+        raise InputError(f"No rule is called {rule!r}: use heavy-tailed or alpha-free.")
+    return (a - 1) / (3 * a - 2)
+
+
+def tail_index(alpha: float) -> float:
+    """The order of the moment that the noise has (002, Assumption 3.2)."""
+    if not 1 < alpha <= 2:
+        raise InputError(f"alpha is {alpha}: the tail index of the noise lies in (1, 2].")
+    return float(alpha)
+
+
+def _forget(steps: int, gap: float, smoothness: float, noise: float, batch: int) -> float:
+    """min(1, sqrt(B L D / T) / noise)."""
+    if not (at_least("gap", gap) > 0 and at_least("smoothness", smoothness) > 0):
+        raise InputError("A tuned schedule needs gap > 0 and smoothness > 0: give both, or eta.")
+    size = math.sqrt(whole("batch", batch) * smoothness * gap / whole("steps", steps))
+    return min(1.0, size / noise) if at_least("sigma", noise) > 0 else 1.0
+
 
 SMOOTH = "f is L-smooth in Frobenius norm and bounded below (002, Assumption 3.1)."
 MOMENT = (
@@ -147,3 +247,87 @@ def least_batch(noise: Noise, shape: tuple[int, int], gamma: float = 0.0, nu: fl
 def _side(shape: tuple[int, int]) -> int:
     """d0 = min(m, n)."""
     return min(whole("rows", shape[0]), whole("columns", shape[1]))
+
+
+SPECTRALLY_SMOOTH = (
+    "||grad f(X) - grad f(Y)||_* <= L ||X - Y||_op, f is bounded below (004, Assumption 1)."
+)
+VARIANCE = "Batches are independent and unbiased, E|G - grad|_F^2 <= sigma^2 each (Assumption 2)."
+AVERAGE = "M <- beta M + (1 - beta) G from M = 0; only its direction reaches a polar factor."
+POLAR = "Every step uses Z of ||Z||_op <= 1 within eps of the polar factor (Definition 3)."
+TAYLOR = "Taylor steps from M / ||M||_F keep ||Z||_op <= 1; others may not (Proposition 1)."
+MEAN_NUCLEAR_NORM = "(1/T) sum_t E ||grad f(X_t)||_*"
+
+
+def muon(
+    schedule: Schedule,
+    gap: float,
+    smoothness: float,
+    sigma: float,
+    rank: int,
+    batch: int = 1,
+    polar_error: float = 0.0,
+) -> Stationarity:
+    """004, Theorem 1 for eps_q = `polar_error`; 0 is the SVD of Theorem 4. X <- X - eta Z.
+
+    Descent: <grad, Z> = <M, Z> + <S, Z> >= (1 - eps)||M||_* - ||S||_*, ||M||_* >= ||grad||_* -
+    ||S||_*, and ||X_{t+1} - X_t||_op <= eta. Sum, divide by eta T (1 - eps): chi times D/(eta T) +
+    L eta/2 + (2 - eps) mean ||S||_*. There ||A_t||_* <= beta (||A_{t-1}||_* + L eta), and the
+    nuclear norm of C - M is at most sqrt(r) times its Frobenius norm.
+    """
+    eta, beta, steps = _checked(schedule, gap, smoothness, sigma, rank, batch)
+    chi, cost = slowdown_of(polar_error), 2 - polar_error
+    start = beta * math.sqrt(2 * smoothness * gap) / (1 - beta)
+    spread = sigma * math.sqrt(rank * (1 - beta) / ((1 + beta) * batch))
+    terms = {
+        "descent": chi * gap / (eta * steps),
+        "step": chi * smoothness * eta / 2,
+        "start": chi * cost * start / steps,
+        "drift": chi * cost * beta * smoothness * eta / (1 - beta),
+        "noise": chi * cost * spread,
+    }
+    stood_on = (SPECTRALLY_SMOOTH, VARIANCE, AVERAGE, POLAR) + ((TAYLOR,) if polar_error else ())
+    return Stationarity(MEAN_NUCLEAR_NORM, sum(terms.values()), terms, schedule, 1 / chi, stood_on)
+
+
+@in_doubles
+def sgd_momentum(
+    schedule: Schedule, gap: float, smoothness: float, sigma: float, rank: int, batch: int = 1
+) -> Stationarity:
+    """004, Theorem 3: X <- X - eta M, where the whole bound carries sqrt(r).
+
+    Descent: f falls by (eta/2)(||grad||_F^2 - ||S||_F^2 + (1 - L eta)||M||_F^2) at least. Young's
+    inequality gives ||A_t||^2 <= beta ||A_{t-1}||^2 + beta^2/(1 - beta) (L eta)^2 ||M_{t-1}||_F^2,
+    and ||S||^2 <= 2 ||A||^2 + 2 ||C - M||^2. For L eta <= (1 - beta)/2 the sum of the ||M||^2 has
+    2 beta^2 (L eta)^2/(1 - beta)^2 <= 1 - L eta against it and drops out. What is left bounds the
+    mean of ||grad||_F^2; its root times sqrt(r) bounds the mean nuclear norm. The `terms` are
+    shares of the value, in the proportion of the squares.
+    """
+    eta, beta, steps = _checked(schedule, gap, smoothness, sigma, rank, batch)
+    if smoothness * eta > (1 - beta) / 2 * (1 + 1e-12):
+        raise InputError(
+            f"lr is {eta:g}: the theorem asks for lr <= (1 - beta)/(2 L) = "
+            f"{(1 - beta) / (2 * smoothness):g}."
+        )
+    squares = {
+        "descent": 2 * gap / (eta * steps),
+        "start": 4 * beta**2 * smoothness * gap / ((1 - beta) * steps),
+        "noise": 2 * sigma**2 * (1 - beta) / ((1 + beta) * batch),
+    }
+    if math.isinf(total := sum(squares.values())):
+        raise OverflowError
+    value = math.sqrt(rank * total)
+    terms = {name: value * square / total if total else 0.0 for name, square in squares.items()}
+    assumptions = (SPECTRALLY_SMOOTH, VARIANCE, AVERAGE, "L eta <= (1 - beta)/2.")
+    return Stationarity(MEAN_NUCLEAR_NORM, value, terms, schedule, 1.0, assumptions)
+
+
+def _checked(
+    schedule: Schedule, gap: float, smoothness: float, sigma: float, rank: int, batch: int
+) -> tuple[float, float, int]:
+    """eta, beta and T, once every constant is a number that the theorems know."""
+    for name, value in (("gap", gap), ("smoothness", smoothness), ("sigma", sigma)):
+        at_least(name, value)
+    whole("rank", rank)
+    whole("batch", batch)
+    return schedule.checked()

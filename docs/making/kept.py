@@ -6,8 +6,7 @@ from pathlib import Path
 
 from docs.making import papers, results
 from docs.making.papers import OPEN, TESTED, Claim, Kept, cell, counted, table
-from fedmuon.analysis.report.numbers import interval
-from fedmuon.analysis.report.units import quantity
+from fedmuon.analysis.report.numbers import interval, quantity
 from fedmuon.analysis.report.verdicts import FAILS, HOLDS, UNDECIDED, UNTESTABLE
 from fedmuon.experiments.suites import contents
 

@@ -14,8 +14,8 @@ from matplotlib.figure import Figure
 from PIL import Image
 
 from fedmuon.analysis.report import style
-from fedmuon.analysis.report.deciding import with_command
 from fedmuon.analysis.report.findings import Picture
+from fedmuon.analysis.report.verdicts import with_command
 from fedmuon.experiments.report import of_suite
 
 FOLDER = Path(__file__).resolve().parent.parent / "results"

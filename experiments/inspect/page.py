@@ -7,11 +7,10 @@ from pathlib import Path
 from textwrap import shorten
 from typing import Any
 
-from fedmuon.analysis.report.figure import by_round, in_words
 from fedmuon.analysis.report.findings import Findings, Picture, Rows, circumstances
 from fedmuon.analysis.report.numbers import digits
 from fedmuon.analysis.report.overlay import Run
-from fedmuon.analysis.report.style import SERIES
+from fedmuon.analysis.report.style import SERIES, by_round, in_words
 from fedmuon.analysis.report.write import write_page
 from fedmuon.core.choices import SPREAD
 from fedmuon.core.files import mendable, write_bytes

@@ -16,7 +16,7 @@ from rich.table import Table
 from fedmuon.analysis import Realized, Uniform
 from fedmuon.analysis.report.numbers import number
 from fedmuon.analysis.theory.checks import at_least, probability, whole
-from fedmuon.analysis.theory.concentration import effective_size
+from fedmuon.analysis.theory.generalization import effective_size
 from fedmuon.analysis.theory.recursion import OVERFLOW
 from fedmuon.config import load as tables
 from fedmuon.config.load import Config

@@ -9,8 +9,8 @@ from typing import Any
 import numpy as np
 
 from fedmuon.analysis import Realized, Run, Uniform
-from fedmuon.analysis.theory.methods import Method
-from fedmuon.analysis.theory.reach import Reach, Start
+from fedmuon.analysis.theory.recursion import Method
+from fedmuon.analysis.theory.trajectories import Reach, Start
 from fedmuon.config.load import Config
 from fedmuon.data.partition import weights
 from fedmuon.experiments.stability.covered_recipes import method_of

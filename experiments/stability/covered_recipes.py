@@ -1,6 +1,6 @@
 """Which recipes the recursion of `analysis.theory.methods` covers, and why it does not others."""
 
-from fedmuon.analysis.theory.methods import Method
+from fedmuon.analysis.theory.recursion import Method
 from fedmuon.config.load import Config
 from fedmuon.core.choices import PRIVATE
 from fedmuon.orthogonalize import Uncertified

@@ -13,9 +13,7 @@ from typing import Any
 import numpy as np
 
 from fedmuon.analysis.report.claims import Columns, run_claims
-from fedmuon.analysis.report.columns import MEND, TRIALS, read_csv, read_json
 from fedmuon.analysis.report.comparisons import name_of
-from fedmuon.analysis.report.deciding import with_changes, with_range
 from fedmuon.analysis.report.findings import (
     Findings,
     Picture,
@@ -24,7 +22,8 @@ from fedmuon.analysis.report.findings import (
     circumstances,
     number,
 )
-from fedmuon.analysis.report.verdicts import Claim
+from fedmuon.analysis.report.tables import MEND, TRIALS, read_csv, read_json
+from fedmuon.analysis.report.verdicts import Claim, with_changes, with_range
 from fedmuon.config import load as tables
 from fedmuon.config.load import Config
 from fedmuon.config.user_objects import IN_PYTHON, handed_over

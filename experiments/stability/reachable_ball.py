@@ -4,7 +4,7 @@ from pathlib import Path
 
 import numpy as np
 
-from fedmuon.analysis.theory.reach import Reach, Start, reach
+from fedmuon.analysis.theory.trajectories import Reach, Start, reach
 from fedmuon.config.load import Config
 from fedmuon.config.schema import OrthogonalizerTable
 from fedmuon.core.choices import is_own

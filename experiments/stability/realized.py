@@ -13,8 +13,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fedmuon.analysis.theory import realized as theory
-from fedmuon.analysis.theory.methods import Method
+from fedmuon.analysis.theory import trajectories as theory
+from fedmuon.analysis.theory.recursion import Method
 from fedmuon.config.load import Config
 from fedmuon.core import files
 from fedmuon.core.errors import InputError

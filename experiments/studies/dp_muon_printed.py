@@ -9,10 +9,10 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter, NullFormatter
 from pydantic import Field
 
-from fedmuon.analysis.report.columns import Columns
 from fedmuon.analysis.report.findings import Picture, Rows, number
 from fedmuon.analysis.report.numbers import written
 from fedmuon.analysis.report.style import BLACK, BLUE, RED, canvas, legend_below, styled
+from fedmuon.analysis.report.tables import Columns
 from fedmuon.analysis.report.verdicts import Claim, Effect, Rule, unknown
 from fedmuon.config.schema import Chance, Count, Positive
 from fedmuon.core.tables import Table

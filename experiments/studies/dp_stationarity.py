@@ -21,13 +21,13 @@ from pydantic import Field
 from torch import Tensor
 
 from fedmuon.analysis.report import style
-from fedmuon.analysis.report.columns import Columns, where
 from fedmuon.analysis.report.findings import Picture, Rows
 from fedmuon.analysis.report.numbers import number
 from fedmuon.analysis.report.slopes import Curve, curve
+from fedmuon.analysis.report.tables import Columns, where
 from fedmuon.analysis.report.verdicts import AT_MOST_ONE, NEGATIVE, Claim, Effect, Rule, counted
 from fedmuon.analysis.theory import private_stationarity as theorem
-from fedmuon.analysis.theory.schedules import Schedule
+from fedmuon.analysis.theory.stationarity import Schedule
 from fedmuon.config.schema import Count, Local, OrthogonalizerTable, Positive, Privacy
 from fedmuon.core.choices import Recipe as Name
 from fedmuon.core.rng import Draw, generator

@@ -19,10 +19,10 @@ from matplotlib.figure import Figure
 from pydantic import Field
 from torch import Tensor
 
-from fedmuon.analysis.report.columns import Columns
 from fedmuon.analysis.report.findings import Findings, Picture, Rows, number, spread
 from fedmuon.analysis.report.slopes import paired
 from fedmuon.analysis.report.style import SERIES, canvas, legend_below, styled
+from fedmuon.analysis.report.tables import Columns
 from fedmuon.analysis.report.verdicts import (
     AT_MOST_ONE,
     NEGATIVE,

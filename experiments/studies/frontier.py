@@ -19,9 +19,9 @@ from pydantic import Field
 
 from fedmuon.analysis import Realized
 from fedmuon.analysis.report import style
-from fedmuon.analysis.report.columns import Columns
 from fedmuon.analysis.report.findings import Picture, Rows, number
 from fedmuon.analysis.report.slopes import Slope, mean_of
+from fedmuon.analysis.report.tables import Columns
 from fedmuon.analysis.report.verdicts import POSITIVE, Claim, Effect, Rule
 from fedmuon.config.load import Config
 from fedmuon.config.schema import Count, Natural, Positive

@@ -20,12 +20,12 @@ from scipy.special import gamma
 from torch import Tensor
 
 from fedmuon.analysis.report import style
-from fedmuon.analysis.report.columns import Columns, where
 from fedmuon.analysis.report.findings import Picture, Rows, number
 from fedmuon.analysis.report.numbers import written
 from fedmuon.analysis.report.slopes import Curve, Slope, curve, quotient
+from fedmuon.analysis.report.tables import Columns, where
 from fedmuon.analysis.report.verdicts import Claim, Effect, Rule
-from fedmuon.analysis.theory.schedules import rate
+from fedmuon.analysis.theory.stationarity import rate
 from fedmuon.config.schema import Count, OrthogonalizerTable, Positive
 from fedmuon.core.rng import Draw, generator
 from fedmuon.core.tables import Table

@@ -20,13 +20,13 @@ from pydantic import Field
 from torch import Tensor
 
 from fedmuon.analysis.report import style
-from fedmuon.analysis.report.columns import Columns, read_table, where
 from fedmuon.analysis.report.findings import Findings, Picture, Rows, Titled, number
+from fedmuon.analysis.report.tables import Columns, read_table, where
 from fedmuon.analysis.report.verdicts import AT_MOST_ONE, Claim, Effect, Rule
-from fedmuon.analysis.theory import near_polar
+from fedmuon.analysis.theory import exact_polar
 from fedmuon.analysis.theory.corollaries import Realized, Run, certificate, smoothed_polar, theorem
-from fedmuon.analysis.theory.gap import MeasuredGap, measured_gap
-from fedmuon.analysis.theory.reach import Start, reach
+from fedmuon.analysis.theory.generalization import MeasuredGap, measured_gap
+from fedmuon.analysis.theory.trajectories import Start, reach
 from fedmuon.config.schema import Count, OrthogonalizerTable, Positive
 from fedmuon.core.rng import Draw, generator
 from fedmuon.core.tables import Table
@@ -241,10 +241,10 @@ def trajectory(
 def still(asked: Settings, found: Trajectory, lr: float) -> float:
     """The bound of T's run beside an S that does not move at all: D is the length of its path."""
     lengths = torch.linalg.matrix_norm(found.path[1:, 0] - found.path[:-1, 0]) / lr
-    moved = near_polar.drift(lengths.numpy().reshape(-1, 1, 1), lr, asked.memory, 0.0, 0.0)
+    moved = exact_polar.drift(lengths.numpy().reshape(-1, 1, 1), lr, asked.memory, 0.0, 0.0)
     part = Realized(np.zeros((asked.steps, 1), dtype=int))
     bound = theorem(_run(asked, lr), 0.0, part, asked.delta, shares=(1, 1))
-    return near_polar.transferred(bound, constants().lipschitz, moved).value
+    return exact_polar.transferred(bound, constants().lipschitz, moved).value
 
 
 def _run(asked: Settings, lr: float) -> Run:
@@ -263,14 +263,14 @@ def against(
     turned = (found.path[:-1] - found.path[1:]) / lr
     errors = torch.linalg.matrix_norm(turned - smoothed(found.momenta, lam)).numpy()
     own, widest = (
-        near_polar.drift(one.reshape(-1, 1, 1), lr, asked.memory, l_orth, known.smoothness)
+        exact_polar.drift(one.reshape(-1, 1, 1), lr, asked.memory, l_orth, known.smoothness)
         for one in (errors[:, 0], errors.max(1))
     )
     run, part = _run(asked, lr), Realized(np.zeros((asked.steps, 1), dtype=int))
-    alone = near_polar.around(
+    alone = exact_polar.around(
         torch.linalg.svdvals(found.momenta[:, :1])[:, None].numpy(), part.schedule,
         [2 * known.gradient_bound / asked.samples], lr, asked.memory, l_orth, known.smoothness,
-        partial(near_polar.furthest, lam=lam, own=OWN[name]),
+        partial(exact_polar.furthest, lam=lam, own=OWN[name]),
     )  # fmt: skip
     # Each fails by its share of delta, so that the least over lambda is a bound at delta.
     delta = asked.delta / len(asked.lambdas)
@@ -282,7 +282,7 @@ def against(
         "certificate": float(alone[0]),
         "of_both": float(certificate(run, l_orth, part)[0]) + own + widest,
         "bound_of_s": bound.value,
-        "bound": near_polar.transferred(bound, known.lipschitz, own).value,
+        "bound": exact_polar.transferred(bound, known.lipschitz, own).value,
     }
 
 
@@ -295,7 +295,7 @@ def neighbours_tube(asked: Settings, name: str, lr: float, norms: np.ndarray) ->
     given = [2 * known.gradient_bound / asked.samples], lr, asked.memory, known.smoothness
     try:
         table = MAPS[name]
-        found = near_polar.norm_tube(
+        found = exact_polar.norm_tube(
             norms.reshape(-1, 1, 1), schedule, *given,
             coefficients=table.coefficients, steps=table.steps,
         )  # fmt: skip

@@ -16,9 +16,9 @@ from pydantic import Field
 from torch import Tensor
 
 from fedmuon.analysis.report import style
-from fedmuon.analysis.report.columns import Columns
 from fedmuon.analysis.report.findings import Picture, Rows
 from fedmuon.analysis.report.slopes import Curve, Slope, curve
+from fedmuon.analysis.report.tables import Columns
 from fedmuon.analysis.report.verdicts import POSITIVE, Claim, Effect, Rule
 from fedmuon.config.schema import Count, OrthogonalizerTable, Positive
 from fedmuon.core.rng import Draw, generator

@@ -11,12 +11,12 @@ from matplotlib.colors import LogNorm
 from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter, MaxNLocator, SymmetricalLogLocator
 
-from fedmuon.analysis.report import columns, style
-from fedmuon.analysis.report.chance import near_chance
+from fedmuon.analysis.report import style, tables
 from fedmuon.analysis.report.claims import Columns, by_label, spearman, suite_claims, varying
-from fedmuon.analysis.report.deciding import with_range
+from fedmuon.analysis.report.comparisons import near_chance
 from fedmuon.analysis.report.findings import Findings, Picture, Rows, Titled, number
 from fedmuon.analysis.report.numbers import written
+from fedmuon.analysis.report.verdicts import with_range
 from fedmuon.experiments.stability.findings import stands_on
 
 KEYS = ("trajectories", "published", "trajectories_per_second", "note", "constant", "delta",
@@ -35,11 +35,11 @@ TABLE_2 = ("gap_within_bound", "mean_gap", "mean_bound", "mean_perturbation")
 
 def findings(folder: Path, about: Mapping[str, Any]) -> Findings:
     """The findings of such a folder, whose suite.json is `about`."""
-    columns.require(about, KEYS, folder / "suite.json")
-    runs = columns.read_csv(folder / "runs.csv", columns.RUNS, columns.ASIDE)
-    neighbours = columns.read_csv(folder / "neighbours.csv", columns.NEIGHBOURS)
-    columns.require_matching(runs, neighbours, folder)
-    columns.require_consistent(runs, folder)
+    tables.require(about, KEYS, folder / "suite.json")
+    runs = tables.read_csv(folder / "runs.csv", tables.RUNS, tables.ASIDE)
+    neighbours = tables.read_csv(folder / "neighbours.csv", tables.NEIGHBOURS)
+    tables.require_matching(runs, neighbours, folder)
+    tables.require_consistent(runs, folder)
     head, numbers = _beside(runs, about["published"])
     of_gap, *others = suite_claims(runs, neighbours)
     return Findings.of_suite(

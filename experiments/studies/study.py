@@ -9,9 +9,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from fedmuon.analysis.report.columns import read_table
 from fedmuon.analysis.report.findings import Findings, Picture
 from fedmuon.analysis.report.findings import Rows as Lines
+from fedmuon.analysis.report.tables import read_table
 from fedmuon.analysis.report.verdicts import Claim
 from fedmuon.core.errors import InputError
 from fedmuon.core.tables import Table, validate

@@ -18,17 +18,18 @@ from matplotlib.ticker import MaxNLocator
 from matplotlib.transforms import ScaledTranslation
 
 from fedmuon.analysis.report import style
-from fedmuon.analysis.report.chance import luck, near_chance
-from fedmuon.analysis.report.columns import MEND, Columns, read_table, require
 from fedmuon.analysis.report.comparisons import (
     at_level,
     ended,
+    followed,
     judged,
     levels,
+    luck,
     name_of,
+    near_chance,
     rows_of,
+    timetable,
 )
-from fedmuon.analysis.report.deciding import of_all_seeds
 from fedmuon.analysis.report.findings import (
     Findings,
     Picture,
@@ -38,8 +39,8 @@ from fedmuon.analysis.report.findings import (
     number,
     spread,
 )
-from fedmuon.analysis.report.timetables import followed, timetable
-from fedmuon.analysis.report.verdicts import Claim, counted
+from fedmuon.analysis.report.tables import MEND, Columns, read_table, require
+from fedmuon.analysis.report.verdicts import Claim, counted, of_all_seeds
 from fedmuon.core.errors import InputError
 from fedmuon.core.files import read_text
 from fedmuon.privacy.client_level import EVERYONE

@@ -22,7 +22,7 @@ with which 001 begins its recurrence.
 *Other ranks (Remark D.3).* Where every positive singular value is at least gamma, the sign equals
 the clipped sign at gamma. So it is 1/gamma-Lipschitz on the set of all such matrices, whatever
 their ranks; that a neighbour stays in this set is what has to be shown, and is where a rank that no
-momentum can exceed is needed (`fedmuon.analysis.theory.exact_sign`).
+momentum can exceed is needed (`fedmuon.analysis.theory.exact_polar`).
 """
 
 import math

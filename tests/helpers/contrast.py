@@ -1,5 +1,6 @@
 """Whether what a figure draws is seen on white and on the dark page (WCAG 2.2, 1.4.11)."""
 
+import re
 from typing import Any
 
 import numpy as np
@@ -8,9 +9,9 @@ from matplotlib.colors import to_rgb, to_rgba
 from matplotlib.figure import Figure
 
 from fedmuon.analysis.report import style
-from fedmuon.analysis.report.sheet import PAPER
+from fedmuon.analysis.report.page import STYLE
 
-PAPERS = "#ffffff", PAPER
+PAPERS = "#ffffff", re.findall(r"--paper: (#\w{6})", STYLE)[0]
 
 
 def light(colour: np.ndarray) -> float:

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from fedmuon.analysis.report.columns import WORDS
+from fedmuon.analysis.report.tables import WORDS
 from fedmuon.core.files import announce
 
 Table = dict[str, np.ndarray]

@@ -5,8 +5,8 @@ import re
 import numpy as np
 from matplotlib.figure import Figure
 
-from fedmuon.analysis.report.captions import CAPTIONS, OF_LABELS, of_drawn
-from fedmuon.analysis.report.figure import by_round, in_words
+from fedmuon.analysis.report.findings import CAPTIONS, OF_LABELS, of_drawn
+from fedmuon.analysis.report.style import by_round, in_words
 from fedmuon.experiments.studies.find import KINDS
 from fedmuon.experiments.studies.stability_findings import gap_and_bound
 from fedmuon.experiments.studies.training_findings import by_client

@@ -4,10 +4,16 @@ import numpy as np
 import pytest
 from scipy.stats import ttest_rel
 
-from fedmuon.analysis.report.chance import luck, near_chance
-from fedmuon.analysis.report.comparisons import judged, margin, near, sooner, terminal
-from fedmuon.analysis.report.deciding import with_command
-from fedmuon.analysis.report.verdicts import UNTESTABLE
+from fedmuon.analysis.report.comparisons import (
+    judged,
+    luck,
+    margin,
+    near,
+    near_chance,
+    sooner,
+    terminal,
+)
+from fedmuon.analysis.report.verdicts import UNTESTABLE, with_command
 from fedmuon.experiments.studies import training_findings
 from fedmuon.experiments.studies.training_findings import looks
 

@@ -17,8 +17,7 @@ from matplotlib.text import Text
 
 from fedmuon.analysis.report import style
 from fedmuon.analysis.report.claims import expected_maximum, share
-from fedmuon.analysis.report.figure import by_round, in_words
-from fedmuon.analysis.report.style import compact
+from fedmuon.analysis.report.style import by_round, compact, in_words
 from fedmuon.experiments.stability.figure import by_exposure, census
 from fedmuon.experiments.studies.stability_findings import exposure, gap_and_bound, phase, scaling
 

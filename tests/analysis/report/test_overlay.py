@@ -15,7 +15,7 @@ from conftest import small
 from fontTools.ttLib import TTFont
 
 from fedmuon.analysis.report.overlay import COLOURS, DASHES, WIDTH, Axis, Run, look, overlay
-from fedmuon.analysis.report.sheet import STYLE
+from fedmuon.analysis.report.page import STYLE
 from fedmuon.experiments.report import write_report
 from fedmuon.experiments.run import execute
 
@@ -134,7 +134,7 @@ SPANS = [
 
 
 def test_there_is_room_for_labels_of_every_size() -> None:
-    """In the size of wide screens and of narrow ones (sheet.py), with a wide font that is the same
+    """In the size of wide screens and of narrow ones (page.css), with a wide font that is the same
     on every machine. Rounds keep apart, too."""
     sizes = [float(one) for one in re.findall(r"\.overlay text {[^}]*font-size: (\d+)px", STYLE)]
     assert sorted(sizes) == [12, 16]

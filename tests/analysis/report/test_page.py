@@ -15,8 +15,8 @@ from rich.console import Console
 from fedmuon import analysis, experiments
 from fedmuon.analysis.report import page, style
 from fedmuon.analysis.report.claims import Columns, suite_claims
-from fedmuon.analysis.report.glossary import terms_of
 from fedmuon.analysis.report.numbers import digits, number, written
+from fedmuon.analysis.report.page import terms_of
 from fedmuon.analysis.report.slopes import Slope
 from fedmuon.analysis.report.tables import apart, as_csv, as_latex, slug
 from fedmuon.config.load import Config

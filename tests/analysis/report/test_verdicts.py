@@ -12,9 +12,8 @@ import numpy as np
 import pytest
 from scipy.stats import t as student
 
-from fedmuon.analysis.report.deciding import times_as_many, with_command
+from fedmuon.analysis.report.numbers import UNITS, unit_of
 from fedmuon.analysis.report.slopes import Slope, mean_of
-from fedmuon.analysis.report.units import UNITS, unit_of
 from fedmuon.analysis.report.verdicts import (
     FAILS,
     HOLDS,
@@ -27,7 +26,9 @@ from fedmuon.analysis.report.verdicts import (
     counted,
     counts,
     tally,
+    times_as_many,
     unknown,
+    with_command,
 )
 from fedmuon.experiments.studies import find as kinds
 

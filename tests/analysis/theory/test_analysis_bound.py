@@ -9,8 +9,7 @@ from hypothesis import strategies as st
 from mpmath import mp, mpf
 
 from fedmuon.analysis import bound, g_alone
-from fedmuon.analysis.theory.concentration import difference_moment, levels, moment
-from fedmuon.analysis.theory.search import least
+from fedmuon.analysis.theory.generalization import difference_moment, least, levels, moment
 from fedmuon.core.errors import InputError
 
 mp.dps = 50

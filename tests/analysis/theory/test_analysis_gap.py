@@ -8,8 +8,8 @@ import pytest
 from mpmath import mp, mpf
 
 from fedmuon.analysis import label_shares, measured_gap
-from fedmuon.analysis.theory.gap import Interval
-from fedmuon.analysis.theory.reach import Start, reach
+from fedmuon.analysis.theory.generalization import Interval
+from fedmuon.analysis.theory.trajectories import Start, reach
 from fedmuon.core.errors import InputError
 
 mp.dps = 50

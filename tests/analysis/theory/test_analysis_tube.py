@@ -7,7 +7,7 @@ import pytest
 from mpmath import mp, mpf
 
 from fedmuon.analysis import amplification, certify, exposure, follow, scalar_obstruction
-from fedmuon.analysis.theory.methods import Method
+from fedmuon.analysis.theory.recursion import Method
 from fedmuon.core.errors import InputError
 from fedmuon.orthogonalize import Uncertified
 

@@ -14,8 +14,8 @@ from mpmath import matrix, mp, mpf
 from safetensors.numpy import load_file
 
 from fedmuon import analysis
-from fedmuon.analysis.theory.methods import Method, method_amplification
-from fedmuon.analysis.theory.reach import Start, reach
+from fedmuon.analysis.theory.recursion import Method, method_amplification
+from fedmuon.analysis.theory.trajectories import Start, reach
 from fedmuon.config import load as tables_of
 from fedmuon.config.load import parse
 from fedmuon.core.errors import InputError

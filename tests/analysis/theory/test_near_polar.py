@@ -12,7 +12,14 @@ import torch
 from mpmath import mp, mpf
 
 from fedmuon.analysis import Realized, Run, amplification, certify, exposure, smoothed_polar
-from fedmuon.analysis.theory.near_polar import NEAR, around, drift, furthest, norm_tube, transferred
+from fedmuon.analysis.theory.exact_polar import (
+    NEAR,
+    around,
+    drift,
+    furthest,
+    norm_tube,
+    transferred,
+)
 from fedmuon.core.errors import InputError
 from fedmuon.experiments.studies import polar_error as study
 from fedmuon.experiments.studies.polar_error import claims

@@ -9,7 +9,7 @@ import torch
 from scipy.integrate import quad
 from test_stationarity import answer
 
-from fedmuon.analysis.theory import private_rates as rates
+from fedmuon.analysis.theory import private_stationarity as rates
 from fedmuon.analysis.theory.private_stationarity import Release, averages, dp_muon
 from fedmuon.core.errors import InputError
 from fedmuon.experiments.studies import dp_vanishing as study

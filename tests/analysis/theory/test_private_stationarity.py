@@ -15,7 +15,7 @@ from fedmuon.analysis.theory.private_stationarity import (
     light_tailed,
     tail_excess,
 )
-from fedmuon.analysis.theory.schedules import Schedule
+from fedmuon.analysis.theory.stationarity import Schedule
 from fedmuon.core.errors import InputError
 
 ROWS, COLUMNS, PEOPLE = 3, 5, 100

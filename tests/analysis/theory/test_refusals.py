@@ -22,12 +22,11 @@ from fedmuon.analysis import theory
 from fedmuon.analysis.theory.corollaries import Run, Uniform
 from fedmuon.analysis.theory.disk_stationarity import Disk
 from fedmuon.analysis.theory.generalization import Bound, bound
-from fedmuon.analysis.theory.methods import Method
 from fedmuon.analysis.theory.private_stationarity import Release
-from fedmuon.analysis.theory.reach import Start
-from fedmuon.analysis.theory.schedules import Schedule
-from fedmuon.analysis.theory.stationarity import Noise
-from fedmuon.analysis.theory.tree import Message
+from fedmuon.analysis.theory.recursion import Method
+from fedmuon.analysis.theory.stationarity import Noise, Schedule
+from fedmuon.analysis.theory.system_costs import Message
+from fedmuon.analysis.theory.trajectories import Start
 from fedmuon.core.errors import InputError
 from fedmuon.orthogonalize import Uncertified
 from fedmuon.tasks.constants import Constants

@@ -10,17 +10,20 @@ import numpy as np
 import pytest
 from typer.testing import CliRunner
 
-from fedmuon.analysis.theory import rank_dependence as vector_or_matrix
+from fedmuon.analysis.theory import stationarity as vector_or_matrix
 from fedmuon.analysis.theory.disk_stationarity import Disk, disk
-from fedmuon.analysis.theory.schedules import (
+from fedmuon.analysis.theory.stationarity import (
+    Noise,
     Schedule,
     alpha_free,
+    contraction,
     heavy_tailed,
+    least_batch,
+    nesterov_muon,
     rate,
     tuned_muon,
     tuned_sgd,
 )
-from fedmuon.analysis.theory.stationarity import Noise, contraction, least_batch, nesterov_muon
 from fedmuon.core.errors import InputError
 from fedmuon.experiments.cli import app
 from fedmuon.experiments.rates import ALL, READ

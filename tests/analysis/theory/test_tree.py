@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from fedmuon.analysis.theory.tree import (
+from fedmuon.analysis.theory.system_costs import (
     UNIT,
     additions,
     exact_bits,

@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch.utils.flop_counter import FlopCounterMode
 
-from fedmuon.analysis.theory.wall_clock import horner_flops, least_efficiency, speedup, svd_flops
+from fedmuon.analysis.theory.system_costs import horner_flops, least_efficiency, speedup, svd_flops
 from fedmuon.core.errors import InputError
 from fedmuon.experiments.studies import find as kinds
 from fedmuon.experiments.studies import wall_clock as study

@@ -7,8 +7,8 @@ import pytest
 import torch
 from conftest import small
 
-from fedmuon.analysis.theory.realized import BEND, certificate, tube
-from fedmuon.analysis.theory.realized import Path as Steps
+from fedmuon.analysis.theory.trajectories import BEND, certificate, tube
+from fedmuon.analysis.theory.trajectories import Path as Steps
 from fedmuon.core.errors import InputError
 from fedmuon.data.neighbours import draw
 from fedmuon.experiments.run import execute as run

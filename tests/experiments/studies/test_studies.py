@@ -7,7 +7,7 @@ import pytest
 from made_suite import summed
 from pydantic import Field
 
-from fedmuon.analysis.report.columns import Columns
+from fedmuon.analysis.report.tables import Columns
 from fedmuon.analysis.report.verdicts import Claim, counted
 from fedmuon.core.errors import InputError
 from fedmuon.core.tables import Table

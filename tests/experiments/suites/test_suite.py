@@ -13,7 +13,7 @@ import pytest
 import torch
 
 from fedmuon.analysis.report.claims import gap_within_bound
-from fedmuon.analysis.report.columns import ASIDE, RUNS, read_csv
+from fedmuon.analysis.report.tables import ASIDE, RUNS, read_csv
 from fedmuon.config.load import parse
 from fedmuon.core.errors import InputError
 from fedmuon.core.tables import validate

@@ -9,8 +9,7 @@ import numpy as np
 import pytest
 from made_training import TINY, read, training
 
-from fedmuon.analysis.report.comparisons import trend
-from fedmuon.analysis.report.timetables import at_seconds, followed, parts
+from fedmuon.analysis.report.comparisons import at_seconds, followed, parts, trend
 from fedmuon.config.read_if import reads
 from fedmuon.core.errors import InputError
 from fedmuon.experiments.report import gather

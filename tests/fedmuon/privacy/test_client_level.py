@@ -19,7 +19,7 @@ from torch import Tensor
 
 import fedmuon
 from fedmuon import recipes
-from fedmuon.analysis.report.columns import read_table
+from fedmuon.analysis.report.tables import read_table
 from fedmuon.config.load import Config, nested, parse
 from fedmuon.core.errors import InputError, NonFinite
 from fedmuon.experiments import spending

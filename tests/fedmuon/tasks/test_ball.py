@@ -28,7 +28,7 @@ from fedmuon.analysis import (
     step_amplification,
     theorem,
 )
-from fedmuon.analysis.theory.reach import CELLS, Start, reach
+from fedmuon.analysis.theory.trajectories import CELLS, Start, reach
 from fedmuon.experiments.run import execute as run
 from fedmuon.experiments.stability import bound, gap
 from fedmuon.experiments.stability.neighbours import execute

@@ -1,0 +1,438 @@
+"""Runs with the exact polar factor: tubes in which it is Lipschitz, and maps that are near it.
+
+A tube
+------
+The exact sign: why it needs help (001, Proposition D.6), and where it does not.
+
+Inside a spectral-gap tube it needs none: Lemma D.12, for one realized run.
+
+Let sigma_tau be the smallest singular value s_q of the run's momentum at sign call tau. A gap
+gamma certifies the run if at every call, for every replaced client c,
+
+    radius_{c,tau}(L) + gamma <= sigma_tau,     L = 1/gamma,
+
+where radius is Delta_c times the momentum component of the recursion up to this call. For then, by
+induction over the calls, the neighbour's momentum at tau is within the radius (the momentum moves
+before the sign is taken, so this uses the sign's constant at earlier calls only), Weyl's inequality
+keeps its s_q >= gamma, both momenta lie in {s_q >= gamma}, and there the sign is 1/gamma-Lipschitz
+(Lemma D.7). The paper asks for more, sigma >= 2 gamma and radius <= gamma, at L = 2/gamma.
+
+Which gamma? The radius is a polynomial in L with coefficients >= 0, so it is convex in gamma at
+L = 1/gamma, and so is the worst violation over all calls: the good gammas form an interval. Its
+right end gives the smallest L. In the paper's form the radius only falls as gamma grows, so
+gamma = min sigma / 2 is the best and the only one to try.
+
+**In the quotient.** Where every gradient's rows sum to 0, G 1 = 0, as a softmax's do, the momentum
+[d, c] has no full rank, and yet all of this holds with sigma_tau = s_{min(d, c-1)}. Let the columns
+of Q [c, c-1] be an orthonormal basis of the vectors across from 1. M is a weighted sum of
+gradients, so M = N Q^T with N = M Q, whose singular values are those of M but for one 0 (if
+d >= c). From N = U S V^T follows M = U S (Q V)^T, hence sign(M) = sign(N) Q^T. Right multiplication
+by Q^T keeps Frobenius norms: distances of momenta, of signs, and so of models are those in
+R^{d x (c-1)}, where the lemma is applied; Lg and Delta bound norms, which are the same there.
+
+`follow` needs no gamma.
+
+Call by call
+------------
+Exact sign without a tube: what each of a run's calls may add to how far a neighbour is away.
+
+By Lemma D.7 of 001, for matrices [d, q] of rank q <= d (else transpose),
+
+    ||sign(M) - sign(M')||_F <= 2 ||M - M'||_F / (s_q(M) + s_q(M')).                             (*)
+
+Let sigma be s_q of what the run takes the sign of at a call, and radius < sigma a bound on how far
+the neighbour's is away. By Weyl's inequality s_q(M') >= sigma - ||M - M'||_F, and
+t -> 2 t / (2 sigma - t) rises: the signs are at most 2 radius / (2 sigma - radius) apart. So the
+induction of Lemma D.12 goes on with that instead of L radius; it uses the sign at earlier calls
+only. Where a tube of gamma holds (radius + gamma <= sigma, L = 1/gamma), 2 / (2 sigma - radius)
+<= 2 / (sigma + gamma) <= 1 / gamma: this is never worse than the best tube. In the quotient by the
+ones vector it holds as that does (see "A tube"), and for other recipes with (1) and (2) of
+`recursion`, in which only L t is replaced.
+
+Proof of (*), norms being Frobenius. M = U S V^T, M' = W T Z^T, X = V^T Z (orthogonal), Y = U^T W,
+E = M - M', s and t the least of S and of T. E_1 = U^T E Z = S X - Y T and E_2 = (W^T E V)^T =
+S Y - X T, so S (X - Y) + (X - Y) T = E_1 - E_2 and (s + t) ||X - Y|| <= ||E_1|| + ||E_2||. With U_o
+across from U and w = ||U_o^T W|| = ||W_o^T U||, ||sign(M) - sign(M')||^2 = ||X - Y||^2 + w^2. As
+U_o^T E Z = -U_o^T W T, ||E_1||^2 <= ||E||^2 - t^2 w^2, likewise ||E_2||^2 <= ||E||^2 - s^2 w^2. As
+(a + b)^2 <= 2 a^2 + 2 b^2, (s + t)^2 (||X - Y||^2 + w^2)
+<= 4 ||E||^2 - 2 (s^2 + t^2) w^2 + (s + t)^2 w^2 <= 4 ||E||^2.
+
+Maps near the polar factor
+--------------------------
+Runs whose map is near a Lipschitz one: what 001's Proposition D.4 leaves to be said.
+
+001 bounds the distance of Newton-Schulz from the polar factor, and uses it nowhere. Here it enters
+the recursion. A run uses the map T; the same run with S in its place (same samples, schedule,
+batches) has momenta M~, and S is L-Lipschitz; no more is asked of T than that the errors
+
+    e_t = ||T(M_t) - S(M_t)||_F
+
+are known at T's own momenta, and when the run is done they are. At each call, by the triangle
+inequality, ||T(M) - S(M~)|| <= e + L ||M - M~||, so that the pair (||X - X~||, ||M - M~||) obeys
+the recursion of 001 (6) with (eta e, 0) for what a replaced sample adds, and averaging is convex:
+
+    ||X^R_T - X^R_S||_F <= D = eta sum_{s,k} e1^T A^{E(R-1-s)+E-1-k} e1 (1/K) sum_{i in C_s} e_ski.
+
+*Neighbours.* ||X_T(Z) - X_T(Z')|| <= Delta_i Y_i + D(Z) + D(Z'), with the certificate of S. It does
+not go to 0 with 1/n_i, and must not: T may be the exact sign (001, Proposition D.6).
+
+*From the run alone.* D(Z') asks for the neighbour's own run. Without it: for spectral T and S the
+error is a function of singular values, and by Weyl's inequality those of M' are within m of those
+of M where ||M - M'||_F <= m. With e*(m) the largest error of any such values (`furthest`),
+
+    ||T(M) - T(M')|| <= e + L m + e*(m),    and at most 2 sqrt(q) where no value of T exceeds 1,
+
+so that (6), with eta times that for what a step adds, bounds every neighbour in client i by
+induction over the calls, as in `follow` (`around`). e* does not vanish as m -> 0, like D.
+
+*Generalization.* F and F_hat are L_loss-Lipschitz, so on every sample
+
+    F(X_T) - F_hat(X_T) <= F(X_S) - F_hat(X_S) + 2 L_loss D.
+
+The first difference on the right is what Theorem 4.1 bounds, for S; the rest is arithmetic on the
+sample at hand. So D may be computed from the run, and nothing is added to the failure probability.
+With S a smoothed polar factor this is a certificate for runs of the exact sign and of steep
+Newton-Schulz maps, whose own constants are infinite or useless. Remark D.2 asks for a tube that is
+the same for all data sets; this asks for none. Several S may be tried if the failures are added, or
+one is named before the sample is drawn. S = 0, which does not move, has L = 0 and makes D the
+length of T's path: a bound that owes nothing to stability, against which others should be held.
+"""
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+
+import numpy as np
+from numpy.typing import ArrayLike
+
+from fedmuon.analysis.theory import checks, recursion
+from fedmuon.analysis.theory.checks import at_least, entries, rounds_of, values, whole
+from fedmuon.analysis.theory.generalization import Bound, least
+from fedmuon.analysis.theory.recursion import Method, Steps, by_step, saturated, transition
+from fedmuon.core.errors import InputError
+from fedmuon.orthogonalize import Uncertified, lipschitz
+from fedmuon.orthogonalize.certificates import Kind
+from fedmuon.orthogonalize.coefficients import Coefficients
+
+SCOPE = (
+    "It holds for this run on this sample and its neighbours; Theorem 4.1 would need the same "
+    "tube for every sample (Remark D.2)."
+)
+
+
+@dataclass(frozen=True)
+class Tube:
+    """A gap that every neighbour keeps, the sign's constant there, and what follows."""
+
+    gamma: float
+    l_orth: float
+    perturbation: np.ndarray  # [N]: ||X^R(S) - X^R(S')||_F for every neighbour in client i
+    scope: str = SCOPE
+
+
+def certify(
+    smallest: ArrayLike,
+    schedule: ArrayLike,
+    sensitivity: ArrayLike,
+    lr: ArrayLike,
+    beta: float,
+    l_g: Steps,
+    local_steps: int = 1,
+    kind: Kind = "sharp",
+    scale: Steps = 1.0,
+) -> Tube:
+    """The certificate of Lemma D.12, or a refusal that names the first call which fails.
+
+    `smallest` is a floor of s_q(M) at all calls, or one number for each call, [R, E, K] in the
+    order of the schedule [R, K]; `sensitivity` is Delta_i [N]; `lr` is one number, or [R]; `l_g`
+    and `scale`, which Delta_i is times, may be given for each step [R, E].
+    """
+    run = sign_run(smallest, schedule, sensitivity, lr, beta, l_g, local_steps, scale)
+    gamma = _paper_gap(run) if kind == "paper" else _sharp_gap(run)
+    l_orth = (2 if kind == "paper" else 1) / gamma
+    return Tube(gamma, l_orth, run.propagate(l_orth)[1])
+
+
+def sign_run(
+    smallest: ArrayLike,
+    schedule: ArrayLike,
+    sensitivity: ArrayLike,
+    lr: ArrayLike,
+    beta: float,
+    l_g: Steps,
+    local_steps: int,
+    scale: Steps,
+) -> "SignRun":
+    """The run, if its momentum has full rank at every call."""
+    moved = values("sensitivity", sensitivity)
+    chosen = rounds_of(schedule, len(moved))
+    calls = (len(chosen), local_steps, chosen.shape[1])
+    given = np.asarray(smallest, dtype=float)
+    if given.ndim and given.shape != calls:
+        raise InputError(f"smallest has shape {given.shape}: give one number or an array {calls}.")
+    rates = np.broadcast_to(np.asarray(lr, dtype=float), len(chosen))
+    if not (np.isfinite(rates).all() and (rates >= 0).all() and np.isfinite(moved).all()):
+        raise InputError("lr and sensitivity must be finite numbers that are at least 0.")
+    if not (given >= 0).all():
+        raise InputError("smallest holds a negative number or a NaN: singular values are >= 0.")
+    smooth, hits = (by_step(one, *calls[:2]).reshape(calls[:2]) for one in (l_g, scale))
+    run = SignRun(np.broadcast_to(given, calls), chosen, moved, rates, beta, smooth, hits)
+    run.refuse_where(run.gaps <= 0, "the momentum has no full rank")
+    return run
+
+
+@dataclass(frozen=True)
+class SignRun:
+    """A run as its sign calls see it: `gaps` [R, E, K] are s_q, `l_g` and `scale` [R, E]."""
+
+    gaps: np.ndarray
+    schedule: np.ndarray
+    sensitivity: np.ndarray
+    lr: np.ndarray
+    beta: float
+    l_g: np.ndarray
+    scale: np.ndarray
+
+    def propagate(self, l_orth: float) -> tuple[np.ndarray, np.ndarray]:
+        """max_c radius_{c,tau} [R, E, K] and ||dX^R|| for a replacement in each client [N]."""
+        server = np.zeros((len(self.sensitivity), 2))
+        radii = np.empty(self.gaps.shape)
+        with np.errstate(over="ignore", invalid="ignore"):
+            for r, cohort in enumerate(self.schedule):
+                others = own = server
+                for k, smooth in enumerate(self.l_g[r].tolist()):
+                    step, kick = transition(float(self.lr[r]), self.beta, l_orth, smooth)
+                    others = others @ step.T
+                    own = own @ step.T + self.scale[r, k] * self.sensitivity[:, None] * kick
+                    # Another client's radius never exceeds its own, so c = i need not be left out.
+                    radii[r, k] = np.maximum(own[cohort, 1], others[:, 1].max())
+                server = others.copy()
+                server[cohort] += (own[cohort] - others[cohort]) / len(cohort)
+        return np.nan_to_num(radii, nan=np.inf, posinf=np.inf), server[:, 0]
+
+    def refuse_where(self, failing: np.ndarray, why: str) -> None:
+        """Name the first call that fails, if one does."""
+        if failing.any():
+            r, k, position = np.argwhere(failing)[0]
+            raise Uncertified(
+                f"No tube: at round {r}, local step {k}, client {self.schedule[r, position]}, "
+                f"{why} (s_q = {self.gaps[r, k, position]:.3g})."
+            )
+
+
+def _paper_gap(run: SignRun) -> float:
+    gamma = float(run.gaps.min()) / 2
+    run.refuse_where(
+        run.propagate(2 / gamma)[0] > gamma, f"a neighbour leaves the tube of {gamma:.3g}"
+    )
+    return gamma
+
+
+def _sharp_gap(run: SignRun) -> float:
+    """The largest gamma whose worst violation is at most 0; the violation is convex in gamma."""
+    top = float(run.gaps.min())
+
+    def violation(gamma: float) -> float:
+        return float((run.propagate(1 / gamma)[0] + gamma - run.gaps).max())
+
+    # where gamma is small the violation may be infinite
+    found = top * math.exp(least(lambda log: violation(top * math.exp(log)), -30, 0))
+    good, bad = min((found, top), key=violation), top
+    outside = run.propagate(1 / good)[0] + good > run.gaps
+    run.refuse_where(outside, "a neighbour may lose the gap for every gamma")
+    if violation(bad) <= 0:
+        return bad
+    for _ in range(60):  # bisection that never leaves the good side
+        middle = (good + bad) / 2
+        good, bad = (middle, bad) if violation(middle) <= 0 else (good, middle)
+    return good
+
+
+@dataclass(frozen=True)
+class Obstruction:
+    """Two data sets that differ in one of n samples, and what exact sign makes of that."""
+
+    trajectory: np.ndarray  # x^0 .. x^steps on S
+    neighbour: np.ndarray  # the same on S'
+    gradient_gap: float  # |G_S(0) - G_S'(0)| = 2 a / n
+    loss_gap: float  # |loss(x(S), +1) - loss(x(S'), +1)| at the end; 2 a tanh(eta) after one step
+
+
+def scalar_obstruction(
+    samples: int, lr: float, steps: int = 1, slope: float = 0.5, loss_bound: float = 1.0
+) -> Obstruction:
+    """Scalar Muon with beta = 0 and exact sign on loss(x, z) = B/2 + a z tanh x, z = +1 or -1.
+
+    S holds (n+1)/2 times +1 and (n-1)/2 times -1, S' one +1 less: the gradients at 0 are a/n and
+    -a/n, and after one step the models are 2 eta apart for every n.
+    """
+    if whole("samples", samples) % 2 == 0:
+        raise InputError(f"samples = {samples}: the two majorities differ only for an odd number.")
+    if not 0 < slope <= loss_bound / 2:
+        raise InputError(f"slope = {slope}: the loss lies in [0, B] for 0 < slope <= B/2.")
+    entries("samples", samples)
+    data = np.repeat([1.0, -1.0], [(samples + 1) // 2, samples // 2])
+    other = data.copy()
+    other[0] = -1.0
+    rate, count = at_least("lr", lr), entries("steps", whole("steps", steps))
+    first, second = (_descend(z, slope, rate, count) for z in (data, other))
+    gradients = [_gradient(0.0, z, slope) for z in (data, other)]
+    loss_gap = slope * abs(math.tanh(first[-1]) - math.tanh(second[-1]))
+    return Obstruction(first, second, abs(gradients[0] - gradients[1]), loss_gap)
+
+
+def _gradient(x: float, data: np.ndarray, slope: float) -> float:
+    """The full-batch gradient a mean(z) / cosh^2 x, with the mean of the +-1 exact."""
+    return slope * float(data.sum()) / len(data) * (1 - math.tanh(x) ** 2)
+
+
+def _descend(data: np.ndarray, slope: float, lr: float, steps: int) -> np.ndarray:
+    path = np.zeros(steps + 1)
+    for k in range(steps):
+        path[k + 1] = path[k] - lr * np.sign(_gradient(path[k], data, slope))
+    return path
+
+
+def follow(
+    smallest: ArrayLike,
+    schedule: ArrayLike,
+    sensitivity: ArrayLike,
+    lr: ArrayLike,
+    method: Method | float,
+    l_g: Steps,
+    local_steps: int = 1,
+    scale: Steps = 1.0,
+    shares: np.ndarray | None = None,
+) -> Tube:
+    """Certificates of this run's neighbours, or a refusal that names the first call which fails.
+
+    Arguments are those of `certify`; a method that is a number is the beta of FedMuon's. `shares`
+    [R, K] are the weights of the server's average, if not 1/K. gamma is what all neighbours keep,
+    l_orth the largest 2 / (s + s').
+    """
+    how = method if isinstance(method, Method) else Method(method)
+    run = sign_run(smallest, schedule, sensitivity, lr, how.beta, l_g, local_steps, scale)
+    equal = np.ones(run.schedule.shape)
+    radii, ends = _followed(run, how, equal if shares is None else shares)
+    least = float((run.gaps - radii).min())
+    return Tube(least, float((2 / (2 * run.gaps - radii)).max()), ends)
+
+
+def _followed(run: SignRun, how: Method, shares: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """max_c radius_{c,tau} [R, E, K] and ||dX^R|| for a replacement in each client [N]."""
+    x, m = np.zeros((2, len(run.sensitivity)))
+    radii = np.zeros(run.gaps.shape)
+    for r, cohort in enumerate(run.schedule):
+        own = np.arange(len(x))[:, None] == cohort  # [replaced client, participant]
+        hit, kept = own * run.sensitivity[:, None], abs(1 - run.lr[r] * how.decay)
+        xs, ms = (np.repeat(one[:, None], len(cohort), 1) for one in (x, m * (not how.afresh)))
+        for k, gaps in enumerate(run.gaps[r]):
+            fresh = how.fresh * (run.l_g[r, k] * xs + run.scale[r, k] * hit)
+            ms = how.beta * ms + fresh
+            apart = how.beta * ms + fresh if how.looks_ahead else ms
+            radii[r, k] = apart.max(0)
+            run.refuse_where(~(radii < run.gaps), "a neighbour may lose the gap")
+            xs = kept * xs + run.lr[r] * 2 * apart / (2 * gaps - apart)
+        x, m = (np.average(one, 1, shares[r]) for one in (xs, ms))
+    return radii, saturated(x)
+
+
+Error = Callable[[np.ndarray, np.ndarray], np.ndarray]  # of values [K, q] and radii [N, K], [N, K]
+TINY = np.finfo(float).tiny
+NEAR = "The run's errors |T(M) - S(M)|_F are those that it had, S the map of the bound."
+
+
+def drift(errors: ArrayLike, lr: float, beta: float, l_orth: float, l_g: float) -> float:
+    """D, from the errors [R, E, K] of all calls, and S's constant."""
+    found = np.asarray(errors, dtype=float)
+    if found.ndim != 3 or not found.size or not (found >= 0).all():
+        raise InputError("errors must be numbers >= 0 of shape [rounds, local steps, per round].")
+    change, _ = recursion.increment(lr, beta, l_orth, l_g)
+    with np.errstate(over="ignore", invalid="ignore"):
+        growth = 1 + recursion.first_rows(change, found.shape[0] * found.shape[1])[:, 0]
+        pushed = found.mean(2).ravel()[::-1]  # the last call is not amplified
+        total = np.where(pushed > 0, recursion.saturated(growth) * pushed, 0.0).sum()
+    return float(checks.at_least("lr", lr) * total)
+
+
+def around(
+    values: ArrayLike,
+    schedule: ArrayLike,
+    sensitivity: ArrayLike,
+    lr: float,
+    beta: float,
+    l_orth: float,
+    l_g: float,
+    error: Error,
+) -> np.ndarray:
+    """||X^R_T(Z) - X^R_T(Z')|| of every neighbour in each client [N], of this run, from the
+    singular values [R, E, K, q] at its calls; T's are at most 1."""
+    hits, seen = checks.values("sensitivity", sensitivity), np.asarray(values, dtype=float)
+    cohorts = checks.rounds_of(schedule, len(hits))
+    if seen.ndim != 4 or (len(seen), seen.shape[2]) != cohorts.shape or not (seen >= 0).all():
+        raise InputError("values must be numbers >= 0 [rounds, local steps, per round, q].")
+    x, m = np.zeros((2, len(hits)))
+    for cohort, calls in zip(cohorts, seen, strict=True):
+        hit = (np.arange(len(hits))[:, None] == cohort) * hits[:, None]
+        xs, ms = (np.repeat(one[:, None], len(cohort), 1) for one in (x, m))
+        for call in calls:
+            ms = beta * ms + (1 - beta) * (l_g * xs + hit)
+            apart = error(call, 0 * ms) + l_orth * ms + error(call, ms)
+            xs = xs + lr * np.minimum(apart, 2 * math.sqrt(call.shape[1]))
+        x, m = xs.mean(1), ms.mean(1)
+    return x
+
+
+def furthest(
+    values: np.ndarray, radius: np.ndarray, lam: float, own: Callable[[np.ndarray], np.ndarray]
+) -> np.ndarray:
+    """e*: sup ||T(M') - S(M')||_F [N, K] over M' whose singular values are within `radius` [N, K]
+    of `values` [K, q]; S is smoothed polar, T has own(s / ||M'||_F) for s, which never falls.
+
+    Both rise in s, and T falls in the norm: each value of T - S lies between T at its least with S
+    at its most, and the reverse.
+    """
+    size, reach = np.linalg.norm(values, axis=-1)[..., None], radius[..., None]
+    low, high = np.maximum(values - reach, 0), values + reach
+    most = np.minimum(1, high / np.maximum(size - reach, TINY))
+    least = own(low / np.maximum(size + reach, TINY)) - high / np.sqrt(high**2 + lam)
+    largest = own(most) - low / np.sqrt(low**2 + lam)
+    return np.linalg.norm(np.maximum(np.abs(least), np.abs(largest)), axis=-1)
+
+
+def transferred(found: Bound, loss_lipschitz: float, moved: float) -> Bound:
+    """The bound of S's run for the run of T, which ends within `moved` = D of it."""
+    cost = 2 * checks.at_least("loss_lipschitz", loss_lipschitz) * checks.at_least("moved", moved)
+    names = ("value", "h", "g")
+    larger = {name: getattr(found, name) + cost for name in names}
+    return replace(found, **larger, assumptions=(*found.assumptions, NEAR))
+
+
+def norm_tube(
+    norms: ArrayLike,
+    schedule: ArrayLike,
+    sensitivity: ArrayLike,
+    lr: float,
+    beta: float,
+    l_g: float,
+    local_steps: int = 1,
+    kind: Kind = "sharp",
+    *,
+    coefficients: Coefficients = "cubic",
+    steps: int = 5,
+) -> Tube:
+    """Remark D.1's tube for Newton-Schulz from M / ||M||_F, found as the exact sign's is.
+
+    `norms` are ||M||_F at all calls, as `certify` wants s_q. In the tube ||M||_F >= nu the map is
+    slope/nu-Lipschitz, and ||M'||_F >= ||M||_F - radius for neighbours, as Weyl's inequality gives
+    for s_q. So Lemma D.12 holds word for word with the norm in the place of s_q. L enters its
+    recursion only as lr L: a step size `slope` times as large stands for it.
+    """
+    given = {"steps": steps, "coefficients": coefficients, "eps": 1.0, "normalization": "max"}
+    slope, own = lipschitz("newton-schulz", kind, **given), 2 if kind == "paper" else 1
+    step = (lr * slope / own, beta, l_g, local_steps, kind)
+    try:
+        tube = certify(norms, schedule, sensitivity, *step)
+    except Uncertified as error:
+        raise Uncertified(f"With |M|_F in the place of s_q: {error}") from None
+    return replace(tube, l_orth=slope / tube.gamma)
