@@ -4,6 +4,7 @@ import io
 import json
 import pickle
 import re
+import sys
 import tempfile
 import time
 from collections.abc import Iterator
@@ -25,8 +26,8 @@ from fedmuon.config.load import Config
 from fedmuon.core.arrays import npy_bytes
 from fedmuon.core.errors import InputError
 from fedmuon.experiments.cli import main
-from fedmuon.experiments.engines import ray_engine
-from fedmuon.experiments.planning import pace, table
+from fedmuon.experiments.engines import probe, ray_engine
+from fedmuon.experiments.planning import deployed, pace, table
 from fedmuon.experiments.planning.cost import array_bytes, plan
 from fedmuon.experiments.planning.pace import Pace, Trial, few, rows_of
 from fedmuon.experiments.run import execute
@@ -350,3 +351,37 @@ def test_on_ray(cluster: str, empty: Path) -> None:
     assert found["workers"] == 2 and found["tried"] == 4
     assert found["memory"]["worker"] > 100e6 and found["bytes"]["up"] > 4 * 2 * 8 * 21
     assert found["seconds"]["first round"] > found["seconds"]["a round"] > 0
+
+
+def test_a_process_of_a_deployment_answers_one_message(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """In this process, by a real message; it prints the most bytes that it held."""
+    run, state = prepared(small(), tmp_path)
+    message = message_sizes.requests(run.config, run.experiment, state)[0]
+    file = tmp_path / "0.pickle"
+    file.write_bytes(pickle.dumps((message, run.config.federation.clients)))
+    monkeypatch.setattr(sys, "argv", ["probe", str(file)])
+    probe.main()
+    assert int(capfd.readouterr().out) > 50e6
+
+
+def test_rounds_of_a_deployment_are_foretold_from_such_processes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As many at once as there are cores, and a second of waiting."""
+    run, state = prepared(small(), tmp_path)
+    asked: list[int] = []
+
+    def timed(messages: list[Message], nodes: int, folder: Path) -> tuple[float, int]:
+        asked.append(len(messages))
+        return float(len(asked)), 1000 * len(asked)  # 1 s for questions, 2 s for training
+
+    monkeypatch.setattr(deployed, "probed", timed)
+    monkeypatch.setattr(deployed.os, "cpu_count", lambda: 2)
+    found, start, _, nodes, memory, down, up = deployed.deployed(run, state)
+    assert asked == [2, 2] and (nodes, memory) == (6, 2000)
+    assert found.round == 2.0 * 2 + deployed.WAIT  # three participants on two cores
+    assert start == 1.0 * (deployed.SERIAL + deployed.EACH * 3)
+    sent = message_sizes.on_link(run.config, run.experiment, state)
+    assert (down, up) == (sent.down, sent.up) and down > up > 0

@@ -70,3 +70,43 @@ def test_every_members_types_are_looked_at(wrong: int) -> None:
     batches[wrong] = Batch(batches[wrong].inputs, batches[wrong].labels.double())
     with pytest.raises(InputError, match="labels whole"):
         task.gradient({"weight": stack.mT}, batches)
+
+
+@pytest.mark.parametrize(("rows", "classes"), [(70, 3), (5, 10)])
+def test_the_kernel_s_python_is_the_naive_loop_s_and_the_compiled_one_s(
+    rows: int, classes: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Uncompiled, on sizes that use and leave over its fours, fives and blocks of samples."""
+    from fedmuon.tasks import fused  # with numba: not by every worker
+
+    rng = np.random.default_rng(0)
+    inputs, labels = rng.standard_normal((rows, 5)), rng.integers(0, classes, rows)
+    weight, skip = rng.standard_normal((2, classes, 5)), np.array([-1, 1])
+    compiled = np.zeros_like(weight), np.zeros(2)
+    assert fused.slope_sums(inputs, labels, weight, skip, 0.5, *compiled)
+    for name in (
+        "_products",
+        "_slopes",
+        "_subtract",
+        "_exponentials",
+        "_add_products",
+        "_add_fives",
+    ):
+        monkeypatch.setattr(fused, name, getattr(fused, name).py_func)
+    whole = fused.slope_sums.py_func
+    total, right = np.zeros_like(weight), np.zeros(2)
+    assert whole(inputs, labels, weight, skip, 0.5, total, right)
+    expected, sums = np.zeros_like(weight), np.zeros(2)
+    for s in range(2):
+        for i in set(range(rows)) - {skip[s]}:
+            p = np.exp(weight[s] @ inputs[i])
+            p /= p.sum()
+            y = labels[i]
+            sums[s] += p[y]
+            slope = p[y] * p - p[y] * np.eye(classes)[y]
+            expected[s] += 0.5 * np.outer(slope, inputs[i])
+    for found in ((total, right), compiled):
+        assert np.allclose(found[0], expected, rtol=0, atol=1e-12)
+        assert np.allclose(found[1], sums, rtol=0, atol=1e-12)
+    assert not np.allclose(total, 1.001 * expected, rtol=0, atol=1e-6)
+    assert not whole(inputs, labels + classes, weight, skip, 0.5, total, right)
