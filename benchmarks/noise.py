@@ -27,12 +27,11 @@ from benchmarks.page import say
 from fedmuon.config.load import load
 from fedmuon.core.rng import normal
 from fedmuon.experiments.run import execute
-from fedmuon.privacy.discrete import STRIPS, gaussian
-from fedmuon.privacy.keystream import KeyStream
-from fedmuon.privacy.lattice import BITS, DEVIATION
-from fedmuon.privacy.release import release, release_on_grid, secret
-from fedmuon.privacy.streams import secret_generator
-from fedmuon.tasks.clipping import Clipping
+from fedmuon.privacy.mechanisms.discrete import STRIPS, gaussian
+from fedmuon.privacy.mechanisms.lattice import BITS, DEVIATION
+from fedmuon.privacy.mechanisms.release import release, release_on_grid, secret
+from fedmuon.privacy.noise import KeyStream, secret_generator
+from fedmuon.tasks.per_example.clipping import Clipping
 
 TRIES, PART = 7, 10**6
 RUN = ["local.recipe=dp-muon", "task.name=network", "task.model=mlp", "local.lr=0.05",

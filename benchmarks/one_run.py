@@ -29,7 +29,7 @@ from fedmuon.experiments.auditing import one_run
 from fedmuon.experiments.auditing.clients import ClientAuditor
 from fedmuon.federated import build
 from fedmuon.federated.rounds import begin, simulate
-from fedmuon.privacy.accounting import epsilon
+from fedmuon.privacy.accounting.composition import epsilon
 from fedmuon.privacy.audit import Statistics, counted
 
 WIDTH, MATRICES = 64, 49

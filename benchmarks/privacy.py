@@ -41,11 +41,11 @@ from benchmarks import page
 from benchmarks.page import Row, say
 from fedmuon.core.rng import Draw, generator
 from fedmuon.tasks.base import Batch, Params
-from fedmuon.tasks.clipping import Clipping
 from fedmuon.tasks.decoder import Form, decoder, next_tokens
 from fedmuon.tasks.losses import Targets, cross_entropy, given_labels
 from fedmuon.tasks.models import network
 from fedmuon.tasks.networks import NetworkTask
+from fedmuon.tasks.per_example.clipping import Clipping
 
 SHAPE, CLASSES, BOUND = (1, 28, 28), 10, 1
 FORM = Form(vocabulary=256, context=64, width=128, depth=4, heads=4)

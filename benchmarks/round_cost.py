@@ -20,7 +20,7 @@ from benchmarks.ours import experiment
 from benchmarks.page import say
 from benchmarks.rounds import make_work
 from fedmuon.federated.rounds import Experiment, begin, run_rounds
-from fedmuon.tasks import fused
+from fedmuon.tasks import batched_gradients
 
 
 def seconds(what: Experiment) -> Iterator[float]:
@@ -43,11 +43,11 @@ def main() -> None:
         with np.load(Path(folder) / "work.npz") as file:
             what = experiment(dict(file), 1, "float32", "fused")
     torch.set_num_threads(1)
-    kernels = {"with the pass": fused.slope_sums, "without": lambda *given: True}
+    kernels = {"with the pass": batched_gradients.slope_sums, "without": lambda *given: True}
     found: dict[str, list[float]] = {name: [] for name in kernels}
     for _ in range(times):
         for name, kernel in kernels.items():
-            fused.slope_sums = kernel
+            batched_gradients.slope_sums = kernel
             found[name] += seconds(what)
     for name, each in found.items():
         say(f"a round {name}: {1e6 * min(each):.0f} us, median {1e6 * np.median(each):.0f}")

@@ -15,7 +15,7 @@ from fedmuon.analysis.theory.private_stationarity import GIVEN, TAILED, Release
 from fedmuon.analysis.theory.stationarity import Noise, Schedule, Stationarity, nesterov_muon
 from fedmuon.core.errors import InputError
 from fedmuon.experiments.tables import facts, listed
-from fedmuon.orthogonalize.guarantees import polar_error_bound, residual
+from fedmuon.orthogonalize.lipschitz_constants import polar_error_bound, residual
 
 ALL = ("--steps", "--gap", "--smoothness", "--batch", "--rank", "--lr", "--beta")
 NOISE = ("--alpha", "--sigma0", "--sigma1")

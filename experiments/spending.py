@@ -17,10 +17,10 @@ from fedmuon.experiments.compare import adjacency_of
 from fedmuon.experiments.tables import columns
 from fedmuon.federated import client_accountant
 from fedmuon.federated.accountant import delta_of, named
-from fedmuon.privacy.accounting import loose
-from fedmuon.privacy.client_level import EACH, EVERYONE
+from fedmuon.privacy.accounting.composition import loose
 from fedmuon.privacy.ledger import Ledger
-from fedmuon.privacy.noise_secrecy import CAVEATS, STOPPED
+from fedmuon.privacy.mechanisms.client_level import EACH, EVERYONE
+from fedmuon.privacy.noise_visibility import CAVEATS, STOPPED
 from fedmuon.runs.directory import AUDIT, Record, RunDirectory
 
 UNFINISHED = (

@@ -32,7 +32,7 @@ from fedmuon.experiments.stability.measure import Laboratory
 from fedmuon.experiments.tables import columns
 from fedmuon.federated.evaluate import risk
 from fedmuon.federated.rounds import begin, simulate
-from fedmuon.privacy.keystream import KeyStream
+from fedmuon.privacy.noise import KeyStream
 from fedmuon.runs.directory import Record
 from fedmuon.tasks.base import Params
 

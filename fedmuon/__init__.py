@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     from fedmuon.optim.orthogonalizers import Orthogonalizer
     from fedmuon.optim.recipe import Recipe
     from fedmuon.runs import callbacks
-    from fedmuon.tasks.own import Task
+    from fedmuon.tasks.user_task import Task
 
     __version__: str
 
@@ -51,7 +51,7 @@ _PLACES = {
     "Recipe": "optim.recipe",
     "Result": "experiments.results",
     "StabilityResult": "experiments.results",
-    "Task": "tasks.own",
+    "Task": "tasks.user_task",
     **dict.fromkeys(("bound", "compare", "plan", "run", "stability", "unlearn"), "experiments.api"),
 }
 _MODULES = {

@@ -33,7 +33,7 @@ from fedmuon.data.source import Source
 from fedmuon.experiments.engines.ray_cluster import quieten
 from fedmuon.experiments.studies import stability
 from fedmuon.experiments.suites.contents import merged
-from fedmuon.privacy import keystream, streams
+from fedmuon.privacy import noise
 
 TESTS = Path(__file__).resolve().parent
 # A test file may use what another one has; no two have the same name.
@@ -293,8 +293,8 @@ def _no_chance(monkeypatch: pytest.MonkeyPatch) -> None:
     torch.default_generator.manual_seed(0)  # manual_seed takes a millisecond to tell devices
     if torch.cuda.is_initialized():
         torch.cuda.manual_seed_all(0)
-    monkeypatch.setattr(streams, "secrets", Entropy())
-    monkeypatch.setattr(keystream, "os", Entropy())
+    monkeypatch.setattr(noise, "secrets", Entropy())
+    monkeypatch.setattr(noise, "os", Entropy())
 
 
 def quick(values: Iterable[Any], kept: Collection[Any]) -> list[Any]:

@@ -21,7 +21,7 @@ from fedmuon.analysis.theory.recursion import Method, Steps, method_amplificatio
 from fedmuon.analysis.theory.trajectories import Reach
 from fedmuon.core.errors import InputError
 from fedmuon.orthogonalize import Uncertified, lipschitz
-from fedmuon.orthogonalize.certificates import Kind
+from fedmuon.orthogonalize.lipschitz_constants import Kind
 from fedmuon.tasks.constants import Constants
 
 COUPLING = "The schedule, batches and noise ignore the samples, and all who were drawn answered."

@@ -111,8 +111,8 @@ from fedmuon.analysis.theory.generalization import Bound, least
 from fedmuon.analysis.theory.recursion import Method, Steps, by_step, saturated, transition
 from fedmuon.core.errors import InputError
 from fedmuon.orthogonalize import Uncertified, lipschitz
-from fedmuon.orthogonalize.certificates import Kind
 from fedmuon.orthogonalize.coefficients import Coefficients
+from fedmuon.orthogonalize.lipschitz_constants import Kind
 
 SCOPE = (
     "It holds for this run on this sample and its neighbours; Theorem 4.1 would need the same "

@@ -35,7 +35,7 @@ from dataclasses import dataclass
 from fedmuon.analysis.theory.checks import at_least, in_doubles, positive, whole
 from fedmuon.core.errors import InputError
 from fedmuon.optim.schedules import heavy_tailed as powers
-from fedmuon.orthogonalize.guarantees import slowdown
+from fedmuon.orthogonalize.lipschitz_constants import slowdown
 
 
 @dataclass(frozen=True)

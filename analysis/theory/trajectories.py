@@ -68,8 +68,7 @@ from typing import NamedTuple
 import numpy as np
 
 from fedmuon.analysis.theory.recursion import Method
-from fedmuon.tasks.ball import suprema
-from fedmuon.tasks.constants import Constants
+from fedmuon.tasks.constants import Constants, suprema
 
 BEND = 4 * math.sqrt(2)
 

@@ -14,7 +14,7 @@ from matplotlib.figure import Figure
 import fedmuon
 from fedmuon.analysis.report import style
 from fedmuon.data import load
-from fedmuon.privacy import accounting
+from fedmuon.privacy.accounting import composition
 
 Drawn = Callable[[], Figure]
 DRAWINGS: dict[str, tuple[Drawn, str]] = {}
@@ -197,7 +197,7 @@ def _spent(axes: Axes) -> None:
         "per-release": "block by block: printed",
     }
     for (mode, name), (color, mark) in zip(named.items(), style.SERIES[1::-1], strict=True):
-        values = [accounting.epsilon(2.3395, 1024 / 42043, 410, 8e-6, m, mode).epsilon
+        values = [composition.epsilon(2.3395, 1024 / 42043, 410, 8e-6, m, mode).epsilon
                   for m in blocks]  # fmt: skip
         axes.plot(blocks, values, mark + "-", color=color, ms=4, label=name)
     axes.set_yscale("log")

@@ -13,7 +13,7 @@ from rich.table import Table
 from fedmuon.core.errors import InputError
 from fedmuon.experiments.auditing.audit_limits import of_trials
 from fedmuon.experiments.tables import columns
-from fedmuon.privacy.accounting import Answer, epsilon
+from fedmuon.privacy.accounting.composition import Answer, epsilon
 from fedmuon.privacy.audit import (
     CONFIDENCE,
     LowerBound,

@@ -4,11 +4,10 @@ is claimed, no outcome of it speaks against the claim."""
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
-from fedmuon.privacy import one_run
-from fedmuon.privacy.accounting import account, event
-from fedmuon.privacy.audit import CONFIDENCE, Setting, most_counted
-from fedmuon.privacy.one_run import Guesses
-from fedmuon.privacy.pairs import hardest
+from fedmuon.privacy import audit
+from fedmuon.privacy.accounting.composition import account, event
+from fedmuon.privacy.accounting.dominating_pairs import hardest
+from fedmuon.privacy.audit import CONFIDENCE, Guesses, Setting, most_counted
 
 FEW = (
     "{} an epsilon of {:.4g} at most by counts, so this audit cannot test the {:.4g} that is "
@@ -43,8 +42,8 @@ def of_guesses(canaries: int, made: int, claimed: Claimed, more: str) -> dict[st
     total = max(
         (account([one], delta, adjacency=claimed.adjacency).upper for one in spent), default=0.0
     )
-    enough = most > total or one_run.refuted(
-        best, one_run.claims_of(spent, total, delta), 1 - CONFIDENCE
+    enough = most > total or audit.refuted(
+        best, audit.claims_of(spent, total, delta), 1 - CONFIDENCE
     )
     return _record(most, total, enough, GUESSES.format(made, canaries), more)
 
@@ -52,8 +51,8 @@ def of_guesses(canaries: int, made: int, claimed: Claimed, more: str) -> dict[st
 def by_counts(guesses: Guesses, delta: float) -> dict[str, float]:
     """The bounds that stand on the numbers of guesses alone."""
     return {
-        "binomial": one_run.by_binomial(guesses, delta, CONFIDENCE),
-        "trade_off": one_run.by_trade_off(guesses, delta, CONFIDENCE),
+        "binomial": audit.by_binomial(guesses, delta, CONFIDENCE),
+        "trade_off": audit.by_trade_off(guesses, delta, CONFIDENCE),
     }
 
 

@@ -14,10 +14,10 @@ import torch
 from torch import Tensor, nn
 
 from fedmuon.federated.shards import Shard
-from fedmuon.privacy.mechanism import Mechanism
+from fedmuon.privacy.mechanisms.gaussian import Mechanism
 from fedmuon.tasks.base import Batch, Params, Task
-from fedmuon.tasks.clipping import Clipping
 from fedmuon.tasks.networks import NetworkTask
+from fedmuon.tasks.per_example.clipping import Clipping
 
 FEATURES, CLASSES = 4, 3
 BOUND = 0.01  # C; no number of an audit depends on it

@@ -20,7 +20,7 @@ from torch import Tensor
 from fedmuon.core.errors import InputError
 from fedmuon.federated.shards import Shards
 from fedmuon.tasks.base import Batch, Params, Points, Task
-from fedmuon.tasks.clipping import Clipping
+from fedmuon.tasks.per_example.clipping import Clipping
 
 MARK = 2**32  # times the canary's number, added to its label
 LENGTH = 2.0  # of a canary's gradient in every tensor, in units of the bound

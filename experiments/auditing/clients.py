@@ -3,7 +3,7 @@
 A canary takes the place of a client. When a cohort has it and its coin says so, its update is one
 entry of the model, of a sign and at a place that are public, and longer than the bound: clipped, a
 vector of norm C, the most that a client can be. Else its update is 0, whose clipped part is 0, so
-that all sums are those of a federation that lacks the client (`fedmuon.privacy.client_level`). So a
+that all sums are those of a federation that lacks the client (`client_level.py`). So a
 coin is add-remove of a client where cohorts are Poisson ones, and zero-out else. All other clients'
 steps, clipping, noise and the server's rule are the run's own.
 
@@ -43,9 +43,9 @@ from fedmuon.federated.rounds import (
     server_update,
 )
 from fedmuon.optim.recipe import Recipe, ServerRule
-from fedmuon.privacy import distributed
 from fedmuon.privacy.audit import Setting
-from fedmuon.privacy.client_level import ClientLevel
+from fedmuon.privacy.mechanisms import client_level
+from fedmuon.privacy.mechanisms.client_level import ClientLevel
 from fedmuon.runs.loop import Run
 from fedmuon.tasks.base import Params
 
@@ -173,7 +173,7 @@ class ClientAuditor:
         """At the sum of the canaries and of as many others as make H of them."""
         level, ordered = self.level, sorted(replies, key=lambda one: one.client not in self.clients)
         honest = ordered[: max(level.shares, int(rates.sum()))]
-        step = distributed.spacing(level.bound, level.noise, level.cohort)
+        step = client_level.spacing(level.bound, level.noise, level.cohort)
         total = torch.stack([_flat(reply.params) for reply in honest]).sum(0)
         self._look(step * total, rates, len(honest) / level.cohort)
         self.shares_seen = max(self.shares_seen, len(honest))

@@ -18,7 +18,7 @@ from fedmuon.federated.rounds import Engine, begin, run_rounds
 from fedmuon.optim.chain import Chain, Context, Link, State
 from fedmuon.optim.recipe import Recipe
 from fedmuon.privacy.audit import Setting
-from fedmuon.privacy.mechanism import Mechanism
+from fedmuon.privacy.mechanisms.gaussian import Mechanism
 from fedmuon.runs.loop import Run
 from fedmuon.tasks.base import Params, Points
 

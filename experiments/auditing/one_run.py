@@ -3,7 +3,7 @@
 The run is the one that the config names, by the code that trains, with its ledger: only that some
 samples have given their places to canaries (`canary_injection.py`), or at client level some
 clients (`clients.py`). Putting a sample in or leaving it out is zero-out
-adjacency, as no rate depends on a coin, and a special case of the others (`fedmuon.privacy.pairs`):
+adjacency, as no rate depends on a coin, and a special case of the others (`dominating_pairs.py`):
 what it refutes is refuted for them, too. How many canaries are guessed is fixed before the run, by
 likelihood ratios that a rehearsal draws from the declared mechanism. The coins stay with the
 auditor, in a folder of their own.
@@ -36,13 +36,12 @@ from fedmuon.experiments.tables import columns
 from fedmuon.federated import build
 from fedmuon.federated.accountant import named
 from fedmuon.federated.rounds import Experiment
-from fedmuon.privacy import audit, one_run
-from fedmuon.privacy.accounting import account, merge
-from fedmuon.privacy.audit import CONFIDENCE, Setting
+from fedmuon.privacy import audit
+from fedmuon.privacy.accounting.composition import account, merge
+from fedmuon.privacy.accounting.dominating_pairs import Event, hardest
+from fedmuon.privacy.audit import CONFIDENCE, Guesses, Setting
 from fedmuon.privacy.ledger import Ledger
-from fedmuon.privacy.mechanism import Mechanism
-from fedmuon.privacy.one_run import Guesses
-from fedmuon.privacy.pairs import Event, hardest
+from fedmuon.privacy.mechanisms.gaussian import Mechanism
 from fedmuon.runs.directory import AUDIT, Record, RunDirectory
 from fedmuon.runs.loop import Begin, Run, Watch, drive, prepare
 
@@ -91,12 +90,12 @@ def execute(
         ratios = rehearsed(settings, rng)
         made = many // 8
         if sees == "releases":
-            made = one_run.worthwhile(ratios, many, 1 - CONFIDENCE)
+            made = audit.worthwhile(ratios, many, 1 - CONFIDENCE)
         limits = audit_limits.of_guesses(many, made, claimed, _mend(auditor))
         say(limits["note"])
         summary = drive(*auditor.audited(run), watch, begun)
         scores = auditor.scores() if sees == "releases" else _of_model(auditor, out)
-        guesses = one_run.guessed(scores, auditor.included, made)
+        guesses = audit.guessed(scores, auditor.included, made)
         shares = _shares(auditor, sees)
         record = {
             **judged(guesses, out, summary["privacy"], auditor.adjacency, _part(shares)),
@@ -188,7 +187,7 @@ def judged(
     ledger = Ledger.read(out / "ledger.jsonl")
     every = {named(client): _of_one_kind(ledger.events(client)) for client in ledger.clients()}
     counted = audit_limits.by_counts(guesses, delta)
-    times = one_run.noise_below(
+    times = audit.noise_below(
         guesses, hardest(every.values()), private["epsilon"], delta, CONFIDENCE
     )
     worst = every[private["client"]]

@@ -24,7 +24,7 @@ from fedmuon.experiments.cli.setting import (
 )
 
 if TYPE_CHECKING:
-    from fedmuon.privacy.accounting import Answer
+    from fedmuon.privacy.accounting.composition import Answer
 
 app = typer.Typer(
     help="What a private run spends: epsilon for a noise, noise for an epsilon, and an audit.",
@@ -38,7 +38,7 @@ def alike(
     """(s, rate, steps) of Poisson lots with s times less noise that spend the same; of lots that
     take turns, those of one release of all examples."""
     from fedmuon.config.incompatible import in_turns
-    from fedmuon.privacy.accounting import event, require_supported
+    from fedmuon.privacy.accounting.composition import event, require_supported
 
     share = rate(lot, population)
     if sampling not in ("shuffle", "cyclic"):
@@ -47,7 +47,10 @@ def alike(
         refuse("--band is of noise that cancels: give --sampling cyclic, or leave it out")
     if sampling not in ("shuffle", "cyclic"):
         return 1.0, share, steps
-    from fedmuon.privacy.orders import Turns, lots_of  # and torch, which Poisson lots do without
+    from fedmuon.privacy.mechanisms.fixed_order import (  # and torch, which Poisson lots do without
+        Turns,
+        lots_of,
+    )
 
     require_supported(adjacency)
     event(1.0, share, steps)  # refuses steps that cannot be
@@ -81,10 +84,10 @@ def epsilon(
     Example: [bold]fedmuon privacy epsilon --noise 1.1 --lot 256 --population 60000 --steps 2000
     --delta 1e-5[/]
     """
-    from fedmuon.privacy import accounting
+    from fedmuon.privacy.accounting import composition
 
     over, share, many = alike(lot, population, steps, sampling, band, mode, adjacency)
-    answer = accounting.epsilon(
+    answer = composition.epsilon(
         noise / over, share, many, delta, blocks, mode, adjacency, accountant=accountant
     )
     show(described(answer, sampling, delta, population), as_json)
@@ -109,7 +112,7 @@ def sigma(
     Example: [bold]fedmuon privacy sigma --epsilon 8 --lot 256 --population 60000 --steps 2000
     --delta 1e-5 --blocks 4[/]
     """
-    from fedmuon.privacy.calibration import noise_for
+    from fedmuon.privacy.accounting.calibration import noise_for
 
     over, share, many = alike(lot, population, steps, sampling, band, mode, adjacency)
     noise, answer = noise_for(epsilon, share, many, delta, blocks, mode, adjacency)
@@ -144,8 +147,8 @@ def tuned(
     Example: [bold]fedmuon privacy tuned --runs 20 --noise 1.1 --lot 256 --population 60000
     --steps 2000 --delta 1e-5[/]
     """
-    from fedmuon.privacy import tuning
-    from fedmuon.privacy.accounting import loose
+    from fedmuon.privacy.accounting import tuning
+    from fedmuon.privacy.accounting.composition import loose
 
     share = rate(lot, population)
     answer = tuning.answer(noise, share, steps, delta, blocks, runs, shape, adjacency)
@@ -175,7 +178,7 @@ def spent(
 
 def described(answer: "Answer", sampling: str, delta: float, population: int) -> dict[str, Any]:
     """An answer of the accountant, with how lots are drawn, and what to know of its delta."""
-    from fedmuon.privacy.accounting import loose
+    from fedmuon.privacy.accounting.composition import loose
 
     note = " ".join(filter(None, (answer.note, loose(delta, population))))
     return {**vars(answer), "sampling": sampling, "note": note}

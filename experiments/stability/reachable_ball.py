@@ -12,7 +12,7 @@ from fedmuon.core.errors import InputError
 from fedmuon.data.source import Source
 from fedmuon.experiments.stability.covered_recipes import has_map, method_of
 from fedmuon.orthogonalize import Uncertified
-from fedmuon.orthogonalize.sizes import Growth, growth
+from fedmuon.orthogonalize.lipschitz_constants import Growth, growth
 
 IMAGES = ("mnist5k", "mnist", "fashion-mnist", "cifar10", "digits")
 

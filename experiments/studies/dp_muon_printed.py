@@ -18,8 +18,8 @@ from fedmuon.config.schema import Chance, Count, Positive
 from fedmuon.core.tables import Table
 from fedmuon.experiments.studies.study import Call, Study
 from fedmuon.experiments.suites.contents import SuiteRequest
-from fedmuon.privacy.accounting import epsilon
-from fedmuon.privacy.calibration import noise_for
+from fedmuon.privacy.accounting.calibration import noise_for
+from fedmuon.privacy.accounting.composition import epsilon
 from fedmuon.runs.directory import Record
 
 

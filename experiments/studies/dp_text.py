@@ -36,9 +36,8 @@ from fedmuon.config.load import Config
 from fedmuon.config.schema import Count, Natural
 from fedmuon.core.errors import InputError, NonFinite
 from fedmuon.core.tables import Scalar, Table
-from fedmuon.data.made_text import make_text
-from fedmuon.data.table_text import corpus, prompts
-from fedmuon.data.text import tokens_of
+from fedmuon.data.synthetic_text import make_text
+from fedmuon.data.text import corpus, prompts, tokens_of
 from fedmuon.data.weights import read_weights
 from fedmuon.experiments.studies.study import Study, assemble
 from fedmuon.experiments.suites.contents import SuiteRequest, cell, merged, require_read
@@ -46,9 +45,9 @@ from fedmuon.federated import build
 from fedmuon.federated.rounds import run_rounds
 from fedmuon.runs.directory import Record
 from fedmuon.runs.loop import Run, drive, prepare
-from fedmuon.tasks.adapters import folded
 from fedmuon.tasks.base import Params
 from fedmuon.tasks.decoder import LEAST, generate
+from fedmuon.tasks.lora import folded
 from fedmuon.tasks.losses import IGNORED
 from fedmuon.tasks.networks import NetworkTask
 

@@ -43,8 +43,8 @@ from fedmuon.analysis.report.tables import MEND, Columns, read_table, require
 from fedmuon.analysis.report.verdicts import Claim, counted, of_all_seeds
 from fedmuon.core.errors import InputError
 from fedmuon.core.files import read_text
-from fedmuon.privacy.client_level import EVERYONE
-from fedmuon.privacy.pairs import ADJACENCIES
+from fedmuon.privacy.accounting.dominating_pairs import ADJACENCIES
+from fedmuon.privacy.mechanisms.client_level import EVERYONE
 
 KEYS = ("variants", "sweep", "claims", "published", "source", "note")
 HEAD = ("x", "seed", "round", "train_seconds")

@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 
-from fedmuon.data.bundled import mnist5k_path
+from fedmuon.data.readers import mnist5k_path
 from fedmuon.data.source import Source
 from fedmuon.data.sources import FILES, found_folder, read
 from fedmuon.data.text import text_files

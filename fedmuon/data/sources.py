@@ -14,13 +14,20 @@ import numpy as np
 
 from fedmuon.core.choices import TABLES
 from fedmuon.core.errors import InputError, instead
-from fedmuon.data.bundled import digits, mnist5k, mnist5k_path, synthetic
-from fedmuon.data.cifar import has_cifar, read_cifar_folder
-from fedmuon.data.idx import has_train_files, read_idx_folder, read_mnist_folder
-from fedmuon.data.own import comma_separated, npz, parquet
+from fedmuon.data.readers import (
+    digits,
+    has_cifar,
+    has_train_files,
+    mnist5k,
+    mnist5k_path,
+    read_cifar_folder,
+    read_idx_folder,
+    read_mnist_folder,
+    synthetic,
+)
 from fedmuon.data.source import Source, unit_rows
-from fedmuon.data.table_text import table_files, table_text
-from fedmuon.data.text import pydoc, text
+from fedmuon.data.text import pydoc, table_files, table_text, text
+from fedmuon.data.user_data import comma_separated, npz, parquet
 
 __all__ = ["READERS", "Source", "available", "load", "read", "unit_rows"]
 

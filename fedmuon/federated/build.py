@@ -40,15 +40,15 @@ from fedmuon.optim.chain import Number
 from fedmuon.optim.recipe_tables import aux_rate
 from fedmuon.optim.schedules import heavy_tailed
 from fedmuon.tasks import decoder as decoders
-from fedmuon.tasks.adapters import adapted, beside_zero
 from fedmuon.tasks.base import Task
 from fedmuon.tasks.decoder import Form, decoder, gpt2_law, next_tokens, sentence_tokens
+from fedmuon.tasks.lora import adapted, beside_zero
 from fedmuon.tasks.matrix import MatrixTask
 from fedmuon.tasks.matrix_kernels import compiles, fastest, supported
 from fedmuon.tasks.models import network, with_channels
 from fedmuon.tasks.networks import NetworkTask
-from fedmuon.tasks.own import Task as OwnTask
-from fedmuon.tasks.own import as_task, own_network
+from fedmuon.tasks.user_task import Task as OwnTask
+from fedmuon.tasks.user_task import as_task, own_network
 
 COMPILED = 2e7  # gradients of samples in a run, from which seconds of compilation are nothing
 ROUNDING = 1e-9  # of the squared norms of rows that are in the ball

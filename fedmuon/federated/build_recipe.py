@@ -23,7 +23,7 @@ from fedmuon.optim.probe import reads_factor, require_apart
 from fedmuon.optim.recipe import Recipe, as_recipe
 from fedmuon.optim.recipe_tables import make_recipe
 from fedmuon.optim.routing import RoutingTable, routing_table
-from fedmuon.privacy.client_level import ClientLevel
+from fedmuon.privacy.mechanisms.client_level import ClientLevel
 from fedmuon.tasks.base import Params, Task
 from fedmuon.tasks.matrix import MatrixTask
 from fedmuon.tasks.networks import NetworkTask

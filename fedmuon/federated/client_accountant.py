@@ -21,15 +21,22 @@ from fedmuon.federated.accountant import (
     least_delta,
     least_noise,
     mark_of,
+    require_counted,
+    require_within,
     rounds_taken,
 )
-from fedmuon.federated.private_checks import require_counted, require_within
 from fedmuon.federated.rounds import Experiment, Round, ServerState, joint
-from fedmuon.privacy.accounting import epsilon, loose
-from fedmuon.privacy.client_level import COHORTS, EVERYONE, REPLAY, ClientLevel, leaves
-from fedmuon.privacy.distributed import MODULUS
+from fedmuon.privacy.accounting.composition import epsilon, loose
 from fedmuon.privacy.ledger import Ledger
-from fedmuon.privacy.orders import ROUNDING
+from fedmuon.privacy.mechanisms.client_level import (
+    COHORTS,
+    EVERYONE,
+    MODULUS,
+    REPLAY,
+    ClientLevel,
+    leaves,
+)
+from fedmuon.privacy.mechanisms.fixed_order import ROUNDING
 from fedmuon.tasks.base import Params
 
 

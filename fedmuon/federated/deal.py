@@ -15,10 +15,19 @@ from fedmuon.core.guard import Guard
 from fedmuon.core.registry import function, made, settled, takes
 from fedmuon.core.rng import Draw, generator
 from fedmuon.data.federated import split
-from fedmuon.data.own import as_source, digest
-from fedmuon.data.partition import PARTITIONS, as_clients, indices, require_samples
-from fedmuon.data.partitioner import COLUMN, by_partitioner, deals_to, is_partitioner, of_one_line
+from fedmuon.data.partition import (
+    COLUMN,
+    PARTITIONS,
+    as_clients,
+    by_partitioner,
+    deals_to,
+    indices,
+    is_partitioner,
+    of_one_line,
+    require_samples,
+)
 from fedmuon.data.source import Source
+from fedmuon.data.user_data import as_source, digest
 
 Asked = tuple[tuple[str, Any], ...]
 TEST = 5  # a fifth of a small source is held out, where nobody says how many

@@ -10,7 +10,7 @@ import numpy as np
 from fedmuon.core.errors import InputError
 from fedmuon.core.rng import Draw, generator
 from fedmuon.optim.schedules import as_factor
-from fedmuon.privacy.streams import poisson_rows, secret_stream
+from fedmuon.privacy.noise import poisson_rows, secret_stream
 
 
 @dataclass(frozen=True)

@@ -29,7 +29,7 @@ from fedmuon.federated.plan import Plan
 from fedmuon.federated.shards import Shard, Shards
 from fedmuon.optim.chain import Context, States, forbidden_gradient
 from fedmuon.optim.recipe import Recipe, aggregate_state, aggregate_states, initial_states
-from fedmuon.privacy.client_level import ClientLevel, mapped
+from fedmuon.privacy.mechanisms.client_level import ClientLevel, mapped
 from fedmuon.tasks.base import Batch, Params, Task, blocks
 
 LARGE = 1e15  # float32 holds its square, and sums of such squares

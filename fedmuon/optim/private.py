@@ -34,14 +34,14 @@ from fedmuon.optim.chain import Context, forbidden_gradient
 from fedmuon.optim.recipe import Recipe
 from fedmuon.optim.recipe_tables import make_recipe
 from fedmuon.optim.routing import routing_table
-from fedmuon.privacy.accounting import Answer, account, event, merge
-from fedmuon.privacy.noise_secrecy import CAVEATS, uncertified
-from fedmuon.privacy.pairs import Event
+from fedmuon.privacy.accounting.composition import Answer, account, event, merge
+from fedmuon.privacy.accounting.dominating_pairs import Event
+from fedmuon.privacy.noise_visibility import CAVEATS, uncertified
 from fedmuon.tasks.base import Batch, Params
-from fedmuon.tasks.copies import stateless
 from fedmuon.tasks.losses import Loss, cross_entropy
 from fedmuon.tasks.networks import NetworkTask
-from fedmuon.tasks.own import each_checked, require_numbers
+from fedmuon.tasks.thread_copies import stateless
+from fedmuon.tasks.user_task import each_checked, require_numbers
 
 
 class Lot(NamedTuple):

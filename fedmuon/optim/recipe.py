@@ -17,10 +17,10 @@ from fedmuon.core.guard import Guard, mapping
 from fedmuon.core.registry import unfit
 from fedmuon.optim.aggregators import Aggregator, as_aggregator, mean
 from fedmuon.optim.chain import Chain, Context, Link, Number, States, per_replica, zeros
-from fedmuon.privacy.client_level import ClientLevel
-from fedmuon.privacy.mechanism import Mechanism
+from fedmuon.privacy.mechanisms.client_level import ClientLevel
+from fedmuon.privacy.mechanisms.gaussian import Mechanism
 from fedmuon.tasks.base import Params, stacked
-from fedmuon.tasks.clipping import Clipping
+from fedmuon.tasks.per_example.clipping import Clipping
 
 # (old model, mean of the clients' models, states) -> (next model, next states)
 ServerRule = Callable[..., tuple[Params, States]]

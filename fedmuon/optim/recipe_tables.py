@@ -25,10 +25,10 @@ from fedmuon.optim.recipes import (
     sgd,
 )
 from fedmuon.optim.steps import momentum
-from fedmuon.privacy.mechanism import Mechanism
-from fedmuon.privacy.orders import Turns
-from fedmuon.privacy.quantile import SHARE, Quantile
-from fedmuon.tasks.clipping import Clipping
+from fedmuon.privacy.mechanisms.fixed_order import Turns
+from fedmuon.privacy.mechanisms.gaussian import Mechanism
+from fedmuon.privacy.mechanisms.quantile import SHARE, Quantile
+from fedmuon.tasks.per_example.clipping import Clipping
 
 # Each recipe with the keys of [local] that it reads; Muon recipes take the map and the routes, too.
 MUON = ("momentum", "momentum_form", "weight_decay", "adjust", "aux", "aux_lr")

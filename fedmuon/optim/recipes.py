@@ -36,7 +36,7 @@ from fedmuon.optim.recipe import (
 from fedmuon.optim.steps import adamw as adamw_step
 from fedmuon.optim.steps import align, descend, normalize, only
 from fedmuon.optim.steps import momentum as momentum_step
-from fedmuon.privacy.mechanism import Mechanism
+from fedmuon.privacy.mechanisms.gaussian import Mechanism
 
 __all__ = ["Chain", "Link", "Recipe", "adamw", "as_recipe", "fedavg", "fedavgm", "fedmuon",
            "fedmuon_aligned", "local_muon", "muon", "normalized_sgd", "sgd"]  # fmt: skip

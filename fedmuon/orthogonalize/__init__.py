@@ -7,8 +7,8 @@ certificates, and hence configs and bounds, come without it.
 from importlib import import_module
 from typing import TYPE_CHECKING
 
-from fedmuon.orthogonalize.certificates import Uncertified, lipschitz
 from fedmuon.orthogonalize.coefficients import COEFFICIENTS, NORMALIZATIONS, schedule
+from fedmuon.orthogonalize.lipschitz_constants import Uncertified, lipschitz
 
 if TYPE_CHECKING:
     from fedmuon.orthogonalize.polar import (

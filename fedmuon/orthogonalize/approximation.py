@@ -28,8 +28,8 @@ momentum can exceed is needed (`fedmuon.analysis.theory.exact_polar`).
 import math
 
 from fedmuon.core.errors import InputError
-from fedmuon.orthogonalize.certificates import Uncertified, lipschitz
 from fedmuon.orthogonalize.coefficients import Coefficients, schedule
+from fedmuon.orthogonalize.lipschitz_constants import Uncertified, lipschitz
 from fedmuon.orthogonalize.slope import furthest
 
 

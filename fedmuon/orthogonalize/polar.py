@@ -4,8 +4,9 @@ import torch
 from torch import Tensor
 
 from fedmuon.core.device import at_hand, holds, sent
-from fedmuon.orthogonalize.derivative import Divisor, Spectral
 from fedmuon.orthogonalize.spectral import (
+    Divisor,
+    Spectral,
     apply,
     by_svd,
     gram,

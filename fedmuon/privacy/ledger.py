@@ -20,9 +20,9 @@ from typing import Any
 from fedmuon.core.errors import InputError
 from fedmuon.core.files import AFRESH, append, mendable, read_bytes
 from fedmuon.core.locks import require_place
-from fedmuon.privacy.accounting import Answer, account, event
-from fedmuon.privacy.orders import Turns
-from fedmuon.privacy.pairs import Event
+from fedmuon.privacy.accounting.composition import Answer, account, event
+from fedmuon.privacy.accounting.dominating_pairs import Event
+from fedmuon.privacy.mechanisms.fixed_order import Turns
 
 FORMAT = 3  # 2 said add-remove of every rate, and not where rates are from
 
@@ -75,7 +75,7 @@ class Ledger:
     ) -> "Ledger":
         """The ledger of the run with this fingerprint (a hash of its config); begun if not there.
         `noise` says who can know it; `done` and `head` are what a model has behind it.
-        Rates are from the clients' own `samples`, or `public` (`fedmuon.privacy.pairs`);
+        Rates are from the clients' own `samples`, or `public` (`dominating_pairs.py`);
         `about` says more where what is accounted for is no example of a client, or
         lots take turns: rates are then their shares of an epoch.
 

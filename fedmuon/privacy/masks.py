@@ -21,7 +21,7 @@ from collections.abc import Mapping
 
 import numpy as np
 
-from fedmuon.privacy.keystream import counter_mode
+from fedmuon.privacy.noise import counter_mode
 
 INFO = b"fedmuon masks"
 

@@ -22,8 +22,8 @@ from fedmuon.core.errors import InputError
 from fedmuon.core.files import AFRESH, Record
 from fedmuon.core.registry import settled, stands_in
 from fedmuon.core.source_files import LIBRARIES, neighbours
-from fedmuon.data.own import digest
 from fedmuon.data.source import Source
+from fedmuon.data.user_data import digest
 from fedmuon.data.weights import weights_digest
 from fedmuon.federated.deal import own_digest
 from fedmuon.federated.plan import Plan

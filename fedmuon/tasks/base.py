@@ -12,7 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fedmuon.tasks.clipping import Clipping
+from fedmuon.tasks.per_example.clipping import Clipping
 
 Params = dict[str, Tensor]
 Points = Sequence[tuple[float, Params]]  # sum_k c_k (gradient at X_k), as the pairs (c_k, X_k)
@@ -102,7 +102,7 @@ class Task(Protocol):
         """The mean loss [K S] at the last point, and the *sum* over the batch of each example's
         sum_k c_k (gradient at X_k), clipped once. Zero for an empty batch.
 
-        Neither may be shown to anyone: see `fedmuon.privacy.release`.
+        Neither may be shown to anyone: see `fedmuon.privacy.mechanisms.release`.
         """
 
     def losses(self, params: Params, batch: Batch) -> tuple[Tensor, Params]:

@@ -1,10 +1,10 @@
-"""How many samples a network sees at once: bounded by memory, halved where that runs out."""
+"""A module's tensors for a trial call that shows shapes alone."""
 
 import gc
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
-from typing import TypeVar
+from typing import NamedTuple, TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -12,7 +12,44 @@ from torch.autograd.graph import saved_tensors_hooks
 from torch.func import functional_call
 
 from fedmuon.core.errors import InputError
-from fedmuon.tasks.shapes import inputs_like, stand_ins
+from fedmuon.core.threads import parts
+from fedmuon.tasks.base import Batch, Params
+
+SMALL = 1 << 22  # parameters
+
+
+def stand_ins(module: nn.Module) -> dict[str, Tensor]:
+    """Parameters and buffers, its own or zeros; of a large module on `meta`, where nothing is
+    computed. To work there loads torch's compiler, which takes a process a second or two."""
+    own = {**dict(module.named_parameters()), **dict(module.named_buffers())}
+    large = sum(value.numel() for value in own.values()) > SMALL
+    return {name: _stand_in(value.detach(), large) for name, value in own.items()}
+
+
+def inputs_like(held: dict[str, Tensor], shape: tuple[int, ...], whole: bool = False) -> Tensor:
+    """Samples to call it with, `whole` numbers or like the parameters."""
+    first = next(iter(held.values()))
+    return torch.zeros(shape, dtype=torch.long if whole else first.dtype, device=first.device)
+
+
+def _stand_in(value: Tensor, large: bool) -> Tensor:
+    if large:
+        return torch.empty(value.shape, dtype=value.dtype, device="meta")
+    if value.is_meta:
+        return torch.zeros(value.shape, dtype=value.dtype)
+    return value.cpu().clone()
+
+
+def on_meta(module: nn.Module) -> dict[str, Tensor]:
+    """The module's parameters, which ask for gradients, and buffers, without numbers."""
+    params = {
+        name: torch.empty_like(value, device="meta").requires_grad_()
+        for name, value in module.named_parameters()
+    }
+    return params | {name: value.to("meta") for name, value in module.named_buffers()}
+
+
+# How many samples a network sees at once: bounded by memory, halved where that runs out.
 
 Found = TypeVar("Found")
 
@@ -88,3 +125,54 @@ def exact_on(device: torch.device) -> AbstractContextManager[None]:
         return nullcontext()
     flags = torch.backends.cudnn.flags
     return flags(enabled=True, benchmark=False, deterministic=True, allow_tf32=False)
+
+
+# What the replicas of a network see, and how their work is cut: by size alone, into pieces for one
+# thread each; replicas first, whose gradients need no adding, then samples, in their order.
+
+WORK = 1 << 24  # products of a piece, at least: a millisecond or two
+FEW = 32  # samples of a piece, at least: fewer lose more in convolutions than a thread gains
+
+
+class Samples(NamedTuple):
+    """What B replicas see: inputs [B, n, ...], labels [B, n] and, where the loss is summed, the
+    samples' weights [B, n]; an axis of length 1 in place of B is shared by all."""
+
+    inputs: Tensor
+    labels: Tensor
+    weights: Tensor
+
+    def rows(self, part: slice) -> "Samples":
+        """Some of the samples."""
+        return Samples(*(values[:, part] for values in self))
+
+    def some(self, replicas: slice) -> "Samples":
+        """What some of the replicas see."""
+        return Samples(*(values if len(values) == 1 else values[replicas] for values in self))
+
+
+def pieces(params: Params, samples: Samples, products: int) -> list[list[tuple[Params, Samples]]]:
+    """Rows of pieces: a row's results are to be added, the rows' to be joined; a sample costs so
+    many products."""
+    rows, replicas = samples.labels.shape[1], size_of(params)
+    each = rows * products / WORK
+    cut = parts(rows, min(each, rows / FEW))
+    return [
+        [(_some(params, block), samples.some(block).rows(part)) for part in cut]
+        for block in parts(replicas, replicas * min(1.0, each))
+    ]
+
+
+def size_of(params: Params) -> int:
+    return len(next(iter(params.values())))
+
+
+def _some(params: Params, replicas: slice) -> Params:
+    return {name: value[replicas] for name, value in params.items()}
+
+
+def side_by_side(batches: Sequence[Batch]) -> Samples:
+    """Batches of one size as the samples of as many replicas."""
+    inputs = torch.stack([batch.inputs for batch in batches])
+    labels = torch.stack([batch.labels for batch in batches])
+    return Samples(inputs, labels, inputs.new_full((1, labels.shape[1]), 1 / labels.shape[1]))

@@ -16,6 +16,9 @@ class holds all the rest of the mass, where with q = p_y it is q(1-q)(1-2q) time
 import math
 from dataclasses import dataclass
 
+import numpy as np
+from numpy.typing import ArrayLike
+
 
 @dataclass(frozen=True)
 class Constants:
@@ -31,3 +34,136 @@ def constants(radius: float = 1.0) -> Constants:
     """The proved constants for samples in the ball of the given radius."""
     slope = math.sqrt(2) / 4 * radius
     return Constants(1.0, slope, slope, radius**2 / (3 * math.sqrt(3)))
+
+
+# Assumptions 4.3 and 4.4 of 001 on a ball of models: suprema proved for the matrix classifier.
+#
+# Let ||u||_2 <= 1 and let the logits s = X^T u, less their mean, have ||s||_2 <= r: so it is
+# where ||X - X0||_op <= rho and r = rho + ||X0 (I - 11^T/c)||_op. The loss 1 - p_y does not see
+# the mean, p = softmax(s). By symmetry y is the first class; the m = c - 1 others share 1 - p_y
+# in the parts pi.
+#
+# **Extreme softmaxes.** On ||s|| <= r, sum s = 0, of k classes:
+#
+#     max p_1 = 1 / (1 + (k-1) exp(-r sqrt(k/(k-1)))) =: P_k(r)                                (1)
+#     max sum_j e^(s_j) = e^(r sqrt((k-1)/k)) + (k-1) e^(-r/sqrt(k(k-1))) =: Z_k(r)            (2)
+#     max p_1 p_2 = 1 / (2 + (k-2) exp(-r sqrt(k/(2(k-2)))))^2                                 (3)
+#
+# (1), (3): log p_1 and log p_1 p_2 are concave and symmetric in the other classes, so averaging
+# over their permutations raises them: the others are equal. What is left grows with s_1. (2): at
+# a maximum e^(s_j) is affine in s_j with one multiplier, so there are two values at most. Three
+# entries, of which two have the larger, x, x, z, are mu + a cos(t + 2 pi j/3) at one angle of a
+# circle where sum and sum of squares stay; sum e^(a cos) = 3 (I_0(a) + 2 sum_n I_3n(a) cos(3 n
+# t)) is largest at t = 0, which is one high and two low: so one entry is high and all others are
+# low.
+#
+# **In polar coordinates.** Write s_y = a, the others -a/m + w, sum w = 0: r^2 >= a^2 c/m + ||w||^2.
+# So a <= r sqrt(m/c) cos(f), ||w|| <= r sin(f) for some f in [0, pi/2], if a >= 0, and
+#
+#     q := p_y <= P_c(r cos f),    ||pi||^2 <= min(P_m(t), Z_m(2t) / m^2) =: S,   t = r sin f   (4)
+#
+# since sum e^(w_j) >= m (Jensen), ||pi||^2 <= max pi, and pi = softmax(w). Negative a only lower q.
+#
+# **Gradient.** u v^T with v = q (p - e_y), so its square is ||u||^2 q^2 (1-q)^2 (1 + ||pi||^2).
+#
+# **Diameter.** ||u v^T - u' v'^T||^2 = ||v||^2 + ||v'||^2 - 2 (u . u')(v . v') for unit u, u'
+# (the norm is convex in their lengths): at most (2 g)^2. Where samples are non-negative, u . u'
+# >= 0: then it is at most 2 g^2 if v . v' >= 0, as for equal labels, and else 2 g^2 - 2 v . v',
+# with
+#
+#     -v . v' = q q' (p_y' + p'_y - p . p'),   p . p' >= c (prod p p')^(1/c) >= c / Z_c(r)^2,
+#
+# where p_y p_y' and p'_y p'_y' obey (3): with B its right side, q q' (...) <= B (q + q') - q q'
+# c/Z^2 is bilinear, so largest where each of q, q' is at an end of what it can be.
+#
+# **Hessian.** (u u^T) x H with, for D = x_y - pi . x, ||(1, -pi)||^2 = 1 + ||pi||^2,
+#
+#     x^T H x = -q (1-q) [(1 - 2q) D^2 - Var_pi(x)],   Var_pi(x) <= min(max pi, 1/2) ||x||^2
+#
+# (the covariance of pi is below diag pi, and 2 max pi_j (1 - pi_j) bounds its rows' sums; it is
+# 0 for m = 1). So ||H|| is at most q (1-q)(1-2q)(1+S), or q (1-q) [(2q-1)_+ (1+S) + min(P_m(t),
+# 1/2)].
+#
+# **Range.** max p_y is (1); 1/min p_y - 1 = max sum_j e^(s_j - a) <= max_f e^(r sqrt(c/m) cos f)
+# Z_m.
+#
+# **No search.** All is rising in P_c(r cos f) and in t, but for q (1-q), which peaks at 1/2, and
+# q (1-q) |1-2q|, which peaks at (3 -+ sqrt 3)/6. So on a piece [f, f'] of the quarter circle the
+# values at cos f and at sin f' are above all in between; the largest of the pieces is a bound. A
+# relative 1e-12 is for rounding. The global constants hold everywhere, so they cap what is found.
+
+PIECES = 512
+PEAK = (3 - np.sqrt(3)) / 6  # of q (1-q)(1-2q)
+ROUNDING = 1 + 1e-12
+ABSOLUTE = 1e-15  # for a difference of two chances
+
+
+@dataclass(frozen=True)
+class Suprema:
+    """Upper bounds on the ball, an array for every radius that was given.
+
+    `gradient` is of a sample's gradient, `diameter` of the set of them, `smoothness` of a sample's
+    Hessian, `spread` of the loss: sup - inf.
+    """
+
+    gradient: np.ndarray
+    diameter: np.ndarray
+    smoothness: np.ndarray
+    spread: np.ndarray
+
+
+def suprema(classes: int, radius: ArrayLike, nonnegative: bool = False) -> Suprema:
+    """The suprema where centred logits have norm at most `radius` (any shape), proved above."""
+    r, m, top = np.asarray(radius, dtype=float), classes - 1, constants()
+    edges = np.linspace(0, np.pi / 2, PIECES + 1)
+    cos, t = np.cos(edges[:-1]), r[..., None] * np.sin(edges[1:])
+    q, rest = _likeliest(classes, r[..., None] * cos), _likeliest(m, t)
+    parts = np.minimum(rest, _total(m, 2 * t) / m**2)
+    with np.errstate(over="ignore"):
+        unlikely = np.exp(r[..., None] * np.sqrt(classes / m) * cos) * _total(m, t)
+    ends = 1 / (1 + unlikely.max(-1)), q[..., 0]
+    half = np.minimum(q, 0.5)
+    gradient = (half * (1 - half) * np.sqrt(1 + parts)).max(-1)
+    gradient = np.minimum(gradient * ROUNDING, top.gradient_bound)
+    curved = _curvature(q, ends[0][..., None], parts, rest if m > 1 else 0 * rest).max(-1)
+    return Suprema(
+        gradient,
+        _diameter(classes, r, gradient, ends) if nonnegative else 2 * gradient,
+        np.minimum(curved * ROUNDING, top.smoothness),
+        np.minimum((ends[1] - ends[0]) * ROUNDING + ABSOLUTE * (r > 0), top.loss_bound),
+    )
+
+
+def _likeliest(classes: int, r: np.ndarray) -> np.ndarray:
+    """P of (1)."""
+    return 1 / (1 + (classes - 1) * np.exp(-r * np.sqrt(classes / max(classes - 1, 1))))
+
+
+@np.errstate(over="ignore")
+def _total(classes: int, r: np.ndarray) -> np.ndarray:
+    """Z of (2)."""
+    m = classes - 1
+    return np.exp(r * np.sqrt(m / classes)) + m * np.exp(-r / np.sqrt(classes * max(m, 1)))
+
+
+def _curvature(q: np.ndarray, least: np.ndarray, parts: np.ndarray, rest: np.ndarray) -> np.ndarray:
+    """||H|| where p_y lies in [least, q], ||pi||^2 <= parts and max pi <= rest."""
+    low, high = np.clip(PEAK, least, q), np.clip(q, 0.5, 1 - PEAK)
+    half = np.minimum(q, 0.5)
+    down = low * (1 - low) * (1 - 2 * low) * (1 + parts)
+    up = high * (1 - high) * (2 * high - 1) * (1 + parts)
+    return np.maximum(down, up + half * (1 - half) * np.minimum(rest, 0.5))
+
+
+def _diameter(
+    classes: int, r: np.ndarray, gradient: np.ndarray, ends: tuple[np.ndarray, np.ndarray]
+) -> np.ndarray:
+    """That of the gradients of non-negative samples."""
+    others = classes - 2
+    both = (2 + others * np.exp(-r * np.sqrt(classes / (2 * max(others, 1))))) ** -2.0
+    with np.errstate(over="ignore"):
+        common = classes / _total(classes, r) ** 2
+    low, high = ends
+    corners = [both * (a + b) - common * a * b for a in (low, high) for b in (low, high)]
+    apart = np.maximum(np.max(corners, axis=0), 0)
+    return np.minimum(np.sqrt(2 * gradient**2 + 2 * apart) * ROUNDING, 2 * gradient)

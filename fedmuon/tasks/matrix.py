@@ -15,14 +15,12 @@ import torch
 from torch import Tensor
 
 from fedmuon.core.threads import spread
+from fedmuon.tasks.accurate_norms import lengths
 from fedmuon.tasks.base import Batch, Params, Points, Replaced, joined
-from fedmuon.tasks.clipped import unclipped
-from fedmuon.tasks.clipping import Clipping
 from fedmuon.tasks.constants import Constants, constants
-from fedmuon.tasks.matrix_kernels import multiply
-from fedmuon.tasks.pieces import Member, pieces
-from fedmuon.tasks.products import lengths
-from fedmuon.tasks.thin import mean_gradients
+from fedmuon.tasks.matrix_kernels import Member, mean_gradients, multiply, pieces
+from fedmuon.tasks.per_example.clipped_sums import unclipped
+from fedmuon.tasks.per_example.clipping import Clipping
 
 __all__ = ["Constants", "MatrixTask", "constants"]
 

@@ -19,14 +19,21 @@ from torch.nn.modules.conv import _ConvNd
 
 from fedmuon.core.threads import PerThread, spread
 from fedmuon.tasks.base import Batch, Params, Points, blocks, joined, stacked
-from fedmuon.tasks.chunks import Chunks, exact_on, saved_entries
-from fedmuon.tasks.clipped import ClippedSums, unclipped
-from fedmuon.tasks.clipping import Clipping
-from fedmuon.tasks.copies import copyable, stateless
-from fedmuon.tasks.ghost import ghostly, refuse_mixing
+from fedmuon.tasks.chunks import (
+    Chunks,
+    Samples,
+    exact_on,
+    pieces,
+    saved_entries,
+    side_by_side,
+    size_of,
+)
 from fedmuon.tasks.layers import fresh, refuse
 from fedmuon.tasks.losses import Loss, Targets, cross_entropy, given_labels, mean_of
-from fedmuon.tasks.samples import Samples, pieces, side_by_side, size_of
+from fedmuon.tasks.per_example.clipped_sums import ClippedSums, unclipped
+from fedmuon.tasks.per_example.clipping import Clipping
+from fedmuon.tasks.per_example.ghost import ghostly, refuse_mixing
+from fedmuon.tasks.thread_copies import copyable, stateless
 
 CPU = torch.device("cpu")
 MEMORY = {"cpu": 1 << 28, "cuda": 1 << 32}  # bytes of activations that a thread holds at once

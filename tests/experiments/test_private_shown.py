@@ -17,9 +17,9 @@ from fedmuon.experiments.run import execute
 from fedmuon.experiments.spending import privacy_record, spent, standing
 from fedmuon.experiments.spending import with_privacy_columns as with_columns
 from fedmuon.experiments.stability import neighbours
-from fedmuon.privacy.accounting import account, loose
-from fedmuon.privacy.orders import Turns
-from fedmuon.privacy.pairs import Event
+from fedmuon.privacy.accounting.composition import account, loose
+from fedmuon.privacy.accounting.dominating_pairs import Event
+from fedmuon.privacy.mechanisms.fixed_order import Turns
 
 SETTING = ("--lot", "10", "--population", "95", "--steps", "50", "--delta", "1e-5")
 

@@ -21,7 +21,7 @@ from fedmuon.core.errors import InputError
 from fedmuon.core.rng import Draw, generator
 from fedmuon.experiments.studies import disk_stationarity as study
 from fedmuon.experiments.studies.disk_stationarity import claims
-from fedmuon.privacy.accounting import epsilon
+from fedmuon.privacy.accounting.composition import epsilon
 
 
 def exact(one: Disk, smoothness: float, x: float, start: str = "first") -> float:

@@ -27,7 +27,7 @@ from fedmuon.analysis.theory.stationarity import (
 from fedmuon.core.errors import InputError
 from fedmuon.experiments.cli import app
 from fedmuon.experiments.rates import ALL, READ
-from fedmuon.orthogonalize.guarantees import polar_error_bound, residual
+from fedmuon.orthogonalize.lipschitz_constants import polar_error_bound, residual
 
 ROOT = Path(__file__).resolve().parents[3]
 ROWS, COLUMNS = 4, 6

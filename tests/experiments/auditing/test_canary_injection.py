@@ -27,9 +27,9 @@ from fedmuon.federated import build
 from fedmuon.federated.rounds import Experiment, begin, simulate
 from fedmuon.privacy import audit
 from fedmuon.privacy.audit import Setting
-from fedmuon.privacy.mechanism import Mechanism
-from fedmuon.tasks.clipping import RULES, Clipping
+from fedmuon.privacy.mechanisms.gaussian import Mechanism
 from fedmuon.tasks.networks import NetworkTask
+from fedmuon.tasks.per_example.clipping import RULES, Clipping
 
 SMALL = {
     "data": {"name": "synthetic", "train": 80, "test": 10, "dimension": 40},
@@ -205,7 +205,7 @@ def test_a_run_is_audited_and_its_coins_are_not_in_its_folder(
         included, scores = held["included"], held["scores"]
         rows = held["rows"]
     assert one_run.coins(out).parent != out and len(rows) == 70
-    again = one_run.one_run.guessed(scores, included, record["guesses"])
+    again = one_run.audit.guessed(scores, included, record["guesses"])
     assert again.right == record["right"]
     coins = included.tobytes(), np.packbits(included).tobytes()
     assert not any(part in file.read_bytes() for file in out.iterdir() for part in coins)

@@ -21,9 +21,9 @@ from fedmuon.experiments.auditing.likelihood_ratio import log_ratio
 from fedmuon.experiments.cli import app
 from fedmuon.federated import build
 from fedmuon.federated.rounds import Experiment, begin, broadcast, client_updates, joint, simulate
-from fedmuon.privacy.accounting import epsilon
-from fedmuon.privacy.client_level import ClientLevel, Flat
+from fedmuon.privacy.accounting.composition import epsilon
 from fedmuon.privacy.ledger import Ledger
+from fedmuon.privacy.mechanisms.client_level import ClientLevel, Flat
 
 SMALL = {
     "data": {"name": "synthetic", "train": 80, "test": 10, "dimension": 40, "minimum": 1},
@@ -176,7 +176,7 @@ def test_a_run_of_clients_is_audited(privacy: dict[str, Any], tmp_path: Path) ->
     assert bool(Ledger.read(tmp_path / "run" / "ledger.jsonl").entries)
     with np.load(one_run.coins(tmp_path / "run")) as held:
         assert len(set(held["clients"])) == 30 and held["clients"].max() < 40
-        again = one_run.one_run.guessed(held["scores"], held["included"], record["guesses"])
+        again = one_run.audit.guessed(held["scores"], held["included"], record["guesses"])
         coins = held["included"].tobytes(), np.packbits(held["included"]).tobytes()
     assert again.right == record["right"]
     files = [file.read_bytes() for file in (tmp_path / "run").iterdir()]

@@ -22,7 +22,7 @@ from fedmuon.experiments.studies.dp_muon_printed import Row, accounted
 from fedmuon.experiments.studies.training_findings import drawn, kept, targeted
 from fedmuon.experiments.suites.suite import execute as make
 from fedmuon.federated import accountant
-from fedmuon.privacy.accounting import epsilon
+from fedmuon.privacy.accounting.composition import epsilon
 from fedmuon.runs.loop import Watch
 
 TINY = """

@@ -18,7 +18,7 @@ from fedmuon.config.load import parse
 from fedmuon.config.user_objects import Own
 from fedmuon.core.errors import InputError
 from fedmuon.data.federated import federate
-from fedmuon.data.own import as_source
+from fedmuon.data.user_data import as_source
 from fedmuon.experiments.stability import bound
 from fedmuon.federated import build
 from fedmuon.federated.deal import dealing
@@ -27,8 +27,8 @@ from fedmuon.federated.worker import worker
 from fedmuon.optim import probe
 from fedmuon.optim.gradients import released
 from fedmuon.optim.recipe import replace_by_mean
-from fedmuon.privacy.mechanism import Mechanism
-from fedmuon.tasks.clipping import Clipping
+from fedmuon.privacy.mechanisms.gaussian import Mechanism
+from fedmuon.tasks.per_example.clipping import Clipping
 
 MATRIX = tables(local={"recipe": "fedmuon"})
 ONE = fedmuon.Chain((links.gradient(), links.descend(0.1)))

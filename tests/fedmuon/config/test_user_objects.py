@@ -18,7 +18,7 @@ from fedmuon.config.load import Config, load, parse
 from fedmuon.config.user_objects import Own, schedule_of
 from fedmuon.core.choices import OF_A_ROUND, OF_A_RUN
 from fedmuon.core.errors import InputError
-from fedmuon.data.own import as_source
+from fedmuon.data.user_data import as_source
 from fedmuon.experiments.cli import main
 from fedmuon.experiments.results import Result
 from fedmuon.experiments.run import execute
@@ -28,8 +28,8 @@ from fedmuon.optim.gradients import released
 from fedmuon.optim.probe import require_sound
 from fedmuon.optim.recipe import replace_by_mean
 from fedmuon.optim.recipes import as_recipe
-from fedmuon.privacy.mechanism import Mechanism
-from fedmuon.tasks.clipping import Clipping
+from fedmuon.privacy.mechanisms.gaussian import Mechanism
+from fedmuon.tasks.per_example.clipping import Clipping
 
 LAMBDA = {"orthogonalizer": {"lambda": 1.0}}
 MUON = {"local": {"recipe": "fedmuon", "route": "all-matrices"}}

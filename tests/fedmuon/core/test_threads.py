@@ -25,12 +25,12 @@ from fedmuon.config.load import load
 from fedmuon.core.errors import Interrupted
 from fedmuon.core.threads import PerThread, Turns, spread
 from fedmuon.experiments.run import execute
-from fedmuon.tasks import clipped
 from fedmuon.tasks.base import Batch, Replaced
-from fedmuon.tasks.clipping import Clipping
 from fedmuon.tasks.matrix import MatrixTask
 from fedmuon.tasks.models import mlp
 from fedmuon.tasks.networks import NetworkTask
+from fedmuon.tasks.per_example import clipped_sums
+from fedmuon.tasks.per_example.clipping import Clipping
 
 
 @pytest.fixture(params=[1, 2, 5])
@@ -331,8 +331,8 @@ def test_groups_of_a_client_are_added_in_their_order(monkeypatch: pytest.MonkeyP
         return task.clipped([(1.0, start)], [batch], clipping)[1]
 
     whole, before, found = sums(), torch.get_num_threads(), set[bytes]()
-    monkeypatch.setitem(clipped.MOST, "cpu", 5)
-    monkeypatch.setattr(clipped, "LANE", 8.0)
+    monkeypatch.setitem(clipped_sums.MOST, "cpu", 5)
+    monkeypatch.setattr(clipped_sums, "LANE", 8.0)
     alone = {name: value[0] for name, value in start.items()}
     assert len(task.clipped_sums()._lanes(alone, 37)) == 4
     try:

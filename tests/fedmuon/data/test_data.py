@@ -20,9 +20,9 @@ from hypothesis.extra.numpy import arrays
 from fedmuon.core.errors import InputError
 from fedmuon.data import available, load, read, sources
 from fedmuon.data.federated import FederatedData, federate, split
-from fedmuon.data.idx import read_idx
 from fedmuon.data.neighbours import replace
 from fedmuon.data.partition import dirichlet_partition
+from fedmuon.data.readers import read_idx
 from fedmuon.data.source import Source, unit_rows
 
 FASHION = Path("/usr/share/datasets/fashion-mnist")

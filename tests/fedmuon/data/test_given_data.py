@@ -15,7 +15,7 @@ from torch.utils.data import TensorDataset
 
 import fedmuon
 from fedmuon.core.errors import InputError
-from fedmuon.data.own import as_source
+from fedmuon.data.user_data import as_source
 
 RNG = np.random.default_rng(0)
 X = RNG.integers(-8, 8, (12, 12)) / 4  # exact in every float type

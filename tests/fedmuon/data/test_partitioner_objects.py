@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from fedmuon.core.errors import InputError
-from fedmuon.data.partitioner import by_partitioner, deals_to, is_partitioner
+from fedmuon.data.partition import by_partitioner, deals_to, is_partitioner
 
 LABELS = np.array([2, 0, 1, 0, 2, 1, 1])
 

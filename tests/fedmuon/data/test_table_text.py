@@ -14,10 +14,9 @@ from torch.nn import functional
 from fedmuon.config.load import Config
 from fedmuon.core.errors import InputError
 from fedmuon.core.rng import Draw, generator
-from fedmuon.data.made_text import make_text
 from fedmuon.data.sources import read
-from fedmuon.data.table_text import Pair, corpus, prompts
-from fedmuon.data.text import tokens_of
+from fedmuon.data.synthetic_text import make_text
+from fedmuon.data.text import Pair, corpus, prompts, tokens_of
 from fedmuon.experiments.studies.dp_text import bleu, rouge_l
 from fedmuon.federated import build
 from fedmuon.tasks.base import Batch

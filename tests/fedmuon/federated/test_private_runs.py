@@ -20,11 +20,11 @@ from fedmuon.experiments.run import execute
 from fedmuon.federated import build
 from fedmuon.federated.rounds import run_rounds
 from fedmuon.optim.private import Private
-from fedmuon.privacy.accounting import account, epsilon, event
+from fedmuon.privacy.accounting.composition import account, epsilon, event
 from fedmuon.privacy.ledger import Ledger
 from fedmuon.runs import loop as runs
 from fedmuon.runs.loop import drive, prepare
-from fedmuon.tasks.clipping import Clipping
+from fedmuon.tasks.per_example.clipping import Clipping
 
 
 def private(epsilon: float = 4.0, **privacy: Any) -> Config:

@@ -11,7 +11,7 @@ from fedmuon.config.load import Config, dump, load
 from fedmuon.core.errors import InputError
 from fedmuon.experiments.cli import app, main
 from fedmuon.federated import build, memory
-from fedmuon.privacy import accounting
+from fedmuon.privacy.accounting import composition
 
 DIGITS = "9" * 5000
 GPT = "task.name=network task.model=gpt data.name=pydoc "
@@ -176,7 +176,7 @@ def test_the_accountant_says_what_it_cannot_compute(
 
 def test_the_accountant_computes_at_its_ends() -> None:
     """The control: they are open."""
-    assert accounting.epsilon(1e-6, 0.01, 10, 1e-5).upper > 0
+    assert composition.epsilon(1e-6, 0.01, 10, 1e-5).upper > 0
 
 
 @pytest.mark.parametrize(

@@ -19,7 +19,7 @@ from fedmuon.core.rng import Draw, generator
 from fedmuon.federated import build
 from fedmuon.optim.bias_correction import spread
 from fedmuon.orthogonalize import newton_schulz
-from fedmuon.privacy import keystream
+from fedmuon.privacy import noise
 
 ALL = 90  # all samples of the one client
 BASES = {"dp-sgd": "sgd", "dp-adam": "adamw", "dp-muon": "muon"}
@@ -166,7 +166,7 @@ def test_the_noise_of_a_filtered_momentum_by_its_weights() -> None:
 
 def test_noise_is_secret_unless_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
     """With the operating system's entropy, which other tests have a repeatable one for."""
-    monkeypatch.setattr(keystream, "os", os)
+    monkeypatch.setattr(noise, "os", os)
     hidden = central("dp-sgd", privacy={"noise": 0.5, "insecure-reproducible-noise": False})
     assert np.abs(weight(hidden) - weight(hidden)).max() > 1e-4
     shown = central("dp-sgd", privacy={"noise": 0.5})

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from fedmuon import orthogonalize as maps
-from fedmuon.orthogonalize.derivative import derivative, factors
+from fedmuon.orthogonalize.spectral import derivative, factors
 
 Map = Callable[[Tensor], Tensor]
 MAPS: dict[str, Map] = {

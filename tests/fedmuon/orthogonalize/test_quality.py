@@ -23,7 +23,7 @@ from torch import Tensor
 
 from fedmuon.core.errors import InputError
 from fedmuon.orthogonalize import exact_sign, newton_schulz, randomized_polar, schedule
-from fedmuon.orthogonalize.guarantees import polar_error_bound, residual, slowdown
+from fedmuon.orthogonalize.lipschitz_constants import polar_error_bound, residual, slowdown
 from fedmuon.orthogonalize.polynomial import scaled_newton_schulz
 
 SPECTRA = {

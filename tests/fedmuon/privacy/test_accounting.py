@@ -16,10 +16,10 @@ from typer.testing import CliRunner
 
 from fedmuon.core.errors import InputError
 from fedmuon.experiments.cli import app
-from fedmuon.privacy import by_dp_accounting, loss, renyi
-from fedmuon.privacy.accounting import account, epsilon, event, require_supported
-from fedmuon.privacy.calibration import noise_for
-from fedmuon.privacy.pairs import Event, hardest
+from fedmuon.privacy.accounting import by_dp_accounting, pld, renyi
+from fedmuon.privacy.accounting.calibration import noise_for
+from fedmuon.privacy.accounting.composition import account, epsilon, event, require_supported
+from fedmuon.privacy.accounting.dominating_pairs import Event, hardest
 
 ROOT = Path(__file__).resolve().parents[3]
 E2E = (2.3395, 1024 / 42043, 410, 8e-6)
@@ -177,8 +177,8 @@ def test_the_renyi_divergence_by_quadrature_and_by_binomials(
 def test_it_agrees_with_dp_accounting(events: list[Event]) -> None:
     """On the same grid, to what either drops in the tails; Renyi where its series is tight."""
     lower, upper, rdp = by_dp_accounting.ends(events, 1e-5)
-    assert loss.lower(events, 1e-5, loss.GRID) == pytest.approx(lower, rel=1e-4)
-    assert loss.upper(events, 1e-5, loss.GRID) == pytest.approx(upper, rel=1e-4)
+    assert pld.lower(events, 1e-5, pld.GRID) == pytest.approx(lower, rel=1e-4)
+    assert pld.upper(events, 1e-5, pld.GRID) == pytest.approx(upper, rel=1e-4)
     assert rdp * 0.99 <= renyi.epsilon(events, 1e-5) <= rdp * (1 + 1e-6)
     found = account(events, 1e-5)
     assert lower <= found.upper
@@ -188,7 +188,7 @@ def test_it_agrees_with_dp_accounting(events: list[Event]) -> None:
 
 def test_a_finer_grid_closes_the_bracket() -> None:
     spent = [Event(0.02, 0.8, 200)]
-    gaps = [loss.upper(spent, 1e-5, grid) - loss.lower(spent, 1e-5, grid) for grid in (1e-2, 1e-3)]
+    gaps = [pld.upper(spent, 1e-5, grid) - pld.lower(spent, 1e-5, grid) for grid in (1e-2, 1e-3)]
     assert 0 < gaps[1] < 0.2 * gaps[0]
 
 

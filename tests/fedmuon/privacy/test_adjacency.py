@@ -12,10 +12,10 @@ from scipy.special import ndtr
 from test_accounting import gaussian_epsilon
 
 from fedmuon.core.errors import InputError
-from fedmuon.privacy import by_dp_accounting, loss, renyi
-from fedmuon.privacy.accounting import account, epsilon
-from fedmuon.privacy.calibration import noise_for
-from fedmuon.privacy.pairs import Event, bottom, outcome, top
+from fedmuon.privacy.accounting import by_dp_accounting, pld, renyi
+from fedmuon.privacy.accounting.calibration import noise_for
+from fedmuon.privacy.accounting.composition import account, epsilon
+from fedmuon.privacy.accounting.dominating_pairs import Event, bottom, outcome, top
 
 REPLACED: Any = {"adjacency": "replace-one"}
 
@@ -138,8 +138,8 @@ def test_it_agrees_with_the_librarys_distributions(events: list[Event]) -> None:
     replaced = [Event(one.sampling_probability, one.noise_multiplier, one.count, True)
                 for one in events]  # fmt: skip
     lower, upper, rdp = by_dp_accounting.ends(replaced, 1e-5)
-    assert loss.lower(replaced, 1e-5, loss.GRID) == pytest.approx(lower, rel=1e-4)
-    assert loss.upper(replaced, 1e-5, loss.GRID) == pytest.approx(upper, rel=1e-4)
+    assert pld.lower(replaced, 1e-5, pld.GRID) == pytest.approx(lower, rel=1e-4)
+    assert pld.upper(replaced, 1e-5, pld.GRID) == pytest.approx(upper, rel=1e-4)
     assert upper < rdp == renyi.epsilon(replaced, 1e-5)
 
 

@@ -13,7 +13,7 @@ from fedmuon.core.errors import InputError
 from fedmuon.experiments.auditing import audit as laboratory
 from fedmuon.experiments.cli import app
 from fedmuon.privacy import audit
-from fedmuon.privacy.accounting import epsilon
+from fedmuon.privacy.accounting.composition import epsilon
 from fedmuon.privacy.audit import Setting, Statistics, counted, likelihood_ratio, projected, tilted
 
 E2E = Setting(2.3395, 1024 / 42043, 410, 49)

@@ -10,9 +10,9 @@ from scipy import stats
 from fedmuon.experiments.auditing.canary import Step, examples, step
 from fedmuon.federated.shards import Shard
 from fedmuon.privacy import audit
-from fedmuon.privacy.accounting import epsilon
+from fedmuon.privacy.accounting.composition import epsilon
 from fedmuon.privacy.audit import Setting, counted
-from fedmuon.privacy.mechanism import Mechanism
+from fedmuon.privacy.mechanisms.gaussian import Mechanism
 from fedmuon.tasks.base import Batch
 from fedmuon.tasks.matrix import MatrixTask
 

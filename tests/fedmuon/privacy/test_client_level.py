@@ -41,12 +41,12 @@ from fedmuon.federated.rounds import (
     server_update,
 )
 from fedmuon.orthogonalize import Uncertified
-from fedmuon.privacy import lattice
-from fedmuon.privacy.accounting import account, epsilon
+from fedmuon.privacy.accounting.composition import account, epsilon
+from fedmuon.privacy.accounting.pld import Event
 from fedmuon.privacy.audit import Setting, both_bounds, trials
-from fedmuon.privacy.client_level import EACH, EVERYONE, ClientLevel, leaves
 from fedmuon.privacy.ledger import Ledger
-from fedmuon.privacy.loss import Event
+from fedmuon.privacy.mechanisms import lattice
+from fedmuon.privacy.mechanisms.client_level import EACH, EVERYONE, ClientLevel, leaves
 from fedmuon.runs.loop import drive, prepare
 
 RECIPES = (

@@ -8,8 +8,16 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from fedmuon.privacy import discrete
-from fedmuon.privacy.discrete import LAST, MOST_BITS, SCALE, SLOTS, STRIPS, gaussian, less
+from fedmuon.privacy.mechanisms import discrete
+from fedmuon.privacy.mechanisms.discrete import (
+    LAST,
+    MOST_BITS,
+    SCALE,
+    SLOTS,
+    STRIPS,
+    gaussian,
+    less,
+)
 
 
 class Given:

@@ -21,7 +21,7 @@ from fedmuon.experiments.studies import find as kinds
 from fedmuon.experiments.suites import contents
 from fedmuon.experiments.suites.contents import merged
 from fedmuon.experiments.suites.suite import execute as make
-from fedmuon.privacy.pairs import ADJACENCIES
+from fedmuon.privacy.accounting.dominating_pairs import ADJACENCIES
 
 NAMED = re.compile("|".join(ADJACENCIES))
 EPSILON = re.compile("ε|epsilon", re.IGNORECASE)

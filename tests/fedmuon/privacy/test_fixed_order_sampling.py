@@ -27,14 +27,19 @@ from fedmuon.federated.plan import Plan
 from fedmuon.federated.rounds import Broadcast, begin, broadcast, client_updates, run_rounds
 from fedmuon.federated.worker import worker
 from fedmuon.optim.private import Private
-from fedmuon.privacy.accounting import account
+from fedmuon.privacy.accounting.composition import account
+from fedmuon.privacy.accounting.dominating_pairs import Event
 from fedmuon.privacy.audit import Statistics, counted
-from fedmuon.privacy.correlated import Past, sensitivity, square_root
-from fedmuon.privacy.mechanism import Mechanism
-from fedmuon.privacy.orders import Turns, participations
-from fedmuon.privacy.pairs import Event
+from fedmuon.privacy.mechanisms.fixed_order import (
+    Past,
+    Turns,
+    participations,
+    sensitivity,
+    square_root,
+)
+from fedmuon.privacy.mechanisms.gaussian import Mechanism
 from fedmuon.runs.loop import drive, prepare
-from fedmuon.tasks.clipping import Clipping, slack
+from fedmuon.tasks.per_example.clipping import Clipping, slack
 
 
 def private(clients: int = 1, rounds: int = 4, **privacy: Any) -> Config:

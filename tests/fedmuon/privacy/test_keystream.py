@@ -13,8 +13,8 @@ from cryptography.hazmat.primitives.ciphers import Cipher, algorithms, modes
 from scipy import stats
 
 from fedmuon.core.errors import InputError
-from fedmuon.privacy import keystream
-from fedmuon.privacy.keystream import KeyStream, counter_mode
+from fedmuon.privacy import noise
+from fedmuon.privacy.noise import KeyStream, counter_mode
 
 KEY = bytes.fromhex("603deb1015ca71be2b73aef0857d77811f352c073b6108d72d9810a30914dff4")
 # NIST SP 800-38A, F.5.5: CTR-AES256, four blocks.
@@ -32,7 +32,7 @@ SECRET = bytes.fromhex(
 @pytest.fixture
 def known(monkeypatch: pytest.MonkeyPatch) -> bytes:
     """The key of all streams that a test makes."""
-    monkeypatch.setattr(keystream.os, "urandom", lambda count: KEY[:count])
+    monkeypatch.setattr(noise.os, "urandom", lambda count: KEY[:count])
     return KEY
 
 
@@ -63,7 +63,7 @@ def test_a_key_stays_in_its_stream(known: bytes) -> None:
 
 FORKED = """
 import os, sys
-from fedmuon.privacy.keystream import KeyStream
+from fedmuon.privacy.noise import KeyStream
 stream = KeyStream()
 stream.random_raw(5)
 out, back = os.pipe()
@@ -89,7 +89,7 @@ def test_a_fork_begins_anew(how: str, same: str) -> None:
 
 def test_every_stream_has_a_key_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
     """Of the system's entropy, which other tests have a repeatable one for."""
-    monkeypatch.setattr(keystream, "os", os)
+    monkeypatch.setattr(noise, "os", os)
     firsts = {bytes(KeyStream().random_raw(4)) for _ in range(50)}
     assert len(firsts) == 50
 

@@ -13,15 +13,15 @@ from scipy.special import ndtr, ndtri
 
 from fedmuon.core.errors import InputError
 from fedmuon.core.rng import Draw, generator
-from fedmuon.privacy.accounting import account
-from fedmuon.privacy.keystream import KeyStream
-from fedmuon.privacy.lattice import DEVIATION, rounded, spacing
-from fedmuon.privacy.loss import Event
-from fedmuon.privacy.release import Streams, release, release_on_grid, secret
+from fedmuon.privacy.accounting.composition import account
+from fedmuon.privacy.accounting.pld import Event
+from fedmuon.privacy.mechanisms.lattice import DEVIATION, rounded, spacing
+from fedmuon.privacy.mechanisms.release import Streams, release, release_on_grid, secret
+from fedmuon.privacy.noise import KeyStream
 from fedmuon.tasks.base import Batch, Params
-from fedmuon.tasks.clipping import Clipping, slack
 from fedmuon.tasks.models import network
 from fedmuon.tasks.networks import NetworkTask
+from fedmuon.tasks.per_example.clipping import Clipping, slack
 
 # --- Sensitivity: (1) and (2) ---------------------------------------------------------------------
 

@@ -10,9 +10,9 @@ from pathlib import Path
 import pytest
 
 from fedmuon.core.errors import InputError
-from fedmuon.privacy.accounting import account, epsilon
+from fedmuon.privacy.accounting.composition import account, epsilon
+from fedmuon.privacy.accounting.dominating_pairs import Event
 from fedmuon.privacy.ledger import Ledger
-from fedmuon.privacy.pairs import Event
 
 ROOT = Path(__file__).resolve().parents[3]
 NOISE = {"noise_multiplier": 2.0, "blocks": 4, "steps": 5}

@@ -15,7 +15,7 @@ from fedmuon.experiments import spending
 from fedmuon.experiments.auditing import one_run
 from fedmuon.experiments.cli import app
 from fedmuon.experiments.run import execute
-from fedmuon.privacy.accounting import epsilon
+from fedmuon.privacy.accounting.composition import epsilon
 from fedmuon.runs.directory import AUDIT
 
 EXAMPLE: dict[str, Any] = {"lot": 6.0, "noise": 1.0, "bound": 0.2, "delta": 1e-3}

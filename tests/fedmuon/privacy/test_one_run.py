@@ -13,10 +13,9 @@ from scipy.optimize import brentq, linprog
 from scipy.special import ndtr
 from scipy.stats import binom, norm
 
-from fedmuon.privacy import audit, one_run
-from fedmuon.privacy.audit import Setting
-from fedmuon.privacy.one_run import Claims, Guesses, binomial_tail, by_binomial, by_trade_off
-from fedmuon.privacy.pairs import Event
+from fedmuon.privacy import audit
+from fedmuon.privacy.accounting.dominating_pairs import Event
+from fedmuon.privacy.audit import Claims, Guesses, Setting, binomial_tail, by_binomial, by_trade_off
 
 FAILURE = 0.05
 
@@ -64,7 +63,7 @@ def least_tail(guesses: Guesses, held: Claims) -> float:
     low, high = 0.0, 1.0
     while high - low > 1e-9:
         middle = (low + high) / 2
-        low, high = (low, middle) if one_run.refuted(guesses, held, middle) else (middle, high)
+        low, high = (low, middle) if audit.refuted(guesses, held, middle) else (middle, high)
     return high
 
 
@@ -157,37 +156,35 @@ def test_of_many_repetitions_few_claim_too_much(leak: int) -> None:
 def test_guesses_are_those_of_which_most_is_known() -> None:
     scores = np.array([3.0, -4.0, 0.1, -0.2, 5.0])
     included = np.array([True, True, True, True, True])
-    assert one_run.guessed(scores, included, 3) == Guesses(5, 3, 2)
-    assert one_run.guessed(scores, ~included, 5) == Guesses(5, 5, 2)
+    assert audit.guessed(scores, included, 3) == Guesses(5, 3, 2)
+    assert audit.guessed(scores, ~included, 5) == Guesses(5, 5, 2)
 
 
 def test_the_number_of_guesses_that_is_worthwhile() -> None:
     """All, where all are alike; few, where few are known well and the others not at all."""
     alike = np.array([2.0, -2.0] * 500)
     mixed = np.concatenate([np.full(100, 6.0), np.full(900, 0.01)])
-    assert one_run.worthwhile(alike, 400, FAILURE) == 400
-    assert one_run.worthwhile(mixed, 400, FAILURE) == 40
+    assert audit.worthwhile(alike, 400, FAILURE) == 400
+    assert audit.worthwhile(mixed, 400, FAILURE) == 40
 
 
 def test_claims_hold_of_the_mechanism_and_no_less_noise_is_refuted() -> None:
     """Against the Gaussian's own delta; guesses of a Gaussian with noise 1 refute some noise."""
     sigma, most = 0.5, 12.0
-    held = one_run.claims_of([Event(1.0, sigma, 1)], most, 1e-5)
+    held = audit.claims_of([Event(1.0, sigma, 1)], most, 1e-5)
     exact = norm.cdf(0.5 / sigma - held.epsilons * sigma) - np.exp(held.epsilons) * norm.cdf(
         -0.5 / sigma - held.epsilons * sigma
     )
     assert (held.deltas >= exact).all()
     np.testing.assert_allclose(held.deltas, exact, rtol=2e-3, atol=1e-10)
     often = Event(0.1, sigma, 20)  # of another client, about whom the run tells more, or less
-    both, other = (
-        one_run.claims_of([*one, often], most, 1e-5) for one in ([Event(1.0, sigma)], [])
-    )
+    both, other = (audit.claims_of([*one, often], most, 1e-5) for one in ([Event(1.0, sigma)], []))
     np.testing.assert_array_equal(both.deltas, np.maximum(held.deltas, other.deltas))
     assert (other.deltas > held.deltas).any() and (other.deltas < held.deltas).any()
     spent, law = [Event(1.0, sigma, 1)], binom(400, norm.cdf(0.5 / sigma))  # guessed by their sides
 
     def below(right: float) -> float:
-        return one_run.noise_below(Guesses(400, 400, int(right)), spent, most, 1e-5, 0.95)
+        return audit.noise_below(Guesses(400, 400, int(right)), spent, most, 1e-5, 0.95)
 
     assert 1 < below(law.ppf(0.95)) < below(law.ppf(0.5)) < 4
     assert below(200) == math.inf
@@ -201,12 +198,12 @@ def test_one_run_at_the_published_setting_refutes_what_is_printed() -> None:
     setting, delta, rng = Setting(2.3395, 1024 / 42043, 410, 49), 8e-6, np.random.default_rng(0)
     seen = [audit.trials(setting, audit.projected(setting, rng), n) for n in (5000, 20_000)]
     rehearsed, scores = (np.concatenate(one) for one in seen)
-    made = one_run.worthwhile(rehearsed, 40_000, FAILURE)
-    guesses = one_run.guessed(scores, np.arange(40_000) < 20_000, made)
+    made = audit.worthwhile(rehearsed, 40_000, FAILURE)
+    guesses = audit.guessed(scores, np.arange(40_000) < 20_000, made)
     spent = [Event(setting.sampling_probability, setting.noise_multiplier / 7, 410)]
     assert 7.9852 + 0.25 < by_trade_off(guesses, delta, 0.95) < 61.78
     assert by_binomial(guesses, delta, 0.95) < 7.9852  # its delta costs more
-    assert 1 < one_run.noise_below(guesses, spent, 62.0, delta, 0.95) < 1.6
+    assert 1 < audit.noise_below(guesses, spent, 62.0, delta, 0.95) < 1.6
 
 
 def auditing_of_jax_privacy() -> Any:
@@ -249,7 +246,7 @@ def refuted_gaussian(guesses: Guesses, epsilon: float, delta: float) -> bool:
     mu = mu_of(epsilon, delta)
     epsilons = np.linspace(-2, 4 * epsilon, 4000)
     held = Claims(epsilons, np.array([gaussian_delta(one, mu) for one in epsilons]))
-    return one_run.refuted(guesses, held, FAILURE)
+    return audit.refuted(guesses, held, FAILURE)
 
 
 def mu_of(epsilon: float, delta: float) -> float:

@@ -30,13 +30,12 @@ from fedmuon.federated.accountant import delta_of
 from fedmuon.optim import Private
 from fedmuon.optim.gradients import released
 from fedmuon.optim.recipe import replace_by_mean
-from fedmuon.privacy.correlated import sensitivity, square_root
-from fedmuon.privacy.mechanism import Mechanism
-from fedmuon.privacy.orders import Turns
-from fedmuon.privacy.quantile import Quantile
+from fedmuon.privacy.mechanisms.fixed_order import Turns, sensitivity, square_root
+from fedmuon.privacy.mechanisms.gaussian import Mechanism
+from fedmuon.privacy.mechanisms.quantile import Quantile
 from fedmuon.runs.directory import RunDirectory
 from fedmuon.server.run_config import require_noise
-from fedmuon.tasks.clipping import Clipping
+from fedmuon.tasks.per_example.clipping import Clipping
 
 CLIENT = {"level": "client", "noise": 1.0}
 DP_FTRL = {"sampling": "cyclic", "noise-correlation": "sqrt-toeplitz", "band": 3}

@@ -23,10 +23,10 @@ from fedmuon.optim import DPSGD
 from fedmuon.optim.aggregators import by_samples
 from fedmuon.optim.private import Private
 from fedmuon.optim.recipe_tables import make_recipe
-from fedmuon.privacy.accounting import account
+from fedmuon.privacy.accounting.composition import account
 from fedmuon.privacy.ledger import Ledger
-from fedmuon.privacy.mechanism import Mechanism
-from fedmuon.tasks.clipping import Clipping
+from fedmuon.privacy.mechanisms.gaussian import Mechanism
+from fedmuon.tasks.per_example.clipping import Clipping
 
 OLD = {"ledger": 2, "fingerprint": "run", "adjacency": "add-remove", "sampling": "poisson",
        "noise": "secret"}  # fmt: skip

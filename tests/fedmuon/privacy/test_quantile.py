@@ -19,16 +19,16 @@ from fedmuon.experiments.run import execute
 from fedmuon.federated import build
 from fedmuon.federated.rounds import begin, broadcast, client_updates, run_rounds
 from fedmuon.federated.worker import worker
-from fedmuon.privacy.accounting import account
+from fedmuon.privacy.accounting.composition import account
+from fedmuon.privacy.accounting.dominating_pairs import Event
 from fedmuon.privacy.audit import Statistics, counted
-from fedmuon.privacy.mechanism import Mechanism
-from fedmuon.privacy.pairs import Event
-from fedmuon.privacy.quantile import Counting, Quantile
+from fedmuon.privacy.mechanisms.gaussian import Mechanism
+from fedmuon.privacy.mechanisms.quantile import Counting, Quantile
 from fedmuon.runs.loop import drive, prepare
 from fedmuon.tasks.base import Batch
-from fedmuon.tasks.clipping import Clipping, slack
 from fedmuon.tasks.matrix import MatrixTask
 from fedmuon.tasks.networks import NetworkTask
+from fedmuon.tasks.per_example.clipping import Clipping, slack
 
 DRAWS = [partial(generator, 0)]
 

@@ -16,22 +16,16 @@ from torch.nn import functional
 
 from fedmuon.core.errors import InputError
 from fedmuon.core.rng import Draw, generator
-from fedmuon.privacy.keystream import KeyStream
-from fedmuon.privacy.release import (
-    Released,
-    keyed,
-    release,
-    secret,
-)
-from fedmuon.privacy.streams import poisson_rows, secret_generator
-from fedmuon.tasks import clipped as clipped_module
+from fedmuon.privacy.mechanisms.release import Released, keyed, release, secret
+from fedmuon.privacy.noise import KeyStream, poisson_rows, secret_generator
 from fedmuon.tasks.base import Batch, Params, Points, Replaced
-from fedmuon.tasks.clipped import ClippedSums
-from fedmuon.tasks.clipping import RULES, Clipping
-from fedmuon.tasks.ghost import ghostly
 from fedmuon.tasks.matrix import MatrixTask
 from fedmuon.tasks.models import MODELS, network, vision_transformer, wide_resnet, with_channels
 from fedmuon.tasks.networks import NetworkTask
+from fedmuon.tasks.per_example import clipped_sums as clipped_module
+from fedmuon.tasks.per_example.clipped_sums import ClippedSums
+from fedmuon.tasks.per_example.clipping import RULES, Clipping
+from fedmuon.tasks.per_example.ghost import ghostly
 
 Gradient = Callable[[Params, Tensor, Tensor], Params]  # of one example, at one replica's parameters
 

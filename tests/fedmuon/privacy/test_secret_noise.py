@@ -16,9 +16,9 @@ from fedmuon.core.rng import Draw, generator
 from fedmuon.experiments import spending
 from fedmuon.experiments.run import execute
 from fedmuon.optim.private import Private
-from fedmuon.privacy import keystream
-from fedmuon.privacy.mechanism import Mechanism
-from fedmuon.tasks.clipping import Clipping
+from fedmuon.privacy import noise
+from fedmuon.privacy.mechanisms.gaussian import Mechanism
+from fedmuon.tasks.per_example.clipping import Clipping
 
 
 def private(**privacy: Any) -> Config:
@@ -47,7 +47,7 @@ def test_nothing_on_disk_rebuilds_the_noise(
         return model(tmp_path / name)
 
     with monkeypatch.context() as patched:
-        patched.setattr(keystream.os, "urandom", taken)
+        patched.setattr(noise.os, "urandom", taken)
         first, used, said = run("first", private(arithmetic="grid")), [*keys], capfd.readouterr()
         keys.clear()
         assert run("same keys") == first

@@ -10,8 +10,8 @@ from typer.testing import CliRunner
 
 from fedmuon.core.errors import InputError
 from fedmuon.experiments.cli import app
-from fedmuon.privacy import renyi, tuning
-from fedmuon.privacy.accounting import epsilon, event
+from fedmuon.privacy.accounting import renyi, tuning
+from fedmuon.privacy.accounting.composition import epsilon, event
 
 ORDERS = (1.3, 2.0, 5.0, 20.0)
 

@@ -36,11 +36,10 @@ from fedmuon.experiments.stability.reachable_ball import source_of, start_of
 from fedmuon.federated.plan import Plan
 from fedmuon.orthogonalize import clipped_sign, exact_sign, newton_schulz, smoothed_polar
 from fedmuon.orthogonalize.coefficients import schedule
-from fedmuon.orthogonalize.sizes import growth
+from fedmuon.orthogonalize.lipschitz_constants import growth
 from fedmuon.orthogonalize.slope import heights
-from fedmuon.tasks.ball import suprema
 from fedmuon.tasks.base import Batch
-from fedmuon.tasks.constants import constants
+from fedmuon.tasks.constants import constants, suprema
 from fedmuon.tasks.matrix import MatrixTask
 
 iv: Any = intervals

@@ -12,15 +12,15 @@ from torch.nn import functional
 from fedmuon.core.errors import InputError, NonFinite
 from fedmuon.core.rng import Draw, generator
 from fedmuon.optim.private import Private
-from fedmuon.privacy.mechanism import Mechanism
-from fedmuon.privacy.release import release
+from fedmuon.privacy.mechanisms.gaussian import Mechanism
+from fedmuon.privacy.mechanisms.release import release
+from fedmuon.tasks.accurate_norms import certain, inner_error, inner_products, length, lengths
 from fedmuon.tasks.base import Batch, Params
-from fedmuon.tasks.clipping import RULES, Clipping, slack
 from fedmuon.tasks.decoder import Form, decoder, gpt2_law, next_tokens
 from fedmuon.tasks.matrix import MatrixTask
 from fedmuon.tasks.networks import NetworkTask
-from fedmuon.tasks.per_example import Explicit, Lookup, Outer, PerExample, Tied
-from fedmuon.tasks.products import certain, inner_error, inner_products, length, lengths
+from fedmuon.tasks.per_example.clipping import RULES, Clipping, slack
+from fedmuon.tasks.per_example.gradients import Explicit, Lookup, Outer, PerExample, Tied
 
 SLACK = 4096 * 2.0**-23
 

@@ -9,12 +9,12 @@ from torch.nn import functional
 
 from fedmuon.core.rng import Draw, generator
 from fedmuon.tasks.base import Batch, Params
-from fedmuon.tasks.clipping import Clipping
 from fedmuon.tasks.decoder import Form, decoder, gpt2_law, next_tokens, sentence_tokens
-from fedmuon.tasks.ghost import ghostly
 from fedmuon.tasks.losses import IGNORED
 from fedmuon.tasks.networks import NetworkTask
-from fedmuon.tasks.per_example import Explicit, Lookup, Outer, Tied
+from fedmuon.tasks.per_example.clipping import Clipping
+from fedmuon.tasks.per_example.ghost import ghostly
+from fedmuon.tasks.per_example.gradients import Explicit, Lookup, Outer, Tied
 
 END = 12
 LONG, WIDE = Form(13, 9, 8, 2, 2), Form(13, 4, 16, 1, 2)  # heads held as Gram matrices, and formed

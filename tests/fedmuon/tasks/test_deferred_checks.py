@@ -37,12 +37,12 @@ from fedmuon.federated.rounds import (
 )
 from fedmuon.optim.chain import Chain, Context, stateless
 from fedmuon.optim.orthogonal import of_value, orthogonalize
-from fedmuon.privacy import keystream, mechanism
+from fedmuon.privacy.mechanisms import gaussian
+from fedmuon.tasks.accurate_norms import lengths
 from fedmuon.tasks.base import Batch, Params, Replaced
-from fedmuon.tasks.clipped import _samples_of
 from fedmuon.tasks.matrix import MatrixTask
 from fedmuon.tasks.networks import NetworkTask
-from fedmuon.tasks.products import lengths
+from fedmuon.tasks.per_example.clipped_sums import _samples_of
 
 CPU, META = torch.device("cpu"), torch.device("meta")
 RECIPES, MAPS = get_args(choices.Recipe), get_args(choices.Orthogonalizer)
@@ -434,20 +434,20 @@ def test_secret_noise_is_drawn_once(
     silent: Callable[[], None], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Clipping is done over where an example's gradient is not finite; what was released is not."""
-    noise = {"lot": 4.0, "noise": 0.01}
-    config = digits(local={"recipe": "dp-muon", "batch": 0}, privacy=noise)
+    privacy = {"lot": 4.0, "noise": 0.01}
+    config = digits(local={"recipe": "dp-muon", "batch": 0}, privacy=privacy)
     experiment, state = made(config)
     experiment.shards.inputs[::2] = torch.nan
     released: list[Any] = []
 
-    def counted(release: Callable[..., mechanism.Released]) -> Callable[..., mechanism.Released]:
+    def counted(release: Callable[..., gaussian.Released]) -> Callable[..., gaussian.Released]:
         return lambda *given: (released.append(given), release(*given))[1]
 
     for name in ("release", "release_on_grid"):
-        monkeypatch.setattr(mechanism, name, counted(getattr(mechanism, name)))
+        monkeypatch.setattr(gaussian, name, counted(getattr(gaussian, name)))
     found = []
     for _ in range(2):
-        monkeypatch.setattr(keystream, "os", Entropy())
+        monkeypatch.setattr("fedmuon.privacy.noise.os", Entropy())
         found.append(trained(experiment, state))
         silent()
     require_equal(found[1], found[0])

@@ -17,11 +17,11 @@ from fedmuon.core.rng import Draw, generator
 from fedmuon.data.weights import read_weights, weights_digest
 from fedmuon.experiments.run import execute
 from fedmuon.federated import build
-from fedmuon.tasks.adapters import folded
 from fedmuon.tasks.base import Batch, Params
-from fedmuon.tasks.clipping import Clipping
 from fedmuon.tasks.decoder import Form, decoder, generate, gpt2_law
+from fedmuon.tasks.lora import folded
 from fedmuon.tasks.networks import NetworkTask
+from fedmuon.tasks.per_example.clipping import Clipping
 
 FORM, RANK = Form(256, 12, 16, 2, 2), 3
 

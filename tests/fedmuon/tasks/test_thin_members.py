@@ -11,7 +11,7 @@ from torch import Tensor
 from fedmuon.core.errors import InputError
 from fedmuon.tasks.base import Batch
 from fedmuon.tasks.matrix import MatrixTask
-from fedmuon.tasks.pieces import Member, pieces
+from fedmuon.tasks.matrix_kernels import Member, pieces
 
 Sums = tuple[np.ndarray, np.ndarray]
 SIZES = [1, 700, 2, 3, 1500, 1]
@@ -20,7 +20,7 @@ D, C = 784, 10
 
 def sums(one: Member) -> Sums:
     """A part's share of the mean loss and gradient, by one call of the kernel."""
-    from fedmuon.tasks.fused import slope_sums  # with numba: not by every worker
+    from fedmuon.tasks.batched_gradients import slope_sums  # with numba: not by every worker
 
     weight = one.weight.contiguous().numpy()
     skip, total = np.full(len(weight), -1), np.zeros_like(weight)
@@ -77,13 +77,13 @@ def test_the_kernel_s_python_is_the_naive_loop_s_and_the_compiled_one_s(
     rows: int, classes: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Uncompiled, on sizes that use and leave over its fours, fives and blocks of samples."""
-    from fedmuon.tasks import fused  # with numba: not by every worker
+    from fedmuon.tasks import batched_gradients  # with numba: not by every worker
 
     rng = np.random.default_rng(0)
     inputs, labels = rng.standard_normal((rows, 5)), rng.integers(0, classes, rows)
     weight, skip = rng.standard_normal((2, classes, 5)), np.array([-1, 1])
     compiled = np.zeros_like(weight), np.zeros(2)
-    assert fused.slope_sums(inputs, labels, weight, skip, 0.5, *compiled)
+    assert batched_gradients.slope_sums(inputs, labels, weight, skip, 0.5, *compiled)
     for name in (
         "_products",
         "_slopes",
@@ -92,8 +92,8 @@ def test_the_kernel_s_python_is_the_naive_loop_s_and_the_compiled_one_s(
         "_add_products",
         "_add_fives",
     ):
-        monkeypatch.setattr(fused, name, getattr(fused, name).py_func)
-    whole = fused.slope_sums.py_func
+        monkeypatch.setattr(batched_gradients, name, getattr(batched_gradients, name).py_func)
+    whole = batched_gradients.slope_sums.py_func
     total, right = np.zeros_like(weight), np.zeros(2)
     assert whole(inputs, labels, weight, skip, 0.5, total, right)
     expected, sums = np.zeros_like(weight), np.zeros(2)

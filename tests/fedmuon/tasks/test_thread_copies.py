@@ -15,13 +15,13 @@ from torch.nn import functional
 from torch.nn.modules.module import register_module_forward_hook
 
 from fedmuon.core.guard import Guard
-from fedmuon.tasks import losses, own, samples
+from fedmuon.tasks import chunks, losses, user_task
 from fedmuon.tasks.base import Batch
-from fedmuon.tasks.copies import copyable, stateless
 from fedmuon.tasks.decoder import sentence_tokens
 from fedmuon.tasks.losses import cross_entropy
 from fedmuon.tasks.models import MODELS
 from fedmuon.tasks.networks import CPU, NetworkTask
+from fedmuon.tasks.thread_copies import copyable, stateless
 
 
 class Elsewhere(nn.Module):
@@ -120,7 +120,7 @@ def test_losses_and_measures_of_ones_own_are_for_one_thread() -> None:
 
 
 def each(loss: Any) -> Any:
-    return own.each_checked(loss, "loss", Guard("loss", loss))
+    return user_task.each_checked(loss, "loss", Guard("loss", loss))
 
 
 def test_so_are_those_that_ours_call_for_them() -> None:
@@ -134,7 +134,7 @@ def test_so_are_those_that_ours_call_for_them() -> None:
     hooked.register_forward_hook(thrice)
     theirs = (named, each(named), losses.apart(named), partial(losses.apart, named))
     assert not any(map(stateless, (*theirs, hooked, torch.jit.ScriptModule())))
-    known = (own.squared_error, functional.mse_loss, nn.CrossEntropyLoss(reduction="none"))
+    known = (user_task.squared_error, functional.mse_loss, nn.CrossEntropyLoss(reduction="none"))
     assert all(stateless(one) and stateless(each(one)) for one in known)
 
 
@@ -167,15 +167,15 @@ def test_what_a_loss_of_ones_own_gives_does_not_depend_on_threads(
     many: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The naive loop over clients, in their order, is the oracle, to the last digits."""
-    monkeypatch.setattr(samples, "WORK", 1)
-    monkeypatch.setattr(samples, "FEW", 4)
+    monkeypatch.setattr(chunks, "WORK", 1)
+    monkeypatch.setattr(chunks, "FEW", 4)
     net, mine, again = nn.Sequential(nn.Linear(4, 3)).double(), Weighted(), Weighted()
     x, y = torch.randn(90, 4, dtype=torch.float64), torch.randint(3, (90,))
     batches = [Batch(x[part], y[part]) for part in (slice(0, 20), slice(20, 50), slice(50, 90))]
     before = torch.get_num_threads()
     torch.set_num_threads(many)
     try:
-        task = own.own_network(own.Task(net, mine), (4,), 3, False, torch.float64, CPU)
+        task = user_task.own_network(user_task.Task(net, mine), (4,), 3, False, torch.float64, CPU)
         start = task.initial(np.random.default_rng(0), 3)
         mine.__init__()
         torch.manual_seed(1)
@@ -202,8 +202,8 @@ def test_gradients_are_autograds_whoever_computes_them(
     make: Callable[[], nn.Module], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Of many small pieces."""
-    monkeypatch.setattr(samples, "WORK", 1)
-    monkeypatch.setattr(samples, "FEW", 4)
+    monkeypatch.setattr(chunks, "WORK", 1)
+    monkeypatch.setattr(chunks, "FEW", 4)
     module = make().double()
     held = {name: value.detach()[None] for name, value in module.named_parameters()}
     x, y = torch.randn(90, 4, dtype=torch.float64), torch.randint(3, (90,))

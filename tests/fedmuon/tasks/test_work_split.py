@@ -9,13 +9,13 @@ from fedmuon.config.load import load
 from fedmuon.core.errors import InputError
 from fedmuon.core.threads import parts
 from fedmuon.federated.build import COMPILED, resolve
-from fedmuon.tasks import pieces as cutting
-from fedmuon.tasks import samples as of_networks
+from fedmuon.tasks import chunks as of_networks
+from fedmuon.tasks import matrix_kernels as cutting
 from fedmuon.tasks.base import Batch, Replaced
 from fedmuon.tasks.matrix import MatrixTask
+from fedmuon.tasks.matrix_kernels import Member, pieces
 from fedmuon.tasks.models import mlp
 from fedmuon.tasks.networks import NetworkTask
-from fedmuon.tasks.pieces import Member, pieces
 
 SHAPES = {  # replicas, samples of each client, d, c
     "one row": (1, [1], 5, 3),

@@ -1,0 +1,337 @@
+"""Arrays of what a user hands over as samples: arrays, tensors, tables, or sequences of them."""
+
+import csv
+import hashlib
+import io
+import sys
+from collections.abc import Callable, Iterable, Iterator, Mapping, Set
+from dataclasses import replace
+from numbers import Real
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from fedmuon.core.errors import InputError
+from fedmuon.core.files import read_text, require_regular
+from fedmuon.data.source import Source
+
+MEND = "give (inputs, labels) of as many entries each, a torch Dataset of such pairs, or a Source"
+DENSE = "convert it to a dense array with {}, if it fits into memory"
+
+
+def pair_of(data: Any, name: str = "data") -> tuple[np.ndarray, np.ndarray]:
+    """Inputs and labels of what was given as the argument `name`."""
+    if _has_columns(data) or _is_tensor(data) or hasattr(data, "__array__") or _is_sparse(data):
+        mend = f"{name}=(frame.drop(columns='label'), frame['label'])"
+        mend = mend if _has_columns(data) else f"{name}=(inputs, labels)"
+        raise InputError(
+            f"{name} is a {_kind(data)} alone, which does not say which values are labels: give "
+            f"{mend}"
+        )
+    if isinstance(data, Mapping):
+        data = _of_bunch(data, name)
+    elif not isinstance(data, tuple | list) and _is_dataset(data):
+        data = _of_dataset(data, name)
+    if not isinstance(data, tuple | list) or len(data) != 2:
+        raise InputError(f"{name} of type {_kind(data)} are no samples: {MEND}")
+    inputs, labels = data
+    return as_array(inputs, f"the inputs of {name}"), as_array(labels, f"the labels of {name}")
+
+
+def _of_bunch(data: Mapping[Any, Any], name: str) -> tuple[Any, Any]:
+    """The pair in a Bunch of scikit-learn."""
+    if not {"data", "target"} <= data.keys():
+        raise InputError(
+            f"{name} is a {_kind(data)} without the entries 'data' and 'target': give "
+            f"{name}=(inputs, labels)"
+        )
+    return data["data"], data["target"]
+
+
+def _is_dataset(data: Any) -> bool:
+    return hasattr(data, "__getitem__") and hasattr(data, "__len__")
+
+
+def _of_dataset(data: Any, name: str) -> tuple[list[Any], list[Any]]:
+    """The pairs of a torch Dataset."""
+    inputs, labels = [], []
+    for number in range(len(data)):
+        one = data[number]
+        if not isinstance(one, tuple | list) or len(one) != 2:
+            many = f" of {len(one)} values" if isinstance(one, tuple | list) else ""
+            raise InputError(
+                f"sample {number} of {name} is a {_kind(one)}{many}, not a pair: let the dataset "
+                "return (input, label)"
+            )
+        inputs.append(one[0])
+        labels.append(one[1])
+    return inputs, labels
+
+
+def as_array(part: Any, what: str) -> np.ndarray:
+    """The values of an array, a tensor or a table, or of a sequence of arrays or tensors."""
+    if problem := _problem(part):
+        raise InputError(f"{what} {problem}")
+    if _is_tensor(part):
+        return _of_tensor(part, what)
+    if _has_columns(part):
+        return _of_table(part, what)
+    if isinstance(part, Iterable) and not hasattr(part, "__array__"):
+        part = [_plain(one, what) for one in part]
+    try:
+        return np.asarray(part)
+    except Exception as error:  # of any library's object
+        why = str(error) or type(error).__name__
+        raise InputError(f"the samples are not alike ({why}): {MEND}") from None
+
+
+def _problem(part: Any) -> str:
+    """Why numpy would read other values than those meant, if so."""
+    if _is_sparse(part):
+        return f"are a sparse {_kind(part)}: {DENSE.format('.toarray()')}"
+    if isinstance(part, Mapping | Set):
+        return f"are a {_kind(part)}, of which numpy reads no values: give an array"
+    if np.ma.is_masked(part):
+        return "have masked entries: fill them in, or leave these samples out"
+    return ""
+
+
+def _plain(one: Any, what: str) -> Any:
+    """An entry of a sequence, converted where numpy would not see its values."""
+    return as_array(one, what) if _is_tensor(one) or _problem(one) else one
+
+
+def _is_tensor(part: Any) -> bool:
+    torch = sys.modules.get("torch")  # without which there is none
+    return torch is not None and isinstance(part, torch.Tensor)
+
+
+def _of_tensor(part: Any, what: str) -> np.ndarray:
+    """The values of a tensor; floats that numpy lacks become float32, which holds them exactly."""
+    import torch  # which has made the tensor
+
+    if problem := storage_problem(part):
+        raise InputError(f"{what} are {problem}")
+    try:
+        part = part.detach().cpu().resolve_conj().resolve_neg()
+        known = (torch.float16, torch.float32, torch.float64)
+        if part.is_floating_point() and part.dtype not in known:
+            part = part.float()
+        return part.numpy()
+    except (RuntimeError, TypeError, ValueError) as error:  # of subclasses and rare types
+        raise InputError(
+            f"{what} are a tensor of type {part.dtype} that numpy cannot read "
+            f"({str(error).splitlines()[0]}): convert it to torch.float32"
+        ) from None
+
+
+def storage_problem(tensor: Any) -> str:
+    """Why the tensor's entries cannot be read as they are, if so, and what to do."""
+    if tensor.is_nested:
+        return "a nested tensor, whose rows may differ in length: pad it to one shape"
+    if tensor.is_meta:
+        return "a tensor on the device meta, which holds no values: make it on the device cpu"
+    if tensor.is_quantized:
+        return f"a quantized tensor ({tensor.dtype}): convert it with .dequantize()"
+    if str(tensor.layout) != "torch.strided":
+        return f"a sparse tensor ({tensor.layout}): {DENSE.format('.to_dense()')}"
+    return ""
+
+
+def _is_sparse(part: Any) -> bool:
+    """Whether it is a sparse matrix of scipy, or one like it."""
+    return hasattr(part, "toarray") and hasattr(part, "nnz")
+
+
+def _has_columns(part: Any) -> bool:
+    """Whether it is a table with named columns: of pandas, polars, pyarrow and the like."""
+    return not isinstance(part, Mapping) and (
+        hasattr(part, "__dataframe__")
+        or (hasattr(part, "columns") and hasattr(part, "to_numpy"))
+        or (hasattr(part, "column_names") and hasattr(part, "itercolumns"))
+    )
+
+
+def _of_table(frame: Any, what: str) -> np.ndarray:
+    """The numbers of a table [rows, columns]."""
+    columns = [_column(*one, what) for one in _columns(frame)]
+    if not columns:
+        raise InputError(f"{what} are a {_kind(frame)} without columns: give at least one")
+    return np.stack(columns, axis=1)
+
+
+def _columns(frame: Any) -> Iterator[tuple[Any, Any]]:
+    """The names and columns of a table, whichever library's it is."""
+    if hasattr(frame, "items"):  # pandas; a name may stand there twice
+        yield from frame.items()
+    elif hasattr(frame, "iter_columns"):  # polars
+        yield from ((one.name, one) for one in frame.iter_columns())
+    elif hasattr(frame, "itercolumns"):  # pyarrow
+        yield from zip(frame.column_names, frame.itercolumns(), strict=True)
+    else:
+        raise InputError(
+            f"a table of type {_kind(frame)} cannot be read: convert it to a numpy array or a "
+            "pandas DataFrame"
+        )
+
+
+def _column(name: Any, column: Any, what: str) -> np.ndarray:
+    """The numbers of a column [n]."""
+    values = np.asarray(column if hasattr(column, "__array__") else column.to_numpy())
+    if values.dtype == object and all(isinstance(one, Real) for one in values):
+        values = values.astype(np.float64)
+    if values.dtype.kind not in "iufb" or values.ndim != 1:
+        held = getattr(column, "dtype", values.dtype)
+        raise InputError(
+            f"{what} have a column {name!r} of type {held}, which is not numeric: encode it as "
+            "numbers, or drop it"
+        )
+    return values
+
+
+def _kind(what: Any) -> str:
+    return type(what).__name__
+
+
+# Samples of the user's own as a source: arrays, tensors, a torch Dataset, or a table in a file.
+
+
+def as_source(data: Any, test: Any = None, where: str = "given") -> Source:
+    """What was given as `data`; samples of `test` come after them, as the source's test part."""
+    if isinstance(data, Source):
+        if test is not None:
+            raise InputError(
+                "a Source says itself what is held out: give it official_test, and leave test out"
+            )
+        return data
+    inputs, labels = _arrays(data)
+    official = None
+    if test is not None:
+        more, answers = _arrays(test, "test")
+        if more.shape[1:] != inputs.shape[1:] or answers.shape[1:] != labels.shape[1:]:
+            raise InputError(
+                f"test samples of shape {more.shape[1:]} are not like data of {inputs.shape[1:]}"
+            )
+        official = len(labels)
+        inputs, labels = np.concatenate([inputs, more]), np.concatenate([labels, answers])
+    classes = 0 if labels.dtype.kind == "f" else int(labels.max(initial=0)) + 1
+    return Source("given", inputs, labels, classes, official, where)
+
+
+def _arrays(data: Any, name: str = "data") -> tuple[np.ndarray, np.ndarray]:
+    inputs, labels = pair_of(data, name)
+    if labels.ndim == 2 and labels.shape[1] == 1 and labels.dtype.kind in "iub":
+        labels = labels[:, 0]
+    if labels.dtype.kind in "iub":
+        labels = labels.astype(np.int64)
+    elif labels.dtype.kind == "f":
+        labels = labels.astype(np.float64)
+    else:
+        raise InputError(f"labels of type {labels.dtype} are no numbers: number the classes from 0")
+    if inputs.ndim == 1:
+        inputs = inputs[:, None]
+    return inputs.astype(np.uint8) if inputs.dtype == bool else inputs, labels
+
+
+def digest(source: Source) -> str:
+    """A hash of the samples, by which a resumed run knows them again."""
+    found = hashlib.sha256()
+    for array in (source.inputs, source.labels):
+        found.update(f"{array.dtype} {array.shape}".encode())
+        found.update(np.ascontiguousarray(array).data)
+    return found.hexdigest()[:16]
+
+
+def npz(
+    folder: str = "", inputs: str = "inputs", label: str = "labels", client: str = ""
+) -> Source:
+    """An .npz file with an array of inputs and one of labels; `client` names one for `column`."""
+    path = _file(folder, "npz")
+    try:
+        with np.load(require_regular(path), allow_pickle=False) as held:
+            arrays = {name: held[name] for name in held.files}
+    except Exception as error:  # numpy and zipfile end in many ways
+        raise InputError(f"{path} is no readable .npz file ({error})") from None
+    return _from_columns(path, arrays, label, client, lambda: _taken(path, arrays, inputs))
+
+
+def comma_separated(folder: str = "", label: str = "label", client: str = "") -> Source:
+    """A .csv file with a head: the column `label`, perhaps one of clients, all others inputs."""
+    path = _file(folder, "csv")
+    try:
+        rows = list(csv.reader(io.StringIO(read_text(path))))
+        head, *body = rows
+        found = zip(head, zip(*body, strict=True), strict=True)
+        columns = {name: _numbers(column) for name, column in found}
+    except (OSError, ValueError, csv.Error) as error:
+        raise InputError(f"{path} is no readable table of columns ({error})") from None
+    return _from_columns(path, columns, label, client)
+
+
+def parquet(folder: str = "", label: str = "label", client: str = "") -> Source:
+    """A .parquet file, as `comma_separated`; needs pyarrow."""
+    path = _file(folder, "parquet")
+    try:
+        from pyarrow import parquet as reader  # pyright: ignore[reportMissingImports]
+    except ImportError:
+        raise InputError("parquet files need pyarrow: pip install pyarrow") from None
+    try:
+        table = reader.read_table(require_regular(path))
+        columns = {name: np.asarray(table[name].to_numpy()) for name in table.column_names}
+    except Exception as error:  # pyarrow's own
+        raise InputError(f"{path} is no readable Parquet file ({error})") from None
+    return _from_columns(path, columns, label, client)
+
+
+def _from_columns(
+    path: Path,
+    columns: Mapping[str, np.ndarray],
+    label: str,
+    client: str,
+    inputs: Callable[[], np.ndarray] | None = None,
+) -> Source:
+    labels = _taken(path, columns, label)
+    owners = _codes(_taken(path, columns, client)) if client else None
+    if labels.dtype.kind not in "iuf":  # words are numbered in their order
+        labels = _codes(labels)
+    others = [name for name in columns if name not in (label, client)]
+    if inputs is None:
+        held = np.stack([_real(path, name, columns[name]) for name in others], 1)
+    else:
+        held = inputs()
+    return replace(as_source((held, labels), where=str(path)), name=path.stem, owner=owners)
+
+
+def _file(folder: str, suffix: str) -> Path:
+    path = Path(folder).expanduser()
+    if not folder or not path.is_file():
+        raise InputError(f"[data] folder = '{folder}' is no .{suffix} file: name one")
+    return path
+
+
+def _taken(path: Path, columns: Mapping[str, np.ndarray], name: str) -> np.ndarray:
+    if name not in columns:
+        raise InputError(f"{path} has no column {name!r}: choose one of {', '.join(columns)}")
+    return columns[name]
+
+
+def _numbers(column: tuple[str, ...]) -> np.ndarray:
+    """Integers, else reals, else the words themselves."""
+    for kind in (np.int64, np.float64):
+        try:
+            return np.array(column).astype(kind)
+        except ValueError:
+            continue
+    return np.array(column)
+
+
+def _real(path: Path, name: str, column: np.ndarray) -> np.ndarray:
+    if column.dtype.kind not in "iufb":
+        raise InputError(f"{path}: column {name!r} holds words: number them, or leave it out")
+    return column.astype(np.float64)
+
+
+def _codes(column: np.ndarray) -> np.ndarray:
+    """Its distinct values, numbered in their order."""
+    return np.unique(column, return_inverse=True)[1].astype(np.int64)

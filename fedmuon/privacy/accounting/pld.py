@@ -1,0 +1,190 @@
+"""The privacy loss of composed Poisson-subsampled Gaussians, rounded up and down to a grid.
+
+The pairs (P, Q) of `dominating_pairs.py` have a loss ln(P/Q)(x) that grows with x: the interval
+between two points of the grid is an interval of x, and its masses under P and Q are known. An
+interval's mass is put on its two ends such that both masses stay (connect the dots, Doroshenko et
+al. 2022: never less loss), or on its lower end (privacy buckets: never more). Sums of losses are
+convolutions. These are the two estimates of dp-accounting's PLD, without its start-up time.
+"""
+
+import math
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import numpy as np
+
+from fedmuon.privacy.accounting.dominating_pairs import Event, bottom, masses, outcome, top
+
+ROUNDING = float(np.finfo(float).eps)
+GRID = 1e-3
+LARGE = 100.0  # an epsilon from which on the composed loss may be wide
+SINGLE, COMPOSED = 2**17, 2**20  # points that one release and their sum may take
+
+
+class Losses(NamedTuple):
+    """Masses of the losses (start + 0, 1, ...) * grid, and of an infinite loss."""
+
+    start: int
+    masses: np.ndarray
+    infinite: float = 0.0
+
+
+def estimates(event: Event, grid: float, up: bool = True) -> tuple[Losses, Losses]:
+    """The losses of P from Q and of Q from P (the example is removed, and added), rounded up or
+    down."""
+    first, last = math.floor(bottom(event) / grid), math.ceil(top(event) / grid)
+    ends = outcome(event, np.arange(first, last + 1) * grid)
+    one, other = masses(event, ends)
+    forth = _rounded(first, one[1:-1], other[1:-1], float(one[0]), float(one[-1]), grid, up)
+    if event.replaced or event.sampling_probability == 1:  # turned round, they are the same pair
+        return forth, forth
+    least, most = other[1:-1][::-1], one[1:-1][::-1]  # no loss of P is below ln(1 - q)
+    return forth, _rounded(-last, least, most, float(other[-1]), 0.0, grid, up)
+
+
+def _rounded(
+    start: int,
+    masses: np.ndarray,
+    others: np.ndarray,
+    below: float,
+    above: float,
+    grid: float,
+    up: bool,
+) -> Losses:
+    """Masses of intervals [start + k, start + k + 1] on their ends (the dots), or the lower ones;
+    `below` and `above` are those of the losses beyond."""
+    if not up:
+        return Losses(start, np.append(masses, above))
+    with np.errstate(invalid="ignore", over="ignore"):
+        ratio = np.exp((start + np.arange(len(masses))) * grid)  # exp(loss) at the lower end
+        part = (masses - ratio * others) / -math.expm1(-grid)
+    high = np.where(np.isfinite(part), np.clip(part, 0, masses), masses)
+    dots = np.append(masses - high, 0.0) + np.append(0.0, high)
+    dots[0] += below
+    return Losses(start, dots, above)
+
+
+def window(parts: Sequence[tuple[Losses, int]], grid: float, tail: float) -> tuple[int, int]:
+    """Losses of the sum that are kept: Chernoff's bound leaves at most `tail` outside."""
+    low = sum(part.start * count for part, count in parts)
+    high = sum((part.start + len(part.masses) - 1) * count for part, count in parts)
+    logs = [_logarithms(part) for part, _ in parts]
+    for order in np.geomspace(0.05, 300, 18) * grid:
+        up, down = (
+            sum(
+                count * _log_moment(held, sign * order)
+                for held, (_, count) in zip(logs, parts, strict=True)
+            )
+            for sign in (1, -1)
+        )
+        high = min(high, math.ceil((up - math.log(tail / 2)) / order))
+        low = max(low, math.floor((math.log(tail / 2) - down) / order))
+    return low, max(high, low)
+
+
+def _logarithms(part: Losses) -> tuple[np.ndarray, np.ndarray]:
+    kept = part.masses > 0
+    return part.start + np.flatnonzero(kept), np.log(part.masses[kept])
+
+
+def _log_moment(held: tuple[np.ndarray, np.ndarray], order: float) -> float:
+    """ln E exp(order * loss / grid)."""
+    exponents = order * held[0] + held[1]
+    largest = exponents.max()
+    return float(largest + math.log(np.exp(exponents - largest).sum()))
+
+
+def fast_length(least: int) -> int:
+    """The next length of the form 2^a, 3 * 2^a or 5 * 2^a, where FFTs are quick."""
+    return min(odd << max(0, (-(-least // odd) - 1).bit_length()) for odd in (1, 3, 5))
+
+
+def compose(parts: Sequence[tuple[Losses, int]], grid: float, tail: float) -> Losses:
+    """The sum of all losses in a window; what is outside wraps around into it."""
+    low, high = window(parts, grid, tail)
+    length = fast_length(max(high - low + 1, *(len(part.masses) for part, _ in parts)))
+    spectrum = np.ones(length // 2 + 1, dtype=complex)
+    for part, count in parts:
+        spectrum *= np.fft.rfft(part.masses, length) ** count
+    start = sum(part.start * count for part, count in parts)
+    masses = np.roll(np.fft.irfft(spectrum, length), -((low - start) % length))
+    finite = sum(count * math.log1p(-part.infinite) for part, count in parts)
+    return Losses(low, masses[: high - low + 1], -math.expm1(finite))
+
+
+def slack(parts: Sequence[tuple[Losses, int]], composed: Losses, tail: float) -> float:
+    """What wrapping and the rounding of the transform may do to delta."""
+    count = sum(count for _, count in parts)
+    return tail + 4 * ROUNDING * count * math.sqrt(len(composed.masses))
+
+
+def epsilon_at(composed: Losses, delta: float, grid: float) -> float:
+    """The smallest epsilon >= 0 with E max(0, 1 - exp(epsilon - loss)) <= delta."""
+    first = max(0, -composed.start)
+    losses = (composed.start + first + np.arange(len(composed.masses) - first)) * grid
+    masses = composed.masses[first:]
+    if composed.infinite > delta:
+        return math.inf
+    if not len(losses):
+        return 0.0
+    low, high = 0, len(losses) - 1  # the first loss at which delta is not exceeded lies between
+    while low < high:
+        middle = (low + high) // 2
+        excess = -np.expm1(losses[middle] - losses[middle:]) @ masses[middle:]
+        low, high = (middle + 1, high) if composed.infinite + excess > delta else (low, middle)
+    mass = composed.infinite + masses[low:].sum() - delta
+    other = np.exp(losses[low] - losses[low:]) @ masses[low:]
+    return max(0.0, float(losses[low] + math.log(mass / other))) if min(mass, other) > 0 else 0.0
+
+
+def upper(events: Sequence[Event], delta: float, grid: float) -> float:
+    """Certainly not less than epsilon, whether P or Q is with the example."""
+    pairs = [(estimates(event, grid), event.count) for event in events]
+    sides = ([(found[side], count) for found, count in pairs] for side in (0, 1))
+    return max(_end(parts, delta, grid, -1) for parts in sides)
+
+
+def lower(events: Sequence[Event], delta: float, grid: float) -> float:
+    """Certainly not more than epsilon: that of P from Q, the worse of the two ways."""
+    parts = [(estimates(event, grid, up=False)[0], event.count) for event in events]
+    return _end(parts, delta, grid, 1)
+
+
+def _end(parts: Sequence[tuple[Losses, int]], delta: float, grid: float, sign: int) -> float:
+    tail = 1e-6 * delta
+    composed = compose(parts, grid, tail)
+    allowed = delta + sign * slack(parts, composed, tail)
+    return epsilon_at(composed, allowed, grid) if allowed > 0 else math.inf
+
+
+def finest(events: Sequence[Event]) -> float:
+    """The finest grid on which one release still takes a moderate number of points."""
+    return max((top(event) - bottom(event)) / SINGLE for event in events)
+
+
+def width(events: Sequence[Event], delta: float, grid: float) -> float:
+    """The length of the window of the composed losses."""
+    parts = [(estimates(event, grid)[0], event.count) for event in events]
+    low, high = window(parts, grid, 1e-6 * delta)
+    return (high - low) * grid
+
+
+def coarsest(events: Sequence[Event], delta: float, about: float) -> float:
+    """`GRID`, or coarser where one release or the sum of all would take too many points: ends on
+    any grid hold, and far apart they say so."""
+    coarse = max(GRID, finest(events))
+    if about < LARGE:
+        return coarse
+    return max(coarse, width(events, delta, coarse) / COMPOSED)
+
+
+def grid_for(events: Sequence[Event], delta: float, about: float) -> float:
+    """A grid at which the two ends are about 1% apart, if a moderate number of points can do that.
+
+    Rounding down costs about half a point for each release; `about` is what epsilon roughly is.
+    """
+    coarse = coarsest(events, delta, about)
+    wanted = 0.02 * max(min(about, 1e3), 0.05) / sum(event.count for event in events)
+    if wanted >= coarse:
+        return coarse
+    return min(coarse, max(wanted, finest(events), width(events, delta, coarse) / COMPOSED))

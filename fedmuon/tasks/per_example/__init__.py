@@ -1,0 +1,1 @@
+"""Per-example gradients of networks: clipping, ghost norms, sums of clipped gradients."""

@@ -1,0 +1,460 @@
+"""From what a layer read, and the loss's slope in what it gave, to its per-example gradients.
+
+A rule takes, for every use of the layer, what it read at each of the points and the slopes there,
+already multiplied by the points' coefficients, and returns the layer's parameters by their names.
+"""
+
+import contextlib
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from itertools import pairwise
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.func import functional_call
+from torch.nn import functional
+from torch.nn.modules.conv import _ConvNd
+
+from fedmuon.core.errors import InputError
+from fedmuon.tasks.base import Params, joined
+from fedmuon.tasks.chunks import on_meta
+from fedmuon.tasks.per_example.gradients import Explicit, Lookup, Outer, PerExample, forms
+
+Use = tuple[Sequence[Tensor], Sequence[Tensor]]  # (reads, slopes), one of each for every point
+Parts = dict[str, PerExample]
+PATCHES = 1 << 18  # numbers of them that are made at once, where gradients are: within a cache
+HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
+
+
+def known(layer: nn.Module) -> bool:
+    """Whether there is a rule for the layer; a subclass may compute anything, and so may hooks and
+    a `forward` of the object's own."""
+    if "forward" in vars(layer) or any(getattr(layer, name) for name in HOOKS):
+        return False
+    if isinstance(layer, _ConvNd) and layer.padding_mode != "zeros":
+        return False
+    if isinstance(layer, nn.Embedding) and (layer.max_norm or layer.scale_grad_by_freq):
+        return False
+    return _rule(layer) is not None
+
+
+def parts(layer: nn.Module, uses: Sequence[Use]) -> Parts:
+    """The per-example gradients of the layer's own parameters."""
+    rule = _rule(layer)
+    assert rule is not None  # or `ghostly` would have refused the module
+    found = rule(layer, uses)
+    return {key: found[key] for key, _ in layer.named_parameters(recurse=False)}
+
+
+def entries(layer: nn.Module, read: Tensor, output: Tensor) -> int:
+    """Numbers that the rule holds for one use of a layer."""
+    held = read.numel() + output.numel()
+    if isinstance(layer, _ConvNd):
+        length, groups = output[0, 0].numel(), layer.groups
+        p, d = layer.out_channels // groups, layer.weight[0].numel()
+        more = p * d if forms(length, p, d) else length * d + 2 * length**2
+        held += len(read) * groups * more
+    return held
+
+
+def shaped(layer: nn.Module, key: str, total: Tensor) -> Tensor:
+    """A total as the parameter is laid out: a convolution's was held with its channels last."""
+    shape = getattr(layer, key).shape
+    if isinstance(layer, _ConvNd) and key == "weight":
+        return total.view(shape[0], *shape[2:], shape[1]).movedim(-1, 1).contiguous()
+    return total.view(shape)
+
+
+def _rule(layer: nn.Module) -> Callable[..., Parts] | None:
+    kind = type(layer)
+    return RULES.get(kind) or NAMED.get(f"{kind.__module__}.{kind.__qualname__}")
+
+
+def _linear(layer: nn.Module, uses: Sequence[Use]) -> Parts:
+    read, slope, shift = _read_and_slope(uses)
+    return {"weight": Outer(read, slope).cheaper(), "bias": shift}
+
+
+def _projection(layer: nn.Module, uses: Sequence[Use]) -> Parts:
+    """A linear layer whose weight is [in, out]."""
+    read, slope, shift = _read_and_slope(uses)
+    return {"weight": Outer(slope, read).cheaper(), "bias": shift}
+
+
+def _read_and_slope(uses: Sequence[Use]) -> tuple[Tensor, Tensor, Explicit]:
+    """[n, 1, T, in] and [n, 1, T, out] with T over positions and points, and a bias's gradients."""
+    flat = [pair for use in uses for pair in zip(*_telescoped(*use), strict=True)]
+    read, slope = (joined([_sequence(v) for v in column], 1) for column in zip(*flat, strict=True))
+    shift = [_over_positions(_sequence(slope)) for _, slopes in uses for slope in slopes]
+    return read[:, None], slope[:, None], Explicit(_summed(shift))
+
+
+def _over_positions(slope: Tensor) -> Tensor:
+    """The sum of [n, T, p] over T; of one no pass, which took 6% of a private step of an MLP."""
+    return slope[:, 0] if slope.shape[1] == 1 else slope.sum(1)
+
+
+def _convolution(layer: _ConvNd, uses: Sequence[Use]) -> Parts:
+    flat = [pair for use in uses for pair in zip(*_telescoped(*use), strict=True)]
+    slope = joined([slope.flatten(2) for _, slope in flat], 2).unflatten(1, (layer.groups, -1)).mT
+    shift = [slope.flatten(2).sum(2) for _, slopes in uses for slope in slopes]
+
+    def patches(part: slice) -> Tensor:
+        return joined([_patches(layer, read[part]) for read, _ in flat], 2)
+
+    n, groups, length, p = slope.shape
+    d = layer.weight[0].numel()
+    if forms(length, p, d):
+        some, found = max(1, PATCHES // (groups * length * d)), slope.new_empty(n, groups, p, d)
+        for part in (slice(k, k + some) for k in range(0, n, some)):
+            torch.matmul(slope[part].mT, patches(part), out=found[part])
+        return {"weight": Explicit(found), "bias": Explicit(_summed(shift))}
+    return {"weight": Outer(patches(slice(None)), slope), "bias": Explicit(_summed(shift))}
+
+
+def _embedding(layer: nn.Embedding, uses: Sequence[Use]) -> Parts:
+    pairs = [pair for use in uses for pair in zip(*use, strict=True)]
+    read = joined([read.reshape(len(read), -1) for read, _ in pairs], 1)
+    slope = joined([_sequence(slope) for _, slope in pairs], 1)
+    if layer.padding_idx is not None:
+        slope = slope * (read != layer.padding_idx)[..., None]
+    return {"weight": Lookup(read, slope, layer.num_embeddings)}
+
+
+def _norm(layer: nn.Module, uses: Sequence[Use]) -> Parts:
+    """A norm's scale sees slope * normalized input, its shift the slope alone."""
+    pairs = [pair for use in uses for pair in zip(*use, strict=True)]
+    scale = [_kept(layer, slope * NORMS[type(layer)](layer, read)) for read, slope in pairs]
+    shift = [_kept(layer, slope) for _, slope in pairs]
+    return {"weight": Explicit(_summed(scale)), "bias": Explicit(_summed(shift))}
+
+
+def _kept(layer: nn.Module, values: Tensor) -> Tensor:
+    """Summed over all but the samples and the axes that have parameters of their own."""
+    if not isinstance(layer, nn.LayerNorm | nn.RMSNorm):  # one for each channel
+        return values.reshape(len(values), values.shape[1], -1).sum(2)
+    return values.reshape(len(values), -1, *layer.get_parameter("weight").shape).sum(1)
+
+
+def _telescoped(
+    reads: Sequence[Tensor], slopes: Sequence[Tensor]
+) -> tuple[Sequence[Tensor], Sequence[Tensor]]:
+    """b_1 a_1^T + b_2 a_2^T = b_1 (a_1 - a_2)^T + (b_1 + b_2) a_2^T, and so on.
+
+    Points lie close together while their coefficients are large and opposite (003 has 18 and -17
+    for kappa = 0.1, gamma = 0.5): so written, a norm does not lose its digits to cancellation.
+    """
+    if len(reads) == 1:
+        return reads, slopes
+    steps = [a - b for a, b in pairwise(reads)]
+    return [*steps, reads[-1]], list(torch.stack(list(slopes)).cumsum(0))
+
+
+def _sequence(values: Tensor) -> Tensor:
+    """[n, ..., d] -> [n, T, d]."""
+    return values.reshape(len(values), -1, values.shape[-1])
+
+
+def _summed(tensors: Sequence[Tensor]) -> Tensor:
+    return tensors[0] if len(tensors) == 1 else torch.stack(list(tensors)).sum(0)
+
+
+def _patches(layer: _ConvNd, read: Tensor) -> Tensor:
+    """What each output position sees: [n, C, H, W] -> [n, g, H' W', kh kw C / g].
+
+    Channels last, so that a row of a patch is one run of memory: measured at an eighth of the time
+    of patches with channels first.
+    """
+    kernel, stride, dilation = layer.kernel_size, layer.stride, layer.dilation
+    if read.ndim == 3:  # one-dimensional: an image of height 1
+        kernel, stride, dilation = ((1, *sizes) for sizes in (kernel, stride, dilation))
+        read = read[:, :, None]
+    padded = functional.pad(read, layer._reversed_padding_repeated_twice)
+    n, channels, height, width = padded.shape
+    last = padded.permute(0, 2, 3, 1).contiguous()
+    down, across = width * channels, channels  # memory between rows, between columns
+    rows = (height - dilation[0] * (kernel[0] - 1) - 1) // stride[0] + 1
+    columns = (width - dilation[1] * (kernel[1] - 1) - 1) // stride[1] + 1
+    inner = channels // layer.groups
+    view = last.as_strided(
+        (n, layer.groups, rows, columns, *kernel, inner),
+        (height * down, inner, stride[0] * down, stride[1] * across, dilation[0] * down,
+         dilation[1] * across, 1),
+    )  # fmt: skip
+    return view.reshape(n, layer.groups, rows * columns, -1)
+
+
+# The normalized input of each norm.
+NORMS: dict[type[nn.Module], Callable[..., Tensor]] = {
+    nn.GroupNorm: lambda n, read: functional.group_norm(read, n.num_groups, eps=n.eps),
+    nn.LayerNorm: lambda n, read: functional.layer_norm(read, n.normalized_shape, eps=n.eps),
+    nn.RMSNorm: lambda n, read: functional.rms_norm(read, n.normalized_shape, eps=n.eps),
+    nn.InstanceNorm1d: lambda n, read: functional.instance_norm(read, eps=n.eps),
+    nn.InstanceNorm2d: lambda n, read: functional.instance_norm(read, eps=n.eps),
+}
+RULES: dict[type[nn.Module], Callable[..., Parts]] = {
+    nn.Linear: _linear,
+    nn.Conv1d: _convolution,
+    nn.Conv2d: _convolution,
+    nn.Embedding: _embedding,
+    **dict.fromkeys(NORMS, _norm),
+}
+# By name, as transformers need not be installed.
+NAMED: dict[str, Callable[..., Parts]] = {"transformers.pytorch_utils.Conv1D": _projection}
+
+
+# What every layer of a network read, and the loss's slope in what it gave, for each example.
+#
+# From these two alone follow all per-example gradients, their norms and their weighted sums
+# ("book-keeping", Bu et al. 2023): one forward pass, one backward pass without weight gradients.
+
+ROWS = 3  # of samples, by which a mixing of them is looked for
+SIZES = (1, 2, 9)  # other numbers of samples, with which theirs must be the same
+ROUNDING = 1024  # eps of the largest number, by which kept rows may change
+KEPT = ((0,), (1, 2))  # rows that stay while the others are replaced: 0 on the others, they on 0
+Hook = Callable[[nn.Module, tuple[Any, ...], Tensor], Tensor]
+
+
+@dataclass
+class LayerUse:
+    """One use of a layer: what it read [n, ...], and the slope in its output [n, ...]."""
+
+    read: Tensor
+    slope: Tensor | None = None
+
+    def keep(self, slope: Tensor) -> None:
+        """Take down the slope; a hook."""
+        self.slope = slope
+
+    def times(self, c: float) -> Tensor:
+        """c times the slope [n, ...]."""
+        assert self.slope is not None  # or `ghostly` would have refused the module
+        return self.slope if c == 1 else c * self.slope
+
+
+@dataclass
+class Record:
+    """All uses of each layer, by the layer's name, in order."""
+
+    layers: dict[str, nn.Module]
+    uses: dict[str, list[LayerUse]] = field(default_factory=dict)
+    root: Tensor = field(default_factory=lambda: torch.empty(0, requires_grad=True))
+
+    def hook(self, name: str) -> Hook:
+        """Notes a use; the graph begins at the outputs of the first layers."""
+
+        def note(layer: nn.Module, args: tuple[Any, ...], output: Tensor) -> Tensor:
+            use = LayerUse(args[0].detach())
+            if output._is_view():
+                output = output.clone()  # a view's hook is lost where it is overwritten
+            if not output.requires_grad:
+                output = _Rooted.apply(output, self.root)
+            output.register_hook(use.keep)
+            self.uses.setdefault(name, []).append(use)
+            return output
+
+        return note
+
+
+class _Rooted(torch.autograd.Function):
+    """The identity, as a function of `root`: output and root need no gradient of their own.
+
+    Not a view, so that an activation may still overwrite it.
+    """
+
+    @staticmethod
+    def forward(ctx: Any, output: Tensor, root: Tensor) -> Tensor:
+        ctx.mark_dirty(output)
+        return output
+
+    @staticmethod
+    def backward(ctx: Any, *slopes: Tensor) -> tuple[None, None]:
+        return None, None
+
+
+def record(
+    module: nn.Module,
+    layers: dict[str, nn.Module],
+    params: Params,
+    inputs: Tensor,
+    loss_of: Callable[[Tensor], Tensor],
+) -> tuple[Tensor, Record]:
+    """Each example's loss [n] and what the layers saw; `params` need no gradient."""
+    found = Record(layers)
+    with torch.enable_grad(), _hooked(layers, found.hook):
+        losses = loss_of(functional_call(module, params, (inputs,)))
+    torch.autograd.grad(losses.sum(), found.root, allow_unused=True)
+    return losses.detach(), found
+
+
+@dataclass(frozen=True)
+class Ghosts:
+    """The layers that own parameters, by name, and how many numbers they hold for a sample.
+
+    `tied` says of a linear layer's weight which embedding it is.
+    """
+
+    layers: dict[str, nn.Module]
+    entries: int
+    tied: dict[str, str] = field(default_factory=dict)
+
+
+def ghostly(module: nn.Module, shape: tuple[int, ...]) -> Ghosts | None:
+    """The layers that own parameters if their records tell all, else None.
+
+    They do where every owner has a rule and is called with the samples first, nothing uses a
+    parameter but its layer, nothing overwrites what a layer read, and every output has a slope.
+    Tried on torch's `meta` device, where nothing is computed, with two numbers of samples.
+    """
+    owners = {
+        name: layer
+        for name, layer in module.named_modules()
+        if any(True for _ in layer.parameters(recurse=False))
+    }
+    tied = _ties(owners)
+    if not all(map(known, owners.values())) or tied is None:
+        return None
+    two, three = (_look(module, owners, (rows, *shape)) for rows in (2, 3))
+    if two is None or three is None:
+        return None
+    meta = {name: value.detach() for name, value in on_meta(module).items()}
+    samples = torch.empty((2, *shape), device="meta")
+    _, found = record(module, owners, meta, samples, lambda out: out.flatten(1))
+    if any(use.slope is None for uses in found.uses.values() for use in uses):
+        return None
+    return Ghosts(owners, three - two, tied)
+
+
+def _ties(owners: dict[str, nn.Module]) -> dict[str, str] | None:
+    """Linear layers' weights that are an embedding's too; None where others are shared."""
+    first: dict[int, tuple[str, nn.Module]] = {}
+    tied: dict[str, str] = {}
+    for name, owner in owners.items():
+        for key, param in owner.named_parameters(recurse=False):
+            whole = f"{name}.{key}" if name else key
+            other, at = first.setdefault(id(param), (whole, owner))
+            if other == whole:
+                continue
+            pair = isinstance(at, nn.Embedding) and isinstance(owner, nn.Linear)
+            if not pair or other in tied.values():
+                return None
+            tied[whole] = other
+    return tied
+
+
+def _look(module: nn.Module, owners: dict[str, nn.Module], shape: tuple[int, ...]) -> int | None:
+    """How many numbers a call with shape[0] samples holds; None where records do not tell all."""
+    called: set[str] = set()
+    reads: list[tuple[Tensor, int]] = []
+    held: list[int | None] = []
+
+    def hook(name: str) -> Hook:
+        def look(layer: nn.Module, args: tuple[Any, ...], output: Tensor) -> Tensor:
+            called.add(name)
+            reads.extend((read, read._version) for read in args)
+            plain = len(args) == 1 and len(args[0]) == len(output) == shape[0]
+            plain = plain and not args[0].requires_grad  # of a parameter used elsewhere
+            held.append(entries(layer, args[0], output) if plain else None)
+            return output.detach()  # what still needs a gradient used a parameter elsewhere
+
+        return look
+
+    with _hooked(owners, hook):
+        outputs = functional_call(module, on_meta(module), (torch.empty(shape, device="meta"),))
+    untouched = all(read._version == version for read, version in reads)
+    whole = called == set(owners) and untouched and not outputs.requires_grad
+    counts = [count for count in held if count is not None]
+    return sum(counts) if whole and len(counts) == len(held) else None
+
+
+@contextlib.contextmanager
+def _hooked(layers: dict[str, nn.Module], hook: Callable[[str], Hook]) -> Iterator[None]:
+    with contextlib.ExitStack() as handles:
+        for name, layer in layers.items():
+            handles.enter_context(layer.register_forward_hook(hook(name)))
+        yield
+
+
+def refuse_mixing(module: nn.Module, layers: dict[str, nn.Module], shape: tuple[int, ...]) -> None:
+    """Refuse a network that mixes samples: tried with samples of zeros and ones (tokens, too), with
+    real ones in [0, 1), and with other numbers of samples, at random parameters. What layers read,
+    their slopes, and the outputs of the kept rows must stay: of a network that mixes, no bound on
+    single gradients bounds what one example moves.
+
+    A trial finds no mixing that only other samples, or larger batches, would start.
+    """
+    params, dtype = _numbers(module), next(module.parameters()).dtype
+    rng = torch.Generator().manual_seed(0)
+    whole = torch.randint(0, 2, (ROWS, *shape), generator=rng).to(dtype)
+    real, other = torch.rand((2, ROWS, *shape), generator=rng).to(dtype)
+    for inputs, changed in ((whole, 1 - whole), (real, other)):
+        before = _traces(module, layers, params, inputs)
+        for kept, batch in _trials(inputs, changed):
+            after = _traces(module, layers, params, batch)
+            alike = len(before) == len(after)
+            if not alike or any(_differ(a, b, kept) for a, b in zip(before, after, strict=True)):
+                raise InputError(
+                    f"the network ({type(module).__name__}) computes with a sample what changes "
+                    "with the others of its batch, or their number (or from call to call), so that "
+                    "no clipping bounds one example: normalize each sample by itself, as GroupNorm "
+                    "or LayerNorm does"
+                )
+
+
+def _trials(inputs: Tensor, changed: Tensor) -> Iterator[tuple[list[int], Tensor]]:
+    """Rows that are kept, and the batches in which they are."""
+    for kept in map(list, KEPT):
+        batch = changed.clone()
+        batch[kept] = inputs[kept]
+        yield kept, batch
+    for size in SIZES:
+        more = torch.cat([inputs, *[changed] * (size // ROWS)])[:size]
+        yield list(range(min(size, ROWS))), more
+
+
+def _traces(
+    module: nn.Module, layers: dict[str, nn.Module], params: dict[str, Tensor], inputs: Tensor
+) -> list[Tensor]:
+    """Outputs, and all reads and slopes."""
+    outputs: list[Tensor] = []
+
+    def loss_of(given: Tensor) -> Tensor:
+        outputs.append(given.detach())
+        return given.flatten(1).sin().sum(1)
+
+    _, found = record(module, layers, params, inputs, loss_of)
+    uses = [use for each in found.uses.values() for use in each]
+    slopes = [use.slope for use in uses if use.slope is not None]
+    return [*outputs, *(use.read for use in uses), *slopes]
+
+
+def _differ(one: Tensor, other: Tensor, kept: list[int]) -> bool:
+    """Beyond rounding."""
+    if one.shape[1:] != other.shape[1:]:
+        return True
+    a, b = one[kept], other[kept]
+    if not a.is_floating_point():
+        return not torch.equal(a, b)
+    peak = float(a.nan_to_num(0.0).abs().max()) if a.numel() else 0.0
+    return not torch.allclose(
+        a, b, rtol=0.0, atol=ROUNDING * torch.finfo(a.dtype).eps * peak, equal_nan=True
+    )
+
+
+def _numbers(module: nn.Module) -> dict[str, Tensor]:
+    """Random parameters, and the module's buffers (ones for those on `meta`).
+
+    All entries are taken from one short row of draws, entry (i, j, ...) its (i + j + ...)-th, so
+    that a large network needs no memory of its own.
+    """
+    rng, found = torch.Generator().manual_seed(1), dict[str, Tensor]()
+    for name, value in module.named_parameters():
+        shape = tuple(value.shape)
+        draws = torch.rand(1 + sum(size - 1 for size in shape), generator=rng).to(value.dtype)
+        scale = (3 / value[0].numel()) ** 0.5 if len(shape) > 1 else 0.0  # unit variance of outputs
+        draws = scale * (2 * draws - 1) if scale else 0.5 + draws  # biases and norms' scales near 1
+        found[name] = draws.as_strided(shape, [1] * len(shape))
+    for name, value in module.named_buffers():
+        found[name] = torch.ones_like(value, device="cpu") if value.is_meta else value.cpu()
+    return found

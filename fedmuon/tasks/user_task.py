@@ -1,0 +1,229 @@
+"""A module of the user's as a task: its own first weights, loss and metrics.
+
+Parameters may stand anywhere in the module and be tied; its buffers stay what they are.
+"""
+
+import copy
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from fedmuon.core.choices import OF_A_ROUND, OF_A_RUN, SPREAD
+from fedmuon.core.errors import InputError
+from fedmuon.core.guard import Guard
+from fedmuon.core.registry import unfit
+from fedmuon.data.user_data import storage_problem
+from fedmuon.tasks.base import Batch, Params, Points
+from fedmuon.tasks.losses import Loss, cross_entropy
+from fedmuon.tasks.networks import NetworkTask
+from fedmuon.tasks.per_example.clipping import Clipping
+
+Metric = Callable[[Tensor, Tensor], Tensor]  # (outputs, targets) -> one value a sample
+
+
+@dataclass(frozen=True, eq=False)
+class Task:
+    """A module with a loss of each sample, and what else is measured of each.
+
+    `loss` is cross-entropy where targets are classes and the squared error where they are real;
+    without `metrics`, classes have `accuracy`.
+    """
+
+    module: nn.Module
+    loss: Loss | None = None
+    metrics: Mapping[str, Metric] = field(default_factory=dict)
+
+
+def as_task(found: Any) -> Task:
+    """What was given as `task`: a module, a module with its loss, or a Task."""
+    if isinstance(found, Task):
+        return found
+    parts = found if isinstance(found, tuple) else (found,)
+    if parts and isinstance(parts[0], nn.Module):
+        return Task(*parts)
+    mend = "an nn.Module, (module, loss), or fedmuon.Task(module, loss, metrics)"
+    raise unfit(found, "task", mend)
+
+
+def own_network(
+    task: Task, shape: tuple[int, ...], classes: int, whole: bool, dtype: torch.dtype,
+    device: torch.device, guard: Guard | None = None,
+) -> NetworkTask:  # fmt: skip
+    """The task for samples of that shape; targets are real if there are no `classes`, inputs
+    `whole` numbers such as tokens."""
+    _require_learning(task.module)
+    module = _copied(task.module).to(device, dtype).train()
+    loss = task.loss or (cross_entropy if classes else squared_error)
+    _require_free(task.metrics)
+    metrics = dict(task.metrics) or (None if classes and not task.loss else {})
+    of = guard or Guard("task", task.module)
+    measures = metrics and {
+        name: each_checked(one, f"metric {name}", of.part("metric", one))
+        for name, one in metrics.items()
+    }
+    if loss is not cross_entropy:
+        loss = each_checked(loss, "loss", of.part("loss", loss))
+    try:
+        found = OwnNetwork(
+            module, shape, dtype, device,
+            loss=loss, start=as_they_are, metrics=measures, whole=whole,
+            guard=of.part("task", task.module),
+        )  # fmt: skip
+        outputs = _width(found)
+    except InputError:
+        raise
+    except (RuntimeError, ValueError, IndexError, TypeError) as error:  # of the module's layers
+        raise InputError(
+            f"the module cannot read samples of shape {shape} ({_line(error)}): fit its first "
+            "layer to the data"
+        ) from error
+    if task.loss is None and outputs < classes:
+        raise InputError(
+            f"the module has {outputs} outputs for labels up to {classes - 1}, which count from 0: "
+            "widen its last layer, number the labels from 0, or give a loss of your own"
+        )
+    return found
+
+
+@dataclass(frozen=True, eq=False)
+class OwnNetwork(NetworkTask):
+    """The task of a module of the user's: all calls of it are within its guard."""
+
+    guard: Guard = field(default_factory=lambda: Guard("task"))
+
+    def initial(self, rng: np.random.Generator, stack: int = 1) -> Params:
+        """As of any network."""
+        with self.guard:
+            return super().initial(rng, stack)
+
+    def gradient(self, params: Params, batches: Sequence[Batch]) -> tuple[Tensor, Params]:
+        """As of any network, refused where it has another precision."""
+        with self.guard:
+            loss, slope = super().gradient(params, batches)
+            if loss.dtype != self.dtype or loss.device != self.device:
+                raise InputError(
+                    f"the loss is {loss.dtype} on {loss.device} for parameters of {self.dtype} on "
+                    f"{self.device}: let the module and its loss return those"
+                )
+            return loss, slope
+
+    def clipped(
+        self, points: Points, batches: Sequence[Batch], clipping: Clipping
+    ) -> tuple[Tensor, Params]:
+        """As of any network."""
+        with self.guard:
+            return super().clipped(points, batches, clipping)
+
+    def losses(self, params: Params, batch: Batch) -> tuple[Tensor, Params]:
+        """As of any network."""
+        with self.guard:
+            return super().losses(params, batch)
+
+
+def require_numbers(module: nn.Module) -> None:
+    """Reject parameters and buffers that have no shape or no numbers that a run could use."""
+    params = dict(module.named_parameters())
+    for name, value in (*params.items(), *module.named_buffers()):
+        if problem := _problem(value):
+            kind = "parameter" if name in params else "buffer"
+            raise InputError(f"the {kind} {name} of the module is {problem}")
+
+
+def _require_learning(module: nn.Module) -> None:
+    require_numbers(module)
+    params = dict(module.named_parameters())
+    if not params:
+        raise InputError("the module has no parameters, so nothing is learned: give it some")
+    for name, param in params.items():
+        if not bool(param.detach().isfinite().all()):
+            raise InputError(
+                f"the parameter {name} of the module holds NaN or infinity: give it finite values"
+            )
+        if not param.requires_grad:
+            raise InputError(
+                f"the parameter {name} is frozen (requires_grad = False): make it a buffer, or "
+                "let it learn"
+            )
+
+
+def _problem(value: Tensor) -> str:
+    """Why a run cannot use a parameter or buffer of that kind, if so, and what to do."""
+    if nn.parameter.is_lazy(value):
+        return "not initialized: name its layer's sizes, or call the module once before"
+    if value.is_complex():
+        return f"complex ({value.dtype}), and a run computes with real numbers: store two real ones"
+    return storage_problem(value)
+
+
+def _copied(module: nn.Module) -> nn.Module:
+    try:
+        return copy.deepcopy(module)
+    except Exception as error:  # of any object that the module holds
+        raise InputError(
+            f"the module cannot be copied ({_line(error)}), and a run leaves the given one as it "
+            "is: give a function that makes the module instead"
+        ) from error
+
+
+def _require_free(metrics: Mapping[str, Metric]) -> None:
+    """Refuse names that what a run tells of itself has."""
+    for name in metrics:
+        if name in OF_A_ROUND + OF_A_RUN or name.endswith(SPREAD):
+            raise InputError(
+                f"a metric cannot be called {name}, which every run tells of itself: give it "
+                f"another name, such as my_{name.removesuffix(SPREAD)}"
+            )
+
+
+def each_checked(measure: Metric, what: str, guard: Guard) -> Metric:
+    """The same, refused where it is not one value a sample."""
+
+    def checked(outputs: Tensor, targets: Tensor) -> Tensor:
+        with guard:
+            values = measure(outputs, targets)
+            if getattr(values, "shape", None) != outputs.shape[:1]:
+                raise InputError(
+                    f"the {what} is {tuple(getattr(values, 'shape', ()))} for {len(outputs)} "
+                    "samples: return one value for each, without a mean over them"
+                )
+            return values if isinstance(values, Tensor) else torch.as_tensor(values)
+
+    return checked
+
+
+def _width(task: NetworkTask) -> int:
+    """How many outputs there are for a sample."""
+    sample = torch.zeros(1, *task.shape, dtype=task.dtype, device=task.device)
+    with torch.no_grad():
+        outputs = task.module(sample.long() if task.whole else sample)
+    if not isinstance(outputs, Tensor) or outputs.ndim < 1 or len(outputs) != 1:
+        raise InputError("the module returns no tensor with a row for each sample: let it")
+    return outputs.shape[-1]
+
+
+def _line(error: Exception) -> str:
+    return (str(error).strip() or type(error).__name__).splitlines()[0]
+
+
+def as_they_are(module: nn.Module, rng: np.random.Generator) -> dict[str, np.ndarray]:
+    """The weights that the module came with."""
+    return {name: value.detach().cpu().numpy().copy() for name, value in module.named_parameters()}
+
+
+def squared_error(outputs: Tensor, targets: Tensor) -> Tensor:
+    """The mean squared error of each sample."""
+    if outputs.ndim == targets.ndim + 1 and outputs.shape[-1] == 1:
+        outputs = outputs.squeeze(-1)
+    if outputs.shape != targets.shape:
+        raise InputError(
+            f"the module gives {tuple(outputs.shape[1:])} for a sample and its label is "
+            f"{tuple(targets.shape[1:])}: labels are real numbers, so give integers for classes, "
+            "or one output for each number"
+        )
+    each = functional.mse_loss(outputs, targets, reduction="none")
+    return each.flatten(1).mean(1) if each.ndim > 1 else each
