@@ -1,4 +1,4 @@
-"""Which recipes the recursion of `analysis.theory.methods` covers, and why it does not others."""
+"""Which recipes the recursion of `analysis.theory.recursion` covers, and why it does not others."""
 
 from fedmuon.analysis.theory.recursion import Method
 from fedmuon.config.load import Config

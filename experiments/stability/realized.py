@@ -2,7 +2,7 @@
 
 The run is made once more. At every local step the norm of the mean Hessian is
 found by Lanczos, and how far apart the gradients of a sample and its replacement are;
-`analysis.theory.realized` says what these come to.
+`analysis.theory.trajectories` says what these come to.
 """
 
 import dataclasses
