@@ -98,7 +98,7 @@ def value(
 ) -> Any:
     """What the config says of that kind: the user's object, or what it makes of what it asks for;
     else what the registry makes by that name; else None."""
-    found = getattr(own_objects(config), kind)
+    found = own = getattr(own_objects(config), kind)
     if found is None and ours is not None:
         found = ours.get(_name(config, kind))
     if found is None:
@@ -106,7 +106,10 @@ def value(
     with guard(config, kind):
         if kind in CALLED and says_nothing(found):
             return found
-        return made(found, known(config, kind) | dict(facts or {}), values)
+        result = made(found, known(config, kind) | dict(facts or {}), values)
+        if result is None and own is not None:  # else it would stand for "none was given"
+            raise TypeError("it returns None")
+        return result
 
 
 def guard(config: Config, kind: str) -> Guard:

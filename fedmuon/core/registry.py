@@ -95,17 +95,25 @@ def blamed(error: BaseException) -> str | None:
             said = " or ".join(names or dict.fromkeys(said for said, _ in used))
             return f"{said} ends in {why} ({frame.filename}, line {frame.lineno}): mend it"
     for said, one in (pair for used in USED.values() for pair in used):
-        called = getattr(one, "__qualname__", "")
+        called = _named(one, "__qualname__")
         begins = str(error).startswith((f"{called}(", f"{called}."))
         if isinstance(error, TypeError) and called and begins:
             return f"{said} cannot be called as it has to be ({why}): mend its parameters"
     return None
 
 
+def _named(one: Any, attribute: str) -> str:
+    """A name of the user's object, which may raise anything when it is asked."""
+    try:
+        return str(getattr(one, attribute, ""))
+    except Exception:
+        return ""
+
+
 def _runs(one: Any, name: str) -> bool:
     """Whether a frame of that name is of the object itself."""
     return (
-        name == getattr(one, "__name__", "")
+        name == _named(one, "__name__")
         or hasattr(type(one), name)
         or (isinstance(one, type) and name in vars(one))
     )

@@ -54,7 +54,7 @@ class Source:
         low, high = int(self.labels.min()), int(self.labels.max())
         if low >= 0 and high < self.classes:
             return ""
-        return f"has labels from {low} to {high}: relabel them 0 to {self.classes - 1}"
+        return f"has labels from {low} to {high}: relabel them 0 to {max(self.classes - 1, high - low)}"
 
     def _wrong_value(self) -> str:
         if self.inputs.dtype.kind not in "uif":

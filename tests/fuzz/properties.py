@@ -56,7 +56,9 @@ def command(seed: int) -> list[str]:
 
 def environment(times: int) -> dict[str, str]:
     """Its environment: where the plugin lies, and how many times as many examples it tries."""
-    places = os.pathsep.join(str(place) for place in (HERE, HERE.parent, HERE.parent.parent))
+    places = os.pathsep.join(
+        str(place) for place in (HERE, HERE.parent / "helpers", HERE.parent, ROOT)
+    )
     return {**os.environ, "PYTHONPATH": places, "EXPLORED_TIMES": str(times)}
 
 

@@ -184,6 +184,7 @@ FUNCTIONS: dict[str, Callable[[], Any]] = {
     "type": lambda: int,
     "partial": lambda: functools.partial(_raise, 1),
     "no-arity": lambda: lambda: 1,
+    "makes-none": lambda: lambda: None,
     "many-arity": lambda: lambda a, b, c, d, e, f: 1,
     "keyword-only": lambda: lambda *, nonesuch: 1,
     "raises": lambda: lambda one, *more: _raise(),
