@@ -54,7 +54,8 @@ class Source:
         low, high = int(self.labels.min()), int(self.labels.max())
         if low >= 0 and high < self.classes:
             return ""
-        return f"has labels from {low} to {high}: relabel them 0 to {max(self.classes - 1, high - low)}"
+        last = max(self.classes - 1, high - low)
+        return f"has labels from {low} to {high}: relabel them 0 to {last}"
 
     def _wrong_value(self) -> str:
         if self.inputs.dtype.kind not in "uif":

@@ -37,11 +37,12 @@ def copyable(module: nn.Module) -> bool:
 def stateless(function: Any) -> bool:
     """Whether a loss or a measure is one of torch's or ours, which keep nothing between calls, nor
     call what somebody gave them."""
-    if isinstance(function, nn.Module):
+    kind = type(function)  # isinstance asks the object as well, which may raise anything
+    if issubclass(kind, nn.Module):
         return copyable(function)
-    if isinstance(function, partial):
+    if issubclass(kind, partial):
         held = [function.func, *function.args, *function.keywords.values()]
-    elif isinstance(function, FunctionType) and _is_of(function.__globals__["__name__"], FUNCTIONS):
+    elif kind is FunctionType and _is_of(function.__globals__["__name__"], FUNCTIONS):
         held = [cell.cell_contents for cell in function.__closure__ or ()]
     else:
         return False

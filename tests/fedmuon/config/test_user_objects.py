@@ -466,7 +466,7 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
     "no-labels": ({**PLAIN, "data": (X,)}, "give .inputs, labels."),
     "lengths": ({**PLAIN, "data": (X, Y[:-1])}, "one label for each sample"),
     "words": ({**PLAIN, "data": (X, ["a"] * 60)}, "number the classes from 0"),
-    "below-0": ({**PLAIN, "data": (X, CLASSES - 1)}, "relabel them 0 to 2"),
+    "below-0": ({**PLAIN, "data": (X, CLASSES - 1)}, "relabel them 0 to 1"),
     "not-finite": ({**PLAIN, "data": (X * np.nan, Y)}, "mend or remove it"),
     "ragged": ({**PLAIN, "data": ([[1, 2], [3]], [1.0, 2.0])}, "the samples are not alike"),
     "test-alone": ({"test": (X, Y)}, "give data, too"),
