@@ -2,8 +2,10 @@
 
 import io
 import json
+import os
 import pickle
 import re
+import shutil
 import sys
 import tempfile
 import time
@@ -385,3 +387,12 @@ def test_rounds_of_a_deployment_are_foretold_from_such_processes(
     assert start == 1.0 * (deployed.SERIAL + deployed.EACH * 3)
     sent = message_sizes.on_link(run.config, run.experiment, state)
     assert (down, up) == (sent.down, sent.up) and down > up > 0
+
+
+@pytest.mark.skipif(os.name != "posix", reason="takes a command of POSIX for a process that fails")
+def test_a_process_that_cannot_answer_is_an_error(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sys, "executable", shutil.which("false"))
+    with pytest.raises(InputError, match="process cannot answer"):
+        probe.probed(["a message"], 1, tmp_path)
