@@ -12,7 +12,7 @@ from docs.making import formulas, made  # noqa: E402
 project = "fedmuon"
 author = "The fedmuon authors"
 copyright = "the fedmuon authors, Apache-2.0"
-extensions = ["myst_parser", "sphinx.ext.autodoc"]
+extensions = ["myst_parser", "sphinx.ext.autodoc", "sphinx.ext.napoleon"]
 exclude_patterns = ["making"]
 myst_enable_extensions = ["dollarmath", "attrs_block"]
 myst_heading_anchors = 4
@@ -79,7 +79,7 @@ def setup(app):
     """What Sphinx calls first."""
     app.connect("html-page-context", break_names)
     app.connect("source-read", fill)
-    app.connect("autodoc-process-docstring", plain)
+    app.connect("autodoc-process-docstring", plain, priority=400)  # before napoleon adds its marks
     app.add_html_math_renderer(
         "paths", inline_renderers=(inline, None), block_renderers=(display, None)
     )

@@ -35,9 +35,9 @@ def unread(config: Config) -> list[str]:
     """The keys `table.key` that differ from their defaults though nothing reads them."""
     names = [f"{table}.{key}" for table, keys in NEEDS.items() for key in keys]
     idle = [name for name in names if not reads(config, name)]
-    set_ = [name for name in idle if not is_default(config, name, value_of(config, name))]
+    changed = [name for name in idle if not is_default(config, name, value_of(config, name))]
     # A public population or rate sets the adjacency: name first what was set.
-    return sorted(set_, key="privacy.adjacency".__eq__)
+    return sorted(changed, key="privacy.adjacency".__eq__)
 
 
 def unread_by_own_recipe(config: Config, private: bool) -> Iterator[str]:

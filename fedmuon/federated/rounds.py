@@ -9,7 +9,6 @@ A model is a stack of S replicas with a leading axis [S, ...]: a run alone has S
 neighbours share every draw as one stack.
 """
 
-import dataclasses
 import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
@@ -399,8 +398,8 @@ def run_neighbours(
     experiment: Experiment, neighbours: Neighbours, seed: int, engine: Engine = run_rounds
 ) -> Params:
     """The last models [S, ...] of the S data sets in `neighbours`, from one start."""
-    shards = dataclasses.replace(experiment.shards, neighbours=neighbours)
-    experiment = dataclasses.replace(experiment, shards=shards)
+    shards = replace(experiment.shards, neighbours=neighbours)
+    experiment = replace(experiment, shards=shards)
     fresh = begin(experiment.recipe, experiment.task, seed, len(neighbours.client))
     return simulate(experiment, fresh, engine).params
 

@@ -1,5 +1,6 @@
 """From the tables [local], [orthogonalizer] and [privacy] to a recipe."""
 
+import inspect
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -24,7 +25,6 @@ from fedmuon.optim.recipes import (
     private_sgd,
     sgd,
 )
-from fedmuon.optim.steps import momentum
 from fedmuon.privacy.mechanisms.fixed_order import Turns
 from fedmuon.privacy.mechanisms.gaussian import Mechanism
 from fedmuon.privacy.mechanisms.quantile import SHARE, Quantile
@@ -80,7 +80,8 @@ def make_recipe(
         return _private(local, privacy or Privacy(), rate, of_map)
     recipe, keys = RECIPES[local.recipe]
     given = {name: getattr(local, name) for name in keys}
-    return recipe(rate, **given, **(of_map if "muon" in local.recipe else {}))
+    unchecked = inspect.unwrap(recipe)  # the config was checked when it was read
+    return unchecked(rate, **given, **(of_map if "muon" in local.recipe else {}))
 
 
 def _private(local: Local, privacy: Privacy, lr: Number, of_map: dict[str, Any]) -> Recipe:
@@ -109,13 +110,13 @@ def _private(local: Local, privacy: Privacy, lr: Number, of_map: dict[str, Any])
     )
     disk = (privacy.kappa, privacy.lookahead) if first == "disk" else None
     if base == "sgd":
-        heavy = momentum(local.momentum, local.momentum_form)
-        return private_sgd(mechanism, lr, heavy, local.weight_decay, disk)
+        given = {name: getattr(local, name) for name in HEAVY}
+        return private_sgd(mechanism, lr, **given, disk=disk)
     if base == "adam":
-        return private_adam(mechanism, lr, local.weight_decay, disk)
-    given = {name: getattr(local, name) for name in MUON[1:]}
+        return private_adam(mechanism, lr, weight_decay=local.weight_decay, disk=disk)
+    given = {name: getattr(local, name) for name in MUON}
     probes = privacy.probes if base == "muonbc" else 0
-    return private_muon(mechanism, lr, local.momentum, **of_map, **given, probes=probes, disk=disk)
+    return private_muon(mechanism, lr, **of_map, **given, probes=probes, disk=disk)
 
 
 def aux_rate(local: Local) -> float:

@@ -9,15 +9,16 @@ round. A step size may be one number, or one per replica [S].
 
 import inspect
 from collections.abc import Callable, Collection, Mapping
+from dataclasses import replace
 from functools import wraps
 from typing import Any, ParamSpec
 
 from torch import Tensor
 
 from fedmuon import orthogonalize as maps
+from fedmuon.config.load import parse
 from fedmuon.config.schema import Local
 from fedmuon.core.errors import InputError
-from fedmuon.core.tables import Table, validate
 from fedmuon.optim.bias_correction import corrected
 from fedmuon.optim.chain import Chain, Link, Number
 from fedmuon.optim.gradients import adapting, filtered, gradient, released
@@ -30,9 +31,7 @@ from fedmuon.optim.recipe import (
     remember_direction,
     replace_by_mean,
 )
-from fedmuon.optim.recipe import (
-    server_momentum as fedavgm_rule,
-)
+from fedmuon.optim.recipe import server_momentum as fedavgm_rule
 from fedmuon.optim.steps import adamw as adamw_step
 from fedmuon.optim.steps import align, descend, normalize, only
 from fedmuon.optim.steps import momentum as momentum_step
@@ -46,31 +45,28 @@ Disk = tuple[float, float]  # kappa and gamma of the DiSK filter
 MOMENTUM = ("momentum",)
 
 
-class _Local(Table):
-    local: Local = Local()
-
-
 def _recipe(function: Callable[Arguments, Recipe]) -> Callable[Arguments, Recipe]:
-    """Reject arguments that the recipe does not read, and values that [local] cannot have."""
-    known = inspect.signature(function).parameters
+    """Reject arguments that have no effect, and values that [local] cannot have."""
+    signature, recipe = inspect.signature(function), function.__name__.replace("_", "-")
 
     @wraps(function)
     def made(*args: Arguments.args, **given: Arguments.kwargs) -> Recipe:
         for name in given:
             key = name.replace("_", "-")
-            if name not in known:
+            if name not in signature.parameters:
                 mend = f"set it in [local] of the run, or leave {key} out"
                 mend = mend if name in Local.model_fields else f"leave {key} out"
                 raise InputError(
-                    f"{key} has no effect: the recipe {function.__name__.replace('_', '-')} does "
-                    f"not read it, so {mend}"
+                    f"{key} has no effect: the recipe {recipe} does not read it, so {mend}"
                 )
+        arguments = signature.bind(*args, **given).arguments
         values = {
-            name: value
-            for name, value in inspect.signature(function).bind(*args, **given).arguments.items()
+            name.replace("_", "-"): value
+            for name, value in arguments.items()
             if name in Local.model_fields and not isinstance(value, Tensor)
         }
-        validate(_Local, {"local": values})
+        task = "network" if arguments.get("routes") else "matrix"
+        parse({"local": {**values, "recipe": recipe}, "task": {"name": task}})
         return function(*args, **given)
 
     return made
@@ -281,15 +277,24 @@ def muon(
 
 
 def private_sgd(
-    mechanism: Mechanism, lr: Number, heavy: Link, weight_decay: float, disk: Disk | None = None
+    mechanism: Mechanism,
+    lr: Number,
+    momentum: float,
+    *,
+    momentum_form: str = "ema",
+    weight_decay: float = 0.0,
+    disk: Disk | None = None,
 ) -> Recipe:
-    """DP-SGD, or DiSK on SGD: clipped, noised lots, then momentum. Guarantee: epsilon of the
-    mechanism (DP-Muon, Algorithm 1; DiSK, Algorithm 2)."""
+    """DP-SGD, or DiSK on SGD: clipped, noised lots, then momentum.
+
+    Guarantee: epsilon of the mechanism (DP-Muon, Algorithm 1; DiSK, Algorithm 2).
+    """
+    heavy = momentum_step(momentum, momentum_form)
     return _private(mechanism, disk, heavy, descend(lr, {}, weight_decay))
 
 
 def private_adam(
-    mechanism: Mechanism, lr: Number, weight_decay: float, disk: Disk | None = None
+    mechanism: Mechanism, lr: Number, *, weight_decay: float = 0.0, disk: Disk | None = None
 ) -> Recipe:
     """DP-Adam, or DiSK on AdamW."""
     return _private(mechanism, disk, adamw_step(decay=0.0), descend(lr, {}, weight_decay))
@@ -341,10 +346,7 @@ def _private(mechanism: Mechanism, disk: Disk | None, *links: Link) -> Recipe:
     oracle = released() if disk is None else filtered(*disk)
     if mechanism.quantile is not None:
         oracle = adapting(oracle, mechanism.quantile, mechanism.clipping.bound)
-    found = centralized(oracle, *links)
-    return Recipe(
-        found.chain, found.server, found.sent, found.returned, found.kept, mechanism=mechanism
-    )
+    return replace(centralized(oracle, *links), mechanism=mechanism)
 
 
 def _muon_chain(

@@ -106,6 +106,8 @@ UNREAD: dict[str, Callable[[], Any]] = {
     "orthogonalizer": lambda: NAMED.fedavg(orthogonalizer=lambda m: m),
     "routes": lambda: NAMED.sgd(routes={"weight": 1}),
     "momentum": lambda: NAMED.fedavg(momentum=0.3),
+    "aux": lambda: NAMED.fedmuon(aux="adamw"),  # all parameters are matrices
+    "aux-lr": lambda: NAMED.muon(aux_lr=0.2),
 }
 
 
@@ -119,6 +121,7 @@ def test_recipes_are_made_of_what_they_read() -> None:
     assert recipes.fedmuon_aligned(steps=7, alignment=0.3, momentum=0.5).steps == 7
     for one in (recipes.fedmuon, recipes.local_muon, recipes.fedmuon_aligned):
         one(lr=0.2, weight_decay=0.1, orthogonalizer=lambda m: m, routes={"weight": 1})
+    recipes.fedmuon(routes={"weight": 1, "bias": 0}, aux="adamw", aux_lr=0.01)
     recipes.fedavgm(server_momentum=0.5)
     recipes.sgd(momentum=0.5)
     recipes.fedavg(lr=0.3)
