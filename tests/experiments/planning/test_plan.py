@@ -5,7 +5,6 @@ import json
 import os
 import pickle
 import re
-import shutil
 import sys
 import tempfile
 import time
@@ -389,10 +388,13 @@ def test_rounds_of_a_deployment_are_foretold_from_such_processes(
     assert (down, up) == (sent.down, sent.up) and down > up > 0
 
 
-@pytest.mark.skipif(os.name != "posix", reason="takes a command of POSIX for a process that fails")
+@pytest.mark.skipif(os.name != "posix", reason="takes a shell script for a process that fails")
 def test_a_process_that_cannot_answer_is_an_error(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(sys, "executable", shutil.which("false"))
+    fails = tmp_path / "fails"
+    fails.write_text("#!/bin/sh\nexit 1\n")
+    fails.chmod(0o755)
+    monkeypatch.setattr(sys, "executable", str(fails))
     with pytest.raises(InputError, match="process cannot answer"):
         probe.probed(["a message"], 1, tmp_path)
