@@ -15,8 +15,7 @@ from fedmuon.core.errors import InputError
 from fedmuon.core.files import finite, require_regular
 from fedmuon.experiments.compare import adjacency_of
 from fedmuon.experiments.tables import columns
-from fedmuon.federated import client_accountant
-from fedmuon.federated.accountant import delta_of, named
+from fedmuon.federated.accountant import client_name, delta_of, protected
 from fedmuon.privacy.accounting.composition import loose
 from fedmuon.privacy.ledger import Ledger
 from fedmuon.privacy.mechanisms.client_level import EACH, EVERYONE
@@ -50,7 +49,7 @@ def spent(folder: Path, delta: float | None = None, accountant: str = "pld") -> 
     stopped = bool((summary or {}).get("stopped"))
     names = ("epsilon", "lower", "upper", "rdp")
     clients = {
-        str(named(client)): {name: finite(getattr(one, name)) for name in names}
+        str(client_name(client)): {name: finite(getattr(one, name)) for name in names}
         for client, one in answers.items()
     }
     most = max((one.upper for one in answers.values()), default=0.0)
@@ -60,7 +59,7 @@ def spent(folder: Path, delta: float | None = None, accountant: str = "pld") -> 
         "" if answers else "Nothing was released yet.",
         "" if summary else UNFINISHED,
         "" if math.isfinite(most) else "A release without noise: epsilon is infinite.",
-        loose(goal, _protected(held)),
+        "" if held is None else loose(goal, protected(*held)),
     )
     return {
         "delta": goal,
@@ -118,17 +117,7 @@ def _delta(folder: Path, held: tuple[Config, np.ndarray] | None, public: bool) -
             f"{folder} has not ended, and the public rate of its recipe's own mechanism leaves the "
             "delta open: give --delta"
         )
-    at_client = privacy.level == "client"
-    return client_accountant.delta_of(held[0]) if at_client else delta_of(*held)
-
-
-def _protected(held: tuple[Config, np.ndarray] | None) -> float:
-    """How many examples, or clients, an epsilon protects each of; 0 if that is not known."""
-    if held is None:
-        return 0.0
-    config, sizes = held
-    examples = config.privacy.public_population or float(sizes.max())
-    return config.federation.clients if config.privacy.level == "client" else examples
+    return delta_of(*held)
 
 
 def _dealt(folder: Path) -> tuple[Config, np.ndarray] | None:

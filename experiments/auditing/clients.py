@@ -26,8 +26,7 @@ from torch import Tensor
 from fedmuon.experiments.auditing.audit_limits import Claimed
 from fedmuon.experiments.auditing.canary_injection import distinct_places
 from fedmuon.experiments.auditing.likelihood_ratio import log_ratio
-from fedmuon.federated.accountant import rounds_taken
-from fedmuon.federated.client_accountant import delta_of
+from fedmuon.federated.accountant import delta_of, rounds_taken
 from fedmuon.federated.rounds import (
     Broadcast,
     Engine,
@@ -104,7 +103,7 @@ class ClientAuditor:
         many = np.full(plan.clients, plan.rounds) if level.poisson else rounds_taken(run.experiment)
         noise = level.noise * level.counted
         settings = [Setting(noise, level.rate, int(rounds), 1) for rounds in many]
-        return Claimed(settings, delta_of(run.config), level.adjacency)
+        return Claimed(settings, delta_of(run.config, run.data.sizes), level.adjacency)
 
     def rounds(self, experiment: Experiment, state: ServerState) -> Iterator[Round]:
         """Those of `fedmuon.federated.rounds`, with the canaries in their places."""

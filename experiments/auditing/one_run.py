@@ -34,7 +34,7 @@ from fedmuon.experiments.auditing.clients import ClientAuditor
 from fedmuon.experiments.auditing.example_scoring import Auditor
 from fedmuon.experiments.tables import columns
 from fedmuon.federated import build
-from fedmuon.federated.accountant import named
+from fedmuon.federated.accountant import client_name
 from fedmuon.federated.rounds import Experiment
 from fedmuon.privacy import audit
 from fedmuon.privacy.accounting.composition import account, merge
@@ -185,7 +185,9 @@ def judged(
     ledger certifies."""
     delta = private["delta"]
     ledger = Ledger.read(out / "ledger.jsonl")
-    every = {named(client): _of_one_kind(ledger.events(client)) for client in ledger.clients()}
+    every = {
+        client_name(client): _of_one_kind(ledger.events(client)) for client in ledger.clients()
+    }
     counted = audit_limits.by_counts(guesses, delta)
     times = audit.noise_below(
         guesses, hardest(every.values()), private["epsilon"], delta, CONFIDENCE

@@ -12,7 +12,7 @@ from typing import Any, cast
 
 import numpy as np
 
-from fedmuon.federated.client_accountant import account as account_of
+from fedmuon.federated.accountant import RunAccountant
 from fedmuon.federated.rounds import Round, ServerState
 from fedmuon.runs.loop import Run
 from fedmuon.runs.provenance import commit, machine, versions
@@ -49,7 +49,7 @@ def of_folder(run: Run, state: ServerState) -> FolderSeconds:
 def _ledger(run: Run, state: ServerState) -> tuple[float, float]:
     """Seconds of a round's line, and of the sum over all clients that the run will have."""
     path, plan = run.directory.path / "ledger.jsonl", run.experiment.plan
-    account = account_of(path, run.config, run.experiment, run.data.sizes, state)
+    account = RunAccountant.open(path, run.config, run.experiment, run.data.sizes, state)
     lines = account.ahead(itertools.repeat(cast(Round, None)), 0)
     spent: list[float] = []
     while len(spent) < min(plan.rounds, MOST) and sum(spent) < AFFORD:

@@ -1,14 +1,26 @@
-"""What no private run may be, refused before anything of it is written: lots that no client can
-fill, noise that no account has or that spends more than its target."""
+"""The privacy account of a run: noise for a target, a ledger ahead of every round, a summary.
+
+`RunAccountant` does what every private run needs. What depends on the unit that is protected is in
+two strategies:
+
+- `PerExample`: each client has its own account, because it has its own samples and its own rounds.
+  A round in which it takes part makes E releases, at rate lot / n_i or at a public rate. The
+  schedule is public, so it amplifies nothing.
+- `PerClient`: a round makes one release, and a whole client is a part of it. Poisson cohorts are
+  drawn alike, so that one account, `EVERYONE`, holds for every client: one release a round at rate
+  K / N. With a public schedule, and under local or distributed trust, each client has its own
+  account: a release at rate 1 in each of its rounds. Under distributed trust only the noise shares
+  of the clients that are assumed honest count.
+"""
 
 import dataclasses
 import hashlib
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import NamedTuple
 
 import numpy as np
 from torch import Tensor
@@ -16,14 +28,12 @@ from torch import Tensor
 from fedmuon.config import load as tables
 from fedmuon.config.incompatible import IN_ONE_PROCESS, ONE_CLIENT
 from fedmuon.config.load import Config
-from fedmuon.config.schema import Privacy
 from fedmuon.core.errors import InputError, rounded_up
-from fedmuon.core.files import AFRESH
-from fedmuon.federated.rounds import Experiment, Round, ServerState
+from fedmuon.core.files import AFRESH, Record
+from fedmuon.federated.rounds import Experiment, Round, ServerState, joint
 from fedmuon.privacy.accounting.calibration import noise_for
 from fedmuon.privacy.accounting.composition import (
     LEAST_NOISE,
-    Answer,
     epsilon,
     event,
     loose,
@@ -32,28 +42,303 @@ from fedmuon.privacy.accounting.composition import (
 from fedmuon.privacy.accounting.dominating_pairs import Event, hardest
 from fedmuon.privacy.ledger import Ledger
 from fedmuon.privacy.mechanisms import lattice
-from fedmuon.privacy.mechanisms.client_level import EACH, EVERYONE, ClientLevel
+from fedmuon.privacy.mechanisms.client_level import (
+    COHORTS,
+    EACH,
+    EVERYONE,
+    MODULUS,
+    REPLAY,
+    ClientLevel,
+    leaves,
+)
+from fedmuon.privacy.mechanisms.fixed_order import ROUNDING
 from fedmuon.privacy.mechanisms.gaussian import Mechanism
 from fedmuon.privacy.noise_visibility import CAVEATS, STOPPED, uncertified
 from fedmuon.tasks.base import Params
 
-Releasing = Mechanism | ClientLevel
+MOST_DELTA = 1e-5
+LOW_BITS = "The noise is in floating point, of whose low bits epsilon does not know."
+BEYOND = "More than [privacy] epsilon = {:g}: rounds that were broken off were released again."
+DIAGNOSTICS = (
+    "Losses and accuracies of this simulation are measured on the data themselves and are not "
+    "released: publishing them would cost privacy that no ledger counts."
+)
+# Noise was added to these files, or they follow from files that have it. No other file of a run is
+# for publication.
+RELEASED = ("initial.safetensors", "model.safetensors", "momentum.safetensors")
+least_noise = cache(noise_for)  # takes a second, and all runs of a suite ask for the same
+
+
+class Demand(NamedTuple):
+    """Poisson releases that spend the same as all releases of one client in the run.
+
+    Attributes:
+        noise: The config's noise multiplier, as the account counts it.
+        factor: The run's noise over the account's noise.
+        rate: Sampling probability.
+        steps: How many releases.
+    """
+
+    noise: float
+    factor: float
+    rate: float
+    steps: int
+
+
+class Releases(NamedTuple):
+    """The releases of one round: a line of the ledger."""
+
+    participants: Sequence[int]
+    rates: Sequence[float]
+    noise: float
+    steps: int
+
+
+@dataclass(frozen=True)
+class PerExample:
+    """Accounts of the examples of each client."""
+
+    config: Config
+    experiment: Experiment
+    sizes: np.ndarray
+    released: Mechanism
+
+    @property
+    def protected(self) -> float:
+        """How many examples are protected."""
+        return protected(self.config, self.sizes, self.released)
+
+    @property
+    def ledger_about(self) -> tuple[str, dict[str, str | int] | None]:
+        """Where the rates of the ledger are from, and what else holds for all its lines."""
+        rate_from = "public" if self.released.public_rate else "samples"
+        return rate_from, None if self.released.turns is None else self.released.turns.about
+
+    def blocks(self, params: Params) -> int:
+        """How many blocks a release has, each clipped to the bound."""
+        return self.released.clipping.blocks(params)
+
+    def require_possible(self) -> None:
+        """Reject lots that no client can fill, and correlated noise that would not cancel."""
+        mechanism = self.released
+        if not mechanism.public_rate and mechanism.lot > self.sizes.max():
+            raise InputError(
+                f"[privacy] lot = {mechanism.lot:g} exceeds the {self.sizes.max()} samples of the "
+                "largest client: lower it, or raise [data] train"
+            )
+        if mechanism.turns is not None and mechanism.turns.band > 1:
+            if self.config.engine.name != "inline":
+                raise InputError(IN_ONE_PROCESS)
+            if self.config.federation.clients > 1:
+                raise InputError(ONE_CLIENT)
+
+    def demands(self) -> list[Demand]:
+        """The demands of the clients that no other client exceeds."""
+        mechanism, steps = self.released, self.experiment.plan.steps
+        worst = hardest(  # at noise 1, because all clients have the same noise
+            Event(mechanism.rate(int(self.sizes[client])), 1.0, int(rounds))
+            for client, rounds in enumerate(rounds_taken(self.experiment))
+            if rounds
+        )
+        found = []
+        for one in worst:
+            factor, rate, many = 1.0, one.sampling_probability, one.count * steps
+            if mechanism.turns is not None:  # all lots together are one release of all samples
+                factor, rate, many = mechanism.turns.alike(many, round(1 / rate)), 1.0, 1
+            found.append(Demand(self.config.privacy.noise / factor, factor, rate, many))
+        return found
+
+    def require_countable(self, fresh: ServerState, delta: float) -> None:
+        """Reject releases that no account covers."""
+        mechanism, blocks = self.released, self.blocks(fresh.params)
+        rates = {mechanism.rate(int(size)) for size in self.sizes}
+        tensors = list(fresh.params.values())
+        require_counted(mechanism, rates, self.experiment.plan.steps, blocks, delta, tensors)
+        if mechanism.quantile is not None:  # its count must leave some of the noise for the sums
+            mechanism.quantile.of_sums(mechanism.noise, blocks)
+
+    def releases(self, number: int) -> Releases:
+        """The releases of a round."""
+        chosen = self.experiment.plan.participants(number).tolist()
+        rates = [self.released.rate(int(self.sizes[client])) for client in chosen]
+        return Releases(chosen, rates, self.released.noise, self.experiment.plan.steps)
+
+    def described(self, spent: Record, ledger: Ledger, blocks: int, delta: float) -> Record:
+        """The summary: the settings, then what was spent."""
+        mechanism = self.released
+        settings = {
+            "noise": mechanism.noise,
+            "bound": mechanism.clipping.bound,
+            "blocks": blocks,
+            "lot": mechanism.lot,
+            "arithmetic": "grid" if mechanism.on_grid else "continuous",
+            "delta": delta,
+            **({} if mechanism.quantile is None else mechanism.quantile.about),
+            "unit": "example within its client",
+            **{name: ledger.about[name] for name in ("adjacency", "rate_from", "sampling")},
+            **({} if mechanism.turns is None else mechanism.turns.about),
+        }
+        return settings | spent
+
+    def notes(self) -> list[str]:
+        """A note on clients that have fewer samples than a lot."""
+        few = int((self.sizes < self.released.lot).sum())
+        if not few or self.released.public_rate:
+            return []
+        return [
+            f"{few} of {len(self.sizes)} clients have fewer samples than a lot: every lot holds "
+            f"all of theirs, and their sums are divided by {self.released.lot:g} all the same."
+        ]
+
+
+@dataclass(frozen=True)
+class PerClient:
+    """Accounts of whole clients."""
+
+    config: Config
+    experiment: Experiment
+    sizes: np.ndarray
+    released: ClientLevel
+
+    @property
+    def protected(self) -> float:
+        """How many clients are protected."""
+        return protected(self.config, self.sizes)
+
+    @property
+    def ledger_about(self) -> tuple[str, dict[str, str | int]]:
+        """Where the rates of the ledger are from, and what else holds for all its lines."""
+        level = self.released
+        about: dict[str, str | int] = {
+            "unit": "client",
+            "trust": level.trust,
+            "adjacency": level.adjacency,
+            "rate_from": "public",
+            "sampling": "poisson" if level.poisson else "none",
+        }
+        if level.shared:
+            about |= {"shares": level.cohort, "honest": level.shares, "modulus": MODULUS}
+        return "public", about
+
+    def blocks(self, params: Params) -> int:
+        """An update is clipped as a whole."""
+        return 1
+
+    def require_possible(self) -> None:
+        """The checks of the config suffice."""
+
+    def demands(self) -> list[Demand]:
+        """The demand of a client that takes part most often."""
+        level, plan = self.released, self.experiment.plan
+        rounds = plan.rounds if level.poisson else int(rounds_taken(self.experiment).max())
+        factor = (1 + ROUNDING) / level.counted if level.shared else 1.0
+        return [Demand(self.config.privacy.noise * level.counted, factor, level.rate, rounds)]
+
+    def require_countable(self, fresh: ServerState, delta: float) -> None:
+        """Reject releases that no account covers."""
+        tensors = leaves(joint(self.experiment.recipe, fresh.params, fresh.states))
+        require_counted(self.released, {self.released.rate}, 1, 1, delta, tensors)
+
+    def releases(self, number: int) -> Releases:
+        """The release of a round, in a new cohort if it is begun again."""
+        level, plan = self.released, self.experiment.plan
+        plan.forget(number)
+        chosen = [EVERYONE] if level.poisson else plan.participants(number).tolist()
+        return Releases(chosen, [level.rate] * len(chosen), level.noise * level.counted, 1)
+
+    def described(self, spent: Record, ledger: Ledger, blocks: int, delta: float) -> Record:
+        """The summary: the settings, what was spent, and the unit."""
+        level = self.released
+        settings = {
+            "noise": level.noise,
+            "bound": level.bound,
+            "cohort": level.cohort,
+            "delta": delta,
+            "arithmetic": "grid" if level.on_grid else "continuous",
+        }
+        return settings | spent | self.ledger_about[1]
+
+    def notes(self) -> list[str]:
+        """Notes on secret draws."""
+        if self.released.seed is not None:
+            return []
+        return [REPLAY, COHORTS] if self.released.poisson else [REPLAY]
+
+
+def unit_of(
+    config: Config, experiment: Experiment, sizes: np.ndarray
+) -> PerExample | PerClient | None:
+    """What a run protects; None if it is not private."""
+    recipe = experiment.recipe
+    if recipe.client_level is not None:
+        return PerClient(config, experiment, sizes, recipe.client_level)
+    if recipe.mechanism is not None:
+        return PerExample(config, experiment, sizes, recipe.mechanism)
+    return None
+
+
+def calibrated(config: Config, experiment: Experiment, sizes: np.ndarray, params: Params) -> Config:
+    """Set the least noise that keeps every client within [privacy] epsilon.
+
+    Args:
+        config: If it gives both a noise and an epsilon, the noise must meet epsilon.
+        experiment: The run before its noise is known.
+        sizes: Samples of each client [N].
+        params: The model's parameters.
+
+    Returns:
+        The config with its noise; the same object if nothing is to be found.
+
+    Raises:
+        InputError: If lots or noise cannot be used, or the given noise spends more than epsilon.
+    """
+    if (unit := unit_of(config, experiment, sizes)) is None:
+        return config
+    unit.require_possible()
+    privacy, adjacency = config.privacy, unit.released.adjacency
+    if not privacy.epsilon:
+        return config
+    delta, blocks = delta_of(config, sizes, experiment.recipe.mechanism), unit.blocks(params)
+    if privacy.noise:
+        answers = [
+            epsilon(one.noise, one.rate, one.steps, delta, blocks, adjacency=adjacency)
+            for one in unit.demands()
+        ]
+        most = max((one.upper for one in answers), default=0.0)
+        if most > privacy.epsilon:
+            raise InputError(
+                f"[privacy] noise = {privacy.noise:g} spends {most:.4g} ({adjacency}), more than "
+                f"epsilon = {privacy.epsilon:g}: leave one of them out"
+            )
+        return config
+    target = privacy.epsilon
+    noise = max(
+        one.factor * least_noise(target, one.rate, one.steps, delta, blocks, adjacency=adjacency)[0]
+        for one in unit.demands()
+    )
+    return config.model_copy(update={"privacy": privacy.model_copy(update={"noise": noise})})
+
+
+def require_accountable(
+    config: Config, experiment: Experiment, sizes: np.ndarray, fresh: ServerState
+) -> None:
+    """Reject, before anything is written, what a release or the end of the run would reject."""
+    if (unit := unit_of(config, experiment, sizes)) is not None:
+        unit.require_countable(fresh, delta_of(config, sizes, experiment.recipe.mechanism))
 
 
 def require_counted(
-    released: Releasing,
+    released: Mechanism | ClientLevel,
     rates: set[float],
     steps: int,
     blocks: int,
     delta: float,
-    tensors: list[Tensor],
+    tensors: Sequence[Tensor],
 ) -> None:
-    """Refuse releases that no account has, or noise that no lattice holds in these tensors.
-
-    An account has noise times its counted part: of K shares, that of H alone."""
+    """Reject releases that no account covers, and noise that no lattice holds in these tensors."""
     counted, shared = 1.0, False
-    if isinstance(released, ClientLevel):
-        counted, shared = released.counted, released.shared  # which has a lattice of its own
+    if isinstance(released, ClientLevel):  # shares of noise have a lattice of their own
+        counted, shared = released.counted, released.shared
     if 0 < released.noise * counted < LEAST_NOISE:
         raise InputError(_too_little(released))
     for rate in rates:
@@ -64,7 +349,7 @@ def require_counted(
             lattice.spacing(1.0, released.noise, sum(one[0].numel() for one in tensors))
 
 
-def _too_little(released: Releasing) -> str:
+def _too_little(released: Mechanism | ClientLevel) -> str:
     """Which keys give the account its noise, and how much of each is enough."""
     if not (isinstance(released, ClientLevel) and released.shared):
         return (
@@ -84,153 +369,25 @@ def _too_little(released: Releasing) -> str:
     )
 
 
-def require_one_client(mechanism: Mechanism, config: Config) -> None:
-    """Refuse correlated noise, of a mechanism of the user's, too, where it would not cancel."""
-    if mechanism.turns is None or mechanism.turns.band == 1:
-        return
-    if config.engine.name != "inline":
-        raise InputError(IN_ONE_PROCESS)
-    if config.federation.clients > 1:
-        raise InputError(ONE_CLIENT)
+def protected(config: Config, sizes: np.ndarray, mechanism: Mechanism | None = None) -> float:
+    """How many clients, or examples of a client, an epsilon protects each of.
 
-
-def require_lot(lot: float, sizes: np.ndarray) -> None:
-    """Refuse a lot that no client can fill."""
-    if lot > sizes.max():
-        raise InputError(
-            f"[privacy] lot = {lot:g} exceeds the {sizes.max()} samples of the largest client: "
-            "lower it, or raise [data] train"
-        )
-
-
-def require_within(privacy: Privacy, answers: list[Answer]) -> None:
-    """Refuse a noise that does not reach the target that stands beside it."""
-    most = max((one.upper for one in answers), default=0.0)
-    if most > privacy.epsilon:
-        raise InputError(
-            f"[privacy] noise = {privacy.noise:g} spends {most:.4g} ({answers[0].adjacency}), more "
-            f"than epsilon = {privacy.epsilon:g}: leave one of them out"
-        )
-
-
-# What a private run spends: noise found for a target, a ledger ahead of every round, a summary.
-#
-# Every client has its own account, since it has its own samples and its own rounds: rate lot / n_i,
-# or one that is public, E releases a round in which it takes part. Who takes part is public, and
-# amplifies nothing.
-
-MOST_DELTA = 1e-5
-LOW_BITS = "The noise is in floating point, of whose low bits epsilon does not know."
-BEYOND = "More than [privacy] epsilon = {:g}: rounds that were broken off were released again."
-DIAGNOSTICS = (
-    "Losses and accuracies of this simulation are measured on the data themselves and are not "
-    "released: publishing them would cost privacy that no ledger counts."
-)
-# All that noise was added to, or that follows from it; no other file of a run is for publication.
-RELEASED = ("initial.safetensors", "model.safetensors", "momentum.safetensors")
-least_noise = cache(noise_for)  # a second of work, and all runs of a suite ask the same
-
-
-def calibrated(config: Config, experiment: Experiment, sizes: np.ndarray, params: Params) -> Config:
-    """The config with the least noise that keeps every client within [privacy] epsilon; a noise
-    that is given must do so."""
-    privacy, mechanism = config.privacy, experiment.recipe.mechanism
-    if mechanism is None:
-        return config
-    if not mechanism.public_rate:
-        require_lot(mechanism.lot, sizes)
-    require_one_client(mechanism, config)
-    if not privacy.epsilon:
-        return config
-    blocks, taken = mechanism.clipping.blocks(params), rounds_taken(experiment)
-    demands = hardest(  # of noise 1: it is the same for all
-        Event(mechanism.rate(int(sizes[i])), 1.0, int(count))
-        for i, count in enumerate(taken)
-        if count
-    )
-    steps, goal = experiment.plan.steps, delta_of(config, sizes, mechanism)
-    named = mechanism.adjacency
-    alike = [_alike(mechanism, one.sampling_probability, one.count * steps) for one in demands]
-    if privacy.noise:
-        require_within(privacy, [
-            epsilon(privacy.noise / over, rate, many, goal, blocks, adjacency=named)
-            for over, rate, many in alike
-        ])  # fmt: skip
-        return config
-    noise = max(
-        over * least_noise(privacy.epsilon, rate, many, goal, blocks, adjacency=named)[0]
-        for over, rate, many in alike
-    )
-    return config.model_copy(update={"privacy": privacy.model_copy(update={"noise": noise})})
-
-
-def require_accountable(
-    config: Config, experiment: Experiment, sizes: np.ndarray, params: Params
-) -> None:
-    """Refuse, before anything is written, what would be refused at a release or at the end."""
-    mechanism = experiment.recipe.mechanism
-    if mechanism is None:
-        return
-    blocks = mechanism.clipping.blocks(params)
-    require_counted(
-        mechanism, {mechanism.rate(int(size)) for size in sizes}, experiment.plan.steps, blocks,
-        delta_of(config, sizes, mechanism), list(params.values()),
-    )  # fmt: skip
-    if mechanism.quantile is not None:  # and its noise leaves some for the sums
-        mechanism.quantile.of_sums(mechanism.noise, blocks)
-
-
-def _alike(mechanism: Mechanism, rate: float, steps: int) -> tuple[float, float, int]:
-    """(s, rate, steps) of Poisson lots, with s times less noise, that spend the same: lots that
-    take turns are one release of all samples."""
-    if mechanism.turns is None:
-        return 1.0, rate, steps
-    return mechanism.turns.alike(steps, round(1 / rate)), 1.0, 1
-
-
-def answered(
-    ledger: Ledger, goal: float, released: Releasing, target: float, stopped: bool, *words: str
-) -> dict[str, Any]:
-    """What the client that spent most has spent at delta = `goal`, whether that is certified, and
-    what else there is to know."""
-    known = {"ledger": ledger.head, "released": list(RELEASED)}
-    if not released.noise:
-        note = f"Without noise nothing is private: epsilon is infinite. {DIAGNOSTICS}"
-        return {**known, "epsilon": None, "certified": False, "note": note}
-    answers = ledger.epsilons(goal)
-    worst = max(answers, key=lambda client: answers[client].upper)
-    most = answers[worst]
-    for doubt in (CAVEATS[released.secrecy], STOPPED if stopped else ""):
-        most = uncertified(most, doubt) if doubt else most
-    beyond = BEYOND.format(target) if 0 < target < most.upper else ""
-    low = "" if released.on_grid else LOW_BITS
-    note = " ".join(filter(None, (most.note, beyond, low, *words, DIAGNOSTICS)))
-    clients = {str(named(client)): one.upper for client, one in sorted(answers.items())}
-    spent = dataclasses.asdict(most) | {"note": note}
-    return {**known, **spent, "client": named(worst), "clients": clients}
-
-
-def named(client: int) -> int | str:
-    """A client of a ledger, where people read it."""
-    return EACH if client == EVERYONE else client
+    Args:
+        config: It may give a public population of examples.
+        sizes: Samples of each client [N]. Without a public population, the largest client counts.
+        mechanism: The user's own mechanism, whose public population comes before the config's.
+    """
+    if config.privacy.level == "client":
+        return float(config.federation.clients)
+    return (mechanism or config.privacy).public_population or float(sizes.max())
 
 
 def delta_of(config: Config, sizes: np.ndarray, mechanism: Mechanism | None = None) -> float:
-    """[privacy] delta, or n^-1.1 of the largest client, or of the public population (003), of a
-    `mechanism` of the user's too, and 1e-5 at most: small clients would make it large, and a delta
-    near 1 / n_i protects nobody."""
-    public = (mechanism or config.privacy).public_population
-    return config.privacy.delta or least_delta(public or float(sizes.max()))
+    """[privacy] delta; if that is 0, n^-1.1 of the n that are `protected` (DiSK), at most 1e-5.
 
-
-def least_delta(population: float) -> float:
-    """What [privacy] delta = 0 stands for, of so many examples."""
-    return min(MOST_DELTA, population**-1.1)
-
-
-def mark_of(config: Config) -> str:
-    """What tells a run's ledger from that of another config."""
-    return hashlib.sha256(tables.dump(config).encode()).hexdigest()
+    The maximum is for small clients: a delta near 1 / n protects nobody.
+    """
+    return config.privacy.delta or min(MOST_DELTA, protected(config, sizes, mechanism) ** -1.1)
 
 
 def rounds_taken(experiment: Experiment) -> np.ndarray:
@@ -238,16 +395,18 @@ def rounds_taken(experiment: Experiment) -> np.ndarray:
     return np.bincount(experiment.plan.schedule().ravel(), minlength=experiment.plan.clients)
 
 
-@dataclass(frozen=True)
-class Spending:
-    """The account of a run; open it before the first release."""
+def client_name(client: int) -> int | str:
+    """A client of a ledger, as people read it."""
+    return EACH if client == EVERYONE else client
 
-    config: Config
-    mechanism: Mechanism
+
+@dataclass(frozen=True)
+class RunAccountant:
+    """The account of a private run; open it before the first release."""
+
+    unit: PerExample | PerClient
     ledger: Ledger
-    sizes: np.ndarray
     blocks: int
-    experiment: Experiment
 
     @classmethod
     def open(
@@ -258,56 +417,69 @@ class Spending:
         sizes: np.ndarray,
         state: ServerState,
         head: str | None = None,
-    ) -> "Spending":
-        """The account of a private run, kept in the file at `path`, which must know all that the
-        model of `state` has behind it, saved beside `head`."""
-        mechanism = experiment.recipe.mechanism
-        assert mechanism is not None
-        rates = "public" if mechanism.public_rate else "samples"
-        about = mechanism.secrecy, state.round, head, mechanism.adjacency, rates
-        turns = None if mechanism.turns is None else mechanism.turns.about
-        ledger = Ledger.open(path, mark_of(config), *about, turns)
+    ) -> "RunAccountant":
+        """Open the account of a private run, or begin it.
+
+        Args:
+            path: The ledger's file. It must know all rounds before `state`.
+            config: The config with its noise.
+            experiment: The run.
+            sizes: Samples of each client [N].
+            state: The state from which the run goes on.
+            head: The ledger's head when that state was saved.
+
+        Raises:
+            InputError: If the ledger is damaged, of another run, or cannot be continued.
+        """
+        unit = unit_of(config, experiment, sizes)
+        assert unit is not None
+        released, (rate_from, about) = unit.released, unit.ledger_about
+        fingerprint = hashlib.sha256(tables.dump(config).encode()).hexdigest()
+        known = released.secrecy, state.round, head, released.adjacency, rate_from
+        ledger = Ledger.open(path, fingerprint, *known, about)
         if ledger.lost:
             raise InputError(f"{path} {ledger.lost}: {AFRESH}")
-        blocks = mechanism.clipping.blocks(state.params)
-        return cls(config, mechanism, ledger, sizes, blocks, experiment)
+        return cls(unit, ledger, unit.blocks(state.params))
 
     def ahead(self, rounds: Iterator[Round], done: int) -> Iterator[Round]:
-        """The rounds after the first `done`, each in the ledger before anything of it is drawn."""
-        plan, blocks = self.experiment.plan, self.blocks
-        for number in range(done, plan.rounds):
-            chosen = plan.participants(number)
-            rates = [self.mechanism.rate(int(self.sizes[client])) for client in chosen]
-            self.ledger.begin(number, chosen, rates, self.mechanism.noise, blocks, plan.steps)
+        """Yield the rounds after the first `done`.
+
+        Each round is in the ledger before anything of it is drawn.
+        """
+        for number in range(done, self.unit.experiment.plan.rounds):
+            one = self.unit.releases(number)
+            begun = number, one.participants, one.rates, one.noise, self.blocks, one.steps
+            self.ledger.begin(*begun)
             yield next(rounds)
 
-    def summary(self, stopped: bool = False) -> dict[str, Any]:
-        """What summary.json says: the client that spent most, and what the number stands on;
-        `stopped` says that a callback ended the run."""
-        mechanism = self.mechanism
-        goal = delta_of(self.config, self.sizes, mechanism)
-        about = {
-            "noise": mechanism.noise,
-            "bound": mechanism.clipping.bound,
-            "blocks": self.blocks,
-            "lot": mechanism.lot,
-            "arithmetic": "grid" if mechanism.on_grid else "continuous",
-            "delta": goal,
-            **({} if mechanism.quantile is None else mechanism.quantile.about),
-            "unit": "example within its client",
-            **{name: self.ledger.about[name] for name in ("adjacency", "rate_from", "sampling")},
-            **({} if mechanism.turns is None else mechanism.turns.about),
-        }
-        target = self.config.privacy.epsilon
-        words = self._small(), loose(goal, mechanism.public_population or float(self.sizes.max()))
-        return about | answered(self.ledger, goal, mechanism, target, stopped, *words)
+    def summary(self, stopped: bool = False) -> Record:
+        """The table "privacy" of summary.json: what the client that spent most has spent.
 
-    def _small(self) -> str:
-        """What to know of clients that have fewer samples than a lot."""
-        few = int((self.sizes < self.mechanism.lot).sum())
-        if not few or self.mechanism.public_rate:
-            return ""
-        return (
-            f"{few} of {len(self.sizes)} clients have fewer samples than a lot: every lot holds "
-            f"all of theirs, and their sums are divided by {self.mechanism.lot:g} all the same."
-        )
+        Args:
+            stopped: Whether a callback ended the run.
+        """
+        unit, config = self.unit, self.unit.config
+        delta = delta_of(config, unit.sizes, unit.experiment.recipe.mechanism)
+        spent: Record = {"ledger": self.ledger.head, "released": list(RELEASED)}
+        if not unit.released.noise:
+            note = f"Without noise nothing is private: epsilon is infinite. {DIAGNOSTICS}"
+            spent |= {"epsilon": None, "certified": False, "note": note}
+            return unit.described(spent, self.ledger, self.blocks, delta)
+        answers = self.ledger.epsilons(delta)
+        worst = max(answers, key=lambda client: answers[client].upper)
+        most = answers[worst]
+        for doubt in (CAVEATS[unit.released.secrecy], STOPPED if stopped else ""):
+            most = uncertified(most, doubt) if doubt else most
+        target = config.privacy.epsilon
+        notes = [
+            most.note,
+            BEYOND.format(target) if 0 < target < most.upper else "",
+            "" if unit.released.on_grid else LOW_BITS,
+            *unit.notes(),
+            loose(delta, unit.protected),
+            DIAGNOSTICS,
+        ]
+        clients = {str(client_name(one)): answers[one].upper for one in sorted(answers)}
+        spent |= dataclasses.asdict(most) | {"note": " ".join(filter(None, notes))}
+        spent |= {"client": client_name(worst), "clients": clients}
+        return unit.described(spent, self.ledger, self.blocks, delta)

@@ -26,14 +26,8 @@ from fedmuon.core.guard import Guard
 from fedmuon.data.federated import FederatedData
 from fedmuon.data.partition import weights
 from fedmuon.federated import build, build_recipe
-from fedmuon.federated.accountant import Spending
+from fedmuon.federated.accountant import RunAccountant, calibrated, require_accountable
 from fedmuon.federated.build_recipe import routes
-from fedmuon.federated.client_accountant import (
-    ClientSpending,
-    account,
-    calibrated,
-    require_accountable,
-)
 from fedmuon.federated.evaluate import risk, sample_weights
 from fedmuon.federated.plan import Plan
 from fedmuon.federated.rounds import Engine, Experiment, Round, ServerState, begin
@@ -131,13 +125,18 @@ def drive(
         return finished
     state, record = directory.restore(begin(run.experiment.recipe, run.experiment.task, seed)), {}
     before = directory.cut_back(state.round)
-    spending = _spending(run, state)
+    accountant = None
+    if run.experiment.recipe.private:
+        path, head = directory.path / "ledger.jsonl", directory.ledger_head()
+        accountant = RunAccountant.open(
+            path, run.config, run.experiment, run.data.sizes, state, head
+        )
 
     def keep(state: ServerState) -> None:
-        directory.checkpoint(state, spending.ledger.head if spending else "")
+        directory.checkpoint(state, accountant.ledger.head if accountant else "")
 
     # What is released is spent, so that losing it to a kill would waste privacy.
-    every = 1 if spending else run.config.output.checkpoint_every
+    every = 1 if accountant else run.config.output.checkpoint_every
     begun(state.round, run.config.federation.rounds)
     start, last = time.monotonic() - _spent(before), run.config.federation.rounds
     trained = _spent(before, "train_seconds")
@@ -145,7 +144,7 @@ def drive(
     saving = _saving(lambda: keep(state), InputError, Interrupted, KeyboardInterrupt)
     with directory.failing(), saving:
         rounds = engine(run.experiment, state)
-        rounds = spending.ahead(rounds, state.round) if spending else rounds
+        rounds = accountant.ahead(rounds, state.round) if accountant else rounds
         for done, spent in _timed(rounds):
             trained += spent
             record = _record(run, done, trained, time.monotonic() - start)
@@ -159,8 +158,8 @@ def drive(
             if state.round % every == 0 and state.round < last:
                 keep(state)
         measured = _measured(run, state, record, stopped)
-        if spending:
-            measured |= {"privacy": spending.summary(bool(stopped))}
+        if accountant:
+            measured |= {"privacy": accountant.summary(bool(stopped))}
         return _finish(run, state, measured, time.monotonic() - start)
 
 
@@ -173,14 +172,6 @@ def _saving(keep: Callable[[], None], *errors: type[BaseException]) -> Iterator[
         with contextlib.suppress(InputError):  # what stopped the run is the news
             keep()
         raise
-
-
-def _spending(run: Run, state: ServerState) -> Spending | ClientSpending | None:
-    """A private run's account."""
-    if not run.experiment.recipe.private:
-        return None
-    ledger, head = run.directory.path / "ledger.jsonl", run.directory.ledger_head()
-    return account(ledger, run.config, run.experiment, run.data.sizes, state, head)
 
 
 def _finished(directory: RunDirectory) -> Record | None:
