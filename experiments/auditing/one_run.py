@@ -145,7 +145,7 @@ def _require_known_law(experiment: Experiment) -> None:
     released = experiment.recipe.client_level or experiment.recipe.mechanism
     if released is None or not released.noise:
         raise InputError("without noise nothing is private, and no audit is needed: give noise")
-    if isinstance(released, Mechanism) and (released.turns or released.quantile):
+    if isinstance(released, Mechanism) and (released.fixed_order or released.quantile):
         raise InputError(
             "the auditor of one run knows the law of Poisson lots under a bound that stays: leave "
             "[privacy] sampling and quantile out"

@@ -48,7 +48,7 @@ def alike(
     if sampling not in ("shuffle", "cyclic"):
         return 1.0, share, steps
     from fedmuon.privacy.mechanisms.fixed_order import (  # and torch, which Poisson lots do without
-        Turns,
+        FixedOrderSampling,
         lots_of,
     )
 
@@ -58,7 +58,7 @@ def alike(
         refuse(f"--mode {mode} is of Poisson lots: leave --mode or --sampling out")
     if why := in_turns(lot, 0.0, adjacency):
         refuse(why)
-    turns = Turns("shuffle" if sampling == "shuffle" else "cyclic", band)
+    turns = FixedOrderSampling("shuffle" if sampling == "shuffle" else "cyclic", band)
     if band > 1:
         require_at_most(1e7, steps=steps)
     return turns.alike(steps, lots_of(population, lot)), 1.0, 1

@@ -112,7 +112,10 @@ class PerExample:
     def ledger_about(self) -> tuple[str, dict[str, str | int] | None]:
         """Where the rates of the ledger are from, and what else holds for all its lines."""
         rate_from = "public" if self.released.public_rate else "samples"
-        return rate_from, None if self.released.turns is None else self.released.turns.about
+        return (
+            rate_from,
+            None if self.released.fixed_order is None else self.released.fixed_order.about,
+        )
 
     def blocks(self, params: Params) -> int:
         """How many blocks a release has, each clipped to the bound."""
@@ -126,7 +129,7 @@ class PerExample:
                 f"[privacy] lot = {mechanism.lot:g} exceeds the {self.sizes.max()} samples of the "
                 "largest client: lower it, or raise [data] train"
             )
-        if mechanism.turns is not None and mechanism.turns.band > 1:
+        if mechanism.fixed_order is not None and mechanism.fixed_order.band > 1:
             if self.config.engine.name != "inline":
                 raise InputError(IN_ONE_PROCESS)
             if self.config.federation.clients > 1:
@@ -143,8 +146,10 @@ class PerExample:
         found = []
         for one in worst:
             factor, rate, many = 1.0, one.sampling_probability, one.count * steps
-            if mechanism.turns is not None:  # all lots together are one release of all samples
-                factor, rate, many = mechanism.turns.alike(many, round(1 / rate)), 1.0, 1
+            if (
+                mechanism.fixed_order is not None
+            ):  # all lots together are one release of all samples
+                factor, rate, many = mechanism.fixed_order.alike(many, round(1 / rate)), 1.0, 1
             found.append(Demand(self.config.privacy.noise / factor, factor, rate, many))
         return found
 
@@ -176,7 +181,7 @@ class PerExample:
             **({} if mechanism.quantile is None else mechanism.quantile.about),
             "unit": "example within its client",
             **{name: ledger.about[name] for name in ("adjacency", "rate_from", "sampling")},
-            **({} if mechanism.turns is None else mechanism.turns.about),
+            **({} if mechanism.fixed_order is None else mechanism.fixed_order.about),
         }
         return settings | spent
 

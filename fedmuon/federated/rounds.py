@@ -302,12 +302,13 @@ def _context(
         where = f"clients {[client for client, _ in clients]}, round {round}, step {step}"
         return Context(params, _checked_gradient(task, batches, where), draws, factor=factor)
     turns = [
-        0 if mechanism.turns is None else plan.turn(round, client, step) for client, _ in clients
+        0 if mechanism.fixed_order is None else plan.turn(round, client, step)
+        for client, _ in clients
     ]
     rows = [
         mechanism.rows(draw, shard.size)
-        if mechanism.turns is None
-        else mechanism.turns.rows(plan.seed, client, turn, shard.size, mechanism.lot)
+        if mechanism.fixed_order is None
+        else mechanism.fixed_order.rows(plan.seed, client, turn, shard.size, mechanism.lot)
         for draw, turn, (client, shard) in zip(draws, turns, clients, strict=True)
     ]
     batches = [shard.batch(one) for one, (_, shard) in zip(rows, clients, strict=True)]

@@ -25,7 +25,7 @@ from fedmuon.optim.recipes import (
     private_sgd,
     sgd,
 )
-from fedmuon.privacy.mechanisms.fixed_order import Turns
+from fedmuon.privacy.mechanisms.fixed_order import FixedOrderSampling
 from fedmuon.privacy.mechanisms.gaussian import Mechanism
 from fedmuon.privacy.mechanisms.quantile import SHARE, Quantile
 from fedmuon.tasks.per_example.clipping import Clipping
@@ -89,13 +89,13 @@ def _private(local: Local, privacy: Privacy, lr: Number, of_map: dict[str, Any])
     Kalman filter. The auxiliary parameters are one block."""
     first, base = local.recipe.split("-")
     auxiliary = [name for name, count in (of_map["routes"] or {}).items() if not count]
-    quantile, turns = None, None
+    quantile, fixed_order = None, None
     if privacy.quantile:
         count_noise = privacy.count_noise or max(privacy.lot / SHARE, privacy.noise)
         quantile = Quantile(privacy.quantile, privacy.quantile_rate, count_noise)
     if privacy.sampling != "poisson":
         correlated = privacy.noise_correlation != "none"
-        turns = Turns(privacy.sampling, privacy.band if correlated else 1)
+        fixed_order = FixedOrderSampling(privacy.sampling, privacy.band if correlated else 1)
     mechanism = Mechanism(
         Clipping(privacy.clipping, privacy.bound, frozenset(auxiliary)),
         privacy.noise,
@@ -105,7 +105,7 @@ def _private(local: Local, privacy: Privacy, lr: Number, of_map: dict[str, Any])
         privacy.adjacency,
         privacy.noise_source,
         privacy.arithmetic,
-        turns=turns,
+        fixed_order=fixed_order,
         quantile=quantile,
     )
     disk = (privacy.kappa, privacy.lookahead) if first == "disk" else None

@@ -22,7 +22,7 @@ from fedmuon.core.files import AFRESH, append, mendable, read_bytes
 from fedmuon.core.locks import require_place
 from fedmuon.privacy.accounting.composition import Answer, account, event
 from fedmuon.privacy.accounting.dominating_pairs import Event
-from fedmuon.privacy.mechanisms.fixed_order import Turns
+from fedmuon.privacy.mechanisms.fixed_order import FixedOrderSampling
 
 FORMAT = 3  # 2 said add-remove of every rate, and not where rates are from
 
@@ -220,7 +220,7 @@ class Ledger:
 
     def _in_turn(self, own: list[Entry], client: int) -> Event:
         """What lots that take turns released, at the least noise and in the shortest epochs."""
-        turns = Turns(self.about["sampling"], self.about["band"])
+        turns = FixedOrderSampling(self.about["sampling"], self.about["band"])
         share = max(one.rates[one.participants.index(client)] for one in own)
         return turns.spent(
             min(one.noise_multiplier for one in own),

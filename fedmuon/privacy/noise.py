@@ -1,61 +1,65 @@
-"""Random words that nobody can tell from uniform ones, and the draws that are made of them.
+"""The randomness of releases: key streams, streams from the run's seed, and what is drawn of them.
 
-AES-256 in counter mode (NIST SP 800-38A), from a key of the operating system's entropy. What comes
-out is pseudorandom: whoever tells n blocks of 16 bytes from truly uniform ones breaks AES, but for
-an advantage of n^2 / 2^129, as blocks never repeat. So what is proved of uniform words holds
-against all who cannot; a statistical generator such as PCG64 promises nothing of the kind.
+A `KeyStream` is AES-256 in counter mode (NIST SP 800-38A), under a key of the operating system's
+entropy. Blocks never repeat, so whoever tells n blocks of 16 bytes from uniform ones breaks AES, but
+for an advantage of n^2 / 2^129. Proofs about uniform words therefore hold against everyone who
+cannot break AES. A statistical generator such as PCG64 promises nothing like this.
 """
 
 import math
 import os
 import secrets
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from fedmuon.core.errors import InputError
+from fedmuon.core.rng import Draw, normal
 from fedmuon.privacy.mechanisms.discrete import MOST_BITS, STRIPS, Words, gaussian
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 ZEROS = bytes(2**16)
 
 
 def counter_mode(key: bytes, counter: bytes = bytes(16)) -> Any:
-    """The encryptor, which makes of zeros its key stream."""
+    """An encryptor, which turns zeros into its key stream."""
     from cryptography.hazmat.primitives.ciphers import Cipher, algorithms, modes  # slow to load
 
     return Cipher(algorithms.AES(key), modes.CTR(counter)).encryptor()
 
 
 class KeyStream:
-    """Words and draws under a key that only this object's cipher ever holds.
+    """Words and draws under a key that only this object's cipher holds.
 
-    It cannot be copied or pickled, and has no attribute with the key or the seed of one. A process
-    that was forked begins anew, under a key of its own: no two ever put out the same words.
+    It cannot be copied or pickled, and no attribute has the key or its seed. A forked process
+    begins anew under its own key, so that two processes never put out the same words.
     """
 
     _forks = 0  # between the first process and this one
 
     def __init__(self) -> None:
-        """A fresh key."""
-        self._began()
+        """Draw a fresh key."""
+        self._begin()
 
-    def _began(self) -> None:
+    def _begin(self) -> None:
         self._cipher, self._home = counter_mode(os.urandom(32)), KeyStream._forks
 
     @classmethod
-    def _forked(cls) -> None:
+    def _count_fork(cls) -> None:
         cls._forks += 1
 
     def __reduce_ex__(self, protocol: Any) -> Any:
         raise InputError(
-            "a key stream stays where it is, since a copy would repeat its noise: make another"
+            "a key stream cannot be copied, because the copy would repeat its noise: make a new one"
         )
 
     def random_raw(self, count: int) -> np.ndarray:
-        """The next words [count] of 64 bits, as NumPy's bit generators name it."""
+        """The next words [count] of 64 bits, under the name that NumPy's bit generators use."""
         if self._home != KeyStream._forks:
-            self._began()
+            self._begin()
         words = np.empty(count, np.uint64)
         whole = memoryview(words).cast("B") if count else memoryview(b"")
         for start in range(0, len(whole), len(ZEROS)):
@@ -64,10 +68,10 @@ class KeyStream:
         return words
 
     def happens(self, count: int, chance: float) -> np.ndarray:
-        """Independent events [count] of probability floor(chance 2^64) / 2^64, and all at 1.
+        """Draw independent events [count], each with probability floor(chance 2^64) / 2^64.
 
-        From 2^-11 on that is the chance itself, below it less by under 2^-64. A lot at a smaller
-        rate makes of a release a mixture of what the greater rate makes of it and of the release
+        From 2^-11 on, this is the chance itself; below, it is less by under 2^-64. A smaller rate
+        costs no privacy: the release is then a mixture of a release at the larger rate and of one
         without the example, so by convexity no epsilon is larger.
         """
         if chance >= 1:
@@ -75,26 +79,27 @@ class KeyStream:
         return self.random_raw(count) < np.uint64(int(chance * 2.0**64))
 
     def standard_normal(self, shape: tuple[int, ...]) -> np.ndarray:
-        """Float64 entries: the discrete Gaussian with 2^52 steps to a standard deviation, whose
-        tails end nowhere, times 2^-52."""
+        """Draw float64 entries: 2^-52 times the discrete Gaussian with 2^52 steps to a standard
+        deviation, whose tails are not cut."""
         found = gaussian(self.random_raw, math.prod(shape), MOST_BITS, np.float64)
         found *= 1 / (STRIPS << MOST_BITS)
         return found.reshape(shape)
 
 
-if hasattr(os, "register_at_fork"):  # elsewhere nothing forks
-    os.register_at_fork(after_in_child=KeyStream._forked)
-
-
-# Where the randomness of a release comes from, and the lots that are drawn of it.
+if hasattr(os, "register_at_fork"):  # other systems do not fork
+    os.register_at_fork(after_in_child=KeyStream._count_fork)
 
 Stream = np.random.Generator | KeyStream
-Streams = Callable[[int], Sequence[Stream]]  # block -> one a client
+Streams = Callable[[int], Sequence[Stream]]  # block -> one stream per client
+Draws = Callable[..., np.random.Generator]  # draw(what, block=...) of one client's local step
+Normal = Callable[[tuple[int, ...], int], "Tensor"]  # (shape [K S, ...], block) -> N(0, 1) entries
 
 
 def secret_generator() -> np.random.Generator:
-    """PCG64 seeded with 256 bits of the operating system's entropy: a quarter cheaper than a
-    `KeyStream`, and no cryptographic generator."""
+    """PCG64, seeded with 256 bits of the operating system's entropy.
+
+    It is a quarter cheaper than a `KeyStream`, and it is no cryptographic generator.
+    """
     return np.random.Generator(np.random.PCG64(np.random.SeedSequence(secrets.randbits(256))))
 
 
@@ -104,15 +109,48 @@ def secret_stream(source: str = "secure") -> Stream:
 
 
 def words_of(stream: Stream) -> Words:
-    """Its source of uniform words."""
+    """The stream's source of uniform words."""
     return (stream if isinstance(stream, KeyStream) else stream.bit_generator).random_raw
 
 
-def poisson_rows(rng: Stream, size: int, rate: float) -> np.ndarray:
-    """The rows of a Poisson lot: each of `size` rows with probability `rate`, independently.
+def secret_streams(clients: int, source: str = "secure") -> Streams:
+    """One fresh stream for all clients and blocks."""
+    streams = [secret_stream(source)] * clients
+    return lambda block: streams
 
-    Sorted, and maybe none. This is the sampling that the accountant's amplification assumes; a
-    shuffled lot of fixed size is another mechanism.
+
+def keyed_streams(draws: Sequence[Draws]) -> Streams:
+    """Streams that are a function of (seed, round, client, step, block)."""
+    return lambda block: [draw(Draw.NOISE, block=block) for draw in draws]
+
+
+def normals(streams: Streams) -> Normal:
+    """Normal entries from these streams."""
+    return lambda shape, block: normal(streams(block), shape)
+
+
+def secret(clients: int = 1) -> Normal:
+    """Fresh noise for each client, shared by its replicas. No two calls agree."""
+    return normals(secret_streams(clients))
+
+
+def keyed(draws: Sequence[Draws]) -> Normal:
+    """Noise that is a function of (seed, round, client, step, block); draws[k] is client k's.
+
+    It repeats a run exactly, so everyone who knows the seed knows the noise. Use it only for
+    experiments on data that need no protection.
+    """
+    return normals(keyed_streams(draws))
+
+
+def poisson_rows(rng: Stream, size: int, rate: float) -> np.ndarray:
+    """Draw the rows of a Poisson lot: each of `size` rows with probability `rate`, independently.
+
+    The accountant's amplification assumes this sampling. A shuffled lot of fixed size is another
+    mechanism.
+
+    Returns:
+        The rows, sorted; maybe none.
     """
     if isinstance(rng, KeyStream):
         return np.flatnonzero(rng.happens(size, rate))

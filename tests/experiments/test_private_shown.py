@@ -19,7 +19,7 @@ from fedmuon.experiments.spending import with_privacy_columns as with_columns
 from fedmuon.experiments.stability import neighbours
 from fedmuon.privacy.accounting.composition import account, loose
 from fedmuon.privacy.accounting.dominating_pairs import Event
-from fedmuon.privacy.mechanisms.fixed_order import Turns
+from fedmuon.privacy.mechanisms.fixed_order import FixedOrderSampling
 
 SETTING = ("--lot", "10", "--population", "95", "--steps", "50", "--delta", "1e-5")
 
@@ -130,11 +130,11 @@ def test_lots_that_take_turns_are_accounted_for_by_the_command() -> None:
     command = ("privacy", "epsilon", "--noise", "4", *SETTING)
     for sampling, band in (("shuffle", 1), ("cyclic", 1), ("cyclic", 4)):
         found = answer(*command, "--sampling", sampling, "--band", str(band))
-        whole = Turns("cyclic", band).sensitivity(50, 10)
+        whole = FixedOrderSampling("cyclic", band).sensitivity(50, 10)
         exact = account([Event(1.0, 4 / whole)], 1e-5).epsilon
         assert found["epsilon"] == pytest.approx(exact, rel=1e-6) and found["certified"]
         assert found["sampling"] == sampling
-    assert Turns().sensitivity(50, 10) == pytest.approx(5**0.5)
+    assert FixedOrderSampling().sensitivity(50, 10) == pytest.approx(5**0.5)
     assert answer(*command)["epsilon"] < exact / 2  # the control: Poisson lots amplify
     least = answer(
         "privacy", "sigma", "--epsilon", "2", *SETTING, "--sampling", "cyclic", "--band", "4"

@@ -40,7 +40,7 @@ from fedmuon.core.choices import Sampling
 from fedmuon.core.errors import InputError
 from fedmuon.core.rng import Draw, generator
 from fedmuon.privacy.accounting.dominating_pairs import Event
-from fedmuon.privacy.mechanisms.release import Normal
+from fedmuon.privacy.noise import Normal
 
 
 def square_root(count: int) -> np.ndarray:
@@ -127,7 +127,7 @@ APART = (
 
 
 @dataclass(frozen=True)
-class Turns:
+class FixedOrderSampling:
     """How lots take turns, and with how many steps the noise of a step is correlated, itself one of
     them: 1 is independent."""
 

@@ -17,20 +17,23 @@ from fedmuon.core.device import unasked
 from fedmuon.core.errors import InputError
 from fedmuon.core.rng import Draw
 from fedmuon.privacy.accounting.composition import require_supported
-from fedmuon.privacy.mechanisms.fixed_order import Past, Turns, lots_of, square_root
+from fedmuon.privacy.mechanisms.fixed_order import FixedOrderSampling, Past, lots_of, square_root
 from fedmuon.privacy.mechanisms.quantile import CountedRelease, Quantile
 from fedmuon.privacy.mechanisms.release import (
-    Draws,
     Released,
     clipped_sums,
-    keyed_streams,
-    normals,
     release,
     release_on_grid,
     require_finite,
-    secretly,
 )
-from fedmuon.privacy.noise import Streams, poisson_rows
+from fedmuon.privacy.noise import (
+    Draws,
+    Streams,
+    keyed_streams,
+    normals,
+    poisson_rows,
+    secret_streams,
+)
 from fedmuon.privacy.noise_visibility import secrecy
 from fedmuon.tasks.base import Batch, Params, Points, Task
 from fedmuon.tasks.per_example.clipping import Clipping
@@ -43,7 +46,7 @@ class Mechanism:
 
     `adjacency` is what the account names (`dominating_pairs.py`): add-remove holds where no rate
     depends on how many samples there are, with a `public_rate`; sums are over `lot` all the same.
-    Lots that take `turns` are no Poisson ones (`fixed_order.py`). Clipping may follow a
+    Lots of a `fixed_order` are no Poisson lots (`fixed_order.py`). Clipping may follow a
     `quantile` of the norms, which the account has in `noise`.
     `arithmetic` decides between `release` and `release_on_grid`, which auto is for secret noise.
     """
@@ -56,17 +59,19 @@ class Mechanism:
     adjacency: str = "zero-out"
     source: NoiseSource = "secure"
     arithmetic: Arithmetic = "auto"
-    turns: Turns | None = None
+    fixed_order: FixedOrderSampling | None = None
     quantile: Quantile | None = None
 
     def __post_init__(self) -> None:
         require_supported(self.adjacency)
-        if self.adjacency == "add-remove" and not self.public_rate and self.turns is None:
+        if self.adjacency == "add-remove" and not self.public_rate and self.fixed_order is None:
             raise InputError(UNTRUE)
         for what, known in (("source", NoiseSource), ("arithmetic", Arithmetic)):
             if (value := getattr(self, what)) not in get_args(known):
                 raise InputError(f"{what} '{value}' is unknown: use {' or '.join(get_args(known))}")
-        if self.turns is not None and (why := in_turns(self.lot, self.public_rate, self.adjacency)):
+        if self.fixed_order is not None and (
+            why := in_turns(self.lot, self.public_rate, self.adjacency)
+        ):
             raise InputError(why)
         if self.arithmetic == "grid" and self._of_reals:
             raise InputError(OF_REALS)
@@ -74,14 +79,16 @@ class Mechanism:
     @property
     def _of_reals(self) -> bool:
         """Whether noise is mixed with other noise, or counts are released beside sums."""
-        return self.quantile is not None or (self.turns is not None and self.turns.band > 1)
+        return self.quantile is not None or (
+            self.fixed_order is not None and self.fixed_order.band > 1
+        )
 
     @cached_property
     def _past(self) -> Past | None:
         """Of correlated noise."""
-        if self.turns is None or self.turns.band == 1:
+        if self.fixed_order is None or self.fixed_order.band == 1:
             return None
-        return Past(square_root(self.turns.band))
+        return Past(square_root(self.fixed_order.band))
 
     @property
     def on_grid(self) -> bool:
@@ -93,7 +100,7 @@ class Mechanism:
     def again(self) -> bool:
         """Whether a round may be done over, to the same bytes: secret noise is new each time, and
         correlated noise goes on."""
-        return self.repeatable and (self.turns is None or self.turns.band == 1)
+        return self.repeatable and (self.fixed_order is None or self.fixed_order.band == 1)
 
     @property
     def secrecy(self) -> str:
@@ -101,11 +108,11 @@ class Mechanism:
         return secrecy(self.repeatable, self.source)
 
     def _streams(self, draws: Sequence[Draws]) -> Streams:
-        return keyed_streams(draws) if self.repeatable else secretly(len(draws), self.source)
+        return keyed_streams(draws) if self.repeatable else secret_streams(len(draws), self.source)
 
     def rate(self, size: int) -> float:
         """The chance of a sample of a client that has `size` of them, or its share of the steps."""
-        if self.turns is not None:
+        if self.fixed_order is not None:
             return 1 / lots_of(size, self.lot)
         return self.public_rate or min(1.0, self.lot / size)
 
@@ -122,11 +129,11 @@ class Mechanism:
 
     def rows(self, draw: Draws, size: int) -> np.ndarray:
         """A Poisson lot of a client's samples; its rows are as secret as the noise."""
-        if self.turns is not None:
+        if self.fixed_order is not None:
             raise InputError(
-                f"lots are Poisson ones here, and not sampling = {self.turns.sampling}"
+                f"lots are Poisson ones here, and not sampling = {self.fixed_order.sampling}"
             )
-        rng = draw(Draw.LOT) if self.repeatable else secretly(1, self.source)(0)[0]
+        rng = draw(Draw.LOT) if self.repeatable else secret_streams(1, self.source)(0)[0]
         return poisson_rows(rng, size, self.rate(size))
 
     def releases(

@@ -28,7 +28,8 @@ from torch import Tensor
 
 from fedmuon.core.device import unasked
 from fedmuon.core.errors import InputError
-from fedmuon.privacy.mechanisms.release import Normal, Released, clipped_sums, release
+from fedmuon.privacy.mechanisms.release import Released, clipped_sums, release
+from fedmuon.privacy.noise import Normal
 from fedmuon.tasks.base import Batch, Params, Points, Task, blocks
 from fedmuon.tasks.per_example.clipping import Clipping
 

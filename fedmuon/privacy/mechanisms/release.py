@@ -1,52 +1,17 @@
 """What is released of clipped sums: they and their noise, of real numbers or on a lattice."""
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
-import numpy as np
 from torch import Tensor
 
 from fedmuon.core.device import finite, sent
 from fedmuon.core.errors import InputError, NonFinite
-from fedmuon.core.rng import Draw, normal
 from fedmuon.privacy.mechanisms import lattice
-from fedmuon.privacy.noise import Streams, secret_stream, words_of
+from fedmuon.privacy.noise import Normal, Streams, words_of
 from fedmuon.tasks.base import Batch, Params, Points, Task
 from fedmuon.tasks.per_example.clipping import Clipping, slack
-
-Draws = Callable[..., np.random.Generator]  # draw(what, block=...) of one client's local step
-Normal = Callable[[tuple[int, ...], int], Tensor]  # (shape [K S, ...], block) -> N(0, 1) entries
-
-
-def secretly(clients: int, source: str = "secure") -> Streams:
-    """One fresh stream for all clients and blocks."""
-    streams = [secret_stream(source)] * clients
-    return lambda block: streams
-
-
-def keyed_streams(draws: Sequence[Draws]) -> Streams:
-    """Those of (seed, round, client, step, block)."""
-    return lambda block: [draw(Draw.NOISE, block=block) for draw in draws]
-
-
-def secret(clients: int = 1) -> Normal:
-    """Fresh noise for each client, shared by its replicas; no two calls agree."""
-    return normals(secretly(clients))
-
-
-def keyed(draws: Sequence[Draws]) -> Normal:
-    """Noise that is a function of (seed, round, client, step, block); draws[k] is client k's.
-
-    It repeats a run exactly, and thereby gives its noise away to all who know the seed; it is for
-    experiments on data that need no protection, and must be asked for.
-    """
-    return normals(keyed_streams(draws))
-
-
-def normals(streams: Streams) -> Normal:
-    """What the streams draw."""
-    return lambda shape, block: normal(streams(block), shape)
 
 
 @dataclass(frozen=True)

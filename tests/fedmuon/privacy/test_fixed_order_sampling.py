@@ -31,8 +31,8 @@ from fedmuon.privacy.accounting.composition import account
 from fedmuon.privacy.accounting.dominating_pairs import Event
 from fedmuon.privacy.audit import Statistics, counted
 from fedmuon.privacy.mechanisms.fixed_order import (
+    FixedOrderSampling,
     Past,
-    Turns,
     participations,
     sensitivity,
     square_root,
@@ -161,8 +161,15 @@ def exact_epsilon(noise: float | np.floating, delta: float) -> float:
     return cast(float, brentq(excess, 0, 60))
 
 
-@pytest.mark.parametrize("turns", [Turns("shuffle"), Turns("cyclic", 4), Turns("cyclic", 50)])
-def test_epsilon_is_that_of_one_gaussian_release(turns: Turns) -> None:
+@pytest.mark.parametrize(
+    "turns",
+    [
+        FixedOrderSampling("shuffle"),
+        FixedOrderSampling("cyclic", 4),
+        FixedOrderSampling("cyclic", 50),
+    ],
+)
+def test_epsilon_is_that_of_one_gaussian_release(turns: FixedOrderSampling) -> None:
     lots, blocks, noise, delta = 8, 3, 6.0, 1e-5
     spent = turns.spent(noise, blocks, lots, range(10), 3)
     most = max(
@@ -198,14 +205,19 @@ def statistics(band: int, lots: int, steps: int, noise: float, count: int) -> St
 def test_an_audit_holds_the_account_and_fails_one_of_single_participations() -> None:
     band, lots, steps, noise, delta = 3, 4, 16, 3.0, 1e-3
     bound = counted(statistics(band, lots, steps, noise, 20_000), delta).epsilon
-    true = account([Turns("cyclic", band).spent(noise, 1, lots, range(4), 4)], delta).upper
+    true = account(
+        [FixedOrderSampling("cyclic", band).spent(noise, 1, lots, range(4), 4)], delta
+    ).upper
     once = float(np.linalg.norm(square_root(band)))
     claimed = account([Event(1.0, noise / once, 1)], delta).upper  # negative control
     assert claimed < bound < true
 
 
 def test_every_sample_has_one_turn_in_each_epoch() -> None:
-    for turns, alike in ((Turns("shuffle"), False), (Turns("cyclic"), True)):
+    for turns, alike in (
+        (FixedOrderSampling("shuffle"), False),
+        (FixedOrderSampling("cyclic"), True),
+    ):
         epochs = [
             [turns.rows(7, 2, 4 * epoch + place, 43, 12.0) for place in range(4)]
             for epoch in range(2)
@@ -275,7 +287,7 @@ def test_a_target_is_met_and_the_ledger_says_by_what(tmp_path: Path, extra: dict
     private_run = execute(private(epsilon=2.0, noise=0.0, **extra), tmp_path)["privacy"]
     assert 1.99 < private_run["epsilon"] <= 2.0 and private_run["certified"]
     assert private_run["adjacency"] == "zero-out"
-    turns = Turns(extra.get("sampling", "cyclic"), extra.get("band", 1))
+    turns = FixedOrderSampling(extra.get("sampling", "cyclic"), extra.get("band", 1))
     first = json.loads((tmp_path / "ledger.jsonl").read_text().splitlines()[0])
     for held in (first, private_run):
         assert {name: held[name] for name in turns.about} == turns.about
@@ -309,7 +321,7 @@ def test_correlated_noise_is_not_resumed_and_stays_spent(tmp_path: Path) -> None
     killed(private(**CORRELATED), tmp_path, after=2)
     with pytest.raises(InputError, match="no file keeps it, as it is secret"):
         execute(None, tmp_path, resume=True)
-    exact = exact_epsilon(2.0 / Turns("cyclic", 3).sensitivity(9, 4), 1e-3)
+    exact = exact_epsilon(2.0 / FixedOrderSampling("cyclic", 3).sensitivity(9, 4), 1e-3)
     assert spent(tmp_path)["epsilon"] == pytest.approx(exact, rel=2e-3)
 
 
@@ -379,11 +391,13 @@ def test_an_audit_of_one_run_is_of_poisson_lots(tmp_path: Path, extra: dict) -> 
 
 def test_mechanisms_of_ones_own_are_held_to_the_same(tmp_path: Path) -> None:
     with pytest.raises(InputError, match="asks for an epoch between"):
-        Turns("shuffle", 2)
+        FixedOrderSampling("shuffle", 2)
     with pytest.raises(InputError, match="whole number"):
-        Mechanism(Clipping(), 1.0, 2.5, turns=Turns())
+        Mechanism(Clipping(), 1.0, 2.5, fixed_order=FixedOrderSampling())
     with pytest.raises(InputError, match="Poisson ones here"):
-        Mechanism(Clipping(), 1.0, 2.0, turns=Turns()).rows(lambda what: None, 10)  # type: ignore[arg-type]
+        Mechanism(Clipping(), 1.0, 2.0, fixed_order=FixedOrderSampling()).rows(
+            lambda what: None, 10
+        )  # type: ignore[arg-type]
     with pytest.raises(InputError, match="no place in a loop of your own"):
         Private(
             torch.nn.Linear(3, 2), population=50, recipe="dp-sgd", privacy={"sampling": "shuffle"}

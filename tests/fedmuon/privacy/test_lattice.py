@@ -16,8 +16,8 @@ from fedmuon.core.rng import Draw, generator
 from fedmuon.privacy.accounting.composition import account
 from fedmuon.privacy.accounting.pld import Event
 from fedmuon.privacy.mechanisms.lattice import DEVIATION, rounded, spacing
-from fedmuon.privacy.mechanisms.release import Streams, release, release_on_grid, secret
-from fedmuon.privacy.noise import KeyStream
+from fedmuon.privacy.mechanisms.release import release, release_on_grid
+from fedmuon.privacy.noise import KeyStream, Streams, secret
 from fedmuon.tasks.base import Batch, Params
 from fedmuon.tasks.models import network
 from fedmuon.tasks.networks import NetworkTask

@@ -30,7 +30,7 @@ from fedmuon.federated.accountant import delta_of
 from fedmuon.optim import Private
 from fedmuon.optim.gradients import released
 from fedmuon.optim.recipe import replace_by_mean
-from fedmuon.privacy.mechanisms.fixed_order import Turns, sensitivity, square_root
+from fedmuon.privacy.mechanisms.fixed_order import FixedOrderSampling, sensitivity, square_root
 from fedmuon.privacy.mechanisms.gaussian import Mechanism
 from fedmuon.privacy.mechanisms.quantile import Quantile
 from fedmuon.runs.directory import RunDirectory
@@ -290,7 +290,7 @@ def test_no_circle_of_refusals_for_lots_that_take_turns() -> None:
     assert "leave rate and population out, and adjacency = 'add-remove' with them" in why
     assert not refused("dp-muon", turns)
     with pytest.raises(InputError, match="moves others to other lots"):
-        Mechanism(Clipping(), 1.0, 4.0, adjacency="add-remove", turns=Turns())
+        Mechanism(Clipping(), 1.0, 4.0, adjacency="add-remove", fixed_order=FixedOrderSampling())
 
 
 def test_a_public_population_of_ones_own_mechanism_decides_its_delta(
@@ -326,7 +326,7 @@ def test_a_public_population_of_ones_own_mechanism_decides_its_delta(
 def test_correlated_noise_of_ones_own_mechanism_is_refused_before_the_run(
     clients: int, engine: str, why: str, tmp_path: Path
 ) -> None:
-    turns = Mechanism(Clipping(), 1.0, 4.0, turns=Turns("cyclic", 3))
+    turns = Mechanism(Clipping(), 1.0, 4.0, fixed_order=FixedOrderSampling("cyclic", 3))
     chain = fedmuon.Chain((released(), links.descend(0.1)))
     tables = {
         "data": {"name": "synthetic", "train": 60, "test": 20, "dimension": 5},
@@ -344,8 +344,8 @@ def test_turns_of_independent_noise_in_closed_form() -> None:
     """The norm of the steps of a sample, without a column of all of them."""
     for steps, lots in ((1, 1), (7, 3), (9, 3), (10, 3), (2, 5)):
         exact = sensitivity(square_root(1), steps, lots)
-        assert Turns().sensitivity(steps, lots) == pytest.approx(exact, rel=1e-12)
-    assert Turns().sensitivity(10**9, 10) == pytest.approx(1e4)
+        assert FixedOrderSampling().sensitivity(steps, lots) == pytest.approx(exact, rel=1e-12)
+    assert FixedOrderSampling().sensitivity(10**9, 10) == pytest.approx(1e4)
 
 
 def dp_ftrl(**changes: Any) -> Config:
