@@ -28,8 +28,8 @@ from fedmuon.config.load import load
 from fedmuon.core.rng import normal
 from fedmuon.experiments.run import execute
 from fedmuon.privacy.mechanisms.discrete import STRIPS, gaussian
+from fedmuon.privacy.mechanisms.gaussian import release, release_on_grid
 from fedmuon.privacy.mechanisms.lattice import BITS, DEVIATION
-from fedmuon.privacy.mechanisms.release import release, release_on_grid
 from fedmuon.privacy.noise import KeyStream, secret, secret_generator
 from fedmuon.tasks.per_example.clipping import Clipping
 

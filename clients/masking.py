@@ -10,7 +10,7 @@ from fedmuon.core.errors import InputError
 from fedmuon.federated.rounds import Reply
 from fedmuon.optim.recipe import Recipe
 from fedmuon.privacy import masks
-from fedmuon.privacy.mechanisms.client_level import masked
+from fedmuon.privacy.mechanisms.distributed import masked
 
 KEPT = "fedmuon-key"  # in the node's memory, from the question for the key to the masked reply
 

@@ -1,16 +1,17 @@
-"""Canaries among clients, and who guesses their coins.
+"""Canaries among clients, and an auditor that guesses their coins.
 
-A canary takes the place of a client. When a cohort has it and its coin says so, its update is one
-entry of the model, of a sign and at a place that are public, and longer than the bound: clipped, a
-vector of norm C, the most that a client can be. Else its update is 0, whose clipped part is 0, so
-that all sums are those of a federation that lacks the client (`client_level.py`). So a
-coin is add-remove of a client where cohorts are Poisson ones, and zero-out else. All other clients'
-steps, clipping, noise and the server's rule are the run's own.
+A canary takes the place of a client. If a cohort has it and its coin includes it, its update is one
+entry of the model, whose sign and place are public. The update is longer than the bound; clipped,
+it has norm C, the maximum for a client. Otherwise its update is 0, and so is its clipped update, so
+that all sums are those of a federation without the client (`client_level.py`). A coin is therefore
+add-remove of a client if cohorts are Poisson samples, and zero-out otherwise. The steps of all
+other clients, clipping, noise and the server's rule are the run's own.
 
-Under distributed trust all but H of a cohort may tell the server what they sent, and the account
-holds against all of these. So here clients that are no canaries do, as many as there are, up to all
-but H; subtracted, they leave the sum of the others, H or as many as there are canaries. That is as
-private as is claimed, or more: H shares make the noise of H / K of the variance.
+Under distributed trust, all but H of a cohort may tell the server what they sent, and the account
+must hold against all of them. Here the clients that are no canaries do this, up to all but H. Their
+messages are subtracted, and the sum of the others is left: of H clients, or of all canaries if
+there are more. This is as private as is claimed, or more: the noise of H shares has H / K of the
+variance.
 """
 
 import dataclasses
@@ -23,9 +24,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fedmuon.experiments.auditing.audit_limits import Claimed
-from fedmuon.experiments.auditing.canary_injection import distinct_places
-from fedmuon.experiments.auditing.likelihood_ratio import log_ratio
+from fedmuon.experiments.auditing.examples import distinct_places
 from fedmuon.federated.accountant import delta_of, rounds_taken
 from fedmuon.federated.rounds import (
     Broadcast,
@@ -42,8 +41,8 @@ from fedmuon.federated.rounds import (
     server_update,
 )
 from fedmuon.optim.recipe import Recipe, ServerRule
-from fedmuon.privacy.audit import Setting
-from fedmuon.privacy.mechanisms import client_level
+from fedmuon.privacy.audit import Claimed, Setting, log_ratio
+from fedmuon.privacy.mechanisms import distributed
 from fedmuon.privacy.mechanisms.client_level import ClientLevel
 from fedmuon.runs.loop import Run
 from fedmuon.tasks.base import Params
@@ -53,15 +52,21 @@ LENGTH = 2.0  # of a canary's update, in units of the bound or of 1, whichever i
 
 @dataclass(eq=False)
 class ClientAuditor:
-    """Who sees every release and knows the canaries' updates, but no coin.
+    """An auditor that sees every release and knows the canaries' updates, but no coin.
 
-    `included` [m] are the coins; canary i is in the place of client `clients[i]`, and moves the
-    model's entry `entries[i]` (of all, one tensor after the other) to the side `signs[i]`. Times
-    K, what is released is a sum's; under local trust it is what each client sends, and under
-    distributed trust what colluders leave of a sum, with `shares_seen` shares of noise at most.
-    With entries z at the canaries' places, times their signs, and v the mean square of all, at
-    least the noise's own variance, a release says y = C z / v and s = C^2 / v to
-    `fedmuon.experiments.auditing.likelihood_ratio`.
+    A release is the server's mean, times K. Under local trust it is the message of each client;
+    under distributed trust, what colluders leave of a sum. Let z be its entries at the canaries'
+    places, times their signs, and v the mean square of all entries, at least the noise's own
+    variance. A release says y = C z / v and s = C^2 / v to `fedmuon.privacy.audit.log_ratio`.
+
+    Attributes:
+        level: The mechanism.
+        clients: The clients whose places the canaries take [m].
+        included: The coins [m].
+        entries: The entry that each canary moves, counted over all tensors in turn [m].
+        signs: The side to which it moves this entry [m].
+        seen: y, s and rates of each release.
+        shares_seen: Under distributed trust, the maximum number of shares of noise in a release.
     """
 
     level: ClientLevel
@@ -69,12 +74,12 @@ class ClientAuditor:
     included: np.ndarray
     entries: np.ndarray
     signs: np.ndarray
-    seen: list[tuple[np.ndarray, float, np.ndarray]] = field(default_factory=list)  # y, s, rates
+    seen: list[tuple[np.ndarray, float, np.ndarray]] = field(default_factory=list)
     shares_seen: int = 0
 
     @classmethod
     def drawn(cls, run: Run, count: int, rng: np.random.Generator) -> "ClientAuditor":
-        """With so many canaries among the clients of the run."""
+        """Draw canaries among the clients of the run."""
         experiment, federation = run.experiment, run.config.federation
         level = experiment.recipe.client_level
         assert level is not None
@@ -85,20 +90,20 @@ class ClientAuditor:
 
     @property
     def adjacency(self) -> str:
-        """What a coin changes."""
+        """What a coin changes between two federations."""
         return self.level.adjacency
 
     @property
     def places(self) -> dict[str, np.ndarray]:
-        """Whose places the canaries take."""
+        """The clients whose places the canaries take."""
         return {"clients": self.clients}
 
     def audited(self, run: Run) -> tuple[Run, Engine]:
-        """The run, and the rounds in which the canaries take part."""
+        """The run, and an engine whose rounds have the canaries."""
         return run, self.rounds
 
     def claimed(self, run: Run) -> Claimed:
-        """What each client is a part of, by the declared mechanism."""
+        """The releases that each client is a part of, by the declared mechanism."""
         level, plan = self.level, run.experiment.plan
         many = np.full(plan.clients, plan.rounds) if level.poisson else rounds_taken(run.experiment)
         noise = level.noise * level.counted
@@ -106,7 +111,7 @@ class ClientAuditor:
         return Claimed(settings, delta_of(run.config, run.data.sizes), level.adjacency)
 
     def rounds(self, experiment: Experiment, state: ServerState) -> Iterator[Round]:
-        """Those of `fedmuon.federated.rounds`, with the canaries in their places."""
+        """The rounds of `run_rounds`, with the canaries in their places."""
         plan, recipe = experiment.plan, experiment.recipe
         for number in range(state.round, plan.rounds):
             participants = plan.participants(number)
@@ -121,7 +126,7 @@ class ClientAuditor:
     def _replies(
         self, experiment: Experiment, participants: list[int], sent: Broadcast
     ) -> list[Reply]:
-        """Of the clients that gave no place to a canary, and of the canaries."""
+        """Replies of the clients that gave no place to a canary, and of the canaries."""
         recipe, shards = experiment.recipe, experiment.shards
         number = {int(client): i for i, client in enumerate(self.clients)}
         others = [(one, shards[one]) for one in participants if one not in number]
@@ -135,14 +140,14 @@ class ClientAuditor:
         return found
 
     def _reply(self, recipe: Recipe, sent: Broadcast, client: int, number: int) -> Reply:
-        """What a canary returns: what was sent, the model moved if it is there."""
+        """A canary's reply: what was sent, with the model moved if the canary is included."""
         params = self._moved(sent.params, number) if self.included[number] else sent.params
         states = {name: sent.states[name] for name in recipe.returned}
         first = next(iter(params.values()))
         return Reply(client, params, states, first.new_full((len(first),), math.nan))
 
     def _moved(self, params: Params, number: int) -> Params:
-        """The model with that canary's update."""
+        """The model with the update of this canary."""
         found, place = dict(params), int(self.entries[number])
         for name, value in params.items():
             if 0 <= place < value[0].numel():
@@ -153,13 +158,13 @@ class ClientAuditor:
         return found
 
     def _rates(self, participants: np.ndarray) -> np.ndarray:
-        """The chance of each canary to be in a round's sum, as far as all may know."""
+        """The chance of each canary to be in a round's sum, as far as is public."""
         if self.level.poisson:
             return np.full(len(self.clients), self.level.rate)
         return np.isin(self.clients, participants)
 
     def _watched(self, rule: ServerRule, rates: np.ndarray) -> ServerRule:
-        """The server's rule, whose mean is looked at first."""
+        """The server's rule. The auditor looks at the mean first."""
 
         def server(old: Params, mean: Params, *states: Any, **factor: Any) -> Any:
             if self.level.trust == "central":
@@ -169,23 +174,23 @@ class ClientAuditor:
         return server
 
     def _look_behind(self, replies: list[Reply], rates: np.ndarray) -> None:
-        """At the sum of the canaries and of as many others as make H of them."""
+        """Look at the sum of the canaries, and of others if there are fewer than H."""
         level, ordered = self.level, sorted(replies, key=lambda one: one.client not in self.clients)
         honest = ordered[: max(level.shares, int(rates.sum()))]
-        step = client_level.spacing(level.bound, level.noise, level.cohort)
+        step = distributed.spacing(level.bound, level.noise, level.cohort)
         total = torch.stack([_flat(reply.params) for reply in honest]).sum(0)
         self._look(step * total, rates, len(honest) / level.cohort)
         self.shares_seen = max(self.shares_seen, len(honest))
 
     def _look(self, moved: Tensor, rates: np.ndarray, share: float = 1.0) -> None:
-        """At what was released [D], with that share of the noise's variance."""
+        """Look at a release [D], which has this share of the noise's variance."""
         least = share * (self.level.noise * self.level.bound) ** 2
         spread = max(least, float(moved.square().mean()))
         y = self.level.bound * self._along(moved) / spread
         self.seen.append((y, self.level.bound**2 / spread, rates.astype(float)))
 
     def _along(self, moved: Tensor) -> np.ndarray:
-        """Its entries at the canaries' places, times their signs."""
+        """Entries at the canaries' places, times their signs."""
         return moved[torch.from_numpy(self.entries)].numpy() * self.signs
 
     def scores(self) -> np.ndarray:
@@ -196,8 +201,11 @@ class ClientAuditor:
         return log_ratio(y, s, rates)
 
     def scores_of_model(self, first: Params, last: Params) -> np.ndarray:
-        """From the model alone, [1, ...] before and after: how far it went to each canary's side,
-        in units of all entries' root mean square, less the median."""
+        """Scores from the first and the last model [1, ...] alone.
+
+        A score is how far the model moved to the side of a canary, in units of the root mean square
+        of all entries, minus the median score.
+        """
         moved = _apart(first, last)
         found = self._along(moved) / (float(moved.square().mean().sqrt()) or 1.0)
         return found - np.median(found)

@@ -1,12 +1,11 @@
 """`fedmuon privacy audit --one-run`: a run with canaries, and what its releases say of them.
 
-The run is the one that the config names, by the code that trains, with its ledger: only that some
-samples have given their places to canaries (`canary_injection.py`), or at client level some
-clients (`clients.py`). Putting a sample in or leaving it out is zero-out
-adjacency, as no rate depends on a coin, and a special case of the others (`dominating_pairs.py`):
-what it refutes is refuted for them, too. How many canaries are guessed is fixed before the run, by
-likelihood ratios that a rehearsal draws from the declared mechanism. The coins stay with the
-auditor, in a folder of their own.
+The code that trains makes the run of the config, with its ledger. Some samples have given their
+places to canaries (`examples.py`), or at client level some clients (`clients.py`). Including a
+sample or leaving it out is zero-out adjacency, because no rate depends on a coin. It is a special
+case of the other adjacencies (`dominating_pairs.py`), so what it refutes is refuted for them, too.
+The number of guesses is fixed before the run, by likelihood ratios that a rehearsal draws from the
+declared mechanism. The coins stay with the auditor, in a folder of their own.
 """
 
 import dataclasses
@@ -28,29 +27,27 @@ from fedmuon.core.choices import PRIVATE, is_own
 from fedmuon.core.errors import InputError
 from fedmuon.core.files import finite
 from fedmuon.core.locks import held
-from fedmuon.experiments.auditing import audit_limits
-from fedmuon.experiments.auditing.canary_injection import require_classes
 from fedmuon.experiments.auditing.clients import ClientAuditor
-from fedmuon.experiments.auditing.example_scoring import Auditor
+from fedmuon.experiments.auditing.examples import ExampleAuditor, require_classes
 from fedmuon.experiments.tables import columns
 from fedmuon.federated import build
 from fedmuon.federated.accountant import client_name
 from fedmuon.federated.rounds import Experiment
 from fedmuon.privacy import audit
 from fedmuon.privacy.accounting.composition import account, merge
-from fedmuon.privacy.accounting.dominating_pairs import Event, hardest
+from fedmuon.privacy.accounting.dominating_pairs import hardest
 from fedmuon.privacy.audit import CONFIDENCE, Guesses, Setting
 from fedmuon.privacy.ledger import Ledger
 from fedmuon.privacy.mechanisms.gaussian import Mechanism
 from fedmuon.runs.directory import AUDIT, Record, RunDirectory
-from fedmuon.runs.loop import Begin, Run, Watch, drive, prepare
+from fedmuon.runs.loop import Begin, Watch, drive, prepare
 
 ODDS = (
     "The certified epsilon is refuted at that confidence: of sound runs that happens to one in "
     "twenty at most, so audit again, with other coins, before you look for what is wrong."
 )
-# What each stands on. All refute by the tail of one number of right guesses, so that the largest of
-# them fails no more often than the one that fails most.
+# What each bound stands on. All refute by the tail of the same number of right guesses, so the
+# largest of them does not fail more often than each of them may.
 BOUNDS = {
     "binomial": "counts alone; Steinke, Nasr, Jagielski 2023",
     "trade_off": "counts alone; Mahloujifar et al. 2024",
@@ -72,10 +69,20 @@ def execute(
     begun: Begin = lambda done, total: None,
     say: Callable[[str], None] = lambda note: None,
 ) -> Record:
-    """Run the config with canaries in `out`, guess their coins, and say what that refutes.
+    """Run the config with canaries, guess their coins, and record what the guesses refute.
 
-    `sees` is what the guesses stand on: every release, or the final model alone. Without `rng`
-    nobody can repeat the coins. `say` hears before the run what it cannot show, or nothing.
+    Args:
+        config: A private run, in process.
+        out: Its folder, which is new.
+        canaries: How many; half of the places if None.
+        sees: What the guesses stand on: `releases`, or the final `model` alone.
+        rng: The source of the coins. If it is None, nobody can repeat them.
+        watch: Called with the record of each round.
+        begun: Called with the rounds that are done, and with all rounds.
+        say: Called before the run with a note on what it cannot show, or with "".
+
+    Returns:
+        The record of the audit, which is also written to `one-run.json`.
     """
     start, rng = time.monotonic(), rng or np.random.default_rng()
     config = build.resolve(config)
@@ -84,23 +91,27 @@ def execute(
     with held(out):
         run = prepare(config, out, require=_require_known_law)
         files.write_bytes(out / AUDIT, json.dumps({"canaries": many, "finished": False}).encode())
-        auditor = (ClientAuditor if _at_client(config) else Auditor).drawn(run, many, rng)
+        auditor = (ClientAuditor if _at_client(config) else ExampleAuditor).drawn(run, many, rng)
         claimed = auditor.claimed(run)
         settings = [claimed.settings[client] for client in auditor.clients]
         ratios = rehearsed(settings, rng)
         made = many // 8
         if sees == "releases":
             made = audit.worthwhile(ratios, many, 1 - CONFIDENCE)
-        limits = audit_limits.of_guesses(many, made, claimed, _mend(auditor))
+        shared = isinstance(auditor, ClientAuditor) and auditor.level.shared
+        raised = audit.MORE_HONEST if shared else audit.MORE_CANARIES
+        limits = audit.limits_of_guesses(many, made, claimed, raised)
         say(limits["note"])
         summary = drive(*auditor.audited(run), watch, begun)
         scores = auditor.scores() if sees == "releases" else _of_model(auditor, out)
         guesses = audit.guessed(scores, auditor.included, made)
         shares = _shares(auditor, sees)
+        part = shares["shares_seen"] / shares["shares"] if shares else 1.0
         record = {
-            **judged(guesses, out, summary["privacy"], auditor.adjacency, _part(shares)),
+            **judged(guesses, out, summary["privacy"], auditor.adjacency, part),
             "sees": sees, **shares, **limits,
-            "train_seconds": _seconds(run), "seconds": round(time.monotonic() - start, 3),
+            "train_seconds": float(run.directory.records()[-1]["train_seconds"]),
+            "seconds": round(time.monotonic() - start, 3),
         }  # fmt: skip
         _write(out, record, auditor, scores)
     return record
@@ -140,7 +151,7 @@ def _require_auditable(config: Config, canaries: int, sees: str) -> None:
 
 
 def _require_known_law(experiment: Experiment) -> None:
-    """Refuse releases that hide nothing, or whose likelihood the auditors do not know, and samples
+    """Reject releases that hide nothing, or whose likelihood the auditors do not know, and samples
     that cannot be marked."""
     released = experiment.recipe.client_level or experiment.recipe.mechanism
     if released is None or not released.noise:
@@ -155,8 +166,11 @@ def _require_known_law(experiment: Experiment) -> None:
 
 
 def rehearsed(settings: list[Setting], rng: np.random.Generator) -> np.ndarray:
-    """Log-likelihood ratios of made-up canaries, in and out of the data alike, of each setting as
-    many as it has of all: by the declared mechanism, along a canary that nothing else touches."""
+    """Rehearse: log-likelihood ratios of synthetic canaries, half of them in the data.
+
+    The declared mechanism draws them, along a canary that nothing else touches. Each setting gets
+    its share of them.
+    """
     found = []
     for setting, count in sorted(Counter(settings).items()):
         wanted = min(REHEARSALS, NUMBERS // max(1, setting.steps))
@@ -169,8 +183,8 @@ def rehearsed(settings: list[Setting], rng: np.random.Generator) -> np.ndarray:
     return np.concatenate(found)
 
 
-def _of_model(auditor: Auditor | ClientAuditor, out: Path) -> np.ndarray:
-    """Scores that stand on the first and the last model alone."""
+def _of_model(auditor: ExampleAuditor | ClientAuditor, out: Path) -> np.ndarray:
+    """Scores from the first and the last model alone."""
     first, last = (
         {name: value[None] for name, value in read_tensors(out / file)[0].items()}
         for file in ("initial.safetensors", "model.safetensors")
@@ -181,14 +195,21 @@ def _of_model(auditor: Auditor | ClientAuditor, out: Path) -> np.ndarray:
 def judged(
     guesses: Guesses, out: Path, private: Record, adjacency: str, part: float = 1.0
 ) -> Record:
-    """What the guesses, which see that part of the noise's variance, refute, beside what the run's
-    ledger certifies."""
+    """What the guesses refute, and what the run's ledger certifies.
+
+    Args:
+        guesses: The guesses.
+        out: The run's folder.
+        private: The table "privacy" of its summary.
+        adjacency: What a coin changes.
+        part: The part of the noise's variance that the guesses see.
+    """
     delta = private["delta"]
     ledger = Ledger.read(out / "ledger.jsonl")
-    every = {
-        client_name(client): _of_one_kind(ledger.events(client)) for client in ledger.clients()
-    }
-    counted = audit_limits.by_counts(guesses, delta)
+    every = {}
+    for client in ledger.clients():  # whose releases all have one rate and one noise
+        (every[client_name(client)],) = merge(ledger.events(client))
+    counted = audit.bounds_by_counts(guesses, delta)
     times = audit.noise_below(
         guesses, hardest(every.values()), private["epsilon"], delta, CONFIDENCE
     )
@@ -216,43 +237,24 @@ def judged(
     }
 
 
-def _shares(auditor: Auditor | ClientAuditor, sees: str) -> Record:
-    """Under distributed trust, of the shares of noise of a cohort: how many count, and how many are
-    in what the guesses stand on, at most."""
-    if isinstance(auditor, Auditor) or not auditor.level.shared:
+def _shares(auditor: ExampleAuditor | ClientAuditor, sees: str) -> Record:
+    """Under distributed trust, how many shares of noise a cohort has, how many of them count, and
+    how many the guesses see at most."""
+    if isinstance(auditor, ExampleAuditor) or not auditor.level.shared:
         return {}
     level = auditor.level
     seen = level.cohort if sees == "model" else auditor.shares_seen
     return {"shares": level.cohort, "honest": level.shares, "shares_seen": seen}
 
 
-def _mend(auditor: Auditor | ClientAuditor) -> str:
-    """Of what there must be more where guesses cannot test what is claimed."""
-    shared = isinstance(auditor, ClientAuditor) and auditor.level.shared
-    return audit_limits.MORE_HONEST if shared else audit_limits.MORE_CANARIES
-
-
-def _part(shares: Record) -> float:
-    """The part of a cohort's variance that is in what the guesses stand on."""
-    return shares["shares_seen"] / shares["shares"] if shares else 1.0
-
-
-def _of_one_kind(events: list[Event]) -> Event:
-    """A client's releases, all of which have one rate and one noise."""
-    (found,) = merge(events)
-    return found
-
-
-def _seconds(run: Run) -> float:
-    return float(run.directory.records()[-1]["train_seconds"])
-
-
 def coins(out: Path) -> Path:
-    """Where the auditor of the run in `out` keeps its coins: beside it, as they are no release."""
+    """The file of the coins for the run in `out`: next to its folder, as they are no release."""
     return out.with_name(f"{out.name}-coins") / COINS
 
 
-def _write(out: Path, record: Record, auditor: Auditor | ClientAuditor, scores: np.ndarray) -> None:
+def _write(
+    out: Path, record: Record, auditor: ExampleAuditor | ClientAuditor, scores: np.ndarray
+) -> None:
     content = {AUDIT: (json.dumps(record, indent=2, allow_nan=False) + "\n").encode()}
     file = coins(out)
     with files.mendable(file, "write"):
@@ -264,7 +266,7 @@ def _write(out: Path, record: Record, auditor: Auditor | ClientAuditor, scores: 
 
 
 def stored(folder: Path) -> Record | None:
-    """What the audit of a finished run said; None where there was none, or it did not end."""
+    """The record of a finished audit; None if there was none, or it did not end."""
     there = (folder / AUDIT).exists() and (folder / "summary.json").exists()
     if not there or AUDIT not in files.sums_of(folder):
         return None
@@ -273,7 +275,11 @@ def stored(folder: Path) -> Record | None:
 
 
 def of_finished(folder: Path) -> Record:
-    """The same, refused where the run had no canaries."""
+    """The record of a finished audit.
+
+    Raises:
+        InputError: If the run is not finished, or had no canaries.
+    """
     if (found := stored(folder)) is not None:
         return found
     run = RunDirectory(folder)
@@ -287,7 +293,7 @@ def of_finished(folder: Path) -> Record:
 
 
 def table(record: Record) -> Table:
-    """The same for people."""
+    """The record as a table to read."""
     noise = record["noise_at_most"]
     sigma = "sigma may be anything" if noise is None else f"sigma is at most {number(noise)}"
     rows = [
@@ -314,7 +320,7 @@ def _caption(record: Record) -> str:
 
 
 def collusion(record: Record) -> list[str]:
-    """What to know of an audit under distributed trust."""
+    """Notes on an audit under distributed trust."""
     if "shares" not in record:
         return []
     seen, honest = record["shares_seen"], record["honest"]

@@ -122,7 +122,7 @@ def audit(
     if noise is None or lot is None or population is None or steps is None or delta is None:
         missing = ", ".join(one for one in OF_A_SETTING if one not in given)
         refuse(f"{missing} is missing: give the whole setting, or a config to --one-run")
-    from fedmuon.experiments.auditing import audit as trial
+    from fedmuon.experiments.auditing import trials as trial
     from fedmuon.privacy.audit import Setting
 
     require_at_most(1e9, noise=noise)

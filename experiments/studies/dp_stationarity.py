@@ -37,8 +37,7 @@ from fedmuon.experiments.studies.study import Call, Study
 from fedmuon.experiments.suites.contents import SuiteRequest
 from fedmuon.optim.recipe import Recipe
 from fedmuon.optim.recipe_tables import make_recipe
-from fedmuon.privacy.mechanisms.gaussian import Mechanism
-from fedmuon.privacy.mechanisms.release import release
+from fedmuon.privacy.mechanisms.gaussian import Mechanism, release
 from fedmuon.privacy.noise import keyed
 from fedmuon.runs.directory import Record
 from fedmuon.tasks.base import Params

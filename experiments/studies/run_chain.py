@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from fedmuon.optim.chain import Chain, Context
-from fedmuon.privacy.mechanisms.release import Released
+from fedmuon.privacy.mechanisms.gaussian import Released
 from fedmuon.tasks.base import Params, Points
 
 # (step, params) -> (loss [S], gradient); what is random in it is a function of the step

@@ -46,11 +46,11 @@ from fedmuon.privacy.mechanisms.client_level import (
     COHORTS,
     EACH,
     EVERYONE,
-    MODULUS,
     REPLAY,
     ClientLevel,
     leaves,
 )
+from fedmuon.privacy.mechanisms.distributed import MODULUS
 from fedmuon.privacy.mechanisms.fixed_order import ROUNDING
 from fedmuon.privacy.mechanisms.gaussian import Mechanism
 from fedmuon.privacy.noise_visibility import CAVEATS, STOPPED, uncertified

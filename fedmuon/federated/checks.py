@@ -16,7 +16,7 @@ from fedmuon.federated.rounds import Reply
 from fedmuon.optim.chain import Context, Link, State, States, forbidden_gradient
 from fedmuon.optim.probe import drawn_for, same
 from fedmuon.optim.recipe import Recipe, aggregate_state, initial_states
-from fedmuon.privacy.mechanisms.release import Released
+from fedmuon.privacy.mechanisms.gaussian import Released
 from fedmuon.tasks.base import Params, Points
 
 LINK = (

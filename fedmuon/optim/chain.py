@@ -17,7 +17,7 @@ from torch import Tensor
 
 from fedmuon.core.device import sent
 from fedmuon.core.errors import InputError, plain
-from fedmuon.privacy.mechanisms.release import Released
+from fedmuon.privacy.mechanisms.gaussian import Released
 from fedmuon.tasks.base import Params, Points
 
 Number = float | Tensor  # one value for all replicas, or one per replica [S]

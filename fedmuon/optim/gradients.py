@@ -19,8 +19,7 @@ from torch import Tensor
 
 from fedmuon.core.device import sent
 from fedmuon.optim.chain import Context, Link, State, has_stepped, per_replica
-from fedmuon.privacy.mechanisms.quantile import Quantile
-from fedmuon.privacy.mechanisms.release import Released
+from fedmuon.privacy.mechanisms.gaussian import Quantile, Released
 from fedmuon.tasks.base import Params, Points
 
 LOG_BOUND = "log-bound"

@@ -26,8 +26,7 @@ from fedmuon.optim.recipes import (
     sgd,
 )
 from fedmuon.privacy.mechanisms.fixed_order import FixedOrderSampling
-from fedmuon.privacy.mechanisms.gaussian import Mechanism
-from fedmuon.privacy.mechanisms.quantile import SHARE, Quantile
+from fedmuon.privacy.mechanisms.gaussian import SHARE, Mechanism, Quantile
 from fedmuon.tasks.per_example.clipping import Clipping
 
 # Each recipe with the keys of [local] that it reads; Muon recipes take the map and the routes, too.

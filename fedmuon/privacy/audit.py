@@ -1,43 +1,105 @@
-"""An empirical lower bound on epsilon: a canary, there or not, is looked for in what is released.
+"""Lower bounds on epsilon from canaries: in many runs, or many canaries in one run.
+
+# Many runs: one canary, there or not
 
 White box, worst case: one example's clipped gradient is known, has norm C in all m blocks at once,
 and all other examples contribute nothing. With or without it, step t releases in block w the noise
 sigma xi plus b_t (in units of C, along the canary), where b_t says whether the Poisson lot drew it.
-The sum over blocks over sqrt(m) is sufficient: s_t = sqrt(m) b_t + sigma N(0, 1), and the strongest
+The sum over blocks over sqrt(m) is sufficient: s_t = sqrt(m) b_t + sigma N(0, 1). The strongest
 statistic is the log-likelihood ratio, sum_t ln(1 - q + q exp((sqrt(m) s_t - m / 2) / sigma^2)).
 
-Two bounds. `counted` trusts nothing about the release: it counts how often the statistic passes a
-threshold with and without the canary, the threshold chosen on half of the trials, Clopper-Pearson
-on the others; N trials can show no epsilon above about ln N. `tilted` uses that, where the noise
-is the declared Gaussian, delta(epsilon) = E_with max(0, 1 - exp(epsilon - statistic)) is the very
-definition of the hockey-stick divergence: a coin with that bias is thrown in each trial, and
-Clopper-Pearson on its heads bounds delta(epsilon) from below, so it reaches any epsilon. It asks
-whether the accountant is right about that noise, not whether a release draws it.
+There are two bounds. `counted` trusts nothing about the release. It counts how often the statistic
+passes a threshold with and without the canary. The threshold is chosen on half of the trials, and
+the others give Clopper-Pearson bounds; N trials can show no epsilon above about ln N. `tilted`
+trusts that the noise is the declared Gaussian: delta(epsilon) = E_with max(0, 1 - exp(epsilon -
+statistic)) is then the definition of the hockey-stick divergence. Each trial throws a coin with
+this bias, and Clopper-Pearson on the heads bounds delta(epsilon) from below, so it reaches any
+epsilon. It tests whether the accountant is right about this noise, not whether a release draws it.
 
-The larger of two bounds of confidence 1 - f / 2 each is one of confidence 1 - f: see `both_bounds`.
+The larger of two bounds of confidence 1 - f / 2 each has confidence 1 - f: see `both_bounds`.
+
+# One run: many canaries, and how many right guesses refute which epsilon
+
+A fair coin of its own decides whether each of m canaries is in the data: S in {0, 1}^m. An auditor
+sees what the run released, but no coin, and guesses r of the coins. r is fixed beforehand; which
+ones may depend on all that was seen. V of the guesses are right. Changing a coin leaves one canary
+out, or puts it in. In a run that is (epsilon, delta)-private for this, many right guesses are
+unlikely, by two bounds.
+
+**Binomial** (Steinke, Nasr, Jagielski 2023, Theorem 5.2). With W ~ Bin(r, 1 / (1 + e^-epsilon))
+
+    P[V >= v] <= P[W >= v] + 2 m delta max_{i = 1..v} P[v > W >= v - i] / i.
+
+At delta = 0, given the release and the coins before it, a coin's odds are the ratio of two mixtures
+of neighbouring runs, at most e^epsilon. So every guess is right with a chance of at most
+1 / (1 + e^-epsilon), whatever the others were. Hence V lies below W; randomized response attains
+this. At delta > 0, V lies below W + F, where F counts the coins of which the release tells more,
+and E F <= 2 m delta.
+
+**Trade-off** (Mahloujifar, Melis, Chaudhuri 2024: auditing f-DP in one run). Let P(E) <= f(P'(E))
+for all events E and neighbours, f concave and rising: here f(x) = min_k (e^epsilon_k x + delta_k),
+that is all of the claims (epsilon_k, delta_k) at once. Let p_j = P[V = j]. For every set J
+
+    (1/m) sum_{j in J} j p_j <= f( (1/m) sum_{j in J} (r - j + 1) p_{j-1} ).                     (1)
+
+Proof. For canary i, the other coins s and a side b let E be the event that i is guessed to be b
+and that the guesses about (s, b) have j in J right ones. With the coin 1 - b the same release has
+i wrong and j - 1 right. So P[E | s, b] <= f(P[E | s, 1 - b]). Average over s, b and i; f is concave
+(Jensen). On the left each outcome counts its right guesses, on the right its wrong ones.
+
+Let J = {j, ..., r}, H_j = sum_{i >= j} i p_i and R_j = sum_{i >= j} (r - i) p_i, so that H_j + R_j
+= r P[V >= j], and (1) says R_{j-1} >= g(H_j) with the rising g(h) = m f^-1(h / m). Suppose P[V >=
+v] = tau. The least total mass is found greedily: H_v = v tau, R_v = (r - v) tau and then, for j =
+v, v - 1, ..., the least p_{j-1} that (1) allows. If it exceeds 1, then P[V >= v] < tau: were it
+more, all p_j could be scaled down to tau, as f is concave and f(0) >= 0.
+    Greedy is least: write (H, R) <=_j (H', R') if H' - H >= 0 and -(H' - H) <= R' - R <= (r - j) /
+j (H' - H). Other masses above v start from more in this order: mass at i > v instead of v adds
+(i - v)(1, -1). More than the least p_j adds a multiple of (j, r - j). And a greedy step keeps the
+order, as <=_j implies <=_{j-1}: if R' - R = x > 0, it adds less to R' than to R by y <= x, and at
+most (j - 1) / (r - j + 1) y <= H' - H less to H'; if not, at least as much to R' as to R, and
+along (j - 1, r - j + 1) itself. Larger in the order is more in mass, (H + R) / r.
+
+Both bound the same tail, so the smaller of the two does, with no loss of confidence.
 """
 
 import dataclasses
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 from scipy.special import betainc, betaincinv
 
 from fedmuon.core.errors import InputError
 from fedmuon.privacy.accounting import pld
-from fedmuon.privacy.accounting.dominating_pairs import Event
+from fedmuon.privacy.accounting.composition import account, event
+from fedmuon.privacy.accounting.dominating_pairs import Event, hardest
 
 FEWEST = 100
 CONFIDENCE = 0.95
 LEVEL = 0.01  # between the epsilons that are tested
 CHUNK = 2**22  # normal numbers held at a time
+PRECISION = 1e-4  # of an epsilon
+MOST_EPSILON = 700.0  # whose exponential is a number
+NEAR = 1.03  # how near the noise comes to that which is refuted
+MOST_TIMES = 32  # the declared noise, beyond which nothing is refuted
+POINTS = 32  # claims that stand for a mechanism
+SLIGHT, MOST_POINTS = 0.1, 16  # of the noise's own variance; points of an integral
+# What an audit can show at best is known before it. If that is below the claim, no outcome of the
+# audit speaks against the claim.
+FEW = (
+    "{} an epsilon of {:.4g} at most by counts, so this audit cannot test the {:.4g} that is "
+    "claimed: use more {}."
+)
+TRIALS, MORE_TRIALS = "{} trials can show", "--trials, or more --noise"
+GUESSES = "All of {} guesses about {} canaries, were they right, would show"
+MORE_CANARIES = "canaries, or claim less by more [privacy] noise"
+MORE_HONEST = f"{MORE_CANARIES}, or by a larger honest"
 
 
 class Setting(NamedTuple):
-    """What is audited: the noise is that of one block, the blocks share their lots."""
+    """What is audited. The noise is that of one block; the blocks share their lots."""
 
     noise_multiplier: float
     sampling_probability: float
@@ -88,7 +150,7 @@ def likelihood_ratio(setting: Setting, sums: np.ndarray) -> np.ndarray:
 
 
 def require_enough(count: int) -> None:
-    """Refuse trials that can show nothing."""
+    """Reject trials that can show nothing."""
     if count < FEWEST:
         raise InputError(f"trials = {count} can show nothing: use at least {FEWEST}")
 
@@ -110,7 +172,7 @@ def trials(setting: Setting, observe: Observe, count: int) -> Statistics:
 
 
 def at_least(hits: int, of: int, failure: float) -> float:
-    """Clopper-Pearson: the true probability is smaller with a chance of `failure` at most."""
+    """Clopper-Pearson: the true probability is smaller with a chance of at most `failure`."""
     return float(betaincinv(hits, of - hits + 1, failure)) if hits else 0.0
 
 
@@ -139,8 +201,10 @@ def counted(found: Statistics, delta: float, confidence: float = CONFIDENCE) -> 
 
 
 def most_counted(count: int, delta: float, confidence: float = CONFIDENCE) -> float:
-    """What `counted` shows of so many trials where all with the canary are told from all without:
-    the largest epsilon that it ever can."""
+    """The largest epsilon that `counted` can show with so many trials.
+
+    It shows this if the statistic separates all trials with the canary from all without.
+    """
     of, failure = count - count // 2, (1 - confidence) / 2
     least = at_least(of, of, failure) - delta
     return max(0.0, math.log(least / at_most(0, of, failure))) if least > 0 else 0.0
@@ -185,69 +249,16 @@ def tilted(
 def both_bounds(
     found: Statistics, delta: float, rng: np.random.Generator, confidence: float = CONFIDENCE
 ) -> tuple[LowerBound, LowerBound]:
-    """Both bounds, each with half of the failure: with this confidence both hold, and so does the
-    larger one."""
+    """Both bounds, each with half of the failure.
+
+    With this confidence both hold, and so does the larger one.
+    """
     each = (1 + confidence) / 2
     return counted(found, delta, each), tilted(found, delta, rng, each)
 
 
-# One training run with many canaries: how many right guesses refute which epsilon.
-#
-# Each of m canaries is in the data or not by a fair coin of its own, S in {0, 1}^m. Who sees
-# what the run released, but no coin, guesses r of them; r is fixed beforehand, which ones may
-# depend on all that was seen. V of the guesses are right. Changing a coin leaves one canary out,
-# or puts it in: in a run that is (epsilon, delta)-private for that, many right guesses are
-# unlikely, in two ways.
-#
-# **Binomial** (Steinke, Nasr, Jagielski 2023, Theorem 5.2). With W ~ Bin(r, 1 / (1 + e^-epsilon))
-#
-#     P[V >= v] <= P[W >= v] + 2 m delta max_{i = 1..v} P[v > W >= v - i] / i.
-#
-# At delta = 0: given the release and the coins before it, a coin's odds are the ratio of two
-# mixtures of neighbouring runs, at most e^epsilon. So every guess is right with a chance of 1 /
-# (1 + e^-epsilon) at most, whatever the others were, and V lies below W; randomized response
-# attains it. Else V lies below W + F, where F counts the coins of which the release tells more:
-# E F <= 2 m delta.
-#
-# **Trade-off** (Mahloujifar, Melis, Chaudhuri 2024: auditing f-DP in one run). Let P(E) <=
-# f(P'(E)) for all events E and neighbours, f concave and rising: here f(x) = min_k (e^epsilon_k
-# x + delta_k), that is all of the claims (epsilon_k, delta_k) at once. Let p_j = P[V = j]. For
-# every set J
-#
-#     (1/m) sum_{j in J} j p_j <= f( (1/m) sum_{j in J} (r - j + 1) p_{j-1} ).
-# (1)
-#
-# Proof. For canary i, the other coins s and a side b let E be the event that i is guessed to be
-# b and that the guesses about (s, b) have j in J right ones. Beside the coin 1 - b the same
-# release has i wrong and j - 1 right. So P[E | s, b] <= f(P[E | s, 1 - b]). Average over s, b
-# and i; f is concave (Jensen). On the left each outcome counts its right guesses, on the right
-# its wrong ones.
-#
-# Let J = {j, ..., r}, H_j = sum_{i >= j} i p_i and R_j = sum_{i >= j} (r - i) p_i, so that H_j +
-# R_j
-# = r P[V >= j], and (1) says R_{j-1} >= g(H_j) with the rising g(h) = m f^-1(h / m). Suppose P[V >=
-# v] = tau. The least total mass is found greedily: H_v = v tau, R_v = (r - v) tau and then, for j =
-# v, v - 1, ..., the least p_{j-1} that (1) allows. If it exceeds 1, then P[V >= v] < tau: were it
-# more, all p_j could be scaled down to tau, as f is concave and f(0) >= 0.
-#     Greedy is least: write (H, R) <=_j (H', R') if H' - H >= 0 and -(H' - H) <= R' - R <= (r -
-# j) /
-# j (H' - H). Other masses above v start from more in this order: mass at i > v instead of v adds
-# (i - v)(1, -1). More than the least p_j adds a multiple of (j, r - j). And a greedy step keeps the
-# order, as <=_j implies <=_{j-1}: if R' - R = x > 0, it adds less to R' than to R by y <= x, and at
-# most (j - 1) / (r - j + 1) y <= H' - H less to H'; if not, at least as much to R' as to R, and
-# along (j - 1, r - j + 1) itself. Larger in the order is more in mass, (H + R) / r.
-#
-# Both bound the same tail, so the smaller of the two does, with no loss of confidence.
-
-PRECISION = 1e-4  # of an epsilon
-MOST_EPSILON = 700.0  # whose exponential is a number
-NEAR = 1.03  # how near the noise comes to that which is refuted
-MOST_TIMES = 32  # the declared noise, beyond which nothing is refuted
-POINTS = 32  # claims that stand for a mechanism
-
-
 class Guesses(NamedTuple):
-    """Of m canaries so many were guessed, and so many of these rightly."""
+    """How many canaries there are, how many coins were guessed, and how many guesses are right."""
 
     canaries: int
     made: int
@@ -262,9 +273,12 @@ class Claims(NamedTuple):
 
 
 def guessed(scores: np.ndarray, included: np.ndarray, made: int) -> Guesses:
-    """The `made` canaries with the largest |score| are guessed: in the data where it is positive.
+    """Guess the canaries with the largest |score|: those with a positive score are in the data.
 
-    A score is what the release says, best as a log-likelihood ratio; `included` are the coins.
+    Args:
+        scores: What the release says of each canary [m], best a log-likelihood ratio.
+        included: The coins [m].
+        made: How many guesses to make.
     """
     chosen = np.argsort(-np.abs(scores), kind="stable")[:made]
     right = int(((scores > 0) == included)[chosen].sum())
@@ -272,8 +286,14 @@ def guessed(scores: np.ndarray, included: np.ndarray, made: int) -> Guesses:
 
 
 def worthwhile(ratios: np.ndarray, canaries: int, failure: float) -> int:
-    """How many guesses promise the largest bound, by rehearsed log-likelihood ratios, in and out
-    of the data alike: the guess of one is wrong with chance 1 / (1 + e^|ratio|)."""
+    """How many guesses promise the largest bound.
+
+    Args:
+        ratios: Rehearsed log-likelihood ratios of canaries in and out of the data. A guess by a
+            ratio is wrong with chance 1 / (1 + e^|ratio|).
+        canaries: How many canaries the run has.
+        failure: The chance that the bound may fail.
+    """
     share = canaries / len(ratios)
     wrong = np.cumsum(1 / (1 + np.exp(np.sort(np.abs(ratios))[::-1]))) * share
     made = np.arange(1, len(ratios) + 1) * share
@@ -282,7 +302,7 @@ def worthwhile(ratios: np.ndarray, canaries: int, failure: float) -> int:
 
 
 def binomial_tail(guesses: Guesses, epsilon: float, delta: float) -> float:
-    """At least the chance of so many right guesses in an (epsilon, delta)-private run."""
+    """An upper bound on the chance of so many right guesses in an (epsilon, delta)-private run."""
     canaries, made, right = guesses
     if right == 0:
         return 1.0
@@ -312,8 +332,8 @@ def refuted(guesses: Guesses, claims: Claims, failure: float) -> bool:
 def by_binomial(guesses: Guesses, delta: float, confidence: float) -> float:
     """The largest epsilon that Theorem 5.2 refutes.
 
-    Its tail grows with epsilon where 2 m delta <= 1, as then it is a maximum of means of P[W >= v]
-    and P[W >= v - i]; beyond, nothing is claimed.
+    If 2 m delta <= 1, its tail grows with epsilon, because it is a maximum of means of P[W >= v]
+    and P[W >= v - i]. Otherwise nothing is claimed.
     """
     if 2 * guesses.canaries * delta > 1:
         return 0.0
@@ -321,7 +341,7 @@ def by_binomial(guesses: Guesses, delta: float, confidence: float) -> float:
 
 
 def by_trade_off(guesses: Guesses, delta: float, confidence: float) -> float:
-    """The largest epsilon of which the one claim (epsilon, delta) is refuted."""
+    """The largest epsilon for which the single claim (epsilon, delta) is refuted."""
 
     def beyond(epsilon: float) -> bool:
         claim = Claims(np.array([epsilon]), np.array([delta]))
@@ -331,7 +351,7 @@ def by_trade_off(guesses: Guesses, delta: float, confidence: float) -> float:
 
 
 def _largest(beyond: Callable[[float], bool]) -> float:
-    """The last epsilon that is refuted, of those from 0 on."""
+    """The largest epsilon up to which all are refuted."""
     low, high = 0.0, 1.0
     if not beyond(low):
         return 0.0
@@ -344,14 +364,17 @@ def _largest(beyond: Callable[[float], bool]) -> float:
 
 
 def claims_of(spent: Sequence[Event], most: float, delta: float) -> Claims:
-    """What the accountant certifies at `POINTS` epsilons up to `most`, be the example added or
-    removed, and be it part of whichever of these kinds of releases."""
+    """What the accountant certifies at `POINTS` epsilons up to `most`.
+
+    The claims hold whether the example is added or removed, and for each of these kinds of
+    releases.
+    """
     epsilons = most * np.linspace(0, 1, POINTS) ** 3
     return Claims(epsilons, np.max([_deltas(one, epsilons, delta) for one in spent], axis=0))
 
 
 def _deltas(spent: Event, epsilons: np.ndarray, delta: float) -> np.ndarray:
-    """Of one kind of releases."""
+    """The deltas of one kind of releases at these epsilons."""
     grid, deltas = pld.coarsest([spent], delta, epsilons[-1]), np.zeros(len(epsilons))
     for part in pld.estimates(spent, grid):
         tail, parts = 1e-6 * delta, [(part, spent.count)]
@@ -367,12 +390,17 @@ def _deltas(spent: Event, epsilons: np.ndarray, delta: float) -> np.ndarray:
 def noise_below(
     guesses: Guesses, spent: Sequence[Event], most: float, delta: float, confidence: float
 ) -> float:
-    """With this confidence the noise was less than so many times the declared one; inf if the
-    guesses refute none.
+    """An upper bound on the noise, in units of the declared noise; inf if no noise is refuted.
 
-    It stands on more than counts: on the mechanism being the declared one, Poisson lots and
-    Gaussian noise, of which only the multiplier is in doubt. `spent` are the `hardest` of what the
-    run released, `most` is about its epsilon.
+    It stands on more than counts: the mechanism must be the declared one, with Poisson lots and
+    Gaussian noise, and only the multiplier is in doubt.
+
+    Args:
+        guesses: The guesses.
+        spent: The `hardest` of what the run released.
+        most: About its epsilon.
+        delta: The delta of its account.
+        confidence: The chance that the bound holds.
     """
 
     def beyond(times: float) -> bool:
@@ -392,3 +420,85 @@ def noise_below(
         middle = math.sqrt(low * high)
         low, high = (low, middle) if beyond(middle) else (middle, high)
     return high
+
+
+def log_ratio(y: np.ndarray, s: np.ndarray, rate: float | np.ndarray) -> np.ndarray:
+    """The log-likelihood ratio of releases along a canary, with it and without it.
+
+    With the canary, y_t is (1 - q) N(b, s_t) + q N(b + s_t, s_t); without it, N(b, s_t). Here b is
+    what other samples do at a canary's places in every release. It is N(0, t^2), where t^2 is the
+    part of the variance over canaries of the mean over time that noise and canaries do not explain.
+    If there is none, the ratio is sum_t ln(1 - q + q exp(y_t - s_t / 2)). Otherwise b is integrated
+    out, on a grid around its mean given y that is wide enough for both cases.
+
+    Args:
+        y: Releases along the canaries [T, m].
+        s: Squared lengths of a canary over the noise [T].
+        rate: q, for all or for each [T, m]; 0 where a canary has no part in a release.
+
+    Returns:
+        The ratios [m].
+    """
+    steps, mean, share = len(y), float(s.mean()), float(np.mean(rate))
+    ours = (share * mean) ** 2 / 4 + share * (1 - share) * mean**2 / steps / 2
+    shared = float(np.var(y.mean(0))) - mean / steps - ours
+    if shared <= SLIGHT * mean / steps:
+        return _ratio(y - s[:, None] / 2, rate)
+    precision = float((1 / s).sum()) + 1 / shared
+    center, spread = (y / s[:, None]).sum(0) / precision, precision**-0.5
+    low = -share * mean / spread - 3
+    grid = np.linspace(low, 3, max(7, min(MOST_POINTS, math.ceil(3 - low)))) * spread
+    # Up to what no b changes, ln P(b | y) without the canary is -(b - center)^2 precision / 2.
+    weights = -(grid**2) * precision / 2
+    within = [
+        weight + _ratio(y - (center + b) - s[:, None] / 2, rate)
+        for b, weight in zip(grid, weights, strict=True)
+    ]
+    return np.logaddexp.reduce(within) - np.logaddexp.reduce(weights)
+
+
+def _ratio(x: np.ndarray, rate: float | np.ndarray) -> np.ndarray:
+    """sum_t ln(1 - q + q e^x)."""
+    with np.errstate(divide="ignore"):  # where q is 0 or 1
+        return np.logaddexp(np.log1p(-np.asarray(rate)), np.log(rate) + x).sum(0)
+
+
+class Claimed(NamedTuple):
+    """What an account will say of a run at `delta`, from the releases of each client that takes
+    part, with canaries or without."""
+
+    settings: Sequence[Setting]
+    delta: float
+    adjacency: str
+
+
+def limits_of_trials(count: int, delta: float, claimed: float) -> dict[str, Any]:
+    """The limits of an audit by counts of so many trials."""
+    most = most_counted(count, delta)
+    return _record(most, claimed, most > claimed, TRIALS.format(count), MORE_TRIALS)
+
+
+def limits_of_guesses(canaries: int, made: int, claimed: Claimed, more: str) -> dict[str, Any]:
+    """The limits of so many guesses. They are enough if any bound could refute the claim."""
+    best, delta = Guesses(canaries, made, made), claimed.delta
+    most = max(bounds_by_counts(best, delta).values())
+    spent = hardest(event(one.noise_multiplier, *one[1:]) for one in claimed.settings if one.steps)
+    total = max(
+        (account([one], delta, adjacency=claimed.adjacency).upper for one in spent), default=0.0
+    )
+    enough = most > total or refuted(best, claims_of(spent, total, delta), 1 - CONFIDENCE)
+    return _record(most, total, enough, GUESSES.format(made, canaries), more)
+
+
+def bounds_by_counts(guesses: Guesses, delta: float) -> dict[str, float]:
+    """The bounds that stand on the number of right guesses alone."""
+    return {
+        "binomial": by_binomial(guesses, delta, CONFIDENCE),
+        "trade_off": by_trade_off(guesses, delta, CONFIDENCE),
+    }
+
+
+def _record(most: float, claimed: float, enough: bool, head: str, more: str) -> dict[str, Any]:
+    """The largest epsilon that counts can show, and a note if they could not refute the claim."""
+    note = "" if enough else FEW.format(head, most, claimed, more)
+    return {"most_by_counts": most, "note": note}

@@ -1,8 +1,8 @@
 """The randomness of releases: key streams, streams from the run's seed, and what is drawn of them.
 
 A `KeyStream` is AES-256 in counter mode (NIST SP 800-38A), under a key of the operating system's
-entropy. Blocks never repeat, so whoever tells n blocks of 16 bytes from uniform ones breaks AES, but
-for an advantage of n^2 / 2^129. Proofs about uniform words therefore hold against everyone who
+entropy. Blocks never repeat, so whoever tells n blocks of 16 bytes from uniform ones breaks AES,
+but for an advantage of n^2 / 2^129. Proofs about uniform words therefore hold against everyone who
 cannot break AES. A statistical generator such as PCG64 promises nothing like this.
 """
 

@@ -102,7 +102,7 @@ class Task(Protocol):
         """The mean loss [K S] at the last point, and the *sum* over the batch of each example's
         sum_k c_k (gradient at X_k), clipped once. Zero for an empty batch.
 
-        Neither may be shown to anyone: see `fedmuon.privacy.mechanisms.release`.
+        Neither may be shown to anyone: see `fedmuon.privacy.mechanisms.gaussian`.
         """
 
     def losses(self, params: Params, batch: Batch) -> tuple[Tensor, Params]:

@@ -1,22 +1,24 @@
-"""Events in, epsilon out: what a private run spends, with both ends of the bracket.
+"""What composed releases spend: from events to an epsilon, with both ends of the bracket.
 
-The m blocks of a step are clipped to C each and share their lot: together they are one Gaussian
-release of sensitivity C sqrt(m) and noise sigma C, that is of multiplier sigma / sqrt(m) (000,
-Theorem 2.1). This is `joint`, the only mode that certifies. `per-release` counts m T releases as if
-each had drawn a lot of its own: it reproduces 000's Table 3, and no mechanism that was run. Every
-answer names its adjacency: see `fedmuon.privacy.accounting.dominating_pairs`.
+The m blocks of a step are clipped to C each and share their lot. Together they are one Gaussian
+release of sensitivity C sqrt(m) and noise sigma C, so its multiplier is sigma / sqrt(m) (DP-Muon,
+Theorem 2.1). This is the mode `joint`, the only one that certifies. The mode `per-release` counts
+m T releases as if each had drawn its own lot. It reproduces DP-Muon's Table 3, and no mechanism
+that was run. Every answer names its adjacency: see `fedmuon.privacy.accounting.dominating_pairs`.
 """
 
+import contextlib
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from functools import partial
+from functools import reduce
 
 from fedmuon.config.incompatible import LEAST_DELTA
 from fedmuon.core.errors import InputError
 from fedmuon.core.tables import shown
 from fedmuon.privacy.accounting import pld, renyi
 from fedmuon.privacy.accounting.dominating_pairs import ADJACENCIES, Event
+from fedmuon.privacy.accounting.pld import GRID
 
 MODES = ("joint", "per-release")
 ACCOUNTANTS = ("pld", "dp-accounting")
@@ -30,7 +32,20 @@ COARSE = "the two ends are far apart here: the upper end holds, the lower end sa
 
 @dataclass(frozen=True)
 class Answer:
-    """An epsilon and what it stands on; `epsilon` is the upper end."""
+    """An epsilon and what it stands on.
+
+    Attributes:
+        epsilon: The upper end.
+        lower: Certainly at most the true epsilon.
+        upper: Certainly at least the true epsilon.
+        rdp: The epsilon by Renyi differential privacy.
+        mode: `joint`, or `per-release`.
+        accountant: The accountants' names.
+        adjacency: What two data sets differ in.
+        sampling: How lots are drawn.
+        certified: Whether the upper end holds for a run.
+        note: What else to know; may be empty.
+    """
 
     epsilon: float
     lower: float
@@ -45,8 +60,10 @@ class Answer:
 
 
 def require_supported(adjacency: str = "zero-out", sampling: str = "poisson") -> None:
-    """Refuse what the accountant does not cover; for lots that take turns see
-    `fedmuon.privacy.mechanisms.fixed_order`."""
+    """Reject what this accountant does not cover.
+
+    For lots in a fixed order see `fedmuon.privacy.mechanisms.fixed_order`.
+    """
     if adjacency not in ADJACENCIES:
         raise InputError(
             f"adjacency '{adjacency}' is not accounted for: use {', '.join(ADJACENCIES)}"
@@ -60,8 +77,10 @@ def require_supported(adjacency: str = "zero-out", sampling: str = "poisson") ->
 
 
 def loose(delta: float, population: float) -> str:
-    """What to know of a delta that protects nobody of so many examples, or clients: whoever
-    publishes one of them whole, drawn at random, keeps to it."""
+    """A note on a delta that is too large for so many examples or clients, or "".
+
+    At delta = 1 / n, publishing one of n examples whole, drawn at random, is private.
+    """
     if delta * population < 1:
         return ""
     return (
@@ -71,7 +90,7 @@ def loose(delta: float, population: float) -> str:
 
 
 def require_delta(delta: float) -> None:
-    """Refuse one at which the accountant does not compute."""
+    """Reject a delta at which the accountant does not compute."""
     if not LEAST_DELTA <= delta < 1:
         raise InputError(
             f"delta = {delta} must lie in [{LEAST_DELTA:g}, 1): well below 1 over the number of "
@@ -119,7 +138,18 @@ def epsilon(
     adjacency: str = "zero-out",
     accountant: str = "pld",
 ) -> Answer:
-    """What T steps spend at delta; the multiplier is that of each block."""
+    """What T steps spend at delta.
+
+    Args:
+        noise_multiplier: Noise of each block over its clipping bound.
+        sampling_probability: The chance of an example to be in a lot.
+        steps: T.
+        delta: The delta of (epsilon, delta).
+        blocks: m, how many blocks are clipped each.
+        mode: `joint`, or `per-release`, which certifies nothing.
+        adjacency: What two data sets differ in.
+        accountant: `pld`, or the library `dp-accounting`.
+    """
     spent = event(noise_multiplier, sampling_probability, steps, blocks, mode)
     if spent.noise_multiplier == 0:
         raise InputError("noise = 0 releases the sums themselves, epsilon is infinite: give noise")
@@ -138,57 +168,28 @@ def account(
     require_delta(delta)
     if accountant not in ACCOUNTANTS:
         raise InputError(f"accountant '{accountant}' is unknown: use {' or '.join(ACCOUNTANTS)}")
-    merged = merge(events, adjacency)
-    answer = partial(_answer, mode, accountant, adjacency)
+    merged, note = merge(events, adjacency), ""
     if not merged:
-        return answer(0.0, 0.0, 0.0, "nothing was released")
-    if any(spent.noise_multiplier == 0 for spent in merged):
+        lower = upper = rdp = 0.0
+        note = "nothing was released"
+    elif any(spent.noise_multiplier == 0 for spent in merged):
+        lower = upper = rdp = math.inf
         note = "a release without noise: epsilon is infinite"
-        return answer(math.inf, math.inf, math.inf, note)
-    lower, upper, rdp = _ends(merged, delta, mode, accountant)
-    upper = rdp if mode == "per-release" else min(upper, rdp)
-    return answer(min(lower, upper), upper, rdp)
-
-
-def _ends(
-    merged: Sequence[Event], delta: float, mode: str, accountant: str
-) -> tuple[float, float, float]:
-    if accountant == "dp-accounting":
-        from fedmuon.privacy.accounting.by_dp_accounting import ends
-
-        return ends(merged, delta)
-    rdp = renyi.epsilon(merged, delta)
-    grid = pld.grid_for(merged, delta, rdp)
-    upper = rdp if mode == "per-release" else pld.upper(merged, delta, grid)
-    return pld.lower(merged, delta, grid), upper, rdp
-
-
-def merge(events: Iterable[Event], adjacency: str = "zero-out") -> list[Event]:
-    """Equal releases as one kind, those that cannot hold the example left out; each asks for the
-    pair of the adjacency."""
-    counts: dict[tuple[float, float], int] = {}
-    for spent in events:
-        if spent.count > 0 and spent.sampling_probability > 0:
-            kind = (spent.sampling_probability, spent.noise_multiplier)
-            counts[kind] = counts.get(kind, 0) + spent.count
-    replaced = adjacency == "replace-one"
-    return [Event(*kind, count, replaced) for kind, count in counts.items()]
-
-
-def _answer(
-    mode: str,
-    accountant: str,
-    adjacency: str,
-    lower: float,
-    upper: float,
-    rdp: float,
-    note: str = "",
-) -> Answer:
+    else:
+        if accountant == "dp-accounting":
+            lower, upper, rdp = ends_by_library(merged, delta)
+        else:
+            rdp = renyi.epsilon(merged, delta)
+            grid = pld.grid_for(merged, delta, rdp)
+            upper = rdp if mode == "per-release" else pld.upper(merged, delta, grid)
+            lower = pld.lower(merged, delta, grid)
+        upper = rdp if mode == "per-release" else min(upper, rdp)
+        lower = min(lower, upper)
     if mode == "per-release":
         note, name = NOTHING, f"RDP, {accountant} below"
     else:
-        name = f"{accountant}, RDP beside"
         note = note or (COARSE if lower < 0.5 * upper else "")
+        name = f"{accountant}, RDP beside"
     return Answer(
         epsilon=upper,
         lower=lower,
@@ -201,3 +202,77 @@ def _answer(
         certified=mode == "joint" and math.isfinite(upper),
         note=note,
     )
+
+
+def merge(events: Iterable[Event], adjacency: str = "zero-out") -> list[Event]:
+    """Equal releases as one kind with the pair of this adjacency.
+
+    Releases that cannot hold the example are left out.
+    """
+    counts: dict[tuple[float, float], int] = {}
+    for spent in events:
+        if spent.count > 0 and spent.sampling_probability > 0:
+            kind = (spent.sampling_probability, spent.noise_multiplier)
+            counts[kind] = counts.get(kind, 0) + spent.count
+    replaced = adjacency == "replace-one"
+    return [Event(*kind, count, replaced) for kind, count in counts.items()]
+
+
+def ends_by_library(
+    events: Sequence[Event], delta: float, grid: float = GRID
+) -> tuple[float, float, float]:
+    """(lower, upper, rdp) of epsilon by the library dp-accounting.
+
+    Under add-or-remove both of its accountants are sound. Its RDP at fractional orders bounds the
+    integral by a series: it is up to 0.8% above it, and orders whose series does not converge are
+    left out. Under replace-one, its PLD has the pair of `dominating_pairs`, but versions 0.5 and
+    0.6 leave the RDP of a Gaussian at sensitivity 1, half of what it is. There the RDP is ours.
+    """
+    # The library takes seconds to import, and most answers do not need it.
+    from dp_accounting import NeighboringRelation
+    from dp_accounting.pld.privacy_loss_distribution import from_gaussian_mechanism
+
+    def by_pld(pessimistic: bool) -> float:
+        either, one = NeighboringRelation.ADD_OR_REMOVE_ONE, NeighboringRelation.REPLACE_ONE
+        parts = [
+            from_gaussian_mechanism(
+                event.noise_multiplier,
+                pessimistic_estimate=pessimistic,
+                value_discretization_interval=grid,
+                sampling_prob=event.sampling_probability,
+                use_connect_dots=pessimistic,
+                neighboring_relation=one if event.replaced else either,
+            ).self_compose(event.count)
+            for event in events
+        ]
+        whole = reduce(lambda first, other: first.compose(other), parts)
+        return float(whole.get_epsilon_for_delta(delta))
+
+    with _quiet():
+        return by_pld(False), by_pld(True), _library_rdp(events, delta)
+
+
+@contextlib.contextmanager
+def _quiet() -> Iterator[None]:
+    """Hide the library's messages about orders that it leaves out."""
+    from absl import logging  # which only the library installs
+
+    before = logging.get_verbosity()
+    logging.set_verbosity(logging.ERROR)
+    try:
+        yield
+    finally:
+        logging.set_verbosity(before)
+
+
+def _library_rdp(events: Sequence[Event], delta: float) -> float:
+    if any(event.replaced for event in events):
+        return renyi.epsilon(events, delta)
+    import dp_accounting  # as above
+
+    accountant = dp_accounting.rdp.RdpAccountant()
+    for event in events:
+        gaussian = dp_accounting.GaussianDpEvent(event.noise_multiplier)
+        lot = dp_accounting.PoissonSampledDpEvent(event.sampling_probability, gaussian)
+        accountant.compose(lot, event.count)
+    return float(accountant.get_epsilon(delta))

@@ -1,61 +1,274 @@
-"""One private step of a client: a Poisson lot, clipped sums, noise (000, Algorithm 1 and (4)).
+"""The Gaussian mechanism of a private step: a lot, clipped sums, noise (DP-Muon, Algorithm 1, (4)).
 
-What is released leaves the data, and nothing else does.
+`Mechanism` draws lots and makes the releases of a run. `release` and `release_on_grid` add noise to
+clipped sums. Releases leave the data; nothing else does.
+
+**Clipping at a quantile of the norms** (`Quantile`) follows it privately (Andrew, Thakkar, McMahan
+and Ramaswamy 2021):
+
+    C_{t+1} = C_t exp(-eta (b~_t - gamma)),   b~_t = (sum_i (b_i - 1/2) + N(0, s_b^2)) / lot + 1/2
+
+b_i says how much of contribution i is not clipped at C_t: 1 if its norm is at most C_t, else 0; or
+the share of its m blocks that are not clipped. Then C_t tends to the bound at which a share gamma
+is not clipped. It follows from earlier releases, so a step may clip at it. A contribution may be an
+example's gradient or a client's update.
+
+*Account.* A step releases the sums, with noise s_g C_t, and the count, with noise s_b. To these a
+contribution adds a vector of norm C_t sqrt(m) at most, and b_i - 1/2, which lies in [-1/2, 1/2].
+Over the noise this is a vector of norm^2 m / s_g^2 + 1 / (4 s_b^2) at most, whatever C_t is. If
+
+    s_g^-2 = s^-2 - (2 sqrt(m) s_b)^-2                                                         (1)
+
+it is m / s^2, so the release costs as much as one of multiplier s without a count. At m = 1, (1) is
+their formula (section 3.1). So s is what is asked for and accounted for, and the sums have the
+slightly larger noise s_g. The noise s_b must exceed s / (2 sqrt(m)).
 """
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from functools import cached_property
 from typing import get_args
 
 import numpy as np
+import torch
 from torch import Tensor
 
 from fedmuon.config.incompatible import OF_REALS, UNTRUE, in_turns
 from fedmuon.core.choices import Arithmetic, NoiseSource
-from fedmuon.core.device import unasked
-from fedmuon.core.errors import InputError
+from fedmuon.core.device import finite, sent, unasked
+from fedmuon.core.errors import InputError, NonFinite
 from fedmuon.core.rng import Draw
 from fedmuon.privacy.accounting.composition import require_supported
+from fedmuon.privacy.mechanisms import lattice
 from fedmuon.privacy.mechanisms.fixed_order import FixedOrderSampling, Past, lots_of, square_root
-from fedmuon.privacy.mechanisms.quantile import CountedRelease, Quantile
-from fedmuon.privacy.mechanisms.release import (
-    Released,
-    clipped_sums,
-    release,
-    release_on_grid,
-    require_finite,
-)
 from fedmuon.privacy.noise import (
     Draws,
+    Normal,
     Streams,
     keyed_streams,
     normals,
     poisson_rows,
     secret_streams,
+    words_of,
 )
 from fedmuon.privacy.noise_visibility import secrecy
-from fedmuon.tasks.base import Batch, Params, Points, Task
-from fedmuon.tasks.per_example.clipping import Clipping
+from fedmuon.tasks.base import Batch, Params, Points, Task, blocks
+from fedmuon.tasks.per_example.clipping import Clipping, slack
+
+REACH = math.log(1e15)  # of ln C: noisy counts alone could drive C out of the range of float32
+SHARE = 20.0  # a count's noise is the lot over this (Andrew et al. 2021, section 3.1)
+
+
+@dataclass(frozen=True)
+class Released:
+    """A noisy gradient: the only thing that later links of a private chain may see.
+
+    What is computed from it and from earlier releases is post-processing.
+
+    Attributes:
+        gradient: By tensor [K S, ...].
+        kept: Where clipping follows a quantile, the noisy share of contributions that were not
+            clipped [K].
+    """
+
+    gradient: Params
+    kept: Tensor | None = None
+
+
+def clipped_sums(
+    task: Task, points: Points, batches: Sequence[Batch], clipping: Clipping
+) -> Params:
+    """Sums of clipped gradients, at a model that is finite."""
+    for _, params in points:
+        require_finite(params, "the model is")
+    return task.clipped(points, batches, clipping)[1]
+
+
+def require_finite(public: Params, what: str) -> None:
+    """Stop at numbers that are not finite, where everyone may see them.
+
+    Stopping at a lot's own loss would reveal its examples. One such number spoils the sum, which
+    takes a fifth of the time of a test of each entry.
+    """
+    if not all(finite(value.sum()) for value in public.values()):
+        raise NonFinite(f"{what} not finite in a private step: lower [local] lr")
+
+
+def release(
+    sums: Params, clipping: Clipping, noise_multiplier: float, expected_lot: float, drawn: Normal
+) -> Released:
+    """Release (sum + N(0, (sigma C')^2)) / expected lot, block by block.
+
+    C' = C (1 + slack), so that the multiplier sigma holds for norms as they are computed
+    (`fedmuon.tasks.per_example.clipping`). An empty lot's sums are zero and get the same noise. All
+    m blocks are one release of sensitivity C sqrt(m), whose multiplier is sigma / sqrt(m).
+
+    Args:
+        sums: Clipped sums [K S, ...].
+        clipping: Its bound is C.
+        noise_multiplier: sigma; 0 adds no noise.
+        expected_lot: The expected size of a lot, which is public. The size that was drawn is not.
+        drawn: The source of normal entries.
+    """
+    _require_sound(clipping, noise_multiplier, expected_lot)
+    if noise_multiplier == 0:
+        return Released({name: value / expected_lot for name, value in sums.items()})
+    scale, found = noise_multiplier * clipping.bound, Params()
+    for block, (name, value) in enumerate(sums.items()):
+        entries = sent(drawn(tuple(value.shape), block), value.device, value.dtype)
+        found[name] = (value + scale * (1 + slack(value.dtype)) * entries) / expected_lot
+    return Released(found)
+
+
+def release_on_grid(
+    sums: Params, clipping: Clipping, noise_multiplier: float, expected_lot: float, streams: Streams
+) -> Released:
+    """Like `release`, on a lattice, with exact noise (`fedmuon.privacy.mechanisms.lattice`)."""
+    _require_sound(clipping, noise_multiplier, expected_lot)
+    reach = max(clipping.bound * (1 + slack(value.dtype)) for value in sums.values())
+    step, found = lattice.noisy(
+        sums, reach, noise_multiplier, lambda block: [words_of(one) for one in streams(block)]
+    )
+    per = step / expected_lot
+    return Released({name: (found[name].mul_(per)).to(sums[name].dtype) for name in sums})
+
+
+def _require_sound(clipping: Clipping, noise: float, lot: float) -> None:
+    if noise < 0 or not lot > 0:
+        raise InputError(
+            f"noise multiplier {noise} must not be negative and the expected lot size {lot} must "
+            "be positive"
+        )
+    if noise and math.isinf(clipping.bound):
+        raise InputError("noise needs a finite clipping bound: set one, or noise = 0")
+
+
+@dataclass(frozen=True)
+class Quantile:
+    """The quantile of the norms that the clipping bound follows.
+
+    Attributes:
+        wanted: gamma, the share that is not clipped.
+        rate: eta, the step size of ln C.
+        noise: s_b, the noise of a count.
+    """
+
+    wanted: float
+    rate: float
+    noise: float
+
+    @property
+    def about(self) -> dict[str, float]:
+        """The settings in a summary."""
+        return {"quantile": self.wanted, "count_noise": self.noise}
+
+    def of_sums(self, noise: float, blocks: int) -> float:
+        """s_g of (1), for a release of multiplier s = `noise`."""
+        left = 1 - (noise / (2 * self.noise)) ** 2 / blocks if self.noise else 1.0 - bool(noise)
+        if left <= 0:
+            raise InputError(
+                f"[privacy] count-noise = {self.noise:g} leaves nothing of noise = {noise:g} for "
+                f"the sums: raise it above {noise / (2 * math.sqrt(blocks)):.3g}"
+            )
+        return noise / math.sqrt(left)
+
+    def moved(self, log_bound: Tensor, share: Tensor) -> Tensor:
+        """ln C_{t+1} from ln C_t and b~_t, within the bounds that a config may have."""
+        return (log_bound - self.rate * (share - self.wanted)).clamp(-REACH, REACH)
+
+
+@dataclass(frozen=True)
+class Counting(Clipping):
+    """Clipping that adds up b_i - 1/2 of all examples.
+
+    An example whose gradient is not finite may be left out: it then adds 0.
+    """
+
+    counted: list[Tensor] = field(default_factory=list, compare=False)
+
+    def factors(self, squares: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """The factors of `Clipping`, which are counted."""
+        found = super().factors(squares)
+        kept = [(found[names[0]] == 1).double() for names in self._groups(squares)]
+        self.counted.append((torch.stack(kept).mean(0) - 0.5).sum())
+        return found
+
+    def total(self) -> float:
+        """The sum over all examples so far."""
+        return math.fsum(float(one) for one in self.counted)
+
+
+@dataclass(frozen=True)
+class CountedRelease:
+    """Releases whose clipping follows a quantile: sums, and the share that was not clipped."""
+
+    quantile: Quantile
+    clipping: Clipping
+    noise: float  # s of (1)
+    lot: float
+    task: Task
+
+    def of(
+        self, points: Points, batches: Sequence[Batch], bounds: Tensor, drawn: Sequence[Normal]
+    ) -> Released:
+        """Release at each client's own bound [K], with noise of its own draws."""
+        if len(bounds) > len(batches):
+            raise InputError(
+                "clipping that follows a quantile follows that of one model: run it alone"
+            )
+        each = [(c, blocks(params, len(batches))) for c, params in points]
+        found = [
+            self._one([(c, own[k]) for c, own in each], batches[k], drawn[k], float(bound))
+            for k, bound in enumerate(bounds)
+        ]
+        names = found[0].gradient
+        kept = torch.stack([one.kept for one in found if one.kept is not None])
+        return Released(
+            {name: torch.cat([one.gradient[name] for one in found]) for name in names}, kept
+        )
+
+    def _one(self, points: Points, batch: Batch, drawn: Normal, bound: float) -> Released:
+        """The release of one client, by (1)."""
+        at = Counting(self.clipping.rule, bound, self.clipping.joint_block)
+
+        def sums() -> tuple[Params, float]:
+            at.counted.clear()
+            return clipped_sums(self.task, points, [batch], at), at.total()
+
+        total, count = unasked(self.task.device, sums)
+        noise = self.quantile.of_sums(self.noise, at.blocks(total))
+        found = release(total, at, noise, self.lot, drawn)
+        last = float(drawn((1, 1), len(total))) if self.noise else 0.0
+        kept = (count + self.quantile.noise * last) / self.lot + 0.5
+        return Released(found.gradient, torch.tensor(kept, dtype=torch.float64))
 
 
 @dataclass(frozen=True)
 class Mechanism:
-    """How private steps release: sigma = `noise` times the clipping bound, and lots of `lot`
-    samples in expectation. Only a `repeatable` one draws from the run's seed, others from `source`.
+    """How private steps draw lots and release.
 
-    `adjacency` is what the account names (`dominating_pairs.py`): add-remove holds where no rate
-    depends on how many samples there are, with a `public_rate`; sums are over `lot` all the same.
-    Lots of a `fixed_order` are no Poisson lots (`fixed_order.py`). Clipping may follow a
-    `quantile` of the norms, which the account has in `noise`.
-    `arithmetic` decides between `release` and `release_on_grid`, which auto is for secret noise.
+    Attributes:
+        clipping: The rule and its bound C. With a `quantile`, the bound follows it.
+        noise: The multiplier sigma that is accounted for: noise over C.
+        lot: The expected size of a lot, by which sums are divided.
+        repeatable: Draw from the run's seed. Otherwise nobody can repeat lots and noise.
+        public_rate: Sampling probability, if it is public; 0 is lot over the client's samples.
+        adjacency: The adjacency of the account (`fedmuon.privacy.accounting.dominating_pairs`).
+            Add-remove needs a public rate, because no rate may depend on the number of samples.
+        source: The generator of secret draws.
+        arithmetic: `continuous` is `release`, `grid` is `release_on_grid`; `auto` takes the grid
+            for secret noise.
+        fixed_order: Lots in a fixed order (`fedmuon.privacy.mechanisms.fixed_order`); None draws
+            Poisson lots.
+        quantile: The quantile of the norms that the bound follows.
     """
 
     clipping: Clipping
     noise: float
     lot: float
     repeatable: bool = False
-    public_rate: float = 0.0  # 0: lot over the samples that a client has
+    public_rate: float = 0.0
     adjacency: str = "zero-out"
     source: NoiseSource = "secure"
     arithmetic: Arithmetic = "auto"
@@ -73,65 +286,70 @@ class Mechanism:
             why := in_turns(self.lot, self.public_rate, self.adjacency)
         ):
             raise InputError(why)
-        if self.arithmetic == "grid" and self._of_reals:
+        if self.arithmetic == "grid" and self._needs_reals:
             raise InputError(OF_REALS)
 
     @property
-    def _of_reals(self) -> bool:
-        """Whether noise is mixed with other noise, or counts are released beside sums."""
-        return self.quantile is not None or (
-            self.fixed_order is not None and self.fixed_order.band > 1
-        )
+    def _correlated(self) -> bool:
+        return self.fixed_order is not None and self.fixed_order.band > 1
+
+    @property
+    def _needs_reals(self) -> bool:
+        """Whether noise is mixed with other noise, or counts are released with the sums."""
+        return self.quantile is not None or self._correlated
 
     @cached_property
     def _past(self) -> Past | None:
-        """Of correlated noise."""
-        if self.fixed_order is None or self.fixed_order.band == 1:
+        """The earlier rows of correlated noise."""
+        if self.fixed_order is None or not self._correlated:
             return None
         return Past(square_root(self.fixed_order.band))
 
     @property
     def on_grid(self) -> bool:
         """Whether releases are on a lattice."""
-        secret = not self.repeatable and not self._of_reals
+        secret = not self.repeatable and not self._needs_reals
         return self.arithmetic == "grid" or (self.arithmetic == "auto" and secret)
 
     @property
     def again(self) -> bool:
-        """Whether a round may be done over, to the same bytes: secret noise is new each time, and
-        correlated noise goes on."""
-        return self.repeatable and (self.fixed_order is None or self.fixed_order.band == 1)
+        """Whether a round can be repeated bit-identically.
+
+        Secret noise is new each time, and correlated noise depends on the rounds before.
+        """
+        return self.repeatable and not self._correlated
 
     @property
     def secrecy(self) -> str:
-        """Who can know the noise: see `fedmuon.privacy.noise_visibility`."""
+        """Who can know the noise (`fedmuon.privacy.noise_visibility`)."""
         return secrecy(self.repeatable, self.source)
-
-    def _streams(self, draws: Sequence[Draws]) -> Streams:
-        return keyed_streams(draws) if self.repeatable else secret_streams(len(draws), self.source)
-
-    def rate(self, size: int) -> float:
-        """The chance of a sample of a client that has `size` of them, or its share of the steps."""
-        if self.fixed_order is not None:
-            return 1 / lots_of(size, self.lot)
-        return self.public_rate or min(1.0, self.lot / size)
 
     @property
     def public_population(self) -> float:
-        """The samples of a client as far as all may know; 0 if it is its own number."""
+        """How many samples a client has, as far as is public; 0 if its own number counts."""
         return self.lot / self.public_rate if self.public_rate else 0.0
 
     @property
     def spread(self) -> float:
-        """The standard deviation of the noise in an entry of a released gradient, without the
-        slack of `release`: 4.9e-4 of it in float32, which no correction of a bias can tell."""
+        """The standard deviation of the noise in an entry of a released gradient.
+
+        It leaves out the slack of `release`, which is 4.9e-4 of it in float32. No correction of a
+        bias notices this.
+        """
         return self.noise * self.clipping.bound / self.lot if self.noise else 0.0
 
+    def rate(self, size: int) -> float:
+        """A sample's sampling probability at a client of this size, or its share of the steps."""
+        if self.fixed_order is not None:
+            return 1 / lots_of(size, self.lot)
+        return self.public_rate or min(1.0, self.lot / size)
+
     def rows(self, draw: Draws, size: int) -> np.ndarray:
-        """A Poisson lot of a client's samples; its rows are as secret as the noise."""
+        """Draw a Poisson lot of a client's samples. The rows are as secret as the noise."""
         if self.fixed_order is not None:
             raise InputError(
-                f"lots are Poisson ones here, and not sampling = {self.fixed_order.sampling}"
+                f"this draws Poisson lots, but sampling = {self.fixed_order.sampling}: take the "
+                "rows of fixed_order"
             )
         rng = draw(Draw.LOT) if self.repeatable else secret_streams(1, self.source)(0)[0]
         return poisson_rows(rng, size, self.rate(size))
@@ -139,9 +357,19 @@ class Mechanism:
     def releases(
         self, task: Task, batches: Sequence[Batch], draws: Sequence[Draws], step: int = 0
     ) -> Callable[..., Released]:
-        """What links of a private chain may ask of a step's lots, one lot a client: once, since
-        the account has one release a step. Correlated noise is that of the run's `step`. Beside
-        the points stand the clients' bounds [K], where clipping follows a quantile."""
+        """The function by which links of a private chain get the release of a step.
+
+        It can be called once, because the account has one release per step.
+
+        Args:
+            task: Computes clipped sums.
+            batches: One lot per client.
+            draws: The draws of each client's step.
+            step: The run's step, which correlated noise depends on.
+
+        Returns:
+            A function of the points, and of the clients' bounds [K] if clipping follows a quantile.
+        """
         streams = self._streams(draws)
         asked: list[bool] = []
 
@@ -159,7 +387,7 @@ class Mechanism:
                 drawn = [normals(self._streams([draw])) for draw in draws]
                 found = how.of(points, batches, bounds, drawn)
             else:
-                # Clipping may be done over, a release may not: neither published nor thrown away.
+                # Clipping may be repeated. A release may not, even if its result is thrown away.
                 sums = unasked(
                     task.device, lambda: clipped_sums(task, points, batches, self.clipping)
                 )
@@ -168,6 +396,9 @@ class Mechanism:
             return found
 
         return released
+
+    def _streams(self, draws: Sequence[Draws]) -> Streams:
+        return keyed_streams(draws) if self.repeatable else secret_streams(len(draws), self.source)
 
     def _noisy(self, sums: Params, streams: Streams, step: int) -> Released:
         if self.on_grid and self.noise:

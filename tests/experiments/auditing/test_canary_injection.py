@@ -15,18 +15,15 @@ from typer.testing import CliRunner
 
 from fedmuon.config import load as tables
 from fedmuon.core.errors import InputError
-from fedmuon.experiments.auditing import audit_limits, one_run
-from fedmuon.experiments.auditing.audit_limits import Claimed
-from fedmuon.experiments.auditing.canary import CLASSES, FEATURES, Parallel
-from fedmuon.experiments.auditing.canary_injection import MARK, Canaries, Planted
-from fedmuon.experiments.auditing.example_scoring import Auditor
-from fedmuon.experiments.auditing.likelihood_ratio import _ratio, log_ratio
+from fedmuon.experiments.auditing import one_run
+from fedmuon.experiments.auditing.examples import MARK, Canaries, ExampleAuditor, TaskWithCanaries
+from fedmuon.experiments.auditing.private_step import CLASSES, FEATURES, Parallel
 from fedmuon.experiments.cli import app
 from fedmuon.experiments.run import execute
 from fedmuon.federated import build
 from fedmuon.federated.rounds import Experiment, begin, simulate
 from fedmuon.privacy import audit
-from fedmuon.privacy.audit import Setting
+from fedmuon.privacy.audit import Claimed, Setting, _ratio, log_ratio
 from fedmuon.privacy.mechanisms.gaussian import Mechanism
 from fedmuon.tasks.networks import NetworkTask
 from fedmuon.tasks.per_example.clipping import RULES, Clipping
@@ -53,10 +50,10 @@ def experiment(settings: dict[str, Any]) -> Experiment:
     return build.experiment(config, build.federated_data(config, source), source.classes)
 
 
-def planted(made: Experiment, count: int, seed: int = 0) -> tuple[Planted, Experiment]:
+def planted(made: Experiment, count: int, seed: int = 0) -> tuple[TaskWithCanaries, Experiment]:
     template = begin(made.recipe, made.task, 0).params
     canaries = Canaries.drawn(count, made.shards, template, np.random.default_rng(seed))
-    task = Planted(made.task, canaries)
+    task = TaskWithCanaries(made.task, canaries)
     return task, replace(made, task=task, shards=canaries.marked(made.shards))
 
 
@@ -116,7 +113,7 @@ def test_watching_changes_no_bit_of_a_run_and_labels_are_read_as_they_were() -> 
     own = made.recipe.mechanism
     assert own is not None
     rates = np.array([own.rate(made.shards.size(i)) for i in (0, 1)])
-    auditor = Auditor(task.canaries, own, rates)
+    auditor = ExampleAuditor(task.canaries, own, rates)
     plain, seen = (
         simulate(one, start).params["weight"]
         for one in (made, replace(made, recipe=auditor.watching(made.recipe)))
@@ -137,7 +134,7 @@ def test_a_client_may_have_no_canary() -> None:
     task, _ = planted(made, 40)
     own = made.recipe.mechanism
     assert own is not None
-    auditor = Auditor(task.canaries.of(0), own, np.array([own.rate(40)] * 2))
+    auditor = ExampleAuditor(task.canaries.of(0), own, np.array([own.rate(40)] * 2))
     simulate(replace(made, recipe=auditor.watching(made.recipe)), begin(made.recipe, made.task, 0))
     assert len(auditor.found) == 8 and auditor.of[1].rows.size == 0
     assert auditor.scores().all()
@@ -262,7 +259,7 @@ def test_enough_guesses_for_the_clients_with_canaries_may_be_too_few_for_all() -
     quiet, loud = Setting(3.0, 0.1, 1, 1), Setting(0.7, 1.0, 1, 1)
     for settings, few in (([quiet], False), ([quiet, loud], True)):
         claimed = Claimed(settings, 1e-5, "zero-out")
-        limits = audit_limits.of_guesses(20, 20, claimed, audit_limits.MORE_CANARIES)
+        limits = audit.limits_of_guesses(20, 20, claimed, audit.MORE_CANARIES)
         assert bool(limits["note"]) == few, limits
 
 

@@ -17,11 +17,11 @@ from fedmuon.core.errors import InputError
 from fedmuon.experiments import spending
 from fedmuon.experiments.auditing import one_run
 from fedmuon.experiments.auditing.clients import ClientAuditor, _apart
-from fedmuon.experiments.auditing.likelihood_ratio import log_ratio
 from fedmuon.experiments.cli import app
 from fedmuon.federated import build
 from fedmuon.federated.rounds import Experiment, begin, broadcast, client_updates, joint, simulate
 from fedmuon.privacy.accounting.composition import epsilon
+from fedmuon.privacy.audit import log_ratio
 from fedmuon.privacy.ledger import Ledger
 from fedmuon.privacy.mechanisms.client_level import ClientLevel, Flat
 

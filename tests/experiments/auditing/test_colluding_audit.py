@@ -21,7 +21,7 @@ from fedmuon.experiments.auditing.clients import ClientAuditor
 from fedmuon.experiments.run import execute
 from fedmuon.federated import accountant
 from fedmuon.federated.rounds import Reply, begin, broadcast, client_updates, joint
-from fedmuon.privacy.mechanisms import client_level
+from fedmuon.privacy.mechanisms import distributed
 from fedmuon.privacy.mechanisms.client_level import ClientLevel
 from fedmuon.privacy.mechanisms.gaussian import Mechanism
 from fedmuon.tasks.per_example.clipping import Clipping
@@ -116,8 +116,8 @@ def test_an_audit_says_how_many_shares_of_noise_it_sees(
 def test_shares_with_too_little_noise_are_caught(
     quiet: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    true = client_level.gaussian
-    monkeypatch.setattr(client_level, "gaussian", lambda *rest: true(*rest) // quiet)
+    true = distributed.gaussian
+    monkeypatch.setattr(distributed, "gaussian", lambda *rest: true(*rest) // quiet)
     found = audited(given({**SHARED, "noise": 4.0, "delta": 1e-5}, **ONCE), tmp_path / "run", 40)
     assert found["below"] == (quiet == 1)
     assert (found["right"] == found["guesses"] == 40) == (quiet == 20)
@@ -182,11 +182,11 @@ def test_too_little_noise_of_samples_names_the_key() -> None:
 def test_sums_that_would_wrap_around_name_the_noise_that_is_enough() -> None:
     cohort = 10**6
     with pytest.raises(InputError, match="would wrap around: set noise = ") as error:
-        client_level.reach(1.0, cohort)
+        distributed.reach(1.0, cohort)
     least = float(re.findall(r"set noise = (\S+)", str(error.value))[0])
-    client_level.reach(least, cohort)
+    distributed.reach(least, cohort)
     with pytest.raises(InputError, match="would wrap around"):
-        client_level.reach(0.99 * least, cohort)
+        distributed.reach(0.99 * least, cohort)
 
 
 @pytest.mark.parametrize(("count", "noise"), [(10, 0.7), (40, 4.0)])
@@ -195,8 +195,8 @@ def test_an_audit_that_cannot_test_its_claim_says_so_before_the_run(
 ) -> None:
     """Not even where nothing is hidden, so that all guesses are right, is such a claim refuted; one
     of which nothing is said is."""
-    true, told = client_level.gaussian, list[tuple[str, bool]]()
-    monkeypatch.setattr(client_level, "gaussian", lambda *rest: true(*rest) // 20)
+    true, told = distributed.gaussian, list[tuple[str, bool]]()
+    monkeypatch.setattr(distributed, "gaussian", lambda *rest: true(*rest) // 20)
     out, settings = tmp_path / "run", given({**SHARED, "noise": noise, "delta": 1e-5}, **ONCE)
     record = audited(settings, out, count, say=lambda note: told.append(
         (note, (out / "summary.json").exists())))  # fmt: skip

@@ -24,7 +24,7 @@ from fedmuon.optim.chain import Context, Params, forbidden_gradient
 from fedmuon.optim.probe import drawn_for
 from fedmuon.optim.recipe import Recipe, initial_states
 from fedmuon.optim.recipe_tables import make_recipe
-from fedmuon.privacy.mechanisms.release import Released
+from fedmuon.privacy.mechanisms.gaussian import Released
 from fedmuon.tasks.matrix import MatrixTask
 
 MU, KAPPA, NOISE, STEPS = 0.9, 0.4, 1e6, 30

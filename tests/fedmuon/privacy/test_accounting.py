@@ -16,7 +16,7 @@ from typer.testing import CliRunner
 
 from fedmuon.core.errors import InputError
 from fedmuon.experiments.cli import app
-from fedmuon.privacy.accounting import by_dp_accounting, pld, renyi
+from fedmuon.privacy.accounting import composition, pld, renyi
 from fedmuon.privacy.accounting.calibration import noise_for
 from fedmuon.privacy.accounting.composition import account, epsilon, event, require_supported
 from fedmuon.privacy.accounting.dominating_pairs import Event, hardest
@@ -176,7 +176,7 @@ def test_the_renyi_divergence_by_quadrature_and_by_binomials(
 )
 def test_it_agrees_with_dp_accounting(events: list[Event]) -> None:
     """On the same grid, to what either drops in the tails; Renyi where its series is tight."""
-    lower, upper, rdp = by_dp_accounting.ends(events, 1e-5)
+    lower, upper, rdp = composition.ends_by_library(events, 1e-5)
     assert pld.lower(events, 1e-5, pld.GRID) == pytest.approx(lower, rel=1e-4)
     assert pld.upper(events, 1e-5, pld.GRID) == pytest.approx(upper, rel=1e-4)
     assert rdp * 0.99 <= renyi.epsilon(events, 1e-5) <= rdp * (1 + 1e-6)

@@ -12,7 +12,7 @@ from scipy.special import ndtr
 from test_accounting import gaussian_epsilon
 
 from fedmuon.core.errors import InputError
-from fedmuon.privacy.accounting import by_dp_accounting, pld, renyi
+from fedmuon.privacy.accounting import composition, pld, renyi
 from fedmuon.privacy.accounting.calibration import noise_for
 from fedmuon.privacy.accounting.composition import account, epsilon
 from fedmuon.privacy.accounting.dominating_pairs import Event, bottom, outcome, top
@@ -137,7 +137,7 @@ def test_it_agrees_with_the_librarys_distributions(events: list[Event]) -> None:
     """On the same grid, to what either drops in the tails."""
     replaced = [Event(one.sampling_probability, one.noise_multiplier, one.count, True)
                 for one in events]  # fmt: skip
-    lower, upper, rdp = by_dp_accounting.ends(replaced, 1e-5)
+    lower, upper, rdp = composition.ends_by_library(replaced, 1e-5)
     assert pld.lower(replaced, 1e-5, pld.GRID) == pytest.approx(lower, rel=1e-4)
     assert pld.upper(replaced, 1e-5, pld.GRID) == pytest.approx(upper, rel=1e-4)
     assert upper < rdp == renyi.epsilon(replaced, 1e-5)

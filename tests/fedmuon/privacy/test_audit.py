@@ -10,7 +10,7 @@ import pytest
 from typer.testing import CliRunner
 
 from fedmuon.core.errors import InputError
-from fedmuon.experiments.auditing import audit as laboratory
+from fedmuon.experiments.auditing import trials as laboratory
 from fedmuon.experiments.cli import app
 from fedmuon.privacy import audit
 from fedmuon.privacy.accounting.composition import epsilon

@@ -7,7 +7,7 @@ import pytest
 import torch
 from scipy import stats
 
-from fedmuon.experiments.auditing.canary import Step, examples, step
+from fedmuon.experiments.auditing.private_step import Step, examples, step
 from fedmuon.federated.shards import Shard
 from fedmuon.privacy import audit
 from fedmuon.privacy.accounting.composition import epsilon

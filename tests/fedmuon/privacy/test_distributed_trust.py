@@ -30,7 +30,7 @@ from fedmuon.privacy import masks
 from fedmuon.privacy.accounting.composition import epsilon
 from fedmuon.privacy.audit import Setting, both_bounds, trials
 from fedmuon.privacy.ledger import Ledger
-from fedmuon.privacy.mechanisms import client_level
+from fedmuon.privacy.mechanisms import distributed
 from fedmuon.privacy.mechanisms.client_level import ClientLevel, leaves
 from fedmuon.privacy.mechanisms.discrete import gaussian
 from fedmuon.privacy.mechanisms.lattice import BITS, DEVIATION
@@ -61,7 +61,7 @@ def test_what_is_sent_is_a_shortened_update_and_a_share_in_exact_arithmetic(size
     is at most C / g, but for one rounding of the quotient."""
     rng, own = np.random.default_rng(0), level()
     held, found = tree(rng, 1.0), tree(rng, size)
-    g = Fraction(client_level.spacing(0.3, 1.3, 3))
+    g = Fraction(distributed.spacing(0.3, 1.3, 3))
     sent, v = leaves(own.perturbed(held, found, 4, 1)), leaves(own.clipped(held, found))
     for s in range(2):
         square = Fraction(0)
@@ -85,12 +85,12 @@ def test_what_is_released_is_the_sum_of_integers_modulo_the_masks() -> None:
     keys = [bytes([k]) * 32 for k in range(1, 4)]
     roster = {k: masks.public_of(one) for k, one in enumerate(keys)}
     hidden = [
-        client_level.masked(one, masks.mask(keys[k], k, roster, count))
+        distributed.masked(one, masks.mask(keys[k], k, roster, count))
         for k, one in enumerate(plain)
     ]
     after, same = (own.released(held, what, 0) for what in (hidden, plain))
     assert all(torch.equal(a, b) for a, b in zip(leaves(after), leaves(same), strict=True))
-    g = client_level.spacing(0.3, 1.3, 3)
+    g = distributed.spacing(0.3, 1.3, 3)
     for place, (a, b) in enumerate(zip(leaves(after), leaves(held), strict=True)):
         each = [leaves(one)[place].flatten().tolist() for one in plain]
         sums = np.array([float(sum(entries)) for entries in zip(*each, strict=True)])
@@ -106,7 +106,7 @@ def test_the_variance_of_a_sum_and_of_the_shares_that_count() -> None:
     sent = [own.perturbed(held, held, 0, k) for k in range(4)]
     after = own.released(held, sent, 0)["model"]["a"]
     assert float(after.var()) == pytest.approx((1.3 * 0.3 / 4) ** 2, rel=0.03)
-    g = client_level.spacing(0.3, 1.3, 4)
+    g = distributed.spacing(0.3, 1.3, 4)
     honest = torch.stack([one["model"]["a"].double() for one in sent[: own.shares]]).sum(0) * g
     assert own.shares == 2 and own.counted == math.sqrt(0.5)
     assert float(honest.var()) == pytest.approx((1.3 * own.counted * 0.3) ** 2, rel=0.03)
@@ -121,7 +121,7 @@ class Honest:
         self.held = {"model": {"a": torch.zeros(1, 2, 2)}}
 
     def observe(self, shape: tuple[int, int], present: bool) -> np.ndarray:
-        found, g = np.empty(shape), client_level.spacing(0.3, self.own.noise, self.own.cohort)
+        found, g = np.empty(shape), distributed.spacing(0.3, self.own.noise, self.own.cohort)
         for place in np.ndindex(shape):
             self.number += 1  # as a round, which has draws of its own
             update = {"model": {"a": torch.full((1, 2, 2), 0.5 * present)}}
@@ -236,7 +236,7 @@ def test_a_wrap_around_or_a_missing_mask_is_noticed() -> None:
     keys = [bytes([k]) * 32 for k in range(1, 4)]
     roster = {k: masks.public_of(one) for k, one in enumerate(keys)}
     hidden = [
-        client_level.masked(one, masks.mask(keys[k], k, roster, 40)) for k, one in enumerate(sent)
+        distributed.masked(one, masks.mask(keys[k], k, roster, 40)) for k, one in enumerate(sent)
     ]
     own.released(held, hidden, 0)
     with pytest.raises(InputError, match="a mask is missing"):
@@ -249,12 +249,12 @@ def test_a_wrap_around_or_a_missing_mask_is_noticed() -> None:
 def test_there_is_room_for_every_sum_or_none_is_begun(noise: float, cohort: int) -> None:
     """All of a cohort with entries of full length and noise of 40 deviations stay below 2^60."""
     if noise == 0.01:
-        g = Fraction(client_level.spacing(0.3, noise, cohort))
-        assert cohort * Fraction(0.3) / g + 40 * 2**32 * 100 <= client_level.reach(noise, cohort)
-        assert client_level.reach(noise, cohort) <= 2**60
+        g = Fraction(distributed.spacing(0.3, noise, cohort))
+        assert cohort * Fraction(0.3) / g + 40 * 2**32 * 100 <= distributed.reach(noise, cohort)
+        assert distributed.reach(noise, cohort) <= 2**60
     else:
         with pytest.raises(InputError, match=r"set noise = .* or more, or lower"):
-            client_level.spacing(0.3, noise, cohort)
+            distributed.spacing(0.3, noise, cohort)
 
 
 # The masks.

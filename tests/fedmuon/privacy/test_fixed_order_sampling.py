@@ -394,7 +394,7 @@ def test_mechanisms_of_ones_own_are_held_to_the_same(tmp_path: Path) -> None:
         FixedOrderSampling("shuffle", 2)
     with pytest.raises(InputError, match="whole number"):
         Mechanism(Clipping(), 1.0, 2.5, fixed_order=FixedOrderSampling())
-    with pytest.raises(InputError, match="Poisson ones here"):
+    with pytest.raises(InputError, match="this draws Poisson lots"):
         Mechanism(Clipping(), 1.0, 2.0, fixed_order=FixedOrderSampling()).rows(
             lambda what: None, 10
         )  # type: ignore[arg-type]

@@ -15,8 +15,8 @@ from fedmuon.core.errors import InputError
 from fedmuon.core.rng import Draw, generator
 from fedmuon.privacy.accounting.composition import account
 from fedmuon.privacy.accounting.pld import Event
+from fedmuon.privacy.mechanisms.gaussian import release, release_on_grid
 from fedmuon.privacy.mechanisms.lattice import DEVIATION, rounded, spacing
-from fedmuon.privacy.mechanisms.release import release, release_on_grid
 from fedmuon.privacy.noise import KeyStream, Streams, secret
 from fedmuon.tasks.base import Batch, Params
 from fedmuon.tasks.models import network

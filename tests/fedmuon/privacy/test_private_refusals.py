@@ -31,8 +31,7 @@ from fedmuon.optim import Private
 from fedmuon.optim.gradients import released
 from fedmuon.optim.recipe import replace_by_mean
 from fedmuon.privacy.mechanisms.fixed_order import FixedOrderSampling, sensitivity, square_root
-from fedmuon.privacy.mechanisms.gaussian import Mechanism
-from fedmuon.privacy.mechanisms.quantile import Quantile
+from fedmuon.privacy.mechanisms.gaussian import Mechanism, Quantile
 from fedmuon.runs.directory import RunDirectory
 from fedmuon.server.run_config import require_noise
 from fedmuon.tasks.per_example.clipping import Clipping

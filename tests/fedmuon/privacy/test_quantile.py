@@ -22,8 +22,7 @@ from fedmuon.federated.worker import worker
 from fedmuon.privacy.accounting.composition import account
 from fedmuon.privacy.accounting.dominating_pairs import Event
 from fedmuon.privacy.audit import Statistics, counted
-from fedmuon.privacy.mechanisms.gaussian import Mechanism
-from fedmuon.privacy.mechanisms.quantile import Counting, Quantile
+from fedmuon.privacy.mechanisms.gaussian import Counting, Mechanism, Quantile
 from fedmuon.runs.loop import drive, prepare
 from fedmuon.tasks.base import Batch
 from fedmuon.tasks.matrix import MatrixTask

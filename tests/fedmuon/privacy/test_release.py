@@ -16,7 +16,7 @@ from torch.nn import functional
 
 from fedmuon.core.errors import InputError
 from fedmuon.core.rng import Draw, generator
-from fedmuon.privacy.mechanisms.release import Released, release
+from fedmuon.privacy.mechanisms.gaussian import Released, release
 from fedmuon.privacy.noise import KeyStream, keyed, poisson_rows, secret, secret_generator
 from fedmuon.tasks.base import Batch, Params, Points, Replaced
 from fedmuon.tasks.matrix import MatrixTask

@@ -12,8 +12,7 @@ from torch.nn import functional
 from fedmuon.core.errors import InputError, NonFinite
 from fedmuon.core.rng import Draw, generator
 from fedmuon.optim.private import Private
-from fedmuon.privacy.mechanisms.gaussian import Mechanism
-from fedmuon.privacy.mechanisms.release import release
+from fedmuon.privacy.mechanisms.gaussian import Mechanism, release
 from fedmuon.tasks.accurate_norms import certain, inner_error, inner_products, length, lengths
 from fedmuon.tasks.base import Batch, Params
 from fedmuon.tasks.decoder import Form, decoder, gpt2_law, next_tokens

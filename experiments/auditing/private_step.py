@@ -1,8 +1,8 @@
-"""The code of a private step under audit: lots, clipped sums and noise, with and without a canary.
+"""A private step under audit: lots, clipped sums and noise, with and without a canary.
 
-At fixed parameters, in the precision of training. Nothing here clips, draws a lot or adds noise:
-`Mechanism` and `Task` do, as in a run. The adversary knows the parameters and the canary's own
-gradient, sees all that is released, and adds it up along the canary.
+The step has fixed parameters and the precision of training. `Mechanism` and `Task` clip, draw lots
+and add noise, as in a run. The adversary knows the parameters and the canary's gradient, sees all
+releases, and adds them up along the canary.
 """
 
 import math
@@ -20,7 +20,7 @@ from fedmuon.tasks.networks import NetworkTask
 from fedmuon.tasks.per_example.clipping import Clipping
 
 FEATURES, CLASSES = 4, 3
-BOUND = 0.01  # C; no number of an audit depends on it
+BOUND = 0.01  # C, on which no number of an audit depends
 SHORT = 0.01  # the length of other examples, where the canary's is 1
 
 
@@ -46,9 +46,10 @@ def network(blocks: int) -> NetworkTask:
 
 
 def examples(population: int, blocks: int) -> Batch:
-    """Rows of which the last is the canary: its gradient is long in every block, the others' are
-    short and orthogonal to it. In block w a gradient is slope x_w^T; no other x_w has a part of
-    the canary's, e_1.
+    """Samples whose last row is the canary.
+
+    Its gradient is long in every block; the others are short and orthogonal to it. In block w a
+    gradient is slope x_w^T, and only the canary's x_w has a part along e_1.
     """
     inputs = torch.zeros(population, blocks, FEATURES)
     other = torch.arange(population - 1)
@@ -61,7 +62,7 @@ def examples(population: int, blocks: int) -> Batch:
 class Step:
     """Private steps of a client whose last row is the canary, at the parameters `at` [1, ...].
 
-    A repeatable mechanism draws from `rng`; any other, as in a run, where nobody can repeat it.
+    A repeatable mechanism draws from `rng`. The draws of others are secret, as in a run.
     """
 
     task: Task
@@ -71,14 +72,14 @@ class Step:
     rng: np.random.Generator
 
     def observe(self, shape: tuple[int, int], present: bool) -> np.ndarray:
-        """The aligned sums s [trials, steps]: a release times L / C, along the canary.
+        """The sums s [trials, steps] along the canary: a release times L / C.
 
-        Without the canary lots are drawn alike, and its row is left out of them.
+        Without the canary, lots are drawn in the same way, and its row is left out of them.
         """
         return np.stack([self._sums(shape[0], present) for _ in range(shape[1])], 1)
 
     def _sums(self, trials: int, present: bool) -> np.ndarray:
-        """One step in every trial; the trials are clients of one cohort."""
+        """One step of every trial. The trials are clients of one cohort."""
         size, draws = self.shard.size, [self._draw] * trials
         lots = [self.mechanism.rows(draw, size) for draw in draws]
         drawn = lots if present else [rows[rows < size - 1] for rows in lots]
@@ -100,7 +101,7 @@ class Step:
 
     @cached_property
     def directions(self) -> Params:
-        """The same, of norm 1."""
+        """The canary's gradient, scaled to norm 1 in each block."""
         return {name: value / float(value.norm()) for name, value in self.canary.items()}
 
     def _draw(self, what: object, block: int = 0) -> np.random.Generator:
@@ -108,7 +109,7 @@ class Step:
 
 
 def step(noise: float, lot: float, population: int, blocks: int, rng: np.random.Generator) -> Step:
-    """The private step of a run with so many matrix blocks."""
+    """A private step of a network with so many matrix blocks."""
     task = network(blocks)
     mechanism = Mechanism(Clipping("block", BOUND), noise, lot)
     return Step(task, Shard(examples(population, blocks)), mechanism, task.initial(rng), rng)

@@ -1,7 +1,7 @@
-"""`fedmuon privacy audit`: canaries against the accountant, through the code that trains.
+"""`fedmuon privacy audit`: many simulated runs with a canary, compared with the accountant.
 
-`projected` draws what a release is along the canary, fast, to try the accountant's claim. `release`
-runs private steps of a small network, to try whether they keep it.
+`projected` draws only what a release is along the canary, which is fast. It tests the accountant's
+claim. `release` makes real private steps of a small network. It tests whether they meet the claim.
 """
 
 from collections.abc import Callable, Sequence
@@ -11,7 +11,6 @@ import numpy as np
 from rich.table import Table
 
 from fedmuon.core.errors import InputError
-from fedmuon.experiments.auditing.audit_limits import of_trials
 from fedmuon.experiments.tables import columns
 from fedmuon.privacy.accounting.composition import Answer, epsilon
 from fedmuon.privacy.audit import (
@@ -21,14 +20,15 @@ from fedmuon.privacy.audit import (
     Statistics,
     both_bounds,
     counted,
+    limits_of_trials,
     projected,
     require_enough,
     trials,
 )
 
-TRIALS = {"projected": 100_000, "release": 2_000}  # unless told
-MOST = 4_000_000  # tensors that are released, and two for each release: about half an hour
-MOST_TRIALS = 10**7  # each is a few numbers
+TRIALS = {"projected": 100_000, "release": 2_000}  # by default
+MOST = 4_000_000  # tensors that are released, and two more per release: about half an hour
+MOST_TRIALS = 10**7
 MEANINGS = {
     "counted": (">=", "counts of the trials alone; up to about ln(trials)"),
     "tilted": (">=", "where the noise is the declared Gaussian; needs more trials than 1/delta"),
@@ -40,15 +40,16 @@ MEANINGS = {
 def _released(
     setting: Setting, count: int, lot: float, population: int, rng: np.random.Generator
 ) -> Statistics:
-    """Trials of real steps; `rng` draws the network's parameters, and lots and noise are secret."""
+    """Trials of real steps. `rng` draws the network's parameters; lots and noise are secret."""
     if 2 * count * setting.steps * (setting.blocks + 2) > MOST:
         raise InputError(
             f"{count} trials of {setting.steps} steps with {setting.blocks} blocks run for half "
             "an hour or more as --code release: use fewer, or --code projected"
         )
-    from fedmuon.experiments.auditing import canary  # and torch, which `projected` does without
+    # It imports torch, which `projected` does without.
+    from fedmuon.experiments.auditing import private_step
 
-    own = canary.step(setting.noise_multiplier, lot, population, setting.blocks, rng)
+    own = private_step.step(setting.noise_multiplier, lot, population, setting.blocks, rng)
     return trials(setting, own.observe, count)
 
 
@@ -62,15 +63,25 @@ def audit(
     population: int,
     say: Callable[[str], None] = lambda note: None,
 ) -> dict[str, Any]:
-    """What canaries show, beside what the accountant claims in both of its modes; `say` hears
-    beforehand that so many trials cannot test the claim."""
+    """Compare what canaries show with what the accountant claims in both of its modes.
+
+    Args:
+        setting: What is audited.
+        delta: The delta of (epsilon, delta).
+        count: How many trials with the canary, and as many without; None takes `TRIALS`.
+        seed: Seed of what is not secret.
+        code: `projected` or `release`.
+        lot: The expected size of a lot, for `release`.
+        population: How many examples there are, for `release`.
+        say: Called beforehand with a note if so many trials cannot test the claim, else with "".
+    """
     count = _allowed(count, seed, code)
     rng = np.random.default_rng(seed)
     joint, printed = (
         epsilon(*setting[:3], delta, setting.blocks, mode) for mode in ("joint", "per-release")
     )
     by_counts = code != "projected"  # as what it draws is itself in doubt; `tilted` reaches further
-    limits = of_trials(count, delta, joint.upper) if by_counts else {"note": ""}
+    limits = limits_of_trials(count, delta, joint.upper) if by_counts else {"note": ""}
     say(limits["note"])
     if by_counts:
         shown = (counted(_released(setting, count, lot, population, rng), delta),)
@@ -81,7 +92,7 @@ def audit(
 
 
 def _allowed(count: int | None, seed: int, code: str) -> int:
-    """How many trials are made, or why they cannot be."""
+    """The number of trials, if it is possible."""
     if code not in TRIALS:
         raise InputError(f"code '{code}' is unknown: use {' or '.join(TRIALS)}")
     count = TRIALS[code] if count is None else count
@@ -95,7 +106,7 @@ def _allowed(count: int | None, seed: int, code: str) -> int:
 
 
 def _against(shown: Sequence[LowerBound], joint: Answer, printed: Answer) -> dict[str, Any]:
-    """What the bounds, the first by counts, say of both claims."""
+    """What the bounds say of both claims; the first bound is by counts."""
     best = max(bound.epsilon for bound in shown)
     return {
         "epsilon_at_least": best,
@@ -111,7 +122,7 @@ def _against(shown: Sequence[LowerBound], joint: Answer, printed: Answer) -> dic
 
 
 def table(record: dict[str, Any]) -> Table:
-    """The same for people."""
+    """The record as a table to read."""
     rows = [
         (name, f"{sign} {record[name]:.4f}", meaning)
         for name, (sign, meaning) in MEANINGS.items()

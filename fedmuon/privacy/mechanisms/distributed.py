@@ -1,0 +1,132 @@
+"""Distributed trust: each client adds its share of the noise, and the server learns sums alone.
+
+Of a round's K clients each has v_k, a whole update clipped to C
+(`fedmuon.privacy.mechanisms.client_level`), of D entries. With sigma the noise multiplier, s = 2^32
+and T rounding every entry towards 0,
+
+    g = sigma (1 + 2^-40) C / (s sqrt(K)),   z_k = T(v_k / g),   Y_k ~ N_Z(0, s^2)^D,            (1)
+    sent: z_k + Y_k + M_k mod 2^64,   released: g (sum of what was sent mod 2^64),               (2)
+
+the latter within [-2^63, 2^63). The masks M_k (`fedmuon.privacy.masks`) add up to 0 over all K, so
+the sum of z_k + Y_k is released, and K shares make noise of sigma C.
+
+*Sensitivity.* The quotient rounds by 1 + 2^-53 and T shortens, so ||z_k|| <= (1 + 2^-53) C / g.
+What T takes off an entry is below g, 2^-32 of the deviation of one share.
+
+*The sum of n shares* is no discrete Gaussian. Let phi_a be the density of N(0, a^2), and h(t) = 2
+sum over k >= 1 of exp(-2 pi^2 t^2 k^2), so that the sum of phi_t over the integers, however they
+are shifted, lies in [1 - h(t), 1 + h(t)] (Poisson's summation). Then the sum is y with probability
+
+    phi_(s sqrt n)(y) u_n(y),   u_n in (1 + h(s))^-n [prod (1 - h(t_k)), prod (1 + h(t_k))],     (3)
+
+over k = 1, ..., n - 1, with t_k^2 = s^2 k / (k + 1). Proof: for n = 1 it is phi_s / (1 + h(s)). And
+phi_a(x) phi_s(y - x) = phi_c(y) phi_t(x - m) with c^2 = a^2 + s^2, t = a s / c and some m. With a =
+s sqrt(n) that is t_n, and summed over the integers x with u_n(x) / (1 + h(s)) it makes (3) of n +
+1. QED. This is the convolution of Kairouz, Liu and Steinke (2021, Theorem 1, Proposition 14), whose
+tau = 10 sum exp(-2 pi^2 s^2 k / (k + 1)) is for these products, D_a <= a Delta^2 / (2 n s^2) + tau
+D; here (3) goes on to the tighter account of `fedmuon.privacy.mechanisms.lattice`.
+
+*Account.* Of the K shares H count: those of clients who neither withhold theirs nor tell it to the
+server; the others' are known, and subtracted. X ~ N(v, H s^2 - t^2) and y ~ N_Z(X, t^2), which is
+post-processing of X, is y with probability phi_(s sqrt H)(y - v) / (1 + e), |e| <= h(t). So (3)
+lies within exp(+-eta) of it, eta = H h(s) + 2 sum h(t_k) + 2 h(t), as -ln(1 - h) <= 2 h below 1/2.
+With t = 64 that is below 10^-35000, and by (4) there, the accountant's upper end for real Gaussian
+noise of multiplier
+
+    sigma sqrt(H / K)                                                                            (4)
+
+holds as it stands; 1 + 2^-40 is for t and for the roundings of g. The server sees sums alone as far
+as masks hide, against whoever cannot break them, and follows the protocol. What holds is zero-out:
+a client's updates against zeros, its share being there in both. Who takes part is known to the
+server: nothing is amplified.
+
+*The modulus.* An entry of a sum of z_k is at most K C / g, up to rounding. By E exp(l Y) = exp(l^2
+s^2 / 2) times the sum of phi_s shifted by l s^2 over that of phi_s, which is the largest of all
+(Canonne, Kamath, Steinke 2020), a share is subgaussian with s, and the sum of K is beyond 40 s
+sqrt(K) with probability 2 exp(-800) at most. Both together,
+
+    W = s sqrt(K) (K / sigma + 40),                                                              (5)
+
+must be 2^60 at most: nothing wraps around. (What does would cost no delta: it is post-processing.)
+A sum beyond W is refused: it lacks a mask or has one too many, and then each of its entries is
+uniform and stays within W with a chance of 1/8.
+"""
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from functools import reduce
+
+import numpy as np
+import torch
+
+from fedmuon.core.errors import InputError, rounded_up
+from fedmuon.privacy.mechanisms.discrete import gaussian
+from fedmuon.privacy.mechanisms.lattice import BITS, DEVIATION
+from fedmuon.privacy.noise import Stream, words_of
+from fedmuon.tasks.base import Params
+
+MODULUS = "2^64"
+MOST, TAIL = 2.0**60, 40
+
+Tree = Mapping[str, Params]  # the model, and the states that come back, each by its name
+
+
+def spacing(bound: float, noise: float, cohort: int) -> float:
+    """g of (1)."""
+    reach(noise, cohort)
+    return noise * (1 + 2.0**-40) * bound / (DEVIATION * math.sqrt(cohort))
+
+
+def reach(noise: float, cohort: int) -> float:
+    """W of (5)."""
+    found = DEVIATION * math.sqrt(cohort) * (cohort / noise + TAIL) if noise else math.inf
+    if found > MOST:
+        least = cohort / (MOST / DEVIATION / math.sqrt(cohort) - TAIL)
+        raise InputError(
+            f"[privacy] noise = {noise:g} is too little for shares of {cohort} clients, whose sums "
+            f"modulo {MODULUS} would wrap around: set noise = {rounded_up(least)} or more, or "
+            "lower [federation] per-round"
+        )
+    return found
+
+
+def share(clipped: Tree, step: float, streams: Callable[[int], Stream]) -> dict[str, Params]:
+    """z_k + Y_k of (2), int64 tensors [S, ...] on the CPU; a client's S replicas share Y_k."""
+    found: dict[str, Params] = {tree: {} for tree in clipped}
+    named = [(tree, name) for tree, held in clipped.items() for name in held]
+    for block, (tree, name) in enumerate(named):
+        whole = (clipped[tree][name] / step).trunc().to("cpu", torch.int64).numpy()
+        noise = gaussian(words_of(streams(block)), whole[0].size, BITS)
+        found[tree][name] = torch.from_numpy(whole + noise.reshape(whole.shape[1:]))
+    return found
+
+
+def total(sent: Sequence[Tree], noise: float, cohort: int) -> dict[str, Params]:
+    """The sum of what the clients sent, modulo 2^64, as float64 tensors in units of g."""
+    if len(sent) != cohort:
+        raise InputError(
+            f"{len(sent)} of {cohort} clients sent their masked updates, and masks cancel in the "
+            "sum of all alone: mend the cause and go on with --resume"
+        )
+    most, found = reach(noise, cohort), dict[str, Params]()
+    for tree, held in sent[0].items():
+        sums = {name: reduce(np.add, (one[tree][name].numpy() for one in sent)) for name in held}
+        if any((np.abs(one.astype(np.float64)) > most).any() for one in sums.values()):
+            raise InputError(
+                "the sum of masked updates is beyond what clipped updates and noise can be: a mask "
+                "is missing, or a client sent what it should not; go on with --resume"
+            )
+        found[tree] = {name: torch.from_numpy(one.astype(np.float64)) for name, one in sums.items()}
+    return found
+
+
+def masked(vectors: Tree, mask: np.ndarray) -> dict[str, Params]:
+    """The vectors with M_k [entries] added, modulo 2^64."""
+    found: dict[str, Params] = {tree: {} for tree in vectors}
+    start = 0
+    for tree, held in vectors.items():
+        for name, one in held.items():
+            part = mask[start : start + one.numel()].reshape(one.shape)
+            found[tree][name] = torch.from_numpy(one.numpy() + part)
+            start += one.numel()
+    return found
