@@ -1,4 +1,4 @@
-"""What private runs have spent: of a run's folder, and as columns of a suite's tables."""
+"""What private runs have spent: from a run's folder, and as columns of a suite's tables."""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -30,18 +30,31 @@ Rows = Sequence[Mapping[str, Any]]
 
 
 def spent(folder: Path, delta: float | None = None, accountant: str = "pld") -> Record:
-    """Each client's epsilon with its bracket, from the ledger of a run; delta is the run's own
-    unless it is given. `never_part` counts the clients that have spent nothing: see `_never`."""
+    """Each client's epsilon with its bracket, from the ledger of a run.
+
+    The record's `never_part` counts the clients that took part in no round so far. They have spent
+    epsilon = 0 at every delta: who takes part is public, and is drawn without looking at samples,
+    so all releases have the same law whatever such a client holds, under each adjacency. If secret
+    draws amplify, it is 0, because an epsilon is of the draw and not of its outcome. A client of
+    Poisson cohorts (`EVERYONE`) that was never drawn has the amplified epsilon, and so has a sample
+    of Poisson lots.
+
+    Args:
+        folder: The folder of a private run, which may be going on.
+        delta: By default the delta of the run.
+        accountant: `pld`, or the library `dp-accounting`.
+    """
     file = folder / "ledger.jsonl"
     if not file.exists():
         raise InputError(f"{folder} has no ledger.jsonl: name the folder of a private run")
     directory = RunDirectory(folder)
     if (folder / "config.toml").exists():
         directory.require_sound()
-    # The run may be going on: what is read first is behind what is read last.
+    # The run may be going on, so read the ledger last: it is ahead of the rest.
     done, head, ledger = len(directory.records()), directory.ledger_head(), Ledger.read(file)
     ledger.require(done, head)
-    summary, doubt, held = directory.summary(), CAVEATS[ledger.about["noise"]], _dealt(folder)
+    summary, doubt = directory.summary(), CAVEATS[ledger.about["noise"]]
+    held = _config_and_sizes(folder)
     if (goal := delta) is None:
         public = ledger.about["rate_from"] == "public"
         goal = summary["privacy"]["delta"] if summary else _delta(folder, held, public)
@@ -61,6 +74,10 @@ def spent(folder: Path, delta: float | None = None, accountant: str = "pld") -> 
         "" if math.isfinite(most) else "A release without noise: epsilon is infinite.",
         "" if held is None else loose(goal, protected(*held)),
     )
+    secret = ledger.about.get("unit") == "client" and ledger.about["sampling"] == "poisson"
+    never_part = 0
+    if held is not None and not secret:
+        never_part = held[0].federation.clients - len(ledger.clients())
     return {
         "delta": goal,
         "mode": "joint",
@@ -74,28 +91,16 @@ def spent(folder: Path, delta: float | None = None, accountant: str = "pld") -> 
         "certified": math.isfinite(most) and not (doubt or stopped),
         "note": " ".join(filter(None, notes)),
         "clients": clients,
-        "never_part": _never(ledger, held),
+        "never_part": never_part,
         **_audited(folder),
     }
 
 
-def _never(ledger: Ledger, held: tuple[Config, np.ndarray] | None) -> int:
-    """How many clients took part in no round so far, and have spent epsilon = 0 at every delta.
-
-    Who takes part is known to all, and drawn without looking at samples: all releases have the same
-    law whatever such a client holds, under each adjacency. Where secrecy amplifies, it is 0 of
-    nobody: an epsilon is of the draw and not of its outcome, so that a client of Poisson cohorts
-    (`EVERYONE`), or a sample of Poisson lots, that was never drawn has the amplified one.
-    """
-    secret = ledger.about.get("unit") == "client" and ledger.about["sampling"] == "poisson"
-    return 0 if held is None or secret else held[0].federation.clients - len(ledger.clients())
-
-
 def _audited(folder: Path) -> Record:
-    """What an audit of this very run showed, if there was one."""
+    """What an audit of this run showed, if there was one."""
     if not (folder / AUDIT).exists():
         return {}
-    from fedmuon.experiments.auditing import one_run  # and scipy, which no other account needs
+    from fedmuon.experiments.auditing import one_run  # imports scipy, which accounts do not need
 
     found = one_run.stored(folder)
     if found is None:
@@ -108,7 +113,7 @@ def _audited(folder: Path) -> Record:
 
 
 def _delta(folder: Path, held: tuple[Config, np.ndarray] | None, public: bool) -> float:
-    """[privacy] delta of a run that has not ended, or what its examples make of 0."""
+    """The delta of a run that has not ended."""
     if held is None:
         raise InputError(f"{folder} does not say at which delta: give --delta")
     privacy = held[0].privacy
@@ -120,8 +125,8 @@ def _delta(folder: Path, held: tuple[Config, np.ndarray] | None, public: bool) -
     return delta_of(*held)
 
 
-def _dealt(folder: Path) -> tuple[Config, np.ndarray] | None:
-    """The config of a run, and how many samples each client has [N]; None where it says neither."""
+def _config_and_sizes(folder: Path) -> tuple[Config, np.ndarray] | None:
+    """The config of a run, and the samples of each client [N]; None if a file is missing."""
     file, split = folder / "config.toml", folder / "partition.npz"
     if not (file.exists() and split.exists()):
         return None
@@ -130,12 +135,9 @@ def _dealt(folder: Path) -> tuple[Config, np.ndarray] | None:
 
 
 def table(record: Record) -> Table:
-    """The same for people."""
+    """The record as a table to read."""
     rows = [
-        (
-            client,
-            *(_said(held[name]) for name in ("upper", "lower", "rdp")),
-        )
+        (client, *(_shown(held[name]) for name in ("upper", "lower", "rdp")))
         for client, held in record["clients"].items()
     ]
     head = ("client", "epsilon", "at least", "RDP")
@@ -144,9 +146,9 @@ def table(record: Record) -> Table:
     about = f"joint, {record['adjacency']}, {released_by(record)}{of}, delta {delta}"
     shown = columns(about, head, rows)
     if record["never_part"]:
-        shown.add_row(f"{record['never_part']} never took part", *[_said(0.0)] * 3)
+        shown.add_row(f"{record['never_part']} never took part", *[_shown(0.0)] * 3)
     shown.add_section()
-    shown.add_row("most", _said(record["epsilon"]))
+    shown.add_row("most", _shown(record["epsilon"]))
     words = [record["note"]]
     if (found := record.get("audit")) is not None:
         shown.add_row(f"audited, {found['bound']}", "", f">= {found['best']:.4f}", "")
@@ -159,17 +161,17 @@ def table(record: Record) -> Table:
     return shown
 
 
-def _said(value: float | None) -> str:
+def _shown(value: float | None) -> str:
     return "infinite" if value is None else f"{value:.4f}"
 
 
 def unreleased(summary: Mapping[str, Any] | None) -> str:
-    """What the title of numbers says that were measured on the data of a private run themselves."""
+    """What a title adds to numbers that were measured on the data of a private run."""
     return ", measured and not released" if "privacy" in (summary or {}) else ""
 
 
 def standing(private: Mapping[str, Any]) -> str:
-    """What the epsilon of a summary compares, of what is released how."""
+    """What the epsilon of a summary stands on: adjacency, sampling, unit, noise."""
     held = f"{private['mode']}, {adjacency_of(private)}, {released_by(private)}"
     if "trust" in private:
         whom = f"clients whole, trust {private['trust']}"
@@ -181,14 +183,14 @@ def standing(private: Mapping[str, Any]) -> str:
 
 
 def released_by(private: Mapping[str, Any]) -> str:
-    """Whom a release holds: lots of examples, or at client level cohorts."""
+    """What a release has: a lot of examples, or at client level a cohort."""
     if "trust" in private:
         return "poisson cohorts" if private["sampling"] == "poisson" else "cohorts known to all"
     return f"{private['sampling']} lots"
 
 
 def privacy_record(config: Config, summary: Mapping[str, Any]) -> Record:
-    """What a cell keeps of the summary of a private run; nothing of others."""
+    """What a suite stores of the summary of a private run; empty for other runs."""
     private = summary.get("privacy")
     if private is None:
         return {}
@@ -200,37 +202,33 @@ def privacy_record(config: Config, summary: Mapping[str, Any]) -> Record:
 def with_privacy_columns(
     made: Mapping[str, Rows], heads: Sequence[Record], records: Sequence[Record]
 ) -> Mapping[str, Rows]:
-    """The tables of a suite; where runs are private, with what each certifies, and clients.csv."""
-    if not (rows := _clients(heads, records)):
-        return made
-    runs = [{**row, **_certified(one)} for row, one in zip(made["runs"], records, strict=True)]
-    return {**made, "runs": runs, "clients": rows}
+    """The tables of a suite. If runs are private, add what each certifies, and a table of clients.
 
-
-def _certified(record: Record) -> Record:
-    """The epsilon that a run certifies, and whether it does; nan for one that did not end."""
-    held = record.get("privacy") or {}
-    known, certified = held.get("epsilon"), bool(held.get("certified"))
-    epsilon = math.nan if known is None else known
-    return {"epsilon": epsilon, **_named(held), "certified": certified}
-
-
-def _named(held: Mapping[str, Any]) -> Record:
-    """What an epsilon compares; cells of earlier versions did not say, nor do runs without one."""
-    unsaid = {"adjacency": "zero-out", "sampling": "poisson"} if held else {}
-    return {name: held.get(name, unsaid.get(name, "")) for name in ("adjacency", "sampling")}
-
-
-def _clients(heads: Sequence[Record], records: Sequence[Record]) -> Rows:
-    """Every client that took part in a private run, with its own epsilon and the target."""
-    return [
+    `epsilon` is nan for a run that did not end.
+    """
+    clients = [
         head
         | {
             "client": EVERYONE if client == EACH else int(client),
             "epsilon": value,
             "target": one["privacy"]["target"],
         }
-        | _named(one["privacy"])
+        | _compared(one["privacy"])
         for head, one in zip(heads, records, strict=True)
         for client, value in (one.get("privacy", {}).get("clients") or {}).items()
     ]
+    if not clients:
+        return made
+    runs = []
+    for row, one in zip(made["runs"], records, strict=True):
+        held = one.get("privacy") or {}
+        known = held.get("epsilon")
+        spent = {"epsilon": math.nan if known is None else known, **_compared(held)}
+        runs.append({**row, **spent, "certified": bool(held.get("certified"))})
+    return {**made, "runs": runs, "clients": clients}
+
+
+def _compared(held: Mapping[str, Any]) -> Record:
+    """Adjacency and sampling of an epsilon. Earlier versions did not store them."""
+    missing = {"adjacency": "zero-out", "sampling": "poisson"} if held else {}
+    return {name: held.get(name, missing.get(name, "")) for name in ("adjacency", "sampling")}

@@ -35,10 +35,13 @@ app = typer.Typer(
 def alike(
     lot: float, population: int, steps: int, sampling: str, band: int, mode: str, adjacency: str
 ) -> tuple[float, float, int]:
-    """(s, rate, steps) of Poisson lots with s times less noise that spend the same; of lots that
-    take turns, those of one release of all examples."""
+    """(s, rate, steps) of Poisson lots with s times less noise that spend the same.
+
+    Lots in a fixed order spend the same as one release of all examples.
+    """
     from fedmuon.config.incompatible import in_turns
     from fedmuon.privacy.accounting.composition import event, require_supported
+    from fedmuon.privacy.mechanisms.fixed_order import FixedOrderSampling, lots_of
 
     share = rate(lot, population)
     if sampling not in ("shuffle", "cyclic"):
@@ -47,21 +50,16 @@ def alike(
         refuse("--band is of noise that cancels: give --sampling cyclic, or leave it out")
     if sampling not in ("shuffle", "cyclic"):
         return 1.0, share, steps
-    from fedmuon.privacy.mechanisms.fixed_order import (  # and torch, which Poisson lots do without
-        FixedOrderSampling,
-        lots_of,
-    )
-
     require_supported(adjacency)
-    event(1.0, share, steps)  # refuses steps that cannot be
+    event(1.0, share, steps)  # rejects impossible steps
     if mode != "joint":
         refuse(f"--mode {mode} is of Poisson lots: leave --mode or --sampling out")
     if why := in_turns(lot, 0.0, adjacency):
         refuse(why)
-    turns = FixedOrderSampling("shuffle" if sampling == "shuffle" else "cyclic", band)
+    fixed_order = FixedOrderSampling("shuffle" if sampling == "shuffle" else "cyclic", band)
     if band > 1:
         require_at_most(1e7, steps=steps)
-    return turns.alike(steps, lots_of(population, lot)), 1.0, 1
+    return fixed_order.alike(steps, lots_of(population, lot)), 1.0, 1
 
 
 @app.command(cls=WithKeys)

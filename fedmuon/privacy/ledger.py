@@ -1,11 +1,11 @@
-"""What each client has spent: an append-only file that is always ahead of what was released.
+"""The ledger of a run: an append-only file of what each client spends, written before each release.
 
-A line is on the disk before the lots that it announces are drawn. So what a killed run released is
-in the ledger, and what is in the ledger counts as spent, whether or not a model came of it. A run
-that resumes from an older model begins its rounds again as new attempts, and all of them count;
-secret lots and noise are drawn anew, so that no lot is released twice. Each line carries a hash of
-all before it; a model remembers the last one and is refused beside another ledger. Lines after the
-last model cannot be missed: the run that wrote them left nothing else.
+A line is on the disk before the lots that it announces are drawn. So the ledger has all releases of
+a killed run. Everything in the ledger counts as spent, with or without a model from it. A run that
+resumes from an older model begins its rounds again as new attempts, and all attempts count. Secret
+lots and noise are drawn anew, so that no lot is released twice. Each line has a hash of all lines
+before it. A model stores the last hash, and a ledger without it is rejected. Lines after the last
+model cannot get lost unnoticed: the run that wrote them left nothing else.
 """
 
 import hashlib
@@ -24,7 +24,7 @@ from fedmuon.privacy.accounting.composition import Answer, account, event
 from fedmuon.privacy.accounting.dominating_pairs import Event
 from fedmuon.privacy.mechanisms.fixed_order import FixedOrderSampling
 
-FORMAT = 3  # 2 said add-remove of every rate, and not where rates are from
+FORMAT = 3  # format 2 named add-remove for every rate, and not where rates are from
 
 
 @dataclass(frozen=True)
@@ -53,7 +53,7 @@ class Entry:
 
 @dataclass
 class Ledger:
-    """The lines of one run's ledger; `open` reads them, `begin` adds one."""
+    """The lines of one run's ledger. `open` reads them, `begin` adds one."""
 
     path: Path
     head: str = ""  # the hash of everything so far
@@ -73,15 +73,24 @@ class Ledger:
         rate_from: str = "samples",
         about: Mapping[str, str | int] | None = None,
     ) -> "Ledger":
-        """The ledger of the run with this fingerprint (a hash of its config); begun if not there.
-        `noise` says who can know it; `done` and `head` are what a model has behind it.
-        Rates are from the clients' own `samples`, or `public` (`dominating_pairs.py`);
-        `about` says more where what is accounted for is no example of a client, or
-        lots take turns: rates are then their shares of an epoch.
+        """Open the ledger of a run, or begin it.
 
-        A last line that a kill cut off was not yet durable, so nothing of it was released: it is
-        cut away; one that lacks its end alone gets it. Any other damage, and another run's ledger,
-        are refused and left as they are.
+        A last line that a kill cut off was not durable yet, so nothing of it was released: it is
+        removed. A last line that lacks only its end gets it.
+
+        Args:
+            path: The file.
+            fingerprint: A hash of the run's config.
+            noise: Who can know the noise (`fedmuon.privacy.noise_visibility`).
+            done: How many rounds the model has behind it.
+            head: The ledger's hash when the model was saved.
+            adjacency: What two data sets differ in (`dominating_pairs.py`).
+            rate_from: Whether rates are from the clients' own `samples`, or `public`.
+            about: More about all lines, if whole clients are protected or lots have a fixed order.
+                Rates of the latter are their shares of an epoch.
+
+        Raises:
+            InputError: If the file is damaged otherwise, or of another run. It is left as it is.
         """
         first = {
             "ledger": FORMAT,
@@ -106,7 +115,7 @@ class Ledger:
 
     @classmethod
     def read(cls, path: Path) -> "Ledger":
-        """The ledger as it stands, of whatever run; the file is left as it is."""
+        """Read the ledger of any run. The file is left as it is."""
         with mendable(path, "read"):
             content = read_bytes(path)
         return cls(path)._replayed(_whole(content))
@@ -117,7 +126,7 @@ class Ledger:
         return self
 
     def _replayed(self, whole: bytes, first: dict[str, Any] | None = None) -> "Ledger":
-        """With what the lines say; `first` is the first one of the run's own ledger."""
+        """Read all lines. `first` is the expected first line; None accepts any."""
         for number, line in enumerate(whole.splitlines()):
             record = self._checked(line, number)
             if number:
@@ -131,7 +140,7 @@ class Ledger:
         return self
 
     def _checked(self, line: bytes, number: int) -> dict[str, Any]:
-        """The record of a line, if its hash is that of all that stands before it."""
+        """The record of a line, if its hash is that of the lines before it."""
         try:
             record = json.loads(line)
             head = str(record.pop("head"))
@@ -164,15 +173,18 @@ class Ledger:
         blocks: int,
         steps: int,
     ) -> int:
-        """Write down, durably, that these clients are about to release; returns the attempt.
+        """Write durably that these clients are about to release.
 
         Draw neither lots nor noise before this returns.
+
+        Returns:
+            The attempt at this round, from 0.
         """
         attempt = sum(entry.round == round for entry in self.entries)
         clients, shares = tuple(map(int, participants)), tuple(map(float, rates))
         if len(clients) != len(shares) or len(set(clients)) != len(clients):
             raise InputError(f"round {round}: give each participant once, with one rate")
-        for rate in shares:  # refuses what no accountant covers before anything is released
+        for rate in shares:  # rejects what no accountant covers before anything is released
             event(noise_multiplier, rate, steps, blocks)
         entry = Entry(round, attempt, clients, shares, float(noise_multiplier), blocks, steps)
         self._append(entry.__dict__)
@@ -190,10 +202,10 @@ class Ledger:
         self.heads.append(head)
 
     def require(self, done: int, head: str | None = None) -> None:
-        """Refuse a ledger that lacks what a model has behind it: `done` rounds, 0, 1, ...
+        """Reject a ledger that lacks one of the first `done` rounds, which a model has behind it.
 
-        `head` is the ledger's own when the model was saved. Lines beyond it are kept: they were
-        written before lots were released, so they are spent.
+        `head` is the ledger's hash when the model was saved. Later lines stay: they were written
+        before lots were released, so they are spent.
         """
         missing = set(range(done)) - {entry.round for entry in self.entries}
         if missing:
@@ -207,22 +219,21 @@ class Ledger:
             )
 
     def clients(self) -> list[int]:
-        """All who ever took part, in order."""
+        """All clients that ever took part, in order."""
         return sorted({client for entry in self.entries for client in entry.participants})
 
     def events(self, client: int) -> list[Event]:
-        """All that was released about this client's examples, every attempt included."""
+        """All releases of this client's examples, with every attempt."""
         if "band" in self.about:
-            return [
-                self._in_turn([one for one in self.entries if client in one.participants], client)
-            ]
+            own = [one for one in self.entries if client in one.participants]
+            return [self._in_fixed_order(own, client)]
         return [spent for entry in self.entries for spent in entry.spent(client)]
 
-    def _in_turn(self, own: list[Entry], client: int) -> Event:
-        """What lots that take turns released, at the least noise and in the shortest epochs."""
-        turns = FixedOrderSampling(self.about["sampling"], self.about["band"])
+    def _in_fixed_order(self, own: list[Entry], client: int) -> Event:
+        """The release of lots in a fixed order, at the least noise and in the shortest epochs."""
+        fixed_order = FixedOrderSampling(self.about["sampling"], self.about["band"])
         share = max(one.rates[one.participants.index(client)] for one in own)
-        return turns.spent(
+        return fixed_order.spent(
             min(one.noise_multiplier for one in own),
             max(one.blocks for one in own),
             round(1 / share),
@@ -232,7 +243,7 @@ class Ledger:
 
     @property
     def lost(self) -> str:
-        """Why no run can go on from these lines; nothing where one can."""
+        """Why no run can continue from these lines, or ""."""
         if self.about.get("band", 1) == 1 or not self.entries:
             return ""
         return (
@@ -241,7 +252,7 @@ class Ledger:
         )
 
     def epsilons(self, delta: float, accountant: str = "pld") -> dict[int, Answer]:
-        """Each client's own epsilon at delta; clients that spent the same are accounted once."""
+        """Each client's epsilon at delta. Equal spending is computed once."""
         named, sampling = self.about["adjacency"], self.about["sampling"]
 
         @cache
@@ -253,7 +264,7 @@ class Ledger:
 
 
 def _true(first: dict[str, Any]) -> dict[str, Any]:
-    """A first line as far as it holds: of rates lot / n_i, add-remove is not true, zero-out is."""
+    """The first line as far as it holds: add-remove does not hold with rates lot / n_i."""
     held = {"rate_from": "samples", **first}
     if held["rate_from"] == "samples" and held["adjacency"] == "add-remove":
         held["adjacency"] = "zero-out"
@@ -261,7 +272,7 @@ def _true(first: dict[str, Any]) -> dict[str, Any]:
 
 
 def _whole(content: bytes) -> bytes:
-    """The lines that were written whole, the last one with its end, which alone may be missing."""
+    """The complete lines. The last one gets its end if only this is missing."""
     lines = content[: content.rfind(b"\n") + 1]
     try:
         json.JSONDecoder().raw_decode(content[len(lines) :].decode())
@@ -275,7 +286,7 @@ def _chained(head: str, record: dict[str, Any]) -> str:
 
 
 def _sync_folder(folder: Path) -> None:
-    """Make a new file's name durable, too."""
+    """Make the name of a new file durable."""
     with mendable(folder, "write to"):
         handle = os.open(folder, os.O_RDONLY)
         try:

@@ -1,8 +1,9 @@
-"""Pairwise masks: vectors of integers modulo 2^64 that hide each client's and cancel in the sum.
+"""Pairwise masks: integers modulo 2^64 that hide each client's vector and cancel in the sum.
 
 Each client of a round draws a key pair of X25519 (RFC 7748) for this round alone, and the server
-hands on the public keys. Clients i < j agree on a secret; HKDF-SHA256 (RFC 5869) makes of it an
-AES-256 key, whose key stream in counter mode is m_ij, 8 bytes an entry. The mask of client k is
+passes on the public keys. Clients i < j agree on a secret. HKDF-SHA256 (RFC 5869) turns it into an
+AES-256 key, whose key stream in counter mode is m_ij, with 8 bytes per entry. The mask of client k
+is
 
     M_k = sum over j > k of m_kj - sum over i < k of m_ik   mod 2^64,   and these add up to 0. (1)
 
@@ -13,8 +14,9 @@ Hellman's function on Curve25519 (HKDF taken for a random oracle) nor tell AES f
 permutations. The map (1) from the m_ij within A to vectors that add up to 0 is linear and onto, by
 the m_aj of one a in A alone, so these are uniform among them. All other m are known. QED.
 
-That holds against a server that hands on the true keys and asks for one masked vector a key. One
-that puts its own in place of a client's unmasks whoever masks with it: keys are not signed.
+This holds against a server that passes on the true keys and asks for one masked vector per key. A
+server that replaces a client's key by its own unmasks everyone who masks with it: keys are not
+signed.
 """
 
 from collections.abc import Mapping
@@ -28,7 +30,9 @@ INFO = b"fedmuon masks"
 
 def fresh() -> tuple[bytes, bytes]:
     """A private key from the system's entropy, and its public one."""
-    from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey  # slow to load
+    from cryptography.hazmat.primitives.asymmetric.x25519 import (
+        X25519PrivateKey,
+    )  # slow to load, also below
 
     private = X25519PrivateKey.generate()
     return private.private_bytes_raw(), private.public_key().public_bytes_raw()

@@ -1,4 +1,4 @@
-"""Who can know the noise of a release, and what that leaves of an epsilon."""
+"""Who can know the noise of a release, and what this means for an epsilon."""
 
 import dataclasses
 
@@ -20,13 +20,13 @@ CAVEATS = {"secret": "", "predictable": PREDICTABLE, "repeatable": REPEATABLE}
 
 
 def secrecy(repeatable: bool, source: NoiseSource) -> str:
-    """Who can know noise of that source: a key of `CAVEATS`."""
+    """Who can know noise of this source: a key of `CAVEATS`."""
     if repeatable:
         return "repeatable"
     return "secret" if source == "secure" else "predictable"
 
 
 def uncertified(answer: Answer, why: str = REPEATABLE) -> Answer:
-    """What is left of an answer where the noise is repeatable, or the run was stopped."""
+    """The answer without its certificate, and with the reason in its note."""
     note = f"{why} {answer.note}".strip()
     return dataclasses.replace(answer, certified=False, note=note)

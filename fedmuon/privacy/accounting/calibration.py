@@ -1,4 +1,4 @@
-"""The least noise that spends at most a given epsilon, by the accountant's upper end."""
+"""Calibration: the least noise whose upper end of epsilon meets a target."""
 
 import math
 from collections.abc import Callable
@@ -24,11 +24,24 @@ def noise_for(
     adjacency: str = "zero-out",
     precision: float = 1e-4,
 ) -> tuple[float, Answer]:
-    """The least noise multiplier of a block, to a relative precision, and its answer.
+    """Find the least noise multiplier of a block.
 
-    The answer's upper end is at most epsilon, and above it a share `precision` below. A Renyi
-    epsilon and a coarse grid are quick and never too small, so the search starts from the noise
-    that meets them; only the grid on which the accountant answers says where it ends.
+    A Renyi epsilon and an epsilon on a coarse grid are quick and never too small, so the search
+    starts from the noise that meets them. It ends on the grid on which the accountant answers.
+
+    Args:
+        epsilon: The target.
+        sampling_probability: The chance of an example to be in a lot.
+        steps: T.
+        delta: The delta of (epsilon, delta).
+        blocks: m, how many blocks are clipped each.
+        mode: `joint`, or `per-release`, which certifies nothing.
+        adjacency: What two data sets differ in.
+        precision: The relative precision of the noise.
+
+    Returns:
+        The noise and its answer, whose upper end is at most `epsilon`. With a share `precision`
+        less noise, it would exceed `epsilon`.
     """
     require_supported(adjacency)
     if not 0 < epsilon < math.inf:
@@ -40,7 +53,7 @@ def noise_for(
     def answer(noise: float) -> Answer:
         return account(releases(noise), delta, mode, adjacency=adjacency)
 
-    answer(math.sqrt(blocks))  # refuses what cannot be accounted for before the search begins
+    answer(math.sqrt(blocks))  # rejects what cannot be accounted for before the search begins
     by_renyi, coarsely, finely = (
         _spent(releases, delta, grid) for grid in (None, pld.coarsest, pld.grid_for)
     )
@@ -49,13 +62,13 @@ def noise_for(
     if not printed:
         noise = least(coarsely, epsilon, noise, 1.15, 10 * precision)
         noise = least(finely, epsilon, noise, 1.01, precision)
-    while (found := answer(noise)).upper > epsilon:  # a sum's last bits may differ
+    while (found := answer(noise)).upper > epsilon:  # the last bits of a sum may differ
         noise *= 1 + precision
     return noise, found
 
 
 def _spent(releases: Releases, delta: float, grid: Grid | None) -> Spent:
-    """Noise -> the upper end of epsilon: Renyi's, or on a grid where that is less."""
+    """A function of the noise: the upper end of epsilon, by Renyi or on a grid, if that is less."""
 
     def spent(noise: float) -> float:
         events = releases(noise)
@@ -68,8 +81,11 @@ def _spent(releases: Releases, delta: float, grid: Grid | None) -> Spent:
 
 
 def least(spent: Spent, target: float, guess: float, ratio: float, precision: float) -> float:
-    """Where a falling function first is at most `target`: steps by `ratio`, longer and
-    longer ones, then a root."""
+    """The least noise at which a falling function is at most `target`.
+
+    The search begins at `guess`. Steps by `ratio`, which get longer, enclose the root; Illinois
+    regula falsi narrows it.
+    """
     spent = cache(spent)
     low = high = guess
     while spent(high) > target:

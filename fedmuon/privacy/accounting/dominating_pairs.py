@@ -1,4 +1,4 @@
-"""Which two distributions stand for two data sets that differ in one example, and why.
+"""The two distributions that stand for two data sets that differ in one example, with a proof.
 
 A step draws a Poisson lot at rate q and releases the sum of its clipped contributions plus noise
 N(0, s^2 I), in units of the sensitivity. A pair (P, Q) dominates it if for all neighbours D, D' and
@@ -27,10 +27,9 @@ with itself: an example is there in all steps or in none, and which direction is
 a (Lebeda, Regehr, Kamath, Steinke 2024). Doubling the sensitivity in (2) is not (1), where N(0) is
 between the other two: 200 releases with q = 0.02 and s = 1 would spend 12.2, and spend 2.59.
 
-A rate lot/n with the data's own n gives *all* examples another chance when one more is there, so
-the first sentence of the proof fails for add-remove, and what holds is zero-out or replace-one,
-between data sets of one size. A rate that is public, and a public expected lot to divide by, mend
-it.
+A rate lot/n with the data's own n changes the chance of *all* examples when one more is there. So
+the first sentence of the proof fails for add-remove. Zero-out and replace-one hold, between data
+sets of the same size. Add-remove holds with a public rate, and a public expected lot to divide by.
 """
 
 import math
@@ -62,10 +61,11 @@ class Event:
 
 
 def hardest(spent: Iterable[Event]) -> list[Event]:
-    """Those that no other exceeds in rate and count with as little noise: the rest spends less.
+    """The events that no other exceeds in rate and count with at most its noise.
 
-    A pair of rate p < q mixes, by p/q and 1 - p/q, that of rate q with one of equals, N(0) twice;
-    H_a is jointly convex, and of equals the least that it can be. More noise is post-processing.
+    The others spend less. A pair of rate p < q mixes, by p/q and 1 - p/q, the pair of rate q with a
+    pair of equals, N(0) twice. H_a is jointly convex, and minimal for equals. More noise is
+    post-processing.
     """
     every = set(spent)
     return sorted(one for one in every if not any(_exceeds(other, one) for other in every - {one}))
@@ -97,7 +97,7 @@ def top(event: Event) -> float:
 
 
 def bottom(event: Event) -> float:
-    """The smallest loss: ln(1 - q), or where the noise leaves the grid."""
+    """The smallest loss: ln(1 - q), or the loss at which the noise leaves the grid."""
     q, s = event.sampling_probability, event.noise_multiplier
     if event.replaced:
         return -top(event)
@@ -105,7 +105,7 @@ def bottom(event: Event) -> float:
 
 
 def outcome(event: Event, loss: np.ndarray) -> np.ndarray:
-    """Where the loss is attained, in standard deviations of the noise."""
+    """The outcome with this loss, in standard deviations of the noise."""
     q, s = event.sampling_probability, event.noise_multiplier
     if event.replaced:
         return s * (loss / 2 + np.copysign(_bent(q, s, np.abs(loss) / 2), loss))
@@ -128,7 +128,7 @@ def _bent(q: float, s: float, half: np.ndarray) -> Any:
 
 
 def masses(event: Event, ends: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """What P and Q have below the first end, between consecutive ends and above the last."""
+    """The masses of P and Q below the first end, between consecutive ends and above the last."""
     q, s = event.sampling_probability, event.noise_multiplier
     ends = np.concatenate([[-np.inf], ends, [np.inf]])
     middle = _between(ends)
@@ -138,7 +138,7 @@ def masses(event: Event, ends: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
 
 def ndtr(x: Any) -> Any:
     """The standard normal's distribution function."""
-    from scipy.special import ndtr as found  # here: it takes longer to load than all else of ours
+    from scipy.special import ndtr as found  # which takes longer to load than everything else here
 
     return found(x)
 

@@ -1,10 +1,10 @@
 """The privacy loss of composed Poisson-subsampled Gaussians, rounded up and down to a grid.
 
-The pairs (P, Q) of `dominating_pairs.py` have a loss ln(P/Q)(x) that grows with x: the interval
-between two points of the grid is an interval of x, and its masses under P and Q are known. An
-interval's mass is put on its two ends such that both masses stay (connect the dots, Doroshenko et
-al. 2022: never less loss), or on its lower end (privacy buckets: never more). Sums of losses are
-convolutions. These are the two estimates of dp-accounting's PLD, without its start-up time.
+The pairs (P, Q) of `dominating_pairs.py` have a loss ln(P/Q)(x) that grows with x. So the interval
+between two points of the grid is an interval of x, and its masses under P and Q are known. To round
+up, an interval's mass goes to both of its ends such that both masses stay (connect the dots,
+Doroshenko et al. 2022). To round down, it goes to the lower end (privacy buckets). Sums of losses
+are convolutions. These are the two estimates of dp-accounting's PLD, without its start-up time.
 """
 
 import math
@@ -17,8 +17,8 @@ from fedmuon.privacy.accounting.dominating_pairs import Event, bottom, masses, o
 
 ROUNDING = float(np.finfo(float).eps)
 GRID = 1e-3
-LARGE = 100.0  # an epsilon from which on the composed loss may be wide
-SINGLE, COMPOSED = 2**17, 2**20  # points that one release and their sum may take
+LARGE = 100.0  # from this epsilon on, the composed loss may be wide
+SINGLE, COMPOSED = 2**17, 2**20  # the maximum points of one release, and of the sum
 
 
 class Losses(NamedTuple):
@@ -30,8 +30,10 @@ class Losses(NamedTuple):
 
 
 def estimates(event: Event, grid: float, up: bool = True) -> tuple[Losses, Losses]:
-    """The losses of P from Q and of Q from P (the example is removed, and added), rounded up or
-    down."""
+    """The losses of P from Q and of Q from P, rounded up or down.
+
+    They stand for the example being removed, and added.
+    """
     first, last = math.floor(bottom(event) / grid), math.ceil(top(event) / grid)
     ends = outcome(event, np.arange(first, last + 1) * grid)
     one, other = masses(event, ends)
@@ -51,8 +53,10 @@ def _rounded(
     grid: float,
     up: bool,
 ) -> Losses:
-    """Masses of intervals [start + k, start + k + 1] on their ends (the dots), or the lower ones;
-    `below` and `above` are those of the losses beyond."""
+    """Put masses of intervals [start + k, start + k + 1] on both ends, or on the lower ones.
+
+    `below` and `above` are the masses of the losses outside.
+    """
     if not up:
         return Losses(start, np.append(masses, above))
     with np.errstate(invalid="ignore", over="ignore"):
@@ -65,7 +69,7 @@ def _rounded(
 
 
 def window(parts: Sequence[tuple[Losses, int]], grid: float, tail: float) -> tuple[int, int]:
-    """Losses of the sum that are kept: Chernoff's bound leaves at most `tail` outside."""
+    """The window of losses of the sum. By Chernoff's bound at most `tail` is outside."""
     low = sum(part.start * count for part, count in parts)
     high = sum((part.start + len(part.masses) - 1) * count for part, count in parts)
     logs = [_logarithms(part) for part, _ in parts]
@@ -95,12 +99,12 @@ def _log_moment(held: tuple[np.ndarray, np.ndarray], order: float) -> float:
 
 
 def fast_length(least: int) -> int:
-    """The next length of the form 2^a, 3 * 2^a or 5 * 2^a, where FFTs are quick."""
+    """The next length 2^a, 3 * 2^a or 5 * 2^a, at which FFTs are quick."""
     return min(odd << max(0, (-(-least // odd) - 1).bit_length()) for odd in (1, 3, 5))
 
 
 def compose(parts: Sequence[tuple[Losses, int]], grid: float, tail: float) -> Losses:
-    """The sum of all losses in a window; what is outside wraps around into it."""
+    """The sum of all losses in a window. Mass outside wraps around into it."""
     low, high = window(parts, grid, tail)
     length = fast_length(max(high - low + 1, *(len(part.masses) for part, _ in parts)))
     spectrum = np.ones(length // 2 + 1, dtype=complex)
@@ -113,7 +117,7 @@ def compose(parts: Sequence[tuple[Losses, int]], grid: float, tail: float) -> Lo
 
 
 def slack(parts: Sequence[tuple[Losses, int]], composed: Losses, tail: float) -> float:
-    """What wrapping and the rounding of the transform may do to delta."""
+    """The largest error of delta by wrapping and by the rounding of the transform."""
     count = sum(count for _, count in parts)
     return tail + 4 * ROUNDING * count * math.sqrt(len(composed.masses))
 
@@ -138,14 +142,14 @@ def epsilon_at(composed: Losses, delta: float, grid: float) -> float:
 
 
 def upper(events: Sequence[Event], delta: float, grid: float) -> float:
-    """Certainly not less than epsilon, whether P or Q is with the example."""
+    """An upper bound on epsilon, whether P or Q is with the example."""
     pairs = [(estimates(event, grid), event.count) for event in events]
     sides = ([(found[side], count) for found, count in pairs] for side in (0, 1))
     return max(_end(parts, delta, grid, -1) for parts in sides)
 
 
 def lower(events: Sequence[Event], delta: float, grid: float) -> float:
-    """Certainly not more than epsilon: that of P from Q, the worse of the two ways."""
+    """A lower bound on epsilon, of P from Q, the worse direction."""
     parts = [(estimates(event, grid, up=False)[0], event.count) for event in events]
     return _end(parts, delta, grid, 1)
 
@@ -170,8 +174,10 @@ def width(events: Sequence[Event], delta: float, grid: float) -> float:
 
 
 def coarsest(events: Sequence[Event], delta: float, about: float) -> float:
-    """`GRID`, or coarser where one release or the sum of all would take too many points: ends on
-    any grid hold, and far apart they say so."""
+    """`GRID`, or a coarser grid if one release or the sum would take too many points.
+
+    Both ends hold on every grid. Ends that are far apart show that the grid is coarse.
+    """
     coarse = max(GRID, finest(events))
     if about < LARGE:
         return coarse
@@ -179,9 +185,9 @@ def coarsest(events: Sequence[Event], delta: float, about: float) -> float:
 
 
 def grid_for(events: Sequence[Event], delta: float, about: float) -> float:
-    """A grid at which the two ends are about 1% apart, if a moderate number of points can do that.
+    """A grid on which the ends are about 1% apart, if a moderate number of points allows it.
 
-    Rounding down costs about half a point for each release; `about` is what epsilon roughly is.
+    Rounding down costs about half a point per release. `about` is a rough epsilon.
     """
     coarse = coarsest(events, delta, about)
     wanted = 0.02 * max(min(about, 1e3), 0.05) / sum(event.count for event in events)

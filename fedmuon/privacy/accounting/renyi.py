@@ -1,10 +1,10 @@
 """Renyi differential privacy of composed Poisson-subsampled Gaussians.
 
-The divergence of order a is ln E_Q (P/Q)^a / (a - 1), of the larger direction P from Q (Mironov,
-Talwar, Zhang 2019). The expectation, like every f-divergence, is a mixture of the H_a in which the
-pairs of `dominating_pairs.py` dominate, so theirs is the largest; it is a smooth integral, which
-the trapezoid rule gets to rounding. The orders and the conversion to (epsilon, delta) are
-dp-accounting's.
+The divergence of order a is ln E_Q (P/Q)^a / (a - 1), in the larger direction, P from Q (Mironov,
+Talwar, Zhang 2019). Like every f-divergence, the expectation is a mixture of the H_a in which the
+pairs of `dominating_pairs.py` dominate, so theirs is the largest. It is a smooth integral, which
+the trapezoid rule computes up to rounding. The orders and the conversion to (epsilon, delta) are
+those of dp-accounting.
 """
 
 import math
@@ -24,7 +24,9 @@ def divergence(event: Event, order: float) -> float:
     q, s = event.sampling_probability, event.noise_multiplier
     spacing = min(0.4, s / 2)  # the nearest singularity is pi s away from the real axis
     far = (2 * order - 1 if event.replaced else order) / s  # beyond, the integrand falls like exp
-    if q == 1 or far > POINTS * spacing:  # by convexity, all of the data are no less
+    if (
+        q == 1 or far > POINTS * spacing
+    ):  # by convexity, sampling all of the data spends at least as much
         return (4 if event.replaced else 1) * order / (2 * s * s)
     z = np.arange(-REACH, far + REACH, spacing)
     terms = order * _log_mixed(q, z / s - 0.5 / s**2) - z * z / 2
@@ -52,7 +54,7 @@ def epsilon(events: Sequence[Event], delta: float) -> float:
 
 
 def converted(spent: float, order: float, delta: float) -> float:
-    """Epsilon at delta of what is (order, spent)-RDP (Canonne, Kamath, Steinke 2020, Prop. 12)."""
+    """Epsilon at delta from (order, spent)-RDP (Canonne, Kamath, Steinke 2020, Prop. 12)."""
     if delta**2 + math.expm1(-spent) > 0:  # delta <= sqrt(1 - exp(-KL)) at epsilon = 0
         return 0.0
     return spent + math.log1p(-1 / order) - math.log(delta * order) / (order - 1)

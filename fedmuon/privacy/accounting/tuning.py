@@ -1,17 +1,17 @@
 """What publishing the best of several private runs spends (Papernot, Steinke 2022).
 
-The runs differ in their settings (step size, seed, recipe), drawn afresh for each; each is private
-by itself, and the best by some score is published. If their number is fixed, composition counts
-them all. If it is drawn at random and kept secret, much less is spent: with K of the truncated
-negative binomial law of shape eta and parameter gamma (eta = 1 is geometric, eta = 0 logarithmic),
-and runs that are (a, e(a))-RDP for every order a, what is published is (a, e')-RDP with
+Each run draws its settings (step size, seed, optimizer) afresh and is private by itself. The run
+with the best score is published. If the number of runs is fixed, composition counts them all. If it
+is drawn at random and stays secret, much less is spent. Let K have the truncated negative binomial
+law of shape eta and parameter gamma (eta = 1 is geometric, eta = 0 logarithmic), and let runs be
+(a, e(a))-RDP for every order a. Then the publication is (a, e')-RDP with
 
     e' = e(a) + (1 + eta) ((1 - 1/b) e(b) + ln(1/gamma) / b) + ln(E K) / (a - 1)
 
-for every a > 1 and b >= 1 (their Theorem 2). What is compared belongs to what is accounted for: the
-score is a function of what its run released, and of public data alone, or is released privately
-and counted among the run's releases; a loss on the private samples is neither, and voids this. Ties
-are broken at random or by a fixed order of outcomes, and nothing else of the runs is published.
+for every a > 1 and b >= 1 (their Theorem 2). The score must be accounted for: it is a function of
+the run's releases and of public data alone, or it is released privately and counted among the run's
+releases. A loss on the private samples is neither, and voids this. Ties are broken at random or by
+a fixed order of outcomes, and nothing else of the runs is published.
 """
 
 import dataclasses
@@ -40,7 +40,7 @@ def mean_runs(shape: str, gamma: float) -> float:
 
 
 def gamma_for(shape: str, runs: float) -> float:
-    """The parameter at which so many runs are expected."""
+    """The parameter gamma at which so many runs are expected."""
     if shape not in SHAPES:
         raise InputError(f"runs drawn '{shape}' are unknown: use {' or '.join(SHAPES)}")
     if not 1 < runs <= MOST_RUNS:
@@ -65,7 +65,7 @@ def divergence(single: Divergence, order: float, shape: str, gamma: float) -> fl
 def epsilon(
     events: Sequence[Event], delta: float, runs: float, shape: str = "logarithmic"
 ) -> float:
-    """Of the best of K runs, E K = `runs`, each of which makes these releases."""
+    """Epsilon of the best of K runs that each make these releases, with E K = `runs`."""
     gamma = gamma_for(shape, runs)
 
     @cache
@@ -91,8 +91,8 @@ def answer(
     shape: str,
     adjacency: str,
 ) -> dict[str, Any]:
-    """What the best of K runs spends, beside one run and beside as many as are expected, all of
-    which would be published."""
+    """What the best of K runs spends, and for comparison one run, and E K runs that are all
+    published."""
     gamma_for(shape, runs)
     given = noise_multiplier, sampling_probability
     single = composition.epsilon(*given, steps, delta, blocks, adjacency=adjacency)
@@ -115,7 +115,7 @@ def answer(
 
 
 def draw(runs: float, shape: str = "logarithmic") -> int:
-    """A secret K: nobody who sees what is published may learn it."""
+    """Draw K. It must stay secret from everyone who sees the publication."""
     gamma, chance = gamma_for(shape, runs), secrets.randbits(53) / 2**53
     count, mass = 1, gamma if shape == "geometric" else (1 - gamma) / -math.log(gamma)
     while chance >= mass > 0:  # the inverse of the distribution function

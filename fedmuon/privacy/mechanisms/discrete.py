@@ -46,8 +46,10 @@ PART = 2**13  # proposals at once, which a cache holds
 
 
 def gaussian(words: Words, count: int, bits: int, dtype: type = np.int64) -> np.ndarray:
-    """So many independent integers [count] of the discrete Gaussian with sigma = 2^(6 + bits); in
-    a dtype that does not hold them all, the nearest that it holds."""
+    """Draw independent integers [count] of the discrete Gaussian with sigma = 2^(6 + bits).
+
+    A dtype that does not hold an integer gets the nearest that it holds.
+    """
     found, have = np.empty(count, dtype), 0
     while have < count:
         part = _accepted(words, min(PART, (count - have) * 21 // 20 + 8), bits)[: count - have]
@@ -57,7 +59,7 @@ def gaussian(words: Words, count: int, bits: int, dtype: type = np.int64) -> np.
 
 
 def _accepted(words: Words, proposals: int, bits: int) -> np.ndarray:
-    """What is left of so many proposals, in their order."""
+    """The accepted ones of so many proposals, in their order."""
     slots, sure, _ = _table()
     drawn = words(2 * proposals)
     first, uniform = drawn[:proposals], drawn[proposals:]
@@ -79,7 +81,7 @@ def _looked_at(
     uniform: np.ndarray,
     bits: int,
 ) -> np.ndarray:
-    """Which of the proposals `rest` are accepted; `size` has a new value where one lies beyond."""
+    """Which of the proposals `rest` are accepted. Those beyond 8 sigma get a new `size`."""
     ratio = size[rest] * 2.0**-bits
     goal = 2.0**64 * SCALE / _table()[2][strip] * np.exp(ratio * ratio / -(2 * STRIPS**2))
     beyond = strip == LAST
@@ -100,7 +102,7 @@ def _exponent(size: int, bits: int) -> Fraction:
 
 
 def _beyond(words: Words, bits: int) -> tuple[int, Fraction]:
-    """A size beyond 8 sigma, and what rho is times in its probability (2)."""
+    """A size beyond 8 sigma, and the factor of rho in its probability (2)."""
     steps = 0
     while not (word := _one(words)) & 1:
         steps += 1
@@ -109,8 +111,10 @@ def _beyond(words: Words, bits: int) -> tuple[int, Fraction]:
 
 
 def less(first: int, weight: Fraction, exponent: Fraction, words: Words) -> bool:
-    """Whether U < weight exp(-exponent), where `first` is the first 64 bits of the uniform U; the
-    others are drawn as they are needed."""
+    """Whether U < weight exp(-exponent) for a uniform U.
+
+    `first` has the first 64 bits of U. The others are drawn as they are needed.
+    """
     bits, digits = 64, 40
     while True:
         low, high = enclosed(weight, exponent, digits)
@@ -122,8 +126,11 @@ def less(first: int, weight: Fraction, exponent: Fraction, words: Words) -> bool
 
 
 def enclosed(weight: Fraction, exponent: Fraction, digits: int) -> tuple[Fraction, Fraction]:
-    """Rationals around weight exp(-exponent): in this precision p the exponent is rounded twice and
-    its exponential once, 10^(1 - p) / 2 of it at most each."""
+    """Rationals around weight exp(-exponent).
+
+    In this precision p, the exponent is rounded twice and its exponential once, each by at most
+    10^(1 - p) / 2 of its value.
+    """
     with localcontext(prec=digits):
         power = (Decimal(-exponent.numerator) / Decimal(exponent.denominator)).exp()
     middle = weight * Fraction(power)

@@ -102,11 +102,11 @@ def share(clipped: Tree, step: float, streams: Callable[[int], Stream]) -> dict[
 
 
 def total(sent: Sequence[Tree], noise: float, cohort: int) -> dict[str, Params]:
-    """The sum of what the clients sent, modulo 2^64, as float64 tensors in units of g."""
+    """The sum of the clients' messages modulo 2^64, as float64 tensors in units of g."""
     if len(sent) != cohort:
         raise InputError(
             f"{len(sent)} of {cohort} clients sent their masked updates, and masks cancel in the "
-            "sum of all alone: mend the cause and go on with --resume"
+            "sum of all alone: fix the cause and resume with --resume"
         )
     most, found = reach(noise, cohort), dict[str, Params]()
     for tree, held in sent[0].items():
@@ -114,7 +114,7 @@ def total(sent: Sequence[Tree], noise: float, cohort: int) -> dict[str, Params]:
         if any((np.abs(one.astype(np.float64)) > most).any() for one in sums.values()):
             raise InputError(
                 "the sum of masked updates is beyond what clipped updates and noise can be: a mask "
-                "is missing, or a client sent what it should not; go on with --resume"
+                "is missing, or a client sent a wrong message; resume with --resume"
             )
         found[tree] = {name: torch.from_numpy(one.astype(np.float64)) for name, one in sums.items()}
     return found

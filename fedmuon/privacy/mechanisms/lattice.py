@@ -1,9 +1,10 @@
 """A release whose every bit is accounted for: sums on a lattice, and the exact discrete Gaussian.
 
-Noise of real numbers is private by theorem, noise of floating-point numbers is not: which of them
-can come out hangs on the sum that they are added to, and a release's last bits tell it (Mironov
-2012). Here nothing is rounded once the noise is in. With D entries in all tensors together, C' what
-an example adds to a block at most, in norm, sigma the noise multiplier and g the lattice's spacing,
+Noise of real numbers is private by theorem; noise of floating-point numbers is not. The possible
+outcomes depend on the sum that the noise is added to, and the last bits of a release reveal it
+(Mironov 2012). Here nothing is rounded after the noise is added. Let all tensors have D entries
+together, C' be the maximum norm that an example adds to a block, sigma the noise multiplier and g
+the lattice's spacing. Then
 
     z = clamp(round(sum / g), +-2^52),   released g (z + Y) / lot,   Y ~ N_Z(0, s^2)^D,          (1)
     s = 2^32,   g = sigma (1 + 2^-40) Delta / s,   Delta = C' + 2 g sqrt(D).
@@ -73,9 +74,9 @@ def spacing(reach: float, noise: float, entries: int) -> float:
 
 
 def noisy(sums: Params, reach: float, noise: float, streams: Streams) -> tuple[float, Params]:
-    """g and the integers z + Y of (1), float64 tensors [K S, ...]; a client's S replicas share Y.
+    """g and the integers z + Y of (1), as float64 tensors [K S, ...].
 
-    What is not a number stays so.
+    A client's S replicas share Y. NaN stays NaN.
     """
     entries = sum(value[0].numel() for value in sums.values())
     step, found = spacing(reach, noise, entries), Params()

@@ -335,8 +335,15 @@ def test_the_command_refuses_and_shows() -> None:
         assert isinstance(done.exception, InputError)
 
 
-@pytest.mark.parametrize("mode", ["joint", pytest.param("per-release", marks=pytest.mark.slow)])
-def test_the_command_answers_quickly_without_heavy_packages(mode: str) -> None:
+@pytest.mark.parametrize(
+    "options",
+    [
+        ("--mode", "joint"),
+        pytest.param(("--mode", "per-release"), marks=pytest.mark.slow),
+        pytest.param(("--sampling", "cyclic", "--band", "4"), marks=pytest.mark.slow),
+    ],
+)
+def test_the_command_answers_quickly_without_heavy_packages(options: tuple[str, ...]) -> None:
     """A second of processor time, start-up included; ten, so that no machine is too slow."""
     code = (
         "import sys\n"
@@ -350,7 +357,7 @@ def test_the_command_answers_quickly_without_heavy_packages(mode: str) -> None:
     before = os.times()
     done = subprocess.run(
         [sys.executable, "-c", code, "privacy", "epsilon", *ARGUMENTS, "--blocks", "49",
-         "--mode", mode, "--json"],
+         *options, "--json"],
         cwd=ROOT, capture_output=True, text=True, check=True,
     )  # fmt: skip
     after = os.times()
