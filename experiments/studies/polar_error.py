@@ -40,7 +40,7 @@ from fedmuon.optim.orthogonal import named, orthogonalize
 from fedmuon.optim.steps import descend, momentum
 from fedmuon.orthogonalize import Uncertified, exact_sign, lipschitz, newton_schulz, schedule
 from fedmuon.orthogonalize import smoothed_polar as smoothed
-from fedmuon.orthogonalize.approximation import newton_schulz_error, printed_cubic_error
+from fedmuon.orthogonalize.lipschitz_constants import newton_schulz_error, printed_cubic_error
 from fedmuon.runs.directory import Record
 from fedmuon.tasks.base import Params
 from fedmuon.tasks.constants import constants

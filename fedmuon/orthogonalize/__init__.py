@@ -1,7 +1,7 @@
-"""Orthogonalization maps on stacks of matrices [..., m, n], and how Lipschitz each one is.
+"""Orthogonalizers on stacks of matrices [..., m, n], and their Lipschitz constants.
 
-A map is imported when it is first asked for (PEP 562), because it needs torch: coefficients and
-certificates, and hence configs and bounds, come without it.
+An orthogonalizer needs torch, so it is imported when it is first used (PEP 562). Coefficients and
+certificates, and hence configs and bounds, work without torch.
 """
 
 from importlib import import_module
@@ -21,11 +21,11 @@ if TYPE_CHECKING:
     from fedmuon.orthogonalize.polynomial import newton_schulz
     from fedmuon.orthogonalize.randomized import randomized_polar
 else:
-    # No map is called like its module: importing the module would put it in the map's place.
+    # A module must not have the name of a function: importing it would hide the function.
     _MODULES = {"newton_schulz": "polynomial", "randomized_polar": "randomized"}
 
     def __getattr__(name: str) -> object:
-        """The map of that name, kept for the next time."""
+        """The orthogonalizer of that name, stored for the next use."""
         if name not in __all__:
             raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
         module = import_module(f"{__name__}.{_MODULES.get(name, 'polar')}")

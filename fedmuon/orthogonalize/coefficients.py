@@ -1,6 +1,6 @@
-"""Newton–Schulz as data: what puts a matrix into the unit ball, what a step does, with its source.
+"""Newton–Schulz as data: tables of coefficients with their sources, and the normalizations.
 
-A step is the odd polynomial a x + b x^3 + c x^5 + ..., held as `(a, b, c, ...)`.
+A step is the odd polynomial a x + b x^3 + c x^5 + ..., stored as `(a, b, c, ...)`.
 """
 
 import operator
@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, cast
 
 from fedmuon.core.errors import InputError, instead
 
-if TYPE_CHECKING:  # configs and certificates need no torch for these
+if TYPE_CHECKING:  # configs and certificates read these tables without importing torch
     from torch import Tensor
 
 Step = tuple[float, ...]  # (a, b, c, ...): a x + b x^3 + c x^5 + ...
@@ -21,17 +21,17 @@ Coefficients = str | Sequence[float] | Sequence[Sequence[float]]
 
 @dataclass(frozen=True)
 class Table:
-    """Steps in order (the last one repeats) and where they come from."""
+    """Steps in order, of which the last one repeats, and their source."""
 
     steps: Schedule
     source: str
 
 
 def _taylor(degree: int) -> Step:
-    """x p(x^2), p the degree-`degree` Taylor polynomial of l^(-1/2) at l = 1 (004).
+    """Return x p(x^2), where p is the Taylor polynomial of l^(-1/2) at l = 1 of that degree.
 
-    p(l) = sum_s (2s)! / (4^s s!^2) (1 - l)^s; the coefficient of l^j follows from the binomial
-    theorem. All are dyadic, hence exact doubles.
+    p(l) = sum_s (2s)! / (4^s s!^2) (1 - l)^s (Newton-Schulz convergence). The coefficient of l^j
+    follows from the binomial theorem. All are dyadic rationals, hence exact doubles.
     """
     series = [comb(2 * s, s) / 4**s for s in range(degree + 1)]
     powers = range(degree + 1)
@@ -73,10 +73,18 @@ COEFFICIENTS: dict[str, Table] = {
 
 
 def schedule(coefficients: Coefficients, steps: int) -> Schedule:
-    """The `steps` polynomials of a named or given schedule, each with at least (a, b, c).
+    """Return the `steps` polynomials of a schedule, each with at least (a, b, c).
 
-    A schedule that is too short repeats its last step; one that is too long is cut. A single
-    `(a, b, c)` is a schedule of one.
+    Args:
+        coefficients: A name in `COEFFICIENTS`, one (a, b, c, ...), or one per step. A schedule that
+            is too short repeats its last step; one that is too long is cut.
+        steps: Number of steps, 0 or more.
+
+    Returns:
+        A tuple of `steps` tuples.
+
+    Raises:
+        InputError: If the name is unknown, the list is empty, or a number is not finite.
     """
     if isinstance(steps, bool) or not isinstance(steps, int) or steps < 0:
         raise InputError(f"steps is {steps!r}: give a whole number of steps, 0 or more.")
@@ -103,16 +111,19 @@ def _larger(size: "Tensor", floor: "Tensor | float") -> "Tensor":
     return size.clamp_min(floor)
 
 
-# What ||M||_F and a floor become as the divisor of M; the floor is eps, for `unit` it is 1.
+# (||M||_F, floor) -> divisor of M. The floor is 1 for `unit`, and eps otherwise.
 NORMALIZATIONS: "dict[str, Callable[[Tensor, Tensor | float], Tensor]]" = {
-    "plus": operator.add,  # ||M||_F + eps (001 Lemma D.3)
+    "plus": operator.add,  # ||M||_F + eps (Stability note, Lemma D.3)
     "max": _larger,  # max(||M||_F, eps), as in torch.optim.Muon
-    "unit": _larger,  # max(||M||_F, 1) (000)
+    "unit": _larger,  # max(||M||_F, 1) (DP-Muon)
 }
 
 
 def divisor_floor(eps: float, normalization: str) -> float:
-    """The floor of the normalization: eps, or 1 for `unit`. Its divisor is 1/floor-Lipschitz."""
+    """Return the floor of a normalization: 1 for `unit`, else eps.
+
+    Dividing by the normalization is 1/floor-Lipschitz.
+    """
     if normalization not in NORMALIZATIONS:
         names = ", ".join(NORMALIZATIONS)
         raise InputError(f"No normalization is called {normalization!r}: use one of {names}.")

@@ -1,10 +1,25 @@
-"""How large a map's output gets: phi with ||Orth(M)||_op <= phi(s) for every ||M||_op <= s.
+"""What is proved about orthogonalizers: Lipschitz constants, output norms, approximation errors.
 
-Spectral maps act on singular values alone, so phi(s) is the supremum over [0, s] of what they make
-of one: of rising functions the value at s, of signs 1, whatever noise is added first. Newton-Schulz
-divides by ||M||_F + eps, max(||M||_F, eps) or max(||M||_F, 1), and ||M||_F >= ||M||_op: what its
-polynomial p_T sees is at most s / (s + eps), min(s / eps, 1) or min(s, 1), so phi is the running
-maximum of |p_T|, which is enclosed by intervals, and below its steepest slope times that.
+Nothing here needs torch. A constant that is not known to hold raises `Uncertified`.
+
+**Lipschitz constants** (`lipschitz`): ||Orth(M) - Orth(M')||_F <= L ||M - M'||_F for all M, M'.
+`paper` is the constant as printed in the Stability note; `sharp` is proved here and never larger.
+The proofs share one tool. For an odd f, the map M = U S V^T -> U f(S) V^T has, in the bases U and
+V, a derivative that multiplies the symmetric part of the entry pair (i, j) by the divided
+difference f[s_i, s_j], and the antisymmetric part by f[s_i, -s_j]. Entries against the null space
+of a rectangular M are multiplied by f[s_i, 0] (Daleckii-Krein, on the dilation [[0, M], [M^T, 0]]).
+Divided differences are slopes of chords of f. Hence if f is L-Lipschitz on [-r, r], the map is
+L-Lipschitz in Frobenius norm on the ball of operator norm r, which is convex.
+
+**Output norms** (`growth`): phi with ||Orth(M)||_op <= phi(s) for every ||M||_op <= s. The maps act
+on singular values alone, so phi(s) is a supremum over [0, s]. For rising functions that is the
+value at s, and for signs it is 1, whatever noise is added first. Newton-Schulz divides by
+||M||_F + eps, max(||M||_F, eps) or max(||M||_F, 1), and ||M||_F >= ||M||_op. So the argument of its
+polynomial p_T is at most s / (s + eps), min(s / eps, 1) or min(s, 1). phi is the running maximum of
+|p_T|, enclosed by intervals, or the steepest slope times the argument if that is less.
+
+**Approximation errors** (`newton_schulz_error`, `residual` and others): how far a map is from the
+polar factor (Stability note, Lemma D.3 and Proposition D.4; Newton-Schulz convergence).
 """
 
 import math
@@ -15,7 +30,7 @@ from typing import Any, Literal
 
 from fedmuon.core.errors import InputError, instead
 from fedmuon.orthogonalize.coefficients import Coefficients, Schedule, divisor_floor, schedule
-from fedmuon.orthogonalize.slope import BOXES, heights, steepest
+from fedmuon.orthogonalize.slope import BOXES, furthest, heights, steepest
 
 Growth = Callable[[float], float]
 
@@ -30,7 +45,20 @@ def growth(
     eps: float = 1e-7,
     normalization: str = "plus",
 ) -> Growth | None:
-    """phi of the named map, from the parameters that it reads; None of a map without one here."""
+    """Return phi of an orthogonalizer, or None if no phi is known.
+
+    Args:
+        name: Name of the orthogonalizer, as in a config.
+        lam: Smoothing of `smoothed-polar`.
+        gamma: Clipping level of `clipped-sign`.
+        steps: Steps of `newton-schulz`, as the following ones.
+        coefficients: Coefficients of its steps.
+        eps: Floor of its divisor.
+        normalization: Its divisor.
+
+    Returns:
+        A function s -> phi(s), with ||Orth(M)||_op <= phi(s) if ||M||_op <= s.
+    """
     if name == "smoothed-polar":
         return lambda s: s / math.hypot(s, math.sqrt(lam)) if s else 0.0
     if name == "clipped-sign":
@@ -54,29 +82,35 @@ def growth(
     return running_maximum
 
 
-# Lipschitz constants of the maps: for all M, M', ||Orth(M) - Orth(M')||_F <= L ||M - M'||_F.
-#
-# `paper` is the constant as printed in 001, `sharp` one that is proved here and never larger. Both
-# are certificates: a map for which no constant holds is refused with `Uncertified`, never guessed.
-#
-# The proofs share one tool. For an odd f, the map M = U S V^T -> U f(S) V^T has in the bases U, V a
-# derivative that multiplies the symmetric part of entry pair (i, j) by the divided difference
-# f[s_i, s_j] and the antisymmetric part by f[s_i, -s_j], and entries against the null space of a
-# rectangular M by f[s_i, 0] (Daleckii-Krein, on the dilation [[0, M], [M^T, 0]]). Divided
-# differences are slopes of chords of f, hence if f is L-Lipschitz on [-r, r], the map is
-# L-Lipschitz in Frobenius norm on the ball of operator norm r, which is convex.
+# Lipschitz constants.
 
 Kind = Literal["paper", "sharp"]
 
-_ANTI_CONCENTRATION = 2.35  # C_ac of 001 Lemma D.8
+_ANTI_CONCENTRATION = 2.35  # C_ac of Stability note, Lemma D.8
 
 
 class Uncertified(InputError):
-    """No Lipschitz constant is known to hold for this map with these parameters."""
+    """No Lipschitz constant is known for this orthogonalizer with these parameters."""
 
 
 def lipschitz(name: str, kind: Kind, **parameters: Any) -> float:
-    """The constant L of the named map; `parameters` are the ones that its function below takes."""
+    """Return a certified Lipschitz constant L of an orthogonalizer, in the Frobenius norm.
+
+    Args:
+        name: Name of the orthogonalizer, as in a config.
+        kind: `paper` is the constant printed in the Stability note; `sharp` is proved here and
+            never larger.
+        **parameters: `lam` of `smoothed-polar`; `gamma` of `clipped-sign` and `exact-sign`;
+            `steps`, `coefficients`, `eps` and `normalization` of `newton-schulz`; `sigma`, `alpha`,
+            `calls` and `shape` of `gaussian-smoothed-sign`.
+
+    Returns:
+        L.
+
+    Raises:
+        Uncertified: If no constant is known to hold.
+        InputError: If a name is unknown or a parameter is out of range.
+    """
     if kind not in ("paper", "sharp"):
         raise InputError(f"No certificate is called {kind!r}: use 'paper' or 'sharp'.")
     if name not in _CERTIFICATES:
@@ -85,12 +119,12 @@ def lipschitz(name: str, kind: Kind, **parameters: Any) -> float:
 
 
 def _smoothed_polar(kind: Kind, *, lam: float) -> float:
-    """1/sqrt(lam) (001 Lemma D.1), for both: the slope of s/sqrt(s^2 + lam) at 0 attains it."""
+    """Both are 1/sqrt(lam) (Lemma D.1): the slope of s/sqrt(s^2 + lam) at 0 attains it."""
     return 1 / math.sqrt(_positive("lam", lam))
 
 
 def _clipped_sign(kind: Kind, *, gamma: float) -> float:
-    """1/gamma (001 Lemma D.9), for both: below gamma the map is M/gamma, which attains it."""
+    """Both are 1/gamma (Lemma D.9): below gamma the map is M/gamma, which attains it."""
     return 1 / _positive("gamma", gamma)
 
 
@@ -102,16 +136,16 @@ def _newton_schulz(
     eps: float = 1e-7,
     normalization: str = "plus",
 ) -> float:
-    """Lambda_T of 001 Lemma D.3, or the steepest slope of p_T on [0, 1] over the floor.
+    """Lambda_T of Lemma D.3, or the steepest slope of p_T on [0, 1] over the floor.
 
     *sharp.* The normalization is 1/floor-Lipschitz into the unit ball. `plus`: the derivative of
     M/(|M| + e) at M is (1/(|M| + e)) (I - (|M|/(|M| + e)) m m^T), m = M/|M|: a contraction times at
     most 1/e. `max`: M/max(|M|, e) is the projection onto the ball of radius e, over e. `unit`: the
-    same with e = 1. The iteration acts on the singular values, all in [0, 1], by the odd p_T.
-    At 0 both factors can be met together, so a maximum of |p_T'| there makes the constant exact.
+    same with e = 1. The iteration applies the odd p_T to the singular values, which are in [0, 1].
+    Both factors can be attained together at 0. So the constant is exact if |p_T'| peaks there.
 
-    *paper.* The recurrence needs of the normalization only that it is Lambda_0-Lipschitz into the
-    unit ball; 001 prints Lambda_0 = 2/eps for `plus`, and 2/floor holds a fortiori for the others.
+    *paper.* The recurrence only needs a normalization that is Lambda_0-Lipschitz into the unit
+    ball. The paper prints Lambda_0 = 2/eps for `plus`; 2/floor holds a fortiori for the others.
     """
     polynomials = schedule(coefficients, steps)
     floor = divisor_floor(eps, normalization)
@@ -126,7 +160,7 @@ def _newton_schulz(
 
 
 def _recurrence(polynomials: Schedule, constant: float) -> float:
-    """Lambda_T of 001 Lemma D.3 for odd polynomials of any degree; infinite where it overflows."""
+    """Lambda_T of Lemma D.3 for odd polynomials of any degree; infinite if it overflows."""
     radius = 1.0
     for step in polynomials:
         try:
@@ -141,28 +175,28 @@ def _recurrence(polynomials: Schedule, constant: float) -> float:
 def _gaussian_smoothed_sign(
     kind: Kind, *, sigma: float, alpha: float, calls: int, shape: tuple[int, int]
 ) -> float:
-    """1/gamma, gamma a floor of s_q(M + sigma H) in all `calls` with probability 1 - alpha.
+    """1/gamma, where s_q(M + sigma H) >= gamma in all `calls` with probability 1 - alpha.
 
-    On that event the sign equals the clipped sign at gamma (001 Corollary D.11).
+    On that event the sign equals the clipped sign at gamma (Corollary D.11).
 
-    *paper* (001 Lemma D.10): gamma = sigma alpha / (2.35 sqrt(q) calls).
+    *paper* (Lemma D.10): gamma = sigma alpha / (2.35 sqrt(q) calls).
 
-    *sharp*: the largest of that and two more floors, as each holds on its own. Let M be d1 x q,
-    d1 >= q (else transpose); each floor fails at one call with probability alpha / calls at most,
-    whatever M is, and M is settled before its call draws H.
+    *sharp*: the largest of that and two more floors, as each holds on its own. Let M be d1 x q with
+    d1 >= q (else transpose). Each floor fails at one call with probability at most alpha / calls,
+    whatever M is, because M is fixed before its call draws H.
 
-    *By columns.* Given the others, column j of M + sigma H is Gaussian, and its distance to their
-    span is sigma times a noncentral chi with at least d1 - q + 1 degrees of freedom, which exceeds
-    any t at least as often as the central one. A unit x has an entry with |x_j| >= 1/sqrt(q), and
-    |(M + sigma H) x| >= |x_j| dist_j, so s_q >= min_j dist_j / sqrt(q), and
+    *By columns.* Given the others, column j of M + sigma H is Gaussian. Its distance to their span
+    is sigma times a noncentral chi with at least d1 - q + 1 degrees of freedom, which exceeds any t
+    at least as often as the central one. A unit x has an entry with |x_j| >= 1/sqrt(q), and
+    |(M + sigma H) x| >= |x_j| dist_j. So s_q >= min_j dist_j / sqrt(q), and
     P(s_q <= t) <= q P(chi^2_{d1-q+1} <= q t^2 / sigma^2). Take the t that makes this alpha / calls.
 
     *By rotation.* Q M = (R, 0) with R q x q for some orthogonal Q, and Q H is distributed as H. So
     the last N = d1 - q rows of Q (M + sigma H) are sigma H2 with H2 a standard normal N x q, and
     |(M + sigma H) x| >= sigma |H2 x| gives s_q >= sigma s_min(H2). Gordon's inequality says
-    E s_min(H2) >= sqrt(N) - sqrt(q); as s_min is 1-Lipschitz, it is less than its mean by t or more
-    with probability exp(-t^2 / 2) at most (Davidson and Szarek 2001, Theorem II.13). Take
-    t = sqrt(2 ln(calls / alpha)): gamma = sigma (sqrt(N) - sqrt(q) - t), of use where positive.
+    E s_min(H2) >= sqrt(N) - sqrt(q). As s_min is 1-Lipschitz, it is below its mean by t or more
+    with probability at most exp(-t^2 / 2) (Davidson and Szarek 2001, Theorem II.13). With
+    t = sqrt(2 ln(calls / alpha)), gamma = sigma (sqrt(N) - sqrt(q) - t), if that is positive.
     """
     _positive("sigma", sigma)
     if not 0 < alpha < 1 or calls < 1:
@@ -172,10 +206,10 @@ def _gaussian_smoothed_sign(
         raise InputError(f"shape is {shape}: give two whole numbers of at least 1.")
     gamma = sigma * alpha / (_ANTI_CONCENTRATION * math.sqrt(q) * calls)
     if kind == "sharp":
-        # Imported here: scipy takes longer to load than any other certificate to compute.
+        # Imported here: scipy takes longer to load than any other certificate takes to compute.
         from scipy.special import gammaincinv
 
-        # Of chi-squared, less what scipy may be wrong by (seen: 1e-13).
+        # The quantile of chi-squared, lowered by more than scipy's error (at most 1e-13 was seen).
         quantile = 2 * float(gammaincinv((d1 - q + 1) / 2, alpha / (q * calls))) * (1 - 1e-9)
         tail = math.sqrt(2 * math.log(calls / alpha))
         rotated = math.sqrt(d1 - q) - math.sqrt(q) - tail
@@ -184,10 +218,10 @@ def _gaussian_smoothed_sign(
 
 
 def _exact_sign(kind: Kind, *, gamma: float | None = None) -> float:
-    """2/gamma (001 Lemma D.12) or 1/gamma for pairs in the tube s_q >= gamma.
+    """2/gamma (*paper*, Lemma D.12) or 1/gamma (*sharp*) for pairs in the tube s_q >= gamma.
 
-    *sharp*: in the tube the sign equals the clipped sign at gamma, which is 1/gamma-Lipschitz
-    (also 001 Lemma D.7).
+    In the tube the sign equals the clipped sign at gamma, which is 1/gamma-Lipschitz (also Lemma
+    D.7).
     """
     if gamma is None:
         raise Uncertified(
@@ -220,16 +254,20 @@ _CERTIFICATES: dict[str, Callable[..., float]] = {
 }
 
 
-# What is proved of inexact polar maps (004).
-#
-# delta_q, eps_q of Definition 3: how far Z Z^T is from a projector, and Z from the polar factor.
+# Inexact polar maps (Newton-Schulz convergence). delta_q and eps_q of Definition 3 say how far Z
+# Z^T is from a projector, and Z from the polar factor.
 
 
 def residual(initial: float, degree: int, steps: int) -> float:
-    """delta_q from delta_0 for Taylor steps of that degree: exactly, by 004, Lemma 2.
+    """Return delta_q from delta_0 for Taylor steps (Newton-Schulz convergence, Lemma 2), exactly.
 
     One step maps d to phi(d) = 1 - (1 - d) p(1 - d)^2. Its power series in d starts at d^(k+1) and
     has positive coefficients, so small residuals keep all their digits.
+
+    Args:
+        initial: delta_0, in [0, 1].
+        degree: Degree k of the Taylor polynomial, 1 or more.
+        steps: Number of steps q.
     """
     current = _share("delta_0", initial)
     powers = _residual_powers(degree)
@@ -239,13 +277,13 @@ def residual(initial: float, degree: int, steps: int) -> float:
 
 
 def polar_error_bound(residual: float) -> float:
-    """eps = 1 - sqrt(1 - delta) (004, Lemma 1); with delta_q itself this is an equality."""
+    """eps = 1 - sqrt(1 - delta) (Newton-Schulz convergence, Lemma 1); an equality for delta_q."""
     share = _share("delta", residual)
     return share / (1 + math.sqrt(1 - share))
 
 
 def slowdown(polar_error: float) -> float:
-    """chi = 1 / (1 - eps) (004, Theorem 1); infinite where nothing is left of the alignment."""
+    """chi = 1 / (1 - eps) (Newton-Schulz convergence, Theorem 1); infinite for eps = 1."""
     share = _share("eps", polar_error)
     return 1 / (1 - share) if share < 1 else math.inf
 
@@ -267,3 +305,77 @@ def _share(name: str, value: float) -> float:
     if not 0 <= value <= 1:
         raise InputError(f"{name} is {value}: it lies in [0, 1].")
     return float(value)
+
+
+# Distances from the polar factor (Stability note, Lemma D.3 and Proposition D.4).
+#
+# For M = U S V^T and X = S / divisor, Newton-Schulz returns U p_T(X) V^T. Its distance from U V^T
+# is the root of sum_j (p_T(x_j) - 1)^2 over the positive singular values. There are `rank` of them,
+# and each has x_j >= tau. As ||X||_F <= 1, none exceeds top with top^2 = 1 - (rank - 1) tau^2.
+# Hence
+#
+#     ||NS(M) - msign(M)||_F <= sqrt(rank) e,   e = max over [tau, top] of |p_T(x) - 1|.
+#
+# The paper assumes full rank and takes e over all of [tau, 1]; its proof needs neither. If p_T
+# rises to 1, as for Taylor steps, then e = 1 - p_T(tau), and x = (tau, ..., tau) attains the bound.
+# Jordan's p_T crosses 1 and comes back, so `top` matters.
+#
+# *The cubic step.* A step maps 1 - p^2 to (1 - p^2)^2 (4 - p^2) / 4, so 1 - p_T^2 <=
+# (1 - tau^2)^(2^T). The paper concludes e <= 1 - p_T^2. In fact e is
+# 1 - p_T = (1 - p_T^2) / (1 + p_T), which is up to twice smaller. Each step also drops the factor
+# (4 - p^2) / 4, which is between 3/4 and 1.
+#
+# *Without a floor (Remark D.1).* M / ||M||_F is not Lipschitz. But if ||M||_F >= nu, it equals
+# M / max(||M||_F, nu), the projection onto a ball of radius nu, over nu. So the constant is that of
+# the normalization `max` with eps = nu: 1/nu times the steepest slope of p_T. The paper begins its
+# recurrence with 2/nu instead.
+#
+# *Other ranks (Remark D.3).* If every positive singular value is at least gamma, the sign equals
+# the clipped sign at gamma. So it is 1/gamma-Lipschitz on the set of all such matrices, whatever
+# their ranks. It remains to show that a neighbour stays in this set. That needs a rank that no
+# momentum can exceed (`fedmuon.analysis.theory.exact_polar`).
+
+
+def newton_schulz_error(coefficients: Coefficients, steps: int, tau: float, rank: int) -> float:
+    """Return sqrt(rank) e, a bound on ||NS(M) - msign(M)||_F for M of that rank.
+
+    Args:
+        coefficients: Those of the steps, as for `schedule`.
+        steps: Number of steps T.
+        tau: Floor of the positive singular values of M over the divisor.
+        rank: Rank of M.
+
+    Raises:
+        InputError: If rank values of tau do not fit into the unit ball.
+        Uncertified: If the schedule cannot be bounded in doubles.
+    """
+    if not (rank >= 1 and tau > 0 and rank * tau**2 <= 1 + 1e-12):
+        raise InputError(
+            f"tau = {tau}, rank = {rank}: {rank} singular values of a matrix in the unit ball have "
+            f"tau in (0, {1 / math.sqrt(max(rank, 1)):.6g}]."
+        )
+    top = math.sqrt(max(1 - (rank - 1) * tau**2, tau**2))
+    found = furthest(schedule(coefficients, steps), tau, min(math.nextafter(top, 2), 1.0))
+    if found is None:
+        raise Uncertified("This schedule cannot be bounded in doubles: use fewer steps.")
+    return math.sqrt(rank) * found
+
+
+def printed_cubic_error(steps: int, tau: float, rank: int = 1) -> float:
+    """sqrt(rank) (1 - tau^2)^(2^T), as the Stability note prints it for the cubic step."""
+    return math.sqrt(rank) * (1 - tau**2) ** (2**steps)
+
+
+def smoothed_polar_error(lam: float, smallest: float, rank: int = 1) -> float:
+    """sqrt(rank) (1 - s / sqrt(s^2 + lam)) for M whose positive singular values are >= s.
+
+    Computed as 1 - s/h = lam / (h (h + s)) with h = sqrt(s^2 + lam), which loses no digits.
+    """
+    hypotenuse = math.hypot(smallest, math.sqrt(lam))
+    return math.sqrt(rank) * lam / (hypotenuse * (hypotenuse + smallest))
+
+
+def on_norm_floor(coefficients: Coefficients, steps: int, floor: float) -> float:
+    """L of Newton-Schulz without eps, between matrices with ||M||_F >= floor (Remark D.1)."""
+    given = {"steps": steps, "coefficients": coefficients, "eps": floor, "normalization": "max"}
+    return lipschitz("newton-schulz", "sharp", **given)

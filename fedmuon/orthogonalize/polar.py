@@ -1,4 +1,8 @@
-"""The polar factor U V^T, the exact matrix sign, and the forms that a parameter makes Lipschitz."""
+"""The exact matrix sign (polar factor) U V^T, and smoothed variants that are Lipschitz.
+
+Each function takes a stack of matrices M = U diag(s) V^T and applies a scalar function to the
+singular values s. `fedmuon.orthogonalize.lipschitz` returns the constants that are named below.
+"""
 
 import torch
 from torch import Tensor
@@ -22,9 +26,23 @@ _LOW, _HIGH = 1e-280, 1e280
 
 
 def smoothed_polar(matrix: Tensor, lam: float | Tensor) -> Tensor:
-    """s -> s / sqrt(s^2 + lam) on the singular values (001 Lemma D.1).
+    """Apply s -> s / sqrt(s^2 + lam) to the singular values: M (M^T M + lam I)^(-1/2).
 
-    M [..., m, n] -> [..., m, n]; `lam` > 0 is one number or broadcasts over the leading axes.
+    Guarantee: 1/sqrt(lam)-Lipschitz in the Frobenius norm. No smaller constant holds, because the
+    slope at s = 0 attains it. The limit lam -> 0 is `exact_sign`.
+
+    Source: Stability note, Lemma D.1.
+
+    Args:
+        matrix: The stack M [..., m, n].
+        lam: Smoothing, > 0: one number, or a tensor that broadcasts over the leading axes.
+
+    Returns:
+        The smoothed polar factors [..., m, n], with the dtype and device of M.
+
+    Raises:
+        InputError: If `lam` is not positive and finite, or does not broadcast.
+        NonFinite: If M holds NaN or infinity.
     """
     mend = "choose lam > 0 (exact_sign is the limit lam -> 0)."
     root = per_matrix("lam", lam, matrix, mend).sqrt()
@@ -32,9 +50,23 @@ def smoothed_polar(matrix: Tensor, lam: float | Tensor) -> Tensor:
 
 
 def clipped_sign(matrix: Tensor, gamma: float | Tensor) -> Tensor:
-    """s -> min(s / gamma, 1) on the singular values (001 Lemma D.9).
+    """Apply s -> min(s / gamma, 1) to the singular values.
 
-    M [..., m, n] -> [..., m, n]; `gamma` > 0 is one number or broadcasts over the leading axes.
+    Guarantee: 1/gamma-Lipschitz in the Frobenius norm. No smaller constant holds, because the map
+    is M / gamma for small M. It equals `exact_sign` where all singular values are at least gamma.
+
+    Source: Stability note, Lemma D.9.
+
+    Args:
+        matrix: The stack M [..., m, n].
+        gamma: Clipping level, > 0: one number, or a tensor that broadcasts over the leading axes.
+
+    Returns:
+        The clipped signs [..., m, n], with the dtype and device of M.
+
+    Raises:
+        InputError: If `gamma` is not positive and finite, or does not broadcast.
+        NonFinite: If M holds NaN or infinity.
     """
     mend = "choose gamma > 0 (exact_sign is the limit gamma -> 0)."
     root = per_matrix("gamma", gamma, matrix, mend)
@@ -42,18 +74,34 @@ def clipped_sign(matrix: Tensor, gamma: float | Tensor) -> Tensor:
 
 
 def exact_sign(matrix: Tensor) -> Tensor:
-    """s -> 1 on the singular values, 0 -> 0 (001, section 3): M [..., m, n] -> U V^T [..., m, n].
+    """Apply s -> 1 to the positive singular values and keep zeros: M -> U V^T.
 
-    Singular values up to max(m, n) eps s_max count as zero, eps of the input's dtype: they are
-    what rounding leaves of a zero.
+    Singular values up to max(m, n) eps s_max count as zero, with the eps of M's dtype. Rounding
+    leaves values of this size where the exact value is zero.
+
+    Guarantee: none on all matrices, because the map jumps where a singular value crosses 0. It is
+    1/gamma-Lipschitz between matrices whose smallest singular value is at least gamma. The paper
+    prints 2/gamma (Lemma D.12).
+
+    Source: Stability note, section 3.
+
+    Args:
+        matrix: The stack M [..., m, n].
+
+    Returns:
+        The polar factors [..., m, n], with the dtype and device of M.
+
+    Raises:
+        NonFinite: If M holds NaN or infinity.
     """
     if matrix.numel() == 0:
         return matrix.clone()
-    if matrix.requires_grad:  # its derivative, where no singular value is 0
+    if matrix.requires_grad:  # the derivative exists where no singular value is 0
         return Spectral.apply(matrix, matrix.new_zeros(()), lambda s, _: s, exact_sign)
     view, flipped = wide(matrix)
     cut = view.shape[-1] * torch.finfo(matrix.dtype).eps
-    # Float64's own cut is about its noise: a rank that is not full is a no, not for granted a yes.
+    # With float64 the Gram path fails if M lacks full rank. So where checks are deferred, its
+    # success is not assumed.
     out = _by_gram(view, cut) if at_hand(view.device) or view.dtype != torch.float64 else None
     if out is None:
         out = by_svd(view, torch.zeros((), dtype=torch.float64, device=view.device), _kept(cut))
@@ -61,29 +109,54 @@ def exact_sign(matrix: Tensor) -> Tensor:
 
 
 def quotient_sign(matrix: Tensor) -> Tensor:
-    """exact_sign of M [..., m, n] whose rows sum to 0, in the quotient by the ones vector.
+    """Return the exact sign of matrices whose rows sum to 0, without a false direction.
 
-    Where the columns of Q [n, n-1] are an orthonormal basis of what is across from it, M is
-    (M Q) Q^T and U V^T is sign(M Q) Q^T. Rounding leaves some M 1 beside 0, which exact_sign takes
-    for a direction like others where M is small beside the gradients that it is the sum of.
+    The columns of Q [n, n-1] are an orthonormal basis of the vectors that sum to 0. Then M is
+    (M Q) Q^T, and U V^T is sign(M Q) Q^T. In floating point the rows of M sum to 0 only up to
+    rounding. If M is small compared with the gradients that it was summed from, `exact_sign` would
+    take this rounding for a direction of its own.
+
+    Guarantee: that of `exact_sign`.
+
+    Args:
+        matrix: The stack M [..., m, n] with M 1 = 0 up to rounding.
+
+    Returns:
+        The polar factors [..., m, n], with the dtype and device of M.
+
+    Raises:
+        NonFinite: If M holds NaN or infinity.
     """
-    across = sent(_across(matrix.shape[-1]), matrix.device, matrix.dtype)
-    return (across @ exact_sign(across.mT @ matrix.mT)).mT
-
-
-def _across(n: int) -> Tensor:
-    """Helmert's basis: column k is (1, ..., 1, -k, 0, ...) over its norm, for k = 1 .. n-1."""
+    # Helmert's basis: column k is (1, ..., 1, -k, 0, ...) over its norm, for k = 1 .. n-1.
+    n = matrix.shape[-1]
     count = torch.arange(1, n, dtype=torch.float64)
-    basis = torch.ones(n, n - 1, dtype=torch.float64).triu()
-    basis[1:].diagonal().copy_(-count)
-    return basis / (count * (count + 1)).sqrt()
+    helmert = torch.ones(n, n - 1, dtype=torch.float64).triu()
+    helmert[1:].diagonal().copy_(-count)
+    basis = sent(helmert / (count * (count + 1)).sqrt(), matrix.device, matrix.dtype)
+    return (basis @ exact_sign(basis.mT @ matrix.mT)).mT
 
 
 def gaussian_smoothed_sign(matrix: Tensor, sigma: float | Tensor, noise: Tensor) -> Tensor:
-    """exact_sign(M + sigma H) (001 Corollary D.11), H the caller's standard normal draw.
+    """Return exact_sign(M + sigma H) for a standard normal matrix H that the caller draws.
 
-    M [..., m, n]; `noise` [m, n] or with leading axes that broadcast, so that coupled replicas
-    share one H; `sigma` >= 0 is one number or broadcasts over the leading axes.
+    Guarantee: 1/gamma-Lipschitz with probability 1 - alpha, where gamma bounds the smallest
+    singular value of M + sigma H from below (Lemma D.10). The constant needs sigma, alpha, the
+    number of calls and the shape.
+
+    Source: Stability note, Corollary D.11.
+
+    Args:
+        matrix: The stack M [..., m, n].
+        sigma: Noise level, >= 0 (0 is `exact_sign`): one number, or a tensor that broadcasts over
+            the leading axes.
+        noise: H, [m, n] or with leading axes that broadcast. A run and its neighbours share one H.
+
+    Returns:
+        The polar factors [..., m, n], with the dtype and device of M.
+
+    Raises:
+        InputError: If `sigma` is negative or not finite, or does not broadcast.
+        NonFinite: If M holds NaN or infinity.
     """
     mend = "choose sigma >= 0 (0 is exact_sign)."
     level = per_matrix("sigma", sigma, matrix, mend, zero=True).to(matrix.dtype)
@@ -92,7 +165,7 @@ def gaussian_smoothed_sign(matrix: Tensor, sigma: float | Tensor, noise: Tensor)
 
 
 def _kept(cut: float) -> Divisor:
-    """s -> s where s is above the cut, infinity (so that its weight is 0) where it is not."""
+    """Map s above the cut to s, and other values to infinity, so that their weight is 0."""
 
     def divisor(s: Tensor, _: Tensor) -> Tensor:
         return torch.where(s > cut * s.amax(-1, keepdim=True), s, torch.inf)
@@ -101,11 +174,11 @@ def _kept(cut: float) -> Divisor:
 
 
 def _by_gram(view: Tensor, cut: float) -> Tensor | None:
-    """U V^T of [..., q, d] through the float64 Gram matrix, or None where that is not accurate.
+    """Return U V^T of [..., q, d] through the float64 Gram matrix G, or None if not accurate.
 
-    Its eigenvalues are off by about noise = eps tr G, so one of size w is worth noise / w. Every
-    eigenvalue must be worth the target, or be below the cut by a margin that noise cannot fake
-    (which float32 inputs offer: their own cut lies far above float64's noise).
+    Eigenvalues of G err by about noise = eps tr G, so the relative error of an eigenvalue w is
+    noise / w. Each must be within the target, or lie below the cut by a margin that noise cannot
+    produce. Float32 inputs offer this margin: their cut is far above the noise of float64.
     """
     product = gram(view, torch.float64)
     trace = product.diagonal(dim1=-2, dim2=-1).sum(-1, keepdim=True)
@@ -122,8 +195,11 @@ def _by_gram(view: Tensor, cut: float) -> Tensor | None:
         return None
     zero = torch.zeros_like(trace[..., 0])
     small = inverse(values.clamp_min(0).sqrt(), vectors, zero, _kept(cut))
-    # An inverse of norm 1/s_min times M costs eps of the dtype that multiplies them, times cond M.
+    # The last product multiplies an inverse of norm 1/s_min by M. Its error is cond(M) times the
+    # eps of the dtype that it runs in.
     info = torch.finfo(view.dtype)
     mild = info.eps**2 * trace <= target(view.dtype) ** 2 * values
-    narrow = at_hand(view.device) and bool(mild.all())  # of float32 rarely: not taken for granted
+    narrow = at_hand(view.device) and bool(
+        mild.all()
+    )  # rare: not assumed where checks are deferred
     return apply(small, view, view.dtype if narrow else torch.float64)

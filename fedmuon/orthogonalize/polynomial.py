@@ -1,8 +1,9 @@
-"""Newton–Schulz iterations: odd polynomials of a normalized matrix, by matrix products alone.
+"""Newton–Schulz iterations: odd polynomials of a normalized matrix, from matrix products alone.
 
 Half precision (bfloat16, float16) iterates as torch.optim.Muon does: operands and results of every
-product are rounded to it, sums are float32. A CPU without such products gets them from float32
-ones, which round in the same places and are a hundred times faster than torch's fallback there.
+product are rounded to it, and sums are float32. A CPU without such products emulates them by
+float32 products that round in the same places. That is a hundred times faster than torch's own
+fallback.
 """
 
 from collections.abc import Callable
@@ -22,18 +23,18 @@ from fedmuon.orthogonalize.coefficients import (
 )
 from fedmuon.orthogonalize.spectral import apply, gram, ladder, multiply, norm, peak, wide
 
-# Divisors between these square without overflow, and without an underflow that matters.
+# Divisors in this range can be squared without overflow, and without an underflow that matters.
 _RANGE = {
     torch.float16: (1e-2, 6e4),
     torch.float32: (1e-15, 1e15),
     torch.float64: (1e-140, 1e140),
 }
-# What ||M||_F [B], and the scale that was taken out of M, [B] or 1, become as its divisor.
+# (||M||_F [B], the scale that was taken out of M: [B] or 1) -> divisor of M [B]
 Divide = Callable[[Tensor, Tensor | float], Tensor]
 
 _HALF = (torch.bfloat16, torch.float16)
-_SMALL = 64  # below this side, products take as long as reading their operands
-_WIDER = 2  # how much longer a product takes in the next wider dtype
+_SMALL = 64  # products with a shorter side take as long as reading their operands
+_WIDER = 2  # a product takes this much longer in the next wider dtype
 
 
 def newton_schulz(
@@ -43,11 +44,32 @@ def newton_schulz(
     eps: float = 1e-7,
     normalization: str = "plus",
 ) -> Tensor:
-    """`steps` times Z <- a Z + b (Z Z^T) Z + c (Z Z^T)^2 Z + ... (001 Lemma D.3).
+    """Iterate Z <- a Z + b (Z Z^T) Z + c (Z Z^T)^2 Z + ... from Z = M / divisor.
 
-    M [..., m, n] -> [..., m, n], starting at Z = M / divisor as `NORMALIZATIONS` has it. The result
-    is U p_T(S) V^T with the composed polynomial p_T: near U V^T where the schedule converges, and
-    not more than that.
+    The result is U p_T(S) V^T for M / divisor = U S V^T and the composed polynomial p_T. It is near
+    U V^T if the schedule converges and no positive singular value is tiny (see
+    `newton_schulz_error`).
+
+    Guarantee: L-Lipschitz in the Frobenius norm, with L the steepest slope of p_T on [0, 1] over
+    the floor of the divisor (eps, or 1 for `unit`). The paper prints a larger constant, Lambda_T.
+
+    Source: Stability note, Lemma D.3; each table in `COEFFICIENTS` names its own.
+
+    Args:
+        matrix: The stack M [..., m, n].
+        steps: Number of steps T, 0 or more.
+        coefficients: A name in `COEFFICIENTS`, one (a, b, c, ...), or one per step. The last one
+            repeats if there are fewer than `steps`.
+        eps: Floor of the divisor, > 0. `unit` does not read it.
+        normalization: The divisor: `plus` is ||M||_F + eps, `max` is max(||M||_F, eps), `unit` is
+            max(||M||_F, 1).
+
+    Returns:
+        Z after the last step [..., m, n], with the dtype and device of M.
+
+    Raises:
+        InputError: If an option is out of range or a name is unknown.
+        NonFinite: If M holds NaN or infinity.
     """
     polynomials = schedule(coefficients, steps)
     floor, rule = divisor_floor(eps, normalization), NORMALIZATIONS[normalization]
@@ -57,9 +79,19 @@ def newton_schulz(
 def scaled_newton_schulz(
     matrix: Tensor, divisor: Tensor, steps: int, coefficients: Coefficients = "cubic"
 ) -> Tensor:
-    """p_T(M / divisor) for a caller whose divisor [...] > 0 is at least ||M||_op (002, section 2).
+    """Iterate as `newton_schulz` does, from M / divisor with a divisor that the caller computes.
 
-    M [..., m, n] -> [..., m, n]. Nothing else normalizes M: below ||M||_op the iteration diverges.
+    Source: Nesterov Muon, section 2.
+
+    Args:
+        matrix: The stack M [..., m, n].
+        divisor: One number > 0 per matrix [...], at least ||M||_op. With a smaller divisor the
+            iteration may diverge.
+        steps: Number of steps T, 0 or more.
+        coefficients: As for `newton_schulz`.
+
+    Returns:
+        p_T(M / divisor) [..., m, n].
     """
     given = divisor.expand(matrix.shape[:-2]).reshape(-1)
     polynomials = schedule(coefficients, steps)
@@ -72,27 +104,26 @@ def _applied(matrix: Tensor, polynomials: Schedule, divide: Divide) -> Tensor:
     view, flipped = wide(matrix)
     stack = view.view(-1, *view.shape[-2:])
     out = _on_gram(stack, polynomials, divide)
-    out = (_on_matrix(stack, polynomials, divide) if out is None else out).view(view.shape)
+    if out is None:  # iterate on Z itself: two large products a step
+        z = _normalized(stack, divide)
+        if z.dtype not in _HALF or native_half(z.dtype, z.device):
+            out = _iterated(polynomials, z, lambda x: x)
+        else:
+            half = z.dtype
+            out = _iterated(polynomials, z.float(), lambda x: x.to(half).float()).to(half)
+    out = out.view(view.shape)
     return out.mT if flipped else out
 
 
 def native_half(dtype: torch.dtype, device: torch.device) -> bool:
-    """Whether products of that half precision run in hardware; on a CPU, oneDNN knows."""
+    """Whether the hardware multiplies in this half precision; on a CPU, oneDNN knows."""
     if device.type != "cpu":
         return True
     return dtype == torch.bfloat16 and bool(torch.ops.mkldnn._is_mkldnn_bf16_supported())
 
 
-def _on_matrix(stack: Tensor, polynomials: Schedule, divide: Divide) -> Tensor:
-    """The iteration on Z [B, q, d] itself, in the input's dtype: two large products a step."""
-    z = _normalized(stack, divide)
-    if z.dtype not in _HALF or native_half(z.dtype, z.device):
-        return _iterated(polynomials, z, lambda x: x)
-    return _iterated(polynomials, z.float(), lambda x: x.to(stack.dtype).float()).to(stack.dtype)
-
-
 def _iterated(polynomials: Schedule, z: Tensor, rounded: Callable[[Tensor], Tensor]) -> Tensor:
-    """Z_T [B, q, d]: every step is Z <- a Z + U Z with U = b G + c G^2 + ... of G = Z Z^T."""
+    """Return Z_T [B, q, d]. A step is Z <- a Z + U Z with U = b G + c G^2 + ..., G = Z Z^T."""
     for step in polynomials:
         if degree(step) == 0:
             z = rounded(z * step[0])
@@ -106,7 +137,7 @@ def _iterated(polynomials: Schedule, z: Tensor, rounded: Callable[[Tensor], Tens
 def _bracket(
     step: Step, g: Tensor, rounded: Callable[[Tensor], Tensor] = lambda x: x
 ) -> tuple[Tensor, float]:
-    """U [B, q, q] and s with s U = b G + c G^2 + ..., by Horner's rule; the degree is 1 or more."""
+    """Return U [B, q, q] and s with s U = b G + c G^2 + ..., by Horner's rule, for degree >= 1."""
     top = degree(step)
     if top == 1:
         return g, step[1]
@@ -122,20 +153,20 @@ def degree(step: Step) -> int:
 
 
 def _sum(beta: float, c: Tensor, alpha: float, a: Tensor, b: Tensor) -> Tensor:
-    """beta C + alpha A B of stacks [B, ., .]; one matrix alone goes to the plain product."""
+    """beta C + alpha A B of stacks [B, ., .]; a stack of one matrix uses the plain product."""
     if len(a) == 1:
         return torch.addmm(c[0], a[0], b[0], beta=beta, alpha=alpha)[None]
     return torch.baddbmm(c, a, b, beta=beta, alpha=alpha)
 
 
 def _on_gram(view: Tensor, polynomials: Schedule, divide: Divide) -> Tensor | None:
-    """The iteration on G = Z Z^T [B, q, q] alone: two large products in all, or None.
+    """Iterate on G = Z Z^T [B, q, q] alone, with two large products in all, or return None.
 
-    Z_T = P Z_0 with P the product of the small Q_t = a I + b G_t + c G_t^2 + ..., all polynomials
-    of one matrix, and G_{t+1} = Q_t G_t Q_t. The slope of p_T at 0 is gain = prod a_t. Rounding G_0
-    moves its small eigenvalues by eps, and every step multiplies that by a_t^2, so the price is
-    eps gain^2, against the eps gain that rounding Z_0 costs the direct iteration. Hence the dtype
-    to iterate in is the first whose eps gain^2 is within tolerance.
+    Z_T = P Z_0, where P is the product of the small Q_t = a I + b G_t + c G_t^2 + ..., all
+    polynomials of one matrix, and G_{t+1} = Q_t G_t Q_t. The slope of p_T at 0 is gain = prod a_t.
+    Rounding G_0 moves its small eigenvalues by eps, and every step multiplies that by a_t^2. So the
+    error is eps gain^2, compared with eps gain for the direct iteration. Hence G is iterated in
+    the first dtype whose eps gain^2 is within tolerance.
     """
     for work in gram_dtypes(view.shape[-2], view.shape[-1], view.dtype, polynomials):
         product = gram(view, work)
@@ -151,7 +182,10 @@ def _on_gram(view: Tensor, polynomials: Schedule, divide: Divide) -> Tensor | No
 def gram_dtypes(
     short: int, long: int, dtype: torch.dtype, polynomials: Schedule
 ) -> tuple[torch.dtype, ...]:
-    """The dtypes to iterate in on the Gram matrix of [short, long], best first; none: on Z."""
+    """The dtypes in which to iterate on the Gram matrix of [short, long], best first.
+
+    Empty if the iteration on Z itself is better.
+    """
     if dtype in _HALF or not polynomials:
         return ()
     gain, steps = _gain(polynomials), len(polynomials)
@@ -163,12 +197,12 @@ def gram_dtypes(
 
 
 def _gain(polynomials: Schedule) -> float:
-    """A bound of the composed polynomial's slope at 0."""
+    """A bound on the slope of the composed polynomial at 0."""
     return prod(max(1.0, abs(step[0])) for step in polynomials)
 
 
 def _tolerance(dtype: torch.dtype) -> float:
-    """The largest relative error that a rearranged computation may cost, by dtype of the input."""
+    """The largest relative error that a rearranged computation may add, by dtype of the input."""
     return 1e-10 if dtype == torch.float64 else 1e-5
 
 
@@ -194,9 +228,11 @@ def _polynomial(step: Step, g: Tensor) -> Tensor:
 
 
 def _shorter(short: int, long: int, steps: int, price: int) -> bool:
-    """Whether the Gram side is worth it: less arithmetic, or small enough to save passes over Z.
+    """Whether iterating on the Gram matrix is faster.
 
-    In units of 2 q^3 flop, d = r q, quintic steps: 2 r + 4 T - 3 at `price` each; T (2 r + 1) on Z.
+    It is if it needs less arithmetic, or if the matrices are so small that passes over Z dominate.
+    In units of 2 q^3 flop, with d = r q and quintic steps, the Gram side costs 2 r + 4 T - 3 at
+    `price` each, and the iteration on Z costs T (2 r + 1).
     """
     aspect = long / short
     if short < _SMALL:
@@ -210,7 +246,7 @@ def _in_range(divisor: Tensor) -> bool:
 
 
 def _normalized(view: Tensor, divide: Divide) -> Tensor:
-    """M over its divisor, same shape and dtype; matrices of extreme size go through max|M|."""
+    """M over its divisor, same shape and dtype; extreme matrices are first divided by max|M|."""
     divisor = divide(norm(view).to(view.dtype), 1.0)
     if _in_range(divisor):
         return view / divisor[..., None, None]

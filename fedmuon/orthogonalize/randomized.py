@@ -1,8 +1,8 @@
-"""Randomized low-rank polar maps (002, Algorithms 1 and 2): a quality, not a Lipschitz constant.
+"""Randomized low-rank polar maps (Nesterov Muon, Algorithms 1 and 2).
 
 With Q an orthonormal basis of the range of Y = (M M^T)^h M Omega, the map is Q p_T(Q^T M / delta).
-It depends on Y through its range alone, so between the products any well-conditioned basis may
-stand for Y: powers lose no digits, and in exact arithmetic nothing changes.
+It depends on Y only through the range of Y. So any well-conditioned basis may replace Y between the
+products: in exact arithmetic nothing changes, and powers lose no digits.
 """
 
 from collections.abc import Callable, Sequence
@@ -24,8 +24,9 @@ Sketch = Callable[[Tensor, int, list[np.random.Generator]], Tensor]  # M -> samp
 Axis = Literal["columns", "rows"]
 Delta = Literal["frobenius", "operator"]
 
-DELTAS: dict[str, Delta] = {"gaussian": "frobenius", "kaczmarz": "operator"}  # as 002 pairs them
-# Squared sine of the angle between a column and the ones before it: below this, rounding of the
+# The divisor that Nesterov Muon uses with each sketch.
+DELTAS: dict[str, Delta] = {"gaussian": "frobenius", "kaczmarz": "operator"}
+# Squared sine of the angle between a column and those before it. Below this, the rounding of the
 # float64 Gram matrix (about 1e-13 for a thousand columns) starts to show in the factor.
 _LEAST_PIVOT = 1e-10
 _LOW, _HIGH = 1e-15, 1e15  # norms between these square safely in float32
@@ -43,13 +44,38 @@ def randomized_polar(
     axis: Axis = "columns",
     delta: Delta | float | Tensor | None = None,
 ) -> Tensor:
-    """Q p_T(Q^T M / delta) of rank at most l = rank + oversample: M [..., m, n] -> [..., m, n].
+    """Return Q p_T(Q^T M / delta), whose rank is at most l = rank + oversample.
 
-    `axis` is what the sketch mixes or samples: columns as in 002, or rows, which is the same map of
-    M^T. `delta` divides B = Q^T M: ||M||_F ("frobenius", of Algorithm 1), ||B||_op ("operator", of
-    Algorithm 2), or numbers [...] that are at least ||M||_op; None is the sketch's own algorithm's.
-    `generator`, numpy's or torch's, is one for all matrices, or k for k equal runs of consecutive
-    ones; without it torch's default one is asked, which `torch.manual_seed` seeds.
+    Q [m, l] is an orthonormal basis of the range of (M M^T)^power M Omega, and p_T is the
+    Newton–Schulz polynomial of `newton_schulz`.
+
+    Guarantee: none in the sense of Lipschitz, because a small change of M can make the sketch miss
+    a direction. Nesterov Muon bounds the quality (gamma, nu) of the result instead.
+
+    Source: Nesterov Muon, Algorithm 1 (`gaussian`) and Algorithm 2 (`kaczmarz`).
+
+    Args:
+        M: The stack [..., m, n].
+        rank: Target rank, 1 or more.
+        oversample: Extra columns of the sketch, 0 or more.
+        power: Number h of power iterations, 0 or more.
+        steps: Number of Newton–Schulz steps T.
+        coefficients: Those of the steps, as for `newton_schulz`.
+        sketch: `gaussian` mixes all columns; `kaczmarz` samples columns by their squared norms.
+        generator: NumPy's or torch's: one for all matrices, or k for k equal runs of consecutive
+            matrices. None uses torch's default generator, which `torch.manual_seed` seeds.
+        axis: What the sketch mixes or samples: `columns` as in the paper, or `rows`, which is the
+            same map of M^T.
+        delta: The divisor of B = Q^T M: `frobenius` is ||M||_F, `operator` is ||B||_op. A number,
+            or numbers [...], must be at least ||M||_op. None takes the one of the sketch's
+            algorithm.
+
+    Returns:
+        The low-rank polar factors [..., m, n], with the dtype and device of M.
+
+    Raises:
+        InputError: If an option is out of range or a name is unknown.
+        NonFinite: If M holds NaN or infinity.
     """
     if axis not in ("columns", "rows"):
         raise InputError(f"axis is {axis!r}: sample 'columns' or 'rows'.")
@@ -70,7 +96,7 @@ def randomized_polar(
 
 
 def _width(M: Tensor, rank: int, oversample: int, power: int, sketch: str) -> int:
-    """l = rank + oversample, once everything that decides the sketch is checked."""
+    """Return l = rank + oversample after checking all options of the sketch."""
     width, most = rank + oversample, min(M.shape[-2:])
     if rank < 1 or oversample < 0 or width > most:
         raise InputError(
@@ -85,7 +111,7 @@ def _width(M: Tensor, rank: int, oversample: int, power: int, sketch: str) -> in
 
 
 def _in_range(stack: Tensor) -> tuple[Tensor, Tensor]:
-    """Matrices whose squares are safe, and the factors [B] that were taken out."""
+    """Scale matrices so that their squares are safe; also return the factors [B] taken out."""
     size = torch.linalg.vector_norm(stack, dim=(-2, -1))
     if holds(((size >= _LOW) & (size <= _HIGH)).all()):
         return stack, torch.ones_like(size)
@@ -105,11 +131,11 @@ def _range(stack: Tensor, samples: Tensor, power: int) -> Tensor:
 def _divisor(
     delta: Delta | float | Tensor, M: Tensor, stack: Tensor, reduced: Tensor, scale: Tensor
 ) -> Tensor:
-    """delta [B] in the units of the stack; 1 for a matrix that is zero."""
+    """Return delta [B] in the units of the scaled stack; 1 for a zero matrix."""
     if isinstance(delta, str):
         if delta not in ("frobenius", "operator"):
             raise InputError(f"delta is {delta!r}: use 'frobenius', 'operator' or a number.")
-        if delta == "operator":  # of the wide B, from the largest eigenvalue of B B^T
+        if delta == "operator":  # ||B||_op from the largest eigenvalue of B B^T
             values = torch.linalg.eigvalsh(gram(reduced, torch.float64))
             size = values[:, -1].clamp_min(0).sqrt()
         else:
@@ -120,20 +146,18 @@ def _divisor(
 
 
 def orthonormal(samples: Tensor) -> Tensor:
-    """Q [B, m, l] with the range of tall `samples` [B, m, l]; columns beyond its rank are zero.
+    """Return Q [B, m, l] with the range of tall `samples` [B, m, l]; columns beyond its rank are 0.
 
-    Products rather than reflections: a Gram matrix and its Cholesky factor cost a few GEMMs, where
+    Cholesky QR, twice. A Gram matrix and its Cholesky factor cost a few matrix products, whereas
     Householder QR works column by column. They square the condition number, so the Gram matrix is
-    float64, and matrices whose pivots are lost in rounding go to a QR with a decision on the rank.
-
-    Cholesky QR twice: the first pass leaves columns that are orthonormal to eps cond, the second
-    mends that to eps.
+    float64. Matrices whose pivots are lost in rounding go to a QR that decides on the rank. The
+    first pass leaves columns orthonormal up to eps cond, and the second one up to eps.
     """
     return _conditioned(_conditioned(samples))
 
 
 def _conditioned(samples: Tensor) -> Tensor:
-    """One pass: the same range, columns orthonormal up to eps cond, which is far below 1."""
+    """One pass: the same range, with columns orthonormal up to eps cond, which is far below 1."""
     product = gram(samples.mT, torch.float64)
     size = product.diagonal(dim1=-2, dim2=-1).sqrt()  # of columns, [B, l]
     empty = size == 0
@@ -154,7 +178,7 @@ def _conditioned(samples: Tensor) -> Tensor:
 
 
 def _ranked(samples: Tensor, size: Tensor) -> Tensor:
-    """The same by QR and an SVD of the small factor; directions that rounding made are zeroed."""
+    """The same by QR and an SVD of the small factor; directions made by rounding become 0."""
     q, r = torch.linalg.qr(samples.double() / size.unsqueeze(-2))
     u, s, _ = torch.linalg.svd(r)
     cut = 10 * samples.shape[-2] * torch.finfo(torch.float64).eps
@@ -163,11 +187,11 @@ def _ranked(samples: Tensor, size: Tensor) -> Tensor:
 
 
 def _listed(generator: Generators, count: int) -> list[np.random.Generator]:
-    """The generators of a stack of `count` matrices; without any, torch's own is asked. One of
-    torch's gives a seed, and so goes on by a number at each call.
+    """Return NumPy generators for a stack of `count` matrices.
 
-    Each draws one sketch, the same numbers for any dtype and device. k of them serve a stack in k
-    equal runs of consecutive matrices: coupled replicas share a sketch, others need not.
+    A generator of torch supplies one seed per call. Each generator draws one sketch, with the same
+    numbers for every dtype and device. k generators serve k equal runs of consecutive matrices, so
+    that coupled replicas share a sketch.
     """
     alone = generator is None or isinstance(generator, Generator)
     asked = [generator] if alone else list(generator)  # pyright: ignore[reportArgumentType]
@@ -187,7 +211,7 @@ def _seeded(generator: torch.Generator | None) -> np.random.Generator:
 
 
 def _gaussian(stack: Tensor, width: int, generators: list[np.random.Generator]) -> Tensor:
-    """M Omega with Omega [n, l] standard Gaussian (002, Algorithm 1, line 1)."""
+    """M Omega with Omega [n, l] standard Gaussian (Nesterov Muon, Algorithm 1, line 1)."""
     shape = (stack.shape[-1], width)
     omega = torch.from_numpy(np.stack([draw.standard_normal(shape) for draw in generators]))
     runs = stack.reshape(len(generators), -1, shape[0])
@@ -196,11 +220,11 @@ def _gaussian(stack: Tensor, width: int, generators: list[np.random.Generator]) 
 
 
 def _kaczmarz(stack: Tensor, width: int, generators: list[np.random.Generator]) -> Tensor:
-    """l columns, drawn with probability pi_j = ||M_j||^2 / ||M||_F^2 (002, Algorithm 2, lines 1-3).
+    """Draw l columns with probabilities pi_j = ||M_j||^2 / ||M||_F^2.
 
-    Matrices that share a generator invert their own distributions at the same uniforms. The factor
-    1/sqrt(l pi_j) and repeated draws change the samples, not their range, which is all that is
-    used: a column drawn again is left zero instead of asking the basis to see that it is the same.
+    This is Algorithm 2, lines 1-3, of Nesterov Muon. Matrices that share a generator invert their
+    own distributions at the same uniforms. Only the range of the samples is used, so the factor
+    1/sqrt(l pi_j) is left out, and a column that is drawn again becomes 0.
     """
     # In blocks of rows that fit a cache: several times faster than one reduction on a CPU.
     blocks = [rows.square().sum(-2).double() for rows in stack.split(256, dim=-2)]

@@ -1,9 +1,9 @@
-"""How steep a composition of odd polynomials gets, and how far from 1: a proof by intervals.
+"""Proved maxima of a composition p_T of odd polynomials and of its slope, by interval arithmetic.
 
-`steepest` returns a number that is never below max |p_T'(x)|, x in [0, 1], and above it by no more
-than 1e-9 or what rounding comes to; `furthest` does so for |p_T(x) - 1|. Intervals are pairs of
-arrays; every operation rounds outward by one unit in the last place, more than round-to-nearest can
-err.
+`steepest` returns a number that is never below max |p_T'(x)| over x in [0, 1]. It exceeds the
+maximum by at most a relative 1e-9, or by the effect of rounding. `furthest` does the same for
+|p_T(x) - 1|. Intervals are pairs of arrays. Every operation rounds outward by one unit in the last
+place, which is more than the error of round-to-nearest.
 """
 
 from collections.abc import Callable
@@ -20,8 +20,8 @@ Enclose = Callable[[Array, Array, Array], Interval]  # of the boxes (low, middle
 
 _GAP = 1e-9
 _NARROW = 32  # units in the last place
-# Slopes below this are settled at their own bounds: near underflow the outward steps are no longer
-# small beside a number, and the steps that follow multiply them.
+# Slopes below this keep their own bounds. Near underflow the outward steps are no longer small
+# compared with a number, and the following steps multiply them.
 _NOTHING = 1e-200
 _START, _SPLIT, _MOST = 512, 8, 1 << 20  # boxes at first, pieces of a box, boxes at most
 BOXES = 1 << 12  # of `heights`
@@ -29,11 +29,11 @@ BOXES = 1 << 12  # of `heights`
 
 @lru_cache(maxsize=256)
 def steepest(polynomials: Schedule) -> float | None:
-    """max over [0, 1] of |p_T'|, rounded up by a relative 1e-9; None if out of reach.
+    """Return max |p_T'| over [0, 1], rounded up by a relative 1e-9; None if out of reach.
 
-    Where p_T' peaks at 0 and its steps' slopes fall from there, the enclosure of a small box [0, h]
-    is already exact, so prod a_t comes out to the last digits. A step that is 0 makes a map that is
-    constant: odd polynomials keep 0, so p_T = 0.
+    If p_T' peaks at 0 and the slopes of its steps fall from there, the enclosure of a small box
+    [0, h] is already exact. Then prod a_t comes out to the last digits. A step that is 0 makes the
+    map constant: odd polynomials keep 0, so p_T = 0.
     """
     if not all(any(step) for step in polynomials):
         return 0.0
@@ -42,10 +42,10 @@ def steepest(polynomials: Schedule) -> float | None:
 
 @lru_cache(maxsize=256)
 def furthest(polynomials: Schedule, low: float, high: float, centre: float = 1.0) -> float | None:
-    """max over [low, high], within [0, 1], of |p_T - centre|, rounded up likewise.
+    """Return max |p_T - centre| over [low, high], within [0, 1], rounded up in the same way.
 
-    Where p_T is 1 all that is left is rounding: boxes whose bound is within four times the widest
-    enclosure of a point need no splitting.
+    Where p_T is 1, only rounding is left. So boxes whose bound is within four times the widest
+    enclosure of a point are not split.
     """
 
     def distance(*box: Array) -> Interval:
@@ -59,13 +59,12 @@ def furthest(polynomials: Schedule, low: float, high: float, centre: float = 1.0
 
 
 def _largest(enclose: Enclose, first: float, last: float, least: float) -> float | None:
-    """max over [first, last] of |f|, from enclosures of f on boxes (low, middle, high).
+    """Return max |f| over [first, last], from enclosures of f on boxes (low, middle, high).
 
-    Rounding can widen an enclosure by more than the gap (seen: 6e-9); a box that is too narrow to
-    split is then settled at its own bound, which is looser and no less proved.
-
-    Branch and bound: a box is dropped once its enclosure says that it cannot beat by the gap, or by
-    `least`, the best value seen at a point.
+    Branch and bound: a box is dropped once its enclosure shows that it cannot exceed the best value
+    seen at a point by the gap, or by `least`. Rounding can widen an enclosure by more than the gap
+    (6e-9 was seen). A box that is too narrow to split then keeps its own bound, which is looser but
+    proved as well.
     """
     edges = np.linspace(first, last, _START + 1)
     low, high = edges[:-1], edges[1:]
@@ -75,11 +74,17 @@ def _largest(enclose: Enclose, first: float, last: float, least: float) -> float
         while len(low):
             middle = low + (high - low) / 2
             best = max(best, _at_least(enclose, middle))
-            bound = _at_most(enclose, low, middle, high)
+            lower, upper = enclose(low, middle, high)
+            bound = np.maximum(np.abs(lower), np.abs(upper))
+            bound = np.where(np.isnan(bound), np.inf, bound)  # where the arithmetic overflows
             open_ = ~(bound <= best * (1 + _GAP / 2) + least)
             open_ &= high - low >= _NARROW * np.spacing(high)
             settled = max(settled, float(bound[~open_].max(initial=0.0)))
-            low, high = _split(low[open_], high[open_])
+            # Pieces of a box share their edges, so that nothing falls between them.
+            low, high = low[open_], high[open_]
+            cuts = low[:, None] + (high - low)[:, None] * np.linspace(0.0, 1.0, _SPLIT + 1)
+            cuts[:, -1] = high
+            low, high = cuts[:, :-1].ravel(), cuts[:, 1:].ravel()
             if len(low) > _MOST or settled == np.inf:
                 return None
     return settled
@@ -87,10 +92,10 @@ def _largest(enclose: Enclose, first: float, last: float, least: float) -> float
 
 @lru_cache(maxsize=256)
 def heights(polynomials: Schedule) -> Array:
-    """Upper bounds of max |p_T| on [0, k / BOXES], k = 1 .. BOXES; infinite where out of reach.
+    """Return upper bounds of max |p_T| on [0, k / BOXES], k = 1 .. BOXES; infinite if unknown.
 
-    The enclosures of long schedules are wide; so |p_T| is also held below what the last step makes
-    of all that the step before can come to. Its coefficients are scaled by that, and round.
+    The enclosures of long schedules are wide. So |p_T| is also bounded by the maximum of the last
+    step over the range of the steps before it. The coefficients are scaled by that range.
     """
     top = np.float64(1.0)
     for step in polynomials:
@@ -119,22 +124,15 @@ def _at_least(enclose: Enclose, points: Array) -> float:
     return float(reached[np.isfinite(reached)].max(initial=0.0))
 
 
-def _at_most(enclose: Enclose, low: Array, middle: Array, high: Array) -> Array:
-    """Upper bounds of |f| on the boxes; infinite where the arithmetic overflows."""
-    lower, upper = enclose(low, middle, high)
-    bound = np.maximum(np.abs(lower), np.abs(upper))
-    return np.where(np.isnan(bound), np.inf, bound)
-
-
 def _enclosed(
     polynomials: Schedule, low: Array, middle: Array, high: Array
 ) -> tuple[Interval, Interval]:
-    """Enclosures of p_T and p_T' on boxes [low, high], through p_t, p_t' and p_t'' step by step.
+    """Enclose p_T and p_T' on boxes [low, high], through p_t, p_t' and p_t'' step by step.
 
-    The chain rule on ranges errs by the width of a box, and once more in every step. So each range
-    is cut by the mean value theorem around the middle, on the composed p_t and p_t' rather than on
-    single steps: p_t(box) is in p_t(middle) + p_t'(box) (box - middle). This errs by the width
-    squared, so that the flat parts near 1 and the peaks inside (0, 1) need few boxes.
+    The chain rule on ranges errs by the width of a box, in every step again. So each range is
+    intersected with the mean value form around the middle, of the composed p_t and p_t' rather than
+    of single steps: p_t(box) is in p_t(middle) + p_t'(box) (box - middle). This errs by the width
+    squared, so the flat parts near 1 and the peaks inside (0, 1) need few boxes.
     """
     one = np.ones_like(low)
     around = _outward(low - middle, high - middle)
@@ -155,7 +153,7 @@ def _enclosed(
 
 
 def _step(step: Step) -> tuple[list[float], list[float], list[float]]:
-    """f(x)/x, f'(x) and f''(x)/x of f = a x + b x^3 + ... as polynomials in x^2."""
+    """Return f(x)/x, f'(x) and f''(x)/x of f = a x + b x^3 + ..., as polynomials in x^2."""
     powers = [2 * k + 1 for k in range(len(step))]
     first = [n * c for n, c in zip(powers, step, strict=True)]
     second = [(n - 1) * c for n, c in zip(powers, first, strict=True)]
@@ -163,10 +161,10 @@ def _step(step: Step) -> tuple[list[float], list[float], list[float]]:
 
 
 def _horner(coefficients: list[float], u: Interval) -> Interval:
-    """Enclosure of sum_k c_k u^k for intervals u >= 0.
+    """Enclose sum_k c_k u^k for intervals u >= 0.
 
     Nesting c_0 + u (c_1 + ...) keeps c_0 as an exact upper end while the bracket is negative. The
-    integer factors in the coefficients round once: their intervals are a unit wide either way.
+    integer factors in the coefficients round once, so their intervals extend a unit either way.
     """
     ends = [
         (np.nextafter(c, -np.inf), np.nextafter(c, np.inf)) if c else (c, c) for c in coefficients
@@ -201,10 +199,3 @@ def _square(a: Interval) -> Interval:
 def _both(a: Interval, b: Interval) -> Interval:
     """The intersection of two enclosures; a NaN (an overflow) in one leaves the other."""
     return np.fmax(a[0], b[0]), np.fmin(a[1], b[1])
-
-
-def _split(low: Array, high: Array) -> Interval:
-    """Every box in _SPLIT pieces that share their edges, so that nothing falls between."""
-    edges = low[:, None] + (high - low)[:, None] * np.linspace(0.0, 1.0, _SPLIT + 1)
-    edges[:, -1] = high
-    return edges[:, :-1].ravel(), edges[:, 1:].ravel()

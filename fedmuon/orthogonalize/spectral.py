@@ -1,8 +1,9 @@
-"""The shared core: an odd function f applied to the singular values of a stack of matrices.
+"""The shared core: apply an odd function f to the singular values of a stack of matrices.
 
-O = U diag(f(s)) V^T = f(s)/s applied to the smaller Gram matrix, times M: two large products and
-a q x q eigenproblem, q the smaller side. Forming the Gram matrix squares the condition number, so
-this runs only where a bound says that it costs no digits; an SVD in float64 does the rest.
+O = U diag(f(s)) V^T is f(s)/s applied to the smaller Gram matrix, times M. That takes two large
+products and a q x q eigenproblem, where q is the smaller side. Forming the Gram matrix squares the
+condition number. So this path runs only if a bound shows that it costs no digits; otherwise an SVD
+in float64 is used.
 """
 
 import math
@@ -20,8 +21,10 @@ Divisor = Callable[[Tensor, Tensor], Tensor]  # (s [..., q], root [..., 1]) -> s
 
 
 def target(dtype: torch.dtype) -> float:
-    """The relative error allowed to the Gram path for inputs of this dtype: ten times below what
-    the tests demand, to leave room for the constants of the eigensolver."""
+    """The relative error that the Gram path may have for inputs of this dtype.
+
+    The tests allow ten times more, which leaves room for the constants of the eigensolver.
+    """
     return 1e-12 if dtype == torch.float64 else 1e-6
 
 
@@ -31,10 +34,10 @@ def ladder(dtype: torch.dtype) -> tuple[torch.dtype, ...]:
 
 
 def wide(matrix: Tensor) -> tuple[Tensor, bool]:
-    """A view [..., q, d] with q <= d of M [..., m, n], and whether it is transposed.
+    """Return a view [..., q, d] of M [..., m, n] with q <= d, and whether it is transposed.
 
-    Squares are turned so that the last axis is contiguous. A batch that no GEMM can read in place
-    (neither it nor its transpose is packed) is copied once.
+    Square matrices are transposed if that makes the last axis contiguous. A batch is copied if
+    neither it nor its transpose is packed, because no matrix product can read it in place.
     """
     rows, columns = matrix.shape[-2:]
     flipped = rows > columns or (rows == columns and matrix.stride(-1) != 1)
@@ -44,14 +47,14 @@ def wide(matrix: Tensor) -> tuple[Tensor, bool]:
 
 
 def left(small: Tensor, stack: Tensor, template: Tensor | None = None) -> Tensor:
-    """[..., q, k] times [..., k, d], laid out in memory like the second, or as `template` is."""
+    """[..., q, k] times [..., k, d], laid out in memory like the second factor or `template`."""
     if (stack if template is None else template).stride(-1) == 1:
         return small @ stack
     return (stack.mT @ small.mT).mT
 
 
 def multiply(a: Tensor, b: Tensor) -> Tensor:
-    """A B of stacks [B, ., .]; one matrix alone goes to the plain product, which is faster."""
+    """A B of stacks [B, ., .]; a stack of one matrix uses the plain product, which is faster."""
     return (a[0] @ b[0])[None] if len(a) == len(b) == 1 else a @ b
 
 
@@ -63,7 +66,7 @@ def gram(view: Tensor, work: torch.dtype) -> Tensor:
 
 
 def apply(small: Tensor, view: Tensor, work: torch.dtype) -> Tensor:
-    """[..., q, q] times M [..., q, d], in the dtype `work`, back in M's dtype and layout."""
+    """[..., q, q] times M [..., q, d], computed in `work`, returned in M's dtype and layout."""
     if view.dtype == work:
         return left(small.to(work), view)
     out = torch.empty_like(view)
@@ -75,9 +78,9 @@ def apply(small: Tensor, view: Tensor, work: torch.dtype) -> Tensor:
 
 
 def _pieces(view: Tensor, work: torch.dtype) -> tuple[Tensor, ...]:
-    """M as matrices [k, q, d]; where `work` asks for a conversion on a CPU, in pieces of 1 MiB.
+    """Split M into stacks [k, q, d]: pieces of 1 MiB if `work` needs a conversion on a CPU.
 
-    A converted copy of the whole stack would cost more in fresh memory than its arithmetic.
+    Fresh memory for a converted copy of the whole stack would cost more than the arithmetic.
     """
     flat = view.view(-1, *view.shape[-2:])
     whole = view.dtype == work or view.device.type != "cpu"
@@ -85,7 +88,7 @@ def _pieces(view: Tensor, work: torch.dtype) -> tuple[Tensor, ...]:
 
 
 def norm(stack: Tensor) -> Tensor:
-    """Frobenius norms [...] in float64; infinite where the input's own dtype overflows."""
+    """Frobenius norms [...] as float64; infinite if the input's own dtype overflows."""
     return torch.linalg.vector_norm(stack, dim=(-2, -1)).double()
 
 
@@ -100,8 +103,8 @@ def peak(stack: Tensor) -> Tensor:
 def per_matrix(
     name: str, value: float | Tensor, matrix: Tensor, mend: str, zero: bool = False
 ) -> Tensor:
-    """`value` as float64 [...] or [], checked to be finite, positive (or zero) and to broadcast."""
-    if isinstance(value, int | float):  # filled in there: nothing is copied
+    """Return `value` as float64 [...] or [], checked: finite, positive (or zero), broadcastable."""
+    if isinstance(value, int | float):  # filled on the device, so nothing is copied
         parameter = torch.full((), value, dtype=torch.float64, device=matrix.device)
         sound = (value >= 0 if zero else value > 0) and value < math.inf
     else:
@@ -122,11 +125,19 @@ def per_matrix(
 
 
 def spectral_map(matrix: Tensor, root: Tensor, divisor: Divisor) -> Tensor:
-    """U diag(s / divisor(s, root)) V^T for M [..., m, n] and root [...] or [], divisor >= root.
+    """Return U diag(s / divisor(s, root)) V^T for M [..., m, n], where divisor >= root.
 
-    The Gram matrix carries an error of about eps ||M||_F^2. As a function of it, 1/divisor has
-    divided differences (times the factor s that M brings) of at most 1/root^2, so the relative
-    error of the output is about eps ||M||_F^2 / root^2, which decides the dtype to work in.
+    The Gram matrix has an error of about eps ||M||_F^2. As a function of it, 1/divisor has divided
+    differences (times the factor s from M) of at most 1/root^2. So the relative error of the output
+    is about eps ||M||_F^2 / root^2, which decides the dtype to work in.
+
+    Args:
+        matrix: The stack M [..., m, n].
+        root: Lower bound of the divisor, [...] or [].
+        divisor: (s [..., q], root [..., 1]) -> s / f(s).
+
+    Returns:
+        The stack [..., m, n], differentiable in M.
     """
     if matrix.numel() == 0:
         return matrix.clone()
@@ -143,10 +154,10 @@ def _image(matrix: Tensor, root: Tensor, divisor: Divisor) -> Tensor:
 
 
 def _accurate(size: Tensor, root: Tensor, dtype: torch.dtype) -> torch.dtype | None:
-    """The cheapest dtype whose Gram matrix is accurate for the whole stack, or None.
+    """Return the cheapest dtype whose Gram matrix is accurate for the whole stack, or None.
 
-    Its largest norm is held against its smallest root: two numbers, decided without tensors. Where
-    they are not at hand, that the widest dtype is accurate is the one question.
+    The largest norm is compared with the smallest root, as Python numbers. If reading them would
+    synchronize a device, only the widest dtype is considered.
     """
     ends = size.detach().max(), root.detach().min()
     if not at_hand(size.device):
@@ -157,7 +168,7 @@ def _accurate(size: Tensor, root: Tensor, dtype: torch.dtype) -> torch.dtype | N
 
 
 def _suffices(work: torch.dtype, dtype: torch.dtype, largest: Any, floor: Any) -> Any:
-    """Whether it does for that norm and root, numbers or tensors []."""
+    """Whether `work` is accurate for that norm and root, numbers or tensors []."""
     info, largest, floor = torch.finfo(work), largest * largest, floor * floor
     accurate = info.eps * largest <= target(dtype) * floor
     return accurate & (largest <= info.max / 4) & (floor >= info.tiny / info.eps)
@@ -176,7 +187,7 @@ def inverse(s: Tensor, vectors: Tensor, root: Tensor, divisor: Divisor) -> Tenso
 
 
 def by_svd(view: Tensor, root: Tensor, divisor: Divisor) -> Tensor:
-    """The same through a float64 SVD of M / max(max|M|, root): nothing overflows on the way."""
+    """Apply f through a float64 SVD of M / max(max|M|, root), in which nothing overflows."""
     stack = view.double()
     scale = torch.maximum(peak(stack), root)
     scale = torch.where(scale > 0, scale, 1.0)
@@ -187,28 +198,29 @@ def by_svd(view: Tensor, root: Tensor, divisor: Divisor) -> Tensor:
 
 # The derivative of a spectral map F(M) = U f(S) V^T, f odd, by Daleckii and Krein.
 #
-# F is the gradient of M -> sum_i int_0^{s_i} f, so its derivative is self-adjoint: it serves a
-# reverse pass as it is. With M = U S V^T thin, K = U^T H V, w_i = f(s_i) / s_i and K = K_+ +
-# K_-, the symmetric and the skew part,
+# F is the gradient of M -> sum_i int_0^{s_i} f, so its derivative is self-adjoint and serves a
+# reverse pass directly. With M = U S V^T thin, K = U^T H V = K_+ + K_- (symmetric and skew part)
+# and w_i = f(s_i) / s_i,
 #
 #     DF(M)[H] = U (A o K_+ + B o K_-) V^T + (H - U K V^T) V w V^T + U w U^T (H - U K V^T)
 #     A_ij = (f_i - f_j) / (s_i - s_j)        B_ij = (f_i + f_j) / (s_i + s_j)
 #
-# since dU = U a and dV = V b of skew a, b solve s_j a_ij - s_i b_ij = K_ij off the diagonal, and
-# the last two terms turn the spans themselves (one is 0, as U or V is square, and left out). A
-# and B are bounded by the Lipschitz constant of f, whatever the gaps between singular values;
-# torch's own derivative of eigh divides by them, and the softmax's gradients have s_q = 0.
+# because dU = U a and dV = V b with skew a, b solve s_j a_ij - s_i b_ij = K_ij off the diagonal,
+# and the last two terms rotate the spans themselves (one of them is 0, as U or V is square, and
+# left out). A and B are bounded by the Lipschitz constant of f, whatever the gaps between singular
+# values. Torch's own derivative of eigh divides by these gaps, and gradients of the softmax have
+# s_q = 0.
 #
 # With f = s / h, the product rule of divided differences keeps A free of cancellation:
 # 2 A_ij = w_i + w_j - (s_i + s_j) w_i w_j (h_i - h_j) / (s_i - s_j).
 
 
 class Spectral(torch.autograd.Function):
-    """A spectral map of M, by whatever `compute` does, with this derivative in M."""
+    """A spectral map of M, computed by `compute`, with the derivative above."""
 
     @staticmethod
     def forward(ctx: Any, matrix: Tensor, root: Tensor, divisor: Divisor, compute: Any) -> Tensor:
-        """The map's image [..., m, n] of M [..., m, n]; root [...] or []."""
+        """Return F(M) [..., m, n] for M [..., m, n] and root [...] or []."""
         ctx.save_for_backward(*factors(matrix, root, divisor))
         return compute(matrix.detach())
 
@@ -232,7 +244,7 @@ def factors(matrix: Tensor, root: Tensor, divisor: Divisor) -> tuple[Tensor, ...
 
 
 def _slope(s: Tensor, h: Tensor, root: Tensor, divisor: Divisor) -> Tensor:
-    """(h_i - h_j) / (s_i - s_j), of a hypotenuse or of what is linear in pieces."""
+    """(h_i - h_j) / (s_i - s_j), for a hypotenuse or a piecewise linear h."""
     if divisor is torch.hypot:
         return (s.unsqueeze(-1) + s.unsqueeze(-2)) / (h.unsqueeze(-1) + h.unsqueeze(-2))
     gap = s.unsqueeze(-1) - s.unsqueeze(-2)
@@ -241,7 +253,7 @@ def _slope(s: Tensor, h: Tensor, root: Tensor, divisor: Divisor) -> Tensor:
 
 
 def derivative(found: tuple[Tensor, ...], towards: Tensor) -> Tensor:
-    """DF(M)[H] [..., m, n] of H, from the factors of M."""
+    """DF(M)[H] [..., m, n] for H, from the factors of M."""
     u, vh, w, even, odd = found
     right = towards @ vh.mT
     inner = u.mT @ right

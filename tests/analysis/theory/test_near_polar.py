@@ -24,7 +24,7 @@ from fedmuon.core.errors import InputError
 from fedmuon.experiments.studies import polar_error as study
 from fedmuon.experiments.studies.polar_error import claims
 from fedmuon.orthogonalize import Uncertified, lipschitz, newton_schulz, schedule
-from fedmuon.orthogonalize.approximation import (
+from fedmuon.orthogonalize.lipschitz_constants import (
     newton_schulz_error,
     on_norm_floor,
     printed_cubic_error,
