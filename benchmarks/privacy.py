@@ -40,9 +40,8 @@ from torch import Tensor, nn
 from benchmarks import page
 from benchmarks.page import Row, say
 from fedmuon.core.rng import Draw, generator
-from fedmuon.tasks.base import Batch, Params
+from fedmuon.tasks.base import Batch, Params, Targets, cross_entropy, given_labels
 from fedmuon.tasks.decoder import Form, decoder, next_tokens
-from fedmuon.tasks.losses import Targets, cross_entropy, given_labels
 from fedmuon.tasks.models import network
 from fedmuon.tasks.networks import NetworkTask
 from fedmuon.tasks.per_example.clipping import Clipping

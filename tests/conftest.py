@@ -83,10 +83,7 @@ GROUPS = {
     "calculator": (
         "tests/experiments/stability/test_bound.py::test_the_calculator_answers",
     ),  # in one process
-    "compiled": (
-        "tests/fedmuon/tasks/test_work_split.py",
-        "tests/fedmuon/tasks/test_thin_members.py",
-    ),  # by numba, in seconds
+    "compiled": ("tests/fedmuon/tasks/test_work_split.py",),  # by numba, in seconds
     "house": ("tests/architecture/test_imports.py",),  # reads all files
     "unread": ("tests/fedmuon/config/test_unread_keys.py",),
     "transformers": (  # which take two seconds to import

@@ -45,10 +45,9 @@ from fedmuon.federated import build
 from fedmuon.federated.rounds import run_rounds
 from fedmuon.runs.directory import Record
 from fedmuon.runs.loop import Run, drive, prepare
-from fedmuon.tasks.base import Params
+from fedmuon.tasks.base import IGNORED, Params
 from fedmuon.tasks.decoder import LEAST, generate
 from fedmuon.tasks.lora import folded
-from fedmuon.tasks.losses import IGNORED
 from fedmuon.tasks.networks import NetworkTask
 
 

@@ -1,6 +1,6 @@
-"""Train and test samples, and those dealt to clients: one array, of which each client is a slice.
+"""Train samples of all clients in one array, of which each client is a slice, and test samples.
 
-Memory grows with n and one offset per client, so a million clients are no different from twenty.
+Memory is proportional to n plus one offset per client, so a million clients are possible.
 """
 
 from dataclasses import dataclass
@@ -16,11 +16,20 @@ from fedmuon.data.source import Source, flat_rows
 class FederatedData:
     """Mapped samples of N clients and the held-out test samples.
 
-    `inputs` [n, d] and `labels` [n] are sorted by client, in the order of `train_index` within a
-    client; client i has the rows offsets[i] to offsets[i + 1]. `order` [n] says which entry of
-    `train_index` [n] each row is, and `client` [n] to whom each entry of `train_index` belongs.
-    `train_index` and `test_index` count in the source's order. `shape` is that of a sample as it
-    was stored, before it was laid out as a row of length d; `vocabulary` is the source's.
+    Attributes:
+        inputs: Train samples [n, d], sorted by client, and within a client in the order of
+            `train_index`.
+        labels: Their labels [n].
+        offsets: [N + 1]; client i has the rows offsets[i] to offsets[i + 1].
+        test_inputs: Test samples [m, d].
+        test_labels: Their labels [m].
+        order: [n], the entry of `train_index` for each row.
+        train_index: [n], the train samples as indices into the source.
+        test_index: [m], the test samples as indices into the source.
+        client: [n], the client of each entry of `train_index`.
+        shape: Shape of a stored sample, before it was flattened.
+        vocabulary: That of the source.
+        stored: The dtype in which inputs were stored.
     """
 
     inputs: np.ndarray
@@ -34,21 +43,21 @@ class FederatedData:
     client: np.ndarray
     shape: tuple[int, ...] = ()
     vocabulary: int = 0
-    stored: np.dtype | None = None  # the type in which inputs were stored
+    stored: np.dtype | None = None
 
     @property
     def sizes(self) -> np.ndarray:
-        """n_i, shape [N]."""
+        """n_i, the number of samples of each client [N]."""
         return np.diff(self.offsets)
 
     def rows_of(self, index: np.ndarray) -> np.ndarray:
-        """The rows of train samples [T] that are named by their places in the source."""
+        """The rows of train samples [T] that are given as indices into the source."""
         there = self.train_index[self.order]
         sorted_by = np.argsort(there)
         return sorted_by[np.searchsorted(there, index, sorter=sorted_by)]
 
     def samples(self, i: int) -> tuple[np.ndarray, np.ndarray]:
-        """Client i's inputs [n_i, d] and labels [n_i], as views."""
+        """The inputs [n_i, d] and labels [n_i] of client i, as views."""
         rows = slice(int(self.offsets[i]), int(self.offsets[i + 1]))
         return self.inputs[rows], self.labels[rows]
 
@@ -61,9 +70,15 @@ def federate(
     normalize: str = "unit",
     clients: int | None = None,
 ) -> FederatedData:
-    """Give sample train_index[t] to client[t]; only the chosen samples are mapped.
+    """Give sample train_index[t] to client[t], and map the chosen samples only.
 
-    `clients` is N where the last clients hold nothing; otherwise N is max(client) + 1.
+    Args:
+        source: The samples.
+        train_index: Train samples [n].
+        client: The client [n] of each.
+        test_index: Test samples [m].
+        normalize: How a sample is mapped, see `flat_rows`.
+        clients: N, needed if the last clients have no samples; otherwise N is max(client) + 1.
     """
     order = np.argsort(client, kind="stable")
     sizes = np.bincount(client, minlength=clients or 0)
@@ -87,12 +102,23 @@ def federate(
 def split(
     source_labels: np.ndarray, official_test: int | None, train: int, test: int, seed: int
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Disjoint indices [train] and [test] into the source's order, in random order.
+    """Draw disjoint indices [train] and [test] into the source, in random order.
 
-    If the source has an official test part and both numbers fit, train samples come from before it
-    and test samples from it; otherwise both come from all samples together. A number of 0 means
-    all that remain (both 0 need an official test part). With the same seed and the same kind of
-    split, a larger number extends the smaller draw and leaves the other part alone.
+    If the source has an official test part and both numbers fit, test samples come from it, and
+    train samples from the part before it. Otherwise both come from all samples together. With the
+    same seed and kind of split, a larger number extends the smaller draw and does not change the
+    other part.
+
+    Args:
+        source_labels: Labels of all samples.
+        official_test: Index of the first official test sample, if any.
+        train: Number of train samples; 0 means all that remain.
+        test: Number of test samples; 0 means all that remain. Both may be 0 only if the source has
+            an official test part.
+        seed: Seed of the draw.
+
+    Raises:
+        InputError: If the numbers do not fit.
     """
     n = len(source_labels)
     before, after = _parts(n, official_test, train, test)
@@ -112,7 +138,7 @@ def split(
 def _parts(
     n: int, official_test: int | None, train: int, test: int
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Indices to draw the train and the test samples from; one array if they share it."""
+    """The indices to draw train and test samples from; the same array if they share it."""
     if min(train, test) < 0:
         raise InputError(f"[data] train = {train} or test = {test} is negative: use 0 or more")
     everything = np.arange(n)

@@ -1,6 +1,6 @@
 """Replace-one neighbours: data sets that differ from the base in one sample of one client.
 
-A neighbour is three numbers and one row, so hundreds of them travel beside one copy of the data.
+A neighbour is three numbers and one row, so hundreds of them need only one copy of the data.
 """
 
 import dataclasses
@@ -21,11 +21,16 @@ Pool = list[np.ndarray]  # held-out samples of each label
 
 @dataclass(frozen=True)
 class Neighbours:
-    """S data sets; number s has, as client[s]'s sample position[s], the source's replacement[s].
+    """S data sets. In number s, sample replacement[s] of the source replaces a client's sample.
 
-    `client`, `position` and `replacement` are [S] int64, `labels` are like the source's, `inputs`
-    is [S, d]. An unchanged data set has client, position and replacement -1, and a row and a label
-    of zeros.
+    An unchanged data set has client, position and replacement -1, and a row and a label of zeros.
+
+    Attributes:
+        client: The client [S] whose sample is replaced, int64.
+        position: The position [S] of the replaced sample within the client, int64.
+        replacement: The replacement [S], as an index into the source, int64.
+        inputs: Mapped replacements [S, d].
+        labels: Their labels [S, ...].
     """
 
     client: np.ndarray
@@ -36,12 +41,12 @@ class Neighbours:
 
     @property
     def rows(self) -> np.ndarray:
-        """(client, position, replacement) of every data set, [S, 3]: what `of` makes it from."""
+        """(client, position, replacement) of every data set, [S, 3], as `of` takes them."""
         return np.stack([self.client, self.position, self.replacement], 1)
 
     @classmethod
     def of(cls, source: Source, rows: np.ndarray, normalize: str = "unit") -> "Neighbours":
-        """The data sets that rows [S, 3] name; -1 in all three is the unchanged one."""
+        """Make the data sets from rows [S, 3]; a row of -1 is the unchanged one."""
         client, position, replacement = rows.T.copy()
         changed = client >= 0
         inputs = np.zeros((len(rows), math.prod(source.inputs.shape[1:])))
@@ -51,19 +56,28 @@ class Neighbours:
         return cls(client, position, replacement, inputs, labels)
 
     def repeated(self, times: int) -> "Neighbours":
-        """The same S data sets `times` times over, [times S]."""
+        """Repeat the S data sets, [times S]."""
         return Neighbours(*(np.concatenate([values] * times) for values in vars(self).values()))
 
 
 def draw(
     data: FederatedData, source: Source, trials: int, seed: int, law: Law = "own"
 ) -> np.ndarray:
-    """(client, position, replacement) of random neighbours, [trials, 3] int64.
+    """Draw random neighbours as (client, position, replacement) [trials, 3] int64.
 
-    Trial t draws the sample to replace uniformly from all n, a label from the same client's own
-    labels (law `own`) or from everybody's (`any`), and a held-out sample of that label: one that is
-    neither train nor test, or a test sample where no such sample has the label. It is a function of
-    (seed, t), not of `trials`.
+    Trial t draws the sample to replace uniformly from all n. Then it draws a label, and a held-out
+    sample of that label: one that is neither train nor test, or a test sample if no such sample has
+    the label. Trial t depends on (seed, t) alone, not on `trials`.
+
+    Args:
+        data: The base data set.
+        source: The source of its samples.
+        trials: Number of neighbours.
+        seed: Seed of the draws.
+        law: Whether a label is drawn from the `own` labels of the client or from `any` client's.
+
+    Raises:
+        InputError: If no held-out sample has a drawn label.
     """
     pool, drawn = _pool(data, source), np.empty((trials, 3), np.int64)
     for t in range(trials):
@@ -75,9 +89,10 @@ def draw(
 
 
 def census(data: FederatedData, source: Source, seed: int) -> np.ndarray:
-    """Each of the n samples replaced once, [n, 3]; neighbour t replaces row t of `data`.
+    """Replace each of the n samples once, [n, 3]; neighbour t replaces row t of `data`.
 
-    Replacements are drawn as in `draw`, a function of (seed, t); `block` tells them apart.
+    Replacements are drawn as in `draw` and depend on (seed, t) alone. Another block of the
+    generator makes them independent of those of `draw`.
     """
     pool, client = _pool(data, source), np.repeat(np.arange(len(data.sizes)), data.sizes)
     drawn = np.empty((len(client), 3), np.int64)
@@ -88,12 +103,12 @@ def census(data: FederatedData, source: Source, seed: int) -> np.ndarray:
 
 
 def stack(source: Source, drawn: np.ndarray, normalize: str = "unit") -> Neighbours:
-    """The unchanged data set, then the neighbours drawn [T, 3]: S = T + 1."""
+    """The unchanged data set, followed by the drawn neighbours [T, 3]: S = T + 1."""
     return Neighbours.of(source, np.concatenate([[[-1, -1, -1]], drawn]), normalize)
 
 
 def replace(data: FederatedData, neighbours: Neighbours, s: int) -> FederatedData:
-    """Neighbour s as an ordinary data set, a copy of its own."""
+    """Neighbour s as an ordinary data set, in its own copy."""
     inputs, labels, train_index = data.inputs.copy(), data.labels.copy(), data.train_index.copy()
     if neighbours.client[s] >= 0:
         row = data.offsets[neighbours.client[s]] + neighbours.position[s]
@@ -103,19 +118,21 @@ def replace(data: FederatedData, neighbours: Neighbours, s: int) -> FederatedDat
 
 
 def held_out(data: FederatedData, source: Source, client: int) -> np.ndarray:
-    """Every sample that may replace one of client i's: all that `draw` could draw for it."""
+    """Every sample that `draw` could draw to replace a sample of a client."""
     pool = _pool(data, source)
     return np.concatenate([pool[y] for y in np.unique(classes_of(data.samples(client)[1]))])
 
 
 def classes_of(labels: np.ndarray) -> np.ndarray:
-    """The class of each sample [n]; samples with real targets are of one class."""
+    """The class of each sample [n]; all samples with real targets have the same class."""
     return labels if labels.dtype.kind == "i" else np.zeros(len(labels), np.int64)
 
 
 def _pool(data: FederatedData, source: Source) -> Pool:
-    """Samples in neither part, or test samples of a label of which there is no other: no pool holds
-    a train sample, so a replacement is never the sample that it replaces."""
+    """The held-out samples of each label: unused ones, or test samples if none is unused.
+
+    No train sample is among them, so a replacement is never the sample that it replaces.
+    """
     unused = np.ones(len(source.labels), bool)
     unused[data.train_index] = unused[data.test_index] = False
     parts = (
@@ -134,7 +151,7 @@ def _by_label(index: np.ndarray, source: Source) -> Pool:
 def _replacement(
     data: FederatedData, pool: Pool, client: int, rng: np.random.Generator, law: Law = "own"
 ) -> int:
-    """A held-out sample with a label drawn from the client's own, or from everybody's."""
+    """Draw a label from the client's own or from everybody's, and a held-out sample of it."""
     labels = classes_of(data.samples(client)[1] if law == "own" else data.labels)
     label = int(labels[rng.integers(len(labels))])
     if not len(pool[label]):

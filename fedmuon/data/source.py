@@ -1,4 +1,4 @@
-"""What a source of samples is, and the map that every single sample passes through."""
+"""A source of samples, and the map that is applied to every single sample."""
 
 import math
 from dataclasses import dataclass
@@ -9,17 +9,25 @@ from fedmuon.core.errors import InputError
 
 NORMALIZATIONS = ("unit", "ball")
 PIXELS, TOKENS = "pixels", "tokens"
-CHUNK = 512  # rows mapped at once: temporaries stay in cache, and small beside the result
+CHUNK = 512  # rows mapped at once, so that temporaries fit a cache
 
 
 @dataclass(frozen=True)
 class Source:
-    """Labelled samples in the source's order, as they were stored.
+    """Labelled samples in the order of the source, as they were stored.
 
-    `inputs` [n, ...] keeps its native shape and type, `labels` [n] int64 lie in [0, classes), or
-    are real targets [n, ...], of which `classes` is 0; `owner` [n] says whose each sample is;
-    samples from `official_test` on are the source's own test part, if it has one. `vocabulary` is
-    V where samples are windows of tokens 0 to V - 1, and 0 elsewhere.
+    Attributes:
+        name: Name of the source.
+        inputs: Samples [n, ...] in their native shape and dtype.
+        labels: Labels [n] int64 in [0, classes), or real targets [n, ...].
+        classes: Number of classes; 0 for real targets.
+        official_test: Index of the first sample of the source's own test part, if it has one.
+        where: Where the samples come from, for messages.
+        vocabulary: V if samples are windows of tokens 0 to V - 1, else 0.
+        owner: The owner [n] of each sample, if known.
+
+    Raises:
+        InputError: If shapes, labels or values are unsuitable.
     """
 
     name: str
@@ -63,7 +71,7 @@ class Source:
         if self.inputs.dtype.kind != "f":
             return ""
         held = self.inputs
-        with np.errstate(over="ignore"):  # of wider floats, which are rounded to doubles
+        with np.errstate(over="ignore"):  # wider floats are rounded to doubles
             held = held.astype(np.float64) if held.itemsize > 8 else held
         finite = np.isfinite(held).all(axis=tuple(range(1, held.ndim)))
         if finite.all():
@@ -72,11 +80,11 @@ class Source:
 
 
 def flat_rows(raw: np.ndarray, normalize: str, chosen: np.ndarray | None = None) -> np.ndarray:
-    """Raw samples [m, ...], or the chosen ones in their order -> [m, d], each row on its own:
-    `pixels`, `tokens` or `unit_rows`.
+    """Flatten raw samples [m, ...], or the chosen ones in their order, to [m, d].
 
-    `pixels` divides uint8 images by 255, in float32, and leaves other samples as they are; `tokens`
-    are numbers below 2^24, which float32 holds exactly.
+    Each row is mapped separately. `pixels` divides uint8 images by 255, in float32, and keeps other
+    samples. `tokens` are numbers below 2^24, which float32 represents exactly. For other values of
+    `normalize`, see `unit_rows`.
     """
     if normalize not in (PIXELS, TOKENS):
         return unit_rows(raw, normalize, chosen)
@@ -92,12 +100,18 @@ def flat_rows(raw: np.ndarray, normalize: str, chosen: np.ndarray | None = None)
 def unit_rows(
     raw: np.ndarray, normalize: str = "unit", chosen: np.ndarray | None = None
 ) -> np.ndarray:
-    """Raw samples [m, ...], or the chosen ones in their order, a chunk at a time -> [m, d] float64
-    with ||u||_2 <= 1, each row mapped on its own.
+    """Map raw samples [m, ...], or the chosen ones in their order, into the unit ball.
 
-    `unit` is u / ||u||_2 (zero stays zero), `ball` is u / max(1, ||u||_2). uint8 images are
-    divided by 255 first. A scale taken from many samples would let one replaced sample move all
-    the others, and a replace-one neighbour would then differ in more than one row.
+    Each row is mapped separately. With a scale taken from many samples, one replaced sample would
+    move all the others, and a replace-one neighbour would differ in more than one row.
+
+    Args:
+        raw: Samples [m, ...]; uint8 images are divided by 255 first.
+        normalize: `unit` is u / ||u||_2 (zero stays zero), `ball` is u / max(1, ||u||_2).
+        chosen: Indices of the rows to map; None maps all.
+
+    Returns:
+        Rows [m, d] float64 with ||u||_2 <= 1.
     """
     if normalize not in NORMALIZATIONS:
         raise InputError(
@@ -112,15 +126,15 @@ def unit_rows(
 
 
 def _inside(rows: np.ndarray, normalize: str) -> np.ndarray:
-    """Rows [m, d] moved into the ball, so that ||u||_2 <= 1 is true of the doubles returned.
+    """Move rows [m, d] into the ball, so that the returned doubles satisfy ||u||_2 <= 1.
 
-    A sum of d squares in any order, its root and the divisions by it err by less than
-    (d/2 + 4) 2^-53 in relative terms: dividing by a norm enlarged by twice that is enough.
+    A sum of d squares in any order, its root and the divisions by it have a relative error below
+    (d/2 + 4) 2^-53. So dividing by a norm enlarged by twice that is enough.
     """
     u = rows.astype(np.float64)
     if rows.dtype == np.uint8:
         u /= 255
-    # Scaled by a power of two, which is exact: squares of 1e200 or 1e-200 would be lost.
+    # Scale by a power of two, which is exact: squares of 1e200 or 1e-200 are out of range.
     _, exponent = np.frexp(np.abs(u).max(axis=1, keepdims=True))
     scale = np.ldexp(1.0, exponent - 1)
     scaled = u / scale

@@ -1,10 +1,17 @@
-"""Every source of samples by name: bundled, generated, in files of this machine, or on the hub."""
+"""Every source of samples by name: bundled, generated, in local files, or on the hub.
 
+`mapped` shares a source between processes as memory maps.
+"""
+
+import contextlib
+import hashlib
 import inspect
 import os
+import shutil
+import tempfile
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import partial
+from functools import lru_cache, partial
 from importlib import import_module
 from importlib.util import find_spec
 from pathlib import Path
@@ -26,7 +33,7 @@ from fedmuon.data.readers import (
     synthetic,
 )
 from fedmuon.data.source import Source, unit_rows
-from fedmuon.data.text import pydoc, table_files, table_text, text
+from fedmuon.data.text import pydoc, table_files, table_text, text, text_files
 from fedmuon.data.user_data import comma_separated, npz, parquet
 
 __all__ = ["READERS", "Source", "available", "load", "read", "unit_rows"]
@@ -34,7 +41,7 @@ __all__ = ["READERS", "Source", "available", "load", "read", "unit_rows"]
 
 @dataclass(frozen=True)
 class Files:
-    """A data set kept in files: how to tell and read its folder, and where else to get it."""
+    """A data set in files: how to recognize and read its folder, and where else to get it."""
 
     present: Callable[[Path], bool]
     read: Callable[[Path], tuple[np.ndarray, np.ndarray, int]]
@@ -57,7 +64,15 @@ FILES = {
 
 
 def read(name: str, **options: Any) -> Source:
-    """The named source as stored; options are those of its reader."""
+    """Read a source as it is stored.
+
+    Args:
+        name: A key of `READERS`.
+        **options: Options of its reader.
+
+    Raises:
+        InputError: If the name or an option is unknown, or the data is missing or damaged.
+    """
     if name not in READERS:
         raise InputError(f"[data] name = '{name}' is unknown: {instead(name, READERS)}")
     known = inspect.signature(READERS[name]).parameters
@@ -69,13 +84,25 @@ def read(name: str, **options: Any) -> Source:
 
 
 def load(name: str, *, normalize: str = "unit", **options: Any) -> tuple[np.ndarray, np.ndarray]:
-    """All samples in the source's order: inputs [n, d] float64 in the unit ball, labels [n]."""
+    """Load all samples in the order of the source, mapped into the unit ball.
+
+    Args:
+        name: A key of `READERS`.
+        normalize: `unit` or `ball`, see `unit_rows`.
+        **options: Options of the reader.
+
+    Returns:
+        Inputs [n, d] float64 with norms of at most 1, and labels [n].
+    """
     source = read(name, **options)
     return unit_rows(source.inputs, normalize), source.labels
 
 
 def available() -> list[tuple[str, bool, str]]:
-    """(name, is it on this machine, where it is or how to get it); nothing is opened."""
+    """List (name, whether it is on this machine, where it is or how to get it) of all sources.
+
+    No file is opened.
+    """
     mnist = mnist5k_path()
     return [
         ("synthetic", True, "generated"),
@@ -105,16 +132,17 @@ def _on_disk(name: str, mend: str) -> tuple[str, bool, str]:
 
 
 def found_folder(name: str, folder: str | Path = "") -> Path | None:
-    """The first of its folders that has the data set."""
+    """The first of `folders` that has the data set."""
     if name in FILES:
         return next((one for one in folders(name, folder) if FILES[name].present(one)), None)
     return next((one for one in folders(name, folder) if "train" in table_files(name, one)), None)
 
 
 def folders(name: str, folder: str | Path = "") -> list[Path]:
-    """Folders searched for a data set, in order; only the given one where there is one.
+    """The folders searched for a data set, in order; only `folder` if it is given.
 
-    `FEDMUON_DATA` replaces the folder `data`, and `FEDMUON_SYSTEM_DATA` the system's.
+    The environment variable `FEDMUON_DATA` replaces the folder `data`, and `FEDMUON_SYSTEM_DATA`
+    that of the operating system.
     """
     if folder:
         return [Path(folder).expanduser()]
@@ -144,13 +172,13 @@ def _from_files(name: str, folder: str | Path = "") -> Source:
 
 
 def _tables(name: str, folder: str | Path = "", context: int = 64, tokenizer: str = "") -> Source:
-    """The folder given, or the first of the usual ones that has the files."""
+    """Read the folder given, or the first of the usual ones that has the files."""
     place = found_folder(name, folder) or folders(name, folder)[0]
     return table_text(name, place, context, tokenizer)
 
 
 def _idx(folder: str | Path = "") -> Source:
-    """Any folder of IDX files: train and t10k files, or one images file and one labels file."""
+    """Read a folder of IDX files: train and t10k files, or one images and one labels file."""
     place = Path(folder).expanduser()
     if not folder or not place.is_dir():
         raise InputError(
@@ -161,19 +189,19 @@ def _idx(folder: str | Path = "") -> Source:
 
 
 def installed() -> bool:
-    """Whether the extra is there; nothing is imported."""
+    """Whether flwr-datasets is installed; nothing is imported."""
     return find_spec("flwr_datasets") is not None
 
 
 def read_hub(name: str) -> tuple[np.ndarray, np.ndarray, int]:
-    """Images [n, 28, 28] or [n, 3, 32, 32] uint8, labels [n] int64, start of the test part."""
+    """Download images [n, 28, 28] or [n, 3, 32, 32] uint8, labels [n] and the start of the test."""
     dataset, column = FILES[name].hub
     try:
         federated = import_module("flwr_datasets").FederatedDataset
-        # Flower shuffles by default; the source's own order keeps sample indices meaningful.
+        # Flower shuffles by default. Without shuffling, sample indices refer to the source.
         splits = federated(dataset=dataset, partitioners={}, shuffle=False)
         parts = [_arrays(splits.load_split(part), column) for part in ("train", "test")]
-    except Exception as error:  # offline, proxies, renamed data sets: each library has its own
+    except Exception as error:  # offline, proxies, renamed data sets: libraries differ
         reason = next(iter(str(error).splitlines()), "no reason given")
         raise InputError(
             f"{name} could not be had as {dataset} from the Hugging Face hub "
@@ -185,7 +213,7 @@ def read_hub(name: str) -> tuple[np.ndarray, np.ndarray, int]:
 
 
 def _arrays(split: Any, column: str) -> tuple[np.ndarray, np.ndarray]:
-    """One split as arrays; colour channels go first, as in CIFAR-10's own files."""
+    """Convert a split to arrays, with colour channels first, as in the files of CIFAR-10."""
     rows = split.with_format("numpy")[:]
     images, labels = np.asarray(rows[column], np.uint8), np.asarray(rows["label"], np.int64)
     return (images.transpose(0, 3, 1, 2) if images.ndim == 4 else images), labels
@@ -204,3 +232,76 @@ READERS: dict[str, Callable[..., Source]] = {
     "parquet": parquet,
     **{name: partial(_tables, name) for name in TABLES},
 }
+
+
+# Sources as memory maps: many client processes share one copy, and read only their own rows.
+#
+# The first process that needs a source writes its arrays below the cache folder ($FEDMUON_CACHE, or
+# fedmuon/ in the user's cache). The name of the folder hashes everything that the arrays depend on.
+
+Stamp = tuple[tuple[str, int, int], ...]
+VERSION = 2  # of the stored arrays; increase it when a reader changes
+
+
+def mapped(name: str, options: tuple[tuple[str, Any], ...]) -> Source:
+    """Return a source with memory-mapped inputs; it is read again if it cannot be cached."""
+    return _mapped(name, options, stamp(name, options))
+
+
+def stamp(name: str, options: tuple[tuple[str, Any], ...]) -> Stamp:
+    """The path, size and time of every file that a source is read from."""
+    files, folder = _origin(name, dict(options)), dict(options).get("folder")
+    if not files and folder:
+        place = Path(folder).expanduser()
+        files = [place, *(sorted(place.rglob("*")) if place.is_dir() else ())]
+        files = [file for file in files if file.is_file()]
+    return tuple((str(file), file.stat().st_size, file.stat().st_mtime_ns) for file in files)
+
+
+@lru_cache(maxsize=4)
+def _mapped(name: str, options: tuple[tuple[str, Any], ...], held: Stamp) -> Source:
+    if not _origin(name, dict(options)):
+        return read(name, **dict(options))
+    key = hashlib.sha256(repr((VERSION, name, options, [*held])).encode()).hexdigest()[:16]
+    home = Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser()
+    place = Path(os.environ.get("FEDMUON_CACHE") or home / "fedmuon") / f"{name}-{key}"
+    if not place.exists():
+        source = read(name, **dict(options))
+        with contextlib.suppress(OSError):
+            _write(source, place)
+        if not place.exists():
+            return source
+    return _open(name, place)
+
+
+def _origin(name: str, options: dict[str, Any]) -> list[Path]:
+    """The files that a source is read from; none if it is generated or comes from the hub."""
+    if name == "mnist5k":
+        return [path] if (path := mnist5k_path()) else []
+    if name == "text":
+        return text_files(options["folder"]) if options.get("folder") else []
+    folder = found_folder(name, options.get("folder", "")) if name in FILES else None
+    return sorted(file for file in folder.rglob("*") if file.is_file()) if folder else []
+
+
+def _write(source: Source, place: Path) -> None:
+    """Write all arrays or none: the folder appears by a rename. The first of two writers wins."""
+    place.parent.mkdir(parents=True, exist_ok=True)
+    draft = Path(tempfile.mkdtemp(dir=place.parent))
+    try:
+        np.save(draft / "inputs.npy", source.inputs, allow_pickle=False)
+        np.save(draft / "labels.npy", source.labels, allow_pickle=False)
+        official = -1 if source.official_test is None else source.official_test
+        facts = np.array([source.classes, official, source.vocabulary])
+        np.save(draft / "facts.npy", facts, allow_pickle=False)
+        draft.rename(place)
+    finally:
+        shutil.rmtree(draft, ignore_errors=True)
+
+
+def _open(name: str, place: Path) -> Source:
+    inputs = np.load(place / "inputs.npy", mmap_mode="r", allow_pickle=False)
+    labels = np.load(place / "labels.npy", allow_pickle=False)
+    classes, official, vocabulary = np.load(place / "facts.npy", allow_pickle=False).tolist()
+    start = None if official < 0 else official
+    return Source(name, inputs, labels, classes, start, str(place), vocabulary)

@@ -1,7 +1,7 @@
-"""Made-up tables and sentences in the files of E2E and DART, for where the corpora are not at hand.
+"""Synthetic tables and sentences in the file formats of E2E and DART, if the corpora are missing.
 
-Nothing in them is from the corpora: places, names and wordings are this file's own. `restaurants`
-are what a private run learns; `lodgings`, with other names and wordings, may be public.
+They contain nothing from the corpora. A private run can learn `restaurants`, with `lodgings`, which
+has other names and wordings, as public data.
 """
 
 import csv
@@ -16,8 +16,8 @@ import numpy as np
 from fedmuon.core.errors import InputError
 from fedmuon.core.rng import Draw, generator
 
-PARTS = {"train": 0.8, "dev": 0.1, "test": 0.1}  # of the tables
-LEAST, MOST = 10, 5000  # tables: each part has one, and there are more than so many
+PARTS = {"train": 0.8, "dev": 0.1, "test": 0.1}  # shares of the tables
+LEAST, MOST = 10, 5000  # number of tables: each part has one, and more different ones exist
 FORMATS = ("e2e", "dart")
 SYLLABLES = ("ba", "do", "ka", "li", "mo", "na", "po", "ra", "su", "ti", "vel", "zan")
 # Domain -> field -> its values, and two wordings of each.
@@ -40,7 +40,23 @@ DOMAINS: dict[str, dict[str, tuple[tuple[str, ...], tuple[str, str]]]] = {
 def make_text(
     folder: str | Path, form: str, tables: int = 500, domain: str = "restaurants", seed: int = 0
 ) -> list[Path]:
-    """Write made-up-train, -dev and -test; no table is in two. A table has a sentence or two."""
+    """Write made-up-train, -dev and -test with one or two sentences per table.
+
+    No table is in two parts.
+
+    Args:
+        folder: Where to write.
+        form: `e2e` or `dart`.
+        tables: Number of tables.
+        domain: `restaurants` or `lodgings`.
+        seed: Seed of all draws.
+
+    Returns:
+        The files.
+
+    Raises:
+        InputError: If an option is out of range or the folder is not writable.
+    """
     if form not in FORMATS or domain not in DOMAINS:
         raise InputError(
             f"no text of the format {form} is made up about {domain}: choose a format of "
@@ -80,18 +96,15 @@ def _entries(tables: int, domain: str, seed: int) -> list[Entry]:
     rng = generator(seed, Draw.SYNTHETIC, block=list(DOMAINS).index(domain))
     found: dict[str, Entry] = {}
     while len(found) < tables:
-        fields = _fields(domain, rng)
+        # A name, the first field, and each of the others with probability 1/2.
+        name = "".join(_pick(SYLLABLES, rng) for _ in range(2)).capitalize()
+        _, first, *others = DOMAINS[domain]
+        kept = [first, *(field for field in others if rng.random() < 0.5)]
+        values = {field: _pick(DOMAINS[domain][field][0], rng) for field in kept}
+        fields = {"name": name, **values}
         sentences = {_sentence(domain, fields, rng) for _ in range(2)}
         found.setdefault(str(fields), (fields, sorted(sentences)))
     return list(found.values())
-
-
-def _fields(domain: str, rng: np.random.Generator) -> dict[str, str]:
-    """A name, a first field, and each of the others by a coin."""
-    name = "".join(_pick(SYLLABLES, rng) for _ in range(2)).capitalize()
-    _, first, *others = DOMAINS[domain]
-    kept = [first, *(field for field in others if rng.random() < 0.5)]
-    return {"name": name, **{field: _pick(DOMAINS[domain][field][0], rng) for field in kept}}
 
 
 def _sentence(domain: str, fields: dict[str, str], rng: np.random.Generator) -> str:

@@ -1,8 +1,7 @@
-"""Text as tokens and back, and as windows of them: Python's own documentation, or any local files.
+"""Text as windows of tokens: Python's own documentation, local files, tables with sentences.
 
-Tokens are bytes, or the pieces of a tokenizer kept in a local folder.
-
-A sample is T + 1 bytes in a row: T of them are seen, and each is followed by the one to predict.
+Tokens are bytes, or those of a tokenizer in a local folder. A sample is T + 1 consecutive tokens:
+each of the first T is read, and the one after it is predicted.
 """
 
 import csv
@@ -21,17 +20,18 @@ from fedmuon.core.errors import InputError
 from fedmuon.core.files import read_bytes, read_text
 from fedmuon.data.source import Source
 
-BYTES = 256  # the vocabulary
+BYTES = 256  # size of the vocabulary of bytes
 GROUPS = 10
-HELD_OUT = 5  # one byte in so many is for testing
+HELD_OUT = 5  # one byte out of this many is for testing
 
 
 def pydoc(context: int = 64) -> Source:
-    """What `help()` knows about the language, inputs [n, T + 1]; the text is that of this Python.
+    """Read the topics of `help()` in the running Python, as windows [n, T + 1].
 
-    Labels are ten groups of topics, alike in length as far as topics go. Topics quote each other:
-    a paragraph that an earlier one repeats is left out, so that no test window was trained on.
+    Labels are ten groups of topics, of about equal length. Topics quote each other, so a repeated
+    paragraph is left out. Otherwise test windows could occur in the train part.
     """
+    # Imported here: half a megabyte of text, which only this source needs.
     from pydoc_data import topics
 
     held: list[list[bytes]] = [[] for _ in range(GROUPS)]
@@ -42,7 +42,7 @@ def pydoc(context: int = 64) -> Source:
 
 
 def text(folder: str | Path = "", context: int = 64) -> Source:
-    """A text file, whose labels are its ten parts, or a folder of files, each of a label."""
+    """Read a text file, whose ten parts are the labels, or a folder with one label per file."""
     files = text_files(folder) if folder else []
     if not files:
         raise InputError(
@@ -57,7 +57,7 @@ def text(folder: str | Path = "", context: int = 64) -> Source:
 
 
 def text_files(folder: str | Path) -> list[Path]:
-    """The file itself, or the visible files of a folder, by name."""
+    """The file itself, or the visible files of a folder, sorted by name."""
     place = Path(folder).expanduser()
     if place.is_file():
         return [place]
@@ -66,14 +66,16 @@ def text_files(folder: str | Path) -> list[Path]:
 
 
 def windows(tokens: np.ndarray, context: int) -> np.ndarray:
-    """Tokens [l] -> windows [(l - 1) // T, T + 1], one after the other: each begins with the last
-    token of the one before it, which is predicted there and only seen here."""
+    """Cut tokens [l] into consecutive windows [(l - 1) // T, T + 1].
+
+    A window begins with the last token of the window before it, which is predicted only there.
+    """
     count = max(0, (len(tokens) - 1) // context)
     return tokens[np.arange(count)[:, None] * context + np.arange(context + 1)]
 
 
 def _once(topics: Mapping[str, str]) -> Iterator[bytes]:
-    """Topics from the longest to the shortest, without the paragraphs that came before."""
+    """Yield topics from the longest to the shortest, without paragraphs that occurred before."""
     known: set[str] = set()
     for _, topic in sorted(topics.items(), key=lambda item: (-len(item[1]), item[0])):
         yield "\n\n".join(_fresh(topic.split("\n\n"), known)).encode()
@@ -87,8 +89,10 @@ def _fresh(paragraphs: Iterable[str], known: set[str]) -> Iterator[str]:
 
 
 def _source(name: str, groups: list[bytes], context: int, where: str) -> Source:
-    """Windows of each group's first four fifths, by group, then those of the last fifths: train
-    and test windows share no byte."""
+    """Windows of the first four fifths of each group, and then of the last fifths, for testing.
+
+    Train and test windows share no byte.
+    """
     tokens = [np.frombuffer(group, np.uint8) for group in groups]
     cuts = [len(group) - len(group) // HELD_OUT for group in tokens]
     parts = [windows(group[:cut], context) for group, cut in zip(tokens, cuts, strict=True)]
@@ -106,28 +110,28 @@ def _source(name: str, groups: list[bytes], context: int, where: str) -> Source:
 
 @dataclass(frozen=True)
 class Tokens:
-    """A vocabulary whose last token, END, is in no text; `pieces` is None for bytes."""
+    """A vocabulary whose last token, END, occurs in no text; `pieces` is None for bytes."""
 
     vocabulary: int
     pieces: Any = None
 
     @property
     def end(self) -> int:
-        """END."""
+        """The token END."""
         return self.vocabulary - 1
 
     def encode(self, text: str) -> list[int]:
-        """Text -> tokens, none of them END."""
+        """Convert text to tokens, without END."""
         if self.pieces is None:
             return list(text.encode())
         return self.pieces.encode(text, add_special_tokens=False)
 
     def prompt(self, table: str) -> list[int]:
-        """What a sentence about the table is to go on from."""
+        """The tokens that a sentence about a table follows."""
         return [*self.encode(table), self.end]
 
     def decode(self, tokens: Sequence[int]) -> str:
-        """Tokens up to the first END -> text; bytes that are no UTF-8 are marked."""
+        """Convert tokens up to the first END to text; invalid UTF-8 is marked."""
         kept = list(tokens)
         kept = kept[: kept.index(self.end)] if self.end in kept else kept
         text = bytes(kept).decode(errors="replace") if self.pieces is None else (
@@ -138,10 +142,11 @@ class Tokens:
 
 @lru_cache(maxsize=2)
 def tokens_of(folder: str) -> Tokens:
-    """Bytes, or GPT-2's pieces from the files of its tokenizer in a folder; nothing is fetched."""
+    """The tokens of GPT-2's tokenizer in a local folder, or bytes; nothing is downloaded."""
     if not folder:
         return Tokens(BYTES + 1)
     try:
+        # Imported here: transformers is optional, and takes seconds to load.
         from transformers import AutoTokenizer
     except ImportError:
         raise InputError(
@@ -166,19 +171,19 @@ def tokens_of(folder: str) -> Tokens:
 
 # Tables and sentences about them, in the files of E2E and DART, as windows of tokens.
 #
-# E2E is CSV with the columns mr and ref; DART is a JSON list of {"tripleset": [[subject,
-# relation, object], ...], "annotations": [{"source": ..., "text": ...}, ...]}. Files whose names
-# contain train, dev and test are the parts of that name.
+# E2E is CSV with the columns mr and ref. DART is a JSON list of {"tripleset": [[subject, relation,
+# object], ...], "annotations": [{"source": ..., "text": ...}, ...]}. The names of the files contain
+# train, dev or test.
 #
-# A sample is `table END sentence END END ...`, T + 1 tokens long (000, Appendix: `source <bos>
-# target <eos>`): what is to be predicted begins after the first END, and ends with the second.
+# A sample is `table END sentence END END ...`, T + 1 tokens long (DP-Muon, Appendix: `source <bos>
+# target <eos>`). The tokens to predict begin after the first END and end with the second.
 
 PARTS = ("train", "dev", "test")
 
 
 @dataclass(frozen=True)
 class Pair:
-    """A table as text, one sentence about it, and how many fields the table has."""
+    """A table as text, one sentence about it, and the number of fields of the table."""
 
     table: str
     sentence: str
@@ -186,10 +191,16 @@ class Pair:
 
 
 def table_text(name: str, folder: str | Path, context: int, tokenizer: str = "") -> Source:
-    """Windows [n, T + 1] of the train part, then of the test part (of dev where there is none).
+    """Read windows [n, T + 1] of the train part, and of the test part (or dev if it is missing).
 
-    Pairs that do not fit into a window are left out, as in 000; labels tell how many fields a table
-    has. END is token V - 1.
+    Pairs that do not fit into a window are left out, as in DP-Muon. Labels are numbered by the
+    number of fields of the table. END is token V - 1.
+
+    Args:
+        name: `e2e` or `dart`.
+        folder: Folder with the files.
+        context: T.
+        tokenizer: Folder of a tokenizer, or empty for bytes.
     """
     tokens, parts = tokens_of(tokenizer), corpus(name, folder)
     held_out = parts.get("test") or parts.get("dev") or []
@@ -217,7 +228,7 @@ def table_text(name: str, folder: str | Path, context: int, tokenizer: str = "")
 
 
 def corpus(name: str, folder: str | Path) -> dict[str, list[Pair]]:
-    """The pairs of each part that has a file; train is always there."""
+    """Read the pairs of each part that has a file; the part train is required."""
     files = table_files(name, folder)
     if "train" not in files:
         raise InputError(
@@ -228,7 +239,7 @@ def corpus(name: str, folder: str | Path) -> dict[str, list[Pair]]:
 
 
 def table_files(name: str, folder: str | Path) -> dict[str, Path]:
-    """The file of each part in a folder, the first by name."""
+    """The file of each part in a folder: the first by name."""
     place = Path(folder).expanduser()
     found = sorted(place.glob(f"*{SUFFIXES[name]}")) if place.is_dir() else []
     parts = {part: [file for file in found if part in file.stem.lower()] for part in PARTS}
@@ -236,7 +247,7 @@ def table_files(name: str, folder: str | Path) -> dict[str, Path]:
 
 
 def prompts(pairs: Sequence[Pair]) -> dict[str, list[str]]:
-    """The sentences about each table, by the table, in the order of the file."""
+    """Map each table to its sentences, in the order of the file."""
     found: dict[str, list[str]] = {}
     for pair in pairs:
         found.setdefault(pair.table, []).append(pair.sentence)
@@ -244,26 +255,26 @@ def prompts(pairs: Sequence[Pair]) -> dict[str, list[str]]:
 
 
 def read_e2e(file: Path) -> Iterator[Pair]:
-    """Rows of a CSV file: name[The Punter], food[Thai] -> one sentence."""
+    """Yield the rows of a CSV file: name[The Punter], food[Thai] with one sentence."""
+    rows = csv.DictReader(io.StringIO(_text(file), newline=""))
     try:
-        yield from _e2e_rows(file)
+        if not {"mr", "ref"} <= set(rows.fieldnames or ()):
+            raise InputError(
+                f"{file} has no columns mr and ref in its first line: it is no E2E file"
+            )
+        for row in rows:
+            table, sentence = (" ".join((row[key] or "").split()) for key in ("mr", "ref"))
+            if not table or not sentence:
+                raise InputError(
+                    f"{file}, line {rows.line_num}: mr or ref is empty: mend that line"
+                )
+            yield Pair(table, sentence, table.count("["))
     except csv.Error as error:
         raise InputError(f"{file} is no CSV ({error}): it is no E2E file") from None
 
 
-def _e2e_rows(file: Path) -> Iterator[Pair]:
-    rows = csv.DictReader(io.StringIO(_text(file), newline=""))
-    if not {"mr", "ref"} <= set(rows.fieldnames or ()):
-        raise InputError(f"{file} has no columns mr and ref in its first line: it is no E2E file")
-    for row in rows:
-        table, sentence = (" ".join((row[key] or "").split()) for key in ("mr", "ref"))
-        if not table or not sentence:
-            raise InputError(f"{file}, line {rows.line_num}: mr or ref is empty: mend that line")
-        yield Pair(table, sentence, table.count("["))
-
-
 def read_dart(file: Path) -> Iterator[Pair]:
-    """Entries of a JSON list; every annotation of a set of triples is a pair (000, Appendix)."""
+    """Yield the annotations of a JSON list, each with its triples (DP-Muon, Appendix)."""
     try:
         entries = json.loads(_text(file))
     except ValueError:

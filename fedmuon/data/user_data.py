@@ -1,4 +1,4 @@
-"""Arrays of what a user hands over as samples: arrays, tensors, tables, or sequences of them."""
+"""A user's own samples as a source: arrays, tensors, torch Datasets, tables, or files of these."""
 
 import csv
 import hashlib
@@ -21,7 +21,15 @@ DENSE = "convert it to a dense array with {}, if it fits into memory"
 
 
 def pair_of(data: Any, name: str = "data") -> tuple[np.ndarray, np.ndarray]:
-    """Inputs and labels of what was given as the argument `name`."""
+    """Convert the argument `name` to inputs and labels.
+
+    Args:
+        data: (inputs, labels), a torch Dataset of pairs, or a Bunch of scikit-learn.
+        name: Name of the argument, for errors.
+
+    Raises:
+        InputError: If the samples are of another kind.
+    """
     if _has_columns(data) or _is_tensor(data) or hasattr(data, "__array__") or _is_sparse(data):
         mend = f"{name}=(frame.drop(columns='label'), frame['label'])"
         mend = mend if _has_columns(data) else f"{name}=(inputs, labels)"
@@ -31,7 +39,11 @@ def pair_of(data: Any, name: str = "data") -> tuple[np.ndarray, np.ndarray]:
         )
     if isinstance(data, Mapping):
         data = _of_bunch(data, name)
-    elif not isinstance(data, tuple | list) and _is_dataset(data):
+    elif (
+        not isinstance(data, tuple | list)
+        and hasattr(data, "__getitem__")
+        and hasattr(data, "__len__")
+    ):
         data = _of_dataset(data, name)
     if not isinstance(data, tuple | list) or len(data) != 2:
         raise InputError(f"{name} of type {_kind(data)} are no samples: {MEND}")
@@ -40,17 +52,13 @@ def pair_of(data: Any, name: str = "data") -> tuple[np.ndarray, np.ndarray]:
 
 
 def _of_bunch(data: Mapping[Any, Any], name: str) -> tuple[Any, Any]:
-    """The pair in a Bunch of scikit-learn."""
+    """The inputs and labels in a Bunch of scikit-learn."""
     if not {"data", "target"} <= data.keys():
         raise InputError(
             f"{name} is a {_kind(data)} without the entries 'data' and 'target': give "
             f"{name}=(inputs, labels)"
         )
     return data["data"], data["target"]
-
-
-def _is_dataset(data: Any) -> bool:
-    return hasattr(data, "__getitem__") and hasattr(data, "__len__")
 
 
 def _of_dataset(data: Any, name: str) -> tuple[list[Any], list[Any]]:
@@ -70,7 +78,7 @@ def _of_dataset(data: Any, name: str) -> tuple[list[Any], list[Any]]:
 
 
 def as_array(part: Any, what: str) -> np.ndarray:
-    """The values of an array, a tensor or a table, or of a sequence of arrays or tensors."""
+    """Convert an array, a tensor, a table, or a sequence of arrays or tensors to an array."""
     if problem := _problem(part):
         raise InputError(f"{what} {problem}")
     if _is_tensor(part):
@@ -81,13 +89,13 @@ def as_array(part: Any, what: str) -> np.ndarray:
         part = [_plain(one, what) for one in part]
     try:
         return np.asarray(part)
-    except Exception as error:  # of any library's object
+    except Exception as error:  # raised by an object of any library
         why = str(error) or type(error).__name__
         raise InputError(f"the samples are not alike ({why}): {MEND}") from None
 
 
 def _problem(part: Any) -> str:
-    """Why numpy would read other values than those meant, if so."""
+    """Why numpy would read wrong values; empty if it would not."""
     if _is_sparse(part):
         return f"are a sparse {_kind(part)}: {DENSE.format('.toarray()')}"
     if isinstance(part, Mapping | Set):
@@ -98,18 +106,18 @@ def _problem(part: Any) -> str:
 
 
 def _plain(one: Any, what: str) -> Any:
-    """An entry of a sequence, converted where numpy would not see its values."""
+    """Convert an entry of a sequence if numpy would not read its values."""
     return as_array(one, what) if _is_tensor(one) or _problem(one) else one
 
 
 def _is_tensor(part: Any) -> bool:
-    torch = sys.modules.get("torch")  # without which there is none
+    torch = sys.modules.get("torch")  # if torch is not loaded, there is no tensor
     return torch is not None and isinstance(part, torch.Tensor)
 
 
 def _of_tensor(part: Any, what: str) -> np.ndarray:
-    """The values of a tensor; floats that numpy lacks become float32, which holds them exactly."""
-    import torch  # which has made the tensor
+    """The values of a tensor. Floats that numpy lacks become float32, which is exact."""
+    import torch  # here, because arrays need no torch; it has made the tensor, so it is loaded
 
     if problem := storage_problem(part):
         raise InputError(f"{what} are {problem}")
@@ -127,7 +135,7 @@ def _of_tensor(part: Any, what: str) -> np.ndarray:
 
 
 def storage_problem(tensor: Any) -> str:
-    """Why the tensor's entries cannot be read as they are, if so, and what to do."""
+    """Why the entries of a tensor cannot be read, and what to do; empty if they can."""
     if tensor.is_nested:
         return "a nested tensor, whose rows may differ in length: pad it to one shape"
     if tensor.is_meta:
@@ -140,12 +148,12 @@ def storage_problem(tensor: Any) -> str:
 
 
 def _is_sparse(part: Any) -> bool:
-    """Whether it is a sparse matrix of scipy, or one like it."""
+    """Whether it is a sparse matrix of scipy or similar."""
     return hasattr(part, "toarray") and hasattr(part, "nnz")
 
 
 def _has_columns(part: Any) -> bool:
-    """Whether it is a table with named columns: of pandas, polars, pyarrow and the like."""
+    """Whether it is a table with named columns, as those of pandas, polars and pyarrow."""
     return not isinstance(part, Mapping) and (
         hasattr(part, "__dataframe__")
         or (hasattr(part, "columns") and hasattr(part, "to_numpy"))
@@ -162,8 +170,8 @@ def _of_table(frame: Any, what: str) -> np.ndarray:
 
 
 def _columns(frame: Any) -> Iterator[tuple[Any, Any]]:
-    """The names and columns of a table, whichever library's it is."""
-    if hasattr(frame, "items"):  # pandas; a name may stand there twice
+    """Yield the names and columns of a table of any library."""
+    if hasattr(frame, "items"):  # pandas; a name may occur twice
         yield from frame.items()
     elif hasattr(frame, "iter_columns"):  # polars
         yield from ((one.name, one) for one in frame.iter_columns())
@@ -194,11 +202,20 @@ def _kind(what: Any) -> str:
     return type(what).__name__
 
 
-# Samples of the user's own as a source: arrays, tensors, a torch Dataset, or a table in a file.
+# Sources.
 
 
 def as_source(data: Any, test: Any = None, where: str = "given") -> Source:
-    """What was given as `data`; samples of `test` come after them, as the source's test part."""
+    """Convert the arguments `data` and `test` to a source.
+
+    Args:
+        data: A Source, or samples as in `pair_of`.
+        test: Samples that become the official test part; not with a Source.
+        where: Where the samples come from, for messages.
+
+    Raises:
+        InputError: If the samples are unsuitable.
+    """
     if isinstance(data, Source):
         if test is not None:
             raise InputError(
@@ -235,7 +252,7 @@ def _arrays(data: Any, name: str = "data") -> tuple[np.ndarray, np.ndarray]:
 
 
 def digest(source: Source) -> str:
-    """A hash of the samples, by which a resumed run knows them again."""
+    """A hash of the samples, by which a resumed run recognizes them."""
     found = hashlib.sha256()
     for array in (source.inputs, source.labels):
         found.update(f"{array.dtype} {array.shape}".encode())
@@ -246,18 +263,21 @@ def digest(source: Source) -> str:
 def npz(
     folder: str = "", inputs: str = "inputs", label: str = "labels", client: str = ""
 ) -> Source:
-    """An .npz file with an array of inputs and one of labels; `client` names one for `column`."""
+    """Read an .npz file with an array of inputs and one of labels.
+
+    `client` names an array with the owner of each sample, for the partition `column`.
+    """
     path = _file(folder, "npz")
     try:
         with np.load(require_regular(path), allow_pickle=False) as held:
             arrays = {name: held[name] for name in held.files}
-    except Exception as error:  # numpy and zipfile end in many ways
+    except Exception as error:  # numpy and zipfile raise many kinds of errors
         raise InputError(f"{path} is no readable .npz file ({error})") from None
     return _from_columns(path, arrays, label, client, lambda: _taken(path, arrays, inputs))
 
 
 def comma_separated(folder: str = "", label: str = "label", client: str = "") -> Source:
-    """A .csv file with a head: the column `label`, perhaps one of clients, all others inputs."""
+    """Read a .csv file with a header: a column of labels, perhaps one of clients, and inputs."""
     path = _file(folder, "csv")
     try:
         rows = list(csv.reader(io.StringIO(read_text(path))))
@@ -270,16 +290,17 @@ def comma_separated(folder: str = "", label: str = "label", client: str = "") ->
 
 
 def parquet(folder: str = "", label: str = "label", client: str = "") -> Source:
-    """A .parquet file, as `comma_separated`; needs pyarrow."""
+    """Read a .parquet file like a .csv file; needs pyarrow."""
     path = _file(folder, "parquet")
     try:
+        # Imported here: pyarrow is optional.
         from pyarrow import parquet as reader  # pyright: ignore[reportMissingImports]
     except ImportError:
         raise InputError("parquet files need pyarrow: pip install pyarrow") from None
     try:
         table = reader.read_table(require_regular(path))
         columns = {name: np.asarray(table[name].to_numpy()) for name in table.column_names}
-    except Exception as error:  # pyarrow's own
+    except Exception as error:  # pyarrow raises its own errors
         raise InputError(f"{path} is no readable Parquet file ({error})") from None
     return _from_columns(path, columns, label, client)
 
@@ -293,11 +314,16 @@ def _from_columns(
 ) -> Source:
     labels = _taken(path, columns, label)
     owners = _codes(_taken(path, columns, client)) if client else None
-    if labels.dtype.kind not in "iuf":  # words are numbered in their order
+    if labels.dtype.kind not in "iuf":  # words are numbered in alphabetical order
         labels = _codes(labels)
     others = [name for name in columns if name not in (label, client)]
     if inputs is None:
-        held = np.stack([_real(path, name, columns[name]) for name in others], 1)
+        for name in others:
+            if columns[name].dtype.kind not in "iufb":
+                raise InputError(
+                    f"{path}: column {name!r} holds words: number them, or leave it out"
+                )
+        held = np.stack([columns[name].astype(np.float64) for name in others], 1)
     else:
         held = inputs()
     return replace(as_source((held, labels), where=str(path)), name=path.stem, owner=owners)
@@ -317,7 +343,7 @@ def _taken(path: Path, columns: Mapping[str, np.ndarray], name: str) -> np.ndarr
 
 
 def _numbers(column: tuple[str, ...]) -> np.ndarray:
-    """Integers, else reals, else the words themselves."""
+    """The column as integers, else as reals, else as words."""
     for kind in (np.int64, np.float64):
         try:
             return np.array(column).astype(kind)
@@ -326,12 +352,6 @@ def _numbers(column: tuple[str, ...]) -> np.ndarray:
     return np.array(column)
 
 
-def _real(path: Path, name: str, column: np.ndarray) -> np.ndarray:
-    if column.dtype.kind not in "iufb":
-        raise InputError(f"{path}: column {name!r} holds words: number them, or leave it out")
-    return column.astype(np.float64)
-
-
 def _codes(column: np.ndarray) -> np.ndarray:
-    """Its distinct values, numbered in their order."""
+    """Number the distinct values in their order."""
     return np.unique(column, return_inverse=True)[1].astype(np.int64)

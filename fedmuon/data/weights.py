@@ -1,4 +1,7 @@
-"""Stored parameters of a network, from safetensors alone: reading them runs no code."""
+"""Stored parameters of a network, from safetensors files only: reading them runs no code.
+
+A separate module, so that commands that read no weights need not load safetensors.
+"""
 
 from hashlib import sha256
 from pathlib import Path
@@ -11,7 +14,7 @@ from fedmuon.core.files import require_regular
 
 
 def read_weights(place: str | Path) -> dict[str, np.ndarray]:
-    """Every array of a .safetensors file, or of all such files in a folder, by name."""
+    """Read the arrays of a .safetensors file, or of all such files in a folder, by name."""
     path = Path(place).expanduser()
     files = [path] if path.is_file() else sorted(path.glob("*.safetensors"))
     if not files:
@@ -23,7 +26,7 @@ def read_weights(place: str | Path) -> dict[str, np.ndarray]:
 
 
 def weights_digest(place: str | Path) -> str:
-    """Of the arrays' names, types and numbers."""
+    """A hash of the names, types and values of the arrays."""
     found = sha256()
     for name, array in sorted(read_weights(place).items()):
         found.update(f"{name} {array.dtype} {array.shape}\n".encode())
@@ -39,5 +42,5 @@ def _arrays(file: Path) -> dict[str, np.ndarray]:
         raise InputError(
             f"[task] weights: {file} is no readable safetensors file ({error}): get it again"
         ) from None
-    # numpy knows no bfloat16.
+    # numpy has no bfloat16.
     return {name: (v.float() if v.itemsize < 4 else v).numpy() for name, v in held.items()}

@@ -21,10 +21,9 @@ from fedmuon.core.choices import TABLES, TEXTS, is_own
 from fedmuon.core.errors import InputError
 from fedmuon.core.tables import Scalar
 from fedmuon.data.federated import FederatedData, federate
-from fedmuon.data.mapped import Stamp, mapped, stamp
 from fedmuon.data.neighbours import Neighbours
 from fedmuon.data.source import Source
-from fedmuon.data.sources import read
+from fedmuon.data.sources import Stamp, mapped, read, stamp
 from fedmuon.data.weights import read_weights
 from fedmuon.federated import build_recipe
 from fedmuon.federated.deal import deal, fitted, own_source
@@ -42,7 +41,7 @@ from fedmuon.optim.schedules import heavy_tailed
 from fedmuon.tasks import decoder as decoders
 from fedmuon.tasks.base import Task
 from fedmuon.tasks.decoder import Form, decoder, gpt2_law, next_tokens, sentence_tokens
-from fedmuon.tasks.lora import adapted, beside_zero
+from fedmuon.tasks.lora import adapted, lora_law
 from fedmuon.tasks.matrix import MatrixTask
 from fedmuon.tasks.matrix_kernels import compiles, fastest, supported
 from fedmuon.tasks.models import network, with_channels
@@ -205,7 +204,7 @@ def _decoder(
     network = decoder(form)
     if rank:
         like = torch.empty(0, dtype=dtype, device=device)
-        network, start = adapted(network, rank, read_weights(weights), like), beside_zero
+        network, start = adapted(network, rank, read_weights(weights), like), lora_law
     return NetworkTask(network, shape, dtype, device, targets=targets, start=start)
 
 

@@ -50,7 +50,8 @@ def sums(
 
     loss = torch.zeros(stack, dtype=torch.float64, device=labels.device)
     means: dict[str, Tensor] = {}
-    for more, measured in spread([partial(look, at) for at in range(0, rows, step)], task.apart):
+    looks = [partial(look, at) for at in range(0, rows, step)]
+    for more, measured in spread(looks, task.thread_safe):
         loss += more
         for name, value in measured.items():
             means[name] = means.get(name, 0) + value

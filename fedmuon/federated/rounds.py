@@ -245,7 +245,7 @@ def client_updates(
     ]
 
     def computed() -> list[Reply]:
-        return [reply for some in spread(work, task.apart and recipe.apart) for reply in some]
+        return [reply for some in spread(work, task.thread_safe and recipe.apart) for reply in some]
 
     if recipe.mechanism is not None and not recipe.mechanism.again:
         return computed()

@@ -10,9 +10,9 @@ from fedmuon.config.load import Config
 from fedmuon.config.user_objects import own_objects
 from fedmuon.core.errors import InputError
 from fedmuon.core.rng import Draw, generator
-from fedmuon.data.mapped import mapped
 from fedmuon.data.neighbours import Neighbours
 from fedmuon.data.source import Source, flat_rows
+from fedmuon.data.sources import mapped
 from fedmuon.federated.build import options_of, plan, resolve, task
 from fedmuon.federated.build_recipe import recipe
 from fedmuon.federated.deal import deal, dealing, own_source, require_same_samples

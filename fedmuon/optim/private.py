@@ -37,10 +37,8 @@ from fedmuon.optim.routing import routing_table
 from fedmuon.privacy.accounting.composition import Answer, account, event, merge
 from fedmuon.privacy.accounting.dominating_pairs import Event
 from fedmuon.privacy.noise_visibility import CAVEATS, uncertified
-from fedmuon.tasks.base import Batch, Params
-from fedmuon.tasks.losses import Loss, cross_entropy
-from fedmuon.tasks.networks import NetworkTask
-from fedmuon.tasks.thread_copies import stateless
+from fedmuon.tasks.base import Batch, Loss, Params, cross_entropy
+from fedmuon.tasks.networks import NetworkTask, stateless
 from fedmuon.tasks.user_task import each_checked, require_numbers
 
 

@@ -15,7 +15,7 @@ from torch.nn.modules.batchnorm import _NormBase
 
 from fedmuon.core.errors import InputError
 from fedmuon.optim.matrices import matrix_shape
-from fedmuon.tasks.layers import owned
+from fedmuon.tasks.models import owned
 
 FUSED = {"in_proj_weight": 3, "c_attn": 3, "qkv": 3}  # part of a name -> matrices in one
 _EMBEDDINGS = (nn.Embedding, nn.EmbeddingBag)

@@ -1,6 +1,6 @@
-"""What a task is: loss and gradients as pure functions of a stack of parameters.
+"""The interface of a task: loss and gradients as pure functions of a stack of parameters.
 
-Parameters are `dict[str, Tensor]` whose first axis is the replica: S coupled runs held as one.
+Parameters are `dict[str, Tensor]` whose first axis is the replica: S coupled runs in one stack.
 """
 
 from collections.abc import Callable, Sequence
@@ -11,7 +11,10 @@ from typing import Any, Protocol
 import numpy as np
 import torch
 from torch import Tensor
+from torch.func import vmap
+from torch.nn import functional
 
+from fedmuon.core.errors import InputError
 from fedmuon.tasks.per_example.clipping import Clipping
 
 Params = dict[str, Tensor]
@@ -20,9 +23,11 @@ Points = Sequence[tuple[float, Params]]  # sum_k c_k (gradient at X_k), as the p
 
 @dataclass(frozen=True)
 class Replaced:
-    """Samples that differ in some replicas: replica `replica[t]` has, at row `position[t]` of the
-    batch, the sample (`inputs[t]`, `labels[t]`) instead of the shared one. All have length T, and
-    no replica appears twice."""
+    """Samples that differ in some replicas.
+
+    Replica `replica[t]` has the sample (`inputs[t]`, `labels[t]`) instead of the shared one at row
+    `position[t]` of the batch. All have length T, and no replica appears twice.
+    """
 
     replica: Tensor
     position: Tensor
@@ -32,9 +37,9 @@ class Replaced:
 
 @dataclass(frozen=True)
 class Batch:
-    """Rows that all replicas share, inputs [n, d] and labels [n], and those that differ.
+    """Rows that all replicas share, inputs [n, d] and labels [n], and rows that differ.
 
-    Images are laid out as rows too; a network knows their shape.
+    Images are flattened to rows, too; a network knows their shape.
     """
 
     inputs: Tensor
@@ -43,13 +48,15 @@ class Batch:
 
 
 def joined(found: Sequence[Any], axis: int = 0) -> Any:
-    """Tensors, or tuples and dictionaries of them -> the same, one after the other along an axis;
-    one alone is not copied."""
+    """Concatenate tensors, or tuples and dictionaries of them, along an axis.
+
+    A single one is not copied.
+    """
     return found[0] if len(found) == 1 else _combined(found, partial(torch.cat, dim=axis))
 
 
 def stacked(found: Sequence[Any]) -> Any:
-    """The same with a new first axis."""
+    """Stack tensors, or tuples and dictionaries of them, along a new first axis."""
     return _combined(found, lambda each: each[0][None] if len(each) == 1 else torch.stack(each))
 
 
@@ -63,7 +70,7 @@ def _combined(found: Sequence[Any], combine: Callable[[list[Tensor]], Tensor]) -
 
 
 def blocks(tree: Params, count: int) -> list[Params]:
-    """A stack of `count` clients' replicas as a stack for each client."""
+    """Split a stack of the replicas of `count` clients into one stack per client."""
     chunks = {name: value.chunk(count) for name, value in tree.items()}
     return [{name: chunks[name][k] for name in tree} for k in range(count)]
 
@@ -73,38 +80,91 @@ class Task(Protocol):
 
     @property
     def dtype(self) -> torch.dtype:
-        """The precision of the parameters."""
+        """The dtype of the parameters."""
 
     @property
     def device(self) -> torch.device:
-        """Where they are."""
+        """The device of the parameters."""
 
     @property
     def stack_limit(self) -> int:
-        """How many parameters of a cohort's stack are worth stepping together."""
+        """The number of parameters up to which clients train faster as one stack."""
 
     @property
-    def apart(self) -> bool:
-        """Whether several threads may work at once, each on its piece."""
+    def thread_safe(self) -> bool:
+        """Whether several threads may call the task at once."""
 
     def initial(self, rng: np.random.Generator, stack: int = 1) -> Params:
-        """The first parameters, the same for all S replicas."""
+        """The initial parameters, the same for all S = `stack` replicas."""
 
     def gradient(self, params: Params, batches: Sequence[Batch]) -> tuple[Tensor, Params]:
-        """The mean loss [K S] and its gradient at the parameters of each replica.
+        """Return the mean loss [K S] and its gradient at the parameters of each replica.
 
-        The stack is K blocks of S replicas, one block for each of the K batches.
+        The stack consists of K blocks of S replicas, one block for each of the K batches.
         """
 
     def clipped(
         self, points: Points, batches: Sequence[Batch], clipping: Clipping
     ) -> tuple[Tensor, Params]:
-        """The mean loss [K S] at the last point, and the *sum* over the batch of each example's
-        sum_k c_k (gradient at X_k), clipped once. Zero for an empty batch.
+        """Return the mean loss [K S] at the last point, and the *sum* of clipped contributions.
 
-        Neither may be shown to anyone: see `fedmuon.privacy.mechanisms.gaussian`.
+        An example contributes sum_k c_k (gradient at X_k), clipped once. An empty batch gives 0.
+        Both values are private: see `fedmuon.privacy.mechanisms.gaussian`.
         """
 
     def losses(self, params: Params, batch: Batch) -> tuple[Tensor, Params]:
-        """Per-sample losses [S, n], and by name what else is measured of each sample [S, n]:
-        `accuracy`, whether its prediction is right or which share of it is."""
+        """Return per-sample losses [S, n], and per-sample metrics [S, n] by name.
+
+        `accuracy` says whether a prediction is right, or which share of it is.
+        """
+
+
+# Targets, and the loss of each sample.
+
+IGNORED = -100  # a target that the loss skips, as in torch
+Loss = Callable[[Tensor, Tensor], Tensor]  # (outputs [n, ..., c], targets [n, ...]) -> losses [n]
+Targets = Callable[[Tensor, Tensor], Tensor]  # (inputs [n, d], labels [n]) -> targets [n, ...]
+
+
+def cross_entropy(outputs: Tensor, targets: Tensor) -> Tensor:
+    """-log p_y of each sample, or its mean over the targets that are not IGNORED."""
+    each = functional.cross_entropy(
+        outputs.movedim(-1, 1), targets, reduction="none", ignore_index=IGNORED
+    )
+    return mean_of(each, targets) if each.ndim > 1 else each
+
+
+def one_at_a_time(loss: Loss) -> Loss:
+    """Wrap a loss so that it sees one sample at a time.
+
+    A clipped gradient must depend on its example alone, so no loss may depend on other samples.
+    """
+    if loss is cross_entropy:  # treats each row separately
+        return loss
+
+    def one(output: Tensor, target: Tensor) -> Tensor:
+        value = loss(output[None], target[None])
+        if value.shape != (1,):
+            raise InputError(
+                f"the loss of one sample has the shape {tuple(value.shape)}: return one value for "
+                "each sample, without a mean over them"
+            )
+        return value[0]
+
+    def each(outputs: Tensor, targets: Tensor) -> Tensor:
+        try:
+            return vmap(one)(outputs, targets)
+        except RuntimeError:  # vmap cannot trace it, for example an `if` on a value
+            return torch.stack([one(*pair) for pair in zip(outputs, targets, strict=True)])
+
+    return each
+
+
+def mean_of(values: Tensor, targets: Tensor) -> Tensor:
+    """The mean [n] of values [n, ...], which are 0 where the target is IGNORED."""
+    return values.flatten(1).sum(1) / (targets != IGNORED).flatten(1).sum(1).clamp(min=1)
+
+
+def given_labels(inputs: Tensor, labels: Tensor) -> Tensor:
+    """Use the labels as targets."""
+    return labels

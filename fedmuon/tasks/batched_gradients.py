@@ -1,10 +1,10 @@
-"""The matrix task's gradient in one pass over the samples, compiled when it is first used.
+"""The gradient of the matrix task in one pass over the samples, compiled when it is first used.
 
-A thin product, of few matrix rows, is slow as two of a library's: each reads the samples from
-memory, and the softmax between them is a dozen calls of Python. Here a block of samples stays in a
-cache for logits, softmax and pull-back. numba compiles it in some seconds, once, and keeps the
-result beside this file or in the user's cache. Sums may be reordered, as in any matrix product;
-NaN and infinity are kept.
+A thin gradient, with few matrix rows, is slow as two library products. Each reads the samples from
+memory, and the softmax between them takes a dozen Python calls. Here a block of samples stays in a
+cache for logits, softmax and pull-back. numba compiles this once, in some seconds, and caches the
+result next to this file or in the user's cache. Sums may be reordered, as in any matrix product.
+NaN and infinity are preserved.
 """
 
 import math
@@ -13,7 +13,7 @@ from typing import Any
 import numba
 import numpy as np
 
-BLOCK = 64  # samples that are in the cache at a time
+BLOCK = 64  # samples that are in the cache at the same time
 FAST = {"reassoc", "contract", "nsz"}
 
 
@@ -31,9 +31,20 @@ def slope_sums(
     total: np.ndarray,
     right: np.ndarray,
 ) -> bool:
-    """total [S, c, d] += share times the sum of gradients of 1 - p_y over the rows [n, d], and
-    right [S] += the sum of p_y, for `weight` [S, c, d]; row skip[s] counts for nothing in s. Or
-    false and nothing else, if a label is not one of 0 to c - 1."""
+    """Add gradients of 1 - p_y, summed over rows and times `share`, to `total`, and p_y to `right`.
+
+    Args:
+        inputs: Rows [n, d].
+        labels: Labels [n] from 0 to c - 1.
+        weight: Parameters [S, c, d].
+        skip: Row skip[s] is left out in replica s; -1 leaves none out.
+        share: Factor of the gradients.
+        total: Sum of gradients [S, c, d], changed in place.
+        right: Sum of p_y [S], changed in place.
+
+    Returns:
+        False, without any change, if a label is not one of 0 to c - 1; else True.
+    """
     replicas, classes, dimension = weight.shape
     least, most = 0, 0
     for label in labels:
@@ -54,7 +65,7 @@ def slope_sums(
 
 @_compiled
 def _products(rows: np.ndarray, weights: np.ndarray, out: np.ndarray) -> None:
-    """out[k, i] = <weights_k, rows_i>, four rows and five weights at a time."""
+    """out[k, i] = <weights_k, rows_i>, for four rows and five weights at a time."""
     n, dimension, zero = rows.shape[0], rows.shape[1], rows.dtype.type(0)
     fives, fours = len(weights) // 5 * 5, n // 4 * 4
     for i in range(0, fours, 4):
@@ -109,7 +120,7 @@ def _products(rows: np.ndarray, weights: np.ndarray, out: np.ndarray) -> None:
 def _slopes(
     logits: np.ndarray, labels: np.ndarray, skip: np.ndarray, share: float, right: np.ndarray
 ) -> None:
-    """Logits [S, c, n] -> share (p_y p - p_y e_y) in place, 0 at skip[s]; right[s] += sum p_y."""
+    """Replace logits [S, c, n] by share (p_y p - p_y e_y), 0 at skip[s]; right[s] += sum p_y."""
     n = len(labels)
     peak, sums, chosen = np.empty((3, n), logits.dtype)
     for s in range(len(logits)):
@@ -118,7 +129,7 @@ def _slopes(
         for i in range(n):
             chosen[i] = here[labels[i], i] / sums[i]
         if 0 <= skip[s] < n:
-            chosen[skip[s]] *= 0  # not a number stays one: the mean has seen it
+            chosen[skip[s]] *= 0  # NaN stays NaN: the mean has included it
         for i in range(n):
             right[s] += chosen[i]
             sums[i] = chosen[i] * share / sums[i]
@@ -138,7 +149,7 @@ def _subtract(slopes: np.ndarray, labels: np.ndarray, chosen: np.ndarray, share:
 
 @_compiled
 def _exponentials(logits: np.ndarray, peak: np.ndarray, sums: np.ndarray) -> None:
-    """exp(logits [c, n] - their largest) in place, and their sums."""
+    """exp(logits [c, n] - their maximum) in place, and their sums."""
     n = len(sums)
     for i in range(n):
         peak[i], sums[i] = logits[0, i], 0

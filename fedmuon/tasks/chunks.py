@@ -1,4 +1,7 @@
-"""A module's tensors for a trial call that shows shapes alone."""
+"""How the work of a network is cut: trial calls, groups that fit into memory, pieces for threads.
+
+Everything here depends on sizes alone, so results do not depend on the number of threads.
+"""
 
 import gc
 from collections.abc import Callable, Iterator, Sequence
@@ -19,29 +22,27 @@ SMALL = 1 << 22  # parameters
 
 
 def stand_ins(module: nn.Module) -> dict[str, Tensor]:
-    """Parameters and buffers, its own or zeros; of a large module on `meta`, where nothing is
-    computed. To work there loads torch's compiler, which takes a process a second or two."""
+    """Return values for all parameters and buffers, with which a trial call shows shapes.
+
+    They are copies, or zeros if the module is on `meta`. Those of a large module are on `meta`,
+    where nothing is computed. A call there loads torch's compiler, which takes a second or two, so
+    small modules are called on the CPU.
+    """
     own = {**dict(module.named_parameters()), **dict(module.named_buffers())}
     large = sum(value.numel() for value in own.values()) > SMALL
-    return {name: _stand_in(value.detach(), large) for name, value in own.items()}
 
+    def stand_in(value: Tensor) -> Tensor:
+        if large:
+            return torch.empty(value.shape, dtype=value.dtype, device="meta")
+        if value.is_meta:
+            return torch.zeros(value.shape, dtype=value.dtype)
+        return value.cpu().clone()
 
-def inputs_like(held: dict[str, Tensor], shape: tuple[int, ...], whole: bool = False) -> Tensor:
-    """Samples to call it with, `whole` numbers or like the parameters."""
-    first = next(iter(held.values()))
-    return torch.zeros(shape, dtype=torch.long if whole else first.dtype, device=first.device)
-
-
-def _stand_in(value: Tensor, large: bool) -> Tensor:
-    if large:
-        return torch.empty(value.shape, dtype=value.dtype, device="meta")
-    if value.is_meta:
-        return torch.zeros(value.shape, dtype=value.dtype)
-    return value.cpu().clone()
+    return {name: stand_in(value.detach()) for name, value in own.items()}
 
 
 def on_meta(module: nn.Module) -> dict[str, Tensor]:
-    """The module's parameters, which ask for gradients, and buffers, without numbers."""
+    """The parameters, which require gradients, and the buffers of a module, without numbers."""
     params = {
         name: torch.empty_like(value, device="meta").requires_grad_()
         for name, value in module.named_parameters()
@@ -49,16 +50,17 @@ def on_meta(module: nn.Module) -> dict[str, Tensor]:
     return params | {name: value.to("meta") for name, value in module.named_buffers()}
 
 
-# How many samples a network sees at once: bounded by memory, halved where that runs out.
+# Groups of samples: bounded by memory, and halved if memory runs out.
 
 Found = TypeVar("Found")
 
 
 @dataclass
 class Chunks:
-    """Samples in groups of `most`, counted once for every replica that sees them together.
+    """Split samples into groups of `most`, counted once per replica that sees them together.
 
-    `most` falls where a device runs out of memory and stays there: it changes rounding only.
+    If the device runs out of memory, `most` is halved for this and all later calls. That changes
+    rounding only.
     """
 
     most: int
@@ -66,7 +68,7 @@ class Chunks:
     def each(
         self, work: Callable[[slice], Found], rows: int, replicas: int = 1, start: int = 0
     ) -> Iterator[Found]:
-        """work(rows a to b) for the groups of `start` to `rows`, in order."""
+        """Yield work(part) for each group of the samples `start` to `rows`, in order."""
         while start < rows:
             part = slice(start, min(rows, start + max(1, self.most // replicas)))
             try:
@@ -86,13 +88,16 @@ class Chunks:
                 "use fewer trials, a smaller [task] model, or [engine] device = 'cpu'"
             )
         self.most = size // 2 * replicas
-        gc.collect()  # what the failed attempt held
+        gc.collect()  # frees what the failed attempt held
         torch.cuda.empty_cache()
 
 
 def saved_entries(module: nn.Module, shape: tuple[int, ...], whole: bool = False) -> int:
-    """Numbers that autograd keeps for one sample: what two samples keep more than one. Refuses a
-    module that writes into its samples, which others see too."""
+    """Count the numbers that autograd keeps per sample: those of two samples less those of one.
+
+    Raises:
+        InputError: If the module writes into its samples, which other calls read, too.
+    """
     held = stand_ins(module)
     for name, _ in module.named_parameters():
         held[name].requires_grad_()
@@ -104,7 +109,9 @@ def saved_entries(module: nn.Module, shape: tuple[int, ...], whole: bool = False
             counts.append(tensor.numel())
             return tensor
 
-        samples = inputs_like(held, (rows, *shape), whole)
+        first = next(iter(held.values()))
+        kind = torch.long if whole else first.dtype
+        samples = torch.zeros((rows, *shape), dtype=kind, device=first.device)
         before = samples._version
         with saved_tensors_hooks(keep, lambda tensor: tensor):
             functional_call(module, held, (samples,))
@@ -119,60 +126,70 @@ def saved_entries(module: nn.Module, shape: tuple[int, ...], whole: bool = False
 
 
 def exact_on(device: torch.device) -> AbstractContextManager[None]:
-    """float32 as it says, and the same sums every time: cuDNN otherwise rounds convolutions to
-    TF32 and may choose algorithms that add in no fixed order."""
+    """Compute in full float32 and in a fixed order of addition.
+
+    Without this, cuDNN rounds convolutions to TF32 and may choose algorithms that add in no fixed
+    order.
+    """
     if device.type != "cuda":
         return nullcontext()
     flags = torch.backends.cudnn.flags
     return flags(enabled=True, benchmark=False, deterministic=True, allow_tf32=False)
 
 
-# What the replicas of a network see, and how their work is cut: by size alone, into pieces for one
-# thread each; replicas first, whose gradients need no adding, then samples, in their order.
+# Pieces, one for each thread: first replicas, whose gradients need no addition, then samples, whose
+# gradients are added in order.
 
-WORK = 1 << 24  # products of a piece, at least: a millisecond or two
-FEW = 32  # samples of a piece, at least: fewer lose more in convolutions than a thread gains
+WORK = 1 << 24  # the least number of products in a piece: a millisecond or two
+FEW = 32  # the least number of samples in a piece: with fewer, convolutions lose more than is won
 
 
 class Samples(NamedTuple):
-    """What B replicas see: inputs [B, n, ...], labels [B, n] and, where the loss is summed, the
-    samples' weights [B, n]; an axis of length 1 in place of B is shared by all."""
+    """The samples of B replicas: inputs [B, n, ...], labels [B, n], weights in the loss [B, n].
+
+    A first axis of length 1 means that all replicas share the values.
+    """
 
     inputs: Tensor
     labels: Tensor
     weights: Tensor
 
     def rows(self, part: slice) -> "Samples":
-        """Some of the samples."""
+        """The same replicas with some of the samples."""
         return Samples(*(values[:, part] for values in self))
 
     def some(self, replicas: slice) -> "Samples":
-        """What some of the replicas see."""
+        """The samples of some replicas."""
         return Samples(*(values if len(values) == 1 else values[replicas] for values in self))
 
 
 def pieces(params: Params, samples: Samples, products: int) -> list[list[tuple[Params, Samples]]]:
-    """Rows of pieces: a row's results are to be added, the rows' to be joined; a sample costs so
-    many products."""
+    """Return rows of pieces, for samples that cost `products` each.
+
+    The results within a row are to be added; those of different rows are to be concatenated.
+    """
     rows, replicas = samples.labels.shape[1], size_of(params)
     each = rows * products / WORK
     cut = parts(rows, min(each, rows / FEW))
     return [
-        [(_some(params, block), samples.some(block).rows(part)) for part in cut]
+        [
+            (
+                {name: value[block] for name, value in params.items()},
+                samples.some(block).rows(part),
+            )
+            for part in cut
+        ]
         for block in parts(replicas, replicas * min(1.0, each))
     ]
 
 
 def size_of(params: Params) -> int:
+    """The number of replicas."""
     return len(next(iter(params.values())))
 
 
-def _some(params: Params, replicas: slice) -> Params:
-    return {name: value[replicas] for name, value in params.items()}
-
-
 def side_by_side(batches: Sequence[Batch]) -> Samples:
-    """Batches of one size as the samples of as many replicas."""
+    """Combine batches of one size as the samples of as many replicas."""
     inputs = torch.stack([batch.inputs for batch in batches])
     labels = torch.stack([batch.labels for batch in batches])
     return Samples(inputs, labels, inputs.new_full((1, labels.shape[1]), 1 / labels.shape[1]))

@@ -1,16 +1,16 @@
-"""Assumptions 4.3 and 4.4 of 001 with numbers, proved for the matrix classifier.
+"""Constants of the matrix classifier for Assumptions 4.3 and 4.4 of the Stability note, proved.
 
-X [d, c], sample (u, y) with ||u||_2 <= rho, p = softmax(X^T u), loss(X, (u, y)) = 1 - p_y. For
-every X and every sample:
+X is [d, c], a sample is (u, y) with ||u||_2 <= rho, p = softmax(X^T u), and the loss of X at (u, y)
+is 1 - p_y. For every X and every sample:
 
     0 <= loss <= B = 1
     ||grad|| <= L_loss = G_max = (sqrt(2) / 4) rho
     ||grad(X) - grad(X')||_F <= Lg ||X - X'||_F,   Lg = rho^2 / (3 sqrt(3))
 
 Proof. With s = X^T u, grad_s = -p_y (e_y - p), whose square is p_y^2 ((1-p_y)^2 + sum_{k != y}
-p_k^2) <= 2 p_y^2 (1-p_y)^2 <= 1/8, and grad_X = u grad_s^T. The Hessian in s peaks when one other
-class holds all the rest of the mass, where with q = p_y it is q(1-q)(1-2q) times a matrix of norm
-2; max of 2 q(1-q)|1-2q| is 1/(3 sqrt(3)), and X -> s has norm rho.
+p_k^2) <= 2 p_y^2 (1-p_y)^2 <= 1/8, and grad_X = u grad_s^T. The Hessian in s is largest if one
+other class has all the remaining mass. Then, with q = p_y, it is q(1-q)(1-2q) times a matrix of
+norm 2. The maximum of 2 q(1-q)|1-2q| is 1/(3 sqrt(3)), and X -> s has norm rho.
 """
 
 import math
@@ -22,7 +22,7 @@ from numpy.typing import ArrayLike
 
 @dataclass(frozen=True)
 class Constants:
-    """Assumptions 4.3 and 4.4 of 001 with numbers: loss bound, Lipschitz, gradient, smoothness."""
+    """Bounds of the loss, its Lipschitz constant, its gradients and its smoothness."""
 
     loss_bound: float
     lipschitz: float
@@ -31,17 +31,17 @@ class Constants:
 
 
 def constants(radius: float = 1.0) -> Constants:
-    """The proved constants for samples in the ball of the given radius."""
+    """Return the constants for samples in the ball of the given radius."""
     slope = math.sqrt(2) / 4 * radius
     return Constants(1.0, slope, slope, radius**2 / (3 * math.sqrt(3)))
 
 
-# Assumptions 4.3 and 4.4 of 001 on a ball of models: suprema proved for the matrix classifier.
+# The same assumptions on a ball of models: proved suprema for the matrix classifier.
 #
-# Let ||u||_2 <= 1 and let the logits s = X^T u, less their mean, have ||s||_2 <= r: so it is
-# where ||X - X0||_op <= rho and r = rho + ||X0 (I - 11^T/c)||_op. The loss 1 - p_y does not see
-# the mean, p = softmax(s). By symmetry y is the first class; the m = c - 1 others share 1 - p_y
-# in the parts pi.
+# Let ||u||_2 <= 1, and let the logits s = X^T u, less their mean, have ||s||_2 <= r. This holds if
+# ||X - X0||_op <= rho and r = rho + ||X0 (I - 11^T/c)||_op. The loss 1 - p_y with p = softmax(s)
+# does not depend on the mean. By symmetry y is the first class; the m = c - 1 others share 1 - p_y
+# in the proportions pi.
 #
 # **Extreme softmaxes.** On ||s|| <= r, sum s = 0, of k classes:
 #
@@ -50,60 +50,63 @@ def constants(radius: float = 1.0) -> Constants:
 #     max p_1 p_2 = 1 / (2 + (k-2) exp(-r sqrt(k/(2(k-2)))))^2                                 (3)
 #
 # (1), (3): log p_1 and log p_1 p_2 are concave and symmetric in the other classes, so averaging
-# over their permutations raises them: the others are equal. What is left grows with s_1. (2): at
-# a maximum e^(s_j) is affine in s_j with one multiplier, so there are two values at most. Three
-# entries, of which two have the larger, x, x, z, are mu + a cos(t + 2 pi j/3) at one angle of a
-# circle where sum and sum of squares stay; sum e^(a cos) = 3 (I_0(a) + 2 sum_n I_3n(a) cos(3 n
-# t)) is largest at t = 0, which is one high and two low: so one entry is high and all others are
-# low.
+# over their permutations raises them. Hence the others are equal, and the rest grows with s_1.
+#
+# (2): at a maximum e^(s_j) is affine in s_j with one multiplier, so at most two values occur.
+# Suppose two entries have the larger value and one the smaller: x, x, z. They are
+# mu + a cos(t + 2 pi j/3) at one angle t of a circle on which the sum and the sum of squares are
+# constant. There sum e^(a cos) = 3 (I_0(a) + 2 sum_n I_3n(a) cos(3 n t)) is largest at t = 0, with
+# one high and two low entries. So one entry is high and all others are low.
 #
 # **In polar coordinates.** Write s_y = a, the others -a/m + w, sum w = 0: r^2 >= a^2 c/m + ||w||^2.
 # So a <= r sqrt(m/c) cos(f), ||w|| <= r sin(f) for some f in [0, pi/2], if a >= 0, and
 #
 #     q := p_y <= P_c(r cos f),    ||pi||^2 <= min(P_m(t), Z_m(2t) / m^2) =: S,   t = r sin f   (4)
 #
-# since sum e^(w_j) >= m (Jensen), ||pi||^2 <= max pi, and pi = softmax(w). Negative a only lower q.
+# since sum e^(w_j) >= m (Jensen), ||pi||^2 <= max pi, and pi = softmax(w). A negative a lowers q.
 #
 # **Gradient.** u v^T with v = q (p - e_y), so its square is ||u||^2 q^2 (1-q)^2 (1 + ||pi||^2).
 #
 # **Diameter.** ||u v^T - u' v'^T||^2 = ||v||^2 + ||v'||^2 - 2 (u . u')(v . v') for unit u, u'
-# (the norm is convex in their lengths): at most (2 g)^2. Where samples are non-negative, u . u'
-# >= 0: then it is at most 2 g^2 if v . v' >= 0, as for equal labels, and else 2 g^2 - 2 v . v',
-# with
+# (the norm is convex in their lengths), at most (2 g)^2. If samples are non-negative, u . u' >= 0.
+# Then it is at most 2 g^2 if v . v' >= 0, as for equal labels, and else 2 g^2 - 2 v . v', with
 #
 #     -v . v' = q q' (p_y' + p'_y - p . p'),   p . p' >= c (prod p p')^(1/c) >= c / Z_c(r)^2,
 #
 # where p_y p_y' and p'_y p'_y' obey (3): with B its right side, q q' (...) <= B (q + q') - q q'
-# c/Z^2 is bilinear, so largest where each of q, q' is at an end of what it can be.
+# c/Z^2 is bilinear, so it is largest if each of q, q' is at an end of its range.
 #
 # **Hessian.** (u u^T) x H with, for D = x_y - pi . x, ||(1, -pi)||^2 = 1 + ||pi||^2,
 #
 #     x^T H x = -q (1-q) [(1 - 2q) D^2 - Var_pi(x)],   Var_pi(x) <= min(max pi, 1/2) ||x||^2
 #
-# (the covariance of pi is below diag pi, and 2 max pi_j (1 - pi_j) bounds its rows' sums; it is
-# 0 for m = 1). So ||H|| is at most q (1-q)(1-2q)(1+S), or q (1-q) [(2q-1)_+ (1+S) + min(P_m(t),
-# 1/2)].
+# (the covariance of pi is below diag pi, and 2 max pi_j (1 - pi_j) bounds its row sums; it is 0 for
+# m = 1). So ||H|| is at most q (1-q)(1-2q)(1+S), or q (1-q) [(2q-1)_+ (1+S) + min(P_m(t), 1/2)].
 #
 # **Range.** max p_y is (1); 1/min p_y - 1 = max sum_j e^(s_j - a) <= max_f e^(r sqrt(c/m) cos f)
 # Z_m.
 #
-# **No search.** All is rising in P_c(r cos f) and in t, but for q (1-q), which peaks at 1/2, and
+# **No search.** All terms rise in P_c(r cos f) and in t, except q (1-q), which peaks at 1/2, and
 # q (1-q) |1-2q|, which peaks at (3 -+ sqrt 3)/6. So on a piece [f, f'] of the quarter circle the
-# values at cos f and at sin f' are above all in between; the largest of the pieces is a bound. A
-# relative 1e-12 is for rounding. The global constants hold everywhere, so they cap what is found.
+# values at cos f and at sin f' bound all values in between, and the maximum over the pieces is a
+# bound. A relative 1e-12 covers rounding. The global constants hold everywhere, so they cap the
+# bounds.
 
 PIECES = 512
 PEAK = (3 - np.sqrt(3)) / 6  # of q (1-q)(1-2q)
 ROUNDING = 1 + 1e-12
-ABSOLUTE = 1e-15  # for a difference of two chances
+ABSOLUTE = 1e-15  # rounding of a difference of two probabilities
 
 
 @dataclass(frozen=True)
 class Suprema:
-    """Upper bounds on the ball, an array for every radius that was given.
+    """Upper bounds on the ball, as arrays with the shape of the given radii.
 
-    `gradient` is of a sample's gradient, `diameter` of the set of them, `smoothness` of a sample's
-    Hessian, `spread` of the loss: sup - inf.
+    Attributes:
+        gradient: Norm of the gradient of a sample.
+        diameter: Diameter of the set of these gradients.
+        smoothness: Norm of the Hessian of a sample.
+        spread: sup - inf of the loss.
     """
 
     gradient: np.ndarray
@@ -113,7 +116,13 @@ class Suprema:
 
 
 def suprema(classes: int, radius: ArrayLike, nonnegative: bool = False) -> Suprema:
-    """The suprema where centred logits have norm at most `radius` (any shape), proved above."""
+    """Return the suprema if centred logits have norm at most `radius`, as proved above.
+
+    Args:
+        classes: Number of classes c.
+        radius: r, an array of any shape.
+        nonnegative: Whether samples have no negative entries, which lowers `diameter`.
+    """
     r, m, top = np.asarray(radius, dtype=float), classes - 1, constants()
     edges = np.linspace(0, np.pi / 2, PIECES + 1)
     cos, t = np.cos(edges[:-1]), r[..., None] * np.sin(edges[1:])
@@ -147,7 +156,7 @@ def _total(classes: int, r: np.ndarray) -> np.ndarray:
 
 
 def _curvature(q: np.ndarray, least: np.ndarray, parts: np.ndarray, rest: np.ndarray) -> np.ndarray:
-    """||H|| where p_y lies in [least, q], ||pi||^2 <= parts and max pi <= rest."""
+    """||H|| if p_y is in [least, q], ||pi||^2 <= parts and max pi <= rest."""
     low, high = np.clip(PEAK, least, q), np.clip(q, 0.5, 1 - PEAK)
     half = np.minimum(q, 0.5)
     down = low * (1 - low) * (1 - 2 * low) * (1 + parts)
@@ -158,7 +167,7 @@ def _curvature(q: np.ndarray, least: np.ndarray, parts: np.ndarray, rest: np.nda
 def _diameter(
     classes: int, r: np.ndarray, gradient: np.ndarray, ends: tuple[np.ndarray, np.ndarray]
 ) -> np.ndarray:
-    """That of the gradients of non-negative samples."""
+    """The diameter of the gradients of non-negative samples."""
     others = classes - 2
     both = (2 + others * np.exp(-r * np.sqrt(classes / (2 * max(others, 1))))) ** -2.0
     with np.errstate(over="ignore"):

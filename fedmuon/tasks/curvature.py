@@ -1,15 +1,15 @@
-"""Gradients of weighted losses, as functions of the parameters and of the samples' weights.
+"""Gradients of weighted losses, differentiable in the parameters and in the weights of samples.
 
     G(X, w) = (1 / n) sum_j (1 + w_j) grad loss_j(X) + (1 / n) sum_p w'_p grad loss'_p(X)
 
-over the n samples of a batch and the candidates p that may take one's place; the value is at
-w = w' = 0. The reverse derivative, of a direction D like X, is
+over the n samples of a batch and the candidates p that may replace a sample, evaluated at
+w = w' = 0. For a direction D like X, the reverse derivative sends
 
     (1 / n) sum_j hess loss_j(X) D  to X,    <grad loss_z(X), D> / n  to the weight of sample z.
 
-The matrix task has both in closed form: with s = X^T u, t = D^T u and p = softmax(s), the
+The matrix task has both in closed form. With s = X^T u, t = D^T u and p = softmax(s), the
 directional derivative of 1 - p_y is -p_y (t_y - <p, t>), and that of its slope p_y (p - e_y) is
-p_y [(t_y - <p, t>)(p - e_y) + p o (t - <p, t> 1)]. A network's comes from differentiating twice.
+p_y [(t_y - <p, t>)(p - e_y) + p o (t - <p, t> 1)]. For a network, torch differentiates twice.
 """
 
 from collections.abc import Sequence
@@ -29,7 +29,7 @@ from fedmuon.tasks.networks import NetworkTask
 
 @dataclass(frozen=True, kw_only=True)
 class Weighted(Batch):
-    """A batch with candidates that may take a sample's place, and the weights [n + P] of both."""
+    """A batch with candidates that may replace a sample, and the weights [n + P] of both."""
 
     others: Batch
     weights: Tensor
@@ -37,19 +37,21 @@ class Weighted(Batch):
 
 @dataclass(frozen=True)
 class Differentiable:
-    """A task whose gradient at weighted batches can be differentiated; `directions` is how many
-    reverse passes go together."""
+    """A task whose gradient at weighted batches can be differentiated.
+
+    `directions` is the number of reverse passes that run together.
+    """
 
     task: Task
     directions: int
-    apart: bool = False  # autograd knows what one thread did
+    thread_safe: bool = False  # autograd records the operations of one thread
 
     def __getattr__(self, name: str) -> Any:
-        """All else is the task's."""
+        """Forward all other attributes to the task."""
         return getattr(self.task, name)
 
     def gradient(self, params: Params, batches: Sequence[Weighted]) -> tuple[Tensor, Params]:
-        """Mean loss [K] and gradient [K, ...] of K clients, one replica each."""
+        """Return the mean loss [K] and gradient [K, ...] of K clients, one replica each."""
         weights = [batch.weights for batch in batches]
         given = (self, batches, tuple(params), *params.values(), *weights)
         loss, *slopes = _Gradient.apply(*given)  # type: ignore[misc]
@@ -57,7 +59,7 @@ class Differentiable:
 
 
 class _Gradient(torch.autograd.Function):
-    """G(X, w) by the task's own kernels, with its reverse derivative."""
+    """G(X, w) from the kernels of the task, with its reverse derivative."""
 
     @staticmethod
     def forward(
@@ -69,7 +71,7 @@ class _Gradient(torch.autograd.Function):
     ) -> tuple[Tensor, ...]:
         values = [value.detach() for value in given[: len(names)]]
         ctx.what, ctx.batches, ctx.params = what, batches, dict(zip(names, values, strict=True))
-        with torch.enable_grad():  # which a network's kernels go by
+        with torch.enable_grad():  # the kernels of networks need it
             loss, slope = what.task.gradient(ctx.params, batches)
         ctx.mark_non_differentiable(loss)
         return loss, *(slope[name] for name in names)
@@ -86,7 +88,7 @@ class _Gradient(torch.autograd.Function):
 def _pulled_back(
     what: Differentiable, params: Params, towards: Params, batch: Weighted
 ) -> tuple[Params, Tensor]:
-    """What one client's batch sends to its parameters [1, ...] and to its weights [n + P]."""
+    """The reverse derivative of one client in its parameters [1, ...] and weights [n + P]."""
     if isinstance(what.task, MatrixTask):
         return _of_matrix(params["weight"][0], towards["weight"][0], batch)
     assert isinstance(what.task, NetworkTask)
@@ -101,7 +103,7 @@ def _of_matrix(weight: Tensor, towards: Tensor, batch: Weighted) -> tuple[Params
         labels, mean = rows.labels[None], (chance * turned).sum(0)
         return chance, turned - mean, chance.gather(0, labels), turned.gather(0, labels) - mean
 
-    flat = towards.mT.contiguous()  # then all directions share one product
+    flat = towards.mT.contiguous()  # so that all directions share one product
     chance, turned, right, excess = moved(batch)
     gone = one_hot(batch.labels, len(chance)).T
     slope = right * (excess * (chance - gone) + chance * turned)
@@ -118,7 +120,7 @@ def _of_network(
 
     def slope(rows: Batch, part: slice, at: Params, weights: Tensor) -> Params:
         given = {"inputs": rows.inputs[part], "labels": rows.labels[part], "weights": weights / n}
-        total, back = vjp(partial(task.total, **given), at)  # as `grad`, without torch's compiler
+        total, back = vjp(partial(task.total, **given), at)  # like `grad`, which loads a compiler
         return back(torch.ones_like(total))[0]
 
     def own(part: slice) -> tuple[Params, Tensor]:

@@ -1,10 +1,11 @@
-"""A GPT-2-shaped decoder: the blocks of transformers under their names, with draws of our own.
+"""A decoder with the architecture of GPT-2, from the blocks of the library transformers.
 
-A sample is a row of T + 1 tokens, of which each but the first is to be predicted from those before
-it. Rows hold tokens as floating-point numbers, exactly, like the samples of any other task.
+A sample is a row of T + 1 tokens. Each token but the first is predicted from those before it. Rows
+store tokens as floating-point numbers, exactly, like the samples of any other task.
 
-transformers keeps projections as [in, out]; a fused query-key-value projection is [d, 3 d]. So in a
-run's files every parameter has the name and the shape that GPT2LMHeadModel has for it.
+transformers stores projections as [in, out]; a fused query-key-value projection is [d, 3 d]. So in
+the files of a run every parameter has the name and the shape that GPT2LMHeadModel has for it. Only
+the initial values are drawn by fedmuon.
 """
 
 import math
@@ -16,16 +17,15 @@ import torch
 from torch import Tensor, nn
 
 from fedmuon.core.errors import InputError
-from fedmuon.tasks.base import Params
-from fedmuon.tasks.losses import IGNORED
+from fedmuon.tasks.base import IGNORED, Params
 
-SPREAD = 0.02  # of a first weight's entries
-LEAST, MOST = 5, 100  # new tokens that are generated, as in 000
-PROMPTS = 32  # that are gone on from together
+SPREAD = 0.02  # standard deviation of the entries of an initial weight
+LEAST, MOST = 5, 100  # number of generated tokens, as in DP-Muon
+PROMPTS = 32  # prompts that are continued as one batch
 
 
 class Form(NamedTuple):
-    """The numbers that make a decoder; width 768 with 12 blocks of 12 heads is GPT-2."""
+    """The sizes of a decoder; width 768 with 12 blocks of 12 heads is GPT-2."""
 
     vocabulary: int
     context: int
@@ -35,7 +35,7 @@ class Form(NamedTuple):
 
     @property
     def entries(self) -> int:
-        """The parameters of its matrices, all but those of biases and norms."""
+        """The number of parameters in matrices, which excludes biases and norms."""
         blocks = 12 * self.depth * self.width**2
         return blocks + (self.vocabulary + self.context) * self.width
 
@@ -43,20 +43,22 @@ class Form(NamedTuple):
 class Decoder(nn.Module):
     """Windows [n, T + 1] -> logits [n, T, V] of the tokens that follow.
 
-    GPT2LMHeadModel's own `forward` reads entries of its mask, and torch's `meta` has none.
+    The `forward` of GPT2LMHeadModel cannot be used, because it reads values of its mask, and
+    tensors on `meta` have none.
     """
 
     def __init__(self, model: nn.Module) -> None:
-        """The parts of a GPT2LMHeadModel; head and embedding are one parameter."""
+        """Take the parts of a GPT2LMHeadModel, whose head and embedding are one parameter."""
         super().__init__()
         self.transformer: Any = model.transformer
         self.lm_head: Any = model.lm_head
 
     def forward(self, windows: Tensor) -> Tensor:
-        """Embeddings, blocks under a causal mask, the head."""
+        """Apply the embeddings, the blocks under a causal mask, and the head."""
         tokens, body = windows[:, :-1].long(), self.transformer
         length = tokens.shape[1]
-        place = torch.arange(length, device=tokens.device).expand_as(tokens)  # a row each: ghosts
+        # Expanded to a row per sample, as per-example gradients need.
+        place = torch.arange(length, device=tokens.device).expand_as(tokens)
         hidden = body.wte(tokens) + body.wpe(place)
         later = hidden.new_full((length, length), -math.inf).triu(1)
         for block in body.h:
@@ -65,14 +67,15 @@ class Decoder(nn.Module):
 
 
 def decoder(form: Form) -> Decoder:
-    """A decoder on torch's `meta` device, where it holds shapes and no numbers."""
+    """Build a decoder on torch's `meta` device, with shapes but no values."""
     with torch.device("meta"):
         return Decoder(published(form))
 
 
 def published(form: Form, end: int | None = None) -> Any:
-    """A GPT2LMHeadModel of that form on the current device; `end` ends what it generates."""
+    """Build a GPT2LMHeadModel on the current device; `end` is the token that ends generation."""
     try:
+        # Imported here: transformers is optional, and takes seconds to load.
         from transformers import GPT2Config, GPT2LMHeadModel
     except ImportError:
         raise InputError(
@@ -83,29 +86,34 @@ def published(form: Form, end: int | None = None) -> Any:
         n_layer=form.depth, n_head=form.heads,
         resid_pdrop=0.0, embd_pdrop=0.0, attn_pdrop=0.0, use_cache=end is not None,
         bos_token_id=None, eos_token_id=end, pad_token_id=end,
-        activation_function="gelu_pytorch_tanh",  # GPT-2's function, in one kernel
+        activation_function="gelu_pytorch_tanh",  # the function of GPT-2, in one kernel
     )  # fmt: skip
-    shape._attn_implementation = "eager"  # products that torch.vmap and `meta` know
+    shape._attn_implementation = "eager"  # plain products, which torch.vmap and `meta` support
     return GPT2LMHeadModel(shape)
 
 
 def next_tokens(inputs: Tensor, labels: Tensor) -> Tensor:
-    """What is to be predicted of windows [n, T + 1]: [n, T]. Labels say whose the window is."""
+    """Targets [n, T] of windows [n, T + 1]. The labels, which group the windows, are not used."""
     return inputs[:, 1:].long()
 
 
 def sentence_tokens(end: int, inputs: Tensor, labels: Tensor) -> Tensor:
-    """Of windows `table END sentence END ...`, the tokens after the first END up to the second;
-    IGNORED elsewhere, so that the table is seen and not learned (000, Appendix)."""
+    """Targets of windows `table END sentence END ...`: the tokens from the first END to the second.
+
+    Other targets are IGNORED, so the table is read but not learned (DP-Muon, Appendix).
+    """
     ended = (inputs[:, :-1] == end).cumsum(1)
     return inputs[:, 1:].long().where(ended == 1, IGNORED)
 
 
 def gpt2_law(network: nn.Module, rng: np.random.Generator) -> dict[str, np.ndarray]:
-    """GPT-2's first parameters: entries N(0, 0.02^2), divided by sqrt(2 depth) where a block adds
-    to its input; biases 0, norms 1 and 0."""
+    """Draw initial parameters by the law of GPT-2.
+
+    Entries are N(0, 0.02^2), divided by sqrt(2 depth) for weights whose output is added to the
+    residual stream. Biases are 0, and norms start at 1 and 0.
+    """
     params = dict(network.named_parameters())
-    adding = sum(name.endswith("c_proj.weight") for name in params)  # two in a block
+    adding = sum(name.endswith("c_proj.weight") for name in params)  # two per block
     return {name: _drawn(rng, name, tuple(value.shape), adding) for name, value in params.items()}
 
 
@@ -117,8 +125,13 @@ def _drawn(rng: np.random.Generator, name: str, shape: tuple[int, ...], adding: 
 
 
 def fitted(weights: Mapping[str, np.ndarray], network: nn.Module) -> dict[str, np.ndarray]:
-    """A network's parameters among stored arrays, whose names may lack the first part, as those
-    that GPT-2 was published with do; arrays that it has no use for are left."""
+    """Pick the parameters of a network from stored arrays, and ignore other arrays.
+
+    Names may lack the first part, as those of the published GPT-2 do.
+
+    Raises:
+        InputError: If a parameter is missing or has another shape.
+    """
     found = {}
     for name, value in network.named_parameters():
         stored = weights.get(name, weights.get(name.removeprefix("transformer.")))
@@ -135,13 +148,24 @@ def fitted(weights: Mapping[str, np.ndarray], network: nn.Module) -> dict[str, n
 def generate(
     form: Form, params: Params, prompts: Sequence[Sequence[int]], end: int, beams: int = 1
 ) -> list[list[int]]:
-    """New tokens for each prompt, up to and without END (000, Appendix), by one replica's `params`.
+    """Generate new tokens for each prompt, up to END (DP-Muon, Appendix).
 
-    The search is transformers' own, with a length penalty of 1 and early stopping; one beam is the
-    greedy choice. A sentence ends at the latest where the decoder's context does.
+    Args:
+        form: Sizes of the decoder.
+        params: Parameters of one replica.
+        prompts: Tokens of each prompt.
+        end: The token END.
+        beams: Number of beams; 1 is greedy. The search is that of transformers, with a length
+            penalty of 1 and early stopping.
+
+    Returns:
+        The new tokens of each prompt, without END. A sentence ends at the latest where the context
+        of the decoder does.
     """
     model = published(form, end).to(next(iter(params.values())))
-    if odd := model.load_state_dict(params, strict=False).unexpected_keys:  # the head may lack
+    if odd := model.load_state_dict(
+        params, strict=False
+    ).unexpected_keys:  # the head may be missing
         raise InputError(f"the decoder has no {odd[0]}: fold adapters into its weights")
     model.tie_weights()
     model.eval()
@@ -156,7 +180,7 @@ def generate(
 
 
 def _continued(model: torch.nn.Module, rows: list[list[int]], end: int, beams: int) -> list:
-    """Prompts of unlike lengths side by side, filled up on the left where nothing looks."""
+    """Continue prompts of different lengths as one batch, padded and masked on the left."""
     device, width = next(model.parameters()).device, max(map(len, rows))
     tokens = torch.tensor([[end] * (width - len(row)) + row for row in rows], device=device)
     looked_at = torch.tensor(

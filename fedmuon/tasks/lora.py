@@ -1,9 +1,9 @@
-"""Adapters of low rank beside a decoder that stays as it is (LoRA: Hu et al. 2022).
+"""Low-rank adapters for a decoder whose weights stay fixed (LoRA: Hu et al. 2022).
 
 Every projection to queries, keys and values, x W + b, becomes x W + b + (x A) B with A [d, r] and
-B [r, 3 d], of which A and B alone are learned: 4 d r numbers a block in place of 12 d^2. B begins
-at 0, so that the first outputs are the decoder's; the paper's factor alpha / r is 1. Both are
-linear layers, whose per-example gradients come, as any's, from what they read and their slopes.
+B [r, 3 d]. Only A and B are learned: 4 d r numbers per block instead of 12 d^2. B starts at 0, so
+the first outputs are those of the decoder. The factor alpha / r of the paper is 1. Both adapters
+are linear layers, so their per-example gradients are computed like those of other layers.
 """
 
 from collections.abc import Mapping
@@ -15,13 +15,13 @@ from torch import Tensor, nn
 from fedmuon.core.errors import InputError
 from fedmuon.tasks.base import Params
 from fedmuon.tasks.decoder import Decoder, fitted
-from fedmuon.tasks.layers import fresh
+from fedmuon.tasks.models import fresh
 
-INNER = ".base"  # in the names of what is fixed within an adapted projection
+INNER = ".base"  # part of the names of the fixed tensors within an adapted projection
 
 
 class Adapted(nn.Module):
-    """A projection [d, p] of transformers', and what is learned beside it."""
+    """A fixed projection [d, p] of transformers, and its learned adapters."""
 
     def __init__(self, base: nn.Module, rank: int) -> None:
         super().__init__()
@@ -31,15 +31,20 @@ class Adapted(nn.Module):
         self.up = nn.Linear(rank, outer, bias=False)
 
     def forward(self, x: Tensor) -> Tensor:
-        """[n, T, d] -> [n, T, p]."""
+        """Map [n, T, d] to [n, T, p]."""
         return self.base(x) + self.up(self.down(x))
 
 
 def adapted(
     network: Decoder, rank: int, weights: Mapping[str, np.ndarray], like: Tensor
 ) -> Decoder:
-    """The decoder with the stored weights as buffers, of the type and on the device of `like`, and
-    with adapters on `meta`; it is changed itself."""
+    """Change a decoder in place: stored weights become buffers, and adapters are added on `meta`.
+
+    The buffers have the dtype and device of `like`.
+
+    Raises:
+        InputError: If the rank exceeds the width, or the weights do not fit.
+    """
     width = network.transformer.wte.weight.shape[1]
     if rank > width:
         raise InputError(
@@ -54,15 +59,17 @@ def adapted(
     return network
 
 
-def beside_zero(network: nn.Module, rng: np.random.Generator) -> dict[str, np.ndarray]:
-    """The first adapters: A by torch's law for linear layers, B = 0."""
+def lora_law(network: nn.Module, rng: np.random.Generator) -> dict[str, np.ndarray]:
+    """Draw the initial adapters: A by torch's law for linear layers, B = 0."""
     drawn = fresh(network, rng)
     return {name: 0 * v if name.endswith("up.weight") else v for name, v in drawn.items()}
 
 
 def folded(network: nn.Module, params: Params) -> Params:
-    """The parameters of a decoder without adapters that computes the same: W + A B in place of W;
-    `params` themselves where there are no adapters."""
+    """Return parameters of a decoder without adapters that computes the same: W + A B for each W.
+
+    If the network has no adapters, `params` are returned.
+    """
     layers = {name: one for name, one in network.named_modules() if isinstance(one, Adapted)}
     if not layers:
         return params
@@ -75,7 +82,7 @@ def folded(network: nn.Module, params: Params) -> Params:
 
 
 def _fix(network: nn.Module, numbers: Mapping[str, Tensor]) -> None:
-    """Parameters that have numbers become buffers; tied ones stay one."""
+    """Replace the parameters that have numbers by buffers; tied ones stay tied."""
     held = {id(param): name for name, param in network.named_parameters()}
     for layer in network.modules():
         for key, param in list(layer.named_parameters(recurse=False)):

@@ -1,7 +1,7 @@
-"""The controlled task of 001, section 5: a matrix classifier whose constants are proved.
+"""The controlled task of the Stability note, section 5: a matrix classifier with proved constants.
 
-X [d, c], sample (u, y), p = softmax(X^T u), loss(X, (u, y)) = 1 - p_y. The constants and their
-proof are in `fedmuon.tasks.constants`.
+For X [d, c] and a sample (u, y), p = softmax(X^T u) and loss(X, (u, y)) = 1 - p_y. The constants
+and their proof are in `fedmuon.tasks.constants`.
 """
 
 import math
@@ -15,12 +15,11 @@ import torch
 from torch import Tensor
 
 from fedmuon.core.threads import spread
-from fedmuon.tasks.accurate_norms import lengths
 from fedmuon.tasks.base import Batch, Params, Points, Replaced, joined
 from fedmuon.tasks.constants import Constants, constants
 from fedmuon.tasks.matrix_kernels import Member, mean_gradients, multiply, pieces
 from fedmuon.tasks.per_example.clipped_sums import unclipped
-from fedmuon.tasks.per_example.clipping import Clipping
+from fedmuon.tasks.per_example.clipping import Clipping, scaled_norms
 
 __all__ = ["Constants", "MatrixTask", "constants"]
 
@@ -31,9 +30,9 @@ Weights = Sequence[tuple[float, Tensor]]  # (c_k, X_k [S, c, d]) of the points
 
 @dataclass(frozen=True)
 class MatrixTask:
-    """The classifier on stacks {"weight": [S, d, c]}, held class-major as a transposed [S, c, d].
+    """The classifier on stacks {"weight": [S, d, c]}, stored class-major as a transposed [S, c, d].
 
-    Then the logits of all replicas are one product [S c, d] x [d, n], the softmax runs along
+    So the logits of all replicas are one product [S c, d] x [d, n], the softmax runs along
     contiguous samples, and the gradients of all replicas are one product [S c, n] x [n, d].
     """
 
@@ -46,16 +45,16 @@ class MatrixTask:
 
     @property
     def stack_limit(self) -> int:
-        """Enough to hide a call's cost, small enough to cache."""
+        """Large enough to hide the cost of a call, small enough for a cache."""
         return 1 << 18
 
     @property
-    def apart(self) -> bool:
-        """A processor's threads; another device, and NumPy, spread a product themselves."""
+    def thread_safe(self) -> bool:
+        """True on a CPU; other devices, and NumPy, parallelize a product themselves."""
         return self.device.type == "cpu" and self.kernel != "numpy"
 
     def initial(self, rng: np.random.Generator, stack: int = 1) -> Params:
-        """0, or Gaussian entries of variance 1/d: logits of a unit sample of order 1/sqrt(d)."""
+        """0, or Gaussian entries of variance 1/d: a unit sample has logits of order 1/sqrt(d)."""
         shape = self.dimension, self.classes
         drawn = rng.standard_normal(shape) / math.sqrt(self.dimension)
         weight = np.zeros(shape) if self.start == "zero" else drawn
@@ -63,24 +62,23 @@ class MatrixTask:
         return {"weight": class_major.repeat(stack, 1, 1).mT}
 
     def gradient(self, params: Params, batches: Sequence[Batch]) -> tuple[Tensor, Params]:
-        """Mean loss [K S] and gradient [K S, d, c], in pieces that several threads take."""
+        """Return the mean loss [K S] and gradient [K S, d, c], in pieces for several threads."""
         blocks = params["weight"].mT.chunk(len(batches))
         members = [Member(w, b, len(b.labels)) for w, b in zip(blocks, batches, strict=True)]
         if self.kernel == "fused" and not members[0].thick:
             loss, gradient = mean_gradients(members, _replaced_slope)
             return loss, {"weight": gradient.mT}
-        rows = pieces(members) if self.apart else [[members]]
+        rows = pieces(members) if self.thread_safe else [[members]]
         work = [partial(self._side_by_side, piece) for row in rows for piece in row]
-        found = iter(spread(work, self.apart))
+        found = iter(spread(work, self.thread_safe))
         loss, gradient = joined([reduce(_added_, islice(found, len(row))) for row in rows])
         return loss, {"weight": gradient.mT}
 
     def _side_by_side(self, members: Sequence[Member]) -> Found:
-        """Shares of mean losses [K S] and of gradients [K S, c, d]; a replaced row costs one
-        rank-one update.
+        """Shares of mean losses [K S] and of gradients [K S, c, d].
 
-        The logits of all stand side by side, [S, c, n_1 + ... + n_K], so that clients share every
-        operation but the products with their own samples.
+        The logits of all clients are concatenated, [S, c, n_1 + ... + n_K]. So clients share every
+        operation but the products with their own samples. A replaced row costs one rank-one update.
         """
         logits = [self._logits(one.weight, one.batch.inputs) for one in members]
         sizes = [len(one.batch.labels) for one in members]
@@ -92,10 +90,10 @@ class MatrixTask:
     def clipped(
         self, points: Points, batches: Sequence[Batch], clipping: Clipping
     ) -> tuple[Tensor, Params]:
-        """Mean loss [K S] at the last point and the clipped sums [K S, d, c].
+        """Return the mean loss [K S] at the last point and the clipped sums [K S, d, c].
 
-        A sample's gradient is u s^T, of norm ||u|| ||s||, and its combination over points has the
-        same u: nothing is stored but slopes.
+        The gradient of a sample is u s^T, of norm ||u|| ||s||. Combinations over points have the
+        same u, so only slopes s are stored.
         """
         if whole := unclipped(self.gradient, points, batches, clipping):
             return whole
@@ -130,8 +128,10 @@ class MatrixTask:
         slope: Tensor,
         own: Callable[[Replaced], Found] | None = None,
     ) -> Found:
-        """Loss [S] and gradient [S, c, d] from p_y [S, n] and slope [S, c, n]; `own` gives those of
-        the replaced samples, [T, 1] and [T, c, 1]."""
+        """Loss [S] and gradient [S, c, d] from p_y [S, n] and slope [S, c, n].
+
+        `own` computes p_y [T, 1] and slope [T, c, 1] of the replaced samples.
+        """
         batch, there = member.batch, member.batch.replaced
         loss = (len(batch.labels) - right.sum(-1)) / member.samples
         if there is None:
@@ -148,12 +148,12 @@ class MatrixTask:
         return flat.view(*slope.shape[:2], -1)
 
     def slopes(self, params: Params, batch: Batch) -> Tensor:
-        """Each sample's gradient in its logits s = X^T u, [S, n, c]; in X it is u s'^T."""
+        """Return the gradient of each sample in its logits s = X^T u, [S, n, c]."""
         logits = self._logits(params["weight"].mT, batch.inputs)
         return _slope_(logits, batch.labels, 1.0)[1].mT
 
     def losses(self, params: Params, batch: Batch) -> tuple[Tensor, Params]:
-        """Per-sample losses and `accuracy`, whether each is right, both [S, n]."""
+        """Return per-sample losses [S, n] and `accuracy` [S, n], whether each is right."""
         logits = self._logits(params["weight"].mT, batch.inputs)
         right = logits.argmax(1) == batch.labels
         labels = batch.labels.expand(len(logits), 1, -1)
@@ -166,10 +166,10 @@ class MatrixTask:
 
 
 def _slope_(logits: Tensor, labels: Tensor, shares: Tensor | float) -> tuple[Tensor, Tensor]:
-    """p_y [S, n], and the slope in the logits (p_y p - p_y e_y) times `shares` [n], in place.
+    """Return p_y [S, n] and the slope (p_y p - p_y e_y) times `shares` [n], in place of the logits.
 
-    `labels` is [n], or [S, n] where they differ. Subtracting e_y as a dense mask costs a quarter
-    of a scatter.
+    `labels` is [n], or [S, n] if they differ. Subtracting e_y as a dense mask takes a quarter of
+    the time of a scatter.
     """
     classes, rows = logits.shape[-2:]
     chosen = labels.unsqueeze(-2).expand(len(logits), 1, rows)
@@ -185,20 +185,20 @@ def _slope_(logits: Tensor, labels: Tensor, shares: Tensor | float) -> tuple[Ten
 def _contributions(
     logits: Weights, inputs: Tensor, labels: Tensor, clipping: Clipping
 ) -> tuple[Tensor, Tensor]:
-    """p_y [S, n] at the last point and the slopes sum_k c_k s_k [S, c, n], each sample's clipped.
+    """p_y [S, n] at the last point, and the slopes sum_k c_k s_k [S, c, n], clipped per sample.
 
-    `inputs` is [n, d], or [S, n, d] where they differ.
+    `inputs` is [n, d], or [S, n, d] if they differ.
     """
     found = [(c, *_slope_(values, labels, 1.0)) for c, values in logits]
     slope = torch.stack([c * one for c, _, one in found]).sum(0)
-    squares = (lengths(slope.mT) * lengths(inputs)).square_()
+    squares = (scaled_norms(slope.mT) * scaled_norms(inputs)).square_()
     factors = clipping.factors({"weight": squares})["weight"]
     slope = slope.mul_(factors[:, None]).masked_fill_(~squares.isfinite()[:, None], 0.0)
     return found[-1][1], slope
 
 
 def _shares(members: Sequence[Member], template: Tensor) -> Tensor | float:
-    """1 / n_k for every sample of every member; one number for one of them."""
+    """1 / n_k for every sample of every member; a single number if there is one member."""
     if len(members) == 1:
         return 1 / members[0].samples
     each = [template.new_full((len(one.batch.labels),), 1 / one.samples) for one in members]
@@ -206,7 +206,7 @@ def _shares(members: Sequence[Member], template: Tensor) -> Tensor | float:
 
 
 def _replaced_slope(member: Member, there: Replaced) -> Found:
-    """p_y [T, 1] of the replaced samples, and their share of the mean loss's slope [T, c, 1]."""
+    """p_y [T, 1] of the replaced samples, and their shares of the mean slope [T, c, 1]."""
     logits = _own_logits(member.weight, there)
     return _slope_(logits, there.labels[:, None], 1 / member.samples)
 
@@ -216,5 +216,5 @@ def _added_(total: Found, more: Found) -> Found:
 
 
 def _own_logits(weight: Tensor, there: Replaced) -> Tensor:
-    """The replaced samples' logits, each in its replica [T, c, 1]."""
+    """The logits [T, c, 1] of the replaced samples, each in its replica."""
     return torch.einsum("tcd,td->tc", weight[there.replica], there.inputs)[:, :, None]

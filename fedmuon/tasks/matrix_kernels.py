@@ -1,9 +1,9 @@
-"""One matrix product behind one function, and a short measurement that chooses its kernel.
+"""Products of the matrix task: their kernels, how they are cut for threads, and fused gradients.
 
-Which library multiplies fastest depends on the processor: MKL (`torch`) holds back on some AMD
-parts, where oneDNN's convolution (`channels-last`, float32 only) or OpenBLAS (`numpy`) is ahead.
-All kernels are exact up to rounding: relative error at most k * eps for an inner length k.
-`fused` is torch's, but for thin gradients, which `fedmuon.tasks.batched_gradients` has in one pass.
+The fastest library depends on the processor. MKL (`torch`) is slow on some AMD processors, where
+oneDNN's convolution (`channels-last`, float32 only) or OpenBLAS (`numpy`) is faster. All kernels
+are exact up to rounding: the relative error is at most k * eps for an inner length k. `fused` is
+`torch`, except that `fedmuon.tasks.batched_gradients` computes thin gradients in one pass.
 """
 
 import importlib
@@ -28,27 +28,23 @@ FUSED = (torch.float32, torch.float64)
 
 
 def _channels_last(a: Tensor, b: Tensor) -> Tensor:
-    """A 1x1 convolution over a channels-last image is a matrix product; oneDNN runs it."""
+    """The product as a 1x1 convolution over a channels-last image, which oneDNN computes."""
     rows, inner = a.shape
     image = a.contiguous().view(1, rows, 1, inner).permute(0, 3, 1, 2)
     out = conv2d(image, b.T.contiguous().view(-1, inner, 1, 1))
     return out.permute(0, 2, 3, 1).reshape(rows, -1)
 
 
-def _numpy(a: Tensor, b: Tensor) -> Tensor:
-    return torch.from_numpy(a.numpy() @ b.numpy())
-
-
 KERNELS: dict[str, Kernel] = {
     "torch": torch.mm,
     "channels-last": _channels_last,
-    "numpy": _numpy,
+    "numpy": lambda a, b: torch.from_numpy(a.numpy() @ b.numpy()),
     "fused": torch.mm,
 }
 
 
 def supported(dtype: torch.dtype, device: torch.device) -> list[str]:
-    """The kernels that can run here, the plainest first."""
+    """The kernels that run with this dtype on this device, the plainest first."""
     if device.type != "cpu":
         return ["torch"]
     found = ["torch", "channels-last", "numpy"] if dtype == torch.float32 else ["torch", "numpy"]
@@ -57,32 +53,33 @@ def supported(dtype: torch.dtype, device: torch.device) -> list[str]:
 
 @lru_cache
 def compiles() -> bool:
-    """Whether numba is there, fits to the NumPy that is, and has a place to keep what it made."""
+    """Whether numba is installed, fits the installed NumPy, and can cache compiled kernels."""
     try:
         importlib.import_module("fedmuon.tasks.batched_gradients")
-    except Exception:  # whatever a library raises that does not fit
+    except Exception:  # an unsuitable library may raise anything
         return False
     return True
 
 
 def multiply(a: Tensor, b: Tensor, kernel: str = "torch") -> Tensor:
-    """a [m, k] times b [k, n], by the named kernel; either may be a transposed view."""
+    """Multiply a [m, k] by b [k, n] with a named kernel; both may be transposed views."""
     return KERNELS[kernel](a, b)
 
 
 def rate(
     kernel: str, m: int, k: int, n: int, dtype: torch.dtype, device: torch.device, repeats: int = 3
 ) -> float:
-    """Flop per second of the best of a few products [m, k] x [k, n]."""
+    """Measure the flop per second of the fastest of a few products [m, k] x [k, n]."""
     a, b = _ones(m, k, dtype, device), _ones(n, k, dtype, device)
     return 2.0 * m * k * n / _best(lambda: multiply(a, b.T, kernel), device, repeats)
 
 
 def fastest(m: int, k: int, n: int, dtype: torch.dtype, device: torch.device) -> str:
-    """The kernel for gradients: products [m, k] x [k, n] and [m, n] x [n, k], torch in between.
+    """Choose the kernel for gradients: products [m, k] x [k, n] and [m, n] x [n, k].
 
-    As a piece of a step does them, in one thread; NumPy's library, which has threads of its own, is
-    none of these. A kernel must win by 5% to displace a plainer one.
+    They are measured in one thread, with torch's elementwise operations in between, as in a piece
+    of a step. NumPy is left out, because its library uses threads of its own. A kernel must be
+    faster by 5% to replace a plainer one.
     """
     return spread([partial(_fastest, m, k, n, dtype, device)])[0]
 
@@ -106,7 +103,7 @@ def _ones(rows: int, columns: int, dtype: torch.dtype, device: torch.device) -> 
 
 
 def _best(work: Callable[[], object], device: torch.device, repeats: int) -> float:
-    """Seconds of the fastest of `repeats` calls after one to warm up."""
+    """Seconds of the fastest of `repeats` calls, after a first call to warm up."""
 
     def finished() -> None:
         work()
@@ -117,20 +114,22 @@ def _best(work: Callable[[], object], device: torch.device, repeats: int) -> flo
     return min(timeit.repeat(finished, number=1, repeat=repeats))
 
 
-# How the matrix task's products are cut: by size alone, into pieces for one thread each.
+# Pieces of the products, one for each thread. How they are cut depends on sizes alone.
 #
-# A thin product, of few matrix rows S c, is cut by samples, and the parts are added in their
-# order; a thick one by replicas, whose gradients need no adding; clients with little to do are
-# put together.
+# A thin product, with few matrix rows S c, is cut by samples, and the parts are added in order. A
+# thick product is cut by replicas, whose gradients need no addition. Small clients are grouped.
 
-THICK = 64  # matrix rows
-FLOP = 16e6  # of a piece at least: some tenths of a millisecond
-LOGITS = 1 << 19  # of a thick piece at most, so that they stay in a cache
+THICK = 64  # matrix rows from which a product is thick
+FLOP = 16e6  # the least flop of a piece: some tenths of a millisecond
+LOGITS = 1 << 19  # the most logits of a thick piece, so that they stay in a cache
 FEW, MANY = 256, 4096  # samples of a part of a thin and of a thick product
 
 
 class Member(NamedTuple):
-    """A client, or a part of it: its weights [S, c, d], what it sees, and the samples it has."""
+    """A client or a part of it: its weights [S, c, d], its rows, and its number of samples.
+
+    `samples` is that of the whole client.
+    """
 
     weight: Tensor
     batch: Batch
@@ -138,17 +137,20 @@ class Member(NamedTuple):
 
     @property
     def thick(self) -> bool:
-        """Whether its products are fast however they are cut by matrix rows."""
+        """Whether its products stay fast if they are cut by matrix rows."""
         return self.weight.shape[0] * self.weight.shape[1] >= THICK
 
     @property
     def flops(self) -> float:
-        """Of the two products."""
+        """The flop of both products."""
         return 4.0 * self.weight.numel() * len(self.batch.labels)
 
 
 def pieces(members: Sequence[Member]) -> list[list[list[Member]]]:
-    """Rows of pieces: a row's results are to be added, the rows' to be joined in this order."""
+    """Return rows of pieces. The results within a row are to be added in order.
+
+    Those of different rows are to be concatenated.
+    """
     found: list[list[list[Member]]] = []
     for some in together(members):
         found += _cut(some[0]) if len(some) == 1 else [[some]]
@@ -156,7 +158,7 @@ def pieces(members: Sequence[Member]) -> list[list[list[Member]]]:
 
 
 def together(members: Sequence[Member]) -> Iterator[list[Member]]:
-    """Neighbours with little to do; others alone."""
+    """Group consecutive small members; yield large ones alone."""
     some: list[Member] = []
     held = 0.0
     for one in members:
@@ -194,7 +196,7 @@ def _part(member: Member, replicas: slice, samples: slice) -> Member:
 
 
 def within(there: Replaced, replicas: slice, samples: slice) -> Replaced | None:
-    """Those of the replaced samples that a part sees, by their place in it."""
+    """The replaced samples within a part, by their position in it."""
     replica, position = there.replica - replicas.start, there.position - samples.start
     held = (replica >= 0) & (there.replica < replicas.stop)
     held &= (position >= 0) & (there.position < samples.stop)
@@ -203,18 +205,20 @@ def within(there: Replaced, replicas: slice, samples: slice) -> Replaced | None:
     return Replaced(replica[held], position[held], there.inputs[held], there.labels[held])
 
 
-# Mean gradients of the matrix task's thin members, each in one pass over its samples, compiled.
+# Mean gradients of thin members, each in one compiled pass over its samples.
 #
-# A round of few replicas is so short that every call of Python shows: what the parts of a member
-# share is looked up once, and their first sum lies where the gradient is to be.
+# A round of few replicas is so short that every Python call matters. So values that the parts of a
+# member share are looked up once, and the first part sums into the result directly.
 
 INDICES = torch.int64, torch.int32
 Own = Callable[[Member, Replaced], tuple[Tensor, Tensor]]  # p_y [T, 1] and slopes [T, c, 1]
 
 
 class _Part(NamedTuple):
-    """Some rows of a member: samples, labels and weights, and the sums over the rows, of gradients
-    [S, c, d] and of p_y [S]."""
+    """Some rows of a member: (samples, labels, weights), and the sums over these rows.
+
+    `total` [S, c, d] sums gradients, and `right` [S] sums p_y.
+    """
 
     member: Member
     rows: slice
@@ -224,29 +228,36 @@ class _Part(NamedTuple):
 
     @property
     def loss(self) -> np.ndarray:
-        """Its share of the mean loss [S]."""
+        """The share in the mean loss [S]."""
         return (self.rows.stop - self.rows.start - self.right) / self.member.samples
 
 
 def mean_gradients(members: Sequence[Member], own: Own) -> tuple[Tensor, Tensor]:
-    """Mean losses [K S] and gradients [K S, c, d], in pieces that several threads take; `own` tells
-    of the samples that stand for others."""
+    """Mean losses [K S] and gradients [K S, c, d] of thin members, in pieces for several threads.
+
+    `own` computes p_y and slopes of replaced samples.
+    """
     weight = members[0].weight
     gradients = np.zeros((len(members), *weight.shape), weight.numpy().dtype)
     sums = iter(gradients)
     groups = [
         [_parts(one, next(sums), len(some) == 1) for one in some] for some in together(members)
     ]
-    # One member's parts are a piece each, and several members, of one part each, are a piece.
+    # A piece is one part of a large member, or a group of small members with one part each.
     spread([partial(_add, piece, own) for group in groups for piece in zip(*group, strict=True)])
     losses = [_loss(parts) for group in groups for parts in group]
     return torch.from_numpy(np.concatenate(losses)), torch.from_numpy(gradients).flatten(0, 1)
 
 
 def _parts(member: Member, first: np.ndarray, cut: bool) -> list[_Part]:
-    """The member in parts, of which the first has its sum there; or as one."""
+    """Split a member into parts, or one part unless `cut`; the first part sums into `first`."""
     batch, weight = member.batch, member.weight
-    _require_types(batch, weight)
+    # The types that torch's products and gathers reject, too.
+    if batch.inputs.dtype != weight.dtype or batch.labels.dtype not in INDICES:
+        raise InputError(
+            f"the samples are {batch.inputs.dtype}, their labels {batch.labels.dtype} and the "
+            f"parameters {weight.dtype}: let samples be as parameters are, and labels whole"
+        )
     each = (one.contiguous().numpy() for one in (batch.inputs, batch.labels.long(), weight))
     inputs, labels, weights = each
     slices = thin_parts(member) if cut else [slice(0, len(labels))]
@@ -259,7 +270,8 @@ def _parts(member: Member, first: np.ndarray, cut: bool) -> list[_Part]:
 
 
 def _add(piece: Sequence[_Part], own: Own) -> None:
-    """The kernel's sums, and in the replicas that replace a sample those of their own."""
+    """Add the sums of the kernel, and those of replaced samples in their replicas."""
+    # Imported here: numba is optional, takes up to a second to load, and serves one kernel.
     from fedmuon.tasks.batched_gradients import slope_sums
 
     for member, rows, arrays, total, right in piece:
@@ -279,16 +291,7 @@ def _add(piece: Sequence[_Part], own: Own) -> None:
 
 
 def _loss(parts: Sequence[_Part]) -> np.ndarray:
-    """The mean loss [S]; the first part gets the sums of the others, in their order."""
+    """The mean loss [S]; also adds the sums of the other parts to the first, in order."""
     for part in parts[1:]:
         parts[0].total[:] += part.total
     return sum((part.loss for part in parts[1:]), start=parts[0].loss)
-
-
-def _require_types(batch: Batch, weight: Tensor) -> None:
-    """Refuse what torch's products and gathers refuse too."""
-    if batch.inputs.dtype != weight.dtype or batch.labels.dtype not in INDICES:
-        raise InputError(
-            f"the samples are {batch.inputs.dtype}, their labels {batch.labels.dtype} and the "
-            f"parameters {weight.dtype}: let samples be as parameters are, and labels whole"
-        )

@@ -1,30 +1,39 @@
-"""A vision transformer whose layers all have per-example gradients by ghost norms.
+"""Networks by name, the layers that networks may have, and their initial parameters.
 
-As Dosovitskiy et al. 2021 have it, changed as Beyer, Zhai and Kolesnikov 2022 do ("Better plain ViT
-baselines"): places are sines and cosines in two dimensions, which are not learned, and the
-mean over the patches is classified, so that no parameter stands outside of a layer.
+No network has a BatchNorm, and every parameter belongs to a layer with ghost norms.
 """
 
 import math
 from collections import OrderedDict
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
+from torch.nn.modules.batchnorm import _NormBase
+from torch.nn.modules.conv import _ConvNd
+from torch.nn.modules.dropout import _DropoutNd
+from torch.nn.modules.instancenorm import _InstanceNorm
 
 from fedmuon.core.errors import InputError, instead
 
-SLOWEST = 10_000.0  # wave length of the last of a place's sines over that of the first
+SLOWEST = 10_000.0  # ratio of the longest to the shortest wave length in a position's encoding
 
 
 class VisionTransformer(nn.Module):
-    """Images [n, C, H, W] -> outputs [n, c]; images are filled up to whole patches with zeros."""
+    """A vision transformer: images [n, C, H, W] -> outputs [n, c].
+
+    It follows Dosovitskiy et al. 2021 with the changes of Beyer, Zhai and Kolesnikov 2022 ("Better
+    plain ViT baselines"). Positions are encoded by fixed sines and cosines in two dimensions, and
+    the mean over the patches is classified. So no parameter lies outside of a layer. Images are
+    padded with zeros to whole patches.
+    """
 
     def __init__(
         self, channels: int, classes: int, patch: int, width: int, depth: int, heads: int
     ) -> None:
-        """`width` is a multiple of 4 and of `heads`."""
+        """Build the layers; `width` is a multiple of 4 and of `heads`."""
         super().__init__()
         self.patch = patch
         self.patches = nn.Conv2d(channels, width, patch, stride=patch)
@@ -33,16 +42,16 @@ class VisionTransformer(nn.Module):
         self.head = nn.Linear(width, classes)
 
     def forward(self, images: Tensor) -> Tensor:
-        """Patches with their places, blocks, the mean."""
+        """Encode patches and positions, apply the blocks, classify the mean."""
         height, width = images.shape[-2:]
         whole = functional.pad(images, (0, -width % self.patch, 0, -height % self.patch))
         read = self.patches(whole)
-        tokens = read.flatten(2).mT + places(read)
+        tokens = read.flatten(2).mT + positions(read)
         return self.head(self.norm(self.blocks(tokens)).mean(1))
 
 
 class _Block(nn.Module):
-    """A pre-norm block, hidden units four times the width."""
+    """A pre-norm block with four times as many hidden units as the width."""
 
     def __init__(self, width: int, heads: int) -> None:
         super().__init__()
@@ -56,7 +65,7 @@ class _Block(nn.Module):
 
 
 class _Attention(nn.Module):
-    """Of every patch to all of its image; queries, keys and values are one projection."""
+    """Self-attention between the patches of an image; one projection for all inputs."""
 
     def __init__(self, width: int, heads: int) -> None:
         super().__init__()
@@ -70,8 +79,8 @@ class _Attention(nn.Module):
         return self.out((weights @ values).transpose(1, 2).flatten(2))
 
 
-def places(read: Tensor) -> Tensor:
-    """[H W, d] for patches [n, d, H, W]: sines and cosines of row and column, a quarter each."""
+def positions(read: Tensor) -> Tensor:
+    """Encode positions of patches [n, d, H, W] -> [H W, d]: sines and cosines of row and column."""
     width, rows, columns = read.shape[1:]
     count = torch.arange(max(width // 4, rows, columns), dtype=read.dtype, device=read.device)
     waves = SLOWEST ** (-count[: width // 4] / max(1, width // 4 - 1))
@@ -80,17 +89,24 @@ def places(read: Tensor) -> Tensor:
     return torch.cat([down.sin(), down.cos(), across.sin(), across.cos()], -1).flatten(0, 1)
 
 
-# Networks by name, for samples of any shape that they can read; none has a BatchNorm.
-#
-# A builder takes the shape of one sample, (d,) or (C, H, W), and the number of classes. Modules are
-# made on torch's `meta` device: they hold shapes and no numbers, and draw nothing.
+# Networks by name. A builder takes the shape of one sample, (d,) or (C, H, W), and the number of
+# classes. Modules are built on torch's `meta` device: they have shapes but no values.
 
 Shape = tuple[int, ...]
 GROUPS = 16  # of every GroupNorm
 
 
 def network(name: str, shape: Shape, classes: int) -> nn.Module:
-    """The named network; images without a channel axis, (H, W), get one."""
+    """Build a network of `MODELS` for samples of a given shape.
+
+    Args:
+        name: A key of `MODELS`.
+        shape: Shape of a stored sample; images (H, W) get a channel axis.
+        classes: Number of outputs.
+
+    Raises:
+        InputError: If the name is unknown or the network cannot read samples of this shape.
+    """
     if name not in MODELS:
         raise InputError(f"[task] model = '{name}' is unknown: {instead(name, MODELS)}")
     shape, least = with_channels(shape), LEAST.get(name)
@@ -104,12 +120,12 @@ def network(name: str, shape: Shape, classes: int) -> nn.Module:
 
 
 def with_channels(shape: Shape) -> Shape:
-    """The shape in which a network sees a stored sample: (d,) or (C, H, W)."""
+    """The shape in which a network reads a stored sample: (d,) or (C, H, W)."""
     return (1, *shape) if len(shape) == 2 else shape
 
 
 def mlp(shape: Shape, classes: int) -> nn.Module:
-    """d-512-256-c with ReLU; 0.5M parameters for 28 x 28 pixels and ten classes (004)."""
+    """d-512-256-c with ReLU; 0.5M parameters on MNIST (Newton-Schulz convergence)."""
     return _sequence(
         flat=nn.Flatten(),
         first=nn.Linear(math.prod(shape), 512),
@@ -123,8 +139,8 @@ def mlp(shape: Shape, classes: int) -> nn.Module:
 def cnn(shape: Shape, classes: int) -> nn.Module:
     """Two 5 x 5 convolutions of 32 and 64 channels, each with 2 x 2 pooling, and 512 hidden units.
 
-    The network of McMahan et al. 2017 (FedAvg); 1,663,370 parameters on MNIST. 001 does not print
-    the architecture of its CNN.
+    The network of McMahan et al. 2017 (FedAvg); 1,663,370 parameters on MNIST. The Stability note
+    does not print the architecture of its CNN.
     """
     channels, height, width = shape
     return _sequence(
@@ -144,8 +160,8 @@ def cnn(shape: Shape, classes: int) -> nn.Module:
 def tanh_cnn(shape: Shape, classes: int) -> nn.Module:
     """Convolutions of 16 (8 x 8) and 32 (4 x 4) channels, 32 hidden units, and tanh.
 
-    The usual network of private learning on MNIST (Papernot et al. 2021; Opacus's example): noise
-    grows with the number of parameters, which is 26,010 there, and tanh keeps gradients short.
+    The usual network of private learning on MNIST (Papernot et al. 2021; the example of Opacus).
+    Noise grows with the number of parameters, here 26,010, and tanh keeps gradients small.
     """
     channels, *sides = shape
     for kernel, padding in ((8, 3), (4, 0)):  # stride 2, then pooling with stride 1
@@ -167,8 +183,9 @@ def tanh_cnn(shape: Shape, classes: int) -> nn.Module:
 def cifarnet(shape: Shape, classes: int) -> nn.Module:
     """A 2 x 2 convolution and three pairs of 3 x 3 ones, of 64, 256, 256 channels; 2M parameters.
 
-    The CifarNet of 004 and of Jordan's speed runs, with two changes that federated averaging needs:
-    the first convolution is learned, not whitened from the data, and the norms are GroupNorms.
+    The CifarNet of Newton-Schulz convergence and of Jordan's speed runs, with two changes for
+    federated averaging: the first convolution is learned, not whitened from the data, and the norms
+    are GroupNorms.
     """
     pairs = [_pair(24, 64), _pair(64, 256), _pair(256, 256)]
     return _sequence(
@@ -202,16 +219,12 @@ def wide_resnet(depth: int, widen: int) -> Callable[[Shape, int], nn.Module]:
     return build
 
 
-def vision_transformer(
-    patch: int, width: int, depth: int, heads: int
-) -> Callable[[Shape, int], nn.Module]:
-    """A ViT; of width 384 with 12 blocks of 6 heads it is ViT-small (Steiner et al. 2022), with
-    21.3M parameters, here with patches for images of 32 x 32 pixels (003)."""
+def vit_small(shape: Shape, classes: int) -> nn.Module:
+    """ViT-small (Steiner et al. 2022): width 384, 12 blocks of 6 heads, 21.3M parameters.
 
-    def build(shape: Shape, classes: int) -> nn.Module:
-        return VisionTransformer(shape[0], classes, patch, width, depth, heads)
-
-    return build
+    Patches are 4 x 4, for images of 32 x 32 pixels (DiSK).
+    """
+    return VisionTransformer(shape[0], classes, patch=4, width=384, depth=12, heads=6)
 
 
 MODELS: dict[str, Callable[[Shape, int], nn.Module]] = {
@@ -221,7 +234,7 @@ MODELS: dict[str, Callable[[Shape, int], nn.Module]] = {
     "cifarnet": cifarnet,
     "wrn-16-2": wide_resnet(16, 2),
     "wrn-16-4": wide_resnet(16, 4),
-    "vit-small": vision_transformer(4, 384, 12, 6),
+    "vit-small": vit_small,
 }
 LEAST = {  # pixels along the shorter side
     "cnn": 4, "tanh-cnn": 14, "cifarnet": 9, "wrn-16-2": 4, "wrn-16-4": 4, "vit-small": 4,
@@ -229,7 +242,7 @@ LEAST = {  # pixels along the shorter side
 
 
 class _Residual(nn.Module):
-    """A pre-activation block; its shortcut is the identity where widths agree."""
+    """A pre-activation block; its shortcut is the identity if the widths agree."""
 
     def __init__(self, inner: int, outer: int, stride: int) -> None:
         super().__init__()
@@ -273,3 +286,80 @@ def _pair(inner: int, outer: int) -> nn.Module:
 
 def _sequence(**layers: nn.Module) -> nn.Module:
     return nn.Sequential(OrderedDict(layers))
+
+
+# Layers: which are rejected, and the laws of their initial parameters.
+
+_NORMS = (nn.GroupNorm, nn.LayerNorm, nn.RMSNorm, _InstanceNorm)
+
+
+def reject_layers(network: nn.Module) -> None:
+    """Reject layers that mix samples, keep statistics, draw without a key, or change weights."""
+    for name, layer in network.named_modules():
+        if problem := _problem(layer):
+            raise InputError(f"{name or 'The network'} is a {type(layer).__name__}, {problem}")
+
+
+def _problem(layer: nn.Module) -> str:
+    if isinstance(layer, _NormBase) and (
+        layer.track_running_stats or not isinstance(layer, _InstanceNorm)
+    ):
+        return (
+            "whose running statistics are neither averaged nor of one sample alone: use GroupNorm"
+        )
+    if _draws(layer):
+        return (
+            "which draws from torch's global generator, so that no run repeats: take it out, or "
+            "its dropout"
+        )
+    if isinstance(layer, nn.Embedding | nn.EmbeddingBag) and layer.max_norm is not None:
+        return "which rescales its weights when it reads them: take max_norm out"
+    return ""
+
+
+def _draws(layer: nn.Module) -> bool:
+    """Whether a call in training mode draws random numbers."""
+    if isinstance(layer, _DropoutNd):
+        return layer.p > 0
+    if isinstance(layer, nn.RReLU):
+        return layer.lower < layer.upper
+    if isinstance(layer, nn.RNNBase):
+        return layer.dropout > 0 and layer.num_layers > 1
+    if isinstance(layer, nn.MultiheadAttention):
+        return layer.dropout > 0
+    return isinstance(layer, nn.FractionalMaxPool2d | nn.FractionalMaxPool3d)
+
+
+def fresh(network: nn.Module, rng: np.random.Generator) -> dict[str, np.ndarray]:
+    """Draw initial parameters by torch's default laws, in the order of `named_parameters`.
+
+    Linear layers and convolutions, weights and biases alike, are uniform in +-1/sqrt(fan-in);
+    embeddings are standard normal; norms start at 1 and 0.
+    """
+    first: dict[int, tuple[str, nn.Module, str]] = {}
+    for name, owner, key, param in owned(network):
+        first.setdefault(id(param), (name, owner, key))
+    return {name: _drawn(rng, name, owner, key) for name, owner, key in first.values()}
+
+
+def owned(network: nn.Module) -> Iterator[tuple[str, nn.Module, str, nn.Parameter]]:
+    """Yield (name, owner, name in the owner, parameter); tied parameters under all their names."""
+    for prefix, owner in network.named_modules(remove_duplicate=False):
+        for key, param in owner.named_parameters(recurse=False, remove_duplicate=False):
+            yield f"{prefix}.{key}" if prefix else key, owner, key, param
+
+
+def _drawn(rng: np.random.Generator, name: str, owner: nn.Module, key: str) -> np.ndarray:
+    shape = tuple(getattr(owner, key).shape)
+    if isinstance(owner, nn.Linear | _ConvNd):
+        weight: Tensor = owner.weight
+        bound = 1 / math.sqrt(weight[0].numel())
+        return rng.uniform(-bound, bound, shape)
+    if isinstance(owner, nn.Embedding):
+        return rng.standard_normal(shape)
+    if isinstance(owner, _NORMS):
+        return np.full(shape, 1.0 if key == "weight" else 0.0)
+    raise InputError(
+        f"No law is known for the first {name} of a {type(owner).__name__}: build the network from "
+        "linear layers, convolutions, embeddings and norms"
+    )

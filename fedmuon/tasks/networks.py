@@ -1,14 +1,15 @@
 """Any torch module as a task: losses and gradients as pure functions of a stack of parameters.
 
-Parameters are the module's own, by name, with the replica first: a weight [out, in] is held as
-[S, out, in]. The numbers that the module itself holds are never read.
+Parameters have the module's names, with the replica as first axis: a weight [out, in] is stored as
+[S, out, in]. The values inside the module itself are never read.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from copy import deepcopy
 from dataclasses import dataclass, field, replace
 from functools import cached_property, partial, reduce
 from itertools import islice
+from types import FunctionType
 from typing import Any
 
 import numpy as np
@@ -16,9 +17,23 @@ import torch
 from torch import Tensor, nn
 from torch.func import functional_call, grad_and_value, vmap
 from torch.nn.modules.conv import _ConvNd
+from torch.nn.modules.module import _has_any_global_hook
 
+from fedmuon.core.guard import Guard
 from fedmuon.core.threads import PerThread, spread
-from fedmuon.tasks.base import Batch, Params, Points, blocks, joined, stacked
+from fedmuon.tasks.base import (
+    Batch,
+    Loss,
+    Params,
+    Points,
+    Targets,
+    blocks,
+    cross_entropy,
+    given_labels,
+    joined,
+    mean_of,
+    stacked,
+)
 from fedmuon.tasks.chunks import (
     Chunks,
     Samples,
@@ -28,29 +43,35 @@ from fedmuon.tasks.chunks import (
     side_by_side,
     size_of,
 )
-from fedmuon.tasks.layers import fresh, refuse
-from fedmuon.tasks.losses import Loss, Targets, cross_entropy, given_labels, mean_of
+from fedmuon.tasks.models import fresh, reject_layers
 from fedmuon.tasks.per_example.clipped_sums import ClippedSums, unclipped
 from fedmuon.tasks.per_example.clipping import Clipping
-from fedmuon.tasks.per_example.ghost import ghostly, refuse_mixing
-from fedmuon.tasks.thread_copies import copyable, stateless
+from fedmuon.tasks.per_example.ghost import ghostly, reject_mixing
 
 CPU = torch.device("cpu")
 MEMORY = {"cpu": 1 << 28, "cuda": 1 << 32}  # bytes of activations that a thread holds at once
 STACKED_PARAMETERS = {"cpu": 1 << 19, "cuda": 1 << 27}  # parameters of clients stepped together
-SMALL = 1 << 21  # activations of a replica, up to which convolutions gain by sharing a call
+SMALL = 1 << 21  # activations of a replica up to which convolutions are faster in a shared call
 Start = Callable[[nn.Module, np.random.Generator], dict[str, np.ndarray]]
 Found = tuple[Tensor, Params]
 
 
 @dataclass(frozen=True, eq=False)
 class NetworkTask:
-    """A module for samples of the given shape, with a loss of each sample.
+    """A module for samples of a given shape, with a loss for each sample.
 
-    `targets` says what the outputs are compared with, `start` by which law parameters begin,
-    `metrics` what evaluations tell beside the loss. `vectorized` says whether replicas share one
-    call (torch.vmap) or take turns; None takes what was measured to be faster (see `_vectorizes`).
-    The module's parameters may be on `meta`.
+    Attributes:
+        module: The network. Its parameters may be on `meta`.
+        shape: Shape of one sample.
+        dtype: Dtype of the parameters.
+        device: Device of the parameters.
+        loss: (outputs, targets) -> losses [n].
+        targets: (inputs, labels) -> what the outputs are compared with.
+        start: Draws the initial parameters.
+        vectorized: Whether replicas share one call (torch.vmap) or take turns. None chooses what
+            was measured to be faster (see `_vectorizes`).
+        metrics: Per-sample metrics of evaluations by name; None is the accuracy.
+        whole: Whether inputs are whole numbers, such as tokens.
     """
 
     module: nn.Module
@@ -61,28 +82,31 @@ class NetworkTask:
     targets: Targets = given_labels
     start: Start = fresh
     vectorized: bool | None = None
-    metrics: Mapping[str, Loss] | None = None  # of each sample; None is the accuracy
-    whole: bool = False  # inputs are whole numbers, which the module reads as such
-    saved: int = field(init=False)  # activations kept for one sample
+    metrics: Mapping[str, Loss] | None = None
+    whole: bool = False
+    saved: int = field(init=False)  # activations that autograd keeps for one sample
     chunks: Chunks = field(init=False)
-    apart: bool = field(init=False)  # whether several threads may call it, each a copy
+    thread_safe: bool = field(
+        init=False
+    )  # whether several threads may call it, each with its own copy
     own_module: Callable[[], nn.Module] = field(init=False)
     clipped_sums: Callable[[], ClippedSums] = field(init=False)
-    unmixed: bool = field(init=False, default=False)  # whether it was tried for mixing samples
+    unmixed: bool = field(init=False, default=False)  # whether mixing of samples was ruled out
 
     def __post_init__(self) -> None:
-        """Refuse modules whose samples are not independent, or whose draws are not keyed."""
-        refuse(self.module)
+        """Reject modules whose samples are not independent, or whose draws are not keyed."""
+        reject_layers(self.module)
         entry = torch.empty((), dtype=self.dtype).element_size()
         saved = max(1, saved_entries(self.module, self.shape, self.whole))
-        most = MEMORY.get(self.device.type, 1 << 32) // (3 * entry * saved)  # and temporaries
+        # A factor of 3 leaves room for temporaries.
+        most = MEMORY.get(self.device.type, 1 << 32) // (3 * entry * saved)
         object.__setattr__(self, "saved", saved)
         object.__setattr__(self, "chunks", Chunks(max(1, most)))
         called = [self.loss, self.targets, *(self.metrics or {}).values()]
         sure = copyable(self.module) and all(map(stateless, called))
-        apart = self.device.type == "cpu" and sure
-        each = PerThread(partial(deepcopy, self.module)) if apart else self._module
-        object.__setattr__(self, "apart", apart)
+        thread_safe = self.device.type == "cpu" and sure
+        each = PerThread(partial(deepcopy, self.module)) if thread_safe else self._module
+        object.__setattr__(self, "thread_safe", thread_safe)
         object.__setattr__(self, "own_module", each)
         object.__setattr__(self, "clipped_sums", PerThread(self._sums))
 
@@ -91,14 +115,15 @@ class NetworkTask:
 
     @property
     def stack_limit(self) -> int:
-        """How many parameters of clients are stepped together on the device."""
+        """The number of parameters up to which clients train faster as one stack."""
         return STACKED_PARAMETERS.get(self.device.type, 1 << 27)
 
     def _vectorizes(self, rows: int) -> bool:
         """Whether replicas with so many samples share one call.
 
-        On a CPU vmap makes grouped convolutions of theirs: measured at 0.6 to 0.95 of the time of
-        turns below `SMALL`, at 1.1 to 1.2 above. Linear layers alone always gain.
+        On a CPU, vmap turns convolutions into grouped ones. They were measured at 0.6 to 0.95 times
+        the time of separate calls below `SMALL` activations, and at 1.1 to 1.2 times above. Other
+        networks are always faster in one call.
         """
         if self.vectorized is not None:
             return self.vectorized
@@ -109,8 +134,7 @@ class NetworkTask:
         return any(isinstance(layer, _ConvNd) for layer in self.module.modules())
 
     def initial(self, rng: np.random.Generator, stack: int = 1) -> Params:
-        """Drawn in the order of the module's parameters; by torch's default laws (see `fresh`),
-        unless `start` is another's."""
+        """Draw parameters with `start`: by default with torch's laws, in the module's order."""
         drawn = self.start(self.module, rng)
         first = {name: torch.from_numpy(v).to(self.device, self.dtype) for name, v in drawn.items()}
         return {name: value.repeat(stack, *[1] * value.ndim) for name, value in first.items()}
@@ -121,7 +145,7 @@ class NetworkTask:
             if self._is_one_call(params, batches):
                 return self._summed(params, side_by_side(batches))
             pairs = zip(blocks(params, len(batches)), batches, strict=True)
-            return joined(spread([partial(self._mean, *pair) for pair in pairs], self.apart))
+            return joined(spread([partial(self._mean, *pair) for pair in pairs], self.thread_safe))
 
     def clipped(self, points: Points, batches: Sequence[Batch], clipping: Clipping) -> Found:
         """Mean loss [K S] at the last point and the sums of clipped per-example gradients."""
@@ -131,12 +155,12 @@ class NetworkTask:
 
         def own(k: int) -> Found:
             mine = [(c, block[k]) for c, block in each]
-            return self.clipped_sums()(mine, [self._aimed(batches[k])], clipping)
+            return self.clipped_sums()(mine, [self.with_targets(batches[k])], clipping)
 
-        return joined(spread([partial(own, k) for k in range(len(batches))], self.apart))
+        return joined(spread([partial(own, k) for k in range(len(batches))], self.thread_safe))
 
-    def _aimed(self, batch: Batch) -> Batch:
-        """The batch with targets for labels."""
+    def with_targets(self, batch: Batch) -> Batch:
+        """Return the batch with targets as labels."""
         there = batch.replaced
         if there is not None:
             there = replace(there, labels=self.targets(there.inputs, there.labels))
@@ -145,14 +169,14 @@ class NetworkTask:
     def _sums(self) -> ClippedSums:
         module = self.own_module()
         found = ghostly(module, self.shape)
-        if found is not None and not self.unmixed:  # else a sample goes through it alone
-            refuse_mixing(module, found.layers, self.shape)
-            object.__setattr__(self, "unmixed", True)  # the copies of other threads, too
-        each = self.clipped_sums if self.apart else None
+        if found is not None and not self.unmixed:  # without ghosts, samples are called one by one
+            reject_mixing(module, found.layers, self.shape)
+            object.__setattr__(self, "unmixed", True)  # holds for copies in other threads, too
+        each = self.clipped_sums if self.thread_safe else None
         return ClippedSums(module, self.shape, self.loss, self.device, self.saved, found, each)
 
     def losses(self, params: Params, batch: Batch) -> tuple[Tensor, Params]:
-        """Per-sample losses [S, n], and by name what else is measured of each sample."""
+        """Return per-sample losses [S, n] and per-sample metrics by name."""
         samples = Samples(batch.inputs[None], batch.labels[None], batch.labels[None])
         rows, replicas = len(batch.labels), size_of(params)
         shared = replicas > 1 and self._vectorizes(rows)
@@ -164,15 +188,17 @@ class NetworkTask:
             return joined(list(self.chunks.each(work, rows, replicas if shared else 1)), 1)
 
     def _is_one_call(self, params: Params, batches: Sequence[Batch]) -> bool:
-        """Whether the clients are replicas of one call: one model each, and alike in size."""
+        """Whether the clients can be replicas of one call: one model each, equal batch sizes."""
         alike = len({len(batch.labels) for batch in batches}) == 1
         single = size_of(params) == len(batches) > 1
         whole = not any(batch.replaced for batch in batches)
         return alike and single and whole and self._vectorizes(len(batches[0].labels))
 
     def _mean(self, params: Params, batch: Batch) -> Found:
-        """Loss [S] and gradient of one batch. In a replica with another sample the shared one has
-        weight 0, and its own is added."""
+        """Loss [S] and gradient of one batch.
+
+        In a replica with a replaced sample, the shared one has weight 0, and its own is added.
+        """
         rows, there = len(batch.labels), batch.replaced
         shares = batch.inputs.new_full((1, rows), 1 / rows)
         shared = Samples(batch.inputs[None], batch.labels[None], shares)
@@ -190,8 +216,8 @@ class NetworkTask:
         return loss, slope
 
     def _summed(self, params: Params, samples: Samples) -> Found:
-        """sum_j w_j loss_j [B] and its gradient, in pieces that several threads take."""
-        if not self.apart:
+        """sum_j w_j loss_j [B] and its gradient, in pieces for several threads."""
+        if not self.thread_safe:
             return self._in_turn(params, samples)
         cut = pieces(params, samples, self._products)
         work = [partial(self._in_turn, *piece) for row in cut for piece in row]
@@ -200,11 +226,11 @@ class NetworkTask:
 
     @cached_property
     def _products(self) -> int:
-        """About how many a sample costs: one a parameter, and some each number that is kept."""
+        """The approximate number of products for a sample, from parameters and activations."""
         return sum(value.numel() for value in self.module.parameters()) + 64 * self.saved
 
     def _in_turn(self, params: Params, samples: Samples) -> Found:
-        """The same, as many samples at once as fit into memory."""
+        """The same in one thread, with as many samples at once as fit into memory."""
         rows, replicas = samples.labels.shape[1], size_of(params)
         shared = replicas > 1 and self._vectorizes(rows)
         work = grad_and_value(self.total) if shared else self._slope
@@ -218,8 +244,10 @@ class NetworkTask:
     def _mapped(
         self, function: Callable[..., Any], params: Params, samples: Samples, shared: bool
     ) -> Any:
-        """function(parameters, inputs, labels, weights) of every replica, stacked: one call that
-        they share, or turns."""
+        """Stack function(parameters, inputs, labels, weights) of all replicas.
+
+        They share one call, or take turns.
+        """
         alone = [len(values) == 1 for values in samples]
         if shared:
             given = [v[0] if one else v for v, one in zip(samples, alone, strict=True)]
@@ -242,7 +270,7 @@ class NetworkTask:
     def _slope(
         self, params: Params, inputs: Tensor, labels: Tensor, weights: Tensor
     ) -> tuple[Params, Tensor]:
-        """As grad_and_value(self.total), without functorch's overhead."""
+        """Like grad_and_value(self.total), without the overhead of functorch."""
         leaves = {name: value.detach().requires_grad_() for name, value in params.items()}
         loss = self.total(leaves, inputs, labels, weights)
         slopes = torch.autograd.grad(loss, list(leaves.values()), materialize_grads=True)
@@ -258,13 +286,73 @@ class NetworkTask:
         }
 
     def _right(self, outputs: Tensor, targets: Tensor) -> Tensor:
-        """Whether each prediction is right, or which share of the sample's is."""
+        """Whether each prediction is right, or which share of the targets of a sample is."""
         right = outputs.argmax(-1) == targets
         return mean_of(right.to(self.dtype), targets) if right.ndim > 1 else right
 
 
 def _added_(total: Found, more: Found) -> Found:
-    """Sums, in place where they are."""
+    """Add in place."""
     for name, value in more[1].items():
         total[1][name].add_(value)
     return total[0].add_(more[0]), total[1]
+
+
+# Which modules several threads may call at once, each with its own copy. A copy is needed because a
+# call with other parameters writes them into the module until it returns.
+#
+# A copy of a user's class may share layers with the original, or keep state between calls. Such a
+# module is not copied, and only one thread calls it. Layers of torch and of fedmuon do neither.
+
+LAYERS = ("torch.nn.modules.", "fedmuon.")
+FUNCTIONS = ("torch.", "fedmuon.")
+VALUES = (bool, int, float, str, torch.dtype, torch.device, torch.Size, Tensor, type(None))
+EMPTY = vars(nn.Module())
+HOOKS = tuple(name for name in EMPTY if "hook" in name)
+
+
+def copyable(module: nn.Module) -> bool:
+    """Whether a copy surely computes the same with its own parameters, without side effects.
+
+    This holds for layers of torch and of fedmuon without hooks or functions of a user.
+    """
+    return not _has_any_global_hook() and all(
+        _is_of(type(layer).__module__, LAYERS)
+        and not any(vars(layer).get(name) for name in HOOKS)
+        and _known(value for name, value in vars(layer).items() if name not in EMPTY)
+        for layer in module.modules()
+    )
+
+
+def stateless(function: Any) -> bool:
+    """Whether a loss or metric keeps nothing between calls.
+
+    This holds for those of torch and of fedmuon that do not call a function of a user.
+    """
+    kind = type(function)  # isinstance asks the object as well, which may raise anything
+    if issubclass(kind, nn.Module):
+        return copyable(function)
+    if issubclass(kind, partial):
+        held = [function.func, *function.args, *function.keywords.values()]
+    elif kind is FunctionType and _is_of(function.__globals__["__name__"], FUNCTIONS):
+        held = [cell.cell_contents for cell in function.__closure__ or ()]
+    else:
+        return False
+    return all(_known([one]) or stateless(one) for one in held)
+
+
+def _known(values: Iterable[Any]) -> bool:
+    """Whether all are plain values or stateless functions, also within lists and tuples."""
+
+    def known(value: Any) -> bool:
+        if isinstance(value, list | tuple):
+            return _known(value)
+        if isinstance(value, Guard):  # it holds the object that it guards, to name it in errors
+            return stateless(value.found)
+        return isinstance(value, VALUES) or (isinstance(value, FunctionType) and stateless(value))
+
+    return all(map(known, values))
+
+
+def _is_of(module: str, places: tuple[str, ...]) -> bool:
+    return f"{module}.".startswith(places)

@@ -1,6 +1,6 @@
-"""A module of the user's as a task: its own first weights, loss and metrics.
+"""A user's own module as a task: with its initial weights, its loss and its metrics.
 
-Parameters may stand anywhere in the module and be tied; its buffers stay what they are.
+Parameters may be anywhere in the module, and may be tied. Buffers keep their values.
 """
 
 import copy
@@ -18,20 +18,23 @@ from fedmuon.core.errors import InputError
 from fedmuon.core.guard import Guard
 from fedmuon.core.registry import unfit
 from fedmuon.data.user_data import storage_problem
-from fedmuon.tasks.base import Batch, Params, Points
-from fedmuon.tasks.losses import Loss, cross_entropy
+from fedmuon.tasks.base import Batch, Loss, Params, Points, cross_entropy
 from fedmuon.tasks.networks import NetworkTask
 from fedmuon.tasks.per_example.clipping import Clipping
 
-Metric = Callable[[Tensor, Tensor], Tensor]  # (outputs, targets) -> one value a sample
+Metric = Callable[[Tensor, Tensor], Tensor]  # (outputs, targets) -> one value per sample
 
 
 @dataclass(frozen=True, eq=False)
 class Task:
-    """A module with a loss of each sample, and what else is measured of each.
+    """Your own module, with a per-sample loss and per-sample metrics.
 
-    `loss` is cross-entropy where targets are classes and the squared error where they are real;
-    without `metrics`, classes have `accuracy`.
+    Attributes:
+        module: The network. Its current weights are the initial ones.
+        loss: (outputs, targets) -> one value per sample. The default is cross-entropy if targets
+            are classes, and the squared error if they are real numbers.
+        metrics: Name -> (outputs, targets) -> one value per sample. The default for classes is
+            `accuracy`.
     """
 
     module: nn.Module
@@ -40,7 +43,7 @@ class Task:
 
 
 def as_task(found: Any) -> Task:
-    """What was given as `task`: a module, a module with its loss, or a Task."""
+    """Convert the argument `task`: a module, (module, loss), or a Task."""
     if isinstance(found, Task):
         return found
     parts = found if isinstance(found, tuple) else (found,)
@@ -54,8 +57,20 @@ def own_network(
     task: Task, shape: tuple[int, ...], classes: int, whole: bool, dtype: torch.dtype,
     device: torch.device, guard: Guard | None = None,
 ) -> NetworkTask:  # fmt: skip
-    """The task for samples of that shape; targets are real if there are no `classes`, inputs
-    `whole` numbers such as tokens."""
+    """Build the task for samples of a given shape.
+
+    Args:
+        task: The user's module, loss and metrics.
+        shape: Shape of one sample.
+        classes: Number of classes; 0 means real targets.
+        whole: Whether inputs are whole numbers, such as tokens.
+        dtype: Dtype of the parameters.
+        device: Device of the parameters.
+        guard: Names the user's objects in errors.
+
+    Raises:
+        InputError: If a run cannot use the module, the loss or a metric.
+    """
     _require_learning(task.module)
     module = _copied(task.module).to(device, dtype).train()
     loss = task.loss or (cross_entropy if classes else squared_error)
@@ -77,7 +92,7 @@ def own_network(
         outputs = _width(found)
     except InputError:
         raise
-    except (RuntimeError, ValueError, IndexError, TypeError) as error:  # of the module's layers
+    except (RuntimeError, ValueError, IndexError, TypeError) as error:  # raised by a layer
         raise InputError(
             f"the module cannot read samples of shape {shape} ({_line(error)}): fit its first "
             "layer to the data"
@@ -92,17 +107,17 @@ def own_network(
 
 @dataclass(frozen=True, eq=False)
 class OwnNetwork(NetworkTask):
-    """The task of a module of the user's: all calls of it are within its guard."""
+    """The task of a user's module; a guard surrounds all calls of the module."""
 
     guard: Guard = field(default_factory=lambda: Guard("task"))
 
     def initial(self, rng: np.random.Generator, stack: int = 1) -> Params:
-        """As of any network."""
+        """As for any network."""
         with self.guard:
             return super().initial(rng, stack)
 
     def gradient(self, params: Params, batches: Sequence[Batch]) -> tuple[Tensor, Params]:
-        """As of any network, refused where it has another precision."""
+        """As for any network; a loss of another dtype or device is rejected."""
         with self.guard:
             loss, slope = super().gradient(params, batches)
             if loss.dtype != self.dtype or loss.device != self.device:
@@ -115,18 +130,18 @@ class OwnNetwork(NetworkTask):
     def clipped(
         self, points: Points, batches: Sequence[Batch], clipping: Clipping
     ) -> tuple[Tensor, Params]:
-        """As of any network."""
+        """As for any network."""
         with self.guard:
             return super().clipped(points, batches, clipping)
 
     def losses(self, params: Params, batch: Batch) -> tuple[Tensor, Params]:
-        """As of any network."""
+        """As for any network."""
         with self.guard:
             return super().losses(params, batch)
 
 
 def require_numbers(module: nn.Module) -> None:
-    """Reject parameters and buffers that have no shape or no numbers that a run could use."""
+    """Reject parameters and buffers without a shape, or of a kind that a run cannot use."""
     params = dict(module.named_parameters())
     for name, value in (*params.items(), *module.named_buffers()):
         if problem := _problem(value):
@@ -152,7 +167,7 @@ def _require_learning(module: nn.Module) -> None:
 
 
 def _problem(value: Tensor) -> str:
-    """Why a run cannot use a parameter or buffer of that kind, if so, and what to do."""
+    """Why a run cannot use a parameter or buffer, and what to do; empty if it can."""
     if nn.parameter.is_lazy(value):
         return "not initialized: name its layer's sizes, or call the module once before"
     if value.is_complex():
@@ -163,7 +178,7 @@ def _problem(value: Tensor) -> str:
 def _copied(module: nn.Module) -> nn.Module:
     try:
         return copy.deepcopy(module)
-    except Exception as error:  # of any object that the module holds
+    except Exception as error:  # raised by any object in the module
         raise InputError(
             f"the module cannot be copied ({_line(error)}), and a run leaves the given one as it "
             "is: give a function that makes the module instead"
@@ -171,7 +186,7 @@ def _copied(module: nn.Module) -> nn.Module:
 
 
 def _require_free(metrics: Mapping[str, Metric]) -> None:
-    """Refuse names that what a run tells of itself has."""
+    """Reject metrics with the name of something that every run records."""
     for name in metrics:
         if name in OF_A_ROUND + OF_A_RUN or name.endswith(SPREAD):
             raise InputError(
@@ -181,7 +196,7 @@ def _require_free(metrics: Mapping[str, Metric]) -> None:
 
 
 def each_checked(measure: Metric, what: str, guard: Guard) -> Metric:
-    """The same, refused where it is not one value a sample."""
+    """Wrap a loss or metric to check that it returns one value per sample."""
 
     def checked(outputs: Tensor, targets: Tensor) -> Tensor:
         with guard:
@@ -197,7 +212,7 @@ def each_checked(measure: Metric, what: str, guard: Guard) -> Metric:
 
 
 def _width(task: NetworkTask) -> int:
-    """How many outputs there are for a sample."""
+    """The number of outputs for a sample."""
     sample = torch.zeros(1, *task.shape, dtype=task.dtype, device=task.device)
     with torch.no_grad():
         outputs = task.module(sample.long() if task.whole else sample)
@@ -211,7 +226,7 @@ def _line(error: Exception) -> str:
 
 
 def as_they_are(module: nn.Module, rng: np.random.Generator) -> dict[str, np.ndarray]:
-    """The weights that the module came with."""
+    """Return the current weights of the module."""
     return {name: value.detach().cpu().numpy().copy() for name, value in module.named_parameters()}
 
 

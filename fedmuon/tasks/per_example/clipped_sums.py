@@ -1,12 +1,13 @@
-"""Sums of clipped per-example gradients of a network, over a stack of parameters.
+"""Sums of clipped per-example gradients of a network, for a stack of parameters.
 
-Two exact ways: by records of what the layers saw (`ghost.py`), and, for modules that
-these do not tell all about, by `torch.func`'s per-example gradients. Both take samples in groups
-that fit into a bounded memory; a group's norms are complete, so its sum is final.
+There are two exact ways. One uses records of the inputs and output gradients of layers
+(`ghost.py`). The other uses per-example gradients of `torch.func`, for modules whose records are
+incomplete. Both take samples in groups that fit into a bounded memory. The norms of a group are
+complete, so its sum is final.
 """
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 
@@ -17,18 +18,17 @@ from torch.func import functional_call, grad_and_value, vmap
 from fedmuon.core.device import at_hand, holds, sent
 from fedmuon.core.threads import Turns, spread
 from fedmuon.core.threads import parts as even
-from fedmuon.tasks.base import Batch, Params, Points, stacked
+from fedmuon.tasks.base import Batch, Loss, Params, Points, one_at_a_time, stacked
 from fedmuon.tasks.chunks import Chunks, exact_on
-from fedmuon.tasks.losses import Loss, apart
 from fedmuon.tasks.per_example.clipping import Clipping
-from fedmuon.tasks.per_example.ghost import Ghosts, Record, Use, parts, record, shaped
+from fedmuon.tasks.per_example.ghost import Ghosts, Use, parts, record, shaped
 from fedmuon.tasks.per_example.gradients import Explicit, Lookup, Outer, PerExample, Tied
 
-MEMORY = {"cpu": 1 << 26, "cuda": 1 << 32}  # bytes that a thread holds at once, at most
-MOST = {"cpu": 512}  # samples of a group, beyond which a processor gains little
-LANES = 64  # parts of a lot with totals of their own, at most
-LANE, LEAST = 384, 96  # products of a part for each number of its totals; where there are but two
-ENOUGH = 8  # of a group by records, of which twice as many would take 4% less time
+MEMORY = {"cpu": 1 << 26, "cuda": 1 << 32}  # the most bytes that a thread uses at once
+MOST = {"cpu": 512}  # the most samples in a group: larger groups are hardly faster on a CPU
+LANES = 64  # the most parts of a lot with totals of their own
+LANE, LEAST = 384, 96  # products per number of the totals in a part; the same for only two parts
+ENOUGH = 8  # samples in a group by records: twice as many would take 4% less time
 Gradient = Callable[[Params, Sequence[Batch]], tuple[Tensor, Params]]
 Found = tuple[Tensor, dict[str, PerExample]]  # losses [n], gradients by parameter
 
@@ -36,8 +36,10 @@ Found = tuple[Tensor, dict[str, PerExample]]  # losses [n], gradients by paramet
 def unclipped(
     gradient: Gradient, points: Points, batches: Sequence[Batch], clipping: Clipping
 ) -> tuple[Tensor, Params] | None:
-    """The sums where C = inf: the mean gradient times the batch's size, with nothing per example;
-    None where there is something to clip, or an empty batch."""
+    """Return the sums for C = inf, as mean gradients times batch sizes, without per-example work.
+
+    None if C is finite or a batch is empty.
+    """
     sizes = [len(batch.labels) for batch in batches]
     if math.isfinite(clipping.bound) or 0 in sizes:
         return None
@@ -51,11 +53,17 @@ def unclipped(
 
 @dataclass(frozen=True, eq=False)
 class ClippedSums:
-    """The sums for one module; `loss` maps (outputs [n, c], labels [n]) to losses [n].
+    """Computes the sums for one module.
 
-    `kept` counts the activations that autograd keeps for a sample. `ghosts` is None where torch's
-    per-example gradients are all that is exact. `each` gives the asking thread the same with a
-    module of its own; without it one thread does all.
+    Attributes:
+        module: The network.
+        shape: Shape of one sample.
+        loss: (outputs [n, c], labels [n]) -> losses [n].
+        device: Device of the parameters.
+        kept: Number of activations that autograd keeps per sample.
+        ghosts: The layers, or None if only torch's per-example gradients are exact.
+        each: Returns the same object with a copy of the module for the calling thread; None if one
+            thread does all the work.
     """
 
     module: nn.Module
@@ -69,7 +77,7 @@ class ClippedSums:
     def __call__(
         self, points: Points, batches: Sequence[Batch], clipping: Clipping
     ) -> tuple[Tensor, Params]:
-        """As `Task.clipped`, one replica after the other."""
+        """Compute `Task.clipped`, one replica after the other."""
         stack = len(next(iter(points[0][1].values())))
         replicas = stack // len(batches)
         found = []
@@ -83,7 +91,7 @@ class ClippedSums:
     def one(
         self, points: Points, inputs: Tensor, labels: Tensor, clipping: Clipping
     ) -> tuple[Tensor, Params]:
-        """Mean loss [] at the last point and the clipped sum, for one replica's parameters."""
+        """Return the mean loss [] at the last point and the clipped sum for one replica."""
         params, rows = points[-1][1], len(labels)
         loss, totals = next(iter(params.values())).new_zeros(()), Params()
         groups, turns = self.chunks(params, len(points)), Turns()
@@ -93,9 +101,9 @@ class ClippedSums:
             work, read = partial(own._found, points, inputs, labels), torch.zeros_like(loss)
             with turns.of(number) as turn:
                 for losses, found in groups.each(work, part.stop, start=part.start):
-                    _add_to(sums, *_clipped(found, clipping))
+                    _add_clipped(sums, found, clipping)
                     read += losses.sum()
-                    del found  # before the next group is made
+                    del found  # frees its memory before the next group
                 turn()
                 loss.add_(read)
                 for key, value in sums.items():
@@ -106,10 +114,13 @@ class ClippedSums:
         return loss / max(rows, 1), self._laid_out(params, totals)
 
     def _lanes(self, params: Params, rows: int) -> list[slice]:
-        """Samples in even parts, each with totals of its own, whose adding is to cost little: a
-        power of two, as threads are, by size alone."""
+        """Cut samples into even parts with totals of their own.
+
+        The number of parts is a power of two, depends on sizes alone, and is small enough that
+        adding the totals costs little.
+        """
         weights = sum(value.numel() for value in params.values())
-        work = rows * (1 + 64 * self.kept / weights)  # in products for each number of the totals
+        work = rows * (1 + 64 * self.kept / weights)  # products per number of the totals
         many = min(max(work / LANE, min(2.0, work / LEAST), 1.0), LANES)
         return even(rows, 2 ** int(math.log2(many))) if rows else []
 
@@ -118,42 +129,51 @@ class ClippedSums:
         return find(points, inputs[part].reshape(-1, *self.shape), labels[part])
 
     def chunks(self, params: Params, points: int) -> Chunks:
-        """Samples in groups whose activations and gradients fit into `MEMORY`."""
+        """Groups of samples whose activations and gradients fit into `MEMORY`."""
         entry = next(iter(params.values())).element_size()
         weights = sum(value.numel() for value in params.values())
         kind = self.device.type
         memory = MEMORY.get(kind, 1 << 32)
         if self.ghosts is None:
             most = memory // (entry * (3 * self.kept + (points + 1) * weights))
-        else:  # a quarter, where that is enough: every thread holds so many
+        else:  # a quarter if that is enough, because every thread has a group
             whole = memory // (entry * (self.kept + points * self.ghosts.entries))
             most = min(whole, max(ENOUGH, whole // 4))
         return Chunks(max(1, min(most, MOST.get(kind, most))))
 
     def _by_layer(self, points: Points, inputs: Tensor, labels: Tensor) -> Found:
-        """From records of the layers at each point."""
+        """Per-example gradients from records of the layers at each point."""
         assert self.ghosts is not None
         layers, records, losses = self.ghosts.layers, [], inputs.new_zeros(0)
-        loss = apart(self.loss)
+        loss = one_at_a_time(self.loss)
         for c, params in points:
             losses, layer_uses = record(
                 self.module, layers, params, inputs, lambda outputs: loss(outputs, labels)
             )
             records.append((c, layer_uses))
+
+        def uses_of(name: str) -> list[Use]:
+            """Each use of a layer: its inputs at all points, and the slopes times c."""
+            weights, uses = zip(*((c, found.uses[name]) for c, found in records), strict=True)
+            return [
+                ([at.read for at in use], [at.times(c) for c, at in zip(weights, use, strict=True)])
+                for use in zip(*uses, strict=True)
+            ]
+
         found = {
             f"{name}.{key}" if name else key: one
             for name, layer in layers.items()
-            for key, one in parts(layer, _uses(records, name)).items()
+            for key, one in parts(layer, uses_of(name)).items()
         }
         for name, first in self.ghosts.tied.items():
             embedding, head = found[first], found.pop(name)
             assert isinstance(embedding, Lookup) and isinstance(head, Outer | Explicit)
             found[first] = Tied(embedding, head)
-        asked = points[-1][1]  # a frozen parameter is not
+        asked = points[-1][1]  # without frozen parameters
         return losses, {key: one for key, one in found.items() if key in asked}
 
     def _by_example(self, points: Points, inputs: Tensor, labels: Tensor) -> Found:
-        """By torch.func: every example's gradient of every parameter."""
+        """Per-example gradients of all parameters from torch.func."""
         each = vmap(grad_and_value(self._loss), (None, 0, 0))
         total, losses = Params(), inputs.new_zeros(0)
         for c, params in points:
@@ -165,7 +185,7 @@ class ClippedSums:
         return self.loss(functional_call(self.module, params, (one[None],)), label[None])[0]
 
     def _laid_out(self, params: Params, totals: Params) -> Params:
-        """Totals as the parameters are laid out; zeros where nothing was added."""
+        """Totals in the shapes of the parameters; zeros if nothing was added."""
         found = Params()
         for key, value in params.items():
             layer = self.ghosts and self.ghosts.layers[key.rpartition(".")[0]]
@@ -180,21 +200,17 @@ def _added(total: Params, c: float, slopes: Params) -> Params:
     return {key: total[key] + value for key, value in more.items()} if total else more
 
 
-def _clipped(
-    found: dict[str, PerExample], clipping: Clipping
-) -> tuple[dict[str, PerExample], dict[str, Tensor]]:
-    """Gradients and their factors, without the examples that have a norm which is not finite: their
-    entries would make NaN of any factor, and so of the others' sum."""
+def _add_clipped(totals: Params, found: dict[str, PerExample], clipping: Clipping) -> None:
+    """totals += sum_i factors_i G_i, without the examples i whose norm is not finite.
+
+    Entries of such an example times its factor 0 would be NaN, and so would the sum.
+    """
     squares = {key: one.squares() for key, one in found.items()}
     finite = torch.stack([each.isfinite() for each in squares.values()]).all(0)
     if not holds(finite.all()):
         found = {key: one.rows(finite) for key, one in found.items()}
         squares = {key: each[finite] for key, each in squares.items()}
-    return found, clipping.factors(squares)
-
-
-def _add_to(totals: Params, found: dict[str, PerExample], factors: Mapping[str, Tensor]) -> None:
-    """totals += sum_i factors_i G_i."""
+    factors = clipping.factors(squares)
     for key, one in found.items():
         if key not in totals:
             totals[key] = factors[key].new_zeros(one.shape)
@@ -202,16 +218,18 @@ def _add_to(totals: Params, found: dict[str, PerExample], factors: Mapping[str, 
 
 
 def _samples_of(batch: Batch, replica: int) -> tuple[Tensor, Tensor]:
-    """The rows that one replica sees."""
+    """The inputs and labels of one replica."""
     there = batch.replaced
     if there is None:
         return batch.inputs, batch.labels
     mine = there.replica == replica
-    if not at_hand(mine.device):
-        return tuple(
-            _with_row(all_, there.position, one, mine)
-            for all_, one in ((batch.inputs, there.inputs), (batch.labels, there.labels))
-        )
+    if not at_hand(mine.device):  # without a synchronization: other rows go behind the last one
+        place = there.position.where(mine, len(batch.labels))
+
+        def replaced(values: Tensor, rows: Tensor) -> Tensor:
+            return torch.cat([values, values[:1]]).index_copy_(0, place, rows)[:-1]
+
+        return replaced(batch.inputs, there.inputs), replaced(batch.labels, there.labels)
     own = mine.nonzero().flatten().tolist()
     if not own:
         return batch.inputs, batch.labels
@@ -219,19 +237,3 @@ def _samples_of(batch: Batch, replica: int) -> tuple[Tensor, Tensor]:
     inputs[there.position[own]] = there.inputs[own]
     labels[there.position[own]] = there.labels[own]
     return inputs, labels
-
-
-def _with_row(values: Tensor, position: Tensor, rows: Tensor, mine: Tensor) -> Tensor:
-    """A copy with the one of `rows` that is `mine`, if any, at its position: the others go to a row
-    behind the last, which is cut off."""
-    longer = torch.cat([values, values[:1]])
-    return longer.index_copy_(0, position.where(mine, len(values)), rows)[:-1]
-
-
-def _uses(records: Sequence[tuple[float, Record]], name: str) -> list[Use]:
-    """A layer's uses, each with what it read at every point and the slopes times c."""
-    weights, uses = zip(*((c, found.uses[name]) for c, found in records), strict=True)
-    return [
-        ([at.read for at in use], [at.times(c) for c, at in zip(weights, use, strict=True)])
-        for use in zip(*uses, strict=True)
-    ]

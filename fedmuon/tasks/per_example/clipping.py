@@ -1,19 +1,28 @@
-"""How far one example can move a sum: clipping rules and their sensitivity (000, section 2).
+"""Clipping rules, their sensitivity, and norms whose rounding error is bounded.
 
-Of a family G = (G_1, ..., G_m) of blocks, one for each parameter tensor, an example contributes
+An example has a gradient G = (G_1, ..., G_m), one block for each parameter tensor. It contributes
+(DP-Muon, section 2)
 
-    block            min(1, C / ||G_i||_F) G_i           its whole is at most C sqrt(m)
-    flat             min(1, C / ||G||) G                 at most C
-    automatic        C G_i / ||G_i||_F                   at most C sqrt(m)
-    automatic-flat   C G / ||G||                         at most C
+    rule             contribution                  norm of all blocks together
+    block            min(1, C / ||G_i||_F) G_i     at most C sqrt(m)
+    flat             min(1, C / ||G||) G           at most C
+    automatic        C G_i / ||G_i||_F             at most C sqrt(m)
+    automatic-flat   C G / ||G||                   at most C
 
-and 0 where the gradient is 0. Automatic clipping (003, section 5) needs no threshold to tune.
+and 0 if the gradient is 0. Automatic clipping (DiSK, section 5) needs no threshold to tune.
 
-In floating point a clipped norm may exceed C by rounding, at most by the factor 1 + `slack`: for
-that much more noise is drawn (`release.py`), while the sums stay what they are. An
-example whose gradient is not finite contributes 0, which is a function of that example alone.
-Squared norms below the smallest normal number over eps have lost their digits: automatic rules make
-0 of such a gradient, too, and the others take it for no shorter than that.
+In floating point a clipped norm may exceed C by rounding, at most by the factor 1 + `slack`. The
+noise is scaled up by this factor (`fedmuon.privacy.mechanisms.release`), while the sums stay as
+they are. An example whose gradient is not finite contributes 0, which depends on that example
+alone. Squared norms below the smallest normal number over eps have lost their digits. Automatic
+rules then contribute 0, and the other rules treat the norm as not shorter than that.
+
+**Error of norms.** A sum of n products in floating point, added in any order, fused or not, is
+within n/2 eps / (1 - n/2 eps) of sum |x_i y_i| <= ||x|| ||y|| (Higham 2002, section 3.1; u =
+eps/2). The order in which a matrix product adds depends on the processor and the shape: running
+sums of 384 numbers on one, of 8,192 on another. So nothing better holds for a single call. Here a
+product is cut into pieces of about sqrt(n) numbers, which makes the bound about sqrt(n) eps.
+Reduced precision of products (TF32, bfloat16) must be off, which is torch's default.
 """
 
 import math
@@ -23,26 +32,30 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from fedmuon.core.device import at_hand
 from fedmuon.core.errors import InputError
 
 RULES = ("block", "flat", "automatic", "automatic-flat")
 
 
 def slack(dtype: torch.dtype) -> float:
-    """How far a clipped norm that was computed in this precision may exceed C, relatively.
+    """How far a clipped norm computed in this precision may exceed C, relatively.
 
-    4.9e-4 in float32 and 2.3e-10 in float64, where sums have nothing wider to be made in: room for
-    sums in whatever order a processor takes (`accurate_norms.py`), for as much more noise.
+    4.9e-4 in float32, and 2.3e-10 in float64, which has no wider type to sum in. This leaves room
+    for sums in any order, and costs as much more noise.
     """
     return (2**20 if dtype == torch.float64 else 4096) * torch.finfo(dtype).eps
 
 
 @dataclass(frozen=True)
 class Clipping:
-    """A rule and its bound C, the same for every block; C = inf clips nothing.
+    """A clipping rule and its bound C, the same for every block.
 
-    The tensors named in `joint_block` are one block: 000 releases all that Muon leaves to another
-    optimizer as one.
+    Attributes:
+        rule: One of `RULES`.
+        bound: C > 0; infinity clips nothing.
+        joint_block: Names of tensors that together are one block. DP-Muon releases all parameters
+            that Muon leaves to another optimizer as one block.
     """
 
     rule: str = "block"
@@ -59,7 +72,7 @@ class Clipping:
 
     @property
     def automatic(self) -> bool:
-        """Whether every gradient is scaled to C, short ones too."""
+        """Whether every gradient is scaled to C, also short ones."""
         return self.rule.startswith("automatic")
 
     @property
@@ -68,16 +81,18 @@ class Clipping:
         return self.rule.endswith("flat")
 
     def blocks(self, params: Collection[str]) -> int:
-        """m: how many vectors of norm at most C one example contributes to a release."""
+        """m, the number of vectors of norm at most C that one example contributes."""
         return 1 if self.joint else len(self._groups(params))
 
     def sensitivity(self, params: Collection[str]) -> float:
-        """The L2 norm of all that one example adds to the sums: C sqrt(m)."""
+        """C sqrt(m), the largest L2 norm of all that one example adds to the sums."""
         return self.bound * math.sqrt(self.blocks(params))
 
     def factors(self, squares: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        """Squared norms of each example's blocks [..., n] -> what each block is multiplied by; 0
-        where the square is not finite."""
+        """Return the factor of each example's blocks from their squared norms [..., n].
+
+        The factor is 0 if the square is not finite.
+        """
         found: dict[str, Tensor] = {}
         for names in self._groups(squares):
             whole = torch.stack([squares[name] for name in names]).sum(0)
@@ -85,7 +100,7 @@ class Clipping:
         return found
 
     def _groups(self, names: Collection[str]) -> list[list[str]]:
-        """The names of each block's tensors."""
+        """The tensors of each block."""
         if self.joint:
             return [list(names)]
         several = [name for name in names if name in self.joint_block]
@@ -102,3 +117,86 @@ class Clipping:
             ratio = ratio.clamp(max=1.0)
         there = square.isfinite() & (square >= known if self.automatic else True)
         return torch.where(there, ratio, 0.0)
+
+
+# Norms and inner products whose error is bounded in any order of addition.
+
+PIECE = 64  # the least number of terms in a piece: shorter products are slow
+MOST = 8.0  # the largest ratio of the terms of a gradient to their sum
+RUN = 1024  # terms in a running sum of a norm: over 600,000 equal terms torch's is off by 2.8e-4
+REST = 64  # eps for the rounding of a norm and of a factor, and for second-order terms
+
+
+def norms(values: Tensor) -> Tensor:
+    """||v|| over the last axis, in pieces; squares may underflow or overflow."""
+    size = values.shape[-1]
+    if size <= RUN:
+        return torch.linalg.vector_norm(values, dim=-1)
+    whole = size // RUN * RUN
+    pieces = torch.linalg.vector_norm(values[..., :whole].unflatten(-1, (-1, RUN)), dim=-1)
+    rest = torch.linalg.vector_norm(values[..., whole:], dim=-1, keepdim=True)
+    return norms(torch.cat([pieces, rest], -1))
+
+
+def scaled_norms(values: Tensor) -> Tensor:
+    """Like `norms`, but vectors whose squares leave the range of the dtype are scaled first.
+
+    So a product of two such norms is right even if one is tiny and the other huge.
+    """
+    found, info = norms(values), torch.finfo(values.dtype)
+    odd = ~((found > (info.tiny / info.eps) ** 0.5) & (found < 0.5 * info.max**0.5))
+    if not at_hand(values.device):
+        peak = values.abs().amax(-1).clamp(min=info.tiny)
+        return torch.where(odd, peak * norms(values / peak[..., None]), found)
+    if bool(odd.any()):
+        part = values[odd]
+        peak = part.abs().amax(-1).clamp(min=info.tiny)
+        found[odd] = peak * norms(part / peak[:, None])
+    return found
+
+
+def inner_products(a: Tensor, b: Tensor) -> Tensor:
+    """a @ b.mT over the last axis; each entry errs by `inner_error` eps times both norms."""
+    size, piece = a.shape[-1], _piece(a.shape[-1])
+    total = a[..., :piece] @ b[..., :piece].mT
+    for start in range(piece, size, piece):
+        here = slice(start, start + piece)
+        total += a[..., here] @ b[..., here].mT
+    return total
+
+
+def inner_error(size: int) -> float:
+    """The error bound in eps: half the number of terms in a piece plus half that of pieces."""
+    piece = min(_piece(size), size)
+    return (piece + math.ceil(size / max(piece, 1))) / 2
+
+
+def sum_of_products(a: Tensor, b: Tensor) -> Tensor:
+    """sum_gst a_gst b_gst [n] of stacks [n, g, s, t], axis by axis and in float64."""
+    return (a * b).sum(3, dtype=torch.float64).sum(2).sum(1).to(a.dtype)
+
+
+def sum_error(dtype: torch.dtype, *axes: int) -> float:
+    """The error bound in eps of a sum over axes of these lengths; float64 has no wider type."""
+    return 2.0 + (sum(axes) / 2 if dtype == torch.float64 else 0.0)
+
+
+def largest_ratio(dtype: torch.dtype, error: float, count: int) -> float:
+    """The largest ratio of a gradient's terms to their sum for which its norm is within `slack`.
+
+    The square is known within `error` eps of the squared terms, and `count` terms are added. The
+    result is the largest x <= 8 with error x^2 / 2 + (count / 2 + 1) x <= slack / eps - 64.
+    """
+    budget, linear = slack(dtype) / torch.finfo(dtype).eps - REST, count / 2 + 1
+    # The root of the quadratic, in a form without cancellation.
+    return min(MOST, 2 * budget / (linear + math.sqrt(linear**2 + 2 * error * budget)))
+
+
+def smallest_norm(dtype: torch.dtype) -> float:
+    """Norms below this may have squares that have lost their digits."""
+    info = torch.finfo(dtype)
+    return (info.tiny / info.eps) ** 0.5
+
+
+def _piece(size: int) -> int:
+    return max(PIECE, math.isqrt(size))

@@ -1,7 +1,8 @@
-"""From what a layer read, and the loss's slope in what it gave, to its per-example gradients.
+"""Per-example gradients of a layer from its input and the gradient in its output.
 
-A rule takes, for every use of the layer, what it read at each of the points and the slopes there,
-already multiplied by the points' coefficients, and returns the layer's parameters by their names.
+A rule gets every use of the layer: its inputs at each point (`reads`) and the output gradients
+there (`slopes`), already multiplied by the coefficients of the points. It returns the per-example
+gradients of the layer's parameters by name.
 """
 
 import contextlib
@@ -23,13 +24,15 @@ from fedmuon.tasks.per_example.gradients import Explicit, Lookup, Outer, PerExam
 
 Use = tuple[Sequence[Tensor], Sequence[Tensor]]  # (reads, slopes), one of each for every point
 Parts = dict[str, PerExample]
-PATCHES = 1 << 18  # numbers of them that are made at once, where gradients are: within a cache
+PATCHES = 1 << 18  # numbers in the patches that are made at once, so that they fit a cache
 HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
 
 
 def known(layer: nn.Module) -> bool:
-    """Whether there is a rule for the layer; a subclass may compute anything, and so may hooks and
-    a `forward` of the object's own."""
+    """Whether there is a rule for the layer.
+
+    Subclasses, hooks, and a `forward` set on the object may compute anything, so they have none.
+    """
     if "forward" in vars(layer) or any(getattr(layer, name) for name in HOOKS):
         return False
     if isinstance(layer, _ConvNd) and layer.padding_mode != "zeros":
@@ -40,15 +43,15 @@ def known(layer: nn.Module) -> bool:
 
 
 def parts(layer: nn.Module, uses: Sequence[Use]) -> Parts:
-    """The per-example gradients of the layer's own parameters."""
+    """Per-example gradients of the layer's own parameters."""
     rule = _rule(layer)
-    assert rule is not None  # or `ghostly` would have refused the module
+    assert rule is not None  # or `ghostly` would have returned None
     found = rule(layer, uses)
     return {key: found[key] for key, _ in layer.named_parameters(recurse=False)}
 
 
 def entries(layer: nn.Module, read: Tensor, output: Tensor) -> int:
-    """Numbers that the rule holds for one use of a layer."""
+    """Count the numbers that a rule stores for one use of a layer."""
     held = read.numel() + output.numel()
     if isinstance(layer, _ConvNd):
         length, groups = output[0, 0].numel(), layer.groups
@@ -59,7 +62,7 @@ def entries(layer: nn.Module, read: Tensor, output: Tensor) -> int:
 
 
 def shaped(layer: nn.Module, key: str, total: Tensor) -> Tensor:
-    """A total as the parameter is laid out: a convolution's was held with its channels last."""
+    """Return a total in the shape of its parameter; that of a convolution has channels last."""
     shape = getattr(layer, key).shape
     if isinstance(layer, _ConvNd) and key == "weight":
         return total.view(shape[0], *shape[2:], shape[1]).movedim(-1, 1).contiguous()
@@ -83,16 +86,16 @@ def _projection(layer: nn.Module, uses: Sequence[Use]) -> Parts:
 
 
 def _read_and_slope(uses: Sequence[Use]) -> tuple[Tensor, Tensor, Explicit]:
-    """[n, 1, T, in] and [n, 1, T, out] with T over positions and points, and a bias's gradients."""
+    """Return reads [n, 1, T, in], slopes [n, 1, T, out] and the gradients of a bias.
+
+    T runs over positions and points.
+    """
     flat = [pair for use in uses for pair in zip(*_telescoped(*use), strict=True)]
     read, slope = (joined([_sequence(v) for v in column], 1) for column in zip(*flat, strict=True))
-    shift = [_over_positions(_sequence(slope)) for _, slopes in uses for slope in slopes]
+    falls = [_sequence(slope) for _, slopes in uses for slope in slopes]
+    # A sum over one position is skipped: it took 6% of a private step of an MLP.
+    shift = [one[:, 0] if one.shape[1] == 1 else one.sum(1) for one in falls]
     return read[:, None], slope[:, None], Explicit(_summed(shift))
-
-
-def _over_positions(slope: Tensor) -> Tensor:
-    """The sum of [n, T, p] over T; of one no pass, which took 6% of a private step of an MLP."""
-    return slope[:, 0] if slope.shape[1] == 1 else slope.sum(1)
 
 
 def _convolution(layer: _ConvNd, uses: Sequence[Use]) -> Parts:
@@ -123,7 +126,7 @@ def _embedding(layer: nn.Embedding, uses: Sequence[Use]) -> Parts:
 
 
 def _norm(layer: nn.Module, uses: Sequence[Use]) -> Parts:
-    """A norm's scale sees slope * normalized input, its shift the slope alone."""
+    """The gradient of a norm's scale is slope * normalized input, and of its shift the slope."""
     pairs = [pair for use in uses for pair in zip(*use, strict=True)]
     scale = [_kept(layer, slope * NORMS[type(layer)](layer, read)) for read, slope in pairs]
     shift = [_kept(layer, slope) for _, slope in pairs]
@@ -131,8 +134,8 @@ def _norm(layer: nn.Module, uses: Sequence[Use]) -> Parts:
 
 
 def _kept(layer: nn.Module, values: Tensor) -> Tensor:
-    """Summed over all but the samples and the axes that have parameters of their own."""
-    if not isinstance(layer, nn.LayerNorm | nn.RMSNorm):  # one for each channel
+    """Sum over all axes but the samples and those that the parameters have."""
+    if not isinstance(layer, nn.LayerNorm | nn.RMSNorm):  # a parameter for each channel
         return values.reshape(len(values), values.shape[1], -1).sum(2)
     return values.reshape(len(values), -1, *layer.get_parameter("weight").shape).sum(1)
 
@@ -140,10 +143,10 @@ def _kept(layer: nn.Module, values: Tensor) -> Tensor:
 def _telescoped(
     reads: Sequence[Tensor], slopes: Sequence[Tensor]
 ) -> tuple[Sequence[Tensor], Sequence[Tensor]]:
-    """b_1 a_1^T + b_2 a_2^T = b_1 (a_1 - a_2)^T + (b_1 + b_2) a_2^T, and so on.
+    """Rewrite b_1 a_1^T + b_2 a_2^T as b_1 (a_1 - a_2)^T + (b_1 + b_2) a_2^T, and so on.
 
-    Points lie close together while their coefficients are large and opposite (003 has 18 and -17
-    for kappa = 0.1, gamma = 0.5): so written, a norm does not lose its digits to cancellation.
+    Points are close together, while their coefficients are large and opposite: DiSK has 18 and -17
+    for kappa = 0.1, gamma = 0.5. In this form a norm does not lose its digits to cancellation.
     """
     if len(reads) == 1:
         return reads, slopes
@@ -161,10 +164,10 @@ def _summed(tensors: Sequence[Tensor]) -> Tensor:
 
 
 def _patches(layer: _ConvNd, read: Tensor) -> Tensor:
-    """What each output position sees: [n, C, H, W] -> [n, g, H' W', kh kw C / g].
+    """The inputs of each output position: [n, C, H, W] -> [n, g, H' W', kh kw C / g].
 
-    Channels last, so that a row of a patch is one run of memory: measured at an eighth of the time
-    of patches with channels first.
+    Channels are last, so that a row of a patch is contiguous. This was measured at an eighth of the
+    time of patches with channels first.
     """
     kernel, stride, dilation = layer.kernel_size, layer.stride, layer.dilation
     if read.ndim == 3:  # one-dimensional: an image of height 1
@@ -173,7 +176,7 @@ def _patches(layer: _ConvNd, read: Tensor) -> Tensor:
     padded = functional.pad(read, layer._reversed_padding_repeated_twice)
     n, channels, height, width = padded.shape
     last = padded.permute(0, 2, 3, 1).contiguous()
-    down, across = width * channels, channels  # memory between rows, between columns
+    down, across = width * channels, channels  # strides between rows and between columns
     rows = (height - dilation[0] * (kernel[0] - 1) - 1) // stride[0] + 1
     columns = (width - dilation[1] * (kernel[1] - 1) - 1) // stride[1] + 1
     inner = channels // layer.groups
@@ -200,36 +203,37 @@ RULES: dict[type[nn.Module], Callable[..., Parts]] = {
     nn.Embedding: _embedding,
     **dict.fromkeys(NORMS, _norm),
 }
-# By name, as transformers need not be installed.
+# By name, because transformers is optional.
 NAMED: dict[str, Callable[..., Parts]] = {"transformers.pytorch_utils.Conv1D": _projection}
 
 
-# What every layer of a network read, and the loss's slope in what it gave, for each example.
+# Records: the input of every layer, and the gradient in its output, for each example.
 #
-# From these two alone follow all per-example gradients, their norms and their weighted sums
-# ("book-keeping", Bu et al. 2023): one forward pass, one backward pass without weight gradients.
+# These two determine all per-example gradients, their norms and their weighted sums
+# ("book-keeping", Bu et al. 2023). They take one forward pass, and one backward pass without weight
+# gradients.
 
-ROWS = 3  # of samples, by which a mixing of them is looked for
-SIZES = (1, 2, 9)  # other numbers of samples, with which theirs must be the same
-ROUNDING = 1024  # eps of the largest number, by which kept rows may change
-KEPT = ((0,), (1, 2))  # rows that stay while the others are replaced: 0 on the others, they on 0
+ROWS = 3  # samples in the trial that looks for mixing of samples
+SIZES = (1, 2, 9)  # other batch sizes, with which the results must be the same
+ROUNDING = 1024  # eps of the largest number by which kept rows may change
+KEPT = ((0,), (1, 2))  # rows that stay while the other rows are replaced
 Hook = Callable[[nn.Module, tuple[Any, ...], Tensor], Tensor]
 
 
 @dataclass
 class LayerUse:
-    """One use of a layer: what it read [n, ...], and the slope in its output [n, ...]."""
+    """One use of a layer: its input [n, ...], and the gradient in its output [n, ...]."""
 
     read: Tensor
     slope: Tensor | None = None
 
     def keep(self, slope: Tensor) -> None:
-        """Take down the slope; a hook."""
+        """Store the gradient; called as a hook."""
         self.slope = slope
 
     def times(self, c: float) -> Tensor:
         """c times the slope [n, ...]."""
-        assert self.slope is not None  # or `ghostly` would have refused the module
+        assert self.slope is not None  # or `ghostly` would have returned None
         return self.slope if c == 1 else c * self.slope
 
 
@@ -242,12 +246,12 @@ class Record:
     root: Tensor = field(default_factory=lambda: torch.empty(0, requires_grad=True))
 
     def hook(self, name: str) -> Hook:
-        """Notes a use; the graph begins at the outputs of the first layers."""
+        """Return a hook that records a use; the graph starts at outputs of the first layers."""
 
         def note(layer: nn.Module, args: tuple[Any, ...], output: Tensor) -> Tensor:
             use = LayerUse(args[0].detach())
             if output._is_view():
-                output = output.clone()  # a view's hook is lost where it is overwritten
+                output = output.clone()  # the hook of a view is lost if the view is overwritten
             if not output.requires_grad:
                 output = _Rooted.apply(output, self.root)
             output.register_hook(use.keep)
@@ -258,9 +262,9 @@ class Record:
 
 
 class _Rooted(torch.autograd.Function):
-    """The identity, as a function of `root`: output and root need no gradient of their own.
+    """The identity, as a function of `root`, without gradients in either argument.
 
-    Not a view, so that an activation may still overwrite it.
+    The result is not a view, so that an activation may overwrite it.
     """
 
     @staticmethod
@@ -280,7 +284,7 @@ def record(
     inputs: Tensor,
     loss_of: Callable[[Tensor], Tensor],
 ) -> tuple[Tensor, Record]:
-    """Each example's loss [n] and what the layers saw; `params` need no gradient."""
+    """Return the loss of each example [n] and the records; `params` need no gradient."""
     found = Record(layers)
     with torch.enable_grad(), _hooked(layers, found.hook):
         losses = loss_of(functional_call(module, params, (inputs,)))
@@ -290,9 +294,9 @@ def record(
 
 @dataclass(frozen=True)
 class Ghosts:
-    """The layers that own parameters, by name, and how many numbers they hold for a sample.
+    """The layers that own parameters, by name, and the numbers that they store per sample.
 
-    `tied` says of a linear layer's weight which embedding it is.
+    `tied` maps the weight of a linear layer to the embedding that it shares.
     """
 
     layers: dict[str, nn.Module]
@@ -301,11 +305,12 @@ class Ghosts:
 
 
 def ghostly(module: nn.Module, shape: tuple[int, ...]) -> Ghosts | None:
-    """The layers that own parameters if their records tell all, else None.
+    """Return the layers that own parameters if their records are complete, else None.
 
-    They do where every owner has a rule and is called with the samples first, nothing uses a
-    parameter but its layer, nothing overwrites what a layer read, and every output has a slope.
-    Tried on torch's `meta` device, where nothing is computed, with two numbers of samples.
+    They are if every owner has a rule and is called with the samples as first axis, if only its
+    layer uses a parameter, if no input of a layer is overwritten, and if every output has a
+    gradient. This is tried on torch's `meta` device, where nothing is computed, with two batch
+    sizes.
     """
     owners = {
         name: layer
@@ -327,7 +332,7 @@ def ghostly(module: nn.Module, shape: tuple[int, ...]) -> Ghosts | None:
 
 
 def _ties(owners: dict[str, nn.Module]) -> dict[str, str] | None:
-    """Linear layers' weights that are an embedding's too; None where others are shared."""
+    """Weights of linear layers that are also those of an embedding; None for other sharing."""
     first: dict[int, tuple[str, nn.Module]] = {}
     tied: dict[str, str] = {}
     for name, owner in owners.items():
@@ -344,7 +349,7 @@ def _ties(owners: dict[str, nn.Module]) -> dict[str, str] | None:
 
 
 def _look(module: nn.Module, owners: dict[str, nn.Module], shape: tuple[int, ...]) -> int | None:
-    """How many numbers a call with shape[0] samples holds; None where records do not tell all."""
+    """The numbers that a call with shape[0] samples stores; None if records are incomplete."""
     called: set[str] = set()
     reads: list[tuple[Tensor, int]] = []
     held: list[int | None] = []
@@ -354,9 +359,9 @@ def _look(module: nn.Module, owners: dict[str, nn.Module], shape: tuple[int, ...
             called.add(name)
             reads.extend((read, read._version) for read in args)
             plain = len(args) == 1 and len(args[0]) == len(output) == shape[0]
-            plain = plain and not args[0].requires_grad  # of a parameter used elsewhere
+            plain = plain and not args[0].requires_grad  # else a parameter is used elsewhere
             held.append(entries(layer, args[0], output) if plain else None)
-            return output.detach()  # what still needs a gradient used a parameter elsewhere
+            return output.detach()  # a later gradient shows that a parameter is used elsewhere
 
         return look
 
@@ -376,13 +381,16 @@ def _hooked(layers: dict[str, nn.Module], hook: Callable[[str], Hook]) -> Iterat
         yield
 
 
-def refuse_mixing(module: nn.Module, layers: dict[str, nn.Module], shape: tuple[int, ...]) -> None:
-    """Refuse a network that mixes samples: tried with samples of zeros and ones (tokens, too), with
-    real ones in [0, 1), and with other numbers of samples, at random parameters. What layers read,
-    their slopes, and the outputs of the kept rows must stay: of a network that mixes, no bound on
-    single gradients bounds what one example moves.
+def reject_mixing(module: nn.Module, layers: dict[str, nn.Module], shape: tuple[int, ...]) -> None:
+    """Reject a network that mixes samples, for which clipping bounds no example's influence.
 
-    A trial finds no mixing that only other samples, or larger batches, would start.
+    The network is called at random parameters with samples of zeros and ones (valid tokens, too),
+    with real samples in [0, 1), and with other batch sizes. The inputs and output gradients of
+    layers, and the outputs, must not change in the rows that are kept. This trial cannot find
+    mixing that happens only with other samples or larger batches.
+
+    Raises:
+        InputError: If a kept row changes.
     """
     params, dtype = _numbers(module), next(module.parameters()).dtype
     rng = torch.Generator().manual_seed(0)
@@ -403,7 +411,7 @@ def refuse_mixing(module: nn.Module, layers: dict[str, nn.Module], shape: tuple[
 
 
 def _trials(inputs: Tensor, changed: Tensor) -> Iterator[tuple[list[int], Tensor]]:
-    """Rows that are kept, and the batches in which they are."""
+    """Yield the rows that are kept, and batches that contain them."""
     for kept in map(list, KEPT):
         batch = changed.clone()
         batch[kept] = inputs[kept]
@@ -416,7 +424,7 @@ def _trials(inputs: Tensor, changed: Tensor) -> Iterator[tuple[list[int], Tensor
 def _traces(
     module: nn.Module, layers: dict[str, nn.Module], params: dict[str, Tensor], inputs: Tensor
 ) -> list[Tensor]:
-    """Outputs, and all reads and slopes."""
+    """Return the outputs, and all reads and slopes."""
     outputs: list[Tensor] = []
 
     def loss_of(given: Tensor) -> Tensor:
@@ -430,7 +438,7 @@ def _traces(
 
 
 def _differ(one: Tensor, other: Tensor, kept: list[int]) -> bool:
-    """Beyond rounding."""
+    """Whether kept rows differ by more than rounding."""
     if one.shape[1:] != other.shape[1:]:
         return True
     a, b = one[kept], other[kept]
@@ -443,10 +451,10 @@ def _differ(one: Tensor, other: Tensor, kept: list[int]) -> bool:
 
 
 def _numbers(module: nn.Module) -> dict[str, Tensor]:
-    """Random parameters, and the module's buffers (ones for those on `meta`).
+    """Return random parameters, and the module's buffers (ones for those on `meta`).
 
-    All entries are taken from one short row of draws, entry (i, j, ...) its (i + j + ...)-th, so
-    that a large network needs no memory of its own.
+    Entry (i, j, ...) of a parameter is number i + j + ... of one short row of draws, so a large
+    network needs no extra memory.
     """
     rng, found = torch.Generator().manual_seed(1), dict[str, Tensor]()
     for name, value in module.named_parameters():

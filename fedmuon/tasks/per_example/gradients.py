@@ -1,11 +1,12 @@
-"""Per-example gradients of one parameter tensor, held as little as their norms and sums need.
+"""Per-example gradients of one parameter tensor, stored compactly.
 
-Each form of n gradients G_i has the `shape` in which a total is held while it grows, `squares`
-||G_i||_F^2 [n], `add_to_`, which adds sum_i factors_i G_i to a total, and some `rows` of them.
+A class holds n gradients G_i in one form. `shape` is the shape in which their sum is accumulated,
+`squares` returns ||G_i||_F^2 [n], `add_to_` adds sum_i factors_i G_i to a total, and `rows` selects
+some of the gradients.
 
-What is measured is what is added: a norm that comes from inner products is right to `slack` (see
-`clipping.py`), and gradients whose terms cancel so far that it would not be are formed
-one by one, for the norm and for the sum.
+A norm that comes from inner products is right up to `slack` (see `clipping.py`). If the terms of a
+gradient cancel so far that it would not be, this gradient is formed explicitly, both for the norm
+and for the sum. So the vector that is measured is the vector that is added.
 """
 
 from collections.abc import Callable
@@ -15,13 +16,13 @@ from functools import cached_property
 from torch import Tensor
 
 from fedmuon.core.device import holds
-from fedmuon.tasks.accurate_norms import (
-    certain,
+from fedmuon.tasks.per_example.clipping import (
     inner_error,
     inner_products,
-    least,
-    length,
-    lengths,
+    largest_ratio,
+    norms,
+    scaled_norms,
+    smallest_norm,
     sum_error,
     sum_of_products,
 )
@@ -37,12 +38,12 @@ class Explicit:
 
     @property
     def shape(self) -> Shape:
-        """That of a gradient."""
+        """The shape of a gradient."""
         return tuple(self.values.shape[1:])
 
     def squares(self) -> Tensor:
         """||G_i||_F^2 [n]."""
-        return length(self.values.flatten(1)).square_()
+        return norms(self.values.flatten(1)).square_()
 
     def add_to_(self, total: Tensor, factors: Tensor) -> None:
         """total += sum_i factors_i G_i."""
@@ -55,10 +56,10 @@ class Explicit:
 
 @dataclass(frozen=True)
 class Outer:
-    """G_i = sum_t slope_it read_it^T, never formed: reads [n, g, T, d], slopes [n, g, T, p].
+    """G_i = sum_t slope_it read_it^T, not formed: reads [n, g, T, d], slopes [n, g, T, p].
 
-    T runs over positions and points, g over groups of channels, which do not mix. The norm comes
-    from two T x T Gram matrices (Li et al. 2022, "ghost clipping").
+    T runs over positions and points, and g over independent groups of channels. The norm comes from
+    two T x T Gram matrices ("ghost clipping", Li et al. 2022).
     """
 
     reads: Tensor
@@ -75,25 +76,27 @@ class Outer:
 
     @cached_property
     def measured(self) -> tuple[Tensor, list[int]]:
-        """sum_st (read_s . read_t)(slope_s . slope_t) [n], for T = 1 a product of norms; and the
-        rows that are formed instead."""
+        """sum_st (read_s . read_t)(slope_s . slope_t) [n], and the rows that are formed instead.
+
+        For T = 1 it is a product of norms.
+        """
         if self.reads.shape[2] == 1:
-            return (lengths(self.reads) * lengths(self.slopes)).square_().sum((1, 2)), []
+            return (scaled_norms(self.reads) * scaled_norms(self.slopes)).square_().sum((1, 2)), []
         grams = [inner_products(values, values) for values in (self.reads, self.slopes)]
         squares = sum_of_products(*grams)
         return _mended(squares, self.terms(), self.error, self.reads.shape[2], self._alone)
 
     @property
     def error(self) -> float:
-        """By how many eps of the squared terms the Gram matrices may miss a square."""
+        """The error of a square from Gram matrices, in eps of the squared terms."""
         _, groups, count, size = self.reads.shape
         products = inner_error(size) + inner_error(self.slopes.shape[3])
         return products + sum_error(self.reads.dtype, count, count, groups)
 
     def terms(self) -> Tensor:
-        """sum_t |slope_t| |read_t|, the root of its squares' sum over groups [n]."""
+        """sum_t |slope_t| |read_t|, as the root of the sum of its squares over groups [n]."""
         reads, slopes = _above(self.reads), _above(self.slopes)
-        return length((reads * slopes).sum(2))
+        return norms((reads * slopes).sum(2))
 
     def _alone(self, row: int) -> Tensor:
         """One gradient [g, p, d]."""
@@ -117,13 +120,13 @@ class Outer:
         return Explicit(self.slopes.mT @ self.reads)
 
     def cheaper(self) -> "Outer | Explicit":
-        """In the form that takes less work (see `forms`)."""
+        """The form that takes less work (see `forms`)."""
         return self.formed() if forms(self.reads.shape[2], *self.shape[1:]) else self
 
 
 @dataclass(frozen=True)
 class Lookup:
-    """Gradients of an embedding [size, p]: slopes [n, T, p] of the rows indices [n, T]."""
+    """Gradients of an embedding [size, p]: slopes [n, T, p] in the rows indices [n, T]."""
 
     indices: Tensor
     slopes: Tensor
@@ -136,12 +139,14 @@ class Lookup:
 
     def squares(self) -> Tensor:
         """||G_i||_F^2 [n]."""
-        return length(self.merged.flatten(1)).square_()
+        return norms(self.merged.flatten(1)).square_()
 
     @cached_property
     def merged(self) -> Tensor:
-        """The slopes [n, T, p] added up at the first place of each index, 0 at its others: the
-        rows of the gradient, so that what cancels has cancelled before a norm is taken."""
+        """The rows of the gradients: slopes [n, T, p] summed at the first place of each index.
+
+        The other places of an index are 0. So terms that cancel have cancelled before a norm.
+        """
         same = self.indices[:, :, None] == self.indices[:, None, :]
         first = ~same.tril(-1).any(2)
         return (same.to(self.slopes.dtype) @ self.slopes).mul_(first[..., None])
@@ -158,7 +163,7 @@ class Lookup:
 
 @dataclass(frozen=True)
 class Tied:
-    """Gradients of an embedding that is the last layer's weight too: E_i + H_i, of both uses."""
+    """Gradients E_i + H_i of an embedding that is also the weight of the last layer."""
 
     lookup: Lookup
     head: Outer | Explicit
@@ -174,7 +179,7 @@ class Tied:
 
     @cached_property
     def measured(self) -> tuple[Tensor, list[int]]:
-        """||E_i||^2 + ||H_i||^2 + 2 <E_i, H_i> [n]; and the rows that are formed instead."""
+        """||E_i||^2 + ||H_i||^2 + 2 <E_i, H_i> [n], and the rows that are formed instead."""
         one, head = _square(self.lookup.merged), self.head
         outer = isinstance(head, Outer)
         other = head.squares() if outer else _square(head.values)
@@ -182,7 +187,7 @@ class Tied:
         count = 1 + (head.reads.shape[2] if outer else 1)
         error = 2 + max(head.error if outer else 0.0, self._inner_error)
         # Norms too short for squares with digits are raised.
-        whole = one.sqrt() + terms + 2 * least(one.dtype)
+        whole = one.sqrt() + terms + 2 * smallest_norm(one.dtype)
         return _mended(one + other + 2 * self._inner(), whole, error, count, self._alone)
 
     def _alone(self, row: int) -> Tensor:
@@ -202,7 +207,7 @@ class Tied:
         return Tied(self.lookup.rows(chosen), self.head.rows(chosen))
 
     def _inner(self) -> Tensor:
-        """<E_i, H_i> = sum_s (slope_s . row index_s of H_i) [n]; rows are looked up, not formed."""
+        """<E_i, H_i> = sum_s (slope_s . row index_s of H_i) [n]; only these rows are computed."""
         at, slopes = self.lookup.indices, self.lookup.merged
         if isinstance(self.head, Explicit):
             whole = self.head.values.view(len(at), *self.shape)
@@ -214,8 +219,10 @@ class Tied:
 
     @property
     def _inner_error(self) -> float:
-        """By how many eps of ||E_i|| times the head's terms <E_i, H_i> may be missed, and in
-        float64 ||E_i||^2 and ||H_i||^2, which are summed no wider."""
+        """The error of <E_i, H_i> in eps of ||E_i|| times the terms of the head.
+
+        In float64 it also covers ||E_i||^2 and ||H_i||^2, which have no wider type to sum in.
+        """
         _, count, size = self.lookup.slopes.shape
         dtype = self.lookup.slopes.dtype
         return inner_error(size) + sum_error(dtype, 2048, count, size)
@@ -225,26 +232,29 @@ PerExample = Explicit | Outer | Lookup | Tied
 
 
 def forms(length: int, p: int, d: int) -> bool:
-    """Whether a sum of `length` outer products p x d is formed for its norm: p d numbers from
-    T p d products, against 2 T^2 numbers of Gram matrices from T^2 (p + d) (Bu et al. 2022)."""
+    """Whether a sum of T = `length` outer products p x d is formed for its norm.
+
+    Forming it gives p d numbers from T p d products. Gram matrices have 2 T^2 numbers from
+    T^2 (p + d) products (Bu et al. 2022).
+    """
     return length > 1 and length * (p + d) > p * d
 
 
 def _square(values: Tensor) -> Tensor:
     """||G_i||_F^2 [n], summed in float64."""
-    return length(values.flatten(1).double()).square_().to(values.dtype)
+    return norms(values.flatten(1).double()).square_().to(values.dtype)
 
 
 def _above(values: Tensor) -> Tensor:
-    """Norms over the last axis, raised by what underflow can take from an inner product."""
-    return length(values).add_(least(values.dtype) * values.shape[-1] ** 0.5)
+    """Norms over the last axis, raised by the most that underflow can take from a product."""
+    return norms(values).add_(smallest_norm(values.dtype) * values.shape[-1] ** 0.5)
 
 
 def _mended(
     squares: Tensor, terms: Tensor, error: float, count: int, alone: Callable[[int], Tensor]
 ) -> tuple[Tensor, list[int]]:
-    """Squares, those that lost their digits taken from the gradients; and the rows of these."""
-    most = certain(squares.dtype, error, count)
+    """Replace squares that lost their digits by those of formed gradients; return their rows."""
+    most = largest_ratio(squares.dtype, error, count)
     kept = terms.square() <= most**2 * squares  # not where either is NaN
     if holds(kept.all()):
         return squares, []
@@ -257,7 +267,7 @@ def _mended(
 def _formed_to_(
     total: Tensor, factors: Tensor, formed: list[int], alone: Callable[[int], Tensor]
 ) -> Tensor:
-    """Add the gradients that are formed; the factors that are left for the others."""
+    """Add the gradients that are formed, and return the factors of the others."""
     if not formed:
         return factors
     left = factors.clone()

@@ -282,7 +282,7 @@ def test_the_longest_cells_begin_first(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_the_processes_of_a_machine_read_one_copy(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from fedmuon.data.mapped import _mapped
+    from fedmuon.data.sources import _mapped
     from fedmuon.experiments.suites import sweep
 
     monkeypatch.setenv("FEDMUON_CACHE", str(tmp_path))

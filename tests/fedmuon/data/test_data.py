@@ -631,7 +631,7 @@ def test_replacements_fall_back_to_test_samples() -> None:
 
 
 def test_a_mapped_source_is_the_source(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from fedmuon.data.mapped import _mapped, mapped
+    from fedmuon.data.sources import _mapped, mapped
 
     monkeypatch.setenv("FEDMUON_CACHE", str(tmp_path / "cache"))
     _mapped.cache_clear()
@@ -647,7 +647,7 @@ def test_a_mapped_source_is_the_source(tmp_path: Path, monkeypatch: pytest.Monke
 
 
 def test_a_changed_file_is_read_anew(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from fedmuon.data.mapped import _mapped, mapped
+    from fedmuon.data.sources import _mapped, mapped
 
     monkeypatch.setenv("FEDMUON_CACHE", str(tmp_path / "cache"))
     assert mapped("synthetic", (("n", 30),)).inputs.shape[0] == 30  # made, never cached

@@ -19,9 +19,8 @@ from fedmuon.data.synthetic_text import make_text
 from fedmuon.data.text import Pair, corpus, prompts, tokens_of
 from fedmuon.experiments.studies.dp_text import bleu, rouge_l
 from fedmuon.federated import build
-from fedmuon.tasks.base import Batch
+from fedmuon.tasks.base import IGNORED, Batch
 from fedmuon.tasks.decoder import Form, generate, sentence_tokens
-from fedmuon.tasks.losses import IGNORED
 from fedmuon.tasks.networks import NetworkTask
 
 END = 256

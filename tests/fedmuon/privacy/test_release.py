@@ -20,7 +20,7 @@ from fedmuon.privacy.mechanisms.gaussian import Released, release
 from fedmuon.privacy.noise import KeyStream, keyed, poisson_rows, secret, secret_generator
 from fedmuon.tasks.base import Batch, Params, Points, Replaced
 from fedmuon.tasks.matrix import MatrixTask
-from fedmuon.tasks.models import MODELS, network, vision_transformer, wide_resnet, with_channels
+from fedmuon.tasks.models import MODELS, VisionTransformer, network, wide_resnet, with_channels
 from fedmuon.tasks.networks import NetworkTask
 from fedmuon.tasks.per_example import clipped_sums as clipped_module
 from fedmuon.tasks.per_example.clipped_sums import ClippedSums
@@ -146,7 +146,8 @@ def test_models_give_the_loops_sums(
 ) -> None:
     """The largest with fewer layers."""
     monkeypatch.setitem(MODELS, "wrn-16-4", wide_resnet(10, 4))
-    monkeypatch.setitem(MODELS, "vit-small", vision_transformer(4, 12, 2, 3))
+    small = lambda shape, classes: VisionTransformer(shape[0], classes, 4, 12, 2, 3)  # noqa: E731
+    monkeypatch.setitem(MODELS, "vit-small", small)
     least = {"cifarnet": (3, 9, 9), "wrn-16-2": (1, 4, 4), "wrn-16-4": (1, 4, 4),
              "tanh-cnn": (1, 15, 14)}  # fmt: skip
     shape = least.get(name, (1, 6, 5))

@@ -13,12 +13,20 @@ from fedmuon.core.errors import InputError, NonFinite
 from fedmuon.core.rng import Draw, generator
 from fedmuon.optim.private import Private
 from fedmuon.privacy.mechanisms.gaussian import Mechanism, release
-from fedmuon.tasks.accurate_norms import certain, inner_error, inner_products, length, lengths
 from fedmuon.tasks.base import Batch, Params
 from fedmuon.tasks.decoder import Form, decoder, gpt2_law, next_tokens
 from fedmuon.tasks.matrix import MatrixTask
 from fedmuon.tasks.networks import NetworkTask
-from fedmuon.tasks.per_example.clipping import RULES, Clipping, slack
+from fedmuon.tasks.per_example.clipping import (
+    RULES,
+    Clipping,
+    inner_error,
+    inner_products,
+    largest_ratio,
+    norms,
+    scaled_norms,
+    slack,
+)
 from fedmuon.tasks.per_example.gradients import Explicit, Lookup, Outer, PerExample, Tied
 
 SLACK = 4096 * 2.0**-23
@@ -143,18 +151,18 @@ def test_long_norms_do_not_drift(size: int) -> None:
     """256 eps for each of at most three levels of pieces, which holds in any order of adding."""
     for values in (torch.full((2, size), 0.1), torch.rand(2, size, generator=seeded())):
         expected = values.double().norm(dim=1)
-        torch.testing.assert_close(length(values).double(), expected, rtol=768 * 2.0**-23, atol=0)
+        torch.testing.assert_close(norms(values).double(), expected, rtol=768 * 2.0**-23, atol=0)
     drifted = running(torch.full((600_000,), 0.1).square()).sqrt().double()
     assert abs(float(drifted) / (0.1 * math.sqrt(600_000)) - 1) > SLACK  # the control
 
 
-def test_norms_of_any_scale() -> None:
+def test_scaled_norms() -> None:
     scales = torch.tensor([0.0, 1e-42, 1e-30, 1.0, 1e25, 1e37])
     values = scales[:, None] * torch.tensor([3.0, 4.0])
-    torch.testing.assert_close(lengths(values).double(), values.double().norm(dim=1), rtol=1e-6,
-                               atol=0)  # fmt: skip
+    expected = values.double().norm(dim=1)
+    torch.testing.assert_close(scaled_norms(values).double(), expected, rtol=1e-6, atol=0)
     assert torch.linalg.vector_norm(values, dim=1)[2] == 0  # the control
-    assert not lengths(torch.tensor([[math.inf, 1.0], [math.nan, 0.0]])).isfinite().any()
+    assert not scaled_norms(torch.tensor([[math.inf, 1.0], [math.nan, 0.0]])).isfinite().any()
 
 
 def whole(one: PerExample, row: int, n: int) -> Tensor:
@@ -244,12 +252,12 @@ def test_terms_may_be_as_much_longer_as_the_slack_has_room_for(dtype: torch.dtyp
     eps = torch.finfo(dtype).eps
     for error in (2.0, 27.0, 137.0, 5e3, 1e6):
         for count in (2, 64, 1024, 10**5):
-            most = certain(dtype, error, count)
+            most = largest_ratio(dtype, error, count)
             square = error * most**2 * eps
             first = 1 / math.sqrt(1 - square) - 1 + (count / 2 + 1) * most * eps
             assert 0 < most <= 8 and first <= slack(dtype) - 32 * eps
             assert most == 8 or first >= 0.9 * slack(dtype)  # nor is it a smaller one
-    assert certain(torch.float32, 137.0, 2) < 8 == certain(torch.float64, 137.0, 2)
+    assert largest_ratio(torch.float32, 137.0, 2) < 8 == largest_ratio(torch.float64, 137.0, 2)
 
 
 # --- Examples that are not finite -----------------------------------------------------------------

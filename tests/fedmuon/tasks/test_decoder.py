@@ -15,10 +15,9 @@ from torch import Tensor, nn
 from fedmuon.config.load import Config
 from fedmuon.core.errors import InputError
 from fedmuon.core.rng import Draw, generator
-from fedmuon.data.mapped import mapped
 from fedmuon.data.neighbours import replace
 from fedmuon.data.source import Source, flat_rows
-from fedmuon.data.sources import read
+from fedmuon.data.sources import mapped, read
 from fedmuon.data.text import windows
 from fedmuon.experiments.run import execute
 from fedmuon.experiments.studies.find import find

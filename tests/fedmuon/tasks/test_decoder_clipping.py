@@ -8,9 +8,8 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from fedmuon.core.rng import Draw, generator
-from fedmuon.tasks.base import Batch, Params
+from fedmuon.tasks.base import IGNORED, Batch, Params
 from fedmuon.tasks.decoder import Form, decoder, gpt2_law, next_tokens, sentence_tokens
-from fedmuon.tasks.losses import IGNORED
 from fedmuon.tasks.networks import NetworkTask
 from fedmuon.tasks.per_example.clipping import Clipping
 from fedmuon.tasks.per_example.ghost import ghostly
@@ -89,7 +88,7 @@ def test_clipped_sums_are_the_loops(
     assert ghostly(task.module, task.shape) is not None
     loss, found = task.clipped(points, [batch], clip)
     slow = dataclasses.replace(task.clipped_sums(), ghosts=None, each=None)
-    _, other = slow(points, [task._aimed(batch)], clip)
+    _, other = slow(points, [task.with_targets(batch)], clip)
     expected = naive(form, points, windows, task, clip)
     assert set(found) == set(expected)
     for name, value in expected.items():

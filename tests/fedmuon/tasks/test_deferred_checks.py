@@ -38,11 +38,11 @@ from fedmuon.federated.rounds import (
 from fedmuon.optim.chain import Chain, Context, stateless
 from fedmuon.optim.orthogonal import of_value, orthogonalize
 from fedmuon.privacy.mechanisms import gaussian
-from fedmuon.tasks.accurate_norms import lengths
 from fedmuon.tasks.base import Batch, Params, Replaced
 from fedmuon.tasks.matrix import MatrixTask
 from fedmuon.tasks.networks import NetworkTask
 from fedmuon.tasks.per_example.clipped_sums import _samples_of
+from fedmuon.tasks.per_example.clipping import scaled_norms
 
 CPU, META = torch.device("cpu"), torch.device("meta")
 RECIPES, MAPS = get_args(choices.Recipe), get_args(choices.Orthogonalizer)
@@ -312,10 +312,10 @@ def test_lengths_of_any_scale(dtype: torch.dtype, silent: Callable[[], None]) ->
     most = torch.finfo(dtype).max
     scales = torch.tensor([0.0, most**-0.9, most**-0.5, 1.0, most**0.6, torch.inf, torch.nan])
     values = torch.randn(7, 5, dtype=dtype) * scales.to(dtype)[:, None]
-    plain = lengths(values)
+    plain = scaled_norms(values)
     silent()
     with Counted() as seen:
-        found = device.unasked(CPU, lambda: lengths(values))
+        found = device.unasked(CPU, lambda: scaled_norms(values))
     torch.testing.assert_close(found, plain, rtol=1e-15, atol=0.0, equal_nan=True)
     assert not seen.asked
 

@@ -109,7 +109,7 @@ def test_clipped_sums_are_the_loops(file: Path, rule: str) -> None:
             expected[name] += factors[name] * value
     slow = dataclasses.replace(sums, ghosts=None, each=None)
     for found in (task.clipped([(1.0, params)], [given], clip)[1],
-                  slow([(1.0, params)], [task._aimed(given)], clip)[1]):  # fmt: skip
+                  slow([(1.0, params)], [task.with_targets(given)], clip)[1]):  # fmt: skip
         for name, value in expected.items():
             torch.testing.assert_close(found[name][0], value, rtol=1e-7, atol=1e-10, msg=name)
 

@@ -27,8 +27,7 @@ from fedmuon.tasks.models import (
     MODELS,
     VisionTransformer,
     network,
-    places,
-    vision_transformer,
+    positions,
     wide_resnet,
     with_channels,
 )
@@ -221,7 +220,8 @@ def test_models_adapt_to_samples_and_classes(
     name: str, shape: tuple[int, ...], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setitem(MODELS, "wrn-16-4", wide_resnet(10, 4))
-    monkeypatch.setitem(MODELS, "vit-small", vision_transformer(4, 48, 2, 6))
+    small = lambda shape, classes: VisionTransformer(shape[0], classes, 4, 48, 2, 6)  # noqa: E731
+    monkeypatch.setitem(MODELS, "vit-small", small)
     task = NetworkTask(network(name, shape, 7), with_channels(shape))
     params = task.initial(generator(0, Draw.INITIAL), 2)
     inputs = torch.from_numpy(np.random.default_rng(0).random((3, math.prod(shape)), np.float32))
@@ -252,7 +252,7 @@ def test_patches_know_their_places() -> None:
     """Each entry by its definition; and a permutation of patches, without which a transformer gives
     the same, gives another output."""
     torch.manual_seed(0)
-    found = places(torch.zeros(1, 12, 2, 3, dtype=torch.float64))
+    found = positions(torch.zeros(1, 12, 2, 3, dtype=torch.float64))
     for patch, (row, column) in enumerate((r, c) for r in range(2) for c in range(3)):
         for k, wave in enumerate((1.0, 1e-2, 1e-4)):
             expected = [f(at * wave) for at in (row, column) for f in (math.sin, math.cos)]

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from fedmuon.core.errors import InputError
 from fedmuon.tasks.base import Batch
-from fedmuon.tasks.layers import refuse
+from fedmuon.tasks.models import reject_layers
 from fedmuon.tasks.networks import NetworkTask
 
 WORDS, IMAGE = torch.zeros(2, 5, 4), torch.ones(2, 3, 8, 8)
@@ -39,7 +39,7 @@ def draws(layer: nn.Module, *inputs: Tensor) -> bool:
 
 def refused(layer: nn.Module) -> bool:
     try:
-        refuse(nn.Sequential(layer))
+        reject_layers(nn.Sequential(layer))
     except InputError as error:
         assert "which draws from torch's global generator" in str(error)
         return True
@@ -109,5 +109,5 @@ def test_an_embedding_that_rescales_itself_is_refused(
     layer(torch.arange(8).view(2, 4))
     assert not torch.equal(layer.weight, before)
     with pytest.raises(InputError, match="take max_norm out"):
-        refuse(nn.Sequential(layer))
-    refuse(nn.Sequential(kind(9, 4)))
+        reject_layers(nn.Sequential(layer))
+    reject_layers(nn.Sequential(kind(9, 4)))

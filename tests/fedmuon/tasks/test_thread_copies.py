@@ -15,13 +15,11 @@ from torch.nn import functional
 from torch.nn.modules.module import register_module_forward_hook
 
 from fedmuon.core.guard import Guard
-from fedmuon.tasks import chunks, losses, user_task
-from fedmuon.tasks.base import Batch
+from fedmuon.tasks import base, chunks, user_task
+from fedmuon.tasks.base import Batch, cross_entropy
 from fedmuon.tasks.decoder import sentence_tokens
-from fedmuon.tasks.losses import cross_entropy
 from fedmuon.tasks.models import MODELS
-from fedmuon.tasks.networks import CPU, NetworkTask
-from fedmuon.tasks.thread_copies import copyable, stateless
+from fedmuon.tasks.networks import CPU, NetworkTask, copyable, stateless
 
 
 class Elsewhere(nn.Module):
@@ -92,13 +90,13 @@ UNSURE = (Elsewhere, Keeping, with_own_forward, with_hook, with_a_part, with_a_l
 
 @pytest.mark.parametrize("make", UNSURE)
 def test_what_may_be_another_in_a_copy_is_not_copied(make: Callable[[], nn.Module]) -> None:
-    assert not copyable(make()) and not NetworkTask(make(), (4,)).apart
+    assert not copyable(make()) and not NetworkTask(make(), (4,)).thread_safe
 
 
 @pytest.mark.parametrize("name", MODELS)
 def test_all_models_of_ours_are_copied(name: str) -> None:
     shape = (784,) if name == "mlp" else (3, 32, 32)
-    assert NetworkTask(MODELS[name](shape, 10), shape).apart
+    assert NetworkTask(MODELS[name](shape, 10), shape).thread_safe
 
 
 def test_so_are_torchs_layers() -> None:
@@ -114,9 +112,9 @@ def test_losses_and_measures_of_ones_own_are_for_one_thread() -> None:
     assert stateless(cross_entropy) and stateless(functional.mse_loss)
     assert stateless(partial(sentence_tokens, 0))
     assert not stateless(mine) and not stateless(partial(mine)) and not stateless(Keeping())
-    assert NetworkTask(net, (4,)).apart and not NetworkTask(net, (4,), loss=mine).apart
-    assert not NetworkTask(net, (4,), targets=lambda inputs, labels: labels).apart
-    assert not NetworkTask(net, (4,), metrics={"mine": mine}).apart
+    assert NetworkTask(net, (4,)).thread_safe and not NetworkTask(net, (4,), loss=mine).thread_safe
+    assert not NetworkTask(net, (4,), targets=lambda inputs, labels: labels).thread_safe
+    assert not NetworkTask(net, (4,), metrics={"mine": mine}).thread_safe
 
 
 def each(loss: Any) -> Any:
@@ -132,7 +130,7 @@ def test_so_are_those_that_ours_call_for_them() -> None:
 
     hooked = nn.CrossEntropyLoss(reduction="none")
     hooked.register_forward_hook(thrice)
-    theirs = (named, each(named), losses.apart(named), partial(losses.apart, named))
+    theirs = (named, each(named), base.one_at_a_time(named), partial(base.one_at_a_time, named))
     assert not any(map(stateless, (*theirs, hooked, torch.jit.ScriptModule())))
     known = (user_task.squared_error, functional.mse_loss, nn.CrossEntropyLoss(reduction="none"))
     assert all(stateless(one) and stateless(each(one)) for one in known)
