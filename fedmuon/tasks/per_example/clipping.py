@@ -12,7 +12,7 @@ An example has a gradient G = (G_1, ..., G_m), one block for each parameter tens
 and 0 if the gradient is 0. Automatic clipping (DiSK, section 5) needs no threshold to tune.
 
 In floating point a clipped norm may exceed C by rounding, at most by the factor 1 + `slack`. The
-noise is scaled up by this factor (`fedmuon.privacy.mechanisms.release`), while the sums stay as
+noise is scaled up by this factor (`fedmuon.privacy.mechanisms.gaussian`), while the sums stay as
 they are. An example whose gradient is not finite contributes 0, which depends on that example
 alone. Squared norms below the smallest normal number over eps have lost their digits. Automatic
 rules then contribute 0, and the other rules treat the norm as not shorter than that.
