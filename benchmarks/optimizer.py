@@ -24,7 +24,7 @@ from benchmarks.page import Row
 from fedmuon.optim import Muon
 from fedmuon.optim.flops import newton_schulz_flops
 from fedmuon.orthogonalize import newton_schulz, schedule, smoothed_polar
-from fedmuon.tasks.matrix_kernels import rate, supported
+from fedmuon.tasks.matrix import rate, supported
 
 SHAPES = ("12x768x768", "48x256x256", "12x784x10", "220x784x10", "1x2048x2048", "1x4096x4096")
 MANY = ("256x128x128",)  # besides, on a GPU

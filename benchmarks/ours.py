@@ -21,8 +21,7 @@ from fedmuon.federated.rounds import Experiment, begin, run_rounds
 from fedmuon.federated.shards import Shards
 from fedmuon.optim.recipe_tables import make_recipe
 from fedmuon.tasks.base import Batch
-from fedmuon.tasks.matrix import MatrixTask
-from fedmuon.tasks.matrix_kernels import fastest, rate, supported
+from fedmuon.tasks.matrix import MatrixTask, fastest, rate, supported
 
 
 def config(dtype: str, seed: int = 0) -> Config:

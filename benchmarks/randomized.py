@@ -21,7 +21,7 @@ from benchmarks import page
 from benchmarks.optimizer import turns
 from benchmarks.page import Row
 from fedmuon.orthogonalize import exact_sign, newton_schulz, randomized_polar
-from fedmuon.tasks.matrix_kernels import rate, supported
+from fedmuon.tasks.matrix import rate, supported
 
 Works = dict[str, Callable[[], object]]
 

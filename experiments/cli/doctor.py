@@ -9,7 +9,7 @@ from rich.table import Table
 from fedmuon.data.sources import available
 from fedmuon.experiments.tables import columns
 from fedmuon.runs.provenance import processor, versions
-from fedmuon.tasks.matrix_kernels import rate, supported
+from fedmuon.tasks.matrix import rate, supported
 
 
 def tables() -> list[Table]:

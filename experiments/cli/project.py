@@ -93,7 +93,7 @@ def make_text(
     [bold]fedmuon run --set data.name=e2e --set data.folder=data/e2e --set task.name=network
     --set task.model=gpt[/]
     """
-    from fedmuon.data.synthetic_text import make_text as write
+    from fedmuon.data.text import make_text as write
 
     for file in write(folder, form, tables, domain, seed):
         console.print("made up", where(file))

@@ -36,9 +36,7 @@ from fedmuon.config.load import Config
 from fedmuon.config.schema import Count, Natural
 from fedmuon.core.errors import InputError, NonFinite
 from fedmuon.core.tables import Scalar, Table
-from fedmuon.data.synthetic_text import make_text
-from fedmuon.data.text import corpus, prompts, tokens_of
-from fedmuon.data.weights import read_weights
+from fedmuon.data.text import corpus, make_text, prompts, tokens_of
 from fedmuon.experiments.studies.study import Study, assemble
 from fedmuon.experiments.suites.contents import SuiteRequest, cell, merged, require_read
 from fedmuon.federated import build
@@ -46,8 +44,7 @@ from fedmuon.federated.rounds import run_rounds
 from fedmuon.runs.directory import Record
 from fedmuon.runs.loop import Run, drive, prepare
 from fedmuon.tasks.base import IGNORED, Params
-from fedmuon.tasks.decoder import LEAST, generate
-from fedmuon.tasks.lora import folded
+from fedmuon.tasks.decoder import LEAST, folded, generate, read_weights
 from fedmuon.tasks.networks import NetworkTask
 
 

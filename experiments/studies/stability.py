@@ -48,7 +48,7 @@ from fedmuon.federated import build
 from fedmuon.federated.rounds import Experiment, begin, distances, run_neighbours
 from fedmuon.runs.directory import Record
 from fedmuon.tasks.base import Params
-from fedmuon.tasks.matrix_kernels import rate, supported
+from fedmuon.tasks.matrix import rate, supported
 
 REPLICAS = 256  # of one stack, at most
 # 001, section 5 and Table 1; float64, because float32 hides perturbations of 1e-5.

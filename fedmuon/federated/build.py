@@ -24,7 +24,6 @@ from fedmuon.data.federated import FederatedData, federate
 from fedmuon.data.neighbours import Neighbours
 from fedmuon.data.source import Source
 from fedmuon.data.sources import Stamp, mapped, read, stamp
-from fedmuon.data.weights import read_weights
 from fedmuon.federated import build_recipe
 from fedmuon.federated.deal import deal, fitted, own_source
 from fedmuon.federated.memory import (
@@ -40,10 +39,17 @@ from fedmuon.optim.recipe_tables import aux_rate
 from fedmuon.optim.schedules import heavy_tailed
 from fedmuon.tasks import decoder as decoders
 from fedmuon.tasks.base import Task
-from fedmuon.tasks.decoder import Form, decoder, gpt2_law, next_tokens, sentence_tokens
-from fedmuon.tasks.lora import adapted, lora_law
-from fedmuon.tasks.matrix import MatrixTask
-from fedmuon.tasks.matrix_kernels import compiles, fastest, supported
+from fedmuon.tasks.decoder import (
+    Form,
+    adapted,
+    decoder,
+    gpt2_law,
+    lora_law,
+    next_tokens,
+    read_weights,
+    sentence_tokens,
+)
+from fedmuon.tasks.matrix import MatrixTask, compiles, fastest, supported
 from fedmuon.tasks.models import network, with_channels
 from fedmuon.tasks.networks import NetworkTask
 from fedmuon.tasks.user_task import Task as OwnTask

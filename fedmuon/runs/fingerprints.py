@@ -24,9 +24,9 @@ from fedmuon.core.registry import settled, stands_in
 from fedmuon.core.source_files import LIBRARIES, neighbours
 from fedmuon.data.source import Source
 from fedmuon.data.user_data import digest
-from fedmuon.data.weights import weights_digest
 from fedmuon.federated.deal import own_digest
 from fedmuon.federated.plan import Plan
+from fedmuon.tasks.decoder import weights_digest
 
 
 def parts(found: Any, seen: dict[int, Any], state: bool = True) -> Iterator[str]:

@@ -134,7 +134,12 @@ def suprema(classes: int, radius: ArrayLike, nonnegative: bool = False) -> Supre
     half = np.minimum(q, 0.5)
     gradient = (half * (1 - half) * np.sqrt(1 + parts)).max(-1)
     gradient = np.minimum(gradient * ROUNDING, top.gradient_bound)
-    curved = _curvature(q, ends[0][..., None], parts, rest if m > 1 else 0 * rest).max(-1)
+    # ||H||, as p_y is in [ends[0], q], ||pi||^2 <= parts, and max pi <= rest if there are others.
+    low, high = np.clip(PEAK, ends[0][..., None], q), np.clip(q, 0.5, 1 - PEAK)
+    down = low * (1 - low) * (1 - 2 * low) * (1 + parts)
+    up = high * (1 - high) * (2 * high - 1) * (1 + parts)
+    variance = np.minimum(rest if m > 1 else 0 * rest, 0.5)
+    curved = np.maximum(down, up + half * (1 - half) * variance).max(-1)
     return Suprema(
         gradient,
         _diameter(classes, r, gradient, ends) if nonnegative else 2 * gradient,
@@ -153,15 +158,6 @@ def _total(classes: int, r: np.ndarray) -> np.ndarray:
     """Z of (2)."""
     m = classes - 1
     return np.exp(r * np.sqrt(m / classes)) + m * np.exp(-r / np.sqrt(classes * max(m, 1)))
-
-
-def _curvature(q: np.ndarray, least: np.ndarray, parts: np.ndarray, rest: np.ndarray) -> np.ndarray:
-    """||H|| if p_y is in [least, q], ||pi||^2 <= parts and max pi <= rest."""
-    low, high = np.clip(PEAK, least, q), np.clip(q, 0.5, 1 - PEAK)
-    half = np.minimum(q, 0.5)
-    down = low * (1 - low) * (1 - 2 * low) * (1 + parts)
-    up = high * (1 - high) * (2 * high - 1) * (1 + parts)
-    return np.maximum(down, up + half * (1 - half) * np.minimum(rest, 0.5))
 
 
 def _diameter(

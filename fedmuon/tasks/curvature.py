@@ -80,21 +80,16 @@ class _Gradient(torch.autograd.Function):
     def backward(ctx: Any, *cotangents: Tensor) -> tuple[Tensor | None, ...]:
         towards = dict(zip(ctx.params, cotangents[1:], strict=True))
         clients = (blocks(tree, len(ctx.batches)) for tree in (ctx.params, towards))
-        found = [_pulled_back(ctx.what, *one) for one in zip(*clients, ctx.batches, strict=True)]
-        bent = [torch.cat([one[name] for one, _ in found]) for name in ctx.params]
-        return None, None, None, *bent, *(weights for _, weights in found)
-
-
-def _pulled_back(
-    what: Differentiable, params: Params, towards: Params, batch: Weighted
-) -> tuple[Params, Tensor]:
-    """The reverse derivative of one client in its parameters [1, ...] and weights [n + P]."""
-    if isinstance(what.task, MatrixTask):
-        return _of_matrix(params["weight"][0], towards["weight"][0], batch)
-    assert isinstance(what.task, NetworkTask)
-    point, direction = ({name: one[0] for name, one in tree.items()} for tree in (params, towards))
-    bent, weights = _of_network(what.task, what.directions, point, direction, batch)
-    return {name: value[None] for name, value in bent.items()}, weights
+        bent, weights = [], []
+        for params, direction, batch in zip(*clients, ctx.batches, strict=True):
+            if isinstance(ctx.what.task, MatrixTask):
+                slope, weight = _of_matrix(params["weight"][0], direction["weight"][0], batch)
+            else:
+                slope, weight = _of_network(ctx.what, params, direction, batch)
+            bent.append(slope)
+            weights.append(weight)
+        slopes = (torch.cat([one[name] for one in bent]) for name in ctx.params)
+        return None, None, None, *slopes, *weights
 
 
 def _of_matrix(weight: Tensor, towards: Tensor, batch: Weighted) -> tuple[Params, Tensor]:
@@ -114,8 +109,12 @@ def _of_matrix(weight: Tensor, towards: Tensor, batch: Weighted) -> tuple[Params
 
 
 def _of_network(
-    task: NetworkTask, directions: int, point: Params, towards: Params, batch: Weighted
+    what: Differentiable, params: Params, towards: Params, batch: Weighted
 ) -> tuple[Params, Tensor]:
+    """The reverse derivative of one client in its parameters [1, ...] and weights [n + P]."""
+    task = what.task
+    assert isinstance(task, NetworkTask)
+    point, direction = ({name: one[0] for name, one in tree.items()} for tree in (params, towards))
     n = len(batch.labels)
 
     def slope(rows: Batch, part: slice, at: Params, weights: Tensor) -> Params:
@@ -125,13 +124,13 @@ def _of_network(
 
     def own(part: slice) -> tuple[Params, Tensor]:
         ones = batch.inputs.new_ones(n)[part]
-        return vjp(partial(slope, batch, part), point, ones)[1](towards)
+        return vjp(partial(slope, batch, part), point, ones)[1](direction)
 
     def other(part: slice) -> Tensor:
         zeros = batch.inputs.new_zeros(len(batch.others.labels))[part]
-        return vjp(partial(slope, batch.others, part, point), zeros)[1](towards)[0]
+        return vjp(partial(slope, batch.others, part, point), zeros)[1](direction)[0]
 
-    found = list(task.chunks.each(own, n, directions))
-    sent = list(task.chunks.each(other, len(batch.others.labels), directions))
-    bent = {name: torch.stack([one[name] for one, _ in found]).sum(0) for name in point}
+    found = list(task.chunks.each(own, n, what.directions))
+    sent = list(task.chunks.each(other, len(batch.others.labels), what.directions))
+    bent = {name: torch.stack([one[name] for one, _ in found]).sum(0)[None] for name in point}
     return bent, torch.cat([*(weights for _, weights in found), *sent])

@@ -5,19 +5,25 @@ store tokens as floating-point numbers, exactly, like the samples of any other t
 
 transformers stores projections as [in, out]; a fused query-key-value projection is [d, 3 d]. So in
 the files of a run every parameter has the name and the shape that GPT2LMHeadModel has for it. Only
-the initial values are drawn by fedmuon.
+the initial values are drawn by fedmuon. The end of this file reads stored weights and adds low-rank
+adapters to them.
 """
 
 import math
 from collections.abc import Mapping, Sequence
+from hashlib import sha256
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
 import torch
+from safetensors import SafetensorError, safe_open
 from torch import Tensor, nn
 
 from fedmuon.core.errors import InputError
+from fedmuon.core.files import require_regular
 from fedmuon.tasks.base import IGNORED, Params
+from fedmuon.tasks.models import fresh
 
 SPREAD = 0.02  # standard deviation of the entries of an initial weight
 LEAST, MOST = 5, 100  # number of generated tokens, as in DP-Muon
@@ -112,16 +118,16 @@ def gpt2_law(network: nn.Module, rng: np.random.Generator) -> dict[str, np.ndarr
     Entries are N(0, 0.02^2), divided by sqrt(2 depth) for weights whose output is added to the
     residual stream. Biases are 0, and norms start at 1 and 0.
     """
-    params = dict(network.named_parameters())
-    adding = sum(name.endswith("c_proj.weight") for name in params)  # two per block
-    return {name: _drawn(rng, name, tuple(value.shape), adding) for name, value in params.items()}
-
-
-def _drawn(rng: np.random.Generator, name: str, shape: tuple[int, ...], adding: int) -> np.ndarray:
-    if len(shape) < 2:
-        return np.full(shape, 1.0 if name.endswith("weight") else 0.0)
-    spread = SPREAD / math.sqrt(adding) if name.endswith("c_proj.weight") else SPREAD
-    return spread * rng.standard_normal(shape)
+    shapes = {name: tuple(value.shape) for name, value in network.named_parameters()}
+    adding = sum(name.endswith("c_proj.weight") for name in shapes)  # two per block
+    found = {}
+    for name, shape in shapes.items():
+        if len(shape) < 2:
+            found[name] = np.full(shape, 1.0 if name.endswith("weight") else 0.0)
+        else:
+            spread = SPREAD / math.sqrt(adding) if name.endswith("c_proj.weight") else SPREAD
+            found[name] = spread * rng.standard_normal(shape)
+    return found
 
 
 def fitted(weights: Mapping[str, np.ndarray], network: nn.Module) -> dict[str, np.ndarray]:
@@ -163,34 +169,140 @@ def generate(
         of the decoder does.
     """
     model = published(form, end).to(next(iter(params.values())))
-    if odd := model.load_state_dict(
-        params, strict=False
-    ).unexpected_keys:  # the head may be missing
+    odd = model.load_state_dict(params, strict=False).unexpected_keys  # the head may be missing
+    if odd:
         raise InputError(f"the decoder has no {odd[0]}: fold adapters into its weights")
     model.tie_weights()
     model.eval()
+    more = {"early_stopping": True, "length_penalty": 1.0} if beams > 1 else {}
+    device = next(model.parameters()).device
     order = sorted(range(len(prompts)), key=lambda place: len(prompts[place]))
     found: list[list[int]] = [[] for _ in prompts]
     for start in range(0, len(order), PROMPTS):
+        # Prompts of different lengths are one batch, padded and masked on the left.
         group = order[start : start + PROMPTS]
-        written = _continued(model, [list(prompts[place]) for place in group], end, beams)
-        for place, tokens in zip(group, written, strict=True):
-            found[place] = tokens[: tokens.index(end)] if end in tokens else tokens
+        rows = [list(prompts[place]) for place in group]
+        width = max(map(len, rows))
+        tokens = [[end] * (width - len(row)) + row for row in rows]
+        mask = [[0] * (width - len(row)) + [1] * len(row) for row in rows]
+        most = max(1, min(MOST, model.config.n_positions + 1 - width))
+        with torch.no_grad():
+            written = model.generate(
+                torch.tensor(tokens, device=device),
+                attention_mask=torch.tensor(mask, device=device),
+                do_sample=False, num_beams=beams, max_new_tokens=most,
+                min_new_tokens=min(LEAST, most), pad_token_id=end, eos_token_id=end, **more,
+            )  # fmt: skip
+        for place, new in zip(group, written[:, width:].tolist(), strict=True):
+            found[place] = new[: new.index(end)] if end in new else new
     return found
 
 
-def _continued(model: torch.nn.Module, rows: list[list[int]], end: int, beams: int) -> list:
-    """Continue prompts of different lengths as one batch, padded and masked on the left."""
-    device, width = next(model.parameters()).device, max(map(len, rows))
-    tokens = torch.tensor([[end] * (width - len(row)) + row for row in rows], device=device)
-    looked_at = torch.tensor(
-        [[0] * (width - len(row)) + [1] * len(row) for row in rows], device=device
-    )
-    most = max(1, min(MOST, model.config.n_positions + 1 - width))  # pyright: ignore
-    more = {"early_stopping": True, "length_penalty": 1.0} if beams > 1 else {}
-    with torch.no_grad():
-        found = model.generate(  # pyright: ignore
-            tokens, attention_mask=looked_at, do_sample=False, num_beams=beams, max_new_tokens=most,
-            min_new_tokens=min(LEAST, most), pad_token_id=end, eos_token_id=end, **more,
-        )  # fmt: skip
-    return found[:, width:].tolist()
+# Stored parameters of a network, from safetensors files only: reading them runs no code.
+
+
+def read_weights(place: str | Path) -> dict[str, np.ndarray]:
+    """Read the arrays of a .safetensors file, or of all such files in a folder, by name."""
+    path = Path(place).expanduser()
+    files = [path] if path.is_file() else sorted(path.glob("*.safetensors"))
+    if not files:
+        raise InputError(f"[task] weights = '{place}' has no .safetensors file: check the path")
+    found: dict[str, np.ndarray] = {}
+    for file in files:
+        try:
+            with safe_open(require_regular(file), framework="pt") as opened:
+                held = {name: opened.get_tensor(name) for name in opened.keys()}  # noqa: SIM118
+        except (SafetensorError, OSError) as error:
+            raise InputError(
+                f"[task] weights: {file} is no readable safetensors file ({error}): get it again"
+            ) from None
+        for name, value in held.items():  # numpy has no bfloat16
+            found[name] = (value.float() if value.itemsize < 4 else value).numpy()
+    return found
+
+
+def weights_digest(place: str | Path) -> str:
+    """A hash of the names, types and values of the arrays."""
+    found = sha256()
+    for name, array in sorted(read_weights(place).items()):
+        found.update(f"{name} {array.dtype} {array.shape}\n".encode())
+        found.update(np.ascontiguousarray(array).data)
+    return found.hexdigest()[:16]
+
+
+# Low-rank adapters for a decoder whose weights stay fixed (LoRA: Hu et al. 2022).
+#
+# Every projection to queries, keys and values, x W + b, becomes x W + b + (x A) B with A [d, r] and
+# B [r, 3 d]. Only A and B are learned: 4 d r numbers per block instead of 12 d^2. B starts at 0, so
+# the first outputs are those of the decoder. The factor alpha / r of the paper is 1. Both adapters
+# are linear layers, so their per-example gradients are computed like those of other layers.
+
+INNER = ".base"  # part of the names of the fixed tensors within an adapted projection
+
+
+class Adapted(nn.Module):
+    """A fixed projection [d, p] of transformers, and its learned adapters."""
+
+    def __init__(self, base: nn.Module, rank: int) -> None:
+        super().__init__()
+        inner, outer = base.get_parameter("weight").shape
+        self.base = base
+        self.down = nn.Linear(inner, rank, bias=False)
+        self.up = nn.Linear(rank, outer, bias=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Map [n, T, d] to [n, T, p]."""
+        return self.base(x) + self.up(self.down(x))
+
+
+def adapted(
+    network: Decoder, rank: int, weights: Mapping[str, np.ndarray], like: Tensor
+) -> Decoder:
+    """Change a decoder in place: stored weights become buffers, and adapters are added on `meta`.
+
+    The buffers have the dtype and device of `like`.
+
+    Raises:
+        InputError: If the rank exceeds the width, or the weights do not fit.
+    """
+    width = network.transformer.wte.weight.shape[1]
+    if rank > width:
+        raise InputError(
+            f"[task] lora-rank = {rank} is above width = {width}: adapters of a rank so high would "
+            "hold more than what they stand beside"
+        )
+    stored = fitted(weights, network)
+    with torch.device("meta"):
+        for block in network.transformer.h:
+            block.attn.c_attn = Adapted(block.attn.c_attn, rank).to(like.dtype)
+    tensors = {name: torch.as_tensor(value).to(like) for name, value in stored.items()}
+    names = {id(param): name for name, param in network.named_parameters()}
+    for layer in network.modules():
+        for key, param in list(layer.named_parameters(recurse=False)):
+            tensor = tensors.get(names[id(param)].replace(INNER, ""))
+            if tensor is not None:  # tied parameters stay tied
+                delattr(layer, key)
+                layer.register_buffer(key, tensor)
+    return network
+
+
+def lora_law(network: nn.Module, rng: np.random.Generator) -> dict[str, np.ndarray]:
+    """Draw the initial adapters: A by torch's law for linear layers, B = 0."""
+    drawn = fresh(network, rng)
+    return {name: 0 * v if name.endswith("up.weight") else v for name, v in drawn.items()}
+
+
+def folded(network: nn.Module, params: Params) -> Params:
+    """Return parameters of a decoder without adapters that computes the same: W + A B for each W.
+
+    If the network has no adapters, `params` are returned.
+    """
+    layers = {name: one for name, one in network.named_modules() if isinstance(one, Adapted)}
+    if not layers:
+        return params
+    fixed = {name: value for name, value in network.named_buffers() if not value.is_meta}
+    for name in layers:
+        down, up = (params[f"{name}.{key}.weight"] for key in ("down", "up"))
+        whole = f"{name}{INNER}.weight"
+        fixed[whole] = fixed[whole] + (up @ down).mT
+    return {name.replace(INNER, ""): value for name, value in fixed.items()}

@@ -2,26 +2,297 @@
 
 For X [d, c] and a sample (u, y), p = softmax(X^T u) and loss(X, (u, y)) = 1 - p_y. The constants
 and their proof are in `fedmuon.tasks.constants`.
+
+The file begins with the library products ("kernels"), tells how they are cut for threads, and ends
+with the task. The fastest library depends on the processor. MKL (`torch`) is slow on some AMD
+processors, where oneDNN's convolution (`channels-last`, float32 only) or OpenBLAS (`numpy`) is
+faster. All kernels are exact up to rounding: the relative error is at most k * eps for an inner
+length k. `fused` is `torch`, except that `fedmuon.tasks.batched_gradients` computes thin gradients
+in one pass.
 """
 
+import importlib
 import math
-from collections.abc import Callable, Sequence
+import time
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from functools import partial, reduce
-from itertools import islice
+from functools import lru_cache, partial
+from importlib.util import find_spec
+from typing import NamedTuple
 
 import numpy as np
 import torch
 from torch import Tensor
+from torch.nn.functional import conv2d
 
-from fedmuon.core.threads import spread
+from fedmuon.core.errors import InputError
+from fedmuon.core.threads import one_thread, parts, spread
 from fedmuon.tasks.base import Batch, Params, Points, Replaced, joined
-from fedmuon.tasks.constants import Constants, constants
-from fedmuon.tasks.matrix_kernels import Member, mean_gradients, multiply, pieces
 from fedmuon.tasks.per_example.clipped_sums import unclipped
 from fedmuon.tasks.per_example.clipping import Clipping, scaled_norms
 
-__all__ = ["Constants", "MatrixTask", "constants"]
+Kernel = Callable[[Tensor, Tensor], Tensor]  # [m, k], [k, n] -> [m, n]; may be transposed views
+FUSED = (torch.float32, torch.float64)
+
+
+def _channels_last(a: Tensor, b: Tensor) -> Tensor:
+    """The product as a 1x1 convolution over a channels-last image, which oneDNN computes."""
+    rows, inner = a.shape
+    image = a.contiguous().view(1, rows, 1, inner).permute(0, 3, 1, 2)
+    out = conv2d(image, b.T.contiguous().view(-1, inner, 1, 1))
+    return out.permute(0, 2, 3, 1).reshape(rows, -1)
+
+
+KERNELS: dict[str, Kernel] = {
+    "torch": torch.mm,
+    "channels-last": _channels_last,
+    "numpy": lambda a, b: torch.from_numpy(a.numpy() @ b.numpy()),
+    "fused": torch.mm,
+}
+
+
+def supported(dtype: torch.dtype, device: torch.device) -> list[str]:
+    """The kernels that run with this dtype on this device, the plainest first."""
+    if device.type != "cpu":
+        return ["torch"]
+    found = ["torch", "channels-last", "numpy"] if dtype == torch.float32 else ["torch", "numpy"]
+    return [*found, "fused"] if dtype in FUSED and find_spec("numba") else found
+
+
+@lru_cache
+def compiles() -> bool:
+    """Whether numba is installed, fits the installed NumPy, and can cache compiled kernels."""
+    try:
+        importlib.import_module("fedmuon.tasks.batched_gradients")
+    except Exception:  # an unsuitable library may raise anything
+        return False
+    return True
+
+
+def rate(
+    kernel: str, m: int, k: int, n: int, dtype: torch.dtype, device: torch.device, repeats: int = 3
+) -> float:
+    """Measure the flop per second of the fastest of a few products [m, k] x [k, n]."""
+    a = torch.ones(m, k, dtype=dtype, device=device)
+    b = torch.ones(n, k, dtype=dtype, device=device)
+    return 2.0 * m * k * n / _best(lambda: KERNELS[kernel](a, b.T), device, repeats)
+
+
+def fastest(m: int, k: int, n: int, dtype: torch.dtype, device: torch.device) -> str:
+    """Choose the kernel for gradients: products [m, k] x [k, n] and [m, n] x [n, k].
+
+    They are measured in one thread, with torch's elementwise operations in between, as in a piece
+    of a step. NumPy is left out, because its library uses threads of its own. A kernel must be
+    faster by 5% to replace a plainer one.
+    """
+    a = torch.ones(m, k, dtype=dtype, device=device)
+    b = torch.ones(n, k, dtype=dtype, device=device)
+
+    def gradient(multiply: Kernel) -> Tensor:
+        return multiply(multiply(a, b.T).mul_(1e-3).exp_(), b)
+
+    best, least = "torch", math.inf
+    with one_thread():
+        for kernel in supported(dtype, device):
+            if kernel in ("numpy", "fused"):
+                continue
+            seconds = _best(partial(gradient, KERNELS[kernel]), device, 5)
+            if 1.05 * seconds < least:
+                best, least = kernel, seconds
+    return best
+
+
+def _best(work: Callable[[], object], device: torch.device, repeats: int) -> float:
+    """Seconds of the fastest of `repeats` calls, after a first call to warm up."""
+    seconds = []
+    for _ in range(1 + repeats):
+        start = time.perf_counter()
+        work()
+        if device.type == "cuda":
+            torch.cuda.synchronize(device)
+        seconds.append(time.perf_counter() - start)
+    return min(seconds[1:])
+
+
+# Pieces of the products, one for each thread. How they are cut depends on sizes alone.
+#
+# A thin product, with few matrix rows S c, is cut by samples, and the parts are added in order. A
+# thick product is cut by replicas, whose gradients need no addition. Small clients are grouped.
+
+THICK = 64  # matrix rows from which a product is thick
+FLOP = 16e6  # the least flop of a piece: some tenths of a millisecond
+LOGITS = 1 << 19  # the most logits of a thick piece, so that they stay in a cache
+FEW, MANY = 256, 4096  # samples of a part of a thin and of a thick product
+
+
+class Member(NamedTuple):
+    """A client or a part of it: its weights [S, c, d], its rows, and its number of samples.
+
+    `samples` is that of the whole client.
+    """
+
+    weight: Tensor
+    batch: Batch
+    samples: int
+
+    @property
+    def thick(self) -> bool:
+        """Whether its products stay fast if they are cut by matrix rows."""
+        return self.weight.shape[0] * self.weight.shape[1] >= THICK
+
+    @property
+    def flops(self) -> float:
+        """The flop of both products."""
+        return 4.0 * self.weight.numel() * len(self.batch.labels)
+
+
+def pieces(members: Sequence[Member]) -> list[list[list[Member]]]:
+    """Return rows of pieces. The results within a row are to be added in order.
+
+    Those of different rows are to be concatenated.
+    """
+    found: list[list[list[Member]]] = []
+    for some in together(members):
+        if len(some) > 1:
+            found.append([some])
+            continue
+        weight, batch, samples = member = some[0]
+        (replicas, classes), rows = weight.shape[:2], len(batch.labels)
+        if member.thick:
+            cut = parts(rows, rows / MANY + 0.5)
+            blocks = min(
+                replicas * classes * (rows / len(cut)) / LOGITS, replicas * classes / THICK
+            )
+            stacks = parts(replicas, blocks + 0.5)
+        else:
+            cut, stacks = thin_parts(member), [slice(0, replicas)]
+        for stack in stacks:
+            row = []
+            for part in cut:
+                there = batch.replaced and within(batch.replaced, stack, part)
+                own = Batch(batch.inputs[part], batch.labels[part], there)
+                row.append([Member(weight[stack], own, samples)])
+            found.append(row)
+    return found
+
+
+def together(members: Sequence[Member]) -> Iterator[list[Member]]:
+    """Group consecutive small members; yield large ones alone."""
+    some: list[Member] = []
+    held = 0.0
+    for one in members:
+        if some and held + one.flops > FLOP:
+            yield some
+            some, held = [], 0.0
+        some.append(one)
+        held += one.flops
+    yield some
+
+
+def thin_parts(member: Member) -> list[slice]:
+    """The samples of each part of a thin product."""
+    samples = len(member.batch.labels)
+    return parts(samples, min(member.flops / FLOP, samples / FEW))
+
+
+def within(there: Replaced, replicas: slice, samples: slice) -> Replaced | None:
+    """The replaced samples within a part, by their position in it."""
+    replica, position = there.replica - replicas.start, there.position - samples.start
+    held = (replica >= 0) & (there.replica < replicas.stop)
+    held &= (position >= 0) & (there.position < samples.stop)
+    if not bool(held.any()):
+        return None
+    return Replaced(replica[held], position[held], there.inputs[held], there.labels[held])
+
+
+# Mean gradients of thin members, each in one compiled pass over its samples.
+#
+# A round of few replicas is so short that every Python call matters. So values that the parts of a
+# member share are looked up once, and the first part sums into the result directly.
+
+INDICES = torch.int64, torch.int32
+Own = Callable[[Member, Replaced], tuple[Tensor, Tensor]]  # p_y [T, 1] and slopes [T, c, 1]
+
+
+class _Part(NamedTuple):
+    """Some rows of a member: (samples, labels, weights), and the sums over these rows.
+
+    `total` [S, c, d] sums gradients, and `right` [S] sums p_y.
+    """
+
+    member: Member
+    rows: slice
+    arrays: tuple[np.ndarray, np.ndarray, np.ndarray]
+    total: np.ndarray
+    right: np.ndarray
+
+
+def mean_gradients(members: Sequence[Member], own: Own) -> tuple[Tensor, Tensor]:
+    """Mean losses [K S] and gradients [K S, c, d] of thin members, in pieces for several threads.
+
+    `own` computes p_y and slopes of replaced samples.
+    """
+    weight = members[0].weight
+    gradients = np.zeros((len(members), *weight.shape), weight.numpy().dtype)
+    sums = iter(gradients)
+    groups = [
+        [_parts(one, next(sums), len(some) == 1) for one in some] for some in together(members)
+    ]
+    # A piece is one part of a large member, or a group of small members with one part each.
+    spread([partial(_add, piece, own) for group in groups for piece in zip(*group, strict=True)])
+    losses = []
+    for first, *others in (one for group in groups for one in group):
+        samples = first.member.samples
+        loss = (first.rows.stop - first.rows.start - first.right) / samples
+        for part in others:
+            first.total[:] += part.total
+            loss = loss + (part.rows.stop - part.rows.start - part.right) / samples
+        losses.append(loss)
+    return torch.from_numpy(np.concatenate(losses)), torch.from_numpy(gradients).flatten(0, 1)
+
+
+def _parts(member: Member, first: np.ndarray, cut: bool) -> list[_Part]:
+    """Split a member into parts, or one part unless `cut`; the first part sums into `first`."""
+    batch, weight = member.batch, member.weight
+    # The types that torch's products and gathers reject, too.
+    if batch.inputs.dtype != weight.dtype or batch.labels.dtype not in INDICES:
+        raise InputError(
+            f"the samples are {batch.inputs.dtype}, their labels {batch.labels.dtype} and the "
+            f"parameters {weight.dtype}: let samples be as parameters are, and labels whole"
+        )
+    each = (one.contiguous().numpy() for one in (batch.inputs, batch.labels.long(), weight))
+    inputs, labels, weights = each
+    slices = thin_parts(member) if cut else [slice(0, len(labels))]
+    totals = [first, *np.zeros((len(slices) - 1, *first.shape), first.dtype)]
+    rights = np.zeros((len(slices), len(weights)), first.dtype)
+    return [
+        _Part(member, rows, (inputs[rows], labels[rows], weights), total, right)
+        for rows, total, right in zip(slices, totals, rights, strict=True)
+    ]
+
+
+def _add(piece: Sequence[_Part], own: Own) -> None:
+    """Add the sums of the kernel, and those of replaced samples in their replicas."""
+    # Imported here: numba is optional, takes up to a second to load, and serves one kernel.
+    from fedmuon.tasks.batched_gradients import slope_sums
+
+    for member, rows, arrays, total, right in piece:
+        replicas, classes = total.shape[:2]
+        there = member.batch.replaced
+        there = there and within(there, slice(0, replicas), rows)
+        skip = np.full(replicas, -1)
+        if there is not None:
+            skip[there.replica.numpy()] = there.position.numpy()
+        if not slope_sums(*arrays, skip, total.dtype.type(1 / member.samples), total, right):
+            raise InputError(f"a label is none of 0 to {classes - 1}: number the classes from 0")
+        if there is not None:
+            after, more = own(member, there)
+            replica = there.replica.numpy()
+            total[replica] += (more * there.inputs[:, None]).numpy()
+            right[replica] += after[:, 0].numpy()
+
+
+# The task.
 
 CPU = torch.device("cpu")
 Found = tuple[Tensor, Tensor]
@@ -42,11 +313,7 @@ class MatrixTask:
     device: torch.device = CPU
     kernel: str = "torch"
     start: str = "gaussian"
-
-    @property
-    def stack_limit(self) -> int:
-        """Large enough to hide the cost of a call, small enough for a cache."""
-        return 1 << 18
+    stack_limit = 1 << 18  # large enough to hide the cost of a call, small enough for a cache
 
     @property
     def thread_safe(self) -> bool:
@@ -70,8 +337,15 @@ class MatrixTask:
             return loss, {"weight": gradient.mT}
         rows = pieces(members) if self.thread_safe else [[members]]
         work = [partial(self._side_by_side, piece) for row in rows for piece in row]
-        found = iter(spread(work, self.thread_safe))
-        loss, gradient = joined([reduce(_added_, islice(found, len(row))) for row in rows])
+        found, totals = iter(spread(work, self.thread_safe)), []
+        for row in rows:
+            loss, gradient = next(found)
+            for _ in row[1:]:
+                more_loss, more = next(found)
+                loss.add_(more_loss)
+                gradient.add_(more)
+            totals.append((loss, gradient))
+        loss, gradient = joined(totals)
         return loss, {"weight": gradient.mT}
 
     def _side_by_side(self, members: Sequence[Member]) -> Found:
@@ -83,7 +357,12 @@ class MatrixTask:
         logits = [self._logits(one.weight, one.batch.inputs) for one in members]
         sizes = [len(one.batch.labels) for one in members]
         labels = joined([one.batch.labels for one in members], -1)
-        right, slope = _slope_(joined(logits, -1), labels, _shares(members, logits[0]))
+        if len(members) == 1:
+            shares: Tensor | float = 1 / members[0].samples
+        else:
+            pairs = zip(sizes, members, strict=True)
+            shares = torch.cat([logits[0].new_full((n,), 1 / one.samples) for n, one in pairs])
+        right, slope = _slope_(joined(logits, -1), labels, shares)
         found = zip(members, right.split(sizes, -1), slope.split(sizes, -1), strict=True)
         return joined([self._pull_back(*one) for one in found])
 
@@ -114,19 +393,14 @@ class MatrixTask:
         logits = [(c, self._logits(weight, batch.inputs)) for c, weight in points]
         right, slope = _contributions(logits, batch.inputs, batch.labels, clipping)
 
-        def own(there: Replaced) -> Found:
+        def own(member: Member, there: Replaced) -> Found:
             logits = [(c, _own_logits(weight, there)) for c, weight in points]
             return _contributions(logits, there.inputs[:, None], there.labels[:, None], clipping)
 
-        member = Member(first, batch, len(batch.labels))
-        return self._pull_back(member, right, slope, own)
+        return self._pull_back(Member(first, batch, len(batch.labels)), right, slope, own)
 
     def _pull_back(
-        self,
-        member: Member,
-        right: Tensor,
-        slope: Tensor,
-        own: Callable[[Replaced], Found] | None = None,
+        self, member: Member, right: Tensor, slope: Tensor, own: Own | None = None
     ) -> Found:
         """Loss [S] and gradient [S, c, d] from p_y [S, n] and slope [S, c, n].
 
@@ -134,18 +408,16 @@ class MatrixTask:
         """
         batch, there = member.batch, member.batch.replaced
         loss = (len(batch.labels) - right.sum(-1)) / member.samples
-        if there is None:
-            return loss, self._product(slope, batch.inputs)
-        slope[there.replica, :, there.position] = 0.0
-        after, more = (own or partial(_replaced_slope, member))(there)
-        total = self._product(slope, batch.inputs)
-        total[there.replica] += more * there.inputs[:, None]
-        loss[there.replica] += (right[there.replica, there.position] - after[:, 0]) / member.samples
+        if there is not None:
+            slope[there.replica, :, there.position] = 0.0
+        flat = KERNELS[self.kernel](slope.flatten(0, 1), batch.inputs)
+        total = flat.view(*slope.shape[:2], -1)
+        if there is not None:
+            after, more = (own or _replaced_slope)(member, there)
+            total[there.replica] += more * there.inputs[:, None]
+            before = right[there.replica, there.position]
+            loss[there.replica] += (before - after[:, 0]) / member.samples
         return loss, total
-
-    def _product(self, slope: Tensor, inputs: Tensor) -> Tensor:
-        flat = multiply(slope.flatten(0, 1), inputs, self.kernel)
-        return flat.view(*slope.shape[:2], -1)
 
     def slopes(self, params: Params, batch: Batch) -> Tensor:
         """Return the gradient of each sample in its logits s = X^T u, [S, n, c]."""
@@ -161,7 +433,7 @@ class MatrixTask:
 
     def _logits(self, weight: Tensor, inputs: Tensor) -> Tensor:
         stack, classes, dimension = weight.shape
-        flat = multiply(weight.reshape(-1, dimension), inputs.T, self.kernel)
+        flat = KERNELS[self.kernel](weight.reshape(-1, dimension), inputs.T)
         return flat.view(stack, classes, -1)
 
 
@@ -197,22 +469,10 @@ def _contributions(
     return found[-1][1], slope
 
 
-def _shares(members: Sequence[Member], template: Tensor) -> Tensor | float:
-    """1 / n_k for every sample of every member; a single number if there is one member."""
-    if len(members) == 1:
-        return 1 / members[0].samples
-    each = [template.new_full((len(one.batch.labels),), 1 / one.samples) for one in members]
-    return torch.cat(each)
-
-
 def _replaced_slope(member: Member, there: Replaced) -> Found:
     """p_y [T, 1] of the replaced samples, and their shares of the mean slope [T, c, 1]."""
     logits = _own_logits(member.weight, there)
     return _slope_(logits, there.labels[:, None], 1 / member.samples)
-
-
-def _added_(total: Found, more: Found) -> Found:
-    return total[0].add_(more[0]), total[1].add_(more[1])
 
 
 def _own_logits(weight: Tensor, there: Replaced) -> Tensor:

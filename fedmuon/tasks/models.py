@@ -296,38 +296,30 @@ _NORMS = (nn.GroupNorm, nn.LayerNorm, nn.RMSNorm, _InstanceNorm)
 def reject_layers(network: nn.Module) -> None:
     """Reject layers that mix samples, keep statistics, draw without a key, or change weights."""
     for name, layer in network.named_modules():
-        if problem := _problem(layer):
+        problem = ""
+        draws = (
+            (isinstance(layer, _DropoutNd) and layer.p > 0)
+            or (isinstance(layer, nn.RReLU) and layer.lower < layer.upper)
+            or (isinstance(layer, nn.RNNBase) and layer.dropout > 0 and layer.num_layers > 1)
+            or (isinstance(layer, nn.MultiheadAttention) and layer.dropout > 0)
+            or isinstance(layer, nn.FractionalMaxPool2d | nn.FractionalMaxPool3d)
+        )
+        if isinstance(layer, _NormBase) and (
+            layer.track_running_stats or not isinstance(layer, _InstanceNorm)
+        ):
+            problem = (
+                "whose running statistics are neither averaged nor of one sample alone: use "
+                "GroupNorm"
+            )
+        elif draws:  # in training mode
+            problem = (
+                "which draws from torch's global generator, so that no run repeats: take it out, "
+                "or its dropout"
+            )
+        elif isinstance(layer, nn.Embedding | nn.EmbeddingBag) and layer.max_norm is not None:
+            problem = "which rescales its weights when it reads them: take max_norm out"
+        if problem:
             raise InputError(f"{name or 'The network'} is a {type(layer).__name__}, {problem}")
-
-
-def _problem(layer: nn.Module) -> str:
-    if isinstance(layer, _NormBase) and (
-        layer.track_running_stats or not isinstance(layer, _InstanceNorm)
-    ):
-        return (
-            "whose running statistics are neither averaged nor of one sample alone: use GroupNorm"
-        )
-    if _draws(layer):
-        return (
-            "which draws from torch's global generator, so that no run repeats: take it out, or "
-            "its dropout"
-        )
-    if isinstance(layer, nn.Embedding | nn.EmbeddingBag) and layer.max_norm is not None:
-        return "which rescales its weights when it reads them: take max_norm out"
-    return ""
-
-
-def _draws(layer: nn.Module) -> bool:
-    """Whether a call in training mode draws random numbers."""
-    if isinstance(layer, _DropoutNd):
-        return layer.p > 0
-    if isinstance(layer, nn.RReLU):
-        return layer.lower < layer.upper
-    if isinstance(layer, nn.RNNBase):
-        return layer.dropout > 0 and layer.num_layers > 1
-    if isinstance(layer, nn.MultiheadAttention):
-        return layer.dropout > 0
-    return isinstance(layer, nn.FractionalMaxPool2d | nn.FractionalMaxPool3d)
 
 
 def fresh(network: nn.Module, rng: np.random.Generator) -> dict[str, np.ndarray]:
@@ -336,10 +328,26 @@ def fresh(network: nn.Module, rng: np.random.Generator) -> dict[str, np.ndarray]
     Linear layers and convolutions, weights and biases alike, are uniform in +-1/sqrt(fan-in);
     embeddings are standard normal; norms start at 1 and 0.
     """
-    first: dict[int, tuple[str, nn.Module, str]] = {}
+    found: dict[str, np.ndarray] = {}
+    drawn: set[int] = set()
     for name, owner, key, param in owned(network):
-        first.setdefault(id(param), (name, owner, key))
-    return {name: _drawn(rng, name, owner, key) for name, owner, key in first.values()}
+        if id(param) in drawn:  # tied to one with another name
+            continue
+        drawn.add(id(param))
+        shape = tuple(param.shape)
+        if isinstance(owner, nn.Linear | _ConvNd):
+            bound = 1 / math.sqrt(owner.weight[0].numel())
+            found[name] = rng.uniform(-bound, bound, shape)
+        elif isinstance(owner, nn.Embedding):
+            found[name] = rng.standard_normal(shape)
+        elif isinstance(owner, _NORMS):
+            found[name] = np.full(shape, 1.0 if key == "weight" else 0.0)
+        else:
+            raise InputError(
+                f"No law is known for the first {name} of a {type(owner).__name__}: build the "
+                "network from linear layers, convolutions, embeddings and norms"
+            )
+    return found
 
 
 def owned(network: nn.Module) -> Iterator[tuple[str, nn.Module, str, nn.Parameter]]:
@@ -347,19 +355,3 @@ def owned(network: nn.Module) -> Iterator[tuple[str, nn.Module, str, nn.Paramete
     for prefix, owner in network.named_modules(remove_duplicate=False):
         for key, param in owner.named_parameters(recurse=False, remove_duplicate=False):
             yield f"{prefix}.{key}" if prefix else key, owner, key, param
-
-
-def _drawn(rng: np.random.Generator, name: str, owner: nn.Module, key: str) -> np.ndarray:
-    shape = tuple(getattr(owner, key).shape)
-    if isinstance(owner, nn.Linear | _ConvNd):
-        weight: Tensor = owner.weight
-        bound = 1 / math.sqrt(weight[0].numel())
-        return rng.uniform(-bound, bound, shape)
-    if isinstance(owner, nn.Embedding):
-        return rng.standard_normal(shape)
-    if isinstance(owner, _NORMS):
-        return np.full(shape, 1.0 if key == "weight" else 0.0)
-    raise InputError(
-        f"No law is known for the first {name} of a {type(owner).__name__}: build the network from "
-        "linear layers, convolutions, embeddings and norms"
-    )

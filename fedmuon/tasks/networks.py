@@ -4,11 +4,12 @@ Parameters have the module's names, with the replica as first axis: a weight [ou
 [S, out, in]. The values inside the module itself are never read.
 """
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from copy import deepcopy
 from dataclasses import dataclass, field, replace
-from functools import cached_property, partial, reduce
+from functools import partial, reduce
 from itertools import islice
+from operator import itemgetter
 from types import FunctionType
 from typing import Any
 
@@ -34,19 +35,18 @@ from fedmuon.tasks.base import (
     mean_of,
     stacked,
 )
-from fedmuon.tasks.chunks import (
+from fedmuon.tasks.models import fresh, reject_layers
+from fedmuon.tasks.per_example.clipped_sums import ClippedSums, unclipped
+from fedmuon.tasks.per_example.clipping import Clipping
+from fedmuon.tasks.per_example.ghost import ghostly, reject_mixing
+from fedmuon.tasks.work_split import (
     Chunks,
     Samples,
     exact_on,
     pieces,
     saved_entries,
-    side_by_side,
     size_of,
 )
-from fedmuon.tasks.models import fresh, reject_layers
-from fedmuon.tasks.per_example.clipped_sums import ClippedSums, unclipped
-from fedmuon.tasks.per_example.clipping import Clipping
-from fedmuon.tasks.per_example.ghost import ghostly, reject_mixing
 
 CPU = torch.device("cpu")
 MEMORY = {"cpu": 1 << 28, "cuda": 1 << 32}  # bytes of activations that a thread holds at once
@@ -84,39 +84,43 @@ class NetworkTask:
     vectorized: bool | None = None
     metrics: Mapping[str, Loss] | None = None
     whole: bool = False
+    # Computed when the task is made:
     saved: int = field(init=False)  # activations that autograd keeps for one sample
+    products: int = field(init=False)  # approximately, of one sample: for parameters, activations
+    convolves: bool = field(init=False)
+    stack_limit: int = field(init=False)  # parameters up to which clients train faster as one stack
     chunks: Chunks = field(init=False)
-    thread_safe: bool = field(
-        init=False
-    )  # whether several threads may call it, each with its own copy
-    own_module: Callable[[], nn.Module] = field(init=False)
-    clipped_sums: Callable[[], ClippedSums] = field(init=False)
+    thread_safe: bool = field(init=False)  # if several threads may call it, each with its own copy
+    own_module: Callable[[], nn.Module] = field(init=False)  # the copy of the calling thread
+    clipped_sums: Callable[[], ClippedSums] = field(init=False)  # likewise
     unmixed: bool = field(init=False, default=False)  # whether mixing of samples was ruled out
 
     def __post_init__(self) -> None:
         """Reject modules whose samples are not independent, or whose draws are not keyed."""
         reject_layers(self.module)
+        device = self.device.type
         entry = torch.empty((), dtype=self.dtype).element_size()
         saved = max(1, saved_entries(self.module, self.shape, self.whole))
         # A factor of 3 leaves room for temporaries.
-        most = MEMORY.get(self.device.type, 1 << 32) // (3 * entry * saved)
-        object.__setattr__(self, "saved", saved)
-        object.__setattr__(self, "chunks", Chunks(max(1, most)))
+        most = MEMORY.get(device, 1 << 32) // (3 * entry * saved)
         called = [self.loss, self.targets, *(self.metrics or {}).values()]
-        sure = copyable(self.module) and all(map(stateless, called))
-        thread_safe = self.device.type == "cpu" and sure
-        each = PerThread(partial(deepcopy, self.module)) if thread_safe else self._module
-        object.__setattr__(self, "thread_safe", thread_safe)
-        object.__setattr__(self, "own_module", each)
-        object.__setattr__(self, "clipped_sums", PerThread(self._sums))
+        thread_safe = device == "cpu" and copyable(self.module) and all(map(stateless, called))
+        own = PerThread(partial(deepcopy, self.module)) if thread_safe else self._module
+        found = {
+            "saved": saved,
+            "products": sum(one.numel() for one in self.module.parameters()) + 64 * saved,
+            "convolves": any(isinstance(layer, _ConvNd) for layer in self.module.modules()),
+            "stack_limit": STACKED_PARAMETERS.get(device, 1 << 27),
+            "chunks": Chunks(max(1, most)),
+            "thread_safe": thread_safe,
+            "own_module": own,
+            "clipped_sums": PerThread(self._sums),
+        }
+        for name, value in found.items():
+            object.__setattr__(self, name, value)
 
     def _module(self) -> nn.Module:
         return self.module
-
-    @property
-    def stack_limit(self) -> int:
-        """The number of parameters up to which clients train faster as one stack."""
-        return STACKED_PARAMETERS.get(self.device.type, 1 << 27)
 
     def _vectorizes(self, rows: int) -> bool:
         """Whether replicas with so many samples share one call.
@@ -127,11 +131,7 @@ class NetworkTask:
         """
         if self.vectorized is not None:
             return self.vectorized
-        return self.device.type != "cpu" or not self._convolves or rows * self.saved <= SMALL
-
-    @cached_property
-    def _convolves(self) -> bool:
-        return any(isinstance(layer, _ConvNd) for layer in self.module.modules())
+        return self.device.type != "cpu" or not self.convolves or rows * self.saved <= SMALL
 
     def initial(self, rng: np.random.Generator, stack: int = 1) -> Params:
         """Draw parameters with `start`: by default with torch's laws, in the module's order."""
@@ -142,8 +142,14 @@ class NetworkTask:
     def gradient(self, params: Params, batches: Sequence[Batch]) -> Found:
         """Mean loss [K S] and gradient of the K blocks of S replicas."""
         with exact_on(self.device):
-            if self._is_one_call(params, batches):
-                return self._summed(params, side_by_side(batches))
+            sizes = {len(batch.labels) for batch in batches}
+            single = size_of(params) == len(batches) > 1  # one model for each client
+            whole = not any(batch.replaced for batch in batches)
+            if single and whole and len(sizes) == 1 and self._vectorizes(*sizes):
+                inputs = torch.stack([batch.inputs for batch in batches])
+                labels = torch.stack([batch.labels for batch in batches])
+                weights = inputs.new_full((1, *sizes), 1 / labels.shape[1])
+                return self._summed(params, Samples(inputs, labels, weights))
             pairs = zip(blocks(params, len(batches)), batches, strict=True)
             return joined(spread([partial(self._mean, *pair) for pair in pairs], self.thread_safe))
 
@@ -154,17 +160,13 @@ class NetworkTask:
         each = [(c, blocks(params, len(batches))) for c, params in points]
 
         def own(k: int) -> Found:
-            mine = [(c, block[k]) for c, block in each]
-            return self.clipped_sums()(mine, [self.with_targets(batches[k])], clipping)
+            batch, there = batches[k], batches[k].replaced
+            if there is not None:
+                there = replace(there, labels=self.targets(there.inputs, there.labels))
+            aimed = Batch(batch.inputs, self.targets(batch.inputs, batch.labels), there)
+            return self.clipped_sums()([(c, block[k]) for c, block in each], [aimed], clipping)
 
         return joined(spread([partial(own, k) for k in range(len(batches))], self.thread_safe))
-
-    def with_targets(self, batch: Batch) -> Batch:
-        """Return the batch with targets as labels."""
-        there = batch.replaced
-        if there is not None:
-            there = replace(there, labels=self.targets(there.inputs, there.labels))
-        return Batch(batch.inputs, self.targets(batch.inputs, batch.labels), there)
 
     def _sums(self) -> ClippedSums:
         module = self.own_module()
@@ -180,19 +182,12 @@ class NetworkTask:
         samples = Samples(batch.inputs[None], batch.labels[None], batch.labels[None])
         rows, replicas = len(batch.labels), size_of(params)
         shared = replicas > 1 and self._vectorizes(rows)
-
-        def work(part: slice) -> tuple[Tensor, Tensor]:
-            return self._mapped(self._looked_at, params, samples.rows(part), shared)
-
         with torch.no_grad(), exact_on(self.device):
-            return joined(list(self.chunks.each(work, rows, replicas if shared else 1)), 1)
-
-    def _is_one_call(self, params: Params, batches: Sequence[Batch]) -> bool:
-        """Whether the clients can be replicas of one call: one model each, equal batch sizes."""
-        alike = len({len(batch.labels) for batch in batches}) == 1
-        single = size_of(params) == len(batches) > 1
-        whole = not any(batch.replaced for batch in batches)
-        return alike and single and whole and self._vectorizes(len(batches[0].labels))
+            found = self.chunks.each(
+                lambda part: self._mapped(self._losses, params, samples.rows(part), shared),
+                rows, replicas if shared else 1,
+            )  # fmt: skip
+            return joined(list(found), 1)
 
     def _mean(self, params: Params, batch: Batch) -> Found:
         """Loss [S] and gradient of one batch.
@@ -219,27 +214,21 @@ class NetworkTask:
         """sum_j w_j loss_j [B] and its gradient, in pieces for several threads."""
         if not self.thread_safe:
             return self._in_turn(params, samples)
-        cut = pieces(params, samples, self._products)
+        cut = pieces(params, samples, self.products)
         work = [partial(self._in_turn, *piece) for row in cut for piece in row]
         found = iter(spread(work))
         return joined([reduce(_added_, islice(found, len(row))) for row in cut])
-
-    @cached_property
-    def _products(self) -> int:
-        """The approximate number of products for a sample, from parameters and activations."""
-        return sum(value.numel() for value in self.module.parameters()) + 64 * self.saved
 
     def _in_turn(self, params: Params, samples: Samples) -> Found:
         """The same in one thread, with as many samples at once as fit into memory."""
         rows, replicas = samples.labels.shape[1], size_of(params)
         shared = replicas > 1 and self._vectorizes(rows)
         work = grad_and_value(self.total) if shared else self._slope
-
-        def part_of(part: slice) -> Found:
-            slope, loss = self._mapped(work, params, samples.rows(part), shared)
-            return loss, slope
-
-        return reduce(_added_, self.chunks.each(part_of, rows, replicas if shared else 1))
+        found = self.chunks.each(
+            lambda part: self._mapped(work, params, samples.rows(part), shared),
+            rows, replicas if shared else 1,
+        )  # fmt: skip
+        return reduce(_added_, map(itemgetter(1, 0), found))  # (slope, loss) -> (loss, slope)
 
     def _mapped(
         self, function: Callable[..., Any], params: Params, samples: Samples, shared: bool
@@ -276,19 +265,18 @@ class NetworkTask:
         slopes = torch.autograd.grad(loss, list(leaves.values()), materialize_grads=True)
         return dict(zip(leaves, slopes, strict=True)), loss.detach()
 
-    def _looked_at(
+    def _losses(
         self, params: Params, inputs: Tensor, labels: Tensor, weights: Tensor
     ) -> tuple[Tensor, Params]:
         outputs, targets = self._outputs(params, inputs), self.targets(inputs, labels)
-        wanted = {"accuracy": self._right} if self.metrics is None else self.metrics
-        return self.loss(outputs, targets), {
-            name: measure(outputs, targets) for name, measure in wanted.items()
-        }
-
-    def _right(self, outputs: Tensor, targets: Tensor) -> Tensor:
-        """Whether each prediction is right, or which share of the targets of a sample is."""
+        loss = self.loss(outputs, targets)
+        if self.metrics is not None:
+            return loss, {name: one(outputs, targets) for name, one in self.metrics.items()}
+        # Whether each prediction is right, or which share of the targets of a sample is.
         right = outputs.argmax(-1) == targets
-        return mean_of(right.to(self.dtype), targets) if right.ndim > 1 else right
+        if right.ndim > 1:
+            right = mean_of(right.to(self.dtype), targets)
+        return loss, {"accuracy": right}
 
 
 def _added_(total: Found, more: Found) -> Found:
@@ -317,9 +305,9 @@ def copyable(module: nn.Module) -> bool:
     This holds for layers of torch and of fedmuon without hooks or functions of a user.
     """
     return not _has_any_global_hook() and all(
-        _is_of(type(layer).__module__, LAYERS)
+        f"{type(layer).__module__}.".startswith(LAYERS)
         and not any(vars(layer).get(name) for name in HOOKS)
-        and _known(value for name, value in vars(layer).items() if name not in EMPTY)
+        and all(_known(value) for name, value in vars(layer).items() if name not in EMPTY)
         for layer in module.modules()
     )
 
@@ -334,25 +322,17 @@ def stateless(function: Any) -> bool:
         return copyable(function)
     if issubclass(kind, partial):
         held = [function.func, *function.args, *function.keywords.values()]
-    elif kind is FunctionType and _is_of(function.__globals__["__name__"], FUNCTIONS):
+    elif kind is FunctionType and f"{function.__globals__['__name__']}.".startswith(FUNCTIONS):
         held = [cell.cell_contents for cell in function.__closure__ or ()]
     else:
         return False
-    return all(_known([one]) or stateless(one) for one in held)
+    return all(_known(one) or stateless(one) for one in held)
 
 
-def _known(values: Iterable[Any]) -> bool:
-    """Whether all are plain values or stateless functions, also within lists and tuples."""
-
-    def known(value: Any) -> bool:
-        if isinstance(value, list | tuple):
-            return _known(value)
-        if isinstance(value, Guard):  # it holds the object that it guards, to name it in errors
-            return stateless(value.found)
-        return isinstance(value, VALUES) or (isinstance(value, FunctionType) and stateless(value))
-
-    return all(map(known, values))
-
-
-def _is_of(module: str, places: tuple[str, ...]) -> bool:
-    return f"{module}.".startswith(places)
+def _known(value: Any) -> bool:
+    """Whether it is a plain value or a stateless function, or a list or tuple of these."""
+    if isinstance(value, list | tuple):
+        return all(map(_known, value))
+    if isinstance(value, Guard):  # it holds the object that it guards, to name it in errors
+        return stateless(value.found)
+    return isinstance(value, VALUES) or (isinstance(value, FunctionType) and stateless(value))

@@ -71,22 +71,25 @@ def own_network(
     Raises:
         InputError: If a run cannot use the module, the loss or a metric.
     """
-    _require_learning(task.module)
     module = _copied(task.module).to(device, dtype).train()
     loss = task.loss or (cross_entropy if classes else squared_error)
-    _require_free(task.metrics)
-    metrics = dict(task.metrics) or (None if classes and not task.loss else {})
     of = guard or Guard("task", task.module)
-    measures = metrics and {
-        name: each_checked(one, f"metric {name}", of.part("metric", one))
-        for name, one in metrics.items()
-    }
+    measures: dict[str, Metric] | None = {}
+    for name, one in task.metrics.items():
+        if name in OF_A_ROUND + OF_A_RUN or name.endswith(SPREAD):
+            raise InputError(
+                f"a metric cannot be called {name}, which every run tells of itself: give it "
+                f"another name, such as my_{name.removesuffix(SPREAD)}"
+            )
+        measures[name] = each_checked(one, f"metric {name}", of.part("metric", one))
+    if not measures and classes and not task.loss:
+        measures = None  # the accuracy
     if loss is not cross_entropy:
         loss = each_checked(loss, "loss", of.part("loss", loss))
     try:
         found = OwnNetwork(
             module, shape, dtype, device,
-            loss=loss, start=as_they_are, metrics=measures, whole=whole,
+            loss=loss, metrics=measures, whole=whole,
             guard=of.part("task", task.module),
         )  # fmt: skip
         outputs = _width(found)
@@ -112,9 +115,13 @@ class OwnNetwork(NetworkTask):
     guard: Guard = field(default_factory=lambda: Guard("task"))
 
     def initial(self, rng: np.random.Generator, stack: int = 1) -> Params:
-        """As for any network."""
+        """The current weights of the module."""
         with self.guard:
-            return super().initial(rng, stack)
+            weights = dict(self.module.named_parameters())
+            return {
+                name: value.detach().repeat(stack, *[1] * value.ndim)
+                for name, value in weights.items()
+            }
 
     def gradient(self, params: Params, batches: Sequence[Batch]) -> tuple[Tensor, Params]:
         """As for any network; a loss of another dtype or device is rejected."""
@@ -144,12 +151,22 @@ def require_numbers(module: nn.Module) -> None:
     """Reject parameters and buffers without a shape, or of a kind that a run cannot use."""
     params = dict(module.named_parameters())
     for name, value in (*params.items(), *module.named_buffers()):
-        if problem := _problem(value):
+        if nn.parameter.is_lazy(value):
+            problem = "not initialized: name its layer's sizes, or call the module once before"
+        elif value.is_complex():
+            problem = (
+                f"complex ({value.dtype}), and a run computes with real numbers: store two real "
+                "ones"
+            )
+        else:
+            problem = storage_problem(value)
+        if problem:
             kind = "parameter" if name in params else "buffer"
             raise InputError(f"the {kind} {name} of the module is {problem}")
 
 
-def _require_learning(module: nn.Module) -> None:
+def _copied(module: nn.Module) -> nn.Module:
+    """Copy a module, all of whose parameters must be able to learn."""
     require_numbers(module)
     params = dict(module.named_parameters())
     if not params:
@@ -164,18 +181,6 @@ def _require_learning(module: nn.Module) -> None:
                 f"the parameter {name} is frozen (requires_grad = False): make it a buffer, or "
                 "let it learn"
             )
-
-
-def _problem(value: Tensor) -> str:
-    """Why a run cannot use a parameter or buffer, and what to do; empty if it can."""
-    if nn.parameter.is_lazy(value):
-        return "not initialized: name its layer's sizes, or call the module once before"
-    if value.is_complex():
-        return f"complex ({value.dtype}), and a run computes with real numbers: store two real ones"
-    return storage_problem(value)
-
-
-def _copied(module: nn.Module) -> nn.Module:
     try:
         return copy.deepcopy(module)
     except Exception as error:  # raised by any object in the module
@@ -183,16 +188,6 @@ def _copied(module: nn.Module) -> nn.Module:
             f"the module cannot be copied ({_line(error)}), and a run leaves the given one as it "
             "is: give a function that makes the module instead"
         ) from error
-
-
-def _require_free(metrics: Mapping[str, Metric]) -> None:
-    """Reject metrics with the name of something that every run records."""
-    for name in metrics:
-        if name in OF_A_ROUND + OF_A_RUN or name.endswith(SPREAD):
-            raise InputError(
-                f"a metric cannot be called {name}, which every run tells of itself: give it "
-                f"another name, such as my_{name.removesuffix(SPREAD)}"
-            )
 
 
 def each_checked(measure: Metric, what: str, guard: Guard) -> Metric:
@@ -223,11 +218,6 @@ def _width(task: NetworkTask) -> int:
 
 def _line(error: Exception) -> str:
     return (str(error).strip() or type(error).__name__).splitlines()[0]
-
-
-def as_they_are(module: nn.Module, rng: np.random.Generator) -> dict[str, np.ndarray]:
-    """Return the current weights of the module."""
-    return {name: value.detach().cpu().numpy().copy() for name, value in module.named_parameters()}
 
 
 def squared_error(outputs: Tensor, targets: Tensor) -> Tensor:

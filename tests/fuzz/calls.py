@@ -187,7 +187,7 @@ def bar() -> None:
     import fedmuon.experiments.planning.deployed
     import fedmuon.experiments.suites.sweep
     from fedmuon.analysis.report import style
-    from fedmuon.tasks import matrix_kernels
+    from fedmuon.tasks import matrix
 
     torch.set_num_threads(1)
     for module, name in (
@@ -198,7 +198,7 @@ def bar() -> None:
     ):
         setattr(module, name, _would_start)
     socket.socket.connect = socket.getaddrinfo = _offline  # type: ignore[assignment]
-    matrix_kernels._best = lambda work, device, repeats: 1.0
+    matrix._best = lambda work, device, repeats: 1.0
     style._bytes, style.DPI = partial(_sketch, style._bytes), 20
     logging.getLogger("flwr").setLevel(logging.CRITICAL)
 

@@ -19,10 +19,10 @@ from fedmuon.core.device import at_hand, holds, sent
 from fedmuon.core.threads import Turns, spread
 from fedmuon.core.threads import parts as even
 from fedmuon.tasks.base import Batch, Loss, Params, Points, one_at_a_time, stacked
-from fedmuon.tasks.chunks import Chunks, exact_on
 from fedmuon.tasks.per_example.clipping import Clipping
-from fedmuon.tasks.per_example.ghost import Ghosts, Use, parts, record, shaped
+from fedmuon.tasks.per_example.ghost import Ghosts, parts, record, shaped
 from fedmuon.tasks.per_example.gradients import Explicit, Lookup, Outer, PerExample, Tied
+from fedmuon.tasks.work_split import Chunks, exact_on
 
 MEMORY = {"cpu": 1 << 26, "cuda": 1 << 32}  # the most bytes that a thread uses at once
 MOST = {"cpu": 512}  # the most samples in a group: larger groups are hardly faster on a CPU
@@ -97,8 +97,9 @@ class ClippedSums:
         groups, turns = self.chunks(params, len(points)), Turns()
 
         def lane(number: int, part: slice) -> None:
-            own, sums = self.each() if self.each else self, Params()
-            work, read = partial(own._found, points, inputs, labels), torch.zeros_like(loss)
+            own, sums, read = self.each() if self.each else self, Params(), torch.zeros_like(loss)
+            find = own._by_example if own.ghosts is None else own._by_layer
+            work = partial(find, points, inputs, labels)
             with turns.of(number) as turn:
                 for losses, found in groups.each(work, part.stop, start=part.start):
                     _add_clipped(sums, found, clipping)
@@ -111,7 +112,13 @@ class ClippedSums:
 
         cut = enumerate(self._lanes(params, rows))
         spread([partial(lane, *each) for each in cut], self.each is not None)
-        return loss / max(rows, 1), self._laid_out(params, totals)
+        for key, value in params.items():
+            name, _, own_key = key.rpartition(".")
+            if key not in totals:  # nothing was added
+                totals[key] = torch.zeros_like(value)
+            elif self.ghosts is not None:
+                totals[key] = shaped(self.ghosts.layers[name], own_key, totals[key])
+        return loss / max(rows, 1), {key: totals[key] for key in params}
 
     def _lanes(self, params: Params, rows: int) -> list[slice]:
         """Cut samples into even parts with totals of their own.
@@ -123,10 +130,6 @@ class ClippedSums:
         work = rows * (1 + 64 * self.kept / weights)  # products per number of the totals
         many = min(max(work / LANE, min(2.0, work / LEAST), 1.0), LANES)
         return even(rows, 2 ** int(math.log2(many))) if rows else []
-
-    def _found(self, points: Points, inputs: Tensor, labels: Tensor, part: slice) -> Found:
-        find = self._by_example if self.ghosts is None else self._by_layer
-        return find(points, inputs[part].reshape(-1, *self.shape), labels[part])
 
     def chunks(self, params: Params, points: int) -> Chunks:
         """Groups of samples whose activations and gradients fit into `MEMORY`."""
@@ -141,9 +144,10 @@ class ClippedSums:
             most = min(whole, max(ENOUGH, whole // 4))
         return Chunks(max(1, min(most, MOST.get(kind, most))))
 
-    def _by_layer(self, points: Points, inputs: Tensor, labels: Tensor) -> Found:
+    def _by_layer(self, points: Points, inputs: Tensor, labels: Tensor, rows: slice) -> Found:
         """Per-example gradients from records of the layers at each point."""
         assert self.ghosts is not None
+        inputs, labels = inputs[rows].reshape(-1, *self.shape), labels[rows]
         layers, records, losses = self.ghosts.layers, [], inputs.new_zeros(0)
         loss = one_at_a_time(self.loss)
         for c, params in points:
@@ -151,20 +155,16 @@ class ClippedSums:
                 self.module, layers, params, inputs, lambda outputs: loss(outputs, labels)
             )
             records.append((c, layer_uses))
-
-        def uses_of(name: str) -> list[Use]:
-            """Each use of a layer: its inputs at all points, and the slopes times c."""
-            weights, uses = zip(*((c, found.uses[name]) for c, found in records), strict=True)
-            return [
+        found: dict[str, PerExample] = {}
+        for name, layer in layers.items():
+            # Each use of the layer: its inputs at all points, and the slopes times c.
+            weights, uses = zip(*((c, each.uses[name]) for c, each in records), strict=True)
+            pairs = [
                 ([at.read for at in use], [at.times(c) for c, at in zip(weights, use, strict=True)])
                 for use in zip(*uses, strict=True)
             ]
-
-        found = {
-            f"{name}.{key}" if name else key: one
-            for name, layer in layers.items()
-            for key, one in parts(layer, uses_of(name)).items()
-        }
+            for key, one in parts(layer, pairs).items():
+                found[f"{name}.{key}" if name else key] = one
         for name, first in self.ghosts.tied.items():
             embedding, head = found[first], found.pop(name)
             assert isinstance(embedding, Lookup) and isinstance(head, Outer | Explicit)
@@ -172,26 +172,19 @@ class ClippedSums:
         asked = points[-1][1]  # without frozen parameters
         return losses, {key: one for key, one in found.items() if key in asked}
 
-    def _by_example(self, points: Points, inputs: Tensor, labels: Tensor) -> Found:
+    def _by_example(self, points: Points, inputs: Tensor, labels: Tensor, rows: slice) -> Found:
         """Per-example gradients of all parameters from torch.func."""
-        each = vmap(grad_and_value(self._loss), (None, 0, 0))
+
+        def loss_of(params: Params, one: Tensor, label: Tensor) -> Tensor:
+            return self.loss(functional_call(self.module, params, (one[None],)), label[None])[0]
+
+        inputs, labels = inputs[rows].reshape(-1, *self.shape), labels[rows]
+        each = vmap(grad_and_value(loss_of), (None, 0, 0))
         total, losses = Params(), inputs.new_zeros(0)
         for c, params in points:
             slopes, losses = each(params, inputs, labels)
             total = _added(total, c, slopes)
         return losses, {key: Explicit(value) for key, value in total.items()}
-
-    def _loss(self, params: Params, one: Tensor, label: Tensor) -> Tensor:
-        return self.loss(functional_call(self.module, params, (one[None],)), label[None])[0]
-
-    def _laid_out(self, params: Params, totals: Params) -> Params:
-        """Totals in the shapes of the parameters; zeros if nothing was added."""
-        found = Params()
-        for key, value in params.items():
-            layer = self.ghosts and self.ghosts.layers[key.rpartition(".")[0]]
-            total = totals[key] if key in totals else torch.zeros_like(value)
-            found[key] = shaped(layer, key.rpartition(".")[2], total) if layer else total
-        return found
 
 
 def _added(total: Params, c: float, slopes: Params) -> Params:
@@ -225,11 +218,11 @@ def _samples_of(batch: Batch, replica: int) -> tuple[Tensor, Tensor]:
     mine = there.replica == replica
     if not at_hand(mine.device):  # without a synchronization: other rows go behind the last one
         place = there.position.where(mine, len(batch.labels))
-
-        def replaced(values: Tensor, rows: Tensor) -> Tensor:
-            return torch.cat([values, values[:1]]).index_copy_(0, place, rows)[:-1]
-
-        return replaced(batch.inputs, there.inputs), replaced(batch.labels, there.labels)
+        pairs = (batch.inputs, there.inputs), (batch.labels, there.labels)
+        inputs, labels = (
+            torch.cat([shared, shared[:1]]).index_copy_(0, place, own)[:-1] for shared, own in pairs
+        )
+        return inputs, labels
     own = mine.nonzero().flatten().tolist()
     if not own:
         return batch.inputs, batch.labels

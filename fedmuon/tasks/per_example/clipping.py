@@ -75,14 +75,9 @@ class Clipping:
         """Whether every gradient is scaled to C, also short ones."""
         return self.rule.startswith("automatic")
 
-    @property
-    def joint(self) -> bool:
-        """Whether one norm is taken over all parameters."""
-        return self.rule.endswith("flat")
-
     def blocks(self, params: Collection[str]) -> int:
         """m, the number of vectors of norm at most C that one example contributes."""
-        return 1 if self.joint else len(self._groups(params))
+        return len(self._groups(params))
 
     def sensitivity(self, params: Collection[str]) -> float:
         """C sqrt(m), the largest L2 norm of all that one example adds to the sums."""
@@ -95,28 +90,27 @@ class Clipping:
         """
         found: dict[str, Tensor] = {}
         for names in self._groups(squares):
-            whole = torch.stack([squares[name] for name in names]).sum(0)
-            found |= dict.fromkeys(names, self._factor(whole))
+            square = torch.stack([squares[name] for name in names]).sum(0)
+            if math.isinf(self.bound):
+                factor = torch.ones_like(square)
+            else:
+                info = torch.finfo(square.dtype)
+                known = info.tiny / info.eps
+                ratio = self.bound * square.clamp(min=known).rsqrt()
+                if not self.automatic:
+                    ratio = ratio.clamp(max=1.0)
+                there = square.isfinite() & (square >= known if self.automatic else True)
+                factor = torch.where(there, ratio, 0.0)
+            found |= dict.fromkeys(names, factor)
         return found
 
     def _groups(self, names: Collection[str]) -> list[list[str]]:
         """The tensors of each block."""
-        if self.joint:
+        if self.rule.endswith("flat"):  # one norm over all parameters
             return [list(names)]
         several = [name for name in names if name in self.joint_block]
         alone = [[name] for name in names if name not in self.joint_block]
         return [*alone, several] if several else alone
-
-    def _factor(self, square: Tensor) -> Tensor:
-        if math.isinf(self.bound):
-            return torch.ones_like(square)
-        info = torch.finfo(square.dtype)
-        known = info.tiny / info.eps
-        ratio = self.bound * square.clamp(min=known).rsqrt()
-        if not self.automatic:
-            ratio = ratio.clamp(max=1.0)
-        there = square.isfinite() & (square >= known if self.automatic else True)
-        return torch.where(there, ratio, 0.0)
 
 
 # Norms and inner products whose error is bounded in any order of addition.

@@ -8,6 +8,7 @@ gradients of the layer's parameters by name.
 import contextlib
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from itertools import pairwise
 from typing import Any
 
@@ -19,8 +20,8 @@ from torch.nn.modules.conv import _ConvNd
 
 from fedmuon.core.errors import InputError
 from fedmuon.tasks.base import Params, joined
-from fedmuon.tasks.chunks import on_meta
 from fedmuon.tasks.per_example.gradients import Explicit, Lookup, Outer, PerExample, forms
+from fedmuon.tasks.work_split import on_meta
 
 Use = tuple[Sequence[Tensor], Sequence[Tensor]]  # (reads, slopes), one of each for every point
 Parts = dict[str, PerExample]
@@ -74,28 +75,17 @@ def _rule(layer: nn.Module) -> Callable[..., Parts] | None:
     return RULES.get(kind) or NAMED.get(f"{kind.__module__}.{kind.__qualname__}")
 
 
-def _linear(layer: nn.Module, uses: Sequence[Use]) -> Parts:
-    read, slope, shift = _read_and_slope(uses)
-    return {"weight": Outer(read, slope).cheaper(), "bias": shift}
-
-
-def _projection(layer: nn.Module, uses: Sequence[Use]) -> Parts:
-    """A linear layer whose weight is [in, out]."""
-    read, slope, shift = _read_and_slope(uses)
-    return {"weight": Outer(slope, read).cheaper(), "bias": shift}
-
-
-def _read_and_slope(uses: Sequence[Use]) -> tuple[Tensor, Tensor, Explicit]:
-    """Return reads [n, 1, T, in], slopes [n, 1, T, out] and the gradients of a bias.
-
-    T runs over positions and points.
-    """
+def _linear(layer: nn.Module, uses: Sequence[Use], transposed: bool = False) -> Parts:
+    """A linear layer; `transposed` if its weight is [in, out]."""
     flat = [pair for use in uses for pair in zip(*_telescoped(*use), strict=True)]
-    read, slope = (joined([_sequence(v) for v in column], 1) for column in zip(*flat, strict=True))
+    read, slope = (  # [n, 1, T, in] and [n, 1, T, out]; T runs over positions and points
+        joined([_sequence(v) for v in column], 1)[:, None] for column in zip(*flat, strict=True)
+    )
     falls = [_sequence(slope) for _, slopes in uses for slope in slopes]
     # A sum over one position is skipped: it took 6% of a private step of an MLP.
     shift = [one[:, 0] if one.shape[1] == 1 else one.sum(1) for one in falls]
-    return read[:, None], slope[:, None], Explicit(_summed(shift))
+    weight = Outer(slope, read) if transposed else Outer(read, slope)
+    return {"weight": weight.cheaper(), "bias": Explicit(_summed(shift))}
 
 
 def _convolution(layer: _ConvNd, uses: Sequence[Use]) -> Parts:
@@ -204,7 +194,9 @@ RULES: dict[type[nn.Module], Callable[..., Parts]] = {
     **dict.fromkeys(NORMS, _norm),
 }
 # By name, because transformers is optional.
-NAMED: dict[str, Callable[..., Parts]] = {"transformers.pytorch_utils.Conv1D": _projection}
+NAMED: dict[str, Callable[..., Parts]] = {
+    "transformers.pytorch_utils.Conv1D": partial(_linear, transposed=True)
+}
 
 
 # Records: the input of every layer, and the gradient in its output, for each example.
@@ -217,7 +209,7 @@ ROWS = 3  # samples in the trial that looks for mixing of samples
 SIZES = (1, 2, 9)  # other batch sizes, with which the results must be the same
 ROUNDING = 1024  # eps of the largest number by which kept rows may change
 KEPT = ((0,), (1, 2))  # rows that stay while the other rows are replaced
-Hook = Callable[[nn.Module, tuple[Any, ...], Tensor], Tensor]
+Hook = Callable[[str, nn.Module, tuple[Any, ...], Tensor], Tensor]
 
 
 @dataclass
@@ -245,20 +237,16 @@ class Record:
     uses: dict[str, list[LayerUse]] = field(default_factory=dict)
     root: Tensor = field(default_factory=lambda: torch.empty(0, requires_grad=True))
 
-    def hook(self, name: str) -> Hook:
-        """Return a hook that records a use; the graph starts at outputs of the first layers."""
-
-        def note(layer: nn.Module, args: tuple[Any, ...], output: Tensor) -> Tensor:
-            use = LayerUse(args[0].detach())
-            if output._is_view():
-                output = output.clone()  # the hook of a view is lost if the view is overwritten
-            if not output.requires_grad:
-                output = _Rooted.apply(output, self.root)
-            output.register_hook(use.keep)
-            self.uses.setdefault(name, []).append(use)
-            return output
-
-        return note
+    def note(self, name: str, layer: nn.Module, args: tuple[Any, ...], output: Tensor) -> Tensor:
+        """Record a use; called as a hook. The graph starts at outputs of the first layers."""
+        use = LayerUse(args[0].detach())
+        if output._is_view():
+            output = output.clone()  # the hook of a view is lost if the view is overwritten
+        if not output.requires_grad:
+            output = _Rooted.apply(output, self.root)
+        output.register_hook(use.keep)
+        self.uses.setdefault(name, []).append(use)
+        return output
 
 
 class _Rooted(torch.autograd.Function):
@@ -286,7 +274,7 @@ def record(
 ) -> tuple[Tensor, Record]:
     """Return the loss of each example [n] and the records; `params` need no gradient."""
     found = Record(layers)
-    with torch.enable_grad(), _hooked(layers, found.hook):
+    with torch.enable_grad(), _hooked(layers, found.note):
         losses = loss_of(functional_call(module, params, (inputs,)))
     torch.autograd.grad(losses.sum(), found.root, allow_unused=True)
     return losses.detach(), found
@@ -354,18 +342,15 @@ def _look(module: nn.Module, owners: dict[str, nn.Module], shape: tuple[int, ...
     reads: list[tuple[Tensor, int]] = []
     held: list[int | None] = []
 
-    def hook(name: str) -> Hook:
-        def look(layer: nn.Module, args: tuple[Any, ...], output: Tensor) -> Tensor:
-            called.add(name)
-            reads.extend((read, read._version) for read in args)
-            plain = len(args) == 1 and len(args[0]) == len(output) == shape[0]
-            plain = plain and not args[0].requires_grad  # else a parameter is used elsewhere
-            held.append(entries(layer, args[0], output) if plain else None)
-            return output.detach()  # a later gradient shows that a parameter is used elsewhere
+    def look(name: str, layer: nn.Module, args: tuple[Any, ...], output: Tensor) -> Tensor:
+        called.add(name)
+        reads.extend((read, read._version) for read in args)
+        plain = len(args) == 1 and len(args[0]) == len(output) == shape[0]
+        plain = plain and not args[0].requires_grad  # else a parameter is used elsewhere
+        held.append(entries(layer, args[0], output) if plain else None)
+        return output.detach()  # a later gradient shows that a parameter is used elsewhere
 
-        return look
-
-    with _hooked(owners, hook):
+    with _hooked(owners, look):
         outputs = functional_call(module, on_meta(module), (torch.empty(shape, device="meta"),))
     untouched = all(read._version == version for read, version in reads)
     whole = called == set(owners) and untouched and not outputs.requires_grad
@@ -374,10 +359,11 @@ def _look(module: nn.Module, owners: dict[str, nn.Module], shape: tuple[int, ...
 
 
 @contextlib.contextmanager
-def _hooked(layers: dict[str, nn.Module], hook: Callable[[str], Hook]) -> Iterator[None]:
+def _hooked(layers: dict[str, nn.Module], hook: Hook) -> Iterator[None]:
+    """Call the hook after each layer, with the layer's name first."""
     with contextlib.ExitStack() as handles:
         for name, layer in layers.items():
-            handles.enter_context(layer.register_forward_hook(hook(name)))
+            handles.enter_context(layer.register_forward_hook(partial(hook, name)))
         yield
 
 
@@ -397,8 +383,16 @@ def reject_mixing(module: nn.Module, layers: dict[str, nn.Module], shape: tuple[
     whole = torch.randint(0, 2, (ROWS, *shape), generator=rng).to(dtype)
     real, other = torch.rand((2, ROWS, *shape), generator=rng).to(dtype)
     for inputs, changed in ((whole, 1 - whole), (real, other)):
+        batches = []  # with the rows that are kept
+        for kept in map(list, KEPT):
+            batch = changed.clone()
+            batch[kept] = inputs[kept]
+            batches.append((kept, batch))
+        for size in SIZES:
+            more = torch.cat([inputs, *[changed] * (size // ROWS)])[:size]
+            batches.append((list(range(min(size, ROWS))), more))
         before = _traces(module, layers, params, inputs)
-        for kept, batch in _trials(inputs, changed):
+        for kept, batch in batches:
             after = _traces(module, layers, params, batch)
             alike = len(before) == len(after)
             if not alike or any(_differ(a, b, kept) for a, b in zip(before, after, strict=True)):
@@ -408,17 +402,6 @@ def reject_mixing(module: nn.Module, layers: dict[str, nn.Module], shape: tuple[
                     "no clipping bounds one example: normalize each sample by itself, as GroupNorm "
                     "or LayerNorm does"
                 )
-
-
-def _trials(inputs: Tensor, changed: Tensor) -> Iterator[tuple[list[int], Tensor]]:
-    """Yield the rows that are kept, and batches that contain them."""
-    for kept in map(list, KEPT):
-        batch = changed.clone()
-        batch[kept] = inputs[kept]
-        yield kept, batch
-    for size in SIZES:
-        more = torch.cat([inputs, *[changed] * (size // ROWS)])[:size]
-        yield list(range(min(size, ROWS))), more
 
 
 def _traces(

@@ -95,7 +95,11 @@ class Outer:
 
     def terms(self) -> Tensor:
         """sum_t |slope_t| |read_t|, as the root of the sum of its squares over groups [n]."""
-        reads, slopes = _above(self.reads), _above(self.slopes)
+        # Norms are raised by the most that underflow can take from a product.
+        reads, slopes = (
+            norms(values).add_(smallest_norm(values.dtype) * values.shape[-1] ** 0.5)
+            for values in (self.reads, self.slopes)
+        )
         return norms((reads * slopes).sum(2))
 
     def _alone(self, row: int) -> Tensor:
@@ -181,14 +185,29 @@ class Tied:
     def measured(self) -> tuple[Tensor, list[int]]:
         """||E_i||^2 + ||H_i||^2 + 2 <E_i, H_i> [n], and the rows that are formed instead."""
         one, head = _square(self.lookup.merged), self.head
-        outer = isinstance(head, Outer)
-        other = head.squares() if outer else _square(head.values)
-        terms = head.terms() if outer else other.sqrt()
-        count = 1 + (head.reads.shape[2] if outer else 1)
-        error = 2 + max(head.error if outer else 0.0, self._inner_error)
+        at, slopes = self.lookup.indices, self.lookup.merged
+        # <E_i, H_i> = sum_s (slope_s . row index_s of H_i); only these rows are computed.
+        if isinstance(head, Outer):
+            other, terms = head.squares(), head.terms()
+            error, count = head.error, head.reads.shape[2]
+            reads, falls = head.reads[:, 0], head.slopes[:, 0]
+            picked = falls.gather(2, at[:, None].expand(-1, falls.shape[1], -1))
+            inner = sum_of_products(picked[:, None], inner_products(reads, slopes)[:, None])
+        else:
+            other, error, count = _square(head.values), 0.0, 1
+            terms = other.sqrt()
+            rows = head.values.view(len(at), *self.shape)
+            rows = rows.gather(1, at[..., None].expand_as(slopes))
+            inner = sum_of_products(rows[:, None], slopes[:, None])
+        # The error of <E_i, H_i> in eps of ||E_i|| times the terms of the head. In float64 it also
+        # covers ||E_i||^2 and ||H_i||^2, which have no wider type to sum in.
+        _, length, size = slopes.shape
+        inner_part = inner_error(size) + sum_error(slopes.dtype, 2048, length, size)
         # Norms too short for squares with digits are raised.
         whole = one.sqrt() + terms + 2 * smallest_norm(one.dtype)
-        return _mended(one + other + 2 * self._inner(), whole, error, count, self._alone)
+        return _mended(
+            one + other + 2 * inner, whole, 2 + max(error, inner_part), 1 + count, self._alone
+        )
 
     def _alone(self, row: int) -> Tensor:
         """One gradient [rows of the embedding, p]."""
@@ -206,27 +225,6 @@ class Tied:
         """Some of the gradients."""
         return Tied(self.lookup.rows(chosen), self.head.rows(chosen))
 
-    def _inner(self) -> Tensor:
-        """<E_i, H_i> = sum_s (slope_s . row index_s of H_i) [n]; only these rows are computed."""
-        at, slopes = self.lookup.indices, self.lookup.merged
-        if isinstance(self.head, Explicit):
-            whole = self.head.values.view(len(at), *self.shape)
-            rows = whole.gather(1, at[..., None].expand_as(slopes))
-            return sum_of_products(rows[:, None], slopes[:, None])
-        reads, falls = self.head.reads[:, 0], self.head.slopes[:, 0]
-        picked = falls.gather(2, at[:, None].expand(-1, falls.shape[1], -1))
-        return sum_of_products(picked[:, None], inner_products(reads, slopes)[:, None])
-
-    @property
-    def _inner_error(self) -> float:
-        """The error of <E_i, H_i> in eps of ||E_i|| times the terms of the head.
-
-        In float64 it also covers ||E_i||^2 and ||H_i||^2, which have no wider type to sum in.
-        """
-        _, count, size = self.lookup.slopes.shape
-        dtype = self.lookup.slopes.dtype
-        return inner_error(size) + sum_error(dtype, 2048, count, size)
-
 
 PerExample = Explicit | Outer | Lookup | Tied
 
@@ -243,11 +241,6 @@ def forms(length: int, p: int, d: int) -> bool:
 def _square(values: Tensor) -> Tensor:
     """||G_i||_F^2 [n], summed in float64."""
     return norms(values.flatten(1).double()).square_().to(values.dtype)
-
-
-def _above(values: Tensor) -> Tensor:
-    """Norms over the last axis, raised by the most that underflow can take from a product."""
-    return norms(values).add_(smallest_norm(values.dtype) * values.shape[-1] ** 0.5)
 
 
 def _mended(

@@ -30,7 +30,7 @@ from fedmuon.analysis import (
 from fedmuon.core.errors import InputError
 from fedmuon.federated.plan import Plan
 from fedmuon.orthogonalize import Uncertified, lipschitz
-from fedmuon.tasks.matrix import constants
+from fedmuon.tasks.constants import constants
 
 mp.dps = 50
 SIZES = np.array([400, 900, 300, 1200, 700, 500])

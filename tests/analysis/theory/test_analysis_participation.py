@@ -25,7 +25,7 @@ from fedmuon.core.errors import InputError
 from fedmuon.federated import build
 from fedmuon.federated.plan import Plan
 from fedmuon.federated.rounds import begin, simulate
-from fedmuon.tasks.matrix import constants
+from fedmuon.tasks.constants import constants
 
 mp.dps = 50
 DIGITS = 1e-12

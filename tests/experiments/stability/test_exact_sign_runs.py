@@ -25,7 +25,7 @@ from fedmuon.experiments.stability.singular_values import smallest
 from fedmuon.federated import build
 from fedmuon.federated.rounds import begin, run_rounds
 from fedmuon.orthogonalize import exact_sign, quotient_sign
-from fedmuon.tasks.matrix import constants
+from fedmuon.tasks.constants import constants
 
 SIGN = {"orthogonalizer": {"name": "exact-sign"}}
 

@@ -31,7 +31,7 @@ from fedmuon.federated import build
 from fedmuon.federated.rounds import begin, simulate
 from fedmuon.orthogonalize import lipschitz
 from fedmuon.runs.directory import RunDirectory
-from fedmuon.tasks.matrix import constants
+from fedmuon.tasks.constants import constants
 
 COLUMNS = ["trial", "client", "index", "replacement", "perturbation", "exposure", "certificate"]
 

@@ -21,7 +21,7 @@ from fedmuon.federated.evaluate import risk
 from fedmuon.federated.plan import Plan
 from fedmuon.federated.rounds import ServerState, begin, run_rounds, simulate
 from fedmuon.tasks.base import Batch
-from fedmuon.tasks.matrix import constants
+from fedmuon.tasks.constants import constants
 
 RECIPES = ["fedavg", "fedavgm", "local-muon", "fedmuon", "fedmuon-aligned"]
 

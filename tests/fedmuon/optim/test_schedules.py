@@ -12,7 +12,7 @@ from brought import PLAIN, tables
 import fedmuon
 from fedmuon import analysis
 from fedmuon.analysis.theory.recursion import scheduled_amplification, step_amplification
-from fedmuon.tasks.matrix import constants
+from fedmuon.tasks.constants import constants
 
 
 @pytest.fixture(autouse=True)

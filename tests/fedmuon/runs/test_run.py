@@ -32,7 +32,7 @@ from fedmuon.experiments.run import execute
 from fedmuon.federated import build
 from fedmuon.runs.directory import FIXED
 from fedmuon.runs.loop import prepare
-from fedmuon.tasks.matrix_kernels import rate
+from fedmuon.tasks.matrix import rate
 
 ROOT = Path(__file__).resolve().parents[3]
 FILES = {

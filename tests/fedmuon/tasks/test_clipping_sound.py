@@ -44,7 +44,7 @@ def sums_of(module: nn.Module, x: Tensor, y: Tensor, clipping: Clipping) -> Para
 def overshoot(sums: Params, clipping: Clipping) -> float:
     """The longest block over C, norms in float64."""
     squares = {name: float(value.double().square().sum()) for name, value in sums.items()}
-    longest = sum(squares.values()) if clipping.joint else max(squares.values())
+    longest = sum(squares.values()) if clipping.rule.endswith("flat") else max(squares.values())
     return math.sqrt(longest) / clipping.bound
 
 

@@ -4,12 +4,12 @@ import math
 import sys
 from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import numpy as np
 import pytest
 import torch
 from conftest import draw_neighbours, small
+from networks import own_model, task_of, trained
 from torch import Tensor, nn
 
 from fedmuon.config.load import Config
@@ -24,16 +24,11 @@ from fedmuon.experiments.studies.find import find
 from fedmuon.experiments.suites import contents
 from fedmuon.federated import build
 from fedmuon.federated.build_recipe import counts, routes
-from fedmuon.federated.rounds import begin, simulate
 from fedmuon.federated.worker import worker
 from fedmuon.optim.orthogonal import orthogonalize
 from fedmuon.orthogonalize import smoothed_polar
 from fedmuon.tasks.base import Batch, Params
 from fedmuon.tasks.decoder import Decoder, Form, decoder, gpt2_law
-from fedmuon.tasks.networks import NetworkTask
-
-if TYPE_CHECKING:
-    from transformers import GPT2LMHeadModel
 
 FORM = Form(256, context=12, width=16, depth=2, heads=2)
 
@@ -49,33 +44,10 @@ def tiny(**tables: dict) -> Config:
     return small(base, **tables)
 
 
-def own_model(form: Form = FORM) -> "GPT2LMHeadModel":
-    """transformers' model of the same shape as published, activation included, float64."""
-    from transformers import GPT2Config, GPT2LMHeadModel  # slow, and collecting needs it not
-
-    torch.manual_seed(0)
-    model = GPT2LMHeadModel(
-        GPT2Config(
-            vocab_size=form.vocabulary, n_positions=form.context, n_embd=form.width,
-            n_layer=form.depth, n_head=form.heads, resid_pdrop=0.0, embd_pdrop=0.0,
-            attn_pdrop=0.0, bos_token_id=None, eos_token_id=None,
-        )
-    )  # fmt: skip
-    nn.Module.double(model)
-    return model
-
-
 def parts(source: Source) -> tuple[np.ndarray, np.ndarray]:
     """The train and the test windows."""
     assert source.official_test
     return source.inputs[: source.official_test], source.inputs[source.official_test :]
-
-
-def task_of(config: Config) -> NetworkTask:
-    source = build.source(config)
-    found = build.task(config, source.inputs.shape[1:], source.classes, source.vocabulary)
-    assert isinstance(found, NetworkTask)
-    return found
 
 
 # --- Text -----------------------------------------------------------------------------------------
@@ -123,7 +95,10 @@ def test_test_windows_are_not_in_the_train_text(monkeypatch: pytest.MonkeyPatch)
     The text is the documentation of the Python that runs: 0.9% from 3.11, 2.3% from 3.13.
     """
     assert quoted(read("pydoc")) < 0.03
-    monkeypatch.setattr("fedmuon.data.text._fresh", lambda paragraphs, seen: paragraphs)
+    monkeypatch.setattr(
+        "fedmuon.data.text._once",
+        lambda topics: sorted(map(str.encode, topics.values()), key=len)[::-1],
+    )
     assert quoted(read("pydoc")) > 0.1
 
 
@@ -161,7 +136,7 @@ def test_tokens_are_left_alone() -> None:
 
 
 def test_loss_and_accuracy_of_a_window_are_those_of_transformers() -> None:
-    config, model = tiny(), own_model()
+    config, model = tiny(), own_model(FORM)
     task, source = task_of(config), build.source(config)
     stored = {name: value.detach()[None] for name, value in model.named_parameters()}
     seen = torch.from_numpy(source.inputs[:5].astype(np.int64))
@@ -208,7 +183,7 @@ def test_first_parameters_obey_the_law_of_transformers() -> None:
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_weights_at_hand_are_where_it_starts(tmp_path: Path, dtype: torch.dtype) -> None:
-    model = own_model()
+    model = own_model(FORM)
     nn.Module.to(model, dtype)
     model.save_pretrained(tmp_path)
     start = task_of(tiny(task={"weights": str(tmp_path)})).initial(generator(0, Draw.INITIAL))
@@ -250,7 +225,7 @@ def test_a_run_can_be_read_by_transformers_and_gone_on_from(tmp_path: Path) -> N
     file = tmp_path / "first" / "model.safetensors"
     start = task_of(tiny(task={"weights": str(file)})).initial(generator(9, Draw.INITIAL))
     stored = {name: value[0] for name, value in start.items()}
-    found = own_model().load_state_dict(stored, strict=False)
+    found = own_model(FORM).load_state_dict(stored, strict=False)
     assert found.missing_keys == ["lm_head.weight"] and not found.unexpected_keys
     assert "3 of 16 x 16" in (tmp_path / "first" / "routes.txt").read_text()
 
@@ -314,7 +289,7 @@ def test_a_fused_projection_is_three_matrices() -> None:
 def by_hand(config: Config, step: Callable[[str, Tensor, Tensor, Tensor], None]) -> Params:
     """001, Algorithm 1 with transformers' model and autograd, one client after the other."""
     source = build.source(config)
-    data, plan, model = build.federated_data(config, source), build.plan(config), own_model()
+    data, plan, model = build.federated_data(config, source), build.plan(config), own_model(FORM)
     fresh = task_of(config).initial(generator(config.federation.seed, Draw.INITIAL))
     X = {name: value[0].clone() for name, value in fresh.items()}
     M = {name: torch.zeros_like(value) for name, value in X.items()}
@@ -342,15 +317,6 @@ def by_hand(config: Config, step: Callable[[str, Tensor, Tensor, Tensor], None])
     return X
 
 
-def trained(config: Config, data=None, neighbours=None) -> Params:
-    source = build.source(config)
-    data = data or build.federated_data(config, source)
-    experiment = build.experiment(config, data, source.classes, neighbours)
-    stack = len(neighbours.client) if neighbours else 1
-    fresh = begin(experiment.recipe, experiment.task, config.federation.seed, stack)
-    return simulate(experiment, fresh).params
-
-
 def test_fedmuon_on_a_decoder_is_the_loop_by_hand() -> None:
     """Queries, keys and values are orthogonalized each alone; a tied head gets both gradients."""
 
@@ -364,11 +330,11 @@ def test_fedmuon_on_a_decoder_is_the_loop_by_hand() -> None:
         else:
             value.sub_(0.05 * smoothed_polar(momentum, 0.1))
 
-    expected, found = by_hand(tiny(), step), trained(tiny())
+    expected, found = by_hand(tiny(), step), trained(tiny())[1].params
     assert set(found) == set(expected)
     for name, value in expected.items():
         torch.testing.assert_close(found[name][0], value, rtol=1e-8, atol=1e-11)
-    other = trained(tiny(local={"momentum": 0.8}))
+    other = trained(tiny(local={"momentum": 0.8}))[1].params
     assert not all(
         torch.allclose(other[name][0], value, rtol=1e-5) for name, value in expected.items()
     )
@@ -379,7 +345,7 @@ def test_fedavg_on_a_decoder_is_the_loop_by_hand() -> None:
         value.sub_(0.05 * slope)
 
     config = tiny(local={"recipe": "fedavg"})
-    found = trained(config)
+    found = trained(config)[1].params
     for name, value in by_hand(config, step).items():
         torch.testing.assert_close(found[name][0], value, rtol=1e-8, atol=1e-11)
 
@@ -392,9 +358,9 @@ def test_a_stack_of_neighbours_is_a_loop_over_data_sets() -> None:
     data = build.federated_data(config, source)
     neighbours = draw_neighbours(data, source, 2, 1, config.data.normalize)
     assert neighbours.inputs[1:].max() > 32 and (neighbours.inputs % 1 == 0).all()
-    together = trained(config, data, neighbours)
+    together = trained(config, data, neighbours)[1].params
     for s in range(3):
-        alone = trained(config, replace(data, neighbours, s))
+        alone = trained(config, replace(data, neighbours, s))[1].params
         for name, value in alone.items():
             torch.testing.assert_close(together[name][s], value[0], rtol=1e-7, atol=1e-9)
     assert not torch.allclose(

@@ -4,6 +4,7 @@ import dataclasses
 
 import pytest
 import torch
+from networks import own_model
 from torch import Tensor, nn
 from torch.nn import functional
 
@@ -39,16 +40,7 @@ def windows_of(form: Form, rows: int) -> Tensor:
 
 def naive(form: Form, points: list, windows: Tensor, task: NetworkTask, clip: Clipping) -> Params:
     """One example after the other through transformers' own model and autograd."""
-    from transformers import GPT2Config, GPT2LMHeadModel  # slow, and collecting needs it not
-
-    model = GPT2LMHeadModel(
-        GPT2Config(
-            vocab_size=form.vocabulary, n_positions=form.context, n_embd=form.width,
-            n_layer=form.depth, n_head=form.heads, resid_pdrop=0.0, embd_pdrop=0.0,
-            attn_pdrop=0.0, bos_token_id=None, eos_token_id=None,
-        )
-    )  # fmt: skip
-    nn.Module.double(model)
+    model = own_model(form)
     totals = {name: torch.zeros_like(v) for name, v in model.named_parameters()}
     for window in windows:
         own = {name: torch.zeros_like(v) for name, v in model.named_parameters()}
@@ -88,7 +80,9 @@ def test_clipped_sums_are_the_loops(
     assert ghostly(task.module, task.shape) is not None
     loss, found = task.clipped(points, [batch], clip)
     slow = dataclasses.replace(task.clipped_sums(), ghosts=None, each=None)
-    _, other = slow(points, [task.with_targets(batch)], clip)
+    _, other = slow(
+        points, [dataclasses.replace(batch, labels=task.targets(windows, batch.labels))], clip
+    )
     expected = naive(form, points, windows, task, clip)
     assert set(found) == set(expected)
     for name, value in expected.items():

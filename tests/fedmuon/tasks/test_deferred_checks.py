@@ -1,9 +1,9 @@
-"""No step asks a device for a number: rounds on torch's `meta`, where each question is an error,
-and on CPU tensors that are treated like a GPU's, where questions are counted.
+"""No step waits for a device to answer: rounds on torch's `meta`, where each question is an error,
+and on CPU tensors treated like a GPU's, where questions are counted.
 
-What the tests need torch for, and a GPU would do otherwise, is in `FACTORIZED`. Asked nevertheless:
-what is tried once before a run (modules that are clipped, objects of the user's), a round's mean
-loss, an evaluation's means, and whether all held that a round took for granted, once each.
+`FACTORIZED` lists what a GPU would do otherwise. Questions are allowed once before a run (modules
+that are clipped, objects of the user's), and for a round's mean loss, an evaluation's means, and
+whether all held that a round took for granted.
 """
 
 import dataclasses
@@ -75,7 +75,6 @@ class Counted(TorchDispatchMode):
     def __torch_dispatch__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
     ) -> Any:
-        """One operation."""
         name = func._schema.name.removeprefix("aten::")
         if name in QUESTIONS or (name.startswith(("index", "_index")) and _is_masked(*args)):
             self.asked[name] += 1
@@ -148,6 +147,22 @@ def trained(experiment: Experiment, state: ServerState, rounds: int = 1) -> Serv
     return state
 
 
+def counted(work: Callable[[], Any]) -> tuple[Any, Counted]:
+    """What it finds, and what was asked meanwhile."""
+    with Counted() as seen:
+        return work(), seen
+
+
+def require_silence(experiment: Experiment, state: ServerState) -> ServerState:
+    """A round on `meta` asks nothing, and nothing crosses to it but by `sent`."""
+    found, seen = counted(lambda: trained(experiment, state))
+    assert not seen.asked and not seen.crossed
+    return found
+
+
+ONCE = {"_local_scalar_dense": 1}  # whether all that a round took for granted held
+
+
 def require_equal(one: ServerState, other: ServerState) -> None:
     for name, value in other.params.items():
         torch.testing.assert_close(one.params[name], value, rtol=1e-12, atol=1e-14, equal_nan=True)
@@ -188,17 +203,13 @@ def test_a_round_asks_once(recipe: str, orthogonalizer: str, silent: Callable[[]
     state = trained(experiment, state)
     plain = trained(experiment, state)
     silent()
-    with Counted() as seen:
-        found = trained(experiment, state)
+    found, seen = counted(lambda: trained(experiment, state))
     require_equal(found, plain)
-    assert seen.asked == {"_local_scalar_dense": 1}
+    assert seen.asked == ONCE
     if recipe in MUON:
         assert set(seen.factorized) == {FACTORIZED[orthogonalizer]} - {""}
-    there = on_meta(experiment, state)
-    with Counted() as seen:
-        found = trained(*there)
+    found = require_silence(*on_meta(experiment, state))
     assert all(value.is_meta for value in found.params.values())
-    assert not seen.asked and not seen.crossed
 
 
 @pytest.mark.parametrize("orthogonalizer", MAPS)
@@ -206,8 +217,7 @@ def test_float32_asks_no_more(orthogonalizer: str, silent: Callable[[], None]) -
     below = {"sketch": "kaczmarz"} if orthogonalizer == "randomized-polar" else {}
     given = made(one("fedmuon", orthogonalizer, below, engine={"dtype": "float32"}))
     silent()
-    with Counted() as seen:
-        trained(*given, rounds=2)
+    _, seen = counted(lambda: trained(*given, rounds=2))
     assert seen.asked == {"_local_scalar_dense": 2}
     slow = {"linalg_eigvalsh", "_linalg_eigh"} if orthogonalizer != "newton-schulz" else set()
     assert set(seen.factorized) <= slow
@@ -220,28 +230,21 @@ def test_a_round_of_many_cohorts_asks_once(
     experiment, state = made(one(federation={"per-round": 5}))
     plain = trained(experiment, state)
     silent()
-    with Counted() as seen:
-        found = trained(experiment, state)
+    found, seen = counted(lambda: trained(experiment, state))
     require_equal(found, plain)
-    assert seen.asked == {"_local_scalar_dense": 1}
+    assert seen.asked == ONCE
 
 
 def test_step_sizes_and_lambdas_of_each_replica_on_meta() -> None:
     each = torch.tensor([0.1, 0.2])
     given = {"lr": each, "regularization": each}
-    given = on_meta(*made(one("fedmuon-aligned"), stack=2, **given))
-    with Counted() as seen:
-        trained(*given)
-    assert not seen.asked and not seen.crossed
+    require_silence(*on_meta(*made(one("fedmuon-aligned"), stack=2, **given)))
 
 
 @pytest.mark.parametrize("aggregator", get_args(choices.Aggregate))
 def test_aggregates_on_meta(aggregator: str) -> None:
     federation = {"aggregate": aggregator, "per-round": 5}
-    given = on_meta(*made(one("fedmuon", federation=federation)))
-    with Counted() as seen:
-        trained(*given)
-    assert not seen.asked and not seen.crossed
+    require_silence(*on_meta(*made(one("fedmuon", federation=federation))))
 
 
 # --- Networks -------------------------------------------------------------------------------------
@@ -281,15 +284,13 @@ def test_networks_ask_once(name: str, private: bool, silent: Callable[[], None])
     given = network(name, private)
     plain, loss = whole(*given)
     silent()
-    with Counted() as seen:
-        found, silently = whole(*given)
+    (found, silently), seen = counted(lambda: whole(*given))
     require_equal(found, plain)
-    assert torch.equal(loss, silently) and seen.asked == {"_local_scalar_dense": 1}
+    assert torch.equal(loss, silently) and seen.asked == ONCE
     there = on_meta(*given)
     if private:  # a module is tried once before it is clipped
         trained(*there)
-    with Counted() as seen:
-        found, loss = whole(*there)
+    (_, loss), seen = counted(lambda: whole(*there))
     assert loss.is_meta and loss.shape == (2,) and not seen.asked and not seen.crossed
 
 
@@ -298,10 +299,13 @@ def test_a_replica_sees_its_own_sample(silent: Callable[[], None]) -> None:
     inputs, labels = torch.randn(5, 3), torch.arange(5)
     there = Replaced(torch.tensor([2, 0]), torch.tensor([4, 1]), torch.randn(2, 3), -labels[1:3])
     batch = Batch(inputs, labels, there)
-    plain = [_samples_of(batch, replica) for replica in range(4)]
+
+    def samples() -> list[tuple[Tensor, Tensor]]:
+        return [_samples_of(batch, replica) for replica in range(4)]
+
+    plain = samples()
     silent()
-    with Counted() as seen:
-        found = device.unasked(CPU, lambda: [_samples_of(batch, replica) for replica in range(4)])
+    found, seen = counted(lambda: device.unasked(CPU, samples))
     for mine, theirs in zip(found, plain, strict=True):
         assert all(torch.equal(*pair) for pair in zip(mine, theirs, strict=True))
     assert not seen.asked and not torch.equal(plain[0][0], plain[2][0])
@@ -314,8 +318,7 @@ def test_lengths_of_any_scale(dtype: torch.dtype, silent: Callable[[], None]) ->
     values = torch.randn(7, 5, dtype=dtype) * scales.to(dtype)[:, None]
     plain = scaled_norms(values)
     silent()
-    with Counted() as seen:
-        found = device.unasked(CPU, lambda: scaled_norms(values))
+    found, seen = counted(lambda: device.unasked(CPU, lambda: scaled_norms(values)))
     torch.testing.assert_close(found, plain, rtol=1e-15, atol=0.0, equal_nan=True)
     assert not seen.asked
 
@@ -347,8 +350,7 @@ def test_a_link_that_asks_is_found(name: str, silent: Callable[[], None]) -> Non
 
     experiment, state = made(one())
     silent()
-    with Counted() as seen:
-        trained(with_link(experiment, update), state)
+    _, seen = counted(lambda: trained(with_link(experiment, update), state))
     assert seen.asked == Counter({name: 2}) + Counter({"_local_scalar_dense": 1})
     experiment, state = on_meta(*made(one()))
     if name != "equal":
@@ -361,8 +363,7 @@ def test_a_link_that_waits_for_the_host_is_found() -> None:
         return {name: value + torch.ones(3).to(value.device) for name, value in direction.items()}
 
     experiment, state = on_meta(*made(one()))
-    with Counted() as seen:
-        trained(with_link(experiment, update), state)
+    _, seen = counted(lambda: trained(with_link(experiment, update), state))
     assert seen.crossed == ["_to_copy"]
 
 
@@ -392,19 +393,13 @@ def secretly(experiment: Experiment, repeatable: bool = False) -> Experiment:
 
 
 @pytest.mark.parametrize(
-    ("recipe", "secret", "said"),
-    [
-        ("fedavg", False, "the loss is not finite"),
-        ("fedmuon", False, "the loss is not finite"),
-        ("dp-sgd", False, "the model is not finite in a private step"),
-        ("dp-sgd", True, "the model is not finite in a private step"),
-        ("dp-muon", False, "the model is not finite in a private step"),
-        ("dp-muon", True, "the model is not finite in a private step"),
-    ],
+    ("recipe", "secret"),
+    [("fedavg", False), ("fedmuon", False)]
+    + [(recipe, secret) for recipe in ("dp-sgd", "dp-muon") for secret in (False, True)],
 )
 @pytest.mark.parametrize("place", [0, 1, 3])
 def test_refusals_are_the_same(
-    recipe: str, secret: bool, said: str, place: int, silent: Callable[[], None]
+    recipe: str, secret: bool, place: int, silent: Callable[[], None]
 ) -> None:
     """From the step on where a model or a matrix is not finite."""
     experiment, start = made(one(recipe))
@@ -419,6 +414,8 @@ def test_refusals_are_the_same(
         experiment = with_link(experiment, spoil, place)
     else:
         start = dataclasses.replace(start, params={"weight": first * torch.inf})
+    private = recipe in choices.PRIVATE
+    said = "the model is not finite in a private step" if private else "the loss is not finite"
     if place == 1 and "muon" in recipe:
         said = "A matrix to orthogonalize holds NaN"
     sentences = []
@@ -480,6 +477,5 @@ def test_a_map_of_the_users_is_tried_once(silent: Callable[[], None]) -> None:
     experiment = dataclasses.replace(experiment, recipe=recipe)
     silent()
     state = trained(experiment, state)
-    with Counted() as seen:
-        trained(experiment, state)
-    assert seen.asked == {"_local_scalar_dense": 1}
+    _, seen = counted(lambda: trained(experiment, state))
+    assert seen.asked == ONCE

@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 import torch
 from conftest import small
+from networks import own_model, task_of
 from safetensors.numpy import save_file
 from torch import Tensor
 from torch.nn import functional
@@ -14,12 +15,18 @@ from torch.nn import functional
 from fedmuon.config.load import Config
 from fedmuon.core.errors import InputError
 from fedmuon.core.rng import Draw, generator
-from fedmuon.data.weights import read_weights, weights_digest
 from fedmuon.experiments.run import execute
 from fedmuon.federated import build
 from fedmuon.tasks.base import Batch, Params
-from fedmuon.tasks.decoder import Form, decoder, generate, gpt2_law
-from fedmuon.tasks.lora import folded
+from fedmuon.tasks.decoder import (
+    Form,
+    decoder,
+    folded,
+    generate,
+    gpt2_law,
+    read_weights,
+    weights_digest,
+)
 from fedmuon.tasks.networks import NetworkTask
 from fedmuon.tasks.per_example.clipping import Clipping
 
@@ -45,14 +52,6 @@ def lora(weights: Path | str, **tables: dict) -> Config:
     return small(base, **tables)
 
 
-def task_of(weights: Path) -> NetworkTask:
-    config = lora(weights)
-    source = build.source(config)
-    found = build.task(config, source.inputs.shape[1:], source.classes, source.vocabulary)
-    assert isinstance(found, NetworkTask)
-    return found
-
-
 def learned(task: NetworkTask) -> Params:
     """Adapters that are no longer 0."""
     start = task.initial(generator(0, Draw.INITIAL))
@@ -68,13 +67,7 @@ def batch() -> Batch:
 
 def plain_loss(weights: dict[str, Tensor], window: Tensor) -> Tensor:
     """Of transformers' own model with weights W + A B."""
-    from transformers import GPT2Config, GPT2LMHeadModel  # slow, and collecting needs it not
-
-    model = GPT2LMHeadModel(
-        GPT2Config(vocab_size=256, n_positions=12, n_embd=16, n_layer=2, n_head=2, resid_pdrop=0.0,
-                   embd_pdrop=0.0, attn_pdrop=0.0, bos_token_id=None, eos_token_id=None)
-    )  # fmt: skip
-    model = torch.nn.Module.double(model)
+    model = own_model(FORM)
     given = {**weights, "lm_head.weight": weights["transformer.wte.weight"]}
     logits = torch.func.functional_call(model, given, (window[None, :-1].long(),)).logits[0]
     return functional.cross_entropy(logits, window[1:].long())
@@ -94,7 +87,7 @@ def example_gradient(file: Path, params: Params, window: Tensor) -> Params:
 
 @pytest.mark.parametrize("rule", ["block", "flat"])
 def test_clipped_sums_are_the_loops(file: Path, rule: str) -> None:
-    task, given = task_of(file), batch()
+    task, given = task_of(lora(file)), batch()
     params, clip = learned(task), Clipping(rule, 0.05)
     assert {name.rpartition(".c_attn.")[2] for name in params} == {"down.weight", "up.weight"}
     assert len(params) == 4
@@ -108,14 +101,15 @@ def test_clipped_sums_are_the_loops(file: Path, rule: str) -> None:
         for name, value in own.items():
             expected[name] += factors[name] * value
     slow = dataclasses.replace(sums, ghosts=None, each=None)
+    aimed = dataclasses.replace(given, labels=task.targets(given.inputs, given.labels))
     for found in (task.clipped([(1.0, params)], [given], clip)[1],
-                  slow([(1.0, params)], [task.with_targets(given)], clip)[1]):  # fmt: skip
+                  slow([(1.0, params)], [aimed], clip)[1]):  # fmt: skip
         for name, value in expected.items():
             torch.testing.assert_close(found[name][0], value, rtol=1e-7, atol=1e-10, msg=name)
 
 
 def test_they_begin_at_the_decoder_and_fold_into_it(file: Path) -> None:
-    task, given = task_of(file), batch()
+    task, given = task_of(lora(file)), batch()
     base = {name: torch.from_numpy(v) for name, v in read_weights(file).items()}
     start, params = task.initial(generator(0, Draw.INITIAL)), learned(task)
     whole = folded(task.module, {name: v[0] for name, v in params.items()})

@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from fedmuon.tasks.base import Batch, Replaced
-from fedmuon.tasks.matrix import MatrixTask, constants
-from fedmuon.tasks.matrix_kernels import KERNELS, fastest, multiply, supported
+from fedmuon.tasks.constants import constants
+from fedmuon.tasks.matrix import KERNELS, MatrixTask, fastest, supported
 
 
 def unit(rng: np.random.Generator, *shape: int) -> Tensor:
@@ -148,7 +148,7 @@ def test_kernels_agree_with_float64(dtype: torch.dtype, transposed: bool) -> Non
     # Each entry sums 65 products; rounding is at most 65 eps times the sum of their moduli.
     bound = 65 * torch.finfo(dtype).eps * (a.double().abs() @ b.double().abs())
     for kernel in supported(dtype, torch.device("cpu")):
-        assert ((multiply(a, b, kernel).double() - exact).abs() <= bound).all(), kernel
+        assert ((KERNELS[kernel](a, b).double() - exact).abs() <= bound).all(), kernel
 
 
 def test_the_fastest_kernel_is_one_that_exists() -> None:

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 import torch
 from conftest import draw_neighbours, quick, small
+from networks import trained
 from safetensors.numpy import load_file
 from torch import Tensor, nn
 from torch.func import functional_call
@@ -23,7 +24,7 @@ from fedmuon.experiments.run import execute
 from fedmuon.experiments.stability import bound
 from fedmuon.experiments.stability.neighbours import execute as stability
 from fedmuon.federated import build
-from fedmuon.federated.rounds import ServerState, begin, simulate
+from fedmuon.federated.rounds import begin
 from fedmuon.orthogonalize import newton_schulz, smoothed_polar
 from fedmuon.tasks.base import Params
 from fedmuon.tasks.models import MODELS
@@ -42,16 +43,6 @@ def digits(model: str = "mlp", **tables: dict) -> Config:
         "local": {"steps": 2, "lr": 0.05, "aux-lr": 0.02},
     }
     return small(base, **tables)
-
-
-def trained(config: Config, data=None, neighbours=None) -> tuple[NetworkTask, ServerState]:
-    source = build.source(config)
-    data = data or build.federated_data(config, source)
-    experiment = build.experiment(config, data, source.classes, neighbours)
-    stack = len(neighbours.client) if neighbours else 1
-    state = begin(experiment.recipe, experiment.task, config.federation.seed, stack)
-    assert isinstance(experiment.task, NetworkTask)
-    return experiment.task, simulate(experiment, state)
 
 
 Step = Callable[[dict[str, Tensor], Params, Params], None]  # (X, gradient, M), all changed in place

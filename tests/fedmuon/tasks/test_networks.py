@@ -19,9 +19,8 @@ from fedmuon.core.rng import Draw, generator
 from fedmuon.federated.build_recipe import counts, routes
 from fedmuon.optim.orthogonal import orthogonalize
 from fedmuon.orthogonalize import smoothed_polar
-from fedmuon.tasks import chunks
+from fedmuon.tasks import work_split
 from fedmuon.tasks.base import Batch, Params, Replaced
-from fedmuon.tasks.chunks import Chunks, saved_entries
 from fedmuon.tasks.models import (
     LEAST,
     MODELS,
@@ -32,6 +31,7 @@ from fedmuon.tasks.models import (
     with_channels,
 )
 from fedmuon.tasks.networks import NetworkTask
+from fedmuon.tasks.work_split import Chunks, saved_entries
 
 TOY = (2, 6, 6)
 
@@ -345,7 +345,7 @@ def test_activations_are_counted_by_trying_as_on_meta(
     """Small modules are tried with numbers, large ones without: the counts are the same."""
     module = network(name, (3, 16, 16), 10)
     tried = saved_entries(module, with_channels((3, 16, 16)))
-    monkeypatch.setattr(chunks, "SMALL", 0)
+    monkeypatch.setattr(work_split, "SMALL", 0)
     assert tried == saved_entries(module, with_channels((3, 16, 16))) > 0
 
 

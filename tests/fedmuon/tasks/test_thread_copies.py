@@ -15,7 +15,7 @@ from torch.nn import functional
 from torch.nn.modules.module import register_module_forward_hook
 
 from fedmuon.core.guard import Guard
-from fedmuon.tasks import base, chunks, user_task
+from fedmuon.tasks import base, user_task, work_split
 from fedmuon.tasks.base import Batch, cross_entropy
 from fedmuon.tasks.decoder import sentence_tokens
 from fedmuon.tasks.models import MODELS
@@ -165,8 +165,8 @@ def test_what_a_loss_of_ones_own_gives_does_not_depend_on_threads(
     many: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The naive loop over clients, in their order, is the oracle, to the last digits."""
-    monkeypatch.setattr(chunks, "WORK", 1)
-    monkeypatch.setattr(chunks, "FEW", 4)
+    monkeypatch.setattr(work_split, "WORK", 1)
+    monkeypatch.setattr(work_split, "FEW", 4)
     net, mine, again = nn.Sequential(nn.Linear(4, 3)).double(), Weighted(), Weighted()
     x, y = torch.randn(90, 4, dtype=torch.float64), torch.randint(3, (90,))
     batches = [Batch(x[part], y[part]) for part in (slice(0, 20), slice(20, 50), slice(50, 90))]
@@ -200,8 +200,8 @@ def test_gradients_are_autograds_whoever_computes_them(
     make: Callable[[], nn.Module], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Of many small pieces."""
-    monkeypatch.setattr(chunks, "WORK", 1)
-    monkeypatch.setattr(chunks, "FEW", 4)
+    monkeypatch.setattr(work_split, "WORK", 1)
+    monkeypatch.setattr(work_split, "FEW", 4)
     module = make().double()
     held = {name: value.detach()[None] for name, value in module.named_parameters()}
     x, y = torch.randn(90, 4, dtype=torch.float64), torch.randint(3, (90,))

@@ -11,11 +11,10 @@ from fedmuon.config.load import load
 from fedmuon.core.errors import InputError
 from fedmuon.core.threads import parts
 from fedmuon.federated.build import COMPILED, resolve
-from fedmuon.tasks import chunks as of_networks
-from fedmuon.tasks import matrix_kernels as cutting
+from fedmuon.tasks import matrix as cutting
+from fedmuon.tasks import work_split as of_networks
 from fedmuon.tasks.base import Batch, Replaced
-from fedmuon.tasks.matrix import MatrixTask
-from fedmuon.tasks.matrix_kernels import Member, pieces
+from fedmuon.tasks.matrix import MatrixTask, Member, pieces
 from fedmuon.tasks.models import mlp
 from fedmuon.tasks.networks import NetworkTask
 
@@ -236,7 +235,7 @@ def test_labels_of_four_bytes_are_as_good() -> None:
 
 
 def test_without_the_compiler_its_kernel_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("fedmuon.tasks.matrix_kernels.find_spec", lambda name: None)
+    monkeypatch.setattr("fedmuon.tasks.matrix.find_spec", lambda name: None)
     config = load(None, ("engine.kernel=fused", "engine.device=cpu"))
     with pytest.raises(InputError, match="'fused' cannot run float32 on cpu: choose one of torch"):
         resolve(config)

@@ -4,7 +4,7 @@ Everything here depends on sizes alone, so results do not depend on the number o
 """
 
 import gc
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import NamedTuple, TypeVar
@@ -16,7 +16,7 @@ from torch.func import functional_call
 
 from fedmuon.core.errors import InputError
 from fedmuon.core.threads import parts
-from fedmuon.tasks.base import Batch, Params
+from fedmuon.tasks.base import Params
 
 SMALL = 1 << 22  # parameters
 
@@ -31,14 +31,15 @@ def stand_ins(module: nn.Module) -> dict[str, Tensor]:
     own = {**dict(module.named_parameters()), **dict(module.named_buffers())}
     large = sum(value.numel() for value in own.values()) > SMALL
 
-    def stand_in(value: Tensor) -> Tensor:
+    found = {}
+    for name, value in own.items():
         if large:
-            return torch.empty(value.shape, dtype=value.dtype, device="meta")
-        if value.is_meta:
-            return torch.zeros(value.shape, dtype=value.dtype)
-        return value.cpu().clone()
-
-    return {name: stand_in(value.detach()) for name, value in own.items()}
+            found[name] = torch.empty(value.shape, dtype=value.dtype, device="meta")
+        elif value.is_meta:
+            found[name] = torch.zeros(value.shape, dtype=value.dtype)
+        else:
+            found[name] = value.detach().cpu().clone()
+    return found
 
 
 def on_meta(module: nn.Module) -> dict[str, Tensor]:
@@ -74,22 +75,20 @@ class Chunks:
             try:
                 found = work(part)
             except torch.OutOfMemoryError:
-                self._halve(part, replicas)
+                size = part.stop - part.start
+                if size == 1:
+                    raise InputError(
+                        f"a single sample of {replicas} replicas does not fit into the device's "
+                        "memory: use fewer trials, a smaller [task] model, or [engine] device = "
+                        "'cpu'"
+                    ) from None
+                self.most = size // 2 * replicas
+                gc.collect()  # frees what the failed attempt held
+                torch.cuda.empty_cache()
                 continue
             yield found
             del found  # before the next group is made
             start = part.stop
-
-    def _halve(self, part: slice, replicas: int) -> None:
-        size = part.stop - part.start
-        if size == 1:
-            raise InputError(
-                f"a single sample of {replicas} replicas does not fit into the device's memory: "
-                "use fewer trials, a smaller [task] model, or [engine] device = 'cpu'"
-            )
-        self.most = size // 2 * replicas
-        gc.collect()  # frees what the failed attempt held
-        torch.cuda.empty_cache()
 
 
 def saved_entries(module: nn.Module, shape: tuple[int, ...], whole: bool = False) -> int:
@@ -102,15 +101,16 @@ def saved_entries(module: nn.Module, shape: tuple[int, ...], whole: bool = False
     for name, _ in module.named_parameters():
         held[name].requires_grad_()
 
-    def kept(rows: int) -> int:
-        counts: list[int] = []
+    first = next(iter(held.values()))
+    kind = torch.long if whole else first.dtype
+    counts: list[int] = []
 
-        def keep(tensor: Tensor) -> Tensor:
-            counts.append(tensor.numel())
-            return tensor
+    def keep(tensor: Tensor) -> Tensor:
+        counts[-1] += tensor.numel()
+        return tensor
 
-        first = next(iter(held.values()))
-        kind = torch.long if whole else first.dtype
+    for rows in (2, 1):
+        counts.append(0)
         samples = torch.zeros((rows, *shape), dtype=kind, device=first.device)
         before = samples._version
         with saved_tensors_hooks(keep, lambda tensor: tensor):
@@ -120,9 +120,7 @@ def saved_entries(module: nn.Module, shape: tuple[int, ...], whole: bool = False
                 "the module writes into its samples, as a first layer with inplace = True does: "
                 "let it write into a copy"
             )
-        return sum(counts)
-
-    return kept(2) - kept(1)
+    return counts[0] - counts[1]
 
 
 def exact_on(device: torch.device) -> AbstractContextManager[None]:
@@ -158,10 +156,6 @@ class Samples(NamedTuple):
         """The same replicas with some of the samples."""
         return Samples(*(values[:, part] for values in self))
 
-    def some(self, replicas: slice) -> "Samples":
-        """The samples of some replicas."""
-        return Samples(*(values if len(values) == 1 else values[replicas] for values in self))
-
 
 def pieces(params: Params, samples: Samples, products: int) -> list[list[tuple[Params, Samples]]]:
     """Return rows of pieces, for samples that cost `products` each.
@@ -171,25 +165,14 @@ def pieces(params: Params, samples: Samples, products: int) -> list[list[tuple[P
     rows, replicas = samples.labels.shape[1], size_of(params)
     each = rows * products / WORK
     cut = parts(rows, min(each, rows / FEW))
-    return [
-        [
-            (
-                {name: value[block] for name, value in params.items()},
-                samples.some(block).rows(part),
-            )
-            for part in cut
-        ]
-        for block in parts(replicas, replicas * min(1.0, each))
-    ]
+    found = []
+    for block in parts(replicas, replicas * min(1.0, each)):
+        own = {name: value[block] for name, value in params.items()}
+        some = Samples(*(values if len(values) == 1 else values[block] for values in samples))
+        found.append([(own, some.rows(part)) for part in cut])
+    return found
 
 
 def size_of(params: Params) -> int:
     """The number of replicas."""
     return len(next(iter(params.values())))
-
-
-def side_by_side(batches: Sequence[Batch]) -> Samples:
-    """Combine batches of one size as the samples of as many replicas."""
-    inputs = torch.stack([batch.inputs for batch in batches])
-    labels = torch.stack([batch.labels for batch in batches])
-    return Samples(inputs, labels, inputs.new_full((1, labels.shape[1]), 1 / labels.shape[1]))
