@@ -121,7 +121,15 @@ def split(
         InputError: If the numbers do not fit.
     """
     n = len(source_labels)
-    before, after = _parts(n, official_test, train, test)
+    if min(train, test) < 0:
+        raise InputError(f"[data] train = {train} or test = {test} is negative: use 0 or more")
+    everything = np.arange(n)
+    if official_test is not None and train <= official_test and test <= n - official_test:
+        before, after = everything[:official_test], everything[official_test:]
+    elif train or test:
+        before = after = everything  # to draw both from
+    else:
+        raise InputError("[data] train and test are both 0 and the source has no split: give one")
     shared = before is after
     taken = train or len(before) - (test if shared else 0)
     held = test or len(after) - (train if shared else 0)
@@ -133,17 +141,3 @@ def split(
     first = generator(seed, Draw.SPLIT).permutation(before)
     last = first[::-1] if shared else generator(seed, Draw.SPLIT, block=1).permutation(after)
     return first[:taken].copy(), last[:held].copy()
-
-
-def _parts(
-    n: int, official_test: int | None, train: int, test: int
-) -> tuple[np.ndarray, np.ndarray]:
-    """The indices to draw train and test samples from; the same array if they share it."""
-    if min(train, test) < 0:
-        raise InputError(f"[data] train = {train} or test = {test} is negative: use 0 or more")
-    everything = np.arange(n)
-    if official_test is not None and train <= official_test and test <= n - official_test:
-        return everything[:official_test], everything[official_test:]
-    if not (train or test):
-        raise InputError("[data] train and test are both 0 and the source has no split: give one")
-    return everything, everything

@@ -135,17 +135,13 @@ def _pool(data: FederatedData, source: Source) -> Pool:
     """
     unused = np.ones(len(source.labels), bool)
     unused[data.train_index] = unused[data.test_index] = False
-    parts = (
-        _by_label(index, source) for index in (np.flatnonzero(unused), np.sort(data.test_index))
-    )
+    parts = []
+    for index in (np.flatnonzero(unused), np.sort(data.test_index)):
+        labels = classes_of(source.labels[index])
+        order = np.argsort(labels, kind="stable")
+        starts = np.searchsorted(labels[order], np.arange(1, max(1, source.classes)))
+        parts.append(np.split(index[order], starts))
     return [others if len(others) else test for others, test in zip(*parts, strict=True)]
-
-
-def _by_label(index: np.ndarray, source: Source) -> Pool:
-    labels = classes_of(source.labels[index])
-    order = np.argsort(labels, kind="stable")
-    starts = np.searchsorted(labels[order], np.arange(1, max(1, source.classes)))
-    return np.split(index[order], starts)
 
 
 def _replacement(

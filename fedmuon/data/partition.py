@@ -133,26 +133,7 @@ def dirichlet_partition(
     Raises:
         InputError: If the options are out of range or there are too few samples.
     """
-    _require_possible(len(labels), clients, alpha, minimum)
-    if math.isinf(alpha):
-        return _evenly(labels, clients, rng)
-    client = np.empty(len(labels), np.int64)
-    for members in _by_class(labels):
-        counts = _rounded(_shares(alpha, clients, rng), len(members), rng)
-        client[rng.permutation(members)] = np.repeat(np.arange(clients), counts)
-    return _filled(client, clients, minimum, rng)
-
-
-def weights(sizes: np.ndarray, kind: str) -> np.ndarray:
-    """Weights p [N] with sum 1: n_i / n for `size`, 1 / N for `uniform` (Stability note)."""
-    if kind == "size":
-        return sizes / sizes.sum()
-    if kind == "uniform":
-        return np.full(len(sizes), 1 / len(sizes))
-    raise InputError(f"[federation] risk-weights = '{kind}' is unknown: use size or uniform")
-
-
-def _require_possible(n: int, clients: int, alpha: float, minimum: int) -> None:
+    n = len(labels)
     if clients < 1 or minimum < 0:
         raise InputError(
             f"clients = {clients} with minimum = {minimum} samples each cannot be: "
@@ -167,6 +148,22 @@ def _require_possible(n: int, clients: int, alpha: float, minimum: int) -> None:
             f"{clients} clients with minimum = {minimum} samples need {clients * minimum} train "
             f"samples and there are {n}: raise train, or lower minimum or clients"
         )
+    if math.isinf(alpha):
+        return _evenly(labels, clients, rng)
+    client = np.empty(n, np.int64)
+    for members in _by_class(labels):
+        counts = _counts(len(members), clients, alpha, rng)
+        client[rng.permutation(members)] = np.repeat(np.arange(clients), counts)
+    return _filled(client, clients, minimum, rng)
+
+
+def weights(sizes: np.ndarray, kind: str) -> np.ndarray:
+    """Weights p [N] with sum 1: n_i / n for `size`, 1 / N for `uniform` (Stability note)."""
+    if kind == "size":
+        return sizes / sizes.sum()
+    if kind == "uniform":
+        return np.full(len(sizes), 1 / len(sizes))
+    raise InputError(f"[federation] risk-weights = '{kind}' is unknown: use size or uniform")
 
 
 def _by_class(labels: np.ndarray) -> list[np.ndarray]:
@@ -186,28 +183,25 @@ def _evenly(labels: np.ndarray, clients: int, rng: np.random.Generator) -> np.nd
     return client
 
 
-def _shares(alpha: float, clients: int, rng: np.random.Generator) -> np.ndarray:
-    """Draw Dir(alpha 1_N) up to scale, [N], so that its largest entry is 1.
+def _counts(total: int, clients: int, alpha: float, rng: np.random.Generator) -> np.ndarray:
+    """Draw counts [N] that sum to `total`, in proportions drawn from Dir(alpha 1_N).
 
     For small alpha, Gamma variables underflow, and for small N all of them may. In logs nothing is
     lost: log Gamma(alpha) = log Gamma(alpha + 1) - Exponential / alpha. This sum is computed times
     alpha, so that even alpha = 1e-300 does not overflow.
+
+    A count is within one of its share, and unbiased: all cumulative ends share one uniform offset
+    (systematic sampling). Plain rounding would give the few samples of each class to the same
+    clients if shares are nearly equal.
     """
     if alpha >= 1:
         gamma = rng.standard_gamma(alpha, clients)
-        return gamma / gamma.max()
-    scaled = alpha * np.log(rng.standard_gamma(alpha + 1, clients))
-    scaled -= rng.standard_exponential(clients)
-    with np.errstate(over="ignore"):
-        return np.exp((scaled - scaled.max()) / alpha)
-
-
-def _rounded(shares: np.ndarray, total: int, rng: np.random.Generator) -> np.ndarray:
-    """Draw counts [N] that sum to `total`, each within one of its share and unbiased.
-
-    All cumulative ends share one uniform offset (systematic sampling). Plain rounding would give
-    the few samples of each class to the same clients if shares are nearly equal.
-    """
+        shares = gamma / gamma.max()
+    else:
+        scaled = alpha * np.log(rng.standard_gamma(alpha + 1, clients))
+        scaled -= rng.standard_exponential(clients)
+        with np.errstate(over="ignore"):
+            shares = np.exp((scaled - scaled.max()) / alpha)
     cumulated = np.cumsum(shares)
     ends = np.floor(cumulated / cumulated[-1] * total + rng.random()).astype(np.int64)
     ends[-1] = total
@@ -215,42 +209,31 @@ def _rounded(shares: np.ndarray, total: int, rng: np.random.Generator) -> np.nda
 
 
 def _filled(client: np.ndarray, clients: int, minimum: int, rng: np.random.Generator) -> np.ndarray:
-    """Move random samples of the largest clients to those below the minimum, in place."""
+    """Move random samples of the largest clients to those below the minimum, in place.
+
+    Water-filling: clients give what is above the highest level tau >= minimum that covers the
+    deficit. No donor falls below tau, and donors end at tau or tau + 1.
+    """
     sizes = np.bincount(client, minlength=clients)
     need = np.maximum(minimum - sizes, 0)
     deficit = int(need.sum())
     if not deficit:
         return client
-    take = _surplus(sizes, minimum, deficit)
-    moved = rng.permutation(_chosen(client, take, rng))
-    client[moved] = np.repeat(np.arange(clients), need)
-    return client
-
-
-def _surplus(sizes: np.ndarray, minimum: int, deficit: int) -> np.ndarray:
-    """The number of samples [N] that each client gives, with the deficit as their sum.
-
-    Water-filling: clients give what is above the highest level tau >= minimum that covers the
-    deficit. No donor falls below tau, and donors end at tau or tau + 1.
-    """
     # The surplus above low covers the deficit, that above high does not.
     low, high = minimum, int(sizes.max())
     while high - low > 1:
         middle = (low + high) // 2
         covers = np.maximum(sizes - middle, 0).sum() >= deficit
         low, high = (middle, high) if covers else (low, middle)
-    take = np.maximum(sizes - low, 0)
+    take = np.maximum(sizes - low, 0)  # from each client; the sum must be the deficit
     spared = np.flatnonzero(take)[: int(take.sum()) - deficit]
     take[spared] -= 1
-    return take
-
-
-def _chosen(client: np.ndarray, take: np.ndarray, rng: np.random.Generator) -> np.ndarray:
-    """Choose `take` [N] random samples of each client, as indices."""
     held = rng.permutation(np.flatnonzero(take[client] > 0))
     held = held[np.argsort(client[held], kind="stable")]
     starts = np.searchsorted(client[held], client[held])
-    return held[np.arange(len(held)) - starts < take[client[held]]]
+    chosen = held[np.arange(len(held)) - starts < take[client[held]]]
+    client[rng.permutation(chosen)] = np.repeat(np.arange(clients), need)
+    return client
 
 
 # Partitioners of flwr-datasets: objects with `dataset`, `num_partitions` and `load_partition`.

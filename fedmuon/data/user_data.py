@@ -38,7 +38,12 @@ def pair_of(data: Any, name: str = "data") -> tuple[np.ndarray, np.ndarray]:
             f"{mend}"
         )
     if isinstance(data, Mapping):
-        data = _of_bunch(data, name)
+        if not {"data", "target"} <= data.keys():  # as in a Bunch of scikit-learn
+            raise InputError(
+                f"{name} is a {_kind(data)} without the entries 'data' and 'target': give "
+                f"{name}=(inputs, labels)"
+            )
+        data = data["data"], data["target"]
     elif (
         not isinstance(data, tuple | list)
         and hasattr(data, "__getitem__")
@@ -49,16 +54,6 @@ def pair_of(data: Any, name: str = "data") -> tuple[np.ndarray, np.ndarray]:
         raise InputError(f"{name} of type {_kind(data)} are no samples: {MEND}")
     inputs, labels = data
     return as_array(inputs, f"the inputs of {name}"), as_array(labels, f"the labels of {name}")
-
-
-def _of_bunch(data: Mapping[Any, Any], name: str) -> tuple[Any, Any]:
-    """The inputs and labels in a Bunch of scikit-learn."""
-    if not {"data", "target"} <= data.keys():
-        raise InputError(
-            f"{name} is a {_kind(data)} without the entries 'data' and 'target': give "
-            f"{name}=(inputs, labels)"
-        )
-    return data["data"], data["target"]
 
 
 def _of_dataset(data: Any, name: str) -> tuple[list[Any], list[Any]]:
@@ -84,9 +79,14 @@ def as_array(part: Any, what: str) -> np.ndarray:
     if _is_tensor(part):
         return _of_tensor(part, what)
     if _has_columns(part):
-        return _of_table(part, what)
+        columns = [_column(*one, what) for one in _columns(part)]
+        if not columns:
+            raise InputError(f"{what} are a {_kind(part)} without columns: give at least one")
+        return np.stack(columns, axis=1)
     if isinstance(part, Iterable) and not hasattr(part, "__array__"):
-        part = [_plain(one, what) for one in part]
+        part = [  # numpy would read wrong values, or none
+            as_array(one, what) if _is_tensor(one) or _problem(one) else one for one in part
+        ]
     try:
         return np.asarray(part)
     except Exception as error:  # raised by an object of any library
@@ -105,11 +105,6 @@ def _problem(part: Any) -> str:
     return ""
 
 
-def _plain(one: Any, what: str) -> Any:
-    """Convert an entry of a sequence if numpy would not read its values."""
-    return as_array(one, what) if _is_tensor(one) or _problem(one) else one
-
-
 def _is_tensor(part: Any) -> bool:
     torch = sys.modules.get("torch")  # if torch is not loaded, there is no tensor
     return torch is not None and isinstance(part, torch.Tensor)
@@ -117,8 +112,9 @@ def _is_tensor(part: Any) -> bool:
 
 def _of_tensor(part: Any, what: str) -> np.ndarray:
     """The values of a tensor. Floats that numpy lacks become float32, which is exact."""
-    import torch  # here, because arrays need no torch; it has made the tensor, so it is loaded
-
+    torch: Any = sys.modules[
+        "torch"
+    ]  # arrays need no torch; it has made the tensor, so it is loaded
     if problem := storage_problem(part):
         raise InputError(f"{what} are {problem}")
     try:
@@ -159,14 +155,6 @@ def _has_columns(part: Any) -> bool:
         or (hasattr(part, "columns") and hasattr(part, "to_numpy"))
         or (hasattr(part, "column_names") and hasattr(part, "itercolumns"))
     )
-
-
-def _of_table(frame: Any, what: str) -> np.ndarray:
-    """The numbers of a table [rows, columns]."""
-    columns = [_column(*one, what) for one in _columns(frame)]
-    if not columns:
-        raise InputError(f"{what} are a {_kind(frame)} without columns: give at least one")
-    return np.stack(columns, axis=1)
 
 
 def _columns(frame: Any) -> Iterator[tuple[Any, Any]]:

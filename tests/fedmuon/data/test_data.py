@@ -22,8 +22,8 @@ from fedmuon.data import available, load, read, sources
 from fedmuon.data.federated import FederatedData, federate, split
 from fedmuon.data.neighbours import replace
 from fedmuon.data.partition import dirichlet_partition
-from fedmuon.data.readers import read_idx
 from fedmuon.data.source import Source, unit_rows
+from fedmuon.data.sources import read_idx
 
 FASHION = Path("/usr/share/datasets/fashion-mnist")
 CODES = {"u1": 8, "i1": 9, "i2": 11, "i4": 12, "f4": 13, "f8": 14}

@@ -4,6 +4,7 @@ import json
 import math
 from pathlib import Path
 
+import networks
 import numpy as np
 import pytest
 import torch
@@ -15,8 +16,7 @@ from fedmuon.config.load import Config
 from fedmuon.core.errors import InputError
 from fedmuon.core.rng import Draw, generator
 from fedmuon.data.sources import read
-from fedmuon.data.synthetic_text import make_text
-from fedmuon.data.text import Pair, corpus, prompts, tokens_of
+from fedmuon.data.text import Pair, corpus, make_text, prompts, tokens_of
 from fedmuon.experiments.studies.dp_text import bleu, rouge_l
 from fedmuon.federated import build
 from fedmuon.tasks.base import IGNORED, Batch
@@ -206,10 +206,8 @@ def tiny(folder: Path, **tables: dict) -> Config:
 
 def task_of(config: Config) -> tuple[NetworkTask, Tensor]:
     """The task, and all windows of the source."""
-    source = build.source(config)
-    found = build.task(config, source.inputs.shape[1:], source.classes, source.vocabulary)
-    assert isinstance(found, NetworkTask)
-    return found, torch.from_numpy(source.inputs.astype(np.float64))
+    windows = build.source(config).inputs
+    return networks.task_of(config), torch.from_numpy(windows.astype(np.float64))
 
 
 def test_only_the_sentence_and_its_end_are_targets() -> None:
