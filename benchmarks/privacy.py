@@ -40,7 +40,7 @@ from torch import Tensor, nn
 from benchmarks import page
 from benchmarks.page import Row, say
 from fedmuon.core.rng import Draw, generator
-from fedmuon.tasks.base import Batch, Params, Targets, cross_entropy, given_labels
+from fedmuon.tasks.base import Batch, Params, Targets, cross_entropy, labels_as_targets
 from fedmuon.tasks.decoder import Form, decoder, next_tokens
 from fedmuon.tasks.models import network
 from fedmuon.tasks.networks import NetworkTask
@@ -94,7 +94,7 @@ class Setting:
     @property
     def targets(self) -> Targets:
         """What is to be predicted, by a function that threads may share."""
-        return next_tokens if self.is_text else given_labels
+        return next_tokens if self.is_text else labels_as_targets
 
     def module(self) -> nn.Module:
         """The network, without numbers."""

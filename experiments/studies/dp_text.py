@@ -44,7 +44,7 @@ from fedmuon.federated.rounds import run_rounds
 from fedmuon.runs.directory import Record
 from fedmuon.runs.loop import Run, drive, prepare
 from fedmuon.tasks.base import IGNORED, Params
-from fedmuon.tasks.decoder import LEAST, folded, generate, read_weights
+from fedmuon.tasks.decoder import LEAST, fold_adapters, generate, read_weights
 from fedmuon.tasks.networks import NetworkTask
 
 
@@ -206,7 +206,7 @@ def _written(run: Run, params: Params, settings: Settings) -> tuple[Record, list
     form = build.form_of(run.config, run.data.shape, run.data.vocabulary)
     task = run.experiment.task
     assert isinstance(task, NetworkTask)
-    whole = folded(task.module, params)
+    whole = fold_adapters(task.module, params)
     rows = generate(form, whole, [asked[prompt] for prompt in short], tokens.end, settings.beams)
     sentences, wanted = [tokens.decode(row) for row in rows], [held[prompt] for prompt in short]
     shown = []

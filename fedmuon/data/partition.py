@@ -27,7 +27,7 @@ def dirichlet(alpha: float, minimum: int) -> Partition:
 @PARTITIONS.add("iid")
 def iid() -> Partition:
     """Shuffle the samples and deal them like cards: sizes differ by at most one."""
-    return lambda labels, clients, rng: _evenly(np.zeros(len(labels), np.int64), clients, rng)
+    return lambda labels, clients, rng: _deal_evenly(np.zeros(len(labels), np.int64), clients, rng)
 
 
 @PARTITIONS.add("shards")
@@ -56,14 +56,14 @@ def quantity(alpha: float, minimum: int) -> Partition:
     return lambda labels, clients, rng: deal(np.zeros(len(labels), np.int64), clients, rng)
 
 
-def as_clients(found: Any, n: int, clients: int) -> np.ndarray:
+def clients_of_samples(found: Any, n: int, clients: int) -> np.ndarray:
     """Convert the result of a partition to the client [n] of each sample, and check it."""
     if isinstance(found, np.ndarray) and found.ndim == 1:
         client = found
         if client.shape != (n,) or client.dtype.kind not in "iu":
             raise InputError(f"the partition names no client for each of {n} samples")
     else:
-        index, client = indices(found, n)
+        index, client = flatten_partition(found, n)
         if len(index) != n:
             raise InputError(f"the partition deals {len(index)} of {n} samples: deal each once")
         client = client[np.argsort(index)]
@@ -72,7 +72,7 @@ def as_clients(found: Any, n: int, clients: int) -> np.ndarray:
     return client.astype(np.int64)
 
 
-def indices(parts: Any, n: int) -> tuple[np.ndarray, np.ndarray]:
+def flatten_partition(parts: Any, n: int) -> tuple[np.ndarray, np.ndarray]:
     """Convert one index array per client to samples and the client of each.
 
     Raises:
@@ -149,12 +149,12 @@ def dirichlet_partition(
             f"samples and there are {n}: raise train, or lower minimum or clients"
         )
     if math.isinf(alpha):
-        return _evenly(labels, clients, rng)
+        return _deal_evenly(labels, clients, rng)
     client = np.empty(n, np.int64)
     for members in _by_class(labels):
         counts = _counts(len(members), clients, alpha, rng)
         client[rng.permutation(members)] = np.repeat(np.arange(clients), counts)
-    return _filled(client, clients, minimum, rng)
+    return _fill_up(client, clients, minimum, rng)
 
 
 def weights(sizes: np.ndarray, kind: str) -> np.ndarray:
@@ -172,7 +172,7 @@ def _by_class(labels: np.ndarray) -> list[np.ndarray]:
     return np.split(order, np.flatnonzero(np.diff(labels[order])) + 1)
 
 
-def _evenly(labels: np.ndarray, clients: int, rng: np.random.Generator) -> np.ndarray:
+def _deal_evenly(labels: np.ndarray, clients: int, rng: np.random.Generator) -> np.ndarray:
     """Deal the shuffled classes, one after the other, like cards.
 
     Sizes, and the counts of each class, differ by at most one between clients.
@@ -208,7 +208,9 @@ def _counts(total: int, clients: int, alpha: float, rng: np.random.Generator) ->
     return np.diff(np.minimum(ends, total), prepend=0)
 
 
-def _filled(client: np.ndarray, clients: int, minimum: int, rng: np.random.Generator) -> np.ndarray:
+def _fill_up(
+    client: np.ndarray, clients: int, minimum: int, rng: np.random.Generator
+) -> np.ndarray:
     """Move random samples of the largest clients to those below the minimum, in place.
 
     Water-filling: clients give what is above the highest level tau >= minimum that covers the
@@ -246,7 +248,7 @@ def is_partitioner(found: Any) -> bool:
     return hasattr(found, "load_partition")
 
 
-def deals_to(found: Any) -> int | None:
+def partitioner_clients(found: Any) -> int | None:
     """The number of clients of a partitioner; None if it is none or cannot say before it deals."""
     if not is_partitioner(found) or isinstance(found, type):
         return None
@@ -280,7 +282,7 @@ def by_partitioner(partitioner: Any, labels: np.ndarray, clients: int) -> list[n
         parts = [mine.load_partition(i).with_format("numpy")["index"] for i in range(count)]
     except Exception as error:  # a partitioner may raise anything
         raise InputError(
-            f"{type(partitioner).__name__} cannot deal these samples ({of_one_line(error)}): give "
+            f"{type(partitioner).__name__} cannot deal these samples ({one_line(error)}): give "
             "it other numbers, or a partition of your own"
         ) from error
     if len(parts) != clients:
@@ -291,6 +293,6 @@ def by_partitioner(partitioner: Any, labels: np.ndarray, clients: int) -> list[n
     return [np.asarray(part, np.int64) for part in parts]
 
 
-def of_one_line(error: Exception) -> str:
+def one_line(error: Exception) -> str:
     """The message of an error on one line, or its name."""
     return " ".join(str(error).split())[:200] or type(error).__name__

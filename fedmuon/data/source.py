@@ -116,11 +116,11 @@ def unit_rows(
     mapped = np.empty((len(rows) if chosen is None else len(chosen), rows.shape[1]))
     for start in range(0, len(mapped), CHUNK):
         part = slice(start, start + CHUNK)
-        mapped[part] = _inside(rows[part if chosen is None else chosen[part]], normalize)
+        mapped[part] = _into_ball(rows[part if chosen is None else chosen[part]], normalize)
     return mapped
 
 
-def _inside(rows: np.ndarray, normalize: str) -> np.ndarray:
+def _into_ball(rows: np.ndarray, normalize: str) -> np.ndarray:
     """Move rows [m, d] into the ball, so that the returned doubles satisfy ||u||_2 <= 1.
 
     A sum of d squares in any order, its root and the divisions by it have a relative error below

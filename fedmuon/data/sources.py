@@ -1,8 +1,8 @@
 """Every source of samples by name: bundled, generated, in local files, or on the hub.
 
 The file begins with the readers of images. A source in files is read as data only: no file can make
-a reader run code. `READERS` lists all sources, and `mapped` shares one between processes as memory
-maps.
+a reader run code. `READERS` lists all sources, and `read_mapped` shares one between processes as
+memory maps.
 """
 
 import contextlib
@@ -395,7 +395,7 @@ def available() -> list[tuple[str, bool, str]]:
         held = there is not None
         found.append((name, held, f"in {package}" if held else f"pip install {package}"))
     found.append(("pydoc", True, "in Python"))
-    images = [(name, found_folder(name), _fetched(name)) for name in FILES]
+    images = [(name, found_folder(name), _how_to_get(name)) for name in FILES]
     mend = "set [data] folder to its files, or make some up by `fedmuon make-text`"
     tables = [(name, found_folder(name), mend) for name in TABLES]
     files = [
@@ -432,8 +432,8 @@ def folders(name: str, folder: str | Path = "") -> list[Path]:
     return [*mine, *shared] if mine else [*shared, Path("data") / name]
 
 
-def _fetched(name: str) -> str:
-    if installed():
+def _how_to_get(name: str) -> str:
+    if hub_installed():
         return f"downloaded on first use from {FILES[name].hub[0]}"
     return f"{FILES[name].mend}set [data] folder, or pip install 'fedmuon[hub]'"
 
@@ -442,9 +442,10 @@ def _from_files(name: str, folder: str | Path = "") -> Source:
     place, looked = found_folder(name, folder), ", ".join(map(str, folders(name, folder)))
     if place is None and folder:
         raise InputError(f"[data] folder = {looked} has no files of {name}: check the path")
-    if place is None and not installed():
+    if place is None and not hub_installed():
         raise InputError(
-            f"{name} is in none of {looked} and the hub's client is not installed: {_fetched(name)}"
+            f"{name} is in none of {looked} and the hub's client is not installed: "
+            f"{_how_to_get(name)}"
         )
     images, labels, official = read_hub(name) if place is None else FILES[name].read(place)
     where = f"hub: {FILES[name].hub[0]}" if place is None else str(place)
@@ -472,7 +473,7 @@ def _idx(folder: str | Path = "") -> Source:
     return Source("idx", images, labels, int(labels.max()) + 1, official, str(place))
 
 
-def installed() -> bool:
+def hub_installed() -> bool:
     """Whether flwr-datasets is installed; nothing is imported."""
     return find_spec("flwr_datasets") is not None
 
@@ -526,9 +527,9 @@ Stamp = tuple[tuple[str, int, int], ...]
 VERSION = 2  # of the stored arrays; increase it when a reader changes
 
 
-def mapped(name: str, options: tuple[tuple[str, Any], ...]) -> Source:
+def read_mapped(name: str, options: tuple[tuple[str, Any], ...]) -> Source:
     """Return a source with memory-mapped inputs; it is read again if it cannot be cached."""
-    return _mapped(name, options, stamp(name, options))
+    return _read_cached(name, options, stamp(name, options))
 
 
 def stamp(name: str, options: tuple[tuple[str, Any], ...]) -> Stamp:
@@ -542,7 +543,7 @@ def stamp(name: str, options: tuple[tuple[str, Any], ...]) -> Stamp:
 
 
 @lru_cache(maxsize=4)
-def _mapped(name: str, options: tuple[tuple[str, Any], ...], held: Stamp) -> Source:
+def _read_cached(name: str, options: tuple[tuple[str, Any], ...], held: Stamp) -> Source:
     if not _origin(name, dict(options)):
         return read(name, **dict(options))
     key = hashlib.sha256(repr((VERSION, name, options, [*held])).encode()).hexdigest()[:16]

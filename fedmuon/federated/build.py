@@ -23,7 +23,7 @@ from fedmuon.core.tables import Scalar
 from fedmuon.data.federated import FederatedData, federate
 from fedmuon.data.neighbours import Neighbours
 from fedmuon.data.source import Source
-from fedmuon.data.sources import Stamp, mapped, read, stamp
+from fedmuon.data.sources import Stamp, read, read_mapped, stamp
 from fedmuon.federated import build_recipe
 from fedmuon.federated.deal import deal, fitted, own_source
 from fedmuon.federated.memory import (
@@ -41,7 +41,7 @@ from fedmuon.tasks import decoder as decoders
 from fedmuon.tasks.base import Task
 from fedmuon.tasks.decoder import (
     Form,
-    adapted,
+    add_adapters,
     decoder,
     gpt2_law,
     lora_law,
@@ -53,7 +53,7 @@ from fedmuon.tasks.matrix import MatrixTask, compiles, fastest, supported
 from fedmuon.tasks.models import network, with_channels
 from fedmuon.tasks.networks import NetworkTask
 from fedmuon.tasks.user_task import Task as OwnTask
-from fedmuon.tasks.user_task import as_task, own_network
+from fedmuon.tasks.user_task import as_task, user_network
 
 COMPILED = 2e7  # gradients of samples in a run, from which seconds of compilation are nothing
 ROUNDING = 1e-9  # of the squared norms of rows that are in the ball
@@ -69,7 +69,7 @@ def source(config: Config) -> Source:
         require_room(config, (config.data.dimension,))
     options = tuple(sorted(options_of(config).items()))
     if _shared.get():
-        return mapped(config.data.name, options)
+        return read_mapped(config.data.name, options)
     return _read(config.data.name, options, stamp(config.data.name, options))
 
 
@@ -184,7 +184,7 @@ def _own(
     within = guard(config, "task")
     with within:
         found = as_task(made)
-        return own_network(found, known["shape"], known["classes"], whole, dtype, device, within)
+        return user_network(found, known["shape"], known["classes"], whole, dtype, device, within)
 
 
 @lru_cache(maxsize=4)
@@ -203,14 +203,14 @@ def _decoder(
     that `rank` beside them; of `tables` with sentences only the sentences are predicted."""
 
     def stored(module: nn.Module, rng: np.random.Generator) -> dict[str, np.ndarray]:
-        return decoders.fitted(read_weights(weights), module)
+        return decoders.matching_weights(read_weights(weights), module)
 
     start, shape = stored if weights else gpt2_law, (form.context + 1,)
     targets = partial(sentence_tokens, form.vocabulary - 1) if tables else next_tokens
     network = decoder(form)
     if rank:
         like = torch.empty(0, dtype=dtype, device=device)
-        network, start = adapted(network, rank, read_weights(weights), like), lora_law
+        network, start = add_adapters(network, rank, read_weights(weights), like), lora_law
     return NetworkTask(network, shape, dtype, device, targets=targets, start=start)
 
 

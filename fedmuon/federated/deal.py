@@ -18,12 +18,12 @@ from fedmuon.data.federated import split
 from fedmuon.data.partition import (
     COLUMN,
     PARTITIONS,
-    as_clients,
     by_partitioner,
-    deals_to,
-    indices,
+    clients_of_samples,
+    flatten_partition,
     is_partitioner,
-    of_one_line,
+    one_line,
+    partitioner_clients,
     require_samples,
 )
 from fedmuon.data.source import Source
@@ -79,7 +79,7 @@ def deal(config: Config, samples: Source) -> tuple[np.ndarray, np.ndarray, np.nd
     else:
         with _guard(config):
             found = _partition(config)(samples.labels[train], federation.clients, rng)
-            client = as_clients(found, len(train), federation.clients)
+            client = clients_of_samples(found, len(train), federation.clients)
     filled = federation.partition in ("dirichlet", "quantity")  # which give everybody enough
     require_samples(client, federation.clients, 1 if filled else table.minimum)
     return train, client, test
@@ -111,7 +111,7 @@ def _made_partitioner(config: Config, kind: type) -> Any:
         return kind(**takes(kind, facts))
     except Exception as error:  # of the partitioner's own checks
         raise InputError(
-            f"{kind.__name__} cannot be made ({of_one_line(error)}): say what it needs in "
+            f"{kind.__name__} cannot be made ({one_line(error)}): say what it needs in "
             "[federation.options]"
         ) from error
 
@@ -144,7 +144,7 @@ def _parts(
     """Index arrays into the data: what they leave out may be held out."""
     n = len(samples.labels) if samples.official_test is None else samples.official_test
     with _guard(config):
-        train, client = indices(parts, n)
+        train, client = flatten_partition(parts, n)
     require_samples(client, config.federation.clients, config.data.minimum)
     if samples.official_test is not None:
         return train, client, np.arange(n, len(samples.labels))
@@ -163,7 +163,7 @@ def fitted(config: Config) -> Config:
     """The config with the numbers that follow from what was brought, where it says nothing."""
     own, parts = own_objects(config), _listed(config)
     with _guard(config):
-        count = deals_to(own.partition) if parts is None else len(parts)
+        count = partitioner_clients(own.partition) if parts is None else len(parts)
     if own.data is None and count is None:
         return config
     changes: dict[str, dict[str, Any]] = {"data": {}, "federation": {}}

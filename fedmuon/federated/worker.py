@@ -12,7 +12,7 @@ from fedmuon.core.errors import InputError
 from fedmuon.core.rng import Draw, generator
 from fedmuon.data.neighbours import Neighbours
 from fedmuon.data.source import Source, flat_rows
-from fedmuon.data.sources import mapped
+from fedmuon.data.sources import read_mapped
 from fedmuon.federated.build import options_of, plan, resolve, task
 from fedmuon.federated.build_recipe import recipe
 from fedmuon.federated.deal import deal, dealing, own_source, require_same_samples
@@ -62,7 +62,7 @@ class Worker:
 def _samples(config: Config) -> Source:
     if own_objects(config).data is not None:
         return own_source(config)
-    return mapped(config.data.name, tuple(sorted(options_of(config).items())))
+    return read_mapped(config.data.name, tuple(sorted(options_of(config).items())))
 
 
 @lru_cache(maxsize=2)  # one replica, and a stack of them

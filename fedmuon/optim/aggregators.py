@@ -22,7 +22,7 @@ from fedmuon.core.errors import InputError
 from fedmuon.core.guard import Guard, called, mapping
 from fedmuon.core.hidden_state import Held
 from fedmuon.core.registry import Registry
-from fedmuon.tasks.base import Params, stacked
+from fedmuon.tasks.base import Params, stack_results
 
 Function = Callable[..., Any]  # (replies) -> params, or (replies, state) -> (params, state)
 Init = Callable[[Mapping[str, Tensor]], Mapping[str, Tensor]]
@@ -88,7 +88,7 @@ class Aggregator:
             combined, kept = self._applied(alone, own, _at(like, s))
             found.append(combined)
             after.append(kept)
-        return stacked(found), stacked(after)
+        return stack_results(found), stack_results(after)
 
     def _applied(
         self, replies: Sequence[Any], state: Params | None, like: Params

@@ -20,7 +20,7 @@ from fedmuon.core.rng import Draw, normal
 from fedmuon.optim.chain import Context, Link, Number, per_client, stateless
 from fedmuon.optim.orthogonalizers import Orthogonalizer
 from fedmuon.optim.probe import require_sound
-from fedmuon.tasks.base import Params, joined
+from fedmuon.tasks.base import Params, concatenate
 
 Map = Callable[[Tensor, Context, int], Tensor]  # (M [S, m, n], context, block number) -> [S, m, n]
 Pieces = dict[tuple[str, int], Tensor]  # (name, place in it) -> matrices [S, m, n]
@@ -50,7 +50,7 @@ def orthogonalize(
         number = {piece: block for block, piece in enumerate(pieces)}
         found: Pieces = {}
         for names in _groups(pieces, grouped):
-            stack = joined([pieces[name] for name in names])
+            stack = concatenate([pieces[name] for name in names])
             scale = ADJUSTMENTS[adjust](*stack.shape[-2:])
             image = apply(stack, context, number[names[0]])
             image = image if scale == 1 else image * scale
@@ -75,7 +75,7 @@ def _uncut(pieces: Pieces, template: Params) -> Params:
     for name, place in sorted(pieces):  # pieces of other shapes were grouped apart
         parts[name].append(pieces[name, place])
     return {
-        name: joined(parts[name], _longer(value)).reshape(value.shape)
+        name: concatenate(parts[name], _longer(value)).reshape(value.shape)
         for name, value in template.items()
     }
 

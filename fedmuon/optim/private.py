@@ -39,7 +39,7 @@ from fedmuon.privacy.accounting.dominating_pairs import Event
 from fedmuon.privacy.noise_visibility import CAVEATS, uncertified
 from fedmuon.tasks.base import Batch, Loss, Params, cross_entropy
 from fedmuon.tasks.networks import NetworkTask, stateless
-from fedmuon.tasks.user_task import each_checked, require_numbers
+from fedmuon.tasks.user_task import check_each, require_numbers
 
 
 class Lot(NamedTuple):
@@ -82,7 +82,7 @@ class Private(Optimizer):
         _require_sound(self._privacy, self._local, population)
         self._model, self._loss, self._population, self._seed = model, loss, population, seed
         if loss is not cross_entropy and not stateless(loss):
-            self._loss = each_checked(loss, "loss", Guard("loss", loss))
+            self._loss = check_each(loss, "loss", Guard("loss", loss))
         self._routed = {
             one.name: one.matrices[0] if one.matrices else 0 for one in routing_table(model)
         }

@@ -19,7 +19,7 @@ from fedmuon.optim.aggregators import Aggregator, as_aggregator, mean
 from fedmuon.optim.chain import Chain, Context, Link, Number, States, per_replica, zeros
 from fedmuon.privacy.mechanisms.client_level import ClientLevel
 from fedmuon.privacy.mechanisms.gaussian import Mechanism
-from fedmuon.tasks.base import Params, stacked
+from fedmuon.tasks.base import Params, stack_results
 from fedmuon.tasks.per_example.clipping import Clipping
 
 # (old model, mean of the clients' models, states) -> (next model, next states)
@@ -243,7 +243,7 @@ def _first_state(aggregator: Aggregator, like: Params) -> Params:
     else:
         count = len(next(iter(like.values())))
         alone = [{name: value[s] for name, value in like.items()} for s in range(count)]
-        found = stacked([_tensors(aggregator.init(one)) for one in alone])
+        found = stack_results([_tensors(aggregator.init(one)) for one in alone])
     return {name: value.detach().clone() for name, value in _tensors(found).items()}
 
 

@@ -15,7 +15,7 @@ from torch.nn.modules.batchnorm import _NormBase
 
 from fedmuon.core.errors import InputError
 from fedmuon.optim.matrices import matrix_shape
-from fedmuon.tasks.models import owned
+from fedmuon.tasks.models import owned_parameters
 
 FUSED = {"in_proj_weight": 3, "c_attn": 3, "qkv": 3}  # part of a name -> matrices in one
 _EMBEDDINGS = (nn.Embedding, nn.EmbeddingBag)
@@ -60,7 +60,11 @@ def routing_table(
     `to_muon` and `to_aux` are name patterns ("blocks.*.weight") that overrule the rule. A matrix
     [k d, d] or [d, k d] whose name holds a key of `fused` is cut into its k square matrices.
     """
-    found = [(name, layer, param) for name, layer, _, param in owned(model) if param.requires_grad]
+    found = [
+        (name, layer, param)
+        for name, layer, _, param in owned_parameters(model)
+        if param.requires_grad
+    ]
     _all_match([*to_muon, *to_aux], [name for name, _, _ in found])
     layers = [layer for _, layer, param in found if param.ndim >= 2]
     ends = {id(layers[0]): "first layer", id(layers[-1]): "last layer"} if layers else {}

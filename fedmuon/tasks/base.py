@@ -47,26 +47,26 @@ class Batch:
     replaced: Replaced | None = None
 
 
-def joined(found: Sequence[Any], axis: int = 0) -> Any:
+def concatenate(found: Sequence[Any], axis: int = 0) -> Any:
     """Concatenate tensors, or tuples and dictionaries of them, along an axis.
 
     A single one is not copied.
     """
-    return found[0] if len(found) == 1 else _combined(found, partial(torch.cat, dim=axis))
+    return found[0] if len(found) == 1 else _combine(found, partial(torch.cat, dim=axis))
 
 
-def stacked(found: Sequence[Any]) -> Any:
+def stack_results(found: Sequence[Any]) -> Any:
     """Stack tensors, or tuples and dictionaries of them, along a new first axis."""
-    return _combined(found, lambda each: each[0][None] if len(each) == 1 else torch.stack(each))
+    return _combine(found, lambda each: each[0][None] if len(each) == 1 else torch.stack(each))
 
 
-def _combined(found: Sequence[Any], combine: Callable[[list[Tensor]], Tensor]) -> Any:
+def _combine(found: Sequence[Any], combine: Callable[[list[Tensor]], Tensor]) -> Any:
     first = found[0]
     if isinstance(first, Tensor):
         return combine(list(found))
     if isinstance(first, dict):
-        return {name: _combined([one[name] for one in found], combine) for name in first}
-    return tuple(_combined(each, combine) for each in zip(*found, strict=True))
+        return {name: _combine([one[name] for one in found], combine) for name in first}
+    return tuple(_combine(each, combine) for each in zip(*found, strict=True))
 
 
 def blocks(tree: Params, count: int) -> list[Params]:
@@ -165,6 +165,6 @@ def mean_of(values: Tensor, targets: Tensor) -> Tensor:
     return values.flatten(1).sum(1) / (targets != IGNORED).flatten(1).sum(1).clamp(min=1)
 
 
-def given_labels(inputs: Tensor, labels: Tensor) -> Tensor:
+def labels_as_targets(inputs: Tensor, labels: Tensor) -> Tensor:
     """Use the labels as targets."""
     return labels

@@ -23,7 +23,7 @@ from torch import Tensor, nn
 from fedmuon.core.errors import InputError
 from fedmuon.core.files import require_regular
 from fedmuon.tasks.base import IGNORED, Params
-from fedmuon.tasks.models import fresh
+from fedmuon.tasks.models import torch_law
 
 SPREAD = 0.02  # standard deviation of the entries of an initial weight
 LEAST, MOST = 5, 100  # number of generated tokens, as in DP-Muon
@@ -75,10 +75,10 @@ class Decoder(nn.Module):
 def decoder(form: Form) -> Decoder:
     """Build a decoder on torch's `meta` device, with shapes but no values."""
     with torch.device("meta"):
-        return Decoder(published(form))
+        return Decoder(gpt2_model(form))
 
 
-def published(form: Form, end: int | None = None) -> Any:
+def gpt2_model(form: Form, end: int | None = None) -> Any:
     """Build a GPT2LMHeadModel on the current device; `end` is the token that ends generation."""
     try:
         # Imported here: transformers is optional, and takes seconds to load.
@@ -130,7 +130,9 @@ def gpt2_law(network: nn.Module, rng: np.random.Generator) -> dict[str, np.ndarr
     return found
 
 
-def fitted(weights: Mapping[str, np.ndarray], network: nn.Module) -> dict[str, np.ndarray]:
+def matching_weights(
+    weights: Mapping[str, np.ndarray], network: nn.Module
+) -> dict[str, np.ndarray]:
     """Pick the parameters of a network from stored arrays, and ignore other arrays.
 
     Names may lack the first part, as those of the published GPT-2 do.
@@ -168,7 +170,7 @@ def generate(
         The new tokens of each prompt, without END. A sentence ends at the latest where the context
         of the decoder does.
     """
-    model = published(form, end).to(next(iter(params.values())))
+    model = gpt2_model(form, end).to(next(iter(params.values())))
     odd = model.load_state_dict(params, strict=False).unexpected_keys  # the head may be missing
     if odd:
         raise InputError(f"the decoder has no {odd[0]}: fold adapters into its weights")
@@ -240,7 +242,7 @@ def weights_digest(place: str | Path) -> str:
 INNER = ".base"  # part of the names of the fixed tensors within an adapted projection
 
 
-class Adapted(nn.Module):
+class WithAdapters(nn.Module):
     """A fixed projection [d, p] of transformers, and its learned adapters."""
 
     def __init__(self, base: nn.Module, rank: int) -> None:
@@ -255,7 +257,7 @@ class Adapted(nn.Module):
         return self.base(x) + self.up(self.down(x))
 
 
-def adapted(
+def add_adapters(
     network: Decoder, rank: int, weights: Mapping[str, np.ndarray], like: Tensor
 ) -> Decoder:
     """Change a decoder in place: stored weights become buffers, and adapters are added on `meta`.
@@ -271,10 +273,10 @@ def adapted(
             f"[task] lora-rank = {rank} is above width = {width}: adapters of a rank so high would "
             "hold more than what they stand beside"
         )
-    stored = fitted(weights, network)
+    stored = matching_weights(weights, network)
     with torch.device("meta"):
         for block in network.transformer.h:
-            block.attn.c_attn = Adapted(block.attn.c_attn, rank).to(like.dtype)
+            block.attn.c_attn = WithAdapters(block.attn.c_attn, rank).to(like.dtype)
     tensors = {name: torch.as_tensor(value).to(like) for name, value in stored.items()}
     names = {id(param): name for name, param in network.named_parameters()}
     for layer in network.modules():
@@ -288,16 +290,16 @@ def adapted(
 
 def lora_law(network: nn.Module, rng: np.random.Generator) -> dict[str, np.ndarray]:
     """Draw the initial adapters: A by torch's law for linear layers, B = 0."""
-    drawn = fresh(network, rng)
+    drawn = torch_law(network, rng)
     return {name: 0 * v if name.endswith("up.weight") else v for name, v in drawn.items()}
 
 
-def folded(network: nn.Module, params: Params) -> Params:
+def fold_adapters(network: nn.Module, params: Params) -> Params:
     """Return parameters of a decoder without adapters that computes the same: W + A B for each W.
 
     If the network has no adapters, `params` are returned.
     """
-    layers = {name: one for name, one in network.named_modules() if isinstance(one, Adapted)}
+    layers = {name: one for name, one in network.named_modules() if isinstance(one, WithAdapters)}
     if not layers:
         return params
     fixed = {name: value for name, value in network.named_buffers() if not value.is_meta}

@@ -27,8 +27,8 @@ from torch.nn.functional import conv2d
 
 from fedmuon.core.errors import InputError
 from fedmuon.core.threads import one_thread, parts, spread
-from fedmuon.tasks.base import Batch, Params, Points, Replaced, joined
-from fedmuon.tasks.per_example.clipped_sums import unclipped
+from fedmuon.tasks.base import Batch, Params, Points, Replaced, concatenate
+from fedmuon.tasks.per_example.clipped_sums import sums_without_clipping
 from fedmuon.tasks.per_example.clipping import Clipping, scaled_norms
 
 Kernel = Callable[[Tensor, Tensor], Tensor]  # [m, k], [k, n] -> [m, n]; may be transposed views
@@ -146,13 +146,13 @@ class Member(NamedTuple):
         return 4.0 * self.weight.numel() * len(self.batch.labels)
 
 
-def pieces(members: Sequence[Member]) -> list[list[list[Member]]]:
+def split_members(members: Sequence[Member]) -> list[list[list[Member]]]:
     """Return rows of pieces. The results within a row are to be added in order.
 
     Those of different rows are to be concatenated.
     """
     found: list[list[list[Member]]] = []
-    for some in together(members):
+    for some in group_small(members):
         if len(some) > 1:
             found.append([some])
             continue
@@ -169,14 +169,14 @@ def pieces(members: Sequence[Member]) -> list[list[list[Member]]]:
         for stack in stacks:
             row = []
             for part in cut:
-                there = batch.replaced and within(batch.replaced, stack, part)
+                there = batch.replaced and replaced_within(batch.replaced, stack, part)
                 own = Batch(batch.inputs[part], batch.labels[part], there)
                 row.append([Member(weight[stack], own, samples)])
             found.append(row)
     return found
 
 
-def together(members: Sequence[Member]) -> Iterator[list[Member]]:
+def group_small(members: Sequence[Member]) -> Iterator[list[Member]]:
     """Group consecutive small members; yield large ones alone."""
     some: list[Member] = []
     held = 0.0
@@ -195,7 +195,7 @@ def thin_parts(member: Member) -> list[slice]:
     return parts(samples, min(member.flops / FLOP, samples / FEW))
 
 
-def within(there: Replaced, replicas: slice, samples: slice) -> Replaced | None:
+def replaced_within(there: Replaced, replicas: slice, samples: slice) -> Replaced | None:
     """The replaced samples within a part, by their position in it."""
     replica, position = there.replica - replicas.start, there.position - samples.start
     held = (replica >= 0) & (there.replica < replicas.stop)
@@ -236,7 +236,7 @@ def mean_gradients(members: Sequence[Member], own: Own) -> tuple[Tensor, Tensor]
     gradients = np.zeros((len(members), *weight.shape), weight.numpy().dtype)
     sums = iter(gradients)
     groups = [
-        [_parts(one, next(sums), len(some) == 1) for one in some] for some in together(members)
+        [_parts(one, next(sums), len(some) == 1) for one in some] for some in group_small(members)
     ]
     # A piece is one part of a large member, or a group of small members with one part each.
     spread([partial(_add, piece, own) for group in groups for piece in zip(*group, strict=True)])
@@ -279,7 +279,7 @@ def _add(piece: Sequence[_Part], own: Own) -> None:
     for member, rows, arrays, total, right in piece:
         replicas, classes = total.shape[:2]
         there = member.batch.replaced
-        there = there and within(there, slice(0, replicas), rows)
+        there = there and replaced_within(there, slice(0, replicas), rows)
         skip = np.full(replicas, -1)
         if there is not None:
             skip[there.replica.numpy()] = there.position.numpy()
@@ -335,7 +335,7 @@ class MatrixTask:
         if self.kernel == "fused" and not members[0].thick:
             loss, gradient = mean_gradients(members, _replaced_slope)
             return loss, {"weight": gradient.mT}
-        rows = pieces(members) if self.thread_safe else [[members]]
+        rows = split_members(members) if self.thread_safe else [[members]]
         work = [partial(self._side_by_side, piece) for row in rows for piece in row]
         found, totals = iter(spread(work, self.thread_safe)), []
         for row in rows:
@@ -345,7 +345,7 @@ class MatrixTask:
                 loss.add_(more_loss)
                 gradient.add_(more)
             totals.append((loss, gradient))
-        loss, gradient = joined(totals)
+        loss, gradient = concatenate(totals)
         return loss, {"weight": gradient.mT}
 
     def _side_by_side(self, members: Sequence[Member]) -> Found:
@@ -356,15 +356,15 @@ class MatrixTask:
         """
         logits = [self._logits(one.weight, one.batch.inputs) for one in members]
         sizes = [len(one.batch.labels) for one in members]
-        labels = joined([one.batch.labels for one in members], -1)
+        labels = concatenate([one.batch.labels for one in members], -1)
         if len(members) == 1:
             shares: Tensor | float = 1 / members[0].samples
         else:
             pairs = zip(sizes, members, strict=True)
             shares = torch.cat([logits[0].new_full((n,), 1 / one.samples) for n, one in pairs])
-        right, slope = _slope_(joined(logits, -1), labels, shares)
+        right, slope = _slope_(concatenate(logits, -1), labels, shares)
         found = zip(members, right.split(sizes, -1), slope.split(sizes, -1), strict=True)
-        return joined([self._pull_back(*one) for one in found])
+        return concatenate([self._pull_back(*one) for one in found])
 
     def clipped(
         self, points: Points, batches: Sequence[Batch], clipping: Clipping
@@ -374,10 +374,10 @@ class MatrixTask:
         The gradient of a sample is u s^T, of norm ||u|| ||s||. Combinations over points have the
         same u, so only slopes s are stored.
         """
-        if whole := unclipped(self.gradient, points, batches, clipping):
+        if whole := sums_without_clipping(self.gradient, points, batches, clipping):
             return whole
         blocks = [(c, params["weight"].mT.chunk(len(batches))) for c, params in points]
-        loss, total = joined(
+        loss, total = concatenate(
             [
                 self._clipped([(c, block[k]) for c, block in blocks], batch, clipping)
                 for k, batch in enumerate(batches)

@@ -322,7 +322,7 @@ def reject_layers(network: nn.Module) -> None:
             raise InputError(f"{name or 'The network'} is a {type(layer).__name__}, {problem}")
 
 
-def fresh(network: nn.Module, rng: np.random.Generator) -> dict[str, np.ndarray]:
+def torch_law(network: nn.Module, rng: np.random.Generator) -> dict[str, np.ndarray]:
     """Draw initial parameters by torch's default laws, in the order of `named_parameters`.
 
     Linear layers and convolutions, weights and biases alike, are uniform in +-1/sqrt(fan-in);
@@ -330,7 +330,7 @@ def fresh(network: nn.Module, rng: np.random.Generator) -> dict[str, np.ndarray]
     """
     found: dict[str, np.ndarray] = {}
     drawn: set[int] = set()
-    for name, owner, key, param in owned(network):
+    for name, owner, key, param in owned_parameters(network):
         if id(param) in drawn:  # tied to one with another name
             continue
         drawn.add(id(param))
@@ -350,7 +350,7 @@ def fresh(network: nn.Module, rng: np.random.Generator) -> dict[str, np.ndarray]
     return found
 
 
-def owned(network: nn.Module) -> Iterator[tuple[str, nn.Module, str, nn.Parameter]]:
+def owned_parameters(network: nn.Module) -> Iterator[tuple[str, nn.Module, str, nn.Parameter]]:
     """Yield (name, owner, name in the owner, parameter); tied parameters under all their names."""
     for prefix, owner in network.named_modules(remove_duplicate=False):
         for key, param in owner.named_parameters(recurse=False, remove_duplicate=False):

@@ -29,23 +29,23 @@ from fedmuon.tasks.base import (
     Points,
     Targets,
     blocks,
+    concatenate,
     cross_entropy,
-    given_labels,
-    joined,
+    labels_as_targets,
     mean_of,
-    stacked,
+    stack_results,
 )
-from fedmuon.tasks.models import fresh, reject_layers
-from fedmuon.tasks.per_example.clipped_sums import ClippedSums, unclipped
+from fedmuon.tasks.models import reject_layers, torch_law
+from fedmuon.tasks.per_example.clipped_sums import ClippedSums, sums_without_clipping
 from fedmuon.tasks.per_example.clipping import Clipping
-from fedmuon.tasks.per_example.ghost import ghostly, reject_mixing
+from fedmuon.tasks.per_example.ghost import find_ghosts, reject_mixing
 from fedmuon.tasks.work_split import (
     Chunks,
     Samples,
     exact_on,
-    pieces,
     saved_entries,
     size_of,
+    split_samples,
 )
 
 CPU = torch.device("cpu")
@@ -79,8 +79,8 @@ class NetworkTask:
     dtype: torch.dtype = torch.float32
     device: torch.device = CPU
     loss: Loss = cross_entropy
-    targets: Targets = given_labels
-    start: Start = fresh
+    targets: Targets = labels_as_targets
+    start: Start = torch_law
     vectorized: bool | None = None
     metrics: Mapping[str, Loss] | None = None
     whole: bool = False
@@ -149,13 +149,15 @@ class NetworkTask:
                 inputs = torch.stack([batch.inputs for batch in batches])
                 labels = torch.stack([batch.labels for batch in batches])
                 weights = inputs.new_full((1, *sizes), 1 / labels.shape[1])
-                return self._summed(params, Samples(inputs, labels, weights))
+                return self._weighted_gradient(params, Samples(inputs, labels, weights))
             pairs = zip(blocks(params, len(batches)), batches, strict=True)
-            return joined(spread([partial(self._mean, *pair) for pair in pairs], self.thread_safe))
+            return concatenate(
+                spread([partial(self._mean_gradient, *pair) for pair in pairs], self.thread_safe)
+            )
 
     def clipped(self, points: Points, batches: Sequence[Batch], clipping: Clipping) -> Found:
         """Mean loss [K S] at the last point and the sums of clipped per-example gradients."""
-        if whole := unclipped(self.gradient, points, batches, clipping):
+        if whole := sums_without_clipping(self.gradient, points, batches, clipping):
             return whole
         each = [(c, blocks(params, len(batches))) for c, params in points]
 
@@ -166,11 +168,11 @@ class NetworkTask:
             aimed = Batch(batch.inputs, self.targets(batch.inputs, batch.labels), there)
             return self.clipped_sums()([(c, block[k]) for c, block in each], [aimed], clipping)
 
-        return joined(spread([partial(own, k) for k in range(len(batches))], self.thread_safe))
+        return concatenate(spread([partial(own, k) for k in range(len(batches))], self.thread_safe))
 
     def _sums(self) -> ClippedSums:
         module = self.own_module()
-        found = ghostly(module, self.shape)
+        found = find_ghosts(module, self.shape)
         if found is not None and not self.unmixed:  # without ghosts, samples are called one by one
             reject_mixing(module, found.layers, self.shape)
             object.__setattr__(self, "unmixed", True)  # holds for copies in other threads, too
@@ -184,12 +186,12 @@ class NetworkTask:
         shared = replicas > 1 and self._vectorizes(rows)
         with torch.no_grad(), exact_on(self.device):
             found = self.chunks.each(
-                lambda part: self._mapped(self._losses, params, samples.rows(part), shared),
+                lambda part: self._map_replicas(self._losses, params, samples.rows(part), shared),
                 rows, replicas if shared else 1,
             )  # fmt: skip
-            return joined(list(found), 1)
+            return concatenate(list(found), 1)
 
-    def _mean(self, params: Params, batch: Batch) -> Found:
+    def _mean_gradient(self, params: Params, batch: Batch) -> Found:
         """Loss [S] and gradient of one batch.
 
         In a replica with a replaced sample, the shared one has weight 0, and its own is added.
@@ -198,39 +200,39 @@ class NetworkTask:
         shares = batch.inputs.new_full((1, rows), 1 / rows)
         shared = Samples(batch.inputs[None], batch.labels[None], shares)
         if there is None:
-            return self._summed(params, shared)
+            return self._weighted_gradient(params, shared)
         weights = shares.repeat(size_of(params), 1)
         weights[there.replica, there.position] = 0.0
-        loss, slope = self._summed(params, shared._replace(weights=weights))
+        loss, slope = self._weighted_gradient(params, shared._replace(weights=weights))
         own = Samples(there.inputs[:, None], there.labels[:, None], shares[:, :1])
         changed = {name: value[there.replica] for name, value in params.items()}
-        more, steeper = self._summed(changed, own)
+        more, steeper = self._weighted_gradient(changed, own)
         loss[there.replica] += more
         for name, value in steeper.items():
             slope[name][there.replica] += value
         return loss, slope
 
-    def _summed(self, params: Params, samples: Samples) -> Found:
+    def _weighted_gradient(self, params: Params, samples: Samples) -> Found:
         """sum_j w_j loss_j [B] and its gradient, in pieces for several threads."""
         if not self.thread_safe:
-            return self._in_turn(params, samples)
-        cut = pieces(params, samples, self.products)
-        work = [partial(self._in_turn, *piece) for row in cut for piece in row]
+            return self._in_chunks(params, samples)
+        cut = split_samples(params, samples, self.products)
+        work = [partial(self._in_chunks, *piece) for row in cut for piece in row]
         found = iter(spread(work))
-        return joined([reduce(_added_, islice(found, len(row))) for row in cut])
+        return concatenate([reduce(_add_, islice(found, len(row))) for row in cut])
 
-    def _in_turn(self, params: Params, samples: Samples) -> Found:
+    def _in_chunks(self, params: Params, samples: Samples) -> Found:
         """The same in one thread, with as many samples at once as fit into memory."""
         rows, replicas = samples.labels.shape[1], size_of(params)
         shared = replicas > 1 and self._vectorizes(rows)
         work = grad_and_value(self.total) if shared else self._slope
         found = self.chunks.each(
-            lambda part: self._mapped(work, params, samples.rows(part), shared),
+            lambda part: self._map_replicas(work, params, samples.rows(part), shared),
             rows, replicas if shared else 1,
         )  # fmt: skip
-        return reduce(_added_, map(itemgetter(1, 0), found))  # (slope, loss) -> (loss, slope)
+        return reduce(_add_, map(itemgetter(1, 0), found))  # (slope, loss) -> (loss, slope)
 
-    def _mapped(
+    def _map_replicas(
         self, function: Callable[..., Any], params: Params, samples: Samples, shared: bool
     ) -> Any:
         """Stack function(parameters, inputs, labels, weights) of all replicas.
@@ -246,7 +248,7 @@ class NetworkTask:
             given = (v[0 if one else r] for v, one in zip(samples, alone, strict=True))
             return function({name: value[r] for name, value in params.items()}, *given)
 
-        return stacked([turn(r) for r in range(size_of(params))])
+        return stack_results([turn(r) for r in range(size_of(params))])
 
     def _outputs(self, params: Params, inputs: Tensor) -> Tensor:
         rows = inputs.reshape(-1, *self.shape)
@@ -279,7 +281,7 @@ class NetworkTask:
         return loss, {"accuracy": right}
 
 
-def _added_(total: Found, more: Found) -> Found:
+def _add_(total: Found, more: Found) -> Found:
     """Add in place."""
     for name, value in more[1].items():
         total[1][name].add_(value)

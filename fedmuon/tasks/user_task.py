@@ -53,7 +53,7 @@ def as_task(found: Any) -> Task:
     raise unfit(found, "task", mend)
 
 
-def own_network(
+def user_network(
     task: Task, shape: tuple[int, ...], classes: int, whole: bool, dtype: torch.dtype,
     device: torch.device, guard: Guard | None = None,
 ) -> NetworkTask:  # fmt: skip
@@ -71,7 +71,7 @@ def own_network(
     Raises:
         InputError: If a run cannot use the module, the loss or a metric.
     """
-    module = _copied(task.module).to(device, dtype).train()
+    module = _checked_copy(task.module).to(device, dtype).train()
     loss = task.loss or (cross_entropy if classes else squared_error)
     of = guard or Guard("task", task.module)
     measures: dict[str, Metric] | None = {}
@@ -81,13 +81,13 @@ def own_network(
                 f"a metric cannot be called {name}, which every run tells of itself: give it "
                 f"another name, such as my_{name.removesuffix(SPREAD)}"
             )
-        measures[name] = each_checked(one, f"metric {name}", of.part("metric", one))
+        measures[name] = check_each(one, f"metric {name}", of.part("metric", one))
     if not measures and classes and not task.loss:
         measures = None  # the accuracy
     if loss is not cross_entropy:
-        loss = each_checked(loss, "loss", of.part("loss", loss))
+        loss = check_each(loss, "loss", of.part("loss", loss))
     try:
-        found = OwnNetwork(
+        found = UserNetwork(
             module, shape, dtype, device,
             loss=loss, metrics=measures, whole=whole,
             guard=of.part("task", task.module),
@@ -109,7 +109,7 @@ def own_network(
 
 
 @dataclass(frozen=True, eq=False)
-class OwnNetwork(NetworkTask):
+class UserNetwork(NetworkTask):
     """The task of a user's module; a guard surrounds all calls of the module."""
 
     guard: Guard = field(default_factory=lambda: Guard("task"))
@@ -165,7 +165,7 @@ def require_numbers(module: nn.Module) -> None:
             raise InputError(f"the {kind} {name} of the module is {problem}")
 
 
-def _copied(module: nn.Module) -> nn.Module:
+def _checked_copy(module: nn.Module) -> nn.Module:
     """Copy a module, all of whose parameters must be able to learn."""
     require_numbers(module)
     params = dict(module.named_parameters())
@@ -190,7 +190,7 @@ def _copied(module: nn.Module) -> nn.Module:
         ) from error
 
 
-def each_checked(measure: Metric, what: str, guard: Guard) -> Metric:
+def check_each(measure: Metric, what: str, guard: Guard) -> Metric:
     """Wrap a loss or metric to check that it returns one value per sample."""
 
     def checked(outputs: Tensor, targets: Tensor) -> Tensor:

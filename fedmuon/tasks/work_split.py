@@ -157,7 +157,9 @@ class Samples(NamedTuple):
         return Samples(*(values[:, part] for values in self))
 
 
-def pieces(params: Params, samples: Samples, products: int) -> list[list[tuple[Params, Samples]]]:
+def split_samples(
+    params: Params, samples: Samples, products: int
+) -> list[list[tuple[Params, Samples]]]:
     """Return rows of pieces, for samples that cost `products` each.
 
     The results within a row are to be added; those of different rows are to be concatenated.

@@ -18,9 +18,9 @@ from torch.func import functional_call, grad_and_value, vmap
 from fedmuon.core.device import at_hand, holds, sent
 from fedmuon.core.threads import Turns, spread
 from fedmuon.core.threads import parts as even
-from fedmuon.tasks.base import Batch, Loss, Params, Points, one_at_a_time, stacked
+from fedmuon.tasks.base import Batch, Loss, Params, Points, one_at_a_time, stack_results
 from fedmuon.tasks.per_example.clipping import Clipping
-from fedmuon.tasks.per_example.ghost import Ghosts, parts, record, shaped
+from fedmuon.tasks.per_example.ghost import Ghosts, layer_gradients, record, reshape_total
 from fedmuon.tasks.per_example.gradients import Explicit, Lookup, Outer, PerExample, Tied
 from fedmuon.tasks.work_split import Chunks, exact_on
 
@@ -33,7 +33,7 @@ Gradient = Callable[[Params, Sequence[Batch]], tuple[Tensor, Params]]
 Found = tuple[Tensor, dict[str, PerExample]]  # losses [n], gradients by parameter
 
 
-def unclipped(
+def sums_without_clipping(
     gradient: Gradient, points: Points, batches: Sequence[Batch], clipping: Clipping
 ) -> tuple[Tensor, Params] | None:
     """Return the sums for C = inf, as mean gradients times batch sizes, without per-example work.
@@ -46,7 +46,7 @@ def unclipped(
     loss, total = torch.empty(0), Params()
     for c, params in points:
         loss, slopes = gradient(params, batches)
-        total = _added(total, c, slopes)
+        total = _add(total, c, slopes)
     many = sent(torch.tensor(sizes).repeat_interleave(len(loss) // len(sizes)), loss.device)
     return loss, {key: v * many.view(-1, *[1] * (v.ndim - 1)) for key, v in total.items()}
 
@@ -86,7 +86,7 @@ class ClippedSums:
                 own = [(c, {key: value[row] for key, value in at.items()}) for c, at in points]
                 inputs, labels = _samples_of(batches[row // replicas], row % replicas)
                 found.append(self.one(own, inputs, labels, clipping))
-        return stacked(found)
+        return stack_results(found)
 
     def one(
         self, points: Points, inputs: Tensor, labels: Tensor, clipping: Clipping
@@ -117,7 +117,7 @@ class ClippedSums:
             if key not in totals:  # nothing was added
                 totals[key] = torch.zeros_like(value)
             elif self.ghosts is not None:
-                totals[key] = shaped(self.ghosts.layers[name], own_key, totals[key])
+                totals[key] = reshape_total(self.ghosts.layers[name], own_key, totals[key])
         return loss / max(rows, 1), {key: totals[key] for key in params}
 
     def _lanes(self, params: Params, rows: int) -> list[slice]:
@@ -163,7 +163,7 @@ class ClippedSums:
                 ([at.read for at in use], [at.times(c) for c, at in zip(weights, use, strict=True)])
                 for use in zip(*uses, strict=True)
             ]
-            for key, one in parts(layer, pairs).items():
+            for key, one in layer_gradients(layer, pairs).items():
                 found[f"{name}.{key}" if name else key] = one
         for name, first in self.ghosts.tied.items():
             embedding, head = found[first], found.pop(name)
@@ -183,11 +183,11 @@ class ClippedSums:
         total, losses = Params(), inputs.new_zeros(0)
         for c, params in points:
             slopes, losses = each(params, inputs, labels)
-            total = _added(total, c, slopes)
+            total = _add(total, c, slopes)
         return losses, {key: Explicit(value) for key, value in total.items()}
 
 
-def _added(total: Params, c: float, slopes: Params) -> Params:
+def _add(total: Params, c: float, slopes: Params) -> Params:
     """total + c slopes; the total may be empty."""
     more = {key: slope if c == 1 else c * slope for key, slope in slopes.items()}
     return {key: total[key] + value for key, value in more.items()} if total else more

@@ -19,8 +19,14 @@ from torch.nn import functional
 from torch.nn.modules.conv import _ConvNd
 
 from fedmuon.core.errors import InputError
-from fedmuon.tasks.base import Params, joined
-from fedmuon.tasks.per_example.gradients import Explicit, Lookup, Outer, PerExample, forms
+from fedmuon.tasks.base import Params, concatenate
+from fedmuon.tasks.per_example.gradients import (
+    Explicit,
+    Lookup,
+    Outer,
+    PerExample,
+    forming_is_cheaper,
+)
 from fedmuon.tasks.work_split import on_meta
 
 Use = tuple[Sequence[Tensor], Sequence[Tensor]]  # (reads, slopes), one of each for every point
@@ -29,7 +35,7 @@ PATCHES = 1 << 18  # numbers in the patches that are made at once, so that they 
 HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
 
 
-def known(layer: nn.Module) -> bool:
+def has_rule(layer: nn.Module) -> bool:
     """Whether there is a rule for the layer.
 
     Subclasses, hooks, and a `forward` set on the object may compute anything, so they have none.
@@ -43,10 +49,10 @@ def known(layer: nn.Module) -> bool:
     return _rule(layer) is not None
 
 
-def parts(layer: nn.Module, uses: Sequence[Use]) -> Parts:
+def layer_gradients(layer: nn.Module, uses: Sequence[Use]) -> Parts:
     """Per-example gradients of the layer's own parameters."""
     rule = _rule(layer)
-    assert rule is not None  # or `ghostly` would have returned None
+    assert rule is not None  # or `find_ghosts` would have returned None
     found = rule(layer, uses)
     return {key: found[key] for key, _ in layer.named_parameters(recurse=False)}
 
@@ -57,12 +63,12 @@ def entries(layer: nn.Module, read: Tensor, output: Tensor) -> int:
     if isinstance(layer, _ConvNd):
         length, groups = output[0, 0].numel(), layer.groups
         p, d = layer.out_channels // groups, layer.weight[0].numel()
-        more = p * d if forms(length, p, d) else length * d + 2 * length**2
+        more = p * d if forming_is_cheaper(length, p, d) else length * d + 2 * length**2
         held += len(read) * groups * more
     return held
 
 
-def shaped(layer: nn.Module, key: str, total: Tensor) -> Tensor:
+def reshape_total(layer: nn.Module, key: str, total: Tensor) -> Tensor:
     """Return a total in the shape of its parameter; that of a convolution has channels last."""
     shape = getattr(layer, key).shape
     if isinstance(layer, _ConvNd) and key == "weight":
@@ -77,39 +83,42 @@ def _rule(layer: nn.Module) -> Callable[..., Parts] | None:
 
 def _linear(layer: nn.Module, uses: Sequence[Use], transposed: bool = False) -> Parts:
     """A linear layer; `transposed` if its weight is [in, out]."""
-    flat = [pair for use in uses for pair in zip(*_telescoped(*use), strict=True)]
+    flat = [pair for use in uses for pair in zip(*_telescope(*use), strict=True)]
     read, slope = (  # [n, 1, T, in] and [n, 1, T, out]; T runs over positions and points
-        joined([_sequence(v) for v in column], 1)[:, None] for column in zip(*flat, strict=True)
+        concatenate([_sequence(v) for v in column], 1)[:, None]
+        for column in zip(*flat, strict=True)
     )
     falls = [_sequence(slope) for _, slopes in uses for slope in slopes]
     # A sum over one position is skipped: it took 6% of a private step of an MLP.
     shift = [one[:, 0] if one.shape[1] == 1 else one.sum(1) for one in falls]
     weight = Outer(slope, read) if transposed else Outer(read, slope)
-    return {"weight": weight.cheaper(), "bias": Explicit(_summed(shift))}
+    return {"weight": weight.cheaper(), "bias": Explicit(_sum(shift))}
 
 
 def _convolution(layer: _ConvNd, uses: Sequence[Use]) -> Parts:
-    flat = [pair for use in uses for pair in zip(*_telescoped(*use), strict=True)]
-    slope = joined([slope.flatten(2) for _, slope in flat], 2).unflatten(1, (layer.groups, -1)).mT
+    flat = [pair for use in uses for pair in zip(*_telescope(*use), strict=True)]
+    slope = (
+        concatenate([slope.flatten(2) for _, slope in flat], 2).unflatten(1, (layer.groups, -1)).mT
+    )
     shift = [slope.flatten(2).sum(2) for _, slopes in uses for slope in slopes]
 
     def patches(part: slice) -> Tensor:
-        return joined([_patches(layer, read[part]) for read, _ in flat], 2)
+        return concatenate([_patches(layer, read[part]) for read, _ in flat], 2)
 
     n, groups, length, p = slope.shape
     d = layer.weight[0].numel()
-    if forms(length, p, d):
+    if forming_is_cheaper(length, p, d):
         some, found = max(1, PATCHES // (groups * length * d)), slope.new_empty(n, groups, p, d)
         for part in (slice(k, k + some) for k in range(0, n, some)):
             torch.matmul(slope[part].mT, patches(part), out=found[part])
-        return {"weight": Explicit(found), "bias": Explicit(_summed(shift))}
-    return {"weight": Outer(patches(slice(None)), slope), "bias": Explicit(_summed(shift))}
+        return {"weight": Explicit(found), "bias": Explicit(_sum(shift))}
+    return {"weight": Outer(patches(slice(None)), slope), "bias": Explicit(_sum(shift))}
 
 
 def _embedding(layer: nn.Embedding, uses: Sequence[Use]) -> Parts:
     pairs = [pair for use in uses for pair in zip(*use, strict=True)]
-    read = joined([read.reshape(len(read), -1) for read, _ in pairs], 1)
-    slope = joined([_sequence(slope) for _, slope in pairs], 1)
+    read = concatenate([read.reshape(len(read), -1) for read, _ in pairs], 1)
+    slope = concatenate([_sequence(slope) for _, slope in pairs], 1)
     if layer.padding_idx is not None:
         slope = slope * (read != layer.padding_idx)[..., None]
     return {"weight": Lookup(read, slope, layer.num_embeddings)}
@@ -118,19 +127,19 @@ def _embedding(layer: nn.Embedding, uses: Sequence[Use]) -> Parts:
 def _norm(layer: nn.Module, uses: Sequence[Use]) -> Parts:
     """The gradient of a norm's scale is slope * normalized input, and of its shift the slope."""
     pairs = [pair for use in uses for pair in zip(*use, strict=True)]
-    scale = [_kept(layer, slope * NORMS[type(layer)](layer, read)) for read, slope in pairs]
-    shift = [_kept(layer, slope) for _, slope in pairs]
-    return {"weight": Explicit(_summed(scale)), "bias": Explicit(_summed(shift))}
+    scale = [_sum_to_shape(layer, slope * NORMS[type(layer)](layer, read)) for read, slope in pairs]
+    shift = [_sum_to_shape(layer, slope) for _, slope in pairs]
+    return {"weight": Explicit(_sum(scale)), "bias": Explicit(_sum(shift))}
 
 
-def _kept(layer: nn.Module, values: Tensor) -> Tensor:
+def _sum_to_shape(layer: nn.Module, values: Tensor) -> Tensor:
     """Sum over all axes but the samples and those that the parameters have."""
     if not isinstance(layer, nn.LayerNorm | nn.RMSNorm):  # a parameter for each channel
         return values.reshape(len(values), values.shape[1], -1).sum(2)
     return values.reshape(len(values), -1, *layer.get_parameter("weight").shape).sum(1)
 
 
-def _telescoped(
+def _telescope(
     reads: Sequence[Tensor], slopes: Sequence[Tensor]
 ) -> tuple[Sequence[Tensor], Sequence[Tensor]]:
     """Rewrite b_1 a_1^T + b_2 a_2^T as b_1 (a_1 - a_2)^T + (b_1 + b_2) a_2^T, and so on.
@@ -149,7 +158,7 @@ def _sequence(values: Tensor) -> Tensor:
     return values.reshape(len(values), -1, values.shape[-1])
 
 
-def _summed(tensors: Sequence[Tensor]) -> Tensor:
+def _sum(tensors: Sequence[Tensor]) -> Tensor:
     return tensors[0] if len(tensors) == 1 else torch.stack(list(tensors)).sum(0)
 
 
@@ -225,7 +234,7 @@ class LayerUse:
 
     def times(self, c: float) -> Tensor:
         """c times the slope [n, ...]."""
-        assert self.slope is not None  # or `ghostly` would have returned None
+        assert self.slope is not None  # or `find_ghosts` would have returned None
         return self.slope if c == 1 else c * self.slope
 
 
@@ -274,7 +283,7 @@ def record(
 ) -> tuple[Tensor, Record]:
     """Return the loss of each example [n] and the records; `params` need no gradient."""
     found = Record(layers)
-    with torch.enable_grad(), _hooked(layers, found.note):
+    with torch.enable_grad(), _hooks(layers, found.note):
         losses = loss_of(functional_call(module, params, (inputs,)))
     torch.autograd.grad(losses.sum(), found.root, allow_unused=True)
     return losses.detach(), found
@@ -292,7 +301,7 @@ class Ghosts:
     tied: dict[str, str] = field(default_factory=dict)
 
 
-def ghostly(module: nn.Module, shape: tuple[int, ...]) -> Ghosts | None:
+def find_ghosts(module: nn.Module, shape: tuple[int, ...]) -> Ghosts | None:
     """Return the layers that own parameters if their records are complete, else None.
 
     They are if every owner has a rule and is called with the samples as first axis, if only its
@@ -306,9 +315,9 @@ def ghostly(module: nn.Module, shape: tuple[int, ...]) -> Ghosts | None:
         if any(True for _ in layer.parameters(recurse=False))
     }
     tied = _ties(owners)
-    if not all(map(known, owners.values())) or tied is None:
+    if not all(map(has_rule, owners.values())) or tied is None:
         return None
-    two, three = (_look(module, owners, (rows, *shape)) for rows in (2, 3))
+    two, three = (_count_entries(module, owners, (rows, *shape)) for rows in (2, 3))
     if two is None or three is None:
         return None
     meta = {name: value.detach() for name, value in on_meta(module).items()}
@@ -336,7 +345,9 @@ def _ties(owners: dict[str, nn.Module]) -> dict[str, str] | None:
     return tied
 
 
-def _look(module: nn.Module, owners: dict[str, nn.Module], shape: tuple[int, ...]) -> int | None:
+def _count_entries(
+    module: nn.Module, owners: dict[str, nn.Module], shape: tuple[int, ...]
+) -> int | None:
     """The numbers that a call with shape[0] samples stores; None if records are incomplete."""
     called: set[str] = set()
     reads: list[tuple[Tensor, int]] = []
@@ -350,7 +361,7 @@ def _look(module: nn.Module, owners: dict[str, nn.Module], shape: tuple[int, ...
         held.append(entries(layer, args[0], output) if plain else None)
         return output.detach()  # a later gradient shows that a parameter is used elsewhere
 
-    with _hooked(owners, look):
+    with _hooks(owners, look):
         outputs = functional_call(module, on_meta(module), (torch.empty(shape, device="meta"),))
     untouched = all(read._version == version for read, version in reads)
     whole = called == set(owners) and untouched and not outputs.requires_grad
@@ -359,7 +370,7 @@ def _look(module: nn.Module, owners: dict[str, nn.Module], shape: tuple[int, ...
 
 
 @contextlib.contextmanager
-def _hooked(layers: dict[str, nn.Module], hook: Hook) -> Iterator[None]:
+def _hooks(layers: dict[str, nn.Module], hook: Hook) -> Iterator[None]:
     """Call the hook after each layer, with the layer's name first."""
     with contextlib.ExitStack() as handles:
         for name, layer in layers.items():
@@ -378,7 +389,7 @@ def reject_mixing(module: nn.Module, layers: dict[str, nn.Module], shape: tuple[
     Raises:
         InputError: If a kept row changes.
     """
-    params, dtype = _numbers(module), next(module.parameters()).dtype
+    params, dtype = _trial_values(module), next(module.parameters()).dtype
     rng = torch.Generator().manual_seed(0)
     whole = torch.randint(0, 2, (ROWS, *shape), generator=rng).to(dtype)
     real, other = torch.rand((2, ROWS, *shape), generator=rng).to(dtype)
@@ -433,7 +444,7 @@ def _differ(one: Tensor, other: Tensor, kept: list[int]) -> bool:
     )
 
 
-def _numbers(module: nn.Module) -> dict[str, Tensor]:
+def _trial_values(module: nn.Module) -> dict[str, Tensor]:
     """Return random parameters, and the module's buffers (ones for those on `meta`).
 
     Entry (i, j, ...) of a parameter is number i + j + ... of one short row of draws, so a large

@@ -84,7 +84,7 @@ class Outer:
             return (scaled_norms(self.reads) * scaled_norms(self.slopes)).square_().sum((1, 2)), []
         grams = [inner_products(values, values) for values in (self.reads, self.slopes)]
         squares = sum_of_products(*grams)
-        return _mended(squares, self.terms(), self.error, self.reads.shape[2], self._alone)
+        return _recompute_lost(squares, self.terms(), self.error, self.reads.shape[2], self._alone)
 
     @property
     def error(self) -> float:
@@ -112,7 +112,7 @@ class Outer:
 
     def add_to_(self, total: Tensor, factors: Tensor) -> None:
         """total [g, p, d] += sum_it factors_i slope_it read_it^T, one product for each group."""
-        factors = _formed_to_(total, factors, self.measured[1], self._alone)
+        factors = _add_formed_(total, factors, self.measured[1], self._alone)
         groups, p, d = self.shape
         weighted = (self.slopes * factors[:, None, None, None]).transpose(0, 1)
         reads = self.reads.transpose(0, 1).reshape(groups, -1, d)
@@ -124,8 +124,8 @@ class Outer:
         return Explicit(self.slopes.mT @ self.reads)
 
     def cheaper(self) -> "Outer | Explicit":
-        """The form that takes less work (see `forms`)."""
-        return self.formed() if forms(self.reads.shape[2], *self.shape[1:]) else self
+        """The form that takes less work (see `forming_is_cheaper`)."""
+        return self.formed() if forming_is_cheaper(self.reads.shape[2], *self.shape[1:]) else self
 
 
 @dataclass(frozen=True)
@@ -205,7 +205,7 @@ class Tied:
         inner_part = inner_error(size) + sum_error(slopes.dtype, 2048, length, size)
         # Norms too short for squares with digits are raised.
         whole = one.sqrt() + terms + 2 * smallest_norm(one.dtype)
-        return _mended(
+        return _recompute_lost(
             one + other + 2 * inner, whole, 2 + max(error, inner_part), 1 + count, self._alone
         )
 
@@ -217,7 +217,7 @@ class Tied:
 
     def add_to_(self, total: Tensor, factors: Tensor) -> None:
         """total += sum_i factors_i (E_i + H_i)."""
-        factors = _formed_to_(total, factors, self.measured[1], self._alone)
+        factors = _add_formed_(total, factors, self.measured[1], self._alone)
         self.lookup.add_to_(total, factors)
         self.head.add_to_(total.view(self.head.shape), factors)
 
@@ -229,7 +229,7 @@ class Tied:
 PerExample = Explicit | Outer | Lookup | Tied
 
 
-def forms(length: int, p: int, d: int) -> bool:
+def forming_is_cheaper(length: int, p: int, d: int) -> bool:
     """Whether a sum of T = `length` outer products p x d is formed for its norm.
 
     Forming it gives p d numbers from T p d products. Gram matrices have 2 T^2 numbers from
@@ -243,7 +243,7 @@ def _square(values: Tensor) -> Tensor:
     return norms(values.flatten(1).double()).square_().to(values.dtype)
 
 
-def _mended(
+def _recompute_lost(
     squares: Tensor, terms: Tensor, error: float, count: int, alone: Callable[[int], Tensor]
 ) -> tuple[Tensor, list[int]]:
     """Replace squares that lost their digits by those of formed gradients; return their rows."""
@@ -257,7 +257,7 @@ def _mended(
     return squares, lost
 
 
-def _formed_to_(
+def _add_formed_(
     total: Tensor, factors: Tensor, formed: list[int], alone: Callable[[int], Tensor]
 ) -> Tensor:
     """Add the gradients that are formed, and return the factors of the others."""

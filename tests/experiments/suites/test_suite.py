@@ -282,7 +282,7 @@ def test_the_longest_cells_begin_first(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_the_processes_of_a_machine_read_one_copy(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from fedmuon.data.sources import _mapped
+    from fedmuon.data.sources import _read_cached
     from fedmuon.experiments.suites import sweep
 
     monkeypatch.setenv("FEDMUON_CACHE", str(tmp_path))
@@ -290,12 +290,12 @@ def test_the_processes_of_a_machine_read_one_copy(
     read: list[np.ndarray] = []
     cell = Mock(compute=lambda: read.append(build.source(config).inputs) or {})
     threads = torch.get_num_threads()
-    _mapped.cache_clear()
+    _read_cached.cache_clear()
     try:
         sweep._compute(cell, 1.0)
     finally:
         torch.set_num_threads(threads)
-        _mapped.cache_clear()
+        _read_cached.cache_clear()
     (inputs,) = read
     assert isinstance(inputs, np.memmap) and str(inputs.filename).startswith(str(tmp_path))
     own = build.source(config).inputs  # as before, outside

@@ -311,7 +311,7 @@ def test_fashion_mnist() -> None:
 def test_searching_names_the_places(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("FEDMUON_DATA", str(tmp_path))
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr("fedmuon.data.sources.installed", lambda: False)
+    monkeypatch.setattr("fedmuon.data.sources.hub_installed", lambda: False)
     with pytest.raises(InputError, match=rf"{tmp_path}/mnist .*fedmuon\[hub\]"):
         read("mnist")
     assert not {row[0]: row[1] for row in available()}["mnist"]
@@ -468,7 +468,7 @@ def fake_hub(monkeypatch: pytest.MonkeyPatch, reachable: bool) -> None:
     module = types.ModuleType("flwr_datasets")
     module.FederatedDataset = FederatedDataset  # type: ignore[attr-defined]
     monkeypatch.setitem(sys.modules, "flwr_datasets", module)
-    monkeypatch.setattr("fedmuon.data.sources.installed", lambda: True)
+    monkeypatch.setattr("fedmuon.data.sources.hub_installed", lambda: True)
 
 
 def test_the_hub_is_the_last_resort(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -631,28 +631,28 @@ def test_replacements_fall_back_to_test_samples() -> None:
 
 
 def test_a_mapped_source_is_the_source(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from fedmuon.data.sources import _mapped, mapped
+    from fedmuon.data.sources import _read_cached, read_mapped
 
     monkeypatch.setenv("FEDMUON_CACHE", str(tmp_path / "cache"))
-    _mapped.cache_clear()
-    read_once, plain = mapped("mnist5k", ()), read("mnist5k")
-    _mapped.cache_clear()
-    found = mapped("mnist5k", ())
+    _read_cached.cache_clear()
+    read_once, plain = read_mapped("mnist5k", ()), read("mnist5k")
+    _read_cached.cache_clear()
+    found = read_mapped("mnist5k", ())
     assert isinstance(found.inputs, np.memmap) and isinstance(read_once.inputs, np.memmap)
     np.testing.assert_array_equal(found.inputs, plain.inputs)
     np.testing.assert_array_equal(found.labels, plain.labels)
     assert (found.classes, found.official_test) == (plain.classes, plain.official_test)
     assert len(list((tmp_path / "cache").iterdir())) == 1
-    _mapped.cache_clear()
+    _read_cached.cache_clear()
 
 
 def test_a_changed_file_is_read_anew(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from fedmuon.data.sources import _mapped, mapped
+    from fedmuon.data.sources import _read_cached, read_mapped
 
     monkeypatch.setenv("FEDMUON_CACHE", str(tmp_path / "cache"))
-    assert mapped("synthetic", (("n", 30),)).inputs.shape[0] == 30  # made, never cached
+    assert read_mapped("synthetic", (("n", 30),)).inputs.shape[0] == 30  # made, never cached
     assert not (tmp_path / "cache").exists()
     monkeypatch.setenv("FEDMUON_CACHE", "/proc/nowhere")
-    _mapped.cache_clear()
-    assert mapped("mnist5k", ()).inputs.shape[0] == 5000  # no cache, no harm
-    _mapped.cache_clear()
+    _read_cached.cache_clear()
+    assert read_mapped("mnist5k", ()).inputs.shape[0] == 5000  # no cache, no harm
+    _read_cached.cache_clear()

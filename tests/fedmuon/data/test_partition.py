@@ -16,9 +16,9 @@ from fedmuon.core.rng import Draw, generator
 from fedmuon.data.federated import federate
 from fedmuon.data.partition import (
     by_partitioner,
-    deals_to,
     dirichlet_partition,
     is_partitioner,
+    partitioner_clients,
     weights,
 )
 from fedmuon.data.source import Source
@@ -284,4 +284,4 @@ def test_without_the_package_it_says_what_to_install(monkeypatch: pytest.MonkeyP
 
 def test_a_partitioner_is_known_by_its_methods() -> None:
     assert is_partitioner(Striped(3)) and not is_partitioner(lambda labels: labels)
-    assert [deals_to(one) for one in (Striped(3), Striped, None)] == [3, None, None]
+    assert [partitioner_clients(one) for one in (Striped(3), Striped, None)] == [3, None, None]

@@ -15,7 +15,7 @@ from torch import Tensor
 import fedmuon
 from fedmuon import aggregators
 from fedmuon.core.registry import made
-from fedmuon.data.partition import PARTITIONS, as_clients
+from fedmuon.data.partition import PARTITIONS, clients_of_samples
 from fedmuon.federated.rounds import Reply
 
 
@@ -152,9 +152,9 @@ def test_a_function_sees_one_model_at_a_time() -> None:
 def test_a_partition_deals_every_sample_once(name: str, n: int, clients: int) -> None:
     labels = RNG.integers(0, 5, n)
     deal = made(PARTITIONS[name], {"alpha": 0.5, "minimum": 2})
-    client = as_clients(deal(labels, clients, np.random.default_rng(1)), n, clients)
+    client = clients_of_samples(deal(labels, clients, np.random.default_rng(1)), n, clients)
     assert client.shape == (n,) and set(client.tolist()) <= set(range(clients))
-    again = as_clients(deal(labels, clients, np.random.default_rng(1)), n, clients)
+    again = clients_of_samples(deal(labels, clients, np.random.default_rng(1)), n, clients)
     assert np.array_equal(client, again)
 
 

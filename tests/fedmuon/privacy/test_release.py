@@ -25,7 +25,7 @@ from fedmuon.tasks.networks import NetworkTask
 from fedmuon.tasks.per_example import clipped_sums as clipped_module
 from fedmuon.tasks.per_example.clipped_sums import ClippedSums
 from fedmuon.tasks.per_example.clipping import RULES, Clipping
-from fedmuon.tasks.per_example.ghost import ghostly
+from fedmuon.tasks.per_example.ghost import find_ghosts
 
 Gradient = Callable[[Params, Tensor, Tensor], Params]  # of one example, at one replica's parameters
 
@@ -108,7 +108,9 @@ def check(
 ) -> None:
     """One replica's clipped sums are the loop's; by records of layers if `ghosts`."""
     task = NetworkTask(module, shape, torch.float64)
-    sums = ClippedSums(module, shape, task.loss, task.device, task.saved, ghostly(module, shape))
+    sums = ClippedSums(
+        module, shape, task.loss, task.device, task.saved, find_ghosts(module, shape)
+    )
     assert ghosts is None or (sums.ghosts is not None) == ghosts
     at = points_of(task, 1, points)
     batch, clipping = batch_of(rows, math.prod(shape), classes, 3), Clipping(rule, bound)
@@ -334,7 +336,7 @@ def test_modules_whose_records_do_not_tell_all(module: nn.Module) -> None:
 
 def test_what_a_layer_read_must_last() -> None:
     """torch refuses such modules too, as soon as a weight needs a gradient."""
-    assert ghostly(Overwritten(), (3,)) is None
+    assert find_ghosts(Overwritten(), (3,)) is None
 
 
 def test_many_groups_of_samples_are_one(monkeypatch: pytest.MonkeyPatch) -> None:

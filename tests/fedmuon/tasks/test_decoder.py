@@ -17,7 +17,7 @@ from fedmuon.core.errors import InputError
 from fedmuon.core.rng import Draw, generator
 from fedmuon.data.neighbours import replace
 from fedmuon.data.source import Source, flat_rows
-from fedmuon.data.sources import mapped, read
+from fedmuon.data.sources import read, read_mapped
 from fedmuon.data.text import windows
 from fedmuon.experiments.run import execute
 from fedmuon.experiments.studies.find import find
@@ -121,7 +121,7 @@ def test_a_mapped_text_is_the_text(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     monkeypatch.setenv("FEDMUON_CACHE", str(tmp_path / "cache"))
     (tmp_path / "a.txt").write_bytes(bytes(range(256)) * 4)
     options = (("context", 7), ("folder", str(tmp_path / "a.txt")))
-    first, again = read("text", **dict(options)), mapped("text", options)
+    first, again = read("text", **dict(options)), read_mapped("text", options)
     assert isinstance(again.inputs, np.memmap) and (first.inputs == again.inputs).all()
     assert (again.vocabulary, again.official_test) == (first.vocabulary, first.official_test)
 

@@ -13,7 +13,7 @@ from fedmuon.tasks.base import IGNORED, Batch, Params
 from fedmuon.tasks.decoder import Form, decoder, gpt2_law, next_tokens, sentence_tokens
 from fedmuon.tasks.networks import NetworkTask
 from fedmuon.tasks.per_example.clipping import Clipping
-from fedmuon.tasks.per_example.ghost import ghostly
+from fedmuon.tasks.per_example.ghost import find_ghosts
 from fedmuon.tasks.per_example.gradients import Explicit, Lookup, Outer, Tied
 
 END = 12
@@ -77,7 +77,7 @@ def test_clipped_sums_are_the_loops(
         for k, c in enumerate(weights)
     ]
     batch = Batch(windows, torch.zeros(4, dtype=torch.int64))
-    assert ghostly(task.module, task.shape) is not None
+    assert find_ghosts(task.module, task.shape) is not None
     loss, found = task.clipped(points, [batch], clip)
     slow = dataclasses.replace(task.clipped_sums(), ghosts=None, each=None)
     _, other = slow(
@@ -125,4 +125,4 @@ def test_what_else_is_shared_has_no_records() -> None:
         def forward(self, x: Tensor) -> Tensor:
             return self.two(torch.tanh(self.one(x)))
 
-    assert ghostly(Twice(), (4,)) is None
+    assert find_ghosts(Twice(), (4,)) is None

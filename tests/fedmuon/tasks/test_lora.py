@@ -21,7 +21,7 @@ from fedmuon.tasks.base import Batch, Params
 from fedmuon.tasks.decoder import (
     Form,
     decoder,
-    folded,
+    fold_adapters,
     generate,
     gpt2_law,
     read_weights,
@@ -112,7 +112,7 @@ def test_they_begin_at_the_decoder_and_fold_into_it(file: Path) -> None:
     task, given = task_of(lora(file)), batch()
     base = {name: torch.from_numpy(v) for name, v in read_weights(file).items()}
     start, params = task.initial(generator(0, Draw.INITIAL)), learned(task)
-    whole = folded(task.module, {name: v[0] for name, v in params.items()})
+    whole = fold_adapters(task.module, {name: v[0] for name, v in params.items()})
     assert whole.keys() - {"lm_head.weight"} == base.keys()
     for at, weights in ((start, base), (params, whole)):
         expected = torch.stack([plain_loss(weights, window) for window in given.inputs])
@@ -121,7 +121,7 @@ def test_they_begin_at_the_decoder_and_fold_into_it(file: Path) -> None:
     with pytest.raises(InputError, match="the decoder has no"):
         generate(FORM, {name: v[0] for name, v in params.items()}, [[1]], 0)
     plain = {"a": torch.zeros(1)}
-    assert folded(decoder(FORM), plain) is plain
+    assert fold_adapters(decoder(FORM), plain) is plain
 
 
 def test_a_run_learns_adapters_alone_and_knows_its_weights_again(

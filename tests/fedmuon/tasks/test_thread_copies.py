@@ -118,7 +118,7 @@ def test_losses_and_measures_of_ones_own_are_for_one_thread() -> None:
 
 
 def each(loss: Any) -> Any:
-    return user_task.each_checked(loss, "loss", Guard("loss", loss))
+    return user_task.check_each(loss, "loss", Guard("loss", loss))
 
 
 def test_so_are_those_that_ours_call_for_them() -> None:
@@ -173,7 +173,7 @@ def test_what_a_loss_of_ones_own_gives_does_not_depend_on_threads(
     before = torch.get_num_threads()
     torch.set_num_threads(many)
     try:
-        task = user_task.own_network(user_task.Task(net, mine), (4,), 3, False, torch.float64, CPU)
+        task = user_task.user_network(user_task.Task(net, mine), (4,), 3, False, torch.float64, CPU)
         start = task.initial(np.random.default_rng(0), 3)
         mine.__init__()
         torch.manual_seed(1)

@@ -14,7 +14,7 @@ from fedmuon.federated.build import COMPILED, resolve
 from fedmuon.tasks import matrix as cutting
 from fedmuon.tasks import work_split as of_networks
 from fedmuon.tasks.base import Batch, Replaced
-from fedmuon.tasks.matrix import MatrixTask, Member, pieces
+from fedmuon.tasks.matrix import MatrixTask, Member, split_members
 from fedmuon.tasks.models import mlp
 from fedmuon.tasks.networks import NetworkTask
 
@@ -108,7 +108,7 @@ def test_each_sample_of_each_replica_is_in_one_piece(
         members.append(Member(weight, Batch(inputs, torch.zeros(n)), n))
     cells = [
         (int(one.batch.inputs[0, -1]), int(replica), int(sample))
-        for row in pieces(members)
+        for row in split_members(members)
         for piece in row
         for one in piece
         for replica in one.weight[:, 0, 0]
@@ -116,7 +116,7 @@ def test_each_sample_of_each_replica_is_in_one_piece(
     ]
     wanted = {(k, s, i) for k, n in enumerate(sizes) for s in range(replicas) for i in range(n)}
     assert len(cells) == len(wanted) and set(cells) == wanted
-    assert all(one.samples == sizes[0] for piece in pieces(members[:1])[0] for one in piece)
+    assert all(one.samples == sizes[0] for piece in split_members(members[:1])[0] for one in piece)
 
 
 def test_large_work_is_cut_and_small_work_is_put_together(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -124,7 +124,7 @@ def test_large_work_is_cut_and_small_work_is_put_together(monkeypatch: pytest.Mo
         replicas, sizes, d, c = SHAPES[name]
         weight = torch.zeros(replicas, c, d)
         each = [Member(weight, Batch(torch.zeros(n, d), torch.zeros(n)), n) for n in sizes]
-        return sum(len(row) for row in pieces(each))
+        return sum(len(row) for row in split_members(each))
 
     found = {name: count(name) for name in SHAPES}
     assert found["one row"] == found["tiny clients"] == 1
@@ -289,7 +289,7 @@ def test_the_bytes_are_those_of_the_parts_in_their_order(replicas: int, dtype: t
     """And not those of another order."""
     stack, batches = drawn(replicas, dtype)
     members = [Member(*each) for each in zip(stack.chunk(len(SIZES)), batches, SIZES, strict=True)]
-    rows = [[[sums(one) for one in piece] for piece in row] for row in pieces(members)]
+    rows = [[[sums(one) for one in piece] for piece in row] for row in split_members(members)]
     expected, turned = ([one for row in rows for one in joined(row, k)] for k in (1, -1))
     assert max(map(len, rows)) > 2 and len(rows) < len(SIZES)  # some are cut, some put together
     loss, found = MatrixTask(D, C, dtype, kernel="fused").gradient({"weight": stack.mT}, batches)
