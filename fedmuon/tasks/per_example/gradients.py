@@ -72,10 +72,10 @@ class Outer:
 
     def squares(self) -> Tensor:
         """||G_i||_F^2 [n]."""
-        return self.measured[0].clone()
+        return self.squares_and_lost[0].clone()
 
     @cached_property
-    def measured(self) -> tuple[Tensor, list[int]]:
+    def squares_and_lost(self) -> tuple[Tensor, list[int]]:
         """sum_st (read_s . read_t)(slope_s . slope_t) [n], and the rows that are formed instead.
 
         For T = 1 it is a product of norms.
@@ -84,7 +84,9 @@ class Outer:
             return (scaled_norms(self.reads) * scaled_norms(self.slopes)).square_().sum((1, 2)), []
         grams = [inner_products(values, values) for values in (self.reads, self.slopes)]
         squares = sum_of_products(*grams)
-        return _recompute_lost(squares, self.terms(), self.error, self.reads.shape[2], self._alone)
+        return _recompute_lost(
+            squares, self.terms(), self.error, self.reads.shape[2], self._form_row
+        )
 
     @property
     def error(self) -> float:
@@ -102,7 +104,7 @@ class Outer:
         )
         return norms((reads * slopes).sum(2))
 
-    def _alone(self, row: int) -> Tensor:
+    def _form_row(self, row: int) -> Tensor:
         """One gradient [g, p, d]."""
         return self.slopes[row].mT @ self.reads[row]
 
@@ -112,20 +114,20 @@ class Outer:
 
     def add_to_(self, total: Tensor, factors: Tensor) -> None:
         """total [g, p, d] += sum_it factors_i slope_it read_it^T, one product for each group."""
-        factors = _add_formed_(total, factors, self.measured[1], self._alone)
+        factors = _add_formed_(total, factors, self.squares_and_lost[1], self._form_row)
         groups, p, d = self.shape
         weighted = (self.slopes * factors[:, None, None, None]).transpose(0, 1)
         reads = self.reads.transpose(0, 1).reshape(groups, -1, d)
         for group in range(groups):
             total[group].addmm_(weighted[group].reshape(-1, p).T, reads[group])
 
-    def formed(self) -> Explicit:
+    def explicit(self) -> Explicit:
         """The gradients themselves [n, g, p, d]."""
         return Explicit(self.slopes.mT @ self.reads)
 
-    def cheaper(self) -> "Outer | Explicit":
+    def cheaper_form(self) -> "Outer | Explicit":
         """The form that takes less work (see `forming_is_cheaper`)."""
-        return self.formed() if forming_is_cheaper(self.reads.shape[2], *self.shape[1:]) else self
+        return self.explicit() if forming_is_cheaper(self.reads.shape[2], *self.shape[1:]) else self
 
 
 @dataclass(frozen=True)
@@ -179,10 +181,10 @@ class Tied:
 
     def squares(self) -> Tensor:
         """||G_i||_F^2 [n]."""
-        return self.measured[0].clone()
+        return self.squares_and_lost[0].clone()
 
     @cached_property
-    def measured(self) -> tuple[Tensor, list[int]]:
+    def squares_and_lost(self) -> tuple[Tensor, list[int]]:
         """||E_i||^2 + ||H_i||^2 + 2 <E_i, H_i> [n], and the rows that are formed instead."""
         one, head = _square(self.lookup.merged), self.head
         at, slopes = self.lookup.indices, self.lookup.merged
@@ -206,18 +208,18 @@ class Tied:
         # Norms too short for squares with digits are raised.
         whole = one.sqrt() + terms + 2 * smallest_norm(one.dtype)
         return _recompute_lost(
-            one + other + 2 * inner, whole, 2 + max(error, inner_part), 1 + count, self._alone
+            one + other + 2 * inner, whole, 2 + max(error, inner_part), 1 + count, self._form_row
         )
 
-    def _alone(self, row: int) -> Tensor:
+    def _form_row(self, row: int) -> Tensor:
         """One gradient [rows of the embedding, p]."""
         at, head = self.lookup.indices[row], self.head
-        values = head.values[row] if isinstance(head, Explicit) else head._alone(row)
+        values = head.values[row] if isinstance(head, Explicit) else head._form_row(row)
         return values.reshape(self.shape).index_add(0, at, self.lookup.merged[row])
 
     def add_to_(self, total: Tensor, factors: Tensor) -> None:
         """total += sum_i factors_i (E_i + H_i)."""
-        factors = _add_formed_(total, factors, self.measured[1], self._alone)
+        factors = _add_formed_(total, factors, self.squares_and_lost[1], self._form_row)
         self.lookup.add_to_(total, factors)
         self.head.add_to_(total.view(self.head.shape), factors)
 

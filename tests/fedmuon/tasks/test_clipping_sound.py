@@ -126,7 +126,7 @@ def plain_gram(one: Outer) -> tuple[Tensor, list[int]]:
 def test_gram_matrices_alone_exceed_it(
     case: str, least: float, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(Outer, "measured", property(plain_gram))
+    monkeypatch.setattr(Outer, "squares_and_lost", property(plain_gram))
     clipping = Clipping("block", 1e-3)
     found = [overshoot(sums_of(*CASES[case](seed), clipping), clipping) for seed in range(4)]
     assert max(found) > least
@@ -183,7 +183,7 @@ def forms_of(cancel: float) -> dict[str, PerExample]:
     tokens[1] = torch.tensor([2, 2, 0, 1])
     falls[1] = torch.stack([v := falls[1, 0], -v * (1 + cancel), cancel * v, cancel * v])
     one, places = Outer(reads[:, :1], slopes[:, :1, :, :5]), Lookup(tokens, falls, 5)
-    alone = one.formed().values
+    alone = one.explicit().values
     against = Explicit(alone.clone())
     opposite = Lookup(torch.arange(5).expand(3, 5), (cancel - 1) * alone[:, 0], 5)
     return {"outer": Outer(reads, slopes), "lookup": places, "tied": Tied(places, one),

@@ -103,7 +103,7 @@ def test_the_norm_of_a_tied_gradient_has_a_mixed_term() -> None:
     for i in range(3):
         whole[i].index_add_(0, at[i], falls[i])
     factors = torch.rand(3).double()
-    for held in (head, head.formed()):
+    for held in (head, head.explicit()):
         assert isinstance(held, Outer | Explicit)
         tied, total = Tied(looked, held), torch.zeros(5, 4).double()
         torch.testing.assert_close(tied.squares(), whole.square().sum((1, 2)))
