@@ -6,6 +6,7 @@ No network has a BatchNorm, and every parameter belongs to a layer with ghost no
 import math
 from collections import OrderedDict
 from collections.abc import Callable, Iterator
+from functools import partial
 
 import numpy as np
 import torch
@@ -197,26 +198,22 @@ def cifarnet(shape: Shape, classes: int) -> nn.Module:
     )
 
 
-def wide_resnet(depth: int, widen: int) -> Callable[[Shape, int], nn.Module]:
+def wide_resnet(depth: int, widen: int, shape: Shape, classes: int) -> nn.Module:
     """WRN-depth-widen (Zagoruyko and Komodakis 2016) with GroupNorm in place of BatchNorm."""
-
-    def build(shape: Shape, classes: int) -> nn.Module:
-        count, widths = (depth - 4) // 6, [16 * widen * 2**stage for stage in range(3)]
-        blocks, inner = [], 16
-        for stage, width in enumerate(widths):
-            for number in range(count):
-                blocks.append(_Residual(inner, width, 2 if stage and not number else 1))
-                inner = width
-        return _sequence(
-            conv=nn.Conv2d(shape[0], 16, 3, padding=1, bias=False),
-            blocks=nn.Sequential(*blocks),
-            norm=nn.GroupNorm(GROUPS, inner),
-            relu=nn.ReLU(),
-            mean=_Mean(),
-            head=nn.Linear(inner, classes),
-        )
-
-    return build
+    count, widths = (depth - 4) // 6, [16 * widen * 2**stage for stage in range(3)]
+    blocks, inner = [], 16
+    for stage, width in enumerate(widths):
+        for number in range(count):
+            blocks.append(_Residual(inner, width, 2 if stage and not number else 1))
+            inner = width
+    return _sequence(
+        conv=nn.Conv2d(shape[0], 16, 3, padding=1, bias=False),
+        blocks=nn.Sequential(*blocks),
+        norm=nn.GroupNorm(GROUPS, inner),
+        relu=nn.ReLU(),
+        mean=_Mean(),
+        head=nn.Linear(inner, classes),
+    )
 
 
 def vit_small(shape: Shape, classes: int) -> nn.Module:
@@ -232,8 +229,8 @@ MODELS: dict[str, Callable[[Shape, int], nn.Module]] = {
     "cnn": cnn,
     "tanh-cnn": tanh_cnn,
     "cifarnet": cifarnet,
-    "wrn-16-2": wide_resnet(16, 2),
-    "wrn-16-4": wide_resnet(16, 4),
+    "wrn-16-2": partial(wide_resnet, 16, 2),
+    "wrn-16-4": partial(wide_resnet, 16, 4),
     "vit-small": vit_small,
 }
 LEAST = {  # pixels along the shorter side

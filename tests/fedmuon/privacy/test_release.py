@@ -147,7 +147,7 @@ def test_models_give_the_loops_sums(
     name: str, rule: str, points: tuple[float, ...], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The largest with fewer layers."""
-    monkeypatch.setitem(MODELS, "wrn-16-4", wide_resnet(10, 4))
+    monkeypatch.setitem(MODELS, "wrn-16-4", partial(wide_resnet, 10, 4))
     small = lambda shape, classes: VisionTransformer(shape[0], classes, 4, 12, 2, 3)  # noqa: E731
     monkeypatch.setitem(MODELS, "vit-small", small)
     least = {"cifarnet": (3, 9, 9), "wrn-16-2": (1, 4, 4), "wrn-16-4": (1, 4, 4),

@@ -4,6 +4,7 @@ import dataclasses
 import math
 import subprocess
 import sys
+from functools import partial
 
 import numpy as np
 import pytest
@@ -219,7 +220,7 @@ def test_models_have_the_published_sizes(name: str, shape: tuple[int, ...]) -> N
 def test_models_adapt_to_samples_and_classes(
     name: str, shape: tuple[int, ...], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setitem(MODELS, "wrn-16-4", wide_resnet(10, 4))
+    monkeypatch.setitem(MODELS, "wrn-16-4", partial(wide_resnet, 10, 4))
     small = lambda shape, classes: VisionTransformer(shape[0], classes, 4, 48, 2, 6)  # noqa: E731
     monkeypatch.setitem(MODELS, "vit-small", small)
     task = NetworkTask(network(name, shape, 7), with_channels(shape))
