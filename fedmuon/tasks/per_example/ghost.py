@@ -92,7 +92,8 @@ def _linear(layer: nn.Module, uses: Sequence[Use], transposed: bool = False) -> 
     # A sum over one position is skipped: it took 6% of a private step of an MLP.
     shift = [one[:, 0] if one.shape[1] == 1 else one.sum(1) for one in falls]
     weight = Outer(slope, read) if transposed else Outer(read, slope)
-    return {"weight": weight.cheaper_form(), "bias": Explicit(_sum(shift))}
+    cheaper = forming_is_cheaper(weight.reads.shape[2], *weight.shape[1:])
+    return {"weight": weight.explicit() if cheaper else weight, "bias": Explicit(_sum(shift))}
 
 
 def _convolution(layer: _ConvNd, uses: Sequence[Use]) -> Parts:

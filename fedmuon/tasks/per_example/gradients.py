@@ -125,10 +125,6 @@ class Outer:
         """The gradients themselves [n, g, p, d]."""
         return Explicit(self.slopes.mT @ self.reads)
 
-    def cheaper_form(self) -> "Outer | Explicit":
-        """The form that takes less work (see `forming_is_cheaper`)."""
-        return self.explicit() if forming_is_cheaper(self.reads.shape[2], *self.shape[1:]) else self
-
 
 @dataclass(frozen=True)
 class Lookup:
