@@ -48,33 +48,29 @@ class Keeping(nn.Module):
         return self.last(x) / self.calls
 
 
-def with_own_forward() -> nn.Module:
-    made = nn.Sequential(nn.Linear(4, 3))
-    layer = made[0]
-    layer.forward = lambda input: functional.linear(input, layer.weight)  # type: ignore
-    return made
-
-
 def thrice(layer: nn.Module, args: Any, output: Tensor) -> Tensor:
     return 3 * output
 
 
-def with_hook() -> nn.Module:
-    made = nn.Sequential(nn.Linear(4, 3))
-    made[0].register_forward_hook(thrice)
-    return made
+def changed(change: Callable[[Any], object]) -> Callable[[], nn.Module]:
+    """Makes a network whose layer was changed."""
+
+    def make() -> nn.Module:
+        layer = nn.Linear(4, 3)
+        change(layer)
+        return nn.Sequential(layer)
+
+    return make
 
 
-def with_a_part() -> nn.Module:
-    made = nn.Sequential(nn.Linear(4, 3))
-    made[0].pick = {0: made[0]}.get  # type: ignore
-    return made
+def forward_of_its_own(layer: Any) -> None:
+    layer.forward = lambda input: functional.linear(input, layer.weight)
 
 
-def with_a_list() -> nn.Module:
-    made = nn.Sequential(nn.Linear(4, 3))
-    made[0].others = [nn.Linear(4, 3)]  # type: ignore
-    return made
+with_own_forward = changed(forward_of_its_own)
+with_hook = changed(lambda layer: layer.register_forward_hook(thrice))
+with_a_part = changed(lambda layer: setattr(layer, "pick", {0: layer}.get))
+with_a_list = changed(lambda layer: setattr(layer, "others", [nn.Linear(4, 3)]))
 
 
 def inside() -> nn.Module:
