@@ -22,6 +22,7 @@ from fedmuon.optim.orthogonal import orthogonalize
 from fedmuon.orthogonalize import smoothed_polar
 from fedmuon.tasks import work_split
 from fedmuon.tasks.base import Batch, Params, Replaced
+from fedmuon.tasks.matrix import MatrixTask
 from fedmuon.tasks.models import (
     LEAST,
     MODELS,
@@ -66,9 +67,22 @@ def autograd(
     leaves = {name: value[replica].clone().requires_grad_() for name, value in params.items()}
     outputs = functional_call(module, leaves, (inputs.view(-1, *shape),))
     loss = cross_entropy(outputs, labels)
-    return loss.detach(), dict(
-        zip(leaves, torch.autograd.grad(loss, list(leaves.values())), strict=True)
-    )
+    slopes = torch.autograd.grad(loss, list(leaves.values()))
+    return loss.detach(), dict(zip(leaves, slopes, strict=True))
+
+
+def assert_close(
+    losses: Tensor,
+    slopes: Params,
+    r: int,
+    expected: tuple[Tensor, Params],
+    rtol: float,
+    atol: float,
+) -> None:
+    """The loss and gradient of a replica are as expected."""
+    torch.testing.assert_close(losses[r], expected[0], rtol=rtol, atol=atol)
+    for name, value in expected[1].items():
+        torch.testing.assert_close(slopes[name][r], value, rtol=rtol, atol=atol)
 
 
 TOLERANCE = {torch.float64: (1e-9, 1e-12), torch.float32: (1e-4, 1e-5)}  # rounding of long sums
@@ -87,13 +101,10 @@ def test_gradient_is_autograd_on_each_replica(
     params = stack_of(module, replicas * len(sizes), dtype)
     batches = [batch_of(size, k, dtype) for k, size in enumerate(sizes)]
     losses, slopes = task.gradient(params, batches)
-    relative, absolute = TOLERANCE[dtype]
     for k, batch in enumerate(batches):
         for r in range(k * replicas, (k + 1) * replicas):
-            loss, slope = autograd(module, params, r, batch.inputs, batch.labels)
-            torch.testing.assert_close(losses[r], loss, rtol=relative, atol=absolute)
-            for name, value in slope.items():
-                torch.testing.assert_close(slopes[name][r], value, rtol=relative, atol=absolute)
+            expected = autograd(module, params, r, batch.inputs, batch.labels)
+            assert_close(losses, slopes, r, expected, *TOLERANCE[dtype])
     # Negative control: another replica's gradient is another one.
     _, other = autograd(module, params, 0, batches[0].inputs[:1], batches[0].labels[:1])
     assert not torch.allclose(slopes["0.weight"][0], other["0.weight"], rtol=1e-2)
@@ -102,10 +113,8 @@ def test_gradient_is_autograd_on_each_replica(
 @pytest.mark.parametrize("vectorized", [True, False])
 def test_replaced_rows_are_data_made_by_hand(vectorized: bool) -> None:
     module = toy()
-    task, params = (
-        NetworkTask(module, TOY, torch.float64, vectorized=vectorized),
-        stack_of(module, 4),
-    )
+    task = NetworkTask(module, TOY, torch.float64, vectorized=vectorized)
+    params = stack_of(module, 4)
     news = batch_of(2, 9)
     there = Replaced(torch.tensor([3, 1]), torch.tensor([0, 4]), news.inputs, news.labels)
     batch = batch_of(6, 1)
@@ -115,10 +124,9 @@ def test_replaced_rows_are_data_made_by_hand(vectorized: bool) -> None:
         inputs, labels = batch.inputs.clone(), batch.labels.clone()
         for t in (there.replica == r).nonzero().flatten().tolist():
             inputs[there.position[t]], labels[there.position[t]] = news.inputs[t], news.labels[t]
-        loss, slope = autograd(module, params, r, inputs, labels)
-        torch.testing.assert_close(losses[r], loss, rtol=1e-10, atol=1e-12)
-        for name, value in slope.items():
-            torch.testing.assert_close(slopes[name][r], value, rtol=1e-9, atol=1e-12)
+        expected = autograd(module, params, r, inputs, labels)
+        torch.testing.assert_close(losses[r], expected[0], rtol=1e-10, atol=1e-12)
+        assert_close(losses, slopes, r, expected, *TOLERANCE[torch.float64])
     moved = (losses - shared).abs() > 1e-9  # beyond what another order of adding makes
     assert moved.tolist() == [False, True, False, True]
 
@@ -146,8 +154,6 @@ def test_another_loss_can_be_given() -> None:
 
     def miss(outputs: Tensor, labels: Tensor) -> Tensor:
         return 1 - outputs.softmax(-1).gather(-1, labels[:, None])[:, 0]
-
-    from fedmuon.tasks.matrix import MatrixTask
 
     batch, params = batch_of(6, 2), stack_of(module, 2)
     loss, slope = NetworkTask(module, (72,), torch.float64, loss=miss).gradient(params, [batch])
@@ -241,12 +247,13 @@ def test_models_adapt_to_samples_and_classes(
 
 def test_models_are_what_the_config_knows() -> None:
     assert {*MODELS, "gpt"} == set(Model.__args__) and set(LEAST) < set(MODELS)
-    with pytest.raises(InputError, match=r"use one of mlp, cnn"):
-        network("vgg", (28, 28), 10)
-    with pytest.raises(InputError, match=r"not samples of shape \(20,\): use mlp"):
-        network("cnn", (20,), 10)
-    with pytest.raises(InputError, match=r"9 x 9 pixels or more"):
-        network("cifarnet", (8, 8), 10)
+    for name, shape, words in (
+        ("vgg", (28, 28), "use one of mlp, cnn"),
+        ("cnn", (20,), r"not samples of shape \(20,\): use mlp"),
+        ("cifarnet", (8, 8), "9 x 9 pixels or more"),
+    ):
+        with pytest.raises(InputError, match=words):
+            network(name, shape, 10)
 
 
 def test_patches_know_their_places() -> None:
@@ -299,11 +306,8 @@ def test_routes_of_the_cnn() -> None:
     muon = {one.name: one.matrices for one in table if one.optimizer == "muon"}
     assert muon == {"conv2.weight": (1, 64, 800), "hidden.weight": (1, 512, 3136)}
     assert {one.name for one in table} == {name for name, _ in module.named_parameters()}
-    text = str(table).splitlines()
-    assert any(
-        " ".join(line.split()) == "conv2.weight 64 x 32 x 5 x 5 64 x 800 muon hidden"
-        for line in text
-    )
+    lines = [" ".join(line.split()) for line in str(table).splitlines()]
+    assert "conv2.weight 64 x 32 x 5 x 5 64 x 800 muon hidden" in lines
     matrices = {f"{layer}.weight": 1 for layer in ("conv1", "conv2", "hidden", "head")}
     biases = {name: 0 for name, param in module.named_parameters() if param.ndim == 1}
     assert counts(module, "all-matrices") == matrices | biases
