@@ -8,6 +8,7 @@ from torch import nn
 from fedmuon.config.load import Config
 from fedmuon.federated import build
 from fedmuon.federated.rounds import ServerState, begin, simulate
+from fedmuon.tasks.base import Params
 from fedmuon.tasks.decoder import Form
 from fedmuon.tasks.networks import NetworkTask
 
@@ -47,3 +48,8 @@ def trained(config: Config, data=None, neighbours=None) -> tuple[NetworkTask, Se
     state = begin(experiment.recipe, experiment.task, config.federation.seed, stack)
     assert isinstance(experiment.task, NetworkTask)
     return experiment.task, simulate(experiment, state)
+
+
+def replica(params: Params, number: int = 0) -> Params:
+    """The parameters of one replica."""
+    return {name: value[number] for name, value in params.items()}

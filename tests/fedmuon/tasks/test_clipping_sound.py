@@ -1,13 +1,14 @@
 """Clipped norms in floating point: at most C (1 + slack), whatever the example."""
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from functools import partial
 
 import numpy as np
 import pytest
 import torch
+from networks import replica
 from torch import Tensor, nn
 from torch.nn import functional
 
@@ -41,6 +42,10 @@ def params_of(module: nn.Module) -> Params:
 def sums_of(module: nn.Module, x: Tensor, y: Tensor, clipping: Clipping) -> Params:
     task = NetworkTask(module, tuple(x.shape[1:]), x.dtype)
     return task.clipped([(1.0, params_of(module))], [Batch(x.flatten(1), y)], clipping)[1]
+
+
+def total(sums: Sequence[Params]) -> Params:
+    return {name: torch.stack([one[name] for one in sums]).sum(0) for name in sums[0]}
 
 
 def overshoot(sums: Params, clipping: Clipping) -> float:
@@ -408,8 +413,7 @@ def test_others_are_not() -> None:
     for net in (own, Tokens(False)):
         sums = sums_of(net, x, y, clipping)
         alone = [sums_of(net, x[k : k + 1], y[k : k + 1], clipping) for k in range(6)]
-        for name, value in sums.items():
-            torch.testing.assert_close(value, torch.stack([one[name] for one in alone]).sum(0))
+        torch.testing.assert_close(sums, total(alone))
     form = Form(13, 4, 8, 1, 2)
     words = NetworkTask(decoder(form), (5,), targets=next_tokens, start=gpt2_law)
     at = [(1.0, words.initial(generator(0, Draw.INITIAL)))]
@@ -461,8 +465,7 @@ def test_a_loss_that_mixes_samples_is_given_one_at_a_time(loss: Callable) -> Non
     one, two = summed(loss, x, y, clipping), summed(loss, there, other, clipping)
     assert sum(float((one[k] - two[k]).square().sum()) for k in one) ** 0.5 <= 2 * (1 + SLACK)
     alone = [summed(loss, x[k : k + 1], y[k : k + 1], clipping) for k in range(40)]
-    for name, value in one.items():
-        torch.testing.assert_close(value, torch.stack([each[name] for each in alone]).sum(0))
+    torch.testing.assert_close(one, total(alone))
 
 
 def test_a_loss_of_all_samples_together_is_refused() -> None:
@@ -506,8 +509,7 @@ def test_gradients_are_those_of_single_examples_whatever_a_layer_does(how: str) 
         for (name, _), slope in zip(net.named_parameters(), slopes, strict=True):
             part = slope * min(1.0, 0.3 / float(whole))
             expected[name] = expected.get(name, torch.zeros_like(part)) + part
-    for name, value in expected.items():
-        torch.testing.assert_close(found[name][0], value)
+    torch.testing.assert_close(replica(found), expected)
 
 
 # --- Frozen parameters ----------------------------------------------------------------------------

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 from conftest import draw_neighbours, small
-from networks import own_model, task_of, trained
+from networks import own_model, replica, task_of, trained
 from torch import Tensor, nn
 
 from fedmuon.config.load import Config
@@ -156,7 +156,7 @@ def test_loss_and_accuracy_of_a_window_are_those_of_transformers() -> None:
 
 def test_a_token_does_not_see_those_after_it() -> None:
     task = task_of(tiny())
-    params = {n: v[0] for n, v in task.initial(generator(0, Draw.INITIAL)).items()}
+    params = replica(task.initial(generator(0, Draw.INITIAL)))
     window = torch.arange(13.0).double()[None]
     changed = window.clone()
     changed[0, 7] = 200
@@ -224,8 +224,7 @@ def test_a_run_can_be_read_by_transformers_and_gone_on_from(tmp_path: Path) -> N
     execute(tiny(federation={"rounds": 1}), tmp_path / "first")
     file = tmp_path / "first" / "model.safetensors"
     start = task_of(tiny(task={"weights": str(file)})).initial(generator(9, Draw.INITIAL))
-    stored = {name: value[0] for name, value in start.items()}
-    found = own_model(FORM).load_state_dict(stored, strict=False)
+    found = own_model(FORM).load_state_dict(replica(start), strict=False)
     assert found.missing_keys == ["lm_head.weight"] and not found.unexpected_keys
     assert "3 of 16 x 16" in (tmp_path / "first" / "routes.txt").read_text()
 
@@ -290,8 +289,7 @@ def by_hand(config: Config, step: Callable[[str, Tensor, Tensor, Tensor], None])
     """001, Algorithm 1 with transformers' model and autograd, one client after the other."""
     source = build.source(config)
     data, plan, model = build.federated_data(config, source), build.plan(config), own_model(FORM)
-    fresh = task_of(config).initial(generator(config.federation.seed, Draw.INITIAL))
-    X = {name: value[0].clone() for name, value in fresh.items()}
+    X = replica(task_of(config).initial(generator(config.federation.seed, Draw.INITIAL)))
     M = {name: torch.zeros_like(value) for name, value in X.items()}
     for r in range(plan.rounds):
         ends = []
@@ -331,13 +329,9 @@ def test_fedmuon_on_a_decoder_is_the_loop_by_hand() -> None:
             value.sub_(0.05 * smoothed_polar(momentum, 0.1))
 
     expected, found = by_hand(tiny(), step), trained(tiny())[1].params
-    assert set(found) == set(expected)
-    for name, value in expected.items():
-        torch.testing.assert_close(found[name][0], value, rtol=1e-8, atol=1e-11)
-    other = trained(tiny(local={"momentum": 0.8}))[1].params
-    assert not all(
-        torch.allclose(other[name][0], value, rtol=1e-5) for name, value in expected.items()
-    )
+    torch.testing.assert_close(replica(found), expected, rtol=1e-8, atol=1e-11)
+    other = replica(trained(tiny(local={"momentum": 0.8}))[1].params)
+    assert not all(torch.allclose(other[name], one, rtol=1e-5) for name, one in expected.items())
 
 
 def test_fedavg_on_a_decoder_is_the_loop_by_hand() -> None:
@@ -345,9 +339,8 @@ def test_fedavg_on_a_decoder_is_the_loop_by_hand() -> None:
         value.sub_(0.05 * slope)
 
     config = tiny(local={"recipe": "fedavg"})
-    found = trained(config)[1].params
-    for name, value in by_hand(config, step).items():
-        torch.testing.assert_close(found[name][0], value, rtol=1e-8, atol=1e-11)
+    found = replica(trained(config)[1].params)
+    torch.testing.assert_close(found, by_hand(config, step), rtol=1e-8, atol=1e-11)
 
 
 @pytest.mark.slow
@@ -360,9 +353,8 @@ def test_a_stack_of_neighbours_is_a_loop_over_data_sets() -> None:
     assert neighbours.inputs[1:].max() > 32 and (neighbours.inputs % 1 == 0).all()
     together = trained(config, data, neighbours)[1].params
     for s in range(3):
-        alone = trained(config, replace(data, neighbours, s))[1].params
-        for name, value in alone.items():
-            torch.testing.assert_close(together[name][s], value[0], rtol=1e-7, atol=1e-9)
+        alone = replica(trained(config, replace(data, neighbours, s))[1].params)
+        torch.testing.assert_close(replica(together, s), alone, rtol=1e-7, atol=1e-9)
     assert not torch.allclose(
         together["transformer.wte.weight"][0], together["transformer.wte.weight"][1], rtol=1e-6
     )

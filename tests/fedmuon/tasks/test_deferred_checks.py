@@ -164,8 +164,7 @@ ONCE = {"_local_scalar_dense": 1}  # whether all that a round took for granted h
 
 
 def require_equal(one: ServerState, other: ServerState) -> None:
-    for name, value in other.params.items():
-        torch.testing.assert_close(one.params[name], value, rtol=1e-12, atol=1e-14, equal_nan=True)
+    torch.testing.assert_close(one.params, other.params, rtol=1e-12, atol=1e-14, equal_nan=True)
 
 
 def one(

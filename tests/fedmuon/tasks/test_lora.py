@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 import torch
 from conftest import small
-from networks import own_model, task_of
+from networks import own_model, replica, task_of
 from safetensors.numpy import save_file
 from torch import Tensor
 from torch.nn import functional
@@ -104,22 +104,21 @@ def test_clipped_sums_are_the_loops(file: Path, rule: str) -> None:
     aimed = dataclasses.replace(given, labels=task.targets(given.inputs, given.labels))
     for found in (task.clipped([(1.0, params)], [given], clip)[1],
                   slow([(1.0, params)], [aimed], clip)[1]):  # fmt: skip
-        for name, value in expected.items():
-            torch.testing.assert_close(found[name][0], value, rtol=1e-7, atol=1e-10, msg=name)
+        torch.testing.assert_close(replica(found), expected, rtol=1e-7, atol=1e-10)
 
 
 def test_they_begin_at_the_decoder_and_fold_into_it(file: Path) -> None:
     task, given = task_of(lora(file)), batch()
     base = {name: torch.from_numpy(v) for name, v in read_weights(file).items()}
     start, params = task.initial(generator(0, Draw.INITIAL)), learned(task)
-    whole = fold_adapters(task.module, {name: v[0] for name, v in params.items()})
+    whole = fold_adapters(task.module, replica(params))
     assert whole.keys() - {"lm_head.weight"} == base.keys()
     for at, weights in ((start, base), (params, whole)):
         expected = torch.stack([plain_loss(weights, window) for window in given.inputs])
         torch.testing.assert_close(task.losses(at, given)[0][0], expected)
     assert not torch.allclose(task.losses(start, given)[0], task.losses(params, given)[0])
     with pytest.raises(InputError, match="the decoder has no"):
-        generate(FORM, {name: v[0] for name, v in params.items()}, [[1]], 0)
+        generate(FORM, replica(params), [[1]], 0)
     plain = {"a": torch.zeros(1)}
     assert fold_adapters(decoder(FORM), plain) is plain
 

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import torch
 from conftest import draw_neighbours, quick, small
-from networks import trained
+from networks import replica, trained
 from safetensors.numpy import load_file
 from torch import Tensor, nn
 from torch.func import functional_call
@@ -55,8 +55,7 @@ def by_hand(config: Config, step: Step) -> tuple[Params, Params]:
     experiment = build.experiment(config, data, source.classes)
     task = experiment.task
     assert isinstance(task, NetworkTask)
-    fresh = begin(experiment.recipe, task, config.federation.seed)
-    X = {name: value[0] for name, value in fresh.params.items()}
+    X = replica(begin(experiment.recipe, task, config.federation.seed).params)
     M = {name: torch.zeros_like(value) for name, value in X.items()}
     sends_momentum = "fedmuon" in config.local.recipe
     for r in range(plan.rounds):
@@ -81,10 +80,8 @@ def by_hand(config: Config, step: Step) -> tuple[Params, Params]:
     return X, M
 
 
-def assert_alike(state: Params, expected: Params) -> None:
-    assert set(state) == set(expected)
-    for name, value in expected.items():
-        torch.testing.assert_close(state[name][0], value, rtol=1e-8, atol=1e-11)
+def assert_alike(found: Params, expected: Params) -> None:
+    torch.testing.assert_close(replica(found), expected, rtol=1e-8, atol=1e-11)
 
 
 def differ(one: Params, other: Params) -> bool:
@@ -278,9 +275,8 @@ def test_a_stack_of_neighbours_is_a_loop_over_data_sets(model: str, batch: int) 
     neighbours = draw_neighbours(data, source, 3, 1, config.data.normalize)
     together = trained(config, data, neighbours)[1].params
     for s in range(4):
-        alone = trained(config, replace(data, neighbours, s))[1].params
-        for name, value in alone.items():
-            torch.testing.assert_close(together[name][s], value[0], rtol=1e-7, atol=1e-9)
+        alone = replica(trained(config, replace(data, neighbours, s))[1].params)
+        torch.testing.assert_close(replica(together, s), alone, rtol=1e-7, atol=1e-9)
 
 
 @pytest.mark.slow
