@@ -81,11 +81,11 @@ def flatten_partition(parts: Any, n: int) -> tuple[np.ndarray, np.ndarray]:
     try:
         arrays = [np.asarray(part) for part in parts]
     except (TypeError, ValueError):
-        raise InputError("a partition is one array of indices a client") from None
+        raise InputError("a partition is one array of indices per client") from None
     if any(part.ndim == 0 for part in arrays):
         raise InputError(
-            "a partition is one array of indices a client, or of a function a numpy array of the "
-            "client of each sample, and this is a list of single numbers: give it to np.array"
+            "a partition is one array of indices per client. A function may also return a numpy "
+            "array with the client of each sample. This is a list of single numbers: use np.array"
         )
     for client, part in enumerate(arrays):
         if part.size and part.dtype.kind not in "iu":

@@ -70,7 +70,9 @@ class Source:
                 held = held.astype(np.float64) if held.itemsize > 8 else held
             finite = np.isfinite(held).all(axis=tuple(range(1, held.ndim)))
             if not finite.all():
-                return f"holds NaN or infinity in sample {int(finite.argmin())}: mend or remove it"
+                return (
+                    f"holds NaN or infinity in sample {int(finite.argmin())}: correct or remove it"
+                )
         return ""
 
 

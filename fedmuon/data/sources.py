@@ -404,7 +404,7 @@ def available() -> list[tuple[str, bool, str]]:
         *tables,
         ("npz", None, "set [data] folder to an .npz file of inputs and labels"),
         ("csv", None, "set [data] folder to a .csv file; [data.options] label names a column"),
-        ("parquet", None, "the same of a .parquet file"),
+        ("parquet", None, "set [data] folder to a .parquet file; its options are those of csv"),
     ]
     for name, place, how in (*images, *files):
         found.append((name, place is not None, str(place or how)))
@@ -495,7 +495,7 @@ def read_hub(name: str) -> tuple[np.ndarray, np.ndarray, int]:
     except Exception as error:  # offline, proxies, renamed data sets: libraries differ
         reason = next(iter(str(error).splitlines()), "no reason given")
         raise InputError(
-            f"{name} could not be had as {dataset} from the Hugging Face hub "
+            f"{name} could not be downloaded as {dataset} from the Hugging Face hub "
             f"({type(error).__name__}: {reason}): check the network, or set [data] folder to the "
             "downloaded files"
         ) from error

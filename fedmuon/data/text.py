@@ -266,7 +266,7 @@ def read_e2e(file: Path) -> Iterator[Pair]:
             table, sentence = (" ".join((row[key] or "").split()) for key in ("mr", "ref"))
             if not table or not sentence:
                 raise InputError(
-                    f"{file}, line {rows.line_num}: mr or ref is empty: mend that line"
+                    f"{file}, line {rows.line_num}: mr or ref is empty: correct that line"
                 )
             yield Pair(table, sentence, table.count("["))
     except csv.Error as error:
@@ -293,7 +293,7 @@ def read_dart(file: Path) -> Iterator[Pair]:
         except (AttributeError, TypeError, KeyError, ValueError):
             raise InputError(
                 f"{file}, entry {place}: a tripleset of [subject, relation, object] and "
-                "annotations with a text are needed: mend that entry"
+                "annotations with a text are needed: correct that entry"
             ) from None
         for sentence in sentences:
             yield Pair(" | ".join(triples), sentence, len(triples))
@@ -357,13 +357,11 @@ def make_text(
     """
     if form not in SUFFIXES or domain not in DOMAINS:
         raise InputError(
-            f"no text of the format {form} is made up about {domain}: choose a format of "
+            f"there is no synthetic text of the format {form} about {domain}: choose a format of "
             f"{', '.join(SUFFIXES)} and a domain of {', '.join(DOMAINS)}"
         )
     if not LEAST_TABLES <= tables <= MOST_TABLES:
-        raise InputError(
-            f"{tables} tables cannot be made up: ask for {LEAST_TABLES} to {MOST_TABLES}"
-        )
+        raise InputError(f"tables = {tables} is out of range: use {LEAST_TABLES} to {MOST_TABLES}")
     if seed < 0:
         raise InputError(f"seed = {seed} is negative: use 0 or more")
     place, entries = Path(folder).expanduser(), _entries(tables, domain, seed)

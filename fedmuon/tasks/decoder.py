@@ -270,8 +270,8 @@ def add_adapters(
     width = network.transformer.wte.weight.shape[1]
     if rank > width:
         raise InputError(
-            f"[task] lora-rank = {rank} is above width = {width}: adapters of a rank so high would "
-            "hold more than what they stand beside"
+            f"[task] lora-rank = {rank} is above width = {width}: adapters of this rank would have "
+            "more numbers than the weights that they adapt, so lower it"
         )
     stored = matching_weights(weights, network)
     with torch.device("meta"):

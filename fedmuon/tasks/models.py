@@ -305,16 +305,16 @@ def reject_layers(network: nn.Module) -> None:
             layer.track_running_stats or not isinstance(layer, _InstanceNorm)
         ):
             problem = (
-                "whose running statistics are neither averaged nor of one sample alone: use "
+                "whose running statistics mix samples and are not averaged over clients: use "
                 "GroupNorm"
             )
         elif draws:  # in training mode
             problem = (
-                "which draws from torch's global generator, so that no run repeats: take it out, "
-                "or its dropout"
+                "which draws from torch's global generator, so no run could be repeated: remove "
+                "it, or set its dropout to 0"
             )
         elif isinstance(layer, nn.Embedding | nn.EmbeddingBag) and layer.max_norm is not None:
-            problem = "which rescales its weights when it reads them: take max_norm out"
+            problem = "which rescales its weights when it reads them: remove max_norm"
         if problem:
             raise InputError(f"{name or 'The network'} is a {type(layer).__name__}, {problem}")
 
@@ -341,7 +341,7 @@ def torch_law(network: nn.Module, rng: np.random.Generator) -> dict[str, np.ndar
             found[name] = np.full(shape, 1.0 if key == "weight" else 0.0)
         else:
             raise InputError(
-                f"No law is known for the first {name} of a {type(owner).__name__}: build the "
+                f"{name} of a {type(owner).__name__} has no known initial distribution: build the "
                 "network from linear layers, convolutions, embeddings and norms"
             )
     return found

@@ -78,8 +78,8 @@ def user_network(
     for name, one in task.metrics.items():
         if name in OF_A_ROUND + OF_A_RUN or name.endswith(SPREAD):
             raise InputError(
-                f"a metric cannot be called {name}, which every run tells of itself: give it "
-                f"another name, such as my_{name.removesuffix(SPREAD)}"
+                f"a metric cannot be called {name}, because every run records a value of this "
+                f"name: give it another name, such as my_{name.removesuffix(SPREAD)}"
             )
         measures[name] = check_each(one, f"metric {name}", of.part("metric", one))
     if not measures and classes and not task.loss:
@@ -212,7 +212,7 @@ def _width(task: NetworkTask) -> int:
     with torch.no_grad():
         outputs = task.module(sample.long() if task.whole else sample)
     if not isinstance(outputs, Tensor) or outputs.ndim < 1 or len(outputs) != 1:
-        raise InputError("the module returns no tensor with a row for each sample: let it")
+        raise InputError("the module must return a tensor with one row for each sample")
     return outputs.shape[-1]
 
 

@@ -409,10 +409,10 @@ def reject_mixing(module: nn.Module, layers: dict[str, nn.Module], shape: tuple[
             alike = len(before) == len(after)
             if not alike or any(_differ(a, b, kept) for a, b in zip(before, after, strict=True)):
                 raise InputError(
-                    f"the network ({type(module).__name__}) computes with a sample what changes "
-                    "with the others of its batch, or their number (or from call to call), so that "
-                    "no clipping bounds one example: normalize each sample by itself, as GroupNorm "
-                    "or LayerNorm does"
+                    f"the network ({type(module).__name__}) mixes samples: what it computes with a "
+                    "sample changes with the other samples of the batch, with their number, or "
+                    "from call to call, so clipping cannot bound the influence of one example. "
+                    "Normalize each sample by itself, as GroupNorm or LayerNorm does"
                 )
 
 

@@ -143,7 +143,7 @@ def test_runs_of_two_partitions_are_two_experiments(tmp_path: Path) -> None:
 @pytest.mark.parametrize("made", [list, tuple])
 def test_a_list_of_clients_is_told_from_index_arrays(made: Any) -> None:
     """Which are what a list is of."""
-    mend = "one array of indices a client, or .* a numpy array of the client of each sample"
+    mend = "one array of indices per client.* a numpy array with the client of each sample"
     refused(mend, tables(), **PLAIN, partition=lambda y, n, rng: made(np.arange(len(y)) % n))
 
 

@@ -309,7 +309,7 @@ PARTS = [range(20), range(20, 40), range(40, 60)]
 REFUSED: dict[str, tuple[dict[str, Any], str]] = {
     # what is learned
     "frozen": ({**DATA, "task": nn.Linear(3, 1).requires_grad_(False)}, "make it a buffer"),
-    "dropout": ({**DATA, "task": module(nn.Dropout())}, "take it out"),
+    "dropout": ({**DATA, "task": module(nn.Dropout())}, "remove it"),
     "batch-norm": ({**DATA, "task": module(nn.BatchNorm1d(1))}, "use GroupNorm"),
     "no-parameters": ({**DATA, "task": nn.Flatten()}, "give it some"),
     "no-task": ({**DATA, "task": 3}, "give an nn.Module"),
@@ -467,7 +467,7 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
     "lengths": ({**PLAIN, "data": (X, Y[:-1])}, "one label for each sample"),
     "words": ({**PLAIN, "data": (X, ["a"] * 60)}, "number the classes from 0"),
     "below-0": ({**PLAIN, "data": (X, CLASSES - 1)}, "relabel them 0 to 1"),
-    "not-finite": ({**PLAIN, "data": (X * np.nan, Y)}, "mend or remove it"),
+    "not-finite": ({**PLAIN, "data": (X * np.nan, Y)}, "correct or remove it"),
     "ragged": ({**PLAIN, "data": ([[1, 2], [3]], [1.0, 2.0])}, "the samples are not alike"),
     "test-alone": ({"test": (X, Y)}, "give data, too"),
     "test-of-source": ({**PLAIN, "data": as_source((X, Y)), "test": (X, Y)}, "leave test out"),

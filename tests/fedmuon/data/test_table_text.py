@@ -148,9 +148,9 @@ def test_made_up_text_has_the_format_and_its_parts_share_no_table(
     assert files[0].read_bytes() == again[0].read_bytes() != other[0].read_bytes()
     named = {pair.table.split(":")[0].strip("name[]") for pair in parts["test"]}
     assert all(any(name.split("]")[0] in pair.sentence for pair in parts["test"]) for name in named)
-    with pytest.raises(InputError, match="cannot be made up"):
+    with pytest.raises(InputError, match="tables = 5 is out of range"):
         make_text(tmp_path, form, 5)
-    with pytest.raises(InputError, match="no text of the format xml"):
+    with pytest.raises(InputError, match="no synthetic text of the format xml"):
         make_text(tmp_path, "xml")
 
 

@@ -185,7 +185,7 @@ def test_a_device_that_is_full_gets_smaller_chunks() -> None:
     [
         (nn.BatchNorm2d(4), "use GroupNorm"),
         (nn.InstanceNorm2d(4, track_running_stats=True), "use GroupNorm"),
-        (nn.Dropout(0.5), "take it out"),
+        (nn.Dropout(0.5), "remove it"),
     ],
 )
 def test_layers_that_no_run_could_repeat_are_refused(layer: nn.Module, words: str) -> None:

@@ -108,6 +108,6 @@ def test_an_embedding_that_rescales_itself_is_refused(
     before = layer.weight.detach().clone()
     layer(torch.arange(8).view(2, 4))
     assert not torch.equal(layer.weight, before)
-    with pytest.raises(InputError, match="take max_norm out"):
+    with pytest.raises(InputError, match="remove max_norm"):
         reject_layers(nn.Sequential(layer))
     reject_layers(nn.Sequential(kind(9, 4)))
