@@ -1,4 +1,4 @@
-"""Text and the decoder that reads it: against transformers' own model, loss and trajectory."""
+"""The decoder against transformers' own model, loss and trajectory."""
 
 import math
 import sys
@@ -16,9 +16,7 @@ from fedmuon.config.load import Config
 from fedmuon.core.errors import InputError
 from fedmuon.core.rng import Draw, generator
 from fedmuon.data.neighbours import replace
-from fedmuon.data.source import Source, flat_rows
-from fedmuon.data.sources import read, read_mapped
-from fedmuon.data.text import windows
+from fedmuon.data.source import flat_rows
 from fedmuon.experiments.run import execute
 from fedmuon.experiments.studies.find import find
 from fedmuon.experiments.suites import contents
@@ -42,88 +40,6 @@ def tiny(**tables: dict) -> Config:
         "local": {"steps": 2, "batch": 6, "lr": 0.05, "aux-lr": 0.3},
     }
     return small(base, **tables)
-
-
-def parts(source: Source) -> tuple[np.ndarray, np.ndarray]:
-    """The train and the test windows."""
-    assert source.official_test
-    return source.inputs[: source.official_test], source.inputs[source.official_test :]
-
-
-# --- Text -----------------------------------------------------------------------------------------
-
-
-def test_windows_are_cut_one_after_the_other() -> None:
-    """Every token but the first is predicted once; what is left over at the end is not."""
-    tokens = np.arange(20, dtype=np.uint8)
-    assert windows(tokens, 6).tolist() == [list(range(a, a + 7)) for a in (0, 6, 12)]
-    assert windows(tokens[:6], 6).shape == (0, 7) and windows(tokens[:0], 6).shape == (0, 7)
-    assert windows(tokens, 6)[:, 1:].ravel().tolist() == list(range(1, 19))
-
-
-def test_what_python_says_of_itself_is_a_source_with_labels_and_a_test_part() -> None:
-    source = read("pydoc")
-    before, after = parts(source)
-    assert source.inputs.dtype == np.uint8 and source.inputs.shape[1] == 65
-    assert source.vocabulary == 256 and source.classes == 10
-    assert len(before) > 3000 and 0.2 < len(after) / len(before) < 0.3
-    assert all(
-        set(part.tolist()) == set(range(10)) for part in np.split(source.labels, [len(before)])
-    )
-    assert b"The following" in b"".join(row[:-1].tobytes() for row in before)
-    assert read("pydoc", context=100).inputs.shape[1] == 101
-
-
-def quoted(source: Source, length: int = 48) -> float:
-    """The share of test strings of that length which the train text has too, spaces aside."""
-
-    def text(rows: np.ndarray) -> bytes:
-        return b" ".join(b"".join(row[:-1].tobytes() for row in rows).split())
-
-    def strings(content: bytes) -> list[bytes]:
-        return [content[a : a + length] for a in range(len(content) - length)]
-
-    before, after = parts(source)
-    known = set(strings(text(before)))
-    found = [string in known for string in strings(text(after))]
-    return sum(found) / len(found)
-
-
-def test_test_windows_are_not_in_the_train_text(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Topics quote each other at length; where quotes are kept, much of the test text is known.
-
-    The text is the documentation of the Python that runs: 0.9% from 3.11, 2.3% from 3.13.
-    """
-    assert quoted(read("pydoc")) < 0.03
-    monkeypatch.setattr(
-        "fedmuon.data.text._once",
-        lambda topics: sorted(map(str.encode, topics.values()), key=len)[::-1],
-    )
-    assert quoted(read("pydoc")) > 0.1
-
-
-def test_local_files_are_a_source(tmp_path: Path) -> None:
-    one = tmp_path / "one.txt"
-    one.write_bytes(bytes(range(256)) * 4)
-    source = read("text", folder=one, context=7)
-    assert source.classes == 10 and (len(source.labels), source.official_test) == (130, 110)
-    assert source.inputs[0].tolist() == list(range(8))
-    (tmp_path / "two.txt").write_bytes(b"abcdefgh" * 10)
-    both = read("text", folder=tmp_path, context=7)
-    assert both.classes == 2 and bytes(both.inputs[both.labels == 1][0]) == b"abcdefgh"
-    with pytest.raises(InputError, match=r"too short for \[data\] context = 64"):
-        read("text", folder=tmp_path)
-    with pytest.raises(InputError, match="has no text"):
-        read("text", folder=tmp_path / "three")
-
-
-def test_a_mapped_text_is_the_text(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("FEDMUON_CACHE", str(tmp_path / "cache"))
-    (tmp_path / "a.txt").write_bytes(bytes(range(256)) * 4)
-    options = (("context", 7), ("folder", str(tmp_path / "a.txt")))
-    first, again = read("text", **dict(options)), read_mapped("text", options)
-    assert isinstance(again.inputs, np.memmap) and (first.inputs == again.inputs).all()
-    assert (again.vocabulary, again.official_test) == (first.vocabulary, first.official_test)
 
 
 def test_tokens_are_left_alone() -> None:
