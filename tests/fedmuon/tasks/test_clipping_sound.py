@@ -484,13 +484,18 @@ class Twice(Mixed):
         return self.last(torch.tanh(self.first(x) + functional.linear(x, self.first.weight)))
 
 
+def thrice(layer: nn.Module, args: tuple[Tensor, ...], output: Tensor) -> Tensor:
+    """A hook on what a layer gives."""
+    return 3 * output
+
+
 def changed(how: str) -> nn.Module:
     """A layer that a hook changes, or whose object has a `forward` of its own."""
     first, last = nn.Linear(4, 8), nn.Linear(8, 3)
     if how == "before":
         last.register_forward_pre_hook(lambda layer, args: (args[0] ** 2,))
     elif how == "after":
-        first.register_forward_hook(lambda layer, args, output: 3 * output)
+        first.register_forward_hook(thrice)
     else:
         first.forward = lambda input: 2 * functional.linear(input, first.weight, first.bias)
     return nn.Sequential(first, nn.Tanh(), last)
