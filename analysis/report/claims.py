@@ -73,7 +73,7 @@ def gap_within_bound(runs: Columns) -> Claim:
     if not judged.any():
         return unknown(_GAP, _unknown(len(judged), "a gap or a bound"))
     top = (runs["range"] if "range" in runs else np.ones(len(gap)))[judged]
-    away = Effect("gap − bound", gap - bound, low - bound, high - bound, seeded=False)
+    away = Effect("gap − bound", gap - bound, low - bound, high - bound, seeded=False, unit="loss")
     held, sure, vacuous = gap <= bound, high <= bound, int((bound[judged] >= top).sum())
     detail = (
         f"{held[judged].sum()} of {_count(int(judged.sum()), 'run')} ({sure[judged].sum()} even at "
@@ -102,7 +102,7 @@ def within_certificate(neighbours: Columns) -> Claim:
     )
     if idle := int(((promised == 0) & (moved == 0)).sum()):
         detail += f"; {idle} of clients that never took part are 0 ≤ 0"
-    found, also, limit = Effect.exact("perturbation over certificate", part), "", ""
+    found, also, limit = Effect.exact("perturbation over certificate", part, unit="ratio"), "", ""
     if endless := int(np.isinf(promised).sum()):
         also = f"{_count(endless, 'certificate')} infinite, vacuous: nothing could exceed them"
         limit = "every certificate is infinite" * bool(endless == judged.sum())
@@ -149,7 +149,7 @@ def growth(runs: Columns, factor: str, quantity: str, sign: float) -> Effect:
         places.append(f"from {factor} = {level:g} to {after:g}")
     values, reach = np.array(found).reshape(-1, 2).T
     name = f"growth of the {QUANTITIES[quantity]}"
-    return Effect.around(name, values, reach, places, free_of_seeds(runs))
+    return Effect.around(name, values, reach, places, free_of_seeds(runs), unit="ratio")
 
 
 def adjacent(runs: Columns, factor: str, quantity: str) -> np.ndarray:
@@ -246,9 +246,8 @@ def census_needed(neighbours: Columns) -> Claim:
         f"{number(expected)} on average; the chance that {DRAWS} come within 10% of the largest is "
         f"{number(1 - (1 - near) ** DRAWS, 2)}"
     )
-    found = Effect.exact(
-        "largest of all over that of ten random ones", largest / expected if expected else np.nan
-    )
+    times = largest / expected if expected else np.nan
+    found = Effect.exact("largest of all over that of ten random ones", times, unit="ratio")
     return Claim(_CENSUS, found, Rule(low=1 / 0.9, strict=True), detail)
 
 

@@ -28,12 +28,21 @@ import numpy as np
 from fedmuon.analysis.report.numbers import number, written
 from fedmuon.analysis.report.slopes import by_seed, free_of_seeds, paired
 from fedmuon.analysis.report.tables import Columns, Rows
-from fedmuon.analysis.report.verdicts import NEGATIVE, POSITIVE, Claim, Effect, Rule, unknown
+from fedmuon.analysis.report.verdicts import (
+    NEGATIVE,
+    POINTS,
+    POSITIVE,
+    Claim,
+    Effect,
+    Rule,
+    unknown,
+)
 
 HIGHER = ("accuracy",)  # is better
-NAMES = {"train_loss": "train loss", "test_loss": "test loss", "test_gap": "test minus train loss",
-         "accuracy": "accuracy", "train_seconds": "seconds of training",
+NAMES = {"test_gap": "test minus train loss", "train_seconds": "seconds of training",
          "epsilon": "certified ε"}  # fmt: skip
+UNITS = {"train_loss": "loss", "test_loss": "loss", "test_gap": "loss", "accuracy": POINTS,
+         "seconds": "s", "train_seconds": "s"}  # fmt: skip
 
 
 def judged(
@@ -73,7 +82,12 @@ def terminal(
         return unknown(sentence, "both diverged")
     held = np.isfinite(pairs[:, 0]) & ((away >= 0) if up else (away <= 0))
     found = Effect.around(
-        f"{word}, {better} − {than}", away, reach, _at(runs, label), free_of_seeds(runs)
+        f"{word}, {better} − {than}",
+        away,
+        reach,
+        _at(runs, label),
+        free_of_seeds(runs),
+        unit=UNITS.get(measure, ""),
     )
     margins = np.stack([away, reach], 1)
     detail = _by_how_much(pairs, margins, held, levels(runs))
@@ -100,7 +114,7 @@ def near(
         share = np.where(np.isfinite(pairs).all(axis=1), away / larger, np.inf)
         held = np.abs(share) <= within
         found = Effect.around(f"difference in {word} over the larger", share, reach / larger,
-                              _at(runs, label), free_of_seeds(runs))  # fmt: skip
+                              _at(runs, label), free_of_seeds(runs), unit="ratio")  # fmt: skip
     margins = np.stack([away, reach], 1)
     detail = _by_how_much(pairs, margins, held, levels(runs))
     rule = Rule(-within, within)
@@ -220,7 +234,7 @@ def sooner(
         details.append(f"{reached.sum()} of {len(times)} runs get there{place}{after}")
     away, reach = np.array(by).T
     found = Effect.around(
-        f"seconds, {better} − {than}", away, reach, _at(runs, label), free_of_seeds(runs)
+        f"seconds, {better} − {than}", away, reach, _at(runs, label), free_of_seeds(runs), unit="s"
     )
     return Claim(sentence, found, NEGATIVE, "; ".join(details))
 
@@ -256,7 +270,12 @@ def trend(claim: Mapping[str, Any], runs: Columns, label: str) -> Claim:
     reach = [_step(runs, variant, measure, *both) for both in itertools.pairwise(values)]
     places = [f"from {x:g} to {y:g}" for x, y in itertools.pairwise(values)]
     found = Effect.around(
-        f"change of the {word}", np.diff(ends), reach, places, free_of_seeds(runs)
+        f"change of the {word}",
+        np.diff(ends),
+        reach,
+        places,
+        free_of_seeds(runs),
+        unit=UNITS.get(measure, ""),
     )
     return Claim(sentence, found, POSITIVE if kind == "rising" else NEGATIVE, along)
 

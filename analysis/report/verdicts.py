@@ -40,10 +40,11 @@ from typing import Any, Literal, get_args
 import numpy as np
 from numpy.typing import ArrayLike
 
-from fedmuon.analysis.report.numbers import factor, interval, number, quantity, unit_of
+from fedmuon.analysis.report.numbers import interval, number, quantity
 from fedmuon.analysis.report.slopes import half_width
 from fedmuon.core.files import finite
 
+POINTS = "accuracy points"  # hundredths; an accuracy is computed as a share
 Verdict = Literal["holds", "fails", "undecided", "not testable at this scale"]
 HOLDS, FAILS, UNDECIDED, UNTESTABLE = VERDICTS = get_args(Verdict)
 ONE_OF_MANY = (
@@ -95,10 +96,17 @@ POSITIVE, NEGATIVE = Rule(low=0.0, strict=True), Rule(high=0.0, strict=True)
 
 @dataclass(frozen=True)
 class Effect:
-    """What was measured at each place [K], and the ends of the intervals; nan is what nobody knows.
+    """What was measured at each place, with its interval.
 
-    `seeded` says that more seeds would shorten the intervals, `free` has their degrees of freedom:
-    infinite where the error itself is known.
+    Attributes:
+        name: What it is, in words.
+        value: The effect at each place, [K]; nan where it is unknown.
+        low: Lower ends of the intervals, [K].
+        high: Upper ends of the intervals, [K].
+        places: Names of the places.
+        seeded: Whether more seeds would shorten the intervals.
+        free: Degrees of freedom of the intervals; infinite where the error itself is known.
+        unit: What it is counted in: `POINTS`, "loss", "ratio", "slope", "s"; "" for a pure number.
     """
 
     name: str
@@ -108,6 +116,7 @@ class Effect:
     places: Sequence[str] = ()
     seeded: bool = True
     free: float = math.inf
+    unit: str = ""
 
     @cached_property
     def longer(self) -> float:
@@ -123,33 +132,30 @@ class Effect:
         low, high = (np.where(self.low == self.high, self.low, end) for end in ends)
         return low, high
 
-    @property
-    def unit(self) -> str:
-        """What it is counted in."""
-        return unit_of(self.name)
-
     @classmethod
-    def exact(cls, name: str, values: ArrayLike, places: Sequence[str] = ()) -> "Effect":
+    def exact(
+        cls, name: str, values: ArrayLike, places: Sequence[str] = (), unit: str = ""
+    ) -> "Effect":
         """Of what was counted, or computed without chance."""
         found = np.atleast_1d(np.asarray(values, dtype=float))
-        return cls(name, found, found, found, places, seeded=False)
+        return cls(name, found, found, found, places, seeded=False, unit=unit)
 
     @classmethod
     def around(
         cls, name: str, values: ArrayLike, reach: ArrayLike, places: Sequence[str] = (),
-        free: float = math.inf,
+        free: float = math.inf, unit: str = "",
     ) -> "Effect":  # fmt: skip
         """Values ± reach; an infinite one (a run that diverged) is beyond doubt."""
         found = np.atleast_1d(np.asarray(values, dtype=float))
         half = np.where(np.isinf(found), 0.0, np.asarray(reach, dtype=float))
         with np.errstate(invalid="ignore"):
-            return cls(name, found, found - half, found + half, places, free=free)
+            return cls(name, found, found - half, found + half, places, free=free, unit=unit)
 
     @classmethod
-    def between(cls, name: str, found: Mapping[str, Any]) -> "Effect":
+    def between(cls, name: str, found: Mapping[str, Any], unit: str = "") -> "Effect":
         """Of estimates with `value`, `low` and `high`, by place."""
         ends = np.array([(one.value, one.low, one.high) for one in found.values()]).reshape(-1, 3)
-        return cls(name, *ends.T, places=list(found))
+        return cls(name, *ends.T, places=list(found), unit=unit)
 
 
 @dataclass(frozen=True)
@@ -226,12 +232,12 @@ class Claim:
     @property
     def accepted(self) -> str:
         """The rule, in the effect's unit."""
-        times = factor(self.effect.unit)
+        times = 100.0 if self.effect.unit == POINTS else 1.0
         return str(replace(self.rule, low=times * self.rule.low, high=times * self.rule.high))
 
     def _counted(self, at: int) -> list[float]:
         """The effect at a place and the ends of its interval, in its unit."""
-        effect, times = self.effect, factor(self.effect.unit)
+        effect, times = self.effect, 100.0 if self.effect.unit == POINTS else 1.0
         return [times * float(one[at]) for one in (effect.value, effect.low, effect.high)]
 
     @property
@@ -258,9 +264,8 @@ def counted(sentence: str, held: ArrayLike, what: str, detail: str = "") -> Clai
     """A claim that each of these cases bears out or refutes, without chance."""
     cases = np.atleast_1d(np.asarray(held, dtype=float))
     share = cases.mean() if len(cases) else np.nan
-    return Claim(
-        sentence, Effect.exact(f"share of the {what} in which it holds", share), ALL, detail
-    )
+    effect = Effect.exact(f"share of the {what} in which it holds", share, unit="ratio")
+    return Claim(sentence, effect, ALL, detail)
 
 
 def unknown(sentence: str, why: str) -> Claim:

@@ -210,7 +210,7 @@ def lowest(rows: Columns, setting: str) -> Claim:
     sure = sum(one.high < 0 for one in found.values())
     return Claim(
         f"DiSK has a lower excess loss than both others at every noise level, {setting}.",
-        Effect.between("DiSK's excess loss over the other's, less 1", found),
+        Effect.between("DiSK's excess loss over the other's, less 1", found, unit="ratio"),
         NEGATIVE,
         f"{sure} of {len(found)} beyond doubt; DiSK's loss relative to theirs (95%): "
         + "; ".join(shares),

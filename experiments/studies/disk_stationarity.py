@@ -253,6 +253,7 @@ def printed(grid: Columns) -> Claim:
             np.where(np.isnan(ratio), 0.0, ratio)
             if not np.isnan(part["zero_bound"]).any()
             else 0.0,
+            unit="ratio",
         ),
         Rule(low=1.0),
         f"printed over proved here {ratio.min():.3g} to {ratio.max():.3g}; Theorem 3 says nothing "
@@ -281,7 +282,9 @@ def corollary(best: Columns) -> Claim:
 def _under(means: Sequence[tuple[Slope, float]], places: Sequence[str]) -> Effect:
     """Each mean over seeds, with its interval, over its bound."""
     ends = [[end / bound for end in (mean.value, mean.low, mean.high)] for mean, bound in means]
-    return Effect("measured over bound", *np.array(ends).reshape(-1, 3).T, places=places)
+    return Effect(
+        "measured over bound", *np.array(ends).reshape(-1, 3).T, places=places, unit="ratio"
+    )
 
 
 def falling(best: Columns) -> Claim:
@@ -299,6 +302,7 @@ def falling(best: Columns) -> Claim:
                 )
                 for before, after in itertools.pairwise(horizons)
             },
+            unit="ratio",
         ),
         Rule(high=1.0, strict=True),
         f"log-log slope {number(slope)} (the bound's is −0.5)",
@@ -319,7 +323,7 @@ def worth(grid: Columns) -> Claim:
     return Claim(
         "At the most noise some gain below 1 beats κ = 1, plain noisy descent, at the largest step "
         "size.",
-        Effect("saved by the best gain", *held.reshape(3, 1)),
+        Effect("saved by the best gain", *held.reshape(3, 1), unit="ratio"),
         POSITIVE,
         "saved of κ = 1's mean: " + "; ".join(shown),
     )
@@ -336,7 +340,7 @@ def chosen(grid: Columns) -> Claim:
         shown.append(f"η = {lr:g}: κ = {gain:g} {_percent(*saved)}")
     return Claim(
         "At the most noise the gain whose bound is least beats κ = 1 at the largest step size.",
-        Effect.around("saved by the gain whose bound is least", *held),
+        Effect.around("saved by the gain whose bound is least", *held, unit="ratio"),
         POSITIVE,
         "saved of κ = 1's mean: " + "; ".join(shown),
     )

@@ -250,7 +250,7 @@ def order(rows: Columns, kind: str) -> Claim:
     named = [", ".join(name) for name in slopes]
     return Claim(
         f"{WORDS[kind]} the bias of the direction has order ρ^{ORDERS[kind]}.",
-        Effect.around("log-log slope in ρ", [*slopes.values()], reach, named),
+        Effect.around("log-log slope in ρ", [*slopes.values()], reach, named, unit="slope"),
         Rule(ORDERS[kind] - NEAR, ORDERS[kind] + NEAR),
         "slope for ρ ≤ 1/32: "
         + "; ".join(f"{', '.join(name)} {slope:.3f}" for name, slope in slopes.items()),
@@ -279,7 +279,7 @@ def leading(rows: Columns, kind: str) -> Claim:
         ]
     return Claim(
         f"{WORDS[kind]} the leading term is {TERMS[kind]}, sign and direction included.",
-        Effect.around("relative distance", ratios, reaches, places),
+        Effect.around("relative distance", ratios, reaches, places, unit="ratio"),
         Rule(high=1.0, strict=True),
         "‖bias − term‖ / ‖term‖ at the smallest ρ, and at ρ = 1/32: " + "; ".join(shares),
     )
@@ -300,7 +300,7 @@ def smaller(rows: Columns) -> Claim:
     )
     return Claim(
         "The correction makes the bias smaller at every ρ.",
-        Effect.around("corrected over plain bias", ratio, reach),
+        Effect.around("corrected over plain bias", ratio, reach, unit="ratio"),
         Rule(high=1.0, strict=True),
         f"in {held.sum()} of {len(held)}; corrected over plain is {number(ratio.max(), 3)} at most",
     )
@@ -346,7 +346,7 @@ def probes(rows: Columns) -> Claim:
 
 def _drawn(name: str, found: Sequence[tuple[float, float]], places: Sequence[str]) -> Effect:
     """Values of one draw of samples, with half of their intervals; no seeds would shorten them."""
-    return replace(Effect.around(name, *np.array(found).T, places), seeded=False)
+    return replace(Effect.around(name, *np.array(found).T, places, unit="ratio"), seeded=False)
 
 
 def _errors(part: Columns, of: str) -> np.ndarray:

@@ -89,7 +89,7 @@ def reproduced(rows: Columns) -> Claim:
     off = np.abs(rows["per_release"] / rows["printed"] - 1)
     return Claim(
         "Per-release accounting gives every printed ε to 0.3%.",
-        Effect.exact("per-release over printed, less 1", off, _names(rows)),
+        Effect.exact("per-release over printed, less 1", off, _names(rows), unit="ratio"),
         Rule(high=NEAR),
         f"{(off <= NEAR).sum()} of {len(off)} do; the furthest is off by {off.max():.2%}",
     )
@@ -103,7 +103,7 @@ def exceeded(rows: Columns) -> Claim:
         return unknown(sentence, "no row has more than one block")
     times = rows["joint_lower"][many] / rows["printed"][many]
     detail = f"at least {number(times.min(), 3)} to {number(times.max(), 3)} times as large"
-    found = Effect.exact("joint over printed ε", times, _names(rows, many))
+    found = Effect.exact("joint over printed ε", times, _names(rows, many), unit="ratio")
     return Claim(sentence, found, Rule(low=2.0, strict=True), detail)
 
 
@@ -115,7 +115,7 @@ def kept(rows: Columns) -> Claim:
         return unknown(sentence, "every row has more than one block")
     share = rows["joint_upper"][one] / rows["printed"][one]
     detail = f"then certified ε is {share.min():.3g} to {share.max():.3g} times the printed one"
-    found = Effect.exact("joint over printed ε", share, _names(rows, one))
+    found = Effect.exact("joint over printed ε", share, _names(rows, one), unit="ratio")
     return Claim(sentence, found, Rule(high=1 + NEAR), detail)
 
 

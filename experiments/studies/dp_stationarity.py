@@ -272,7 +272,7 @@ def within(rows: Columns) -> Claim:
     return Claim(
         "DP-Muon: the mean nuclear norm of the gradient is at most the bound of Theorem 3.4 in "
         "every run.",
-        Effect.exact("measured over bound", _share(part)),
+        Effect.exact("measured over bound", _share(part), unit="ratio"),
         AT_MOST_ONE,
         f"{_held(part)}; polar error ε ≤ {number(part['polar_error'].max(), 3)}",
     )
@@ -287,7 +287,7 @@ def outside(rows: Columns) -> Claim:
     return Claim(
         "DP-MuonBC, which the theorem does not cover, keeps to the bound for exact polar factors "
         "in every run.",
-        Effect.exact("measured over bound", _share(part)),
+        Effect.exact("measured over bound", _share(part), unit="ratio"),
         AT_MOST_ONE,
         f"{_held(part)}; longest step {part['longest_step'].max():.3g} in spectral norm; its norm "
         f"over DP-Muon's at T = {rows['steps'].max():.0f}: {'; '.join(ratios)}",
@@ -299,7 +299,9 @@ def falling(rows: Columns, method: str) -> Claim:
     slopes = {noise: _curve(rows, method, noise).slope for noise in _noises(rows)}
     return Claim(
         f"{NAMES[method]}: the norm falls with T at every noise.",
-        Effect.between("log-log slope", {f"σ = {k:g}": one for k, one in slopes.items()}),
+        Effect.between(
+            "log-log slope", {f"σ = {k:g}": one for k, one in slopes.items()}, unit="slope"
+        ),
         NEGATIVE,
         "log-log slopes (the bound's goes to −1/4): "
         + "; ".join(f"σ = {noise:g}: {slope}" for noise, slope in slopes.items()),
@@ -312,7 +314,7 @@ def tight(rows: Columns) -> Claim:
     shares = {noise: _share(part)[part["noise"] == noise] for noise in _noises(rows)}
     return Claim(
         "The bound is within a factor of 10 of what DP-Muon does, in every run.",
-        Effect.exact("measured over bound", _share(part)),
+        Effect.exact("measured over bound", _share(part), unit="ratio"),
         Rule(low=0.1),
         "measured over bound: "
         + "; ".join(f"σ = {k:g}: {one.min():.2f} to {one.max():.2f}" for k, one in shares.items()),
@@ -345,7 +347,9 @@ def telling(rows: Columns) -> Claim:
     return Claim(
         "At the largest T and the smallest noise the bound says more than ‖∇f‖_* ≤ √r c, which "
         "holds everywhere.",
-        Effect.exact("bound over ceiling", ratio[part["noise"] == part["noise"].min()]),
+        Effect.exact(
+            "bound over ceiling", ratio[part["noise"] == part["noise"].min()], unit="ratio"
+        ),
         Rule(high=1.0, strict=True),
         "; ".join(f"σ = {noise:g}: {value:.2f} times that" for noise, value in shown),
     )

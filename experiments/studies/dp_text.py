@@ -247,6 +247,7 @@ def summary(records: list[Record]) -> Record:
 # Claims and numbers.
 
 MEASURES = {"nll": "NLL per target token", "bleu": "BLEU", "rouge_l": "ROUGE-L"}
+UNITS = {"nll": "nats", "bleu": "points", "rouge_l": "points"}
 PAIRS = (
     ("DP-Adam", "DP-SGD", "nll"),
     ("DP-Muon", "DP-Adam", "nll"),
@@ -289,7 +290,7 @@ def within(ends: Columns) -> Claim:
     return Claim(
         "Every run spends at most its ε (zero-out, Poisson lots), all releases of a step accounted "
         "jointly.",
-        Effect.exact("spent over asked for", spent / target),
+        Effect.exact("spent over asked for", spent / target, unit="ratio"),
         AT_MOST_ONE,
         f"{spent.min():.4f} to {spent.max():.4f} of {number(float(target.max()))}, "
         f"δ = {number(ends['delta'].max(), 3)}, up to {ends['blocks'].max():.0f} blocks a step",
@@ -310,7 +311,8 @@ def ordered(ends: Columns, better: str, than: str, measure: str) -> Claim:
     wins = int((sign * one < sign * other).sum())
     detail = f"{number(one.mean())} against {number(other.mean())}; in {wins} of {len(one)} seeds"
     away, half = one.mean() - other.mean(), paired(list(zip(one, other, strict=True)))[1]
-    found = Effect.around(f"{MEASURES[measure]}, {better} − {than}", away, half)
+    name = f"{MEASURES[measure]}, {better} − {than}"
+    found = Effect.around(name, away, half, unit=UNITS[measure])
     return Claim(sentence, found, NEGATIVE if sign > 0 else POSITIVE, detail)
 
 

@@ -137,7 +137,7 @@ def within(rows: Columns) -> Claim:
     return Claim(
         "The mean nuclear norm of the gradient is at most the bound with Corollary B.6's rule in "
         "every run whose bound says more than ‖∇f‖_* ≤ √r mean cᵢ, which holds everywhere.",
-        Effect.exact("measured over bound", judged),
+        Effect.exact("measured over bound", judged, unit="ratio"),
         AT_MOST_ONE,
         f"{held.sum()} of {said.sum()} such runs, of {len(said)}{largest}; polar error ε ≤ "
         f"{number(rows['polar_error'].max(), 3)}",
@@ -156,7 +156,12 @@ def telling(rows: Columns) -> Claim:
                      f"K_T T^(−1/6) is below it from T = {number(known, 2)} on")  # fmt: skip
     return Claim(
         "At the largest T the bound says more than ‖∇f‖_* ≤ √r mean cᵢ at every noise.",
-        Effect.exact("bound over ceiling", ratios, [f"σ = {noise:g}" for noise in _noises(rows)]),
+        Effect.exact(
+            "bound over ceiling",
+            ratios,
+            [f"σ = {noise:g}" for noise in _noises(rows)],
+            unit="ratio",
+        ),
         Rule(high=1.0, strict=True),
         "; ".join(shown),
     )
@@ -169,7 +174,9 @@ def shows(rows: Columns) -> Claim:
     return Claim(
         "The rate shows in what is measured: over the larger half of T the norm falls like "
         "T^(−1/6) or faster. (000's O(·) promises it of large T only.)",
-        Effect.between("log-log slope", {f"σ = {k:g}": one for k, one in slopes.items()}),
+        Effect.between(
+            "log-log slope", {f"σ = {k:g}": one for k, one in slopes.items()}, unit="slope"
+        ),
         Rule(high=POWER),
         "log-log slopes: " + "; ".join(f"σ = {noise:g}: {one}" for noise, one in slopes.items()),
     )
@@ -182,7 +189,9 @@ def falling(rows: Columns) -> Claim:
     return Claim(
         "The norm falls with T at every noise, although gradients have no third moment as people "
         "grow in number.",
-        Effect.between("log-log slope", {f"σ = {k:g}": one for k, one in slopes.items()}),
+        Effect.between(
+            "log-log slope", {f"σ = {k:g}": one for k, one in slopes.items()}, unit="slope"
+        ),
         NEGATIVE,
         "log-log slopes (the bound's goes to −1/6): "
         + "; ".join(f"σ = {noise:g}: {slope}" for noise, slope in slopes.items()),
@@ -195,7 +204,7 @@ def clipped(rows: Columns) -> Claim:
     return Claim(
         "Clipping cuts gradients at every T, by at most G₂²/(4C) on average; 000 has four times "
         "that.",
-        Effect.exact("excess over G₂²/(4C)", np.where(share > 0, share, np.inf)),
+        Effect.exact("excess over G₂²/(4C)", np.where(share > 0, share, np.inf), unit="ratio"),
         AT_MOST_ONE,
         f"{share.min():.3f} to {share.max():.3f} of G₂²/(4C)",
     )

@@ -22,7 +22,7 @@ from fedmuon.analysis.report import style
 from fedmuon.analysis.report.findings import Picture, Rows, number
 from fedmuon.analysis.report.slopes import Slope, mean_of
 from fedmuon.analysis.report.tables import Columns
-from fedmuon.analysis.report.verdicts import POSITIVE, Claim, Effect, Rule
+from fedmuon.analysis.report.verdicts import POINTS, POSITIVE, Claim, Effect, Rule
 from fedmuon.config.load import Config
 from fedmuon.config.schema import Count, Natural, Positive
 from fedmuon.core.tables import Scalar, Table
@@ -214,7 +214,7 @@ def within(rows: Columns) -> Claim:
     """gap <= bound in every row: within only if the gap's interval is."""
     gap, bound = rows["gap"], rows["bound"]
     low, high = (rows.get(name, gap) for name in ("gap_low", "gap_high"))
-    away = Effect("gap − bound", gap - bound, low - bound, high - bound, seeded=False)
+    away = Effect("gap − bound", gap - bound, low - bound, high - bound, seeded=False, unit="loss")
     detail = (
         f"{(gap <= bound).sum()} of {len(gap)} bounds, {(high <= bound).sum()} at the upper end"
     )
@@ -233,7 +233,9 @@ def learned(rows: Columns, start: str) -> Claim:
         f"From X⁰ {start}, half of what training gains in accuracy is had with a bound below "
         "B / 10, with the ball.",
         Effect.between(
-            "accuracy gained beyond half of the best", {"": half if learns else NOTHING}
+            "accuracy gained beyond half of the best",
+            {"": half if learns else NOTHING},
+            unit=POINTS,
         ),
         Rule(low=0.0),
         f"X⁰ {first.mean():.3f}, covered {kept.mean():.3f}, best of all {top.mean():.3f}",
@@ -252,7 +254,9 @@ def ahead(rows: Columns, start: str) -> Claim:
     return Claim(
         f"From X⁰ {start}, the best model with a bound below B / 10 is better with the ball than "
         "with all models, or than X⁰ where these cover none, at every seed.",
-        Effect.exact("gain in accuracy of a seed", ball - wide if small.any() else np.nan),
+        Effect.exact(
+            "gain in accuracy of a seed", ball - wide if small.any() else np.nan, unit=POINTS
+        ),
         POSITIVE,
         f"{(ball > wide).sum()} of {len(ball)} seeds; best accuracy: {said}",
     )

@@ -321,7 +321,7 @@ def rate_kept(rows: Columns, method: str, schedule: str) -> Claim:
     return Claim(
         f"{NAMES[method]} on the {SCHEDULES[schedule]}: the gradient shrinks at least at the "
         f"promised rate at every α, up to {TOLERANCE} in the slope.",
-        Effect.between("slope − promised", found),
+        Effect.between("slope − promised", found, unit="slope"),
         Rule(high=TOLERANCE),
         f"{'; '.join(slopes)}; without the allowance in {strictly} of {len(found)}",
     )
@@ -337,7 +337,7 @@ def sgd_loses_ground(rows: Columns) -> Claim:
                      for test in (lambda one: one.low > 1, lambda one: one.high < 1))  # fmt: skip
     return Claim(
         "The heavier the tail, the more SGD loses against exact Muon.",
-        Effect.between("SGD over Muon, over the same at the heavier tail", steps),
+        Effect.between("SGD over Muon, over the same at the heavier tail", steps, unit="ratio"),
         Rule(high=1.0, strict=True),
         _in_words(rows, ratios),
         f"Beyond doubt SGD is behind Muon at {behind} of {len(ratios)} α, and ahead at {ahead}",
@@ -357,7 +357,7 @@ def sgd_behind(rows: Columns) -> Claim:
     heaviest, ratio = min(_against_sgd(rows).items())
     return Claim(
         f"At the heaviest tail, α = {heaviest:g}, SGD is behind exact Muon beyond doubt.",
-        Effect.between("SGD over Muon", {"": ratio}),
+        Effect.between("SGD over Muon", {"": ratio}, unit="ratio"),
         Rule(low=1.0, strict=True),
         _in_words(rows, {heaviest: ratio}),
     )

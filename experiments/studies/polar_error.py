@@ -353,7 +353,7 @@ def within(rows: Columns) -> Claim:
     return Claim(
         "No drawn matrix is further from its polar factor than Proposition D.4 with the proved "
         "maximum allows.",
-        Effect.exact("distance over bound", rows["measured"] / rows["bound"]),
+        Effect.exact("distance over bound", rows["measured"] / rows["bound"], unit="ratio"),
         AT_MOST_ONE,
         f"{held.sum()} of {len(held)} settings of map, steps and τ",
     )
@@ -366,7 +366,7 @@ def met(rows: Columns) -> Claim:
     return Claim(
         "For Taylor steps the bound is met: with all singular values at τ the distance is within "
         "10⁻⁶ of it.",
-        Effect.exact("1 − distance over bound", 1 - share),
+        Effect.exact("1 − distance over bound", 1 - share, unit="ratio"),
         Rule(high=1e-6, strict=True),
         f"smallest share {share.min():.9f} in {len(share)} settings",
     )
@@ -378,7 +378,7 @@ def printed(rows: Columns) -> Claim:
     ratio = part["printed"] / part["bound"]
     return Claim(
         "001's (1 − τ²)^(2^T) for the cubic step holds too, and is larger.",
-        Effect.exact("printed over proved", ratio),
+        Effect.exact("printed over proved", ratio, unit="ratio"),
         Rule(low=1.0, strict=True),
         f"{number(ratio.min(), 3)} to {number(ratio.max(), 3)} times as large",
     )
@@ -389,7 +389,7 @@ def near(runs: Columns) -> Claim:
     share = runs["distance"] / runs["drift"]
     return Claim(
         "A run ends within the drift D of the run with a smoothed polar factor in its map's place.",
-        Effect.exact("distance over D", share),
+        Effect.exact("distance over D", share, unit="ratio"),
         AT_MOST_ONE,
         f"{(share <= 1).sum()} of {len(share)}; the largest is {share.max():.2f} of D, the "
         f"smallest {number(share.min(), 2)}",
@@ -408,7 +408,12 @@ def neighbours(runs: Columns) -> Claim:
         "Every neighbour moves a run by at most the certificate from that run alone, by at most "
         "S's certificate and the drifts of both runs, and by at most the norm tube's where Remark "
         "D.1 gives one.",
-        Effect.exact("perturbation over certificate", most, ("alone", "with both drifts", "tube")),
+        Effect.exact(
+            "perturbation over certificate",
+            most,
+            ("alone", "with both drifts", "tube"),
+            unit="ratio",
+        ),
         AT_MOST_ONE,
         f"{alone.sum()} of {len(alone)} alone, {both.sum()} with both drifts, tubes {inside.sum()} "
         f"of {len(inside)}; {number(least[0], 3)} times the largest perturbation at best, and "
@@ -423,7 +428,7 @@ def gaps(runs: Columns) -> Claim:
     held, vacuous = runs["gap"] <= runs["bound"], runs["bound"] >= 1
     return Claim(
         "Every gap is at most the bound that S's run lends.",
-        Effect("gap − bound", gap - bound, low - bound, high - bound, seeded=False),
+        Effect("gap − bound", gap - bound, low - bound, high - bound, seeded=False, unit="loss"),
         Rule(high=0.0),
         f"{held.sum()} of {len(held)}; {vacuous.sum()} of the bounds are vacuous (≥ 1)",
     )
@@ -438,6 +443,7 @@ def telling(runs: Columns) -> Claim:
         Effect.exact(
             "least bound over 1 and over the path's",
             min(value / min(1.0, trivial) for _, _, value, trivial in best),
+            unit="ratio",
         ),
         Rule(high=1.0, strict=True),
         "; ".join(

@@ -150,7 +150,7 @@ def grows(rows: Columns) -> Claim:
     last = every[max(every)]
     return Claim(
         "SGD-M's nuclear norm of the gradient grows with the rank, about like √r.",
-        Effect.between("log-log slope", {"": last}),
+        Effect.between("log-log slope", {"": last}, unit="slope"),
         Rule(PUBLISHED - 0.25, PUBLISHED + 0.25),
         f"{_by_length(every)}; published about +{PUBLISHED}, judged at the largest K and with "
         "±0.25",
@@ -163,7 +163,9 @@ def about_flat(rows: Columns, method: str) -> Claim:
     return Claim(
         f"{NAMES[method]}: about flat in the rank, with a slope within ±{FLAT} at every K.",
         Effect.between(
-            "log-log slope", {f"K = {length:.0f}": one for length, one in every.items()}
+            "log-log slope",
+            {f"K = {length:.0f}": one for length, one in every.items()},
+            unit="slope",
         ),
         Rule(-FLAT, FLAT),
         _by_length(every),
@@ -183,7 +185,7 @@ def steepest(rows: Columns) -> Claim:
             for name, one in last.items() if name != "sgd-m"}  # fmt: skip
     return Claim(
         "Every Muon grows less with the rank than SGD-M, at the largest K.",
-        Effect.between("SGD-M's slope − Muon's", less),
+        Effect.between("SGD-M's slope − Muon's", less, unit="slope"),
         POSITIVE,
         "; ".join(f"{NAMES[name]} {slope}" for name, slope in last.items()),
     )

@@ -182,7 +182,7 @@ def sooner(times: Columns) -> Claim:
 def _timed(name: str, ratio: np.ndarray, times: Columns, reach: str) -> Effect:
     """A quotient of times, whose interval is a factor; tables of earlier versions have none."""
     by = times.get(reach, np.full(len(ratio), np.nan))
-    return Effect(name, ratio, ratio / by, ratio * by, _shapes(times), seeded=False)
+    return Effect(name, ratio, ratio / by, ratio * by, _shapes(times), seeded=False, unit="ratio")
 
 
 def ahead(table: Columns, name: str) -> Claim:
@@ -193,7 +193,9 @@ def ahead(table: Columns, name: str) -> Claim:
     return Claim(
         f"{name}, as printed: Muon with q = 1, 2, 3 has a smaller loss than SGD-M and than Muon by "
         "SVD at every second.",
-        Effect.exact("lead in loss", lead, [f"{second:.0f} s" for second in table["seconds"]]),
+        Effect.exact(
+            "lead in loss", lead, [f"{second:.0f} s" for second in table["seconds"]], unit="loss"
+        ),
         POSITIVE,
         f"{(lead > 0).sum()} of {len(lead)}; the least lead is {number(float(lead.min()))}"
         + (f"; not at {behind}" if behind else ""),
@@ -227,7 +229,9 @@ def slower(rows: Columns) -> Claim:
     return Claim(
         "As printed: SVD takes at least 4/3 times as long as q = 3 to its last loss, more than "
         "Lemma 11's counts explain: the rest is the machine's.",
-        Effect.exact("times as long", [times for times, _ in found.values()], list(found)),
+        Effect.exact(
+            "times as long", [times for times, _ in found.values()], list(found), unit="ratio"
+        ),
         Rule(low=4 / 3, strict=True),
         "times as long: " + "; ".join(shown),
     )

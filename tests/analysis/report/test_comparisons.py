@@ -13,7 +13,7 @@ from fedmuon.analysis.report.comparisons import (
     sooner,
     terminal,
 )
-from fedmuon.analysis.report.verdicts import UNTESTABLE, with_command
+from fedmuon.analysis.report.verdicts import POINTS, UNTESTABLE, with_command
 from fedmuon.experiments.studies import training_findings
 from fedmuon.experiments.studies.training_findings import looks
 
@@ -41,9 +41,11 @@ def test_terminal_claims_are_about_means_over_seeds() -> None:
     assert claim.detail.endswith("0 of 1 clear of 0")
     sure, _ = columns(good=[[0.2], [0.21]], bad=[[0.4], [0.41]])
     assert terminal("good", "bad", "train_loss", sure).detail.endswith("1 of 1 clear of 0")
-    assert terminal("good", "bad", "train_loss", sure).holds
+    ahead = terminal("good", "bad", "train_loss", sure)
+    assert ahead.holds and ahead.effect.unit == "loss"
     assert terminal("bad", "good", "train_loss", sure).holds is False
-    assert terminal("good", "bad", "accuracy", sure).holds  # higher is better
+    higher = terminal("good", "bad", "accuracy", sure)
+    assert higher.holds and higher.effect.unit == POINTS
     assert terminal("bad", "good", "accuracy", sure).holds is False
     alone, _ = columns(good=[[0.2]], bad=[[0.4]])
     assert terminal("good", "bad", "train_loss", alone).verdict == UNTESTABLE
@@ -98,6 +100,7 @@ def test_near_is_within_a_share_either_way() -> None:
     claim = {"kind": "near", "better": "one", "than": "two", "measure": "test_loss",
              "within": 0.03, "sentence": ""}  # fmt: skip
     found = judged(claim, runs, curves)
+    assert found.effect.unit == "ratio"
     assert found.holds and found.sentence == (
         "one and two end with a test loss within 3% of each other."
     )
@@ -136,6 +139,7 @@ def test_sooner_is_about_seconds_and_not_rounds() -> None:
     good, slow = [[0.5, 0.3, 0.2]] * 2, [[0.5, 0.4, 0.3]] * 2
     runs, curves = columns(good=good, slow=slow)
     claim = sooner("good", "slow", runs, curves)
+    assert claim.effect.unit == "s"
     assert claim.holds and claim.detail == "2 of 2 runs get there, after 2 s against 6 s"
     assert sooner("slow", "good", runs, curves).holds is False  # never gets there
     runs, curves = columns(slow=[[0.5, 0.3]], other=[[0.5, 0.4, 0.3]])  # 2 rounds of 2 s each

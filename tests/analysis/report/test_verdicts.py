@@ -12,11 +12,12 @@ import numpy as np
 import pytest
 from scipy.stats import t as student
 
-from fedmuon.analysis.report.numbers import UNITS, unit_of
 from fedmuon.analysis.report.slopes import Slope, mean_of
 from fedmuon.analysis.report.verdicts import (
+    ALL,
     FAILS,
     HOLDS,
+    POINTS,
     UNDECIDED,
     UNTESTABLE,
     VERDICTS,
@@ -134,47 +135,32 @@ def test_the_worst_place_is_shown_and_recorded() -> None:
 
 def test_effects_are_shown_in_their_unit() -> None:
     """Accuracy in points, its interval and its rule too; JSON has the same numbers."""
-    found = Effect.around("accuracy, A − B", 0.031, 0.01)
+    found = Effect.around("accuracy, A − B", 0.031, 0.01, unit=POINTS)
     claim = Claim("", found, Rule(low=0.02))
     assert claim.shown == ("accuracy, A − B: 3.1 accuracy points", "2.1 to 4.1")
     assert claim.accepted == "≥ 2" and claim.verdict == HOLDS
     assert claim.record()["effect"]["value"] == pytest.approx(3.1)
     assert claim.record()["effect"]["unit"] == "accuracy points"
-    shown = {
-        "seconds, A − B": "0.5 s",
-        "change of the test loss": "0.5 (loss)",
-        "x over y, z": "0.5 (ratio)",
-        "log-log slope": "0.5 (slope)",
-        "own measure, A − B": "0.5",
-    }
-    for name, words in shown.items():
-        assert Claim("", Effect.exact(name, 0.5), Rule(low=0.0)).shown[0] == f"{name}: {words}"
+    shown = {"s": "0.5 s", "loss": "0.5 (loss)", "ratio": "0.5 (ratio)", "slope": "0.5 (slope)",
+             "": "0.5"}  # fmt: skip
+    for unit, words in shown.items():
+        assert Claim("", Effect.exact("a", 0.5, unit=unit), ALL).shown[0] == f"a: {words}"
+    assert counted("", True, "cases").effect.unit == "ratio"
 
 
-MAKERS = ("Effect", "_timed", "_drawn")
+PURE = {"", "Spearman's ρ", "mean ρ over test samples", "lead in ρ"}  # effects without a unit
 
 
 def test_every_effect_of_the_product_has_a_unit() -> None:
-    """Read from the sources: the first argument of Effect and of what makes one. What a measure is
-    called, and `share of the`, are put in; a name that nobody listed is found."""
-    root, seen = Path(__file__).resolve().parents[3], set()
+    """Read from the sources; effects that are pure numbers are named here."""
+    root, seen, bare = Path(__file__).resolve().parents[3], 0, set()
     for file in [*(root / "analysis").rglob("*.py"), *(root / "experiments").rglob("*.py")]:
         for call in ast.walk(ast.parse(file.read_text(encoding="utf-8"))):
-            if not isinstance(call, ast.Call) or ast.unparse(call.func).split(".")[0] not in MAKERS:
-                continue
-            if not isinstance(call.args[0], ast.Name):  # of a maker's own argument
-                seen |= {_head(call.args[0])}
-    assert len(seen) > 30 and not {one for one in seen if one not in UNITS and not unit_of(one)}
-    assert not unit_of("a name that nobody listed")
-
-
-def _head(name: ast.expr) -> str:
-    """An effect's name up to its first comma, of an f-string with a measure's name in each gap."""
-    if isinstance(name, ast.JoinedStr):
-        parts = [str(one.value) if isinstance(one, ast.Constant) else "\0" for one in name.values]
-        text = "".join(parts).partition(",")[0]
-        return text.replace("\0", "bound" if text.startswith("growth") else "accuracy")
-    return ast.literal_eval(name).partition(",")[0] or "certified ε"  # that of nothing has no name
+            if isinstance(call, ast.Call) and ast.unparse(call.func).split(".")[0] == "Effect":
+                seen += 1
+                units = [one.value for one in call.keywords if one.arg == "unit"]
+                bare |= set() if units else {ast.literal_eval(call.args[0])}
+    assert seen > 40 and bare == PURE
 
 
 def test_rules_in_words() -> None:
