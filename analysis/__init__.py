@@ -29,7 +29,10 @@ from fedmuon.analysis.theory.generalization import (
     label_shares,
     measured_gap,
 )
-from fedmuon.analysis.theory.participation import (
+from fedmuon.analysis.theory.recursion import (
+    Method,
+    aligned_amplification,
+    amplification,
     batch_exposure,
     exposure,
     full_batch_sensitivity,
@@ -37,11 +40,6 @@ from fedmuon.analysis.theory.participation import (
     mini_batch_sensitivity,
     perturbation,
     psi,
-)
-from fedmuon.analysis.theory.recursion import (
-    Method,
-    aligned_amplification,
-    amplification,
     spectral_radius,
     spectral_radius_bound,
     step_amplification,

@@ -8,10 +8,15 @@ from typing import Any
 import numpy as np
 from rich.table import Table
 
-from fedmuon.analysis.theory import disk_stationarity, private_stationarity, stationarity
+from fedmuon.analysis.theory import private_stationarity, stationarity
 from fedmuon.analysis.theory.checks import positive
-from fedmuon.analysis.theory.disk_stationarity import Disk, printed_theorem_3
-from fedmuon.analysis.theory.private_stationarity import GIVEN, TAILED, Release
+from fedmuon.analysis.theory.private_stationarity import (
+    GIVEN,
+    TAILED,
+    Disk,
+    Release,
+    printed_theorem_3,
+)
 from fedmuon.analysis.theory.stationarity import Noise, Schedule, Stationarity, nesterov_muon
 from fedmuon.core.errors import InputError
 from fedmuon.experiments.tables import facts, listed
@@ -172,7 +177,7 @@ def _least(runs: list[Disk], problem: Problem) -> tuple[Disk, Stationarity]:
     found: list[tuple[float, Disk, Stationarity]] = []
     for run in runs:
         try:
-            one = disk_stationarity.disk(run, problem.gap, problem.smoothness)
+            one = private_stationarity.disk(run, problem.gap, problem.smoothness)
         except InputError:
             if run is runs[-1] and not found:
                 raise

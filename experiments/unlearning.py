@@ -21,7 +21,7 @@ from rich.table import Table
 from torch import Tensor
 
 from fedmuon.analysis.report.numbers import number
-from fedmuon.analysis.theory import unlearning as theory
+from fedmuon.analysis.theory import corollaries as theory
 from fedmuon.config.user_objects import NOTHING, Own
 from fedmuon.core import files
 from fedmuon.core.arrays import read_tensors, tensor_bytes

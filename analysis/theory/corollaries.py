@@ -1,23 +1,52 @@
-"""The corollaries of 001: each composes a map's constant, an exposure, and the bound.
+"""What follows from a run's certificate: the corollaries of 001, rates, and unlearning.
+
+Corollaries
+-----------
+Each composes a map's constant, an exposure, and the bound.
 
 A `Run` says what was trained, a participation what is known of who took part. The named map
 functions (D.2, D.5, D.11) fetch L and call `theorem`, which is Theorem 4.1 with Corollary 4.2 (full
 batches), Corollary 4.3 (random participation) or Theorem J.1 (realized batches). In K.2 and K.3,
 for equal clients, the bound reads as a rate.
+
+Certified unlearning by output perturbation
+-------------------------------------------
+How much noise hides that samples were there.
+
+**Leaving is no worse than being replaced.** Let client i lose the sample z, one of n_i >= 2. Its
+full-batch gradient is the mean of all n_i, that of the others F':
+
+    grad F - grad F' = (g_z - grad F') / n_i,
+
+and grad F', a mean of sample gradients, is in the convex hull of their set, whose diameter is the
+set's: so the difference is at most diam / n_i (2 G_max / n_i), what a replacement may do. F' is
+Lg-smooth, as a mean. Where participants count alike, whatever n_i is, nothing else changes: 001's
+recursion and certificate Delta_i Y_i hold for the run that never saw z. Several samples leave one
+after the other; the j-th of client i, from 0, leaves n_i - j behind it, so k_i of each client move
+X^R by at most
+
+    Delta = sum_i Delta_i Y_i n_i (1/n_i + 1/(n_i - 1) + ... + 1/(n_i - k_i + 1)).
+
+**Noise.** X^R + sigma N(0, I) and what retraining would give plus the same noise are two Gaussians
+at a distance d <= Delta. No test tells them apart beyond (epsilon, delta), either way, exactly if
+
+    Phi(d/(2 sigma) - epsilon sigma/d) - e^epsilon Phi(-d/(2 sigma) - epsilon sigma/d) <= delta
+
+(Balle and Wang 2018, Theorem 8), whose left side rises with d/sigma. It is about real numbers:
+sigma must not depend on the samples, and the low bits of floating point are not covered.
 """
 
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
-from fedmuon.analysis.theory import participation as taken
 from fedmuon.analysis.theory import recursion
-from fedmuon.analysis.theory.checks import in_doubles, probability, sample_sizes, whole
+from fedmuon.analysis.theory.checks import at_least, in_doubles, probability, sample_sizes, whole
 from fedmuon.analysis.theory.generalization import INDEPENDENCE, RANGE, Bound, Constant, bound
-from fedmuon.analysis.theory.participation import Rows
-from fedmuon.analysis.theory.recursion import Method, Steps, method_amplification
+from fedmuon.analysis.theory.recursion import Method, Rows, Steps, method_amplification
 from fedmuon.analysis.theory.trajectories import Reach
 from fedmuon.core.errors import InputError
 from fedmuon.orthogonalize import Uncertified, lipschitz
@@ -126,7 +155,7 @@ def theorem(
 def stability(run: Run, l_orth: float, participation: Participation) -> np.ndarray:
     """eps_i of 001 (13), (16) or Theorem J.1, [N]."""
     moved = certificate(run, l_orth, participation)
-    return taken.loss_stability(moved, run.constants.lipschitz, run.constants.loss_bound)
+    return recursion.loss_stability(moved, run.constants.lipschitz, run.constants.loss_bound)
 
 
 def certificate(run: Run, l_orth: float, participation: Participation) -> np.ndarray:
@@ -138,26 +167,24 @@ def certificate(run: Run, l_orth: float, participation: Participation) -> np.nda
     steps = amplified(run, l_orth)
     clients, top = len(run.sizes), run.constants.gradient_bound
     if isinstance(participation, Uniform):
-        most = _of_law(run, recursion.of_rounds(steps), participation)
-        return taken.perturbation(sensitivity(run), most)
-    shares = taken.by_samples(participation.schedule, run.sizes) if run.by_samples else None
+        a = recursion.of_rounds(steps)
+        if not run.by_samples:
+            psi = recursion.psi(a, clients, participation.per_round, participation.rho)
+            return recursion.perturbation(sensitivity(run), np.full(clients, psi))
+        if participation.per_round < clients:
+            raise Uncertified(LAW)
+        by_size = recursion.product(run.sizes / run.sizes.sum(), a.sum())  # all take part
+        return recursion.perturbation(sensitivity(run), by_size)
+    shares = recursion.by_samples(participation.schedule, run.sizes) if run.by_samples else None
     if run.batch and participation.rows is not None:
-        drawn = taken.batch_exposure(
+        drawn = recursion.batch_exposure(
             steps, participation.schedule, run.sizes, participation.rows, shares
         )
-        return taken.perturbation(np.full(clients, 2 * top), drawn)
-    realized = taken.exposure(recursion.of_rounds(steps), participation.schedule, clients, shares)
-    return taken.perturbation(sensitivity(run), realized)
-
-
-def _of_law(run: Run, a: np.ndarray, law: Uniform) -> np.ndarray:
-    """Psi(rho) for all clients, [N]; where all take part, by n_i / n if they are weighed so."""
-    clients = len(run.sizes)
-    if not run.by_samples:
-        return np.full(clients, taken.psi(a, clients, law.per_round, law.rho))
-    if law.per_round < clients:
-        raise Uncertified(LAW)
-    return taken.product(run.sizes / run.sizes.sum(), a.sum())
+        return recursion.perturbation(np.full(clients, 2 * top), drawn)
+    realized = recursion.exposure(
+        recursion.of_rounds(steps), participation.schedule, clients, shares
+    )
+    return recursion.perturbation(sensitivity(run), realized)
 
 
 def amplified(run: Run, l_orth: float) -> np.ndarray:
@@ -171,7 +198,7 @@ def amplified(run: Run, l_orth: float) -> np.ndarray:
         steps = recursion.step_amplification(*step, run.rounds, run.local_steps)
     else:
         steps = recursion.scheduled_amplification(*step, run.factors, run.local_steps)
-    return steps if run.reach is None else taken.product(scale_of(run), steps)
+    return steps if run.reach is None else recursion.product(scale_of(run), steps)
 
 
 def scale_of(run: Run) -> Steps:
@@ -183,8 +210,8 @@ def sensitivity(run: Run) -> np.ndarray:
     """Delta_i, [N]: 2 G_max / n_i, or 2 G_max / b with mini-batches (Remark 4.1)."""
     top = run.constants.gradient_bound
     if run.batch:
-        return taken.mini_batch_sensitivity(top, run.batch, run.sizes)
-    return taken.full_batch_sensitivity(top, run.sizes)
+        return recursion.mini_batch_sensitivity(top, run.batch, run.sizes)
+    return recursion.full_batch_sensitivity(top, run.sizes)
 
 
 def smoothed_polar(
@@ -276,7 +303,7 @@ def partial_participation(
     """K.3: eps = (2 G_max L_loss / m) Psi(rho), and the order of Psi from the largest a_s."""
     a, size, clients = _amplified(run, l_orth), equal_clients(run), len(run.sizes)
     slope = run.constants.gradient_bound * run.constants.lipschitz
-    eps = 2 * slope / size * taken.psi(a, clients, per_round, probability("rho", rho))
+    eps = 2 * slope / size * recursion.psi(a, clients, per_round, probability("rho", rho))
     mean, log = run.rounds / clients, math.log(clients) - math.log(rho)
     wave = math.sqrt(run.rounds * (1 - per_round / clients) / (per_round * clients) * log)
     reach = float(a.max()) * (mean + wave + log / per_round)
@@ -306,3 +333,58 @@ def equal_clients(run: Run) -> int:
             "K.2 and K.3 are for FedMuon with constant steps, constants and weights: use `theorem`."
         )
     return int(sizes[0])
+
+
+FAR = 1e9  # distance over sigma at most, and its inverse: nobody asks for more
+PRECISION = 1e-12
+ROUNDING = 1e-6  # of delta, at the smallest shifts
+
+
+def removal(certificates: np.ndarray, sizes: np.ndarray, leaving: Mapping[int, int]) -> float:
+    """Delta, from Delta_i Y_i [N] and n_i [N], where leaving[i] samples of client i leave."""
+    moved = 0.0
+    for client, count in leaving.items():
+        size = int(sizes[client])
+        if count >= size:
+            raise InputError(
+                f"client {client} would lose all its {size} samples, and its gradient with them: "
+                "leave it one"
+            )
+        shares = sum(1 / (size - gone) for gone in range(count))
+        moved += float(certificates[client]) * size * shares
+    return moved
+
+
+def indistinguishable(shift: float, epsilon: float) -> float:
+    """The least delta of two unit Gaussians at that distance: the left side above, of d/sigma.
+
+    With a = shift/2 - epsilon/shift, b = a - shift, phi(a) = e^epsilon phi(b): it is phi(a) times
+    the difference of Mills' ratios at -a and -b, which loses no digits that matter.
+    """
+    from scipy.special import erfcx, log_ndtr, ndtr  # here, as a bound need not load it
+
+    shift, epsilon = at_least("shift", shift), at_least("epsilon", epsilon)
+    if shift == 0:
+        return 0.0
+    a, root = shift / 2 - epsilon / shift, math.sqrt(2)
+    if a > 0:
+        return float(ndtr(a)) - math.exp(min(epsilon + float(log_ndtr(a - shift)), 0.0))
+    ratios = float(erfcx(-a / root)) - float(erfcx((shift - a) / root))
+    return max(0.0, math.exp(-a * a / 2) / 2 * ratios)
+
+
+def noise_multiplier(epsilon: float, delta: float) -> float:
+    """The least sigma / Delta for (epsilon, delta), from above."""
+    if not 0 <= epsilon < math.inf:
+        raise InputError(f"epsilon = {epsilon} is refused: give a number of 0 or more")
+    low, high = 1 / FAR, FAR  # of the shift d / sigma
+    delta = probability("delta", delta)
+    if indistinguishable(low, epsilon) > delta:
+        raise InputError(
+            f"epsilon = {epsilon:g} and delta = {delta:g} ask for more than {FAR:g} times the "
+            "certificate as noise: give larger ones"
+        )
+    while high > low * (1 + PRECISION):
+        middle = math.sqrt(low * high)
+        low, high = (middle, high) if indistinguishable(middle, epsilon) <= delta else (low, middle)
+    return (1 + ROUNDING) / low

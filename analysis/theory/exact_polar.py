@@ -148,8 +148,14 @@ def certify(
     and `scale`, which Delta_i is times, may be given for each step [R, E].
     """
     run = sign_run(smallest, schedule, sensitivity, lr, beta, l_g, local_steps, scale)
-    gamma = _paper_gap(run) if kind == "paper" else _sharp_gap(run)
-    l_orth = (2 if kind == "paper" else 1) / gamma
+    if kind == "paper":
+        gamma = float(run.gaps.min()) / 2
+        l_orth = 2 / gamma
+        left = run.propagate(l_orth)[0] > gamma
+        run.refuse_where(left, f"a neighbour leaves the tube of {gamma:.3g}")
+    else:
+        gamma = _sharp_gap(run)
+        l_orth = 1 / gamma
     return Tube(gamma, l_orth, run.propagate(l_orth)[1])
 
 
@@ -220,14 +226,6 @@ class SignRun:
             )
 
 
-def _paper_gap(run: SignRun) -> float:
-    gamma = float(run.gaps.min()) / 2
-    run.refuse_where(
-        run.propagate(2 / gamma)[0] > gamma, f"a neighbour leaves the tube of {gamma:.3g}"
-    )
-    return gamma
-
-
 def _sharp_gap(run: SignRun) -> float:
     """The largest gamma whose worst violation is at most 0; the violation is convex in gamma."""
     top = float(run.gaps.min())
@@ -275,22 +273,18 @@ def scalar_obstruction(
     other = data.copy()
     other[0] = -1.0
     rate, count = at_least("lr", lr), entries("steps", whole("steps", steps))
-    first, second = (_descend(z, slope, rate, count) for z in (data, other))
-    gradients = [_gradient(0.0, z, slope) for z in (data, other)]
+    gradients, paths = [], []
+    for z in (data, other):
+        at_zero = slope * float(z.sum()) / len(z)  # a mean(z) / cosh^2 x at x = 0
+        path = np.zeros(count + 1)
+        for k in range(count):
+            gradient = at_zero * (1 - math.tanh(path[k]) ** 2)
+            path[k + 1] = path[k] - rate * np.sign(gradient)
+        gradients.append(at_zero)
+        paths.append(path)
+    first, second = paths
     loss_gap = slope * abs(math.tanh(first[-1]) - math.tanh(second[-1]))
     return Obstruction(first, second, abs(gradients[0] - gradients[1]), loss_gap)
-
-
-def _gradient(x: float, data: np.ndarray, slope: float) -> float:
-    """The full-batch gradient a mean(z) / cosh^2 x, with the mean of the +-1 exact."""
-    return slope * float(data.sum()) / len(data) * (1 - math.tanh(x) ** 2)
-
-
-def _descend(data: np.ndarray, slope: float, lr: float, steps: int) -> np.ndarray:
-    path = np.zeros(steps + 1)
-    for k in range(steps):
-        path[k + 1] = path[k] - lr * np.sign(_gradient(path[k], data, slope))
-    return path
 
 
 def follow(
@@ -312,16 +306,9 @@ def follow(
     """
     how = method if isinstance(method, Method) else Method(method)
     run = sign_run(smallest, schedule, sensitivity, lr, how.beta, l_g, local_steps, scale)
-    equal = np.ones(run.schedule.shape)
-    radii, ends = _followed(run, how, equal if shares is None else shares)
-    least = float((run.gaps - radii).min())
-    return Tube(least, float((2 / (2 * run.gaps - radii)).max()), ends)
-
-
-def _followed(run: SignRun, how: Method, shares: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """max_c radius_{c,tau} [R, E, K] and ||dX^R|| for a replacement in each client [N]."""
-    x, m = np.zeros((2, len(run.sensitivity)))
-    radii = np.zeros(run.gaps.shape)
+    averaged = np.ones(run.schedule.shape) if shares is None else shares
+    x, m = np.zeros((2, len(run.sensitivity)))  # of a replacement in each client
+    radii = np.zeros(run.gaps.shape)  # the largest over replaced clients
     for r, cohort in enumerate(run.schedule):
         own = np.arange(len(x))[:, None] == cohort  # [replaced client, participant]
         hit, kept = own * run.sensitivity[:, None], abs(1 - run.lr[r] * how.decay)
@@ -333,8 +320,9 @@ def _followed(run: SignRun, how: Method, shares: np.ndarray) -> tuple[np.ndarray
             radii[r, k] = apart.max(0)
             run.refuse_where(~(radii < run.gaps), "a neighbour may lose the gap")
             xs = kept * xs + run.lr[r] * 2 * apart / (2 * gaps - apart)
-        x, m = (np.average(one, 1, shares[r]) for one in (xs, ms))
-    return radii, saturated(x)
+        x, m = (np.average(one, 1, averaged[r]) for one in (xs, ms))
+    gamma = float((run.gaps - radii).min())
+    return Tube(gamma, float((2 / (2 * run.gaps - radii)).max()), saturated(x))
 
 
 Error = Callable[[np.ndarray, np.ndarray], np.ndarray]  # of values [K, q] and radii [N, K], [N, K]

@@ -95,7 +95,7 @@ EZ), that is sqrt(EZ) <= sqrt(Z) + sqrt(2 a l). Times r, with s = r^2 EZ, this i
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, get_args
 
 import numpy as np
 from numpy.typing import ArrayLike
@@ -120,11 +120,6 @@ def effective_size(sizes: np.ndarray, weights: np.ndarray) -> float:
     return float(1 / (np.square(weights) / sizes).sum())
 
 
-def spread(eps: np.ndarray, sizes: np.ndarray, n_eff: float) -> float:
-    """S = (sum_i n_i eps_i^2 / n_eff)^(1/2)."""
-    return math.sqrt((sizes * np.square(eps)).sum() / n_eff)
-
-
 def levels(samples: int) -> int:
     """J = ceil(log2 n), in whole numbers: a float logarithm may miss a power of two."""
     return (whole("samples", samples) - 1).bit_length()
@@ -140,7 +135,8 @@ def sharp_stability(
 ) -> float:
     """H_delta of 001 (10), or what this module proves in its place."""
     n_eff = effective_size(sizes, weights)
-    base, scale = loss_bound / math.sqrt(n_eff), spread(eps, sizes, n_eff)
+    base = loss_bound / math.sqrt(n_eff)
+    scale = math.sqrt((sizes * np.square(eps)).sum() / n_eff)  # S
     samples = int(sizes.sum())
     if c_hp == "explicit":
         r = max(2.0, math.log(1 / delta))
@@ -341,30 +337,20 @@ def measured_gap(
     """
     fitted = values("train_losses", train_losses)
     chances = client_weights(weights, len(fitted))
-    strata = stratify(class_weights(chances, shares), test_losses, test_labels)
+    strata = stratify(chances, shares, test_losses, test_labels)
     top = at_least("loss_bound", loss_bound)
     if interval != "normal" and np.ptp(test_losses) > top * (1 + ROUNDING):
         raise InputError(
             "held-out losses are further apart than loss_bound: raise it, or use interval='normal'."
         )
     empirical, population = float(chances @ fitted), float(strata.weights @ strata.means)
-    if interval not in _HALF_WIDTHS:
-        raise InputError(f"interval is {interval!r}: use one of {', '.join(_HALF_WIDTHS)}.")
+    if interval not in (kinds := get_args(Interval)):
+        raise InputError(f"interval is {interval!r}: use one of {', '.join(kinds)}.")
     if interval in ("bernstein", "normal") and (strata.counts < 2).any():
         raise InputError("a class has a single held-out sample: use interval='hoeffding'.")
-    half = _HALF_WIDTHS[interval](strata, probability("1 - confidence", 1 - confidence), top)
+    half = _half_width(strata, probability("1 - confidence", 1 - confidence), top, interval)
     gap = population - empirical
     return MeasuredGap(gap, gap - half, gap + half, population, empirical, interval)
-
-
-def class_weights(weights: np.ndarray, shares: ArrayLike) -> np.ndarray:
-    """w_y = sum_i p_i q_i(y), [classes], from p [N] and q [N, classes]."""
-    table = np.asarray(shares, dtype=float)
-    if table.ndim != 2 or len(table) != len(weights) or not (table >= 0).all():
-        raise InputError("shares must be numbers >= 0 of shape [clients, classes].")
-    if (abs(table.sum(axis=1) - 1) > 1e-9).any():
-        raise InputError("each client's label shares must sum to 1.")
-    return weights @ table
 
 
 def label_shares(labels: ArrayLike, owner: ArrayLike, clients: int, classes: int) -> np.ndarray:
@@ -389,8 +375,16 @@ def _indices(name: str, given: ArrayLike, count: int) -> np.ndarray:
     return found
 
 
-def stratify(class_weight: np.ndarray, losses: ArrayLike, labels: ArrayLike) -> Strata:
-    """The held-out losses by class."""
+def stratify(
+    weights: np.ndarray, shares: ArrayLike, losses: ArrayLike, labels: ArrayLike
+) -> Strata:
+    """The held-out losses by class, with w_y = sum_i p_i q_i(y) from p [N] and q [N, classes]."""
+    table = np.asarray(shares, dtype=float)
+    if table.ndim != 2 or len(table) != len(weights) or not (table >= 0).all():
+        raise InputError("shares must be numbers >= 0 of shape [clients, classes].")
+    if (abs(table.sum(axis=1) - 1) > 1e-9).any():
+        raise InputError("each client's label shares must sum to 1.")
+    class_weight = weights @ table
     lost = values("test_losses", losses)
     names, present = np.asarray(labels), np.flatnonzero(class_weight)
     if names.shape != lost.shape:
@@ -402,36 +396,24 @@ def stratify(class_weight: np.ndarray, losses: ArrayLike, labels: ArrayLike) -> 
     return Strata(class_weight[present], *np.array(list(zip(*each, strict=True))))
 
 
-def _hoeffding(strata: Strata, failure: float, top: float) -> float:
-    """Independent terms w_y loss / T_y of range w_y B / T_y, both tails."""
-    squares = (np.square(strata.weights) / strata.counts).sum()
-    return top * math.sqrt(math.log(2 / failure) / 2 * float(squares))
+def _half_width(strata: Strata, failure: float, top: float, interval: Interval) -> float:
+    """Half of an interval of F at that failure, as "The measured gap" says; B is `top`.
 
+    Bernstein's is infinite where a class has a single sample, whose variance nobody knows.
+    """
+    each = strata.weights / strata.counts
+    if interval == "shorter":  # by the union bound, as which is shorter may depend on the losses
+        kinds: tuple[Interval, ...] = "hoeffding", "bernstein"
+        return min(_half_width(strata, failure / 2, top, kind) for kind in kinds)
+    if interval == "hoeffding":
+        squares = (np.square(strata.weights) / strata.counts).sum()
+        return top * math.sqrt(math.log(2 / failure) / 2 * float(squares))
+    variance = float((np.square(strata.weights) * strata.variances / strata.counts).sum())
+    if interval == "normal":
+        from scipy.special import ndtri  # here, as it takes long to load and few ask for it
 
-def _bernstein(strata: Strata, failure: float, top: float) -> float:
-    """Infinite where a class has a single sample, whose variance nobody knows."""
-    log, each = math.log(3 / failure), strata.weights / strata.counts
+        return float(ndtri(1 - failure / 2)) * math.sqrt(variance)
+    log = math.log(3 / failure)
     with np.errstate(divide="ignore"):
         scaled = strata.weights / np.sqrt(strata.counts * (strata.counts - 1))
-    variance = float((np.square(strata.weights) * strata.variances / strata.counts).sum())
     return math.sqrt(2 * log * variance) + top * log * float(2 * scaled.max() + each.max() / 3)
-
-
-def _shorter(strata: Strata, failure: float, top: float) -> float:
-    """The union bound: which of the two is shorter may depend on the losses."""
-    return min(one(strata, failure / 2, top) for one in (_hoeffding, _bernstein))
-
-
-def _normal(strata: Strata, failure: float, top: float) -> float:
-    from scipy.special import ndtri  # here, because it takes long to load
-
-    variance = (np.square(strata.weights) * strata.variances / strata.counts).sum()
-    return float(ndtri(1 - failure / 2)) * math.sqrt(variance)
-
-
-_HALF_WIDTHS: dict[str, Callable[[Strata, float, float], float]] = {
-    "hoeffding": _hoeffding,
-    "bernstein": _bernstein,
-    "shorter": _shorter,
-    "normal": _normal,
-}

@@ -1,4 +1,5 @@
-"""How far two runs drift apart: the recursions of the Stability note, and of other recipes.
+"""How far two runs drift apart: the recursions of the Stability note and of other recipes; how much
+of that a client's participation brings to bear.
 
 FedMuon
 -------
@@ -48,14 +49,31 @@ FedMuon with local-global alignment (Stability note, Remark 3.2) is a case of th
 The paper leaves the perturbation of the global direction D to "a separate recursion"; the proof
 above covers it, with alpha the `alignment`. `fedmuon bound` and `fedmuon stability` use it for the
 recipe `fedmuon-aligned`. `aligned_amplification` is for callers who have numbers and no config.
+
+Participation
+-------------
+All is deterministic given the schedule and the batches. For every neighbour in client i,
+||X^R(S) - X^R(S')||_F <= Delta_i Y_i(C), with sensitivity Delta_i and exposure Y_i (Appendix F).
 """
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
+from numpy.typing import ArrayLike
 
-from fedmuon.analysis.theory.checks import at_least, entries, memory, positive, values, whole
+from fedmuon.analysis.theory.checks import (
+    at_least,
+    entries,
+    memory,
+    positive,
+    probability,
+    rounds_of,
+    sample_sizes,
+    values,
+    whole,
+)
 from fedmuon.core.errors import InputError
 
 Steps = float | np.ndarray  # a number, or one for each local step: [R, E] or [R E]
@@ -164,7 +182,7 @@ def of_rounds(steps: np.ndarray) -> np.ndarray:
 
 def spectral_radius(lr: float, beta: float, l_orth: float, l_g: float) -> float:
     """Return rho(A) in closed form (Stability note, Proposition K.1), by det A = beta."""
-    growth = _growth(lr, beta, l_orth, l_g)
+    growth = float(increment(lr, beta, l_orth, l_g)[0][0, 0])
     root = math.hypot(1 - beta + growth, 2 * math.sqrt(beta * growth))
     return (1 + beta + growth + root) / 2
 
@@ -196,15 +214,10 @@ def saturated(amplified: np.ndarray) -> np.ndarray:
 
 def increment(lr: float, beta: float, l_orth: float, l_g: float) -> tuple[np.ndarray, np.ndarray]:
     """A - I and b."""
-    push, fresh = lr * l_orth, 1 - memory(beta)
-    growth = _growth(lr, beta, l_orth, l_g)
-    return np.array([[growth, push * beta], [fresh * l_g, -fresh]]), np.array([push * fresh, fresh])
-
-
-def _growth(lr: float, beta: float, l_orth: float, l_g: float) -> float:
-    """c = eta L (1 - beta) Lg of Proposition K.1."""
+    fresh = 1 - memory(beta)
     push = at_least("lr", lr) * at_least("l_orth", l_orth)
-    return push * (1 - memory(beta)) * at_least("l_g", l_g)
+    growth = push * fresh * at_least("l_g", l_g)  # c of Proposition K.1
+    return np.array([[growth, push * beta], [fresh * l_g, -fresh]]), np.array([push * fresh, fresh])
 
 
 FORMS = ("ema", "ema-nesterov", "polyak", "nesterov")
@@ -259,27 +272,20 @@ def method_amplification(
     smooth = by_step(l_g, rounds, local_steps).reshape(rounds, -1)
     each = [at_least("lr", rate) for rate in rates.tolist()]
     if not method.decay and (rates == rates[0]).all() and (smooth == smooth[0, 0]).all():
-        return saturated(_alike(method, each[0], slope, smooth[0].tolist(), rounds))
+        # All rounds are alike: by doubling, from what a round makes of each unit row.
+        starts = [(0.0, 0.0, 0.0, 0.0), *map(tuple, np.eye(4)[1:].tolist())]
+        curved = smooth[0].tolist()
+        with np.errstate(over="ignore", invalid="ignore"):
+            made = [_round(method, each[0], slope, curved, row, float(j == 0))
+                    for j, row in enumerate(starts)]  # fmt: skip
+            change = np.array([row for _, row in made]) - np.diag([0.0, 1.0, 1.0, 1.0])
+            kicks = np.array([found for found, _ in made])
+            return saturated((kicks[0] + first_rows(change, rounds) @ kicks)[::-1])
     one = 0.0 if method.decay else 1.0
     found, row = np.empty((rounds, local_steps)), (1 - one, 0.0, 0.0, 0.0)
     for r, curved in reversed(list(enumerate(smooth.tolist()))):
         found[r], row = _round(method, each[r], slope, curved, row, one)
     return saturated(found)
-
-
-@np.errstate(over="ignore", invalid="ignore")
-def _alike(
-    method: Method, rate: float, l_orth: float, smooth: list[float], rounds: int
-) -> np.ndarray:
-    """The same where all rounds are alike, by doubling: what a round makes of each unit row."""
-    unit = np.eye(4)
-    starts = [(0.0, 0.0, 0.0, 0.0), *map(tuple, unit[1:].tolist())]
-    made = [
-        _round(method, rate, l_orth, smooth, row, float(j == 0)) for j, row in enumerate(starts)
-    ]
-    change = np.array([row for _, row in made]) - np.diag([0.0, 1.0, 1.0, 1.0])
-    kicks = np.array([found for found, _ in made])
-    return (kicks[0] + first_rows(change, rounds) @ kicks)[::-1]
 
 
 def _round(
@@ -330,3 +336,146 @@ def aligned_amplification(
     rates = np.full(horizon[0], positive("lr", lr))
     how = Method(beta, alignment=alignment)
     return of_rounds(method_amplification(how, rates, l_orth, l_g, horizon[1]))
+
+
+# (round, client, local step, samples of the client) -> the rows in the batch; None is all of them.
+# `fedmuon.federated.plan.Plan.rows` is one.
+Rows = Callable[[int, int, int, int], np.ndarray | None]
+
+
+def exposure(
+    a: ArrayLike, schedule: ArrayLike, clients: int, shares: np.ndarray | None = None
+) -> np.ndarray:
+    """Y_i(C) = (1/K) sum_s a_s 1{i in C_s} (001 (9)), [N], from a [R] and a schedule [R, K]; with
+    the weights `shares` [R, K] of the server's average for 1/K."""
+    chosen = rounds_of(schedule, clients)
+    averaged = np.full(chosen.shape, 1 / chosen.shape[1]) if shares is None else shares
+    weights = values("a", a, len(chosen))[:, None] * averaged
+    return np.bincount(chosen.reshape(-1), weights=weights.reshape(-1), minlength=clients)
+
+
+@np.errstate(over="ignore")
+def batch_exposure(
+    steps: np.ndarray,
+    schedule: ArrayLike,
+    sizes: ArrayLike,
+    rows: Rows,
+    shares: np.ndarray | None = None,
+) -> np.ndarray:
+    """Y_i^mb(C, B) of 001, Appendix J, [N], from a_{s,k} [R, E] and the batches really drawn.
+
+    Y_i^mb = max_j (1/K) sum_s 1{i in C_s} sum_k a_{s,k} (1/b) 1{j in B_i^{s,k}}. A row that stands
+    twice in a batch counts twice. Multiply by 2 G_max: the 1/b is already inside. `shares` are as
+    for `exposure`.
+    """
+    counts = sample_sizes(sizes).astype(int)
+    chosen = rounds_of(schedule, len(counts))
+    if steps.ndim != 2 or len(steps) != len(chosen):
+        raise InputError("a_{s,k} must have shape [rounds, local steps], like the schedule.")
+    values("a", steps.ravel())
+    loads: dict[int, np.ndarray] = {}
+    averaged = np.full(chosen.shape, 1 / chosen.shape[1]) if shares is None else shares
+    for (s, k), step in np.ndenumerate(steps):
+        for i, share in zip(chosen[s].tolist(), averaged[s].tolist(), strict=True):
+            size = int(counts[i])
+            load, weight = loads.setdefault(i, np.zeros(size)), step * share
+            drawn = rows(s, i, k, size)
+            held = (
+                np.full(size, 1 / size)
+                if drawn is None
+                else np.bincount(drawn, minlength=size) / len(drawn)
+            )
+            load += weight * held if math.isfinite(weight) else product(held, weight)
+    result = np.zeros(len(counts))
+    for i, load in loads.items():
+        result[i] = load.max()
+    return result
+
+
+def by_samples(schedule: np.ndarray, sizes: np.ndarray) -> np.ndarray:
+    """n_i over the sum of the cohort's n_j, [R, K]."""
+    held = sizes[schedule]
+    return held / held.sum(axis=1, keepdims=True)
+
+
+def psi(a: ArrayLike, clients: int, per_round: int, rho: float) -> float:
+    """Bound the exposure of all clients at once (Stability note, eq. (15)).
+
+    For K < N this is Bernstein's inequality for each client and a union bound over the N clients.
+    One-sided tails need log N only; the paper has log 2N, and so have we.
+
+    Args:
+        a: Amplification a_s of each round, [R].
+        clients: Number of clients N.
+        per_round: Number of clients K in a round.
+        rho: Probability that the bound fails.
+
+    Returns:
+        Psi(rho). With probability 1 - rho, Y_i(C) <= Psi for every client i.
+    """
+    weights, rho = values("a", a), probability("rho", rho)
+    clients, per_round = whole("clients", clients), whole("per_round", per_round)
+    if per_round > clients:
+        raise InputError(f"per_round = {per_round} exceeds the {clients} clients.")
+    with np.errstate(over="ignore"):
+        total, top = float(weights.sum()), float(weights.max())
+    if per_round == clients or math.isinf(total):
+        return total / clients
+    share, log = per_round / clients, math.log(2 * clients) - math.log(rho)
+    # Scaled by the largest weight, as the squares of a_s overflow long before a_s does.
+    norm = top * math.sqrt(np.square(weights / top).sum()) if top > 0 else 0.0
+    deviation = math.sqrt(2 * share * (1 - share) * log) * norm
+    return (share * total + deviation + top / 3 * log) / per_round
+
+
+def full_batch_sensitivity(gradient_bound: float, sizes: ArrayLike) -> np.ndarray:
+    """Return the replacement sensitivity of full batches (Stability note, Lemma E.1).
+
+    Args:
+        gradient_bound: Bound G_max on the norm of every sample's gradient.
+        sizes: Number of samples n_i of each client, [N].
+
+    Returns:
+        Delta_i = 2 G_max / n_i, [N].
+    """
+    return 2 * at_least("gradient_bound", gradient_bound) / sample_sizes(sizes)
+
+
+def mini_batch_sensitivity(gradient_bound: float, batch: int, sizes: ArrayLike) -> np.ndarray:
+    """Return the replacement sensitivity of mini-batches (Stability note, Remark 4.1).
+
+    It holds on every path of batches. The average over batches is 2 G_max / n_i, but a single path
+    can reach more. A client with at most b samples uses all of them.
+
+    Returns:
+        Delta_i = 2 G_max / min(b, n_i), [N].
+    """
+    used = np.minimum(whole("batch", batch), sample_sizes(sizes))
+    return 2 * at_least("gradient_bound", gradient_bound) / used
+
+
+def perturbation(sensitivity: ArrayLike, exposures: ArrayLike) -> np.ndarray:
+    """Return Delta_i Y_i, [N] (Stability note, Appendix F).
+
+    No run that differs in one sample of client i ends further away than this.
+    """
+    moved = values("sensitivity", sensitivity)
+    return product(moved, values("exposures", exposures, len(moved)))
+
+
+def loss_stability(
+    perturbations: ArrayLike, lipschitz: float, loss_bound: float = 1.0
+) -> np.ndarray:
+    """Return the stability of the loss (Stability note, eq. (13)).
+
+    Returns:
+        eps_i = min(B, L_loss Delta_i Y_i), [N]; B where Y_i is infinite.
+    """
+    moved = product(at_least("lipschitz", lipschitz), values("perturbations", perturbations))
+    return np.minimum(at_least("loss_bound", loss_bound), moved)
+
+
+def product(factor: ArrayLike, size: ArrayLike) -> np.ndarray:
+    """factor times size, where infinity is a size that overflowed: 0 times it is 0."""
+    with np.errstate(over="ignore", invalid="ignore"):
+        return np.where(np.equal(factor, 0), 0.0, np.multiply(factor, size))

@@ -99,22 +99,8 @@ class Tube(NamedTuple):
 
 def tube(path: Path) -> Tube:
     """Forward for the radii and what is Lipschitz within them, then backward for the weights."""
-    smooth, radius = _forward(path)
-    return Tube(_backward(path, smooth), radius)
-
-
-def certificate(path: Path, around: Tube, client: int, distances: np.ndarray) -> np.ndarray:
-    """How far X^R can be for each pair (z, z') of that client, [T], from ||g_z - g_z'|| at its
-    local steps [T, P E], in the order of the rounds that it took part in."""
-    own = path.schedule == client
-    moved = (distances + 2 * path.l_g * around.radius[own].ravel()) / path.sizes[client]
-    return moved @ around.weights[own].ravel()
-
-
-def _forward(path: Path) -> tuple[np.ndarray, np.ndarray]:
-    """Lg within the tube and the radii [R, K, E]: (x, m) for a neighbour in each client [N]."""
     clients, smooth, radius = len(path.sizes), path.curvature.copy(), np.zeros(path.curvature.shape)
-    x, m = np.zeros((2, clients))
+    x, m = np.zeros((2, clients))  # of a neighbour in each client
     for r, chosen in enumerate(path.schedule):
         each, n = np.arange(len(chosen)), path.sizes[chosen]
         here, memory = np.tile(x, (len(chosen), 1)), np.tile(m, (len(chosen), 1))
@@ -126,26 +112,29 @@ def _forward(path: Path) -> tuple[np.ndarray, np.ndarray]:
             memory = path.beta * memory + (1 - path.beta) * moved
             here = here + path.steps[r] * path.l_orth * memory
         x, m = here.mean(0), memory.mean(0)
-    return smooth, radius
-
-
-def _backward(path: Path, smooth: np.ndarray) -> np.ndarray:
-    """e1^T of all that comes after a step, times what a moved gradient does in it."""
+    # `after` is e1^T of all that comes after a step.
     weights, fresh, after = np.empty(smooth.shape), 1 - path.beta, np.array([1.0, 0.0])
     for r in reversed(range(len(path.schedule))):
         push = path.steps[r] * path.l_orth
         x, m = np.tile(after[:, None] / path.schedule.shape[1], path.schedule.shape[1])
         for e in reversed(range(smooth.shape[2])):
-            kicked = fresh * (push * x + m)
+            kicked = fresh * (push * x + m)  # what a moved gradient does in it
             weights[r, :, e] = kicked
             x, m = x + smooth[r, :, e] * kicked, path.beta * (push * x + m)
         after = np.array([x.sum(), m.sum()])
-    return weights
+    return Tube(weights, radius)
 
 
-CELLS = (
-    1024  # of radii in [0, 1] and in every octave above: a radius counts as its cell's upper end
-)
+def certificate(path: Path, around: Tube, client: int, distances: np.ndarray) -> np.ndarray:
+    """How far X^R can be for each pair (z, z') of that client, [T], from ||g_z - g_z'|| at its
+    local steps [T, P E], in the order of the rounds that it took part in."""
+    own = path.schedule == client
+    moved = (distances + 2 * path.l_g * around.radius[own].ravel()) / path.sizes[client]
+    return moved @ around.weights[own].ravel()
+
+
+# Cells of radii in [0, 1] and in every octave above: a radius counts as its cell's upper end.
+CELLS = 1024
 FAR = 64.0  # from here on the suprema are those of all models
 
 

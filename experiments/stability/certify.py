@@ -15,7 +15,7 @@ from fedmuon.analysis import Bound, Realized, Uniform
 from fedmuon.analysis.theory import corollaries as says
 from fedmuon.analysis.theory.corollaries import sensitivity
 from fedmuon.analysis.theory.generalization import INDEPENDENCE, RANGE, Status
-from fedmuon.analysis.theory.participation import by_samples
+from fedmuon.analysis.theory.recursion import by_samples
 from fedmuon.core.choices import is_own
 from fedmuon.core.errors import InputError
 from fedmuon.experiments.stability.certified_setting import Case

@@ -11,7 +11,7 @@ import pytest
 from conftest import small
 from typer.testing import CliRunner
 
-from fedmuon.analysis.theory.unlearning import indistinguishable, noise_multiplier, removal
+from fedmuon.analysis.theory.corollaries import indistinguishable, noise_multiplier, removal
 from fedmuon.core.arrays import read_tensors
 from fedmuon.core.errors import InputError
 from fedmuon.experiments.cli import app

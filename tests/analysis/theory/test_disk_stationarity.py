@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 
-from fedmuon.analysis.theory.disk_stationarity import (
+from fedmuon.analysis.theory.private_stationarity import (
     Disk,
     corollary_4,
     disk,

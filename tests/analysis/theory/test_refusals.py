@@ -20,9 +20,8 @@ import pytest
 from fedmuon import analysis
 from fedmuon.analysis import theory
 from fedmuon.analysis.theory.corollaries import Run, Uniform
-from fedmuon.analysis.theory.disk_stationarity import Disk
 from fedmuon.analysis.theory.generalization import Bound, bound
-from fedmuon.analysis.theory.private_stationarity import Release
+from fedmuon.analysis.theory.private_stationarity import Disk, Release
 from fedmuon.analysis.theory.recursion import Method
 from fedmuon.analysis.theory.stationarity import Noise, Schedule
 from fedmuon.analysis.theory.system_costs import Message
@@ -192,4 +191,4 @@ def test_other_exceptions_and_nan_are_found() -> None:
         "gap: ZeroDivisionError: division by zero", "gap: a NaN",
     }  # fmt: skip
     assert len(FORMULAS) > 70
-    assert {"disk_stationarity.corollary_4", "participation.psi"} <= set(FORMULAS)
+    assert {"private_stationarity.corollary_4", "recursion.psi"} <= set(FORMULAS)

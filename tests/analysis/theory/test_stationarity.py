@@ -11,7 +11,7 @@ import pytest
 from typer.testing import CliRunner
 
 from fedmuon.analysis.theory import stationarity as vector_or_matrix
-from fedmuon.analysis.theory.disk_stationarity import Disk, disk
+from fedmuon.analysis.theory.private_stationarity import Disk, disk
 from fedmuon.analysis.theory.stationarity import (
     Noise,
     Schedule,

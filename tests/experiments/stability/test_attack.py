@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from benchmarks import attack
-from fedmuon.analysis.theory import participation
+from fedmuon.analysis.theory import recursion
 from fedmuon.experiments.stability import certify
 from fedmuon.experiments.stability.covered_recipes import MAPLESS, MUON, method_of
 
@@ -42,7 +42,7 @@ def alike(chosen: np.ndarray, sizes: np.ndarray) -> np.ndarray:
 WRONG = {  # what is made of the certificates, and where that is seen
     "the server's velocity is forgotten": (certify, "method_of", forgotten(server=0.0), "fedavgm"),
     "momenta begin afresh": (certify, "method_of", forgotten(afresh=True), "sgd"),
-    "clients weigh the same": (participation, "by_samples", alike, "fedavg"),
+    "clients weigh the same": (recursion, "by_samples", alike, "fedavg"),
 }
 
 
