@@ -223,7 +223,7 @@ def without_rendering() -> Iterator[None]:
     """Figures are made while this lasts, and their files hold nothing: for whoever does not look at
     them, as nearly all the time that a report takes goes into fonts."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(style, "_bytes", lambda figure, kind: b"<svg/>")
+        patch.setattr(style, "image", lambda figure, kind: b"<svg/>")
         yield
 
 

@@ -7,7 +7,7 @@ testable by it; nor is one that no outcome could refute.
 """
 
 import itertools
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -16,7 +16,6 @@ from scipy.stats import rankdata
 
 from fedmuon.analysis.report.numbers import count as _count
 from fedmuon.analysis.report.numbers import number, written
-from fedmuon.analysis.report.slopes import by_seed, free_of_seeds, jackknife
 from fedmuon.analysis.report.tables import Columns
 from fedmuon.analysis.report.verdicts import (
     AT_MOST_ONE,
@@ -24,7 +23,10 @@ from fedmuon.analysis.report.verdicts import (
     Claim,
     Effect,
     Rule,
+    by_seed,
     counted,
+    free_of_seeds,
+    half_width,
     unknown,
 )
 
@@ -71,14 +73,14 @@ def gap_within_bound(runs: Columns) -> Claim:
     gap, bound, low, high = (runs[name] for name in ("gap", "bound", "gap_low", "gap_high"))
     judged = ~np.isnan(gap + bound)
     if not judged.any():
-        return unknown(_GAP, _unknown(len(judged), "a gap or a bound"))
+        return unknown(_GAP, _UNKNOWN.format("a gap or a bound", len(judged)))
     top = (runs["range"] if "range" in runs else np.ones(len(gap)))[judged]
     away = Effect("gap − bound", gap - bound, low - bound, high - bound, seeded=False, unit="loss")
     held, sure, vacuous = gap <= bound, high <= bound, int((bound[judged] >= top).sum())
     detail = (
         f"{held[judged].sum()} of {_count(int(judged.sum()), 'run')} ({sure[judged].sum()} even at "
         f"the upper end of the gap's 95% interval); smallest bound − gap "
-        f"{_signed((bound - gap)[judged].min())}"
+        f"{written((bound - gap)[judged].min(), '+.3g')}"
     )
     also = (
         f"{vacuous} of {_count(int(judged.sum()), 'bound')} ≥ B, vacuous: no gap could exceed them"
@@ -94,7 +96,7 @@ def within_certificate(neighbours: Columns) -> Claim:
     moved, promised = neighbours["perturbation"], neighbours["certificate"]
     judged = ~np.isnan(promised)
     if not judged.any():
-        return unknown(_WITHIN, _unknown(len(moved), "a certificate"))
+        return unknown(_WITHIN, _UNKNOWN.format("a certificate", len(moved)))
     part = np.where(judged, share(neighbours), np.nan)
     detail = (
         f"{(moved <= promised)[judged].sum()} of {_count(int(judged.sum()), 'neighbour')}; the "
@@ -119,55 +121,39 @@ def share(neighbours: Columns) -> np.ndarray:
 def monotone(runs: Columns, factor: str, quantity: str) -> Claim:
     """Means over seeds grow with eta or 1/sqrt(lambda), or shrink with n (001, Figures 2, 3).
 
-    Neighbouring levels are compared in order, with every other factor equal; a tie is no growth. A
-    bound is a number of its run; a perturbation is a draw, and compared seed by seed.
+    Neighbouring levels are compared with every other factor equal. The growth is relative to the
+    larger mean, and a tie is no growth. A bound is a number of its run; a perturbation is a draw,
+    so its growth has the interval of the difference seed by seed (Student's t).
     """
     sentence = _MONOTONE[factor].format(QUANTITIES[quantity])
-    pairs = adjacent(runs, factor, quantity)
-    judged = ~np.isnan(pairs.sum(axis=1))
+    sign = 1.0 if factor == "lr" else -1.0
+    pairs, found, places = [], [], []
+    others = np.stack([runs[name] for name in FACTORS if name != factor], axis=1)
+    for setting in np.unique(others, axis=0):
+        same = (others == setting).all(axis=1)
+        for low, high in itertools.pairwise(np.unique(runs[factor][same])):
+            before, after = (same & (runs[factor] == level) for level in (low, high))
+            ends = [runs[quantity][part].mean() for part in (before, after)]
+            scale = max(map(abs, ends)) or 1.0
+            half = 0.0 if quantity == "bound" else by_seed(runs, quantity, after, before)[1]
+            pairs.append(ends)
+            found.append((sign * (ends[1] - ends[0]) / scale, half / scale))
+            places.append(f"from {factor} = {low:g} to {high:g}")
+    means = np.array(pairs, dtype=float).reshape(-1, 2)
+    judged = ~np.isnan(means.sum(axis=1))
     if not judged.any():
-        return unknown(sentence, _unknown(len(pairs), "a comparison"))
-    low, high = pairs[judged].T if factor == "lr" else pairs[judged, ::-1].T
-    detail = f"{(low < high).sum()} of {_count(len(low), 'neighbouring pair')} of settings"
-    if ties := int((low == high).sum()):
+        return unknown(sentence, _UNKNOWN.format("a comparison", len(pairs)))
+    less, more = means[judged].T if factor == "lr" else means[judged, ::-1].T
+    detail = f"{(less < more).sum()} of {_count(len(less), 'neighbouring pair')} of settings"
+    if ties := int((less == more).sum()):
         detail += f"; {_count(ties, 'tie')} counted against it"
     if factor == "n" and not np.isnan(fitted := slope(runs["n"], runs[quantity])):
-        detail += f"; fitted slope on log-log axes {_signed(fitted)}"
-    found = growth(runs, factor, quantity, 1.0 if factor == "lr" else -1.0)
-    return Claim(sentence, found, POSITIVE, detail + _left_out(judged, "pair"))
-
-
-def growth(runs: Columns, factor: str, quantity: str, sign: float) -> Effect:
-    """By how much the mean over seeds grows from level to level, times the sign, relative to the
-    larger; of a perturbation with the interval of the difference seed by seed (Student's t)."""
-    found, places = [], []
-    for level, after, (rows, others) in _neighbouring(runs, factor):
-        scale = max(abs(runs[quantity][part].mean()) for part in (rows, others)) or 1.0
-        by = runs[quantity][others].mean() - runs[quantity][rows].mean()
-        half = 0.0 if quantity == "bound" else by_seed(runs, quantity, others, rows)[1]
-        found.append((sign * by / scale, half / scale))
-        places.append(f"from {factor} = {level:g} to {after:g}")
-    values, reach = np.array(found).reshape(-1, 2).T
-    name = f"growth of the {QUANTITIES[quantity]}"
-    return Effect.around(name, values, reach, places, free_of_seeds(runs), unit="ratio")
-
-
-def adjacent(runs: Columns, factor: str, quantity: str) -> np.ndarray:
-    """Means over seeds at neighbouring levels of a factor, all others equal, [pairs, 2]."""
-    pairs = [[runs[quantity][part].mean() for part in both]
-             for *_, both in _neighbouring(runs, factor)]  # fmt: skip
-    return np.array(pairs, dtype=float).reshape(-1, 2)
-
-
-def _neighbouring(
-    runs: Columns, factor: str
-) -> Iterator[tuple[float, float, tuple[np.ndarray, np.ndarray]]]:
-    """Neighbouring levels of a factor, all others equal: both, and the runs at each as masks."""
-    others = [runs[name] for name in FACTORS if name != factor]
-    for setting in np.unique(np.stack(others, axis=1), axis=0):
-        same = np.all([column == value for column, value in zip(others, setting, strict=True)], 0)
-        for low, high in itertools.pairwise(np.unique(runs[factor][same])):
-            yield low, high, (same & (runs[factor] == low), same & (runs[factor] == high))
+        detail += f"; fitted slope on log-log axes {written(fitted, '+.3g')}"
+    effect = Effect.around(
+        f"growth of the {QUANTITIES[quantity]}", *np.array(found).reshape(-1, 2).T, places,
+        free_of_seeds(runs), unit="ratio",
+    )  # fmt: skip
+    return Claim(sentence, effect, POSITIVE, detail + _left_out(judged, "pair"))
 
 
 def slope(sizes: np.ndarray, values: np.ndarray) -> float:
@@ -181,7 +167,8 @@ def slope(sizes: np.ndarray, values: np.ndarray) -> float:
 def exposure_ranks(neighbours: Columns) -> Claim:
     """Spearman's rho of Y_i(C) / n_i with the perturbation over all neighbours (001, Figure 3c).
 
-    Its interval is a jackknife's over runs: neighbours of one run share its draws.
+    Its interval is a jackknife's over runs, as neighbours of one run share its draws: the variance
+    is (G - 1)/G sum_g (rho without run g - mean)^2 for G runs (Efron and Stein 1981).
     """
     x, y = neighbours["exposure"] / neighbours["size"], neighbours["perturbation"]
     rho = np.nan if np.isnan(x).any() else spearman(x, y)
@@ -193,7 +180,10 @@ def exposure_ranks(neighbours: Columns) -> Claim:
     every = [run.ravel() == one for one in range(run.max() + 1)]
     inside = [spearman(x[own], y[own]) for own in every]
     inside = [value for value in inside if not np.isnan(value)] or [rho]
-    half = jackknife([spearman(x[~own], y[~own]) for own in every])
+    half, groups = np.nan, len(every)
+    without = np.array([spearman(x[~own], y[~own]) for own in every])
+    if groups > 1 and not np.isnan(without).any():
+        half = half_width(np.sqrt((groups - 1) * without.var()), groups - 1)
     detail = f"ρ = {rho:.3f} over {_count(len(x), 'neighbour')} (published {PUBLISHED_RHO})"
     if idle := int((~active).sum()):
         alone = spearman(x[active], y[active])
@@ -225,7 +215,7 @@ def client_by_client(neighbours: Columns, census: bool) -> Claim:
     most = np.array([neighbours["perturbation"][mine].max() for mine in every])
     promised = np.array([neighbours["certificate"][mine].max() for mine in every])
     if np.isnan(promised).any():
-        return unknown(sentence, _unknown(len(every), "a certificate"))
+        return unknown(sentence, _UNKNOWN.format("a certificate", len(every)))
     moved = most > 0
     ratio = promised[moved] / most[moved]
     detail = f"{(most <= promised).sum()} of {_count(len(every), 'client')}"
@@ -266,14 +256,7 @@ def _left_out(judged: np.ndarray, noun: str) -> str:
     return f"; {_count(missing, noun)} could not be judged" if missing else ""
 
 
-def _signed(value: float) -> str:
-    return written(value, "+.3g")
-
-
-def _unknown(number: int, what: str) -> str:
-    return f"{what} is refused or unknown in all {number}"
-
-
+_UNKNOWN = "{} is refused or unknown in all {}"
 _GAP = "Every gap is at most its bound."
 _WITHIN = "Every perturbation is at most its certificate."
 _MONOTONE = {

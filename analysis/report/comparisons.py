@@ -1,21 +1,9 @@
-"""Comparisons of variants: at the end, along a sweep, against a guess, in seconds.
-
-Claims
-------
-Claims that compare trained variants.
+"""Claims that compare trained variants: at the end, along a sweep, against a guess, in seconds.
 
 Columns are those of runs.csv and curves.csv: `variant`, `x` (nan without a sweep), `seed`, and the
-measures. A run that diverged ends with nan, and counts as infinitely bad. Effects are mean
-differences seed by seed with Student's interval, so that a single seed tests nothing; nor do two
+measures. A run that diverged ends with nan and counts as infinitely bad. Effects are mean
+differences seed by seed with Student's interval, so a single seed tests nothing. Nor do two
 variants that predict no better than chance.
-
-Chance
-------
-Whether models know more than a guess.
-
-Timetables
-----------
-Curves side by side along a sweep, and train losses at seconds of training.
 """
 
 import itertools
@@ -26,7 +14,6 @@ from typing import Any
 import numpy as np
 
 from fedmuon.analysis.report.numbers import number, written
-from fedmuon.analysis.report.slopes import by_seed, free_of_seeds, paired
 from fedmuon.analysis.report.tables import Columns, Rows
 from fedmuon.analysis.report.verdicts import (
     NEGATIVE,
@@ -35,6 +22,9 @@ from fedmuon.analysis.report.verdicts import (
     Claim,
     Effect,
     Rule,
+    by_seed,
+    free_of_seeds,
+    paired,
     unknown,
 )
 
@@ -77,23 +67,18 @@ def terminal(
     sentence = sentence or (f"{better} ends with {article} {word} at or {side} that of {than}{at}.")
     if measure not in runs:
         return unknown(sentence, f"no run measured {word}")
-    pairs, away, reach = _apart(better, than, measure, runs, chance)
+    pairs, away, reach, guesses = _apart(better, than, measure, runs, chance)
     if not np.isfinite(pairs).any():
         return unknown(sentence, "both diverged")
     held = np.isfinite(pairs[:, 0]) & ((away >= 0) if up else (away <= 0))
     found = Effect.around(
-        f"{word}, {better} − {than}",
-        away,
-        reach,
-        _at(runs, label),
-        free_of_seeds(runs),
+        f"{word}, {better} − {than}", away, reach, _at(runs, label), free_of_seeds(runs),
         unit=UNITS.get(measure, ""),
-    )
-    margins = np.stack([away, reach], 1)
-    detail = _by_how_much(pairs, margins, held, levels(runs))
+    )  # fmt: skip
+    found = replace(found, seeded=not (guesses & np.isfinite(away)).any())
+    detail = _by_how_much(pairs, np.stack([away, reach], 1), held, levels(runs))
     rule = Rule(low=0.0) if up else Rule(high=0.0)
-    found = _seeded(found, _guesses(better, than, runs, chance))
-    return Claim(sentence, found, rule, detail + _guessing(better, than, runs, chance))
+    return Claim(sentence, found, rule, detail + _guessing(guesses, chance))
 
 
 def near(
@@ -108,62 +93,52 @@ def near(
     )
     if measure not in runs:
         return unknown(sentence, f"no run measured {word}")
-    pairs, away, reach = _apart(better, than, measure, runs, chance)
+    pairs, away, reach, guesses = _apart(better, than, measure, runs, chance)
     larger = np.abs(pairs).max(axis=1)
     with np.errstate(invalid="ignore"):
         share = np.where(np.isfinite(pairs).all(axis=1), away / larger, np.inf)
         held = np.abs(share) <= within
-        found = Effect.around(f"difference in {word} over the larger", share, reach / larger,
-                              _at(runs, label), free_of_seeds(runs), unit="ratio")  # fmt: skip
-    margins = np.stack([away, reach], 1)
-    detail = _by_how_much(pairs, margins, held, levels(runs))
-    rule = Rule(-within, within)
-    found = _seeded(found, _guesses(better, than, runs, chance))
-    return Claim(sentence, found, rule, detail + _guessing(better, than, runs, chance))
+        found = Effect.around(
+            f"difference in {word} over the larger", share, reach / larger, _at(runs, label),
+            free_of_seeds(runs), unit="ratio",
+        )  # fmt: skip
+    found = replace(found, seeded=not (guesses & np.isfinite(share)).any())
+    detail = _by_how_much(pairs, np.stack([away, reach], 1), held, levels(runs))
+    return Claim(sentence, found, Rule(-within, within), detail + _guessing(guesses, chance))
 
 
 def _apart(
     better: str, than: str, measure: str, runs: Columns, chance: float
-) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """By x: where both end [x, 2], by how much apart [x], and half of its interval [x]; nan where
-    one seed, or a model that has learned nothing, leaves none."""
-    values = levels(runs)
-    ends = [[ended(runs, name, x, measure) for name in (better, than)] for x in values]
-    pairs = np.array(ends)
-    reach = np.array([margin(runs, better, than, x, measure)[1] for x in values])
-    reach[_guesses(better, than, runs, chance)] = np.nan
+) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
+    """Where two variants end at each value x of the sweep.
+
+    Returns:
+        The ends [x, 2]; how far apart they are [x]; half of the interval of that, paired by seed,
+        [x], which is nan where there is one seed or both only guess; and where both do, [x].
+    """
+    pairs, reach, guesses = [], [], []
+    for x in levels(runs):
+        pairs.append([ended(runs, name, x, measure) for name in (better, than)])
+        one, other = (rows_of(runs, name, x) for name in (better, than))
+        best = max(ended(runs, name, x, "accuracy") for name in (better, than))
+        guesses.append(best <= chance)  # more seeds would bring no interval there
+        reach.append(np.nan if best <= chance else by_seed(runs, measure, one, other)[1])
+    ends = np.array(pairs)
     with np.errstate(invalid="ignore"):  # a difference of two infinities is unknown
-        return pairs, np.round(pairs[:, 0] - pairs[:, 1], 12), reach
+        return ends, np.round(ends[:, 0] - ends[:, 1], 12), np.array(reach), np.array(guesses)
 
 
-def _guesses(better: str, than: str, runs: Columns, chance: float) -> np.ndarray:
-    """At which x neither of the two does better than a guess."""
-    best = [max(ended(runs, name, x, "accuracy") for name in (better, than)) for x in levels(runs)]
-    return np.array(best) <= chance
-
-
-def _seeded(found: Effect, guesses: np.ndarray) -> Effect:
-    """The effect, whose missing intervals no seeds would bring where both variants guess."""
-    return replace(found, seeded=not (guesses & np.isfinite(found.value)).any())
-
-
-def _guessing(better: str, than: str, runs: Columns, chance: float) -> str:
-    """That in words."""
-    where = _guesses(better, than, runs, chance)
-    if not where.any():
+def _guessing(guesses: np.ndarray, chance: float) -> str:
+    """At how many values of the sweep both variants only guess, in words."""
+    if not guesses.any():
         return ""
-    places = f" at {int(where.sum())} of {len(where)} values" if len(where) > 1 else ""
+    places = f" at {int(guesses.sum())} of {len(guesses)} values" if len(guesses) > 1 else ""
     return f"; neither is above a guess's accuracy, {chance:.1%}{places}: nothing is compared"
 
 
 def _at(runs: Columns, label: str) -> list[str]:
     """The values of the sweep in words; nothing where nothing is swept."""
     return [f"{label} = {x:g}" for x in levels(runs)] if label else []
-
-
-def margin(runs: Columns, variant: str, other: str, x: float, measure: str) -> tuple[float, float]:
-    """The mean difference of the two seed by seed, and half of its 95% interval (Student's t)."""
-    return by_seed(runs, measure, rows_of(runs, variant, x), rows_of(runs, other, x))
 
 
 def ended(runs: Columns, variant: str, x: float, measure: str) -> float:
@@ -267,8 +242,9 @@ def trend(claim: Mapping[str, Any], runs: Columns, label: str) -> Claim:
     along = ", ".join(f"{number(end)} at {x:g}" for end, x in zip(ends, values, strict=True))
     if len(ends) < 2 or not np.isfinite(ends).all():
         return unknown(sentence, along)
-    reach = [_step(runs, variant, measure, *both) for both in itertools.pairwise(values)]
-    places = [f"from {x:g} to {y:g}" for x, y in itertools.pairwise(values)]
+    reach = [by_seed(runs, measure, rows_of(runs, variant, after), rows_of(runs, variant, x))[1]
+             for x, after in itertools.pairwise(values)]  # fmt: skip
+    places = [f"from {x:g} to {after:g}" for x, after in itertools.pairwise(values)]
     found = Effect.around(
         f"change of the {word}",
         np.diff(ends),
@@ -278,11 +254,6 @@ def trend(claim: Mapping[str, Any], runs: Columns, label: str) -> Claim:
         unit=UNITS.get(measure, ""),
     )
     return Claim(sentence, found, POSITIVE if kind == "rising" else NEGATIVE, along)
-
-
-def _step(runs: Columns, variant: str, measure: str, x: float, after: float) -> float:
-    """Half of the interval of a variant's change from one value of the sweep to another."""
-    return by_seed(runs, measure, rows_of(runs, variant, after), rows_of(runs, variant, x))[1]
 
 
 ABOVE = 0.05  # what is no further above a guess's accuracy, or half of that if less, is near it
@@ -334,30 +305,24 @@ def followed(curves: Columns, sweep: Mapping[str, Any]) -> tuple[Columns, Sequen
 def timetable(curves: Columns, about: Mapping[str, Any]) -> tuple[str, tuple[str, ...], Rows]:
     """Title, head and lines: a line a variant, and its published line below it."""
     asked, held = about["times"], about["times"]["published"] or {"seconds": [], "losses": {}}
-    moments = parts(curves, asked["of"], asked["parts"])
+    mine = curves["variant"] == asked["of"]
+    ends = [curves["train_seconds"][mine & (curves["seed"] == seed)].max()
+            for seed in np.unique(curves["seed"][mine])]  # fmt: skip
+    # Even parts of the shortest run of that variant; the last is its end to the last bit.
+    moments = np.linspace(0, np.min(ends), asked["parts"] + 1)[1:]
+    blank = ["–"] * len(moments)
     head = ("variant", *(f"{number(moment, 3)} s" for moment in moments))
     rows: Rows = []
     if held["seconds"]:
         at = [f"at {second:g} s" for second in held["seconds"]]
-        rows.append((about["source"], *_as_long(at, len(moments))))
+        rows.append((about["source"], *(at + blank)[: len(moments)]))
     for variant in about["variants"]:
         losses = at_seconds(curves, variant, moments)
         rows.append((variant, *map(number, losses)))
         if found := held["losses"].get(variant):
-            rows.append((f"  {about['source']}", *_as_long(list(map(number, found)), len(moments))))
+            losses = [*map(number, found), *blank]
+            rows.append((f"  {about['source']}", *losses[: len(moments)]))
     return TIMETABLE, head, rows
-
-
-def _as_long(cells: list[str], count: int) -> list[str]:
-    return (cells + ["–"] * count)[:count]
-
-
-def parts(curves: Columns, variant: str, count: int) -> np.ndarray:
-    """Even parts of the training seconds of the variant's shortest run, the last being all."""
-    mine = curves["variant"] == variant
-    ends = [curves["train_seconds"][mine & (curves["seed"] == seed)].max()
-            for seed in np.unique(curves["seed"][mine])]  # fmt: skip
-    return np.linspace(0, np.min(ends), count + 1)[1:]  # whose last is the end to the last bit
 
 
 def at_seconds(curves: Columns, variant: str, moments: np.ndarray) -> np.ndarray:

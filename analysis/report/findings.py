@@ -13,16 +13,7 @@ from fedmuon.analysis.report.numbers import number as number
 from fedmuon.analysis.report.tables import Rows as Rows
 from fedmuon.analysis.report.verdicts import Claim, with_command
 
-SHARED = (
-    "kind",
-    "title",
-    "suite",
-    "data",
-    "scale",
-    "again",
-    "seconds",
-    "versions",
-)  # of all suites
+SHARED = ("kind", "title", "suite", "data", "scale", "again", "seconds", "versions")  # of suites
 
 
 @dataclass(frozen=True)
@@ -89,6 +80,14 @@ class Findings:
         cls, folder: Path, about: Mapping[str, Any], facts: Sequence[str], **held: Any
     ) -> "Findings":
         """Those of a suite, whose suite.json is `about`; `facts` are its circumstances."""
+        machine = about.get("machine", {})
+        seeds = about.get("seeds", about.get("settings", {}).get("seeds"))
+        many = ", ".join(map(str, seeds)) if isinstance(seeds, list) else seeds
+        card = card_of(about)
+        samples = next((value for name, value in card if name.startswith("n:")), None)
+        glance = {"scale": about["scale"], "seeds": many, "training samples n": samples,
+                  "device": machine.get("device", "cpu"),
+                  "threads": machine.get("threads")}  # fmt: skip
         held["claims"] = [with_command(claim, about, folder) for claim in held["claims"]]
         return cls(
             name=folder.resolve().name,
@@ -97,22 +96,12 @@ class Findings:
             note=str(about.get("note", "")),
             again=str(about["again"]),
             circumstances=circumstances(about, facts),
-            about=at_a_glance(about),
+            about=[
+                (name, text(value)) for name, value in glance.items() if value not in (None, "")
+            ],
             told=str(about.get("told", "")),
-            **({"card": card_of(about)} | held),
+            **({"card": card} | held),
         )
-
-
-def at_a_glance(about: Mapping[str, Any]) -> Rows:
-    """Scale, seeds, samples, device and threads, as far as suite.json knows them."""
-    machine = about.get("machine", {})
-    seeds = about.get("seeds", about.get("settings", {}).get("seeds"))
-    many = ", ".join(map(str, seeds)) if isinstance(seeds, list) else seeds
-    known = dict(card_of(about))
-    samples = next((known[name] for name in known if name.startswith("n:")), None)
-    rows = {"scale": about["scale"], "seeds": many, "training samples n": samples,
-            "device": machine.get("device", "cpu"), "threads": machine.get("threads")}  # fmt: skip
-    return [(name, text(value)) for name, value in rows.items() if value not in (None, "")]
 
 
 def card_of(about: Mapping[str, Any]) -> Rows:
@@ -123,15 +112,13 @@ def card_of(about: Mapping[str, Any]) -> Rows:
     held = about.get("settings", {})
     below = [(f"[{table}] {key}", value) for table, keys in dict(held.get("base", {})).items()
              for key, value in keys.items()]  # fmt: skip
-    every = [*held.items(), *below]
-    return [(name, _listed(value)) for name, value in every if _listed(value)]
-
-
-def _listed(value: Any) -> str:
-    """Numbers and words; nothing for tables and what is long."""
-    if isinstance(value, list) and all(isinstance(one, int | float | str) for one in value):
-        value = ", ".join(map(text, value))
-    return text(value) if isinstance(value, int | float | str) and len(str(value)) < 200 else ""
+    rows: Rows = []
+    for name, value in [*held.items(), *below]:
+        if isinstance(value, list) and all(isinstance(one, int | float | str) for one in value):
+            value = ", ".join(map(text, value))
+        if isinstance(value, int | float | str) and len(str(value)) < 200 and text(value):
+            rows.append((name, text(value)))
+    return rows
 
 
 def circumstances(record: Mapping[str, Any], names: Sequence[str]) -> Rows:
@@ -169,23 +156,15 @@ OF_LABELS: dict[str, dict[str, str]] = _TEXTS["drawn"]
 
 
 def of_drawn(name: str, figure: Any) -> str:
-    """What is said of a figure because of what was drawn in it."""
+    """Sentences about a figure that depend on what was drawn: labels with finite points, scales."""
+    drawn = [str(axes.get_yscale()) for axes in figure.axes]
+    for axes in figure.axes:
+        for one, label in zip(*axes.get_legend_handles_labels(), strict=True):
+            ends = np.asarray(one.get_ydata(), dtype=float) if hasattr(one, "get_ydata") else [0.0]
+            if np.isfinite(ends).any():
+                drawn.append(str(label))
     return " ".join(
         sentence
         for label, sentence in OF_LABELS.get(name, {}).items()
-        if any(one.startswith(label) for one in _drawn(figure))
+        if any(one.startswith(label) for one in drawn)
     )
-
-
-def _drawn(figure: Any) -> list[str]:
-    """The labels of everything that has finite points, and the scales of the axes."""
-    pairs = [zip(*axes.get_legend_handles_labels(), strict=True) for axes in figure.axes]
-    held = [(one, str(label)) for pair in pairs for one, label in pair]
-    labels = [label for one, label in held if _seen(one)]
-    return [*labels, *(axes.get_yscale() for axes in figure.axes)]
-
-
-def _seen(drawn: Any) -> bool:
-    """Whether anything of a line is there; what is no line is."""
-    ends = np.asarray(drawn.get_ydata(), dtype=float) if hasattr(drawn, "get_ydata") else [0.0]
-    return bool(np.isfinite(ends).any())

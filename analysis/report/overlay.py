@@ -1,11 +1,13 @@
-"""The curves of many runs in one drawing: who ticks a run sees it. No script: style sheets hide
-what is not ticked, and show everything where they cannot."""
+"""The curves of many runs in one drawing, where boxes to tick choose the runs.
+
+This file decides what is where; assets/overlay.html draws it, with style sheets and no script.
+"""
 
 import math
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from html import escape
+from typing import Any
 
 from fedmuon.analysis.report.numbers import number
 
@@ -80,132 +82,68 @@ class Axis:
         return [10.0**one if self.log else one for one in every]
 
 
-def overlay(runs: Sequence[Run]) -> str:
-    """All runs with boxes to tick, and their curves, of one measure at a time."""
-    if not (measures := _measures(runs)):
-        return ""
-    drawn = "".join(_panel(runs, name, place) for place, name in enumerate(measures))
-    rules = [*(f"run-{place}" for place in range(len(runs))),
-             *(f"measure-{place}" for place in range(len(measures)))]  # fmt: skip
-    hidden = ",".join(f".overlay:has(#{one}:not(:checked)) .{one}" for one in rules)
-    label = f"{', '.join(measures)} by round, of {len(runs)} runs"
-    return (
-        f'<section class="overlay"><style>{hidden}{{display:none}}</style>'
-        f"<fieldset><legend>Drawn by round</legend>{_radios(measures)}</fieldset>"
-        f'<svg viewBox="0 0 {WIDTH} {HEIGHT}" role="img" aria-label="{escape(label)}">{drawn}</svg>'
-        f'<fieldset class="of"><legend>Runs</legend>{_boxes(runs)}</fieldset></section>'
-    )
+def drawing(runs: Sequence[Run]) -> dict[str, Any]:
+    """What assets/overlay.html draws: runs with their looks, and a panel for each measure.
 
-
-def _measures(runs: Sequence[Run]) -> list[str]:
-    """What was measured; first what the most runs have."""
+    The measure that most runs have comes first. The result is empty if nothing was measured.
+    """
     count = Counter[str]()
     for run in runs:
-        count.update({name: bool(_finite(points)) for name, points in run.curves.items()})
+        for name, points in run.curves.items():
+            count[name] += any(math.isfinite(y) for _, y in points)
+    if not count:
+        return {}
     rank = {name: place for place, name in enumerate(FIRST)}
-    return sorted(count, key=lambda name: (-count[name], rank.get(name, len(FIRST))))
+    measures = sorted(count, key=lambda name: (-count[name], rank.get(name, len(FIRST))))
+    looks = [look(place) for place in range(len(runs))]
+    return {
+        "runs": [{"name": run.name, "about": run.about, "colour": colour, "dash": dash}
+                 for run, (colour, dash) in zip(runs, looks, strict=True)],
+        "panels": {name: _panel(runs, name) for name in measures},
+        "boxes": [f"{kind}-{place}" for kind, many in (("run", runs), ("measure", measures))
+                  for place in range(len(many))],
+        "width": WIDTH, "height": HEIGHT, "start": LEFT, "right": RIGHT, "top": TOP,
+        "bottom": BOTTOM, "gap": GAP,
+    }  # fmt: skip
 
 
-def look(place: int) -> str:
-    """How the line of a run is drawn: another colour, and after all of them another dash."""
-    dash = DASHES[place // len(COLOURS) % len(DASHES)]
-    return f'stroke="{COLOURS[place % len(COLOURS)]}"' + f' stroke-dasharray="{dash}"' * bool(dash)
+def look(place: int) -> tuple[str, str]:
+    """The colour and the dashes of a run's line: all colours come with one dash, then the next."""
+    return COLOURS[place % len(COLOURS)], DASHES[place // len(COLOURS) % len(DASHES)]
 
 
-def _radios(measures: Sequence[str]) -> str:
-    return "".join(
-        f'<label><input type="radio" name="measure" id="measure-{place}"{" checked" * (not place)}>'
-        f"{escape(name)}</label> "
-        for place, name in enumerate(measures)
-    )
-
-
-def _boxes(runs: Sequence[Run]) -> str:
-    return "".join(
-        f'<label><input type="checkbox" id="run-{place}" checked><svg viewBox="0 0 28 8" '
-        f'aria-hidden="true"><path d="M0 4H28" {look(place)}/></svg>'
-        f"<span>{escape(run.name)} <small>{escape(run.about)}</small></span></label>"
+def _panel(runs: Sequence[Run], measure: str) -> dict[str, Any]:
+    """The axes of a measure and a line for each run that has it; empty if nothing is finite."""
+    held = {
+        place: [(x, y) for x, y in run.curves.get(measure, ()) if math.isfinite(y)]
         for place, run in enumerate(runs)
-    )
-
-
-def _panel(runs: Sequence[Run], measure: str, number: int) -> str:
-    """The axes of a measure, and a line a run that has it."""
-    held = {place: _finite(run.curves.get(measure, ())) for place, run in enumerate(runs)}
+    }
     held = {place: points for place, points in held.items() if points}
     if not held:
-        text = f'<text x="{LEFT}" y="{TOP + 20}">nothing finite was measured</text>'
-        return f'<g class="measure-{number}">{text}</g>'
+        return {}
     every = [point for points in held.values() for point in points]
     ends = [max(points)[0] for points in held.values()]
-    uneven = max(ends) > UNEVEN * min(ends)
     y = Axis.of([one for _, one in every], BOTTOM, TOP, WIDE_RANGE)
-    x = Axis.of([one for one, _ in every], _left(y), RIGHT, 1.0 if uneven else math.inf)
-    lines = "".join(
-        f'<path class="run-{place}" d="{_path(_thinned(points, x), x, y)}" {look(place)}>'
-        f"<title>{escape(runs[place].name)}</title></path>"
-        for place, points in held.items()
-    )
-    return f'<g class="measure-{number}">{_axes(x, y)}{lines}</g>'
-
-
-def _left(y: Axis) -> float:
-    """Where the axes begin, so that the widest label of y fits beside them."""
-    return max([LEFT, *(2 * GAP + _extent(label(one)) for one in y.ticks())])
-
-
-def _spread(x: Axis) -> list[float]:
-    """The ticks of x, without those whose labels would cover the one before."""
-    kept: list[float] = []
-    for one in x.ticks(integer=True):
-        wide = _extent(label(one)) + _extent(label(kept[-1])) if kept else 0.0
-        if not kept or x.at(one) - x.at(kept[-1]) > wide / 2:
-            kept.append(one)
-    return kept
-
-
-def label(value: float) -> str:
-    """A tick's value as it is written beside the axis."""
-    return number(value, 6)
+    beside = [(y.at(one), number(one, 6)) for one in y.ticks()]
+    left = max([LEFT, *(2 * GAP + _extent(text) for _, text in beside)])
+    uneven = max(ends) > UNEVEN * min(ends)
+    x = Axis.of([one for one, _ in every], left, RIGHT, 1.0 if uneven else math.inf)
+    below: list[tuple[float, str]] = []
+    for one in x.ticks(integer=True):  # those whose labels do not cover the one before
+        at, text = x.at(one), number(one, 6)
+        if not below or at - below[-1][0] > (_extent(text) + _extent(below[-1][1])) / 2:
+            below.append((at, text))
+    paths = {}
+    for place, points in held.items():
+        if len(points) > MOST:  # the first in each part of the axis, and the last
+            parts = {round(x.at(one) / (RIGHT - left) * MOST): one for one, _ in reversed(points)}
+            kept = {points[-1][0], *parts.values()}
+            points = [point for point in points if point[0] in kept]
+        path = "L".join(f"{x.at(a):.2f} {y.at(b):.2f}" for a, b in points)
+        paths[place] = f"M{path}" + ("h6" if len(points) == 1 else "")  # a single one is a dash
+    return {"left": left, "log": x.log, "beside": beside, "below": below, "paths": paths}
 
 
 def _extent(text: str) -> float:
     """The width of a number on a narrow screen, in units of the drawing."""
     return LETTERS * sum(ADVANCE.get(one, DIGIT) for one in text)
-
-
-def _finite(points: Points) -> list[tuple[float, float]]:
-    return [(x, y) for x, y in points if math.isfinite(y)]
-
-
-def _thinned(points: Points, x: Axis) -> list[tuple[float, float]]:
-    """The points; of many the first in each of `MOST` parts of the axis, and the last."""
-    if len(points) <= MOST:
-        return [*points]
-    parts = {round(x.at(one) / (x.end - x.start) * MOST): one for one, _ in reversed(points)}
-    kept = {points[-1][0], *parts.values()}
-    return [point for point in points if point[0] in kept]
-
-
-def _path(points: Points, x: Axis, y: Axis) -> str:
-    """A polygon through the points; a single one is a dash."""
-    found = [f"{x.at(a):.2f} {y.at(b):.2f}" for a, b in points]
-    return f"M{'L'.join(found)}" + ("h6" if len(found) == 1 else "")
-
-
-def _axes(x: Axis, y: Axis) -> str:
-    """Both axes with their ticks."""
-    left = x.start
-    frame = f'<path class="axis" d="M{left:.1f} {TOP}V{BOTTOM}H{RIGHT}"/>'
-    below = (
-        f'<text x="{x.at(one):.1f}" y="{BOTTOM + 20}" text-anchor="middle">{label(one)}</text>'
-        for one in _spread(x)
-    )
-    beside = (
-        f'<path class="grid" d="M{left:.1f} {y.at(one):.1f}H{RIGHT}"/>'
-        f'<text x="{left - GAP:.1f}" y="{y.at(one) + 4:.1f}" text-anchor="end">{label(one)}</text>'
-        for one in y.ticks()
-    )
-    text = "round, on a logarithmic axis" if x.log else "round"
-    name = f'<text x="{(left + RIGHT) / 2:.1f}" y="{HEIGHT - 7}" text-anchor="middle">{text}</text>'
-    return f"{frame}{''.join(beside)}{''.join(below)}{name}"

@@ -1,10 +1,9 @@
 """How figures look, and the figure of curves by round."""
 
-import contextlib
 import io
 import logging
 import textwrap
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import wraps
 from itertools import chain
 from pathlib import Path
@@ -16,7 +15,6 @@ from matplotlib.axes import Axes
 from matplotlib.axis import Axis
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
-from matplotlib.legend import Legend
 from matplotlib.ticker import FuncFormatter, LogLocator, MaxNLocator, NullFormatter, NullLocator
 
 from fedmuon.analysis.report.numbers import written
@@ -48,6 +46,10 @@ STYLE = {
     "pdf.fonttype": 42,
     "svg.hashsalt": "fedmuon",
 }
+# matplotlib's own settings below ours; the backend stays, as no figure here asks for one.
+SETTINGS: dict[Any, Any] = {
+    key: value for key, value in matplotlib.rcParamsDefault.items() if key != "backend"
+} | STYLE
 NAMES = {
     "n": "training samples $n$",
     "lr": r"step size $\eta$",
@@ -64,7 +66,7 @@ def styled(draw: Callable[Given, Figure]) -> Callable[Given, Figure]:
 
     @wraps(draw)
     def inside(*args: Given.args, **kwargs: Given.kwargs) -> Figure:
-        with matplotlib.rc_context(_settings()):
+        with matplotlib.rc_context(SETTINGS):
             return draw(*args, **kwargs)
 
     return inside
@@ -74,7 +76,7 @@ class Picture(Figure):
     """A figure that notebooks show, though no window or backend knows of it."""
 
     def _repr_png_(self) -> tuple[bytes, dict[str, int]]:
-        return png(self), {"width": round(self.get_figwidth() * SCREEN)}
+        return image(self, "png"), {"width": round(self.get_figwidth() * SCREEN)}
 
 
 def canvas(
@@ -94,12 +96,16 @@ def canvas(
 
 
 def legend_below(figure: Figure, axes: Axes, columns: int) -> None:
-    """The labels of one panel, which all share, below the whole figure; in fewer columns than
-    asked for where labels are long, and on lines of their own where one is too long for that. The
-    figure grows by what many labels take, and its panels keep their height."""
+    """Put the labels of one panel, which all share, below the whole figure.
+
+    Long labels have fewer columns than asked for, and lines of their own where one is too long for
+    that. The figure grows by what many labels take, and its panels keep their height.
+    """
     handles, labels = axes.get_legend_handles_labels()
+    look: dict[str, Any] = {"loc": "outside lower center", "handlelength": 1.6,
+                            "columnspacing": 1.2, "handletextpad": 0.5}  # fmt: skip
     for count in range(columns, 0, -1):
-        made = _below(figure, handles, labels, count)
+        made = figure.legend(handles, labels, ncols=count, **look)
         wide = made.get_window_extent().width / figure.bbox.width
         if wide > 1:
             made.remove()
@@ -107,14 +113,9 @@ def legend_below(figure: Figure, axes: Axes, columns: int) -> None:
             break
     else:
         width = int(max(map(len, labels)) / wide) - MARGIN
-        made = _below(figure, handles, [textwrap.fill(one, width) for one in labels], 1)
+        made = figure.legend(handles, [textwrap.fill(one, width) for one in labels], **look)
     more = made.get_window_extent().height / figure.dpi - LEGEND
     figure.set_figheight(figure.get_figheight() + max(0.0, more))
-
-
-def _below(figure: Figure, handles: Sequence[Any], labels: Sequence[str], columns: int) -> Legend:
-    return figure.legend(handles, labels, loc="outside lower center", ncols=columns,
-                         handlelength=1.6, columnspacing=1.2, handletextpad=0.5)  # fmt: skip
 
 
 def legend(axes: Axes, columns: int) -> None:
@@ -220,16 +221,6 @@ def _tick(value: float, _: object) -> str:
     return _scientific(value, next((digits for digits, one in enumerate(near) if one), 5))
 
 
-def svg(figure: Figure) -> bytes:
-    """The figure as an SVG whose letters are outlines, the same bytes each time."""
-    return _bytes(figure, "svg")
-
-
-def png(figure: Figure) -> bytes:
-    """The figure as a PNG, the same bytes each time."""
-    return _bytes(figure, "png")
-
-
 def save(figure: Figure, stem: Path) -> tuple[Path, Path]:
     """STEM.pdf (vectors, embedded TrueType) and STEM.png at 200 dpi; same bytes each time."""
     pdf, picture = (stem.with_name(f"{stem.name}.{kind}") for kind in ("pdf", "png"))
@@ -243,32 +234,21 @@ def saved_as(figure: Figure, file: Path) -> None:
     kind = file.suffix.removeprefix(".").lower()
     if kind not in VARIES:
         raise InputError(f"{file} ends in no kind of picture: call it .png, .pdf or .svg")
-    write_bytes(file, _bytes(figure, kind))
+    write_bytes(file, image(figure, kind))
 
 
-def _bytes(figure: Figure, kind: str) -> bytes:
+def image(figure: Figure, kind: str) -> bytes:
+    """The figure as "png", "pdf" or "svg" (letters as outlines), the same bytes each time."""
     buffer, metadata = io.BytesIO(), {VARIES[kind]: None}
-    with matplotlib.rc_context(_settings()), _quiet():
-        figure.savefig(buffer, format=kind, metadata=metadata, dpi=DPI, facecolor="white")
-    return buffer.getvalue()
-
-
-@contextlib.contextmanager
-def _quiet() -> Iterator[None]:
-    """Without the font writer's warning that DejaVu's own date is old."""
     log = logging.getLogger("fontTools")
     level = log.level
-    log.setLevel(logging.ERROR)
+    log.setLevel(logging.ERROR)  # without its warning that DejaVu's own date is old
     try:
-        yield
+        with matplotlib.rc_context(SETTINGS):
+            figure.savefig(buffer, format=kind, metadata=metadata, dpi=DPI, facecolor="white")
     finally:
         log.setLevel(level)
-
-
-def _settings() -> dict[Any, Any]:
-    """matplotlib's own settings below ours; the backend stays, as no figure here asks for one."""
-    default = matplotlib.rcParamsDefault
-    return {key: default[key] for key in default if key != "backend"} | STYLE
+    return buffer.getvalue()
 
 
 Records = Sequence[Mapping[str, Any]]
@@ -300,7 +280,9 @@ def by_round(curves: Mapping[str, Sequence[Records]], narrow: bool = False) -> F
         for axes, measure in zip(panels[1:], measures, strict=True):
             _draw(axes, runs, measure, colour, PLAIN, "")
     _name_losses(panels[0])
-    if uneven := _uneven(curves):
+    lengths = [records[-1]["round"] for runs in curves.values() for records in runs if records]
+    uneven = max(lengths, default=0) > UNEVEN * min(lengths, default=0)
+    if uneven:  # a short run could not be seen beside a long one
         panels[0].set_xscale("log")
     for axes, measure in zip(panels, ["loss", *measures], strict=True):
         axes.set_ylabel(measure.replace("_", " "))
@@ -340,12 +322,6 @@ def _measures(curves: Mapping[str, Sequence[Records]]) -> list[str]:
         if isinstance(value, float)
     ]
     return [name for name in dict.fromkeys(numbers) if name not in (*LEFT_OUT, *LOSSES)][:2]
-
-
-def _uneven(curves: Mapping[str, Sequence[Records]]) -> bool:
-    """Whether a run is so long that a shorter one could not be seen beside it."""
-    lengths = [records[-1]["round"] for runs in curves.values() for records in runs if records]
-    return max(lengths, default=0) > UNEVEN * min(lengths, default=0)
 
 
 def _name_losses(axes: Any) -> None:

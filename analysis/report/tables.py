@@ -67,10 +67,12 @@ def read_table(file: Path, names: Sequence[str] = (), words: Sequence[str] = ())
     """
     header, *rows = _whole(file, (*names, *words))
     cells = zip(*rows, strict=True)
-    return {
-        name: np.array(column) if name in words else _numbers_or_words(column)
-        for name, column in zip(header, cells, strict=True)
-    }
+    found = {name: np.array(column) for name, column in zip(header, cells, strict=True)}
+    for name, column in found.items():
+        if name not in words:
+            with contextlib.suppress(ValueError):
+                found[name] = np.array(column.tolist(), dtype=float)
+    return found
 
 
 def where(columns: Columns, **wanted: str | float) -> Columns:
@@ -79,28 +81,35 @@ def where(columns: Columns, **wanted: str | float) -> Columns:
     return {name: column[chosen] for name, column in columns.items()}
 
 
-def require_matching(runs: Table, neighbours: Table, folder: Path) -> None:
-    """Each run has its neighbours, as many as every other: a cut table shows here."""
-    keys, count = (_count(table) for table in (runs, neighbours))
+def require_consistent(runs: Table, neighbours: Table, folder: Path) -> None:
+    """Refuse tables that are cut or changed.
+
+    Each run has its neighbours, as many as every other. Every gap lies in its interval, and
+    `within` says whether gap <= bound.
+    """
+    keys, count = (
+        Counter(zip(*(table[name].tolist() for name in SETTING), strict=True))
+        for table in (runs, neighbours)
+    )
     if set(keys) != set(count) or len(set(count.values())) != 1 or set(keys.values()) != {1}:
         raise InputError(f"{folder}: runs.csv and neighbours.csv do not belong together: {MEND}")
-
-
-def require_consistent(runs: Table, folder: Path) -> None:
-    """Every gap lies in its interval, and `within` says whether gap <= bound."""
     gap, bound, within = runs["gap"], runs["bound"], runs["within"] == "True"
     outside = (gap < runs["gap_low"]) | (gap > runs["gap_high"])
     if outside.any() or (within != (gap <= bound))[~np.isnan(gap + bound)].any():
         raise InputError(f"{folder / 'runs.csv'} contradicts itself: {MEND}")
 
 
-def _count(table: Table) -> Counter[tuple]:
-    return Counter(zip(*(table[name].tolist() for name in SETTING), strict=True))
-
-
 def _whole(file: Path, names: Sequence[str]) -> list[list[str]]:
     """Header and rows, of equal length; the header has these names."""
-    header, *rows = _cells(file)
+    require_sound(file.parent, [file.name])
+    try:
+        text = read_text(file)
+        found = list(csv.reader(text.splitlines(), strict=True))
+    except (OSError, UnicodeDecodeError, csv.Error):
+        raise InputError(f"{file} is missing or no CSV: {MEND}") from None
+    if not found or not text.endswith("\n"):
+        raise InputError(f"{file} is cut off: {MEND}")
+    header, *rows = found
     if missing := [name for name in names if name not in header]:
         raise InputError(f"{file} lacks the column {missing[0]}: {MEND}")
     if not rows:
@@ -108,25 +117,7 @@ def _whole(file: Path, names: Sequence[str]) -> list[list[str]]:
     for number, row in enumerate(rows, 2):
         if len(row) != len(header):
             raise InputError(f"{file} is cut off in line {number}: {MEND}")
-    return [header, *rows]
-
-
-def _numbers_or_words(cells: Sequence[str]) -> np.ndarray:
-    with contextlib.suppress(ValueError):
-        return np.array(cells, dtype=float)
-    return np.array(cells)
-
-
-def _cells(file: Path) -> list[list[str]]:
-    require_sound(file.parent, [file.name])
-    try:
-        text = read_text(file)
-        rows = list(csv.reader(text.splitlines(), strict=True))
-    except (OSError, UnicodeDecodeError, csv.Error):
-        raise InputError(f"{file} is missing or no CSV: {MEND}") from None
-    if not rows or not text.endswith("\n"):
-        raise InputError(f"{file} is cut off: {MEND}")
-    return rows
+    return found
 
 
 def _column(file: Path, name: str, cells: Sequence[str]) -> np.ndarray:

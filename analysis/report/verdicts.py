@@ -1,31 +1,26 @@
-"""The verdict on a claim, and what would decide an open one.
+"""Estimates with their intervals, the verdict on a claim, and what would decide an open one.
 
 Verdicts
 --------
-One answer to one claim, from what was measured, how well it is known, and a rule.
-
-A claim is about K places (settings, sizes, runs): at place k the data leave the interval I_k for an
-effect, of 95%, and a longer one, J_k, so that all of these are right together 95 times in 100
-(Bonferroni). The rule accepts the effects of a set A, an interval of the line. The claim
+A claim is about K places (settings, sizes, runs). At place k the data leave a 95% interval I_k for
+an effect, and a longer one, J_k: all J_k together are right 95 times in 100 (Bonferroni). The rule
+accepts the effects of a set A, an interval of the line. The claim
 
     holds       if every I_k lies in A,
     fails       if some J_k has no point of A,
-    undecided   otherwise: the data allow both;
+    undecided   otherwise: the data allow both.
 
-and it is `not testable at this scale` where an effect was seen, but the runs leave no interval for
-it (there is one seed), or where nothing was learned that could be compared. What was counted, or
-computed without chance, is its own interval. A false claim holds with a chance of at most 1/20 (at
-the place where its effect is not in A, I_k must miss it), and so does a true one fail (some J_k
-must miss its effect), however many places there are.
+It is `not testable at this scale` if an effect was seen without an interval (one seed), or if
+nothing was learned that could be compared. What was counted, or computed without chance, is its own
+interval. A false claim holds with a chance of at most 1/20: at a place where its effect is not in
+A, I_k must miss it. A true claim fails with at most that chance, as some J_k must miss its effect.
 
 Next steps
 ----------
-The command that would decide what these runs leave open: full scale, or more seeds; or, where
-both cannot, that nothing shipped decides it, and why.
-
-An interval of n seeds is Student's: it shrinks like t(n) / sqrt(n), t(n) being the quantile at
-97.5% with n - 1 degrees of freedom, so that an effect at distance d from the end of its rule, known
-up to h, takes as many as make that d / h of what it was.
+An open claim gets the command that would decide it, at full scale or with more seeds, or the reason
+why nothing shipped decides it. The interval of n seeds is Student's: it shrinks like
+t(n) / sqrt(n), where t(n) is the quantile at 97.5% with n - 1 degrees of freedom. An effect that is
+known up to h, at distance d from the end of its rule, needs the n that makes it d / h as long.
 """
 
 import math
@@ -39,10 +34,138 @@ from typing import Any, Literal, get_args
 
 import numpy as np
 from numpy.typing import ArrayLike
+from scipy.stats import t as student
 
-from fedmuon.analysis.report.numbers import interval, number, quantity
-from fedmuon.analysis.report.slopes import half_width
+from fedmuon.analysis.report import tables
+from fedmuon.analysis.report.numbers import interval, number, quantity, written
+from fedmuon.analysis.report.tables import Columns
 from fedmuon.core.files import finite
+
+NORMAL = 1.96  # of a 95% interval, where the error itself is known
+
+
+@dataclass(frozen=True)
+class Slope:
+    """A fitted slope, or another estimate, and its 95% interval."""
+
+    value: float
+    low: float
+    high: float
+
+    def __str__(self) -> str:
+        """`−0.244 (−0.251 to −0.237)`."""
+        value, low, high = (written(one, "+.3f") for one in (self.value, self.low, self.high))
+        return f"{value} ({low} to {high})"
+
+
+def half_width(error: ArrayLike, free: ArrayLike, many: int = 1) -> Any:
+    """Half of Student's 95% interval of an estimate whose standard error has so many degrees of
+    freedom; of so many estimates that are right together 95 times in 100."""
+    return student.ppf(1 - 0.025 / many, free) * error
+
+
+def fitted(sizes: ArrayLike, runs: Sequence[np.ndarray]) -> Slope:
+    """The least-squares slope of log mean(runs[k]) on log sizes[k].
+
+    It is sum_k w_k log mean_k with w = (x - x_mean) / ||x - x_mean||^2, so its variance is
+    sum_k w_k^2 s_k^2 / (n_k mean_k^2) to first order: the seeds of one size are independent of
+    those of another.
+    """
+    x = np.log(np.asarray(sizes, dtype=float))
+    centred = x - x.mean()
+    weights = centred / (centred @ centred)
+    means = np.array([values.mean() for values in runs])
+    errors, counts = _errors(runs)
+    return _within(weights @ np.log(means), weights * errors / means, counts)
+
+
+def quotient(above: np.ndarray, below: np.ndarray) -> Slope:
+    """mean(above) / mean(below) of independent runs and its 95% interval, to first order."""
+    means = np.array([above.mean(), below.mean()])
+    value = means[0] / means[1]
+    errors, counts = _errors([above, below])
+    return _within(value, value * errors / means, counts)
+
+
+def _within(value: float, errors: np.ndarray, counts: np.ndarray) -> Slope:
+    """A function of K means of independent runs, whose errors [K] add in squares, and its interval.
+
+    The interval is Student's with 1 / (sum_k q_k^2 / (n_k - 1)) degrees of freedom, where n_k is
+    the number of runs and q_k the share of mean k in the variance (Welch 1947).
+    """
+    error = np.linalg.norm(errors)
+    shares = (errors / error) ** 2 if error else np.full(len(counts), 1 / len(counts))
+    half = half_width(error, 1 / (shares**2 / (counts - 1)).sum())
+    return Slope(float(value), float(value - half), float(value + half))
+
+
+def _errors(runs: Sequence[np.ndarray]) -> tuple[np.ndarray, np.ndarray]:
+    """Standard errors of the means, and how many runs each has; nan for a single run."""
+    counts = np.array([len(values) if len(values) > 1 else np.nan for values in runs])
+    spread = [values.std(ddof=1) if len(values) > 1 else np.nan for values in runs]
+    return np.array(spread) / np.sqrt(counts), counts
+
+
+@dataclass(frozen=True)
+class Curve:
+    """Runs by size: [K] sizes in rising order, the values of the seeds at each, and their means
+    with half of the width of their 95% intervals, [K]."""
+
+    sizes: np.ndarray
+    runs: Sequence[np.ndarray]
+    means: np.ndarray
+    reach: np.ndarray
+
+    @property
+    def slope(self) -> Slope:
+        """The slope over all sizes."""
+        return fitted(self.sizes, self.runs)
+
+    @property
+    def late(self) -> Slope:
+        """The slope over the larger half of the sizes, where lower orders matter less."""
+        first = (len(self.sizes) - 1) // 2
+        return fitted(self.sizes[first:], self.runs[first:])
+
+
+def curve(rows: Columns, size: str, value: str, **where: str | float) -> Curve:
+    """The values of the rows that have these entries, by size."""
+    chosen = tables.where(rows, **where)
+    sizes = np.unique(chosen[size])
+    runs = [chosen[value][chosen[size] == one] for one in sizes]
+    errors, counts = _errors(runs)
+    means = np.array([values.mean() for values in runs])
+    return Curve(sizes, runs, means, half_width(errors, counts - 1))
+
+
+def paired(pairs: Sequence[tuple[float, float]]) -> tuple[float, float]:
+    """The mean of a - b over pairs, and half of its 95% interval (Student's t); nan of one pair."""
+    away = np.array([one - other for one, other in pairs])
+    if len(away) < 2 or not np.isfinite(away).all():
+        return np.nan, np.nan
+    half = half_width(away.std(ddof=1) / np.sqrt(len(away)), len(away) - 1)
+    return round(float(away.mean()), 12), float(half)
+
+
+def by_seed(
+    runs: Columns, measure: str, rows: np.ndarray, others: np.ndarray
+) -> tuple[float, float]:
+    """The mean difference of these rows from the others, seed by seed, and half of its interval."""
+    one, other = (dict(zip(runs["seed"][part].tolist(), runs[measure][part].tolist(), strict=True))
+                  for part in (rows, others))  # fmt: skip
+    return paired([(one[seed], other[seed]) for seed in one if seed in other])
+
+
+def free_of_seeds(runs: Columns) -> float:
+    """Degrees of freedom of a mean difference seed by seed."""
+    return max(1.0, len(np.unique(runs["seed"])) - 1.0)
+
+
+def mean_of(values: np.ndarray) -> Slope:
+    """The mean of independent runs and its 95% interval (Student's t); one run leaves none."""
+    value, half = float(values.mean()), paired([(float(one), 0.0) for one in values])[1]
+    return Slope(value, value - half, value + half)
+
 
 POINTS = "accuracy points"  # hundredths; an accuracy is computed as a share
 Verdict = Literal["holds", "fails", "undecided", "not testable at this scale"]
@@ -223,9 +346,8 @@ class Claim:
         if (at := self.worst) is None:
             return "", ""
         effect = self.effect
-        places = effect.places if len(effect.places) > 1 else ()
-        where = f", {places[at]}" if places else ""
-        value, low, high = self._counted(at)
+        where = f", {effect.places[at]}" if len(effect.places) > 1 else ""
+        value, low, high = self._in_unit(at)
         ends = "" if low == high else interval(low, high)
         return f"{effect.name}{where}: {quantity(value, effect.unit)}", ends
 
@@ -235,7 +357,7 @@ class Claim:
         times = 100.0 if self.effect.unit == POINTS else 1.0
         return str(replace(self.rule, low=times * self.rule.low, high=times * self.rule.high))
 
-    def _counted(self, at: int) -> list[float]:
+    def _in_unit(self, at: int) -> list[float]:
         """The effect at a place and the ends of its interval, in its unit."""
         effect, times = self.effect, 100.0 if self.effect.unit == POINTS else 1.0
         return [times * float(one[at]) for one in (effect.value, effect.low, effect.high)]
@@ -249,7 +371,7 @@ class Claim:
         """What claims.json says of it: the effect at the worst place."""
         effect, at = self.effect, self.worst
         held = self.rule.accepts(effect.low, effect.high)
-        ends = [None] * 3 if at is None else map(finite, self._counted(at))
+        ends = [None] * 3 if at is None else map(finite, self._in_unit(at))
         numbers = dict(zip(("value", "low", "high"), ends, strict=True))
         place = effect.places[at] if at is not None and effect.places else ""
         return {
@@ -313,31 +435,36 @@ def with_range(claim: Claim, about: Mapping[str, Any]) -> Claim:
     return replace(claim, also=also, changes=changes if kept else ())
 
 
-def with_changes(words: Sequence[str], changes: Sequence[str]) -> list[str]:
-    """A command with these changes of its config."""
-    return [*words, *(word for change in changes for word in ("--set", change))]
-
-
 def with_command(claim: Claim, about: Mapping[str, Any], folder: Path | None = None) -> Claim:
-    """The claim of a suite, whose suite.json is `about`, with what would decide it: in its folder,
-    if that is given and can go on to more seeds, or else in a new one."""
+    """Return the claim of a suite with the command that would decide it, or the reason for none.
+
+    Args:
+        claim: The claim.
+        about: The suite's suite.json.
+        folder: The suite's folder; it is resumed with more seeds where that is possible. Otherwise
+            the command writes a new folder.
+    """
     if claim.verdict in (HOLDS, FAILS) or not str(about["again"]).startswith("fedmuon suite "):
         return claim
     words = with_changes(of_all_seeds(shlex.split(about["again"])), claim.changes)
     if about["scale"] == "small" or claim.changes:
         end = "full" if about["scale"] == "small" else "shorter"
-        return replace(claim, command=_command(words, f"{about['suite']}-{end}"))
-    seeds, times = about.get("seeds"), times_as_many(claim, count_of(about.get("seeds")))
-    if why := _why_not(claim, bool(seeds), times):
-        return replace(claim, also="; ".join(filter(None, (claim.also, NOTHING.format(why)))))
-    words += ["--seeds", str(math.ceil(count_of(seeds) * times))]
-    if folder is not None and about.get("kind") == "training" and seeds == [*range(len(seeds))]:
-        return replace(claim, command=shlex.join([*words, "--out", str(folder), "--resume"]))
-    return replace(claim, command=_command(words, f"{about['suite']}-more"))
+    else:
+        seeds, end = about.get("seeds"), "more"
+        many = len(seeds) if isinstance(seeds, list) else int(seeds or 0)
+        times = times_as_many(claim, many)
+        if why := _why_not(claim, bool(seeds), times):
+            return replace(claim, also="; ".join(filter(None, (claim.also, NOTHING.format(why)))))
+        words += ["--seeds", str(math.ceil(many * times))]
+        if folder is not None and about.get("kind") == "training" and seeds == [*range(many)]:
+            return replace(claim, command=shlex.join([*words, "--out", str(folder), "--resume"]))
+    words[words.index("--scale") + 1] = "full"
+    words += ["--out", f"runs/{about['suite']}-{end}"]
+    return replace(claim, command=shlex.join(words))
 
 
 def _why_not(claim: Claim, seeds: bool, times: float) -> str:
-    """Why more seeds than full scale has, which was run, would not decide it, if so."""
+    """Why more seeds would not decide a claim at full scale, if so."""
     effect = claim.effect
     if np.isnan(effect.value).any():
         return "an effect of it could not be measured"
@@ -346,11 +473,6 @@ def _why_not(claim: Claim, seeds: bool, times: float) -> str:
     if math.isinf(times) and np.isnan(effect.high - effect.low)[np.isfinite(effect.value)].any():
         return "its interval is not known"
     return f"it takes more than {MOST:g} times as many seeds" if times > MOST else ""
-
-
-def count_of(seeds: Any) -> int:
-    """How many a suite's file asks for, in a list or as a number."""
-    return len(seeds) if isinstance(seeds, list) else int(seeds or 0)
 
 
 def times_as_many(claim: Claim, seeds: int) -> float:
@@ -369,14 +491,15 @@ def times_as_many(claim: Claim, seeds: int) -> float:
     with np.errstate(divide="ignore", invalid="ignore"):
         shorter = np.where(half > near, half / near, 0.0).max()
     many = np.arange(seeds, MOST * seeds + 1)
-    enough = _width(many) * math.sqrt(MARGIN) * shorter <= _width(many[:1])
+    free = np.where(many > 1, many - 1.0, np.inf)  # a single seed's interval is not over seeds
+    width = half_width(1 / np.sqrt(many), free)  # t(n) / sqrt(n)
+    enough = width * math.sqrt(MARGIN) * shorter <= width[0]
     return float(many[enough.argmax()] / seeds) if enough.any() else math.inf
 
 
-def _width(seeds: np.ndarray) -> np.ndarray:
-    """t(n) / sqrt(n); of a single seed, whose interval is not over seeds, the normal one."""
-    free = np.where(seeds > 1, seeds - 1.0, np.inf)
-    return half_width(1 / np.sqrt(seeds), free)
+def with_changes(words: Sequence[str], changes: Sequence[str]) -> list[str]:
+    """A command with these changes of its config."""
+    return [*words, *(word for change in changes for word in ("--set", change))]
 
 
 def of_all_seeds(words: list[str]) -> list[str]:
@@ -385,9 +508,3 @@ def of_all_seeds(words: list[str]) -> list[str]:
         at = words.index(option)
         words = words[:at] + words[at + 2 :]
     return words
-
-
-def _command(words: list[str], folder: str) -> str:
-    """The command of these words at full scale."""
-    at = words.index("--scale") + 1
-    return shlex.join([*words[:at], "full", *words[at + 1 :], "--out", f"runs/{folder}"])

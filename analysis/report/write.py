@@ -1,24 +1,36 @@
-"""`report.html`: findings with their verdict first, in one file without a network; beside it
-claims.json, the figures as PDF and PNG, and the tables as CSV and LaTeX."""
+"""Write report.html: findings with their verdict first, in one file that needs no network.
 
+claims.json, the figures as PDF and PNG, and the tables as CSV and LaTeX lie beside it. The HTML is
+in the templates of assets/; this file gathers what they show.
+"""
+
+import base64
 import contextlib
+import functools
 import html
 import json
 import re
+import tomllib
 from collections.abc import Iterator, Sequence
 from pathlib import Path
+from typing import Any
 
-from fedmuon.analysis.report import page, style
+from fedmuon.analysis.report import style
 from fedmuon.analysis.report.findings import Findings, Picture, Rows
-from fedmuon.analysis.report.overlay import Run, overlay
-from fedmuon.analysis.report.page import terms_of
+from fedmuon.analysis.report.overlay import Run, drawing
 from fedmuon.analysis.report.tables import MEND, apart, as_csv, as_latex, slug
 from fedmuon.analysis.report.verdicts import counts, tally
 from fedmuon.core.errors import InputError
 from fedmuon.core.files import mendable, write_bytes
 
+ASSETS = Path(__file__).parent / "assets"
+MARKS = {  # class and sign of each verdict
+    "holds": ("yes", "✓"),
+    "fails": ("no", "✗"),
+    "undecided": ("open", "?"),
+    "not testable at this scale": ("unknown", "–"),
+}
 ODD = (ArithmeticError, AttributeError, LookupError, TypeError, ValueError)
-CHOSEN = "What is printed, what is left open, and what is chosen here"
 
 
 def write_page(
@@ -41,19 +53,21 @@ def write_page(
         The path of the page.
     """
     several = len(found) > 1
-    parts = [_Part(folder, one, one.name if several else "") for one in found]
-    body = [part.body() for part in parts]
-    every = [*_list("Left out", left_out), *_list("Unfinished", unfinished)]
-    if drawn := overlay(runs):
-        every += [page.heading(3, "All runs"), drawn]
-    write_bytes(folder / "claims.json", _claims(found))
-    write_bytes(folder / "report.html", _page(found, body, every).encode())
-    return folder / "report.html"
-
-
-def _claims(found: Sequence[Findings]) -> bytes:
-    """Every claim with verdict, effect, interval, rule and command, as JSON."""
-    parts = [
+    parts = [_part(folder, one, one.name if several else "") for one in found]
+    claims = [claim for part in found for claim in part.claims]
+    data = dict.fromkeys(part.data for part in found if part.claims or not claims)
+    text = render(
+        "report.html",
+        title="Federated and private Muon" if several else found[0].title,
+        result=tally(claims, ", ".join(data) if all(data) else ""),
+        counts=counts(claims),
+        caution="",
+        parts=parts,
+        drawing=drawing(runs),
+        left_out=left_out,
+        unfinished=unfinished,
+    )
+    records = [
         {
             "name": part.name,
             "title": part.title,
@@ -64,7 +78,32 @@ def _claims(found: Sequence[Findings]) -> bytes:
         }
         for part in found
     ]
-    return (json.dumps(parts, indent=1, ensure_ascii=False) + "\n").encode()
+    record = json.dumps(records, indent=1, ensure_ascii=False) + "\n"
+    write_bytes(folder / "claims.json", record.encode())
+    write_bytes(folder / "report.html", text.encode())
+    return folder / "report.html"
+
+
+def render(template: str, **context: Any) -> str:
+    """Return a template of assets/ with these values; text is escaped."""
+    return _templates().get_template(template).render(context)
+
+
+@functools.cache
+def _templates() -> Any:
+    """The templates of pages. Text in them is escaped, and a name without a value is an error."""
+    import jinja2  # here, as commands that write no page need not load it
+
+    found = jinja2.Environment(
+        loader=jinja2.FileSystemLoader(ASSETS),
+        autoescape=True,
+        trim_blocks=True,
+        lstrip_blocks=True,
+        keep_trailing_newline=True,
+        undefined=jinja2.StrictUndefined,
+    )
+    found.globals |= {"MARKS": MARKS, "terms_of": terms_of}
+    return found
 
 
 @contextlib.contextmanager
@@ -80,110 +119,86 @@ def as_written(folder: Path) -> Iterator[None]:
         ) from error
 
 
-def _list(heading: str, reasons: Sequence[str]) -> list[str]:
-    """What the page does not have, and why; nothing where it has all."""
-    return [page.heading(3, heading), page.items(reasons)] if reasons else []
-
-
-def _page(found: Sequence[Findings], bodies: Sequence[Sequence[str]], every: Sequence[str]) -> str:
-    """The whole page, with what is of `every` part between the first answer and the rest."""
-    single = len(found) == 1
-    claims = [claim for part in found for claim in part.claims]
-    data = dict.fromkeys(part.data for part in found if part.claims or not claims)
-    result = tally(claims, ", ".join(data) if all(data) else "")
-    title = found[0].title if single else "Federated and private Muon"
-    body = [page.heading(1, title)]
-    if not single:
-        index = page.links([(part.title, tally(part.claims)) for part in found])
-        body.append(page.answer(f"{result}.", counts(claims), [], index))
-    if single:
-        (answer, *lines), *_ = bodies
-        return page.document(f"{title}: {result}", [*body, answer, *every, *lines])
-    body += every
-    for number, (part, lines) in enumerate(zip(found, bodies, strict=True)):
-        body += [page.heading(2, part.title, f"part-{number}"), *lines]
-    return page.document(f"{title}: {result}", body)
-
-
-class _Part:
-    """One section of a page, which saves its figures and tables as they are put in."""
-
-    def __init__(self, folder: Path, found: Findings, name: str) -> None:
-        self.folder, self.found, self.name = folder, found, name
-
-    def body(self) -> list[str]:
-        """Answer, verdicts, figures, settings, numbers, what they stand on, how to have them again;
-        and what the words in all this mean."""
-        part = self.found
-        first, *figures = [*self._figures(), ""]
-        result = f"{tally(part.claims, part.data)}."
-        caution = " ".join(filter(None, (part.pending, part.caution)))
-        above = [
-            page.answer(result, counts(part.claims), part.about, first, caution),
-            *([page.heading(3, "Verdicts"), page.claims(part.claims)] if part.claims else []),
-            *([page.heading(3, "Figures")] if any(figures) else []),
-            *figures,
-        ]
-        below = [*self._numbers(), *self._circumstances()]
-        words = page.glossary(terms_of(_words([*above, *below])))
-        return [*above, *below, *([page.heading(3, "Words and symbols"), words] if words else [])]
-
-    def _numbers(self) -> list[str]:
-        part = self.found
-        card = [page.heading(3, "The experiment"), page.facts(part.card)] if part.card else []
-        tables = ((part.numbers_title, part.head, part.numbers), *part.more)
-        runs = [self._table(*part.runs)] if part.runs else []
-        return [
-            *card,
-            *(line for one in tables for line in (page.heading(3, one[0]), self._table(*one))),
-            page.paragraph(part.note),
-            *(page.fold(f"{part.runs[0]} ({len(part.runs[2])})", one) for one in runs if part.runs),
-        ]
-
-    def _circumstances(self) -> list[str]:
-        part = self.found
-        told, stands = page.told(part.told), part.stands_on or part.assumptions
-        return [
-            *([page.heading(3, CHOSEN), told] if told else []),
-            *([page.heading(3, "What this stands on")] if stands else []),
-            page.paragraph(part.stands_on),
-            page.items(part.assumptions),
-            page.heading(3, "How to reproduce"),
-            page.command(part.again),
-            page.facts(part.circumstances),
-        ]
-
-    def _figures(self) -> list[str]:
-        """Save every figure, and return them as HTML; the page has them wide and narrow."""
-        place = self._place("figures")
-        with as_written(place):
-            return [self._figure(place, picture) for picture in self.found.pictures]
-
-    def _figure(self, place: Path, picture: Picture) -> str:
-        drawn = picture.draw(False)
-        pdf, png = style.save(drawn, place / picture.name)
-        files = f"As files: {pdf.relative_to(self.folder)}, {png.name}."
-        said = picture.caption, picture.read(drawn) if picture.read else ""
-        caption = " ".join(filter(None, said))
-        both = style.svg(drawn), style.svg(picture.draw(True))
-        return page.figure(*both, picture.title, caption, files)
-
-    def _table(self, title: str, head: Sequence[str], rows: Rows) -> str:
-        """The table, and the same as files."""
-        names, cells = apart(head, rows)
-        file = self._place("tables") / f"{slug(title)}.csv"
-        write_bytes(file, as_csv(names, cells))
-        write_bytes(file.with_suffix(".tex"), as_latex(names, cells, title))
-        beside = f"As files: {file.relative_to(self.folder)}, {file.stem}.tex."
-        return page.table(names, cells, title) + page.paragraph(beside, "beside")
-
-    def _place(self, kind: str) -> Path:
-        place = self.folder / kind / self.name
+def _part(folder: Path, part: Findings, name: str) -> dict[str, Any]:
+    """Save the figures and tables of a section, and return what its templates show."""
+    places = [folder / kind / name for kind in ("figures", "tables")]
+    for place in places:
         with mendable(place, "create"):
             place.mkdir(parents=True, exist_ok=True)
-        return place
+    with as_written(places[0]):
+        figures = [_figure(folder, places[0], picture) for picture in part.pictures]
+    tables = ((part.numbers_title, part.head, part.numbers), *part.more)
+    return {
+        "part": part,
+        "short": tally(part.claims),
+        "result": tally(part.claims, part.data),
+        "counts": counts(part.claims),
+        "caution": " ".join(filter(None, (part.pending, part.caution))),
+        "figures": figures,
+        "tables": [_table(folder, places[1], *one) for one in tables],
+        "runs": _table(folder, places[1], *part.runs) if part.runs else None,
+        "told": blocks(part.told),
+    }
 
 
-def _words(lines: Sequence[str]) -> str:
-    """The text of HTML, without what stands inside of tags."""
-    return html.unescape(re.sub("<[^>]*>", " ", " ".join(lines)))
+def _figure(folder: Path, place: Path, picture: Picture) -> dict[str, str]:
+    """Save a figure, and return it as two SVGs inside the page, wide and narrow."""
+    drawn = picture.draw(False)
+    pdf, png = style.save(drawn, place / picture.name)
+    said = picture.caption, picture.read(drawn) if picture.read else ""
+    dark = (ASSETS / "dark_figure.css").read_bytes()
+    svgs = [
+        base64.b64encode(
+            style.image(one, "svg").replace(b"</style>", dark + b"</style>", 1)
+        ).decode()
+        for one in (drawn, picture.draw(True))
+    ]
+    wide, narrow = (f"data:image/svg+xml;base64,{one}" for one in svgs)
+    return {
+        "title": picture.title,
+        "caption": " ".join(filter(None, said)),
+        "files": f"As files: {pdf.relative_to(folder)}, {png.name}.",
+        "wide": wide,
+        "narrow": narrow,
+    }
+
+
+def _table(folder: Path, place: Path, title: str, head: Sequence[str], rows: Rows) -> Any:
+    """Save a table as CSV and LaTeX, and return its cells."""
+    names, cells = apart(head, rows)
+    file = place / f"{slug(title)}.csv"
+    write_bytes(file, as_csv(names, cells))
+    write_bytes(file.with_suffix(".tex"), as_latex(names, cells, title))
+    files = f"As files: {file.relative_to(folder)}, {file.stem}.tex."
+    return {
+        "title": title,
+        "head": names,
+        "rows": [(name, row) for name, *row in cells],
+        "files": files,
+    }
+
+
+def blocks(text: str) -> list[tuple[str, str]]:
+    """Split the words of a suite's file into paragraphs, items, and tables that keep their lines.
+
+    Returns:
+        Kind ("", "item" or "pre") and text of each.
+    """
+    found: list[tuple[str, list[str]]] = []
+    for line in text.splitlines():
+        before, lines = found[-1] if found else ("", [])
+        deep = line.startswith("    ") or (line.startswith("  ") and before != "item")
+        kind = "pre" if deep else "item" if line.startswith("- ") else ""
+        follows = kind == before if kind else before != "pre"
+        if lines and line.strip() and kind != "item" and follows:
+            lines.append(line if kind == "pre" else line.strip())
+        else:
+            found.append((kind, [line] if line.strip() else []))
+    return [(kind, ("\n" if kind == "pre" else " ").join(lines)) for kind, lines in found if lines]
+
+
+def terms_of(page: str) -> dict[str, str]:
+    """The terms of the glossary that occur in the text of this HTML, with their meanings."""
+    text = html.unescape(re.sub("<[^>]*>", " ", page))
+    terms = tomllib.loads((ASSETS / "glossary.toml").read_text(encoding="utf-8"))["term"]
+    return {term["name"]: term["meaning"] for term in terms if re.search(term["seen"], text)}

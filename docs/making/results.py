@@ -7,6 +7,7 @@ import io
 import json
 import sys
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -57,12 +58,15 @@ def draw(pictures: Sequence[Picture], stem: Path, largest: int = LARGEST) -> dic
 def in_few_colours(figure: Figure) -> bytes:
     """The figure as a PNG of 48 colours, half the size of one with all."""
     buffer = io.BytesIO()
-    with Image.open(io.BytesIO(style.png(figure))) as every:
+    with Image.open(io.BytesIO(style.image(figure, "png"))) as every:
         every.convert("RGB").quantize(48).save(buffer, "png", optimize=True)
     return buffer.getvalue()
 
 
-KINDS: dict[str, Callable[[Figure], bytes]] = {"svg": style.svg, "png": in_few_colours}
+KINDS: dict[str, Callable[[Figure], bytes]] = {
+    "svg": partial(style.image, kind="svg"),
+    "png": in_few_colours,
+}
 
 
 def read(suite: str, folder: Path = FOLDER) -> dict[str, Any] | None:

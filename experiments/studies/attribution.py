@@ -28,9 +28,8 @@ from fedmuon.analysis.report import style
 from fedmuon.analysis.report.claims import spearman
 from fedmuon.analysis.report.findings import Picture, Rows
 from fedmuon.analysis.report.numbers import written
-from fedmuon.analysis.report.slopes import Slope, mean_of
 from fedmuon.analysis.report.tables import Columns, where
-from fedmuon.analysis.report.verdicts import POSITIVE, Claim, Effect, Rule
+from fedmuon.analysis.report.verdicts import POSITIVE, Claim, Effect, Rule, Slope, mean_of
 from fedmuon.config.load import Config
 from fedmuon.config.schema import Count, Positive
 from fedmuon.core.errors import InputError

@@ -21,9 +21,8 @@ from torch import Tensor
 from fedmuon.analysis.report import style
 from fedmuon.analysis.report.findings import Picture, Rows, number
 from fedmuon.analysis.report.numbers import written
-from fedmuon.analysis.report.slopes import Slope, mean_of
 from fedmuon.analysis.report.tables import Columns
-from fedmuon.analysis.report.verdicts import NEGATIVE, Claim, Effect
+from fedmuon.analysis.report.verdicts import NEGATIVE, Claim, Effect, Slope, mean_of
 from fedmuon.config.schema import Count, Positive
 from fedmuon.core.errors import InputError
 from fedmuon.core.rng import Draw, generator

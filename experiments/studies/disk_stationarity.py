@@ -22,10 +22,20 @@ from torch import Tensor
 from fedmuon.analysis.report import style
 from fedmuon.analysis.report.findings import Picture, Rows, number
 from fedmuon.analysis.report.numbers import written
-from fedmuon.analysis.report.slopes import Slope, curve, half_width, mean_of, quotient
 from fedmuon.analysis.report.tables import Columns, where
-from fedmuon.analysis.report.verdicts import AT_MOST_ONE, POSITIVE, Claim, Effect, Rule
-from fedmuon.analysis.theory import disk_stationarity as theorem
+from fedmuon.analysis.report.verdicts import (
+    AT_MOST_ONE,
+    POSITIVE,
+    Claim,
+    Effect,
+    Rule,
+    Slope,
+    curve,
+    half_width,
+    mean_of,
+    quotient,
+)
+from fedmuon.analysis.theory import private_stationarity as theorem
 from fedmuon.config.schema import Count, Natural, Positive
 from fedmuon.core.errors import InputError
 from fedmuon.core.rng import Draw, generator

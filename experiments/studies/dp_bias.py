@@ -20,9 +20,8 @@ from torch import Tensor
 
 from fedmuon.analysis.report import style
 from fedmuon.analysis.report.findings import Picture, Rows, number
-from fedmuon.analysis.report.slopes import NORMAL
 from fedmuon.analysis.report.tables import Columns, where
-from fedmuon.analysis.report.verdicts import AT_MOST_ONE, Claim, Effect, Rule
+from fedmuon.analysis.report.verdicts import AT_MOST_ONE, NORMAL, Claim, Effect, Rule
 from fedmuon.analysis.theory.private_stationarity import largest_output, probe_error
 from fedmuon.config.schema import Count, Positive
 from fedmuon.core.rng import Draw, generator

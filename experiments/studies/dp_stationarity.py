@@ -23,9 +23,17 @@ from torch import Tensor
 from fedmuon.analysis.report import style
 from fedmuon.analysis.report.findings import Picture, Rows
 from fedmuon.analysis.report.numbers import number
-from fedmuon.analysis.report.slopes import Curve, curve
 from fedmuon.analysis.report.tables import Columns, where
-from fedmuon.analysis.report.verdicts import AT_MOST_ONE, NEGATIVE, Claim, Effect, Rule, counted
+from fedmuon.analysis.report.verdicts import (
+    AT_MOST_ONE,
+    NEGATIVE,
+    Claim,
+    Curve,
+    Effect,
+    Rule,
+    counted,
+    curve,
+)
 from fedmuon.analysis.theory import private_stationarity as theorem
 from fedmuon.analysis.theory.stationarity import Schedule
 from fedmuon.config.schema import Count, Local, OrthogonalizerTable, Positive, Privacy

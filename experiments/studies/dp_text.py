@@ -20,7 +20,6 @@ from pydantic import Field
 from torch import Tensor
 
 from fedmuon.analysis.report.findings import Findings, Picture, Rows, number, spread
-from fedmuon.analysis.report.slopes import paired
 from fedmuon.analysis.report.style import SERIES, canvas, legend_below, styled
 from fedmuon.analysis.report.tables import Columns
 from fedmuon.analysis.report.verdicts import (
@@ -30,6 +29,7 @@ from fedmuon.analysis.report.verdicts import (
     Claim,
     Effect,
     counted,
+    paired,
     unknown,
 )
 from fedmuon.config.load import Config

@@ -20,9 +20,8 @@ from torch import Tensor
 from fedmuon.analysis.report import style
 from fedmuon.analysis.report.findings import Picture, Rows
 from fedmuon.analysis.report.numbers import number
-from fedmuon.analysis.report.slopes import curve
 from fedmuon.analysis.report.tables import Columns, where
-from fedmuon.analysis.report.verdicts import AT_MOST_ONE, NEGATIVE, Claim, Effect, Rule
+from fedmuon.analysis.report.verdicts import AT_MOST_ONE, NEGATIVE, Claim, Effect, Rule, curve
 from fedmuon.analysis.theory import private_stationarity as rates
 from fedmuon.analysis.theory import private_stationarity as theorem
 from fedmuon.config.schema import Positive

@@ -20,9 +20,8 @@ from pydantic import Field
 from fedmuon.analysis import Realized
 from fedmuon.analysis.report import style
 from fedmuon.analysis.report.findings import Picture, Rows, number
-from fedmuon.analysis.report.slopes import Slope, mean_of
 from fedmuon.analysis.report.tables import Columns
-from fedmuon.analysis.report.verdicts import POINTS, POSITIVE, Claim, Effect, Rule
+from fedmuon.analysis.report.verdicts import POINTS, POSITIVE, Claim, Effect, Rule, Slope, mean_of
 from fedmuon.config.load import Config
 from fedmuon.config.schema import Count, Natural, Positive
 from fedmuon.core.tables import Scalar, Table

@@ -22,9 +22,8 @@ from torch import Tensor
 from fedmuon.analysis.report import style
 from fedmuon.analysis.report.findings import Picture, Rows, number
 from fedmuon.analysis.report.numbers import written
-from fedmuon.analysis.report.slopes import Curve, Slope, curve, quotient
 from fedmuon.analysis.report.tables import Columns, where
-from fedmuon.analysis.report.verdicts import Claim, Effect, Rule
+from fedmuon.analysis.report.verdicts import Claim, Curve, Effect, Rule, Slope, curve, quotient
 from fedmuon.analysis.theory.stationarity import rate
 from fedmuon.config.schema import Count, OrthogonalizerTable, Positive
 from fedmuon.core.rng import Draw, generator

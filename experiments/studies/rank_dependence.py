@@ -17,9 +17,8 @@ from torch import Tensor
 
 from fedmuon.analysis.report import style
 from fedmuon.analysis.report.findings import Picture, Rows
-from fedmuon.analysis.report.slopes import Curve, Slope, curve
 from fedmuon.analysis.report.tables import Columns
-from fedmuon.analysis.report.verdicts import POSITIVE, Claim, Effect, Rule
+from fedmuon.analysis.report.verdicts import POSITIVE, Claim, Curve, Effect, Rule, Slope, curve
 from fedmuon.config.schema import Count, OrthogonalizerTable, Positive
 from fedmuon.core.rng import Draw, generator
 from fedmuon.core.tables import Table

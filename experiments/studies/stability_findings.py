@@ -38,8 +38,7 @@ def findings(folder: Path, about: Mapping[str, Any]) -> Findings:
     tables.require(about, KEYS, folder / "suite.json")
     runs = tables.read_csv(folder / "runs.csv", tables.RUNS, tables.ASIDE)
     neighbours = tables.read_csv(folder / "neighbours.csv", tables.NEIGHBOURS)
-    tables.require_matching(runs, neighbours, folder)
-    tables.require_consistent(runs, folder)
+    tables.require_consistent(runs, neighbours, folder)
     head, numbers = _beside(runs, about["published"])
     of_gap, *others = suite_claims(runs, neighbours)
     return Findings.of_suite(

@@ -21,9 +21,8 @@ from pydantic import Field, model_validator
 
 from fedmuon.analysis.report import style
 from fedmuon.analysis.report.findings import Picture, Rows, number
-from fedmuon.analysis.report.slopes import paired
 from fedmuon.analysis.report.tables import Columns, where
-from fedmuon.analysis.report.verdicts import POSITIVE, Claim, Effect, Rule, counted
+from fedmuon.analysis.report.verdicts import POSITIVE, Claim, Effect, Rule, counted, paired
 from fedmuon.analysis.theory.system_costs import horner_flops, least_efficiency, svd_flops
 from fedmuon.config.schema import Count
 from fedmuon.core.errors import InputError

@@ -105,7 +105,8 @@ def test_the_wheel_holds_the_rooms_and_nothing_else(built: dict[str, Path]) -> N
     report = "fedmuon/analysis/report/assets/"
     page = {f"fedmuon/experiments/inspect/assets/page.{kind}" for kind in ("html", "css", "js")}
     assert {suite, "fedmuon/py.typed", "fedmuon/experiments/project/model.py.tmpl", *page} <= held
-    assert {f"{report}{file}" for file in ("page.css", "glossary.toml", "captions.toml")} <= held
+    report_files = "page.css", "glossary.toml", "captions.toml", "report.html", "overlay.html"
+    assert {f"{report}{file}" for file in report_files} <= held
     assert {name.partition("/")[0] for name in held if ".dist-info/" not in name} == {"fedmuon"}
     stray = held - {suite} | {"tests/conftest.py"}
     assert archives.differences(stray, rooms) == [f"without {suite}", "with tests/conftest.py"]

@@ -174,7 +174,7 @@ def _warm(place: Path, quick: bool) -> None:
     # A suite times the machine's best product, and draws: both take longer than all else that it
     # does here, and neither touches a file. Pictures are written as ever, but nobody looks at them.
     stability.SIDE = 32
-    style._bytes = lambda figure, kind: kind.encode()
+    style.image = lambda figure, kind: kind.encode()
     folder = Path(tempfile.mkdtemp(prefix="warm-", dir=place))
     with contextlib.redirect_stdout(None), contextlib.redirect_stderr(None):
         for number, job in enumerate(jobs.every(folder, quick)):

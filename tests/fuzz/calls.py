@@ -199,7 +199,7 @@ def bar() -> None:
         setattr(module, name, _would_start)
     socket.socket.connect = socket.getaddrinfo = _offline  # type: ignore[assignment]
     matrix._best = lambda work, device, repeats: 1.0
-    style._bytes, style.DPI = partial(_sketch, style._bytes), 20
+    style.image, style.DPI = partial(_sketch, style.image), 20
     logging.getLogger("flwr").setLevel(logging.CRITICAL)
 
 

@@ -9,8 +9,9 @@ from matplotlib.colors import to_rgb, to_rgba
 from matplotlib.figure import Figure
 
 from fedmuon.analysis.report import style
-from fedmuon.analysis.report.page import STYLE
+from fedmuon.analysis.report.write import ASSETS
 
+STYLE = (ASSETS / "page.css").read_text(encoding="utf-8")
 PAPERS = "#ffffff", re.findall(r"--paper: (#\w{6})", STYLE)[0]
 
 

@@ -7,13 +7,13 @@ from scipy.stats import ttest_rel
 from fedmuon.analysis.report.comparisons import (
     judged,
     luck,
-    margin,
     near,
     near_chance,
+    rows_of,
     sooner,
     terminal,
 )
-from fedmuon.analysis.report.verdicts import POINTS, UNTESTABLE, with_command
+from fedmuon.analysis.report.verdicts import POINTS, UNTESTABLE, by_seed, with_command
 from fedmuon.experiments.studies import training_findings
 from fedmuon.experiments.studies.training_findings import looks
 
@@ -111,18 +111,21 @@ def test_margins_are_paired_by_seed() -> None:
     """Against scipy's interval of a paired test, with the seeds of one variant out of order."""
     mine, other = np.array([0.2, 0.5, 0.3, 0.9]), np.array([0.3, 0.52, 0.45, 0.8])
     runs, _ = columns(good=[[v] for v in mine], bad=[[v] for v in other])
+
+    def margin(rows: dict) -> tuple[float, float]:
+        masks = (rows_of(rows, name, np.nan) for name in ("good", "bad"))
+        return by_seed(rows, "train_loss", *masks)
+
     known = ttest_rel(mine, other).confidence_interval(0.95)
     middle, half = (known.high + known.low) / 2, (known.high - known.low) / 2
     order = np.array([0, 1, 2, 3, 6, 4, 7, 5])
     shuffled = {name: column[order] for name, column in runs.items()}
     for rows in (runs, shuffled):
-        np.testing.assert_allclose(
-            margin(rows, "good", "bad", np.nan, "train_loss"), (middle, half), rtol=1e-12
-        )
+        np.testing.assert_allclose(margin(rows), (middle, half), rtol=1e-12)
     unpaired = runs | {"train_loss": shuffled["train_loss"]}  # negative control
-    assert abs(margin(unpaired, "good", "bad", np.nan, "train_loss")[1] - half) > 0.01
+    assert abs(margin(unpaired)[1] - half) > 0.01
     alone, _ = columns(good=[[0.2]], bad=[[0.3]])
-    assert np.isnan(margin(alone, "good", "bad", np.nan, "train_loss")).all()
+    assert np.isnan(margin(alone)).all()
 
 
 def test_a_diverged_run_is_infinitely_bad() -> None:

@@ -225,14 +225,14 @@ def test_saved_bytes_repeat(tmp_path: Path) -> None:
     pdf, png = (file.read_bytes() for file in one)
     assert b"CreationDate" not in pdf and b"/Type3" not in pdf
     assert struct.unpack(">I", png[16:20])[0] == 1360  # 6.8 inches at 200 dpi
-    assert style.png(exposure(neighbours, narrow=True)) != png
+    assert style.image(exposure(neighbours, narrow=True), "png") != png
 
 
 def test_settings_of_the_caller_neither_matter_nor_change() -> None:
     runs, _ = phase_grid()
-    plain = style.png(gap_and_bound(runs))
+    plain = style.image(gap_and_bound(runs), "png")
     with matplotlib.rc_context({"font.size": 30, "axes.facecolor": "red"}):
-        assert style.png(gap_and_bound(runs)) == plain
+        assert style.image(gap_and_bound(runs), "png") == plain
         assert matplotlib.rcParams["font.size"] == 30
 
 

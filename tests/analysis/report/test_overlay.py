@@ -12,12 +12,20 @@ import browser
 import numpy as np
 import pytest
 from conftest import small
+from contrast import STYLE
 from fontTools.ttLib import TTFont
 
-from fedmuon.analysis.report.overlay import COLOURS, DASHES, WIDTH, Axis, Run, look, overlay
-from fedmuon.analysis.report.page import STYLE
+from fedmuon.analysis.report.overlay import COLOURS, DASHES, WIDTH, Axis, Run, drawing, look
+from fedmuon.analysis.report.write import render
 from fedmuon.experiments.report import write_report
 from fedmuon.experiments.run import execute
+
+
+def overlay(runs: list[Run]) -> str:
+    """The drawing of these runs as HTML on one line; nothing where there is nothing to draw."""
+    drawn = drawing(runs)
+    return " ".join(render("overlay.html", drawing=drawn).split()) if drawn else ""
+
 
 PAPERS = (1.0, 1.0, 1.0), (0x15 / 255, 0x17 / 255, 0x1A / 255)
 

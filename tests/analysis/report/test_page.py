@@ -13,12 +13,12 @@ from made_suite import phase_grid, write
 from rich.console import Console
 
 from fedmuon import analysis, experiments
-from fedmuon.analysis.report import page, style
+from fedmuon.analysis.report import style
 from fedmuon.analysis.report.claims import Columns, suite_claims
 from fedmuon.analysis.report.numbers import digits, number, written
-from fedmuon.analysis.report.page import terms_of
-from fedmuon.analysis.report.slopes import Slope
 from fedmuon.analysis.report.tables import apart, as_csv, as_latex, slug
+from fedmuon.analysis.report.verdicts import Slope
+from fedmuon.analysis.report.write import blocks, terms_of
 from fedmuon.config.load import Config
 from fedmuon.experiments.report import gather, write_report
 from fedmuon.experiments.studies import training_findings
@@ -143,11 +143,11 @@ def test_what_a_suites_file_says_keeps_its_paragraphs_items_and_tables() -> None
         "key = 1\n# no"
     )
     assert text == "What it\nprints.\n\n- One\n  thing:\n    a  1\n    b  2\n- two"
-    assert page.told(text) == (
-        '<div class="told"><div>What it prints.</div><div class=item>- One thing:</div>'
-        "<pre>    a  1\n    b  2</pre><div class=item>- two</div></div>"
-    )
-    assert page.told("") == "" and "&lt;b&gt;" in page.told("<b>")
+    assert blocks(text) == [
+        ("", "What it prints."), ("item", "- One thing:"), ("pre", "    a  1\n    b  2"),
+        ("item", "- two"),
+    ]  # fmt: skip
+    assert blocks("") == []
     both = contents.told("dp-classification-cnn")
     assert "dp-classification with a" in both
     assert "Accuracy against epsilon" in both  # of the suite that it is like

@@ -172,7 +172,9 @@ def test_what_varies_decides_the_figures(levels: dict, names: set[str], tmp_path
 @pytest.mark.usefixtures("undrawn")
 def test_all_text_is_escaped(tmp_path: Path) -> None:
     evil = "<script>alert('x')</script>\"&"
-    about = dict.fromkeys(("suite", "data", "title", "note", "status", "constant", "again"), evil)
+    about = dict.fromkeys(
+        ("suite", "data", "title", "note", "status", "constant", "again", "told"), evil
+    )
     folder = write(tmp_path / "a", *made(), **about, assumptions=[evil], versions={evil: evil})
     page = read(write_report(folder))
     assert "script" not in page.tags and evil in page.text

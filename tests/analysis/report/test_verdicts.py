@@ -12,7 +12,6 @@ import numpy as np
 import pytest
 from scipy.stats import t as student
 
-from fedmuon.analysis.report.slopes import Slope, mean_of
 from fedmuon.analysis.report.verdicts import (
     ALL,
     FAILS,
@@ -24,8 +23,10 @@ from fedmuon.analysis.report.verdicts import (
     Claim,
     Effect,
     Rule,
+    Slope,
     counted,
     counts,
+    mean_of,
     tally,
     times_as_many,
     unknown,

@@ -16,10 +16,10 @@ from rich.console import Console
 from rich.text import Text
 from scipy.stats import ttest_ind, ttest_rel
 
-from fedmuon.analysis.report import slopes, style
+from fedmuon.analysis.report import style, verdicts
 from fedmuon.analysis.report.claims import Claim, Columns
 from fedmuon.analysis.report.findings import Findings
-from fedmuon.analysis.report.slopes import Curve, curve, fitted, quotient
+from fedmuon.analysis.report.verdicts import Curve, curve, fitted, quotient
 from fedmuon.core.errors import InputError
 from fedmuon.experiments.cli import main
 from fedmuon.experiments.cli.show import suite_tables
@@ -287,7 +287,7 @@ def test_intervals_of_few_seeds_are_wide_enough(
 
     right = covered()
     assert (right > 0.95 - 3 * math.sqrt(0.05 * 0.95 / 1500)).all() and (right < 0.995).all()
-    monkeypatch.setattr(slopes.student, "ppf", lambda *_: 1.96)  # negative control
+    monkeypatch.setattr(verdicts.student, "ppf", lambda *_: 1.96)  # negative control
     assert (covered() < 0.935).all()
 
 

@@ -77,7 +77,7 @@ def test_sources_are_those_that_compute(tmp_path: Path) -> None:
 
     first = digest("fedmuon/a.py", "1")
     assert digest("experiments/studies/x_findings.py", "1") == first
-    assert digest("analysis/report/page.py", "1") == first
+    assert digest("analysis/report/write.py", "1") == first
     second = digest("fedmuon/a.py", "2")
     assert second != first
     assert digest("experiments/suites/x.toml", "") not in (first, second)
