@@ -305,11 +305,7 @@ def followed(curves: Columns, sweep: Mapping[str, Any]) -> tuple[Columns, Sequen
 def timetable(curves: Columns, about: Mapping[str, Any]) -> tuple[str, tuple[str, ...], Rows]:
     """Title, head and lines: a line a variant, and its published line below it."""
     asked, held = about["times"], about["times"]["published"] or {"seconds": [], "losses": {}}
-    mine = curves["variant"] == asked["of"]
-    ends = [curves["train_seconds"][mine & (curves["seed"] == seed)].max()
-            for seed in np.unique(curves["seed"][mine])]  # fmt: skip
-    # Even parts of the shortest run of that variant; the last is its end to the last bit.
-    moments = np.linspace(0, np.min(ends), asked["parts"] + 1)[1:]
+    moments = parts(curves, asked["of"], asked["parts"])
     blank = ["–"] * len(moments)
     head = ("variant", *(f"{number(moment, 3)} s" for moment in moments))
     rows: Rows = []
@@ -323,6 +319,14 @@ def timetable(curves: Columns, about: Mapping[str, Any]) -> tuple[str, tuple[str
             losses = [*map(number, found), *blank]
             rows.append((f"  {about['source']}", *losses[: len(moments)]))
     return TIMETABLE, head, rows
+
+
+def parts(curves: Columns, variant: str, count: int) -> np.ndarray:
+    """Even parts of the training seconds of the variant's shortest run, the last being all."""
+    mine = curves["variant"] == variant
+    ends = [curves["train_seconds"][mine & (curves["seed"] == seed)].max()
+            for seed in np.unique(curves["seed"][mine])]  # fmt: skip
+    return np.linspace(0, np.min(ends), count + 1)[1:]  # whose last is the end to the last bit
 
 
 def at_seconds(curves: Columns, variant: str, moments: np.ndarray) -> np.ndarray:
