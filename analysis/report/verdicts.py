@@ -106,15 +106,22 @@ def _errors(runs: Sequence[np.ndarray]) -> tuple[np.ndarray, np.ndarray]:
     return np.array(spread) / np.sqrt(counts), counts
 
 
-@dataclass(frozen=True)
+@dataclass
 class Curve:
-    """Runs by size: [K] sizes in rising order, the values of the seeds at each, and their means
-    with half of the width of their 95% intervals, [K]."""
+    """Runs by size: [K] sizes in rising order, and the values of the seeds at each.
+
+    `means` [K] are theirs, and `reach` [K] half of the width of the means' 95% intervals.
+    """
 
     sizes: np.ndarray
     runs: Sequence[np.ndarray]
-    means: np.ndarray
-    reach: np.ndarray
+    means: np.ndarray = field(init=False)
+    reach: np.ndarray = field(init=False)
+
+    def __post_init__(self) -> None:
+        errors, counts = _errors(self.runs)
+        self.means = np.array([values.mean() for values in self.runs])
+        self.reach = half_width(errors, counts - 1)
 
     @property
     def slope(self) -> Slope:
@@ -132,10 +139,7 @@ def curve(rows: Columns, size: str, value: str, **where: str | float) -> Curve:
     """The values of the rows that have these entries, by size."""
     chosen = tables.where(rows, **where)
     sizes = np.unique(chosen[size])
-    runs = [chosen[value][chosen[size] == one] for one in sizes]
-    errors, counts = _errors(runs)
-    means = np.array([values.mean() for values in runs])
-    return Curve(sizes, runs, means, half_width(errors, counts - 1))
+    return Curve(sizes, [chosen[value][chosen[size] == one] for one in sizes])
 
 
 def paired(pairs: Sequence[tuple[float, float]]) -> tuple[float, float]:
