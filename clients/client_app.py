@@ -22,7 +22,7 @@ def query(message: Message, context: Context) -> Message:
 
 def key(message: Message, context: Context) -> Message:
     """A public key for the mask of this node's next reply."""
-    return importlib.import_module("fedmuon.clients.masking").key(message, context)
+    return importlib.import_module("fedmuon.clients.training").key(message, context)
 
 
 def train(message: Message, context: Context, fetch: Fetch = nothing) -> Message:

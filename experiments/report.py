@@ -16,7 +16,7 @@ from fedmuon.analysis.report.write import as_written, write_page
 from fedmuon.core.errors import InputError
 from fedmuon.core.files import mendable, sums_of
 from fedmuon.experiments.inspect.page import drawn, of_runs
-from fedmuon.experiments.inspect.status import Seen, is_run, seen
+from fedmuon.experiments.inspect.status import RunStatus, is_run, run_status
 from fedmuon.experiments.stability.findings import findings as of_neighbours
 from fedmuon.experiments.studies.find import KINDS
 from fedmuon.runs.directory import RunDirectory
@@ -116,7 +116,7 @@ def _each(folders: Sequence[Path]) -> tuple[list[Findings], Missing]:
 def _runs(folder: Path) -> list[Run]:
     """Every run in the folder or right below it, to be drawn with others; none of a lone one."""
     places = [folder, *sorted(folder.iterdir())]
-    found = [Seen(place) for place in places if is_run(place)]
+    found = [RunStatus(place) for place in places if is_run(place)]
     readable = [run for run in found if not run.damage]
     return [drawn(run) for run in readable] if len(readable) > 1 else []
 
@@ -128,7 +128,7 @@ def _is_plain(folder: Path) -> bool:
 
 def _readable(folder: Path) -> Path:
     """The folder, refused unless a run that can be trusted is there."""
-    if why := seen(folder).damage:
+    if why := run_status(folder).damage:
         raise InputError(why)
     return folder
 
@@ -147,7 +147,7 @@ def _require_neighbours(folder: Path) -> None:
     """Refuse a sound run that has not been held to its neighbours yet: bound.json comes last."""
     if (folder / "bound.json").exists() or "bound.json" in sums_of(folder):
         return
-    run = Seen(folder)
+    run = RunStatus(folder)
     if run.damage:
         raise InputError(run.damage)
     word, _, why = run.state.partition(": ")

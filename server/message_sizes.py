@@ -15,7 +15,7 @@ from flwr.app import ArrayRecord, ConfigRecord, Message, MessageType, MetricReco
 from fedmuon.config.load import Config
 from fedmuon.federated.rounds import Experiment, ServerState, returned_like
 from fedmuon.federated.wire import pack
-from fedmuon.server import public_keys
+from fedmuon.server import messaging
 from fedmuon.server.ray.flower_internals import identify, node_ids, numbered, weight
 from fedmuon.server.ray.worker_pool import apart, large
 from fedmuon.server.strategy import FedMuonStrategy
@@ -67,7 +67,7 @@ def requests(
     identify()
     clients = [int(client) for client in experiment.plan.participants(0)]
     nodes = {client: ids[client] if ids else client for client in clients}
-    keys = public_keys.blank(clients) if experiment.recipe.masked else None
+    keys = messaging.blank(clients) if experiment.recipe.masked else None
     strategy = FedMuonStrategy(config, experiment, state, nodes, keys)
     messages = list(strategy.messages(MessageType.TRAIN, clients))
     for message in messages:

@@ -1,17 +1,19 @@
 """Messages to nodes and back, with a deadline."""
 
 import contextlib
+import logging
 import time
-from collections.abc import Iterable, Sequence
-from typing import Protocol, runtime_checkable
+import traceback
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, Protocol, runtime_checkable
 
-from flwr.app import Message, MessageType, RecordDict
+from flwr.app import ConfigRecord, Error, Message, MessageType, RecordDict
 from flwr.serverapp import Grid
 
 from fedmuon.core.errors import InputError, plain
+from fedmuon.core.guard import OwnError
 from fedmuon.federated.wire import distrusted
 from fedmuon.server import stopping
-from fedmuon.server.failures import OWN, SENTENCE
 
 FIRST_PAUSE, LAST_PAUSE = 0.005, 0.1  # seconds between looks; small rounds should not wait
 
@@ -116,3 +118,108 @@ def arrays_of(content: RecordDict) -> dict[str, bytes]:
     """The arrays of a message, each as the bytes of an .npy file."""
     record = content.array_records["arrays"]
     return {name: array.data for name, array in record.items()}
+
+
+# Errors that clients raise, shown where the server runs: the first whole, the others counted.
+
+OWN, SENTENCE = "OwnError: ", 800  # what the reason begins with where a custom object is at fault
+FRAMES, LINES, WIDTH = 3, 20, 200  # of a traceback: calls, lines, and characters of a line
+
+
+def raised(message: Message, error: BaseException) -> str:
+    """The reason of a reply: a line with the error, and below it the end of its traceback."""
+    last = traceback.extract_tb(error.__traceback__)[-1:]
+    place = "".join(f" ({one.filename}:{one.lineno} in {one.name})" for one in last)
+    what = next((line for line in str(error).splitlines() if line.strip()), "").strip()
+    head = plain(": ".join(filter(None, (type(error).__name__, what))), WIDTH)
+    if isinstance(error, OwnError):  # which says itself where it was
+        head, place = f"{OWN}{plain(what, SENTENCE)}", ""
+    whole = "".join(traceback.format_exception(error, limit=-FRAMES)).splitlines()[-LINES:]
+    told = [f"{message.metadata.message_type}{_round(message)}", *whole]
+    return "\n".join([f"{head}{place}", *(plain(one, WIDTH) for one in told)])
+
+
+def _round(message: Message) -> str:
+    """Which one, if the message says so as Flower's strategies do."""
+    records = message.content.config_records.values() if message.has_content() else ()
+    found = [one["server-round"] for one in records if "server-round" in one]
+    number = found[0] if found else message.metadata.group_id
+    return f" of round {number}" if number else ""
+
+
+class Failures:
+    """What a grid does with them: of every reply only the line with the error goes on."""
+
+    def __init__(self, shown: bool) -> None:
+        self._shown, self._count = shown, 0
+
+    def take(self, reply: Message, partition: int | None) -> None:
+        """Show the first reply whose client, with that partition, raised an error."""
+        if not reply.has_error():
+            return
+        line, *below = (reply.error.reason or "").split("\n")
+        reply.error = Error(reply.error.code, line)
+        if below and self._shown:
+            self._count += 1
+            if self._count == 1:
+                self._show(reply.metadata.src_node_id, partition, below)
+
+    def close(self) -> None:
+        """Say how many more there were."""
+        if self._count > 1:
+            logging.getLogger("fedmuon").warning("%d more replies were errors", self._count - 1)
+        self._count = 0
+
+    def _show(self, node: int, partition: int | None, below: list[str]) -> None:
+        what, *lines = below
+        logging.getLogger("fedmuon").warning(
+            "the client app of node %d (partition %s) failed at %s; of later errors there will be "
+            "the number alone:\n%s", node, partition, what, "\n".join(lines)
+        )  # fmt: skip
+
+
+# The public keys of a round's clients, which the server hands on to all of them.
+
+KEY = f"{MessageType.QUERY}.key"
+LENGTH = 32  # bytes
+NOTHING = (
+    "client {} gave no key for its mask ({}), and a sum needs all of them: mend the cause and go "
+    "on with --resume"
+)
+
+
+def agreed(
+    grid: Grid, clients: Sequence[int], nodes: Mapping[int, int], deadline: float
+) -> ConfigRecord:
+    """A fresh key of each client, asked at its node; without all of them no round begins."""
+    for client in clients:
+        if client not in nodes:
+            raise InputError(NOTHING.format(client, "no node holds its partition"))
+    content = RecordDict()
+    questions = [Message(content, nodes[client], KEY, ttl=deadline) for client in clients]
+    replies = exchange(grid, questions, deadline)
+    keys = [
+        _key(replies.get(number), client, nodes[client]) for number, client in enumerate(clients)
+    ]
+    return ConfigRecord({"clients": list(clients), "keys": keys})
+
+
+def blank(clients: Sequence[int]) -> ConfigRecord:
+    """What weighs as much."""
+    return ConfigRecord({"clients": list(clients), "keys": [bytes(LENGTH)] * len(clients)})
+
+
+def _key(reply: Message | None, client: int, node: int) -> bytes:
+    if reply is None or reply.has_error():
+        why = "no answer" if reply is None else reason(reply)
+        raise InputError(NOTHING.format(client, why))
+    with distrusted():
+        who: dict[str, Any] = dict(reply.content.config_records["who"])
+        found, right = who["key"], (node, client)
+        if (reply.metadata.src_node_id, who["partition"]) != right or not _is_key(found):
+            raise InputError(f"client {client} answers with what is no key for its mask")
+        return found
+
+
+def _is_key(found: object) -> bool:
+    return isinstance(found, bytes) and len(found) == LENGTH

@@ -31,9 +31,8 @@ from fedmuon.federated.rounds import (
     server_update,
 )
 from fedmuon.federated.wire import distrusted, pack, received
-from fedmuon.server import public_keys, stopping
-from fedmuon.server.failures import OWN
-from fedmuon.server.messaging import Numbered, arrays_of, exchange, meet, reason
+from fedmuon.server import messaging, stopping
+from fedmuon.server.messaging import OWN, Numbered, arrays_of, exchange, meet, reason
 
 PAUSE = 2.0  # seconds more before every further attempt: a killed worker needs them to return
 
@@ -173,7 +172,7 @@ class FedMuonStrategy(Strategy):
     def _agree(self, grid: Grid, clients: list[int]) -> None:
         """Have clients whose replies are masked know each other's keys of this attempt."""
         if self.experiment.recipe.masked:
-            self.roster = public_keys.agreed(grid, clients, self.nodes, self.config.faults.deadline)
+            self.roster = messaging.agreed(grid, clients, self.nodes, self.config.faults.deadline)
 
     def _meet(self, grid: Grid, clients: list[int]) -> None:
         """Know the nodes of these clients; at first wait for all of them to appear."""

@@ -13,16 +13,12 @@ from fedmuon.core.registry import blamed
 from fedmuon.core.signals import interruptible
 from fedmuon.experiments.cli.keys import app as config
 from fedmuon.experiments.cli.keys import names
-from fedmuon.experiments.cli.look import ls, show
+from fedmuon.experiments.cli.look import compare, ls, report, show, watch
 from fedmuon.experiments.cli.options import WithKeys, complain, sound
-from fedmuon.experiments.cli.plan import plan
 from fedmuon.experiments.cli.privacy import app as privacy
 from fedmuon.experiments.cli.project import make_text, new
-from fedmuon.experiments.cli.results import compare, report
-from fedmuon.experiments.cli.runs import deploy_demo, doctor, run, stability, suite
+from fedmuon.experiments.cli.runs import deploy_demo, doctor, plan, run, stability, suite, unlearn
 from fedmuon.experiments.cli.theory import bound, flops, stationarity
-from fedmuon.experiments.cli.unlearn import unlearn
-from fedmuon.experiments.cli.watch import watch
 
 app = typer.Typer(
     help="A laboratory for orthogonalized-momentum (Muon) optimization in federated and private "

@@ -4,6 +4,7 @@ import contextlib
 import json
 import re
 import shlex
+import shutil
 import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -17,7 +18,6 @@ from typer.core import TyperCommand
 
 from fedmuon.core.errors import NOTHING_SAVED, InputError, Interrupted, plain
 from fedmuon.core.files import AFRESH
-from fedmuon.experiments.cli.pasting import apart, broken
 
 if TYPE_CHECKING:
     from fedmuon.config.load import Config
@@ -268,3 +268,39 @@ def complain(sentence: str) -> None:
     """One sentence on stderr; its [brackets] are tables of the config, not markup."""
     text = Text.assemble(("fedmuon: ", "bold red"), plain(sentence, None))
     Console(stderr=True).print(text, highlight=False, soft_wrap=True)
+
+
+# The examples of a command's help, apart from its prose: they are printed last, by themselves, as
+# a table of rich's would break them anywhere and fill their lines with spaces.
+
+WIDE = 79  # characters of a line at most
+TYPED = re.compile(r"\[bold\](.*?)\[/\]", re.DOTALL)
+LEAD = re.compile(r"(.*[.])?\s*([^.]*:)", re.DOTALL)  # sentences, and what introduces a command
+
+
+def apart(text: str) -> tuple[str, list[tuple[str, list[str]]]]:
+    """A docstring's prose, and its commands with the words before them; markup is left out. A
+    command that nothing introduces stays in its sentence."""
+    prose: list[str] = []
+    examples: list[tuple[str, list[str]]] = []
+    for paragraph in text.split("\n\n"):
+        line = " ".join(paragraph.split())
+        before, *others = TYPED.split(line)
+        if not (others and (found := LEAD.fullmatch(before.strip()))):
+            prose.append(TYPED.sub(r"\1", line))
+            continue
+        examples.append((found[2], others[::2]))
+        prose.append(" ".join(filter(None, (found[1], others[-1].lstrip(" .,;")))))
+    return "\n\n".join(filter(None, prose)), examples
+
+
+def broken(command: str) -> str:
+    """The command on lines that fit, an option beside its value; a shell joins them again."""
+    lines, wide = [""], min(WIDE, shutil.get_terminal_size().columns - 1)
+    for word in re.split(r" (?=-)", command):
+        if lines[-1] and len(f"{lines[-1]} {word} \\") > wide:
+            lines[-1] += " \\"
+            lines.append(f"    {word}")
+        else:
+            lines[-1] = f"{lines[-1]} {word}".removeprefix(" " * (len(lines) == 1))
+    return "\n".join(lines)

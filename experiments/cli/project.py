@@ -1,6 +1,7 @@
 """Commands that write what one begins with: `new`, a Flower app of one's own, and `make-text`."""
 
 import keyword
+import os
 import re
 import tomllib
 from importlib.util import find_spec
@@ -8,9 +9,16 @@ from pathlib import Path
 from string import Template
 from typing import Annotated, Any
 
+import torch
+from rich.markup import escape
+from rich.table import Table
 from typer import Argument, Option
 
+from fedmuon.data.sources import available
 from fedmuon.experiments.cli.options import console, refuse, where
+from fedmuon.experiments.tables import columns
+from fedmuon.runs.provenance import processor, versions
+from fedmuon.tasks.matrix_kernels import rate, supported
 
 TEMPLATES = Path(__file__).resolve().parents[1] / "project"
 LONGEST = 32  # of a Flower app's name
@@ -97,3 +105,37 @@ def make_text(
 
     for file in write(folder, form, tables, domain, seed):
         console.print("made up", where(file))
+
+
+# `fedmuon doctor`: what this machine has, and how to get what it lacks.
+
+
+def tables() -> list[Table]:
+    """Devices with their measured GEMM rates, data sources, and versions."""
+    sources = [
+        (name, "[green]yes[/]" if found else "[yellow]no[/]", escape(where))
+        for name, found, where in available()
+    ]
+    return [
+        columns("Devices", ("device", "dtype", "kernel", "GFLOP/s"), _rates(), 3),
+        columns("Data sources", ("name", "here", "where, or how to get it"), sources, 3),
+        columns("Versions", ("package", "version"), versions().items(), 2),
+    ]
+
+
+def _rates() -> list[tuple[str, str, str, str]]:
+    devices = [torch.device("cpu")]
+    devices += [torch.device("cuda", index) for index in range(torch.cuda.device_count())]
+    return [
+        (_name(device), str(dtype)[6:], kernel, f"{speed / 1e9:.0f}")
+        for device in devices
+        for dtype in (torch.float32, torch.float64)
+        for kernel in supported(dtype, device)
+        for speed in [rate(kernel, 2048, 784, 1024, dtype, device)]
+    ]
+
+
+def _name(device: torch.device) -> str:
+    if device.type == "cuda":
+        return f"{device} ({torch.cuda.get_device_name(device)})"
+    return f"cpu ({os.cpu_count()} x {processor()})"

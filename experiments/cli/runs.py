@@ -9,8 +9,8 @@ from rich.text import Text
 from typer import Argument, Option
 
 import fedmuon.experiments.cli.options as options
-from fedmuon.experiments.cli.options import console, where
-from fedmuon.experiments.cli.watch import Watch, followed
+from fedmuon.experiments.cli.look import Watch, followed
+from fedmuon.experiments.cli.options import AsJson, console, refuse, tell, where
 
 
 def run(
@@ -32,7 +32,7 @@ def run(
     Example: [bold]fedmuon run --set local.lr=0.02 --set data.name=fashion-mnist --out runs/a[/]
     """
     from fedmuon.experiments.cli.show import Progress, summary_table
-    from fedmuon.experiments.inspect.status import Seen
+    from fedmuon.experiments.inspect.status import RunStatus
     from fedmuon.experiments.run import execute
     from fedmuon.runs.directory import RunDirectory
 
@@ -49,7 +49,7 @@ def run(
             console.print(note)
         said = "The run had ended before; its results are in" if ended else "Results are in"
         console.print(said, where(folder), soft_wrap=True)
-        if not (left := Seen(folder)).ended:
+        if not (left := RunStatus(folder)).ended:
             console.print(
                 f"Its neighbours are left to run, go on with: {left.again}",
                 markup=False,
@@ -195,7 +195,69 @@ def suite(
 
 def doctor() -> None:
     """Say what this machine has: devices, data sources and how to get the others, versions."""
-    from fedmuon.experiments.cli.doctor import tables
+    from fedmuon.experiments.cli.project import tables
 
     for table in tables():
         console.print(table)
+
+
+# `fedmuon plan`: what a run will cost.
+
+
+def plan(
+    config: options.ConfigFile = None,
+    overrides: options.Overrides = None,
+    engine: options.EngineName = None,
+    ray_address: options.RayAddress = None,
+    data: options.DataName = None,
+    seed: options.Seed = None,
+    as_json: options.AsJson = False,
+) -> None:
+    """Say what a run will cost, in seconds, memory and bytes: a few seconds of it are tried here.
+
+    A plan takes about as long as a short run: it reads the data, starts the engine and ends it.
+    Expect seconds within 25% on a machine that is idle otherwise; what others do counts as cost.
+    Nothing is written. Example: [bold]fedmuon plan --engine ray --set federation.rounds=1000[/]
+    """
+    from fedmuon.experiments.planning.cost import plan as cost
+    from fedmuon.experiments.planning.cost import tables
+
+    changes = options.changes_of(overrides, engine, ray_address, data, seed)
+    chosen = options.chosen_config(config, changes, False)
+    assert chosen is not None
+    # The processor's seconds: whoever waited in this process before, as a wrapper, does not count.
+    record = cost(chosen, time.process_time())
+    options.tell(record, as_json, *tables(record))
+
+
+# `fedmuon unlearn`: forget samples of a finished run.
+
+
+def unlearn(
+    run_dir: Annotated[Path, Argument(help="A finished run, with full batches, in float64.")],
+    sample: Annotated[
+        list[int], Option("--sample", help="Its index in the source (train_index); once for each.")
+    ],
+    epsilon: Annotated[float, Option(help="How well tests may tell it from retraining.")] = 1.0,
+    delta: Annotated[float, Option(help="And how often they may beyond.")] = 1e-5,
+    out: Annotated[
+        Path | None, Option("--out", help="A folder for the model; beside the run by default.")
+    ] = None,
+    as_json: AsJson = False,
+) -> None:
+    """Forget samples: the run's model with the noise that hides whether they were trained on.
+
+    Nobody who sees unlearned.safetensors can tell it, beyond (epsilon, delta), from the model of a
+    run without them plus the same noise: of one release, as several add up. unlearn.json is for the
+    owner's eyes alone.
+    Example: [bold]fedmuon unlearn runs/a --sample 17 --epsilon 1 --out runs/a-without-17[/]
+    """
+    from fedmuon.experiments.unlearning import execute, table
+
+    if len(set(sample)) < len(sample):
+        refuse("a sample is named twice: name each once")
+    folder = out or run_dir.with_name(f"{run_dir.name}-unlearned")
+    record = execute(run_dir, sample, epsilon, delta, folder)
+    tell(record, as_json, table(record))
+    if not as_json:
+        console.print("The noisy model is in", where(folder), soft_wrap=True)

@@ -1,4 +1,4 @@
-"""Every run below a folder as rows that can be put in order by any column."""
+"""Every run below a folder as rows that can be sorted by any column, and runs side by side."""
 
 import os
 from collections.abc import Sequence
@@ -11,18 +11,18 @@ from fedmuon.analysis.report.numbers import digits
 from fedmuon.core.choices import SPREAD
 from fedmuon.core.errors import InputError, plain
 from fedmuon.core.files import finite
-from fedmuon.experiments.inspect.status import Seen
+from fedmuon.experiments.inspect.status import RunStatus
 from fedmuon.experiments.results import Comparison
 from fedmuon.runs.directory import Record
 
 WORDS = ("run", "state", "recipe", "data")
 COLUMNS = (*WORDS, "seed", "rounds", "accuracy", "test_loss", "train_loss", "seconds")
-LATE = ("test_gap", "seconds")  # measures that tables have last, or not at all
-MOST = 3  # folders of a row that are all named
+LATE = ("test_gap", "seconds")  # measurements that tables have last, or not at all
+MOST = 3  # a row with more folders names the first and the last
 
 
-def row(run: Seen, root: Path) -> Record:
-    """A run's cells by column; None where it has none. A damaged run says so as its state."""
+def row(run: RunStatus, root: Path) -> Record:
+    """Column -> value of a run, None if it has none; the state of a damaged run is `damaged`."""
     name = str(run.path.relative_to(root)) if run.path != root else run.path.name
     if run.damage:
         return {**dict.fromkeys(COLUMNS), "run": name, "state": "damaged"}
@@ -42,7 +42,7 @@ def row(run: Seen, root: Path) -> Record:
 
 
 def in_order(rows: Sequence[Record], column: str, reverse: bool) -> list[Record]:
-    """The rows by a column, those without it last."""
+    """Sort rows by a column; those that have no value are last."""
     name = column.replace(" ", "_").replace("-", "_")
     if name not in COLUMNS:
         raise InputError(f"there is no column {column!r}: sort by one of {', '.join(COLUMNS)}")
@@ -54,15 +54,15 @@ def in_order(rows: Sequence[Record], column: str, reverse: bool) -> list[Record]
 
 
 def cells(one: Record, names: Sequence[str]) -> list[str]:
-    """These columns of a row as words; rounds that are done, of an unfinished run of how many."""
-    said = {name: _said(value) for name, value in one.items()}
+    """These columns of a row as text; an unfinished run has `done/total` rounds."""
+    text = {name: _cell(value) for name, value in one.items()}
     if one["state"] not in ("finished", "damaged"):
-        said["rounds"] += f"/{one['of']}"
-    return [said[name] for name in names]
+        text["rounds"] += f"/{one['of']}"
+    return [text[name] for name in names]
 
 
 def heads(found: Comparison) -> list[str]:
-    """All columns of runs that are compared: those before `seeds` in any row, and measures."""
+    """All columns of compared runs: those before `seeds` in any row, and the measurements."""
     rows = [list(row) for row in found.rows]
     before = dict.fromkeys(name for row in rows for name in row[: row.index("seeds")])
     return [*before, "seeds", *found.measures]
@@ -72,15 +72,15 @@ Side = tuple[list[str], list[list[str]], int]  # heads, rows, and how many colum
 
 
 def side_by_side(found: Comparison) -> tuple[Side, Side, Side]:
-    """Runs that are compared: by their folders the keys that differ and what was measured, and
-    each of both by itself; every mean with its standard deviation beside it."""
+    """Compared runs as three tables: keys that differ with measurements, measurements alone, keys
+    alone. Each row has the names of its folders, and each mean its standard deviation."""
     keys = [name for name in heads(found) if "." in name]
     measures = [name for name in found.measures if not name.startswith(LATE)]
     names = [escape(one) for one in names_of(found)]
 
     def side(words: list[str], numbers: list[str]) -> Side:
         rows = [
-            [name, *(_said(row.get(one), one) for one in [*words, *numbers])]
+            [name, *(_cell(row.get(one), one) for one in [*words, *numbers])]
             for name, row in zip(names, found.rows, strict=True)
         ]
         return ["run", *short(words), *map(head, numbers)], rows, 1 + len(words)
@@ -89,7 +89,7 @@ def side_by_side(found: Comparison) -> tuple[Side, Side, Side]:
 
 
 def names_of(found: Comparison) -> list[str]:
-    """What the folders of each row are called where they part from the others; of many the ends."""
+    """The folders of each row, without the path that all rows share; the first and last of many."""
     groups = [found.folders[row["run"]] for row in found.rows]
     every = [folder.absolute() for folders in groups for folder in folders]
     root = os.path.commonpath([one.parent for one in every])
@@ -99,17 +99,17 @@ def names_of(found: Comparison) -> list[str]:
 
 
 def short(keys: Sequence[str]) -> list[str]:
-    """The keys without their tables, where no other one is called so."""
+    """The keys without their tables, unless two have the same name."""
     alone = [name.rpartition(".")[2] for name in keys]
     return [one if alone.count(one) == 1 else key for one, key in zip(alone, keys, strict=True)]
 
 
 def head(name: str) -> str:
-    """A measure above its column; beside it stands its standard deviation."""
+    """The heading of a measurement's column; its standard deviation stands beside it."""
     return "±" if name.endswith(SPREAD) else name.replace("_", " ")
 
 
-def _said(value: Any, name: str = "") -> str:
+def _cell(value: Any, name: str = "") -> str:
     if value is None:
         return "–"
     if isinstance(value, float) and "." not in name:  # a key is as it was set

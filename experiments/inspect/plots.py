@@ -1,6 +1,6 @@
-"""Curves of characters: a sparkline in one line, and a panel of braille dots with its axes.
+"""Curves drawn with characters: a sparkline in one line, and a panel of braille dots with axes.
 
-A braille character has 2 x 4 dots, so that W x H of them are a picture of 2W x 4H.
+A braille character has 2 x 4 dots, so W x H characters are a picture of 2W x 4H dots.
 """
 
 import math
@@ -16,8 +16,8 @@ Points = Sequence[tuple[float, float]]
 
 
 def sparkline(values: Sequence[float], width: int) -> str:
-    """The finite values in their order, from the least to the greatest, as bars of eight heights;
-    of more than `width` of them the mean of each part."""
+    """The finite values as bars of eight heights, in at most `width` characters; if there are more
+    values, each bar is the mean of a part."""
     found = [one for one in values if math.isfinite(one)]
     count = min(width, len(found))
     ends = [len(found) * place // count for place in range(count + 1)] if count else []
@@ -27,8 +27,8 @@ def sparkline(values: Sequence[float], width: int) -> str:
 
 
 def panel(title: str, points: Points, width: int, height: int) -> list[str]:
-    """A curve in lines of exactly `width` characters: its title with the last value, `height` lines
-    between the greatest and the least value, and the axis with its first and last x."""
+    """A curve in lines of exactly `width` characters: the title with the last value, `height` lines
+    from the maximum down to the minimum, and the axis with the first and last x."""
     found = [(x, y) for x, y in points if math.isfinite(y)]
     if not found:
         lines = [title, "nothing finite was measured", *[""] * height]
@@ -45,8 +45,8 @@ def panel(title: str, points: Points, width: int, height: int) -> list[str]:
 
 
 def braille(points: Points, width: int, height: int) -> list[str]:
-    """A polygon through the points as `height` lines of `width` characters; the least and greatest
-    x and y are at the edges."""
+    """A polygon through the points as `height` lines of `width` characters; the minimum and maximum
+    of x and y are at the edges."""
     cells = [[0] * width for _ in range(height)]
     xs, ys = zip(*points, strict=True)
     placed = [
@@ -54,23 +54,17 @@ def braille(points: Points, width: int, height: int) -> list[str]:
         for x, y in points
     ]
     for start, end in pairwise(placed if len(placed) > 1 else placed * 2):
-        for column, row in _between(start, end):
-            down = 4 * height - 1 - row
+        right, up = end[0] - start[0], end[1] - start[1]
+        count = max(abs(right), abs(up), 1)
+        for step in range(count + 1):  # the dots between two points, and both
+            column = round(start[0] + right * (step / count))
+            down = 4 * height - 1 - round(start[1] + up * (step / count))
             cells[down // 4][column // 2] |= DOTS[column % 2][down % 4]
     return ["".join(chr(BLANK + cell) for cell in line) for line in cells]
 
 
-def _between(start: tuple[int, int], end: tuple[int, int]) -> list[tuple[int, int]]:
-    """The dots of the line from one to another, both included."""
-    right, up = end[0] - start[0], end[1] - start[1]
-    count = max(abs(right), abs(up), 1)
-    steps = (step / count for step in range(count + 1))
-    return [(round(start[0] + right * part), round(start[1] + up * part)) for part in steps]
-
-
 def _level(value: float, low: float, high: float, count: int) -> int:
-    """Which of `count` levels from the least to the greatest value is nearest; the middle one where
-    all are the same."""
+    """The nearest of `count` levels from `low` to `high`; the middle one if both are equal."""
     if not low < high:
         return (count - 1) // 2
     return round((value - low) / (high - low) * (count - 1))

@@ -1,4 +1,4 @@
-"""A run as it lies in its folder, finished or not, and how to go on with it."""
+"""A run in its folder, finished or not: what it has done, whether it can resume, and its card."""
 
 import json
 import shlex
@@ -6,24 +6,44 @@ from dataclasses import dataclass
 from functools import cached_property, lru_cache
 from pathlib import Path
 
+from fedmuon.analysis.report.numbers import digits
 from fedmuon.config import load as tables
+from fedmuon.config.describe import SYMBOLS
 from fedmuon.config.load import Config
+from fedmuon.config.read_if import reads
 from fedmuon.config.user_objects import IN_PYTHON, handed_over
 from fedmuon.core.choices import PRIVATE
 from fedmuon.core.errors import InputError
 from fedmuon.core.files import AFRESH, SUMS, read_text, require_sound
 from fedmuon.core.locks import writer
+from fedmuon.core.tables import attribute
 from fedmuon.experiments.results import NOT_RELEASED
 from fedmuon.runs.directory import Record, RunDirectory
 
 NEIGHBOURS, BOUND = "neighbours.csv", "bound.json"
 NO_MEASURES = ("round", "train_seconds", "seconds")
-Changed = tuple[tuple[int, int], ...]  # when, and to how many bytes, each file of a folder was
+Changed = tuple[tuple[int, int], ...]  # time of the last change and size of each file of a folder
+
+# A line of the card -> the keys that it shows, if they are read.
+LINES = {
+    "data": ("data.name", "data.train", "data.test", "data.alpha"),
+    "clients": ("federation.clients", "federation.per-round", "federation.rounds", "local.steps"),
+    "task": ("task.name", "task.model"),
+    "recipe": ("local.recipe", "local.lr", "local.momentum", "local.batch", "local.schedule"),
+    "map": ("orthogonalizer.name", "orthogonalizer.lambda", "orthogonalizer.steps",
+            "orthogonalizer.rank"),
+    "privacy": ("privacy.noise", "privacy.bound", "privacy.lot", "privacy.epsilon"),
+    "computed": ("engine.name", "engine.dtype", "engine.device", "federation.seed"),
+}  # fmt: skip
+SHORT = SYMBOLS | {
+    "data.test": "test", "local.batch": "batch", "local.schedule": "schedule", "privacy.lot": "lot",
+    "privacy.epsilon": "ε asked", "federation.seed": "seed",
+}  # fmt: skip
 
 
 @dataclass(frozen=True)
-class Seen:
-    """A run directory; of one in a list, a `brief` look at large files is enough."""
+class RunStatus:
+    """A run directory. For a list of runs, a `brief` look at large files is enough."""
 
     path: Path
     brief: bool = False
@@ -36,8 +56,11 @@ class Seen:
 
     @cached_property
     def rounds(self) -> list[Record]:
-        """The records of the rounds that are done, as far as they are sound; of a finished run all,
-        or a refusal."""
+        """The records of the rounds so far, up to the first that is damaged.
+
+        Raises:
+            InputError: If the run has finished and a file of it is damaged.
+        """
         directory = RunDirectory(self.path)
         if self.summary is not None:
             directory.require_unchanged(self.brief)
@@ -46,12 +69,12 @@ class Seen:
 
     @cached_property
     def summary(self) -> Record | None:
-        """What summary.json says; None of an unfinished run."""
+        """The content of summary.json; None while the run is unfinished."""
         return RunDirectory(self.path).summary()
 
     @cached_property
     def bound(self) -> Record | None:
-        """What bound.json says; None without neighbours, or before they were all run."""
+        """The content of bound.json; None without neighbours, or before they have all run."""
         if not (self.path / BOUND).exists():
             return None
         require_sound(self.path, [BOUND, NEIGHBOURS])
@@ -59,7 +82,7 @@ class Seen:
 
     @cached_property
     def damage(self) -> str:
-        """Why what it shows cannot be trusted, and what to do; nothing where it can."""
+        """Why the files cannot be trusted, and what to do; empty if they can."""
         try:
             _ = self.config, self.rounds, self.bound, self.state
         except InputError as error:
@@ -67,19 +90,19 @@ class Seen:
         return ""
 
     def require_unchanged(self) -> None:
-        """Reject a finished run of which a file is damaged."""
+        """Reject a finished run if a file of it is damaged."""
         if self.summary is not None and (why := _changes(self.path, self._changed, self.brief)):
             raise InputError(why)
 
     @property
     def private(self) -> bool:
-        """Whether what it measured is not released."""
+        """Whether its measurements are not released."""
         named = self.config.local.recipe in PRIVATE or self.config.privacy.level == "client"
-        return named or (self.path / "ledger.jsonl").exists()  # of a recipe of the user's, too
+        return named or (self.path / "ledger.jsonl").exists()  # custom recipes have a ledger, too
 
     @property
     def note(self) -> str:
-        """What to know of its numbers."""
+        """What a reader of its numbers should know."""
         return NOT_RELEASED if self.private else ""
 
     @property
@@ -95,28 +118,18 @@ class Seen:
         return last
 
     def curve(self, name: str) -> list[tuple[float, float]]:
-        """(round, value) of a measure, where it was taken."""
+        """(round, value) for each round that has this measurement."""
         return [(one["round"], one[name]) for one in self.rounds if name in one]
 
     @property
     def ended(self) -> bool:
-        """Whether nothing remains to be done: the run, and its neighbours if it has some."""
+        """Whether the run, and its neighbours if it has some, are done."""
         begun = (self.path / NEIGHBOURS).exists()
         return self.summary is not None and ((self.path / BOUND).exists() or not begun)
 
     @property
-    def lost(self) -> str:
-        """Why it cannot be gone on with, and what to do; nothing where it can."""
-        return _lost(self.path, self._changed)
-
-    @property
-    def _changed(self) -> Changed:
-        there = (one.stat() for one in sorted(self.path.iterdir()) if one.is_file())
-        return tuple((one.st_mtime_ns, one.st_size) for one in there)
-
-    @property
     def again(self) -> str:
-        """The command that goes on with it."""
+        """The command that resumes it."""
         command = "stability" if (self.path / NEIGHBOURS).exists() else "run"
         if handed_over(self.config):
             return f"fedmuon.{command}(out={str(self.path)!r}, resume=True){IN_PYTHON}"
@@ -124,33 +137,39 @@ class Seen:
 
     @property
     def state(self) -> str:
-        """`finished`, `running` and by whom, `failed` or `lost` and why, or `unfinished`."""
+        """`finished`, `unfinished`, `running: HOLDER`, `failed: WHY` or `lost: WHY`.
+
+        A private run that failed also says whether it can be resumed. Any other would fail again.
+        """
         if self.ended:
             return "finished"
         if holder := writer(self.path):
             return f"running: {holder}"
-        if why := RunDirectory(self.path).failure():
-            return f"failed: {why}{self._after_failure}"
-        return f"lost: {why}" if (why := self.lost) else "unfinished"
+        if not (failure := RunDirectory(self.path).failure()):
+            return f"lost: {why}" if (why := _lost(self.path, self._changed)) else "unfinished"
+        failed = f"failed: {failure}"
+        if not self.private or self.summary is not None:
+            return failed
+        if why := _lost(self.path, self._changed):
+            return f"{failed}; and it is lost: {why}"
+        if self.config.privacy.insecure_reproducible_noise:
+            return f"{failed}; its noise would be the same again: {AFRESH}"
+        if not _is_finite(self.path, self._changed):
+            return f"{failed}; its last checkpoint is not finite either: {AFRESH}"
+        return f"{failed}; its noise is drawn anew, so it may end well: resume with: {self.again}"
 
     @property
-    def _after_failure(self) -> str:
-        """Whether a private run that failed can be gone on with, and how; any other would end the
-        same."""
-        if not self.private or self.summary is not None:
-            return ""
-        if why := self.lost:
-            return f"; and it is lost: {why}"
-        if self.config.privacy.insecure_reproducible_noise:
-            return f"; its noise would be the same again: {AFRESH}"
-        if not _is_finite(self.path, self._changed):
-            return f"; its last checkpoint is not finite either: {AFRESH}"
-        return f"; its noise is drawn anew, so it may end well: go on with: {self.again}"
+    def _changed(self) -> Changed:
+        there = (one.stat() for one in sorted(self.path.iterdir()) if one.is_file())
+        return tuple((one.st_mtime_ns, one.st_size) for one in there)
+
+
+# These read whole files, so each result is cached until a file of the folder changes.
 
 
 @lru_cache(1024)
 def _lost(folder: Path, changed: Changed) -> str:
-    """`lost` of a run whose files were changed so last: reading them whole, once, is enough."""
+    """Why a run cannot be resumed, and what to do; empty if it can."""
     directory = RunDirectory(folder)
     try:
         directory.require_resumable()
@@ -162,7 +181,7 @@ def _lost(folder: Path, changed: Changed) -> str:
 
 @lru_cache(1024)
 def _changes(folder: Path, changed: Changed, brief: bool) -> str:
-    """Which file of a finished run is damaged, and what to do, in the same way."""
+    """Which file of a finished run is damaged, and what to do; empty if none is."""
     try:
         RunDirectory(folder).require_unchanged(brief)
     except InputError as error:
@@ -172,29 +191,60 @@ def _changes(folder: Path, changed: Changed, brief: bool) -> str:
 
 @lru_cache(1024)
 def _is_finite(folder: Path, changed: Changed) -> bool:
-    """Whether the last checkpoint is, in the same way."""
+    """Whether the last checkpoint is finite."""
     return RunDirectory(folder).is_finite()
 
 
 def is_run(folder: Path) -> bool:
-    """Whether a run lies there, whole or not: its config and its sums, or what it had last of all
-    before its first round."""
+    """Whether the folder holds a run, damaged or not: its config and checksums, or the last file
+    that is written before the first round."""
     both = all((folder / name).is_file() for name in ("config.toml", SUMS))
     return both or (folder / "schedule.npy").is_file()
 
 
-def seen(folder: Path) -> Seen:
-    """The run in a folder; refused where there is none."""
+def run_status(folder: Path) -> RunStatus:
+    """The run in a folder; an InputError if there is none."""
     if not is_run(folder):
         raise InputError(f"{folder} is no run directory: name one, or list them by `fedmuon ls`")
-    return Seen(folder)
+    return RunStatus(folder)
 
 
-def below(folder: Path) -> list[Seen]:
-    """Every run in the folder and below it, in order of their paths."""
+def runs_below(folder: Path) -> list[RunStatus]:
+    """Every run in the folder and below it, ordered by path."""
     if not folder.is_dir():
         raise InputError(f"{folder} is no folder: name one that holds runs")
     places = {
         file.parent for name in ("config.toml", "schedule.npy") for file in folder.rglob(name)
     }
-    return [Seen(place, brief=True) for place in sorted(places) if is_run(place)]
+    return [RunStatus(place, brief=True) for place in sorted(places) if is_run(place)]
+
+
+def settings(config: Config) -> dict[str, str]:
+    """The lines of the card that say what is run, in the letters of the papers: `η = 0.1`."""
+    lines = {}
+    for line, keys in LINES.items():
+        words = []
+        for key in (one for one in keys if reads(config, one)):
+            table, _, name = key.partition(".")
+            held = getattr(config, table)
+            value = getattr(held, attribute(type(held), name))
+            if key == "local.batch" and not value:
+                value = "full"
+            text = f"{value:g}" if isinstance(value, float) else f"{value}"
+            words.append(f"{SHORT[key]} = {text}" if key in SHORT else text)
+        lines[line] = ", ".join(words)
+    return {line: words for line, words in lines.items() if words}
+
+
+def card(run: RunStatus) -> list[tuple[str, str]]:
+    """Name and words of every line: the settings, and how far the run came."""
+    lines = settings(run.config) | {"state": run.state}
+    if run.rounds:
+        done, seconds = len(run.rounds), (run.summary or run.rounds[-1])["seconds"]
+        lines["state"] += (
+            f", {done} of {run.config.federation.rounds} rounds in {digits(seconds)} s"
+        )
+    if run.summary is not None:
+        lines["stopped"] = str(run.summary.get("stopped", ""))
+        lines["commit"] = str(run.summary["git_commit"] or "")[:12]
+    return [(name, words) for name, words in lines.items() if words]

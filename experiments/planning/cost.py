@@ -1,23 +1,31 @@
-"""`fedmuon plan`: the cost of a run on the engine and workers at hand.
+"""`fedmuon plan`: what a run would cost on the given engine, in seconds, memory and bytes.
 
-The run is set up as it would be, in a folder that goes away; a few seconds of rounds, a look at the
-model and a checkpoint are timed; the rest is arithmetic. Nothing is said of what a round finds.
+The run is set up in a temporary folder. A few seconds of rounds, one evaluation and one checkpoint
+are timed; the rest is arithmetic. A plan says nothing about what the rounds would compute.
 """
 
-import contextlib
 import tempfile
 import time
-from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
+
+from rich.table import Table
 
 from fedmuon.config.load import Config
 from fedmuon.config.paths import with_files
 from fedmuon.core.arrays import npy_bytes
 from fedmuon.core.errors import InputError
-from fedmuon.experiments.planning.folder_seconds import FolderSeconds, of_folder
-from fedmuon.experiments.planning.pace import Pace, Trial, evaluation, pace
+from fedmuon.experiments.planning.pace import (
+    FolderSeconds,
+    Pace,
+    Trial,
+    deployed,
+    evaluation,
+    folder_seconds,
+    pace,
+)
+from fedmuon.experiments.tables import columns
 from fedmuon.federated import build
 from fedmuon.federated.memory import COPIES
 from fedmuon.federated.rounds import ServerState, begin, broadcast, run_rounds
@@ -26,13 +34,24 @@ from fedmuon.runs.directory import Record
 from fedmuon.runs.loop import Run, prepare
 from fedmuon.runs.provenance import Others, peak
 
-RESUMED = " and go on with --resume"
+RESUMED = " and resume with --resume"
+BUSY = 0.3  # cores that other processes used, from which on the table says so
+ROWS = {
+    "start": "to load Python's libraries",
+    "set-up": "to deal samples, draw the schedule",
+    "engine": "to start the engine, and to stop it",
+    "first round": "the first round",
+    "later rounds": "the others",
+    "evaluations": "evaluations",
+    "records": "records, checkpoints, the end",
+    "all": "from command to prompt",
+}
 
 
 @dataclass(frozen=True)
 class Engine:
-    """What the engine adds to its rounds: seconds to start and to stop, workers, the most bytes
-    that one of them held, bytes that a round sends down and up."""
+    """What the engine adds to its rounds: seconds to start and to stop, the number of workers, the
+    maximum memory of one, and the bytes that a round sends down and up."""
 
     pace: Pace
     start: float = 0.0
@@ -44,8 +63,12 @@ class Engine:
 
 
 def plan(config: Config, started: float = 0.0) -> Record:
-    """The cost of `fedmuon run` of the config; `started` are the seconds that have gone before, to
-    load what it needs."""
+    """Estimate the cost of `fedmuon run` with this config.
+
+    Args:
+        config: The experiment.
+        started: Seconds that have already passed, to load libraries.
+    """
     begun, others = time.perf_counter(), Others()
     config = build.resolve(with_files(config) if config.engine.name == "deployment" else config)
     quiet = config.model_copy(
@@ -55,48 +78,37 @@ def plan(config: Config, started: float = 0.0) -> Record:
         run = prepare(quiet, Path(folder) / "run")
         prepared = time.perf_counter() - begun
         state = begin(run.experiment.recipe, run.experiment.task, config.federation.seed)
-        look, found = evaluation(run, state), of_folder(run, state)
+        look, found = evaluation(run, state), folder_seconds(run, state)
         inline = config.engine.name == "inline"
         beside = 0.0 if inline else others.cores()
-        engine = _engine(_scheduled(run), state)
+        # Poisson cohorts get the size that they have on average.
+        average = replace(run.experiment, plan=replace(run.experiment.plan, poisson=False))
+        engine = _engine(replace(run, experiment=average), state)
     spent = {"start": started, "set-up": prepared, "look": look}
     record = _record(run, state, engine, spent, found)
     return {**record, "others": others.cores() if inline else beside}
 
 
-def _scheduled(run: Run) -> Run:
-    """The run with cohorts of the size that Poisson ones have on average."""
-    plan = replace(run.experiment.plan, poisson=False)
-    return replace(run, experiment=replace(run.experiment, plan=plan))
-
-
 def _engine(run: Run, state: ServerState) -> Engine:
     if run.config.engine.name == "inline":
         return Engine(pace(Trial(run.experiment, state, run_rounds), run.data.sizes))
-    if run.config.engine.name == "ray":
-        with _nothing_to_resume():
-            return _on_ray(run, state)
-    from fedmuon.experiments.planning.deployed import deployed
-
-    return Engine(*deployed(run, state))
-
-
-@contextlib.contextmanager
-def _nothing_to_resume() -> Iterator[None]:
-    """A round that fails is refused as in a run, but there is no folder to go on with."""
+    if run.config.engine.name == "deployment":
+        return Engine(*deployed(run, state))
     try:
-        yield
-    except InputError as error:
+        return _on_ray(run, state)
+    except InputError as error:  # a plan has no folder to resume
         raise InputError(str(error).replace(RESUMED, "")) from error
 
 
 def _on_ray(run: Run, state: ServerState) -> Engine:
-    """Rounds on Ray's workers, which are started for it."""
+    """Try rounds on Ray workers that are started for the plan."""
+    # Saves a plan of an inline run from loading Ray and Flower.
     from fedmuon.experiments.engines import ray_cluster, ray_engine
 
     begun, config = time.perf_counter(), run.config
 
     def work(grid: Any) -> tuple[Engine, float]:
+        # Not above: loading Ray belongs to the seconds of the engine's start.
         from fedmuon.server.message_sizes import on_ray
 
         up, engine = time.perf_counter() - begun, ray_engine.engine(config, grid)
@@ -113,15 +125,17 @@ def _on_ray(run: Run, state: ServerState) -> Engine:
 
 
 def _model_bytes(run: Run, state: ServerState) -> int:
-    """Of one model and the states that a client returns with it."""
+    """Bytes of one model and of the states that a client returns with it."""
     states = {name: state.states[name] for name in run.experiment.recipe.returned}
     return sum(value.nbytes for value in named(state.params, states).values())
 
 
 def _untried_bytes(run: Run, state: ServerState, pace: Pace) -> int:
-    """Of the clients that were not tried: those of one stack are held together, and the replies of
-    all, each beside what it is read from. A round's replies are held until the next ones are there,
-    which is not seen where no round followed another."""
+    """Bytes of the clients that were not tried.
+
+    Clients of one stack are in memory together, as are all replies, each twice while it is read. A
+    round's replies stay until the next ones arrive. One round alone does not show that.
+    """
     entries = sum(value.numel() for value in state.params.values())
     stack = max(1, run.experiment.task.stack_limit // entries)
     per_round, reply = run.config.federation.per_round, 2 * _model_bytes(run, state)
@@ -135,20 +149,20 @@ def _untried_bytes(run: Run, state: ServerState, pace: Pace) -> int:
 def _record(
     run: Run, state: ServerState, engine: Engine, spent: dict[str, float], found: FolderSeconds
 ) -> Record:
-    """What the measured parts come to."""
+    """Add up the measured parts."""
     config, most = run.config, run.config.federation.rounds
     looks = -(-most // config.output.evaluate_every)
     every = 1 if run.experiment.recipe.private else config.output.checkpoint_every
-    first, later = engine.pace.extra + engine.pace.round, engine.pace.round
     parts = {
         "start": spent["start"],
         "set-up": spent["set-up"],
         "engine": engine.start + engine.stop,
-        "first round": first,
-        "later rounds": (most - 1) * later,
+        "first round": engine.pace.extra + engine.pace.round,
+        "later rounds": (most - 1) * engine.pace.round,
         "evaluations": looks * spent["look"],
         "records": most * found.record + ((most - 1) // every) * found.checkpoint + found.end,
     }
+    each = {"a round": engine.pace.round, "an evaluation": spent["look"]}
     sent = broadcast(run.experiment.recipe, state)
     back = {name: state.states[name] for name in run.experiment.recipe.returned}
     return {
@@ -157,12 +171,7 @@ def _record(
         "rounds": most,
         "participants": config.federation.per_round,
         "tried": engine.pace.tried,
-        "seconds": {
-            **parts,
-            "a round": later,
-            "an evaluation": spent["look"],
-            "all": sum(parts.values()),
-        },
+        "seconds": {**parts, **each, "all": sum(parts.values())},
         "memory": {
             "driver": peak() + _untried_bytes(run, state, engine.pace) + found.memory,
             "worker": engine.memory,
@@ -177,8 +186,58 @@ def _record(
 
 
 def array_bytes(tensors: dict[str, Any]) -> int:
-    """Of the arrays of a message, each as an .npy file."""
+    """Bytes of a message's arrays, each as an .npy file."""
     return sum(
         len(npy_bytes(value.detach().cpu()[..., :0].numpy())) + value.nbytes
         for value in tensors.values()
     )
+
+
+def tables(record: Record) -> list[Table | str]:
+    """The cost as tables of seconds, and of memory and bytes, with notes."""
+    spent, memory, sent = record["seconds"], record["memory"], record["bytes"]
+    each = {"later rounds": "a round", "evaluations": "an evaluation"}
+    rows = [
+        (words, in_seconds(spent[each[name]]) if name in each else "", in_seconds(spent[name]))
+        for name, words in ROWS.items()
+    ]
+    title = f"{record['rounds']} rounds of {record['participants']} clients, {record['engine']}"
+    if record["workers"]:
+        title += f", {record['workers']} workers"
+    if (others := record["others"]) > BUSY:
+        title += f"\nothers had {others:.1f} cores meanwhile: alone it is faster"
+    held = [("most memory of this process", "", in_bytes(memory["driver"]))]
+    if memory["worker"]:
+        held.append(("of a worker", "", in_bytes(memory["worker"])))
+    held += [
+        ("sent to clients a round", in_bytes(sent["a client down"]), in_bytes(sent["down"])),
+        ("sent back", in_bytes(sent["a client up"]), in_bytes(sent["up"])),
+    ]
+    notes = [] if memory["worker"] else ["Inline, clients are in this process."]
+    if record["tried"] < record["participants"]:
+        notes.append(
+            f"A round was tried with {record['tried']} of its {record['participants']} clients."
+        )
+    if record["engine"] == "ray":
+        notes.append(
+            "What a round's clients share goes once to a worker, or to a machine if large."
+        )
+    return [
+        columns(title, ("seconds of this run", "each", "in all"), rows),
+        columns("memory, and bytes of messages", ("", "a client's arrays", "in all"), held),
+        *([" ".join(notes)] if notes else []),
+    ]
+
+
+def in_seconds(value: float) -> str:
+    """Three digits, or whole seconds."""
+    return f"{value:.3g} s" if value < 1000 else f"{value:,.0f} s"
+
+
+def in_bytes(count: float) -> str:
+    """Bytes in the unit that suits them."""
+    for unit in ("B", "kB", "MB", "GB", "TB", "PB"):
+        if count < 1000:
+            return f"{count:.3g} {unit}"
+        count /= 1000
+    return f"{count:,.0f} EB"

@@ -27,7 +27,7 @@ from flwr.supercore.run import Run
 from ray.exceptions import RayError
 
 from fedmuon.core.errors import InputError
-from fedmuon.server.failures import Failures
+from fedmuon.server.messaging import Failures
 from fedmuon.server.ray.flower_internals import (
     empty_run,
     expired,

@@ -10,7 +10,7 @@ from flwr.app.user_config import UserConfig
 from flwr.clientapp import ClientApp
 
 from fedmuon.runs.provenance import peak
-from fedmuon.server.failures import raised
+from fedmuon.server.messaging import raised
 from fedmuon.server.ray.flower_internals import context, identify, numbered, refusal, with_content
 
 

@@ -184,7 +184,7 @@ def bar() -> None:
 
     import fedmuon.experiments.engines.deploy
     import fedmuon.experiments.engines.ray_engine
-    import fedmuon.experiments.planning.deployed
+    import fedmuon.experiments.planning.pace
     import fedmuon.experiments.suites.sweep
     from fedmuon.analysis.report import style
     from fedmuon.tasks import matrix
@@ -193,7 +193,7 @@ def bar() -> None:
     for module, name in (
         (fedmuon.experiments.engines.deploy, "deploy"),
         (fedmuon.experiments.engines.ray_engine, "on_grid"),
-        (fedmuon.experiments.planning.deployed, "probed"),
+        (fedmuon.experiments.planning.pace, "probed"),
         (fedmuon.experiments.suites.sweep, "Spread"),
     ):
         setattr(module, name, _would_start)

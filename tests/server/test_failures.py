@@ -4,7 +4,7 @@ import pytest
 from flwr.app import Message, RecordDict
 from flwr.supercore.task_identity import TaskIdentity
 
-from fedmuon.server.failures import WIDTH, raised
+from fedmuon.server.messaging import WIDTH, raised
 
 
 @pytest.fixture(autouse=True)

@@ -28,8 +28,7 @@ from fedmuon.config.read_if import NEEDS
 from fedmuon.core.errors import AGAIN, NOTHING_SAVED, InputError, Interrupted
 from fedmuon.core.files import write_bytes
 from fedmuon.experiments.cli import app, main
-from fedmuon.experiments.cli.options import changes_of, near_keys, resumable
-from fedmuon.experiments.cli.pasting import apart
+from fedmuon.experiments.cli.options import apart, changes_of, near_keys, resumable
 from fedmuon.experiments.cli.show import MOST, Progress, Remembered
 from fedmuon.experiments.run import execute
 from fedmuon.experiments.studies.find import find

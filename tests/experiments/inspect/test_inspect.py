@@ -24,7 +24,7 @@ from fedmuon.core.locks import LOCK, held, writer
 from fedmuon.experiments.cli import app
 from fedmuon.experiments.inspect import plots
 from fedmuon.experiments.inspect.page import of_run, of_runs
-from fedmuon.experiments.inspect.status import NEIGHBOURS, Seen
+from fedmuon.experiments.inspect.status import NEIGHBOURS, RunStatus
 from fedmuon.experiments.run import execute
 from fedmuon.experiments.stability import neighbours
 from fedmuon.experiments.tables import columns
@@ -240,7 +240,7 @@ def test_who_writes_is_said(tmp_path: Path) -> None:
 def test_neighbours_are_gone_on_with_by_their_command(runs: Path, tmp_path: Path) -> None:
     shutil.copytree(runs / "a0", tmp_path / "s")
     (tmp_path / "s" / "neighbours.csv").write_text("trial\n")
-    assert Seen(tmp_path / "s").again == f"fedmuon stability --out {tmp_path / 's'} --resume"
+    assert RunStatus(tmp_path / "s").again == f"fedmuon stability --out {tmp_path / 's'} --resume"
 
 
 def test_neighbours_are_run_also_where_their_run_was_broken_off(
@@ -253,11 +253,11 @@ def test_neighbours_are_run_also_where_their_run_was_broken_off(
         with pytest.raises(Interrupted):
             neighbours.execute(config, out)
     again = f"fedmuon stability --out {out} --resume"
-    assert not Seen(out).summary and f"unfinished, go on with: {again}" in said("show", str(out))
+    assert not RunStatus(out).summary and f"unfinished, go on with: {again}" in said("show", str(out))
     assert f"go on with: {again}" in said("run", "--out", str(out), "--resume")
-    assert Seen(out).summary and f"unfinished, go on with: {again}" in said("ls", str(tmp_path))
+    assert RunStatus(out).summary and f"unfinished, go on with: {again}" in said("ls", str(tmp_path))
     said(*again.split()[1:])
-    assert Seen(out).ended and "go on with" not in said("ls", str(tmp_path))
+    assert RunStatus(out).ended and "go on with" not in said("ls", str(tmp_path))
     neighbours.execute(config, tmp_path / "whole")
     for name in (NEIGHBOURS, "config.toml", "model.safetensors"):
         assert (out / name).read_bytes() == (tmp_path / "whole" / name).read_bytes()
@@ -274,9 +274,9 @@ def test_objects_handed_over_are_gone_on_with_in_python(tmp_path: Path) -> None:
         "federation": {"rounds": 1, "clients": 2},
     }
     fedmuon.run(tables, schedule=lambda round: 1.0, out=tmp_path / "own")
-    assert "fedmuon.run(out=" in Seen(tmp_path / "own").again
+    assert "fedmuon.run(out=" in RunStatus(tmp_path / "own").again
     (tmp_path / "own" / NEIGHBOURS).write_text("trial\n")
-    assert "fedmuon.stability(out=" in (again := Seen(tmp_path / "own").again)
+    assert "fedmuon.stability(out=" in (again := RunStatus(tmp_path / "own").again)
     assert "resume=True" in again
 
 
@@ -367,12 +367,12 @@ def test_what_cannot_be_gone_on_with_is_lost(runs: Path, tmp_path: Path) -> None
 def test_what_is_damaged_is_lost_and_what_is_whole_is_not(tmp_path: Path, file: str) -> None:
     """Listed as what going on with it would say."""
     interrupted(out := tmp_path / "run")
-    assert "go on with: " in said("ls", str(tmp_path)) and Seen(out).state == "unfinished"
+    assert "go on with: " in said("ls", str(tmp_path)) and RunStatus(out).state == "unfinished"
     content = (out / file).read_bytes()
     (out / file).write_bytes(content[: len(content) // 3])
     text = " ".join(said("ls", str(tmp_path)).split())
     assert " lost " in text and "go on with: " not in text and f"{out}: lost: " in text
-    why = Seen(out).state.removeprefix("lost: ")
+    why = RunStatus(out).state.removeprefix("lost: ")
     for one in (why, refused("run", "--out", str(out), "--resume")):
         assert str(out / file) in one or "every checkpoint" in one
         assert "start afresh" in one
@@ -398,7 +398,7 @@ def test_a_run_that_failed_says_why_and_does_not_ask_to_go_on(tmp_path: Path) ->
     interrupted(other := tmp_path / "other")
     (other / FAILED).write_text("once")
     execute(None, other, resume=True)
-    assert not (other / FAILED).exists() and Seen(other).state == "finished"
+    assert not (other / FAILED).exists() and RunStatus(other).state == "finished"
 
 
 def failing(out: Path, **privacy: bool) -> str:
@@ -412,7 +412,7 @@ def failing(out: Path, **privacy: bool) -> str:
     config = small(local={"recipe": "dp-sgd"}, privacy=NOISY | privacy)
     with pytest.raises(NonFinite):
         execute(config, out, callbacks=[stop])
-    first, then = Seen(out).state.split("; ")
+    first, then = RunStatus(out).state.split("; ")
     assert first == "failed: made up"
     return then
 
@@ -423,13 +423,13 @@ def test_a_private_run_that_failed_says_whether_it_can_be_gone_on_with(tmp_path:
     again = f"fedmuon run --out {out} --resume"
     assert failing(out).endswith(f"go on with: {again}") and again in said("ls", str(tmp_path))
     said(*again.split()[1:])
-    assert Seen(out).state == "finished"
+    assert RunStatus(out).state == "finished"
     then = failing(tmp_path / "repeatable", **{"insecure-reproducible-noise": True})
     assert "go on with" not in then and "start afresh" in then
     way = {"recipe": "dp-sgd", "lr": 1e15, "weight-decay": 1e15}
     with pytest.raises(NonFinite):
         execute(small(local=way, privacy=NOISY, federation={"rounds": 30}), tmp_path / "infinite")
-    state = Seen(tmp_path / "infinite").state
+    state = RunStatus(tmp_path / "infinite").state
     assert "checkpoint is not finite either: start afresh" in state and "go on with" not in state
 
 
@@ -454,6 +454,6 @@ def test_a_page_that_cannot_be_written_names_no_option_of_others(
 
 def test_a_page_of_a_private_run_has_its_account(runs: Path) -> None:
     """Beside what was not released; and no other run has one."""
-    private, plain = (of_run(Seen(runs / name)) for name in ("p", "a0"))
+    private, plain = (of_run(RunStatus(runs / name)) for name in ("p", "a0"))
     assert "Spent: ε = " in private.note and "not released" in f"{private.title} {private.note}"
     assert plain.note == "" and "released" not in plain.title

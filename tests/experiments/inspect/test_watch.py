@@ -21,10 +21,9 @@ from conftest import small
 
 from fedmuon.core.files import Record, sealed
 from fedmuon.experiments.cli import main
-from fedmuon.experiments.inspect import watch_runs
-from fedmuon.experiments.inspect import watch_server as http_server
-from fedmuon.experiments.inspect.watch_runs import rounds_since, runs_of
-from fedmuon.experiments.inspect.watch_server import Server, watched
+from fedmuon.experiments.inspect import watch
+from fedmuon.experiments.inspect import watch as http_server
+from fedmuon.experiments.inspect.watch import Server, rounds_since, runs_of, watched
 from fedmuon.experiments.run import execute
 from fedmuon.runs.directory import RunDirectory
 
@@ -147,7 +146,7 @@ def test_a_long_file_is_read_in_parts(
 ) -> None:
     folder, lines = growing
     append(folder, "".join(lines))
-    monkeypatch.setattr(watch_runs, "PART", 1)  # a part is a line at least
+    monkeypatch.setattr(watch, "PART", 1)  # a part is a line at least
     at, seen, more = "", [], True
     while more:
         part = rounds_since(folder, at)
@@ -371,9 +370,9 @@ def test_the_page_has_a_word_for_every_state(
         .read_text()
         .partition("WORDS = {")[2]
     )
-    states = [watch_runs.about("a", finished)["state"], watch_runs.about("a", folder)["state"]]
+    states = [watch.about("a", finished)["state"], watch.about("a", folder)["state"]]
     (folder / "failed.txt").write_text("not finite")
-    states.append(watch_runs.about("a", folder)["state"])
+    states.append(watch.about("a", folder)["state"])
     assert states[0] == "finished" and states[2] == "failed"
     for one in [*states, "running", "unfinished", "lost", "damaged"]:
         assert f'{one}: "' in words.partition("}")[0]

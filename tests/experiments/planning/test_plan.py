@@ -28,7 +28,7 @@ from fedmuon.core.arrays import npy_bytes
 from fedmuon.core.errors import InputError
 from fedmuon.experiments.cli import main
 from fedmuon.experiments.engines import probe, ray_engine
-from fedmuon.experiments.planning import deployed, pace, table
+from fedmuon.experiments.planning import cost, pace
 from fedmuon.experiments.planning.cost import array_bytes, plan
 from fedmuon.experiments.planning.pace import Pace, Trial, few, rows_of
 from fedmuon.experiments.run import execute
@@ -163,7 +163,7 @@ def test_a_plan_has_nothing_to_go_on_with(empty: Path, tmp_path: Path, monkeypat
 
 def record_of(others: float, engine: str = "ray") -> dict[str, Any]:
     """A cost as `plan` returns it."""
-    seconds = dict.fromkeys([*table.WHAT, "a round", "an evaluation"], 1.0)
+    seconds = dict.fromkeys([*cost.ROWS, "a round", "an evaluation"], 1.0)
     sent = {"down": 132e3, "up": 63e3, "a client down": 63e3, "a client up": 63e3}
     return {
         "engine": engine, "workers": 2, "rounds": 50, "participants": 5, "tried": 5,
@@ -175,12 +175,12 @@ def record_of(others: float, engine: str = "ray") -> dict[str, Any]:
 @pytest.mark.parametrize(("others", "said"), [(0.0, False), (1.2, True)])
 def test_who_had_the_processors_is_said_above_the_seconds(others: float, said: bool) -> None:
     console = Console(width=80, record=True, file=io.StringIO())
-    for one in table.tables(record_of(others)):
+    for one in cost.tables(record_of(others)):
         console.print(one)
     text = console.export_text()
     assert ("others had 1.2 cores" in text.partition("seconds of")[0]) is said
     assert "clients share" in text
-    assert "clients share" not in str(table.tables(record_of(others, "inline"))[2:])
+    assert "clients share" not in str(cost.tables(record_of(others, "inline"))[2:])
 
 
 def test_rules_that_refuse_few_replies_have_a_cost(empty: Path) -> None:
@@ -378,12 +378,12 @@ def test_rounds_of_a_deployment_are_foretold_from_such_processes(
         asked.append(len(messages))
         return float(len(asked)), 1000 * len(asked)  # 1 s for questions, 2 s for training
 
-    monkeypatch.setattr(deployed, "probed", timed)
-    monkeypatch.setattr(deployed.os, "cpu_count", lambda: 2)
-    found, start, _, nodes, memory, down, up = deployed.deployed(run, state)
+    monkeypatch.setattr(pace, "probed", timed)
+    monkeypatch.setattr(pace.os, "cpu_count", lambda: 2)
+    found, start, _, nodes, memory, down, up = pace.deployed(run, state)
     assert asked == [2, 2] and (nodes, memory) == (6, 2000)
-    assert found.round == 2.0 * 2 + deployed.WAIT  # three participants on two cores
-    assert start == 1.0 * (deployed.SERIAL + deployed.EACH * 3)
+    assert found.round == 2.0 * 2 + pace.WAIT  # three participants on two cores
+    assert start == 1.0 * (pace.SERIAL + pace.EACH * 3)
     sent = message_sizes.on_link(run.config, run.experiment, state)
     assert (down, up) == (sent.down, sent.up) and down > up > 0
 

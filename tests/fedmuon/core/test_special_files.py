@@ -22,8 +22,8 @@ from fedmuon.experiments.auditing import one_run
 from fedmuon.experiments.cli import main
 from fedmuon.experiments.compare import comparison
 from fedmuon.experiments.inspect.listing import row
-from fedmuon.experiments.inspect.status import Seen, below
-from fedmuon.experiments.inspect.watch_runs import about, rounds_since, runs_of
+from fedmuon.experiments.inspect.status import RunStatus, runs_below
+from fedmuon.experiments.inspect.watch import about, rounds_since, runs_of
 from fedmuon.experiments.report import gather
 from fedmuon.experiments.run import execute
 from fedmuon.experiments.stability import bound, neighbours
@@ -106,8 +106,8 @@ def result(folder: Path) -> object:
 
 
 READERS: dict[str, Callable[[Path], object]] = {
-    "show": lambda folder: Seen(folder).damage,
-    "ls": lambda folder: [row(one, folder) for one in below(folder)],
+    "show": lambda folder: RunStatus(folder).damage,
+    "ls": lambda folder: [row(one, folder) for one in runs_below(folder)],
     "compare": lambda folder: comparison({"": [folder]}),
     "report": gather,
     "watch": watched,
@@ -132,8 +132,8 @@ def test_no_reader_of_a_run_waits_for_a_named_pipe(
         (run / name).unlink(missing_ok=True)
         os.mkfifo(run / name)
         if kind != "cut" and name not in TO_BE:
-            assert f"{run / name} is a named pipe, not a regular file" in Seen(run).damage
-            assert row(Seen(run), tmp_path)["state"] == "damaged"
+            assert f"{run / name} is a named pipe, not a regular file" in RunStatus(run).damage
+            assert row(RunStatus(run), tmp_path)["state"] == "damaged"
         for read in READERS.values():
             with contextlib.suppress(InputError):
                 read(run)

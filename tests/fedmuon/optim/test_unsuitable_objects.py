@@ -18,8 +18,7 @@ from fedmuon.core.errors import InputError
 from fedmuon.core.guard import OwnError
 from fedmuon.experiments.cli import main
 from fedmuon.federated.rounds import Fault
-from fedmuon.server.failures import raised
-from fedmuon.server.messaging import reason
+from fedmuon.server.messaging import raised, reason
 from fedmuon.server.ray.flower_internals import identify, numbered
 from fedmuon.server.strategy import FedMuonStrategy, RoundFailed
 

@@ -15,8 +15,8 @@ from fedmuon.core import files
 from fedmuon.core.errors import InputError, Interrupted
 from fedmuon.core.locks import held
 from fedmuon.experiments.cli import app
-from fedmuon.experiments.inspect.status import Seen, below
-from fedmuon.experiments.inspect.watch_runs import about, runs_of
+from fedmuon.experiments.inspect.status import RunStatus, runs_below
+from fedmuon.experiments.inspect.watch import about, runs_of
 from fedmuon.experiments.report import gather, write_report
 from fedmuon.experiments.run import execute
 from fedmuon.experiments.stability import neighbours
@@ -117,7 +117,7 @@ def test_whoever_looks_at_a_run_that_lacks_a_file_is_told_so(copied: Path, name:
     assert str(folder / name) in said and str(half / name) in said
     if name != "config.toml":
         (half / "rounds.jsonl").write_text("")
-        assert not Seen(half).damage
+        assert not RunStatus(half).damage
 
 
 @pytest.mark.parametrize("name", ["plain 0", "near 0"])
@@ -304,14 +304,14 @@ def test_a_list_reads_no_large_file_whole(
     read = []
     whole = files.read_bytes
     monkeypatch.setattr(files, "read_bytes", lambda path: read.append(path.name) or whole(path))
-    (run,) = (one for one in below(copied) if one.path == file.parent)
+    (run,) = (one for one in runs_below(copied) if one.path == file.parent)
     assert not run.damage and not {*BINARY} & {*read} and "summary.json" in read
     flipped(file)
-    assert not Seen(file.parent, brief=True).damage and str(file) in Seen(file.parent).damage
+    assert not RunStatus(file.parent, brief=True).damage and str(file) in RunStatus(file.parent).damage
     file.write_bytes(file.read_bytes()[:-4])
-    assert f"{file} is not a readable" in Seen(file.parent, brief=True).damage
+    assert f"{file} is not a readable" in RunStatus(file.parent, brief=True).damage
     file.unlink()
-    assert f"{file} is missing" in Seen(file.parent, brief=True).damage
+    assert f"{file} is missing" in RunStatus(file.parent, brief=True).damage
 
 
 @pytest.mark.parametrize("name", ["config.toml", "rounds.jsonl", "neighbours.csv", "bound.json"])

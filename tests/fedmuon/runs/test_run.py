@@ -267,7 +267,7 @@ def test_the_command_reads_well() -> None:
 
 
 def test_doctor_names_every_source(monkeypatch: pytest.MonkeyPatch) -> None:
-    doctor = importlib.import_module("fedmuon.experiments.cli.doctor")
+    doctor = importlib.import_module("fedmuon.experiments.cli.project")
     monkeypatch.setattr(doctor, "rate", lambda kernel, *given: rate(kernel, 64, 64, 64, *given[3:]))
     shown = CliRunner().invoke(app, ["doctor"], env={"COLUMNS": "140"})
     assert shown.exit_code == 0, shown.output
