@@ -21,6 +21,7 @@ from fedmuon.experiments.stability.findings import findings as of_neighbours
 from fedmuon.experiments.studies.find import KINDS
 from fedmuon.runs.directory import RunDirectory
 
+LEFT_OUT = "left out"  # how the line of a damaged folder begins
 SUITE, RUN = ("runs.csv", "suite.json"), ("bound.json", "neighbours.csv")
 
 
@@ -41,7 +42,7 @@ class Missing:
 
     def lines(self) -> list[str]:
         """All of them, as a terminal shows them."""
-        damaged = [f"left out: {why}" for why in self.left_out]
+        damaged = [f"{LEFT_OUT}: {why}" for why in self.left_out]
         return damaged + [f"unfinished: {why}" for why in self.unfinished]
 
 

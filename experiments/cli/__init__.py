@@ -1,4 +1,4 @@
-"""The `fedmuon` command: it parses, shows, and turns user errors into exit code 2."""
+"""The `fedmuon` command: its subcommands, and its exit codes."""
 
 import os
 import sys
@@ -14,10 +14,10 @@ from fedmuon.core.signals import interruptible
 from fedmuon.experiments.cli.keys import app as config
 from fedmuon.experiments.cli.keys import names
 from fedmuon.experiments.cli.look import compare, ls, report, show, watch
-from fedmuon.experiments.cli.options import WithKeys, complain, sound
+from fedmuon.experiments.cli.options import WithKeys, complain
 from fedmuon.experiments.cli.privacy import app as privacy
-from fedmuon.experiments.cli.project import make_text, new
-from fedmuon.experiments.cli.runs import deploy_demo, doctor, plan, run, stability, suite, unlearn
+from fedmuon.experiments.cli.project import doctor, make_text, new
+from fedmuon.experiments.cli.runs import deploy_demo, plan, run, stability, suite, unlearn
 from fedmuon.experiments.cli.theory import bound, flops, stationarity
 
 app = typer.Typer(
@@ -53,9 +53,9 @@ app.add_typer(config, name="config")
 app.add_typer(privacy, name="privacy")
 
 
-def _say_version(asked: bool) -> None:
+def _print_version(asked: bool) -> None:
     if asked:
-        from fedmuon import __version__
+        from fedmuon import __version__  # `fedmuon` loads its names when they are used
 
         typer.echo(f"fedmuon {__version__}")
         raise typer.Exit
@@ -65,16 +65,16 @@ def _say_version(asked: bool) -> None:
 def whole(
     version: Annotated[
         bool,
-        Option("--version", help="Say the version.", callback=_say_version, is_eager=True),
+        Option("--version", help="Print the version.", callback=_print_version, is_eager=True),
     ] = False,
 ) -> None:
-    """What comes before a command; the help is the app's own."""
+    """Options that come before a subcommand; the help is the app's own."""
 
 
 def prefer_wide_vectors() -> None:
     """Let OpenBLAS use AVX-512 on AMD processors, where it would choose a narrower kernel.
 
-    It reads the variable when numpy is first imported, hence before anything else.
+    It reads the variable when numpy is first imported.
     """
     try:
         processor = Path("/proc/cpuinfo").read_text(encoding="utf-8")
@@ -85,8 +85,8 @@ def prefer_wide_vectors() -> None:
 
 
 def spin_briefly() -> None:
-    """Let torch's threads wait for each other asleep after some 20 us: the default, milliseconds
-    long, takes a busy machine's processors from whom they wait for.
+    """Let torch's threads sleep after waiting for about 20 us for each other. By default they spin
+    for milliseconds, and on a busy machine take the processor from the thread they wait for.
 
     OpenMP reads the variable when torch is first imported.
     """
@@ -95,33 +95,33 @@ def spin_briefly() -> None:
 
 
 def main(arguments: list[str] | None = None) -> Any:
-    """Entry point: exit code 0 when done, 2 when the user can mend it, 130 or 143 when stopped."""
+    """Entry point. Exit codes: 0 when done, 2 if the user can fix it, 130 or 143 if stopped."""
     with interruptible():
         try:
             prefer_wide_vectors()
             spin_briefly()
-            return app(sound(arguments))
+            for argument in arguments or ():
+                if "\0" in argument:  # no system call would see it whole
+                    raise InputError(
+                        f"the argument {argument!r} holds a NUL character: leave it out"
+                    )
+            return app(arguments)
         except InputError as error:
             complain(str(error))
             raise SystemExit(2) from None
         except Interrupted as wish:
             complain(f"interrupted: {AGAIN}")  # the command may have written files
             raise SystemExit(wish.exit_code) from None
-        except SystemExit as error:
-            if (said := blamed(error)) is None:
+        except (Exception, SystemExit) as error:
+            if (why := blamed(error) or _refused_by_system(error)) is None:
                 raise
-            complain(said)
-            raise SystemExit(2) from error
-        except Exception as error:
-            if (said := blamed(error) or _of_system(error)) is None:
-                raise
-            complain(said)
+            complain(why)
             raise SystemExit(2) from error
 
 
-def _of_system(error: Exception) -> str | None:
-    """What the system refuses, as a sentence."""
-    if isinstance(error, OSError):  # a full or closed terminal, temporary folder, name of a file
+def _refused_by_system(error: BaseException) -> str | None:
+    """What the operating system refused, and what to do."""
+    if isinstance(error, OSError):  # a full disk or terminal, a name that is too long
         place = error.filename or "the output, or the folder of temporary files (TMPDIR)"
         return f"the system refuses {place} ({error.strerror}): make room, or choose another"
     if isinstance(error, MemoryError):

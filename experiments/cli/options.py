@@ -1,4 +1,8 @@
-"""What several commands share: option types, the console, and where results go."""
+"""What several commands share: types of options, the console, and how results are printed.
+
+Commands import what does the work only when they run, so `fedmuon --help` loads neither numpy nor
+torch. Such an import has a comment where it saves anything else.
+"""
 
 import contextlib
 import json
@@ -8,7 +12,7 @@ import shutil
 import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, NoReturn
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich.console import Console
@@ -25,7 +29,7 @@ if TYPE_CHECKING:
 console = Console()
 
 ConfigFile = Annotated[
-    Path | None, Argument(help="A TOML file; without one, the defaults: mnist5k, N=20, K=5.")
+    Path | None, Argument(help="A TOML file. Without one, the defaults: mnist5k, N=20, K=5.")
 ]
 Overrides = Annotated[
     list[str] | None,
@@ -40,13 +44,13 @@ OutFolder = Annotated[
     Path | None, Option("--out", help="The run directory; a new one below runs/ by default.")
 ]
 Resume = Annotated[
-    bool, Option("--resume", help="Go on with --out where it was interrupted, to the same bytes.")
+    bool, Option("--resume", help="Resume the interrupted run in --out, bit-identically.")
 ]
 EngineName = Annotated[
     str | None,
     Option(
         "--engine",
-        help="inline, ray or deployment: who runs the clients.",
+        help="inline, ray or deployment: where the clients run.",
         autocompletion=lambda incomplete: near_values("engine.name", incomplete),
     ),
 ]
@@ -59,34 +63,59 @@ DataName = Annotated[
         autocompletion=lambda incomplete: near_values("data.name", incomplete),
     ),
 ]
-Seed = Annotated[int | None, Option("--seed", help="Of every draw but secret noise.")]
-AsJson = Annotated[bool, Option("--json", help="One JSON object, no table.")]
+Seed = Annotated[
+    int | None, Option("--seed", help="Random seed for everything except privacy noise.")
+]
+AsJson = Annotated[bool, Option("--json", help="Print one JSON object instead of tables.")]
 
 
 def count(text: str) -> int:
-    """A number of things, from 1 on."""
+    """Parse a number of things, 1 or more."""
     with contextlib.suppress(ValueError):
         if (number := int(text)) >= 1:
             return number
     raise typer.BadParameter(f"{text} is no count: give a whole number from 1 on")
 
 
+def near_keys(begun: str, end: str = "") -> list[str]:
+    """The keys `table.key` that begin like this, for completion in shells."""
+    from fedmuon.config.read_if import NEEDS
+
+    names = (f"{table}.{key}{end}" for table, keys in NEEDS.items() for key in keys)
+    return [name for name in names if name.startswith(begun)]
+
+
+def near_values(key: str, begun: str) -> list[str]:
+    """The values of a key that begin like this, for completion in shells."""
+    from fedmuon.config.describe import find
+
+    known = find(key).values.removesuffix(", or yours").split(", ")
+    return [value for value in known if value.startswith(begun)]
+
+
 class WithKeys(TyperCommand):
-    """A command that says of an unknown option which key of the config is called so, and whose
-    examples can be pasted."""
+    """A command that suggests `--set` for an unknown option that is a key of the config, and whose
+    examples can be pasted into a shell."""
 
     def parse_args(self, ctx: Context, args: list[str]) -> list[str]:
-        """As ever, but for such an option."""
+        """Parse the arguments; reject an unknown option that is a key."""
         known = {name for one in self.params for name in (*one.opts, *one.secondary_opts)}
         for place, argument in enumerate(args if "--set" in known else ()):
             option, _, value = argument.partition("=")
-            if option.startswith("--") and option not in known and (key := _key(option[2:])):
-                said = value or next(iter(args[place + 1 :]), "VALUE")
-                refuse(f"{option} is no option, but a key of the config: write --set {key}={said}")
+            if not option.startswith("--") or option in known:
+                continue
+            found = [one for one in near_keys("") if one.partition(".")[2] == option[2:]]
+            if found:
+                value = value or next(iter(args[place + 1 :]), "VALUE")
+                raise InputError(
+                    f"{option} is no option, but a key of the config: write --set "
+                    f"{found[0]}={value}"
+                )
         return super().parse_args(ctx, args)
 
     def format_help(self, ctx: Context, formatter: Any) -> None:
-        """As ever, and last the examples."""
+        """Print the help, and the examples last: rich's tables would break their lines anywhere and
+        fill them with spaces."""
         written = self.help
         self.help, examples = apart(written or "")
         try:
@@ -94,193 +123,23 @@ class WithKeys(TyperCommand):
         finally:
             self.help = written
         for place, (lead, commands) in enumerate(examples):
-            said = "\n" * (place > 0) + f" {lead}"
-            console.print(said, markup=False, highlight=False, soft_wrap=True)
+            line = "\n" * (place > 0) + f" {lead}"
+            console.print(line, markup=False, highlight=False, soft_wrap=True)
             for one in commands:
                 console.print(Text(broken(one), style="bold"), soft_wrap=True)
 
 
-def _key(name: str) -> str:
-    """The first `table.key` of the config that is called so, if one is."""
-    from fedmuon.config.read_if import NEEDS
-
-    return next((f"{table}.{name}" for table, keys in NEEDS.items() if name in keys), "")
-
-
-def changes_of(
-    overrides: list[str] | None,
-    engine: str | None = None,
-    ray_address: str | None = None,
-    data: str | None = None,
-    seed: int | None = None,
-) -> list[str]:
-    """The changes with those of options that are short for one; both of a key are refused."""
-    asked = {
-        "--engine": ("engine.name", engine),
-        "--ray-address": ("engine.ray-address", ray_address),
-        "--data": ("data.name", data),
-        "--seed": ("federation.seed", seed),
-    }
-    changes = [*(overrides or [])]
-    for option, (key, value) in asked.items():
-        if value is None:
-            continue
-        if any(one.partition("=")[0].strip() == key for one in changes):
-            refuse(f"{option} and --set {key} say the same key: give one of them")
-        changes.append(f"{key}={value}")
-    return changes
-
-
-def near_keys(begun: str, end: str = "") -> list[str]:
-    """The keys `table.key` that begin so, for shells that complete them."""
-    from fedmuon.config.read_if import NEEDS
-
-    names = (f"{table}.{key}{end}" for table, keys in NEEDS.items() for key in keys)
-    return [name for name in names if name.startswith(begun)]
-
-
-def chosen_config(
-    file: Path | None,
-    overrides: list[str],
-    resume: bool,
-    out: Path | None = None,
-    named: bool = False,
-) -> "Config | None":
-    """The experiment asked for; None when a resumed run shall bring its own. What a command to
-    resume sets without a file is compared with the config in `out`; where there is none, only
-    settings that were `named` by --set begin an experiment, as the same command did before."""
-    from fedmuon.config import load
-    from fedmuon.config.incompatible import noiseless
-
-    if resume and not file and not overrides:
-        return None
-    there = out / "config.toml" if resume and out and not file else None
-    if out and there and not there.exists():
-        there = None if named else load.to_resume(out)
-    chosen = load.load(file or there, overrides)
-    if noiseless(chosen):
-        complain("[privacy] noise is 0, so nothing is private: epsilon is infinite")
-    return chosen
-
-
-def chosen_folder(out: Path | None, config: "Config | None", resume: bool = False) -> Path:
-    """Where results go: the folder given, or a new one; there is nothing to resume in a new one."""
-    if out is not None:
-        return out
-    if resume or config is None:
-        refuse("--resume needs --out: name the run directory to go on with")
-    stamp = time.strftime("%Y%m%d-%H%M%S")
-    name = f"{config.data.name}-{config.local.recipe}-seed{config.federation.seed}-{stamp}"
-    return Path("runs") / re.sub(r"[^A-Za-z0-9._-]+", "-", name).lstrip(".-")
-
-
-def near_values(key: str, begun: str) -> list[str]:
-    """The values of a key that begin so."""
-    from fedmuon.config.describe import find
-
-    known = find(key).values.removesuffix(", or yours").split(", ")
-    return [value for value in known if value.startswith(begun)]
-
-
-@contextlib.contextmanager
-def resumable(folder: Path, command: Sequence[str]) -> Iterator[None]:
-    """Where work on the folder is interrupted, say what was saved and how to go on; without a
-    command nothing does."""
-    try:
-        yield
-    except Interrupted as wish:
-        complain(f"interrupted: {_saved(folder, command)}")
-        raise SystemExit(wish.exit_code) from None
-
-
-def _saved(folder: Path, command: Sequence[str]) -> str:
-    """What is left of work that was interrupted, and how to go on with it, if that can be."""
-    if not any((folder / name).exists() for name in ("config.toml", "suite.lock")):
-        return NOTHING_SAVED
-    from fedmuon.runs import checkpoints
-    from fedmuon.runs.directory import RunDirectory
-
-    directory = RunDirectory(folder)
-    with contextlib.suppress(InputError):  # of what is damaged, which resuming says
-        if why := directory.lost():
-            return f"{folder} {why}: {AFRESH}"
-    if not command:
-        return f"that cannot be gone on with: {AFRESH}"
-    done = checkpoints.round_of(folder)
-    held = f"a checkpoint of round {done} is written"
-    if done is None:
-        some = any((folder / name).exists() for name in ("summary.json", "suite.lock"))
-        held = "what was finished is saved" if some else "no round is saved yet"
-    again = shlex.join(["fedmuon", *command, "--out", str(folder), "--resume"])
-    return f"{held}, go on with: {again}"
-
-
-def sound(arguments: list[str] | None) -> list[str] | None:
-    """The arguments of a command, none of which a system call can refuse to see whole."""
-    for argument in arguments or ():
-        if "\0" in argument:
-            refuse(f"the argument {argument!r} holds a NUL character: leave it out")
-    return arguments
-
-
-def given_in(context: Context, *but: str) -> list[str]:
-    """The options that stand on the command line, but for some, each as it is first called."""
-    return [
-        one.opts[0]
-        for one in context.command.params
-        if one.name is not None
-        and one.name not in but
-        and (source := context.get_parameter_source(one.name)) is not None
-        and source.name == "COMMANDLINE"
-    ]
-
-
-def require_at_most(most: float, **given: float | None) -> None:
-    """Refuse numbers beyond which nothing is computed, or not in anybody's time."""
-    from fedmuon.core.tables import shown
-
-    for name, value in given.items():
-        if value is not None and abs(value) > most:
-            text = f"{value:.6g}" if abs(value) < 1e300 else shown(value)  # no float holds more
-            refuse(f"{name} = {text} is refused: give a number of at most {most:g}")
-
-
-def refuse(sentence: str) -> NoReturn:
-    """End the command with this sentence and exit code 2."""
-    raise InputError(sentence)
-
-
-def where(folder: Path) -> Text:
-    """A path to be printed."""
-    return Text(plain(folder, None), style="bold")
-
-
-def tell(record: dict[str, Any], as_json: bool, *shown: object) -> None:
-    """One JSON object on stdout, or what people read."""
-    if as_json:
-        typer.echo(json.dumps(record, indent=2, allow_nan=False))
-        return
-    for one in shown:
-        console.print(one)
-
-
-def complain(sentence: str) -> None:
-    """One sentence on stderr; its [brackets] are tables of the config, not markup."""
-    text = Text.assemble(("fedmuon: ", "bold red"), plain(sentence, None))
-    Console(stderr=True).print(text, highlight=False, soft_wrap=True)
-
-
-# The examples of a command's help, apart from its prose: they are printed last, by themselves, as
-# a table of rich's would break them anywhere and fill their lines with spaces.
-
-WIDE = 79  # characters of a line at most
+WIDE = 79  # maximum characters of a line
 TYPED = re.compile(r"\[bold\](.*?)\[/\]", re.DOTALL)
 LEAD = re.compile(r"(.*[.])?\s*([^.]*:)", re.DOTALL)  # sentences, and what introduces a command
 
 
 def apart(text: str) -> tuple[str, list[tuple[str, list[str]]]]:
-    """A docstring's prose, and its commands with the words before them; markup is left out. A
-    command that nothing introduces stays in its sentence."""
+    """Split a docstring into its prose and its examples, without markup.
+
+    An example is the words that introduce it and its commands. A command without an introduction
+    stays in its sentence.
+    """
     prose: list[str] = []
     examples: list[tuple[str, list[str]]] = []
     for paragraph in text.split("\n\n"):
@@ -295,7 +154,8 @@ def apart(text: str) -> tuple[str, list[tuple[str, list[str]]]]:
 
 
 def broken(command: str) -> str:
-    """The command on lines that fit, an option beside its value; a shell joins them again."""
+    """Break a command into lines that fit and that a shell joins again, options with their value on
+    one line."""
     lines, wide = [""], min(WIDE, shutil.get_terminal_size().columns - 1)
     for word in re.split(r" (?=-)", command):
         if lines[-1] and len(f"{lines[-1]} {word} \\") > wide:
@@ -304,3 +164,149 @@ def broken(command: str) -> str:
         else:
             lines[-1] = f"{lines[-1]} {word}".removeprefix(" " * (len(lines) == 1))
     return "\n".join(lines)
+
+
+def changes_of(
+    overrides: list[str] | None,
+    engine: str | None = None,
+    ray_address: str | None = None,
+    data: str | None = None,
+    seed: int | None = None,
+) -> list[str]:
+    """Add the options that stand for a key to the changes of --set; reject a key given twice."""
+    asked = {
+        "--engine": ("engine.name", engine),
+        "--ray-address": ("engine.ray-address", ray_address),
+        "--data": ("data.name", data),
+        "--seed": ("federation.seed", seed),
+    }
+    changes = [*(overrides or [])]
+    for option, (key, value) in asked.items():
+        if value is None:
+            continue
+        if any(one.partition("=")[0].strip() == key for one in changes):
+            raise InputError(f"{option} and --set {key} say the same key: give one of them")
+        changes.append(f"{key}={value}")
+    return changes
+
+
+def chosen_config(
+    file: Path | None,
+    overrides: list[str],
+    resume: bool,
+    out: Path | None = None,
+    named: bool = False,
+) -> "Config | None":
+    """Load the experiment that the command line describes.
+
+    Args:
+        file: A config file.
+        overrides: Changes of single keys.
+        resume: Whether a run is resumed. Without a file, its own config is changed.
+        out: The folder of that run.
+        named: Whether --set was given. If so, and `out` holds no run yet, one begins.
+
+    Returns:
+        The config; None if a resumed run is to use its own as it is.
+    """
+    from fedmuon.config import incompatible, load
+
+    if resume and not file and not overrides:
+        return None
+    there = out / "config.toml" if resume and out and not file else None
+    if out and there and not there.exists():
+        there = None if named else load.to_resume(out)
+    chosen = load.load(file or there, overrides)
+    if incompatible.noiseless(chosen):
+        complain("[privacy] noise is 0, so nothing is private: epsilon is infinite")
+    return chosen
+
+
+def chosen_folder(out: Path | None, config: "Config | None", resume: bool = False) -> Path:
+    """The folder for the results: `out`, or a new one named after the experiment and the time."""
+    if out is not None:
+        return out
+    if resume or config is None:
+        raise InputError("--resume needs --out: name the run directory to resume")
+    stamp = time.strftime("%Y%m%d-%H%M%S")
+    name = f"{config.data.name}-{config.local.recipe}-seed{config.federation.seed}-{stamp}"
+    return Path("runs") / re.sub(r"[^A-Za-z0-9._-]+", "-", name).lstrip(".-")
+
+
+@contextlib.contextmanager
+def resumable(folder: Path, command: Sequence[str]) -> Iterator[None]:
+    """If the work on the folder is interrupted, say what was saved and how to resume.
+
+    An empty command means that the work cannot be resumed.
+    """
+    try:
+        yield
+    except Interrupted as wish:
+        complain(f"interrupted: {_saved(folder, command)}")
+        raise SystemExit(wish.exit_code) from None
+
+
+def _saved(folder: Path, command: Sequence[str]) -> str:
+    if not any((folder / name).exists() for name in ("config.toml", "suite.lock")):
+        return NOTHING_SAVED
+    from fedmuon.runs import checkpoints, directory
+
+    with contextlib.suppress(InputError):  # a damaged folder: --resume will say so
+        if why := directory.RunDirectory(folder).lost():
+            return f"{folder} {why}: {AFRESH}"
+    if not command:
+        return f"this cannot be resumed: {AFRESH}"
+    done = checkpoints.round_of(folder)
+    held = f"a checkpoint of round {done} is written"
+    if done is None:
+        some = any((folder / name).exists() for name in ("summary.json", "suite.lock"))
+        held = "what was finished is saved" if some else "no round is saved yet"
+    again = shlex.join(["fedmuon", *command, "--out", str(folder), "--resume"])
+    return f"{held}, resume with: {again}"
+
+
+def given_in(context: Context, *but: str) -> list[str]:
+    """The options on the command line, each by its first name, without the parameters in `but`."""
+    return [
+        one.opts[0]
+        for one in context.command.params
+        if one.name is not None
+        and one.name not in but
+        and (source := context.get_parameter_source(one.name)) is not None
+        and source.name == "COMMANDLINE"
+    ]
+
+
+def require_at_most(most: float, **given: float | None) -> None:
+    """Reject numbers so large that nothing could be computed, or not within a lifetime."""
+    from fedmuon.core.tables import shown
+
+    for name, value in given.items():
+        if value is not None and abs(value) > most:
+            text = f"{value:.6g}" if abs(value) < 1e300 else shown(value)  # floats end there
+            raise InputError(f"{name} = {text} is refused: give a number of at most {most:g}")
+
+
+def print_path(words: str, path: Path) -> None:
+    """Print words and a path on one line, so that the path can be copied."""
+    console.print(words, Text(plain(path, None), style="bold"), soft_wrap=True)
+
+
+def print_plain(sentence: str) -> None:
+    """Print a sentence on one line, its [brackets] as they are."""
+    console.print(sentence, markup=False, highlight=False, soft_wrap=True)
+
+
+def tell(record: dict[str, Any], as_json: bool, *tables: object) -> None:
+    """Print the record as one JSON object, or else the tables."""
+    if as_json:
+        typer.echo(json.dumps(record, indent=2, allow_nan=False))
+        return
+    for one in tables:
+        console.print(one)
+
+
+def complain(sentence: str) -> None:
+    """Print one sentence on stderr, its [brackets] as they are: they are tables of the config."""
+    text = Text.assemble(("fedmuon: ", "bold red"), plain(sentence, None))
+    Console(stderr=True).print(text, highlight=False, soft_wrap=True)

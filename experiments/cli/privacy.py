@@ -1,12 +1,13 @@
-"""Options that state the setting of a private mechanism."""
+"""Commands of the privacy accountant: `privacy epsilon`, `sigma`, `tuned`, `audit`, `spent`."""
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 import typer
 from rich.console import Console
 from typer import Argument, Context, Option
 
+from fedmuon.core.errors import InputError
 from fedmuon.experiments.cli.options import (
     AsJson,
     DataName,
@@ -19,18 +20,19 @@ from fedmuon.experiments.cli.options import (
     complain,
     console,
     given_in,
-    refuse,
+    print_path,
     require_at_most,
     resumable,
     tell,
-    where,
 )
 
-if TYPE_CHECKING:
-    from fedmuon.privacy.accounting.composition import Answer
+app = typer.Typer(
+    help="What a private run spends: epsilon for a noise, noise for an epsilon, and an audit.",
+    no_args_is_help=True,
+)
 
 NOISE = "sigma: noise of one block over its clipping bound C."
-LOT = "Expected size of a Poisson lot, or the size of those that take turns."
+LOT = "Expected size of a Poisson lot, or the size of lots in a fixed order."
 POPULATION = "Examples of the client."
 STEPS = "T: noisy releases over the whole run."
 DELTA = "Should be well below 1/population."
@@ -55,8 +57,8 @@ Sampling = Annotated[
     str,
     Option(
         "--sampling",
-        help="poisson: each example on its own, which amplifies; shuffle or cyclic: lots take "
-        "turns, without amplification.",
+        help="poisson: each example on its own, which amplifies; shuffle or cyclic: lots in a "
+        "fixed order, without amplification.",
     ),
 ]
 Band = Annotated[
@@ -70,173 +72,22 @@ MOST_PEOPLE = 10**12
 
 
 def rate(lot: float, population: int) -> float:
-    """The probability with which an example is in a lot."""
+    """The probability that an example is in a lot."""
     from fedmuon.core.tables import shown
 
     if not 1 <= population <= MOST_PEOPLE:
-        refuse(f"population = {shown(population)} must lie between 1 and {MOST_PEOPLE:,}")
+        raise InputError(f"population = {shown(population)} must lie between 1 and {MOST_PEOPLE:,}")
     if not 0 < lot <= population:
-        refuse(f"lot = {lot:g} must be positive and at most the population = {population}")
-    return lot / population
-
-
-# `privacy audit`: of a setting, by many simulated runs; or of one real run, by many canaries.
-
-SHORT = ("--data", "--engine")
-OF_A_SETTING = ("--noise", "--lot", "--population", "--steps", "--delta")
-OF_MANY_RUNS = (*OF_A_SETTING, "--blocks", "--trials", "--code")
-OF_A_CONFIG = ("--canaries", "--sees", "--out", "--set", *SHORT)
-
-
-def audit(
-    context: Context,
-    run: Annotated[
-        Path | None,
-        Argument(help="With --one-run: a config, or the folder of a run that was audited."),
-    ] = None,
-    noise: Annotated[float | None, Option("--noise", help=NOISE)] = None,
-    lot: Annotated[float | None, Option("--lot", help=LOT)] = None,
-    population: Annotated[int | None, Option("--population", help=POPULATION)] = None,
-    steps: Annotated[int | None, Option("--steps", help=STEPS)] = None,
-    delta: Annotated[float | None, Option("--delta", help=DELTA)] = None,
-    blocks: Blocks = 1,
-    trials: Annotated[
-        int | None,
-        Option(
-            help="Runs with the canary, and as many without: 100000, or 2000 where real steps run."
-        ),
-    ] = None,
-    seed: Annotated[
-        int | None,
-        Option(
-            help="Of the trials, 0 by default, or with --one-run of the run: lots, noise of steps "
-            "and coins are secret."
-        ),
-    ] = None,
-    code: Annotated[
-        str,
-        Option(
-            help="projected: what a release is along the canary; release: real private steps of a "
-            "small network (for a few steps and blocks)."
-        ),
-    ] = "projected",
-    one_run: Annotated[
-        bool, Option("--one-run", help="Train the config RUN once, with many canaries.")
-    ] = False,
-    canaries: Annotated[
-        int | None,
-        Option(
-            help="With --one-run: whose places they take; half of all samples, or at level client "
-            "of all clients."
-        ),
-    ] = None,
-    sees: Annotated[
-        str, Option(help="With --one-run: releases, or the final model alone (weaker).")
-    ] = "releases",
-    out: Annotated[
-        Path | None,
-        Option("--out", help="With --one-run: the run directory; a new one below runs/."),
-    ] = None,
-    overrides: Overrides = None,
-    engine: EngineName = None,
-    data: DataName = None,
-    as_json: AsJson = False,
-) -> None:
-    """A lower bound on epsilon from canaries, beside what the accountant claims.
-
-    Example: [bold]fedmuon privacy audit --noise 2.3395 --lot 1024 --population 42043 --steps 410
-    --delta 8e-6 --blocks 49[/]
-
-    Of the code that trains: [bold]fedmuon privacy audit --code release --noise 1 --lot 8
-    --population 16 --steps 2 --delta 0.05 --blocks 2[/]
-
-    With --one-run, --engine, --data and --seed are short for keys of the config.
-    Of one whole run, whose coins are kept beside its folder: [bold]fedmuon privacy audit --one-run
-    config.toml --out runs/audited[/]
-    """
-    given = given_in(context)
-    if one_run:
-        if unread := _among(given, OF_MANY_RUNS):
-            refuse(f"--one-run reads no {unread}, which is for audits of many runs: leave it out")
-        if run is None or not run.is_dir():
-            changes = changes_of(overrides, engine, data=data, seed=seed)
-            _audit_run(run, canaries, sees, out, changes, as_json)
-        elif unread := _among(given, (*OF_A_CONFIG, "--seed")):
-            refuse(f"{run} is a folder whose audit is shown, by no {unread}: leave it out")
-        else:
-            _show_audit(run, as_json)
-        return
-    if unread := _among(given, ("run", *OF_A_CONFIG)):
-        refuse(f"audits of many runs read no {unread}: add --one-run, or leave it out")
-    if noise is None or lot is None or population is None or steps is None or delta is None:
-        missing = ", ".join(one for one in OF_A_SETTING if one not in given)
-        refuse(f"{missing} is missing: give the whole setting, or a config to --one-run")
-    from fedmuon.experiments.auditing import trials as trial
-    from fedmuon.privacy.audit import Setting
-
-    require_at_most(1e9, noise=noise)
-    setting = Setting(noise, rate(lot, population), steps, blocks)
-    record = trial.audit(setting, delta, trials, seed or 0, code, lot, population, _note)
-    tell(record, as_json, trial.table(record))
-
-
-def _note(said: str) -> None:
-    """What to know before an audit runs, if anything."""
-    if said:
-        complain(said)
-
-
-def _among(given: list[str], unread: tuple[str, ...]) -> str:
-    """Those of what is given that nothing reads."""
-    return ", ".join(one if one.startswith("-") else one.upper() for one in given if one in unread)
-
-
-def _show_audit(folder: Path, as_json: bool) -> None:
-    """What the folder of an audited run says."""
-    from fedmuon.experiments.auditing import one_run
-
-    record = one_run.of_finished(folder)
-    tell(record, as_json, one_run.table(record))
-
-
-def _audit_run(
-    file: Path | None,
-    canaries: int | None,
-    sees: str,
-    out: Path | None,
-    changes: list[str],
-    as_json: bool,
-) -> None:
-    """A run of the config with canaries."""
-    from fedmuon.experiments.auditing import one_run
-    from fedmuon.experiments.cli.show import Progress
-
-    config = chosen_config(file, changes, False)
-    assert config is not None
-    folder = chosen_folder(out, config)
-    shown = Console(quiet=True) if as_json else console  # FORCE_COLOR has a bar even in a pipe
-    with resumable(folder, []), Progress(shown) as progress:
-        record = one_run.execute(
-            config, folder, canaries, sees, None, progress.watch, progress.begin, _note
+        raise InputError(
+            f"lot = {lot:g} must be positive and at most the population = {population}"
         )
-    tell(record, as_json, one_run.table(record))
-    if not as_json:
-        console.print("The run is in", where(folder), soft_wrap=True)
-        console.print("The coins are in", where(one_run.coins(folder)), soft_wrap=True)
-
-
-# Commands of the accountant: `privacy epsilon`, `sigma`, `tuned`, `audit` and `spent`.
-
-app = typer.Typer(
-    help="What a private run spends: epsilon for a noise, noise for an epsilon, and an audit.",
-    no_args_is_help=True,
-)
+    return lot / population
 
 
 def alike(
     lot: float, population: int, steps: int, sampling: str, band: int, mode: str, adjacency: str
 ) -> tuple[float, float, int]:
-    """(s, rate, steps) of Poisson lots with s times less noise that spend the same.
+    """(s, rate, steps) of Poisson lots that spend the same with s times less noise.
 
     Lots in a fixed order spend the same as one release of all examples.
     """
@@ -248,15 +99,15 @@ def alike(
     if sampling not in ("shuffle", "cyclic"):
         require_supported(adjacency, sampling)
     if band != 1 and sampling != "cyclic":
-        refuse("--band is of noise that cancels: give --sampling cyclic, or leave it out")
+        raise InputError("--band is of noise that cancels: give --sampling cyclic, or leave it out")
     if sampling not in ("shuffle", "cyclic"):
         return 1.0, share, steps
     require_supported(adjacency)
     event(1.0, share, steps)  # rejects impossible steps
     if mode != "joint":
-        refuse(f"--mode {mode} is of Poisson lots: leave --mode or --sampling out")
+        raise InputError(f"--mode {mode} is of Poisson lots: leave --mode or --sampling out")
     if why := in_turns(lot, 0.0, adjacency):
-        refuse(why)
+        raise InputError(why)
     fixed_order = FixedOrderSampling("shuffle" if sampling == "shuffle" else "cyclic", band)
     if band > 1:
         require_at_most(1e7, steps=steps)
@@ -289,12 +140,12 @@ def epsilon(
     answer = composition.epsilon(
         noise / over, share, many, delta, blocks, mode, adjacency, accountant=accountant
     )
-    show(described(answer, sampling, delta, population), as_json)
+    show({**vars(answer), "sampling": sampling}, delta, population, as_json)
 
 
 @app.command(cls=WithKeys)
 def sigma(
-    epsilon: Annotated[float, Option(help="The most that may be spent.")],
+    epsilon: Annotated[float, Option(help="The maximum that may be spent.")],
     lot: Lot,
     population: Population,
     steps: Steps,
@@ -315,8 +166,8 @@ def sigma(
 
     over, share, many = alike(lot, population, steps, sampling, band, mode, adjacency)
     noise, answer = noise_for(epsilon, share, many, delta, blocks, mode, adjacency)
-    found = described(answer, sampling, delta, population)
-    show({"noise": over * noise, **found}, as_json)
+    found = {"noise": over * noise, **vars(answer), "sampling": sampling}
+    show(found, delta, population, as_json)
 
 
 @app.command(cls=WithKeys)
@@ -337,25 +188,21 @@ def tuned(
     ] = False,
     as_json: AsJson = False,
 ) -> None:
-    """What publishing the best of several private runs spends, where their number is secret.
+    """What publishing the best of several private runs spends, if their number is secret.
 
-    Each run takes settings drawn afresh from a list; the number of runs is drawn, and nothing of
-    the others is published; they are compared by what they released and by public data alone
+    Each run takes random settings from a list. The number of runs is random, too, and nothing about
+    the other runs is published. Runs are compared only by what they released and by public data
     (Papernot, Steinke 2022).
 
     Example: [bold]fedmuon privacy tuned --runs 20 --noise 1.1 --lot 256 --population 60000
     --steps 2000 --delta 1e-5[/]
     """
     from fedmuon.privacy.accounting import tuning
-    from fedmuon.privacy.accounting.composition import loose
 
     share = rate(lot, population)
     answer = tuning.answer(noise, share, steps, delta, blocks, runs, shape, adjacency)
-    answer["note"] = " ".join(filter(None, (answer["note"], loose(delta, population))))
-    show({**answer, **({"runs_drawn": tuning.draw(runs, shape)} if draw else {})}, as_json)
-
-
-app.command(cls=WithKeys)(audit)
+    more = {"runs_drawn": tuning.draw(runs, shape)} if draw else {}
+    show({**answer, **more}, delta, population, as_json)
 
 
 @app.command(cls=WithKeys)
@@ -365,7 +212,7 @@ def spent(
     accountant: Accountant = "pld",
     as_json: AsJson = False,
 ) -> None:
-    """What each client of a run has spent, by the run's ledger; a run may still be going on.
+    """What each client of a run has spent by the run's ledger, also while the run lasts.
 
     Example: [bold]fedmuon privacy spent runs/private[/]
     """
@@ -375,16 +222,156 @@ def spent(
     tell(record, as_json, spending.table(record))
 
 
-def described(answer: "Answer", sampling: str, delta: float, population: int) -> dict[str, Any]:
-    """An answer of the accountant, with how lots are drawn, and what to know of its delta."""
+def show(answer: dict[str, Any], delta: float, population: int, as_json: bool) -> None:
+    """Print an answer of the accountant; its note says if delta is large for the population."""
+    from fedmuon.experiments.tables import facts
     from fedmuon.privacy.accounting.composition import loose
 
-    note = " ".join(filter(None, (answer.note, loose(delta, population))))
-    return {**vars(answer), "sampling": sampling, "note": note}
-
-
-def show(answer: dict[str, Any], as_json: bool) -> None:
-    """An answer of the accountant, for machines or for people."""
-    from fedmuon.experiments.tables import facts
-
+    note = " ".join(filter(None, (answer["note"], loose(delta, population))))
+    answer = {**answer, "note": note}
     tell(answer, as_json, facts("", answer.items()))
+
+
+# `privacy audit`: a setting, by many simulated runs; or one real run, by many canaries.
+
+OF_A_SETTING = ("--noise", "--lot", "--population", "--steps", "--delta")
+OF_MANY_RUNS = (*OF_A_SETTING, "--blocks", "--trials", "--code")
+OF_A_CONFIG = ("--canaries", "--sees", "--out", "--set", "--data", "--engine")
+
+
+@app.command(cls=WithKeys)
+def audit(
+    context: Context,
+    run: Annotated[
+        Path | None,
+        Argument(help="With --one-run: a config, or the folder of a run that was audited."),
+    ] = None,
+    noise: Annotated[float | None, Option("--noise", help=NOISE)] = None,
+    lot: Annotated[float | None, Option("--lot", help=LOT)] = None,
+    population: Annotated[int | None, Option("--population", help=POPULATION)] = None,
+    steps: Annotated[int | None, Option("--steps", help=STEPS)] = None,
+    delta: Annotated[float | None, Option("--delta", help=DELTA)] = None,
+    blocks: Blocks = 1,
+    trials: Annotated[
+        int | None,
+        Option(
+            help="Runs with the canary, and as many without: 100000, or 2000 where real steps run."
+        ),
+    ] = None,
+    seed: Annotated[
+        int | None,
+        Option(
+            help="Random seed of the trials, 0 by default, or with --one-run of the run. Lots, "
+            "noise of steps and coins are secret."
+        ),
+    ] = None,
+    code: Annotated[
+        str,
+        Option(
+            help="projected: what a release is along the canary; release: real private steps of a "
+            "small network (for a few steps and blocks)."
+        ),
+    ] = "projected",
+    one_run: Annotated[
+        bool, Option("--one-run", help="Train the config RUN once, with many canaries.")
+    ] = False,
+    canaries: Annotated[
+        int | None,
+        Option(
+            help="With --one-run: how many; by default half as many as there are samples, or at "
+            "level client clients."
+        ),
+    ] = None,
+    sees: Annotated[
+        str, Option(help="With --one-run: releases, or the final model alone (weaker).")
+    ] = "releases",
+    out: Annotated[
+        Path | None,
+        Option("--out", help="With --one-run: the run directory; a new one below runs/."),
+    ] = None,
+    overrides: Overrides = None,
+    engine: EngineName = None,
+    data: DataName = None,
+    as_json: AsJson = False,
+) -> None:
+    """A lower bound on epsilon from canaries, beside what the accountant claims.
+
+    Example: [bold]fedmuon privacy audit --noise 2.3395 --lot 1024 --population 42043 --steps 410
+    --delta 8e-6 --blocks 49[/]
+
+    Of the code that trains: [bold]fedmuon privacy audit --code release --noise 1 --lot 8
+    --population 16 --steps 2 --delta 0.05 --blocks 2[/]
+
+    With --one-run, --engine, --data and --seed are short for keys of the config.
+    Of one whole run, whose coins are kept beside its folder: [bold]fedmuon privacy audit --one-run
+    config.toml --out runs/audited[/]
+    """
+    given = given_in(context)
+    if one_run:
+        if unread := _among(given, OF_MANY_RUNS):
+            raise InputError(
+                f"--one-run reads no {unread}, which is for audits of many runs: leave it out"
+            )
+        if run is None or not run.is_dir():
+            changes = changes_of(overrides, engine, data=data, seed=seed)
+            _audit_run(run, canaries, sees, out, changes, as_json)
+            return
+        if unread := _among(given, (*OF_A_CONFIG, "--seed")):
+            raise InputError(
+                f"{run} is a folder whose audit is shown, by no {unread}: leave it out"
+            )
+        from fedmuon.experiments.auditing import one_run as auditing
+
+        record = auditing.of_finished(run)
+        tell(record, as_json, auditing.table(record))
+        return
+    if unread := _among(given, ("run", *OF_A_CONFIG)):
+        raise InputError(f"audits of many runs read no {unread}: add --one-run, or leave it out")
+    if noise is None or lot is None or population is None or steps is None or delta is None:
+        missing = ", ".join(one for one in OF_A_SETTING if one not in given)
+        raise InputError(f"{missing} is missing: give the whole setting, or a config to --one-run")
+    # Not `one_run`: that loads torch, which only --code release needs.
+    from fedmuon.experiments.auditing import trials as auditing
+    from fedmuon.privacy.audit import Setting
+
+    require_at_most(1e9, noise=noise)
+    setting = Setting(noise, rate(lot, population), steps, blocks)
+    record = auditing.audit(setting, delta, trials, seed or 0, code, lot, population, _note)
+    tell(record, as_json, auditing.table(record))
+
+
+def _audit_run(
+    file: Path | None,
+    canaries: int | None,
+    sees: str,
+    out: Path | None,
+    changes: list[str],
+    as_json: bool,
+) -> None:
+    """Run the config with canaries, and print the audit."""
+    from fedmuon.experiments.auditing import one_run
+    from fedmuon.experiments.cli.show import Progress
+
+    config = chosen_config(file, changes, False)
+    assert config is not None
+    folder = chosen_folder(out, config)
+    shown = Console(quiet=True) if as_json else console  # FORCE_COLOR has a bar even in a pipe
+    with resumable(folder, []), Progress(shown) as progress:
+        record = one_run.execute(
+            config, folder, canaries, sees, None, progress.watch, progress.begin, _note
+        )
+    tell(record, as_json, one_run.table(record))
+    if not as_json:
+        print_path("The run is in", folder)
+        print_path("The coins are in", one_run.coins(folder))
+
+
+def _note(words: str) -> None:
+    """Print what to know before an audit runs, if anything."""
+    if words:
+        complain(words)
+
+
+def _among(given: list[str], unread: tuple[str, ...]) -> str:
+    """The options on the command line that nothing would read."""
+    return ", ".join(one if one.startswith("-") else one.upper() for one in given if one in unread)

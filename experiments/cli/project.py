@@ -1,4 +1,4 @@
-"""Commands that write what one begins with: `new`, a Flower app of one's own, and `make-text`."""
+"""Commands to begin with: `new`, `make-text`, `doctor`."""
 
 import keyword
 import os
@@ -9,19 +9,14 @@ from pathlib import Path
 from string import Template
 from typing import Annotated, Any
 
-import torch
 from rich.markup import escape
-from rich.table import Table
 from typer import Argument, Option
 
-from fedmuon.data.sources import available
-from fedmuon.experiments.cli.options import console, refuse, where
-from fedmuon.experiments.tables import columns
-from fedmuon.runs.provenance import processor, versions
-from fedmuon.tasks.matrix_kernels import rate, supported
+from fedmuon.core.errors import InputError
+from fedmuon.experiments.cli.options import console, print_path
 
 TEMPLATES = Path(__file__).resolve().parents[1] / "project"
-LONGEST = 32  # of a Flower app's name
+LONGEST = 32  # maximum characters of a Flower app's name
 TAKEN = ("tests", "runs")  # folders of the project
 NODES = 2  # that Flower simulates by default
 
@@ -29,61 +24,61 @@ NODES = 2  # that Flower simulates by default
 def new(
     project: Annotated[Path, Argument(help="A new folder; its name is the package's.")],
 ) -> None:
-    """Write a project with a model, data and a recipe of its own: run it by fedmuon or Flower.
+    """Write a project with your own model, data and optimizer, to run with fedmuon or Flower.
 
     Example: [bold]fedmuon new demo[/], then [bold]cd demo[/] and [bold]pytest[/]
     """
     name = project.absolute().name
     _require_name(name)
     if project.exists() and not (project.is_dir() and not any(project.iterdir())):
-        refuse(f"{project} is there already: choose a new or an empty folder")
+        raise InputError(f"{project} is there already: choose a new or an empty folder")
     for place, text in _files(name).items():
         file = project / place
         file.parent.mkdir(parents=True, exist_ok=True)
         file.write_text(text, encoding="utf-8")
-    console.print("The project is in", where(project), soft_wrap=True)
-    console.print("Its two commands are in", where(project / "README.md"), soft_wrap=True)
+    print_path("The project is in", project)
+    print_path("Its two commands are in", project / "README.md")
 
 
 def _require_name(name: str) -> None:
-    """Refuse what names no package, no Flower app, or one that is installed."""
+    """Reject a name that no package or Flower app can have, and that of an installed package."""
     found = find_spec(name) if name.isidentifier() else None
     if keyword.iskeyword(name) or not re.fullmatch("[a-z][a-z0-9_]*", name):
         close = re.sub("[^a-z0-9]+", "_", name.lower()).strip("_0123456789")
-        mend = f"try {close}" if close and not keyword.iskeyword(close) else "choose another"
-        refuse(f"{name!r} is no name of a Python package (small letters, digits, _): {mend}")
+        advice = f"try {close}" if close and not keyword.iskeyword(close) else "choose another"
+        raise InputError(
+            f"{name!r} is no name of a Python package (small letters, digits, _): {advice}"
+        )
     if len(name) > LONGEST:
-        refuse(f"{name!r} is longer than {LONGEST} characters, as long as Flower's apps are called")
+        raise InputError(
+            f"{name!r} is longer than {LONGEST} characters, the maximum for a Flower app: choose a "
+            "shorter name"
+        )
     if name in TAKEN or (found is not None and found.origin is not None):
-        refuse(f"{name!r} is the name of another package: choose one of your own")
+        raise InputError(f"{name!r} is the name of another package: choose one of your own")
 
 
 def _files(name: str) -> dict[str, str]:
-    """Place in the project -> content."""
-    places = {"README.md": "README.md", "gitignore": ".gitignore", "config.toml": "config.toml"}
-    parts = ("__init__.py", "model.py", "data.py", "recipe.py")
-    places |= {part: f"{name}/{part}" for part in parts}
-    places["test.py"] = f"tests/test_{name}.py"
-    found = {place: _filled(template, name) for template, place in places.items()}
-    run_config = _run_config(found["config.toml"])
-    return {"pyproject.toml": f"{_filled('pyproject.toml', name)}{run_config}", **found}
-
-
-def _filled(template: str, name: str) -> str:
-    text = (TEMPLATES / f"{template}.tmpl").read_text(encoding="utf-8")
-    return Template(text).substitute(package=name, app=name.replace("_", "-"))
-
-
-def _run_config(text: str) -> str:
-    """The experiment as Flower's run config: every key, for as many clients as it simulates."""
+    """Path in the project -> content."""
     import tomli_w
 
     from fedmuon.config.load import nested, parse
 
-    tables: dict[str, Any] = tomllib.loads(text)
+    def fill(template: str) -> str:
+        text = (TEMPLATES / f"{template}.tmpl").read_text(encoding="utf-8")
+        return Template(text).substitute(package=name, app=name.replace("_", "-"))
+
+    places = {"README.md": "README.md", "gitignore": ".gitignore", "config.toml": "config.toml"}
+    parts = ("__init__.py", "model.py", "data.py", "recipe.py")
+    places |= {part: f"{name}/{part}" for part in parts}
+    places["test.py"] = f"tests/test_{name}.py"
+    found = {place: fill(template) for template, place in places.items()}
+    # Flower's run config: every key of the experiment, for the clients that Flower simulates.
+    tables: dict[str, Any] = tomllib.loads(found["config.toml"])
     tables["federation"] |= {"clients": NODES, "per-round": NODES}
     held = {"out": "", "options": "", **nested(parse(tables))}
-    return tomli_w.dumps({"tool": {"flwr": {"app": {"config": held}}}})
+    run_config = tomli_w.dumps({"tool": {"flwr": {"app": {"config": held}}}})
+    return {"pyproject.toml": f"{fill('pyproject.toml')}{run_config}", **found}
 
 
 def make_text(
@@ -93,9 +88,9 @@ def make_text(
     domain: Annotated[
         str, Option("--about", help="restaurants, or lodgings with other wordings.")
     ] = "restaurants",
-    seed: Annotated[int, Option(help="Another seed makes up others.")] = 0,
+    seed: Annotated[int, Option(help="Another seed gives another text.")] = 0,
 ) -> None:
-    """Make up tables and sentences in the format of E2E or DART; no line is from these corpora.
+    """Write synthetic tables and sentences in the format of E2E or DART; no line is from them.
 
     Example: [bold]fedmuon make-text data/e2e[/], then
     [bold]fedmuon run --set data.name=e2e --set data.folder=data/e2e --set task.name=network
@@ -104,38 +99,32 @@ def make_text(
     from fedmuon.data.text import make_text as write
 
     for file in write(folder, form, tables, domain, seed):
-        console.print("made up", where(file))
+        print_path("made up", file)
 
 
-# `fedmuon doctor`: what this machine has, and how to get what it lacks.
+def doctor() -> None:
+    """Show what this machine has: devices and their speed, data sources, and versions."""
+    import torch
 
+    from fedmuon.data.sources import available
+    from fedmuon.experiments.tables import columns
+    from fedmuon.runs.provenance import processor, versions
+    from fedmuon.tasks import matrix
 
-def tables() -> list[Table]:
-    """Devices with their measured GEMM rates, data sources, and versions."""
+    devices = {torch.device("cpu"): f"cpu ({os.cpu_count()} x {processor()})"}
+    for index in range(torch.cuda.device_count()):
+        device = torch.device("cuda", index)
+        devices[device] = f"{device} ({torch.cuda.get_device_name(device)})"
+    rates = []
+    for device, name in devices.items():
+        for dtype in (torch.float32, torch.float64):
+            for kernel in matrix.supported(dtype, device):
+                speed = matrix.rate(kernel, 2048, 784, 1024, dtype, device)
+                rates.append((name, str(dtype)[6:], kernel, f"{speed / 1e9:.0f}"))
     sources = [
         (name, "[green]yes[/]" if found else "[yellow]no[/]", escape(where))
         for name, found, where in available()
     ]
-    return [
-        columns("Devices", ("device", "dtype", "kernel", "GFLOP/s"), _rates(), 3),
-        columns("Data sources", ("name", "here", "where, or how to get it"), sources, 3),
-        columns("Versions", ("package", "version"), versions().items(), 2),
-    ]
-
-
-def _rates() -> list[tuple[str, str, str, str]]:
-    devices = [torch.device("cpu")]
-    devices += [torch.device("cuda", index) for index in range(torch.cuda.device_count())]
-    return [
-        (_name(device), str(dtype)[6:], kernel, f"{speed / 1e9:.0f}")
-        for device in devices
-        for dtype in (torch.float32, torch.float64)
-        for kernel in supported(dtype, device)
-        for speed in [rate(kernel, 2048, 784, 1024, dtype, device)]
-    ]
-
-
-def _name(device: torch.device) -> str:
-    if device.type == "cuda":
-        return f"{device} ({torch.cuda.get_device_name(device)})"
-    return f"cpu ({os.cpu_count()} x {processor()})"
+    console.print(columns("Devices", ("device", "dtype", "kernel", "GFLOP/s"), rates, 3))
+    console.print(columns("Data sources", ("name", "here", "where, or how to get it"), sources, 3))
+    console.print(columns("Versions", ("package", "version"), versions().items(), 2))

@@ -1,5 +1,6 @@
-"""Commands that run experiments: `run`, `deploy-demo`, `stability`, `suite`; first, `doctor`."""
+"""Commands that run experiments: `run`, `plan`, `stability`, `suite`, `deploy-demo`, `unlearn`."""
 
+import contextlib
 import shlex
 import time
 from pathlib import Path
@@ -9,8 +10,8 @@ from rich.text import Text
 from typer import Argument, Option
 
 import fedmuon.experiments.cli.options as options
-from fedmuon.experiments.cli.look import Watch, followed
-from fedmuon.experiments.cli.options import AsJson, console, refuse, tell, where
+from fedmuon.core.errors import InputError
+from fedmuon.experiments.cli.options import console, print_path, print_plain
 
 
 def run(
@@ -23,9 +24,12 @@ def run(
     data: options.DataName = None,
     seed: options.Seed = None,
     verbose: Annotated[
-        bool, Option("--verbose", help="Show what Flower and Ray have to say.")
+        bool, Option("--verbose", help="Show the messages of Flower and Ray.")
     ] = False,
-    watch: Watch = False,
+    watch: Annotated[
+        bool,
+        Option("--watch", help="Print the address of a page, on this machine, that follows it."),
+    ] = False,
 ) -> None:
     """Run one federated experiment and write its run directory. Every key: fedmuon config explain.
 
@@ -40,53 +44,47 @@ def run(
     chosen = options.chosen_config(config, changes, resume, out, named=bool(overrides))
     folder = options.chosen_folder(out, chosen, resume)
     ended = resume and (folder / "summary.json").exists()
-    with options.resumable(folder, ["run"]), followed(folder, watch):
+    page = contextlib.nullcontext()
+    if watch:
+        from fedmuon.experiments.inspect.watch import watched  # an HTTP server, for --watch alone
+
+        page = watched(folder, print_plain)
+    with options.resumable(folder, ["run"]), page:
         before = RunDirectory(folder).records() if resume else []
         with Progress(console, lines=True, before=before) as progress:
             summary = execute(chosen, folder, resume, progress.watch, progress.begin, verbose)
         console.print(summary_table(summary))
         if note := progress.risen():
             console.print(note)
-        said = "The run had ended before; its results are in" if ended else "Results are in"
-        console.print(said, where(folder), soft_wrap=True)
+        print_path("The run had ended before; its results are in" if ended else "Results are in",
+                   folder)  # fmt: skip
         if not (left := RunStatus(folder)).ended:
-            console.print(
-                f"Its neighbours are left to run, go on with: {left.again}",
-                markup=False,
-                highlight=False,
-                soft_wrap=True,
-            )
+            print_plain(f"Its neighbours are left to run, resume with: {left.again}")
 
 
-def deploy_demo(
+def plan(
     config: options.ConfigFile = None,
-    out: options.OutFolder = None,
     overrides: options.Overrides = None,
+    engine: options.EngineName = None,
+    ray_address: options.RayAddress = None,
     data: options.DataName = None,
     seed: options.Seed = None,
-    insecure: Annotated[
-        bool, Option("--insecure", help="Without TLS and without SuperNode keys.")
-    ] = False,
+    as_json: options.AsJson = False,
 ) -> None:
-    """Run one experiment on a SuperLink and a SuperNode a client, started and stopped here.
+    """Estimate the time, memory and traffic of a run from a short trial.
 
-    Without a config: 3 rounds of 2 of 3 clients on synthetic data.
-    Example: [bold]fedmuon deploy-demo --set federation.rounds=5 --out runs/deployed[/]
+    A plan takes about as long as a short run: it reads the data, starts the engine and ends it.
+    Expect seconds within 25% on an otherwise idle machine; what other programs do counts as cost.
+    Nothing is written. Example: [bold]fedmuon plan --engine ray --set federation.rounds=1000[/]
     """
-    from fedmuon.experiments.cli.show import Progress, summary_table
-    from fedmuon.experiments.engines.deploy import DEMO, deploy
+    from fedmuon.experiments.planning import cost
 
-    asked = options.changes_of(overrides, data=data, seed=seed)
-    changes = [*([] if config else DEMO), *asked, "engine.name=deployment"]
+    changes = options.changes_of(overrides, engine, ray_address, data, seed)
     chosen = options.chosen_config(config, changes, False)
     assert chosen is not None
-    folder = options.chosen_folder(out, chosen)
-    with options.resumable(folder, ["run"]):
-        with Progress(console, lines=True) as progress:
-            summary = deploy(chosen, folder, not insecure, progress.watch, progress.begin)
-        console.print(summary_table(summary))
-        console.print("Results are in", where(folder), soft_wrap=True)
-        console.print("What each process said is in", where(folder / "logs"), soft_wrap=True)
+    # The processor's seconds: time that a wrapper waited in this process does not count.
+    record = cost.plan(chosen, time.process_time())
+    options.tell(record, as_json, *cost.tables(record))
 
 
 def stability(
@@ -104,24 +102,23 @@ def stability(
     data: options.DataName = None,
     seed: options.Seed = None,
 ) -> None:
-    """Run an experiment beside neighbours that differ in one sample, and hold them to the bound.
+    """Run an experiment with neighbours that differ in one sample, and compare with the bound.
 
     In float64 unless the config names a precision.
     Example: [bold]fedmuon stability --set local.lr=0.02 --trials 20 --out runs/s[/]
     """
     from fedmuon.experiments.cli.show import Progress, accounts
-    from fedmuon.experiments.stability.bound import in_doubles
-    from fedmuon.experiments.stability.neighbours import execute, verdict_table
+    from fedmuon.experiments.stability import bound, neighbours
     from fedmuon.runs.directory import RunDirectory
 
     if every and (hardest or trials is not None):
-        options.refuse("--all runs every neighbour there is: leave --worst and --trials out")
+        raise InputError("--all runs every neighbour there is: leave --worst and --trials out")
     changes = options.changes_of(overrides, engine, ray_address, data, seed)
     changes += [f"stability.trials={trials}"] if trials is not None else []
     changes += ["stability.neighbours=all"] if every else []
     changes += ["stability.neighbours=worst"] if hardest else []
     chosen = options.chosen_config(config, changes, resume, out, named=bool(overrides))
-    chosen = chosen and in_doubles(chosen)
+    chosen = chosen and bound.in_doubles(chosen)
     if chosen and chosen.engine.dtype == "float32":
         options.complain(
             "float32 hides small perturbations in rounding: prefer engine.dtype=float64"
@@ -129,9 +126,10 @@ def stability(
     folder = options.chosen_folder(out, chosen, resume)
     with options.resumable(folder, ["stability"]):
         with Progress(console, "neighbours", lines=True) as progress:
-            record = execute(chosen, folder, resume, progress.watch, progress.begin)
-        console.print(verdict_table(folder, record), *accounts(RunDirectory(folder).summary()))
-        console.print("Results are in", where(folder), soft_wrap=True)
+            record = neighbours.execute(chosen, folder, resume, progress.watch, progress.begin)
+        spent = accounts(RunDirectory(folder).summary())
+        console.print(neighbours.verdict_table(folder, record), *spent)
+        print_path("Results are in", folder)
 
 
 def suite(
@@ -147,7 +145,7 @@ def suite(
             "--seeds",
             parser=options.count,
             metavar="INTEGER",
-            help="So many: 0, 1, ..., in place of its own.",
+            help="How many: 0, 1, ..., in place of the suite's own.",
         ),
     ] = None,
     engine: options.EngineName = None,
@@ -155,7 +153,7 @@ def suite(
     overrides: options.Overrides = None,
     resume: Annotated[
         bool,
-        Option("--resume", help="Compute only what --out lacks, runs of more --seeds, too."),
+        Option("--resume", help="Compute only what --out lacks, also runs of more --seeds."),
     ] = False,
     ray_address: Annotated[
         str | None, Option(help="Spread over a Ray cluster; `local` starts one here.")
@@ -163,13 +161,13 @@ def suite(
     cpus: Annotated[float, Option(help="Cores of a Ray task.")] = 1.0,
     gpus: Annotated[float, Option(help="GPUs of a Ray task.")] = 0.0,
 ) -> None:
-    """Run what a published table or figure shows, hold its claims to it, and write a report.
+    """Run what a published table or figure shows, check its claims, and write a report.
 
     Example: [bold]fedmuon suite A1 --data fashion-mnist --out runs/A1[/]
     """
     from fedmuon.core.tables import override
+    from fedmuon.experiments import report
     from fedmuon.experiments.cli.show import Progress, suite_tables
-    from fedmuon.experiments.report import gather, write_report
     from fedmuon.experiments.studies.find import find
     from fedmuon.experiments.suites.suite import execute, here
 
@@ -179,7 +177,7 @@ def suite(
     folder = out or Path("runs") / "-".join(part for part in parts if part)
     by, spread = here, []
     if ray_address:
-        from fedmuon.experiments.suites.sweep import Spread
+        from fedmuon.experiments.suites.sweep import Spread  # loads Ray
 
         by = Spread(ray_address, cpus, gpus)
         spread = [f"--ray-address={ray_address}", f"--cpus={cpus:g}", f"--gpus={gpus:g}"]
@@ -187,50 +185,41 @@ def suite(
     with options.resumable(folder, again):
         with Progress(console, work.counted, lines=True) as progress:
             execute(work, folder, resume, by, progress.watch, progress.begin)
-        page = write_report(folder)
-        for part in suite_tables(*gather(folder)):  # commands stay lines that can be pasted
+        page = report.write_report(folder)
+        for part in suite_tables(*report.gather(folder)):  # commands stay lines to be pasted
             console.print(part, soft_wrap=isinstance(part, Text))
-        console.print("The report is", where(page), soft_wrap=True)
+        print_path("The report is", page)
 
 
-def doctor() -> None:
-    """Say what this machine has: devices, data sources and how to get the others, versions."""
-    from fedmuon.experiments.cli.project import tables
-
-    for table in tables():
-        console.print(table)
-
-
-# `fedmuon plan`: what a run will cost.
-
-
-def plan(
+def deploy_demo(
     config: options.ConfigFile = None,
+    out: options.OutFolder = None,
     overrides: options.Overrides = None,
-    engine: options.EngineName = None,
-    ray_address: options.RayAddress = None,
     data: options.DataName = None,
     seed: options.Seed = None,
-    as_json: options.AsJson = False,
+    insecure: Annotated[
+        bool, Option("--insecure", help="Without TLS and without SuperNode keys.")
+    ] = False,
 ) -> None:
-    """Say what a run will cost, in seconds, memory and bytes: a few seconds of it are tried here.
+    """Run one experiment on a SuperLink and one SuperNode per client, started and stopped here.
 
-    A plan takes about as long as a short run: it reads the data, starts the engine and ends it.
-    Expect seconds within 25% on a machine that is idle otherwise; what others do counts as cost.
-    Nothing is written. Example: [bold]fedmuon plan --engine ray --set federation.rounds=1000[/]
+    Without a config: 3 rounds of 2 of 3 clients on synthetic data.
+    Example: [bold]fedmuon deploy-demo --set federation.rounds=5 --out runs/deployed[/]
     """
-    from fedmuon.experiments.planning.cost import plan as cost
-    from fedmuon.experiments.planning.cost import tables
+    from fedmuon.experiments.cli.show import Progress, summary_table
+    from fedmuon.experiments.engines.deploy import DEMO, deploy
 
-    changes = options.changes_of(overrides, engine, ray_address, data, seed)
+    asked = options.changes_of(overrides, data=data, seed=seed)
+    changes = [*([] if config else DEMO), *asked, "engine.name=deployment"]
     chosen = options.chosen_config(config, changes, False)
     assert chosen is not None
-    # The processor's seconds: whoever waited in this process before, as a wrapper, does not count.
-    record = cost(chosen, time.process_time())
-    options.tell(record, as_json, *tables(record))
-
-
-# `fedmuon unlearn`: forget samples of a finished run.
+    folder = options.chosen_folder(out, chosen)
+    with options.resumable(folder, ["run"]):
+        with Progress(console, lines=True) as progress:
+            summary = deploy(chosen, folder, not insecure, progress.watch, progress.begin)
+        console.print(summary_table(summary))
+        print_path("Results are in", folder)
+        print_path("The log of each process is in", folder / "logs")
 
 
 def unlearn(
@@ -239,25 +228,25 @@ def unlearn(
         list[int], Option("--sample", help="Its index in the source (train_index); once for each.")
     ],
     epsilon: Annotated[float, Option(help="How well tests may tell it from retraining.")] = 1.0,
-    delta: Annotated[float, Option(help="And how often they may beyond.")] = 1e-5,
+    delta: Annotated[float, Option(help="The probability that they tell it better.")] = 1e-5,
     out: Annotated[
         Path | None, Option("--out", help="A folder for the model; beside the run by default.")
     ] = None,
-    as_json: AsJson = False,
+    as_json: options.AsJson = False,
 ) -> None:
-    """Forget samples: the run's model with the noise that hides whether they were trained on.
+    """Forget samples: add noise to the run's model that hides whether they were trained on.
 
     Nobody who sees unlearned.safetensors can tell it, beyond (epsilon, delta), from the model of a
-    run without them plus the same noise: of one release, as several add up. unlearn.json is for the
-    owner's eyes alone.
+    run without them plus the same noise. This holds for one release; several add up. Only the owner
+    may see unlearn.json.
     Example: [bold]fedmuon unlearn runs/a --sample 17 --epsilon 1 --out runs/a-without-17[/]
     """
-    from fedmuon.experiments.unlearning import execute, table
+    from fedmuon.experiments import unlearning
 
     if len(set(sample)) < len(sample):
-        refuse("a sample is named twice: name each once")
+        raise InputError("a sample is named twice: name each once")
     folder = out or run_dir.with_name(f"{run_dir.name}-unlearned")
-    record = execute(run_dir, sample, epsilon, delta, folder)
-    tell(record, as_json, table(record))
+    record = unlearning.execute(run_dir, sample, epsilon, delta, folder)
+    options.tell(record, as_json, unlearning.table(record))
     if not as_json:
-        console.print("The noisy model is in", where(folder), soft_wrap=True)
+        print_path("The noisy model is in", folder)

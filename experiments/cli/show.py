@@ -1,4 +1,7 @@
-"""What a person sees while a run lasts and when it has ended."""
+"""What a person sees while a run lasts and when it has ended.
+
+This module loads torch, so commands import it when they run.
+"""
 
 import contextlib
 import time
@@ -6,14 +9,15 @@ from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 from rich import progress as bars
-from rich.console import Console, Group
+from rich.console import Console, Group, RenderableType
 from rich.markup import escape
 from rich.table import Column, Table
 from rich.text import Text
 
 from fedmuon.analysis.report.numbers import digits, number
 from fedmuon.core.errors import plain
-from fedmuon.experiments.inspect.plots import sparkline
+from fedmuon.experiments.inspect import plots
+from fedmuon.experiments.inspect.status import RunStatus, card
 from fedmuon.experiments.spending import standing, unreleased
 from fedmuon.experiments.tables import columns, facts
 from fedmuon.runs.directory import Record
@@ -21,31 +25,39 @@ from fedmuon.runs.loop import Begin, Watch
 
 if TYPE_CHECKING:
     from fedmuon.analysis.report.findings import Findings
-    from fedmuon.analysis.report.verdicts import Claim
 
-
-@contextlib.contextmanager
-def shown(counted: str) -> Iterator[tuple[Watch, Begin]]:
-    """A bar for callers who have no console of their own; in a notebook, one that it can show."""
-    if (console := Console()).is_jupyter:
-        line = NotebookLine(counted)
-        yield line.watch, line.begin
-        return
-    with Progress(console, counted) as progress:
-        yield progress.watch, progress.begin
-
-
-SIGNED = ("test_gap",)
 TIME = len("0:00:00")
-MOST = 100  # lines where there is no terminal, as many points of a loss that are remembered
-WIDE = 100  # characters that have room for more than a short bar and course of the loss
-RISEN = 1.1  # times its first value, a loss did not only waver
+MOST = 100  # maximum lines without a terminal; losses that are remembered, up to twice as many
+WIDE = 100  # characters from which on a bar has room for a longer curve of the loss
+RISEN = 1.1  # a loss that is more than this many times its first value has grown
+NOTES = {"client_loss": "loss {}", "accuracy": "accuracy {}", "largest": "largest {}",
+         "cell": "{}", "ranking": "{}"}  # fmt: skip
+HEIGHT, WIDTH, GAP = 7, 38, 2  # lines and minimum characters of a curve, and between two
+FIRST = ("train_loss", "test_loss", "accuracy", "client_loss")  # order of the curves
+SIGNED = ("test_gap",)
+COLOURS = {"holds": "green", "fails": "red", "undecided": "yellow"}
+
+
+def _noted(record: Record) -> Record:
+    """The part of a record that a note shows."""
+    return {name: record[name] for name in NOTES if name in record}
+
+
+def _note(known: Record) -> str:
+    """The words for what is known about finished rounds or cells."""
+    text = {name: digits(one) if isinstance(one, float) else one for name, one in known.items()}
+    return "  ".join(form.format(text[name]) for name, form in NOTES.items() if name in text)
 
 
 class Progress(bars.Progress):
-    """One live bar: what is counted, what was last known, time left; where there is no terminal,
-    `lines` as they come, of as many rounds as there are, or a hundred of more. Work that goes on
-    knows of the rounds `before` what it is to go on from."""
+    """One live bar with what is counted, the last measurements, and the time left.
+
+    Args:
+        console: Where it is shown. Without a terminal there is no bar.
+        counted: What is counted.
+        lines: Whether to print lines if there is no terminal: one per round, at most about 100.
+        before: The records of the rounds of a run that is resumed.
+    """
 
     def __init__(
         self,
@@ -65,67 +77,50 @@ class Progress(bars.Progress):
             disable=not console.is_terminal,
         )
         self._counted, self._before = counted, before
-        self._bars = 10 if console.width >= WIDE else 5  # of the course of the loss
+        self._bars = 10 if console.width >= WIDE else 5  # of the curve of the loss
         self._lines = lines and not console.is_terminal
-        self._known: Record = {}  # the last value of what a note says
-        self._unsaid: dict[str, Record] = {}  # what lines have yet to say: the record that has it
+        self._known: Record = {}  # the last value of everything that a note shows
+        self._unprinted: dict[str, Record] = {}  # a measurement since the last line -> its record
         self._losses_seen = Remembered()
-        self._total, self._said = 0, 0
+        self._total, self._printed = 0, 0
         self._whole = True
         self._losses: list[float] = []  # of the first round that was seen, and of the last
 
     def begin(self, done: int, total: int) -> None:
-        """Show the bar, `done` of it in, in the place of one that has ended."""
+        """Show a bar of which `done` is done, in place of one that has ended."""
         for ended in self.task_ids:
             self.remove_task(ended)
         self._whole = done == 0
-        self._total, self._said = total, done
+        self._total, self._printed = total, done
         for record in self._before[:done]:
-            self._take(record)
-        self.add_task(self._counted, total=total, completed=done, note=self._note())
+            self._remember(record)
+        self.add_task(self._counted, total=total, completed=done, note=self._bar_note())
 
     def watch(self, record: Record) -> None:
         """Move the bar to what the record says is done."""
         if "client_loss" in record:
             self._losses = [*self._losses[:1], record["client_loss"]]
-        self._take(record)
+        self._remember(record)
         done = record["done"] if "done" in record else record["round"]
         if not self.disable:
             for bar in self.task_ids:
-                self.update(bar, completed=done, note=self._note())
-        elif self._lines and self._due(done):
-            self._said = done
-            said = f"{self._counted} {done}/{self._total}  {self._measured(record)}"
-            self._unsaid = {}
-            self.console.print(said.strip(), highlight=False, markup=False, soft_wrap=True)
-
-    def _take(self, record: Record) -> None:
-        """Remember what the record measured."""
-        if "client_loss" in record:
-            self._losses_seen.add(record["client_loss"])
-        self._known |= _noted(record)
-        self._unsaid |= dict.fromkeys(_noted(record), record)
-
-    def _measured(self, record: Record) -> str:
-        """What the record measured, and with its round what those since the last line did."""
-        before = [
-            f"{_note({name: one[name]})} in round {one['round']}"
-            for name, one in self._unsaid.items()
-            if name not in record and "round" in one
-        ]
-        return "  ".join(filter(None, [_note(_noted(record)), *before]))
-
-    def _note(self) -> str:
-        """What was last known, and the course of the loss."""
-        return f"{_note(self._known)}  {sparkline(self._losses_seen.values, self._bars)}".strip()
-
-    def _due(self, done: int) -> bool:
-        """Whether it is the end, or another hundredth is done."""
+                self.update(bar, completed=done, note=self._bar_note())
+            return
         total = max(self._total, 1)
-        return done == self._total or done * MOST // total > self._said * MOST // total
+        due = done == self._total or done * MOST // total > self._printed * MOST // total
+        if self._lines and due:
+            before = [
+                f"{_note({name: one[name]})} in round {one['round']}"
+                for name, one in self._unprinted.items()
+                if name not in record and "round" in one
+            ]
+            measured = "  ".join(filter(None, [_note(_noted(record)), *before]))
+            line = f"{self._counted} {done}/{self._total}  {measured}".strip()
+            self.console.print(line, highlight=False, markup=False, soft_wrap=True)
+            self._printed, self._unprinted = done, {}
 
     def risen(self) -> str:
-        """What to say of a run, seen from its first round on, whose loss grew."""
+        """A warning if the loss grew; empty for a run that was not seen from its first round."""
         first, last = self._losses if len(self._losses) == 2 else (0.0, 0.0)
         if not (self._whole and 0 < RISEN * first < last):
             return ""
@@ -133,9 +128,39 @@ class Progress(bars.Progress):
             f"Note: the loss grew from {number(first)} to {number(last)}: lower [local] lr."
         )
 
+    def _remember(self, record: Record) -> None:
+        if "client_loss" in record:
+            self._losses_seen.add(record["client_loss"])
+        self._known |= _noted(record)
+        self._unprinted |= dict.fromkeys(_noted(record), record)
+
+    def _bar_note(self) -> str:
+        """The last measurements, and the curve of the loss."""
+        return f"{_note(self._known)}  {self._losses_seen.curve(self._bars)}".strip()
+
+
+class Remembered:
+    """Numbers in their order; of many, every second, every fourth and so on."""
+
+    def __init__(self) -> None:
+        self.values: list[float] = []
+        self._every, self._seen = 1, 0
+
+    def add(self, value: float) -> None:
+        """Append one more."""
+        if self._seen % self._every == 0:
+            self.values.append(value)
+        self._seen += 1
+        if len(self.values) > 2 * MOST:
+            self.values, self._every = self.values[::2], 2 * self._every
+
+    def curve(self, width: int) -> str:
+        """A sparkline of the numbers."""
+        return plots.sparkline(self.values, width)
+
 
 class NotebookLine:
-    """A bar below a notebook's cell, written over ten times a second at most."""
+    """A bar below a notebook's cell, updated at most ten times a second."""
 
     def __init__(self, counted: str) -> None:
         self._counted, self._total, self._next = counted, 0, 0.0
@@ -143,14 +168,15 @@ class NotebookLine:
         self._shown: Any = None
 
     def begin(self, done: int, total: int) -> None:
-        """Show it, `done` of it in."""
+        """Show a bar of which `done` is done."""
+        # An optional package, which is there in a notebook.
         from IPython.display import display  # pyright: ignore[reportMissingImports]
 
         self._total = total
         self._shown = display(self._line(done, ""), raw=True, display_id=True)
 
     def watch(self, record: Record) -> None:
-        """Move it to what the record says is done."""
+        """Move the bar to what the record says is done."""
         self._known |= _noted(record)
         done = record["done"] if "done" in record else record["round"]
         if self._shown and (done == self._total or time.monotonic() >= self._next):
@@ -158,44 +184,41 @@ class NotebookLine:
             self._shown.update(self._line(done, _note(self._known)), raw=True)
 
     def _line(self, done: int, note: str) -> dict[str, str]:
-        said = f"{self._counted} {done}/{self._total}  {note}"
-        bar = f'<progress value="{done}" max="{self._total}"></progress> {said}'
-        return {"text/plain": said, "text/html": bar}
+        text = f"{self._counted} {done}/{self._total}  {note}"
+        bar = f'<progress value="{done}" max="{self._total}"></progress> {text}'
+        return {"text/plain": text, "text/html": bar}
 
 
-class Remembered:
-    """Numbers in their order; of many every second, every fourth and so on."""
-
-    def __init__(self) -> None:
-        self.values: list[float] = []
-        self._every, self._seen = 1, 0
-
-    def add(self, value: float) -> None:
-        """Take one more."""
-        if self._seen % self._every == 0:
-            self.values.append(value)
-        self._seen += 1
-        if len(self.values) > 2 * MOST:
-            self.values, self._every = self.values[::2], 2 * self._every
+@contextlib.contextmanager
+def shown(counted: str) -> Iterator[tuple[Watch, Begin]]:
+    """A bar for callers without a console of their own; a notebook gets one that it can show."""
+    if (console := Console()).is_jupyter:
+        line = NotebookLine(counted)
+        yield line.watch, line.begin
+        return
+    with Progress(console, counted) as progress:
+        yield progress.watch, progress.begin
 
 
-NOTES = {"client_loss": "loss {}", "accuracy": "accuracy {}", "largest": "largest {}",
-         "cell": "{}", "ranking": "{}"}  # fmt: skip
+def summary_table(summary: Record) -> Group:
+    """The numbers of a finished run, and what a private one spent."""
+    title = f"{summary['recipe']} on {summary['data']}, {summary['rounds']} rounds"
+    title += unreleased(summary)
+    known = list(summary)[: list(summary).index("seconds")]
+    values = {
+        name.replace("_", " "): ("+" if name in SIGNED and summary[name] > 0 else "")
+        + digits(summary[name])
+        for name in [*known, "seconds"]
+        if isinstance(summary[name], float)
+    }
+    numbers = columns(title, list(values), [list(values.values())], left=0)
+    return Group(numbers, *accounts(summary))
 
 
-def _noted(record: Record) -> Record:
-    """What of a record a note says."""
-    return {name: record[name] for name in NOTES if name in record}
-
-
-def _note(known: Record) -> str:
-    """What is known of finished rounds or cells."""
-    said = {name: digits(one) if isinstance(one, float) else one for name, one in known.items()}
-    return "  ".join(text.format(said[name]) for name, text in NOTES.items() if name in said)
-
-
-def privacy_table(private: Record) -> Table:
-    """What a private run spent, and what that stands on."""
+def accounts(summary: Record | None) -> list[Table]:
+    """What a private run spent, and the assumptions behind that number; nothing for others."""
+    if not (private := (summary or {}).get("privacy")):
+        return []
     lines = {"epsilon": "infinite"}
     if private["epsilon"] is not None:
         bracket = {name: f"{private[name]:.3f}" for name in ("epsilon", "lower", "rdp")}
@@ -208,64 +231,76 @@ def privacy_table(private: Record) -> Table:
             "certified": "yes" if private["certified"] else "NO",
         }
     lines["released"] = ", ".join(private.get("released", ()))
-    return facts("privacy", [*lines.items(), ("note", private["note"])])
+    return [facts("privacy", [*lines.items(), ("note", private["note"])])]
 
 
-def summary_table(summary: Record) -> Group:
-    """The numbers of a finished run; a private one says what it spent."""
-    return Group(_numbers(summary), *accounts(summary))
+def run_parts(run: RunStatus, width: int) -> Iterator[RenderableType]:
+    """A run as parts to print: its card, its curves, and its results or last measurements."""
+    lines = card(run)
+    if run.summary is not None:
+        machine, versions = run.summary["machine"], run.summary["versions"]
+        threads = machine["threads"]
+        by = f"{machine['processor']}, {threads} thread{'s' * (threads != 1)}"
+        names = ("fedmuon", "torch", "python")
+        packages = ", ".join(f"{one} {versions[one]}" for one in names)
+        lines += [("machine", by), ("versions", packages)]
+    yield facts(plain(run.path, None), lines)
 
+    known = [name for name in dict.fromkeys((*FIRST, *run.measures)) if name != "test_gap"]
+    curves = {name.replace("_", " "): run.curve(name) for name in known}
+    across = max(1, (width + GAP) // (WIDTH + GAP))
+    each = (width - GAP * (across - 1)) // across
+    panels = [
+        plots.panel(name, curve, each, HEIGHT) for name, curve in curves.items() if len(curve) > 1
+    ]
+    for line in plots.side_by_side(panels, across, GAP):
+        yield Text(line)
 
-def accounts(summary: Record | None) -> list[Table]:
-    """The account of a private run; none of others."""
-    private = (summary or {}).get("privacy")
-    return [privacy_table(private)] if private else []
+    if run.summary is None:
+        names = [name.replace("_", " ") for name in run.measures]
+        if names:
+            yield columns("last known", names, [[digits(one) for one in run.measures.values()]], 0)
+        if run.note:  # a finished run says so in its account
+            yield run.note
+        return
+    yield summary_table(run.summary)
+    if run.bound is not None:
+        # Only runs with neighbours wait for the code that measures them to load.
+        from fedmuon.experiments.stability.neighbours import verdict_table
 
-
-def _numbers(summary: Record) -> Table:
-    title = f"{summary['recipe']} on {summary['data']}, {summary['rounds']} rounds"
-    title += unreleased(summary)
-    known = list(summary)[: list(summary).index("seconds")]
-    values = {
-        name.replace("_", " "): ("+" if name in SIGNED and summary[name] > 0 else "")
-        + digits(summary[name])
-        for name in [*known, "seconds"]
-        if isinstance(summary[name], float)
-    }
-    return columns(title, list(values), [list(values.values())], left=0)
-
-
-def _said(text: str) -> str:
-    """Words of a file as a table may hold them: no markup, no control characters."""
-    return escape(plain(text, None))
-
-
-COLOURS = {"holds": "green", "fails": "red", "undecided": "yellow"}
-
-
-def by_how_much(claim: "Claim") -> str:
-    """The effect at its worst place, its interval and what the rule asks for; then every place."""
-    effect, ends = claim.shown
-    reach = f", {ends} (95%)" if ends else ""
-    told = f"{effect}{reach}, asked for: {claim.accepted}" if effect else ""
-    return "; ".join(filter(None, (told, claim.in_words)))
+        yield verdict_table(run.path, run.bound)
 
 
 def suite_tables(found: "Findings") -> list[Table | Text]:
-    """A suite's claims with their verdicts, what would decide the open ones, and its numbers."""
-    from fedmuon.analysis.report.verdicts import tally
+    """A suite's claims with their verdicts, the commands that would decide open ones, and its
+    numbers.
 
-    claims = [
-        (_said(claim.sentence), f"[{COLOURS.get(claim.verdict, 'dim')}]{claim.verdict}[/]",
-         _said(by_how_much(claim)))
-        for claim in found.claims
-    ]  # fmt: skip
-    numbers = [[_said(one) for one in row] for row in found.numbers]
-    title = f"{_said(found.title)}: {tally(found.claims)}"
+    A claim shows the effect at its worst place, its interval and what the rule asks for, and then
+    every place.
+    """
+    from fedmuon.analysis.report.verdicts import tally  # loads scipy
+
+    claims = []
+    for claim in found.claims:
+        effect, ends = claim.shown
+        reach = f", {ends} (95%)" if ends else ""
+        worst = f"{effect}{reach}, asked for: {claim.accepted}" if effect else ""
+        by_how_much = "; ".join(filter(None, (worst, claim.in_words)))
+        verdict = f"[{COLOURS.get(claim.verdict, 'dim')}]{claim.verdict}[/]"
+        claims.append((_escaped(claim.sentence), verdict, _escaped(by_how_much)))
+    parts: list[Table | Text] = []
+    if claims:
+        title = f"{_escaped(found.title)}: {tally(found.claims)}"
+        parts.append(columns(title, ("claim", "verdict", "by how much"), claims, left=3))
+    if found.caution:
+        parts.append(Text(f"{plain(found.caution, None)}\n"))
     commands = dict.fromkeys(claim.command for claim in found.claims if claim.command)
-    return [
-        *([columns(title, ("claim", "verdict", "by how much"), claims, left=3)] if claims else []),
-        *([Text(f"{plain(found.caution, None)}\n")] if found.caution else []),
-        *(Text(f"To decide what is open: {plain(one, None)}\n") for one in commands),
-        columns(found.numbers_title, [_said(name) for name in found.head], numbers),
-    ]
+    parts += [Text(f"To decide what is open: {plain(one, None)}\n") for one in commands]
+    numbers = [[_escaped(one) for one in row] for row in found.numbers]
+    head = [_escaped(name) for name in found.head]
+    return [*parts, columns(found.numbers_title, head, numbers)]
+
+
+def _escaped(text: str) -> str:
+    """Text of a file for a table: without markup and control characters."""
+    return escape(plain(text, None))

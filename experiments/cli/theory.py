@@ -1,4 +1,4 @@
-"""Commands that answer from theory: `bound`, also of a run, `stationarity`, `flops`."""
+"""Commands that compute from theory: `bound`, also of a run, `stationarity`, `flops`."""
 
 from pathlib import Path
 from typing import Annotated
@@ -41,7 +41,7 @@ def bound(
         float | None, Option(help="Failure of random participation; 0.01, for K < N.")
     ] = None,
 ) -> None:
-    """The generalization bound as a number, with what it stands on.
+    """The generalization bound as a number, with its assumptions.
 
     Example: [bold]fedmuon bound --lr 0.01 --lambda 0.1 --rounds 50 --local-steps 1 --size 1000[/]
     """
@@ -99,7 +99,7 @@ def stationarity(
     beta: Annotated[float | None, Option(help="Instead of the rule's.")] = None,
     as_json: AsJson = False,
 ) -> None:
-    """How small the gradient gets, as a number, with the schedule and what it stands on.
+    """How small the gradient gets, as a number, with the schedule and its assumptions.
 
     Example: [bold]fedmuon stationarity --paper 002 --steps 100000 --alpha 1.5 --batch 64[/]
     """
@@ -146,7 +146,7 @@ def flops(
     decay: Annotated[bool, Option("--decay", help="Count a weight decay.")] = False,
     as_json: Annotated[bool, Option("--json", help="One JSON object, in flop.")] = False,
 ) -> None:
-    """The arithmetic of one optimizer step by parameter, beside the published one where there is.
+    """The arithmetic of one optimizer step by parameter, with the published number if there is one.
 
     Example: [bold]fedmuon flops --model nanogpt --rank 200 --steps 7[/]
     """

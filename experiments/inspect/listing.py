@@ -7,7 +7,7 @@ from typing import Any
 
 from rich.markup import escape
 
-from fedmuon.analysis.report.numbers import digits
+from fedmuon.analysis.report.numbers import digits, number
 from fedmuon.core.choices import SPREAD
 from fedmuon.core.errors import InputError, plain
 from fedmuon.core.files import finite
@@ -115,3 +115,13 @@ def _cell(value: Any, name: str = "") -> str:
     if isinstance(value, float) and "." not in name:  # a key is as it was set
         return digits(value, 2 if name.endswith(SPREAD) else 4)
     return escape(plain(value, None))
+
+
+def spent(row: Record) -> str:
+    """The maximum that the private runs of a row spent."""
+    epsilon, delta = number(row["spent epsilon"]), number(row["at delta"], 3)
+    doubt = "" if row["certified"] else ", not certified"
+    return (
+        f"spent epsilon {epsilon} at delta = {delta}, {row['adjacency']}, level {row['level']}"
+        f"{doubt}"
+    )

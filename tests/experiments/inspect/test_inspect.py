@@ -253,9 +253,13 @@ def test_neighbours_are_run_also_where_their_run_was_broken_off(
         with pytest.raises(Interrupted):
             neighbours.execute(config, out)
     again = f"fedmuon stability --out {out} --resume"
-    assert not RunStatus(out).summary and f"unfinished, go on with: {again}" in said("show", str(out))
+    assert not RunStatus(out).summary and f"unfinished, go on with: {again}" in said(
+        "show", str(out)
+    )
     assert f"go on with: {again}" in said("run", "--out", str(out), "--resume")
-    assert RunStatus(out).summary and f"unfinished, go on with: {again}" in said("ls", str(tmp_path))
+    assert RunStatus(out).summary and f"unfinished, go on with: {again}" in said(
+        "ls", str(tmp_path)
+    )
     said(*again.split()[1:])
     assert RunStatus(out).ended and "go on with" not in said("ls", str(tmp_path))
     neighbours.execute(config, tmp_path / "whole")

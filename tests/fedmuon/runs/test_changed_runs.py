@@ -129,7 +129,7 @@ def test_a_report_of_a_folder_leaves_out_what_is_damaged_and_says_so(
     assert "Left out" not in whole and len(gather(copied)) == 3
     changed(copied / name, "rounds.jsonl")
     done = asked("report", str(copied))
-    assert done.exit_code == 0 and "The report is" in done.stdout
+    assert done.exit_code == 2 and "The report is" in done.stdout
     (said,) = done.stderr.splitlines()
     assert f"left out: {copied / name / 'rounds.jsonl'} is not as" in said and "--out" in said
     page = (copied / "report.html").read_text(encoding="utf-8")
@@ -307,7 +307,9 @@ def test_a_list_reads_no_large_file_whole(
     (run,) = (one for one in runs_below(copied) if one.path == file.parent)
     assert not run.damage and not {*BINARY} & {*read} and "summary.json" in read
     flipped(file)
-    assert not RunStatus(file.parent, brief=True).damage and str(file) in RunStatus(file.parent).damage
+    assert (
+        not RunStatus(file.parent, brief=True).damage and str(file) in RunStatus(file.parent).damage
+    )
     file.write_bytes(file.read_bytes()[:-4])
     assert f"{file} is not a readable" in RunStatus(file.parent, brief=True).damage
     file.unlink()
