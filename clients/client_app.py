@@ -1,4 +1,7 @@
-"""The ClientApp. Who only asks which partition a node holds does not wait for torch to load."""
+"""The ClientApp.
+
+It imports torch only for training, so a query for a partition is answered without waiting for it.
+"""
 
 import importlib
 from functools import partial
@@ -22,7 +25,7 @@ def query(message: Message, context: Context) -> Message:
 
 def key(message: Message, context: Context) -> Message:
     """A public key for the mask of this node's next reply."""
-    return importlib.import_module("fedmuon.clients.training").key(message, context)
+    return _training().key(message, context)
 
 
 def train(message: Message, context: Context, fetch: Fetch = nothing) -> Message:
@@ -36,18 +39,26 @@ def evaluate(message: Message, context: Context, fetch: Fetch = nothing) -> Mess
 
 
 class Clients(ClientApp):
-    """A ClientApp that can answer for many clients at once, of one process."""
+    """A ClientApp that can answer for many clients at once in one process.
 
-    def __init__(self, fetch: Fetch) -> None:
+    Args:
+        fetch: Returns the objects that the caller passed in Python.
+    """
+
+    def __init__(self, fetch: Fetch = nothing) -> None:
         super().__init__()
         self._fetch = fetch
+        self.query()(query)
+        self.query("key")(key)
+        self.train()(partial(train, fetch=fetch))
+        self.evaluate()(partial(evaluate, fetch=fetch))
 
     def load(self) -> None:
-        """What training needs, before anybody waits for it."""
+        """Import what training needs, before a message waits for it."""
         _training()
 
     def together(self, messages: list[Message], contexts: list[Context]) -> list[Message]:
-        """Replies to one round's messages, which share their content."""
+        """Replies to messages of one round, which share their content."""
         first = messages[0]
         if any(one.content is not first.content for one in messages[1:]):
             raise InputError("these messages do not ask for the same")
@@ -56,14 +67,4 @@ class Clients(ClientApp):
         return _training().train_together(messages, contexts, self._fetch)
 
 
-def client_app(fetch: Fetch = nothing) -> Clients:
-    """The ClientApp of clients that are handed those objects."""
-    made = Clients(fetch)
-    made.query()(query)
-    made.query("key")(key)
-    made.train()(partial(train, fetch=fetch))
-    made.evaluate()(partial(evaluate, fetch=fetch))
-    return made
-
-
-app = client_app()
+app = Clients()

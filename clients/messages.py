@@ -1,4 +1,4 @@
-"""What a message to a client says, read without the packages that work on it."""
+"""How a client reads a message, without loading what trains on it."""
 
 import math
 from collections.abc import Callable
@@ -13,20 +13,24 @@ from fedmuon.core.tables import Scalar
 
 FlatConfig = tuple[tuple[str, Scalar], ...]
 
-Fetch = Callable[[], Own]  # what the caller handed over in Python, the same object each time
+Fetch = Callable[[], Own]  # the objects that the caller passed in Python, the same each time
 
 
 def nothing() -> Own:
-    """All that a client needs is named in its config."""
+    """No objects: the config names everything that a client needs."""
     return NOTHING
 
 
 def request(
     message: Message,
 ) -> tuple[FlatConfig, int, int, np.ndarray | None, float | None, str]:
-    """The config (hashable), the round, the number of replicas that a message speaks of, the data
-    sets that they see (`Neighbours.rows`), if not all the same, what step sizes are times, and how
-    the samples were dealt."""
+    """Unpack a request.
+
+    Returns:
+        The config (hashable), the round, the number of replicas, the data sets that they see
+        (`Neighbours.rows`, None if all see the same), the factor of the step size (None if there is
+        no schedule), and a digest of how the samples were dealt.
+    """
     flat: dict[str, Any] = dict(message.content.config_records["config"])
     round, stack, rows = flat.pop("round"), flat.pop("stack"), flat.pop("rows", None)
     dealt = plain(flat.pop("dealt", ""), 60)

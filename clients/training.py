@@ -1,4 +1,10 @@
-"""A client's masks under distributed trust: a fresh key for each round, used for one reply."""
+"""What clients do for a message: unpack it, call the core, mask and pack the reply.
+
+Clients store nothing between rounds except what can be computed again: the samples of the
+partitions that this process has served, and the objects that the config describes. Under
+distributed trust a client also holds the private key of its mask, from the question for its public
+key until its reply.
+"""
 
 import faulthandler
 import os
@@ -25,24 +31,31 @@ from fedmuon.privacy import masks
 from fedmuon.privacy.mechanisms.distributed import masked
 from fedmuon.tasks.base import Params
 
-KEPT = "fedmuon-key"  # in the node's memory, from the question for the key to the masked reply
+KEPT = "fedmuon-key"  # the record of the private key in the node's memory
 
 
 def key(message: Message, context: Context) -> Message:
-    """A fresh public key; the private one stays with the node, in place of any that is there."""
+    """Reply with a fresh public key; the node stores the private one in place of any other."""
     private, public = masks.fresh()
     context.state[KEPT] = ConfigRecord({"private": private})
     return answer(message, {"who": ConfigRecord({"partition": partition(context), "key": public})})
 
 
-def hidden(recipe: Recipe, reply: Reply, message: Message, context: Context) -> Reply:
-    """The reply with the client's mask of this round, whose key is forgotten."""
+def mask_reply(recipe: Recipe, reply: Reply, message: Message, context: Context) -> Reply:
+    """Add the client's mask of this round to the reply, and forget its key.
+
+    Each client of the cohort must have a public key of its own: fewer clients would add fewer
+    shares of noise.
+    """
     assert recipe.client_level is not None
     if KEPT not in context.state:
         raise InputError("this client has no key for a mask: ask for its public key first")
     kept: Any = context.state.pop(KEPT)
-    private = kept["private"]
-    keys = _roster(message, recipe.client_level.cohort)
+    private, cohort = kept["private"], recipe.client_level.cohort
+    held: dict[str, Any] = dict(message.content.config_records["roster"])
+    keys = dict(zip(held["clients"], held["keys"], strict=True))
+    if not len(keys) == len(set(keys.values())) == len(held["clients"]) == cohort:
+        raise InputError(f"the message does not name a public key of each of {cohort} clients")
     if keys.get(reply.client) != masks.public_of(private):
         raise InputError("the message's public keys are not those of this round: ask for new ones")
     vectors = {"model": reply.params, **reply.states}
@@ -51,25 +64,13 @@ def hidden(recipe: Recipe, reply: Reply, message: Message, context: Context) -> 
     return replace(reply, params=states.pop("model"), states=states)
 
 
-def _roster(message: Message, cohort: int) -> dict[int, bytes]:
-    """Who takes part, each with a key of its own: fewer would add fewer shares of noise."""
-    held: dict[str, Any] = dict(message.content.config_records["roster"])
-    found = dict(zip(held["clients"], held["keys"], strict=True))
-    if not len(found) == len(set(found.values())) == len(held["clients"]) == cohort:
-        raise InputError(f"the message does not name a public key of each of {cohort} clients")
-    return found
-
-
-# What clients do for a message: unpack it, call the core, pack the reply.
-#
-# Clients keep nothing between rounds except what can be made again: the samples of the partitions
-# that this worker process has served, and the objects that the config describes.
-
-
 @contextmanager
 def deadline(seconds: float) -> Iterator[None]:
-    """End this worker process if a message outlives its time: a client that hangs must not keep
-    the simulation, which waits for its workers, from ending. The watchdog needs no Python."""
+    """End this worker process if a message takes longer than its time to live.
+
+    A simulation waits for its workers, so a client that hangs must not keep it from ending. The
+    watchdog works even if Python hangs.
+    """
     faulthandler.dump_traceback_later(seconds, exit=True)
     try:
         yield
@@ -80,7 +81,7 @@ def deadline(seconds: float) -> Iterator[None]:
 def train_together(
     messages: Sequence[Message], contexts: Sequence[Context], fetch: Fetch = nothing
 ) -> list[Message]:
-    """Local steps of clients that are asked the same, whom the core steps as one stack."""
+    """Reply to messages with the same content; the core trains their clients as one batch."""
     numbers = [partition(context) for context in contexts]
     with distrusted():
         config, round, stack, rows, factor, dealt = request(messages[0])
@@ -93,14 +94,14 @@ def train_together(
             shards = [one.shard if rows is None else one.with_neighbours(rows) for one in clients]
             params, states = _arrays(messages[0], clients[0], stack)
         sent, recipe, plan = Broadcast(round, params, states), clients[0].recipe, clients[0].plan
-        if factor is not None:  # the user's schedule is called once a run, by the server
+        if factor is not None:  # only the server calls the user's schedule
             plan = replace(plan, factor=lambda round: factor)
         task, pairs = clients[0].task, list(zip(numbers, shards, strict=True))
         found = client_updates(recipe, task, plan, pairs, sent)
         if recipe.masked:
             each = zip(found, messages, contexts, strict=True)
             with distrusted():
-                found = [hidden(recipe, *one) for one in each]
+                found = [mask_reply(recipe, *one) for one in each]
     return [
         answer(
             message,
@@ -115,8 +116,10 @@ def train_together(
 
 
 def evaluate(message: Message, context: Context, fetch: Fetch = nothing) -> Message:
-    """The model's loss and what else the task measures on this client's own samples, per replica; a
-    private client tells nothing that no ledger counts."""
+    """Measure the model on this client's own samples, per replica.
+
+    A private client refuses: no ledger would count the measurement.
+    """
     number = partition(context)
     with distrusted():
         config, round, stack, *_ = request(message)
@@ -138,13 +141,13 @@ def evaluate(message: Message, context: Context, fetch: Fetch = nothing) -> Mess
 
 @lru_cache(maxsize=64)
 def _client(config: FlatConfig, client: int, own: Own) -> Worker:
-    """What the config says of one client; of those that come again soon it is kept."""
+    """What one client needs, cached for its next rounds."""
     return worker(_config(config, own), client)
 
 
 @lru_cache(maxsize=2)
 def _config(config: FlatConfig, own: Own) -> Config:
-    """The config of a message, read once per worker process."""
+    """The config of a message, parsed once per process."""
     torch.set_num_threads(int(os.environ.get("FEDMUON_CLIENT_THREADS", "1")))
     with distrusted():
         return unflatten(dict(config)).beside(own)
@@ -153,7 +156,7 @@ def _config(config: FlatConfig, own: Own) -> Config:
 def _arrays(
     message: Message, client: Worker, stack: int, states: bool = True
 ) -> tuple[Params, States]:
-    """The model and, if wanted, the states: of as many replicas as there are bytes for."""
+    """The model and, if wanted, the states, if there are bytes for all replicas."""
     record = message.content.array_records["arrays"]
     arrays = {name: array.data for name, array in record.items()}
     one = named(client.template(1)[0], {})

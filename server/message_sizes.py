@@ -1,8 +1,8 @@
-"""What the messages of a round weigh, found by writing those of the first one.
+"""The size of a round's messages, found by serializing those of the first round.
 
-On Ray they are pickled, and what all clients of a call share goes there once a call or, where it is
-large, once a machine. Of a SuperLink's messages each is a tree of objects, and every client reads
-all of its own.
+On Ray messages are pickled. Content that all clients of a call share is sent once per call or, if
+it is large, once per machine. Through a SuperLink each message is a tree of objects, and every
+client reads its whole message.
 """
 
 import pickle
@@ -20,7 +20,7 @@ from fedmuon.server.ray.flower_internals import identify, node_ids, numbered, we
 from fedmuon.server.ray.worker_pool import apart, large
 from fedmuon.server.strategy import FedMuonStrategy
 
-SAMPLE = 1024  # messages that are written, where there are more; the others weigh the same
+SAMPLE = 1024  # maximum number of messages that are serialized; the others have the same size
 
 
 @dataclass(frozen=True)
@@ -34,7 +34,7 @@ class Sizes:
 def on_ray(
     config: Config, experiment: Experiment, state: ServerState, workers: int, machines: int
 ) -> Sizes:
-    """Of a round on workers that are asked once each."""
+    """Bytes of a round on workers that get one call each."""
     ids = node_ids(config.federation.clients, config.federation.seed)
     partitions = {node: place for place, node in enumerate(ids)}
     messages = requests(config, experiment, state, ids)
@@ -42,10 +42,15 @@ def on_ray(
     content, bare = apart(messages)
     shared = len(pickle.dumps(content, 5)) * (machines if large(messages[0].content) else calls)
     shared = shared if content is not None else 0
-    down = shared + _scaled(bare, calls, lambda some: (some, {}, _places(some, partitions)))
+
+    def call(some: Sequence[Message]) -> Any:
+        nodes = [one.metadata.dst_node_id for one in some]
+        return some, {}, {node: partitions[node] for node in nodes}
+
+    down = shared + _scaled(bare, calls, call)
     arrived = pickle.loads(pickle.dumps(bare[:SAMPLE], 5))
     replies = [_reply(experiment, state, one, partitions) for one in arrived]
-    if calls == len(messages):  # of one alone the id is told, too
+    if calls == len(messages):  # the reply to a single message has an id, too
         for reply in replies:
             numbered(reply)
     up = _scaled(replies, calls, lambda some: [(one, None) for one in some], len(messages))
@@ -53,7 +58,7 @@ def on_ray(
 
 
 def on_link(config: Config, experiment: Experiment, state: ServerState) -> Sizes:
-    """Of a round of a deployment."""
+    """Bytes of a round of a deployment."""
     messages = requests(config, experiment, state)
     client = messages[0].metadata.dst_node_id
     reply = _reply(experiment, state, messages[0], {client: client})
@@ -63,7 +68,8 @@ def on_link(config: Config, experiment: Experiment, state: ServerState) -> Sizes
 def requests(
     config: Config, experiment: Experiment, state: ServerState, ids: Sequence[int] = ()
 ) -> list[Message]:
-    """The messages of the first round, to nodes of these ids or of their partitions' numbers."""
+    """The messages of the first round, to nodes with these ids or, without ids, with the numbers of
+    their partitions."""
     identify()
     clients = [int(client) for client in experiment.plan.participants(0)]
     nodes = {client: ids[client] if ids else client for client in clients}
@@ -76,7 +82,7 @@ def requests(
 
 
 def questions(nodes: Iterable[int]) -> list[Message]:
-    """What each node is asked at first: who it is."""
+    """The first question to each node: which partition it holds."""
     identify()
     return [Message(RecordDict(), node, MessageType.QUERY) for node in nodes]
 
@@ -84,7 +90,7 @@ def questions(nodes: Iterable[int]) -> list[Message]:
 def _reply(
     experiment: Experiment, state: ServerState, message: Message, partitions: Mapping[int, int]
 ) -> Message:
-    """What a client answers, but for its numbers."""
+    """A reply with the size of a client's reply, but other numbers."""
     like = returned_like(experiment.recipe, state.params, state.states)
     stack = len(next(iter(state.params.values())))
     client = partitions[message.metadata.dst_node_id]
@@ -96,15 +102,10 @@ def _reply(
     return Message(RecordDict(records), reply_to=message)
 
 
-def _places(messages: Sequence[Message], partitions: Mapping[int, int]) -> dict[int, int]:
-    """The partitions of the nodes of these messages, which a worker is told."""
-    return {(node := one.metadata.dst_node_id): partitions[node] for one in messages}
-
-
 def _scaled(
     messages: Sequence[Message], calls: int, of: Callable[[Sequence[Message]], Any], count: int = 0
 ) -> int:
-    """Bytes of so many messages, or all, in so many calls, from some of them."""
+    """Bytes of `count` messages (all by default) in so many calls, extrapolated from some."""
     count, each = count or len(messages), -(-len(messages) // calls)
     some = list(messages[: min(SAMPLE, each)])
     whole, one = (len(pickle.dumps(of(part), 5)) for part in (some, some[:1]))

@@ -1,4 +1,4 @@
-"""The ServerApp of `flwr run`: run config -> run directory, round by round."""
+"""The ServerApp of `flwr run`: from a run config to a run directory, round by round."""
 
 import os
 import time
@@ -27,10 +27,16 @@ app = ServerApp()
 
 @app.main()
 def main(grid: Grid, context: Context) -> None:
-    """Run the experiment that the run config describes; what the user can mend is one line."""
+    """Run the experiment that the run config describes; log the user's errors in one line."""
+    out = str(context.run_config.get(OUT, ""))
+    folder = Path(out or Path(os.environ.get("FEDMUON_RUNS", "runs"), str(context.run_id)))
     try:
-        with stopping.heard(), held(_folder(context)):
-            run = prepare(_config(grid, context), _folder(context), resume=True)
+        with stopping.on_signals(), held(folder):
+            # The engine that really runs it.
+            kind = "ray" if isinstance(grid, InMemoryGrid) else "deployment"
+            config = unpacked(context.run_config, kind)
+            require_noise(config, folder)
+            run = prepare(build.resolve(config), folder, resume=True)
             log(INFO, "fedmuon writes %s", run.directory.path.resolve())
             await_nodes(run.config, grid)
             drive(run, engine(run.config, grid))
@@ -41,35 +47,19 @@ def main(grid: Grid, context: Context) -> None:
 
 
 def await_nodes(config: Config, grid: Grid) -> None:
-    """Under `strict`, refuse a federation that stays smaller than the experiment."""
+    """Under the policy `strict`, wait until there are enough SuperNodes for the experiment."""
     wanted, patience = config.federation.clients, config.faults.patience
     if config.faults.policy != "strict":
         return
-    end = time.monotonic() + (min(patience, SIMULATED_PATIENCE) if _simulated(grid) else patience)
+    advice = f"start {wanted} SuperNodes"
+    if isinstance(grid, InMemoryGrid):
+        advice = f"run with --federation-config num-supernodes={wanted}"
+        patience = min(patience, SIMULATED_PATIENCE)
+    end = time.monotonic() + patience
     while (found := len(list(grid.get_node_ids()))) < wanted:
         if time.monotonic() > end:
-            simulated = f"run with --federation-config num-supernodes={wanted}"
-            mend = simulated if _simulated(grid) else f"start {wanted} SuperNodes"
             raise InputError(
                 f"[federation] clients = {wanted}, but the federation has {found} SuperNodes: "
-                f"{mend}, or lower federation.clients"
+                f"{advice}, or lower federation.clients"
             )
         stopping.pause(PAUSE)
-
-
-def _config(grid: Grid, context: Context) -> Config:
-    """The experiment, with the engine that in truth runs it."""
-    kind = "ray" if _simulated(grid) else "deployment"
-    config = unpacked(context.run_config, kind)
-    require_noise(config, _folder(context))
-    return build.resolve(config)
-
-
-def _folder(context: Context) -> Path:
-    """The run directory: `out`, or a folder named after the run."""
-    out = str(context.run_config.get(OUT, ""))
-    return Path(out) if out else Path(os.environ.get("FEDMUON_RUNS", "runs"), str(context.run_id))
-
-
-def _simulated(grid: Grid) -> bool:
-    return isinstance(grid, InMemoryGrid)

@@ -1,4 +1,4 @@
-"""The wish to stop, carried from whoever hears it to the thread that waits for clients."""
+"""A request to stop, passed from a signal handler to the thread that waits for clients."""
 
 import contextlib
 import signal
@@ -14,19 +14,19 @@ _event = threading.Event()
 
 
 def ask(number: int) -> None:
-    """Let whoever waits next be interrupted, as by this signal."""
+    """Interrupt the next wait, as this signal would."""
     _asked.append(number)
     _event.set()
 
 
 def forget() -> None:
-    """Nobody wants to stop any more: a new run begins."""
+    """Drop all requests: a new run begins."""
     _event.clear()
     _asked.clear()
 
 
 def pause(seconds: float) -> None:
-    """Sleep, unless somebody wants to stop or the program is about to end."""
+    """Sleep; raise Interrupted if somebody asked to stop or the program is about to end."""
     if _event.wait(seconds):
         raise Interrupted(_asked[0])
     if not threading.main_thread().is_alive():
@@ -34,25 +34,26 @@ def pause(seconds: float) -> None:
 
 
 @contextlib.contextmanager
-def heard() -> Iterator[None]:
-    """The signals that end Flower's process are wishes to stop, and then the user's error: Flower
-    reports errors, but knows nothing of interrupts."""
+def on_signals() -> Iterator[None]:
+    """Turn the signals that end Flower's process into requests to stop, and these into an
+    InputError: Flower reports errors, but does not know interrupts."""
     forget()
     try:
         if threading.current_thread() is threading.main_thread():
-            with told(lambda number, frame: ask(number)):  # a deployment: they are ours meanwhile
+            with told(lambda number, frame: ask(number)):  # a deployment: handle them ourselves
                 yield
         else:
-            with _waited_for():
+            with _awaited_at_exit():
                 yield
     except Interrupted:
-        raise InputError("it was asked to stop: run the same command again to go on") from None
+        raise InputError("it was asked to stop: run the same command again to resume") from None
 
 
 @contextlib.contextmanager
-def _waited_for() -> Iterator[None]:
-    """In a simulation Flower handles signals in another thread: its exit waits for the server."""
-    from flwr.supercore.exit import add_exit_handler
+def _awaited_at_exit() -> Iterator[None]:
+    """In a simulation, where Flower handles signals in another thread, let its exit wait for the
+    server to save its state."""
+    from flwr.supercore.exit import add_exit_handler  # loads all of Flower, for simulations only
 
     ended = threading.Event()
 

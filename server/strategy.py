@@ -1,8 +1,8 @@
 """The server's half of a round over Flower: messages out, replies in, the core in between.
 
-Flower's node ids are random, so every node is asked once which partition it holds, and clients are
-sampled as indices from the plan. What a round may not survive is named, counted and either retried
-or recorded; it is never a silent change of the schedule.
+Flower's node ids are random, so each node is asked once which partition it holds, and clients are
+sampled as indices from the plan. A fault is named, counted, and retried or recorded. It never
+changes the schedule silently.
 """
 
 from collections.abc import Iterable, Iterator
@@ -31,28 +31,28 @@ from fedmuon.federated.rounds import (
     server_update,
 )
 from fedmuon.federated.wire import distrusted, pack, received
-from fedmuon.server import messaging, stopping
-from fedmuon.server.messaging import OWN, Numbered, arrays_of, exchange, meet, reason
+from fedmuon.server import stopping
+from fedmuon.server.messaging import OWN, Numbered, exchange, meet, public_keys, reason
 
-PAUSE = 2.0  # seconds more before every further attempt: a killed worker needs them to return
+PAUSE = 2.0  # seconds added before each further attempt, so that a killed worker can return
 
 
 class RoundFailed(InputError):
-    """A round that the policy does not let pass; the run can be resumed at its start."""
+    """A round that the fault policy does not accept; the run can be resumed at its start."""
 
 
 @dataclass
 class FedMuonStrategy(Strategy):
-    """Every recipe of the core as a Flower strategy; `state` is the server's, round by round."""
+    """Any optimizer of the core as a Flower strategy; `state` is the server's, round by round."""
 
     config: Config
     experiment: Experiment
     state: ServerState
     nodes: dict[int, int] = field(default_factory=dict)  # partition -> node id
-    roster: ConfigRecord | None = None  # the public keys of those whose replies are masked
+    keys: ConfigRecord | None = None  # public keys of the round's clients, if replies are masked
 
     def rounds(self, grid: Grid) -> Iterator[Round]:
-        """The rounds that remain, under the config's fault policy: the engine of a run."""
+        """The remaining rounds under the config's fault policy: the engine of a run."""
         while self.state.round < self.experiment.plan.rounds:
             participants = self.experiment.plan.participants(self.state.round)
             replies, faults = self._collect(grid, [int(i) for i in participants])
@@ -63,16 +63,15 @@ class FedMuonStrategy(Strategy):
     def configure_train(
         self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
     ) -> Iterable[Message]:
-        """The round's messages; Flower counts rounds from 1, the plan from 0."""
+        """The round's messages. Flower counts rounds from 1, the plan from 0."""
         participants = [int(i) for i in self.experiment.plan.participants(server_round - 1)]
         self._meet(grid, participants)
-        self._agree(grid, participants)
         return self.messages(MessageType.TRAIN, participants)
 
     def aggregate_train(
         self, server_round: int, replies: Iterable[Message]
     ) -> tuple[ArrayRecord, MetricRecord]:
-        """The next state from replies that must all be sound."""
+        """The next state; all replies must be valid."""
         holders = {node: client for client, node in self.nodes.items()}
         sound = [self._read(reply, holders[reply.metadata.src_node_id]) for reply in replies]
         self._take(sound)
@@ -81,7 +80,7 @@ class FedMuonStrategy(Strategy):
     def configure_evaluate(
         self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
     ) -> Iterable[Message]:
-        """None: the server holds the test samples and evaluates by itself."""
+        """No messages: the server has the test samples and evaluates by itself."""
         return []
 
     def aggregate_evaluate(
@@ -91,22 +90,22 @@ class FedMuonStrategy(Strategy):
         return None
 
     def summary(self) -> None:
-        """Name the recipe and the sampling in Flower's log."""
+        """Log the optimizer and the sampling."""
         table = self.config.federation
         log(INFO, "%s: %s of %s", self.config.local.recipe, table.per_round, table.clients)
 
     def _take(self, replies: list[Reply]) -> None:
-        """The next state from these."""
+        """Update the server's state."""
         factor = self.experiment.plan.factor_at(self.state.round)
         self.state = server_update(self.experiment.recipe, self.state, replies, factor)
 
     def arrays(self) -> ArrayRecord:
-        """What participants receive: the model, and the states that the recipe sends."""
+        """What participants receive: the model, and the states that the optimizer sends."""
         sent = broadcast(self.experiment.recipe, self.state)
         return ArrayRecord(pack(sent.params, sent.states))
 
     def messages(self, kind: str, clients: Iterable[int]) -> list[Message]:
-        """The same records for every client; each array is serialized once."""
+        """The same records for every client; each array is serialized only once."""
         stack = len(next(iter(self.state.params.values())))
         request: dict[str, int | float | str] = {"round": self.state.round, "stack": stack}
         request["dealt"] = self.experiment.shards.dealt
@@ -116,13 +115,13 @@ class FedMuonStrategy(Strategy):
         if (neighbours := self.experiment.shards.neighbours) is not None:
             config["rows"] = neighbours.rows.ravel().tolist()
         content = RecordDict({"arrays": self.arrays(), "config": config})
-        if self.roster is not None:
-            content["roster"] = self.roster
+        if self.keys is not None:
+            content["roster"] = self.keys
         deadline = self.config.faults.deadline
         return [Message(content, self.nodes[client], kind, ttl=deadline) for client in clients]
 
     def _collect(self, grid: Grid, clients: list[int]) -> tuple[list[Reply], list[Fault]]:
-        """Sound replies of the participants: all of them under `strict`, or a failed round."""
+        """The valid replies of the participants; under `strict` all of them, or RoundFailed."""
         table, faults, missing = self.config.faults, [], clients
         replies: dict[int, Reply] = {}
         for attempt in range(1 + (table.retries if table.policy == "strict" else 0)):
@@ -138,20 +137,19 @@ class FedMuonStrategy(Strategy):
             why = "; ".join(f"client {one.client}: {one.why}" for one in faults[-len(missing) :])
             raise RoundFailed(
                 f"round {self.state.round} has no sound reply of {len(missing)} of {len(clients)} "
-                f"participants ({why}): mend the cause and go on with --resume"
+                f"participants ({why}): fix the cause and resume with --resume"
             )
         return list(replies.values()), faults
 
     def _attempt(
         self, grid: Grid, clients: list[int], attempt: int
     ) -> tuple[dict[int, Reply], list[Fault]]:
-        """Ask the given clients once; those without a sound reply are faults, and met anew."""
+        """Ask clients once; one without a valid reply is a fault, and its node is forgotten."""
         table, found = self.config.faults, {}
         self._meet(grid, clients)
         asked = [client for client in clients if client in self.nodes]
         why = {client: f"no node holds partition {client}" for client in clients}
         why |= dict.fromkeys(asked, f"no answer within {table.deadline:g} s")
-        self._agree(grid, clients)
         messages = self.messages(MessageType.TRAIN, asked)
         replies = exchange(grid, messages, table.deadline)
         for number, message in replies.items():
@@ -161,21 +159,17 @@ class FedMuonStrategy(Strategy):
                 why[asked[number]] = str(error)
         for client in set(clients) - set(found):
             self.nodes.pop(client, None)
-        again = grid.mended if isinstance(grid, Numbered) else {}
-        healed = [
+        again = grid.retried if isinstance(grid, Numbered) else {}
+        retried = [
             Fault(asked[number], attempt, again[name])
             for number, message in replies.items()
             if (name := message.metadata.reply_to_message_id) in again and asked[number] in found
         ]
-        return found, healed + [Fault(i, attempt, why[i]) for i in clients if i not in found]
-
-    def _agree(self, grid: Grid, clients: list[int]) -> None:
-        """Have clients whose replies are masked know each other's keys of this attempt."""
-        if self.experiment.recipe.masked:
-            self.roster = messaging.agreed(grid, clients, self.nodes, self.config.faults.deadline)
+        return found, retried + [Fault(i, attempt, why[i]) for i in clients if i not in found]
 
     def _meet(self, grid: Grid, clients: list[int]) -> None:
-        """Know the nodes of these clients; at first wait for all of them to appear."""
+        """Find the nodes of clients, at first waiting for all clients to appear, and collect the
+        public keys of this attempt if replies are masked."""
         table = self.config.faults
         if isinstance(grid, Numbered):
             self.nodes = {client: grid.node_of(client) for client in clients}
@@ -185,35 +179,38 @@ class FedMuonStrategy(Strategy):
                 (clients, table.deadline) if self.nodes else (everyone, table.patience)
             )
             self.nodes = meet(grid, self.nodes, wanted, patience)
+        if self.experiment.recipe.masked:
+            self.keys = public_keys(grid, clients, self.nodes, table.deadline)
 
     def _read(self, message: Message, client: int) -> Reply:
-        """A client's reply, refused unless it is of this round, of the right shapes, and finite."""
+        """The reply in a message that may contain anything.
+
+        Raises:
+            InputError: If it is not of this client and round, has other shapes, or is not finite.
+        """
         if message.has_error():
             raise InputError(reason(message))
         if message.metadata.src_node_id != self.nodes.get(client):
             raise InputError("it was answered by a node that was not asked")
+        recipe, content = self.experiment.recipe, message.content
         with distrusted():
-            return self._reply(message.content, client)
-
-    def _reply(self, content: RecordDict, client: int) -> Reply:
-        """The same of a message that may hold anything."""
-        recipe, who = self.experiment.recipe, content.config_records["who"]
-        if (who["round"], who["partition"]) != (self.state.round, client):
-            about = f"partition {plain(who['partition'], 20)}, round {plain(who['round'], 20)}"
-            raise InputError(f"it answers for {about}")
-        like = returned_like(recipe, self.state.params, self.state.states)
-        params, states = received(arrays_of(content), *like)
-        found = [one for tree in (params, *states.values()) for one in tree.values()]
-        clipped = recipe.client_level is not None  # which makes 0 of them: a fault would tell
-        if not clipped and not all(bool(tensor.isfinite().all()) for tensor in found):
-            raise InputError("it returns values that are not finite")
-        loss = torch.tensor(content.metric_records["metrics"]["loss"], dtype=torch.float64)
-        if loss.shape != (len(found[0]),):
-            raise InputError("it does not return one loss a replica")
-        samples = self.experiment.shards.size(client)
-        return Reply(client, params, states, loss, samples)
+            who = content.config_records["who"]
+            if (who["round"], who["partition"]) != (self.state.round, client):
+                about = f"partition {plain(who['partition'], 20)}, round {plain(who['round'], 20)}"
+                raise InputError(f"it answers for {about}")
+            like = returned_like(recipe, self.state.params, self.state.states)
+            record = content.array_records["arrays"]
+            params, states = received({name: one.data for name, one in record.items()}, *like)
+            found = [one for tree in (params, *states.values()) for one in tree.values()]
+            clipped = recipe.client_level is not None  # clipping makes them 0; a fault would tell
+            if not clipped and not all(bool(tensor.isfinite().all()) for tensor in found):
+                raise InputError("it returns values that are not finite")
+            loss = torch.tensor(content.metric_records["metrics"]["loss"], dtype=torch.float64)
+            if loss.shape != (len(found[0]),):
+                raise InputError("it does not return one loss a replica")
+            return Reply(client, params, states, loss, self.experiment.shards.size(client))
 
 
 def engine(config: Config, grid: Grid) -> Engine:
-    """Rounds of any experiment of this config, with the clients behind the grid."""
+    """The engine of this config, with the clients behind the grid."""
     return lambda experiment, state: FedMuonStrategy(config, experiment, state).rounds(grid)

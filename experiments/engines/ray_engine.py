@@ -47,7 +47,7 @@ def on_grid(
     with interruptible(), _folded_logs(verbose), joined:
         if client_app is None:
             handed = config.given and Handed.over(config.given)
-            client_app = clients.client_app(handed) if handed else clients.app
+            client_app = clients.Clients(handed) if handed else clients.app
         try:
             with (
                 deferred(stopping.ask),

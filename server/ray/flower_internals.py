@@ -1,4 +1,4 @@
-"""The parts of Flower that it keeps to itself and that a Grid of another kind cannot do without."""
+"""The internal parts of Flower that a Grid of another kind needs."""
 
 import copy
 import secrets
@@ -17,18 +17,17 @@ from flwr.common.constant import (
     ErrorCode,
 )
 from flwr.supercore.inflatable.inflatable_object import get_all_nested_objects
-from flwr.supercore.run import Run
 from flwr.supercore.task_identity import TaskIdentity
 
 from fedmuon.core.errors import InputError
 from fedmuon.core.rng import Draw, generator
 
 RUN = 1
-SERVER = SUPERLINK_NODE_ID  # the node that a server's messages come from
+SERVER = SUPERLINK_NODE_ID  # the node that sends a server's messages
 
 
 def identify() -> None:
-    """Tell Flower who makes messages in this process, without which it makes none."""
+    """Tell Flower who makes messages in this process; it makes none before."""
     TaskIdentity.task_id, TaskIdentity.run_id, TaskIdentity.node_id = RUN, RUN, SERVER
 
 
@@ -40,7 +39,7 @@ def numbered(message: Message) -> str:
 
 
 def with_content(message: Message, content: RecordDict | None) -> Message:
-    """The same message with other content, or none, and with an id of its own to come."""
+    """A copy of the message with other content, or none, that can get its own id."""
     found = copy.copy(message)
     found.__dict__["_content"] = content
     found.__dict__["_metadata"] = copy.copy(message.metadata)
@@ -48,7 +47,7 @@ def with_content(message: Message, content: RecordDict | None) -> Message:
 
 
 def refusal(message: Message, why: str, raised: bool = False) -> Message:
-    """The reply of a node that has none."""
+    """An error in place of a node's reply."""
     code = ErrorCode.CLIENT_APP_RAISED_EXCEPTION if raised else ErrorCode.UNKNOWN
     reply = Message(Error(code, why), reply_to=message)
     numbered(reply)
@@ -56,8 +55,8 @@ def refusal(message: Message, why: str, raised: bool = False) -> Message:
 
 
 def expired(message: Message) -> Message:
-    """The reply to a message that outlived its time to live, as a SuperLink gives it."""
-    # Imported here: it loads the SuperLink's database, which only a late reply needs.
+    """The error that a SuperLink replies with when a message's time to live is over."""
+    # Loads the SuperLink's database, which only a late reply needs.
     from flwr.server.superlink.linkstate.utils import create_message_error_unavailable_ins_message
 
     metadata = message.metadata
@@ -65,8 +64,10 @@ def expired(message: Message) -> Message:
 
 
 def node_ids(count: int, seed: int | None) -> list[int]:
-    """Distinct node ids, one per partition, drawn as a SuperLink draws them: 8 random bytes each,
-    but neither 0 nor the SuperLink's own id. A seed makes them reproducible."""
+    """Distinct node ids, one per partition, reproducible with a seed.
+
+    A SuperLink draws them in the same way: 8 random bytes, but neither 0 nor its own id.
+    """
     if seed is None:
         seed = secrets.randbits(64)
     elif not (isinstance(seed, int) and seed >= 0):
@@ -82,7 +83,7 @@ def node_ids(count: int, seed: int | None) -> list[int]:
 
 
 def flat(run_config: dict[str, Any] | None) -> UserConfig:
-    """The run config as Flower hands it to apps: nested tables become dotted keys."""
+    """The run config as Flower passes it to apps: nested tables become dotted keys."""
     try:
         return flatten_dict(run_config)
     except ValueError as error:
@@ -95,21 +96,16 @@ def flat(run_config: dict[str, Any] | None) -> UserConfig:
 def context(
     node: int, place: tuple[int, int], state: RecordDict | None, config: UserConfig
 ) -> Context:
-    """What a ClientApp knows of where it runs; `place` is its partition and how many there are."""
+    """The context of a ClientApp; `place` is its partition and how many there are."""
     own: UserConfig = dict(zip((PARTITION_ID_KEY, NUM_PARTITIONS_KEY), place, strict=True))
     return Context(RUN, node, own, RecordDict() if state is None else state, dict(config))
 
 
 def server_context(config: UserConfig) -> Context:
-    """The same for a ServerApp."""
+    """The context of a ServerApp."""
     return Context(RUN, SERVER, {}, RecordDict(), dict(config))
 
 
 def weight(message: Message) -> int:
-    """Bytes of the objects that a message is taken apart into on its way through a SuperLink."""
+    """Bytes of the objects into which a SuperLink splits a message."""
     return sum(len(one.deflate()) for one in get_all_nested_objects(message).values())
-
-
-def empty_run() -> Run:
-    """A run of which there is nothing to tell."""
-    return Run.create_empty(RUN)

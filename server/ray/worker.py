@@ -1,4 +1,4 @@
-"""What answers for clients in a process of Ray's."""
+"""An actor of Ray that answers for clients."""
 
 import contextlib
 import copy
@@ -16,14 +16,14 @@ from fedmuon.server.ray.flower_internals import context, identify, numbered, ref
 
 @runtime_checkable
 class Together(Protocol):
-    """A ClientApp that answers several messages at once, which it may not change."""
+    """A ClientApp that can answer several messages at once; it may not change them."""
 
     def load(self) -> None:
-        """What answering needs."""
+        """Import what answering needs."""
         ...
 
     def together(self, messages: list[Message], contexts: list[Context]) -> list[Message]:
-        """A reply to each."""
+        """A reply to each message."""
         ...
 
 
@@ -33,16 +33,16 @@ class Worker:
     def __init__(self, app: ClientApp, nodes: int, config: UserConfig) -> None:
         identify()
         self._app, self._nodes, self._config = app, nodes, config
-        self._partitions: dict[int, int] = {}  # of the nodes whose messages are answered now
+        self._partitions: dict[int, int] = {}  # node -> partition, for the current call
         if isinstance(app, Together):
             app.load()
 
     def ready(self) -> tuple[list[Message], dict[int, RecordDict]]:
-        """Nothing, once it can answer."""
+        """Return an empty answer as soon as it can answer."""
         return [], {}
 
     def memory(self) -> int:
-        """The most bytes that this process has held."""
+        """The maximum memory of this process, in bytes."""
         return peak()
 
     def answer(
@@ -52,8 +52,17 @@ class Worker:
         states: dict[int, RecordDict],
         partitions: dict[int, int],
     ) -> tuple[list[Message], dict[int, RecordDict]]:
-        """A reply to each, and what the nodes keep now; `content` is what messages without one
-        share, `states` what the nodes have kept, `partitions` those that they hold."""
+        """Answer messages.
+
+        Args:
+            content: The content that all messages share; None if they have their own.
+            messages: The messages.
+            states: Node -> its stored state, if any.
+            partitions: Node -> its partition.
+
+        Returns:
+            A reply to each, and the new states.
+        """
         self._partitions = partitions
         if content is not None:
             for message in messages:
@@ -62,7 +71,7 @@ class Worker:
         return replies or [self._alone(message, states) for message in messages], states
 
     def _together(self, messages: list[Message], states: dict[int, RecordDict]) -> list[Message]:
-        """Nothing where that fails: asked one by one, the client at fault is known."""
+        """Replies to all, or none if that fails: one by one, the client at fault is found."""
         if not isinstance(self._app, Together):
             return []
         found = [self._context(message, states) for message in messages]
@@ -75,19 +84,26 @@ class Worker:
         return []
 
     def _alone(self, message: Message, states: dict[int, RecordDict]) -> Message:
-        """The app's reply; what it keeps of its state counts if there is one."""
+        """The app's reply, or its error; the state changes only with a reply."""
         own, node = message, message.metadata.dst_node_id
         found = self._context(message, states)
-        if not isinstance(self._app, Together):  # an app may do with its message what it likes
+        if not isinstance(self._app, Together):  # other apps may change their message
             own = with_content(message, copy.deepcopy(message.content))
             found.state = copy.deepcopy(found.state)
         try:
-            reply = self._app(own, found)
+            reply: Any = self._app(own, found)
         except Exception as error:
-            traceback.print_exc()  # shown where Ray's log is
+            traceback.print_exc()  # into Ray's log
             return refusal(message, raised(message, error), raised=True)
-        if not _answers(reply, message):
-            return refusal(message, _no_reply(reply), raised=True)
+        asked = message.metadata.message_id
+        is_message = isinstance(reply, Message)
+        if not is_message or reply.metadata.reply_to_message_id != asked:
+            what = "a message that replies to no other" if is_message else repr(reply)[:80]
+            why = (
+                f"the client app returned {what}: let it return Message(content, reply_to=message) "
+                "for the message that it was given"
+            )
+            return refusal(message, why, raised=True)
         numbered(reply)
         if found.state or node in states:
             states[node] = found.state
@@ -97,17 +113,3 @@ class Worker:
         node = message.metadata.dst_node_id
         place = self._partitions[node], self._nodes
         return context(node, place, states.get(node), self._config)
-
-
-def _answers(reply: Any, message: Message) -> bool:
-    """Whether it was made as a reply to that message."""
-    asked = message.metadata.message_id
-    return isinstance(reply, Message) and reply.metadata.reply_to_message_id == asked
-
-
-def _no_reply(found: Any) -> str:
-    what = "a message that replies to no other" if isinstance(found, Message) else repr(found)[:80]
-    return (
-        f"the client app returned {what}: let it return Message(content, reply_to=message) for the "
-        "message that it was given"
-    )

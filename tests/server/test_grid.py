@@ -89,9 +89,9 @@ def test_one_that_fails_takes_no_other_with_it(grid: RayGrid, order: str, why: s
     found = answers(grid, messages(ttl=3.0 if order == "sleeps" else 60.0, **{order: 4}))
     assert why in str(found.pop(4))
     assert found == {node: float(node) for node in range(NODES) if node != 4}
-    assert len(grid.mended) == (0 if order == "raises" else NODES)
+    assert len(grid.retried) == (0 if order == "raises" else NODES)
     assert answers(grid, messages())[4] == 4.0
-    assert grid.mended == {}
+    assert grid.retried == {}
 
 
 @pytest.mark.slow
@@ -233,7 +233,7 @@ def test_what_is_forgotten_is_not_asked_and_not_kept(grid: RayGrid) -> None:
     while not replies:
         replies = grid.pull_within([*asleep, *waiting], 1.0)
     assert [one.metadata.reply_to_message_id for one in replies] == waiting[:1]
-    assert not (grid._running or grid._queue or grid._done or grid._wanted or grid.mended)
+    assert not (grid._running or grid._queue or grid._done or grid._wanted or grid.retried)
 
 
 def test_an_app_of_plain_flower_is_flowers_fedavg(
@@ -435,7 +435,7 @@ def test_a_worker_that_is_gone_for_good_is_replaced(grid: RayGrid) -> None:
     import ray as library
 
     assert answers(grid, messages())[0] == 0.0
-    (before,) = grid._crew.all
+    (before,) = grid._pool.all
     library.kill(before)
     assert answers(grid, messages()) == {node: float(node) for node in range(NODES)}
-    assert before not in grid._crew.all and grid.workers == 1
+    assert before not in grid._pool.all and grid.workers == 1

@@ -49,7 +49,7 @@ def held(monkeypatch: pytest.MonkeyPatch) -> list[tuple[Any, ...]]:
         found.append(held)
         return SimpleNamespace(close=lambda: None)
 
-    monkeypatch.setattr(grids, "Crew", crew)
+    monkeypatch.setattr(grids, "WorkerPool", crew)
     return found
 
 
@@ -134,8 +134,8 @@ def test_late_messages_are_told_from_those_of_dead_workers(
     grid._wanted = {one.metadata.message_id for one in sent}
     grid._again(Batch(sent, ended=ended), ActorUnavailableError("rpc", b"1" * 16))
     assert [one.error.code for one in grid._done.values()] == codes
-    assert len(grid.mended) == len(grid._queue) == (2 if again else 0)
-    assert all("took too long, and it was asked again" in one for one in grid.mended.values())
+    assert len(grid.retried) == len(grid._queue) == (2 if again else 0)
+    assert all("took too long, and it was asked again" in one for one in grid.retried.values())
 
 
 @pytest.mark.parametrize(("again", "share"), [(True, 2), (False, 1)])
@@ -236,7 +236,7 @@ def test_advice_is_about_what_happened(error: RayError, said: str, unsaid: str) 
     assert re.search(said, found) and unsaid not in found and "\n" not in found
 
 
-class Hired(worker_pool.Crew):
+class Hired(worker_pool.WorkerPool):
     """A crew of workers that are numbers, on so many machines."""
 
     def __init__(self, machines: int) -> None:

@@ -383,13 +383,13 @@ def test_an_interruption_says_which_round_is_saved(
     text = capsys.readouterr().err
     assert ended.value.code == 130 and text.count("\n") == 1
     assert (
-        f"a checkpoint of round 5 is written, go on with: fedmuon run --out {out} --resume" in text
+        f"a checkpoint of round 5 is written, resume with: fedmuon run --out {out} --resume" in text
     )
     (out / "checkpoint.safetensors").unlink()  # as before the first
     for folder, command, words in (
         (tmp_path / "new", ["run"], NOTHING_SAVED),
-        (out, ["run"], "no round is saved yet, go on with: fedmuon run"),
-        (out, [], "that cannot be gone on with: start afresh"),
+        (out, ["run"], "no round is saved yet, resume with: fedmuon run"),
+        (out, [], "this cannot be resumed: start afresh"),
     ):
         with pytest.raises(SystemExit), resumable(folder, command):
             raise Interrupted

@@ -162,7 +162,7 @@ def test_show(runs: Path, width: int) -> None:
     for name in ("train_loss", "test_loss", "accuracy"):
         assert f"{name.replace('_', ' ')} {digits(summary[name])}" in text
     assert any(ord(one) in BRAILLE for one in text)
-    assert "not released" not in text and "go on with" not in text
+    assert "not released" not in text and "resume with" not in text
 
 
 def test_show_says_what_is_not_released_and_what_is(runs: Path) -> None:
@@ -175,9 +175,9 @@ def test_show_says_how_to_go_on(runs: Path, tmp_path: Path) -> None:
     out = tmp_path / "half"
     shutil.copytree(runs / "half", out)
     again = f"fedmuon run --out {out} --resume"
-    assert f"unfinished, go on with: {again}" in said("show", str(out))
+    assert f"unfinished, resume with: {again}" in said("show", str(out))
     said(*again.split()[1:])
-    assert "go on with" not in said("show", str(out))
+    assert "resume with" not in said("show", str(out))
 
 
 def test_show_as_a_page(runs: Path, tmp_path: Path) -> None:
@@ -206,7 +206,7 @@ def test_ls(runs: Path, width: int) -> None:
     order = [line.split("│")[1].strip() for line in table if line.startswith("│")]
     assert order == ["a0", "a1", "deep/b", "half", "odd", "p"]
     assert "damaged" in table[-2] and "unfinished" in table[-3] and "8/8" in table[-3]
-    assert text.count("go on with: ") == 1 and "not" in text and "released" in text
+    assert text.count("resume with: ") == 1 and "not" in text and "released" in text
     assert ("test loss" in text) == (width == 120)
 
 
@@ -253,19 +253,19 @@ def test_neighbours_are_run_also_where_their_run_was_broken_off(
         with pytest.raises(Interrupted):
             neighbours.execute(config, out)
     again = f"fedmuon stability --out {out} --resume"
-    assert not RunStatus(out).summary and f"unfinished, go on with: {again}" in said(
+    assert not RunStatus(out).summary and f"unfinished, resume with: {again}" in said(
         "show", str(out)
     )
-    assert f"go on with: {again}" in said("run", "--out", str(out), "--resume")
-    assert RunStatus(out).summary and f"unfinished, go on with: {again}" in said(
+    assert f"resume with: {again}" in said("run", "--out", str(out), "--resume")
+    assert RunStatus(out).summary and f"unfinished, resume with: {again}" in said(
         "ls", str(tmp_path)
     )
     said(*again.split()[1:])
-    assert RunStatus(out).ended and "go on with" not in said("ls", str(tmp_path))
+    assert RunStatus(out).ended and "resume with" not in said("ls", str(tmp_path))
     neighbours.execute(config, tmp_path / "whole")
     for name in (NEIGHBOURS, "config.toml", "model.safetensors"):
         assert (out / name).read_bytes() == (tmp_path / "whole" / name).read_bytes()
-    assert "go on with" not in said("run", "--out", str(out), "--resume")
+    assert "resume with" not in said("run", "--out", str(out), "--resume")
 
 
 def stopping(*given: object) -> None:
@@ -364,18 +364,18 @@ def test_what_cannot_be_gone_on_with_is_lost(runs: Path, tmp_path: Path) -> None
     shutil.copytree(runs / "half", tmp_path / "half")
     (tmp_path / "half" / AUDIT).write_text("{}")
     text = " ".join(said("ls", str(tmp_path)).split())
-    assert " lost " in text and "of an audit that did not end" in text and "go on with" not in text
+    assert " lost " in text and "of an audit that did not end" in text and "resume with" not in text
 
 
 @pytest.mark.parametrize("file", ["partition.npz", "checkpoint.safetensors", "rounds.jsonl"])
 def test_what_is_damaged_is_lost_and_what_is_whole_is_not(tmp_path: Path, file: str) -> None:
     """Listed as what going on with it would say."""
     interrupted(out := tmp_path / "run")
-    assert "go on with: " in said("ls", str(tmp_path)) and RunStatus(out).state == "unfinished"
+    assert "resume with: " in said("ls", str(tmp_path)) and RunStatus(out).state == "unfinished"
     content = (out / file).read_bytes()
     (out / file).write_bytes(content[: len(content) // 3])
     text = " ".join(said("ls", str(tmp_path)).split())
-    assert " lost " in text and "go on with: " not in text and f"{out}: lost: " in text
+    assert " lost " in text and "resume with: " not in text and f"{out}: lost: " in text
     why = RunStatus(out).state.removeprefix("lost: ")
     for one in (why, refused("run", "--out", str(out), "--resume")):
         assert str(out / file) in one or "every checkpoint" in one
@@ -398,7 +398,7 @@ def test_a_run_that_failed_says_why_and_does_not_ask_to_go_on(tmp_path: Path) ->
         execute(small(local=way, federation={"rounds": 30}), out)
     text = " ".join(said("ls", str(tmp_path)).split())
     assert " failed " in text and f"{out}: failed: {error.value}" in text
-    assert "go on with" not in text and "failed: " in said("show", str(out))
+    assert "resume with" not in text and "failed: " in said("show", str(out))
     interrupted(other := tmp_path / "other")
     (other / FAILED).write_text("once")
     execute(None, other, resume=True)
@@ -425,16 +425,16 @@ def test_a_private_run_that_failed_says_whether_it_can_be_gone_on_with(tmp_path:
     """Where its noise is drawn anew, from numbers that are finite; else that it cannot."""
     out = tmp_path / "secret"
     again = f"fedmuon run --out {out} --resume"
-    assert failing(out).endswith(f"go on with: {again}") and again in said("ls", str(tmp_path))
+    assert failing(out).endswith(f"resume with: {again}") and again in said("ls", str(tmp_path))
     said(*again.split()[1:])
     assert RunStatus(out).state == "finished"
     then = failing(tmp_path / "repeatable", **{"insecure-reproducible-noise": True})
-    assert "go on with" not in then and "start afresh" in then
+    assert "resume with" not in then and "start afresh" in then
     way = {"recipe": "dp-sgd", "lr": 1e15, "weight-decay": 1e15}
     with pytest.raises(NonFinite):
         execute(small(local=way, privacy=NOISY, federation={"rounds": 30}), tmp_path / "infinite")
     state = RunStatus(tmp_path / "infinite").state
-    assert "checkpoint is not finite either: start afresh" in state and "go on with" not in state
+    assert "checkpoint is not finite either: start afresh" in state and "resume with" not in state
 
 
 def test_gaps_of_two_kinds_have_two_names(runs: Path, tmp_path: Path) -> None:

@@ -155,9 +155,9 @@ def test_a_plan_has_nothing_to_go_on_with(empty: Path, tmp_path: Path, monkeypat
         return work(Nobody())
 
     monkeypatch.setattr(ray_engine, "on_grid", on_grid)
-    with pytest.raises(InputError, match=r"no node holds partition .*: mend the cause$"):
+    with pytest.raises(InputError, match=r"no node holds partition .*: fix the cause$"):
         plan(config)
-    with pytest.raises(InputError, match="mend the cause and go on with --resume"):
+    with pytest.raises(InputError, match="fix the cause and resume with --resume"):
         execute(config, tmp_path / "run")
 
 

@@ -19,7 +19,7 @@ from flwr.supercore.task_identity import TaskIdentity
 from mpmath import mp, mpf
 from test_client_level import REPEATABLE, clients, exact_square, tree
 
-from fedmuon.clients.client_app import client_app
+from fedmuon.clients.client_app import Clients
 from fedmuon.config.load import Config
 from fedmuon.core.errors import InputError
 from fedmuon.core.rng import Draw, generator
@@ -406,7 +406,7 @@ class Nodes(Grid):
     first, and may change it, or end the client."""
 
     def __init__(self, count: int, before: Callable[[Message], Message] = lambda one: one) -> None:
-        self.app, self.before = client_app(), before
+        self.app, self.before = Clients(), before
         self.state = {node: RecordDict() for node in range(count)}
         self.waiting: dict[str, Message] = {}
         self.seen: list[Message] = []

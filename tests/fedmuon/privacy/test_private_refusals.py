@@ -182,7 +182,7 @@ def test_other_private_runs_are_told_to_resume_and_do(
     out, file = tmp_path / "run", tmp_path / "config.toml"
     file.write_text(dump(dp_ftrl(band=1)))
     broken_off(["run", str(file), "--out", str(out)], monkeypatch)
-    command = capsys.readouterr().err.split("go on with: ")[1]
+    command = capsys.readouterr().err.split("resume with: ")[1]
     assert not ended(shlex.split(command)[1:])
     assert RunDirectory(out).summary()
 

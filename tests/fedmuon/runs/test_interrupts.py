@@ -53,7 +53,7 @@ def stopped(arguments: Sequence[str], ready: Callable[[], bool], number: signal.
 def again(said: str) -> list[str]:
     """The command of the one sentence on stderr, as somebody would paste it."""
     assert said.startswith("fedmuon: interrupted: ") and said.count("\n") == 1, said
-    return shlex.split(said.split("go on with: ")[1])[1:]
+    return shlex.split(said.split("resume with: ")[1])[1:]
 
 
 def same(a: Path, b: Path, *names: str) -> bool:
