@@ -14,6 +14,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import ray as library
 import torch
 from conftest import quick, small
 from flwr.app import ArrayRecord, ConfigRecord, Context, Message, MessageType, RecordDict
@@ -39,6 +40,8 @@ from fedmuon.server.ray.worker_pool import large
 
 MANY, SEED = 10**6, 5
 IDS = node_ids(NODES, SEED)  # the first ones of a grid of more nodes, too
+ALL = {node: float(node) for node in range(NODES)}  # partition -> its answer
+BUT_4 = {node: value for node, value in ALL.items() if node != 4}
 pytestmark = pytest.mark.timeout(600)
 
 
@@ -53,6 +56,10 @@ def grid(ray: None) -> Iterator[RayGrid]:
     """One worker, so that its messages come together; a million nodes cost nothing."""
     with RayGrid(client_app, MANY, workers=1, pieces=1, seed=SEED) as found:
         yield found
+
+
+def one_worker() -> RayGrid:
+    return RayGrid(client_app, NODES, workers=1, seed=SEED)
 
 
 def messages(ttl: float = 60.0, **orders: Any) -> list[Message]:
@@ -76,7 +83,7 @@ def answers(grid: RayGrid, sent: list[Message]) -> dict[int, float | str]:
 
 def test_each_node_answers_for_itself(grid: RayGrid) -> None:
     """And what one does with its message, no other one sees."""
-    assert answers(grid, messages()) == {node: float(node) for node in range(NODES)}
+    assert answers(grid, messages()) == ALL
     assert list(grid.get_node_ids())[-1] == grid.node_of(MANY - 1)
 
 
@@ -88,7 +95,7 @@ def test_one_that_fails_takes_no_other_with_it(grid: RayGrid, order: str, why: s
     """Its worker comes back, and asks the others again one by one."""
     found = answers(grid, messages(ttl=3.0 if order == "sleeps" else 60.0, **{order: 4}))
     assert why in str(found.pop(4))
-    assert found == {node: float(node) for node in range(NODES) if node != 4}
+    assert found == BUT_4
     assert len(grid.retried) == (0 if order == "raises" else NODES)
     assert answers(grid, messages())[4] == 4.0
     assert grid.retried == {}
@@ -96,15 +103,12 @@ def test_one_that_fails_takes_no_other_with_it(grid: RayGrid, order: str, why: s
 
 @pytest.mark.slow
 @pytest.mark.parametrize("orders", [{"raises": 4, "server-round": 2}, {}])
+@pytest.mark.usefixtures("ray")
 def test_the_first_error_of_a_client_is_shown_whole(
-    ray: None, orders: dict[str, Any], caplog: pytest.LogCaptureFixture
+    orders: dict[str, Any], caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Its node, its round and the lines that raised it, once; nothing of clients that answer, and
-    nothing but a line to whom the replies go."""
-    with (
-        caplog.at_level("WARNING", "fedmuon"),
-        RayGrid(client_app, NODES, workers=1, seed=SEED) as own,
-    ):
+    """Its node, round and traceback, once; other replies have one line."""
+    with caplog.at_level("WARNING", "fedmuon"), one_worker() as own:
         found = [answers(own, messages(**orders)) for _ in range(3)]
     assert all("\n" not in str(one.get(4)) for one in found)
     said = [record.getMessage() for record in caplog.records if record.name == "fedmuon"]
@@ -130,19 +134,16 @@ def times(grid: RayGrid, node: int, count: int = 1, **orders: Any) -> list[int]:
 
 
 def test_a_node_keeps_what_it_kept_last(grid: RayGrid) -> None:
-    """Of several messages at once each sees the state of the one before; a client that raises has
-    changed nothing, and one that forgets has nothing."""
+    """A client that raises has changed nothing, and one that forgets has nothing."""
     assert times(grid, 100, 3) == [0, 1, 2]
-    assert times(grid, 100, raises=100) == [-1]
-    assert times(grid, 100) == [3]
-    assert times(grid, 100, forgets=100) == [4]
-    assert times(grid, 100) == [0]
+    found = [times(grid, 100, **one) for one in ({"raises": 100}, {}, {"forgets": 100}, {})]
+    assert found == [[-1], [3], [4], [0]]
 
 
 def test_a_reply_is_to_the_message_that_was_sent(grid: RayGrid) -> None:
     found = answers(grid, messages(echoes=4))
     assert "replies to no other" in str(found.pop(4))
-    assert found == {node: float(node) for node in range(NODES) if node != 4}
+    assert found == BUT_4
 
 
 def test_nodes_that_are_not_there_do_not_answer(grid: RayGrid) -> None:
@@ -157,7 +158,7 @@ def test_a_message_that_stands_there_twice_is_two(grid: RayGrid) -> None:
 
 
 def test_several_threads_of_a_server_ask_at_once(grid: RayGrid) -> None:
-    """As Flower's servers of before its message API do: each gets the replies to its own."""
+    """As old servers of Flower do: each gets the replies to its own."""
 
     def asked(node: int) -> dict[int, float | str]:
         return answers(grid, [messages()[node]])
@@ -168,32 +169,29 @@ def test_several_threads_of_a_server_ask_at_once(grid: RayGrid) -> None:
             assert found == [{node: float(node)} for node in range(NODES)]
 
 
-@pytest.mark.parametrize(
-    ("given", "why"),
-    [
-        ({"workers": 0}, "workers = 0"),
-        ({"workers": 2.5}, "workers = 2.5"),
-        ({"resources": {"num_cpus": 6400}}, "room for a worker, which wants CPU = 6400"),
-        ({"resources": {"num_gpus": 64}}, "GPU = 64"),
-        ({"resources": {"cpus": 1}}, "num_cpus, num_gpus or memory"),
-    ],
-)
-def test_workers_that_cannot_be_are_refused(ray: None, given: dict[str, Any], why: str) -> None:
+@pytest.mark.parametrize(("given", "why"), [
+    ({"workers": 0}, "workers = 0"),
+    ({"workers": 2.5}, "workers = 2.5"),
+    ({"resources": {"num_cpus": 6400}}, "room for a worker, which wants CPU = 6400"),
+    ({"resources": {"num_gpus": 64}}, "GPU = 64"),
+    ({"resources": {"cpus": 1}}, "num_cpus, num_gpus or memory"),
+    ({"num_supernodes": 0}, "num_supernodes = 0 is refused"),
+    ({"num_supernodes": -1}, "num_supernodes = -1 is refused"),
+])  # fmt: skip
+def test_grids_that_cannot_be_are_refused(ray: None, given: dict[str, Any], why: str) -> None:
     with pytest.raises(InputError, match=why):
-        RayGrid(client_app, NODES, **given)
+        RayGrid(client_app, **{"num_supernodes": NODES, **given})
 
 
 def test_a_closed_grid_says_so(ray: None) -> None:
-    with RayGrid(client_app, NODES, workers=1, seed=SEED) as grid:
+    with one_worker() as grid:
         pass
     with pytest.raises(InputError, match="closed"):
         grid.push_messages(messages())
 
 
 def test_a_program_has_one_ray(ray: None) -> None:
-    """Which a second one refuses, and leaves as it is."""
-    import ray as library
-
+    """A second one is refused and leaves it as it is."""
     with pytest.raises(InputError, match="connected to a Ray already"):
         simulate(server_app, client_app, NODES)
     assert library.is_initialized()
@@ -203,11 +201,10 @@ def test_a_program_has_one_ray(ray: None) -> None:
 def test_where_nobody_is_for_long_somebody_is_told(
     ray: None, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """It is looked for in every wait: of a hundredth of a second here, as no worker begins in."""
     monkeypatch.setattr("fedmuon.server.ray.worker_pool.PATIENCE", 0.0)
     wait = RayGrid._wait
     monkeypatch.setattr(RayGrid, "_wait", lambda grid, seconds: wait(grid, min(seconds, 0.01)))
-    with RayGrid(client_app, NODES, workers=1, seed=SEED) as grid:
+    with one_worker() as grid:
         assert len(answers(grid, messages())) == NODES
     assert caplog.messages.count(caplog.messages[0]) == 1
     assert "no worker has begun in" in caplog.messages[0]
@@ -217,7 +214,7 @@ def test_where_nobody_is_for_long_somebody_is_told(
 def test_what_is_late_is_not_waited_for(grid: RayGrid) -> None:
     replies = grid.send_and_receive(messages(sleeps=0, ttl=2.0), timeout=0.3)
     assert len(replies) < NODES
-    assert answers(grid, messages()) == {node: float(node) for node in range(NODES)}
+    assert answers(grid, messages()) == ALL
 
 
 @pytest.mark.slow
@@ -240,7 +237,7 @@ def test_an_app_of_plain_flower_is_flowers_fedavg(
     ray: None, cluster: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Against the mean by hand; clients remember between rounds, and read the run's config."""
-    monkeypatch.setattr("fedmuon.experiments.engines.ray_cluster.connected", joined)
+    monkeypatch.setattr(ray_cluster, "connected", joined)
     more = {"run_config": {"scale": 2.0}, "address": cluster, "workers": 1}
     context = simulate(server_app, client_app, NODES, **more)
     weights = np.arange(1, NODES + 1)
@@ -255,7 +252,7 @@ def test_a_server_leaves_the_cores_to_the_workers_beside_it(
     own: bool, threads: int, ray: None, cluster: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Of a Ray of its own, not of a cluster; what the program had before it has afterwards."""
-    monkeypatch.setattr("fedmuon.experiments.engines.ray_cluster.connected", joined)
+    monkeypatch.setattr(ray_cluster, "connected", joined)
     server, found = ServerApp(), []
     server.main()(lambda grid, context: found.append(torch.get_num_threads()))
     before = torch.get_num_threads()
@@ -302,20 +299,25 @@ def test_an_app_that_cannot_be_loaded_is_an_error(ray: None) -> None:
         grid.send_and_receive(messages(), timeout=60)
 
 
+def run_by(app: Any, folder: Path) -> None:
+    """A run on one worker with that ClientApp, to the same model as inline."""
+    what = small(engine={"name": "ray"})
+    run = prepare(build.resolve(what), folder / "ray")
+    with RayGrid(app, what.federation.clients, workers=1) as grid:
+        drive(run, engine(run.config, grid))
+    execute(small(), folder / "inline")
+    assert distance(folder / "inline", folder / "ray") <= 1e-12
+
+
 @pytest.mark.slow
 def test_our_clients_are_stepped_together(
     ray: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """In one call a round, to the same model; an id tells which process answered."""
-    what, calls = small(engine={"name": "ray"}), []
-    run = prepare(build.resolve(what), tmp_path / "ray")
-    with RayGrid(clients.app, what.federation.clients, workers=1) as grid:
-        ask = grid._ask
-        monkeypatch.setattr(grid, "_ask", lambda *given: (calls.append(given), ask(*given))[1])
-        drive(run, engine(run.config, grid))
-    execute(small(), tmp_path / "inline")
-    assert distance(tmp_path / "inline", tmp_path / "ray") <= 1e-12
-    assert len(calls) == what.federation.rounds
+    calls, ask = [], RayGrid._ask
+    monkeypatch.setattr(RayGrid, "_ask", lambda *given: (calls.append(given), ask(*given))[1])
+    run_by(clients.app, tmp_path)
+    assert len(calls) == small().federation.rounds
 
 
 class Dying:
@@ -340,18 +342,11 @@ class Dying:
 @pytest.mark.slow
 def test_a_round_that_a_dead_worker_cost_more_says_so(ray: None, tmp_path: Path) -> None:
     """Its clients are asked again, to the same model; the record of the round names them."""
-    what = small(engine={"name": "ray"})
-    run = prepare(build.resolve(what), tmp_path / "ray")
-    app: Any = Dying(tmp_path / "mark")
-    with RayGrid(app, what.federation.clients, workers=1) as grid:
-        drive(run, engine(run.config, grid))
-    execute(small(), tmp_path / "inline")
-    assert distance(tmp_path / "inline", tmp_path / "ray") <= 1e-12
+    run_by(Dying(tmp_path / "mark"), tmp_path)
     lines = (tmp_path / "ray" / "rounds.jsonl").read_text().splitlines()
     first, second = (json.loads(line).get("faults", []) for line in lines[:2])
     assert all(one["why"].endswith("and it was asked again") for one in first)
-    assert len(first) == what.federation.per_round
-    assert second == []
+    assert len(first) == small().federation.per_round and second == []
 
 
 @pytest.mark.slow
@@ -365,10 +360,8 @@ def test_a_client_that_must_not_answer_twice_is_not_asked_again(ray: None, tmp_p
         pytest.raises(InputError),
     ):
         drive(run, engine(run.config, grid))
-    assert (
-        not (tmp_path / "ray" / "rounds.jsonl").exists()
-        or not (tmp_path / "ray" / "rounds.jsonl").read_text()
-    )
+    log = tmp_path / "ray" / "rounds.jsonl"
+    assert not (log.exists() and log.read_text())
 
 
 def test_flower_wants_to_know_who_makes_messages() -> None:
@@ -401,19 +394,17 @@ def joined(address: str, verbose: bool = False) -> Iterator[None]:
 
 @pytest.mark.parametrize("address", ["", "10.0.0.1:6379"])
 def test_workers_are_told_where_modules_lie(address: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Those of our own Ray by what it is started with, which is quicker; a cluster's are told."""
-    import ray
-
+    """Those of our own Ray by its environment, which is quicker; a cluster's by Ray."""
     seen: list[tuple[str, bool]] = []
 
     def init(**given: Any) -> None:
         seen.append((os.environ.get("PYTHONPATH", ""), "runtime_env" in given))
 
-    monkeypatch.setattr(ray, "init", init)
+    monkeypatch.setattr(library, "init", init)
     monkeypatch.setattr(ray_cluster, "_require_listener", lambda address: None)
-    monkeypatch.setattr(ray, "is_initialized", lambda: False)
-    monkeypatch.setattr("fedmuon.experiments.engines.ray_cluster._driving", threading.Lock())
-    monkeypatch.setattr(ray, "shutdown", lambda: None)
+    monkeypatch.setattr(library, "is_initialized", lambda: False)
+    monkeypatch.setattr(ray_cluster, "_driving", threading.Lock())
+    monkeypatch.setattr(library, "shutdown", lambda: None)
     monkeypatch.setenv("PYTHONPATH", "/here")
     wanted = importable()
     with connected(address):
@@ -423,19 +414,11 @@ def test_workers_are_told_where_modules_lie(address: str, monkeypatch: pytest.Mo
     assert os.environ["PYTHONPATH"] == "/here"
 
 
-@pytest.mark.parametrize("nodes", [0, -1])
-def test_a_grid_has_a_node(ray: None, nodes: int) -> None:
-    with pytest.raises(InputError, match=f"num_supernodes = {nodes} is refused"):
-        RayGrid(client_app, nodes)
-
-
 @pytest.mark.slow
 def test_a_worker_that_is_gone_for_good_is_replaced(grid: RayGrid) -> None:
     """Also where Ray does not start it again."""
-    import ray as library
-
     assert answers(grid, messages())[0] == 0.0
     (before,) = grid._pool.all
     library.kill(before)
-    assert answers(grid, messages()) == {node: float(node) for node in range(NODES)}
+    assert answers(grid, messages()) == ALL
     assert before not in grid._pool.all and grid.workers == 1

@@ -1,5 +1,6 @@
-"""What a Grid on Ray shares with Flower's own simulation, without a Ray: ids, configs, errors."""
+"""A Grid on Ray like Flower's own simulation, without a Ray: ids, configs, errors, addresses."""
 
+import re
 import socket
 import stat
 import threading
@@ -7,6 +8,7 @@ import time
 from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import pytest
 from conftest import small
 from flwr.app import Message, RecordDict
@@ -14,7 +16,6 @@ from flwr.common.config import flatten_dict
 from flwr.common.constant import SUPERLINK_NODE_ID, ErrorCode
 from flwr.proto.node_pb2 import Node
 from flwr.server.superlink.linkstate.utils import verify_message_ids
-from flwr.supercore.task_identity import TaskIdentity
 from ray.exceptions import (
     ActorDiedError,
     ActorUnavailableError,
@@ -22,6 +23,7 @@ from ray.exceptions import (
     RayError,
     RayTaskError,
 )
+from test_messages import sender  # noqa: F401  a fixture
 
 from fedmuon import flower
 from fedmuon.core.errors import InputError
@@ -34,10 +36,7 @@ from fedmuon.server.ray.worker_pool import Batch
 NESTED = {"lr": 0.1, "model": {"name": "a", "head": {"bias": True}}, "model.width": 3}
 
 
-@pytest.fixture(autouse=True)
-def identity(monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in ("_run_id", "_node_id", "_task_id"):
-        monkeypatch.setattr(TaskIdentity, name, 1)  # as if Flower ran us
+APP: Any = None  # no test here calls the app
 
 
 @pytest.fixture
@@ -54,8 +53,7 @@ def held(monkeypatch: pytest.MonkeyPatch) -> list[tuple[Any, ...]]:
 
 
 def test_a_nested_run_config_is_flattened_as_flower_does(held: list[tuple[Any, ...]]) -> None:
-    app: Any = None
-    grids.RayGrid(app, 2, run_config=NESTED)
+    grids.RayGrid(APP, 2, run_config=NESTED)
     assert held[0][2] == flatten_dict(NESTED)
     assert held[0][2]["model.head.bias"] is True
     assert flat(None) == {} and flat(flat(NESTED)) == flat(NESTED)
@@ -63,10 +61,8 @@ def test_a_nested_run_config_is_flattened_as_flower_does(held: list[tuple[Any, .
 
 @pytest.mark.parametrize("value", [[1, 2], None])
 def test_a_run_config_that_flower_rejects_is_rejected(value: Any) -> None:
-    """Before a Ray is started."""
-    app: Any = None
     with pytest.raises(InputError, match="The value for key width needs to be of type"):
-        flower.simulate(app, app, 2, run_config={"model": {"width": value}})
+        flower.simulate(APP, APP, 2, run_config={"model": {"width": value}})
 
 
 def test_node_ids_are_like_those_of_flower(held: list[tuple[Any, ...]]) -> None:
@@ -77,14 +73,11 @@ def test_node_ids_are_like_those_of_flower(held: list[tuple[Any, ...]]) -> None:
     assert abs(sum(found) / 20_000 / 2**63 - 1) < 0.03  # uniform: 0.004 is one deviation
     assert found == node_ids(20_000, 7) != node_ids(20_000, 8)
     assert node_ids(3, None) != node_ids(3, None)
-    app: Any = None
-    grid = grids.RayGrid(app, 3, seed=7)
+    grid = grids.RayGrid(APP, 3, seed=7)
     assert list(grid.get_node_ids()) == [grid.node_of(place) for place in range(3)] == found[:3]
 
 
 def test_reserved_and_repeated_node_ids_are_drawn_again(monkeypatch: pytest.MonkeyPatch) -> None:
-    import numpy as np
-
     drawn = iter([[0, SUPERLINK_NODE_ID, 5, 5], [5, 6, 7], [8]])
 
     def generator(seed: int, what: Any) -> Any:
@@ -117,19 +110,14 @@ def test_an_expired_message_is_answered_as_by_a_superlink() -> None:
     assert ours.metadata.src_node_id == theirs.metadata.src_node_id == SUPERLINK_NODE_ID
 
 
-@pytest.mark.parametrize(
-    ("ended", "again", "codes"),
-    [
-        (True, False, [ErrorCode.MESSAGE_UNAVAILABLE] * 2),
-        (False, False, [ErrorCode.UNKNOWN] * 2),
-        (True, True, []),
-    ],
-)
+@pytest.mark.parametrize(("ended", "again", "codes"), [
+    (True, False, [ErrorCode.MESSAGE_UNAVAILABLE] * 2), (False, False, [ErrorCode.UNKNOWN] * 2),
+    (True, True, []),
+])  # fmt: skip
 def test_late_messages_are_told_from_those_of_dead_workers(
     ended: bool, again: bool, codes: list[int], held: list[tuple[Any, ...]]
 ) -> None:
-    app: Any = None
-    grid = grids.RayGrid(app, 2, seed=7, again=again)
+    grid = grids.RayGrid(APP, 2, seed=7, again=again)
     sent = [message(node) for node in grid.get_node_ids()]
     grid._wanted = {one.metadata.message_id for one in sent}
     grid._again(Batch(sent, ended=ended), ActorUnavailableError("rpc", b"1" * 16))
@@ -143,8 +131,7 @@ def test_messages_that_are_asked_once_have_all_of_their_time(
     again: bool, share: int, held: list[tuple[Any, ...]]
 ) -> None:
     """Half of it is for the second try, where there is one."""
-    app: Any = None
-    grid = grids.RayGrid(app, 2, seed=7, again=again)
+    grid = grids.RayGrid(APP, 2, seed=7, again=again)
     batch = Batch([message(node, 60.0) for node in grid.get_node_ids()])
     worker: Any = SimpleNamespace(answer=SimpleNamespace(remote=lambda *_: "place"))
     grid._ask(worker, batch, {})
@@ -154,16 +141,10 @@ def test_messages_that_are_asked_once_have_all_of_their_time(
 # A Ray cluster that is not there, and workers that end.
 
 
-@pytest.mark.parametrize(
-    ("address", "why"),
-    [
-        ("HOST", "refused"),
-        ("ray://HOST/", "refused"),
-        ("foo", "Invalid address format: foo"),
-        ("localhost:port", "port"),
-        ("auto", "Could not find any running Ray"),
-    ],
-)
+@pytest.mark.parametrize(("address", "why"), [
+    ("HOST", "refused"), ("ray://HOST/", "refused"), ("foo", "Invalid address format: foo"),
+    ("localhost:port", "port"), ("auto", "Could not find any running Ray"),
+])  # fmt: skip
 def test_an_address_where_nothing_listens_is_rejected_at_once(
     address: str, why: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -230,8 +211,6 @@ def unloadable() -> ActorDiedError:
     ],
 )
 def test_advice_is_about_what_happened(error: RayError, said: str, unsaid: str) -> None:
-    import re
-
     found = ray_engine._why(error, small(engine={"name": "ray"}))
     assert re.search(said, found) and unsaid not in found and "\n" not in found
 

@@ -1,4 +1,4 @@
-"""What comes in a message was written by a stranger: it is sound, or refused in one sentence."""
+"""A message may contain anything: it is valid, or refused in one sentence; errors are shown."""
 
 import tracemalloc
 from collections.abc import Callable, Iterator
@@ -26,7 +26,7 @@ from fedmuon.core.errors import InputError, Interrupted
 from fedmuon.federated import build
 from fedmuon.federated.rounds import begin
 from fedmuon.server import stopping
-from fedmuon.server.messaging import exchange, meet, reason
+from fedmuon.server.messaging import WIDTH, exchange, meet, raised, reason
 from fedmuon.server.strategy import FedMuonStrategy
 
 CLIENT = 2
@@ -146,15 +146,12 @@ BOUND = 8 << 20  # bytes: nothing that a stranger names is allocated
 
 
 @pytest.fixture(scope="module", autouse=True)
-def _somebody() -> Iterator[None]:
-    """Messages have a sender, which Flower's own processes are told at their start."""
-    names = ("_task_id", "_run_id", "_node_id")
-    before = {name: getattr(TaskIdentity, name) for name in names}
-    for name in names:
-        setattr(TaskIdentity, name, 1)
-    yield
-    for name in names:
-        setattr(TaskIdentity, name, before[name])
+def sender() -> Iterator[None]:
+    """Messages have a sender, as in a process that Flower starts."""
+    with pytest.MonkeyPatch.context() as patch:
+        for name in ("_task_id", "_run_id", "_node_id"):
+            patch.setattr(TaskIdentity, name, 1)
+        yield
 
 
 @pytest.fixture(scope="module")
@@ -172,38 +169,35 @@ def little_memory() -> Iterator[None]:
     tracemalloc.stop()
 
 
-def is_a_sentence(error: BaseException) -> bool:
-    said = str(error)
-    return said.isprintable() and 10 < len(said) < 600
+def require_sentence(error: BaseException) -> None:
+    assert str(error).isprintable() and 10 < len(str(error)) < 600
 
 
-def test_a_sound_reply_is_read(server: FedMuonStrategy) -> None:
-    """Negative control of all that is refused below."""
+def test_a_valid_reply_is_read(server: FedMuonStrategy) -> None:
+    """Negative control of what is refused below."""
     reply = server._read(answer(request(server)), CLIENT)
     assert reply.client == CLIENT and reply.params["weight"].shape == (1, 7, 3)
 
 
 @pytest.mark.parametrize("name", REPLIES)
-def test_what_a_node_replies_is_sound_or_its_fault(
-    server: FedMuonStrategy, little_memory: None, name: str
-) -> None:
+@pytest.mark.usefixtures("little_memory")
+def test_a_reply_is_valid_or_a_fault(server: FedMuonStrategy, name: str) -> None:
     reply = answer(request(server))
     REPLIES[name](reply.content)
     with pytest.raises(InputError) as refused:
         server._read(reply, CLIENT)
-    assert is_a_sentence(refused.value)
+    require_sentence(refused.value)
 
 
 @pytest.mark.parametrize("name", REQUESTS)
-def test_what_a_server_asks_is_sound_or_refused(
-    server: FedMuonStrategy, little_memory: None, name: str
-) -> None:
+@pytest.mark.usefixtures("little_memory")
+def test_a_request_is_valid_or_refused(server: FedMuonStrategy, name: str) -> None:
     message = request(server)
     message.content = RecordDict(dict(message.content))
     REQUESTS[name](message.content)
     with pytest.raises(InputError) as refused:
         answer(message)
-    assert is_a_sentence(refused.value)
+    require_sentence(refused.value)
 
 
 def test_another_nodes_reply_is_refused(server: FedMuonStrategy) -> None:
@@ -220,7 +214,7 @@ def test_reasons_are_one_line(server: FedMuonStrategy, said: str) -> None:
 
 
 class Nodes(Grid):
-    """Nodes that answer the question for their partition as they please."""
+    """Nodes that claim any partition."""
 
     def __init__(self, claims: dict[int, Any], more: Callable[[Message], list[Message]]) -> None:
         self.claims, self.more, self.waiting = claims, more, []
@@ -250,7 +244,7 @@ Nodes.__abstractmethods__ = frozenset()
 
 
 def stale(message: Message) -> list[Message]:
-    """An answer to something that nobody asked, and one that comes twice."""
+    """An answer to a message that was never sent, and a second answer."""
     other = Message(RecordDict(), reply_to=message)
     other.metadata.__dict__["_reply_to_message_id"] = "never asked"
     return [other, Message(RecordDict(), reply_to=message)]
@@ -287,3 +281,27 @@ def test_a_wish_to_stop_ends_every_wait() -> None:
     finally:
         stopping.forget()
     assert exchange(grid, asked, 0.05) == {}
+
+
+def first_line(error: Exception) -> str:
+    """The first line of the reason that a worker gives for an error."""
+    message = Message(RecordDict(), dst_node_id=4, message_type="train")
+    try:
+        raise error
+    except Exception as caught:
+        line, *below = raised(message, caught).split("\n")
+    assert below[0] == "train" and len(below) > 2
+    return line
+
+
+@pytest.mark.parametrize(("words", "said"), [
+    ("no disk", ": no disk"), ("no disk\nand no room\n", ": no disk"),
+    ("\n \n  no disk", ": no disk"), ("no \x1b[31mdisk", ": no \\x1b[31mdisk"),
+    ("", ""), ("\n", ""),
+    ("x" * 5000, f": {'x' * 5000}"[: WIDTH - len("RuntimeError")] + "..."),
+])  # fmt: skip
+def test_an_error_has_its_first_words_and_its_place(words: str, said: str) -> None:
+    """A long error is cut, and keeps its place."""
+    head, _, place = first_line(RuntimeError(words)).partition(" (")
+    assert head == f"RuntimeError{said}"
+    assert f"{__file__}:" in place and place.endswith(" in first_line)")

@@ -71,8 +71,7 @@ def typed(lines: str) -> list[list[str]]:
     "width", [80, *(pytest.param(one, marks=pytest.mark.slow) for one in (60, 200))]
 )
 def test_examples_of_every_help_can_be_pasted(width: int) -> None:
-    """A shell reads what is written, which parses, keys of configs too; on lines that fit and end
-    where they end. Control: a shell that knows no backslash reads something else."""
+    """They parse, and fit on their lines. Control: a shell without backslashes reads otherwise."""
     alone = 0
     for name, command in commands.every(commands.app_as_click()):
         env = {"COLUMNS": str(width)}
@@ -91,7 +90,6 @@ def test_examples_of_every_help_can_be_pasted(width: int) -> None:
 
 
 def require_parses(words: list[str]) -> None:
-    """Refuse what the command line would refuse, or its config."""
     command: Any = commands.app_as_click()
     while isinstance(command, click.Group):
         _, command, words = command.resolve_command(click.Context(command), words)
@@ -120,22 +118,21 @@ def test_tables_list_their_keys() -> None:
     for table, keys in KEYS.items():
         text = said("config", "explain", table)
         assert all(key in text for key in keys)
-    assert "did you mean local.lr?" in refused("config", "explain", "local.lrr")
 
 
-@pytest.mark.parametrize(
-    ("key", "why"),
-    [
-        ("local.Lr", "did you mean local.lr?"),
-        ("LOCAL.LR", "did you mean local.lr?"),
-        ("local.zzz", "those of [local] are recipe, steps"),
-        ("data.options", "set an option as data.options.OPTION=VALUE"),
-        ("faults.options", "those of [faults] are"),  # a control: it has none
-        ("zz.zzz", "or one of the tables data"),
-    ],
-)
-def test_of_what_is_no_key_the_nearest_are_named(key: str, why: str) -> None:
-    assert why in refused("config", "explain", key)
+@pytest.mark.parametrize(("words", "why"), [
+    ("config explain local.lrr", "did you mean local.lr?"),
+    ("config explain local.Lr", "did you mean local.lr?"),
+    ("config explain LOCAL.LR", "did you mean local.lr?"),
+    ("config explain local.zzz", "those of [local] are recipe, steps"),
+    ("config explain data.options", "set an option as data.options.OPTION=VALUE"),
+    ("config explain faults.options", "those of [faults] are"),  # a control: it has none
+    ("config explain zz.zzz", "or one of the tables data"),
+    ("run --set local.Lr=3", "[local] Lr: did you mean lr?"),
+    ("list nonsense", "choose one of suites, data, recipes"),
+])  # fmt: skip
+def test_of_what_is_no_key_the_nearest_are_named(words: str, why: str) -> None:
+    assert why in refused(*words.split())
 
 
 @pytest.mark.parametrize("seeds", ["2.5", "0", "x"])
@@ -144,23 +141,19 @@ def test_seeds_that_are_no_count_are_refused_in_plain_words(seeds: str) -> None:
     assert f"{seeds} is no count: give a whole number from 1 on" in text
 
 
-def test_a_letter_in_another_case_is_a_slip() -> None:
-    assert "[local] Lr: did you mean lr?" in refused("run", "--set", "local.Lr=3")
-
-
 @pytest.mark.parametrize("kind", ["suites", *LISTS])
 def test_lists_have_all_names(kind: str) -> None:
     known = shipped() if kind == "suites" else NAMES[LISTS[kind]]
     text = said("list", kind, COLUMNS="200")
     assert all(name in text for name in known) and len(known) > 1
     assert f"did you mean {kind}?" in refused("list", f"{kind}s")
-    assert "choose one of suites, data, recipes" in refused("list", "nonsense")
 
 
 def test_the_config_to_begin_with_is_the_default_however_many_keys_are_set(tmp_path: Path) -> None:
     """Commented out they are the defaults, and so they are with the signs taken away."""
     text = commented()
-    assert parse(tomllib.loads(text)) == Config() and text == said_whole("config", "init")
+    assert parse(tomllib.loads(text)) == Config()
+    assert CliRunner().invoke(app, ["config", "init"]).output == text
     bare = re.sub(r"^#(?=[a-z])", "", text, flags=re.MULTILINE)
     tables = tomllib.loads(bare)
     assert {f"{table}.{key}" for table, keys in tables.items() for key in keys} == set(EVERY)
@@ -173,26 +166,19 @@ def test_the_config_to_begin_with_is_the_default_however_many_keys_are_set(tmp_p
     assert "is there already" in refused("config", "init", str(file))
 
 
-def said_whole(*command: str) -> str:
-    return CliRunner().invoke(app, list(command)).output
-
-
 def test_the_version_is_said() -> None:
     assert said("--version") == f"fedmuon {fedmuon.__version__}"
 
 
-@pytest.mark.parametrize(
-    ("words", "found"),
-    [
-        ("fedmuon ru", ["run"]),
-        ("fedmuon run --set local.server", ["local.server-momentum="]),
-        ("fedmuon config explain privacy.kap", ["privacy.kappa"]),
-        ("fedmuon list agg", ["aggregators"]),
-        ("fedmuon run --see", ["--seed"]),
-        ("fedmuon plan --data mni", ["mnist5k", "mnist"]),
-        ("fedmuon stability --engine r", ["ray"]),
-    ],
-)
+@pytest.mark.parametrize(("words", "found"), [
+    ("fedmuon ru", ["run"]),
+    ("fedmuon run --set local.server", ["local.server-momentum="]),
+    ("fedmuon config explain privacy.kap", ["privacy.kappa"]),
+    ("fedmuon list agg", ["aggregators"]),
+    ("fedmuon run --see", ["--seed"]),
+    ("fedmuon plan --data mni", ["mnist5k", "mnist"]),
+    ("fedmuon stability --engine r", ["ray"]),
+])  # fmt: skip
 def test_shells_complete_commands_options_keys_and_lists(words: str, found: list[str]) -> None:
     asked = {"_FEDMUON_COMPLETE": "complete_bash", "COMP_WORDS": words,
              "COMP_CWORD": str(words.count(" "))}  # fmt: skip
@@ -228,28 +214,26 @@ def test_short_options_are_changes_and_no_second_word() -> None:
         changes_of(["federation.seed = 3"], seed=3)
 
 
-def test_a_suite_with_one_seed_says_so() -> None:
-    three = find("cnn", "digits", "full", {})
-    one = find("cnn", "digits", "full", {}, seed=7)
-    seeds = {cell.config.federation.seed for cell in one.cells}  # pyright: ignore
-    assert len(three.cells) == 3 * len(one.cells) and seeds == {7} and three.lock != one.lock
-    assert one.asked.again == "fedmuon suite cnn --data digits --scale full --seed 7"
-    with pytest.raises(InputError, match="the suite dp-bias has no seeds"):
-        find("dp-bias", None, "small", {}, seed=1)
+@pytest.mark.parametrize(("given", "seeds", "again"), [
+    ({"seed": 7}, {7}, "--seed 7"), ({"seeds": 5}, {0, 1, 2, 3, 4}, "--seeds 5"),
+])  # fmt: skip
+def test_a_suite_of_other_seeds_says_so(given: dict[str, int], seeds: set[int], again: str) -> None:
+    three, found = (find("cnn", "digits", "full", {}, **one) for one in ({}, given))
+    assert seeds == {cell.config.federation.seed for cell in found.cells}  # pyright: ignore
+    assert len(seeds) * len(three.cells) == 3 * len(found.cells) and three.lock != found.lock
+    assert found.asked.again == f"fedmuon suite cnn --data digits --scale full {again}"
 
 
-def test_a_suite_of_so_many_seeds_says_so() -> None:
-    three, five = (find("cnn", "digits", "full", {}, seeds=count) for count in (None, 5))
-    seeds = {cell.config.federation.seed for cell in five.cells}  # pyright: ignore
-    assert 3 * len(five.cells) == 5 * len(three.cells) and seeds == {0, 1, 2, 3, 4}
-    assert five.asked.again == "fedmuon suite cnn --data digits --scale full --seeds 5"
+@pytest.mark.parametrize(("suite", "given", "why"), [
+    ("dp-bias", {"seed": 1}, "the suite dp-bias has no seeds"),
+    ("dp-bias", {"seeds": 1}, "the suite dp-bias has no seeds: leave --seeds out"),
+    ("heavy-tail", {"seed": 3}, "counts its seeds: leave --seed out"),
+    ("cnn", {"seed": 1, "seeds": 2}, "--seed is one, --seeds are many"),
+])  # fmt: skip
+def test_seeds_that_a_suite_does_not_have(suite: str, given: dict[str, int], why: str) -> None:
     assert find("heavy-tail", None, "small", {}, seeds=3).asked.told["seeds"] == 3
-    with pytest.raises(InputError, match="counts its seeds: leave --seed out"):
-        find("heavy-tail", None, "small", {}, seed=3)
-    with pytest.raises(InputError, match="the suite dp-bias has no seeds: leave --seeds out"):
-        find("dp-bias", None, "small", {}, seeds=1)
-    with pytest.raises(InputError, match="--seed is one, --seeds are many"):
-        find("cnn", "digits", "full", {}, seed=1, seeds=2)
+    with pytest.raises(InputError, match=why):
+        find(suite, None, "small", {}, **given)
 
 
 def test_options_reach_the_run(tmp_path: Path) -> None:
@@ -267,52 +251,49 @@ def records(count: int, every: int = 10) -> Iterator[dict[str, float]]:
         yield {"round": number, "client_loss": 1.0 / number, **looked}
 
 
-def watched(console: Console, count: int, lines: bool = True) -> Progress:
-    progress = Progress(console, lines=lines)
+def watched(file: io.StringIO, count: int, every: int = 10, **given: Any) -> Progress:
+    """A bar, or lines, that saw so many rounds."""
+    console = Console(file=file, width=80, force_terminal=given.pop("terminal", None))
+    progress = Progress(console, **{"lines": True, **given})
     progress.begin(0, count)
-    for record in records(count):
+    for record in records(count, every):
         progress.watch(record)
     return progress
 
 
+def bar(progress: Progress, width: int = 80) -> str:
+    """The one line of a bar."""
+    shown = Console(width=width, file=(file := io.StringIO()))
+    shown.print(progress.get_renderable())
+    (line,) = file.getvalue().splitlines()
+    assert "…" not in line
+    return line
+
+
 def test_what_was_last_known_stays_on_the_bar() -> None:
-    """Between two looks the accuracy of the one before, beside the loss of every round and its
-    course; all in one line of 80 characters."""
-    file = io.StringIO()
-    progress = watched(Console(file=file, force_terminal=True, width=80), 25)
+    """Between two evaluations the last accuracy, with the loss of every round and its curve."""
+    progress = watched(file := io.StringIO(), 25, terminal=True)
     note = progress.tasks[0].fields["note"]
     assert "accuracy 0.5200" in note and "loss 0.04000" in note and note.endswith("▁")
-    shown = Console(width=80, file=io.StringIO())
-    shown.print(progress.get_renderable())
-    assert isinstance(shown.file, io.StringIO)
-    (line,) = shown.file.getvalue().splitlines()
-    assert (
-        "25/25" in line
-        and re.search(r"\d:\d\d:\d\d", line)
-        and "accuracy 0.5200" in line
-        and "…" not in line
-    )
+    line = bar(progress)
+    assert "25/25" in line and re.search(r"\d:\d\d:\d\d", line) and "accuracy 0.5200" in line
     assert file.getvalue() == ""  # and no lines
 
 
 @pytest.mark.parametrize("width", [80, 100, 120])
 def test_a_bar_has_both_times_whole_beside_the_longest_numbers(width: int) -> None:
-    """What has passed and what is left, in one line with all else."""
     progress = Progress(Console(file=io.StringIO(), force_terminal=True, width=width))
     progress.begin(0, 10_000)
     for number in range(1, 40):
         loss = {"client_loss": 1e-5 / number, "accuracy": 0.5}
         progress.watch({"round": 1000 + number, **loss})
-    shown = Console(width=width, file=io.StringIO())
-    shown.print(progress.get_renderable())
-    assert isinstance(shown.file, io.StringIO)
-    (line,) = shown.file.getvalue().splitlines()
-    assert len(re.findall(r"\d:\d\d:\d\d|-:--:--", line)) == 2 and "…" not in line
+    line = bar(progress, width)
+    assert len(re.findall(r"\d:\d\d:\d\d|-:--:--", line)) == 2
     assert "1039/10000" in line and "accuracy 0.5000" in line and "▁" in line
 
 
 def test_a_run_that_goes_on_begins_with_what_was_last_known() -> None:
-    """Of the rounds that it goes on from, not of those behind its checkpoint, which come again."""
+    """Of the rounds before its checkpoint, not of later ones, which are computed again."""
     before = [*records(25)]
     progress = Progress(Console(file=io.StringIO(), force_terminal=True), before=before)
     progress.begin(15, 40)
@@ -325,8 +306,7 @@ def test_a_run_that_goes_on_begins_with_what_was_last_known() -> None:
 
 @pytest.mark.parametrize(("count", "least"), [(5, 5), (60, 60), (1000, MOST), (12345, MOST)])
 def test_a_pipe_has_a_line_a_round_or_a_hundred(count: int, least: int) -> None:
-    file = io.StringIO()
-    watched(Console(file=file, width=80), count)
+    watched(file := io.StringIO(), count)
     lines = file.getvalue().splitlines()
     assert least <= len(lines) <= least + 1
     assert lines[-1].startswith(f"rounds {count}/{count}  loss ")
@@ -339,11 +319,7 @@ def test_a_pipe_has_a_line_a_round_or_a_hundred(count: int, least: int) -> None:
 
 def test_a_pipe_says_of_what_is_measured_between_two_lines_in_which_round() -> None:
     """Once each: an accuracy of 25 rounds before is none of this round."""
-    file = io.StringIO()
-    progress = Progress(Console(file=file, width=80), lines=True)
-    progress.begin(0, 1000)
-    for record in records(1000, every=25):
-        progress.watch(record)
+    watched(file := io.StringIO(), 1000, every=25)
     said = [line.partition("  ")[::2] for line in file.getvalue().splitlines()]
     found = [(head, note.partition("accuracy ")[2]) for head, note in said if "accuracy" in note]
     assert found[:3] == [
@@ -355,8 +331,7 @@ def test_a_pipe_says_of_what_is_measured_between_two_lines_in_which_round() -> N
 
 
 def test_commands_that_answer_in_json_print_no_lines() -> None:
-    file = io.StringIO()
-    watched(Console(file=file, width=80), 5, lines=False)
+    watched(file := io.StringIO(), 5, lines=False)
     assert file.getvalue() == ""
 
 

@@ -5,7 +5,7 @@ import json
 import os
 import shutil
 import socket
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -31,7 +31,6 @@ from fedmuon.experiments.tables import columns
 from fedmuon.runs.directory import AUDIT, FAILED
 
 WIDTHS = (80, 120)
-BRAILLE = range(0x2800, 0x2900)
 NOISY = {"lot": 5.0, "noise": 1.0}
 
 
@@ -46,8 +45,8 @@ def refused(*command: str) -> str:
 
 
 def dots(lines: Sequence[str]) -> np.ndarray:
-    """Braille as the picture that a reader sees, [4 rows, 2 columns] a character: by the standard's
-    numbers of the dots, 1 2 3 7 below each other on the left, 4 5 6 8 on the right."""
+    """The picture that a reader sees, [4 rows, 2 columns] a character: dots 1 2 3 7 are on the left
+    from above, 4 5 6 8 on the right."""
     places = [(0, 0), (1, 0), (2, 0), (0, 1), (1, 1), (2, 1), (3, 0), (3, 1)]  # of bits 0, 1, ...
     picture = np.zeros((4 * len(lines), 2 * len(lines[0])), bool)
     for row, line in enumerate(lines):
@@ -61,16 +60,14 @@ def dots(lines: Sequence[str]) -> np.ndarray:
     st.lists(st.floats(-1e6, 1e6), min_size=1, max_size=40), st.integers(1, 30), st.integers(1, 8)
 )
 def test_a_curve_goes_through_its_points(values: list[float], width: int, height: int) -> None:
-    """Every point has its dot, where it is in proportion; and a dot lies in each column between."""
+    """Every point has its dot at its place, and each column between has one."""
     points = [(float(x), y) for x, y in enumerate(values)]
     picture = dots(plots.braille(points, width, height))[::-1]  # from below
     assert picture.shape == (4 * height, 2 * width)
-    low, high = min(values), max(values)
+    low, high, wide, tall = min(values), max(values), 2 * width - 1, 4 * height - 1
     for x, y in points:
-        column = (
-            x / (len(values) - 1) * (2 * width - 1) if len(values) > 1 else (2 * width - 1) // 2
-        )
-        row = (y - low) / (high - low) * (4 * height - 1) if low < high else (4 * height - 1) // 2
+        column = x / (len(values) - 1) * wide if len(values) > 1 else wide // 2
+        row = (y - low) / (high - low) * tall if low < high else tall // 2
         near = [(round(row + a), round(column + b)) for a in (-1e-6, 1e-6) for b in (-1e-6, 1e-6)]
         assert any(picture[place] for place in near)
     if len(values) > 1:
@@ -153,7 +150,7 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.mark.parametrize("width", WIDTHS)
 def test_show(runs: Path, width: int) -> None:
-    """Card, curves and numbers of a run, within the terminal; the numbers are its own."""
+    """Card, curves and numbers of a run fit the terminal."""
     text = said("show", str(runs / "a0"), width=width)
     assert max(map(len, text.splitlines())) <= width
     for words in ("N = 6, K = 3, R = 8, E = 1", "η = 0.05", "λ = 0.1", "finished, 8 of 8 rounds"):
@@ -161,17 +158,13 @@ def test_show(runs: Path, width: int) -> None:
     summary = json.loads((runs / "a0" / "summary.json").read_text())
     for name in ("train_loss", "test_loss", "accuracy"):
         assert f"{name.replace('_', ' ')} {digits(summary[name])}" in text
-    assert any(ord(one) in BRAILLE for one in text)
+    assert any(0x2800 <= ord(one) < 0x2900 for one in text)
     assert "not released" not in text and "resume with" not in text
-
-
-def test_show_says_what_is_not_released_and_what_is(runs: Path) -> None:
-    text = " ".join(said("show", str(runs / "p"), width=120).split())
-    assert "not released" in text and "model.safetensors" in text and "zero-out" in text
+    private = " ".join(said("show", str(runs / "p"), width=120).split())
+    assert "not released" in private and "model.safetensors" in private and "zero-out" in private
 
 
 def test_show_says_how_to_go_on(runs: Path, tmp_path: Path) -> None:
-    """And whoever does so finishes it."""
     out = tmp_path / "half"
     shutil.copytree(runs / "half", out)
     again = f"fedmuon run --out {out} --resume"
@@ -199,7 +192,6 @@ def test_other_folders_are_refused(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("width", [60, *WIDTHS])
 def test_ls(runs: Path, width: int) -> None:
-    """All runs, finished or not, with how to go on; damaged ones too; as many columns as fit."""
     text = said("ls", str(runs), width=width)
     table = [line for line in text.splitlines() if line.startswith(("│", "┃"))]
     assert max(map(len, table)) <= width
@@ -227,7 +219,7 @@ def test_ls_is_sorted_by_any_column(runs: Path) -> None:
 
 
 def test_who_writes_is_said(tmp_path: Path) -> None:
-    """And a lock whose holder is dead says nobody."""
+    """A lock whose holder is dead says nobody."""
     assert writer(tmp_path) == ""
     with held(tmp_path):
         assert f"process {os.getpid()} " in writer(tmp_path)
@@ -237,22 +229,16 @@ def test_who_writes_is_said(tmp_path: Path) -> None:
     assert writer(tmp_path) == ""
 
 
-def test_neighbours_are_gone_on_with_by_their_command(runs: Path, tmp_path: Path) -> None:
-    shutil.copytree(runs / "a0", tmp_path / "s")
-    (tmp_path / "s" / "neighbours.csv").write_text("trial\n")
-    assert RunStatus(tmp_path / "s").again == f"fedmuon stability --out {tmp_path / 's'} --resume"
-
-
 def test_neighbours_are_run_also_where_their_run_was_broken_off(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Their command is named from the first file on; `run` ends the run alone, and leaves them."""
+    """Their command is named from the first file on; `run` ends the run alone."""
     out, config = tmp_path / "s", small(stability={"trials": 3})
-    with monkeypatch.context() as patch:
+    with monkeypatch.context() as patch, pytest.raises(Interrupted):
         patch.setattr("fedmuon.runs.loop.evaluate", stopping)
-        with pytest.raises(Interrupted):
-            neighbours.execute(config, out)
+        neighbours.execute(config, out)
     again = f"fedmuon stability --out {out} --resume"
+    assert RunStatus(out).again == again
     assert not RunStatus(out).summary and f"unfinished, resume with: {again}" in said(
         "show", str(out)
     )
@@ -273,10 +259,8 @@ def stopping(*given: object) -> None:
 
 
 def test_objects_handed_over_are_gone_on_with_in_python(tmp_path: Path) -> None:
-    tables = {
-        "data": {"name": "synthetic", "train": 60, "test": 20},
-        "federation": {"rounds": 1, "clients": 2},
-    }
+    tables = {"data": {"name": "synthetic", "train": 60, "test": 20},
+              "federation": {"rounds": 1, "clients": 2}}  # fmt: skip
     fedmuon.run(tables, schedule=lambda round: 1.0, out=tmp_path / "own")
     assert "fedmuon.run(out=" in RunStatus(tmp_path / "own").again
     (tmp_path / "own" / NEIGHBOURS).write_text("trial\n")
@@ -302,7 +286,7 @@ def test_compare_has_a_column_a_key_and_spreads_beside_means(runs: Path, width: 
 
 
 def test_compare_has_the_keys_that_only_some_rows_have(runs: Path) -> None:
-    """And what a private row spent; on the terminal before what was measured, on a page after."""
+    """On the terminal before the measurements, on a page after them."""
     folders = [runs / "a0", runs / "p"]
     text = said("compare", *map(str, folders), width=200)
     heads = [cell.strip() for cell in text.splitlines()[1].split("┃")]
@@ -315,7 +299,6 @@ def test_compare_has_the_keys_that_only_some_rows_have(runs: Path) -> None:
 
 
 def test_a_page_names_runs_by_their_folders_and_has_each_key_once(runs: Path) -> None:
-    """So that what was measured is in sight; the curves are called the same."""
     page = of_runs([runs / name for name in ("a0", "a1", "deep/b")])
     assert [row[0] for row in page.numbers] == ["a0, a1", "deep/b"]
     assert page.head[:2] == ("run", "seeds") and page.head.count("lr") == 1
@@ -336,8 +319,7 @@ def test_compare_names_runs_that_no_key_tells_apart(runs: Path, tmp_path: Path) 
 
 @pytest.mark.parametrize("width", WIDTHS)
 def test_compare_names_the_folders_of_every_row(runs: Path, tmp_path: Path, width: int) -> None:
-    """Of one seed or several, beside what was measured and, where they differ, beside the keys; as
-    one table where there is room, else as two."""
+    """In one table if it fits, else in two."""
     folders = [str(runs / name) for name in ("a0", "a1", "deep/b")]
     lines = said("compare", *folders, width=width).splitlines()
     assert sum("a0, a1" in line for line in lines) == sum("deep/b" in line for line in lines)
@@ -347,7 +329,7 @@ def test_compare_names_the_folders_of_every_row(runs: Path, tmp_path: Path, widt
 
 
 def test_compare_leaves_out_what_a_run_does_not_read(runs: Path, tmp_path: Path) -> None:
-    """How many neighbours, of runs that have none; of such that have it tells them apart."""
+    """The number of neighbours tells runs apart only if they have some."""
     plain = [runs / "a0", tmp_path / "a1"]
     execute(small(stability={"trials": 7}), plain[1])
     (row,) = fedmuon.compare(plain).rows  # of two seeds
@@ -369,7 +351,7 @@ def test_what_cannot_be_gone_on_with_is_lost(runs: Path, tmp_path: Path) -> None
 
 @pytest.mark.parametrize("file", ["partition.npz", "checkpoint.safetensors", "rounds.jsonl"])
 def test_what_is_damaged_is_lost_and_what_is_whole_is_not(tmp_path: Path, file: str) -> None:
-    """Listed as what going on with it would say."""
+    """With the reason that --resume would give."""
     interrupted(out := tmp_path / "run")
     assert "resume with: " in said("ls", str(tmp_path)) and RunStatus(out).state == "unfinished"
     content = (out / file).read_bytes()
@@ -382,17 +364,23 @@ def test_what_is_damaged_is_lost_and_what_is_whole_is_not(tmp_path: Path, file: 
         assert "start afresh" in one
 
 
-def interrupted(out: Path) -> None:
+def in_round_5(error: BaseException) -> Callable[[Mapping[str, Any], object], None]:
+    """A callback that raises the error."""
+
     def stop(record: Mapping[str, Any], state: object) -> None:
         if record["round"] == 5:
-            raise Interrupted
+            raise error
 
+    return stop
+
+
+def interrupted(out: Path) -> None:
     with pytest.raises(Interrupted):
-        execute(small(output={"checkpoint-every": 8}), out, callbacks=[stop])
+        execute(small(output={"checkpoint-every": 8}), out, callbacks=[in_round_5(Interrupted())])
 
 
 def test_a_run_that_failed_says_why_and_does_not_ask_to_go_on(tmp_path: Path) -> None:
-    """Until it has ended well, of which a trace of the failure would be false."""
+    """The reason is gone when it has ended well."""
     out, way = tmp_path / "run", {"recipe": "fedavg", "lr": 1e15, "weight-decay": 1e15}
     with pytest.raises(NonFinite) as error:
         execute(small(local=way, federation={"rounds": 30}), out)
@@ -406,23 +394,16 @@ def test_a_run_that_failed_says_why_and_does_not_ask_to_go_on(tmp_path: Path) ->
 
 
 def failing(out: Path, **privacy: bool) -> str:
-    """How the state of a private run begins that a made-up number ended in round 5, and what it
-    says then."""
-
-    def stop(record: Mapping[str, Any], state: object) -> None:
-        if record["round"] == 5:
-            raise NonFinite("made up")
-
+    """What the state of a private run that failed in round 5 says after the reason."""
     config = small(local={"recipe": "dp-sgd"}, privacy=NOISY | privacy)
     with pytest.raises(NonFinite):
-        execute(config, out, callbacks=[stop])
+        execute(config, out, callbacks=[in_round_5(NonFinite("made up"))])
     first, then = RunStatus(out).state.split("; ")
     assert first == "failed: made up"
     return then
 
 
 def test_a_private_run_that_failed_says_whether_it_can_be_gone_on_with(tmp_path: Path) -> None:
-    """Where its noise is drawn anew, from numbers that are finite; else that it cannot."""
     out = tmp_path / "secret"
     again = f"fedmuon run --out {out} --resume"
     assert failing(out).endswith(f"resume with: {again}") and again in said("ls", str(tmp_path))
@@ -438,7 +419,6 @@ def test_a_private_run_that_failed_says_whether_it_can_be_gone_on_with(tmp_path:
 
 
 def test_gaps_of_two_kinds_have_two_names(runs: Path, tmp_path: Path) -> None:
-    """That of the held-out samples, and that of the population at the clients' label shares."""
     config = tmp_path / "config.toml"
     config.write_bytes((runs / "a0" / "config.toml").read_bytes())
     said("stability", str(config), "--trials", "2", "--out", str(tmp_path / "s"))
@@ -457,7 +437,6 @@ def test_a_page_that_cannot_be_written_names_no_option_of_others(
 
 
 def test_a_page_of_a_private_run_has_its_account(runs: Path) -> None:
-    """Beside what was not released; and no other run has one."""
     private, plain = (of_run(RunStatus(runs / name)) for name in ("p", "a0"))
     assert "Spent: ε = " in private.note and "not released" in f"{private.title} {private.note}"
     assert plain.note == "" and "released" not in plain.title

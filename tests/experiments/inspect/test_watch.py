@@ -22,7 +22,6 @@ from conftest import small
 from fedmuon.core.files import Record, sealed
 from fedmuon.experiments.cli import main
 from fedmuon.experiments.inspect import watch
-from fedmuon.experiments.inspect import watch as http_server
 from fedmuon.experiments.inspect.watch import Server, rounds_since, runs_of, watched
 from fedmuon.experiments.run import execute
 from fedmuon.runs.directory import RunDirectory
@@ -61,12 +60,20 @@ def served(folder: Path, kind: type[Server] = Server) -> Iterator[Server]:
             thread.join()
 
 
-def get(server: Server, path: str, host: str = "localhost", method: str = "GET") -> tuple[int, str]:
-    """Status and content of what lies at a path, asked for under that name of a host."""
+def asked(
+    server: Server, path: str, host: str = "localhost", method: str = "GET"
+) -> tuple[http.client.HTTPResponse, str]:
+    """The answer to a request with that Host, and its content."""
     link = http.client.HTTPConnection("127.0.0.1", server.server_port, timeout=30)
     with contextlib.closing(link):
         link.request(method, path, headers={"Host": host})
-        return (answer := link.getresponse()).status, answer.read().decode()
+        return (answer := link.getresponse()), answer.read().decode()
+
+
+def get(server: Server, path: str, *given: str, **more: str) -> tuple[int, str]:
+    """Status and content."""
+    answer, content = asked(server, path, *given, **more)
+    return answer.status, content
 
 
 def told(server: Server, path: str) -> Record:
@@ -85,9 +92,8 @@ def append(folder: Path, text: str) -> None:
 def test_only_this_machine_that_knows_the_path_is_answered(finished: Path) -> None:
     with served(finished) as server, served(finished) as other:
         path = urlsplit(server.url).path
-        assert (
-            server.server_address[0] == "127.0.0.1" and len(path) > 22 and server.url != other.url
-        )
+        assert server.server_address[0] == "127.0.0.1" and len(path) > 22
+        assert server.url != other.url
         hosts = dict.fromkeys(("127.0.0.1", "localhost:9000"), 200)
         others = "", "evil.example", "127.0.0.1.evil.example", f"evil.example:{server.server_port}"
         hosts |= dict.fromkeys(others, 403)
@@ -102,20 +108,15 @@ def test_only_this_machine_that_knows_the_path_is_answered(finished: Path) -> No
 
 def test_the_page_asks_nobody_else(finished: Path) -> None:
     with served(finished) as server:
-        link = http.client.HTTPConnection("127.0.0.1", server.server_port, timeout=30)
         path = urlsplit(server.url).path
-        with contextlib.closing(link):
-            link.request("GET", path)
-            answer = link.getresponse()
-            page = answer.read().decode()
+        answer, page = asked(server, path)
         script, style = (get(server, path + name)[1] for name in ("page.js", "page.css"))
     found = re.findall(r"\w+://[^\"]+", page + script + style)
     assert found == ["http://www.w3.org/2000/svg"]  # the name of a namespace
     rule = answer.headers["Content-Security-Policy"]
     assert rule.startswith("default-src 'none'; connect-src 'self'; script-src 'self'; ")
-    assert "<style" not in page and re.findall("<script[^>]*>", page) == [
-        '<script defer src="page.js">'
-    ]
+    scripts = re.findall("<script[^>]*>", page)
+    assert "<style" not in page and scripts == ['<script defer src="page.js">']
     assert answer.headers["Referrer-Policy"] == "no-referrer"
 
 
@@ -193,15 +194,10 @@ def test_runs_below_a_folder(finished: Path, growing: tuple[Path, list[str]]) ->
         assert "summary.json is not as" in other["why"]
         lock.write_text(f"process {os.getpid()} on {socket.gethostname()} (fedmuon run)")
         assert told(server, "runs")["runs"][0]["state"] == "running"
-        lock.write_text(f"process {_ended()} on {socket.gethostname()} (fedmuon run)")
+        with subprocess.Popen([sys.executable, "-c", ""]) as ended:
+            ended.wait()
+        lock.write_text(f"process {ended.pid} on {socket.gethostname()} (fedmuon run)")
         assert told(server, "runs")["runs"][0]["state"] == "unfinished"
-
-
-def _ended() -> int:
-    """The number of a process that has ended."""
-    with subprocess.Popen([sys.executable, "-c", ""]) as process:
-        process.wait()
-    return process.pid
 
 
 def test_a_private_run_says_what_is_not_released(tmp_path: Path) -> None:
@@ -215,19 +211,13 @@ def test_a_private_run_says_what_is_not_released(tmp_path: Path) -> None:
 def test_a_watched_run_has_the_same_bytes(
     finished: Path, tmp_path: Path, capsys: pytest.CaptureFixture
 ) -> None:
-    config = str(finished / "config.toml")
-    main_returns(["run", config, "--out", str(tmp_path / "a"), "--watch"])
+    with pytest.raises(SystemExit) as end:
+        main(["run", str(finished / "config.toml"), "--out", str(tmp_path / "a"), "--watch"])
+    assert end.value.code == 0
     assert re.search(r"Watch it at http://127\.0\.0\.1:\d+/[\w-]{22}/", capsys.readouterr().out)
     for name in ("config.toml", "model.safetensors", "momentum.safetensors", "schedule.npy"):
         assert (tmp_path / "a" / name).read_bytes() == (finished / name).read_bytes()
     assert not [one for one in threading.enumerate() if "serve_forever" in one.name]
-
-
-def main_returns(arguments: list[str]) -> None:
-    """Give a command, which ends well."""
-    with pytest.raises(SystemExit) as end:
-        main(arguments)
-    assert end.value.code == 0
 
 
 @pytest.mark.slow
@@ -237,9 +227,9 @@ def test_a_run_goes_on_without_its_page(finished: Path, monkeypatch: pytest.Monk
 
     said: list[str] = []
     with monkeypatch.context() as patch, watched(finished, said.append):
-        patch.setattr(http_server, "Server", refused)
+        patch.setattr(watch, "Server", refused)
     assert "Watch it at" in said[0]
-    monkeypatch.setattr(http_server, "Server", refused)
+    monkeypatch.setattr(watch, "Server", refused)
     with watched(finished, said.append):
         said.append("ran")
     assert "Too many open files" in said[1] and said[2] == "ran"
@@ -248,13 +238,13 @@ def test_a_run_goes_on_without_its_page(finished: Path, monkeypatch: pytest.Monk
 def test_a_run_goes_on_whatever_its_page_does(
     finished: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture
 ) -> None:
-    monkeypatch.setattr(http_server, "runs_of", lambda folder: 1 / 0)
+    monkeypatch.setattr(watch, "runs_of", lambda folder: 1 / 0)
     said: list[str] = []
     with watched(finished, said.append):
-        address = urlsplit(said[0].split()[-1])
-        link = http.client.HTTPConnection("127.0.0.1", address.port or 0, timeout=30)
+        url = urlsplit(said[0].split()[-1])
+        link = http.client.HTTPConnection("127.0.0.1", url.port or 0, timeout=30)
         with contextlib.closing(link), pytest.raises(http.client.RemoteDisconnected):
-            link.request("GET", f"{address.path}rounds")
+            link.request("GET", f"{url.path}rounds")
             link.getresponse()
         said.append("ran")
     assert said[1] == "ran" and "ZeroDivisionError" in capsys.readouterr().err
@@ -262,7 +252,6 @@ def test_a_run_goes_on_whatever_its_page_does(
 
 @pytest.mark.slow
 def test_ctrl_c_ends_it(finished: Path) -> None:
-    """As its only end, it is a good one."""
     command = [sys.executable, "-m", "fedmuon", "watch", str(finished)]
     with subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, text=True) as process:
         assert process.stdout is not None
@@ -279,7 +268,7 @@ def test_what_cannot_be_watched_is_refused(tmp_path: Path, capsys: pytest.Captur
 
 
 def test_a_page_that_is_looked_at_has_the_end(finished: Path) -> None:
-    """The command waits for two more looks, if there was one of late, and else for none."""
+    """The command waits for two more requests, if there was one lately."""
     with served(finished) as server:
         server.linger()
         told(server, "runs")
@@ -308,8 +297,7 @@ class Grows(Server):
 
 
 class Framed(Server):
-    """Has the page in frames of 390 pixels, too, which a headless window has not; one of them has
-    something that is too wide."""
+    """Also has the page in two frames of 390 pixels, one with something that is too wide."""
 
     def answer(self, hosts: list[str], target: str) -> tuple[int, str, bytes]:
         """As ever, but for the frames and what they measure."""
@@ -329,10 +317,7 @@ class Framed(Server):
 
 @pytest.mark.needs_browser
 def test_the_browser_draws_rounds_as_they_come(
-    finished: Path,
-    growing: tuple[Path, list[str]],
-    tmp_path: Path,
-    chromium: str,
+    finished: Path, growing: tuple[Path, list[str]], tmp_path: Path, chromium: str
 ) -> None:
     folder, Grows.lines = growing
     Grows.end = (finished / "summary.json").read_bytes()
@@ -347,12 +332,9 @@ def test_the_browser_draws_rounds_as_they_come(
 
 @pytest.mark.needs_browser
 def test_the_page_fits_a_telephone(
-    finished: Path,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    chromium: str,
+    finished: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, chromium: str
 ) -> None:
-    monkeypatch.setattr(http_server, "HEADERS", {})  # no frame may hold the page
+    monkeypatch.setattr(watch, "HEADERS", {})  # no frame may hold the page
     with served(finished, Framed) as server:
         url = f"http://127.0.0.1:{server.server_port}/frames"
         shown = dom(chromium, url, tmp_path, PATIENT)
@@ -363,13 +345,8 @@ def test_the_page_fits_a_telephone(
 def test_the_page_has_a_word_for_every_state(
     finished: Path, growing: tuple[Path, list[str]]
 ) -> None:
-    """Of runs that ended, that failed, that go on and that are lost."""
     folder, _ = growing
-    words = (
-        (ROOT / "experiments" / "inspect" / "assets" / "page.js")
-        .read_text()
-        .partition("WORDS = {")[2]
-    )
+    words = (watch.PAGE / "page.js").read_text().partition("WORDS = {")[2]
     states = [watch.about("a", finished)["state"], watch.about("a", folder)["state"]]
     (folder / "failed.txt").write_text("not finite")
     states.append(watch.about("a", folder)["state"])

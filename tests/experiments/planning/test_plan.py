@@ -1,4 +1,4 @@
-"""A cost told before it is paid: what is written, refused and sent, and that its sums are right."""
+"""`fedmuon plan`: nothing is written, what cannot run is refused, and the sums are right."""
 
 import io
 import json
@@ -23,7 +23,6 @@ from rich.console import Console
 
 import fedmuon
 from fedmuon.clients import client_app as clients
-from fedmuon.config.load import Config
 from fedmuon.core.arrays import npy_bytes
 from fedmuon.core.errors import InputError
 from fedmuon.experiments.cli import main
@@ -45,8 +44,10 @@ MLP = {"task": {"name": "network", "model": "mlp"}, "local": {"batch": 4}}
 PRIVATE = {"local": {"recipe": "dp-muon"}, "privacy": {"noise": 2.0, "lot": 8.0}}
 
 
-def prepared(config: Config, folder: Path) -> tuple[Run, ServerState]:
-    """A run before its first round."""
+def prepared(folder: Path, *below: dict, **tables: dict) -> tuple[Run, ServerState]:
+    """A small run before its first round."""
+    config = small(*below, **tables)
+    folder.mkdir(exist_ok=True)
     run = prepare(build.resolve(config), folder / "run")
     return run, begin(run.experiment.recipe, run.experiment.task, config.federation.seed)
 
@@ -63,12 +64,13 @@ def empty(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     assert [one for one in left if not one.name.startswith("torchinductor")] == []
 
 
-def told(capsys: pytest.CaptureFixture[str], *words: str) -> str:
-    """What `fedmuon plan WORDS` prints."""
+def told(capsys: pytest.CaptureFixture[str], *words: str, code: int = 0) -> str:
+    """What `fedmuon plan WORDS` prints, or how it refuses."""
     with pytest.raises(SystemExit) as end:
         main(["plan", *words])
-    assert not end.value.code
-    return capsys.readouterr().out
+    assert (end.value.code or 0) == code
+    printed = capsys.readouterr()
+    return printed.err if code else printed.out
 
 
 def test_the_command_says_what_a_run_costs(empty: Path, capsys) -> None:
@@ -97,10 +99,8 @@ def test_the_command_says_what_a_run_costs(empty: Path, capsys) -> None:
     ["--engine=slurm"],
 ])  # fmt: skip
 def test_what_cannot_run_has_no_cost(wrong: list[str], empty: Path, capsys) -> None:
-    with pytest.raises(SystemExit) as end:
-        main(["plan", *wrong])
-    said = capsys.readouterr().err
-    assert end.value.code == 2 and said.startswith("fedmuon: ") and len(said.splitlines()) == 1
+    said = told(capsys, *wrong, code=2)
+    assert said.startswith("fedmuon: ") and len(said.splitlines()) == 1
 
 
 @pytest.mark.parametrize("below", quick([{}, MLP, PRIVATE], [{}, PRIVATE]))
@@ -108,13 +108,6 @@ def test_every_kind_of_run_has_a_cost(below: dict, empty: Path) -> None:
     found = plan(small(below), started=2.0)
     assert found["seconds"]["start"] == 2.0 and found["seconds"]["records"] > 0
     assert found["seconds"]["all"] < 60
-
-
-def documented() -> list[str]:
-    """The keys of a cost that the page explains."""
-    page = (Path(__file__).resolve().parents[3] / "docs" / "scale.md").read_text("utf-8")
-    rows = page.partition("| key |")[2].partition("\n\n")[0]
-    return re.findall(r"`([^`]+)`", rows)
 
 
 @pytest.mark.slow
@@ -125,9 +118,10 @@ def test_in_python(empty: Path) -> None:
     config = {"federation": {"clients": 3, "rounds": 2}, "local": {"recipe": "fedavg", "lr": 0.1}}
     found = fedmuon.plan(config, data=data, task=model)
     assert found["participants"] == 3 and found["seconds"]["start"] == 0
-    assert set(documented()) == set(found) | {
-        name for one in found.values() if isinstance(one, dict) for name in one
-    }
+    page = (Path(__file__).resolve().parents[3] / "docs" / "scale.md").read_text("utf-8")
+    documented = re.findall(r"`([^`]+)`", page.partition("| key |")[2].partition("\n\n")[0])
+    keys = {name for one in found.values() if isinstance(one, dict) for name in one}
+    assert set(documented) == set(found) | keys
     assert found["bytes"]["a client up"] == sum(
         len(npy_bytes(value[None].detach().numpy())) for value in model.parameters()
     )
@@ -147,14 +141,9 @@ class Nobody:
 
 
 def test_a_plan_has_nothing_to_go_on_with(empty: Path, tmp_path: Path, monkeypatch) -> None:
-    """A round that fails is refused in the run's words, but for its last."""
-    faults = {"retries": 0, "patience": 0.01}
-    config = small(engine={"name": "ray"}, faults=faults)
-
-    def on_grid(config: Config, work: Any, verbose: bool = False) -> Any:
-        return work(Nobody())
-
-    monkeypatch.setattr(ray_engine, "on_grid", on_grid)
+    """A round that fails is refused in the run's words, except the last ones."""
+    config = small(engine={"name": "ray"}, faults={"retries": 0, "patience": 0.01})
+    monkeypatch.setattr(ray_engine, "on_grid", lambda config, work, *more: work(Nobody()))
     with pytest.raises(InputError, match=r"no node holds partition .*: fix the cause$"):
         plan(config)
     with pytest.raises(InputError, match="fix the cause and resume with --resume"):
@@ -225,7 +214,7 @@ def crowd(tmp_path: Path, clients: int = 60) -> tuple[Run, ServerState]:
     """All of many clients in every round, of unlike sizes."""
     tables = {"data": {"train": 3000, "alpha": 0.3}, "local": {"steps": 4},
               "federation": {"clients": clients, "per-round": clients}}  # fmt: skip
-    return prepared(small(tables), tmp_path)
+    return prepared(tmp_path, tables)
 
 
 @pytest.mark.parametrize("slow", [1e-6, 1e-4, 1e-3, 0.1])
@@ -263,7 +252,7 @@ def test_a_slow_round_on_workers_is_foretold_by_clients(slow, tmp_path, monkeypa
 
 
 def test_few_are_some_of_those_who_take_part(tmp_path: Path) -> None:
-    run, _ = prepared(small(), tmp_path)
+    run, _ = prepared(tmp_path)
     whole = run.experiment.plan
     some = few(whole, 2, 20, skipped=3)
     assert some.schedule().shape == (20, 2)
@@ -301,31 +290,30 @@ def asked(run: Run, state: ServerState, calls: int) -> tuple[int, int, list[Mess
 @pytest.mark.parametrize("calls", [1, 2, 6])
 def test_bytes_on_ray_are_those_of_real_messages(below: dict, calls: int, tmp_path: Path) -> None:
     tables = {"federation": {"clients": 6, "per-round": 6}, "data": {"dimension": 7}}
-    if below:
-        tables["data"] = {"dimension": 7}
-    run, state = prepared(small(below, **tables), tmp_path)
-    found = message_sizes.on_ray(run.config, run.experiment, state, calls, machines=calls)
-    down, up, _ = asked(run, state, calls)
-    assert found.down == pytest.approx(down, rel=0.01) and found.up == pytest.approx(up, rel=0.01)
+    run, state = prepared(tmp_path, below, **tables)
+    found = on_ray(run, state, calls, calls)
+    assert found == pytest.approx(asked(run, state, calls)[:2], rel=0.01)
+
+
+def on_ray(run: Run, state: ServerState, calls: int, machines: int) -> tuple[int, int]:
+    """Bytes down and up, as they are planned."""
+    found = message_sizes.on_ray(run.config, run.experiment, state, calls, machines)
+    return found.down, found.up
 
 
 def test_bytes_of_many_messages(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     many = {"data": {"train": 900, "minimum": 1}, "federation": {"clients": 300, "per-round": 300}}
-    run, state = prepared(small(**many), tmp_path)
-    down, up, _ = asked(run, state, 2)
-    found = message_sizes.on_ray(run.config, run.experiment, state, 2, machines=1)
-    assert found.down == pytest.approx(down, rel=0.01) and found.up == pytest.approx(up, rel=0.01)
+    run, state = prepared(tmp_path, **many)
+    real = asked(run, state, 2)[:2]
+    assert on_ray(run, state, 2, 1) == pytest.approx(real, rel=0.01)
     monkeypatch.setattr(message_sizes, "SAMPLE", 40)
-    found = message_sizes.on_ray(run.config, run.experiment, state, 2, machines=1)
-    assert found.down == pytest.approx(down, rel=0.03) and found.up == pytest.approx(up, rel=0.03)
-    (tmp_path / "other").mkdir()
-    other, first = prepared(small({"data": {"dimension": 14}}, **many), tmp_path / "other")
-    wrong = message_sizes.on_ray(other.config, other.experiment, first, 2, machines=1)
-    assert wrong.up > 1.05 * up  # twice the model is another number
+    assert on_ray(run, state, 2, 1) == pytest.approx(real, rel=0.03)
+    other, first = prepared(tmp_path / "other", {"data": {"dimension": 14}}, **many)
+    assert on_ray(other, first, 2, 1)[1] > 1.05 * real[1]  # twice the model is another number
 
 
 def test_bytes_of_a_deployment_are_those_of_its_objects(tmp_path: Path) -> None:
-    run, state = prepared(small(), tmp_path)
+    run, state = prepared(tmp_path)
     found = message_sizes.on_link(run.config, run.experiment, state)
     _, _, replies = asked(run, state, 3)
     each = [
@@ -336,7 +324,7 @@ def test_bytes_of_a_deployment_are_those_of_its_objects(tmp_path: Path) -> None:
 
 
 def test_a_clients_arrays_are_weighed_as_written(tmp_path: Path) -> None:
-    run, state = prepared(small(), tmp_path)
+    run, state = prepared(tmp_path)
     sent = broadcast(run.experiment.recipe, state)
     tensors = named(sent.params, sent.states)
     assert len(tensors) == 2
@@ -358,7 +346,7 @@ def test_a_process_of_a_deployment_answers_one_message(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
     """In this process, by a real message; it prints the most bytes that it held."""
-    run, state = prepared(small(), tmp_path)
+    run, state = prepared(tmp_path)
     message = message_sizes.requests(run.config, run.experiment, state)[0]
     file = tmp_path / "0.pickle"
     file.write_bytes(pickle.dumps((message, run.config.federation.clients)))
@@ -370,8 +358,8 @@ def test_a_process_of_a_deployment_answers_one_message(
 def test_rounds_of_a_deployment_are_foretold_from_such_processes(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """As many at once as there are cores, and a second of waiting."""
-    run, state = prepared(small(), tmp_path)
+    """One per core at a time, and a second of waiting."""
+    run, state = prepared(tmp_path)
     asked: list[int] = []
 
     def timed(messages: list[Message], nodes: int, folder: Path) -> tuple[float, int]:
