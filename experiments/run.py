@@ -41,6 +41,10 @@ def execute(
         return deploy(config, out, True, watch, begun, resume)
     with held(out):
         settled = _as_written(config, build.resolve(config)) if resume else build.resolve(config)
+        if settled.engine.name == "ray":
+            from fedmuon.experiments.engines.ray_cluster import require_cluster  # for Ray alone
+
+            require_cluster(settled.engine.ray_address)
         prepared = prepare(settled, out, resume, callbacks, beside=beside)
         return on_engine(
             prepared.config, lambda engine: drive(prepared, engine, watch, begun), verbose

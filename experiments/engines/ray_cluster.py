@@ -105,6 +105,13 @@ def _only_one() -> Iterator[None]:
             _driving.release()
 
 
+def require_cluster(address: str) -> None:
+    """Reject an address where no Ray cluster answers, before a run writes any file."""
+    if address not in ("", LOCAL):
+        quieten()
+        _require_listener(address)
+
+
 def _require_listener(address: str) -> None:
     """Reject an address where nothing listens: Ray would wait for minutes before it says so."""
     services: Any = importlib.import_module("ray._private.services")

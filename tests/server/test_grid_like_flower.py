@@ -5,6 +5,7 @@ import socket
 import stat
 import threading
 import time
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -28,6 +29,7 @@ from test_messages import sender  # noqa: F401  a fixture
 from fedmuon import flower
 from fedmuon.core.errors import InputError
 from fedmuon.experiments.engines import processes, ray_cluster, ray_engine
+from fedmuon.experiments.run import execute
 from fedmuon.server.ray import grid as grids
 from fedmuon.server.ray import worker_pool
 from fedmuon.server.ray.flower_internals import expired, flat, node_ids, numbered
@@ -141,10 +143,18 @@ def test_messages_that_are_asked_once_have_all_of_their_time(
 # A Ray cluster that is not there, and workers that end.
 
 
+@pytest.fixture
+def no_ray(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whatever Ray other tests have connected to."""
+    monkeypatch.setattr(ray_cluster, "_driving", threading.Lock())
+    monkeypatch.setattr("ray.is_initialized", lambda: False)
+
+
 @pytest.mark.parametrize(("address", "why"), [
     ("HOST", "refused"), ("ray://HOST/", "refused"), ("foo", "Invalid address format: foo"),
     ("localhost:port", "port"), ("auto", "Could not find any running Ray"),
 ])  # fmt: skip
+@pytest.mark.usefixtures("no_ray")
 def test_an_address_where_nothing_listens_is_rejected_at_once(
     address: str, why: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -157,8 +167,6 @@ def test_an_address_where_nothing_listens_is_rejected_at_once(
     if address == "auto":  # whatever runs on this machine
         monkeypatch.setattr(services, "get_ray_address_from_environment", none)
     monkeypatch.setattr(services, "get_node_ip_address", lambda: "127.0.0.1")
-    monkeypatch.setattr(ray_cluster, "_driving", threading.Lock())
-    monkeypatch.setattr("ray.is_initialized", lambda: False)
     monkeypatch.setattr("ray.init", lambda **_: pytest.fail("Ray is asked"))
     address = address.replace("HOST", f"127.0.0.1:{processes.free_ports(1)[0]}")
     start = time.monotonic()
@@ -170,6 +178,16 @@ def test_an_address_where_nothing_listens_is_rejected_at_once(
     assert time.monotonic() - start < 2 * ray_cluster.CONNECT
 
 
+def test_a_run_whose_cluster_does_not_answer_leaves_no_folder(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("ray._private.services.get_node_ip_address", lambda: "127.0.0.1")
+    address = f"127.0.0.1:{processes.free_ports(1)[0]}"
+    with pytest.raises(InputError, match="no Ray cluster answers"):
+        execute(small(engine={"name": "ray", "ray-address": address}), tmp_path / "run")
+    assert not (tmp_path / "run").exists()
+
+
 @pytest.mark.parametrize("form", ["{}", "ray://{}"])
 def test_an_address_where_something_listens_is_left_to_ray(
     form: str, monkeypatch: pytest.MonkeyPatch
@@ -179,11 +197,10 @@ def test_an_address_where_something_listens_is_left_to_ray(
         ray_cluster._require_listener(form.format(f"127.0.0.1:{server.getsockname()[1]}"))
 
 
+@pytest.mark.usefixtures("no_ray")
 def test_the_address_local_starts_a_ray_of_our_own(monkeypatch: pytest.MonkeyPatch) -> None:
     """In a folder of its own, closed to others, which is removed at the end."""
     given: list[dict[str, Any]] = []
-    monkeypatch.setattr(ray_cluster, "_driving", threading.Lock())
-    monkeypatch.setattr("ray.is_initialized", lambda: False)
     monkeypatch.setattr("ray.init", lambda **found: given.append(found))
     monkeypatch.setattr("ray.shutdown", lambda: None)
     with ray_cluster.connected(ray_cluster.LOCAL):
@@ -201,15 +218,12 @@ def unloadable() -> ActorDiedError:
     return ActorDiedError(cause)
 
 
-@pytest.mark.parametrize(
-    ("error", "said", "unsaid"),
-    [
-        (DEAD, "all of its workers had died.*ran out of memory.*--resume", "cpus-per-client"),
-        (AWAY, "all of its workers had died.*ran out of memory.*--resume", "cpus-per-client"),
-        (unloadable(), "no module named such|creation task.*--verbose", "cpus-per-client"),
-        (ActorUnschedulableError("no node"), "no room.*cpus-per-client = 1", "--resume"),
-    ],
-)
+@pytest.mark.parametrize(("error", "said", "unsaid"), [
+    (DEAD, "all of its workers had died.*ran out of memory.*--resume", "cpus-per-client"),
+    (AWAY, "all of its workers had died.*ran out of memory.*--resume", "cpus-per-client"),
+    (unloadable(), "no module named such|creation task.*--verbose", "cpus-per-client"),
+    (ActorUnschedulableError("no node"), "no room.*cpus-per-client = 1", "--resume"),
+])  # fmt: skip
 def test_advice_is_about_what_happened(error: RayError, said: str, unsaid: str) -> None:
     found = ray_engine._why(error, small(engine={"name": "ray"}))
     assert re.search(said, found) and unsaid not in found and "\n" not in found
