@@ -266,7 +266,7 @@ def test_the_command_reads_well() -> None:
 
 
 def test_doctor_names_every_source(monkeypatch: pytest.MonkeyPatch) -> None:
-    name = "fedmuon.tasks.matrix_kernels.rate"
+    name = "fedmuon.tasks.matrix.rate"
     monkeypatch.setattr(name, lambda kernel, *given: rate(kernel, 64, 64, 64, *given[3:]))
     shown = CliRunner().invoke(app, ["doctor"], env={"COLUMNS": "140"})
     assert shown.exit_code == 0, shown.output
