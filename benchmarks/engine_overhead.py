@@ -30,7 +30,7 @@ from benchmarks.page import Row, say
 from benchmarks.rounds import PEERS, make_work, run
 from fedmuon.config.load import parse
 from fedmuon.core.errors import InputError
-from fedmuon.federated import build
+from fedmuon.federated.client_data import read_source
 
 SETTINGS = {
     "engine.name": "ray",
@@ -210,7 +210,7 @@ def resident(process: Path) -> int:
 
 def _data() -> str:
     try:
-        build.source(parse({"data": {"name": "fashion-mnist"}}))
+        read_source(parse({"data": {"name": "fashion-mnist"}}))
     except InputError:
         return "synthetic"
     return "fashion-mnist"

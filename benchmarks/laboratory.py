@@ -34,7 +34,8 @@ from fedmuon.core.errors import InputError
 from fedmuon.experiments.stability import neighbours
 from fedmuon.experiments.studies import find as kinds
 from fedmuon.experiments.suites import contents, suite
-from fedmuon.federated import build
+from fedmuon.federated.build import resolve
+from fedmuon.federated.client_data import read_source
 from fedmuon.runs.directory import Record
 
 BEFORE = "45583e9"  # the last commit without one pass over the samples, and without RayGrid
@@ -188,7 +189,7 @@ def scaling(turns: int, size: int, folder: Path) -> Iterator[Row]:
 
 def spread(work: suite.Work, workers: int, folder: Path) -> tuple[float, float]:
     """Seconds of a suite on a Ray of so many cores, and those after its first cell."""
-    from fedmuon.experiments.engines.ray_cluster import LOCAL, quieten
+    from fedmuon.experiments.engines.ray_engine import LOCAL, quieten
     from fedmuon.experiments.suites.sweep import Spread
 
     quieten()  # before it is loaded
@@ -198,7 +199,7 @@ def spread(work: suite.Work, workers: int, folder: Path) -> tuple[float, float]:
     start = time.perf_counter()
     with mock.patch("ray.init", lambda **given: full(**given, num_cpus=workers)):
         suite.execute(
-            work, folder, by=Spread(LOCAL), watch=lambda _: ends.append(time.perf_counter())
+            work, folder, by=Spread(LOCAL), on_round_end=lambda _: ends.append(time.perf_counter())
         )
     return time.perf_counter() - start, ends[-1] - ends[0]
 
@@ -212,7 +213,7 @@ def measured(asked: argparse.Namespace, folder: Path) -> Iterator[Row]:
         yield from before(asked.suites, data, asked.before, asked, folder)
     if asked.scaling or asked.before:
         return
-    device = str(build.resolve(tables.parse({"engine": {"device": asked.device}})).engine.device)
+    device = str(resolve(tables.parse({"engine": {"device": asked.device}})).engine.device)
     ours = 0.0
     for row in suites(asked.suites, data, device, folder):
         ours = ours or row.ours or 0.0
@@ -226,7 +227,7 @@ def measured(asked: argparse.Namespace, folder: Path) -> Iterator[Row]:
 def available() -> str:
     """Fashion-MNIST where it is installed, else rows made up."""
     try:
-        build.source(tables.parse({"data": {"name": "fashion-mnist"}}))
+        read_source(tables.parse({"data": {"name": "fashion-mnist"}}))
     except InputError:
         return "synthetic"
     return "fashion-mnist"

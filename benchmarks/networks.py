@@ -25,7 +25,8 @@ from benchmarks.page import Row, say
 from benchmarks.rounds import PEERS, run
 from fedmuon.config.load import Config, only_read, parse
 from fedmuon.core.errors import InputError
-from fedmuon.federated import build
+from fedmuon.federated.build import build_experiment
+from fedmuon.federated.client_data import read_source
 from fedmuon.federated.rounds import Experiment, begin, run_rounds
 
 BATCH = 64
@@ -48,14 +49,13 @@ def config(data: str, count: int, recipe: str = "fedavg") -> Config:
 
 def experiment_of(table: Config) -> Experiment:
     """The experiment with its data."""
-    source = build.source(table)
-    return build.experiment(table, build.federated_data(table, source), source.classes)
+    return build_experiment(table)
 
 
 def available() -> str:
     """Fashion-MNIST where it is installed, else mnist5k."""
     try:
-        build.source(config("fashion-mnist", 1))
+        read_source(config("fashion-mnist", 1))
         return "fashion-mnist"
     except InputError:
         return "mnist5k"

@@ -27,7 +27,7 @@ from fedmuon.config import load as tables
 from fedmuon.config.user_objects import Own
 from fedmuon.experiments.auditing import one_run
 from fedmuon.experiments.auditing.clients import ClientAuditor
-from fedmuon.federated import build
+from fedmuon.federated.build import build_experiment, resolve
 from fedmuon.federated.rounds import begin, simulate
 from fedmuon.privacy.accounting.composition import epsilon
 from fedmuon.privacy.audit import Statistics, counted
@@ -115,9 +115,8 @@ def repeated(settings: dict[str, Any], canaries: int, times: int) -> dict[str, A
 def by_removing(settings: dict[str, Any], trials: int, seed: int | None = None) -> dict[str, Any]:
     """A bound by counts, from so many runs with one client, whose update is the worst, and as many
     without it, beside what is certified. With a `seed` every draw follows from a trial's number."""
-    start, config = perf_counter(), build.resolve(tables.parse(settings))
-    source = build.source(config)
-    made = build.experiment(config, build.federated_data(config, source), source.classes)
+    start, config = perf_counter(), resolve(tables.parse(settings))
+    made = build_experiment(config)
     first, level = begin(made.recipe, made.task, 0), made.recipe.client_level
     assert level is not None
 

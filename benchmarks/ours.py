@@ -15,10 +15,10 @@ import torch
 
 from fedmuon.config.load import Config, parse
 from fedmuon.data.neighbours import Neighbours
-from fedmuon.federated import build
-from fedmuon.federated.plan import Plan
+from fedmuon.federated.build import DTYPES
+from fedmuon.federated.client_data import Shards
+from fedmuon.federated.plan import RandomnessPlan
 from fedmuon.federated.rounds import Experiment, begin, run_rounds
-from fedmuon.federated.shards import Shards
 from fedmuon.optim.recipe_tables import make_recipe
 from fedmuon.tasks.base import Batch
 from fedmuon.tasks.matrix import MatrixTask, fastest, rate, supported
@@ -65,7 +65,7 @@ def neighbours(work: dict[str, np.ndarray], order: np.ndarray, stack: int) -> Ne
 def experiment(work: dict[str, np.ndarray], stack: int, dtype: str, kernel: str) -> Experiment:
     """The work file's experiment for S replicas."""
     table, order = config(dtype), np.argsort(work["client"], kind="stable")
-    kind, device = build.DTYPES[dtype], torch.device("cpu")
+    kind, device = DTYPES[dtype], torch.device("cpu")
     labels = torch.from_numpy(work["labels"][order])
     clients = int(work["client"].max()) + 1
     offsets = np.concatenate([[0], np.cumsum(np.bincount(work["client"], minlength=clients))])
@@ -81,7 +81,7 @@ def experiment(work: dict[str, np.ndarray], stack: int, dtype: str, kernel: str)
     recipe = make_recipe(table.local, table.orthogonalizer, lr, lam)
     task = MatrixTask(784, 10, kind, device, kernel)
     schedule = work["schedule"]
-    plan = Plan(0, clients, schedule.shape[1], len(schedule), fixed=schedule)
+    plan = RandomnessPlan(0, clients, schedule.shape[1], len(schedule), fixed=schedule)
     return Experiment(recipe, task, plan, shards)
 
 
@@ -95,7 +95,7 @@ def main() -> None:
     asked = parser.parse_args()
     with np.load(asked.work) as file:
         work = {name: file[name] for name in file.files}
-    kind, device = build.DTYPES[asked.dtype], torch.device("cpu")
+    kind, device = DTYPES[asked.dtype], torch.device("cpu")
     thin = "fused" if "fused" in supported(kind, device) else "torch"
     kernel = fastest(440, 784, 1000, kind, device) if asked.stack > 1 else thin
     best = max(rate(name, 4096, 4096, 4096, kind, device, 2) for name in supported(kind, device))

@@ -27,7 +27,8 @@ from benchmarks.ours import config
 from benchmarks.page import Row, say
 from fedmuon.config.load import Config, parse
 from fedmuon.core.errors import InputError
-from fedmuon.federated import build
+from fedmuon.federated.build import build_experiment, build_plan, resolve
+from fedmuon.federated.client_data import build_data, read_source
 from fedmuon.federated.rounds import begin, run_rounds
 
 PEERS = Path(__file__).parent / "peers"
@@ -50,19 +51,19 @@ def make_work(path: Path) -> str:
     """Write the work file; say which data it holds."""
     table = config("float32")
     try:
-        source = build.source(table)
+        source = read_source(table)
     except InputError:
         script = [sys.executable, str(PEERS / "reference.py"), "--make", str(path)]
         subprocess.run(script, check=True)
         return "synthetic rows"
-    data = build.federated_data(table, source)
+    data = build_data(table, source)
     rng = np.random.default_rng(0)
     np.savez(
         path,
         inputs=data.inputs.astype(np.float32),
         labels=data.labels,
         client=np.repeat(np.arange(20), data.sizes),
-        schedule=build.plan(table).schedule(),
+        schedule=build_plan(table).schedule(),
         x0=(1e-4 * rng.standard_normal((784, 10))).astype(np.float32),
         lr=0.01,
         lam=0.1,
@@ -156,9 +157,8 @@ def many_clients() -> Iterator[Row]:
     """A round at N = 1,000,000 against one at N = 1,000, K = 10, the same samples a client."""
     seconds = {}
     for clients in (1_000, 1_000_000):
-        table = build.resolve(_wide(clients))
-        source = build.source(table)
-        what = build.experiment(table, build.federated_data(table, source), source.classes)
+        table = resolve(_wide(clients))
+        what = build_experiment(table)
         times, state = [], begin(what.recipe, what.task, 0)
         start = time.perf_counter()
         for finished in run_rounds(what, state):

@@ -21,10 +21,9 @@ from fedmuon.clients.messages import Fetch, FlatConfig, answer, nothing, partiti
 from fedmuon.config.load import Config, unflatten
 from fedmuon.config.user_objects import Own
 from fedmuon.core.errors import InputError, plain
-from fedmuon.federated.evaluate import risk
-from fedmuon.federated.rounds import Broadcast, Reply, client_updates
+from fedmuon.federated.build import Worker, build_worker
+from fedmuon.federated.rounds import Broadcast, Reply, client_updates, risk
 from fedmuon.federated.wire import distrusted, named, pack, received
-from fedmuon.federated.worker import Worker, worker
 from fedmuon.optim.chain import States
 from fedmuon.optim.recipe import Recipe
 from fedmuon.privacy import masks
@@ -89,14 +88,15 @@ def train_together(
     with deadline(most):
         clients = [_client(config, number, fetch()) for number in numbers]
         if dealt:
-            clients[0].require_dealt(dealt)
+            clients[0].require_same_partition(dealt)
         with distrusted():
             shards = [one.shard if rows is None else one.with_neighbours(rows) for one in clients]
             params, states = _arrays(messages[0], clients[0], stack)
-        sent, recipe, plan = Broadcast(round, params, states), clients[0].recipe, clients[0].plan
+        setup, sent = clients[0].setup, Broadcast(round, params, states)
+        recipe, task, plan = setup.recipe, setup.task, setup.plan
         if factor is not None:  # only the server calls the user's schedule
             plan = replace(plan, factor=lambda round: factor)
-        task, pairs = clients[0].task, list(zip(numbers, shards, strict=True))
+        pairs = list(zip(numbers, shards, strict=True))
         found = client_updates(recipe, task, plan, pairs, sent)
         if recipe.masked:
             each = zip(found, messages, contexts, strict=True)
@@ -124,11 +124,11 @@ def evaluate(message: Message, context: Context, fetch: Fetch = nothing) -> Mess
     with distrusted():
         config, round, stack, *_ = request(message)
     client = _client(config, number, fetch())
-    if client.recipe.private:
+    if client.setup.recipe.private:
         raise InputError("a private client measures nothing on its samples: that has no noise")
     with distrusted():
         params, _ = _arrays(message, client, stack, states=False)
-    found = risk(client.task, params, client.shard.data.inputs, client.shard.data.labels)
+    found = risk(client.setup.task, params, client.shard.data.inputs, client.shard.data.labels)
     metrics = {"loss": found.loss} | found.scores
     return answer(
         message,
@@ -142,7 +142,7 @@ def evaluate(message: Message, context: Context, fetch: Fetch = nothing) -> Mess
 @lru_cache(maxsize=64)
 def _client(config: FlatConfig, client: int, own: Own) -> Worker:
     """What one client needs, cached for its next rounds."""
-    return worker(_config(config, own), client)
+    return build_worker(_config(config, own), client)
 
 
 @lru_cache(maxsize=2)

@@ -1,8 +1,8 @@
-"""What a notebook calls: `run`, `plan`, `stability`, `bound`, `compare`; and what they return.
+"""The functions of `import fedmuon`: `run`, `plan`, `stability`, `bound`, `compare`, `unlearn`.
 
-Everything here is what the commands of the same names do, with objects in place of names. What a
-caller does not name with `out` is written to a temporary folder, which goes with its result, unless
-`Result.save` copies it.
+They do what the commands of the same names do, and take objects in place of names. Without `out`, a
+run is written to a temporary folder, which is removed with its result; `Result.save` copies it.
+Each function imports its own work, so that `import fedmuon` and `fedmuon.bound` do not read torch.
 """
 
 import contextlib
@@ -19,10 +19,11 @@ from fedmuon.core.choices import GIVEN
 from fedmuon.core.errors import InputError, as_keywords, in_python
 from fedmuon.core.files import Temporary
 from fedmuon.core.guard import Guard
+from fedmuon.experiments.compare import comparison
 from fedmuon.experiments.results import Comparison, Record, Result, StabilityResult
 
 if TYPE_CHECKING:
-    from fedmuon.runs.callbacks import Callback, Heard
+    from fedmuon.runs.callbacks import Callback, Listener
 
 BROKEN_OFF: list[Temporary] = []  # folders of runs that ended by an error
 Configured = Config | Mapping[str, Any] | str | Path | None
@@ -60,7 +61,7 @@ def run(
     orthogonalizer: Any = None,
     aggregate: Any = None,
     schedule: Any = None,
-    callbacks: "Sequence[Callback | Heard]" = (),
+    callbacks: "Sequence[Callback | Listener]" = (),
     out: str | Path | None = None,
     resume: bool = False,
     progress: bool = False,
@@ -91,7 +92,7 @@ def run(
     >>> result.summary["rounds"], sorted(result.model)
     (2, ['weight'])
     """
-    from fedmuon.experiments.run import execute
+    from fedmuon.experiments.run import execute  # reads torch
 
     objects = {
         "data": data, "partition": partition, "task": task, "recipe": recipe,
@@ -121,14 +122,14 @@ def stability(
     resume: bool = False,
     progress: bool = False,
 ) -> StabilityResult:
-    """Run beside neighbours that differ in one sample, and hold them to the bound (001); keywords
-    are those of `run`. `neighbours` is own, any, worst (of all replacements, by derivatives) or
-    all, `trials` how many, if not all.
+    """Run an experiment and neighbours that differ in one sample, and check the bound.
 
-    In float64 unless the config names a precision.
+    Keywords are those of `run`, and two more: `neighbours` is own, any, worst (of all replacements,
+    by derivatives) or all; `trials` is how many, if not all. The bound is that of the Stability
+    note. The precision is float64 unless the config names one.
     """
-    from fedmuon.experiments.stability.bound import in_doubles
-    from fedmuon.experiments.stability.neighbours import execute
+    from fedmuon.experiments.stability.bound import in_doubles  # reads torch
+    from fedmuon.experiments.stability.neighbours import execute  # reads torch
 
     objects = {
         "data": data, "partition": partition, "task": task, "recipe": recipe,
@@ -161,9 +162,10 @@ def plan(
     aggregate: Any = None,
     schedule: Any = None,
 ) -> Record:
-    """What `run` would cost with the same arguments, from a few seconds of its work: seconds,
-    memory (bytes held at most) and bytes sent in a round; every key: docs/scale.md. Nothing is
-    written, so `out`, `resume`, `callbacks` and `progress` are left out.
+    """Estimate what `run` would cost with the same arguments, from a few seconds of its work.
+
+    The record has seconds, memory (bytes held at most) and bytes sent in a round; docs/scale.md
+    explains every key. Nothing is written, so there is no `out`, `resume`, `callbacks`, `progress`.
 
     >>> import fedmuon
     >>> small = {"data": {"name": "synthetic", "train": 60, "test": 40, "dimension": 5},
@@ -171,7 +173,7 @@ def plan(
     >>> fedmuon.plan(small)["bytes"]["a client up"] > 0
     True
     """
-    from fedmuon.experiments.planning.cost import plan as cost
+    from fedmuon.experiments.planning.cost import plan as cost  # reads torch
 
     objects = {
         "data": data, "partition": partition, "task": task, "recipe": recipe,
@@ -190,10 +192,13 @@ def unlearn(
     delta: float = 1e-5,
     out: str | Path,
 ) -> Record:
-    """Forget samples of a finished run, named by their index in the source: `out` gets its model
-    with noise, which nobody can tell, beyond (epsilon, delta), from that of a run without them; the
-    record says what each kind of certificate costs, and is for its owner's eyes alone."""
-    from fedmuon.experiments.unlearning import execute
+    """Unlearn samples of a finished run, named by their index in the source.
+
+    `out` gets the run's model with noise. Nobody can tell it, beyond (epsilon, delta), from the
+    model of a run without these samples. The record says what each kind of certificate costs; it is
+    confidential.
+    """
+    from fedmuon.experiments.unlearning import execute  # reads torch
 
     made = run if isinstance(run, Result) else Result(Path(run))
     return execute(made.path, samples, epsilon, delta, Path(out), made.given)
@@ -210,8 +215,10 @@ def bound(
     l_orth: float | None = None,
     l_g: float | None = None,
 ) -> Record:
-    """Theorem 4.1 of 001 as a number, of a run or of parameters (`size` samples a client); the
-    content is that of bound.json, with what it stands on.
+    """Theorem 4.1 of the Stability note as a number, for a run or for parameters.
+
+    Of parameters, `size` is the number of samples per client. The record is that of bound.json,
+    with the assumptions that the bound stands on.
 
     >>> import fedmuon
     >>> tables = {"federation": {"clients": 100, "per-round": 10, "rounds": 100},
@@ -219,12 +226,14 @@ def bound(
     >>> fedmuon.bound(config=tables, size=1000)["status"]
     'certified'
     """
-    from fedmuon.experiments.stability import bound as of
+    from fedmuon.experiments.stability import bound as of  # reads numpy and rich
 
     given = {"l_orth": l_orth, "l_g": l_g}
     named = {name: value for name, value in given.items() if value is not None}
     if run is None:
-        chosen = _unchecked(config)
+        held = _nested(config)
+        data = {"train": 1_000_000_000, "minimum": 1} | held.get("data", {})  # from no source
+        chosen = tables.parse({**held, "data": data})
         size, rho = 200 if size is None else size, 0.01 if rho is None else rho
         case = of.from_parameters(chosen, size, rho, **named)
     elif size is not None or config is not None:
@@ -242,46 +251,34 @@ One = Result | str | Path
 def compare(
     runs: One | Sequence[One] | Mapping[str, One | Sequence[One]], *more: Any
 ) -> Comparison:
-    """Finished runs beside each other: the mean over seeds, `±` their standard deviation (that of a
-    sample, over n - 1), and the keys in which they differ.
+    """Compare finished runs: means over seeds `±` standard deviations (over n - 1), and the keys in
+    which the runs differ.
 
-    Results and folders in one list, or by labels of yours: {"mine": [...], "theirs": [...]}. Of a
-    folder without a run, those right below it; of these, `left_out` says which are damaged. Runs of
-    a label that differ in more than the seed keep rows of their own.
+    Give results and folders in one list, or by your own labels: {"mine": [...], "theirs": [...]}. A
+    folder without a run stands for the runs right below it; `left_out` says which of them are
+    damaged. Runs of a label that differ in more than the seed have rows of their own.
     """
-    from fedmuon.experiments.compare import comparison
-
     if more:
         raise InputError("compare takes its runs in one list: compare([first, second])")
     labelled = runs if isinstance(runs, Mapping) else {"": runs}
-    found = comparison({str(label): _places(held) for label, held in labelled.items()})
+    folders = {
+        str(label): [one.path if isinstance(one, Result) else one for one in _flat(held)]
+        for label, held in labelled.items()
+    }
+    found = comparison(folders)
     told = [*map(as_keywords, found.left_out)]
-    return dataclasses.replace(found, left_out=told, temporary=_temporary(labelled.values()))
+    results = [one for held in labelled.values() for one in _flat(held) if isinstance(one, Result)]
+    temporary = [one.temporary for one in results if one.temporary]
+    return dataclasses.replace(found, left_out=told, temporary=temporary)
 
 
-def _temporary(held: Any) -> list[Temporary]:
-    """The temporary folders of results among them."""
+def _flat(held: One | Sequence[One]) -> list[Result | Path]:
+    """Results and folders, however deep in lists."""
     if isinstance(held, Result):
-        return [held.temporary] if held.temporary else []
-    return (
-        [] if isinstance(held, str | Path) else [one for part in held for one in _temporary(part)]
-    )
-
-
-def _places(held: One | Sequence[One]) -> list[Path]:
-    """The folders of results, and those named."""
-    if isinstance(held, Result):
-        return [held.path]
+        return [held]
     if isinstance(held, str | Path):
         return [Path(held)]
-    return [one for part in held for one in _places(part)]
-
-
-def _unchecked(config: Configured) -> Config:
-    """A config for a bound of parameters, whose clients' samples come from no source."""
-    held = _nested(config)
-    data = {"train": 1_000_000_000, "minimum": 1} | held.get("data", {})
-    return tables.parse({**held, "data": data})
+    return [one for part in held for one in _flat(part)]
 
 
 def _nested(config: Configured) -> dict[str, Any]:
@@ -362,6 +359,6 @@ def _shown(progress: bool, counted: str) -> Any:
     if not progress:
         silent: tuple[Callable[..., None], ...] = (lambda record: None, lambda done, total: None)
         return contextlib.nullcontext(silent)
-    from fedmuon.experiments.cli.show import shown
+    from fedmuon.experiments.cli.show import shown  # reads rich
 
     return shown(counted)

@@ -30,8 +30,7 @@ from fedmuon.core.locks import held
 from fedmuon.experiments.stability import bound
 from fedmuon.experiments.stability.measure import Laboratory
 from fedmuon.experiments.tables import columns
-from fedmuon.federated.evaluate import risk
-from fedmuon.federated.rounds import begin, simulate
+from fedmuon.federated.rounds import begin, risk, simulate
 from fedmuon.privacy.noise import KeyStream
 from fedmuon.runs.directory import Record
 from fedmuon.tasks.base import Params

@@ -13,8 +13,8 @@ from flwr.superlink.grid import InMemoryGrid
 from fedmuon.config.load import Config
 from fedmuon.core.errors import InputError
 from fedmuon.core.locks import held
-from fedmuon.federated import build
-from fedmuon.runs.loop import drive, prepare
+from fedmuon.federated.build import resolve
+from fedmuon.runs.loop import prepare, train
 from fedmuon.server import stopping
 from fedmuon.server.run_config import OUT, require_noise, unpacked
 from fedmuon.server.strategy import engine
@@ -36,10 +36,10 @@ def main(grid: Grid, context: Context) -> None:
             kind = "ray" if isinstance(grid, InMemoryGrid) else "deployment"
             config = unpacked(context.run_config, kind)
             require_noise(config, folder)
-            run = prepare(build.resolve(config), folder, resume=True)
+            run = prepare(resolve(config), folder, resume=True)
             log(INFO, "fedmuon writes %s", run.directory.path.resolve())
             await_nodes(run.config, grid)
-            drive(run, engine(run.config, grid))
+            train(run, engine(run.config, grid))
     except InputError as error:
         log(ERROR, "fedmuon: %s", error)
         raise

@@ -108,7 +108,7 @@ class FedMuonStrategy(Strategy):
         """The same records for every client; each array is serialized only once."""
         stack = len(next(iter(self.state.params.values())))
         request: dict[str, int | float | str] = {"round": self.state.round, "stack": stack}
-        request["dealt"] = self.experiment.shards.dealt
+        request["dealt"] = self.experiment.shards.partition_digest
         if (plan := self.experiment.plan).factor is not None:
             request["factor"] = plan.factor_at(self.state.round)
         config = ConfigRecord({**flatten(self.config), **request})

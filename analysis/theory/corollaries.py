@@ -98,7 +98,7 @@ class Run:
 
 @dataclass(frozen=True)
 class Realized:
-    """The schedule [R, K] as drawn, and the batches as drawn (`Plan.rows`) if there were any.
+    """The schedule [R, K] as drawn, and the batches as drawn, if any (`RandomnessPlan.rows`).
 
     Without the rows of a mini-batch run every batch of a client may hold the replaced sample.
     """

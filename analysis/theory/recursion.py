@@ -339,7 +339,7 @@ def aligned_amplification(
 
 
 # (round, client, local step, samples of the client) -> the rows in the batch; None is all of them.
-# `fedmuon.federated.plan.Plan.rows` is one.
+# `fedmuon.federated.plan.RandomnessPlan.rows` is one.
 Rows = Callable[[int, int, int, int], np.ndarray | None]
 
 

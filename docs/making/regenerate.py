@@ -107,7 +107,7 @@ def regenerate(work: Work, runs: Path = RUNS, into: Path = results.FOLDER) -> Pa
     folder = place_of(work.asked.stem, runs)
     begun = (folder / "suite.lock").exists()
     with Progress(console, work.counted, lines=True) as progress:
-        execute(work, folder, begun, watch=progress.watch, begun=progress.begin)
+        execute(work, folder, begun, on_round_end=progress.on_round_end, on_start=progress.on_start)
     return results.keep(folder, into, {"sources": state_of_sources(), "commit": commit()})
 
 

@@ -20,8 +20,8 @@ from torch import Tensor
 
 from fedmuon.core.errors import InputError
 from fedmuon.federated.accountant import delta_of, rounds_taken
+from fedmuon.federated.client_data import Shards
 from fedmuon.federated.rounds import Engine, begin, run_rounds
-from fedmuon.federated.shards import Shards
 from fedmuon.optim.chain import Chain, Context, Link, State
 from fedmuon.optim.recipe import Recipe
 from fedmuon.privacy.audit import Claimed, Setting, log_ratio

@@ -30,8 +30,8 @@ from fedmuon.core.locks import held
 from fedmuon.experiments.auditing.clients import ClientAuditor
 from fedmuon.experiments.auditing.examples import ExampleAuditor, require_classes
 from fedmuon.experiments.tables import columns
-from fedmuon.federated import build
 from fedmuon.federated.accountant import client_name
+from fedmuon.federated.build import resolve
 from fedmuon.federated.rounds import Experiment
 from fedmuon.privacy import audit
 from fedmuon.privacy.accounting.composition import account, merge
@@ -40,7 +40,7 @@ from fedmuon.privacy.audit import CONFIDENCE, Guesses, Setting
 from fedmuon.privacy.ledger import Ledger
 from fedmuon.privacy.mechanisms.gaussian import Mechanism
 from fedmuon.runs.directory import AUDIT, Record, RunDirectory
-from fedmuon.runs.loop import Begin, Watch, drive, prepare
+from fedmuon.runs.loop import OnRoundEnd, OnStart, prepare, train
 
 ODDS = (
     "The certified epsilon is refuted at that confidence: of sound runs that happens to one in "
@@ -65,8 +65,8 @@ def execute(
     canaries: int | None = None,
     sees: str = "releases",
     rng: np.random.Generator | None = None,
-    watch: Watch = lambda record: None,
-    begun: Begin = lambda done, total: None,
+    on_round_end: OnRoundEnd = lambda record: None,
+    on_start: OnStart = lambda done, total: None,
     say: Callable[[str], None] = lambda note: None,
 ) -> Record:
     """Run the config with canaries, guess their coins, and record what the guesses refute.
@@ -77,15 +77,15 @@ def execute(
         canaries: How many; half of the places if None.
         sees: What the guesses stand on: `releases`, or the final `model` alone.
         rng: The source of the coins. If it is None, nobody can repeat them.
-        watch: Called with the record of each round.
-        begun: Called with the rounds that are done, and with all rounds.
+        on_round_end: Called with the record of each round.
+        on_start: Called with the rounds that are done, and with all rounds.
         say: Called before the run with a note on what it cannot show, or with "".
 
     Returns:
         The record of the audit, which is also written to `one-run.json`.
     """
     start, rng = time.monotonic(), rng or np.random.default_rng()
-    config = build.resolve(config)
+    config = resolve(config)
     many = max(LEAST, _most_canaries(config)[0] // 2) if canaries is None else canaries
     _require_auditable(config, many, sees)
     with held(out):
@@ -102,7 +102,7 @@ def execute(
         raised = audit.MORE_HONEST if shared else audit.MORE_CANARIES
         limits = audit.limits_of_guesses(many, made, claimed, raised)
         say(limits["note"])
-        summary = drive(*auditor.audited(run), watch, begun)
+        summary = train(*auditor.audited(run), on_round_end, on_start)
         scores = auditor.scores() if sees == "releases" else _of_model(auditor, out)
         guesses = audit.guessed(scores, auditor.included, made)
         shares = _shares(auditor, sees)

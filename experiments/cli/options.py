@@ -249,14 +249,15 @@ def resumable(folder: Path, command: Sequence[str]) -> Iterator[None]:
 def _saved(folder: Path, command: Sequence[str]) -> str:
     if not any((folder / name).exists() for name in ("config.toml", "suite.lock")):
         return NOTHING_SAVED
-    from fedmuon.runs import checkpoints, directory
+    from fedmuon.runs.directory import RunDirectory
 
+    directory = RunDirectory(folder)
     with contextlib.suppress(InputError):  # a damaged folder: --resume will say so
-        if why := directory.RunDirectory(folder).lost():
+        if why := directory.lost():
             return f"{folder} {why}: {AFRESH}"
     if not command:
         return f"this cannot be resumed: {AFRESH}"
-    done = checkpoints.round_of(folder)
+    done = directory.saved_round()
     held = f"a checkpoint of round {done} is written"
     if done is None:
         some = any((folder / name).exists() for name in ("summary.json", "suite.lock"))

@@ -358,7 +358,7 @@ def _audit_run(
     shown = Console(quiet=True) if as_json else console  # FORCE_COLOR has a bar even in a pipe
     with resumable(folder, []), Progress(shown) as progress:
         record = one_run.execute(
-            config, folder, canaries, sees, None, progress.watch, progress.begin, _note
+            config, folder, canaries, sees, None, progress.on_round_end, progress.on_start, _note
         )
     tell(record, as_json, one_run.table(record))
     if not as_json:

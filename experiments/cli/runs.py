@@ -52,7 +52,9 @@ def run(
     with options.resumable(folder, ["run"]), page:
         before = RunDirectory(folder).records() if resume else []
         with Progress(console, lines=True, before=before) as progress:
-            summary = execute(chosen, folder, resume, progress.watch, progress.begin, verbose)
+            summary = execute(
+                chosen, folder, resume, progress.on_round_end, progress.on_start, verbose
+            )
         console.print(summary_table(summary))
         if note := progress.risen():
             console.print(note)
@@ -126,7 +128,9 @@ def stability(
     folder = options.chosen_folder(out, chosen, resume)
     with options.resumable(folder, ["stability"]):
         with Progress(console, "neighbours", lines=True) as progress:
-            record = neighbours.execute(chosen, folder, resume, progress.watch, progress.begin)
+            record = neighbours.execute(
+                chosen, folder, resume, progress.on_round_end, progress.on_start
+            )
         spent = accounts(RunDirectory(folder).summary())
         console.print(neighbours.verdict_table(folder, record), *spent)
         print_path("Results are in", folder)
@@ -184,7 +188,7 @@ def suite(
     again = [*shlex.split(work.asked.again)[1:], *spread]
     with options.resumable(folder, again):
         with Progress(console, work.counted, lines=True) as progress:
-            execute(work, folder, resume, by, progress.watch, progress.begin)
+            execute(work, folder, resume, by, progress.on_round_end, progress.on_start)
         page = report.write_report(folder)
         for part in suite_tables(*report.gather(folder)):  # commands stay lines to be pasted
             console.print(part, soft_wrap=isinstance(part, Text))
@@ -207,7 +211,7 @@ def deploy_demo(
     Example: [bold]fedmuon deploy-demo --set federation.rounds=5 --out runs/deployed[/]
     """
     from fedmuon.experiments.cli.show import Progress, summary_table
-    from fedmuon.experiments.engines.deploy import DEMO, deploy
+    from fedmuon.experiments.engines.deployment import DEMO, deploy
 
     asked = options.changes_of(overrides, data=data, seed=seed)
     changes = [*([] if config else DEMO), *asked, "engine.name=deployment"]
@@ -216,7 +220,7 @@ def deploy_demo(
     folder = options.chosen_folder(out, chosen)
     with options.resumable(folder, ["run"]):
         with Progress(console, lines=True) as progress:
-            summary = deploy(chosen, folder, not insecure, progress.watch, progress.begin)
+            summary = deploy(chosen, folder, not insecure, progress.on_round_end, progress.on_start)
         console.print(summary_table(summary))
         print_path("Results are in", folder)
         print_path("The log of each process is in", folder / "logs")

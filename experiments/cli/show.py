@@ -21,7 +21,7 @@ from fedmuon.experiments.inspect.status import RunStatus, card
 from fedmuon.experiments.spending import standing, unreleased
 from fedmuon.experiments.tables import columns, facts
 from fedmuon.runs.directory import Record
-from fedmuon.runs.loop import Begin, Watch
+from fedmuon.runs.loop import OnRoundEnd, OnStart
 
 if TYPE_CHECKING:
     from fedmuon.analysis.report.findings import Findings
@@ -86,7 +86,7 @@ class Progress(bars.Progress):
         self._whole = True
         self._losses: list[float] = []  # of the first round that was seen, and of the last
 
-    def begin(self, done: int, total: int) -> None:
+    def on_start(self, done: int, total: int) -> None:
         """Show a bar of which `done` is done, in place of one that has ended."""
         for ended in self.task_ids:
             self.remove_task(ended)
@@ -96,7 +96,7 @@ class Progress(bars.Progress):
             self._remember(record)
         self.add_task(self._counted, total=total, completed=done, note=self._bar_note())
 
-    def watch(self, record: Record) -> None:
+    def on_round_end(self, record: Record) -> None:
         """Move the bar to what the record says is done."""
         if "client_loss" in record:
             self._losses = [*self._losses[:1], record["client_loss"]]
@@ -167,7 +167,7 @@ class NotebookLine:
         self._known: Record = {}
         self._shown: Any = None
 
-    def begin(self, done: int, total: int) -> None:
+    def on_start(self, done: int, total: int) -> None:
         """Show a bar of which `done` is done."""
         # An optional package, which is there in a notebook.
         from IPython.display import display  # pyright: ignore[reportMissingImports]
@@ -175,7 +175,7 @@ class NotebookLine:
         self._total = total
         self._shown = display(self._line(done, ""), raw=True, display_id=True)
 
-    def watch(self, record: Record) -> None:
+    def on_round_end(self, record: Record) -> None:
         """Move the bar to what the record says is done."""
         self._known |= _noted(record)
         done = record["done"] if "done" in record else record["round"]
@@ -190,14 +190,14 @@ class NotebookLine:
 
 
 @contextlib.contextmanager
-def shown(counted: str) -> Iterator[tuple[Watch, Begin]]:
+def shown(counted: str) -> Iterator[tuple[OnRoundEnd, OnStart]]:
     """A bar for callers without a console of their own; a notebook gets one that it can show."""
     if (console := Console()).is_jupyter:
         line = NotebookLine(counted)
-        yield line.watch, line.begin
+        yield line.on_round_end, line.on_start
         return
     with Progress(console, counted) as progress:
-        yield progress.watch, progress.begin
+        yield progress.on_round_end, progress.on_start
 
 
 def summary_table(summary: Record) -> Group:

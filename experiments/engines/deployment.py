@@ -1,81 +1,185 @@
-"""A SuperLink and its SuperNodes as processes of this machine, which talk over loopback.
+"""Flower's deployment on this machine: a SuperLink and its SuperNodes as processes on loopback.
 
-Only this process may submit apps, and only the SuperExecs that it starts may take tasks.
+`deploy` runs one experiment in a deployment of its own (`fedmuon deploy-demo`, or [engine] name =
+'deployment'). With `secure`, the processes talk over TLS with keys and certificates that are made
+for this run. Only this process may submit apps, and only the SuperExecs that it starts may take
+tasks. All processes are stopped with everything that they started, however this process ends.
 """
 
 import contextlib
+import datetime
+import ipaddress
+import logging
 import re
+import secrets
+import shutil
 import ssl
 import subprocess
 import sys
 import time
 import urllib.request
 from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import tomli_w
+from cryptography import x509
+from cryptography.hazmat.primitives import hashes
+from cryptography.hazmat.primitives.asymmetric import ec
+from cryptography.hazmat.primitives.serialization import (
+    Encoding,
+    NoEncryption,
+    PrivateFormat,
+    PublicFormat,
+)
+from cryptography.x509.oid import NameOID
+from flwr.cli.auth_plugin.oidc_cli_plugin import OidcCliPlugin
+from flwr.supercore.auth.typing import AccountAuthCredentials
+from flwr.supercore.credential_store.file_credential_store import FileCredentialStore
 
 from fedmuon.config.load import Config
+from fedmuon.config.paths import with_files
 from fedmuon.core.errors import InputError, Interrupted
-from fedmuon.experiments.engines import credentials
-from fedmuon.experiments.engines.processes import Processes, free_ports
-from fedmuon.experiments.engines.ray_cluster import QUIET
-from fedmuon.runs.directory import Record, RunDirectory
-from fedmuon.runs.loop import Begin, Watch
+from fedmuon.core.locks import DRIVER, held
+from fedmuon.core.signals import interruptible
+from fedmuon.experiments.engines.processes import Processes, free_ports, importable
+from fedmuon.experiments.engines.ray_engine import QUIET
+from fedmuon.federated.build import resolve
+from fedmuon.runs.directory import LOGS, Record, RunDirectory
+from fedmuon.runs.loop import OnRoundEnd, OnStart
 from fedmuon.server.run_config import packed
 
-GATE = Path(__file__).resolve().with_name("superlink_auth.py")
+AUTH = Path(__file__).resolve().with_name("superlink_auth.py")
 COMPONENTS = {
     "serverapp": "fedmuon.server.server_app:app",
     "clientapp": "fedmuon.clients.client_app:app",
 }
 HOST, LINK = "127.0.0.1", "demo"
 START, PAUSE, SAVING = 60.0, 0.1, 20.0  # seconds
+PATIENCE = 10.0  # seconds for what a killed driver has left behind to end
+LIFE = datetime.timedelta(days=1)  # of a certificate, before and after now
 SETTINGS = {
     **QUIET,
     "FLWR_DISABLE_RUNTIME_DEPENDENCY_INSTALLATION": "1",  # the packages are here
     "FLWR_SUPEREXEC_TASK_POLL_INTERVAL": "0.2",  # seconds; Flower's default is 1
     "PYTHONUNBUFFERED": "1",
 }
+DEMO = (  # one process a message and two cores: small, or nobody waits for it
+    "data.name=synthetic",
+    "data.train=300",
+    "data.test=300",
+    "local.lr=0.1",
+    "federation.clients=3",
+    "federation.per-round=2",
+    "federation.rounds=3",
+    "engine.dtype=float64",
+)
+logger = logging.getLogger(__name__)
+
+
+# A deployment from first process to last
+
+
+def deploy(
+    config: Config,
+    out: Path,
+    secure: bool,
+    on_round_end: OnRoundEnd,
+    on_start: OnStart,
+    resume: bool = False,
+) -> Record:
+    """Run a config in a deployment of its own; the logs are stored in out/logs."""
+    with held(out, DRIVER):
+        try:
+            with held(out):
+                pass
+        except InputError as error:  # the server of a driver that was killed may still write
+            logger.warning("fedmuon: waiting %g s, because %s", PATIENCE, error)
+            with held(out, patience=PATIENCE):
+                pass
+        RunDirectory(out).create(resume)
+        config = resolve(with_files(config))
+        try:
+            with deployed(config.federation.clients, secure, out / LOGS) as deployment:
+                return deployment.execute(config, out, on_round_end, on_start)
+        except InputError as error:
+            raise InputError(f"{error} (what each process said is in {out / LOGS})") from None
+
+
+@contextlib.contextmanager
+def deployed(nodes: int, secure: bool = True, logs: Path | None = None) -> Iterator["Deployment"]:
+    """A running deployment; at the end it is gone, but for its logs if a folder is given."""
+    with interruptible():
+        processes = Processes({**SETTINGS, "PYTHONPATH": importable()})
+        try:
+            yield Deployment(processes, nodes, secure)
+        finally:
+            try:
+                if logs is not None:
+                    shutil.copytree(processes.logs, logs, dirs_exist_ok=True)
+            except OSError:  # why the run ended is still the news
+                logger.warning("fedmuon: the logs cannot be written to %s", logs)
+            finally:
+                processes.stop()
 
 
 class Deployment:
-    """A SuperLink and its SuperNodes, one a partition; `deployed` makes one and ends it."""
+    """A SuperLink and its SuperNodes, one per partition; `deployed` makes one and ends it."""
 
     def __init__(self, processes: Processes, nodes: int, secure: bool) -> None:
         self.processes, self.nodes = processes, nodes
-        self._files = credentials.make_server_files(processes.folder) if secure else None
-        self._control_key = credentials.make_secret(processes.folder / "control.key")
+        self._files = make_server_files(processes.folder) if secure else None
+        self._control_key = make_secret(processes.folder / "control.key")
+        # Whom a client of the SuperLink believes.
+        self._trust: list[str | Path] = ["--insecure"]
+        if self._files is not None:
+            self._trust = ["--root-certificates", self._files.authority]
         self.port, *ports = free_ports(1 + nodes)
-        self._superlink = processes.start("superlink", self._superlink_command())
+        command = [*_auth("superlink"), self._control_key]
+        command += ["--host", HOST, "--port", str(self.port), *self._tasks_for("superlink")]
+        if self._files is None:
+            command += ["--insecure"]
+        else:
+            command += [*self._files.options(), "--enable-supernode-auth"]
+        self._superlink = processes.start("superlink", command)
         self._start_superexec("superlink", self.port)
         self._await_superlink()
-        keys = [self.make_key(number) for number in range(nodes)] if secure else []
-        self._register([f"{key}.pub" for key in keys])
+        keys = [f"{self.make_key(number)}.pub" for number in range(nodes)] if secure else []
+        # The SuperLink admits only SuperNodes with these keys.
+        if keys and self._start("register", *_auth("register"), LINK, *keys).wait(START + nodes):
+            raise InputError("the SuperLink does not register a SuperNode's key")
         self.supernodes = [self.start_supernode(number, port) for number, port in enumerate(ports)]
 
     def execute(
         self,
         config: Config,
         out: Path,
-        watch: Watch = lambda record: None,
-        begun: Begin = lambda done, total: None,
+        on_round_end: OnRoundEnd = lambda record: None,
+        on_start: OnStart = lambda done, total: None,
     ) -> Record:
-        """Run the experiment, or go on with it, in `out`; returns its summary."""
+        """Run the experiment in `out`, or resume it, and return its summary."""
         directory = RunDirectory(out.resolve())
         known = len(directory.records())
-        submitted = self._submit(config, directory.path)
-        begun(known, config.federation.rounds)
+        app = write_app(self.processes.folder / "app", packed(config, directory.path))
+        submitted = self._start("run", "flwr", "run", app, LINK, "--stream")  # until the run ends
+        on_start(known, config.federation.rounds)
         try:
             for record in self._new_records(submitted, directory, known, _longest_silence(config)):
-                watch(record)
-        except Interrupted:
-            self._await_saving()
+                on_round_end(record)
+        except Interrupted:  # let the ServerApp, if it runs, save its state and end
+            end = time.monotonic() + SAVING
+            name, app_name = executor("superlink"), "flwr-serverapp"
+            self.processes.ask_to_end(name, app_name)
+            while self.processes.running(name, app_name) and time.monotonic() < end:
+                time.sleep(PAUSE)
             raise
-        if (summary := directory.summary()) is None:
-            raise InputError(self._why())
-        return summary
+        if (summary := directory.summary()) is not None:
+            return summary
+        said = re.sub(r"\x1b\[[0-9;]*m", "", self.processes.log("run"))
+        sentences = re.findall(r"ERROR\s*:\s*fedmuon: (.*)", said)
+        last = f"the run ended without a result: {said[-300:]}"
+        raise InputError(sentences[-1] if sentences else last)
 
     def _new_records(
         self, submitted: subprocess.Popen[bytes], directory: RunDirectory, known: int, limit: float
@@ -92,51 +196,34 @@ class Deployment:
                 raise InputError(f"the run has been silent for {limit:.0f} s")
             time.sleep(PAUSE)
 
-    def _await_saving(self) -> None:
-        """Let the ServerApp, if it runs, save its state and end."""
-        end = time.monotonic() + SAVING
-        name, app = executor("superlink"), "flwr-serverapp"
-        self.processes.ask_to_end(name, app)
-        while self.processes.running(name, app) and time.monotonic() < end:
-            time.sleep(PAUSE)
-
-    def _superlink_command(self) -> list[str | Path]:
-        command = [*_gate("superlink"), self._control_key]
-        command += ["--host", HOST, "--port", str(self.port)]
-        command += self._tasks_for("superlink")
-        if self._files is None:
-            return [*command, "--insecure"]
-        return [*command, *self._files.options(), "--enable-supernode-auth"]
-
     def start_supernode(self, number: int, port: int) -> subprocess.Popen[bytes]:
         """A SuperNode that holds partition `number`; what starts its apps runs beside it."""
         name = f"supernode-{number}"
         command: list[str | Path] = ["flower-supernode", "--superlink", f"{HOST}:{self.port}"]
         command += ["--host", HOST, "--port", str(port)]
         command += ["--node-config", f"partition-id={number} num-partitions={self.nodes}"]
-        command += self._tasks_for(name)
-        command += self._trust()
+        command += [*self._tasks_for(name), *self._trust]
         if self._files is not None:
-            key = self.processes.folder / f"supernode-{number}.key"
+            key = self.processes.folder / f"{name}.key"
             command += [*self._files.options(), "--auth-supernode-private-key", key]
         supernode = self.processes.start(name, command)
         self._start_superexec(name, port)
         return supernode
 
+    def make_key(self, number: int) -> Path:
+        """A SuperNode's key, in the file where it looks for it."""
+        return make_node_key(self.processes.folder / f"supernode-{number}.key")
+
     def _tasks_for(self, name: str) -> list[str | Path]:
         """Options of a SuperLink or SuperNode that leaves its apps to the holder of a secret."""
-        secret = credentials.make_secret(self.processes.folder / f"{name}.secret")
+        secret = make_secret(self.processes.folder / f"{name}.secret")
         return ["--isolation", "process", "--superexec-auth-secret-file", secret]
 
     def _start_superexec(self, name: str, port: int) -> None:
         """What starts the apps of the SuperLink or SuperNode of this name, and proves it may."""
-        command = [*_gate("superexec"), "--runtime-api-address", f"{HOST}:{port}"]
+        command = [*_auth("superexec"), "--runtime-api-address", f"{HOST}:{port}"]
         command += ["--superexec-auth-secret-file", self.processes.folder / f"{name}.secret"]
-        self.processes.start(executor(name), [*command, *self._trust()])
-
-    def _trust(self) -> list[str | Path]:
-        """Whom a client of the SuperLink believes."""
-        return ["--root-certificates", self._files.authority] if self._files else ["--insecure"]
+        self.processes.start(executor(name), [*command, *self._trust])
 
     def _await_superlink(self) -> None:
         """Until it answers over HTTP."""
@@ -157,21 +244,6 @@ class Deployment:
             last = (self.processes.log("superlink").strip().splitlines() or ["no words"])[-1]
             raise InputError(f"the SuperLink ended (exit code {code}): {last}")
 
-    def make_key(self, number: int) -> Path:
-        """A SuperNode's key, in the file where it looks for it."""
-        return credentials.make_node_key(self.processes.folder / f"supernode-{number}.key")
-
-    def _register(self, keys: list[str]) -> None:
-        """Tell the SuperLink which SuperNodes to admit."""
-        command = [*_gate("register"), LINK, *keys]
-        if keys and self._start("register", *command).wait(START + len(keys)):
-            raise InputError("the SuperLink does not register a SuperNode's key")
-
-    def _submit(self, config: Config, out: Path) -> subprocess.Popen[bytes]:
-        """`flwr run`, which stays until the run has ended."""
-        app = write_app(self.processes.folder / "app", packed(config, out))
-        return self._start("run", "flwr", "run", app, LINK, "--stream")
-
     def _start(self, name: str, *command: str | Path) -> subprocess.Popen[bytes]:
         """A Flower command that knows this SuperLink, and nothing of the user's own."""
         link = {"address": f"{HOST}:{self.port}", "insecure": self._files is None}
@@ -181,14 +253,8 @@ class Deployment:
         home.mkdir(exist_ok=True)
         known = {"superlink": {"default": LINK, LINK: link}}
         (home / "config.toml").write_text(tomli_w.dumps(known), encoding="utf-8")
-        credentials.store_control_key(home / "credentials.yaml", link["address"], self._control_key)
+        store_control_key(home / "credentials.yaml", link["address"], self._control_key)
         return self.processes.start(name, command)
-
-    def _why(self) -> str:
-        """What the ServerApp has said of its end, or the last words of `flwr run`."""
-        said = re.sub(r"\x1b\[[0-9;]*m", "", self.processes.log("run"))
-        sentences = re.findall(r"ERROR\s*:\s*fedmuon: (.*)", said)
-        return sentences[-1] if sentences else f"the run ended without a result: {said[-300:]}"
 
 
 def write_app(folder: Path, run_config: dict[str, Any]) -> Path:
@@ -201,17 +267,117 @@ def write_app(folder: Path, run_config: dict[str, Any]) -> Path:
     return folder
 
 
-def _gate(role: str) -> list[str | Path]:
-    """A program of `superlink_auth`; -P, because its folder is none to import from."""
-    return [sys.executable, "-P", GATE, role]
-
-
 def executor(name: str) -> str:
     """What the SuperExec of the SuperLink or SuperNode of this name is called."""
     return f"{name}-exec"
+
+
+def _auth(role: str) -> list[str | Path]:
+    """A program of `superlink_auth`; -P, because its folder is none to import from."""
+    return [sys.executable, "-P", AUTH, role]
 
 
 def _longest_silence(config: Config) -> float:
     """Seconds within which the ServerApp itself gives up, and then some."""
     faults = config.faults
     return 2 * START + faults.patience + 2 * (1 + faults.retries) * faults.deadline
+
+
+# Keys and certificates, made for one run
+
+
+@dataclass(frozen=True)
+class ServerFiles:
+    """PEM files: who to trust, and what a server on loopback shows."""
+
+    authority: Path
+    certificate: Path
+    key: Path
+
+    def options(self) -> list[str]:
+        """As Flower's servers take them."""
+        names = ("--ssl-ca-certfile", "--ssl-certfile", "--ssl-keyfile")
+        files = (self.authority, self.certificate, self.key)
+        return [part for name, file in zip(names, files, strict=True) for part in (name, str(file))]
+
+
+def make_server_files(folder: Path) -> ServerFiles:
+    """An authority, whose key is forgotten, and its certificate for 127.0.0.1 and localhost."""
+    signer, key = (ec.generate_private_key(ec.SECP384R1()) for _ in range(2))
+    authority = _certificate("fedmuon demo authority", signer, signer, None)
+    server = _certificate("localhost", key, signer, authority)
+    files = ServerFiles(folder / "ca.pem", folder / "server.pem", folder / "server.key")
+    files.authority.write_bytes(authority.public_bytes(Encoding.PEM))
+    files.certificate.write_bytes(server.public_bytes(Encoding.PEM))
+    private = key.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption())
+    _write_secret(files.key, private)
+    return files
+
+
+def make_node_key(file: Path) -> Path:
+    """A SuperNode's private key, and the public one beside it (.pub): P-384, OpenSSH's format."""
+    key = ec.generate_private_key(ec.SECP384R1())
+    private = key.private_bytes(Encoding.PEM, PrivateFormat.OpenSSH, NoEncryption())
+    _write_secret(file, private)
+    public = key.public_key().public_bytes(Encoding.OpenSSH, PublicFormat.OpenSSH)
+    Path(f"{file}.pub").write_bytes(public)
+    return file
+
+
+def make_secret(file: Path) -> Path:
+    """256 random bits in hexadecimal digits."""
+    _write_secret(file, secrets.token_hex(32).encode())
+    return file
+
+
+def _write_secret(file: Path, content: bytes) -> None:
+    file.touch(mode=0o600)
+    file.write_bytes(content)
+
+
+def store_control_key(file: Path, address: str, key: Path) -> None:
+    """Let `flwr` show the key to the SuperLink at the address, as if it had logged in there."""
+    plugin = OidcCliPlugin(address)
+    plugin.store = FileCredentialStore(file)
+    plugin.store_tokens(AccountAuthCredentials(key.read_text(encoding="ascii"), "none"))
+
+
+def _certificate(
+    name: str,
+    key: ec.EllipticCurvePrivateKey,
+    signer: ec.EllipticCurvePrivateKey,
+    authority: x509.Certificate | None,
+) -> x509.Certificate:
+    """A certificate for `key`; without an authority it signs itself and may sign others."""
+    subject = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, name)])
+    now, signs = datetime.datetime.now(datetime.UTC), authority is None
+    uses = x509.KeyUsage(
+        digital_signature=not signs,
+        content_commitment=False,
+        key_encipherment=False,
+        data_encipherment=False,
+        key_agreement=False,
+        key_cert_sign=signs,
+        crl_sign=signs,
+        encipher_only=False,
+        decipher_only=False,
+    )
+    signed_by = x509.AuthorityKeyIdentifier.from_issuer_public_key(signer.public_key())
+    builder = (
+        x509.CertificateBuilder()
+        .subject_name(subject)
+        .issuer_name(authority.subject if authority else subject)
+        .public_key(key.public_key())
+        .serial_number(x509.random_serial_number())
+        .not_valid_before(now - LIFE)
+        .not_valid_after(now + LIFE)
+        .add_extension(x509.BasicConstraints(ca=signs, path_length=None), True)
+        .add_extension(uses, True)
+        .add_extension(x509.SubjectKeyIdentifier.from_public_key(key.public_key()), False)
+        .add_extension(signed_by, False)
+    )
+    if authority:
+        address = x509.IPAddress(ipaddress.ip_address("127.0.0.1"))
+        places = x509.SubjectAlternativeName([x509.DNSName("localhost"), address])
+        builder = builder.add_extension(places, False)
+    return builder.sign(signer, hashes.SHA384())

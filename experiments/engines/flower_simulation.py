@@ -33,39 +33,46 @@ def simulate(
     verbose: bool = False,
     seed: int | None = None,
 ) -> "Context":
-    """Run the ServerApp with so many nodes, on a Ray of its own or the cluster at `address`; the
-    context that it leaves is returned. `resources` are Ray's for a worker, one CPU by default, and
-    `workers` are as many as fit; both apps find `run_config` in their context, its tables as dotted
-    keys, as Flower hands it over; `verbose` shows what Flower and Ray say and what clients print.
-    Node ids are random, and with a `seed` the same each time. Beside a Ray of its own, whose
-    workers have the cores, the ServerApp computes in one thread of torch's, if torch was imported
-    before, unless it sets more."""
-    from fedmuon.experiments.engines.ray_cluster import connected, quieten
+    """Run the ServerApp with simulated nodes, and return the context that it leaves.
+
+    Args:
+        server_app: The app of the server, which runs in this process.
+        client_app: The app of the clients, which run in Ray's workers.
+        num_supernodes: How many nodes there are.
+        run_config: Both apps find it in their context, its tables as dotted keys, as Flower hands
+            it over.
+        workers: How many workers there are; as many as fit by default.
+        resources: Ray's resources of a worker; one CPU by default.
+        address: A Ray cluster; without one, a Ray of its own is started. Its workers have the
+            cores, so the ServerApp then computes in one thread of torch's, if torch was imported
+            before, unless it sets more.
+        verbose: Whether to show what Flower and Ray log and what clients print.
+        seed: Node ids are random; with a seed they are the same each time.
+    """
+    # Ray and Flower read their settings when they are imported, hence after `quieten`.
+    from fedmuon.experiments.engines.ray_engine import connected, quieten
 
     quieten()
     from fedmuon.server.ray.flower_internals import flat, server_context
     from fedmuon.server.ray.grid import RayGrid
 
     context = server_context(flat(run_config))
-    with connected(address, verbose), nullcontext() if address else _one_thread():
+    threads: AbstractContextManager[Any] = nullcontext()
+    if not address and "torch" in sys.modules:
+        # Several threads would spin for milliseconds after each loop, on cores that workers have
+        # work for. This saves importing torch where the ServerApp does not.
+        from fedmuon.core.threads import one_thread
+
+        threads = one_thread()
+    with connected(address, verbose), threads:
         asked: dict[str, Any] = {"workers": workers, "resources": resources}
         with RayGrid(client_app, num_supernodes, run_config=run_config, seed=seed, **asked) as grid:
             server_app(grid, context)
     return context
 
 
-def _one_thread() -> AbstractContextManager[Any]:
-    """Torch, if it is loaded, has one within: several would spin for milliseconds after each loop,
-    on cores that workers have work for."""
-    if "torch" not in sys.modules:
-        return nullcontext()
-    from fedmuon.core.threads import one_thread
-
-    return one_thread()
-
-
 def __getattr__(name: str) -> Any:
-    if name == "RayGrid":
+    if name == "RayGrid":  # saves importing Ray for `simulate`, which sets it up first
         from fedmuon.server.ray.grid import RayGrid
 
         return RayGrid

@@ -31,7 +31,11 @@ class GuardedFolder:
     def __init__(self, prefix: str, place: str | None = None) -> None:
         clear_abandoned(Path(place or tempfile.gettempdir()), prefix)
         self.path = Path(tempfile.mkdtemp(prefix=prefix, dir=place))
-        self._held = _hold(self.path)
+        # The locked file appears when it is locked, so that nobody takes a new folder for old.
+        new, flags = self.path / f"{OWNER}.new", os.O_CREAT | os.O_RDWR | os.O_CLOEXEC
+        self._held = os.open(new, flags, 0o600)
+        fcntl.flock(self._held, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        new.rename(self.path / OWNER)
         self._guard = subprocess.Popen(
             [sys.executable, "-I", "-S", __file__, self.path],
             stdin=subprocess.PIPE,
@@ -48,14 +52,6 @@ class GuardedFolder:
             self._guard.communicate(timeout=PATIENCE)
         end(self.path)
         os.close(self._held)
-
-
-def _hold(folder: Path) -> int:
-    """A locked file that appears when it is locked, so that nobody takes a new folder for old."""
-    held = os.open(folder / f"{OWNER}.new", os.O_CREAT | os.O_RDWR | os.O_CLOEXEC, 0o600)
-    fcntl.flock(held, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    (folder / f"{OWNER}.new").rename(folder / OWNER)
-    return held
 
 
 def clear_abandoned(place: Path, prefix: str) -> None:
@@ -87,12 +83,7 @@ def end(folder: Path) -> None:
         kill(found)
         quiet = 0 if found else quiet + 1
         time.sleep(PAUSE if found else 0)
-    _remove(folder)
-
-
-def _remove(folder: Path) -> None:
-    """What tells that it was one of ours goes last, so that half of a folder is found again."""
-    with contextlib.suppress(OSError):
+    with contextlib.suppress(OSError):  # its mark goes last, so that half of a folder is found
         for held in [one for one in folder.iterdir() if one.name != OWNER]:
             if held.is_dir() and not held.is_symlink():
                 shutil.rmtree(held, ignore_errors=True)
@@ -127,12 +118,8 @@ def descendants(folder: Path) -> set[int]:
     return members - {os.getpid()}
 
 
-def _wait_and_end(folder: Path) -> None:
-    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
-        signal.signal(number, signal.SIG_IGN)
+if __name__ == "__main__":  # the guard: wait until the owner's end of the pipe is closed
+    for one in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        signal.signal(one, signal.SIG_IGN)
     sys.stdin.buffer.read()
-    end(folder)
-
-
-if __name__ == "__main__":
-    _wait_and_end(Path(sys.argv[1]))
+    end(Path(sys.argv[1]))

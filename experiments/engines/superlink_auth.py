@@ -79,16 +79,13 @@ def superexec() -> None:
 
 
 def _start(command: list[str], **given: Any) -> subprocess.Popen:
-    return subprocess.Popen(_without_secrets(command), **given)
-
-
-def _without_secrets(command: list[str]) -> list[str]:
-    """The same command, with the token in a file that only this user may read."""
+    """Start the command with its token in a file that only this user may read."""
     place = command.index("--token")
     handle, file = tempfile.mkstemp(prefix="token-")
     with os.fdopen(handle, "w") as written:
         written.write(command[place + 1])
-    return [*command[:place], "--token-file", file, *command[place + 2 :]]
+    command = [*command[:place], "--token-file", file, *command[place + 2 :]]
+    return subprocess.Popen(command, **given)
 
 
 if __name__ == "__main__":

@@ -26,7 +26,7 @@ from fedmuon.experiments.planning.pace import (
     pace,
 )
 from fedmuon.experiments.tables import columns
-from fedmuon.federated import build
+from fedmuon.federated.build import resolve
 from fedmuon.federated.memory import COPIES
 from fedmuon.federated.rounds import ServerState, begin, broadcast, run_rounds
 from fedmuon.federated.wire import named
@@ -70,7 +70,7 @@ def plan(config: Config, started: float = 0.0) -> Record:
         started: Seconds that have already passed, to load libraries.
     """
     begun, others = time.perf_counter(), Others()
-    config = build.resolve(with_files(config) if config.engine.name == "deployment" else config)
+    config = resolve(with_files(config) if config.engine.name == "deployment" else config)
     quiet = config.model_copy(
         update={"output": config.output.model_copy(update={"callback": "none", "options": ()})}
     )
@@ -103,7 +103,7 @@ def _engine(run: Run, state: ServerState) -> Engine:
 def _on_ray(run: Run, state: ServerState) -> Engine:
     """Try rounds on Ray workers that are started for the plan."""
     # Saves a plan of an inline run from loading Ray and Flower.
-    from fedmuon.experiments.engines import ray_cluster, ray_engine
+    from fedmuon.experiments.engines import ray_engine
 
     begun, config = time.perf_counter(), run.config
 
@@ -114,7 +114,7 @@ def _on_ray(run: Run, state: ServerState) -> Engine:
         up, engine = time.perf_counter() - begun, ray_engine.engine(config, grid)
         trial = Trial(run.experiment, state, engine)
         found = pace(trial, run.data.sizes, grid.workers, False, lambda: not grid.absent)
-        sent = on_ray(config, run.experiment, state, grid.workers, ray_cluster.machines())
+        sent = on_ray(config, run.experiment, state, grid.workers, ray_engine.machines())
         most, copies = max(grid.memory(), default=0), -(-found.tried // grid.workers)
         more = -(-config.federation.per_round // grid.workers) - copies
         held = most + 2 * more * _model_bytes(run, state)

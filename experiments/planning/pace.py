@@ -21,9 +21,8 @@ import numpy as np
 from fedmuon.data.partition import weights
 from fedmuon.experiments.engines.probe import probed
 from fedmuon.federated.accountant import RunAccountant
-from fedmuon.federated.evaluate import risk, sample_weights
-from fedmuon.federated.plan import Plan
-from fedmuon.federated.rounds import Engine, Experiment, Round, ServerState
+from fedmuon.federated.plan import RandomnessPlan
+from fedmuon.federated.rounds import Engine, Experiment, Round, ServerState, risk, sample_weights
 from fedmuon.optim.aggregators import mean
 from fedmuon.runs.loop import Run, evaluate
 from fedmuon.runs.provenance import commit, machine, peak, versions
@@ -64,7 +63,7 @@ class Trial:
     state: ServerState
     engine: Engine
 
-    def each(self, plan: Plan) -> Iterator[float]:
+    def each(self, plan: RandomnessPlan) -> Iterator[float]:
         """The seconds of every round of the plan. A round ends when the next one is asked for."""
         tried = replace(self.experiment, plan=plan)
         if plan.per_round < self.experiment.plan.per_round:  # some rules reject so few replies
@@ -75,7 +74,7 @@ class Trial:
             next(turns)
             yield time.perf_counter() - start
 
-    def seconds(self, plan: Plan, rounds: int, afford: float) -> list[float]:
+    def seconds(self, plan: RandomnessPlan, rounds: int, afford: float) -> list[float]:
         """The seconds of at least one round of the plan, and of more if there is time for them."""
         found: list[float] = []
         for spent in self.each(plan):
@@ -92,7 +91,7 @@ def seconds(work: Callable[[], Any]) -> float:
     return time.perf_counter() - start
 
 
-def few(plan: Plan, clients: int, rounds: int, skipped: int = 0) -> Plan:
+def few(plan: RandomnessPlan, clients: int, rounds: int, skipped: int = 0) -> RandomnessPlan:
     """A plan with some participants of each of the run's rounds, after those that are skipped."""
     drawn, rng = plan.schedule(), np.random.default_rng(0)
     chosen = [
@@ -102,7 +101,7 @@ def few(plan: Plan, clients: int, rounds: int, skipped: int = 0) -> Plan:
     return replace(plan, per_round=clients, rounds=rounds, fixed=np.stack(chosen), factor=None)
 
 
-def rows_of(plan: Plan, sizes: np.ndarray, rounds: int | None = None) -> float:
+def rows_of(plan: RandomnessPlan, sizes: np.ndarray, rounds: int | None = None) -> float:
     """Samples in one step of all participants: the mean over the first rounds, or over all."""
     seen = np.minimum(sizes, plan.batch) if plan.batch else sizes
     return float(seen[plan.schedule()[:rounds]].sum(1).mean())
@@ -140,7 +139,9 @@ def pace(
     return _grown(trial, (extra, client, small), lambda some, n: rows_of(some, sizes, n))
 
 
-def _probed(trial: Trial, small: Plan, settled: Callable[[], bool]) -> tuple[float, float, Plan]:
+def _probed(
+    trial: Trial, small: RandomnessPlan, settled: Callable[[], bool]
+) -> tuple[float, float, RandomnessPlan]:
     """The extra seconds of the first rounds, the seconds of another round, and the plan."""
     found, after = [], 0
     for spent in trial.each(small):
@@ -155,7 +156,9 @@ def _probed(trial: Trial, small: Plan, settled: Callable[[], bool]) -> tuple[flo
 
 
 def _grown(
-    trial: Trial, probed: tuple[float, float, Plan], units: Callable[[Plan, int | None], float]
+    trial: Trial,
+    probed: tuple[float, float, RandomnessPlan],
+    units: Callable[[RandomnessPlan, int | None], float],
 ) -> Pace:
     """Try rounds of more and more clients, up to all of them, while there is time for one.
 

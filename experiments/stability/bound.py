@@ -29,7 +29,7 @@ from fedmuon.experiments.stability.certified_setting import Case
 from fedmuon.experiments.stability.certify import Verdict, by_kind, judge
 from fedmuon.experiments.stability.reachable_ball import source_of, start_of, start_without_a_run
 from fedmuon.experiments.tables import BALL_NAMES, BOUND_NAMES, facts, listed
-from fedmuon.federated.plan import Plan
+from fedmuon.federated.plan import RandomnessPlan
 
 CENSUS = "neighbours.csv"
 
@@ -75,7 +75,7 @@ def from_parameters(
     a precision is named."""
     size, rho = whole("size", size), probability("rho", rho)
     of = config.federation
-    plan = Plan(of.seed, of.clients, of.per_round, of.rounds, factor=schedule_of(config))
+    plan = RandomnessPlan(of.seed, of.clients, of.per_round, of.rounds, factor=schedule_of(config))
     sizes, part = np.full(of.clients, size), Uniform(of.per_round, rho)
     return Case(
         in_doubles(config), sizes, part, None, l_orth, l_g, factors=plan.factors(),
@@ -91,7 +91,8 @@ def from_directory(
 ) -> Case:
     """A run that was made, on its schedule as drawn; with rho, on any uniform schedule."""
     from fedmuon.core.arrays import read_tensors
-    from fedmuon.federated import build, build_recipe
+    from fedmuon.federated import build_recipe
+    from fedmuon.federated.build import build_plan
     from fedmuon.runs import fingerprints
     from fedmuon.runs.directory import RunDirectory
 
@@ -102,7 +103,7 @@ def from_directory(
     config = tables.load(folder / "config.toml", changes).beside(given)
     _require_given(config, folder)
     there = fingerprints.require_same(folder, fingerprints.described(config, folder))
-    plan, _ = fingerprints.kept(build.plan(config), config, there)
+    plan, _ = fingerprints.with_factors(build_plan(config), config, there)
     try:
         with np.load(files.require_regular(folder / "partition.npz")) as split:
             sizes = np.bincount(split["client"], minlength=plan.clients)
@@ -115,7 +116,7 @@ def from_directory(
     part = realized if rho is None else Uniform(plan.per_round, probability("rho", rho))
     dropped = any("dropped" in record for record in run.records())
     stopped = str((run.summary() or {}).get("stopped", ""))
-    l_own = None if (own_map := build_recipe.own_map(config)) is None else own_map.lipschitz
+    l_own = None if (own_map := build_recipe.user_map(config)) is None else own_map.lipschitz
     case = Case(
         config, sizes, part, shape, l_map=l_own, dropped=dropped, stopped=stopped,
         factors=plan.factors(), moved=_largest_moves(folder, plan.clients),

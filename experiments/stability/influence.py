@@ -29,11 +29,11 @@ from fedmuon.core.rng import Draw, generator
 from fedmuon.data.neighbours import held_out
 from fedmuon.data.source import flat_rows
 from fedmuon.experiments.stability.measure import Laboratory
-from fedmuon.federated import build
 from fedmuon.federated.adjoint import Pulled, pulled_back
+from fedmuon.federated.build import build_experiment
+from fedmuon.federated.client_data import targets_on
 from fedmuon.federated.rounds import Experiment, ServerState, begin
-from fedmuon.federated.shards import targets_on
-from fedmuon.runs.loop import Begin, Watch
+from fedmuon.runs.loop import OnRoundEnd, OnStart
 from fedmuon.tasks.base import Batch, Params
 from fedmuon.tasks.matrix import MatrixTask
 
@@ -156,14 +156,14 @@ class Ranking:
 
 def ranked(
     run: Laboratory,
-    watch: Watch = lambda record: None,
-    begun: Begin = lambda done, total: None,
+    on_round_end: OnRoundEnd = lambda record: None,
+    on_start: OnStart = lambda done, total: None,
 ) -> Ranking:
-    """The `trials` samples that hurt most, each with the replacement that does; `watch` sees each
-    round that a pass went back through."""
+    """The `trials` samples that hurt most, each with the replacement that does; `on_round_end` sees
+    each round that a pass went back through."""
     best, drawn, pairs = [], [], 0
     rng = generator(run.config.federation.seed, Draw.NEIGHBOUR, block=3)
-    for client, index, moved in predictions(run, watch, begun):
+    for client, index, moved in predictions(run, on_round_end, on_start):
         at, pairs = np.arange(len(moved)), pairs + moved.size
         any_other = rng.integers(len(index), size=len(moved))
         for kept, other in ((best, moved.argmax(1)), (drawn, any_other)):
@@ -176,8 +176,8 @@ def ranked(
 
 def predictions(
     run: Laboratory,
-    watch: Watch = lambda record: None,
-    begun: Begin = lambda done, total: None,
+    on_round_end: OnRoundEnd = lambda record: None,
+    on_start: OnStart = lambda done, total: None,
 ) -> Iterator[tuple[int, np.ndarray, np.ndarray]]:
     """Each participant, what may replace its samples [P], and ||D||_F of every pair [n_i, P]."""
     experiment = smooth(run)
@@ -186,11 +186,11 @@ def predictions(
     candidates, towards = Candidates.of(run, experiment), _directions(run, start.params)
     parts, groups = list(_parts(experiment, towards)), list(candidates.groups(experiment))
     near = _regressor(run, experiment, start, towards, candidates)
-    begun(0, len(parts) * len(groups) * experiment.plan.rounds)
+    on_start(0, len(parts) * len(groups) * experiment.plan.rounds)
     done = itertools.count(1)
 
     def heard() -> None:
-        watch({"done": next(done), "ranking": "ranking by derivatives"})
+        on_round_end({"done": next(done), "ranking": "ranking by derivatives"})
 
     for some in groups:
         blocks = _swept(experiment, start, parts, some, heard)
@@ -247,7 +247,7 @@ def smooth(run: Laboratory) -> Experiment:
         return run.experiment
     engine = config.engine.model_copy(update={"dtype": "float64"})
     exact = config.model_copy(update={"engine": engine})
-    found = build.experiment(exact, run.data, run.source.classes)
+    found = build_experiment(exact, run.data)
     return replace(found, plan=run.experiment.plan)
 
 

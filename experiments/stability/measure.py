@@ -17,8 +17,8 @@ from fedmuon.data.federated import FederatedData
 from fedmuon.data.neighbours import classes_of
 from fedmuon.data.partition import weights
 from fedmuon.data.source import Source
-from fedmuon.federated import build
-from fedmuon.federated.deal import dealing
+from fedmuon.federated.build import build_experiment
+from fedmuon.federated.client_data import build_data, partition_digest, read_source
 from fedmuon.federated.rounds import Experiment
 from fedmuon.runs import fingerprints
 from fedmuon.runs.directory import RunDirectory
@@ -50,12 +50,12 @@ class Laboratory:
     @classmethod
     def of(cls, config: Config, out: Path) -> "Laboratory":
         """The run of this config in the directory, with its samples."""
-        source = build.source(config)
+        source = read_source(config)
         there = fingerprints.require_same(out, fingerprints.described(config, out, source))
-        data = build.federated_data(config, source)
+        data = build_data(config, source)
         _require_dealt(out, data)
-        experiment = build.experiment(config, data, source.classes)
-        plan, _ = fingerprints.kept(experiment.plan, config, there)
+        experiment = build_experiment(config, data)
+        plan, _ = fingerprints.with_factors(experiment.plan, config, there)
         return cls(config, source, data, replace(experiment, plan=plan), out)
 
 
@@ -63,10 +63,10 @@ def _require_dealt(out: Path, data: FederatedData) -> None:
     """Refuse samples that are dealt otherwise now than in the run."""
     try:
         with np.load(require_regular(out / "partition.npz")) as held:
-            there = dealing(held["train_index"], held["client"])
+            there = partition_digest(held["train_index"], held["client"])
     except (OSError, ValueError, KeyError, EOFError, zipfile.BadZipFile) as error:
         raise InputError(f"{out} is damaged ({error}): {AFRESH}") from None
-    if there != dealing(data.train_index, data.client):
+    if there != partition_digest(data.train_index, data.client):
         raise InputError(
             f"the partition deals otherwise at each call than in {out}: let it draw from the "
             "generator that it is given"

@@ -35,7 +35,7 @@ from fedmuon.experiments.stability.ranking import RANKING, kept
 from fedmuon.experiments.tables import facts
 from fedmuon.federated.rounds import Engine, distances, run_neighbours, run_rounds
 from fedmuon.runs.directory import Record, RunDirectory
-from fedmuon.runs.loop import Begin, Watch
+from fedmuon.runs.loop import OnRoundEnd, OnStart
 
 HEADER = "trial,client,index,replacement,perturbation,exposure,certificate\n"
 CENSUS, PROGRESS = bound.CENSUS, ".neighbours.progress"
@@ -52,17 +52,17 @@ def execute(
     config: Config | None,
     out: Path,
     resume: bool = False,
-    watch: Watch = lambda record: None,
-    begun: Begin = lambda done, total: None,
+    on_round_end: OnRoundEnd = lambda record: None,
+    on_start: OnStart = lambda done, total: None,
 ) -> Record:
     """The run in `out`, its neighbours.csv and its bound.json, whose content is returned.
 
-    `watch` sees each finished stack of neighbours.
+    `on_round_end` sees each finished stack of neighbours.
     """
     if config:
         require_measurable(config)
     with held(out):
-        run(config, out, resume, beside={CENSUS: HEADER.encode()})
+        run(config, out, resume, more_files={CENSUS: HEADER.encode()})
         given = config.given if config else NOTHING
         laboratory = Laboratory.open(out, given)
         require_measurable(laboratory.config)
@@ -73,7 +73,7 @@ def execute(
         with RunDirectory(out).failing():
             compared = on_engine(
                 laboratory.config,
-                lambda engine: _measured(laboratory, verdict, watch, begun, engine),
+                lambda engine: _measured(laboratory, verdict, on_round_end, on_start, engine),
             )
         moved = bound.largest_moves(out / CENSUS, len(case.sizes))
         case = dataclasses.replace(case, moved=moved)
@@ -107,10 +107,14 @@ def _ranked_before(out: Path) -> Record | None:
 
 
 def _measured(
-    laboratory: Laboratory, verdict: bound.Verdict, watch: Watch, begun: Begin, engine: Engine
+    laboratory: Laboratory,
+    verdict: bound.Verdict,
+    on_round_end: OnRoundEnd,
+    on_start: OnStart,
+    engine: Engine,
 ) -> tuple[Record, dict[str, bytes]]:
     """Run the neighbours; of a ranking, what exact runs say of it, with predicted.csv."""
-    ranking = measure(laboratory, verdict, watch, begun, engine)
+    ranking = measure(laboratory, verdict, on_round_end, on_start, engine)
     if ranking is None:
         return {}, {}
     top = bound.read_census(laboratory.out / CENSUS, usecols=(4,))[:, 0]
@@ -137,19 +141,19 @@ def _write(out: Path, record: Record, more: dict[str, bytes]) -> None:
 def measure(
     laboratory: Laboratory,
     verdict: bound.Verdict,
-    watch: Watch,
-    begun: Begin,
+    on_round_end: OnRoundEnd,
+    on_start: OnStart,
     engine: Engine = run_rounds,
 ) -> Ranking | None:
     """Run the neighbours that neighbours.csv lacks, stack by stack, and append their lines; the
     ranking that they come from, if any."""
     worst = laboratory.config.stability.neighbours == "worst"
-    ranking = kept(laboratory, watch, begun) if worst else None
+    ranking = kept(laboratory, on_round_end, on_start) if worst else None
     drawn = pick(laboratory) if ranking is None else ranking.rows[: ranking.top]
     heads = _heads(laboratory.data, drawn)
     file, size = laboratory.out / CENSUS, stack_size(laboratory)
     done, mark = _cut_back(file, heads)
-    begun(done, len(drawn))
+    on_start(done, len(drawn))
     for start in range(done, len(drawn), size):
         part = slice(start, start + size)
         moved = perturbations(laboratory, drawn[part], engine)
@@ -160,7 +164,7 @@ def measure(
         done, mark = done + len(lines), files.crc("".join(lines), mark)
         noted = files.sealed({"lines": done, "crc": mark})
         files.write_bytes(file.with_name(PROGRESS), noted.encode())
-        watch({"done": done, "largest": float(moved.max())})
+        on_round_end({"done": done, "largest": float(moved.max())})
     return ranking
 
 

@@ -19,7 +19,7 @@ from fedmuon.experiments.stability.certified_setting import Case
 from fedmuon.experiments.stability.certify import AUTHOR, map_constant
 from fedmuon.experiments.stability.covered_recipes import has_map
 from fedmuon.experiments.stability.measure import Laboratory
-from fedmuon.federated import build
+from fedmuon.federated.build import resolve
 from fedmuon.federated.build_recipe import routes
 from fedmuon.optim.orthogonal import ADJUSTMENTS
 from fedmuon.optim.recipe_tables import aux_rate
@@ -37,7 +37,7 @@ ROUTED = "Orth and the auxiliary step together have the larger of their two cons
 
 def with_estimates(case: Case, folder: Path) -> Case:
     """The case of a network's run with constants seen in its folder."""
-    run = Laboratory.of(build.resolve(case.config), folder)
+    run = Laboratory.of(resolve(case.config), folder)
     task, shards, rows = run.experiment.task, run.experiment.shards, len(run.data.labels)
     count = min(SAMPLES, rows)
     models = [_model(folder / f"{name}.safetensors", task) for name in ("initial", "model")]

@@ -37,13 +37,13 @@ def start_without_a_run(config: Config) -> Start | None:
 
 def source_of(config: Config, folder: Path) -> Source | None:
     """The samples of the run in the folder, if they are none of the user's and still the same."""
-    from fedmuon.federated import build
+    from fedmuon.federated.client_data import read_source
     from fedmuon.runs import fingerprints
 
     if is_own(config.data.name):
         return None
     try:
-        source = build.source(config)
+        source = read_source(config)
         fingerprints.require_same(folder, fingerprints.described(config, folder, source))
     except InputError:
         return None

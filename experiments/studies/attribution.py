@@ -38,8 +38,9 @@ from fedmuon.core.tables import Scalar, Table
 from fedmuon.data.neighbours import Neighbours
 from fedmuon.experiments.studies.study import Call, Study
 from fedmuon.experiments.suites.contents import SuiteRequest, cell
-from fedmuon.federated import build
 from fedmuon.federated.adjoint import pulled_back
+from fedmuon.federated.build import build_experiment, resolve
+from fedmuon.federated.client_data import build_data, read_source
 from fedmuon.federated.rounds import (
     Experiment,
     ServerState,
@@ -241,10 +242,10 @@ def measured(asked: Settings, variant: str, config: Config, truth: str) -> Recor
 
 def trained(config: Config, tests: int) -> Trained:
     """The run with its first test samples."""
-    config = build.resolve(config)
-    source = build.source(config)
-    data = build.federated_data(config, source)
-    experiment = build.experiment(config, data, source.classes)
+    config = resolve(config)
+    source = read_source(config)
+    data = build_data(config, source)
+    experiment = build_experiment(config, data)
     held = experiment.shards.held_out
     return Trained(
         experiment, config.federation.seed, Batch(held.inputs[:tests], held.labels[:tests])

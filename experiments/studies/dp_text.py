@@ -39,10 +39,11 @@ from fedmuon.core.tables import Scalar, Table
 from fedmuon.data.text import corpus, make_text, prompts, tokens_of
 from fedmuon.experiments.studies.study import Study, assemble
 from fedmuon.experiments.suites.contents import SuiteRequest, cell, merged, require_read
-from fedmuon.federated import build
+from fedmuon.federated.build import decoder_form, resolve
+from fedmuon.federated.client_data import read_source
 from fedmuon.federated.rounds import run_rounds
 from fedmuon.runs.directory import Record
-from fedmuon.runs.loop import Run, drive, prepare
+from fedmuon.runs.loop import Run, prepare, train
 from fedmuon.tasks.base import IGNORED, Params
 from fedmuon.tasks.decoder import LEAST, fold_adapters, generate, read_weights
 from fedmuon.tasks.networks import NetworkTask
@@ -150,7 +151,7 @@ class Tuned:
     def _public_weights(self, folder: Path) -> str:
         """A decoder trained on public text, without privacy."""
         text = self._made_up(folder, "lodgings", self.settings.public_tables)
-        drive(
+        train(
             prepare(self._config(self.settings.public, text, ""), folder / "public", True),
             run_rounds,
         )
@@ -161,21 +162,21 @@ class Tuned:
         setting = merged(self.settings.base, own)
         data = {"name": self.form, "folder": str(text)}
         last = {"data": data, "task": {"weights": weights}, "federation": {"seed": self.seed}}
-        source = build.source(cell(setting, last))
+        source = read_source(cell(setting, last))
         held = source.official_test or len(source.labels) * 4 // 5
         asked = setting.get("data", {})
         sizes = {
             "train": min(int(asked.get("train", held)), held),
             "test": min(int(asked.get("test", len(source.labels))), len(source.labels) - held),
         }
-        return build.resolve(cell(setting, last, {"data": sizes}))
+        return resolve(cell(setting, last, {"data": sizes}))
 
 
 def tuned(config: Config, out: Path, settings: Settings) -> Mapping[str, list[Record]]:
     """One method's run, and what its decoder then says of held-out tables."""
     run = prepare(config, out, resume=True)
     try:
-        summary = drive(run, run_rounds)
+        summary = train(run, run_rounds)
     except NonFinite as error:
         return {"ends": [_end(run, {}, {}, str(error))], "curves": _curve(run), "written": []}
     stored = read_weights(out / "model.safetensors")
@@ -203,7 +204,7 @@ def _written(run: Run, params: Params, settings: Settings) -> tuple[Record, list
     asked = {prompt: tokens.prompt(prompt) for prompt in held}
     short = [prompt for prompt, row in asked.items() if len(row) + LEAST <= table.context]
     short = short[: settings.prompts]
-    form = build.form_of(run.config, run.data.shape, run.data.vocabulary)
+    form = decoder_form(run.config, run.data.shape, run.data.vocabulary)
     task = run.experiment.task
     assert isinstance(task, NetworkTask)
     whole = fold_adapters(task.module, params)

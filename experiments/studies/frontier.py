@@ -32,9 +32,9 @@ from fedmuon.experiments.stability.measure import measured_losses
 from fedmuon.experiments.stability.reachable_ball import start_of
 from fedmuon.experiments.studies.study import Call, Study
 from fedmuon.experiments.suites.contents import SuiteRequest, cell, require_free, require_read
-from fedmuon.federated import build
-from fedmuon.federated.evaluate import risk
-from fedmuon.federated.rounds import Experiment, begin, run_rounds
+from fedmuon.federated.build import build_experiment, resolve
+from fedmuon.federated.client_data import build_data, read_source
+from fedmuon.federated.rounds import Experiment, begin, risk, run_rounds
 from fedmuon.runs.directory import Record
 from fedmuon.tasks.base import Params
 
@@ -83,10 +83,10 @@ def cells(settings: Settings, asked: SuiteRequest) -> Sequence[Call]:
 
 def followed(config: Config, horizons: Sequence[int]) -> Record:
     """The model and its bounds after each of these numbers of rounds."""
-    config = build.resolve(config)
-    source = build.source(config)
-    data = build.federated_data(config, source)
-    experiment = build.experiment(config, data, source.classes)
+    config = resolve(config)
+    source = read_source(config)
+    data = build_data(config, source)
+    experiment = build_experiment(config, data)
     models = _models(experiment, config.federation.seed, horizons)
     held, plan = experiment.shards.held_out, experiment.plan
     test = risk(experiment.task, models, held.inputs, held.labels)

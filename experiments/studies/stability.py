@@ -44,7 +44,8 @@ from fedmuon.experiments.suites.contents import (
     merged,
 )
 from fedmuon.experiments.suites.suite import Rows, Work
-from fedmuon.federated import build
+from fedmuon.federated.build import DTYPES, build_experiment, resolve
+from fedmuon.federated.client_data import build_data, read_source
 from fedmuon.federated.rounds import Experiment, begin, distances, run_neighbours
 from fedmuon.runs.directory import Record
 from fedmuon.tasks.base import Params
@@ -241,18 +242,18 @@ class Stack:
         }
 
     def _made(self) -> Made:
-        config = build.resolve(self.config)
+        config = resolve(self.config)
         if config.task.name != "matrix":
             raise InputError(
                 "a suite holds runs to their bound: set task.name = 'matrix', which has one"
             )
-        source = build.source(config)
-        data = build.federated_data(config, source)
+        source = read_source(config)
+        data = build_data(config, source)
         drawn = draw(data, source, self.trials, config.federation.seed, _law(config))
         # eta and lambda [2, S]: each pair for its run and all its neighbours
         pairs = torch.tensor(self.pairs, dtype=torch.float64)
         each = pairs.repeat_interleave(1 + self.trials, 0).T.contiguous()
-        experiment = build.experiment(config, data, source.classes, None, *each)
+        experiment = build_experiment(config, data, None, *each)
         return Made(config, source, data, drawn, experiment)
 
     def _trained(self, made: Made) -> Params:
@@ -436,7 +437,7 @@ def work(content: dict[str, Any], asked: SuiteRequest) -> "Stability":
     suite = validate(Suite, content)
     named = {"data": {"name": asked.data}}
     read = merged(merged(suite.base, asked.changes), named)
-    source = build.source(cell({"data": read["data"]})) if asked.data != "synthetic" else None
+    source = read_source(cell({"data": read["data"]})) if asked.data != "synthetic" else None
     suite = suite.model_copy(update={"base": merged(suite.base, named)})
     every = stacks(suite, source, asked.changes)
     return Stability(asked, "stability", suite.title, every, suite.published)
@@ -485,7 +486,7 @@ class Stability(Work):
     def summary(self, records: list[Record]) -> Record:
         """What was done, how fast, and what it stands on."""
         data, scale = self.asked.data, self.asked.scale
-        config, source = build.resolve(self.cells[0].config), PUBLISHED_FOR.get(data, "")
+        config, source = resolve(self.cells[0].config), PUBLISHED_FOR.get(data, "")
         seconds = sum(record["seconds"] for record in records)
         count = sum(one.size for one in self.cells)
         flop = sum(record["flop"] for record in records)
@@ -500,7 +501,7 @@ class Stability(Work):
             "constant": config.stability.lipschitz,
             "delta": config.stability.delta,
             "machine": {"device": config.engine.device},
-            **contents.guess(build.source(config), config),
+            **contents.guess(read_source(config), config),
             "status": status.pop() if len(status) == 1 else "mixed",
             "assumptions": _once(record["assumes"] for record in records),
             "gap_notes": _once(record.get("gap_notes", []) for record in records),
@@ -525,7 +526,7 @@ def _aggregate(records: list[Record]) -> Record:
 
 def best_rate(config: Config) -> float:
     """Flop per second of this machine's best large product, in the precision of the runs."""
-    dtype, device = build.DTYPES[config.engine.dtype], torch.device(config.engine.device)
+    dtype, device = DTYPES[config.engine.dtype], torch.device(config.engine.device)
     return max(rate(name, SIDE, SIDE, SIDE, dtype, device) for name in supported(dtype, device))
 
 

@@ -30,7 +30,8 @@ from fedmuon.experiments.studies.training_findings import findings
 from fedmuon.experiments.suites import contents
 from fedmuon.experiments.suites.contents import PUBLISHED_FOR, SuiteRequest, Tables, merged
 from fedmuon.experiments.suites.suite import Cell, Rows, Work
-from fedmuon.federated import build
+from fedmuon.federated.build import resolve
+from fedmuon.federated.client_data import read_source
 from fedmuon.runs.directory import Record, RunDirectory
 
 Key = Annotated[str, Field(pattern=r"^[a-z-]+\.[a-z-]+$")]
@@ -237,7 +238,7 @@ def _cells(suite: Suite, asked: SuiteRequest) -> list[Trained]:
         for name, x, setting in settings(suite, base, asked.changes)
     ]
     _require_read(suite, asked, cells)
-    return [dataclasses.replace(one, config=build.resolve(one.config)) for one in cells]
+    return [dataclasses.replace(one, config=resolve(one.config)) for one in cells]
 
 
 def _require_read(suite: Suite, asked: SuiteRequest, cells: Sequence[Trained]) -> None:
@@ -276,7 +277,7 @@ def _sizes(setting: Tables) -> dict[str, int]:
         return {}
     # text is read by a decoder alone
     read = contents.cell({"data": data, "task": setting.get("task", {})})
-    held, most = contents.room(build.source(read), data.get("test", contents.TEST))
+    held, most = contents.room(read_source(read), data.get("test", contents.TEST))
     return {"train": min(int(data.get("train", most)), most), "test": held}
 
 
@@ -384,7 +385,7 @@ class Training(Work):
             "published": self.published,
             "source": f"{suite.source} ({source})",
             "machine": {"device": config.engine.device},
-            **contents.guess(build.source(config), config),
+            **contents.guess(read_source(config), config),
         }
 
 

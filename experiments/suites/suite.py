@@ -23,7 +23,7 @@ from fedmuon.core.locks import held, require_place
 from fedmuon.core.tables import Scalar
 from fedmuon.experiments.suites.contents import SuiteRequest, merged
 from fedmuon.runs.directory import Record
-from fedmuon.runs.loop import Begin, Watch
+from fedmuon.runs.loop import OnRoundEnd, OnStart
 from fedmuon.runs.provenance import machine, versions
 
 Rows = Sequence[Mapping[str, Any]]
@@ -123,8 +123,8 @@ def execute(
     out: Path,
     resume: bool = False,
     by: Compute = here,
-    watch: Watch = lambda record: None,
-    begun: Begin = lambda done, total: None,
+    on_round_end: OnRoundEnd = lambda record: None,
+    on_start: OnStart = lambda done, total: None,
 ) -> Record:
     """Compute the cells that `out` lacks, and write the tables.
 
@@ -133,8 +133,8 @@ def execute(
         out: The folder; new, or of the same suite with `resume`.
         resume: Whether to continue a suite that `out` holds.
         by: Computes cells, in this process or elsewhere.
-        watch: Called after each cell with the progress.
-        begun: Called first with the finished size and the total size.
+        on_round_end: Called after each cell with the progress.
+        on_start: Called first with the finished size and the total size.
 
     Returns:
         The content of suite.json.
@@ -152,13 +152,13 @@ def execute(
         work.require_sound([one for one in cells if one.name in done])
         _widen(work, out)
         count = sum(one.size for one in cells if one.name in done)
-        begun(count, sum(one.size for one in cells))
+        on_start(count, sum(one.size for one in cells))
         for one, record in by([one for one in cells if one.name not in done]):
             require_place(out)
             line = files.sealed(record, work.seal(one))
             files.write_bytes(places[one.name], line.encode())
             done[one.name], count = record, count + one.size
-            watch({"done": count, "cell": one.name})
+            on_round_end({"done": count, "cell": one.name})
         return _write(work, out, [done[one.name] for one in cells])
 
 

@@ -3,9 +3,9 @@
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from fedmuon.experiments.engines.ray_cluster import connected
+from fedmuon.experiments.engines.ray_engine import connected
 from fedmuon.experiments.suites.suite import Cell, timed
-from fedmuon.federated.build import one_copy
+from fedmuon.federated.client_data import one_copy
 from fedmuon.runs.directory import Record
 
 PAUSE = 0.2  # seconds

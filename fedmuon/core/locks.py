@@ -1,7 +1,8 @@
 """Who writes to a folder: one thread of one process at a time, for as long as it lives.
 
 The lock is the operating system's (flock), so it ends with its holder, however that ends. The file
-that carries it says who holds it, and is gone when it was given back.
+that carries it says who holds it, and is gone when it was given back. The package `filelock` is no
+substitute: it does not name the holder, and does not notice that the locked folder was replaced.
 """
 
 import contextlib

@@ -30,6 +30,7 @@ class FederatedData:
         shape: Shape of a stored sample, before it was flattened.
         vocabulary: That of the source.
         stored: The dtype in which inputs were stored.
+        classes: How many classes the labels have; 0 for real targets.
     """
 
     inputs: np.ndarray
@@ -44,6 +45,7 @@ class FederatedData:
     shape: tuple[int, ...] = ()
     vocabulary: int = 0
     stored: np.dtype | None = None
+    classes: int = 0
 
     @property
     def sizes(self) -> np.ndarray:
@@ -96,6 +98,7 @@ def federate(
         shape=source.inputs.shape[1:],
         vocabulary=source.vocabulary,
         stored=source.inputs.dtype,
+        classes=source.classes,
     )
 
 

@@ -30,6 +30,7 @@ from fedmuon.config.incompatible import IN_ONE_PROCESS, ONE_CLIENT
 from fedmuon.config.load import Config
 from fedmuon.core.errors import InputError, rounded_up
 from fedmuon.core.files import AFRESH, Record
+from fedmuon.federated.build import ResolvedConfig
 from fedmuon.federated.rounds import Experiment, Round, ServerState, joint
 from fedmuon.privacy.accounting.calibration import noise_for
 from fedmuon.privacy.accounting.composition import (
@@ -104,11 +105,6 @@ class PerExample:
     released: Mechanism
 
     @property
-    def protected(self) -> float:
-        """How many examples are protected."""
-        return protected(self.config, self.sizes, self.released)
-
-    @property
     def ledger_about(self) -> tuple[str, dict[str, str | int] | None]:
         """Where the rates of the ledger are from, and what else holds for all its lines."""
         rate_from = "public" if self.released.public_rate else "samples"
@@ -146,9 +142,7 @@ class PerExample:
         found = []
         for one in worst:
             factor, rate, many = 1.0, one.sampling_probability, one.count * steps
-            if (
-                mechanism.fixed_order is not None
-            ):  # all lots together are one release of all samples
+            if mechanism.fixed_order is not None:  # all lots are one release of all samples
                 factor, rate, many = mechanism.fixed_order.alike(many, round(1 / rate)), 1.0, 1
             found.append(Demand(self.config.privacy.noise / factor, factor, rate, many))
         return found
@@ -204,11 +198,6 @@ class PerClient:
     experiment: Experiment
     sizes: np.ndarray
     released: ClientLevel
-
-    @property
-    def protected(self) -> float:
-        """How many clients are protected."""
-        return protected(self.config, self.sizes)
 
     @property
     def ledger_about(self) -> tuple[str, dict[str, str | int]]:
@@ -282,7 +271,9 @@ def unit_of(
     return None
 
 
-def calibrated(config: Config, experiment: Experiment, sizes: np.ndarray, params: Params) -> Config:
+def with_noise(
+    config: ResolvedConfig, experiment: Experiment, sizes: np.ndarray, params: Params
+) -> ResolvedConfig:
     """Set the least noise that keeps every client within [privacy] epsilon.
 
     Args:
@@ -321,7 +312,8 @@ def calibrated(config: Config, experiment: Experiment, sizes: np.ndarray, params
         one.factor * least_noise(target, one.rate, one.steps, delta, blocks, adjacency=adjacency)[0]
         for one in unit.demands()
     )
-    return config.model_copy(update={"privacy": privacy.model_copy(update={"noise": noise})})
+    table = privacy.model_copy(update={"noise": noise})
+    return ResolvedConfig(config.model_copy(update={"privacy": table}))
 
 
 def require_accountable(
@@ -464,7 +456,8 @@ class RunAccountant:
             stopped: Whether a callback ended the run.
         """
         unit, config = self.unit, self.unit.config
-        delta = delta_of(config, unit.sizes, unit.experiment.recipe.mechanism)
+        mechanism = unit.experiment.recipe.mechanism
+        delta = delta_of(config, unit.sizes, mechanism)
         spent: Record = {"ledger": self.ledger.head, "released": list(RELEASED)}
         if not unit.released.noise:
             note = f"Without noise nothing is private: epsilon is infinite. {DIAGNOSTICS}"
@@ -481,7 +474,7 @@ class RunAccountant:
             BEYOND.format(target) if 0 < target < most.upper else "",
             "" if unit.released.on_grid else LOW_BITS,
             *unit.notes(),
-            loose(delta, unit.protected),
+            loose(delta, protected(config, unit.sizes, mechanism)),
             DIAGNOSTICS,
         ]
         clients = {str(client_name(one)): answers[one].upper for one in sorted(answers)}

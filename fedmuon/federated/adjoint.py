@@ -1,14 +1,15 @@
 """Derivatives of a run's last model in the weights of its samples, by reverse passes.
 
-Algorithm 1 of 001 is a keyed program: with every draw fixed, the last model X^R is a function of
-the weights w of the samples in their clients' gradients (`fedmuon.tasks.curvature`), smooth where
-the map is. Of a stack of directions V, one pass from the last round to the first has
+Algorithm 1 of the Stability note is a keyed program: with every draw fixed, the last model X^R is a
+function of the weights w of the samples in their clients' gradients (`fedmuon.tasks.curvature`). It
+is smooth where the map is. For a stack of directions V, one pass from the last round to the first
+computes
 
-    <V, dX^R / dw_z>    for all V and all samples z at once, and for candidates of weight 0:
+    <V, dX^R / dw_z>    for all V and all samples z at once, and for candidates of weight 0.
 
-the round's own code runs once more at the state that it began with, and autograd pulls the stack of
-adjoints of what the server keeps (X, and M where it is kept) back through it. Memory holds two
-times sqrt(R) states of the server, and one round.
+The code of a round runs once more at the state that it began with, and autograd pulls the adjoints
+of the server's states (X, and M if it is kept) back through it. Memory holds 2 sqrt(R) states of
+the server, and one round.
 """
 
 import dataclasses
@@ -23,8 +24,8 @@ import torch
 from torch import Tensor
 from torch.func import vmap
 
+from fedmuon.federated.client_data import Shard
 from fedmuon.federated.rounds import Experiment, ServerState, run_round, run_rounds
-from fedmuon.federated.shards import Shard
 from fedmuon.tasks.base import Batch, Params
 from fedmuon.tasks.curvature import Differentiable, Weighted
 
@@ -92,7 +93,13 @@ def _through(
     """The adjoint [k, ...] of the state before a round from that of the state after it, and what
     the round sends to weights."""
     leaves = {place: value.detach().requires_grad_() for place, value in _tree(state).items()}
-    after, _ = run_round(taped, _state(state.round, leaves), list(shards.items()))
+    params = {place[1]: value for place, value in leaves.items() if place[0] == "params"}
+    states: dict[str, Params] = {}
+    for place, value in leaves.items():
+        if place[0] == "states":
+            states.setdefault(place[1], {})[place[2]] = value
+    again = ServerState(state.round, params, states)
+    after, _ = run_round(taped, again, list(shards.items()))
     ends = {
         place: value
         for place, value in _tree(after).items()
@@ -119,16 +126,6 @@ def _tree(state: ServerState) -> Tree:
     for link, held in state.states.items():
         params |= {("states", link, name): value for name, value in held.items()}
     return params
-
-
-def _state(round: int, tree: Tree) -> ServerState:
-    """The inverse."""
-    params = {place[1]: value for place, value in tree.items() if place[0] == "params"}
-    states: dict[str, Params] = {}
-    for place, value in tree.items():
-        if place[0] == "states":
-            states.setdefault(place[1], {})[place[2]] = value
-    return ServerState(round, params, states)
 
 
 def backwards(experiment: Experiment, start: ServerState) -> Iterator[ServerState]:

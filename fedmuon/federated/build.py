@@ -1,11 +1,13 @@
-"""From a config to an experiment: the one place where tables become objects, for every engine."""
+"""From a config to an experiment: the one place where tables become objects, for every engine.
+
+`resolve` fixes what a config leaves open, `build_experiment` makes what the server runs, and
+`build_worker` what one client needs in another process.
+"""
 
 import math
-from collections.abc import Iterator
-from contextlib import contextmanager
-from contextvars import ContextVar
+from dataclasses import dataclass
 from functools import lru_cache, partial
-from typing import Any
+from typing import Any, NewType
 
 import numpy as np
 import torch
@@ -14,31 +16,33 @@ from torch import Tensor, nn
 from fedmuon.config.load import Config
 from fedmuon.config.paths import with_objects
 from fedmuon.config.read_if import reads
-from fedmuon.config.schema import Local
 from fedmuon.config.user_objects import guard, own_objects, schedule_of, value, with_defaults
-from fedmuon.config.user_objects import options as own_options
-from fedmuon.core.choices import TABLES, TEXTS, is_own
+from fedmuon.core.choices import TABLES, is_own
 from fedmuon.core.errors import InputError
-from fedmuon.core.tables import Scalar
-from fedmuon.data.federated import FederatedData, federate
+from fedmuon.core.rng import Draw, generator
+from fedmuon.data.federated import FederatedData
 from fedmuon.data.neighbours import Neighbours
-from fedmuon.data.source import Source
-from fedmuon.data.sources import Stamp, read, read_mapped, stamp
-from fedmuon.federated import build_recipe
-from fedmuon.federated.deal import deal, fitted, own_source
-from fedmuon.federated.memory import (
-    require_room,
-    require_room_for_model,
-    require_room_for_parameters,
+from fedmuon.data.source import Source, flat_rows
+from fedmuon.federated.build_recipe import build_recipe, require_memoryless
+from fedmuon.federated.client_data import (
+    Shard,
+    Shards,
+    build_data,
+    deal,
+    mapped_source,
+    partition_digest,
+    targets_on,
+    with_user_sizes,
 )
-from fedmuon.federated.plan import Plan
+from fedmuon.federated.memory import require_room_for_model, require_room_for_parameters
+from fedmuon.federated.plan import RandomnessPlan
 from fedmuon.federated.rounds import Experiment
-from fedmuon.federated.shards import Shards
-from fedmuon.optim.chain import Number
+from fedmuon.optim.chain import Number, States
+from fedmuon.optim.recipe import Recipe, initial_states
 from fedmuon.optim.recipe_tables import aux_rate
 from fedmuon.optim.schedules import heavy_tailed
 from fedmuon.tasks import decoder as decoders
-from fedmuon.tasks.base import Task
+from fedmuon.tasks.base import Batch, Params, Task
 from fedmuon.tasks.decoder import (
     Form,
     add_adapters,
@@ -58,74 +62,139 @@ from fedmuon.tasks.user_task import as_task, user_network
 COMPILED = 2e7  # gradients of samples in a run, from which seconds of compilation are nothing
 ROUNDING = 1e-9  # of the squared norms of rows that are in the ball
 DTYPES = {"float32": torch.float32, "float64": torch.float64}
-_shared: ContextVar[bool] = ContextVar("shared", default=False)
+
+ResolvedConfig = NewType("ResolvedConfig", Config)
+"""A config that says what a run really uses; nothing rewrites it, and config.toml holds it."""
 
 
-def source(config: Config) -> Source:
-    """The configured source, read whole; the last one is kept, as nobody writes to it."""
-    if own_objects(config).data is not None:
-        return own_source(config)
-    if config.data.name == "synthetic":
-        require_room(config, (config.data.dimension,))
-    options = tuple(sorted(options_of(config).items()))
-    if _shared.get():
-        return read_mapped(config.data.name, options)
-    return _read(config.data.name, options, stamp(config.data.name, options))
+# What the config leaves open
 
 
-@contextmanager
-def one_copy() -> Iterator[None]:
-    """Meanwhile sources are memory maps: the processes of a machine share one copy of each."""
-    before = _shared.set(True)
+def resolve(config: Config, resumed: Config | None = None) -> ResolvedConfig:
+    """Fix what the config leaves open, so that the run can be repeated.
+
+    That is what depends on the machine (device, kernel), follows from a rule (the step sizes of the
+    Nesterov Muon paper, the auxiliary step size), or is known from the user's data and partition
+    (how many samples and clients). Noise for a target epsilon depends on the dealt samples, too:
+    `fedmuon.runs.loop.prepare` finds it before anything is written.
+
+    Args:
+        config: What was asked for.
+        resumed: The config of the run to resume, which has its noise already. Older versions wrote
+            no number for an auxiliary step size that follows from the rule.
+
+    Raises:
+        InputError: If the device, the kernel or a custom object cannot be used.
+    """
+    config = with_objects(with_user_sizes(with_defaults(config)))
+    device = _device(config.engine.device)
+    changed = {"device": str(device), "kernel": _kernel(config, device)}
+    config = config.model_copy(update={"engine": config.engine.model_copy(update=changed)})
+    local = config.local
+    if local.schedule == "heavy-tailed":
+        steps = config.federation.rounds * local.steps
+        factor, memory = heavy_tailed(steps, local.tail_index or None)
+        found = {"lr": local.lr * factor, "schedule": "constant", "tail_index": 0.0}
+        local = local.model_copy(update=found)
+        if reads(config.model_copy(update={"local": local}), "local.momentum"):
+            local = local.model_copy(update={"momentum": memory})
+        config = config.model_copy(update={"local": local})
+    if not is_own(local.recipe) and reads(config, "local.aux-lr"):
+        local = local.model_copy(update={"aux_lr": aux_rate(local)})
+    privacy = config.privacy
+    if resumed is not None:
+        if not resumed.local.aux_lr and local.aux_lr == aux_rate(resumed.local):
+            local = local.model_copy(update={"aux_lr": 0.0})
+        if privacy.epsilon and not privacy.noise:
+            privacy = privacy.model_copy(update={"noise": resumed.privacy.noise})
+    return ResolvedConfig(config.model_copy(update={"local": local, "privacy": privacy}))
+
+
+def _device(name: str) -> torch.device:
+    if name == "auto":
+        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
     try:
-        yield
-    finally:
-        _shared.reset(before)
+        device = torch.device(name)
+    except (RuntimeError, ValueError):
+        raise InputError(f"[engine] device = '{name}' is unknown: use auto, cpu or cuda") from None
+    if device.type not in ("cpu", "cuda"):
+        raise InputError(
+            f"[engine] device = '{name}' is none that runs are checked on: use auto, cpu or cuda"
+        )
+    count = 1 if device.type == "cpu" else torch.cuda.device_count()
+    if (device.index or 0) >= count:
+        raise InputError(f"[engine] device = '{name}' is not on this machine: use auto or cpu")
+    return device
 
 
-@lru_cache(maxsize=1)
-def _read(name: str, options: tuple[tuple[str, Scalar], ...], held: Stamp) -> Source:
-    return read(name, **dict(options))
+def _kernel(config: Config, device: torch.device) -> str:
+    """The kernel of matrix runs. A run that computes mean gradients is worth a compiled one if it
+    takes longer than the compilation."""
+    dtype, kernel = DTYPES[config.engine.dtype], config.engine.kernel
+    usable = [
+        one for one in supported(dtype, device) if one != kernel or one != "fused" or compiles()
+    ]
+    if kernel == "auto" and reads(config, "engine.kernel"):
+        local, federation = config.local, config.federation
+        own = config.data.train / federation.clients
+        each = min(local.batch, own) if local.batch else own
+        gradients = each * local.steps * federation.per_round * federation.rounds
+        long = gradients > COMPILED and not reads(config, "privacy.lot")
+        compiled = "fused" in usable and long and compiles()
+        kernel = "fused" if compiled else fastest(512, 784, 1024, dtype, device)
+    if kernel not in usable:
+        raise InputError(
+            f"[engine] kernel = '{kernel}' cannot run {config.engine.dtype} on {device.type}: "
+            f"choose one of {', '.join(usable)}, or auto"
+        )
+    return kernel
 
 
-def forget() -> None:
-    """Let go of the last source."""
-    _read.cache_clear()
+# What the server runs
 
 
-def options_of(config: Config) -> dict[str, Scalar]:
-    """What the configured source's reader wants to know."""
-    table = config.data
-    options: dict[str, Scalar] = dict(own_options(config, "data"))
-    if table.folder:
-        options["folder"] = table.folder
-    if table.name in TEXTS:
-        options["context"] = table.context
-    if table.name in TABLES and table.tokenizer:
-        options["tokenizer"] = table.tokenizer
-    if table.name == "synthetic":
-        options |= {
-            "n": table.train + table.test,
-            "dimension": table.dimension,
-            "classes": table.classes,
-            "seed": config.federation.seed,
-        }
-    return options
+def build_experiment(
+    config: Config,
+    data: FederatedData | None = None,
+    neighbours: Neighbours | None = None,
+    lr: Number | None = None,
+    regularization: Number | None = None,
+) -> Experiment:
+    """Build the recipe, task, plan and shards of a resolved config.
+
+    Args:
+        config: The resolved config.
+        data: The dealt samples; read and dealt if left out.
+        neighbours: Samples that replicas replace, if they are neighbours of the run.
+        lr: A step size per replica [S] instead of the config's.
+        regularization: A lambda of the orthogonalizer per replica [S] instead of the config's.
+
+    Raises:
+        InputError: If the config's objects cannot be built, or the machine cannot hold them.
+    """
+    data = build_data(config) if data is None else data
+    shape = data.shape or data.inputs.shape[1:]
+    task = build_task(config, shape, data.classes, data.vocabulary, data.stored)
+    if isinstance(task, MatrixTask):
+        for rows in (data.inputs, data.test_inputs):
+            squares = np.einsum("nd,nd->n", rows, rows)
+            if not (squares <= 1 + ROUNDING).all():  # NaN neither
+                raise InputError(
+                    "the constants of the matrix task are proved of samples in the unit ball, and "
+                    f"one has norm {math.sqrt(squares.max()):.4g}: set [data] normalize = 'unit'"
+                )
+    stacks = [len(one) for one in (lr, regularization) if isinstance(one, Tensor)]
+    require_room_for_model(config, task, data.classes, len(data.labels), max(stacks, default=1))
+    recipe = build_recipe(config, task, lr, regularization)
+    require_memoryless(config, recipe, task)
+    shards = Shards.of(data, task.dtype, task.device, neighbours)
+    return Experiment(recipe, task, build_plan(config), shards)
 
 
-def federated_data(config: Config, samples: Source) -> FederatedData:
-    """Train and test samples drawn from the source, the train samples dealt to the clients."""
-    held = samples.inputs
-    require_room(config, held.shape[1:], len(held), held.itemsize)
-    train, client, test = deal(config, samples)
-    clients = config.federation.clients
-    return federate(samples, train, client, test, config.data.normalize, clients)
-
-
-def plan(config: Config) -> Plan:
+def build_plan(config: Config) -> RandomnessPlan:
     """The run's randomness, and what its step sizes are times."""
     federation, local, privacy = config.federation, config.local, config.privacy
-    return Plan(
+    return RandomnessPlan(
         federation.seed,
         federation.clients,
         federation.per_round,
@@ -138,38 +207,45 @@ def plan(config: Config) -> Plan:
     )
 
 
-def task(
+def build_task(
     config: Config,
     shape: tuple[int, ...],
     classes: int,
     vocabulary: int = 0,
     stored: np.dtype | None = None,
 ) -> Task:
-    """The configured task for samples of that shape and stored type, in the run's precision, on its
-    device, with its kernel; `vocabulary` is that of windows of text."""
-    engine = config.engine
+    """Build the configured task in the run's precision, on its device, with its kernel.
+
+    Args:
+        config: The resolved config.
+        shape: That of a stored sample.
+        classes: How many classes the labels have; 0 for real targets.
+        vocabulary: That of windows of text, else 0.
+        stored: The dtype of stored samples.
+    """
+    engine, table = config.engine, config.task
     dtype, device = DTYPES[engine.dtype], torch.device(engine.device)
     if own_objects(config).task is not None:
         facts = (("classes", classes), ("shape", shape), ("vocabulary", vocabulary))
         whole = stored is not None and stored.kind in "iu" and stored != np.uint8
-        return _own(config, facts, whole, dtype, device)
+        return _user_task(config, facts, whole, dtype, device)
     if not classes:
         raise InputError(
             "the targets are real numbers, which the tasks of this package do not predict: bring a "
             "task of your own"
         )
-    if config.task.name == "network":
-        if config.task.model == "gpt":
-            form, tables = form_of(config, shape, vocabulary), config.data.name in TABLES
-            require_room_for_parameters(config, form.entries, dtype.itemsize, device)
-            of = config.task
-            return _decoder(form, of.weights, of.lora_rank, tables, dtype, device)
-        return _network(config.task.model, shape, classes, dtype, device)
-    return MatrixTask(math.prod(shape), classes, dtype, device, engine.kernel, config.task.initial)
+    if table.name != "network":
+        width = math.prod(shape)
+        return MatrixTask(width, classes, dtype, device, engine.kernel, table.initial)
+    if table.model != "gpt":
+        return _network(table.model, shape, classes, dtype, device)
+    form, tables = decoder_form(config, shape, vocabulary), config.data.name in TABLES
+    require_room_for_parameters(config, form.entries, dtype.itemsize, device)
+    return _decoder(form, table.weights, table.lora_rank, tables, dtype, device)
 
 
 @lru_cache(maxsize=4)
-def _own(
+def _user_task(
     config: Config,
     facts: tuple[tuple[str, Any], ...],
     whole: bool,
@@ -214,112 +290,105 @@ def _decoder(
     return NetworkTask(network, shape, dtype, device, targets=targets, start=start)
 
 
-def form_of(config: Config, shape: tuple[int, ...], vocabulary: int) -> Form:
-    """The decoder that reads windows of that shape."""
-    of = config.task
-    return Form(vocabulary, shape[0] - 1, of.width, of.depth, of.heads)
+def decoder_form(config: Config, shape: tuple[int, ...], vocabulary: int) -> Form:
+    """The form of the decoder that reads windows of that shape."""
+    table = config.task
+    return Form(vocabulary, shape[0] - 1, table.width, table.depth, table.heads)
 
 
-def experiment(
-    config: Config,
-    data: FederatedData,
-    classes: int,
-    neighbours: Neighbours | None = None,
-    lr: Number | None = None,
-    regularization: Number | None = None,
-) -> Experiment:
-    """Recipe, task, plan and shards of a resolved config; per-replica lr and lambda if given."""
-    shape = data.shape or data.inputs.shape[1:]
-    what = task(config, shape, classes, data.vocabulary, data.stored)
-    if isinstance(what, MatrixTask):
-        _require_ball(data)
-    stacks = [len(value) for value in (lr, regularization) if isinstance(value, Tensor)]
-    require_room_for_model(config, what, classes, len(data.labels), max(stacks, default=1))
-    recipe = build_recipe.recipe(config, what, lr, regularization)
-    build_recipe.require_own_aggregate(config, recipe, what)
-    return Experiment(
-        recipe,
-        what,
-        plan(config),
-        Shards.of(data, what.dtype, what.device, neighbours),
-    )
+# What one client needs in another process
 
 
-def _require_ball(data: FederatedData) -> None:
-    """Refuse rows outside the unit ball, of which the constants of the matrix task do not hold."""
-    for rows in (data.inputs, data.test_inputs):
-        squares = np.einsum("nd,nd->n", rows, rows)
-        if not (squares <= 1 + ROUNDING).all():  # NaN neither
+@dataclass(frozen=True)
+class WorkerSetup:
+    """What is the same for all clients of a worker process: rules, samples, and whose they are.
+
+    Client i's samples are those at rows[offsets[i]:offsets[i + 1]].
+    """
+
+    recipe: Recipe
+    task: Task
+    plan: RandomnessPlan
+    source: Source
+    rows: np.ndarray
+    offsets: np.ndarray
+    normalize: str
+    partition_digest: str
+
+
+@dataclass(frozen=True)
+class Worker:
+    """One client: everybody's rules, and its own samples."""
+
+    client: int
+    shard: Shard
+    setup: WorkerSetup
+
+    def require_same_partition(self, digest: str) -> None:
+        """Reject samples that this process deals otherwise than the server."""
+        if self.setup.partition_digest != digest:
             raise InputError(
-                "the constants of the matrix task are proved of samples in the unit ball, and one "
-                f"has norm {math.sqrt(squares.max()):.4g}: set [data] normalize = 'unit'"
+                "your partition deals otherwise in each process, and clients have several: let it "
+                "draw from the generator that it is given"
             )
 
+    def with_neighbours(self, rows: np.ndarray) -> Shard:
+        """Its shard in a stack of the data sets that rows [S, 3] name (see `Neighbours.of`)."""
+        source, own_rows = self.setup.source, rows[rows[:, 0] == self.client]
+        most = [len(self.shard.data.labels), len(source.labels)]
+        if not ((own_rows[:, 1:] >= 0) & (own_rows[:, 1:] < most)).all():
+            raise InputError(f"client {self.client} has no such samples to replace")
+        neighbours = Neighbours.of(source, rows, self.setup.normalize)
+        return Shard.among(self.shard.data, neighbours, self.client)
 
-def resolve(config: Config) -> Config:
-    """Fix what depends on the machine (device, kernel), follows from a rule (002's step sizes, the
-    auxiliary one) or from what the user brings (how many samples, where), so that the run can be
-    repeated."""
-    config = with_objects(fitted(with_defaults(config)))
-    device = _device(config.engine.device)
-    dtype, kernel = DTYPES[config.engine.dtype], config.engine.kernel
-    usable = [
-        one for one in supported(dtype, device) if one != kernel or one != "fused" or compiles()
-    ]
-    if kernel == "auto" and reads(config, "engine.kernel"):
-        compiled = "fused" in usable and _is_long(config) and compiles()
-        kernel = "fused" if compiled else fastest(512, 784, 1024, dtype, device)
-    if kernel not in usable:
+    def template(self, stack: int) -> tuple[Params, States]:
+        """Parameters and the states that are sent, of the right shape, precision and place, to fit
+        received arrays to."""
+        return _template(self.setup.task, self.setup.recipe, stack)
+
+
+@lru_cache(maxsize=2)  # one replica, and a stack of them
+def _template(task: Task, recipe: Recipe, stack: int) -> tuple[Params, States]:
+    """Made once for all messages; nobody writes to it."""
+    params = task.initial(generator(0, Draw.INITIAL), stack)
+    states = initial_states(recipe, params)
+    return params, {name: states[name] for name in recipe.sent}
+
+
+def build_worker(config: Config, client: int) -> Worker:
+    """Build client i of a config; of the source's samples only its own are read."""
+    setup = _worker_setup(config)
+    rows = setup.rows[setup.offsets[client] : setup.offsets[client + 1]]
+    device, dtype = setup.task.device, setup.task.dtype
+    inputs = flat_rows(setup.source.inputs, setup.normalize, rows)
+    targets = targets_on(device, dtype, setup.source.labels[rows])
+    return Worker(client, Shard(Batch(torch.from_numpy(inputs).to(device, dtype), targets)), setup)
+
+
+@lru_cache(maxsize=1)
+def _worker_setup(config: Config) -> WorkerSetup:
+    """Made once for all clients of a worker process."""
+    resolved = resolve(config)
+    told, here = (dict(one.data.options).get("digest") for one in (config, resolved))
+    if told and told != here:
         raise InputError(
-            f"[engine] kernel = '{kernel}' cannot run {config.engine.dtype} on {device.type}: "
-            f"choose one of {', '.join(usable)}, or auto"
+            "your data function draws other samples in each process, and clients have several: "
+            "seed it, or let it read a file"
         )
-    engine = config.engine.model_copy(update={"device": str(device), "kernel": kernel})
-    config = config.model_copy(update={"engine": engine, "local": _scheduled(config)})
-    return config.model_copy(update={"local": _with_aux_rate(config)})
-
-
-def _is_long(config: Config) -> bool:
-    """Whether a run that computes mean gradients takes longer than the compilation of a kernel."""
-    local, federation = config.local, config.federation
-    own = config.data.train / federation.clients
-    each = min(local.batch, own) if local.batch else own
-    many = each * local.steps * federation.per_round * federation.rounds
-    return many > COMPILED and not reads(config, "privacy.lot")
-
-
-def _with_aux_rate(config: Config) -> Local:
-    """[local] with the auxiliary step size in numbers, where a recipe of ours reads it."""
-    local = config.local
-    if is_own(local.recipe) or not reads(config, "local.aux-lr"):
-        return local
-    return local.model_copy(update={"aux_lr": aux_rate(local)})
-
-
-def _scheduled(config: Config) -> Local:
-    """[local] with the numbers that its schedule names."""
-    local = config.local
-    if local.schedule != "heavy-tailed":
-        return local
-    factor, memory = heavy_tailed(config.federation.rounds * local.steps, local.tail_index or None)
-    found = {"lr": local.lr * factor, "schedule": "constant", "tail_index": 0.0}
-    local = local.model_copy(update=found)
-    heavy = reads(config.model_copy(update={"local": local}), "local.momentum")
-    return local.model_copy(update={"momentum": memory}) if heavy else local
-
-
-def _device(name: str) -> torch.device:
-    if name == "auto":
-        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    try:
-        device = torch.device(name)
-    except (RuntimeError, ValueError):
-        raise InputError(f"[engine] device = '{name}' is unknown: use auto, cpu or cuda") from None
-    if device.type not in ("cpu", "cuda"):
-        raise InputError(
-            f"[engine] device = '{name}' is none that runs are checked on: use auto, cpu or cuda"
-        )
-    count = 1 if device.type == "cpu" else torch.cuda.device_count()
-    if (device.index or 0) >= count:
-        raise InputError(f"[engine] device = '{name}' is not on this machine: use auto or cpu")
-    return device
+    source = mapped_source(resolved)
+    train, owner, _ = deal(resolved, source)
+    sizes = np.bincount(owner, minlength=resolved.federation.clients)
+    # Only the server begins a run: stored weights need not be where its clients are.
+    bare = resolved.model_copy(update={"task": resolved.task.model_copy(update={"weights": ""})})
+    stored = source.inputs
+    task = build_task(bare, stored.shape[1:], source.classes, source.vocabulary, stored.dtype)
+    return WorkerSetup(
+        build_recipe(resolved, task),
+        task,
+        build_plan(resolved),
+        source,
+        train[np.argsort(owner, kind="stable")],
+        np.concatenate([[0], np.cumsum(sizes)]),
+        resolved.data.normalize,
+        partition_digest(train, owner),
+    )

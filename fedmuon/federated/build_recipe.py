@@ -1,61 +1,90 @@
-"""From a config to the rules of a round: the local chain, the server's rule, the aggregate."""
+"""From a config to a recipe: the local chain, the server's rule, the aggregate and the release.
 
+A custom recipe or aggregate makes a first round on drawn tensors here, before any samples are
+touched. A trial proves nothing: it rejects what is seen to be wrong, and says what links, the
+server's rule and an aggregate take and return.
+"""
+
+from collections.abc import Callable, Mapping
 from dataclasses import replace
-from functools import lru_cache
+from functools import lru_cache, partial
 from typing import Any
 
-from torch import nn
+import torch
+from torch import Tensor, nn
 
 from fedmuon.config.incompatible import unprivate_run, without_noise
 from fedmuon.config.load import Config
 from fedmuon.config.read_if import NEEDS, is_default, reads, unread_by_own_recipe
 from fedmuon.config.user_objects import guard, own_objects, value
 from fedmuon.core.choices import PRIVATE
-from fedmuon.core.errors import InputError
+from fedmuon.core.errors import InputError, plain
 from fedmuon.core.registry import required, takes
 from fedmuon.core.rng import Draw, generator
 from fedmuon.core.tables import attribute
-from fedmuon.federated.checks import require_memoryless, require_round
+from fedmuon.federated.rounds import Reply
 from fedmuon.optim.aggregators import AGGREGATORS, Aggregator, as_aggregator
-from fedmuon.optim.chain import Chain, Number
+from fedmuon.optim.chain import Chain, Context, Link, Number, State, States, forbidden_gradient
 from fedmuon.optim.orthogonalizers import Orthogonalizer, as_map, as_orthogonalizer, of_table
-from fedmuon.optim.probe import reads_factor, require_apart
-from fedmuon.optim.recipe import Recipe, as_recipe
+from fedmuon.optim.probe import drawn_for, reads_factor, require_apart, same
+from fedmuon.optim.recipe import Recipe, aggregate_state, as_recipe, initial_states
 from fedmuon.optim.recipe_tables import make_recipe
 from fedmuon.optim.routing import RoutingTable, routing_table
 from fedmuon.privacy.mechanisms.client_level import ClientLevel
-from fedmuon.tasks.base import Params, Task
+from fedmuon.privacy.mechanisms.gaussian import Released
+from fedmuon.tasks.base import Params, Points, Task
 from fedmuon.tasks.matrix import MatrixTask
 from fedmuon.tasks.networks import NetworkTask
 
 AGGREGATE = "federation.aggregate"
 UNWEIGHTED = ("median", "trimmed-mean", "krum")  # that do not look at how many samples there are
+LINK = (
+    "update(direction, state, context) returns (direction, state), and that of links.stateless, "
+    "update(direction, context), a direction: mappings of names to tensors"
+)
+RULE = (
+    "the server's rule takes (old, mean, states) and returns (model, states), mappings like old "
+    "and states"
+)
 
 
-def recipe(
+def build_recipe(
     config: Config,
-    what: Task,
+    task: Task,
     lr: Number | None = None,
     regularization: Number | None = None,
 ) -> Recipe:
-    """The configured recipe, with the routes of a network's parameters, and how its replies are
-    released at client level."""
-    found = _averaging(config, what, lr, regularization)
-    _require_public_weights(found, config.federation.aggregate)
-    if config.privacy.level != "client":
+    """The configured recipe with its aggregate, and at client level the release of its replies."""
+    brought, privacy, federation = own_objects(config), config.privacy, config.federation
+    if brought.recipe is None:
+        found = _named_recipe(config, task, lr, regularization)
+    else:  # its links may keep something between calls
+        found = replace(_user_recipe(config, task), apart=False)
+    # The aggregate of a custom recipe holds where the config says nothing but the plain mean.
+    if brought.recipe is None or not is_default(config, AGGREGATE, federation.aggregate):
+        average = value(config, "aggregate", AGGREGATORS, (Aggregator,))
+        within = None if brought.aggregate is None else guard(config, "aggregate")
+        found = replace(found, aggregate=as_aggregator(average, within))
+    hidden = found.mechanism is not None and found.mechanism.adjacency == "add-remove"
+    if hidden and not found.aggregate.averages and federation.aggregate not in UNWEIGHTED:
+        raise InputError(
+            "a mechanism with adjacency = 'add-remove' hides how many samples a client has, which "
+            "the aggregate may tell: use the plain mean, or adjacency = 'zero-out'"
+        )
+    if privacy.level != "client":
         return found
-    _require_told_apart(found)
+    for name in found.returned:
+        if name not in found.sent:  # nobody knows how far it moved
+            raise InputError(
+                f"[privacy] level = 'client' clips how far the state {name!r} moves, and your "
+                "recipe returns it without sending it: name it in sent, too"
+            )
     if not found.aggregate.averages:
         raise InputError(
             "[privacy] level = 'client' releases the plain mean of clipped updates: leave the "
             "aggregate of your recipe out"
         )
-    return replace(found, client_level=_client_level(config))
-
-
-def _client_level(config: Config) -> ClientLevel:
-    privacy, federation = config.privacy, config.federation
-    return ClientLevel(
+    level = ClientLevel(
         privacy.bound,
         privacy.noise,
         federation.per_round,
@@ -68,159 +97,31 @@ def _client_level(config: Config) -> ClientLevel:
         privacy.arithmetic,
         privacy.honest,
     )
-
-
-def _require_public_weights(found: Recipe, named: str) -> None:
-    """Refuse weights that may tell how many samples a client has, where that is to be hidden."""
-    hidden = found.mechanism is not None and found.mechanism.adjacency == "add-remove"
-    if hidden and not found.aggregate.averages and named not in UNWEIGHTED:
-        raise InputError(
-            "a mechanism with adjacency = 'add-remove' hides how many samples a client has, which "
-            "the aggregate may tell: use the plain mean, or adjacency = 'zero-out'"
-        )
-
-
-def _require_told_apart(found: Recipe) -> None:
-    """Refuse a state that comes back and was not sent: nobody knows how far it moved."""
-    for name in found.returned:
-        if name not in found.sent:
-            raise InputError(
-                f"[privacy] level = 'client' clips how far the state {name!r} moves, and your "
-                "recipe returns it without sending it: name it in sent, too"
-            )
-
-
-def _averaging(
-    config: Config, what: Task, lr: Number | None, regularization: Number | None
-) -> Recipe:
-    """The recipe and its aggregate: that of a recipe of the user's holds where the config says
-    nothing but the plain mean."""
-    mine = _own_recipe(config, what)
-    if mine is not None:
-        mine = replace(mine, apart=False)  # its links may keep something between calls
-    if mine is not None and is_default(config, AGGREGATE, config.federation.aggregate):
-        return mine
-    found = mine or _named_recipe(config, what, lr, regularization)
-    average = value(config, "aggregate", AGGREGATORS, (Aggregator,))
-    if own_objects(config).aggregate is None:
-        return replace(found, aggregate=as_aggregator(average))
-    return replace(found, aggregate=as_aggregator(average, guard(config, "aggregate")))
-
-
-@lru_cache(maxsize=4)
-def _own_recipe(config: Config, what: Task) -> Recipe | None:
-    """The user's, tried once for all clients of a worker process; None if it is one of ours."""
-    if (mine := own_objects(config).recipe) is None:
-        return None
-    facts: dict[str, Any] = {"task": what} | _map_for(config, mine)
-    if isinstance(what, NetworkTask) and "routes" in takes(mine, {"routes": 0}):
-        facts["routes"] = counts(what.module, config.local.route)
-    made = value(config, "recipe", None, (Recipe, Chain, tuple, list), facts)
-    within = guard(config, "recipe")
-    found = as_recipe(made, within)
-    _require_keys_of(config, private=found.mechanism is not None)
-    start = what.initial(generator(0, Draw.INITIAL))
-    with within:
-        _require_scheduled(config, found, start)
-        entries = sum(one.numel() for one in start.values())
-        require_round(found, start)
-        if found.mechanism is None and 2 * entries <= what.stack_limit:  # larger: not stacked
-            require_apart(found.chain, start)
-    return found
-
-
-def require_own_aggregate(config: Config, found: Recipe, what: Task) -> None:
-    """Refuse an aggregate of the user's that remembers what it saw."""
-    own = own_objects(config)
-    if own.aggregate is not None or own.recipe is not None:
-        start = what.initial(generator(0, Draw.INITIAL))
-        require_memoryless(found, start, config.federation.per_round)
-
-
-def _require_keys_of(config: Config, private: bool) -> None:
-    """Refuse what is set beside a recipe of the user's that does not read it, or that what it
-    releases cannot be accounted for with."""
-    problems = [
-        *unread_by_own_recipe(config, private),
-        *(unprivate_run(config) if private else without_noise(config)),
-    ]
-    if problems:
-        raise InputError(problems[0])
-
-
-def _map_for(config: Config, mine: Any) -> dict[str, Orthogonalizer]:
-    """The map for a recipe of the user's that asks for it: the user's, or the one of ours that the
-    config names; where it says nothing, the recipe keeps its own if it has one. A map that nobody
-    asks for is refused."""
-    keys = [key for key, one in _of_map(config) if not is_default(config, key, one)]
-    if not takes(mine, {"orthogonalizer": 0}):
-        for key in keys:
-            table, _, name = key.partition(".")
-            raise InputError(
-                f"[{table}] {name} has no effect: your recipe does not ask for the map by a "
-                f"parameter `orthogonalizer`, so add that to it, or leave {name} out"
-            )
-        return {}
-    if (brought := value(config, "orthogonalizer", values=(Orthogonalizer,))) is not None:
-        with guard(config, "orthogonalizer"):
-            return {"orthogonalizer": as_map(brought)}
-    asked = keys or "orthogonalizer" in required(mine)
-    return {"orthogonalizer": of_table(config.orthogonalizer)} if asked else {}
-
-
-def _of_map(config: Config) -> list[tuple[str, Any]]:
-    """The keys of the map's table with their values."""
-    table = config.orthogonalizer
-    return [
-        (f"orthogonalizer.{key}", getattr(table, attribute(type(table), key)))
-        for key in NEEDS["orthogonalizer"]
-    ]
-
-
-def _require_scheduled(config: Config, found: Recipe, start: Params) -> None:
-    """Refuse a schedule beside links of the user's that do not read what it says, and another
-    number of steps than a recipe counts on."""
-    name, steps = config.local.schedule, config.local.steps
-    seen = found.mechanism is None and not found.scaled  # by a probe of the links alone
-    idle = seen and not is_default(config, "local.schedule", name)
-    if idle and not reads_factor(found.chain, start):
-        raise InputError(
-            f"[local] schedule = '{name}' has no effect: no link of your recipe reads "
-            "`context.factor`, so end it with links.descend(lr), or leave schedule out"
-        )
-    if found.steps and found.steps != steps:
-        raise InputError(
-            f"[local] steps = {steps} is not what your recipe counts on: make it with "
-            f"steps={steps}, or set steps = {found.steps}"
-        )
+    return replace(found, client_level=level)
 
 
 def _named_recipe(
-    config: Config, what: Task, lr: Number | None, regularization: Number | None
+    config: Config, task: Task, lr: Number | None, regularization: Number | None
 ) -> Recipe:
     routed, table = None, config.orthogonalizer
-    if isinstance(what, NetworkTask) and reads(config, "orthogonalizer.name"):
-        routed = counts(what.module, config.local.route)
-    mine = own_map(config)
-    privacy, centred = config.privacy, _is_centred(config, what)
+    if isinstance(task, NetworkTask) and reads(config, "orthogonalizer.name"):
+        routed = matrix_counts(task.module, config.local.route)
+    mine, privacy, centred = user_map(config), config.privacy, _is_centred(config, task)
     found = make_recipe(config.local, table, lr, regularization, routed, privacy, mine, centred)
     return replace(found, apart=mine is None)
 
 
-def _is_centred(config: Config, what: Task) -> bool:
+def _is_centred(config: Config, task: Task) -> bool:
     """Whether the rows of all momenta sum to 0: a softmax's gradients do, and so do their weighted
     sums, but not with noise, and not what takes entries from several."""
     summed = config.federation.aggregate in ("mean", "by-samples")
-    return isinstance(what, MatrixTask) and config.local.recipe not in PRIVATE and summed
+    return isinstance(task, MatrixTask) and config.local.recipe not in PRIVATE and summed
 
 
-def own_map(config: Config) -> Orthogonalizer | None:
+def user_map(config: Config) -> Orthogonalizer | None:
     """The user's map, None if it is one of ours."""
     found = value(config, "orthogonalizer", values=(Orthogonalizer,))
     return None if found is None else as_orthogonalizer(found, guard(config, "orthogonalizer"))
-
-
-# Which parameters of a network are orthogonalized, and by which matrix view.
 
 
 def routes(network: nn.Module, rule: str) -> RoutingTable:
@@ -234,9 +135,9 @@ def routes(network: nn.Module, rule: str) -> RoutingTable:
     return routing_table(network, to_muon=every if rule == "all-matrices" else ())
 
 
-def counts(network: nn.Module, rule: str) -> dict[str, int]:
+def matrix_counts(network: nn.Module, rule: str) -> dict[str, int]:
     """Into how many matrices each parameter is cut to be orthogonalized: 0 for the auxiliary
-    optimizer's, 1 unless it is fused. A rule that finds none is refused."""
+    optimizer's, 1 unless it is fused. A rule that finds none is rejected."""
     found = {one.name: one.matrices[0] if one.matrices else 0 for one in routes(network, rule)}
     if not any(found.values()):
         raise InputError(
@@ -244,3 +145,229 @@ def counts(network: nn.Module, rule: str) -> dict[str, int]:
             "route = 'all-matrices', take a deeper [task] model, or recipe = 'fedavg'"
         )
     return found
+
+
+# Custom recipes
+
+
+@lru_cache(maxsize=4)
+def _user_recipe(config: Config, task: Task) -> Recipe:
+    """The user's recipe, tried once for all clients of a worker process."""
+    mine, local = own_objects(config).recipe, config.local
+    facts: dict[str, Any] = {"task": task} | _map_for(config, mine)
+    if isinstance(task, NetworkTask) and "routes" in takes(mine, {"routes": 0}):
+        facts["routes"] = matrix_counts(task.module, local.route)
+    made = value(config, "recipe", None, (Recipe, Chain, tuple, list), facts)
+    within = guard(config, "recipe")
+    found = as_recipe(made, within)
+    private = found.mechanism is not None
+    problems = [
+        *unread_by_own_recipe(config, private),
+        *(unprivate_run(config) if private else without_noise(config)),
+    ]
+    if problems:
+        raise InputError(problems[0])
+    start = task.initial(generator(0, Draw.INITIAL))
+    with within:
+        seen = not private and not found.scaled  # by a probe of the links alone
+        idle = seen and not is_default(config, "local.schedule", local.schedule)
+        if idle and not reads_factor(found.chain, start):
+            raise InputError(
+                f"[local] schedule = '{local.schedule}' has no effect: no link of your recipe "
+                "reads `context.factor`, so end it with links.descend(lr), or leave schedule out"
+            )
+        if found.steps and found.steps != local.steps:
+            raise InputError(
+                f"[local] steps = {local.steps} is not what your recipe counts on: make it with "
+                f"steps={local.steps}, or set steps = {found.steps}"
+            )
+        entries = sum(one.numel() for one in start.values())
+        require_round(found, start)
+        if not private and 2 * entries <= task.stack_limit:  # larger: not stacked
+            require_apart(found.chain, start)
+    return found
+
+
+def _map_for(config: Config, mine: Any) -> dict[str, Orthogonalizer]:
+    """The map for a custom recipe that asks for it: the user's, or the one of ours that the config
+    names. Where the config says nothing, the recipe uses its own if it has one. A map that nobody
+    asks for is rejected."""
+    table, keys = config.orthogonalizer, []
+    for name in NEEDS["orthogonalizer"]:
+        found = getattr(table, attribute(type(table), name))
+        if not is_default(config, f"orthogonalizer.{name}", found):
+            keys.append(name)
+    if not takes(mine, {"orthogonalizer": 0}):
+        for name in keys:
+            raise InputError(
+                f"[orthogonalizer] {name} has no effect: your recipe does not ask for the map by a "
+                f"parameter `orthogonalizer`, so add that to it, or leave {name} out"
+            )
+        return {}
+    if (brought := value(config, "orthogonalizer", values=(Orthogonalizer,))) is not None:
+        with guard(config, "orthogonalizer"):
+            return {"orthogonalizer": as_map(brought)}
+    asked = keys or "orthogonalizer" in required(mine)
+    return {"orthogonalizer": of_table(table)} if asked else {}
+
+
+# A first round of a custom recipe
+
+
+def require_round(recipe: Recipe, start: Params) -> None:
+    """Reject a recipe whose states nobody holds, or whose chain or rule cannot make a round from
+    the parameters `start` [1, ...]."""
+    links = [link.name for link in recipe.chain.links]
+    for name in recipe.returned:
+        if name not in links:
+            raise InputError(
+                f"the recipe returns the state {name!r}, which no link of its chain has: name some "
+                f"of {', '.join(links)}, or leave it out"
+            )
+    for name in recipe.sent:
+        if name not in recipe.kept:
+            raise InputError(
+                f"the recipe sends the state {name!r}, which its server does not keep: name it in "
+                "kept, too"
+            )
+    params, ended = _two_steps(recipe, start)
+    states = {**initial_states(recipe, start), **{name: ended[name] for name in recipe.returned}}
+    _require_rule(recipe, start, params, states)
+
+
+def _two_steps(recipe: Recipe, start: Params) -> tuple[Params, States]:
+    """The parameters after two local steps, and the links' states."""
+    states = {
+        link.name: _tried(link, "init", LINK, link.init, start) for link in recipe.chain.links
+    }
+    params = start
+    for step in range(2):
+        context, direction = _context(recipe, params, step), {}
+        for link in recipe.chain.links:
+            direction, states[link.name] = _updated(link, direction, states[link.name], context)
+        if lost := [name for name in params if name not in direction]:
+            raise InputError(
+                f"the chain ends without a direction for {lost[0]}: begin it with links.gradient()"
+            )
+        params = {name: one + direction[name] for name, one in params.items()}
+    return params, states
+
+
+def _context(recipe: Recipe, params: Params, step: int) -> Context:
+    """What links may see of the squared distance to drawn parameters, released or not."""
+
+    def gradient(at: Params) -> tuple[Tensor, Params]:
+        slope = {name: here - one for (name, here), one in zip(at.items(), centre, strict=True)}
+        first = next(iter(slope.values()))
+        return first.new_zeros(len(first)), slope
+
+    def released(points: Points, bounds: Tensor | None = None) -> Released:
+        kept = None if bounds is None else torch.full_like(bounds, 0.5)
+        return Released(gradient(points[-1][1])[1], kept)
+
+    centre = list(_drawn(params, 0).values())
+    draws = [partial(drawn_for, 0, step=step)]
+    if recipe.mechanism is None:
+        return Context(params, gradient, draws)
+    return Context(params, forbidden_gradient, draws, released)
+
+
+def _updated(link: Link, direction: Params, state: State, context: Context) -> tuple[Params, State]:
+    """What a link makes of its direction and state, which it must leave as they are."""
+    given = (direction, state, context.params)
+    before = [_copied(one) for one in given]
+    found = _tried(link, "update", LINK, link.update, direction, state, context)
+    if not _are_mappings(found):
+        raise InputError(f"the link {link.name} returns a {type(found).__name__} where {LINK}")
+    if lost := [name for name in before[0] if name not in found[0]]:
+        raise InputError(
+            f"the link {link.name} drops the direction of {lost[0]}: return one for each parameter"
+        )
+    for held, one in zip(before, given, strict=True):
+        if any(not same(tensor, one.get(name)) for name, tensor in held.items()):
+            raise InputError(
+                f"the link {link.name} writes into what it is given, which other links hold, too: "
+                "return new tensors"
+            )
+    return found
+
+
+def _tried(link: Link, part: str, mend: str, function: Callable[..., Any], *given: Any) -> Any:
+    try:
+        return function(*given)
+    except InputError:
+        raise
+    except Exception as error:  # whatever the user's function does
+        why = plain(f"{type(error).__name__}: {error}")
+        raise InputError(f"{part} of the link {link.name} ends in {why}: {mend}") from error
+
+
+def _require_rule(recipe: Recipe, old: Params, mean: Params, states: States) -> None:
+    """Reject a server's rule that does not give the next model and the states that are kept."""
+    rule = partial(recipe.server, factor=1.0) if recipe.scaled else recipe.server
+    try:
+        found: Any = rule(old, mean, states)
+    except InputError:
+        raise
+    except Exception as error:  # whatever the user's function does
+        why = plain(f"{type(error).__name__}: {error}")
+        raise InputError(f"the server's rule ends in {why}: {RULE}") from error
+    if not _are_mappings(found):
+        raise InputError(f"the server's rule returns a {type(found).__name__}: {RULE}")
+    params, after = found
+    for name, tensor in old.items():
+        if getattr(params.get(name), "shape", None) != tensor.shape:
+            raise InputError(
+                f"the server's rule returns no tensor like {name} of the model: {RULE}"
+            )
+    if lost := [name for name in recipe.kept if name not in after]:
+        raise InputError(f"the server's rule returns no state {lost[0]}, which is kept: {RULE}")
+
+
+def require_memoryless(config: Config, recipe: Recipe, task: Task) -> None:
+    """Reject a custom aggregate that makes another model of the same replies after others."""
+    brought, count = own_objects(config), config.federation.per_round
+    if brought.aggregate is None and brought.recipe is None:
+        return
+    start = task.initial(generator(0, Draw.INITIAL))
+    state = initial_states(recipe, start).get(aggregate_state())
+
+    def made(seed: int) -> Params:
+        replies = [_reply(recipe, start, count * seed + k, k) for k in range(count)]
+        if state is None:
+            return recipe.aggregate.combine(replies)[0]
+        found, after = recipe.aggregate.combine(replies, _copied(state))
+        return found | {f"its state {name}": one for name, one in after.items()}
+
+    first, _, again = made(0), made(1), made(0)
+    if any(not same(one, again[name]) for name, one in first.items()):
+        raise InputError(
+            "the aggregate makes another model of the same replies at each call, so a resumed run "
+            "would differ: let it draw nothing, and declare what it keeps as a state, "
+            "fedmuon.Aggregator(apply, init=init) with init(params) -> state and apply(replies, "
+            "state) -> (params, state), or keep it in a state of the recipe, which its server's "
+            "rule changes"
+        )
+
+
+def _reply(recipe: Recipe, start: Params, seed: int, client: int) -> Reply:
+    params = _drawn(start, seed)
+    states = {
+        one.name: one.init(params) for one in recipe.chain.links if one.name in recipe.returned
+    }
+    first = next(iter(params.values()))
+    return Reply(client, params, states, first.new_ones(len(first)), samples=client + 1)
+
+
+def _drawn(like: Params, seed: int) -> Params:
+    rng = torch.Generator().manual_seed(seed)
+    return {name: torch.randn(one.shape, generator=rng).to(one) for name, one in like.items()}
+
+
+def _copied(given: Mapping[str, Any]) -> dict[str, Tensor]:
+    return {name: one.clone() for name, one in given.items() if isinstance(one, Tensor)}
+
+
+def _are_mappings(found: Any) -> bool:
+    pair = isinstance(found, tuple | list) and len(found) == 2
+    return pair and all(isinstance(one, Mapping) for one in found)

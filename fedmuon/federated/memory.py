@@ -1,7 +1,7 @@
-"""About how much memory a run will take, before it is taken, beside what this machine has.
+"""Reject a run that this machine cannot hold, before its memory is allocated.
 
-The estimate counts the large arrays that live at once; an interpreter with its libraries comes to
-it. What it says is meant to be wrong by less than the sizes that no machine has.
+The estimate counts the large arrays that live at once, without the interpreter and its libraries.
+It is meant to find sizes that no machine has, not to be exact.
 """
 
 import os
@@ -36,9 +36,26 @@ MENDS = {
 def require_room(
     config: Config, shape: tuple[int, ...], stored: int = 0, itemsize: int = DOUBLE
 ) -> None:
-    """Refuse data, partition and schedule that this machine cannot hold; samples have that shape,
-    and the source holds `stored` of them, 0 if it makes as many as are asked for."""
-    _refuse(_of_data(config, shape, stored, itemsize))
+    """Reject data, a partition and a schedule that this machine cannot hold.
+
+    Args:
+        config: The run.
+        shape: That of a sample.
+        stored: How many samples the source holds; 0 if it makes as many as are asked for.
+        itemsize: Bytes of a stored number.
+    """
+    data, federation = config.data, config.federation
+    row, asked = int(np.prod(shape, dtype=object)), data.train + data.test
+    n = min(asked, stored) if stored else asked
+    width = 4 if data.normalize == "pixels" or data.name in TEXTS else DOUBLE
+    centres = data.classes * row * DOUBLE if data.name == "synthetic" else 0
+    held = row * (itemsize * (stored or n) + (width + DOUBLE) * n)
+    parts = {
+        "samples": held + 8 * DOUBLE * n + centres,
+        "clients": CLIENT * federation.clients + PARTICIPANT * federation.per_round,
+        "schedule": 2 * DOUBLE * federation.rounds * federation.per_round,
+    }
+    _refuse(parts)
 
 
 def require_room_for_parameters(
@@ -52,38 +69,25 @@ def require_room_for_parameters(
 def require_room_for_model(
     config: Config, task: Task, classes: int, rows: int, replicas: int = 1
 ) -> None:
-    """The same for `replicas` models of the task, learnt from so many rows; another device's memory
-    is its own, and says itself when it runs out."""
-    if task.device.type == "cpu":
-        _refuse(_of_model(config, task, classes, rows, replicas))
+    """The same for `replicas` models of the task, learnt from so many rows.
 
-
-def _of_data(config: Config, shape: tuple[int, ...], stored: int, itemsize: int) -> dict[str, int]:
-    data, federation = config.data, config.federation
-    row, asked = int(np.prod(shape, dtype=object)), data.train + data.test
-    n = min(asked, stored) if stored else asked
-    width = 4 if data.normalize == "pixels" or data.name in TEXTS else DOUBLE
-    centres = data.classes * row * DOUBLE if data.name == "synthetic" else 0
-    held = row * (itemsize * (stored or n) + (width + DOUBLE) * n)
-    return {
-        "samples": held + 8 * DOUBLE * n + centres,
-        "clients": CLIENT * federation.clients + PARTICIPANT * federation.per_round,
-        "schedule": 2 * DOUBLE * federation.rounds * federation.per_round,
-    }
-
-
-def _of_model(config: Config, task: Task, classes: int, rows: int, replicas: int) -> dict[str, int]:
-    size, entries = task.dtype.itemsize, _entries(task)
-    together = min(config.federation.per_round, max(1, task.stack_limit // max(1, entries)))
-    batch = config.local.batch or rows // config.federation.clients
+    The memory of another device is its own; the device raises an error when it runs out.
+    """
+    if task.device.type != "cpu":
+        return
+    size, entries, seen = task.dtype.itemsize, 0, 0
+    if isinstance(task, NetworkTask):
+        entries = sum(value.numel() for value in task.module.parameters())
+    elif isinstance(task, MatrixTask):
+        entries = task.dimension * task.classes
     if isinstance(task, NetworkTask):  # sees a bounded number of samples at once, at least one
         seen = 3 * task.saved
     else:
+        together = min(config.federation.per_round, max(1, task.stack_limit // max(1, entries)))
+        batch = config.local.batch or rows // config.federation.clients
         seen = 4 * classes * max(together * min(batch, rows), min(rows, BATCHED // replicas))
-    return {
-        "model": _of_parameters(config, entries, size, replicas),
-        "activations": seen * replicas * size,
-    }
+    model = _of_parameters(config, entries, size, replicas)
+    _refuse({"model": model, "activations": seen * replicas * size})
 
 
 def _of_parameters(config: Config, entries: int, size: int, replicas: int) -> int:
@@ -91,14 +95,8 @@ def _of_parameters(config: Config, entries: int, size: int, replicas: int) -> in
     return entries * replicas * size * (COPIES + 2 * config.federation.per_round)
 
 
-def _entries(task: Task) -> int:
-    """Parameters of one model."""
-    if isinstance(task, NetworkTask):
-        return sum(value.numel() for value in task.module.parameters())
-    return task.dimension * task.classes if isinstance(task, MatrixTask) else 0
-
-
 def _refuse(parts: dict[str, int]) -> None:
+    """Reject a run whose parts need more bytes than the machine has."""
     needed = sum(parts.values())
     if needed <= LEAST or needed <= (most := machine_memory()):
         return
@@ -118,26 +116,20 @@ def machine_memory() -> int:
 
     What other processes hold just now is left out, so that the answer is the same every time.
     """
-    physical = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-    return min([physical, *_limits()])
-
-
-def _limits() -> list[int]:
-    """Limits of this process's control groups and all that they are in, of either version."""
+    found = [os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")]
     try:
         lines = OWN.read_text(encoding="ascii", errors="replace").splitlines()
     except OSError:
-        return []
-    found = []
+        return found[0]
     for _, controllers, path in (line.split(":", 2) for line in lines if line.count(":") >= 2):
         if controllers == "":
-            found += _upwards(GROUPS, path, "memory.max")
+            found += _limits(GROUPS, path, "memory.max")
         elif "memory" in controllers.split(","):
-            found += _upwards(GROUPS / "memory", path, "memory.limit_in_bytes")
-    return found
+            found += _limits(GROUPS / "memory", path, "memory.limit_in_bytes")
+    return min(found)
 
 
-def _upwards(root: Path, path: str, name: str) -> list[int]:
+def _limits(root: Path, path: str, name: str) -> list[int]:
     """The limits of a group's folder and those above it; a container may see its own as root."""
     group = root / path.strip("/")
     folders = [group, *(above for above in group.parents if above.is_relative_to(root))]

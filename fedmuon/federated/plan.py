@@ -1,8 +1,9 @@
-"""All data-independent randomness of a run (001, Assumption 4.2), a function of its seed."""
+"""All data-independent randomness of a run (Stability note, Assumption 4.2) as a function of its
+seed."""
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property, partial
 
 import numpy as np
@@ -14,7 +15,7 @@ from fedmuon.privacy.noise import poisson_rows, secret_stream
 
 
 @dataclass(frozen=True)
-class Plan:
+class RandomnessPlan:
     """Who takes part when, and what every draw of a run will be."""
 
     seed: int
@@ -27,6 +28,9 @@ class Plan:
     factor: Callable[[int], float] | None = None  # what step sizes are times, by round
     poisson: bool = False  # each client with K / N, on its own, drawn round by round
     secret: str = ""  # of Poisson cohorts: not from the seed, but from this noise source
+    _cohorts: dict[int, np.ndarray] = field(
+        default_factory=dict, init=False, repr=False, compare=False
+    )
 
     def factors(self) -> np.ndarray | None:
         """What step sizes are times in each round [R]; None if they stay as they are."""
@@ -50,24 +54,16 @@ class Plan:
         cohort, maybe empty, the same until `forget`."""
         if self.fixed is not None:
             return np.sort(self.fixed[round])
-        if self.poisson:
-            if round not in self._cohorts:
-                self._cohorts[round] = self._cohort(round)
+        if round in self._cohorts:
             return self._cohorts[round]
-        rng = generator(self.seed, Draw.SCHEDULE, round=round)
-        return np.sort(rng.choice(self.clients, self.per_round, replace=False))
-
-    def _cohort(self, round: int) -> np.ndarray:
-        rng = (
-            secret_stream(self.secret)
-            if self.secret
-            else generator(self.seed, Draw.SCHEDULE, round=round)
-        )
-        return poisson_rows(rng, self.clients, self.per_round / self.clients)
-
-    @cached_property
-    def _cohorts(self) -> dict[int, np.ndarray]:
-        return {}
+        if self.poisson and self.secret:
+            rng = secret_stream(self.secret)
+        else:
+            rng = generator(self.seed, Draw.SCHEDULE, round=round)
+        if not self.poisson:
+            return np.sort(rng.choice(self.clients, self.per_round, replace=False))
+        self._cohorts[round] = poisson_rows(rng, self.clients, self.per_round / self.clients)
+        return self._cohorts[round]
 
     def forget(self, round: int) -> None:
         """Draw that round's secret cohort anew when it is asked for: a further attempt at a round

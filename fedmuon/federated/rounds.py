@@ -24,14 +24,16 @@ from fedmuon.core.guard import at
 from fedmuon.core.rng import Draw, generator
 from fedmuon.core.threads import spread
 from fedmuon.data.neighbours import Neighbours
-from fedmuon.federated.plan import Plan
-from fedmuon.federated.shards import Shard, Shards
+from fedmuon.federated.client_data import Shard, Shards
+from fedmuon.federated.plan import RandomnessPlan
 from fedmuon.optim.chain import Context, States, forbidden_gradient
 from fedmuon.optim.recipe import Recipe, aggregate_state, aggregate_states, initial_states
 from fedmuon.privacy.mechanisms.client_level import ClientLevel, mapped
 from fedmuon.tasks.base import Batch, Params, Task, blocks
 
 LARGE = 1e15  # float32 holds its square, and sums of such squares
+CHUNK = 1 << 24  # logits held at once by a thread
+LEAST, MOST = 1024, 64  # samples of a piece, and pieces, unless these bring too many logits
 
 
 @dataclass(frozen=True)
@@ -40,7 +42,7 @@ class Experiment:
 
     recipe: Recipe
     task: Task
-    plan: Plan
+    plan: RandomnessPlan
     shards: Shards
 
 
@@ -103,7 +105,6 @@ class Round:
 
 Engine = Callable[[Experiment, ServerState], Iterator[Round]]
 Client = tuple[int, Shard]  # number and samples
-Gradient = Callable[[Params], tuple[Tensor, Params]]
 
 
 # The algorithm
@@ -142,7 +143,7 @@ def broadcast(recipe: Recipe, state: ServerState) -> Broadcast:
 
 
 def client_update(
-    recipe: Recipe, task: Task, plan: Plan, clients: Sequence[Client], sent: Broadcast
+    recipe: Recipe, task: Task, plan: RandomnessPlan, clients: Sequence[Client], sent: Broadcast
 ) -> list[Reply]:
     """Take E local steps from the server's model (lines 4 to 11), for clients held as one stack.
 
@@ -216,33 +217,21 @@ def mean_loss(replies: Sequence[Reply]) -> np.ndarray:
 # Many clients at once
 
 
-def cohorts(
-    task: Task, params: Params, clients: Sequence[Client], alone: bool = False
-) -> Iterator[list[Client]]:
-    """Split clients into groups that train as one stack of limited size.
-
-    With `alone`, each client trains separately: its result cannot depend on the others even by
-    rounding.
-    """
-    entries = sum(value.numel() for value in params.values())
-    size = 1 if alone else max(1, task.stack_limit // entries)
-    for start in range(0, len(clients), size):
-        yield list(clients[start : start + size])
-
-
 def client_updates(
-    recipe: Recipe, task: Task, plan: Plan, clients: Sequence[Client], sent: Broadcast
+    recipe: Recipe, task: Task, plan: RandomnessPlan, clients: Sequence[Client], sent: Broadcast
 ) -> list[Reply]:
-    """The replies of all these clients, several cohorts at once.
+    """The replies of all these clients, several groups at once.
 
-    A GPU may have to compute a round a second time, with checks (`fedmuon.core.device`); a release
-    that may be drawn only once is never repeated.
+    Clients train in groups, each as one stack of limited size. Under client-level privacy each
+    client trains alone: its result cannot depend on the others even by rounding. A GPU may have to
+    compute a round a second time, with checks (`fedmuon.core.device`); a release that may be drawn
+    only once is never repeated.
     """
     level = recipe.client_level
-    work = [
-        partial(client_update, recipe, task, plan, cohort, sent)
-        for cohort in cohorts(task, sent.params, clients, alone=level is not None)
-    ]
+    entries = sum(value.numel() for value in sent.params.values())
+    size = 1 if level is not None else max(1, task.stack_limit // entries)
+    groups = [clients[start : start + size] for start in range(0, len(clients), size)]
+    work = [partial(client_update, recipe, task, plan, group, sent) for group in groups]
 
     def computed() -> list[Reply]:
         return [reply for some in spread(work, task.thread_safe and recipe.apart) for reply in some]
@@ -285,7 +274,7 @@ def returned_like(recipe: Recipe, params: Params, states: States) -> tuple[Param
 def _context(
     recipe: Recipe,
     task: Task,
-    plan: Plan,
+    plan: RandomnessPlan,
     clients: Sequence[Client],
     params: Params,
     now: tuple[int, int],
@@ -298,9 +287,11 @@ def _context(
         rows = [plan.rows(round, client, step, shard.size) for client, shard in clients]
         batches = [shard.batch(one) for one, (_, shard) in zip(rows, clients, strict=True)]
         if recipe.client_level is not None:
-            return Context(params, _sanitized_gradient(task, batches), draws, factor=factor)
-        where = f"clients {[client for client, _ in clients]}, round {round}, step {step}"
-        return Context(params, _checked_gradient(task, batches, where), draws, factor=factor)
+            gradient = partial(_sanitized_gradient, task, batches)
+        else:
+            where = f"clients {[client for client, _ in clients]}, round {round}, step {step}"
+            gradient = partial(_checked_gradient, task, batches, where)
+        return Context(params, gradient, draws, factor=factor)
     turns = [
         0 if mechanism.fixed_order is None else plan.turn(round, client, step)
         for client, _ in clients
@@ -316,32 +307,28 @@ def _context(
     return Context(params, forbidden_gradient, draws, release, factor)
 
 
-def _checked_gradient(task: Task, batches: Sequence[Batch], where: str) -> Gradient:
-    """The task's gradient, which raises an error at the first loss that is not finite."""
-
-    def gradient(at: Params) -> tuple[Tensor, Params]:
-        loss, slope = task.gradient(at, batches)
-        if not finite(loss.sum()):
-            raise NonFinite(f"the loss is not finite ({where}): lower [local] lr or mend the data")
-        return loss, slope
-
-    return gradient
+def _checked_gradient(
+    task: Task, batches: Sequence[Batch], where: str, params: Params
+) -> tuple[Tensor, Params]:
+    """The task's gradient; an error at the first loss that is not finite."""
+    loss, slope = task.gradient(params, batches)
+    if not finite(loss.sum()):
+        raise NonFinite(f"the loss is not finite ({where}): lower [local] lr or fix the data")
+    return loss, slope
 
 
-def _sanitized_gradient(task: Task, batches: Sequence[Batch]) -> Gradient:
+def _sanitized_gradient(
+    task: Task, batches: Sequence[Batch], params: Params
+) -> tuple[Tensor, Params]:
     """The task's gradient with 0 for NaN and infinity, and no entry beyond `LARGE`.
 
     No map fails on it: a run that stops because of one client would disclose that client's data.
     """
-
-    def gradient(at: Params) -> tuple[Tensor, Params]:
-        loss, slope = task.gradient(at, batches)
-        return loss, {
-            name: value.nan_to_num(0.0, 0.0, 0.0).clamp(-LARGE, LARGE)
-            for name, value in slope.items()
-        }
-
-    return gradient
+    loss, slope = task.gradient(params, batches)
+    bounded = {
+        name: value.nan_to_num(0.0, 0.0, 0.0).clamp(-LARGE, LARGE) for name, value in slope.items()
+    }
+    return loss, bounded
 
 
 def _repeated(tree: Params, times: int) -> Params:
@@ -415,3 +402,55 @@ def distances(params: Params, families: int = 1) -> np.ndarray:
         family = value.unflatten(0, (families, -1))
         apart.append((family[:, 1:] - family[:, :1]).double().flatten(2))
     return torch.linalg.vector_norm(torch.cat(apart, 2), dim=2).cpu().numpy()
+
+
+# The empirical risk F-hat of a stack of models, and the risk on held-out samples
+
+
+@dataclass(frozen=True)
+class Risk:
+    """Weighted mean loss, and by name the means of what else the task measures: [S] float64."""
+
+    loss: np.ndarray
+    scores: dict[str, np.ndarray]
+
+
+def risk(
+    task: Task, params: Params, inputs: Tensor, labels: Tensor, weights: Tensor | None = None
+) -> Risk:
+    """Means over samples, weighted by `weights` [n] that sum to 1; None is the plain mean."""
+    parts = len(labels) if weights is None else 1  # counted, then divided: 0.886 is not
+    loss, means = sums(task, params, inputs, labels, weights)  # 0.8860000000000007
+    found = {name: value.cpu().numpy() / parts for name, value in means.items()}
+    return Risk(loss.cpu().numpy() / parts, found)
+
+
+def sums(
+    task: Task, params: Params, inputs: Tensor, labels: Tensor, weights: Tensor | None = None
+) -> tuple[Tensor, Params]:
+    """The losses' and the scores' weighted sums [S] float64, left on the device; None counts."""
+    rows = len(labels)
+    if weights is None:
+        weights = torch.ones(rows, dtype=torch.float64, device=labels.device)
+    stack = len(next(iter(params.values())))
+    step = max(1, min(CHUNK // (16 * stack), max(LEAST, -(-rows // MOST))))
+
+    def look(start: int) -> tuple[Tensor, Params]:
+        part = slice(start, start + step)
+        losses, scores = task.losses(params, Batch(inputs[part], labels[part]))
+        means = {name: values.double() @ weights[part] for name, values in scores.items()}
+        return losses.double() @ weights[part], means
+
+    loss = torch.zeros(stack, dtype=torch.float64, device=labels.device)
+    means: dict[str, Tensor] = {}
+    looks = [partial(look, at) for at in range(0, rows, step)]
+    for more, measured in spread(looks, task.thread_safe):
+        loss += more
+        for name, value in measured.items():
+            means[name] = means.get(name, 0) + value
+    return loss, means
+
+
+def sample_weights(sizes: np.ndarray, client_weights: np.ndarray) -> Tensor:
+    """w_ij = p_i / n_i for samples sorted by client, shape [n] (Stability note, sec. 3)."""
+    return torch.from_numpy(np.repeat(client_weights / sizes, sizes))

@@ -6,7 +6,7 @@ message was written by a stranger: it is compared with what is expected before i
 
 import contextlib
 import io
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from functools import lru_cache
 
 import numpy as np
@@ -40,8 +40,10 @@ def unpack(tensors: Mapping[str, Tensor], like: Params, states: States) -> tuple
     """
     trees = {"model": like, **states}
     wanted = {f"{tree}.{name}" for tree, values in trees.items() for name in values}
-    if wanted != set(tensors):
-        raise InputError(f"the arrays {_some(wanted ^ set(tensors))} are missing or not expected")
+    if odd := sorted(wanted ^ set(tensors)):
+        names = ", ".join(plain(name, 60) for name in odd[:3])
+        more = f" and {len(odd) - 3} more" if len(odd) > 3 else ""
+        raise InputError(f"the arrays {names}{more} are missing or not expected")
     found = {
         tree: {name: _fitted(tensors[f"{tree}.{name}"], one, name) for name, one in values.items()}
         for tree, values in trees.items()
@@ -107,10 +109,3 @@ def distrusted() -> Iterator[None]:
     except Exception as error:
         said = f"{type(error).__name__}: {plain(error)}"
         raise InputError(f"its message is malformed ({said})") from None
-
-
-def _some(names: Iterable[str], most: int = 3) -> str:
-    """Names for a sentence."""
-    held = sorted(names)
-    more = f" and {len(held) - most} more" if len(held) > most else ""
-    return ", ".join(plain(name, 60) for name in held[:most]) + more

@@ -1,11 +1,13 @@
-"""What is told of each round, and may end a run: early stopping, and trackers of experiments.
+"""Callbacks see each round and may end a run: early stopping, and trackers of experiments.
 
-A tracker is fed from the records of rounds.jsonl, and needs its package: `pip install
+A tracker gets the records of rounds.jsonl, and needs its package: `pip install
 'fedmuon[tensorboard]'`, `'fedmuon[mlflow]'` or `'fedmuon[wandb]'`.
 """
 
+import copy
 import importlib
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, cast
 
@@ -13,66 +15,74 @@ from fedmuon.core.errors import InputError
 from fedmuon.core.guard import Guard, at
 from fedmuon.core.registry import Registry, required
 
-Heard = Callable[[Mapping[str, Any], Any], bool | str | None]
+Listener = Callable[[Mapping[str, Any], Any], bool | str | None]
 
 
 class Callback:
-    """Told of every round, and of the end; does nothing by itself."""
+    """Called after every round and at the end; does nothing by itself."""
 
     def on_round(self, record: Mapping[str, Any], state: Any) -> bool | str | None:
-        """The record of a round as in rounds.jsonl, and the server's state after it (`.round`,
-        `.params`, replica first, and `.states`), both copies of its own. To return True, or why,
-        ends the run."""
+        """Look at a round, after which the run ends if this returns True, or why.
+
+        Args:
+            record: The line of the round in rounds.jsonl.
+            state: The server's state after it: `.round`, `.params` (replica first) and `.states`.
+                Record and state are copies of its own.
+        """
 
     def on_end(self, result: Any) -> None:
-        """The summary of the finished run."""
+        """Look at the summary of the finished run."""
 
 
 CALLBACKS: Registry[Callback] = Registry()
 
 
 def as_callback(found: Any, guard: Guard | None = None) -> Callback:
-    """What was given, within its guard."""
-    of = guard or Guard("callback", found)
-    with of:
-        return _Guarded(_callback(found), of)
+    """Take a callback, or a function of the record and the state of each round; errors in it are
+    reported by its guard."""
+    within = guard or Guard("callback", found)
+    with within:
+        kind = getattr(found, "function", found)  # one that waits for more than it was told
+        if isinstance(kind, type):
+            raise InputError(
+                f"a callback of {kind.__name__} cannot be made without "
+                f"{', '.join(required(kind))}: set it in [output.options], or give the callback "
+                "itself"
+            )
+        if hasattr(found, "on_round") and hasattr(found, "on_end"):
+            return _Guarded(found, within)
+        if callable(found):
+            return _Guarded(_Function(cast(Listener, found)), within)
+        raise InputError(f"a callback of type {type(found).__name__} is none: give a function")
 
 
 class _Guarded(Callback):
-    """A callback whose answer is why to stop, nothing where it goes on."""
+    """A callback that gets copies, so that it changes neither the run nor what others see."""
 
     def __init__(self, callback: Callback, guard: Guard) -> None:
         self._callback, self._guard = callback, guard
 
     def on_round(self, record: Mapping[str, Any], state: Any) -> str:
+        """Why to stop; nothing where the run goes on."""
+        params = {name: one.clone() for name, one in state.params.items()}
+        states = {
+            link: {name: one.clone() for name, one in held.items()}
+            for link, held in state.states.items()
+        }
+        copied = replace(state, params=params, states=states)
         with at(record["round"] - 1), self._guard:
-            answer = self._callback.on_round(record, state)
+            answer = self._callback.on_round(copy.deepcopy(record), copied)
             if isinstance(answer, str):
                 return answer
             return type(self._callback).__name__ if answer else ""
 
     def on_end(self, result: Any) -> None:
         with self._guard:
-            self._callback.on_end(result)
-
-
-def _callback(found: Any) -> Callback:
-    """A callback, or a function of the record and the state of each round."""
-    kind = getattr(found, "function", found)  # one that waits for more than it was told
-    if isinstance(kind, type):
-        raise InputError(
-            f"a callback of {kind.__name__} cannot be made without {', '.join(required(kind))}: "
-            "set it in [output.options], or give the callback itself"
-        )
-    if hasattr(found, "on_round") and hasattr(found, "on_end"):
-        return found
-    if callable(found):
-        return _Function(cast(Heard, found))
-    raise InputError(f"a callback of type {type(found).__name__} is none: give a function")
+            self._callback.on_end(copy.deepcopy(result))
 
 
 class _Function(Callback):
-    def __init__(self, function: Heard) -> None:
+    def __init__(self, function: Listener) -> None:
         self._function = function
 
     def on_round(self, record: Mapping[str, Any], state: Any) -> bool | str | None:
@@ -81,10 +91,9 @@ class _Function(Callback):
 
 @CALLBACKS.add("early-stopping")
 class EarlyStopping(Callback):
-    """Ends a run when `measure` was not better than its best by `least` in `patience` looks.
+    """Ends a run when `measure` did not improve on its best by `least` in `patience` evaluations.
 
-    Rounds that are resumed count as new looks. A run that is stopped by what it saw of its data has
-    no certificate.
+    A resumed run counts anew. A run that is stopped by what it saw of its data has no certificate.
     """
 
     def __init__(
@@ -138,7 +147,11 @@ class MLflow(Callback):
     def __init__(self, experiment: str = "fedmuon", uri: str | None = None, **run: Any) -> None:
         self._mlflow = _package("mlflow", "mlflow")
         if uri is not None:
-            self._mlflow.set_tracking_uri(uri if "://" in uri else _database(Path(uri)))
+            if "://" not in uri:  # MLflow keeps plain folders no more
+                folder = Path(uri)
+                folder.mkdir(parents=True, exist_ok=True)
+                uri = f"sqlite:///{folder.resolve()}/mlflow.db"
+            self._mlflow.set_tracking_uri(uri)
         self._mlflow.set_experiment(experiment)
         self._run = self._mlflow.start_run(**run).info.run_id
         self._mlflow.end_run("RUNNING")  # for this process: one that is interrupted bars no other
@@ -169,12 +182,6 @@ class WandB(Callback):
 
 
 early_stopping, tensorboard, mlflow, wandb = EarlyStopping, TensorBoard, MLflow, WandB
-
-
-def _database(folder: Path) -> str:
-    """MLflow keeps plain folders no more."""
-    folder.mkdir(parents=True, exist_ok=True)
-    return f"sqlite:///{folder.resolve()}/mlflow.db"
 
 
 def _numbers(record: Mapping[str, Any]) -> dict[str, float]:

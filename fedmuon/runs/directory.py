@@ -1,27 +1,41 @@
-"""A run directory: every file is written whole or not at all, and a killed run can go on.
+"""A run folder: every file is written whole or not at all, and a killed run can be resumed.
 
-While a run lasts, its checkpoint is its only truth (`checkpoints`); `rounds.jsonl` may be ahead of
-it and is cut back on resume. What no longer changes is named in
-`SHA256SUMS`.
+While a run lasts, only its checkpoint counts: model, server states and round in one file, which
+names its run, holds its own digest and is replaced whole. The checkpoint before it stays, in case
+the newest is damaged. `rounds.jsonl` may be ahead of the checkpoint and is cut back on resume. What
+no longer changes is named in `SHA256SUMS`.
 """
 
 import contextlib
+import hashlib
 import json
+import logging
 import os
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
 import torch
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save
+from torch import Tensor
 
 from fedmuon.core import files
-from fedmuon.core.arrays import require_whole, tensor_bytes
+from fedmuon.core.arrays import read_tensors, require_whole, tensor_bytes
 from fedmuon.core.errors import InputError, NonFinite
-from fedmuon.core.files import AFRESH, Record, digest, mendable, sums_of, write_bytes
+from fedmuon.core.files import (
+    AFRESH,
+    Record,
+    digest,
+    mendable,
+    require_regular,
+    sums_of,
+    write_bytes,
+)
 from fedmuon.core.locks import DRIVER, LOCK, require_place
 from fedmuon.federated.rounds import ServerState
+from fedmuon.federated.wire import pack, unpack
 from fedmuon.privacy.ledger import Ledger
-from fedmuon.runs import checkpoints
 
 __all__ = ["Record", "RunDirectory"]
 
@@ -33,7 +47,10 @@ LARGE = 1 << 20  # bytes of a file that is not read whole only to list its run
 AUDIT = "one-run.json"  # of a run with canaries
 FAILED = "failed.txt"  # why a run has no finite model, as without secret noise it would again
 LOGS = "logs"  # of a deployment, which may have ended before the run began
+CHECKPOINTS = ("checkpoint.safetensors", "checkpoint-previous.safetensors")
 NO_FILES: Mapping[str, bytes] = {}
+Checkpoint = tuple[dict[str, Tensor], dict[str, str]]  # tensors, and what is said of them
+logger = logging.getLogger(__name__)
 
 
 @dataclass
@@ -45,7 +62,7 @@ class RunDirectory:
     _head: str = field(default="", init=False)  # of the ledger, at the checkpoint read or written
 
     def create(self, resume: bool) -> None:
-        """Make the folder; refuse one that holds anything unless it is a run to resume."""
+        """Make the folder; reject one that holds anything unless it is a run to resume."""
         with mendable(self.path, "create"):
             self.path.mkdir(parents=True, exist_ok=True)
             held = {entry.name for entry in self.path.iterdir()} - {LOCK, DRIVER}
@@ -65,33 +82,32 @@ class RunDirectory:
         files.remove_drafts(self.path)
 
     def lost(self) -> str:
-        """Why the unfinished run, or audit, that is there cannot be gone on with; nothing where it
-        can."""
+        """Why the unfinished run or audit cannot be resumed; empty if it can."""
         if (self.path / AUDIT).exists() and AUDIT not in sums_of(self.path):
             return "is of an audit that did not end, and the coins of its canaries are gone"
         if (self.path / "summary.json").exists():
             return ""
         if not (ledger := self.path / "ledger.jsonl").exists():
             return ""  # the same again
-        held = any((self.path / name).exists() for name in checkpoints.NAMES)
+        held = any((self.path / name).exists() for name in CHECKPOINTS)
         if "summary.json" in sums_of(self.path) and not held:
             return "ended, and its summary.json is gone: what it released is spent"
         return Ledger.read(ledger).lost
 
     def require_resumable(self) -> None:
-        """Refuse to go on with what is lost, before any file is touched."""
+        """Reject a run that cannot be resumed, before any file is touched."""
         if why := self.lost():
             raise InputError(f"{self.path} {why}: {AFRESH}")
 
     def require_intact(self) -> None:
-        """Refuse an unfinished run of which something is damaged that going on needs."""
+        """Reject an unfinished run if a file that resuming needs is damaged."""
         files.require_sound(self.path, [name for name in FIXED if (self.path / name).exists()])
-        if held := checkpoints.newest(self.path, self.mark):
-            self._kept(int(held[1]["round"]))
+        if held := newest_checkpoint(self.path, self.mark):
+            self._first(int(held[1]["round"]))
 
     @contextlib.contextmanager
     def failing(self) -> Iterator[None]:
-        """Keep why what is within ended in numbers that are not finite."""
+        """Write down why the work within ended in numbers that are not finite."""
         with mendable(self.path / FAILED, "write"):
             (self.path / FAILED).unlink(missing_ok=True)
         try:
@@ -102,15 +118,14 @@ class RunDirectory:
             raise
 
     def failure(self) -> str:
-        """Why it failed; nothing of a run that did not."""
+        """Why the run failed; empty if it did not."""
         file = self.path / FAILED
         with mendable(file, "read"):
             return files.read_text(file).strip() if file.exists() else ""
 
-    def fix(self, contents: Mapping[str, bytes], beside: Mapping[str, bytes] = NO_FILES) -> None:
-        """Write files that the config determines, or check that they are as the config says; before
-        the last of them those `beside`, which are yet to grow, unless they are there or the run has
-        ended."""
+    def fix(self, contents: Mapping[str, bytes], growing: Mapping[str, bytes] = NO_FILES) -> None:
+        """Write files that the config determines, or check that they are as the config says; and
+        the first bytes of files that grow later, unless they are there or the run has ended."""
         for name, content in contents.items():
             file = self.path / name
             with mendable(file, "read"):
@@ -125,14 +140,15 @@ class RunDirectory:
             self.require_sound(but=missing)
         else:
             files.announce(self.path, contents)
-            missing |= {name for name in beside if not (self.path / name).exists()}
+            missing |= {name for name in growing if not (self.path / name).exists()}
         for name in sorted(missing):
-            write_bytes(self.path / name, {**beside, **contents}[name])
-        self._mark = self._read_mark()
+            write_bytes(self.path / name, {**growing, **contents}[name])
+        self._mark = ""
+        self._mark = self.mark
 
     def require_sound(self, but: Collection[str] = (), ended: bool = False) -> None:
-        """Refuse a run of which a file is damaged: what was fixed, and once finished all; of one
-        that has `ended`, the summary cannot be missing where its sum was written."""
+        """Reject a run with a damaged file: one written before its first round, and any file once
+        it finished. If it `ended`, its summary must exist if its checksum does."""
         with mendable(self.path, "read"):
             known = {entry.name for entry in self.path.iterdir()} | {*sums_of(self.path)}
         finished = (self.path / "summary.json").exists() or (ended and "summary.json" in known)
@@ -141,8 +157,8 @@ class RunDirectory:
         files.require_sound(self.path, [name for name in names if name not in but])
 
     def require_unchanged(self, brief: bool = False) -> None:
-        """Reject a finished run of which any file is missing, or was changed since. A `brief` look
-        reads no large file of samples or tensors: tensors must have the size that they say."""
+        """Reject a finished run with a file that is missing or was changed since. If `brief`, large
+        files of samples or tensors are not read; only the size of tensors is checked."""
         with mendable(self.path, "read"):
             there = [
                 self.path / name for name in NOT_SHOWN if brief and (self.path / name).exists()
@@ -155,7 +171,7 @@ class RunDirectory:
         self.require_fixed()
 
     def require_fixed(self) -> None:
-        """Refuse a run that has rounds, or an end, and lacks a file that was fixed before them."""
+        """Reject a run that has rounds or an end, and lacks a file written before them."""
         log = self.path / "rounds.jsonl"
         with mendable(self.path, "read"):
             begun = log.exists() and log.stat().st_size > 0  # empty, it may be older than the last
@@ -164,15 +180,14 @@ class RunDirectory:
             files.require_sound(self.path, missing)
 
     def require_config(self) -> None:
-        """Refuse a config that is damaged: all else may be missing when a run was killed early."""
+        """Reject a damaged config: all else may be missing when a run was killed early."""
         files.require_sound(self.path, ["config.toml"])
 
     @property
     def mark(self) -> str:
-        """What tells this run from others: the sums of what was fixed before its first round."""
-        return self._mark or self._read_mark()
-
-    def _read_mark(self) -> str:
+        """Identifies this run: a digest of the files written before its first round."""
+        if self._mark:
+            return self._mark
         sums = sums_of(self.path)
         return digest("".join(sums.get(name, "") for name in FIXED).encode())
 
@@ -182,21 +197,51 @@ class RunDirectory:
         log = self.path / "rounds.jsonl"
         with mendable(log, "write"), open(log, "ab", opener=files.regular) as rounds:
             os.fsync(rounds.fileno())  # those that the checkpoint has behind it
-        checkpoints.write(self.path, state, self.mark, ledger)
+        named = pack(state.params, state.states)
+        tensors = {name: value.contiguous() for name, value in named.items()}
+        about = {"round": str(state.round), "ledger": ledger, "run": self.mark}
+        content = save(tensors, {**about, "digest": _digest(tensors, about)})
+        last, previous = (self.path / name for name in CHECKPOINTS)
+        with mendable(last, "write"):
+            if last.exists():
+                last.replace(previous)
+        write_bytes(last, content)
         self._head = ledger
 
     def restore(self, fresh: ServerState) -> ServerState:
         """The last sound checkpoint's state, shaped and placed like the fresh one; fresh if there
         is none."""
-        if (held := checkpoints.newest(self.path, self.mark)) is None:
+        if (held := newest_checkpoint(self.path, self.mark)) is None:
             return fresh
-        found = checkpoints.state_of(held, fresh, self.path)
-        self._head = held[1].get("ledger", "")
+        tensors, about = held
+        try:
+            params, states = unpack(tensors, fresh.params, fresh.states)
+            found = ServerState(int(about["round"]), params, states)
+        except (InputError, KeyError, ValueError) as error:
+            raise InputError(
+                f"the checkpoint in {self.path} does not fit this config ({error}): {AFRESH}"
+            ) from None
+        self._head = about.get("ledger", "")
         return found
+
+    def saved_round(self) -> int | None:
+        """The round that the last checkpoint says it is of; None if there is none."""
+        with (
+            contextlib.suppress(SafetensorError, OSError, InputError),
+            safe_open(require_regular(self.path / CHECKPOINTS[0]), framework="pt") as file,
+        ):
+            return int((file.metadata() or {}).get("round", 0))
+        return None
+
+    def forget_checkpoints(self) -> None:
+        """Remove what a finished run needs no more."""
+        with mendable(self.path, "write to"):
+            for name in CHECKPOINTS:
+                (self.path / name).unlink(missing_ok=True)
 
     def is_finite(self) -> bool:
         """Whether all numbers of the last checkpoint are finite, if there is one."""
-        tensors, _ = checkpoints.newest(self.path, self.mark) or ({}, {})
+        tensors, _ = newest_checkpoint(self.path, self.mark) or ({}, {})
         return all(bool(value.isfinite().all()) for value in tensors.values())
 
     def ledger_head(self) -> str | None:
@@ -205,7 +250,7 @@ class RunDirectory:
             return summary.get("privacy", {}).get("ledger")
         if self._head:
             return self._head
-        _, about = checkpoints.newest(self.path, self.mark) or ({}, {})
+        _, about = newest_checkpoint(self.path, self.mark) or ({}, {})
         return about.get("ledger") or None
 
     def append(self, record: Record) -> None:
@@ -223,18 +268,19 @@ class RunDirectory:
     def cut_back(self, round: int) -> list[Record]:
         """Keep the records of the first `round` rounds, all of which must be there, and return
         them."""
-        lines, kept = self._kept(round)
+        lines, records = self._first(round)
         write_bytes(self.path / "rounds.jsonl", "".join(lines).encode())
-        return kept
+        return records
 
-    def _kept(self, round: int) -> tuple[list[str], list[Record]]:
+    def _first(self, rounds: int) -> tuple[list[str], list[Record]]:
+        """The lines and records of the first rounds, all of which must be sound."""
         file = self.path / "rounds.jsonl"
-        lines = files.whole_lines(file)[:round]
-        if len(kept := _records(lines, self.mark)) < round:
+        lines = files.whole_lines(file)[:rounds]
+        if len(records := _records(lines, self.mark)) < rounds:
             raise InputError(
-                f"line {len(kept) + 1} of {file} is damaged, missing or of another run: {AFRESH}"
+                f"line {len(records) + 1} of {file} is damaged, missing or of another run: {AFRESH}"
             )
-        return lines, kept
+        return lines, records
 
     def finish(self, state: ServerState, summary: Record) -> None:
         """Write the model, the momentum and, last, the summary; the checkpoints have served."""
@@ -252,7 +298,7 @@ class RunDirectory:
         files.announce(self.path, {**ended, **contents})
         for name, content in contents.items():
             write_bytes(self.path / name, content)
-        checkpoints.forget(self.path)
+        self.forget_checkpoints()
 
     def summary(self) -> Record | None:
         """The summary of a finished run, None while it is unfinished."""
@@ -263,20 +309,18 @@ class RunDirectory:
         return json.loads(files.read_text(file))
 
     def finished(self) -> Record:
-        """The summary; refused where there is none."""
-        if (found := self.summary()) is None:
-            raise InputError(self._unfinished())
-        return found
-
-    def _unfinished(self) -> str:
-        """Why there is no summary, and what to do."""
+        """The summary; an error with the reason if there is none."""
+        if (found := self.summary()) is not None:
+            return found
         if not self.path.exists():
-            return f"there is no folder {self.path}: name one that holds a finished run"
-        if not (self.path / "config.toml").exists():
-            return f"{self.path} holds no run: name a folder that a run was written to"
-        if why := self.failure():
-            return f"the run of {self.path} failed ({why.rstrip('.')}): name one that finished"
-        return f"{self.path} holds no finished run: name one, or finish it with --resume"
+            said = f"there is no folder {self.path}: name one that holds a finished run"
+        elif not (self.path / "config.toml").exists():
+            said = f"{self.path} holds no run: name a folder that a run was written to"
+        elif why := self.failure():
+            said = f"the run of {self.path} failed ({why.rstrip('.')}): name one that finished"
+        else:
+            said = f"{self.path} holds no finished run: name one, or finish it with --resume"
+        raise InputError(said)
 
 
 def _records(lines: Sequence[str], run: str) -> list[Record]:
@@ -288,3 +332,31 @@ def _records(lines: Sequence[str], run: str) -> list[Record]:
             break
         found.append(record)
     return found
+
+
+def newest_checkpoint(folder: Path, run: str) -> Checkpoint | None:
+    """The newest sound checkpoint of a run, None if there is none; an error if all are damaged."""
+    held = [folder / name for name in CHECKPOINTS if (folder / name).exists()]
+    for number, file in enumerate(held):
+        with contextlib.suppress(InputError):
+            tensors, about = read_tensors(file)
+            if about.pop("digest", "") != _digest(tensors, about):
+                raise InputError(f"{file} is damaged")
+            if about.get("run") != run:
+                raise InputError(f"{file} is of another run")
+            if number:
+                said = "fedmuon: %s is damaged, so the checkpoint before it is used"
+                logger.warning(said, held[0])
+            return tensors, about
+    if held:
+        raise InputError(f"every checkpoint in {folder} is damaged or of another run: {AFRESH}")
+    return None
+
+
+def _digest(tensors: Mapping[str, Tensor], about: Mapping[str, str]) -> str:
+    """SHA-256 of names, types, shapes, bytes and metadata."""
+    found = hashlib.sha256(json.dumps(about, sort_keys=True).encode())
+    for name, value in sorted(tensors.items()):
+        found.update(f"{name} {value.dtype} {tuple(value.shape)}".encode())
+        found.update(value.contiguous().reshape(-1).view(torch.uint8).numpy().data)
+    return found.hexdigest()

@@ -1,4 +1,9 @@
-"""Words that tell objects apart by what they would do: code, and what it and values hold."""
+"""Recognize the user's objects, so that a run is resumed with the same ones or rejected.
+
+A run folder has objects.json: digests of the user's objects, of the files they stand in and of the
+samples, and the values of the user's schedule, which all later readers use. The digest of an object
+is taken over words that differ where two objects do: code, and what code and values hold.
+"""
 
 import dataclasses
 import itertools
@@ -24,9 +29,131 @@ from fedmuon.core.registry import settled, stands_in
 from fedmuon.core.source_files import LIBRARIES, neighbours
 from fedmuon.data.source import Source
 from fedmuon.data.user_data import digest
-from fedmuon.federated.deal import own_digest
-from fedmuon.federated.plan import Plan
+from fedmuon.federated.client_data import user_data_digest
+from fedmuon.federated.plan import RandomnessPlan
 from fedmuon.tasks.decoder import weights_digest
+
+FILE = "objects.json"
+KINDS = ("partition", "task", "recipe", "orthogonalizer", "aggregate", "schedule")
+FACTORS = "factors"
+
+# (folder, kind, id) -> the object, and its digest when the run in that folder first met it in this
+# process: use may change what it holds, and it is the same one yet.
+MET: dict[tuple[Path, str, int], tuple[Callable[[], Any], str]] = {}
+
+
+def described(
+    config: Config, folder: Path, source: Source | None = None, afresh: bool = False
+) -> Record:
+    """Describe the user's objects, and samples that lie in files, as the run in `folder` met them.
+
+    Args:
+        config: The config with its objects.
+        folder: The run folder.
+        source: The samples; None to leave them out.
+        afresh: Whether the run begins; otherwise an object that it met in this process keeps the
+            digest that it had then.
+
+    Returns:
+        `name:digest` of each object, and digests of data and stored weights, by kind.
+    """
+    own, found = own_objects(config), {}
+    for kind in KINDS:
+        if (mine := getattr(own, kind)) is not None:
+            key = (folder.resolve(), kind, id(mine))
+            met, known = MET.get(key, (lambda: None, ""))
+            if afresh or met() is not mine:
+                with guard(config, kind):
+                    known = _digest(config, kind, mine)
+                    MET[key] = (_reference(mine), known)
+            found[kind] = known
+    if reads(config, "task.lora-rank") and config.task.lora_rank:  # else its own files have all
+        found["weights"] = weights_digest(config.task.weights)
+    if source is not None and own.data is not None:
+        found["data"] = user_data_digest(config)
+    elif source is not None and reads(config, "data.folder"):
+        found["data"] = digest(source)
+    return found
+
+
+def require_same(folder: Path, found: Record) -> Record:
+    """What the run in `folder` began with; an error if another object is given now."""
+    if not (folder / FILE).exists():
+        return {}
+    files.require_sound(folder, [FILE])
+    try:
+        there = json.loads(files.read_text(folder / FILE))
+        known = {kind: digest for kind, digest in there.items() if kind != FACTORS}
+    except (OSError, ValueError, AttributeError) as error:
+        raise InputError(f"{folder / FILE} is damaged ({error}): {AFRESH}") from None
+    for kind in known.keys() | found.keys():
+        if known.get(kind) != found.get(kind) and (kind != "data" or kind in found):
+            other = "are others" if kind in ("data", "weights") else "is another one"
+            raise InputError(
+                f"the {kind} {other} than {folder} was begun with: give the same again, or {AFRESH}"
+            )
+    return there
+
+
+def with_factors(
+    plan: RandomnessPlan, config: Config, known: Record
+) -> tuple[RandomnessPlan, Record]:
+    """The plan with the values of the user's schedule, which is called once per run."""
+    if own_objects(config).schedule is None:
+        return plan, {}
+    factors = known.get(FACTORS)
+    if factors is None:
+        found = plan.factors()
+        factors = [] if found is None else found.tolist()
+    if len(factors) != plan.rounds:
+        raise InputError(f"[local] schedule was written of {len(factors)} rounds: {AFRESH}")
+    return dataclasses.replace(plan, factor=factors.__getitem__), {FACTORS: factors}
+
+
+def as_bytes(found: Record) -> dict[str, bytes]:
+    """The file and its content, if there is anything to tell."""
+    return {FILE: (json.dumps(found, sort_keys=True) + "\n").encode()} if found else {}
+
+
+# The digest of an object
+
+
+def _digest(config: Config, kind: str, mine: Any) -> str:
+    """`name:digest` of an object, and of the file or module that the config names it in, with the
+    files beside that one."""
+    table, key = NAMED[kind]
+    names = [getattr(getattr(config, table), key), config.task.model if kind == "task" else ""]
+    words = []
+    if getattr(config.given, kind) is None:
+        for place in {settled(name).rpartition(":")[0] for name in names} - {""}:
+            if place.partition(".")[0] not in LIBRARIES and (file := stands_in(place)):
+                beside = neighbours(file).values() if place.endswith(".py") else ()
+                words += [sha256(files.read_bytes(one)).hexdigest() for one in (file, *beside)]
+    # A schedule's values are written, so what it remembers between calls does not matter.
+    words += parts(mine, {}, state=kind != "schedule")
+    text = "\n".join(words)
+    return f"{_called(mine)}:{sha256(text.encode()).hexdigest()[:16]}"
+
+
+def _called(found: Any) -> str:
+    """What people call the object: its function's or class's name, or that of what it wraps."""
+    if isinstance(found, partial):
+        return _called(found.func)
+    if isinstance(found, tuple | list) and found:
+        return _called(found[0])
+    held = getattr(found, "__dict__", {})
+    for within in ("apply", "module"):  # of an Orthogonalizer or Aggregator, of a Task
+        if within in held and not isinstance(found, type):
+            return _called(held[within])
+    return str(getattr(found, "__name__", type(found).__name__))
+
+
+def _reference(mine: Any) -> Callable[[], Any]:
+    """What returns the object, and keeps it only if it cannot be had otherwise."""
+    try:
+        return weakref.ref(mine)
+    except TypeError:
+        return lambda: mine
 
 
 def parts(found: Any, seen: dict[int, Any], state: bool = True) -> Iterator[str]:
@@ -83,13 +210,6 @@ def _is_installed(module: str) -> bool:
     return bool({"site-packages", "dist-packages"} & set(Path(file).parts))
 
 
-def _is_foreign(found: Any) -> bool:
-    """Whether an object is another library's, which may hold anything; modules hold weights."""
-    module = type(found).__module__
-    known = module.partition(".")[0] in LIBRARIES or hasattr(found, "named_parameters")
-    return not known and _is_installed(module)
-
-
 def _is_tensor(found: Any) -> bool:
     return "torch" in sys.modules and isinstance(found, sys.modules["torch"].Tensor)
 
@@ -108,7 +228,9 @@ HELD: dict[type | tuple[type, ...], Callable[[Any], Iterator[Any]]] = {
 def _of_value(found: Any, state: bool) -> Iterator[Any]:
     yield type(found)
     held = list(_attributes(found)) if state else []
-    if _is_foreign(found):
+    module = type(found).__module__
+    known = module.partition(".")[0] in LIBRARIES or hasattr(found, "named_parameters")
+    if not known and _is_installed(module):  # another library's, which may hold anything
         held = [pair for pair in held if _is_plain(pair[1])]
     yield from held
     if state and not held and " at 0x" not in (words := repr(found)):
@@ -135,11 +257,8 @@ def _of_class(found: type, state: bool) -> Iterator[Any]:
     for name, one in vars(found).items():
         plain = state and isinstance(one, list | dict) and _is_plain(one)
         if plain or (isinstance(one, kinds) and name not in ("__module__", "__doc__", "__slots__")):
-            yield (name, _unwrapped(one))
-
-
-def _unwrapped(one: Any) -> Any:
-    return (one.fget, one.fset) if isinstance(one, property) else getattr(one, "__func__", one)
+            inside = getattr(one, "__func__", one)
+            yield (name, (one.fget, one.fset) if isinstance(one, property) else inside)
 
 
 def _globals(found: FunctionType, state: bool) -> Iterator[Any]:
@@ -176,6 +295,8 @@ def _content(cell: Any) -> Any:
 
 
 def _of_array(found: Any) -> Iterator[Any]:
+    """What an array holds; of a tensor, however it is stored, and of one without values its
+    type."""
     if _is_tensor(found):
         yield from _of_tensor(found)
         return
@@ -185,8 +306,7 @@ def _of_array(found: Any) -> Iterator[Any]:
 
 
 def _of_tensor(found: Any) -> Iterator[Any]:
-    """What a tensor holds, however it is stored; of one without values there is its type."""
-    import torch
+    import torch  # which is loaded, as there is a tensor
 
     yield str(found.dtype)
     if torch.nn.parameter.is_lazy(found) or found.is_meta:
@@ -202,119 +322,3 @@ def _of_tensor(found: Any) -> Iterator[Any]:
     else:
         flat = found.detach().cpu().resolve_conj().resolve_neg().contiguous().reshape(-1)
         yield from _of_array(flat.view(torch.uint8).numpy())
-
-
-# What is known again of the user's objects: a run is gone on with by the same ones, or refused.
-#
-# A run directory has it in objects.json: digests of the code of objects and of the files they stand
-# in, of the samples, and the schedule's values, which are what every later reader uses.
-
-FILE = "objects.json"
-KINDS = ("partition", "task", "recipe", "orthogonalizer", "aggregate", "schedule")
-FACTORS = "factors"
-
-
-# (folder, kind, id) -> the object, and its digest when the run in that folder first met it in this
-# process: use may change what it holds, and it is the same one yet.
-MET: dict[tuple[Path, str, int], tuple[Callable[[], Any], str]] = {}
-
-
-def described(
-    config: Config, folder: Path, source: Source | None = None, afresh: bool = False
-) -> Record:
-    """By kind, `name:digest` of each object of the user's as the run in `folder` met it, which
-    begins `afresh` or goes on, and of samples that lie in files."""
-    own, found = own_objects(config), {}
-    for kind in KINDS:
-        if (mine := getattr(own, kind)) is not None:
-            key = (folder.resolve(), kind, id(mine))
-            met, known = MET.get(key, (lambda: None, ""))
-            if afresh or met() is not mine:
-                with guard(config, kind):
-                    known = _digest(config, kind, mine)
-                    MET[key] = (_reference(mine), known)
-            found[kind] = known
-    if reads(config, "task.lora-rank") and config.task.lora_rank:  # else its own files have all
-        found["weights"] = weights_digest(config.task.weights)
-    if source is not None and own.data is not None:
-        found["data"] = own_digest(config)
-    elif source is not None and reads(config, "data.folder"):
-        found["data"] = digest(source)
-    return found
-
-
-def _called(found: Any) -> str:
-    """What people call the object: its function's or class's name, or that of what it wraps."""
-    if isinstance(found, partial):
-        return _called(found.func)
-    if isinstance(found, tuple | list) and found:
-        return _called(found[0])
-    held = getattr(found, "__dict__", {})
-    for within in ("apply", "module"):  # of an Orthogonalizer or Aggregator, of a Task
-        if within in held and not isinstance(found, type):
-            return _called(held[within])
-    return str(getattr(found, "__name__", type(found).__name__))
-
-
-def _reference(mine: Any) -> Callable[[], Any]:
-    """What returns the object, and keeps it only if it cannot be had otherwise."""
-    try:
-        return weakref.ref(mine)
-    except TypeError:
-        return lambda: mine
-
-
-def _digest(config: Config, kind: str, mine: Any) -> str:
-    # A schedule's values are written, so what it remembers between calls does not matter.
-    told = "\n".join([*_file(config, kind), *parts(mine, {}, state=kind != "schedule")])
-    return f"{_called(mine)}:{sha256(told.encode()).hexdigest()[:16]}"
-
-
-def require_same(folder: Path, found: Record) -> Record:
-    """What the run in `folder` began with, refused where another object is given now."""
-    if not (folder / FILE).exists():
-        return {}
-    files.require_sound(folder, [FILE])
-    try:
-        there = json.loads(files.read_text(folder / FILE))
-        known = {kind: digest for kind, digest in there.items() if kind != FACTORS}
-    except (OSError, ValueError, AttributeError) as error:
-        raise InputError(f"{folder / FILE} is damaged ({error}): {AFRESH}") from None
-    for kind in known.keys() | found.keys():
-        if known.get(kind) != found.get(kind) and (kind != "data" or kind in found):
-            other = "are others" if kind in ("data", "weights") else "is another one"
-            raise InputError(
-                f"the {kind} {other} than {folder} was begun with: give the same again, or {AFRESH}"
-            )
-    return there
-
-
-def kept(plan: Plan, config: Config, there: Record) -> tuple[Plan, Record]:
-    """The plan with the user's schedule as it was written, or is now to be, called once a run."""
-    if own_objects(config).schedule is None:
-        return plan, {}
-    factors = there.get(FACTORS)
-    if factors is None:
-        found = plan.factors()
-        factors = [] if found is None else found.tolist()
-    if len(factors) != plan.rounds:
-        raise InputError(f"[local] schedule was written of {len(factors)} rounds: {AFRESH}")
-    return dataclasses.replace(plan, factor=factors.__getitem__), {FACTORS: factors}
-
-
-def as_bytes(found: Record) -> dict[str, bytes]:
-    """The file and its content, if there is anything to tell."""
-    return {FILE: (json.dumps(found, sort_keys=True) + "\n").encode()} if found else {}
-
-
-def _file(config: Config, kind: str) -> Iterator[str]:
-    """The sources of the file or module that the config names the object in, and of a file's
-    neighbours."""
-    table, key = NAMED[kind]
-    names = [getattr(getattr(config, table), key), config.task.model if kind == "task" else ""]
-    if getattr(config.given, kind) is None:
-        for place in {settled(name).rpartition(":")[0] for name in names} - {""}:
-            if place.partition(".")[0] not in LIBRARIES and (file := stands_in(place)):
-                beside = neighbours(file).values() if place.endswith(".py") else ()
-                for one in (file, *beside):
-                    yield sha256(files.read_bytes(one)).hexdigest()

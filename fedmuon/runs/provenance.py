@@ -17,19 +17,16 @@ from fedmuon.core.files import Record
 PROCESSOR = "model name"  # the line of Linux's /proc/cpuinfo
 
 
-def versions() -> dict[str, str]:
-    """The versions that a result depends on."""
-    names = ("fedmuon", "torch", "numpy", "scipy", "flwr", "ray")
-    return {"python": platform.python_version()} | {name: _version(name) for name in names}
-
-
 @cache
-def _version(name: str) -> str:
-    """Read once: a suite of a thousand short runs asks for it as often."""
-    try:
-        return importlib.metadata.version(name)
-    except importlib.metadata.PackageNotFoundError:
-        return "not installed"
+def versions() -> dict[str, str]:
+    """The versions that a result depends on; read once, as a suite has a thousand short runs."""
+    found = {"python": platform.python_version()}
+    for name in ("fedmuon", "torch", "numpy", "scipy", "flwr", "ray"):
+        try:
+            found[name] = importlib.metadata.version(name)
+        except importlib.metadata.PackageNotFoundError:
+            found[name] = "not installed"
+    return found
 
 
 @cache

@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from cut_off import interrupted
 from torch import nn
 
 import fedmuon
@@ -29,6 +30,13 @@ TINY = {
 }  # fmt: skip
 
 BARE = {name: table for name, table in TINY.items() if name != "orthogonalizer"}
+
+
+def drawn() -> tuple[tuple[np.ndarray, np.ndarray], dict[str, Any]]:
+    """Samples of two classes, and tables to run with them."""
+    rng = np.random.default_rng(0)
+    data = rng.standard_normal((80, 4)), rng.integers(2, size=80)
+    return data, {**TINY, "data": {"minimum": 5}, "task": {}}
 
 
 def test_examples_in_docstrings() -> None:
@@ -58,14 +66,14 @@ def test_a_run_is_the_command_s(tmp_path: Path, capsys: pytest.CaptureFixture[st
 
 
 def test_a_run_goes_on(tmp_path: Path) -> None:
-    class Stop(fedmuon.callbacks.Callback):
+    class Stopping(fedmuon.callbacks.Callback):
         def on_round(self, record: Mapping, state: object) -> None:
             if record["round"] == 2:
                 raise KeyboardInterrupt
 
     whole = fedmuon.run(TINY, out=tmp_path / "whole")
     with pytest.raises(KeyboardInterrupt):
-        fedmuon.run(TINY, out=tmp_path / "cut", callbacks=[Stop()])
+        fedmuon.run(TINY, out=tmp_path / "cut", callbacks=[Stopping()])
     resumed = fedmuon.run(out=tmp_path / "cut", resume=True)
     for name in ("model.safetensors", "momentum.safetensors", "config.toml"):
         assert (resumed.path / name).read_bytes() == (whole.path / name).read_bytes()
@@ -74,9 +82,7 @@ def test_a_run_goes_on(tmp_path: Path) -> None:
 
 
 def test_given_objects_are_needed_again(tmp_path: Path) -> None:
-    rng = np.random.default_rng(0)
-    data = rng.standard_normal((80, 4)), rng.integers(2, size=80)
-    tables = {**TINY, "data": {"minimum": 5}, "task": {}}
+    data, tables = drawn()
     result = fedmuon.run(tables, data=data, out=tmp_path / "a")
     assert fedmuon.run(data=data, out=tmp_path / "a", resume=True).summary == result.summary
     with pytest.raises(fedmuon.InputError, match="handed over in Python"):
@@ -89,9 +95,7 @@ def test_given_objects_are_needed_again(tmp_path: Path) -> None:
 
 def test_what_changed_between_two_runs_is_seen(tmp_path: Path) -> None:
     """Objects are read once a run, and again by the next one, even if they are the same objects."""
-    rng = np.random.default_rng(0)
-    data = rng.standard_normal((80, 4)), rng.integers(2, size=80)
-    tables = {**TINY, "data": {"minimum": 5}, "task": {}}
+    data, tables = drawn()
     calls: list[int] = []
 
     def read() -> tuple[np.ndarray, np.ndarray]:
@@ -104,7 +108,7 @@ def test_what_changed_between_two_runs_is_seen(tmp_path: Path) -> None:
     first = fedmuon.run(tables, data=data).summary["train_loss"]
     fedmuon.run(tables, data=read)
     with pytest.raises(KeyboardInterrupt):
-        fedmuon.run(tables, data=data, out=tmp_path / "cut", callbacks=[_interrupted])
+        fedmuon.run(tables, data=data, out=tmp_path / "cut", callbacks=[interrupted])
     data[1][:] = 1 - data[1]
     assert fedmuon.run(tables, data=data).summary["train_loss"] != first
     assert fedmuon.run(tables, data=read).summary["train_loss"] != first and len(calls) == 2
@@ -115,10 +119,6 @@ def test_what_changed_between_two_runs_is_seen(tmp_path: Path) -> None:
         fedmuon.run(bare, data=data, task=module, recipe="fedavg", out=tmp_path / name)
         module.weight.data.fill_(5.0)
     assert initial(tmp_path / "a") != initial(tmp_path / "b")
-
-
-def _interrupted(record: Mapping, state: object) -> None:
-    raise KeyboardInterrupt
 
 
 def test_a_keyword_overrides_the_config(tmp_path: Path) -> None:
@@ -162,9 +162,7 @@ def test_a_map_of_ones_own(tmp_path: Path) -> None:
     assert all(one["perturbation"] <= one["certificate"] for one in with_constant.neighbours)
     without = fedmuon.stability(BARE, trials=4, orthogonalizer=half, out=tmp_path / "b")
     assert without.bound["status"] == "refused" and "Lipschitz" in without.bound["refusal"]
-    moved = [
-        [one["perturbation"] for one in found.neighbours] for found in (with_constant, without)
-    ]
+    moved = [[one["perturbation"] for one in run.neighbours] for run in (with_constant, without)]
     assert moved[0] == moved[1] and max(moved[0]) > 0
 
 

@@ -38,10 +38,8 @@ def hockey_stick(shift: float, epsilon: float) -> float:
 @pytest.mark.parametrize("shift", [0.01, 0.3, 1.0, 4.0])
 @pytest.mark.parametrize("epsilon", [0.0, 0.1, 1.0, 5.0])
 def test_the_formula_is_the_integral(shift: float, epsilon: float) -> None:
-    # Rounding of the difference of two numbers below 1.
-    assert indistinguishable(shift, epsilon) == pytest.approx(
-        hockey_stick(shift, epsilon), rel=1e-9, abs=1e-15
-    )
+    exact = hockey_stick(shift, epsilon)  # abs: rounding of the difference of two numbers below 1
+    assert indistinguishable(shift, epsilon) == pytest.approx(exact, rel=1e-9, abs=1e-15)
 
 
 @pytest.mark.parametrize("epsilon", [0.0, 0.5, 3.0])
@@ -118,12 +116,15 @@ def made(tmp_path: Path, **tables: dict) -> Path:
     return tmp_path / "run"
 
 
+def first_sample(folder: Path) -> int:
+    with np.load(folder / "partition.npz") as split:
+        return int(split["train_index"][0])
+
+
 def apart(laboratory: Laboratory, rows: np.ndarray) -> float:
     """How far the run is from one that never saw those rows."""
-    model, again = (
-        read_tensors(laboratory.out / "model.safetensors")[0],
-        retrained(laboratory, rows),
-    )
+    model, _ = read_tensors(laboratory.out / "model.safetensors")
+    again = retrained(laboratory, rows)
     return math.sqrt(sum(float((model[one] - again[one][0]).square().sum()) for one in model))
 
 
@@ -169,9 +170,7 @@ def test_noise_has_the_deviation_that_was_asked_for(tmp_path: Path) -> None:
 
 def test_the_command(tmp_path: Path) -> None:
     folder, out = made(tmp_path), tmp_path / "without"
-    with np.load(folder / "partition.npz") as split:
-        index = int(split["train_index"][0])
-    asked = ["unlearn", str(folder), "--sample", str(index), "--out", str(out)]
+    asked = ["unlearn", str(folder), "--sample", str(first_sample(folder)), "--out", str(out)]
     done = CliRunner().invoke(app, asked)
     assert done.exit_code == 0, done.output
     record = json.loads((out / "unlearn.json").read_text())
@@ -199,10 +198,8 @@ def test_the_command(tmp_path: Path) -> None:
 )
 def test_what_has_no_certificate_is_refused(tmp_path: Path, tables: dict, why: str) -> None:
     folder = made(tmp_path, **tables)
-    with np.load(folder / "partition.npz") as split:
-        index = int(split["train_index"][0])
     with pytest.raises(InputError, match=why):
-        execute(folder, [index], 1.0, 1e-5, tmp_path / "out")
+        execute(folder, [first_sample(folder)], 1.0, 1e-5, tmp_path / "out")
     assert not (tmp_path / "out").exists()
 
 

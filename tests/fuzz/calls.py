@@ -165,7 +165,7 @@ def load() -> None:
     import transformers  # noqa: F401
 
     import fedmuon.clients.client_app
-    import fedmuon.experiments.engines.deploy
+    import fedmuon.experiments.engines.deployment
     import fedmuon.experiments.engines.ray_engine
     import fedmuon.experiments.studies.training
     import fedmuon.experiments.suites.sweep
@@ -182,7 +182,7 @@ def bar() -> None:
 
     import torch
 
-    import fedmuon.experiments.engines.deploy
+    import fedmuon.experiments.engines.deployment
     import fedmuon.experiments.engines.ray_engine
     import fedmuon.experiments.planning.pace
     import fedmuon.experiments.suites.sweep
@@ -191,7 +191,7 @@ def bar() -> None:
 
     torch.set_num_threads(1)
     for module, name in (
-        (fedmuon.experiments.engines.deploy, "deploy"),
+        (fedmuon.experiments.engines.deployment, "deploy"),
         (fedmuon.experiments.engines.ray_engine, "on_grid"),
         (fedmuon.experiments.planning.pace, "probed"),
         (fedmuon.experiments.suites.sweep, "Spread"),

@@ -11,7 +11,8 @@ from flwr.supercore.task_identity import TaskIdentity
 
 from fedmuon.clients import client_app
 from fedmuon.config.load import parse
-from fedmuon.federated import build
+from fedmuon.federated.build import build_experiment, resolve
+from fedmuon.federated.client_data import build_data, read_source
 from fedmuon.federated.rounds import Fault, begin
 from fedmuon.server.strategy import FedMuonStrategy
 
@@ -88,10 +89,10 @@ class Peers:
 
     def __init__(self, toml: str) -> None:
         TaskIdentity.run_id = TaskIdentity.node_id = TaskIdentity.task_id = 1  # as if Flower ran us
-        self.config = build.resolve(parse(tomllib.loads(toml)))
-        samples = build.source(self.config)
-        self.data = build.federated_data(self.config, samples)
-        self.experiment = build.experiment(self.config, self.data, samples.classes)
+        self.config = resolve(parse(tomllib.loads(toml)))
+        samples = read_source(self.config)
+        self.data = build_data(self.config, samples)
+        self.experiment = build_experiment(self.config, self.data)
         self.liar = int(self.experiment.plan.participants(0)[0])
         self.both = self.round(lambda content: None)[0]
         drops = self.config.faults.policy == "drop"

@@ -60,7 +60,7 @@ def _stopped(config: Path, out: Path) -> None:
             raise Stop
 
     try:
-        execute(load(config), out, watch=watch)
+        execute(load(config), out, on_round_end=watch)
     except Stop:
         return
     raise RuntimeError(f"{out} was not stopped")

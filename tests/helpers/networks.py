@@ -6,7 +6,8 @@ import torch
 from torch import nn
 
 from fedmuon.config.load import Config
-from fedmuon.federated import build
+from fedmuon.federated.build import build_experiment, build_task
+from fedmuon.federated.client_data import build_data, read_source
 from fedmuon.federated.rounds import ServerState, begin, simulate
 from fedmuon.tasks.base import Params
 from fedmuon.tasks.decoder import Form
@@ -33,17 +34,17 @@ def own_model(form: Form) -> "GPT2LMHeadModel":
 
 
 def task_of(config: Config) -> NetworkTask:
-    source = build.source(config)
-    found = build.task(config, source.inputs.shape[1:], source.classes, source.vocabulary)
+    source = read_source(config)
+    found = build_task(config, source.inputs.shape[1:], source.classes, source.vocabulary)
     assert isinstance(found, NetworkTask)
     return found
 
 
 def trained(config: Config, data=None, neighbours=None) -> tuple[NetworkTask, ServerState]:
     """All rounds of a config, in a stack of neighbours if there are any."""
-    source = build.source(config)
-    data = data or build.federated_data(config, source)
-    experiment = build.experiment(config, data, source.classes, neighbours)
+    source = read_source(config)
+    data = data or build_data(config, source)
+    experiment = build_experiment(config, data, neighbours)
     stack = len(neighbours.client) if neighbours else 1
     state = begin(experiment.recipe, experiment.task, config.federation.seed, stack)
     assert isinstance(experiment.task, NetworkTask)

@@ -27,14 +27,13 @@ from test_engines_agree import distance
 
 from fedmuon.clients import client_app as clients
 from fedmuon.core.errors import InputError
-from fedmuon.experiments.engines import ray_cluster
+from fedmuon.experiments.engines import ray_engine
 from fedmuon.experiments.engines.flower_simulation import RayGrid, simulate
 from fedmuon.experiments.engines.processes import importable
-from fedmuon.experiments.engines.ray_cluster import connected
-from fedmuon.experiments.engines.ray_engine import engine
+from fedmuon.experiments.engines.ray_engine import connected, engine
 from fedmuon.experiments.run import execute
-from fedmuon.federated import build
-from fedmuon.runs.loop import drive, prepare
+from fedmuon.federated.build import resolve
+from fedmuon.runs.loop import prepare, train
 from fedmuon.server.ray.flower_internals import node_ids
 from fedmuon.server.ray.worker_pool import large
 
@@ -237,7 +236,7 @@ def test_an_app_of_plain_flower_is_flowers_fedavg(
     ray: None, cluster: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Against the mean by hand; clients remember between rounds, and read the run's config."""
-    monkeypatch.setattr(ray_cluster, "connected", joined)
+    monkeypatch.setattr(ray_engine, "connected", joined)
     more = {"run_config": {"scale": 2.0}, "address": cluster, "workers": 1}
     context = simulate(server_app, client_app, NODES, **more)
     weights = np.arange(1, NODES + 1)
@@ -252,7 +251,7 @@ def test_a_server_leaves_the_cores_to_the_workers_beside_it(
     own: bool, threads: int, ray: None, cluster: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Of a Ray of its own, not of a cluster; what the program had before it has afterwards."""
-    monkeypatch.setattr(ray_cluster, "connected", joined)
+    monkeypatch.setattr(ray_engine, "connected", joined)
     server, found = ServerApp(), []
     server.main()(lambda grid, context: found.append(torch.get_num_threads()))
     before = torch.get_num_threads()
@@ -302,9 +301,9 @@ def test_an_app_that_cannot_be_loaded_is_an_error(ray: None) -> None:
 def run_by(app: Any, folder: Path) -> None:
     """A run on one worker with that ClientApp, to the same model as inline."""
     what = small(engine={"name": "ray"})
-    run = prepare(build.resolve(what), folder / "ray")
+    run = prepare(resolve(what), folder / "ray")
     with RayGrid(app, what.federation.clients, workers=1) as grid:
-        drive(run, engine(run.config, grid))
+        train(run, engine(run.config, grid))
     execute(small(), folder / "inline")
     assert distance(folder / "inline", folder / "ray") <= 1e-12
 
@@ -353,13 +352,13 @@ def test_a_round_that_a_dead_worker_cost_more_says_so(ray: None, tmp_path: Path)
 def test_a_client_that_must_not_answer_twice_is_not_asked_again(ray: None, tmp_path: Path) -> None:
     """What it released before its worker died is in the account once."""
     what = small(engine={"name": "ray"}, faults={"retries": 0})
-    run = prepare(build.resolve(what), tmp_path / "ray")
+    run = prepare(resolve(what), tmp_path / "ray")
     app: Any = Dying(tmp_path / "mark")
     with (
         RayGrid(app, what.federation.clients, workers=1, again=False) as grid,
         pytest.raises(InputError),
     ):
-        drive(run, engine(run.config, grid))
+        train(run, engine(run.config, grid))
     log = tmp_path / "ray" / "rounds.jsonl"
     assert not (log.exists() and log.read_text())
 
@@ -401,9 +400,9 @@ def test_workers_are_told_where_modules_lie(address: str, monkeypatch: pytest.Mo
         seen.append((os.environ.get("PYTHONPATH", ""), "runtime_env" in given))
 
     monkeypatch.setattr(library, "init", init)
-    monkeypatch.setattr(ray_cluster, "_require_listener", lambda address: None)
+    monkeypatch.setattr(ray_engine, "_require_listener", lambda address: None)
     monkeypatch.setattr(library, "is_initialized", lambda: False)
-    monkeypatch.setattr(ray_cluster, "_driving", threading.Lock())
+    monkeypatch.setattr(ray_engine, "_driving", threading.Lock())
     monkeypatch.setattr(library, "shutdown", lambda: None)
     monkeypatch.setenv("PYTHONPATH", "/here")
     wanted = importable()

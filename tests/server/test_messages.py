@@ -23,7 +23,7 @@ from flwr.supercore.task_identity import TaskIdentity
 
 from fedmuon.clients.client_app import app
 from fedmuon.core.errors import InputError, Interrupted
-from fedmuon.federated import build
+from fedmuon.federated.build import build_experiment, resolve
 from fedmuon.federated.rounds import begin
 from fedmuon.server import stopping
 from fedmuon.server.messaging import WIDTH, exchange, meet, raised, reason
@@ -34,9 +34,8 @@ Spoil = Callable[[RecordDict], Any]
 
 
 def strategy() -> FedMuonStrategy:
-    config = build.resolve(small())
-    source = build.source(config)
-    experiment = build.experiment(config, build.federated_data(config, source), source.classes)
+    config = resolve(small())
+    experiment = build_experiment(config)
     state = begin(experiment.recipe, experiment.task, config.federation.seed)
     nodes = {client: 100 + client for client in range(config.federation.clients)}
     return FedMuonStrategy(config, experiment, state, nodes)

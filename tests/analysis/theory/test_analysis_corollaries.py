@@ -28,14 +28,14 @@ from fedmuon.analysis import (
     theorem,
 )
 from fedmuon.core.errors import InputError
-from fedmuon.federated.plan import Plan
+from fedmuon.federated.plan import RandomnessPlan
 from fedmuon.orthogonalize import Uncertified, lipschitz
 from fedmuon.tasks.constants import constants
 
 mp.dps = 50
 SIZES = np.array([400, 900, 300, 1200, 700, 500])
 RUN = Run(0.02, 0.9, 12, 2, SIZES, SIZES / SIZES.sum(), constants())
-PLAN = Plan(3, 6, 2, 12, 2)
+PLAN = RandomnessPlan(3, 6, 2, 12, 2)
 SEEN = Realized(PLAN.schedule())
 DRAWN = Uniform(2, 0.01)
 
@@ -142,7 +142,7 @@ def test_what_overflows_counts_as_the_loss_bound() -> None:
     whole = theorem(run, 100.0, Uniform(2, 0.01), 0.05)
     assert whole.value == bound(np.ones(6), SIZES, run.weights, 0.05).value
     assert given.value < whole.value
-    batches = Plan(3, 6, 2, 12, 2, batch=4)
+    batches = RandomnessPlan(3, 6, 2, 12, 2, batch=4)
     small = replace(RUN, lr=1e3, batch=4)
     drawn = stability(small, 1e30, Realized(batches.schedule(), batches.rows))
     assert (drawn == 1.0).all()

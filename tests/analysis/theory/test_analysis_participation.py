@@ -22,8 +22,9 @@ from fedmuon.analysis import (
     step_amplification,
 )
 from fedmuon.core.errors import InputError
-from fedmuon.federated import build
-from fedmuon.federated.plan import Plan
+from fedmuon.federated.build import build_experiment, build_plan
+from fedmuon.federated.client_data import build_data, read_source
+from fedmuon.federated.plan import RandomnessPlan
 from fedmuon.federated.rounds import begin, simulate
 from fedmuon.tasks.constants import constants
 
@@ -54,7 +55,7 @@ def test_exposure_is_its_double_loop(seed: int, clients: int, rounds: int) -> No
 
 
 def test_a_million_clients() -> None:
-    plan = Plan(seed=0, clients=10**6, per_round=1000, rounds=20)
+    plan = RandomnessPlan(seed=0, clients=10**6, per_round=1000, rounds=20)
     a = amplification(0.05, 0.9, 3.0, 0.2, 20)
     found = exposure(a, plan.schedule(), 10**6)
     assert found.shape == (10**6,) and math.isclose(found.sum(), a.sum(), rel_tol=1e-12)
@@ -64,7 +65,7 @@ def test_a_million_clients() -> None:
 @given(st.integers(0, 10**6), st.integers(1, 6), st.integers(1, 3))
 def test_batch_exposure_is_its_loop_over_samples(seed: int, batch: int, steps: int) -> None:
     rng = np.random.default_rng(seed)
-    sizes, plan = rng.integers(2, 8, 5), Plan(seed, 5, 2, 6, steps, batch)
+    sizes, plan = rng.integers(2, 8, 5), RandomnessPlan(seed, 5, 2, 6, steps, batch)
     a = step_amplification(0.1, 0.8, 4.0, 0.3, 6, steps)
     wanted = []
     for i in range(5):
@@ -80,12 +81,12 @@ def test_batch_exposure_is_its_loop_over_samples(seed: int, batch: int, steps: i
 
 
 def test_a_full_batch_is_the_plain_exposure_over_n() -> None:
-    plan, sizes = Plan(1, 6, 3, 8, 2), np.array([3, 5, 8, 2, 9, 4])
+    plan, sizes = RandomnessPlan(1, 6, 3, 8, 2), np.array([3, 5, 8, 2, 9, 4])
     a = step_amplification(0.1, 0.8, 4.0, 0.3, 8, 2)
     full = batch_exposure(a, plan.schedule(), sizes, plan.rows)
     plain = exposure(a.sum(axis=1), plan.schedule(), 6)
     np.testing.assert_allclose(full, plain / sizes, rtol=1e-13)
-    drawn = Plan(1, 6, 3, 8, 2, batch=2)
+    drawn = RandomnessPlan(1, 6, 3, 8, 2, batch=2)
     partial = batch_exposure(a, plan.schedule(), sizes, drawn.rows)
     assert (partial <= plain / 2 * (1 + 1e-13)).all()  # never above the worst path
     assert (partial >= full * (1 - 1e-13)).all() and (partial > 1.1 * full).any()
@@ -164,15 +165,15 @@ def test_sensitivities_and_loss_stability() -> None:
 
 def measured(config, neighbours_of: int = 30):
     """Plan, sizes, and each neighbour's distance to the reference run."""
-    source = build.source(config)
-    data = build.federated_data(config, source)
+    source = read_source(config)
+    data = build_data(config, source)
     neighbours = draw_neighbours(data, source, neighbours_of, 1, config.data.normalize)
-    experiment = build.experiment(config, data, source.classes, neighbours=neighbours)
+    experiment = build_experiment(config, data, neighbours=neighbours)
     stack = len(neighbours.client)
     start = begin(experiment.recipe, experiment.task, config.federation.seed, stack)
     weight = simulate(experiment, start).params["weight"]
     distance = (weight - weight[0]).flatten(1).norm(dim=1).numpy()[1:]
-    return build.plan(config), data.sizes, neighbours.client[1:], distance
+    return build_plan(config), data.sizes, neighbours.client[1:], distance
 
 
 @pytest.mark.parametrize("batch", [2, 4])

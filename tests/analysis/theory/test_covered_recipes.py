@@ -23,9 +23,9 @@ from fedmuon.data.neighbours import Neighbours
 from fedmuon.experiments.stability import bound
 from fedmuon.experiments.stability.covered_recipes import method_of
 from fedmuon.experiments.stability.neighbours import execute
-from fedmuon.federated.plan import Plan
+from fedmuon.federated.client_data import Shards
+from fedmuon.federated.plan import RandomnessPlan
 from fedmuon.federated.rounds import Experiment, begin, simulate
-from fedmuon.federated.shards import Shards
 from fedmuon.optim.aggregators import by_samples
 from fedmuon.optim.orthogonalizers import Orthogonalizer
 from fedmuon.optim.recipe_tables import make_recipe
@@ -194,7 +194,7 @@ def test_a_run_attains_its_certificate(name: str, average: str) -> None:
     if average == "by-samples":
         recipe = replace(recipe, aggregate=by_samples())
     falling = (lambda r: 1 / (1 + r)) if name == "schedule" else None
-    plan = Plan(1, 3, 2, 5, STEPS, config.local.batch, factor=falling)
+    plan = RandomnessPlan(1, 3, 2, 5, STEPS, config.local.batch, factor=falling)
     inputs = torch.randn(16, 3, dtype=torch.float64)
     offsets, far = np.concatenate([[0], SIZES.cumsum()]), 0.25
     shards = Shards(inputs, torch.zeros(16, dtype=torch.int64), offsets, Batch(inputs, inputs))

@@ -20,7 +20,7 @@ from fedmuon.experiments.auditing.examples import MARK, Canaries, ExampleAuditor
 from fedmuon.experiments.auditing.private_step import CLASSES, FEATURES, Parallel
 from fedmuon.experiments.cli import app
 from fedmuon.experiments.run import execute
-from fedmuon.federated import build
+from fedmuon.federated.build import build_experiment, resolve
 from fedmuon.federated.rounds import Experiment, begin, simulate
 from fedmuon.privacy import audit
 from fedmuon.privacy.audit import Claimed, Setting, _ratio, log_ratio
@@ -45,9 +45,8 @@ WHOLE = SMALL | {
 
 
 def experiment(settings: dict[str, Any]) -> Experiment:
-    config = build.resolve(tables.parse(settings))
-    source = build.source(config)
-    return build.experiment(config, build.federated_data(config, source), source.classes)
+    config = resolve(tables.parse(settings))
+    return build_experiment(config)
 
 
 def planted(made: Experiment, count: int, seed: int = 0) -> tuple[TaskWithCanaries, Experiment]:
@@ -346,7 +345,7 @@ def test_an_audit_that_was_killed_is_not_gone_on_with(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A plain run would, without the canaries."""
-    monkeypatch.setattr(one_run, "drive", lambda *rest: (_ for _ in ()).throw(KeyboardInterrupt))
+    monkeypatch.setattr(one_run, "train", lambda *rest: (_ for _ in ()).throw(KeyboardInterrupt))
     with pytest.raises(KeyboardInterrupt):
         audited(SMALL, tmp_path / "run")
     with pytest.raises(InputError, match="did not end"):

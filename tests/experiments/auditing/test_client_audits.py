@@ -18,7 +18,7 @@ from fedmuon.experiments import spending
 from fedmuon.experiments.auditing import one_run
 from fedmuon.experiments.auditing.clients import ClientAuditor, _apart
 from fedmuon.experiments.cli import app
-from fedmuon.federated import build
+from fedmuon.federated.build import build_experiment, resolve
 from fedmuon.federated.rounds import Experiment, begin, broadcast, client_updates, joint, simulate
 from fedmuon.privacy.accounting.composition import epsilon
 from fedmuon.privacy.audit import log_ratio
@@ -45,9 +45,8 @@ def given(privacy: dict[str, Any] | None = None, **changes: Any) -> dict[str, An
 
 
 def experiment(settings: dict[str, Any]) -> Experiment:
-    config = build.resolve(tables.parse(settings))
-    source = build.source(config)
-    return build.experiment(config, build.federated_data(config, source), source.classes)
+    config = resolve(tables.parse(settings))
+    return build_experiment(config)
 
 
 def auditor(made: Experiment, clients: list[int], included: list[bool]) -> ClientAuditor:

@@ -255,9 +255,9 @@ def watched(file: io.StringIO, count: int, every: int = 10, **given: Any) -> Pro
     """A bar, or lines, that saw so many rounds."""
     console = Console(file=file, width=80, force_terminal=given.pop("terminal", None))
     progress = Progress(console, **{"lines": True, **given})
-    progress.begin(0, count)
+    progress.on_start(0, count)
     for record in records(count, every):
-        progress.watch(record)
+        progress.on_round_end(record)
     return progress
 
 
@@ -283,10 +283,10 @@ def test_what_was_last_known_stays_on_the_bar() -> None:
 @pytest.mark.parametrize("width", [80, 100, 120])
 def test_a_bar_has_both_times_whole_beside_the_longest_numbers(width: int) -> None:
     progress = Progress(Console(file=io.StringIO(), force_terminal=True, width=width))
-    progress.begin(0, 10_000)
+    progress.on_start(0, 10_000)
     for number in range(1, 40):
         loss = {"client_loss": 1e-5 / number, "accuracy": 0.5}
-        progress.watch({"round": 1000 + number, **loss})
+        progress.on_round_end({"round": 1000 + number, **loss})
     line = bar(progress, width)
     assert len(re.findall(r"\d:\d\d:\d\d|-:--:--", line)) == 2
     assert "1039/10000" in line and "accuracy 0.5000" in line and "▁" in line
@@ -296,11 +296,11 @@ def test_a_run_that_goes_on_begins_with_what_was_last_known() -> None:
     """Of the rounds before its checkpoint, not of later ones, which are computed again."""
     before = [*records(25)]
     progress = Progress(Console(file=io.StringIO(), force_terminal=True), before=before)
-    progress.begin(15, 40)
+    progress.on_start(15, 40)
     note = progress.tasks[0].fields["note"]
     assert note.startswith(f"loss {1 / 15:.5f}  accuracy 0.5100  ") and progress.risen() == ""
     afresh = Progress(Console(file=io.StringIO(), force_terminal=True), before=before)
-    afresh.begin(0, 40)
+    afresh.on_start(0, 40)
     assert afresh.tasks[0].fields["note"] == ""
 
 

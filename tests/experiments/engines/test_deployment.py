@@ -23,12 +23,17 @@ from safetensors.numpy import load_file
 
 from fedmuon.config.load import Config, dump, flatten, unflatten
 from fedmuon.core.errors import InputError, Interrupted
-from fedmuon.experiments.engines.credentials import make_node_key, make_server_files
-from fedmuon.experiments.engines.deploy import SETTINGS, Deployment, deployed
-from fedmuon.experiments.engines.deployment import executor
+from fedmuon.experiments.engines.deployment import (
+    SETTINGS,
+    Deployment,
+    deployed,
+    executor,
+    make_node_key,
+    make_server_files,
+)
 from fedmuon.experiments.engines.processes import SCRIPTS, Processes, descendants, free_ports
 from fedmuon.experiments.run import execute
-from fedmuon.federated import build
+from fedmuon.federated.build import build_plan
 from fedmuon.runs.directory import RunDirectory
 
 pytestmark = pytest.mark.timeout(400)
@@ -152,7 +157,7 @@ def test_a_supernode_that_dies_and_returns(deployment: Deployment, tmp_path: Pat
     """Killed after the first round, it comes back, is asked again, and nothing is lost."""
     faults, engine = {"deadline": 40.0, "retries": 3}, {"name": "deployment"}
     config = tiny(3, faults=faults, engine=engine)
-    victim = int(build.plan(config).participants(1)[0])
+    victim = int(build_plan(config).participants(1)[0])
     inline, out = tmp_path / "inline", tmp_path / "deployed"
     execute(tiny(3), inline)
 
@@ -221,7 +226,7 @@ def test_logs_that_cannot_be_kept_hide_nothing(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr(
-        "fedmuon.experiments.engines.deploy.Deployment",
+        "fedmuon.experiments.engines.deployment.Deployment",
         lambda processes, *given: SimpleNamespace(processes=processes),
     )
     (tmp_path / "logs").touch()

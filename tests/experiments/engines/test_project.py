@@ -15,7 +15,7 @@ from safetensors.numpy import load_file
 from fedmuon.config.load import flatten, load
 from fedmuon.core.errors import InputError
 from fedmuon.experiments.cli.project import NODES, new
-from fedmuon.experiments.engines.deploy import SETTINGS
+from fedmuon.experiments.engines.deployment import SETTINGS
 from fedmuon.experiments.engines.processes import Processes, free_ports
 from fedmuon.server.run_config import unpacked
 

@@ -13,7 +13,7 @@ from flwr.cli.auth_plugin.oidc_cli_plugin import OidcCliPlugin
 from flwr.common.constant import ACCESS_TOKEN_KEY
 from flwr.supercore.credential_store.file_credential_store import FileCredentialStore
 
-from fedmuon.experiments.engines.credentials import make_secret, store_control_key
+from fedmuon.experiments.engines.deployment import make_secret, store_control_key
 from fedmuon.experiments.engines.superlink_auth import OneKey, _start
 
 

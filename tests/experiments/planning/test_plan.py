@@ -31,7 +31,7 @@ from fedmuon.experiments.planning import cost, pace
 from fedmuon.experiments.planning.cost import array_bytes, plan
 from fedmuon.experiments.planning.pace import Pace, Trial, few, rows_of
 from fedmuon.experiments.run import execute
-from fedmuon.federated import build
+from fedmuon.federated.build import resolve
 from fedmuon.federated.rounds import Experiment, Round, ServerState, begin, broadcast
 from fedmuon.federated.wire import named
 from fedmuon.runs.loop import Run, prepare
@@ -48,7 +48,7 @@ def prepared(folder: Path, *below: dict, **tables: dict) -> tuple[Run, ServerSta
     """A small run before its first round."""
     config = small(*below, **tables)
     folder.mkdir(exist_ok=True)
-    run = prepare(build.resolve(config), folder / "run")
+    run = prepare(resolve(config), folder / "run")
     return run, begin(run.experiment.recipe, run.experiment.task, config.federation.seed)
 
 

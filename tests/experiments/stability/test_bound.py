@@ -21,7 +21,7 @@ from fedmuon.experiments.cli import app
 from fedmuon.experiments.run import execute as run
 from fedmuon.experiments.stability import bound
 from fedmuon.experiments.stability.neighbours import execute, verdict_table
-from fedmuon.federated import build
+from fedmuon.federated.build import build_experiment, resolve
 from fedmuon.federated.rounds import begin
 from fedmuon.orthogonalize import lipschitz
 from fedmuon.tasks.constants import constants
@@ -174,9 +174,8 @@ def test_both_kinds_stand_side_by_side() -> None:
 
 def test_the_momentum_of_the_matrix_task_never_has_full_rank() -> None:
     """But in the quotient by the ones vector, where Lemma D.12 asks for a run's momenta."""
-    config = build.resolve(parse({"engine": {"dtype": "float64"}}))
-    source = build.source(config)
-    what = build.experiment(config, build.federated_data(config, source), source.classes)
+    config = resolve(parse({"engine": {"dtype": "float64"}}))
+    what = build_experiment(config)
     start = begin(what.recipe, what.task, 0)
     _, gradient = what.task.gradient(start.params, [what.shards[0].data])
     values = torch.linalg.svdvals(gradient["weight"][0])

@@ -22,7 +22,7 @@ from fedmuon.experiments.stability import bound
 from fedmuon.experiments.stability.findings import findings
 from fedmuon.experiments.stability.neighbours import execute, verdict_table
 from fedmuon.experiments.stability.singular_values import smallest
-from fedmuon.federated import build
+from fedmuon.federated.build import build_experiment, resolve
 from fedmuon.federated.rounds import begin, run_rounds
 from fedmuon.orthogonalize import exact_sign, quotient_sign
 from fedmuon.tasks.constants import constants
@@ -75,9 +75,8 @@ def ranks(config: Config, monkeypatch: pytest.MonkeyPatch) -> set[int]:
             return found
 
         monkeypatch.setattr(orthogonalize, name, watched)
-    config = build.resolve(config)
-    source = build.source(config)
-    what = build.experiment(config, build.federated_data(config, source), source.classes)
+    config = resolve(config)
+    what = build_experiment(config)
     for _ in run_rounds(what, begin(what.recipe, what.task, 3)):
         pass
     return seen

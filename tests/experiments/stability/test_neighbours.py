@@ -27,7 +27,7 @@ from fedmuon.experiments.stability.bound import in_doubles
 from fedmuon.experiments.stability.findings import findings
 from fedmuon.experiments.stability.measure import Laboratory
 from fedmuon.experiments.stability.neighbours import _within, census, execute, verdict_table
-from fedmuon.federated import build
+from fedmuon.federated.build import build_experiment, build_plan
 from fedmuon.federated.rounds import begin, simulate
 from fedmuon.orthogonalize import lipschitz
 from fedmuon.runs.directory import RunDirectory
@@ -121,7 +121,7 @@ def test_a_smaller_constant_would_be_exceeded(tmp_path: Path) -> None:
     """Negative control: with a third of L_orth the certificate is false."""
     config = small(stability={"neighbours": "all"})
     record = execute(config, tmp_path / "a")
-    part = analysis.Realized(build.plan(config).schedule())
+    part = analysis.Realized(build_plan(config).schedule())
     what = the_run(config, tmp_path / "a")
     client, moved = column(tmp_path / "a", "client").astype(int), column(tmp_path / "a", COLUMNS[4])
     assert (moved <= analysis.certificate(what, record["l_orth"], part)[client]).all()
@@ -150,7 +150,7 @@ def test_materialised_neighbours_move_the_model_as_far(tmp_path: Path) -> None:
     drawn = draw_neighbours(there.data, there.source, 4, config.federation.seed)
     ends = []
     for s in range(5):
-        alone = build.experiment(config, replace(there.data, drawn, s), 3)
+        alone = build_experiment(config, replace(there.data, drawn, s))
         ends.append(simulate(alone, begin(alone.recipe, alone.task, 3)).params["weight"][0])
     moved = [float((end - ends[0]).norm()) for end in ends[1:]]
     np.testing.assert_allclose(column(tmp_path / "a", "perturbation"), moved, rtol=1e-9)
@@ -233,18 +233,20 @@ def test_a_census_killed_and_resumed_gives_the_same_bytes(
             raise Stop
 
     with pytest.raises(Stop):
-        execute(config, tmp_path / "cut", watch=stop)
+        execute(config, tmp_path / "cut", on_round_end=stop)
     file = tmp_path / "cut" / "neighbours.csv"
     assert len(file.read_text().splitlines()) == 41
     if torn.endswith("\n"):  # a whole line of an unfinished stack
         head = (tmp_path / "whole" / "neighbours.csv").read_text().splitlines()[41]
         torn = ",".join(head.split(",")[:4]) + ",0.5,0.1,0.1\n"
     file.write_text(file.read_text() + torn)
-    execute(None, tmp_path / "cut", resume=True, watch=lambda record: seen.append(record["done"]))
+    execute(
+        None, tmp_path / "cut", resume=True, on_round_end=lambda record: seen.append(record["done"])
+    )
     assert seen == [20, 40, 60, 80, 90]
     for name in ("neighbours.csv", "bound.json"):
         assert (tmp_path / "cut" / name).read_bytes() == (tmp_path / "whole" / name).read_bytes()
-    execute(None, tmp_path / "cut", resume=True, watch=stop)
+    execute(None, tmp_path / "cut", resume=True, on_round_end=stop)
     assert len(seen) == 5  # nothing was left to do
 
 
@@ -272,7 +274,7 @@ def test_bound_json_holds_what_analysis_says(tmp_path: Path) -> None:
     config = small(local={"batch": 4}, stability=table)
     record = execute(config, tmp_path / "a")
     assert record == json.loads((tmp_path / "a" / "bound.json").read_text())
-    what, plan = the_run(config, tmp_path / "a", batch=4), build.plan(config)
+    what, plan = the_run(config, tmp_path / "a", batch=4), build_plan(config)
     part = analysis.Realized(plan.schedule(), plan.rows)
     found = analysis.smoothed_polar(what, 0.1, part, 0.1, c_hp=1.0)
     for name in ("value", "h", "g", "delta", "c_hp", "n_eff", "failure", "status"):
@@ -288,7 +290,7 @@ def test_bound_json_holds_what_analysis_says(tmp_path: Path) -> None:
 def test_aligned_and_smoothed_bounds_are_those_of_analysis(tmp_path: Path) -> None:
     config = small(local={"recipe": "fedmuon-aligned", "alignment": 0.3})
     record = execute(config, tmp_path / "a")
-    what, schedule = the_run(config, tmp_path / "a"), build.plan(config).schedule()
+    what, schedule = the_run(config, tmp_path / "a"), build_plan(config).schedule()
     a = analysis.aligned_amplification(
         0.05, 0.9, record["l_orth"], constants().smoothness, 8, 1, 0.3
     )

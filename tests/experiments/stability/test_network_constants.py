@@ -11,7 +11,7 @@ import fedmuon
 from fedmuon.experiments.run import execute
 from fedmuon.experiments.stability import bound
 from fedmuon.experiments.stability.network_constants import curvature, observed_constants
-from fedmuon.federated import build
+from fedmuon.federated.build import resolve
 from fedmuon.tasks.base import Batch
 from fedmuon.tasks.constants import constants
 from fedmuon.tasks.matrix import MatrixTask
@@ -89,6 +89,6 @@ def test_adamw_beside_muon_has_no_constant(tmp_path: Path) -> None:
 
 
 def test_parameters_alone_say_nothing_of_a_network() -> None:
-    config = build.resolve(small(**network()))
+    config = resolve(small(**network()))
     verdict = bound.judge(bound.from_parameters(config, 30))
     assert "make the run" in verdict.refusal

@@ -70,7 +70,10 @@ def test_a_study_is_computed_judged_and_told(study: str, tmp_path: Path) -> None
     out, begun, seen = tmp_path / "out", [], []
     work = kinds.find(study, None, "full", {})
     told = suite.execute(
-        work, out, watch=seen.append, begun=lambda done, total: begun.append((done, total))
+        work,
+        out,
+        on_round_end=seen.append,
+        on_start=lambda done, total: begun.append((done, total)),
     )
     assert begun == [(0, 6)] and [record["done"] for record in seen] == [1, 3, 6]
     assert (out / "rows.csv").read_text() == "n,word,square\n1,a,1\n2,aa,4\n3,aaa,9\n"

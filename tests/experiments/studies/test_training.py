@@ -18,9 +18,10 @@ from fedmuon.core.errors import InputError, Interrupted
 from fedmuon.experiments.report import gather, write_report
 from fedmuon.experiments.studies.training import MEASURES, Trained
 from fedmuon.experiments.suites import suite
+from fedmuon.federated.build import resolve
 from fedmuon.federated.rounds import run_rounds
 from fedmuon.runs.directory import RunDirectory
-from fedmuon.runs.loop import drive, prepare
+from fedmuon.runs.loop import prepare, train
 
 
 @pytest.fixture(scope="module")
@@ -101,7 +102,7 @@ def stop_after(three: int, one: Trained) -> None:
             yield finished
 
     assert one.folder is not None
-    drive(prepare(one.config, one.folder), engine)
+    train(prepare(resolve(one.config), one.folder), engine)
 
 
 def test_an_interrupted_suite_goes_on(tmp_path: Path, done: Path) -> None:

@@ -50,7 +50,7 @@ def test_a_stopped_suite_goes_on_and_is_kept(
 ) -> None:
     places = tmp_path / "runs", tmp_path / "kept"
     with monkeypatch.context() as patched, pytest.raises(KeyboardInterrupt):
-        patched.setattr(Progress, "watch", regenerate.stop)
+        patched.setattr(Progress, "on_round_end", regenerate.stop)
         regenerate.regenerate(ranks, *places)
     (cell,) = (regenerate.place_of("ranks", places[0]) / "cells").iterdir()
     before = cell.stat().st_mtime_ns

@@ -23,7 +23,7 @@ from fedmuon.experiments.studies.training_findings import drawn, kept, targeted
 from fedmuon.experiments.suites.suite import execute as make
 from fedmuon.federated import accountant
 from fedmuon.privacy.accounting.composition import epsilon
-from fedmuon.runs.loop import Watch
+from fedmuon.runs.loop import OnRoundEnd
 
 TINY = """
 kind = "training"
@@ -126,11 +126,11 @@ def test_how_lots_are_drawn_is_said(client: int, sampling: list[str], said: str)
     assert drawn(clients) == said and said in kept(runs, clients).sentence
 
 
-def private_run(out: Path, watch: Watch = lambda record: None) -> dict[str, Any]:
+def private_run(out: Path, watch: OnRoundEnd = lambda record: None) -> dict[str, Any]:
     given = {"epsilon": 4.0, "lot": 6.0, "bound": 0.2}
     local = {"recipe": "dp-sgd", "lr": 0.1, "steps": 2}
     config = small(federation={"rounds": 4}, local=local, privacy=given)
-    return execute(config, out, watch=watch)
+    return execute(config, out, on_round_end=watch)
 
 
 class Stopped(Exception):

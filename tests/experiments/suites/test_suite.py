@@ -25,7 +25,8 @@ from fedmuon.experiments.studies.stability import Pair, Stability, Stack
 from fedmuon.experiments.studies.stability_findings import findings, gap_and_bound
 from fedmuon.experiments.suites import contents, suite
 from fedmuon.experiments.suites.contents import Tables
-from fedmuon.federated import build
+from fedmuon.federated.build import build_experiment, resolve
+from fedmuon.federated.client_data import build_data, read_source
 from fedmuon.federated.rounds import begin, simulate
 
 OWN = """
@@ -102,13 +103,13 @@ def test_sizes_are_cut_to_what_the_source_holds() -> None:
 
 def one_by_one(what: Stack, pair: Pair) -> np.ndarray:
     """||X' - X||_F of a run's neighbours, every data set built and run on its own."""
-    config = build.resolve(what.at(pair))
-    source = build.source(config)
-    data = build.federated_data(config, source)
+    config = resolve(what.at(pair))
+    source = read_source(config)
+    data = build_data(config, source)
     neighbours = stack(source, draw(data, source, what.trials, config.federation.seed))
     ends = []
     for s in range(1 + what.trials):
-        alone = build.experiment(config, replace(data, neighbours, s), source.classes)
+        alone = build_experiment(config, replace(data, neighbours, s))
         fresh = begin(alone.recipe, alone.task, config.federation.seed)
         ends.append(simulate(alone, fresh).params["weight"][0].numpy())
     return np.array([np.linalg.norm(end - ends[0]) for end in ends[1:]])
@@ -288,7 +289,7 @@ def test_the_processes_of_a_machine_read_one_copy(
     monkeypatch.setenv("FEDMUON_CACHE", str(tmp_path))
     config = parse({"data": {"name": "mnist5k"}})
     read: list[np.ndarray] = []
-    cell = Mock(compute=lambda: read.append(build.source(config).inputs) or {})
+    cell = Mock(compute=lambda: read.append(read_source(config).inputs) or {})
     threads = torch.get_num_threads()
     _read_cached.cache_clear()
     try:
@@ -298,7 +299,7 @@ def test_the_processes_of_a_machine_read_one_copy(
         _read_cached.cache_clear()
     (inputs,) = read
     assert isinstance(inputs, np.memmap) and str(inputs.filename).startswith(str(tmp_path))
-    own = build.source(config).inputs  # as before, outside
+    own = read_source(config).inputs  # as before, outside
     assert not isinstance(own, np.memmap)
     np.testing.assert_array_equal(inputs, own)
 
@@ -377,9 +378,9 @@ def test_the_command_writes_a_report(
 def test_a_replacement_may_follow_anybodys_law(own: str) -> None:
     """Under `own` labels are the client's, under `any` everybody's; the census is no suite."""
     what = work(own).cells[0]
-    config = build.resolve(what.config)
-    source = build.source(config)
-    data = build.federated_data(config, source)
+    config = resolve(what.config)
+    source = read_source(config)
+    data = build_data(config, source)
     foreign = {}
     for law in ("own", "any"):
         drawn = draw(data, source, 400, 0, law)  # type: ignore[arg-type]

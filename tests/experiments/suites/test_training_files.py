@@ -17,7 +17,7 @@ from fedmuon.experiments.studies import find as kinds
 from fedmuon.experiments.studies import training_findings
 from fedmuon.experiments.studies.training import settings, suite_of
 from fedmuon.experiments.suites import contents, suite
-from fedmuon.federated import build
+from fedmuon.federated.client_data import read_source
 
 SWEEP = """
 [sweep]
@@ -242,7 +242,7 @@ def test_sizes_are_those_of_each_runs_own_data() -> None:
     for one in kinds.find("context", None, "full", {}).cells:
         data = one.config.data  # type: ignore[attr-defined]
         text[data.context] = (data.train * data.context, data.test * data.context)
-        source = build.source(one.config)  # type: ignore[attr-defined]
+        source = read_source(one.config)  # type: ignore[attr-defined]
         read[data.context] = data.train
         assert data.train == source.official_test
         assert data.train + data.test <= len(source.labels)

@@ -16,7 +16,7 @@ from fedmuon.config.paths import with_files
 from fedmuon.core.errors import InputError
 from fedmuon.core.registry import imported
 from fedmuon.experiments.engines.processes import importable
-from fedmuon.federated import build
+from fedmuon.federated.build import resolve
 from fedmuon.server.run_config import packed, unpacked
 
 RECIPE = """
@@ -38,7 +38,7 @@ def own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Config:
     (tmp_path / "config.toml").write_text(tomli_w.dumps(tables))
     (tmp_path / "elsewhere").mkdir()
     monkeypatch.chdir(tmp_path)
-    resolved = build.resolve(load(Path("config.toml")))
+    resolved = resolve(load(Path("config.toml")))
     monkeypatch.chdir("elsewhere")
     return resolved
 
@@ -77,12 +77,12 @@ def test_options_that_are_none_are_one_sentence(text: str) -> None:
 def test_a_file_is_found_from_another_folder(own: Config, tmp_path: Path) -> None:
     assert own.local.recipe == f"{tmp_path.resolve() / 'mine.py'}:mine"
     assert imported(own.local.recipe, "[local] recipe").__name__ == "mine"
-    assert build.resolve(own) == own
+    assert resolve(own) == own
 
 
 def test_what_is_ours_or_a_modules_stays(tmp_path: Path) -> None:
     plain = small()
-    assert build.resolve(plain).local == plain.local
+    assert resolve(plain).local == plain.local
     named = load(None, ["task.name=torch.nn:Linear"])
     assert with_files(named) == named
 

@@ -29,9 +29,9 @@ from fedmuon.experiments.stability.reachable_ball import start_of
 from fedmuon.experiments.studies import find as kinds
 from fedmuon.experiments.studies import stability
 from fedmuon.experiments.suites import contents
-from fedmuon.federated import build
+from fedmuon.federated.build import resolve
 from fedmuon.federated.rounds import begin, run_rounds
-from fedmuon.runs.loop import Run, drive, prepare
+from fedmuon.runs.loop import Run, prepare, train
 from fedmuon.tasks.matrix import MatrixTask
 
 NAMES = [f"{table}.{key}" for table, keys in NEEDS.items() for key in keys]
@@ -163,8 +163,8 @@ def left_behind(config: Config, out: Path) -> dict[str, Any]:
     """All that a run is: its files but for the config and the seconds, and its bound; or the
     sentence that refuses it."""
     try:
-        run = prepare(build.resolve(config), out)
-        drive(run, run_rounds)
+        run = prepare(resolve(config), out)
+        train(run, run_rounds)
     except InputError as error:
         return {"refused": str(error)}
     files = {
@@ -326,7 +326,7 @@ def test_defaults_are_always_accepted() -> None:
 @pytest.mark.parametrize("setting", SETTINGS)
 def test_a_resolved_config_loads_again(setting: str) -> None:
     """Resolving sets nothing that would then be read by nothing."""
-    config = build.resolve(tiny(SETTINGS[setting]))
+    config = resolve(tiny(SETTINGS[setting]))
     assert parse(tomllib.loads(tables.dump(config))) == config
     assert unread(config) == []
 
@@ -334,13 +334,13 @@ def test_a_resolved_config_loads_again(setting: str) -> None:
 @pytest.mark.parametrize("recipe", ["fedavg", "sgd"])
 def test_a_schedule_is_resolved_where_momentum_is_and_is_not_read(recipe: str) -> None:
     local = {"recipe": recipe, "schedule": "heavy-tailed", "tail-index": 1.5}
-    config = build.resolve(small(local=local))
+    config = resolve(small(local=local))
     assert unread(config) == [] and config.local.tail_index == 0
     assert (config.local.momentum != Config().local.momentum) == (recipe == "sgd")
 
 
 def test_a_kernel_of_the_matrix_task_is_not_looked_for_by_networks() -> None:
-    config = build.resolve(tiny({**NETWORK, "engine": {"dtype": "float32"}}))
+    config = resolve(tiny({**NETWORK, "engine": {"dtype": "float32"}}))
     assert is_default(config, "engine.kernel", config.engine.kernel)
 
 

@@ -20,10 +20,8 @@ from fedmuon.core.errors import InputError
 from fedmuon.data.federated import federate
 from fedmuon.data.user_data import as_source
 from fedmuon.experiments.stability import bound
-from fedmuon.federated import build
-from fedmuon.federated.deal import dealing
-from fedmuon.federated.shards import Shards
-from fedmuon.federated.worker import worker
+from fedmuon.federated.build import build_experiment, build_worker, resolve
+from fedmuon.federated.client_data import Shards, build_data, partition_digest, read_source
 from fedmuon.optim import probe
 from fedmuon.optim.gradients import released
 from fedmuon.optim.recipe import replace_by_mean
@@ -59,14 +57,14 @@ def test_rows_outside_the_ball_have_no_constants() -> None:
     """However they came to be there; the check sees what the config says nothing of."""
     source, deal = as_source((5 * X, CLASSES)), np.arange(60) % 3
     given = Own(data=(5 * X, CLASSES))
-    config = build.resolve(parse({**MATRIX, "data": {"name": "given"}}).beside(given))
+    config = resolve(parse({**MATRIX, "data": {"name": "given"}}).beside(given))
     for normalize, sound in (("unit", True), ("ball", True), ("pixels", False)):
         data = federate(source, np.arange(50), deal[:50], np.arange(50, 60), normalize)
         if sound:
-            build.experiment(config, data, 2)
+            build_experiment(config, data)
         else:
             with pytest.raises(InputError, match="unit ball"):
-                build.experiment(config, data, 2)
+                build_experiment(config, data)
 
 
 @pytest.mark.parametrize("kind", [np.float64, np.float32, np.float16, np.longdouble])
@@ -106,16 +104,16 @@ def test_a_worker_that_deals_otherwise_is_refused() -> None:
         given = Own(data=(X, Y), task=linear, partition=partition)
         named = {"data": {"name": "given"}, "task": {"name": "given"}}
         config = parse({**tables(federation={"partition": "given"}), **named}).beside(given)
-        config = build.resolve(config)
-        data = build.federated_data(config, build.source(config))
-        dealt = Shards.of(data, torch.float64, torch.device("cpu")).dealt
-        assert dealt == dealing(data.train_index, data.client)
-        found = worker(config, 0)
+        config = resolve(config)
+        data = build_data(config, read_source(config))
+        dealt = Shards.of(data, torch.float64, torch.device("cpu")).partition_digest
+        assert dealt == partition_digest(data.train_index, data.client)
+        found = build_worker(config, 0)
         if sound:
-            found.require_dealt(dealt)
+            found.require_same_partition(dealt)
         else:
             with pytest.raises(InputError, match="the generator that it is given"):
-                found.require_dealt(dealt)
+                found.require_same_partition(dealt)
 
 
 def test_the_laboratory_deals_as_the_run_did() -> None:

@@ -22,8 +22,7 @@ from fedmuon.data.user_data import as_source
 from fedmuon.experiments.cli import main
 from fedmuon.experiments.results import Result
 from fedmuon.experiments.run import execute
-from fedmuon.federated.build import resolve
-from fedmuon.federated.worker import worker
+from fedmuon.federated.build import build_worker, resolve
 from fedmuon.optim.gradients import released
 from fedmuon.optim.probe import require_sound
 from fedmuon.optim.recipe import replace_by_mean
@@ -530,9 +529,9 @@ def test_samples_that_differ_from_process_to_process_are_refused() -> None:
 
     unseeded = config_of(drawn := rng())
     told = resolve(unseeded)
-    assert worker(told.beside(config_of(rng()).given), 0).shard.size
+    assert build_worker(told.beside(config_of(rng()).given), 0).shard.size
     with pytest.raises(InputError, match="seed it"):
-        worker(told.beside(config_of(drawn).given), 0)
+        build_worker(told.beside(config_of(drawn).given), 0)
 
 
 @pytest.mark.parametrize("link", [links.normalize(), links.momentum(0.5), links.adamw()])

@@ -12,7 +12,7 @@ from conftest import small
 from fedmuon.core.locks import held
 from fedmuon.experiments.run import execute
 from fedmuon.experiments.stability import neighbours
-from fedmuon.federated import build
+from fedmuon.federated.build import resolve
 from fedmuon.federated.rounds import begin
 from fedmuon.runs.loop import prepare
 
@@ -57,10 +57,10 @@ def test_files_of_a_run_are_for_their_owner(
 
     config = small(**tables)
     if ends:
-        execute(config, tmp_path, watch=watch)
+        execute(config, tmp_path, on_round_end=watch)
     else:
         with pytest.raises(RuntimeError, match="stop"):
-            execute(config, tmp_path, watch=watch)
+            execute(config, tmp_path, on_round_end=watch)
     assert not open_to_others(tmp_path)
     assert (tmp_path / "ledger.jsonl").exists() == bool(tables)
 
@@ -77,7 +77,7 @@ def test_a_lock_is_for_its_owner(tmp_path: Path) -> None:
 
 def test_a_log_is_made_for_its_owner_whoever_makes_it(tmp_path: Path) -> None:
     """A checkpoint does, where there is none."""
-    run = prepare(build.resolve(small()), tmp_path)
+    run = prepare(resolve(small()), tmp_path)
     recipe, task = run.experiment.recipe, run.experiment.task
     run.directory.checkpoint(begin(recipe, task, run.config.federation.seed))
     assert not open_to_others(tmp_path) and (tmp_path / "rounds.jsonl").exists()
@@ -91,7 +91,7 @@ def test_a_run_with_logs_of_an_older_version_is_resumed(tmp_path: Path) -> None:
 
     config = small(SAMPLES)
     with pytest.raises(RuntimeError, match="stop"):
-        execute(config, tmp_path, watch=stop)
+        execute(config, tmp_path, on_round_end=stop)
     for name in LOGS:
         (tmp_path / name).chmod(0o644)
     summary = execute(None, tmp_path, resume=True)

@@ -86,7 +86,7 @@ def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
             raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        execute(small(), found["cut"], watch=stop)
+        execute(small(), found["cut"], on_round_end=stop)
     suite.execute(work_of(root), found["suite"])
     return found
 

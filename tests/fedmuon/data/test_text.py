@@ -19,7 +19,7 @@ from fedmuon.data.source import Source
 from fedmuon.data.sources import read, read_mapped
 from fedmuon.data.text import Pair, corpus, make_text, prompts, tokens_of, windows
 from fedmuon.experiments.studies.dp_text import bleu, rouge_l
-from fedmuon.federated import build
+from fedmuon.federated.client_data import read_source
 from fedmuon.tasks.base import IGNORED, Batch
 from fedmuon.tasks.decoder import Form, generate, sentence_tokens
 from fedmuon.tasks.networks import NetworkTask
@@ -276,7 +276,7 @@ def tiny(folder: Path) -> Config:
 
 def task_of(config: Config) -> tuple[NetworkTask, Tensor]:
     """The task, and all rows of the source."""
-    rows = build.source(config).inputs
+    rows = read_source(config).inputs
     return networks.task_of(config), torch.from_numpy(rows.astype(np.float64))
 
 

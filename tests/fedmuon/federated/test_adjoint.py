@@ -11,8 +11,8 @@ from conftest import small
 from torch import Tensor, nn
 
 from fedmuon.config.load import Config
-from fedmuon.federated import build
 from fedmuon.federated.adjoint import backwards, pulled_back
+from fedmuon.federated.build import build_experiment
 from fedmuon.federated.rounds import Experiment, ServerState, begin, run_rounds, simulate
 from fedmuon.tasks.base import Batch, Params, Task
 from fedmuon.tasks.networks import NetworkTask
@@ -72,9 +72,7 @@ def prepared(
     config: Config, module: nn.Module | None = None
 ) -> tuple[Experiment, ServerState, Params, Batch]:
     """An experiment with its start, directions and candidates, which are held-out samples."""
-    source = build.source(config)
-    data = build.federated_data(config, source)
-    experiment = build.experiment(config, data, source.classes)
+    experiment = build_experiment(config)
     if module is not None:
         task = NetworkTask(module.double(), (7,), torch.float64)
         experiment = dataclasses.replace(experiment, task=task)

@@ -22,11 +22,11 @@ from fedmuon.experiments.stability import bound
 from fedmuon.experiments.stability.measure import Laboratory
 from fedmuon.experiments.stability.neighbours import execute as stability
 from fedmuon.experiments.stability.neighbours import measure
-from fedmuon.federated import build
+from fedmuon.federated.build import build_plan, resolve
 from fedmuon.federated.rounds import Engine, begin
 from fedmuon.privacy.ledger import Ledger
 from fedmuon.runs.directory import Record
-from fedmuon.runs.loop import drive, prepare
+from fedmuon.runs.loop import prepare, train
 
 pytestmark = pytest.mark.timeout(900)
 
@@ -49,8 +49,8 @@ def config(address: str, **given: dict) -> Config:
 
 def on_ray(live: LiveGrid, what: Config, out: Path, resume: bool = False) -> Record:
     """A run with the live workers."""
-    run = prepare(build.resolve(what), out, resume)
-    return live.do(lambda grid: drive(run, engine(run.config, grid)))
+    run = prepare(resolve(what), out, resume)
+    return live.do(lambda grid: train(run, engine(run.config, grid)))
 
 
 def distance(a: Path, b: Path) -> float:
@@ -162,7 +162,7 @@ def test_flowers_own_loop_drives_the_strategy(live: LiveGrid, tmp_path: Path) ->
 
     what = small(local={"schedule": "cosine", "recipe": "fedmuon-aligned", "steps": 2})
     execute(what, tmp_path / "inline")
-    run = prepare(build.resolve(what), tmp_path / "flower")
+    run = prepare(resolve(what), tmp_path / "flower")
     fresh = begin(run.experiment.recipe, run.experiment.task, what.federation.seed)
     strategy = FedMuonStrategy(run.config, run.experiment, fresh)
     live.do(lambda grid: strategy.start(grid, strategy.arrays(), what.federation.rounds))
@@ -235,7 +235,7 @@ def order(cluster: str) -> Iterator[Callable[[str, int], dict]]:
         for file in folder.iterdir():
             file.unlink()
         round = 7 if kind == "silent" else 3
-        client = int(build.plan(small()).participants(round)[1])
+        client = int(build_plan(small()).participants(round)[1])
         one = {"kind": kind, "client": client, "round": round, "times": times}
         (folder / "orders.json").write_text(json.dumps(one))
         return one
@@ -314,7 +314,7 @@ def test_drop_averages_the_others_and_says_so(
         json.loads(line) for line in (tmp_path / "ray" / "rounds.jsonl").read_text().splitlines()
     ]
     assert [line.get("dropped") for line in lines].index([given["client"]]) == given["round"]
-    participants = build.plan(small()).participants(given["round"]).tolist()
+    participants = build_plan(small()).participants(given["round"]).tolist()
     assert lines[given["round"]]["participants"] == participants
     assert distance(tmp_path / "inline", tmp_path / "ray") > 1e-6
 

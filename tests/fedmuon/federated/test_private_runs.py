@@ -17,13 +17,13 @@ from fedmuon.config.load import Config, nested, parse
 from fedmuon.core.errors import InputError
 from fedmuon.experiments import spending
 from fedmuon.experiments.run import execute
-from fedmuon.federated import build
+from fedmuon.federated.build import resolve
 from fedmuon.federated.rounds import run_rounds
 from fedmuon.optim.private import Private
 from fedmuon.privacy.accounting.composition import account, epsilon, event
 from fedmuon.privacy.ledger import Ledger
 from fedmuon.runs import loop as runs
-from fedmuon.runs.loop import drive, prepare
+from fedmuon.runs.loop import prepare, train
 from fedmuon.tasks.per_example.clipping import Clipping
 
 
@@ -59,8 +59,7 @@ def test_a_target_is_met_by_every_client_and_nearly_reached_by_one(tmp_path: Pat
 
 def test_a_killed_round_stays_spent_and_is_released_anew(tmp_path: Path) -> None:
     """The engine dies after the ledger's line of round 2 is written, before its model is."""
-    with pytest.raises(KeyboardInterrupt):
-        drive(prepare(build.resolve(private()), tmp_path), _dying_at(3))
+    _broken_off(private(), tmp_path, dying_at=3)
     assert [entry["round"] for entry in lines(tmp_path)] == [0, 1, 2]
     summary = execute(None, tmp_path, resume=True)
     told = [(entry["round"], entry["attempt"]) for entry in lines(tmp_path)]
@@ -92,9 +91,7 @@ def test_one_example_s_loss_stops_no_private_run(tmp_path: Path) -> None:
 
 
 def test_a_model_beside_a_shorter_ledger_is_refused(tmp_path: Path) -> None:
-    run = prepare(build.resolve(private()), tmp_path)
-    with pytest.raises(KeyboardInterrupt):
-        drive(run, _stopped_after(2))
+    _broken_off(private(), tmp_path, after=2)
     ledger = tmp_path / "ledger.jsonl"
     ledger.write_text("".join(ledger.read_text().splitlines(keepends=True)[:2]))
     with pytest.raises(InputError, match="says nothing of round 1"):
@@ -103,12 +100,8 @@ def test_a_model_beside_a_shorter_ledger_is_refused(tmp_path: Path) -> None:
 
 def test_a_tail_cut_off_behind_the_model_is_refused(tmp_path: Path) -> None:
     """Also where every round is there, but not every attempt."""
-    run = prepare(build.resolve(private()), tmp_path)
-    with pytest.raises(KeyboardInterrupt):
-        drive(run, _dying_at(2))
-    again = prepare(build.resolve(private()), tmp_path, resume=True)
-    with pytest.raises(KeyboardInterrupt):
-        drive(again, _stopped_after(3))
+    _broken_off(private(), tmp_path, dying_at=2)
+    _broken_off(private(), tmp_path, after=3)
     ledger = tmp_path / "ledger.jsonl"
     whole = ledger.read_text().splitlines(keepends=True)
     assert [(e["round"], e["attempt"]) for e in lines(tmp_path)] == [
@@ -149,30 +142,25 @@ def _ran(config: Config, out: Path) -> Path:
     return out
 
 
-def _dying_at(count: int) -> Any:
+def _broken_off(config: Config, out: Path, dying_at: int = 0, after: int = 0) -> None:
+    """Run, or resume, with an engine that dies before it has told of a round, or after it."""
+
     def engine(experiment: Any, state: Any) -> Any:
         for done in run_rounds(experiment, state):
-            if done.state.round == count:
+            if done.state.round == dying_at:
                 raise KeyboardInterrupt
             yield done
-
-    return engine
-
-
-def _stopped_after(count: int) -> Any:
-    def engine(experiment: Any, state: Any) -> Any:
-        for done in run_rounds(experiment, state):
-            yield done
-            if done.state.round == count:
+            if done.state.round == after:
                 raise KeyboardInterrupt
 
-    return engine
+    run = prepare(resolve(config), out, resume=(out / "config.toml").exists())
+    with pytest.raises(KeyboardInterrupt):
+        train(run, engine)
 
 
 def test_without_noise_nothing_is_called_private(tmp_path: Path) -> None:
     """Nor forgotten: its ledger says so, and a stopped one goes on."""
-    with pytest.raises(KeyboardInterrupt):
-        drive(prepare(build.resolve(private(0.0, noise=0.0)), tmp_path), _stopped_after(2))
+    _broken_off(private(0.0, noise=0.0), tmp_path, after=2)
     spent = execute(None, tmp_path, resume=True)["privacy"]
     assert spent["epsilon"] is None and not spent["certified"]
     told = spending.spent(tmp_path)
@@ -218,6 +206,11 @@ def network() -> nn.Sequential:
 
 INPUTS, LABELS = torch.randn(200, 6), torch.randint(0, 3, (200,))
 OPTIONS: dict[str, Any] = {"population": 200, "orthogonalizer": {"name": "newton-schulz"}}
+
+
+def stepped(made: Private, steps: int) -> None:
+    for lot in made.lots(steps):
+        made.step(lot, INPUTS[lot.rows], LABELS[lot.rows])
 
 
 @torch.no_grad()
@@ -266,8 +259,7 @@ def test_a_lot_of_ones_own_is_refused() -> None:
 def test_the_users_loop_remembers_what_it_spent() -> None:
     privacy = {"noise": 1.0, "lot": 20.0}
     made, other = (Private(network(), privacy=privacy, **OPTIONS) for _ in range(2))
-    for lot in made.lots(3):
-        made.step(lot, INPUTS[lot.rows], LABELS[lot.rows])
+    stepped(made, 3)
     other.load_state_dict(made.state_dict())
     assert other.epsilon(1e-5) == made.epsilon(1e-5) and other.epsilon(1e-5).epsilon > 0
     seen, own = runs.versions()["torch"], torch.__version__  # of which only one may name the build
@@ -291,19 +283,16 @@ def sgd(noise: float, lot: float) -> Private:
 def test_a_loaded_account_keeps_the_noise_it_was_drawn_at() -> None:
     """Against the accountant itself; and going back to an earlier state takes nothing back."""
     loud = sgd(0.5, 40.0)
-    early = None
-    for lot in loud.lots(steps=5):
-        loud.step(lot, INPUTS[lot.rows], LABELS[lot.rows])
-        early = early or copy.deepcopy(loud.state_dict())
+    stepped(loud, 1)
+    early = copy.deepcopy(loud.state_dict())
+    stepped(loud, 4)
     quiet = sgd(9.0, 4.0)
     quiet.load_state_dict(loud.state_dict())
-    for lot in quiet.lots(steps=2):
-        quiet.step(lot, INPUTS[lot.rows], LABELS[lot.rows])
+    stepped(quiet, 2)
     blocks = Clipping().blocks(dict(network().named_parameters()))
     events = [event(0.5, 0.2, 5, blocks), event(9.0, 0.02, 2, blocks)]
     assert quiet.epsilon(1e-5).upper == account(events, 1e-5).upper
     before = loud.epsilon(1e-5).upper
-    assert early is not None
     loud.load_state_dict(early)
     assert loud.epsilon(1e-5).upper == before
     again = sgd(0.5, 40.0)
@@ -326,7 +315,6 @@ def test_a_loop_of_ones_own_refuses_what_a_run_does(privacy: dict[str, Any], why
 def test_a_loop_with_repeatable_noise_is_not_certified() -> None:
     privacy = {"noise": 1.0, "insecure-reproducible-noise": True}
     loop = Private(network(), recipe="dp-sgd", privacy=privacy, **OPTIONS)
-    for lot in loop.lots(steps=1):
-        loop.step(lot, INPUTS[lot.rows], LABELS[lot.rows])
+    stepped(loop, 1)
     answer = loop.epsilon(1e-5)
     assert not answer.certified and "follow from the seed" in answer.note

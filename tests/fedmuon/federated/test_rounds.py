@@ -16,26 +16,27 @@ from fedmuon.config.load import Config
 from fedmuon.core.errors import NonFinite
 from fedmuon.core.rng import Draw, generator
 from fedmuon.data.neighbours import replace
-from fedmuon.federated import build
-from fedmuon.federated.evaluate import risk
-from fedmuon.federated.plan import Plan
-from fedmuon.federated.rounds import ServerState, begin, run_rounds, simulate
+from fedmuon.federated.build import build_experiment, build_plan
+from fedmuon.federated.client_data import build_data, read_source
+from fedmuon.federated.plan import RandomnessPlan
+from fedmuon.federated.rounds import ServerState, begin, risk, run_rounds, simulate
 from fedmuon.tasks.base import Batch
 from fedmuon.tasks.constants import constants
 
 RECIPES = ["fedavg", "fedavgm", "local-muon", "fedmuon", "fedmuon-aligned"]
 
 
-def trained(config: Config, data=None, source=None, **given) -> ServerState:
-    source = source or build.source(config)
-    data = data or build.federated_data(config, source)
-    experiment = build.experiment(config, data, source.classes, **given)
-    neighbours = given.get("neighbours")
-    lr = given.get("lr")
+def weights(config: Config, data=None, **given) -> torch.Tensor:
+    """The last weights [S, d, C]."""
+    return trained(config, data, **given).params["weight"]
+
+
+def trained(config: Config, data=None, **given) -> ServerState:
+    experiment = build_experiment(config, data, **given)
+    neighbours, lr = given.get("neighbours"), given.get("lr")
     stack = len(neighbours.client) if neighbours else len(lr) if lr is not None else 1
-    return simulate(
-        experiment, begin(experiment.recipe, experiment.task, config.federation.seed, stack)
-    )
+    recipe, task = experiment.recipe, experiment.task
+    return simulate(experiment, begin(recipe, task, config.federation.seed, stack))
 
 
 def gradient(X: np.ndarray, inputs: np.ndarray, labels: np.ndarray) -> np.ndarray:
@@ -52,9 +53,8 @@ def orth(M: np.ndarray, config: Config, round: int, client: int, step: int) -> n
     """The configured map by a dense SVD in numpy."""
     table, (d, c) = config.orthogonalizer, M.shape
     if table.name == "gaussian-smoothed-sign":
-        rng = generator(
-            config.federation.seed, Draw.SMOOTHING, round=round, client=client, step=step
-        )
+        seed, at = config.federation.seed, {"round": round, "client": client, "step": step}
+        rng = generator(seed, Draw.SMOOTHING, **at)
         M = M + table.sigma * rng.standard_normal((d, c))
     if table.name == "newton-schulz":
         Z = M / (np.linalg.norm(M) + table.eps)
@@ -74,12 +74,9 @@ def orth(M: np.ndarray, config: Config, round: int, client: int, step: int) -> n
 
 def algorithm_one(config: Config) -> tuple[np.ndarray, np.ndarray]:
     """001, Algorithm 1 and its variants, line by line."""
-    source = build.source(config)
-    data, local, plan = build.federated_data(config, source), config.local, build.plan(config)
-    rng = generator(config.federation.seed, Draw.INITIAL)
-    X = rng.standard_normal((data.inputs.shape[1], source.classes)) / math.sqrt(
-        data.inputs.shape[1]
-    )
+    data, local, plan = build_data(config), config.local, build_plan(config)
+    rng, d = generator(config.federation.seed, Draw.INITIAL), data.inputs.shape[1]
+    X = rng.standard_normal((d, data.classes)) / math.sqrt(d)
     M, V, D = (np.zeros_like(X) for _ in range(3))
     for r in range(plan.rounds):
         Xs, Ms = [], []
@@ -127,38 +124,32 @@ def test_every_recipe_is_the_naive_loop(recipe: str, batch: int) -> None:
 def test_every_map_is_the_naive_loop(name: str) -> None:
     config = small(orthogonalizer={"name": name})
     X, _ = algorithm_one(config)
-    np.testing.assert_allclose(
-        trained(config).params["weight"][0].numpy(), X, rtol=1e-8, atol=1e-10
-    )
+    np.testing.assert_allclose(weights(config)[0].numpy(), X, rtol=1e-8, atol=1e-10)
     other = small(orthogonalizer={"name": name}, local={"momentum": 0.8})
-    assert not np.allclose(trained(other).params["weight"][0].numpy(), X, rtol=1e-6)
+    assert not np.allclose(weights(other)[0].numpy(), X, rtol=1e-6)
 
 
 @settings(max_examples=8, deadline=None)
 @given(seed=st.integers(0, 1000), batch=st.sampled_from([0, 4]), steps=st.integers(1, 2))
 def test_a_stack_of_neighbours_is_a_loop_over_data_sets(seed: int, batch: int, steps: int) -> None:
     config = small(federation={"seed": seed}, local={"batch": batch, "steps": steps})
-    source = build.source(config)
-    data = build.federated_data(config, source)
+    source = read_source(config)
+    data = build_data(config, source)
     neighbours = draw_neighbours(data, source, 3, seed, config.data.normalize)
-    together = trained(config, data, source, neighbours=neighbours).params["weight"]
+    together = weights(config, data, neighbours=neighbours)
     for s in range(len(neighbours.client)):
-        alone = trained(config, replace(data, neighbours, s), source).params["weight"][0]
+        alone = weights(config, replace(data, neighbours, s))[0]
         torch.testing.assert_close(together[s], alone, rtol=1e-11, atol=1e-14)
 
 
 def test_a_grid_is_a_loop_over_configs() -> None:
     lr, lam = torch.tensor([0.01, 0.05, 0.2]), torch.tensor([0.1, 0.01, 0.001])
     config = small(local={"recipe": "fedmuon-aligned"})
-    grid = trained(config, lr=lr.double(), regularization=lam.double()).params["weight"]
+    grid = weights(config, lr=lr.double(), regularization=lam.double())
     for s in range(3):
-        one = small(
-            local={"recipe": "fedmuon-aligned", "lr": float(lr.double()[s])},
-            orthogonalizer={"lambda": float(lam.double()[s])},
-        )
-        torch.testing.assert_close(
-            grid[s], trained(one).params["weight"][0], rtol=1e-10, atol=1e-13
-        )
+        local = {"recipe": "fedmuon-aligned", "lr": float(lr.double()[s])}
+        one = small(local=local, orthogonalizer={"lambda": float(lam.double()[s])})
+        torch.testing.assert_close(grid[s], weights(one)[0], rtol=1e-10, atol=1e-13)
 
 
 @pytest.mark.parametrize("name", ["smoothed-polar", "newton-schulz", "clipped-sign"])
@@ -167,13 +158,13 @@ def test_no_neighbour_beats_its_certificate(name: str, steps: int) -> None:
     """||X^R - X'^R||_F <= Delta_i Y_i(C), pathwise, for every neighbour tried."""
     table = {"lambda": 0.05, "eps": 0.1, "clip-level": 0.2}
     config = small({"orthogonalizer": table}, orthogonalizer={"name": name}, local={"steps": steps})
-    source = build.source(config)
-    data = build.federated_data(config, source)
+    source = read_source(config)
+    data = build_data(config, source)
     neighbours = draw_neighbours(data, source, 40, 1, config.data.normalize)
-    weight = trained(config, data, source, neighbours=neighbours).params["weight"]
+    weight = weights(config, data, neighbours=neighbours)
     measured = (weight - weight[0]).flatten(1).norm(dim=1).numpy()[1:]
     l_orth = maps.lipschitz(name, "sharp", **parameters(name, config))
-    plan, proved = build.plan(config), constants()
+    plan, proved = build_plan(config), constants()
     a = amplification(config.local.lr, config.local.momentum, l_orth, proved.smoothness, 8, steps)
     exposures = exposure(a, plan.schedule(), plan.clients)
     certificate = full_batch_sensitivity(proved.gradient_bound, data.sizes) * exposures
@@ -189,17 +180,13 @@ def parameters(name: str, config: Config) -> dict:
     table = config.orthogonalizer
     return {
         "smoothed-polar": {"lam": table.lambda_},
-        "newton-schulz": {
-            "steps": table.steps,
-            "coefficients": table.coefficients,
-            "eps": table.eps,
-        },
+        "newton-schulz": {name: getattr(table, name) for name in ("steps", "coefficients", "eps")},
         "clipped-sign": {"gamma": table.clip_level},
     }[name]
 
 
 def test_draws_depend_on_their_key_alone() -> None:
-    plan = Plan(seed=7, clients=50, per_round=10, rounds=6, batch=3)
+    plan = RandomnessPlan(seed=7, clients=50, per_round=10, rounds=6, batch=3)
     backwards = [plan.participants(r) for r in reversed(range(6))][::-1]
     assert (np.stack(backwards) == plan.schedule()).all()
     assert (plan.rows(2, 5, 1, 20) == plan.rows(2, 5, 1, 20)).all()
@@ -209,20 +196,19 @@ def test_draws_depend_on_their_key_alone() -> None:
 
 
 def test_participation_is_uniform() -> None:
-    plan = Plan(seed=0, clients=8, per_round=3, rounds=4000)
+    plan = RandomnessPlan(seed=0, clients=8, per_round=3, rounds=4000)
     counts = np.bincount(plan.schedule().ravel(), minlength=8)
     deviation = math.sqrt(4000 * (3 / 8) * (5 / 8))
     assert (abs(counts - 1500) < 5 * deviation).all()
 
 
 def test_a_million_clients_cost_only_their_index() -> None:
-    plan = Plan(seed=0, clients=1_000_000, per_round=10, rounds=3)
+    plan = RandomnessPlan(seed=0, clients=1_000_000, per_round=10, rounds=3)
     assert plan.schedule().shape == (3, 10)
 
 
 def test_float32_follows_float64() -> None:
-    double = trained(small()).params["weight"]
-    single = trained(small(engine={"dtype": "float32"})).params["weight"]
+    double, single = weights(small()), weights(small(engine={"dtype": "float32"}))
     assert single.dtype == torch.float32
     torch.testing.assert_close(single.double(), double, rtol=1e-4, atol=1e-5)
 
@@ -246,10 +232,7 @@ def test_a_count_divided_by_a_count_has_no_noise(rows: int) -> None:
 
 
 def test_a_loss_that_is_no_number_is_refused() -> None:
-    config = small()
-    source = build.source(config)
-    data = build.federated_data(config, source)
-    experiment = build.experiment(config, data, source.classes)
+    experiment = build_experiment(small())
     experiment.shards.inputs[:] = math.nan
     state = begin(experiment.recipe, experiment.task, 0)
     with pytest.raises(NonFinite, match=r"clients .*, round 0"):

@@ -10,14 +10,14 @@ import numpy as np
 import pytest
 import torch
 from conftest import small
-from test_run import Stop
+from cut_off import Stop
 
 import fedmuon
 from fedmuon.config.load import Config
 from fedmuon.config.schema import Local, OrthogonalizerTable, Privacy
 from fedmuon.core.errors import InputError
 from fedmuon.experiments.run import execute
-from fedmuon.federated import build
+from fedmuon.federated.build import build_experiment
 from fedmuon.federated.rounds import Experiment, Reply, ServerState, begin, server_update, simulate
 from fedmuon.optim import bias_correction
 from fedmuon.optim.chain import Context, Params, forbidden_gradient
@@ -49,8 +49,7 @@ def federation(N: int, K: int, E: int, recipe: str, average: str, rows: int, for
 
 
 def made(config: Config) -> Experiment:
-    samples = build.source(config)
-    return build.experiment(config, build.federated_data(config, samples), samples.classes)
+    return build_experiment(config)
 
 
 def old_rule(recipe: Recipe) -> Recipe:
@@ -270,7 +269,7 @@ def test_a_resumed_run_keeps_the_noise_apart(tmp_path: Path) -> None:
 
     execute(config, tmp_path / "whole")
     with pytest.raises(Stop):
-        execute(config, tmp_path / "cut", watch=stop)
+        execute(config, tmp_path / "cut", on_round_end=stop)
     execute(None, tmp_path / "cut", resume=True)
     for file in ("model.safetensors", "momentum.safetensors"):
         assert (tmp_path / "cut" / file).read_bytes() == (tmp_path / "whole" / file).read_bytes()

@@ -16,7 +16,7 @@ from fedmuon.config.load import Config
 from fedmuon.core.choices import PRIVATE
 from fedmuon.core.errors import InputError
 from fedmuon.core.rng import Draw, generator
-from fedmuon.federated import build
+from fedmuon.federated.client_data import build_data, read_source
 from fedmuon.optim.bias_correction import spread
 from fedmuon.orthogonalize import newton_schulz
 from fedmuon.privacy import noise
@@ -67,8 +67,8 @@ class Lots:
     """The samples of the one client, and its keyed lots and noise."""
 
     def __init__(self, config: Config) -> None:
-        source = build.source(config)
-        self.config, data = config, build.federated_data(config, source)
+        source = read_source(config)
+        self.config, data = config, build_data(config, source)
         self.inputs, self.labels = data.inputs, data.labels
         self.shape = (data.inputs.shape[1], source.classes)
 
@@ -182,7 +182,7 @@ def test_every_private_recipe_runs_with_several_clients(recipe: str) -> None:
     )
     params = trained(config).params["weight"]
     assert bool(params.isfinite().all())
-    again = trained(config, build.federated_data(config, build.source(config)))
+    again = trained(config, build_data(config, read_source(config)))
     assert torch.equal(again.params["weight"], params)
 
 

@@ -15,7 +15,8 @@ import fedmuon
 from fedmuon import links
 from fedmuon.config.load import Config
 from fedmuon.core.rng import Draw, generator
-from fedmuon.federated import build
+from fedmuon.federated.build import build_experiment, resolve
+from fedmuon.federated.client_data import build_data, read_source
 from fedmuon.federated.rounds import begin
 from fedmuon.federated.wire import pack, unpack
 from fedmuon.optim.chain import Chain, Context
@@ -34,9 +35,9 @@ def central(**local: Any) -> Config:
 
 def by_torch(config: Config, make: type[torch.optim.Optimizer], **options: Any) -> torch.Tensor:
     """The last X [d, c] of a torch optimizer on the same gradients."""
-    source = build.source(config)
-    data = build.federated_data(config, source)
-    experiment = build.experiment(config, data, source.classes)
+    source = read_source(config)
+    data = build_data(config, source)
+    experiment = build_experiment(config, data)
     X = experiment.task.initial(generator(config.federation.seed, Draw.INITIAL))["weight"]
     X = X.clone().requires_grad_()
     optimizer = make([X], **{"lr": config.local.lr, **options})
@@ -134,18 +135,17 @@ def test_normalized_steps_have_length_one() -> None:
 
 
 def test_the_heavy_tailed_schedule_is_resolved_into_the_config() -> None:
-    config = build.resolve(central(schedule="heavy-tailed", **{"tail-index": 1.5}))
+    config = resolve(central(schedule="heavy-tailed", **{"tail-index": 1.5}))
     assert config.local.lr == pytest.approx(0.3 * 12 ** (-2 / 2.5))
     assert config.local.momentum == pytest.approx(1 - 12 ** (-1.5 / 2.5))
-    assert build.resolve(config) == config
+    assert resolve(config) == config
     assert heavy_tailed(100) == pytest.approx((100**-0.75, 0.9))
     assert heavy_tailed(100) == heavy_tailed(100, 2.0) != heavy_tailed(100, 1.9)
 
 
 def test_states_of_any_shape_travel() -> None:
     config = central(recipe="adamw")
-    source = build.source(config)
-    experiment = build.experiment(config, build.federated_data(config, source), source.classes)
+    experiment = build_experiment(config)
     state = begin(experiment.recipe, experiment.task, 0)
     flat = pack(state.params, state.states)
     params, states = unpack(copy.copy(flat), state.params, state.states)

@@ -8,7 +8,7 @@ import torch
 from scipy import stats
 
 from fedmuon.experiments.auditing.private_step import Step, examples, step
-from fedmuon.federated.shards import Shard
+from fedmuon.federated.client_data import Shard
 from fedmuon.privacy import audit
 from fedmuon.privacy.accounting.composition import epsilon
 from fedmuon.privacy.audit import Setting, counted

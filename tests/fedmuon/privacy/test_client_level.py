@@ -30,8 +30,9 @@ from fedmuon.experiments.stability.covered_recipes import method_of
 from fedmuon.experiments.studies import find as kinds
 from fedmuon.experiments.suites import contents
 from fedmuon.experiments.suites.suite import execute as make
-from fedmuon.federated import build
-from fedmuon.federated.plan import Plan
+from fedmuon.federated.build import build_experiment, resolve
+from fedmuon.federated.client_data import build_data, read_source
+from fedmuon.federated.plan import RandomnessPlan
 from fedmuon.federated.rounds import (
     Experiment,
     begin,
@@ -47,7 +48,7 @@ from fedmuon.privacy.audit import Setting, both_bounds, trials
 from fedmuon.privacy.ledger import Ledger
 from fedmuon.privacy.mechanisms import lattice
 from fedmuon.privacy.mechanisms.client_level import EACH, EVERYONE, ClientLevel, leaves
-from fedmuon.runs.loop import drive, prepare
+from fedmuon.runs.loop import prepare, train
 
 RECIPES = (
     "fedavg", "fedavgm", "fedmuon", "local-muon", "fedmuon-aligned", "sgd", "normalized-sgd",
@@ -206,14 +207,14 @@ def test_a_lattice_holds_every_sum() -> None:
 
 
 def test_a_poisson_cohort_is_drawn_apart_and_anew() -> None:
-    plan = Plan(0, 400, 100, 50, poisson=True)
+    plan = RandomnessPlan(0, 400, 100, 50, poisson=True)
     drawn = [plan.participants(r) for r in range(50)]
     counts = np.array([len(one) for one in drawn])
     assert abs(counts.mean() - 100) < 5 and 5 < counts.std() < 13  # 8.7 for the binomial law
     assert all(np.array_equal(plan.participants(r), one) for r, one in enumerate(drawn))
-    again = Plan(0, 400, 100, 50, poisson=True)
+    again = RandomnessPlan(0, 400, 100, 50, poisson=True)
     assert all(np.array_equal(again.participants(r), one) for r, one in enumerate(drawn))
-    secret = Plan(0, 400, 100, 50, poisson=True, secret="secure")
+    secret = RandomnessPlan(0, 400, 100, 50, poisson=True, secret="secure")
     first = secret.participants(0)
     assert np.array_equal(secret.participants(0), first) and not np.array_equal(first, drawn[0])
     secret.forget(0)
@@ -288,13 +289,13 @@ def _dying_at(count: int) -> Callable[[Experiment, Any], Iterator[Any]]:
 
 def test_a_killed_round_stays_spent_and_has_another_cohort(tmp_path: Path) -> None:
     """In the same process, too, which still has the cohort that was drawn."""
-    run = prepare(build.resolve(clients("fedavg")), tmp_path)
+    run = prepare(resolve(clients("fedavg")), tmp_path)
     with pytest.raises(KeyboardInterrupt):
-        drive(run, _dying_at(3))
+        train(run, _dying_at(3))
     lost = run.experiment.plan._cohorts[2].tolist()
     for _ in range(20):  # 2^-6 of cohorts are the same
         with pytest.raises(KeyboardInterrupt):
-            drive(run, _dying_at(3))
+            train(run, _dying_at(3))
         if run.experiment.plan._cohorts[2].tolist() != lost:
             break
     else:
@@ -313,7 +314,7 @@ def test_repeatable_noise_repeats_a_resumed_run(privacy: dict[str, Any], tmp_pat
     config = clients("fedmuon", **REPEATABLE, **privacy)
     whole = execute(config, tmp_path / "a")
     with pytest.raises(KeyboardInterrupt):
-        drive(prepare(build.resolve(config), tmp_path / "b"), _dying_at(3))
+        train(prepare(resolve(config), tmp_path / "b"), _dying_at(3))
     execute(None, tmp_path / "b", resume=True)
     for file in ("model.safetensors", "momentum.safetensors"):
         assert (tmp_path / "a" / file).read_bytes() == (tmp_path / "b" / file).read_bytes()
@@ -325,9 +326,9 @@ def test_repeatable_noise_repeats_a_resumed_run(privacy: dict[str, Any], tmp_pat
 
 
 def test_an_empty_cohort_releases_noise() -> None:
-    config = build.resolve(clients("fedmuon", **REPEATABLE))
-    data = build.federated_data(config, build.source(config))
-    experiment = build.experiment(config, data, 3)
+    config = resolve(clients("fedmuon", **REPEATABLE))
+    data = build_data(config, read_source(config))
+    experiment = build_experiment(config, data)
     state = begin(experiment.recipe, experiment.task, 0)
     after = server_update(experiment.recipe, state, [])
     moved = after.params["weight"] - state.params["weight"]
@@ -366,7 +367,9 @@ class Alone:
 
     def observe(self, shape: tuple[int, int], present: bool) -> np.ndarray:
         """[trials, steps]."""
-        plan = Plan(0, self.level.clients, self.level.cohort, 1, poisson=True, secret="secure")
+        plan = RandomnessPlan(
+            0, self.level.clients, self.level.cohort, 1, poisson=True, secret="secure"
+        )
         found = np.empty(shape)
         for place in np.ndindex(shape):
             plan.forget(0)
@@ -472,7 +475,7 @@ def test_who_else_takes_part_changes_no_update(tmp_path: Path) -> None:
         "privacy": {"level": "client", "noise": 1.0},
         "engine": {"dtype": "float32", "device": "cpu"},
     }
-    run = prepare(build.resolve(parse(given)), tmp_path / "run")
+    run = prepare(resolve(parse(given)), tmp_path / "run")
     own = run.experiment
 
     def moved(recipe: Any, clients: range) -> dict[int, torch.Tensor]:

@@ -25,7 +25,7 @@ from fedmuon.core.errors import InputError
 from fedmuon.core.rng import Draw, generator
 from fedmuon.experiments.run import execute
 from fedmuon.experiments.spending import standing
-from fedmuon.federated import build
+from fedmuon.federated.build import build_plan, resolve
 from fedmuon.privacy import masks
 from fedmuon.privacy.accounting.composition import epsilon
 from fedmuon.privacy.audit import Setting, both_bounds, trials
@@ -35,7 +35,7 @@ from fedmuon.privacy.mechanisms.client_level import ClientLevel, leaves
 from fedmuon.privacy.mechanisms.discrete import gaussian
 from fedmuon.privacy.mechanisms.lattice import BITS, DEVIATION
 from fedmuon.privacy.noise import words_of
-from fedmuon.runs.loop import drive, prepare
+from fedmuon.runs.loop import prepare, train
 from fedmuon.server.strategy import engine
 
 SHARED: dict[str, Any] = {"cohorts": "fixed", "trust": "distributed", "honest": 1.0}
@@ -470,8 +470,8 @@ def remote(rounds: int = 2, **privacy: Any) -> Config:
 
 
 def run(grid: Nodes, out: Path, what: Config) -> Any:
-    prepared = prepare(build.resolve(what), out)
-    return drive(prepared, engine(prepared.config, grid))
+    prepared = prepare(resolve(what), out)
+    return train(prepared, engine(prepared.config, grid))
 
 
 def replies(grid: Nodes) -> list[Message]:
@@ -518,7 +518,7 @@ def test_a_client_that_drops_out_ends_the_round_and_nothing_is_unmasked(
 ) -> None:
     """What the others sent stays masked, the attempt is spent, and a new one has other masks."""
     what = remote(honest=0.5)
-    ids = np.flatnonzero([3 in one for one in build.plan(what).schedule()])
+    ids = np.flatnonzero([3 in one for one in build_plan(what).schedule()])
     assert ids[0] == 0  # client 3 takes part at once
     grid = Nodes(6, _ended(kind))
     with pytest.raises(InputError, match=why):
@@ -526,8 +526,8 @@ def test_a_client_that_drops_out_ends_the_round_and_nothing_is_unmasked(
     assert len(replies(grid)) == (3 if kind == "train" else 0)
     ledger = Ledger.read(tmp_path / "a" / "ledger.jsonl")
     assert [one.round for one in ledger.entries] == [0]
-    prepared = prepare(build.resolve(what), tmp_path / "a", resume=True)
-    drive(prepared, engine(prepared.config, Nodes(6)))
+    prepared = prepare(resolve(what), tmp_path / "a", resume=True)
+    train(prepared, engine(prepared.config, Nodes(6)))
     ledger = Ledger.read(tmp_path / "a" / "ledger.jsonl")
     assert [one.attempt for one in ledger.entries if one.round == 0] == [0, 1]
 

@@ -22,10 +22,10 @@ from fedmuon.core.rng import Draw
 from fedmuon.experiments.auditing import one_run
 from fedmuon.experiments.run import execute
 from fedmuon.experiments.spending import spent
-from fedmuon.federated import build
-from fedmuon.federated.plan import Plan
+from fedmuon.federated.build import build_experiment, build_worker, resolve
+from fedmuon.federated.client_data import build_data, read_source
+from fedmuon.federated.plan import RandomnessPlan
 from fedmuon.federated.rounds import Broadcast, begin, broadcast, client_updates, run_rounds
-from fedmuon.federated.worker import worker
 from fedmuon.optim.private import Private
 from fedmuon.privacy.accounting.composition import account
 from fedmuon.privacy.accounting.dominating_pairs import Event
@@ -38,7 +38,7 @@ from fedmuon.privacy.mechanisms.fixed_order import (
     square_root,
 )
 from fedmuon.privacy.mechanisms.gaussian import Mechanism
-from fedmuon.runs.loop import drive, prepare
+from fedmuon.runs.loop import prepare, train
 from fedmuon.tasks.per_example.clipping import Clipping, slack
 
 
@@ -230,7 +230,7 @@ def test_every_sample_has_one_turn_in_each_epoch() -> None:
 
 
 def test_a_clients_turns_go_on_where_its_last_round_ended() -> None:
-    plan = Plan(0, clients=3, per_round=2, rounds=9, steps=2)
+    plan = RandomnessPlan(0, clients=3, per_round=2, rounds=9, steps=2)
     for client in range(3):
         taken = [number for number in range(9) if client in plan.participants(number)]
         turns = [plan.turn(number, client, step) for number in taken for step in range(2)]
@@ -264,7 +264,7 @@ def test_a_run_has_the_noise_of_the_dense_matrices(tmp_path: Path) -> None:
                  "insecure-reproducible-noise": True} | CORRELATED,
         engine={"dtype": "float64"},
     )  # fmt: skip
-    run = prepare(build.resolve(config), tmp_path)
+    run = prepare(resolve(config), tmp_path)
     execute(None, tmp_path, resume=True)
     ends = [
         read_tensors(tmp_path / f"{name}.safetensors")[0]["weight"].numpy()
@@ -304,7 +304,7 @@ def killed(config: Config, out: Path, after: int) -> None:
         raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        drive(prepare(build.resolve(config), out), dying)
+        train(prepare(resolve(config), out), dying)
 
 
 def test_a_repeated_round_of_shuffled_lots_counts_again(tmp_path: Path) -> None:
@@ -337,19 +337,20 @@ def test_the_past_is_in_one_process_and_in_order() -> None:
 
 def test_a_worker_takes_the_turns_of_the_engine_in_this_process() -> None:
     """Two clients of three, shuffled, in float64, repeatable: client by client, round by round."""
-    config = build.resolve(
+    config = resolve(
         private(3, rounds=3, sampling="shuffle", **{"insecure-reproducible-noise": True})
     )
-    source = build.source(config)
-    data = build.federated_data(config, source)
-    experiment = build.experiment(config, data, source.classes)
+    source = read_source(config)
+    data = build_data(config, source)
+    experiment = build_experiment(config, data)
     state = begin(experiment.recipe, experiment.task, config.federation.seed)
     for done in run_rounds(experiment, state):
         sent: Broadcast = broadcast(experiment.recipe, state)
         held = []
         for client in done.participants:
-            one = worker(config, int(client))
-            held += client_updates(one.recipe, one.task, one.plan, [(one.client, one.shard)], sent)
+            one = build_worker(config, int(client))
+            rules = one.setup.recipe, one.setup.task, one.setup.plan
+            held += client_updates(*rules, [(one.client, one.shard)], sent)
         mean = torch.stack([reply.params["weight"] for reply in held]).mean(0)
         assert torch.allclose(mean, done.state.params["weight"], rtol=1e-12, atol=1e-12)
         state = done.state

@@ -16,14 +16,14 @@ from fedmuon.core.arrays import read_tensors
 from fedmuon.core.errors import InputError
 from fedmuon.core.rng import Draw, generator
 from fedmuon.experiments.run import execute
-from fedmuon.federated import build
+from fedmuon.federated.build import build_experiment, build_worker, resolve
+from fedmuon.federated.client_data import build_data, read_source
 from fedmuon.federated.rounds import begin, broadcast, client_updates, run_rounds
-from fedmuon.federated.worker import worker
 from fedmuon.privacy.accounting.composition import account
 from fedmuon.privacy.accounting.dominating_pairs import Event
 from fedmuon.privacy.audit import Statistics, counted
 from fedmuon.privacy.mechanisms.gaussian import Counting, Mechanism, Quantile
-from fedmuon.runs.loop import drive, prepare
+from fedmuon.runs.loop import prepare, train
 from fedmuon.tasks.base import Batch
 from fedmuon.tasks.matrix import MatrixTask
 from fedmuon.tasks.networks import NetworkTask
@@ -152,16 +152,17 @@ def test_the_bound_goes_to_the_quantile_and_stays() -> None:
 
 def test_a_worker_has_the_bounds_of_the_engine_in_this_process() -> None:
     """Model and bounds to 1e-12, client by client; the server keeps the mean of the logarithms."""
-    config = build.resolve(private())
-    source = build.source(config)
-    data = build.federated_data(config, source)
-    experiment = build.experiment(config, data, source.classes)
+    config = resolve(private())
+    source = read_source(config)
+    data = build_data(config, source)
+    experiment = build_experiment(config, data)
     state = begin(experiment.recipe, experiment.task, config.federation.seed)
     for done in run_rounds(experiment, state):
         sent, held = broadcast(experiment.recipe, state), []
         for client in done.participants:
-            one = worker(config, int(client))
-            held += client_updates(one.recipe, one.task, one.plan, [(one.client, one.shard)], sent)
+            one = build_worker(config, int(client))
+            rules = one.setup.recipe, one.setup.task, one.setup.plan
+            held += client_updates(*rules, [(one.client, one.shard)], sent)
         for name, values in (
             ("weight", [one.params["weight"] for one in held]),
             ("log-bound", [one.states["gradient"]["log-bound"] for one in held]),
@@ -182,7 +183,7 @@ def test_runs_resume_to_the_same_bound_and_spend_no_more(tmp_path: Path, recipe:
     config = private(recipe=recipe)
     whole = execute(config, tmp_path / "whole")["privacy"]
     with pytest.raises(KeyboardInterrupt):
-        drive(prepare(build.resolve(config), tmp_path / "cut"), run_rounds, stopped)
+        train(prepare(resolve(config), tmp_path / "cut"), run_rounds, stopped)
     assert execute(None, tmp_path / "cut", resume=True)["privacy"]["epsilon"] == whole["epsilon"]
     execute(private(recipe=recipe, quantile=0.0), tmp_path / "fixed")  # negative control
     ends = [

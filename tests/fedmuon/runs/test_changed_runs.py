@@ -150,7 +150,7 @@ def begun(copied: Path) -> Path:
         raise Interrupted
 
     with pytest.raises(Interrupted):
-        neighbours.execute(small(stability={"trials": 2}), copied / "begun", watch=stop)
+        neighbours.execute(small(stability={"trials": 2}), copied / "begun", on_round_end=stop)
     return copied / "begun"
 
 

@@ -10,23 +10,14 @@ from pathlib import Path
 import numpy as np
 import pytest
 from conftest import quick, small
+from cut_off import run_until
 
 from fedmuon.core.errors import InputError
 from fedmuon.core.files import sealed, unsealed
 from fedmuon.experiments import spending
 from fedmuon.experiments.run import execute
 from fedmuon.experiments.stability import bound, neighbours
-from fedmuon.runs.checkpoints import NAMES as CHECKPOINTS
-from fedmuon.runs.directory import RunDirectory
-
-
-class Stopped(Exception):
-    """What ends a run in the middle."""
-
-
-def stopping(record: dict) -> None:
-    if record["round"] == 7:
-        raise Stopped
+from fedmuon.runs.directory import CHECKPOINTS, RunDirectory
 
 
 def flipped(file: Path, place: int) -> None:
@@ -54,8 +45,7 @@ def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def cut(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The same run, ended within round 7; its checkpoints are of rounds 4 and 6."""
     out = tmp_path_factory.mktemp("damage") / "cut"
-    with pytest.raises(Stopped):
-        execute(small(stability={"trials": 3}), out, watch=stopping)
+    run_until(7, small(stability={"trials": 3}), out)
     assert all((out / name).exists() for name in CHECKPOINTS)
     return out
 
@@ -121,8 +111,7 @@ def test_files_of_another_run_are_refused(
     names: tuple[str, ...], cut: Path, tmp_path: Path
 ) -> None:
     """Sound files, of a run with another seed: they were mixed up."""
-    with pytest.raises(Stopped):
-        execute(small(federation={"seed": 4}), tmp_path / "other", watch=stopping)
+    run_until(7, small(federation={"seed": 4}), tmp_path / "other")
     shutil.copytree(cut, tmp_path / "x")
     for name in names:
         shutil.copy(tmp_path / "other" / name, tmp_path / "x" / name)
@@ -140,7 +129,7 @@ def test_a_folder_that_is_moved_away_is_written_no_more(tmp_path: Path) -> None:
             out.mkdir()
 
     with pytest.raises(InputError, match="was moved or replaced"):
-        execute(small(), out, watch=move)
+        execute(small(), out, on_round_end=move)
     assert not out.exists() or not any(out.iterdir())
     assert execute(None, tmp_path / "moved", resume=True)["rounds"] == 8
 
@@ -184,8 +173,7 @@ def test_neighbours_of_an_interrupted_census(whole: Path, tmp_path: Path) -> Non
 def test_a_shortened_ledger_prints_no_smaller_epsilon(tmp_path: Path) -> None:
     privacy = {"epsilon": 4.0, "lot": 6.0, "bound": 0.2, "delta": 1e-3}
     config = small(local={"recipe": "dp-sgd", "lr": 0.1}, privacy=privacy)
-    with pytest.raises(Stopped):
-        execute(config, tmp_path / "cut", watch=stopping)
+    run_until(7, config, tmp_path / "cut")
     summary = execute(config, tmp_path / "whole")
     assert spending.spent(tmp_path / "whole")["epsilon"] == summary["privacy"]["epsilon"]
     for out in (tmp_path / "cut", tmp_path / "whole"):

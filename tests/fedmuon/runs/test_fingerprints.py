@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 import torch
 from brought import PLAIN, tables
+from cut_off import interrupted
 
 import fedmuon
 from fedmuon.config.load import parse
@@ -57,26 +58,26 @@ class Slotted:
 
 
 class Listed(list[float]):
-    def __init__(self, k: float) -> None:
-        super().__init__([1.0])
-        self.k = k
+    k: float
 
     def __call__(self, m: torch.Tensor) -> torch.Tensor:
         return self.k * m
 
 
 class Keyed(dict[str, float]):
-    def __init__(self, k: float) -> None:
-        super().__init__()
-        self.k = k
+    k: float
 
     def __call__(self, m: torch.Tensor) -> torch.Tensor:
         return self.k * m
 
 
+def with_k(found: Any, k: float) -> Any:
+    found.k = k
+    return found
+
+
 def attributed(k: float) -> Any:
-    text = f"def own_map(m):\n    return own_map.k * m\n\nown_map.k = {k}\n"
-    return written(text)
+    return written(f"def own_map(m):\n    return own_map.k * m\n\nown_map.k = {k}\n")
 
 
 def of_global(value: str, body: str) -> Callable[[float], Any]:
@@ -101,8 +102,8 @@ FACTORIES: dict[str, Callable[[float], Any]] = {
     "helper": of_global("lambda m: {} * m", "K(m)"),
     "slots": Slotted,
     "hidden slots": lambda k: Slotted(0.0, k),
-    "list of attributes": Listed,
-    "dict of attributes": Keyed,
+    "list of attributes": lambda k: with_k(Listed([1.0]), k),
+    "dict of attributes": lambda k: with_k(Keyed(), k),
     "attribute of a function": attributed,
     "list of a class": of_global("type('C', (), {{'__module__': 'a', 'k': [{}]}})", "K.k[0] * m"),
 }
@@ -142,12 +143,9 @@ def test_the_very_same_object_is_the_same_whatever_it_remembers(tmp_path: Path) 
     assert fedmuon.bound(fedmuon.run(SYNTHETIC, orthogonalizer=own_map))["value"] > 0
     fedmuon.stability(SYNTHETIC, trials=1, orthogonalizer=fedmuon.Orthogonalizer(Remembering()))
 
-    def stop(record: Any, state: Any) -> None:
-        raise KeyboardInterrupt
-
     mine = Remembering()
     with pytest.raises(KeyboardInterrupt):
-        fedmuon.run(tables(), **PLAIN, aggregate=mine, callbacks=[stop], out=tmp_path)
+        fedmuon.run(tables(), **PLAIN, aggregate=mine, callbacks=[interrupted], out=tmp_path)
     assert fedmuon.run(**PLAIN, aggregate=mine, out=tmp_path, resume=True).summary["rounds"] == 2
     with pytest.raises(InputError, match="the aggregate is another one"):
         fedmuon.run(**PLAIN, aggregate=Remembering().__call__, out=tmp_path, resume=True)
@@ -175,8 +173,8 @@ mine = fedmuon.Orthogonalizer(Map(), 0.5)
 def test_the_command_line_knows_a_map_again_that_remembers(tmp_path: Path) -> None:
     """While it runs, and when another command reads the run."""
     (file := tmp_path / "mine.py").write_text(FILE)
-    sets = [f"data.{key}={value}" for key, value in SYNTHETIC["data"].items()]
-    sets += [f"federation.{key}={value}" for key, value in SYNTHETIC["federation"].items()]
+    sets = [f"{table}.{key}={value}" for table, keys in SYNTHETIC.items()
+            for key, value in keys.items()]  # fmt: skip
     sets += [f"orthogonalizer.name={file}:mine"]
     given = [word for one in sets for word in ("--set", one)]
     out = str(tmp_path / "run")
@@ -207,11 +205,8 @@ def test_another_line_of_its_file_or_of_a_neighbour_is_another_object(
 
 @pytest.mark.parametrize("text", ["[5]", "{}", "null", '{"recipe": "0"}', '{"factors": "ab"}', "{"])
 def test_a_damaged_file_of_objects_is_said_to_be_damaged(text: str, tmp_path: Path) -> None:
-    def stop(record: Any, state: Any) -> None:
-        raise KeyboardInterrupt
-
     with pytest.raises(KeyboardInterrupt):
-        fedmuon.run(tables(), **PLAIN, callbacks=[stop], out=tmp_path)
+        fedmuon.run(tables(), **PLAIN, callbacks=[interrupted], out=tmp_path)
     file = tmp_path / "objects.json"
     assert json.loads(file.read_text())["task"]
     file.write_text(text)

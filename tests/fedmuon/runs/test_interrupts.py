@@ -21,7 +21,6 @@ from fedmuon.core.locks import held
 from fedmuon.core.signals import deferred, interruptible
 from fedmuon.experiments.cli import main
 from fedmuon.experiments.run import execute
-from fedmuon.runs import checkpoints
 from fedmuon.runs.directory import RunDirectory
 from fedmuon.server import stopping
 
@@ -89,7 +88,7 @@ def test_in_the_last_look(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> No
         with pytest.raises(Interrupted):
             execute(config, directory.path)
     assert len(directory.records()) == rounds - 1
-    assert checkpoints.round_of(directory.path) == rounds - 1
+    assert directory.saved_round() == rounds - 1
     execute(None, directory.path, resume=True)
     execute(config, tmp_path / "whole")
     assert same(directory.path, tmp_path / "whole", "model.safetensors", "momentum.safetensors")
@@ -192,9 +191,8 @@ def after(calls: int, sent: list[int]) -> Iterator[None]:
 def test_a_census_and_a_suite(tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
     rows = tmp_path / "s" / "neighbours.csv"
     run = ["stability", "--all", *DATA, "--set=federation.rounds=20", "--set=local.lr=0.01"]
-    assert (
-        stopped([*run, "--out", str(rows.parent)], lambda: lines(rows) > 1, signal.SIGTERM) == 143
-    )
+    started = [*run, "--out", str(rows.parent)]
+    assert stopped(started, lambda: lines(rows) > 1, signal.SIGTERM) == 143
     command = again(capsys.readouterr().err)
     main_ends(command)
     main_ends([*run, "--out", str(tmp_path / "whole")])

@@ -16,6 +16,7 @@ import numpy as np
 import pytest
 from chaos.nursery import Nursery
 from conftest import small
+from cut_off import run_until
 from rich.console import Console
 from safetensors.numpy import load_file
 from typer.testing import CliRunner
@@ -28,38 +29,28 @@ from fedmuon.experiments.cli import app, main
 from fedmuon.experiments.cli.options import chosen_folder
 from fedmuon.experiments.cli.show import Progress
 from fedmuon.experiments.run import execute
-from fedmuon.federated import build
+from fedmuon.federated.build import build_experiment, resolve
+from fedmuon.federated.client_data import read_source
+from fedmuon.runs import loop
 from fedmuon.runs.directory import FIXED
 from fedmuon.runs.loop import prepare
 from fedmuon.tasks.matrix import rate
 
 ROOT = Path(__file__).resolve().parents[3]
-FILES = {
-    "config.toml",
-    "SHA256SUMS",
-    "partition.npz",
-    "schedule.npy",
-    "initial.safetensors",
-    "model.safetensors",
-    "momentum.safetensors",
-    "rounds.jsonl",
-    "summary.json",
-}
+TENSORS = {"initial.safetensors", "model.safetensors", "momentum.safetensors"}
+FIRST = {"config.toml", "partition.npz", "schedule.npy"}
+FILES = {*TENSORS, *FIRST, "SHA256SUMS", "rounds.jsonl", "summary.json"}
 
 
 def digest(folder: Path) -> dict[str, str]:
     """A hash per file of the run that must not depend on when it was made."""
-    return {
-        name: hashlib.sha256((folder / name).read_bytes()).hexdigest()
-        for name in FILES - {"rounds.jsonl", "summary.json", "SHA256SUMS"}
-    }
+    names = TENSORS | FIRST
+    return {name: hashlib.sha256((folder / name).read_bytes()).hexdigest() for name in names}
 
 
 def test_one_seed_one_model_another_seed_another(tmp_path: Path) -> None:
-    a, b = small(), small(federation={"seed": 4})
-    execute(a, tmp_path / "1")
-    execute(a, tmp_path / "2")
-    execute(b, tmp_path / "3")
+    for name, seed in (("1", 3), ("2", 3), ("3", 4)):
+        execute(small(federation={"seed": seed}), tmp_path / name)
     assert digest(tmp_path / "1") == digest(tmp_path / "2")
     other = digest(tmp_path / "3")
     assert all(other[name] != value for name, value in digest(tmp_path / "1").items())
@@ -96,38 +87,22 @@ def test_the_directory_can_be_replayed_by_hand(tmp_path: Path) -> None:
     losses = 1 - P[np.arange(len(labels)), labels]
     assert summary["train_loss"] == pytest.approx(losses[train].mean(), rel=1e-9)
     assert summary["test_loss"] == pytest.approx(losses[test].mean(), rel=1e-9)
-    assert summary["test_gap"] == pytest.approx(
-        losses[test].mean() - losses[train].mean(), rel=1e-6
-    )
+    gap = losses[test].mean() - losses[train].mean()
+    assert summary["test_gap"] == pytest.approx(gap, rel=1e-6)
     assert summary["accuracy"] == pytest.approx((P.argmax(1) == labels)[test].mean())
     assert {"seconds", "engine", "seed", "versions"} <= set(summary)
-
-
-class Stop(Exception):
-    """What a test raises to end a run in the middle."""
 
 
 @pytest.mark.parametrize("last", [1, 2, 3, 5, 7])
 def test_resume_after_any_round_gives_the_same_bytes(tmp_path: Path, last: int) -> None:
     config = small(local={"recipe": "fedmuon-aligned", "steps": 2, "batch": 5})
     execute(config, tmp_path / "whole")
-
-    def stop(record: dict) -> None:
-        if record["round"] == last:
-            raise Stop
-
-    with pytest.raises(Stop):
-        execute(config, tmp_path / "cut", watch=stop)
+    run_until(last, config, tmp_path / "cut")
     execute(None, tmp_path / "cut", resume=True)
     assert digest(tmp_path / "cut") == digest(tmp_path / "whole")
-    lines = [
-        [
-            json.loads(line)["round"]
-            for line in (tmp_path / run / "rounds.jsonl").read_text().splitlines()
-        ]
-        for run in ("cut", "whole")
-    ]
-    assert lines[0] == lines[1] == list(range(1, 9))
+    for run in ("cut", "whole"):
+        lines = (tmp_path / run / "rounds.jsonl").read_text().splitlines()
+        assert [json.loads(line)["round"] for line in lines] == list(range(1, 9))
 
 
 def test_resume_after_kill_9(forks: Nursery, tmp_path: Path) -> None:
@@ -167,9 +142,8 @@ def test_a_command_is_resumed_by_saying_it_again(tmp_path: Path) -> None:
     assert CliRunner().invoke(app, command).exit_code == 0
     model = (out / "model.safetensors").read_bytes()
     for more in ([], ["--engine=inline"], ["--set=federation.rounds=2"]):
-        assert (
-            CliRunner().invoke(app, [*command[:2], command[-1], *more, "--resume"]).exit_code == 0
-        )
+        again = [*command[:2], command[-1], *more, "--resume"]
+        assert CliRunner().invoke(app, again).exit_code == 0
     other = [*command, "--set=federation.rounds=3", "--resume"]
     with pytest.raises(InputError, match="another experiment"):
         CliRunner().invoke(app, other, catch_exceptions=False)
@@ -178,12 +152,7 @@ def test_a_command_is_resumed_by_saying_it_again(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("victim", sorted(FIXED))
 def test_a_damaged_run_is_refused(tmp_path: Path, victim: str) -> None:
-    def stop(record: dict) -> None:
-        if record["round"] == 5:
-            raise Stop
-
-    with pytest.raises(Stop):
-        execute(small(), tmp_path / "a", watch=stop)
+    run_until(5, small(), tmp_path / "a")
     file = tmp_path / "a" / victim
     file.write_bytes(file.read_bytes()[:-7])
     with pytest.raises(InputError, match=victim):
@@ -246,9 +215,9 @@ def test_a_loss_that_grows_is_said(tmp_path: Path, capsys: pytest.CaptureFixture
         said = "lower [local] lr" in capsys.readouterr().out.replace("\n", " ")
         assert said == (lr > 1)
     progress = Progress(Console())
-    progress.begin(5, 8)
+    progress.on_start(5, 8)
     for round, loss in ((6, 1.0), (7, 2.0)):
-        progress.watch({"round": round, "client_loss": loss})
+        progress.on_round_end({"round": round, "client_loss": loss})
     assert not progress.risen()
 
 
@@ -258,9 +227,8 @@ def test_a_folder_that_cannot_be_made() -> None:
 
 
 def test_the_command_reads_well() -> None:
-    runner = CliRunner()
     for arguments in (["--help"], ["run", "--help"]):
-        shown = runner.invoke(app, arguments, env={"COLUMNS": "100"})
+        shown = CliRunner().invoke(app, arguments, env={"COLUMNS": "100"})
         assert shown.exit_code == 0
     assert "--resume" in shown.output and "--set" in shown.output
 
@@ -320,7 +288,7 @@ def test_a_driver_whose_clients_read_the_source_keeps_what_is_dealt_alone(
 ) -> None:
     """Before it has the samples a second time, as a task wants them; inline runs read once."""
     places: list[weakref.ref[Any]] = []
-    read, make, found = build.source, build.experiment, []
+    read, make, found = read_source, build_experiment, []
 
     def source(config: tables.Config) -> Any:
         places.append(weakref.ref(samples := read(config)))
@@ -330,7 +298,7 @@ def test_a_driver_whose_clients_read_the_source_keeps_what_is_dealt_alone(
         found.extend(place() is not None for place in places)
         return make(*given)
 
-    monkeypatch.setattr(build, "source", source)
-    monkeypatch.setattr(build, "experiment", experiment)
-    prepare(build.resolve(small(engine={"name": engine})), tmp_path)
+    monkeypatch.setattr(loop, "read_source", source)
+    monkeypatch.setattr(loop, "build_experiment", experiment)
+    prepare(resolve(small(engine={"name": engine})), tmp_path)
     assert set(found) == {kept}

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from cut_off import interrupted
 
 import fedmuon
 from fedmuon.core.errors import InputError
@@ -79,7 +80,6 @@ def test_what_was_pickled_removes_nothing() -> None:
 def test_a_child_of_the_process_removes_nothing() -> None:
     one = [Temporary()]
     path = one[0].path
-
     child = multiprocessing.get_context("fork").Process(target=one.clear)
     child.start()
     child.join()
@@ -89,9 +89,8 @@ def test_a_child_of_the_process_removes_nothing() -> None:
 
 
 def test_the_end_of_python_removes_it(place: Path) -> None:
-    program = (
-        "from fedmuon.core.files import Temporary; held = Temporary(); print(held.path.is_dir())"
-    )
+    held_by = "from fedmuon.core.files import Temporary; held = Temporary()"
+    program = f"{held_by}; print(held.path.is_dir())"
     environment = os.environ | {"TMPDIR": str(place)}
     done = subprocess.run([sys.executable, "-c", program], env=environment, capture_output=True)
     assert done.stdout == b"True\n" and held(place) == []
@@ -101,12 +100,8 @@ def test_a_run_that_was_broken_off_can_be_resumed(
     place: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(api, "BROKEN_OFF", broken_off := [])
-
-    def stop(record: Any, state: Any) -> None:
-        raise KeyboardInterrupt
-
     with pytest.raises(KeyboardInterrupt):
-        fedmuon.run(SMALL, callbacks=[stop])
+        fedmuon.run(SMALL, callbacks=[interrupted])
     assert held(place) == [one.path.name for one in broken_off]
     assert fedmuon.run(out=broken_off[0].path, resume=True).summary["rounds"] == 1
     broken_off.clear()

@@ -33,7 +33,7 @@ from fedmuon.experiments.run import execute as run
 from fedmuon.experiments.stability import bound, gap
 from fedmuon.experiments.stability.neighbours import execute
 from fedmuon.experiments.stability.reachable_ball import source_of, start_of
-from fedmuon.federated.plan import Plan
+from fedmuon.federated.plan import RandomnessPlan
 from fedmuon.orthogonalize import clipped_sign, exact_sign, newton_schulz, smoothed_polar
 from fedmuon.orthogonalize.coefficients import schedule
 from fedmuon.orthogonalize.lipschitz_constants import growth
@@ -376,7 +376,7 @@ def weights() -> list[Any]:
     return found
 
 
-def load_of(client: int, size: int, plan: Plan, schedule: Rows) -> float:
+def load_of(client: int, size: int, plan: RandomnessPlan, schedule: Rows) -> float:
     """What a client's row that is drawn most weighs."""
     loads = [mpf(0)] * size
     for t, weight in enumerate(weights()):
@@ -391,7 +391,7 @@ def load_of(client: int, size: int, plan: Plan, schedule: Rows) -> float:
 @pytest.mark.parametrize("batch", [0, 8])
 def test_certificates_weigh_every_step_by_its_own_diameter(batch: int) -> None:
     """sum over the rounds and steps of a client of a_t diam_t / n_i / K, or by the row's share."""
-    plan = Plan(2, 4, 2, 6, 2, batch)
+    plan = RandomnessPlan(2, 4, 2, 6, 2, batch)
     schedule = plan.schedule()
     wanted = [load_of(i, size, plan, schedule) for i, size in enumerate(SIZES.tolist())]
     part = Realized(schedule, plan.rows if batch else None)
@@ -410,7 +410,7 @@ def test_psi_takes_the_same_weights() -> None:
 
 def test_the_theorem_takes_range_and_slope_from_the_last_ball() -> None:
     run = run_of(0)
-    part = Realized(Plan(2, 4, 2, 6, 2).schedule())
+    part = Realized(RandomnessPlan(2, 4, 2, 6, 2).schedule())
     moved = certificate(run, 10.0, part)
     np.testing.assert_allclose(
         stability(run, 10.0, part),
@@ -477,7 +477,7 @@ def test_worst_neighbours_nearly_attain_the_certificate(tmp_path: Path) -> None:
 
 def test_what_has_no_ball_keeps_the_constants_of_all_models(tmp_path: Path) -> None:
     """Alignment, an Lg of the caller's, a map without a size, no run at all."""
-    part, sizes, start = Realized(Plan(0, 6, 3, 8).schedule()), np.full(6, 15), Start(3)
+    part, sizes, start = Realized(RandomnessPlan(0, 6, 3, 8).schedule()), np.full(6, 15), Start(3)
     kinds = {
         "ball": bound.Case(small(), sizes, part, (7, 3), start=start),
         "aligned": bound.Case(
@@ -496,7 +496,7 @@ def test_what_has_no_ball_keeps_the_constants_of_all_models(tmp_path: Path) -> N
 
 def test_a_gap_has_the_range_of_the_ball_only_where_that_is_proved() -> None:
     """Not in float32, beside a neighbour out of its certificate, of what is refused or unproved."""
-    part, sizes, start = Realized(Plan(0, 6, 3, 8).schedule()), np.full(6, 15), Start(3)
+    part, sizes, start = Realized(RandomnessPlan(0, 6, 3, 8).schedule()), np.full(6, 15), Start(3)
     config = small(local={"lr": 0.01})
     case = bound.Case(config, sizes, part, (7, 3), start=start, moved=np.zeros(6))
     top = gap.proved_range(case, bound.judge(case))
@@ -514,7 +514,7 @@ def test_a_gap_has_the_range_of_the_ball_only_where_that_is_proved() -> None:
 
 def test_a_gap_of_range_one_says_why_and_what_is_shorter() -> None:
     """The changes that it names do make it shorter; where none does, none is named."""
-    part, sizes, start = Realized(Plan(0, 6, 3, 8).schedule()), np.full(6, 15), Start(3)
+    part, sizes, start = Realized(RandomnessPlan(0, 6, 3, 8).schedule()), np.full(6, 15), Start(3)
     single, every = {"engine": {"dtype": "float32"}}, {"stability": {"constants": "global"}}
     lacking: dict[str, dict[str, Any]] = {
         "": {},
@@ -570,7 +570,7 @@ def test_zero_is_known_without_a_run() -> None:
         records[initial] = bound.report(case, bound.judge(case))
     assert [one["constants"] for one in records.values()] == ["ball", "global"]
     assert records["zero"]["value"] < 0.1 * records["gaussian"]["value"]
-    drawn = Realized(Plan(0, 20, 5, 50).schedule())
+    drawn = Realized(RandomnessPlan(0, 20, 5, 50).schedule())
     case = dataclasses.replace(
         bound.find(None, [*names, "task.initial=zero"], {"size": 200}), participation=drawn
     )

@@ -20,9 +20,9 @@ from fedmuon.data.source import flat_rows
 from fedmuon.experiments.run import execute
 from fedmuon.experiments.studies.find import find
 from fedmuon.experiments.suites import contents
-from fedmuon.federated import build
-from fedmuon.federated.build_recipe import counts, routes
-from fedmuon.federated.worker import worker
+from fedmuon.federated.build import build_plan, build_worker
+from fedmuon.federated.build_recipe import matrix_counts, routes
+from fedmuon.federated.client_data import build_data, read_source
 from fedmuon.optim.orthogonal import orthogonalize
 from fedmuon.orthogonalize import smoothed_polar
 from fedmuon.tasks.base import Batch, Params
@@ -53,7 +53,7 @@ def test_tokens_are_left_alone() -> None:
 
 def test_loss_and_accuracy_of_a_window_are_those_of_transformers() -> None:
     config, model = tiny(), own_model(FORM)
-    task, source = task_of(config), build.source(config)
+    task, source = task_of(config), read_source(config)
     stored = {name: value.detach()[None] for name, value in model.named_parameters()}
     seen = torch.from_numpy(source.inputs[:5].astype(np.int64))
     losses, scores = task.losses(stored, Batch(seen.double(), torch.zeros(5, dtype=torch.int64)))
@@ -123,7 +123,7 @@ def test_weights_at_hand_are_where_it_starts(tmp_path: Path, dtype: torch.dtype)
 def test_clients_need_no_weights(tmp_path: Path) -> None:
     """Only the server reads them; a client fits what it receives to their shapes."""
     config = tiny(task={"weights": str(tmp_path / "elsewhere")})
-    params, _ = worker(config, 1).template(2)
+    params, _ = build_worker(config, 1).template(2)
     assert params["transformer.wte.weight"].shape == (2, 256, 16)
 
 
@@ -158,7 +158,8 @@ def test_routes_of_the_decoder() -> None:
     """Four projections a block; embeddings, positions, norms, biases and the head go elsewhere."""
     module = decoder(FORM)
     found = {
-        name.removeprefix("transformer."): count for name, count in counts(module, "hidden").items()
+        name.removeprefix("transformer."): count
+        for name, count in matrix_counts(module, "hidden").items()
     }
     muon = {name for name, count in found.items() if count}
     assert muon == {
@@ -203,8 +204,8 @@ def test_a_fused_projection_is_three_matrices() -> None:
 
 def by_hand(config: Config, step: Callable[[str, Tensor, Tensor, Tensor], None]) -> Params:
     """001, Algorithm 1 with transformers' model and autograd, one client after the other."""
-    source = build.source(config)
-    data, plan, model = build.federated_data(config, source), build.plan(config), own_model(FORM)
+    source = read_source(config)
+    data, plan, model = build_data(config, source), build_plan(config), own_model(FORM)
     X = replica(task_of(config).initial(generator(config.federation.seed, Draw.INITIAL)))
     M = {name: torch.zeros_like(value) for name, value in X.items()}
     for r in range(plan.rounds):
@@ -263,8 +264,8 @@ def test_fedavg_on_a_decoder_is_the_loop_by_hand() -> None:
 def test_a_stack_of_neighbours_is_a_loop_over_data_sets() -> None:
     """A neighbour has another window in place of one."""
     config = tiny(local={"batch": 0})
-    source = build.source(config)
-    data = build.federated_data(config, source)
+    source = read_source(config)
+    data = build_data(config, source)
     neighbours = draw_neighbours(data, source, 2, 1, config.data.normalize)
     assert neighbours.inputs[1:].max() > 32 and (neighbours.inputs % 1 == 0).all()
     together = trained(config, data, neighbours)[1].params
@@ -287,7 +288,7 @@ def test_a_decoder_learns_more_than_how_often_letters_come(tmp_path: Path) -> No
                "adjust": "match-rms"},
         orthogonalizer={"name": "newton-schulz"},
     )  # fmt: skip
-    source = build.source(config)
+    source = read_source(config)
     share = np.bincount(source.inputs.ravel()) / source.inputs.size
     entropy = -float(sum(p * math.log(p) for p in share if p))
     summary = execute(config, tmp_path / "run")
@@ -330,9 +331,9 @@ def test_the_suite_is_four_optimizers_on_one_text() -> None:
 def test_no_guess_among_labels_is_named_where_tokens_are_predicted() -> None:
     """A text's labels say where it is from; those of images are what is predicted."""
     config = find("lm", None, "small", {}).cells[0].config  # type: ignore[attr-defined]
-    assert build.source(config).classes > 1 and not contents.guess(build.source(config), config)
+    assert read_source(config).classes > 1 and not contents.guess(read_source(config), config)
     images = find("cnn", "digits", "small", {}).cells[0].config  # type: ignore[attr-defined]
-    assert contents.guess(build.source(images), images)["guess"][0] == 10
+    assert contents.guess(read_source(images), images)["guess"][0] == 10
 
 
 def test_the_decoder_is_made_without_numbers() -> None:

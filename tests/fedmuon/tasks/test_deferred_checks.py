@@ -25,8 +25,8 @@ from fedmuon import Orthogonalizer
 from fedmuon.config.load import Config
 from fedmuon.core import choices, device
 from fedmuon.core.errors import InputError, NonFinite
-from fedmuon.federated import build
-from fedmuon.federated.evaluate import sums
+from fedmuon.federated.build import build_experiment
+from fedmuon.federated.client_data import build_data, read_source
 from fedmuon.federated.rounds import (
     Experiment,
     ServerState,
@@ -34,6 +34,7 @@ from fedmuon.federated.rounds import (
     broadcast,
     client_updates,
     server_update,
+    sums,
 )
 from fedmuon.optim.chain import Chain, Context, stateless
 from fedmuon.optim.orthogonal import of_value, orthogonalize
@@ -110,10 +111,10 @@ def silent(monkeypatch: pytest.MonkeyPatch) -> Callable[[], None]:
 
 def made(config: Config, stack: int = 1, **given: Any) -> tuple[Experiment, ServerState]:
     """The experiment, in a stack with neighbours, and where it begins."""
-    source = build.source(config)
-    data = build.federated_data(config, source)
+    source = read_source(config)
+    data = build_data(config, source)
     neighbours = draw_neighbours(data, source, stack - 1, seed=1) if stack > 1 else None
-    experiment = build.experiment(config, data, source.classes, neighbours, **given)
+    experiment = build_experiment(config, data, neighbours, **given)
     return experiment, begin(experiment.recipe, experiment.task, config.federation.seed, stack)
 
 

@@ -16,7 +16,7 @@ from fedmuon.config.load import Config
 from fedmuon.core.errors import InputError
 from fedmuon.core.rng import Draw, generator
 from fedmuon.experiments.run import execute
-from fedmuon.federated import build
+from fedmuon.federated.build import build_task
 from fedmuon.tasks.base import Batch, Params
 from fedmuon.tasks.decoder import (
     Form,
@@ -144,4 +144,4 @@ def test_what_makes_no_sense_is_refused(file: Path) -> None:
         lora("")
     with pytest.raises(InputError, match="lora-rank = 17 is above width = 16"):
         config = lora(file, task={"lora-rank": 17})
-        build.task(config, (13,), 10, 256)
+        build_task(config, (13,), 10, 256)

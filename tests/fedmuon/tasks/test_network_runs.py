@@ -24,6 +24,8 @@ from fedmuon.experiments.run import execute
 from fedmuon.experiments.stability import bound
 from fedmuon.experiments.stability.neighbours import execute as stability
 from fedmuon.federated import build
+from fedmuon.federated.build import _network, build_experiment, build_plan, resolve
+from fedmuon.federated.client_data import build_data, read_source
 from fedmuon.federated.rounds import begin
 from fedmuon.orthogonalize import newton_schulz, smoothed_polar
 from fedmuon.tasks.base import Params
@@ -50,9 +52,9 @@ Step = Callable[[dict[str, Tensor], Params, Params], None]  # (X, gradient, M), 
 
 def by_hand(config: Config, step: Step) -> tuple[Params, Params]:
     """001, Algorithm 1 with nn.Module and autograd, one client after the other; X and M."""
-    source = build.source(config)
-    data, plan = build.federated_data(config, source), build.plan(config)
-    experiment = build.experiment(config, data, source.classes)
+    source = read_source(config)
+    data, plan = build_data(config, source), build_plan(config)
+    experiment = build_experiment(config, data)
     task = experiment.task
     assert isinstance(task, NetworkTask)
     X = replica(begin(experiment.recipe, task, config.federation.seed).params)
@@ -205,7 +207,7 @@ def test_an_interrupted_run_of_a_network_goes_on_to_the_same_bytes(tmp_path: Pat
             raise Stop
 
     with pytest.raises(Stop):
-        execute(config, tmp_path / "cut", watch=stop)
+        execute(config, tmp_path / "cut", on_round_end=stop)
     execute(None, tmp_path / "cut", resume=True)
     assert digest(tmp_path / "cut") == digest(tmp_path / "whole")
     routes = (tmp_path / "cut" / "routes.txt").read_text()
@@ -223,7 +225,7 @@ def test_a_resolved_config_says_the_auxiliary_step_size(
     assert digest(tmp_path / "a") == digest(tmp_path / "b")
     for again in (None, unset, digits(local={"aux": aux, "aux-lr": rate})):
         execute(again, tmp_path / "a", resume=True)
-    plain = build.resolve(digits(local={"recipe": "fedavg", "aux-lr": 0.0}))
+    plain = resolve(digits(local={"recipe": "fedavg", "aux-lr": 0.0}))
     assert plain.local.aux_lr == 0.0  # which reads none
 
 
@@ -238,10 +240,10 @@ def test_a_run_that_says_no_auxiliary_step_size_goes_on(
 
     unset = digits(local={"aux-lr": 0.0})
     with monkeypatch.context() as older:
-        older.setattr(build, "_with_aux_rate", lambda config: config.local)
+        older.setattr(build, "aux_rate", lambda local: local.aux_lr)
         for name in ("a", "b"):
             with pytest.raises(Stop):
-                execute(unset, tmp_path / name, watch=stop)
+                execute(unset, tmp_path / name, on_round_end=stop)
     execute(None, tmp_path / "a", resume=True)
     with pytest.raises(InputError, match="another experiment"):
         execute(digits(local={"aux-lr": 0.3}), tmp_path / "b", resume=True)
@@ -270,8 +272,8 @@ def test_a_network_learns(tmp_path: Path) -> None:
 @pytest.mark.parametrize("batch", quick([0, 5], [5]))
 def test_a_stack_of_neighbours_is_a_loop_over_data_sets(model: str, batch: int) -> None:
     config = digits(model, local={"batch": batch, "lr": 0.01})
-    source = build.source(config)
-    data = build.federated_data(config, source)
+    source = read_source(config)
+    data = build_data(config, source)
     neighbours = draw_neighbours(data, source, 3, 1, config.data.normalize)
     together = trained(config, data, neighbours)[1].params
     for s in range(4):
@@ -324,9 +326,9 @@ def test_a_network_without_hidden_matrices_is_refused_by_muon_alone(
         return nn.Sequential(nn.Flatten(), nn.Linear(math.prod(shape), classes))
 
     monkeypatch.setitem(MODELS, "mlp", shallow)
-    build._network.cache_clear()
+    _network.cache_clear()
     trained(digits(local={"recipe": "fedavg"}))
     trained(digits(local={"route": "all-matrices"}))
     with pytest.raises(InputError, match="finds no matrix to orthogonalize"):
         trained(digits())
-    build._network.cache_clear()
+    _network.cache_clear()

@@ -18,7 +18,7 @@ from torch.nn.functional import cross_entropy
 from fedmuon.core.choices import Model
 from fedmuon.core.errors import InputError
 from fedmuon.core.rng import Draw, generator
-from fedmuon.federated.build_recipe import counts, routes
+from fedmuon.federated.build_recipe import matrix_counts, routes
 from fedmuon.optim.orthogonal import orthogonalize
 from fedmuon.orthogonalize import smoothed_polar
 from fedmuon.tasks import work_split
@@ -310,14 +310,14 @@ def test_routes_of_the_cnn() -> None:
     assert "conv2.weight 64 x 32 x 5 x 5 64 x 800 muon hidden" in lines
     matrices = {f"{layer}.weight": 1 for layer in ("conv1", "conv2", "hidden", "head")}
     biases = {name: 0 for name, param in module.named_parameters() if param.ndim == 1}
-    assert counts(module, "all-matrices") == matrices | biases
+    assert matrix_counts(module, "all-matrices") == matrices | biases
 
 
 def test_a_rule_that_finds_nothing_is_refused() -> None:
     shallow = nn.Sequential(nn.Linear(4, 3), nn.ReLU(), nn.Linear(3, 2))
     with pytest.raises(InputError, match=r"finds no matrix to orthogonalize.*all-matrices"):
-        counts(shallow, "hidden")
-    found = counts(shallow, "all-matrices")
+        matrix_counts(shallow, "hidden")
+    found = matrix_counts(shallow, "all-matrices")
     assert found == {"0.weight": 1, "0.bias": 0, "2.weight": 1, "2.bias": 0}
 
 
@@ -347,7 +347,7 @@ def test_matrices_of_one_shape_share_a_call_and_change_nothing() -> None:
 def test_activations_are_counted_by_trying_as_on_meta(
     name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Small modules are tried with numbers, large ones without: the counts are the same."""
+    """Small modules are tried with numbers, large ones without: the matrix_counts are the same."""
     module = network(name, (3, 16, 16), 10)
     tried = saved_entries(module, with_channels((3, 16, 16)))
     monkeypatch.setattr(work_split, "SMALL", 0)

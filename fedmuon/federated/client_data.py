@@ -1,0 +1,409 @@
+"""The samples of every client: read, dealt to clients, and held as tensors.
+
+`read_source` reads what [data] names, `deal` draws which samples train, test and belong to whom,
+and `Shards` holds the clients' rows as one tensor, sorted by client.
+"""
+
+import dataclasses
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextvars import ContextVar
+from dataclasses import dataclass
+from functools import cached_property, lru_cache
+from hashlib import sha256
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from fedmuon.config.load import Config, nested, parse
+from fedmuon.config.user_objects import Own, guard, known, options, own_objects, value
+from fedmuon.core.choices import GIVEN, TABLES, TEXTS, is_own
+from fedmuon.core.device import sent
+from fedmuon.core.errors import InputError
+from fedmuon.core.guard import Guard
+from fedmuon.core.registry import function, made, settled, takes
+from fedmuon.core.rng import Draw, generator
+from fedmuon.core.tables import Scalar
+from fedmuon.data.federated import FederatedData, federate, split
+from fedmuon.data.neighbours import Neighbours
+from fedmuon.data.partition import (
+    COLUMN,
+    PARTITIONS,
+    by_partitioner,
+    clients_of_samples,
+    flatten_partition,
+    is_partitioner,
+    one_line,
+    partitioner_clients,
+    require_samples,
+)
+from fedmuon.data.source import Source
+from fedmuon.data.sources import Stamp, read, read_mapped, stamp
+from fedmuon.data.user_data import as_source, digest
+from fedmuon.federated.memory import require_room
+from fedmuon.tasks.base import Batch, Replaced
+
+Facts = tuple[tuple[str, Any], ...]
+TEST = 5  # a fifth of a small source is held out, where nobody says how many
+_shared: ContextVar[bool] = ContextVar("shared", default=False)
+
+
+# The source
+
+
+def read_source(config: Config) -> Source:
+    """Read the configured source whole; the last one is cached, because nobody writes to it."""
+    if own_objects(config).data is not None:
+        return _read_user_data(*_user_data(config))
+    if config.data.name == "synthetic":
+        require_room(config, (config.data.dimension,))
+    if _shared.get():
+        return mapped_source(config)
+    options = reader_options(config)
+    return _read(config.data.name, options, stamp(config.data.name, options))
+
+
+def mapped_source(config: Config) -> Source:
+    """The configured source as memory maps; the user's own as it is."""
+    if own_objects(config).data is not None:
+        return _read_user_data(*_user_data(config))
+    return read_mapped(config.data.name, reader_options(config))
+
+
+@contextmanager
+def one_copy() -> Iterator[None]:
+    """Meanwhile sources are memory maps: the processes of a machine share one copy of each."""
+    before = _shared.set(True)
+    try:
+        yield
+    finally:
+        _shared.reset(before)
+
+
+@lru_cache(maxsize=1)
+def _read(name: str, options: tuple[tuple[str, Scalar], ...], files: Stamp) -> Source:
+    return read(name, **dict(options))
+
+
+forget_source = _read.cache_clear
+
+
+def reader_options(config: Config) -> tuple[tuple[str, Scalar], ...]:
+    """The options of the configured source's reader, sorted by name."""
+    table = config.data
+    found: dict[str, Scalar] = dict(options(config, "data"))
+    if table.folder:
+        found["folder"] = table.folder
+    if table.name in TEXTS:
+        found["context"] = table.context
+    if table.name in TABLES and table.tokenizer:
+        found["tokenizer"] = table.tokenizer
+    if table.name == "synthetic":
+        found |= {
+            "n": table.train + table.test,
+            "dimension": table.dimension,
+            "classes": table.classes,
+            "seed": config.federation.seed,
+        }
+    return tuple(sorted(found.items()))
+
+
+def _user_data(config: Config) -> tuple[Own, Facts, str]:
+    """The user's data, the facts that its reader asks for, and its name."""
+    own = own_objects(config)
+    facts = takes(own.data, known(config, "data")) if callable(own.data) else {}
+    facts.pop("digest", None)  # which is ours
+    return own, tuple(sorted(facts.items())), settled(config.data.name)
+
+
+@lru_cache(maxsize=2)
+def _read_user_data(own: Own, facts: Facts, name: str) -> Source:
+    """Read or made once for the same facts."""
+    named = f"[data] name = '{name}'" if name != GIVEN else ""
+    with Guard("data", own.data, named):
+        return as_source(made(own.data, dict(facts), (Source, tuple, list)), own.test, name)
+
+
+def user_data_digest(config: Config) -> str:
+    """A digest of the samples that the user brings."""
+    return _digest(*_user_data(config))
+
+
+@lru_cache(maxsize=2)
+def _digest(own: Own, facts: Facts, name: str) -> str:
+    """Hashed once: a worker resolves the config for each of its clients."""
+    found = _read_user_data(own, facts, name)
+    with Guard("data", own.data):
+        return digest(found)
+
+
+# The partition
+
+
+def build_data(config: Config, source: Source | None = None) -> FederatedData:
+    """Draw train and test samples from the source, and deal the train samples to the clients."""
+    source = read_source(config) if source is None else source
+    stored = source.inputs
+    require_room(config, stored.shape[1:], len(stored), stored.itemsize)
+    train, client, test = deal(config, source)
+    return federate(source, train, client, test, config.data.normalize, config.federation.clients)
+
+
+def deal(config: Config, source: Source) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Train indices [n], the client of each [n], and test indices, all into the source's order."""
+    table, federation, seed = config.data, config.federation, config.federation.seed
+    n, official = len(source.labels), source.official_test
+    if (parts := _index_arrays(config)) is not None:  # what they leave out may be held out
+        last = n if official is None else official
+        with _partition_guard(config):
+            train, client = flatten_partition(parts, last)
+        require_samples(client, federation.clients, table.minimum)
+        if official is not None:
+            return train, client, np.arange(last, n)
+        rest = np.setdiff1d(np.arange(n), train)
+        drawn = generator(seed, Draw.SPLIT).permutation(rest)
+        return train, client, drawn[: table.test]
+    train, test = split(source.labels, official, table.train, table.test, seed)
+    rng = generator(seed, Draw.PARTITION)
+    if federation.partition == "column":
+        client = _by_column(source, train, federation.clients)
+    else:
+        with _partition_guard(config):
+            found = _partition(config)(source.labels[train], federation.clients, rng)
+            client = clients_of_samples(found, len(train), federation.clients)
+    filled = federation.partition in ("dirichlet", "quantity")  # which give everybody enough
+    require_samples(client, federation.clients, 1 if filled else table.minimum)
+    return train, client, test
+
+
+def _partition_guard(config: Config) -> AbstractContextManager[None]:
+    """That of the user's partition, if there is one."""
+    brought = own_objects(config).partition is not None
+    return guard(config, "partition") if brought else nullcontext()
+
+
+def _index_arrays(config: Config) -> tuple | list | None:
+    """The user's index arrays, one per client, if that is what the partition is."""
+    found = own_objects(config).partition
+    with _partition_guard(config):
+        return found if isinstance(found, tuple | list) else None
+
+
+def _partition(config: Config) -> Any:
+    """The function that deals. A partitioner's class is told the clients and the labels' column."""
+    kind = own_objects(config).partition
+    if isinstance(kind, type) and is_partitioner(kind):
+        clients = {"num_partitions": config.federation.clients}
+        try:
+            found = kind(**takes(kind, {**clients, **COLUMN, **known(config, "partition")}))
+        except Exception as error:  # of the partitioner's own checks
+            raise InputError(
+                f"{kind.__name__} cannot be made ({one_line(error)}): say what it needs in "
+                "[federation.options]"
+            ) from error
+    else:
+        found = value(config, "partition", PARTITIONS)
+    if is_partitioner(found):
+        return lambda labels, clients, rng: by_partitioner(found, labels, clients)
+    mend = "index arrays, one a client, or a function (labels, clients, rng)"
+    return function(found, "partition", mend)
+
+
+def _by_column(source: Source, train: np.ndarray, clients: int) -> np.ndarray:
+    """The client of each train sample by the source's column of clients."""
+    if source.owner is None:
+        raise InputError(
+            "[federation] partition = 'column' needs a source with a column of clients: read npz, "
+            "csv or parquet with [data.options] client = 'its name'"
+        )
+    found = source.owner[train]
+    if found.max() >= clients:
+        raise InputError(
+            f"the column names {int(source.owner.max()) + 1} clients: set [federation] clients "
+            "to that"
+        )
+    return found
+
+
+def partition_digest(train: np.ndarray, client: np.ndarray) -> str:
+    """A digest of train indices [n] and the client of each [n]."""
+    pairs = np.stack([train, client]).astype("<i8")
+    return sha256(pairs.tobytes()).hexdigest()[:16]
+
+
+def with_user_sizes(config: Config) -> Config:
+    """Set numbers that follow from the user's data and partition, if the config gives none."""
+    own, parts = own_objects(config), _index_arrays(config)
+    with _partition_guard(config):
+        count = partitioner_clients(own.partition) if parts is None else len(parts)
+    if own.data is None and count is None:
+        return config
+    data: dict[str, Any] = {}
+    changed: dict[str, Any] = {}
+    federation = config.federation
+    given = federation.model_fields_set
+    if count is not None:
+        if "clients" in given and federation.clients != count:
+            raise InputError(
+                f"[federation] clients = {federation.clients}, and the partition is of {count}: "
+                "leave clients out"
+            )
+        changed["clients"] = count
+    if parts is not None:
+        data = _sizes_of_parts(config, parts)
+    if own.data is not None:
+        source = read_source(config)
+        data = _sizes_of_source(config, source) | data
+        data["options"] = {**dict(config.data.options), "digest": user_data_digest(config)}
+        if not source.classes and "partition" not in given:
+            changed["partition"] = "iid"
+    if "per_round" not in given:
+        clients = changed.get("clients", federation.clients)
+        changed["per-round"] = min(federation.per_round, clients)
+    tables = nested(config)
+    tables |= {"data": tables["data"] | data, "federation": tables["federation"] | changed}
+    return parse(tables).beside(config.given)
+
+
+def _sizes_of_parts(config: Config, parts: Any) -> dict[str, int]:
+    """How many samples the index arrays deal, and the size of the smallest."""
+    with _partition_guard(config):
+        sizes = [len(part) for part in parts]
+    least = max(1, min(sizes, default=1))
+    found = {"train": max(1, sum(sizes)), "minimum": min(config.data.minimum, least)}
+    for name, size in found.items():
+        asked = getattr(config.data, name)
+        if name in config.data.model_fields_set and asked != size:
+            raise InputError(
+                f"[data] {name} = {asked}, and by the partition's index arrays it is {size}: leave "
+                f"{name} out"
+            )
+    return found
+
+
+def _sizes_of_source(config: Config, source: Source) -> dict[str, Any]:
+    """How many samples train, how many are held out, and how few a client may have."""
+    table, n = config.data, len(source.labels)
+    given = table.model_fields_set
+    if source.official_test is not None and config.given.test is not None:
+        found = {"train": source.official_test, "test": n - source.official_test}
+    else:
+        test = table.test if "test" in given else min(table.test, max(1, n // TEST))
+        found = {"train": table.train if "train" in given else max(1, n - test), "test": test}
+    if "minimum" not in given and not is_own(config.federation.partition):
+        found["minimum"] = min(table.minimum, max(1, found["train"] // config.federation.clients))
+    return found
+
+
+# Tensors: one array sorted by client, of which each client is a slice
+
+
+@dataclass(frozen=True)
+class Shard:
+    """One client's rows, and the samples that some replicas replace among them.
+
+    Attributes:
+        data: The rows.
+        position: Where the replaced samples are, also known to the host: a device need not be
+            synchronized to find those that a mini-batch holds.
+    """
+
+    data: Batch
+    position: np.ndarray | None = None
+
+    @classmethod
+    def among(cls, data: Batch, neighbours: Neighbours | None, client: int) -> "Shard":
+        """A client's rows in a stack of data sets, some of which replace samples of its own."""
+        there = np.flatnonzero(neighbours.client == client) if neighbours else np.array([])
+        if neighbours is None or not there.size:
+            return cls(Batch(data.inputs, data.labels))
+        position, dtype = neighbours.position[there], data.inputs.dtype
+        inputs, labels = neighbours.inputs[there], neighbours.labels[there]
+        values = (there, position, inputs, labels)
+        own = (targets_on(data.labels.device, dtype, each) for each in values)
+        return cls(dataclasses.replace(data, replaced=Replaced(*own)), position)
+
+    @property
+    def size(self) -> int:
+        """n_i."""
+        return len(self.data.labels)
+
+    def batch(self, rows: np.ndarray | None) -> Batch:
+        """The given rows in the given order; None is the full batch, without a copy."""
+        if rows is None:
+            return self.data
+        chosen = sent(torch.from_numpy(rows), self.data.labels.device)
+        found = Batch(self.data.inputs[chosen], self.data.labels[chosen])
+        if (there := self.data.replaced) is None:
+            return found
+        position = there.position.cpu().numpy() if self.position is None else self.position
+        place = np.full(self.size, -1)  # of each of the client's rows in the mini-batch
+        place[rows] = np.arange(len(rows))
+        held = np.flatnonzero(place[position] >= 0)
+        if not held.size:
+            return found
+        device = there.position.device
+        at = sent(torch.from_numpy(place[position[held]]), device)
+        kept = sent(torch.from_numpy(held), device)
+        replaced = Replaced(there.replica[kept], at, there.inputs[kept], there.labels[kept])
+        return dataclasses.replace(found, replaced=replaced)
+
+
+@dataclass(frozen=True)
+class Shards:
+    """All clients' rows; `inputs` [n, d], `labels` [n], `offsets` [N + 1]; and held-out rows."""
+
+    inputs: Tensor
+    labels: Tensor
+    offsets: np.ndarray
+    held_out: Batch
+    neighbours: Neighbours | None = None
+    whose: tuple[np.ndarray, np.ndarray] | None = None  # of the source, and the client of each
+
+    @classmethod
+    def of(
+        cls,
+        data: FederatedData,
+        dtype: torch.dtype,
+        device: torch.device,
+        neighbours: Neighbours | None = None,
+    ) -> "Shards":
+        """The data on a device, in the precision of the run."""
+        inputs, test = (
+            torch.from_numpy(rows).to(device, dtype) for rows in (data.inputs, data.test_inputs)
+        )
+        labels, answers = (
+            targets_on(device, dtype, values) for values in (data.labels, data.test_labels)
+        )
+        whose = (data.train_index, data.client)
+        return cls(inputs, labels, data.offsets, Batch(test, answers), neighbours, whose)
+
+    @cached_property
+    def partition_digest(self) -> str:
+        """A worker must have dealt the samples alike."""
+        return partition_digest(*self.whose) if self.whose else ""
+
+    def size(self, client: int) -> int:
+        """n_i."""
+        return int(self.offsets[client + 1] - self.offsets[client])
+
+    def only(self, kept: np.ndarray) -> "Shards":
+        """Those of the rows [n] that are kept, and of no other data set."""
+        counts = np.diff(np.concatenate([[0], np.cumsum(kept)])[self.offsets])
+        there = torch.from_numpy(kept).to(self.labels.device)
+        offsets = np.concatenate([[0], np.cumsum(counts)])
+        return Shards(self.inputs[there], self.labels[there], offsets, self.held_out)
+
+    def __getitem__(self, client: int) -> Shard:
+        """Client i's shard: views, no copies."""
+        rows = slice(int(self.offsets[client]), int(self.offsets[client + 1]))
+        own = Batch(self.inputs[rows], self.labels[rows])
+        return Shard.among(own, self.neighbours, client)
+
+
+def targets_on(device: torch.device, dtype: torch.dtype, values: np.ndarray) -> Tensor:
+    """Labels as they are; real targets in the precision of the run."""
+    found = torch.from_numpy(values)
+    return sent(found, device, dtype if found.is_floating_point() else None)
