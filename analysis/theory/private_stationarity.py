@@ -118,7 +118,7 @@ from fedmuon.analysis.theory.stationarity import Schedule, Stationarity, slowdow
 from fedmuon.core.errors import InputError
 from fedmuon.orthogonalize import Uncertified, lipschitz
 from fedmuon.orthogonalize.coefficients import Coefficients, schedule
-from fedmuon.orthogonalize.slope import furthest
+from fedmuon.orthogonalize.lipschitz_constants import max_deviation
 
 SMOOTH = "||grad f(X) - grad f(Y)||_* <= L ||X - Y||_op, f is bounded below (000, Assumption 3.1)."
 LOTS = (
@@ -288,7 +288,7 @@ def second_moment_rate(
 
 def largest_output(coefficients: Coefficients, steps: int, side: int) -> float:
     """K_Q, a ceiling of ||Q(M)||_F for Newton-Schulz from within the unit ball; q = `side`."""
-    size = furthest(schedule(coefficients, steps), 0.0, 1.0, 0.0)
+    size = max_deviation(schedule(coefficients, steps), 0.0, 1.0, 0.0)
     if size is None:
         raise Uncertified("This schedule cannot be bounded in doubles: use fewer steps.")
     return min(math.sqrt(whole("side", side)) * size, _steep(coefficients, steps))

@@ -63,12 +63,15 @@ _POLAR_EXPRESS_E3 = (
 )
 
 COEFFICIENTS: dict[str, Table] = {
-    "cubic": Table(((3 / 2, -1 / 2, 0.0),), "001 Lemma D.3: the classical step"),
-    "quintic": Table(((15 / 8, -10 / 8, 3 / 8),), "004: Taylor degree 2"),
+    "cubic": Table(((3 / 2, -1 / 2, 0.0),), "Stability note, Lemma D.3: the classical step"),
+    "quintic": Table(((15 / 8, -10 / 8, 3 / 8),), "Newton-Schulz convergence: Taylor degree 2"),
     "jordan": Table(((3.4445, -4.7750, 2.0315),), "Jordan's Muon: steep at 0, settles near 1"),
-    "polar-express-e2": Table(_POLAR_EXPRESS_E2, "002 Appendix E.2"),
-    "polar-express-e3": Table(_POLAR_EXPRESS_E3, "002 Appendix E.3"),
-    **{f"taylor-{k}": Table((_taylor(k),), f"004: Taylor degree {k}") for k in range(1, 7)},
+    "polar-express-e2": Table(_POLAR_EXPRESS_E2, "Nesterov Muon, Appendix E.2"),
+    "polar-express-e3": Table(_POLAR_EXPRESS_E3, "Nesterov Muon, Appendix E.3"),
+    **{
+        f"taylor-{k}": Table((_taylor(k),), f"Newton-Schulz convergence: Taylor degree {k}")
+        for k in range(1, 7)
+    },
 }
 
 
@@ -88,23 +91,20 @@ def schedule(coefficients: Coefficients, steps: int) -> Schedule:
     """
     if isinstance(steps, bool) or not isinstance(steps, int) or steps < 0:
         raise InputError(f"steps is {steps!r}: give a whole number of steps, 0 or more.")
-    given = _listed(coefficients)
+    if isinstance(coefficients, str):
+        if coefficients not in COEFFICIENTS:
+            mend = instead(coefficients, COEFFICIENTS)
+            raise InputError(f"No coefficients are called {coefficients!r}: {mend}")
+        given = COEFFICIENTS[coefficients].steps
+    else:
+        single = bool(coefficients) and not isinstance(coefficients[0], Sequence)
+        rows = cast("Sequence[Sequence[float]]", [coefficients] if single else coefficients)
+        if not rows or not all(rows):
+            raise InputError("The coefficient list is empty: give at least one (a, b, c).")
+        if not all(isfinite(c) for row in rows for c in row):
+            raise InputError(f"The coefficients {coefficients!r} are not all finite: give numbers.")
+        given = tuple(tuple(float(c) for c in row) + (0.0,) * (3 - len(row)) for row in rows)
     return tuple(given[min(t, len(given) - 1)] for t in range(steps))
-
-
-def _listed(given: Coefficients) -> Schedule:
-    if isinstance(given, str):
-        if given not in COEFFICIENTS:
-            mend = instead(given, COEFFICIENTS)
-            raise InputError(f"No coefficients are called {given!r}: {mend}")
-        return COEFFICIENTS[given].steps
-    single = bool(given) and not isinstance(given[0], Sequence)
-    rows = cast("Sequence[Sequence[float]]", [given] if single else given)
-    if not rows or not all(rows):
-        raise InputError("The coefficient list is empty: give at least one (a, b, c).")
-    if not all(isfinite(c) for row in rows for c in row):
-        raise InputError(f"The coefficients {given!r} are not all finite: give numbers.")
-    return tuple(tuple(float(c) for c in row) + (0.0,) * (3 - len(row)) for row in rows)
 
 
 def _larger(size: "Tensor", floor: "Tensor | float") -> "Tensor":

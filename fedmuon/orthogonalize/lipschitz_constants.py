@@ -28,9 +28,11 @@ from fractions import Fraction
 from functools import lru_cache
 from typing import Any, Literal
 
+import numpy as np
+from numpy.typing import NDArray
+
 from fedmuon.core.errors import InputError, instead
 from fedmuon.orthogonalize.coefficients import Coefficients, Schedule, divisor_floor, schedule
-from fedmuon.orthogonalize.slope import BOXES, furthest, heights, steepest
 
 Growth = Callable[[float], float]
 
@@ -68,11 +70,8 @@ def growth(
     if name != "newton-schulz":
         return None
     polynomials = schedule(coefficients, steps)
-    floor, table, slope = (
-        divisor_floor(eps, normalization),
-        heights(polynomials),
-        steepest(polynomials),
-    )
+    floor = divisor_floor(eps, normalization)
+    table, slope = running_maxima(polynomials), max_slope(polynomials)
 
     def running_maximum(s: float) -> float:
         seen = s / (s + floor) if normalization == "plus" else min(s / floor, 1.0)
@@ -118,16 +117,6 @@ def lipschitz(name: str, kind: Kind, **parameters: Any) -> float:
     return _CERTIFICATES[name](kind, **parameters)
 
 
-def _smoothed_polar(kind: Kind, *, lam: float) -> float:
-    """Both are 1/sqrt(lam) (Lemma D.1): the slope of s/sqrt(s^2 + lam) at 0 attains it."""
-    return 1 / math.sqrt(_positive("lam", lam))
-
-
-def _clipped_sign(kind: Kind, *, gamma: float) -> float:
-    """Both are 1/gamma (Lemma D.9): below gamma the map is M/gamma, which attains it."""
-    return 1 / _positive("gamma", gamma)
-
-
 def _newton_schulz(
     kind: Kind,
     *,
@@ -151,7 +140,7 @@ def _newton_schulz(
     floor = divisor_floor(eps, normalization)
     if kind == "paper":
         return _recurrence(polynomials, 2 / floor)
-    slope = steepest(polynomials)
+    slope = max_slope(polynomials)
     if slope is None:
         raise Uncertified(
             "The slope of this schedule cannot be bounded in doubles: use fewer steps."
@@ -198,7 +187,7 @@ def _gaussian_smoothed_sign(
     with probability at most exp(-t^2 / 2) (Davidson and Szarek 2001, Theorem II.13). With
     t = sqrt(2 ln(calls / alpha)), gamma = sigma (sqrt(N) - sqrt(q) - t), if that is positive.
     """
-    _positive("sigma", sigma)
+    _require_positive("sigma", sigma)
     if not 0 < alpha < 1 or calls < 1:
         raise InputError(f"alpha is {alpha}, calls {calls}: choose 0 < alpha < 1 and calls >= 1.")
     d1, q = max(shape), min(shape)
@@ -228,7 +217,7 @@ def _exact_sign(kind: Kind, *, gamma: float | None = None) -> float:
             "The exact sign jumps wherever a singular value crosses 0, so it has no Lipschitz "
             "constant: name a gamma that the smallest singular value keeps, or smooth the sign."
         )
-    return (2 if kind == "paper" else 1) / _positive("gamma", gamma)
+    return (2 if kind == "paper" else 1) / _require_positive("gamma", gamma)
 
 
 def _randomized_polar(kind: Kind, **parameters: Any) -> float:
@@ -238,16 +227,18 @@ def _randomized_polar(kind: Kind, **parameters: Any) -> float:
     )
 
 
-def _positive(name: str, value: float) -> float:
+def _require_positive(name: str, value: float) -> float:
     if not 0 < value < math.inf:
         raise InputError(f"{name} is {value}: choose {name} > 0, or no Lipschitz constant exists.")
     return float(value)
 
 
 _CERTIFICATES: dict[str, Callable[..., float]] = {
-    "smoothed-polar": _smoothed_polar,
+    # The slope of s/sqrt(s^2 + lam) at 0 attains 1/sqrt(lam) (Lemma D.1).
+    "smoothed-polar": lambda kind, *, lam: 1 / math.sqrt(_require_positive("lam", lam)),
     "newton-schulz": _newton_schulz,
-    "clipped-sign": _clipped_sign,
+    # Below gamma the map is M/gamma, which attains 1/gamma (Lemma D.9).
+    "clipped-sign": lambda kind, *, gamma: 1 / _require_positive("gamma", gamma),
     "gaussian-smoothed-sign": _gaussian_smoothed_sign,
     "exact-sign": _exact_sign,
     "randomized-polar": _randomized_polar,
@@ -269,7 +260,7 @@ def residual(initial: float, degree: int, steps: int) -> float:
         degree: Degree k of the Taylor polynomial, 1 or more.
         steps: Number of steps q.
     """
-    current = _share("delta_0", initial)
+    current = _require_share("delta_0", initial)
     powers = _residual_powers(degree)
     for _ in range(steps):
         current = min(1.0, sum(c * current**j for j, c in powers))
@@ -278,13 +269,13 @@ def residual(initial: float, degree: int, steps: int) -> float:
 
 def polar_error_bound(residual: float) -> float:
     """eps = 1 - sqrt(1 - delta) (Newton-Schulz convergence, Lemma 1); an equality for delta_q."""
-    share = _share("delta", residual)
+    share = _require_share("delta", residual)
     return share / (1 + math.sqrt(1 - share))
 
 
 def slowdown(polar_error: float) -> float:
     """chi = 1 / (1 - eps) (Newton-Schulz convergence, Theorem 1); infinite for eps = 1."""
-    share = _share("eps", polar_error)
+    share = _require_share("eps", polar_error)
     return 1 / (1 - share) if share < 1 else math.inf
 
 
@@ -301,7 +292,7 @@ def _residual_powers(degree: int) -> tuple[tuple[int, float], ...]:
     return tuple((j, float(square[j - 1] - square[j])) for j in range(degree + 1, 2 * degree + 2))
 
 
-def _share(name: str, value: float) -> float:
+def _require_share(name: str, value: float) -> float:
     if not 0 <= value <= 1:
         raise InputError(f"{name} is {value}: it lies in [0, 1].")
     return float(value)
@@ -355,7 +346,7 @@ def newton_schulz_error(coefficients: Coefficients, steps: int, tau: float, rank
             f"tau in (0, {1 / math.sqrt(max(rank, 1)):.6g}]."
         )
     top = math.sqrt(max(1 - (rank - 1) * tau**2, tau**2))
-    found = furthest(schedule(coefficients, steps), tau, min(math.nextafter(top, 2), 1.0))
+    found = max_deviation(schedule(coefficients, steps), tau, min(math.nextafter(top, 2), 1.0))
     if found is None:
         raise Uncertified("This schedule cannot be bounded in doubles: use fewer steps.")
     return math.sqrt(rank) * found
@@ -379,3 +370,195 @@ def on_norm_floor(coefficients: Coefficients, steps: int, floor: float) -> float
     """L of Newton-Schulz without eps, between matrices with ||M||_F >= floor (Remark D.1)."""
     given = {"steps": steps, "coefficients": coefficients, "eps": floor, "normalization": "max"}
     return lipschitz("newton-schulz", "sharp", **given)
+
+
+# Proved maxima of a composition p_T of odd polynomials and of its slope, by interval arithmetic.
+#
+# Intervals are pairs of arrays. Every operation rounds outward by one unit in the last place, which
+# is more than the error of round-to-nearest.
+
+Array = NDArray[np.float64]
+Interval = tuple[Array, Array]  # (lower ends, upper ends)
+Enclose = Callable[[Array, Array, Array], Interval]  # of the boxes (low, middle, high)
+
+_GAP = 1e-9
+_NARROW = 32  # units in the last place
+# Slopes below this keep their own bounds. Near underflow the outward steps are no longer small
+# compared with a number, and the following steps multiply them.
+_NOTHING = 1e-200
+_START, _SPLIT, _MOST = 512, 8, 1 << 20  # boxes at first, pieces of a box, boxes at most
+BOXES = 1 << 12  # of `running_maxima`
+
+
+@lru_cache(maxsize=256)
+def max_slope(polynomials: Schedule) -> float | None:
+    """Return max |p_T'| over [0, 1]; None if out of reach.
+
+    The number is never below the maximum. It exceeds it by at most a relative 1e-9, or by the
+    effect of rounding.
+
+    If p_T' peaks at 0 and the slopes of its steps fall from there, the enclosure of a small box
+    [0, h] is already exact. Then prod a_t comes out to the last digits. A step that is 0 makes the
+    map constant: odd polynomials keep 0, so p_T = 0.
+    """
+    if not all(any(step) for step in polynomials):
+        return 0.0
+    return _maximize(lambda *box: _enclose(polynomials, *box)[1], 0.0, 1.0, _NOTHING)
+
+
+@lru_cache(maxsize=256)
+def max_deviation(
+    polynomials: Schedule, low: float, high: float, centre: float = 1.0
+) -> float | None:
+    """Return max |p_T - centre| over [low, high], within [0, 1], rounded up in the same way.
+
+    Where p_T is 1, only rounding is left. So boxes whose bound is within four times the widest
+    enclosure of a point are not split.
+    """
+
+    def distance(*box: Array) -> Interval:
+        at = _enclose(polynomials, *box)[0]
+        return _outward(at[0] - centre, at[1] - centre)
+
+    points = np.linspace(low, high, _START + 1)
+    with np.errstate(all="ignore"):
+        below, above = distance(points, points, points)
+    return _maximize(distance, low, high, 4 * float((above - below).max()))
+
+
+def _maximize(enclose: Enclose, first: float, last: float, least: float) -> float | None:
+    """Return max |f| over [first, last], from enclosures of f on boxes (low, middle, high).
+
+    Branch and bound: a box is dropped once its enclosure shows that it cannot exceed the best value
+    seen at a point by the gap, or by `least`. Rounding can widen an enclosure by more than the gap
+    (6e-9 was seen). A box that is too narrow to split then keeps its own bound, which is looser but
+    proved as well.
+    """
+    edges = np.linspace(first, last, _START + 1)
+    low, high = edges[:-1], edges[1:]
+    best = _lower_bound(enclose, np.array([first, last]))
+    settled = 0.0
+    with np.errstate(all="ignore"):
+        while len(low):
+            middle = low + (high - low) / 2
+            best = max(best, _lower_bound(enclose, middle))
+            lower, upper = enclose(low, middle, high)
+            bound = np.maximum(np.abs(lower), np.abs(upper))
+            bound = np.where(np.isnan(bound), np.inf, bound)  # where the arithmetic overflows
+            open_ = ~(bound <= best * (1 + _GAP / 2) + least)
+            open_ &= high - low >= _NARROW * np.spacing(high)
+            settled = max(settled, float(bound[~open_].max(initial=0.0)))
+            # Pieces of a box share their edges, so that nothing falls between them.
+            low, high = low[open_], high[open_]
+            cuts = low[:, None] + (high - low)[:, None] * np.linspace(0.0, 1.0, _SPLIT + 1)
+            cuts[:, -1] = high
+            low, high = cuts[:, :-1].ravel(), cuts[:, 1:].ravel()
+            if len(low) > _MOST or settled == np.inf:
+                return None
+    return settled
+
+
+@lru_cache(maxsize=256)
+def running_maxima(polynomials: Schedule) -> Array:
+    """Return upper bounds of max |p_T| on [0, k / BOXES], k = 1 .. BOXES; infinite if unknown.
+
+    The enclosures of long schedules are wide. So |p_T| is also bounded by the maximum of the last
+    step over the range of the steps before it. The coefficients are scaled by that range.
+    """
+    top = np.float64(1.0)
+    for step in polynomials:
+        with np.errstate(all="ignore"):
+            scaled = tuple(float(c * top ** (2 * k + 1)) for k, c in enumerate(step))
+        top = _enclosed_maxima((scaled,)).max() * (1 + 1e-12)
+    return np.minimum(_enclosed_maxima(polynomials), top)
+
+
+@lru_cache(maxsize=256)
+def _enclosed_maxima(polynomials: Schedule) -> Array:
+    """The same from the enclosures of p_T alone."""
+    edges = np.linspace(0.0, 1.0, BOXES + 1)
+    low, high = edges[:-1], edges[1:]
+    with np.errstate(all="ignore"):
+        value, _ = _enclose(polynomials, low, low + (high - low) / 2, high)
+    size = np.maximum(np.abs(value[0]), np.abs(value[1]))
+    return np.maximum.accumulate(np.where(np.isnan(size), np.inf, size))
+
+
+def _lower_bound(enclose: Enclose, points: Array) -> float:
+    """A number that |f| reaches at one of the points."""
+    with np.errstate(all="ignore"):
+        low, high = enclose(points, points, points)
+    reached = np.maximum(np.maximum(low, -high), 0.0)
+    return float(reached[np.isfinite(reached)].max(initial=0.0))
+
+
+def _enclose(
+    polynomials: Schedule, low: Array, middle: Array, high: Array
+) -> tuple[Interval, Interval]:
+    """Enclose p_T and p_T' on boxes [low, high], through p_t, p_t' and p_t'' step by step.
+
+    The chain rule on ranges errs by the width of a box, in every step again. So each range is
+    intersected with the mean value form around the middle, of the composed p_t and p_t' rather than
+    of single steps: p_t(box) is in p_t(middle) + p_t'(box) (box - middle). This errs by the width
+    squared, so the flat parts near 1 and the peaks inside (0, 1) need few boxes.
+    """
+    one = np.ones_like(low)
+    around = _outward(low - middle, high - middle)
+    at, at_slope = (middle, middle), (one, one)
+    x, slope, bend = (low, high), (one, one), (0 * one, 0 * one)
+    for step in polynomials:
+        # f(x)/x, f'(x) and f''(x)/x of the step f = a x + b x^3 + ..., as polynomials in x^2
+        powers = [2 * k + 1 for k in range(len(step))]
+        value, first = list(step), [n * c for n, c in zip(powers, step, strict=True)]
+        second = [(n - 1) * c for n, c in zip(powers, first, strict=True)][1:]
+        u, at_u = _square(x), _square(at)
+        bend = _add(
+            _times(_times(x, _horner(second, u)), _square(slope)), _times(_horner(first, u), bend)
+        )
+        at_slope = _times(_horner(first, at_u), at_slope)
+        slope = _times(_horner(first, u), slope)
+        slope = _intersect(slope, _add(at_slope, _times(bend, around)))
+        at = _times(at, _horner(value, at_u))
+        x = _intersect(_times(x, _horner(value, u)), _add(at, _times(slope, around)))
+    return x, slope
+
+
+def _horner(coefficients: list[float], u: Interval) -> Interval:
+    """Enclose sum_k c_k u^k for intervals u >= 0.
+
+    Nesting c_0 + u (c_1 + ...) keeps c_0 as an exact upper end while the bracket is negative. The
+    integer factors in the coefficients round once, so their intervals extend a unit either way.
+    """
+    ends = [
+        (np.nextafter(c, -np.inf), np.nextafter(c, np.inf)) if c else (c, c) for c in coefficients
+    ]
+    exact = np.zeros_like(u[0])
+    out: Interval = (exact, exact)
+    for lower, upper in reversed(ends):
+        out = _add(_times(u, out), (exact + lower, exact + upper))
+    return out
+
+
+def _outward(low: Array, high: Array) -> Interval:
+    return np.nextafter(low, -np.inf), np.nextafter(high, np.inf)
+
+
+def _add(a: Interval, b: Interval) -> Interval:
+    return _outward(a[0] + b[0], a[1] + b[1])
+
+
+def _times(a: Interval, b: Interval) -> Interval:
+    products = np.stack([a[0] * b[0], a[0] * b[1], a[1] * b[0], a[1] * b[1]])
+    return _outward(products.min(0), products.max(0))
+
+
+def _square(a: Interval) -> Interval:
+    size = np.maximum(np.abs(a[0]), np.abs(a[1]))
+    least = np.maximum(np.maximum(a[0], -a[1]), 0.0)
+    low, high = _outward(least * least, size * size)
+    return np.maximum(low, 0.0), high
+
+
+def _intersect(a: Interval, b: Interval) -> Interval:
+    """The intersection of two enclosures; a NaN (an overflow) in one leaves the other."""
+    return np.fmax(a[0], b[0]), np.fmin(a[1], b[1])

@@ -9,6 +9,7 @@ from torch import Tensor
 
 from fedmuon.core.device import at_hand, holds, sent
 from fedmuon.orthogonalize.spectral import (
+    TARGETS,
     Divisor,
     Spectral,
     apply,
@@ -17,7 +18,6 @@ from fedmuon.orthogonalize.spectral import (
     inverse,
     per_matrix,
     spectral_map,
-    target,
     wide,
 )
 
@@ -104,7 +104,8 @@ def exact_sign(matrix: Tensor) -> Tensor:
     # success is not assumed.
     out = _by_gram(view, cut) if at_hand(view.device) or view.dtype != torch.float64 else None
     if out is None:
-        out = by_svd(view, torch.zeros((), dtype=torch.float64, device=view.device), _kept(cut))
+        zero = torch.zeros((), dtype=torch.float64, device=view.device)
+        out = by_svd(view, zero, _drop_below(cut))
     return out.mT if flipped else out
 
 
@@ -164,7 +165,7 @@ def gaussian_smoothed_sign(matrix: Tensor, sigma: float | Tensor, noise: Tensor)
     return exact_sign(matrix + shift)
 
 
-def _kept(cut: float) -> Divisor:
+def _drop_below(cut: float) -> Divisor:
     """Map s above the cut to s, and other values to infinity, so that their weight is 0."""
 
     def divisor(s: Tensor, _: Tensor) -> Tensor:
@@ -191,14 +192,14 @@ def _by_gram(view: Tensor, cut: float) -> Tensor | None:
     noise = torch.finfo(torch.float64).eps * trace
     threshold = cut**2 * values.amax(-1, keepdim=True)
     gone = (values <= threshold) & (threshold >= 100 * noise)
-    if not holds(((noise <= target(view.dtype) * values) | gone).all()):
+    if not holds(((noise <= TARGETS[view.dtype] * values) | gone).all()):
         return None
     zero = torch.zeros_like(trace[..., 0])
-    small = inverse(values.clamp_min(0).sqrt(), vectors, zero, _kept(cut))
+    small = inverse(values.clamp_min(0).sqrt(), vectors, zero, _drop_below(cut))
     # The last product multiplies an inverse of norm 1/s_min by M. Its error is cond(M) times the
     # eps of the dtype that it runs in.
     info = torch.finfo(view.dtype)
-    mild = info.eps**2 * trace <= target(view.dtype) ** 2 * values
+    mild = info.eps**2 * trace <= TARGETS[view.dtype] ** 2 * values
     narrow = at_hand(view.device) and bool(
         mild.all()
     )  # rare: not assumed where checks are deferred

@@ -21,7 +21,7 @@ from fedmuon.orthogonalize.coefficients import (
     divisor_floor,
     schedule,
 )
-from fedmuon.orthogonalize.spectral import apply, gram, ladder, multiply, norm, peak, wide
+from fedmuon.orthogonalize.spectral import WORK_DTYPES, apply, gram, multiply, norm, peak, wide
 
 # Divisors in this range can be squared without overflow, and without an underflow that matters.
 _RANGE = {
@@ -73,7 +73,7 @@ def newton_schulz(
     """
     polynomials = schedule(coefficients, steps)
     floor, rule = divisor_floor(eps, normalization), NORMALIZATIONS[normalization]
-    return _applied(matrix, polynomials, lambda size, scale: rule(size, floor / scale))
+    return _iterate(matrix, polynomials, lambda size, scale: rule(size, floor / scale))
 
 
 def scaled_newton_schulz(
@@ -95,24 +95,41 @@ def scaled_newton_schulz(
     """
     given = divisor.expand(matrix.shape[:-2]).reshape(-1)
     polynomials = schedule(coefficients, steps)
-    return _applied(matrix, polynomials, lambda size, scale: (given / scale).to(size))
+    return _iterate(matrix, polynomials, lambda size, scale: (given / scale).to(size))
 
 
-def _applied(matrix: Tensor, polynomials: Schedule, divide: Divide) -> Tensor:
+def _iterate(matrix: Tensor, polynomials: Schedule, divide: Divide) -> Tensor:
     if matrix.numel() == 0:
         return matrix.clone()
     view, flipped = wide(matrix)
     stack = view.view(-1, *view.shape[-2:])
-    out = _on_gram(stack, polynomials, divide)
+    out = _iterate_on_gram(stack, polynomials, divide)
     if out is None:  # iterate on Z itself: two large products a step
-        z = _normalized(stack, divide)
+        z = _normalize(stack, divide)
         if z.dtype not in _HALF or native_half(z.dtype, z.device):
-            out = _iterated(polynomials, z, lambda x: x)
+            out = _iterate_on_matrix(polynomials, z, lambda x: x)
         else:
             half = z.dtype
-            out = _iterated(polynomials, z.float(), lambda x: x.to(half).float()).to(half)
+            out = _iterate_on_matrix(polynomials, z.float(), lambda x: x.to(half).float()).to(half)
     out = out.view(view.shape)
     return out.mT if flipped else out
+
+
+def _normalize(stack: Tensor, divide: Divide) -> Tensor:
+    """Return M over its divisor. Extreme matrices are first divided by max|M|, in float64."""
+    divisor = divide(norm(stack).to(stack.dtype), 1.0)
+    if _in_range(divisor):
+        return stack / divisor[..., None, None]
+    wide_stack = stack.double()
+    largest = peak(wide_stack)
+    scale = torch.where(largest > 0, largest, 1.0)
+    unit = wide_stack / scale[..., None, None]
+    return (unit / divide(norm(unit), scale)[..., None, None]).to(stack.dtype)
+
+
+def _in_range(divisor: Tensor) -> bool:
+    low, high = _RANGE.get(divisor.dtype, _RANGE[torch.float32])
+    return holds(((divisor >= low) & (divisor <= high)).all())
 
 
 def native_half(dtype: torch.dtype, device: torch.device) -> bool:
@@ -122,7 +139,9 @@ def native_half(dtype: torch.dtype, device: torch.device) -> bool:
     return dtype == torch.bfloat16 and bool(torch.ops.mkldnn._is_mkldnn_bf16_supported())
 
 
-def _iterated(polynomials: Schedule, z: Tensor, rounded: Callable[[Tensor], Tensor]) -> Tensor:
+def _iterate_on_matrix(
+    polynomials: Schedule, z: Tensor, rounded: Callable[[Tensor], Tensor]
+) -> Tensor:
     """Return Z_T [B, q, d]. A step is Z <- a Z + U Z with U = b G + c G^2 + ..., G = Z Z^T."""
     for step in polynomials:
         if degree(step) == 0:
@@ -159,7 +178,7 @@ def _sum(beta: float, c: Tensor, alpha: float, a: Tensor, b: Tensor) -> Tensor:
     return torch.baddbmm(c, a, b, beta=beta, alpha=alpha)
 
 
-def _on_gram(view: Tensor, polynomials: Schedule, divide: Divide) -> Tensor | None:
+def _iterate_on_gram(view: Tensor, polynomials: Schedule, divide: Divide) -> Tensor | None:
     """Iterate on G = Z Z^T [B, q, q] alone, with two large products in all, or return None.
 
     Z_T = P Z_0, where P is the product of the small Q_t = a I + b G_t + c G_t^2 + ..., all
@@ -173,7 +192,12 @@ def _on_gram(view: Tensor, polynomials: Schedule, divide: Divide) -> Tensor | No
         size = product.diagonal(dim1=-2, dim2=-1).sum(-1).sqrt()
         divisor = divide(size, 1.0)
         if _in_range(divisor):
-            small = _composed(polynomials, product / divisor.square()[..., None, None])
+            g = product / divisor.square()[..., None, None]
+            small = q = _polynomial(polynomials[0], g)
+            for step in polynomials[1:]:
+                g = q @ g @ q
+                q = _polynomial(step, g)
+                small = q @ small
             mild = torch.finfo(view.dtype).eps * _gain(polynomials) <= 10 * _tolerance(view.dtype)
             return apply(small / divisor[..., None, None], view, view.dtype if mild else work)
     return None
@@ -184,16 +208,21 @@ def gram_dtypes(
 ) -> tuple[torch.dtype, ...]:
     """The dtypes in which to iterate on the Gram matrix of [short, long], best first.
 
-    Empty if the iteration on Z itself is better.
+    Empty if the iteration on Z itself is better. The Gram side is faster if it needs less
+    arithmetic, or if the matrices are so small that passes over Z dominate. In units of 2 q^3 flop,
+    with d = r q and quintic steps, it costs 2 r + 4 T - 3, times `_WIDER` in a wider dtype. The
+    iteration on Z costs T (2 r + 1).
     """
     if dtype in _HALF or not polynomials:
         return ()
-    gain, steps = _gain(polynomials), len(polynomials)
-    allowed = _tolerance(dtype) / gain**2
-    found = [work for work in ladder(dtype) if torch.finfo(work).eps <= allowed]
-    if found and not _shorter(short, long, steps, _WIDER if found[0] != dtype else 1):
-        return ()
-    return tuple(found)
+    steps, aspect = len(polynomials), long / short
+    allowed = _tolerance(dtype) / _gain(polynomials) ** 2
+    found = tuple(work for work in WORK_DTYPES[dtype] if torch.finfo(work).eps <= allowed)
+    if not found or short < _SMALL:
+        return found if aspect >= 2 else ()
+    price = _WIDER if found[0] != dtype else 1
+    faster = price * (2 * aspect + 4 * steps - 3) < steps * (2 * aspect + 1)
+    return found if faster else ()
 
 
 def _gain(polynomials: Schedule) -> float:
@@ -206,16 +235,6 @@ def _tolerance(dtype: torch.dtype) -> float:
     return 1e-10 if dtype == torch.float64 else 1e-5
 
 
-def _composed(polynomials: Schedule, g: Tensor) -> Tensor:
-    """P [..., q, q] with Z_T = P Z_0, from G_0 = Z_0 Z_0^T."""
-    product = q = _polynomial(polynomials[0], g)
-    for step in polynomials[1:]:
-        g = q @ g @ q
-        q = _polynomial(step, g)
-        product = q @ product
-    return product
-
-
 def _polynomial(step: Step, g: Tensor) -> Tensor:
     """a I + b G + c G^2 + ... [B, q, q]."""
     if degree(step) == 0:
@@ -225,33 +244,3 @@ def _polynomial(step: Step, g: Tensor) -> Tensor:
         out = small * scale if scale != 1 else small
     out.diagonal(dim1=-2, dim2=-1).add_(step[0])
     return out
-
-
-def _shorter(short: int, long: int, steps: int, price: int) -> bool:
-    """Whether iterating on the Gram matrix is faster.
-
-    It is if it needs less arithmetic, or if the matrices are so small that passes over Z dominate.
-    In units of 2 q^3 flop, with d = r q and quintic steps, the Gram side costs 2 r + 4 T - 3 at
-    `price` each, and the iteration on Z costs T (2 r + 1).
-    """
-    aspect = long / short
-    if short < _SMALL:
-        return aspect >= 2
-    return price * (2 * aspect + 4 * steps - 3) < steps * (2 * aspect + 1)
-
-
-def _in_range(divisor: Tensor) -> bool:
-    low, high = _RANGE.get(divisor.dtype, _RANGE[torch.float32])
-    return holds(((divisor >= low) & (divisor <= high)).all())
-
-
-def _normalized(view: Tensor, divide: Divide) -> Tensor:
-    """M over its divisor, same shape and dtype; extreme matrices are first divided by max|M|."""
-    divisor = divide(norm(view).to(view.dtype), 1.0)
-    if _in_range(divisor):
-        return view / divisor[..., None, None]
-    stack = view.double()
-    largest = peak(stack)
-    scale = torch.where(largest > 0, largest, 1.0)
-    unit = stack / scale[..., None, None]
-    return (unit / divide(norm(unit), scale)[..., None, None]).to(view.dtype)

@@ -82,20 +82,23 @@ def randomized_polar(
     if axis == "rows":
         given = (rank, oversample, power, steps, coefficients, sketch, generator)
         return randomized_polar(M.mT, *given, delta=delta).mT
-    width = _width(M, rank, oversample, power, sketch)
+    width = _checked_width(M, rank, oversample, power, sketch)
     if M.numel() == 0:
         return M.clone()
     work = M.dtype if M.dtype in (torch.float32, torch.float64) else torch.float32
-    stack, scale = _in_range(M.reshape(-1, *M.shape[-2:]).to(work))
-    samples = SKETCHES[sketch](stack, width, _listed(generator, len(stack)))
-    basis = _range(stack, samples, power)
+    stack, scale = _scale_into_range(M.reshape(-1, *M.shape[-2:]).to(work))
+    samples = SKETCHES[sketch](stack, width, _numpy_generators(generator, len(stack)))
+    for _ in range(power):  # reconditioned before every product
+        across = multiply(stack.mT, _condition(samples))
+        samples = multiply(stack, _condition(across))
+    basis = orthonormal(samples)
     reduced = multiply(basis.mT, stack)
     divisor = _divisor(DELTAS[sketch] if delta is None else delta, M, stack, reduced, scale)
     small = scaled_newton_schulz(reduced, divisor, steps, coefficients)
     return multiply(basis, small).view(M.shape).to(M.dtype)
 
 
-def _width(M: Tensor, rank: int, oversample: int, power: int, sketch: str) -> int:
+def _checked_width(M: Tensor, rank: int, oversample: int, power: int, sketch: str) -> int:
     """Return l = rank + oversample after checking all options of the sketch."""
     width, most = rank + oversample, min(M.shape[-2:])
     if rank < 1 or oversample < 0 or width > most:
@@ -110,7 +113,7 @@ def _width(M: Tensor, rank: int, oversample: int, power: int, sketch: str) -> in
     return width
 
 
-def _in_range(stack: Tensor) -> tuple[Tensor, Tensor]:
+def _scale_into_range(stack: Tensor) -> tuple[Tensor, Tensor]:
     """Scale matrices so that their squares are safe; also return the factors [B] taken out."""
     size = torch.linalg.vector_norm(stack, dim=(-2, -1))
     if holds(((size >= _LOW) & (size <= _HIGH)).all()):
@@ -118,14 +121,6 @@ def _in_range(stack: Tensor) -> tuple[Tensor, Tensor]:
     largest = peak(stack)
     scale = torch.where(largest > 0, largest, 1.0)
     return stack / scale[:, None, None], scale
-
-
-def _range(stack: Tensor, samples: Tensor, power: int) -> Tensor:
-    """An orthonormal basis [B, m, l] of (M M^T)^h samples, reconditioned before every product."""
-    for _ in range(power):
-        across = multiply(stack.mT, _conditioned(samples))
-        samples = multiply(stack, _conditioned(across))
-    return orthonormal(samples)
 
 
 def _divisor(
@@ -153,10 +148,10 @@ def orthonormal(samples: Tensor) -> Tensor:
     float64. Matrices whose pivots are lost in rounding go to a QR that decides on the rank. The
     first pass leaves columns orthonormal up to eps cond, and the second one up to eps.
     """
-    return _conditioned(_conditioned(samples))
+    return _condition(_condition(samples))
 
 
-def _conditioned(samples: Tensor) -> Tensor:
+def _condition(samples: Tensor) -> Tensor:
     """One pass: the same range, with columns orthonormal up to eps cond, which is far below 1."""
     product = gram(samples.mT, torch.float64)
     size = product.diagonal(dim1=-2, dim2=-1).sqrt()  # of columns, [B, l]
@@ -169,15 +164,15 @@ def _conditioned(samples: Tensor) -> Tensor:
     lost = (failed != 0) | ~(pivots >= _LEAST_PIVOT)
     kept = holds(~lost.any())
     if not kept and bool(lost.all()):
-        return _ranked(samples, size)
+        return _rank_revealing(samples, size)
     inverse = torch.linalg.solve_triangular(factor, torch.diag_embed(1 / size), upper=False)
     out = multiply(samples, inverse.mT.to(samples.dtype))
     if not kept:
-        out[lost] = _ranked(samples[lost], size[lost])
+        out[lost] = _rank_revealing(samples[lost], size[lost])
     return out
 
 
-def _ranked(samples: Tensor, size: Tensor) -> Tensor:
+def _rank_revealing(samples: Tensor, size: Tensor) -> Tensor:
     """The same by QR and an SVD of the small factor; directions made by rounding become 0."""
     q, r = torch.linalg.qr(samples.double() / size.unsqueeze(-2))
     u, s, _ = torch.linalg.svd(r)
@@ -186,7 +181,7 @@ def _ranked(samples: Tensor, size: Tensor) -> Tensor:
     return (q @ (u * kept)).to(samples.dtype)
 
 
-def _listed(generator: Generators, count: int) -> list[np.random.Generator]:
+def _numpy_generators(generator: Generators, count: int) -> list[np.random.Generator]:
     """Return NumPy generators for a stack of `count` matrices.
 
     A generator of torch supplies one seed per call. Each generator draws one sketch, with the same
@@ -194,20 +189,20 @@ def _listed(generator: Generators, count: int) -> list[np.random.Generator]:
     that coupled replicas share a sketch.
     """
     alone = generator is None or isinstance(generator, Generator)
-    asked = [generator] if alone else list(generator)  # pyright: ignore[reportArgumentType]
-    found = [one if isinstance(one, np.random.Generator) else _seeded(one) for one in asked]
+    asked: list[Generator | None] = [generator] if alone else list(generator)  # pyright: ignore
+    found = []
+    for one in asked:
+        if not isinstance(one, np.random.Generator):
+            place = "cpu" if one is None else one.device
+            seed = torch.randint(2**63 - 1, (), generator=one, device=place)
+            one = np.random.default_rng(int(seed))
+        found.append(one)
     if not found or count % len(found):
         raise InputError(
             f"{len(found)} generators cannot share {count} matrices evenly: give one, or one for "
             "each run of as many matrices."
         )
     return found
-
-
-def _seeded(generator: torch.Generator | None) -> np.random.Generator:
-    place = "cpu" if generator is None else generator.device
-    seed = torch.randint(2**63 - 1, (), generator=generator, device=place)
-    return np.random.default_rng(int(seed))
 
 
 def _gaussian(stack: Tensor, width: int, generators: list[np.random.Generator]) -> Tensor:

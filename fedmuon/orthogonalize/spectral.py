@@ -8,7 +8,6 @@ in float64 is used.
 
 import math
 from collections.abc import Callable
-from functools import partial
 from typing import Any
 
 import torch
@@ -19,18 +18,16 @@ from fedmuon.core.errors import InputError, NonFinite
 
 Divisor = Callable[[Tensor, Tensor], Tensor]  # (s [..., q], root [..., 1]) -> s / f(s)
 
-
-def target(dtype: torch.dtype) -> float:
-    """The relative error that the Gram path may have for inputs of this dtype.
-
-    The tests allow ten times more, which leaves room for the constants of the eigensolver.
-    """
-    return 1e-12 if dtype == torch.float64 else 1e-6
-
-
-def ladder(dtype: torch.dtype) -> tuple[torch.dtype, ...]:
-    """The dtypes worth trying for inputs of this dtype, cheapest first."""
-    return (torch.float32, torch.float64) if dtype == torch.float32 else (torch.float64,)
+# The relative error that the Gram path may have, by dtype of the input. The tests allow ten times
+# more, which leaves room for the constants of the eigensolver.
+TARGETS = {torch.bfloat16: 1e-6, torch.float16: 1e-6, torch.float32: 1e-6, torch.float64: 1e-12}
+# The dtypes worth trying for the Gram path, cheapest first, by dtype of the input.
+WORK_DTYPES: dict[torch.dtype, tuple[torch.dtype, ...]] = {
+    torch.bfloat16: (torch.float64,),
+    torch.float16: (torch.float64,),
+    torch.float32: (torch.float32, torch.float64),
+    torch.float64: (torch.float64,),
+}
 
 
 def wide(matrix: Tensor) -> tuple[Tensor, bool]:
@@ -142,42 +139,39 @@ def spectral_map(matrix: Tensor, root: Tensor, divisor: Divisor) -> Tensor:
     if matrix.numel() == 0:
         return matrix.clone()
     if matrix.requires_grad:
-        return Spectral.apply(matrix, root, divisor, partial(_image, root=root, divisor=divisor))
-    return _image(matrix, root, divisor)
-
-
-def _image(matrix: Tensor, root: Tensor, divisor: Divisor) -> Tensor:
+        return Spectral.apply(matrix, root, divisor, lambda m: spectral_map(m, root, divisor))
     view, flipped = wide(matrix)
-    work = _accurate(norm(view), root, matrix.dtype)
-    out = by_svd(view, root, divisor) if work is None else _by_gram(view, root, divisor, work)
+    work = _accurate_dtype(norm(view), root, matrix.dtype)
+    if work is None:
+        out = by_svd(view, root, divisor)
+    else:
+        values, vectors = torch.linalg.eigh(gram(view, work))
+        small = inverse(values.clamp_min(0).sqrt(), vectors, root, divisor)
+        out = apply(small, view, work)
     return out.mT if flipped else out
 
 
-def _accurate(size: Tensor, root: Tensor, dtype: torch.dtype) -> torch.dtype | None:
+def _accurate_dtype(size: Tensor, root: Tensor, dtype: torch.dtype) -> torch.dtype | None:
     """Return the cheapest dtype whose Gram matrix is accurate for the whole stack, or None.
 
     The largest norm is compared with the smallest root, as Python numbers. If reading them would
     synchronize a device, only the widest dtype is considered.
     """
-    ends = size.detach().max(), root.detach().min()
-    if not at_hand(size.device):
-        work = ladder(dtype)[-1]
-        return work if holds(_suffices(work, dtype, *ends)) else None
-    largest, floor = map(float, ends)
-    return next((work for work in ladder(dtype) if _suffices(work, dtype, largest, floor)), None)
-
-
-def _suffices(work: torch.dtype, dtype: torch.dtype, largest: Any, floor: Any) -> Any:
-    """Whether `work` is accurate for that norm and root, numbers or tensors []."""
-    info, largest, floor = torch.finfo(work), largest * largest, floor * floor
-    accurate = info.eps * largest <= target(dtype) * floor
-    return accurate & (largest <= info.max / 4) & (floor >= info.tiny / info.eps)
-
-
-def _by_gram(view: Tensor, root: Tensor, divisor: Divisor, work: torch.dtype) -> Tensor:
-    values, vectors = torch.linalg.eigh(gram(view, work))
-    small = inverse(values.clamp_min(0).sqrt(), vectors, root, divisor)
-    return apply(small, view, work)
+    largest: Any = size.detach().max()
+    floor: Any = root.detach().min()
+    candidates = WORK_DTYPES[dtype]
+    if at_hand(size.device):
+        largest, floor = float(largest), float(floor)
+    else:
+        candidates = candidates[-1:]
+    largest, floor = largest * largest, floor * floor
+    for work in candidates:
+        info = torch.finfo(work)
+        accurate = info.eps * largest <= TARGETS[dtype] * floor
+        accurate = accurate & (largest <= info.max / 4) & (floor >= info.tiny / info.eps)
+        if accurate if isinstance(accurate, bool) else holds(accurate):
+            return work
+    return None
 
 
 def inverse(s: Tensor, vectors: Tensor, root: Tensor, divisor: Divisor) -> Tensor:

@@ -36,8 +36,7 @@ from fedmuon.experiments.stability.reachable_ball import source_of, start_of
 from fedmuon.federated.plan import RandomnessPlan
 from fedmuon.orthogonalize import clipped_sign, exact_sign, newton_schulz, smoothed_polar
 from fedmuon.orthogonalize.coefficients import schedule
-from fedmuon.orthogonalize.lipschitz_constants import growth
-from fedmuon.orthogonalize.slope import heights
+from fedmuon.orthogonalize.lipschitz_constants import growth, running_maxima
 from fedmuon.tasks.base import Batch
 from fedmuon.tasks.constants import constants, suprema
 from fedmuon.tasks.matrix import MatrixTask
@@ -254,8 +253,10 @@ def test_newton_schulz_grows_as_its_polynomial_in_fifty_digits(
         "newton-schulz", steps=4, coefficients=coefficients, eps=0.1, normalization=normalization
     )
     assert phi is not None
-    assert (heights(schedule(coefficients, 30)) < 2.1).all()  # long schedules stay in reach
-    assert np.isinf(heights(schedule((9.0, 9.0, 9.0), 60))).any()  # but for those that overflow
+    assert (running_maxima(schedule(coefficients, 30)) < 2.1).all()  # long schedules stay in reach
+    assert np.isinf(
+        running_maxima(schedule((9.0, 9.0, 9.0), 60))
+    ).any()  # but for those that overflow
     for s in (0.0, 1e-3, 0.05, 0.3, 5.0):
         x = {"plus": s / (s + 0.1), "max": min(s / 0.1, 1), "unit": min(s, 1)}[normalization]
         top = mpf(0)
